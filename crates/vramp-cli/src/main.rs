@@ -1,0 +1,2 @@
+//! The program `vramp`.
+fn main() {}

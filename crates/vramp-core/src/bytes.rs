@@ -1,0 +1,309 @@
+//! Amounts of memory and the addresses they are counted from.
+//!
+//! [`Bytes`] is a length, [`DeviceAddr`] a place. A place moves only by a length, and two places
+//! differ by one; nothing else compiles.
+
+use std::fmt;
+use std::iter::Sum;
+use std::ops::{Add, AddAssign, Mul, Sub, SubAssign};
+use std::str::FromStr;
+
+/// An amount of memory in bytes.
+///
+/// Sums and differences panic on overflow: an amount that does not fit in 64 bits is a broken
+/// invariant, never a user's mistake. User input goes through [`Bytes::from_str`], which returns
+/// an error.
+///
+/// ```
+/// use vramp_core::Bytes;
+/// let half: Bytes = "1.5GiB".parse()?;
+/// assert_eq!(half, Bytes::mib(1536));
+/// assert_eq!(half.to_string(), "1.50 GiB");
+/// # Ok::<(), vramp_core::ParseBytesError>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Bytes(u64);
+
+impl Bytes {
+    /// No memory.
+    pub const ZERO: Bytes = Bytes(0);
+
+    /// `count` bytes.
+    pub const fn new(count: u64) -> Bytes {
+        Bytes(count)
+    }
+
+    /// `count` times 1024 bytes.
+    pub const fn kib(count: u64) -> Bytes {
+        Bytes(count << 10)
+    }
+
+    /// `count` times 1024 KiB.
+    pub const fn mib(count: u64) -> Bytes {
+        Bytes(count << 20)
+    }
+
+    /// `count` times 1024 MiB.
+    pub const fn gib(count: u64) -> Bytes {
+        Bytes(count << 30)
+    }
+
+    /// `count` times 1024 GiB.
+    pub const fn tib(count: u64) -> Bytes {
+        Bytes(count << 40)
+    }
+
+    /// The plain number.
+    pub const fn count(self) -> u64 {
+        self.0
+    }
+
+    /// True for no memory.
+    pub const fn is_zero(self) -> bool {
+        self.0 == 0
+    }
+
+    /// True if this is a whole number of `unit`s.
+    pub const fn is_multiple_of(self, unit: Bytes) -> bool {
+        self.0.is_multiple_of(unit.0)
+    }
+
+    /// The next multiple of `unit`, or `None` if it does not fit in 64 bits.
+    pub fn checked_round_up(self, unit: Bytes) -> Option<Bytes> {
+        self.0.checked_next_multiple_of(unit.0).map(Bytes)
+    }
+
+    /// The multiple of `unit` at or below this amount.
+    pub const fn round_down(self, unit: Bytes) -> Bytes {
+        Bytes(self.0 - self.0 % unit.0)
+    }
+
+    /// The difference, or zero where `other` is larger.
+    pub const fn saturating_sub(self, other: Bytes) -> Bytes {
+        Bytes(self.0.saturating_sub(other.0))
+    }
+
+    /// The sum, or `None` if it does not fit in 64 bits.
+    pub const fn checked_add(self, other: Bytes) -> Option<Bytes> {
+        match self.0.checked_add(other.0) {
+            Some(sum) => Some(Bytes(sum)),
+            None => None,
+        }
+    }
+
+    /// This amount in GiB, for ratios and prints only.
+    pub fn as_gib(self) -> f64 {
+        self.0 as f64 / (1u64 << 30) as f64
+    }
+}
+
+impl Add for Bytes {
+    type Output = Bytes;
+    fn add(self, other: Bytes) -> Bytes {
+        Bytes(self.0.checked_add(other.0).expect("an amount of memory fits in 64 bits"))
+    }
+}
+
+impl AddAssign for Bytes {
+    fn add_assign(&mut self, other: Bytes) {
+        *self = *self + other;
+    }
+}
+
+impl Sub for Bytes {
+    type Output = Bytes;
+    fn sub(self, other: Bytes) -> Bytes {
+        Bytes(self.0.checked_sub(other.0).expect("a part is not larger than the whole"))
+    }
+}
+
+impl SubAssign for Bytes {
+    fn sub_assign(&mut self, other: Bytes) {
+        *self = *self - other;
+    }
+}
+
+impl Mul<u64> for Bytes {
+    type Output = Bytes;
+    fn mul(self, times: u64) -> Bytes {
+        Bytes(self.0.checked_mul(times).expect("an amount of memory fits in 64 bits"))
+    }
+}
+
+impl Sum for Bytes {
+    fn sum<I: Iterator<Item = Bytes>>(amounts: I) -> Bytes {
+        amounts.fold(Bytes::ZERO, Add::add)
+    }
+}
+
+impl fmt::Display for Bytes {
+    /// Three figures in the largest binary unit that is at least 1: `512 B`, `2.00 MiB`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+        if self.0 < 1024 {
+            return f.pad(&format!("{} B", self.0));
+        }
+        let mut amount = self.0 as f64 / 1024.0;
+        let mut unit = 0;
+        while amount >= 1024.0 && unit + 1 < UNITS.len() {
+            amount /= 1024.0;
+            unit += 1;
+        }
+        f.pad(&format!("{amount:.2} {}", UNITS[unit]))
+    }
+}
+
+/// A text that is not an amount of memory.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{text}' is not an amount of memory: write a number and a unit, such as 512, 64MiB, 1.5GiB or 80GB")]
+pub struct ParseBytesError {
+    /// What was given.
+    pub text: String,
+}
+
+impl FromStr for Bytes {
+    type Err = ParseBytesError;
+
+    /// Reads `4096`, `2MiB`, `1.5 GiB`, `80GB` (decimal) and the short forms `K`, `M`, `G`, `T`
+    /// (binary), in any case.
+    fn from_str(text: &str) -> Result<Bytes, ParseBytesError> {
+        let refuse = || ParseBytesError { text: text.to_owned() };
+        let trimmed = text.trim();
+        let digits = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
+        let (number, unit) = trimmed.split_at(digits);
+        let scale: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+            "" | "b" => 1,
+            "k" | "kib" => 1 << 10,
+            "m" | "mib" => 1 << 20,
+            "g" | "gib" => 1 << 30,
+            "t" | "tib" => 1 << 40,
+            "kb" => 1_000,
+            "mb" => 1_000_000,
+            "gb" => 1_000_000_000,
+            "tb" => 1_000_000_000_000,
+            _ => return Err(refuse()),
+        };
+        if let Ok(whole) = number.parse::<u64>() {
+            return whole.checked_mul(scale).map(Bytes).ok_or_else(refuse);
+        }
+        let fraction: f64 = number.parse().map_err(|_| refuse())?;
+        let bytes = fraction * scale as f64;
+        if !bytes.is_finite() || !(0.0..9.2e18).contains(&bytes) {
+            return Err(refuse());
+        }
+        Ok(Bytes(bytes.round() as u64))
+    }
+}
+
+/// An address as a kernel sees it. Only a number: touching it is the user's unsafe act.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceAddr(u64);
+
+impl DeviceAddr {
+    /// The address with this number.
+    pub const fn new(number: u64) -> DeviceAddr {
+        DeviceAddr(number)
+    }
+
+    /// The plain number.
+    pub const fn number(self) -> u64 {
+        self.0
+    }
+
+    /// The distance from `start` up to this address, or `None` if it lies below.
+    pub const fn checked_offset_from(self, start: DeviceAddr) -> Option<Bytes> {
+        match self.0.checked_sub(start.0) {
+            Some(distance) => Some(Bytes(distance)),
+            None => None,
+        }
+    }
+
+    /// The address `distance` further, or `None` past the end of the address space.
+    pub const fn checked_add(self, distance: Bytes) -> Option<DeviceAddr> {
+        match self.0.checked_add(distance.0) {
+            Some(number) => Some(DeviceAddr(number)),
+            None => None,
+        }
+    }
+}
+
+impl Add<Bytes> for DeviceAddr {
+    type Output = DeviceAddr;
+    fn add(self, distance: Bytes) -> DeviceAddr {
+        self.checked_add(distance).expect("a device address fits in 64 bits")
+    }
+}
+
+impl fmt::Debug for DeviceAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+impl fmt::Display for DeviceAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// A range of addresses: `len` bytes from `start` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AddrRange {
+    /// The first byte.
+    pub start: DeviceAddr,
+    /// How many bytes.
+    pub len: Bytes,
+}
+
+impl AddrRange {
+    /// `len` bytes from `start` on.
+    pub const fn new(start: DeviceAddr, len: Bytes) -> AddrRange {
+        AddrRange { start, len }
+    }
+
+    /// The first address behind the range, or `None` past the end of the address space.
+    pub const fn checked_end(self) -> Option<DeviceAddr> {
+        self.start.checked_add(self.len)
+    }
+}
+
+impl fmt::Display for AddrRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}+{}", self.start, self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_in_every_usual_spelling() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("2MiB", 2 << 20),
+            ("2 mib", 2 << 20),
+            ("8T", 8 << 40),
+            ("80GB", 80_000_000_000),
+            ("1.5GiB", 3 << 29),
+        ] {
+            assert_eq!(text.parse(), Ok(Bytes::new(bytes)), "{text}");
+        }
+    }
+
+    #[test]
+    fn texts_that_are_no_size_are_refused_with_the_text() {
+        for text in ["", "GiB", "-1", "1.2.3", "5 parsecs", "99999999999999999999", "1e9", "9999999T"] {
+            let error = text.parse::<Bytes>().expect_err(text);
+            assert!(error.to_string().contains(&format!("'{text}'")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_size_is_printed_in_the_largest_unit() {
+        assert_eq!(Bytes::new(512).to_string(), "512 B");
+        assert_eq!(Bytes::mib(2).to_string(), "2.00 MiB");
+        assert_eq!(Bytes::tib(8).to_string(), "8.00 TiB");
+    }
+}

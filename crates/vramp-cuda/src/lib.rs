@@ -1,0 +1,1 @@
+//! vramp-cuda
