@@ -1,17 +1,30 @@
 //! Recorded workloads: what a program asked of a GPU's memory, and when.
 //!
-//! 1. A [`Trace`] is a recording as it was found: events, stacks, settings, the last state.
-//! 2. A [`Workload`] is what one device of it needs to be replayed: requests on numbered blocks,
+//! 1. [`read_trace`] reads a PyTorch memory snapshot, an RMM log or a `.vtrace` file.
+//! 2. A [`Trace`] is a recording as it was found: events, stacks, settings, the last state.
+//!    [`Trace::write_vtrace`] keeps it in this project's own compact format.
+//! 3. A [`Workload`] is what one device of it needs to be replayed: requests on numbered blocks,
 //!    with everything the recording left out repaired and counted.
+//!
+//! Reading costs what [`ReadLimits`] allows and no more, whatever the file holds.
 //!
 //! Deliberately absent: allocators and replay. This crate only says what was asked.
 #![forbid(unsafe_code)]
 
+mod error;
+mod fields;
+mod input;
+mod pickle;
+mod read;
 mod repairs;
+mod rmm;
 mod stacks;
 mod trace;
+mod vtrace;
 mod workload;
 
+pub use error::{ReadError, ReadLimits};
+pub use read::{Format, read, read_trace};
 pub use repairs::Repairs;
 pub use stacks::{Frame, Stacks};
 pub use trace::{

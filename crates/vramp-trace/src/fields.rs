@@ -1,0 +1,81 @@
+//! Limits and growth of a trace that is being built, the same for every format.
+
+use std::collections::HashMap;
+
+use vramp_core::Bytes;
+
+use crate::{ActionId, Event, EventKind, ReadError, ReadLimits, StreamIndex, Trace};
+
+/// No size in a recording may exceed 64 PiB, so that sums over a few hundred blocks still fit in
+/// 64 bits. The largest address space in use today is 128 PiB.
+pub(crate) const SIZE_MAX: u64 = 1 << 56;
+
+/// What an amount of memory may be, for messages.
+pub(crate) const SIZE_RANGE: &str = "a whole number from 0 to 2^56";
+
+/// The amount, or `None` if it is too large to be one.
+pub(crate) fn size(count: u64) -> Option<Bytes> {
+    (count <= SIZE_MAX).then(|| Bytes::new(count))
+}
+
+/// A trace in the making: gives streams and unknown actions their numbers and counts events.
+pub(crate) struct TraceBuilder {
+    pub trace: Trace,
+    streams: HashMap<u64, StreamIndex>,
+    last_stream: Option<(u64, StreamIndex)>,
+    actions: HashMap<String, ActionId>,
+    events_max: u32,
+}
+
+impl TraceBuilder {
+    pub fn new(limits: &ReadLimits) -> TraceBuilder {
+        TraceBuilder {
+            trace: Trace::default(),
+            streams: HashMap::new(),
+            last_stream: None,
+            actions: HashMap::new(),
+            events_max: limits.events,
+        }
+    }
+
+    /// The index of the stream with this raw number. Neighbouring events mostly share a stream.
+    pub fn stream(&mut self, raw: u64) -> StreamIndex {
+        if let Some((last, index)) = self.last_stream
+            && last == raw
+        {
+            return index;
+        }
+        let streams = &mut self.trace.streams;
+        let index = *self.streams.entry(raw).or_insert_with(|| {
+            streams.push(raw);
+            let index = streams.len() - 1;
+            StreamIndex(u32::try_from(index).expect("a trace has fewer than 2^32 streams"))
+        });
+        self.last_stream = Some((raw, index));
+        index
+    }
+
+    /// The kind of an action without a fixed name, or `None` after 65,536 of them.
+    pub fn unknown_action(&mut self, name: &str) -> Option<EventKind> {
+        if let Some(&id) = self.actions.get(name) {
+            return Some(EventKind::Unknown(id));
+        }
+        let id = ActionId(u16::try_from(self.trace.actions.len()).ok()?);
+        self.trace.actions.push(name.to_owned());
+        self.actions.insert(name.to_owned(), id);
+        Some(EventKind::Unknown(id))
+    }
+
+    pub fn push(&mut self, event: Event, offset: u64) -> Result<(), ReadError> {
+        if self.trace.events.len() >= self.events_max as usize {
+            return Err(ReadError::Limit {
+                limit: "events",
+                what: "events",
+                allowed: u64::from(self.events_max),
+                offset,
+            });
+        }
+        self.trace.events.push(event);
+        Ok(())
+    }
+}

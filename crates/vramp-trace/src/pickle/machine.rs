@@ -1,0 +1,393 @@
+//! Runs a pickle: a stack machine that can build plain data and nothing else.
+
+use std::io::Read;
+
+use super::opcode::{self as op};
+use super::snapshot::{Snapshot, key};
+use super::values::{Node, NodeId, Value, Values};
+use crate::input::Input;
+use crate::{Format, ReadError, ReadLimits, Trace};
+
+/// Reads a snapshot whose first byte is the opcode `PROTO`.
+pub fn read<R: Read>(mut input: Input<R>, limits: &ReadLimits) -> Result<Trace, ReadError> {
+    input.format = Format::Pickle;
+    let mut machine = Machine {
+        input,
+        values: Values::new(key::all(), limits),
+        snapshot: Snapshot::new(limits),
+        stack: Vec::new(),
+        marks: Vec::new(),
+        text: Vec::new(),
+        text_max: limits.text.count(),
+        depth_max: limits.depth as usize,
+    };
+    let root = machine.run()?;
+    machine.snapshot.finish(&mut machine.values, root)
+}
+
+struct Machine<R> {
+    input: Input<R>,
+    values: Values,
+    snapshot: Snapshot,
+    stack: Vec<Value>,
+    /// Heights of the stack at which a `MARK` stands.
+    marks: Vec<usize>,
+    /// Room for one text.
+    text: Vec<u8>,
+    text_max: u64,
+    depth_max: usize,
+}
+
+impl<R: Read> Machine<R> {
+    /// Runs to `STOP` and returns what is on top of the stack then.
+    fn run(&mut self) -> Result<Value, ReadError> {
+        loop {
+            let code = self.input.byte()?;
+            match code {
+                op::BINGET => {
+                    let index = self.input.byte()?;
+                    self.get(usize::from(index))?;
+                }
+                op::LONG_BINGET => {
+                    let index = u32::from_le_bytes(self.input.array()?);
+                    self.get(index as usize)?;
+                }
+                op::MEMOIZE => {
+                    let value = self.top()?;
+                    self.values.memoize(value, self.input.offset())?;
+                }
+                op::BINPUT => {
+                    let index = self.input.byte()?;
+                    self.put(usize::from(index))?;
+                }
+                op::LONG_BINPUT => {
+                    let index = u32::from_le_bytes(self.input.array()?);
+                    self.put(index as usize)?;
+                }
+                op::BININT1 => {
+                    let int = self.input.byte()?;
+                    self.push(Value::Int(i64::from(int)))?;
+                }
+                op::BININT2 => {
+                    let int = u16::from_le_bytes(self.input.array()?);
+                    self.push(Value::Int(i64::from(int)))?;
+                }
+                op::BININT => {
+                    let int = i32::from_le_bytes(self.input.array()?);
+                    self.push(Value::Int(i64::from(int)))?;
+                }
+                op::LONG1 => {
+                    let len = self.input.byte()?;
+                    self.long(u64::from(len))?;
+                }
+                op::LONG4 => {
+                    let len = self.length4()?;
+                    self.long(len)?;
+                }
+                op::BINFLOAT => {
+                    let float = f64::from_be_bytes(self.input.array()?);
+                    self.push(Value::Float(float))?;
+                }
+                op::NONE => self.push(Value::None)?,
+                op::NEWTRUE => self.push(Value::Bool(true))?,
+                op::NEWFALSE => self.push(Value::Bool(false))?,
+                op::SHORT_BINUNICODE | op::SHORT_BINSTRING => {
+                    let len = self.input.byte()?;
+                    self.read_text(u64::from(len))?;
+                }
+                op::BINUNICODE | op::BINSTRING => {
+                    let len = self.length4()?;
+                    self.read_text(len)?;
+                }
+                op::BINUNICODE8 => {
+                    let len = u64::from_le_bytes(self.input.array()?);
+                    self.read_text(len)?;
+                }
+                op::SHORT_BINBYTES => {
+                    let len = self.input.byte()?;
+                    self.skip_bytes(u64::from(len))?;
+                }
+                op::BINBYTES => {
+                    let len = self.length4()?;
+                    self.skip_bytes(len)?;
+                }
+                op::BINBYTES8 | op::BYTEARRAY8 => {
+                    let len = u64::from_le_bytes(self.input.array()?);
+                    self.skip_bytes(len)?;
+                }
+                op::MARK => self.mark()?,
+                op::EMPTY_LIST => {
+                    let node = self.list_in_its_place();
+                    self.push_node(node)?;
+                }
+                op::EMPTY_DICT => self.push_node(Node::Dict(Vec::new()))?,
+                op::EMPTY_TUPLE => self.push_node(Node::Tuple(Vec::new()))?,
+                op::TUPLE1 => self.tuple(1)?,
+                op::TUPLE2 => self.tuple(2)?,
+                op::TUPLE3 => self.tuple(3)?,
+                op::TUPLE => {
+                    let items = self.pop_to_mark()?;
+                    self.push_node(Node::Tuple(items))?;
+                }
+                op::LIST => {
+                    let items = self.pop_to_mark()?;
+                    self.push_node(Node::List(items))?;
+                }
+                op::DICT => {
+                    let items = self.pop_to_mark()?;
+                    self.check_pairs(items.len())?;
+                    self.push_node(Node::Dict(items))?;
+                }
+                op::APPEND => self.append(self.stack.len().checked_sub(1))?,
+                op::APPENDS => {
+                    let from = self.marks.pop();
+                    self.append(from)?;
+                }
+                op::SETITEM => self.set_items(self.stack.len().checked_sub(2))?,
+                op::SETITEMS => {
+                    let from = self.marks.pop();
+                    self.set_items(from)?;
+                }
+                op::EMPTY_SET => self.push(Value::Opaque)?,
+                op::ADDITEMS => {
+                    self.pop_to_mark()?;
+                    self.top()?;
+                }
+                op::FROZENSET => {
+                    self.pop_to_mark()?;
+                    self.push(Value::Opaque)?;
+                }
+                op::POP => self.pop().map(drop)?,
+                op::POP_MARK => self.pop_to_mark().map(drop)?,
+                op::DUP => {
+                    let value = self.top()?;
+                    self.push(value)?;
+                }
+                op::PROTO => {
+                    let protocol = self.input.byte()?;
+                    if !(2..=5).contains(&protocol) {
+                        let offset = self.input.offset() - 1;
+                        return Err(ReadError::Protocol { offset, protocol });
+                    }
+                }
+                // Frames only help a reader that fetches ahead.
+                op::FRAME => self.input.array::<8>().map(drop)?,
+                op::STOP => return self.pop(),
+                code => return Err(self.refuse(code)),
+            }
+        }
+    }
+
+    /// Why an opcode is not run: it would execute, it is of an old protocol, or it is none.
+    #[cold]
+    fn refuse(&self, code: u8) -> ReadError {
+        let offset = self.input.offset() - 1;
+        match (code, op::name(code)) {
+            (op::FLOAT | op::INT | op::LONG | op::STRING | op::UNICODE | op::GET | op::PUT, _) => {
+                ReadError::Protocol { offset, protocol: 0 }
+            }
+            (_, Some(opcode)) => ReadError::Refused { offset, opcode },
+            (_, None) => ReadError::Malformed {
+                format: Format::Pickle,
+                offset,
+                what: "a byte that is no opcode",
+            },
+        }
+    }
+
+    // --- the stack ---
+
+    /// Pushes a value. The stack lies in the memory budget through the bytes it was read from:
+    /// each entry is popped again or moves into a container that is counted.
+    fn push(&mut self, value: Value) -> Result<(), ReadError> {
+        if self.stack.len() == self.stack.capacity() {
+            let more = self.stack.capacity().max(1024);
+            self.values.meter.take(more * size_of::<Value>(), self.input.offset())?;
+            self.stack.reserve_exact(more);
+        }
+        self.stack.push(value);
+        Ok(())
+    }
+
+    fn push_node(&mut self, node: Node) -> Result<(), ReadError> {
+        let value = self.values.add(node, self.input.offset())?;
+        self.push(value)
+    }
+
+    /// The values above the last mark's height belong to it: nothing may reach below.
+    fn pop(&mut self) -> Result<Value, ReadError> {
+        if self.marks.last().is_some_and(|&mark| mark == self.stack.len()) {
+            return Err(self.input.malformed("a value is taken from below a mark"));
+        }
+        self.stack.pop().ok_or_else(|| self.input.malformed("the stack is empty"))
+    }
+
+    fn top(&self) -> Result<Value, ReadError> {
+        self.stack.last().copied().ok_or_else(|| self.input.malformed("the stack is empty"))
+    }
+
+    fn mark(&mut self) -> Result<(), ReadError> {
+        if self.marks.len() == self.depth_max {
+            return Err(ReadError::Limit {
+                limit: "depth",
+                what: "levels of nesting",
+                allowed: self.depth_max as u64,
+                offset: self.input.offset(),
+            });
+        }
+        self.marks.push(self.stack.len());
+        Ok(())
+    }
+
+    fn pop_to_mark(&mut self) -> Result<Vec<Value>, ReadError> {
+        let mark = self.marks.pop().ok_or_else(|| self.input.malformed("there is no mark"))?;
+        Ok(self.stack.split_off(mark))
+    }
+
+    fn tuple(&mut self, len: usize) -> Result<(), ReadError> {
+        let floor = self.marks.last().copied().unwrap_or(0);
+        match self.stack.len().checked_sub(len) {
+            Some(from) if from >= floor => {
+                let items = self.stack.split_off(from);
+                self.push_node(Node::Tuple(items))
+            }
+            _ => Err(self.input.malformed("the stack is empty")),
+        }
+    }
+
+    fn get(&mut self, index: usize) -> Result<(), ReadError> {
+        match self.values.get(index) {
+            Some(value) => self.push(value),
+            None => Err(self.input.malformed("a memo number that was never set")),
+        }
+    }
+
+    fn put(&mut self, index: usize) -> Result<(), ReadError> {
+        let value = self.top()?;
+        self.values.put(index, value, self.input.offset())
+    }
+
+    // --- values ---
+
+    /// Lengths of four bytes are signed in some opcodes and unsigned in others; none may be
+    /// negative.
+    fn length4(&mut self) -> Result<u64, ReadError> {
+        Ok(u64::from(u32::from_le_bytes(self.input.array()?)))
+    }
+
+    /// A little-endian two's-complement integer of `len` bytes.
+    fn long(&mut self, len: u64) -> Result<(), ReadError> {
+        let too_large = "an integer of more than 64 bits";
+        let mut bytes = [0u8; 9];
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        if len > bytes.len() {
+            return Err(self.input.malformed(too_large));
+        }
+        for byte in &mut bytes[..len] {
+            *byte = self.input.byte()?;
+        }
+        let negative = len > 0 && bytes[len - 1] >= 0x80;
+        if negative {
+            bytes[len..].fill(0xff);
+        }
+        let [low @ .., high] = bytes;
+        let value = match (high, i64::from_le_bytes(low)) {
+            (0, int @ 0..) => Value::Int(int),
+            (0, _) => Value::Big(u64::from_le_bytes(low)),
+            (0xff, int @ ..0) => Value::Int(int),
+            _ => return Err(self.input.malformed(too_large)),
+        };
+        self.push(value)
+    }
+
+    fn read_text(&mut self, len: u64) -> Result<(), ReadError> {
+        if len > self.text_max {
+            return Err(ReadError::Limit {
+                limit: "text",
+                what: "bytes in one text",
+                allowed: self.text_max,
+                offset: self.input.offset(),
+            });
+        }
+        self.text.clear();
+        self.input.pieces(len, |piece| self.text.extend_from_slice(piece))?;
+        // Python writes lone surrogates (odd file names) as bytes that are not UTF-8.
+        let text = String::from_utf8_lossy(&self.text);
+        let value = self.values.add_text(&text, self.input.offset())?;
+        self.push(value)
+    }
+
+    fn skip_bytes(&mut self, len: u64) -> Result<(), ReadError> {
+        self.input.pieces(len, |_| ())?;
+        self.push(Value::Opaque)
+    }
+
+    // --- containers ---
+
+    /// What kind of list begins here. Only the stack below tells: the histories stand under the
+    /// key `device_traces` of the outermost dict, and each list directly in them is one device's.
+    fn list_in_its_place(&self) -> Node {
+        let top = self.stack.len();
+        let at_key = matches!(self.stack.last(), Some(Value::Text(key::DEVICE_TRACES)));
+        // In the outermost dict, keys stand at odd heights, right above the dict or its mark.
+        if at_key && top.is_multiple_of(2) && matches!(self.marks[..], [] | [1]) {
+            return Node::Histories(Vec::new());
+        }
+        // An item stands right above its list (APPEND) or above the mark on it (APPENDS).
+        let parents = [top.checked_sub(1), self.marks.last().and_then(|mark| mark.checked_sub(1))];
+        for parent in parents.into_iter().flatten() {
+            if let Some(&Value::Node(id)) = self.stack.get(parent)
+                && let Node::Histories(items) = self.values.node(id)
+            {
+                let device = items.len() + (top - 1 - parent);
+                return match u32::try_from(device) {
+                    Ok(device) => Node::History { device, events: 0 },
+                    Err(_) => Node::List(Vec::new()),
+                };
+            }
+        }
+        Node::List(Vec::new())
+    }
+
+    /// Moves everything from height `from` on into the list below it.
+    fn append(&mut self, from: Option<usize>) -> Result<(), ReadError> {
+        let (from, list) = self.below(from)?;
+        let offset = self.input.offset();
+        if let Node::History { .. } = self.values.node(list) {
+            for &event in &self.stack[from..] {
+                self.snapshot.event_of_history(&mut self.values, list, event, offset)?;
+            }
+            self.stack.truncate(from);
+            return Ok(());
+        }
+        self.values.extend(list, self.stack.drain(from..), offset)
+    }
+
+    /// Moves the pairs from height `from` on into the dict below it.
+    fn set_items(&mut self, from: Option<usize>) -> Result<(), ReadError> {
+        let (from, dict) = self.below(from)?;
+        self.check_pairs(self.stack.len() - from)?;
+        if !matches!(self.values.node(dict), Node::Dict(_)) {
+            return Err(self.input.malformed("a key is set in something that is no dict"));
+        }
+        self.values.extend(dict, self.stack.drain(from..), self.input.offset())
+    }
+
+    fn check_pairs(&self, items: usize) -> Result<(), ReadError> {
+        if items.is_multiple_of(2) {
+            return Ok(());
+        }
+        Err(self.input.malformed("a key without a value"))
+    }
+
+    /// The container right below height `from`, where nothing may reach below a mark.
+    fn below(&self, from: Option<usize>) -> Result<(usize, NodeId), ReadError> {
+        let floor = self.marks.last().copied().unwrap_or(0);
+        let from = from.filter(|&from| from > floor);
+        match from.map(|from| (from, self.stack[from - 1])) {
+            Some((from, Value::Node(id))) => Ok((from, id)),
+            Some(_) => Err(self.input.malformed("an item is added to something that is no list")),
+            None => Err(self.input.malformed("an item without a list or dict to go into")),
+        }
+    }
+}

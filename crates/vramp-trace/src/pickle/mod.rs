@@ -1,0 +1,17 @@
+//! PyTorch's memory snapshots: what `torch.cuda.memory._dump_snapshot` writes.
+//!
+//! 1. The machine steps through the opcodes and puts values in an arena; it can build plain data
+//!    and nothing else. Opcodes that load objects or run code are refused by name.
+//! 2. The dict of an event is turned into an [`crate::Event`] as soon as it joins its device's
+//!    history, and freed.
+//! 3. At the end the outermost dict gives the settings, the segments and the order of devices.
+//!
+//! Deliberately absent: protocols 0 and 1 (text, which PyTorch never wrote), classes, persistent
+//! ids, out-of-band buffers.
+
+mod machine;
+mod opcode;
+mod snapshot;
+mod values;
+
+pub(crate) use machine::read;

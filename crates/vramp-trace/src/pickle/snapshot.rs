@@ -1,0 +1,633 @@
+//! From the dicts of a snapshot to a trace.
+
+use vramp_core::{Bytes, DeviceAddr};
+
+use super::values::{Node, NodeId, TextId, Value, Values};
+use crate::fields::{SIZE_RANGE, TraceBuilder, size};
+use crate::{
+    Block, BlockState, Event, EventKind, Frame, ReadError, ReadLimits, Segment, StackId, Trace,
+};
+
+/// The texts that a snapshot is made of. They are interned first, behind the names of the known
+/// actions, so that comparing keys is comparing numbers.
+pub mod key {
+    use super::{EventKind, TextId};
+
+    macro_rules! keys {
+        ($($name:ident = $text:literal),* $(,)?) => {
+            #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
+            enum Place { $($name),* }
+            $(pub const $name: TextId =
+                TextId(EventKind::NAMED.len() as u32 + Place::$name as u32);)*
+            /// Every known text, in the order of its number.
+            pub fn all() -> impl Iterator<Item = &'static str> {
+                let actions = EventKind::NAMED.into_iter().filter_map(EventKind::known_name);
+                actions.chain([$($text),*])
+            }
+        };
+    }
+
+    keys! {
+        // The outermost dict.
+        DEVICE_TRACES = "device_traces", SEGMENTS = "segments",
+        ALLOCATOR_SETTINGS = "allocator_settings",
+        // Events.
+        ACTION = "action", ADDR = "addr", SIZE = "size", STREAM = "stream", TIME_US = "time_us",
+        FRAMES = "frames", DEVICE_FREE = "device_free",
+        // Frames.
+        NAME = "name", FILENAME = "filename", LINE = "line",
+        // Segments and blocks.
+        DEVICE = "device", ADDRESS = "address", TOTAL_SIZE = "total_size",
+        SEGMENT_TYPE = "segment_type", IS_EXPANDABLE = "is_expandable", BLOCKS = "blocks",
+        REQUESTED_SIZE = "requested_size", STATE = "state",
+        ACTIVE_ALLOCATED = "active_allocated", ACTIVE_PENDING_FREE = "active_pending_free",
+        ACTIVE_AWAITING_FREE = "active_awaiting_free", INACTIVE = "inactive",
+    }
+}
+
+/// Settings are at most a dict in a dict.
+const SETTINGS_DEPTH: u32 = 4;
+/// What a frame, a stack and a segment cost besides their contents: slots in hash tables.
+const SLOT: usize = 48;
+
+/// The trace so far.
+pub struct Snapshot {
+    builder: TraceBuilder,
+}
+
+/// Where a value stands, for messages; a text only once something is wrong.
+#[derive(Clone, Copy)]
+enum Place {
+    Event { index: u32, device: u32 },
+    Segment { index: usize },
+    Block { index: usize, segment: usize },
+}
+
+impl Place {
+    #[cold]
+    fn bad(
+        self,
+        field: &'static str,
+        value: Option<Value>,
+        values: &Values,
+        expected: &'static str,
+    ) -> ReadError {
+        let place = match self {
+            Place::Event { index, device } => format!("event {index} of device {device}"),
+            Place::Segment { index } => format!("segment {index}"),
+            Place::Block { index, segment } => format!("block {index} of segment {segment}"),
+        };
+        ReadError::BadField { place, field, found: describe(value, values), expected }
+    }
+}
+
+fn describe(value: Option<Value>, values: &Values) -> String {
+    match value {
+        None => "missing".to_owned(),
+        Some(Value::None) => "None".to_owned(),
+        Some(Value::Bool(flag)) => if flag { "True" } else { "False" }.to_owned(),
+        Some(Value::Int(int)) => int.to_string(),
+        Some(Value::Big(int)) => int.to_string(),
+        Some(Value::Float(float)) => float.to_string(),
+        Some(Value::Text(id)) => {
+            format!("{:?}", values.text(id).chars().take(40).collect::<String>())
+        }
+        Some(Value::Opaque) => "bytes or a set".to_owned(),
+        Some(Value::Node(id)) => match values.node(id) {
+            Node::List(_) | Node::Histories(_) | Node::History { .. } | Node::Stack(_) => "a list",
+            Node::Tuple(_) => "a tuple",
+            Node::Dict(_) | Node::Frame(_) => "a dict",
+            Node::Taken => "something that already stands elsewhere",
+        }
+        .to_owned(),
+    }
+}
+
+fn unsigned(value: Value) -> Option<u64> {
+    match value {
+        Value::Int(int) => u64::try_from(int).ok(),
+        Value::Big(int) => Some(int),
+        _ => None,
+    }
+}
+
+/// A stream is a pointer that PyTorch writes as a signed integer: the bits count.
+fn stream_bits(value: Value) -> Option<u64> {
+    match value {
+        Value::Int(int) => Some(int.cast_unsigned()),
+        Value::Big(int) => Some(int),
+        _ => None,
+    }
+}
+
+/// The keys of a dict that stands as keys and values in turn. A later key wins, as in Python.
+fn pairs(items: &[Value]) -> impl Iterator<Item = (TextId, Value)> {
+    items.chunks_exact(2).filter_map(|pair| match pair {
+        [Value::Text(key), value] => Some((*key, *value)),
+        _ => None,
+    })
+}
+
+const INTEGER: &str = "a whole number from 0 to 2^64 - 1";
+const DICT: &str = "a dict";
+const LIST: &str = "a list";
+
+impl Snapshot {
+    pub fn new(limits: &ReadLimits) -> Snapshot {
+        Snapshot { builder: TraceBuilder::new(limits) }
+    }
+
+    // --- events ---
+
+    /// Turns the dict of an event that joins `history` into an event and frees the dict.
+    pub fn event_of_history(
+        &mut self,
+        values: &mut Values,
+        history: NodeId,
+        event: Value,
+        offset: u64,
+    ) -> Result<(), ReadError> {
+        let Node::History { device, events } = values.node_mut(history) else {
+            unreachable!("the caller found a history under this id");
+        };
+        let (device, index) = (*device, *events);
+        *events = index.saturating_add(1);
+        self.event(values, Place::Event { index, device }, device, event, offset)
+    }
+
+    fn event(
+        &mut self,
+        values: &mut Values,
+        place: Place,
+        device: u32,
+        event: Value,
+        offset: u64,
+    ) -> Result<(), ReadError> {
+        let fields = take_dict(values, event)
+            .ok_or_else(|| place.bad("the event", Some(event), values, DICT))?;
+        let event = self.event_of_fields(values, place, device, &fields, offset)?;
+        values.recycle(fields);
+        values.meter.take(size_of::<Event>(), offset)?;
+        self.builder.push(event, offset)
+    }
+
+    fn event_of_fields(
+        &mut self,
+        values: &mut Values,
+        place: Place,
+        device: u32,
+        fields: &[Value],
+        offset: u64,
+    ) -> Result<Event, ReadError> {
+        let (mut action, mut address, mut bytes, mut free) = (None, None, None, None);
+        let (mut stream, mut time, mut frames) = (None, None, None);
+        for (name, value) in pairs(fields) {
+            match name {
+                key::ACTION => action = Some(value),
+                key::ADDR => address = Some(value),
+                key::SIZE => bytes = Some(value),
+                key::STREAM => stream = Some(value),
+                key::TIME_US => time = Some(value),
+                key::FRAMES => frames = Some(value),
+                key::DEVICE_FREE => free = Some(value),
+                _ => {}
+            }
+        }
+        let kind = self.kind(values, place, action, offset)?;
+        let about_memory =
+            !matches!(kind, EventKind::Snapshot | EventKind::UserDefined | EventKind::Unknown(_));
+        let required = |value: Option<Value>| value.is_some() || about_memory;
+
+        let address = match kind {
+            EventKind::Oom => match free {
+                None => Event::UNKNOWN_FREE,
+                Some(value) => unsigned(value)
+                    .and_then(size)
+                    .map(|free| DeviceAddr::new(free.count()))
+                    .ok_or_else(|| place.bad("device_free", free, values, SIZE_RANGE))?,
+            },
+            _ if required(address) => address
+                .and_then(unsigned)
+                .map(DeviceAddr::new)
+                .ok_or_else(|| place.bad("addr", address, values, INTEGER))?,
+            _ => DeviceAddr::new(0),
+        };
+        let size = match required(bytes) {
+            true => bytes
+                .and_then(unsigned)
+                .and_then(size)
+                .ok_or_else(|| place.bad("size", bytes, values, SIZE_RANGE))?,
+            false => Bytes::ZERO,
+        };
+        let stream = self.stream(values, place, stream, offset)?;
+        let time_us = match time {
+            None => 0,
+            Some(value) => {
+                unsigned(value).ok_or_else(|| place.bad("time_us", time, values, INTEGER))?
+            }
+        };
+        let stack = self.stack(values, place, frames, offset)?;
+        let device = u16::try_from(device)
+            .map_err(|_| ReadError::NotASnapshot { what: "it has more than 65,536 devices" })?;
+        Ok(Event { kind, device, stream, address, size, time_us, stack })
+    }
+
+    fn kind(
+        &mut self,
+        values: &mut Values,
+        place: Place,
+        action: Option<Value>,
+        offset: u64,
+    ) -> Result<EventKind, ReadError> {
+        let Some(Value::Text(name)) = action else {
+            return Err(place.bad("action", action, values, "a text"));
+        };
+        // The first texts are the known actions.
+        if let Some(kind) = EventKind::NAMED.get(name.0 as usize) {
+            return Ok(*kind);
+        }
+        let text = values.text(name);
+        let (before, cost) = (self.builder.trace.actions.len(), 2 * text.len() + SLOT);
+        let kind = self
+            .builder
+            .unknown_action(text)
+            .ok_or(ReadError::NotASnapshot { what: "it has more than 65,536 kinds of events" })?;
+        if self.builder.trace.actions.len() > before {
+            values.meter.take(cost, offset)?;
+        }
+        Ok(kind)
+    }
+
+    fn stream(
+        &mut self,
+        values: &mut Values,
+        place: Place,
+        stream: Option<Value>,
+        offset: u64,
+    ) -> Result<crate::StreamIndex, ReadError> {
+        let raw = match stream {
+            None => 0,
+            Some(value) => stream_bits(value)
+                .ok_or_else(|| place.bad("stream", stream, values, "an integer"))?,
+        };
+        let before = self.builder.trace.streams.len();
+        let index = self.builder.stream(raw);
+        if self.builder.trace.streams.len() > before {
+            values.meter.take(SLOT, offset)?;
+        }
+        Ok(index)
+    }
+
+    // --- stacks ---
+
+    /// The id of a list of frames. The list is understood once, however often it is shared.
+    fn stack(
+        &mut self,
+        values: &mut Values,
+        place: Place,
+        frames: Option<Value>,
+        offset: u64,
+    ) -> Result<Option<StackId>, ReadError> {
+        let id = match frames {
+            None | Some(Value::None) => return Ok(None),
+            Some(Value::Node(id)) => id,
+            Some(_) => return Err(place.bad("frames", frames, values, LIST)),
+        };
+        let items = match values.node_mut(id) {
+            Node::Stack(stack) => return Ok(Some(*stack)),
+            Node::List(items) if items.is_empty() => return Ok(None),
+            Node::List(items) => std::mem::take(items),
+            _ => return Err(place.bad("frames", frames, values, LIST)),
+        };
+        let mut keys = Vec::with_capacity(items.len());
+        for &frame in &items {
+            keys.push(self.frame(values, place, frame, offset)?);
+        }
+        values.recycle(items);
+        let before = self.builder.trace.stacks.len();
+        let cost = keys.len() * size_of::<u32>() + SLOT;
+        let stack = self
+            .builder
+            .trace
+            .stacks
+            .add_keys(keys.into_boxed_slice())
+            .ok_or(ReadError::NotASnapshot { what: "it has more than 2^32 call stacks" })?;
+        if self.builder.trace.stacks.len() > before {
+            values.meter.take(cost, offset)?;
+        }
+        *values.node_mut(id) = Node::Stack(stack);
+        Ok(Some(stack))
+    }
+
+    fn frame(
+        &mut self,
+        values: &mut Values,
+        place: Place,
+        frame: Value,
+        offset: u64,
+    ) -> Result<u32, ReadError> {
+        let bad = |values: &Values| place.bad("a frame", Some(frame), values, DICT);
+        let Value::Node(id) = frame else { return Err(bad(values)) };
+        if let Node::Frame(index) = values.node(id) {
+            return Ok(*index);
+        }
+        let fields = take_dict(values, frame).ok_or_else(|| bad(values))?;
+        let (mut name, mut filename, mut line) = ("", "", 0);
+        for (field, value) in pairs(&fields) {
+            match (field, value) {
+                (key::NAME, Value::Text(text)) => name = values.text(text),
+                (key::FILENAME, Value::Text(text)) => filename = values.text(text),
+                (key::LINE, Value::Int(int)) => line = u32::try_from(int).unwrap_or(0),
+                _ => {}
+            }
+        }
+        let cost = name.len() + filename.len() + 3 * SLOT;
+        let index = self
+            .builder
+            .trace
+            .stacks
+            .add_frame(Frame { name, filename, line })
+            .ok_or(ReadError::NotASnapshot { what: "it has more than 2^32 frames" })?;
+        values.recycle(fields);
+        values.meter.take(cost, offset)?;
+        *values.node_mut(id) = Node::Frame(index);
+        Ok(index)
+    }
+
+    // --- the outermost dict ---
+
+    /// Settles devices, settings and segments once the pickle has ended with `root`.
+    pub fn finish(mut self, values: &mut Values, root: Value) -> Result<Trace, ReadError> {
+        let Value::Node(id) = root else {
+            return Err(ReadError::NotASnapshot { what: "its outermost value is no dict" });
+        };
+        let (mut histories, mut segments, mut settings) = (None, None, None);
+        match values.take(id, Node::Taken) {
+            Node::Dict(items) => {
+                for (name, value) in pairs(&items) {
+                    match name {
+                        key::DEVICE_TRACES => histories = Some(value),
+                        key::SEGMENTS => segments = Some(value),
+                        key::ALLOCATOR_SETTINGS => settings = Some(value),
+                        _ => {}
+                    }
+                }
+                if histories.is_none() && segments.is_none() {
+                    return Err(ReadError::NotASnapshot {
+                        what: "it has neither device_traces nor segments",
+                    });
+                }
+            }
+            // Before histories were recorded, a snapshot was a plain list of segments.
+            Node::List(items) => {
+                *values.node_mut(id) = Node::List(items);
+                segments = Some(root);
+            }
+            _ => return Err(ReadError::NotASnapshot { what: "its outermost value is no dict" }),
+        }
+        if let Some(histories) = histories {
+            self.histories(values, histories)?;
+        }
+        if let Some(segments) = segments {
+            self.segments(values, segments)?;
+        }
+        if let Some(settings) = settings {
+            self.settings(values, settings, "", SETTINGS_DEPTH)?;
+        }
+        Ok(self.builder.trace)
+    }
+
+    /// Checks that each history stands where its device number says, and reads those that were not
+    /// recognised as histories while they were built.
+    fn histories(&mut self, values: &mut Values, histories: Value) -> Result<(), ReadError> {
+        let what = "device_traces is no list of histories";
+        let Value::Node(id) = histories else { return Err(ReadError::NotASnapshot { what }) };
+        let (Node::Histories(items) | Node::List(items)) = values.take(id, Node::Taken) else {
+            return Err(ReadError::NotASnapshot { what });
+        };
+        for (index, &item) in items.iter().enumerate() {
+            let Value::Node(id) = item else { return Err(ReadError::NotASnapshot { what }) };
+            let place = u32::try_from(index).map_err(|_| ReadError::NotASnapshot { what })?;
+            match values.take(id, Node::Taken) {
+                Node::History { device, events } if device == place || events == 0 => {
+                    *values.node_mut(id) = Node::History { device, events };
+                }
+                Node::History { .. } => {
+                    let what = "one history stands for two devices";
+                    return Err(ReadError::NotASnapshot { what });
+                }
+                Node::List(events) => {
+                    for (index, &event) in (0..).zip(&events) {
+                        let at = Place::Event { index, device: place };
+                        self.event(values, at, place, event, 0)?;
+                    }
+                    let events = Node::History { device: place, events: 0 };
+                    *values.node_mut(id) = events;
+                }
+                _ => return Err(ReadError::NotASnapshot { what }),
+            }
+            self.builder.trace.device_count = place + 1;
+        }
+        // Histories are read in the order of their devices unless someone built them apart.
+        self.builder.trace.events.sort_by_key(|event| event.device);
+        let highest =
+            self.builder.trace.events.last().map_or(0, |event| u32::from(event.device) + 1);
+        if highest > self.builder.trace.device_count {
+            let what = "a history belongs to no device";
+            return Err(ReadError::NotASnapshot { what });
+        }
+        Ok(())
+    }
+
+    fn segments(&mut self, values: &mut Values, segments: Value) -> Result<(), ReadError> {
+        let what = "segments is no list";
+        let items = take_list(values, segments).ok_or(ReadError::NotASnapshot { what })?;
+        for (index, &segment) in items.iter().enumerate() {
+            let segment = self.segment(values, index, segment)?;
+            let devices = u32::from(segment.device) + 1;
+            self.builder.trace.device_count = self.builder.trace.device_count.max(devices);
+            self.builder.trace.segments.push(segment);
+        }
+        Ok(())
+    }
+
+    fn segment(
+        &mut self,
+        values: &mut Values,
+        index: usize,
+        segment: Value,
+    ) -> Result<Segment, ReadError> {
+        let place = Place::Segment { index };
+        let fields = take_dict(values, segment)
+            .ok_or_else(|| place.bad("the segment", Some(segment), values, DICT))?;
+        let (mut device, mut stream, mut address, mut total) = (None, None, None, None);
+        let (mut segment_type, mut is_expandable, mut blocks) = ("", false, None);
+        for (name, value) in pairs(&fields) {
+            match (name, value) {
+                (key::DEVICE, _) => device = Some(value),
+                (key::STREAM, _) => stream = Some(value),
+                (key::ADDRESS, _) => address = Some(value),
+                (key::TOTAL_SIZE, _) => total = Some(value),
+                (key::SEGMENT_TYPE, Value::Text(text)) => segment_type = values.text(text),
+                (key::IS_EXPANDABLE, Value::Bool(flag)) => is_expandable = flag,
+                (key::BLOCKS, _) => blocks = Some(value),
+                _ => {}
+            }
+        }
+        let segment_type = segment_type.to_owned();
+        values.meter.take(size_of::<Segment>() + segment_type.len(), 0)?;
+        let device = match device {
+            None => 0,
+            Some(value) => unsigned(value)
+                .and_then(|device| u16::try_from(device).ok())
+                .ok_or_else(|| place.bad("device", device, values, "a number below 65,536"))?,
+        };
+        let stream = self.stream(values, place, stream, 0)?;
+        let address = address
+            .and_then(unsigned)
+            .map(DeviceAddr::new)
+            .ok_or_else(|| place.bad("address", address, values, INTEGER))?;
+        let total_size = total
+            .and_then(unsigned)
+            .and_then(size)
+            .ok_or_else(|| place.bad("total_size", total, values, SIZE_RANGE))?;
+        let blocks = match blocks {
+            None => Vec::new(),
+            Some(_) => self.blocks(values, index, address, blocks)?,
+        };
+        Ok(Segment { device, stream, address, total_size, segment_type, is_expandable, blocks })
+    }
+
+    fn blocks(
+        &mut self,
+        values: &mut Values,
+        segment: usize,
+        start: DeviceAddr,
+        blocks: Option<Value>,
+    ) -> Result<Vec<Block>, ReadError> {
+        let items = blocks
+            .and_then(|blocks| take_list(values, blocks))
+            .ok_or_else(|| Place::Segment { index: segment }.bad("blocks", blocks, values, LIST))?;
+        values.meter.take(items.len() * size_of::<Block>(), 0)?;
+        let mut found = Vec::with_capacity(items.len());
+        // Old snapshots do not say where a block is: it follows the one before.
+        let mut next = Some(start);
+        for (index, &block) in items.iter().enumerate() {
+            let block = self.block(values, Place::Block { index, segment }, next, block)?;
+            next = block.address.checked_add(block.size);
+            found.push(block);
+        }
+        values.recycle(items);
+        Ok(found)
+    }
+
+    fn block(
+        &mut self,
+        values: &mut Values,
+        place: Place,
+        next: Option<DeviceAddr>,
+        block: Value,
+    ) -> Result<Block, ReadError> {
+        let fields = take_dict(values, block)
+            .ok_or_else(|| place.bad("the block", Some(block), values, DICT))?;
+        let (mut address, mut bytes, mut requested, mut state, mut frames) =
+            (None, None, None, None, None);
+        for (name, value) in pairs(&fields) {
+            match name {
+                key::ADDRESS => address = Some(value),
+                key::SIZE => bytes = Some(value),
+                key::REQUESTED_SIZE => requested = Some(value),
+                key::STATE => state = Some(value),
+                key::FRAMES => frames = Some(value),
+                _ => {}
+            }
+        }
+        values.recycle(fields);
+        let state = match state {
+            Some(Value::Text(key::ACTIVE_ALLOCATED)) => BlockState::Active,
+            Some(Value::Text(key::ACTIVE_PENDING_FREE | key::ACTIVE_AWAITING_FREE)) => {
+                BlockState::PendingFree
+            }
+            Some(Value::Text(key::INACTIVE)) => BlockState::Inactive,
+            _ => {
+                let expected = "active_allocated, active_pending_free or inactive";
+                return Err(place.bad("state", state, values, expected));
+            }
+        };
+        let address = match address {
+            None => next,
+            Some(value) => unsigned(value).map(DeviceAddr::new),
+        }
+        .ok_or_else(|| place.bad("address", address, values, INTEGER))?;
+        let size_of_block = bytes
+            .and_then(unsigned)
+            .and_then(size)
+            .ok_or_else(|| place.bad("size", bytes, values, SIZE_RANGE))?;
+        let requested_size = requested
+            .map(|value| {
+                unsigned(value)
+                    .and_then(size)
+                    .ok_or_else(|| place.bad("requested_size", requested, values, SIZE_RANGE))
+            })
+            .transpose()?;
+        let stack = self.stack(values, place, frames, 0)?;
+        Ok(Block { address, size: size_of_block, requested_size, state, stack })
+    }
+
+    /// Writes settings as texts. Nested settings get a name with a dot.
+    fn settings(
+        &mut self,
+        values: &mut Values,
+        settings: Value,
+        prefix: &str,
+        depth: u32,
+    ) -> Result<(), ReadError> {
+        let what = "allocator_settings is no dict, or nested too deeply";
+        let fields = take_dict(values, settings)
+            .filter(|_| depth > 0)
+            .ok_or(ReadError::NotASnapshot { what })?;
+        for (name, value) in pairs(&fields) {
+            values.meter.take(prefix.len() + values.text(name).len() + SLOT, 0)?;
+            let name = format!("{prefix}{}", values.text(name));
+            let text = match value {
+                Value::Node(id) if matches!(values.node(id), Node::Dict(_)) => {
+                    self.settings(values, value, &format!("{name}."), depth - 1)?;
+                    continue;
+                }
+                Value::Text(id) => {
+                    values.meter.take(values.text(id).len(), 0)?;
+                    values.text(id).to_owned()
+                }
+                other => describe(Some(other), values),
+            };
+            self.builder.trace.allocator_settings.push((name, text));
+        }
+        Ok(())
+    }
+}
+
+/// Takes the contents of a dict, or `None` if it is none or was taken before.
+fn take_dict(values: &mut Values, value: Value) -> Option<Vec<Value>> {
+    let Value::Node(id) = value else { return None };
+    match values.node_mut(id) {
+        Node::Dict(items) => {
+            let items = std::mem::take(items);
+            *values.node_mut(id) = Node::Taken;
+            Some(items)
+        }
+        _ => None,
+    }
+}
+
+/// Takes the contents of a list, or `None` if it is none or was taken before.
+fn take_list(values: &mut Values, value: Value) -> Option<Vec<Value>> {
+    let Value::Node(id) = value else { return None };
+    match values.node_mut(id) {
+        Node::List(items) => {
+            let items = std::mem::take(items);
+            *values.node_mut(id) = Node::Taken;
+            Some(items)
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,221 @@
+//! Values of a pickle that is being read.
+//!
+//! Containers live in one arena and are named by their place in it, so a container that the memo
+//! shares a million times costs a million small numbers and no copy. Once a container has been
+//! understood it is replaced by what it means (a stack, a frame) or by nothing, and its contents
+//! are freed: a history of events never stands in memory twice.
+
+use indexmap::IndexSet;
+
+use crate::{ReadError, ReadLimits, StackId};
+
+/// A text, counted in [`Values::text`]. The first few are the keys of a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TextId(pub u32);
+
+/// A container, counted in the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeId(u32);
+
+/// What stands on the pickle's stack.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Value {
+    None,
+    Bool(bool),
+    Int(i64),
+    /// From 2^63 to 2^64 - 1.
+    Big(u64),
+    Float(f64),
+    Text(TextId),
+    Node(NodeId),
+    /// Bytes and sets: no snapshot uses them where it matters, so they are only stepped over.
+    Opaque,
+}
+
+const _: () = assert!(size_of::<Value>() <= 16);
+
+/// A container and what became of it.
+#[derive(Clone, Debug)]
+pub enum Node {
+    List(Vec<Value>),
+    Tuple(Vec<Value>),
+    /// Keys and values in turn.
+    Dict(Vec<Value>),
+    /// The list under `device_traces`: the histories of all devices.
+    Histories(Vec<Value>),
+    /// A list in it, whose events go straight into the trace.
+    History {
+        device: u32,
+        events: u32,
+    },
+    /// A list of frames that was understood.
+    Stack(StackId),
+    /// A frame that was understood.
+    Frame(u32),
+    /// Contents that were taken.
+    Taken,
+}
+
+const _: () = assert!(size_of::<Node>() <= 32);
+
+/// The arena, the texts, the memo and what they cost.
+pub struct Values {
+    pub nodes: Vec<Node>,
+    texts: IndexSet<Box<str>>,
+    memo: Vec<Option<Value>>,
+    spare: Vec<Vec<Value>>,
+    pub meter: Meter,
+}
+
+/// Counts memory against [`ReadLimits::memory`].
+pub struct Meter {
+    held: u64,
+    allowed: u64,
+}
+
+impl Meter {
+    pub fn new(limits: &ReadLimits) -> Meter {
+        Meter { held: 0, allowed: limits.memory.count() }
+    }
+
+    pub fn take(&mut self, bytes: usize, offset: u64) -> Result<(), ReadError> {
+        self.held += bytes as u64;
+        if self.held <= self.allowed {
+            return Ok(());
+        }
+        Err(ReadError::Limit {
+            limit: "memory",
+            what: "bytes of memory",
+            allowed: self.allowed,
+            offset,
+        })
+    }
+
+    pub fn give_back(&mut self, bytes: usize) {
+        self.held -= bytes as u64;
+    }
+}
+
+const VALUE: usize = size_of::<Value>();
+/// A text costs its bytes, its place and its slot in the hash table.
+const TEXT: usize = 48;
+/// Memo numbers may run ahead of each other (an optimiser leaves gaps), but not without end.
+const MEMO_GAP: usize = 1 << 16;
+
+impl Values {
+    /// An empty arena in which `keys` are the first texts, in order.
+    pub fn new(keys: impl Iterator<Item = &'static str>, limits: &ReadLimits) -> Values {
+        Values {
+            nodes: Vec::new(),
+            texts: keys.map(Box::from).collect(),
+            memo: Vec::new(),
+            spare: Vec::new(),
+            meter: Meter::new(limits),
+        }
+    }
+
+    pub fn text(&self, id: TextId) -> &str {
+        &self.texts[id.0 as usize]
+    }
+
+    pub fn add_text(&mut self, text: &str, offset: u64) -> Result<Value, ReadError> {
+        let index = match self.texts.get_index_of(text) {
+            Some(index) => index,
+            None => {
+                self.meter.take(text.len() + TEXT, offset)?;
+                self.texts.insert_full(text.into()).0
+            }
+        };
+        // The memory limit would have to exceed 200 GiB before the ids run out.
+        Ok(Value::Text(TextId(u32::try_from(index).unwrap_or(u32::MAX))))
+    }
+
+    pub fn add(&mut self, node: Node, offset: u64) -> Result<Value, ReadError> {
+        let items = match &node {
+            Node::List(items) | Node::Tuple(items) | Node::Dict(items) => items.len(),
+            _ => 0,
+        };
+        self.meter.take(size_of::<Node>() + items * VALUE, offset)?;
+        let id = u32::try_from(self.nodes.len()).map_err(|_| ReadError::Malformed {
+            format: crate::Format::Pickle,
+            offset,
+            what: "more than 2^32 containers",
+        })?;
+        self.nodes.push(node);
+        Ok(Value::Node(NodeId(id)))
+    }
+
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.0 as usize]
+    }
+
+    pub fn node_mut(&mut self, id: NodeId) -> &mut Node {
+        &mut self.nodes[id.0 as usize]
+    }
+
+    /// Takes the contents of a container out of the arena and leaves `rest` in its place. Give the
+    /// contents back to [`Values::recycle`].
+    pub fn take(&mut self, id: NodeId, rest: Node) -> Node {
+        std::mem::replace(self.node_mut(id), rest)
+    }
+
+    /// Keeps the room of contents that were used up for the next container.
+    pub fn recycle(&mut self, mut items: Vec<Value>) {
+        self.meter.give_back(items.len() * VALUE);
+        if self.spare.len() < 2048 && items.capacity() <= 64 {
+            items.clear();
+            self.spare.push(items);
+        }
+    }
+
+    /// Moves `new` into the contents of a list or dict that is being built.
+    pub fn extend(
+        &mut self,
+        id: NodeId,
+        new: impl ExactSizeIterator<Item = Value>,
+        offset: u64,
+    ) -> Result<(), ReadError> {
+        self.meter.take(new.len() * VALUE, offset)?;
+        let spare = &mut self.spare;
+        match &mut self.nodes[id.0 as usize] {
+            Node::List(items) | Node::Dict(items) | Node::Histories(items) => {
+                if items.capacity() == 0 && new.len() <= 64 {
+                    *items = spare.pop().unwrap_or_default();
+                }
+                items.extend(new);
+                Ok(())
+            }
+            _ => Err(ReadError::Malformed {
+                format: crate::Format::Pickle,
+                offset,
+                what: "an item is added to a container that is no list or was already used",
+            }),
+        }
+    }
+
+    pub fn memoize(&mut self, value: Value, offset: u64) -> Result<(), ReadError> {
+        let index = self.memo.len();
+        self.put(index, value, offset)
+    }
+
+    pub fn put(&mut self, index: usize, value: Value, offset: u64) -> Result<(), ReadError> {
+        let len = self.memo.len();
+        if index >= len {
+            if index - len > MEMO_GAP {
+                return Err(ReadError::Malformed {
+                    format: crate::Format::Pickle,
+                    offset,
+                    what: "a memo number far beyond all earlier ones",
+                });
+            }
+            self.meter.take((index + 1 - len) * size_of::<Option<Value>>(), offset)?;
+            self.memo.resize(index + 1, None);
+        }
+        self.memo[index] = Some(value);
+        Ok(())
+    }
+
+    pub fn get(&self, index: usize) -> Option<Value> {
+        self.memo.get(index).copied().flatten()
+    }
+}

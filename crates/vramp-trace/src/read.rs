@@ -1,0 +1,125 @@
+//! From a file to a trace, whatever the file is called.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{BufReader, Cursor, Read};
+use std::path::Path;
+
+use crate::input::Input;
+use crate::{ReadError, ReadLimits, Trace, pickle, rmm, vtrace};
+
+/// What a trace can be stored as. Told apart by contents, never by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// PyTorch's memory snapshot.
+    Pickle,
+    /// The log of RMM's logging resource adaptor.
+    RmmLog,
+    /// This project's own compact format.
+    Vtrace,
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Format::Pickle => "pickle",
+            Format::RmmLog => "RMM log",
+            Format::Vtrace => ".vtrace file",
+        })
+    }
+}
+
+/// Reads the trace in a file: a PyTorch snapshot, an RMM log or a `.vtrace`, each plain or
+/// compressed by gzip or zstd. Detects the format by the contents and names the trace after the
+/// file.
+///
+/// One pass over the file; holds the trace and little else.
+///
+/// # Errors
+/// Any [`ReadError`]; see there.
+pub fn read_trace(path: impl AsRef<Path>, limits: &ReadLimits) -> Result<Trace, ReadError> {
+    let path = path.as_ref();
+    let file =
+        File::open(path).map_err(|source| ReadError::Open { path: path.to_owned(), source })?;
+    let mut trace = read(file, limits)?;
+    // A .vtrace keeps the name of the recording it was made from.
+    if trace.name.is_empty() {
+        trace.name = stem(path);
+    }
+    Ok(trace)
+}
+
+/// Reads a trace as [`read_trace`] does, from anything. A trace that carries no name stays
+/// nameless.
+///
+/// # Errors
+/// Any [`ReadError`] but `Open`.
+pub fn read(mut source: impl Read, limits: &ReadLimits) -> Result<Trace, ReadError> {
+    let mut start = Vec::new();
+    let failed = |source| ReadError::Io { offset: 0, source };
+    source.by_ref().take(4).read_to_end(&mut start).map_err(failed)?;
+    let whole = Cursor::new(start.clone()).chain(source);
+    match start[..] {
+        [] => Err(ReadError::Empty),
+        [0x1f, 0x8b, ..] => {
+            let buffered = BufReader::with_capacity(64 << 10, whole);
+            detect(flate2::bufread::MultiGzDecoder::new(buffered), limits)
+        }
+        [0x28, 0xb5, 0x2f, 0xfd] => {
+            detect(zstd::stream::read::Decoder::new(whole).map_err(failed)?, limits)
+        }
+        _ => detect(whole, limits),
+    }
+}
+
+fn detect(contents: impl Read, limits: &ReadLimits) -> Result<Trace, ReadError> {
+    let mut input = Input::new(contents, limits.contents);
+    let start = input.peek(rmm::LONGEST_HEADER)?;
+    match start {
+        [] => Err(ReadError::Empty),
+        [0x80, protocol, ..] => match protocol {
+            2..=5 => pickle::read(input, limits),
+            &protocol => Err(ReadError::Protocol { offset: 0, protocol }),
+        },
+        _ if start.starts_with(&vtrace::MAGIC) => vtrace::read(input, limits),
+        _ if rmm::is_log(start) => rmm::read(input, limits),
+        // Cut off inside what tells the formats apart.
+        _ if vtrace::MAGIC.starts_with(start) => {
+            Err(ReadError::Truncated { format: Format::Vtrace, offset: start.len() as u64 })
+        }
+        [0x80] => Err(ReadError::Truncated { format: Format::Pickle, offset: 1 }),
+        _ => Err(ReadError::UnknownFormat { start: hex(&start[..start.len().min(8)]) }),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ")
+}
+
+/// The file's name without the endings that say how it is stored.
+fn stem(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let mut stem = &*name;
+    for ending in [".gz", ".zst", ".pickle", ".pkl", ".csv", ".txt", ".log", ".vtrace"] {
+        stem = stem.strip_suffix(ending).filter(|rest| !rest.is_empty()).unwrap_or(stem);
+    }
+    stem.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trace_is_named_after_its_file() {
+        for (path, name) in [
+            ("runs/gnn.pickle.gz", "gnn"),
+            ("gnn.vtrace", "gnn"),
+            ("rmm.log.csv", "rmm.log"),
+            ("snapshot", "snapshot"),
+            (".gz", ".gz"),
+        ] {
+            assert_eq!(stem(Path::new(path)), name, "{path}");
+        }
+    }
+}

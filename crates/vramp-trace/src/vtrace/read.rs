@@ -1,0 +1,350 @@
+//! Reads a `.vtrace`, believing nothing it says before it is checked.
+
+use std::io::Read;
+
+use vramp_core::{Bytes, DeviceAddr};
+
+use super::{KIND_BITS, KIND_UNKNOWN, NEW_DEVICE, NEW_STACK, NEW_STREAM, VERSION};
+use crate::fields::size;
+use crate::input::Input;
+use crate::stacks::FrameKey;
+use crate::{
+    ActionId, Block, BlockState, Event, EventKind, Format, ReadError, ReadLimits, Segment, StackId,
+    StreamIndex, Trace,
+};
+
+/// What the first event is told apart from.
+pub(super) const FIRST: Event = Event {
+    kind: EventKind::Alloc,
+    device: 0,
+    stream: StreamIndex(0),
+    address: DeviceAddr::new(0),
+    size: Bytes::ZERO,
+    time_us: 0,
+    stack: None,
+};
+
+/// Reads a file that begins with the magic bytes.
+pub(crate) fn read<R: Read>(mut input: Input<R>, limits: &ReadLimits) -> Result<Trace, ReadError> {
+    input.format = Format::Vtrace;
+    input.array::<8>()?;
+    let version = u16::from_le_bytes(input.array()?);
+    if version != VERSION {
+        return Err(ReadError::Version { found: version, supported: VERSION });
+    }
+    if u16::from_le_bytes(input.array()?) != 0 {
+        return Err(input.malformed("flags that version 1 does not have"));
+    }
+    let len = u64::from_le_bytes(input.array()?);
+    let stored = u32::from_le_bytes(input.array()?);
+    let offset = input.offset();
+
+    let failed = |source| ReadError::Io { offset, source };
+    let contents = zstd::stream::read::Decoder::new(input).map_err(failed)?;
+    let counted = Crc { source: contents, hasher: crc32fast::Hasher::new() };
+    let mut body = Body {
+        input: Input::new(counted, limits.contents),
+        len,
+        held: 0,
+        limits: *limits,
+        trace: Trace::default(),
+    };
+    body.input.format = Format::Vtrace;
+    body.read()?;
+    let computed = body.input.into_source().hasher.finalize();
+    if computed != stored {
+        return Err(ReadError::Checksum { stored, computed });
+    }
+    Ok(body.trace)
+}
+
+/// Sums up everything that is read through it.
+struct Crc<R> {
+    source: R,
+    hasher: crc32fast::Hasher,
+}
+
+impl<R: Read> Read for Crc<R> {
+    fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+        let read = self.source.read(out)?;
+        self.hasher.update(&out[..read]);
+        Ok(read)
+    }
+}
+
+/// The uncompressed contents and the trace that comes out of them.
+struct Body<R> {
+    input: Input<R>,
+    len: u64,
+    held: u64,
+    limits: ReadLimits,
+    trace: Trace,
+}
+
+impl<R: Read> Body<R> {
+    fn read(&mut self) -> Result<(), ReadError> {
+        self.trace.name = self.text()?;
+        self.trace.device_count = self.number_up_to(1 << 16, "more than 65,536 devices")?;
+        for _ in 0..self.count()? {
+            let raw = self.number()?;
+            self.hold::<u64>(0)?;
+            self.trace.streams.push(raw);
+        }
+        let actions = self.count()?;
+        if actions > 1 << 16 {
+            return Err(self.input.malformed("more than 65,536 unknown actions"));
+        }
+        for _ in 0..actions {
+            let action = self.text()?;
+            self.trace.actions.push(action);
+        }
+        self.stacks()?;
+        for _ in 0..self.count()? {
+            let setting = (self.text()?, self.text()?);
+            self.trace.allocator_settings.push(setting);
+        }
+        for _ in 0..self.count()? {
+            let segment = self.segment()?;
+            self.trace.segments.push(segment);
+        }
+        self.events()?;
+        if self.input.offset() != self.len || !self.input.peek(1)?.is_empty() {
+            return Err(self.input.malformed("the contents are not as long as the header says"));
+        }
+        Ok(())
+    }
+
+    // --- parts ---
+
+    fn stacks(&mut self) -> Result<(), ReadError> {
+        let twice = "a text, frame or stack stands twice";
+        for _ in 0..self.count()? {
+            let text = self.text()?;
+            if !self.trace.stacks.texts.insert(text.into()) {
+                return Err(self.input.malformed(twice));
+            }
+        }
+        for _ in 0..self.count()? {
+            let frame = FrameKey {
+                name: self.index(self.trace.stacks.texts.len())?,
+                filename: self.index(self.trace.stacks.texts.len())?,
+                line: self.number_up_to(u32::MAX, "a line number beyond 32 bits")?,
+            };
+            self.hold::<FrameKey>(32)?;
+            if !self.trace.stacks.frames.insert(frame) {
+                return Err(self.input.malformed(twice));
+            }
+        }
+        for _ in 0..self.count()? {
+            let mut frames = Vec::new();
+            self.hold::<Vec<u32>>(32)?;
+            for _ in 0..self.count()? {
+                self.hold::<u32>(0)?;
+                frames.push(self.index(self.trace.stacks.frames.len())?);
+            }
+            if !self.trace.stacks.stacks.insert(frames.into_boxed_slice()) {
+                return Err(self.input.malformed(twice));
+            }
+        }
+        Ok(())
+    }
+
+    fn segment(&mut self) -> Result<Segment, ReadError> {
+        self.hold::<Segment>(0)?;
+        let device = self.device()?;
+        let stream = self.stream()?;
+        let address = DeviceAddr::new(self.number()?);
+        let total_size = self.size()?;
+        let segment_type = self.text()?;
+        let is_expandable = match self.number()? {
+            0 => false,
+            1 => true,
+            _ => return Err(self.input.malformed("a flag that is neither 0 nor 1")),
+        };
+        let mut blocks = Vec::new();
+        let mut next = address.number();
+        for _ in 0..self.count()? {
+            let block = self.block(next)?;
+            next = block.address.number().wrapping_add(block.size.count());
+            blocks.push(block);
+        }
+        Ok(Segment { device, stream, address, total_size, segment_type, is_expandable, blocks })
+    }
+
+    fn block(&mut self, next: u64) -> Result<Block, ReadError> {
+        self.hold::<Block>(0)?;
+        let address = DeviceAddr::new(self.step(next)?);
+        let size_of_block = self.size()?;
+        let requested_size = match self.number()?.checked_sub(1) {
+            None => None,
+            Some(count) => Some(self.checked_size(count)?),
+        };
+        let state = match self.number()? {
+            0 => BlockState::Active,
+            1 => BlockState::PendingFree,
+            2 => BlockState::Inactive,
+            _ => return Err(self.input.malformed("a block in an unknown state")),
+        };
+        let stack = self.stack()?;
+        Ok(Block { address, size: size_of_block, requested_size, state, stack })
+    }
+
+    fn events(&mut self) -> Result<(), ReadError> {
+        let count = self.count()?;
+        if count > u64::from(self.limits.events) {
+            return Err(ReadError::Limit {
+                limit: "events",
+                what: "events",
+                allowed: u64::from(self.limits.events),
+                offset: self.input.offset(),
+            });
+        }
+        // Believed: each event takes at least four bytes, and `count` checked that they may come.
+        let mut before = FIRST;
+        for _ in 0..count {
+            self.hold::<Event>(0)?;
+            before = self.event(&before)?;
+            self.trace.events.push(before);
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, before: &Event) -> Result<Event, ReadError> {
+        let head = self.input.byte()?;
+        let kind = match head & KIND_BITS {
+            KIND_UNKNOWN => {
+                let action = self.index(self.trace.actions.len())?;
+                EventKind::Unknown(ActionId(action as u16))
+            }
+            number => match EventKind::NAMED.get(usize::from(number)) {
+                Some(kind) => *kind,
+                None => return Err(self.input.malformed("an event of an unknown kind")),
+            },
+        };
+        if head & !(KIND_BITS | NEW_DEVICE | NEW_STREAM | NEW_STACK) != 0 {
+            return Err(self.input.malformed("an event with a bit that version 1 does not have"));
+        }
+        let device = if head & NEW_DEVICE != 0 { self.device()? } else { before.device };
+        let stream = if head & NEW_STREAM != 0 { self.stream()? } else { before.stream };
+        let stack = if head & NEW_STACK != 0 { self.stack()? } else { before.stack };
+        let inside = u32::from(device) < self.trace.device_count
+            && (stream.0 as usize) < self.trace.streams.len();
+        if !inside {
+            return Err(self.input.malformed("an event on a device or stream that is not there"));
+        }
+        Ok(Event {
+            kind,
+            device,
+            stream,
+            address: DeviceAddr::new(self.step(before.address.number())?),
+            size: self.size()?,
+            time_us: self.step(before.time_us)?,
+            stack,
+        })
+    }
+
+    // --- values ---
+
+    fn number(&mut self) -> Result<u64, ReadError> {
+        let mut number = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = self.input.byte()?;
+            let bits = u64::from(byte & 0x7f);
+            if shift == 63 && bits > 1 {
+                break;
+            }
+            number |= bits << shift;
+            if byte < 0x80 {
+                return Ok(number);
+            }
+        }
+        Err(self.input.malformed("a number beyond 64 bits"))
+    }
+
+    fn number_up_to(&mut self, most: u32, what: &'static str) -> Result<u32, ReadError> {
+        match u32::try_from(self.number()?) {
+            Ok(number) if number <= most => Ok(number),
+            _ => Err(self.input.malformed(what)),
+        }
+    }
+
+    /// How many things follow. Each takes at least a byte, so there cannot be more than bytes.
+    fn count(&mut self) -> Result<u64, ReadError> {
+        let count = self.number()?;
+        if count > self.len.saturating_sub(self.input.offset()) {
+            return Err(self.input.malformed("a count of more things than there are bytes"));
+        }
+        Ok(count)
+    }
+
+    /// An index below `len`.
+    fn index(&mut self, len: usize) -> Result<u32, ReadError> {
+        match u32::try_from(self.number()?) {
+            Ok(index) if (index as usize) < len => Ok(index),
+            _ => Err(self.input.malformed("an index of something that is not there")),
+        }
+    }
+
+    fn step(&mut self, from: u64) -> Result<u64, ReadError> {
+        let way = self.number()?;
+        Ok(from.wrapping_add((way >> 1) ^ (way & 1).wrapping_neg()))
+    }
+
+    fn size(&mut self) -> Result<Bytes, ReadError> {
+        let count = self.number()?;
+        self.checked_size(count)
+    }
+
+    fn checked_size(&self, count: u64) -> Result<Bytes, ReadError> {
+        size(count).ok_or_else(|| self.input.malformed("a size of more than 64 PiB"))
+    }
+
+    fn text(&mut self) -> Result<String, ReadError> {
+        let len = self.count()?;
+        if len > self.limits.text.count() {
+            return Err(ReadError::Limit {
+                limit: "text",
+                what: "bytes in one text",
+                allowed: self.limits.text.count(),
+                offset: self.input.offset(),
+            });
+        }
+        self.hold::<String>(len)?;
+        let mut bytes = Vec::new();
+        self.input.pieces(len, |piece| bytes.extend_from_slice(piece))?;
+        String::from_utf8(bytes).map_err(|_| self.input.malformed("a text that is not UTF-8"))
+    }
+
+    fn device(&mut self) -> Result<u16, ReadError> {
+        let device = self.number()?;
+        match u16::try_from(device) {
+            Ok(device) if u32::from(device) < self.trace.device_count => Ok(device),
+            _ => Err(self.input.malformed("a device that is not there")),
+        }
+    }
+
+    fn stream(&mut self) -> Result<StreamIndex, ReadError> {
+        self.index(self.trace.streams.len()).map(StreamIndex)
+    }
+
+    fn stack(&mut self) -> Result<Option<StackId>, ReadError> {
+        match self.index(self.trace.stacks.len() + 1)? {
+            0 => Ok(None),
+            number => Ok(StackId::from_index(number as usize - 1)),
+        }
+    }
+
+    /// Counts a value and `more` bytes behind it against the memory limit.
+    fn hold<T>(&mut self, more: u64) -> Result<(), ReadError> {
+        self.held += size_of::<T>() as u64 + more;
+        if self.held <= self.limits.memory.count() {
+            return Ok(());
+        }
+        Err(ReadError::Limit {
+            limit: "memory",
+            what: "bytes of memory",
+            allowed: self.limits.memory.count(),
+            offset: self.input.offset(),
+        })
+    }
+}

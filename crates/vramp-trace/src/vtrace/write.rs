@@ -1,0 +1,195 @@
+//! Writes a `.vtrace`.
+
+use std::io::{self, Write};
+
+use super::{KIND_UNKNOWN, MAGIC, NEW_DEVICE, NEW_STACK, NEW_STREAM, VERSION};
+use crate::fields::SIZE_MAX;
+use crate::{Block, BlockState, Event, EventKind, Segment, StackId, StreamIndex, Trace};
+
+/// Small and still quick to write: 1.2 million events take about a second.
+const ZSTD_LEVEL: i32 = 9;
+
+impl Trace {
+    /// Writes the trace in this project's own format. Reading it gives an equal trace.
+    ///
+    /// Holds the uncompressed contents meanwhile, about 10 bytes per event.
+    ///
+    /// # Errors
+    /// What `out` says; [`io::ErrorKind::InvalidInput`] if a part of the trace points outside it
+    /// (a device, stream, action or stack that it does not have) or a size exceeds 64 PiB, for no
+    /// one could read that back.
+    pub fn write_vtrace(&self, mut out: impl Write) -> io::Result<()> {
+        let body = Body::of(self)?.0;
+        out.write_all(&MAGIC)?;
+        out.write_all(&VERSION.to_le_bytes())?;
+        out.write_all(&0u16.to_le_bytes())?;
+        out.write_all(&(body.len() as u64).to_le_bytes())?;
+        out.write_all(&crc32fast::hash(&body).to_le_bytes())?;
+        let mut encoder = zstd::stream::write::Encoder::new(out, ZSTD_LEVEL)?;
+        encoder.write_all(&body)?;
+        encoder.finish()?.flush()
+    }
+}
+
+/// The uncompressed contents.
+struct Body(Vec<u8>);
+
+impl Body {
+    fn of(trace: &Trace) -> io::Result<Body> {
+        check(trace)?;
+        let mut body = Body(Vec::with_capacity(trace.events.len() * 12));
+        body.text(&trace.name);
+        body.number(u64::from(trace.device_count));
+        body.all(&trace.streams, |body, &raw| body.number(raw));
+        body.all(&trace.actions, |body, action| body.text(action));
+        body.all(&trace.stacks.texts, |body, text| body.text(text));
+        body.all(&trace.stacks.frames, |body, frame| {
+            body.number(u64::from(frame.name));
+            body.number(u64::from(frame.filename));
+            body.number(u64::from(frame.line));
+        });
+        body.all(&trace.stacks.stacks, |body, frames| {
+            body.all(&frames[..], |body, &frame| body.number(u64::from(frame)));
+        });
+        body.all(&trace.allocator_settings, |body, (name, value)| {
+            body.text(name);
+            body.text(value);
+        });
+        body.all(&trace.segments, Body::segment);
+        let mut before = super::read::FIRST;
+        body.all(&trace.events, |body, event| {
+            body.event(event, &before);
+            before = *event;
+        });
+        Ok(body)
+    }
+
+    /// Seven bits per byte, lowest first; the top bit says that more follow.
+    fn number(&mut self, mut number: u64) {
+        while number >= 0x80 {
+            self.0.push(number as u8 | 0x80);
+            number >>= 7;
+        }
+        self.0.push(number as u8);
+    }
+
+    /// The way from one number to the next around the circle of 2^64, small ways as small numbers.
+    fn step(&mut self, from: u64, to: u64) {
+        let way = to.wrapping_sub(from).cast_signed();
+        self.number(((way << 1) ^ (way >> 63)).cast_unsigned());
+    }
+
+    fn text(&mut self, text: &str) {
+        self.number(text.len() as u64);
+        self.0.extend_from_slice(text.as_bytes());
+    }
+
+    fn stack(&mut self, stack: Option<StackId>) {
+        self.number(stack.map_or(0, |stack| stack.index() as u64 + 1));
+    }
+
+    fn all<T, I>(&mut self, items: I, mut one: impl FnMut(&mut Body, T))
+    where
+        I: IntoIterator<Item = T, IntoIter: ExactSizeIterator>,
+    {
+        let items = items.into_iter();
+        self.number(items.len() as u64);
+        for item in items {
+            one(self, item);
+        }
+    }
+
+    fn segment(&mut self, segment: &Segment) {
+        self.number(u64::from(segment.device));
+        self.number(u64::from(segment.stream.0));
+        self.number(segment.address.number());
+        self.number(segment.total_size.count());
+        self.text(&segment.segment_type);
+        self.number(u64::from(segment.is_expandable));
+        let mut next = segment.address.number();
+        self.all(&segment.blocks, |body, block| {
+            body.block(block, next);
+            next = block.address.number().wrapping_add(block.size.count());
+        });
+    }
+
+    fn block(&mut self, block: &Block, next: u64) {
+        self.step(next, block.address.number());
+        self.number(block.size.count());
+        self.number(block.requested_size.map_or(0, |size| size.count() + 1));
+        self.number(match block.state {
+            BlockState::Active => 0,
+            BlockState::PendingFree => 1,
+            BlockState::Inactive => 2,
+        });
+        self.stack(block.stack);
+    }
+
+    fn event(&mut self, event: &Event, before: &Event) {
+        let named = EventKind::NAMED.iter().position(|&kind| kind == event.kind);
+        let mut head = named.map_or(KIND_UNKNOWN, |number| number as u8);
+        for (differs, bit) in [
+            (event.device != before.device, NEW_DEVICE),
+            (event.stream != before.stream, NEW_STREAM),
+            (event.stack != before.stack, NEW_STACK),
+        ] {
+            if differs {
+                head |= bit;
+            }
+        }
+        self.0.push(head);
+        if let EventKind::Unknown(action) = event.kind {
+            self.number(u64::from(action.0));
+        }
+        if head & NEW_DEVICE != 0 {
+            self.number(u64::from(event.device));
+        }
+        if head & NEW_STREAM != 0 {
+            self.number(u64::from(event.stream.0));
+        }
+        if head & NEW_STACK != 0 {
+            self.stack(event.stack);
+        }
+        self.step(before.address.number(), event.address.number());
+        self.number(event.size.count());
+        self.step(before.time_us, event.time_us);
+    }
+}
+
+/// Refuses a trace that points outside itself: the reader would, too.
+fn check(trace: &Trace) -> io::Result<()> {
+    let refuse = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    let stream = |stream: StreamIndex| (stream.0 as usize) < trace.streams.len();
+    let stack = |stack: Option<StackId>| stack.is_none_or(|id| id.index() < trace.stacks.len());
+    for (index, event) in trace.events.iter().enumerate() {
+        let known = match event.kind {
+            EventKind::Unknown(action) => usize::from(action.0) < trace.actions.len(),
+            _ => true,
+        };
+        let inside = u32::from(event.device) < trace.device_count
+            && stream(event.stream)
+            && stack(event.stack)
+            && known
+            && event.size.count() <= SIZE_MAX;
+        if !inside {
+            return refuse(format!("event {index} cannot be written: {event:?}"));
+        }
+    }
+    for (index, segment) in trace.segments.iter().enumerate() {
+        let inside = u32::from(segment.device) < trace.device_count
+            && stream(segment.stream)
+            && segment.total_size.count() <= SIZE_MAX
+            && segment.blocks.iter().all(|block| {
+                let sizes = [Some(block.size), block.requested_size];
+                stack(block.stack)
+                    && sizes.into_iter().flatten().all(|size| size.count() <= SIZE_MAX)
+            });
+        if !inside {
+            return refuse(format!("segment {index} cannot be written"));
+        }
+    }
+    if trace.device_count > 1 << 16 {
+        return refuse(format!("{} devices are too many", trace.device_count));
+    }
+    Ok(())
+}
