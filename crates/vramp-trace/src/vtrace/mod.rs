@@ -1,5 +1,5 @@
-//! `.vtrace`, this project's own format: smaller than a compressed pickle and read in an eighth of the
-//! time, with nothing in it that a replay does not use. `docs/trace-format.md` has every byte.
+//! `.vtrace`, this project's own format: smaller than a compressed pickle and quicker to read, with
+//! nothing in it that a replay does not use. `docs/trace-format.md` has every byte.
 
 mod read;
 mod write;

@@ -1,0 +1,16 @@
+//! Any bytes as the contents of a `.vtrace`, under a header and checksum that are right: the fuzzer
+//! cannot guess either, and would never come past them.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use vramp_fuzz::check;
+
+fuzz_target!(|body: &[u8]| {
+    let mut file = b"\x89VTRACE\n".to_vec();
+    file.extend_from_slice(&1u16.to_le_bytes());
+    file.extend_from_slice(&0u16.to_le_bytes());
+    file.extend_from_slice(&(body.len() as u64).to_le_bytes());
+    file.extend_from_slice(&crc32fast::hash(body).to_le_bytes());
+    file.extend_from_slice(&zstd::bulk::compress(body, 1).expect("memory can be compressed"));
+    check(&file);
+});

@@ -1,0 +1,60 @@
+//! What must hold for whatever a reader makes of any bytes.
+
+use vramp_core::Bytes;
+use vramp_trace::{ReadLimits, Request, Trace, Workload, read};
+
+/// Reads `bytes` under tight limits and checks whatever comes out.
+///
+/// # Panics
+/// If a workload breaks its rules, or a trace does not come back from a `.vtrace` as it was.
+pub fn check(bytes: &[u8]) {
+    let limits = ReadLimits {
+        contents: Bytes::mib(4),
+        memory: Bytes::mib(16),
+        events: 100_000,
+        ..ReadLimits::default()
+    };
+    let Ok(trace) = read(bytes, &limits) else { return };
+    for device in 0..trace.device_count.min(4) {
+        check_workload(&Workload::from_trace(&trace, device));
+    }
+    check_round_trip(&trace);
+}
+
+fn check_workload(workload: &Workload) {
+    #[derive(Clone, Copy, PartialEq)]
+    enum State {
+        Live,
+        Pending,
+        Done,
+    }
+    let mut blocks = Vec::new();
+    for (index, request) in workload.requests.iter().enumerate() {
+        match *request {
+            Request::Alloc { block, stream, .. } => {
+                assert_eq!(block as usize, blocks.len(), "request {index}");
+                assert!((stream as usize) < workload.streams.len(), "request {index}");
+                blocks.push(State::Live);
+            }
+            Request::Free { block } => {
+                let before = std::mem::replace(&mut blocks[block as usize], State::Pending);
+                assert!(before == State::Live, "request {index}");
+            }
+            Request::UsesDone { block } => {
+                let before = std::mem::replace(&mut blocks[block as usize], State::Done);
+                assert!(before == State::Pending, "request {index}");
+            }
+            Request::Oom { stream, .. } => {
+                assert!((stream as usize) < workload.streams.len(), "request {index}");
+            }
+        }
+    }
+    assert_eq!(blocks.len(), workload.blocks as usize);
+}
+
+fn check_round_trip(trace: &Trace) {
+    let mut file = Vec::new();
+    trace.write_vtrace(&mut file).expect("what was read can be written");
+    let again = read(&file[..], &ReadLimits::default()).expect("what was written can be read");
+    assert!(*trace == again, "a .vtrace changed the trace");
+}
