@@ -1,0 +1,93 @@
+//! Fills and copies, only ever between memory that is ours.
+
+use std::sync::Arc;
+
+use vramp_core::{AddrRange, DeviceAddr};
+use vramp_driver::{Call, Copy, HostSlice, Result, Stream};
+
+use crate::device::{CudaDriver, refused, symbol};
+use crate::error::invalid;
+use crate::host::HostMemory;
+use crate::memory::{bad, size};
+use crate::stream::RawStream;
+
+pub(crate) fn fill(driver: &CudaDriver, stream: Stream, range: AddrRange, byte: u8) -> Result<()> {
+    let call = Call::Fill;
+    let _entered = driver.enter(call)?;
+    let fill = symbol!(driver, call, cuMemsetD8Async);
+    let stream = held(driver, call, stream)?;
+    check_ours(driver, call, range)?;
+    // SAFETY: the stream is held, so it is alive; the range is ours, so no memory of others is
+    // written. Unmapped parts of it fault on the device and cannot harm the host.
+    let code = unsafe { fill(range.start.number(), byte, size(range.len), stream.raw.0) };
+    driver.settle(call, code, || range.to_string())
+}
+
+pub(crate) fn copy(driver: &CudaDriver, stream: Stream, copy: Copy) -> Result<()> {
+    let call = Call::Copy;
+    let _entered = driver.enter(call)?;
+    let run = symbol!(driver, call, cuMemcpyDtoDAsync_v2);
+    let stream = held(driver, call, stream)?;
+    let (from, to) = (AddrRange::new(copy.from, copy.len), AddrRange::new(copy.to, copy.len));
+    check_ours(driver, call, from)?;
+    check_ours(driver, call, to)?;
+    if copy.from.number().abs_diff(copy.to.number()) < copy.len.count() {
+        return Err(invalid(call, format!("{from} and {to} overlap")));
+    }
+    // SAFETY: as in `fill`, for both ranges.
+    let code = unsafe { run(copy.to.number(), copy.from.number(), size(copy.len), stream.raw.0) };
+    driver.settle(call, code, || format!("{from} to {to}"))
+}
+
+pub(crate) fn copy_to_device(
+    driver: &CudaDriver,
+    stream: Stream,
+    from: HostSlice,
+    to: DeviceAddr,
+) -> Result<()> {
+    let call = Call::CopyToDevice;
+    let _entered = driver.enter(call)?;
+    let run = symbol!(driver, call, cuMemcpyHtoDAsync_v2);
+    let stream = held(driver, call, stream)?;
+    let buffer = pinned(driver, call, from)?;
+    let start = buffer.part(call, from.offset, from.len)?;
+    let range = AddrRange::new(to, from.len);
+    check_ours(driver, call, range)?;
+    // SAFETY: the device side as in `fill`; the host side lies inside a living buffer, whose owner
+    // frees it only once copies are done, which the driver's free waits for in any case.
+    let code = unsafe { run(to.number(), start.cast(), size(from.len), stream.raw.0) };
+    driver.settle(call, code, || range.to_string())
+}
+
+pub(crate) fn copy_to_host(
+    driver: &CudaDriver,
+    stream: Stream,
+    from: DeviceAddr,
+    to: HostSlice,
+) -> Result<()> {
+    let call = Call::CopyToHost;
+    let _entered = driver.enter(call)?;
+    let run = symbol!(driver, call, cuMemcpyDtoHAsync_v2);
+    let stream = held(driver, call, stream)?;
+    let buffer = pinned(driver, call, to)?;
+    let start = buffer.part(call, to.offset, to.len)?;
+    let range = AddrRange::new(from, to.len);
+    check_ours(driver, call, range)?;
+    // SAFETY: as in `copy_to_device`.
+    let code = unsafe { run(start.cast(), from.number(), size(to.len), stream.raw.0) };
+    driver.settle(call, code, || range.to_string())
+}
+
+fn held(driver: &CudaDriver, call: Call, stream: Stream) -> Result<Arc<RawStream>> {
+    let id = stream.number();
+    driver.streams.get(id).map_err(refused(call, "stream", id))
+}
+
+fn pinned(driver: &CudaDriver, call: Call, slice: HostSlice) -> Result<Arc<HostMemory>> {
+    let id = slice.buffer.number();
+    driver.buffers.get(id).map_err(refused(call, "host buffer", id))
+}
+
+fn check_ours(driver: &CudaDriver, call: Call, range: AddrRange) -> Result<()> {
+    driver.addresses().check_ours(range).map_err(bad(call, range))
+}

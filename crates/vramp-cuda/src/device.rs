@@ -1,0 +1,421 @@
+//! One card: opening it, making its context current, and what every call has in common.
+
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
+
+use vramp_core::{AddrRange, Bytes, DeviceAddr};
+use vramp_driver::{
+    Call, Capabilities, Copy, DeviceInfo, Driver, DriverError, Event, Handle, HostBuffer,
+    HostSlice, Limits, MemoryInfo, Place, PoolUsage, Result, Stream,
+};
+
+use crate::addresses::Addresses;
+use crate::error::{OpenError, invalid_id, kind_of};
+use crate::host::HostMemory;
+use crate::load::{Cuda, entry};
+use crate::memory::Physical;
+use crate::stream::RawStream;
+use crate::sys::{
+    CUctx_st, CUdevice, CUdevice_attribute, CUevent_st, CUgraphExec_st, CUmemPoolHandle_st,
+    CUresult, CUstream_st,
+};
+use crate::table::{Opaque, Refusal, Table};
+use crate::{copy, host, memory, pool, stream};
+
+/// One CUDA card.
+///
+/// Calls may come from any thread. A thread that has no CUDA context keeps this card's after its
+/// first call; one that has another gets its own back after each call.
+pub struct CudaDriver {
+    pub(crate) cuda: Cuda,
+    pub(crate) device: CUdevice,
+    pub(crate) context: Opaque<CUctx_st>,
+    pub(crate) info: DeviceInfo,
+    opened: Instant,
+    lost: OnceLock<DriverError>,
+    addresses: Mutex<Addresses>,
+    pub(crate) handles: Table<Physical>,
+    pub(crate) streams: Table<RawStream>,
+    pub(crate) events: Table<Opaque<CUevent_st>>,
+    pub(crate) buffers: Table<HostMemory>,
+    pub(crate) graphs: Table<Opaque<CUgraphExec_st>>,
+    /// Waits for the work of every stream that was destroyed or forgotten: see [`crate::drop`].
+    pub(crate) departed: OnceLock<Opaque<CUstream_st>>,
+    /// Ours alone, so that its numbers are. `None` where the card has no such pools.
+    pub(crate) pool: Option<Opaque<CUmemPoolHandle_st>>,
+}
+
+/// A card that the driver sees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceSummary {
+    /// Its number for [`CudaDriver::open`].
+    pub ordinal: u32,
+    /// Its name, such as `NVIDIA H200`.
+    pub name: String,
+    /// Memory on the card.
+    pub memory: Bytes,
+    /// Its compute capability: major, minor.
+    pub compute: (u32, u32),
+}
+
+/// Every card that the driver of this machine sees, without opening any.
+///
+/// # Errors
+/// As [`CudaDriver::open`], less the errors of one card.
+pub fn devices() -> Result<Vec<DeviceSummary>, OpenError> {
+    let cuda = Cuda::open()?;
+    (0..cuda.device_count()?).map(|ordinal| Ok(summary(&cuda, ordinal)?.1)).collect()
+}
+
+/// The function of this name, or an early return of "not supported" for `$call`.
+macro_rules! symbol {
+    ($driver:expr, $call:expr, $name:ident) => {
+        match &$driver.cuda.$name {
+            Ok(function) => *function,
+            Err(_) => return Err($crate::error::missing($call, stringify!($name))),
+        }
+    };
+}
+pub(crate) use symbol;
+
+impl CudaDriver {
+    /// Opens card number `ordinal`, counted from zero as the driver numbers them.
+    ///
+    /// Keeps the card's primary context, the one that CUDA's runtime uses, so that addresses are
+    /// good for every library in the process. The first open in a process takes some 100 ms.
+    ///
+    /// # Errors
+    /// [`OpenError`] says whether the library, the driver or the card is missing.
+    pub fn open(ordinal: u32) -> Result<CudaDriver, OpenError> {
+        CudaDriver::open_on(Cuda::open()?, ordinal)
+    }
+
+    pub(crate) fn open_on(cuda: Cuda, ordinal: u32) -> Result<CudaDriver, OpenError> {
+        let count = cuda.device_count()?;
+        if count == 0 {
+            return Err(OpenError::NoDevice);
+        }
+        if ordinal >= count {
+            return Err(OpenError::NoSuchDevice { ordinal, count });
+        }
+        let (device, summary) = summary(&cuda, ordinal)?;
+        let driver = cuda.version()?;
+        let mut capabilities = capabilities(&cuda, device, summary.compute);
+        let (page, recommended_page) = match capabilities.virtual_memory {
+            true => memory::granules(&cuda, device)?,
+            false => (memory::USUAL_PAGE, memory::USUAL_PAGE),
+        };
+        let context = retain_context(&cuda, device)?;
+        let pool = match capabilities.stream_ordered_pool {
+            true => pool::create(&cuda, device).ok(),
+            false => None,
+        };
+        capabilities.stream_ordered_pool = pool.is_some();
+        let info = DeviceInfo {
+            name: summary.name,
+            id: format!("cuda:{ordinal}"),
+            driver: format!("CUDA {}.{}", driver / 1000, driver % 1000 / 10),
+            simulated: false,
+            limits: Limits { memory: summary.memory, page, recommended_page, address_space: None },
+            capabilities,
+        };
+        Ok(CudaDriver {
+            cuda,
+            device,
+            context,
+            info,
+            opened: Instant::now(),
+            lost: OnceLock::new(),
+            addresses: Mutex::default(),
+            handles: Table::default(),
+            streams: Table::default(),
+            events: Table::default(),
+            buffers: Table::default(),
+            graphs: Table::default(),
+            departed: OnceLock::new(),
+            pool,
+        })
+    }
+
+    /// Makes this card's context current for one call. Refuses at once if the device is lost.
+    pub(crate) fn enter(&self, call: Call) -> Result<Entered<'_>> {
+        self.refuse_if_lost(call)?;
+        let current = symbol!(self, call, cuCtxGetCurrent);
+        let mut before = std::ptr::null_mut();
+        // SAFETY: `before` outlives the call.
+        let code = unsafe { current(&mut before) };
+        self.settle(call, code, || "reading the current context".into())?;
+        if before == self.context.0 {
+            return Ok(Entered { driver: self, restore: None });
+        }
+        let set = symbol!(self, call, cuCtxSetCurrent);
+        // SAFETY: the context is retained for as long as this device lives.
+        let code = unsafe { set(self.context.0) };
+        self.settle(call, code, || "making the context current".into())?;
+        let restore = (!before.is_null()).then_some(Opaque(before));
+        Ok(Entered { driver: self, restore })
+    }
+
+    /// The error of `call` if the device is lost.
+    pub(crate) fn refuse_if_lost(&self, call: Call) -> Result<()> {
+        match self.lost.get() {
+            Some(first) => Err(DriverError { call, ..first.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// What the driver's answer to `call` means. A code that loses the device is remembered.
+    pub(crate) fn settle(
+        &self,
+        call: Call,
+        code: CUresult,
+        detail: impl FnOnce() -> String,
+    ) -> Result<()> {
+        if code == CUresult::CUDA_SUCCESS {
+            return Ok(());
+        }
+        let error = DriverError {
+            call,
+            code: code.0.cast_signed(),
+            name: self.cuda.name_of(code).into(),
+            kind: kind_of(code),
+            detail: detail().into(),
+        };
+        if error.is_device_lost() {
+            // Another thread may have been first; its error is then the one that stays.
+            let _ = self.lost.set(error.clone());
+        }
+        Err(error)
+    }
+
+    /// The book of addresses. Never held while the driver is called.
+    pub(crate) fn addresses(&self) -> MutexGuard<'_, Addresses> {
+        self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An id that the driver was not asked about.
+pub(crate) fn refused(call: Call, what: &'static str, id: u64) -> impl Fn(Refusal) -> DriverError {
+    move |refusal| invalid_id(call, format!("{what} {id:#x}: {refusal}"))
+}
+
+/// While this lives, the card's context is current on this thread.
+pub(crate) struct Entered<'a> {
+    driver: &'a CudaDriver,
+    restore: Option<Opaque<CUctx_st>>,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        if let (Some(before), Ok(set)) = (&self.restore, &self.driver.cuda.cuCtxSetCurrent) {
+            // SAFETY: the context was current on this thread when we came. If its owner destroyed
+            // it meanwhile, the driver refuses, and there is nothing to restore.
+            let _ = unsafe { set(before.0) };
+        }
+    }
+}
+
+fn summary(cuda: &Cuda, ordinal: u32) -> Result<(CUdevice, DeviceSummary), OpenError> {
+    let (get, total) = (entry!(cuda, cuDeviceGet), entry!(cuda, cuDeviceTotalMem_v2));
+    let number = i32::try_from(ordinal).unwrap_or(i32::MAX);
+    let mut device = 0;
+    // SAFETY: `device` outlives the call.
+    let code = unsafe { get(&mut device, number) };
+    cuda.check_open("cuDeviceGet", code)?;
+    let mut bytes = 0;
+    // SAFETY: `bytes` outlives the call; the driver made `device`.
+    let code = unsafe { total(&mut bytes, device) };
+    cuda.check_open("cuDeviceTotalMem_v2", code)?;
+    let part = |which| u32::try_from(attribute(cuda, device, which)).unwrap_or(0);
+    let compute = (
+        part(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+        part(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+    );
+    let name = device_name(cuda, device)?;
+    Ok((device, DeviceSummary { ordinal, name, memory: Bytes::new(bytes as u64), compute }))
+}
+
+fn device_name(cuda: &Cuda, device: CUdevice) -> Result<String, OpenError> {
+    let ask = entry!(cuda, cuDeviceGetName);
+    let mut text = [0u8; 256];
+    // SAFETY: the driver writes at most the given number of bytes, all inside `text`.
+    let code = unsafe { ask(text.as_mut_ptr().cast(), text.len() as i32, device) };
+    cuda.check_open("cuDeviceGetName", code)?;
+    let name = text.split(|&byte| byte == 0).next().unwrap_or_default();
+    Ok(String::from_utf8_lossy(name).into_owned())
+}
+
+/// An attribute of the card; zero, "no", where the driver does not know it.
+fn attribute(cuda: &Cuda, device: CUdevice, which: CUdevice_attribute) -> i32 {
+    let mut value = 0;
+    let known = cuda.cuDeviceGetAttribute.as_ref().is_ok_and(|ask| {
+        // SAFETY: `value` outlives the call; the driver made `device`.
+        let code = unsafe { ask(&mut value, which, device) };
+        code == CUresult::CUDA_SUCCESS
+    });
+    if known { value } else { 0 }
+}
+
+fn capabilities(cuda: &Cuda, device: CUdevice, compute: (u32, u32)) -> Capabilities {
+    let has = |which| attribute(cuda, device, which) != 0;
+    let virtual_memory =
+        has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)
+            && cuda.cuMemGetAllocationGranularity.is_ok()
+            && cuda.cuMemAddressReserve.is_ok()
+            && cuda.cuMemAddressFree.is_ok()
+            && cuda.cuMemCreate.is_ok()
+            && cuda.cuMemRelease.is_ok()
+            && cuda.cuMemMap.is_ok()
+            && cuda.cuMemUnmap.is_ok()
+            && cuda.cuMemSetAccess.is_ok();
+    Capabilities {
+        virtual_memory,
+        stream_ordered_pool: has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)
+            && cuda.cuMemPoolCreate.is_ok()
+            && cuda.cuMemAllocFromPoolAsync.is_ok()
+            && cuda.cuMemFreeAsync.is_ok(),
+        host_numa: virtual_memory
+            && has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED),
+        pinned_host: cuda.cuMemHostAlloc.is_ok() && cuda.cuMemFreeHost.is_ok(),
+        remap_beside_kernels: virtual_memory && compute.0 >= 8,
+    }
+}
+
+fn retain_context(cuda: &Cuda, device: CUdevice) -> Result<Opaque<CUctx_st>, OpenError> {
+    let retain = entry!(cuda, cuDevicePrimaryCtxRetain);
+    let mut context = std::ptr::null_mut();
+    // SAFETY: `context` outlives the call; the driver made `device`.
+    let code = unsafe { retain(&mut context, device) };
+    cuda.check_open("cuDevicePrimaryCtxRetain", code)?;
+    Ok(Opaque(context))
+}
+
+impl Driver for CudaDriver {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.opened.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn reserve(&self, len: Bytes, alignment: Bytes) -> Result<DeviceAddr> {
+        memory::reserve(self, len, alignment)
+    }
+
+    fn free_addresses(&self, range: AddrRange) -> Result<()> {
+        memory::free_addresses(self, range)
+    }
+
+    fn create(&self, len: Bytes, place: Place) -> Result<Handle> {
+        memory::create(self, len, place)
+    }
+
+    fn release(&self, handle: Handle) -> Result<()> {
+        memory::release(self, handle)
+    }
+
+    fn map(&self, at: DeviceAddr, handle: Handle) -> Result<()> {
+        memory::map(self, at, handle)
+    }
+
+    fn unmap(&self, range: AddrRange) -> Result<()> {
+        memory::unmap(self, range)
+    }
+
+    fn set_access(&self, range: AddrRange) -> Result<()> {
+        memory::set_access(self, range)
+    }
+
+    fn create_stream(&self) -> Result<Stream> {
+        stream::create_stream(self)
+    }
+
+    fn destroy_stream(&self, stream: Stream) -> Result<()> {
+        stream::destroy_stream(self, stream)
+    }
+
+    fn synchronize_stream(&self, stream: Stream) -> Result<()> {
+        stream::synchronize_stream(self, stream)
+    }
+
+    fn create_event(&self) -> Result<Event> {
+        stream::create_event(self)
+    }
+
+    fn destroy_event(&self, event: Event) -> Result<()> {
+        stream::destroy_event(self, event)
+    }
+
+    fn record(&self, event: Event, stream: Stream) -> Result<()> {
+        stream::record(self, event, stream)
+    }
+
+    fn query(&self, event: Event) -> Result<bool> {
+        stream::query(self, event)
+    }
+
+    fn wait(&self, stream: Stream, event: Event) -> Result<()> {
+        stream::wait(self, stream, event)
+    }
+
+    fn synchronize_event(&self, event: Event) -> Result<()> {
+        stream::synchronize_event(self, event)
+    }
+
+    fn fill(&self, stream: Stream, range: AddrRange, byte: u8) -> Result<()> {
+        copy::fill(self, stream, range, byte)
+    }
+
+    fn copy(&self, stream: Stream, copy: Copy) -> Result<()> {
+        copy::copy(self, stream, copy)
+    }
+
+    fn copy_to_device(&self, stream: Stream, from: HostSlice, to: DeviceAddr) -> Result<()> {
+        copy::copy_to_device(self, stream, from, to)
+    }
+
+    fn copy_to_host(&self, stream: Stream, from: DeviceAddr, to: HostSlice) -> Result<()> {
+        copy::copy_to_host(self, stream, from, to)
+    }
+
+    fn malloc_async(&self, stream: Stream, len: Bytes) -> Result<DeviceAddr> {
+        pool::malloc_async(self, stream, len)
+    }
+
+    fn free_async(&self, stream: Stream, at: DeviceAddr) -> Result<()> {
+        pool::free_async(self, stream, at)
+    }
+
+    fn pool_usage(&self) -> Result<PoolUsage> {
+        pool::usage(self)
+    }
+
+    fn set_pool_threshold(&self, keep: Bytes) -> Result<()> {
+        pool::set_threshold(self, keep)
+    }
+
+    fn trim_pool(&self, keep: Bytes) -> Result<()> {
+        pool::trim(self, keep)
+    }
+
+    fn alloc_host(&self, len: Bytes) -> Result<HostBuffer> {
+        host::alloc(self, len)
+    }
+
+    fn free_host(&self, buffer: HostBuffer) -> Result<()> {
+        host::free(self, buffer)
+    }
+
+    fn write_host(&self, buffer: HostBuffer, offset: Bytes, bytes: &[u8]) -> Result<()> {
+        host::write(self, buffer, offset, bytes)
+    }
+
+    fn read_host(&self, buffer: HostBuffer, offset: Bytes, bytes: &mut [u8]) -> Result<()> {
+        host::read(self, buffer, offset, bytes)
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        memory::memory_info(self)
+    }
+}

@@ -1,0 +1,184 @@
+//! A libcuda of our own for tests: a table of functions that count, remember and fail on demand.
+//!
+//! Its state belongs to the thread, so tests do not meet.
+
+use std::cell::RefCell;
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+
+use crate::device::CudaDriver;
+use crate::error::OpenError;
+use crate::load::Cuda;
+use crate::load::tests::empty_api;
+use crate::sys::*;
+
+#[derive(Default)]
+struct State {
+    calls: Vec<&'static str>,
+    /// The function that fails from now on, and how.
+    failing: Option<(&'static str, u32)>,
+    current: usize,
+    made: usize,
+    devices: i32,
+    version: i32,
+}
+
+thread_local! {
+    static STATE: RefCell<State> = RefCell::new(State { devices: 1, version: 13_000, ..State::default() });
+}
+
+/// The context every fake device has.
+pub(crate) const CONTEXT: usize = 0xc0;
+
+fn with<R>(use_it: impl FnOnce(&mut State) -> R) -> R {
+    STATE.with(|state| use_it(&mut state.borrow_mut()))
+}
+
+/// Notes the call; runs `answer` unless the function is to fail.
+fn called(name: &'static str, answer: impl FnOnce(&mut State)) -> CUresult {
+    with(|state| {
+        state.calls.push(name);
+        if let Some((failing, code)) = state.failing
+            && failing == name
+        {
+            return CUresult(code);
+        }
+        answer(state);
+        CUresult::CUDA_SUCCESS
+    })
+}
+
+/// Lets one function fail with `code` until [`heal`].
+pub(crate) fn fail(name: &'static str, code: u32) {
+    with(|state| state.failing = Some((name, code)));
+}
+
+pub(crate) fn heal() {
+    with(|state| state.failing = None);
+}
+
+pub(crate) fn set_devices(count: i32, version: i32) {
+    with(|state| (state.devices, state.version) = (count, version));
+}
+
+/// Makes another context current on this thread, as another library would.
+pub(crate) fn set_context(number: usize) {
+    with(|state| state.current = number);
+}
+
+pub(crate) fn context() -> usize {
+    with(|state| state.current)
+}
+
+/// The calls since the last time, less those that only look at the context.
+pub(crate) fn calls() -> Vec<&'static str> {
+    let calls = with(|state| std::mem::take(&mut state.calls));
+    calls.into_iter().filter(|name| !name.starts_with("cuCtx")).collect()
+}
+
+/// A device on this library, with `change` made to its symbols first.
+pub(crate) fn open(change: impl FnOnce(&mut Api)) -> Result<CudaDriver, OpenError> {
+    let mut api = api();
+    change(&mut api);
+    let driver = CudaDriver::open_on(Cuda::start(api)?, 0);
+    calls();
+    driver
+}
+
+/// What a symbol that the library lacks looks like.
+pub(crate) fn absent() -> libloading::Error {
+    libloading::Error::DlSymUnknown
+}
+
+/// Writes `value` where the driver would.
+fn put<T>(to: *mut T, value: T) {
+    // SAFETY: the tests pass pointers to variables of their own, as the device does.
+    unsafe { to.write(value) };
+}
+
+fn fresh(state: &mut State) -> usize {
+    state.made += 1;
+    state.made << 40
+}
+
+macro_rules! fakes {
+    ($($name:ident($($arg:ident: $type:ty),*) $state:ident $body:block)*) => {
+        $(unsafe extern "C" fn $name($($arg: $type),*) -> CUresult {
+            $(let _ = &$arg;)*
+            called(stringify!($name), |$state| { let _ = &$state; $body })
+        })*
+
+        fn api() -> Api {
+            let mut api = empty_api();
+            $(api.$name = Ok($name);)*
+            api.cuGetErrorName = Ok(error_name);
+            api.cuEventQuery = Ok(event_query);
+            api
+        }
+    };
+}
+
+unsafe extern "C" fn error_name(code: CUresult, text: *mut *const c_char) -> CUresult {
+    let name = match code.0 {
+        2 => c"CUDA_ERROR_OUT_OF_MEMORY",
+        700 => c"CUDA_ERROR_ILLEGAL_ADDRESS",
+        _ => return CUresult::CUDA_ERROR_INVALID_VALUE,
+    };
+    put(text, name.as_ptr());
+    CUresult::CUDA_SUCCESS
+}
+
+/// Never done, unless told to fail.
+unsafe extern "C" fn event_query(_: CUevent) -> CUresult {
+    match called("cuEventQuery", |_| ()) {
+        CUresult::CUDA_SUCCESS => CUresult::CUDA_ERROR_NOT_READY,
+        failure => failure,
+    }
+}
+
+fakes! {
+    cuInit(flags: c_uint) s {}
+    cuDriverGetVersion(version: *mut c_int) s { put(version, s.version) }
+    cuDeviceGetCount(count: *mut c_int) s { put(count, s.devices) }
+    cuDeviceGet(device: *mut CUdevice, ordinal: c_int) s { put(device, ordinal) }
+    cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice) s { put(name.cast(), *b"Fake\0") }
+    cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice) s { put(bytes, 1 << 30) }
+    cuDeviceGetAttribute(value: *mut c_int, which: CUdevice_attribute, device: CUdevice) s { put(value, 9) }
+    cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) s { put(context, CONTEXT as CUcontext) }
+    cuDevicePrimaryCtxRelease_v2(device: CUdevice) s {}
+    cuCtxGetCurrent(context: *mut CUcontext) s { put(context, s.current as CUcontext) }
+    cuCtxSetCurrent(context: CUcontext) s { s.current = context as usize }
+    cuMemGetAllocationGranularity(bytes: *mut usize, wanted: *const CUmemAllocationProp, option: CUmemAllocationGranularity_flags) s { put(bytes, 2 << 20) }
+    cuMemAddressReserve(start: *mut CUdeviceptr, len: usize, alignment: usize, at: CUdeviceptr, flags: c_ulonglong) s { put(start, fresh(s) as u64) }
+    cuMemAddressFree(start: CUdeviceptr, len: usize) s {}
+    cuMemCreate(handle: *mut CUmemGenericAllocationHandle, len: usize, wanted: *const CUmemAllocationProp, flags: c_ulonglong) s { put(handle, fresh(s) as u64) }
+    cuMemRelease(handle: CUmemGenericAllocationHandle) s {}
+    cuMemMap(at: CUdeviceptr, len: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: c_ulonglong) s {}
+    cuMemUnmap(at: CUdeviceptr, len: usize) s {}
+    cuMemSetAccess(at: CUdeviceptr, len: usize, wanted: *const CUmemAccessDesc, count: usize) s {}
+    cuMemGetInfo_v2(free: *mut usize, total: *mut usize) s { put(free, 1 << 29); put(total, 1 << 30) }
+    cuStreamCreate(stream: *mut CUstream, flags: c_uint) s { put(stream, fresh(s) as CUstream) }
+    cuStreamDestroy_v2(stream: CUstream) s {}
+    cuStreamSynchronize(stream: CUstream) s {}
+    cuStreamQuery(stream: CUstream) s {}
+    cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) s {}
+    cuEventCreate(event: *mut CUevent, flags: c_uint) s { put(event, fresh(s) as CUevent) }
+    cuEventDestroy_v2(event: CUevent) s {}
+    cuEventRecord(event: CUevent, stream: CUstream) s {}
+    cuEventSynchronize(event: CUevent) s {}
+    cuMemsetD8Async(at: CUdeviceptr, byte: u8, len: usize, stream: CUstream) s {}
+    cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream) s {}
+    cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, len: usize, stream: CUstream) s {}
+    cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, len: usize, stream: CUstream) s {}
+    cuMemPoolCreate(pool: *mut CUmemoryPool, wanted: *const CUmemPoolProps) s { put(pool, fresh(s) as CUmemoryPool) }
+    cuMemPoolDestroy(pool: CUmemoryPool) s {}
+    cuMemPoolGetAttribute(pool: CUmemoryPool, which: CUmemPool_attribute, value: *mut c_void) s { put(value.cast::<u64>(), which.0 as u64) }
+    cuMemPoolSetAttribute(pool: CUmemoryPool, which: CUmemPool_attribute, value: *mut c_void) s {}
+    cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) s {}
+    cuMemAllocFromPoolAsync(start: *mut CUdeviceptr, len: usize, pool: CUmemoryPool, stream: CUstream) s { put(start, fresh(s) as u64) }
+    cuMemFreeAsync(start: CUdeviceptr, stream: CUstream) s {}
+    cuMemHostAlloc(start: *mut *mut c_void, len: usize, flags: c_uint) s {
+        let memory: &'static mut [u8] = vec![0xa5; len].leak();
+        put(start, memory.as_mut_ptr().cast())
+    }
+    cuMemFreeHost(start: *mut c_void) s {}
+}

@@ -1,0 +1,194 @@
+//! Addresses, physical memory, and the mappings between them.
+
+use vramp_core::{AddrRange, Bytes, DeviceAddr};
+use vramp_driver::{Call, DriverError, Handle, MemoryInfo, Place, Result};
+
+use crate::addresses::BadRange;
+use crate::device::{CudaDriver, refused, symbol};
+use crate::error::{OpenError, invalid, unsupported};
+use crate::load::{Cuda, entry};
+use crate::sys::{
+    CUdevice, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
+    CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationType,
+    CUmemGenericAllocationHandle, CUmemLocation, CUmemLocation_st__bindgen_ty_1, CUmemLocationType,
+};
+
+/// The page of every card measured so far, told where the driver has no virtual memory to ask about.
+pub(crate) const USUAL_PAGE: Bytes = Bytes::mib(2);
+
+/// Physical memory as the driver names it. Kept with its size because it is mapped only whole.
+pub(crate) struct Physical {
+    pub(crate) raw: CUmemGenericAllocationHandle,
+    len: Bytes,
+}
+
+/// The smallest and the recommended granule of physical memory.
+pub(crate) fn granules(cuda: &Cuda, device: CUdevice) -> Result<(Bytes, Bytes), OpenError> {
+    let ask = entry!(cuda, cuMemGetAllocationGranularity);
+    let wanted = properties(location(device, Place::Device));
+    let granule = |option| -> Result<Bytes, OpenError> {
+        let mut bytes = 0;
+        // SAFETY: `bytes` and `wanted` outlive the call.
+        let code = unsafe { ask(&mut bytes, &wanted, option) };
+        cuda.check_open("cuMemGetAllocationGranularity", code)?;
+        Ok(Bytes::new(bytes as u64))
+    };
+    Ok((
+        granule(CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM)?,
+        granule(CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)?,
+    ))
+}
+
+pub(crate) fn reserve(driver: &CudaDriver, len: Bytes, alignment: Bytes) -> Result<DeviceAddr> {
+    let call = Call::Reserve;
+    let _entered = driver.enter(call)?;
+    check_pages(driver, call, "the length", len.count())?;
+    check_pages(driver, call, "the alignment", alignment.count())?;
+    if !alignment.count().is_power_of_two() {
+        return Err(invalid(call, format!("the alignment {alignment} is no power of two")));
+    }
+    let ask = symbol!(driver, call, cuMemAddressReserve);
+    let mut start = 0;
+    // SAFETY: `start` outlives the call; there is no wish for a fixed address and no flag.
+    let code = unsafe { ask(&mut start, size(len), size(alignment), 0, 0) };
+    driver.settle(call, code, || format!("{len} of addresses"))?;
+    let at = DeviceAddr::new(start);
+    driver.addresses().reserved(AddrRange::new(at, len));
+    Ok(at)
+}
+
+pub(crate) fn free_addresses(driver: &CudaDriver, range: AddrRange) -> Result<()> {
+    let call = Call::FreeAddresses;
+    let _entered = driver.enter(call)?;
+    let give_back = symbol!(driver, call, cuMemAddressFree);
+    driver.addresses().take_reservation(range).map_err(bad(call, range))?;
+    // SAFETY: the book says that the range is a whole reservation of ours with nothing mapped.
+    let code = unsafe { give_back(range.start.number(), size(range.len)) };
+    driver
+        .settle(call, code, || range.to_string())
+        .inspect_err(|_| driver.addresses().reserved(range))
+}
+
+pub(crate) fn create(driver: &CudaDriver, len: Bytes, place: Place) -> Result<Handle> {
+    let call = Call::Create;
+    let _entered = driver.enter(call)?;
+    check_pages(driver, call, "the length", len.count())?;
+    if place != Place::Device && !driver.info.capabilities.host_numa {
+        return Err(unsupported(call, "host memory cannot be mapped for this card"));
+    }
+    let make = symbol!(driver, call, cuMemCreate);
+    let wanted = properties(location(driver.device, place));
+    let mut raw = 0;
+    // SAFETY: `raw` and `wanted` outlive the call; zero is the only flag there is.
+    let code = unsafe { make(&mut raw, size(len), &wanted, 0) };
+    driver.settle(call, code, || format!("{len} at {place:?}"))?;
+    Ok(Handle::from_number(driver.handles.insert(Physical { raw, len })))
+}
+
+pub(crate) fn release(driver: &CudaDriver, handle: Handle) -> Result<()> {
+    let call = Call::Release;
+    let _entered = driver.enter(call)?;
+    let release = symbol!(driver, call, cuMemRelease);
+    let id = handle.number();
+    let claim = driver.handles.claim(id).map_err(refused(call, "handle", id))?;
+    // SAFETY: the claim says that the handle is ours, alive, and in no other call.
+    let code = unsafe { release(claim.object().raw) };
+    driver.settle(call, code, || format!("handle {id:#x} of {}", claim.object().len))?;
+    claim.destroyed();
+    Ok(())
+}
+
+pub(crate) fn map(driver: &CudaDriver, at: DeviceAddr, handle: Handle) -> Result<()> {
+    let call = Call::Map;
+    let _entered = driver.enter(call)?;
+    let map = symbol!(driver, call, cuMemMap);
+    let id = handle.number();
+    let physical = driver.handles.get(id).map_err(refused(call, "handle", id))?;
+    let range = AddrRange::new(at, physical.len);
+    check_pages(driver, call, "the address", at.number())?;
+    driver.addresses().map(range).map_err(bad(call, range))?;
+    // SAFETY: the book says that the range is reserved by us and vacant; the handle is held, so it
+    // is alive, and is mapped whole.
+    let code = unsafe { map(at.number(), size(physical.len), 0, physical.raw, 0) };
+    driver.settle(call, code, || format!("handle {id:#x} at {range}")).inspect_err(|_| {
+        // The entry of a moment ago is still there: nobody may unmap what is not yet mapped.
+        let _ = driver.addresses().take_mappings(range);
+    })
+}
+
+pub(crate) fn unmap(driver: &CudaDriver, range: AddrRange) -> Result<()> {
+    let call = Call::Unmap;
+    let _entered = driver.enter(call)?;
+    let unmap = symbol!(driver, call, cuMemUnmap);
+    let taken = driver.addresses().take_mappings(range).map_err(bad(call, range))?;
+    // SAFETY: the book says that the range is made of whole mappings of ours. Work in flight that
+    // still touches it faults on the device; it cannot harm the host.
+    let code = unsafe { unmap(range.start.number(), size(range.len)) };
+    driver
+        .settle(call, code, || range.to_string())
+        .inspect_err(|_| driver.addresses().put_mappings(taken))
+}
+
+pub(crate) fn set_access(driver: &CudaDriver, range: AddrRange) -> Result<()> {
+    let call = Call::SetAccess;
+    let _entered = driver.enter(call)?;
+    let set = symbol!(driver, call, cuMemSetAccess);
+    driver.addresses().check_mapped(range).map_err(bad(call, range))?;
+    let wanted = CUmemAccessDesc {
+        location: location(driver.device, Place::Device),
+        flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    };
+    // SAFETY: `wanted` is the one description that the count names, and outlives the call.
+    let code = unsafe { set(range.start.number(), size(range.len), &wanted, 1) };
+    driver.settle(call, code, || range.to_string())
+}
+
+pub(crate) fn memory_info(driver: &CudaDriver) -> Result<MemoryInfo> {
+    let call = Call::MemoryInfo;
+    let _entered = driver.enter(call)?;
+    let ask = symbol!(driver, call, cuMemGetInfo_v2);
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: both outlive the call.
+    let code = unsafe { ask(&mut free, &mut total) };
+    driver.settle(call, code, String::new)?;
+    Ok(MemoryInfo { free: Bytes::new(free as u64), total: Bytes::new(total as u64) })
+}
+
+/// A place as the driver names it. A node number that is none is for the driver to refuse.
+pub(crate) fn location(device: CUdevice, place: Place) -> CUmemLocation {
+    let (type_, id) = match place {
+        Place::Device => (CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, device),
+        Place::HostNuma(node) => {
+            (CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA, node.cast_signed())
+        }
+    };
+    CUmemLocation { type_, __bindgen_anon_1: CUmemLocation_st__bindgen_ty_1 { id } }
+}
+
+/// Plain pinned memory at `location`, for this process alone.
+fn properties(location: CUmemLocation) -> CUmemAllocationProp {
+    CUmemAllocationProp {
+        type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        location,
+        ..CUmemAllocationProp::default()
+    }
+}
+
+/// A length as the driver's header has it. vramp runs where both are 64 bits wide.
+pub(crate) fn size(len: Bytes) -> usize {
+    len.count() as usize
+}
+
+/// The error for a range that the book refused.
+pub(crate) fn bad(call: Call, range: AddrRange) -> impl Fn(BadRange) -> DriverError {
+    move |reason| invalid(call, format!("{range}: {reason}"))
+}
+
+fn check_pages(driver: &CudaDriver, call: Call, what: &str, number: u64) -> Result<()> {
+    let page = driver.info.limits.page;
+    if number == 0 || !number.is_multiple_of(page.count()) {
+        return Err(invalid(call, format!("{what} {number:#x} is no multiple of {page}")));
+    }
+    Ok(())
+}

@@ -1,0 +1,282 @@
+//! Every call of the device against a libcuda of our own: what reaches the driver, what does not,
+//! and what a failure leaves.
+
+use vramp_core::{AddrRange, Bytes, DeviceAddr};
+use vramp_driver::{Call, Copy, Driver, Event, Handle, HostBuffer, HostSlice, Place, Stream};
+use vramp_driver::{DriverError, ErrorKind};
+
+use crate::device::CudaDriver;
+use crate::error::OpenError;
+use crate::fake::{self, CONTEXT, calls};
+
+const PAGE: Bytes = Bytes::mib(2);
+
+fn open() -> CudaDriver {
+    fake::open(|_| ()).unwrap()
+}
+
+/// What the error tells a caller.
+fn kind<T: std::fmt::Debug>(result: Result<T, DriverError>) -> ErrorKind {
+    result.unwrap_err().kind
+}
+
+/// A reservation of four pages with one handle mapped at its start.
+fn mapped(driver: &CudaDriver) -> (AddrRange, Handle) {
+    let at = driver.reserve(PAGE * 4, PAGE).unwrap();
+    let handle = driver.create(PAGE, Place::Device).unwrap();
+    driver.map(at, handle).unwrap();
+    driver.set_access(AddrRange::new(at, PAGE)).unwrap();
+    calls();
+    (AddrRange::new(at, PAGE * 4), handle)
+}
+
+#[test]
+fn a_device_says_what_its_driver_says() {
+    let driver = open();
+    let info = driver.info();
+    assert_eq!((info.name.as_str(), info.id.as_str()), ("Fake", "cuda:0"));
+    assert_eq!(info.driver, "CUDA 13.0");
+    assert_eq!(info.limits.page, PAGE);
+    assert!(info.capabilities.virtual_memory && info.capabilities.remap_beside_kernels);
+}
+
+#[test]
+fn each_way_of_having_no_device_is_its_own_error() {
+    fake::set_devices(0, 13_000);
+    assert_eq!(fake::open(|_| ()).err(), Some(OpenError::NoDevice));
+    fake::set_devices(1, 9_000);
+    assert!(matches!(
+        fake::open(|_| ()).err(),
+        Some(OpenError::DriverTooOld { version: 9_000, .. })
+    ));
+    fake::set_devices(1, 13_000);
+    for (code, error) in [(34, OpenError::StubLibrary), (100, OpenError::NoDevice)] {
+        fake::fail("cuInit", code);
+        assert_eq!(fake::open(|_| ()).err(), Some(error));
+    }
+    fake::fail("cuInit", 802);
+    let Some(OpenError::Failed(error)) = fake::open(|_| ()).err() else { panic!() };
+    assert_eq!((error.entry, error.code), ("cuInit", 802));
+}
+
+#[test]
+fn a_missing_symbol_turns_a_capability_off_and_its_calls_are_not_supported() {
+    let driver = fake::open(|api| {
+        api.cuMemMap = Err(fake::absent());
+        api.cuMemAllocFromPoolAsync = Err(fake::absent());
+        api.cuMemHostAlloc = Err(fake::absent());
+    })
+    .unwrap();
+    let capabilities = driver.info().capabilities;
+    assert!(!capabilities.virtual_memory);
+    assert!(!capabilities.host_numa);
+    assert!(!capabilities.stream_ordered_pool);
+    assert!(!capabilities.pinned_host);
+    let stream = driver.create_stream().unwrap();
+    let error = driver.malloc_async(stream, PAGE).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::NotSupported);
+    assert!(error.to_string().contains("cuMemAllocFromPoolAsync"), "{error}");
+    assert_eq!(kind(driver.alloc_host(PAGE)), ErrorKind::NotSupported);
+    assert_eq!(
+        kind(driver.map(DeviceAddr::new(0), Handle::from_number(1))),
+        ErrorKind::NotSupported
+    );
+}
+
+#[test]
+fn foreign_and_stale_ids_never_reach_the_driver() {
+    let driver = open();
+    let stream = driver.create_stream().unwrap();
+    let event = driver.create_event().unwrap();
+    driver.destroy_event(event).unwrap();
+    let handle = driver.create(PAGE, Place::Device).unwrap();
+    driver.release(handle).unwrap();
+    let (range, _) = mapped(&driver);
+    let (no_stream, no_event) = (Stream::from_number(77), Event::from_number(u64::MAX));
+    let no_buffer = HostBuffer::from_number(0);
+    let slice = HostSlice { buffer: no_buffer, offset: Bytes::ZERO, len: PAGE };
+    calls();
+    for error in [
+        driver.query(event).unwrap_err(),
+        driver.query(no_event).unwrap_err(),
+        driver.record(event, stream).unwrap_err(),
+        driver.wait(no_stream, event).unwrap_err(),
+        driver.destroy_event(event).unwrap_err(),
+        driver.synchronize_event(event).unwrap_err(),
+        driver.synchronize_stream(no_stream).unwrap_err(),
+        driver.destroy_stream(no_stream).unwrap_err(),
+        driver.release(handle).unwrap_err(),
+        driver.map(range.start + PAGE, handle).unwrap_err(),
+        driver.fill(no_stream, range, 1).unwrap_err(),
+        driver.copy_to_device(stream, slice, range.start).unwrap_err(),
+        driver.copy_to_host(stream, range.start, slice).unwrap_err(),
+        driver.malloc_async(no_stream, PAGE).unwrap_err(),
+        driver.free_host(no_buffer).unwrap_err(),
+        driver.read_host(no_buffer, Bytes::ZERO, &mut [0]).unwrap_err(),
+    ] {
+        assert_eq!(error.kind, ErrorKind::InvalidUse, "{error}");
+        assert_eq!(error.code, 400, "{error}");
+    }
+    assert_eq!(calls(), Vec::<&str>::new());
+}
+
+#[test]
+fn addresses_that_are_not_ours_never_reach_the_driver() {
+    let driver = open();
+    let stream = driver.create_stream().unwrap();
+    let (range, handle) = mapped(&driver);
+    let wild = AddrRange::new(DeviceAddr::new(0x7000_0000), PAGE);
+    let beyond = AddrRange::new(range.start, PAGE * 5);
+    for error in [
+        driver.fill(stream, wild, 0).unwrap_err(),
+        driver.fill(stream, beyond, 0).unwrap_err(),
+        driver.copy(stream, Copy { from: wild.start, to: range.start, len: PAGE }).unwrap_err(),
+        driver.copy(stream, Copy { from: range.start, to: range.start, len: PAGE }).unwrap_err(),
+        driver.unmap(wild).unwrap_err(),
+        driver.unmap(AddrRange::new(range.start, PAGE * 2)).unwrap_err(),
+        driver.set_access(wild).unwrap_err(),
+        driver.map(range.start, handle).unwrap_err(),
+        driver.map(wild.start, handle).unwrap_err(),
+        driver.map(range.start + Bytes::new(512), handle).unwrap_err(),
+        driver.free_addresses(range).unwrap_err(),
+        driver.free_addresses(wild).unwrap_err(),
+        driver.free_async(stream, range.start).unwrap_err(),
+        driver.create(Bytes::new(512), Place::Device).unwrap_err(),
+        driver.reserve(Bytes::ZERO, PAGE).unwrap_err(),
+        driver.reserve(PAGE, PAGE * 3).unwrap_err(),
+    ] {
+        assert_eq!(error.kind, ErrorKind::InvalidUse, "{error}");
+    }
+    assert_eq!(calls(), ["cuStreamCreate"][1..].to_vec());
+}
+
+#[test]
+fn what_the_driver_refuses_can_be_tried_again() {
+    let driver = open();
+    let (range, handle) = mapped(&driver);
+    let first = AddrRange::new(range.start, PAGE);
+    let stream = driver.create_stream().unwrap();
+    let pooled = driver.malloc_async(stream, PAGE).unwrap();
+    type Attempt<'a> = (&'static str, Box<dyn Fn() -> Result<(), DriverError> + 'a>);
+    let attempts: [Attempt<'_>; 6] = [
+        ("cuMemMap", Box::new(|| driver.map(range.start + PAGE, handle))),
+        ("cuMemUnmap", Box::new(|| driver.unmap(AddrRange::new(range.start, PAGE * 2)))),
+        ("cuMemAddressFree", Box::new(|| driver.free_addresses(range))),
+        ("cuMemRelease", Box::new(|| driver.release(handle))),
+        ("cuMemFreeAsync", Box::new(|| driver.free_async(stream, pooled))),
+        ("cuStreamDestroy_v2", Box::new(|| driver.destroy_stream(stream))),
+    ];
+    driver.set_access(first).unwrap();
+    for (name, attempt) in attempts {
+        fake::fail(name, 2);
+        let error = attempt().unwrap_err();
+        assert_eq!((error.kind, error.code), (ErrorKind::OutOfMemory, 2), "{name}");
+        assert_eq!(error.name, "CUDA_ERROR_OUT_OF_MEMORY");
+        fake::heal();
+        assert_eq!(attempt(), Ok(()), "{name}");
+    }
+}
+
+#[test]
+fn a_lost_device_stays_lost_and_is_not_asked_again() {
+    let driver = open();
+    let event = driver.create_event().unwrap();
+    assert_eq!(driver.query(event), Ok(false));
+    fake::fail("cuEventQuery", 700);
+    let first = driver.query(event).unwrap_err();
+    assert_eq!((first.kind, first.code), (ErrorKind::DeviceLost, 700));
+    assert_eq!(first.name, "CUDA_ERROR_ILLEGAL_ADDRESS");
+    fake::heal();
+    calls();
+    let second = driver.query(event).unwrap_err();
+    assert_eq!(second, first);
+    let third = driver.create(PAGE, Place::Device).unwrap_err();
+    assert_eq!((third.call, third.code), (Call::Create, 700));
+    drop(driver);
+    assert_eq!(calls(), Vec::<&str>::new());
+}
+
+#[test]
+fn a_capture_in_progress_is_told_apart_and_loses_nothing() {
+    let driver = open();
+    let event = driver.create_event().unwrap();
+    fake::fail("cuEventQuery", 900);
+    assert_eq!(kind(driver.query(event)), ErrorKind::Capturing);
+    fake::heal();
+    assert_eq!(driver.query(event), Ok(false));
+}
+
+#[test]
+fn a_thread_with_a_context_of_its_own_gets_it_back() {
+    let driver = open();
+    fake::set_context(0xbeef);
+    driver.memory_info().unwrap();
+    assert_eq!(fake::context(), 0xbeef);
+    fake::set_context(0);
+    driver.memory_info().unwrap();
+    assert_eq!(fake::context(), CONTEXT);
+}
+
+#[test]
+fn host_bytes_are_zero_at_first_and_read_back_as_written() {
+    let driver = open();
+    let buffer = driver.alloc_host(Bytes::new(64)).unwrap();
+    let mut bytes = [1; 4];
+    driver.read_host(buffer, Bytes::new(60), &mut bytes).unwrap();
+    assert_eq!(bytes, [0; 4]);
+    driver.write_host(buffer, Bytes::new(61), &[7, 8]).unwrap();
+    driver.read_host(buffer, Bytes::new(60), &mut bytes).unwrap();
+    assert_eq!(bytes, [0, 7, 8, 0]);
+    assert_eq!(kind(driver.write_host(buffer, Bytes::new(61), &[0; 4])), ErrorKind::InvalidUse);
+    let past = Bytes::new(u64::MAX);
+    assert_eq!(kind(driver.read_host(buffer, past, &mut bytes)), ErrorKind::InvalidUse);
+}
+
+#[test]
+fn a_dropped_device_releases_what_is_left_in_order() {
+    let driver = open();
+    let (_, _) = mapped(&driver);
+    driver.create_event().unwrap();
+    let stream = driver.create_stream().unwrap();
+    driver.malloc_async(stream, PAGE).unwrap();
+    calls();
+    drop(driver);
+    assert_eq!(
+        calls(),
+        [
+            "cuStreamQuery",
+            "cuStreamDestroy_v2",
+            "cuEventDestroy_v2",
+            "cuMemFreeAsync",
+            "cuMemUnmap",
+            "cuMemAddressFree",
+            "cuMemRelease",
+            "cuMemPoolDestroy",
+            "cuDevicePrimaryCtxRelease_v2"
+        ]
+    );
+}
+
+#[test]
+fn a_device_dropped_under_work_in_flight_unmaps_nothing() {
+    let driver = open();
+    let stream = driver.create_stream().unwrap();
+    mapped(&driver);
+    driver.destroy_stream(stream).unwrap();
+    fake::fail("cuStreamQuery", 600);
+    calls();
+    drop(driver);
+    assert_eq!(calls(), ["cuStreamQuery", "cuStreamDestroy_v2"]);
+}
+
+#[test]
+fn an_adopted_stream_is_never_destroyed() {
+    let driver = open();
+    // SAFETY: the fake looks behind no stream.
+    let stream = unsafe { driver.adopt_stream(std::ptr::null_mut()) };
+    let event = driver.create_event().unwrap();
+    driver.record(event, stream).unwrap();
+    driver.destroy_stream(stream).unwrap();
+    assert!(!calls().contains(&"cuStreamDestroy_v2"));
+    assert_eq!(kind(driver.record(event, stream)), ErrorKind::InvalidUse);
+}
