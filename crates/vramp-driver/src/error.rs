@@ -6,7 +6,9 @@ use std::fmt;
 /// The calls a device understands, one for each method of [`crate::Driver`] that can fail.
 ///
 /// Costs, counts and injected failures are all keyed by this.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Deserialize, serde::Serialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Deserialize, serde::Serialize,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Call {
     /// Reserve a range of addresses.
@@ -189,5 +191,105 @@ impl DriverError {
     /// True if every later call on this device will fail too.
     pub fn is_device_lost(&self) -> bool {
         self.kind == ErrorKind::DeviceLost
+    }
+}
+
+/// The codes worth telling apart: number, name, and what it means for the caller.
+///
+/// The numbers are those of `CUresult` in the CUDA driver interface, which keeps them stable.
+const CODES: &[(i32, &str, ErrorKind)] = &[
+    (1, "CUDA_ERROR_INVALID_VALUE", ErrorKind::InvalidUse),
+    (2, "CUDA_ERROR_OUT_OF_MEMORY", ErrorKind::OutOfMemory),
+    (3, "CUDA_ERROR_NOT_INITIALIZED", ErrorKind::Other),
+    (4, "CUDA_ERROR_DEINITIALIZED", ErrorKind::DeviceLost),
+    (46, "CUDA_ERROR_DEVICE_UNAVAILABLE", ErrorKind::Other),
+    (100, "CUDA_ERROR_NO_DEVICE", ErrorKind::Other),
+    (101, "CUDA_ERROR_INVALID_DEVICE", ErrorKind::InvalidUse),
+    (200, "CUDA_ERROR_INVALID_IMAGE", ErrorKind::Other),
+    (201, "CUDA_ERROR_INVALID_CONTEXT", ErrorKind::InvalidUse),
+    (214, "CUDA_ERROR_ECC_UNCORRECTABLE", ErrorKind::DeviceLost),
+    (304, "CUDA_ERROR_OPERATING_SYSTEM", ErrorKind::Other),
+    (400, "CUDA_ERROR_INVALID_HANDLE", ErrorKind::InvalidUse),
+    (401, "CUDA_ERROR_ILLEGAL_STATE", ErrorKind::InvalidUse),
+    (600, "CUDA_ERROR_NOT_READY", ErrorKind::Other),
+    (700, "CUDA_ERROR_ILLEGAL_ADDRESS", ErrorKind::DeviceLost),
+    (702, "CUDA_ERROR_LAUNCH_TIMEOUT", ErrorKind::DeviceLost),
+    (709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", ErrorKind::DeviceLost),
+    (710, "CUDA_ERROR_ASSERT", ErrorKind::DeviceLost),
+    (714, "CUDA_ERROR_HARDWARE_STACK_ERROR", ErrorKind::DeviceLost),
+    (715, "CUDA_ERROR_ILLEGAL_INSTRUCTION", ErrorKind::DeviceLost),
+    (716, "CUDA_ERROR_MISALIGNED_ADDRESS", ErrorKind::DeviceLost),
+    (717, "CUDA_ERROR_INVALID_ADDRESS_SPACE", ErrorKind::DeviceLost),
+    (718, "CUDA_ERROR_INVALID_PC", ErrorKind::DeviceLost),
+    (719, "CUDA_ERROR_LAUNCH_FAILED", ErrorKind::DeviceLost),
+    (800, "CUDA_ERROR_NOT_PERMITTED", ErrorKind::Other),
+    (801, "CUDA_ERROR_NOT_SUPPORTED", ErrorKind::NotSupported),
+    (802, "CUDA_ERROR_SYSTEM_NOT_READY", ErrorKind::Other),
+    (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", ErrorKind::Other),
+    (900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", ErrorKind::Capturing),
+    (901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", ErrorKind::Capturing),
+    (902, "CUDA_ERROR_STREAM_CAPTURE_MERGE", ErrorKind::Capturing),
+    (903, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", ErrorKind::Capturing),
+    (904, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED", ErrorKind::Capturing),
+    (905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", ErrorKind::Capturing),
+    (906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", ErrorKind::Capturing),
+    (907, "CUDA_ERROR_CAPTURED_EVENT", ErrorKind::Capturing),
+    (908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", ErrorKind::Capturing),
+    (999, "CUDA_ERROR_UNKNOWN", ErrorKind::Other),
+];
+
+impl DriverError {
+    /// The error with the driver's own number `code`, named and sorted by what it means.
+    ///
+    /// An unlisted number keeps its value, is named `CUDA_ERROR_<number>` and is of kind
+    /// [`ErrorKind::Other`].
+    ///
+    /// ```
+    /// use vramp_driver::{Call, DriverError};
+    /// let error = DriverError::from_code(Call::Create, 2, "2.00 MiB asked, 0 B free");
+    /// assert!(error.is_out_of_memory());
+    /// assert_eq!(
+    ///     error.to_string(),
+    ///     "driver call create failed: CUDA_ERROR_OUT_OF_MEMORY (2): 2.00 MiB asked, 0 B free",
+    /// );
+    /// ```
+    pub fn from_code(call: Call, code: i32, detail: impl Into<Cow<'static, str>>) -> DriverError {
+        let (name, kind) = match CODES.iter().find(|(listed, ..)| *listed == code) {
+            Some((_, name, kind)) => (Cow::Borrowed(*name), *kind),
+            None => (Cow::Owned(format!("CUDA_ERROR_{code}")), ErrorKind::Other),
+        };
+        DriverError { call, code, name, kind, detail: detail.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_call_has_a_name_of_its_own_in_declaration_order() {
+        let mut names: Vec<_> = Call::ALL.iter().map(|call| call.name()).collect();
+        for (index, call) in Call::ALL.iter().enumerate() {
+            assert_eq!(*call as usize, index, "{call}");
+        }
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), Call::ALL.len());
+    }
+
+    #[test]
+    fn codes_are_sorted_by_what_they_mean() {
+        for (code, kind) in [
+            (1, ErrorKind::InvalidUse),
+            (2, ErrorKind::OutOfMemory),
+            (700, ErrorKind::DeviceLost),
+            (801, ErrorKind::NotSupported),
+            (900, ErrorKind::Capturing),
+            (999, ErrorKind::Other),
+            (12345, ErrorKind::Other),
+        ] {
+            assert_eq!(DriverError::from_code(Call::Map, code, "").kind, kind, "{code}");
+        }
+        assert_eq!(DriverError::from_code(Call::Map, 12345, "").name, "CUDA_ERROR_12345");
     }
 }

@@ -25,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+pub mod sim;
 
 pub use error::{Call, DriverError, ErrorKind};
 

@@ -1,0 +1,88 @@
+//! What simulated memory contains.
+//!
+//! Bytes are kept in blocks that appear when first written, so a test that fills one page of a
+//! large handle pays for that page only. Memory never written reads as [`UNWRITTEN`]: nothing may
+//! rely on fresh memory being zero.
+
+use std::collections::BTreeMap;
+
+const BLOCK: usize = 64 << 10;
+
+/// What memory that was never written reads as.
+pub(super) const UNWRITTEN: u8 = 0xCD;
+
+/// Whether a simulated device keeps the bytes that work writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backing {
+    /// Only sizes and addresses are kept; copies and fills take time and nothing else. For traces
+    /// larger than the host's memory.
+    #[default]
+    Phantom,
+    /// Bytes are kept, so that contents can be verified through double mappings and moves.
+    Stored,
+}
+
+/// The bytes of one piece of memory.
+#[derive(Debug, Default)]
+pub(super) struct Content {
+    blocks: BTreeMap<u64, Box<[u8]>>,
+}
+
+impl Content {
+    /// Copies the bytes from `offset` on into `into`.
+    pub fn read(&self, offset: u64, into: &mut [u8]) {
+        for (block, within, part) in parts(offset, into.len()) {
+            match self.blocks.get(&block) {
+                Some(bytes) => {
+                    let len = part.len();
+                    into[part].copy_from_slice(&bytes[within..within + len]);
+                }
+                None => into[part].fill(UNWRITTEN),
+            }
+        }
+    }
+
+    /// Replaces the bytes from `offset` on by `from`.
+    pub fn write(&mut self, offset: u64, from: &[u8]) {
+        for (block, within, part) in parts(offset, from.len()) {
+            let bytes = self
+                .blocks
+                .entry(block)
+                .or_insert_with(|| vec![UNWRITTEN; BLOCK].into_boxed_slice());
+            bytes[within..within + part.len()].copy_from_slice(&from[part]);
+        }
+    }
+}
+
+/// Cuts `len` bytes from `offset` on at block borders: block number, place within the block, and
+/// the matching part of the caller's slice.
+fn parts(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        if done == len {
+            return None;
+        }
+        let at = offset + done as u64;
+        let within = (at % BLOCK as u64) as usize;
+        let part = done..len.min(done + BLOCK - within);
+        done = part.end;
+        Some((at / BLOCK as u64, within, part))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_across_a_block_border_is_read_back() {
+        let mut content = Content::default();
+        let pattern: Vec<u8> = (0..200_000u32).map(|i| (i % 251) as u8).collect();
+        content.write(60_000, &pattern);
+        let mut back = vec![0; pattern.len() + 2];
+        content.read(59_999, &mut back);
+        assert_eq!(back[0], UNWRITTEN);
+        assert_eq!(back[1..=pattern.len()], pattern);
+        assert_eq!(back[pattern.len() + 1], UNWRITTEN);
+    }
+}

@@ -1,0 +1,393 @@
+//! What each driver call costs on the host, and each piece of work on a stream: a file read once.
+//!
+//! A call on handles costs by their sizes: the first handle costs what a call on it alone costs,
+//! each further one what the file says a further one adds. The further ones are the other handles
+//! in the range of one call (set-access, unmap), or those of an unbroken run of the same call
+//! (create, map, release). See `costs/h200.toml` for where the numbers come from.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use vramp_core::Bytes;
+
+use crate::Call;
+
+/// Sizes up to this many MiB are looked up instead of interpolated.
+const TABLED_MIB: usize = 512;
+
+/// A cost table, as read from TOML.
+///
+/// ```
+/// use vramp_core::Bytes;
+/// use vramp_driver::{Call, sim::CostTable};
+/// let costs = CostTable::h200();
+/// let two_gib_in_pages = costs.range_ns(Call::Unmap, &vec![Bytes::mib(2); 1024]);
+/// assert_eq!(two_gib_in_pages.div_ceil(1_000_000), 17);
+/// ```
+#[derive(Clone, Debug)]
+pub struct CostTable {
+    /// What the file calls it.
+    pub name: String,
+    /// True if the numbers were measured on the card they stand for.
+    pub measured: bool,
+    /// Where the numbers come from.
+    pub source: String,
+    sized: BTreeMap<Call, Sized>,
+    fixed_ns: [u64; Call::ALL.len()],
+    alloc_host_ns_per_mib: f64,
+    free_host_ns_per_mib: f64,
+    create_host_numa_ns_per_mib: f64,
+    set_access_host_numa_ns_per_mib: f64,
+    rates: Rates,
+    pool: PoolCosts,
+}
+
+/// A cost table that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CostError {
+    /// The text is not TOML of the right shape.
+    #[error("the cost table cannot be read: {0}")]
+    Syntax(String),
+    /// A number or call is missing or makes no sense.
+    #[error("the cost table cannot be used: {0}")]
+    Value(String),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    name: String,
+    measured: bool,
+    source: String,
+    sized: BTreeMap<Call, SizedFile>,
+    fixed: BTreeMap<Call, f64>,
+    per_mib: PerMib,
+    rates: Rates,
+    pool: PoolFile,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SizedFile {
+    alone: Vec<(f64, f64)>,
+    further: Vec<(f64, f64)>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct PerMib {
+    alloc_host: f64,
+    free_host: f64,
+    create_host_numa: f64,
+    set_access_host_numa: f64,
+}
+
+/// GB/s, which is also bytes per nanosecond.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Rates {
+    pub to_device: f64,
+    pub to_host: f64,
+    pub fill: f64,
+    pub copy: f64,
+}
+
+impl Rates {
+    /// How long moving `len` bytes takes at `rate`.
+    pub fn ns(rate: f64, len: Bytes) -> u64 {
+        (len.count() as f64 / rate).ceil() as u64
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PoolFile {
+    granule_mib: u64,
+    growth_us: f64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PoolCosts {
+    pub granule: Bytes,
+    /// For each granule by which the pool grows.
+    pub growth_ns: u64,
+}
+
+impl CostTable {
+    /// The costs measured on an H200.
+    pub fn h200() -> CostTable {
+        CostTable::from_toml(include_str!("../../costs/h200.toml"))
+            .expect("the embedded cost table is read by a test")
+    }
+
+    /// Reads a cost table; `costs/h200.toml` explains the format.
+    ///
+    /// # Errors
+    /// [`CostError`] says what cannot be read or used.
+    pub fn from_toml(text: &str) -> Result<CostTable, CostError> {
+        let file: File =
+            toml::from_str(text).map_err(|error| CostError::Syntax(error.to_string()))?;
+        let mut fixed_ns = [0; Call::ALL.len()];
+        for (call, us) in &file.fixed {
+            fixed_ns[*call as usize] = to_ns(*us, call.name())?;
+        }
+        let mut sized = BTreeMap::new();
+        for (call, curves) in &file.sized {
+            sized.insert(*call, Sized::new(*call, curves)?);
+        }
+        for call in [Call::Create, Call::Map, Call::SetAccess, Call::Unmap, Call::Release] {
+            if !sized.contains_key(&call) {
+                return Err(CostError::Value(format!("no costs by size for {call}")));
+            }
+        }
+        let Rates { to_device, to_host, fill, copy } = file.rates;
+        if [to_device, to_host, fill, copy].iter().any(|rate| !(rate.is_finite() && *rate > 0.0)) {
+            return Err(CostError::Value("a rate is not above zero".to_owned()));
+        }
+        if file.pool.granule_mib == 0 || file.pool.granule_mib >= 1 << 40 {
+            return Err(CostError::Value("the pool's granule is out of range".to_owned()));
+        }
+        let per_mib = |us: f64, what| to_ns(us, what).map(|_| us * 1000.0);
+        Ok(CostTable {
+            name: file.name,
+            measured: file.measured,
+            source: file.source,
+            sized,
+            fixed_ns,
+            alloc_host_ns_per_mib: per_mib(file.per_mib.alloc_host, "alloc-host")?,
+            free_host_ns_per_mib: per_mib(file.per_mib.free_host, "free-host")?,
+            create_host_numa_ns_per_mib: per_mib(file.per_mib.create_host_numa, "host-numa")?,
+            set_access_host_numa_ns_per_mib: per_mib(
+                file.per_mib.set_access_host_numa,
+                "host-numa",
+            )?,
+            rates: file.rates,
+            pool: PoolCosts {
+                granule: Bytes::mib(file.pool.granule_mib),
+                growth_ns: to_ns(file.pool.growth_us, "growth_us")?,
+            },
+        })
+    }
+
+    /// What one set-access or unmap over mapped handles of these sizes costs.
+    ///
+    /// The largest handle counts as the first.
+    pub fn range_ns(&self, call: Call, handles: &[Bytes]) -> u64 {
+        let Some(sized) = self.sized.get(&call) else { return self.fixed_ns(call) };
+        let further: u64 = handles.iter().map(|len| sized.further.ns(*len)).sum();
+        let first =
+            handles.iter().map(|len| sized.alone.ns(*len) as i64 - sized.further.ns(*len) as i64);
+        further.saturating_add_signed(first.max().unwrap_or(0))
+    }
+
+    /// What one create, map or release of a handle costs: `in_a_run` if the call before it was the
+    /// same.
+    pub fn handle_ns(&self, call: Call, len: Bytes, in_a_run: bool) -> u64 {
+        match self.sized.get(&call) {
+            Some(sized) if in_a_run => sized.further.ns(len),
+            Some(sized) => sized.alone.ns(len),
+            None => self.fixed_ns(call),
+        }
+    }
+
+    /// What a call costs that does not depend on its arguments.
+    pub fn fixed_ns(&self, call: Call) -> u64 {
+        self.fixed_ns[call as usize]
+    }
+
+    /// What allocating `len` of pinned host memory costs.
+    pub fn alloc_host_ns(&self, len: Bytes) -> u64 {
+        per_mib_ns(self.alloc_host_ns_per_mib, len)
+    }
+
+    /// What freeing `len` of pinned host memory costs.
+    pub fn free_host_ns(&self, len: Bytes) -> u64 {
+        per_mib_ns(self.free_host_ns_per_mib, len)
+    }
+
+    /// What creating `len` of physical memory on a host NUMA node costs.
+    pub fn create_host_numa_ns(&self, len: Bytes) -> u64 {
+        per_mib_ns(self.create_host_numa_ns_per_mib, len)
+    }
+
+    /// What setting access to `len` of memory on a host NUMA node costs beyond other memory.
+    pub fn set_access_host_numa_ns(&self, len: Bytes) -> u64 {
+        per_mib_ns(self.set_access_host_numa_ns_per_mib, len)
+    }
+
+    pub(super) fn rates(&self) -> Rates {
+        self.rates
+    }
+
+    pub(super) fn pool(&self) -> PoolCosts {
+        self.pool
+    }
+}
+
+fn per_mib_ns(ns_per_mib: f64, len: Bytes) -> u64 {
+    (ns_per_mib * len.count() as f64 / (1 << 20) as f64) as u64
+}
+
+fn to_ns(us: f64, what: &str) -> Result<u64, CostError> {
+    if us.is_finite() && (0.0..1e12).contains(&us) {
+        Ok((us * 1000.0).round() as u64)
+    } else {
+        Err(CostError::Value(format!("{what}: {us} us is no cost")))
+    }
+}
+
+/// Costs by handle size.
+#[derive(Clone, Debug)]
+struct Sized {
+    alone: Curve,
+    further: Curve,
+}
+
+impl Sized {
+    fn new(call: Call, curves: &SizedFile) -> Result<Sized, CostError> {
+        Ok(Sized {
+            alone: Curve::new(call, &curves.alone)?,
+            further: Curve::new(call, &curves.further)?,
+        })
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Curve {
+    /// (log2 of the size in MiB, log2 of the cost in ns), sizes ascending.
+    points: Vec<(f64, f64)>,
+    /// By whole MiB, from 0 on.
+    table: Vec<u64>,
+}
+
+impl Curve {
+    fn new(call: Call, points: &[(f64, f64)]) -> Result<Curve, CostError> {
+        let ascending = points.windows(2).all(|pair| pair[0].0 < pair[1].0);
+        let positive = points
+            .iter()
+            .all(|(mib, us)| mib.is_finite() && us.is_finite() && *mib > 0.0 && *us > 0.0);
+        if points.is_empty() || !ascending || !positive {
+            return Err(CostError::Value(format!(
+                "{call}: sizes must ascend, and sizes and costs be above zero"
+            )));
+        }
+        let points = points.iter().map(|(mib, us)| (mib.log2(), (us * 1000.0).log2())).collect();
+        let mut curve = Curve { points, table: Vec::new() };
+        curve.table =
+            (0..=TABLED_MIB as u64).map(|mib| curve.interpolated_ns(mib.max(1) as f64)).collect();
+        Ok(curve)
+    }
+
+    fn ns(&self, len: Bytes) -> u64 {
+        let mib = len.count() >> 20;
+        match self.table.get(mib as usize) {
+            Some(ns) => *ns,
+            None => self.interpolated_ns(mib as f64),
+        }
+    }
+
+    fn interpolated_ns(&self, mib: f64) -> u64 {
+        let at = mib.log2();
+        let (first, last) = (self.points[0], self.points[self.points.len() - 1]);
+        if at <= first.0 || self.points.len() == 1 {
+            return first.1.exp2().round() as u64;
+        }
+        let above = self.points.partition_point(|(size, _)| *size < at).min(self.points.len() - 1);
+        let (low, high) = (self.points[above - 1], self.points[above]);
+        let mut slope = (high.1 - low.1) / (high.0 - low.0);
+        if at > last.0 {
+            // Nothing gets cheaper by being larger than what was measured.
+            slope = slope.max(0.0);
+            return (high.1 + slope * (at - high.0)).exp2().round() as u64;
+        }
+        (low.1 + slope * (at - low.0)).exp2().round() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn assert_near(what: &str, modelled_ns: u64, measured_us: f64) {
+        let modelled_us = modelled_ns as f64 / 1000.0;
+        // Whole microseconds were printed, so a small number may be half of one off.
+        let tolerance = (0.15 * measured_us).max(if measured_us < 4.0 { 0.5 } else { 0.0 });
+        assert!(
+            (modelled_us - measured_us).abs() <= tolerance,
+            "{what}: modelled {modelled_us} us, measured {measured_us} us"
+        );
+    }
+
+    const CALLS: [Call; 5] = [Call::Create, Call::Map, Call::SetAccess, Call::Unmap, Call::Release];
+
+    #[test]
+    fn single_calls_cost_what_was_measured() {
+        let costs = CostTable::h200();
+        for (mib, measured_us) in [
+            (2, [7.5, 0.5, 22.3, 13.2, 8.5]),
+            (32, [7.3, 0.5, 20.2, 12.9, 15.8]),
+            (128, [7.8, 0.5, 21.8, 13.6, 39.9]),
+            (512, [11.8, 0.5, 39.6, 20.1, 147.6]),
+            (1024, [16.6, 0.6, 51.4, 24.3, 297.0]),
+            (4096, [31.9, 0.7, 134.6, 49.4, 1109.0]),
+        ] {
+            for (call, us) in CALLS.into_iter().zip(measured_us) {
+                let len = Bytes::mib(mib);
+                assert_near(&format!("{call} {mib} MiB"), costs.handle_ns(call, len, false), us);
+                assert_near(&format!("{call} {mib} MiB"), costs.range_ns(call, &[len]), us);
+            }
+        }
+    }
+
+    #[test]
+    fn building_and_moving_two_gib_costs_what_was_measured() {
+        let costs = CostTable::h200();
+        for (mib, measured_us) in [
+            (2, [10474.0, 1084.0, 25973.0, 16070.0, 18926.0]),
+            (8, [1880.0, 147.0, 5731.0, 3687.0, 2761.0]),
+            (32, [562.0, 34.0, 1480.0, 1011.0, 1860.0]),
+            (128, [203.0, 13.0, 481.0, 282.0, 1404.0]),
+            (512, [68.0, 3.0, 182.0, 82.0, 1149.0]),
+            (2048, [64.0, 1.0, 88.0, 34.0, 948.0]),
+        ] {
+            let handles = vec![Bytes::mib(mib); 2048 / mib as usize];
+            for (call, us) in CALLS.into_iter().zip(measured_us) {
+                let what = format!("{call}, 2 GiB in {mib} MiB handles");
+                if matches!(call, Call::SetAccess | Call::Unmap) {
+                    assert_near(&what, costs.range_ns(call, &handles), us);
+                } else {
+                    let run = handles.iter().enumerate();
+                    let ns = run.map(|(n, len)| costs.handle_ns(call, *len, n > 0)).sum();
+                    assert_near(&what, ns, us);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn costs_between_measured_sizes_lie_between_the_measured_costs() {
+        let costs = CostTable::h200();
+        let at = |mib| costs.handle_ns(Call::Release, Bytes::mib(mib), false);
+        assert!(at(32) < at(64));
+        assert!(at(64) < at(128));
+        assert!(at(8192) > at(4096));
+    }
+
+    #[test]
+    fn a_broken_cost_table_is_refused_with_the_reason() {
+        let good = include_str!("../../costs/h200.toml");
+        for (from, to, reason) in [
+            ("[rates]", "[rates", "cannot be read"),
+            ("copy = 1782.0", "copy = 0.0", "rate"),
+            ("record = 0.19", "record = -1.0", "record"),
+            ("[[2, 13.2], [32", "[[2, 13.2], [1", "unmap"),
+            ("granule_mib = 32", "granule_mib = 0", "granule"),
+            ("[fixed]", "[fixed]\nfly = 1.0", "cannot be read"),
+        ] {
+            assert!(good.contains(from), "{from}");
+            let error = CostTable::from_toml(&good.replace(from, to)).expect_err(from);
+            assert!(error.to_string().contains(reason), "{error}");
+        }
+    }
+}

@@ -1,0 +1,449 @@
+//! The driver calls, one by one.
+
+use vramp_core::{AddrRange, Bytes, DeviceAddr};
+
+use super::Simulator;
+use super::cost::Rates;
+use super::hazard::{Body, Part};
+use super::log::LoggedCall;
+use super::pool::POOL_BASE;
+use super::refusal::{Outcome, Refusal};
+use super::state::{State, host_buffer_part};
+use super::streams::{Effect, Kernel, Point};
+use crate::{
+    Call, Copy, DeviceInfo, Driver, Event, Handle, HostBuffer, HostSlice, MemoryInfo, Place,
+    PoolUsage, Result, Stream,
+};
+
+impl Simulator {
+    fn call<T>(&self, entry: LoggedCall, body: impl FnOnce(&mut State) -> Outcome<T>) -> Result<T> {
+        self.lock().call(entry, body)
+    }
+}
+
+fn log(call: Call) -> LoggedCall {
+    LoggedCall::new(call)
+}
+
+fn log_range(call: Call, range: AddrRange) -> LoggedCall {
+    log(call).at(range.start).len(range.len)
+}
+
+fn need_virtual_memory(state: &State) -> Outcome<()> {
+    state.need(|can| can.virtual_memory, "this device has no virtual memory calls")
+}
+
+fn need_pinned_host(state: &State) -> Outcome<()> {
+    state.need(|can| can.pinned_host, "this device has no pinned host memory")
+}
+
+fn need_pool(state: &State) -> Outcome<()> {
+    state.need(|can| can.stream_ordered_pool, "this device has no stream-ordered pool")
+}
+
+fn check_end(range: AddrRange) -> Outcome<()> {
+    match range.checked_end() {
+        Some(_) => Ok(()),
+        None => Err(Refusal::invalid(format!("{range} ends beyond the address space"))),
+    }
+}
+
+impl Driver for Simulator {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.lock().now_ns
+    }
+
+    fn reserve(&self, len: Bytes, alignment: Bytes) -> Result<DeviceAddr> {
+        self.call(log(Call::Reserve).len(len), |state| {
+            need_virtual_memory(state)?;
+            let at = state.memory.reserve(len, alignment)?;
+            state.spend(Call::Reserve);
+            Ok(at)
+        })
+    }
+
+    fn free_addresses(&self, range: AddrRange) -> Result<()> {
+        self.call(log_range(Call::FreeAddresses, range), |state| {
+            need_virtual_memory(state)?;
+            state.memory.free_addresses(range)?;
+            state.spend(Call::FreeAddresses);
+            Ok(())
+        })
+    }
+
+    fn create(&self, len: Bytes, place: Place) -> Result<Handle> {
+        self.call(log(Call::Create).len(len), |state| {
+            need_virtual_memory(state)?;
+            if place != Place::Device {
+                state.need(|can| can.host_numa, "this device maps no host memory")?;
+            }
+            let handle = state.memory.create(len, place)?;
+            match place {
+                Place::Device => state.spend_on_handle(Call::Create, len),
+                Place::HostNuma(_) => state.now_ns += state.costs.create_host_numa_ns(len),
+            }
+            Ok(handle)
+        })
+    }
+
+    fn release(&self, handle: Handle) -> Result<()> {
+        self.call(log(Call::Release), |state| {
+            need_virtual_memory(state)?;
+            let len = state.memory.release(handle)?;
+            state.forget_dead();
+            state.spend_on_handle(Call::Release, len);
+            Ok(())
+        })
+    }
+
+    fn map(&self, at: DeviceAddr, handle: Handle) -> Result<()> {
+        self.call(log(Call::Map).at(at), |state| {
+            need_virtual_memory(state)?;
+            let len = state.memory.map(at, handle)?;
+            state.spend_on_handle(Call::Map, len);
+            Ok(())
+        })
+    }
+
+    fn unmap(&self, range: AddrRange) -> Result<()> {
+        self.call(log_range(Call::Unmap, range), |state| {
+            need_virtual_memory(state)?;
+            state.unmap(range)
+        })
+    }
+
+    fn set_access(&self, range: AddrRange) -> Result<()> {
+        self.call(log_range(Call::SetAccess, range), |state| {
+            need_virtual_memory(state)?;
+            let handles = state.memory.whole_mappings(range)?;
+            state.memory.set_access(range);
+            let on_host = state.memory.host_part(range);
+            state.now_ns += state.costs.range_ns(Call::SetAccess, &handles)
+                + state.costs.set_access_host_numa_ns(on_host);
+            Ok(())
+        })
+    }
+
+    fn create_stream(&self) -> Result<Stream> {
+        self.call(log(Call::CreateStream), |state| {
+            state.spend(Call::CreateStream);
+            Ok(state.streams.create())
+        })
+    }
+
+    fn destroy_stream(&self, stream: Stream) -> Result<()> {
+        self.call(log(Call::DestroyStream).on(stream), |state| {
+            let index = state.streams.index(stream)?;
+            state.streams.destroy(index);
+            state.spend(Call::DestroyStream);
+            Ok(())
+        })
+    }
+
+    fn synchronize_stream(&self, stream: Stream) -> Result<()> {
+        self.call(log(Call::SynchronizeStream).on(stream), |state| {
+            let index = state.streams.index(stream)?;
+            state.run_to(state.streams.end_of(index))?;
+            if let Some(checker) = &mut state.checker {
+                checker.host_saw_stream(stream);
+            }
+            state.trim_pool_to_threshold();
+            state.spend(Call::SynchronizeStream);
+            Ok(())
+        })
+    }
+
+    fn create_event(&self) -> Result<Event> {
+        self.call(log(Call::CreateEvent), |state| {
+            state.events_made += 1;
+            state.events.insert(state.events_made, None);
+            state.spend(Call::CreateEvent);
+            Ok(Event::from_number(state.events_made))
+        })
+    }
+
+    fn destroy_event(&self, event: Event) -> Result<()> {
+        self.call(log(Call::DestroyEvent), |state| {
+            point_of(state, event)?;
+            state.events.remove(&event.number());
+            if let Some(checker) = &mut state.checker {
+                checker.forget_event(event.number());
+            }
+            state.spend(Call::DestroyEvent);
+            Ok(())
+        })
+    }
+
+    fn record(&self, event: Event, stream: Stream) -> Result<()> {
+        self.call(log(Call::Record).on(stream), |state| {
+            point_of(state, event)?;
+            let index = state.streams.index(stream)?;
+            let point = state.streams.end_of(index);
+            state.events.insert(event.number(), Some(point));
+            if let Some(checker) = &mut state.checker {
+                checker.record(event.number(), stream);
+            }
+            state.spend(Call::Record);
+            Ok(())
+        })
+    }
+
+    fn query(&self, event: Event) -> Result<bool> {
+        self.call(log(Call::Query), |state| {
+            let point = point_of(state, event)?;
+            let done = point.is_none_or(|point| state.streams.is_done(point));
+            if done && let Some(checker) = &mut state.checker {
+                checker.host_saw_event(event.number());
+            }
+            state.spend(Call::Query);
+            Ok(done)
+        })
+    }
+
+    fn wait(&self, stream: Stream, event: Event) -> Result<()> {
+        self.call(log(Call::Wait).on(stream), |state| {
+            let point = point_of(state, event)?;
+            let index = state.streams.index(stream)?;
+            if let Some(point) = point {
+                state.streams.push_wait(index, point, state.now_ns);
+            }
+            if let Some(checker) = &mut state.checker {
+                checker.wait(stream, event.number());
+            }
+            state.spend(Call::Wait);
+            Ok(())
+        })
+    }
+
+    fn synchronize_event(&self, event: Event) -> Result<()> {
+        self.call(log(Call::SynchronizeEvent), |state| {
+            if let Some(point) = point_of(state, event)? {
+                state.run_to(point)?;
+            }
+            if let Some(checker) = &mut state.checker {
+                checker.host_saw_event(event.number());
+            }
+            state.trim_pool_to_threshold();
+            state.spend(Call::SynchronizeEvent);
+            Ok(())
+        })
+    }
+
+    fn fill(&self, stream: Stream, range: AddrRange, byte: u8) -> Result<()> {
+        self.call(log_range(Call::Fill, range).on(stream), |state| {
+            check_end(range)?;
+            state.streams.index(stream)?;
+            state.spend(Call::Fill);
+            let kernel = Kernel::new("fill").writing(range);
+            let ns = Rates::ns(state.rates().fill, range.len);
+            state.queue(stream, kernel.lasting(ns), Effect::Fill { range, byte })
+        })
+    }
+
+    fn copy(&self, stream: Stream, copy: Copy) -> Result<()> {
+        let to = AddrRange::new(copy.to, copy.len);
+        let from = AddrRange::new(copy.from, copy.len);
+        self.call(log_range(Call::Copy, to).on(stream), |state| {
+            check_end(to)?;
+            check_end(from)?;
+            if copy.from < copy.to + copy.len && copy.to < copy.from + copy.len {
+                return Err(Refusal::invalid(format!("{from} and {to} overlap")));
+            }
+            state.streams.index(stream)?;
+            state.spend(Call::Copy);
+            let kernel = Kernel::new("copy").reading(from).writing(to);
+            let ns = Rates::ns(state.rates().copy, copy.len);
+            state.queue(stream, kernel.lasting(ns), Effect::Copy { from, to: copy.to })
+        })
+    }
+
+    fn copy_to_device(&self, stream: Stream, from: HostSlice, to: DeviceAddr) -> Result<()> {
+        let range = AddrRange::new(to, from.len);
+        self.call(log_range(Call::CopyToDevice, range).on(stream), |state| {
+            check_end(range)?;
+            state.streams.index(stream)?;
+            state.host.check(from.buffer, from.offset, from.len)?;
+            state.spend(Call::CopyToDevice);
+            let kernel = Kernel::new("copy-to-device").writing(range);
+            let ns = Rates::ns(state.rates().to_device, from.len);
+            let buffer = from.buffer.number();
+            let effect = Effect::ToDevice { buffer, offset: from.offset, to: range };
+            state.queue(stream, kernel.lasting(ns), effect)
+        })
+    }
+
+    fn copy_to_host(&self, stream: Stream, from: DeviceAddr, to: HostSlice) -> Result<()> {
+        let range = AddrRange::new(from, to.len);
+        self.call(log_range(Call::CopyToHost, range).on(stream), |state| {
+            check_end(range)?;
+            state.streams.index(stream)?;
+            state.host.check(to.buffer, to.offset, to.len)?;
+            state.spend(Call::CopyToHost);
+            let kernel = Kernel::new("copy-to-host").reading(range);
+            let ns = Rates::ns(state.rates().to_host, to.len);
+            let buffer = to.buffer.number();
+            let effect = Effect::ToHost { from: range, buffer, offset: to.offset };
+            state.queue(stream, kernel.lasting(ns), effect)
+        })
+    }
+
+    fn malloc_async(&self, stream: Stream, len: Bytes) -> Result<DeviceAddr> {
+        self.call(log(Call::MallocAsync).len(len).on(stream), |state| {
+            need_pool(state)?;
+            let index = state.streams.index(stream)?;
+            let (free, streams) = (state.memory.free(), &state.streams);
+            let grant = state.pool.malloc(len, index, free, |point| streams.is_done(point))?;
+            state.memory.charge(grant.grown)?;
+            for point in grant.waits {
+                state.streams.push_wait(index, point, state.now_ns);
+            }
+            state.spend(Call::MallocAsync);
+            state.now_ns += grant.granules_mapped * state.costs.pool().growth_ns;
+            let range = AddrRange::new(grant.at, grant.len);
+            touch_pool(state, stream, range, "malloc-async", true);
+            Ok(grant.at)
+        })
+    }
+
+    fn free_async(&self, stream: Stream, at: DeviceAddr) -> Result<()> {
+        self.call(log(Call::FreeAsync).at(at).on(stream), |state| {
+            need_pool(state)?;
+            let index = state.streams.index(stream)?;
+            let len = state.pool.free(at, state.streams.end_of(index))?;
+            touch_pool(state, stream, AddrRange::new(at, len), "free-async", false);
+            state.spend(Call::FreeAsync);
+            Ok(())
+        })
+    }
+
+    fn pool_usage(&self) -> Result<PoolUsage> {
+        self.call(log(Call::PoolUsage), |state| {
+            need_pool(state)?;
+            state.spend(Call::PoolUsage);
+            Ok(PoolUsage {
+                reserved: Bytes::new(state.pool.reserved),
+                reserved_peak: Bytes::new(state.pool.reserved_peak),
+                used: Bytes::new(state.pool.used),
+            })
+        })
+    }
+
+    fn set_pool_threshold(&self, keep: Bytes) -> Result<()> {
+        self.call(log(Call::SetPoolThreshold).len(keep), |state| {
+            need_pool(state)?;
+            state.pool.threshold = keep.count();
+            state.spend(Call::SetPoolThreshold);
+            Ok(())
+        })
+    }
+
+    fn trim_pool(&self, keep: Bytes) -> Result<()> {
+        self.call(log(Call::TrimPool).len(keep), |state| {
+            need_pool(state)?;
+            let given_back = state.pool.trim(keep);
+            state.memory.refund(given_back);
+            state.spend(Call::TrimPool);
+            Ok(())
+        })
+    }
+
+    fn alloc_host(&self, len: Bytes) -> Result<HostBuffer> {
+        self.call(log(Call::AllocHost).len(len), |state| {
+            need_pinned_host(state)?;
+            let buffer = state.host.alloc(len)?;
+            state.now_ns += state.costs.alloc_host_ns(len);
+            Ok(buffer)
+        })
+    }
+
+    fn free_host(&self, buffer: HostBuffer) -> Result<()> {
+        self.call(log(Call::FreeHost), |state| {
+            need_pinned_host(state)?;
+            let number = buffer.number();
+            state.host.check(buffer, Bytes::ZERO, Bytes::ZERO)?;
+            let in_use = |work: &super::streams::Work| work.effect.host_buffer() == Some(number);
+            if let Some((stream, work)) = state.streams.find_pending(in_use) {
+                return Err(Refusal::invalid(format!(
+                    "host buffer {number} is still used by `{}` on stream {}",
+                    work.kernel.name,
+                    stream.number()
+                )));
+            }
+            let len = state.host.free(buffer)?;
+            if let Some(checker) = &mut state.checker {
+                checker.host_access("free-host", host_buffer_part(number, Bytes::ZERO, len, true));
+                checker.forget_body(Body::HostBuffer(number));
+            }
+            state.now_ns += state.costs.free_host_ns(len);
+            Ok(())
+        })
+    }
+
+    fn write_host(&self, buffer: HostBuffer, offset: Bytes, bytes: &[u8]) -> Result<()> {
+        let len = Bytes::new(bytes.len() as u64);
+        self.call(log(Call::AccessHost).len(len), |state| {
+            need_pinned_host(state)?;
+            state.host.check(buffer, offset, len)?;
+            let content = state.host.content_mut(buffer.number());
+            content.expect("the buffer was checked").write(offset.count(), bytes);
+            touch_host(state, buffer, offset, len, true);
+            state.spend(Call::AccessHost);
+            Ok(())
+        })
+    }
+
+    fn read_host(&self, buffer: HostBuffer, offset: Bytes, bytes: &mut [u8]) -> Result<()> {
+        let len = Bytes::new(bytes.len() as u64);
+        self.call(log(Call::AccessHost).len(len), |state| {
+            need_pinned_host(state)?;
+            state.host.check(buffer, offset, len)?;
+            let content = state.host.content(buffer.number());
+            content.expect("the buffer was checked").read(offset.count(), bytes);
+            touch_host(state, buffer, offset, len, false);
+            state.spend(Call::AccessHost);
+            Ok(())
+        })
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        self.call(log(Call::MemoryInfo), |state| {
+            state.spend(Call::MemoryInfo);
+            Ok(MemoryInfo { free: state.memory.free(), total: self.info.limits.memory })
+        })
+    }
+}
+
+/// The point of the event's last record, if it was ever recorded.
+fn point_of(state: &State, event: Event) -> Outcome<Option<Point>> {
+    let known = state.events.get(&event.number()).copied();
+    known.ok_or_else(|| Refusal::unknown("event", event.number()))
+}
+
+/// Tells the checker that a stream takes or gives a block of the pool.
+fn touch_pool(state: &mut State, stream: Stream, range: AddrRange, label: &str, renew: bool) {
+    let Some(checker) = &mut state.checker else { return };
+    let (offset, len) = (range.start.number() - POOL_BASE, range.len.count());
+    if renew {
+        checker.renew(Body::Pool, offset, len);
+    }
+    let stamp = checker.step(stream);
+    checker.access(
+        &stamp,
+        label,
+        Part { body: Body::Pool, offset, len, range, writes: true },
+        None,
+    );
+}
+
+/// Tells the checker that the host touches pinned memory.
+fn touch_host(state: &mut State, buffer: HostBuffer, offset: Bytes, len: Bytes, writes: bool) {
+    let Some(checker) = &mut state.checker else { return };
+    if !len.is_zero() {
+        let label = if writes { "write-host" } else { "read-host" };
+        checker.host_access(label, host_buffer_part(buffer.number(), offset, len, writes));
+    }
+}

@@ -1,0 +1,493 @@
+//! The happens-before checker: finds memory touched twice without order, even where the accident of
+//! timing made it come out right.
+//!
+//! Every stream, and the host, counts its own steps and knows how far each other one is ordered
+//! before it (a vector clock). Knowledge flows along what CUDA promises and nothing else:
+//!
+//! 1. along a stream, from one piece of work to the next;
+//! 2. from the host to whatever it queues;
+//! 3. from a stream to an event recorded on it, and on to a stream that waits for the event;
+//! 4. from an event or a stream to the host, when a query returned true or a synchronise returned.
+//!
+//! Opening a gate adds nothing: it lets a kernel end, which is not to have seen it end.
+//!
+//! Accesses are remembered by *physical* bytes, so two addresses of one handle are one memory. An
+//! access that the host has seen complete is ordered before all that follows, and is forgotten.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::Arc;
+
+use vramp_core::AddrRange;
+
+use crate::Stream;
+
+/// Hazards kept in full; beyond it they are only counted.
+const HAZARDS_KEPT: usize = 1000;
+
+/// Two accesses to the same bytes, at least one of them a write, that nothing orders.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hazard {
+    /// The access that was queued first.
+    pub earlier: Access,
+    /// The access that could run before the earlier one is over.
+    pub later: Access,
+    /// Which order is missing, in words.
+    pub missing: String,
+}
+
+/// Who touched what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// The kernel's name, or the driver call.
+    pub label: String,
+    /// On which stream; `None` for the host.
+    pub stream: Option<Stream>,
+    /// Through which addresses. For pinned host memory, offsets in its buffer.
+    pub range: AddrRange,
+    /// True for a write, and for taking the memory away.
+    pub writes: bool,
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` on {}", self.label, Actor::of(self.stream))
+    }
+}
+
+impl fmt::Display for Hazard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verb = |access: &Access| if access.writes { "writes" } else { "reads" };
+        write!(
+            f,
+            "{} {} {} unordered after {}, which {} {}: {}",
+            self.later,
+            verb(&self.later),
+            self.later.range,
+            self.earlier,
+            verb(&self.earlier),
+            self.earlier.range,
+            self.missing
+        )
+    }
+}
+
+/// What was touched: physical bytes, however they were reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Body {
+    Handle(u64),
+    Pool,
+    HostBuffer(u64),
+}
+
+/// The host, or a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Actor(usize);
+
+impl Actor {
+    const HOST: Actor = Actor(0);
+
+    /// Stream numbers count from 1.
+    fn of(stream: Option<Stream>) -> Actor {
+        Actor(stream.map_or(0, |stream| stream.number() as usize))
+    }
+
+    fn stream(self) -> Option<Stream> {
+        (self != Actor::HOST).then(|| Stream::from_number(self.0 as u64))
+    }
+}
+
+impl fmt::Display for Actor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => f.write_str("the host"),
+            stream => write!(f, "stream {stream}"),
+        }
+    }
+}
+
+/// A step of one actor, and what is ordered before it.
+#[derive(Clone, Debug)]
+pub(super) struct Stamp {
+    actor: Actor,
+    step: u64,
+    before: Clock,
+}
+
+/// The last step of each actor that is ordered before something.
+#[derive(Clone, Debug, Default)]
+struct Clock(Arc<Vec<u64>>);
+
+impl Clock {
+    fn of(&self, actor: Actor) -> u64 {
+        self.0.get(actor.0).copied().unwrap_or(0)
+    }
+
+    fn raise(&mut self, actor: Actor, step: u64) {
+        if self.of(actor) < step {
+            let steps = Arc::make_mut(&mut self.0);
+            if steps.len() <= actor.0 {
+                steps.resize(actor.0 + 1, 0);
+            }
+            steps[actor.0] = step;
+        }
+    }
+
+    fn join(&mut self, other: &Clock) {
+        if Arc::ptr_eq(&self.0, &other.0) {
+            return;
+        }
+        for (index, step) in other.0.iter().enumerate() {
+            self.raise(Actor(index), *step);
+        }
+    }
+}
+
+impl Stamp {
+    fn covers(&self, touch: &Touch) -> bool {
+        touch.actor == self.actor || self.before.of(touch.actor) >= touch.step
+    }
+}
+
+/// One remembered access.
+#[derive(Clone, Copy, Debug)]
+struct Touch {
+    actor: Actor,
+    step: u64,
+    label: u32,
+    range: AddrRange,
+}
+
+/// Accesses to one stretch of bytes that may still matter.
+#[derive(Clone, Debug, Default)]
+struct Stretch {
+    end: u64,
+    write: Option<Touch>,
+    /// At most one for each actor, its last.
+    reads: Vec<Touch>,
+}
+
+impl Stretch {
+    fn forget_seen(&mut self, seen: &Clock) {
+        self.write = self.write.filter(|touch| seen.of(touch.actor) < touch.step);
+        self.reads.retain(|touch| seen.of(touch.actor) < touch.step);
+    }
+
+    fn is_forgotten(&self) -> bool {
+        self.write.is_none() && self.reads.is_empty()
+    }
+}
+
+#[derive(Debug, Default)]
+struct History {
+    stretches: BTreeMap<u64, Stretch>,
+    /// Number of stretches at which the next sweep is due.
+    sweep_at: usize,
+}
+
+impl History {
+    fn split(&mut self, at: u64) {
+        if let Some((start, stretch)) = self.stretches.range_mut(..at).next_back()
+            && *start < at
+            && stretch.end > at
+        {
+            let behind = stretch.clone();
+            stretch.end = at;
+            self.stretches.insert(at, behind);
+        }
+    }
+
+    fn sweep(&mut self, seen: &Clock) {
+        if self.stretches.len() < self.sweep_at.max(64) {
+            return;
+        }
+        self.stretches.retain(|_, stretch| {
+            stretch.forget_seen(seen);
+            !stretch.is_forgotten()
+        });
+        self.sweep_at = 2 * self.stretches.len();
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+struct ActorState {
+    step: u64,
+    before: Clock,
+    /// The host's knowledge that is already part of `before`.
+    host_version: u64,
+}
+
+/// A range of bytes of one body, touched through `range`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    pub body: Body,
+    pub offset: u64,
+    pub len: u64,
+    pub range: AddrRange,
+    pub writes: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Checker {
+    actors: Vec<ActorState>,
+    /// Counts what the host did or learned.
+    host_version: u64,
+    events: HashMap<u64, Stamp>,
+    bodies: HashMap<Body, History>,
+    /// The last access of each actor through each mapping, by the mapping's first address.
+    mappings: HashMap<u64, Vec<Touch>>,
+    labels: Vec<String>,
+    label_numbers: HashMap<String, u32>,
+    hazards: Vec<Hazard>,
+    hazards_found: u64,
+}
+
+impl Checker {
+    // --- order ---
+
+    /// A new step of `stream`, behind all that it and the host did so far.
+    pub fn step(&mut self, stream: Stream) -> Stamp {
+        let actor = Actor::of(Some(stream));
+        self.learn_from_host(actor);
+        let state = self.actor(actor);
+        state.step += 1;
+        Stamp { actor, step: state.step, before: state.before.clone() }
+    }
+
+    fn host_step(&mut self) -> Stamp {
+        self.host_version += 1;
+        let host = self.actor(Actor::HOST);
+        host.step += 1;
+        Stamp { actor: Actor::HOST, step: host.step, before: host.before.clone() }
+    }
+
+    /// The point behind everything queued on `stream`, without a step.
+    fn point(&mut self, stream: Stream) -> Stamp {
+        let actor = Actor::of(Some(stream));
+        self.learn_from_host(actor);
+        let state = self.actor(actor);
+        Stamp { actor, step: state.step, before: state.before.clone() }
+    }
+
+    pub fn record(&mut self, event: u64, stream: Stream) {
+        let point = self.point(stream);
+        self.events.insert(event, point);
+    }
+
+    pub fn wait(&mut self, stream: Stream, event: u64) {
+        if let Some(point) = self.events.get(&event).cloned() {
+            self.learn(Actor::of(Some(stream)), &point);
+        }
+    }
+
+    pub fn forget_event(&mut self, event: u64) {
+        self.events.remove(&event);
+    }
+
+    pub fn host_saw_event(&mut self, event: u64) {
+        if let Some(point) = self.events.get(&event).cloned() {
+            self.host_version += 1;
+            self.learn(Actor::HOST, &point);
+        }
+    }
+
+    pub fn host_saw_stream(&mut self, stream: Stream) {
+        let point = self.point(stream);
+        self.host_version += 1;
+        self.learn(Actor::HOST, &point);
+    }
+
+    fn learn(&mut self, actor: Actor, point: &Stamp) {
+        let state = self.actor(actor);
+        state.before.join(&point.before);
+        state.before.raise(point.actor, point.step);
+    }
+
+    fn learn_from_host(&mut self, actor: Actor) {
+        let version = self.host_version;
+        if self.actor(actor).host_version == version {
+            return;
+        }
+        let host = self.actor(Actor::HOST);
+        let (step, before) = (host.step, host.before.clone());
+        let state = self.actor(actor);
+        state.before.join(&before);
+        state.before.raise(Actor::HOST, step);
+        state.host_version = version;
+    }
+
+    fn actor(&mut self, actor: Actor) -> &mut ActorState {
+        if self.actors.len() <= actor.0 {
+            self.actors.resize(actor.0 + 1, ActorState::default());
+        }
+        &mut self.actors[actor.0]
+    }
+
+    // --- accesses ---
+
+    /// Checks one access and remembers it. `mapping` is the mapping it went through, if any.
+    pub fn access(&mut self, stamp: &Stamp, label: &str, part: Part, mapping: Option<u64>) {
+        let label = self.label_number(label);
+        let touch = Touch { actor: stamp.actor, step: stamp.step, label, range: part.range };
+        let seen = self.actor(Actor::HOST).before.clone();
+        let history = self.bodies.entry(part.body).or_default();
+        let end = part.offset + part.len;
+        history.split(part.offset);
+        history.split(end);
+        let mut conflicts: Vec<(Touch, bool)> = Vec::new();
+        let mut note = |earlier: &Touch, writes| {
+            if !stamp.covers(earlier)
+                && !conflicts
+                    .iter()
+                    .any(|(c, _)| (c.actor, c.step) == (earlier.actor, earlier.step))
+            {
+                conflicts.push((*earlier, writes));
+            }
+        };
+        let mut covered_to = part.offset;
+        let mut gaps = Vec::new();
+        for (start, stretch) in history.stretches.range_mut(part.offset..end) {
+            stretch.forget_seen(&seen);
+            if let Some(write) = &stretch.write {
+                note(write, true);
+            }
+            if part.writes {
+                for read in &stretch.reads {
+                    note(read, false);
+                }
+            } else {
+                stretch.reads.retain(|read| read.actor != touch.actor);
+                stretch.reads.push(touch);
+                if *start > covered_to {
+                    gaps.push((covered_to, *start));
+                }
+                covered_to = stretch.end;
+            }
+        }
+        if part.writes {
+            let stale: Vec<u64> =
+                history.stretches.range(part.offset..end).map(|(start, _)| *start).collect();
+            for start in stale {
+                history.stretches.remove(&start);
+            }
+            let stretch = Stretch { end, write: Some(touch), reads: Vec::new() };
+            history.stretches.insert(part.offset, stretch);
+        } else {
+            if covered_to < end {
+                gaps.push((covered_to, end));
+            }
+            for (start, end) in gaps {
+                let stretch = Stretch { end, write: None, reads: vec![touch] };
+                history.stretches.insert(start, stretch);
+            }
+        }
+        history.sweep(&seen);
+        if let Some(mapping) = mapping {
+            let touches = self.mappings.entry(mapping).or_default();
+            touches.retain(|other| other.actor != touch.actor);
+            touches.push(touch);
+        }
+        for (earlier, writes) in conflicts {
+            self.report(stamp, touch, part.writes, earlier, writes);
+        }
+    }
+
+    /// Checks an access by the host itself to bytes of one body.
+    pub fn host_access(&mut self, label: &str, part: Part) {
+        let stamp = self.host_step();
+        self.access(&stamp, label, part, None);
+    }
+
+    /// Checks that the host saw all work complete that went through the mapping at `mapping`,
+    /// before it is taken away as part of `range`.
+    pub fn unmap(&mut self, mapping: u64, range: AddrRange) {
+        let Some(touches) = self.mappings.remove(&mapping) else { return };
+        let stamp = self.host_step();
+        let label = self.label_number("unmap");
+        let touch = Touch { actor: Actor::HOST, step: stamp.step, label, range };
+        for earlier in touches {
+            if !stamp.covers(&earlier) {
+                self.report(&stamp, touch, true, earlier, true);
+            }
+        }
+    }
+
+    /// Forgets memory that is gone.
+    pub fn forget_body(&mut self, body: Body) {
+        self.bodies.remove(&body);
+    }
+
+    /// Forgets what was done to bytes that now begin a new life, ordered by their owner.
+    pub fn renew(&mut self, body: Body, offset: u64, len: u64) {
+        let Some(history) = self.bodies.get_mut(&body) else { return };
+        history.split(offset);
+        history.split(offset + len);
+        let stale: Vec<u64> =
+            history.stretches.range(offset..offset + len).map(|(start, _)| *start).collect();
+        for start in stale {
+            history.stretches.remove(&start);
+        }
+    }
+
+    // --- reports ---
+
+    pub fn hazards(&self) -> &[Hazard] {
+        &self.hazards
+    }
+
+    pub fn hazards_found(&self) -> u64 {
+        self.hazards_found
+    }
+
+    fn report(
+        &mut self,
+        stamp: &Stamp,
+        later: Touch,
+        later_writes: bool,
+        earlier: Touch,
+        earlier_writes: bool,
+    ) {
+        self.hazards_found += 1;
+        if self.hazards.len() >= HAZARDS_KEPT {
+            return;
+        }
+        let access = |touch: &Touch, writes| Access {
+            label: self.labels[touch.label as usize].clone(),
+            stream: touch.actor.stream(),
+            range: touch.range,
+            writes,
+        };
+        let (earlier_access, later_access) =
+            (access(&earlier, earlier_writes), access(&later, later_writes));
+        let (by, of) = (stamp.actor, earlier.actor);
+        let name = &earlier_access.label;
+        let missing = match (by, stamp.before.of(of)) {
+            (Actor::HOST, 0) => {
+                format!("the host has seen nothing on {of} complete")
+            }
+            (Actor::HOST, known) => format!(
+                "what the host has seen complete on {of} ends {} steps before `{name}` does",
+                earlier.step - known
+            ),
+            (_, 0) => format!(
+                "{by} waits for no event of {of}, and the host had not seen `{name}` complete"
+            ),
+            (_, known) => format!(
+                "the last point of {of} that {by} is ordered behind lies {} steps before the end \
+                 of `{name}`: the event was recorded too early",
+                earlier.step - known
+            ),
+        };
+        self.hazards.push(Hazard { earlier: earlier_access, later: later_access, missing });
+    }
+
+    fn label_number(&mut self, label: &str) -> u32 {
+        if let Some(number) = self.label_numbers.get(label) {
+            return *number;
+        }
+        let number = self.labels.len() as u32;
+        self.labels.push(label.to_owned());
+        self.label_numbers.insert(label.to_owned(), number);
+        number
+    }
+}

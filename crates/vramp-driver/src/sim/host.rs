@@ -1,0 +1,83 @@
+//! Pinned host memory. Its bytes are always kept: the host reads and writes them itself.
+
+use std::collections::HashMap;
+
+use vramp_core::Bytes;
+
+use super::bytes::Content;
+use super::refusal::{Outcome, Refusal};
+use crate::HostBuffer;
+
+#[derive(Debug, Default)]
+pub(super) struct HostBuffers {
+    buffers: HashMap<u64, Buffer>,
+    made: u64,
+    held: Bytes,
+}
+
+#[derive(Debug)]
+struct Buffer {
+    len: Bytes,
+    content: Content,
+}
+
+impl HostBuffers {
+    pub fn alloc(&mut self, len: Bytes) -> Outcome<HostBuffer> {
+        if len.is_zero() {
+            return Err(Refusal::invalid("no host memory was asked for"));
+        }
+        let Some(held) = self.held.checked_add(len) else {
+            return Err(Refusal::out_of_memory(format!("{len} of host memory asked")));
+        };
+        self.held = held;
+        self.made += 1;
+        self.buffers.insert(self.made, Buffer { len, content: Content::default() });
+        Ok(HostBuffer::from_number(self.made))
+    }
+
+    /// Returns the buffer's length.
+    pub fn free(&mut self, buffer: HostBuffer) -> Outcome<Bytes> {
+        match self.buffers.remove(&buffer.number()) {
+            Some(freed) => {
+                self.held -= freed.len;
+                Ok(freed.len)
+            }
+            None => Err(unknown(buffer)),
+        }
+    }
+
+    /// Refuses a part that does not lie in a living buffer.
+    pub fn check(&self, buffer: HostBuffer, offset: Bytes, len: Bytes) -> Outcome<()> {
+        let held = self.buffers.get(&buffer.number()).ok_or_else(|| unknown(buffer))?;
+        if offset.checked_add(len).is_none_or(|end| end > held.len) {
+            return Err(Refusal::invalid(format!(
+                "{len} at offset {offset} do not lie in host buffer {} of {}",
+                buffer.number(),
+                held.len
+            )));
+        }
+        Ok(())
+    }
+
+    /// `None` if the buffer was freed meanwhile.
+    pub fn content(&self, buffer: u64) -> Option<&Content> {
+        self.buffers.get(&buffer).map(|buffer| &buffer.content)
+    }
+
+    /// `None` if the buffer was freed meanwhile.
+    pub fn content_mut(&mut self, buffer: u64) -> Option<&mut Content> {
+        self.buffers.get_mut(&buffer).map(|buffer| &mut buffer.content)
+    }
+
+    pub fn living(&self) -> usize {
+        self.buffers.len()
+    }
+
+    pub fn held(&self) -> Bytes {
+        self.held
+    }
+}
+
+fn unknown(buffer: HostBuffer) -> Refusal {
+    Refusal::unknown("host buffer", buffer.number())
+}

@@ -1,0 +1,394 @@
+//! Addresses, physical memory and the mappings between them.
+//!
+//! 1. A *reservation* takes addresses out of the holes and gives them back whole.
+//! 2. A *handle* is physical memory. It is released by its owner, and dies with its last mapping.
+//! 3. A *mapping* ties one whole handle to addresses inside one reservation. It can be touched
+//!    once access was set.
+//!
+//! Nothing here knows time, streams or costs.
+
+use std::collections::{BTreeMap, HashMap};
+
+use vramp_core::{AddrRange, Bytes, DeviceAddr};
+
+use super::bytes::Content;
+use super::refusal::{Outcome, Refusal};
+use crate::{Handle, Place};
+
+/// Where the addresses that can be reserved begin.
+const FIRST_ADDRESS: u64 = 1 << 40;
+
+#[derive(Debug)]
+pub(super) struct Memory {
+    page: u64,
+    capacity: u64,
+    /// Device memory of all living handles and of the driver's own pool.
+    used: u64,
+    /// Free addresses: start to length. Never adjacent, never empty.
+    holes: BTreeMap<u64, u64>,
+    /// Reserved addresses: start to length.
+    reservations: BTreeMap<u64, u64>,
+    mappings: BTreeMap<u64, Mapping>,
+    physical: HashMap<u64, Physical>,
+    handles_made: u64,
+    handles_released_but_mapped: usize,
+    /// Physical memory that died since [`Memory::take_dead`] was last called.
+    dead: Vec<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Mapping {
+    len: u64,
+    physical: u64,
+    accessible: bool,
+}
+
+#[derive(Debug)]
+struct Physical {
+    len: u64,
+    place: Place,
+    mappings: usize,
+    released: bool,
+    content: Content,
+}
+
+/// A part of one handle that an address range runs through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// Which physical memory.
+    pub physical: u64,
+    /// The distance of the part's first byte from the handle's.
+    pub offset: u64,
+    /// How many bytes.
+    pub len: u64,
+    /// The first address of the mapping it was reached through.
+    pub mapping: u64,
+}
+
+/// Why an address cannot be touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Untouchable {
+    pub at: DeviceAddr,
+    pub why: &'static str,
+}
+
+impl Memory {
+    pub fn new(page: Bytes, capacity: Bytes, address_space: Bytes) -> Memory {
+        Memory {
+            page: page.count(),
+            capacity: capacity.count(),
+            used: 0,
+            holes: BTreeMap::from([(FIRST_ADDRESS, address_space.count())]),
+            reservations: BTreeMap::new(),
+            mappings: BTreeMap::new(),
+            physical: HashMap::new(),
+            handles_made: 0,
+            handles_released_but_mapped: 0,
+            dead: Vec::new(),
+        }
+    }
+
+    // --- addresses ---
+
+    pub fn reserve(&mut self, len: Bytes, alignment: Bytes) -> Outcome<DeviceAddr> {
+        self.check_pages("the length", len.count())?;
+        let (len, alignment) = (len.count(), alignment.count());
+        if !alignment.is_power_of_two() || !alignment.is_multiple_of(self.page) {
+            return Err(Refusal::invalid(format!(
+                "an alignment of {} is not a power of two and a multiple of the page",
+                Bytes::new(alignment)
+            )));
+        }
+        let fit = self.holes.iter().find_map(|(&start, &hole)| {
+            let at = start.checked_next_multiple_of(alignment)?;
+            (at - start)
+                .checked_add(len)
+                .is_some_and(|need| need <= hole)
+                .then_some((start, hole, at))
+        });
+        let Some((start, hole, at)) = fit else {
+            return Err(Refusal::out_of_memory(format!(
+                "no {} of addresses are left in one piece",
+                Bytes::new(len)
+            )));
+        };
+        self.holes.remove(&start);
+        if at > start {
+            self.holes.insert(start, at - start);
+        }
+        if at + len < start + hole {
+            self.holes.insert(at + len, start + hole - at - len);
+        }
+        self.reservations.insert(at, len);
+        Ok(DeviceAddr::new(at))
+    }
+
+    pub fn free_addresses(&mut self, range: AddrRange) -> Outcome<()> {
+        let (start, len) = (range.start.number(), range.len.count());
+        if self.reservations.get(&start) != Some(&len) {
+            return Err(Refusal::invalid(format!("{range} is not a range as it was reserved")));
+        }
+        if let Some((at, _)) = self.mappings.range(start..start + len).next() {
+            return Err(Refusal::invalid(format!("{range} still holds a mapping at {at:#x}")));
+        }
+        self.reservations.remove(&start);
+        let (mut start, mut len) = (start, len);
+        if let Some((&before, &hole)) = self.holes.range(..start).next_back()
+            && before + hole == start
+        {
+            self.holes.remove(&before);
+            (start, len) = (before, hole + len);
+        }
+        if let Some(hole) = self.holes.remove(&(start + len)) {
+            len += hole;
+        }
+        self.holes.insert(start, len);
+        Ok(())
+    }
+
+    // --- physical memory ---
+
+    pub fn create(&mut self, len: Bytes, place: Place) -> Outcome<Handle> {
+        self.check_pages("the length", len.count())?;
+        if place == Place::Device {
+            self.charge(len)?;
+        }
+        self.handles_made += 1;
+        let physical = Physical {
+            len: len.count(),
+            place,
+            mappings: 0,
+            released: false,
+            content: Content::default(),
+        };
+        self.physical.insert(self.handles_made, physical);
+        Ok(Handle::from_number(self.handles_made))
+    }
+
+    /// Returns the handle's length, which release costs go by.
+    pub fn release(&mut self, handle: Handle) -> Outcome<Bytes> {
+        let owned = self.owned(handle)?;
+        let len = Bytes::new(owned.len);
+        owned.released = true;
+        if owned.mappings == 0 {
+            self.drop_physical(handle.number());
+        } else {
+            self.handles_released_but_mapped += 1;
+        }
+        Ok(len)
+    }
+
+    /// Returns the handle's length.
+    pub fn map(&mut self, at: DeviceAddr, handle: Handle) -> Outcome<Bytes> {
+        let start = at.number();
+        let len = self.owned(handle)?.len;
+        if !start.is_multiple_of(self.page) {
+            return Err(Refusal::invalid(format!("{at} is not a multiple of the page")));
+        }
+        let range = AddrRange::new(at, Bytes::new(len));
+        let end = self.end_within_reservation(range)?;
+        if let Some((taken, _)) = self.mappings.range(..end).next_back()
+            && taken + self.mappings[taken].len > start
+        {
+            return Err(Refusal::invalid(format!("{range} is already mapped at {taken:#x}")));
+        }
+        self.mappings.insert(start, Mapping { len, physical: handle.number(), accessible: false });
+        self.owned(handle)?.mappings += 1;
+        Ok(range.len)
+    }
+
+    /// The mappings that exactly make up `range`, as their lengths, or why they do not.
+    pub fn whole_mappings(&self, range: AddrRange) -> Outcome<Vec<Bytes>> {
+        let mut lengths = Vec::new();
+        let end = self.end_within_reservation(range)?;
+        let mut at = range.start.number();
+        while at < end {
+            let Some(mapping) = self.mappings.get(&at) else {
+                return Err(Refusal::invalid(format!("no mapping begins at {at:#x} in {range}")));
+            };
+            at += mapping.len;
+            lengths.push(Bytes::new(mapping.len));
+        }
+        if at > end {
+            return Err(Refusal::invalid(format!("{range} ends inside a mapping")));
+        }
+        Ok(lengths)
+    }
+
+    /// `range` must be made of whole mappings: see [`Memory::whole_mappings`].
+    pub fn unmap(&mut self, range: AddrRange) {
+        let mut at = range.start.number();
+        let end = at + range.len.count();
+        while at < end {
+            let mapping = self.mappings.remove(&at).expect("the range was checked to be mapped");
+            at += mapping.len;
+            let physical =
+                self.physical.get_mut(&mapping.physical).expect("a mapping keeps its handle");
+            physical.mappings -= 1;
+            if physical.released && physical.mappings == 0 {
+                self.handles_released_but_mapped -= 1;
+                self.drop_physical(mapping.physical);
+            }
+        }
+    }
+
+    /// The numbers of physical memory that died since the last time.
+    pub fn take_dead(&mut self) -> impl Iterator<Item = u64> + '_ {
+        self.dead.drain(..)
+    }
+
+    /// The first addresses of the mappings in `range`.
+    pub fn mappings_in(&self, range: AddrRange) -> impl Iterator<Item = u64> + '_ {
+        let start = range.start.number();
+        self.mappings.range(start..start + range.len.count()).map(|(start, _)| *start)
+    }
+
+    /// How much of `range` lies in host memory. It must be made of whole mappings.
+    pub fn host_part(&self, range: AddrRange) -> Bytes {
+        let start = range.start.number();
+        let mappings = self.mappings.range(start..start + range.len.count());
+        mappings
+            .filter(|(_, mapping)| self.physical[&mapping.physical].place != Place::Device)
+            .map(|(_, mapping)| Bytes::new(mapping.len))
+            .sum()
+    }
+
+    /// `range` must be made of whole mappings: see [`Memory::whole_mappings`].
+    pub fn set_access(&mut self, range: AddrRange) {
+        let start = range.start.number();
+        for (_, mapping) in self.mappings.range_mut(start..start + range.len.count()) {
+            mapping.accessible = true;
+        }
+    }
+
+    // --- touching ---
+
+    /// Calls `touch` for every part of physical memory that `range` runs through, in address order.
+    pub fn pieces(
+        &self,
+        range: AddrRange,
+        mut touch: impl FnMut(Piece),
+    ) -> Result<(), Untouchable> {
+        let mut at = range.start.number();
+        let untouchable = |at, why| Untouchable { at: DeviceAddr::new(at), why };
+        let Some(end) = range.checked_end().map(DeviceAddr::number) else {
+            return Err(untouchable(at, "beyond the address space"));
+        };
+        let mut next = self.mappings.range(..=at).next_back();
+        let mut following = self.mappings.range(at.saturating_add(1)..);
+        while at < end {
+            let Some((&start, mapping)) =
+                next.filter(|(start, mapping)| at < **start + mapping.len)
+            else {
+                return Err(untouchable(at, "not mapped"));
+            };
+            if start > at {
+                return Err(untouchable(at, "not mapped"));
+            }
+            if !mapping.accessible {
+                return Err(untouchable(at, "mapped without access"));
+            }
+            let offset = at - start;
+            let len = (mapping.len - offset).min(end - at);
+            touch(Piece { physical: mapping.physical, offset, len, mapping: start });
+            at += len;
+            next = following.next();
+        }
+        Ok(())
+    }
+
+    /// The content of living physical memory.
+    pub fn content(&self, physical: u64) -> &Content {
+        &self.physical.get(&physical).expect("a piece names living memory").content
+    }
+
+    /// The content of living physical memory, to write.
+    pub fn content_mut(&mut self, physical: u64) -> &mut Content {
+        &mut self.physical.get_mut(&physical).expect("a piece names living memory").content
+    }
+
+    // --- counts ---
+
+    /// Takes `len` bytes of the card, for a handle or for the driver's own pool.
+    pub fn charge(&mut self, len: Bytes) -> Outcome<()> {
+        let free = self.capacity - self.used;
+        if len.count() > free {
+            return Err(Refusal::out_of_memory(format!("{len} asked, {} free", Bytes::new(free))));
+        }
+        self.used += len.count();
+        Ok(())
+    }
+
+    /// Gives `len` bytes of the card back.
+    pub fn refund(&mut self, len: Bytes) {
+        self.used -= len.count();
+    }
+
+    pub fn free(&self) -> Bytes {
+        Bytes::new(self.capacity - self.used)
+    }
+
+    pub fn used(&self) -> Bytes {
+        Bytes::new(self.used)
+    }
+
+    pub fn reservations(&self) -> usize {
+        self.reservations.len()
+    }
+
+    pub fn reserved_addresses(&self) -> Bytes {
+        self.reservations.values().copied().map(Bytes::new).sum()
+    }
+
+    pub fn mappings(&self) -> usize {
+        self.mappings.len()
+    }
+
+    /// Handles that their owner has not released.
+    pub fn handles(&self) -> usize {
+        self.physical.len() - self.handles_released_but_mapped
+    }
+
+    pub fn handles_released_but_mapped(&self) -> usize {
+        self.handles_released_but_mapped
+    }
+
+    // --- helpers ---
+
+    fn owned(&mut self, handle: Handle) -> Outcome<&mut Physical> {
+        self.physical
+            .get_mut(&handle.number())
+            .filter(|physical| !physical.released)
+            .ok_or_else(|| Refusal::unknown("handle", handle.number()))
+    }
+
+    fn drop_physical(&mut self, number: u64) {
+        let dropped = self.physical.remove(&number).expect("only living memory is dropped");
+        if dropped.place == Place::Device {
+            self.used -= dropped.len;
+        }
+        self.dead.push(number);
+    }
+
+    fn check_pages(&self, what: &str, len: u64) -> Outcome<()> {
+        if len == 0 || !len.is_multiple_of(self.page) {
+            return Err(Refusal::invalid(format!(
+                "{what}, {len} bytes, is not a multiple of the page of {}",
+                Bytes::new(self.page)
+            )));
+        }
+        Ok(())
+    }
+
+    /// The end of a range that is not empty and lies in one reservation.
+    fn end_within_reservation(&self, range: AddrRange) -> Outcome<u64> {
+        let start = range.start.number();
+        let outside = || Refusal::invalid(format!("{range} does not lie in one reservation"));
+        let end = range.checked_end().ok_or_else(outside)?.number();
+        let (reserved, len) = self.reservations.range(..=start).next_back().ok_or_else(outside)?;
+        if range.len.is_zero() || end > reserved + len {
+            return Err(outside());
+        }
+        Ok(end)
+    }
+}

@@ -1,0 +1,32 @@
+//! Why the simulated device refuses a call, before it is known which call it was.
+
+/// A driver code and what was wrong, in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub code: i32,
+    pub detail: String,
+}
+
+pub(super) type Outcome<T> = std::result::Result<T, Refusal>;
+
+impl Refusal {
+    /// The arguments were wrong.
+    pub fn invalid(detail: impl Into<String>) -> Refusal {
+        Refusal { code: 1, detail: detail.into() }
+    }
+
+    /// An id that is stale, foreign, or of a destroyed object.
+    pub fn unknown(what: &str, number: u64) -> Refusal {
+        Refusal { code: 400, detail: format!("{what} {number:#x} does not exist") }
+    }
+
+    /// Nothing left.
+    pub fn out_of_memory(detail: impl Into<String>) -> Refusal {
+        Refusal { code: 2, detail: detail.into() }
+    }
+
+    /// The device cannot do this at all.
+    pub fn not_supported(detail: impl Into<String>) -> Refusal {
+        Refusal { code: 801, detail: detail.into() }
+    }
+}
