@@ -115,7 +115,7 @@ mod tests {
         for (path, name) in [
             ("runs/gnn.pickle.gz", "gnn"),
             ("gnn.vtrace", "gnn"),
-            ("rmm.log.csv", "rmm.log"),
+            ("logs/rmm.dev0.csv.zst", "rmm.dev0"),
             ("snapshot", "snapshot"),
             (".gz", ".gz"),
         ] {

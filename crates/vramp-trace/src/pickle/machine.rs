@@ -22,6 +22,8 @@ pub fn read<R: Read>(mut input: Input<R>, limits: &ReadLimits) -> Result<Trace, 
         depth_max: limits.depth as usize,
     };
     let root = machine.run()?;
+    // One look behind the end lets a decompressor compare its checksum.
+    machine.input.peek(1)?;
     machine.snapshot.finish(&mut machine.values, root)
 }
 
@@ -353,14 +355,17 @@ impl<R: Read> Machine<R> {
     fn append(&mut self, from: Option<usize>) -> Result<(), ReadError> {
         let (from, list) = self.below(from)?;
         let offset = self.input.offset();
-        if let Node::History { .. } = self.values.node(list) {
-            for &event in &self.stack[from..] {
-                self.snapshot.event_of_history(&mut self.values, list, event, offset)?;
+        match self.values.node(list) {
+            Node::History { .. } => {
+                for &event in &self.stack[from..] {
+                    self.snapshot.event_of_history(&mut self.values, list, event, offset)?;
+                }
+                self.stack.truncate(from);
+                Ok(())
             }
-            self.stack.truncate(from);
-            return Ok(());
+            Node::Dict(_) => Err(self.input.malformed("an item is added to a dict")),
+            _ => self.values.extend(list, self.stack.drain(from..), offset),
         }
-        self.values.extend(list, self.stack.drain(from..), offset)
     }
 
     /// Moves the pairs from height `from` on into the dict below it.

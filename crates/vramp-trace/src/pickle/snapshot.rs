@@ -385,8 +385,14 @@ impl Snapshot {
             }
             _ => return Err(ReadError::NotASnapshot { what: "its outermost value is no dict" }),
         }
-        if let Some(histories) = histories {
-            self.histories(values, histories)?;
+        let read = self.builder.trace.events.len() as u64;
+        let found = match histories {
+            Some(histories) => self.histories(values, histories)?,
+            None => 0,
+        };
+        // Events may have gone into a list that the outermost dict did not keep.
+        if found != read {
+            return Err(ReadError::NotASnapshot { what: "it has events outside device_traces" });
         }
         if let Some(segments) = segments {
             self.segments(values, segments)?;
@@ -398,18 +404,20 @@ impl Snapshot {
     }
 
     /// Checks that each history stands where its device number says, and reads those that were not
-    /// recognised as histories while they were built.
-    fn histories(&mut self, values: &mut Values, histories: Value) -> Result<(), ReadError> {
+    /// recognised as histories while they were built. Returns how many events the others have.
+    fn histories(&mut self, values: &mut Values, histories: Value) -> Result<u64, ReadError> {
         let what = "device_traces is no list of histories";
         let Value::Node(id) = histories else { return Err(ReadError::NotASnapshot { what }) };
         let (Node::Histories(items) | Node::List(items)) = values.take(id, Node::Taken) else {
             return Err(ReadError::NotASnapshot { what });
         };
+        let mut found = 0;
         for (index, &item) in items.iter().enumerate() {
             let Value::Node(id) = item else { return Err(ReadError::NotASnapshot { what }) };
             let place = u32::try_from(index).map_err(|_| ReadError::NotASnapshot { what })?;
             match values.take(id, Node::Taken) {
                 Node::History { device, events } if device == place || events == 0 => {
+                    found += u64::from(events);
                     *values.node_mut(id) = Node::History { device, events };
                 }
                 Node::History { .. } => {
@@ -430,13 +438,7 @@ impl Snapshot {
         }
         // Histories are read in the order of their devices unless someone built them apart.
         self.builder.trace.events.sort_by_key(|event| event.device);
-        let highest =
-            self.builder.trace.events.last().map_or(0, |event| u32::from(event.device) + 1);
-        if highest > self.builder.trace.device_count {
-            let what = "a history belongs to no device";
-            return Err(ReadError::NotASnapshot { what });
-        }
-        Ok(())
+        Ok(found)
     }
 
     fn segments(&mut self, values: &mut Values, segments: Value) -> Result<(), ReadError> {

@@ -1,0 +1,363 @@
+//! Files that are broken, hostile or something else: a clear error each, bounded memory, no panic.
+
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use vramp_core::Bytes;
+use vramp_trace::{Format, ReadError, ReadLimits, read, read_trace};
+
+/// Limits far below the defaults, so that a test that reaches one is quick.
+fn tight() -> ReadLimits {
+    ReadLimits {
+        contents: Bytes::mib(64),
+        memory: Bytes::mib(4),
+        events: 1000,
+        depth: 20,
+        text: Bytes::kib(64),
+    }
+}
+
+fn fixture(name: &str) -> Vec<u8> {
+    std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)).unwrap()
+}
+
+/// A pickle of protocol 4 with these opcodes.
+fn pickle(parts: &[&[u8]]) -> Vec<u8> {
+    [b"\x80\x04", &parts.concat()[..]].concat()
+}
+
+fn text(text: &str) -> Vec<u8> {
+    [b"\x8c", &[text.len() as u8][..], text.as_bytes()].concat()
+}
+
+/// A snapshot with one device and one event, whose fields are these opcodes.
+fn event(fields: &[&[u8]]) -> Vec<u8> {
+    let fields = fields.concat();
+    pickle(&[b"}", &text("device_traces"), b"]]}(", &fields, b"uaas."])
+}
+
+fn error(bytes: &[u8]) -> String {
+    match read(bytes, &tight()) {
+        Ok(trace) => panic!("read {} events", trace.events.len()),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn files_that_are_something_else_are_refused_with_advice() {
+    assert!(matches!(read(&b""[..], &tight()), Err(ReadError::Empty)));
+    for (bytes, says) in [
+        (&b"\x7fELF\x02\x01"[..], "begins with 7f 45 4c 46 02 01"),
+        (b"PK\x03\x04archive", "expected a PyTorch snapshot pickle"),
+        (b"(dp0\nS'segments'\n", "expected a PyTorch snapshot pickle"),
+        (b"\x80\x01}.", "pickle protocol 1 at byte 0"),
+        (b"\x80\x06}.", "pickle protocol 6 at byte 0"),
+        (b"\x80", "the pickle ends too early, at byte 1"),
+        (b"\x89VTR", "the .vtrace file ends too early"),
+        (b"\x80\x04}.", "neither device_traces nor segments"),
+        (b"\x80\x04K\x05.", "outermost value is no dict"),
+        (b"a,b,c\n1,2,3\n", "not a known trace format"),
+    ] {
+        let message = error(bytes);
+        assert!(message.contains(says), "{bytes:?}: {message}");
+    }
+    let missing = read_trace("no/such/file.pickle", &tight()).unwrap_err().to_string();
+    assert!(missing.contains("no/such/file.pickle"), "{missing}");
+}
+
+#[test]
+fn whatever_would_execute_is_refused_by_name_and_offset() {
+    for (opcode, name) in [
+        (&b"c"[..], "GLOBAL"),
+        (b"\x93", "STACK_GLOBAL"),
+        (b"R", "REDUCE"),
+        (b"b", "BUILD"),
+        (b"i", "INST"),
+        (b"o", "OBJ"),
+        (b"\x81", "NEWOBJ"),
+        (b"\x92", "NEWOBJ_EX"),
+        (b"P", "PERSID"),
+        (b"Q", "BINPERSID"),
+        (b"\x82", "EXT1"),
+        (b"\x83", "EXT2"),
+        (b"\x84", "EXT4"),
+        (b"\x97", "NEXT_BUFFER"),
+        (b"\x98", "READONLY_BUFFER"),
+    ] {
+        let bytes = pickle(&[b"}", opcode, b"os\nsystem\n"]);
+        match read(&bytes[..], &tight()) {
+            Err(ReadError::Refused { offset: 3, opcode }) => assert_eq!(opcode, name),
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+    // What Python writes for an object that runs a command when it is loaded.
+    let attack =
+        b"\x80\x04\x95\x1d\0\0\0\0\0\0\0\x8c\x05posix\x94\x8c\x06system\x94\x93\x94\x8c\x02id";
+    let message = error(attack);
+    assert!(message.contains("STACK_GLOBAL at byte 28"), "{message}");
+}
+
+#[test]
+fn opcodes_that_break_the_rules_are_refused() {
+    for (parts, says) in [
+        (&[&b"a."[..]][..], "without a list or dict"),
+        (&[b"]a."], "without a list or dict"),
+        (&[b"K\x01K\x02a."], "something that is no list"),
+        (&[b"}K\x01a."], "added to a dict"),
+        (&[b"]K\x01K\x02s."], "no dict"),
+        (&[b"}(K\x01u."], "key without a value"),
+        (&[b"(K\x01d."], "key without a value"),
+        (&[b"u."], "without a list or dict"),
+        (&[b"}(0."], "below a mark"),
+        (&[b"K\x01(\x85."], "stack is empty"),
+        (&[b"t."], "no mark"),
+        (&[b"."], "stack is empty"),
+        (&[b"2."], "stack is empty"),
+        (&[b"h\x05."], "never set"),
+        (&[b"}r\xff\xff\xff\xff."], "far beyond"),
+        (&[b"\xff"], "no opcode"),
+        (&[b"\x8a\x09\0\0\0\0\0\0\0\0\x01."], "more than 64 bits"),
+        (&[b"\x8a\x09\xff\xff\xff\xff\xff\xff\xff\x7f\xff."], "more than 64 bits"),
+        (&[b"\x8a\xff"], "more than 64 bits"),
+        (&[b"\x8b\xff\xff\xff\x7f"], "more than 64 bits"),
+        (&[b"I01\n."], "protocol 0"),
+        (&[b"\x80\x09."], "protocol 9"),
+        (&[b"X\xff\xff\xff\xff"], "raise ReadLimits::text"),
+        (&[b"\x8d\xff\xff\xff\xff\xff\xff\xff\xff"], "raise ReadLimits::text"),
+        (&[b"\x8e\xff\xff\xff\xff\xff\xff\xff\xff"], "ends too early"),
+        (&[b"\x8c\x05abc"], "ends too early"),
+    ] {
+        let bytes = pickle(parts);
+        let message = error(&bytes);
+        assert!(message.contains(says), "{parts:?}: {message}");
+    }
+}
+
+#[test]
+fn fields_that_cannot_be_are_named_with_their_event() {
+    let (action, addr, size) = (text("action"), text("addr"), text("size"));
+    let alloc = text("alloc");
+    for (bytes, says) in [
+        (event(&[&addr, b"K\x01"]), "event 0 of device 0: action is missing"),
+        (event(&[&action, b"K\x01"]), "action is 1, expected a text"),
+        (event(&[&action, &alloc, &size, b"K\x01"]), "addr is missing"),
+        (event(&[&action, &alloc, &addr, b"K\x01"]), "size is missing"),
+        (
+            event(&[&action, &alloc, &addr, b"K\x01", &size, b"J\xff\xff\xff\xff"]),
+            "size is -1, expected a whole number",
+        ),
+        (
+            event(&[&action, &alloc, &addr, b"K\x01", &size, b"\x8a\x08\0\0\0\0\0\0\0\x7f"]),
+            "size is 9151314442816847872",
+        ),
+        (event(&[&action, &alloc, &addr, b"K\x01", &size, b"G\x3f\xf0\0\0\0\0\0\0"]), "size is 1,"),
+        (event(&[&action, &text("oom"), &size, b"K\x01", &text("device_free"), b"N"]), "is None"),
+        (event(&[&action, &text("snapshot"), &text("frames"), b"K\x01"]), "frames is 1"),
+        (event(&[&action, &text("snapshot"), &text("frames"), b"]Na"]), "a frame is None"),
+        (event(&[&action, &text("snapshot"), &text("stream"), b"N"]), "stream is None"),
+        (event(&[&action, &text("snapshot"), &text("time_us"), b"J\xff\xff\xff\xff"]), "is -1"),
+        (
+            pickle(&[b"}", &text("device_traces"), b"]]K\x07aas."]),
+            "the event is 7, expected a dict",
+        ),
+        (pickle(&[b"}", &text("device_traces"), b"K\x07s."]), "no list of histories"),
+        (pickle(&[b"}", &text("device_traces"), b"]K\x07as."]), "no list of histories"),
+        (pickle(&[b"}", &text("segments"), b"K\x07s."]), "segments is no list"),
+        (pickle(&[b"}", &text("segments"), b"]}as."]), "segment 0: address is missing"),
+    ] {
+        let message = error(&bytes);
+        assert!(message.contains(says), "{says}: {message}");
+    }
+}
+
+#[test]
+fn addresses_up_to_64_bits_are_read() {
+    let fields = [&text("action")[..], &text("alloc"), &text("size"), b"K\x01", &text("addr")];
+    let high = b"\x8a\x09\xff\xff\xff\xff\xff\xff\xff\xff\0";
+    let trace = read(&event(&[&fields.concat(), high])[..], &tight()).unwrap();
+    assert_eq!(trace.events[0].address.number(), u64::MAX);
+}
+
+#[test]
+fn an_event_that_stands_twice_is_refused() {
+    let fields = [text("action"), text("snapshot")].concat();
+    let twice = pickle(&[b"}", &text("device_traces"), b"]](}\x94(", &fields, b"uh\x00eas."]);
+    let message = error(&twice);
+    assert!(message.contains("event 1 of device 0: the event is something"), "{message}");
+}
+
+#[test]
+fn events_that_the_snapshot_does_not_keep_are_refused() {
+    let event = [&b"}"[..], &text("action"), &text("snapshot"), b"sa"].concat();
+    for (after, says) in [
+        // The list goes under a key that a later one replaces, or is dropped.
+        ([b"s", &text("device_traces")[..], b"]s."].concat(), "events outside"),
+        ([b"00", &text("segments")[..], b"]s."].concat(), "events outside"),
+        ([b"s", &text("device_traces")[..], b"]]as."].concat(), "events outside"),
+    ] {
+        let bytes = pickle(&[b"}", &text("device_traces"), b"]]", &event, b"a", &after]);
+        let message = error(&bytes);
+        assert!(message.contains(says), "{after:?}: {message}");
+    }
+    // The same history for two devices.
+    let bytes = pickle(&[b"}", &text("device_traces"), b"]]\x94", &event, b"ah\x00as."]);
+    let message = error(&bytes);
+    assert!(message.contains("one history stands for two devices"), "{message}");
+}
+
+#[test]
+fn nesting_is_bounded_with_and_without_marks() {
+    let message = error(&pickle(&[&b"(".repeat(100_000), b"."]));
+    assert!(message.contains("raise ReadLimits::depth"), "{message}");
+    // Lists in lists without marks: deep, but never walked.
+    let generous = ReadLimits { memory: Bytes::mib(64), ..tight() };
+    let deep = pickle(&[
+        b"}",
+        &text("segments"),
+        b"]s",
+        &b"]\x94".repeat(50_000),
+        &b"a".repeat(49_999),
+        b"0.",
+    ]);
+    read(&deep[..], &generous).unwrap();
+    let mut settings = b"}".to_vec();
+    for _ in 0..50_000 {
+        settings.extend([&text("k")[..], b"}"].concat());
+    }
+    settings.extend(b"s".repeat(50_000));
+    let parts =
+        [&b"}"[..], &text("segments"), b"]s", &text("allocator_settings"), &settings, b"s."];
+    let message = read(&pickle(&parts)[..], &generous).unwrap_err().to_string();
+    assert!(message.contains("nested too deeply"), "{message}");
+}
+
+#[test]
+fn sharing_without_end_costs_no_more_than_its_bytes() {
+    // Each of 40 lists holds the one before 100 times: 100^40 things, were they walked.
+    let mut laughs = b"]\x94".to_vec();
+    for level in 0..40u8 {
+        laughs.extend(b"](");
+        laughs.extend([b'h', level].repeat(100));
+        laughs.extend(b"e\x94");
+    }
+    for key in ["unknown", "external_annotations"] {
+        let bytes = pickle(&[b"}", &text("segments"), b"]s", &text(key), &laughs, b"s."]);
+        // The lists below stay on the stack, so the key is not where a key should be.
+        read(&bytes[..], &tight()).unwrap_err();
+    }
+    let bytes = pickle(&[&laughs, b"0}", &text("unknown"), b"h\x28s", &text("segments"), b"]s."]);
+    read(&bytes[..], &tight()).unwrap();
+    for key in ["segments", "device_traces", "allocator_settings"] {
+        let bytes = pickle(&[&laughs, b"0}", &text("segments"), b"]s", &text(key), b"h\x28s."]);
+        read(&bytes[..], &tight()).unwrap_err();
+    }
+}
+
+#[test]
+fn a_bomb_is_stopped_by_the_limit_it_hits() {
+    // A gigabyte of zeros is a megabyte of gzip.
+    let mut bomb = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    bomb.write_all(&pickle(&[b"}"])).unwrap();
+    io::copy(&mut io::repeat(b'2').take(1 << 30), &mut bomb).unwrap();
+    let bomb = bomb.finish().unwrap();
+    let started = Instant::now();
+    let message = error(&bomb);
+    assert!(message.contains("raise ReadLimits::memory"), "{message}");
+    assert!(started.elapsed() < Duration::from_secs(5));
+
+    // Pushed and popped again, it needs no memory, only time.
+    let mut bomb = zstd::stream::write::Encoder::new(Vec::new(), 1).unwrap();
+    bomb.write_all(&pickle(&[])).unwrap();
+    for _ in 0..(40 << 20) {
+        bomb.write_all(b"N0").unwrap();
+    }
+    let message = error(&bomb.finish().unwrap());
+    assert!(message.contains("raise ReadLimits::contents"), "{message}");
+}
+
+#[test]
+fn more_events_than_allowed_are_refused() {
+    let one = [&b"}"[..], &text("action"), &text("snapshot"), b"sa"].concat();
+    let bytes = pickle(&[b"}", &text("device_traces"), b"]]", &one.repeat(1001), b"as."]);
+    let message = error(&bytes);
+    assert!(message.contains("more than 1000 events"), "{message}");
+}
+
+#[test]
+fn a_snapshot_cut_off_anywhere_is_truncated() {
+    for name in ["excerpt.pickle", "protocol2.pickle"] {
+        let whole = fixture(name);
+        for len in 1..whole.len() {
+            match read(&whole[..len], &tight()) {
+                Err(ReadError::Truncated { format: Format::Pickle, offset }) => {
+                    assert!(offset <= len as u64, "{name} cut at {len}: {offset}");
+                }
+                other => panic!("{name} cut at {len}: {other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_compressed_snapshot_cut_off_anywhere_is_an_error() {
+    let whole = fixture("excerpt.pickle");
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    gzip.write_all(&whole).unwrap();
+    for compressed in [gzip.finish().unwrap(), zstd::bulk::compress(&whole, 1).unwrap()] {
+        for len in 5..compressed.len() {
+            match read(&compressed[..len], &tight()) {
+                Err(ReadError::Truncated { .. }) => {}
+                other => panic!("cut at {len} of {}: {other:?}", compressed.len()),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_flipped_bit_anywhere_is_read_or_refused() {
+    let started = Instant::now();
+    for name in ["excerpt.pickle", "protocol5.pickle"] {
+        let mut bytes = fixture(name);
+        for at in 0..bytes.len() {
+            for bit in 0..8 {
+                bytes[at] ^= 1 << bit;
+                let _ = read(&bytes[..], &tight()).map(|trace| {
+                    (0..trace.device_count.min(3))
+                        .map(|device| vramp_trace::Workload::from_trace(&trace, device).blocks)
+                        .sum::<u32>()
+                });
+                bytes[at] ^= 1 << bit;
+            }
+        }
+    }
+    assert!(started.elapsed() < Duration::from_secs(60));
+}
+
+#[test]
+fn a_damaged_vtrace_is_never_read_as_another_trace() {
+    let trace = read(&fixture("excerpt.pickle")[..], &tight()).unwrap();
+    let mut file = Vec::new();
+    trace.write_vtrace(&mut file).unwrap();
+    for len in 1..file.len() {
+        let error = read(&file[..len], &tight()).unwrap_err();
+        assert!(matches!(error, ReadError::Truncated { .. }), "cut at {len}: {error}");
+    }
+    for at in 0..file.len() {
+        for bit in 0..8 {
+            file[at] ^= 1 << bit;
+            if let Ok(read) = read(&file[..], &tight()) {
+                assert_eq!(read, trace, "bit {bit} of byte {at}");
+            }
+            file[at] ^= 1 << bit;
+        }
+    }
+}
+
+#[test]
+fn a_newer_vtrace_says_so() {
+    let message = error(b"\x89VTRACE\n\x02\0\0\0");
+    assert!(message.contains("version 2; this program reads up to version 1"), "{message}");
+    let message = error(b"\x89VTRACE\n\x01\0\x01\0");
+    assert!(message.contains("flags"), "{message}");
+}
