@@ -193,3 +193,40 @@ fn check(trace: &Trace) -> io::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use vramp_core::{Bytes, DeviceAddr};
+
+    use super::*;
+
+    #[test]
+    fn the_contents_are_as_documented() {
+        let event = Event {
+            kind: EventKind::Alloc,
+            device: 0,
+            stream: StreamIndex(0),
+            address: DeviceAddr::new(4096),
+            size: Bytes::new(512),
+            time_us: 1,
+            stack: None,
+        };
+        let trace = Trace {
+            name: "a".to_owned(),
+            device_count: 1,
+            streams: vec![0],
+            events: vec![event],
+            ..Trace::default()
+        };
+        let documented = include_str!("../../../../docs/trace-format.md");
+        let (_, example) = documented.split_once("```text\n01 61").expect("the example");
+        let (example, _) = example.split_once("```").expect("its end");
+        let bytes: Vec<u8> = format!("01 61{example}")
+            .lines()
+            .flat_map(|line| line[..16.min(line.len())].split_whitespace())
+            .map(|byte| u8::from_str_radix(byte, 16).unwrap())
+            .collect();
+        assert_eq!(Body::of(&trace).unwrap().0, bytes);
+        assert_eq!(bytes.len(), 18);
+    }
+}
