@@ -2,9 +2,14 @@
 #![forbid(unsafe_code)]
 
 mod bindings;
+mod bundle;
+mod ci;
 mod shell;
+mod tidy;
+mod tree;
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -18,14 +23,36 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Task {
+    /// Everything a change must pass: format, tidy, lints, tests, documentation, examples.
+    Ci,
+    /// The house rules that no compiler checks.
+    Tidy,
     /// Writes the declarations of libcuda anew from NVIDIA's header.
     Bindings,
+    /// Builds the folder `gpu-bundle`, which runs on a machine with a card and without Rust.
+    GpuBundle {
+        /// A folder with more traces to take along. May be given several times.
+        #[arg(long, value_name = "DIR")]
+        traces: Vec<PathBuf>,
+    },
 }
 
-fn main() -> Result<()> {
-    let root = root();
-    match Args::parse().task {
-        Task::Bindings => bindings::run(&root),
+fn main() -> ExitCode {
+    match perform(&Args::parse().task, &root()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn perform(task: &Task, root: &Path) -> Result<()> {
+    match task {
+        Task::Ci => ci::run(root),
+        Task::Tidy => tidy::run(root),
+        Task::Bindings => bindings::run(root),
+        Task::GpuBundle { traces } => bundle::run(root, traces),
     }
 }
 

@@ -32,6 +32,8 @@ mod table;
 #[cfg(test)]
 mod fake;
 #[cfg(test)]
+mod layout;
+#[cfg(test)]
 mod tests;
 
 pub use device::{CudaDriver, DeviceSummary, devices};

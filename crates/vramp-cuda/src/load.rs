@@ -3,6 +3,7 @@
 //! A missing library or symbol is a value, never a panic: the first is an [`OpenError`], the second
 //! stays an error in its field of [`Api`], and a call that needs it is refused as not supported.
 
+use std::error::Error;
 use std::ffi::CStr;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -126,7 +127,10 @@ fn load(names: &[&str]) -> Result<Api, OpenError> {
         // broken machine, which no program can guard against.
         match unsafe { Library::new(*name) } {
             Ok(library) => return Ok(declare(library)),
-            Err(error) => tried.push(error.to_string()),
+            Err(error) => {
+                let reason = error.source().map_or(error.to_string(), ToString::to_string);
+                tried.push(format!("{name}: {reason}"));
+            }
         }
     }
     Err(OpenError::NoLibrary { tried })
@@ -155,7 +159,7 @@ pub(crate) mod tests {
             load(&["libno-such-cuda.so.1", "libno-such-cuda.so"]).err().expect("no such library");
         let OpenError::NoLibrary { tried } = &error else { panic!("{error:?}") };
         assert_eq!(tried.len(), 2);
-        assert!(error.to_string().contains("libno-such-cuda.so.1"), "{error}");
+        assert!(error.to_string().contains("libno-such-cuda.so.1: "), "{error}");
     }
 
     #[test]

@@ -1,0 +1,336 @@
+//! Measures on a card what the cost table and the rules of capture claim, and prints it as JSON.
+//!
+//! `cargo run --release --example facts [ordinal]`. Ends with 1 if a rule does not hold. Times are
+//! medians in microseconds of the host's clock, one call each unless a group is named.
+
+use std::error::Error;
+use std::time::Instant;
+
+use serde::Serialize;
+use vramp_core::{AddrRange, Bytes, DeviceAddr};
+use vramp_cuda::{CaptureMode, CudaDriver};
+use vramp_driver::{Driver, DriverError, ErrorKind, Place, Stream};
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+/// How often each single call is timed.
+const REPEATS: usize = 31;
+/// What is built in each group.
+const GROUP: Bytes = Bytes::gib(2);
+
+#[derive(Serialize)]
+struct Facts {
+    card: String,
+    driver: String,
+    page_bytes: u64,
+    recommended_page_bytes: u64,
+    calls_us: Vec<(&'static str, f64)>,
+    one_handle: Vec<HandleCosts>,
+    two_gib_in_handles: Vec<HandleCosts>,
+    capture: Vec<Probe>,
+}
+
+/// What the calls on handles of one size cost.
+#[derive(Serialize)]
+struct HandleCosts {
+    handle_bytes: u64,
+    create_us: f64,
+    map_us: f64,
+    set_access_us: f64,
+    unmap_us: f64,
+    release_us: f64,
+}
+
+/// What came of one call while a stream captured.
+#[derive(Serialize)]
+struct Probe {
+    mode: String,
+    thread: &'static str,
+    call: &'static str,
+    legal: bool,
+    /// `None` where we measure and rely on nothing.
+    expected: Option<bool>,
+    capture_survived: bool,
+}
+
+impl Probe {
+    fn holds(&self) -> bool {
+        self.expected
+            .is_none_or(|expected| expected == self.legal && expected == self.capture_survived)
+    }
+}
+
+fn main() -> Outcome<()> {
+    let ordinal = std::env::args().nth(1).map_or(Ok(0), |text| text.parse())?;
+    let driver = CudaDriver::open(ordinal)?;
+    let info = driver.info().clone();
+    let facts = Facts {
+        card: info.name,
+        driver: info.driver,
+        page_bytes: info.limits.page.count(),
+        recommended_page_bytes: info.limits.recommended_page.count(),
+        calls_us: small_calls(&driver)?,
+        one_handle: [2, 32, 128, 512, 1024, 4096]
+            .into_iter()
+            .map(|mib| handle_costs(&driver, Bytes::mib(mib), 1, 11))
+            .collect::<Outcome<_>>()?,
+        two_gib_in_handles: [2, 8, 32, 128, 512, 2048]
+            .into_iter()
+            .map(|mib| {
+                let handle = Bytes::mib(mib);
+                handle_costs(&driver, handle, GROUP.count() / handle.count(), 5)
+            })
+            .collect::<Outcome<_>>()?,
+        capture: capture_probes(&driver)?,
+    };
+    println!("{}", serde_json::to_string_pretty(&facts)?);
+    let broken: Vec<&Probe> = facts.capture.iter().filter(|probe| !probe.holds()).collect();
+    for probe in &broken {
+        eprintln!("does not hold: {}", serde_json::to_string(probe)?);
+    }
+    std::process::exit(i32::from(!broken.is_empty()))
+}
+
+fn timed<T, E: Into<Box<dyn Error>>>(
+    times: &mut Vec<f64>,
+    call: impl FnOnce() -> Result<T, E>,
+) -> Outcome<T> {
+    let start = Instant::now();
+    let result = call();
+    times.push(start.elapsed().as_nanos() as f64 / 1000.0);
+    result.map_err(Into::into)
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn small_calls(driver: &CudaDriver) -> Outcome<Vec<(&'static str, f64)>> {
+    let page = driver.info().limits.page;
+    let stream = driver.create_stream()?;
+    let other = driver.create_stream()?;
+    let mut times: [Vec<f64>; 11] = Default::default();
+    driver.set_pool_threshold(Bytes::gib(8))?;
+    for len in [Bytes::mib(2), Bytes::mib(2)] {
+        let at = driver.malloc_async(stream, len)?;
+        driver.free_async(stream, at)?;
+    }
+    for _ in 0..REPEATS {
+        let at = timed(&mut times[0], || driver.reserve(Bytes::tib(8), page))?;
+        let range = AddrRange::new(at, Bytes::tib(8));
+        timed(&mut times[1], || driver.free_addresses(range))?;
+        let event = timed(&mut times[2], || driver.create_event())?;
+        timed(&mut times[3], || driver.record(event, stream))?;
+        timed(&mut times[4], || driver.wait(other, event))?;
+        timed(&mut times[5], || driver.query(event))?;
+        driver.synchronize_event(event)?;
+        timed(&mut times[6], || driver.destroy_event(event))?;
+        let at = timed(&mut times[7], || driver.malloc_async(stream, Bytes::mib(2)))?;
+        timed(&mut times[8], || driver.free_async(stream, at))?;
+        timed(&mut times[9], || driver.memory_info())?;
+        timed(&mut times[10], || driver.pool_usage())?;
+    }
+    driver.synchronize_stream(stream)?;
+    driver.trim_pool(Bytes::ZERO)?;
+    driver.destroy_stream(stream)?;
+    driver.destroy_stream(other)?;
+    let names = [
+        "reserve-8tib",
+        "free-addresses",
+        "create-event",
+        "record",
+        "wait",
+        "query",
+        "destroy-event",
+        "malloc-async",
+        "free-async",
+        "memory-info",
+        "pool-usage",
+    ];
+    Ok(names.into_iter().zip(times.map(median)).collect())
+}
+
+/// `count` handles of `len` each: created, mapped side by side, opened, unmapped and released.
+///
+/// Set-access and unmap are one call over the whole range; the others are summed over the handles.
+fn handle_costs(
+    driver: &CudaDriver,
+    len: Bytes,
+    count: u64,
+    repeats: usize,
+) -> Outcome<HandleCosts> {
+    let whole = len * count;
+    let at = driver.reserve(whole, driver.info().limits.page)?;
+    let range = AddrRange::new(at, whole);
+    let mut times: [Vec<f64>; 5] = Default::default();
+    for _ in 0..repeats {
+        let handles = timed(&mut times[0], || {
+            (0..count).map(|_| driver.create(len, Place::Device)).collect::<Result<Vec<_>, _>>()
+        })?;
+        timed(&mut times[1], || {
+            (0..).zip(&handles).try_for_each(|(nth, &handle)| driver.map(at + len * nth, handle))
+        })?;
+        timed(&mut times[2], || driver.set_access(range))?;
+        timed(&mut times[3], || driver.unmap(range))?;
+        timed(&mut times[4], || handles.iter().try_for_each(|&handle| driver.release(handle)))?;
+    }
+    driver.free_addresses(range)?;
+    let [create_us, map_us, set_access_us, unmap_us, release_us] = times.map(median);
+    let handle_bytes = len.count();
+    Ok(HandleCosts { handle_bytes, create_us, map_us, set_access_us, unmap_us, release_us })
+}
+
+/// One call that is tried while a stream captures.
+struct Trial {
+    call: &'static str,
+    /// Whether our design counts on it being legal, in this mode and from this thread.
+    expected: fn(CaptureMode, Thread) -> Option<bool>,
+    run: fn(&CudaDriver, Scene) -> Result<(), DriverError>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Thread {
+    Capturing,
+    Other,
+}
+
+/// What the trials work on, made before the capture began.
+#[derive(Clone, Copy)]
+struct Scene {
+    at: DeviceAddr,
+    page: Bytes,
+    beside: Stream,
+    event: vramp_driver::Event,
+}
+
+fn always(_: CaptureMode, _: Thread) -> Option<bool> {
+    Some(true)
+}
+
+/// Legal only where the mode does not concern this thread.
+fn unsafe_call(mode: CaptureMode, thread: Thread) -> Option<bool> {
+    Some(match mode {
+        CaptureMode::Global => false,
+        CaptureMode::ThreadLocal => thread == Thread::Other,
+        CaptureMode::Relaxed => true,
+    })
+}
+
+fn unknown(_: CaptureMode, _: Thread) -> Option<bool> {
+    None
+}
+
+const TRIALS: [Trial; 6] = [
+    Trial {
+        call: "create, map, set-access, unmap, release",
+        expected: always,
+        run: |driver, scene| {
+            let range = AddrRange::new(scene.at, scene.page);
+            let handle = driver.create(scene.page, Place::Device)?;
+            driver.map(scene.at, handle)?;
+            driver.set_access(range)?;
+            driver.unmap(range)?;
+            driver.release(handle)
+        },
+    },
+    Trial {
+        call: "record on another stream",
+        expected: always,
+        run: |driver, scene| driver.record(scene.event, scene.beside),
+    },
+    Trial {
+        call: "query",
+        expected: unsafe_call,
+        run: |driver, scene| driver.query(scene.event).map(drop),
+    },
+    Trial {
+        call: "query, thread relaxed",
+        expected: unknown,
+        run: |driver, scene| {
+            driver.relaxed(|| driver.query(scene.event).map(drop)).unwrap_or_else(|error| {
+                eprintln!("cannot relax the thread: {error}");
+                driver.query(scene.event).map(drop)
+            })
+        },
+    },
+    Trial {
+        call: "alloc-host, free-host",
+        expected: unknown,
+        run: |driver, scene| driver.free_host(driver.alloc_host(scene.page)?),
+    },
+    Trial {
+        call: "malloc-async, free-async on another stream",
+        expected: unknown,
+        run: |driver, scene| {
+            let at = driver.malloc_async(scene.beside, scene.page)?;
+            driver.free_async(scene.beside, at)
+        },
+    },
+];
+
+fn capture_probes(driver: &CudaDriver) -> Outcome<Vec<Probe>> {
+    let page = driver.info().limits.page;
+    let at = driver.reserve(page * 2, page)?;
+    let kept = driver.create(page, Place::Device)?;
+    let target = AddrRange::new(at + page, page);
+    driver.map(target.start, kept)?;
+    driver.set_access(target)?;
+    let captured = driver.create_stream()?;
+    let beside = driver.create_stream()?;
+    let event = driver.create_event()?;
+    driver.record(event, beside)?;
+    driver.synchronize_event(event)?;
+    let scene = Scene { at, page, beside, event };
+
+    let mut probes = Vec::new();
+    for mode in CaptureMode::ALL {
+        for thread in [Thread::Capturing, Thread::Other] {
+            for trial in &TRIALS {
+                driver.begin_capture(captured, mode)?;
+                driver.fill(captured, target, 1)?;
+                let outcome = match thread {
+                    Thread::Capturing => (trial.run)(driver, scene),
+                    Thread::Other => on_another_thread(|| (trial.run)(driver, scene)),
+                };
+                let capture_survived = match driver.end_capture(captured) {
+                    Ok(graph) => {
+                        driver.launch(graph, captured)?;
+                        driver.synchronize_stream(captured)?;
+                        driver.destroy_graph(graph)?;
+                        true
+                    }
+                    Err(error) if error.kind() == ErrorKind::Capturing => false,
+                    Err(error) => return Err(error.into()),
+                };
+                let legal = match outcome {
+                    Ok(()) => true,
+                    Err(error) if error.kind == ErrorKind::Capturing => false,
+                    Err(error) => return Err(error.into()),
+                };
+                probes.push(Probe {
+                    mode: format!("{mode:?}"),
+                    thread: if thread == Thread::Capturing {
+                        "the capturing one"
+                    } else {
+                        "another"
+                    },
+                    call: trial.call,
+                    legal,
+                    expected: (trial.expected)(mode, thread),
+                    capture_survived,
+                });
+            }
+        }
+    }
+    driver.unmap(target)?;
+    driver.release(kept)?;
+    driver.free_addresses(AddrRange::new(at, page * 2))?;
+    Ok(probes)
+}
+
+fn on_another_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        scope.spawn(work).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}

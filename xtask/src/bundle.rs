@@ -1,0 +1,171 @@
+//! `cargo xtask gpu-bundle`: one folder that runs on a Linux machine with a card and without Rust.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use vramp_core::Bytes;
+
+use crate::shell;
+
+/// The crates whose tests say something on another machine.
+const TESTED: [&str; 4] = ["vramp-core", "vramp-driver", "vramp-cuda", "vramp"];
+/// What the folder may weigh.
+const LIMIT: Bytes = Bytes::mib(64);
+/// The C library of the machine with the card: Ubuntu 24.04.
+const GLIBC: (u32, u32) = (2, 39);
+
+/// Builds the folder `gpu-bundle` anew, with the traces of the project and those in `traces`.
+pub fn run(root: &Path, traces: &[PathBuf]) -> Result<()> {
+    let bundle = root.join("gpu-bundle");
+    if bundle.exists() {
+        fs::remove_dir_all(&bundle)?;
+    }
+    for folder in ["bin", "tests", "traces"] {
+        fs::create_dir_all(bundle.join(folder))?;
+    }
+    for built in executables(root)? {
+        let to = bundle.join(built.folder).join(&built.name);
+        fs::copy(&built.path, &to).with_context(|| format!("cannot copy {:?}", built.path))?;
+        shell::run(Command::new("strip").arg(&to))?;
+        let needed = newest_glibc(&to)?;
+        println!(
+            "{:40} {:>10}  glibc {}.{}",
+            built.name,
+            size(&to)?.to_string(),
+            needed.0,
+            needed.1
+        );
+        ensure!(
+            needed <= GLIBC,
+            "{} needs glibc {needed:?}, the machine has {GLIBC:?}",
+            built.name
+        );
+    }
+    for folder in std::iter::once(&root.join("examples/traces")).chain(traces) {
+        copy_files(folder, &bundle.join("traces"))?;
+    }
+    let script = bundle.join("run.sh");
+    fs::write(&script, include_str!("gpu-run.sh"))?;
+    shell::run(Command::new("chmod").arg("+x").arg(&script))?;
+    let total = folder_size(&bundle)?;
+    println!("{} in {}", total, bundle.display());
+    ensure!(total <= LIMIT, "the bundle weighs {total}, at most {LIMIT} travels");
+    Ok(())
+}
+
+struct Built {
+    /// Where in the bundle.
+    folder: &'static str,
+    name: String,
+    path: PathBuf,
+}
+
+/// The programs, the examples of the CUDA crate, and the tests, all built for release.
+fn executables(root: &Path) -> Result<Vec<Built>> {
+    let tested = TESTED.iter().flat_map(|name| ["-p", name]);
+    let mut tests: Vec<&str> = vec!["test", "--no-run", "--lib", "--tests"];
+    tests.extend(tested);
+    let programs = ["build", "-p", "vramp-cli", "--bins"];
+    let examples = ["build", "-p", "vramp-cuda", "--examples"];
+    let mut built = build(root, &programs)?;
+    built.extend(build(root, &examples)?);
+    built.extend(build(root, &tests)?);
+    Ok(built)
+}
+
+fn build(root: &Path, args: &[&str]) -> Result<Vec<Built>> {
+    let messages = shell::output(Command::new("cargo").current_dir(root).args(args).args([
+        "--release",
+        "--locked",
+        "--message-format=json-render-diagnostics",
+    ]))?;
+    messages.lines().filter_map(|line| built(line).transpose()).collect()
+}
+
+/// The executable that one of cargo's messages tells of, if any.
+fn built(message: &str) -> Result<Option<Built>> {
+    let message: serde_json::Value = serde_json::from_str(message)?;
+    let Some(path) = message["executable"].as_str() else { return Ok(None) };
+    let target = message["target"]["name"].as_str().context("cargo names every target")?;
+    let manifest = message["manifest_path"].as_str().context("cargo names every manifest")?;
+    let package = Path::new(manifest).parent().and_then(Path::file_name).unwrap_or_default();
+    let test = message["profile"]["test"].as_bool().unwrap_or(false);
+    // A test that only drives a program of its own crate needs that program beside it, not here.
+    let name = match test {
+        true => format!("{}--{target}", package.to_string_lossy()),
+        false => target.to_owned(),
+    };
+    Ok(Some(Built { folder: if test { "tests" } else { "bin" }, name, path: path.into() }))
+}
+
+/// The newest version of the C library that a program's symbols ask for.
+fn newest_glibc(program: &Path) -> Result<(u32, u32)> {
+    let text =
+        shell::output(Command::new("readelf").args(["--wide", "--version-info"]).arg(program))?;
+    Ok(newest_version(&text))
+}
+
+fn newest_version(text: &str) -> (u32, u32) {
+    text.split("GLIBC_")
+        .skip(1)
+        .filter_map(|rest| {
+            let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+            let (major, minor) = rest[..end].split_once('.')?;
+            let minor = minor.split('.').next()?;
+            Some((major.parse().ok()?, minor.parse().ok()?))
+        })
+        .max()
+        .unwrap_or((0, 0))
+}
+
+fn copy_files(from: &Path, to: &Path) -> Result<()> {
+    for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
+        let path = entry?.path();
+        if let (true, Some(name)) = (path.is_file(), path.file_name()) {
+            fs::copy(&path, to.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+fn folder_size(folder: &Path) -> Result<Bytes> {
+    let mut total = Bytes::ZERO;
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        total += if path.is_dir() { folder_size(&path)? } else { size(&path)? };
+    }
+    Ok(total)
+}
+
+fn size(path: &Path) -> Result<Bytes> {
+    Ok(Bytes::new(fs::metadata(path)?.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_version_counts_by_number_and_not_by_letter() {
+        let text = "Name: GLIBC_2.9 x\n Name: GLIBC_2.34\n Name: GLIBC_2.2.5 y GLIBC_PRIVATE";
+        assert_eq!(newest_version(text), (2, 34));
+        assert_eq!(newest_version("statically linked"), (0, 0));
+    }
+
+    #[test]
+    fn cargos_messages_tell_programs_from_tests() {
+        let message = |test| {
+            format!(
+                r#"{{"reason":"compiler-artifact","manifest_path":"/x/crates/vramp/Cargo.toml",
+                    "target":{{"name":"pool"}},"profile":{{"test":{test}}},"executable":"/x/pool-1"}}"#
+            )
+        };
+        let test = built(&message(true)).unwrap().unwrap();
+        assert_eq!((test.folder, test.name.as_str()), ("tests", "vramp--pool"));
+        let program = built(&message(false)).unwrap().unwrap();
+        assert_eq!((program.folder, program.name.as_str()), ("bin", "pool"));
+        assert!(built(r#"{"reason":"build-finished"}"#).unwrap().is_none());
+    }
+}

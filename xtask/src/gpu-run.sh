@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Runs everything in this folder on a machine with a card and leaves the results as files in $OUT.
+# Ends with 1 if anything failed; summary.txt says what.
+set -uo pipefail
+cd "$(dirname "$0")"
+OUT=${OUT:-results}
+mkdir -p "$OUT"
+: > "$OUT/summary.txt"
+failed=0
+
+# note NAME COMMAND...: runs it, its output in $OUT/NAME.txt, its errors in $OUT/NAME.err.
+note() {
+    local name=$1 start=$SECONDS status=0
+    shift
+    "$@" > "$OUT/$name.txt" 2> "$OUT/$name.err" || status=$?
+    [ -s "$OUT/$name.err" ] || rm -f "$OUT/$name.err"
+    [ "$status" -eq 0 ] || failed=1
+    echo "$name: status $status, $((SECONDS - start)) s" | tee -a "$OUT/summary.txt"
+}
+
+note machine uname -a
+note card nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv
+note conformance timeout 300 bin/conformance
+note facts timeout 300 bin/facts
+for test in tests/*; do
+    note "$(basename "$test")" timeout 300 "$test"
+done
+note info timeout 60 bin/vramp info
+for trace in traces/*.pickle* traces/*.vtrace; do
+    [ -e "$trace" ] || continue
+    for device in cuda sim:h200; do
+        name=replay-$(basename "$trace")-${device//:/-}
+        note "$name" timeout 600 bin/vramp replay "$trace" --allocator all --device "$device" --json
+    done
+done
+exit "$failed"

@@ -1,0 +1,125 @@
+//! Pages that promise something of the tree.
+
+use std::collections::BTreeSet;
+
+use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
+
+use super::Finding;
+use crate::tree::Tree;
+
+const ANCHOR_TESTS: &str = "docs/anchor-tests.md";
+
+/// Every test that the table of anchor tests names is a function somewhere.
+pub fn anchor_tests_exist(tree: &Tree) -> Vec<Finding> {
+    let Some(page) = tree.text(ANCHOR_TESTS) else { return Vec::new() };
+    let known: BTreeSet<&str> =
+        functions(tree, ".rs", "fn ").chain(functions(tree, ".py", "def ")).collect();
+    let mut findings = Vec::new();
+    let mut in_table = false;
+    for (event, place) in Parser::new_ext(page, Options::ENABLE_TABLES).into_offset_iter() {
+        match event {
+            Event::Start(Tag::Table(_)) => in_table = true,
+            Event::End(TagEnd::Table) => in_table = false,
+            Event::Code(code) if in_table && is_test_name(&code) => {
+                let name = code.rsplit("::").next().unwrap_or(&code);
+                if !known.contains(name) {
+                    let line = page[..place.start].lines().count();
+                    findings.push(Finding::new(
+                        ANCHOR_TESTS,
+                        line,
+                        format!("no function `{name}`"),
+                    ));
+                }
+            }
+            _ => {}
+        }
+    }
+    findings
+}
+
+/// Our tests are named as sentences: words joined by underscores, perhaps behind a module path.
+fn is_test_name(code: &str) -> bool {
+    code.contains('_')
+        && code.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_:".contains(c))
+}
+
+/// The names that follow `keyword` in files with this ending, also inside macros.
+fn functions<'a>(tree: &'a Tree, end: &'a str, keyword: &'a str) -> impl Iterator<Item = &'a str> {
+    tree.ending(end).flat_map(move |(_, text)| {
+        text.split(keyword)
+            .skip(1)
+            .map(|rest| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or(""))
+    })
+}
+
+/// Every relative link of a page leads to a file or folder of the tree.
+pub fn links_resolve(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (path, page) in tree.ending(".md") {
+        for (event, place) in Parser::new_ext(page, Options::ENABLE_TABLES).into_offset_iter() {
+            let Event::Start(Tag::Link { dest_url: url, .. } | Tag::Image { dest_url: url, .. }) =
+                event
+            else {
+                continue;
+            };
+            let target = url.split('#').next().unwrap_or_default();
+            let elsewhere = target.contains(':') || target.is_empty();
+            if !elsewhere && !leads_somewhere(tree, path, target) {
+                let line = page[..place.start].matches('\n').count() + 1;
+                findings.push(Finding::new(
+                    path,
+                    line,
+                    format!("no file `{target}` for this link"),
+                ));
+            }
+        }
+    }
+    findings
+}
+
+fn leads_somewhere(tree: &Tree, page: &str, target: &str) -> bool {
+    let mut parts: Vec<&str> = page.split('/').collect();
+    parts.pop();
+    for part in target.split('/') {
+        match part {
+            "" | "." => {}
+            ".." if parts.pop().is_none() => return false,
+            ".." => {}
+            part => parts.push(part),
+        }
+    }
+    tree.has(&parts.join("/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_that_the_table_names_and_nobody_wrote_is_found() {
+        let page = "Words like `not_a_test` are free.\n\n| theirs | ours |\n|---|---|\n\
+                    | `Theirs` | `pool::a_real_test` |\n| x | `a_promised_test` |\n";
+        let tree = Tree::of(&[
+            (ANCHOR_TESTS, page),
+            ("a.rs", "proptest! { #[test] fn a_real_test(x in 0..3) {} }"),
+        ]);
+        let found = anchor_tests_exist(&tree);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].message.contains("a_promised_test"));
+    }
+
+    #[test]
+    fn a_link_that_leads_nowhere_is_found() {
+        let page = "[a](docs/b.md) [b](https://x.org/y) [c](#part) [d](docs) [e](docs/gone.md#x)\n";
+        let tree =
+            Tree::of(&[("README.md", page), ("docs/b.md", "[up](../README.md) [out](../../x)")]);
+        let found: Vec<String> = links_resolve(&tree).iter().map(ToString::to_string).collect();
+        assert_eq!(
+            found,
+            [
+                "README.md:1: no file `docs/gone.md` for this link",
+                "docs/b.md:1: no file `../../x` for this link"
+            ]
+        );
+    }
+}
