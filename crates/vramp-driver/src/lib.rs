@@ -24,10 +24,14 @@
 //! Deliberately absent: policy, retries, logging, environment variables.
 #![forbid(unsafe_code)]
 
+pub mod conformance;
 mod error;
+mod forward;
+mod meter;
 pub mod sim;
 
 pub use error::{Call, DriverError, ErrorKind};
+pub use meter::{CallStats, MeterSnapshot, Metered};
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 

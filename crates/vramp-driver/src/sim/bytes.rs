@@ -25,7 +25,27 @@ pub enum Backing {
 /// The bytes of one piece of memory.
 #[derive(Debug, Default)]
 pub(super) struct Content {
-    blocks: BTreeMap<u64, Box<[u8]>>,
+    blocks: BTreeMap<u64, Block>,
+}
+
+#[derive(Debug)]
+enum Block {
+    /// All bytes alike, as fills leave them.
+    Uniform(u8),
+    Mixed(Box<[u8]>),
+}
+
+impl Block {
+    /// The bytes one by one, to write some of them.
+    fn mixed(&mut self) -> &mut [u8] {
+        if let Block::Uniform(byte) = self {
+            *self = Block::Mixed(vec![*byte; BLOCK].into_boxed_slice());
+        }
+        match self {
+            Block::Mixed(bytes) => bytes,
+            Block::Uniform(_) => unreachable!("it was just replaced"),
+        }
+    }
 }
 
 impl Content {
@@ -33,10 +53,11 @@ impl Content {
     pub fn read(&self, offset: u64, into: &mut [u8]) {
         for (block, within, part) in parts(offset, into.len()) {
             match self.blocks.get(&block) {
-                Some(bytes) => {
+                Some(Block::Mixed(bytes)) => {
                     let len = part.len();
                     into[part].copy_from_slice(&bytes[within..within + len]);
                 }
+                Some(Block::Uniform(byte)) => into[part].fill(*byte),
                 None => into[part].fill(UNWRITTEN),
             }
         }
@@ -45,11 +66,20 @@ impl Content {
     /// Replaces the bytes from `offset` on by `from`.
     pub fn write(&mut self, offset: u64, from: &[u8]) {
         for (block, within, part) in parts(offset, from.len()) {
-            let bytes = self
-                .blocks
-                .entry(block)
-                .or_insert_with(|| vec![UNWRITTEN; BLOCK].into_boxed_slice());
+            let bytes = self.blocks.entry(block).or_insert(Block::Uniform(UNWRITTEN)).mixed();
             bytes[within..within + part.len()].copy_from_slice(&from[part]);
+        }
+    }
+
+    /// Replaces `len` bytes from `offset` on by `byte`.
+    pub fn fill(&mut self, offset: u64, len: usize, byte: u8) {
+        for (block, within, part) in parts(offset, len) {
+            if part.len() == BLOCK {
+                self.blocks.insert(block, Block::Uniform(byte));
+            } else {
+                let bytes = self.blocks.entry(block).or_insert(Block::Uniform(UNWRITTEN)).mixed();
+                bytes[within..within + part.len()].fill(byte);
+            }
         }
     }
 }
@@ -79,6 +109,11 @@ mod tests {
         let mut content = Content::default();
         let pattern: Vec<u8> = (0..200_000u32).map(|i| (i % 251) as u8).collect();
         content.write(60_000, &pattern);
+        content.fill(300_000, 200_000, 9);
+        let mut filled = vec![0; 200_002];
+        content.read(299_999, &mut filled);
+        assert_eq!((filled[0], filled[200_001]), (UNWRITTEN, UNWRITTEN));
+        assert!(filled[1..=200_000].iter().all(|byte| *byte == 9));
         let mut back = vec![0; pattern.len() + 2];
         content.read(59_999, &mut back);
         assert_eq!(back[0], UNWRITTEN);

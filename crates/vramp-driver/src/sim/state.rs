@@ -1,6 +1,7 @@
 //! The simulated device behind its lock: what every call goes through, and work being carried out.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
@@ -91,12 +92,11 @@ impl State {
         let call = entry.call;
         self.calls[call as usize] += 1;
         let result = self.admit(call).and_then(|()| {
-            let outcome = body(self).map_err(|refusal| {
+            body(self).map_err(|refusal| {
                 // A device lost by this very call says so instead.
                 self.lost_error(call)
                     .unwrap_or_else(|| DriverError::from_code(call, refusal.code, refusal.detail))
-            });
-            outcome
+            })
         });
         self.previous = Some(call);
         entry.error = result.as_ref().err().map(|error| error.code);
@@ -306,12 +306,9 @@ impl State {
     fn carry_out(&mut self, work: &Work) {
         match work.effect {
             Effect::Nothing => {}
-            Effect::Fill { range, byte } => {
-                let bytes = vec![byte; range.len.count().min(COPY_STEP) as usize];
-                self.in_steps(range.len, |state, done, len| {
-                    state.write(range.start + Bytes::new(done), &bytes[..len]);
-                });
-            }
+            Effect::Fill { range, byte } => self.in_steps(range.len, |state, done, len| {
+                state.fill(range.start + Bytes::new(done), len, byte);
+            }),
             Effect::Copy { from, to } => self.in_steps(from.len, |state, done, len| {
                 let bytes = state.read(from.start + Bytes::new(done), len);
                 state.write(to + Bytes::new(done), &bytes);
@@ -376,19 +373,34 @@ impl State {
     }
 
     fn write(&mut self, at: DeviceAddr, bytes: &[u8]) {
+        self.contents(at, bytes.len(), |content, offset, part| content.write(offset, &bytes[part]));
+    }
+
+    fn fill(&mut self, at: DeviceAddr, len: usize, byte: u8) {
+        self.contents(at, len, |content, offset, part| content.fill(offset, part.len(), byte));
+    }
+
+    /// Calls `change` for every content that `len` bytes from `at` on run through: with the offset
+    /// in the content and the part of the bytes.
+    fn contents(
+        &mut self,
+        at: DeviceAddr,
+        len: usize,
+        mut change: impl FnMut(&mut Content, u64, Range<usize>),
+    ) {
         if let Some(offset) = at.number().checked_sub(POOL_BASE) {
-            self.pool_content.write(offset, bytes);
+            change(&mut self.pool_content, offset, 0..len);
             return;
         }
         let mut pieces = Vec::new();
-        let range = AddrRange::new(at, Bytes::new(bytes.len() as u64));
+        let range = AddrRange::new(at, Bytes::new(len as u64));
         let found = self.memory.pieces(range, |piece| pieces.push(piece));
         assert_eq!(found, Ok(()), "work that started may touch its memory until it is done");
-        let mut rest = bytes;
+        let mut done = 0;
         for piece in pieces {
-            let (part, behind) = rest.split_at(piece.len as usize);
-            self.memory.content_mut(piece.physical).write(piece.offset, part);
-            rest = behind;
+            let end = done + piece.len as usize;
+            change(self.memory.content_mut(piece.physical), piece.offset, done..end);
+            done = end;
         }
     }
 

@@ -1,0 +1,252 @@
+//! Where a case works: takes things from the device, and remembers to give them back.
+
+use std::cell::RefCell;
+
+use vramp_core::{AddrRange, Bytes, DeviceAddr};
+
+use super::{Checked, Failure};
+use crate::{
+    Driver, DriverError, ErrorKind, Event, Handle, HostBuffer, HostSlice, Place, Result, Stream,
+};
+
+pub(super) struct Bench<'a> {
+    pub device: &'a dyn Driver,
+    pub page: Bytes,
+    taken: RefCell<Taken>,
+}
+
+/// What is still to be given back.
+#[derive(Default)]
+struct Taken {
+    reservations: Vec<AddrRange>,
+    mappings: Vec<AddrRange>,
+    handles: Vec<Handle>,
+    streams: Vec<Stream>,
+    events: Vec<Event>,
+    buffers: Vec<HostBuffer>,
+    allocations: Vec<(Stream, DeviceAddr)>,
+}
+
+impl<'a> Bench<'a> {
+    pub fn new(device: &'a dyn Driver) -> Bench<'a> {
+        Bench { device, page: device.info().limits.page, taken: RefCell::default() }
+    }
+
+    pub fn pages(&self, count: u64) -> Bytes {
+        self.page * count
+    }
+
+    /// At least `len` in whole pages.
+    pub fn whole_pages(&self, len: Bytes) -> Bytes {
+        len.checked_round_up(self.page).unwrap_or(self.page)
+    }
+
+    // --- memory ---
+
+    pub fn reserve(&self, len: Bytes) -> Result<AddrRange> {
+        self.reserve_aligned(len, self.page)
+    }
+
+    pub fn reserve_aligned(&self, len: Bytes, alignment: Bytes) -> Result<AddrRange> {
+        let range = AddrRange::new(self.device.reserve(len, alignment)?, len);
+        self.taken.borrow_mut().reservations.push(range);
+        Ok(range)
+    }
+
+    pub fn free_addresses(&self, range: AddrRange) -> Result<()> {
+        self.device.free_addresses(range)?;
+        self.taken.borrow_mut().reservations.retain(|taken| *taken != range);
+        Ok(())
+    }
+
+    pub fn create(&self, len: Bytes) -> Result<Handle> {
+        self.create_at(len, Place::Device)
+    }
+
+    pub fn create_at(&self, len: Bytes, place: Place) -> Result<Handle> {
+        let handle = self.device.create(len, place)?;
+        self.taken.borrow_mut().handles.push(handle);
+        Ok(handle)
+    }
+
+    pub fn release(&self, handle: Handle) -> Result<()> {
+        self.device.release(handle)?;
+        self.taken.borrow_mut().handles.retain(|taken| *taken != handle);
+        Ok(())
+    }
+
+    /// Maps `handle`, which must be as long as `range`.
+    pub fn map(&self, range: AddrRange, handle: Handle) -> Result<()> {
+        self.device.map(range.start, handle)?;
+        self.taken.borrow_mut().mappings.push(range);
+        Ok(())
+    }
+
+    pub fn unmap(&self, range: AddrRange) -> Result<()> {
+        self.device.unmap(range)?;
+        let inside = |taken: &AddrRange| {
+            taken.start >= range.start && taken.checked_end() <= range.checked_end()
+        };
+        self.taken.borrow_mut().mappings.retain(|taken| !inside(taken));
+        Ok(())
+    }
+
+    /// Memory that can be touched, built of one handle for each length.
+    pub fn memory(&self, handles: &[Bytes]) -> Result<AddrRange> {
+        let range = self.reserve(handles.iter().copied().sum())?;
+        let mut at = range.start;
+        for len in handles {
+            self.map(AddrRange::new(at, *len), self.create(*len)?)?;
+            at = at + *len;
+        }
+        self.device.set_access(range)?;
+        Ok(range)
+    }
+
+    /// A second address of the same memory that can be touched.
+    pub fn mapped_again(&self, handle: Handle, len: Bytes) -> Result<AddrRange> {
+        let range = self.reserve(len)?;
+        self.map(range, handle)?;
+        self.device.set_access(range)?;
+        Ok(range)
+    }
+
+    // --- streams, events, host memory, pool ---
+
+    pub fn stream(&self) -> Result<Stream> {
+        let stream = self.device.create_stream()?;
+        self.taken.borrow_mut().streams.push(stream);
+        Ok(stream)
+    }
+
+    pub fn destroy_stream(&self, stream: Stream) -> Result<()> {
+        self.device.destroy_stream(stream)?;
+        self.taken.borrow_mut().streams.retain(|taken| *taken != stream);
+        Ok(())
+    }
+
+    pub fn event(&self) -> Result<Event> {
+        let event = self.device.create_event()?;
+        self.taken.borrow_mut().events.push(event);
+        Ok(event)
+    }
+
+    pub fn destroy_event(&self, event: Event) -> Result<()> {
+        self.device.destroy_event(event)?;
+        self.taken.borrow_mut().events.retain(|taken| *taken != event);
+        Ok(())
+    }
+
+    pub fn host(&self, len: Bytes) -> Result<HostBuffer> {
+        let buffer = self.device.alloc_host(len)?;
+        self.taken.borrow_mut().buffers.push(buffer);
+        Ok(buffer)
+    }
+
+    pub fn free_host(&self, buffer: HostBuffer) -> Result<()> {
+        self.device.free_host(buffer)?;
+        self.taken.borrow_mut().buffers.retain(|taken| *taken != buffer);
+        Ok(())
+    }
+
+    pub fn malloc_async(&self, stream: Stream, len: Bytes) -> Result<AddrRange> {
+        let at = self.device.malloc_async(stream, len)?;
+        self.taken.borrow_mut().allocations.push((stream, at));
+        Ok(AddrRange::new(at, len))
+    }
+
+    pub fn free_async(&self, stream: Stream, at: DeviceAddr) -> Result<()> {
+        self.device.free_async(stream, at)?;
+        self.taken.borrow_mut().allocations.retain(|(_, taken)| *taken != at);
+        Ok(())
+    }
+
+    // --- contents ---
+
+    /// The bytes of `range`, read in order of `stream` through pinned host memory.
+    pub fn read(&self, stream: Stream, range: AddrRange) -> Result<Vec<u8>> {
+        let buffer = self.host(range.len)?;
+        let to = HostSlice { buffer, offset: Bytes::ZERO, len: range.len };
+        self.device.copy_to_host(stream, range.start, to)?;
+        self.device.synchronize_stream(stream)?;
+        let mut bytes = vec![0; range.len.count() as usize];
+        self.device.read_host(buffer, Bytes::ZERO, &mut bytes)?;
+        self.free_host(buffer)?;
+        Ok(bytes)
+    }
+
+    /// Writes `bytes` to the device in order of `stream`, and waits.
+    pub fn write(&self, stream: Stream, to: DeviceAddr, bytes: &[u8]) -> Result<()> {
+        let len = Bytes::new(bytes.len() as u64);
+        let buffer = self.host(len)?;
+        self.device.write_host(buffer, Bytes::ZERO, bytes)?;
+        let from = HostSlice { buffer, offset: Bytes::ZERO, len };
+        self.device.copy_to_device(stream, from, to)?;
+        self.device.synchronize_stream(stream)?;
+        self.free_host(buffer)
+    }
+
+    /// Fails unless every byte of `range` is `byte`, seen in order of `stream`.
+    pub fn expect_filled(&self, stream: Stream, range: AddrRange, byte: u8) -> Checked {
+        let bytes = self.read(stream, range)?;
+        match bytes.iter().position(|seen| *seen != byte) {
+            None => Ok(()),
+            Some(at) => Err(Failure(format!(
+                "byte {at} of {range} is {:#04x} instead of {byte:#04x}",
+                bytes[at]
+            ))),
+        }
+    }
+
+    /// Fails unless `range` holds `expected`, seen in order of `stream`.
+    pub fn expect_bytes(&self, stream: Stream, range: AddrRange, expected: &[u8]) -> Checked {
+        let bytes = self.read(stream, range)?;
+        match bytes.iter().zip(expected).position(|(seen, wanted)| seen != wanted) {
+            None => Ok(()),
+            Some(at) => Err(Failure(format!(
+                "byte {at} of {range} is {:#04x} instead of {:#04x}",
+                bytes[at], expected[at]
+            ))),
+        }
+    }
+
+    // --- giving back ---
+
+    /// Gives everything back, in an order that no rule forbids. Tries all, reports the first
+    /// failure. A lost device takes nothing back, which is no failure of the case.
+    pub fn clean_up(self) -> Checked {
+        let taken = self.taken.into_inner();
+        let device = self.device;
+        let mut results: Vec<Result<(), DriverError>> = Vec::new();
+        for (stream, at) in taken.allocations {
+            results.push(device.free_async(stream, at));
+        }
+        results.extend(taken.streams.iter().map(|stream| device.synchronize_stream(*stream)));
+        results.extend(taken.mappings.iter().map(|range| device.unmap(*range)));
+        results.extend(taken.handles.iter().map(|handle| device.release(*handle)));
+        results.extend(taken.reservations.iter().map(|range| device.free_addresses(*range)));
+        results.extend(taken.buffers.iter().map(|buffer| device.free_host(*buffer)));
+        results.extend(taken.events.iter().map(|event| device.destroy_event(*event)));
+        results.extend(taken.streams.iter().map(|stream| device.destroy_stream(*stream)));
+        let mut failures = results.into_iter().filter_map(Result::err);
+        match failures.find(|error| !error.is_device_lost()) {
+            None => Ok(()),
+            Some(error) => Err(Failure(format!("giving back: {error}"))),
+        }
+    }
+}
+
+/// Fails unless `result` is a refusal of this kind.
+pub(super) fn refused<T>(what: &str, kind: ErrorKind, result: Result<T>) -> Checked {
+    match result {
+        Err(error) if error.kind == kind => Ok(()),
+        Err(error) => Err(Failure(format!("{what}: expected {kind:?}, got: {error}"))),
+        Ok(_) => Err(Failure(format!("{what}: expected {kind:?}, but it succeeded"))),
+    }
+}
+
+/// Bytes that differ from their neighbours and from the same place in another pattern.
+pub(super) fn pattern(seed: u8, len: Bytes) -> Vec<u8> {
+    let byte = |i: u64| (i ^ (i >> 8) ^ (i >> 16)) as u8;
+    (0..len.count()).map(|i| byte(i).wrapping_mul(31).wrapping_add(seed)).collect()
+}

@@ -1,0 +1,59 @@
+//! Touching what may not be touched. A refused call is as good as a lost device: which one it is
+//! depends on how far the driver looks ahead.
+
+use vramp_core::AddrRange;
+
+use super::bench::Bench;
+use super::{Checked, ensure, rules};
+use crate::{Capabilities, ErrorKind};
+
+const VIRTUAL: fn(&Capabilities) -> bool = |can| can.virtual_memory;
+
+rules! {
+    memory_without_access_cannot_be_touched: VIRTUAL,
+    unmapped_memory_cannot_be_touched: VIRTUAL,
+    a_new_mapping_does_not_inherit_access: VIRTUAL,
+}
+
+fn memory_without_access_cannot_be_touched(bench: &Bench) -> Checked {
+    let range = bench.reserve(bench.page)?;
+    bench.map(range, bench.create(bench.page)?)?;
+    touching_fails(bench, range)
+}
+
+fn unmapped_memory_cannot_be_touched(bench: &Bench) -> Checked {
+    let range = bench.reserve(bench.page)?;
+    touching_fails(bench, range)
+}
+
+fn a_new_mapping_does_not_inherit_access(bench: &Bench) -> Checked {
+    let range = bench.memory(&[bench.page])?;
+    bench.unmap(range)?;
+    bench.map(range, bench.create(bench.page)?)?;
+    touching_fails(bench, range)
+}
+
+/// The fill is refused, or the device is lost and stays lost.
+fn touching_fails(bench: &Bench, range: AddrRange) -> Checked {
+    let stream = bench.stream()?;
+    let event = bench.event()?;
+    let refusal = match bench.device.fill(stream, range, 1) {
+        Err(error) => error,
+        Ok(()) => match bench.device.synchronize_stream(stream) {
+            Err(error) => error,
+            Ok(()) => {
+                return Err(super::Failure(format!("{range} was filled")));
+            }
+        },
+    };
+    match refusal.kind {
+        ErrorKind::InvalidUse => Ok(()),
+        ErrorKind::DeviceLost => {
+            let later = bench.device.query(event);
+            let stays_lost = matches!(&later, Err(error) if error.is_device_lost());
+            ensure!(stays_lost, "after {refusal}, a query answered {later:?}");
+            Ok(())
+        }
+        _ => Err(super::Failure(format!("expected a refusal or a lost device, got {refusal}"))),
+    }
+}

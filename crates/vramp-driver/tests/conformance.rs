@@ -1,0 +1,83 @@
+//! The simulator passes the suite that every device must pass.
+
+use vramp_core::Bytes;
+use vramp_driver::conformance::{self, Verdict};
+use vramp_driver::sim::{Backing, FaultPlan, Preset, Simulator};
+use vramp_driver::{Call, Capabilities, Driver, Metered};
+
+#[test]
+fn every_preset_passes_the_suite_without_hazards_and_gives_all_back() {
+    for preset in Preset::all() {
+        let device = Simulator::builder().card(preset).backing(Backing::Stored).checked().build();
+        let before = device.live();
+        let report = conformance::run_all(&device);
+        assert!(report.passed(), "{report}");
+        let applied = report.verdicts.iter().all(|(_, verdict)| *verdict == Verdict::Passed);
+        assert!(applied, "a simulated card can do everything: {report}");
+        assert_eq!(device.live(), before);
+        assert_eq!(device.hazards(), []);
+    }
+}
+
+#[test]
+fn a_metered_device_passes_the_suite() {
+    let simulator = Simulator::builder().backing(Backing::Stored).build();
+    let device = Metered::new(&simulator);
+    let report = conformance::run_all(&device);
+    assert!(report.passed(), "{report}");
+    assert_eq!(device.snapshot().total().calls, simulator.calls());
+    assert_eq!(device.snapshot().total().total_ns, simulator.now_ns());
+}
+
+#[test]
+fn a_card_with_fewer_abilities_passes_what_is_left() {
+    let all = Simulator::builder().build().info().capabilities;
+    for capabilities in [
+        Capabilities { virtual_memory: false, ..all },
+        Capabilities { stream_ordered_pool: false, ..all },
+        Capabilities { host_numa: false, ..all },
+        Capabilities { pinned_host: false, ..all },
+        Capabilities { remap_beside_kernels: false, ..all },
+    ] {
+        let device =
+            Simulator::builder().backing(Backing::Stored).capabilities(capabilities).build();
+        let report = conformance::run_all(&device);
+        assert!(report.passed(), "{report}");
+        let skipped = |(_, verdict): &(_, Verdict)| *verdict == Verdict::NotApplicable;
+        assert!(report.verdicts.iter().any(skipped), "{report}");
+    }
+}
+
+#[test]
+fn destructive_cases_pass_on_a_device_of_their_own() {
+    for case in conformance::destructive_cases() {
+        let device = Simulator::builder().backing(Backing::Stored).build();
+        assert_eq!(case.run(&device), Verdict::Passed, "{}", case.name);
+        assert!(device.fault().is_some(), "{}", case.name);
+    }
+}
+
+#[test]
+fn a_device_that_keeps_no_bytes_fails_the_suite() {
+    let device = Simulator::builder().backing(Backing::Phantom).build();
+    let report = conformance::run_all(&device);
+    assert!(!report.passed(), "{report}");
+    assert_eq!(device.live(), Default::default(), "failed cases clean up too");
+}
+
+#[test]
+fn a_failing_case_gives_back_what_it_took() {
+    for call in [Call::Map, Call::Create, Call::SetAccess, Call::Record, Call::AllocHost] {
+        for n in 1..=3 {
+            for case in conformance::cases() {
+                let device = Simulator::builder()
+                    .memory(Bytes::gib(1))
+                    .backing(Backing::Stored)
+                    .faults(FaultPlan::nth_of(call, n).with_code(999))
+                    .build();
+                case.run(&device);
+                assert_eq!(device.live(), Default::default(), "{} at {call} {n}", case.name);
+            }
+        }
+    }
+}
