@@ -19,7 +19,8 @@ fn tight() -> ReadLimits {
 }
 
 fn fixture(name: &str) -> Vec<u8> {
-    std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)).unwrap()
+    std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name))
+        .expect("the fixture is there")
 }
 
 /// A pickle of protocol 4 with these opcodes.

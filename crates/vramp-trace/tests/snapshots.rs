@@ -19,7 +19,7 @@ fn example(name: &str) -> PathBuf {
 }
 
 fn made() -> Trace {
-    read_trace(data("protocol4.pickle"), &ReadLimits::default()).unwrap()
+    read_trace(data("protocol4.pickle"), &ReadLimits::default()).expect("the fixture is there")
 }
 
 #[test]

@@ -235,7 +235,7 @@ prop_compose! {
         made.allocator_settings = vec![(texts[1].clone(), texts[2].clone())];
         for (line, text) in (0..).zip(["a", "b", "c"]) {
             let frame = vramp_trace::Frame { name: text, filename: &texts[0], line };
-            made.stacks.add(vec![frame; line as usize]).unwrap();
+            made.stacks.add(vec![frame; line as usize]).expect("there are ids for three stacks");
         }
         made
     }

@@ -132,7 +132,7 @@ impl Values {
 
     pub fn add(&mut self, node: Node, offset: u64) -> Result<Value, ReadError> {
         let items = match &node {
-            Node::List(items) | Node::Tuple(items) | Node::Dict(items) => items.len(),
+            Node::List(items) | Node::Tuple(items) | Node::Dict(items) => items.capacity(),
             _ => 0,
         };
         self.meter.take(size_of::<Node>() + items * VALUE, offset)?;
@@ -161,29 +161,30 @@ impl Values {
 
     /// Keeps the room of contents that were used up for the next container.
     pub fn recycle(&mut self, mut items: Vec<Value>) {
-        self.meter.give_back(items.len() * VALUE);
+        self.meter.give_back(items.capacity() * VALUE);
         if self.spare.len() < 2048 && items.capacity() <= 64 {
             items.clear();
             self.spare.push(items);
         }
     }
 
-    /// Moves `new` into the contents of a list or dict that is being built.
+    /// Moves `new` into the contents of a list or dict that is being built. What counts is the
+    /// room that the contents take, not how much of it is used.
     pub fn extend(
         &mut self,
         id: NodeId,
         new: impl ExactSizeIterator<Item = Value>,
         offset: u64,
     ) -> Result<(), ReadError> {
-        self.meter.take(new.len() * VALUE, offset)?;
         let spare = &mut self.spare;
         match &mut self.nodes[id.0 as usize] {
             Node::List(items) | Node::Dict(items) | Node::Histories(items) => {
-                if items.capacity() == 0 && new.len() <= 64 {
+                let before = items.capacity();
+                if before == 0 && new.len() <= 64 {
                     *items = spare.pop().unwrap_or_default();
                 }
                 items.extend(new);
-                Ok(())
+                self.meter.take((items.capacity() - before) * VALUE, offset)
             }
             _ => Err(ReadError::Malformed {
                 format: crate::Format::Pickle,
