@@ -1,6 +1,7 @@
 //! A libcuda of our own for tests: a table of functions that count, remember and fail on demand.
 //!
 //! Its state belongs to the thread, so tests do not meet.
+#![allow(non_snake_case, reason = "the functions have the driver's names")]
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};

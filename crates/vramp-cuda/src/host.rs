@@ -6,7 +6,7 @@ use vramp_core::Bytes;
 use vramp_driver::{Call, HostBuffer, Result};
 
 use crate::device::{CudaDriver, refused, symbol};
-use crate::error::invalid;
+use crate::error::{invalid, unsupported};
 use crate::memory::size;
 use crate::sys::CU_MEMHOSTALLOC_PORTABLE;
 use crate::table::Opaque;
@@ -41,6 +41,9 @@ pub(crate) fn alloc(driver: &CudaDriver, len: Bytes) -> Result<HostBuffer> {
     let call = Call::AllocHost;
     let _entered = driver.enter(call)?;
     let allocate = symbol!(driver, call, cuMemHostAlloc);
+    if !driver.info.capabilities.pinned_host {
+        return Err(unsupported(call, "this driver cannot free what it would pin"));
+    }
     if len.is_zero() {
         return Err(invalid(call, "zero bytes"));
     }

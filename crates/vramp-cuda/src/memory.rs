@@ -42,6 +42,7 @@ pub(crate) fn granules(cuda: &Cuda, device: CUdevice) -> Result<(Bytes, Bytes), 
 pub(crate) fn reserve(driver: &CudaDriver, len: Bytes, alignment: Bytes) -> Result<DeviceAddr> {
     let call = Call::Reserve;
     let _entered = driver.enter(call)?;
+    need_virtual_memory(driver, call)?;
     check_pages(driver, call, "the length", len.count())?;
     check_pages(driver, call, "the alignment", alignment.count())?;
     if !alignment.count().is_power_of_two() {
@@ -72,6 +73,7 @@ pub(crate) fn free_addresses(driver: &CudaDriver, range: AddrRange) -> Result<()
 pub(crate) fn create(driver: &CudaDriver, len: Bytes, place: Place) -> Result<Handle> {
     let call = Call::Create;
     let _entered = driver.enter(call)?;
+    need_virtual_memory(driver, call)?;
     check_pages(driver, call, "the length", len.count())?;
     if place != Place::Device && !driver.info.capabilities.host_numa {
         return Err(unsupported(call, "host memory cannot be mapped for this card"));
@@ -183,6 +185,14 @@ pub(crate) fn size(len: Bytes) -> usize {
 /// The error for a range that the book refused.
 pub(crate) fn bad(call: Call, range: AddrRange) -> impl Fn(BadRange) -> DriverError {
     move |reason| invalid(call, format!("{range}: {reason}"))
+}
+
+/// The two calls that everything else needs something from refuse what can lead nowhere.
+fn need_virtual_memory(driver: &CudaDriver, call: Call) -> Result<()> {
+    match driver.info.capabilities.virtual_memory {
+        true => Ok(()),
+        false => Err(unsupported(call, "this card or driver has no virtual memory calls")),
+    }
 }
 
 fn check_pages(driver: &CudaDriver, call: Call, what: &str, number: u64) -> Result<()> {

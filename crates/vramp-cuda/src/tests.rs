@@ -77,6 +77,8 @@ fn a_missing_symbol_turns_a_capability_off_and_its_calls_are_not_supported() {
     assert_eq!(error.kind, ErrorKind::NotSupported);
     assert!(error.to_string().contains("cuMemAllocFromPoolAsync"), "{error}");
     assert_eq!(kind(driver.alloc_host(PAGE)), ErrorKind::NotSupported);
+    assert_eq!(kind(driver.reserve(PAGE, PAGE)), ErrorKind::NotSupported);
+    assert_eq!(kind(driver.create(PAGE, Place::Device)), ErrorKind::NotSupported);
     assert_eq!(
         kind(driver.map(DeviceAddr::new(0), Handle::from_number(1))),
         ErrorKind::NotSupported
