@@ -155,7 +155,9 @@ impl fmt::Display for Bytes {
 
 /// A text that is not an amount of memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{text}' is not an amount of memory: write a number and a unit, such as 512, 64MiB, 1.5GiB or 80GB")]
+#[error(
+    "'{text}' is not an amount of memory: write a number and a unit, such as 512, 64MiB, 1.5GiB or 80GB"
+)]
 pub struct ParseBytesError {
     /// What was given.
     pub text: String,
@@ -169,7 +171,8 @@ impl FromStr for Bytes {
     fn from_str(text: &str) -> Result<Bytes, ParseBytesError> {
         let refuse = || ParseBytesError { text: text.to_owned() };
         let trimmed = text.trim();
-        let digits = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
+        let digits =
+            trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
         let (number, unit) = trimmed.split_at(digits);
         let scale: u64 = match unit.trim().to_ascii_lowercase().as_str() {
             "" | "b" => 1,
@@ -294,7 +297,9 @@ mod tests {
 
     #[test]
     fn texts_that_are_no_size_are_refused_with_the_text() {
-        for text in ["", "GiB", "-1", "1.2.3", "5 parsecs", "99999999999999999999", "1e9", "9999999T"] {
+        for text in
+            ["", "GiB", "-1", "1.2.3", "5 parsecs", "99999999999999999999", "1e9", "9999999T"]
+        {
             let error = text.parse::<Bytes>().expect_err(text);
             assert!(error.to_string().contains(&format!("'{text}'")), "{error}");
         }

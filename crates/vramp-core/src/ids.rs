@@ -1,0 +1,161 @@
+//! Names of things the core invents. Raw handles, addresses and streams stay with the shell, so a
+//! plan made for a card can be performed on the simulator, step for step.
+
+use std::fmt;
+
+use crate::Bytes;
+
+macro_rules! numbered {
+    ($(#[$doc:meta])* $name:ident, $letter:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(u32);
+
+        impl $name {
+            /// The id with this number.
+            pub const fn new(number: u32) -> $name {
+                $name(number)
+            }
+
+            /// The plain number: ids are dense, so it serves as an index.
+            pub const fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!($letter, "{}"), self.0)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(self, f)
+            }
+        }
+    };
+}
+
+numbered! {
+    /// A reserved range of addresses.
+    SpanId, "span"
+}
+numbered! {
+    /// One physical handle.
+    ChunkId, "chunk"
+}
+numbered! {
+    /// A stream that uses the pool.
+    StreamId, "stream"
+}
+
+/// How far a stream has come, counted in events: everything freed while a stream's epoch is `e` is
+/// covered by the event that closes `e`.
+///
+/// Epoch 0 is before any work: memory marked with it waits for nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Epoch(pub(crate) u64);
+
+impl Epoch {
+    /// Before any work.
+    pub const START: Epoch = Epoch(0);
+
+    /// The plain number.
+    pub const fn number(self) -> u64 {
+        self.0
+    }
+
+    pub(crate) const fn next(self) -> Epoch {
+        Epoch(self.0 + 1)
+    }
+}
+
+/// A stream at one of its epochs: what a wait waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Mark {
+    /// Whose work.
+    pub stream: StreamId,
+    /// Up to where.
+    pub epoch: Epoch,
+}
+
+/// A place in the pool's own address space: a span and a distance from its start.
+///
+/// One number with the span on top, so that places sort by span and then by address, and no two
+/// spans ever touch: a range never straddles two reservations.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Spot(u64);
+
+impl Spot {
+    const OFFSET_BITS: u32 = 44;
+
+    /// The largest span that can be addressed. The last page stays unused as a fence.
+    pub const SPAN_LIMIT: Bytes = Bytes::tib(15);
+
+    /// The place `offset` behind the start of `span`.
+    pub fn new(span: SpanId, offset: Bytes) -> Spot {
+        assert!(offset <= Spot::SPAN_LIMIT, "{span} has no offset {offset}");
+        Spot((span.index() as u64) << Spot::OFFSET_BITS | offset.count())
+    }
+
+    /// Which span.
+    pub const fn span(self) -> SpanId {
+        SpanId((self.0 >> Spot::OFFSET_BITS) as u32)
+    }
+
+    /// How far from the span's start.
+    pub const fn offset(self) -> Bytes {
+        Bytes::new(self.0 & ((1 << Spot::OFFSET_BITS) - 1))
+    }
+
+    /// The place as one number, for digests and prints.
+    pub const fn number(self) -> u64 {
+        self.0
+    }
+
+    pub(crate) fn plus(self, distance: u64) -> Spot {
+        Spot(self.0 + distance)
+    }
+
+    pub(crate) fn minus(self, distance: u64) -> Spot {
+        Spot(self.0 - distance)
+    }
+
+    /// The distance from `earlier` up to here.
+    pub(crate) fn since(self, earlier: Spot) -> u64 {
+        debug_assert!(earlier <= self, "{earlier:?} lies behind {self:?}");
+        self.0 - earlier.0
+    }
+}
+
+impl fmt::Debug for Spot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}+{:#x}", self.span(), self.offset().count())
+    }
+}
+
+/// What a user holds: names one allocation until it is freed. A stale id misses, it never dangles.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockId {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
+
+impl BlockId {
+    /// The id as one number, for C and Python.
+    pub const fn number(self) -> u64 {
+        (self.generation as u64) << 32 | self.index as u64
+    }
+
+    /// The id with this number. Any number is safe: one that names nothing misses.
+    pub const fn from_number(number: u64) -> BlockId {
+        BlockId { index: number as u32, generation: (number >> 32) as u32 }
+    }
+}
+
+impl fmt::Debug for BlockId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "block{}.{}", self.index, self.generation)
+    }
+}

@@ -1,0 +1,450 @@
+//! The decision of malloc: a hit, a plan, or a shortage.
+//!
+//! An [`Attempt`] climbs a ladder, cheapest rung first. Each call of [`Pool::place`] goes up until
+//! it has the block or needs the shell:
+//!
+//! 1. `Own`: a fitting free region of the stream. No driver call.
+//! 2. `Learn`: ask which recorded events were reached, if any are open.
+//! 3. `Idle`: memory of other streams whose work is over: one fitting region.
+//! 4. `Gather`: all idle memory, merged; empty slabs returned.
+//! 5. `Build`: fill a hole with chunks: free ones moved there, new ones where those do not suffice
+//!    (`build.rs`). If that takes more memory than the slack allows and other streams have free
+//!    memory, wait for them on the GPU first.
+//!
+//! The end of the ladder is the [`Shortage`], which is the user's error.
+
+use crate::Bytes;
+use crate::build::Build;
+use crate::config::{Mixed, Policy};
+use crate::fit::RegionKey;
+use crate::ids::{Epoch, Mark, StreamId};
+use crate::plan::{Change, Op, Plan};
+use crate::pool::{Block, GRAIN, Pool};
+use crate::region::{Kind, Used};
+
+/// What a user asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// How many bytes.
+    pub size: Bytes,
+    /// The stream whose work uses it first.
+    pub stream: StreamId,
+}
+
+/// A request on its way up the ladder.
+#[derive(Clone, Debug)]
+pub struct Attempt {
+    pub(crate) request: Request,
+    pub(crate) rung: Rung,
+    /// True once a plan was needed: the block is no hit.
+    pub(crate) planned: bool,
+    /// False once the card had no more memory.
+    pub(crate) may_grow: bool,
+    /// Other streams' memory was already waited for.
+    pub(crate) ordered: bool,
+    /// Keep to what is needed: use no slack.
+    pub(crate) frugal: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rung {
+    Own,
+    Learn,
+    Idle,
+    Gather,
+    Build,
+}
+
+impl Attempt {
+    /// The request at the foot of the ladder.
+    pub fn new(request: Request) -> Attempt {
+        Attempt {
+            request,
+            rung: Rung::Own,
+            planned: false,
+            may_grow: true,
+            ordered: false,
+            frugal: false,
+        }
+    }
+
+    /// Tells the attempt that its last plan failed because the card is full. True if another way
+    /// is left to try: first without slack, then without growth.
+    pub fn out_of_memory(&mut self) -> bool {
+        self.rung = Rung::Own;
+        if !self.frugal {
+            self.frugal = true;
+            return true;
+        }
+        std::mem::replace(&mut self.may_grow, false)
+    }
+}
+
+/// What the shell does next.
+#[derive(Debug)]
+#[must_use = "the attempt goes on only when the shell does what the step says"]
+pub enum Step {
+    /// The block. The attempt is over.
+    Placed(Block),
+    /// Ask about [`Pool::pending`] events, tell [`Pool::reached`], call again.
+    Poll,
+    /// Perform the plan, settle or abandon it, call again.
+    Perform(Plan),
+    /// No way is left. The attempt is over.
+    Short(Shortage),
+}
+
+/// Why a request cannot be served, in numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shortage {
+    /// What was asked.
+    pub requested: Bytes,
+    /// Physical memory the pool holds.
+    pub reserved: Bytes,
+    /// Memory in users' hands, rounding included.
+    pub used: Bytes,
+    /// Free memory in the pool, usable or not.
+    pub free: Bytes,
+    /// The largest block that could be made by remapping all free chunks.
+    pub largest: Bytes,
+    /// Freed memory that waits for work of other streams.
+    pub waiting: Bytes,
+    /// The pool's own limit, if that is what stopped it.
+    pub limit: Option<Bytes>,
+}
+
+pub(crate) enum Found {
+    Region(RegionKey),
+    Step(Step),
+}
+
+impl Pool {
+    /// Goes on with a request. See the module's page for the order of rungs.
+    ///
+    /// A hit makes no driver call and no heap allocation.
+    ///
+    /// # Panics
+    /// If the stream is unknown.
+    pub fn place(&mut self, attempt: &mut Attempt) -> Step {
+        let Request { size, stream } = attempt.request;
+        assert!(self.streams.contains(stream), "{stream} is unknown to the pool");
+        let requested = size.count();
+        let used = Used { stream, requested, uses: Vec::new(), slab: None };
+        match self.config.policy {
+            Policy::Vpmm => match self.find_vpmm(attempt) {
+                Found::Region(key) => {
+                    let len = self.rounded(requested, self.config.page.count());
+                    let block = self.carve(key, len, used);
+                    self.count_placed(requested, attempt.planned);
+                    Step::Placed(block)
+                }
+                Found::Step(step) => step,
+            },
+            Policy::Mixed(mixed) if requested <= mixed.small_limit.count() => {
+                self.place_small(attempt, &mixed)
+            }
+            Policy::Mixed(mixed) => {
+                let Some(len) = requested.checked_next_multiple_of(GRAIN) else {
+                    return Step::Short(self.shortage(attempt));
+                };
+                match self.find(len, attempt, &mixed) {
+                    Found::Region(key) => {
+                        let block = self.carve(key, len, used);
+                        self.count_placed(requested, attempt.planned);
+                        Step::Placed(block)
+                    }
+                    Found::Step(step) => step,
+                }
+            }
+        }
+    }
+
+    fn place_small(&mut self, attempt: &mut Attempt, mixed: &Mixed) -> Step {
+        let Request { size, stream } = attempt.request;
+        loop {
+            if let Some(block) = self.small.take(size.count(), stream) {
+                self.count_placed(size.count(), attempt.planned);
+                return Step::Placed(block);
+            }
+            let page = self.config.page.count();
+            let key = match self.find(page, attempt, mixed) {
+                Found::Region(key) => key,
+                Found::Step(step) => return step,
+            };
+            let slab = Some(self.small.next_slab());
+            let block =
+                self.carve(key, page, Used { stream, requested: 0, uses: Vec::new(), slab });
+            self.small.add_slab(block.id.index, block.at, stream);
+        }
+    }
+
+    /// A request in whole units, or more than any span holds if it does not fit 64 bits.
+    pub(crate) fn rounded(&self, requested: u64, unit: u64) -> u64 {
+        requested.max(1).checked_next_multiple_of(unit).unwrap_or(u64::MAX / unit * unit)
+    }
+
+    /// A free region of the stream of at least `len` bytes, not yet carved.
+    fn find(&mut self, len: u64, attempt: &mut Attempt, mixed: &Mixed) -> Found {
+        let stream = attempt.request.stream;
+        loop {
+            match attempt.rung {
+                Rung::Own => {
+                    if let Some(key) = self.streams.get(stream).free.find(len) {
+                        return Found::Region(key);
+                    }
+                    attempt.rung = Rung::Learn;
+                }
+                Rung::Learn => {
+                    attempt.rung = Rung::Idle;
+                    if self.streams.any_pending() {
+                        return Found::Step(Step::Poll);
+                    }
+                }
+                Rung::Idle => {
+                    attempt.rung = Rung::Gather;
+                    if self.promote_waiting()
+                        && let Some(key) = self.streams.get(stream).free.find(len)
+                    {
+                        return Found::Region(key);
+                    }
+                    if let Some(key) = self.adopt_one_idle(stream, len) {
+                        return Found::Region(key);
+                    }
+                }
+                Rung::Gather => {
+                    attempt.rung = Rung::Build;
+                    self.sweep_slabs();
+                    self.adopt(stream, u64::MAX, |pool, mark| pool.streams.is_over(mark));
+                    if let Some(key) = self.streams.get(stream).free.find(len) {
+                        return Found::Region(key);
+                    }
+                }
+                Rung::Build => {
+                    attempt.planned = true;
+                    return Found::Step(self.build_step(len, attempt, mixed));
+                }
+            }
+        }
+    }
+
+    fn build_step(&mut self, len: u64, attempt: &mut Attempt, mixed: &Mixed) -> Step {
+        let stream = attempt.request.stream;
+        match self.build(len, attempt, mixed) {
+            Build::Reserve(plan) | Build::Clear(plan) => Step::Perform(plan),
+            Build::Fill { plan, over_slack } => {
+                if over_slack > 0
+                    && !attempt.ordered
+                    && let Some(plan) = self.order_others(stream, over_slack)
+                {
+                    attempt.ordered = true;
+                    attempt.rung = Rung::Own;
+                    return Step::Perform(plan);
+                }
+                attempt.rung = Rung::Own;
+                Step::Perform(plan)
+            }
+            Build::Short { missing } => {
+                if !attempt.ordered
+                    && let Some(plan) = self.order_others(stream, missing)
+                {
+                    attempt.ordered = true;
+                    attempt.rung = Rung::Own;
+                    return Step::Perform(plan);
+                }
+                Step::Short(self.shortage(attempt))
+            }
+        }
+    }
+
+    /// Gives slabs that hold nothing back to the page heap.
+    pub(crate) fn sweep_slabs(&mut self) {
+        for slab in self.small.empty_slabs() {
+            let (key, owner) = self.small.remove_slab(slab);
+            self.release_region(key, owner, Vec::new());
+        }
+    }
+
+    /// The other streams' free regions, oldest first.
+    pub(crate) fn foreign(&self, stream: StreamId) -> Vec<RegionKey> {
+        let mut regions: Vec<RegionKey> = self
+            .streams
+            .ids()
+            .filter(|&other| other != stream)
+            .flat_map(|other| self.streams.get(other).free.iter().map(|(_, _, key)| key))
+            .collect();
+        regions.sort_by_key(|&key| self.free_of(key).born);
+        regions
+    }
+
+    /// Takes over the idle part of one foreign region that holds `len` bytes: the smallest that
+    /// does. The rest stays with its owner.
+    fn adopt_one_idle(&mut self, stream: StreamId, len: u64) -> Option<RegionKey> {
+        if self.streams.len() == 1 {
+            return None;
+        }
+        let mut best: Option<(u64, RegionKey, u64)> = None;
+        for key in self.foreign(stream) {
+            for (offset, run) in self.ready_runs(key, |pool, mark| pool.streams.is_over(mark)) {
+                if run >= len && best.is_none_or(|(smallest, _, _)| run < smallest) {
+                    best = Some((run, key, offset));
+                }
+            }
+        }
+        let (_, key, offset) = best?;
+        let key = self.isolate(key, offset, len);
+        self.free_of_mut(key).owner = stream;
+        self.clear_epochs(key, stream, |_, _| Epoch::START);
+        Some(self.link_free(key))
+    }
+
+    /// Takes over foreign memory whose marks are `ready`, oldest first, until `need` bytes are
+    /// had. Memory that is only ordered behind a wait keeps the new owner's present epoch.
+    pub(crate) fn adopt(
+        &mut self,
+        stream: StreamId,
+        need: u64,
+        ready: impl Fn(&Pool, Mark) -> bool + Copy,
+    ) -> u64 {
+        let mut had = 0;
+        if self.streams.len() == 1 {
+            return had;
+        }
+        for key in self.foreign(stream) {
+            // From the back, so that offsets in front stay as they are.
+            for (offset, run) in self.ready_runs(key, ready).into_iter().rev() {
+                if had >= need {
+                    return had;
+                }
+                let piece = self.isolate(key, offset, run);
+                let old_owner = std::mem::replace(&mut self.free_of_mut(piece).owner, stream);
+                let present = self.streams.get(stream).current;
+                self.clear_epochs(piece, stream, |pool, epoch| {
+                    let over = pool.streams.is_over(Mark { stream: old_owner, epoch });
+                    if over { Epoch::START } else { present }
+                });
+                self.link_free(piece);
+                had += run;
+            }
+        }
+        had
+    }
+
+    /// Stretches of a free region whose every part is ready: offset and length.
+    fn ready_runs(&self, key: RegionKey, ready: impl Fn(&Pool, Mark) -> bool) -> Vec<(u64, u64)> {
+        let free = self.free_of(key);
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        let mut offset = 0;
+        for part in &free.parts {
+            if ready(self, Mark { stream: free.owner, epoch: part.epoch }) {
+                match runs.last_mut() {
+                    Some((start, run)) if *start + *run == offset => *run += part.len,
+                    _ => runs.push((offset, part.len)),
+                }
+            }
+            offset += part.len;
+        }
+        runs
+    }
+
+    /// Cuts `len` bytes at `offset` out of an indexed free region. The piece is in no index; what
+    /// is left on either side is.
+    fn isolate(&mut self, key: RegionKey, offset: u64, len: u64) -> RegionKey {
+        self.unindex(key);
+        let mut piece = key;
+        if offset > 0 {
+            piece = self.split_free(key, offset);
+            self.index(key);
+        }
+        if self.regions.get(piece).len > len {
+            let rest = self.split_free(piece, len);
+            self.index(rest);
+        }
+        piece
+    }
+
+    fn clear_epochs(
+        &mut self,
+        key: RegionKey,
+        owner: StreamId,
+        epoch_of: impl Fn(&Pool, Epoch) -> Epoch,
+    ) {
+        let reached = self.streams.get(owner).reached;
+        let mut parts = crate::region::Parts::new();
+        for mut part in self.free_of(key).parts.clone() {
+            part.epoch = epoch_of(self, part.epoch);
+            crate::pool::push_part(&mut parts, part, reached);
+        }
+        self.free_of_mut(key).parts = parts;
+    }
+
+    /// A plan that orders `stream` behind other streams until `need` more bytes are reusable, or
+    /// `None` if nothing is to be had. Oldest memory first; an event is recorded where the memory
+    /// was freed after the last one.
+    pub(crate) fn order_others(&self, stream: StreamId, need: u64) -> Option<Plan> {
+        let mut marks: Vec<Mark> = Vec::new();
+        let mut note = |mark: Mark| match marks.iter_mut().find(|m| m.stream == mark.stream) {
+            Some(known) => known.epoch = known.epoch.max(mark.epoch),
+            None => marks.push(mark),
+        };
+        let mut had = 0;
+        for key in self.foreign(stream) {
+            if had >= need {
+                break;
+            }
+            let free = self.free_of(key);
+            had += self.regions.get(key).len;
+            free.parts.iter().for_each(|p| note(Mark { stream: free.owner, epoch: p.epoch }));
+        }
+        for &key in &self.waiting {
+            if had >= need {
+                break;
+            }
+            if let Kind::Waiting { owner, epoch, marks } = &self.regions.get(key).kind {
+                had += self.regions.get(key).len;
+                note(Mark { stream: *owner, epoch: *epoch });
+                marks.iter().for_each(|&mark| note(mark));
+            }
+        }
+        if had < need {
+            self.small.awaited().for_each(note);
+        }
+        marks.retain(|&mark| !self.streams.is_ordered(stream, mark));
+        if marks.is_empty() && had == 0 {
+            return None;
+        }
+        let (records, ops) = self.waiting_ops(stream, &marks);
+        Some(Plan { ops, change: Change::Order { stream, waits: marks, records, need } })
+    }
+
+    /// Records where needed, then waits.
+    pub(crate) fn waiting_ops(&self, stream: StreamId, marks: &[Mark]) -> (Vec<Mark>, Vec<Op>) {
+        let unrecorded = |mark: &Mark| mark.epoch == self.streams.get(mark.stream).current;
+        let records: Vec<Mark> = marks.iter().copied().filter(unrecorded).collect();
+        let recording = records.iter().map(|&mark| Op::Record(mark));
+        let waiting = marks.iter().map(|&on| Op::Wait { stream, on });
+        let ops = recording.chain(waiting).collect();
+        (records, ops)
+    }
+
+    pub(crate) fn shortage(&self, attempt: &Attempt) -> Shortage {
+        let census = self.census();
+        let request = attempt.request.size;
+        let movable: u64 = self.movable_bytes(attempt.request.stream);
+        let over =
+            |limit: &Bytes| limit.count() < self.chunks.bytes().saturating_add(request.count());
+        Shortage {
+            requested: request,
+            reserved: Bytes::new(self.chunks.bytes()),
+            used: census.used + census.slab_free,
+            free: census.free,
+            largest: Bytes::new(movable.max(self.largest_free())),
+            waiting: census.waiting,
+            limit: self.config.limit.filter(over),
+        }
+    }
+
+    fn largest_free(&self) -> u64 {
+        let lens = self.regions.iter().filter(|(_, r)| matches!(r.kind, Kind::Free(_)));
+        lens.map(|(_, region)| region.len).max().unwrap_or(0)
+    }
+}
