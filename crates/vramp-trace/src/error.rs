@@ -151,8 +151,8 @@ pub struct ReadLimits {
     /// Uncompressed contents. This bounds the time too: no byte is looked at more than a few times.
     pub contents: Bytes,
     /// Memory held while reading: events, stacks, names and what is not understood yet. Counted by
-    /// this crate, within about a quarter of what the process takes; buffers and the decompressor
-    /// add up to 130 MiB (zstd with the longest window) to it.
+    /// this crate, and close to what the process takes; buffers and the decompressor come on top:
+    /// under 1 MiB, or as much as 130 MiB for zstd with the longest window.
     pub memory: Bytes,
     /// Events in all.
     pub events: u32,

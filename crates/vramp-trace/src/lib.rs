@@ -6,13 +6,28 @@
 //! 3. A [`Workload`] is what one device of it needs to be replayed: requests on numbered blocks,
 //!    with everything the recording left out repaired and counted.
 //!
+//! ```
+//! use vramp_core::Bytes;
+//! use vramp_trace::{ReadLimits, Workload, read};
+//!
+//! let log = "Thread,Time,Action,Pointer,Size,Stream
+//! 1,16:06:30.678500,allocate,0x7f2e40000000,1024,0x0
+//! 1,16:06:30.678600,allocate,0x7f2e40000400,4096,0x0
+//! 1,16:06:30.678700,free,0x7f2e40000000,1024,0x0";
+//! let trace = read(log.as_bytes(), &ReadLimits::default())?;
+//! let workload = Workload::from_trace(&trace, 0);
+//! assert_eq!(workload.blocks, 2);
+//! assert_eq!(workload.peak_live, Bytes::kib(5));
+//! # Ok::<(), vramp_trace::ReadError>(())
+//! ```
+//!
 //! Reading costs what [`ReadLimits`] allows and no more, whatever the file holds.
 //!
 //! Deliberately absent: allocators and replay. This crate only says what was asked.
 #![forbid(unsafe_code)]
 
+mod builder;
 mod error;
-mod fields;
 mod input;
 mod pickle;
 mod read;

@@ -17,7 +17,7 @@ use std::io::{self, Read};
 use csv::ByteRecord;
 use vramp_core::DeviceAddr;
 
-use crate::fields::{SIZE_RANGE, TraceBuilder, size};
+use crate::builder::{SIZE_RANGE, TraceBuilder, size};
 use crate::input::Input;
 use crate::{Event, EventKind, Format, ReadError, ReadLimits, Trace};
 

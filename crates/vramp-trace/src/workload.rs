@@ -76,7 +76,7 @@ const NO_EVENT: u32 = u32::MAX;
 impl Workload {
     /// What `device` was asked for in `trace`. Empty if the trace does not know the device.
     ///
-    /// O(events), one pass; about 28 bytes per request.
+    /// O(events), one pass; about 36 bytes per request.
     pub fn from_trace(trace: &Trace, device: u32) -> Workload {
         let mut builder = Builder::default();
         let on_device = |found: u16| u32::from(found) == device;

@@ -2,7 +2,6 @@
 
 use std::io::{self, Read, Write};
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use vramp_core::Bytes;
 use vramp_trace::{Format, ReadError, ReadLimits, read, read_trace};
@@ -262,10 +261,8 @@ fn a_bomb_is_stopped_by_the_limit_it_hits() {
     bomb.write_all(&pickle(&[b"}"])).unwrap();
     io::copy(&mut io::repeat(b'2').take(1 << 30), &mut bomb).unwrap();
     let bomb = bomb.finish().unwrap();
-    let started = Instant::now();
     let message = error(&bomb);
     assert!(message.contains("raise ReadLimits::memory"), "{message}");
-    assert!(started.elapsed() < Duration::from_secs(5));
 
     // Pushed and popped again, it needs no memory, only time.
     let mut bomb = zstd::stream::write::Encoder::new(Vec::new(), 1).unwrap();
@@ -317,7 +314,6 @@ fn a_compressed_snapshot_cut_off_anywhere_is_an_error() {
 
 #[test]
 fn a_flipped_bit_anywhere_is_read_or_refused() {
-    let started = Instant::now();
     for name in ["excerpt.pickle", "protocol5.pickle"] {
         let mut bytes = fixture(name);
         for at in 0..bytes.len() {
@@ -332,7 +328,6 @@ fn a_flipped_bit_anywhere_is_read_or_refused() {
             }
         }
     }
-    assert!(started.elapsed() < Duration::from_secs(60));
 }
 
 #[test]

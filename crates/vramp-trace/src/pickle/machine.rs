@@ -2,8 +2,9 @@
 
 use std::io::Read;
 
-use super::opcode::{self as op};
-use super::snapshot::{Snapshot, key};
+use super::fields::key;
+use super::opcode as op;
+use super::snapshot::Snapshot;
 use super::values::{Node, NodeId, Value, Values};
 use crate::input::Input;
 use crate::{Format, ReadError, ReadLimits, Trace};

@@ -9,8 +9,10 @@
 //! Deliberately absent: protocols 0 and 1 (text, which PyTorch never wrote), classes, persistent
 //! ids, out-of-band buffers.
 
+mod fields;
 mod machine;
 mod opcode;
+mod segments;
 mod snapshot;
 mod values;
 

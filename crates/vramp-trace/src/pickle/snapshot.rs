@@ -2,48 +2,12 @@
 
 use vramp_core::{Bytes, DeviceAddr};
 
-use super::values::{Node, NodeId, TextId, Value, Values};
-use crate::fields::{SIZE_RANGE, TraceBuilder, size};
-use crate::{
-    Block, BlockState, Event, EventKind, Frame, ReadError, ReadLimits, Segment, StackId, Trace,
+use super::fields::{
+    DICT, INTEGER, LIST, Place, describe, key, pairs, stream_bits, take_dict, unsigned,
 };
-
-/// The texts that a snapshot is made of. They are interned first, behind the names of the known
-/// actions, so that comparing keys is comparing numbers.
-pub mod key {
-    use super::{EventKind, TextId};
-
-    macro_rules! keys {
-        ($($name:ident = $text:literal),* $(,)?) => {
-            #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
-            enum Place { $($name),* }
-            $(pub const $name: TextId =
-                TextId(EventKind::NAMED.len() as u32 + Place::$name as u32);)*
-            /// Every known text, in the order of its number.
-            pub fn all() -> impl Iterator<Item = &'static str> {
-                let actions = EventKind::NAMED.into_iter().filter_map(EventKind::known_name);
-                actions.chain([$($text),*])
-            }
-        };
-    }
-
-    keys! {
-        // The outermost dict.
-        DEVICE_TRACES = "device_traces", SEGMENTS = "segments",
-        ALLOCATOR_SETTINGS = "allocator_settings",
-        // Events.
-        ACTION = "action", ADDR = "addr", SIZE = "size", STREAM = "stream", TIME_US = "time_us",
-        FRAMES = "frames", DEVICE_FREE = "device_free",
-        // Frames.
-        NAME = "name", FILENAME = "filename", LINE = "line",
-        // Segments and blocks.
-        DEVICE = "device", ADDRESS = "address", TOTAL_SIZE = "total_size",
-        SEGMENT_TYPE = "segment_type", IS_EXPANDABLE = "is_expandable", BLOCKS = "blocks",
-        REQUESTED_SIZE = "requested_size", STATE = "state",
-        ACTIVE_ALLOCATED = "active_allocated", ACTIVE_PENDING_FREE = "active_pending_free",
-        ACTIVE_AWAITING_FREE = "active_awaiting_free", INACTIVE = "inactive",
-    }
-}
+use super::values::{Node, NodeId, Value, Values};
+use crate::builder::{SIZE_RANGE, TraceBuilder, size};
+use crate::{Event, EventKind, Frame, ReadError, ReadLimits, StackId, Trace};
 
 /// Settings are at most a dict in a dict.
 const SETTINGS_DEPTH: u32 = 4;
@@ -52,85 +16,8 @@ const SLOT: usize = 48;
 
 /// The trace so far.
 pub struct Snapshot {
-    builder: TraceBuilder,
+    pub(super) builder: TraceBuilder,
 }
-
-/// Where a value stands, for messages; a text only once something is wrong.
-#[derive(Clone, Copy)]
-enum Place {
-    Event { index: u32, device: u32 },
-    Segment { index: usize },
-    Block { index: usize, segment: usize },
-}
-
-impl Place {
-    #[cold]
-    fn bad(
-        self,
-        field: &'static str,
-        value: Option<Value>,
-        values: &Values,
-        expected: &'static str,
-    ) -> ReadError {
-        let place = match self {
-            Place::Event { index, device } => format!("event {index} of device {device}"),
-            Place::Segment { index } => format!("segment {index}"),
-            Place::Block { index, segment } => format!("block {index} of segment {segment}"),
-        };
-        ReadError::BadField { place, field, found: describe(value, values), expected }
-    }
-}
-
-fn describe(value: Option<Value>, values: &Values) -> String {
-    match value {
-        None => "missing".to_owned(),
-        Some(Value::None) => "None".to_owned(),
-        Some(Value::Bool(flag)) => if flag { "True" } else { "False" }.to_owned(),
-        Some(Value::Int(int)) => int.to_string(),
-        Some(Value::Big(int)) => int.to_string(),
-        Some(Value::Float(float)) => float.to_string(),
-        Some(Value::Text(id)) => {
-            format!("{:?}", values.text(id).chars().take(40).collect::<String>())
-        }
-        Some(Value::Opaque) => "bytes or a set".to_owned(),
-        Some(Value::Node(id)) => match values.node(id) {
-            Node::List(_) | Node::Histories(_) | Node::History { .. } | Node::Stack(_) => "a list",
-            Node::Tuple(_) => "a tuple",
-            Node::Dict(_) | Node::Frame(_) => "a dict",
-            Node::Taken => "something that already stands elsewhere",
-        }
-        .to_owned(),
-    }
-}
-
-fn unsigned(value: Value) -> Option<u64> {
-    match value {
-        Value::Int(int) => u64::try_from(int).ok(),
-        Value::Big(int) => Some(int),
-        _ => None,
-    }
-}
-
-/// A stream is a pointer that PyTorch writes as a signed integer: the bits count.
-fn stream_bits(value: Value) -> Option<u64> {
-    match value {
-        Value::Int(int) => Some(int.cast_unsigned()),
-        Value::Big(int) => Some(int),
-        _ => None,
-    }
-}
-
-/// The keys of a dict that stands as keys and values in turn. A later key wins, as in Python.
-fn pairs(items: &[Value]) -> impl Iterator<Item = (TextId, Value)> {
-    items.chunks_exact(2).filter_map(|pair| match pair {
-        [Value::Text(key), value] => Some((*key, *value)),
-        _ => None,
-    })
-}
-
-const INTEGER: &str = "a whole number from 0 to 2^64 - 1";
-const DICT: &str = "a dict";
-const LIST: &str = "a list";
 
 impl Snapshot {
     pub fn new(limits: &ReadLimits) -> Snapshot {
@@ -258,7 +145,7 @@ impl Snapshot {
         Ok(kind)
     }
 
-    fn stream(
+    pub(super) fn stream(
         &mut self,
         values: &mut Values,
         place: Place,
@@ -281,7 +168,7 @@ impl Snapshot {
     // --- stacks ---
 
     /// The id of a list of frames. The list is understood once, however often it is shared.
-    fn stack(
+    pub(super) fn stack(
         &mut self,
         values: &mut Values,
         place: Place,
@@ -441,141 +328,6 @@ impl Snapshot {
         Ok(found)
     }
 
-    fn segments(&mut self, values: &mut Values, segments: Value) -> Result<(), ReadError> {
-        let what = "segments is no list";
-        let items = take_list(values, segments).ok_or(ReadError::NotASnapshot { what })?;
-        for (index, &segment) in items.iter().enumerate() {
-            let segment = self.segment(values, index, segment)?;
-            let devices = u32::from(segment.device) + 1;
-            self.builder.trace.device_count = self.builder.trace.device_count.max(devices);
-            self.builder.trace.segments.push(segment);
-        }
-        Ok(())
-    }
-
-    fn segment(
-        &mut self,
-        values: &mut Values,
-        index: usize,
-        segment: Value,
-    ) -> Result<Segment, ReadError> {
-        let place = Place::Segment { index };
-        let fields = take_dict(values, segment)
-            .ok_or_else(|| place.bad("the segment", Some(segment), values, DICT))?;
-        let (mut device, mut stream, mut address, mut total) = (None, None, None, None);
-        let (mut segment_type, mut is_expandable, mut blocks) = ("", false, None);
-        for (name, value) in pairs(&fields) {
-            match (name, value) {
-                (key::DEVICE, _) => device = Some(value),
-                (key::STREAM, _) => stream = Some(value),
-                (key::ADDRESS, _) => address = Some(value),
-                (key::TOTAL_SIZE, _) => total = Some(value),
-                (key::SEGMENT_TYPE, Value::Text(text)) => segment_type = values.text(text),
-                (key::IS_EXPANDABLE, Value::Bool(flag)) => is_expandable = flag,
-                (key::BLOCKS, _) => blocks = Some(value),
-                _ => {}
-            }
-        }
-        let segment_type = segment_type.to_owned();
-        values.meter.take(size_of::<Segment>() + segment_type.len(), 0)?;
-        let device = match device {
-            None => 0,
-            Some(value) => unsigned(value)
-                .and_then(|device| u16::try_from(device).ok())
-                .ok_or_else(|| place.bad("device", device, values, "a number below 65,536"))?,
-        };
-        let stream = self.stream(values, place, stream, 0)?;
-        let address = address
-            .and_then(unsigned)
-            .map(DeviceAddr::new)
-            .ok_or_else(|| place.bad("address", address, values, INTEGER))?;
-        let total_size = total
-            .and_then(unsigned)
-            .and_then(size)
-            .ok_or_else(|| place.bad("total_size", total, values, SIZE_RANGE))?;
-        let blocks = match blocks {
-            None => Vec::new(),
-            Some(_) => self.blocks(values, index, address, blocks)?,
-        };
-        Ok(Segment { device, stream, address, total_size, segment_type, is_expandable, blocks })
-    }
-
-    fn blocks(
-        &mut self,
-        values: &mut Values,
-        segment: usize,
-        start: DeviceAddr,
-        blocks: Option<Value>,
-    ) -> Result<Vec<Block>, ReadError> {
-        let items = blocks
-            .and_then(|blocks| take_list(values, blocks))
-            .ok_or_else(|| Place::Segment { index: segment }.bad("blocks", blocks, values, LIST))?;
-        values.meter.take(items.len() * size_of::<Block>(), 0)?;
-        let mut found = Vec::with_capacity(items.len());
-        // Old snapshots do not say where a block is: it follows the one before.
-        let mut next = Some(start);
-        for (index, &block) in items.iter().enumerate() {
-            let block = self.block(values, Place::Block { index, segment }, next, block)?;
-            next = block.address.checked_add(block.size);
-            found.push(block);
-        }
-        values.recycle(items);
-        Ok(found)
-    }
-
-    fn block(
-        &mut self,
-        values: &mut Values,
-        place: Place,
-        next: Option<DeviceAddr>,
-        block: Value,
-    ) -> Result<Block, ReadError> {
-        let fields = take_dict(values, block)
-            .ok_or_else(|| place.bad("the block", Some(block), values, DICT))?;
-        let (mut address, mut bytes, mut requested, mut state, mut frames) =
-            (None, None, None, None, None);
-        for (name, value) in pairs(&fields) {
-            match name {
-                key::ADDRESS => address = Some(value),
-                key::SIZE => bytes = Some(value),
-                key::REQUESTED_SIZE => requested = Some(value),
-                key::STATE => state = Some(value),
-                key::FRAMES => frames = Some(value),
-                _ => {}
-            }
-        }
-        values.recycle(fields);
-        let state = match state {
-            Some(Value::Text(key::ACTIVE_ALLOCATED)) => BlockState::Active,
-            Some(Value::Text(key::ACTIVE_PENDING_FREE | key::ACTIVE_AWAITING_FREE)) => {
-                BlockState::PendingFree
-            }
-            Some(Value::Text(key::INACTIVE)) => BlockState::Inactive,
-            _ => {
-                let expected = "active_allocated, active_pending_free or inactive";
-                return Err(place.bad("state", state, values, expected));
-            }
-        };
-        let address = match address {
-            None => next,
-            Some(value) => unsigned(value).map(DeviceAddr::new),
-        }
-        .ok_or_else(|| place.bad("address", address, values, INTEGER))?;
-        let size_of_block = bytes
-            .and_then(unsigned)
-            .and_then(size)
-            .ok_or_else(|| place.bad("size", bytes, values, SIZE_RANGE))?;
-        let requested_size = requested
-            .map(|value| {
-                unsigned(value)
-                    .and_then(size)
-                    .ok_or_else(|| place.bad("requested_size", requested, values, SIZE_RANGE))
-            })
-            .transpose()?;
-        let stack = self.stack(values, place, frames, 0)?;
-        Ok(Block { address, size: size_of_block, requested_size, state, stack })
-    }
-
     /// Writes settings as texts. Nested settings get a name with a dot.
     fn settings(
         &mut self,
@@ -605,31 +357,5 @@ impl Snapshot {
             self.builder.trace.allocator_settings.push((name, text));
         }
         Ok(())
-    }
-}
-
-/// Takes the contents of a dict, or `None` if it is none or was taken before.
-fn take_dict(values: &mut Values, value: Value) -> Option<Vec<Value>> {
-    let Value::Node(id) = value else { return None };
-    match values.node_mut(id) {
-        Node::Dict(items) => {
-            let items = std::mem::take(items);
-            *values.node_mut(id) = Node::Taken;
-            Some(items)
-        }
-        _ => None,
-    }
-}
-
-/// Takes the contents of a list, or `None` if it is none or was taken before.
-fn take_list(values: &mut Values, value: Value) -> Option<Vec<Value>> {
-    let Value::Node(id) = value else { return None };
-    match values.node_mut(id) {
-        Node::List(items) => {
-            let items = std::mem::take(items);
-            *values.node_mut(id) = Node::Taken;
-            Some(items)
-        }
-        _ => None,
     }
 }

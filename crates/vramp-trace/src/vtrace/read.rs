@@ -5,7 +5,7 @@ use std::io::Read;
 use vramp_core::{Bytes, DeviceAddr};
 
 use super::{KIND_BITS, KIND_UNKNOWN, NEW_DEVICE, NEW_STACK, NEW_STREAM, VERSION};
-use crate::fields::size;
+use crate::builder::size;
 use crate::input::Input;
 use crate::stacks::FrameKey;
 use crate::{

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use super::{KIND_UNKNOWN, MAGIC, NEW_DEVICE, NEW_STACK, NEW_STREAM, VERSION};
-use crate::fields::SIZE_MAX;
+use crate::builder::SIZE_MAX;
 use crate::{Block, BlockState, Event, EventKind, Segment, StackId, StreamIndex, Trace};
 
 /// Small and still quick to write: 1.2 million events take about a second.

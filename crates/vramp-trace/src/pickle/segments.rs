@@ -1,0 +1,147 @@
+//! The segments of a snapshot: what the recorded allocator held at the end.
+
+use vramp_core::DeviceAddr;
+
+use super::fields::{DICT, INTEGER, LIST, Place, key, pairs, take_dict, take_list, unsigned};
+use super::snapshot::Snapshot;
+use super::values::{Value, Values};
+use crate::builder::{SIZE_RANGE, size};
+use crate::{Block, BlockState, ReadError, Segment};
+
+impl Snapshot {
+    /// Reads the list of segments, once the pickle has ended.
+    pub fn segments(&mut self, values: &mut Values, segments: Value) -> Result<(), ReadError> {
+        let what = "segments is no list";
+        let items = take_list(values, segments).ok_or(ReadError::NotASnapshot { what })?;
+        for (index, &segment) in items.iter().enumerate() {
+            let segment = self.segment(values, index, segment)?;
+            let devices = u32::from(segment.device) + 1;
+            self.builder.trace.device_count = self.builder.trace.device_count.max(devices);
+            self.builder.trace.segments.push(segment);
+        }
+        Ok(())
+    }
+
+    fn segment(
+        &mut self,
+        values: &mut Values,
+        index: usize,
+        segment: Value,
+    ) -> Result<Segment, ReadError> {
+        let place = Place::Segment { index };
+        let fields = take_dict(values, segment)
+            .ok_or_else(|| place.bad("the segment", Some(segment), values, DICT))?;
+        let (mut device, mut stream, mut address, mut total) = (None, None, None, None);
+        let (mut segment_type, mut is_expandable, mut blocks) = ("", false, None);
+        for (name, value) in pairs(&fields) {
+            match (name, value) {
+                (key::DEVICE, _) => device = Some(value),
+                (key::STREAM, _) => stream = Some(value),
+                (key::ADDRESS, _) => address = Some(value),
+                (key::TOTAL_SIZE, _) => total = Some(value),
+                (key::SEGMENT_TYPE, Value::Text(text)) => segment_type = values.text(text),
+                (key::IS_EXPANDABLE, Value::Bool(flag)) => is_expandable = flag,
+                (key::BLOCKS, _) => blocks = Some(value),
+                _ => {}
+            }
+        }
+        let segment_type = segment_type.to_owned();
+        values.meter.take(size_of::<Segment>() + segment_type.len(), 0)?;
+        let device = match device {
+            None => 0,
+            Some(value) => unsigned(value)
+                .and_then(|device| u16::try_from(device).ok())
+                .ok_or_else(|| place.bad("device", device, values, "a number below 65,536"))?,
+        };
+        let stream = self.stream(values, place, stream, 0)?;
+        let address = address
+            .and_then(unsigned)
+            .map(DeviceAddr::new)
+            .ok_or_else(|| place.bad("address", address, values, INTEGER))?;
+        let total_size = total
+            .and_then(unsigned)
+            .and_then(size)
+            .ok_or_else(|| place.bad("total_size", total, values, SIZE_RANGE))?;
+        let blocks = match blocks {
+            None => Vec::new(),
+            Some(_) => self.blocks(values, index, address, blocks)?,
+        };
+        Ok(Segment { device, stream, address, total_size, segment_type, is_expandable, blocks })
+    }
+
+    fn blocks(
+        &mut self,
+        values: &mut Values,
+        segment: usize,
+        start: DeviceAddr,
+        blocks: Option<Value>,
+    ) -> Result<Vec<Block>, ReadError> {
+        let items = blocks
+            .and_then(|blocks| take_list(values, blocks))
+            .ok_or_else(|| Place::Segment { index: segment }.bad("blocks", blocks, values, LIST))?;
+        values.meter.take(items.len() * size_of::<Block>(), 0)?;
+        let mut found = Vec::with_capacity(items.len());
+        // Old snapshots do not say where a block is: it follows the one before.
+        let mut next = Some(start);
+        for (index, &block) in items.iter().enumerate() {
+            let block = self.block(values, Place::Block { index, segment }, next, block)?;
+            next = block.address.checked_add(block.size);
+            found.push(block);
+        }
+        values.recycle(items);
+        Ok(found)
+    }
+
+    fn block(
+        &mut self,
+        values: &mut Values,
+        place: Place,
+        next: Option<DeviceAddr>,
+        block: Value,
+    ) -> Result<Block, ReadError> {
+        let fields = take_dict(values, block)
+            .ok_or_else(|| place.bad("the block", Some(block), values, DICT))?;
+        let (mut address, mut bytes, mut requested, mut state, mut frames) =
+            (None, None, None, None, None);
+        for (name, value) in pairs(&fields) {
+            match name {
+                key::ADDRESS => address = Some(value),
+                key::SIZE => bytes = Some(value),
+                key::REQUESTED_SIZE => requested = Some(value),
+                key::STATE => state = Some(value),
+                key::FRAMES => frames = Some(value),
+                _ => {}
+            }
+        }
+        values.recycle(fields);
+        let state = match state {
+            Some(Value::Text(key::ACTIVE_ALLOCATED)) => BlockState::Active,
+            Some(Value::Text(key::ACTIVE_PENDING_FREE | key::ACTIVE_AWAITING_FREE)) => {
+                BlockState::PendingFree
+            }
+            Some(Value::Text(key::INACTIVE)) => BlockState::Inactive,
+            _ => {
+                let expected = "active_allocated, active_pending_free or inactive";
+                return Err(place.bad("state", state, values, expected));
+            }
+        };
+        let address = match address {
+            None => next,
+            Some(value) => unsigned(value).map(DeviceAddr::new),
+        }
+        .ok_or_else(|| place.bad("address", address, values, INTEGER))?;
+        let size_of_block = bytes
+            .and_then(unsigned)
+            .and_then(size)
+            .ok_or_else(|| place.bad("size", bytes, values, SIZE_RANGE))?;
+        let requested_size = requested
+            .map(|value| {
+                unsigned(value)
+                    .and_then(size)
+                    .ok_or_else(|| place.bad("requested_size", requested, values, SIZE_RANGE))
+            })
+            .transpose()?;
+        let stack = self.stack(values, place, frames, 0)?;
+        Ok(Block { address, size: size_of_block, requested_size, state, stack })
+    }
+}
