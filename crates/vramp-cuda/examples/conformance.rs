@@ -14,9 +14,16 @@ use vramp_driver::conformance::{self, Case, Verdict};
 /// What a child is started with, before the name of its case.
 const CHILD: &str = "--one";
 
-fn main() -> Result<ExitCode, Box<dyn Error>> {
+fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    match args.as_slice() {
+    run(&args).unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(args: &[String]) -> Result<ExitCode, Box<dyn Error>> {
+    match args {
         [] => check(0),
         [ordinal] => check(ordinal.parse()?),
         [flag, name, ordinal] if flag == CHILD => check_one(name, ordinal.parse()?),
@@ -27,6 +34,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
 /// Every case: the destructive ones first, each in a process of its own, while no context of ours
 /// stands beside them.
 fn check(ordinal: u32) -> Result<ExitCode, Box<dyn Error>> {
+    vramp_cuda::devices()?;
     let mut broken = 0;
     for case in conformance::destructive_cases() {
         let status = Command::new(std::env::current_exe()?)

@@ -4,6 +4,7 @@
 //! medians in microseconds of the host's clock, one call each unless a group is named.
 
 use std::error::Error;
+use std::process::ExitCode;
 use std::time::Instant;
 
 use serde::Serialize;
@@ -60,7 +61,14 @@ impl Probe {
     }
 }
 
-fn main() -> Outcome<()> {
+fn main() -> ExitCode {
+    run().unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run() -> Outcome<ExitCode> {
     let ordinal = std::env::args().nth(1).map_or(Ok(0), |text| text.parse())?;
     let driver = CudaDriver::open(ordinal)?;
     let info = driver.info().clone();
@@ -88,7 +96,7 @@ fn main() -> Outcome<()> {
     for probe in &broken {
         eprintln!("does not hold: {}", serde_json::to_string(probe)?);
     }
-    std::process::exit(i32::from(!broken.is_empty()))
+    Ok(if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn timed<T, E: Into<Box<dyn Error>>>(

@@ -128,8 +128,8 @@ fn load(names: &[&str]) -> Result<Api, OpenError> {
         match unsafe { Library::new(*name) } {
             Ok(library) => return Ok(declare(library)),
             Err(error) => {
-                let reason = error.source().map_or(error.to_string(), ToString::to_string);
-                tried.push(format!("{name}: {reason}"));
+                // The loader's own words, which name the library.
+                tried.push(error.source().map_or(error.to_string(), ToString::to_string));
             }
         }
     }
