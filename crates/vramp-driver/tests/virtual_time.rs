@@ -1,0 +1,175 @@
+//! Streams, events and gates in virtual time.
+
+use vramp_core::{AddrRange, Bytes};
+use vramp_driver::sim::{Backing, CostTable, Kernel, Simulator};
+use vramp_driver::{Call, Driver, ErrorKind, Place};
+
+fn device() -> Simulator {
+    Simulator::builder().backing(Backing::Stored).build()
+}
+
+#[test]
+fn host_time_is_the_sum_of_what_calls_cost() {
+    let device = device();
+    let page = Bytes::mib(2);
+    let at = device.reserve(page * 4, page).unwrap();
+    assert_eq!(device.now_ns(), 4_000);
+    let costs = CostTable::h200();
+    let before = device.now_ns();
+    let handles: Vec<_> = (0..4).map(|_| device.create(page, Place::Device).unwrap()).collect();
+    let run =
+        costs.handle_ns(Call::Create, page, false) + 3 * costs.handle_ns(Call::Create, page, true);
+    assert_eq!(device.now_ns() - before, run);
+    for (n, handle) in (0..).zip(handles) {
+        device.map(at + page * n, handle).unwrap();
+    }
+    let before = device.now_ns();
+    device.unmap(AddrRange::new(at, page * 4)).unwrap();
+    assert_eq!(device.now_ns() - before, costs.range_ns(Call::Unmap, &[page; 4]));
+}
+
+#[test]
+fn a_refused_call_takes_no_time() {
+    let device = device();
+    device.create(Bytes::new(1), Place::Device).unwrap_err();
+    assert_eq!(device.now_ns(), 0);
+}
+
+#[test]
+fn kernels_run_beside_the_host_and_synchronising_waits_for_them() {
+    let device = device();
+    let stream = device.create_stream().unwrap();
+    let event = device.create_event().unwrap();
+    device.launch(stream, Kernel::new("k").lasting(1_000_000)).unwrap();
+    let launched_ns = device.now_ns();
+    device.record(event, stream).unwrap();
+    assert!(!device.query(event).unwrap());
+    assert!(device.now_ns() < launched_ns + 1_000);
+    device.synchronize_event(event).unwrap();
+    assert_eq!(device.now_ns(), launched_ns + 1_000_000 + 210);
+    assert!(device.query(event).unwrap());
+}
+
+#[test]
+fn work_on_one_stream_adds_up_and_streams_run_beside_each_other() {
+    let device = device();
+    let (a, b) = (device.create_stream().unwrap(), device.create_stream().unwrap());
+    for stream in [a, a, b] {
+        device.launch(stream, Kernel::new("k").lasting(1_000_000)).unwrap();
+    }
+    device.synchronize_stream(b).unwrap();
+    let b_done_ns = device.now_ns();
+    device.synchronize_stream(a).unwrap();
+    assert!((1_000_000..1_020_000).contains(&b_done_ns), "{b_done_ns}");
+    assert!((2_000_000..2_020_000).contains(&device.now_ns()), "{}", device.now_ns());
+}
+
+#[test]
+fn a_waiting_stream_starts_when_the_event_is_reached() {
+    let device = device();
+    let (a, b) = (device.create_stream().unwrap(), device.create_stream().unwrap());
+    let event = device.create_event().unwrap();
+    device.launch(a, Kernel::new("first").lasting(1_000_000)).unwrap();
+    device.record(event, a).unwrap();
+    device.launch(a, Kernel::new("not waited for").lasting(1 << 40)).unwrap();
+    device.wait(b, event).unwrap();
+    device.launch(b, Kernel::new("second").lasting(500_000)).unwrap();
+    device.synchronize_stream(b).unwrap();
+    assert!((1_500_000..1_510_000).contains(&device.now_ns()), "{}", device.now_ns());
+}
+
+#[test]
+fn a_gate_holds_its_kernel_until_it_is_opened() {
+    let device = device();
+    let stream = device.create_stream().unwrap();
+    let event = device.create_event().unwrap();
+    let gate = device.gate();
+    device.launch(stream, Kernel::new("held").until(gate)).unwrap();
+    device.record(event, stream).unwrap();
+    device.advance(1_000_000_000);
+    assert!(!device.query(event).unwrap());
+    device.open(gate);
+    assert!(device.query(event).unwrap());
+    device.launch(stream, Kernel::new("passes").until(gate)).unwrap();
+    device.synchronize_stream(stream).unwrap();
+}
+
+#[test]
+fn waiting_for_a_closed_gate_is_an_error_that_says_who_is_stuck() {
+    let device = device();
+    let (a, b) = (device.create_stream().unwrap(), device.create_stream().unwrap());
+    let event = device.create_event().unwrap();
+    let gate = device.gate();
+    device.launch(a, Kernel::new("held").until(gate)).unwrap();
+    device.record(event, a).unwrap();
+    device.wait(b, event).unwrap();
+    let error = device.synchronize_stream(b).unwrap_err();
+    assert_eq!((error.code, error.kind), (600, ErrorKind::Other));
+    assert!(error.detail.contains("stream 1 runs `held`, whose gate is closed"), "{error}");
+    assert!(error.detail.contains("stream 2 waits for stream 1"), "{error}");
+    device.open(gate);
+    device.synchronize_stream(b).unwrap();
+}
+
+#[test]
+fn bytes_change_when_the_work_is_over_not_when_it_is_queued() {
+    let device = device();
+    let stream = device.create_stream().unwrap();
+    let at = device.malloc_async(stream, Bytes::mib(2)).unwrap();
+    let range = AddrRange::new(at, Bytes::mib(2));
+    device.fill(stream, range, 1).unwrap();
+    device.synchronize_stream(stream).unwrap();
+    let gate = device.gate();
+    device.launch(stream, Kernel::new("held").until(gate)).unwrap();
+    device.fill(stream, range, 2).unwrap();
+    assert_eq!(device.peek(range).unwrap()[0], 1);
+    device.open(gate);
+    device.synchronize_stream(stream).unwrap();
+    assert_eq!(device.peek(range).unwrap()[0], 2);
+}
+
+#[test]
+fn copies_take_as_long_as_measured() {
+    let device = device();
+    let stream = device.create_stream().unwrap();
+    let len = Bytes::mib(64);
+    let at = device.malloc_async(stream, len).unwrap();
+    let buffer = device.alloc_host(len).unwrap();
+    let before_ns = device.now_ns();
+    let slice = vramp_driver::HostSlice { buffer, offset: Bytes::ZERO, len };
+    device.copy_to_device(stream, slice, at).unwrap();
+    device.synchronize_stream(stream).unwrap();
+    let gb_per_s = len.count() as f64 / (device.now_ns() - before_ns) as f64;
+    assert!((55.0..55.6).contains(&gb_per_s), "{gb_per_s}");
+}
+
+#[test]
+fn destroyed_streams_finish_their_work() {
+    let device = device();
+    let stream = device.create_stream().unwrap();
+    let event = device.create_event().unwrap();
+    device.launch(stream, Kernel::new("last").lasting(1_000)).unwrap();
+    device.record(event, stream).unwrap();
+    device.destroy_stream(stream).unwrap();
+    device.synchronize_event(event).unwrap();
+    assert!(device.query(event).unwrap());
+    assert_eq!(device.live().streams, 0);
+}
+
+#[test]
+fn identical_programs_take_identical_time() {
+    let run = || {
+        let device = device();
+        let (a, b) = (device.create_stream().unwrap(), device.create_stream().unwrap());
+        let event = device.create_event().unwrap();
+        for i in 0..100 {
+            device.launch(a, Kernel::new("k").lasting(i * 37)).unwrap();
+            device.record(event, a).unwrap();
+            device.wait(b, event).unwrap();
+            device.launch(b, Kernel::new("k").lasting(i * 11)).unwrap();
+        }
+        device.synchronize_stream(b).unwrap();
+        device.now_ns()
+    };
+    assert_eq!(run(), run());
+}
