@@ -72,6 +72,7 @@ fn run() -> Outcome<ExitCode> {
     let ordinal = std::env::args().nth(1).map_or(Ok(0), |text| text.parse())?;
     let driver = CudaDriver::open(ordinal)?;
     let info = driver.info().clone();
+    let room = driver.memory_info()?.free;
     let facts = Facts {
         card: info.name,
         driver: info.driver,
@@ -80,7 +81,9 @@ fn run() -> Outcome<ExitCode> {
         calls_us: small_calls(&driver)?,
         one_handle: [2, 32, 128, 512, 1024, 4096]
             .into_iter()
-            .map(|mib| handle_costs(&driver, Bytes::mib(mib), 1, 11))
+            .map(Bytes::mib)
+            .filter(|handle| *handle <= room)
+            .map(|handle| handle_costs(&driver, handle, 1, 11))
             .collect::<Outcome<_>>()?,
         two_gib_in_handles: [2, 8, 32, 128, 512, 2048]
             .into_iter()

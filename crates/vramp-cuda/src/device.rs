@@ -205,6 +205,13 @@ pub(crate) struct Entered<'a> {
     restore: Option<Opaque<CUctx_st>>,
 }
 
+impl Entered<'_> {
+    /// Leaves the card's context current, and tells which other was before.
+    pub(crate) fn stay(mut self) -> Option<Opaque<CUctx_st>> {
+        self.restore.take()
+    }
+}
+
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         if let (Some(before), Ok(set)) = (&self.restore, &self.driver.cuda.cuCtxSetCurrent) {

@@ -10,18 +10,21 @@ use std::sync::Arc;
 
 use vramp_driver::Call;
 
-use crate::device::CudaDriver;
+use crate::device::{CudaDriver, Entered};
 use crate::stream::RawStream;
-use crate::sys::CUresult;
+use crate::sys::{CUctx_st, CUresult};
+use crate::table::Opaque;
 
 impl Drop for CudaDriver {
     fn drop(&mut self) {
         // Any call would do: what fails here has nobody to report to.
-        let entered = self.enter(Call::MemoryInfo);
-        let usable = entered.is_ok();
-        drop(entered);
-        if usable && self.is_idle() {
+        let Ok(before) = self.enter(Call::MemoryInfo).map(Entered::stay) else { return };
+        let idle = self.is_idle();
+        if idle {
             self.release_all();
+        }
+        self.leave(before);
+        if idle {
             self.release_context();
         }
     }
@@ -107,19 +110,17 @@ impl CudaDriver {
         }
     }
 
+    /// Leaves the thread with the context it had, or without one.
+    fn leave(&self, before: Option<Opaque<CUctx_st>>) {
+        if let Ok(set) = self.cuda.cuCtxSetCurrent.as_ref() {
+            let before = before.map_or(std::ptr::null_mut(), |context| context.0);
+            // SAFETY: null, or the context that was current on this thread when we came.
+            let _ = unsafe { set(before) };
+        }
+    }
+
     /// Gives the primary context up. Whoever else retains it keeps it.
     fn release_context(&mut self) {
-        if let (Ok(current), Ok(set)) =
-            (self.cuda.cuCtxGetCurrent.as_ref(), self.cuda.cuCtxSetCurrent.as_ref())
-        {
-            let mut now = std::ptr::null_mut();
-            // SAFETY: `now` outlives the call.
-            let code = unsafe { current(&mut now) };
-            if code == CUresult::CUDA_SUCCESS && now == self.context.0 {
-                // SAFETY: null leaves the thread without a context, as it was before our calls.
-                let _ = unsafe { set(std::ptr::null_mut()) };
-            }
-        }
         if let Ok(release) = self.cuda.cuDevicePrimaryCtxRelease_v2.as_ref() {
             // SAFETY: retained once when the device was opened, given up once here.
             let _ = unsafe { release(self.device) };

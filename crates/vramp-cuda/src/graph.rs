@@ -4,14 +4,18 @@
 
 use std::sync::Arc;
 
-use vramp_driver::Stream;
+use vramp_driver::{Call, DriverError, Stream};
 
-use crate::device::CudaDriver;
+use crate::device::{CudaDriver, Entered};
 use crate::error::EntryError;
 use crate::load::entry;
 use crate::stream::RawStream;
 use crate::sys::{CUresult, CUstreamCaptureMode, CUstreamCaptureStatus};
 use crate::table::{Opaque, Refusal};
+
+/// Stands for the calls of this file, which the contract of a device does not know. Never shown:
+/// their errors name the entry point.
+const CALL: Call = Call::Record;
 
 /// A captured graph, ready to launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -45,6 +49,7 @@ impl CaptureMode {
 impl CudaDriver {
     /// From now on, work queued on `stream` becomes a graph instead of running.
     pub fn begin_capture(&self, stream: Stream, mode: CaptureMode) -> Result<(), EntryError> {
+        let _entered = self.enter_for("cuStreamBeginCapture_v2")?;
         let begin = entry!(self.cuda, cuStreamBeginCapture_v2);
         let stream = self.held_stream("cuStreamBeginCapture_v2", stream)?;
         // SAFETY: the stream is held, so it is alive.
@@ -55,9 +60,10 @@ impl CudaDriver {
     /// Ends a capture and makes what was queued ready to launch.
     ///
     /// # Errors
-    /// Of kind [`vramp_driver::ErrorKind::Capturing`] if a forbidden call spoilt the capture; the stream is then
-    /// out of capture too.
+    /// Of kind [`vramp_driver::ErrorKind::Capturing`] if a forbidden call spoilt the capture; the
+    /// stream is then out of capture too.
     pub fn end_capture(&self, stream: Stream) -> Result<Graph, EntryError> {
+        let _entered = self.enter_for("cuStreamEndCapture")?;
         let end = entry!(self.cuda, cuStreamEndCapture);
         let instantiate = entry!(self.cuda, cuGraphInstantiateWithFlags);
         let destroy = entry!(self.cuda, cuGraphDestroy);
@@ -77,6 +83,7 @@ impl CudaDriver {
 
     /// True while work queued on `stream` becomes a graph, even one that is spoilt already.
     pub fn is_capturing(&self, stream: Stream) -> Result<bool, EntryError> {
+        let _entered = self.enter_for("cuStreamIsCapturing")?;
         let ask = entry!(self.cuda, cuStreamIsCapturing);
         let stream = self.held_stream("cuStreamIsCapturing", stream)?;
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
@@ -88,6 +95,7 @@ impl CudaDriver {
 
     /// Queues the work of `graph` on `stream`.
     pub fn launch(&self, graph: Graph, stream: Stream) -> Result<(), EntryError> {
+        let _entered = self.enter_for("cuGraphLaunch")?;
         let launch = entry!(self.cuda, cuGraphLaunch);
         let stream = self.held_stream("cuGraphLaunch", stream)?;
         let graph = self.graphs.get(graph.0).map_err(unknown("cuGraphLaunch"))?;
@@ -98,6 +106,7 @@ impl CudaDriver {
 
     /// Destroys a graph. A launch in flight still completes.
     pub fn destroy_graph(&self, graph: Graph) -> Result<(), EntryError> {
+        let _entered = self.enter_for("cuGraphExecDestroy")?;
         let destroy = entry!(self.cuda, cuGraphExecDestroy);
         let claim = self.graphs.claim(graph.0).map_err(unknown("cuGraphExecDestroy"))?;
         // SAFETY: the claim says that the graph is ours, alive, and in no other call.
@@ -110,16 +119,19 @@ impl CudaDriver {
     /// Runs `calls` with this thread exempt from the rules of captures on other streams
     /// (`cuThreadExchangeStreamCaptureMode`).
     pub fn relaxed<R>(&self, calls: impl FnOnce() -> R) -> Result<R, EntryError> {
+        let _entered = self.enter_for("cuThreadExchangeStreamCaptureMode")?;
         let exchange = entry!(self.cuda, cuThreadExchangeStreamCaptureMode);
         let mut mode = CaptureMode::Relaxed.raw();
         // SAFETY: `mode` outlives the call.
         let code = unsafe { exchange(&mut mode) };
         self.check_entry("cuThreadExchangeStreamCaptureMode", code)?;
-        let result = calls();
-        // SAFETY: as above; `mode` now holds what the thread had before.
-        let code = unsafe { exchange(&mut mode) };
-        self.check_entry("cuThreadExchangeStreamCaptureMode", code)?;
-        Ok(result)
+        // Also when the calls panic.
+        let _restored = RestoreMode { driver: self, mode };
+        Ok(calls())
+    }
+
+    fn enter_for(&self, entry: &'static str) -> Result<Entered<'_>, EntryError> {
+        self.enter(CALL).map_err(of_entry(entry))
     }
 
     fn held_stream(
@@ -131,12 +143,27 @@ impl CudaDriver {
     }
 
     fn check_entry(&self, entry: &'static str, code: CUresult) -> Result<(), EntryError> {
-        if code == CUresult::CUDA_SUCCESS {
-            Ok(())
-        } else {
-            Err(self.cuda.entry_error(entry, code))
+        self.settle(CALL, code, String::new).map_err(of_entry(entry))
+    }
+}
+
+/// Gives the thread its own mode back.
+struct RestoreMode<'a> {
+    driver: &'a CudaDriver,
+    mode: CUstreamCaptureMode,
+}
+
+impl Drop for RestoreMode<'_> {
+    fn drop(&mut self) {
+        if let Ok(exchange) = self.driver.cuda.cuThreadExchangeStreamCaptureMode.as_ref() {
+            // SAFETY: `mode` outlives the call.
+            let _ = unsafe { exchange(&mut self.mode) };
         }
     }
+}
+
+fn of_entry(entry: &'static str) -> impl Fn(DriverError) -> EntryError {
+    move |error| EntryError { entry, code: error.code, name: error.name.into_owned() }
 }
 
 fn unknown(entry: &'static str) -> impl Fn(Refusal) -> EntryError {

@@ -3,7 +3,9 @@
 use vramp_driver::{Call, Event, Result, Stream};
 
 use crate::device::{CudaDriver, refused, symbol};
-use crate::sys::{CUevent, CUevent_flags, CUresult, CUstream, CUstream_flags, CUstream_st};
+use crate::sys::{
+    CUevent, CUevent_flags, CUresult, CUstream, CUstream_flags, CUstream_st, CUstreamCaptureStatus,
+};
 use crate::table::Opaque;
 
 /// A stream as the driver names it.
@@ -68,13 +70,11 @@ fn outlive(driver: &CudaDriver, call: Call, stream: &RawStream) -> Result<()> {
     let destroy = symbol!(driver, call, cuEventDestroy_v2);
     let record = symbol!(driver, call, cuEventRecord);
     let wait = symbol!(driver, call, cuStreamWaitEvent);
-    let departed = match driver.departed.get() {
-        Some(departed) => departed.0,
-        None => {
-            let created = Opaque(raw_stream(driver, call)?);
-            driver.departed.get_or_init(|| created).0
-        }
-    };
+    if is_capturing(driver, stream) {
+        // Nothing of a capture is running, and an event of it would draw the last stream in.
+        return Ok(());
+    }
+    let departed = departed(driver, call)?;
     let event = raw_event(driver, call)?;
     // SAFETY: the stream is claimed, so it is alive; so is the event.
     let mut code = unsafe { record(event, stream.raw.0) };
@@ -85,6 +85,30 @@ fn outlive(driver: &CudaDriver, call: Call, stream: &RawStream) -> Result<()> {
     // SAFETY: nobody else knows the event, and a wait that is queued does not need it.
     let _ = unsafe { destroy(event) };
     driver.settle(call, code, || "marking the end of the stream's work".into())
+}
+
+fn is_capturing(driver: &CudaDriver, stream: &RawStream) -> bool {
+    let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    if let Ok(ask) = driver.cuda.cuStreamIsCapturing.as_ref() {
+        // SAFETY: the stream is claimed, so it is alive; `status` outlives the call.
+        let _ = unsafe { ask(stream.raw.0, &mut status) };
+    }
+    status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
+}
+
+/// The device's last stream, made when the first other one goes.
+fn departed(driver: &CudaDriver, call: Call) -> Result<CUstream> {
+    if let Some(departed) = driver.departed.get() {
+        return Ok(departed.0);
+    }
+    let created = raw_stream(driver, call)?;
+    let kept = driver.departed.get_or_init(|| Opaque(created)).0;
+    if kept != created {
+        let destroy = symbol!(driver, call, cuStreamDestroy_v2);
+        // SAFETY: another thread's stream was kept; nobody else knows this one.
+        let _ = unsafe { destroy(created) };
+    }
+    Ok(kept)
 }
 
 pub(crate) fn synchronize_stream(driver: &CudaDriver, stream: Stream) -> Result<()> {

@@ -220,6 +220,40 @@ fn a_thread_with_a_context_of_its_own_gets_it_back() {
 }
 
 #[test]
+fn a_dropped_device_leaves_a_thread_with_the_context_it_had() {
+    let driver = open();
+    driver.create(PAGE, Place::Device).unwrap();
+    fake::set_context(0xbeef);
+    drop(driver);
+    assert_eq!(fake::context(), 0xbeef);
+    let driver = open();
+    driver.create(PAGE, Place::Device).unwrap();
+    fake::set_context(CONTEXT);
+    drop(driver);
+    assert_eq!(fake::context(), 0);
+}
+
+#[test]
+fn ids_serve_many_threads_and_an_object_in_use_is_not_destroyed() {
+    let driver = open();
+    let stream = driver.create_stream().unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..200 {
+                    let event = driver.create_event().unwrap();
+                    driver.record(event, stream).unwrap();
+                    assert_eq!(driver.query(event), Ok(false));
+                    driver.destroy_event(event).unwrap();
+                    assert_eq!(kind(driver.query(event)), ErrorKind::InvalidUse);
+                }
+            });
+        }
+    });
+    driver.destroy_stream(stream).unwrap();
+}
+
+#[test]
 fn host_bytes_are_zero_at_first_and_read_back_as_written() {
     let driver = open();
     let buffer = driver.alloc_host(Bytes::new(64)).unwrap();
