@@ -181,5 +181,13 @@ fakes! {
         let memory: &'static mut [u8] = vec![0xa5; len].leak();
         put(start, memory.as_mut_ptr().cast())
     }
+    cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus) s { put(status, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE) }
+    cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode) s {}
+    cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) s { put(graph, fresh(s) as CUgraph) }
+    cuGraphInstantiateWithFlags(ready: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong) s { put(ready, fresh(s) as CUgraphExec) }
+    cuGraphDestroy(graph: CUgraph) s {}
+    cuGraphLaunch(graph: CUgraphExec, stream: CUstream) s {}
+    cuGraphExecDestroy(graph: CUgraphExec) s {}
+    cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) s {}
     cuMemFreeHost(start: *mut c_void) s {}
 }

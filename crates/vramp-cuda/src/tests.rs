@@ -8,6 +8,7 @@ use vramp_driver::{DriverError, ErrorKind};
 use crate::device::CudaDriver;
 use crate::error::OpenError;
 use crate::fake::{self, CONTEXT, calls};
+use crate::graph::CaptureMode;
 
 const PAGE: Bytes = Bytes::mib(2);
 
@@ -251,6 +252,33 @@ fn ids_serve_many_threads_and_an_object_in_use_is_not_destroyed() {
         }
     });
     driver.destroy_stream(stream).unwrap();
+}
+
+#[test]
+fn a_graph_is_captured_launched_and_destroyed_once() {
+    let driver = open();
+    let stream = driver.create_stream().unwrap();
+    driver.begin_capture(stream, CaptureMode::Global).unwrap();
+    let graph = driver.end_capture(stream).unwrap();
+    driver.launch(graph, stream).unwrap();
+    driver.destroy_graph(graph).unwrap();
+    assert_eq!(driver.launch(graph, stream).unwrap_err().kind(), ErrorKind::InvalidUse);
+    assert_eq!(driver.is_capturing(stream), Ok(false));
+}
+
+#[test]
+fn a_spoilt_capture_says_so_and_leaves_no_graph() {
+    let driver = open();
+    let stream = driver.create_stream().unwrap();
+    driver.begin_capture(stream, CaptureMode::Global).unwrap();
+    fake::fail("cuStreamEndCapture", 901);
+    let error = driver.end_capture(stream).unwrap_err();
+    assert_eq!((error.entry, error.kind()), ("cuStreamEndCapture", ErrorKind::Capturing));
+    calls();
+    fake::heal();
+    fake::fail("cuGraphInstantiateWithFlags", 2);
+    assert_eq!(driver.end_capture(stream).unwrap_err().kind(), ErrorKind::OutOfMemory);
+    assert_eq!(calls(), ["cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cuGraphDestroy"]);
 }
 
 #[test]
