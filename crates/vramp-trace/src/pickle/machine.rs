@@ -118,54 +118,6 @@ impl<R: Read> Machine<R> {
                     let len = u64::from_le_bytes(self.input.array()?);
                     self.skip_bytes(len)?;
                 }
-                op::MARK => self.mark()?,
-                op::EMPTY_LIST => {
-                    let node = self.list_in_its_place();
-                    self.push_node(node)?;
-                }
-                op::EMPTY_DICT => self.push_node(Node::Dict(Vec::new()))?,
-                op::EMPTY_TUPLE => self.push_node(Node::Tuple(Vec::new()))?,
-                op::TUPLE1 => self.tuple(1)?,
-                op::TUPLE2 => self.tuple(2)?,
-                op::TUPLE3 => self.tuple(3)?,
-                op::TUPLE => {
-                    let items = self.pop_to_mark()?;
-                    self.push_node(Node::Tuple(items))?;
-                }
-                op::LIST => {
-                    let items = self.pop_to_mark()?;
-                    self.push_node(Node::List(items))?;
-                }
-                op::DICT => {
-                    let items = self.pop_to_mark()?;
-                    self.check_pairs(items.len())?;
-                    self.push_node(Node::Dict(items))?;
-                }
-                op::APPEND => self.append(self.stack.len().checked_sub(1))?,
-                op::APPENDS => {
-                    let from = self.marks.pop();
-                    self.append(from)?;
-                }
-                op::SETITEM => self.set_items(self.stack.len().checked_sub(2))?,
-                op::SETITEMS => {
-                    let from = self.marks.pop();
-                    self.set_items(from)?;
-                }
-                op::EMPTY_SET => self.push(Value::Opaque)?,
-                op::ADDITEMS => {
-                    self.pop_to_mark()?;
-                    self.top()?;
-                }
-                op::FROZENSET => {
-                    self.pop_to_mark()?;
-                    self.push(Value::Opaque)?;
-                }
-                op::POP => self.pop().map(drop)?,
-                op::POP_MARK => self.pop_to_mark().map(drop)?,
-                op::DUP => {
-                    let value = self.top()?;
-                    self.push(value)?;
-                }
                 op::PROTO => {
                     let protocol = self.input.byte()?;
                     if !(2..=5).contains(&protocol) {
@@ -176,9 +128,65 @@ impl<R: Read> Machine<R> {
                 // Frames only help a reader that fetches ahead.
                 op::FRAME => self.input.array::<8>().map(drop)?,
                 op::STOP => return self.pop(),
-                code => return Err(self.refuse(code)),
+                code => self.build(code)?,
             }
         }
+    }
+
+    /// Runs an opcode that builds a container or moves what is on the stack.
+    fn build(&mut self, code: u8) -> Result<(), ReadError> {
+        match code {
+            op::MARK => self.mark()?,
+            op::EMPTY_LIST => {
+                let node = self.list_in_its_place();
+                self.push_node(node)?;
+            }
+            op::EMPTY_DICT => self.push_node(Node::Dict(Vec::new()))?,
+            op::EMPTY_TUPLE => self.push_node(Node::Tuple(Vec::new()))?,
+            op::TUPLE1 => self.tuple(1)?,
+            op::TUPLE2 => self.tuple(2)?,
+            op::TUPLE3 => self.tuple(3)?,
+            op::TUPLE => {
+                let items = self.pop_to_mark()?;
+                self.push_node(Node::Tuple(items))?;
+            }
+            op::LIST => {
+                let items = self.pop_to_mark()?;
+                self.push_node(Node::List(items))?;
+            }
+            op::DICT => {
+                let items = self.pop_to_mark()?;
+                self.check_pairs(items.len())?;
+                self.push_node(Node::Dict(items))?;
+            }
+            op::APPEND => self.append(self.stack.len().checked_sub(1))?,
+            op::APPENDS => {
+                let from = self.marks.pop();
+                self.append(from)?;
+            }
+            op::SETITEM => self.set_items(self.stack.len().checked_sub(2))?,
+            op::SETITEMS => {
+                let from = self.marks.pop();
+                self.set_items(from)?;
+            }
+            op::EMPTY_SET => self.push(Value::Opaque)?,
+            op::ADDITEMS => {
+                self.pop_to_mark()?;
+                self.top()?;
+            }
+            op::FROZENSET => {
+                self.pop_to_mark()?;
+                self.push(Value::Opaque)?;
+            }
+            op::POP => self.pop().map(drop)?,
+            op::POP_MARK => self.pop_to_mark().map(drop)?,
+            op::DUP => {
+                let value = self.top()?;
+                self.push(value)?;
+            }
+            code => return Err(self.refuse(code)),
+        }
+        Ok(())
     }
 
     /// Why an opcode is not run: it would execute, it is of an old protocol, or it is none.
