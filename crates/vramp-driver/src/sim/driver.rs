@@ -431,12 +431,8 @@ fn touch_pool(state: &mut State, stream: Stream, range: AddrRange, label: &str, 
         checker.renew(Body::Pool, offset, len);
     }
     let stamp = checker.step(stream);
-    checker.access(
-        &stamp,
-        label,
-        Part { body: Body::Pool, offset, len, range, writes: true },
-        None,
-    );
+    let part = Part { body: Body::Pool, offset, len, range, writes: true };
+    checker.access(&stamp, label, &[(part, None)]);
 }
 
 /// Tells the checker that the host touches pinned memory.

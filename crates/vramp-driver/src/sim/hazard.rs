@@ -197,6 +197,76 @@ impl History {
         }
     }
 
+    /// Remembers one access, and returns the earlier ones that conflict with it without order, each
+    /// with whether it writes.
+    fn access(
+        &mut self,
+        stamp: &Stamp,
+        touch: Touch,
+        part: Part,
+        seen: &Clock,
+    ) -> Vec<(Touch, bool)> {
+        let end = part.offset + part.len;
+        self.split(part.offset);
+        self.split(end);
+        let mut conflicts: Vec<(Touch, bool)> = Vec::new();
+        let mut note = |earlier: &Touch, writes| {
+            let same = |(c, _): &(Touch, bool)| (c.actor, c.step) == (earlier.actor, earlier.step);
+            if !stamp.covers(earlier) && !conflicts.iter().any(same) {
+                conflicts.push((*earlier, writes));
+            }
+        };
+        let mut met = 0;
+        let mut covered_to = part.offset;
+        let mut gaps = Vec::new();
+        for (start, stretch) in self.stretches.range_mut(part.offset..end) {
+            met += 1;
+            stretch.forget_seen(seen);
+            if let Some(write) = &stretch.write {
+                note(write, true);
+            }
+            if part.writes {
+                stretch.reads.iter().for_each(|read| note(read, false));
+            } else {
+                stretch.reads.retain(|read| read.actor != touch.actor);
+                stretch.reads.push(touch);
+            }
+            if *start > covered_to {
+                gaps.push((covered_to, *start));
+            }
+            covered_to = stretch.end;
+        }
+        if part.writes {
+            // All that was there is ordered before this write, or reported: the write stands for it.
+            if met > 1 {
+                self.forget_within(part.offset, end);
+            }
+            let stretch = self.stretches.entry(part.offset).or_default();
+            stretch.end = end;
+            stretch.write = Some(touch);
+            stretch.reads.clear();
+            if met == 1 && gaps.first().is_some_and(|gap| gap.0 == part.offset) {
+                self.forget_within(part.offset + 1, end);
+            }
+        } else {
+            if covered_to < end {
+                gaps.push((covered_to, end));
+            }
+            for (start, end) in gaps {
+                let stretch = Stretch { end, write: None, reads: vec![touch] };
+                self.stretches.insert(start, stretch);
+            }
+        }
+        self.sweep(seen);
+        conflicts
+    }
+
+    fn forget_within(&mut self, start: u64, end: u64) {
+        while let Some((&at, _)) = self.stretches.range(start..end).next() {
+            self.stretches.remove(&at);
+        }
+    }
+
     fn sweep(&mut self, seen: &Clock) {
         if self.stretches.len() < self.sweep_at.max(64) {
             return;
@@ -325,77 +395,35 @@ impl Checker {
 
     // --- accesses ---
 
-    /// Checks one access and remembers it. `mapping` is the mapping it went through, if any.
-    pub fn access(&mut self, stamp: &Stamp, label: &str, part: Part, mapping: Option<u64>) {
+    /// Checks the accesses of one piece of work, each with the mapping it went through, if any, and
+    /// remembers them.
+    pub fn access(&mut self, stamp: &Stamp, label: &str, parts: &[(Part, Option<u64>)]) {
         let label = self.label_number(label);
-        let touch = Touch { actor: stamp.actor, step: stamp.step, label, range: part.range };
         let seen = self.actor(Actor::HOST).before.clone();
-        let history = self.bodies.entry(part.body).or_default();
-        let end = part.offset + part.len;
-        history.split(part.offset);
-        history.split(end);
-        let mut conflicts: Vec<(Touch, bool)> = Vec::new();
-        let mut note = |earlier: &Touch, writes| {
-            if !stamp.covers(earlier)
-                && !conflicts
-                    .iter()
-                    .any(|(c, _)| (c.actor, c.step) == (earlier.actor, earlier.step))
-            {
-                conflicts.push((*earlier, writes));
+        for (part, mapping) in parts {
+            if part.len == 0 {
+                continue;
             }
-        };
-        let mut covered_to = part.offset;
-        let mut gaps = Vec::new();
-        for (start, stretch) in history.stretches.range_mut(part.offset..end) {
-            stretch.forget_seen(&seen);
-            if let Some(write) = &stretch.write {
-                note(write, true);
-            }
-            if part.writes {
-                for read in &stretch.reads {
-                    note(read, false);
+            let touch = Touch { actor: stamp.actor, step: stamp.step, label, range: part.range };
+            let history = self.bodies.entry(part.body).or_default();
+            let conflicts = history.access(stamp, touch, *part, &seen);
+            if let Some(mapping) = mapping {
+                let touches = self.mappings.entry(*mapping).or_default();
+                match touches.iter_mut().find(|other| other.actor == touch.actor) {
+                    Some(last) => *last = touch,
+                    None => touches.push(touch),
                 }
-            } else {
-                stretch.reads.retain(|read| read.actor != touch.actor);
-                stretch.reads.push(touch);
-                if *start > covered_to {
-                    gaps.push((covered_to, *start));
-                }
-                covered_to = stretch.end;
             }
-        }
-        if part.writes {
-            let stale: Vec<u64> =
-                history.stretches.range(part.offset..end).map(|(start, _)| *start).collect();
-            for start in stale {
-                history.stretches.remove(&start);
+            for (earlier, writes) in conflicts {
+                self.report(stamp, (touch, part.writes), (earlier, writes));
             }
-            let stretch = Stretch { end, write: Some(touch), reads: Vec::new() };
-            history.stretches.insert(part.offset, stretch);
-        } else {
-            if covered_to < end {
-                gaps.push((covered_to, end));
-            }
-            for (start, end) in gaps {
-                let stretch = Stretch { end, write: None, reads: vec![touch] };
-                history.stretches.insert(start, stretch);
-            }
-        }
-        history.sweep(&seen);
-        if let Some(mapping) = mapping {
-            let touches = self.mappings.entry(mapping).or_default();
-            touches.retain(|other| other.actor != touch.actor);
-            touches.push(touch);
-        }
-        for (earlier, writes) in conflicts {
-            self.report(stamp, touch, part.writes, earlier, writes);
         }
     }
 
     /// Checks an access by the host itself to bytes of one body.
     pub fn host_access(&mut self, label: &str, part: Part) {
         let stamp = self.host_step();
-        self.access(&stamp, label, part, None);
+        self.access(&stamp, label, &[(part, None)]);
     }
 
     /// Checks that the host saw all work complete that went through the mapping at `mapping`,
@@ -407,7 +435,7 @@ impl Checker {
         let touch = Touch { actor: Actor::HOST, step: stamp.step, label, range };
         for earlier in touches {
             if !stamp.covers(&earlier) {
-                self.report(&stamp, touch, true, earlier, true);
+                self.report(&stamp, (touch, true), (earlier, true));
             }
         }
     }
@@ -422,11 +450,7 @@ impl Checker {
         let Some(history) = self.bodies.get_mut(&body) else { return };
         history.split(offset);
         history.split(offset + len);
-        let stale: Vec<u64> =
-            history.stretches.range(offset..offset + len).map(|(start, _)| *start).collect();
-        for start in stale {
-            history.stretches.remove(&start);
-        }
+        history.forget_within(offset, offset + len);
     }
 
     // --- reports ---
@@ -439,26 +463,20 @@ impl Checker {
         self.hazards_found
     }
 
-    fn report(
-        &mut self,
-        stamp: &Stamp,
-        later: Touch,
-        later_writes: bool,
-        earlier: Touch,
-        earlier_writes: bool,
-    ) {
+    /// Reports two accesses without order, each with whether it writes.
+    fn report(&mut self, stamp: &Stamp, later: (Touch, bool), earlier: (Touch, bool)) {
         self.hazards_found += 1;
         if self.hazards.len() >= HAZARDS_KEPT {
             return;
         }
-        let access = |touch: &Touch, writes| Access {
+        let access = |(touch, writes): (Touch, bool)| Access {
             label: self.labels[touch.label as usize].clone(),
             stream: touch.actor.stream(),
             range: touch.range,
             writes,
         };
-        let (earlier_access, later_access) =
-            (access(&earlier, earlier_writes), access(&later, later_writes));
+        let (earlier_access, later_access) = (access(earlier), access(later));
+        let earlier = earlier.0;
         let (by, of) = (stamp.actor, earlier.actor);
         let name = &earlier_access.label;
         let missing = match (by, stamp.before.of(of)) {

@@ -294,11 +294,7 @@ impl State {
         if let Some(part) = host_part(&work.effect) {
             parts.push((part, None));
         }
-        for (part, mapping) in parts {
-            if part.len > 0 {
-                checker.access(stamp, &work.kernel.name, part, mapping);
-            }
-        }
+        checker.access(stamp, &work.kernel.name, &parts);
         true
     }
 
