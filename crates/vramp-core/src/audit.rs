@@ -39,16 +39,11 @@ impl Pool {
             if region.len == 0 {
                 return Err(format!("region {key} at {:?} is empty", region.at));
             }
-            match last {
-                Some((end, prev)) if end.span() == region.at.span() => {
-                    if end != region.at || self.regions.prev(key) != Some(prev) {
-                        return Err(format!(
-                            "region {key} at {:?} does not follow {prev}",
-                            region.at
-                        ));
-                    }
+            match last.filter(|(end, _)| end.span() == region.at.span()) {
+                Some((end, prev)) if end != region.at || self.regions.prev(key) != Some(prev) => {
+                    return Err(format!("region {key} at {:?} does not follow {prev}", region.at));
                 }
-                _ if !region.at.offset().is_zero() => {
+                None if !region.at.offset().is_zero() => {
                     return Err(format!("region {key} at {:?} begins no span", region.at));
                 }
                 _ => {}

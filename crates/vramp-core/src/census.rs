@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::Bytes;
+use crate::plan::Range;
 use crate::pool::Pool;
 use crate::region::Kind;
 
@@ -74,6 +75,22 @@ impl Pool {
             }
         }
         census
+    }
+}
+
+impl Pool {
+    /// Everything that is mapped, homes and retired mappings alike: one range for each stretch.
+    pub fn mapped_ranges(&self) -> Vec<Range> {
+        let mut ranges: Vec<Range> = Vec::new();
+        for (_, region) in self.regions.iter().filter(|(_, region)| region.kind != Kind::Hole) {
+            match ranges.last_mut() {
+                Some(last) if last.at.plus(last.len.count()) == region.at => {
+                    last.len += Bytes::new(region.len);
+                }
+                _ => ranges.push(Range { at: region.at, len: Bytes::new(region.len) }),
+            }
+        }
+        ranges
     }
 }
 

@@ -66,6 +66,11 @@ impl Epoch {
         self.0
     }
 
+    /// The epoch before this one; the start has none before it.
+    pub const fn previous(self) -> Epoch {
+        Epoch(self.0.saturating_sub(1))
+    }
+
     pub(crate) const fn next(self) -> Epoch {
         Epoch(self.0 + 1)
     }

@@ -80,6 +80,13 @@ impl Attempt {
     }
 }
 
+impl Attempt {
+    /// Why the request cannot be served, as the pool stands now.
+    pub fn shortage(&self, pool: &Pool) -> Shortage {
+        pool.shortage(self)
+    }
+}
+
 /// What the shell does next.
 #[derive(Debug)]
 #[must_use = "the attempt goes on only when the shell does what the step says"]

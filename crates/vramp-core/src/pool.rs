@@ -302,18 +302,14 @@ impl Pool {
     pub(crate) fn link_free(&mut self, key: RegionKey) -> RegionKey {
         let owner = self.free_of(key).owner;
         let mut front = key;
-        if let Some(next) = self.regions.next(front) {
-            if self.is_free_of(next, owner) {
-                self.unindex(next);
-                self.merge_next(front);
-            }
+        if let Some(next) = self.regions.next(front).filter(|&next| self.is_free_of(next, owner)) {
+            self.unindex(next);
+            self.merge_next(front);
         }
-        if let Some(prev) = self.regions.prev(front) {
-            if self.is_free_of(prev, owner) {
-                self.unindex(prev);
-                self.merge_next(prev);
-                front = prev;
-            }
+        if let Some(prev) = self.regions.prev(front).filter(|&prev| self.is_free_of(prev, owner)) {
+            self.unindex(prev);
+            self.merge_next(prev);
+            front = prev;
         }
         self.index(front);
         front
@@ -432,18 +428,15 @@ impl Pool {
     pub(crate) fn add_hole(&mut self, key: RegionKey) {
         let mut key = key;
         self.regions.get_mut(key).kind = Kind::Hole;
-        if let Some(next) = self.regions.next(key) {
-            if self.regions.get(next).kind == Kind::Hole {
-                self.drop_hole(next);
-                self.regions.absorb_next(key);
-            }
+        let is_hole = |regions: &Regions, key: &RegionKey| regions.get(*key).kind == Kind::Hole;
+        if let Some(next) = self.regions.next(key).filter(|next| is_hole(&self.regions, next)) {
+            self.drop_hole(next);
+            self.regions.absorb_next(key);
         }
-        if let Some(prev) = self.regions.prev(key) {
-            if self.regions.get(prev).kind == Kind::Hole {
-                self.drop_hole(prev);
-                self.regions.absorb_next(prev);
-                key = prev;
-            }
+        if let Some(prev) = self.regions.prev(key).filter(|prev| is_hole(&self.regions, prev)) {
+            self.drop_hole(prev);
+            self.regions.absorb_next(prev);
+            key = prev;
         }
         let region = self.regions.get(key);
         self.holes.insert((region.len, region.at, key));

@@ -173,7 +173,7 @@ impl Pool {
             })
             .collect();
         // From the back: the front of a region keeps the region's key.
-        cuts.sort_by(|a, b| b.1.cmp(&a.1));
+        cuts.sort_by_key(|cut| std::cmp::Reverse(cut.1));
         let mut regions: Vec<RegionKey> = cuts.iter().map(|cut| cut.0).collect();
         regions.sort_unstable();
         regions.dedup();

@@ -1,1 +1,47 @@
-//! vramp
+//! One GPU memory manager: a pool that remaps instead of fragmenting.
+//!
+//! ```
+//! use vramp::{Allocator, Bytes, Config, Preset};
+//!
+//! let device = vramp::open("sim:h200")?.driver;        // or "auto", "cuda:0"
+//! let allocator = Allocator::new(device, Config::preset(Preset::Vramp))?;
+//! let stream = allocator.create_stream()?;
+//! let block = allocator.malloc(Bytes::mib(64), stream)?;
+//! println!("{} at {}", block.len(), block.addr());     // give it to a kernel on the stream
+//! allocator.free(block, stream)?;
+//! println!("{}", allocator.census());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Which manager: [`Preset::Vramp`], the default, takes within a few percent of what the program
+//! holds at any time; [`Preset::Vpmm`] is OpenVM's pool; [`Preset::StreamOrdered`] is the driver's
+//! own. All three stand behind [`Allocator`].
+//!
+//! What it costs: a hit makes no driver call. A miss makes one create, map and set-access for each
+//! new chunk, one map and set-access for each moved one; [`Stats`] counts them.
+//!
+//! Deliberately absent: globals, environment variables, threads, placement policy (`vramp-core`),
+//! raw CUDA calls (`vramp-cuda`).
+#![forbid(unsafe_code)]
+
+mod allocation;
+mod allocator;
+mod config;
+mod error;
+mod events;
+mod exec;
+mod open;
+mod ordered;
+mod virtual_pool;
+
+pub use allocation::Allocation;
+pub use allocator::{Allocator, Stats};
+pub use config::{Config, EnvError, Preset, Progress, UnknownPreset};
+pub use error::{AllocError, CreateError, FreeError, Report};
+pub use open::{OpenError, Opened, open};
+
+pub use vramp_core::{
+    Block, Bytes, Census, Counters, DeviceAddr, Epoch, Inconsistency, Mark, Mixed, Pool, Spot,
+    StreamId,
+};
+pub use vramp_driver::{Call, Driver, DriverError, ErrorKind};

@@ -1,0 +1,150 @@
+//! The driver's own stream-ordered pool behind the allocator's interface.
+//!
+//! It decides where memory lies and when it is reused; what is added here is the book-keeping:
+//! sizes, uses on other streams, a limit.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use vramp_core::{Bytes, Counters, DeviceAddr, Shortage, StreamId};
+use vramp_driver::{Driver, Event, PoolUsage, Result, Stream};
+
+use crate::allocation::{Allocation, Owner};
+
+struct Held {
+    addr: DeviceAddr,
+    requested: Bytes,
+    uses: Vec<StreamId>,
+}
+
+/// The driver's pool, keeping all it ever got.
+pub(crate) struct OrderedPool {
+    driver: Arc<dyn Driver>,
+    limit: Option<Bytes>,
+    held: BTreeMap<u64, Held>,
+    next_slot: u64,
+    fence: Option<Event>,
+    counters: Counters,
+}
+
+pub(crate) enum OrderedOutcome {
+    Placed(Allocation),
+    Full(Shortage, Option<vramp_driver::DriverError>),
+}
+
+impl OrderedPool {
+    pub(crate) fn new(driver: Arc<dyn Driver>, limit: Option<Bytes>) -> Result<OrderedPool> {
+        driver.set_pool_threshold(Bytes::new(u64::MAX))?;
+        Ok(OrderedPool {
+            driver,
+            limit,
+            held: BTreeMap::new(),
+            next_slot: 0,
+            fence: None,
+            counters: Counters::default(),
+        })
+    }
+
+    /// One driver call; two where a limit has to be watched.
+    pub(crate) fn malloc(&mut self, size: Bytes, stream: Stream) -> Result<OrderedOutcome> {
+        let len = size.max(Bytes::new(1));
+        let addr = match self.driver.malloc_async(stream, len) {
+            Ok(addr) => addr,
+            Err(error) if error.is_out_of_memory() => {
+                let usage = self.driver.pool_usage()?;
+                return Ok(OrderedOutcome::Full(shortage(size, usage, None), Some(error)));
+            }
+            Err(error) => return Err(error),
+        };
+        if let Some(limit) = self.limit {
+            let usage = self.driver.pool_usage()?;
+            if usage.reserved > limit {
+                self.driver.free_async(stream, addr)?;
+                self.driver.synchronize_stream(stream)?;
+                self.driver.trim_pool(Bytes::ZERO)?;
+                let usage = self.driver.pool_usage()?;
+                return Ok(OrderedOutcome::Full(shortage(size, usage, Some(limit)), None));
+            }
+        }
+        let slot = self.next_slot;
+        self.next_slot += 1;
+        self.held.insert(slot, Held { addr, requested: size, uses: Vec::new() });
+        let counters = &mut self.counters;
+        counters.live += size;
+        counters.live_peak = counters.live_peak.max(counters.live);
+        counters.placed += 1;
+        Ok(OrderedOutcome::Placed(Allocation { addr, len, owner: Owner::Driver { slot } }))
+    }
+
+    pub(crate) fn holds(&self, slot: u64, addr: DeviceAddr) -> bool {
+        self.held.get(&slot).is_some_and(|held| held.addr == addr)
+    }
+
+    pub(crate) fn record_use(&mut self, slot: u64, stream: StreamId) {
+        if let Some(held) = self.held.get_mut(&slot)
+            && !held.uses.contains(&stream)
+        {
+            held.uses.push(stream);
+        }
+    }
+
+    /// One driver call, and two more for each other stream that used the block.
+    pub(crate) fn free(&mut self, slot: u64, stream: Stream, streams: &[Stream]) -> Result<()> {
+        let Some(held) = self.held.get(&slot) else { return Ok(()) };
+        for other in held.uses.iter().map(|id| streams[id.index()]).filter(|&other| other != stream)
+        {
+            let event = match self.fence {
+                Some(event) => event,
+                None => *self.fence.insert(self.driver.create_event()?),
+            };
+            self.driver.record(event, other)?;
+            self.driver.wait(stream, event)?;
+        }
+        self.driver.free_async(stream, held.addr)?;
+        self.counters.live -= held.requested;
+        self.counters.freed += 1;
+        self.held.remove(&slot);
+        Ok(())
+    }
+
+    /// Counts, with what the driver says it holds. One driver call.
+    pub(crate) fn counters(&self) -> Result<Counters> {
+        let PoolUsage { reserved, reserved_peak, .. } = self.driver.pool_usage()?;
+        Ok(Counters { reserved, reserved_peak, ..self.counters })
+    }
+
+    pub(crate) fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+
+    pub(crate) fn trim(&mut self, to: Bytes) -> Result<()> {
+        self.driver.trim_pool(to)
+    }
+
+    /// Gives everything back. Goes on after a failure and returns the first one.
+    pub(crate) fn close(&mut self, stream: Option<Stream>) -> Result<()> {
+        let mut first: Result<()> = Ok(());
+        let mut note = |result: Result<()>| {
+            if first.is_ok() {
+                first = result;
+            }
+        };
+        if let Some(stream) = stream {
+            for held in std::mem::take(&mut self.held).into_values() {
+                note(self.driver.free_async(stream, held.addr));
+            }
+            note(self.driver.synchronize_stream(stream));
+        }
+        if let Some(event) = self.fence.take() {
+            note(self.driver.destroy_event(event));
+        }
+        note(self.driver.trim_pool(Bytes::ZERO));
+        first
+    }
+}
+
+fn shortage(requested: Bytes, usage: PoolUsage, limit: Option<Bytes>) -> Shortage {
+    let PoolUsage { reserved, used, .. } = usage;
+    let free = reserved.saturating_sub(used);
+    Shortage { requested, reserved, used, free, largest: free, waiting: Bytes::ZERO, limit }
+}
