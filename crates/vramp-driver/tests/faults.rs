@@ -1,4 +1,5 @@
 //! Failures on purpose, and the log and counts of calls.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_driver::sim::{FaultPlan, Simulator};

@@ -1,4 +1,5 @@
 //! The simulator keeps each rule of virtual memory.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_driver::sim::{Backing, Kernel, Simulator};

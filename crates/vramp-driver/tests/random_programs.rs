@@ -1,4 +1,5 @@
 //! Random programs on the simulator and on models too simple to be wrong.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
 use std::collections::BTreeSet;
 

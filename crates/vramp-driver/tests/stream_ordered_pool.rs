@@ -1,4 +1,5 @@
 //! The model of the driver's own stream-ordered pool.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::sim::{Kernel, Simulator};

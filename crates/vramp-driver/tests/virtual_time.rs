@@ -1,4 +1,5 @@
 //! Streams, events and gates in virtual time.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::sim::{Backing, CostTable, Kernel, Simulator};
