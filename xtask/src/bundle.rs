@@ -92,7 +92,7 @@ fn built(message: &str) -> Result<Option<Built>> {
     let manifest = message["manifest_path"].as_str().context("cargo names every manifest")?;
     let package = Path::new(manifest).parent().and_then(Path::file_name).unwrap_or_default();
     let test = message["profile"]["test"].as_bool().unwrap_or(false);
-    // A test that only drives a program of its own crate needs that program beside it, not here.
+    // Tests of different crates may share a name.
     let name = match test {
         true => format!("{}--{target}", package.to_string_lossy()),
         false => target.to_owned(),
