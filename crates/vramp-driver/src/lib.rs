@@ -13,13 +13,16 @@
 //!
 //! 1. Sizes and addresses of physical memory are whole multiples of [`Limits::page`].
 //! 2. A physical handle is mapped only whole, and a mapping is unmapped only whole; one unmap may
-//!    cover many adjacent mappings.
+//!    cover many adjacent mappings of one reservation.
 //! 3. A handle may be mapped at several addresses at once.
-//! 4. A fresh mapping cannot be touched until access is set; set-access needs a range that is
-//!    mapped without gaps.
+//! 4. A fresh mapping cannot be touched until access is set, also where an older mapping at the
+//!    same address could be; set-access takes whole mappings of one reservation without gaps.
 //! 5. A handle released while mapped lives until its last mapping goes.
 //! 6. None of create, map, set-access, unmap, release waits for work in flight. Unmapping memory
 //!    that queued work still touches is a fault that loses the device.
+//!
+//! [`conformance`] checks these rules on any device, [`sim`] is a device without a card, and
+//! [`Metered`] counts what calls cost.
 //!
 //! Deliberately absent: policy, retries, logging, environment variables.
 #![forbid(unsafe_code)]
@@ -216,8 +219,8 @@ pub trait Driver: Send + Sync {
     /// Nothing in flight may still touch the range: the caller must have *seen* its work complete.
     fn unmap(&self, range: AddrRange) -> Result<()>;
 
-    /// Lets the device read and write `range`, which must be mapped without gaps. 20 us and more,
-    /// by the number of mappings.
+    /// Lets the device read and write `range`, which must cover whole mappings without gaps. 20 us
+    /// and more, by the number of mappings.
     fn set_access(&self, range: AddrRange) -> Result<()>;
 
     // --- streams and events ---

@@ -136,7 +136,7 @@ fn an_event_recorded_too_early_is_found() {
     let hazard = scene.the_hazard();
     assert_eq!(hazard.earlier.label, "w2");
     assert!(hazard.missing.contains("recorded too early"), "{hazard}");
-    assert!(hazard.missing.contains("1 steps before"), "{hazard}");
+    assert!(hazard.missing.contains("1 step before"), "{hazard}");
 }
 
 #[test]

@@ -8,8 +8,9 @@ use super::hazard::{Body, Part};
 use super::log::LoggedCall;
 use super::pool::POOL_BASE;
 use super::refusal::{Outcome, Refusal};
-use super::state::{State, host_buffer_part};
+use super::state::State;
 use super::streams::{Effect, Kernel, Point};
+use super::work::host_buffer_part;
 use crate::{
     Call, Copy, DeviceInfo, Driver, Event, Handle, HostBuffer, HostSlice, MemoryInfo, Place,
     PoolUsage, Result, Stream,

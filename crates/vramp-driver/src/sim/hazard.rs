@@ -14,12 +14,13 @@
 //! Accesses are remembered by *physical* bytes, so two addresses of one handle are one memory. An
 //! access that the host has seen complete is ordered before all that follows, and is forgotten.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
 use vramp_core::AddrRange;
 
+use super::history::History;
 use crate::Stream;
 
 /// Hazards kept in full; beyond it they are only counted.
@@ -82,7 +83,7 @@ pub(super) enum Body {
 
 /// The host, or a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Actor(usize);
+pub(super) struct Actor(usize);
 
 impl Actor {
     const HOST: Actor = Actor(0);
@@ -116,10 +117,10 @@ pub(super) struct Stamp {
 
 /// The last step of each actor that is ordered before something.
 #[derive(Clone, Debug, Default)]
-struct Clock(Arc<Vec<u64>>);
+pub(super) struct Clock(Arc<Vec<u64>>);
 
 impl Clock {
-    fn of(&self, actor: Actor) -> u64 {
+    pub fn of(&self, actor: Actor) -> u64 {
         self.0.get(actor.0).copied().unwrap_or(0)
     }
 
@@ -144,139 +145,18 @@ impl Clock {
 }
 
 impl Stamp {
-    fn covers(&self, touch: &Touch) -> bool {
+    pub fn covers(&self, touch: &Touch) -> bool {
         touch.actor == self.actor || self.before.of(touch.actor) >= touch.step
     }
 }
 
 /// One remembered access.
 #[derive(Clone, Copy, Debug)]
-struct Touch {
-    actor: Actor,
-    step: u64,
+pub(super) struct Touch {
+    pub actor: Actor,
+    pub step: u64,
     label: u32,
     range: AddrRange,
-}
-
-/// Accesses to one stretch of bytes that may still matter.
-#[derive(Clone, Debug, Default)]
-struct Stretch {
-    end: u64,
-    write: Option<Touch>,
-    /// At most one for each actor, its last.
-    reads: Vec<Touch>,
-}
-
-impl Stretch {
-    fn forget_seen(&mut self, seen: &Clock) {
-        self.write = self.write.filter(|touch| seen.of(touch.actor) < touch.step);
-        self.reads.retain(|touch| seen.of(touch.actor) < touch.step);
-    }
-
-    fn is_forgotten(&self) -> bool {
-        self.write.is_none() && self.reads.is_empty()
-    }
-}
-
-#[derive(Debug, Default)]
-struct History {
-    stretches: BTreeMap<u64, Stretch>,
-    /// Number of stretches at which the next sweep is due.
-    sweep_at: usize,
-}
-
-impl History {
-    fn split(&mut self, at: u64) {
-        if let Some((start, stretch)) = self.stretches.range_mut(..at).next_back()
-            && *start < at
-            && stretch.end > at
-        {
-            let behind = stretch.clone();
-            stretch.end = at;
-            self.stretches.insert(at, behind);
-        }
-    }
-
-    /// Remembers one access, and returns the earlier ones that conflict with it without order, each
-    /// with whether it writes.
-    fn access(
-        &mut self,
-        stamp: &Stamp,
-        touch: Touch,
-        part: Part,
-        seen: &Clock,
-    ) -> Vec<(Touch, bool)> {
-        let end = part.offset + part.len;
-        self.split(part.offset);
-        self.split(end);
-        let mut conflicts: Vec<(Touch, bool)> = Vec::new();
-        let mut note = |earlier: &Touch, writes| {
-            let same = |(c, _): &(Touch, bool)| (c.actor, c.step) == (earlier.actor, earlier.step);
-            if !stamp.covers(earlier) && !conflicts.iter().any(same) {
-                conflicts.push((*earlier, writes));
-            }
-        };
-        let mut met = 0;
-        let mut covered_to = part.offset;
-        let mut gaps = Vec::new();
-        for (start, stretch) in self.stretches.range_mut(part.offset..end) {
-            met += 1;
-            stretch.forget_seen(seen);
-            if let Some(write) = &stretch.write {
-                note(write, true);
-            }
-            if part.writes {
-                stretch.reads.iter().for_each(|read| note(read, false));
-            } else {
-                stretch.reads.retain(|read| read.actor != touch.actor);
-                stretch.reads.push(touch);
-            }
-            if *start > covered_to {
-                gaps.push((covered_to, *start));
-            }
-            covered_to = stretch.end;
-        }
-        if part.writes {
-            // All that was there is ordered before this write, or reported: the write stands for it.
-            if met > 1 {
-                self.forget_within(part.offset, end);
-            }
-            let stretch = self.stretches.entry(part.offset).or_default();
-            stretch.end = end;
-            stretch.write = Some(touch);
-            stretch.reads.clear();
-            if met == 1 && gaps.first().is_some_and(|gap| gap.0 == part.offset) {
-                self.forget_within(part.offset + 1, end);
-            }
-        } else {
-            if covered_to < end {
-                gaps.push((covered_to, end));
-            }
-            for (start, end) in gaps {
-                let stretch = Stretch { end, write: None, reads: vec![touch] };
-                self.stretches.insert(start, stretch);
-            }
-        }
-        self.sweep(seen);
-        conflicts
-    }
-
-    fn forget_within(&mut self, start: u64, end: u64) {
-        while let Some((&at, _)) = self.stretches.range(start..end).next() {
-            self.stretches.remove(&at);
-        }
-    }
-
-    fn sweep(&mut self, seen: &Clock) {
-        if self.stretches.len() < self.sweep_at.max(64) {
-            return;
-        }
-        self.stretches.retain(|_, stretch| {
-            stretch.forget_seen(seen);
-            !stretch.is_forgotten()
-        });
-        self.sweep_at = 2 * self.stretches.len();
-    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -484,16 +364,16 @@ impl Checker {
                 format!("the host has seen nothing on {of} complete")
             }
             (Actor::HOST, known) => format!(
-                "what the host has seen complete on {of} ends {} steps before `{name}` does",
-                earlier.step - known
+                "what the host has seen complete on {of} ends {} before `{name}` does",
+                steps(earlier.step - known)
             ),
             (_, 0) => format!(
                 "{by} waits for no event of {of}, and the host had not seen `{name}` complete"
             ),
             (_, known) => format!(
-                "the last point of {of} that {by} is ordered behind lies {} steps before the end \
-                 of `{name}`: the event was recorded too early",
-                earlier.step - known
+                "the last point of {of} that {by} is ordered behind lies {} before the end of \
+                 `{name}`: the event was recorded too early",
+                steps(earlier.step - known)
             ),
         };
         self.hazards.push(Hazard { earlier: earlier_access, later: later_access, missing });
@@ -508,4 +388,8 @@ impl Checker {
         self.label_numbers.insert(label.to_owned(), number);
         number
     }
+}
+
+fn steps(count: u64) -> String {
+    if count == 1 { "1 step".to_owned() } else { format!("{count} steps") }
 }

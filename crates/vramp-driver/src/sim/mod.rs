@@ -26,6 +26,7 @@ mod cost;
 mod driver;
 mod fault;
 mod hazard;
+mod history;
 mod host;
 mod log;
 mod memory;
@@ -34,6 +35,7 @@ mod preset;
 mod refusal;
 mod state;
 mod streams;
+mod work;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,26 +1,23 @@
-//! The simulated device behind its lock: what every call goes through, and work being carried out.
+//! The simulated device behind its lock: what every call goes through, time passing, and memory being
+//! taken away.
 
 use std::collections::HashMap;
-use std::ops::Range;
 
-use vramp_core::{AddrRange, Bytes, DeviceAddr};
+use vramp_core::{AddrRange, Bytes};
 
 use super::bytes::Backing;
 use super::bytes::Content;
 use super::cost::{CostTable, Rates};
 use super::fault::{FaultPlan, Faults};
-use super::hazard::{Body, Checker, Hazard, Part, Stamp};
+use super::hazard::{Body, Checker, Hazard};
 use super::host::HostBuffers;
 use super::log::{Log, LoggedCall};
 use super::memory::Memory;
-use super::pool::{POOL_BASE, Pool};
+use super::pool::Pool;
 use super::refusal::{Outcome, Refusal};
-use super::streams::{Effect, Gate, Kernel, Point, Step, Streams, Work};
+use super::streams::{Gate, Point, Step, Streams};
 use super::{Fault, LiveObjects};
-use crate::{Call, Capabilities, DriverError, Limits, Result, Stream};
-
-/// How much is moved at once when bytes are copied.
-const COPY_STEP: u64 = 1 << 20;
+use crate::{Call, Capabilities, DriverError, Limits, Result};
 
 #[derive(Clone, Debug)]
 pub(super) struct Config {
@@ -47,13 +44,13 @@ pub(super) struct State {
     pub events: HashMap<u64, Option<Point>>,
     pub events_made: u64,
     capabilities: Capabilities,
-    backing: Backing,
-    pool_content: Content,
+    pub backing: Backing,
+    pub pool_content: Content,
     faults: Faults,
     seed: u64,
     /// The call before the one under way.
     previous: Option<Call>,
-    lost: Option<Fault>,
+    pub lost: Option<Fault>,
 }
 
 impl State {
@@ -122,7 +119,7 @@ impl State {
         }
     }
 
-    fn lost_error(&self, call: Call) -> Option<DriverError> {
+    pub fn lost_error(&self, call: Call) -> Option<DriverError> {
         let lost = self.lost.as_ref()?;
         Some(DriverError::from_code(call, lost.code, format!("device lost: {}", lost.explanation)))
     }
@@ -196,207 +193,6 @@ impl State {
             Step::Started => self.start(stream),
             Step::Done(work) => self.carry_out(&work),
             Step::Passed => {}
-        }
-    }
-
-    // --- work ---
-
-    pub fn launch(&mut self, stream: Stream, kernel: Kernel) -> Result<()> {
-        // Not a call of the trait; its errors name the call that queues work most like it.
-        let fail =
-            |refusal: Refusal| DriverError::from_code(Call::Fill, refusal.code, refusal.detail);
-        if let Some(error) = self.lost_error(Call::Fill) {
-            return Err(error);
-        }
-        self.run_until(self.now_ns);
-        if let Some(gate) = kernel.until
-            && !self.streams.has_gate(gate)
-        {
-            return Err(fail(Refusal::unknown("gate", gate.0 as u64)));
-        }
-        self.spend(Call::Fill);
-        self.queue(stream, kernel, Effect::Nothing).map_err(fail)
-    }
-
-    /// Queues work on `stream`.
-    pub fn queue(&mut self, stream: Stream, kernel: Kernel, effect: Effect) -> Outcome<()> {
-        let index = self.streams.index(stream)?;
-        let mut work = Work { kernel, effect, doomed: None, unchecked: None };
-        work.doomed = self.freed_pool_memory(&work);
-        if let Some(checker) = &mut self.checker {
-            let stamp = checker.step(stream);
-            // Memory may still be mapped before the work starts: then it is looked at again.
-            if !self.check_order(&work, &stamp) {
-                work.unchecked = Some(stamp);
-            }
-        }
-        self.streams.push(index, work, self.now_ns);
-        Ok(())
-    }
-
-    /// The pool's memory lives in stream order, so whether work may touch it is known at once.
-    fn freed_pool_memory(&self, work: &Work) -> Option<(DeviceAddr, &'static str)> {
-        ranges(work).find_map(|(range, _)| {
-            let start = range.start.number();
-            (start >= POOL_BASE && !self.pool.is_live(start, range.len.count()))
-                .then_some((range.start, "not allocated from the stream-ordered pool"))
-        })
-    }
-
-    /// Looks whether the first work of a stream may touch what it touches.
-    fn start(&mut self, stream: usize) {
-        let Some(work) = self.streams.running(stream) else { return };
-        let unchecked = work.unchecked.take();
-        let work = &*work;
-        let mut wrong = work.doomed;
-        for (range, _) in ranges(work) {
-            if range.start.number() < POOL_BASE && wrong.is_none() {
-                wrong = self.memory.pieces(range, |_| {}).err().map(|bad| (bad.at, bad.why));
-            }
-        }
-        if let Some((at, why)) = wrong {
-            let explanation =
-                format!("`{}` on stream {} touched {at}, {why}", work.kernel.name, stream + 1);
-            self.lost = Some(Fault { code: 700, explanation });
-            return;
-        }
-        if let Some(stamp) = unchecked {
-            let work = Work {
-                kernel: work.kernel.clone(),
-                effect: work.effect,
-                doomed: None,
-                unchecked: None,
-            };
-            self.check_order(&work, &stamp);
-        }
-    }
-
-    /// Shows all accesses of `work` to the checker. False if some memory cannot be touched now.
-    fn check_order(&mut self, work: &Work, stamp: &Stamp) -> bool {
-        let Some(checker) = &mut self.checker else { return true };
-        let mut parts = Vec::new();
-        for (range, writes) in ranges(work) {
-            if range.start.number() >= POOL_BASE {
-                let offset = range.start.number() - POOL_BASE;
-                let len = range.len.count();
-                parts.push((Part { body: Body::Pool, offset, len, range, writes }, None));
-                continue;
-            }
-            let touched = self.memory.pieces(range, |piece| {
-                let body = Body::Handle(piece.physical);
-                let part = Part { body, offset: piece.offset, len: piece.len, range, writes };
-                parts.push((part, Some(piece.mapping)));
-            });
-            if touched.is_err() {
-                return false;
-            }
-        }
-        if let Some(part) = host_part(&work.effect) {
-            parts.push((part, None));
-        }
-        checker.access(stamp, &work.kernel.name, &parts);
-        true
-    }
-
-    /// Does to memory what finished work does.
-    fn carry_out(&mut self, work: &Work) {
-        match work.effect {
-            Effect::Nothing => {}
-            Effect::Fill { range, byte } => self.in_steps(range.len, |state, done, len| {
-                state.fill(range.start + Bytes::new(done), len, byte);
-            }),
-            Effect::Copy { from, to } => self.in_steps(from.len, |state, done, len| {
-                let bytes = state.read(from.start + Bytes::new(done), len);
-                state.write(to + Bytes::new(done), &bytes);
-            }),
-            Effect::ToDevice { buffer, offset, to } => self.in_steps(to.len, |state, done, len| {
-                let mut bytes = vec![0; len];
-                if let Some(content) = state.host.content(buffer) {
-                    content.read(offset.count() + done, &mut bytes);
-                }
-                state.write(to.start + Bytes::new(done), &bytes);
-            }),
-            Effect::ToHost { from, buffer, offset } => {
-                self.in_steps(from.len, |state, done, len| {
-                    let bytes = state.read(from.start + Bytes::new(done), len);
-                    if let Some(content) = state.host.content_mut(buffer) {
-                        content.write(offset.count() + done, &bytes);
-                    }
-                })
-            }
-        }
-    }
-
-    /// Calls `step` with place and length of every part of `len` bytes, if bytes are kept at all.
-    fn in_steps(&mut self, len: Bytes, mut step: impl FnMut(&mut State, u64, usize)) {
-        if self.backing == Backing::Phantom {
-            return;
-        }
-        let mut done = 0;
-        while done < len.count() {
-            let part = (len.count() - done).min(COPY_STEP);
-            step(self, done, part as usize);
-            done += part;
-        }
-    }
-
-    // --- bytes ---
-
-    pub fn peek(&self, range: AddrRange) -> Option<Vec<u8>> {
-        let touchable = match range.start.number().checked_sub(POOL_BASE) {
-            Some(_) => self.pool.is_live(range.start.number(), range.len.count()),
-            None => self.memory.pieces(range, |_| {}).is_ok(),
-        };
-        (self.backing == Backing::Stored && touchable)
-            .then(|| self.read(range.start, range.len.count() as usize))
-    }
-
-    fn read(&self, at: DeviceAddr, len: usize) -> Vec<u8> {
-        let mut bytes = vec![0; len];
-        if let Some(offset) = at.number().checked_sub(POOL_BASE) {
-            self.pool_content.read(offset, &mut bytes);
-            return bytes;
-        }
-        let mut done = 0;
-        let range = AddrRange::new(at, Bytes::new(len as u64));
-        let read = self.memory.pieces(range, |piece| {
-            let end = done + piece.len as usize;
-            self.memory.content(piece.physical).read(piece.offset, &mut bytes[done..end]);
-            done = end;
-        });
-        assert_eq!(read, Ok(()), "work that started may touch its memory until it is done");
-        bytes
-    }
-
-    fn write(&mut self, at: DeviceAddr, bytes: &[u8]) {
-        self.contents(at, bytes.len(), |content, offset, part| content.write(offset, &bytes[part]));
-    }
-
-    fn fill(&mut self, at: DeviceAddr, len: usize, byte: u8) {
-        self.contents(at, len, |content, offset, part| content.fill(offset, part.len(), byte));
-    }
-
-    /// Calls `change` for every content that `len` bytes from `at` on run through: with the offset
-    /// in the content and the part of the bytes.
-    fn contents(
-        &mut self,
-        at: DeviceAddr,
-        len: usize,
-        mut change: impl FnMut(&mut Content, u64, Range<usize>),
-    ) {
-        if let Some(offset) = at.number().checked_sub(POOL_BASE) {
-            change(&mut self.pool_content, offset, 0..len);
-            return;
-        }
-        let mut pieces = Vec::new();
-        let range = AddrRange::new(at, Bytes::new(len as u64));
-        let found = self.memory.pieces(range, |piece| pieces.push(piece));
-        assert_eq!(found, Ok(()), "work that started may touch its memory until it is done");
-        let mut done = 0;
-        for piece in pieces {
-            let end = done + piece.len as usize;
-            change(self.memory.content_mut(piece.physical), piece.offset, done..end);
-            done = end;
         }
     }
 
@@ -475,32 +271,5 @@ impl State {
 
     pub fn rates(&self) -> Rates {
         self.costs.rates()
-    }
-}
-
-/// The ranges of device memory that work touches, and whether it writes them.
-fn ranges(work: &Work) -> impl Iterator<Item = (AddrRange, bool)> + '_ {
-    let reads = work.kernel.reads.iter().map(|range| (*range, false));
-    reads.chain(work.kernel.writes.iter().map(|range| (*range, true)))
-}
-
-/// The part of pinned host memory that work touches.
-fn host_part(effect: &Effect) -> Option<Part> {
-    let (buffer, offset, len, writes) = match *effect {
-        Effect::ToDevice { buffer, offset, to } => (buffer, offset, to.len, false),
-        Effect::ToHost { from, buffer, offset } => (buffer, offset, from.len, true),
-        Effect::Nothing | Effect::Fill { .. } | Effect::Copy { .. } => return None,
-    };
-    Some(host_buffer_part(buffer, offset, len, writes))
-}
-
-/// A part of pinned host memory; the range names offsets.
-pub(super) fn host_buffer_part(buffer: u64, offset: Bytes, len: Bytes, writes: bool) -> Part {
-    Part {
-        body: Body::HostBuffer(buffer),
-        offset: offset.count(),
-        len: len.count(),
-        range: AddrRange::new(DeviceAddr::new(offset.count()), len),
-        writes,
     }
 }

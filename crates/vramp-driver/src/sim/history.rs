@@ -1,0 +1,130 @@
+//! Who touched which bytes of one body last: an interval map.
+//!
+//! Each stretch of bytes remembers its last write and, since then, the last read of each actor.
+//! That is enough: whoever is ordered behind those is ordered behind all before them, or the lack
+//! of order was reported already.
+
+use std::collections::BTreeMap;
+
+use super::hazard::{Clock, Part, Stamp, Touch};
+
+/// Accesses to one stretch of bytes that may still matter.
+#[derive(Clone, Debug, Default)]
+struct Stretch {
+    end: u64,
+    write: Option<Touch>,
+    /// At most one for each actor, its last.
+    reads: Vec<Touch>,
+}
+
+impl Stretch {
+    fn forget_seen(&mut self, seen: &Clock) {
+        self.write = self.write.filter(|touch| seen.of(touch.actor) < touch.step);
+        self.reads.retain(|touch| seen.of(touch.actor) < touch.step);
+    }
+
+    fn is_forgotten(&self) -> bool {
+        self.write.is_none() && self.reads.is_empty()
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct History {
+    stretches: BTreeMap<u64, Stretch>,
+    /// Number of stretches at which the next sweep is due.
+    sweep_at: usize,
+}
+
+impl History {
+    pub fn split(&mut self, at: u64) {
+        if let Some((start, stretch)) = self.stretches.range_mut(..at).next_back()
+            && *start < at
+            && stretch.end > at
+        {
+            let behind = stretch.clone();
+            stretch.end = at;
+            self.stretches.insert(at, behind);
+        }
+    }
+
+    /// Remembers one access, and returns the earlier ones that conflict with it without order, each
+    /// with whether it writes.
+    pub fn access(
+        &mut self,
+        stamp: &Stamp,
+        touch: Touch,
+        part: Part,
+        seen: &Clock,
+    ) -> Vec<(Touch, bool)> {
+        let end = part.offset + part.len;
+        self.split(part.offset);
+        self.split(end);
+        let mut conflicts: Vec<(Touch, bool)> = Vec::new();
+        let mut note = |earlier: &Touch, writes| {
+            let same = |(c, _): &(Touch, bool)| (c.actor, c.step) == (earlier.actor, earlier.step);
+            if !stamp.covers(earlier) && !conflicts.iter().any(same) {
+                conflicts.push((*earlier, writes));
+            }
+        };
+        let mut met = 0;
+        let mut covered_to = part.offset;
+        let mut gaps = Vec::new();
+        for (start, stretch) in self.stretches.range_mut(part.offset..end) {
+            met += 1;
+            stretch.forget_seen(seen);
+            if let Some(write) = &stretch.write {
+                note(write, true);
+            }
+            if part.writes {
+                stretch.reads.iter().for_each(|read| note(read, false));
+            } else {
+                stretch.reads.retain(|read| read.actor != touch.actor);
+                stretch.reads.push(touch);
+            }
+            if *start > covered_to {
+                gaps.push((covered_to, *start));
+            }
+            covered_to = stretch.end;
+        }
+        if part.writes {
+            // All that was there is ordered before this write, or reported: the write stands for it.
+            if met > 1 {
+                self.forget_within(part.offset, end);
+            }
+            let stretch = self.stretches.entry(part.offset).or_default();
+            stretch.end = end;
+            stretch.write = Some(touch);
+            stretch.reads.clear();
+            if met == 1 && gaps.first().is_some_and(|gap| gap.0 == part.offset) {
+                self.forget_within(part.offset + 1, end);
+            }
+        } else {
+            if covered_to < end {
+                gaps.push((covered_to, end));
+            }
+            for (start, end) in gaps {
+                let stretch = Stretch { end, write: None, reads: vec![touch] };
+                self.stretches.insert(start, stretch);
+            }
+        }
+        self.sweep(seen);
+        conflicts
+    }
+
+    pub fn forget_within(&mut self, start: u64, end: u64) {
+        while let Some((&at, _)) = self.stretches.range(start..end).next() {
+            self.stretches.remove(&at);
+        }
+    }
+
+    fn sweep(&mut self, seen: &Clock) {
+        if self.stretches.len() < self.sweep_at.max(64) {
+            return;
+        }
+        self.stretches.retain(|_, stretch| {
+            stretch.forget_seen(seen);
+            !stretch.is_forgotten()
+        });
+        self.sweep_at = 2 * self.stretches.len();
+    }
+}
