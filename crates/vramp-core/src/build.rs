@@ -523,6 +523,9 @@ impl Pool {
         let page = self.config.page.count();
         match self.holes.last() {
             Some(&(hole_len, at, _)) if hole_len >= placed => {
+                if !at.offset().is_zero() {
+                    return Ok(at);
+                }
                 let headroom = self.config.span.count() / 16;
                 let before = headroom.min((hole_len - placed) / 2) / page * page;
                 Ok(at.plus(before))
