@@ -145,6 +145,11 @@ impl Clock {
 }
 
 impl Stamp {
+    /// What is remembered of an access to `range` in this step.
+    pub fn touch(&self, label: u32, range: AddrRange) -> Touch {
+        Touch { actor: self.actor, step: self.step, label, range }
+    }
+
     pub fn covers(&self, touch: &Touch) -> bool {
         touch.actor == self.actor || self.before.of(touch.actor) >= touch.step
     }
@@ -284,7 +289,7 @@ impl Checker {
             if part.len == 0 {
                 continue;
             }
-            let touch = Touch { actor: stamp.actor, step: stamp.step, label, range: part.range };
+            let touch = stamp.touch(label, part.range);
             let history = self.bodies.entry(part.body).or_default();
             let conflicts = history.access(stamp, touch, *part, &seen);
             if let Some(mapping) = mapping {
@@ -312,7 +317,7 @@ impl Checker {
         let Some(touches) = self.mappings.remove(&mapping) else { return };
         let stamp = self.host_step();
         let label = self.label_number("unmap");
-        let touch = Touch { actor: Actor::HOST, step: stamp.step, label, range };
+        let touch = stamp.touch(label, range);
         for earlier in touches {
             if !stamp.covers(&earlier) {
                 self.report(&stamp, (touch, true), (earlier, true));

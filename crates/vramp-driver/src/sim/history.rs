@@ -88,16 +88,11 @@ impl History {
         }
         if part.writes {
             // All that was there is ordered before this write, or reported: the write stands for it.
-            if met > 1 {
+            if met > 1 || !gaps.is_empty() {
                 self.forget_within(part.offset, end);
             }
-            let stretch = self.stretches.entry(part.offset).or_default();
-            stretch.end = end;
-            stretch.write = Some(touch);
-            stretch.reads.clear();
-            if met == 1 && gaps.first().is_some_and(|gap| gap.0 == part.offset) {
-                self.forget_within(part.offset + 1, end);
-            }
+            let stretch = Stretch { end, write: Some(touch), reads: Vec::new() };
+            self.stretches.insert(part.offset, stretch);
         } else {
             if covered_to < end {
                 gaps.push((covered_to, end));
@@ -126,5 +121,47 @@ impl History {
             !stretch.is_forgotten()
         });
         self.sweep_at = 2 * self.stretches.len();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::hazard::{Body, Checker};
+    use super::*;
+    use crate::Stream;
+    use vramp_core::{AddrRange, Bytes, DeviceAddr};
+
+    /// What [`History`] must be at any time.
+    fn check(history: &History) {
+        let mut reached = 0;
+        for (start, stretch) in &history.stretches {
+            assert!(*start >= reached, "a stretch at {start} overlaps one that ends at {reached}");
+            assert!(stretch.end > *start, "the stretch at {start} is empty");
+            assert!(!stretch.is_forgotten(), "the stretch at {start} remembers nothing");
+            reached = stretch.end;
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn stretches_never_overlap_and_a_write_leaves_one(
+            accesses in prop::collection::vec((0..3u64, 0..64u64, 1..32u64, any::<bool>()), 1..60),
+        ) {
+            let mut checker = Checker::default();
+            let mut history = History::default();
+            for (stream, offset, len, writes) in accesses {
+                let range = AddrRange::new(DeviceAddr::new(offset), Bytes::new(len));
+                let part = Part { body: Body::Pool, offset, len, range, writes };
+                let stamp = checker.step(Stream::from_number(stream + 1));
+                let touch = stamp.touch(0, range);
+                history.access(&stamp, touch, part, &Clock::default());
+                check(&history);
+                if writes {
+                    prop_assert_eq!(history.stretches.range(offset..offset + len).count(), 1);
+                }
+            }
+        }
     }
 }
