@@ -30,6 +30,12 @@ const OVERSHOOT: u64 = 2 << 20;
 /// What a handle above the slack costs, in handles for each MiB: growing beyond it comes last.
 const OVER_SLACK_PRICE: u64 = 31;
 
+/// Retired mappings kept for being taken back. Beyond that some are unmapped at every build.
+const RETIRED_MOST: usize = 1024;
+
+/// How many are unmapped at a time: half a millisecond's worth.
+const RETIRED_BATCH: usize = 32;
+
 pub(crate) enum Build {
     /// Address space has to be reserved first.
     Reserve(Plan),
@@ -159,6 +165,11 @@ impl Pool {
         if len > Spot::SPAN_LIMIT.count() {
             return Build::Short { missing: len };
         }
+        if self.retired.len() > RETIRED_MOST
+            && let Some(plan) = self.unmap_retired(RETIRED_BATCH)
+        {
+            return Build::Clear(plan);
+        }
         let slack = if attempt.frugal { 0 } else { mixed.slack_per_mille };
         let allowed = self.growth_allowed(attempt);
         let target = (self.used_peak.max(self.used.saturating_add(len)) as u128
@@ -210,7 +221,7 @@ impl Pool {
 
     fn sides(&self, base: RegionKey, len: u64) -> Vec<Side> {
         let mut sides = vec![Side::Behind, Side::Before];
-        let room = self.room_behind(base);
+        let room = self.room_behind(base, len);
         if let Some(next) = room.stopped_by
             && let (Kind::Free(free), Kind::Free(own)) =
                 (&self.regions.get(next).kind, &self.regions.get(base).kind)
@@ -234,11 +245,13 @@ impl Pool {
         let page = self.config.page.count();
         let base_len = base.map_or(0, |key| self.regions.get(key).len);
         let need = (len - base_len).checked_next_multiple_of(page)?;
+        // The last chunk may overshoot, by less than its own size.
+        let enough = need + sources.counts.last().map_or(0, |&(largest, _)| largest);
         let (room, need, bridged) = match (side, base) {
-            (Side::Behind, Some(base)) => (self.room_behind(base).len, need, None),
-            (Side::Before, Some(base)) => (self.room_before(base).len, need, None),
+            (Side::Behind, Some(base)) => (self.room_behind(base, enough).len, need, None),
+            (Side::Before, Some(base)) => (self.room_before(base, enough).len, need, None),
             (Side::Bridge(next), Some(base)) => {
-                let room = self.room_behind(base).len;
+                let room = self.room_behind(base, len).len;
                 (room, room, Some(next))
             }
             _ => (u64::MAX, need, None),
@@ -469,18 +482,19 @@ impl Pool {
         }
     }
 
-    pub(crate) fn room_behind(&self, key: RegionKey) -> Room {
+    /// Looks no further than `enough` bytes.
+    pub(crate) fn room_behind(&self, key: RegionKey, enough: u64) -> Room {
         let (mut len, mut next) = (0, self.regions.next(key));
-        while let Some(here) = next.filter(|&here| self.fillable(here)) {
+        while let Some(here) = next.filter(|&here| len < enough && self.fillable(here)) {
             len += self.regions.get(here).len;
             next = self.regions.next(here);
         }
         Room { len, stopped_by: next }
     }
 
-    fn room_before(&self, key: RegionKey) -> Room {
+    fn room_before(&self, key: RegionKey, enough: u64) -> Room {
         let (mut len, mut prev) = (0, self.regions.prev(key));
-        while let Some(here) = prev.filter(|&here| self.fillable(here)) {
+        while let Some(here) = prev.filter(|&here| len < enough && self.fillable(here)) {
             len += self.regions.get(here).len;
             prev = self.regions.prev(here);
         }
@@ -530,7 +544,11 @@ impl Pool {
                 let before = headroom.min((hole_len - placed) / 2) / page * page;
                 Ok(at.plus(before))
             }
-            _ => Err(Build::Reserve(self.reserve_plan(placed))),
+            // Old mappings may be all that fills the address space.
+            _ => Err(match self.unmap_retired(usize::MAX) {
+                Some(plan) => Build::Clear(plan),
+                None => Build::Reserve(self.reserve_plan(placed)),
+            }),
         }
     }
 

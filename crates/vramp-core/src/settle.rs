@@ -341,7 +341,7 @@ impl Pool {
 
     /// A plan that unmaps retired mappings whose work is over, or `None` if there are none.
     pub fn unmap(&self) -> Option<Plan> {
-        self.unmap_retired()
+        self.unmap_retired(usize::MAX)
     }
 
     /// A plan that gives one free chunk back to the card: the largest whose work is over and

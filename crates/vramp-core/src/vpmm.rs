@@ -33,7 +33,7 @@ impl Pool {
                 }
                 Rung::Learn => {
                     attempt.rung = Rung::Idle;
-                    if let Some(plan) = self.unmap_retired() {
+                    if let Some(plan) = self.unmap_retired(usize::MAX) {
                         return Found::Step(Step::Perform(plan));
                     }
                 }
@@ -67,10 +67,15 @@ impl Pool {
         }
     }
 
-    /// A plan that unmaps every retired mapping whose work is over, neighbours in one call.
-    pub(crate) fn unmap_retired(&self) -> Option<Plan> {
+    /// A plan that unmaps retired mappings whose work is over, at most so many, neighbours in one
+    /// call.
+    pub(crate) fn unmap_retired(&self, most: usize) -> Option<Plan> {
         let mut ranges: Vec<Range> = Vec::new();
+        let mut found = 0;
         for &key in self.retired.values() {
+            if found == most {
+                break;
+            }
             let region = self.regions.get(key);
             let Kind::Retired { mark, .. } = region.kind else {
                 panic!("region {key} is indexed as retired");
@@ -78,6 +83,7 @@ impl Pool {
             if !self.streams.is_over(mark) {
                 continue;
             }
+            found += 1;
             match ranges.last_mut() {
                 Some(last) if last.at.plus(last.len.count()) == region.at => {
                     last.len += Bytes::new(region.len);

@@ -7,7 +7,7 @@ use vramp_driver::{Driver, DriverError, Stream};
 
 use crate::allocation::{Allocation, Owner};
 use crate::config::{Config, Preset};
-use crate::error::{AllocError, CreateError, FreeError, Report};
+use crate::error::{AllocError, CreateError, FreeError, Report, UseError};
 use crate::ordered::{OrderedOutcome, OrderedPool};
 use crate::virtual_pool::{Refusal, VirtualPool};
 
@@ -168,10 +168,12 @@ impl Allocator {
     }
 
     /// Notes that work queued on `stream` so far uses the allocation. No driver call.
-    pub fn record_use(&self, allocation: &Allocation, stream: StreamId) -> Result<(), FreeError> {
+    pub fn record_use(&self, allocation: &Allocation, stream: StreamId) -> Result<(), UseError> {
         let mut inner = self.lock()?;
-        inner.stream(stream).ok_or(FreeError::UnknownStream(stream))?;
-        inner.check(allocation)?;
+        inner.stream(stream).ok_or(UseError::UnknownStream(stream))?;
+        if !inner.owns(allocation) {
+            return Err(UseError::Foreign(allocation.addr));
+        }
         match allocation.owner {
             Owner::Pool { id, .. } => {
                 let pool = inner.pool.as_mut().expect("a pool's block has a pool");
@@ -192,16 +194,20 @@ impl Allocator {
     /// No driver call in the default preset. Returns the mark up to which the memory is in use.
     ///
     /// # Errors
-    /// [`FreeError::Foreign`] and [`FreeError::UnknownStream`] leave everything as it was, but the
-    /// allocation is gone.
+    /// [`FreeError::Foreign`] and [`FreeError::UnknownStream`] give the allocation back and leave
+    /// everything as it was.
     pub fn free(
         &self,
         allocation: Allocation,
         stream: StreamId,
     ) -> Result<Option<Mark>, FreeError> {
         let mut inner = self.lock()?;
-        let raw = inner.stream(stream).ok_or(FreeError::UnknownStream(stream))?;
-        inner.check(&allocation)?;
+        let Some(raw) = inner.stream(stream) else {
+            return Err(FreeError::UnknownStream { stream, allocation });
+        };
+        if !inner.owns(&allocation) {
+            return Err(FreeError::Foreign(allocation));
+        }
         let Inner { pool, ordered, streams, .. } = &mut *inner;
         match allocation.owner {
             Owner::Pool { id, .. } => {
@@ -310,17 +316,16 @@ impl Inner {
         self.streams.get(id.index()).copied()
     }
 
-    /// Refuses what another allocator handed out.
-    fn check(&self, allocation: &Allocation) -> Result<(), FreeError> {
-        let own = match (allocation.owner, &self.pool, &self.ordered) {
+    /// False for what another allocator handed out.
+    fn owns(&self, allocation: &Allocation) -> bool {
+        match (allocation.owner, &self.pool, &self.ordered) {
             (Owner::Pool { id, at }, Some(pool), _) => {
                 pool.pool.block(id).is_ok_and(|block| block.at == at)
                     && pool.exec.addr(at) == allocation.addr
             }
             (Owner::Driver { slot }, _, Some(ordered)) => ordered.holds(slot, allocation.addr),
             _ => false,
-        };
-        own.then_some(()).ok_or(FreeError::Foreign { addr: allocation.addr })
+        }
     }
 
     fn close(&mut self) -> Result<(), DriverError> {
@@ -343,6 +348,16 @@ impl Inner {
             }
         };
         ordered.and(pool)
+    }
+}
+
+impl std::fmt::Debug for Allocator {
+    /// The virtual pool's census and every region in address order.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.lock_anyway().pool {
+            Some(pool) => std::fmt::Debug::fmt(&pool.pool, f),
+            None => f.write_str("the driver's own pool"),
+        }
     }
 }
 

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
-use vramp_core::{Bytes, ConfigError, Inconsistency, Shortage, StreamId};
+use vramp_core::{Bytes, ConfigError, DeviceAddr, Inconsistency, Shortage, StreamId};
 use vramp_driver::{DriverError, MemoryInfo};
+
+use crate::Allocation;
 
 /// Why an allocator could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -72,22 +74,39 @@ impl AllocError {
     }
 }
 
-/// Why memory could not be given back.
+/// Why memory could not be given back. Where it still is the caller's, it is in the error.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FreeError {
     /// The allocation is another allocator's.
-    #[error("the allocation at {addr} belongs to another allocator: free it there")]
-    Foreign {
-        /// Its address.
-        addr: vramp_core::DeviceAddr,
+    #[error("the allocation at {} belongs to another allocator: free it there", .0.addr())]
+    Foreign(Allocation),
+    /// The stream was not made by this allocator, or is gone.
+    #[error("{stream} is unknown to this allocator: use a stream that its create_stream returned")]
+    UnknownStream {
+        /// What was given.
+        stream: StreamId,
+        /// Still the caller's.
+        allocation: Allocation,
     },
+    /// A driver call failed. The memory is free all the same, unless the device is lost.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// A panic in an earlier call left the pool inconsistent.
+    #[error("an earlier panic left the pool unusable: {0}")]
+    Broken(#[from] Inconsistency),
+}
+
+/// Why a use could not be noted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum UseError {
+    /// The allocation is another allocator's.
+    #[error("the allocation at {0} belongs to another allocator: note its uses there")]
+    Foreign(DeviceAddr),
     /// The stream was not made by this allocator, or is gone.
     #[error("{0} is unknown to this allocator: use a stream that its create_stream returned")]
     UnknownStream(StreamId),
-    /// A driver call failed; the memory counts as freed only if the device is not lost.
-    #[error(transparent)]
-    Driver(#[from] DriverError),
     /// A panic in an earlier call left the pool inconsistent.
     #[error("an earlier panic left the pool unusable: {0}")]
     Broken(#[from] Inconsistency),

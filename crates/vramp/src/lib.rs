@@ -37,7 +37,7 @@ mod virtual_pool;
 pub use allocation::Allocation;
 pub use allocator::{Allocator, Stats};
 pub use config::{Config, EnvError, Preset, Progress, UnknownPreset};
-pub use error::{AllocError, CreateError, FreeError, Report};
+pub use error::{AllocError, CreateError, FreeError, Report, UseError};
 pub use open::{OpenError, Opened, open};
 
 pub use vramp_core::{
