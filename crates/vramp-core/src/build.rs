@@ -275,7 +275,7 @@ impl Pool {
         }
         let over_slack = fresh.saturating_sub(budget);
         let handles = moves.iter().map(|&(_, count)| count).sum::<u64>()
-            + new_chunks(fresh, len, mixed).len() as u64;
+            + new_chunks(fresh, len, self.used_peak.max(self.used + len), mixed).len() as u64;
         let price = handles + (over_slack >> 20).saturating_mul(OVER_SLACK_PRICE);
         Some(Candidate {
             side,
@@ -325,7 +325,10 @@ impl Pool {
                 fills.push(Fill::Move { chunk, len: chunk_len, from });
             }
         }
-        for (n, len) in new_chunks(candidate.fresh, len, mixed).into_iter().enumerate() {
+        for (n, len) in new_chunks(candidate.fresh, len, self.used_peak.max(self.used + len), mixed)
+            .into_iter()
+            .enumerate()
+        {
             fills.push(Fill::New { chunk: self.chunks.upcoming(n), len });
         }
         if candidate.side == Side::Before {
@@ -452,10 +455,15 @@ fn merged(moves: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     sum.into_iter().rev().collect()
 }
 
-/// How `bytes` of new memory for a request of `len` are cut into chunks.
-fn new_chunks(mut bytes: u64, len: u64, mixed: &Mixed) -> Vec<u64> {
-    let share = (len / mixed.chunks_per_request.max(1)).max(1);
-    let largest = (1 << share.ilog2()).clamp(mixed.chunk_min.count(), mixed.chunk_max.count());
+/// How `bytes` of new memory for a request of `len` are cut into chunks, in a pool whose
+/// high-water mark is `peak`. Small pools and small requests get small chunks: what a partly used
+/// chunk strands stays small beside what the pool holds.
+fn new_chunks(mut bytes: u64, len: u64, peak: u64, mixed: &Mixed) -> Vec<u64> {
+    let floor_to = |amount: u64| 1u64 << amount.max(1).ilog2();
+    let by_request = floor_to(len / mixed.chunks_per_request.max(1));
+    let by_pool = floor_to(peak / mixed.chunks_per_pool.max(1))
+        .clamp(mixed.chunk_min.count(), mixed.chunk_usual.count());
+    let largest = by_request.max(by_pool).min(mixed.chunk_max.count());
     let mut chunks = Vec::new();
     while bytes > 0 {
         let chunk = bytes.min(largest);

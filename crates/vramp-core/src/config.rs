@@ -14,12 +14,17 @@ pub enum Policy {
 /// The numbers of the default policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mixed {
-    /// New chunks are at least this large where the request allows it. Larger chunks cost fewer
-    /// driver calls and pin more memory when partly used.
+    /// The smallest new chunk, but for one that serves its request exactly. Larger chunks cost
+    /// fewer driver calls and strand more memory when partly used.
     pub chunk_min: Bytes,
-    /// New chunks are never larger than this, but for one that serves its request exactly.
+    /// The largest new chunk for requests that are not huge.
+    pub chunk_usual: Bytes,
+    /// The largest new chunk.
     pub chunk_max: Bytes,
-    /// A request is built of at least this many chunks before they grow past `chunk_min`.
+    /// Between `chunk_min` and `chunk_usual`, a new chunk is this part of the pool's high-water
+    /// mark.
+    pub chunks_per_pool: u64,
+    /// Up to `chunk_max`, a huge request is built of at least this many chunks.
     pub chunks_per_request: u64,
     /// The pool may hold this many thousandths above the high-water mark of live memory rather
     /// than remap.
@@ -29,13 +34,15 @@ pub struct Mixed {
 }
 
 impl Default for Mixed {
-    /// Chosen on five recorded workloads, each also scaled from 0.73 to 1.35, to keep reserved
+    /// Chosen on five recorded workloads, each also scaled from 0.2 to 1.35, to keep reserved
     /// memory within 2 % of live memory at the least driver time.
     fn default() -> Mixed {
         Mixed {
-            chunk_min: Bytes::mib(32),
+            chunk_min: Bytes::mib(8),
+            chunk_usual: Bytes::mib(32),
             chunk_max: Bytes::mib(128),
-            chunks_per_request: 64,
+            chunks_per_pool: 100,
+            chunks_per_request: 48,
             slack_per_mille: 10,
             small_limit: Bytes::mib(1),
         }
@@ -84,6 +91,8 @@ pub enum ConfigError {
     Chunks {
         /// The smallest asked.
         chunk_min: Bytes,
+        /// The usual one asked.
+        chunk_usual: Bytes,
         /// The largest asked.
         chunk_max: Bytes,
         /// The page.
@@ -113,10 +122,11 @@ impl PoolConfig {
             return Err(ConfigError::Span { span: self.span, page });
         }
         if let Policy::Mixed(mixed) = self.policy {
-            let Mixed { chunk_min, chunk_max, .. } = mixed;
+            let Mixed { chunk_min, chunk_usual, chunk_max, .. } = mixed;
             let whole = |size: Bytes| size.count().is_power_of_two() && size >= page;
-            if !whole(chunk_min) || !whole(chunk_max) || chunk_min > chunk_max {
-                return Err(ConfigError::Chunks { chunk_min, chunk_max, page });
+            let ordered = chunk_min <= chunk_usual && chunk_usual <= chunk_max;
+            if ![chunk_min, chunk_usual, chunk_max].into_iter().all(whole) || !ordered {
+                return Err(ConfigError::Chunks { chunk_min, chunk_usual, chunk_max, page });
             }
             if mixed.small_limit * 2 > page {
                 return Err(ConfigError::SmallLimit { limit: mixed.small_limit, page });
