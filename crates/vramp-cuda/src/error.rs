@@ -174,4 +174,15 @@ mod tests {
             }
         }
     }
+
+    /// The simulator sorts the codes it knows as a card does.
+    #[test]
+    fn simulator_and_card_agree_on_what_a_code_means() {
+        for code in 1..=1000 {
+            let known = DriverError::from_code(Call::Map, code, "");
+            if known.name != format!("CUDA_ERROR_{code}") {
+                assert_eq!(known.kind, kind_of(CUresult(code.cast_unsigned())), "{known}");
+            }
+        }
+    }
 }

@@ -203,10 +203,10 @@ const CODES: &[(i32, &str, ErrorKind)] = &[
     (3, "CUDA_ERROR_NOT_INITIALIZED", ErrorKind::Other),
     (4, "CUDA_ERROR_DEINITIALIZED", ErrorKind::DeviceLost),
     (46, "CUDA_ERROR_DEVICE_UNAVAILABLE", ErrorKind::Other),
-    (100, "CUDA_ERROR_NO_DEVICE", ErrorKind::Other),
+    (100, "CUDA_ERROR_NO_DEVICE", ErrorKind::DeviceLost),
     (101, "CUDA_ERROR_INVALID_DEVICE", ErrorKind::InvalidUse),
     (200, "CUDA_ERROR_INVALID_IMAGE", ErrorKind::Other),
-    (201, "CUDA_ERROR_INVALID_CONTEXT", ErrorKind::InvalidUse),
+    (201, "CUDA_ERROR_INVALID_CONTEXT", ErrorKind::DeviceLost),
     (214, "CUDA_ERROR_ECC_UNCORRECTABLE", ErrorKind::DeviceLost),
     (304, "CUDA_ERROR_OPERATING_SYSTEM", ErrorKind::Other),
     (400, "CUDA_ERROR_INVALID_HANDLE", ErrorKind::InvalidUse),
@@ -222,7 +222,7 @@ const CODES: &[(i32, &str, ErrorKind)] = &[
     (717, "CUDA_ERROR_INVALID_ADDRESS_SPACE", ErrorKind::DeviceLost),
     (718, "CUDA_ERROR_INVALID_PC", ErrorKind::DeviceLost),
     (719, "CUDA_ERROR_LAUNCH_FAILED", ErrorKind::DeviceLost),
-    (800, "CUDA_ERROR_NOT_PERMITTED", ErrorKind::Other),
+    (800, "CUDA_ERROR_NOT_PERMITTED", ErrorKind::InvalidUse),
     (801, "CUDA_ERROR_NOT_SUPPORTED", ErrorKind::NotSupported),
     (802, "CUDA_ERROR_SYSTEM_NOT_READY", ErrorKind::Other),
     (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", ErrorKind::Other),
@@ -235,7 +235,7 @@ const CODES: &[(i32, &str, ErrorKind)] = &[
     (906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", ErrorKind::Capturing),
     (907, "CUDA_ERROR_CAPTURED_EVENT", ErrorKind::Capturing),
     (908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", ErrorKind::Capturing),
-    (999, "CUDA_ERROR_UNKNOWN", ErrorKind::Other),
+    (999, "CUDA_ERROR_UNKNOWN", ErrorKind::DeviceLost),
 ];
 
 impl DriverError {
@@ -285,7 +285,7 @@ mod tests {
             (700, ErrorKind::DeviceLost),
             (801, ErrorKind::NotSupported),
             (900, ErrorKind::Capturing),
-            (999, ErrorKind::Other),
+            (999, ErrorKind::DeviceLost),
             (12345, ErrorKind::Other),
         ] {
             assert_eq!(DriverError::from_code(Call::Map, code, "").kind, kind, "{code}");
