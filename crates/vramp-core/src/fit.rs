@@ -1,7 +1,7 @@
 //! Which free region serves a request: lowest address that fits, or the smallest one.
 //!
 //! One index per stream. First fit by address keeps used memory together and whole chunks free
-//! (on the recorded workloads it halves what best fit strands in partly used chunks); best fit is
+//! (`docs/design/placement.md` has the comparison); best fit is
 //! what VPMM prescribes.
 
 use std::collections::{BTreeMap, BTreeSet};

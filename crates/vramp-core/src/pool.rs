@@ -57,7 +57,8 @@ pub struct Counters {
     pub reserved: Bytes,
     /// The most that `reserved` was.
     pub reserved_peak: Bytes,
-    /// Blocks served without a plan.
+    /// Blocks served without a plan: from the stream's own free memory, or from another's whose
+    /// work was over.
     pub hits: u64,
     /// Blocks that needed at least one plan.
     pub misses: u64,

@@ -135,7 +135,8 @@ impl Allocator {
 
     /// At least `size` bytes for work on `stream`. A request for nothing gets a unique address too.
     ///
-    /// Cost: no driver call on a hit of the virtual pool, one in the driver's pool. A miss costs
+    /// Cost: no driver call for memory that the stream itself freed, a query for each open event
+    /// where another stream's is looked for, one call in the driver's pool. A miss costs
     /// one create, map and set-access for each new chunk, a map and a set-access for each moved one.
     ///
     /// # Errors

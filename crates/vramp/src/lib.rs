@@ -17,7 +17,8 @@
 //! holds at any time; [`Preset::Vpmm`] is OpenVM's pool; [`Preset::StreamOrdered`] is the driver's
 //! own. All three stand behind [`Allocator`].
 //!
-//! What it costs: a hit makes no driver call. A miss makes one create, map and set-access for each
+//! What it costs: memory that the stream itself freed is handed out without a driver call; memory
+//! of another stream after asking about its events. A miss makes one create, map and set-access for each
 //! new chunk, one map and set-access for each moved one; [`Stats`] counts them.
 //!
 //! Deliberately absent: globals, environment variables, threads, placement policy (`vramp-core`),
