@@ -1,0 +1,102 @@
+//! What can be asked for on the command line.
+
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, Parser, Subcommand};
+use vramp::{Bytes, Preset, UnknownPreset};
+
+/// Replays recorded GPU workloads on any allocator, and tells what each would take and cost.
+#[derive(Debug, Parser)]
+#[command(name = "vramp", version, about)]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What the program can do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Replay traces and compare what each allocator takes and costs
+    Replay(Replay),
+    /// Tell which device would be used, and what it can do
+    Info(Info),
+    /// Convert a trace to the compact .vtrace format
+    Convert(Convert),
+}
+
+/// Replays traces.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Replay {
+    /// PyTorch memory snapshots, RMM logs or .vtrace files; plain, gzip or zstd
+    #[arg(required = true, value_name = "TRACE")]
+    pub traces: Vec<PathBuf>,
+    /// vramp, vpmm, stream-ordered or all
+    #[arg(long, default_value = "all", value_parser = parse_allocators, value_name = "NAME")]
+    pub allocator: Allocators,
+    /// auto, sim, sim:CARD, cuda or cuda:N
+    #[arg(long, default_value = "auto")]
+    pub device: String,
+    /// The most memory an allocator may hold, such as 80GiB; the device is the limit by default
+    #[arg(long, value_name = "SIZE")]
+    pub limit: Option<Bytes>,
+    /// Memory an allocator takes from the device before the replay begins
+    #[arg(long, value_name = "SIZE")]
+    pub prefill: Option<Bytes>,
+    /// Print one JSON object per run and nothing else
+    #[arg(long)]
+    pub json: bool,
+    /// Check the allocator after every request; on the simulator, check the order of accesses too
+    #[arg(long)]
+    pub audit: bool,
+}
+
+/// Which allocators to replay on, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allocators(pub Vec<Preset>);
+
+fn parse_allocators(name: &str) -> Result<Allocators, UnknownAllocator> {
+    match name {
+        "all" => Ok(Allocators(Preset::ALL.to_vec())),
+        name => Ok(Allocators(vec![name.parse()?])),
+    }
+}
+
+#[derive(Debug)]
+struct UnknownAllocator(UnknownPreset);
+
+impl From<UnknownPreset> for UnknownAllocator {
+    fn from(error: UnknownPreset) -> UnknownAllocator {
+        UnknownAllocator(error)
+    }
+}
+
+impl std::error::Error for UnknownAllocator {}
+
+impl std::fmt::Display for UnknownAllocator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}, or all", self.0)
+    }
+}
+
+/// Describes a device.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Info {
+    /// auto, sim, sim:CARD, cuda or cuda:N
+    #[arg(long, default_value = "auto")]
+    pub device: String,
+    /// Print one JSON object and nothing else
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Converts a trace.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Convert {
+    /// A PyTorch memory snapshot, an RMM log or a .vtrace file; plain, gzip or zstd
+    #[arg(value_name = "IN")]
+    pub input: PathBuf,
+    /// The file to write; its name ends in .vtrace
+    #[arg(value_name = "OUT")]
+    pub output: PathBuf,
+}

@@ -1,0 +1,58 @@
+//! `vramp convert`: any trace in, a `.vtrace` out.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use vramp::Bytes;
+
+use crate::args::Convert;
+use crate::replay_command::read;
+use crate::table::count;
+
+pub(crate) fn run(args: &Convert, out: &mut dyn Write) -> Result<()> {
+    let (input, output) = (&args.input, &args.output);
+    if output.extension().is_none_or(|extension| extension != "vtrace") {
+        bail!(
+            "cannot write '{}': only .vtrace files are written; give the output a name that ends \
+             in .vtrace",
+            output.display()
+        );
+    }
+    let trace = read(input)?;
+    // Beside its final place first, so that a failure leaves no half of a file there, and a file
+    // can be converted onto itself.
+    let partial = output.with_extension("vtrace.partial");
+    write(&partial, &trace)
+        .and_then(|()| fs::rename(&partial, output))
+        .inspect_err(|_| {
+            // The error that is reported is the first one.
+            let _ = fs::remove_file(&partial);
+        })
+        .with_context(|| format!("cannot write '{}'", output.display()))?;
+    writeln!(
+        out,
+        "{} ({}) -> {} ({}): {} events, {} devices, {} streams",
+        input.display(),
+        size(input)?,
+        output.display(),
+        size(output)?,
+        count(trace.events.len() as u64),
+        trace.device_count,
+        trace.streams.len()
+    )?;
+    Ok(())
+}
+
+fn write(path: &Path, trace: &vramp_trace::Trace) -> std::io::Result<()> {
+    let mut file = BufWriter::new(File::create(path)?);
+    trace.write_vtrace(&mut file)?;
+    file.flush()
+}
+
+fn size(path: &Path) -> Result<Bytes> {
+    let found =
+        fs::metadata(path).with_context(|| format!("cannot look at '{}'", path.display()))?;
+    Ok(Bytes::new(found.len()))
+}

@@ -1,0 +1,85 @@
+//! `vramp info`: which device would be used, and what it can do.
+
+use std::io::Write;
+
+use anyhow::Result;
+use serde::Serialize;
+use vramp::Bytes;
+
+use crate::args::Info;
+use crate::device::Device;
+
+/// What is known of a device. Serialised, this is the line that `--json` prints.
+#[derive(Debug, Serialize)]
+struct Description<'a> {
+    name: &'a str,
+    id: &'a str,
+    driver: &'a str,
+    simulated: bool,
+    fell_back: Option<&'a str>,
+    capabilities: [(&'static str, bool); 5],
+    page_bytes: u64,
+    recommended_page_bytes: u64,
+    address_space_bytes: Option<u64>,
+    memory_free_bytes: u64,
+    memory_total_bytes: u64,
+}
+
+pub(crate) fn run(args: &Info, out: &mut dyn Write) -> Result<()> {
+    let device = Device::open(&args.device)?;
+    let driver = device.fresh(false)?.driver;
+    let memory = driver.memory_info()?;
+    let info = driver.info();
+    let can = info.capabilities;
+    let description = Description {
+        name: &info.name,
+        id: &info.id,
+        driver: &info.driver,
+        simulated: info.simulated,
+        fell_back: device.fell_back.as_deref(),
+        capabilities: [
+            ("virtual memory", can.virtual_memory),
+            ("stream-ordered pool", can.stream_ordered_pool),
+            ("host memory at device addresses", can.host_numa),
+            ("pinned host memory", can.pinned_host),
+            ("remapping beside running kernels", can.remap_beside_kernels),
+        ],
+        page_bytes: info.limits.page.count(),
+        recommended_page_bytes: info.limits.recommended_page.count(),
+        address_space_bytes: info.limits.address_space.map(Bytes::count),
+        memory_free_bytes: memory.free.count(),
+        memory_total_bytes: memory.total.count(),
+    };
+    if args.json {
+        serde_json::to_writer(&mut *out, &description)?;
+        return Ok(writeln!(out)?);
+    }
+    print(&description, out)
+}
+
+fn print(description: &Description<'_>, out: &mut dyn Write) -> Result<()> {
+    let mut line = |label: &str, text: &str| writeln!(out, "{label:<15}{text}");
+    line("device", &format!("{} ({})", description.id, description.name))?;
+    line("driver", description.driver)?;
+    line("simulated", yes_or_no(description.simulated))?;
+    if let Some(reason) = description.fell_back {
+        line("no card", reason)?;
+    }
+    let free = Bytes::new(description.memory_free_bytes);
+    let total = Bytes::new(description.memory_total_bytes);
+    line("memory", &format!("{free} free of {total}"))?;
+    let page = Bytes::new(description.page_bytes);
+    let recommended = Bytes::new(description.recommended_page_bytes);
+    line("granularity", &format!("{page}, recommended {recommended}"))?;
+    let addresses = description.address_space_bytes.map(|count| Bytes::new(count).to_string());
+    line("address space", addresses.as_deref().unwrap_or("not known"))?;
+    for (index, (capability, works)) in description.capabilities.iter().enumerate() {
+        let label = if index == 0 { "can do" } else { "" };
+        line(label, &format!("{capability}: {}", yes_or_no(*works)))?;
+    }
+    Ok(())
+}
+
+fn yes_or_no(yes: bool) -> &'static str {
+    if yes { "yes" } else { "no" }
+}

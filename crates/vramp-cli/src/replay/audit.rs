@@ -1,0 +1,152 @@
+//! What `--audit` adds to a replay: kernels that stand in for the program's, and a second count.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use vramp::{Allocation, Allocator, Bytes, DriverError, StreamId};
+use vramp_core::AddrRange;
+use vramp_driver::sim::{Gate, Kernel, Simulator};
+use vramp_driver::{Driver, Event, Stream};
+
+use super::engine::ReplayError;
+
+/// Checks an allocator while it is replayed.
+pub(super) struct Auditor {
+    kernels: Option<Kernels>,
+    /// What the program holds of the virtual pool.
+    live: Bytes,
+}
+
+impl Auditor {
+    /// An auditor; with a simulator, one that queues kernels too.
+    pub(super) fn new(simulator: Option<Arc<Simulator>>) -> Result<Auditor, DriverError> {
+        let kernels = simulator.map(Kernels::new).transpose()?;
+        Ok(Auditor { kernels, live: Bytes::ZERO })
+    }
+
+    pub(super) fn allocated(
+        &mut self,
+        allocation: &Allocation,
+        size: Bytes,
+        stream: Stream,
+    ) -> Result<(), DriverError> {
+        if allocation.spot().is_some() {
+            self.live += size;
+        }
+        match &self.kernels {
+            Some(kernels) => kernels.first_write(allocation, stream),
+            None => Ok(()),
+        }
+    }
+
+    /// The last work on a block's own stream is queued; on `others` work goes on.
+    pub(super) fn freeing(
+        &mut self,
+        block: u32,
+        allocation: &Allocation,
+        size: Bytes,
+        stream: Stream,
+        others: &[Stream],
+    ) -> Result<(), DriverError> {
+        if allocation.spot().is_some() {
+            self.live -= size;
+        }
+        match &mut self.kernels {
+            Some(kernels) => kernels.last_uses(block, allocation, stream, others),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn uses_done(&mut self, block: u32) {
+        if let Some(kernels) = &mut self.kernels {
+            kernels.uses_done(block);
+        }
+    }
+
+    /// Every invariant of the pool, and its count of live bytes against ours. O(n log n).
+    pub(super) fn check(&self, allocator: &Allocator) -> Result<(), ReplayError> {
+        let counted = allocator.inspect(|pool| {
+            pool.audit()?;
+            Ok(pool.counters().live)
+        });
+        match counted {
+            Some(Ok(live)) if live != self.live => {
+                Err(ReplayError::Miscount { counted: live, expected: self.live })
+            }
+            Some(Err(inconsistency)) => Err(ReplayError::Inconsistent(inconsistency)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Lets all work end.
+    pub(super) fn finish(&mut self) {
+        if let Some(kernels) = &mut self.kernels {
+            kernels.finish();
+        }
+    }
+}
+
+/// Stand-ins for the program's kernels on a simulator.
+struct Kernels {
+    simulator: Arc<Simulator>,
+    /// Orders other streams behind a block's own one, as a program has to.
+    fence: Event,
+    /// What keeps the uses of a freed block going.
+    gates: HashMap<u32, Gate>,
+}
+
+impl Kernels {
+    fn new(simulator: Arc<Simulator>) -> Result<Kernels, DriverError> {
+        let fence = simulator.create_event()?;
+        Ok(Kernels { simulator, fence, gates: HashMap::new() })
+    }
+
+    fn first_write(&self, allocation: &Allocation, stream: Stream) -> Result<(), DriverError> {
+        self.simulator.launch(stream, Kernel::new("first write").writing(range(allocation)))
+    }
+
+    fn last_uses(
+        &mut self,
+        block: u32,
+        allocation: &Allocation,
+        stream: Stream,
+        others: &[Stream],
+    ) -> Result<(), DriverError> {
+        let range = range(allocation);
+        let last = Kernel::new("last use").reading(range).writing(range);
+        self.simulator.launch(stream, last)?;
+        if others.is_empty() {
+            return Ok(());
+        }
+        let gate = self.simulator.gate();
+        self.gates.insert(block, gate);
+        self.simulator.record(self.fence, stream)?;
+        for &other in others {
+            self.simulator.wait(other, self.fence)?;
+            let going_on = Kernel::new("use on another stream").reading(range).until(gate);
+            self.simulator.launch(other, going_on)?;
+        }
+        Ok(())
+    }
+
+    fn uses_done(&mut self, block: u32) {
+        if let Some(gate) = self.gates.remove(&block) {
+            self.simulator.open(gate);
+        }
+    }
+
+    fn finish(&mut self) {
+        for (_, gate) in self.gates.drain() {
+            self.simulator.open(gate);
+        }
+    }
+}
+
+fn range(allocation: &Allocation) -> AddrRange {
+    AddrRange::new(allocation.addr(), allocation.len())
+}
+
+/// The streams of an allocator as the device knows them.
+pub(super) fn raw(allocator: &Allocator, id: StreamId) -> Stream {
+    allocator.stream(id).expect("the replay made the stream")
+}

@@ -1,0 +1,87 @@
+//! Work that the trace says is not over yet.
+//!
+//! A recording tells when the uses of a block ended, not what a clock would say on this device. So
+//! the table below answers the allocator's question how far a stream has come:
+//!
+//! 1. A free whose uses end later holds the block's stream, and every other stream that may use it,
+//!    at their epochs of that moment.
+//! 2. A stream that begins to wait for others is held by everything that holds them.
+//! 3. The end of the uses takes the holds away.
+
+use std::collections::{BTreeMap, HashMap};
+
+use vramp::{Epoch, Mark, StreamId};
+
+/// What holds each stream back.
+#[derive(Debug, Default)]
+pub(crate) struct Outstanding {
+    /// For each stream, how many blocks hold each of its epochs.
+    epochs: Vec<BTreeMap<Epoch, u32>>,
+    /// For each block whose uses go on, the marks it holds: one for each stream at most.
+    blocks: HashMap<u32, Vec<Mark>>,
+}
+
+impl Outstanding {
+    /// True if nothing holds any stream.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// The epoch that the stream of `last` has reached, at most that of `last`.
+    pub(crate) fn reached(&self, last: Mark) -> Epoch {
+        let held = self.epochs.get(last.stream.index()).and_then(BTreeMap::first_key_value);
+        held.map_or(last.epoch, |(lowest, _)| lowest.previous().min(last.epoch))
+    }
+
+    /// Uses of `block` go on at `mark`.
+    pub(crate) fn hold(&mut self, block: u32, mark: Mark) {
+        let marks = self.blocks.entry(block).or_default();
+        let epochs = of(&mut self.epochs, mark.stream);
+        match marks.iter_mut().find(|held| held.stream == mark.stream) {
+            Some(held) if held.epoch <= mark.epoch => {}
+            Some(held) => {
+                forget(epochs, held.epoch);
+                *epochs.entry(mark.epoch).or_default() += 1;
+                *held = mark;
+            }
+            None => {
+                *epochs.entry(mark.epoch).or_default() += 1;
+                marks.push(mark);
+            }
+        }
+    }
+
+    /// Work from `mark` on waits for other streams: whatever holds them holds this one too.
+    pub(crate) fn spread(&mut self, mark: Mark) {
+        let epochs = of(&mut self.epochs, mark.stream);
+        for marks in self.blocks.values_mut() {
+            if marks.iter().all(|held| held.stream != mark.stream) {
+                *epochs.entry(mark.epoch).or_default() += 1;
+                marks.push(mark);
+            }
+        }
+    }
+
+    /// The uses of `block` are over.
+    pub(crate) fn done(&mut self, block: u32) {
+        for mark in self.blocks.remove(&block).unwrap_or_default() {
+            forget(of(&mut self.epochs, mark.stream), mark.epoch);
+        }
+    }
+}
+
+fn of(epochs: &mut Vec<BTreeMap<Epoch, u32>>, stream: StreamId) -> &mut BTreeMap<Epoch, u32> {
+    if epochs.len() <= stream.index() {
+        epochs.resize_with(stream.index() + 1, BTreeMap::new);
+    }
+    &mut epochs[stream.index()]
+}
+
+fn forget(epochs: &mut BTreeMap<Epoch, u32>, epoch: Epoch) {
+    if let Some(count) = epochs.get_mut(&epoch) {
+        *count -= 1;
+        if *count == 0 {
+            epochs.remove(&epoch);
+        }
+    }
+}

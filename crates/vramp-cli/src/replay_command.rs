@@ -1,0 +1,124 @@
+//! `vramp replay`: traces in, a table or lines of JSON out.
+
+use std::env;
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use vramp::{Config, Preset};
+use vramp_trace::{ReadLimits, Trace, Workload, read_trace};
+
+use crate::args::Replay;
+use crate::device::Device;
+use crate::replay::{Options, Outcome, Recorded, replay};
+use crate::table;
+
+/// Reads a trace; a folder and an unreadable file are errors that name the path.
+pub(crate) fn read(path: &Path) -> Result<Trace> {
+    if path.is_dir() {
+        bail!("'{}' is a folder: name the traces in it", path.display());
+    }
+    read_trace(path, &ReadLimits::default())
+        .with_context(|| format!("cannot read the trace '{}'", path.display()))
+}
+
+pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
+    let device = Device::open(&args.device)?;
+    let configs = configs(args)?;
+    if !args.json
+        && let Some(reason) = &device.fell_back
+    {
+        writeln!(out, "Simulating, for there is no card to use: {reason}\n")?;
+    }
+    for path in &args.traces {
+        let begun = Instant::now();
+        let jobs = jobs(path)?;
+        let read_s = begun.elapsed().as_secs_f64();
+        for (workload, recorded) in &jobs {
+            let mut outcomes = Vec::new();
+            for config in &configs {
+                let outcome = one(args, &device, config.clone(), workload)?;
+                let outcome = Outcome { events: recorded.events, read_s, ..outcome };
+                if args.json {
+                    serde_json::to_writer(&mut *out, &outcome)?;
+                    writeln!(out)?;
+                    out.flush()?;
+                }
+                outcomes.push(outcome);
+            }
+            if !args.json {
+                table::write(out, workload, recorded, &outcomes)?;
+                out.flush()?;
+            }
+        }
+    }
+    if !args.json {
+        let fresh = device.fresh(false)?;
+        writeln!(out, "{}", table::assumptions(fresh.driver.info(), args.audit))?;
+    }
+    Ok(())
+}
+
+/// What each recorded device was asked for. The trace itself is gone afterwards: it is the larger
+/// part.
+fn jobs(path: &Path) -> Result<Vec<(Workload, Recorded)>> {
+    let trace = read(path)?;
+    let jobs: Vec<_> = (0..trace.device_count)
+        .map(|device| Workload::from_trace(&trace, device))
+        .filter(|workload| !workload.requests.is_empty())
+        .map(|workload| {
+            let recorded = Recorded::of(&trace, &workload);
+            (workload, recorded)
+        })
+        .collect();
+    if jobs.is_empty() {
+        bail!(
+            "the trace '{}' asks for no memory: record with \
+             torch.cuda.memory._record_memory_history() before the job begins",
+            path.display()
+        );
+    }
+    Ok(jobs)
+}
+
+/// One configuration for each allocator. VPMM's variables are read from the environment here and
+/// nowhere else.
+fn configs(args: &Replay) -> Result<Vec<Config>> {
+    let presets = args.allocator.0.iter();
+    presets
+        .map(|&preset| {
+            let mut config = Config::preset(preset);
+            config.limit = args.limit;
+            config.prefill = args.prefill.unwrap_or_default();
+            if preset == Preset::Vpmm {
+                config = config.with_vpmm_variables(variable)?;
+            }
+            Ok(config)
+        })
+        .collect()
+}
+
+fn variable(name: &str) -> Option<String> {
+    env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+fn one(args: &Replay, device: &Device, config: Config, workload: &Workload) -> Result<Outcome> {
+    let allocator = config.preset.name();
+    let bar = progress_bar(allocator, workload);
+    let options = Options { audit: args.audit, ..Options::default() };
+    let outcome = replay(workload, device, config, options, |done| bar.set_position(done as u64));
+    bar.finish_and_clear();
+    outcome.with_context(|| format!("'{}' on {allocator}", workload.name))
+}
+
+/// A bar on standard error; silent where that is no terminal.
+fn progress_bar(allocator: &str, workload: &Workload) -> ProgressBar {
+    let bar = ProgressBar::new(workload.requests.len() as u64);
+    let style = ProgressStyle::with_template("{msg} {wide_bar} {human_pos}/{human_len} {eta}");
+    bar.set_style(style.expect("the template is well formed"));
+    bar.set_message(format!("{} on {allocator}", workload.name));
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}

@@ -1,0 +1,165 @@
+//! What a person reads after a replay.
+
+use std::io::{self, Write};
+
+use comfy_table::{CellAlignment, Table, presets};
+use vramp::Bytes;
+use vramp_driver::DeviceInfo;
+use vramp_trace::Workload;
+
+use crate::replay::{Outcome, Recorded};
+
+/// Writes one block: what the job needed, a row for each allocator, and what that means.
+pub(crate) fn write(
+    out: &mut dyn Write,
+    workload: &Workload,
+    recorded: &Recorded,
+    outcomes: &[Outcome],
+) -> io::Result<()> {
+    writeln!(out, "{}", headline(workload, recorded))?;
+    if let Some(oom) = &recorded.oom {
+        writeln!(
+            out,
+            "The recorded job ran out of memory at event {}: it asked for {} with {} live.",
+            count(oom.event as u64),
+            oom.size,
+            oom.live
+        )?;
+    }
+    writeln!(out, "\n{}\n", rows(workload, recorded, outcomes))?;
+    for sentence in meaning(recorded, outcomes) {
+        writeln!(out, "{sentence}")?;
+    }
+    writeln!(out)
+}
+
+/// What a replay takes for granted, in a sentence or two.
+pub(crate) fn assumptions(device: &DeviceInfo, audited: bool) -> String {
+    let time = if device.simulated {
+        format!("Driver time is modelled on {} ({}).", device.id, device.driver)
+    } else {
+        format!("Driver time is measured on {} ({}).", device.id, device.name)
+    };
+    let audit = match (audited, device.simulated) {
+        (false, _) => "",
+        (true, true) => {
+            " Every request was followed by an audit; no access without order was found."
+        }
+        (true, false) => " Every request was followed by an audit.",
+    };
+    format!("Sizes, streams and the order of requests are replayed; kernels are not. {time}{audit}")
+}
+
+fn headline(workload: &Workload, recorded: &Recorded) -> String {
+    let name = if workload.name.is_empty() { "(no name)" } else { &workload.name };
+    let device = match workload.device {
+        0 => String::new(),
+        device => format!(", device {device}"),
+    };
+    let streams = match workload.streams.len() {
+        1 => "1 stream".to_owned(),
+        streams => format!("{streams} streams"),
+    };
+    let events = count(recorded.events);
+    let peak = workload.peak_live;
+    format!("{name}{device}: {events} events on {streams}. The job holds {peak} at most.")
+}
+
+fn rows(workload: &Workload, recorded: &Recorded, outcomes: &[Outcome]) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    let time = match outcomes.first() {
+        Some(outcome) => format!("driver time ({})", outcome.driver_ms_is),
+        None => "driver time".to_owned(),
+    };
+    let mut head = vec![
+        "allocator",
+        "peak reserved",
+        "of live",
+        "driver calls",
+        &time,
+        "worst malloc",
+        "moved",
+    ];
+    let any_out = outcomes.iter().any(|outcome| outcome.oom_at_event.is_some());
+    if any_out {
+        head.push("ran out at event");
+    }
+    table.set_header(head);
+    if let Some(peak) = recorded.peak_reserved {
+        let ratio = ratio(peak, workload.peak_live);
+        table.add_row(vec!["recorded".to_owned(), peak.to_string(), ratio]);
+    }
+    for outcome in outcomes {
+        let peak = Bytes::new(outcome.peak_reserved_bytes);
+        let mut row = vec![
+            outcome.allocator.to_owned(),
+            peak.to_string(),
+            ratio(peak, workload.peak_live),
+            count(outcome.driver_calls),
+            format!("{:.1} ms", outcome.driver_ms),
+            micros(outcome.worst_malloc_us),
+            Bytes::new(outcome.moved_bytes).to_string(),
+        ];
+        if any_out {
+            row.push(outcome.oom_at_event.map_or_else(|| "never".to_owned(), count));
+        }
+        table.add_row(row);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.trim_fmt()
+}
+
+/// What the numbers say, in words.
+fn meaning(recorded: &Recorded, outcomes: &[Outcome]) -> Vec<String> {
+    let mut sentences = Vec::new();
+    for outcome in outcomes {
+        let Some(event) = outcome.oom_at_event else { continue };
+        let said = outcome.oom.as_deref().unwrap_or("out of memory");
+        let (allocator, event) = (outcome.allocator, count(event));
+        sentences.push(format!("{allocator} runs out at event {event}: {said}."));
+    }
+    let finished = outcomes.iter().filter(|outcome| outcome.oom_at_event.is_none());
+    if let (Some(held), Some(least)) =
+        (recorded.peak_reserved, finished.min_by_key(|outcome| outcome.peak_reserved_bytes))
+    {
+        let taken = Bytes::new(least.peak_reserved_bytes);
+        let allocator = least.allocator;
+        sentences.push(match held.count().checked_sub(taken.count()) {
+            Some(saved) => format!(
+                "{allocator} takes {} less than the recorded allocator held: {taken} instead of \
+                 {held} ({:.0} % less).",
+                Bytes::new(saved),
+                saved as f64 * 100.0 / held.count().max(1) as f64
+            ),
+            None => format!("No allocator takes less than the {held} that the recorded one held."),
+        });
+    }
+    sentences
+}
+
+fn ratio(reserved: Bytes, live: Bytes) -> String {
+    if live.is_zero() {
+        return "-".to_owned();
+    }
+    format!("{:.3}", reserved.count() as f64 / live.count() as f64)
+}
+
+fn micros(us: f64) -> String {
+    if us < 1000.0 { format!("{us:.1} us") } else { format!("{:.2} ms", us / 1000.0) }
+}
+
+/// A number with a comma after every three digits.
+pub(crate) fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
