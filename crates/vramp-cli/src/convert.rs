@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail};
 use vramp::Bytes;
 
 use crate::args::Convert;
+use crate::count::Count;
 use crate::replay_command::read;
-use crate::table::count;
 
 pub(crate) fn run(args: &Convert, out: &mut dyn Write) -> Result<()> {
     let (input, output) = (&args.input, &args.output);
@@ -38,7 +38,7 @@ pub(crate) fn run(args: &Convert, out: &mut dyn Write) -> Result<()> {
         size(input)?,
         output.display(),
         size(output)?,
-        count(trace.events.len() as u64),
+        Count(trace.events.len() as u64),
         trace.device_count,
         trace.streams.len()
     )?;

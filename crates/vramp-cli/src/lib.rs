@@ -11,6 +11,7 @@
 
 pub mod args;
 mod convert;
+mod count;
 pub mod device;
 mod info;
 pub mod replay;

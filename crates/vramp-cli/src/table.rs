@@ -3,10 +3,11 @@
 use std::io::{self, Write};
 
 use comfy_table::{CellAlignment, Table, presets};
-use vramp::Bytes;
+use vramp::{Bytes, Preset};
 use vramp_driver::DeviceInfo;
 use vramp_trace::Workload;
 
+use crate::count::Count;
 use crate::replay::{Outcome, Recorded};
 
 /// Writes one block: what the job needed, a row for each allocator, and what that means.
@@ -18,13 +19,7 @@ pub(crate) fn write(
 ) -> io::Result<()> {
     writeln!(out, "{}", headline(workload, recorded))?;
     if let Some(oom) = &recorded.oom {
-        writeln!(
-            out,
-            "The recorded job ran out of memory at event {}: it asked for {} with {} live.",
-            count(oom.event as u64),
-            oom.size,
-            oom.live
-        )?;
+        writeln!(out, "{oom}")?;
     }
     writeln!(out, "\n{}\n", rows(workload, recorded, outcomes))?;
     for sentence in meaning(recorded, outcomes) {
@@ -36,7 +31,11 @@ pub(crate) fn write(
 /// What a replay takes for granted, in a sentence or two.
 pub(crate) fn assumptions(device: &DeviceInfo, audited: bool) -> String {
     let time = if device.simulated {
-        format!("Driver time is modelled on {} ({}).", device.id, device.driver)
+        format!(
+            "Driver time is modelled on {} ({}); the model of the driver's own pool never \
+             fragments, a real one holds a few percent more.",
+            device.id, device.driver
+        )
     } else {
         format!("Driver time is measured on {} ({}).", device.id, device.name)
     };
@@ -60,7 +59,7 @@ fn headline(workload: &Workload, recorded: &Recorded) -> String {
         1 => "1 stream".to_owned(),
         streams => format!("{streams} streams"),
     };
-    let events = count(recorded.events);
+    let events = Count(recorded.events);
     let peak = workload.peak_live;
     format!("{name}{device}: {events} events on {streams}. The job holds {peak} at most.")
 }
@@ -95,14 +94,21 @@ fn rows(workload: &Workload, recorded: &Recorded, outcomes: &[Outcome]) -> Strin
         let mut row = vec![
             outcome.allocator.to_owned(),
             peak.to_string(),
-            ratio(peak, workload.peak_live),
-            count(outcome.driver_calls),
+            match outcome.oom_at_event {
+                None => ratio(peak, workload.peak_live),
+                // It never came to hold what the job needs.
+                Some(_) => "-".to_owned(),
+            },
+            Count(outcome.driver_calls).to_string(),
             format!("{:.1} ms", outcome.driver_ms),
             micros(outcome.worst_malloc_us),
             Bytes::new(outcome.moved_bytes).to_string(),
         ];
         if any_out {
-            row.push(outcome.oom_at_event.map_or_else(|| "never".to_owned(), count));
+            row.push(match outcome.oom_at_event {
+                Some(event) => Count(event).to_string(),
+                None => "never".to_owned(),
+            });
         }
         table.add_row(row);
     }
@@ -118,26 +124,29 @@ fn meaning(recorded: &Recorded, outcomes: &[Outcome]) -> Vec<String> {
     for outcome in outcomes {
         let Some(event) = outcome.oom_at_event else { continue };
         let said = outcome.oom.as_deref().unwrap_or("out of memory");
-        let (allocator, event) = (outcome.allocator, count(event));
+        let (allocator, event) = (outcome.allocator, Count(event));
         sentences.push(format!("{allocator} runs out at event {event}: {said}."));
     }
-    let finished = outcomes.iter().filter(|outcome| outcome.oom_at_event.is_none());
-    if let (Some(held), Some(least)) =
-        (recorded.peak_reserved, finished.min_by_key(|outcome| outcome.peak_reserved_bytes))
-    {
-        let taken = Bytes::new(least.peak_reserved_bytes);
-        let allocator = least.allocator;
+    if let (Some(held), Some(best)) = (recorded.peak_reserved, spokesman(outcomes)) {
+        let (allocator, taken) = (best.allocator, Bytes::new(best.peak_reserved_bytes));
         sentences.push(match held.count().checked_sub(taken.count()) {
             Some(saved) => format!(
-                "{allocator} takes {} less than the recorded allocator held: {taken} instead of \
-                 {held} ({:.0} % less).",
+                "{allocator} takes {taken} where the recorded allocator held {held}: {} less \
+                 ({:.0} %).",
                 Bytes::new(saved),
                 saved as f64 * 100.0 / held.count().max(1) as f64
             ),
-            None => format!("No allocator takes less than the {held} that the recorded one held."),
+            None => format!("{allocator} takes {taken}; the recorded allocator held {held}."),
         });
     }
     sentences
+}
+
+/// Whose result to put in words: the default's, or the most frugal one's where it did not finish.
+fn spokesman(outcomes: &[Outcome]) -> Option<&Outcome> {
+    let finished = || outcomes.iter().filter(|outcome| outcome.oom_at_event.is_none());
+    let default = finished().find(|outcome| outcome.allocator == Preset::Vramp.name());
+    default.or_else(|| finished().min_by_key(|outcome| outcome.peak_reserved_bytes))
 }
 
 fn ratio(reserved: Bytes, live: Bytes) -> String {
@@ -149,17 +158,4 @@ fn ratio(reserved: Bytes, live: Bytes) -> String {
 
 fn micros(us: f64) -> String {
     if us < 1000.0 { format!("{us:.1} us") } else { format!("{:.2} ms", us / 1000.0) }
-}
-
-/// A number with a comma after every three digits.
-pub(crate) fn count(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }

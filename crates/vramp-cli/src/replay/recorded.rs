@@ -1,7 +1,11 @@
 //! What the recording says of the allocator that was recorded.
 
+use std::fmt;
+
 use vramp::Bytes;
 use vramp_trace::{Event, EventKind, Request, Trace, Workload};
+
+use crate::count::Count;
 
 /// What the recorded allocator took, as far as the recording tells.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,6 +27,10 @@ pub struct RecordedOom {
     pub size: Bytes,
     /// What the program held then.
     pub live: Bytes,
+    /// What the recorded allocator held then; `None` if the recording says nothing of it.
+    pub held: Option<Bytes>,
+    /// What was free on the card then, where recorded.
+    pub free: Option<Bytes>,
 }
 
 impl Recorded {
@@ -32,6 +40,7 @@ impl Recorded {
     pub fn of(trace: &Trace, workload: &Workload) -> Recorded {
         let on_device = |found: u16| u32::from(found) == workload.device;
         let mut recorded = Recorded::default();
+        let mut change_at_oom = 0;
         // Counted against the beginning; signed and wide, for recordings may be wrong.
         let (mut change, mut highest, mut known) = (0i128, 0i128, false);
         for (index, event) in trace.events.iter().enumerate() {
@@ -44,12 +53,14 @@ impl Recorded {
                 highest = highest.max(change);
                 known = true;
             } else if event.kind == EventKind::Oom && recorded.oom.is_none() {
-                let oom = RecordedOom {
+                change_at_oom = change;
+                recorded.oom = Some(RecordedOom {
                     event: index,
                     size: event.size,
                     live: live_before(workload, index),
-                };
-                recorded.oom = Some(oom);
+                    held: None,
+                    free: event.device_free(),
+                });
             }
         }
         let segments = trace.segments.iter().filter(|segment| on_device(segment.device));
@@ -57,9 +68,52 @@ impl Recorded {
         let at_end = sizes.reduce(|sum, size| sum + size);
         known |= at_end.is_some();
         let at_start = at_end.map_or(0, |held| (held - change).max(0));
-        let peak = u64::try_from(at_start + highest).ok();
-        recorded.peak_reserved = peak.filter(|_| known).map(Bytes::new);
+        let held =
+            |change: i128| u64::try_from(at_start + change).ok().filter(|_| known).map(Bytes::new);
+        recorded.peak_reserved = held(highest);
+        if let Some(oom) = &mut recorded.oom {
+            oom.held = held(change_at_oom);
+        }
         recorded
+    }
+}
+
+impl fmt::Display for RecordedOom {
+    /// What happened, and whether there was memory enough.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RecordedOom { event, size, live, held, free } = *self;
+        let event = Count(event as u64);
+        write!(
+            f,
+            "The recorded job ran out of memory at event {event}: it asked for {size} with {live} \
+             live."
+        )?;
+        let (Some(held), Some(needed)) = (held, live.checked_add(size)) else { return Ok(()) };
+        if needed <= held {
+            return write!(
+                f,
+                " The {held} that its allocator held were enough for both: they lay in fragments."
+            );
+        }
+        let Some(free) = free else { return Ok(()) };
+        if size <= free {
+            write!(
+                f,
+                " Its allocator held {held} and the card had {free} free: the job ran under a limit."
+            )
+        } else if held.checked_add(free).is_none_or(|all| needed <= all) {
+            write!(
+                f,
+                " The {held} that its allocator held and the {free} free on the card were enough \
+                 for both: memory lay in fragments."
+            )
+        } else {
+            write!(
+                f,
+                " It needed {needed} in all; its allocator held {held} and {free} were free: no \
+                 allocator could have served it on this card."
+            )
+        }
     }
 }
 
