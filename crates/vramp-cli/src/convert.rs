@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use vramp::Bytes;
 
 use crate::args::Convert;
-use crate::count::Count;
+use crate::count::many;
 use crate::replay_command::read;
 
 pub(crate) fn run(args: &Convert, out: &mut dyn Write) -> Result<()> {
@@ -33,14 +33,14 @@ pub(crate) fn run(args: &Convert, out: &mut dyn Write) -> Result<()> {
         .with_context(|| format!("cannot write '{}'", output.display()))?;
     writeln!(
         out,
-        "{} ({}) -> {} ({}): {} events, {} devices, {} streams",
+        "{} ({}) -> {} ({}): {}, {}, {}",
         input.display(),
         size(input)?,
         output.display(),
         size(output)?,
-        Count(trace.events.len() as u64),
-        trace.device_count,
-        trace.streams.len()
+        many(trace.events.len(), "event"),
+        many(trace.device_count as usize, "device"),
+        many(trace.streams.len(), "stream")
     )?;
     Ok(())
 }

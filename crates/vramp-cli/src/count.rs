@@ -20,6 +20,12 @@ impl fmt::Display for Count {
     }
 }
 
+/// So many of something, in the right number: `1 stream`, `2 streams`.
+pub(crate) fn many(number: usize, thing: &str) -> String {
+    let ending = if number == 1 { "" } else { "s" };
+    format!("{} {thing}{ending}", Count(number as u64))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,5 +1,6 @@
 //! `vramp info`: which device would be used, and what it can do.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 
 use anyhow::Result;
@@ -17,7 +18,7 @@ struct Description<'a> {
     driver: &'a str,
     simulated: bool,
     fell_back: Option<&'a str>,
-    capabilities: [(&'static str, bool); 5],
+    capabilities: BTreeMap<&'static str, bool>,
     page_bytes: u64,
     recommended_page_bytes: u64,
     address_space_bytes: Option<u64>,
@@ -37,13 +38,13 @@ pub(crate) fn run(args: &Info, out: &mut dyn Write) -> Result<()> {
         driver: &info.driver,
         simulated: info.simulated,
         fell_back: device.fell_back.as_deref(),
-        capabilities: [
-            ("virtual memory", can.virtual_memory),
-            ("stream-ordered pool", can.stream_ordered_pool),
-            ("host memory at device addresses", can.host_numa),
-            ("pinned host memory", can.pinned_host),
-            ("remapping beside running kernels", can.remap_beside_kernels),
-        ],
+        capabilities: BTreeMap::from([
+            ("virtual_memory", can.virtual_memory),
+            ("stream_ordered_pool", can.stream_ordered_pool),
+            ("host_numa", can.host_numa),
+            ("pinned_host", can.pinned_host),
+            ("remap_beside_kernels", can.remap_beside_kernels),
+        ]),
         page_bytes: info.limits.page.count(),
         recommended_page_bytes: info.limits.recommended_page.count(),
         address_space_bytes: info.limits.address_space.map(Bytes::count),
@@ -73,9 +74,9 @@ fn print(description: &Description<'_>, out: &mut dyn Write) -> Result<()> {
     line("granularity", &format!("{page}, recommended {recommended}"))?;
     let addresses = description.address_space_bytes.map(|count| Bytes::new(count).to_string());
     line("address space", addresses.as_deref().unwrap_or("not known"))?;
-    for (index, (capability, works)) in description.capabilities.iter().enumerate() {
+    for (index, (capability, &works)) in description.capabilities.iter().enumerate() {
         let label = if index == 0 { "can do" } else { "" };
-        line(label, &format!("{capability}: {}", yes_or_no(*works)))?;
+        line(label, &format!("{}: {}", capability.replace('_', " "), yes_or_no(works)))?;
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use vramp::{Bytes, Preset};
 use vramp_driver::DeviceInfo;
 use vramp_trace::Workload;
 
-use crate::count::Count;
+use crate::count::{Count, many};
 use crate::replay::{Outcome, Recorded};
 
 /// Writes one block: what the job needed, a row for each allocator, and what that means.
@@ -55,10 +55,7 @@ fn headline(workload: &Workload, recorded: &Recorded) -> String {
         0 => String::new(),
         device => format!(", device {device}"),
     };
-    let streams = match workload.streams.len() {
-        1 => "1 stream".to_owned(),
-        streams => format!("{streams} streams"),
-    };
+    let streams = many(workload.streams.len(), "stream");
     let events = Count(recorded.events);
     let peak = workload.peak_live;
     format!("{name}{device}: {events} events on {streams}. The job holds {peak} at most.")
@@ -158,4 +155,84 @@ fn ratio(reserved: Bytes, live: Bytes) -> String {
 
 fn micros(us: f64) -> String {
     if us < 1000.0 { format!("{us:.1} us") } else { format!("{:.2} ms", us / 1000.0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use vramp_trace::{Event, EventKind, StreamIndex, Trace};
+
+    use super::*;
+    use crate::device::Device;
+    use crate::replay::{Options, replay};
+
+    /// A job that asks for 8 MiB on a recorded allocator that held `held`.
+    fn printed(held: Option<Bytes>, limit: Option<Bytes>) -> String {
+        let event = |kind, size| Event {
+            kind,
+            device: 0,
+            stream: StreamIndex(0),
+            address: vramp::DeviceAddr::new(1 << 30),
+            size,
+            time_us: 0,
+            stack: None,
+        };
+        let mut events = vec![event(EventKind::Alloc, Bytes::mib(8))];
+        events.extend(held.map(|held| event(EventKind::SegmentAlloc, held)));
+        let trace = Trace {
+            name: "made".to_owned(),
+            device_count: 1,
+            streams: vec![0],
+            events,
+            ..Trace::default()
+        };
+        let workload = Workload::from_trace(&trace, 0);
+        let recorded = Recorded::of(&trace, &workload);
+        let device = Device::open("sim").unwrap();
+        let outcomes = [Preset::Vramp, Preset::StreamOrdered].map(|preset| {
+            let mut config = vramp::Config::preset(preset);
+            config.limit = limit;
+            replay(&workload, &device, config, Options::default(), |_| {}).unwrap()
+        });
+        let mut out = Vec::new();
+        write(&mut out, &workload, &recorded, &outcomes).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn numbers_of_a_column_end_below_one_another() {
+        let text = printed(Some(Bytes::gib(80)), None);
+        let column = |row: &str, words: &str| {
+            let line = text.lines().find(|line| line.trim().starts_with(row)).unwrap();
+            line.find(words).unwrap() + words.len()
+        };
+        let end = column("allocator", "peak reserved");
+        assert_eq!(column("recorded", "80.00 GiB"), end, "{text}");
+        assert_eq!(column("vramp", "8.00 MiB"), end, "{text}");
+        assert_eq!(column("stream-ordered", "MiB"), end, "{text}");
+        assert!(text.lines().all(|line| line == line.trim_end()), "{text}");
+    }
+
+    #[test]
+    fn the_words_below_compare_with_the_recorded_allocator() {
+        let text = printed(Some(Bytes::mib(32)), None);
+        assert!(
+            text.contains(
+                "vramp takes 8.00 MiB where the recorded allocator held 32.00 MiB: \
+                           24.00 MiB less (75 %)."
+            ),
+            "{text}"
+        );
+        let text = printed(Some(Bytes::mib(2)), None);
+        assert!(text.contains("vramp takes 8.00 MiB; the recorded allocator held 2.00 MiB."));
+        assert!(!printed(None, None).contains("recorded"));
+    }
+
+    #[test]
+    fn a_run_without_memory_shows_where_it_stopped_and_no_ratio() {
+        let text = printed(None, Some(Bytes::mib(4)));
+        assert!(text.contains("ran out at event"), "{text}");
+        assert!(text.contains("vramp runs out at event 0: out of memory"), "{text}");
+        let row = text.lines().find(|line| line.trim().starts_with("vramp ")).unwrap();
+        assert!(row.contains(" - "), "{text}");
+    }
 }

@@ -85,3 +85,60 @@ fn forget(epochs: &mut BTreeMap<Epoch, u32>, epoch: Epoch) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use vramp_core::{Policy, Pool, PoolConfig};
+
+    use super::*;
+
+    /// A stream's first epochs, oldest first.
+    fn epochs(count: usize) -> (StreamId, StreamId, Vec<Epoch>) {
+        let mut pool = Pool::new(PoolConfig {
+            page: vramp::Bytes::mib(2),
+            span: vramp::Bytes::gib(1),
+            limit: None,
+            policy: Policy::Vpmm,
+        })
+        .unwrap();
+        let (stream, other) = (pool.add_stream(), pool.add_stream());
+        let epochs = (0..count).map(|_| {
+            let now = pool.now(stream);
+            pool.recorded(now);
+            now.epoch
+        });
+        let epochs = epochs.collect();
+        (stream, other, epochs)
+    }
+
+    #[test]
+    fn a_stream_has_come_as_far_as_its_oldest_hold_allows() {
+        let (stream, other, e) = epochs(4);
+        let at = |epoch| Mark { stream, epoch };
+        let mut table = Outstanding::default();
+        assert_eq!(table.reached(at(e[3])), e[3]);
+        table.hold(1, at(e[2]));
+        table.hold(2, at(e[1]));
+        assert_eq!(table.reached(at(e[3])), e[0]);
+        assert_eq!(table.reached(Mark { stream: other, epoch: e[3] }), e[3]);
+        table.done(2);
+        assert_eq!(table.reached(at(e[3])), e[1]);
+        table.done(1);
+        assert_eq!(table.reached(at(e[3])), e[3]);
+        assert!(table.is_empty());
+    }
+
+    #[test]
+    fn a_stream_that_waits_is_held_by_what_holds_the_others() {
+        let (stream, other, e) = epochs(4);
+        let mut table = Outstanding::default();
+        table.hold(1, Mark { stream: other, epoch: e[0] });
+        table.spread(Mark { stream, epoch: e[2] });
+        assert_eq!(table.reached(Mark { stream, epoch: e[3] }), e[1]);
+        table.hold(1, Mark { stream, epoch: e[1] });
+        assert_eq!(table.reached(Mark { stream, epoch: e[3] }), e[0]);
+        table.done(1);
+        assert_eq!(table.reached(Mark { stream, epoch: e[3] }), e[3]);
+        assert!(table.is_empty());
+    }
+}

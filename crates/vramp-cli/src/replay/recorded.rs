@@ -140,3 +140,78 @@ fn live_before(workload: &Workload, event: usize) -> Bytes {
         Request::UsesDone { .. } | Request::Oom { .. } => live,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use vramp::DeviceAddr;
+    use vramp_trace::{Segment, StreamIndex};
+
+    use super::*;
+
+    fn recorded(events: &[(EventKind, u64)], at_end: &[u64]) -> Recorded {
+        let events = events.iter().map(|&(kind, size)| Event {
+            kind,
+            device: 0,
+            stream: StreamIndex(0),
+            address: if kind == EventKind::Oom { Event::UNKNOWN_FREE } else { DeviceAddr::new(64) },
+            size: Bytes::gib(size),
+            time_us: 0,
+            stack: None,
+        });
+        let segments = at_end.iter().map(|&size| Segment {
+            device: 0,
+            stream: StreamIndex(0),
+            address: DeviceAddr::new(1 << 40),
+            total_size: Bytes::gib(size),
+            segment_type: "large".to_owned(),
+            is_expandable: false,
+            blocks: Vec::new(),
+        });
+        let trace = Trace {
+            device_count: 1,
+            streams: vec![0],
+            events: events.collect(),
+            segments: segments.collect(),
+            ..Trace::default()
+        };
+        Recorded::of(&trace, &Workload::from_trace(&trace, 0))
+    }
+
+    #[test]
+    fn what_was_held_before_the_recording_follows_from_its_end() {
+        use EventKind::{SegmentAlloc, SegmentFree};
+        let events = [(SegmentAlloc, 4), (SegmentFree, 3)];
+        assert_eq!(recorded(&events, &[]).peak_reserved, Some(Bytes::gib(4)));
+        assert_eq!(recorded(&events, &[5, 6]).peak_reserved, Some(Bytes::gib(14)));
+        assert_eq!(recorded(&[], &[5, 6]).peak_reserved, Some(Bytes::gib(11)));
+        assert_eq!(recorded(&[], &[]).peak_reserved, None);
+    }
+
+    #[test]
+    fn the_failed_request_is_told_with_what_was_live_and_held() {
+        use EventKind::{Alloc, Oom, SegmentAlloc};
+        let oom =
+            recorded(&[(SegmentAlloc, 8), (Alloc, 5), (Oom, 4), (Alloc, 1)], &[]).oom.unwrap();
+        assert_eq!((oom.event, oom.live, oom.size), (2, Bytes::gib(5), Bytes::gib(4)));
+        assert_eq!((oom.held, oom.free), (Some(Bytes::gib(8)), None));
+    }
+
+    #[test]
+    fn whether_memory_lacked_or_lay_in_fragments_is_said() {
+        let said = |size: u64, free: Option<u64>| {
+            let oom = RecordedOom {
+                event: 7,
+                size: Bytes::gib(size),
+                live: Bytes::gib(10),
+                held: Some(Bytes::gib(14)),
+                free: free.map(Bytes::gib),
+            };
+            oom.to_string()
+        };
+        assert!(said(3, None).ends_with("were enough for both: they lay in fragments."));
+        assert!(said(5, Some(2)).ends_with("were enough for both: memory lay in fragments."));
+        assert!(said(5, Some(6)).ends_with("the job ran under a limit."));
+        assert!(said(9, Some(2)).contains("no allocator could have served it"));
+        assert!(said(9, None).ends_with("10.00 GiB live."));
+    }
+}

@@ -1,0 +1,278 @@
+//! The program as a user runs it.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command as Process, Stdio};
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+/// The program, in the project's root and without variables that would change it.
+fn vramp(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vramp"));
+    command.current_dir(root()).args(args);
+    for variable in ["VPMM_PAGE_SIZE", "VPMM_VA_SIZE", "VPMM_PAGES"] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+const GNN: &str = "examples/traces/gnn.pickle.gz";
+const OOM: &str = "examples/traces/llama_varlen_oom.pickle.gz";
+const RESNET: &str = "examples/traces/resnet_multires_stacks.pickle.gz";
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn stdout(args: &[&str]) -> String {
+    text(&vramp(args).assert().success().get_output().stdout)
+}
+
+fn lines(args: &[&str]) -> Vec<Value> {
+    stdout(args).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// The run must fail with code 1, print nothing on standard output and these words on standard
+/// error, in one line.
+fn refused(command: &mut Command, words: &[&str]) {
+    let assert = command.assert().code(1);
+    let output = assert.get_output();
+    let error = text(&output.stderr);
+    assert_eq!(text(&output.stdout), "", "{error}");
+    assert_eq!(error.lines().count(), 1, "{error}");
+    for word in words {
+        assert!(error.contains(word), "'{word}' is not in: {error}");
+    }
+}
+
+#[test]
+fn the_command_of_the_readme_works() {
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let command = "cargo run --release -p vramp-cli -- replay examples/traces/*.gz";
+    assert!(readme.contains(command), "the README names another command");
+    let table = stdout(&["replay", GNN, OOM, RESNET, "--device", "sim"]);
+    for words in ["gnn: 14,142 events on 1 stream", "holds 15.39 GiB", "2 streams", "53.01 GiB"] {
+        assert!(table.contains(words), "'{words}' is not in:\n{table}");
+    }
+    for allocator in ["recorded", "vramp", "vpmm", "stream-ordered"] {
+        let rows = table.lines().filter(|line| line.trim().starts_with(allocator));
+        assert!(rows.count() >= 3, "{allocator} lacks a row in:\n{table}");
+    }
+    assert!(table.contains("ran out of memory at event 1,029"), "{table}");
+    assert!(table.is_ascii(), "{table}");
+}
+
+#[test]
+fn json_has_one_object_for_each_run_with_exact_integers() {
+    let runs = lines(&["replay", GNN, RESNET, "--device", "sim:h200", "--json"]);
+    let named = |run: &Value| (run["trace"].clone(), run["allocator"].clone());
+    let expected: Vec<(Value, Value)> = ["gnn", "resnet_multires_stacks"]
+        .into_iter()
+        .flat_map(|trace| {
+            ["vramp", "vpmm", "stream-ordered"].map(|name| (trace.into(), name.into()))
+        })
+        .collect();
+    assert_eq!(runs.iter().map(named).collect::<Vec<_>>(), expected);
+    let run = &runs[0];
+    assert_eq!(run["device"], "sim:h200");
+    assert_eq!(run["events"], 14_142);
+    assert_eq!(run["peak_live_bytes"], 16_522_160_092u64);
+    assert_eq!(run["driver_ms_is"], "modelled");
+    assert_eq!(run["oom_at_event"], Value::Null);
+    for run in &runs {
+        for integer in [
+            "events",
+            "requests",
+            "streams",
+            "peak_live_bytes",
+            "peak_reserved_bytes",
+            "hits",
+            "misses",
+            "driver_calls",
+            "handles_created",
+            "handles_moved",
+            "moved_bytes",
+        ] {
+            assert!(run[integer].is_u64(), "{integer} is {}", run[integer]);
+        }
+        for number in ["reserved_over_live", "driver_ms", "worst_malloc_us", "replay_s", "read_s"] {
+            assert!(run[number].is_f64(), "{number} is {}", run[number]);
+        }
+        assert_eq!(run["decisions_sha256"].as_str().unwrap().len(), 64);
+        let live = run["peak_live_bytes"].as_u64().unwrap();
+        let reserved = run["peak_reserved_bytes"].as_u64().unwrap();
+        assert!(live <= reserved, "{run}");
+        let calls = run["calls"].as_object().unwrap().values();
+        let count: u64 = calls.map(|call| call["count"].as_u64().unwrap()).sum();
+        assert_eq!(run["driver_calls"], count);
+    }
+}
+
+#[test]
+fn the_same_trace_gives_the_same_decisions_twice_and_others_elsewhere() {
+    let digests = |device| -> Vec<Value> {
+        let runs = lines(&["replay", RESNET, "--device", device, "--json"]);
+        runs.iter().map(|run| run["decisions_sha256"].clone()).collect()
+    };
+    let first = digests("sim:h200");
+    assert_eq!(first, digests("sim:h200"));
+    assert_eq!(first, digests("sim:h100"));
+    assert_ne!(first[0], first[1]);
+}
+
+#[test]
+fn a_limit_below_the_peak_tells_at_which_event_memory_ran_out() {
+    let args = ["replay", OOM, "--device", "sim", "--limit", "14.9GiB"];
+    let table = stdout(&args);
+    assert!(table.contains("ran out at event"), "{table}");
+    assert!(table.contains("the limit of 14.90 GiB is in force"), "{table}");
+    for run in lines(&[&args[..], &["--json"]].concat()) {
+        assert_eq!(run["oom_at_event"], 1_024, "{run}");
+        assert!(run["oom"].as_str().unwrap().starts_with("out of memory: asked for"), "{run}");
+        assert_eq!(run["peak_live_bytes"], 16_071_045_524u64);
+    }
+}
+
+#[test]
+fn memory_taken_beforehand_costs_nothing_during_the_replay() {
+    let args = ["replay", GNN, "--device", "sim", "--allocator", "vramp", "--json"];
+    let created = |run: &Value| run["calls"]["create"]["count"].as_u64().unwrap_or(0);
+    let plain = &lines(&args)[0];
+    let filled = &lines(&[&args[..], &["--prefill", "16GiB"]].concat())[0];
+    assert!(created(filled) < created(plain), "{filled}");
+    assert!(filled["peak_reserved_bytes"].as_u64().unwrap() >= 16 << 30);
+}
+
+#[test]
+fn the_audit_finds_nothing_on_the_examples() {
+    for run in lines(&["replay", OOM, RESNET, "--device", "sim", "--audit", "--json"]) {
+        assert_eq!(run["hazards"], 0, "{run}");
+    }
+}
+
+#[test]
+fn wrong_input_is_one_clear_sentence() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, contents: &[u8]| {
+        let path = folder.path().join(name);
+        fs::write(&path, contents).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let empty = file("empty.pickle", b"");
+    let noise = file("noise.pickle", b"not a trace at all");
+    let idle = file("idle.csv", b"Thread,Time,Action,Pointer,Size,Stream\n");
+    let cut = fs::read(root().join(GNN)).unwrap();
+    let cut = file("cut.pickle.gz", &cut[..cut.len() / 2]);
+    let out = file("out.txt", b"");
+    for (args, words) in [
+        (vec!["replay", "no/such.pickle"], vec!["no/such.pickle", "No such file"]),
+        (vec!["replay", "examples/traces"], vec!["examples/traces", "is a folder"]),
+        (vec!["replay", &empty], vec!["empty.pickle", "the file is empty"]),
+        (vec!["replay", &noise], vec!["noise.pickle", "not a known trace format"]),
+        (vec!["replay", &idle], vec!["idle.csv"]),
+        (vec!["replay", &cut], vec!["cut.pickle.gz"]),
+        (vec!["convert", GNN, &out], vec!["out.txt", ".vtrace"]),
+        (vec!["convert", GNN, "no/such/folder.vtrace"], vec!["cannot write", "No such file"]),
+    ] {
+        let mut args = args;
+        if args[0] == "replay" {
+            args.extend(["--device", "sim", "--json"]);
+        }
+        refused(&mut vramp(&args), &words);
+    }
+    for (device, words) in [
+        ("sim:voodoo", ["voodoo", "known are h200"]),
+        ("tpu", ["no device 'tpu'", "use auto"]),
+        ("cuda:x", ["no device 'cuda:x'", "cuda:N"]),
+    ] {
+        refused(&mut vramp(&["replay", GNN, "--device", device]), &words);
+        refused(&mut vramp(&["info", "--device", device]), &words);
+    }
+}
+
+#[test]
+fn wrong_usage_ends_with_code_two_and_says_what_is_known() {
+    for (args, words) in [
+        (vec!["replay"], "TRACE"),
+        (vec!["replay", GNN, "--allocator", "jemalloc"], "vramp, vpmm or stream-ordered"),
+        (vec!["replay", GNN, "--limit", "80 parsecs"], "80GB"),
+        (vec!["replay", GNN, "--prefill=-1"], "not an amount of memory"),
+        (vec!["explain"], "unrecognized subcommand"),
+    ] {
+        let assert = vramp(&args).assert().code(2);
+        let error = text(&assert.get_output().stderr);
+        assert!(error.contains(words), "'{words}' is not in: {error}");
+    }
+}
+
+#[test]
+fn variables_of_vpmm_change_vpmm_alone_and_bad_ones_are_named() {
+    let args = ["replay", GNN, "--device", "sim", "--json", "--allocator"];
+    let with = |name: &str, variable: &str, value: &str| {
+        let mut command = vramp(&args);
+        command.arg(name).env(variable, value);
+        command
+    };
+    for (variable, value) in [
+        ("VPMM_PAGE_SIZE", "many"),
+        ("VPMM_PAGE_SIZE", "0"),
+        ("VPMM_VA_SIZE", "-8"),
+        ("VPMM_PAGES", "1.5"),
+    ] {
+        refused(&mut with("vpmm", variable, value), &[variable, &format!("'{value}'")]);
+        with("vramp", variable, value).assert().success();
+    }
+    let output = with("vpmm", "VPMM_PAGE_SIZE", "16MiB").assert().success();
+    let large: Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    let usual = &lines(&[&args[..], &["vpmm"]].concat())[0];
+    assert!(large["handles_created"].as_u64() < usual["handles_created"].as_u64(), "{large}");
+}
+
+#[test]
+fn a_converted_trace_replays_to_the_same_decisions() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("gnn.vtrace");
+    let path = path.to_str().unwrap();
+    let said = stdout(&["convert", GNN, path]);
+    assert!(said.contains("14,142 events, 1 device, 1 stream"), "{said}");
+    let replayed = |trace| {
+        let run =
+            &lines(&["replay", trace, "--device", "sim", "--allocator", "vramp", "--json"])[0];
+        (run["trace"].clone(), run["events"].clone(), run["decisions_sha256"].clone())
+    };
+    assert_eq!(replayed(path), replayed(GNN));
+    let left = fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(left, 1, "a temporary file was left behind");
+}
+
+#[test]
+fn info_describes_the_device_to_people_and_programs() {
+    let said = stdout(&["info", "--device", "sim:rtx4090"]);
+    for words in ["sim:rtx4090", "24.00 GiB free of 24.00 GiB", "2.00 MiB", "not measured"] {
+        assert!(said.contains(words), "'{words}' is not in:\n{said}");
+    }
+    let described = &lines(&["info", "--device", "sim", "--json"])[0];
+    assert_eq!(described["simulated"], true);
+    assert_eq!(described["capabilities"]["virtual_memory"], true);
+    assert_eq!(described["page_bytes"], 2 << 20);
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    let mut child = Process::new(env!("CARGO_BIN_EXE_vramp"))
+        .args(["replay", GNN, OOM, RESNET, "--device", "sim", "--json"])
+        .current_dir(root())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(text(&output.stderr), "");
+}
