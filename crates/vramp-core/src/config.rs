@@ -41,9 +41,9 @@ impl Default for Mixed {
             chunk_min: Bytes::mib(8),
             chunk_usual: Bytes::mib(32),
             chunk_max: Bytes::mib(128),
-            chunks_per_pool: 100,
-            chunks_per_request: 48,
-            slack_per_mille: 10,
+            chunks_per_pool: 64,
+            chunks_per_request: 64,
+            slack_per_mille: 12,
             small_limit: Bytes::mib(1),
         }
     }

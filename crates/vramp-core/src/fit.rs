@@ -16,7 +16,7 @@ pub(crate) type RegionKey = u32;
 pub(crate) enum FreeIndex {
     /// Lowest address first: one address-ordered map per power of two of the length.
     FirstFit { classes: Vec<BTreeMap<Spot, (u64, RegionKey)>>, occupied: u64 },
-    /// Smallest first, then lowest address.
+    /// Smallest first; of equal ones the highest address, as VPMM's case B needs for X = 10.
     BestFit { by_size: BTreeSet<(u64, Spot, RegionKey)> },
 }
 
@@ -65,7 +65,9 @@ impl FreeIndex {
     pub(crate) fn find(&self, len: u64) -> Option<RegionKey> {
         match self {
             FreeIndex::BestFit { by_size } => {
-                by_size.range((len, Spot::default(), 0)..).next().map(|&(_, _, key)| key)
+                let &(smallest, _, _) = by_size.range((len, Spot::default(), 0)..).next()?;
+                let mut alike = by_size.range(..(smallest + 1, Spot::default(), 0));
+                alike.next_back().map(|&(_, _, key)| key)
             }
             FreeIndex::FirstFit { classes, occupied } => {
                 let own = class_of(len);

@@ -73,7 +73,7 @@ fn a_failing_case_gives_back_what_it_took() {
                 let device = Simulator::builder()
                     .memory(Bytes::gib(1))
                     .backing(Backing::Stored)
-                    .faults(FaultPlan::nth_of(call, n).with_code(999))
+                    .faults(FaultPlan::nth_of(call, n).with_code(304))
                     .build();
                 case.run(&device);
                 assert_eq!(device.live(), Default::default(), "{} at {call} {n}", case.name);

@@ -33,13 +33,13 @@ fn every_call_can_be_made_to_fail_and_changes_nothing_then() {
     assert_eq!(clean.calls(), 11);
     assert_eq!(clean.live(), Default::default());
     for n in 1..=clean.calls() {
-        let failing = device(FaultPlan::nth(n).with_code(999));
+        let failing = device(FaultPlan::nth(n).with_code(304));
         let error = program(&failing).unwrap_err();
-        assert_eq!((error.code, error.kind), (999, ErrorKind::Other));
+        assert_eq!((error.code, error.kind), (304, ErrorKind::Other));
         assert_eq!(error.detail, format!("injected at call {n}"));
         assert_eq!(failing.calls(), n);
         let last = failing.take_log().pop().unwrap();
-        assert_eq!((last.call, last.error), (error.call, Some(999)));
+        assert_eq!((last.call, last.error), (error.call, Some(304)));
         // A device lost at that call did what came before and nothing else.
         let stopped = device(FaultPlan::nth(n).with_code(700));
         program(&stopped).unwrap_err();

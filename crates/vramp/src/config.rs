@@ -85,7 +85,9 @@ pub struct Config {
     pub mixed: Mixed,
     /// How the allocator learns that work is over.
     pub progress: Progress,
-    prefill_pages: Option<u64>,
+    /// The same in pages of whatever size the pool has, as VPMM's variable says it. Comes before
+    /// `prefill`.
+    pub prefill_pages: Option<u64>,
 }
 
 impl Config {
