@@ -1,4 +1,5 @@
 //! The program as a user runs it.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
 use std::fs;
 use std::path::PathBuf;
