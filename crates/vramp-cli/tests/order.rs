@@ -70,7 +70,7 @@ fn run(
     options: Options,
     limit: Option<Bytes>,
 ) -> Result<Outcome, ReplayError> {
-    let device = Device::open("sim:h200").unwrap();
+    let device = Device::open("sim:h200").expect("the test has set this up");
     let mut config = Config::preset(preset);
     config.limit = limit;
     replay(workload, &device, config, options, |_| {})
@@ -80,7 +80,8 @@ fn run(
 fn memory_that_another_stream_still_uses_is_not_handed_out() {
     for uses_end in [true, false] {
         for preset in Preset::ALL {
-            let outcome = run(&late_uses(uses_end), preset, AUDIT, None).unwrap();
+            let outcome =
+                run(&late_uses(uses_end), preset, AUDIT, None).expect("the test has set this up");
             assert_eq!(outcome.hazards, Some(0), "{}", preset.name());
             assert_eq!(outcome.oom_at_event, None);
         }
@@ -107,8 +108,9 @@ fn the_audit_finds_memory_that_was_handed_out_too_early() {
 fn the_audit_changes_no_decision() {
     // The driver's own pool decides by what the device has done so far: it is not ours to hold.
     for preset in [Preset::Vramp, Preset::Vpmm] {
-        let audited = run(&late_uses(true), preset, AUDIT, None).unwrap();
-        let plain = run(&late_uses(true), preset, Options::default(), None).unwrap();
+        let audited = run(&late_uses(true), preset, AUDIT, None).expect("the test has set this up");
+        let plain = run(&late_uses(true), preset, Options::default(), None)
+            .expect("the test has set this up");
         assert_eq!(audited.decisions_sha256, plain.decisions_sha256, "{}", preset.name());
         assert_eq!(audited.driver_calls, plain.driver_calls, "{}", preset.name());
         assert_eq!(audited.calls, plain.calls, "{}", preset.name());
@@ -120,7 +122,8 @@ fn a_tight_limit_reuses_memory_of_other_streams_in_order() {
     // Too little for both streams' blocks side by side: memory has to go from one to the other.
     for limit in [140, 150, 180, 220].map(Bytes::mib) {
         for preset in [Preset::Vramp, Preset::Vpmm] {
-            let outcome = run(&late_uses(true), preset, AUDIT, Some(limit)).unwrap();
+            let outcome = run(&late_uses(true), preset, AUDIT, Some(limit))
+                .expect("the test has set this up");
             assert_eq!(outcome.hazards, Some(0), "{} under {limit}", preset.name());
         }
     }
@@ -140,7 +143,7 @@ fn a_use_without_a_known_stream_counts_as_one_on_another_stream() {
             event(Alloc, 0, 0x3000, size),
         ],
     );
-    let outcome = run(&workload, Preset::Vramp, AUDIT, None).unwrap();
+    let outcome = run(&workload, Preset::Vramp, AUDIT, None).expect("the test has set this up");
     assert_eq!(outcome.hazards, Some(0));
     assert!(outcome.peak_reserved_bytes >= 2 * size.count(), "{outcome:?}");
 }
@@ -154,5 +157,8 @@ fn an_oom_of_the_recorded_job_is_not_one_of_the_replay() {
             event(EventKind::Oom, 0, u64::MAX, Bytes::tib(1)),
         ],
     );
-    assert_eq!(run(&workload, Preset::Vramp, AUDIT, None).unwrap().oom_at_event, None);
+    assert_eq!(
+        run(&workload, Preset::Vramp, AUDIT, None).expect("the test has set this up").oom_at_event,
+        None
+    );
 }

@@ -27,7 +27,7 @@ const OOM: &str = "examples/traces/llama_varlen_oom.pickle.gz";
 const RESNET: &str = "examples/traces/resnet_multires_stacks.pickle.gz";
 
 fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
+    String::from_utf8(bytes.to_vec()).expect("the test has set this up")
 }
 
 fn stdout(args: &[&str]) -> String {
@@ -35,7 +35,10 @@ fn stdout(args: &[&str]) -> String {
 }
 
 fn lines(args: &[&str]) -> Vec<Value> {
-    stdout(args).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    stdout(args)
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("the test has set this up"))
+        .collect()
 }
 
 /// The run must fail with code 1, print nothing on standard output and these words on standard
@@ -53,7 +56,7 @@ fn refused(command: &mut Command, words: &[&str]) {
 
 #[test]
 fn the_command_of_the_readme_works() {
-    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let readme = fs::read_to_string(root().join("README.md")).expect("the test has set this up");
     let command = "cargo run --release -p vramp-cli -- replay examples/traces/*.gz";
     assert!(readme.contains(command), "the README names another command");
     let table = stdout(&["replay", GNN, OOM, RESNET, "--device", "sim"]);
@@ -104,12 +107,13 @@ fn json_has_one_object_for_each_run_with_exact_integers() {
         for number in ["reserved_over_live", "driver_ms", "worst_malloc_us", "replay_s", "read_s"] {
             assert!(run[number].is_f64(), "{number} is {}", run[number]);
         }
-        assert_eq!(run["decisions_sha256"].as_str().unwrap().len(), 64);
-        let live = run["peak_live_bytes"].as_u64().unwrap();
-        let reserved = run["peak_reserved_bytes"].as_u64().unwrap();
+        assert_eq!(run["decisions_sha256"].as_str().expect("the test has set this up").len(), 64);
+        let live = run["peak_live_bytes"].as_u64().expect("the test has set this up");
+        let reserved = run["peak_reserved_bytes"].as_u64().expect("the test has set this up");
         assert!(live <= reserved, "{run}");
-        let calls = run["calls"].as_object().unwrap().values();
-        let count: u64 = calls.map(|call| call["count"].as_u64().unwrap()).sum();
+        let calls = run["calls"].as_object().expect("the test has set this up").values();
+        let count: u64 =
+            calls.map(|call| call["count"].as_u64().expect("the test has set this up")).sum();
         assert_eq!(run["driver_calls"], count);
     }
 }
@@ -134,7 +138,13 @@ fn a_limit_below_the_peak_tells_at_which_event_memory_ran_out() {
     assert!(table.contains("the limit of 14.90 GiB is in force"), "{table}");
     for run in lines(&[&args[..], &["--json"]].concat()) {
         assert_eq!(run["oom_at_event"], 1_024, "{run}");
-        assert!(run["oom"].as_str().unwrap().starts_with("out of memory: asked for"), "{run}");
+        assert!(
+            run["oom"]
+                .as_str()
+                .expect("the test has set this up")
+                .starts_with("out of memory: asked for"),
+            "{run}"
+        );
         assert_eq!(run["peak_live_bytes"], 16_071_045_524u64);
     }
 }
@@ -146,7 +156,7 @@ fn memory_taken_beforehand_costs_nothing_during_the_replay() {
     let plain = &lines(&args)[0];
     let filled = &lines(&[&args[..], &["--prefill", "16GiB"]].concat())[0];
     assert!(created(filled) < created(plain), "{filled}");
-    assert!(filled["peak_reserved_bytes"].as_u64().unwrap() >= 16 << 30);
+    assert!(filled["peak_reserved_bytes"].as_u64().expect("the test has set this up") >= 16 << 30);
 }
 
 #[test]
@@ -158,16 +168,16 @@ fn the_audit_finds_nothing_on_the_examples() {
 
 #[test]
 fn wrong_input_is_one_clear_sentence() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir().expect("the test has set this up");
     let file = |name: &str, contents: &[u8]| {
         let path = folder.path().join(name);
-        fs::write(&path, contents).unwrap();
-        path.to_str().unwrap().to_owned()
+        fs::write(&path, contents).expect("the test has set this up");
+        path.to_str().expect("the test has set this up").to_owned()
     };
     let empty = file("empty.pickle", b"");
     let noise = file("noise.pickle", b"not a trace at all");
     let idle = file("idle.csv", b"Thread,Time,Action,Pointer,Size,Stream\n");
-    let cut = fs::read(root().join(GNN)).unwrap();
+    let cut = fs::read(root().join(GNN)).expect("the test has set this up");
     let cut = file("cut.pickle.gz", &cut[..cut.len() / 2]);
     let out = file("out.txt", b"");
     for (args, words) in [
@@ -229,16 +239,17 @@ fn variables_of_vpmm_change_vpmm_alone_and_bad_ones_are_named() {
         with("vramp", variable, value).assert().success();
     }
     let output = with("vpmm", "VPMM_PAGE_SIZE", "16MiB").assert().success();
-    let large: Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    let large: Value =
+        serde_json::from_slice(&output.get_output().stdout).expect("the test has set this up");
     let usual = &lines(&[&args[..], &["vpmm"]].concat())[0];
     assert!(large["handles_created"].as_u64() < usual["handles_created"].as_u64(), "{large}");
 }
 
 #[test]
 fn a_converted_trace_replays_to_the_same_decisions() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir().expect("the test has set this up");
     let path = folder.path().join("gnn.vtrace");
-    let path = path.to_str().unwrap();
+    let path = path.to_str().expect("the test has set this up");
     let said = stdout(&["convert", GNN, path]);
     assert!(said.contains("14,142 events, 1 device, 1 stream"), "{said}");
     let replayed = |trace| {
@@ -247,7 +258,7 @@ fn a_converted_trace_replays_to_the_same_decisions() {
         (run["trace"].clone(), run["events"].clone(), run["decisions_sha256"].clone())
     };
     assert_eq!(replayed(path), replayed(GNN));
-    let left = fs::read_dir(folder.path()).unwrap().count();
+    let left = fs::read_dir(folder.path()).expect("the test has set this up").count();
     assert_eq!(left, 1, "a temporary file was left behind");
 }
 
@@ -271,9 +282,9 @@ fn a_reader_that_goes_away_is_no_failure() {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .unwrap();
+        .expect("the test has set this up");
     drop(child.stdout.take());
-    let output = child.wait_with_output().unwrap();
+    let output = child.wait_with_output().expect("the test has set this up");
     assert!(output.status.success(), "{output:?}");
     assert_eq!(text(&output.stderr), "");
 }

@@ -48,6 +48,10 @@ impl OrderedPool {
     /// One driver call; two where a limit has to be watched.
     pub(crate) fn malloc(&mut self, size: Bytes, stream: Stream) -> Result<OrderedOutcome> {
         let len = size.max(Bytes::new(1));
+        // More than the card has is a shortage, whatever the driver calls it.
+        if len > self.driver.info().limits.memory {
+            return Ok(OrderedOutcome::Full(shortage(size, self.driver.pool_usage()?, None), None));
+        }
         let addr = match self.driver.malloc_async(stream, len) {
             Ok(addr) => addr,
             Err(error) if error.is_out_of_memory() => {
