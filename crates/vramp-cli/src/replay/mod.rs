@@ -1,7 +1,7 @@
 //! The replay of one workload on one allocator of one device.
 //!
 //! 1. [`replay`] makes the allocator, with one stream for each stream of the workload.
-//! 2. Requests are made in order. Which work is over follows from the trace: see [`Outstanding`].
+//! 2. Requests are made in order. Which work is over follows from the trace: see `Outstanding`.
 //! 3. The [`Outcome`] tells what was taken, what it cost and a digest of every address decision.
 //!
 //! Addresses and sizes are replayed; kernels are not. With [`Options::audit`] the simulator queues
