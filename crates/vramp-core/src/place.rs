@@ -20,7 +20,7 @@ use crate::fit::RegionKey;
 use crate::ids::{Epoch, Mark, StreamId};
 use crate::plan::{Change, Op, Plan};
 use crate::pool::{Block, GRAIN, Pool};
-use crate::region::{Kind, Used};
+use crate::region::Kind;
 
 /// What a user asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,12 +136,11 @@ impl Pool {
         let Request { size, stream } = attempt.request;
         assert!(self.streams.contains(stream), "{stream} is unknown to the pool");
         let requested = size.count();
-        let used = Used { stream, requested, uses: Vec::new(), slab: None };
         match self.config.policy {
             Policy::Vpmm => match self.find_vpmm(attempt) {
                 Found::Region(key) => {
                     let len = self.rounded(requested, self.config.page.count());
-                    let block = self.carve(key, len, used);
+                    let block = self.carve(key, len, attempt.request, None);
                     self.count_placed(requested, attempt.planned);
                     Step::Placed(block)
                 }
@@ -156,7 +155,7 @@ impl Pool {
                 };
                 match self.find(len, attempt, &mixed) {
                     Found::Region(key) => {
-                        let block = self.carve(key, len, used);
+                        let block = self.carve(key, len, attempt.request, None);
                         self.count_placed(requested, attempt.planned);
                         Step::Placed(block)
                     }
@@ -179,8 +178,7 @@ impl Pool {
                 Found::Step(step) => return step,
             };
             let slab = Some(self.small.next_slab());
-            let block =
-                self.carve(key, page, Used { stream, requested: 0, uses: Vec::new(), slab });
+            let block = self.carve(key, page, Request { size: Bytes::ZERO, stream }, slab);
             self.small.add_slab(block.id.index, block.at, stream);
         }
     }

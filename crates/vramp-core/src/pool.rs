@@ -20,6 +20,7 @@ use crate::chunk::Chunks;
 use crate::config::{ConfigError, Policy, PoolConfig};
 use crate::fit::{FreeIndex, RegionKey};
 use crate::ids::{BlockId, Epoch, Mark, Spot, StreamId};
+use crate::place::Request;
 use crate::region::{Free, Kind, Part, Regions, Used};
 use crate::small::SmallHeap;
 use crate::stream::{Stream, Streams};
@@ -234,7 +235,8 @@ impl Pool {
     }
 
     /// Takes a block back. Work on it must be queued on `stream`, or ordered before its present
-    /// end, or noted by [`Pool::record_use`]. No driver call; O(log n) in the free regions.
+    /// end, or noted by [`Pool::record_use`]; what the memory inherited from its former owners is
+    /// the pool's to remember. No driver call; O(log n) in the free regions.
     pub fn free(&mut self, id: BlockId, stream: StreamId) -> Result<(), UnknownBlock> {
         assert!(self.streams.contains(stream), "{stream} is unknown to the pool");
         if self.small.block(id).is_some() {
@@ -245,7 +247,10 @@ impl Pool {
         let Kind::Used(used) = &mut self.regions.get_mut(id.index).kind else {
             return Err(UnknownBlock { id });
         };
-        let (requested, uses) = (used.requested, std::mem::take(&mut used.uses));
+        let (requested, mut uses) = (used.requested, std::mem::take(&mut used.uses));
+        if used.stream != stream {
+            note_use(&mut uses, Mark { stream: used.stream, epoch: used.inherited });
+        }
         self.counters.live -= Bytes::new(requested);
         self.counters.freed += 1;
         self.release_region(id.index, stream, uses);
@@ -277,9 +282,13 @@ impl Pool {
             let Kind::Waiting { owner, epoch, marks } = &self.regions.get(key).kind else {
                 panic!("region {key} waits for nothing");
             };
-            let (owner, epoch) = (*owner, *epoch);
-            if marks.iter().all(|&mark| self.streams.is_ordered(owner, mark)) {
-                self.make_free(key, owner, epoch);
+            let owner = *owner;
+            if marks.iter().all(|&mark| self.streams.is_over(mark)) {
+                self.make_free(key, owner, *epoch);
+                promoted = true;
+            } else if marks.iter().all(|&mark| self.streams.is_ordered(owner, mark)) {
+                // The owner's wait came after the free: only the present epoch covers it.
+                self.make_free(key, owner, self.streams.get(owner).current);
                 promoted = true;
             } else {
                 self.waiting.push(key);
@@ -381,8 +390,16 @@ impl Pool {
         back
     }
 
-    /// Hands the first `len` bytes of a free region to a user.
-    pub(crate) fn carve(&mut self, key: RegionKey, len: u64, used: Used) -> Block {
+    /// Hands the first `len` bytes of a free region to a user, or to a slab.
+    pub(crate) fn carve(
+        &mut self,
+        key: RegionKey,
+        len: u64,
+        Request { size, stream }: Request,
+        slab: Option<u32>,
+    ) -> Block {
+        let inherited = self.free_of(key).epoch_of(0, len);
+        let used = Used { stream, inherited, requested: size.count(), uses: Vec::new(), slab };
         self.unindex(key);
         if self.regions.get(key).len > len {
             let rest = self.split_free(key, len);

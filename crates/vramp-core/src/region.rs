@@ -49,6 +49,9 @@ impl Free {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Used {
     pub stream: StreamId,
+    /// The epoch of `stream` whose work may have touched the memory before: whoever frees the
+    /// block on another stream passes this on.
+    pub inherited: Epoch,
     /// What was asked, before rounding.
     pub requested: u64,
     /// Uses on other streams, at most one mark for each.

@@ -152,7 +152,7 @@ impl Allocator {
                 Ok(allocation) => return Ok(allocation),
                 Err(refusal) => refusal,
             },
-            (_, Some(ordered)) => match ordered.malloc(size, raw)? {
+            (_, Some(ordered)) => match ordered.malloc(size, stream, raw)? {
                 OrderedOutcome::Placed(allocation) => return Ok(allocation),
                 OrderedOutcome::Full(shortage, error) => Refusal::Short(shortage, error),
             },
@@ -333,9 +333,8 @@ impl Inner {
         if std::mem::replace(&mut self.closed, true) {
             return Ok(());
         }
-        let first_stream = self.streams.first().copied();
-        let ordered = self.ordered.as_mut().map_or(Ok(()), |ordered| ordered.close(first_stream));
         let streams = std::mem::take(&mut self.streams);
+        let ordered = self.ordered.as_mut().map_or(Ok(()), |ordered| ordered.close(&streams));
         let pool = match &mut self.pool {
             Some(VirtualPool { pool, exec, .. }) => exec.close(pool),
             None => {

@@ -14,6 +14,7 @@ use crate::allocation::{Allocation, Owner};
 struct Held {
     addr: DeviceAddr,
     requested: Bytes,
+    /// The stream it was made for, and those that were noted.
     uses: Vec<StreamId>,
 }
 
@@ -46,7 +47,12 @@ impl OrderedPool {
     }
 
     /// One driver call; two where a limit has to be watched.
-    pub(crate) fn malloc(&mut self, size: Bytes, stream: Stream) -> Result<OrderedOutcome> {
+    pub(crate) fn malloc(
+        &mut self,
+        size: Bytes,
+        id: StreamId,
+        stream: Stream,
+    ) -> Result<OrderedOutcome> {
         let len = size.max(Bytes::new(1));
         // More than the card has is a shortage, whatever the driver calls it.
         if len > self.driver.info().limits.memory {
@@ -72,7 +78,7 @@ impl OrderedPool {
         }
         let slot = self.next_slot;
         self.next_slot += 1;
-        self.held.insert(slot, Held { addr, requested: size, uses: Vec::new() });
+        self.held.insert(slot, Held { addr, requested: size, uses: vec![id] });
         let counters = &mut self.counters;
         counters.live += size;
         counters.live_peak = counters.live_peak.max(counters.live);
@@ -92,7 +98,8 @@ impl OrderedPool {
         }
     }
 
-    /// One driver call, and two more for each other stream that used the block.
+    /// One driver call, and two more for each other stream that used the block: the driver wants a
+    /// block's free behind its allocation.
     pub(crate) fn free(&mut self, slot: u64, stream: Stream, streams: &[Stream]) -> Result<()> {
         let Some(held) = self.held.get(&slot) else { return Ok(()) };
         for other in held.uses.iter().map(|id| streams[id.index()]).filter(|&other| other != stream)
@@ -125,15 +132,19 @@ impl OrderedPool {
         self.driver.trim_pool(to)
     }
 
-    /// Gives everything back. Goes on after a failure and returns the first one.
-    pub(crate) fn close(&mut self, stream: Option<Stream>) -> Result<()> {
+    /// Gives everything back, behind the work of all streams. Goes on after a failure and returns
+    /// the first one.
+    pub(crate) fn close(&mut self, streams: &[Stream]) -> Result<()> {
         let mut first: Result<()> = Ok(());
         let mut note = |result: Result<()>| {
             if first.is_ok() {
                 first = result;
             }
         };
-        if let Some(stream) = stream {
+        for &stream in streams {
+            note(self.driver.synchronize_stream(stream));
+        }
+        if let Some(&stream) = streams.first() {
             for held in std::mem::take(&mut self.held).into_values() {
                 note(self.driver.free_async(stream, held.addr));
             }
