@@ -25,6 +25,10 @@ pub enum Call {
     Unmap,
     /// Let the device touch a range of addresses.
     SetAccess,
+    /// Allocate device memory.
+    AllocMemory,
+    /// Free device memory.
+    FreeMemory,
     /// Create a stream.
     CreateStream,
     /// Destroy a stream.
@@ -73,7 +77,7 @@ pub enum Call {
 
 impl Call {
     /// Every call, in declaration order.
-    pub const ALL: [Call; 29] = [
+    pub const ALL: [Call; 31] = [
         Call::Reserve,
         Call::FreeAddresses,
         Call::Create,
@@ -81,6 +85,8 @@ impl Call {
         Call::Map,
         Call::Unmap,
         Call::SetAccess,
+        Call::AllocMemory,
+        Call::FreeMemory,
         Call::CreateStream,
         Call::DestroyStream,
         Call::SynchronizeStream,
@@ -115,6 +121,8 @@ impl Call {
             Call::Map => "map",
             Call::Unmap => "unmap",
             Call::SetAccess => "set-access",
+            Call::AllocMemory => "alloc-memory",
+            Call::FreeMemory => "free-memory",
             Call::CreateStream => "create-stream",
             Call::DestroyStream => "destroy-stream",
             Call::SynchronizeStream => "synchronize-stream",

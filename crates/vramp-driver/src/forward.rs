@@ -35,6 +35,8 @@ forward! {
     map(at: DeviceAddr, handle: Handle) -> Result<()>;
     unmap(range: AddrRange) -> Result<()>;
     set_access(range: AddrRange) -> Result<()>;
+    alloc_memory(len: Bytes) -> Result<DeviceAddr>;
+    free_memory(at: DeviceAddr) -> Result<()>;
     create_stream() -> Result<Stream>;
     destroy_stream(stream: Stream) -> Result<()>;
     synchronize_stream(stream: Stream) -> Result<()>;

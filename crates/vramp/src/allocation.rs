@@ -22,6 +22,7 @@ pub struct Allocation {
 pub(crate) enum Owner {
     Pool { id: BlockId, at: Spot },
     Driver { slot: u64 },
+    Caching { id: BlockId, at: Spot },
 }
 
 impl Allocation {
@@ -44,7 +45,7 @@ impl Allocation {
     /// driver's pool placed.
     pub fn spot(&self) -> Option<Spot> {
         match self.owner {
-            Owner::Pool { at, .. } => Some(at),
+            Owner::Pool { at, .. } | Owner::Caching { at, .. } => Some(at),
             Owner::Driver { .. } => None,
         }
     }
@@ -52,7 +53,7 @@ impl Allocation {
     /// The block's id in the pool, for prints; `None` for memory of the driver's pool.
     pub fn id(&self) -> Option<BlockId> {
         match self.owner {
-            Owner::Pool { id, .. } => Some(id),
+            Owner::Pool { id, .. } | Owner::Caching { id, .. } => Some(id),
             Owner::Driver { .. } => None,
         }
     }

@@ -1,11 +1,14 @@
-//! The allocator that people use: one lock, three managers, one set of verbs.
+//! The allocator that people use: one lock, four managers, one set of verbs.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use vramp_core::{Bytes, Census, Counters, Inconsistency, Mark, PoolConfig, StreamId};
+use vramp_core::{
+    Bytes, Census, Counters, Inconsistency, Mark, PoolConfig, StreamId, TorchConfig, TorchPool,
+};
 use vramp_driver::{Driver, DriverError, Stream};
 
 use crate::allocation::{Allocation, Owner};
+use crate::caching::CachingPool;
 use crate::config::{Config, Preset};
 use crate::error::{AllocError, CreateError, FreeError, Report, UseError};
 use crate::ordered::{OrderedOutcome, OrderedPool};
@@ -30,6 +33,8 @@ struct Inner {
     pool: Option<VirtualPool>,
     /// The driver's pool: the whole manager, or VPMM's for requests under a page.
     ordered: Option<OrderedPool>,
+    /// PyTorch's caching allocator, for its presets.
+    caching: Option<CachingPool>,
     /// Requests under this go to the driver's pool.
     bypass_below: Bytes,
     streams: Vec<Stream>,
@@ -46,11 +51,14 @@ impl Allocator {
         let mut inner = Inner {
             pool: None,
             ordered: None,
+            caching: None,
             bypass_below: Bytes::ZERO,
             streams: Vec::new(),
             closed: false,
         };
-        if config.preset != Preset::StreamOrdered {
+        if config.preset.is_torch() {
+            inner.caching = Some(caching(&driver, &config)?);
+        } else if config.preset != Preset::StreamOrdered {
             if !capabilities.virtual_memory {
                 return Err(CreateError::NotSupported {
                     preset: config.preset.name(),
@@ -75,7 +83,8 @@ impl Allocator {
                 instead: Preset::Vramp.name(),
             });
         }
-        if config.preset != Preset::Vramp && capabilities.stream_ordered_pool {
+        let takes_drivers = matches!(config.preset, Preset::Vpmm | Preset::StreamOrdered);
+        if takes_drivers && capabilities.stream_ordered_pool {
             inner.ordered = Some(OrderedPool::new(Arc::clone(&driver), config.limit)?);
         }
         if config.preset == Preset::Vpmm && inner.ordered.is_some() {
@@ -115,12 +124,14 @@ impl Allocator {
     pub fn create_stream(&self) -> Result<StreamId, DriverError> {
         let stream = self.driver.create_stream()?;
         let mut inner = self.lock_anyway();
-        let id = match &mut inner.pool {
-            Some(virtual_pool) => {
+        let inner = &mut *inner;
+        let id = match (&mut inner.pool, &mut inner.caching) {
+            (Some(virtual_pool), _) => {
                 virtual_pool.exec.streams.push(stream);
                 virtual_pool.pool.add_stream()
             }
-            None => StreamId::new(inner.streams.len() as u32),
+            (None, Some(caching)) => caching.add_stream(stream),
+            (None, None) => StreamId::new(inner.streams.len() as u32),
         };
         inner.streams.push(stream);
         Ok(id)
@@ -146,26 +157,34 @@ impl Allocator {
         let mut inner = self.lock()?;
         let raw = inner.stream(stream).ok_or(AllocError::UnknownStream(stream))?;
         let bypass = size < inner.bypass_below;
-        let Inner { pool, ordered, .. } = &mut *inner;
-        let refusal = match (pool, ordered) {
-            (Some(pool), _) if !bypass => match pool.malloc(size, stream) {
+        let Inner { pool, ordered, caching, .. } = &mut *inner;
+        let refusal = match (pool, ordered, caching) {
+            (_, _, Some(caching)) => match caching.malloc(size, stream) {
                 Ok(allocation) => return Ok(allocation),
                 Err(refusal) => refusal,
             },
-            (_, Some(ordered)) => match ordered.malloc(size, stream, raw)? {
+            (Some(pool), ..) if !bypass => match pool.malloc(size, stream) {
+                Ok(allocation) => return Ok(allocation),
+                Err(refusal) => refusal,
+            },
+            (_, Some(ordered), _) => match ordered.malloc(size, stream, raw)? {
                 OrderedOutcome::Placed(allocation) => return Ok(allocation),
                 OrderedOutcome::Full(shortage, error) => Refusal::Short(shortage, error),
             },
             _ => unreachable!("an allocator has a manager"),
         };
         drop(inner);
-        Err(match refusal {
+        Err(self.refused(refusal))
+    }
+
+    fn refused(&self, refusal: Refusal) -> AllocError {
+        match refusal {
             Refusal::Driver(error) => AllocError::Driver(error),
             Refusal::Short(shortage, failed_call) => {
                 let card = self.driver.memory_info().ok();
                 AllocError::OutOfMemory(Box::new(Report { shortage, card, failed_call }))
             }
-        })
+        }
     }
 
     /// Notes that work queued on `stream` so far uses the allocation. No driver call.
@@ -183,6 +202,10 @@ impl Allocator {
             Owner::Driver { slot } => {
                 let ordered = inner.ordered.as_mut().expect("a driver's block has a driver's pool");
                 ordered.record_use(slot, stream);
+            }
+            Owner::Caching { id, .. } => {
+                let caching = inner.caching.as_mut().expect("a cached block has its pool");
+                caching.pool.record_use(id, stream).expect("the block was looked up");
             }
         }
         Ok(())
@@ -209,7 +232,7 @@ impl Allocator {
         if !inner.owns(&allocation) {
             return Err(FreeError::Foreign(allocation));
         }
-        let Inner { pool, ordered, streams, .. } = &mut *inner;
+        let Inner { pool, ordered, caching, streams, .. } = &mut *inner;
         match allocation.owner {
             Owner::Pool { id, .. } => {
                 let pool = pool.as_mut().expect("a pool's block has a pool");
@@ -222,6 +245,11 @@ impl Allocator {
                 ordered.free(slot, raw, streams)?;
                 Ok(None)
             }
+            Owner::Caching { id, .. } => {
+                let caching = caching.as_mut().expect("a cached block has its pool");
+                caching.free(id, stream)?;
+                Ok(None)
+            }
         }
     }
 
@@ -229,6 +257,9 @@ impl Allocator {
     pub fn prefill(&self, len: Bytes, stream: StreamId) -> Result<(), AllocError> {
         let mut inner = self.lock()?;
         inner.stream(stream).ok_or(AllocError::UnknownStream(stream))?;
+        if let Some(caching) = &mut inner.caching {
+            return caching.prefill(len, stream).map_err(|refusal| self.refused(refusal));
+        }
         let Some(pool) = &mut inner.pool else { return Ok(()) };
         if pool.prefill(len, stream)? {
             return Ok(());
@@ -249,6 +280,9 @@ impl Allocator {
         if let Some(ordered) = &mut inner.ordered {
             ordered.trim(to)?;
         }
+        if let Some(caching) = &mut inner.caching {
+            caching.trim(to)?;
+        }
         Ok(())
     }
 
@@ -257,6 +291,9 @@ impl Allocator {
     /// What happened so far. A driver call where the driver's pool is part of it.
     pub fn stats(&self) -> Result<Stats, DriverError> {
         let inner = self.lock_anyway();
+        if let Some(caching) = &inner.caching {
+            return Ok(caching.pool.counters());
+        }
         let pool = inner.pool.as_ref().map(|pool| pool.pool.counters());
         let ordered = inner.ordered.as_ref().map(OrderedPool::counters).transpose()?;
         Ok(match (pool, ordered) {
@@ -273,13 +310,21 @@ impl Allocator {
 
     /// Checks every invariant of the virtual pool. O(n log n).
     pub fn audit(&self) -> Result<(), Inconsistency> {
-        self.lock_anyway().pool.as_ref().map_or(Ok(()), |pool| pool.pool.audit())
+        let inner = self.lock_anyway();
+        inner.pool.as_ref().map_or(Ok(()), |pool| pool.pool.audit())?;
+        inner.caching.as_ref().map_or(Ok(()), |caching| caching.pool.audit())
     }
 
     /// Lets `look` see the core's state: for prints, layouts and tests. `None` for the driver's
     /// pool.
     pub fn inspect<R>(&self, look: impl FnOnce(&vramp_core::Pool) -> R) -> Option<R> {
         self.lock_anyway().pool.as_ref().map(|pool| look(&pool.pool))
+    }
+
+    /// Lets `look` see the state of PyTorch's allocator: its statistics, what the last request did
+    /// on the device. `None` for other presets.
+    pub fn inspect_torch<R>(&self, look: impl FnOnce(&TorchPool) -> R) -> Option<R> {
+        self.lock_anyway().caching.as_ref().map(|caching| look(&caching.pool))
     }
 
     // --- the end ---
@@ -300,6 +345,9 @@ impl Allocator {
                 let inner = poisoned.into_inner();
                 if let Some(pool) = &inner.pool {
                     pool.pool.audit()?;
+                }
+                if let Some(caching) = &inner.caching {
+                    caching.pool.audit()?;
                 }
                 self.inner.clear_poison();
                 Ok(inner)
@@ -325,6 +373,10 @@ impl Inner {
                     && pool.exec.addr(at) == allocation.addr
             }
             (Owner::Driver { slot }, _, Some(ordered)) => ordered.holds(slot, allocation.addr),
+            (Owner::Caching { id, at }, ..) => {
+                let caching = self.caching.as_ref();
+                caching.is_some_and(|caching| caching.holds(id, at, allocation.addr))
+            }
             _ => false,
         }
     }
@@ -334,6 +386,9 @@ impl Inner {
             return Ok(());
         }
         let streams = std::mem::take(&mut self.streams);
+        if let Some(caching) = &mut self.caching {
+            return caching.close();
+        }
         let ordered = self.ordered.as_mut().map_or(Ok(()), |ordered| ordered.close(&streams));
         let pool = match &mut self.pool {
             Some(VirtualPool { pool, exec, .. }) => exec.close(pool),
@@ -366,6 +421,26 @@ impl Drop for Allocator {
         // Nobody is left to tell; `close` is for those who want to know.
         let _ = self.lock_anyway().close();
     }
+}
+
+/// PyTorch's allocator on a device.
+fn caching(driver: &Arc<dyn Driver>, config: &Config) -> Result<CachingPool, CreateError> {
+    let info = driver.info();
+    let expandable_segments = config.preset == Preset::TorchExpandable;
+    if expandable_segments && !info.capabilities.virtual_memory {
+        return Err(CreateError::NotSupported {
+            preset: config.preset.name(),
+            needed: "virtual memory management",
+            instead: Preset::Torch.name(),
+        });
+    }
+    let (page, granularity) = (Bytes::mib(2), info.limits.page);
+    if expandable_segments && !page.is_multiple_of(granularity) {
+        return Err(CreateError::Granularity { page, granularity });
+    }
+    let torch = TorchConfig { expandable_segments, ..config.torch.clone() };
+    let pool = TorchPool::new(torch, info.limits.memory, config.limit);
+    Ok(CachingPool::new(Arc::clone(driver), pool, config.progress.clone()))
 }
 
 fn added(pool: Stats, ordered: Stats) -> Stats {

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::sync::Arc;
 
-use vramp_core::{Bytes, Epoch, Mark, Mixed, ParseBytesError, Policy};
+use vramp_core::{Bytes, Epoch, Mark, Mixed, ParseBytesError, Policy, TorchConfig};
 
 /// Which manager stands behind the allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -14,11 +14,21 @@ pub enum Preset {
     Vpmm,
     /// The driver's own pool (`cudaMallocAsync`), keeping all it ever got.
     StreamOrdered,
+    /// PyTorch's caching allocator.
+    Torch,
+    /// The same with `expandable_segments:True`.
+    TorchExpandable,
 }
 
 impl Preset {
     /// Every preset, the default first.
-    pub const ALL: [Preset; 3] = [Preset::Vramp, Preset::Vpmm, Preset::StreamOrdered];
+    pub const ALL: [Preset; 5] = [
+        Preset::Vramp,
+        Preset::Vpmm,
+        Preset::StreamOrdered,
+        Preset::Torch,
+        Preset::TorchExpandable,
+    ];
 
     /// The name used in options and results.
     pub const fn name(self) -> &'static str {
@@ -26,13 +36,20 @@ impl Preset {
             Preset::Vramp => "vramp",
             Preset::Vpmm => "vpmm",
             Preset::StreamOrdered => "stream-ordered",
+            Preset::Torch => "torch",
+            Preset::TorchExpandable => "torch-expandable",
         }
+    }
+
+    /// True if PyTorch's caching allocator stands behind it.
+    pub const fn is_torch(self) -> bool {
+        matches!(self, Preset::Torch | Preset::TorchExpandable)
     }
 }
 
 /// A name that is no preset.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no allocator '{name}': use vramp, vpmm or stream-ordered")]
+#[error("there is no allocator '{name}': use vramp, vpmm, stream-ordered, torch or torch-expandable")]
 pub struct UnknownPreset {
     /// What was given.
     pub name: String,
@@ -83,6 +100,8 @@ pub struct Config {
     pub span: Bytes,
     /// The numbers of the default manager.
     pub mixed: Mixed,
+    /// The settings of PyTorch's allocator. The preset alone says whether segments are expandable.
+    pub torch: TorchConfig,
     /// How the allocator learns that work is over.
     pub progress: Progress,
     /// The same in pages of whatever size the pool has, as VPMM's variable says it. Comes before
@@ -100,6 +119,7 @@ impl Config {
             page: None,
             span: Bytes::tib(8),
             mixed: Mixed::default(),
+            torch: TorchConfig::default(),
             progress: Progress::Events,
             prefill_pages: None,
         }

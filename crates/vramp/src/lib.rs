@@ -15,7 +15,8 @@
 //!
 //! Which manager: [`Preset::Vramp`], the default, takes within a few percent of what the program
 //! holds at any time; [`Preset::Vpmm`] is OpenVM's pool; [`Preset::StreamOrdered`] is the driver's
-//! own. All three stand behind [`Allocator`].
+//! own; [`Preset::Torch`] and [`Preset::TorchExpandable`] are PyTorch's caching allocator. All stand
+//! behind [`Allocator`].
 //!
 //! What it costs: memory that the stream itself freed is handed out without a driver call; memory
 //! of another stream after asking about its events. A miss makes one create, map and set-access for each
@@ -27,6 +28,7 @@
 
 mod allocation;
 mod allocator;
+mod caching;
 mod config;
 mod error;
 mod events;
@@ -43,6 +45,6 @@ pub use open::{OpenError, Opened, open};
 
 pub use vramp_core::{
     Block, Bytes, Census, Counters, DeviceAddr, Epoch, Inconsistency, Mark, Mixed, Pool, Spot,
-    StreamId,
+    StreamId, TorchConfig, TorchConfigError, TorchOp, TorchPool, TorchStats,
 };
 pub use vramp_driver::{Call, Driver, DriverError, ErrorKind};

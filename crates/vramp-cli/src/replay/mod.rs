@@ -9,11 +9,13 @@
 
 mod audit;
 mod engine;
+mod fidelity;
 mod outcome;
 mod outstanding;
 mod recorded;
 
 pub use engine::{Options, ReplayError, replay};
+pub use fidelity::{Fidelity, Segments};
 pub use outcome::{CallCount, Outcome};
 pub use recorded::{Recorded, RecordedOom};
 

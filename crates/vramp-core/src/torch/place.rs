@@ -102,6 +102,7 @@ impl TorchPool {
         loop {
             match attempt.rung {
                 Rung::Poll => {
+                    self.performed.clear();
                     attempt.rung = Rung::Search;
                     if !self.pending().is_empty() {
                         return TorchStep::Poll;

@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use super::arenas::Arenas;
 use super::block::{Block, Blocks, Class, Lists, Slot, State};
 use super::config::TorchConfig;
+use super::settle::TorchOp;
 use super::stats::TorchStats;
 use crate::Bytes;
 use crate::ids::{BlockId, Epoch, Mark, SegmentId, Spot, StreamId};
@@ -61,6 +62,7 @@ pub struct TorchPool {
     pub(crate) reserved: u64,
     /// What the operation settled last made: the block that the attempt goes on with.
     pub(crate) fresh: Option<Slot>,
+    pub(crate) performed: Vec<TorchOp>,
     pub(crate) counters: Counters,
     pub(crate) stats: TorchStats,
 }
@@ -83,6 +85,7 @@ impl TorchPool {
             streams: Vec::new(),
             reserved: 0,
             fresh: None,
+            performed: Vec::new(),
             counters: Counters::default(),
             stats: TorchStats::default(),
         }
@@ -96,6 +99,11 @@ impl TorchPool {
     /// Counts with PyTorch's own meaning.
     pub fn stats(&self) -> &TorchStats {
         &self.stats
+    }
+
+    /// What was settled for the last request that was placed, or for the last release, in order.
+    pub fn performed(&self) -> &[TorchOp] {
+        &self.performed
     }
 
     /// What happened so far. A chunk is a segment, or a handle of an expandable one.

@@ -21,7 +21,8 @@ pub struct TorchRelease {
 impl TorchPool {
     /// Begins to give unused memory back until no more than `keep` is held. Blocks that wait for
     /// other streams have to be waited for before: see [`TorchPool::waited_for`].
-    pub fn release(&self, keep: Bytes) -> TorchRelease {
+    pub fn release(&mut self, keep: Bytes) -> TorchRelease {
+        self.performed.clear();
         TorchRelease { keep: keep.count(), victims: self.all_unused() }
     }
 

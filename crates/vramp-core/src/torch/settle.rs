@@ -89,6 +89,7 @@ impl TorchPlan {
 impl TorchPool {
     /// Makes a performed operation true.
     pub fn settle(&mut self, plan: TorchPlan) {
+        self.performed.push(plan.op);
         match (plan.op, plan.target) {
             (TorchOp::Allocate { segment, len }, Target::New { class, stream, at }) => {
                 self.arenas.take(at.offset().count(), len.count());

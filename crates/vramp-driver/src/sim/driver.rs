@@ -129,6 +129,25 @@ impl Driver for Simulator {
         })
     }
 
+    fn alloc_memory(&self, len: Bytes) -> Result<DeviceAddr> {
+        self.call(log(Call::AllocMemory).len(len), |state| {
+            let at = state.memory.alloc(len)?;
+            state.spend_on_handle(Call::AllocMemory, len);
+            Ok(at)
+        })
+    }
+
+    fn free_memory(&self, at: DeviceAddr) -> Result<()> {
+        self.call(log(Call::FreeMemory).at(at), |state| {
+            state.memory.allocation(at)?;
+            state.wait_for_everything()?;
+            let len = state.memory.free_allocation(at)?;
+            state.forget_dead();
+            state.spend_on_handle(Call::FreeMemory, len);
+            Ok(())
+        })
+    }
+
     fn create_stream(&self) -> Result<Stream> {
         self.call(log(Call::CreateStream), |state| {
             state.spend(Call::CreateStream);

@@ -88,7 +88,7 @@ pub struct LiveObjects {
     pub handles_released_but_mapped: usize,
     /// Mappings.
     pub mappings: usize,
-    /// Memory of the card in handles and in the device's own pool.
+    /// Memory of the card in handles, in plain allocations and in the device's own pool.
     pub device_bytes: Bytes,
     /// Streams not destroyed.
     pub streams: usize,
@@ -98,6 +98,8 @@ pub struct LiveObjects {
     pub host_buffers: usize,
     /// Memory in them.
     pub host_bytes: Bytes,
+    /// Plain allocations; they count among neither handles nor mappings.
+    pub allocations: usize,
     /// Allocations from the device's own pool.
     pub pool_allocations: usize,
     /// Memory in them.

@@ -17,7 +17,7 @@ use super::pool::Pool;
 use super::refusal::{Outcome, Refusal};
 use super::streams::{Gate, Point, Step, Streams};
 use super::{Fault, LiveObjects};
-use crate::{Call, Capabilities, DriverError, Limits, Result};
+use crate::{Call, Capabilities, DriverError, Limits, Result, Stream};
 
 #[derive(Clone, Debug)]
 pub(super) struct Config {
@@ -177,6 +177,17 @@ impl State {
         Ok(())
     }
 
+    /// Lets the host wait until all streams are empty.
+    pub fn wait_for_everything(&mut self) -> Outcome<()> {
+        for stream in 0..self.streams.made() {
+            self.run_to(self.streams.end_of(stream))?;
+            if let Some(checker) = &mut self.checker {
+                checker.host_saw_stream(Stream::from_number(stream as u64 + 1));
+            }
+        }
+        Ok(())
+    }
+
     pub fn advance(&mut self, ns: u64) {
         self.now_ns = self.now_ns.saturating_add(ns);
         if self.lost.is_none() {
@@ -264,6 +275,7 @@ impl State {
             events: self.events.len(),
             host_buffers: self.host.living(),
             host_bytes: self.host.held(),
+            allocations: self.memory.allocations(),
             pool_allocations: self.pool.allocations(),
             pool_bytes: Bytes::new(self.pool.used),
         }

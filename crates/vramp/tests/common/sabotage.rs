@@ -74,6 +74,8 @@ impl Driver for Saboteur {
         map(at: DeviceAddr, handle: Handle) -> Result<()>;
         unmap(range: AddrRange) -> Result<()>;
         set_access(range: AddrRange) -> Result<()>;
+        alloc_memory(len: Bytes) -> Result<DeviceAddr>;
+        free_memory(at: DeviceAddr) -> Result<()>;
         create_stream() -> Result<Stream>;
         destroy_stream(stream: Stream) -> Result<()>;
         create_event() -> Result<Event>;
