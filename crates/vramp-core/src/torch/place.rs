@@ -103,6 +103,7 @@ impl TorchPool {
             match attempt.rung {
                 Rung::Poll => {
                     self.performed.clear();
+                    self.fresh = None;
                     attempt.rung = Rung::Search;
                     if !self.pending().is_empty() {
                         return TorchStep::Poll;
@@ -123,9 +124,6 @@ impl TorchPool {
                 },
                 Rung::Grow(_) => match self.grow(class, stream, rounded, segment_len) {
                     Grown::Block(slot) => {
-                        return TorchStep::Placed(self.hand_out(slot, rounded, attempt));
-                    }
-                    Grown::Listed(slot) => {
                         self.unlist(slot);
                         return TorchStep::Placed(self.hand_out(slot, rounded, attempt));
                     }
@@ -249,6 +247,8 @@ impl TorchPool {
 
     fn grow(&mut self, class: Class, stream: StreamId, rounded: u64, segment_len: u64) -> Grown {
         let fresh = self.fresh.take();
+        // As PyTorch does, before an expandable segment rounds up to whole handles: it may end up to
+        // one handle above the limit.
         let under_limit = |limit| self.reserved.saturating_add(segment_len) <= limit;
         if fresh.is_none() && !self.limit.is_none_or(under_limit) {
             return Grown::Full;
@@ -290,7 +290,7 @@ impl TorchPool {
         let block = self.blocks.get(found);
         let (target, wanted) = match (block.state, block.next) {
             (State::Unmapped, _) => (found, rounded),
-            (_, _) if block.len >= rounded => return Grown::Listed(found),
+            (_, _) if block.len >= rounded => return Grown::Block(found),
             (_, Some(next)) => (next, rounded - block.len),
             (_, None) => return Grown::Full,
         };
@@ -343,10 +343,8 @@ impl TorchPool {
 }
 
 enum Grown {
-    /// An unlisted block.
+    /// A free block that is large enough.
     Block(Slot),
-    /// The same, still listed.
-    Listed(Slot),
     Perform(TorchPlan),
     Full,
 }

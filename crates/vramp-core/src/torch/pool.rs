@@ -62,6 +62,7 @@ pub struct TorchPool {
     pub(crate) reserved: u64,
     /// What the operation settled last made: the block that the attempt goes on with.
     pub(crate) fresh: Option<Slot>,
+    /// What was settled for the last request or release.
     pub(crate) performed: Vec<TorchOp>,
     pub(crate) counters: Counters,
     pub(crate) stats: TorchStats,

@@ -94,6 +94,7 @@ impl TorchPool {
             (TorchOp::Allocate { segment, len }, Target::New { class, stream, at }) => {
                 self.arenas.take(at.offset().count(), len.count());
                 let slot = self.add_segment(segment, at, len.count(), None, class, stream);
+                self.list(slot);
                 self.fresh = Some(slot);
                 self.grown(class, len, 1);
                 self.stats.segment.increase(class, 1);
