@@ -292,7 +292,7 @@ impl Allocator {
     pub fn stats(&self) -> Result<Stats, DriverError> {
         let inner = self.lock_anyway();
         if let Some(caching) = &inner.caching {
-            return Ok(caching.pool.counters());
+            return Ok(caching.counters());
         }
         let pool = inner.pool.as_ref().map(|pool| pool.pool.counters());
         let ordered = inner.ordered.as_ref().map(OrderedPool::counters).transpose()?;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use vramp_core::{
-    AddrRange, BlockId, Bytes, DeviceAddr, Request, SegmentId, Spot, StreamId, TorchAttempt,
-    TorchBlock, TorchOp, TorchPool, TorchStep,
+    AddrRange, BlockId, Bytes, Counters, DeviceAddr, Request, SegmentId, Spot, StreamId,
+    TorchAttempt, TorchBlock, TorchOp, TorchPool, TorchStep,
 };
 use vramp_driver::{Driver, Handle, Place, Result, Stream};
 
@@ -23,17 +23,23 @@ pub(crate) struct CachingPool {
     progress: Progress,
     /// By the pool's number of each.
     segments: Vec<Option<Memory>>,
-    /// Handles whose release failed: nobody uses them any more, `close` tries again.
-    stuck: Vec<Handle>,
+    /// Handles whose release failed: nobody uses them any more, and `trim` and `close` try again.
+    stuck: Vec<(Handle, Bytes)>,
+    /// Memory on the card: the pool's, and what a failed call left behind.
+    held: Bytes,
+    held_peak: Bytes,
 }
+
+/// Handles mapped into a range: by their offsets, with their lengths.
+type Handles = BTreeMap<Bytes, (Handle, Bytes)>;
 
 /// What a segment is on the device.
 enum Memory {
     Allocated(DeviceAddr),
-    /// A range of addresses with handles mapped into it: by their offsets, with their lengths.
+    /// A range of addresses with handles mapped into it.
     Range {
         range: AddrRange,
-        handles: BTreeMap<Bytes, (Handle, Bytes)>,
+        handles: Handles,
     },
 }
 
@@ -47,11 +53,7 @@ impl Memory {
 }
 
 impl CachingPool {
-    pub(crate) fn new(
-        driver: Arc<dyn Driver>,
-        pool: TorchPool,
-        progress: Progress,
-    ) -> CachingPool {
+    pub(crate) fn new(driver: Arc<dyn Driver>, pool: TorchPool, progress: Progress) -> CachingPool {
         CachingPool {
             pool,
             streams: Vec::new(),
@@ -60,7 +62,14 @@ impl CachingPool {
             progress,
             segments: Vec::new(),
             stuck: Vec::new(),
+            held: Bytes::ZERO,
+            held_peak: Bytes::ZERO,
         }
+    }
+
+    /// Counts, with all memory that is held on the card. No driver call.
+    pub(crate) fn counters(&self) -> Counters {
+        Counters { reserved: self.held, reserved_peak: self.held_peak, ..self.pool.counters() }
     }
 
     pub(crate) fn add_stream(&mut self, stream: Stream) -> StreamId {
@@ -111,6 +120,9 @@ impl CachingPool {
     /// that other streams use, as PyTorch's `empty_cache` does, and for all work on the device.
     pub(crate) fn trim(&mut self, to: Bytes) -> Result<()> {
         self.wait()?;
+        for (handle, len) in std::mem::take(&mut self.stuck) {
+            self.release(handle, len);
+        }
         let mut release = self.pool.release(to);
         while let Some(plan) = self.pool.next_release(&mut release) {
             self.perform(plan.op())?;
@@ -165,18 +177,22 @@ impl CachingPool {
         match op {
             TorchOp::Allocate { segment, len } => {
                 let start = self.driver.alloc_memory(len)?;
+                self.took(len);
                 self.add(segment, Memory::Allocated(start));
             }
-            TorchOp::Free { segment, .. } => {
+            TorchOp::Free { segment, len } => {
                 self.driver.free_memory(self.memory(segment).start())?;
+                self.held -= len;
                 self.segments[segment.index()] = None;
             }
             TorchOp::Reserve { segment, len } => {
                 let start = self.driver.reserve(len, self.driver.info().limits.page)?;
                 let range = AddrRange::new(start, len);
-                self.add(segment, Memory::Range { range, handles: BTreeMap::new() });
+                self.add(segment, Memory::Range { range, handles: Handles::new() });
             }
             TorchOp::FreeAddresses { segment, len } => {
+                // Nothing is mapped but what could not be unmapped after a failure.
+                self.unmap_each(segment, Bytes::ZERO, len)?;
                 let range = AddrRange::new(self.memory(segment).start(), len);
                 self.driver.free_addresses(range)?;
                 self.segments[segment.index()] = None;
@@ -184,7 +200,8 @@ impl CachingPool {
             TorchOp::Map { segment, offset, len, handle } => {
                 let done = self.map(segment, offset, len, handle);
                 if done.is_err() {
-                    self.take_back(segment, offset, len, handle);
+                    // What cannot be undone stays mapped, is counted, and serves the next map.
+                    let _ = self.unmap_each(segment, offset, len);
                 }
                 done?;
             }
@@ -193,7 +210,9 @@ impl CachingPool {
                 self.driver.synchronize_stream(self.streams[stream.index()])?;
                 let range = AddrRange::new(self.memory(segment).start() + offset, len);
                 self.driver.unmap(range)?;
-                self.release(segment, offset, len);
+                for (handle, len) in self.take_handles(segment, offset, len) {
+                    self.release(handle, len);
+                }
             }
         }
         Ok(())
@@ -206,7 +225,7 @@ impl CachingPool {
         self.segments[segment.index()] = Some(memory);
     }
 
-    fn range(&mut self, segment: SegmentId) -> (DeviceAddr, &mut BTreeMap<Bytes, (Handle, Bytes)>) {
+    fn range(&mut self, segment: SegmentId) -> (DeviceAddr, &mut Handles) {
         match &mut self.segments[segment.index()] {
             Some(Memory::Range { range, handles }) => (range.start, handles),
             _ => panic!("{segment} is no range"),
@@ -214,45 +233,68 @@ impl CachingPool {
     }
 
     fn map(&mut self, segment: SegmentId, offset: Bytes, len: Bytes, handle: Bytes) -> Result<()> {
-        let driver = Arc::clone(&self.driver);
-        let (start, handles) = self.range(segment);
         let mut at = offset;
         while at < offset + len {
-            // One that could not be unmapped after a failure serves again.
+            let (start, handles) = self.range(segment);
             if !handles.contains_key(&at) {
-                let new = driver.create(handle, Place::Device)?;
-                if let Err(error) = driver.map(start + at, new) {
-                    let released = driver.release(new);
-                    self.stuck.extend(released.is_err().then_some(new));
+                let new = self.driver.create(handle, Place::Device)?;
+                self.took(handle);
+                if let Err(error) = self.driver.map(start + at, new) {
+                    self.release(new, handle);
                     return Err(error);
                 }
-                handles.insert(at, (new, handle));
+                self.range(segment).1.insert(at, (new, handle));
             }
             at += handle;
         }
-        driver.set_access(AddrRange::new(start + offset, len))
+        let start = self.range(segment).0;
+        self.driver.set_access(AddrRange::new(start + offset, len))
     }
 
-    /// Undoes a part of a map.
-    fn take_back(&mut self, segment: SegmentId, offset: Bytes, len: Bytes, handle: Bytes) {
-        let driver = Arc::clone(&self.driver);
-        let (start, handles) = self.range(segment);
-        let mapped: Vec<Bytes> = handles.range(offset..offset + len).map(|(&at, _)| at).collect();
-        for at in mapped {
-            if driver.unmap(AddrRange::new(start + at, handle)).is_ok() {
-                self.release(segment, at, handle);
+    /// Unmaps and releases what is mapped in a part of a range, one handle after the other. Goes on
+    /// after a failure and returns the first one.
+    fn unmap_each(&mut self, segment: SegmentId, offset: Bytes, len: Bytes) -> Result<()> {
+        let mut first = Ok(());
+        let start = self.range(segment).0;
+        for (at, (handle, len)) in self.take_handles_by_offset(segment, offset, len) {
+            match self.driver.unmap(AddrRange::new(start + at, len)) {
+                Ok(()) => self.release(handle, len),
+                Err(error) => {
+                    self.range(segment).1.insert(at, (handle, len));
+                    first = first.and(Err(error));
+                }
             }
         }
+        first
     }
 
-    /// Releases the handles that were mapped in a part of a range.
-    fn release(&mut self, segment: SegmentId, offset: Bytes, len: Bytes) {
-        let driver = Arc::clone(&self.driver);
+    fn take_handles(
+        &mut self,
+        segment: SegmentId,
+        offset: Bytes,
+        len: Bytes,
+    ) -> impl Iterator<Item = (Handle, Bytes)> + use<> {
+        self.take_handles_by_offset(segment, offset, len).into_values()
+    }
+
+    fn take_handles_by_offset(&mut self, segment: SegmentId, offset: Bytes, len: Bytes) -> Handles {
         let (_, handles) = self.range(segment);
-        let mut released = handles.split_off(&offset);
-        handles.append(&mut released.split_off(&(offset + len)));
-        let released = released.into_values().map(|(handle, _)| handle);
-        self.stuck.extend(released.filter(|&handle| driver.release(handle).is_err()));
+        let mut taken = handles.split_off(&offset);
+        handles.append(&mut taken.split_off(&(offset + len)));
+        taken
+    }
+
+    fn took(&mut self, len: Bytes) {
+        self.held += len;
+        self.held_peak = self.held_peak.max(self.held);
+    }
+
+    /// Releases a handle that is mapped nowhere, or keeps it for later.
+    fn release(&mut self, handle: Handle, len: Bytes) {
+        match self.driver.release(handle) {
+            Ok(()) => self.held -= len,
+            Err(_) => self.stuck.push((handle, len)),
+        }
     }
 
     /// Gives everything back, streams included. Goes on after a failure and returns the first one.
@@ -279,7 +321,7 @@ impl CachingPool {
                 }
             }
         }
-        for handle in self.stuck.drain(..) {
+        for (handle, _) in self.stuck.drain(..) {
             note(driver.release(handle));
         }
         note(self.events.close(&*driver));

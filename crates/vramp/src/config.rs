@@ -49,7 +49,9 @@ impl Preset {
 
 /// A name that is no preset.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no allocator '{name}': use vramp, vpmm, stream-ordered, torch or torch-expandable")]
+#[error(
+    "there is no allocator '{name}': use vramp, vpmm, stream-ordered, torch or torch-expandable"
+)]
 pub struct UnknownPreset {
     /// What was given.
     pub name: String,

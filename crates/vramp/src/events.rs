@@ -109,12 +109,7 @@ impl Events {
     }
 
     /// Somebody says that `mark` was reached: waits until the driver agrees.
-    fn believe(
-        &mut self,
-        driver: &dyn Driver,
-        pool: &mut impl Ledger,
-        mark: Mark,
-    ) -> Result<()> {
+    fn believe(&mut self, driver: &dyn Driver, pool: &mut impl Ledger, mark: Mark) -> Result<()> {
         let covered =
             self.of(mark.stream).iter().rev().find(|(known, _)| known.epoch <= mark.epoch);
         let Some(&(known, event)) = covered else { return Ok(()) };

@@ -116,6 +116,12 @@ fn the_drivers_pool_survives_a_failure_of_each_call() {
 }
 
 #[test]
+fn pytorchs_allocator_survives_a_failure_of_each_call() {
+    fail_each_call(Preset::Torch, STRIDE);
+    fail_each_call(Preset::TorchExpandable, STRIDE * 3);
+}
+
+#[test]
 fn each_kind_of_call_may_fail_for_good() {
     let used = [
         Call::Reserve,
@@ -130,6 +136,9 @@ fn each_kind_of_call_may_fail_for_good() {
         Call::Wait,
         Call::MallocAsync,
         Call::FreeAsync,
+        Call::AllocMemory,
+        Call::FreeMemory,
+        Call::SynchronizeStream,
     ];
     for preset in Preset::ALL {
         for call in used {

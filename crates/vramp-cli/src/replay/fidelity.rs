@@ -177,12 +177,7 @@ fn name(kind: EventKind) -> &'static str {
     kind.known_name().expect("changes of segments have names")
 }
 
-fn difference(
-    workload: &Workload,
-    request: usize,
-    lacking: &[Change],
-    extra: &[Change],
-) -> String {
+fn difference(workload: &Workload, request: usize, lacking: &[Change], extra: &[Change]) -> String {
     let list = |changes: &[Change]| match changes {
         [] => "nothing".to_owned(),
         changes => {

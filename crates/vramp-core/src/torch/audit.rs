@@ -60,9 +60,7 @@ impl TorchPool {
             let block = self.blocks.get(slot);
             let lists = self.lists(block.class);
             match block.state {
-                State::Free => {
-                    lists.free.contains(&(block.stream, block.len, block.at, slot))
-                }
+                State::Free => lists.free.contains(&(block.stream, block.len, block.at, slot)),
                 State::Unmapped => lists.unmapped.contains(&(block.stream, block.at, slot)),
                 _ => true,
             }
@@ -94,8 +92,16 @@ impl TorchPool {
             let blocks = self.blocks.iter().map(|(_, block)| block);
             blocks.filter(|block| wanted(block.state)).map(|block| block.len).sum()
         };
-        let requested: u64 = self.blocks.iter().filter(|(_, b)| b.state == State::Used).map(|(_, b)| b.requested).sum();
-        let split = self.blocks.iter().filter(|(_, b)| b.state == State::Free && b.is_split() && !self.is_expandable(b));
+        let requested: u64 = self
+            .blocks
+            .iter()
+            .filter(|(_, b)| b.state == State::Used)
+            .map(|(_, b)| b.requested)
+            .sum();
+        let split = self
+            .blocks
+            .iter()
+            .filter(|(_, b)| b.state == State::Free && b.is_split() && !self.is_expandable(b));
         let split: u64 = split.map(|(_, block)| block.len).sum();
         let stats = &self.stats;
         for (what, counted, found) in [

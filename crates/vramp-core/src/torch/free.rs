@@ -35,13 +35,16 @@ impl TorchPool {
     pub(crate) fn merge_neighbours(&mut self, slot: Slot) -> impl Iterator<Item = u64> + use<> {
         let block = self.blocks.get(slot);
         let (state, neighbours) = (block.state, [block.prev, block.next]);
-        neighbours.map(|neighbour| {
-            let neighbour = neighbour.filter(|&slot| self.blocks.get(slot).state == state)?;
-            let len = self.blocks.get(neighbour).len;
-            self.unlist(neighbour);
-            self.blocks.absorb(slot, neighbour);
-            Some(len)
-        }).into_iter().flatten()
+        neighbours
+            .map(|neighbour| {
+                let neighbour = neighbour.filter(|&slot| self.blocks.get(slot).state == state)?;
+                let len = self.blocks.get(neighbour).len;
+                self.unlist(neighbour);
+                self.blocks.absorb(slot, neighbour);
+                Some(len)
+            })
+            .into_iter()
+            .flatten()
     }
 
     /// Enters a free or unmapped block in the lists of its class.

@@ -122,13 +122,16 @@ impl TorchConfig {
             "backend" => match value {
                 "native" => {}
                 "cudaMallocAsync" => {
-                    return Err(of.refused("native; cudaMallocAsync is the allocator stream-ordered"));
+                    return Err(
+                        of.refused("native; cudaMallocAsync is the allocator stream-ordered")
+                    );
                 }
                 _ => return Err(of.refused("native or cudaMallocAsync")),
             },
             "expandable_segments" => self.expandable_segments = of.bool()?,
             "garbage_collection_threshold" => {
-                let threshold = of.number(|part| part > 0.0 && part < 1.0, "above 0 and below 1")?;
+                let threshold =
+                    of.number(|part| part > 0.0 && part < 1.0, "above 0 and below 1")?;
                 self.garbage_collection_threshold = Some(threshold);
             }
             "per_process_memory_fraction" => {
@@ -150,7 +153,8 @@ impl TorchConfig {
             }
             "roundup_power2_divisions" => self.roundup_power2_divisions = of.divisions()?,
             _ => {
-                let Some((_, takes)) = WITHOUT_EFFECT.iter().find(|(known, _)| *known == key) else {
+                let Some((_, takes)) = WITHOUT_EFFECT.iter().find(|(known, _)| *known == key)
+                else {
                     return Err(TorchConfigError::Key { key: key.to_owned() });
                 };
                 match takes {

@@ -260,21 +260,14 @@ impl TorchPool {
             return Grown::Block(slot);
         }
         let Some(start) = self.arenas.find(segment_len) else { return Grown::Full };
-        let op =
-            TorchOp::Allocate { segment: self.vacant_segment(), len: Bytes::new(segment_len) };
+        let op = TorchOp::Allocate { segment: self.vacant_segment(), len: Bytes::new(segment_len) };
         let at = Spot::new(SpanId::new(0), Bytes::new(start));
         Grown::Perform(TorchPlan { op, target: Target::New { class, stream, at } })
     }
 
     /// Goes on until a free block of an expandable segment is large enough: `fresh` is what was
     /// mapped last.
-    fn expand(
-        &self,
-        class: Class,
-        stream: StreamId,
-        rounded: u64,
-        fresh: Option<Slot>,
-    ) -> Grown {
+    fn expand(&self, class: Class, stream: StreamId, rounded: u64, fresh: Option<Slot>) -> Grown {
         let handle = self.handle_size(class);
         let Some(found) = fresh.or_else(|| self.expandable_block(class, stream, rounded)) else {
             // As PyTorch does: room for all of the card and an eighth more.
@@ -308,9 +301,8 @@ impl TorchPool {
     /// The lowest free or unmapped block of the stream's expandable segments from which on enough
     /// lies free or unmapped.
     fn expandable_block(&self, class: Class, stream: StreamId, len: u64) -> Option<Slot> {
-        let idle = |slot: Slot| {
-            matches!(self.blocks.get(slot).state, State::Free | State::Unmapped)
-        };
+        let idle =
+            |slot: Slot| matches!(self.blocks.get(slot).state, State::Free | State::Unmapped);
         let unmapped = self.lists(class).unmapped.range((stream, Spot::default(), 0)..);
         for &(_, _, hole) in unmapped.take_while(|entry| entry.0 == stream) {
             let first = self.blocks.get(hole).prev.filter(|&prev| idle(prev)).unwrap_or(hole);

@@ -176,7 +176,9 @@ impl TorchPool {
     pub fn reached(&mut self, mark: Mark) {
         loop {
             let waiting = &mut self.streams[mark.stream.index()].waiting;
-            let Some(&(epoch, slot)) = waiting.front().filter(|(e, _)| *e <= mark.epoch) else { return };
+            let Some(&(epoch, slot)) = waiting.front().filter(|(e, _)| *e <= mark.epoch) else {
+                return;
+            };
             debug_assert!(epoch <= mark.epoch);
             waiting.pop_front();
             match &mut self.blocks.get_mut(slot).state {

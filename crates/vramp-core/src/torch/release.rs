@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use super::block::{Class, Slot, State};
 use super::pool::TorchPool;
 use super::settle::{Target, TorchOp, TorchPlan};
-use crate::ids::{Mark, Spot, StreamId};
 use crate::Bytes;
+use crate::ids::{Mark, Spot, StreamId};
 
 /// Free blocks whose memory is to be given back, in order.
 pub(crate) type Victims = VecDeque<Slot>;
@@ -108,7 +108,12 @@ impl TorchPool {
     /// Oversize blocks of the stream that make room for `len` bytes: the smallest one that is large
     /// enough, or several from the largest on. `None` if they do not suffice; blocks are given back
     /// even then, as PyTorch does.
-    pub(crate) fn oversize_victims(&self, class: Class, stream: StreamId, len: u64) -> (Victims, bool) {
+    pub(crate) fn oversize_victims(
+        &self,
+        class: Class,
+        stream: StreamId,
+        len: u64,
+    ) -> (Victims, bool) {
         let oversize = self.config.oversize();
         if self.config.max_split_size.is_none() {
             return (Victims::new(), false);

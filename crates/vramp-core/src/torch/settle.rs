@@ -115,8 +115,7 @@ impl TorchPool {
             }
             (TorchOp::Reserve { segment, len }, Target::New { class, stream, at }) => {
                 let handle = self.handle_size(class);
-                let slot =
-                    self.add_segment(segment, at, len.count(), Some(handle), class, stream);
+                let slot = self.add_segment(segment, at, len.count(), Some(handle), class, stream);
                 self.list(slot);
             }
             (TorchOp::FreeAddresses { segment, .. }, Target::Block(slot)) => {

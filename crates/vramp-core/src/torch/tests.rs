@@ -95,7 +95,10 @@ impl Paper {
 
     fn perform(&mut self, op: TorchOp) -> bool {
         if let Some(left) = &mut self.fails_in
-            && matches!(op, TorchOp::Allocate { .. } | TorchOp::Map { .. } | TorchOp::Reserve { .. })
+            && matches!(
+                op,
+                TorchOp::Allocate { .. } | TorchOp::Map { .. } | TorchOp::Reserve { .. }
+            )
         {
             *left = left.wrapping_sub(1);
             if *left == u32::MAX {

@@ -166,7 +166,8 @@ impl Memory {
     /// Memory that can be touched, in whole pages.
     pub fn alloc(&mut self, len: Bytes) -> Outcome<DeviceAddr> {
         let whole = len.checked_round_up(Bytes::new(self.page)).filter(|len| !len.is_zero());
-        let whole = whole.ok_or_else(|| Refusal::invalid(format!("{len} is no size to allocate")))?;
+        let whole =
+            whole.ok_or_else(|| Refusal::invalid(format!("{len} is no size to allocate")))?;
         self.charge(whole)?;
         let at = self.take_hole(whole.count(), self.page).inspect_err(|_| {
             self.used -= whole.count();
