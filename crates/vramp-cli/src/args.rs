@@ -18,7 +18,7 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Replay traces and compare what each allocator takes and costs
-    Replay(Replay),
+    Replay(Box<Replay>),
     /// Tell which device would be used, and what it can do
     Info(Info),
     /// Convert a trace to the compact .vtrace format

@@ -69,7 +69,13 @@ impl Auditor {
             pool.audit()?;
             Ok(pool.counters().live)
         });
-        match counted {
+        let of_torch = || {
+            allocator.inspect_torch(|pool| {
+                pool.audit()?;
+                Ok(pool.counters().live)
+            })
+        };
+        match counted.or_else(of_torch) {
             Some(Ok(live)) if live != self.live => {
                 Err(ReplayError::Miscount { counted: live, expected: self.live })
             }
