@@ -33,6 +33,10 @@ pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
     {
         writeln!(out, "Simulating, for there is no card to use: {reason}\n")?;
     }
+    let without_effect = args.torch_config.iter().flat_map(|config| &config.without_effect);
+    for key in without_effect.filter(|_| !args.json) {
+        writeln!(out, "The setting {key} changes nothing here.")?;
+    }
     for path in &args.traces {
         let begun = Instant::now();
         let jobs = jobs(path)?;

@@ -330,6 +330,16 @@ fn another_configuration_than_the_recorded_one_is_found_out() {
 }
 
 #[test]
+fn settings_that_change_nothing_here_are_named() {
+    let config = "pinned_use_background_threads:True,expandable_segments:True";
+    let args = ["replay", GNN, "--device", "sim", "--allocator", "torch", "--torch-config", config];
+    let said = stdout(&args);
+    let sentence = "The setting pinned_use_background_threads changes nothing here.";
+    assert!(said.contains(sentence), "{said}");
+    assert!(said.contains("25.16 GiB"), "its segments are expandable: {said}");
+}
+
+#[test]
 fn fidelity_needs_pytorchs_allocator_and_recorded_segments() {
     let args = ["replay", GNN, "--device", "sim", "--fidelity"];
     refused(&mut vramp(&args), &["add --allocator torch"]);

@@ -426,7 +426,8 @@ impl Drop for Allocator {
 /// PyTorch's allocator on a device.
 fn caching(driver: &Arc<dyn Driver>, config: &Config) -> Result<CachingPool, CreateError> {
     let info = driver.info();
-    let expandable_segments = config.preset == Preset::TorchExpandable;
+    let expandable_segments =
+        config.torch.expandable_segments || config.preset == Preset::TorchExpandable;
     if expandable_segments && !info.capabilities.virtual_memory {
         return Err(CreateError::NotSupported {
             preset: config.preset.name(),

@@ -14,7 +14,7 @@ pub enum Preset {
     Vpmm,
     /// The driver's own pool (`cudaMallocAsync`), keeping all it ever got.
     StreamOrdered,
-    /// PyTorch's caching allocator.
+    /// PyTorch's caching allocator with the settings of [`Config::torch`].
     Torch,
     /// The same with `expandable_segments:True`.
     TorchExpandable,
@@ -102,7 +102,8 @@ pub struct Config {
     pub span: Bytes,
     /// The numbers of the default manager.
     pub mixed: Mixed,
-    /// The settings of PyTorch's allocator. The preset alone says whether segments are expandable.
+    /// The settings of PyTorch's allocator. `torch-expandable` has expandable segments whatever they
+    /// say.
     pub torch: TorchConfig,
     /// How the allocator learns that work is over.
     pub progress: Progress,
