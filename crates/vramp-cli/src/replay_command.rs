@@ -105,7 +105,7 @@ fn like_recorded(args: &Replay, mut config: Config, recorded: &Recorded) -> Resu
     if !args.fidelity {
         return Ok(config);
     }
-    if recorded.segments.is_empty() {
+    if recorded.segments.is_empty() && recorded.earlier.is_empty() {
         bail!("the recording does not tell of segments: there is nothing to compare with");
     }
     if let (None, Some(settings)) = (&args.torch_config, &recorded.settings) {

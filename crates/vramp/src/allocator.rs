@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use vramp_core::{
     Bytes, Census, Counters, Inconsistency, Mark, PoolConfig, StreamId, TorchConfig, TorchPool,
+    TorchSegment,
 };
 use vramp_driver::{Driver, DriverError, Stream};
 
@@ -319,6 +320,18 @@ impl Allocator {
     /// pool.
     pub fn inspect<R>(&self, look: impl FnOnce(&vramp_core::Pool) -> R) -> Option<R> {
         self.lock_anyway().pool.as_ref().map(|pool| look(&pool.pool))
+    }
+
+    /// Lets PyTorch's allocator begin with recorded segments: before the first request, see
+    /// [`TorchPool::restore`]. One allocation of the driver's for each. Returns the blocks that were
+    /// in users' hands, in order; nothing for other presets and impossible segments.
+    pub fn restore(
+        &self,
+        segments: &[TorchSegment],
+    ) -> Result<Vec<Option<Allocation>>, AllocError> {
+        let mut inner = self.lock()?;
+        let Some(caching) = &mut inner.caching else { return Ok(Vec::new()) };
+        Ok(caching.restore(segments)?)
     }
 
     /// Lets `look` see the state of PyTorch's allocator: its statistics, what the last request did

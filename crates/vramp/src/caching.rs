@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vramp_core::{
     AddrRange, BlockId, Bytes, Counters, DeviceAddr, Request, SegmentId, Spot, StreamId,
-    TorchAttempt, TorchBlock, TorchOp, TorchPool, TorchStep,
+    TorchAttempt, TorchBlock, TorchOp, TorchPool, TorchSegment, TorchStep,
 };
 use vramp_driver::{Driver, Handle, Place, Result, Stream};
 
@@ -102,6 +102,17 @@ impl CachingPool {
     fn allocation(&self, block: TorchBlock) -> Allocation {
         let owner = Owner::Caching { id: block.id, at: block.at };
         Allocation { addr: self.addr(&block), len: block.len, owner }
+    }
+
+    /// Begins with recorded segments: see [`TorchPool::restore`]. Empty if they are no possible ones.
+    pub(crate) fn restore(&mut self, segments: &[TorchSegment]) -> Result<Vec<Option<Allocation>>> {
+        let Some(plans) = self.pool.restore(segments) else { return Ok(Vec::new()) };
+        for plan in plans {
+            self.perform(plan.op())?;
+            self.pool.settle(plan);
+        }
+        let blocks = self.pool.hold_restored(segments);
+        Ok(blocks.into_iter().map(|block| Some(self.allocation(block?))).collect())
     }
 
     pub(crate) fn holds(&self, id: BlockId, at: Spot, addr: DeviceAddr) -> bool {

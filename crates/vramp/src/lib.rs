@@ -45,6 +45,6 @@ pub use open::{OpenError, Opened, open};
 
 pub use vramp_core::{
     Block, Bytes, Census, Counters, DeviceAddr, Epoch, Inconsistency, Mark, Mixed, Pool, Spot,
-    StreamId, TorchConfig, TorchConfigError, TorchOp, TorchPool, TorchStats,
+    StreamId, TorchConfig, TorchConfigError, TorchOp, TorchPool, TorchSegment, TorchStats,
 };
 pub use vramp_driver::{Call, Driver, DriverError, ErrorKind};

@@ -7,7 +7,7 @@ use std::time::Instant;
 use sha2::{Digest, Sha256};
 use vramp::{
     AllocError, Allocation, Allocator, Bytes, Config, CreateError, DeviceAddr, Driver, DriverError,
-    FreeError, Inconsistency, Mark, OpenError, Progress, StreamId, UseError,
+    FreeError, Inconsistency, Mark, OpenError, Progress, Spot, StreamId, TorchSegment, UseError,
 };
 use vramp_driver::sim::Hazard;
 use vramp_driver::{Call, MeterSnapshot, Metered, Stream};
@@ -255,6 +255,7 @@ impl<'a> Run<'a> {
 
     /// Makes every request, or stops where memory runs out: then the event and what was said.
     fn all(&mut self, tick: &mut dyn FnMut(usize)) -> Result<Option<(u64, String)>, ReplayError> {
+        self.begin_as_recorded()?;
         let requests = &self.workload.requests;
         for (index, &request) in requests.iter().enumerate() {
             if index % TICK == 0 {
@@ -279,6 +280,8 @@ impl<'a> Run<'a> {
         self.empty_cache_as_recorded(index)?;
         let compared = self.options.compared_with.is_some();
         match request {
+            // It was there when the recording began.
+            Request::Alloc { block, .. } if self.held[block as usize].is_some() => {}
             Request::Alloc { block, size, stream } => {
                 self.alloc(block, size, stream)?;
                 self.note_segments(index);
@@ -303,6 +306,41 @@ impl<'a> Run<'a> {
     }
 
     // --- the recorded allocator's segments ---
+
+    /// Lets PyTorch's allocator begin with the segments that were there when the recording began.
+    fn begin_as_recorded(&mut self) -> Result<(), ReplayError> {
+        let Some(recorded) = self.options.compared_with else { return Ok(()) };
+        let sizes = self.workload.block_sizes();
+        let mut segments = Vec::new();
+        for earlier in &recorded.earlier {
+            let known = self.workload.streams.iter().position(|&raw| raw == earlier.raw_stream);
+            let stream = match known {
+                Some(known) => self.streams[known],
+                // Nothing was asked for on it since, but its memory is held.
+                None => self.allocator.create_stream()?,
+            };
+            let held = earlier.blocks.iter().filter_map(|&block| {
+                Some((self.workload.address_before(block)?, sizes[block as usize]))
+            });
+            let held = held.collect();
+            let (start, len) = (earlier.start, earlier.len);
+            segments.push(TorchSegment { start, len, stream, held });
+        }
+        let restored = self.allocator.restore(&segments)?;
+        let blocks = recorded.earlier.iter().zip(&segments).flat_map(|(earlier, segment)| {
+            earlier.blocks.iter().map(|&block| (block, segment.stream))
+        });
+        for ((block, stream), allocation) in blocks.zip(restored) {
+            let Some(allocation) = allocation else { continue };
+            let size = sizes[block as usize];
+            self.decisions.extend(allocation.spot().map(Spot::number));
+            if let Some(auditor) = &mut self.auditor {
+                auditor.allocated(&allocation, size, raw(&self.allocator, stream))?;
+            }
+            self.held[block as usize] = Some(Held { allocation, size, stream });
+        }
+        Ok(())
+    }
 
     /// Gives unused memory back where the recorded allocator did: see `fidelity.rs`.
     fn empty_cache_as_recorded(&mut self, request: usize) -> Result<(), ReplayError> {

@@ -134,7 +134,7 @@ impl Segments {
                 first_difference = Some(difference(workload, request, &lacking, &ours));
             }
         }
-        let percent = foretold as f64 * 100.0 / recorded.max(1) as f64;
+        let percent = if recorded == 0 { 100.0 } else { foretold as f64 * 100.0 / recorded as f64 };
         let (theirs, ours) = (peaks.recorded.count() as f64, peaks.replayed.count() as f64);
         let peak_off_percent = (ours - theirs) * 100.0 / theirs.max(1.0);
         // What was invented counts as much against it as what was missed.

@@ -5,7 +5,8 @@ use std::fmt;
 use vramp::Bytes;
 use vramp_trace::{Event, EventKind, Request, Trace, Workload};
 
-use super::Segments;
+use super::start::earlier_segments;
+use super::{EarlierSegment, Segments};
 
 use crate::count::Count;
 
@@ -18,6 +19,8 @@ pub struct Recorded {
     pub peak_reserved: Option<Bytes>,
     /// What it took from the driver and gave back.
     pub segments: Segments,
+    /// Segments it held before the recording began.
+    pub earlier: Vec<EarlierSegment>,
     /// Its settings in PyTorch's syntax, where recorded.
     pub settings: Option<String>,
     /// The first request it could not serve.
@@ -49,6 +52,7 @@ impl Recorded {
         let mut settings = settings.filter(|(key, _)| key == "PYTORCH_CUDA_ALLOC_CONF");
         let mut recorded = Recorded {
             segments: Segments::of(trace, workload),
+            earlier: earlier_segments(trace, workload),
             settings: settings.next().map(|(_, value)| value.clone()),
             ..Recorded::default()
         };

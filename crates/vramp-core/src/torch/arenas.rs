@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use crate::ids::Spot;
 
-const ARENA_UNIT: u64 = 32 << 20;
+pub(crate) const ARENA_UNIT: u64 = 32 << 20;
 
 /// The addresses of native segments: offsets in one span.
 #[derive(Clone, Debug, Default)]
@@ -48,18 +48,37 @@ impl Arenas {
         end.checked_sub(len)
     }
 
-    /// Takes what [`Arenas::find`] has found.
+    /// Takes free addresses, such as [`Arenas::find`] has found, or those of a recorded segment, with
+    /// the units of 32 MiB around them. Recorded segments come in address order.
     pub(crate) fn take(&mut self, start: u64, len: u64) {
-        if let Some((_, arena)) = self.around(start) {
-            let hole = arena.holes.remove(&start).expect("a hole was found here");
-            if hole > len {
-                arena.holes.insert(start + len, hole - len);
+        let end = start + len;
+        let first = start / ARENA_UNIT * ARENA_UNIT;
+        let last = end.next_multiple_of(ARENA_UNIT);
+        let (at, arena) = match self.around(start).map(|(at, _)| at) {
+            Some(at) => (at, self.0.get_mut(&at).expect("the arena was found")),
+            None => {
+                (first, self.0.entry(first).or_insert(Arena { len: 0, holes: BTreeMap::new() }))
             }
-            return;
+        };
+        if last > at + arena.len {
+            let old_end = at + arena.len;
+            arena.len = last - at;
+            match arena.holes.last_entry() {
+                Some(mut hole) if hole.key() + hole.get() == old_end => {
+                    *hole.get_mut() = last - hole.key();
+                }
+                _ => drop(arena.holes.insert(old_end, last - old_end)),
+            }
         }
-        let whole = len.next_multiple_of(ARENA_UNIT);
-        let rest = (whole > len).then_some((start + len, whole - len));
-        self.0.insert(start, Arena { len: whole, holes: rest.into_iter().collect() });
+        let hole = arena.holes.range(..=start).next_back().map(|(&hole, &len)| (hole, hole + len));
+        let (hole, hole_end) = hole.expect("the addresses are free");
+        arena.holes.remove(&hole);
+        if hole < start {
+            arena.holes.insert(hole, start - hole);
+        }
+        if end < hole_end {
+            arena.holes.insert(end, hole_end - end);
+        }
     }
 
     /// Gives a segment's addresses back; an arena that is free as a whole goes.
@@ -123,6 +142,19 @@ mod tests {
         arenas.give_back(first, 20 * MIB);
         arenas.give_back(Spot::SPAN_LIMIT.count() - second * MIB, 2 * MIB);
         assert_eq!(placed(&mut arenas, 32), 32, "the whole arena went");
+    }
+
+    #[test]
+    fn recorded_segments_leave_the_rest_of_their_arenas_free() {
+        let mut arenas = Arenas::default();
+        for (start, len) in [(36, 2), (38, 20), (60, 8), (96, 20)] {
+            arenas.take(start * MIB, len * MIB);
+        }
+        let found = |mib: u64| arenas.find(mib * MIB).map(|start| start / MIB);
+        assert_eq!(found(2), Some(32), "before the first");
+        assert_eq!(found(12), Some(68), "behind the third, in the unit it reaches into");
+        assert_eq!(found(28), Some(68));
+        assert_eq!(found(29), Some(Spot::SPAN_LIMIT.count() / MIB - 32));
     }
 
     #[test]

@@ -28,6 +28,7 @@ mod parse;
 mod place;
 mod pool;
 mod release;
+mod restore;
 mod settle;
 mod stats;
 #[cfg(test)]
@@ -38,5 +39,6 @@ pub use parse::TorchConfigError;
 pub use place::{TorchAttempt, TorchStep};
 pub use pool::{TorchBlock, TorchPool};
 pub use release::TorchRelease;
+pub use restore::TorchSegment;
 pub use settle::{TorchOp, TorchPlan};
 pub use stats::{Stat, StatByPool, TorchStats};

@@ -218,12 +218,16 @@ impl TorchPool {
                 (false, false) => {}
             }
         }
-        self.count_handed_out(class, taken_len, attempt);
+        self.count_handed_out(class, taken_len, attempt.request.size);
+        if attempt.planned {
+            self.counters.misses += 1;
+        } else {
+            self.counters.hits += 1;
+        }
         self.block(self.blocks.id(taken)).expect("the block was made a moment ago")
     }
 
-    fn count_handed_out(&mut self, class: Class, len: u64, attempt: &TorchAttempt) {
-        let requested = attempt.request.size;
+    pub(crate) fn count_handed_out(&mut self, class: Class, len: u64, requested: Bytes) {
         self.stats.allocation.increase(class, 1);
         self.stats.active.increase(class, 1);
         self.stats.allocated_bytes.increase(class, len);
@@ -236,11 +240,6 @@ impl TorchPool {
         counters.live += requested;
         counters.live_peak = counters.live_peak.max(counters.live);
         counters.placed += 1;
-        if attempt.planned {
-            counters.misses += 1;
-        } else {
-            counters.hits += 1;
-        }
     }
 
     // --- growing ---
