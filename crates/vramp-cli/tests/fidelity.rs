@@ -11,7 +11,7 @@ use vramp_trace::{ReadLimits, Trace, Workload, read_trace};
 /// An example without its first events.
 fn cut(name: &str, part: f64) -> Trace {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples/traces");
-    let mut trace = read_trace(&folder.join(name), &ReadLimits::default()).unwrap();
+    let mut trace = read_trace(folder.join(name), &ReadLimits::default()).unwrap();
     let first = (trace.events.len() as f64 * part) as usize;
     trace.events.drain(..first);
     trace
