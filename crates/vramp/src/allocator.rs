@@ -272,7 +272,8 @@ impl Allocator {
     }
 
     /// Gives idle memory back to the card until the allocator holds no more than `to`, or nothing
-    /// more is idle. Never waits.
+    /// more is idle. PyTorch's allocator waits for other streams' uses of freed blocks and for all
+    /// work on the device, as its `empty_cache` does; the others never wait.
     pub fn trim(&self, to: Bytes) -> Result<(), AllocError> {
         let mut inner = self.lock()?;
         if let Some(pool) = &mut inner.pool {
@@ -304,12 +305,12 @@ impl Allocator {
         })
     }
 
-    /// Where every byte of the virtual pool is; empty for the driver's pool. O(n).
+    /// Where every byte of the virtual pool is; empty for presets without one. O(n).
     pub fn census(&self) -> Census {
         self.lock_anyway().pool.as_ref().map(|pool| pool.pool.census()).unwrap_or_default()
     }
 
-    /// Checks every invariant of the virtual pool. O(n log n).
+    /// Checks every invariant of the virtual pool, or of PyTorch's allocator. O(n log n).
     pub fn audit(&self) -> Result<(), Inconsistency> {
         let inner = self.lock_anyway();
         inner.pool.as_ref().map_or(Ok(()), |pool| pool.pool.audit())?;
@@ -420,11 +421,14 @@ impl Inner {
 }
 
 impl std::fmt::Debug for Allocator {
-    /// The virtual pool's census and every region in address order.
+    /// The virtual pool's census and every region in address order; the statistics of PyTorch's
+    /// allocator.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.lock_anyway().pool {
-            Some(pool) => std::fmt::Debug::fmt(&pool.pool, f),
-            None => f.write_str("the driver's own pool"),
+        let inner = self.lock_anyway();
+        match (&inner.pool, &inner.caching) {
+            (Some(pool), _) => std::fmt::Debug::fmt(&pool.pool, f),
+            (None, Some(caching)) => std::fmt::Debug::fmt(caching.pool.stats(), f),
+            (None, None) => f.write_str("the driver's own pool"),
         }
     }
 }

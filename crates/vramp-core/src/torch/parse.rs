@@ -272,6 +272,8 @@ fn split_outside_brackets(text: &str) -> Vec<&str> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn parsed(text: &str) -> TorchConfig {
@@ -386,5 +388,32 @@ mod tests {
         assert_eq!(list.round(Bytes::mib(84)), Some(Bytes::mib(88)));
         assert_eq!(list.round(Bytes::mib(400)), Some(Bytes::mib(512)));
         assert_eq!(list.round(Bytes::mib(1500)), Some(Bytes::mib(1500)));
+    }
+
+    proptest! {
+        #[test]
+        fn any_settings_are_an_answer_and_any_accepted_ones_can_be_used(
+            parts in prop::collection::vec(part(), 0..12),
+            size in any::<u64>(),
+        ) {
+            let text = parts.concat();
+            if let Ok(config) = TorchConfig::parse(&text) {
+                let rounded = config.round(Bytes::new(size));
+                prop_assert!(rounded.is_none_or(|rounded| rounded.count() >= size.max(512)));
+                prop_assert!(rounded.is_none_or(|rounded| rounded.is_multiple_of(Bytes::new(512))));
+            }
+        }
+    }
+
+    fn part() -> impl Strategy<Value = String> {
+        let fixed = [":", ",", "[", "]", ">", "True", "0", "16", "256", "4294967296", "-1", "0.5"];
+        let keys = HONOURED.into_iter().chain(WITHOUT_EFFECT.iter().map(|(key, _)| *key));
+        let words: Vec<String> = fixed.into_iter().chain(keys).map(str::to_owned).collect();
+        prop_oneof![
+            8 => prop::sample::select(words),
+            1 => "\\PC{0,4}",
+            1 => Just("roundup_power2_divisions:[256:4,>:".to_owned()),
+            1 => (0..40u32).prop_map(|n| format!("roundup_power2_divisions:{},", 1u64 << n)),
+        ]
     }
 }
