@@ -1,5 +1,7 @@
 //! Settling: the one place where a performed plan changes the pool. Nothing here can fail.
 
+use std::collections::BTreeSet;
+
 use smallvec::smallvec;
 
 use crate::Bytes;
@@ -350,6 +352,10 @@ impl Pool {
         let excess = self.chunks.bytes().checked_sub(to.count()).filter(|&excess| excess > 0)?;
         self.promote_waiting();
         self.sweep_slabs();
+        // Idle neighbours of different streams become one region: a chunk may lie across them.
+        if let Some(stream) = self.streams.ids().next() {
+            self.adopt(stream, u64::MAX, |pool, mark| pool.streams.is_over(mark));
+        }
         let mut free: Vec<(u64, ChunkId)> = Vec::new();
         for id in self.streams.ids() {
             for (at, len, key) in self.streams.get(id).free.iter() {
@@ -384,18 +390,27 @@ impl Pool {
         Some(Plan { ops, change: Change::Trim { chunk: id, ranges } })
     }
 
-    /// Events to record so that free memory can be seen to be idle: the present mark of every
-    /// stream that freed something since its last event.
-    pub fn unrecorded(&self) -> Vec<Mark> {
-        self.streams
-            .ids()
-            .map(|id| self.streams.now(id))
-            .filter(|mark| {
-                let owned = self.streams.get(mark.stream).free.iter();
-                owned.into_iter().any(|(_, _, key)| {
-                    self.free_of(key).parts.iter().any(|part| part.epoch == mark.epoch)
-                })
-            })
-            .collect()
+    /// Events to record so that all freed memory and every old mapping can be seen to be idle: the
+    /// present mark of every stream that one of them waits for.
+    pub fn unrecorded(&mut self) -> Vec<Mark> {
+        self.promote_waiting();
+        self.sweep_slabs();
+        let mut wanted: BTreeSet<Mark> = self.small.awaited().collect();
+        for (_, region) in self.regions.iter() {
+            match &region.kind {
+                Kind::Free(Free { owner, parts, .. }) => {
+                    wanted.extend(parts.iter().map(|p| Mark { stream: *owner, epoch: p.epoch }));
+                }
+                Kind::Waiting { owner, epoch, marks } => {
+                    wanted.extend(marks.iter().chain([&Mark { stream: *owner, epoch: *epoch }]));
+                }
+                Kind::Retired { mark, .. } => {
+                    wanted.insert(*mark);
+                }
+                Kind::Hole | Kind::Used(_) | Kind::Quarantined => {}
+            }
+        }
+        wanted.retain(|&mark| self.streams.now(mark.stream) == mark);
+        wanted.into_iter().collect()
     }
 }

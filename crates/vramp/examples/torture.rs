@@ -81,6 +81,9 @@ fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let held = allocator.stats()?.reserved;
     allocator.close()?;
     let lost = free.saturating_sub(driver.memory_info()?.free);
-    println!("every byte was right; {held} still held after a trim, {lost} lost after the end");
+    println!("every byte was right; {held} held after a trim, {lost} lost after the end");
+    if held != Bytes::ZERO && preset == Preset::Vramp {
+        return Err(format!("{held} are idle and were not trimmed").into());
+    }
     Ok(())
 }

@@ -105,11 +105,18 @@ impl VirtualPool {
     /// Gives free memory back to the card until the pool holds no more than `to`, or nothing more
     /// is idle. Three driver calls and more for each chunk.
     pub(crate) fn trim(&mut self, to: Bytes) -> Result<(), DriverError> {
-        for mark in self.pool.unrecorded() {
-            self.exec.record(mark)?;
-            self.pool.recorded(mark);
+        // Once more where a poll set free what others waited for: it has a younger epoch.
+        loop {
+            let marks = self.pool.unrecorded();
+            for &mark in &marks {
+                self.exec.record(mark)?;
+                self.pool.recorded(mark);
+            }
+            self.poll()?;
+            if marks.is_empty() {
+                break;
+            }
         }
-        self.poll()?;
         while let Some(plan) = self.pool.trim(to) {
             self.exec.perform(&mut self.pool, plan)?;
         }

@@ -35,6 +35,8 @@ fn tortured(preset: Preset, threads: u64, seed: u64) {
     allocator.audit().expect("the pool is whole");
     let live = allocator.stats().expect("statistics are there").live;
     assert_eq!(live, Bytes::ZERO, "everything was freed");
+    allocator.trim(Bytes::ZERO).expect("nothing fails");
+    assert_eq!(allocator.stats().expect("statistics are there").reserved, Bytes::ZERO);
     allocator.close().expect("nothing is in the way");
     assert_eq!(sim.live(), vramp_driver::sim::LiveObjects::default());
 }
