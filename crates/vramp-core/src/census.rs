@@ -11,7 +11,7 @@ use crate::region::Kind;
 ///
 /// Two sums hold, and the audit checks them:
 /// `addresses = holes + retired + quarantined_addresses + mapped` and
-/// `mapped = used + slab_free + free + waiting`, which is also what the chunks in use add up to:
+/// `mapped = used + at_hand + slab_free + free + waiting`, which is also what the chunks in use add up to:
 /// `reserved = mapped + quarantined_memory`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Census {
@@ -27,7 +27,9 @@ pub struct Census {
     pub mapped: Bytes,
     /// In users' hands, rounding included.
     pub used: Bytes,
-    /// What users asked for: part of `used`.
+    /// Freed a moment ago and kept by their threads, who may take them again at once.
+    pub at_hand: Bytes,
+    /// What users asked for: part of `used`, as it was when the memory was placed.
     pub requested: Bytes,
     /// Free, reusable by its owner at once.
     pub free: Bytes,
@@ -42,7 +44,8 @@ pub struct Census {
 }
 
 impl Pool {
-    /// Adds up every region and chunk. O(n).
+    /// Adds up every region and chunk, slabs as if they were free: their heaps know better
+    /// ([`StreamHeap::count_into`](crate::StreamHeap::count_into)). O(n).
     pub fn census(&self) -> Census {
         let mut census = Census::default();
         for (_, region) in self.regions.iter() {
@@ -54,18 +57,13 @@ impl Pool {
                 Kind::Quarantined => census.quarantined_addresses += len,
                 Kind::Free(_) => census.free += len,
                 Kind::Waiting { .. } => census.waiting += len,
-                Kind::Used(used) if used.slab.is_some() => {}
+                Kind::Used(used) if used.slab => census.slab_free += len,
                 Kind::Used(used) => {
                     census.used += len;
                     census.requested += Bytes::new(used.requested);
                 }
             }
         }
-        let small = self.small.bytes();
-        census.used += Bytes::new(small.used);
-        census.requested += Bytes::new(small.requested);
-        census.slab_free += Bytes::new(small.free);
-        census.waiting += Bytes::new(small.waiting);
         census.mapped = census.used + census.slab_free + census.free + census.waiting;
         for (_, chunk) in self.chunks.iter() {
             let len = Bytes::new(chunk.len);
@@ -99,6 +97,7 @@ impl fmt::Display for Census {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rows = [
             ("used", self.used),
+            ("at hand", self.at_hand),
             ("free", self.free),
             ("free in slabs", self.slab_free),
             ("waiting", self.waiting),

@@ -104,7 +104,6 @@ impl Pool {
                 self.waiting.push(key);
             }
         }
-        self.small.promote_waiting(&self.streams);
     }
 
     fn settle_fill(&mut self, at: Spot, fills: &[Fill], stream: StreamId) {
@@ -351,7 +350,6 @@ impl Pool {
     pub fn trim(&mut self, to: Bytes) -> Option<Plan> {
         let excess = self.chunks.bytes().checked_sub(to.count()).filter(|&excess| excess > 0)?;
         self.promote_waiting();
-        self.sweep_slabs();
         // Idle neighbours of different streams become one region: a chunk may lie across them.
         if let Some(stream) = self.streams.ids().next() {
             self.adopt(stream, u64::MAX, |pool, mark| pool.streams.is_over(mark));
@@ -394,8 +392,7 @@ impl Pool {
     /// present mark of every stream that one of them waits for.
     pub fn unrecorded(&mut self) -> Vec<Mark> {
         self.promote_waiting();
-        self.sweep_slabs();
-        let mut wanted: BTreeSet<Mark> = self.small.awaited().collect();
+        let mut wanted: BTreeSet<Mark> = self.awaited.iter().copied().collect();
         for (_, region) in self.regions.iter() {
             match &region.kind {
                 Kind::Free(Free { owner, parts, .. }) => {

@@ -143,6 +143,11 @@ impl Executor {
         self.spans[at.span().index()].start + at.offset()
     }
 
+    /// Every reservation, in order of the spans' ids.
+    pub(crate) fn spans(&self) -> &[AddrRange] {
+        &self.spans
+    }
+
     fn range(&self, range: Range) -> AddrRange {
         AddrRange::new(self.addr(range.at), range.len)
     }

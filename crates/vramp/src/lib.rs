@@ -27,12 +27,16 @@
 
 mod allocation;
 mod allocator;
+mod cache;
 mod config;
 mod error;
 mod events;
 mod exec;
+mod local;
 mod open;
 mod ordered;
+mod sync;
+mod tally;
 mod virtual_pool;
 
 pub use allocation::Allocation;

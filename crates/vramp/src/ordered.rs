@@ -6,14 +6,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use vramp_core::{Bytes, Counters, DeviceAddr, Shortage, StreamId};
+use vramp_core::{Bytes, DeviceAddr, Shortage, StreamId};
 use vramp_driver::{Driver, Event, PoolUsage, Result, Stream};
-
-use crate::allocation::{Allocation, Owner};
 
 struct Held {
     addr: DeviceAddr,
-    requested: Bytes,
     /// The stream it was made for, and those that were noted.
     uses: Vec<StreamId>,
 }
@@ -25,11 +22,11 @@ pub(crate) struct OrderedPool {
     held: BTreeMap<u64, Held>,
     next_slot: u64,
     fence: Option<Event>,
-    counters: Counters,
+    placed: u64,
 }
 
 pub(crate) enum OrderedOutcome {
-    Placed(Allocation),
+    Placed { addr: DeviceAddr, len: Bytes, slot: u64 },
     Full(Shortage, Option<vramp_driver::DriverError>),
 }
 
@@ -42,7 +39,7 @@ impl OrderedPool {
             held: BTreeMap::new(),
             next_slot: 0,
             fence: None,
-            counters: Counters::default(),
+            placed: 0,
         })
     }
 
@@ -78,12 +75,9 @@ impl OrderedPool {
         }
         let slot = self.next_slot;
         self.next_slot += 1;
-        self.held.insert(slot, Held { addr, requested: size, uses: vec![id] });
-        let counters = &mut self.counters;
-        counters.live += size;
-        counters.live_peak = counters.live_peak.max(counters.live);
-        counters.placed += 1;
-        Ok(OrderedOutcome::Placed(Allocation { addr, len, owner: Owner::Driver { slot } }))
+        self.held.insert(slot, Held { addr, uses: vec![id] });
+        self.placed += 1;
+        Ok(OrderedOutcome::Placed { addr, len, slot })
     }
 
     pub(crate) fn holds(&self, slot: u64, addr: DeviceAddr) -> bool {
@@ -112,16 +106,18 @@ impl OrderedPool {
             self.driver.wait(stream, event)?;
         }
         self.driver.free_async(stream, held.addr)?;
-        self.counters.live -= held.requested;
-        self.counters.freed += 1;
         self.held.remove(&slot);
         Ok(())
     }
 
-    /// Counts, with what the driver says it holds. One driver call.
-    pub(crate) fn counters(&self) -> Result<Counters> {
-        let PoolUsage { reserved, reserved_peak, .. } = self.driver.pool_usage()?;
-        Ok(Counters { reserved, reserved_peak, ..self.counters })
+    /// What the driver says it holds. One driver call.
+    pub(crate) fn usage(&self) -> Result<PoolUsage> {
+        self.driver.pool_usage()
+    }
+
+    /// How many blocks it handed out.
+    pub(crate) fn placed(&self) -> u64 {
+        self.placed
     }
 
     pub(crate) fn driver(&self) -> &Arc<dyn Driver> {

@@ -315,7 +315,7 @@ impl<'a> Run<'a> {
     }
 
     fn now(&self, stream: StreamId) -> Option<Mark> {
-        self.allocator.inspect(|pool| pool.now(stream))
+        self.allocator.mark(stream)
     }
 
     fn free(&mut self, block: u32, lingers: bool) -> Result<(), ReplayError> {
@@ -342,10 +342,10 @@ impl<'a> Run<'a> {
                 self.allocator.record_use(&allocation, other)?;
             }
         }
-        let mark = self.allocator.free(allocation, stream)?;
-        if let Some(mark) = mark.filter(|_| lingers) {
+        if lingers && let Some(mark) = self.now(stream) {
             lock(&self.outstanding).hold(block, mark);
         }
+        self.allocator.free(allocation, stream)?;
         Ok(())
     }
 

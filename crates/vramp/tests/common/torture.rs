@@ -65,6 +65,8 @@ struct Parcel(Block, Event);
 pub fn run(allocator: &Allocator, torture: &Torture) -> Outcome<Summary> {
     let parcels = Mutex::new(Vec::new());
     let end = Instant::now() + torture.time;
+    // Takes up what nobody else does. Made first: a full card has no room for another stream.
+    let mut last = Worker::new(allocator, torture, torture.threads, &parcels)?;
     let summaries = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..torture.threads)
             .map(|number| {
@@ -75,8 +77,6 @@ pub fn run(allocator: &Allocator, torture: &Torture) -> Outcome<Summary> {
         let joined = workers.into_iter().map(|worker| worker.join());
         joined.map(|result| result.expect("a worker does not panic")).collect::<Outcome<Vec<_>>>()
     })?;
-    // What nobody took up.
-    let mut last = Worker::new(allocator, torture, torture.threads, &parcels)?;
     let left = std::mem::take(&mut *parcels.lock().expect("no worker panicked"));
     for parcel in left {
         last.take_up(parcel)?;
