@@ -71,12 +71,25 @@ impl Pool {
         for &(chunk, len) in &leftovers.chunks {
             self.chunks.add(chunk, len.count(), None);
         }
+        self.keep_stuck_chunks(&plan.ops, &leftovers);
         // Events that were recorded before the failure close their epochs all the same.
         for op in &plan.ops {
             if let Op::Record(mark) = *op
                 && leftovers.recorded.contains(&mark)
             {
                 self.streams.record(mark);
+            }
+        }
+    }
+
+    /// A chunk that was to move and is stuck at its new address too is never given back: released
+    /// while mapped there it would live on uncounted.
+    fn keep_stuck_chunks(&mut self, ops: &[Op], leftovers: &Leftovers) {
+        for op in ops {
+            if let Op::Map { chunk, at, len } = *op
+                && leftovers.mapped.contains(&Range { at, len })
+            {
+                self.chunks.add_alias(chunk, at);
             }
         }
     }
@@ -350,10 +363,31 @@ impl Pool {
     pub fn trim(&mut self, to: Bytes) -> Option<Plan> {
         let excess = self.chunks.bytes().checked_sub(to.count()).filter(|&excess| excess > 0)?;
         self.promote_waiting();
-        // Idle neighbours of different streams become one region: a chunk may lie across them.
-        if let Some(stream) = self.streams.ids().next() {
-            self.adopt(stream, u64::MAX, |pool, mark| pool.streams.is_over(mark));
-        }
+        let (id, len) = match self.largest_idle_chunk(excess) {
+            Some(found) => found,
+            // Idle memory of several streams may meet in one chunk.
+            None => {
+                let heir = self.streams.ids().next()?;
+                self.adopt(heir, u64::MAX, |pool, mark| pool.streams.is_over(mark));
+                self.largest_idle_chunk(excess)?
+            }
+        };
+        let chunk = self.chunks.get(id);
+        let home = chunk.home.expect("a free chunk has a home");
+        let ranges: Vec<Range> = chunk
+            .aliases
+            .iter()
+            .chain([&home])
+            .map(|&at| Range { at, len: Bytes::new(len) })
+            .collect();
+        let unmaps = ranges.iter().map(|&range| Op::Unmap(range));
+        let ops = unmaps.chain([Op::Release { chunk: id }]).collect();
+        Some(Plan { ops, change: Change::Trim { chunk: id, ranges } })
+    }
+
+    /// The largest chunk of at most `most` bytes that is wholly free, and whose mappings nobody
+    /// uses any more.
+    fn largest_idle_chunk(&self, most: u64) -> Option<(ChunkId, u64)> {
         let mut free: Vec<(u64, ChunkId)> = Vec::new();
         for id in self.streams.ids() {
             for (at, len, key) in self.streams.get(id).free.iter() {
@@ -373,23 +407,14 @@ impl Pool {
                 }
             }
         }
-        free.sort_unstable();
-        let &(len, id) = free.iter().rev().find(|&&(len, _)| len <= excess)?;
-        let chunk = self.chunks.get(id);
-        let home = chunk.home.expect("a free chunk has a home");
-        let ranges: Vec<Range> = chunk
-            .aliases
-            .iter()
-            .chain([&home])
-            .map(|&at| Range { at, len: Bytes::new(len) })
-            .collect();
-        let unmaps = ranges.iter().map(|&range| Op::Unmap(range));
-        let ops = unmaps.chain([Op::Release { chunk: id }]).collect();
-        Some(Plan { ops, change: Change::Trim { chunk: id, ranges } })
+        free.into_iter().filter(|&(len, _)| len <= most).max().map(|(len, id)| (id, len))
     }
 
     /// Events to record so that all freed memory and every old mapping can be seen to be idle: the
     /// present mark of every stream that one of them waits for.
+    ///
+    /// What can be free by now is freed first. Recording and learning may free more: call until
+    /// there are none.
     pub fn unrecorded(&mut self) -> Vec<Mark> {
         self.promote_waiting();
         let mut wanted: BTreeSet<Mark> = self.awaited.iter().copied().collect();
