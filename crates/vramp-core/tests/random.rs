@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use vramp_core::{Block, Bytes, Mixed, Policy, Pool, PoolConfig, Range, StreamId};
 
 const PAGE: Bytes = Bytes::mib(2);
-const STREAMS: usize = 3;
+const STREAMS_MOST: usize = 3;
 
 /// The pool and the card of a program.
 #[derive(Clone, Debug)]
@@ -21,6 +21,7 @@ struct Setup {
     limit: Option<Bytes>,
     memory: Bytes,
     stingy: bool,
+    streams: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -47,8 +48,15 @@ fn setup(policy: impl Strategy<Value = Policy>) -> impl Strategy<Value = Setup> 
     let span = prop_oneof![Just(Bytes::mib(64)), Just(Bytes::gib(1))];
     let limit = prop_oneof![3 => Just(None), 1 => Just(Some(Bytes::mib(96)))];
     let memory = prop_oneof![Just(Bytes::mib(128)), Just(Bytes::gib(4))];
-    (policy, span, limit, memory, any::<bool>()).prop_map(
-        |(policy, span, limit, memory, stingy)| Setup { policy, span, limit, memory, stingy },
+    (policy, span, limit, memory, any::<bool>(), 1..=STREAMS_MOST).prop_map(
+        |(policy, span, limit, memory, stingy, streams)| Setup {
+            policy,
+            span,
+            limit,
+            memory,
+            stingy,
+            streams,
+        },
     )
 }
 
@@ -64,7 +72,7 @@ fn action() -> impl Strategy<Value = Action> {
         4 => 1u64 << 20..8 << 20,
         2 => 8u64 << 20..48 << 20,
     ];
-    let (stream, which) = (0..STREAMS, 0..64usize);
+    let (stream, which) = (0..STREAMS_MOST, 0..64usize);
     prop_oneof![
         8 => (size, stream.clone(), any::<bool>())
             .prop_map(|(size, stream, touched)| Action::Malloc { size, stream, touched }),
@@ -81,7 +89,7 @@ fn action() -> impl Strategy<Value = Action> {
 }
 
 fn actions() -> impl Strategy<Value = Vec<Action>> {
-    prop::collection::vec(action(), 1..100)
+    prop::collection::vec(action(), 1..150)
 }
 
 fn outages() -> impl Strategy<Value = Vec<Outage>> {
@@ -110,7 +118,7 @@ struct Program {
 
 impl Program {
     fn new(setup: &Setup, outages: &[Outage]) -> Program {
-        let Setup { policy, span, limit, memory, stingy } = *setup;
+        let Setup { policy, span, limit, memory, stingy, streams } = *setup;
         let pool = Pool::new(PoolConfig { page: PAGE, span, limit, policy });
         let mut failures = BTreeMap::new();
         for outage in outages {
@@ -122,7 +130,7 @@ impl Program {
             paper: Paper::new(memory, stingy, failures),
             quarantined: false,
         };
-        let streams = (0..STREAMS).map(|_| shell.add_stream()).collect();
+        let streams = (0..streams).map(|_| shell.add_stream()).collect();
         Program { shell, streams, held: Vec::new(), lives: 0, freed: 0 }
     }
 
@@ -132,26 +140,30 @@ impl Program {
             Action::Free { which, stream, on_own } => self.free(which, stream, on_own),
             Action::RecordUse { which, stream } if !self.held.is_empty() => {
                 let held = &self.held[which % self.held.len()];
-                let stream = self.streams[stream];
+                let stream = self.stream(stream);
                 self.shell.paper.queues.order(stream, held.stream);
                 self.shell.paper.touch(stream, held.life, range(held.block));
                 self.shell.pool.record_use(held.block.id, stream).expect("the block is held");
             }
             Action::RecordUse { .. } => {}
             Action::Progress { stream, most } => {
-                self.shell.paper.queues.advance(self.streams[stream], most);
+                self.shell.paper.queues.advance(self.stream(stream), most);
             }
             Action::Poll => self.shell.poll(),
             Action::Trim { pages } => self.shell.trim(PAGE * pages),
             Action::Prefill { pages, stream } => {
-                self.shell.prefill(PAGE * pages, self.streams[stream]);
+                self.shell.prefill(PAGE * pages, self.stream(stream));
             }
             Action::Unmap => self.shell.unmap(),
         }
     }
 
+    fn stream(&self, number: usize) -> StreamId {
+        self.streams[number % self.streams.len()]
+    }
+
     fn malloc(&mut self, size: u64, stream: usize, touched: bool) {
-        let stream = self.streams[stream];
+        let stream = self.stream(stream);
         let Some(block) = self.shell.malloc(Bytes::new(size), stream) else { return };
         self.lives += 1;
         let life = self.lives;
@@ -166,7 +178,7 @@ impl Program {
             return;
         }
         let held = self.held.swap_remove(which % self.held.len());
-        let stream = if on_own { held.stream } else { self.streams[stream] };
+        let stream = if on_own { held.stream } else { self.stream(stream) };
         if held.touched {
             // What the program owes the pool: its own work comes before the free.
             self.shell.paper.queues.order(stream, held.stream);
@@ -274,7 +286,7 @@ fn trimming_leaves_nothing(mut program: Program) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
     #[test]
     fn the_default_policy_keeps_every_promise_on_random_programs(
