@@ -326,12 +326,14 @@ impl Pool {
     // --- plans that nobody waits for ---
 
     /// A plan that adds `len` bytes of new memory, free for `stream`, ahead of demand. `None` if
-    /// the limit forbids it. A plan to reserve addresses may come first: call again after it.
+    /// the limit forbids it, or if no span is that large. A plan to reserve addresses may come
+    /// first: call again after it.
     pub fn prefill(&self, len: Bytes, stream: StreamId) -> Option<Plan> {
         let page = self.config.page.count();
         let len = len.count().checked_next_multiple_of(page)?;
         let limit = self.config.limit.map_or(u64::MAX, Bytes::count);
-        if len == 0 || len > limit.saturating_sub(self.chunks.bytes()) {
+        let possible = limit.saturating_sub(self.chunks.bytes()).min(Spot::SPAN_LIMIT.count());
+        if len == 0 || len > possible {
             return None;
         }
         let Some(&(_, at, _)) = self.holes.range((len, Spot::default(), 0)..).next() else {

@@ -72,6 +72,8 @@ fn action() -> impl Strategy<Value = Action> {
         4 => 1u64 << 20..8 << 20,
         2 => 8u64 << 20..48 << 20,
     ];
+    let size = prop_oneof![40 => size, 1 => (0..64u32).prop_map(|shift| u64::MAX >> shift)];
+    let pages = prop_oneof![20 => 1..16u64, 1 => (21..44u32).prop_map(|shift| u64::MAX >> shift)];
     let (stream, which) = (0..STREAMS_MOST, 0..64usize);
     prop_oneof![
         8 => (size, stream.clone(), any::<bool>())
@@ -83,7 +85,7 @@ fn action() -> impl Strategy<Value = Action> {
             .prop_map(|(stream, most)| Action::Progress { stream, most }),
         1 => Just(Action::Poll),
         1 => (0..64u64).prop_map(|pages| Action::Trim { pages }),
-        1 => (1..16u64, stream).prop_map(|(pages, stream)| Action::Prefill { pages, stream }),
+        1 => (pages, stream).prop_map(|(pages, stream)| Action::Prefill { pages, stream }),
         1 => Just(Action::Unmap),
     ]
 }
@@ -285,8 +287,19 @@ fn trimming_leaves_nothing(mut program: Program) {
     }
 }
 
+#[test]
+fn more_memory_ahead_of_demand_than_a_span_holds_is_refused() {
+    for policy in [Policy::Vpmm, Policy::Mixed(Mixed::default())] {
+        let config = PoolConfig { page: PAGE, span: Bytes::gib(1), limit: None, policy };
+        let mut pool = Pool::new(config).expect("the configuration is possible");
+        let stream = pool.add_stream();
+        assert_eq!(pool.prefill(Bytes::tib(16), stream), None);
+        assert_eq!(pool.prefill(Bytes::new(u64::MAX), stream), None);
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
 
     #[test]
     fn the_default_policy_keeps_every_promise_on_random_programs(

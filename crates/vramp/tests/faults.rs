@@ -112,7 +112,8 @@ fn replay(workload: &Workload, rig: &Rig, audit: bool) -> u64 {
                 // A stream that could not be made is the first one.
                 let stream = *streams.get(stream as usize).unwrap_or(&rig.stream);
                 let allocation = rig.allocator.malloc(size, stream);
-                allocation.map(|got| drop(held.insert(block, (got, stream)))).map_err(drop)
+                let kept = |allocation| assert!(held.insert(block, (allocation, stream)).is_none());
+                allocation.map(kept).map_err(drop)
             }
             Request::Free { block } => {
                 held.remove(&block).map_or(Ok(()), |(allocation, stream)| {

@@ -11,6 +11,9 @@ use std::collections::BTreeMap;
 use queues::{Queues, Work};
 use vramp_core::{Bytes, ChunkId, Op, Range, StreamId};
 
+/// More addresses than this are never had at a time.
+const RESERVATION_MOST: Bytes = Bytes::gib(8);
+
 /// Why a call failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
@@ -92,6 +95,9 @@ impl Paper {
             Op::Reserve { span, least, wanted } => {
                 assert_eq!(span.index(), self.spans.len(), "spans are numbered in order");
                 let got = if self.stingy { least } else { wanted };
+                if got > RESERVATION_MOST {
+                    return Err(Failure::Full);
+                }
                 self.spans.push(got.count());
                 return Ok(Some(got));
             }

@@ -155,22 +155,20 @@ impl Shell {
             let undone = op.inverse();
             match op {
                 Op::Record(mark) => left.recorded.push(mark),
-                Op::Map { chunk, at, len } => {
-                    if undone.is_some_and(|undo| self.paper.call(undo).is_err()) {
-                        left.mapped.push(Range { at, len });
-                        stuck.push(chunk);
-                    }
+                Op::Map { chunk, at, len } if self.fails(undone) => {
+                    left.mapped.push(Range { at, len });
+                    stuck.push(chunk);
                 }
-                Op::Create { chunk, len } => {
-                    let kept = stuck.contains(&chunk)
-                        || undone.is_some_and(|undo| self.paper.call(undo).is_err());
-                    if kept {
-                        left.chunks.push((chunk, len));
-                    }
+                Op::Create { chunk, len } if stuck.contains(&chunk) || self.fails(undone) => {
+                    left.chunks.push((chunk, len));
                 }
                 _ => {}
             }
         }
         left
+    }
+
+    fn fails(&mut self, undo: Option<Op>) -> bool {
+        undo.is_some_and(|undo| self.paper.call(undo).is_err())
     }
 }
