@@ -5,7 +5,7 @@ mod paper;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use paper::shell::Shell;
+use paper::shell::{Placed, Shell};
 use paper::{Failure, Paper, Piece};
 use proptest::prelude::*;
 use vramp_core::{Block, Bytes, Mixed, Policy, Pool, PoolConfig, Range, StreamId};
@@ -63,7 +63,9 @@ fn setup(policy: impl Strategy<Value = Policy>) -> impl Strategy<Value = Setup> 
 fn mixed() -> impl Strategy<Value = Policy> {
     let fine =
         Mixed { chunk_min: PAGE, chunk_usual: PAGE * 2, chunk_max: PAGE * 8, ..Mixed::default() };
-    prop_oneof![Just(Policy::Mixed(fine)), Just(Policy::Mixed(Mixed::default()))]
+    let heaped = Mixed { heap_limit: Bytes::mib(4), ..fine };
+    let usual = Mixed::default();
+    prop_oneof![Just(fine), Just(heaped), Just(usual)].prop_map(Policy::Mixed)
 }
 
 fn action() -> impl Strategy<Value = Action> {
@@ -103,7 +105,7 @@ fn outages() -> impl Strategy<Value = Vec<Outage>> {
 }
 
 struct Held {
-    block: Block,
+    placed: Placed,
     requested: u64,
     stream: StreamId,
     life: u64,
@@ -115,7 +117,6 @@ struct Program {
     streams: Vec<StreamId>,
     held: Vec<Held>,
     lives: u64,
-    freed: u64,
 }
 
 impl Program {
@@ -129,11 +130,12 @@ impl Program {
         }
         let mut shell = Shell {
             pool: pool.expect("the configuration is possible"),
+            heaps: Vec::new(),
             paper: Paper::new(memory, stingy, failures),
             quarantined: false,
         };
         let streams = (0..streams).map(|_| shell.add_stream()).collect();
-        Program { shell, streams, held: Vec::new(), lives: 0, freed: 0 }
+        Program { shell, streams, held: Vec::new(), lives: 0 }
     }
 
     fn step(&mut self, action: &Action) {
@@ -144,8 +146,8 @@ impl Program {
                 let held = &self.held[which % self.held.len()];
                 let stream = self.stream(stream);
                 self.shell.paper.queues.order(stream, held.stream);
-                self.shell.paper.touch(stream, held.life, range(held.block));
-                self.shell.pool.record_use(held.block.id, stream).expect("the block is held");
+                self.shell.paper.touch(stream, held.life, range(held.placed.block));
+                self.shell.record_use(held.placed, stream);
             }
             Action::RecordUse { .. } => {}
             Action::Progress { stream, most } => {
@@ -166,13 +168,13 @@ impl Program {
 
     fn malloc(&mut self, size: u64, stream: usize, touched: bool) {
         let stream = self.stream(stream);
-        let Some(block) = self.shell.malloc(Bytes::new(size), stream) else { return };
+        let Some(placed) = self.shell.malloc(Bytes::new(size), stream) else { return };
         self.lives += 1;
         let life = self.lives;
         if touched {
-            self.shell.paper.touch(stream, life, range(block));
+            self.shell.paper.touch(stream, life, range(placed.block));
         }
-        self.held.push(Held { block, requested: size, stream, life, touched });
+        self.held.push(Held { placed, requested: size, stream, life, touched });
     }
 
     fn free(&mut self, which: usize, stream: usize, on_own: bool) {
@@ -185,15 +187,20 @@ impl Program {
             // What the program owes the pool: its own work comes before the free.
             self.shell.paper.queues.order(stream, held.stream);
         }
-        self.shell.free(held.block.id, stream);
-        self.freed += 1;
+        self.shell.free(held.placed, stream);
     }
 
     fn check(&self) {
         let Shell { pool, paper, .. } = &self.shell;
         pool.audit().expect("every step keeps every invariant");
 
-        let census = pool.census();
+        for heap in &self.shell.heaps {
+            heap.audit(pool).expect("every step keeps every heap whole");
+        }
+        let slabs: usize = self.shell.heaps.iter().map(|heap| heap.slab_count()).sum();
+        assert_eq!(slabs, pool.slab_count());
+
+        let census = self.shell.census();
         let by_address =
             census.holes + census.retired + census.quarantined_addresses + census.mapped;
         assert_eq!(by_address, census.addresses);
@@ -201,22 +208,32 @@ impl Program {
         assert_eq!((census.addresses - census.holes).count(), paper.mapped_bytes());
         assert_eq!(census.reserved.count(), paper.chunk_bytes());
 
-        let counters = pool.counters();
-        assert_eq!(counters.live.count(), self.held.iter().map(|held| held.requested).sum::<u64>());
-        assert_eq!(counters.placed, self.lives);
-        assert_eq!(counters.freed, self.freed);
+        let requested: u64 = self.held.iter().map(|held| held.requested).sum();
+        assert_eq!(census.requested.count(), requested);
 
         let ids = |blocks: &mut dyn Iterator<Item = Block>| -> BTreeSet<_> {
             blocks.map(|block| block.id).collect()
         };
-        assert_eq!(ids(&mut pool.blocks()), ids(&mut self.held.iter().map(|held| held.block)));
+        let held_in = |home: Option<StreamId>| {
+            let held = self.held.iter().filter(move |held| held.placed.heap == home);
+            ids(&mut held.map(|held| held.placed.block))
+        };
+        assert_eq!(ids(&mut pool.blocks()), held_in(None));
+        for heap in &self.shell.heaps {
+            assert_eq!(ids(&mut heap.blocks()), held_in(Some(heap.stream())));
+        }
         let mut spots = Vec::new();
         let mut pieces: Vec<Piece> = Vec::new();
         for held in &self.held {
-            assert_eq!(pool.block(held.block.id), Ok(held.block));
-            assert!(held.block.len.count() >= held.requested);
-            spots.push((held.block.at.number(), held.block.len.count()));
-            pieces.extend(paper.pieces(range(held.block)));
+            let block = held.placed.block;
+            let known = match held.placed.heap {
+                Some(home) => self.shell.heaps[home.index()].block(block.id),
+                None => pool.block(block.id),
+            };
+            assert_eq!(known, Ok(block));
+            assert!(block.len.count() >= held.requested);
+            spots.push((block.at.number(), block.len.count()));
+            pieces.extend(paper.pieces(range(block)));
         }
         spots.sort_unstable();
         let apart = |pair: &[(u64, u64)]| pair[0].0 + pair[0].1 <= pair[1].0;
@@ -240,6 +257,7 @@ impl Program {
         loop {
             while self.streams.iter().any(|&s| self.shell.paper.queues.advance(s, usize::MAX)) {}
             self.shell.poll();
+            self.shell.gather();
             if self.shell.pool.unrecorded().is_empty() {
                 break;
             }
@@ -260,13 +278,13 @@ fn run(setup: &Setup, actions: &[Action], outages: &[Outage]) {
         program.check();
     }
     program.come_to_rest();
-    one_block_takes_all_there_is(&program);
+    one_block_takes_all_there_is(&mut program);
     trimming_leaves_nothing(program);
 }
 
 /// Nothing is stranded: all free chunks together make one block, without a new one.
-fn one_block_takes_all_there_is(program: &Program) {
-    let mut shell = program.shell.clone();
+fn one_block_takes_all_there_is(program: &mut Program) {
+    let shell = &mut program.shell;
     let all = shell.pool.census().mapped;
     if all.is_zero() {
         return;
@@ -276,6 +294,8 @@ fn one_block_takes_all_there_is(program: &Program) {
     shell.paper.touch(program.streams[0], program.lives + 1, range(block));
     assert_eq!(shell.pool.counters().chunks_created, created);
     shell.pool.audit().expect("the largest block keeps every invariant");
+    shell.free(Placed { block, heap: None }, program.streams[0]);
+    program.come_to_rest();
 }
 
 /// Nothing leaks: idle memory can all be given back.

@@ -1,8 +1,8 @@
 //! What the crate `vramp` does with a plan, done on paper.
 
 use vramp_core::{
-    Attempt, Block, BlockId, Bytes, ChunkId, Leftovers, Op, Plan, Policy, Pool, Range, Request,
-    Step, StreamId,
+    Attempt, Block, Bytes, Census, ChunkId, Freed, Leftovers, Op, Plan, Policy, Pool, Range,
+    Request, Slab, Step, StreamHeap, StreamId,
 };
 
 use super::{Failure, Paper};
@@ -10,10 +10,23 @@ use super::{Failure, Paper};
 /// More steps than any request may take.
 const STEPS_MOST: usize = 10_000;
 
+/// A block and the heap it is from, if it is from one.
+#[derive(Clone, Copy, Debug)]
+pub struct Placed {
+    pub block: Block,
+    pub heap: Option<StreamId>,
+}
+
+enum Served {
+    Block(Block),
+    Slab(Slab),
+}
+
 /// A pool and the device it lives on.
-#[derive(Clone)]
 pub struct Shell {
     pub pool: Pool,
+    /// By stream.
+    pub heaps: Vec<StreamHeap>,
     pub paper: Paper,
     /// Something could not be undone.
     pub quarantined: bool,
@@ -22,24 +35,64 @@ pub struct Shell {
 impl Shell {
     pub fn add_stream(&mut self) -> StreamId {
         self.paper.queues.add();
-        self.pool.add_stream()
+        let id = self.pool.add_stream();
+        self.heaps.push(StreamHeap::new(id));
+        id
     }
 
-    pub fn malloc(&mut self, size: Bytes, stream: StreamId) -> Option<Block> {
-        self.climb(Attempt::new(Request { size, stream }))
+    pub fn malloc(&mut self, size: Bytes, stream: StreamId) -> Option<Placed> {
+        match self.pool.config().policy {
+            Policy::Mixed(mixed) if size <= mixed.heap_limit => self.malloc_in_heap(size, stream),
+            _ => match self.climb(Attempt::new(Request { size, stream }))? {
+                Served::Block(block) => Some(Placed { block, heap: None }),
+                Served::Slab(_) => panic!("a block was asked for"),
+            },
+        }
+    }
+
+    fn malloc_in_heap(&mut self, size: Bytes, stream: StreamId) -> Option<Placed> {
+        loop {
+            let page = self.pool.config().page;
+            let heap = &mut self.heaps[stream.index()];
+            heap.promote(&self.pool);
+            if let Some(block) = heap.take(size) {
+                return Some(Placed { block, heap: Some(stream) });
+            }
+            let wanted = heap.wanted(size, page);
+            let least = size.max(Bytes::new(1)).checked_round_up(page).expect("small sizes fit");
+            match self.climb(Attempt::slab(Request { size: least, stream }, wanted))? {
+                Served::Slab(slab) => self.heaps[stream.index()].add(slab),
+                Served::Block(_) => panic!("a slab was asked for"),
+            }
+        }
     }
 
     /// A block made of what the pool has: no new chunk.
     pub fn malloc_without_growth(&mut self, size: Bytes, stream: StreamId) -> Option<Block> {
         let mut attempt = Attempt::new(Request { size, stream });
         while attempt.out_of_memory() {}
-        self.climb(attempt)
+        match self.climb(attempt)? {
+            Served::Block(block) => Some(block),
+            Served::Slab(_) => panic!("a block was asked for"),
+        }
     }
 
-    fn climb(&mut self, mut attempt: Attempt) -> Option<Block> {
+    pub fn gather(&mut self) {
+        let mut awaited = Vec::new();
+        for heap in &mut self.heaps {
+            heap.shed(&mut self.pool);
+            heap.audit(&self.pool).expect("a heap is whole after it shed");
+            awaited.extend(heap.awaited());
+        }
+        self.pool.heaps_await(awaited);
+    }
+
+    fn climb(&mut self, mut attempt: Attempt) -> Option<Served> {
         for _ in 0..STEPS_MOST {
             match self.pool.place(&mut attempt) {
-                Step::Placed(block) => return Some(block),
+                Step::Placed(block) => return Some(Served::Block(block)),
+                Step::Slab(slab) => return Some(Served::Slab(slab)),
+                Step::Gather => self.gather(),
                 Step::Poll => self.poll(),
                 Step::Perform(plan) => {
                     let optional = plan.is_optional();
@@ -61,14 +114,42 @@ impl Shell {
     }
 
     /// VPMM closes a stream's epoch at every free.
-    pub fn free(&mut self, id: BlockId, stream: StreamId) {
-        self.pool.free(id, stream).expect("the block is held");
+    pub fn free(&mut self, Placed { block, heap }: Placed, stream: StreamId) {
+        if let Some(home) = heap {
+            let heap = &mut self.heaps[home.index()];
+            let freed = match home == stream {
+                true => match heap.free_in_order(block.id).expect("the block is held") {
+                    Freed::Noted => heap.free(block.id, stream, &self.pool),
+                    freed => Ok(freed),
+                },
+                false => heap.free(block.id, stream, &self.pool),
+            };
+            if let Freed::Surplus(slab) = freed.expect("the block is held") {
+                self.pool.take_back(slab, home);
+            }
+            return;
+        }
+        self.pool.free(block.id, stream).expect("the block is held");
         if self.pool.config().policy == Policy::Vpmm {
             let mark = self.pool.now(stream);
             if self.paper.call(Op::Record(mark)).is_ok() {
                 self.pool.recorded(mark);
             }
         }
+    }
+
+    pub fn record_use(&mut self, Placed { block, heap }: Placed, stream: StreamId) {
+        let noted = match heap {
+            Some(home) => self.heaps[home.index()].note_use(block.id, self.pool.now(stream)),
+            None => self.pool.record_use(block.id, stream),
+        };
+        noted.expect("the block is held");
+    }
+
+    pub fn census(&self) -> Census {
+        let mut census = self.pool.census();
+        self.heaps.iter().for_each(|heap| heap.count_into(&mut census));
+        census
     }
 
     pub fn poll(&mut self) {
@@ -100,6 +181,7 @@ impl Shell {
     /// Records what freed memory waits for, until nothing is left to record. False if it failed.
     pub fn record_freed(&mut self) -> bool {
         loop {
+            self.gather();
             let marks = self.pool.unrecorded();
             for &mark in &marks {
                 if self.paper.call(Op::Record(mark)).is_err() {
