@@ -185,6 +185,8 @@ pub struct Segment {
     pub segment_type: String,
     /// True if it grows in place.
     pub is_expandable: bool,
+    /// Who made the allocator take it, if recorded.
+    pub stack: Option<StackId>,
     /// Its parts in address order.
     pub blocks: Vec<Block>,
 }

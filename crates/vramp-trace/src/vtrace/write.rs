@@ -106,6 +106,7 @@ impl Body {
         self.number(segment.total_size.count());
         self.text(&segment.segment_type);
         self.number(u64::from(segment.is_expandable));
+        self.stack(segment.stack);
         let mut next = segment.address.number();
         self.all(&segment.blocks, |body, block| {
             body.block(block, next);
@@ -178,6 +179,7 @@ fn check(trace: &Trace) -> io::Result<()> {
     for (index, segment) in trace.segments.iter().enumerate() {
         let inside = u32::from(segment.device) < trace.device_count
             && stream(segment.stream)
+            && stack(segment.stack)
             && segment.total_size.count() <= SIZE_MAX
             && segment.blocks.iter().all(|block| {
                 let sizes = [Some(block.size), block.requested_size];
