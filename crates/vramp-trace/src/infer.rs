@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use vramp_core::{Bytes, DeviceAddr};
 
+use crate::builder::SIZE_MAX;
 use crate::{Block, BlockState, Event, EventKind, Segment, StackId, StreamIndex, Trace};
 
 /// PyTorch's names for segments go by this size; it is the page of every card measured too.
@@ -152,7 +153,8 @@ impl State {
         held.append(&mut self.shown);
         held.into_iter()
             .map(|(start, held)| {
-                let total = held.end - start;
+                // No card has more, and no reader takes more.
+                let total = (held.end - start).min(SIZE_MAX);
                 Segment {
                     device,
                     stream: held.stream,
@@ -161,7 +163,7 @@ impl State {
                     segment_type: if total <= SMALL_SEGMENT { "small" } else { "large" }.to_owned(),
                     is_expandable: held.is_expandable,
                     stack: held.stack,
-                    blocks: blocks(&self.live, start, held.end),
+                    blocks: blocks(&self.live, start, start + total),
                 }
             })
             .collect()
