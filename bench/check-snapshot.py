@@ -8,6 +8,7 @@ functions of torch.cuda._memory_viz over the snapshot, and needs PyTorch.
 """
 
 import argparse
+import bisect
 import contextlib
 import gzip
 import io
@@ -88,24 +89,66 @@ def check_structure(snapshot):
             check_frames(event["frames"], seen)
 
 
+class Pages:
+    """Stretches of addresses that segments take, as a sorted list of starts with their ends."""
+
+    def __init__(self):
+        self.starts, self.ends = [], []
+
+    def add(self, start, end):
+        """Neighbours become one: what was mapped piece by piece may be unmapped at once."""
+        at = bisect.bisect(self.starts, start)
+        if at < len(self.starts) and self.starts[at] == end:
+            self.starts.pop(at)
+            end = self.ends.pop(at)
+        if at > 0 and self.ends[at - 1] == start:
+            self.ends[at - 1] = end
+            return
+        self.starts.insert(at, start)
+        self.ends.insert(at, end)
+
+    def find(self, address):
+        at = bisect.bisect(self.starts, address) - 1
+        return at if at >= 0 and address < self.ends[at] else None
+
+    def cut(self, start, end):
+        at = self.find(start)
+        check(at is not None and end <= self.ends[at], "no segment at", start, "to", end)
+        before, after = self.starts.pop(at), self.ends.pop(at)
+        for left, right in (before, start), (end, after):
+            if left < right:
+                self.add(left, right)
+
+
 def check_story(snapshot, device):
-    """Undoes the events of a device, as the viewer does to show the state before each."""
-    blocks = {}
+    """Undoes the events of a device, as the viewer does to show the state before each: a block
+    must be there to be undone, and lie in a segment whenever it is there."""
+    blocks, pages = {}, Pages()
     for segment in snapshot["segments"]:
         if segment["device"] == device:
+            pages.add(segment["address"], segment["address"] + segment["total_size"])
             for block in segment["blocks"]:
                 if block["state"] != "inactive":
                     blocks[block["address"]] = block["state"]
     for nth, event in reversed(list(enumerate(snapshot["device_traces"][device]))):
-        action, at = event["action"], event.get("addr")
-        if action == "alloc" and event["size"] > 0:
+        action, at, size = event["action"], event.get("addr"), event["size"]
+        if size == 0:
+            continue
+        if action == "alloc":
             check(blocks.pop(at, None) == "active_allocated", "event", nth, "made no live block")
-        elif action == "free_requested" and event["size"] > 0:
+        elif action == "free_requested":
             check(blocks.get(at) == "active_pending_free", "event", nth, "freed no block")
             blocks[at] = "active_allocated"
-        elif action == "free_completed" and event["size"] > 0:
+        elif action == "free_completed":
             check(at not in blocks, "event", nth, "freed a block that is there")
+            check(pages.find(at) is not None, "event", nth, "freed a block outside of segments")
             blocks[at] = "active_pending_free"
+        elif action in ("segment_free", "segment_unmap"):
+            pages.add(at, at + size)
+        elif action in ("segment_alloc", "segment_map"):
+            inside = [block for block in blocks if at <= block < at + size]
+            check(not inside, "event", nth, "made a segment under the blocks", inside)
+            pages.cut(at, at + size)
 
 
 def check_with_torch(snapshot):

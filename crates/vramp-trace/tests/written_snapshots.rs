@@ -122,7 +122,7 @@ fn python_and_the_viewer_understand_what_we_write() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = Command::new("python3");
     command.arg(root().join("bench/check-snapshot.py")).arg("--story");
-    let traces = EXAMPLES.map(load).into_iter().chain([rmm_log()]);
+    let traces = EXAMPLES.map(load).into_iter().chain([rmm_log(), grown_in_place()]);
     for (index, mut trace) in traces.enumerate() {
         trace.infer_segments();
         let path = folder.path().join(format!("{index}.pickle"));
@@ -132,7 +132,7 @@ fn python_and_the_viewer_understand_what_we_write() {
     let output = command.output().expect("this test needs python3 on the PATH");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
-    assert_eq!(String::from_utf8_lossy(&output.stdout).matches("passed").count(), 4, "{errors}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).matches("passed").count(), 5, "{errors}");
 }
 
 #[test]
@@ -239,6 +239,23 @@ fn told(events: &[(EventKind, u64, u64)]) -> Trace {
     trace.infer_segments();
     trace.write_snapshot(io::sink()).expect("what is inferred fits together");
     trace
+}
+
+/// Segments that are mapped and unmapped piece by piece, under blocks that come and go.
+fn grown_in_place() -> Trace {
+    use EventKind::{Alloc, FreeCompleted, FreeRequested, SegmentMap, SegmentUnmap};
+    told(&[
+        (SegmentMap, BASE, 2 * MIB),
+        (SegmentMap, BASE + 2 * MIB, 2 * MIB),
+        (Alloc, BASE, 3 * MIB),
+        (FreeRequested, BASE, 3 * MIB),
+        (FreeCompleted, BASE, 3 * MIB),
+        (SegmentUnmap, BASE, 4 * MIB),
+        (SegmentMap, BASE + 2 * MIB, 4 * MIB),
+        (Alloc, BASE + 2 * MIB, MIB),
+        (SegmentUnmap, BASE + 4 * MIB, 2 * MIB),
+        (FreeRequested, BASE + 2 * MIB, MIB),
+    ])
 }
 
 #[test]
