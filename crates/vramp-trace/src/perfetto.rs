@@ -11,7 +11,7 @@
 //!
 //! Deliberately absent: whole stacks, which would make up most of the file. A snapshot has them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write};
 
 use serde::Serialize;
@@ -26,7 +26,7 @@ impl Trace {
     /// Times are those of the recording, in microseconds. A recording without times gets one
     /// microsecond per event. Reserved bytes are told where the trace has events of segments.
     ///
-    /// One object after the other; holds the requests of one device at a time (36 bytes per event)
+    /// One object after the other, one pass over all events for each device that has any. Holds the requests of one device at a time (36 bytes per event)
     /// and 24 bytes per block. About 150 bytes per event: give it a [`std::io::BufWriter`].
     ///
     /// # Errors
@@ -36,8 +36,9 @@ impl Trace {
         let mut timeline = Timeline { out, is_first: true };
         timeline.out.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
         let is_timed = self.events.iter().any(|event| event.time_us != 0);
-        for device in 0..self.device_count {
-            Device::new(self, device, is_timed).write(&mut timeline)?;
+        let devices: BTreeSet<u16> = self.events.iter().map(|event| event.device).collect();
+        for device in devices {
+            Device::new(self, u32::from(device), is_timed).write(&mut timeline)?;
         }
         timeline.out.write_all(b"\n]}\n")?;
         timeline.out.flush()
