@@ -26,8 +26,9 @@ impl Trace {
     /// Times are those of the recording, in microseconds. A recording without times gets one
     /// microsecond per event. Reserved bytes are told where the trace has events of segments.
     ///
-    /// One object after the other, one pass over all events for each device that has any. Holds the requests of one device at a time (36 bytes per event)
-    /// and 24 bytes per block. About 150 bytes per event: give it a [`std::io::BufWriter`].
+    /// One object after the other, one pass over all events for each device that has any. Holds
+    /// the requests of one device at a time (36 bytes per event), 32 bytes per block, and the names
+    /// of those that live. About 150 bytes per event: give it a [`std::io::BufWriter`].
     ///
     /// # Errors
     /// What `out` says; [`io::ErrorKind::InvalidInput`] if a part of the trace points outside it.
