@@ -32,7 +32,7 @@ mod vpmm;
 
 pub use audit::Inconsistency;
 pub use bytes::{AddrRange, Bytes, DeviceAddr, ParseBytesError};
-pub use census::Census;
+pub use census::{Census, PartKind, Share, Stretch, StretchPart};
 pub use config::{ConfigError, Mixed, Policy, PoolConfig};
 pub use heap::{Freed, Slab, StreamHeap};
 pub use ids::{BlockId, ChunkId, Epoch, Mark, SpanId, Spot, StreamId};

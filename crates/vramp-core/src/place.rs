@@ -323,7 +323,7 @@ impl Pool {
                 }
                 let piece = self.isolate(key, offset, run);
                 let old_owner = std::mem::replace(&mut self.free_of_mut(piece).owner, stream);
-                let present = self.streams.get(stream).current;
+                let present = self.streams.now(stream).epoch;
                 self.clear_epochs(piece, stream, |pool, epoch| {
                     let over = pool.streams.is_over(Mark { stream: old_owner, epoch });
                     if over { Epoch::START } else { present }
@@ -424,7 +424,7 @@ impl Pool {
 
     /// Records where needed, then waits.
     pub(crate) fn waiting_ops(&self, stream: StreamId, marks: &[Mark]) -> (Vec<Mark>, Vec<Op>) {
-        let unrecorded = |mark: &Mark| mark.epoch == self.streams.get(mark.stream).current;
+        let unrecorded = |&mark: &Mark| self.streams.is_unrecorded(mark);
         let records: Vec<Mark> = marks.iter().copied().filter(unrecorded).collect();
         let recording = records.iter().map(|&mark| Op::Record(mark));
         let waiting = marks.iter().map(|&on| Op::Wait { stream, on });
@@ -436,8 +436,7 @@ impl Pool {
         let census = self.census();
         let request = attempt.request.size;
         let movable: u64 = self.movable_bytes(attempt.request.stream);
-        let over =
-            |limit: &Bytes| limit.count() < self.chunks.bytes().saturating_add(request.count());
+        let over = |limit: &Bytes| limit.count() < self.charged().saturating_add(request.count());
         Shortage {
             requested: request,
             reserved: Bytes::new(self.chunks.bytes()),

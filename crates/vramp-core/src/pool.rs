@@ -92,6 +92,8 @@ pub struct Pool {
     pub(crate) slabs: usize,
     /// Marks that freed blocks in heaps wait for, as the shell last told.
     pub(crate) awaited: Vec<Mark>,
+    /// Physical memory of others that counts against the same limit.
+    pub(crate) elsewhere: u64,
     /// Every hole, smallest first.
     pub(crate) holes: BTreeSet<(u64, Spot, RegionKey)>,
     /// Every retired mapping by address.
@@ -116,6 +118,7 @@ impl Pool {
             streams: Streams::default(),
             slabs: 0,
             awaited: Vec::new(),
+            elsewhere: 0,
             holes: BTreeSet::new(),
             retired: BTreeMap::new(),
             waiting: Vec::new(),
@@ -138,6 +141,29 @@ impl Pool {
             Policy::Vpmm => FreeIndex::best_fit(),
         };
         self.streams.add(Stream::new(free))
+    }
+
+    /// Ends a stream for which an event was just recorded: no work will be queued on it again, and
+    /// that event covers all that was. Blocks may still be freed on it.
+    pub fn end_stream(&mut self, stream: StreamId) {
+        self.streams.get_mut(stream).ended = true;
+    }
+
+    /// True if a request may be made for this stream: it is known and was not ended.
+    pub fn is_open(&self, stream: StreamId) -> bool {
+        self.has_stream(stream) && !self.streams.get(stream).ended
+    }
+
+    /// Sets the most physical memory that the pool may hold, and how much of it others hold. What
+    /// the pool holds already stays: trim to give it back.
+    pub fn set_limit(&mut self, limit: Option<Bytes>, elsewhere: Bytes) {
+        self.config.limit = limit;
+        self.elsewhere = elsewhere.count();
+    }
+
+    /// Physical memory that counts against the limit.
+    pub(crate) fn charged(&self) -> u64 {
+        self.chunks.bytes().saturating_add(self.elsewhere)
     }
 
     /// True if the pool knows this stream.
@@ -253,7 +279,7 @@ impl Pool {
         self.regions.retire_id(key);
         let len = self.regions.get(key).len;
         self.used -= len;
-        let epoch = self.streams.get(stream).current;
+        let epoch = self.streams.now(stream).epoch;
         let mut marks = uses;
         marks.retain(|&mark| !self.streams.is_ordered(stream, mark));
         if marks.is_empty() {
@@ -278,7 +304,7 @@ impl Pool {
                 promoted = true;
             } else if marks.iter().all(|&mark| self.streams.is_ordered(owner, mark)) {
                 // The owner's wait came after the free: only the present epoch covers it.
-                self.make_free(key, owner, self.streams.get(owner).current);
+                self.make_free(key, owner, self.streams.now(owner).epoch);
                 promoted = true;
             } else {
                 self.waiting.push(key);
