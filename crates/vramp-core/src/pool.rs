@@ -75,6 +75,8 @@ pub struct Counters {
     pub chunks_reactivated: u64,
     /// Chunks given back to the card.
     pub chunks_released: u64,
+    /// Bytes of the chunks given back to the card.
+    pub released: Bytes,
     /// Bytes of the chunks moved or reactivated.
     pub moved: Bytes,
     /// Plans that failed and were undone.
@@ -174,6 +176,12 @@ impl Pool {
     /// What happened so far.
     pub fn counters(&self) -> Counters {
         Counters { reserved: Bytes::new(self.chunks.bytes()), ..self.counters }
+    }
+
+    /// Lets the peaks begin anew at what is held now.
+    pub fn reset_peaks(&mut self) {
+        self.counters.reserved_peak = Bytes::new(self.chunks.bytes());
+        self.counters.live_peak = self.counters.live;
     }
 
     // --- progress ---

@@ -29,6 +29,7 @@ impl Pool {
             }
             Change::Trim { chunk, ranges } => {
                 ranges.iter().for_each(|&range| self.settle_unmap(range));
+                self.counters.released += Bytes::new(self.chunks.get(chunk).len);
                 self.chunks.remove(chunk);
                 self.counters.chunks_released += 1;
             }

@@ -19,6 +19,8 @@ pub struct Allocation {
     pub(crate) owner: Owner,
     /// The allocator's number.
     pub(crate) allocator: u64,
+    /// One more than its tag's place in the allocator's list; zero for none.
+    pub(crate) tag: u16,
     /// True if it was at hand: the pool does not know of the work that the memory saw before.
     pub(crate) recycled: bool,
     /// True once a use on another stream was noted.

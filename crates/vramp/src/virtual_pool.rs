@@ -179,11 +179,21 @@ impl VirtualPool {
         }
     }
 
+    /// Ends a stream: its memory is anybody's once the event recorded here is reached.
+    pub(crate) fn end_stream(&mut self, stream: StreamId) -> Result<(), DriverError> {
+        self.gather();
+        let mark = self.pool.now(stream);
+        self.exec.record(mark)?;
+        self.pool.recorded(mark);
+        self.pool.end_stream(stream);
+        Ok(())
+    }
+
     /// Takes a block back that the pool placed. No driver call, but for VPMM's event. The block is
     /// free even if recording that event fails: the next one covers it.
     pub(crate) fn free(&mut self, id: BlockId, stream: StreamId) -> Result<(), DriverError> {
         self.pool.free(id, stream).expect("the allocator looked the block up");
-        if self.records_each_free {
+        if self.records_each_free && self.pool.is_open(stream) {
             let mark = self.pool.now(stream);
             self.exec.record(mark)?;
             self.pool.recorded(mark);
