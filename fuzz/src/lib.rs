@@ -6,7 +6,8 @@ use vramp_trace::{ReadLimits, Request, Trace, Workload, read};
 /// Reads `bytes` under tight limits and checks whatever comes out.
 ///
 /// # Panics
-/// If a workload breaks its rules, or a trace does not come back from a `.vtrace` as it was.
+/// If a workload breaks its rules, a trace does not come back from a `.vtrace` as it was, or what
+/// its events show of segments does not fit together.
 pub fn check(bytes: &[u8]) {
     let limits = ReadLimits {
         contents: Bytes::mib(4),
@@ -19,6 +20,7 @@ pub fn check(bytes: &[u8]) {
         check_workload(&Workload::from_trace(&trace, device));
     }
     check_round_trip(&trace);
+    check_views(trace);
 }
 
 fn check_workload(workload: &Workload) {
@@ -57,4 +59,18 @@ fn check_round_trip(trace: &Trace) {
     trace.write_vtrace(&mut file).expect("what was read can be written");
     let again = read(&file[..], &ReadLimits::default()).expect("what was written can be read");
     assert!(*trace == again, "a .vtrace changed the trace");
+}
+
+/// Segments of the recording itself may overlap, and are refused then; those inferred may not.
+fn check_views(mut trace: Trace) {
+    if trace.device_count <= 4 {
+        trace.write_perfetto(std::io::sink()).expect("what was read can be shown");
+    }
+    trace.segments.clear();
+    trace.infer_segments();
+    let mut file = Vec::new();
+    trace.write_snapshot(&mut file).expect("inferred segments fit together");
+    let limits = ReadLimits::default();
+    let again = read(&file[..], &limits).expect("what was written can be read");
+    assert_eq!(again.events.len(), trace.events.len());
 }

@@ -62,13 +62,13 @@ struct Built {
     path: PathBuf,
 }
 
-/// The programs, the examples of the CUDA crate, and the tests, all built for release.
+/// The programs, the examples that say something on a card, and the tests, all built for release.
 fn executables(root: &Path) -> Result<Vec<Built>> {
     let tested = TESTED.iter().flat_map(|name| ["-p", name]);
     let mut tests: Vec<&str> = vec!["test", "--no-run", "--lib", "--tests"];
     tests.extend(tested);
     let programs = ["build", "-p", "vramp-cli", "--bins"];
-    let examples = ["build", "-p", "vramp-cuda", "--examples"];
+    let examples = ["build", "-p", "vramp-cuda", "-p", "vramp", "--examples"];
     let mut built = build(root, &programs)?;
     built.extend(build(root, &examples)?);
     built.extend(build(root, &tests)?);

@@ -22,6 +22,8 @@ note machine uname -a
 note card nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv
 note conformance timeout 300 bin/conformance
 note facts timeout 300 bin/facts
+note torture timeout 300 bin/torture cuda --seconds "${TORTURE_SECONDS:-20}"
+note torture-vpmm timeout 300 bin/torture cuda --preset vpmm --seconds 10 --fill 20
 for test in tests/*; do
     note "$(basename "$test")" timeout 300 "$test"
 done

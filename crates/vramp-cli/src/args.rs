@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args as ClapArgs, Parser, Subcommand};
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use vramp::{Bytes, Preset, TorchConfig, TorchConfigError, UnknownPreset};
 
 /// Replays recorded GPU workloads on any allocator, and tells what each would take and cost.
@@ -21,7 +21,7 @@ pub enum Command {
     Replay(Box<Replay>),
     /// Tell which device would be used, and what it can do
     Info(Info),
-    /// Convert a trace to the compact .vtrace format
+    /// Convert a trace: to .vtrace, to a PyTorch snapshot, or to a timeline for Perfetto
     Convert(Convert),
 }
 
@@ -100,13 +100,34 @@ pub struct Info {
     pub json: bool,
 }
 
+/// What a trace can be written as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    /// The compact format of this project
+    Vtrace,
+    /// A PyTorch memory snapshot, for pytorch.org/memory_viz
+    Pickle,
+    /// A timeline in Chrome's JSON, for ui.perfetto.dev
+    Perfetto,
+}
+
+impl Kind {
+    /// Every kind with the ending of a file's name that asks for it.
+    pub const ENDINGS: [(&str, Kind); 3] =
+        [(".vtrace", Kind::Vtrace), (".pickle", Kind::Pickle), (".perfetto.json", Kind::Perfetto)];
+}
+
 /// Converts a trace.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Convert {
     /// A PyTorch memory snapshot, an RMM log or a .vtrace file; plain, gzip or zstd
     #[arg(value_name = "IN")]
     pub input: PathBuf,
-    /// The file to write; its name ends in .vtrace
+    /// The file to write: .vtrace (compact), .pickle (PyTorch snapshot, for
+    /// pytorch.org/memory_viz) or .perfetto.json (timeline, for ui.perfetto.dev)
     #[arg(value_name = "OUT")]
     pub output: PathBuf,
+    /// vtrace, pickle or perfetto, whatever the name of OUT ends in
+    #[arg(long, value_name = "KIND")]
+    pub to: Option<Kind>,
 }

@@ -188,7 +188,7 @@ fn wrong_input_is_one_clear_sentence() {
         (vec!["replay", &noise], vec!["noise.pickle", "not a known trace format"]),
         (vec!["replay", &idle], vec!["idle.csv"]),
         (vec!["replay", &cut], vec!["cut.pickle.gz"]),
-        (vec!["convert", GNN, &out], vec!["out.txt", ".vtrace"]),
+        (vec!["convert", GNN, &out], vec!["out.txt", ".vtrace, .pickle, .perfetto.json", "--to"]),
         (vec!["convert", GNN, "no/such/folder.vtrace"], vec!["cannot write", "No such file"]),
     ] {
         let mut args = args;
@@ -218,6 +218,7 @@ fn wrong_usage_ends_with_code_two_and_says_what_is_known() {
         (vec!["replay", GNN, "--torch-config", "foo:1"], "known are backend, expandable_segments"),
         (vec!["replay", GNN, "--torch-config", "max_split_size_mb:2"], "above 20"),
         (vec!["replay", GNN, "--limit", "80 parsecs"], "80GB"),
+        (vec!["convert", GNN, "x.svg", "--to", "svg"], "vtrace, pickle, perfetto"),
         (vec!["replay", GNN, "--prefill=-1"], "not an amount of memory"),
         (vec!["explain"], "unrecognized subcommand"),
     ] {
@@ -266,6 +267,35 @@ fn a_converted_trace_replays_to_the_same_decisions() {
     assert_eq!(replayed(path), replayed(GNN));
     let left = fs::read_dir(folder.path()).expect("the test has set this up").count();
     assert_eq!(left, 1, "a temporary file was left behind");
+}
+
+#[test]
+fn a_trace_becomes_a_snapshot_that_replays_alike_and_a_timeline() {
+    let folder = tempfile::tempdir().expect("the test has set this up");
+    let path = |name: &str| folder.path().join(name).to_str().expect("plain names").to_owned();
+    let digest = |trace: &str| {
+        let run =
+            &lines(&["replay", trace, "--device", "sim", "--allocator", "vramp", "--json"])[0];
+        (run["events"].clone(), run["decisions_sha256"].clone())
+    };
+    let snapshot = path("gnn.pickle");
+    let said = stdout(&["convert", GNN, &snapshot]);
+    assert!(said.contains("18 segments inferred from events"), "{said}");
+    assert_eq!(digest(&snapshot), digest(GNN));
+    // The option wins over the name, and a file may be converted onto itself.
+    let said = stdout(&["convert", &snapshot, &snapshot, "--to", "vtrace"]);
+    assert!(!said.contains("inferred"), "{said}");
+    assert!(fs::read(&snapshot).expect("just written").starts_with(b"\x89VTRACE"));
+    assert_eq!(digest(&snapshot), digest(GNN));
+
+    let timeline = path("gnn.perfetto.json");
+    stdout(&["convert", &snapshot, &timeline]);
+    let page = fs::read(&timeline).expect("just written");
+    let page: Value = serde_json::from_slice(&page).expect("it is JSON");
+    let entries = page["traceEvents"].as_array().expect("Chrome's format");
+    assert_eq!(entries.iter().filter(|entry| entry["ph"] == "b").count(), 4_710);
+    let left = fs::read_dir(folder.path()).expect("the test has set this up").count();
+    assert_eq!(left, 2, "a temporary file was left behind");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Every invariant of the pool, checked from scratch. One named check each.
 
 use crate::fit::RegionKey;
+use crate::heap::Slab;
 use crate::pool::Pool;
 use crate::region::Kind;
 
@@ -26,7 +27,6 @@ impl Pool {
             self.chunks_lie_end_to_end(),
             self.retired_mappings_are_aliases(),
             self.waiting_regions_are_listed(),
-            self.slabs_are_whole(),
             self.epochs_are_possible(),
             self.sums_agree(),
         ];
@@ -177,23 +177,14 @@ impl Pool {
         Ok(())
     }
 
-    fn slabs_are_whole(&self) -> Check {
-        self.small.check()?;
-        let mut slabs = 0;
-        for (slab, key) in self.small.slab_regions() {
-            match &self.regions.get(key).kind {
-                Kind::Used(used) if used.slab == Some(slab) => slabs += 1,
-                other => {
-                    return Err(format!("slab {slab} lies in region {key}, which is {other:?}"));
-                }
-            }
+    /// The pool's side of a slab, for the audit of the heap that has it.
+    pub(crate) fn check_slab(&self, slab: &Slab) -> Check {
+        let Slab { region: key, at, len } = *slab;
+        let region = self.regions.get(key);
+        match &region.kind {
+            Kind::Used(used) if used.slab && region.at == at && region.len == len => Ok(()),
+            other => Err(format!("a slab at {at:?} lies in region {key}, which is {other:?}")),
         }
-        let marked = self
-            .regions
-            .iter()
-            .filter(|(_, region)| matches!(&region.kind, Kind::Used(used) if used.slab.is_some()));
-        let marked = marked.count();
-        (slabs == marked).then_some(()).ok_or(format!("{slabs} slabs, {marked} regions for them"))
     }
 
     fn epochs_are_possible(&self) -> Check {

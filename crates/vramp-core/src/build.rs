@@ -215,8 +215,7 @@ impl Pool {
             return 0;
         }
         let limit = self.config.limit.map_or(u64::MAX, Bytes::count);
-        limit.saturating_sub(self.chunks.bytes()) / self.config.page.count()
-            * self.config.page.count()
+        limit.saturating_sub(self.charged()) / self.config.page.count() * self.config.page.count()
     }
 
     fn sides(&self, base: RegionKey, len: u64) -> Vec<Side> {

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::Bytes;
+use crate::ids::{Spot, StreamId};
 use crate::plan::Range;
 use crate::pool::Pool;
 use crate::region::Kind;
@@ -11,7 +12,7 @@ use crate::region::Kind;
 ///
 /// Two sums hold, and the audit checks them:
 /// `addresses = holes + retired + quarantined_addresses + mapped` and
-/// `mapped = used + slab_free + free + waiting`, which is also what the chunks in use add up to:
+/// `mapped = used + at_hand + slab_free + free + waiting`, which is also what the chunks in use add up to:
 /// `reserved = mapped + quarantined_memory`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Census {
@@ -27,7 +28,9 @@ pub struct Census {
     pub mapped: Bytes,
     /// In users' hands, rounding included.
     pub used: Bytes,
-    /// What users asked for: part of `used`.
+    /// Freed a moment ago and kept by their threads, who may take them again at once.
+    pub at_hand: Bytes,
+    /// What users asked for: part of `used`, as it was when the memory was placed.
     pub requested: Bytes,
     /// Free, reusable by its owner at once.
     pub free: Bytes,
@@ -42,7 +45,8 @@ pub struct Census {
 }
 
 impl Pool {
-    /// Adds up every region and chunk. O(n).
+    /// Adds up every region and chunk, slabs as if they were free: their heaps know better
+    /// ([`StreamHeap::count_into`](crate::StreamHeap::count_into)). O(n).
     pub fn census(&self) -> Census {
         let mut census = Census::default();
         for (_, region) in self.regions.iter() {
@@ -54,18 +58,13 @@ impl Pool {
                 Kind::Quarantined => census.quarantined_addresses += len,
                 Kind::Free(_) => census.free += len,
                 Kind::Waiting { .. } => census.waiting += len,
-                Kind::Used(used) if used.slab.is_some() => {}
+                Kind::Used(used) if used.slab => census.slab_free += len,
                 Kind::Used(used) => {
                     census.used += len;
                     census.requested += Bytes::new(used.requested);
                 }
             }
         }
-        let small = self.small.bytes();
-        census.used += Bytes::new(small.used);
-        census.requested += Bytes::new(small.requested);
-        census.slab_free += Bytes::new(small.free);
-        census.waiting += Bytes::new(small.waiting);
         census.mapped = census.used + census.slab_free + census.free + census.waiting;
         for (_, chunk) in self.chunks.iter() {
             let len = Bytes::new(chunk.len);
@@ -94,11 +93,107 @@ impl Pool {
     }
 }
 
+/// What one stream has of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Whose.
+    pub stream: StreamId,
+    /// In blocks made for it, slabs of its heap included.
+    pub used: Bytes,
+    /// Free memory that it used last.
+    pub free: Bytes,
+    /// Freed, waiting for other streams.
+    pub waiting: Bytes,
+}
+
+/// Memory side by side that chunks back without a gap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// Where it begins.
+    pub at: Spot,
+    /// How much it is.
+    pub len: Bytes,
+    /// Its parts in address order.
+    pub parts: Vec<StretchPart>,
+}
+
+/// A region of a stretch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StretchPart {
+    /// Where it begins.
+    pub at: Spot,
+    /// How much it is.
+    pub len: Bytes,
+    /// What was asked for, for a block.
+    pub requested: Bytes,
+    /// Whose it is, or was last.
+    pub stream: StreamId,
+    /// What it is used for.
+    pub kind: PartKind,
+}
+
+/// What a part of a stretch is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PartKind {
+    /// A block in a user's hands.
+    Block,
+    /// A slab: its heap knows what is in it ([`StreamHeap::parts`](crate::StreamHeap::parts)).
+    Slab,
+    /// Free.
+    Free,
+    /// Freed, waiting for other streams.
+    Waiting,
+}
+
+impl Pool {
+    /// What each stream has. O(n).
+    pub fn shares(&self) -> Vec<Share> {
+        let none =
+            |stream| Share { stream, used: Bytes::ZERO, free: Bytes::ZERO, waiting: Bytes::ZERO };
+        let mut shares: Vec<Share> = self.streams.ids().map(none).collect();
+        for (_, region) in self.regions.iter() {
+            let len = Bytes::new(region.len);
+            match &region.kind {
+                Kind::Used(used) => shares[used.stream.index()].used += len,
+                Kind::Free(free) => shares[free.owner.index()].free += len,
+                Kind::Waiting { owner, .. } => shares[owner.index()].waiting += len,
+                Kind::Hole | Kind::Retired { .. } | Kind::Quarantined => {}
+            }
+        }
+        shares
+    }
+
+    /// All memory in use or free, by address. O(n).
+    pub fn stretches(&self) -> Vec<Stretch> {
+        let mut stretches: Vec<Stretch> = Vec::new();
+        for (_, region) in self.regions.iter() {
+            let (stream, requested, kind) = match &region.kind {
+                Kind::Used(used) if used.slab => (used.stream, 0, PartKind::Slab),
+                Kind::Used(used) => (used.stream, used.requested, PartKind::Block),
+                Kind::Free(free) => (free.owner, 0, PartKind::Free),
+                Kind::Waiting { owner, .. } => (*owner, 0, PartKind::Waiting),
+                Kind::Hole | Kind::Retired { .. } | Kind::Quarantined => continue,
+            };
+            let (at, len) = (region.at, Bytes::new(region.len));
+            let part = StretchPart { at, len, requested: Bytes::new(requested), stream, kind };
+            match stretches.last_mut() {
+                Some(last) if last.at.plus(last.len.count()) == at => {
+                    last.len += len;
+                    last.parts.push(part);
+                }
+                _ => stretches.push(Stretch { at, len, parts: vec![part] }),
+            }
+        }
+        stretches
+    }
+}
+
 impl fmt::Display for Census {
     /// A column that adds up.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rows = [
             ("used", self.used),
+            ("at hand", self.at_hand),
             ("free", self.free),
             ("free in slabs", self.slab_free),
             ("waiting", self.waiting),

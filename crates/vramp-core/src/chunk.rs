@@ -2,7 +2,8 @@
 //!
 //! A chunk has one *home*, the address at which it counts, and any number of *aliases*, retired
 //! mappings at addresses it was moved from. The home changes when the chunk moves; a move to one of
-//! its own aliases needs no driver call.
+//! its own aliases needs no driver call. An alias in quarantine is never dropped, so its chunk is
+//! never released.
 
 use std::collections::BTreeMap;
 
@@ -75,6 +76,10 @@ impl Chunks {
         chunk.aliases.push(from);
         self.homes.remove(&from);
         self.homes.insert(to, id);
+    }
+
+    pub(crate) fn add_alias(&mut self, id: ChunkId, at: Spot) {
+        self.get_mut(id).aliases.push(at);
     }
 
     pub(crate) fn drop_alias(&mut self, id: ChunkId, at: Spot) {

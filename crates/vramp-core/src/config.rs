@@ -29,8 +29,11 @@ pub struct Mixed {
     /// The pool may hold this many thousandths above the high-water mark of live memory rather
     /// than remap.
     pub slack_per_mille: u64,
-    /// Requests up to this size share slabs.
-    pub small_limit: Bytes,
+    /// Requests up to this size are served from their stream's heap of slabs.
+    pub heap_limit: Bytes,
+    /// The same once threads meet at the allocator's lock: larger heaps cost a few percent of
+    /// memory and spare the lock.
+    pub contended_heap_limit: Bytes,
 }
 
 impl Default for Mixed {
@@ -44,7 +47,8 @@ impl Default for Mixed {
             chunks_per_pool: 64,
             chunks_per_request: 64,
             slack_per_mille: 12,
-            small_limit: Bytes::mib(1),
+            heap_limit: Bytes::mib(1),
+            contended_heap_limit: Bytes::mib(4),
         }
     }
 }
@@ -98,15 +102,18 @@ pub enum ConfigError {
         /// The page.
         page: Bytes,
     },
-    /// The small limit does not fit a slab.
-    #[error("a small limit of {limit} is not possible: use at most half of the page ({page})")]
-    SmallLimit {
+    /// Heaps do not serve requests of this size.
+    #[error("heaps cannot serve requests up to {limit}: use at most {most}")]
+    HeapLimit {
         /// What was asked.
         limit: Bytes,
-        /// The page.
-        page: Bytes,
+        /// The most.
+        most: Bytes,
     },
 }
+
+/// Half of the largest slab.
+const HEAP_LIMIT_MOST: Bytes = Bytes::mib(16);
 
 impl PoolConfig {
     /// Checks every number once.
@@ -128,8 +135,9 @@ impl PoolConfig {
             if ![chunk_min, chunk_usual, chunk_max].into_iter().all(whole) || !ordered {
                 return Err(ConfigError::Chunks { chunk_min, chunk_usual, chunk_max, page });
             }
-            if mixed.small_limit * 2 > page {
-                return Err(ConfigError::SmallLimit { limit: mixed.small_limit, page });
+            let limit = mixed.heap_limit.max(mixed.contended_heap_limit);
+            if limit > HEAP_LIMIT_MOST {
+                return Err(ConfigError::HeapLimit { limit, most: HEAP_LIMIT_MOST });
             }
         }
         Ok(())

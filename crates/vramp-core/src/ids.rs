@@ -123,6 +123,11 @@ impl Spot {
         self.0
     }
 
+    /// The place with this number.
+    pub const fn from_number(number: u64) -> Spot {
+        Spot(number)
+    }
+
     pub(crate) fn plus(self, distance: u64) -> Spot {
         Spot(self.0 + distance)
     }

@@ -48,7 +48,7 @@ impl fmt::Debug for Pool {
                 Kind::Hole => "hole".to_owned(),
                 Kind::Free(free) => format!("free, {}", free.owner),
                 Kind::Waiting { owner, marks, .. } => format!("waiting, {owner}, for {marks:?}"),
-                Kind::Used(used) if used.slab.is_some() => format!("slab, {}", used.stream),
+                Kind::Used(used) if used.slab => format!("slab, {}", used.stream),
                 Kind::Used(used) => format!("used, {}", used.stream),
                 Kind::Retired { chunk, .. } => format!("retired, {chunk}"),
                 Kind::Quarantined => "quarantined".to_owned(),

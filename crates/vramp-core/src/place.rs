@@ -6,8 +6,9 @@
 //! 1. `Own`: a fitting free region of the stream. No driver call.
 //! 2. `Learn`: ask which recorded events were reached, if any are open.
 //! 3. `Idle`: memory of other streams whose work is over: one fitting region.
-//! 4. `Gather`: all idle memory, merged; empty slabs returned.
-//! 5. `Build`: fill a hole with chunks: free ones moved there, new ones where those do not suffice
+//! 4. `Gather`: caches and heaps give back what they do not need.
+//! 5. `Adopt`: all idle memory, merged.
+//! 6. `Build`: fill a hole with chunks: free ones moved there, new ones where those do not suffice
 //!    (`build.rs`). If that takes more memory than the slack allows and other streams have free
 //!    memory, wait for them on the GPU first.
 //!
@@ -17,6 +18,7 @@ use crate::Bytes;
 use crate::build::Build;
 use crate::config::{Mixed, Policy};
 use crate::fit::RegionKey;
+use crate::heap::Slab;
 use crate::ids::{Epoch, Mark, StreamId};
 use crate::plan::{Change, Op, Plan};
 use crate::pool::{Block, GRAIN, Pool};
@@ -35,8 +37,9 @@ pub struct Request {
 #[derive(Clone, Debug)]
 pub struct Attempt {
     pub(crate) request: Request,
+    /// For a slab, how long it is at best; the request is then the least. Zero for a block.
+    pub(crate) slab: u64,
     pub(crate) rung: Rung,
-    /// True once a plan was needed: the block is no hit.
     pub(crate) planned: bool,
     /// False once the card had no more memory.
     pub(crate) may_grow: bool,
@@ -52,6 +55,7 @@ pub(crate) enum Rung {
     Learn,
     Idle,
     Gather,
+    Adopt,
     Build,
 }
 
@@ -60,12 +64,23 @@ impl Attempt {
     pub fn new(request: Request) -> Attempt {
         Attempt {
             request,
+            slab: 0,
             rung: Rung::Own,
             planned: false,
             may_grow: true,
             ordered: false,
             frugal: false,
         }
+    }
+
+    /// A slab for the heap of the request's stream, at best `wanted` bytes long.
+    pub fn slab(request: Request, wanted: Bytes) -> Attempt {
+        Attempt { slab: wanted.max(request.size).count(), ..Attempt::new(request) }
+    }
+
+    /// True once a plan was needed: the block is no hit.
+    pub fn planned(&self) -> bool {
+        self.planned
     }
 
     /// Tells the attempt that its last plan failed because the card is full. True if another way
@@ -93,6 +108,11 @@ impl Attempt {
 pub enum Step {
     /// The block. The attempt is over.
     Placed(Block),
+    /// The slab that [`Attempt::slab`] asked for. The attempt is over.
+    Slab(Slab),
+    /// Give back what caches and heaps do not need ([`StreamHeap::shed`](crate::StreamHeap::shed)),
+    /// call again.
+    Gather,
     /// Ask about [`Pool::pending`] events, tell [`Pool::reached`], call again.
     Poll,
     /// Perform the plan, settle or abandon it, call again.
@@ -140,46 +160,30 @@ impl Pool {
             Policy::Vpmm => match self.find_vpmm(attempt) {
                 Found::Region(key) => {
                     let len = self.rounded(requested, self.config.page.count());
-                    let block = self.carve(key, len, attempt.request, None);
+                    let block = self.carve(key, len, attempt.request, false);
                     self.count_placed(requested, attempt.planned);
                     Step::Placed(block)
                 }
                 Found::Step(step) => step,
             },
-            Policy::Mixed(mixed) if requested <= mixed.small_limit.count() => {
-                self.place_small(attempt, &mixed)
-            }
             Policy::Mixed(mixed) => {
                 let Some(len) = requested.checked_next_multiple_of(GRAIN) else {
                     return Step::Short(self.shortage(attempt));
                 };
                 match self.find(len, attempt, &mixed) {
+                    Found::Region(key) if attempt.slab > 0 => {
+                        let len = self.regions.get(key).len.min(attempt.slab.max(len));
+                        let block = self.carve(key, len, attempt.request, true);
+                        Step::Slab(self.as_slab(block))
+                    }
                     Found::Region(key) => {
-                        let block = self.carve(key, len, attempt.request, None);
+                        let block = self.carve(key, len, attempt.request, false);
                         self.count_placed(requested, attempt.planned);
                         Step::Placed(block)
                     }
                     Found::Step(step) => step,
                 }
             }
-        }
-    }
-
-    fn place_small(&mut self, attempt: &mut Attempt, mixed: &Mixed) -> Step {
-        let Request { size, stream } = attempt.request;
-        loop {
-            if let Some(block) = self.small.take(size.count(), stream) {
-                self.count_placed(size.count(), attempt.planned);
-                return Step::Placed(block);
-            }
-            let page = self.config.page.count();
-            let key = match self.find(page, attempt, mixed) {
-                Found::Region(key) => key,
-                Found::Step(step) => return step,
-            };
-            let slab = Some(self.small.next_slab());
-            let block = self.carve(key, page, Request { size: Bytes::ZERO, stream }, slab);
-            self.small.add_slab(block.id.index, block.at, stream);
         }
     }
 
@@ -194,7 +198,8 @@ impl Pool {
         loop {
             match attempt.rung {
                 Rung::Own => {
-                    if let Some(key) = self.streams.get(stream).free.find(len) {
+                    let free = &self.streams.get(stream).free;
+                    if let Some(key) = free.find(len.max(attempt.slab)).or_else(|| free.find(len)) {
                         return Found::Region(key);
                     }
                     attempt.rung = Rung::Learn;
@@ -217,8 +222,12 @@ impl Pool {
                     }
                 }
                 Rung::Gather => {
+                    attempt.rung = Rung::Adopt;
+                    return Found::Step(Step::Gather);
+                }
+                Rung::Adopt => {
                     attempt.rung = Rung::Build;
-                    self.sweep_slabs();
+                    self.promote_waiting();
                     self.adopt(stream, u64::MAX, |pool, mark| pool.streams.is_over(mark));
                     if let Some(key) = self.streams.get(stream).free.find(len) {
                         return Found::Region(key);
@@ -258,14 +267,6 @@ impl Pool {
                 }
                 Step::Short(self.shortage(attempt))
             }
-        }
-    }
-
-    /// Gives slabs that hold nothing back to the page heap.
-    pub(crate) fn sweep_slabs(&mut self) {
-        for slab in self.small.empty_slabs() {
-            let (key, owner) = self.small.remove_slab(slab);
-            self.release_region(key, owner, Vec::new());
         }
     }
 
@@ -322,7 +323,7 @@ impl Pool {
                 }
                 let piece = self.isolate(key, offset, run);
                 let old_owner = std::mem::replace(&mut self.free_of_mut(piece).owner, stream);
-                let present = self.streams.get(stream).current;
+                let present = self.streams.now(stream).epoch;
                 self.clear_epochs(piece, stream, |pool, epoch| {
                     let over = pool.streams.is_over(Mark { stream: old_owner, epoch });
                     if over { Epoch::START } else { present }
@@ -411,7 +412,7 @@ impl Pool {
             }
         }
         if had < need {
-            self.small.awaited().for_each(note);
+            self.awaited.iter().copied().for_each(note);
         }
         marks.retain(|&mark| !self.streams.is_ordered(stream, mark));
         if marks.is_empty() && had == 0 {
@@ -423,7 +424,7 @@ impl Pool {
 
     /// Records where needed, then waits.
     pub(crate) fn waiting_ops(&self, stream: StreamId, marks: &[Mark]) -> (Vec<Mark>, Vec<Op>) {
-        let unrecorded = |mark: &Mark| mark.epoch == self.streams.get(mark.stream).current;
+        let unrecorded = |&mark: &Mark| self.streams.is_unrecorded(mark);
         let records: Vec<Mark> = marks.iter().copied().filter(unrecorded).collect();
         let recording = records.iter().map(|&mark| Op::Record(mark));
         let waiting = marks.iter().map(|&on| Op::Wait { stream, on });
@@ -435,8 +436,7 @@ impl Pool {
         let census = self.census();
         let request = attempt.request.size;
         let movable: u64 = self.movable_bytes(attempt.request.stream);
-        let over =
-            |limit: &Bytes| limit.count() < self.chunks.bytes().saturating_add(request.count());
+        let over = |limit: &Bytes| limit.count() < self.charged().saturating_add(request.count());
         Shortage {
             requested: request,
             reserved: Bytes::new(self.chunks.bytes()),

@@ -19,10 +19,10 @@ use crate::Bytes;
 use crate::chunk::Chunks;
 use crate::config::{ConfigError, Policy, PoolConfig};
 use crate::fit::{FreeIndex, RegionKey};
+use crate::heap::Slab;
 use crate::ids::{BlockId, Epoch, Mark, Spot, StreamId};
 use crate::place::Request;
 use crate::region::{Free, Kind, Part, Regions, Used};
-use crate::small::SmallHeap;
 use crate::stream::{Stream, Streams};
 
 /// Large blocks begin and end at multiples of this.
@@ -75,6 +75,8 @@ pub struct Counters {
     pub chunks_reactivated: u64,
     /// Chunks given back to the card.
     pub chunks_released: u64,
+    /// Bytes of the chunks given back to the card.
+    pub released: Bytes,
     /// Bytes of the chunks moved or reactivated.
     pub moved: Bytes,
     /// Plans that failed and were undone.
@@ -88,7 +90,12 @@ pub struct Pool {
     pub(crate) regions: Regions,
     pub(crate) chunks: Chunks,
     pub(crate) streams: Streams,
-    pub(crate) small: SmallHeap,
+    /// Slabs that heaps have.
+    pub(crate) slabs: usize,
+    /// Marks that freed blocks in heaps wait for, as the shell last told.
+    pub(crate) awaited: Vec<Mark>,
+    /// Physical memory of others that counts against the same limit.
+    pub(crate) elsewhere: u64,
     /// Every hole, smallest first.
     pub(crate) holes: BTreeSet<(u64, Spot, RegionKey)>,
     /// Every retired mapping by address.
@@ -111,7 +118,9 @@ impl Pool {
             regions: Regions::default(),
             chunks: Chunks::default(),
             streams: Streams::default(),
-            small: SmallHeap::new(config.page.count()),
+            slabs: 0,
+            awaited: Vec::new(),
+            elsewhere: 0,
             holes: BTreeSet::new(),
             retired: BTreeMap::new(),
             waiting: Vec::new(),
@@ -133,8 +142,30 @@ impl Pool {
             Policy::Mixed(_) => FreeIndex::first_fit(),
             Policy::Vpmm => FreeIndex::best_fit(),
         };
-        self.small.add_stream();
         self.streams.add(Stream::new(free))
+    }
+
+    /// Ends a stream for which an event was just recorded: no work will be queued on it again, and
+    /// that event covers all that was. Blocks may still be freed on it.
+    pub fn end_stream(&mut self, stream: StreamId) {
+        self.streams.get_mut(stream).ended = true;
+    }
+
+    /// True if a request may be made for this stream: it is known and was not ended.
+    pub fn is_open(&self, stream: StreamId) -> bool {
+        self.has_stream(stream) && !self.streams.get(stream).ended
+    }
+
+    /// Sets the most physical memory that the pool may hold, and how much of it others hold. What
+    /// the pool holds already stays: trim to give it back.
+    pub fn set_limit(&mut self, limit: Option<Bytes>, elsewhere: Bytes) {
+        self.config.limit = limit;
+        self.elsewhere = elsewhere.count();
+    }
+
+    /// Physical memory that counts against the limit.
+    pub(crate) fn charged(&self) -> u64 {
+        self.chunks.bytes().saturating_add(self.elsewhere)
     }
 
     /// True if the pool knows this stream.
@@ -145,6 +176,12 @@ impl Pool {
     /// What happened so far.
     pub fn counters(&self) -> Counters {
         Counters { reserved: Bytes::new(self.chunks.bytes()), ..self.counters }
+    }
+
+    /// Lets the peaks begin anew at what is held now.
+    pub fn reset_peaks(&mut self) {
+        self.counters.reserved_peak = Bytes::new(self.chunks.bytes());
+        self.counters.live_peak = self.counters.live;
     }
 
     // --- progress ---
@@ -195,38 +232,30 @@ impl Pool {
 
     /// The block under this id.
     pub fn block(&self, id: BlockId) -> Result<Block, UnknownBlock> {
-        if let Some(block) = self.small.block(id) {
-            return Ok(block);
-        }
         match self.regions.lookup(id.index, id.generation) {
-            Some(region) if matches!(&region.kind, Kind::Used(used) if used.slab.is_none()) => {
+            Some(region) if matches!(&region.kind, Kind::Used(used) if !used.slab) => {
                 Ok(Block { id, at: region.at, len: Bytes::new(region.len) })
             }
             _ => Err(UnknownBlock { id }),
         }
     }
 
-    /// Every block a user holds, in no promised order.
+    /// Every block a user holds but for those in heaps, by address.
     pub fn blocks(&self) -> impl Iterator<Item = Block> {
-        let large = self.regions.iter().filter_map(|(key, region)| match &region.kind {
-            Kind::Used(used) if used.slab.is_none() => Some(Block {
+        self.regions.iter().filter_map(|(key, region)| match &region.kind {
+            Kind::Used(used) if !used.slab => Some(Block {
                 id: BlockId { index: key, generation: region.generation },
                 at: region.at,
                 len: Bytes::new(region.len),
             }),
             _ => None,
-        });
-        large.chain(self.small.blocks())
+        })
     }
 
     /// Notes that `stream` uses the block too: work queued on it so far must be over, or ordered
     /// before, when the block is reused. No driver call.
     pub fn record_use(&mut self, id: BlockId, stream: StreamId) -> Result<(), UnknownBlock> {
         let mark = self.streams.now(stream);
-        if let Some(uses) = self.small.uses_mut(id) {
-            note_use(uses, mark);
-            return Ok(());
-        }
         self.block(id)?;
         if let Kind::Used(used) = &mut self.regions.get_mut(id.index).kind {
             note_use(&mut used.uses, mark);
@@ -239,10 +268,6 @@ impl Pool {
     /// the pool's to remember. No driver call; O(log n) in the free regions.
     pub fn free(&mut self, id: BlockId, stream: StreamId) -> Result<(), UnknownBlock> {
         assert!(self.streams.contains(stream), "{stream} is unknown to the pool");
-        if self.small.block(id).is_some() {
-            self.free_small(id, stream);
-            return Ok(());
-        }
         self.block(id)?;
         let Kind::Used(used) = &mut self.regions.get_mut(id.index).kind else {
             return Err(UnknownBlock { id });
@@ -262,7 +287,7 @@ impl Pool {
         self.regions.retire_id(key);
         let len = self.regions.get(key).len;
         self.used -= len;
-        let epoch = self.streams.get(stream).current;
+        let epoch = self.streams.now(stream).epoch;
         let mut marks = uses;
         marks.retain(|&mark| !self.streams.is_ordered(stream, mark));
         if marks.is_empty() {
@@ -275,7 +300,6 @@ impl Pool {
 
     /// Gives waiting regions whose marks are over to their owners. True if there was one.
     pub(crate) fn promote_waiting(&mut self) -> bool {
-        let small = self.small.promote_waiting(&self.streams);
         let mut promoted = false;
         let waiting = std::mem::take(&mut self.waiting);
         for key in waiting {
@@ -288,13 +312,13 @@ impl Pool {
                 promoted = true;
             } else if marks.iter().all(|&mark| self.streams.is_ordered(owner, mark)) {
                 // The owner's wait came after the free: only the present epoch covers it.
-                self.make_free(key, owner, self.streams.get(owner).current);
+                self.make_free(key, owner, self.streams.now(owner).epoch);
                 promoted = true;
             } else {
                 self.waiting.push(key);
             }
         }
-        promoted || small
+        promoted
     }
 
     /// Turns a region into free memory of `owner` and merges it with its neighbours.
@@ -396,7 +420,7 @@ impl Pool {
         key: RegionKey,
         len: u64,
         Request { size, stream }: Request,
-        slab: Option<u32>,
+        slab: bool,
     ) -> Block {
         let inherited = self.free_of(key).epoch_of(0, len);
         let used = Used { stream, inherited, requested: size.count(), uses: Vec::new(), slab };
@@ -430,15 +454,37 @@ impl Pool {
         }
     }
 
-    fn free_small(&mut self, id: BlockId, stream: StreamId) {
-        let mark = self.streams.now(stream);
-        let freed = self.small.free(id, mark, &self.streams);
-        self.counters.live -= Bytes::new(freed.requested);
-        self.counters.freed += 1;
-        if let Some(slab) = freed.empty_slab {
-            let (key, owner) = self.small.remove_slab(slab);
-            self.release_region(key, owner, Vec::new());
-        }
+    // --- slabs ---
+
+    /// How many slabs heaps have.
+    pub fn slab_count(&self) -> usize {
+        self.slabs
+    }
+
+    /// Makes a carved region a slab.
+    pub(crate) fn as_slab(&mut self, block: Block) -> Slab {
+        self.slabs += 1;
+        Slab { region: block.id.index, at: block.at, len: block.len.count() }
+    }
+
+    /// Takes a slab back that `stream` used. Its work may still run: it is stamped as now.
+    pub fn take_back(&mut self, slab: Slab, stream: StreamId) {
+        self.slabs -= 1;
+        self.release_region(slab.region, stream, Vec::new());
+    }
+
+    /// Cuts a slab in two. Returns the back.
+    pub(crate) fn split_slab(&mut self, slab: &mut Slab, offset: u64) -> Slab {
+        self.slabs += 1;
+        let region = self.regions.split(slab.region, offset);
+        let back = Slab { region, at: slab.at.plus(offset), len: slab.len - offset };
+        slab.len = offset;
+        back
+    }
+
+    /// Tells the pool what freed blocks in heaps wait for: where memory is short, it is waited for.
+    pub fn heaps_await(&mut self, marks: Vec<Mark>) {
+        self.awaited = marks;
     }
 
     // --- holes ---
@@ -482,7 +528,7 @@ pub(crate) fn push_part(parts: &mut crate::region::Parts, part: Part, reached: E
     parts.push(part);
 }
 
-fn note_use(uses: &mut Vec<Mark>, mark: Mark) {
+pub(crate) fn note_use(uses: &mut Vec<Mark>, mark: Mark) {
     match uses.iter_mut().find(|known| known.stream == mark.stream) {
         Some(known) => known.epoch = known.epoch.max(mark.epoch),
         None => uses.push(mark),

@@ -56,8 +56,8 @@ pub(crate) struct Used {
     pub requested: u64,
     /// Uses on other streams, at most one mark for each.
     pub uses: Vec<Mark>,
-    /// The slab that lives here, for small blocks.
-    pub slab: Option<u32>,
+    /// True if a stream's heap cuts it up.
+    pub slab: bool,
 }
 
 /// What a region may be used for.

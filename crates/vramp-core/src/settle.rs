@@ -1,5 +1,7 @@
 //! Settling: the one place where a performed plan changes the pool. Nothing here can fail.
 
+use std::collections::BTreeSet;
+
 use smallvec::smallvec;
 
 use crate::Bytes;
@@ -27,6 +29,7 @@ impl Pool {
             }
             Change::Trim { chunk, ranges } => {
                 ranges.iter().for_each(|&range| self.settle_unmap(range));
+                self.counters.released += Bytes::new(self.chunks.get(chunk).len);
                 self.chunks.remove(chunk);
                 self.counters.chunks_released += 1;
             }
@@ -69,12 +72,25 @@ impl Pool {
         for &(chunk, len) in &leftovers.chunks {
             self.chunks.add(chunk, len.count(), None);
         }
+        self.keep_stuck_chunks(&plan.ops, &leftovers);
         // Events that were recorded before the failure close their epochs all the same.
         for op in &plan.ops {
             if let Op::Record(mark) = *op
                 && leftovers.recorded.contains(&mark)
             {
                 self.streams.record(mark);
+            }
+        }
+    }
+
+    /// A chunk that was to move and is stuck at its new address too is never given back: released
+    /// while mapped there it would live on uncounted.
+    fn keep_stuck_chunks(&mut self, ops: &[Op], leftovers: &Leftovers) {
+        for op in ops {
+            if let Op::Map { chunk, at, len } = *op
+                && leftovers.mapped.contains(&Range { at, len })
+            {
+                self.chunks.add_alias(chunk, at);
             }
         }
     }
@@ -88,7 +104,7 @@ impl Pool {
     fn take_over_ordered(&mut self, stream: StreamId, need: u64) {
         let had = self.adopt(stream, need, |pool, mark| pool.streams.is_ordered(stream, mark));
         let mut missing = need.saturating_sub(had);
-        let present = self.streams.get(stream).current;
+        let present = self.streams.now(stream).epoch;
         for key in std::mem::take(&mut self.waiting) {
             let Kind::Waiting { owner, epoch, marks } = &self.regions.get(key).kind else {
                 panic!("region {key} waits for nothing");
@@ -102,7 +118,6 @@ impl Pool {
                 self.waiting.push(key);
             }
         }
-        self.small.promote_waiting(&self.streams);
     }
 
     fn settle_fill(&mut self, at: Spot, fills: &[Fill], stream: StreamId) {
@@ -157,7 +172,7 @@ impl Pool {
             mark if self.streams.is_over(mark) => Epoch::START,
             mark if mark.stream == stream => mark.epoch,
             // Ordered behind a wait of the stream: over when the stream's present epoch is.
-            _ => self.streams.get(stream).current,
+            _ => self.streams.now(stream).epoch,
         }
     }
 
@@ -312,12 +327,14 @@ impl Pool {
     // --- plans that nobody waits for ---
 
     /// A plan that adds `len` bytes of new memory, free for `stream`, ahead of demand. `None` if
-    /// the limit forbids it. A plan to reserve addresses may come first: call again after it.
+    /// the limit forbids it, or if no span is that large. A plan to reserve addresses may come
+    /// first: call again after it.
     pub fn prefill(&self, len: Bytes, stream: StreamId) -> Option<Plan> {
         let page = self.config.page.count();
         let len = len.count().checked_next_multiple_of(page)?;
         let limit = self.config.limit.map_or(u64::MAX, Bytes::count);
-        if len == 0 || len > limit.saturating_sub(self.chunks.bytes()) {
+        let possible = limit.saturating_sub(self.charged()).min(Spot::SPAN_LIMIT.count());
+        if len == 0 || len > possible {
             return None;
         }
         let Some(&(_, at, _)) = self.holes.range((len, Spot::default(), 0)..).next() else {
@@ -349,7 +366,31 @@ impl Pool {
     pub fn trim(&mut self, to: Bytes) -> Option<Plan> {
         let excess = self.chunks.bytes().checked_sub(to.count()).filter(|&excess| excess > 0)?;
         self.promote_waiting();
-        self.sweep_slabs();
+        let (id, len) = match self.largest_idle_chunk(excess) {
+            Some(found) => found,
+            // Idle memory of several streams may meet in one chunk.
+            None => {
+                let heir = self.streams.ids().next()?;
+                self.adopt(heir, u64::MAX, |pool, mark| pool.streams.is_over(mark));
+                self.largest_idle_chunk(excess)?
+            }
+        };
+        let chunk = self.chunks.get(id);
+        let home = chunk.home.expect("a free chunk has a home");
+        let ranges: Vec<Range> = chunk
+            .aliases
+            .iter()
+            .chain([&home])
+            .map(|&at| Range { at, len: Bytes::new(len) })
+            .collect();
+        let unmaps = ranges.iter().map(|&range| Op::Unmap(range));
+        let ops = unmaps.chain([Op::Release { chunk: id }]).collect();
+        Some(Plan { ops, change: Change::Trim { chunk: id, ranges } })
+    }
+
+    /// The largest chunk of at most `most` bytes that is wholly free, and whose mappings nobody
+    /// uses any more.
+    fn largest_idle_chunk(&self, most: u64) -> Option<(ChunkId, u64)> {
         let mut free: Vec<(u64, ChunkId)> = Vec::new();
         for id in self.streams.ids() {
             for (at, len, key) in self.streams.get(id).free.iter() {
@@ -369,33 +410,32 @@ impl Pool {
                 }
             }
         }
-        free.sort_unstable();
-        let &(len, id) = free.iter().rev().find(|&&(len, _)| len <= excess)?;
-        let chunk = self.chunks.get(id);
-        let home = chunk.home.expect("a free chunk has a home");
-        let ranges: Vec<Range> = chunk
-            .aliases
-            .iter()
-            .chain([&home])
-            .map(|&at| Range { at, len: Bytes::new(len) })
-            .collect();
-        let unmaps = ranges.iter().map(|&range| Op::Unmap(range));
-        let ops = unmaps.chain([Op::Release { chunk: id }]).collect();
-        Some(Plan { ops, change: Change::Trim { chunk: id, ranges } })
+        free.into_iter().filter(|&(len, _)| len <= most).max().map(|(len, id)| (id, len))
     }
 
-    /// Events to record so that free memory can be seen to be idle: the present mark of every
-    /// stream that freed something since its last event.
-    pub fn unrecorded(&self) -> Vec<Mark> {
-        self.streams
-            .ids()
-            .map(|id| self.streams.now(id))
-            .filter(|mark| {
-                let owned = self.streams.get(mark.stream).free.iter();
-                owned.into_iter().any(|(_, _, key)| {
-                    self.free_of(key).parts.iter().any(|part| part.epoch == mark.epoch)
-                })
-            })
-            .collect()
+    /// Events to record so that all freed memory and every old mapping can be seen to be idle: the
+    /// present mark of every stream that one of them waits for.
+    ///
+    /// What can be free by now is freed first. Recording and learning may free more: call until
+    /// there are none.
+    pub fn unrecorded(&mut self) -> Vec<Mark> {
+        self.promote_waiting();
+        let mut wanted: BTreeSet<Mark> = self.awaited.iter().copied().collect();
+        for (_, region) in self.regions.iter() {
+            match &region.kind {
+                Kind::Free(Free { owner, parts, .. }) => {
+                    wanted.extend(parts.iter().map(|p| Mark { stream: *owner, epoch: p.epoch }));
+                }
+                Kind::Waiting { owner, epoch, marks } => {
+                    wanted.extend(marks.iter().chain([&Mark { stream: *owner, epoch: *epoch }]));
+                }
+                Kind::Retired { mark, .. } => {
+                    wanted.insert(*mark);
+                }
+                Kind::Hole | Kind::Used(_) | Kind::Quarantined => {}
+            }
+        }
+        wanted.retain(|&mark| self.streams.is_unrecorded(mark));
+        wanted.into_iter().collect()
     }
 }

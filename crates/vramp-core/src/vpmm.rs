@@ -46,7 +46,7 @@ impl Pool {
                         return Found::Step(Step::Poll);
                     }
                 }
-                Rung::Gather => {
+                Rung::Gather | Rung::Adopt => {
                     attempt.rung = Rung::Build;
                     if self.promote_waiting()
                         && let Some(key) = self.streams.get(stream).free.find(len)

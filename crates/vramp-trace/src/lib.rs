@@ -3,6 +3,8 @@
 //! 1. [`read_trace`] reads a PyTorch memory snapshot, an RMM log or a `.vtrace` file.
 //! 2. A [`Trace`] is a recording as it was found: events, stacks, settings, the last state.
 //!    [`Trace::write_vtrace`] keeps it in this project's own compact format.
+//!    [`Trace::write_snapshot`] makes it a PyTorch snapshot again, [`Trace::write_perfetto`] a
+//!    timeline.
 //! 3. A [`Workload`] is what one device of it needs to be replayed: requests on numbered blocks,
 //!    with everything the recording left out repaired and counted.
 //!
@@ -21,14 +23,20 @@
 //! # Ok::<(), vramp_trace::ReadError>(())
 //! ```
 //!
+//! A running allocator records into a [`History`], which makes a trace of its last events.
+//!
 //! Reading costs what [`ReadLimits`] allows and no more, whatever the file holds.
 //!
 //! Deliberately absent: allocators and replay. This crate only says what was asked.
 #![forbid(unsafe_code)]
 
 mod builder;
+mod check;
 mod error;
+mod history;
+mod infer;
 mod input;
+mod perfetto;
 mod pickle;
 mod read;
 mod repairs;
@@ -39,6 +47,7 @@ mod vtrace;
 mod workload;
 
 pub use error::{ReadError, ReadLimits};
+pub use history::{History, HistorySize, Record};
 pub use read::{Format, read, read_trace};
 pub use repairs::Repairs;
 pub use stacks::{Frame, Stacks};

@@ -30,6 +30,8 @@ pub struct Stacks {
     pub(crate) texts: IndexSet<Box<str>>,
     pub(crate) frames: IndexSet<FrameKey>,
     pub(crate) stacks: IndexSet<Box<[u32]>>,
+    /// The frames of the stack that is being looked up: kept, so that a known one costs no memory.
+    scratch: Vec<u32>,
 }
 
 impl PartialEq for Stacks {
@@ -54,8 +56,17 @@ impl Stacks {
 
     /// The lines of a stack, innermost first. Empty if the id is of another trace.
     pub fn frames(&self, stack: StackId) -> impl Iterator<Item = Frame<'_>> {
+        self.numbered(stack).map(|(_, frame)| frame)
+    }
+
+    /// The lines of a stack, each with its number among all frames.
+    pub(crate) fn numbered(&self, stack: StackId) -> impl Iterator<Item = (usize, Frame<'_>)> {
         let frames = self.stacks.get_index(stack.index()).map_or(&[][..], |frames| &frames[..]);
-        frames.iter().map(|&frame| self.frame(frame))
+        frames.iter().map(|&frame| (frame as usize, self.frame(frame)))
+    }
+
+    pub(crate) fn frame_count(&self) -> usize {
+        self.frames.len()
     }
 
     fn frame(&self, index: u32) -> Frame<'_> {
@@ -69,11 +80,42 @@ impl Stacks {
 
     /// The id of the stack with these frames, or `None` if there are more than ids.
     pub fn add<'a>(&mut self, frames: impl IntoIterator<Item = Frame<'a>>) -> Option<StackId> {
-        let mut keys = Vec::new();
+        self.add_up_to(usize::MAX, frames)
+    }
+
+    /// As [`Stacks::add`], but adds no stack if there are `most` already. Takes heap memory only for
+    /// what is new.
+    pub(crate) fn add_up_to<'a>(
+        &mut self,
+        most: usize,
+        frames: impl IntoIterator<Item = Frame<'a>>,
+    ) -> Option<StackId> {
+        let mut keys = std::mem::take(&mut self.scratch);
+        keys.clear();
+        let is_full = self.stacks.len() >= most;
         for frame in frames {
-            keys.push(self.add_frame(frame)?);
+            // A stack with a frame that is not known is not known either.
+            let found = if is_full { self.find_frame(frame) } else { self.add_frame(frame) };
+            let Some(key) = found else {
+                self.scratch = keys;
+                return None;
+            };
+            keys.push(key);
         }
-        self.add_keys(keys.into_boxed_slice())
+        let id = match self.stacks.get_index_of(&keys[..]) {
+            Some(index) => StackId::from_index(index),
+            None if is_full => None,
+            None => self.add_keys(Box::from(&keys[..])),
+        };
+        self.scratch = keys;
+        id
+    }
+
+    fn find_frame(&self, frame: Frame<'_>) -> Option<u32> {
+        let text = |text: &str| u32::try_from(self.texts.get_index_of(text)?).ok();
+        let key =
+            FrameKey { name: text(frame.name)?, filename: text(frame.filename)?, line: frame.line };
+        u32::try_from(self.frames.get_index_of(&key)?).ok()
     }
 
     pub(crate) fn add_frame(&mut self, frame: Frame<'_>) -> Option<u32> {

@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use vramp_core::{Bytes, DeviceAddr};
 
 use crate::Stacks;
+use crate::builder::size;
 
 /// A recording of what a program asked of its GPUs.
 ///
@@ -163,10 +164,9 @@ impl Event {
     pub const UNKNOWN_FREE: DeviceAddr = DeviceAddr::new(u64::MAX);
 
     /// Memory that was free on the card when a request failed, where the event is such a failure
-    /// and says it.
+    /// and says it. What is too much to be an amount of memory, 2^56 bytes, says nothing.
     pub fn device_free(&self) -> Option<Bytes> {
-        (self.kind == EventKind::Oom && self.address != Event::UNKNOWN_FREE)
-            .then(|| Bytes::new(self.address.number()))
+        (self.kind == EventKind::Oom).then(|| size(self.address.number())).flatten()
     }
 }
 
@@ -185,6 +185,8 @@ pub struct Segment {
     pub segment_type: String,
     /// True if it grows in place.
     pub is_expandable: bool,
+    /// Who made the allocator take it, if recorded.
+    pub stack: Option<StackId>,
     /// Its parts in address order.
     pub blocks: Vec<Block>,
 }

@@ -352,8 +352,8 @@ fn a_damaged_vtrace_is_never_read_as_another_trace() {
 
 #[test]
 fn a_newer_vtrace_says_so() {
-    let message = error(b"\x89VTRACE\n\x02\0\0\0");
-    assert!(message.contains("version 2; this program reads up to version 1"), "{message}");
+    let message = error(b"\x89VTRACE\n\x03\0\0\0");
+    assert!(message.contains("version 3; this program reads up to version 2"), "{message}");
     let message = error(b"\x89VTRACE\n\x01\0\x01\0");
     assert!(message.contains("flags"), "{message}");
 }

@@ -135,6 +135,7 @@ fn settings_and_segments_keep_what_was_recorded() {
     assert_eq!(first.blocks[3].requested_size, None);
     assert_eq!(first.blocks[1].stack, trace.events[4].stack);
     assert!(second.is_expandable);
+    assert_eq!(second.stack, trace.events[0].stack);
     assert_eq!(trace.raw_stream(second.stream), Some(STREAM));
 }
 
@@ -214,4 +215,18 @@ fn a_trace_comes_back_from_a_vtrace_as_it_was() {
         assert!((file.len() as u64) < size, "{}: {} bytes", path.display(), file.len());
         assert_eq!(read(&file[..], &ReadLimits::default()).unwrap(), trace);
     }
+}
+
+#[test]
+fn a_vtrace_of_version_one_is_read_without_stacks_of_segments() {
+    // A device, a stream, and a segment of 3 bytes at address 5; all other lists are empty.
+    let contents = [0, 1, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 5, 3, 0, 1, 0, 0];
+    let mut file = b"\x89VTRACE\n\x01\0\0\0".to_vec();
+    file.extend((contents.len() as u64).to_le_bytes());
+    file.extend(crc32fast::hash(&contents).to_le_bytes());
+    file.extend(zstd::bulk::compress(&contents, 1).unwrap());
+    let trace = read(&file[..], &ReadLimits::default()).unwrap();
+    let [segment] = &trace.segments[..] else { panic!("{:?}", trace.segments) };
+    assert_eq!((segment.address, segment.total_size), (DeviceAddr::new(5), Bytes::new(3)));
+    assert!(segment.is_expandable && segment.stack.is_none() && segment.blocks.is_empty());
 }

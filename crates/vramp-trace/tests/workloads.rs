@@ -24,6 +24,7 @@ fn event(kind: EventKind, address: u64, size: u64) -> Event {
 
 fn trace(events: &[Event], blocks: &[Block]) -> Trace {
     let segment = Segment {
+        stack: None,
         device: 0,
         stream: StreamIndex(0),
         address: DeviceAddr::new(0),

@@ -1,27 +1,42 @@
 //! What a user holds.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use vramp_core::{BlockId, Bytes, DeviceAddr, Spot};
+use vramp_core::{BlockId, Bytes, DeviceAddr, Spot, StreamId};
 
 /// Memory in a user's hands. Freed by [`crate::Allocator::free`], which takes it by value: a
 /// second free does not compile.
 ///
 /// Dropping it without a free leaks the memory until the allocator goes: nothing is known of when
 /// its work ends.
-#[derive(PartialEq, Eq)]
 #[must_use = "memory that is dropped without a free stays taken until the allocator goes"]
 pub struct Allocation {
     pub(crate) addr: DeviceAddr,
     pub(crate) len: Bytes,
+    pub(crate) requested: Bytes,
+    pub(crate) stream: StreamId,
     pub(crate) owner: Owner,
+    /// The allocator's number.
+    pub(crate) allocator: u64,
+    /// One more than its tag's place in the allocator's list; zero for none.
+    pub(crate) tag: u16,
+    /// True if it was at hand: the pool does not know of the work that the memory saw before.
+    pub(crate) recycled: bool,
+    /// True once a use on another stream was noted.
+    pub(crate) noted: AtomicBool,
 }
 
 /// Who handed it out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
+    /// The pool itself.
     Pool { id: BlockId, at: Spot },
+    /// The heap of the allocation's stream.
+    Heap { id: BlockId, at: Spot },
+    /// The driver's own pool.
     Driver { slot: u64 },
+    /// PyTorch's caching allocator.
     Caching { id: BlockId, at: Spot },
 }
 
@@ -36,6 +51,16 @@ impl Allocation {
         self.len
     }
 
+    /// How many bytes were asked for.
+    pub fn requested(&self) -> Bytes {
+        self.requested
+    }
+
+    /// The stream it was asked for.
+    pub fn stream(&self) -> StreamId {
+        self.stream
+    }
+
     /// True if no bytes may be used. Never so: a request for nothing gets a grain.
     pub fn is_empty(&self) -> bool {
         self.len.is_zero()
@@ -45,17 +70,21 @@ impl Allocation {
     /// driver's pool placed.
     pub fn spot(&self) -> Option<Spot> {
         match self.owner {
-            Owner::Pool { at, .. } | Owner::Caching { at, .. } => Some(at),
+            Owner::Pool { at, .. } | Owner::Heap { at, .. } | Owner::Caching { at, .. } => Some(at),
             Owner::Driver { .. } => None,
         }
     }
 
-    /// The block's id in the pool, for prints; `None` for memory of the driver's pool.
+    /// The block's id in the pool, for prints; `None` for memory that a heap or the driver placed.
     pub fn id(&self) -> Option<BlockId> {
         match self.owner {
             Owner::Pool { id, .. } | Owner::Caching { id, .. } => Some(id),
-            Owner::Driver { .. } => None,
+            Owner::Heap { .. } | Owner::Driver { .. } => None,
         }
+    }
+
+    pub(crate) fn is_noted(&self) -> bool {
+        self.noted.load(Ordering::Relaxed)
     }
 }
 

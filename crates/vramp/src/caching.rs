@@ -9,9 +9,10 @@ use vramp_core::{
 };
 use vramp_driver::{Driver, Handle, Place, Result, Stream};
 
-use crate::allocation::{Allocation, Owner};
+use crate::allocation::Owner;
 use crate::config::Progress;
 use crate::events::Events;
+use crate::manager::Found;
 use crate::virtual_pool::Refusal;
 
 /// A caching pool and the device it lives on.
@@ -77,16 +78,27 @@ impl CachingPool {
         self.pool.add_stream()
     }
 
+    /// Remembers the last point of a stream that ends, so that blocks it used can be seen to be
+    /// over. Two driver calls at most.
+    pub(crate) fn end_stream(&mut self, id: StreamId) -> Result<()> {
+        let mark = self.pool.now(id);
+        self.events.record(&*self.driver, mark, self.streams[id.index()])?;
+        self.pool.recorded(mark);
+        self.pool.end_stream(id);
+        Ok(())
+    }
+
     /// A block of at least `size` bytes. No driver call on a hit but to ask about open events.
-    pub(crate) fn malloc(&mut self, size: Bytes, stream: StreamId) -> Result<Allocation, Refusal> {
+    pub(crate) fn malloc(&mut self, size: Bytes, stream: StreamId) -> Result<Found, Refusal> {
         let mut attempt = TorchAttempt::new(Request { size, stream });
         let mut full = None;
+        let mut asked = false;
         loop {
             match self.pool.place(&mut attempt) {
-                TorchStep::Placed(block) => return Ok(self.allocation(block)),
+                TorchStep::Placed(block) => return Ok(self.found(block, !asked)),
                 TorchStep::Poll => self.poll().map_err(Refusal::Driver)?,
                 TorchStep::Wait => self.wait().map_err(Refusal::Driver)?,
-                TorchStep::Perform(plan) => match self.perform(plan.op()) {
+                TorchStep::Perform(plan) => match self.perform_noting(plan.op(), &mut asked) {
                     Ok(()) => self.pool.settle(plan),
                     Err(error) if error.is_out_of_memory() => {
                         attempt.full(&self.pool);
@@ -99,20 +111,25 @@ impl CachingPool {
         }
     }
 
-    fn allocation(&self, block: TorchBlock) -> Allocation {
+    fn found(&self, block: TorchBlock, hit: bool) -> Found {
         let owner = Owner::Caching { id: block.id, at: block.at };
-        Allocation { addr: self.addr(&block), len: block.len, owner }
+        Found { addr: self.addr(&block), len: block.len, owner, hit }
+    }
+
+    fn perform_noting(&mut self, op: TorchOp, asked: &mut bool) -> Result<()> {
+        *asked = true;
+        self.perform(op)
     }
 
     /// Begins with recorded segments: see [`TorchPool::restore`]. Empty if they are no possible ones.
-    pub(crate) fn restore(&mut self, segments: &[TorchSegment]) -> Result<Vec<Option<Allocation>>> {
+    pub(crate) fn restore(&mut self, segments: &[TorchSegment]) -> Result<Vec<Option<Found>>> {
         let Some(plans) = self.pool.restore(segments) else { return Ok(Vec::new()) };
         for plan in plans {
             self.perform(plan.op())?;
             self.pool.settle(plan);
         }
         let blocks = self.pool.hold_restored(segments);
-        Ok(blocks.into_iter().map(|block| Some(self.allocation(block?))).collect())
+        Ok(blocks.into_iter().map(|block| Some(self.found(block?, false))).collect())
     }
 
     pub(crate) fn holds(&self, id: BlockId, at: Spot, addr: DeviceAddr) -> bool {
@@ -308,8 +325,9 @@ impl CachingPool {
         }
     }
 
-    /// Gives everything back, streams included. Goes on after a failure and returns the first one.
-    pub(crate) fn close(&mut self) -> Result<()> {
+    /// Waits for `streams` and gives everything back. Goes on after a failure and returns the first
+    /// one.
+    pub(crate) fn close(&mut self, streams: &[Stream]) -> Result<()> {
         let driver = Arc::clone(&self.driver);
         let mut first: Result<()> = Ok(());
         let mut note = |result: Result<()>| {
@@ -317,7 +335,7 @@ impl CachingPool {
                 first = result;
             }
         };
-        for &stream in &self.streams {
+        for &stream in streams {
             note(driver.synchronize_stream(stream));
         }
         for memory in self.segments.drain(..).flatten() {
@@ -336,9 +354,6 @@ impl CachingPool {
             note(driver.release(handle));
         }
         note(self.events.close(&*driver));
-        for stream in self.streams.drain(..) {
-            note(driver.destroy_stream(stream));
-        }
         first
     }
 }

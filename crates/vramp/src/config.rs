@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use vramp_core::{Bytes, Epoch, Mark, Mixed, ParseBytesError, Policy, TorchConfig};
 
@@ -94,6 +95,12 @@ pub struct Config {
     pub preset: Preset,
     /// The most physical memory it may hold. Unlimited by default: the card is the limit.
     pub limit: Option<Bytes>,
+    /// Above this share of the limit, or of the card where there is none, idle memory is given back
+    /// whenever a request had to go beyond what was free. Between 0 and 1; never by default.
+    pub garbage_collection_threshold: Option<f64>,
+    /// How long a request that finds no memory waits for other threads to give some back. Not at
+    /// all by default.
+    pub patience: Duration,
     /// Memory to take from the card at once.
     pub prefill: Bytes,
     /// The granule of VPMM's pool. The device's own by default.
@@ -118,6 +125,8 @@ impl Config {
         Config {
             preset,
             limit: None,
+            garbage_collection_threshold: None,
+            patience: Duration::ZERO,
             prefill: Bytes::ZERO,
             page: None,
             span: Bytes::tib(8),

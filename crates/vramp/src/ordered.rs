@@ -6,14 +6,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use vramp_core::{Bytes, Counters, DeviceAddr, Shortage, StreamId};
+use vramp_core::{Bytes, DeviceAddr, Shortage, StreamId};
 use vramp_driver::{Driver, Event, PoolUsage, Result, Stream};
-
-use crate::allocation::{Allocation, Owner};
 
 struct Held {
     addr: DeviceAddr,
-    requested: Bytes,
     /// The stream it was made for, and those that were noted.
     uses: Vec<StreamId>,
 }
@@ -25,11 +22,13 @@ pub(crate) struct OrderedPool {
     held: BTreeMap<u64, Held>,
     next_slot: u64,
     fence: Option<Event>,
-    counters: Counters,
+    /// The last point of each stream that ended.
+    ended: BTreeMap<StreamId, Event>,
+    placed: u64,
 }
 
 pub(crate) enum OrderedOutcome {
-    Placed(Allocation),
+    Placed { addr: DeviceAddr, len: Bytes, slot: u64 },
     Full(Shortage, Option<vramp_driver::DriverError>),
 }
 
@@ -42,7 +41,8 @@ impl OrderedPool {
             held: BTreeMap::new(),
             next_slot: 0,
             fence: None,
-            counters: Counters::default(),
+            ended: BTreeMap::new(),
+            placed: 0,
         })
     }
 
@@ -78,12 +78,21 @@ impl OrderedPool {
         }
         let slot = self.next_slot;
         self.next_slot += 1;
-        self.held.insert(slot, Held { addr, requested: size, uses: vec![id] });
-        let counters = &mut self.counters;
-        counters.live += size;
-        counters.live_peak = counters.live_peak.max(counters.live);
-        counters.placed += 1;
-        Ok(OrderedOutcome::Placed(Allocation { addr, len, owner: Owner::Driver { slot } }))
+        self.held.insert(slot, Held { addr, uses: vec![id] });
+        self.placed += 1;
+        Ok(OrderedOutcome::Placed { addr, len, slot })
+    }
+
+    /// Remembers the last point of a stream that ends. Two driver calls.
+    pub(crate) fn end_stream(&mut self, id: StreamId, stream: Stream) -> Result<()> {
+        let event = self.driver.create_event()?;
+        if let Err(error) = self.driver.record(event, stream) {
+            // It names nothing: whether it can be destroyed changes nothing either.
+            let _ = self.driver.destroy_event(event);
+            return Err(error);
+        }
+        self.ended.insert(id, event);
+        Ok(())
     }
 
     pub(crate) fn holds(&self, slot: u64, addr: DeviceAddr) -> bool {
@@ -100,32 +109,38 @@ impl OrderedPool {
 
     /// One driver call, and two more for each other stream that used the block: the driver wants a
     /// block's free behind its allocation.
-    pub(crate) fn free(&mut self, slot: u64, stream: Stream, streams: &[Stream]) -> Result<()> {
+    pub(crate) fn free(&mut self, slot: u64, id: StreamId, streams: &[Stream]) -> Result<()> {
+        let stream = streams[id.index()];
         let Some(held) = self.held.get(&slot) else { return Ok(()) };
-        for other in held.uses.iter().map(|id| streams[id.index()]).filter(|&other| other != stream)
-        {
+        for &user in held.uses.iter().filter(|&&user| user != id) {
+            if let Some(&event) = self.ended.get(&user) {
+                self.driver.wait(stream, event)?;
+                continue;
+            }
             let event = match self.fence {
                 Some(event) => event,
                 None => *self.fence.insert(self.driver.create_event()?),
             };
-            self.driver.record(event, other)?;
+            self.driver.record(event, streams[user.index()])?;
             self.driver.wait(stream, event)?;
         }
         self.driver.free_async(stream, held.addr)?;
-        self.counters.live -= held.requested;
-        self.counters.freed += 1;
         self.held.remove(&slot);
         Ok(())
     }
 
-    /// Counts, with what the driver says it holds. One driver call.
-    pub(crate) fn counters(&self) -> Result<Counters> {
-        let PoolUsage { reserved, reserved_peak, .. } = self.driver.pool_usage()?;
-        Ok(Counters { reserved, reserved_peak, ..self.counters })
+    /// What the driver says it holds. One driver call.
+    pub(crate) fn usage(&self) -> Result<PoolUsage> {
+        self.driver.pool_usage()
     }
 
-    pub(crate) fn driver(&self) -> &Arc<dyn Driver> {
-        &self.driver
+    /// How many blocks it handed out.
+    pub(crate) fn placed(&self) -> u64 {
+        self.placed
+    }
+
+    pub(crate) fn set_limit(&mut self, limit: Option<Bytes>) {
+        self.limit = limit;
     }
 
     pub(crate) fn trim(&mut self, to: Bytes) -> Result<()> {
@@ -150,7 +165,8 @@ impl OrderedPool {
             }
             note(self.driver.synchronize_stream(stream));
         }
-        if let Some(event) = self.fence.take() {
+        let ended = std::mem::take(&mut self.ended).into_values();
+        for event in self.fence.take().into_iter().chain(ended) {
             note(self.driver.destroy_event(event));
         }
         note(self.driver.trim_pool(Bytes::ZERO));

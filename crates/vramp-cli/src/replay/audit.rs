@@ -13,7 +13,7 @@ use super::engine::ReplayError;
 /// Checks an allocator while it is replayed.
 pub(super) struct Auditor {
     kernels: Option<Kernels>,
-    /// What the program holds of the virtual pool.
+    /// What the program holds.
     live: Bytes,
 }
 
@@ -30,9 +30,7 @@ impl Auditor {
         size: Bytes,
         stream: Stream,
     ) -> Result<(), DriverError> {
-        if allocation.spot().is_some() {
-            self.live += size;
-        }
+        self.live += size;
         match &self.kernels {
             Some(kernels) => kernels.first_write(allocation, stream),
             None => Ok(()),
@@ -48,9 +46,7 @@ impl Auditor {
         stream: Stream,
         others: &[Stream],
     ) -> Result<(), DriverError> {
-        if allocation.spot().is_some() {
-            self.live -= size;
-        }
+        self.live -= size;
         match &mut self.kernels {
             Some(kernels) => kernels.last_uses(block, allocation, stream, others),
             None => Ok(()),
@@ -63,25 +59,11 @@ impl Auditor {
         }
     }
 
-    /// Every invariant of the pool, and its count of live bytes against ours. O(n log n).
+    /// Every invariant of the allocator, and its count of live bytes against ours. O(n log n).
     pub(super) fn check(&self, allocator: &Allocator) -> Result<(), ReplayError> {
-        let counted = allocator.inspect(|pool| {
-            pool.audit()?;
-            Ok(pool.counters().live)
-        });
-        let of_torch = || {
-            allocator.inspect_torch(|pool| {
-                pool.audit()?;
-                Ok(pool.counters().live)
-            })
-        };
-        match counted.or_else(of_torch) {
-            Some(Ok(live)) if live != self.live => {
-                Err(ReplayError::Miscount { counted: live, expected: self.live })
-            }
-            Some(Err(inconsistency)) => Err(ReplayError::Inconsistent(inconsistency)),
-            _ => Ok(()),
-        }
+        allocator.audit().map_err(ReplayError::Inconsistent)?;
+        let (counted, expected) = (allocator.live(), self.live);
+        if counted == expected { Ok(()) } else { Err(ReplayError::Miscount { counted, expected }) }
     }
 
     /// Lets all work end.

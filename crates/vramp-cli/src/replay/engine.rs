@@ -407,8 +407,7 @@ impl<'a> Run<'a> {
     }
 
     fn now(&self, stream: StreamId) -> Option<Mark> {
-        let of_torch = || self.allocator.inspect_torch(|pool| pool.now(stream));
-        self.allocator.inspect(|pool| pool.now(stream)).or_else(of_torch)
+        self.allocator.mark(stream)
     }
 
     fn free(&mut self, block: u32, lingers: bool) -> Result<(), ReplayError> {
@@ -435,10 +434,10 @@ impl<'a> Run<'a> {
                 self.allocator.record_use(&allocation, other)?;
             }
         }
-        let mark = self.allocator.free(allocation, stream)?;
-        if let Some(mark) = mark.filter(|_| lingers) {
+        if lingers && let Some(mark) = self.now(stream) {
             lock(&self.outstanding).hold(block, mark);
         }
+        self.allocator.free(allocation, stream)?;
         Ok(())
     }
 

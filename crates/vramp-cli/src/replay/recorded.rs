@@ -175,6 +175,7 @@ mod tests {
             stack: None,
         });
         let segments = at_end.iter().map(|&size| Segment {
+            stack: None,
             device: 0,
             stream: StreamIndex(0),
             address: DeviceAddr::new(1 << 40),

@@ -42,6 +42,10 @@ pub(crate) struct Segment {
 #[derive(Clone, Debug)]
 pub(crate) struct Progress {
     pub current: Epoch,
+    /// Everything up to here is known to be over.
+    pub reached: Epoch,
+    /// Destroyed: its last event covers all it will ever do.
+    pub ended: bool,
     pub waiting: VecDeque<(Epoch, Slot)>,
 }
 
@@ -115,7 +119,12 @@ impl TorchPool {
     /// Makes another stream known.
     pub fn add_stream(&mut self) -> StreamId {
         let first = Epoch::START.next();
-        self.streams.push(Progress { current: first, waiting: VecDeque::new() });
+        self.streams.push(Progress {
+            current: first,
+            reached: Epoch::START,
+            ended: false,
+            waiting: VecDeque::new(),
+        });
         let number = u32::try_from(self.streams.len() - 1);
         StreamId::new(number.expect("fewer than four billion streams"))
     }
@@ -162,7 +171,9 @@ impl TorchPool {
 
     /// The mark that an event recorded on `stream` now would have.
     pub fn now(&self, stream: StreamId) -> Mark {
-        Mark { stream, epoch: self.streams[stream.index()].current }
+        let known = &self.streams[stream.index()];
+        let epoch = if known.ended { known.current.previous() } else { known.current };
+        Mark { stream, epoch }
     }
 
     /// Tells the pool that an event was recorded for the stream's present epoch.
@@ -172,8 +183,20 @@ impl TorchPool {
         stream.current = stream.current.next();
     }
 
+    /// Ends a stream for which an event was just recorded: it covers all that the stream will do.
+    pub fn end_stream(&mut self, stream: StreamId) {
+        self.streams[stream.index()].ended = true;
+    }
+
+    /// The most memory it takes from now on.
+    pub fn set_limit(&mut self, limit: Option<Bytes>) {
+        self.limit = limit.map(Bytes::count);
+    }
+
     /// Tells the pool that the work before `mark` is over: blocks that waited for it are free.
     pub fn reached(&mut self, mark: Mark) {
+        let known = &mut self.streams[mark.stream.index()];
+        known.reached = known.reached.max(mark.epoch);
         loop {
             let waiting = &mut self.streams[mark.stream.index()].waiting;
             let Some(&(epoch, slot)) = waiting.front().filter(|(e, _)| *e <= mark.epoch) else {
@@ -213,7 +236,12 @@ impl TorchPool {
         let slot = id.index;
         let block = self.blocks.get_mut(slot);
         let (len, class, requested) = (block.len, block.class, block.requested);
-        let uses = std::mem::take(&mut block.uses);
+        let mut uses = std::mem::take(&mut block.uses);
+        let streams = &self.streams;
+        uses.retain(|user| {
+            let known = &streams[user.index()];
+            !(known.ended && known.current.previous() <= known.reached)
+        });
         self.counters.live -= Bytes::new(requested);
         self.counters.freed += 1;
         self.stats.allocation.decrease(class, 1);

@@ -32,7 +32,7 @@ impl Snapshot {
         let fields = take_dict(values, segment)
             .ok_or_else(|| place.bad("the segment", Some(segment), values, DICT))?;
         let (mut device, mut stream, mut address, mut total) = (None, None, None, None);
-        let (mut segment_type, mut is_expandable, mut blocks) = ("", false, None);
+        let (mut segment_type, mut is_expandable, mut blocks, mut frames) = ("", false, None, None);
         for (name, value) in pairs(&fields) {
             match (name, value) {
                 (key::DEVICE, _) => device = Some(value),
@@ -42,6 +42,7 @@ impl Snapshot {
                 (key::SEGMENT_TYPE, Value::Text(text)) => segment_type = values.text(text),
                 (key::IS_EXPANDABLE, Value::Bool(flag)) => is_expandable = flag,
                 (key::BLOCKS, _) => blocks = Some(value),
+                (key::FRAMES, _) => frames = Some(value),
                 _ => {}
             }
         }
@@ -62,11 +63,21 @@ impl Snapshot {
             .and_then(unsigned)
             .and_then(size)
             .ok_or_else(|| place.bad("total_size", total, values, SIZE_RANGE))?;
+        let stack = self.stack(values, place, frames, 0)?;
         let blocks = match blocks {
             None => Vec::new(),
             Some(_) => self.blocks(values, index, address, blocks)?,
         };
-        Ok(Segment { device, stream, address, total_size, segment_type, is_expandable, blocks })
+        Ok(Segment {
+            device,
+            stream,
+            address,
+            total_size,
+            segment_type,
+            is_expandable,
+            stack,
+            blocks,
+        })
     }
 
     fn blocks(

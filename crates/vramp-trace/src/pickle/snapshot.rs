@@ -6,6 +6,7 @@ use super::fields::{
     DICT, INTEGER, LIST, Place, describe, key, pairs, stream_bits, take_dict, unsigned,
 };
 use super::values::{Node, NodeId, Value, Values};
+use super::write::UNKNOWN_FREE;
 use crate::builder::{SIZE_RANGE, TraceBuilder, size};
 use crate::{Event, EventKind, Frame, ReadError, ReadLimits, StackId, Trace};
 
@@ -87,7 +88,7 @@ impl Snapshot {
 
         let address = match kind {
             EventKind::Oom => match free {
-                None => Event::UNKNOWN_FREE,
+                None | Some(Value::Int(UNKNOWN_FREE)) => Event::UNKNOWN_FREE,
                 Some(value) => unsigned(value)
                     .and_then(size)
                     .map(|free| DeviceAddr::new(free.count()))

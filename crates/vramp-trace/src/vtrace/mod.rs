@@ -10,7 +10,9 @@ pub(crate) use read::read;
 /// conversion.
 pub(crate) const MAGIC: [u8; 8] = *b"\x89VTRACE\n";
 /// The version that is written, and the newest that is read.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
+/// The first version in which a segment has a stack.
+const SEGMENT_STACKS: u16 = 2;
 /// In the head of an event: its kind is an unknown action, whose number follows.
 const KIND_UNKNOWN: u8 = 10;
 /// In the head of an event: the bits that hold the kind.

@@ -4,7 +4,7 @@ use std::io::Read;
 
 use vramp_core::{Bytes, DeviceAddr};
 
-use super::{KIND_BITS, KIND_UNKNOWN, NEW_DEVICE, NEW_STACK, NEW_STREAM, VERSION};
+use super::{KIND_BITS, KIND_UNKNOWN, NEW_DEVICE, NEW_STACK, NEW_STREAM, SEGMENT_STACKS, VERSION};
 use crate::builder::size;
 use crate::input::Input;
 use crate::stacks::FrameKey;
@@ -29,11 +29,11 @@ pub(crate) fn read<R: Read>(mut input: Input<R>, limits: &ReadLimits) -> Result<
     input.format = Format::Vtrace;
     input.array::<8>()?;
     let version = u16::from_le_bytes(input.array()?);
-    if version != VERSION {
+    if !(1..=VERSION).contains(&version) {
         return Err(ReadError::Version { found: version, supported: VERSION });
     }
     if u16::from_le_bytes(input.array()?) != 0 {
-        return Err(input.malformed("flags that version 1 does not have"));
+        return Err(input.malformed("flags that no version has"));
     }
     let len = u64::from_le_bytes(input.array()?);
     let stored = u32::from_le_bytes(input.array()?);
@@ -44,6 +44,7 @@ pub(crate) fn read<R: Read>(mut input: Input<R>, limits: &ReadLimits) -> Result<
     let counted = Crc { source: contents, hasher: crc32fast::Hasher::new() };
     let mut body = Body {
         input: Input::new(counted, limits.contents),
+        version,
         len,
         held: 0,
         limits: *limits,
@@ -75,6 +76,7 @@ impl<R: Read> Read for Crc<R> {
 /// The uncompressed contents and the trace that comes out of them.
 struct Body<R> {
     input: Input<R>,
+    version: u16,
     len: u64,
     held: u64,
     limits: ReadLimits,
@@ -161,6 +163,7 @@ impl<R: Read> Body<R> {
             1 => true,
             _ => return Err(self.input.malformed("a flag that is neither 0 nor 1")),
         };
+        let stack = if self.version >= SEGMENT_STACKS { self.stack()? } else { None };
         let mut blocks = Vec::new();
         let mut next = address.number();
         for _ in 0..self.count()? {
@@ -168,7 +171,16 @@ impl<R: Read> Body<R> {
             next = block.address.number().wrapping_add(block.size.count());
             blocks.push(block);
         }
-        Ok(Segment { device, stream, address, total_size, segment_type, is_expandable, blocks })
+        Ok(Segment {
+            device,
+            stream,
+            address,
+            total_size,
+            segment_type,
+            is_expandable,
+            stack,
+            blocks,
+        })
     }
 
     fn block(&mut self, next: u64) -> Result<Block, ReadError> {

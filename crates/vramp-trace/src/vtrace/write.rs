@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 
 use super::{KIND_UNKNOWN, MAGIC, NEW_DEVICE, NEW_STACK, NEW_STREAM, VERSION};
-use crate::builder::SIZE_MAX;
-use crate::{Block, BlockState, Event, EventKind, Segment, StackId, StreamIndex, Trace};
+use crate::check::check;
+use crate::{Block, BlockState, Event, EventKind, Segment, StackId, Trace};
 
 /// Small and still quick to write: 1.2 million events take about a second.
 const ZSTD_LEVEL: i32 = 9;
@@ -106,6 +106,7 @@ impl Body {
         self.number(segment.total_size.count());
         self.text(&segment.segment_type);
         self.number(u64::from(segment.is_expandable));
+        self.stack(segment.stack);
         let mut next = segment.address.number();
         self.all(&segment.blocks, |body, block| {
             body.block(block, next);
@@ -156,49 +157,12 @@ impl Body {
     }
 }
 
-/// Refuses a trace that points outside itself: the reader would, too.
-fn check(trace: &Trace) -> io::Result<()> {
-    let refuse = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-    let stream = |stream: StreamIndex| (stream.0 as usize) < trace.streams.len();
-    let stack = |stack: Option<StackId>| stack.is_none_or(|id| id.index() < trace.stacks.len());
-    for (index, event) in trace.events.iter().enumerate() {
-        let known = match event.kind {
-            EventKind::Unknown(action) => usize::from(action.0) < trace.actions.len(),
-            _ => true,
-        };
-        let inside = u32::from(event.device) < trace.device_count
-            && stream(event.stream)
-            && stack(event.stack)
-            && known
-            && event.size.count() <= SIZE_MAX;
-        if !inside {
-            return refuse(format!("event {index} cannot be written: {event:?}"));
-        }
-    }
-    for (index, segment) in trace.segments.iter().enumerate() {
-        let inside = u32::from(segment.device) < trace.device_count
-            && stream(segment.stream)
-            && segment.total_size.count() <= SIZE_MAX
-            && segment.blocks.iter().all(|block| {
-                let sizes = [Some(block.size), block.requested_size];
-                stack(block.stack)
-                    && sizes.into_iter().flatten().all(|size| size.count() <= SIZE_MAX)
-            });
-        if !inside {
-            return refuse(format!("segment {index} cannot be written"));
-        }
-    }
-    if trace.device_count > 1 << 16 {
-        return refuse(format!("{} devices are too many", trace.device_count));
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use vramp_core::{Bytes, DeviceAddr};
 
     use super::*;
+    use crate::StreamIndex;
 
     #[test]
     fn the_contents_are_as_documented() {

@@ -1,0 +1,45 @@
+//! Whether a trace holds together, before any of it is written.
+
+use std::io;
+
+use crate::builder::SIZE_MAX;
+use crate::{EventKind, StackId, StreamIndex, Trace};
+
+/// Refuses a trace that points outside itself or holds a size that no reader takes.
+pub(crate) fn check(trace: &Trace) -> io::Result<()> {
+    let refuse = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    let stream = |stream: StreamIndex| (stream.0 as usize) < trace.streams.len();
+    let stack = |stack: Option<StackId>| stack.is_none_or(|id| id.index() < trace.stacks.len());
+    for (index, event) in trace.events.iter().enumerate() {
+        let known = match event.kind {
+            EventKind::Unknown(action) => usize::from(action.0) < trace.actions.len(),
+            _ => true,
+        };
+        let inside = u32::from(event.device) < trace.device_count
+            && stream(event.stream)
+            && stack(event.stack)
+            && known
+            && event.size.count() <= SIZE_MAX;
+        if !inside {
+            return refuse(format!("event {index} cannot be written: {event:?}"));
+        }
+    }
+    for (index, segment) in trace.segments.iter().enumerate() {
+        let inside = u32::from(segment.device) < trace.device_count
+            && stream(segment.stream)
+            && stack(segment.stack)
+            && segment.total_size.count() <= SIZE_MAX
+            && segment.blocks.iter().all(|block| {
+                let sizes = [Some(block.size), block.requested_size];
+                stack(block.stack)
+                    && sizes.into_iter().flatten().all(|size| size.count() <= SIZE_MAX)
+            });
+        if !inside {
+            return refuse(format!("segment {index} cannot be written"));
+        }
+    }
+    if trace.device_count > 1 << 16 {
+        return refuse(format!("{} devices are too many", trace.device_count));
+    }
+    Ok(())
+}

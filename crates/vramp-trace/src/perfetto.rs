@@ -1,0 +1,391 @@
+//! A timeline for ui.perfetto.dev and chrome://tracing, in Chrome's JSON.
+//!
+//! 1. Each device is a process. A stream has a counter of the bytes its live blocks asked for and
+//!    one of the bytes the allocator had reserved for it.
+//! 2. Each block is an asynchronous slice from its `alloc` to its `free_completed`, called by its
+//!    size and the innermost line of its stack. A mark in it says when its free was requested, if
+//!    other streams held it longer.
+//! 3. Out of memory, segments and the program's own marks are instants.
+//!
+//! Blocks from before the recording begin with it, and what nobody freed stays open.
+//!
+//! Deliberately absent: whole stacks, which would make up most of the file. A snapshot has them.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io::{self, Write};
+
+use serde::Serialize;
+use vramp_core::Bytes;
+
+use crate::check::check;
+use crate::{Event, EventKind, Request, StreamIndex, Trace, Workload};
+
+impl Trace {
+    /// Writes the trace as a timeline in Chrome's JSON, which Perfetto opens.
+    ///
+    /// Times are those of the recording, in microseconds. A recording without times gets one
+    /// microsecond per event. Reserved bytes are told where the trace has events of segments.
+    ///
+    /// One object after the other, one pass over all events for each device that has any. Holds
+    /// the requests of one device at a time (36 bytes per event), 32 bytes per block, and the names
+    /// of those that live. About 150 bytes per event: give it a [`std::io::BufWriter`].
+    ///
+    /// # Errors
+    /// What `out` says; [`io::ErrorKind::InvalidInput`] if a part of the trace points outside it.
+    pub fn write_perfetto(&self, out: impl Write) -> io::Result<()> {
+        check(self)?;
+        let mut timeline = Timeline { out, is_first: true };
+        timeline.out.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
+        let is_timed = self.events.iter().any(|event| event.time_us != 0);
+        let devices: BTreeSet<u16> = self.events.iter().map(|event| event.device).collect();
+        for device in devices {
+            Device::new(self, u32::from(device), is_timed).write(&mut timeline)?;
+        }
+        timeline.out.write_all(b"\n]}\n")?;
+        timeline.out.flush()
+    }
+}
+
+/// An array of JSON objects in the making.
+struct Timeline<W> {
+    out: W,
+    is_first: bool,
+}
+
+impl<W: Write> Timeline<W> {
+    fn entry<A: Serialize>(&mut self, entry: &Entry<'_, A>) -> io::Result<()> {
+        self.out.write_all(if self.is_first { b"\n" } else { b",\n" })?;
+        self.is_first = false;
+        Ok(serde_json::to_writer(&mut self.out, entry)?)
+    }
+}
+
+/// One object, with the field names of the format.
+#[derive(Serialize)]
+struct Entry<'a, A> {
+    name: &'a str,
+    ph: &'static str,
+    pid: u32,
+    tid: u32,
+    ts: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cat: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    s: Option<&'static str>,
+    args: A,
+}
+
+#[derive(Serialize)]
+struct Count {
+    bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Label<'a> {
+    name: &'a str,
+}
+
+#[derive(Serialize)]
+struct About<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    address: Option<String>,
+    bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stream: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    at: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Nothing {}
+
+/// A stream's two counters and their names.
+struct Counters {
+    name: String,
+    allocated_name: String,
+    reserved_name: String,
+    allocated: u64,
+    reserved: u64,
+}
+
+/// A block as long as it lives: what its later entries repeat.
+struct Slice {
+    name: Box<str>,
+    stream: u32,
+    size: Bytes,
+}
+
+/// One device of a trace on its way to the timeline.
+struct Device<'a> {
+    trace: &'a Trace,
+    workload: Workload,
+    device: u32,
+    streams: Vec<Counters>,
+    /// The place in `streams` of each stream of the workload.
+    stream_of: Vec<usize>,
+    /// By block: filled by its `Alloc`, taken by its `UsesDone`.
+    slices: Vec<Option<Slice>>,
+    is_timed: bool,
+    tells_segments: bool,
+    now: u64,
+}
+
+impl<'a> Device<'a> {
+    fn new(trace: &'a Trace, device: u32, is_timed: bool) -> Device<'a> {
+        let workload = Workload::from_trace(trace, device);
+        let reserved = reserved_at_start(trace, device);
+        let place: HashMap<u64, usize> = trace.streams.iter().copied().zip(0..).collect();
+        let stream_of = workload.streams.iter().map(|raw| place[raw]).collect();
+        let streams = trace.streams.iter().zip(&reserved).map(|(&raw, &reserved)| {
+            let name = if raw == 0 { "stream 0".to_owned() } else { format!("stream {raw:#x}") };
+            Counters {
+                allocated_name: format!("{name} allocated"),
+                reserved_name: format!("{name} reserved"),
+                name,
+                allocated: 0,
+                reserved,
+            }
+        });
+        let own = |event: &&Event| u32::from(event.device) == device;
+        let tells_segments =
+            trace.events.iter().filter(own).any(|event| segment_change(event).is_some());
+        let first = trace.events.iter().find(own).map_or(0, |event| event.time_us);
+        Device {
+            trace,
+            slices: std::iter::repeat_with(|| None).take(workload.blocks as usize).collect(),
+            streams: streams.collect(),
+            stream_of,
+            device,
+            workload,
+            is_timed,
+            tells_segments,
+            now: if is_timed { first } else { 0 },
+        }
+    }
+
+    fn write<W: Write>(mut self, timeline: &mut Timeline<W>) -> io::Result<()> {
+        let name = match &self.trace.name[..] {
+            "" => format!("device {}", self.device),
+            trace => format!("device {} ({trace})", self.device),
+        };
+        timeline.entry(&self.entry("process_name", "M", 0, Label { name: &name }))?;
+        if self.tells_segments {
+            for stream in 0..self.streams.len() {
+                if self.streams[stream].reserved > 0 {
+                    self.count_reserved(timeline, stream)?;
+                }
+            }
+        }
+        let requests = std::mem::take(&mut self.workload.requests);
+        let mut next = 0;
+        for (index, event) in self.trace.events.iter().enumerate() {
+            if u32::from(event.device) != self.device {
+                continue;
+            }
+            // Repairs stand right before the event that showed the need.
+            while next < requests.len() && self.workload.event_of(next).is_none_or(|at| at < index)
+            {
+                self.request(timeline, &requests[next..], next)?;
+                next += 1;
+            }
+            self.now = if self.is_timed { event.time_us } else { index as u64 };
+            while next < requests.len() && self.workload.event_of(next) == Some(index) {
+                self.request(timeline, &requests[next..], next)?;
+                next += 1;
+            }
+            self.event(timeline, event)?;
+        }
+        for at in next..requests.len() {
+            self.request(timeline, &requests[at..], at)?;
+        }
+        Ok(())
+    }
+
+    // --- requests ---
+
+    /// Writes the first of these requests; the second tells whether a free is over at once.
+    fn request<W: Write>(
+        &mut self,
+        timeline: &mut Timeline<W>,
+        requests: &[Request],
+        index: usize,
+    ) -> io::Result<()> {
+        match requests[0] {
+            Request::Alloc { block, size, stream } => {
+                self.begin(timeline, block, size, stream, index)
+            }
+            Request::Free { block } => {
+                let over = requests.get(1) == Some(&Request::UsesDone { block });
+                self.free_requested(timeline, block, over)
+            }
+            Request::UsesDone { block } => self.end(timeline, block),
+            // Its event is written with the other instants.
+            Request::Oom { .. } => Ok(()),
+        }
+    }
+
+    fn begin<W: Write>(
+        &mut self,
+        timeline: &mut Timeline<W>,
+        block: u32,
+        size: Bytes,
+        stream: u32,
+        request: usize,
+    ) -> io::Result<()> {
+        let event = self.workload.event_of(request).map(|event| self.trace.events[event]);
+        let stream = self.stream_of[stream as usize];
+        let frame = event
+            .and_then(|event| event.stack)
+            .and_then(|stack| self.trace.stacks.frames(stack).next());
+        let name = match frame {
+            Some(frame) => format!("{size} {}", frame.name),
+            None => size.to_string(),
+        };
+        let about = About {
+            address: event.map(|event| hexadecimal(event.address.number())),
+            bytes: size.count(),
+            stream: Some(&self.streams[stream].name),
+            at: frame.map(|frame| format!("{}:{}", frame.filename, frame.line)),
+        };
+        let stream_number = stream as u32;
+        let entry = self.of_block(&name, "b", stream_number, block, about);
+        timeline.entry(&entry)?;
+        self.streams[stream].allocated =
+            self.streams[stream].allocated.saturating_add(size.count());
+        self.slices[block as usize] =
+            Some(Slice { name: name.into_boxed_str(), stream: stream_number, size });
+        self.count_allocated(timeline, stream)
+    }
+
+    fn free_requested<W: Write>(
+        &mut self,
+        timeline: &mut Timeline<W>,
+        block: u32,
+        over: bool,
+    ) -> io::Result<()> {
+        let slice = self.slices[block as usize].as_ref().expect("a Free follows its Alloc");
+        let stream = slice.stream as usize;
+        if !over {
+            let mark = self.of_block("free_requested", "n", slice.stream, block, Nothing {});
+            timeline.entry(&mark)?;
+        }
+        let counters = &mut self.streams[stream];
+        counters.allocated = counters.allocated.saturating_sub(slice.size.count());
+        self.count_allocated(timeline, stream)
+    }
+
+    fn end<W: Write>(&mut self, timeline: &mut Timeline<W>, block: u32) -> io::Result<()> {
+        let slice = self.slices[block as usize].take().expect("a UsesDone follows its Alloc");
+        timeline.entry(&self.of_block(&slice.name, "e", slice.stream, block, Nothing {}))
+    }
+
+    // --- instants ---
+
+    fn event<W: Write>(&mut self, timeline: &mut Timeline<W>, event: &Event) -> io::Result<()> {
+        let name = match event.kind {
+            EventKind::Alloc | EventKind::FreeRequested | EventKind::FreeCompleted => return Ok(()),
+            EventKind::Oom => {
+                let free = event.device_free().map(|free| format!(", {free} free on the card"));
+                format!("out of memory: {} asked{}", event.size, free.unwrap_or_default())
+            }
+            EventKind::Snapshot | EventKind::UserDefined => {
+                self.trace.action_name(event.kind).to_owned()
+            }
+            kind => format!("{} {}", self.trace.action_name(kind), event.size),
+        };
+        let about = About {
+            address: (event.kind != EventKind::Oom).then(|| hexadecimal(event.address.number())),
+            bytes: event.size.count(),
+            stream: self.streams.get(event.stream.0 as usize).map(|stream| &stream.name[..]),
+            at: event
+                .stack
+                .and_then(|stack| self.trace.stacks.frames(stack).next())
+                .map(|frame| format!("{} ({}:{})", frame.name, frame.filename, frame.line)),
+        };
+        let mut entry = self.entry(&name, "i", event.stream.0, about);
+        entry.s = Some("p");
+        timeline.entry(&entry)?;
+        let Some(change) = segment_change(event) else { return Ok(()) };
+        let stream = event.stream.0 as usize;
+        let reserved = i128::from(self.streams[stream].reserved) + change;
+        self.streams[stream].reserved = u64::try_from(reserved.max(0)).unwrap_or(u64::MAX);
+        self.count_reserved(timeline, stream)
+    }
+
+    // --- entries ---
+
+    fn count_allocated<W: Write>(
+        &self,
+        timeline: &mut Timeline<W>,
+        stream: usize,
+    ) -> io::Result<()> {
+        let counters = &self.streams[stream];
+        let count = Count { bytes: counters.allocated };
+        timeline.entry(&self.entry(&counters.allocated_name, "C", 0, count))
+    }
+
+    fn count_reserved<W: Write>(
+        &self,
+        timeline: &mut Timeline<W>,
+        stream: usize,
+    ) -> io::Result<()> {
+        let counters = &self.streams[stream];
+        let count = Count { bytes: counters.reserved };
+        timeline.entry(&self.entry(&counters.reserved_name, "C", 0, count))
+    }
+
+    /// Devices and streams count from one here: viewers take process and thread 0 for the idle one.
+    fn entry<'e, A>(&self, name: &'e str, ph: &'static str, stream: u32, args: A) -> Entry<'e, A> {
+        let (pid, tid, ts) = (self.device + 1, stream.saturating_add(1), self.now);
+        Entry { name, ph, pid, tid, ts, cat: None, id: None, s: None, args }
+    }
+
+    fn of_block<'e, A>(
+        &self,
+        name: &'e str,
+        ph: &'static str,
+        stream: u32,
+        block: u32,
+        args: A,
+    ) -> Entry<'e, A> {
+        // Ids are compared across processes.
+        let id = Some(format!("{}.{block}", self.device));
+        Entry { cat: Some("block"), id, ..self.entry(name, ph, stream, args) }
+    }
+}
+
+/// By how much an event changes what the allocator holds, if it is about that.
+fn segment_change(event: &Event) -> Option<i128> {
+    let size = i128::from(event.size.count());
+    match event.kind {
+        EventKind::SegmentAlloc | EventKind::SegmentMap => Some(size),
+        EventKind::SegmentFree | EventKind::SegmentUnmap => Some(-size),
+        _ => None,
+    }
+}
+
+/// What each stream held before the first event: what it held at the end less all changes, and at
+/// least what it gave back.
+fn reserved_at_start(trace: &Trace, device: u32) -> Vec<u64> {
+    let mut sums = vec![(0i128, 0i128); trace.streams.len()];
+    let own = |event: &&Event| u32::from(event.device) == device;
+    for event in trace.events.iter().filter(own) {
+        let (sum, least) = &mut sums[event.stream.0 as usize];
+        *sum += segment_change(event).unwrap_or(0);
+        *least = (*least).min(*sum);
+    }
+    let mut at_end = vec![0i128; trace.streams.len()];
+    for segment in trace.segments.iter().filter(|segment| u32::from(segment.device) == device) {
+        let StreamIndex(stream) = segment.stream;
+        at_end[stream as usize] += i128::from(segment.total_size.count());
+    }
+    let at_start = sums.into_iter().zip(at_end).map(|((sum, least), end)| (end - sum).max(-least));
+    at_start.map(|bytes| u64::try_from(bytes).unwrap_or(u64::MAX)).collect()
+}
+
+/// JSON has no integers beyond 2^53 that every reader keeps.
+fn hexadecimal(number: u64) -> String {
+    format!("{number:#x}")
+}
