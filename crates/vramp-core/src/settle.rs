@@ -361,18 +361,23 @@ impl Pool {
         self.unmap_retired(usize::MAX)
     }
 
-    /// A plan that gives one free chunk back to the card: the largest whose work is over and
-    /// without which the pool still holds at least `to`. Call until `None`.
+    /// A plan that gives one free chunk whose work is over back to the card, where the pool holds
+    /// more than `to`: the largest without which it still holds `to`, or else the smallest. Call
+    /// until `None`.
     pub fn trim(&mut self, to: Bytes) -> Option<Plan> {
         let excess = self.chunks.bytes().checked_sub(to.count()).filter(|&excess| excess > 0)?;
         self.promote_waiting();
-        let (id, len) = match self.largest_idle_chunk(excess) {
+        let most = |chunks: &[(u64, ChunkId)]| {
+            chunks.iter().copied().filter(|&(len, _)| len <= excess).max()
+        };
+        let (len, id) = match most(&self.idle_chunks()) {
             Some(found) => found,
             // Idle memory of several streams may meet in one chunk.
             None => {
                 let heir = self.streams.ids().next()?;
                 self.adopt(heir, u64::MAX, |pool, mark| pool.streams.is_over(mark));
-                self.largest_idle_chunk(excess)?
+                let idle = self.idle_chunks();
+                most(&idle).or_else(|| idle.into_iter().min())?
             }
         };
         let chunk = self.chunks.get(id);
@@ -388,9 +393,8 @@ impl Pool {
         Some(Plan { ops, change: Change::Trim { chunk: id, ranges } })
     }
 
-    /// The largest chunk of at most `most` bytes that is wholly free, and whose mappings nobody
-    /// uses any more.
-    fn largest_idle_chunk(&self, most: u64) -> Option<(ChunkId, u64)> {
+    /// Chunks that are wholly free, and whose mappings nobody uses any more, with their lengths.
+    fn idle_chunks(&self) -> Vec<(u64, ChunkId)> {
         let mut free: Vec<(u64, ChunkId)> = Vec::new();
         for id in self.streams.ids() {
             for (at, len, key) in self.streams.get(id).free.iter() {
@@ -410,7 +414,7 @@ impl Pool {
                 }
             }
         }
-        free.into_iter().filter(|&(len, _)| len <= most).max().map(|(len, id)| (id, len))
+        free
     }
 
     /// Events to record so that all freed memory and every old mapping can be seen to be idle: the
