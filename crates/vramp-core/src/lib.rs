@@ -42,5 +42,5 @@ pub use plan::{Leftovers, Op, Plan, Range};
 pub use pool::{Block, Counters, Pool, UnknownBlock};
 pub use torch::{
     Divisions, Stat, StatByPool, TorchAttempt, TorchBlock, TorchConfig, TorchConfigError, TorchOp,
-    TorchPlan, TorchPool, TorchRelease, TorchSegment, TorchStats, TorchStep,
+    TorchPlan, TorchPool, TorchRelease, TorchSegment, TorchStats, TorchStep, TorchStretch,
 };

@@ -318,7 +318,7 @@ impl Allocator {
             let elsewhere = share.as_ref().map_or(Bytes::ZERO, |&(_, elsewhere)| elsewhere);
             inner.manager.set_limit(Some(limit), elsewhere);
         }
-        let before = inner.manager.virtual_pool().map(|pool| pool.pool.counters());
+        let before = inner.manager.known_counters();
         let found = inner.manager.malloc(size, stream, raw, self.shared.is_contended());
         let outcome = match found {
             Ok(found) => {
@@ -343,7 +343,7 @@ impl Allocator {
             Err(Refusal::Short(shortage, failed_call)) => Tried::Short(shortage, failed_call),
         };
         self.note_reserved(inner);
-        let after = inner.manager.virtual_pool().map(|pool| pool.pool.counters());
+        let after = inner.manager.known_counters();
         drop(guard);
         if let (Some(before), Some(after)) = (before, after) {
             self.tell_changes(&before, &after);

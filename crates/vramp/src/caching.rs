@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vramp_core::{
     AddrRange, BlockId, Bytes, Counters, DeviceAddr, Request, SegmentId, Spot, StreamId,
-    TorchAttempt, TorchBlock, TorchOp, TorchPool, TorchSegment, TorchStep,
+    TorchAttempt, TorchBlock, TorchOp, TorchPool, TorchSegment, TorchStep, TorchStretch,
 };
 use vramp_driver::{Driver, Handle, Place, Result, Stream};
 
@@ -71,6 +71,16 @@ impl CachingPool {
     /// Counts, with all memory that is held on the card. No driver call.
     pub(crate) fn counters(&self) -> Counters {
         Counters { reserved: self.held, reserved_peak: self.held_peak, ..self.pool.counters() }
+    }
+
+    pub(crate) fn reset_peaks(&mut self) {
+        self.pool.reset_peaks();
+        self.held_peak = self.held;
+    }
+
+    /// Where a stretch of the pool's begins.
+    pub(crate) fn start(&self, stretch: &TorchStretch) -> DeviceAddr {
+        self.memory(stretch.segment).start() + stretch.offset
     }
 
     pub(crate) fn add_stream(&mut self, stream: Stream) -> StreamId {

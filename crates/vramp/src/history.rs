@@ -9,6 +9,7 @@ use vramp_trace::{
 };
 
 use crate::shared::Inner;
+use crate::virtual_pool::VirtualPool;
 use crate::{Allocator, Event, Registration};
 
 /// A caller's stack, innermost frame first.
@@ -60,9 +61,9 @@ impl Allocator {
         self.forget(recording.registration)
     }
 
-    /// All memory of the virtual pool by address, with the events of a recording: a trace that
-    /// `write_snapshot` turns into a file for `torch/cuda/_memory_viz.py` and its viewer, and
-    /// `write_perfetto` into a timeline. Empty segments for the driver's pool.
+    /// All memory by address, with the events of a recording: a trace that `write_snapshot` turns
+    /// into a file for `torch/cuda/_memory_viz.py` and its viewer, and `write_perfetto` into a
+    /// timeline. No segments for the driver's pool. O(n log n).
     pub fn snapshot(&self, recording: Option<&Recording>) -> Trace {
         let mut trace = match recording {
             Some(recording) => {
@@ -109,54 +110,89 @@ fn record_of(event: &Event<'_>) -> Option<Record> {
     })
 }
 
-/// Writes what the virtual pool holds: one segment for each stretch of memory without a gap.
+/// Writes what the manager holds: one segment for each stretch of memory without a gap.
 fn segments(inner: &mut Inner, trace: &mut Trace) {
-    let Some(pool) = inner.manager.virtual_pool() else { return };
+    if let Some(pool) = inner.manager.virtual_pool() {
+        segments_of_pool(pool, trace);
+    }
+    if let Some(caching) = inner.manager.caching() {
+        for stretch in caching.pool.stretches() {
+            let (at, start) = (stretch.memory.at.number(), caching.start(&stretch));
+            let addr = |part: &StretchPart| start + Bytes::new(part.at.number() - at);
+            let parts = &stretch.memory.parts;
+            let shape = Shape { is_small: stretch.is_small, is_expandable: stretch.is_expandable };
+            let blocks = parts.iter().map(|part| block(part, addr(part))).collect();
+            add_segment(trace, start, &stretch.memory, shape, blocks);
+        }
+    }
+    let name = if inner.manager.caching().is_some() { "torch" } else { "vramp" };
+    let Some(counters) = inner.manager.known_counters() else { return };
+    let settings = [("allocator", name.to_owned()), ("reserved", bytes(counters.reserved))];
+    trace.allocator_settings.extend(settings.map(|(name, value)| (name.to_owned(), value)));
+}
+
+fn segments_of_pool(pool: &VirtualPool, trace: &mut Trace) {
     let mut in_slabs: Vec<StretchPart> = Vec::new();
     for heap in &pool.heaps {
         in_slabs.extend(heap.lock().parts());
     }
     in_slabs.sort_by_key(|part| part.at);
-    for Stretch { at, len, parts } in pool.pool.stretches() {
-        let start = pool.exec.addr(at);
-        let block = |part: &StretchPart| Block {
-            address: pool.exec.addr(part.at),
-            size: part.len,
-            requested_size: (part.kind == PartKind::Block).then_some(part.requested),
-            state: match part.kind {
-                PartKind::Block => BlockState::Active,
-                PartKind::Waiting => BlockState::PendingFree,
-                PartKind::Free | PartKind::Slab => BlockState::Inactive,
-            },
-            stack: None,
-        };
+    for stretch in pool.pool.stretches() {
         let mut blocks = Vec::new();
-        for part in &parts {
+        for part in &stretch.parts {
             if part.kind != PartKind::Slab {
-                blocks.push(block(part));
+                blocks.push(block(part, pool.exec.addr(part.at)));
                 continue;
             }
             let from = in_slabs.partition_point(|piece| piece.at < part.at);
             let end = part.at.number() + part.len.count();
             let pieces = in_slabs[from..].iter().take_while(|piece| piece.at.number() < end);
-            blocks.extend(pieces.map(block));
+            blocks.extend(pieces.map(|piece| block(piece, pool.exec.addr(piece.at))));
         }
-        let stream = parts.first().map_or(0, |part| part.stream.index()) as u64;
-        let stream = stream_index(trace, stream);
-        trace.segments.push(Segment {
-            device: 0,
-            stream,
-            address: start,
-            total_size: len,
-            segment_type: "large".to_owned(),
-            is_expandable: true,
-            stack: None,
-            blocks,
-        });
+        let shape = Shape { is_small: false, is_expandable: true };
+        add_segment(trace, pool.exec.addr(stretch.at), &stretch, shape, blocks);
     }
-    let settings =
-        [("allocator", "vramp".to_owned()), ("reserved", bytes(pool.pool.census().reserved))];
-    trace.allocator_settings.extend(settings.map(|(name, value)| (name.to_owned(), value)));
+}
+
+fn block(part: &StretchPart, address: DeviceAddr) -> Block {
+    Block {
+        address,
+        size: part.len,
+        requested_size: (part.kind == PartKind::Block).then_some(part.requested),
+        state: match part.kind {
+            PartKind::Block => BlockState::Active,
+            PartKind::Waiting => BlockState::PendingFree,
+            PartKind::Free | PartKind::Slab => BlockState::Inactive,
+        },
+        stack: None,
+    }
+}
+
+/// What PyTorch's format says of a segment beside its memory.
+struct Shape {
+    is_small: bool,
+    is_expandable: bool,
+}
+
+fn add_segment(
+    trace: &mut Trace,
+    start: DeviceAddr,
+    stretch: &Stretch,
+    shape: Shape,
+    blocks: Vec<Block>,
+) {
+    let stream = stretch.parts.first().map_or(0, |part| part.stream.index()) as u64;
+    let stream = stream_index(trace, stream);
+    trace.segments.push(Segment {
+        device: 0,
+        stream,
+        address: start,
+        total_size: stretch.len,
+        segment_type: if shape.is_small { "small" } else { "large" }.to_owned(),
+        is_expandable: shape.is_expandable,
+        stack: None,
+        blocks,
+    });
 }
 
 fn bytes(amount: Bytes) -> String {

@@ -259,10 +259,7 @@ impl Manager {
 
     /// What was done on the card. A driver call where the driver's pool is part of it.
     pub(crate) fn counters(&self) -> Result<Counters, DriverError> {
-        if let Manager::Caching(caching) = self {
-            return Ok(caching.counters());
-        }
-        let mut counters = self.virtual_pool().map(|pool| pool.pool.counters()).unwrap_or_default();
+        let mut counters = self.known_counters().unwrap_or_default();
         if let Some(ordered) = self.ordered() {
             let usage = ordered.usage()?;
             counters.reserved += usage.reserved;
@@ -273,11 +270,7 @@ impl Manager {
 
     /// Physical memory it holds, without a driver call: not that of the driver's pool.
     pub(crate) fn reserved(&self) -> Bytes {
-        match self {
-            Manager::Virtual { pool, .. } => pool.pool.counters().reserved,
-            Manager::Caching(caching) => caching.counters().reserved,
-            Manager::Ordered(_) => Bytes::ZERO,
-        }
+        self.known_counters().map_or(Bytes::ZERO, |counters| counters.reserved)
     }
 
     /// Blocks that the driver's pool placed: neither hits nor misses, for nobody knows.
@@ -285,10 +278,21 @@ impl Manager {
         self.ordered().map_or(0, OrderedPool::placed)
     }
 
+    /// What was done on the card, without a driver call: not in the driver's pool.
+    pub(crate) fn known_counters(&self) -> Option<Counters> {
+        match self {
+            Manager::Virtual { pool, .. } => Some(pool.pool.counters()),
+            Manager::Caching(caching) => Some(caching.counters()),
+            Manager::Ordered(_) => None,
+        }
+    }
+
     /// Lets the peak of physical memory begin anew; that of the driver's pool is the driver's.
     pub(crate) fn reset_peaks(&mut self) {
-        if let Some(pool) = self.virtual_pool_mut() {
-            pool.pool.reset_peaks();
+        match self {
+            Manager::Virtual { pool, .. } => pool.pool.reset_peaks(),
+            Manager::Caching(caching) => caching.reset_peaks(),
+            Manager::Ordered(_) => {}
         }
     }
 

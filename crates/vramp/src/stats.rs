@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use vramp_core::{Bytes, Counters};
+use vramp_core::{Bytes, Counters, TorchStats};
 use vramp_driver::DriverError;
 
 use crate::Allocator;
@@ -11,7 +11,9 @@ use crate::tally::{Stat, StatsByPool};
 /// What PyTorch users read in `torch.cuda.memory_stats`. Bytes where the name says so.
 ///
 /// `small_pool` and `large_pool` tell requests up to 1 MiB from larger ones; this allocator serves
-/// both from the same memory, so what is about memory of the card has only `all`.
+/// both from the same memory, so what is about memory of the card has only `all`. With the presets
+/// `torch` and `torch-expandable` what is about memory of the card is what PyTorch's own allocator
+/// would tell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryStats {
     /// Blocks handed out.
@@ -26,9 +28,11 @@ pub struct MemoryStats {
     pub reserved_bytes: Stat,
     /// Physical handles: what PyTorch calls segments.
     pub segment: Stat,
-    /// Physical memory that is in no block: free or at hand.
+    /// Physical memory that is in no block: free or at hand. Where it comes from and goes to is
+    /// counted by PyTorch's allocator alone.
     pub inactive_split_bytes: Stat,
-    /// Requests that were tried again after a handler gave memory or another thread freed some.
+    /// Requests that were tried again after a handler gave memory or another thread freed some, or
+    /// after PyTorch's allocator gave its cache back.
     pub num_alloc_retries: u64,
     /// Requests that failed for want of memory.
     pub num_ooms: u64,
@@ -43,7 +47,8 @@ impl Allocator {
     /// in the regions of the pool.
     ///
     /// With several threads peaks may miss a moment between two of their misses; the peaks of
-    /// `active` and `inactive_split` are those at the moments when this was asked.
+    /// `active`, `inactive_split` and `segment` are those at the moments when this was asked, but
+    /// exact in PyTorch's allocator.
     pub fn memory_stats(&self) -> Result<MemoryStats, DriverError> {
         let mut inner = self.shared().lock_anyway();
         let counts = inner.counts();
@@ -53,12 +58,17 @@ impl Allocator {
             [0, 1, 2].map(|kind| counts.stats(kind));
         let active = allocated_bytes.all.current + waiting.count();
         let inactive = counters.reserved.count().saturating_sub(active);
+        let segments = counters.chunks_created - counters.chunks_released;
+        let torch = inner.manager.caching().map(|caching| *caching.pool.stats());
+        let (retries, ooms) = (inner.retries, inner.ooms);
         let peaks = &mut inner.seen_peaks;
         peaks.active = peaks.active.max(active).max(allocated_bytes.all.peak);
         peaks.inactive = peaks.inactive.max(inactive);
-        let (active_peak, inactive_peak) = (peaks.active, peaks.inactive);
+        peaks.segments = peaks.segments.max(segments);
+        let (active_peak, inactive_peak, segments_peak) =
+            (peaks.active, peaks.inactive, peaks.segments);
         let Counters { chunks_created, chunks_released, reserved, reserved_peak, .. } = counters;
-        Ok(MemoryStats {
+        let stats = MemoryStats {
             allocation,
             allocated_bytes,
             requested_bytes,
@@ -75,8 +85,8 @@ impl Allocator {
                 freed: counters.released.count(),
             },
             segment: Stat {
-                current: chunks_created - chunks_released,
-                peak: chunks_created - chunks_released,
+                current: segments,
+                peak: segments_peak,
                 allocated: chunks_created,
                 freed: chunks_released,
             },
@@ -86,11 +96,12 @@ impl Allocator {
                 allocated: 0,
                 freed: 0,
             },
-            num_alloc_retries: inner.retries,
-            num_ooms: inner.ooms,
+            num_alloc_retries: retries,
+            num_ooms: ooms,
             num_device_alloc: chunks_created,
             num_device_free: chunks_released,
-        })
+        };
+        Ok(torch.map_or(stats, |torch| stats.with_memory_of(&torch)))
     }
 
     /// Lets all peaks begin anew at what is held now, as `torch.cuda.reset_peak_memory_stats` does.
@@ -110,9 +121,31 @@ impl Allocator {
 pub(crate) struct SeenPeaks {
     active: u64,
     inactive: u64,
+    segments: u64,
+}
+
+impl From<vramp_core::Stat> for Stat {
+    fn from(stat: vramp_core::Stat) -> Stat {
+        let vramp_core::Stat { current, peak, allocated, freed } = stat;
+        Stat { current, peak, allocated, freed }
+    }
 }
 
 impl MemoryStats {
+    /// The same, with what PyTorch's allocator counts of its memory.
+    fn with_memory_of(self, torch: &TorchStats) -> MemoryStats {
+        MemoryStats {
+            active_bytes: torch.active_bytes.all.into(),
+            reserved_bytes: torch.reserved_bytes.all.into(),
+            segment: torch.segment.all.into(),
+            inactive_split_bytes: torch.inactive_split_bytes.all.into(),
+            num_alloc_retries: self.num_alloc_retries + torch.num_alloc_retries,
+            num_device_alloc: torch.num_device_alloc,
+            num_device_free: torch.num_device_free,
+            ..self
+        }
+    }
+
     /// Every number under PyTorch's name for it, such as `allocated_bytes.all.peak`.
     pub fn by_name(&self) -> BTreeMap<String, u64> {
         let mut named = BTreeMap::new();

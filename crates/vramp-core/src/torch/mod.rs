@@ -24,6 +24,7 @@ mod audit;
 mod block;
 mod config;
 mod free;
+mod layout;
 mod parse;
 mod place;
 mod pool;
@@ -35,6 +36,7 @@ mod stats;
 mod tests;
 
 pub use config::{Divisions, TorchConfig};
+pub use layout::TorchStretch;
 pub use parse::TorchConfigError;
 pub use place::{TorchAttempt, TorchStep};
 pub use pool::{TorchBlock, TorchPool};

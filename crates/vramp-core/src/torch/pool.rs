@@ -55,6 +55,7 @@ pub struct TorchPool {
     pub(crate) config: TorchConfig,
     /// Memory on the card, by which expandable segments are sized.
     pub(crate) card: u64,
+    /// The lower of the user's limit and `per_process_memory_fraction`.
     pub(crate) limit: Option<u64>,
     pub(crate) blocks: Blocks,
     pub(crate) small: Lists,
@@ -75,13 +76,10 @@ pub struct TorchPool {
 impl TorchPool {
     /// An empty pool for a card with `card` bytes of memory, of which it takes `limit` at most.
     pub fn new(config: TorchConfig, card: Bytes, limit: Option<Bytes>) -> TorchPool {
-        let part = |fraction: f64| (card.count() as f64 * fraction) as u64;
-        let fraction = config.per_process_memory_fraction.map(part);
-        let limit = limit.map(Bytes::count).into_iter().chain(fraction).min();
-        TorchPool {
+        let mut pool = TorchPool {
             config,
             card: card.count(),
-            limit,
+            limit: None,
             blocks: Blocks::default(),
             small: Lists::default(),
             large: Lists::default(),
@@ -93,7 +91,9 @@ impl TorchPool {
             performed: Vec::new(),
             counters: Counters::default(),
             stats: TorchStats::default(),
-        }
+        };
+        pool.set_limit(limit);
+        pool
     }
 
     /// What the pool was told when it was made.
@@ -188,9 +188,19 @@ impl TorchPool {
         self.streams[stream.index()].ended = true;
     }
 
-    /// The most memory it takes from now on.
+    /// The most memory it takes from now on. The setting `per_process_memory_fraction` stays in
+    /// force beside it.
     pub fn set_limit(&mut self, limit: Option<Bytes>) {
-        self.limit = limit.map(Bytes::count);
+        let part = |fraction: f64| (self.card as f64 * fraction) as u64;
+        let fraction = self.config.per_process_memory_fraction.map(part);
+        self.limit = limit.map(Bytes::count).into_iter().chain(fraction).min();
+    }
+
+    /// Lets all peaks begin anew at what is held now.
+    pub fn reset_peaks(&mut self) {
+        self.stats.reset_peaks();
+        self.counters.reserved_peak = Bytes::new(self.reserved);
+        self.counters.live_peak = self.counters.live;
     }
 
     /// Tells the pool that the work before `mark` is over: blocks that waited for it are free.

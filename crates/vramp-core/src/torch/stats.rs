@@ -40,6 +40,12 @@ pub struct StatByPool {
 }
 
 impl StatByPool {
+    fn reset_peaks(&mut self) {
+        for stat in [&mut self.all, &mut self.small_pool, &mut self.large_pool] {
+            stat.peak = stat.current;
+        }
+    }
+
     pub(crate) fn increase(&mut self, class: Class, by: u64) {
         self.all.increase(by);
         self.of(class).increase(by);
@@ -94,4 +100,25 @@ pub struct TorchStats {
     pub num_device_alloc: u64,
     /// Times memory was given back to the driver.
     pub num_device_free: u64,
+}
+
+impl TorchStats {
+    pub(crate) fn reset_peaks(&mut self) {
+        for stats in [
+            &mut self.allocation,
+            &mut self.segment,
+            &mut self.active,
+            &mut self.inactive_split,
+            &mut self.allocated_bytes,
+            &mut self.reserved_bytes,
+            &mut self.active_bytes,
+            &mut self.inactive_split_bytes,
+            &mut self.requested_bytes,
+        ] {
+            stats.reset_peaks();
+        }
+        for stat in [&mut self.oversize_allocations, &mut self.oversize_segments] {
+            stat.peak = stat.current;
+        }
+    }
 }
