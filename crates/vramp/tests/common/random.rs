@@ -1,4 +1,5 @@
 //! Chance that repeats: the same program for the same seed.
+#![allow(dead_code, reason = "each test uses what it needs")]
 
 /// A splitmix64 generator.
 pub struct Random(pub u64);
