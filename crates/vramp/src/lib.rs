@@ -65,3 +65,8 @@ pub use vramp_core::{
     Spot, StreamId, TorchConfig, TorchConfigError, TorchOp, TorchPool, TorchSegment, TorchStats,
 };
 pub use vramp_driver::{Call, Driver, DriverError, ErrorKind};
+
+/// The page people read first: its examples are tests here.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
