@@ -304,13 +304,15 @@ mod tests {
     }
 
     #[test]
-    fn settings_of_host_memory_and_locks_are_accepted_and_named() {
+    fn settings_of_host_memory_locks_and_reservations_are_accepted_and_named() {
         let config = parsed(
             "pinned_use_cuda_host_register:True,release_lock_on_cudamalloc:False,\
-             pinned_num_register_threads:8",
+             pinned_num_register_threads:8,expandable_segments_reserve:2GiB,\
+             expandable_segments_reserve_by_class:anything",
         );
         let named = ["pinned_use_cuda_host_register", "release_lock_on_cudamalloc"];
         assert_eq!(config.without_effect[..2], named.map(str::to_owned));
+        assert_eq!(config.without_effect[3], "expandable_segments_reserve");
         assert_eq!(
             TorchConfig { without_effect: Vec::new(), ..config },
             TorchConfig::default(),
