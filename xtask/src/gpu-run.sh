@@ -35,4 +35,10 @@ for trace in traces/*.pickle* traces/*.vtrace; do
         note "$name" timeout 600 bin/vramp replay "$trace" --allocator all --device "$device" --json
     done
 done
+# PyTorch's jobs, where somebody says which: WORKLOADS=file.py, and what else in TORCH_ARGS.
+if [ -n "${WORKLOADS:-}" ]; then
+    # shellcheck disable=SC2086
+    note torch-workloads timeout "${TORCH_SECONDS:-3600}" \
+        python3 torch/torch-workloads.py "$WORKLOADS" ${TORCH_ARGS:-}
+fi
 exit "$failed"

@@ -155,3 +155,78 @@ impl Driver for Departing {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use vramp::{Allocation, Allocator, Config, Preset, StreamId};
+    use vramp_driver::sim::{Kernel, Simulator};
+
+    use super::*;
+
+    /// An allocator that cannot grow beyond one block, on a card that checks order.
+    struct Scene {
+        sim: Arc<Simulator>,
+        streams: Arc<Departing>,
+        allocator: Allocator,
+        goes: StreamId,
+        stays: StreamId,
+    }
+
+    const BLOCK: Bytes = Bytes::mib(8);
+
+    impl Scene {
+        fn new(preset: Preset) -> Scene {
+            let sim = Arc::new(Simulator::builder().checked().build());
+            let streams = Arc::new(Departing::new(Arc::clone(&sim) as _));
+            let config = Config { limit: Some(BLOCK), ..Config::preset(preset) };
+            let allocator = Allocator::new(Arc::clone(&streams) as _, config).unwrap();
+            let [goes, stays] = [(); 2].map(|()| allocator.create_stream().unwrap());
+            Scene { sim, streams, allocator, goes, stays }
+        }
+
+        fn write(&self, stream: StreamId, block: &Allocation, ns: u64) {
+            let range = AddrRange::new(block.addr(), block.len());
+            let kernel = Kernel::new("write").writing(range).lasting(ns);
+            self.sim.launch(self.allocator.stream(stream).unwrap(), kernel).unwrap();
+        }
+
+        fn depart(&self) {
+            self.streams.depart(self.allocator.stream(self.goes).unwrap()).unwrap();
+        }
+
+        /// What was left comes to the other stream behind the work on it, and all of it ends well.
+        fn take_over(self) {
+            let block = self.allocator.malloc(BLOCK, self.stays).unwrap();
+            self.write(self.stays, &block, 1);
+            self.allocator.free(block, self.stays).unwrap();
+            self.allocator.audit().unwrap();
+            self.allocator.close().unwrap();
+            assert_eq!((self.sim.hazards(), self.sim.fault()), (vec![], None));
+            drop(self.streams);
+            assert_eq!(self.sim.live().streams, 0, "the heir is destroyed too");
+        }
+    }
+
+    #[test]
+    fn memory_freed_on_a_departed_stream_waits_for_its_work() {
+        for preset in [Preset::Vramp, Preset::Vpmm] {
+            let scene = Scene::new(preset);
+            let block = scene.allocator.malloc(BLOCK, scene.goes).unwrap();
+            scene.write(scene.goes, &block, 1 << 40);
+            scene.allocator.free(block, scene.goes).unwrap();
+            scene.depart();
+            scene.take_over();
+        }
+    }
+
+    #[test]
+    fn uses_noted_on_a_departed_stream_still_count() {
+        let scene = Scene::new(Preset::Vramp);
+        let block = scene.allocator.malloc(BLOCK, scene.stays).unwrap();
+        scene.write(scene.goes, &block, 1 << 40);
+        scene.allocator.record_use(&block, scene.goes).unwrap();
+        scene.depart();
+        scene.allocator.free(block, scene.stays).unwrap();
+        scene.take_over();
+    }
+}

@@ -1,4 +1,5 @@
 //! Every function, given what it should not be given: a code, and nothing changed.
+#![allow(clippy::multiple_unsafe_ops_per_block, reason = "lists of calls that one promise covers")]
 
 mod common;
 
