@@ -79,7 +79,7 @@ fn executables(root: &Path) -> Result<Vec<Built>> {
     let mut tests: Vec<&str> = vec!["test", "--no-run", "--lib", "--tests"];
     tests.extend(tested);
     let programs = ["build", "-p", "vramp-cli", "--bins"];
-    let examples = ["build", "-p", "vramp-cuda", "-p", "vramp", "--examples"];
+    let examples = ["build", "-p", "vramp-cuda", "-p", "vramp", "-p", "vramp-capi", "--examples"];
     let mut built = build(root, &programs)?;
     built.extend(build(root, &examples)?);
     built.extend(build(root, &tests)?);

@@ -24,6 +24,7 @@ note conformance timeout 300 bin/conformance
 note facts timeout 300 bin/facts
 note torture timeout 300 bin/torture cuda --seconds "${TORTURE_SECONDS:-20}"
 note torture-vpmm timeout 300 bin/torture cuda --preset vpmm --seconds 10 --fill 20
+note overhead timeout 120 bin/overhead cuda:0
 for test in tests/*; do
     note "$(basename "$test")" timeout 300 "$test"
 done

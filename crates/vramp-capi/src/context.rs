@@ -1,11 +1,11 @@
 //! One open allocator, with what C needs beside it: addresses and raw streams.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use crossbeam_utils::sync::ShardedLock;
 use rustc_hash::FxHashMap;
 use vramp::{Allocator, Bytes, DeviceAddr, FreeError, StreamId};
 
@@ -24,12 +24,28 @@ pub(crate) struct Context {
     allocator: Allocator,
     blocks: Addresses,
     /// Streams made elsewhere, by the driver's own handle.
-    adopted: ShardedLock<FxHashMap<usize, StreamId>>,
+    adopted: RwLock<FxHashMap<usize, StreamId>>,
     forgotten: RwLock<HashSet<StreamId>>,
-    /// True once any stream was forgotten.
-    any_forgotten: AtomicBool,
+    /// So many streams were forgotten.
+    forgets: AtomicU64,
     /// Tells the streams of different allocators apart.
     tag: u32,
+    /// True for an allocator of PyTorch's, which is never closed.
+    stays_open: bool,
+}
+
+/// The stream that a thread adopted last, which is most often the next one too.
+#[derive(Clone, Copy)]
+struct Adopted {
+    tag: u32,
+    raw: usize,
+    /// How many streams were forgotten before it was looked up.
+    forgets: u64,
+    stream: StreamId,
+}
+
+thread_local! {
+    static LAST_ADOPTED: Cell<Option<Adopted>> = const { Cell::new(None) };
 }
 
 static TAGS: AtomicU32 = AtomicU32::new(1);
@@ -46,11 +62,27 @@ impl Context {
             streams,
             allocator,
             blocks: Addresses::new(),
-            adopted: ShardedLock::default(),
+            adopted: RwLock::default(),
             forgotten: RwLock::default(),
-            any_forgotten: AtomicBool::new(false),
+            forgets: AtomicU64::new(0),
             tag: TAGS.fetch_add(1, Ordering::Relaxed),
+            stays_open: false,
         })
+    }
+
+    /// The same, never to be closed.
+    pub fn kept_open(self) -> Context {
+        Context { stays_open: true, ..self }
+    }
+
+    /// Whether it may be closed.
+    pub fn closable(&self) -> Result<()> {
+        let text = "the allocator serves PyTorch, which uses it until the process ends: leave it \
+                    open";
+        match self.stays_open {
+            true => Err(Failure::new(VRAMP_ERROR_IN_USE, text)),
+            false => Ok(()),
+        }
     }
 
     // --- streams ---
@@ -74,7 +106,7 @@ impl Context {
 
     #[inline]
     fn is_forgotten(&self, stream: StreamId) -> bool {
-        self.any_forgotten.load(Ordering::Acquire)
+        self.forgets.load(Ordering::Acquire) > 0
             && self.forgotten.read().unwrap_or_else(PoisonError::into_inner).contains(&stream)
     }
 
@@ -89,7 +121,26 @@ impl Context {
     /// # Safety
     /// On a card, `raw` is null or a `CUstream` of the card's primary context, and lives until it
     /// is forgotten or the allocator is closed.
+    #[inline]
     pub unsafe fn adopt(&self, raw: *mut c_void) -> Result<StreamId> {
+        let forgets = self.forgets.load(Ordering::Acquire);
+        let last = LAST_ADOPTED.try_with(Cell::get).ok().flatten();
+        if let Some(last) = last
+            && (last.tag, last.raw, last.forgets) == (self.tag, raw as usize, forgets)
+        {
+            return Ok(last.stream);
+        }
+        // SAFETY: this function's contract is the same.
+        let stream = unsafe { self.look_up_or_adopt(raw) }?;
+        let adopted = Adopted { tag: self.tag, raw: raw as usize, forgets, stream };
+        // A thread that is ending looks it up anew.
+        let _ = LAST_ADOPTED.try_with(|last| last.set(Some(adopted)));
+        Ok(stream)
+    }
+
+    /// # Safety
+    /// As for [`Context::adopt`].
+    unsafe fn look_up_or_adopt(&self, raw: *mut c_void) -> Result<StreamId> {
         let key = raw as usize;
         let known = self.adopted.read().unwrap_or_else(PoisonError::into_inner).get(&key).copied();
         if let Some(stream) = known {
@@ -116,9 +167,9 @@ impl Context {
         let raw = raw.ok_or_else(|| unknown_stream(self.name(stream), false))?;
         self.streams.depart(raw)?;
         forgotten.insert(stream);
-        self.any_forgotten.store(true, Ordering::Release);
         let mut adopted = self.adopted.write().unwrap_or_else(PoisonError::into_inner);
         adopted.retain(|_, known| *known != stream);
+        self.forgets.fetch_add(1, Ordering::Release);
         Ok(())
     }
 

@@ -1,12 +1,14 @@
 //! Allocators by number, for callers who hold no Rust values.
 //!
-//! A number is a slot and how often the slot was used, so that one of a closed allocator misses
-//! for ever. A call holds its slot's lock for reading, which threads do not share a cache line for;
-//! closing takes it for writing, and so waits for the calls under way.
+//! A number is a slot and how often slots were used before, so that one of a closed allocator
+//! misses for ever. A slot is a few stripes that say the same, each with a lock of its own: a call
+//! holds its thread's stripe for reading, so that threads hardly share a cache line; closing
+//! empties one stripe after the other, and so waits for the calls under way.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use crossbeam_utils::sync::ShardedLock;
+use crossbeam_utils::CachePadded;
 
 use crate::abi::vramp_allocator_t;
 use crate::abi::vramp_status_t::*;
@@ -15,15 +17,18 @@ use crate::status::{Failure, Result};
 
 /// So many allocators can be open at the same time.
 const SLOTS: usize = 256;
+/// Threads beyond this many share stripes.
+const STRIPES: usize = 32;
 
 struct Entry {
     id: u64,
     context: Arc<Context>,
 }
 
-type Slot = ShardedLock<Option<Entry>>;
+type Stripe = CachePadded<RwLock<Option<Entry>>>;
+type Slot = [Stripe; STRIPES];
 
-static TABLE: [OnceLock<Slot>; SLOTS] = [const { OnceLock::new() }; SLOTS];
+static TABLE: [OnceLock<Box<Slot>>; SLOTS] = [const { OnceLock::new() }; SLOTS];
 static FREE: Mutex<Free> = Mutex::new(Free { slots: Vec::new(), fresh: 0, uses: 0 });
 
 struct Free {
@@ -35,6 +40,15 @@ struct Free {
     uses: u64,
 }
 
+thread_local! {
+    /// The stripe that the thread holds for its calls.
+    static STRIPE: usize = {
+        static THREADS: AtomicUsize = AtomicUsize::new(0);
+        THREADS.fetch_add(1, Ordering::Relaxed) % STRIPES
+    };
+}
+
+#[cold]
 fn unknown(handle: vramp_allocator_t) -> Failure {
     let text = match handle.id {
         0 => "no allocator was given: use one that vramp_open returned".to_owned(),
@@ -43,9 +57,10 @@ fn unknown(handle: vramp_allocator_t) -> Failure {
     Failure::new(VRAMP_ERROR_UNKNOWN_ALLOCATOR, text)
 }
 
-fn slot_of(handle: vramp_allocator_t) -> Option<(&'static Slot, usize)> {
-    let index = (handle.id % SLOTS as u64) as usize;
-    Some((TABLE[index].get()?, index))
+#[inline]
+fn slot_of(handle: vramp_allocator_t) -> Result<&'static Slot> {
+    let slot = TABLE[(handle.id % SLOTS as u64) as usize].get();
+    slot.map(|slot| &**slot).ok_or_else(|| unknown(handle))
 }
 
 /// Keeps an allocator until it is closed.
@@ -64,8 +79,11 @@ pub(crate) fn insert(context: Arc<Context>) -> Result<vramp_allocator_t> {
     };
     free.uses += 1;
     let id = free.uses * SLOTS as u64 + index as u64;
-    let slot = TABLE[index].get_or_init(|| ShardedLock::new(None));
-    *slot.write().unwrap_or_else(PoisonError::into_inner) = Some(Entry { id, context });
+    let slot = TABLE[index].get_or_init(|| Box::new(std::array::from_fn(|_| Stripe::default())));
+    for stripe in slot.iter() {
+        let entry = Entry { id, context: Arc::clone(&context) };
+        *stripe.write().unwrap_or_else(PoisonError::into_inner) = Some(entry);
+    }
     Ok(vramp_allocator_t { id })
 }
 
@@ -75,30 +93,27 @@ pub(crate) fn with<R>(
     handle: vramp_allocator_t,
     call: impl FnOnce(&Context) -> Result<R>,
 ) -> Result<R> {
-    let (slot, _) = slot_of(handle).ok_or_else(|| unknown(handle))?;
-    let entry = slot.read().unwrap_or_else(PoisonError::into_inner);
+    // A thread that is ending takes the first stripe.
+    let stripe = STRIPE.try_with(|stripe| *stripe).unwrap_or(0);
+    let entry = slot_of(handle)?[stripe].read().unwrap_or_else(PoisonError::into_inner);
     match &*entry {
         Some(entry) if entry.id == handle.id => call(&entry.context),
         _ => Err(unknown(handle)),
     }
 }
 
-/// Takes an allocator out, once no call uses it any more.
+/// Takes an allocator out, once no call uses it any more. Of several that try, one gets it: who
+/// empties the first stripe.
 pub(crate) fn remove(handle: vramp_allocator_t) -> Result<Context> {
-    let (slot, index) = slot_of(handle).ok_or_else(|| unknown(handle))?;
-    let mut entry = slot.write().unwrap_or_else(PoisonError::into_inner);
-    let found = entry.take_if(|entry| entry.id == handle.id).ok_or_else(|| unknown(handle))?;
-    match Arc::try_unwrap(found.context) {
-        Ok(context) => {
-            drop(entry);
-            FREE.lock().unwrap_or_else(PoisonError::into_inner).slots.push(index);
-            Ok(context)
-        }
-        Err(context) => {
-            *entry = Some(Entry { id: found.id, context });
-            let text = "the allocator serves PyTorch, which uses it until the process ends: \
-                        leave it open";
-            Err(Failure::new(VRAMP_ERROR_IN_USE, text))
-        }
+    with(handle, Context::closable)?;
+    let mut first = None;
+    for stripe in slot_of(handle)? {
+        let mut entry = stripe.write().unwrap_or_else(PoisonError::into_inner);
+        let found = entry.take_if(|entry| entry.id == handle.id).ok_or_else(|| unknown(handle))?;
+        first.get_or_insert(found.context);
     }
+    let context = first.ok_or_else(|| unknown(handle))?;
+    let index = (handle.id % SLOTS as u64) as usize;
+    FREE.lock().unwrap_or_else(PoisonError::into_inner).slots.push(index);
+    Ok(Arc::into_inner(context).expect("every stripe's hold of it is gone"))
 }

@@ -82,7 +82,7 @@ impl Torch {
         if let Err(failure) = &opened {
             print(failure);
         }
-        opened.map(Arc::new)
+        opened.map(|context| Arc::new(context.kept_open()))
     }
 
     /// Devices that were opened, in order.
