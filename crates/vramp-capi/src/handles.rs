@@ -5,6 +5,7 @@
 //! holds its thread's stripe for reading, so that threads hardly share a cache line; closing
 //! empties one stripe after the other, and so waits for the calls under way.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
@@ -42,10 +43,18 @@ struct Free {
 
 thread_local! {
     /// The stripe that the thread holds for its calls.
-    static STRIPE: usize = {
+    static STRIPE: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// The calling thread's stripe: one of its own as long as there are no more threads than stripes.
+#[inline]
+fn stripe() -> usize {
+    STRIPE.get().unwrap_or_else(|| {
         static THREADS: AtomicUsize = AtomicUsize::new(0);
-        THREADS.fetch_add(1, Ordering::Relaxed) % STRIPES
-    };
+        let own = THREADS.fetch_add(1, Ordering::Relaxed) % STRIPES;
+        STRIPE.set(Some(own));
+        own
+    })
 }
 
 #[cold]
@@ -58,9 +67,8 @@ fn unknown(handle: vramp_allocator_t) -> Failure {
 }
 
 #[inline]
-fn slot_of(handle: vramp_allocator_t) -> Result<&'static Slot> {
-    let slot = TABLE[(handle.id % SLOTS as u64) as usize].get();
-    slot.map(|slot| &**slot).ok_or_else(|| unknown(handle))
+fn slot_of(handle: vramp_allocator_t) -> Option<&'static Slot> {
+    TABLE[(handle.id % SLOTS as u64) as usize].get().map(|slot| &**slot)
 }
 
 /// Keeps an allocator until it is closed.
@@ -93,9 +101,8 @@ pub(crate) fn with<R>(
     handle: vramp_allocator_t,
     call: impl FnOnce(&Context) -> Result<R>,
 ) -> Result<R> {
-    // A thread that is ending takes the first stripe.
-    let stripe = STRIPE.try_with(|stripe| *stripe).unwrap_or(0);
-    let entry = slot_of(handle)?[stripe].read().unwrap_or_else(PoisonError::into_inner);
+    let Some(slot) = slot_of(handle) else { return Err(unknown(handle)) };
+    let entry = slot[stripe()].read().unwrap_or_else(PoisonError::into_inner);
     match &*entry {
         Some(entry) if entry.id == handle.id => call(&entry.context),
         _ => Err(unknown(handle)),
@@ -107,7 +114,7 @@ pub(crate) fn with<R>(
 pub(crate) fn remove(handle: vramp_allocator_t) -> Result<Context> {
     with(handle, Context::closable)?;
     let mut first = None;
-    for stripe in slot_of(handle)? {
+    for stripe in slot_of(handle).into_iter().flatten() {
         let mut entry = stripe.write().unwrap_or_else(PoisonError::into_inner);
         let found = entry.take_if(|entry| entry.id == handle.id).ok_or_else(|| unknown(handle))?;
         first.get_or_insert(found.context);
