@@ -42,7 +42,27 @@ typedef enum {
   VRAMP_ERROR_INCONSISTENT = 14,
   // A panic inside of vramp. A defect of vramp.
   VRAMP_ERROR_INTERNAL = 15,
+  // A file cannot be written.
+  VRAMP_ERROR_FILE = 16,
 } vramp_status_t;
+
+// What happened in an allocator.
+typedef enum {
+  // Memory was handed out: `address`, `size`, `requested`.
+  VRAMP_EVENT_ALLOCATED = 0,
+  // Memory was taken back: `address`, `size`, `requested`.
+  VRAMP_EVENT_FREED = 1,
+  // Physical memory was taken from the card: `size`.
+  VRAMP_EVENT_GROWN = 2,
+  // Physical memory was given back to the card: `size`.
+  VRAMP_EVENT_SHRUNK = 3,
+  // Free memory was moved to where it was needed: `size`.
+  VRAMP_EVENT_REMAPPED = 4,
+  // A request could not be served at first: `requested`.
+  VRAMP_EVENT_SHORT = 5,
+  // A request failed for good: `requested`.
+  VRAMP_EVENT_OUT_OF_MEMORY = 6,
+} vramp_event_kind_t;
 
 // An allocator. A number and no pointer: any value may be passed to any function. Zero is none.
 typedef struct {
@@ -94,6 +114,21 @@ typedef struct {
   // Memory of the card.
   uint64_t card_total;
 } vramp_stats_t;
+
+// An event. What its kind does not name is zero.
+typedef struct {
+  // What happened.
+  vramp_event_kind_t kind;
+  // The block's address.
+  uint64_t address;
+  // How many bytes it is about.
+  uint64_t size;
+  // How many bytes were asked for.
+  uint64_t requested;
+} vramp_event_t;
+
+// Called for every event, by the thread that caused it and without a lock: it may call vramp.
+typedef void (*vramp_observer_t)(const vramp_event_t *event, void *user);
 
 #ifdef __cplusplus
 extern "C" {
@@ -184,6 +219,37 @@ vramp_status_t vramp_stats(vramp_allocator_t allocator, vramp_stats_t *stats);
 // Checks every invariant of the allocator's books. O(n log n): for tests.
 vramp_status_t vramp_audit(vramp_allocator_t allocator);
 
+// The most physical memory the allocator may hold, in bytes; zero for as much as the card has.
+// What is idle above it is given back at once; what is in use stays.
+vramp_status_t vramp_set_limit(vramp_allocator_t allocator, uint64_t limit);
+
+// Records the last `events` events from now on; zero ends a recording. A recording costs a lock
+// shared by all threads for each malloc and free.
+vramp_status_t vramp_record_history(vramp_allocator_t allocator, uint32_t events);
+
+// Writes what the allocator holds, and its history if one is recorded, to a file: as a snapshot
+// for `torch/cuda/_memory_viz.py` and its viewer, or, if the path ends with `.json`, as a timeline
+// for Perfetto.
+//
+// What the caller promises:
+// `path` is null or ends with a zero.
+vramp_status_t vramp_snapshot(vramp_allocator_t allocator, const char *path);
+
+// Calls `observer` for every event from now on, with `user`, and writes a number to take it back
+// by to `registration`.
+//
+// What the caller promises:
+// `observer` may be called from any thread with `user` until the allocator is closed or
+// vramp_unobserve has returned and no call of it is under way; it does not unwind. `registration`
+// is null or good for writing.
+vramp_status_t vramp_observe(vramp_allocator_t allocator,
+                             vramp_observer_t observer,
+                             void *user,
+                             uint64_t *registration);
+
+// Takes an observer back. A number that names none, or one taken back before, is an error.
+vramp_status_t vramp_unobserve(vramp_allocator_t allocator, uint64_t registration);
+
 // Memory for PyTorch's global route. On failure it throws a C++ `std::runtime_error`, whose text
 // begins with "CUDA out of memory" if that is why; in a process without libstdc++ it prints the
 // text and returns null.
@@ -219,8 +285,7 @@ void vramp_torch_init(int device_count);
 // For `set_reset_fn`, which `torch.cuda.empty_cache` calls: idle memory goes back to the cards.
 void vramp_torch_reset(void);
 
-// For `set_memory_fraction_fn`: the device's allocator may hold this part of the card. Has to come
-// before the device's first allocation; a later one is printed and changes nothing.
+// For `set_memory_fraction_fn`: the device's allocator may hold this part of the card, from now on.
 void vramp_torch_memory_fraction(double fraction, int device);
 
 // For `set_base_alloc_fn`: the start and size of the block that an address lies in. An unknown

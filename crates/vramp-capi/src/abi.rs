@@ -37,6 +37,8 @@ pub enum vramp_status_t {
     VRAMP_ERROR_INCONSISTENT = 14,
     /// A panic inside of vramp. A defect of vramp.
     VRAMP_ERROR_INTERNAL = 15,
+    /// A file cannot be written.
+    VRAMP_ERROR_FILE = 16,
 }
 
 /// An allocator. A number and no pointer: any value may be passed to any function. Zero is none.
@@ -95,3 +97,41 @@ pub struct vramp_stats_t {
     /// Memory of the card.
     pub card_total: u64,
 }
+
+/// What happened in an allocator.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum vramp_event_kind_t {
+    /// Memory was handed out: `address`, `size`, `requested`.
+    VRAMP_EVENT_ALLOCATED = 0,
+    /// Memory was taken back: `address`, `size`, `requested`.
+    VRAMP_EVENT_FREED = 1,
+    /// Physical memory was taken from the card: `size`.
+    VRAMP_EVENT_GROWN = 2,
+    /// Physical memory was given back to the card: `size`.
+    VRAMP_EVENT_SHRUNK = 3,
+    /// Free memory was moved to where it was needed: `size`.
+    VRAMP_EVENT_REMAPPED = 4,
+    /// A request could not be served at first: `requested`.
+    VRAMP_EVENT_SHORT = 5,
+    /// A request failed for good: `requested`.
+    VRAMP_EVENT_OUT_OF_MEMORY = 6,
+}
+
+/// An event. What its kind does not name is zero.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct vramp_event_t {
+    /// What happened.
+    pub kind: vramp_event_kind_t,
+    /// The block's address.
+    pub address: u64,
+    /// How many bytes it is about.
+    pub size: u64,
+    /// How many bytes were asked for.
+    pub requested: u64,
+}
+
+/// Called for every event, by the thread that caused it and without a lock: it may call vramp.
+pub type vramp_observer_t =
+    Option<unsafe extern "C" fn(event: *const vramp_event_t, user: *mut std::ffi::c_void)>;

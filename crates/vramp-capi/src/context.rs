@@ -3,16 +3,21 @@
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::ffi::c_void;
+use std::fs::File;
+use std::io::{BufWriter, Write};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
-use vramp::{Allocator, Bytes, DeviceAddr, FreeError, StreamId};
+use vramp::{
+    Allocator, Bytes, DeviceAddr, Event, FreeError, HistorySize, Recording, Registration, StreamId,
+};
+
+use vramp_driver::Driver;
 
 use crate::abi::vramp_status_t::*;
 use crate::abi::{vramp_stats_t, vramp_stream_t};
 use crate::addresses::Addresses;
-use crate::departing::Departing;
 use crate::device::Device;
 use crate::options::Options;
 use crate::status::{Failure, Result};
@@ -20,7 +25,6 @@ use crate::status::{Failure, Result};
 /// An open allocator.
 pub(crate) struct Context {
     device: Device,
-    streams: Arc<Departing>,
     allocator: Allocator,
     blocks: Addresses,
     /// Streams made elsewhere, by the driver's own handle.
@@ -28,6 +32,9 @@ pub(crate) struct Context {
     forgotten: RwLock<HashSet<StreamId>>,
     /// So many streams were forgotten.
     forgets: AtomicU64,
+    /// The history that is being recorded.
+    recording: Mutex<Option<Recording>>,
+    observers: Mutex<Vec<Registration>>,
     /// Tells the streams of different allocators apart.
     tag: u32,
     /// True for an allocator of PyTorch's, which is never closed.
@@ -54,17 +61,17 @@ impl Context {
     /// An allocator on the device of this name, of whose memory `fraction` may be used.
     pub fn open(device: &str, options: &Options, fraction: Option<f64>) -> Result<Context> {
         let device = Device::open(device)?;
-        let streams = Arc::new(Departing::new(Arc::clone(&device.driver)));
         let config = options.config(device.driver.info().limits.memory, fraction);
-        let allocator = Allocator::new(Arc::clone(&streams) as _, config)?;
+        let allocator = Allocator::new(Arc::clone(&device.driver), config)?;
         Ok(Context {
             device,
-            streams,
             allocator,
             blocks: Addresses::new(),
             adopted: RwLock::default(),
             forgotten: RwLock::default(),
             forgets: AtomicU64::new(0),
+            recording: Mutex::new(None),
+            observers: Mutex::new(Vec::new()),
             tag: TAGS.fetch_add(1, Ordering::Relaxed),
             stays_open: false,
         })
@@ -165,10 +172,15 @@ impl Context {
         let mut forgotten = self.forgotten.write().unwrap_or_else(PoisonError::into_inner);
         let raw = self.allocator.stream(stream).filter(|_| !forgotten.contains(&stream));
         let raw = raw.ok_or_else(|| unknown_stream(self.name(stream), false))?;
-        self.streams.depart(raw)?;
+        self.allocator.destroy_stream(stream)?;
         forgotten.insert(stream);
         let mut adopted = self.adopted.write().unwrap_or_else(PoisonError::into_inner);
+        let was_adopted = adopted.values().any(|known| *known == stream);
         adopted.retain(|_, known| *known != stream);
+        if was_adopted && let Some(card) = &self.device.card {
+            // One that was adopted is not ours to destroy: the card only forgets it.
+            card.destroy_stream(raw)?;
+        }
         self.forgets.fetch_add(1, Ordering::Release);
         Ok(())
     }
@@ -242,7 +254,65 @@ impl Context {
         Failure::new(VRAMP_ERROR_UNKNOWN_POINTER, text)
     }
 
+    /// The most physical memory it may hold; zero for as much as the card has.
+    pub fn set_limit(&self, limit: u64) -> Result<()> {
+        Ok(self.allocator.set_limit((limit > 0).then_some(Bytes::new(limit)))?)
+    }
+
+    /// The same as a part of the card's memory.
+    pub fn set_fraction(&self, fraction: f64) -> Result<()> {
+        Ok(self.allocator.set_memory_fraction(fraction)?)
+    }
+
     // --- looking in ---
+
+    /// Records the last `events` events from now on, or none any more if that is zero.
+    pub fn record_history(&self, events: u32) {
+        let mut recording = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(old) = recording.take() {
+            self.allocator.stop_history(&old);
+        }
+        if events > 0 {
+            let size = HistorySize { events, ..HistorySize::default() };
+            *recording = Some(self.allocator.record_history(size, None));
+        }
+    }
+
+    /// Writes all the allocator holds, and its history if one is recorded, as a file for PyTorch's
+    /// viewers.
+    pub fn write_snapshot(&self, path: &str) -> Result<()> {
+        let trace = {
+            let recording = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
+            self.allocator.snapshot(recording.as_ref())
+        };
+        let written = File::create(path).and_then(|file| {
+            let mut file = BufWriter::new(file);
+            match path.ends_with(".json") {
+                true => trace.write_perfetto(&mut file)?,
+                false => trace.write_snapshot(&mut file)?,
+            }
+            file.flush()
+        });
+        written.map_err(|error| {
+            Failure::new(VRAMP_ERROR_FILE, format!("cannot write {path}: {error}"))
+        })
+    }
+
+    /// Calls `observer` for every event from now on. Returns a number to take it back by.
+    pub fn observe(&self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> u64 {
+        let registration = self.allocator.observe(observer);
+        let mut observers = self.observers.lock().unwrap_or_else(PoisonError::into_inner);
+        observers.push(registration);
+        observers.len() as u64
+    }
+
+    /// Takes an observer back. False for a number that names none.
+    pub fn unobserve(&self, number: u64) -> bool {
+        let observers = self.observers.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = (number as usize).checked_sub(1);
+        let registration = index.and_then(|index| observers.get(index)).copied();
+        registration.is_some_and(|registration| self.allocator.forget(registration))
+    }
 
     pub fn stats(&self) -> Result<vramp_stats_t> {
         let stats = self.allocator.stats()?;

@@ -4,8 +4,13 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 
+use vramp::Event;
+
+use crate::abi::vramp_event_kind_t::*;
 use crate::abi::vramp_status_t::{self, *};
-use crate::abi::{vramp_allocator_t, vramp_stats_t, vramp_stream_t};
+use crate::abi::{
+    vramp_allocator_t, vramp_event_t, vramp_observer_t, vramp_stats_t, vramp_stream_t,
+};
 use crate::context::Context;
 use crate::options::Options;
 use crate::status::{Failure, last, status_of};
@@ -37,6 +42,7 @@ pub extern "C" fn vramp_status_name(status: c_int) -> *const c_char {
         13 => c"VRAMP_ERROR_RANGE",
         14 => c"VRAMP_ERROR_INCONSISTENT",
         15 => c"VRAMP_ERROR_INTERNAL",
+        16 => c"VRAMP_ERROR_FILE",
         _ => c"unknown",
     };
     name.as_ptr()
@@ -253,4 +259,128 @@ pub unsafe extern "C" fn vramp_stats(
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_audit(allocator: vramp_allocator_t) -> vramp_status_t {
     status_of(|| handles::with(allocator, Context::audit))
+}
+
+/// The most physical memory the allocator may hold, in bytes; zero for as much as the card has.
+/// What is idle above it is given back at once; what is in use stays.
+#[unsafe(no_mangle)]
+pub extern "C" fn vramp_set_limit(allocator: vramp_allocator_t, limit: u64) -> vramp_status_t {
+    status_of(|| handles::with(allocator, |context| context.set_limit(limit)))
+}
+
+/// Records the last `events` events from now on; zero ends a recording. A recording costs a lock
+/// shared by all threads for each malloc and free.
+#[unsafe(no_mangle)]
+pub extern "C" fn vramp_record_history(
+    allocator: vramp_allocator_t,
+    events: u32,
+) -> vramp_status_t {
+    status_of(|| {
+        handles::with(allocator, |context| {
+            context.record_history(events);
+            Ok(())
+        })
+    })
+}
+
+/// Writes what the allocator holds, and its history if one is recorded, to a file: as a snapshot
+/// for `torch/cuda/_memory_viz.py` and its viewer, or, if the path ends with `.json`, as a timeline
+/// for Perfetto.
+///
+/// # Safety
+/// `path` is null or ends with a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_snapshot(
+    allocator: vramp_allocator_t,
+    path: *const c_char,
+) -> vramp_status_t {
+    status_of(|| {
+        pointers::check(path.cast_mut(), "path")?;
+        // SAFETY: this function's contract says so.
+        let path = unsafe { pointers::text(path, "path") }?;
+        handles::with(allocator, |context| context.write_snapshot(path))
+    })
+}
+
+/// A caller's pointer that goes with its function.
+struct User(*mut c_void);
+
+// SAFETY: nobody follows it here; the caller promises that its function may be called with it from
+// any thread.
+unsafe impl Send for User {}
+// SAFETY: as above.
+unsafe impl Sync for User {}
+
+impl User {
+    fn get(&self) -> *mut c_void {
+        self.0
+    }
+}
+
+/// Calls `observer` for every event from now on, with `user`, and writes a number to take it back
+/// by to `registration`.
+///
+/// # Safety
+/// `observer` may be called from any thread with `user` until the allocator is closed or
+/// vramp_unobserve has returned and no call of it is under way; it does not unwind. `registration`
+/// is null or good for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_observe(
+    allocator: vramp_allocator_t,
+    observer: vramp_observer_t,
+    user: *mut c_void,
+    registration: *mut u64,
+) -> vramp_status_t {
+    status_of(|| {
+        pointers::check(registration, "registration")?;
+        let Some(observer) = observer else {
+            return Err(Failure::new(VRAMP_ERROR_NULL, "observer is null: give a function"));
+        };
+        let user = User(user);
+        let number = handles::with(allocator, |context| {
+            Ok(context.observe(move |event| {
+                let Some(event) = event_of(event) else { return };
+                // SAFETY: this function's contract says that it may be called so.
+                unsafe { observer(&event, user.get()) };
+            }))
+        })?;
+        // SAFETY: this function's contract says so.
+        unsafe { pointers::write(registration, number, "registration") }
+    })
+}
+
+/// Takes an observer back. A number that names none, or one taken back before, is an error.
+#[unsafe(no_mangle)]
+pub extern "C" fn vramp_unobserve(
+    allocator: vramp_allocator_t,
+    registration: u64,
+) -> vramp_status_t {
+    status_of(|| {
+        let found = handles::with(allocator, |context| Ok(context.unobserve(registration)))?;
+        let text = "the registration names no observer, or it was taken back before";
+        if found { Ok(()) } else { Err(Failure::new(VRAMP_ERROR_RANGE, text)) }
+    })
+}
+
+fn event_of(event: &Event<'_>) -> Option<vramp_event_t> {
+    let (kind, address, size, requested) = match *event {
+        Event::Allocated(block) => (
+            VRAMP_EVENT_ALLOCATED,
+            block.addr().number(),
+            block.len().count(),
+            block.requested().count(),
+        ),
+        Event::Freed { addr, len, requested, .. } => {
+            (VRAMP_EVENT_FREED, addr.number(), len.count(), requested.count())
+        }
+        Event::Grown { bytes } => (VRAMP_EVENT_GROWN, 0, bytes.count(), 0),
+        Event::Shrunk { bytes } => (VRAMP_EVENT_SHRUNK, 0, bytes.count(), 0),
+        Event::Remapped { bytes, .. } => (VRAMP_EVENT_REMAPPED, 0, bytes.count(), 0),
+        Event::Short(shortage) => (VRAMP_EVENT_SHORT, 0, 0, shortage.requested.count()),
+        Event::OutOfMemory(report) => {
+            (VRAMP_EVENT_OUT_OF_MEMORY, 0, 0, report.shortage.requested.count())
+        }
+        _ => return None,
+    };
+    Some(vramp_event_t { kind, address, size, requested })
 }

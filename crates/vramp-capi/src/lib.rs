@@ -17,7 +17,6 @@
 pub mod abi;
 mod addresses;
 mod context;
-mod departing;
 mod device;
 mod handles;
 pub mod interface;

@@ -141,7 +141,10 @@ mod tests {
         for bad in ["limit=", "limit=0", "limit=-1%", "limit=101%", "limit=NaN%", "limit=many"] {
             assert!(message(bad).starts_with(&format!("{bad} cannot be used: ")), "{bad}");
         }
-        assert!(message("preset=best").contains("use vramp, vpmm or stream-ordered"));
+        assert!(
+            message("preset=best")
+                .contains("use vramp, vpmm, stream-ordered, torch or torch-expandable")
+        );
         assert!(message("page=0").contains("a size above zero"));
     }
 }

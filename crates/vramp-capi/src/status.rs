@@ -4,7 +4,9 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use vramp::{AllocError, CreateError, DriverError, FreeError, Inconsistency, UseError};
+use vramp::{
+    AllocError, CreateError, DriverError, FreeError, Inconsistency, StreamError, UseError,
+};
 
 use crate::abi::vramp_status_t::{self, *};
 use crate::device::DeviceError;
@@ -67,6 +69,7 @@ impl From<AllocError> for Failure {
             AllocError::OutOfMemory(_) => VRAMP_ERROR_OUT_OF_MEMORY,
             AllocError::UnknownStream(_) => VRAMP_ERROR_UNKNOWN_STREAM,
             AllocError::Broken(_) => VRAMP_ERROR_INCONSISTENT,
+            AllocError::Fraction(_) => VRAMP_ERROR_RANGE,
             _ => VRAMP_ERROR_DRIVER,
         };
         Failure::new(status, error.to_string())
@@ -79,6 +82,17 @@ impl From<FreeError> for Failure {
             FreeError::Foreign(_) => VRAMP_ERROR_UNKNOWN_POINTER,
             FreeError::UnknownStream { .. } => VRAMP_ERROR_UNKNOWN_STREAM,
             FreeError::Broken(_) => VRAMP_ERROR_INCONSISTENT,
+            _ => VRAMP_ERROR_DRIVER,
+        };
+        Failure::new(status, error.to_string())
+    }
+}
+
+impl From<StreamError> for Failure {
+    fn from(error: StreamError) -> Failure {
+        let status = match error {
+            StreamError::Unknown(_) => VRAMP_ERROR_UNKNOWN_STREAM,
+            StreamError::Broken(_) => VRAMP_ERROR_INCONSISTENT,
             _ => VRAMP_ERROR_DRIVER,
         };
         Failure::new(status, error.to_string())

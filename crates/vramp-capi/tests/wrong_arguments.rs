@@ -8,14 +8,16 @@ use std::ptr::{null, null_mut};
 
 use common::*;
 use vramp_capi::abi::vramp_status_t::{self, *};
-use vramp_capi::abi::{vramp_allocator_t, vramp_stats_t, vramp_stream_t};
+use vramp_capi::abi::{vramp_allocator_t, vramp_event_t, vramp_stats_t, vramp_stream_t};
 use vramp_capi::interface::*;
+
+unsafe extern "C" fn ignore(_: *const vramp_event_t, _: *mut c_void) {}
 
 /// Calls every function that takes an allocator.
 fn every_call(allocator: vramp_allocator_t, stream: vramp_stream_t) -> Vec<vramp_status_t> {
     let mut address = null_mut();
     let mut made = vramp_stream_t::default();
-    let mut size = 0;
+    let (mut size, mut registration) = (0, 0);
     let mut stats = vramp_stats_t { struct_size: 136, ..vramp_stats_t::default() };
     let block = 0x1000 as *mut c_void;
     // SAFETY: every result outlives its call.
@@ -31,6 +33,11 @@ fn every_call(allocator: vramp_allocator_t, stream: vramp_stream_t) -> Vec<vramp
             vramp_trim(allocator, 0),
             vramp_stats(allocator, &mut stats),
             vramp_audit(allocator),
+            vramp_set_limit(allocator, 0),
+            vramp_record_history(allocator, 10),
+            vramp_snapshot(allocator, c"/nowhere/at/all".as_ptr()),
+            vramp_observe(allocator, Some(ignore), null_mut(), &mut registration),
+            vramp_unobserve(allocator, 1),
             vramp_close(allocator),
         ]
     }
@@ -44,7 +51,7 @@ fn an_allocator_that_is_none_closed_or_made_up_is_unknown_to_every_function() {
     let numbers = [0, 1, allocator.id, allocator.id + 256, allocator.id ^ 1, u64::MAX, 1 << 63];
     for id in numbers {
         let statuses = every_call(vramp_allocator_t { id }, stream);
-        assert_eq!(statuses, [VRAMP_ERROR_UNKNOWN_ALLOCATOR; 11], "{id:#x}: {}", last_error());
+        assert_eq!(statuses, [VRAMP_ERROR_UNKNOWN_ALLOCATOR; 16], "{id:#x}: {}", last_error());
     }
     assert!(last_error().contains("closed or was never opened"));
 }

@@ -135,10 +135,8 @@ impl Torch {
     }
 
     fn set_fraction(&self, fraction: f64, device: c_int) -> Result<()> {
-        if self.slot(device)?.get().is_some() {
-            let text = "the memory fraction cannot change after the device's first allocation: \
-                        set it before, or as limit=50% in VRAMP_CONF";
-            return Err(Failure::new(VRAMP_ERROR_IN_USE, text));
+        if let Some(opened) = self.slot(device)?.get() {
+            return opened.as_ref().map_err(Failure::clone)?.set_fraction(fraction);
         }
         if !(fraction > 0.0 && fraction <= 1.0) {
             let text = format!("{fraction} is no fraction: use one above 0, up to 1");
@@ -277,8 +275,7 @@ pub extern "C" fn vramp_torch_reset() {
     TORCH.opened().for_each(|context| tell(|| context.trim(0)));
 }
 
-/// For `set_memory_fraction_fn`: the device's allocator may hold this part of the card. Has to come
-/// before the device's first allocation; a later one is printed and changes nothing.
+/// For `set_memory_fraction_fn`: the device's allocator may hold this part of the card, from now on.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_torch_memory_fraction(fraction: f64, device: c_int) {
     tell(|| TORCH.set_fraction(fraction, device));

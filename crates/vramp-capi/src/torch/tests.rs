@@ -89,7 +89,7 @@ fn out_of_memory_begins_as_pytorchs_own() {
 }
 
 #[test]
-fn a_fraction_counts_until_the_first_allocation() {
+fn a_fraction_holds_and_may_change() {
     let torch = torch("");
     for wrong in [0.0, -0.5, 1.5, f64::NAN, f64::INFINITY] {
         assert_eq!(status(torch.set_fraction(wrong, 0)), VRAMP_ERROR_RANGE);
@@ -98,7 +98,9 @@ fn a_fraction_counts_until_the_first_allocation() {
     let memory = torch.context(0).unwrap().stats().unwrap().card_total;
     assert_eq!(status(torch.get((memory / 2) as isize, 0)), VRAMP_ERROR_OUT_OF_MEMORY);
     torch.get((memory / 5) as isize, 0).unwrap();
-    assert_eq!(status(torch.set_fraction(1.0, 0)), VRAMP_ERROR_IN_USE);
+    torch.set_fraction(1.0, 0).unwrap();
+    torch.get((memory / 2) as isize, 0).unwrap();
+    assert_eq!(status(torch.set_fraction(2.0, 0)), VRAMP_ERROR_RANGE);
 }
 
 #[test]
