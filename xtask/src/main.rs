@@ -4,6 +4,8 @@
 mod bindings;
 mod bundle;
 mod ci;
+mod header;
+mod library;
 mod shell;
 mod tidy;
 mod tree;
@@ -29,6 +31,14 @@ enum Task {
     Tidy,
     /// Writes the declarations of libcuda anew from NVIDIA's header.
     Bindings,
+    /// Writes the C header anew from the sources of `vramp-capi`.
+    Header,
+    /// Builds libvramp.so and puts it into a folder with its header and the Python module.
+    Library {
+        /// The folder, made if it is not there.
+        #[arg(long, value_name = "DIR", default_value = "target/library")]
+        out: PathBuf,
+    },
     /// Builds the folder `gpu-bundle`, which runs on a machine with a card and without Rust.
     GpuBundle {
         /// A folder with more traces to take along. May be given several times.
@@ -52,6 +62,8 @@ fn perform(task: &Task, root: &Path) -> Result<()> {
         Task::Ci => ci::run(root),
         Task::Tidy => tidy::run(root),
         Task::Bindings => bindings::run(root),
+        Task::Header => header::write(root),
+        Task::Library { out } => library::run(root, &root.join(out)),
         Task::GpuBundle { traces } => bundle::run(root, traces),
     }
 }

@@ -386,7 +386,8 @@ impl Pool {
         ops.extend(ordering);
         // Old addresses may be unmapped once the work before the move is over, and only an event
         // recorded after it can tell.
-        if retires_present && !records.contains(&present) {
+        if retires_present && !records.contains(&present) && !self.streams.is_out_of_reach(present)
+        {
             records.push(present);
             ops.push(Op::Record(present));
         }

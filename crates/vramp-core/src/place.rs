@@ -387,6 +387,10 @@ impl Pool {
     /// `None` if nothing is to be had. Oldest memory first; an event is recorded where the memory
     /// was freed after the last one.
     pub(crate) fn order_others(&self, stream: StreamId, need: u64) -> Option<Plan> {
+        // A stream that captures may not wait for work outside of its graph.
+        if self.streams.get(stream).held {
+            return None;
+        }
         let mut marks: Vec<Mark> = Vec::new();
         let mut note = |mark: Mark| match marks.iter_mut().find(|m| m.stream == mark.stream) {
             Some(known) => known.epoch = known.epoch.max(mark.epoch),
@@ -398,6 +402,10 @@ impl Pool {
                 break;
             }
             let free = self.free_of(key);
+            let mark = |epoch| Mark { stream: free.owner, epoch };
+            if free.parts.iter().any(|part| self.streams.is_out_of_reach(mark(part.epoch))) {
+                continue;
+            }
             had += self.regions.get(key).len;
             free.parts.iter().for_each(|p| note(Mark { stream: free.owner, epoch: p.epoch }));
         }
@@ -406,13 +414,18 @@ impl Pool {
                 break;
             }
             if let Kind::Waiting { owner, epoch, marks } = &self.regions.get(key).kind {
+                let own = Mark { stream: *owner, epoch: *epoch };
+                if marks.iter().chain([&own]).any(|&mark| self.streams.is_out_of_reach(mark)) {
+                    continue;
+                }
                 had += self.regions.get(key).len;
                 note(Mark { stream: *owner, epoch: *epoch });
                 marks.iter().for_each(|&mark| note(mark));
             }
         }
         if had < need {
-            self.awaited.iter().copied().for_each(note);
+            let awaited = self.awaited.iter().copied();
+            awaited.filter(|&mark| !self.streams.is_out_of_reach(mark)).for_each(note);
         }
         marks.retain(|&mark| !self.streams.is_ordered(stream, mark));
         if marks.is_empty() && had == 0 {

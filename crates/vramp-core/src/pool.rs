@@ -151,6 +151,12 @@ impl Pool {
         self.streams.get_mut(stream).ended = true;
     }
 
+    /// Says whether events may be recorded on a stream at present: not while it captures a graph.
+    /// What it frees meanwhile is its own.
+    pub fn hold(&mut self, stream: StreamId, held: bool) {
+        self.streams.get_mut(stream).held = held;
+    }
+
     /// True if a request may be made for this stream: it is known and was not ended.
     pub fn is_open(&self, stream: StreamId) -> bool {
         self.has_stream(stream) && !self.streams.get(stream).ended

@@ -439,7 +439,9 @@ impl Pool {
                 Kind::Hole | Kind::Used(_) | Kind::Quarantined => {}
             }
         }
-        wanted.retain(|&mark| self.streams.is_unrecorded(mark));
+        wanted.retain(|&mark| {
+            self.streams.is_unrecorded(mark) && !self.streams.is_out_of_reach(mark)
+        });
         wanted.into_iter().collect()
     }
 }

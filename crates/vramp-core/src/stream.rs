@@ -16,6 +16,8 @@ pub(crate) struct Stream {
     pub free: FreeIndex,
     /// Destroyed: its last event covers all it will ever do.
     pub ended: bool,
+    /// No event may be recorded on it at present.
+    pub held: bool,
 }
 
 impl Stream {
@@ -26,6 +28,7 @@ impl Stream {
             waits_for: Vec::new(),
             free,
             ended: false,
+            held: false,
         }
     }
 
@@ -70,6 +73,11 @@ impl Streams {
         let known = self.get(stream);
         let epoch = if known.ended { known.recorded() } else { known.current };
         Mark { stream, epoch }
+    }
+
+    /// True if nobody can be made to wait for the mark: it needs an event that cannot be recorded.
+    pub(crate) fn is_out_of_reach(&self, mark: Mark) -> bool {
+        self.get(mark.stream).held && self.is_unrecorded(mark)
     }
 
     /// True if the next event of the mark's stream is the first to cover it.

@@ -354,6 +354,10 @@ impl Driver for CudaDriver {
         stream::synchronize_stream(self, stream)
     }
 
+    fn is_capturing(&self, stream: Stream) -> Result<bool> {
+        stream::asks_capturing(self, stream)
+    }
+
     fn create_event(&self) -> Result<Event> {
         stream::create_event(self)
     }

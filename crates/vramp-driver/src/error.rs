@@ -39,6 +39,8 @@ pub enum Call {
     CreateEvent,
     /// Destroy an event.
     DestroyEvent,
+    /// Ask whether a stream captures a graph.
+    IsCapturing,
     /// Record an event on a stream.
     Record,
     /// Ask whether an event was reached.
@@ -77,7 +79,7 @@ pub enum Call {
 
 impl Call {
     /// Every call, in declaration order.
-    pub const ALL: [Call; 31] = [
+    pub const ALL: [Call; 32] = [
         Call::Reserve,
         Call::FreeAddresses,
         Call::Create,
@@ -92,6 +94,7 @@ impl Call {
         Call::SynchronizeStream,
         Call::CreateEvent,
         Call::DestroyEvent,
+        Call::IsCapturing,
         Call::Record,
         Call::Query,
         Call::Wait,
@@ -128,6 +131,7 @@ impl Call {
             Call::SynchronizeStream => "synchronize-stream",
             Call::CreateEvent => "create-event",
             Call::DestroyEvent => "destroy-event",
+            Call::IsCapturing => "is-capturing",
             Call::Record => "record",
             Call::Query => "query",
             Call::Wait => "wait",

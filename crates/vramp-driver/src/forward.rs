@@ -40,6 +40,7 @@ forward! {
     create_stream() -> Result<Stream>;
     destroy_stream(stream: Stream) -> Result<()>;
     synchronize_stream(stream: Stream) -> Result<()>;
+    is_capturing(stream: Stream) -> Result<bool>;
     create_event() -> Result<Event>;
     destroy_event(event: Event) -> Result<()>;
     record(event: Event, stream: Stream) -> Result<()>;

@@ -246,6 +246,10 @@ pub trait Driver: Send + Sync {
     /// Waits on the host until everything queued on `stream` is done.
     fn synchronize_stream(&self, stream: Stream) -> Result<()>;
 
+    /// True while work queued on `stream` becomes a graph. Then an event recorded on it belongs to
+    /// the graph, and asking whether any event was reached is refused and may spoil the capture.
+    fn is_capturing(&self, stream: Stream) -> Result<bool>;
+
     /// Creates an event without timing. 0.13 us.
     fn create_event(&self) -> Result<Event>;
 

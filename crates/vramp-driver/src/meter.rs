@@ -166,6 +166,9 @@ impl<D: Driver> Driver for Metered<D> {
     fn synchronize_stream(&self, stream: Stream) -> Result<()> {
         self.timed(Call::SynchronizeStream, |device| device.synchronize_stream(stream))
     }
+    fn is_capturing(&self, stream: Stream) -> Result<bool> {
+        self.timed(Call::IsCapturing, |device| device.is_capturing(stream))
+    }
     fn create_event(&self) -> Result<Event> {
         self.timed(Call::CreateEvent, |device| device.create_event())
     }

@@ -274,6 +274,9 @@ impl Allocator {
             };
             self.shared.watchers.tell(&Event::Short(&shortage));
             rounds += 1;
+            if rounds == 1 && self.trim_others()? {
+                continue;
+            }
             if rounds <= ROUNDS_MOST && self.shared.watchers.ask(&shortage) {
                 self.shared.lock()?.retries += 1;
                 continue;
@@ -290,6 +293,23 @@ impl Allocator {
             self.shared.watchers.tell(&Event::OutOfMemory(&report));
             return Err(AllocError::OutOfMemory(Box::new(report)));
         }
+    }
+
+    /// Gives idle memory of the group's other pools back to the card. True if there was some.
+    fn trim_others(&self) -> Result<bool, AllocError> {
+        let mut given = false;
+        for member in self.shared.group.members() {
+            if member.number == self.shared.number {
+                continue;
+            }
+            let mut inner = member.lock()?;
+            let before = inner.manager.reserved();
+            let trimmed = inner.manager.trim(Bytes::ZERO);
+            given |= inner.manager.reserved() < before;
+            member.reserved.store(inner.manager.reserved().count(), Ordering::Relaxed);
+            trimmed?;
+        }
+        Ok(given)
     }
 
     fn try_malloc(

@@ -161,7 +161,10 @@ impl VirtualPool {
                 Step::Placed(block) => return Ok(Served::Block(block)),
                 Step::Slab(slab) => return Ok(Served::Slab(slab)),
                 Step::Poll => self.poll().map_err(Refusal::Driver)?,
-                Step::Gather => self.gather(),
+                Step::Gather => {
+                    self.note_captures().map_err(Refusal::Driver)?;
+                    self.gather();
+                }
                 Step::Perform(plan) => {
                     let optional = plan.is_optional();
                     if let Err(error) = self.exec.perform(&mut self.pool, plan) {
@@ -243,7 +246,26 @@ impl VirtualPool {
         self.pool.heaps_await(awaited);
     }
 
+    /// Asks every stream whether it captures a graph: no event may be recorded on those, and while
+    /// there is one nobody may be asked whether work is over. One driver call for each open stream.
+    fn note_captures(&mut self) -> Result<bool, DriverError> {
+        let mut any = false;
+        for number in 0..self.exec.streams.len() {
+            let id = StreamId::new(number as u32);
+            if self.pool.is_open(id) {
+                let capturing = self.exec.driver.is_capturing(self.exec.streams[number])?;
+                self.pool.hold(id, capturing);
+                any |= capturing;
+            }
+        }
+        Ok(any)
+    }
+
+    /// Learns which work is over; nothing while a stream captures a graph.
     pub(crate) fn poll(&mut self) -> Result<(), DriverError> {
+        if self.pool.pending().next().is_none() || self.note_captures()? {
+            return Ok(());
+        }
         let driver = Arc::clone(&self.exec.driver);
         self.exec.events.poll(&*driver, &mut self.pool, &self.progress)
     }
@@ -265,6 +287,7 @@ impl VirtualPool {
     /// Gives free memory back to the card until the pool holds no more than `to`, or nothing more
     /// is idle. Three driver calls and more for each chunk.
     pub(crate) fn trim(&mut self, to: Bytes) -> Result<(), DriverError> {
+        self.note_captures()?;
         // Once more where a poll set free what others waited for: it has a younger epoch.
         loop {
             self.gather();

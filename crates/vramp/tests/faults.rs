@@ -92,7 +92,10 @@ fn finish(rig: &Rig, held: impl IntoIterator<Item = (Allocation, StreamId)>) {
 
 /// The first requests of a recorded job on two streams.
 fn recorded() -> Workload {
-    let path = "../../examples/traces/resnet_multires_stacks.pickle.gz";
+    // Seen from the crate, and from the folder that travels to a machine with a card.
+    let folders = ["../../examples/traces", "traces"].map(std::path::Path::new);
+    let folder = folders.into_iter().find(|folder| folder.exists()).expect("there are traces");
+    let path = folder.join("resnet_multires_stacks.pickle.gz");
     let trace = read_trace(path, &ReadLimits::default()).expect("the example is there");
     let mut workload = Workload::from_trace(&trace, 0);
     workload.requests.truncate(2000);

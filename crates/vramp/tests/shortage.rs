@@ -92,6 +92,19 @@ fn pools_of_their_own_share_streams_and_the_limit_and_go_as_one() {
 }
 
 #[test]
+fn idle_memory_of_another_pool_is_given_back_first() {
+    let rig = limited(64);
+    let side = rig.allocator.create_pool("side").expect("a pool can be made");
+    let block = side.malloc(pages(50), rig.stream).expect("there is room");
+    assert!(rig.allocator.malloc(pages(40), rig.stream).is_err(), "it is in use there");
+    side.free(block, rig.stream).expect("it is the side pool's");
+    rig.sim.advance(1);
+    let block = rig.malloc(40);
+    assert_eq!(side.stats().expect("no call fails").reserved, Bytes::ZERO);
+    rig.free(block);
+}
+
+#[test]
 fn a_handler_is_asked_before_a_request_fails_and_may_use_the_allocator() {
     let sim = Arc::new(Simulator::builder().build());
     let driver: Arc<dyn Driver> = Arc::clone(&sim) as Arc<dyn Driver>;

@@ -177,6 +177,14 @@ impl Driver for Simulator {
         })
     }
 
+    fn is_capturing(&self, stream: Stream) -> Result<bool> {
+        self.call(log(Call::IsCapturing).on(stream), |state| {
+            state.streams.index(stream)?;
+            state.spend(Call::IsCapturing);
+            Ok(state.capturing.contains(&stream.number()))
+        })
+    }
+
     fn create_event(&self) -> Result<Event> {
         self.call(log(Call::CreateEvent), |state| {
             state.events_made += 1;
@@ -204,6 +212,8 @@ impl Driver for Simulator {
             let index = state.streams.index(stream)?;
             let point = state.streams.end_of(index);
             state.events.insert(event.number(), Some(point));
+            // Legal, and yet: the event is a node of the graph now.
+            state.spoilt += u64::from(state.capturing.contains(&stream.number()));
             if let Some(checker) = &mut state.checker {
                 checker.record(event.number(), stream);
             }
@@ -214,6 +224,7 @@ impl Driver for Simulator {
 
     fn query(&self, event: Event) -> Result<bool> {
         self.call(log(Call::Query), |state| {
+            state.refuse_in_capture()?;
             let point = point_of(state, event)?;
             let done = point.is_none_or(|point| state.streams.is_done(point));
             if done && let Some(checker) = &mut state.checker {
@@ -227,6 +238,8 @@ impl Driver for Simulator {
     fn wait(&self, stream: Stream, event: Event) -> Result<()> {
         self.call(log(Call::Wait).on(stream), |state| {
             let point = point_of(state, event)?;
+            // The graph would depend on work outside of it.
+            state.spoilt += u64::from(state.capturing.contains(&stream.number()));
             let index = state.streams.index(stream)?;
             if let Some(point) = point {
                 state.streams.push_wait(index, point, state.now_ns);

@@ -143,6 +143,21 @@ impl Simulator {
         self.lock().launch(stream, kernel)
     }
 
+    /// From now on, until [`Simulator::end_capture`], the stream captures a graph, in the driver's
+    /// global mode. Work queued on it runs all the same: only what may be called is modelled.
+    pub fn begin_capture(&self, stream: Stream) {
+        self.lock().capturing.insert(stream.number());
+    }
+
+    /// Ends a capture. Returns how often something was done since the simulator was made that spoils
+    /// one: an event recorded on a capturing stream or waited for by one, or any event asked about
+    /// meanwhile.
+    pub fn end_capture(&self, stream: Stream) -> u64 {
+        let mut state = self.lock();
+        state.capturing.remove(&stream.number());
+        state.spoilt
+    }
+
     /// A new, closed gate. A kernel queued with [`Kernel::until`] runs until it is open.
     pub fn gate(&self) -> Gate {
         self.lock().streams.gate()

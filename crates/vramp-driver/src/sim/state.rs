@@ -1,7 +1,7 @@
 //! The simulated device behind its lock: what every call goes through, time passing, and memory being
 //! taken away.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use vramp_core::{AddrRange, Bytes};
 
@@ -43,6 +43,10 @@ pub(super) struct State {
     /// The last record of each event; `None` inside if never recorded.
     pub events: HashMap<u64, Option<Point>>,
     pub events_made: u64,
+    /// Streams whose work becomes a graph.
+    pub capturing: BTreeSet<u64>,
+    /// What was done that spoils a capture.
+    pub spoilt: u64,
     capabilities: Capabilities,
     pub backing: Backing,
     pub pool_content: Content,
@@ -66,6 +70,8 @@ impl State {
             checker: config.checker.then(Checker::default),
             events: HashMap::new(),
             events_made: 0,
+            capturing: BTreeSet::new(),
+            spoilt: 0,
             capabilities,
             backing: config.backing,
             pool_content: Content::default(),
@@ -127,6 +133,17 @@ impl State {
     /// Charges what a call on one handle costs.
     pub fn spend_on_handle(&mut self, call: Call, len: Bytes) {
         self.now_ns += self.costs.handle_ns(call, len, self.previous == Some(call));
+    }
+
+    /// Asking about events while a stream captures is refused, and spoils the capture.
+    pub fn refuse_in_capture(&mut self) -> Outcome<()> {
+        match self.capturing.first() {
+            None => Ok(()),
+            Some(stream) => {
+                self.spoilt += 1;
+                Err(Refusal::capturing(format!("stream {stream:#x} captures")))
+            }
+        }
     }
 
     /// Charges what the call costs whatever its arguments.

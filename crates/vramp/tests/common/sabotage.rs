@@ -78,6 +78,7 @@ impl Driver for Saboteur {
         free_memory(at: DeviceAddr) -> Result<()>;
         create_stream() -> Result<Stream>;
         destroy_stream(stream: Stream) -> Result<()>;
+        is_capturing(stream: Stream) -> Result<bool>;
         create_event() -> Result<Event>;
         destroy_event(event: Event) -> Result<()>;
         fill(stream: Stream, range: AddrRange, byte: u8) -> Result<()>;
