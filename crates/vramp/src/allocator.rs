@@ -54,6 +54,15 @@ pub(crate) struct Shared {
     inner: Mutex<Inner>,
 }
 
+/// What a thread found without the allocator's lock. The allocation is made of it in its final
+/// place: copying one costs as much as all the rest of a hit.
+struct Hit {
+    addr: DeviceAddr,
+    owner: Owner,
+    len: Bytes,
+    recycled: bool,
+}
+
 /// So often threads may meet at the lock before heaps serve larger requests.
 const MEETINGS: u64 = 256;
 
@@ -199,32 +208,35 @@ impl Allocator {
         if let Some(serve) = self.shared.heaps_serve
             && let Some(hit) =
                 local::with(self.shared.number, |local| self.hit(local, size, stream, serve))
-            && let Some(allocation) = hit
+            && let Some(Hit { addr, owner, len, recycled }) = hit
         {
-            return Ok(allocation);
+            return Ok(Allocation {
+                addr,
+                len,
+                requested: size,
+                stream,
+                owner,
+                allocator: self.shared.number,
+                recycled,
+                noted: AtomicBool::new(false),
+            });
         }
         self.malloc_shared(size, stream)
     }
 
     /// What the thread has at hand, or the stream's heap.
     #[inline]
-    fn hit(
-        &self,
-        local: &Local,
-        size: Bytes,
-        stream: StreamId,
-        serve: HeapsServe,
-    ) -> Option<Allocation> {
+    fn hit(&self, local: &Local, size: Bytes, stream: StreamId, serve: HeapsServe) -> Option<Hit> {
         let grains = size.count().div_ceil(512).max(1);
-        let (addr, owner, len, recycled) = match local.cache.take(Tag::new(stream.index(), grains)?)
-        {
+        let hit = match local.cache.take(Tag::new(stream.index(), grains)?) {
             Some((tag, Kept { addr, at, id })) => {
                 let (id, at) = (BlockId::from_number(id), vramp_core::Spot::from_number(at));
                 let owner = match tag.is_of_pool() {
                     true => Owner::Pool { id, at },
                     false => Owner::Heap { id, at },
                 };
-                (DeviceAddr::new(addr), owner, Bytes::new(grains * 512), true)
+                let (addr, len) = (DeviceAddr::new(addr), Bytes::new(grains * 512));
+                Hit { addr, owner, len, recycled: true }
             }
             None if size <= serve.limit(self.shared.is_contended()) => {
                 let block = local.heaps.get(stream.index())?.lock().take(size)?;
@@ -232,21 +244,12 @@ impl Allocator {
                 // The heap's slab came through this or another thread; here its span may be new.
                 let addr = local.addr(block.at).unwrap_or_else(|| self.addr(block.at));
                 local.cache.made(grains, addr.number());
-                (addr, owner, block.len, false)
+                Hit { addr, owner, len: block.len, recycled: false }
             }
             None => return None,
         };
         local.tally.placed(size, true);
-        Some(Allocation {
-            addr,
-            len,
-            requested: size,
-            stream,
-            owner,
-            allocator: self.shared.number,
-            recycled,
-            noted: AtomicBool::new(false),
-        })
+        Some(hit)
     }
 
     fn addr(&self, at: vramp_core::Spot) -> DeviceAddr {

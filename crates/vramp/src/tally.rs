@@ -19,6 +19,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
+    #[inline]
     pub(crate) fn placed(&self, requested: Bytes, hit: bool) {
         let live = self.live.load(Relaxed) + requested.count() as i64;
         self.live.store(live, Relaxed);
@@ -31,12 +32,14 @@ impl Tally {
         }
     }
 
+    #[inline]
     pub(crate) fn freed(&self, requested: Bytes) {
         self.live.store(self.live.load(Relaxed) - requested.count() as i64, Relaxed);
         bump(&self.freed);
     }
 }
 
+#[inline]
 fn bump(counter: &AtomicU64) {
     counter.store(counter.load(Relaxed) + 1, Relaxed);
 }

@@ -57,7 +57,8 @@ pub(super) fn run(args: &Hit, out: &mut dyn Write) -> Result<()> {
         managed.push(Managed::new(bench.driver()?, preset, None)?);
     }
     // One stream each: memory that goes from stream to stream is no hit.
-    let pool = pool.as_ref().map(|pool| Ok::<_, anyhow::Error>((pool, pool.new_lane()?))).transpose()?;
+    let pool =
+        pool.as_ref().map(|pool| Ok::<_, anyhow::Error>((pool, pool.new_lane()?))).transpose()?;
     let lanes = managed.iter().map(Managed::new_lane).collect::<Result<Vec<_>>>()?;
     let mut groups = Vec::new();
     for &size in &args.sizes {
@@ -171,8 +172,7 @@ fn report(bench: &Bench, groups: Vec<Vec<Case<'_>>>, out: &mut dyn Write) -> Res
         }
         cases.extend(group);
     }
-    let rows: Vec<Row> =
-        malloc.into_iter().chain(cases).map(row).collect();
+    let rows: Vec<Row> = malloc.into_iter().chain(cases).map(row).collect();
     bench.write(out, "hit", &rows, &COLUMNS)
 }
 

@@ -125,7 +125,11 @@ pub(super) struct Managed {
 }
 
 impl Managed {
-    pub(super) fn new(driver: Arc<dyn Driver>, preset: Preset, limit: Option<Bytes>) -> Result<Managed> {
+    pub(super) fn new(
+        driver: Arc<dyn Driver>,
+        preset: Preset,
+        limit: Option<Bytes>,
+    ) -> Result<Managed> {
         let meter = Arc::new(Metered::new(driver));
         let config = Config { limit, ..Config::preset(preset) };
         let allocator = Allocator::new(Arc::clone(&meter) as Arc<dyn Driver>, config)
