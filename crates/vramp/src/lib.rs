@@ -33,6 +33,8 @@ mod error;
 mod events;
 mod exec;
 mod local;
+#[cfg(all(test, loom))]
+mod models;
 mod open;
 mod ordered;
 mod sync;

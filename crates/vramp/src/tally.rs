@@ -4,9 +4,9 @@
 //! next takes the allocator's lock, so the sums are exact at any time and the peak is exact as long
 //! as one thread allocates; with several it may miss what lies between two such moments.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
-
 use vramp_core::Bytes;
+
+use crate::sync::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 /// One thread's counts since its last fold.
 #[derive(Default)]

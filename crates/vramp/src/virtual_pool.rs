@@ -1,6 +1,6 @@
 //! The virtual pool on a device: asks the core, performs what it says.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use vramp_core::{
     Attempt, Block, BlockId, Bytes, Census, Freed, Inconsistency, Policy, Pool, PoolConfig,
@@ -12,6 +12,7 @@ use crate::allocation::Owner;
 use crate::cache::{Cache, Kept, Tag};
 use crate::config::Progress;
 use crate::exec::{Executor, is_full};
+use crate::sync::{Mutex, MutexGuard};
 
 /// One stream's heap behind a lock of its own, far from its neighbours' in memory.
 #[repr(align(128))]
