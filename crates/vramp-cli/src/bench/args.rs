@@ -103,7 +103,7 @@ pub struct Threads {
 pub enum Sizes {
     /// Every number of bytes is as likely
     Uniform,
-    /// Every power of two is as likely, and every number of bytes between two of them
+    /// The logarithm is: as many between 512 B and 1 KiB as between 2 and 4 MiB
     LogUniform,
 }
 

@@ -8,6 +8,7 @@
 pub mod args;
 mod hit;
 mod subject;
+mod threads;
 
 use std::io::Write;
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use crate::device::Device;
 pub(crate) fn run(args: &args::Bench, out: &mut dyn Write) -> Result<()> {
     match &args.measure {
         args::Measure::Hit(hit) => hit::run(hit, out),
+        args::Measure::Threads(threads) => threads::run(threads, out),
         _ => unreachable!(),
     }
 }
