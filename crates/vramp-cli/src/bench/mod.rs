@@ -6,18 +6,21 @@
 //! Whatever is compared is measured in the same run, in turns.
 
 pub mod args;
+mod cost;
+mod grow;
 mod hit;
+mod remap;
 mod subject;
 mod threads;
 
 use std::io::Write;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
-use vramp::Driver;
+use vramp::{Bytes, Driver};
 use vramp_driver::DeviceInfo;
 
 use crate::device::Device;
@@ -27,7 +30,8 @@ pub(crate) fn run(args: &args::Bench, out: &mut dyn Write) -> Result<()> {
     match &args.measure {
         args::Measure::Hit(hit) => hit::run(hit, out),
         args::Measure::Threads(threads) => threads::run(threads, out),
-        _ => unreachable!(),
+        args::Measure::Grow(grow) => grow::run(grow, out),
+        args::Measure::Remap(remap) => remap::run(remap, out),
     }
 }
 
@@ -78,6 +82,18 @@ impl Bench {
         Ok(self.device.fresh(false)?.driver)
     }
 
+    /// Does `work` at least once, and again until a `shares`th of the time is over.
+    fn repeat(&self, shares: usize, mut work: impl FnMut() -> Result<()>) -> Result<()> {
+        let share = self.duration / shares.max(1) as u32;
+        let begun = Instant::now();
+        loop {
+            work()?;
+            if begun.elapsed() >= share {
+                return Ok(());
+            }
+        }
+    }
+
     /// Writes rows: a JSON object each, or a table and the device.
     fn write<R: Serialize>(
         &self,
@@ -107,6 +123,14 @@ impl Bench {
             }));
         }
         Ok(writeln!(out, "{}\n\n{id} ({name}), driver {driver}", table.trim_fmt())?)
+    }
+}
+
+/// How many blocks go into `total`.
+fn blocks_in(total: Bytes, block: Bytes) -> Result<u64> {
+    match total.count().checked_div(block.count()) {
+        Some(count @ 1..) => Ok(count),
+        _ => bail!("{total} holds no block of {block}: give a larger --total or a smaller --block"),
     }
 }
 

@@ -64,8 +64,7 @@ pub(super) fn run(args: &Threads, out: &mut dyn Write) -> Result<()> {
         given => given.to_vec(),
     };
     // The simulator's pool has one lock and no memory behind it: it says nothing of a card's.
-    let pool =
-        if bench.info.simulated { None } else { DriverPool::of(bench.driver()?)? };
+    let pool = if bench.info.simulated { None } else { DriverPool::of(bench.driver()?)? };
     let mut managed = Vec::new();
     for &preset in &args.common.allocator.0 {
         managed.push(Managed::new(bench.driver()?, preset, None)?);
@@ -150,8 +149,7 @@ fn together<S: Subject>(
         thread::sleep(duration);
         done.store(true, Ordering::Relaxed);
         let seconds = begun.elapsed().as_secs_f64();
-        let driver_calls =
-            calls.zip(subject.driver_calls()).map(|(before, after)| after - before);
+        let driver_calls = calls.zip(subject.driver_calls()).map(|(before, after)| after - before);
         let mut pairs = 0;
         for thread in threads {
             pairs += thread.join().map_err(|_| anyhow!("a thread panicked"))??;
