@@ -4,6 +4,7 @@
 mod bindings;
 mod bundle;
 mod ci;
+mod models;
 mod shell;
 mod tidy;
 mod tree;
@@ -27,6 +28,12 @@ enum Task {
     Ci,
     /// The house rules that no compiler checks.
     Tidy,
+    /// Explores every order in which threads can meet on the fast path.
+    Loom {
+        /// Interrupt threads at most this often in one run; without it, as often as can be.
+        #[arg(long, value_name = "COUNT")]
+        preemptions: Option<u32>,
+    },
     /// Writes the declarations of libcuda anew from NVIDIA's header.
     Bindings,
     /// Builds the folder `gpu-bundle`, which runs on a machine with a card and without Rust.
@@ -51,6 +58,7 @@ fn perform(task: &Task, root: &Path) -> Result<()> {
     match task {
         Task::Ci => ci::run(root),
         Task::Tidy => tidy::run(root),
+        Task::Loom { preemptions } => models::run(root, *preemptions),
         Task::Bindings => bindings::run(root),
         Task::GpuBundle { traces } => bundle::run(root, traces),
     }

@@ -42,7 +42,7 @@ pub enum Measure {
     /// A new allocator, limited to so many bytes, takes them in blocks of one size and frees every
     /// other one; then half of all is asked for as one block, which is what is timed. Old mappings
     /// that stay behind as aliases are unmapped later and not timed. The driver's pool cannot move
-    /// memory: it has no limit here and grows.
+    /// memory: it has no limit here, and may grow.
     Remap(Remap),
 }
 
@@ -56,7 +56,7 @@ pub struct Common {
     #[arg(long, default_value = "auto")]
     pub device: String,
     /// How long to measure, in seconds
-    #[arg(long, default_value = "3", value_parser = parse_seconds)]
+    #[arg(long, default_value = "3", value_parser = parse_seconds, allow_negative_numbers = true)]
     pub seconds: f64,
     /// Print one JSON object per row and nothing else
     #[arg(long)]

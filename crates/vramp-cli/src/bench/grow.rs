@@ -27,8 +27,8 @@ struct Row {
 }
 
 pub(super) fn run(args: &Grow, out: &mut dyn Write) -> Result<()> {
-    let bench = Bench::open(&args.common, out)?;
     let blocks = blocks_in(args.total, args.block)?;
+    let bench = Bench::open(&args.common, out)?;
     let presets = &args.common.allocator.0;
     let mut rows = Vec::new();
     for &preset in presets {

@@ -126,10 +126,16 @@ impl Bench {
     }
 }
 
+/// More blocks take longer than anybody waits.
+const BLOCKS_MOST: u64 = 1 << 20;
+
 /// How many blocks go into `total`.
 fn blocks_in(total: Bytes, block: Bytes) -> Result<u64> {
     match total.count().checked_div(block.count()) {
-        Some(count @ 1..) => Ok(count),
+        Some(count @ 1..=BLOCKS_MOST) => Ok(count),
+        Some(count @ 1..) => bail!(
+            "{count} blocks are more than {BLOCKS_MOST}: give a smaller --total or a larger --block"
+        ),
         _ => bail!("{total} holds no block of {block}: give a larger --total or a smaller --block"),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use vramp::{Bytes, Preset};
 
@@ -36,9 +36,11 @@ struct Moved {
 }
 
 pub(super) fn run(args: &Remap, out: &mut dyn Write) -> Result<()> {
+    let pairs = blocks_in(args.total, args.block)? / 2;
+    if pairs == 0 {
+        bail!("one block cannot be fragmented: give a larger --total or a smaller --block");
+    }
     let bench = Bench::open(&args.common, out)?;
-    // Every other one is freed.
-    let pairs = blocks_in(args.total, args.block * 2)?;
     let presets = &args.common.allocator.0;
     let mut rows = Vec::new();
     for &preset in presets {
@@ -69,7 +71,10 @@ fn once(bench: &Bench, preset: Preset, block: Bytes, pairs: u64) -> Result<(Cost
     let driver = bench.driver()?;
     let page = driver.info().limits.page;
     let rounded = block.checked_round_up(page).context("a block is larger than any memory")?;
-    let limit = (preset != Preset::StreamOrdered).then_some(rounded * 2 * pairs);
+    let limit = match preset {
+        Preset::StreamOrdered => None,
+        _ => rounded.count().checked_mul(2 * pairs).map(Bytes::new),
+    };
     let managed = Managed::new(driver, preset, limit)?;
     let lane = managed.new_lane()?;
     let mut kept = Vec::new();
