@@ -46,14 +46,20 @@ fn drained(cache: &Cache) -> Vec<u64> {
 }
 
 /// The owner of a cache has blocks 1 and 2 in its hands. It puts each into the cache and takes one
-/// out again. What it has at the end comes back.
-fn put_and_take(cache: &Cache, tag: Tag) -> Vec<u64> {
+/// out again; before the step `pause` it lets others go first. What it has at the end comes back.
+fn put_and_take(cache: &Cache, tag: Tag, pause: u64) -> Vec<u64> {
     let mut hands = Vec::new();
     for n in [1, 2] {
+        if n == pause {
+            thread::yield_now();
+        }
         cache.made(tag.grains(), n);
         if !cache.put(tag, block(n)) {
             hands.push(n);
         }
+    }
+    if pause == 3 {
+        thread::yield_now();
     }
     // A request does not know who placed the block.
     let wanted = Tag::new(tag.stream(), tag.grains()).expect("it was one before");
@@ -65,7 +71,15 @@ fn put_and_take(cache: &Cache, tag: Tag) -> Vec<u64> {
 }
 
 /// Both blocks come out of it, each once, whoever got them.
+///
+/// The checker looks for orders that matter by the last access to each atomic before the one at
+/// hand. A thread that loads a tag before it exchanges it hides the accesses of others before its
+/// load, so one starting order is not enough: the owner pauses before each of its steps in turn.
 fn no_block_is_lost_or_handed_out_twice(tag: Tag, drainers: usize) {
+    (0..=3).for_each(|pause| no_block_is_lost_with_a_pause(tag, drainers, pause));
+}
+
+fn no_block_is_lost_with_a_pause(tag: Tag, drainers: usize, pause: u64) {
     loom::model(move || {
         let cache = Arc::new(Cache::new());
         let others: Vec<_> = (0..drainers)
@@ -74,7 +88,7 @@ fn no_block_is_lost_or_handed_out_twice(tag: Tag, drainers: usize) {
                 thread::spawn(move || drained(&cache))
             })
             .collect();
-        let mut all = put_and_take(&cache, tag);
+        let mut all = put_and_take(&cache, tag, pause);
         for other in others {
             all.extend(other.join().expect("a drainer does not panic"));
         }
