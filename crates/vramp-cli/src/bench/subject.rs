@@ -47,18 +47,18 @@ impl Subject for System {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn take(&self, (): (), size: Bytes) -> Result<Self::Block> {
         Ok(Box::new_uninit_slice(size.count() as usize))
     }
 
-    #[inline]
+    #[inline(always)]
     fn give(&self, (): (), block: Self::Block) -> Result<()> {
         drop(block);
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn place(block: &Self::Block) -> u64 {
         block.as_ptr().addr() as u64
     }
@@ -155,17 +155,17 @@ impl Subject for Managed {
         Ok(self.allocator.create_stream()?)
     }
 
-    #[inline]
+    #[inline(always)]
     fn take(&self, lane: StreamId, size: Bytes) -> Result<Allocation> {
         Ok(self.allocator.malloc(size, lane)?)
     }
 
-    #[inline]
+    #[inline(always)]
     fn give(&self, lane: StreamId, block: Allocation) -> Result<()> {
         self.allocator.free(block, lane).map_err(|error| anyhow!("{error}"))
     }
 
-    #[inline]
+    #[inline(always)]
     fn place(block: &Allocation) -> u64 {
         block.addr().number()
     }
