@@ -46,6 +46,9 @@ const SYMBOLS: &[&str] = &[
     "cuMemUnmap",
     "cuMemSetAccess",
     "cuMemGetInfo_v2",
+    // Plain allocations.
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
     // Streams and events.
     "cuStreamCreate",
     "cuStreamDestroy_v2",

@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use vramp_core::Bytes;
 
-use crate::shell;
+use crate::{library, shell};
 
 /// The crates whose tests say something on another machine.
 const TESTED: [&str; 4] = ["vramp-core", "vramp-driver", "vramp-cuda", "vramp"];
@@ -27,7 +27,7 @@ pub fn run(root: &Path, traces: &[PathBuf]) -> Result<()> {
     }
     for built in executables(root)? {
         let to = bundle.join(built.folder).join(&built.name);
-        fs::copy(&built.path, &to).with_context(|| format!("cannot copy {:?}", built.path))?;
+        copy_file(&built.path, &to)?;
         shell::run(Command::new("strip").arg(&to))?;
         let needed = newest_glibc(&to)?;
         println!(
@@ -43,6 +43,7 @@ pub fn run(root: &Path, traces: &[PathBuf]) -> Result<()> {
             built.name
         );
     }
+    torch_folder(root, &bundle.join("torch"))?;
     for folder in std::iter::once(&root.join("examples/traces")).chain(traces) {
         copy_files(folder, &bundle.join("traces"))?;
     }
@@ -53,6 +54,16 @@ pub fn run(root: &Path, traces: &[PathBuf]) -> Result<()> {
     println!("{} in {}", total, bundle.display());
     ensure!(total <= LIMIT, "the bundle weighs {total}, at most {LIMIT} travels");
     Ok(())
+}
+
+/// What PyTorch on that machine needs: the library, its header, the Python module and the driver.
+fn torch_folder(root: &Path, folder: &Path) -> Result<()> {
+    library::run(root, folder)?;
+    let shared = folder.join(library::NAME);
+    shell::run(Command::new("strip").arg("--strip-unneeded").arg(&shared))?;
+    let needed = newest_glibc(&shared)?;
+    ensure!(needed <= GLIBC, "{} needs glibc {needed:?}", library::NAME);
+    copy_file(&root.join("bench/torch-workloads.py"), &folder.join("torch-workloads.py"))
 }
 
 struct Built {
@@ -68,7 +79,7 @@ fn executables(root: &Path) -> Result<Vec<Built>> {
     let mut tests: Vec<&str> = vec!["test", "--no-run", "--lib", "--tests"];
     tests.extend(tested);
     let programs = ["build", "-p", "vramp-cli", "--bins"];
-    let examples = ["build", "-p", "vramp-cuda", "-p", "vramp", "--examples"];
+    let examples = ["build", "-p", "vramp-cuda", "-p", "vramp", "-p", "vramp-capi", "--examples"];
     let mut built = build(root, &programs)?;
     built.extend(build(root, &examples)?);
     built.extend(build(root, &tests)?);
@@ -120,11 +131,15 @@ fn newest_version(text: &str) -> (u32, u32) {
         .unwrap_or((0, 0))
 }
 
+fn copy_file(from: &Path, to: &Path) -> Result<()> {
+    fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display())).map(|_| ())
+}
+
 fn copy_files(from: &Path, to: &Path) -> Result<()> {
     for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
         let path = entry?.path();
         if let (true, Some(name)) = (path.is_file(), path.file_name()) {
-            fs::copy(&path, to.join(name))?;
+            copy_file(&path, &to.join(name))?;
         }
     }
     Ok(())

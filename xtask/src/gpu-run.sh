@@ -24,6 +24,7 @@ note conformance timeout 300 bin/conformance
 note facts timeout 300 bin/facts
 note torture timeout 300 bin/torture cuda --seconds "${TORTURE_SECONDS:-20}"
 note torture-vpmm timeout 300 bin/torture cuda --preset vpmm --seconds 10 --fill 20
+note overhead timeout 120 bin/overhead cuda:0
 for test in tests/*; do
     note "$(basename "$test")" timeout 300 "$test"
 done
@@ -35,4 +36,10 @@ for trace in traces/*.pickle* traces/*.vtrace; do
         note "$name" timeout 600 bin/vramp replay "$trace" --allocator all --device "$device" --json
     done
 done
+# PyTorch's jobs, where somebody says which: WORKLOADS=file.py, and what else in TORCH_ARGS.
+if [ -n "${WORKLOADS:-}" ]; then
+    # shellcheck disable=SC2086
+    note torch-workloads timeout "${TORCH_SECONDS:-3600}" \
+        python3 torch/torch-workloads.py "$WORKLOADS" ${TORCH_ARGS:-}
+fi
 exit "$failed"

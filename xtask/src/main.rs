@@ -4,6 +4,8 @@
 mod bindings;
 mod bundle;
 mod ci;
+mod header;
+mod library;
 mod models;
 mod shell;
 mod tidy;
@@ -36,6 +38,14 @@ enum Task {
     },
     /// Writes the declarations of libcuda anew from NVIDIA's header.
     Bindings,
+    /// Writes the C header anew from the sources of `vramp-capi`.
+    Header,
+    /// Builds libvramp.so and puts it into a folder with its header and the Python module.
+    Library {
+        /// The folder, made if it is not there.
+        #[arg(long, value_name = "DIR", default_value = "target/library")]
+        out: PathBuf,
+    },
     /// Builds the folder `gpu-bundle`, which runs on a machine with a card and without Rust.
     GpuBundle {
         /// A folder with more traces to take along. May be given several times.
@@ -60,6 +70,8 @@ fn perform(task: &Task, root: &Path) -> Result<()> {
         Task::Tidy => tidy::run(root),
         Task::Loom { preemptions } => models::run(root, *preemptions),
         Task::Bindings => bindings::run(root),
+        Task::Header => header::write(root),
+        Task::Library { out } => library::run(root, &root.join(out)),
         Task::GpuBundle { traces } => bundle::run(root, traces),
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
-use vramp::{Bytes, Preset, UnknownPreset};
+use vramp::{Bytes, Preset, TorchConfig, TorchConfigError, UnknownPreset};
 
 pub use crate::bench::args::Bench;
 
@@ -20,7 +20,7 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Replay traces and compare what each allocator takes and costs
-    Replay(Replay),
+    Replay(Box<Replay>),
     /// Tell which device would be used, and what it can do
     Info(Info),
     /// Convert a trace: to .vtrace, to a PyTorch snapshot, or to a timeline for Perfetto
@@ -35,7 +35,7 @@ pub struct Replay {
     /// PyTorch memory snapshots, RMM logs or .vtrace files; plain, gzip or zstd
     #[arg(required = true, value_name = "TRACE")]
     pub traces: Vec<PathBuf>,
-    /// vramp, vpmm, stream-ordered or all
+    /// vramp, vpmm, stream-ordered, torch, torch-expandable or all
     #[arg(long, default_value = "all", value_parser = parse_allocators, value_name = "NAME")]
     pub allocator: Allocators,
     /// auto, sim, sim:CARD, cuda or cuda:N
@@ -50,6 +50,12 @@ pub struct Replay {
     /// Print one JSON object per run and nothing else
     #[arg(long)]
     pub json: bool,
+    /// Settings of PyTorch's allocator, as PYTORCH_CUDA_ALLOC_CONF holds them
+    #[arg(long, value_name = "SETTINGS", value_parser = parse_torch_config)]
+    pub torch_config: Option<TorchConfig>,
+    /// Compare the segments that torch makes with those of the recording; fails below 99 %
+    #[arg(long)]
+    pub fidelity: bool,
     /// Check the allocator after every request; on the simulator, check the order of accesses too
     #[arg(long)]
     pub audit: bool,
@@ -58,6 +64,10 @@ pub struct Replay {
 /// Which allocators to replay on, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allocators(pub Vec<Preset>);
+
+fn parse_torch_config(settings: &str) -> Result<TorchConfig, TorchConfigError> {
+    settings.parse()
+}
 
 pub(crate) fn parse_allocators(name: &str) -> Result<Allocators, UnknownAllocator> {
     match name {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use vramp::{Config, Preset};
+use vramp::{Config, Preset, TorchConfig};
 use vramp_trace::{ReadLimits, Trace, Workload, read_trace};
 
 use crate::args::Replay;
@@ -27,10 +27,15 @@ pub(crate) fn read(path: &Path) -> Result<Trace> {
 pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
     let device = Device::open(&args.device)?;
     let configs = configs(args)?;
+    let mut unfaithful = Vec::new();
     if !args.json
         && let Some(reason) = &device.fell_back
     {
         writeln!(out, "Simulating, for there is no card to use: {reason}\n")?;
+    }
+    let without_effect = args.torch_config.iter().flat_map(|config| &config.without_effect);
+    for key in without_effect.filter(|_| !args.json) {
+        writeln!(out, "The setting {key} changes nothing here.")?;
     }
     for path in &args.traces {
         let begun = Instant::now();
@@ -39,8 +44,12 @@ pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
         for (workload, recorded) in &jobs {
             let mut outcomes = Vec::new();
             for config in &configs {
-                let outcome = one(args, &device, config.clone(), workload)?;
+                let config = like_recorded(args, config.clone(), recorded)?;
+                let outcome = one(args, &device, config, workload, recorded)?;
                 let outcome = Outcome { events: recorded.events, read_s, ..outcome };
+                if outcome.fidelity.as_ref().is_some_and(|fidelity| !fidelity.faithful) {
+                    unfaithful.push(format!("'{}' on {}", outcome.trace, outcome.allocator));
+                }
                 if args.json {
                     serde_json::to_writer(&mut *out, &outcome)?;
                     writeln!(out)?;
@@ -57,6 +66,14 @@ pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
     if !args.json {
         let fresh = device.fresh(false)?;
         writeln!(out, "{}", table::assumptions(fresh.driver.info(), args.audit))?;
+    }
+    if !unfaithful.is_empty() {
+        out.flush()?;
+        bail!(
+            "the segments of {} differ from the recorded ones by more than 1 %, or the peak by more \
+             than 0.5 %: give the recorded job's settings with --torch-config",
+            unfaithful.join(", ")
+        );
     }
     Ok(())
 }
@@ -83,14 +100,32 @@ fn jobs(path: &Path) -> Result<Vec<(Workload, Recorded)>> {
     Ok(jobs)
 }
 
+/// The recorded allocator's own settings, where it is compared with and no others are given.
+fn like_recorded(args: &Replay, mut config: Config, recorded: &Recorded) -> Result<Config> {
+    if !args.fidelity {
+        return Ok(config);
+    }
+    if recorded.segments.is_empty() && recorded.earlier.is_empty() {
+        bail!("the recording does not tell of segments: there is nothing to compare with");
+    }
+    if let (None, Some(settings)) = (&args.torch_config, &recorded.settings) {
+        config.torch = TorchConfig::parse(settings).context("the recorded job's settings")?;
+    }
+    Ok(config)
+}
+
 /// One configuration for each allocator. VPMM's variables are read from the environment here and
 /// nowhere else.
 fn configs(args: &Replay) -> Result<Vec<Config>> {
     let presets = args.allocator.0.iter();
+    if args.fidelity && !presets.clone().all(|preset| preset.is_torch()) {
+        bail!("--fidelity compares PyTorch's allocator: add --allocator torch");
+    }
     presets
         .map(|&preset| {
             let mut config = Config::preset(preset);
             config.limit = args.limit;
+            config.torch = args.torch_config.clone().unwrap_or_default();
             config.prefill = args.prefill.unwrap_or_default();
             if preset == Preset::Vpmm {
                 config = config.with_vpmm_variables(variable)?;
@@ -104,10 +139,17 @@ fn variable(name: &str) -> Option<String> {
     env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
-fn one(args: &Replay, device: &Device, config: Config, workload: &Workload) -> Result<Outcome> {
+fn one(
+    args: &Replay,
+    device: &Device,
+    config: Config,
+    workload: &Workload,
+    recorded: &Recorded,
+) -> Result<Outcome> {
     let allocator = config.preset.name();
     let bar = progress_bar(allocator, workload);
-    let options = Options { audit: args.audit, ..Options::default() };
+    let compared_with = args.fidelity.then_some(recorded);
+    let options = Options { audit: args.audit, compared_with, ..Options::default() };
     let outcome = replay(workload, device, config, options, |done| bar.set_position(done as u64));
     bar.finish_and_clear();
     outcome.with_context(|| format!("'{}' on {allocator}", workload.name))

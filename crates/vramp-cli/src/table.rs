@@ -118,6 +118,7 @@ fn rows(workload: &Workload, recorded: &Recorded, outcomes: &[Outcome]) -> Strin
 /// What the numbers say, in words.
 fn meaning(recorded: &Recorded, outcomes: &[Outcome]) -> Vec<String> {
     let mut sentences = Vec::new();
+    sentences.extend(outcomes.iter().filter_map(fidelity));
     for outcome in outcomes {
         let Some(event) = outcome.oom_at_event else { continue };
         let said = outcome.oom.as_deref().unwrap_or("out of memory");
@@ -137,6 +138,27 @@ fn meaning(recorded: &Recorded, outcomes: &[Outcome]) -> Vec<String> {
         });
     }
     sentences
+}
+
+/// How well the recorded allocator was foretold, where it was compared.
+fn fidelity(outcome: &Outcome) -> Option<String> {
+    let found = outcome.fidelity.as_ref()?;
+    let (recorded, foretold) = (Count(found.recorded), Count(found.foretold));
+    let (missing, extra) = (Count(found.missing), Count(found.extra));
+    let difference = match &found.first_difference {
+        Some(difference) => format!(" The first difference is at {difference}."),
+        None => String::new(),
+    };
+    Some(format!(
+        "{} foretold {foretold} of {recorded} segment events ({:.2} %) at the same event and of the \
+         same size; {missing} missing, {extra} extra. Peak reserved: {} recorded, {} replayed \
+         ({:+.2} %).{difference}",
+        outcome.allocator,
+        found.percent,
+        Bytes::new(found.recorded_peak_bytes),
+        Bytes::new(found.foretold_peak_bytes),
+        found.peak_off_percent
+    ))
 }
 
 /// Whose result to put in words: the default's, or the most frugal one's where it did not finish.

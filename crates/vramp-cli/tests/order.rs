@@ -6,7 +6,7 @@ use vramp_cli::device::Device;
 use vramp_cli::replay::{Options, Outcome, ReplayError, replay};
 use vramp_trace::{Event, EventKind, StreamIndex, Trace, Workload};
 
-const AUDIT: Options = Options { audit: true, forget_uses: false };
+const AUDIT: Options<'static> = Options { audit: true, forget_uses: false, compared_with: None };
 
 fn event(kind: EventKind, stream: u32, address: u64, size: Bytes) -> Event {
     Event {

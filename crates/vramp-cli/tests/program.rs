@@ -63,7 +63,7 @@ fn the_command_of_the_readme_works() {
     for words in ["gnn: 14,142 events on 1 stream", "holds 15.39 GiB", "2 streams", "53.01 GiB"] {
         assert!(table.contains(words), "'{words}' is not in:\n{table}");
     }
-    for allocator in ["recorded", "vramp", "vpmm", "stream-ordered"] {
+    for allocator in ["recorded", "vramp", "vpmm", "stream-ordered", "torch ", "torch-expandable"] {
         let rows = table.lines().filter(|line| line.trim().starts_with(allocator));
         assert!(rows.count() >= 3, "{allocator} lacks a row in:\n{table}");
     }
@@ -78,7 +78,8 @@ fn json_has_one_object_for_each_run_with_exact_integers() {
     let expected: Vec<(Value, Value)> = ["gnn", "resnet_multires_stacks"]
         .into_iter()
         .flat_map(|trace| {
-            ["vramp", "vpmm", "stream-ordered"].map(|name| (trace.into(), name.into()))
+            ["vramp", "vpmm", "stream-ordered", "torch", "torch-expandable"]
+                .map(|name| (trace.into(), name.into()))
         })
         .collect();
     assert_eq!(runs.iter().map(named).collect::<Vec<_>>(), expected);
@@ -210,7 +211,12 @@ fn wrong_input_is_one_clear_sentence() {
 fn wrong_usage_ends_with_code_two_and_says_what_is_known() {
     for (args, words) in [
         (vec!["replay"], "TRACE"),
-        (vec!["replay", GNN, "--allocator", "jemalloc"], "vramp, vpmm or stream-ordered"),
+        (
+            vec!["replay", GNN, "--allocator", "jemalloc"],
+            "stream-ordered, torch or torch-expandable, or all",
+        ),
+        (vec!["replay", GNN, "--torch-config", "foo:1"], "known are backend, expandable_segments"),
+        (vec!["replay", GNN, "--torch-config", "max_split_size_mb:2"], "above 20"),
         (vec!["replay", GNN, "--limit", "80 parsecs"], "80GB"),
         (vec!["convert", GNN, "x.svg", "--to", "svg"], "vtrace, pickle, perfetto"),
         (vec!["replay", GNN, "--prefill=-1"], "not an amount of memory"),
@@ -317,4 +323,81 @@ fn a_reader_that_goes_away_is_no_failure() {
     let output = child.wait_with_output().expect("the test has set this up");
     assert!(output.status.success(), "{output:?}");
     assert_eq!(text(&output.stderr), "");
+}
+
+fn fidelity(args: &[&str]) -> Vec<Value> {
+    lines(
+        &[&["replay"], args, &["--device", "sim", "--allocator", "torch", "--fidelity", "--json"]]
+            .concat(),
+    )
+    .iter()
+    .map(|run| run["fidelity"].clone())
+    .collect()
+}
+
+#[test]
+fn every_segment_of_the_recorded_jobs_is_foretold() {
+    for found in fidelity(&[GNN, OOM, RESNET]) {
+        assert_eq!(found["faithful"], true, "{found}");
+        assert_eq!((&found["missing"], &found["extra"]), (&0.into(), &0.into()), "{found}");
+        assert_eq!(found["recorded"], found["foretold"], "{found}");
+        assert_eq!(found["recorded_peak_bytes"], found["foretold_peak_bytes"], "{found}");
+        assert_eq!(found["first_difference"], Value::Null, "{found}");
+    }
+    let args = ["replay", OOM, "--device", "sim", "--allocator", "torch", "--fidelity"];
+    let said = stdout(&args);
+    assert!(said.contains("torch foretold 143 of 143 segment events (100.00 %)"), "{said}");
+}
+
+#[test]
+fn another_configuration_than_the_recorded_one_is_found_out() {
+    let config = ["--torch-config", "roundup_power2_divisions:4"];
+    let args = ["replay", GNN, "--device", "sim", "--allocator", "torch", "--fidelity"];
+    let assert = vramp(&[&args[..], &config].concat()).assert().code(1);
+    let output = assert.get_output();
+    assert!(text(&output.stdout).contains("The first difference is at event"));
+    assert!(text(&output.stderr).contains("'gnn' on torch"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn settings_that_change_nothing_here_are_named() {
+    let config = "pinned_use_background_threads:True,expandable_segments:True";
+    let args = ["replay", GNN, "--device", "sim", "--allocator", "torch", "--torch-config", config];
+    let said = stdout(&args);
+    let sentence = "The setting pinned_use_background_threads changes nothing here.";
+    assert!(said.contains(sentence), "{said}");
+    assert!(said.contains("25.16 GiB"), "its segments are expandable: {said}");
+}
+
+#[test]
+fn fidelity_needs_pytorchs_allocator_and_recorded_segments() {
+    let args = ["replay", GNN, "--device", "sim", "--fidelity"];
+    refused(&mut vramp(&args), &["add --allocator torch"]);
+    let folder = tempfile::tempdir().expect("the test has set this up");
+    let log = folder.path().join("log.csv");
+    let lines = "Thread,Time,Action,Pointer,Size,Stream\n1,10:00:00.000000,allocate,0x10,64,0\n";
+    fs::write(&log, lines).expect("the test has set this up");
+    let log = log.to_str().expect("the test has set this up");
+    let args = ["replay", log, "--device", "sim", "--fidelity", "--allocator", "torch"];
+    refused(&mut vramp(&[&args[..], &["--json"]].concat()), &["does not tell of segments"]);
+}
+
+#[test]
+fn expandable_segments_take_what_they_took_of_pytorch() {
+    let args = ["replay", GNN, "--device", "sim", "--allocator", "torch-expandable", "--json"];
+    let run = &lines(&args)[0];
+    let taken = run["peak_reserved_bytes"].as_u64().expect("the test has set this up") as f64;
+    // The same job on PyTorch 2.11 with expandable_segments:True, on an H200: 25.16 GiB.
+    let recorded = 25.16 * f64::from(1 << 30);
+    assert!((taken / recorded - 1.0).abs() < 0.03, "{taken} instead of {recorded}");
+}
+
+#[test]
+fn the_audit_finds_nothing_in_pytorchs_allocator() {
+    for allocator in ["torch", "torch-expandable"] {
+        let args = ["replay", OOM, RESNET, "--device", "sim", "--audit", "--json", "--allocator"];
+        for run in lines(&[&args[..], &[allocator]].concat()) {
+            assert_eq!(run["hazards"], 0, "{run}");
+        }
+    }
 }

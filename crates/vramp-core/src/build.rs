@@ -170,7 +170,11 @@ impl Pool {
         {
             return Build::Clear(plan);
         }
-        let slack = if attempt.frugal { 0 } else { mixed.slack_per_mille };
+        let slack = match attempt {
+            Attempt { frugal: true, .. } => 0,
+            Attempt { roomy: true, .. } => mixed.contended_slack_per_mille,
+            _ => mixed.slack_per_mille,
+        };
         let allowed = self.growth_allowed(attempt);
         let target = (self.used_peak.max(self.used.saturating_add(len)) as u128
             * u128::from(1000 + slack)
@@ -215,8 +219,7 @@ impl Pool {
             return 0;
         }
         let limit = self.config.limit.map_or(u64::MAX, Bytes::count);
-        limit.saturating_sub(self.chunks.bytes()) / self.config.page.count()
-            * self.config.page.count()
+        limit.saturating_sub(self.charged()) / self.config.page.count() * self.config.page.count()
     }
 
     fn sides(&self, base: RegionKey, len: u64) -> Vec<Side> {
@@ -387,7 +390,8 @@ impl Pool {
         ops.extend(ordering);
         // Old addresses may be unmapped once the work before the move is over, and only an event
         // recorded after it can tell.
-        if retires_present && !records.contains(&present) {
+        if retires_present && !records.contains(&present) && !self.streams.is_out_of_reach(present)
+        {
             records.push(present);
             ops.push(Op::Record(present));
         }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::Bytes;
+use crate::ids::{Spot, StreamId};
 use crate::plan::Range;
 use crate::pool::Pool;
 use crate::region::Kind;
@@ -89,6 +90,101 @@ impl Pool {
             }
         }
         ranges
+    }
+}
+
+/// What one stream has of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Whose.
+    pub stream: StreamId,
+    /// In blocks made for it, slabs of its heap included.
+    pub used: Bytes,
+    /// Free memory that it used last.
+    pub free: Bytes,
+    /// Freed, waiting for other streams.
+    pub waiting: Bytes,
+}
+
+/// Memory side by side that chunks back without a gap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// Where it begins.
+    pub at: Spot,
+    /// How much it is.
+    pub len: Bytes,
+    /// Its parts in address order.
+    pub parts: Vec<StretchPart>,
+}
+
+/// A region of a stretch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StretchPart {
+    /// Where it begins.
+    pub at: Spot,
+    /// How much it is.
+    pub len: Bytes,
+    /// What was asked for, for a block.
+    pub requested: Bytes,
+    /// Whose it is, or was last.
+    pub stream: StreamId,
+    /// What it is used for.
+    pub kind: PartKind,
+}
+
+/// What a part of a stretch is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PartKind {
+    /// A block in a user's hands.
+    Block,
+    /// A slab: its heap knows what is in it ([`StreamHeap::parts`](crate::StreamHeap::parts)).
+    Slab,
+    /// Free.
+    Free,
+    /// Freed, waiting for other streams.
+    Waiting,
+}
+
+impl Pool {
+    /// What each stream has. O(n).
+    pub fn shares(&self) -> Vec<Share> {
+        let none =
+            |stream| Share { stream, used: Bytes::ZERO, free: Bytes::ZERO, waiting: Bytes::ZERO };
+        let mut shares: Vec<Share> = self.streams.ids().map(none).collect();
+        for (_, region) in self.regions.iter() {
+            let len = Bytes::new(region.len);
+            match &region.kind {
+                Kind::Used(used) => shares[used.stream.index()].used += len,
+                Kind::Free(free) => shares[free.owner.index()].free += len,
+                Kind::Waiting { owner, .. } => shares[owner.index()].waiting += len,
+                Kind::Hole | Kind::Retired { .. } | Kind::Quarantined => {}
+            }
+        }
+        shares
+    }
+
+    /// All memory in use or free, by address. O(n).
+    pub fn stretches(&self) -> Vec<Stretch> {
+        let mut stretches: Vec<Stretch> = Vec::new();
+        for (_, region) in self.regions.iter() {
+            let (stream, requested, kind) = match &region.kind {
+                Kind::Used(used) if used.slab => (used.stream, 0, PartKind::Slab),
+                Kind::Used(used) => (used.stream, used.requested, PartKind::Block),
+                Kind::Free(free) => (free.owner, 0, PartKind::Free),
+                Kind::Waiting { owner, .. } => (*owner, 0, PartKind::Waiting),
+                Kind::Hole | Kind::Retired { .. } | Kind::Quarantined => continue,
+            };
+            let (at, len) = (region.at, Bytes::new(region.len));
+            let part = StretchPart { at, len, requested: Bytes::new(requested), stream, kind };
+            match stretches.last_mut() {
+                Some(last) if last.at.plus(last.len.count()) == at => {
+                    last.len += len;
+                    last.parts.push(part);
+                }
+                _ => stretches.push(Stretch { at, len, parts: vec![part] }),
+            }
+        }
+        stretches
     }
 }
 

@@ -11,7 +11,7 @@
 //! Waste: a request is rounded up to 512 bytes, so a block of `n` bytes wastes under 512.
 
 use crate::Bytes;
-use crate::census::Census;
+use crate::census::{Census, PartKind, StretchPart};
 use crate::fit::RegionKey;
 use crate::ids::{BlockId, Mark, Spot, StreamId};
 use crate::pool::{Block, GRAIN, Pool, UnknownBlock, note_use};
@@ -580,6 +580,31 @@ impl StreamHeap {
             }
             census.slab_free -= bytes;
         }
+    }
+
+    /// What is in its slabs, by address within each.
+    pub fn parts(&self) -> Vec<StretchPart> {
+        let mut parts = Vec::new();
+        for home in self.slabs.iter().flatten() {
+            let mut piece = home.first;
+            while piece != NONE {
+                let known = &self.pieces[piece as usize];
+                let (kind, requested) = match &known.state {
+                    State::Used { requested, .. } => (PartKind::Block, *requested),
+                    State::Waiting { .. } => (PartKind::Waiting, 0),
+                    State::Free | State::Vacant => (PartKind::Free, 0),
+                };
+                parts.push(StretchPart {
+                    at: home.slab.at.plus(u64::from(known.start) * GRAIN),
+                    len: Bytes::new(u64::from(known.units) * GRAIN),
+                    requested: Bytes::new(requested),
+                    stream: self.stream,
+                    kind,
+                });
+                piece = known.next;
+            }
+        }
+        parts
     }
 
     /// Checks every slab from end to end, and that the pool knows it.

@@ -46,6 +46,10 @@ numbered! {
     ChunkId, "chunk"
 }
 numbered! {
+    /// What PyTorch's allocator takes from the driver: an allocation, or a range of addresses.
+    SegmentId, "segment"
+}
+numbered! {
     /// A stream that uses the pool.
     StreamId, "stream"
 }

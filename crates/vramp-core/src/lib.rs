@@ -28,14 +28,19 @@ mod pool;
 mod region;
 mod settle;
 mod stream;
+mod torch;
 mod vpmm;
 
 pub use audit::Inconsistency;
 pub use bytes::{AddrRange, Bytes, DeviceAddr, ParseBytesError};
-pub use census::Census;
+pub use census::{Census, PartKind, Share, Stretch, StretchPart};
 pub use config::{ConfigError, Mixed, Policy, PoolConfig};
 pub use heap::{Freed, Slab, StreamHeap};
-pub use ids::{BlockId, ChunkId, Epoch, Mark, SpanId, Spot, StreamId};
+pub use ids::{BlockId, ChunkId, Epoch, Mark, SegmentId, SpanId, Spot, StreamId};
 pub use place::{Attempt, Request, Shortage, Step};
 pub use plan::{Leftovers, Op, Plan, Range};
 pub use pool::{Block, Counters, Pool, UnknownBlock};
+pub use torch::{
+    Divisions, Stat, StatByPool, TorchAttempt, TorchBlock, TorchConfig, TorchConfigError, TorchOp,
+    TorchPlan, TorchPool, TorchRelease, TorchSegment, TorchStats, TorchStep,
+};

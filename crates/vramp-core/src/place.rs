@@ -3,7 +3,8 @@
 //! An [`Attempt`] climbs a ladder, cheapest rung first. Each call of [`Pool::place`] goes up until
 //! it has the block or needs the shell:
 //!
-//! 1. `Own`: a fitting free region of the stream. No driver call.
+//! 1. `Own`: a fitting free region of the stream. No driver call. Where many threads ask, growth
+//!    within a larger slack comes next.
 //! 2. `Learn`: ask which recorded events were reached, if any are open.
 //! 3. `Idle`: memory of other streams whose work is over: one fitting region.
 //! 4. `Gather`: caches and heaps give back what they do not need.
@@ -47,6 +48,8 @@ pub struct Attempt {
     pub(crate) ordered: bool,
     /// Keep to what is needed: use no slack.
     pub(crate) frugal: bool,
+    /// Many threads ask: grow within the larger slack first.
+    pub(crate) roomy: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,12 +73,18 @@ impl Attempt {
             may_grow: true,
             ordered: false,
             frugal: false,
+            roomy: false,
         }
     }
 
     /// A slab for the heap of the request's stream, at best `wanted` bytes long.
     pub fn slab(request: Request, wanted: Bytes) -> Attempt {
         Attempt { slab: wanted.max(request.size).count(), ..Attempt::new(request) }
+    }
+
+    /// Lets the pool grow more freely, where threads would otherwise take memory from each other.
+    pub fn roomy(self, roomy: bool) -> Attempt {
+        Attempt { roomy, ..self }
     }
 
     /// True once a plan was needed: the block is no hit.
@@ -202,6 +211,12 @@ impl Pool {
                     if let Some(key) = free.find(len.max(attempt.slab)).or_else(|| free.find(len)) {
                         return Found::Region(key);
                     }
+                    if attempt.roomy
+                        && let Some(plan) = self.grow_first(len, attempt, mixed)
+                    {
+                        attempt.planned = true;
+                        return Found::Step(Step::Perform(plan));
+                    }
                     attempt.rung = Rung::Learn;
                 }
                 Rung::Learn => {
@@ -237,6 +252,19 @@ impl Pool {
                     attempt.planned = true;
                     return Found::Step(self.build_step(len, attempt, mixed));
                 }
+            }
+        }
+    }
+
+    /// A plan within the slack, before anybody else's memory is looked at: threads that took from
+    /// each other's heaps and streams at every miss would do nothing else.
+    fn grow_first(&mut self, len: u64, attempt: &mut Attempt, mixed: &Mixed) -> Option<Plan> {
+        match self.build(len, attempt, mixed) {
+            Build::Reserve(plan) | Build::Clear(plan) => Some(plan),
+            Build::Fill { plan, over_slack: 0 } => Some(plan),
+            Build::Fill { .. } | Build::Short { .. } => {
+                attempt.roomy = false;
+                None
             }
         }
     }
@@ -323,7 +351,7 @@ impl Pool {
                 }
                 let piece = self.isolate(key, offset, run);
                 let old_owner = std::mem::replace(&mut self.free_of_mut(piece).owner, stream);
-                let present = self.streams.get(stream).current;
+                let present = self.streams.now(stream).epoch;
                 self.clear_epochs(piece, stream, |pool, epoch| {
                     let over = pool.streams.is_over(Mark { stream: old_owner, epoch });
                     if over { Epoch::START } else { present }
@@ -387,6 +415,10 @@ impl Pool {
     /// `None` if nothing is to be had. Oldest memory first; an event is recorded where the memory
     /// was freed after the last one.
     pub(crate) fn order_others(&self, stream: StreamId, need: u64) -> Option<Plan> {
+        // A stream that captures may not wait for work outside of its graph.
+        if self.streams.get(stream).held {
+            return None;
+        }
         let mut marks: Vec<Mark> = Vec::new();
         let mut note = |mark: Mark| match marks.iter_mut().find(|m| m.stream == mark.stream) {
             Some(known) => known.epoch = known.epoch.max(mark.epoch),
@@ -398,6 +430,10 @@ impl Pool {
                 break;
             }
             let free = self.free_of(key);
+            let mark = |epoch| Mark { stream: free.owner, epoch };
+            if free.parts.iter().any(|part| self.streams.is_out_of_reach(mark(part.epoch))) {
+                continue;
+            }
             had += self.regions.get(key).len;
             free.parts.iter().for_each(|p| note(Mark { stream: free.owner, epoch: p.epoch }));
         }
@@ -406,13 +442,18 @@ impl Pool {
                 break;
             }
             if let Kind::Waiting { owner, epoch, marks } = &self.regions.get(key).kind {
+                let own = Mark { stream: *owner, epoch: *epoch };
+                if marks.iter().chain([&own]).any(|&mark| self.streams.is_out_of_reach(mark)) {
+                    continue;
+                }
                 had += self.regions.get(key).len;
                 note(Mark { stream: *owner, epoch: *epoch });
                 marks.iter().for_each(|&mark| note(mark));
             }
         }
         if had < need {
-            self.awaited.iter().copied().for_each(note);
+            let awaited = self.awaited.iter().copied();
+            awaited.filter(|&mark| !self.streams.is_out_of_reach(mark)).for_each(note);
         }
         marks.retain(|&mark| !self.streams.is_ordered(stream, mark));
         if marks.is_empty() && had == 0 {
@@ -424,7 +465,7 @@ impl Pool {
 
     /// Records where needed, then waits.
     pub(crate) fn waiting_ops(&self, stream: StreamId, marks: &[Mark]) -> (Vec<Mark>, Vec<Op>) {
-        let unrecorded = |mark: &Mark| mark.epoch == self.streams.get(mark.stream).current;
+        let unrecorded = |&mark: &Mark| self.streams.is_unrecorded(mark);
         let records: Vec<Mark> = marks.iter().copied().filter(unrecorded).collect();
         let recording = records.iter().map(|&mark| Op::Record(mark));
         let waiting = marks.iter().map(|&on| Op::Wait { stream, on });
@@ -436,8 +477,7 @@ impl Pool {
         let census = self.census();
         let request = attempt.request.size;
         let movable: u64 = self.movable_bytes(attempt.request.stream);
-        let over =
-            |limit: &Bytes| limit.count() < self.chunks.bytes().saturating_add(request.count());
+        let over = |limit: &Bytes| limit.count() < self.charged().saturating_add(request.count());
         Shortage {
             requested: request,
             reserved: Bytes::new(self.chunks.bytes()),

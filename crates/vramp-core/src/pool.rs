@@ -75,6 +75,8 @@ pub struct Counters {
     pub chunks_reactivated: u64,
     /// Chunks given back to the card.
     pub chunks_released: u64,
+    /// Bytes of the chunks given back to the card.
+    pub released: Bytes,
     /// Bytes of the chunks moved or reactivated.
     pub moved: Bytes,
     /// Plans that failed and were undone.
@@ -92,6 +94,8 @@ pub struct Pool {
     pub(crate) slabs: usize,
     /// Marks that freed blocks in heaps wait for, as the shell last told.
     pub(crate) awaited: Vec<Mark>,
+    /// Physical memory of others that counts against the same limit.
+    pub(crate) elsewhere: u64,
     /// Every hole, smallest first.
     pub(crate) holes: BTreeSet<(u64, Spot, RegionKey)>,
     /// Every retired mapping by address.
@@ -116,6 +120,7 @@ impl Pool {
             streams: Streams::default(),
             slabs: 0,
             awaited: Vec::new(),
+            elsewhere: 0,
             holes: BTreeSet::new(),
             retired: BTreeMap::new(),
             waiting: Vec::new(),
@@ -140,6 +145,35 @@ impl Pool {
         self.streams.add(Stream::new(free))
     }
 
+    /// Ends a stream for which an event was just recorded: no work will be queued on it again, and
+    /// that event covers all that was. Blocks may still be freed on it.
+    pub fn end_stream(&mut self, stream: StreamId) {
+        self.streams.get_mut(stream).ended = true;
+    }
+
+    /// Says whether events may be recorded on a stream at present: not while it captures a graph.
+    /// What it frees meanwhile is its own.
+    pub fn hold(&mut self, stream: StreamId, held: bool) {
+        self.streams.get_mut(stream).held = held;
+    }
+
+    /// True if a request may be made for this stream: it is known and was not ended.
+    pub fn is_open(&self, stream: StreamId) -> bool {
+        self.has_stream(stream) && !self.streams.get(stream).ended
+    }
+
+    /// Sets the most physical memory that the pool may hold, and how much of it others hold. What
+    /// the pool holds already stays: trim to give it back.
+    pub fn set_limit(&mut self, limit: Option<Bytes>, elsewhere: Bytes) {
+        self.config.limit = limit;
+        self.elsewhere = elsewhere.count();
+    }
+
+    /// Physical memory that counts against the limit.
+    pub(crate) fn charged(&self) -> u64 {
+        self.chunks.bytes().saturating_add(self.elsewhere)
+    }
+
     /// True if the pool knows this stream.
     pub fn has_stream(&self, stream: StreamId) -> bool {
         self.streams.contains(stream)
@@ -148,6 +182,12 @@ impl Pool {
     /// What happened so far.
     pub fn counters(&self) -> Counters {
         Counters { reserved: Bytes::new(self.chunks.bytes()), ..self.counters }
+    }
+
+    /// Lets the peaks begin anew at what is held now.
+    pub fn reset_peaks(&mut self) {
+        self.counters.reserved_peak = Bytes::new(self.chunks.bytes());
+        self.counters.live_peak = self.counters.live;
     }
 
     // --- progress ---
@@ -253,7 +293,7 @@ impl Pool {
         self.regions.retire_id(key);
         let len = self.regions.get(key).len;
         self.used -= len;
-        let epoch = self.streams.get(stream).current;
+        let epoch = self.streams.now(stream).epoch;
         let mut marks = uses;
         marks.retain(|&mark| !self.streams.is_ordered(stream, mark));
         if marks.is_empty() {
@@ -278,7 +318,7 @@ impl Pool {
                 promoted = true;
             } else if marks.iter().all(|&mark| self.streams.is_ordered(owner, mark)) {
                 // The owner's wait came after the free: only the present epoch covers it.
-                self.make_free(key, owner, self.streams.get(owner).current);
+                self.make_free(key, owner, self.streams.now(owner).epoch);
                 promoted = true;
             } else {
                 self.waiting.push(key);

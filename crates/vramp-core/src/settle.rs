@@ -29,6 +29,7 @@ impl Pool {
             }
             Change::Trim { chunk, ranges } => {
                 ranges.iter().for_each(|&range| self.settle_unmap(range));
+                self.counters.released += Bytes::new(self.chunks.get(chunk).len);
                 self.chunks.remove(chunk);
                 self.counters.chunks_released += 1;
             }
@@ -103,7 +104,7 @@ impl Pool {
     fn take_over_ordered(&mut self, stream: StreamId, need: u64) {
         let had = self.adopt(stream, need, |pool, mark| pool.streams.is_ordered(stream, mark));
         let mut missing = need.saturating_sub(had);
-        let present = self.streams.get(stream).current;
+        let present = self.streams.now(stream).epoch;
         for key in std::mem::take(&mut self.waiting) {
             let Kind::Waiting { owner, epoch, marks } = &self.regions.get(key).kind else {
                 panic!("region {key} waits for nothing");
@@ -171,7 +172,7 @@ impl Pool {
             mark if self.streams.is_over(mark) => Epoch::START,
             mark if mark.stream == stream => mark.epoch,
             // Ordered behind a wait of the stream: over when the stream's present epoch is.
-            _ => self.streams.get(stream).current,
+            _ => self.streams.now(stream).epoch,
         }
     }
 
@@ -332,7 +333,7 @@ impl Pool {
         let page = self.config.page.count();
         let len = len.count().checked_next_multiple_of(page)?;
         let limit = self.config.limit.map_or(u64::MAX, Bytes::count);
-        let possible = limit.saturating_sub(self.chunks.bytes()).min(Spot::SPAN_LIMIT.count());
+        let possible = limit.saturating_sub(self.charged()).min(Spot::SPAN_LIMIT.count());
         if len == 0 || len > possible {
             return None;
         }
@@ -434,7 +435,9 @@ impl Pool {
                 Kind::Hole | Kind::Used(_) | Kind::Quarantined => {}
             }
         }
-        wanted.retain(|&mark| self.streams.now(mark.stream) == mark);
+        wanted.retain(|&mark| {
+            self.streams.is_unrecorded(mark) && !self.streams.is_out_of_reach(mark)
+        });
         wanted.into_iter().collect()
     }
 }

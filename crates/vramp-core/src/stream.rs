@@ -14,11 +14,22 @@ pub(crate) struct Stream {
     pub waits_for: Vec<Epoch>,
     /// Free regions it owns.
     pub free: FreeIndex,
+    /// Destroyed: its last event covers all it will ever do.
+    pub ended: bool,
+    /// No event may be recorded on it at present.
+    pub held: bool,
 }
 
 impl Stream {
     pub(crate) fn new(free: FreeIndex) -> Stream {
-        Stream { current: Epoch::START.next(), reached: Epoch::START, waits_for: Vec::new(), free }
+        Stream {
+            current: Epoch::START.next(),
+            reached: Epoch::START,
+            waits_for: Vec::new(),
+            free,
+            ended: false,
+            held: false,
+        }
     }
 
     /// The last epoch that an event was recorded for.
@@ -59,7 +70,19 @@ impl Streams {
 
     /// The mark that work queued on `stream` so far will have.
     pub(crate) fn now(&self, stream: StreamId) -> Mark {
-        Mark { stream, epoch: self.get(stream).current }
+        let known = self.get(stream);
+        let epoch = if known.ended { known.recorded() } else { known.current };
+        Mark { stream, epoch }
+    }
+
+    /// True if nobody can be made to wait for the mark: it needs an event that cannot be recorded.
+    pub(crate) fn is_out_of_reach(&self, mark: Mark) -> bool {
+        self.get(mark.stream).held && self.is_unrecorded(mark)
+    }
+
+    /// True if the next event of the mark's stream is the first to cover it.
+    pub(crate) fn is_unrecorded(&self, mark: Mark) -> bool {
+        mark.epoch == self.get(mark.stream).current
     }
 
     /// True if the work before `mark` is known to be over.

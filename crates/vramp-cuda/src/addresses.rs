@@ -1,5 +1,5 @@
-//! The addresses that are ours: reservations with what is mapped in them, and what the driver's
-//! own pool handed out.
+//! The addresses that are ours: reservations with what is mapped in them, plain allocations, and
+//! what the driver's own pool handed out.
 //!
 //! With this book no call of ours can reach memory that belongs to anyone else in the process, and
 //! the rules of mapping are kept before the driver is asked, so that a refused call changes
@@ -27,9 +27,9 @@ pub(crate) enum BadRange {
     AlreadyMapped,
     #[error("the range is not made of whole mappings without gaps")]
     NotWholeMappings,
-    #[error("the range is neither in a reservation nor in one allocation of the pool")]
+    #[error("the range is neither in a reservation nor in one allocation")]
     NotOurs,
-    #[error("the pool did not allocate this address")]
+    #[error("no memory was allocated at this address")]
     NotAllocated,
 }
 
@@ -40,6 +40,7 @@ type Mappings = BTreeMap<u64, u64>;
 #[derive(Debug, Default)]
 pub(crate) struct Addresses {
     reservations: BTreeMap<u64, (u64, Mappings)>,
+    plain: BTreeMap<u64, u64>,
     allocations: BTreeMap<u64, u64>,
 }
 
@@ -105,6 +106,21 @@ impl Addresses {
         }
     }
 
+    /// Enters a plain allocation.
+    pub(crate) fn plain(&mut self, at: DeviceAddr, len: Bytes) {
+        self.plain.insert(at.number(), len.count());
+    }
+
+    /// Takes out a plain allocation. Undone by [`Addresses::plain`].
+    pub(crate) fn take_plain(&mut self, at: DeviceAddr) -> Result<Bytes, BadRange> {
+        self.plain.remove(&at.number()).map(Bytes::new).ok_or(BadRange::NotAllocated)
+    }
+
+    /// Every plain allocation, taken out for good.
+    pub(crate) fn drain_plain(&mut self) -> Vec<DeviceAddr> {
+        std::mem::take(&mut self.plain).into_keys().map(DeviceAddr::new).collect()
+    }
+
     pub(crate) fn allocated(&mut self, at: DeviceAddr, len: Bytes) {
         self.allocations.insert(at.number(), len.count());
     }
@@ -119,8 +135,9 @@ impl Addresses {
         let (start, end) = bounds(range)?;
         let reserved = last_at_or_below(&self.reservations, start)
             .is_some_and(|(at, (len, _))| end <= at + len);
-        let allocated =
-            last_at_or_below(&self.allocations, start).is_some_and(|(at, len)| end <= at + len);
+        let allocated = [&self.allocations, &self.plain]
+            .into_iter()
+            .any(|book| last_at_or_below(book, start).is_some_and(|(at, len)| end <= at + len));
         if reserved || allocated { Ok(()) } else { Err(BadRange::NotOurs) }
     }
 
@@ -230,6 +247,11 @@ mod tests {
     fn work_reaches_only_what_is_ours() {
         let mut book = book();
         book.allocated(DeviceAddr::new(5000), Bytes::new(64));
+        book.plain(DeviceAddr::new(7000), Bytes::new(64));
+        assert_eq!(book.check_ours(range(7000, 64)), Ok(()));
+        assert_eq!(book.take_allocation(DeviceAddr::new(7000)), Err(BadRange::NotAllocated));
+        assert_eq!(book.take_plain(DeviceAddr::new(7000)), Ok(Bytes::new(64)));
+        assert_eq!(book.check_ours(range(7000, 64)), Err(BadRange::NotOurs));
         assert_eq!(book.check_ours(range(1000, 100)), Ok(()));
         assert_eq!(book.check_ours(range(5000, 64)), Ok(()));
         for bad in [range(999, 2), range(1000, 101), range(5063, 2), range(0, 1)] {

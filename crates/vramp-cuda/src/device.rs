@@ -334,6 +334,14 @@ impl Driver for CudaDriver {
         memory::set_access(self, range)
     }
 
+    fn alloc_memory(&self, len: Bytes) -> Result<DeviceAddr> {
+        memory::alloc(self, len)
+    }
+
+    fn free_memory(&self, at: DeviceAddr) -> Result<()> {
+        memory::free(self, at)
+    }
+
     fn create_stream(&self) -> Result<Stream> {
         stream::create_stream(self)
     }
@@ -344,6 +352,10 @@ impl Driver for CudaDriver {
 
     fn synchronize_stream(&self, stream: Stream) -> Result<()> {
         stream::synchronize_stream(self, stream)
+    }
+
+    fn is_capturing(&self, stream: Stream) -> Result<bool> {
+        stream::asks_capturing(self, stream)
     }
 
     fn create_event(&self) -> Result<Event> {

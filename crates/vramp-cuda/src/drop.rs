@@ -90,6 +90,12 @@ impl CudaDriver {
                 let _ = unsafe { free(at.number(), std::ptr::null_mut()) };
             }
         }
+        if let Ok(free) = self.cuda.cuMemFree_v2.as_ref() {
+            for at in self.addresses().drain_plain() {
+                // SAFETY: the driver gave us this address, and no work in flight touches it.
+                let _ = unsafe { free(at.number()) };
+            }
+        }
         if let (Ok(unmap), Ok(free)) =
             (self.cuda.cuMemUnmap.as_ref(), self.cuda.cuMemAddressFree.as_ref())
         {

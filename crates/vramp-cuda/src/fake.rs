@@ -157,6 +157,8 @@ fakes! {
     cuMemUnmap(at: CUdeviceptr, len: usize) s {}
     cuMemSetAccess(at: CUdeviceptr, len: usize, wanted: *const CUmemAccessDesc, count: usize) s {}
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize) s { put(free, 1 << 29); put(total, 1 << 30) }
+    cuMemAlloc_v2(start: *mut CUdeviceptr, len: usize) s { put(start, fresh(s) as u64) }
+    cuMemFree_v2(start: CUdeviceptr) s {}
     cuStreamCreate(stream: *mut CUstream, flags: c_uint) s { put(stream, fresh(s) as CUstream) }
     cuStreamDestroy_v2(stream: CUstream) s {}
     cuStreamSynchronize(stream: CUstream) s {}

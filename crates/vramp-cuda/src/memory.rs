@@ -145,6 +145,34 @@ pub(crate) fn set_access(driver: &CudaDriver, range: AddrRange) -> Result<()> {
     driver.settle(call, code, || range.to_string())
 }
 
+pub(crate) fn alloc(driver: &CudaDriver, len: Bytes) -> Result<DeviceAddr> {
+    let call = Call::AllocMemory;
+    let _entered = driver.enter(call)?;
+    let allocate = symbol!(driver, call, cuMemAlloc_v2);
+    if len.is_zero() {
+        return Err(invalid(call, "zero bytes"));
+    }
+    let mut start = 0;
+    // SAFETY: `start` outlives the call.
+    let code = unsafe { allocate(&mut start, size(len)) };
+    driver.settle(call, code, || len.to_string())?;
+    let at = DeviceAddr::new(start);
+    driver.addresses().plain(at, len);
+    Ok(at)
+}
+
+pub(crate) fn free(driver: &CudaDriver, at: DeviceAddr) -> Result<()> {
+    let call = Call::FreeMemory;
+    let _entered = driver.enter(call)?;
+    let free = symbol!(driver, call, cuMemFree_v2);
+    let place = AddrRange::new(at, Bytes::ZERO);
+    let len = driver.addresses().take_plain(at).map_err(bad(call, place))?;
+    // SAFETY: the book says that the driver gave us this address. The call waits for work that
+    // still touches the memory.
+    let code = unsafe { free(at.number()) };
+    driver.settle(call, code, || at.to_string()).inspect_err(|_| driver.addresses().plain(at, len))
+}
+
 pub(crate) fn memory_info(driver: &CudaDriver) -> Result<MemoryInfo> {
     let call = Call::MemoryInfo;
     let _entered = driver.enter(call)?;

@@ -129,6 +129,24 @@ pub(crate) fn create_event(driver: &CudaDriver) -> Result<Event> {
     Ok(Event::from_number(driver.events.insert(Opaque(raw))))
 }
 
+pub(crate) fn asks_capturing(driver: &CudaDriver, stream: Stream) -> Result<bool> {
+    let call = Call::IsCapturing;
+    let _entered = driver.enter(call)?;
+    // A driver without the call has no graphs either.
+    let Ok(ask) = driver.cuda.cuStreamIsCapturing.as_ref() else { return Ok(false) };
+    let id = stream.number();
+    let stream = driver.streams.get(id).map_err(refused(call, "stream", id))?;
+    let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: the stream is held; `status` outlives the call.
+    match unsafe { ask(stream.raw.0, &mut status) } {
+        // The default stream, while another one captures that waits for it.
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => Ok(true),
+        code => driver
+            .settle(call, code, || format!("stream {id:#x}"))
+            .map(|()| status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE),
+    }
+}
+
 fn raw_event(driver: &CudaDriver, call: Call) -> Result<CUevent> {
     let create = symbol!(driver, call, cuEventCreate);
     let mut raw = std::ptr::null_mut();

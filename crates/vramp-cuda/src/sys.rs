@@ -203,6 +203,12 @@ pub struct Api {
         unsafe extern "C" fn(free: *mut usize, total: *mut usize) -> CUresult,
         ::libloading::Error,
     >,
+    pub cuMemAlloc_v2: Result<
+        unsafe extern "C" fn(dptr: *mut CUdeviceptr, bytesize: usize) -> CUresult,
+        ::libloading::Error,
+    >,
+    pub cuMemFree_v2:
+        Result<unsafe extern "C" fn(dptr: CUdeviceptr) -> CUresult, ::libloading::Error>,
     pub cuMemFreeHost: Result<
         unsafe extern "C" fn(p: *mut ::std::os::raw::c_void) -> CUresult,
         ::libloading::Error,
@@ -1138,6 +1144,8 @@ impl Api {
         let cuCtxSetCurrent = unsafe { __library.get(b"cuCtxSetCurrent\0") }.map(|sym| *sym);
         let cuCtxGetCurrent = unsafe { __library.get(b"cuCtxGetCurrent\0") }.map(|sym| *sym);
         let cuMemGetInfo_v2 = unsafe { __library.get(b"cuMemGetInfo_v2\0") }.map(|sym| *sym);
+        let cuMemAlloc_v2 = unsafe { __library.get(b"cuMemAlloc_v2\0") }.map(|sym| *sym);
+        let cuMemFree_v2 = unsafe { __library.get(b"cuMemFree_v2\0") }.map(|sym| *sym);
         let cuMemFreeHost = unsafe { __library.get(b"cuMemFreeHost\0") }.map(|sym| *sym);
         let cuMemHostAlloc = unsafe { __library.get(b"cuMemHostAlloc\0") }.map(|sym| *sym);
         let cuMemcpyHtoDAsync_v2 =
@@ -1206,6 +1214,8 @@ impl Api {
             cuCtxSetCurrent,
             cuCtxGetCurrent,
             cuMemGetInfo_v2,
+            cuMemAlloc_v2,
+            cuMemFree_v2,
             cuMemFreeHost,
             cuMemHostAlloc,
             cuMemcpyHtoDAsync_v2,
@@ -1338,6 +1348,14 @@ impl Api {
         unsafe {
             (self.cuMemGetInfo_v2.as_ref().expect("Expected function, got error."))(free, total)
         }
+    }
+    pub unsafe fn cuMemAlloc_v2(&self, dptr: *mut CUdeviceptr, bytesize: usize) -> CUresult {
+        unsafe {
+            (self.cuMemAlloc_v2.as_ref().expect("Expected function, got error."))(dptr, bytesize)
+        }
+    }
+    pub unsafe fn cuMemFree_v2(&self, dptr: CUdeviceptr) -> CUresult {
+        unsafe { (self.cuMemFree_v2.as_ref().expect("Expected function, got error."))(dptr) }
     }
     pub unsafe fn cuMemFreeHost(&self, p: *mut ::std::os::raw::c_void) -> CUresult {
         unsafe { (self.cuMemFreeHost.as_ref().expect("Expected function, got error."))(p) }

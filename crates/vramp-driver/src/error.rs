@@ -25,6 +25,10 @@ pub enum Call {
     Unmap,
     /// Let the device touch a range of addresses.
     SetAccess,
+    /// Allocate device memory.
+    AllocMemory,
+    /// Free device memory.
+    FreeMemory,
     /// Create a stream.
     CreateStream,
     /// Destroy a stream.
@@ -35,6 +39,8 @@ pub enum Call {
     CreateEvent,
     /// Destroy an event.
     DestroyEvent,
+    /// Ask whether a stream captures a graph.
+    IsCapturing,
     /// Record an event on a stream.
     Record,
     /// Ask whether an event was reached.
@@ -73,7 +79,7 @@ pub enum Call {
 
 impl Call {
     /// Every call, in declaration order.
-    pub const ALL: [Call; 29] = [
+    pub const ALL: [Call; 32] = [
         Call::Reserve,
         Call::FreeAddresses,
         Call::Create,
@@ -81,11 +87,14 @@ impl Call {
         Call::Map,
         Call::Unmap,
         Call::SetAccess,
+        Call::AllocMemory,
+        Call::FreeMemory,
         Call::CreateStream,
         Call::DestroyStream,
         Call::SynchronizeStream,
         Call::CreateEvent,
         Call::DestroyEvent,
+        Call::IsCapturing,
         Call::Record,
         Call::Query,
         Call::Wait,
@@ -115,11 +124,14 @@ impl Call {
             Call::Map => "map",
             Call::Unmap => "unmap",
             Call::SetAccess => "set-access",
+            Call::AllocMemory => "alloc-memory",
+            Call::FreeMemory => "free-memory",
             Call::CreateStream => "create-stream",
             Call::DestroyStream => "destroy-stream",
             Call::SynchronizeStream => "synchronize-stream",
             Call::CreateEvent => "create-event",
             Call::DestroyEvent => "destroy-event",
+            Call::IsCapturing => "is-capturing",
             Call::Record => "record",
             Call::Query => "query",
             Call::Wait => "wait",

@@ -35,9 +35,12 @@ forward! {
     map(at: DeviceAddr, handle: Handle) -> Result<()>;
     unmap(range: AddrRange) -> Result<()>;
     set_access(range: AddrRange) -> Result<()>;
+    alloc_memory(len: Bytes) -> Result<DeviceAddr>;
+    free_memory(at: DeviceAddr) -> Result<()>;
     create_stream() -> Result<Stream>;
     destroy_stream(stream: Stream) -> Result<()>;
     synchronize_stream(stream: Stream) -> Result<()>;
+    is_capturing(stream: Stream) -> Result<bool>;
     create_event() -> Result<Event>;
     destroy_event(event: Event) -> Result<()>;
     record(event: Event, stream: Stream) -> Result<()>;

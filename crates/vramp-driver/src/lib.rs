@@ -223,6 +223,18 @@ pub trait Driver: Send + Sync {
     /// and more, by the number of mappings.
     fn set_access(&self, range: AddrRange) -> Result<()>;
 
+    // --- plain allocations ---
+
+    /// Allocates `len` bytes that can be touched at once. May wait for work in flight. 30 to 75 us,
+    /// by size.
+    ///
+    /// The card gives whole pages; `len` may be any size above zero.
+    fn alloc_memory(&self, len: Bytes) -> Result<DeviceAddr>;
+
+    /// Frees what [`Driver::alloc_memory`] returned, after waiting for all work on the device. 26 to
+    /// 286 us, by size, and the wait.
+    fn free_memory(&self, at: DeviceAddr) -> Result<()>;
+
     // --- streams and events ---
 
     /// Creates a stream that does not wait for the default stream.
@@ -233,6 +245,10 @@ pub trait Driver: Send + Sync {
 
     /// Waits on the host until everything queued on `stream` is done.
     fn synchronize_stream(&self, stream: Stream) -> Result<()>;
+
+    /// True while work queued on `stream` becomes a graph. Then an event recorded on it belongs to
+    /// the graph, and asking whether any event was reached is refused and may spoil the capture.
+    fn is_capturing(&self, stream: Stream) -> Result<bool>;
 
     /// Creates an event without timing. 0.13 us.
     fn create_event(&self) -> Result<Event>;

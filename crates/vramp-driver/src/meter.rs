@@ -151,6 +151,12 @@ impl<D: Driver> Driver for Metered<D> {
     fn set_access(&self, range: AddrRange) -> Result<()> {
         self.timed(Call::SetAccess, |device| device.set_access(range))
     }
+    fn alloc_memory(&self, len: Bytes) -> Result<DeviceAddr> {
+        self.timed(Call::AllocMemory, |device| device.alloc_memory(len))
+    }
+    fn free_memory(&self, at: DeviceAddr) -> Result<()> {
+        self.timed(Call::FreeMemory, |device| device.free_memory(at))
+    }
     fn create_stream(&self) -> Result<Stream> {
         self.timed(Call::CreateStream, |device| device.create_stream())
     }
@@ -159,6 +165,9 @@ impl<D: Driver> Driver for Metered<D> {
     }
     fn synchronize_stream(&self, stream: Stream) -> Result<()> {
         self.timed(Call::SynchronizeStream, |device| device.synchronize_stream(stream))
+    }
+    fn is_capturing(&self, stream: Stream) -> Result<bool> {
+        self.timed(Call::IsCapturing, |device| device.is_capturing(stream))
     }
     fn create_event(&self) -> Result<Event> {
         self.timed(Call::CreateEvent, |device| device.create_event())

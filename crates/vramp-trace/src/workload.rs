@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 
-use vramp_core::Bytes;
+use vramp_core::{Bytes, DeviceAddr};
 
 use crate::{Block, BlockState, Event, EventKind, Repairs, StreamIndex, Trace};
 
@@ -66,6 +66,8 @@ pub struct Workload {
     pub peak_live_request: usize,
     /// What the recording left out.
     pub repairs: Repairs,
+    /// Where the first blocks lay: those held before the first event.
+    earlier: Vec<DeviceAddr>,
     /// For each request its event, or `NO_EVENT`. As long as `requests`.
     events: Vec<u32>,
 }
@@ -97,6 +99,11 @@ impl Workload {
     /// request that was placed before the first event.
     pub fn event_of(&self, request: usize) -> Option<usize> {
         self.events.get(request).filter(|&&event| event != NO_EVENT).map(|&event| event as usize)
+    }
+
+    /// Where a block lay that was held before the first event; `None` for later ones.
+    pub fn address_before(&self, block: u32) -> Option<DeviceAddr> {
+        self.earlier.get(block as usize).copied()
     }
 
     /// The size of every block by its number. O(requests).
@@ -278,6 +285,7 @@ impl Builder {
         for (_, Earlier { block, size, stream, .. }) in &self.earlier {
             requests.push(Request::Alloc { block: *block, size: *size, stream: stream.0 });
         }
+        let earlier = self.earlier.iter().map(|(address, _)| DeviceAddr::new(*address)).collect();
         let freed = self.earlier.iter().filter(|(_, earlier)| earlier.freed);
         requests.extend(freed.map(|(_, earlier)| Request::Free { block: earlier.block }));
         let mut events = vec![NO_EVENT; requests.len()];
@@ -295,6 +303,7 @@ impl Builder {
             peak_live,
             peak_live_request,
             repairs: self.repairs,
+            earlier,
             events,
         }
     }

@@ -19,6 +19,8 @@ pub struct Allocation {
     pub(crate) owner: Owner,
     /// The allocator's number.
     pub(crate) allocator: u64,
+    /// One more than its tag's place in the allocator's list; zero for none.
+    pub(crate) tag: u16,
     /// True if it was at hand: the pool does not know of the work that the memory saw before.
     pub(crate) recycled: bool,
     /// True once a use on another stream was noted.
@@ -34,6 +36,8 @@ pub(crate) enum Owner {
     Heap { id: BlockId, at: Spot },
     /// The driver's own pool.
     Driver { slot: u64 },
+    /// PyTorch's caching allocator.
+    Caching { id: BlockId, at: Spot },
 }
 
 impl Allocation {
@@ -66,7 +70,7 @@ impl Allocation {
     /// driver's pool placed.
     pub fn spot(&self) -> Option<Spot> {
         match self.owner {
-            Owner::Pool { at, .. } | Owner::Heap { at, .. } => Some(at),
+            Owner::Pool { at, .. } | Owner::Heap { at, .. } | Owner::Caching { at, .. } => Some(at),
             Owner::Driver { .. } => None,
         }
     }
@@ -74,7 +78,7 @@ impl Allocation {
     /// The block's id in the pool, for prints; `None` for memory that a heap or the driver placed.
     pub fn id(&self) -> Option<BlockId> {
         match self.owner {
-            Owner::Pool { id, .. } => Some(id),
+            Owner::Pool { id, .. } | Owner::Caching { id, .. } => Some(id),
             Owner::Heap { .. } | Owner::Driver { .. } => None,
         }
     }

@@ -3,33 +3,47 @@
 //! One malloc, from top to bottom:
 //!
 //! 1. the thread's cache: a block of the same length freed a moment ago (`cache.rs`);
-//! 2. the stream's heap, for requests up to its limit (`vramp_core::StreamHeap`, its own lock);
-//! 3. the allocator's lock, and the manager behind it (`virtual_pool.rs`, `ordered.rs`).
+//! 2. the stream's heap, for small requests (`vramp_core::StreamHeap`, its own lock);
+//! 3. the allocator's lock (`shared.rs`), and the manager behind it (`manager.rs`);
+//! 4. where that is short: handlers, waiting, and at last the report (`watch.rs`, `error.rs`).
 //!
-//! A free goes the same way. Locks are taken in the order allocator, heap.
+//! A free goes the same way. Locks are taken in the order group, allocator, heap.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use vramp_core::{
-    BlockId, Bytes, Census, Counters, DeviceAddr, Freed, Inconsistency, Mark, PoolConfig, StreamId,
+    BlockId, Bytes, Census, Counters, DeviceAddr, Freed, Inconsistency, Mark, Shortage, Spot,
+    StreamId, TorchPool, TorchSegment,
 };
 use vramp_driver::{Driver, DriverError, Stream};
 
 use crate::allocation::{Allocation, Owner};
-use crate::cache::{Cache, Kept, Tag};
-use crate::config::{Config, Preset};
-use crate::error::{AllocError, CreateError, FreeError, Report, UseError};
+use crate::cache::{Kept, Tag};
+use crate::config::Config;
+use crate::error::{
+    AllocError, CreateError, FreeError, PoolHolding, Report, StreamError, Tagged, UseError,
+};
+use crate::group::Group;
 use crate::local::{self, Local};
-use crate::ordered::{OrderedOutcome, OrderedPool};
-use crate::tally::{Base, Tally};
-use crate::virtual_pool::{HeapsServe, Refusal, VirtualPool};
+use crate::manager::{Found, Manager};
+use crate::shared::{Inner, Shared};
+use crate::virtual_pool::{HeapsServe, Refusal};
+use crate::watch::{Event, Registration};
 
 /// What happened so far, over all the managers behind an allocator.
 ///
 /// With several threads `live_peak` may miss a moment between two of their misses; all else is
 /// exact.
 pub type Stats = Counters;
+
+/// What an allocation is for, as [`Allocator::tag`] numbered it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TagId(u16);
+
+/// So often a request is tried again because a handler gave something.
+const ROUNDS_MOST: u32 = 64;
 
 /// Memory of one device. Safe to share between threads, and made for it: a thread that works on a
 /// stream of its own shares no lock with others as long as it hits.
@@ -40,105 +54,43 @@ pub type Stats = Counters;
 /// does the same and tells what failed.
 pub struct Allocator {
     shared: Arc<Shared>,
+    config: Config,
 }
-
-/// The part of an allocator that threads keep a hold of.
-pub(crate) struct Shared {
-    /// Names the allocator for its threads and allocations.
-    pub number: u64,
-    driver: Arc<dyn Driver>,
-    /// Which requests are the heaps'; `None` where the manager has no use for them.
-    heaps_serve: Option<HeapsServe>,
-    /// How often a thread found the lock taken.
-    met: AtomicU64,
-    inner: Mutex<Inner>,
-}
-
-/// What a thread found without the allocator's lock. The allocation is made of it in its final
-/// place: copying one costs as much as all the rest of a hit.
-struct Hit {
-    addr: DeviceAddr,
-    owner: Owner,
-    len: Bytes,
-    recycled: bool,
-}
-
-/// So often threads may meet at the lock before heaps serve larger requests.
-const MEETINGS: u64 = 256;
-
-struct Inner {
-    /// The virtual pool, for the presets that have one.
-    pool: Option<VirtualPool>,
-    /// The driver's pool: the whole manager, or VPMM's for requests under a page.
-    ordered: Option<OrderedPool>,
-    /// Requests under this go to the driver's pool.
-    bypass_below: Bytes,
-    streams: Vec<Stream>,
-    base: Base,
-    /// Of every thread that allocated here and lives.
-    tallies: Vec<Arc<Tally>>,
-    closed: bool,
-}
-
-/// Only tells allocators apart.
-static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
 impl Allocator {
     /// An allocator on a device. Takes no memory yet, unless the configuration says so.
     pub fn new(driver: Arc<dyn Driver>, config: Config) -> Result<Allocator, CreateError> {
-        let info = driver.info();
-        let granularity = info.limits.page;
-        let capabilities = info.capabilities;
-        let page = config.page.unwrap_or(granularity);
-        let mut inner = Inner {
-            pool: None,
-            ordered: None,
-            bypass_below: Bytes::ZERO,
-            streams: Vec::new(),
-            base: Base::default(),
-            tallies: Vec::new(),
-            closed: false,
-        };
-        if config.preset != Preset::StreamOrdered {
-            if !capabilities.virtual_memory {
-                return Err(CreateError::NotSupported {
-                    preset: config.preset.name(),
-                    needed: "virtual memory management",
-                    instead: Preset::StreamOrdered.name(),
-                });
-            }
-            if page.is_zero() || !page.is_multiple_of(granularity) {
-                return Err(CreateError::Granularity { page, granularity });
-            }
-            let span = config.span.min(info.limits.address_space.unwrap_or(config.span));
-            let span =
-                if config.preset == Preset::Vpmm { config.span } else { span.round_down(page) };
-            let pool = PoolConfig { page, span, limit: config.limit, policy: config.policy() };
-            inner.pool =
-                Some(VirtualPool::new(Arc::clone(&driver), pool, config.progress.clone())?);
+        let group = Arc::new(Group::new(config.limit));
+        Allocator::in_group("main".to_owned(), driver, config, group)
+    }
+
+    /// A pool of its own on the same device, isolated from this one: memory never goes from one to
+    /// the other but through the card. Dropping it, or closing it, releases all it holds as one.
+    ///
+    /// It has the configuration of this one, shares its streams (an id means the same stream in
+    /// both), and what both hold together counts against the limit.
+    pub fn create_pool(&self, name: &str) -> Result<Allocator, CreateError> {
+        let config = Config { prefill: Bytes::ZERO, prefill_pages: None, ..self.config.clone() };
+        let group = Arc::clone(&self.shared.group);
+        Allocator::in_group(name.to_owned(), Arc::clone(&self.shared.driver), config, group)
+    }
+
+    fn in_group(
+        name: String,
+        driver: Arc<dyn Driver>,
+        config: Config,
+        group: Arc<Group>,
+    ) -> Result<Allocator, CreateError> {
+        if let Some(threshold) = config.garbage_collection_threshold
+            && !(threshold > 0.0 && threshold < 1.0)
+        {
+            return Err(CreateError::Threshold { threshold });
         }
-        if config.preset == Preset::StreamOrdered && !capabilities.stream_ordered_pool {
-            return Err(CreateError::NotSupported {
-                preset: config.preset.name(),
-                needed: "the driver's stream-ordered pool",
-                instead: Preset::Vramp.name(),
-            });
-        }
-        if config.preset != Preset::Vramp && capabilities.stream_ordered_pool {
-            inner.ordered = Some(OrderedPool::new(Arc::clone(&driver), config.limit)?);
-        }
-        if config.preset == Preset::Vpmm && inner.ordered.is_some() {
-            inner.bypass_below = page;
-        }
+        let manager = Manager::new(&driver, &config)?;
+        let page = config.page.unwrap_or(driver.info().limits.page);
         let prefill = config.prefill_bytes(page);
-        let shared = Shared {
-            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
-            driver,
-            heaps_serve: inner.pool.as_ref().and_then(|pool| pool.heaps_serve),
-            met: AtomicU64::new(0),
-            inner: Mutex::new(inner),
-        };
-        let allocator = Allocator { shared: Arc::new(shared) };
+        let shared = Shared::new(name, driver, manager, group);
+        let allocator = Allocator { shared, config };
         allocator.prefill_at_start(prefill)?;
         Ok(allocator)
     }
@@ -165,31 +117,48 @@ impl Allocator {
         &self.shared.driver
     }
 
+    /// What people call it: `main`, or the name given to [`Allocator::create_pool`].
+    pub fn name(&self) -> &str {
+        &self.shared.name
+    }
+
     // --- streams ---
 
     /// A new stream on the device. One driver call.
     pub fn create_stream(&self) -> Result<StreamId, DriverError> {
         let stream = self.shared.driver.create_stream()?;
-        Ok(self.adopt_stream(stream))
+        Ok(self.shared.group.add_stream(stream, true))
     }
 
-    /// Makes a stream of the device known that was made elsewhere. No driver call.
-    ///
-    /// It is destroyed with the allocator's own ones; a driver that took it in from outside only
-    /// forgets it then.
+    /// Makes a stream of the device known that was made elsewhere. No driver call. It is not
+    /// destroyed here; tell [`Allocator::destroy_stream`] before its owner does so.
     pub fn adopt_stream(&self, stream: Stream) -> StreamId {
-        let mut inner = self.shared.lock_anyway();
-        let id = match &mut inner.pool {
-            Some(pool) => pool.add_stream(stream),
-            None => StreamId::new(inner.streams.len() as u32),
-        };
-        inner.streams.push(stream);
-        id
+        self.shared.group.add_stream(stream, false)
     }
 
-    /// The driver's own name of a stream, to queue work on it. `None` if it is unknown here.
+    /// Ends a stream: no request may be made for it any more. Its free memory goes to all others as
+    /// its work completes, without waiting. Blocks made for it may be used and freed as before.
+    /// An event record in each pool that shares the stream, and one call to destroy it.
+    ///
+    /// # Errors
+    /// [`StreamError::Unknown`] for a stream that is not known here, or was ended before. Where
+    /// recording an event fails the stream is as before.
+    pub fn destroy_stream(&self, stream: StreamId) -> Result<(), StreamError> {
+        let known = self.shared.group.stream(stream).filter(|known| !known.ended);
+        known.ok_or(StreamError::Unknown(stream))?;
+        for member in self.shared.group.members() {
+            let mut inner = member.lock()?;
+            let Some(raw) = inner.open_stream(stream, &member.group) else { continue };
+            inner.manager.end_stream(stream, raw)?;
+            inner.ended[stream.index()] = true;
+        }
+        Ok(self.shared.group.end_stream(stream, &*self.shared.driver)?)
+    }
+
+    /// The driver's own name of a stream, to queue work on it. `None` if it is unknown here or
+    /// ended.
     pub fn stream(&self, id: StreamId) -> Option<Stream> {
-        self.shared.lock_anyway().streams.get(id.index()).copied()
+        self.shared.group.stream(id).filter(|known| !known.ended).map(|known| known.raw)
     }
 
     // --- memory ---
@@ -201,163 +170,291 @@ impl Allocator {
     /// one create, map and set-access for each new chunk, a map and a set-access for each moved one.
     ///
     /// # Errors
-    /// [`AllocError::OutOfMemory`] tells what is free and what to do; any other driver error leaves
-    /// the allocator as it was.
+    /// [`AllocError::OutOfMemory`] tells who holds what and what to do; any other driver error
+    /// leaves the allocator as it was.
     #[inline]
     pub fn malloc(&self, size: Bytes, stream: StreamId) -> Result<Allocation, AllocError> {
         if let Some(serve) = self.shared.heaps_serve
             && let Some(hit) =
                 local::with(self.shared.number, |local| self.hit(local, size, stream, serve))
-            && let Some(Hit { addr, owner, len, recycled }) = hit
+            && let Some((found, recycled)) = hit
         {
-            return Ok(Allocation {
-                addr,
-                len,
-                requested: size,
-                stream,
-                owner,
-                allocator: self.shared.number,
-                recycled,
-                noted: AtomicBool::new(false),
-            });
+            let allocation = self.allocation(found, size, stream, recycled, None);
+            if self.shared.watchers.is_watched() {
+                self.shared.watchers.tell(&Event::Allocated(&allocation));
+            }
+            return Ok(allocation);
         }
-        self.malloc_shared(size, stream)
+        self.malloc_shared(size, stream, None)
     }
 
-    /// What the thread has at hand, or the stream's heap.
+    /// The same, counted under a tag. Takes the allocator's lock, as the free does.
+    pub fn malloc_tagged(
+        &self,
+        size: Bytes,
+        stream: StreamId,
+        tag: TagId,
+    ) -> Result<Allocation, AllocError> {
+        self.malloc_shared(size, stream, Some(tag))
+    }
+
+    /// What the thread has at hand, or the stream's heap; true for what was at hand. The allocation
+    /// is made of it in its final place: copying one costs as much as all the rest of a hit.
     #[inline]
-    fn hit(&self, local: &Local, size: Bytes, stream: StreamId, serve: HeapsServe) -> Option<Hit> {
+    fn hit(
+        &self,
+        local: &Local,
+        size: Bytes,
+        stream: StreamId,
+        serve: HeapsServe,
+    ) -> Option<(Found, bool)> {
         let grains = size.count().div_ceil(512).max(1);
-        let hit = match local.cache.take(Tag::new(stream.index(), grains)?) {
+        let (addr, owner, len, recycled) = match local.cache.take(Tag::new(stream.index(), grains)?)
+        {
             Some((tag, Kept { addr, at, id })) => {
-                let (id, at) = (BlockId::from_number(id), vramp_core::Spot::from_number(at));
+                let (id, at) = (BlockId::from_number(id), Spot::from_number(at));
                 let owner = match tag.is_of_pool() {
                     true => Owner::Pool { id, at },
                     false => Owner::Heap { id, at },
                 };
-                let (addr, len) = (DeviceAddr::new(addr), Bytes::new(grains * 512));
-                Hit { addr, owner, len, recycled: true }
+                (DeviceAddr::new(addr), owner, Bytes::new(grains * 512), true)
             }
             None if size <= serve.limit(self.shared.is_contended()) => {
-                let block = local.heaps.get(stream.index())?.lock().take(size)?;
+                let heap = local.heaps.get(stream.index())?;
+                let block = heap.lock().take(size)?;
                 let owner = Owner::Heap { id: block.id, at: block.at };
                 // The heap's slab came through this or another thread; here its span may be new.
-                let addr = local.addr(block.at).unwrap_or_else(|| self.addr(block.at));
+                let addr = local.addr(block.at).unwrap_or_else(|| self.shared.addr(block.at));
                 local.cache.made(grains, addr.number());
-                Hit { addr, owner, len: block.len, recycled: false }
+                (addr, owner, block.len, false)
             }
             None => return None,
         };
-        local.tally.placed(size, true);
-        Some(hit)
+        local.tally.placed(len, size, true);
+        Some((Found { addr, len, owner, hit: true }, recycled))
     }
 
-    fn addr(&self, at: vramp_core::Spot) -> DeviceAddr {
-        let inner = self.shared.lock_anyway();
-        inner.pool.as_ref().expect("a heap has a pool").exec.addr(at)
+    #[inline]
+    fn allocation(
+        &self,
+        found: Found,
+        requested: Bytes,
+        stream: StreamId,
+        recycled: bool,
+        tag: Option<TagId>,
+    ) -> Allocation {
+        Allocation {
+            addr: found.addr,
+            len: found.len,
+            requested,
+            stream,
+            owner: found.owner,
+            allocator: self.shared.number,
+            tag: tag.map_or(0, |TagId(tag)| tag),
+            recycled,
+            noted: AtomicBool::new(false),
+        }
     }
 
-    /// The way through the allocator's lock.
+    /// The way through the allocator's lock, with everything that may be done about a shortage.
     #[cold]
-    fn malloc_shared(&self, size: Bytes, stream: StreamId) -> Result<Allocation, AllocError> {
-        let mut inner = self.shared.lock()?;
-        let raw = inner.stream(stream).ok_or(AllocError::UnknownStream(stream))?;
-        self.refresh(&mut inner);
-        if let Some(pool) = &mut inner.pool
-            && pool.heaps_serve.is_some()
+    fn malloc_shared(
+        &self,
+        size: Bytes,
+        stream: StreamId,
+        tag: Option<TagId>,
+    ) -> Result<Allocation, AllocError> {
+        let deadline = Instant::now() + self.config.patience;
+        let mut rounds = 0;
+        loop {
+            let (shortage, failed_call) = match self.try_malloc(size, stream, tag)? {
+                Tried::Placed(allocation) => {
+                    self.shared.watchers.tell(&Event::Allocated(&allocation));
+                    return Ok(allocation);
+                }
+                Tried::Short(shortage, failed_call) => (shortage, failed_call),
+            };
+            self.shared.watchers.tell(&Event::Short(&shortage));
+            rounds += 1;
+            if rounds == 1 && self.trim_others()? {
+                continue;
+            }
+            if rounds <= ROUNDS_MOST && self.shared.watchers.ask(&shortage) {
+                self.shared.lock()?.retries += 1;
+                continue;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left > Duration::ZERO {
+                let mut inner = self.shared.lock()?;
+                inner.retries += 1;
+                self.shared.wait_for_memory(inner, left);
+                continue;
+            }
+            self.shared.starving.store(false, Ordering::Relaxed);
+            let report = self.report(shortage, failed_call, stream);
+            self.shared.watchers.tell(&Event::OutOfMemory(&report));
+            return Err(AllocError::OutOfMemory(Box::new(report)));
+        }
+    }
+
+    /// Gives idle memory of the group's other pools back to the card. True if there was some.
+    fn trim_others(&self) -> Result<bool, AllocError> {
+        let mut given = false;
+        for member in self.shared.group.members() {
+            if member.number == self.shared.number {
+                continue;
+            }
+            let mut inner = member.lock()?;
+            let before = inner.manager.reserved();
+            let trimmed = inner.manager.trim(Bytes::ZERO);
+            given |= inner.manager.reserved() < before;
+            member.reserved.store(inner.manager.reserved().count(), Ordering::Relaxed);
+            trimmed?;
+        }
+        Ok(given)
+    }
+
+    fn try_malloc(
+        &self,
+        size: Bytes,
+        stream: StreamId,
+        tag: Option<TagId>,
+    ) -> Result<Tried, AllocError> {
+        let share = self.shared.group.share(self.shared.number);
+        let mut guard = self.shared.lock()?;
+        let inner = &mut *guard;
+        let raw = inner
+            .open_stream(stream, &self.shared.group)
+            .ok_or(AllocError::UnknownStream(stream))?;
+        if let Some(TagId(tag)) = tag
+            && inner.tags.len() < usize::from(tag)
         {
+            return Err(AllocError::UnknownTag);
+        }
+        self.shared.refresh(inner);
+        if let Some(pool) = inner.manager.virtual_pool_mut() {
             // What this thread has at hand in other sizes is free memory to the pool.
             local::with(self.shared.number, |local| pool.drain(&local.cache));
         }
-        let bypass = size < inner.bypass_below;
-        let contended = self.shared.is_contended();
-        let Inner { pool, ordered, .. } = &mut *inner;
-        let placed = match (pool, ordered) {
-            (Some(pool), _) if !bypass => pool.malloc(size, stream, contended).map(|placed| {
-                let addr = pool.exec.addr(placed.block.at);
-                (addr, placed.block.len, placed.owner, placed.hit)
-            }),
-            (_, Some(ordered)) => match ordered.malloc(size, stream, raw)? {
-                OrderedOutcome::Placed { addr, len, slot } => {
-                    Ok((addr, len, Owner::Driver { slot }, false))
+        if let Some(limit) = self.shared.group.limit() {
+            let elsewhere = share.as_ref().map_or(Bytes::ZERO, |&(_, elsewhere)| elsewhere);
+            inner.manager.set_limit(Some(limit), elsewhere);
+        }
+        let before = inner.manager.virtual_pool().map(|pool| pool.pool.counters());
+        let found = inner.manager.malloc(size, stream, raw, self.shared.is_contended());
+        let outcome = match found {
+            Ok(found) => {
+                let (hit, addr, len) = (found.hit, found.addr, found.len);
+                inner.count(self.shared.number, |tally| tally.placed(len, size, hit));
+                if let Some(TagId(tag)) = tag {
+                    let tagged = &mut inner.tags[usize::from(tag) - 1];
+                    tagged.live += size;
+                    tagged.peak = tagged.peak.max(tagged.live);
+                    tagged.blocks += 1;
                 }
-                OrderedOutcome::Full(shortage, error) => Err(Refusal::Short(shortage, error)),
-            },
-            _ => unreachable!("an allocator has a manager"),
-        };
-        match placed {
-            Ok((addr, len, owner, hit)) => {
-                inner.count(self.shared.number, |tally| tally.placed(size, hit));
                 // A heap's new slab may lie in a span that this thread has not heard of.
-                self.refresh(&mut inner);
+                self.shared.refresh(inner);
                 let grains = len.count() / 512;
                 local::with(self.shared.number, |local| local.cache.made(grains, addr.number()));
-                Ok(Allocation {
-                    addr,
-                    len,
-                    requested: size,
-                    stream,
-                    owner,
-                    allocator: self.shared.number,
-                    recycled: false,
-                    noted: AtomicBool::new(false),
-                })
+                if !hit {
+                    self.collect_garbage(inner);
+                }
+                Tried::Placed(self.allocation(found, size, stream, false, tag))
             }
-            Err(Refusal::Driver(error)) => Err(AllocError::Driver(error)),
-            Err(Refusal::Short(shortage, failed_call)) => {
-                drop(inner);
-                let card = self.shared.driver.memory_info().ok();
-                Err(AllocError::OutOfMemory(Box::new(Report { shortage, card, failed_call })))
-            }
+            Err(Refusal::Driver(error)) => return Err(AllocError::Driver(error)),
+            Err(Refusal::Short(shortage, failed_call)) => Tried::Short(shortage, failed_call),
+        };
+        self.note_reserved(inner);
+        let after = inner.manager.virtual_pool().map(|pool| pool.pool.counters());
+        drop(guard);
+        if let (Some(before), Some(after)) = (before, after) {
+            self.tell_changes(&before, &after);
+        }
+        Ok(outcome)
+    }
+
+    /// Gives idle memory back where the threshold is passed.
+    fn collect_garbage(&self, inner: &mut Inner) {
+        let Some(threshold) = self.config.garbage_collection_threshold else { return };
+        let whole = self.shared.group.limit().unwrap_or(self.shared.driver.info().limits.memory);
+        let keep = Bytes::new((whole.count() as f64 * threshold) as u64);
+        if inner.manager.reserved() > keep {
+            // The request itself was served: what a failed trim leaves, the next one finds.
+            let _ = inner.manager.trim(keep);
         }
     }
 
-    /// Brings this thread's copies up to date and folds its counts in.
-    fn refresh(&self, inner: &mut Inner) {
-        let Inner { pool, tallies, base, .. } = inner;
-        let (heaps, spans, caches) = match pool {
-            Some(pool) => (&pool.heaps[..], pool.exec.spans(), Some(&mut pool.caches)),
-            None => (&[][..], &[][..], None),
+    fn note_reserved(&self, inner: &Inner) {
+        self.shared.reserved.store(inner.manager.reserved().count(), Ordering::Relaxed);
+    }
+
+    fn tell_changes(&self, before: &Counters, after: &Counters) {
+        if !self.shared.watchers.is_watched() {
+            return;
+        }
+        let chunks = after.chunks_moved + after.chunks_reactivated
+            - before.chunks_moved
+            - before.chunks_reactivated;
+        if chunks > 0 {
+            let bytes = after.moved - before.moved;
+            self.shared.watchers.tell(&Event::Remapped { chunks, bytes });
+        }
+        if after.reserved > before.reserved {
+            let bytes = after.reserved - before.reserved;
+            self.shared.watchers.tell(&Event::Grown { bytes });
+        }
+        if after.reserved < before.reserved {
+            let bytes = before.reserved - after.reserved;
+            self.shared.watchers.tell(&Event::Shrunk { bytes });
+        }
+    }
+
+    fn report(
+        &self,
+        shortage: Shortage,
+        failed_call: Option<DriverError>,
+        stream: StreamId,
+    ) -> Report {
+        let (holders, mut tags) = {
+            let mut inner = self.shared.lock_anyway();
+            inner.ooms += 1;
+            (inner.holders(), inner.tags.clone())
         };
-        let starts = spans.iter().map(|span| span.start);
-        local::refresh(&self.shared, heaps, starts, |cache, tally| {
-            caches.into_iter().for_each(|caches| caches.push(Arc::clone(cache)));
-            tallies.push(Arc::clone(tally));
+        tags.retain(|tag| tag.live > Bytes::ZERO);
+        tags.sort_by_key(|tag| std::cmp::Reverse(tag.live));
+        let members = self.shared.group.members();
+        let others = members.iter().filter(|member| member.number != self.shared.number);
+        let others = others.map(|member| PoolHolding {
+            name: member.name.clone(),
+            reserved: Bytes::new(member.reserved.load(Ordering::Relaxed)),
         });
-        local::with(self.shared.number, |local| base.fold(&local.tally));
+        Report {
+            shortage,
+            stream,
+            pool: self.shared.name.clone(),
+            holders,
+            tags,
+            others: others.collect(),
+            card: self.shared.driver.memory_info().ok(),
+            failed_call,
+        }
     }
 
     /// Notes that work queued on `stream` so far uses the allocation. No driver call.
     pub fn record_use(&self, allocation: &Allocation, stream: StreamId) -> Result<(), UseError> {
         let mut inner = self.shared.lock()?;
-        inner.stream(stream).ok_or(UseError::UnknownStream(stream))?;
+        inner.open_stream(stream, &self.shared.group).ok_or(UseError::UnknownStream(stream))?;
         if !self.owns(&inner, allocation) {
             return Err(UseError::Foreign(allocation.addr));
         }
         allocation.noted.store(true, Ordering::Relaxed);
-        let Inner { pool, ordered, .. } = &mut *inner;
-        match allocation.owner {
-            Owner::Pool { id, .. } => {
-                let pool = pool.as_mut().expect("a pool's block has a pool");
-                pool.pool.record_use(id, stream).expect("the block was looked up");
-            }
-            Owner::Heap { id, .. } => {
-                let pool = pool.as_mut().expect("a heap has a pool");
-                let mark = pool.pool.now(stream);
-                let mut heap = pool.heaps[allocation.stream.index()].lock();
-                heap.note_use(id, mark).expect("the block was looked up");
-            }
-            Owner::Driver { slot } => {
-                let ordered = ordered.as_mut().expect("a driver's block has a driver's pool");
-                ordered.record_use(slot, stream);
-            }
-        }
+        inner.manager.record_use(allocation, stream);
         Ok(())
     }
 
     /// Takes the memory back. All work on it must be queued on `stream`, ordered before its present
     /// end, or noted with [`Allocator::record_use`]; `stream` may be another one than the
-    /// allocation's.
+    /// allocation's, and one that was ended.
     ///
     /// No driver call in the default preset. Never waits.
     ///
@@ -369,117 +466,206 @@ impl Allocator {
         if self.shared.heaps_serve.is_some()
             && stream == allocation.stream
             && allocation.allocator == self.shared.number
+            && allocation.tag == 0
             && !allocation.is_noted()
+            && !self.shared.starving.load(Ordering::Relaxed)
             && local::with(self.shared.number, |local| self.keep(local, &allocation))
                 .is_some_and(|kept| kept)
         {
+            if self.shared.watchers.is_watched() {
+                self.tell_freed(&allocation, stream);
+            }
             return Ok(());
         }
         self.free_shared(allocation, stream)
+    }
+
+    fn tell_freed(&self, allocation: &Allocation, stream: StreamId) {
+        let Allocation { addr, len, requested, .. } = *allocation;
+        self.shared.watchers.tell(&Event::Freed { addr, len, requested, stream });
     }
 
     /// Keeps a block at hand, or gives it to its heap.
     #[inline]
     fn keep(&self, local: &Local, allocation: &Allocation) -> bool {
         let grains = allocation.len.count() / 512;
-        let (id, at, large) = match allocation.owner {
+        let (id, at, of_pool) = match allocation.owner {
             Owner::Pool { id, at } => (id, at, true),
             Owner::Heap { id, at } => (id, at, false),
-            Owner::Driver { .. } => return false,
+            Owner::Driver { .. } | Owner::Caching { .. } => return false,
         };
         let Some(tag) = Tag::new(allocation.stream.index(), grains) else { return false };
-        let tag = if large { tag.of_pool() } else { tag };
+        let tag = if of_pool { tag.of_pool() } else { tag };
         let kept = Kept { addr: allocation.addr.number(), at: at.number(), id: id.number() };
         if !local.cache.put(tag, kept) {
-            let Owner::Heap { id, .. } = allocation.owner else { return false };
+            if of_pool {
+                return false;
+            }
             let Some(heap) = local.heaps.get(allocation.stream.index()) else { return false };
             let freed = heap.lock().free_in_order(id).expect("an allocation is freed once");
             if let Freed::Surplus(slab) = freed {
                 let mut inner = self.shared.lock_anyway();
-                let pool = inner.pool.as_mut().expect("a heap has a pool");
+                let pool = inner.manager.virtual_pool_mut().expect("a heap has a pool");
                 pool.pool.take_back(slab, allocation.stream);
             }
         }
-        local.tally.freed(allocation.requested);
+        local.tally.freed(allocation.len, allocation.requested);
         true
     }
 
     #[cold]
     fn free_shared(&self, allocation: Allocation, stream: StreamId) -> Result<(), FreeError> {
-        let mut inner = self.shared.lock()?;
-        let Some(raw) = inner.stream(stream) else {
+        let mut guard = self.shared.lock()?;
+        let inner = &mut *guard;
+        if inner.any_stream(stream, &self.shared.group).is_none() {
             return Err(FreeError::UnknownStream { stream, allocation });
-        };
-        if !self.owns(&inner, &allocation) {
+        }
+        if !self.owns(inner, &allocation) {
             return Err(FreeError::Foreign(allocation));
         }
-        self.refresh(&mut inner);
-        let Inner { pool, ordered, streams, .. } = &mut *inner;
-        let freed = match allocation.owner {
-            Owner::Pool { id, .. } => {
-                let pool = pool.as_mut().expect("a pool's block has a pool");
-                local::with(self.shared.number, |local| pool.drain_last(&local.cache));
-                if allocation.recycled && stream != allocation.stream {
-                    let used = pool.pool.record_use(id, allocation.stream);
-                    used.expect("the block was looked up");
-                }
-                pool.free(id, stream)
-            }
-            Owner::Heap { id, .. } => {
-                let pool = pool.as_mut().expect("a heap has a pool");
-                pool.free_in_heap(id, allocation.stream, stream);
-                Ok(())
-            }
-            Owner::Driver { slot } => {
-                let ordered = ordered.as_mut().expect("a driver's block has a driver's pool");
-                ordered.free(slot, raw, streams)
-            }
-        };
+        self.shared.refresh(inner);
+        if let Some(pool) = inner.manager.virtual_pool_mut() {
+            local::with(self.shared.number, |local| pool.drain_last(&local.cache));
+        }
+        let freed = inner.manager.free(&allocation, stream, &inner.streams);
         // A driver's block that could not be freed is still held there.
-        let held = matches!(allocation.owner, Owner::Driver { slot }
-            if inner.ordered.as_ref().is_some_and(|ordered| ordered.holds(slot, allocation.addr)));
+        let held =
+            matches!(allocation.owner, Owner::Driver { .. }) && self.owns(inner, &allocation);
         if !held {
-            inner.count(self.shared.number, |tally| tally.freed(allocation.requested));
+            let (len, requested) = (allocation.len, allocation.requested);
+            inner.count(self.shared.number, |tally| tally.freed(len, requested));
+            if let Some(tag) = usize::from(allocation.tag).checked_sub(1) {
+                inner.tags[tag].live -= requested;
+                inner.tags[tag].blocks -= 1;
+            }
+        }
+        drop(guard);
+        self.shared.memory_came_back();
+        if self.shared.watchers.is_watched() {
+            self.tell_freed(&allocation, stream);
         }
         Ok(freed?)
     }
 
     /// False for what another allocator handed out.
     fn owns(&self, inner: &Inner, allocation: &Allocation) -> bool {
-        allocation.allocator == self.shared.number
-            && match (allocation.owner, &inner.pool, &inner.ordered) {
-                (Owner::Pool { id, at }, Some(pool), _) => pool.knows(id, at),
-                (Owner::Heap { .. }, Some(_), _) => true,
-                (Owner::Driver { slot }, _, Some(ordered)) => ordered.holds(slot, allocation.addr),
-                _ => false,
-            }
+        allocation.allocator == self.shared.number && inner.manager.owns(allocation)
     }
 
     /// Adds `len` bytes ahead of demand, free for `stream`.
     pub fn prefill(&self, len: Bytes, stream: StreamId) -> Result<(), AllocError> {
         let mut inner = self.shared.lock()?;
-        inner.stream(stream).ok_or(AllocError::UnknownStream(stream))?;
-        let Some(pool) = &mut inner.pool else { return Ok(()) };
-        if pool.prefill(len, stream)? {
-            return Ok(());
+        inner.open_stream(stream, &self.shared.group).ok_or(AllocError::UnknownStream(stream))?;
+        let prefilled = inner.manager.prefill(len, stream);
+        self.note_reserved(&inner);
+        drop(inner);
+        match prefilled {
+            Ok(()) => Ok(()),
+            Err(Refusal::Driver(error)) => Err(AllocError::Driver(error)),
+            Err(Refusal::Short(shortage, failed_call)) => {
+                let report = self.report(shortage, failed_call, stream);
+                Err(AllocError::OutOfMemory(Box::new(report)))
+            }
         }
-        let request = vramp_core::Request { size: len, stream };
-        let shortage = vramp_core::Attempt::new(request).shortage(&pool.pool);
-        let card = self.shared.driver.memory_info().ok();
-        Err(AllocError::OutOfMemory(Box::new(Report { shortage, card, failed_call: None })))
     }
 
     /// Gives idle memory back to the card until the allocator holds no more than `to`, or nothing
     /// more is idle. Never waits.
     pub fn trim(&self, to: Bytes) -> Result<(), AllocError> {
         let mut inner = self.shared.lock()?;
-        if let Some(pool) = &mut inner.pool {
-            pool.trim(to)?;
+        self.shared.refresh(&mut inner);
+        let before = inner.manager.reserved();
+        let trimmed = inner.manager.trim(to);
+        let after = inner.manager.reserved();
+        self.note_reserved(&inner);
+        drop(inner);
+        if after < before && self.shared.watchers.is_watched() {
+            self.shared.watchers.tell(&Event::Shrunk { bytes: before - after });
         }
-        if let Some(ordered) = &mut inner.ordered {
-            ordered.trim(to)?;
+        Ok(trimmed?)
+    }
+
+    /// Gives all idle memory back to the card, as `torch.cuda.empty_cache` does: what PyTorch's
+    /// allocator cannot give, because a live block lies in the same segment, is given too.
+    pub fn empty_cache(&self) -> Result<(), AllocError> {
+        self.trim(Bytes::ZERO)
+    }
+
+    // --- limits ---
+
+    /// The most physical memory that this allocator and its pools may hold together.
+    pub fn limit(&self) -> Option<Bytes> {
+        self.shared.group.limit()
+    }
+
+    /// Changes the limit. What is idle above it is given back at once; what is in use stays, and
+    /// nothing more is taken until the allocator is below it.
+    pub fn set_limit(&self, limit: Option<Bytes>) -> Result<(), AllocError> {
+        self.shared.group.set_limit(limit);
+        for member in self.shared.group.members() {
+            let mut inner = member.lock()?;
+            inner.manager.set_limit(limit, Bytes::ZERO);
         }
-        Ok(())
+        match limit {
+            Some(limit) => self.trim(limit),
+            None => Ok(()),
+        }
+    }
+
+    /// The limit as a share of the card's memory, as PyTorch's
+    /// `set_per_process_memory_fraction` has it.
+    ///
+    /// # Errors
+    /// [`AllocError::Fraction`] unless it is above 0 and at most 1.
+    pub fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError> {
+        if !(fraction > 0.0 && fraction <= 1.0) {
+            return Err(AllocError::Fraction(fraction));
+        }
+        let memory = self.shared.driver.info().limits.memory.count();
+        self.set_limit(Some(Bytes::new((memory as f64 * fraction) as u64)))
+    }
+
+    // --- who watches, who helps ---
+
+    /// Tells `observer` of every event from now on. It is called without a lock, by the thread that
+    /// caused the event, and may use the allocator; what it does with it is told to it, too.
+    pub fn observe(&self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Registration {
+        self.shared.watchers.observe(Arc::new(observer))
+    }
+
+    /// Asks `handler` for memory before a request fails. It is called without a lock and may free
+    /// allocations; it returns true if it gave something, and then the request is tried again.
+    pub fn on_shortage(
+        &self,
+        handler: impl Fn(&Shortage) -> bool + Send + Sync + 'static,
+    ) -> Registration {
+        self.shared.watchers.handle(Arc::new(handler))
+    }
+
+    /// Takes an observer or handler back. False if it was taken back before.
+    pub fn forget(&self, registration: Registration) -> bool {
+        self.shared.watchers.remove(registration)
+    }
+
+    // --- tags ---
+
+    /// The tag of this name, made if it is new. At most 65,535 of them: the last one serves all
+    /// further names.
+    pub fn tag(&self, name: &str) -> TagId {
+        let mut inner = self.shared.lock_anyway();
+        let known = inner.tags.iter().position(|tag| tag.name == name);
+        let index = known.unwrap_or_else(|| {
+            if inner.tags.len() < usize::from(u16::MAX) {
+                inner.tags.push(Tagged {
+                    name: name.to_owned(),
+                    live: Bytes::ZERO,
+                    peak: Bytes::ZERO,
+                    blocks: 0,
+                });
+            }
+            inner.tags.len() - 1
+        });
+        TagId(index as u16 + 1)
     }
 
     // --- looking in ---
@@ -487,156 +673,115 @@ impl Allocator {
     /// What happened so far. A driver call where the driver's pool is part of it.
     pub fn stats(&self) -> Result<Stats, DriverError> {
         let inner = self.shared.lock_anyway();
-        let pool = inner.pool.as_ref().map(|pool| pool.pool.counters()).unwrap_or_default();
-        let ordered = inner.ordered.as_ref().map(OrderedPool::usage).transpose()?;
-        let ordered = ordered.unwrap_or_default();
-        let base = inner.base.with(inner.tallies.iter().map(|tally| &**tally));
-        let served = if inner.pool.is_some() { base.placed - inner.bypassed() } else { 0 };
+        let counts = inner.counts();
+        let known = counts.placed() - inner.manager.placed_by_driver();
         Ok(Stats {
-            live: Bytes::new(base.live.max(0) as u64),
-            live_peak: Bytes::new(base.peak.max(0) as u64),
-            reserved: pool.reserved + ordered.reserved,
-            reserved_peak: pool.reserved_peak + ordered.reserved_peak,
-            hits: base.hits,
-            misses: served - base.hits,
-            placed: base.placed,
-            freed: base.freed,
-            ..pool
+            live: counts.live(),
+            live_peak: counts.live_peak(),
+            hits: counts.hits(),
+            misses: known - counts.hits(),
+            placed: counts.placed(),
+            freed: counts.freed(),
+            ..inner.manager.counters()?
         })
     }
 
     /// Bytes that users asked for and hold. No driver call.
     pub fn live(&self) -> Bytes {
-        let inner = self.shared.lock_anyway();
-        let base = inner.base.with(inner.tallies.iter().map(|tally| &**tally));
-        Bytes::new(base.live.max(0) as u64)
+        self.shared.lock_anyway().counts().live()
     }
 
     /// Where every byte of the virtual pool is; empty for the driver's pool. O(n).
     pub fn census(&self) -> Census {
-        self.shared.lock_anyway().pool.as_ref().map(VirtualPool::census).unwrap_or_default()
+        self.shared.lock_anyway().manager.census()
     }
 
     /// Checks every invariant of the virtual pool and its heaps. O(n log n).
     pub fn audit(&self) -> Result<(), Inconsistency> {
-        self.shared.lock_anyway().pool.as_ref().map_or(Ok(()), VirtualPool::audit)
+        self.shared.lock_anyway().manager.audit()
     }
 
     /// Lets `look` see the core's state: for prints, layouts and tests. `None` for the driver's
     /// pool.
     pub fn inspect<R>(&self, look: impl FnOnce(&vramp_core::Pool) -> R) -> Option<R> {
-        self.shared.lock_anyway().pool.as_ref().map(|pool| look(&pool.pool))
+        let mut inner = self.shared.lock_anyway();
+        self.learn_streams(&mut inner);
+        inner.manager.virtual_pool().map(|pool| look(&pool.pool))
+    }
+
+    fn learn_streams(&self, inner: &mut Inner) {
+        let unknown = StreamId::new(u32::MAX);
+        let _ = inner.any_stream(unknown, &self.shared.group);
     }
 
     /// The mark up to which memory that is freed on `stream` now is in use. `None` for the driver's
     /// pool and for unknown streams.
     pub fn mark(&self, stream: StreamId) -> Option<Mark> {
-        self.inspect(|pool| pool.has_stream(stream).then(|| pool.now(stream))).flatten()
+        let of_torch = || self.inspect_torch(|pool| pool.now(stream));
+        let of_pool = self.inspect(|pool| pool.has_stream(stream).then(|| pool.now(stream)));
+        of_pool.unwrap_or_else(of_torch)
+    }
+
+    /// Lets PyTorch's allocator begin with recorded segments: before the first request, see
+    /// [`TorchPool::restore`]. One allocation of the driver's for each. Returns the blocks that were
+    /// in users' hands, in order; nothing for other presets and impossible segments.
+    pub fn restore(
+        &self,
+        segments: &[TorchSegment],
+    ) -> Result<Vec<Option<Allocation>>, AllocError> {
+        let mut guard = self.shared.lock()?;
+        let inner = &mut *guard;
+        self.learn_streams(inner);
+        self.shared.refresh(inner);
+        let Some(caching) = inner.manager.caching_mut() else { return Ok(Vec::new()) };
+        let found = caching.restore(segments)?;
+        let blocks = segments.iter().flat_map(|segment| {
+            segment.held.iter().map(|&(_, requested)| (segment.stream, requested))
+        });
+        let mut restored = Vec::new();
+        for ((stream, requested), found) in blocks.zip(found) {
+            restored.push(found.map(|found| {
+                let len = found.len;
+                inner.count(self.shared.number, |tally| tally.placed(len, requested, false));
+                self.allocation(found, requested, stream, false, None)
+            }));
+        }
+        Ok(restored)
+    }
+
+    /// Lets `look` see the state of PyTorch's allocator: its statistics, what the last request did
+    /// on the device. `None` for other presets.
+    pub fn inspect_torch<R>(&self, look: impl FnOnce(&TorchPool) -> R) -> Option<R> {
+        let mut inner = self.shared.lock_anyway();
+        self.learn_streams(&mut inner);
+        inner.manager.caching().map(|caching| look(&caching.pool))
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
     // --- the end ---
 
-    /// Waits for the allocator's streams and gives everything back to the device.
+    /// Waits for the allocator's streams and gives everything back to the device. The streams go
+    /// with the last pool that shares them.
     ///
     /// # Errors
     /// The first call that failed; the others were made all the same.
     pub fn close(self) -> Result<(), DriverError> {
-        self.shared.lock_anyway().close()
+        self.shared.lock_anyway().close(&self.shared)
     }
 }
 
-impl Shared {
-    /// The lock, for calls that change the pool. A panic that left it consistent is forgiven.
-    fn lock(&self) -> Result<MutexGuard<'_, Inner>, Inconsistency> {
-        match self.inner.try_lock() {
-            Ok(inner) => return Ok(inner),
-            Err(TryLockError::WouldBlock) => {
-                if !self.is_contended() {
-                    self.met.fetch_add(1, Ordering::Relaxed);
-                }
-            }
-            Err(TryLockError::Poisoned(_)) => {}
-        }
-        match self.inner.lock() {
-            Ok(inner) => Ok(inner),
-            Err(poisoned) => {
-                let inner = poisoned.into_inner();
-                if let Some(pool) = &inner.pool {
-                    pool.audit()?;
-                }
-                self.inner.clear_poison();
-                Ok(inner)
-            }
-        }
-    }
-
-    /// True once threads met at the lock often.
-    #[inline]
-    fn is_contended(&self) -> bool {
-        self.met.load(Ordering::Relaxed) >= MEETINGS
-    }
-
-    fn lock_anyway(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    /// A thread has ended.
-    pub(crate) fn retire(&self, cache: &Arc<Cache>, tally: &Arc<Tally>) {
-        let mut inner = self.lock_anyway();
-        inner.base.fold(tally);
-        inner.tallies.retain(|known| !Arc::ptr_eq(known, tally));
-        if let Some(pool) = &mut inner.pool {
-            pool.drain(cache);
-            pool.caches.retain(|known| !Arc::ptr_eq(known, cache));
-        }
-    }
-}
-
-impl Inner {
-    fn stream(&self, id: StreamId) -> Option<Stream> {
-        self.streams.get(id.index()).copied()
-    }
-
-    /// Counts what the calling thread did. Where it is ending, the allocator counts itself.
-    fn count(&mut self, number: u64, note: impl Fn(&Tally)) {
-        if local::with(number, |local| note(&local.tally)).is_none() {
-            let own = Tally::default();
-            note(&own);
-            self.base.fold(&own);
-        }
-    }
-
-    /// Blocks that went to the driver's pool past the virtual one.
-    fn bypassed(&self) -> u64 {
-        self.ordered.as_ref().map_or(0, OrderedPool::placed)
-    }
-
-    fn close(&mut self) -> Result<(), DriverError> {
-        if std::mem::replace(&mut self.closed, true) {
-            return Ok(());
-        }
-        let streams = std::mem::take(&mut self.streams);
-        let ordered = self.ordered.as_mut().map_or(Ok(()), |ordered| ordered.close(&streams));
-        let pool = match &mut self.pool {
-            Some(VirtualPool { pool, exec, .. }) => exec.close(pool),
-            None => {
-                let mut first = Ok(());
-                for stream in streams {
-                    let driver = self.ordered.as_ref().map(OrderedPool::driver);
-                    first =
-                        first.and(driver.map_or(Ok(()), |driver| driver.destroy_stream(stream)));
-                }
-                first
-            }
-        };
-        ordered.and(pool)
-    }
+enum Tried {
+    Placed(Allocation),
+    Short(Shortage, Option<DriverError>),
 }
 
 impl std::fmt::Debug for Allocator {
     /// The virtual pool's census and every region in address order.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.shared.lock_anyway().pool {
+        match self.shared.lock_anyway().manager.virtual_pool() {
             Some(pool) => std::fmt::Debug::fmt(&pool.pool, f),
             None => f.write_str("the driver's own pool"),
         }
@@ -646,6 +791,6 @@ impl std::fmt::Debug for Allocator {
 impl Drop for Allocator {
     fn drop(&mut self) {
         // Nobody is left to tell; `close` is for those who want to know.
-        let _ = self.shared.lock_anyway().close();
+        let _ = self.shared.lock_anyway().close(&self.shared);
     }
 }

@@ -2,8 +2,9 @@
 
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
-use vramp_core::{Bytes, Epoch, Mark, Mixed, ParseBytesError, Policy};
+use vramp_core::{Bytes, Epoch, Mark, Mixed, ParseBytesError, Policy, TorchConfig};
 
 /// Which manager stands behind the allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -14,11 +15,21 @@ pub enum Preset {
     Vpmm,
     /// The driver's own pool (`cudaMallocAsync`), keeping all it ever got.
     StreamOrdered,
+    /// PyTorch's caching allocator with the settings of [`Config::torch`].
+    Torch,
+    /// The same with `expandable_segments:True`.
+    TorchExpandable,
 }
 
 impl Preset {
     /// Every preset, the default first.
-    pub const ALL: [Preset; 3] = [Preset::Vramp, Preset::Vpmm, Preset::StreamOrdered];
+    pub const ALL: [Preset; 5] = [
+        Preset::Vramp,
+        Preset::Vpmm,
+        Preset::StreamOrdered,
+        Preset::Torch,
+        Preset::TorchExpandable,
+    ];
 
     /// The name used in options and results.
     pub const fn name(self) -> &'static str {
@@ -26,13 +37,22 @@ impl Preset {
             Preset::Vramp => "vramp",
             Preset::Vpmm => "vpmm",
             Preset::StreamOrdered => "stream-ordered",
+            Preset::Torch => "torch",
+            Preset::TorchExpandable => "torch-expandable",
         }
+    }
+
+    /// True if PyTorch's caching allocator stands behind it.
+    pub const fn is_torch(self) -> bool {
+        matches!(self, Preset::Torch | Preset::TorchExpandable)
     }
 }
 
 /// A name that is no preset.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no allocator '{name}': use vramp, vpmm or stream-ordered")]
+#[error(
+    "there is no allocator '{name}': use vramp, vpmm, stream-ordered, torch or torch-expandable"
+)]
 pub struct UnknownPreset {
     /// What was given.
     pub name: String,
@@ -75,6 +95,12 @@ pub struct Config {
     pub preset: Preset,
     /// The most physical memory it may hold. Unlimited by default: the card is the limit.
     pub limit: Option<Bytes>,
+    /// Above this share of the limit, or of the card where there is none, idle memory is given back
+    /// whenever a request had to go beyond what was free. Between 0 and 1; never by default.
+    pub garbage_collection_threshold: Option<f64>,
+    /// How long a request that finds no memory waits for other threads to give some back. Not at
+    /// all by default.
+    pub patience: Duration,
     /// Memory to take from the card at once.
     pub prefill: Bytes,
     /// The granule of VPMM's pool. The device's own by default.
@@ -83,6 +109,9 @@ pub struct Config {
     pub span: Bytes,
     /// The numbers of the default manager.
     pub mixed: Mixed,
+    /// The settings of PyTorch's allocator. `torch-expandable` has expandable segments whatever they
+    /// say.
+    pub torch: TorchConfig,
     /// How the allocator learns that work is over.
     pub progress: Progress,
     /// The same in pages of whatever size the pool has, as VPMM's variable says it. Comes before
@@ -96,10 +125,13 @@ impl Config {
         Config {
             preset,
             limit: None,
+            garbage_collection_threshold: None,
+            patience: Duration::ZERO,
             prefill: Bytes::ZERO,
             page: None,
             span: Bytes::tib(8),
             mixed: Mixed::default(),
+            torch: TorchConfig::default(),
             progress: Progress::Events,
             prefill_pages: None,
         }

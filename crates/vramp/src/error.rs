@@ -34,6 +34,14 @@ pub enum CreateError {
         /// What works here.
         instead: &'static str,
     },
+    /// The threshold for giving memory back is no share.
+    #[error(
+        "garbage_collection_threshold={threshold} is not possible: use a number between 0 and 1"
+    )]
+    Threshold {
+        /// What was asked.
+        threshold: f64,
+    },
     /// The memory to take at once is more than there is.
     #[error(
         "cannot take {prefill} at once: {reason}; ask for less, or for nothing, and let the pool grow"
@@ -62,6 +70,27 @@ pub enum AllocError {
     /// The stream was not made by this allocator, or is gone.
     #[error("{0} is unknown to this allocator: use a stream that its create_stream returned")]
     UnknownStream(StreamId),
+    /// The tag is another allocator's.
+    #[error("the tag is unknown to this allocator: use one that its tag function returned")]
+    UnknownTag,
+    /// The share of the card is no share.
+    #[error("a memory fraction of {0} is not possible: use a number above 0 and at most 1")]
+    Fraction(f64),
+    /// A panic in an earlier call left the pool inconsistent.
+    #[error("an earlier panic left the pool unusable: {0}")]
+    Broken(#[from] Inconsistency),
+}
+
+/// Why a stream could not be ended.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StreamError {
+    /// It is not known here, or was ended before.
+    #[error("{0} is unknown to this allocator, or was destroyed before")]
+    Unknown(StreamId),
+    /// A driver call failed.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
     /// A panic in an earlier call left the pool inconsistent.
     #[error("an earlier panic left the pool unusable: {0}")]
     Broken(#[from] Inconsistency),
@@ -112,11 +141,56 @@ pub enum UseError {
     Broken(#[from] Inconsistency),
 }
 
-/// Out of memory, in numbers.
+/// What a stream holds of an allocator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Whose memory it is, or was last.
+    pub stream: StreamId,
+    /// In blocks, and in the slabs of the stream's heap.
+    pub used: Bytes,
+    /// Free, ready for the next request.
+    pub free: Bytes,
+    /// Freed, waiting for other streams' work.
+    pub waiting: Bytes,
+}
+
+/// What was asked for under a tag.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tagged {
+    /// The tag's name.
+    pub name: String,
+    /// Bytes asked for and held.
+    pub live: Bytes,
+    /// The most that was.
+    pub peak: Bytes,
+    /// Blocks held.
+    pub blocks: u64,
+}
+
+/// What an allocator of a group holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolHolding {
+    /// The pool's name.
+    pub name: String,
+    /// Physical memory.
+    pub reserved: Bytes,
+}
+
+/// Out of memory, in numbers, and who holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// What the pool knows.
     pub shortage: Shortage,
+    /// The stream that asked.
+    pub stream: StreamId,
+    /// The allocator that was asked.
+    pub pool: String,
+    /// By stream, the one with most first. Empty for the driver's pool.
+    pub holders: Vec<Holder>,
+    /// By tag, the one with most first. Only what was asked for under a tag.
+    pub tags: Vec<Tagged>,
+    /// Other allocators of the group.
+    pub others: Vec<PoolHolding>,
     /// What the card says, where it could be asked.
     pub card: Option<MemoryInfo>,
     /// The driver call that found the card full, if one did.
@@ -124,19 +198,37 @@ pub struct Report {
 }
 
 impl fmt::Display for Report {
+    /// One line that says what is wrong and what to try, then who holds the memory.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Shortage { requested, reserved, used, free, largest, waiting, limit } = &self.shortage;
         write!(
             f,
-            "out of memory: asked for {requested}; the pool holds {reserved} ({used} in use, {free} \
-             free, {waiting} waiting for other streams), the largest block it could make is {largest}"
+            "out of memory: asked for {requested} on {}; pool '{}' holds {reserved} ({used} in use, \
+             {free} free, {waiting} waiting for other streams), the largest block it could make by \
+             remapping is {largest}",
+            self.stream, self.pool
         )?;
         if let Some(card) = &self.card {
             write!(f, "; the card has {} of {} free", card.free, card.total)?;
         }
         match limit {
-            Some(limit) => write!(f, "; the limit of {limit} is in force: raise it or free memory"),
-            None => write!(f, "; free memory, ask for less, or use a larger card"),
+            Some(limit) => {
+                write!(f, "; the limit of {limit} is in force: raise it or free memory")?
+            }
+            None => write!(f, "; free memory, ask for less, or use a larger card")?,
         }
+        for Holder { stream, used, free, waiting } in self.holders.iter().take(HOLDERS_SHOWN) {
+            write!(f, "\n  {stream}: {used} in use, {free} free, {waiting} waiting")?;
+        }
+        for Tagged { name, live, blocks, .. } in self.tags.iter().take(HOLDERS_SHOWN) {
+            write!(f, "\n  tag '{name}': {live} in {blocks} blocks")?;
+        }
+        for PoolHolding { name, reserved } in &self.others {
+            write!(f, "\n  pool '{name}': holds {reserved}")?;
+        }
+        Ok(())
     }
 }
+
+/// A report names at most so many streams and tags.
+const HOLDERS_SHOWN: usize = 8;

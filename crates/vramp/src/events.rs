@@ -2,10 +2,38 @@
 
 use std::collections::VecDeque;
 
-use vramp_core::{Mark, Pool, StreamId};
+use vramp_core::{Mark, Pool, StreamId, TorchPool};
 use vramp_driver::{Driver, Event, Result, Stream};
 
 use crate::config::Progress;
+
+/// What is told how far streams have come.
+pub(crate) trait Ledger {
+    /// Streams with recorded events that somebody waits for, each with the last mark recorded.
+    fn pending(&self) -> Vec<Mark>;
+    /// The work before `mark` is over.
+    fn reached(&mut self, mark: Mark);
+}
+
+impl Ledger for Pool {
+    fn pending(&self) -> Vec<Mark> {
+        self.pending().collect()
+    }
+
+    fn reached(&mut self, mark: Mark) {
+        self.reached(mark);
+    }
+}
+
+impl Ledger for TorchPool {
+    fn pending(&self) -> Vec<Mark> {
+        self.pending()
+    }
+
+    fn reached(&mut self, mark: Mark) {
+        self.reached(mark);
+    }
+}
 
 /// Recorded events of every stream, oldest first, and a stock of unused ones.
 #[derive(Default)]
@@ -40,11 +68,10 @@ impl Events {
     pub(crate) fn poll(
         &mut self,
         driver: &dyn Driver,
-        pool: &mut Pool,
+        pool: &mut impl Ledger,
         progress: &Progress,
     ) -> Result<()> {
-        let pending: Vec<Mark> = pool.pending().collect();
-        for last in pending {
+        for last in pool.pending() {
             match progress {
                 Progress::Events => self.poll_events(driver, pool, last)?,
                 Progress::Told(told) => {
@@ -56,7 +83,12 @@ impl Events {
         Ok(())
     }
 
-    fn poll_events(&mut self, driver: &dyn Driver, pool: &mut Pool, last: Mark) -> Result<()> {
+    fn poll_events(
+        &mut self,
+        driver: &dyn Driver,
+        pool: &mut impl Ledger,
+        last: Mark,
+    ) -> Result<()> {
         let open = self.of(last.stream);
         let Some(&(newest, event)) = open.back() else { return Ok(()) };
         if driver.query(event)? {
@@ -77,7 +109,7 @@ impl Events {
     }
 
     /// Somebody says that `mark` was reached: waits until the driver agrees.
-    fn believe(&mut self, driver: &dyn Driver, pool: &mut Pool, mark: Mark) -> Result<()> {
+    fn believe(&mut self, driver: &dyn Driver, pool: &mut impl Ledger, mark: Mark) -> Result<()> {
         let covered =
             self.of(mark.stream).iter().rev().find(|(known, _)| known.epoch <= mark.epoch);
         let Some(&(known, event)) = covered else { return Ok(()) };
@@ -86,7 +118,21 @@ impl Events {
         Ok(())
     }
 
-    fn seen(&mut self, pool: &mut Pool, mark: Mark) {
+    /// Waits on the host until the work before `mark`, for which an event was recorded, is over.
+    pub(crate) fn wait_for(
+        &mut self,
+        driver: &dyn Driver,
+        pool: &mut impl Ledger,
+        mark: Mark,
+    ) -> Result<()> {
+        if let Some(event) = self.covering(mark) {
+            driver.synchronize_event(event)?;
+        }
+        self.seen(pool, mark);
+        Ok(())
+    }
+
+    fn seen(&mut self, pool: &mut impl Ledger, mark: Mark) {
         pool.reached(mark);
         while let Some(&(known, event)) = self.of(mark.stream).front() {
             if known.epoch > mark.epoch {

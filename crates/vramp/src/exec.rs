@@ -160,16 +160,16 @@ impl Executor {
         self.streams[stream.index()]
     }
 
-    /// Gives everything back: mappings, chunks, addresses, events, streams. Goes on after a
-    /// failure and returns the first one.
-    pub(crate) fn close(&mut self, pool: &Pool) -> Result<()> {
+    /// Waits for `streams`, then gives everything back: mappings, chunks, addresses, events. Goes
+    /// on after a failure and returns the first one.
+    pub(crate) fn close(&mut self, pool: &Pool, streams: &[Stream]) -> Result<()> {
         let mut first: Result<()> = Ok(());
         let mut note = |result: Result<()>| {
             if first.is_ok() {
                 first = result;
             }
         };
-        for &stream in &self.streams {
+        for &stream in streams {
             note(self.driver.synchronize_stream(stream));
         }
         for range in pool.mapped_ranges() {
@@ -182,9 +182,6 @@ impl Executor {
             note(self.driver.free_addresses(span));
         }
         note(self.events.close(&*self.driver));
-        for stream in self.streams.drain(..) {
-            note(self.driver.destroy_stream(stream));
-        }
         first
     }
 }

@@ -15,7 +15,8 @@
 //!
 //! Which manager: [`Preset::Vramp`], the default, takes within a few percent of what the program
 //! holds at any time; [`Preset::Vpmm`] is OpenVM's pool; [`Preset::StreamOrdered`] is the driver's
-//! own. All three stand behind [`Allocator`].
+//! own; [`Preset::Torch`] and [`Preset::TorchExpandable`] are PyTorch's caching allocator. All stand
+//! behind [`Allocator`].
 //!
 //! What it costs: memory that the stream itself freed is handed out without a driver call; memory
 //! of another stream after asking about its events. A miss makes one create, map and set-access for each
@@ -28,27 +29,41 @@
 mod allocation;
 mod allocator;
 mod cache;
+mod caching;
 mod config;
 mod error;
 mod events;
 mod exec;
+mod group;
+mod history;
 mod local;
+mod manager;
 #[cfg(all(test, loom))]
 mod models;
 mod open;
 mod ordered;
+mod shared;
+mod stats;
 mod sync;
 mod tally;
 mod virtual_pool;
+mod watch;
 
 pub use allocation::Allocation;
-pub use allocator::{Allocator, Stats};
+pub use allocator::{Allocator, Stats, TagId};
 pub use config::{Config, EnvError, Preset, Progress, UnknownPreset};
-pub use error::{AllocError, CreateError, FreeError, Report, UseError};
+pub use error::{
+    AllocError, CreateError, FreeError, Holder, PoolHolding, Report, StreamError, Tagged, UseError,
+};
+pub use history::{OwnedFrames, Recording, StackSource};
 pub use open::{OpenError, Opened, open};
+pub use stats::MemoryStats;
+pub use tally::{Stat, StatsByPool};
+pub use vramp_trace::{HistorySize, Trace};
+pub use watch::{Event, Registration};
 
 pub use vramp_core::{
-    Block, Bytes, Census, Counters, DeviceAddr, Epoch, Inconsistency, Mark, Mixed, Pool, Spot,
-    StreamId,
+    Block, Bytes, Census, Counters, DeviceAddr, Epoch, Inconsistency, Mark, Mixed, Pool, Shortage,
+    Spot, StreamId, TorchConfig, TorchConfigError, TorchOp, TorchPool, TorchSegment, TorchStats,
 };
 pub use vramp_driver::{Call, Driver, DriverError, ErrorKind};

@@ -6,8 +6,8 @@ use std::sync::{Arc, Weak};
 
 use vramp_core::{DeviceAddr, Spot};
 
-use crate::allocator::Shared;
 use crate::cache::Cache;
+use crate::shared::Shared;
 use crate::tally::Tally;
 use crate::virtual_pool::HeapCell;
 

@@ -2,8 +2,7 @@
 //! value that a relaxed load may see. `cargo xtask loom` explores them.
 //!
 //! 1. A thread fills and takes from its cache while others empty it (`cache.rs`).
-//! 2. A thread counts in its tally while another reads the sums (`tally.rs`).
-//! 3. A thread works on its stream's heap while others free into it and gather from it
+//! 2. A thread works on its stream's heap while others free into it and gather from it
 //!    (`virtual_pool.rs`), with the locks in the allocator's order.
 
 use std::sync::Arc;
@@ -16,7 +15,6 @@ use vramp_driver::sim::Simulator;
 use crate::allocation::Owner;
 use crate::cache::{Cache, Kept, Tag};
 use crate::config::{Config, Preset, Progress};
-use crate::tally::{Base, Tally};
 use crate::virtual_pool::VirtualPool;
 
 // --- caches ---
@@ -111,32 +109,6 @@ fn a_large_block_is_its_owners_or_the_drainers() {
 #[test]
 fn two_drainers_do_not_get_the_same_large_block() {
     no_block_is_lost_or_handed_out_twice(large(), 2);
-}
-
-// --- tallies ---
-
-#[test]
-fn sums_read_while_a_thread_folds_count_nothing_twice() {
-    loom::model(|| {
-        let base = Arc::new(Mutex::new(Base::default()));
-        let tally = Arc::new(Tally::default());
-        let reader = {
-            let (base, tally) = (Arc::clone(&base), Arc::clone(&tally));
-            thread::spawn(move || {
-                let base = base.lock().expect("nobody panics");
-                base.with([&*tally].into_iter())
-            })
-        };
-        tally.placed(Bytes::new(64), true);
-        base.lock().expect("nobody panics").fold(&tally);
-        tally.placed(Bytes::new(64), true);
-        tally.freed(Bytes::new(64));
-        let seen = reader.join().expect("the reader does not panic");
-        assert!(seen.placed <= 2 && seen.hits <= 2 && seen.freed <= 1, "{seen:?}");
-        assert!((0..=128).contains(&seen.live) && (0..=128).contains(&seen.peak), "{seen:?}");
-        let end = base.lock().expect("nobody panics").with([&*tally].into_iter());
-        assert_eq!((end.live, end.peak, end.placed, end.freed, end.hits), (64, 128, 2, 1, 2));
-    });
 }
 
 // --- heaps ---

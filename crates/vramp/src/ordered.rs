@@ -22,6 +22,8 @@ pub(crate) struct OrderedPool {
     held: BTreeMap<u64, Held>,
     next_slot: u64,
     fence: Option<Event>,
+    /// The last point of each stream that ended.
+    ended: BTreeMap<StreamId, Event>,
     placed: u64,
 }
 
@@ -39,6 +41,7 @@ impl OrderedPool {
             held: BTreeMap::new(),
             next_slot: 0,
             fence: None,
+            ended: BTreeMap::new(),
             placed: 0,
         })
     }
@@ -80,6 +83,18 @@ impl OrderedPool {
         Ok(OrderedOutcome::Placed { addr, len, slot })
     }
 
+    /// Remembers the last point of a stream that ends. Two driver calls.
+    pub(crate) fn end_stream(&mut self, id: StreamId, stream: Stream) -> Result<()> {
+        let event = self.driver.create_event()?;
+        if let Err(error) = self.driver.record(event, stream) {
+            // It names nothing: whether it can be destroyed changes nothing either.
+            let _ = self.driver.destroy_event(event);
+            return Err(error);
+        }
+        self.ended.insert(id, event);
+        Ok(())
+    }
+
     pub(crate) fn holds(&self, slot: u64, addr: DeviceAddr) -> bool {
         self.held.get(&slot).is_some_and(|held| held.addr == addr)
     }
@@ -94,15 +109,19 @@ impl OrderedPool {
 
     /// One driver call, and two more for each other stream that used the block: the driver wants a
     /// block's free behind its allocation.
-    pub(crate) fn free(&mut self, slot: u64, stream: Stream, streams: &[Stream]) -> Result<()> {
+    pub(crate) fn free(&mut self, slot: u64, id: StreamId, streams: &[Stream]) -> Result<()> {
+        let stream = streams[id.index()];
         let Some(held) = self.held.get(&slot) else { return Ok(()) };
-        for other in held.uses.iter().map(|id| streams[id.index()]).filter(|&other| other != stream)
-        {
+        for &user in held.uses.iter().filter(|&&user| user != id) {
+            if let Some(&event) = self.ended.get(&user) {
+                self.driver.wait(stream, event)?;
+                continue;
+            }
             let event = match self.fence {
                 Some(event) => event,
                 None => *self.fence.insert(self.driver.create_event()?),
             };
-            self.driver.record(event, other)?;
+            self.driver.record(event, streams[user.index()])?;
             self.driver.wait(stream, event)?;
         }
         self.driver.free_async(stream, held.addr)?;
@@ -120,8 +139,8 @@ impl OrderedPool {
         self.placed
     }
 
-    pub(crate) fn driver(&self) -> &Arc<dyn Driver> {
-        &self.driver
+    pub(crate) fn set_limit(&mut self, limit: Option<Bytes>) {
+        self.limit = limit;
     }
 
     pub(crate) fn trim(&mut self, to: Bytes) -> Result<()> {
@@ -146,7 +165,8 @@ impl OrderedPool {
             }
             note(self.driver.synchronize_stream(stream));
         }
-        if let Some(event) = self.fence.take() {
+        let ended = std::mem::take(&mut self.ended).into_values();
+        for event in self.fence.take().into_iter().chain(ended) {
             note(self.driver.destroy_event(event));
         }
         note(self.driver.trim_pool(Bytes::ZERO));

@@ -112,9 +112,11 @@ impl VirtualPool {
     ) -> Result<Placed, Refusal> {
         let request = Request { size, stream };
         match self.heaps_serve {
-            Some(serve) if size <= serve.limit(contended) => self.malloc_in_heap(request),
+            Some(serve) if size <= serve.limit(contended) => {
+                self.malloc_in_heap(request, contended)
+            }
             _ => {
-                let mut attempt = Attempt::new(request);
+                let mut attempt = Attempt::new(request).roomy(contended);
                 let Served::Block(block) = self.serve(&mut attempt)? else {
                     unreachable!("a block was asked for");
                 };
@@ -124,7 +126,11 @@ impl VirtualPool {
         }
     }
 
-    fn malloc_in_heap(&mut self, Request { size, stream }: Request) -> Result<Placed, Refusal> {
+    fn malloc_in_heap(
+        &mut self,
+        Request { size, stream }: Request,
+        contended: bool,
+    ) -> Result<Placed, Refusal> {
         let heap = Arc::clone(&self.heaps[stream.index()]);
         let mut hit = true;
         loop {
@@ -139,7 +145,7 @@ impl VirtualPool {
             };
             let least = size.max(Bytes::new(1)).checked_round_up(self.pool.config().page);
             let request = Request { size: least.unwrap_or(size), stream };
-            let mut attempt = Attempt::slab(request, wanted);
+            let mut attempt = Attempt::slab(request, wanted).roomy(contended);
             let served = match self.serve(&mut attempt) {
                 // Any place that holds the block will do.
                 Err(Refusal::Short(..)) => {
@@ -162,7 +168,10 @@ impl VirtualPool {
                 Step::Placed(block) => return Ok(Served::Block(block)),
                 Step::Slab(slab) => return Ok(Served::Slab(slab)),
                 Step::Poll => self.poll().map_err(Refusal::Driver)?,
-                Step::Gather => self.gather(),
+                Step::Gather => {
+                    self.note_captures().map_err(Refusal::Driver)?;
+                    self.gather();
+                }
                 Step::Perform(plan) => {
                     let optional = plan.is_optional();
                     if let Err(error) = self.exec.perform(&mut self.pool, plan) {
@@ -180,11 +189,21 @@ impl VirtualPool {
         }
     }
 
+    /// Ends a stream: its memory is anybody's once the event recorded here is reached.
+    pub(crate) fn end_stream(&mut self, stream: StreamId) -> Result<(), DriverError> {
+        self.gather();
+        let mark = self.pool.now(stream);
+        self.exec.record(mark)?;
+        self.pool.recorded(mark);
+        self.pool.end_stream(stream);
+        Ok(())
+    }
+
     /// Takes a block back that the pool placed. No driver call, but for VPMM's event. The block is
     /// free even if recording that event fails: the next one covers it.
     pub(crate) fn free(&mut self, id: BlockId, stream: StreamId) -> Result<(), DriverError> {
         self.pool.free(id, stream).expect("the allocator looked the block up");
-        if self.records_each_free {
+        if self.records_each_free && self.pool.is_open(stream) {
             let mark = self.pool.now(stream);
             self.exec.record(mark)?;
             self.pool.recorded(mark);
@@ -234,7 +253,26 @@ impl VirtualPool {
         self.pool.heaps_await(awaited);
     }
 
+    /// Asks every stream whether it captures a graph: no event may be recorded on those, and while
+    /// there is one nobody may be asked whether work is over. One driver call for each open stream.
+    fn note_captures(&mut self) -> Result<bool, DriverError> {
+        let mut any = false;
+        for number in 0..self.exec.streams.len() {
+            let id = StreamId::new(number as u32);
+            if self.pool.is_open(id) {
+                let capturing = self.exec.driver.is_capturing(self.exec.streams[number])?;
+                self.pool.hold(id, capturing);
+                any |= capturing;
+            }
+        }
+        Ok(any)
+    }
+
+    /// Learns which work is over; nothing while a stream captures a graph.
     pub(crate) fn poll(&mut self) -> Result<(), DriverError> {
+        if self.pool.pending().next().is_none() || self.note_captures()? {
+            return Ok(());
+        }
         let driver = Arc::clone(&self.exec.driver);
         self.exec.events.poll(&*driver, &mut self.pool, &self.progress)
     }
@@ -256,6 +294,7 @@ impl VirtualPool {
     /// Gives free memory back to the card until the pool holds no more than `to`, or nothing more
     /// is idle. Three driver calls and more for each chunk.
     pub(crate) fn trim(&mut self, to: Bytes) -> Result<(), DriverError> {
+        self.note_captures()?;
         // Once more where a poll set free what others waited for: it has a younger epoch.
         loop {
             self.gather();

@@ -5,6 +5,7 @@ mod common;
 
 use common::Rig;
 use vramp::{Allocation, Bytes, Config, Preset, StreamId};
+use vramp_driver::Call;
 use vramp_driver::sim::{Gate, Kernel, Simulator};
 
 fn rig(preset: Preset) -> Rig {
@@ -14,9 +15,10 @@ fn rig(preset: Preset) -> Rig {
     rig
 }
 
-/// The calls since the log was last taken: name, and amount of memory where one is given.
+/// The calls since the log was last taken: name, and amount of memory where one is given. Left out
+/// is the question to each stream whether it captures, which has a test of its own.
 fn calls(rig: &Rig) -> Vec<String> {
-    let logged = rig.sim.take_log().into_iter();
+    let logged = rig.sim.take_log().into_iter().filter(|call| call.call != Call::IsCapturing);
     let line = |call: vramp_driver::sim::LoggedCall| match call.len {
         Some(len) => format!("{} {len}", call.call),
         None => call.call.to_string(),
@@ -227,4 +229,18 @@ fn a_close_unmaps_each_stretch_once() {
         ];
         assert_eq!(made, expected.concat(), "{preset:?}");
     }
+}
+
+#[test]
+fn a_miss_asks_each_stream_whether_it_captures_and_a_hit_asks_none() {
+    let rig = rig(Preset::Vramp);
+    for _ in 0..3 {
+        rig.allocator.create_stream().unwrap();
+    }
+    let (asked, block) = rig.calls(Call::IsCapturing, || rig.malloc(16));
+    assert_eq!(asked, 4);
+    rig.free(block);
+    let (asked, block) = rig.calls(Call::IsCapturing, || rig.malloc(16));
+    assert_eq!(asked, 0);
+    rig.free(block);
 }

@@ -92,7 +92,10 @@ fn finish(rig: &Rig, held: impl IntoIterator<Item = (Allocation, StreamId)>) {
 
 /// The first requests of a recorded job on two streams.
 fn recorded() -> Workload {
-    let path = "../../examples/traces/resnet_multires_stacks.pickle.gz";
+    // Seen from the crate, and from the folder that travels to a machine with a card.
+    let folders = ["../../examples/traces", "traces"].map(std::path::Path::new);
+    let folder = folders.into_iter().find(|folder| folder.exists()).expect("there are traces");
+    let path = folder.join("resnet_multires_stacks.pickle.gz");
     let trace = read_trace(path, &ReadLimits::default()).expect("the example is there");
     let mut workload = Workload::from_trace(&trace, 0);
     workload.requests.truncate(2000);
@@ -194,6 +197,12 @@ fn a_recorded_job_survives_a_failure_of_each_call_on_every_preset() {
 }
 
 #[test]
+fn pytorchs_allocator_survives_a_failure_of_each_call() {
+    fail_each_call(card, Preset::Torch, STRIDE, &program);
+    fail_each_call(card, Preset::TorchExpandable, STRIDE * 3, &program);
+}
+
+#[test]
 fn each_kind_of_call_may_fail_for_good() {
     let used = [
         Call::Reserve,
@@ -208,6 +217,9 @@ fn each_kind_of_call_may_fail_for_good() {
         Call::Wait,
         Call::MallocAsync,
         Call::FreeAsync,
+        Call::AllocMemory,
+        Call::FreeMemory,
+        Call::SynchronizeStream,
     ];
     for preset in Preset::ALL {
         for call in used {

@@ -157,3 +157,9 @@ fn vpmm_never_hands_out_memory_in_use() {
 fn the_drivers_pool_never_hands_out_memory_in_use() {
     run_programs(Preset::StreamOrdered);
 }
+
+#[test]
+fn pytorchs_allocator_never_hands_out_memory_in_use() {
+    run_programs(Preset::Torch);
+    run_programs(Preset::TorchExpandable);
+}

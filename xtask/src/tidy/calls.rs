@@ -9,8 +9,8 @@ const IMPURE: [&str; 4] = ["std::time", "std::env", "std::sync", "std::thread"];
 const IMPURE_WORDS: [&str; 4] = ["HashMap", "HashSet", "log", "tracing"];
 const IMPURE_MACROS: [&str; 5] = ["println!", "print!", "eprintln!", "eprint!", "dbg!"];
 
-/// Crates that talk to a person, and so may read the environment.
-const EDGES: [&str; 2] = ["crates/vramp-cli/", "xtask/"];
+/// What talks to a person, and so may read the environment: the programs, and what PyTorch loads.
+const EDGES: [&str; 3] = ["crates/vramp-cli/", "crates/vramp-capi/src/torch/settings.rs", "xtask/"];
 
 /// The core decides and does nothing else.
 pub fn core_is_pure(sources: &Sources) -> Vec<Finding> {
@@ -109,6 +109,8 @@ mod tests {
             assert_eq!(check("crates/vramp/src/a.rs"), 1, "{planted}");
             assert_eq!(check("crates/vramp-cli/src/a.rs"), 0, "{planted}");
             assert_eq!(check("crates/vramp/examples/a.rs"), 0, "{planted}");
+            assert_eq!(check("crates/vramp-capi/src/torch/settings.rs"), 0, "{planted}");
+            assert_eq!(check("crates/vramp-capi/src/context.rs"), 1, "{planted}");
         }
         let compiled_in = in_file("crates/vramp/src/a.rs", "const A: &str = env!(\"A\");");
         assert!(environment_is_read_at_the_edge(&compiled_in).is_empty());

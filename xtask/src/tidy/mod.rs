@@ -12,6 +12,7 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 
+use crate::header;
 use crate::tree::Tree;
 use scan::Sources;
 
@@ -66,6 +67,8 @@ pub fn run(root: &Path) -> Result<()> {
     findings.extend(calls::sources_are_ascii(&tree));
     findings.extend(docs::anchor_tests_exist(&tree));
     findings.extend(docs::links_resolve(&tree));
+    findings
+        .extend(header::difference(root)?.map(|message| Finding::new(header::PATH, None, message)));
     for note in long_ones(&tree, &sources) {
         println!("note: {note}");
     }

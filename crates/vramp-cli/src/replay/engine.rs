@@ -7,14 +7,15 @@ use std::time::Instant;
 use sha2::{Digest, Sha256};
 use vramp::{
     AllocError, Allocation, Allocator, Bytes, Config, CreateError, DeviceAddr, Driver, DriverError,
-    FreeError, Inconsistency, Mark, OpenError, Progress, StreamId, UseError,
+    FreeError, Inconsistency, Mark, OpenError, Progress, Spot, StreamId, TorchSegment, UseError,
 };
 use vramp_driver::sim::Hazard;
 use vramp_driver::{Call, MeterSnapshot, Metered, Stream};
 use vramp_trace::{Request, Workload};
 
 use super::audit::{Auditor, raw};
-use super::{CallCount, Outcome, Outstanding};
+use super::fidelity::Peaks;
+use super::{CallCount, Fidelity, Outcome, Outstanding, Recorded, Segments};
 use crate::device::Device;
 
 /// How often progress is told, in requests.
@@ -26,13 +27,16 @@ const LEFT_TO_DRIVER: u64 = u64::MAX;
 
 /// What a run may do beside replaying.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Options {
+pub struct Options<'a> {
     /// Check the allocator after every request. On the simulator, queue kernels that touch the
     /// memory and look for accesses without order.
     pub audit: bool,
     /// Leave out the allocator's knowledge of uses on other streams: a bug on purpose, to see that
     /// the audit finds it.
     pub forget_uses: bool,
+    /// Compare what PyTorch's allocator takes from the driver with this recording. Blocks are then
+    /// free at the very event at which they were, whatever streams use them.
+    pub compared_with: Option<&'a Recorded>,
 }
 
 /// Why a replay could not be completed. Running out of memory is no error but an outcome.
@@ -100,7 +104,7 @@ pub fn replay(
     workload: &Workload,
     device: &Device,
     config: Config,
-    options: Options,
+    options: Options<'_>,
     mut tick: impl FnMut(usize),
 ) -> Result<Outcome, ReplayError> {
     let preset = config.preset;
@@ -118,6 +122,7 @@ pub fn replay(
     let calls = meter.snapshot();
 
     let stats = run.allocator.stats()?;
+    let fidelity = run.fidelity(stats.reserved_peak);
     let decisions_sha256 = run.digest();
     let worst_malloc_ns = run.worst_malloc_ns;
     run.close()?;
@@ -168,6 +173,7 @@ pub fn replay(
         calls: by_kind(&calls),
         repairs: workload.repairs.counts().into_iter().filter(|&(_, count)| count > 0).collect(),
         hazards,
+        fidelity,
     })
 }
 
@@ -193,7 +199,7 @@ struct Run<'a> {
     workload: &'a Workload,
     allocator: Allocator,
     meter: Arc<Metered<Arc<dyn Driver>>>,
-    options: Options,
+    options: Options<'a>,
     auditor: Option<Auditor>,
     outstanding: Arc<Mutex<Outstanding>>,
     streams: Vec<StreamId>,
@@ -204,6 +210,8 @@ struct Run<'a> {
     has_own_pool: bool,
     first_of_driver: Option<DeviceAddr>,
     worst_malloc_ns: u64,
+    /// What PyTorch's allocator took from the driver, where it is compared.
+    segments: Segments,
 }
 
 impl<'a> Run<'a> {
@@ -211,7 +219,7 @@ impl<'a> Run<'a> {
         workload: &'a Workload,
         meter: &Arc<Metered<Arc<dyn Driver>>>,
         mut config: Config,
-        options: Options,
+        options: Options<'a>,
     ) -> Result<Run<'a>, ReplayError> {
         let outstanding = Arc::new(Mutex::new(Outstanding::default()));
         let table = Arc::clone(&outstanding);
@@ -241,11 +249,13 @@ impl<'a> Run<'a> {
             has_own_pool,
             first_of_driver: None,
             worst_malloc_ns: 0,
+            segments: Segments::default(),
         })
     }
 
     /// Makes every request, or stops where memory runs out: then the event and what was said.
     fn all(&mut self, tick: &mut dyn FnMut(usize)) -> Result<Option<(u64, String)>, ReplayError> {
+        self.begin_as_recorded()?;
         let requests = &self.workload.requests;
         for (index, &request) in requests.iter().enumerate() {
             if index % TICK == 0 {
@@ -262,14 +272,28 @@ impl<'a> Run<'a> {
             }
         }
         tick(requests.len());
+        self.empty_cache_as_recorded(requests.len())?;
         Ok(None)
     }
 
     fn request(&mut self, index: usize, request: Request) -> Result<(), ReplayError> {
+        self.empty_cache_as_recorded(index)?;
+        let compared = self.options.compared_with.is_some();
         match request {
-            Request::Alloc { block, size, stream } => self.alloc(block, size, stream)?,
+            // It was there when the recording began.
+            Request::Alloc { block, .. } if self.held[block as usize].is_some() => {}
+            Request::Alloc { block, size, stream } => {
+                self.alloc(block, size, stream)?;
+                self.note_segments(index);
+            }
             Request::Free { block } => {
-                self.free(block, lingers(&self.workload.requests, index, block))?;
+                let lingers = lingers(&self.workload.requests, index, block);
+                if !(lingers && compared) {
+                    self.free(block, lingers)?;
+                }
+            }
+            Request::UsesDone { block } if self.held[block as usize].is_some() => {
+                self.free(block, false)?;
             }
             Request::UsesDone { block } => self.uses_done(block),
             // The recorded allocator failed and took nothing; the program went on without.
@@ -279,6 +303,74 @@ impl<'a> Run<'a> {
             Some(auditor) => auditor.check(&self.allocator),
             None => Ok(()),
         }
+    }
+
+    // --- the recorded allocator's segments ---
+
+    /// Lets PyTorch's allocator begin with the segments that were there when the recording began.
+    fn begin_as_recorded(&mut self) -> Result<(), ReplayError> {
+        let Some(recorded) = self.options.compared_with else { return Ok(()) };
+        let sizes = self.workload.block_sizes();
+        let mut segments = Vec::new();
+        for earlier in &recorded.earlier {
+            let known = self.workload.streams.iter().position(|&raw| raw == earlier.raw_stream);
+            let stream = match known {
+                Some(known) => self.streams[known],
+                // Nothing was asked for on it since, but its memory is held.
+                None => self.allocator.create_stream()?,
+            };
+            let held = earlier.blocks.iter().filter_map(|&block| {
+                Some((self.workload.address_before(block)?, sizes[block as usize]))
+            });
+            let held = held.collect();
+            let (start, len) = (earlier.start, earlier.len);
+            segments.push(TorchSegment { start, len, stream, held });
+        }
+        let restored = self.allocator.restore(&segments)?;
+        let blocks = recorded.earlier.iter().zip(&segments).flat_map(|(earlier, segment)| {
+            earlier.blocks.iter().map(|&block| (block, segment.stream))
+        });
+        for ((block, stream), allocation) in blocks.zip(restored) {
+            let Some(allocation) = allocation else { continue };
+            let size = sizes[block as usize];
+            self.decisions.extend(allocation.spot().map(Spot::number));
+            if let Some(auditor) = &mut self.auditor {
+                auditor.allocated(&allocation, size, raw(&self.allocator, stream))?;
+            }
+            self.held[block as usize] = Some(Held { allocation, size, stream });
+        }
+        Ok(())
+    }
+
+    /// Gives unused memory back where the recorded allocator did: see `fidelity.rs`.
+    fn empty_cache_as_recorded(&mut self, request: usize) -> Result<(), ReplayError> {
+        let Some(recorded) = self.options.compared_with else { return Ok(()) };
+        let by_itself = self.allocator.inspect_torch(|pool| {
+            let config = pool.config();
+            config.garbage_collection_threshold.is_some() || config.max_split_size.is_some()
+        });
+        if recorded.segments.gives_back(request) && by_itself == Some(false) {
+            self.allocator.trim(Bytes::ZERO)?;
+            self.note_segments(request);
+        }
+        Ok(())
+    }
+
+    fn note_segments(&mut self, request: usize) {
+        if self.options.compared_with.is_some() {
+            let segments = &mut self.segments;
+            self.allocator.inspect_torch(|pool| {
+                for &op in pool.performed() {
+                    segments.performed(request, op);
+                }
+            });
+        }
+    }
+
+    fn fidelity(&self, replayed: Bytes) -> Option<Fidelity> {
+        let recorded = self.options.compared_with?;
+        let peaks = Peaks { recorded: recorded.peak_reserved.unwrap_or_default(), replayed };
+        Some(recorded.segments.compare(&self.segments, self.workload, peaks))
     }
 
     fn alloc(&mut self, block: u32, size: Bytes, stream: u32) -> Result<(), ReplayError> {

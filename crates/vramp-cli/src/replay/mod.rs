@@ -9,12 +9,16 @@
 
 mod audit;
 mod engine;
+mod fidelity;
 mod outcome;
 mod outstanding;
 mod recorded;
+mod start;
 
 pub use engine::{Options, ReplayError, replay};
+pub use fidelity::{Fidelity, Segments};
 pub use outcome::{CallCount, Outcome};
 pub use recorded::{Recorded, RecordedOom};
+pub use start::EarlierSegment;
 
 use outstanding::Outstanding;

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::Fidelity;
+
 /// What came out of one run. Serialised, this is the line that `--json` prints.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outcome {
@@ -63,6 +65,9 @@ pub struct Outcome {
     pub repairs: BTreeMap<&'static str, u32>,
     /// Accesses without order that were found; none where nobody looked for them.
     pub hazards: Option<u64>,
+    /// How well the recorded allocator was foretold; left out where nobody asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fidelity: Option<Fidelity>,
 }
 
 /// What driver calls of one kind came to.

@@ -5,6 +5,9 @@ use std::fmt;
 use vramp::Bytes;
 use vramp_trace::{Event, EventKind, Request, Trace, Workload};
 
+use super::start::earlier_segments;
+use super::{EarlierSegment, Segments};
+
 use crate::count::Count;
 
 /// What the recorded allocator took, as far as the recording tells.
@@ -14,6 +17,12 @@ pub struct Recorded {
     pub events: u64,
     /// The most memory it held; `None` if the recording says nothing of it.
     pub peak_reserved: Option<Bytes>,
+    /// What it took from the driver and gave back.
+    pub segments: Segments,
+    /// Segments it held before the recording began.
+    pub earlier: Vec<EarlierSegment>,
+    /// Its settings in PyTorch's syntax, where recorded.
+    pub settings: Option<String>,
     /// The first request it could not serve.
     pub oom: Option<RecordedOom>,
 }
@@ -39,7 +48,14 @@ impl Recorded {
     /// What was held before the recording began follows from what was held at its end. O(events).
     pub fn of(trace: &Trace, workload: &Workload) -> Recorded {
         let on_device = |found: u16| u32::from(found) == workload.device;
-        let mut recorded = Recorded::default();
+        let settings = trace.allocator_settings.iter();
+        let mut settings = settings.filter(|(key, _)| key == "PYTORCH_CUDA_ALLOC_CONF");
+        let mut recorded = Recorded {
+            segments: Segments::of(trace, workload),
+            earlier: earlier_segments(trace, workload),
+            settings: settings.next().map(|(_, value)| value.clone()),
+            ..Recorded::default()
+        };
         let mut change_at_oom = 0;
         // Counted against the beginning; signed and wide, for recordings may be wrong.
         let (mut change, mut highest, mut known) = (0i128, 0i128, false);

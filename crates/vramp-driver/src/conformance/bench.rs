@@ -25,6 +25,7 @@ struct Taken {
     events: Vec<Event>,
     buffers: Vec<HostBuffer>,
     allocations: Vec<(Stream, DeviceAddr)>,
+    plain: Vec<DeviceAddr>,
 }
 
 impl<'a> Bench<'a> {
@@ -149,6 +150,18 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
+    pub fn alloc(&self, len: Bytes) -> Result<AddrRange> {
+        let at = self.device.alloc_memory(len)?;
+        self.taken.borrow_mut().plain.push(at);
+        Ok(AddrRange::new(at, len))
+    }
+
+    pub fn free_alloc(&self, at: DeviceAddr) -> Result<()> {
+        self.device.free_memory(at)?;
+        self.taken.borrow_mut().plain.retain(|taken| *taken != at);
+        Ok(())
+    }
+
     pub fn malloc_async(&self, stream: Stream, len: Bytes) -> Result<AddrRange> {
         let at = self.device.malloc_async(stream, len)?;
         self.taken.borrow_mut().allocations.push((stream, at));
@@ -222,6 +235,7 @@ impl<'a> Bench<'a> {
             results.push(device.free_async(stream, at));
         }
         results.extend(taken.streams.iter().map(|stream| device.synchronize_stream(*stream)));
+        results.extend(taken.plain.iter().map(|at| device.free_memory(*at)));
         results.extend(taken.mappings.iter().map(|range| device.unmap(*range)));
         results.extend(taken.handles.iter().map(|handle| device.release(*handle)));
         results.extend(taken.reservations.iter().map(|range| device.free_addresses(*range)));

@@ -20,6 +20,7 @@ mod bench;
 mod copies;
 mod lost;
 mod memory;
+mod plain;
 mod pool;
 mod streams;
 
@@ -105,7 +106,7 @@ impl Case {
 
 /// Every rule that can be checked without losing the device.
 pub fn cases() -> Vec<Case> {
-    [memory::CASES, streams::CASES, copies::CASES, pool::CASES].concat()
+    [memory::CASES, plain::CASES, streams::CASES, copies::CASES, pool::CASES].concat()
 }
 
 /// Rules whose check loses the device.

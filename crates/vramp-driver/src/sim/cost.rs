@@ -15,6 +15,17 @@ use crate::Call;
 /// Sizes up to this many MiB are looked up instead of interpolated.
 const TABLED_MIB: usize = 512;
 
+/// Calls whose costs the file gives by size.
+const BY_SIZE: [Call; 7] = [
+    Call::Create,
+    Call::Map,
+    Call::SetAccess,
+    Call::Unmap,
+    Call::Release,
+    Call::AllocMemory,
+    Call::FreeMemory,
+];
+
 /// A cost table, as read from TOML.
 ///
 /// ```
@@ -136,7 +147,7 @@ impl CostTable {
         for (call, curves) in &file.sized {
             sized.insert(*call, Sized::new(*call, curves)?);
         }
-        for call in [Call::Create, Call::Map, Call::SetAccess, Call::Unmap, Call::Release] {
+        for call in BY_SIZE {
             if !sized.contains_key(&call) {
                 return Err(CostError::Value(format!("no costs by size for {call}")));
             }

@@ -129,6 +129,25 @@ impl Driver for Simulator {
         })
     }
 
+    fn alloc_memory(&self, len: Bytes) -> Result<DeviceAddr> {
+        self.call(log(Call::AllocMemory).len(len), |state| {
+            let at = state.memory.alloc(len)?;
+            state.spend_on_handle(Call::AllocMemory, len);
+            Ok(at)
+        })
+    }
+
+    fn free_memory(&self, at: DeviceAddr) -> Result<()> {
+        self.call(log(Call::FreeMemory).at(at), |state| {
+            state.memory.allocation(at)?;
+            state.wait_for_everything()?;
+            let len = state.memory.free_allocation(at)?;
+            state.forget_dead();
+            state.spend_on_handle(Call::FreeMemory, len);
+            Ok(())
+        })
+    }
+
     fn create_stream(&self) -> Result<Stream> {
         self.call(log(Call::CreateStream), |state| {
             state.spend(Call::CreateStream);
@@ -155,6 +174,14 @@ impl Driver for Simulator {
             state.trim_pool_to_threshold();
             state.spend(Call::SynchronizeStream);
             Ok(())
+        })
+    }
+
+    fn is_capturing(&self, stream: Stream) -> Result<bool> {
+        self.call(log(Call::IsCapturing).on(stream), |state| {
+            state.streams.index(stream)?;
+            state.spend(Call::IsCapturing);
+            Ok(state.capturing.contains(&stream.number()))
         })
     }
 
@@ -185,6 +212,8 @@ impl Driver for Simulator {
             let index = state.streams.index(stream)?;
             let point = state.streams.end_of(index);
             state.events.insert(event.number(), Some(point));
+            // Legal, and yet: the event is a node of the graph now.
+            state.spoilt += u64::from(state.capturing.contains(&stream.number()));
             if let Some(checker) = &mut state.checker {
                 checker.record(event.number(), stream);
             }
@@ -195,6 +224,7 @@ impl Driver for Simulator {
 
     fn query(&self, event: Event) -> Result<bool> {
         self.call(log(Call::Query), |state| {
+            state.refuse_in_capture()?;
             let point = point_of(state, event)?;
             let done = point.is_none_or(|point| state.streams.is_done(point));
             if done && let Some(checker) = &mut state.checker {
@@ -208,6 +238,8 @@ impl Driver for Simulator {
     fn wait(&self, stream: Stream, event: Event) -> Result<()> {
         self.call(log(Call::Wait).on(stream), |state| {
             let point = point_of(state, event)?;
+            // The graph would depend on work outside of it.
+            state.spoilt += u64::from(state.capturing.contains(&stream.number()));
             let index = state.streams.index(stream)?;
             if let Some(point) = point {
                 state.streams.push_wait(index, point, state.now_ns);

@@ -5,6 +5,8 @@
 //! 3. A *mapping* ties one whole handle to addresses inside one reservation. It can be touched
 //!    once access was set.
 //!
+//! 4. A plain *allocation* is all three in one; nobody can take it apart.
+//!
 //! Nothing here knows time, streams or costs.
 
 use std::collections::{BTreeMap, HashMap};
@@ -28,6 +30,8 @@ pub(super) struct Memory {
     holes: BTreeMap<u64, u64>,
     /// Reserved addresses: start to length.
     reservations: BTreeMap<u64, u64>,
+    /// Plain allocations: start to length in whole pages. Each has one mapping.
+    allocations: BTreeMap<u64, u64>,
     mappings: BTreeMap<u64, Mapping>,
     physical: HashMap<u64, Physical>,
     handles_made: u64,
@@ -80,6 +84,7 @@ impl Memory {
             used: 0,
             holes: BTreeMap::from([(FIRST_ADDRESS, address_space.count())]),
             reservations: BTreeMap::new(),
+            allocations: BTreeMap::new(),
             mappings: BTreeMap::new(),
             physical: HashMap::new(),
             handles_made: 0,
@@ -92,13 +97,20 @@ impl Memory {
 
     pub fn reserve(&mut self, len: Bytes, alignment: Bytes) -> Outcome<DeviceAddr> {
         self.check_pages("the length", len.count())?;
-        let (len, alignment) = (len.count(), alignment.count());
+        let alignment = alignment.count();
         if !alignment.is_power_of_two() || !alignment.is_multiple_of(self.page) {
             return Err(Refusal::invalid(format!(
                 "an alignment of {} is not a power of two and a multiple of the page",
                 Bytes::new(alignment)
             )));
         }
+        let at = self.take_hole(len.count(), alignment)?;
+        self.reservations.insert(at, len.count());
+        Ok(DeviceAddr::new(at))
+    }
+
+    /// The first hole that fits, or what is wrong.
+    fn take_hole(&mut self, len: u64, alignment: u64) -> Outcome<u64> {
         let fit = self.holes.iter().find_map(|(&start, &hole)| {
             let at = start.checked_next_multiple_of(alignment)?;
             (at - start)
@@ -119,8 +131,7 @@ impl Memory {
         if at + len < start + hole {
             self.holes.insert(at + len, start + hole - at - len);
         }
-        self.reservations.insert(at, len);
-        Ok(DeviceAddr::new(at))
+        Ok(at)
     }
 
     pub fn free_addresses(&mut self, range: AddrRange) -> Outcome<()> {
@@ -132,7 +143,12 @@ impl Memory {
             return Err(Refusal::invalid(format!("{range} still holds a mapping at {at:#x}")));
         }
         self.reservations.remove(&start);
-        let (mut start, mut len) = (start, len);
+        self.make_hole(start, len);
+        Ok(())
+    }
+
+    /// Gives addresses back.
+    fn make_hole(&mut self, mut start: u64, mut len: u64) {
         if let Some((&before, &hole)) = self.holes.range(..start).next_back()
             && before + hole == start
         {
@@ -143,7 +159,48 @@ impl Memory {
             len += hole;
         }
         self.holes.insert(start, len);
-        Ok(())
+    }
+
+    // --- plain allocations ---
+
+    /// Memory that can be touched, in whole pages.
+    pub fn alloc(&mut self, len: Bytes) -> Outcome<DeviceAddr> {
+        let whole = len.checked_round_up(Bytes::new(self.page)).filter(|len| !len.is_zero());
+        let whole =
+            whole.ok_or_else(|| Refusal::invalid(format!("{len} is no size to allocate")))?;
+        self.charge(whole)?;
+        let at = self.take_hole(whole.count(), self.page).inspect_err(|_| {
+            self.used -= whole.count();
+        })?;
+        self.handles_made += 1;
+        let physical = Physical {
+            len: whole.count(),
+            place: Place::Device,
+            mappings: 1,
+            released: true,
+            content: Content::default(),
+        };
+        self.physical.insert(self.handles_made, physical);
+        let mapping = Mapping { len: whole.count(), physical: self.handles_made, accessible: true };
+        self.mappings.insert(at, mapping);
+        self.allocations.insert(at, whole.count());
+        Ok(DeviceAddr::new(at))
+    }
+
+    /// The length of an allocation.
+    pub fn allocation(&self, at: DeviceAddr) -> Outcome<Bytes> {
+        let len = self.allocations.get(&at.number()).copied().map(Bytes::new);
+        len.ok_or_else(|| Refusal::invalid(format!("{at} was not allocated")))
+    }
+
+    /// Gives an allocation back. Returns its length.
+    pub fn free_allocation(&mut self, at: DeviceAddr) -> Outcome<Bytes> {
+        let len = self.allocation(at)?;
+        self.allocations.remove(&at.number());
+        let mapping = self.mappings.remove(&at.number()).expect("an allocation is mapped");
+        self.drop_physical(mapping.physical);
+        self.make_hole(at.number(), len.count());
+        Ok(len)
     }
 
     // --- physical memory ---
@@ -341,12 +398,16 @@ impl Memory {
     }
 
     pub fn mappings(&self) -> usize {
-        self.mappings.len()
+        self.mappings.len() - self.allocations.len()
+    }
+
+    pub fn allocations(&self) -> usize {
+        self.allocations.len()
     }
 
     /// Handles that their owner has not released.
     pub fn handles(&self) -> usize {
-        self.physical.len() - self.handles_released_but_mapped
+        self.physical.len() - self.handles_released_but_mapped - self.allocations.len()
     }
 
     pub fn handles_released_but_mapped(&self) -> usize {

@@ -88,7 +88,7 @@ pub struct LiveObjects {
     pub handles_released_but_mapped: usize,
     /// Mappings.
     pub mappings: usize,
-    /// Memory of the card in handles and in the device's own pool.
+    /// Memory of the card in handles, in plain allocations and in the device's own pool.
     pub device_bytes: Bytes,
     /// Streams not destroyed.
     pub streams: usize,
@@ -98,6 +98,8 @@ pub struct LiveObjects {
     pub host_buffers: usize,
     /// Memory in them.
     pub host_bytes: Bytes,
+    /// Plain allocations; they count among neither handles nor mappings.
+    pub allocations: usize,
     /// Allocations from the device's own pool.
     pub pool_allocations: usize,
     /// Memory in them.
@@ -139,6 +141,21 @@ impl Simulator {
     /// shows only when the kernel starts.
     pub fn launch(&self, stream: Stream, kernel: Kernel) -> Result<()> {
         self.lock().launch(stream, kernel)
+    }
+
+    /// From now on, until [`Simulator::end_capture`], the stream captures a graph, in the driver's
+    /// global mode. Work queued on it runs all the same: only what may be called is modelled.
+    pub fn begin_capture(&self, stream: Stream) {
+        self.lock().capturing.insert(stream.number());
+    }
+
+    /// Ends a capture. Returns how often something was done since the simulator was made that spoils
+    /// one: an event recorded on a capturing stream or waited for by one, or any event asked about
+    /// meanwhile.
+    pub fn end_capture(&self, stream: Stream) -> u64 {
+        let mut state = self.lock();
+        state.capturing.remove(&stream.number());
+        state.spoilt
     }
 
     /// A new, closed gate. A kernel queued with [`Kernel::until`] runs until it is open.

@@ -20,6 +20,11 @@ impl Refusal {
         Refusal { code: 400, detail: format!("{what} {number:#x} does not exist") }
     }
 
+    /// A stream captures a graph.
+    pub fn capturing(detail: impl Into<String>) -> Refusal {
+        Refusal { code: 900, detail: detail.into() }
+    }
+
     /// Nothing left.
     pub fn out_of_memory(detail: impl Into<String>) -> Refusal {
         Refusal { code: 2, detail: detail.into() }

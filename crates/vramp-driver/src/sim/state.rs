@@ -1,7 +1,7 @@
 //! The simulated device behind its lock: what every call goes through, time passing, and memory being
 //! taken away.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use vramp_core::{AddrRange, Bytes};
 
@@ -17,7 +17,7 @@ use super::pool::Pool;
 use super::refusal::{Outcome, Refusal};
 use super::streams::{Gate, Point, Step, Streams};
 use super::{Fault, LiveObjects};
-use crate::{Call, Capabilities, DriverError, Limits, Result};
+use crate::{Call, Capabilities, DriverError, Limits, Result, Stream};
 
 #[derive(Clone, Debug)]
 pub(super) struct Config {
@@ -43,6 +43,10 @@ pub(super) struct State {
     /// The last record of each event; `None` inside if never recorded.
     pub events: HashMap<u64, Option<Point>>,
     pub events_made: u64,
+    /// Streams whose work becomes a graph.
+    pub capturing: BTreeSet<u64>,
+    /// What was done that spoils a capture.
+    pub spoilt: u64,
     capabilities: Capabilities,
     pub backing: Backing,
     pub pool_content: Content,
@@ -66,6 +70,8 @@ impl State {
             checker: config.checker.then(Checker::default),
             events: HashMap::new(),
             events_made: 0,
+            capturing: BTreeSet::new(),
+            spoilt: 0,
             capabilities,
             backing: config.backing,
             pool_content: Content::default(),
@@ -129,6 +135,17 @@ impl State {
         self.now_ns += self.costs.handle_ns(call, len, self.previous == Some(call));
     }
 
+    /// Asking about events while a stream captures is refused, and spoils the capture.
+    pub fn refuse_in_capture(&mut self) -> Outcome<()> {
+        match self.capturing.first() {
+            None => Ok(()),
+            Some(stream) => {
+                self.spoilt += 1;
+                Err(Refusal::capturing(format!("stream {stream:#x} captures")))
+            }
+        }
+    }
+
     /// Charges what the call costs whatever its arguments.
     pub fn spend(&mut self, call: Call) {
         self.now_ns += self.costs.fixed_ns(call);
@@ -172,6 +189,17 @@ impl State {
             self.now_ns = self.now_ns.max(due_ns);
             if let Some(lost) = &self.lost {
                 return Err(Refusal { code: lost.code, detail: lost.explanation.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the host wait until all streams are empty.
+    pub fn wait_for_everything(&mut self) -> Outcome<()> {
+        for stream in 0..self.streams.made() {
+            self.run_to(self.streams.end_of(stream))?;
+            if let Some(checker) = &mut self.checker {
+                checker.host_saw_stream(Stream::from_number(stream as u64 + 1));
             }
         }
         Ok(())
@@ -264,6 +292,7 @@ impl State {
             events: self.events.len(),
             host_buffers: self.host.living(),
             host_bytes: self.host.held(),
+            allocations: self.memory.allocations(),
             pool_allocations: self.pool.allocations(),
             pool_bytes: Bytes::new(self.pool.used),
         }

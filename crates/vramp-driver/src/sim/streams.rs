@@ -195,6 +195,11 @@ impl Streams {
         self.queues[stream].destroyed = true;
     }
 
+    /// How many streams were ever created.
+    pub fn made(&self) -> usize {
+        self.queues.len()
+    }
+
     pub fn living(&self) -> usize {
         self.queues.iter().filter(|queue| !queue.destroyed).count()
     }

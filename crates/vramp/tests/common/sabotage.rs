@@ -74,8 +74,11 @@ impl Driver for Saboteur {
         map(at: DeviceAddr, handle: Handle) -> Result<()>;
         unmap(range: AddrRange) -> Result<()>;
         set_access(range: AddrRange) -> Result<()>;
+        alloc_memory(len: Bytes) -> Result<DeviceAddr>;
+        free_memory(at: DeviceAddr) -> Result<()>;
         create_stream() -> Result<Stream>;
         destroy_stream(stream: Stream) -> Result<()>;
+        is_capturing(stream: Stream) -> Result<bool>;
         create_event() -> Result<Event>;
         destroy_event(event: Event) -> Result<()>;
         fill(stream: Stream, range: AddrRange, byte: u8) -> Result<()>;

@@ -1,0 +1,282 @@
+#!/usr/bin/env python3
+"""Real PyTorch jobs on PyTorch's own allocator, its expandable segments and vramp, side by side.
+
+    torch-workloads.py WORKLOADS.py [NAME...] [--runs 3] [--steps N] [--limit 20GiB]
+                       [--limit-over-peak 1.1] [--allocators native,expandable,vramp]
+
+WORKLOADS.py is any Python file that assigns a dict `W` from names to functions; each takes the
+number of steps, or nothing for its own, and is a generator that yields after each step. The file is
+run up to where it has assigned `W`, with a workload's name as its only argument.
+
+Every run is a process of its own, and the allocators take turns. Prints one JSON line for each run
+and one with the medians for each workload and allocator; with a limit the same again under it, where
+running out is a result and not a failure. The shared library is found as vramp_torch.py says.
+"""
+
+import argparse
+import ast
+import inspect
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+for folder in (HERE, os.path.join(HERE, "..", "python")):
+    sys.path.insert(0, folder)
+
+ALLOCATORS = ("native", "expandable", "vramp")
+UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+GIB = 2**30
+
+
+def size(text):
+    """Bytes from 4096, 512MiB or 20GiB."""
+    digits = text.rstrip("KMGiBkmgb ")
+    unit = text[len(digits) :].strip().upper()
+    if unit not in UNITS:
+        raise argparse.ArgumentTypeError(f"'{text}' is no size: write it like 512MiB or 20GiB")
+    return int(float(digits) * UNITS[unit])
+
+
+# --- one run, in a process of its own ---
+
+
+def load(path, name):
+    """The dict `W` of a workloads file."""
+    with open(path, encoding="utf-8") as file:
+        tree = ast.parse(file.read(), path)
+    assigned = [
+        index
+        for index, node in enumerate(tree.body)
+        if isinstance(node, ast.Assign)
+        and any(isinstance(target, ast.Name) and target.id == "W" for target in node.targets)
+    ]
+    if not assigned:
+        sys.exit(f"{path} assigns no dict W of workloads")
+    tree.body = tree.body[: assigned[0] + 1]
+    # Workloads parse the command line for themselves.
+    sys.argv = [path, name]
+    names = {"__name__": "workloads", "__file__": path}
+    exec(compile(tree, path, "exec"), names)
+    return names["W"]
+
+
+class LastLoss:
+    """What `backward` was last called on: the loss of any training step, whoever computes it."""
+
+    def __init__(self, torch):
+        self.value = None
+        backward = torch.Tensor.backward
+
+        def watched(tensor, *args, **kwargs):
+            self.value = tensor.detach()
+            return backward(tensor, *args, **kwargs)
+
+        torch.Tensor.backward = watched
+
+    def take(self):
+        value, self.value = self.value, None
+        return None if value is None else float(value)
+
+
+def used_by_card(torch):
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def run_one(args):
+    """Runs one workload on one allocator and prints a JSON line."""
+    import torch
+
+    vramp = None
+    if args.allocator == "vramp":
+        import vramp_torch as vramp
+
+        vramp.enable()
+    workload = load(args.workloads, args.names[0])[args.names[0]]
+    losses = LastLoss(torch)
+    torch.cuda.init()
+    bare = used_by_card(torch)
+    if args.limit and not vramp:
+        total = torch.cuda.mem_get_info()[1]
+        torch.cuda.set_per_process_memory_fraction(min(1.0, args.limit / total))
+    times, loss, tokens, most_used, error = [], None, None, bare, None
+    try:
+        steps = workload(args.steps) if args.steps else workload()
+        last = time.perf_counter()
+        for _ in steps:
+            torch.cuda.synchronize()
+            now = time.perf_counter()
+            times.append(now - last)
+            loss = losses.take() if losses.value is not None else loss
+            most_used = max(most_used, used_by_card(torch))
+            # A job that generates has no loss, but what it generates must be the same.
+            generated = inspect.getgeneratorlocals(steps).get("cur")
+            tokens = int(generated.sum()) if torch.is_tensor(generated) else tokens
+            # The looking is not part of the next step.
+            last = time.perf_counter()
+    except RuntimeError as failure:
+        if "out of memory" not in str(failure):
+            raise
+        error = f"{type(failure).__name__}: {str(failure)[:400]}"
+    most_used = max(most_used, used_by_card(torch))
+    line = {
+        "workload": args.names[0],
+        "allocator": args.allocator,
+        "limit": args.limit,
+        "steps": len(times),
+        "loss": loss,
+        "tokens": tokens,
+        "total_s": round(sum(times), 4),
+        "steady_s": round(sum(times[len(times) // 2 :]), 4),
+        "median_step_s": round(statistics.median(times), 5) if times else None,
+        "bare": bare,
+        "device_used": most_used,
+        "error": error,
+        "card": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+    }
+    if vramp:
+        vramp.audit()
+        stats = vramp.report()
+        line |= {"peak_live": stats["live_peak"], "peak_reserved": stats["reserved_peak"]}
+        line |= {"allocations": stats["placed"], "vramp": stats}
+    else:
+        stats = torch.cuda.memory_stats()
+        line |= {
+            "peak_live": stats.get("requested_bytes.all.peak", 0),
+            "peak_reserved": stats.get("reserved_bytes.all.peak", 0),
+            "allocations": stats.get("allocation.all.allocated", 0),
+            "retries": stats.get("num_alloc_retries", 0),
+        }
+    # The context, and the code of the libraries that the job loaded.
+    line["device_used_beside"] = most_used - line["peak_reserved"]
+    print(json.dumps(line), flush=True)
+
+
+# --- all runs, each in a child ---
+
+
+def environment(allocator, limit):
+    """What a child is told through its environment."""
+    own = {k: v for k, v in os.environ.items() if k not in ("PYTORCH_ALLOC_CONF", "VRAMP_DEVICE")}
+    own.pop("PYTORCH_CUDA_ALLOC_CONF", None)
+    if allocator == "expandable":
+        own["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    if allocator == "vramp" and limit:
+        options = [part for part in own.get("VRAMP_CONF", "").split(",") if part.strip()]
+        options = [part for part in options if not part.strip().startswith("limit")]
+        own["VRAMP_CONF"] = ",".join([*options, f"limit={limit}"])
+    return own
+
+
+def child(args, name, allocator, limit):
+    """One run; a line with its result, also where it died."""
+    command = [sys.executable, os.path.abspath(__file__), args.workloads, name]
+    command += ["--one", "--allocators", allocator]
+    command += ["--steps", str(args.steps)] if args.steps else []
+    command += ["--limit", str(limit)] if limit else []
+    ran = subprocess.run(
+        command, env=environment(allocator, limit), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    lines = [line for line in ran.stdout.splitlines() if line.startswith("{")]
+    if ran.returncode == 0 and lines:
+        return json.loads(lines[-1])
+    sys.stderr.write(ran.stderr[-4000:])
+    died = f"ended with {ran.returncode}: {ran.stderr.strip()[-400:]}"
+    return {"workload": name, "allocator": allocator, "limit": limit, "error": died, "died": True}
+
+
+def median(runs, key):
+    values = [run[key] for run in runs if run.get(key) is not None]
+    return statistics.median(values) if values else None
+
+
+def summary(name, limit, runs):
+    """The medians of one allocator's runs, and how they compare with the native allocator's."""
+    native = [run for run in runs if run["allocator"] == "native" and not run["error"]]
+    for allocator in dict.fromkeys(run["allocator"] for run in runs):
+        own = [run for run in runs if run["allocator"] == allocator]
+        good = [run for run in own if not run["error"]]
+        line = {"summary": name, "allocator": allocator, "limit": limit}
+        line |= {"runs": len(own), "completed": len(good)}
+        for key in ("loss", "tokens", "steady_s", "median_step_s", "device_used", "device_used_beside", "bare"):
+            line[key] = median(good, key)
+        for key in ("peak_live", "peak_reserved"):
+            line[key] = median(good, key)
+        if good and line["peak_live"]:
+            line["used_over_live"] = round(
+                (line["device_used"] - line["bare"]) / line["peak_live"], 4
+            )
+        if good and native:
+            line["steady_over_native"] = round(line["steady_s"] / median(native, "steady_s"), 4)
+            if line["loss"] is not None:
+                line["loss_minus_native"] = line["loss"] - median(native, "loss")
+        yield line
+
+
+def compare(args, name, limit):
+    runs = []
+    for _ in range(args.runs):
+        for allocator in args.allocators:
+            runs.append(child(args, name, allocator, limit))
+            print(json.dumps(runs[-1]), flush=True)
+    for line in summary(name, limit, runs):
+        print(json.dumps(line), flush=True)
+    return runs
+
+
+def names_in(path):
+    """The keys of `W` without running the file: every w_NAME or every key of a literal dict."""
+    with open(path, encoding="utf-8") as file:
+        tree = ast.parse(file.read(), path)
+    literal = [
+        [key.value for key in node.value.keys if isinstance(key, ast.Constant)]
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Dict)
+        and any(isinstance(target, ast.Name) and target.id == "W" for target in node.targets)
+    ]
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return (literal and literal[0]) or [name[2:] for name in functions if name.startswith("w_")]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("workloads", help="the file with the workloads")
+    parser.add_argument("names", nargs="*", help="which; all without")
+    parser.add_argument("--runs", type=int, default=3, help="of each allocator")
+    parser.add_argument("--steps", type=int, default=0, help="of each run; the workload's own without")
+    parser.add_argument("--allocators", default=",".join(ALLOCATORS))
+    parser.add_argument("--limit", type=size, default=0, help="memory for the allocator, such as 20GiB")
+    parser.add_argument("--limit-over-peak", type=float, default=0, help="a second pass under so much of the native peak")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.workloads = os.path.abspath(args.workloads)
+    args.allocators = args.allocators.split(",")
+    unknown = [name for name in args.allocators if name not in ALLOCATORS]
+    if unknown:
+        parser.error(f"there is no allocator {unknown[0]}: use {', '.join(ALLOCATORS)}")
+    if args.one:
+        args.allocator = args.allocators[0]
+        return run_one(args)
+    known = names_in(args.workloads)
+    wrong = [name for name in args.names if known and name not in known]
+    if wrong:
+        parser.error(f"there is no workload {wrong[0]}: use {', '.join(known)}")
+    died = False
+    for name in args.names or known:
+        runs = compare(args, name, args.limit)
+        died |= any(run.get("died") or (run["error"] and not args.limit) for run in runs)
+        peak = median([run for run in runs if run["allocator"] == "native"], "peak_live")
+        if args.limit_over_peak and peak:
+            runs = compare(args, name, int(peak * args.limit_over_peak))
+            died |= any(run.get("died") for run in runs)
+    sys.exit(1 if died else 0)
+
+
+if __name__ == "__main__":
+    main()

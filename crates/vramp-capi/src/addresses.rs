@@ -1,0 +1,62 @@
+//! From an address to the allocation there: C frees by address alone.
+//!
+//! Sharded, so that threads hardly meet. A block leaves the map before its memory is free and
+//! enters it after it was handed out, so no address is ever in it twice.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crossbeam_utils::CachePadded;
+use rustc_hash::FxHashMap;
+use vramp::{Allocation, DeviceAddr};
+
+const SHARDS: usize = 64;
+
+type Shard = FxHashMap<u64, Allocation>;
+
+/// Every block that an allocator handed out, by its address.
+pub(crate) struct Addresses {
+    shards: [CachePadded<Mutex<Shard>>; SHARDS],
+}
+
+impl Addresses {
+    pub fn new() -> Addresses {
+        Addresses { shards: std::array::from_fn(|_| CachePadded::new(Mutex::default())) }
+    }
+
+    #[inline]
+    fn shard(&self, addr: u64) -> MutexGuard<'_, Shard> {
+        // Blocks are cut at 512 bytes; the product's top bits depend on all others.
+        let mixed = (addr >> 9).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let shard = &self.shards[(mixed >> (64 - SHARDS.ilog2())) as usize];
+        shard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[inline]
+    pub fn insert(&self, allocation: Allocation) {
+        let addr = allocation.addr().number();
+        self.shard(addr).insert(addr, allocation);
+    }
+
+    #[inline]
+    pub fn remove(&self, addr: u64) -> Option<Allocation> {
+        self.shard(addr).remove(&addr)
+    }
+
+    /// Looks at the block that begins at `addr`, and keeps it from being freed meanwhile.
+    pub fn look<R>(&self, addr: u64, look: impl FnOnce(&Allocation) -> R) -> Option<R> {
+        self.shard(addr).get(&addr).map(look)
+    }
+
+    /// The start and length of the block that `addr` lies in. O(n): for messages and rare
+    /// questions.
+    pub fn around(&self, addr: u64) -> Option<(DeviceAddr, u64)> {
+        self.shards.iter().find_map(|shard| {
+            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let found = shard.values().find(|block| {
+                let distance = addr.checked_sub(block.addr().number());
+                distance.is_some_and(|distance| distance < block.len().count())
+            });
+            found.map(|block| (block.addr(), block.len().count()))
+        })
+    }
+}

@@ -1,0 +1,64 @@
+//! Opening a device by name, with a hold of the card so that it can take in streams.
+
+use std::sync::Arc;
+
+use vramp_cuda::CudaDriver;
+use vramp_driver::Driver;
+
+/// A device that cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub(crate) struct DeviceError(#[from] vramp::OpenError);
+
+/// A device. On a card, the card as well.
+pub(crate) struct Device {
+    pub driver: Arc<dyn Driver>,
+    /// `None` on the simulator.
+    pub card: Option<Arc<CudaDriver>>,
+}
+
+impl Device {
+    /// Opens `auto`, `sim`, `sim:CARD`, `cuda` or `cuda:N`.
+    pub fn open(name: &str) -> Result<Device, DeviceError> {
+        let ordinal = match name.strip_prefix("cuda") {
+            Some("") => Some(0),
+            Some(rest) => rest.strip_prefix(':').and_then(|number| number.parse().ok()),
+            None => None,
+        };
+        match (name, ordinal) {
+            ("auto", _) => match CudaDriver::open(0) {
+                Ok(card) => Ok(Device::on(card)),
+                Err(_) => Device::named("sim"),
+            },
+            (_, Some(ordinal)) => {
+                let card = CudaDriver::open(ordinal).map_err(vramp::OpenError::from)?;
+                Ok(Device::on(card))
+            }
+            _ => Device::named(name),
+        }
+    }
+
+    fn on(card: CudaDriver) -> Device {
+        let card = Arc::new(card);
+        Device { driver: Arc::clone(&card) as Arc<dyn Driver>, card: Some(card) }
+    }
+
+    fn named(name: &str) -> Result<Device, DeviceError> {
+        Ok(Device { driver: vramp::open(name)?.driver, card: None })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_rust_interface() {
+        assert!(Device::open("sim:h200").is_ok_and(|device| device.card.is_none()));
+        assert!(Device::open("auto").is_ok());
+        for name in ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "sim:", "sim:none", "auto:0", "cuda0"]
+        {
+            assert!(Device::open(name).is_err(), "'{name}'");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Options as a text: `preset=vramp,limit=80GiB`.
+
+use vramp::{Bytes, Config, Preset};
+
+/// An option that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum OptionError {
+    #[error("there is no option '{0}': use {known}", known = Options::KEYS.join(", "))]
+    Key(String),
+    #[error("the option '{0}' stands there twice: leave one")]
+    Twice(String),
+    #[error("'{0}' is no option: write key=value, with commas between")]
+    Form(String),
+    #[error("{key}={value} cannot be used: {expected}")]
+    Value { key: String, value: String, expected: String },
+}
+
+/// The most memory an allocator may hold.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Limit {
+    Bytes(Bytes),
+    /// Of the card's memory, in percent.
+    Percent(f64),
+}
+
+/// What a text of options says. Empty means the defaults.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Options {
+    preset: Option<Preset>,
+    limit: Option<Limit>,
+    prefill: Option<Bytes>,
+    page: Option<Bytes>,
+    span: Option<Bytes>,
+}
+
+impl Options {
+    const KEYS: [&str; 5] = ["preset", "limit", "prefill", "page", "span"];
+
+    /// Reads `key=value` pairs with commas between. Blanks around the parts do not count.
+    pub fn parse(text: &str) -> Result<Options, OptionError> {
+        let mut options = Options::default();
+        let mut seen = Vec::new();
+        for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
+            let Some((key, value)) = pair.split_once('=') else {
+                return Err(OptionError::Form(pair.to_owned()));
+            };
+            let (key, value) = (key.trim(), value.trim());
+            if seen.contains(&key) {
+                return Err(OptionError::Twice(key.to_owned()));
+            }
+            seen.push(key);
+            let refuse = |expected: String| OptionError::Value {
+                key: key.to_owned(),
+                value: value.to_owned(),
+                expected,
+            };
+            let size = || match value.parse::<Bytes>() {
+                Ok(size) if !size.is_zero() => Ok(size),
+                _ => Err(refuse("write a size above zero, such as 2MiB or 80GiB".to_owned())),
+            };
+            match key {
+                "preset" => {
+                    let preset = value.parse::<Preset>();
+                    options.preset = Some(preset.map_err(|error| refuse(error.to_string()))?);
+                }
+                "limit" => {
+                    options.limit = Some(limit(value).ok_or_else(|| {
+                        refuse(
+                            "write a size such as 80GiB, or a part of the card such as 90%".into(),
+                        )
+                    })?)
+                }
+                "prefill" => options.prefill = Some(size()?),
+                "page" => options.page = Some(size()?),
+                "span" => options.span = Some(size()?),
+                _ => return Err(OptionError::Key(key.to_owned())),
+            }
+        }
+        Ok(options)
+    }
+
+    /// The configuration for a card with `memory`, of which `fraction` may be used.
+    pub fn config(&self, memory: Bytes, fraction: Option<f64>) -> Config {
+        let mut config = Config::preset(self.preset.unwrap_or(Preset::Vramp));
+        let part = |part: f64| Bytes::new((memory.count() as f64 * part) as u64);
+        let limit = self.limit.map(|limit| match limit {
+            Limit::Bytes(bytes) => bytes,
+            Limit::Percent(percent) => part(percent / 100.0),
+        });
+        config.limit = limit.into_iter().chain(fraction.map(part)).min();
+        config.prefill = self.prefill.unwrap_or(config.prefill);
+        config.page = self.page.or(config.page);
+        config.span = self.span.unwrap_or(config.span);
+        config
+    }
+}
+
+fn limit(value: &str) -> Option<Limit> {
+    match value.strip_suffix('%') {
+        Some(percent) => {
+            let percent: f64 = percent.trim().parse().ok()?;
+            (percent > 0.0 && percent <= 100.0).then_some(Limit::Percent(percent))
+        }
+        None => value.parse().ok().filter(|size: &Bytes| !size.is_zero()).map(Limit::Bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_option_reaches_the_configuration() {
+        let text = " preset = vpmm, limit=50%,prefill=4MiB , page=4MiB,span=1TiB,";
+        let config = Options::parse(text).unwrap().config(Bytes::gib(80), None);
+        assert_eq!(config.preset, Preset::Vpmm);
+        assert_eq!(config.limit, Some(Bytes::gib(40)));
+        assert_eq!(config.prefill, Bytes::mib(4));
+        assert_eq!(config.page, Some(Bytes::mib(4)));
+        assert_eq!(config.span, Bytes::tib(1));
+    }
+
+    #[test]
+    fn the_smaller_of_limit_and_fraction_holds() {
+        let options = Options::parse("limit=30GiB").unwrap();
+        let limit = |fraction| options.config(Bytes::gib(80), fraction).limit;
+        assert_eq!(limit(Some(0.25)), Some(Bytes::gib(20)));
+        assert_eq!(limit(Some(0.5)), Some(Bytes::gib(30)));
+        assert_eq!(Options::default().config(Bytes::gib(80), None).limit, None);
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_named() {
+        let message = |text| Options::parse(text).unwrap_err().to_string();
+        assert_eq!(
+            message("size=1"),
+            "there is no option 'size': use preset, limit, prefill, page, span"
+        );
+        assert_eq!(message("limit=1,limit=2"), "the option 'limit' stands there twice: leave one");
+        assert_eq!(message("80GiB"), "'80GiB' is no option: write key=value, with commas between");
+        for bad in ["limit=", "limit=0", "limit=-1%", "limit=101%", "limit=NaN%", "limit=many"] {
+            assert!(message(bad).starts_with(&format!("{bad} cannot be used: ")), "{bad}");
+        }
+        assert!(
+            message("preset=best")
+                .contains("use vramp, vpmm, stream-ordered, torch or torch-expandable")
+        );
+        assert!(message("page=0").contains("a size above zero"));
+    }
+}

@@ -1,0 +1,186 @@
+//! What went wrong: a code for the caller, a text for the person, and nothing that unwinds.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use vramp::{
+    AllocError, CreateError, DriverError, FreeError, Inconsistency, StreamError, UseError,
+};
+
+use crate::abi::vramp_status_t::{self, *};
+use crate::device::DeviceError;
+use crate::options::OptionError;
+
+/// Why a call failed.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{text}")]
+pub(crate) struct Failure {
+    pub status: vramp_status_t,
+    /// One line or several: what happened and what to do.
+    pub text: String,
+}
+
+pub(crate) type Result<T> = std::result::Result<T, Failure>;
+
+impl Failure {
+    pub fn new(status: vramp_status_t, text: impl Into<String>) -> Failure {
+        Failure { status, text: text.into() }
+    }
+}
+
+impl From<OptionError> for Failure {
+    fn from(error: OptionError) -> Failure {
+        Failure::new(VRAMP_ERROR_OPTION, error.to_string())
+    }
+}
+
+impl From<DeviceError> for Failure {
+    fn from(error: DeviceError) -> Failure {
+        Failure::new(VRAMP_ERROR_DEVICE, error.to_string())
+    }
+}
+
+impl From<CreateError> for Failure {
+    fn from(error: CreateError) -> Failure {
+        let status = match error {
+            CreateError::Driver(_) => VRAMP_ERROR_DRIVER,
+            _ => VRAMP_ERROR_OPTION,
+        };
+        Failure::new(status, error.to_string())
+    }
+}
+
+impl From<DriverError> for Failure {
+    fn from(error: DriverError) -> Failure {
+        Failure::new(VRAMP_ERROR_DRIVER, error.to_string())
+    }
+}
+
+impl From<Inconsistency> for Failure {
+    fn from(error: Inconsistency) -> Failure {
+        Failure::new(VRAMP_ERROR_INCONSISTENT, error.to_string())
+    }
+}
+
+impl From<AllocError> for Failure {
+    fn from(error: AllocError) -> Failure {
+        let status = match error {
+            AllocError::OutOfMemory(_) => VRAMP_ERROR_OUT_OF_MEMORY,
+            AllocError::UnknownStream(_) => VRAMP_ERROR_UNKNOWN_STREAM,
+            AllocError::Broken(_) => VRAMP_ERROR_INCONSISTENT,
+            AllocError::Fraction(_) => VRAMP_ERROR_RANGE,
+            _ => VRAMP_ERROR_DRIVER,
+        };
+        Failure::new(status, error.to_string())
+    }
+}
+
+impl From<FreeError> for Failure {
+    fn from(error: FreeError) -> Failure {
+        let status = match error {
+            FreeError::Foreign(_) => VRAMP_ERROR_UNKNOWN_POINTER,
+            FreeError::UnknownStream { .. } => VRAMP_ERROR_UNKNOWN_STREAM,
+            FreeError::Broken(_) => VRAMP_ERROR_INCONSISTENT,
+            _ => VRAMP_ERROR_DRIVER,
+        };
+        Failure::new(status, error.to_string())
+    }
+}
+
+impl From<StreamError> for Failure {
+    fn from(error: StreamError) -> Failure {
+        let status = match error {
+            StreamError::Unknown(_) => VRAMP_ERROR_UNKNOWN_STREAM,
+            StreamError::Broken(_) => VRAMP_ERROR_INCONSISTENT,
+            _ => VRAMP_ERROR_DRIVER,
+        };
+        Failure::new(status, error.to_string())
+    }
+}
+
+impl From<UseError> for Failure {
+    fn from(error: UseError) -> Failure {
+        let status = match error {
+            UseError::Foreign(_) => VRAMP_ERROR_UNKNOWN_POINTER,
+            UseError::UnknownStream(_) => VRAMP_ERROR_UNKNOWN_STREAM,
+            _ => VRAMP_ERROR_INCONSISTENT,
+        };
+        Failure::new(status, error.to_string())
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// Keeps the text of a failure for the calling thread.
+pub(crate) fn remember(failure: &Failure) {
+    let text: String = failure.text.replace('\0', "\\0");
+    let text = CString::new(text).unwrap_or_default();
+    // A thread that is ending has nobody left who could ask.
+    let _ = LAST.try_with(|last| *last.borrow_mut() = text);
+}
+
+/// The text of the thread's last failure; empty before the first. Good until the next failure.
+pub(crate) fn last() -> *const c_char {
+    const NONE: &CStr = c"";
+    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(NONE.as_ptr())
+}
+
+/// A copy of the text of the thread's last failure.
+pub(crate) fn last_text() -> String {
+    let copy = LAST.try_with(|last| last.borrow().to_string_lossy().into_owned());
+    copy.unwrap_or_default()
+}
+
+/// Runs `work`; a panic becomes a failure.
+#[inline]
+pub(crate) fn contain<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let outcome = catch_unwind(AssertUnwindSafe(work));
+    let outcome = outcome.unwrap_or_else(|panic| Err(internal(&*panic)));
+    if let Err(failure) = &outcome {
+        remember(failure);
+    }
+    outcome
+}
+
+/// Runs `work` and tells what it came to.
+#[inline]
+pub(crate) fn status_of(work: impl FnOnce() -> Result<()>) -> vramp_status_t {
+    match contain(work) {
+        Ok(()) => VRAMP_OK,
+        Err(failure) => failure.status,
+    }
+}
+
+#[cold]
+fn internal(panic: &(dyn std::any::Any + Send)) -> Failure {
+    let said = panic.downcast_ref::<String>().map(String::as_str);
+    let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
+    Failure::new(VRAMP_ERROR_INTERNAL, format!("vramp has a defect, please report it: {said}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_becomes_an_error_with_its_text() {
+        let status = status_of(|| panic!("block {} is twice free", 7));
+        assert_eq!(status, VRAMP_ERROR_INTERNAL);
+        assert_eq!(last_text(), "vramp has a defect, please report it: block 7 is twice free");
+        assert_eq!(status_of(|| panic!("plain")), VRAMP_ERROR_INTERNAL);
+        assert_eq!(last_text(), "vramp has a defect, please report it: plain");
+    }
+
+    #[test]
+    fn each_thread_has_its_own_last_error() {
+        assert_eq!(last_text(), "");
+        let _ = status_of(|| Err(Failure::new(VRAMP_ERROR_RANGE, "one\0two")));
+        assert_eq!(last_text(), "one\\0two");
+        std::thread::spawn(|| assert_eq!(last_text(), "")).join().unwrap();
+        assert_eq!(status_of(|| Ok(())), VRAMP_OK);
+        assert_eq!(last_text(), "one\\0two");
+    }
+}

@@ -1,0 +1,98 @@
+//! What PyTorch's users set in the environment: the only place that reads it.
+//!
+//! - `VRAMP_CONF`: options as of `vramp_open`, such as `limit=80GiB,preset=vramp`.
+//! - `VRAMP_DEVICE`: `cuda` (the default), or `sim` or `sim:CARD` for tests without a card.
+
+use vramp_core::Bytes;
+
+use crate::abi::vramp_status_t::*;
+use crate::options::Options;
+use crate::status::{Failure, Result};
+
+/// Settings of every device, read once.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    device: String,
+    pub options: Options,
+}
+
+impl Settings {
+    /// Reads the environment.
+    pub fn read() -> Result<Settings> {
+        Settings::parse(|variable| std::env::var_os(variable).map(|v| v.into_string()))
+    }
+
+    fn parse(
+        lookup: impl Fn(&str) -> Option<std::result::Result<String, std::ffi::OsString>>,
+    ) -> Result<Settings> {
+        let text = |variable: &str| match lookup(variable) {
+            None => Ok(String::new()),
+            Some(Ok(value)) => Ok(value),
+            Some(Err(value)) => {
+                let text = format!("{variable}={value:?} is not UTF-8: set it to plain text");
+                Err(Failure::new(VRAMP_ERROR_TEXT, text))
+            }
+        };
+        let device = text("VRAMP_DEVICE")?;
+        let known = ["", "cuda", "sim"].contains(&device.as_str()) || device.starts_with("sim:");
+        if !known {
+            let text = format!("VRAMP_DEVICE={device} cannot be used: use cuda, sim or sim:CARD");
+            return Err(Failure::new(VRAMP_ERROR_DEVICE, text));
+        }
+        let options = Options::parse(&text("VRAMP_CONF")?);
+        let options = options.map_err(|error| {
+            Failure::new(VRAMP_ERROR_OPTION, format!("VRAMP_CONF cannot be used: {error}"))
+        })?;
+        // The smallest page of any card; what a limit under it means nobody can guess.
+        if options.config(Bytes::tib(1), None).limit.is_some_and(|limit| limit < Bytes::mib(2)) {
+            let text = "VRAMP_CONF cannot be used: the limit is under 2 MiB; write a unit, such \
+                        as 80GiB";
+            return Err(Failure::new(VRAMP_ERROR_OPTION, text));
+        }
+        Ok(Settings { device, options })
+    }
+
+    /// The name of PyTorch's device number `ordinal`.
+    pub fn device(&self, ordinal: usize) -> String {
+        match self.device.as_str() {
+            "" | "cuda" => format!("cuda:{ordinal}"),
+            simulated => simulated.to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+impl Settings {
+    pub fn of(device: &str, conf: &str) -> Result<Settings> {
+        Settings::parse(|variable| {
+            Some(Ok(if variable == "VRAMP_DEVICE" { device } else { conf }.to_owned()))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_cards_unless_the_simulator_is_asked_for() {
+        assert_eq!(Settings::of("", "").unwrap().device(3), "cuda:3");
+        assert_eq!(Settings::of("cuda", "").unwrap().device(0), "cuda:0");
+        assert_eq!(Settings::of("sim:a100-80g", "").unwrap().device(3), "sim:a100-80g");
+    }
+
+    #[test]
+    fn bad_settings_name_the_variable() {
+        let message = |device, conf| Settings::of(device, conf).unwrap_err().text;
+        assert_eq!(
+            message("gpu", ""),
+            "VRAMP_DEVICE=gpu cannot be used: use cuda, sim or sim:CARD"
+        );
+        assert_eq!(
+            message("", "limits=1"),
+            "VRAMP_CONF cannot be used: there is no option 'limits': use preset, limit, prefill, \
+             page, span"
+        );
+        assert!(message("", "limit=80").contains("write a unit"));
+    }
+}

@@ -1,0 +1,84 @@
+//! Programs that the system's compilers build against the header and the shared library.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+/// A folder with `libvramp.so` and a program linked to it.
+struct Program {
+    folder: TempDir,
+}
+
+impl Program {
+    /// Compiles one of `tests/c`, with every warning an error.
+    fn compile(compiler: &str, source: &str, standard: &str) -> Program {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let library = folder.path().join("libvramp.so");
+        std::fs::copy(shared_library(), library).expect("the library is built with the tests");
+        let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let output = Command::new(compiler)
+            .args([standard, "-Wall", "-Wextra", "-Werror", "-pedantic", "-pthread"])
+            .arg(format!("-I{}", own.join("include").display()))
+            .arg(own.join("tests/c").join(source))
+            .arg("-o")
+            .arg(folder.path().join("program"))
+            .arg(format!("-L{}", folder.path().display()))
+            .args(["-lvramp", "-ldl", "-Wl,-rpath,$ORIGIN"])
+            .output()
+            .expect("a C compiler is installed");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Program { folder }
+    }
+
+    /// Runs it to its end, which must be a good one, and returns what it reported.
+    fn run(&self, case: &str, settings: &[(&str, &str)]) -> String {
+        let Output { status, stdout, stderr } = Command::new(self.folder.path().join("program"))
+            .arg(case)
+            .env_remove("VRAMP_CONF")
+            .env_remove("VRAMP_DEVICE")
+            .envs(settings.iter().copied())
+            .output()
+            .expect("the program starts");
+        let stderr = String::from_utf8(stderr).expect("reports are UTF-8");
+        assert!(status.success(), "{status}: {stderr}");
+        assert_eq!(stdout, b"passed\n");
+        stderr
+    }
+}
+
+/// Lies beside the test: cargo builds all kinds of the crate at once.
+fn shared_library() -> PathBuf {
+    let test = std::env::current_exe().expect("a test knows where it is");
+    test.with_file_name("libvramp_capi.so")
+}
+
+#[test]
+fn a_c_program_uses_every_function() {
+    assert_eq!(Program::compile("cc", "smoke.c", "-std=c99").run("", &[]), "");
+}
+
+#[test]
+fn the_header_is_good_for_cpp_and_exceptions_arrive_there() {
+    let program = Program::compile("c++", "torch.cpp", "-std=c++17");
+    let simulated = ("VRAMP_DEVICE", "sim:h200");
+    let silent = program.run("out_of_memory", &[simulated, ("VRAMP_CONF", "limit=256MiB")]);
+    assert_eq!(silent, "");
+    let reports = program.run("several_streams", &[simulated]);
+    assert_eq!(reports.lines().count(), 4, "{reports}");
+    assert!(reports.lines().all(|line| line.starts_with("vramp: ")), "{reports}");
+}
+
+#[test]
+fn bad_settings_are_reported_and_do_not_abort() {
+    let program = Program::compile("c++", "torch.cpp", "-std=c++17");
+    let wrong = [("VRAMP_CONF", "limit=many"), ("VRAMP_DEVICE", "toaster")];
+    for setting in wrong {
+        let reports = program.run("bad_settings", &[setting]);
+        assert!(
+            reports.contains(&format!("{} cannot be used", setting.0))
+                || reports.contains(setting.1),
+            "{reports}"
+        );
+    }
+}

@@ -1,0 +1,25 @@
+//! The Python module, and the bench's driver on it, with a stand-in for PyTorch.
+
+use std::path::Path;
+use std::process::Command;
+
+#[test]
+fn the_python_module_serves_both_routes_and_the_bench() {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = own.join("../..");
+    let library = std::env::current_exe().expect("a test knows where it is");
+    let output = Command::new("python3")
+        .arg("-B")
+        .arg(own.join("tests/python/scenario.py"))
+        .arg(&root)
+        .env("VRAMP_LIBRARY", library.with_file_name("libvramp_capi.so"))
+        .env("VRAMP_DEVICE", "sim:h200")
+        .env_remove("VRAMP_CONF")
+        .env_remove("PYTORCH_CUDA_ALLOC_CONF")
+        .env_remove("PYTORCH_ALLOC_CONF")
+        .output()
+        .expect("Python 3 is installed");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}");
+    assert_eq!(output.stdout, b"passed\n", "{printed}");
+}

@@ -1,0 +1,97 @@
+//! Counts with the meaning of `torch.cuda.memory_stats`.
+
+use super::block::Class;
+
+/// One quantity over time: a number of blocks, or bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stat {
+    /// Now.
+    pub current: u64,
+    /// The most it was.
+    pub peak: u64,
+    /// The sum of all increases.
+    pub allocated: u64,
+    /// The sum of all decreases.
+    pub freed: u64,
+}
+
+impl Stat {
+    pub(crate) fn increase(&mut self, by: u64) {
+        self.current += by;
+        self.allocated += by;
+        self.peak = self.peak.max(self.current);
+    }
+
+    pub(crate) fn decrease(&mut self, by: u64) {
+        self.current -= by;
+        self.freed += by;
+    }
+}
+
+/// One quantity for both pools together and for each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StatByPool {
+    /// Both pools.
+    pub all: Stat,
+    /// The pool of requests up to 1 MiB.
+    pub small_pool: Stat,
+    /// The pool of larger ones.
+    pub large_pool: Stat,
+}
+
+impl StatByPool {
+    pub(crate) fn increase(&mut self, class: Class, by: u64) {
+        self.all.increase(by);
+        self.of(class).increase(by);
+    }
+
+    pub(crate) fn decrease(&mut self, class: Class, by: u64) {
+        self.all.decrease(by);
+        self.of(class).decrease(by);
+    }
+
+    fn of(&mut self, class: Class) -> &mut Stat {
+        match class {
+            Class::Small => &mut self.small_pool,
+            Class::Large => &mut self.large_pool,
+        }
+    }
+}
+
+/// What happened in a [`super::TorchPool`], as `torch.cuda.memory_stats` counts it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TorchStats {
+    /// Blocks in users' hands.
+    pub allocation: StatByPool,
+    /// Memory taken from the driver in one piece; expandable segments do not count.
+    pub segment: StatByPool,
+    /// Blocks in users' hands, or freed and still used by another stream.
+    pub active: StatByPool,
+    /// Free blocks that share a segment, so that they cannot be given back; without expandable
+    /// segments.
+    pub inactive_split: StatByPool,
+    /// Bytes of `allocation`, rounded up.
+    pub allocated_bytes: StatByPool,
+    /// Bytes taken from the driver.
+    pub reserved_bytes: StatByPool,
+    /// Bytes of `active`.
+    pub active_bytes: StatByPool,
+    /// Bytes of `inactive_split`.
+    pub inactive_split_bytes: StatByPool,
+    /// Bytes of `active` as they were asked for.
+    pub requested_bytes: StatByPool,
+    /// Blocks in users' hands that are too large to be split.
+    pub oversize_allocations: Stat,
+    /// Segments that are too large to be split.
+    pub oversize_segments: Stat,
+    /// Requests that the driver refused until all unused segments were given back.
+    pub num_alloc_retries: u64,
+    /// Requests that failed.
+    pub num_ooms: u64,
+    /// Times all streams with freed blocks were waited for.
+    pub num_sync_all_streams: u64,
+    /// Times memory was taken from the driver.
+    pub num_device_alloc: u64,
+    /// Times memory was given back to the driver.
+    pub num_device_free: u64,
+}

@@ -1,0 +1,173 @@
+//! The last events of an allocator, and a snapshot of all it holds, as PyTorch's viewers read them.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use vramp_core::{Bytes, DeviceAddr, PartKind, StreamId, Stretch, StretchPart};
+use vramp_trace::{
+    Block, BlockState, EventKind, Frame, History, HistorySize, Record, Segment, StreamIndex, Trace,
+};
+
+use crate::shared::Inner;
+use crate::{Allocator, Event, Registration};
+
+/// A caller's stack, innermost frame first.
+pub type OwnedFrames = Vec<(String, String, u32)>;
+
+/// Takes the stack of whoever is calling: function, file and line of each frame.
+pub type StackSource = Arc<dyn Fn() -> OwnedFrames + Send + Sync>;
+
+/// A running recording: see [`Allocator::record_history`].
+pub struct Recording {
+    history: Arc<Mutex<History>>,
+    registration: Registration,
+}
+
+impl Allocator {
+    /// Records every event from now on in a ring of the last ones; with `stacks`, who asked.
+    ///
+    /// Costs a lock shared by all threads for each malloc and free, and what taking a stack takes:
+    /// for finding out, not for every day. End it with [`Allocator::stop_history`].
+    pub fn record_history(&self, size: HistorySize, stacks: Option<StackSource>) -> Recording {
+        let history = Arc::new(Mutex::new(History::new(size)));
+        let (sink, driver) = (Arc::clone(&history), Arc::clone(self.driver()));
+        let registration = self.observe(move |event| {
+            let Some(mut record) = record_of(event) else { return };
+            if record.kind == EventKind::Oom {
+                let free = driver.memory_info().ok().map(|info| info.free.count());
+                record.address = DeviceAddr::new(free.unwrap_or(u64::MAX));
+            }
+            let frames = stacks.as_ref().map(|take| take());
+            let mut history = sink.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(frames) = &frames {
+                record.stack = history.intern(frames.iter().map(|(name, filename, line)| Frame {
+                    name,
+                    filename,
+                    line: *line,
+                }));
+            }
+            history.record(&record);
+            // Whether other streams still use it is the pool's secret: to its user it is free.
+            if record.kind == EventKind::FreeRequested {
+                history.record(&Record { kind: EventKind::FreeCompleted, ..record });
+            }
+        });
+        Recording { history, registration }
+    }
+
+    /// Ends a recording. What it holds can still be written.
+    pub fn stop_history(&self, recording: &Recording) -> bool {
+        self.forget(recording.registration)
+    }
+
+    /// All memory of the virtual pool by address, with the events of a recording: a trace that
+    /// `write_snapshot` turns into a file for `torch/cuda/_memory_viz.py` and its viewer, and
+    /// `write_perfetto` into a timeline. Empty segments for the driver's pool.
+    pub fn snapshot(&self, recording: Option<&Recording>) -> Trace {
+        let mut trace = match recording {
+            Some(recording) => {
+                recording.history.lock().unwrap_or_else(PoisonError::into_inner).to_trace()
+            }
+            None => Trace::default(),
+        };
+        trace.name = self.name().to_owned();
+        trace.device_count = trace.device_count.max(1);
+        let mut inner = self.shared().lock_anyway();
+        segments(&mut inner, &mut trace);
+        trace
+    }
+}
+
+/// An event as a line of a history; `None` for what PyTorch's format has no word for.
+fn record_of(event: &Event<'_>) -> Option<Record> {
+    let (kind, stream, address, size) = match *event {
+        Event::Allocated(allocation) => {
+            (EventKind::Alloc, allocation.stream(), allocation.addr(), allocation.len())
+        }
+        Event::Freed { addr, len, stream, .. } => (EventKind::FreeRequested, stream, addr, len),
+        Event::Grown { bytes } => {
+            (EventKind::SegmentMap, StreamId::new(0), DeviceAddr::new(0), bytes)
+        }
+        Event::Shrunk { bytes } => {
+            (EventKind::SegmentUnmap, StreamId::new(0), DeviceAddr::new(0), bytes)
+        }
+        Event::OutOfMemory(report) => {
+            let unknown = DeviceAddr::new(u64::MAX);
+            (EventKind::Oom, report.stream, unknown, report.shortage.requested)
+        }
+        Event::Remapped { .. } | Event::Short(_) => return None,
+    };
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Some(Record {
+        kind,
+        device: 0,
+        stream: stream.index() as u64,
+        address,
+        size,
+        time_us: since.as_micros() as u64,
+        stack: None,
+    })
+}
+
+/// Writes what the virtual pool holds: one segment for each stretch of memory without a gap.
+fn segments(inner: &mut Inner, trace: &mut Trace) {
+    let Some(pool) = inner.manager.virtual_pool() else { return };
+    let mut in_slabs: Vec<StretchPart> = Vec::new();
+    for heap in &pool.heaps {
+        in_slabs.extend(heap.lock().parts());
+    }
+    in_slabs.sort_by_key(|part| part.at);
+    for Stretch { at, len, parts } in pool.pool.stretches() {
+        let start = pool.exec.addr(at);
+        let block = |part: &StretchPart| Block {
+            address: pool.exec.addr(part.at),
+            size: part.len,
+            requested_size: (part.kind == PartKind::Block).then_some(part.requested),
+            state: match part.kind {
+                PartKind::Block => BlockState::Active,
+                PartKind::Waiting => BlockState::PendingFree,
+                PartKind::Free | PartKind::Slab => BlockState::Inactive,
+            },
+            stack: None,
+        };
+        let mut blocks = Vec::new();
+        for part in &parts {
+            if part.kind != PartKind::Slab {
+                blocks.push(block(part));
+                continue;
+            }
+            let from = in_slabs.partition_point(|piece| piece.at < part.at);
+            let end = part.at.number() + part.len.count();
+            let pieces = in_slabs[from..].iter().take_while(|piece| piece.at.number() < end);
+            blocks.extend(pieces.map(block));
+        }
+        let stream = parts.first().map_or(0, |part| part.stream.index()) as u64;
+        let stream = stream_index(trace, stream);
+        trace.segments.push(Segment {
+            device: 0,
+            stream,
+            address: start,
+            total_size: len,
+            segment_type: "large".to_owned(),
+            is_expandable: true,
+            stack: None,
+            blocks,
+        });
+    }
+    let settings =
+        [("allocator", "vramp".to_owned()), ("reserved", bytes(pool.pool.census().reserved))];
+    trace.allocator_settings.extend(settings.map(|(name, value)| (name.to_owned(), value)));
+}
+
+fn bytes(amount: Bytes) -> String {
+    amount.count().to_string()
+}
+
+fn stream_index(trace: &mut Trace, raw: u64) -> StreamIndex {
+    let known = trace.streams.iter().position(|&stream| stream == raw);
+    let index = known.unwrap_or_else(|| {
+        trace.streams.push(raw);
+        trace.streams.len() - 1
+    });
+    StreamIndex(index as u32)
+}

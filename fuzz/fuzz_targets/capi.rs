@@ -1,0 +1,282 @@
+//! Random sequences of calls to the C interface. Whatever is passed, the answer is the code that a
+//! model of what is open and held foretells, books add up, and nothing panics.
+#![no_main]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{CString, c_void};
+use std::ptr::null_mut;
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use vramp_capi::abi::vramp_status_t::{self, *};
+use vramp_capi::abi::{vramp_allocator_t, vramp_stats_t, vramp_stream_t};
+use vramp_capi::interface::*;
+
+/// Something handed out earlier, by a number that is taken modulo what there is, or made up.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+enum Pick {
+    Earlier(u8),
+    MadeUp(u64),
+}
+
+#[derive(Arbitrary, Debug)]
+enum Call {
+    Open { preset: u8, limit: Option<u8> },
+    OpenWith(String),
+    Close(Pick),
+    Create(Pick),
+    Adopt(Pick, u8),
+    Forget(Pick, Pick),
+    Malloc { allocator: Pick, stream: Pick, size: u32, shift: u8 },
+    Free { allocator: Pick, stream: Pick, address: Pick, inside: u16 },
+    RecordUse { allocator: Pick, stream: Pick, address: Pick },
+    UsableSize { allocator: Pick, address: Pick },
+    Trim(Pick, u64),
+    Stats(Pick, u16),
+    Audit(Pick),
+    Null(Pick, Pick),
+}
+
+/// What must be so. Everything ever handed out is kept, to be passed again when it is stale.
+#[derive(Default)]
+struct Model {
+    allocators: Vec<u64>,
+    streams: Vec<u64>,
+    addresses: Vec<usize>,
+    open: BTreeMap<u64, Held>,
+}
+
+#[derive(Default)]
+struct Held {
+    streams: BTreeSet<u64>,
+    adopted: BTreeMap<u8, u64>,
+    blocks: BTreeMap<usize, usize>,
+}
+
+fn pick<T: Copy>(pick: Pick, earlier: &[T], made_up: impl Fn(u64) -> T) -> T {
+    match pick {
+        Pick::Earlier(nth) if !earlier.is_empty() => earlier[nth as usize % earlier.len()],
+        Pick::Earlier(nth) => made_up(u64::from(nth)),
+        Pick::MadeUp(number) => made_up(number),
+    }
+}
+
+impl Model {
+    fn allocator(&self, of: Pick) -> vramp_allocator_t {
+        vramp_allocator_t { id: pick(of, &self.allocators, |number| number) }
+    }
+
+    fn stream(&self, of: Pick) -> vramp_stream_t {
+        vramp_stream_t { id: pick(of, &self.streams, |number| number) }
+    }
+
+    fn address(&self, of: Pick) -> usize {
+        pick(of, &self.addresses, |number| number as usize)
+    }
+
+    /// The first thing that is wrong with a call, in the order the interface looks.
+    fn wrong(
+        &self,
+        allocator: vramp_allocator_t,
+        stream: Option<vramp_stream_t>,
+        address: Option<usize>,
+    ) -> Option<vramp_status_t> {
+        let Some(held) = self.open.get(&allocator.id) else {
+            return Some(VRAMP_ERROR_UNKNOWN_ALLOCATOR);
+        };
+        if stream.is_some_and(|stream| !held.streams.contains(&stream.id)) {
+            return Some(VRAMP_ERROR_UNKNOWN_STREAM);
+        }
+        let unknown = address.is_some_and(|address| !held.blocks.contains_key(&address));
+        unknown.then_some(VRAMP_ERROR_UNKNOWN_POINTER)
+    }
+
+    fn held(&mut self, allocator: vramp_allocator_t) -> &mut Held {
+        self.open.get_mut(&allocator.id).expect("the call went well, so it is open")
+    }
+
+    fn open(&mut self, options: &str, must: bool) {
+        let Ok(options) = CString::new(options) else { return };
+        let mut allocator = vramp_allocator_t::default();
+        // SAFETY: the texts end with zeros and the result outlives the call.
+        let status =
+            unsafe { vramp_open(c"sim:rtx4090".as_ptr(), options.as_ptr(), &mut allocator) };
+        assert!(!must || status == VRAMP_OK, "{options:?}: {status:?}");
+        if status == VRAMP_OK {
+            assert!(self.open.insert(allocator.id, Held::default()).is_none());
+            self.allocators.push(allocator.id);
+        }
+    }
+
+    fn made_stream(&mut self, allocator: vramp_allocator_t, stream: vramp_stream_t) {
+        self.held(allocator).streams.insert(stream.id);
+        self.streams.push(stream.id);
+    }
+
+    fn call(&mut self, call: Call) {
+        match call {
+            Call::Open { preset, limit } if self.open.len() < 4 => {
+                let preset = ["vramp", "vpmm", "stream-ordered"][preset as usize % 3];
+                let limit = limit.map(|pages| format!(",limit={}MiB", 2 + 2 * u32::from(pages)));
+                self.open(&format!("preset={preset}{}", limit.unwrap_or_default()), true);
+            }
+            Call::OpenWith(options) if self.open.len() < 4 => self.open(&options, false),
+            Call::Open { .. } | Call::OpenWith(_) => {}
+            Call::Close(allocator) => {
+                let allocator = self.allocator(allocator);
+                let expected = self.wrong(allocator, None, None).unwrap_or(VRAMP_OK);
+                assert_eq!(vramp_close(allocator), expected);
+                self.open.remove(&allocator.id);
+            }
+            Call::Create(allocator) => {
+                let allocator = self.allocator(allocator);
+                let expected = self.wrong(allocator, None, None).unwrap_or(VRAMP_OK);
+                let mut stream = vramp_stream_t::default();
+                // SAFETY: the result outlives the call.
+                assert_eq!(unsafe { vramp_stream_create(allocator, &mut stream) }, expected);
+                if expected == VRAMP_OK {
+                    self.made_stream(allocator, stream);
+                }
+            }
+            Call::Adopt(allocator, raw) => {
+                let allocator = self.allocator(allocator);
+                let expected = self.wrong(allocator, None, None).unwrap_or(VRAMP_OK);
+                let mut stream = vramp_stream_t::default();
+                let pointer = usize::from(raw) as *mut c_void;
+                // SAFETY: the result outlives the call; the device is simulated.
+                let status = unsafe { vramp_stream_adopt(allocator, pointer, &mut stream) };
+                assert_eq!(status, expected);
+                if expected == VRAMP_OK {
+                    let known = *self.held(allocator).adopted.entry(raw).or_insert(stream.id);
+                    assert_eq!(known, stream.id);
+                    self.made_stream(allocator, stream);
+                }
+            }
+            Call::Forget(allocator, stream) => {
+                let (allocator, stream) = (self.allocator(allocator), self.stream(stream));
+                let expected = self.wrong(allocator, Some(stream), None).unwrap_or(VRAMP_OK);
+                assert_eq!(vramp_stream_forget(allocator, stream), expected);
+                if expected == VRAMP_OK {
+                    let held = self.held(allocator);
+                    held.streams.remove(&stream.id);
+                    held.adopted.retain(|_, known| *known != stream.id);
+                }
+            }
+            Call::Malloc { allocator, stream, size, shift } => {
+                let (allocator, stream) = (self.allocator(allocator), self.stream(stream));
+                let size = (size as usize).rotate_left(u32::from(shift));
+                let wrong = self.wrong(allocator, Some(stream), None);
+                let mut address = null_mut();
+                // SAFETY: the result outlives the call.
+                let status = unsafe { vramp_malloc(allocator, size, stream, &mut address) };
+                match (status, wrong) {
+                    (VRAMP_OK, None) => {
+                        let address = address as usize;
+                        let blocks = &mut self.held(allocator).blocks;
+                        assert!(address != 0 && address.is_multiple_of(512));
+                        let before = blocks.range(..=address).next_back();
+                        assert!(before.is_none_or(|(start, len)| start + len <= address));
+                        let after = blocks.range(address..).next();
+                        assert!(after.is_none_or(|(start, _)| address + size <= *start));
+                        blocks.insert(address, size.max(1));
+                        self.addresses.push(address);
+                    }
+                    (VRAMP_ERROR_OUT_OF_MEMORY, None) => assert!(address.is_null()),
+                    (status, wrong) => assert_eq!(Some(status), wrong),
+                }
+            }
+            Call::Free { allocator, stream, address, inside } => {
+                let (allocator, stream) = (self.allocator(allocator), self.stream(stream));
+                let address = self.address(address).wrapping_add(usize::from(inside) * 256);
+                let wrong = self.wrong(allocator, Some(stream), Some(address));
+                let status = vramp_free(allocator, address as *mut c_void, stream);
+                assert_eq!(status, wrong.unwrap_or(VRAMP_OK));
+                if status == VRAMP_OK {
+                    self.held(allocator).blocks.remove(&address);
+                }
+            }
+            Call::RecordUse { allocator, stream, address } => {
+                let (allocator, stream) = (self.allocator(allocator), self.stream(stream));
+                let address = self.address(address);
+                let wrong = self.wrong(allocator, Some(stream), Some(address));
+                let status = vramp_record_use(allocator, address as *mut c_void, stream);
+                assert_eq!(status, wrong.unwrap_or(VRAMP_OK));
+            }
+            Call::UsableSize { allocator, address } => {
+                let (allocator, address) = (self.allocator(allocator), self.address(address));
+                let wrong = self.wrong(allocator, None, Some(address));
+                let mut size = 0;
+                let pointer = address as *mut c_void;
+                // SAFETY: the result outlives the call.
+                let status = unsafe { vramp_usable_size(allocator, pointer, &mut size) };
+                assert_eq!(status, wrong.unwrap_or(VRAMP_OK));
+                if status == VRAMP_OK {
+                    assert!(size >= self.held(allocator).blocks[&address]);
+                }
+            }
+            Call::Trim(allocator, keep) => {
+                let allocator = self.allocator(allocator);
+                let expected = self.wrong(allocator, None, None).unwrap_or(VRAMP_OK);
+                assert_eq!(vramp_trim(allocator, keep as usize), expected);
+            }
+            Call::Stats(allocator, size) => self.stats(allocator, size),
+            Call::Audit(allocator) => {
+                let allocator = self.allocator(allocator);
+                let expected = self.wrong(allocator, None, None).unwrap_or(VRAMP_OK);
+                assert_eq!(vramp_audit(allocator), expected);
+            }
+            Call::Null(allocator, stream) => {
+                let (allocator, stream) = (self.allocator(allocator), self.stream(stream));
+                // SAFETY: null is what the functions must withstand.
+                let statuses = unsafe {
+                    [
+                        vramp_stream_create(allocator, null_mut()),
+                        vramp_stream_adopt(allocator, null_mut(), null_mut()),
+                        vramp_malloc(allocator, 1, stream, null_mut()),
+                        vramp_usable_size(allocator, null_mut(), null_mut()),
+                        vramp_stats(allocator, null_mut()),
+                    ]
+                };
+                assert_eq!(statuses, [VRAMP_ERROR_NULL; 5]);
+            }
+        }
+    }
+
+    fn stats(&mut self, allocator: Pick, size: u16) {
+        let allocator = self.allocator(allocator);
+        let mut fields = [u64::MAX; 64];
+        let size = u64::from(size % 512);
+        fields[0] = size;
+        // SAFETY: the array is at least as large as its first number says.
+        let status = unsafe { vramp_stats(allocator, fields.as_mut_ptr().cast()) };
+        if size < 16 {
+            assert_eq!(status, VRAMP_ERROR_STRUCT_SIZE);
+            return;
+        }
+        assert_eq!(status, self.wrong(allocator, None, None).unwrap_or(VRAMP_OK));
+        let whole = size_of::<vramp_stats_t>() / 8;
+        assert!(fields[whole..].iter().all(|field| *field == u64::MAX), "nothing beyond");
+        if status == VRAMP_OK {
+            assert!(fields[0] <= size);
+        }
+    }
+}
+
+fuzz_target!(|calls: Vec<Call>| {
+    let mut model = Model::default();
+    model.open("", true);
+    for call in calls.into_iter().take(200) {
+        model.call(call);
+    }
+    for (id, held) in std::mem::take(&mut model.open) {
+        let allocator = vramp_allocator_t { id };
+        assert_eq!(vramp_audit(allocator), VRAMP_OK);
+        let stream = held.streams.first().map(|id| vramp_stream_t { id: *id });
+        for address in held.blocks.into_keys() {
+            let Some(stream) = stream else { break };
+            assert_eq!(vramp_free(allocator, address as *mut c_void, stream), VRAMP_OK);
+        }
+        assert_eq!(vramp_audit(allocator), VRAMP_OK);
+        assert_eq!(vramp_close(allocator), VRAMP_OK);
+    }
+});

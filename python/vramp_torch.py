@@ -1,0 +1,150 @@
+"""PyTorch on vramp, without a build: loads libvramp.so beside this file, or where VRAMP_LIBRARY says.
+
+    import vramp_torch
+    vramp_torch.enable()                 # everything, before the first CUDA call
+
+    pool = vramp_torch.mem_pool()        # or only what is allocated inside
+    with torch.cuda.use_mem_pool(pool):
+        cache = torch.empty(8 << 30, dtype=torch.uint8, device="cuda")
+
+    print(vramp_torch.report())
+
+VRAMP_CONF holds options such as "limit=80GiB,preset=vramp" and is read at the first allocation.
+
+After enable(), running out of memory is a RuntimeError that begins with "CUDA out of memory", and
+PyTorch's own statistics, snapshots, CUDA graphs and MemPools raise. With mem_pool() all of them work,
+running out is a torch.OutOfMemoryError, and PyTorch's cache stays in front of vramp.
+"""
+
+import ctypes
+import os
+import threading
+
+__all__ = ["enable", "mem_pool", "report", "trim", "audit", "library_path", "VrampError"]
+
+
+class VrampError(RuntimeError):
+    """A call of vramp that failed, with vramp's own text."""
+
+
+class _Allocator(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_uint64)]
+
+
+class _Stats(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in (
+            "struct_size live live_peak reserved reserved_peak placed freed hits misses chunks_created "
+            "chunks_moved chunks_reactivated chunks_released moved plans_undone card_free card_total"
+        ).split()
+    ]
+
+
+_lock = threading.Lock()
+_loaded = None
+# PyTorch keeps only the address of an allocator, so it must live as long as the process.
+_global_allocator = None
+_pool_allocator = None
+
+
+def library_path():
+    """The shared library: what VRAMP_LIBRARY says, else libvramp.so beside this file."""
+    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "libvramp.so")
+    return os.path.abspath(os.environ.get("VRAMP_LIBRARY") or beside)
+
+
+def _library():
+    global _loaded
+    with _lock:
+        if _loaded is None:
+            library = ctypes.CDLL(library_path())
+            library.vramp_last_error.restype = ctypes.c_char_p
+            library.vramp_version.restype = ctypes.c_char_p
+            library.vramp_torch_allocator.argtypes = [ctypes.c_int, ctypes.POINTER(_Allocator)]
+            library.vramp_stats.argtypes = [_Allocator, ctypes.POINTER(_Stats)]
+            library.vramp_audit.argtypes = [_Allocator]
+            library.vramp_trim.argtypes = [_Allocator, ctypes.c_size_t]
+            _loaded = library
+        return _loaded
+
+
+def _check(status):
+    if status != 0:
+        raise VrampError(_library().vramp_last_error().decode(errors="replace"))
+
+
+def _address(name):
+    return ctypes.cast(getattr(_library(), name), ctypes.c_void_p).value
+
+
+def _pluggable(malloc):
+    from torch.cuda.memory import CUDAPluggableAllocator
+
+    _library()
+    return CUDAPluggableAllocator(library_path(), malloc, "vramp_torch_free")
+
+
+def enable():
+    """Makes vramp the allocator of every CUDA tensor. Call it before anything uses CUDA; PyTorch
+    raises otherwise. Calling it again changes nothing."""
+    global _global_allocator
+    import torch
+
+    if _global_allocator is not None:
+        return _global_allocator
+    allocator = _pluggable("vramp_torch_malloc")
+    hooks = allocator._allocator
+    # Without this hook memory could be handed out while another stream still uses it.
+    hooks.set_record_stream_fn(_address("vramp_torch_record_stream"))
+    hooks.set_init_fn(_address("vramp_torch_init"))
+    hooks.set_reset_fn(_address("vramp_torch_reset"))
+    hooks.set_memory_fraction_fn(_address("vramp_torch_memory_fraction"))
+    hooks.set_base_alloc_fn(_address("vramp_torch_base_alloc"))
+    # Graphs would replay over memory that others hold by then, so a capture is refused.
+    hooks.set_begin_allocate_to_pool(_address("vramp_torch_refuse_pool"))
+    torch.cuda.memory.change_current_allocator(allocator)
+    _global_allocator = allocator
+    return allocator
+
+
+def mem_pool():
+    """A torch.cuda.MemPool whose segments come from vramp, for torch.cuda.use_mem_pool.
+
+    PyTorch's expandable segments must be off: they bypass every allocator but PyTorch's own.
+    """
+    global _pool_allocator
+    import torch
+
+    conf = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get("PYTORCH_ALLOC_CONF", "")
+    if "expandable_segments:true" in conf.replace(" ", "").lower():
+        raise VrampError(
+            "expandable segments bypass memory pools: take expandable_segments:True out of "
+            "PYTORCH_CUDA_ALLOC_CONF"
+        )
+    if _pool_allocator is None:
+        _pool_allocator = _pluggable("vramp_torch_pool_malloc")
+    return torch.cuda.MemPool(_pool_allocator.allocator())
+
+
+def _allocator(device):
+    allocator = _Allocator()
+    _check(_library().vramp_torch_allocator(device, ctypes.byref(allocator)))
+    return allocator
+
+
+def report(device=0):
+    """What vramp did on a device so far, as a dict of counts and bytes."""
+    stats = _Stats(struct_size=ctypes.sizeof(_Stats))
+    _check(_library().vramp_stats(_allocator(device), ctypes.byref(stats)))
+    return {name: getattr(stats, name) for name, _ in _Stats._fields_[1:]}
+
+
+def trim(keep=0, device=0):
+    """Gives idle memory back to the card until vramp holds no more than `keep` bytes."""
+    _check(_library().vramp_trim(_allocator(device), keep))
+
+
+def audit(device=0):
+    """Checks vramp's books; raises what does not add up."""
+    _check(_library().vramp_audit(_allocator(device)))
