@@ -70,7 +70,8 @@ fn threads_are_compared_with_one_for_each_allocator() {
     for sizes in ["uniform", "log-uniform"] {
         let rows = rows(&["threads", "--threads", "1,2", "--allocator", "all", "--sizes", sizes]);
         let names: Vec<_> = rows.iter().map(|row| row["allocator"].as_str().unwrap()).collect();
-        let expected = ["system malloc", "vramp", "vpmm", "stream-ordered"];
+        let expected =
+            ["system malloc", "vramp", "vpmm", "stream-ordered", "torch", "torch-expandable"];
         assert_eq!(names, expected.map(|name| [name; 2]).concat());
         for (row, threads) in rows.iter().zip([1, 2].into_iter().cycle()) {
             assert_eq!((&row["threads"], &row["sizes"]), (&threads.into(), &sizes.into()));
@@ -85,7 +86,7 @@ fn threads_are_compared_with_one_for_each_allocator() {
 #[test]
 fn growth_creates_what_it_takes_and_costs_modelled_time() {
     let rows = rows(&["grow", "--total", "256MiB", "--block", "32MiB", "--allocator", "all"]);
-    assert_eq!(rows.len(), 3);
+    assert_eq!(rows.len(), 5);
     for row in &rows {
         assert_eq!(row["total_bytes"], 256 << 20);
         assert_eq!(row["blocks"], 8);
@@ -127,7 +128,11 @@ fn tables_name_the_device_and_what_is_modelled() {
 fn what_cannot_be_measured_is_refused_with_what_to_do() {
     refused(&["hit", "--seconds", "nan"], "give a number of seconds above 0");
     refused(&["hit", "--seconds", "-1"], "give a number of seconds above 0");
-    refused(&["hit", "--allocator", "malloc"], "use vramp, vpmm or stream-ordered, or all");
+    refused(
+        &["hit", "--allocator", "malloc"],
+        "use vramp, vpmm, stream-ordered, torch or torch-expandable",
+    );
+    refused(&["remap", "--device", "sim", "--allocator", "torch"], "use vramp, vpmm or");
     refused(&["hit", "--device", "tpu"], "there is no device 'tpu'");
     refused(&["hit", "--device", "sim", "--sizes", "16EiB"], "--sizes");
     refused(&["hit", "--device", "sim", "--sizes", "2TiB"], "2.00 TiB");

@@ -92,6 +92,13 @@ impl Attempt {
         self.planned
     }
 
+    /// Begins again at the foot of the ladder: a plan was not performed, for the pool has learnt
+    /// something since.
+    pub fn again(&mut self) {
+        self.rung = Rung::Own;
+        self.ordered = false;
+    }
+
     /// Tells the attempt that its last plan failed because the card is full. True if another way
     /// is left to try: first without slack, then without growth.
     pub fn out_of_memory(&mut self) -> bool {

@@ -3,8 +3,8 @@
 use std::sync::{Arc, PoisonError};
 
 use vramp_core::{
-    Attempt, Block, BlockId, Bytes, Census, Freed, Inconsistency, Policy, Pool, PoolConfig,
-    Request, Shortage, Slab, Spot, Step, StreamHeap, StreamId,
+    Attempt, Block, BlockId, Bytes, Census, Freed, Inconsistency, Leftovers, Plan, Policy, Pool,
+    PoolConfig, Request, Shortage, Slab, Spot, Step, StreamHeap, StreamId,
 };
 use vramp_driver::{Driver, DriverError, ErrorKind};
 
@@ -169,8 +169,15 @@ impl VirtualPool {
                 Step::Slab(slab) => return Ok(Served::Slab(slab)),
                 Step::Poll => self.poll().map_err(Refusal::Driver)?,
                 Step::Gather => {
-                    self.note_captures().map_err(Refusal::Driver)?;
+                    // A capture may be over by now.
+                    if self.pool.holds_any() {
+                        self.note_captures().map_err(Refusal::Driver)?;
+                    }
                     self.gather();
+                }
+                Step::Perform(plan) if self.spoils_capture(&plan).map_err(Refusal::Driver)? => {
+                    self.pool.abandon(plan, Leftovers::default());
+                    attempt.again();
                 }
                 Step::Perform(plan) => {
                     let optional = plan.is_optional();
@@ -251,6 +258,16 @@ impl VirtualPool {
             awaited.extend(heap.awaited());
         }
         self.pool.heaps_await(awaited);
+    }
+
+    /// True if a plan would record an event on a stream that captures a graph, or make it wait. No
+    /// driver call for a plan that does neither.
+    fn spoils_capture(&mut self, plan: &Plan) -> Result<bool, DriverError> {
+        if plan.orders().next().is_none() {
+            return Ok(false);
+        }
+        self.note_captures()?;
+        Ok(plan.orders().any(|stream| self.pool.is_held(stream)))
     }
 
     /// Asks every stream whether it captures a graph: no event may be recorded on those, and while

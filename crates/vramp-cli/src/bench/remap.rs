@@ -41,9 +41,14 @@ pub(super) fn run(args: &Remap, out: &mut dyn Write) -> Result<()> {
         bail!("one block cannot be fragmented: give a larger --total or a smaller --block");
     }
     let bench = Bench::open(&args.common, out)?;
-    let presets = &args.common.allocator.0;
+    // PyTorch's allocators move nothing: what is in pieces stays so, and the block does not fit.
+    let presets = args.common.allocator.0.iter().copied().filter(|preset| !preset.is_torch());
+    let presets: Vec<_> = presets.collect();
+    if presets.is_empty() {
+        bail!("PyTorch's allocators move no memory: use vramp, vpmm or stream-ordered");
+    }
     let mut rows = Vec::new();
-    for &preset in presets {
+    for &preset in &presets {
         let (mut costs, mut moved) = (Vec::new(), Moved::default());
         bench.repeat(presets.len(), || {
             let (cost, one) = once(&bench, preset, args.block, pairs)?;
