@@ -258,11 +258,12 @@ fn every_code_has_its_name() {
         VRAMP_ERROR_RANGE,
         VRAMP_ERROR_INCONSISTENT,
         VRAMP_ERROR_INTERNAL,
+        VRAMP_ERROR_FILE,
     ];
     for code in codes {
         assert_eq!(name(code as i32), format!("{code:?}"));
     }
-    for code in [-1, 16, i32::MAX, i32::MIN] {
+    for code in [-1, 17, i32::MAX, i32::MIN] {
         assert_eq!(name(code), "unknown");
     }
     // SAFETY: the version ends with a zero and lives for ever.
