@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-use crate::{shell, tidy};
+use crate::{models, shell, tidy};
 
 /// Examples that need no card, as package and name. Each runs to its end and must succeed.
 const EXAMPLES: [(&str, &str); 1] = [("vramp", "hello")];
@@ -25,6 +25,7 @@ pub fn run(root: &Path) -> Result<()> {
         shell::run(cargo(root).args(args))
     })?;
     step("tests", "run the failed test alone: `cargo test -p CRATE NAME`", || tests(root))?;
+    step("models", "explore them alone: `cargo xtask loom`", || models::run(root, models::SHORT))?;
     step("doc tests", "run them alone: `cargo test --doc -p CRATE`", || {
         shell::run(cargo(root).args(["test", "--workspace", "--doc", "--locked"]))
     })?;

@@ -6,6 +6,7 @@ mod bundle;
 mod ci;
 mod header;
 mod library;
+mod models;
 mod shell;
 mod tidy;
 mod tree;
@@ -29,6 +30,12 @@ enum Task {
     Ci,
     /// The house rules that no compiler checks.
     Tidy,
+    /// Explores every order in which threads can meet on the fast path.
+    Loom {
+        /// Interrupt threads at most this often in one run; without it, as often as can be.
+        #[arg(long, value_name = "COUNT")]
+        preemptions: Option<u32>,
+    },
     /// Writes the declarations of libcuda anew from NVIDIA's header.
     Bindings,
     /// Writes the C header anew from the sources of `vramp-capi`.
@@ -61,6 +68,7 @@ fn perform(task: &Task, root: &Path) -> Result<()> {
     match task {
         Task::Ci => ci::run(root),
         Task::Tidy => tidy::run(root),
+        Task::Loom { preemptions } => models::run(root, *preemptions),
         Task::Bindings => bindings::run(root),
         Task::Header => header::write(root),
         Task::Library { out } => library::run(root, &root.join(out)),

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use vramp::{Bytes, Preset, TorchConfig, TorchConfigError, UnknownPreset};
 
+pub use crate::bench::args::Bench;
+
 /// Replays recorded GPU workloads on any allocator, and tells what each would take and cost.
 #[derive(Debug, Parser)]
 #[command(name = "vramp", version, about)]
@@ -23,6 +25,8 @@ pub enum Command {
     Info(Info),
     /// Convert a trace: to .vtrace, to a PyTorch snapshot, or to a timeline for Perfetto
     Convert(Convert),
+    /// Measure what allocators cost: hits, threads, growth, remapping
+    Bench(Bench),
 }
 
 /// Replays traces.
@@ -65,7 +69,7 @@ fn parse_torch_config(settings: &str) -> Result<TorchConfig, TorchConfigError> {
     settings.parse()
 }
 
-fn parse_allocators(name: &str) -> Result<Allocators, UnknownAllocator> {
+pub(crate) fn parse_allocators(name: &str) -> Result<Allocators, UnknownAllocator> {
     match name {
         "all" => Ok(Allocators(Preset::ALL.to_vec())),
         name => Ok(Allocators(vec![name.parse()?])),
@@ -73,7 +77,7 @@ fn parse_allocators(name: &str) -> Result<Allocators, UnknownAllocator> {
 }
 
 #[derive(Debug)]
-struct UnknownAllocator(UnknownPreset);
+pub(crate) struct UnknownAllocator(UnknownPreset);
 
 impl From<UnknownPreset> for UnknownAllocator {
     fn from(error: UnknownPreset) -> UnknownAllocator {

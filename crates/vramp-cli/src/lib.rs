@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod args;
+pub mod bench;
 mod convert;
 mod count;
 pub mod device;
@@ -50,6 +51,7 @@ pub fn run(args: &args::Args, out: &mut dyn Write) -> anyhow::Result<()> {
         args::Command::Replay(replay) => replay_command::run(replay, out),
         args::Command::Info(info) => info::run(info, out),
         args::Command::Convert(convert) => convert::run(convert, out),
+        args::Command::Bench(bench) => bench::run(bench, out),
     }
 }
 

@@ -252,8 +252,13 @@ impl StreamHeap {
             panic!("{id:?} is not in use");
         };
         self.end_id(piece);
-        marks.push(pool.now(stream));
-        marks.retain(|&mark| !pool.streams.is_ordered(self.stream, mark));
+        let is_open = |mark: Mark| !pool.streams.is_ordered(self.stream, mark);
+        marks.retain(|&mark| is_open(mark));
+        // No heap memory where the block is freed on its own stream.
+        let now = pool.now(stream);
+        if is_open(now) {
+            marks.push(now);
+        }
         if !marks.is_empty() {
             self.pieces[piece as usize].state = State::Waiting { marks };
             self.waiting.push(piece);

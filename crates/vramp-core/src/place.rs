@@ -3,7 +3,8 @@
 //! An [`Attempt`] climbs a ladder, cheapest rung first. Each call of [`Pool::place`] goes up until
 //! it has the block or needs the shell:
 //!
-//! 1. `Own`: a fitting free region of the stream. No driver call.
+//! 1. `Own`: a fitting free region of the stream. No driver call. Where many threads ask, growth
+//!    within a larger slack comes next.
 //! 2. `Learn`: ask which recorded events were reached, if any are open.
 //! 3. `Idle`: memory of other streams whose work is over: one fitting region.
 //! 4. `Gather`: caches and heaps give back what they do not need.
@@ -47,6 +48,8 @@ pub struct Attempt {
     pub(crate) ordered: bool,
     /// Keep to what is needed: use no slack.
     pub(crate) frugal: bool,
+    /// Many threads ask: grow within the larger slack first.
+    pub(crate) roomy: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +73,7 @@ impl Attempt {
             may_grow: true,
             ordered: false,
             frugal: false,
+            roomy: false,
         }
     }
 
@@ -78,9 +82,21 @@ impl Attempt {
         Attempt { slab: wanted.max(request.size).count(), ..Attempt::new(request) }
     }
 
+    /// Lets the pool grow more freely, where threads would otherwise take memory from each other.
+    pub fn roomy(self, roomy: bool) -> Attempt {
+        Attempt { roomy, ..self }
+    }
+
     /// True once a plan was needed: the block is no hit.
     pub fn planned(&self) -> bool {
         self.planned
+    }
+
+    /// Begins again at the foot of the ladder: a plan was not performed, for the pool has learnt
+    /// something since.
+    pub fn again(&mut self) {
+        self.rung = Rung::Own;
+        self.ordered = false;
     }
 
     /// Tells the attempt that its last plan failed because the card is full. True if another way
@@ -202,6 +218,12 @@ impl Pool {
                     if let Some(key) = free.find(len.max(attempt.slab)).or_else(|| free.find(len)) {
                         return Found::Region(key);
                     }
+                    if attempt.roomy
+                        && let Some(plan) = self.grow_first(len, attempt, mixed)
+                    {
+                        attempt.planned = true;
+                        return Found::Step(Step::Perform(plan));
+                    }
                     attempt.rung = Rung::Learn;
                 }
                 Rung::Learn => {
@@ -237,6 +259,19 @@ impl Pool {
                     attempt.planned = true;
                     return Found::Step(self.build_step(len, attempt, mixed));
                 }
+            }
+        }
+    }
+
+    /// A plan within the slack, before anybody else's memory is looked at: threads that took from
+    /// each other's heaps and streams at every miss would do nothing else.
+    fn grow_first(&mut self, len: u64, attempt: &mut Attempt, mixed: &Mixed) -> Option<Plan> {
+        match self.build(len, attempt, mixed) {
+            Build::Reserve(plan) | Build::Clear(plan) => Some(plan),
+            Build::Fill { plan, over_slack: 0 } => Some(plan),
+            Build::Fill { .. } | Build::Short { .. } => {
+                attempt.roomy = false;
+                None
             }
         }
     }

@@ -157,6 +157,15 @@ impl Plan {
         }
     }
 
+    /// Streams on which it records an event, or which it makes wait for one.
+    pub fn orders(&self) -> impl Iterator<Item = StreamId> {
+        self.ops.iter().filter_map(|op| match *op {
+            Op::Record(mark) => Some(mark.stream),
+            Op::Wait { stream, .. } => Some(stream),
+            _ => None,
+        })
+    }
+
     /// True if the plan only tidies up: the pool can do without it for now.
     pub fn is_optional(&self) -> bool {
         matches!(self.change, Change::Unmap { .. } | Change::Trim { .. })

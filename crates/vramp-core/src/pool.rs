@@ -157,6 +157,16 @@ impl Pool {
         self.streams.get_mut(stream).held = held;
     }
 
+    /// True if events may not be recorded on some stream at present.
+    pub fn holds_any(&self) -> bool {
+        self.streams.ids().any(|id| self.streams.get(id).held)
+    }
+
+    /// True if events may not be recorded on the stream at present.
+    pub fn is_held(&self, stream: StreamId) -> bool {
+        self.streams.get(stream).held
+    }
+
     /// True if a request may be made for this stream: it is known and was not ended.
     pub fn is_open(&self, stream: StreamId) -> bool {
         self.has_stream(stream) && !self.streams.get(stream).ended

@@ -83,6 +83,7 @@ impl Allocation {
         }
     }
 
+    #[inline]
     pub(crate) fn is_noted(&self) -> bool {
         self.noted.load(Ordering::Relaxed)
     }

@@ -177,8 +177,9 @@ impl Allocator {
         if let Some(serve) = self.shared.heaps_serve
             && let Some(hit) =
                 local::with(self.shared.number, |local| self.hit(local, size, stream, serve))
-            && let Some(allocation) = hit
+            && let Some((found, recycled)) = hit
         {
+            let allocation = self.allocation(found, size, stream, recycled, None);
             if self.shared.watchers.is_watched() {
                 self.shared.watchers.tell(&Event::Allocated(&allocation));
             }
@@ -197,7 +198,8 @@ impl Allocator {
         self.malloc_shared(size, stream, Some(tag))
     }
 
-    /// What the thread has at hand, or the stream's heap.
+    /// What the thread has at hand, or the stream's heap; true for what was at hand. The allocation
+    /// is made of it in its final place: copying one costs as much as all the rest of a hit.
     #[inline]
     fn hit(
         &self,
@@ -205,7 +207,7 @@ impl Allocator {
         size: Bytes,
         stream: StreamId,
         serve: HeapsServe,
-    ) -> Option<Allocation> {
+    ) -> Option<(Found, bool)> {
         let grains = size.count().div_ceil(512).max(1);
         let (addr, owner, len, recycled) = match local.cache.take(Tag::new(stream.index(), grains)?)
         {
@@ -229,7 +231,7 @@ impl Allocator {
             None => return None,
         };
         local.tally.placed(len, size, true);
-        Some(self.allocation(Found { addr, len, owner, hit: true }, size, stream, recycled, None))
+        Some((Found { addr, len, owner, hit: true }, recycled))
     }
 
     #[inline]

@@ -121,6 +121,7 @@ impl Slot {
         }
     }
 
+    #[inline]
     fn read(&self) -> Kept {
         Kept {
             addr: self.addr.load(Ordering::Relaxed),

@@ -38,6 +38,8 @@ mod group;
 mod history;
 mod local;
 mod manager;
+#[cfg(all(test, loom))]
+mod models;
 mod open;
 mod ordered;
 mod shared;

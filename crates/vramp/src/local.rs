@@ -25,6 +25,7 @@ pub(crate) struct Local {
 
 impl Local {
     /// The address of a place, if its span is known here.
+    #[inline]
     pub(crate) fn addr(&self, at: Spot) -> Option<DeviceAddr> {
         Some(*self.spans.get(at.span().index())? + at.offset())
     }

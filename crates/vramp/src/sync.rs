@@ -1,7 +1,13 @@
-//! The atomics that the model checker can watch.
+//! What threads share on the fast path, in the form that the model checker can watch.
 
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
+pub(crate) use std::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicI64, AtomicU64, Ordering},
+};
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
+pub(crate) use loom::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicI64, AtomicU64, Ordering},
+};

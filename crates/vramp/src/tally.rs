@@ -4,9 +4,9 @@
 //! next takes the allocator's lock, so the sums are exact at any time and the peaks are exact as long
 //! as one thread allocates; with several they may miss what lies between two such moments.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
-
 use vramp_core::Bytes;
+
+use crate::sync::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 /// Requests up to this size are PyTorch's small ones.
 const SMALL_MOST: Bytes = Bytes::mib(1);

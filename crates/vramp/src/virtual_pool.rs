@@ -1,10 +1,10 @@
 //! The virtual pool on a device: asks the core, performs what it says.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use vramp_core::{
-    Attempt, Block, BlockId, Bytes, Census, Freed, Inconsistency, Policy, Pool, PoolConfig,
-    Request, Shortage, Slab, Spot, Step, StreamHeap, StreamId,
+    Attempt, Block, BlockId, Bytes, Census, Freed, Inconsistency, Leftovers, Plan, Policy, Pool,
+    PoolConfig, Request, Shortage, Slab, Spot, Step, StreamHeap, StreamId,
 };
 use vramp_driver::{Driver, DriverError, ErrorKind};
 
@@ -12,6 +12,7 @@ use crate::allocation::Owner;
 use crate::cache::{Cache, Kept, Tag};
 use crate::config::Progress;
 use crate::exec::{Executor, is_full};
+use crate::sync::{Mutex, MutexGuard};
 
 /// One stream's heap behind a lock of its own, far from its neighbours' in memory.
 #[repr(align(128))]
@@ -111,9 +112,11 @@ impl VirtualPool {
     ) -> Result<Placed, Refusal> {
         let request = Request { size, stream };
         match self.heaps_serve {
-            Some(serve) if size <= serve.limit(contended) => self.malloc_in_heap(request),
+            Some(serve) if size <= serve.limit(contended) => {
+                self.malloc_in_heap(request, contended)
+            }
             _ => {
-                let mut attempt = Attempt::new(request);
+                let mut attempt = Attempt::new(request).roomy(contended);
                 let Served::Block(block) = self.serve(&mut attempt)? else {
                     unreachable!("a block was asked for");
                 };
@@ -123,7 +126,11 @@ impl VirtualPool {
         }
     }
 
-    fn malloc_in_heap(&mut self, Request { size, stream }: Request) -> Result<Placed, Refusal> {
+    fn malloc_in_heap(
+        &mut self,
+        Request { size, stream }: Request,
+        contended: bool,
+    ) -> Result<Placed, Refusal> {
         let heap = Arc::clone(&self.heaps[stream.index()]);
         let mut hit = true;
         loop {
@@ -138,7 +145,7 @@ impl VirtualPool {
             };
             let least = size.max(Bytes::new(1)).checked_round_up(self.pool.config().page);
             let request = Request { size: least.unwrap_or(size), stream };
-            let mut attempt = Attempt::slab(request, wanted);
+            let mut attempt = Attempt::slab(request, wanted).roomy(contended);
             let served = match self.serve(&mut attempt) {
                 // Any place that holds the block will do.
                 Err(Refusal::Short(..)) => {
@@ -162,8 +169,15 @@ impl VirtualPool {
                 Step::Slab(slab) => return Ok(Served::Slab(slab)),
                 Step::Poll => self.poll().map_err(Refusal::Driver)?,
                 Step::Gather => {
-                    self.note_captures().map_err(Refusal::Driver)?;
+                    // A capture may be over by now.
+                    if self.pool.holds_any() {
+                        self.note_captures().map_err(Refusal::Driver)?;
+                    }
                     self.gather();
+                }
+                Step::Perform(plan) if self.spoils_capture(&plan).map_err(Refusal::Driver)? => {
+                    self.pool.abandon(plan, Leftovers::default());
+                    attempt.again();
                 }
                 Step::Perform(plan) => {
                     let optional = plan.is_optional();
@@ -244,6 +258,16 @@ impl VirtualPool {
             awaited.extend(heap.awaited());
         }
         self.pool.heaps_await(awaited);
+    }
+
+    /// True if a plan would record an event on a stream that captures a graph, or make it wait. No
+    /// driver call for a plan that does neither.
+    fn spoils_capture(&mut self, plan: &Plan) -> Result<bool, DriverError> {
+        if plan.orders().next().is_none() {
+            return Ok(false);
+        }
+        self.note_captures()?;
+        Ok(plan.orders().any(|stream| self.pool.is_held(stream)))
     }
 
     /// Asks every stream whether it captures a graph: no event may be recorded on those, and while

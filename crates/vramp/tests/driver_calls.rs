@@ -232,15 +232,21 @@ fn a_close_unmaps_each_stretch_once() {
 }
 
 #[test]
-fn a_miss_asks_each_stream_whether_it_captures_and_a_hit_asks_none() {
+fn only_a_plan_with_events_asks_each_stream_whether_it_captures() {
     let rig = rig(Preset::Vramp);
     for _ in 0..3 {
         rig.allocator.create_stream().unwrap();
     }
-    let (asked, block) = rig.calls(Call::IsCapturing, || rig.malloc(16));
-    assert_eq!(asked, 4);
-    rig.free(block);
-    let (asked, block) = rig.calls(Call::IsCapturing, || rig.malloc(16));
+    let (asked, first) = rig.calls(Call::IsCapturing, || rig.malloc(8));
+    assert_eq!(asked, 0, "growth records nothing");
+    let (second, third) = (rig.malloc(8), rig.malloc(8));
+    rig.free(first);
+    rig.free(third);
+    let (asked, moved) = rig.calls(Call::IsCapturing, || rig.malloc(16));
+    assert_eq!(asked, 4, "moving retires addresses behind an event");
+    rig.free(moved);
+    let (asked, moved) = rig.calls(Call::IsCapturing, || rig.malloc(16));
     assert_eq!(asked, 0);
-    rig.free(block);
+    rig.free(moved);
+    rig.free(second);
 }

@@ -1,0 +1,153 @@
+//! What `vramp bench` can be asked for.
+
+use clap::{Args as ClapArgs, Subcommand, ValueEnum};
+use vramp::Bytes;
+
+use crate::args::{Allocators, parse_allocators};
+
+/// Measures allocators on a device.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Bench {
+    /// What to measure.
+    #[command(subcommand)]
+    pub measure: Measure,
+}
+
+/// What can be measured.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Measure {
+    /// One block taken and freed, over and over, on one thread
+    ///
+    /// Batches of a few milliseconds take turns: the system's malloc and free of 64 bytes, the
+    /// driver's own pool, and each allocator, for each size. A row tells the median over batches,
+    /// and the median of the ratios to the malloc batch just before it, so that what disturbs the
+    /// machine disturbs both. Memory is warm: the first pairs are not timed.
+    ///
+    /// On the simulator the pairs of the driver's pool are not timed but modelled.
+    Hit(Hit),
+    /// Pairs on several threads at once, each with a stream of its own
+    ///
+    /// Each thread holds 32 blocks of random sizes, frees one of them at random and takes another,
+    /// until the time is over. The same sizes in the same order for every allocator, for the
+    /// system's malloc and, on a card, for the driver's own pool; they take turns, three times,
+    /// and a row tells the median. The ratio is to the same allocator on one thread.
+    Threads(Threads),
+    /// Memory taken for the first time
+    ///
+    /// A new allocator takes so many bytes in blocks of one size. The calls to the driver and their
+    /// time are those of one run; times are medians over all runs.
+    Grow(Grow),
+    /// Fragmented memory turned into one block
+    ///
+    /// A new allocator, limited to so many bytes, takes them in blocks of one size and frees every
+    /// other one; then half of all is asked for as one block, which is what is timed. Old mappings
+    /// that stay behind as aliases are unmapped later and not timed. The driver's pool cannot move
+    /// memory: it has no limit here, and may grow.
+    Remap(Remap),
+}
+
+/// What all of them have in common.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Common {
+    /// vramp, vpmm, stream-ordered or all
+    #[arg(long, default_value = "vramp", value_parser = parse_allocators, value_name = "NAME")]
+    pub allocator: Allocators,
+    /// auto, sim, sim:CARD, cuda or cuda:N
+    #[arg(long, default_value = "auto")]
+    pub device: String,
+    /// How long to measure, in seconds
+    #[arg(long, default_value = "3", value_parser = parse_seconds, allow_negative_numbers = true)]
+    pub seconds: f64,
+    /// Print one JSON object per row and nothing else
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `hit`.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Hit {
+    /// What all of them have in common.
+    #[command(flatten)]
+    pub common: Common,
+    /// Sizes to measure
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "SIZE",
+        default_value = "512,64KiB,1MiB,4MiB,256MiB"
+    )]
+    pub sizes: Vec<Bytes>,
+}
+
+/// Options of `threads`.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Threads {
+    /// What all of them have in common.
+    #[command(flatten)]
+    pub common: Common,
+    /// Numbers of threads; 1,2,4,8,16 up to the machine's cores by default
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "COUNT",
+        value_parser = clap::value_parser!(u16).range(1..=1024)
+    )]
+    pub threads: Vec<u16>,
+    /// How sizes from 512 B to 4 MiB are drawn
+    #[arg(long, value_enum, default_value_t = Sizes::Uniform, value_name = "HOW")]
+    pub sizes: Sizes,
+}
+
+/// How random sizes are drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Sizes {
+    /// Every number of bytes is as likely
+    Uniform,
+    /// The logarithm is: as many between 512 B and 1 KiB as between 2 and 4 MiB
+    LogUniform,
+}
+
+impl Sizes {
+    /// The name used in options and results.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Sizes::Uniform => "uniform",
+            Sizes::LogUniform => "log-uniform",
+        }
+    }
+}
+
+/// Options of `grow`.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Grow {
+    /// What all of them have in common.
+    #[command(flatten)]
+    pub common: Common,
+    /// How much memory to take
+    #[arg(long, default_value = "8GiB", value_name = "SIZE")]
+    pub total: Bytes,
+    /// In blocks of this size
+    #[arg(long, default_value = "64MiB", value_name = "SIZE")]
+    pub block: Bytes,
+}
+
+/// Options of `remap`.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Remap {
+    /// What all of them have in common.
+    #[command(flatten)]
+    pub common: Common,
+    /// How much memory to fragment
+    #[arg(long, default_value = "4GiB", value_name = "SIZE")]
+    pub total: Bytes,
+    /// In blocks of this size
+    #[arg(long, default_value = "16MiB", value_name = "SIZE")]
+    pub block: Bytes,
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.0..=3600.0).contains(&seconds) && seconds > 0.0 => Ok(seconds),
+        _ => Err("give a number of seconds above 0, up to 3600".to_owned()),
+    }
+}

@@ -1,0 +1,149 @@
+//! `vramp bench` as a user runs it, on the simulator and for a moment.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+fn bench(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vramp"));
+    command.arg("bench").args(args);
+    command
+}
+
+/// What it prints about a device that is there everywhere, in hardly any time.
+fn short(args: &[&str]) -> String {
+    let mut command = bench(args);
+    let assert = command.args(["--device", "sim:h200", "--seconds", "0.01"]).assert().success();
+    String::from_utf8(assert.get_output().stdout.clone()).unwrap()
+}
+
+fn rows(args: &[&str]) -> Vec<Value> {
+    let printed = short(&[args, &["--json"]].concat());
+    let rows: Vec<Value> =
+        printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for row in &rows {
+        assert_eq!((&row["bench"], &row["device"]), (&args[0].into(), &"sim:h200".into()), "{row}");
+        assert_eq!(row["simulated"], true);
+        assert!(row["driver"].is_string(), "{row}");
+    }
+    rows
+}
+
+fn refused(args: &[&str], words: &str) {
+    let assert = bench(args).assert().failure();
+    let error = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
+    assert!(error.contains(words), "'{words}' is not in: {error}");
+    assert!(!error.contains("panicked"), "{error}");
+}
+
+#[test]
+fn hits_stand_beside_malloc_and_the_drivers_pool_and_call_no_driver() {
+    let rows = rows(&["hit", "--sizes", "512,4MiB"]);
+    let named = |row: &Value| {
+        (row["allocator"].as_str().unwrap().to_owned(), row["size_bytes"].as_u64().unwrap())
+    };
+    let expected = [
+        ("system malloc", 64),
+        ("driver's pool", 512),
+        ("vramp", 512),
+        ("driver's pool", 4 << 20),
+        ("vramp", 4 << 20),
+    ];
+    let expected = expected.map(|(name, size)| (name.to_owned(), size));
+    assert_eq!(rows.iter().map(named).collect::<Vec<_>>(), expected);
+    for row in &rows {
+        assert!(row["pair_ns"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["of_system_malloc"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["pairs"].as_u64().unwrap() >= row["batches"].as_u64().unwrap(), "{row}");
+        match row["allocator"].as_str().unwrap() {
+            "vramp" => assert_eq!(row["driver_calls"], 0, "{row}"),
+            "driver's pool" => {
+                assert_eq!((&row["time_is"], &row["pair_ns"]), (&"modelled".into(), &950.0.into()));
+            }
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn threads_are_compared_with_one_for_each_allocator() {
+    for sizes in ["uniform", "log-uniform"] {
+        let rows = rows(&["threads", "--threads", "1,2", "--allocator", "all", "--sizes", sizes]);
+        let names: Vec<_> = rows.iter().map(|row| row["allocator"].as_str().unwrap()).collect();
+        let expected =
+            ["system malloc", "vramp", "vpmm", "stream-ordered", "torch", "torch-expandable"];
+        assert_eq!(names, expected.map(|name| [name; 2]).concat());
+        for (row, threads) in rows.iter().zip([1, 2].into_iter().cycle()) {
+            assert_eq!((&row["threads"], &row["sizes"]), (&threads.into(), &sizes.into()));
+            assert_eq!(row["outstanding"], 32);
+            assert!(row["pairs_per_s"].as_f64().unwrap() > 0.0, "{row}");
+            let ratio = row["of_one_thread"].as_f64().unwrap();
+            assert!(if threads == 1 { ratio == 1.0 } else { ratio > 0.0 }, "{row}");
+        }
+    }
+}
+
+#[test]
+fn growth_creates_what_it_takes_and_costs_modelled_time() {
+    let rows = rows(&["grow", "--total", "256MiB", "--block", "32MiB", "--allocator", "all"]);
+    assert_eq!(rows.len(), 5);
+    for row in &rows {
+        assert_eq!(row["total_bytes"], 256 << 20);
+        assert_eq!(row["blocks"], 8);
+        assert_eq!(row["driver_ns_is"], "modelled");
+        assert!(row["reserved_bytes"].as_u64().unwrap() >= 256 << 20, "{row}");
+        assert!(row["driver_calls"].as_u64().unwrap() >= 8, "{row}");
+        assert!(row["driver_ns"].as_u64().unwrap() > 0, "{row}");
+        assert!(row["host_ns"].is_u64(), "{row}");
+    }
+    // VPMM has one chunk for each page, and a call to map each.
+    assert_eq!(rows[1]["chunks_created"], 128);
+}
+
+#[test]
+fn a_remap_moves_what_was_freed_and_does_not_grow() {
+    let rows = rows(&["remap", "--total", "512MiB", "--block", "16MiB", "--allocator", "all"]);
+    assert_eq!(rows.len(), 3);
+    for row in &rows[..2] {
+        assert_eq!(row["made_bytes"], 256 << 20);
+        assert_eq!(row["grown_bytes"], 0, "{row}");
+        let moved = row["moved_bytes"].as_u64().unwrap();
+        assert!(moved > 200 << 20 && moved <= 256 << 20, "{row}");
+        assert!(row["driver_calls"].as_u64() > row["chunks_moved"].as_u64(), "{row}");
+    }
+    assert_eq!(rows[2]["moved_bytes"], 0);
+}
+
+#[test]
+fn tables_name_the_device_and_what_is_modelled() {
+    for measure in ["hit", "threads", "grow", "remap"] {
+        let table = short(&[measure]);
+        assert!(table.contains("vramp") && table.contains("sim:h200 (NVIDIA H200"), "{table}");
+        assert_eq!(table.contains("(modelled)"), measure != "threads", "{table}");
+        assert!(table.is_ascii(), "{table}");
+    }
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused_with_what_to_do() {
+    refused(&["hit", "--seconds", "nan"], "give a number of seconds above 0");
+    refused(&["hit", "--seconds", "-1"], "give a number of seconds above 0");
+    refused(
+        &["hit", "--allocator", "malloc"],
+        "use vramp, vpmm, stream-ordered, torch or torch-expandable",
+    );
+    refused(&["remap", "--device", "sim", "--allocator", "torch"], "use vramp, vpmm or");
+    refused(&["hit", "--device", "tpu"], "there is no device 'tpu'");
+    refused(&["hit", "--device", "sim", "--sizes", "16EiB"], "--sizes");
+    refused(&["hit", "--device", "sim", "--sizes", "2TiB"], "2.00 TiB");
+    refused(&["threads", "--threads", "0"], "0 is not in 1..=1024");
+    refused(&["grow", "--block", "0"], "give a larger --total or a smaller --block");
+    refused(&["grow", "--block", "1"], "give a smaller --total or a larger --block");
+    refused(&["grow", "--device", "sim", "--total", "1TiB", "--block", "1GiB"], "out of memory");
+    let most = "18446744073709551615";
+    refused(&["remap", "--total", most, "--block", most], "one block cannot be fragmented");
+    refused(
+        &["remap", "--device", "sim", "--total", most, "--block", "4194304TiB"],
+        "out of memory",
+    );
+}
