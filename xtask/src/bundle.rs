@@ -11,7 +11,7 @@ use crate::{library, shell};
 
 /// The crates whose tests say something on another machine: those that meet a real driver. What is
 /// tested on the simulator is so anywhere, and `torture` tests the allocator on the card.
-const TESTED: [&str; 2] = ["vramp-driver", "vramp-cuda"]; 4] = ["vramp-core", "vramp-driver", "vramp-cuda", "vramp"];
+const TESTED: [&str; 2] = ["vramp-driver", "vramp-cuda"];
 /// What the folder may weigh.
 const LIMIT: Bytes = Bytes::mib(64);
 /// The C library of the machine with the card: Ubuntu 24.04.

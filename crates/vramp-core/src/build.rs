@@ -170,15 +170,12 @@ impl Pool {
         {
             return Build::Clear(plan);
         }
-        let slack = match attempt {
-            Attempt { frugal: true, .. } => 0,
-            Attempt { roomy: true, .. } => mixed.contended_slack_per_mille,
-            _ => mixed.slack_per_mille,
-        };
+        let slack = if attempt.frugal { 0 } else { mixed.slack_per_mille };
         let allowed = self.growth_allowed(attempt);
         let target = (self.used_peak.max(self.used.saturating_add(len)) as u128
             * u128::from(1000 + slack)
             / 1000) as u64;
+        let target = if attempt.roomy && !attempt.frugal { u64::MAX } else { target };
         let budget = target.saturating_sub(self.chunks.bytes()).min(allowed) / page * page;
         let sources = self.sources(stream);
 

@@ -29,9 +29,6 @@ pub struct Mixed {
     /// The pool may hold this many thousandths above the high-water mark of live memory rather
     /// than remap.
     pub slack_per_mille: u64,
-    /// The same once threads meet at the allocator's lock: streams that take memory from each other
-    /// cost more than memory.
-    pub contended_slack_per_mille: u64,
     /// Requests up to this size are served from their stream's heap of slabs.
     pub heap_limit: Bytes,
     /// The same once threads meet at the allocator's lock: larger heaps cost a few percent of
@@ -50,7 +47,6 @@ impl Default for Mixed {
             chunks_per_pool: 64,
             chunks_per_request: 64,
             slack_per_mille: 12,
-            contended_slack_per_mille: 300,
             heap_limit: Bytes::mib(1),
             contended_heap_limit: Bytes::mib(4),
         }

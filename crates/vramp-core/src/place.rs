@@ -3,8 +3,8 @@
 //! An [`Attempt`] climbs a ladder, cheapest rung first. Each call of [`Pool::place`] goes up until
 //! it has the block or needs the shell:
 //!
-//! 1. `Own`: a fitting free region of the stream. No driver call. Where many threads ask, growth
-//!    within a larger slack comes next.
+//! 1. `Own`: a fitting free region of the stream. No driver call. Where many threads ask at
+//!    once, growth comes next.
 //! 2. `Learn`: ask which recorded events were reached, if any are open.
 //! 3. `Idle`: memory of other streams whose work is over: one fitting region.
 //! 4. `Gather`: caches and heaps give back what they do not need.
@@ -48,7 +48,7 @@ pub struct Attempt {
     pub(crate) ordered: bool,
     /// Keep to what is needed: use no slack.
     pub(crate) frugal: bool,
-    /// Many threads ask: grow within the larger slack first.
+    /// Many threads ask at once: grow before anybody else's memory is looked at.
     pub(crate) roomy: bool,
 }
 
@@ -82,7 +82,8 @@ impl Attempt {
         Attempt { slab: wanted.max(request.size).count(), ..Attempt::new(request) }
     }
 
-    /// Lets the pool grow more freely, where threads would otherwise take memory from each other.
+    /// Lets the pool grow as far as limit and card allow before it looks at other streams' memory:
+    /// where many threads ask at once they would otherwise take it from each other for ever.
     pub fn roomy(self, roomy: bool) -> Attempt {
         Attempt { roomy, ..self }
     }
@@ -263,7 +264,7 @@ impl Pool {
         }
     }
 
-    /// A plan within the slack, before anybody else's memory is looked at: threads that took from
+    /// A plan that grows, before anybody else's memory is looked at: threads that took from
     /// each other's heaps and streams at every miss would do nothing else.
     fn grow_first(&mut self, len: u64, attempt: &mut Attempt, mixed: &Mixed) -> Option<Plan> {
         match self.build(len, attempt, mixed) {

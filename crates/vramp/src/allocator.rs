@@ -674,12 +674,12 @@ impl Allocator {
     pub fn stats(&self) -> Result<Stats, DriverError> {
         let inner = self.shared.lock_anyway();
         let counts = inner.counts();
-        let known = counts.placed() - inner.manager.placed_by_driver();
+        let by_driver = inner.manager.placed_by_driver();
         Ok(Stats {
             live: counts.live(),
             live_peak: counts.live_peak(),
-            hits: counts.hits(),
-            misses: known - counts.hits(),
+            hits: counts.placed() - counts.misses(),
+            misses: counts.misses() - by_driver,
             placed: counts.placed(),
             freed: counts.freed(),
             ..inner.manager.counters()?

@@ -17,8 +17,11 @@ use crate::tally::{Base, Tally};
 use crate::virtual_pool::HeapsServe;
 use crate::watch::Watchers;
 
-/// So often threads may meet at the lock before heaps serve larger requests.
-const MEETINGS: u64 = 256;
+/// After so many times that the lock was taken, it is judged anew whether threads meet there.
+const WINDOW: u64 = 1024;
+/// They do if it was taken already so often within a window. Two threads that take turns, as a
+/// program's and its autograd's, stay far below it.
+const MEETINGS: u64 = WINDOW / 4;
 
 /// What all of an allocator's threads share.
 pub(crate) struct Shared {
@@ -35,7 +38,10 @@ pub(crate) struct Shared {
     pub reserved: AtomicU64,
     /// Somebody waits for memory to come back: frees go through the lock.
     pub starving: AtomicBool,
-    /// How often a thread found the lock taken.
+    /// True while threads meet at the lock.
+    contended: AtomicBool,
+    /// How often the lock was taken in this window, and how often it had to be waited for.
+    taken: AtomicU64,
     met: AtomicU64,
     came_back: Condvar,
     inner: Mutex<Inner>,
@@ -79,6 +85,8 @@ impl Shared {
             watchers: Watchers::default(),
             reserved: AtomicU64::new(0),
             starving: AtomicBool::new(false),
+            contended: AtomicBool::new(false),
+            taken: AtomicU64::new(0),
             met: AtomicU64::new(0),
             came_back: Condvar::new(),
             inner: Mutex::new(Inner {
@@ -101,12 +109,11 @@ impl Shared {
     /// The lock, for calls that change the pool. A panic that left it consistent is forgiven.
     pub(crate) fn lock(&self) -> Result<MutexGuard<'_, Inner>, Inconsistency> {
         match self.inner.try_lock() {
-            Ok(inner) => return Ok(inner),
-            Err(TryLockError::WouldBlock) => {
-                if !self.is_contended() {
-                    self.met.fetch_add(1, Ordering::Relaxed);
-                }
+            Ok(inner) => {
+                self.judge(0);
+                return Ok(inner);
             }
+            Err(TryLockError::WouldBlock) => self.judge(1),
             Err(TryLockError::Poisoned(_)) => {}
         }
         match self.inner.lock() {
@@ -125,10 +132,20 @@ impl Shared {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True once threads met at the lock often.
+    /// Counts that the lock was taken, and at a window's end whether threads meet there.
+    fn judge(&self, met: u64) {
+        self.met.fetch_add(met, Ordering::Relaxed);
+        if self.taken.fetch_add(1, Ordering::Relaxed) + 1 >= WINDOW {
+            self.taken.store(0, Ordering::Relaxed);
+            let met = self.met.swap(0, Ordering::Relaxed);
+            self.contended.store(met >= MEETINGS, Ordering::Relaxed);
+        }
+    }
+
+    /// True while threads meet at the lock.
     #[inline]
     pub(crate) fn is_contended(&self) -> bool {
-        self.met.load(Ordering::Relaxed) >= MEETINGS
+        self.contended.load(Ordering::Relaxed)
     }
 
     /// Where a place of the virtual pool is.
@@ -149,13 +166,15 @@ impl Shared {
             caches.into_iter().for_each(|caches| caches.push(Arc::clone(cache)));
             tallies.push(Arc::clone(tally));
         });
-        local::with(self.number, |local| base.fold(&local.tally));
+        let all = tallies.iter().map(|tally| &**tally);
+        local::with(self.number, |local| base.fold(&local.tally, all));
     }
 
     /// A thread has ended.
     pub(crate) fn retire(&self, cache: &Arc<Cache>, tally: &Arc<Tally>) {
         let mut inner = self.lock_anyway();
-        inner.base.fold(tally);
+        let Inner { base, tallies, .. } = &mut *inner;
+        base.fold(tally, tallies.iter().map(|tally| &**tally));
         inner.tallies.retain(|known| !Arc::ptr_eq(known, tally));
         if let Some(pool) = inner.manager.virtual_pool_mut() {
             pool.drain(cache);
@@ -208,7 +227,7 @@ impl Inner {
         if local::with(number, |local| note(&local.tally)).is_none() {
             let own = Tally::default();
             note(&own);
-            self.base.fold(&own);
+            self.base.fold(&own, self.tallies.iter().map(|tally| &**tally));
         }
     }
 

@@ -1,8 +1,9 @@
 //! Counts that a thread keeps for itself, so that a hit writes nothing that others read.
 //!
 //! Only the owner writes; anybody may read. What a thread did goes into the allocator's base when it
-//! next takes the allocator's lock, so the sums are exact at any time and the peaks are exact as long
-//! as one thread allocates; with several they may miss what lies between two such moments.
+//! next takes the allocator's lock, so the sums are exact at any time. The peaks of bytes over all
+//! requests are exact as long as one thread allocates; with several they may miss what lies between
+//! two such moments, as the peaks of counts and those by pool always may.
 
 use vramp_core::Bytes;
 
@@ -19,14 +20,17 @@ pub(crate) const KINDS: usize = 3;
 
 type Grid<T> = [[T; KINDS]; CLASSES];
 
+/// Kinds whose peak over all requests is watched at every step: bytes, and bytes asked for.
+const WATCHED: [usize; 2] = [1, 2];
+
 /// One thread's counts since its last fold.
 #[derive(Default)]
 pub(crate) struct Tally {
-    now: Grid<AtomicI64>,
-    high: Grid<AtomicI64>,
-    placed: Grid<AtomicU64>,
-    freed: Grid<AtomicU64>,
-    hits: AtomicU64,
+    placed: [[AtomicU64; KINDS]; ALL],
+    freed: [[AtomicU64; KINDS]; ALL],
+    now: [AtomicI64; WATCHED.len()],
+    high: [AtomicI64; WATCHED.len()],
+    misses: AtomicU64,
 }
 
 fn class_of(requested: Bytes) -> usize {
@@ -37,31 +41,38 @@ impl Tally {
     #[inline]
     pub(crate) fn placed(&self, len: Bytes, requested: Bytes, hit: bool) {
         let amounts = [1, len.count(), requested.count()];
-        let class = class_of(requested);
-        for (kind, amount) in amounts.into_iter().enumerate() {
-            for class in [class, ALL] {
-                let now = self.now[class][kind].load(Relaxed) + amount as i64;
-                self.now[class][kind].store(now, Relaxed);
-                if now > self.high[class][kind].load(Relaxed) {
-                    self.high[class][kind].store(now, Relaxed);
-                }
-            }
-            add(&self.placed[class][kind], amount);
+        let placed = &self.placed[class_of(requested)];
+        for (counter, amount) in placed.iter().zip(amounts) {
+            add(counter, amount);
         }
-        add(&self.hits, u64::from(hit));
+        for (watched, kind) in WATCHED.into_iter().enumerate() {
+            let now = self.now[watched].load(Relaxed) + amounts[kind] as i64;
+            self.now[watched].store(now, Relaxed);
+            if now > self.high[watched].load(Relaxed) {
+                self.high[watched].store(now, Relaxed);
+            }
+        }
+        if !hit {
+            add(&self.misses, 1);
+        }
     }
 
     #[inline]
     pub(crate) fn freed(&self, len: Bytes, requested: Bytes) {
         let amounts = [1, len.count(), requested.count()];
-        let class = class_of(requested);
-        for (kind, amount) in amounts.into_iter().enumerate() {
-            for class in [class, ALL] {
-                let now = &self.now[class][kind];
-                now.store(now.load(Relaxed) - amount as i64, Relaxed);
-            }
-            add(&self.freed[class][kind], amount);
+        let freed = &self.freed[class_of(requested)];
+        for (counter, amount) in freed.iter().zip(amounts) {
+            add(counter, amount);
         }
+        for (watched, kind) in WATCHED.into_iter().enumerate() {
+            let now = &self.now[watched];
+            now.store(now.load(Relaxed) - amounts[kind] as i64, Relaxed);
+        }
+    }
+
+    /// Bytes, and bytes asked for, that are held more than at the last fold.
+    fn now(&self) -> [i64; WATCHED.len()] {
+        [0, 1].map(|watched| self.now[watched].load(Relaxed))
     }
 }
 
@@ -77,7 +88,15 @@ pub(crate) struct Base {
     peak: Grid<i64>,
     placed: Grid<u64>,
     freed: Grid<u64>,
-    hits: u64,
+    misses: u64,
+}
+
+/// What threads hold more, or less, than the base knows.
+fn unfolded<'a>(tallies: impl Iterator<Item = &'a Tally>) -> [i64; WATCHED.len()] {
+    tallies.fold([0; WATCHED.len()], |sum, tally| {
+        let now = tally.now();
+        [0, 1].map(|watched| sum[watched] + now[watched])
+    })
 }
 
 /// One quantity as PyTorch tells it.
@@ -106,38 +125,60 @@ pub struct StatsByPool {
 
 impl Base {
     /// Takes a tally over. Only its owner may call this, or whoever comes after the owner's end.
-    pub(crate) fn fold(&mut self, tally: &Tally) {
-        self.note(tally);
-        for class in 0..CLASSES {
-            for kind in 0..KINDS {
-                tally.now[class][kind].store(0, Relaxed);
-                tally.high[class][kind].store(0, Relaxed);
-                tally.placed[class][kind].store(0, Relaxed);
-                tally.freed[class][kind].store(0, Relaxed);
-            }
-        }
-        tally.hits.store(0, Relaxed);
+    /// What `all` have not folded counts for the peaks: one thread may free what another made.
+    pub(crate) fn fold<'a>(&mut self, tally: &Tally, all: impl Iterator<Item = &'a Tally>) {
+        let others = unfolded(all.filter(|other| !std::ptr::eq(*other, tally)));
+        self.note_peaks(tally, others);
+        self.add(tally);
+        let totals = tally.placed.iter().chain(&tally.freed).flatten();
+        totals.for_each(|total| total.store(0, Relaxed));
+        tally.now.iter().chain(&tally.high).for_each(|sum| sum.store(0, Relaxed));
+        tally.misses.store(0, Relaxed);
+        self.note_now();
     }
 
     /// The counts with what threads have not folded yet.
-    pub(crate) fn with<'a>(mut self, tallies: impl Iterator<Item = &'a Tally>) -> Base {
-        tallies.for_each(|tally| self.note(tally));
+    pub(crate) fn with<'a>(mut self, all: impl Iterator<Item = &'a Tally> + Clone) -> Base {
+        for tally in all.clone() {
+            let others = all.clone().filter(|other| !std::ptr::eq(*other, tally));
+            self.note_peaks(tally, unfolded(others));
+        }
+        all.for_each(|tally| self.add(tally));
+        self.note_now();
         self
     }
 
-    fn note(&mut self, tally: &Tally) {
-        for class in 0..CLASSES {
+    /// The most that was held while `tally` counted and others had not folded `others`.
+    fn note_peaks(&mut self, tally: &Tally, others: [i64; WATCHED.len()]) {
+        for (watched, kind) in WATCHED.into_iter().enumerate() {
+            let before = self.now[ALL][kind] + others[watched];
+            let peak = &mut self.peak[ALL][kind];
+            *peak = (*peak).max(before + tally.high[watched].load(Relaxed));
+        }
+    }
+
+    fn add(&mut self, tally: &Tally) {
+        for class in 0..ALL {
             for kind in 0..KINDS {
-                let now = &mut self.now[class][kind];
-                let peak = &mut self.peak[class][kind];
-                *peak = (*peak).max(*now + tally.high[class][kind].load(Relaxed));
-                *now += tally.now[class][kind].load(Relaxed);
-                *peak = (*peak).max(*now);
-                self.placed[class][kind] += tally.placed[class][kind].load(Relaxed);
-                self.freed[class][kind] += tally.freed[class][kind].load(Relaxed);
+                let placed = tally.placed[class][kind].load(Relaxed);
+                let freed = tally.freed[class][kind].load(Relaxed);
+                for class in [class, ALL] {
+                    self.placed[class][kind] += placed;
+                    self.freed[class][kind] += freed;
+                    self.now[class][kind] += placed as i64 - freed as i64;
+                }
             }
         }
-        self.hits += tally.hits.load(Relaxed);
+        self.misses += tally.misses.load(Relaxed);
+    }
+
+    /// What is held at this moment counts for every peak.
+    fn note_now(&mut self) {
+        for (peaks, nows) in self.peak.iter_mut().zip(&self.now) {
+            for (peak, now) in peaks.iter_mut().zip(nows) {
+                *peak = (*peak).max(*now);
+            }
+        }
     }
 
     /// Lets the peaks begin anew at what is held now. With several threads at work a peak between
@@ -145,11 +186,8 @@ impl Base {
     pub(crate) fn reset_peaks<'a>(&mut self, tallies: impl Iterator<Item = &'a Tally>) {
         self.peak = self.now;
         for tally in tallies {
-            for class in 0..CLASSES {
-                for kind in 0..KINDS {
-                    let now = tally.now[class][kind].load(Relaxed);
-                    tally.high[class][kind].store(now.max(0), Relaxed);
-                }
+            for (high, now) in tally.high.iter().zip(tally.now()) {
+                high.store(now.max(0), Relaxed);
             }
         }
     }
@@ -163,28 +201,26 @@ impl Base {
     }
 
     pub(crate) fn placed(&self) -> u64 {
-        self.placed[0][0] + self.placed[1][0]
+        self.placed[ALL][0]
     }
 
     pub(crate) fn freed(&self) -> u64 {
-        self.freed[0][0] + self.freed[1][0]
+        self.freed[ALL][0]
     }
 
-    pub(crate) fn hits(&self) -> u64 {
-        self.hits
+    /// Blocks that needed a plan, or that the driver's pool placed.
+    pub(crate) fn misses(&self) -> u64 {
+        self.misses
     }
 
     /// Blocks (0), their bytes (1) or the bytes asked for (2).
     pub(crate) fn stats(&self, kind: usize) -> StatsByPool {
-        let stat = |class: usize, placed: u64, freed: u64| Stat {
+        let stat = |class: usize| Stat {
             current: self.now[class][kind].max(0) as u64,
             peak: self.peak[class][kind].max(0) as u64,
-            allocated: placed,
-            freed,
+            allocated: self.placed[class][kind],
+            freed: self.freed[class][kind],
         };
-        let [small, large] = [0, 1]
-            .map(|class: usize| stat(class, self.placed[class][kind], self.freed[class][kind]));
-        let all = stat(ALL, small.allocated + large.allocated, small.freed + large.freed);
-        StatsByPool { all, small_pool: small, large_pool: large }
+        StatsByPool { all: stat(ALL), small_pool: stat(0), large_pool: stat(1) }
     }
 }
