@@ -523,7 +523,6 @@ impl Allocator {
         if !self.owns(inner, &allocation) {
             return Err(FreeError::Foreign(allocation));
         }
-        self.shared.refresh(inner);
         if let Some(pool) = inner.manager.virtual_pool_mut() {
             local::with(self.shared.number, |local| pool.drain_last(&local.cache));
         }
@@ -539,6 +538,7 @@ impl Allocator {
                 inner.tags[tag].blocks -= 1;
             }
         }
+        self.shared.refresh(inner);
         drop(guard);
         self.shared.memory_came_back();
         if self.shared.watchers.is_watched() {

@@ -22,6 +22,9 @@ const WINDOW: u64 = 1024;
 /// They do if it was taken already so often within a window. Two threads that take turns, as a
 /// program's and its autograd's, stay far below it.
 const MEETINGS: u64 = WINDOW / 4;
+/// After so many windows without that they do not any more. Not sooner: where heaps serve threads
+/// well the lock is hardly taken, and they would be judged by the few times it is.
+const CALM: u64 = 64;
 
 /// What all of an allocator's threads share.
 pub(crate) struct Shared {
@@ -43,6 +46,7 @@ pub(crate) struct Shared {
     /// How often the lock was taken in this window, and how often it had to be waited for.
     taken: AtomicU64,
     met: AtomicU64,
+    calm: AtomicU64,
     came_back: Condvar,
     inner: Mutex<Inner>,
 }
@@ -88,6 +92,7 @@ impl Shared {
             contended: AtomicBool::new(false),
             taken: AtomicU64::new(0),
             met: AtomicU64::new(0),
+            calm: AtomicU64::new(0),
             came_back: Condvar::new(),
             inner: Mutex::new(Inner {
                 manager,
@@ -138,7 +143,12 @@ impl Shared {
         if self.taken.fetch_add(1, Ordering::Relaxed) + 1 >= WINDOW {
             self.taken.store(0, Ordering::Relaxed);
             let met = self.met.swap(0, Ordering::Relaxed);
-            self.contended.store(met >= MEETINGS, Ordering::Relaxed);
+            if met >= MEETINGS {
+                self.calm.store(0, Ordering::Relaxed);
+                self.contended.store(true, Ordering::Relaxed);
+            } else if self.calm.fetch_add(1, Ordering::Relaxed) + 1 >= CALM {
+                self.contended.store(false, Ordering::Relaxed);
+            }
         }
     }
 

@@ -153,7 +153,10 @@ impl Base {
         for (watched, kind) in WATCHED.into_iter().enumerate() {
             let before = self.now[ALL][kind] + others[watched];
             let peak = &mut self.peak[ALL][kind];
-            *peak = (*peak).max(before + tally.high[watched].load(Relaxed));
+            // A thread that only gave back counts as it is: before it did, others held less.
+            let high = tally.high[watched].load(Relaxed);
+            let most = if high > 0 { high } else { tally.now[watched].load(Relaxed) };
+            *peak = (*peak).max(before + most);
         }
     }
 

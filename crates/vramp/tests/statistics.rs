@@ -114,3 +114,31 @@ fn a_snapshot_shows_every_block_and_reads_back() {
         rig.free(block);
     }
 }
+
+#[test]
+fn a_peak_counts_what_another_thread_gave_back() {
+    // One thread makes what another frees, as a program and its autograd do: the peak stays what was
+    // held at once.
+    let rig = Rig::new(Preset::Vramp);
+    let (to_freer, from_maker) = std::sync::mpsc::sync_channel::<vramp::Allocation>(0);
+    let (done, freed) = std::sync::mpsc::sync_channel::<()>(0);
+    std::thread::scope(|scope| {
+        let allocator = &rig.allocator;
+        let stream = rig.stream;
+        scope.spawn(move || {
+            for block in from_maker {
+                allocator.free(block, stream).expect("it is ours");
+                done.send(()).expect("the maker listens");
+            }
+        });
+        for size in [pages(3), Bytes::kib(500), Bytes::kib(20), pages(1)].repeat(50) {
+            let block = allocator.malloc(size, stream).expect("there is memory");
+            to_freer.send(block).expect("the freer listens");
+            freed.recv().expect("the freer answers");
+        }
+        drop(to_freer);
+    });
+    let stats = rig.allocator.stats().expect("no call fails");
+    assert_eq!((stats.live, stats.live_peak), (Bytes::ZERO, pages(3)));
+    assert!(stats.live_peak <= stats.reserved_peak);
+}
