@@ -116,7 +116,7 @@ impl Pool {
     }
 
     /// Phase 2.
-    fn harvest(&mut self, len: u64, attempt: &Attempt) -> Step {
+    fn harvest(&mut self, len: u64, attempt: &mut Attempt) -> Step {
         let stream = attempt.request.stream;
         let page = self.config.page.count();
         let mut regions: Vec<RegionKey> =
@@ -126,6 +126,14 @@ impl Pool {
         let total: u64 = regions.iter().map(|&key| self.regions.get(key).len).sum();
         let shortfall = len.saturating_sub(total);
         if shortfall > self.growth_allowed(attempt) || len > crate::ids::Spot::SPAN_LIMIT.count() {
+            // Blocks that other streams used wait for them; nobody else would record an event there.
+            if !attempt.ordered
+                && !self.waiting.is_empty()
+                && let Some(plan) = self.order_others(stream, len)
+            {
+                attempt.ordered = true;
+                return Step::Perform(plan);
+            }
             return Step::Short(self.shortage(attempt));
         }
         let Some(&(_, at, hole)) = self.holes.range((len, Default::default(), 0)..).next() else {

@@ -208,3 +208,17 @@ fn what_a_harvest_leaves_stays_with_its_stream() {
     rig.free(mine);
     rig.free(guard);
 }
+
+#[test]
+fn a_block_that_another_stream_used_comes_back_under_a_limit() {
+    let config = Config { limit: Some(pages(4)), ..Config::preset(Preset::Vpmm) };
+    let rig = Rig::on(Simulator::builder().checked(), config);
+    let other = rig.allocator.create_stream().expect("a stream can be made");
+    for _ in 0..3 {
+        let block = rig.malloc(4);
+        rig.allocator.record_use(&block, other).expect("it is ours");
+        rig.free(block);
+    }
+    assert_eq!(rig.sim.hazards(), []);
+    rig.close();
+}
