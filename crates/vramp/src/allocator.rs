@@ -264,7 +264,7 @@ impl Allocator {
         stream: StreamId,
         tag: Option<TagId>,
     ) -> Result<Allocation, AllocError> {
-        let deadline = Instant::now() + self.config.patience;
+        let mut deadline = None;
         let mut rounds = 0;
         loop {
             let (shortage, failed_call) = match self.try_malloc(size, stream, tag)? {
@@ -283,7 +283,9 @@ impl Allocator {
                 self.shared.lock()?.retries += 1;
                 continue;
             }
-            let left = deadline.saturating_duration_since(Instant::now());
+            let now = Instant::now();
+            let deadline = *deadline.get_or_insert(now + self.config.patience);
+            let left = deadline.saturating_duration_since(now);
             if left > Duration::ZERO {
                 let mut inner = self.shared.lock()?;
                 inner.retries += 1;
@@ -331,7 +333,6 @@ impl Allocator {
         {
             return Err(AllocError::UnknownTag);
         }
-        self.shared.refresh(inner);
         if let Some(pool) = inner.manager.virtual_pool_mut() {
             // What this thread has at hand in other sizes is free memory to the pool.
             local::with(self.shared.number, |local| pool.drain(&local.cache));
@@ -340,7 +341,8 @@ impl Allocator {
             let elsewhere = share.as_ref().map_or(Bytes::ZERO, |&(_, elsewhere)| elsewhere);
             inner.manager.set_limit(Some(limit), elsewhere);
         }
-        let before = inner.manager.known_counters();
+        let watched = self.shared.watchers.is_watched();
+        let before = watched.then(|| inner.manager.known_counters()).flatten();
         let found = inner.manager.malloc(size, stream, raw, self.shared.is_contended());
         let outcome = match found {
             Ok(found) => {
@@ -352,7 +354,8 @@ impl Allocator {
                     tagged.peak = tagged.peak.max(tagged.live);
                     tagged.blocks += 1;
                 }
-                // A heap's new slab may lie in a span that this thread has not heard of.
+                // A heap's new slab may lie in a span that this thread has not heard of; a thread
+                // that comes for the first time gets its part.
                 self.shared.refresh(inner);
                 let grains = len.count() / 512;
                 local::with(self.shared.number, |local| local.cache.made(grains, addr.number()));
@@ -365,7 +368,7 @@ impl Allocator {
             Err(Refusal::Short(shortage, failed_call)) => Tried::Short(shortage, failed_call),
         };
         self.note_reserved(inner);
-        let after = inner.manager.known_counters();
+        let after = watched.then(|| inner.manager.known_counters()).flatten();
         drop(guard);
         if let (Some(before), Some(after)) = (before, after) {
             self.tell_changes(&before, &after);
@@ -389,9 +392,6 @@ impl Allocator {
     }
 
     fn tell_changes(&self, before: &Counters, after: &Counters) {
-        if !self.shared.watchers.is_watched() {
-            return;
-        }
         let chunks = after.chunks_moved + after.chunks_reactivated
             - before.chunks_moved
             - before.chunks_reactivated;

@@ -58,7 +58,6 @@ pub use error::{
 pub use history::{OwnedFrames, Recording, StackSource};
 pub use open::{OpenError, Opened, open};
 pub use stats::MemoryStats;
-pub use tally::{Stat, StatsByPool};
 pub use vramp_trace::{HistorySize, Trace};
 pub use watch::{Event, Registration};
 
@@ -66,6 +65,7 @@ pub use vramp_core::{
     Block, Bytes, Census, Counters, DeviceAddr, Epoch, Inconsistency, Mark, Mixed, Pool, Shortage,
     Spot, StreamId, TorchConfig, TorchConfigError, TorchOp, TorchPool, TorchSegment, TorchStats,
 };
+pub use vramp_core::{Stat, StatByPool};
 pub use vramp_driver::{Call, Driver, DriverError, ErrorKind};
 
 /// The page people read first: its examples are tests here.

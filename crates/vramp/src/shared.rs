@@ -139,7 +139,9 @@ impl Shared {
 
     /// Counts that the lock was taken, and at a window's end whether threads meet there.
     fn judge(&self, met: u64) {
-        self.met.fetch_add(met, Ordering::Relaxed);
+        if met > 0 {
+            self.met.fetch_add(met, Ordering::Relaxed);
+        }
         if self.taken.fetch_add(1, Ordering::Relaxed) + 1 >= WINDOW {
             self.taken.store(0, Ordering::Relaxed);
             let met = self.met.swap(0, Ordering::Relaxed);

@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use vramp_core::{Bytes, Counters, TorchStats};
+use vramp_core::{Bytes, Counters, Stat, StatByPool, TorchStats};
 use vramp_driver::DriverError;
 
 use crate::Allocator;
-use crate::tally::{Stat, StatsByPool};
 
 /// What PyTorch users read in `torch.cuda.memory_stats`. Bytes where the name says so.
 ///
@@ -17,11 +16,11 @@ use crate::tally::{Stat, StatsByPool};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryStats {
     /// Blocks handed out.
-    pub allocation: StatsByPool,
+    pub allocation: StatByPool,
     /// Their bytes, rounding included.
-    pub allocated_bytes: StatsByPool,
+    pub allocated_bytes: StatByPool,
     /// The bytes that were asked for.
-    pub requested_bytes: StatsByPool,
+    pub requested_bytes: StatByPool,
     /// Bytes handed out, or freed while work of other streams may still use them.
     pub active_bytes: Stat,
     /// Physical memory.
@@ -124,21 +123,14 @@ pub(crate) struct SeenPeaks {
     segments: u64,
 }
 
-impl From<vramp_core::Stat> for Stat {
-    fn from(stat: vramp_core::Stat) -> Stat {
-        let vramp_core::Stat { current, peak, allocated, freed } = stat;
-        Stat { current, peak, allocated, freed }
-    }
-}
-
 impl MemoryStats {
     /// The same, with what PyTorch's allocator counts of its memory.
     fn with_memory_of(self, torch: &TorchStats) -> MemoryStats {
         MemoryStats {
-            active_bytes: torch.active_bytes.all.into(),
-            reserved_bytes: torch.reserved_bytes.all.into(),
-            segment: torch.segment.all.into(),
-            inactive_split_bytes: torch.inactive_split_bytes.all.into(),
+            active_bytes: torch.active_bytes.all,
+            reserved_bytes: torch.reserved_bytes.all,
+            segment: torch.segment.all,
+            inactive_split_bytes: torch.inactive_split_bytes.all,
             num_alloc_retries: self.num_alloc_retries + torch.num_alloc_retries,
             num_device_alloc: torch.num_device_alloc,
             num_device_free: torch.num_device_free,

@@ -5,7 +5,7 @@
 //! requests are exact as long as one thread allocates; with several they may miss what lies between
 //! two such moments, as the peaks of counts and those by pool always may.
 
-use vramp_core::Bytes;
+use vramp_core::{Bytes, Stat, StatByPool};
 
 use crate::sync::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
@@ -97,30 +97,6 @@ fn unfolded<'a>(tallies: impl Iterator<Item = &'a Tally>) -> [i64; WATCHED.len()
         let now = tally.now();
         [0, 1].map(|watched| sum[watched] + now[watched])
     })
-}
-
-/// One quantity as PyTorch tells it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stat {
-    /// Now.
-    pub current: u64,
-    /// The most since the peaks were last reset.
-    pub peak: u64,
-    /// All that was ever added.
-    pub allocated: u64,
-    /// All that was ever taken away.
-    pub freed: u64,
-}
-
-/// One quantity for all requests, for those up to 1 MiB, and for larger ones.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StatsByPool {
-    /// All requests.
-    pub all: Stat,
-    /// Requests up to 1 MiB.
-    pub small_pool: Stat,
-    /// Requests above 1 MiB.
-    pub large_pool: Stat,
 }
 
 impl Base {
@@ -217,13 +193,13 @@ impl Base {
     }
 
     /// Blocks (0), their bytes (1) or the bytes asked for (2).
-    pub(crate) fn stats(&self, kind: usize) -> StatsByPool {
+    pub(crate) fn stats(&self, kind: usize) -> StatByPool {
         let stat = |class: usize| Stat {
             current: self.now[class][kind].max(0) as u64,
             peak: self.peak[class][kind].max(0) as u64,
             allocated: self.placed[class][kind],
             freed: self.freed[class][kind],
         };
-        StatsByPool { all: stat(ALL), small_pool: stat(0), large_pool: stat(1) }
+        StatByPool { all: stat(ALL), small_pool: stat(0), large_pool: stat(1) }
     }
 }

@@ -107,6 +107,9 @@ impl Watchers {
 
     /// Tells every observer, in the order they came.
     pub(crate) fn tell(&self, event: &Event<'_>) {
+        if !self.is_watched() {
+            return;
+        }
         let observers: Vec<_> = {
             let lists = self.lists.read().unwrap_or_else(PoisonError::into_inner);
             lists.observers.iter().map(|(_, observer)| Arc::clone(observer)).collect()
