@@ -28,6 +28,7 @@ impl Pool {
             self.retired_mappings_are_aliases(),
             self.waiting_regions_are_listed(),
             self.epochs_are_possible(),
+            self.arenas_are_whole(),
             self.sums_agree(),
         ];
         checks.into_iter().collect::<Check>().map_err(|what| Inconsistency { what })
@@ -58,6 +59,7 @@ impl Pool {
             let Some(next) = self.regions.next(key) else { continue };
             let mergeable = match (&region.kind, &self.regions.get(next).kind) {
                 (Kind::Hole, Kind::Hole) => true,
+                (Kind::Free(a), Kind::Free(b)) if a.lent_by.or(b.lent_by).is_some() => false,
                 (Kind::Free(a), Kind::Free(b)) => a.owner == b.owner,
                 _ => false,
             };
@@ -94,7 +96,8 @@ impl Pool {
                 indexed += 1;
             }
         }
-        let free = self.regions.iter().filter(|(_, r)| matches!(r.kind, Kind::Free(_))).count();
+        let free = |kind: &Kind| matches!(kind, Kind::Free(free) if free.lent_by.is_none());
+        let free = self.regions.iter().filter(|(_, region)| free(&region.kind)).count();
         (free == indexed).then_some(()).ok_or(format!("{free} free regions, {indexed} indexed"))
     }
 
@@ -117,8 +120,8 @@ impl Pool {
         let mut stretch: Option<(crate::ids::Spot, crate::ids::Spot)> = None;
         let mut stretches = Vec::new();
         for (_, region) in self.regions.iter() {
-            let mapped =
-                matches!(region.kind, Kind::Free(_) | Kind::Used(_) | Kind::Waiting { .. });
+            let mapped = region.kind.is_mapped()
+                && !matches!(region.kind, Kind::Retired { .. } | Kind::Quarantined);
             match (&mut stretch, mapped) {
                 (Some((_, end)), true) if *end == region.at => *end = region.end(),
                 (open, _) => {
@@ -205,10 +208,44 @@ impl Pool {
         Ok(())
     }
 
+    /// Every arena's addresses are its own regions, and nobody else's are.
+    fn arenas_are_whole(&self) -> Check {
+        let claimed = |kind: &Kind| match kind {
+            Kind::Arena { arena, .. } | Kind::Gap { arena } => Some(*arena),
+            Kind::Retired { arena, .. } => *arena,
+            Kind::Free(free) => free.lent_by,
+            _ => None,
+        };
+        let mut found = 0;
+        for number in 0..self.arenas.len() as u32 {
+            let arena = crate::ids::ArenaId::new(number);
+            if self.arenas[arena.index()].is_none() {
+                continue;
+            }
+            let range = self.arena_range(arena);
+            let mut here = range.at;
+            for key in self.regions_of(arena) {
+                let region = self.regions.get(key);
+                let own = claimed(&region.kind) == Some(arena);
+                if region.at != here || !(own || region.kind == Kind::Quarantined) {
+                    return Err(format!("region {key} at {:?} lies within {arena}", region.at));
+                }
+                found += usize::from(own);
+                here = region.end();
+            }
+            if here != range.at.plus(range.len.count()) {
+                return Err(format!("{arena} ends at {here:?}"));
+            }
+        }
+        let all = self.regions.iter().filter(|(_, r)| claimed(&r.kind).is_some()).count();
+        (all == found).then_some(()).ok_or(format!("{all} regions of arenas, {found} within them"))
+    }
+
     fn sums_agree(&self) -> Check {
         let census = self.census();
         let counters = self.counters();
-        let used = self.regions.iter().filter(|(_, r)| matches!(r.kind, Kind::Used(_)));
+        let in_use = |kind: &Kind| matches!(kind, Kind::Used(_) | Kind::Arena { .. });
+        let used = self.regions.iter().filter(|(_, region)| in_use(&region.kind));
         let used: u64 = used.map(|(_, region)| region.len).sum();
         let pairs = [
             ("addresses", census.addresses, {

@@ -49,11 +49,11 @@ pub(crate) enum Build {
 
 /// A wholly free chunk of the requesting stream.
 #[derive(Clone, Copy)]
-struct Source {
-    chunk: ChunkId,
+pub(crate) struct Source {
+    pub chunk: ChunkId,
     home: Spot,
-    len: u64,
-    region: RegionKey,
+    pub len: u64,
+    pub region: RegionKey,
     region_len: u64,
 }
 
@@ -90,13 +90,13 @@ struct Candidate {
 }
 
 /// The sources of one build.
-struct Sources {
-    all: Vec<Source>,
+pub(crate) struct Sources {
+    pub all: Vec<Source>,
     /// Indices by length; within a length the smallest region first.
-    by_len: BTreeMap<u64, Vec<usize>>,
-    by_chunk: BTreeMap<ChunkId, usize>,
+    pub by_len: BTreeMap<u64, Vec<usize>>,
+    pub by_chunk: BTreeMap<ChunkId, usize>,
     /// How many sources of each length there are, by length.
-    counts: Vec<(u64, u64)>,
+    pub counts: Vec<(u64, u64)>,
     /// The same for each region, in the slots of `counts`.
     of_region: BTreeMap<RegionKey, Vec<(usize, u64)>>,
 }
@@ -148,11 +148,14 @@ impl Pool {
         self.sources(stream).all.iter().map(|source| source.len).sum()
     }
 
-    fn sources(&self, stream: StreamId) -> Sources {
+    /// The wholly free chunks that `stream` may move: its own, and what arenas lend, last.
+    pub(crate) fn sources(&self, stream: StreamId) -> Sources {
         let mut all = Vec::new();
-        for (at, region_len, region) in self.streams.get(stream).free.iter() {
-            for (chunk, home, len) in self.chunks.within(at, region_len) {
-                all.push(Source { chunk, home, len, region, region_len });
+        let lent = self.lent().map(|(at, len, region)| (at, len, region, u64::MAX));
+        let own = self.streams.get(stream).free.iter();
+        for (at, len, region, rank) in own.map(|(at, len, key)| (at, len, key, len)).chain(lent) {
+            for (chunk, home, len) in self.chunks.within(at, len) {
+                all.push(Source { chunk, home, len, region, region_len: rank });
             }
         }
         Sources::new(all)
@@ -160,7 +163,6 @@ impl Pool {
 
     /// Plans a free region of `len` bytes for the attempt's stream, which has none.
     pub(crate) fn build(&mut self, len: u64, attempt: &Attempt, mixed: &Mixed) -> Build {
-        let page = self.config.page.count();
         let stream = attempt.request.stream;
         if len > Spot::SPAN_LIMIT.count() {
             return Build::Short { missing: len };
@@ -170,13 +172,8 @@ impl Pool {
         {
             return Build::Clear(plan);
         }
-        let slack = if attempt.frugal { 0 } else { mixed.slack_per_mille };
         let allowed = self.growth_allowed(attempt);
-        let target = (self.used_peak.max(self.used.saturating_add(len)) as u128
-            * u128::from(1000 + slack)
-            / 1000) as u64;
-        let target = if attempt.roomy && !attempt.frugal { u64::MAX } else { target };
-        let budget = target.saturating_sub(self.chunks.bytes()).min(allowed) / page * page;
+        let budget = self.growth_budget(len, attempt, mixed);
         let sources = self.sources(stream);
 
         let mut bases: Vec<(u64, RegionKey)> =
@@ -217,6 +214,17 @@ impl Pool {
         }
         let limit = self.config.limit.map_or(u64::MAX, Bytes::count);
         limit.saturating_sub(self.charged()) / self.config.page.count() * self.config.page.count()
+    }
+
+    /// How much the pool may grow for `len` bytes more without going beyond its slack.
+    pub(crate) fn growth_budget(&self, len: u64, attempt: &Attempt, mixed: &Mixed) -> u64 {
+        let page = self.config.page.count();
+        let slack = if attempt.frugal { 0 } else { mixed.slack_per_mille };
+        let target = (self.used_peak.max(self.used.saturating_add(len)) as u128
+            * u128::from(1000 + slack)
+            / 1000) as u64;
+        let target = if attempt.roomy && !attempt.frugal { u64::MAX } else { target };
+        target.saturating_sub(self.chunks.bytes()).min(self.growth_allowed(attempt)) / page * page
     }
 
     fn sides(&self, base: RegionKey, len: u64) -> Vec<Side> {
@@ -418,7 +426,11 @@ impl Pool {
 
 /// The sources that fill `rest` bytes with the fewest handles: how many of each length, largest
 /// first, and what stays unmet. `counts` is sorted by length.
-fn choose(mut rest: u64, mut counts: Vec<(u64, u64)>, exact: bool) -> (Vec<(u64, u64)>, u64) {
+pub(crate) fn choose(
+    mut rest: u64,
+    mut counts: Vec<(u64, u64)>,
+    exact: bool,
+) -> (Vec<(u64, u64)>, u64) {
     let mut moves: Vec<(u64, u64)> = Vec::new();
     while rest > 0 {
         let covering = counts.iter().position(|&(len, count)| len >= rest && count > 0);
@@ -459,7 +471,7 @@ fn merged(moves: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
 /// How `bytes` of new memory for a request of `len` are cut into chunks, in a pool whose
 /// high-water mark is `peak`. Small pools and small requests get small chunks: what a partly used
 /// chunk strands stays small beside what the pool holds.
-fn new_chunks(mut bytes: u64, len: u64, peak: u64, mixed: &Mixed) -> Vec<u64> {
+pub(crate) fn new_chunks(mut bytes: u64, len: u64, peak: u64, mixed: &Mixed) -> Vec<u64> {
     let floor_to = |amount: u64| 1u64 << amount.max(1).ilog2();
     let by_request = floor_to(len / mixed.chunks_per_request.max(1));
     let by_pool = floor_to(peak / mixed.chunks_per_pool.max(1))
@@ -486,7 +498,7 @@ impl Pool {
     fn fillable(&self, key: RegionKey) -> bool {
         match &self.regions.get(key).kind {
             Kind::Hole => true,
-            Kind::Retired { mark, .. } => self.streams.is_over(*mark),
+            Kind::Retired { mark, arena: None, .. } => self.streams.is_over(*mark),
             _ => false,
         }
     }
@@ -527,7 +539,9 @@ impl Pool {
         let (mut found, mut had) = (Vec::new(), 0);
         let mut next = step(base);
         while let Some(here) = next.filter(|_| had < need) {
-            let Kind::Retired { chunk, .. } = self.regions.get(here).kind else { break };
+            let Kind::Retired { chunk, arena: None, .. } = self.regions.get(here).kind else {
+                break;
+            };
             let Some(&index) = sources.by_chunk.get(&chunk) else { break };
             let Source { region, len, .. } = sources.all[index];
             let own = region == base || Some(region) == bridged;

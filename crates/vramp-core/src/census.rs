@@ -12,7 +12,7 @@ use crate::region::Kind;
 ///
 /// Two sums hold, and the audit checks them:
 /// `addresses = holes + retired + quarantined_addresses + mapped` and
-/// `mapped = used + at_hand + slab_free + free + waiting`, which is also what the chunks in use add up to:
+/// `mapped = used + at_hand + slab_free + free + waiting + arenas + lent`, which is also what the chunks in use add up to:
 /// `reserved = mapped + quarantined_memory`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Census {
@@ -38,6 +38,10 @@ pub struct Census {
     pub slab_free: Bytes,
     /// Freed, waiting for other streams' work.
     pub waiting: Bytes,
+    /// In graph arenas.
+    pub arenas: Bytes,
+    /// In graph arenas that nobody uses at present: anybody may take it away.
+    pub lent: Bytes,
     /// Physical memory.
     pub reserved: Bytes,
     /// Physical memory that a failed driver call left unusable.
@@ -53,10 +57,12 @@ impl Pool {
             let len = Bytes::new(region.len);
             census.addresses += len;
             match &region.kind {
-                Kind::Hole => census.holes += len,
+                Kind::Hole | Kind::Gap { .. } => census.holes += len,
                 Kind::Retired { .. } => census.retired += len,
                 Kind::Quarantined => census.quarantined_addresses += len,
+                Kind::Free(free) if free.lent_by.is_some() => census.lent += len,
                 Kind::Free(_) => census.free += len,
+                Kind::Arena { .. } => census.arenas += len,
                 Kind::Waiting { .. } => census.waiting += len,
                 Kind::Used(used) if used.slab => census.slab_free += len,
                 Kind::Used(used) => {
@@ -66,6 +72,7 @@ impl Pool {
             }
         }
         census.mapped = census.used + census.slab_free + census.free + census.waiting;
+        census.mapped += census.arenas + census.lent;
         for (_, chunk) in self.chunks.iter() {
             let len = Bytes::new(chunk.len);
             census.reserved += len;
@@ -81,7 +88,7 @@ impl Pool {
     /// Everything that is mapped, homes and retired mappings alike: one range for each stretch.
     pub fn mapped_ranges(&self) -> Vec<Range> {
         let mut ranges: Vec<Range> = Vec::new();
-        for (_, region) in self.regions.iter().filter(|(_, region)| region.kind != Kind::Hole) {
+        for (_, region) in self.regions.iter().filter(|(_, region)| region.kind.is_mapped()) {
             match ranges.last_mut() {
                 Some(last) if last.at.plus(last.len.count()) == region.at => {
                     last.len += Bytes::new(region.len);
@@ -143,6 +150,8 @@ pub enum PartKind {
     Free,
     /// Freed, waiting for other streams.
     Waiting,
+    /// A graph arena's: it knows what is in it.
+    Arena,
 }
 
 impl Pool {
@@ -157,7 +166,8 @@ impl Pool {
                 Kind::Used(used) => shares[used.stream.index()].used += len,
                 Kind::Free(free) => shares[free.owner.index()].free += len,
                 Kind::Waiting { owner, .. } => shares[owner.index()].waiting += len,
-                Kind::Hole | Kind::Retired { .. } | Kind::Quarantined => {}
+                Kind::Arena { stream, .. } => shares[stream.index()].used += len,
+                Kind::Gap { .. } | Kind::Hole | Kind::Retired { .. } | Kind::Quarantined => {}
             }
         }
         shares
@@ -172,7 +182,10 @@ impl Pool {
                 Kind::Used(used) => (used.stream, used.requested, PartKind::Block),
                 Kind::Free(free) => (free.owner, 0, PartKind::Free),
                 Kind::Waiting { owner, .. } => (*owner, 0, PartKind::Waiting),
-                Kind::Hole | Kind::Retired { .. } | Kind::Quarantined => continue,
+                Kind::Arena { stream, .. } => (*stream, 0, PartKind::Arena),
+                Kind::Gap { .. } | Kind::Hole | Kind::Retired { .. } | Kind::Quarantined => {
+                    continue;
+                }
             };
             let (at, len) = (region.at, Bytes::new(region.len));
             let part = StretchPart { at, len, requested: Bytes::new(requested), stream, kind };
@@ -197,6 +210,8 @@ impl fmt::Display for Census {
             ("free", self.free),
             ("free in slabs", self.slab_free),
             ("waiting", self.waiting),
+            ("arenas", self.arenas),
+            ("lent by arenas", self.lent),
             ("= mapped", self.mapped),
             ("quarantined", self.quarantined_memory),
             ("= reserved", self.reserved),

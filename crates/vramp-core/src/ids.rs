@@ -50,6 +50,10 @@ numbered! {
     SegmentId, "segment"
 }
 numbered! {
+    /// A range of addresses that never change, whose memory may come and go.
+    ArenaId, "arena"
+}
+numbered! {
     /// A stream that uses the pool.
     StreamId, "stream"
 }

@@ -20,9 +20,9 @@ impl Pool {
         for (key, region) in self.regions.iter().take_while(|(_, r)| r.at.span() == first) {
             let sign = match &region.kind {
                 Kind::Used(_) if newest.is_some_and(|id| id.index == key) => "+",
-                Kind::Used(_) => "",
+                Kind::Used(_) | Kind::Arena { .. } => "",
                 Kind::Free(_) | Kind::Waiting { .. } => "-",
-                Kind::Hole | Kind::Retired { .. } => "*",
+                Kind::Hole | Kind::Gap { .. } | Kind::Retired { .. } => "*",
                 Kind::Quarantined => "!",
             };
             match drawn.last_mut() {
@@ -46,6 +46,9 @@ impl fmt::Debug for Pool {
         for (_, region) in self.regions.iter() {
             let what = match &region.kind {
                 Kind::Hole => "hole".to_owned(),
+                Kind::Gap { arena } => format!("gap of {arena}"),
+                Kind::Arena { arena, .. } => format!("{arena}"),
+                Kind::Free(free) if free.lent_by.is_some() => format!("lent, {:?}", free.lent_by),
                 Kind::Free(free) => format!("free, {}", free.owner),
                 Kind::Waiting { owner, marks, .. } => format!("waiting, {owner}, for {marks:?}"),
                 Kind::Used(used) if used.slab => format!("slab, {}", used.stream),

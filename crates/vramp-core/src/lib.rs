@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod audit;
+mod backing;
 mod build;
 mod bytes;
 mod census;
@@ -32,11 +33,12 @@ mod torch;
 mod vpmm;
 
 pub use audit::Inconsistency;
+pub use backing::ArenaMemory;
 pub use bytes::{AddrRange, Bytes, DeviceAddr, ParseBytesError};
 pub use census::{Census, PartKind, Share, Stretch, StretchPart};
 pub use config::{ConfigError, Mixed, Policy, PoolConfig};
 pub use heap::{Freed, Slab, StreamHeap};
-pub use ids::{BlockId, ChunkId, Epoch, Mark, SegmentId, SpanId, Spot, StreamId};
+pub use ids::{ArenaId, BlockId, ChunkId, Epoch, Mark, SegmentId, SpanId, Spot, StreamId};
 pub use place::{Attempt, Request, Shortage, Step};
 pub use plan::{Leftovers, Op, Plan, Range};
 pub use pool::{Block, Counters, Pool, UnknownBlock};

@@ -13,6 +13,10 @@
 //!    (`build.rs`). If that takes more memory than the slack allows and other streams have free
 //!    memory, wait for them on the GPU first.
 //!
+//!    Before that, idle arenas lend.
+//!
+//! Memory for an arena climbs the same ladder, but is wanted at one address (`backing.rs`).
+//!
 //! The end of the ladder is the [`Shortage`], which is the user's error.
 
 use crate::Bytes;
@@ -20,7 +24,7 @@ use crate::build::Build;
 use crate::config::{Mixed, Policy};
 use crate::fit::RegionKey;
 use crate::heap::Slab;
-use crate::ids::{Epoch, Mark, StreamId};
+use crate::ids::{ArenaId, Epoch, Mark, StreamId};
 use crate::plan::{Change, Op, Plan};
 use crate::pool::{Block, GRAIN, Pool};
 use crate::region::Kind;
@@ -40,12 +44,16 @@ pub struct Attempt {
     pub(crate) request: Request,
     /// For a slab, how long it is at best; the request is then the least. Zero for a block.
     pub(crate) slab: u64,
+    /// The arena that the memory is for, if it is for one.
+    pub(crate) arena: Option<ArenaId>,
     pub(crate) rung: Rung,
     pub(crate) planned: bool,
     /// False once the card had no more memory.
     pub(crate) may_grow: bool,
     /// Other streams' memory was already waited for.
     pub(crate) ordered: bool,
+    /// Idle arenas were already asked to lend.
+    pub(crate) asked_arenas: bool,
     /// Keep to what is needed: use no slack.
     pub(crate) frugal: bool,
     /// Many threads ask at once: grow before anybody else's memory is looked at.
@@ -68,10 +76,12 @@ impl Attempt {
         Attempt {
             request,
             slab: 0,
+            arena: None,
             rung: Rung::Own,
             planned: false,
             may_grow: true,
             ordered: false,
+            asked_arenas: false,
             frugal: false,
             roomy: false,
         }
@@ -98,6 +108,7 @@ impl Attempt {
     pub fn again(&mut self) {
         self.rung = Rung::Own;
         self.ordered = false;
+        self.asked_arenas = false;
     }
 
     /// Tells the attempt that its last plan failed because the card is full. True if another way
@@ -127,9 +138,13 @@ pub enum Step {
     Placed(Block),
     /// The slab that [`Attempt::slab`] asked for. The attempt is over.
     Slab(Slab),
+    /// The memory that [`Attempt::back`] asked for is there. The attempt is over.
+    Backed,
     /// Give back what caches and heaps do not need ([`StreamHeap::shed`](crate::StreamHeap::shed)),
     /// call again.
     Gather,
+    /// Let arenas that nobody uses lend their memory ([`Pool::lend`]), call again.
+    Lend,
     /// Ask about [`Pool::pending`] events, tell [`Pool::reached`], call again.
     Poll,
     /// Perform the plan, settle or abandon it, call again.
@@ -183,6 +198,7 @@ impl Pool {
                 }
                 Found::Step(step) => step,
             },
+            Policy::Mixed(mixed) if attempt.arena.is_some() => self.place_arena(attempt, &mixed),
             Policy::Mixed(mixed) => {
                 let Some(len) = requested.checked_next_multiple_of(GRAIN) else {
                     return Step::Short(self.shortage(attempt));
@@ -278,31 +294,43 @@ impl Pool {
     }
 
     fn build_step(&mut self, len: u64, attempt: &mut Attempt, mixed: &Mixed) -> Step {
-        let stream = attempt.request.stream;
-        match self.build(len, attempt, mixed) {
-            Build::Reserve(plan) | Build::Clear(plan) => Step::Perform(plan),
-            Build::Fill { plan, over_slack } => {
-                if over_slack > 0
-                    && !attempt.ordered
-                    && let Some(plan) = self.order_others(stream, over_slack)
-                {
-                    attempt.ordered = true;
-                    attempt.rung = Rung::Own;
-                    return Step::Perform(plan);
-                }
-                attempt.rung = Rung::Own;
+        let build = self.build(len, attempt, mixed);
+        self.step_of(build, attempt, Rung::Own)
+    }
+
+    /// What the shell does for a build; `then` is the rung to go on from. Before the pool grows
+    /// beyond its slack, or gives up, idle arenas lend and other streams' memory is waited for.
+    pub(crate) fn step_of(&mut self, build: Build, attempt: &mut Attempt, then: Rung) -> Step {
+        let (plan, needed) = match build {
+            Build::Reserve(plan) | Build::Clear(plan) => return Step::Perform(plan),
+            Build::Fill { plan, over_slack } => (Some(plan), over_slack),
+            Build::Short { missing } => (None, missing),
+        };
+        if needed > 0 {
+            if !std::mem::replace(&mut attempt.asked_arenas, true) && self.could_lend() {
+                return Step::Lend;
+            }
+            if !attempt.ordered
+                && let Some(plan) = self.order_others(attempt.request.stream, needed)
+            {
+                attempt.ordered = true;
+                attempt.rung = then;
+                return Step::Perform(plan);
+            }
+        }
+        match plan {
+            Some(plan) => {
+                attempt.rung = then;
                 Step::Perform(plan)
             }
-            Build::Short { missing } => {
-                if !attempt.ordered
-                    && let Some(plan) = self.order_others(stream, missing)
-                {
-                    attempt.ordered = true;
-                    attempt.rung = Rung::Own;
-                    return Step::Perform(plan);
+            None if attempt.arena.is_some() => match self.recut() {
+                Some(plan) => {
+                    attempt.may_grow = true;
+                    Step::Perform(plan)
                 }
-                Step::Short(self.shortage(attempt))
-            }
+                None => Step::Short(self.shortage(attempt)),
+            },
+            None => Step::Short(self.shortage(attempt)),
         }
     }
 
@@ -489,7 +517,7 @@ impl Pool {
         Shortage {
             requested: request,
             reserved: Bytes::new(self.chunks.bytes()),
-            used: census.used + census.slab_free,
+            used: census.used + census.slab_free + census.arenas,
             free: census.free,
             largest: Bytes::new(movable.max(self.largest_free())),
             waiting: census.waiting,

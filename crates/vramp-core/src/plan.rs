@@ -7,7 +7,7 @@
 
 use crate::Bytes;
 use crate::fit::RegionKey;
-use crate::ids::{ChunkId, Mark, SpanId, Spot, StreamId};
+use crate::ids::{ArenaId, ChunkId, Mark, SpanId, Spot, StreamId};
 
 /// A range of the pool's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +102,15 @@ pub(crate) enum Change {
     Reserve { span: SpanId, len: u64 },
     /// Addresses `at..` filled by `fills` in order, for `stream`.
     Fill { at: Spot, fills: Vec<Fill>, stream: StreamId, waits: Vec<Mark>, records: Vec<Mark> },
+    /// An arena's addresses `at..` filled by `fills` in order, for work on `stream`.
+    Back {
+        arena: ArenaId,
+        at: Spot,
+        fills: Vec<Fill>,
+        stream: StreamId,
+        waits: Vec<Mark>,
+        records: Vec<Mark>,
+    },
     /// Retired mappings gone.
     Unmap { ranges: Vec<Range> },
     /// A free chunk given back to the card; its mappings are unmapped first, the home last.

@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use smallvec::smallvec;
 
 use crate::Bytes;
+use crate::backing::Backing;
 use crate::chunk::Chunks;
 use crate::config::{ConfigError, Policy, PoolConfig};
 use crate::fit::{FreeIndex, RegionKey};
@@ -98,6 +99,8 @@ pub struct Pool {
     pub(crate) elsewhere: u64,
     /// Every hole, smallest first.
     pub(crate) holes: BTreeSet<(u64, Spot, RegionKey)>,
+    /// By arena; `None` once it is gone.
+    pub(crate) arenas: Vec<Option<Backing>>,
     /// Every retired mapping by address.
     pub(crate) retired: BTreeMap<Spot, RegionKey>,
     /// Freed regions that wait for other streams than their owner, oldest first.
@@ -122,6 +125,7 @@ impl Pool {
             awaited: Vec::new(),
             elsewhere: 0,
             holes: BTreeSet::new(),
+            arenas: Vec::new(),
             retired: BTreeMap::new(),
             waiting: Vec::new(),
             used: 0,
@@ -226,6 +230,16 @@ impl Pool {
             stream.recorded()
         );
         stream.reached = stream.reached.max(mark.epoch);
+    }
+
+    /// True if the work before `mark` is known to be over.
+    pub fn is_over(&self, mark: Mark) -> bool {
+        self.streams.is_over(mark)
+    }
+
+    /// True if later work on `stream` is known to run after the work before `mark`.
+    pub fn is_ordered(&self, stream: StreamId, mark: Mark) -> bool {
+        self.streams.is_ordered(stream, mark)
     }
 
     /// The mark that an event recorded on `stream` now would have. After recording it, call
@@ -343,7 +357,8 @@ impl Pool {
         self.births += 1;
         let region = self.regions.get_mut(key);
         let len = region.len;
-        region.kind = Kind::Free(Free { owner, parts: smallvec![Part { len, epoch }], born });
+        region.kind =
+            Kind::Free(Free { owner, parts: smallvec![Part { len, epoch }], born, lent_by: None });
         self.link_free(key);
     }
 
@@ -393,18 +408,20 @@ impl Pool {
     }
 
     pub(crate) fn is_free_of(&self, key: RegionKey, owner: StreamId) -> bool {
-        matches!(&self.regions.get(key).kind, Kind::Free(free) if free.owner == owner)
+        let own = |free: &Free| free.owner == owner && free.lent_by.is_none();
+        matches!(&self.regions.get(key).kind, Kind::Free(free) if own(free))
     }
 
+    /// Lets a free region be found by its owner. One that an arena lends never is.
     pub(crate) fn index(&mut self, key: RegionKey) {
         let (at, len) = (self.regions.get(key).at, self.regions.get(key).len);
-        let owner = self.free_of(key).owner;
+        let &Free { owner, lent_by: None, .. } = self.free_of(key) else { return };
         self.streams.get_mut(owner).free.insert(at, len, key);
     }
 
     pub(crate) fn unindex(&mut self, key: RegionKey) {
         let (at, len) = (self.regions.get(key).at, self.regions.get(key).len);
-        let owner = self.free_of(key).owner;
+        let &Free { owner, lent_by: None, .. } = self.free_of(key) else { return };
         self.streams.get_mut(owner).free.remove(at, len, key);
     }
 

@@ -6,7 +6,7 @@
 use smallvec::SmallVec;
 
 use crate::fit::RegionKey;
-use crate::ids::{ChunkId, Epoch, Mark, Spot, StreamId};
+use crate::ids::{ArenaId, ChunkId, Epoch, Mark, Spot, StreamId};
 
 /// Absent neighbour.
 const NONE: RegionKey = RegionKey::MAX;
@@ -29,6 +29,8 @@ pub(crate) struct Free {
     pub parts: Parts,
     /// Order of becoming free; VPMM harvests the oldest first.
     pub born: u64,
+    /// The arena whose addresses these are: its chunks may move away, nothing is placed here.
+    pub lent_by: Option<ArenaId>,
 }
 
 impl Free {
@@ -72,10 +74,22 @@ pub(crate) enum Kind {
     /// A user's.
     Used(Used),
     /// An old mapping of a chunk whose home is elsewhere by now. Nobody uses the address; it is
-    /// unmapped once `mark` is reached and the address is wanted.
-    Retired { chunk: ChunkId, mark: Mark },
+    /// unmapped once `mark` is reached and the address is wanted. If it is an arena's, nobody else
+    /// may fill it.
+    Retired { chunk: ChunkId, mark: Mark, arena: Option<ArenaId> },
+    /// Mapped, and an arena's: what lies in it the arena knows.
+    Arena { arena: ArenaId, stream: StreamId },
+    /// An arena's addresses with nothing mapped.
+    Gap { arena: ArenaId },
     /// Mapped by a driver call that could not be taken back. Counted, never used again.
     Quarantined,
+}
+
+impl Kind {
+    /// True if the addresses are mapped, whether anybody may use them or not.
+    pub(crate) fn is_mapped(&self) -> bool {
+        !matches!(self, Kind::Hole | Kind::Gap { .. })
+    }
 }
 
 #[derive(Clone, Debug)]

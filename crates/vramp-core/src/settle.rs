@@ -24,6 +24,10 @@ impl Pool {
                 self.settle_order(stream, &waits, &records);
                 self.settle_fill(at, &fills, stream);
             }
+            Change::Back { arena, at, fills, stream, waits, records } => {
+                self.settle_order(stream, &waits, &records);
+                self.settle_back(arena, at, &fills, stream);
+            }
             Change::Unmap { ranges } => {
                 ranges.iter().for_each(|&range| self.settle_unmap(range));
             }
@@ -136,25 +140,11 @@ impl Pool {
         for (&fill, &epoch) in fills.iter().zip(&epochs) {
             let place = self.regions.get(here).at;
             self.take_place(here, fill.len());
-            match fill {
-                Fill::New { chunk, len } => {
-                    self.chunks.add(chunk, len, Some(place));
-                    self.counters.chunks_created += 1;
-                }
-                Fill::Move { chunk, len, .. } => {
-                    self.chunks.move_home(chunk, place);
-                    self.counters.chunks_moved += 1;
-                    self.counters.moved += Bytes::new(len);
-                }
-                Fill::Reactivate { chunk, len, .. } => {
-                    self.chunks.move_home(chunk, place);
-                    self.counters.chunks_reactivated += 1;
-                    self.counters.moved += Bytes::new(len);
-                }
-            }
+            self.give_home(fill, place);
             let born = self.births;
             let parts = smallvec![Part { len: fill.len(), epoch }];
-            self.regions.get_mut(here).kind = Kind::Free(Free { owner: stream, parts, born });
+            self.regions.get_mut(here).kind =
+                Kind::Free(Free { owner: stream, parts, born, lent_by: None });
             here = self.regions.next(here).unwrap_or(here);
         }
         self.births += 1;
@@ -162,6 +152,26 @@ impl Pool {
             self.merge_next(first);
         }
         self.link_free(first);
+    }
+
+    /// Makes `place` the home of the chunk that a fill brings.
+    pub(crate) fn give_home(&mut self, fill: Fill, place: Spot) {
+        match fill {
+            Fill::New { chunk, len } => {
+                self.chunks.add(chunk, len, Some(place));
+                self.counters.chunks_created += 1;
+            }
+            Fill::Move { chunk, len, .. } => {
+                self.chunks.move_home(chunk, place);
+                self.counters.chunks_moved += 1;
+                self.counters.moved += Bytes::new(len);
+            }
+            Fill::Reactivate { chunk, len, .. } => {
+                self.chunks.move_home(chunk, place);
+                self.counters.chunks_reactivated += 1;
+                self.counters.moved += Bytes::new(len);
+            }
+        }
     }
 
     /// The epoch of `stream` after which a filled piece is anybody's.
@@ -177,7 +187,7 @@ impl Pool {
     }
 
     /// Cuts the moved chunks out of their free regions; what stays behind is a retired mapping.
-    fn take_sources(&mut self, fills: &[Fill]) {
+    pub(crate) fn take_sources(&mut self, fills: &[Fill]) {
         let mut cuts: Vec<(RegionKey, Spot, u64, ChunkId, Mark)> = fills
             .iter()
             .filter_map(|&fill| {
@@ -203,7 +213,8 @@ impl Pool {
                 self.index(rest);
             }
             let piece = if offset > 0 { self.split_free(from, offset) } else { from };
-            self.regions.get_mut(piece).kind = Kind::Retired { chunk, mark };
+            let arena = self.free_of(piece).lent_by;
+            self.regions.get_mut(piece).kind = Kind::Retired { chunk, mark, arena };
             self.retired.insert(home, piece);
             if offset == 0 {
                 regions.retain(|&key| key != from);
@@ -212,8 +223,8 @@ impl Pool {
         regions.iter().for_each(|&key| self.index(key));
     }
 
-    /// Takes the first `len` bytes of a hole or a retired mapping out of their index.
-    fn take_place(&mut self, key: RegionKey, len: u64) {
+    /// Takes the first `len` bytes of a hole, a gap or a retired mapping out of their index.
+    pub(crate) fn take_place(&mut self, key: RegionKey, len: u64) {
         let (at, region_len) = (self.regions.get(key).at, self.regions.get(key).len);
         match self.regions.get(key).kind {
             Kind::Hole => {
@@ -221,6 +232,11 @@ impl Pool {
                 if region_len > len {
                     let rest = self.regions.split(key, len);
                     self.note_hole(rest);
+                }
+            }
+            Kind::Gap { .. } => {
+                if region_len > len {
+                    self.regions.split(key, len);
                 }
             }
             Kind::Retired { .. } => {
@@ -236,9 +252,12 @@ impl Pool {
         self.holes.insert((region.len, region.at, key));
     }
 
-    /// The hole or retired mapping that holds `at`.
-    fn unmapped_region_at(&self, at: Spot) -> RegionKey {
+    /// The hole, gap or retired mapping that holds `at`.
+    pub(crate) fn unmapped_region_at(&self, at: Spot) -> RegionKey {
         if let Some(&key) = self.retired.get(&at) {
+            return key;
+        }
+        if let Some(key) = self.gap_at(at) {
             return key;
         }
         self.holes
@@ -259,17 +278,30 @@ impl Pool {
                     };
                     self.chunks.drop_alias(chunk, at);
                     let next = self.regions.get(key).end();
-                    self.add_hole(key);
+                    self.empty(key);
                     next
                 }
                 // The home of a chunk that is trimmed.
                 None => {
                     let key = self.cut_home(at, range.len.count());
-                    self.add_hole(key);
+                    self.empty(key);
                     end
                 }
             };
             at = next;
+        }
+    }
+
+    /// Notes that nothing is mapped in a region any more: a hole, or an arena's gap.
+    fn empty(&mut self, key: RegionKey) {
+        let arena = match &self.regions.get(key).kind {
+            Kind::Retired { arena, .. } => *arena,
+            Kind::Free(free) => free.lent_by,
+            _ => None,
+        };
+        match arena {
+            Some(arena) => self.add_gap(key, arena),
+            None => self.add_hole(key),
         }
     }
 
@@ -313,6 +345,15 @@ impl Pool {
                     if self.regions.get(piece).len > len {
                         let rest = self.regions.split(piece, len);
                         self.note_hole(rest);
+                    }
+                }
+                Kind::Gap { .. } => {
+                    let offset = at.since(self.regions.get(key).at);
+                    if offset > 0 {
+                        piece = self.regions.split(key, offset);
+                    }
+                    if self.regions.get(piece).len > len {
+                        self.regions.split(piece, len);
                     }
                 }
                 _ => {
@@ -380,6 +421,18 @@ impl Pool {
                 most(&idle).or_else(|| idle.into_iter().min())?
             }
         };
+        Some(self.release_plan(id, len))
+    }
+
+    /// A plan that gives the smallest idle chunk back to the card, so that others can be made of
+    /// its memory: free chunks fit no gap of an arena.
+    pub(crate) fn recut(&self) -> Option<Plan> {
+        let (len, id) = self.idle_chunks().into_iter().min()?;
+        Some(self.release_plan(id, len))
+    }
+
+    /// Unmaps an idle chunk everywhere and releases it.
+    fn release_plan(&self, id: ChunkId, len: u64) -> Plan {
         let chunk = self.chunks.get(id);
         let home = chunk.home.expect("a free chunk has a home");
         let ranges: Vec<Range> = chunk
@@ -390,27 +443,24 @@ impl Pool {
             .collect();
         let unmaps = ranges.iter().map(|&range| Op::Unmap(range));
         let ops = unmaps.chain([Op::Release { chunk: id }]).collect();
-        Some(Plan { ops, change: Change::Trim { chunk: id, ranges } })
+        Plan { ops, change: Change::Trim { chunk: id, ranges } }
     }
 
     /// Chunks that are wholly free, and whose mappings nobody uses any more, with their lengths.
-    fn idle_chunks(&self) -> Vec<(u64, ChunkId)> {
+    pub(crate) fn idle_chunks(&self) -> Vec<(u64, ChunkId)> {
         let mut free: Vec<(u64, ChunkId)> = Vec::new();
-        for id in self.streams.ids() {
-            for (at, len, key) in self.streams.get(id).free.iter() {
-                for (chunk, _, len) in self.chunks.within(at, len) {
-                    let over = self.streams.is_over(self.source_mark(chunk, key));
-                    let aliases_over = self.chunks.get(chunk).aliases.iter().all(|alias| {
-                        self.retired.get(alias).is_some_and(|&key| {
-                            match self.regions.get(key).kind {
-                                Kind::Retired { mark, .. } => self.streams.is_over(mark),
-                                _ => false,
-                            }
-                        })
-                    });
-                    if over && aliases_over {
-                        free.push((len, chunk));
-                    }
+        let owned = self.streams.ids().flat_map(|id| self.streams.get(id).free.iter());
+        for (at, len, key) in owned.chain(self.lent()) {
+            for (chunk, _, len) in self.chunks.within(at, len) {
+                let over = self.streams.is_over(self.source_mark(chunk, key));
+                let aliases_over = self.chunks.get(chunk).aliases.iter().all(|alias| {
+                    self.retired.get(alias).is_some_and(|&key| match self.regions.get(key).kind {
+                        Kind::Retired { mark, .. } => self.streams.is_over(mark),
+                        _ => false,
+                    })
+                });
+                if over && aliases_over {
+                    free.push((len, chunk));
                 }
             }
         }
@@ -436,7 +486,11 @@ impl Pool {
                 Kind::Retired { mark, .. } => {
                     wanted.insert(*mark);
                 }
-                Kind::Hole | Kind::Used(_) | Kind::Quarantined => {}
+                Kind::Hole
+                | Kind::Used(_)
+                | Kind::Arena { .. }
+                | Kind::Gap { .. }
+                | Kind::Quarantined => {}
             }
         }
         wanted.retain(|&mark| {

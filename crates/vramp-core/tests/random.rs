@@ -26,14 +26,47 @@ struct Setup {
 
 #[derive(Clone, Debug)]
 enum Action {
-    Malloc { size: u64, stream: usize, touched: bool },
-    Free { which: usize, stream: usize, on_own: bool },
-    RecordUse { which: usize, stream: usize },
-    Progress { stream: usize, most: usize },
+    Malloc {
+        size: u64,
+        stream: usize,
+        touched: bool,
+    },
+    Free {
+        which: usize,
+        stream: usize,
+        on_own: bool,
+    },
+    RecordUse {
+        which: usize,
+        stream: usize,
+    },
+    Progress {
+        stream: usize,
+        most: usize,
+    },
     Poll,
-    Trim { pages: u64 },
-    Prefill { pages: u64, stream: usize },
+    Trim {
+        pages: u64,
+    },
+    Prefill {
+        pages: u64,
+        stream: usize,
+    },
     Unmap,
+    AddArena {
+        pages: u64,
+    },
+    /// Back an arena and work on it: a replay.
+    Replay {
+        which: usize,
+        pages: u64,
+        stream: usize,
+        live: u64,
+    },
+    Lend,
+    RemoveArena {
+        which: usize,
+    },
 }
 
 /// A stretch of driver calls that fail, counted from the program's first.
@@ -92,6 +125,23 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
+/// The same with arenas among them.
+fn action_with_arenas() -> impl Strategy<Value = Action> {
+    let (stream, which) = (0..STREAMS_MOST, 0..8usize);
+    prop_oneof![
+        20 => action(),
+        1 => (1..24u64).prop_map(|pages| Action::AddArena { pages }),
+        6 => (which.clone(), 1..24u64, stream, 0..4u64)
+            .prop_map(|(which, pages, stream, live)| Action::Replay { which, pages, stream, live }),
+        2 => Just(Action::Lend),
+        1 => which.prop_map(|which| Action::RemoveArena { which }),
+    ]
+}
+
+fn actions_with_arenas() -> impl Strategy<Value = Vec<Action>> {
+    prop::collection::vec(action_with_arenas(), 1..150)
+}
+
 fn actions() -> impl Strategy<Value = Vec<Action>> {
     prop::collection::vec(action(), 1..150)
 }
@@ -133,6 +183,7 @@ impl Program {
             heaps: Vec::new(),
             paper: Paper::new(memory, stingy, failures),
             quarantined: false,
+            arenas: Vec::new(),
         };
         let streams = (0..streams).map(|_| shell.add_stream()).collect();
         Program { shell, streams, held: Vec::new(), lives: 0 }
@@ -159,7 +210,32 @@ impl Program {
                 self.shell.prefill(PAGE * pages, self.stream(stream));
             }
             Action::Unmap => self.shell.unmap(),
+            Action::AddArena { pages } => self.shell.add_arena(PAGE * pages),
+            Action::Replay { which, pages, stream, live } if !self.shell.arenas.is_empty() => {
+                self.replay(which % self.shell.arenas.len(), PAGE * pages, stream, PAGE * live);
+            }
+            Action::RemoveArena { which } if !self.shell.arenas.is_empty() => {
+                self.shell.remove_arena(which % self.shell.arenas.len());
+            }
+            Action::Replay { .. } | Action::RemoveArena { .. } => {}
+            Action::Lend => self.shell.lend(),
         }
+    }
+
+    fn replay(&mut self, which: usize, upto: Bytes, stream: usize, live: Bytes) {
+        let stream = self.stream(stream);
+        let arena = self.shell.arenas[which].clone();
+        let range = |len| Range { at: self.shell.pool.arena_range(arena.id).at, len };
+        let upto = upto.min(arena.capacity);
+        let kept = self.shell.paper.pieces(range(arena.live));
+        if !self.shell.back(which, upto, stream) {
+            return;
+        }
+        let range = |len| Range { at: self.shell.pool.arena_range(arena.id).at, len };
+        assert_eq!(self.shell.paper.pieces(range(arena.live)), kept, "live memory left {arena:?}");
+        self.lives += 1;
+        self.shell.paper.touch(stream, self.lives, range(upto));
+        self.shell.arenas[which].live = live.min(upto);
     }
 
     fn stream(&self, number: usize) -> StreamId {
@@ -206,6 +282,11 @@ impl Program {
         assert_eq!(by_address, census.addresses);
         assert_eq!(census.addresses.count(), paper.addresses());
         assert_eq!((census.addresses - census.holes).count(), paper.mapped_bytes());
+        let arenas = self.shell.arenas.iter().map(|arena| pool.arena_memory(arena.id));
+        let (backed, lent) = arenas.fold((Bytes::ZERO, Bytes::ZERO), |(backed, lent), memory| {
+            (backed + memory.backed, lent + memory.lent)
+        });
+        assert_eq!((census.arenas, census.lent), (backed, lent));
         assert_eq!(census.reserved.count(), paper.chunk_bytes());
 
         let requested: u64 = self.held.iter().map(|held| held.requested).sum();
@@ -235,6 +316,11 @@ impl Program {
             spots.push((block.at.number(), block.len.count()));
             pieces.extend(paper.pieces(range(block)));
         }
+        for arena in &self.shell.arenas {
+            // What is live is its own, whoever else has the rest.
+            let at = pool.arena_range(arena.id).at;
+            pieces.extend(paper.pieces(Range { at, len: arena.live }));
+        }
         spots.sort_unstable();
         let apart = |pair: &[(u64, u64)]| pair[0].0 + pair[0].1 <= pair[1].0;
         assert!(spots.windows(2).all(apart), "blocks overlap: {spots:?}");
@@ -249,6 +335,10 @@ impl Program {
     /// Frees everything and lets all work end.
     fn come_to_rest(&mut self) {
         self.shell.paper.failures.clear();
+        while !self.shell.arenas.is_empty() {
+            self.shell.remove_arena(0);
+            self.check();
+        }
         while !self.held.is_empty() {
             self.free(0, 0, true);
             self.check();
@@ -333,6 +423,23 @@ proptest! {
     fn the_default_policy_keeps_every_promise_while_driver_calls_fail(
         setup in setup(mixed()),
         actions in actions(),
+        outages in outages(),
+    ) {
+        run(&setup, &actions, &outages);
+    }
+
+    #[test]
+    fn arenas_keep_their_addresses_and_live_memory_on_random_programs(
+        setup in setup(mixed()),
+        actions in actions_with_arenas(),
+    ) {
+        run(&setup, &actions, &[]);
+    }
+
+    #[test]
+    fn arenas_keep_their_addresses_and_live_memory_while_driver_calls_fail(
+        setup in setup(mixed()),
+        actions in actions_with_arenas(),
         outages in outages(),
     ) {
         run(&setup, &actions, &outages);

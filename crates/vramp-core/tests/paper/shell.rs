@@ -1,8 +1,8 @@
 //! What the crate `vramp` does with a plan, done on paper.
 
 use vramp_core::{
-    Attempt, Block, Bytes, Census, ChunkId, Freed, Leftovers, Op, Plan, Policy, Pool, Range,
-    Request, Slab, Step, StreamHeap, StreamId,
+    ArenaId, Attempt, Block, Bytes, Census, ChunkId, Freed, Leftovers, Mark, Op, Plan, Policy,
+    Pool, Range, Request, Slab, Step, StreamHeap, StreamId,
 };
 
 use super::{Failure, Paper};
@@ -20,6 +20,20 @@ pub struct Placed {
 enum Served {
     Block(Block),
     Slab(Slab),
+    Arena,
+}
+
+/// An arena and what is known of its use.
+#[derive(Clone, Debug)]
+pub struct HeldArena {
+    pub id: ArenaId,
+    pub capacity: Bytes,
+    /// Up to where it was ever backed.
+    pub upto: Bytes,
+    /// The last work on it.
+    pub last: Option<Mark>,
+    /// From its start, what may not be lent.
+    pub live: Bytes,
 }
 
 /// A pool and the device it lives on.
@@ -30,6 +44,7 @@ pub struct Shell {
     pub paper: Paper,
     /// Something could not be undone.
     pub quarantined: bool,
+    pub arenas: Vec<HeldArena>,
 }
 
 impl Shell {
@@ -45,9 +60,80 @@ impl Shell {
             Policy::Mixed(mixed) if size <= mixed.heap_limit => self.malloc_in_heap(size, stream),
             _ => match self.climb(Attempt::new(Request { size, stream }))? {
                 Served::Block(block) => Some(Placed { block, heap: None }),
-                Served::Slab(_) => panic!("a block was asked for"),
+                _ => panic!("a block was asked for"),
             },
         }
+    }
+
+    pub fn add_arena(&mut self, capacity: Bytes) {
+        for _ in 0..2 {
+            match self.pool.add_arena(capacity) {
+                Ok(id) => {
+                    let (upto, live) = (Bytes::ZERO, Bytes::ZERO);
+                    self.arenas.push(HeldArena { id, capacity, upto, last: None, live });
+                    return;
+                }
+                Err(plan) => {
+                    if self.perform(plan).is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+        panic!("addresses were reserved for {capacity} and are not there");
+    }
+
+    /// Backs an arena and orders `stream` behind all that may still touch its memory.
+    pub fn back(&mut self, which: usize, upto: Bytes, stream: StreamId) -> bool {
+        let arena = self.arenas[which].clone();
+        // It cannot be lent meanwhile: it is in use.
+        self.arenas[which].live = arena.capacity;
+        let backed = self.climb(Attempt::back(arena.id, upto, stream)).is_some();
+        self.arenas[which].live = arena.live;
+        if !backed {
+            return false;
+        }
+        let marks = self.pool.arena_inherited(arena.id).into_iter().chain(arena.last);
+        for mark in marks {
+            if mark.stream == stream || self.pool.is_over(mark) {
+                continue;
+            }
+            if self.pool.now(mark.stream) == mark {
+                if self.paper.call(Op::Record(mark)).is_err() {
+                    return false;
+                }
+                self.pool.recorded(mark);
+            }
+            self.paper.queues.wait_for_mark(stream, mark);
+            self.pool.waits(stream, mark);
+        }
+        self.arenas[which].upto = arena.upto.max(upto);
+        self.arenas[which].last = Some(self.pool.now(stream));
+        true
+    }
+
+    /// Lets every arena lend whose work is over.
+    pub fn lend(&mut self) {
+        for which in 0..self.arenas.len() {
+            let Some(mark) = self.arenas[which].last else { continue };
+            if self.pool.now(mark.stream) == mark {
+                if self.paper.call(Op::Record(mark)).is_err() {
+                    continue;
+                }
+                self.pool.recorded(mark);
+            }
+            self.poll();
+            let HeldArena { id, live, .. } = self.arenas[which];
+            if self.pool.is_over(mark) && self.pool.arena_inherited(id).is_empty() {
+                let kept = [(Bytes::ZERO, live)];
+                let _ = self.pool.lend(id, if live.is_zero() { &[] } else { &kept });
+            }
+        }
+    }
+
+    pub fn remove_arena(&mut self, which: usize) {
+        let HeldArena { id, last, .. } = self.arenas.swap_remove(which);
+        self.pool.remove_arena(id, last.as_slice());
     }
 
     fn malloc_in_heap(&mut self, size: Bytes, stream: StreamId) -> Option<Placed> {
@@ -62,7 +148,7 @@ impl Shell {
             let least = size.max(Bytes::new(1)).checked_round_up(page).expect("small sizes fit");
             match self.climb(Attempt::slab(Request { size: least, stream }, wanted))? {
                 Served::Slab(slab) => self.heaps[stream.index()].add(slab),
-                Served::Block(_) => panic!("a slab was asked for"),
+                _ => panic!("a slab was asked for"),
             }
         }
     }
@@ -73,7 +159,7 @@ impl Shell {
         while attempt.out_of_memory() {}
         match self.climb(attempt)? {
             Served::Block(block) => Some(block),
-            Served::Slab(_) => panic!("a block was asked for"),
+            _ => panic!("a block was asked for"),
         }
     }
 
@@ -92,7 +178,9 @@ impl Shell {
             match self.pool.place(&mut attempt) {
                 Step::Placed(block) => return Some(Served::Block(block)),
                 Step::Slab(slab) => return Some(Served::Slab(slab)),
+                Step::Backed => return Some(Served::Arena),
                 Step::Gather => self.gather(),
+                Step::Lend => self.lend(),
                 Step::Poll => self.poll(),
                 Step::Perform(plan) => {
                     let optional = plan.is_optional();
