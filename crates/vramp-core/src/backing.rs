@@ -280,11 +280,8 @@ impl Pool {
             match attempt.rung {
                 Rung::Own => {
                     self.end_lending(arena, upto, attempt.request.stream);
-                    if self.is_broken(arena, upto) {
-                        return Step::Short(self.shortage(attempt));
-                    }
                     if self.bare(arena, upto).is_none() {
-                        return Step::Backed;
+                        return self.backed(arena, upto, attempt);
                     }
                     attempt.rung = Rung::Learn;
                 }
@@ -306,7 +303,9 @@ impl Pool {
                 }
                 Rung::Build => {
                     attempt.planned = true;
-                    let Some(bare) = self.bare(arena, upto) else { return Step::Backed };
+                    let Some(bare) = self.bare(arena, upto) else {
+                        return self.backed(arena, upto, attempt);
+                    };
                     let build = self.build_arena(arena, &bare, attempt, mixed);
                     // What is left of the arena needs no second look at the lower rungs.
                     return self.step_of(build, attempt, Rung::Build);
@@ -329,12 +328,17 @@ impl Pool {
         self.merge_alike(arena);
     }
 
-    /// True if a failed driver call left part of the range unusable: nothing can back it any more.
-    fn is_broken(&self, arena: ArenaId, upto: u64) -> bool {
+    /// Nothing is left to fill: done, unless a failed driver call left part of the range unusable.
+    fn backed(&self, arena: ArenaId, upto: u64, attempt: &Attempt) -> Step {
         let end = self.backing(arena).at.plus(upto);
-        self.regions_of(arena)
+        let mut within = self
+            .regions_of(arena)
             .map(|key| self.regions.get(key))
-            .any(|region| region.at < end && region.kind == Kind::Quarantined)
+            .filter(|region| region.at < end);
+        if within.any(|region| region.kind == Kind::Quarantined) {
+            return Step::Short(self.shortage(attempt));
+        }
+        Step::Backed
     }
 
     /// The first row of regions without memory within the first `upto` bytes.

@@ -56,12 +56,13 @@ enum Action {
     AddArena {
         pages: u64,
     },
-    /// Back an arena and work on it: a replay.
+    /// Back an arena and work on it: a replay. Or only back it: a capture that failed.
     Replay {
         which: usize,
         pages: u64,
         stream: usize,
         live: u64,
+        worked: bool,
     },
     Lend,
     RemoveArena {
@@ -131,8 +132,15 @@ fn action_with_arenas() -> impl Strategy<Value = Action> {
     prop_oneof![
         20 => action(),
         1 => (1..24u64).prop_map(|pages| Action::AddArena { pages }),
-        6 => (which.clone(), 1..24u64, stream, 0..4u64)
-            .prop_map(|(which, pages, stream, live)| Action::Replay { which, pages, stream, live }),
+        6 => (which.clone(), 1..24u64, stream, 0..4u64, any::<bool>()).prop_map(
+            |(which, pages, stream, live, worked)| Action::Replay {
+                which,
+                pages,
+                stream,
+                live,
+                worked,
+            },
+        ),
         2 => Just(Action::Lend),
         1 => which.prop_map(|which| Action::RemoveArena { which }),
     ]
@@ -211,8 +219,17 @@ impl Program {
             }
             Action::Unmap => self.shell.unmap(),
             Action::AddArena { pages } => self.shell.add_arena(PAGE * pages),
-            Action::Replay { which, pages, stream, live } if !self.shell.arenas.is_empty() => {
-                self.replay(which % self.shell.arenas.len(), PAGE * pages, stream, PAGE * live);
+            Action::Replay { which, pages, stream, live, worked }
+                if !self.shell.arenas.is_empty() =>
+            {
+                let which = which % self.shell.arenas.len();
+                if worked {
+                    self.replay(which, PAGE * pages, stream, PAGE * live);
+                } else {
+                    let capacity = self.shell.arenas[which].capacity;
+                    let stream = self.stream(stream);
+                    self.shell.back(which, capacity.min(PAGE * pages), stream);
+                }
             }
             Action::RemoveArena { which } if !self.shell.arenas.is_empty() => {
                 self.shell.remove_arena(which % self.shell.arenas.len());
@@ -228,7 +245,7 @@ impl Program {
         let range = |len| Range { at: self.shell.pool.arena_range(arena.id).at, len };
         let upto = upto.min(arena.capacity);
         let kept = self.shell.paper.pieces(range(arena.live));
-        if !self.shell.back(which, upto, stream) {
+        if !self.shell.back(which, upto, stream) || !self.shell.order_behind(which, stream) {
             return;
         }
         let range = |len| Range { at: self.shell.pool.arena_range(arena.id).at, len };
@@ -409,6 +426,27 @@ fn more_memory_ahead_of_demand_than_a_span_holds_is_refused() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn arenas_keep_their_addresses_and_live_memory_on_random_programs(
+        setup in setup(mixed()),
+        actions in actions_with_arenas(),
+    ) {
+        run(&setup, &actions, &[]);
+    }
+
+    #[test]
+    fn arenas_keep_their_addresses_and_live_memory_while_driver_calls_fail(
+        setup in setup(mixed()),
+        actions in actions_with_arenas(),
+        outages in outages(),
+    ) {
+        run(&setup, &actions, &outages);
+    }
+}
+
+proptest! {
     #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
 
     #[test]
@@ -423,23 +461,6 @@ proptest! {
     fn the_default_policy_keeps_every_promise_while_driver_calls_fail(
         setup in setup(mixed()),
         actions in actions(),
-        outages in outages(),
-    ) {
-        run(&setup, &actions, &outages);
-    }
-
-    #[test]
-    fn arenas_keep_their_addresses_and_live_memory_on_random_programs(
-        setup in setup(mixed()),
-        actions in actions_with_arenas(),
-    ) {
-        run(&setup, &actions, &[]);
-    }
-
-    #[test]
-    fn arenas_keep_their_addresses_and_live_memory_while_driver_calls_fail(
-        setup in setup(mixed()),
-        actions in actions_with_arenas(),
         outages in outages(),
     ) {
         run(&setup, &actions, &outages);

@@ -83,16 +83,22 @@ impl Shell {
         panic!("addresses were reserved for {capacity} and are not there");
     }
 
-    /// Backs an arena and orders `stream` behind all that may still touch its memory.
+    /// Backs an arena.
     pub fn back(&mut self, which: usize, upto: Bytes, stream: StreamId) -> bool {
         let arena = self.arenas[which].clone();
         // It cannot be lent meanwhile: it is in use.
         self.arenas[which].live = arena.capacity;
         let backed = self.climb(Attempt::back(arena.id, upto, stream)).is_some();
         self.arenas[which].live = arena.live;
-        if !backed {
-            return false;
+        if backed {
+            self.arenas[which].upto = arena.upto.max(upto);
         }
+        backed
+    }
+
+    /// Orders `stream` behind all that may still touch an arena's memory, and uses it there.
+    pub fn order_behind(&mut self, which: usize, stream: StreamId) -> bool {
+        let arena = self.arenas[which].clone();
         let marks = self.pool.arena_inherited(arena.id).into_iter().chain(arena.last);
         for mark in marks {
             if mark.stream == stream || self.pool.is_over(mark) {
@@ -107,7 +113,6 @@ impl Shell {
             self.paper.queues.wait_for_mark(stream, mark);
             self.pool.waits(stream, mark);
         }
-        self.arenas[which].upto = arena.upto.max(upto);
         self.arenas[which].last = Some(self.pool.now(stream));
         true
     }
@@ -115,16 +120,16 @@ impl Shell {
     /// Lets every arena lend whose work is over.
     pub fn lend(&mut self) {
         for which in 0..self.arenas.len() {
-            let Some(mark) = self.arenas[which].last else { continue };
-            if self.pool.now(mark.stream) == mark {
-                if self.paper.call(Op::Record(mark)).is_err() {
-                    continue;
+            let HeldArena { id, live, last, .. } = self.arenas[which];
+            let mut marks = self.pool.arena_inherited(id);
+            marks.extend(last.filter(|last| !marks.contains(last)));
+            for &mark in &marks {
+                if self.pool.now(mark.stream) == mark && self.paper.call(Op::Record(mark)).is_ok() {
+                    self.pool.recorded(mark);
                 }
-                self.pool.recorded(mark);
             }
             self.poll();
-            let HeldArena { id, live, .. } = self.arenas[which];
-            if self.pool.is_over(mark) && self.pool.arena_inherited(id).is_empty() {
+            if marks.iter().all(|&mark| self.pool.is_over(mark)) {
                 let kept = [(Bytes::ZERO, live)];
                 let _ = self.pool.lend(id, if live.is_zero() { &[] } else { &kept });
             }
