@@ -208,6 +208,19 @@ fn wrong_input_is_one_clear_sentence() {
 }
 
 #[test]
+fn a_card_that_cannot_be_opened_is_told_once() {
+    // No machine has so many: without a card the cause is the missing library, else the number.
+    let missing = ["--device", "cuda:999"];
+    for command in [&["info"][..], &["replay", GNN], &["bench", "hit"]] {
+        let output = vramp(&[command, &missing].concat()).assert().code(1);
+        let error = text(&output.get_output().stderr);
+        let (cause, rest) = error.split_once("; use 'sim'").expect("the error says what to do");
+        assert!(cause.contains("CUDA"), "{error}");
+        assert_eq!(rest, " for a simulated card\n", "the cause stands once: {error}");
+    }
+}
+
+#[test]
 fn wrong_usage_ends_with_code_two_and_says_what_is_known() {
     for (args, words) in [
         (vec!["replay"], "TRACE"),

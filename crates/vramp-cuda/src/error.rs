@@ -38,9 +38,16 @@ pub enum OpenError {
         /// The oldest that would do, counted the same way.
         oldest: i32,
     },
-    /// A call that opening a device cannot do without failed.
+    /// A call that opening a device cannot do without failed. The text has the call's error in it,
+    /// so that is no source: who prints all sources would print it twice.
     #[error("cannot open the CUDA device: {0}")]
-    Failed(#[from] EntryError),
+    Failed(EntryError),
+}
+
+impl From<EntryError> for OpenError {
+    fn from(error: EntryError) -> OpenError {
+        OpenError::Failed(error)
+    }
 }
 
 /// One entry point of libcuda that failed, or is not there.

@@ -58,6 +58,10 @@ fn each_way_of_having_no_device_is_its_own_error() {
     fake::fail("cuInit", 802);
     let Some(OpenError::Failed(error)) = fake::open(|_| ()).err() else { panic!() };
     assert_eq!((error.entry, error.code), ("cuInit", 802));
+    // The text says it; a source would say it again.
+    let error = OpenError::Failed(error);
+    assert!(error.to_string().contains("cuInit failed"));
+    assert!(std::error::Error::source(&error).is_none());
 }
 
 #[test]

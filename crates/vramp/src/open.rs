@@ -27,9 +27,16 @@ pub enum OpenError {
     /// No such simulated card.
     #[error(transparent)]
     Card(#[from] UnknownPreset),
-    /// The card cannot be opened.
+    /// The card cannot be opened. The text has the cause in it, so the cause is no source: who
+    /// prints all sources would print it twice.
     #[error("{0}; use 'sim' for a simulated card")]
-    Cuda(#[from] vramp_cuda::OpenError),
+    Cuda(vramp_cuda::OpenError),
+}
+
+impl From<vramp_cuda::OpenError> for OpenError {
+    fn from(error: vramp_cuda::OpenError) -> OpenError {
+        OpenError::Cuda(error)
+    }
 }
 
 /// The simulated card that stands in where none is named.

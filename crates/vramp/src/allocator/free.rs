@@ -1,0 +1,127 @@
+//! The ways of a free: past the lock, and through it; and uses noted before it.
+
+use std::sync::atomic::Ordering;
+
+use vramp_core::{Freed, StreamId};
+
+use super::Allocator;
+use crate::allocation::{Allocation, Owner};
+use crate::cache::{Kept, Tag};
+use crate::error::{FreeError, UseError};
+use crate::local::{self, Local};
+use crate::shared::Inner;
+use crate::watch::Event;
+
+impl Allocator {
+    /// Notes that work queued on `stream` so far uses the allocation. No driver call.
+    pub fn record_use(&self, allocation: &Allocation, stream: StreamId) -> Result<(), UseError> {
+        let mut inner = self.shared.lock()?;
+        inner.open_stream(stream, &self.shared.group).ok_or(UseError::UnknownStream(stream))?;
+        if !self.owns(&inner, allocation) {
+            return Err(UseError::Foreign(allocation.addr));
+        }
+        allocation.noted.store(true, Ordering::Relaxed);
+        inner.manager.record_use(allocation, stream);
+        Ok(())
+    }
+
+    /// Takes the memory back. All work on it must be queued on `stream`, ordered before its present
+    /// end, or noted with [`Allocator::record_use`]; `stream` may be another one than the
+    /// allocation's, and one that was ended.
+    ///
+    /// No driver call in the default preset. Never waits.
+    ///
+    /// # Errors
+    /// [`FreeError::Foreign`] and [`FreeError::UnknownStream`] give the allocation back and leave
+    /// everything as it was.
+    #[inline]
+    pub fn free(&self, allocation: Allocation, stream: StreamId) -> Result<(), FreeError> {
+        if self.shared.heaps_serve.is_some()
+            && stream == allocation.stream
+            && allocation.allocator == self.shared.number
+            && allocation.tag == 0
+            && !allocation.is_noted()
+            && !self.shared.starving.load(Ordering::Relaxed)
+            && local::with(self.shared.number, |local| self.keep(local, &allocation))
+                .is_some_and(|kept| kept)
+        {
+            if self.shared.watchers.is_watched() {
+                self.tell_freed(&allocation, stream);
+            }
+            return Ok(());
+        }
+        self.free_shared(allocation, stream)
+    }
+
+    fn tell_freed(&self, allocation: &Allocation, stream: StreamId) {
+        let Allocation { addr, len, requested, .. } = *allocation;
+        self.shared.watchers.tell(&Event::Freed { addr, len, requested, stream });
+    }
+
+    /// Keeps a block at hand, or gives it to its heap.
+    #[inline]
+    fn keep(&self, local: &Local, allocation: &Allocation) -> bool {
+        let grains = allocation.len.count() / 512;
+        let (id, at, of_pool) = match allocation.owner {
+            Owner::Pool { id, at } => (id, at, true),
+            Owner::Heap { id, at } => (id, at, false),
+            Owner::Driver { .. } | Owner::Caching { .. } => return false,
+        };
+        let Some(tag) = Tag::new(allocation.stream.index(), grains) else { return false };
+        let tag = if of_pool { tag.of_pool() } else { tag };
+        let kept = Kept { addr: allocation.addr.number(), at: at.number(), id: id.number() };
+        if !local.cache.put(tag, kept) {
+            if of_pool {
+                return false;
+            }
+            let Some(heap) = local.heaps.get(allocation.stream.index()) else { return false };
+            let freed = heap.lock().free_in_order(id).expect("an allocation is freed once");
+            if let Freed::Surplus(slab) = freed {
+                let mut inner = self.shared.lock_anyway();
+                let pool = inner.manager.virtual_pool_mut().expect("a heap has a pool");
+                pool.pool.take_back(slab, allocation.stream);
+            }
+        }
+        local.tally.freed(allocation.len, allocation.requested);
+        true
+    }
+
+    #[cold]
+    fn free_shared(&self, allocation: Allocation, stream: StreamId) -> Result<(), FreeError> {
+        let mut guard = self.shared.lock()?;
+        let inner = &mut *guard;
+        if inner.any_stream(stream, &self.shared.group).is_none() {
+            return Err(FreeError::UnknownStream { stream, allocation });
+        }
+        if !self.owns(inner, &allocation) {
+            return Err(FreeError::Foreign(allocation));
+        }
+        if let Some(pool) = inner.manager.virtual_pool_mut() {
+            local::with(self.shared.number, |local| pool.drain_last(&local.cache));
+        }
+        let freed = inner.manager.free(&allocation, stream, &inner.streams);
+        // A driver's block that could not be freed is still held there.
+        let held =
+            matches!(allocation.owner, Owner::Driver { .. }) && self.owns(inner, &allocation);
+        if !held {
+            let (len, requested) = (allocation.len, allocation.requested);
+            inner.count(self.shared.number, |tally| tally.freed(len, requested));
+            if let Some(tag) = usize::from(allocation.tag).checked_sub(1) {
+                inner.tags[tag].live -= requested;
+                inner.tags[tag].blocks -= 1;
+            }
+        }
+        self.shared.refresh(inner);
+        drop(guard);
+        self.shared.memory_came_back();
+        if self.shared.watchers.is_watched() {
+            self.tell_freed(&allocation, stream);
+        }
+        Ok(freed?)
+    }
+
+    /// False for what another allocator handed out.
+    fn owns(&self, inner: &Inner, allocation: &Allocation) -> bool {
+        allocation.allocator == self.shared.number && inner.manager.owns(allocation)
+    }
+}

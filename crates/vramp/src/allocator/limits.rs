@@ -1,0 +1,81 @@
+//! How much an allocator may hold, and what it gives back.
+
+use std::sync::atomic::Ordering;
+
+use vramp_core::Bytes;
+
+use super::Allocator;
+use crate::error::AllocError;
+use crate::shared::Inner;
+use crate::watch::Event;
+
+impl Allocator {
+    /// The most physical memory that this allocator and its pools may hold together.
+    pub fn limit(&self) -> Option<Bytes> {
+        self.shared.group.limit()
+    }
+
+    /// Changes the limit. What is idle above it is given back at once; what is in use stays, and
+    /// nothing more is taken until the allocator is below it.
+    pub fn set_limit(&self, limit: Option<Bytes>) -> Result<(), AllocError> {
+        self.shared.group.set_limit(limit);
+        for member in self.shared.group.members() {
+            let mut inner = member.lock()?;
+            inner.manager.set_limit(limit, Bytes::ZERO);
+        }
+        match limit {
+            Some(limit) => self.trim(limit),
+            None => Ok(()),
+        }
+    }
+
+    /// The limit as a share of the card's memory, as PyTorch's
+    /// `set_per_process_memory_fraction` has it.
+    ///
+    /// # Errors
+    /// [`AllocError::Fraction`] unless it is above 0 and at most 1.
+    pub fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError> {
+        if !(fraction > 0.0 && fraction <= 1.0) {
+            return Err(AllocError::Fraction(fraction));
+        }
+        let memory = self.shared.driver.info().limits.memory.count();
+        self.set_limit(Some(Bytes::new((memory as f64 * fraction) as u64)))
+    }
+
+    /// Gives idle memory back to the card until the allocator holds no more than `to`, or nothing
+    /// more is idle. Never waits.
+    pub fn trim(&self, to: Bytes) -> Result<(), AllocError> {
+        let mut inner = self.shared.lock()?;
+        self.shared.refresh(&mut inner);
+        let before = inner.manager.reserved();
+        let trimmed = inner.manager.trim(to);
+        let after = inner.manager.reserved();
+        self.note_reserved(&inner);
+        drop(inner);
+        if after < before && self.shared.watchers.is_watched() {
+            self.shared.watchers.tell(&Event::Shrunk { bytes: before - after });
+        }
+        Ok(trimmed?)
+    }
+
+    /// Gives all idle memory back to the card, as `torch.cuda.empty_cache` does: what PyTorch's
+    /// allocator cannot give, because a live block lies in the same segment, is given too.
+    pub fn empty_cache(&self) -> Result<(), AllocError> {
+        self.trim(Bytes::ZERO)
+    }
+
+    /// Gives idle memory back where the threshold is passed.
+    pub(super) fn collect_garbage(&self, inner: &mut Inner) {
+        let Some(threshold) = self.config.garbage_collection_threshold else { return };
+        let whole = self.shared.group.limit().unwrap_or(self.shared.driver.info().limits.memory);
+        let keep = Bytes::new((whole.count() as f64 * threshold) as u64);
+        if inner.manager.reserved() > keep {
+            // The request itself was served: what a failed trim leaves, the next one finds.
+            let _ = inner.manager.trim(keep);
+        }
+    }
+
+    pub(super) fn note_reserved(&self, inner: &Inner) {
+        self.shared.reserved.store(inner.manager.reserved().count(), Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,81 @@
+//! Where memory runs out: whom to ask, what other pools give, and the report of who holds it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use vramp_core::{Bytes, Shortage, StreamId};
+use vramp_driver::DriverError;
+
+use super::Allocator;
+use crate::error::{AllocError, PoolHolding, Report};
+use crate::watch::{Event, Registration};
+
+impl Allocator {
+    /// Gives idle memory of the group's other pools back to the card. True if there was some.
+    pub(super) fn trim_others(&self) -> Result<bool, AllocError> {
+        let mut given = false;
+        for member in self.shared.group.members() {
+            if member.number == self.shared.number {
+                continue;
+            }
+            let mut inner = member.lock()?;
+            let before = inner.manager.reserved();
+            let trimmed = inner.manager.trim(Bytes::ZERO);
+            given |= inner.manager.reserved() < before;
+            member.reserved.store(inner.manager.reserved().count(), Ordering::Relaxed);
+            trimmed?;
+        }
+        Ok(given)
+    }
+
+    pub(super) fn report(
+        &self,
+        shortage: Shortage,
+        failed_call: Option<DriverError>,
+        stream: StreamId,
+    ) -> Report {
+        let (holders, mut tags) = {
+            let mut inner = self.shared.lock_anyway();
+            inner.ooms += 1;
+            (inner.holders(), inner.tags.clone())
+        };
+        tags.retain(|tag| tag.live > Bytes::ZERO);
+        tags.sort_by_key(|tag| std::cmp::Reverse(tag.live));
+        let members = self.shared.group.members();
+        let others = members.iter().filter(|member| member.number != self.shared.number);
+        let others = others.map(|member| PoolHolding {
+            name: member.name.clone(),
+            reserved: Bytes::new(member.reserved.load(Ordering::Relaxed)),
+        });
+        Report {
+            shortage,
+            stream,
+            pool: self.shared.name.clone(),
+            holders,
+            tags,
+            others: others.collect(),
+            card: self.shared.driver.memory_info().ok(),
+            failed_call,
+        }
+    }
+
+    /// Tells `observer` of every event from now on. It is called without a lock, by the thread that
+    /// caused the event, and may use the allocator; what it does with it is told to it, too.
+    pub fn observe(&self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Registration {
+        self.shared.watchers.observe(Arc::new(observer))
+    }
+
+    /// Asks `handler` for memory before a request fails. It is called without a lock and may free
+    /// allocations; it returns true if it gave something, and then the request is tried again.
+    pub fn on_shortage(
+        &self,
+        handler: impl Fn(&Shortage) -> bool + Send + Sync + 'static,
+    ) -> Registration {
+        self.shared.watchers.handle(Arc::new(handler))
+    }
+
+    /// Takes an observer or handler back. False if it was taken back before.
+    pub fn forget(&self, registration: Registration) -> bool {
+        self.shared.watchers.remove(registration)
+    }
+}

@@ -1,0 +1,31 @@
+//! Names for what memory is for, counted apart.
+
+use vramp_core::Bytes;
+
+use super::Allocator;
+use crate::error::Tagged;
+
+/// What an allocation is for, as [`Allocator::tag`] numbered it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TagId(pub(super) u16);
+
+impl Allocator {
+    /// The tag of this name, made if it is new. At most 65,535 of them: the last one serves all
+    /// further names.
+    pub fn tag(&self, name: &str) -> TagId {
+        let mut inner = self.shared.lock_anyway();
+        let known = inner.tags.iter().position(|tag| tag.name == name);
+        let index = known.unwrap_or_else(|| {
+            if inner.tags.len() < usize::from(u16::MAX) {
+                inner.tags.push(Tagged {
+                    name: name.to_owned(),
+                    live: Bytes::ZERO,
+                    peak: Bytes::ZERO,
+                    blocks: 0,
+                });
+            }
+            inner.tags.len() - 1
+        });
+        TagId(index as u16 + 1)
+    }
+}
