@@ -12,6 +12,7 @@
 //! Deliberately absent: devices, locks, clocks, environment variables, logs, hash order, `unsafe`.
 #![forbid(unsafe_code)]
 
+mod arena;
 mod audit;
 mod backing;
 mod build;
@@ -32,6 +33,12 @@ mod stream;
 mod torch;
 mod vpmm;
 
+pub use arena::{
+    Arena, ArenaAllocError, ArenaBlock, ArenaBlockId, ArenaBusy, ArenaCaptureError, ArenaCensus,
+    ArenaFreeError, ArenaFreed, ArenaFull, ArenaId, ArenaPolicy, ArenaResetError, Layout,
+    LayoutError, LeaseEndError, LeaseId, LeaseTaken, Leases, NodeId, Order, Overlap, Recording,
+    UnknownArenaBlock, UnknownLease, UnknownNode, pack,
+};
 pub use audit::Inconsistency;
 pub use backing::ArenaMemory;
 pub use bytes::{AddrRange, Bytes, DeviceAddr, ParseBytesError};

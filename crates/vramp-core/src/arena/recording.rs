@@ -1,0 +1,174 @@
+//! What a capture asked of its arena: which blocks lived when, and what the order proves of them.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use super::order::{Frontier, Horizon};
+use crate::Bytes;
+
+/// Positions in a recording count allocations: position `n` is just before the `n`th, from 0.
+pub(crate) type Position = u32;
+
+/// The position after the end, of what was not freed in the capture.
+pub(crate) const NEVER: Position = Position::MAX;
+
+/// One block of a capture. Its life begins at its own place in the list.
+#[derive(Clone, Debug)]
+pub(crate) struct Life {
+    /// Rounded, in bytes.
+    pub len: u64,
+    /// Where the capture had it.
+    pub offset: u64,
+    /// Where it was freed.
+    pub until: Position,
+    /// What its first use is ordered after.
+    pub from: Horizon,
+    /// Its last uses. Empty while it lives.
+    pub last: Frontier,
+}
+
+/// A block that was live when the capture began: it stays where it is.
+#[derive(Clone, Debug)]
+pub(crate) struct Obstacle {
+    pub range: Range<u64>,
+    pub until: Position,
+    pub last: Frontier,
+}
+
+/// The blocks of one capture in the order of the program. Made by [`super::Arena::end`].
+#[derive(Clone, Debug, Default)]
+pub struct Recording {
+    pub(crate) lives: Vec<Life>,
+    pub(crate) obstacles: Vec<Obstacle>,
+    pub(crate) high_water: u64,
+}
+
+impl Recording {
+    /// How many blocks the capture asked for.
+    pub fn blocks(&self) -> usize {
+        self.lives.len()
+    }
+
+    /// How many of them outlived it.
+    pub fn escaped(&self) -> usize {
+        self.lives.iter().filter(|life| life.until == NEVER).count()
+    }
+
+    /// What no layout can go below: the peak of live bytes in the order of the program, rounded to
+    /// 256 bytes each, with what was live before. O(n).
+    pub fn lower_bound(&self) -> Bytes {
+        let mut freed = vec![0; self.lives.len() + 1];
+        let mut count = |until: Position, len: u64| {
+            if let Some(freed) = freed.get_mut(until as usize) {
+                *freed += len;
+            }
+        };
+        self.lives.iter().for_each(|life| count(life.until, life.len));
+        self.obstacles.iter().for_each(|fixed| count(fixed.until, fixed.len()));
+        let mut live: u64 = self.obstacles.iter().map(Obstacle::len).sum();
+        let mut peak = live.max(self.obstacle_end());
+        for (life, freed) in self.lives.iter().zip(&freed) {
+            live = live - freed + life.len;
+            peak = peak.max(live);
+        }
+        Bytes::new(peak)
+    }
+
+    /// What a bump pointer needs: all blocks one behind the other, behind what was live before.
+    pub fn monotone(&self) -> Bytes {
+        Bytes::new(self.obstacle_end() + self.lives.iter().map(|life| life.len).sum::<u64>())
+    }
+
+    /// The high-water mark that the capture had.
+    pub fn high_water(&self) -> Bytes {
+        Bytes::new(self.high_water)
+    }
+
+    /// The same blocks among other ones that are live throughout: what the next capture will meet
+    /// may be more than this one met. Stretches are offset and length in bytes.
+    ///
+    /// The offsets of this capture no longer fit then; a layout is packed anew.
+    pub fn among(&self, live: impl IntoIterator<Item = (Bytes, Bytes)>) -> Recording {
+        let obstacle = |(offset, len): (Bytes, Bytes)| Obstacle {
+            range: offset.count()..(offset + len).count(),
+            until: NEVER,
+            last: Frontier::default(),
+        };
+        let mut moved = Recording {
+            obstacles: live.into_iter().map(obstacle).collect(),
+            ..self.clone()
+        };
+        let mut end = moved.obstacle_end();
+        for life in &mut moved.lives {
+            life.offset = end;
+            end += life.len;
+        }
+        moved.high_water = end;
+        moved
+    }
+
+    /// True if the two may be in use at the same time in the order of the program or of the graph.
+    pub(crate) fn conflict(&self, earlier: usize, later: usize) -> bool {
+        let life = &self.lives[earlier];
+        meets(life.until, &life.last, later, &self.lives[later].from)
+    }
+
+    /// True if the block of an earlier capture may still be in use when this one begins.
+    pub(crate) fn is_blocked(&self, by: &Obstacle, later: usize) -> bool {
+        meets(by.until, &by.last, later, &self.lives[later].from)
+    }
+
+    pub(crate) fn obstacle_end(&self) -> u64 {
+        self.obstacles.iter().map(|fixed| fixed.range.end).max().unwrap_or(0)
+    }
+}
+
+impl Obstacle {
+    fn len(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+}
+
+fn meets(until: Position, last: &Frontier, later: usize, from: &Horizon) -> bool {
+    until as usize > later || !from.covers(last)
+}
+
+/// From which position on every later block is ordered after a block's last use.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FreeFrom {
+    pub lives: Vec<Position>,
+    pub obstacles: Vec<Position>,
+}
+
+impl Recording {
+    /// With one stream that is where a block is freed; a frontier that some later point does not
+    /// cover keeps it open. O(n log n) for each chain of the order.
+    pub(crate) fn free_from(&self) -> FreeFrom {
+        let mut free = FreeFrom {
+            lives: self.lives.iter().map(|life| life.until).collect(),
+            obstacles: self.obstacles.iter().map(|fixed| fixed.until).collect(),
+        };
+        let lasts = self.lives.iter().map(|life| &life.last);
+        let lasts = lasts.chain(self.obstacles.iter().map(|fixed| &fixed.last));
+        let lasts: Vec<&Frontier> = lasts.collect();
+        let steps = lasts.iter().flat_map(|last| last.steps());
+        let chains: BTreeSet<u32> = steps.map(|step| step.chain).collect();
+        for chain in chains {
+            // The nearest place of this chain that any block from here on is ordered after.
+            let mut least: Vec<u32> = Vec::with_capacity(self.lives.len());
+            for life in self.lives.iter().rev() {
+                let place = life.from.place_in(chain);
+                least.push(least.last().map_or(place, |&last| place.min(last)));
+            }
+            least.reverse();
+            let froms = free.lives.iter_mut().chain(&mut free.obstacles);
+            for (from, last) in froms.zip(&lasts) {
+                for step in last.steps().iter().filter(|step| step.chain == chain) {
+                    let covered = least.partition_point(|&place| place < step.place);
+                    *from = (*from).max(covered as Position);
+                }
+            }
+        }
+        free
+    }
+}
