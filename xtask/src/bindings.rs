@@ -79,8 +79,11 @@ const SYMBOLS: &[&str] = &[
     // Graph capture.
     "cuThreadExchangeStreamCaptureMode",
     "cuStreamIsCapturing",
+    "cuStreamGetCaptureInfo_v3",
     "cuStreamBeginCapture_v2",
     "cuStreamEndCapture",
+    "cuGraphGetNodes",
+    "cuGraphNodeGetDependencies_v2",
     "cuGraphInstantiateWithFlags",
     "cuGraphDestroy",
     "cuGraphLaunch",

@@ -44,6 +44,7 @@ pub(crate) fn run(args: &Info, out: &mut dyn Write) -> Result<()> {
             ("host_numa", can.host_numa),
             ("pinned_host", can.pinned_host),
             ("remap_beside_kernels", can.remap_beside_kernels),
+            ("graphs", can.graphs),
         ]),
         page_bytes: info.limits.page.count(),
         recommended_page_bytes: info.limits.recommended_page.count(),

@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use serde::Serialize;
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
-use vramp_cuda::{CaptureMode, CudaDriver};
-use vramp_driver::{Driver, DriverError, ErrorKind, Place, Stream};
+use vramp_cuda::CudaDriver;
+use vramp_driver::{CaptureMode, Driver, DriverError, ErrorKind, Place, Stream};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -306,12 +306,14 @@ fn capture_probes(driver: &CudaDriver) -> Outcome<Vec<Probe>> {
                 };
                 let capture_survived = match driver.end_capture(captured) {
                     Ok(graph) => {
-                        driver.launch(graph, captured)?;
+                        let exec = driver.instantiate(graph)?;
+                        driver.launch_graph(exec, captured)?;
                         driver.synchronize_stream(captured)?;
+                        driver.destroy_graph_exec(exec)?;
                         driver.destroy_graph(graph)?;
                         true
                     }
-                    Err(error) if error.kind() == ErrorKind::Capturing => false,
+                    Err(error) if error.kind == ErrorKind::Capturing => false,
                     Err(error) => return Err(error.into()),
                 };
                 let legal = match outcome {

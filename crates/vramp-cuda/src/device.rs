@@ -5,22 +5,25 @@ use std::time::Instant;
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_driver::{
-    Call, Capabilities, Copy, DeviceInfo, Driver, DriverError, Event, Handle, HostBuffer,
-    HostSlice, Limits, MemoryInfo, Place, PoolUsage, Result, Stream,
+    Call, Capabilities, CaptureInfo, CaptureMode, Copy, DeviceInfo, Driver, DriverError, Event,
+    Graph, GraphExec, GraphNode, Handle, HostBuffer, HostSlice, Limits, MemoryInfo, Place,
+    PoolUsage, Result, Stream,
 };
 
 use crate::addresses::Addresses;
 use crate::error::{OpenError, invalid_id, kind_of};
+use crate::graph::RawGraph;
 use crate::host::HostMemory;
 use crate::load::{Cuda, entry};
 use crate::memory::Physical;
+use crate::nodes::Nodes;
 use crate::stream::RawStream;
 use crate::sys::{
     CUctx_st, CUdevice, CUdevice_attribute, CUevent_st, CUgraphExec_st, CUmemPoolHandle_st,
     CUresult, CUstream_st,
 };
 use crate::table::{Opaque, Refusal, Table};
-use crate::{copy, host, memory, pool, stream};
+use crate::{copy, graph, host, memory, pool, stream};
 
 /// One CUDA card.
 ///
@@ -38,7 +41,9 @@ pub struct CudaDriver {
     pub(crate) streams: Table<RawStream>,
     pub(crate) events: Table<Opaque<CUevent_st>>,
     pub(crate) buffers: Table<HostMemory>,
-    pub(crate) graphs: Table<Opaque<CUgraphExec_st>>,
+    pub(crate) graphs: Table<RawGraph>,
+    pub(crate) execs: Table<Opaque<CUgraphExec_st>>,
+    pub(crate) nodes: Mutex<Nodes>,
     /// Waits for the work of every stream that was destroyed or forgotten: see [`crate::drop`].
     pub(crate) departed: OnceLock<Opaque<CUstream_st>>,
     /// Ours alone, so that its numbers are. `None` where the card has no such pools.
@@ -132,6 +137,8 @@ impl CudaDriver {
             events: Table::default(),
             buffers: Table::default(),
             graphs: Table::default(),
+            execs: Table::default(),
+            nodes: Mutex::default(),
             departed: OnceLock::new(),
             pool,
         })
@@ -285,6 +292,14 @@ fn capabilities(cuda: &Cuda, device: CUdevice, compute: (u32, u32)) -> Capabilit
             && has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED),
         pinned_host: cuda.cuMemHostAlloc.is_ok() && cuda.cuMemFreeHost.is_ok(),
         remap_beside_kernels: virtual_memory && compute.0 >= 8,
+        graphs: cuda.cuStreamBeginCapture_v2.is_ok()
+            && cuda.cuStreamEndCapture.is_ok()
+            && cuda.cuStreamGetCaptureInfo_v3.is_ok()
+            && cuda.cuGraphNodeGetDependencies_v2.is_ok()
+            && cuda.cuGraphInstantiateWithFlags.is_ok()
+            && cuda.cuGraphLaunch.is_ok()
+            && cuda.cuGraphDestroy.is_ok()
+            && cuda.cuGraphExecDestroy.is_ok(),
     }
 }
 
@@ -396,6 +411,42 @@ impl Driver for CudaDriver {
 
     fn copy_to_host(&self, stream: Stream, from: DeviceAddr, to: HostSlice) -> Result<()> {
         copy::copy_to_host(self, stream, from, to)
+    }
+
+    fn begin_capture(&self, stream: Stream, mode: CaptureMode) -> Result<()> {
+        graph::begin_capture(self, stream, mode)
+    }
+
+    fn end_capture(&self, stream: Stream) -> Result<Graph> {
+        graph::end_capture(self, stream)
+    }
+
+    fn capture_info(&self, stream: Stream) -> Result<Option<CaptureInfo>> {
+        graph::capture_info(self, stream)
+    }
+
+    fn node_dependencies(&self, node: GraphNode) -> Result<Vec<GraphNode>> {
+        graph::node_dependencies(self, node)
+    }
+
+    fn graph_nodes(&self, graph: Graph) -> Result<usize> {
+        graph::graph_nodes(self, graph)
+    }
+
+    fn instantiate(&self, graph: Graph) -> Result<GraphExec> {
+        graph::instantiate(self, graph)
+    }
+
+    fn launch_graph(&self, exec: GraphExec, stream: Stream) -> Result<()> {
+        graph::launch_graph(self, exec, stream)
+    }
+
+    fn destroy_graph(&self, graph: Graph) -> Result<()> {
+        graph::destroy_graph(self, graph)
+    }
+
+    fn destroy_graph_exec(&self, exec: GraphExec) -> Result<()> {
+        graph::destroy_graph_exec(self, exec)
     }
 
     fn malloc_async(&self, stream: Stream, len: Bytes) -> Result<DeviceAddr> {

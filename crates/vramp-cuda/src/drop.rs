@@ -58,9 +58,15 @@ impl CudaDriver {
     /// Releases everything but the context. No work is in flight.
     fn release_all(&mut self) {
         if let Ok(destroy) = self.cuda.cuGraphExecDestroy.as_ref() {
+            for exec in self.execs.drain() {
+                // SAFETY: the graph is ours, and the device is borrowed alone.
+                let _ = unsafe { destroy(exec.0) };
+            }
+        }
+        if let Ok(destroy) = self.cuda.cuGraphDestroy.as_ref() {
             for graph in self.graphs.drain() {
                 // SAFETY: the graph is ours, and the device is borrowed alone.
-                let _ = unsafe { destroy(graph.0) };
+                let _ = unsafe { destroy(graph.raw.0) };
             }
         }
         if let Ok(destroy) = self.cuda.cuEventDestroy_v2.as_ref() {

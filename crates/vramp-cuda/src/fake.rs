@@ -21,7 +21,33 @@ struct State {
     made: usize,
     devices: i32,
     version: i32,
+    /// What the streams are said to be in.
+    capture: Capture,
 }
+
+/// A capture whose last node comes behind one other: see [`FIRST`] and [`LAST`].
+#[derive(Clone, Copy, Default, PartialEq)]
+enum Capture {
+    #[default]
+    None,
+    Sound,
+    Spoilt,
+}
+
+/// The number of every capture.
+pub(crate) const CAPTURE: u64 = 7;
+const FIRST: usize = 0x20;
+const LAST: usize = 0x40;
+
+/// An array of the driver's own.
+struct Nodes([CUgraphNode; 1]);
+
+// SAFETY: nobody looks behind the pointer in it.
+unsafe impl Sync for Nodes {}
+
+static TIPS: Nodes = Nodes([LAST as CUgraphNode]);
+static EDGES: [CUgraphEdgeData; 1] =
+    [CUgraphEdgeData { from_port: 0, to_port: 0, type_: 0, reserved: [0; 5] }];
 
 thread_local! {
     static STATE: RefCell<State> = RefCell::new(State { devices: 1, version: 13_000, ..State::default() });
@@ -59,6 +85,11 @@ pub(crate) fn heal() {
 
 pub(crate) fn set_devices(count: i32, version: i32) {
     with(|state| (state.devices, state.version) = (count, version));
+}
+
+/// What a refused call does to a capture.
+pub(crate) fn spoil_capture() {
+    with(|state| state.capture = Capture::Spoilt);
 }
 
 /// Makes another context current on this thread, as another library would.
@@ -113,9 +144,20 @@ macro_rules! fakes {
             $(api.$name = Ok($name);)*
             api.cuGetErrorName = Ok(error_name);
             api.cuEventQuery = Ok(event_query);
+            api.cuStreamEndCapture = Ok(end_capture);
             api
         }
     };
+}
+
+/// Ends the capture, also where it fails.
+unsafe extern "C" fn end_capture(_: CUstream, graph: *mut CUgraph) -> CUresult {
+    let capture = with(|state| std::mem::take(&mut state.capture));
+    let code = called("cuStreamEndCapture", |state| put(graph, fresh(state) as CUgraph));
+    match capture {
+        Capture::Spoilt => CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+        Capture::None | Capture::Sound => code,
+    }
 }
 
 unsafe extern "C" fn error_name(code: CUresult, text: *mut *const c_char) -> CUresult {
@@ -184,8 +226,28 @@ fakes! {
         put(start, memory.as_mut_ptr().cast())
     }
     cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus) s { put(status, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE) }
-    cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode) s {}
-    cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) s { put(graph, fresh(s) as CUgraph) }
+    cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode) s { s.capture = Capture::Sound }
+    cuStreamGetCaptureInfo_v3(stream: CUstream, status: *mut CUstreamCaptureStatus, id: *mut cuuint64_t, graph: *mut CUgraph, nodes: *mut *const CUgraphNode, edges: *mut *const CUgraphEdgeData, count: *mut usize) s {
+        put(status, match s.capture {
+            Capture::None => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
+            Capture::Sound => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
+            Capture::Spoilt => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED,
+        });
+        if s.capture == Capture::Sound {
+            put(id, CAPTURE);
+            put(nodes, TIPS.0.as_ptr());
+            put(edges, EDGES.as_ptr());
+            put(count, 1);
+        }
+    }
+    cuGraphGetNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) s { put(count, 2) }
+    cuGraphNodeGetDependencies_v2(node: CUgraphNode, before: *mut CUgraphNode, edges: *mut CUgraphEdgeData, count: *mut usize) s {
+        let first = node as usize == FIRST;
+        put(count, usize::from(!first));
+        if !first && !before.is_null() {
+            put(before, FIRST as CUgraphNode);
+        }
+    }
     cuGraphInstantiateWithFlags(ready: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong) s { put(ready, fresh(s) as CUgraphExec) }
     cuGraphDestroy(graph: CUgraph) s {}
     cuGraphLaunch(graph: CUgraphExec, stream: CUstream) s {}

@@ -1,149 +1,265 @@
-//! Capturing a stream's work as a graph and launching it again.
+//! Captures, and the graphs that become of them.
 //!
-//! Only what proving the rules of capture needs: no nodes, no updates, no edges by hand.
+//! What belongs to a graph is asked for under one lock, because the driver wants the calls on one
+//! graph to come one after the other. It cannot cover the work that callers queue meanwhile on the
+//! capturing streams: one thread at a time works with those, as
+//! [`vramp_driver::Driver::capture_info`] says.
 
-use std::sync::Arc;
+use std::ptr::null_mut;
+use std::sync::{MutexGuard, PoisonError};
 
-use vramp_driver::{Call, DriverError, Stream};
+use vramp_driver::{
+    Call, CaptureInfo, CaptureMode, DriverError, Graph, GraphExec, GraphNode, Result, Stream,
+};
 
-use crate::device::{CudaDriver, Entered};
-use crate::error::EntryError;
+use crate::device::{CudaDriver, refused, symbol};
+use crate::error::{EntryError, invalid_id};
 use crate::load::entry;
+use crate::nodes::{Nodes, RawNode};
 use crate::stream::RawStream;
-use crate::sys::{CUresult, CUstreamCaptureMode, CUstreamCaptureStatus};
-use crate::table::{Opaque, Refusal};
+use crate::sys::{
+    CUgraph_st, CUgraphEdgeData, CUresult, CUstreamCaptureMode, CUstreamCaptureStatus,
+};
+use crate::table::Opaque;
 
-/// Stands for the calls of this file, which the contract of a device does not know. Never shown:
-/// their errors name the entry point.
-const CALL: Call = Call::Record;
-
-/// A captured graph, ready to launch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Graph(u64);
-
-/// Which calls a capture forbids to whom (`CUstreamCaptureMode`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CaptureMode {
-    /// Unsafe calls are refused to every thread.
-    Global,
-    /// Unsafe calls are refused to the thread that began the capture.
-    ThreadLocal,
-    /// Nothing is refused.
-    Relaxed,
+/// A graph as the driver names it, with the capture that it was.
+pub(crate) struct RawGraph {
+    pub(crate) raw: Opaque<CUgraph_st>,
+    capture: Option<u64>,
 }
 
-impl CaptureMode {
-    /// Every mode.
-    pub const ALL: [CaptureMode; 3] =
-        [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed];
-
-    fn raw(self) -> CUstreamCaptureMode {
-        match self {
-            CaptureMode::Global => CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
-            CaptureMode::ThreadLocal => CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
-            CaptureMode::Relaxed => CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
-        }
+fn raw_mode(mode: CaptureMode) -> CUstreamCaptureMode {
+    match mode {
+        CaptureMode::Global => CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+        CaptureMode::ThreadLocal => CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+        CaptureMode::Relaxed => CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
     }
+}
+
+pub(crate) fn begin_capture(driver: &CudaDriver, stream: Stream, mode: CaptureMode) -> Result<()> {
+    let call = Call::BeginCapture;
+    let _entered = driver.enter(call)?;
+    let begin = symbol!(driver, call, cuStreamBeginCapture_v2);
+    let id = stream.number();
+    let stream = driver.streams.get(id).map_err(refused(call, "stream", id))?;
+    // SAFETY: the stream is held, so it is alive.
+    let code = unsafe { begin(stream.raw.0, raw_mode(mode)) };
+    driver.settle(call, code, || format!("stream {id:#x}"))
+}
+
+pub(crate) fn end_capture(driver: &CudaDriver, stream: Stream) -> Result<Graph> {
+    let call = Call::EndCapture;
+    let _entered = driver.enter(call)?;
+    let end = symbol!(driver, call, cuStreamEndCapture);
+    let id = stream.number();
+    let stream = driver.streams.get(id).map_err(refused(call, "stream", id))?;
+    let mut nodes = driver.nodes();
+    let capture = position(driver, call, &stream)?.map(|position| position.capture);
+    let mut raw = null_mut();
+    // SAFETY: the stream is held; `raw` outlives the call.
+    let code = unsafe { end(stream.raw.0, &mut raw) };
+    let code = match code {
+        // So a spoilt capture is told in NVIDIA's manual, while drivers return the code.
+        CUresult::CUDA_SUCCESS if raw.is_null() => CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+        code => code,
+    };
+    let ended = driver.settle(call, code, || format!("stream {id:#x}"));
+    match (&ended, capture) {
+        (Ok(()), Some(capture)) => nodes.keep(capture),
+        // Ended by another stream or thread than it began, a capture goes on.
+        (Err(_), Some(capture))
+            if position(driver, call, &stream).is_ok_and(|now| now.is_none()) =>
+        {
+            nodes.forget(capture);
+        }
+        _ => {}
+    }
+    ended?;
+    Ok(Graph::from_number(driver.graphs.insert(RawGraph { raw: Opaque(raw), capture })))
+}
+
+/// Where in its capture a stream is.
+struct Position {
+    capture: u64,
+    /// `None` if the capture is spoilt.
+    tips: Option<Vec<RawNode>>,
+}
+
+/// `None` if the stream does not capture.
+fn position(driver: &CudaDriver, call: Call, stream: &RawStream) -> Result<Option<Position>> {
+    let ask = symbol!(driver, call, cuStreamGetCaptureInfo_v3);
+    let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let (mut capture, mut count) = (0, 0);
+    let (mut nodes, mut edges) = (std::ptr::null(), std::ptr::null());
+    // SAFETY: the stream is held; all that is written to outlives the call. Nobody wants the graph,
+    // for which null may stand.
+    let code = unsafe {
+        ask(stream.raw.0, &mut status, &mut capture, null_mut(), &mut nodes, &mut edges, &mut count)
+    };
+    driver.settle(call, code, String::new)?;
+    if status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+        return Ok(None);
+    }
+    let sound = status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    let tips = if sound && !nodes.is_null() {
+        // SAFETY: the driver's array of `count` nodes is good until the stream is used again, which
+        // callers do from one thread at a time.
+        let tips = unsafe { std::slice::from_raw_parts(nodes, count) };
+        tips.iter().map(|tip| *tip as RawNode).collect()
+    } else {
+        Vec::new()
+    };
+    Ok(Some(Position { capture, tips: sound.then_some(tips) }))
+}
+
+pub(crate) fn capture_info(driver: &CudaDriver, stream: Stream) -> Result<Option<CaptureInfo>> {
+    let call = Call::CaptureInfo;
+    let _entered = driver.enter(call)?;
+    let id = stream.number();
+    let stream = driver.streams.get(id).map_err(refused(call, "stream", id))?;
+    let mut nodes = driver.nodes();
+    let position = position(driver, call, &stream)?;
+    nodes.see(id, position.as_ref().map(|position| position.capture));
+    let Some(Position { capture, tips }) = position else { return Ok(None) };
+    let Some(tips) = tips else {
+        let code = CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        return Err(driver.settle(call, code, || format!("stream {id:#x}")).unwrap_err());
+    };
+    let mut read = |node| dependencies(driver, call, node);
+    let tips = tips.into_iter().map(|tip| nodes.name(capture, tip, &mut read));
+    Ok(Some(CaptureInfo { capture, tips: tips.collect::<Result<_>>()? }))
+}
+
+/// What a node of a sound capture comes directly behind.
+fn dependencies(driver: &CudaDriver, call: Call, node: RawNode) -> Result<Vec<RawNode>> {
+    let ask = symbol!(driver, call, cuGraphNodeGetDependencies_v2);
+    let node = node as crate::sys::CUgraphNode;
+    let mut count = 0;
+    // SAFETY: the capture is sound, so its nodes are alive; null asks for the number alone.
+    let code = unsafe { ask(node, null_mut(), null_mut(), &mut count) };
+    driver.settle(call, code, || "counting the dependencies of a node".into())?;
+    let mut before = vec![null_mut(); count];
+    let mut edges = vec![CUgraphEdgeData::default(); count];
+    if count > 0 {
+        // SAFETY: as above, with room for `count` of each.
+        let code = unsafe { ask(node, before.as_mut_ptr(), edges.as_mut_ptr(), &mut count) };
+        driver.settle(call, code, || "reading the dependencies of a node".into())?;
+    }
+    before.truncate(count);
+    let mut before: Vec<RawNode> = before.into_iter().map(|node| node as RawNode).collect();
+    // Two edges of different kinds may lead to one node.
+    before.sort_unstable();
+    before.dedup();
+    Ok(before)
+}
+
+pub(crate) fn node_dependencies(driver: &CudaDriver, node: GraphNode) -> Result<Vec<GraphNode>> {
+    let call = Call::NodeDependencies;
+    driver.refuse_if_lost(call)?;
+    let nodes = driver.nodes();
+    let unknown =
+        || invalid_id(call, format!("graph node {:#x}: no such id, or no longer", node.number()));
+    Ok(nodes.behind(node).ok_or_else(unknown)?.to_vec())
+}
+
+pub(crate) fn graph_nodes(driver: &CudaDriver, graph: Graph) -> Result<usize> {
+    let call = Call::GraphNodes;
+    let _entered = driver.enter(call)?;
+    let ask = symbol!(driver, call, cuGraphGetNodes);
+    let id = graph.number();
+    let graph = driver.graphs.get(id).map_err(refused(call, "graph", id))?;
+    let _one_at_a_time = driver.nodes();
+    let mut count = 0;
+    // SAFETY: the graph is held, so it is alive; null asks for the number alone.
+    let code = unsafe { ask(graph.raw.0, null_mut(), &mut count) };
+    driver.settle(call, code, || format!("graph {id:#x}"))?;
+    Ok(count)
+}
+
+pub(crate) fn instantiate(driver: &CudaDriver, graph: Graph) -> Result<GraphExec> {
+    let call = Call::Instantiate;
+    let _entered = driver.enter(call)?;
+    let instantiate = symbol!(driver, call, cuGraphInstantiateWithFlags);
+    let id = graph.number();
+    let graph = driver.graphs.get(id).map_err(refused(call, "graph", id))?;
+    let _one_at_a_time = driver.nodes();
+    let mut ready = null_mut();
+    // SAFETY: the graph is held; `ready` outlives the call; zero stands for no flag.
+    let code = unsafe { instantiate(&mut ready, graph.raw.0, 0) };
+    driver.settle(call, code, || format!("graph {id:#x}"))?;
+    Ok(GraphExec::from_number(driver.execs.insert(Opaque(ready))))
+}
+
+pub(crate) fn launch_graph(driver: &CudaDriver, exec: GraphExec, stream: Stream) -> Result<()> {
+    let call = Call::LaunchGraph;
+    let _entered = driver.enter(call)?;
+    let launch = symbol!(driver, call, cuGraphLaunch);
+    let (exec_id, stream_id) = (exec.number(), stream.number());
+    let stream = driver.streams.get(stream_id).map_err(refused(call, "stream", stream_id))?;
+    let exec = driver.execs.get(exec_id).map_err(refused(call, "instantiated graph", exec_id))?;
+    // SAFETY: both are held, so they are alive.
+    let code = unsafe { launch(exec.0, stream.raw.0) };
+    driver.settle(call, code, || format!("graph {exec_id:#x} on stream {stream_id:#x}"))
+}
+
+pub(crate) fn destroy_graph(driver: &CudaDriver, graph: Graph) -> Result<()> {
+    let call = Call::DestroyGraph;
+    let _entered = driver.enter(call)?;
+    let destroy = symbol!(driver, call, cuGraphDestroy);
+    let id = graph.number();
+    let mut nodes = driver.nodes();
+    let claim = driver.graphs.claim(id).map_err(refused(call, "graph", id))?;
+    // SAFETY: the claim says that the graph is ours, alive, and in no other call.
+    let code = unsafe { destroy(claim.object().raw.0) };
+    driver.settle(call, code, || format!("graph {id:#x}"))?;
+    if let Some(capture) = claim.object().capture {
+        nodes.forget(capture);
+    }
+    claim.destroyed();
+    Ok(())
+}
+
+pub(crate) fn destroy_graph_exec(driver: &CudaDriver, exec: GraphExec) -> Result<()> {
+    let call = Call::DestroyGraphExec;
+    let _entered = driver.enter(call)?;
+    let destroy = symbol!(driver, call, cuGraphExecDestroy);
+    let id = exec.number();
+    let claim = driver.execs.claim(id).map_err(refused(call, "instantiated graph", id))?;
+    // SAFETY: the claim says that the graph is ours, alive, and in no other call.
+    let code = unsafe { destroy(claim.object().0) };
+    driver.settle(call, code, || format!("instantiated graph {id:#x}"))?;
+    claim.destroyed();
+    Ok(())
 }
 
 impl CudaDriver {
-    /// From now on, work queued on `stream` becomes a graph instead of running.
-    pub fn begin_capture(&self, stream: Stream, mode: CaptureMode) -> Result<(), EntryError> {
-        let _entered = self.enter_for("cuStreamBeginCapture_v2")?;
-        let begin = entry!(self.cuda, cuStreamBeginCapture_v2);
-        let stream = self.held_stream("cuStreamBeginCapture_v2", stream)?;
-        // SAFETY: the stream is held, so it is alive.
-        let code = unsafe { begin(stream.raw.0, mode.raw()) };
-        self.check_entry("cuStreamBeginCapture_v2", code)
-    }
-
-    /// Ends a capture and makes what was queued ready to launch.
-    ///
-    /// # Errors
-    /// Of kind [`vramp_driver::ErrorKind::Capturing`] if a forbidden call spoilt the capture; the
-    /// stream is then out of capture too.
-    pub fn end_capture(&self, stream: Stream) -> Result<Graph, EntryError> {
-        let _entered = self.enter_for("cuStreamEndCapture")?;
-        let end = entry!(self.cuda, cuStreamEndCapture);
-        let instantiate = entry!(self.cuda, cuGraphInstantiateWithFlags);
-        let destroy = entry!(self.cuda, cuGraphDestroy);
-        let stream = self.held_stream("cuStreamEndCapture", stream)?;
-        let mut graph = std::ptr::null_mut();
-        // SAFETY: the stream is held; `graph` outlives the call.
-        let code = unsafe { end(stream.raw.0, &mut graph) };
-        self.check_entry("cuStreamEndCapture", code)?;
-        let mut ready = std::ptr::null_mut();
-        // SAFETY: the driver just made `graph`; `ready` outlives the call.
-        let code = unsafe { instantiate(&mut ready, graph, 0) };
-        // SAFETY: nobody else knows `graph`, and an instantiated graph does not need it.
-        let _ = unsafe { destroy(graph) };
-        self.check_entry("cuGraphInstantiateWithFlags", code)?;
-        Ok(Graph(self.graphs.insert(Opaque(ready))))
-    }
-
-    /// True while work queued on `stream` becomes a graph, even one that is spoilt already.
-    pub fn is_capturing(&self, stream: Stream) -> Result<bool, EntryError> {
-        let _entered = self.enter_for("cuStreamIsCapturing")?;
-        let ask = entry!(self.cuda, cuStreamIsCapturing);
-        let stream = self.held_stream("cuStreamIsCapturing", stream)?;
-        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: the stream is held; `status` outlives the call.
-        let code = unsafe { ask(stream.raw.0, &mut status) };
-        self.check_entry("cuStreamIsCapturing", code)?;
-        Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
-    }
-
-    /// Queues the work of `graph` on `stream`.
-    pub fn launch(&self, graph: Graph, stream: Stream) -> Result<(), EntryError> {
-        let _entered = self.enter_for("cuGraphLaunch")?;
-        let launch = entry!(self.cuda, cuGraphLaunch);
-        let stream = self.held_stream("cuGraphLaunch", stream)?;
-        let graph = self.graphs.get(graph.0).map_err(unknown("cuGraphLaunch"))?;
-        // SAFETY: both are held, so they are alive.
-        let code = unsafe { launch(graph.0, stream.raw.0) };
-        self.check_entry("cuGraphLaunch", code)
-    }
-
-    /// Destroys a graph. A launch in flight still completes.
-    pub fn destroy_graph(&self, graph: Graph) -> Result<(), EntryError> {
-        let _entered = self.enter_for("cuGraphExecDestroy")?;
-        let destroy = entry!(self.cuda, cuGraphExecDestroy);
-        let claim = self.graphs.claim(graph.0).map_err(unknown("cuGraphExecDestroy"))?;
-        // SAFETY: the claim says that the graph is ours, alive, and in no other call.
-        let code = unsafe { destroy(claim.object().0) };
-        self.check_entry("cuGraphExecDestroy", code)?;
-        claim.destroyed();
-        Ok(())
-    }
-
     /// Runs `calls` with this thread exempt from the rules of captures on other streams
     /// (`cuThreadExchangeStreamCaptureMode`).
     pub fn relaxed<R>(&self, calls: impl FnOnce() -> R) -> Result<R, EntryError> {
-        let _entered = self.enter_for("cuThreadExchangeStreamCaptureMode")?;
+        const ENTRY: &str = "cuThreadExchangeStreamCaptureMode";
+        // Stands for a call that the contract of a device does not know. Never shown: the error
+        // names the entry point.
+        let call = Call::BeginCapture;
+        let of_entry = |error: DriverError| EntryError {
+            entry: ENTRY,
+            code: error.code,
+            name: error.name.into_owned(),
+        };
+        let _entered = self.enter(call).map_err(of_entry)?;
         let exchange = entry!(self.cuda, cuThreadExchangeStreamCaptureMode);
-        let mut mode = CaptureMode::Relaxed.raw();
+        let mut mode = raw_mode(CaptureMode::Relaxed);
         // SAFETY: `mode` outlives the call.
         let code = unsafe { exchange(&mut mode) };
-        self.check_entry("cuThreadExchangeStreamCaptureMode", code)?;
+        self.settle(call, code, String::new).map_err(of_entry)?;
         // Also when the calls panic.
         let _restored = RestoreMode { driver: self, mode };
         Ok(calls())
     }
 
-    fn enter_for(&self, entry: &'static str) -> Result<Entered<'_>, EntryError> {
-        self.enter(CALL).map_err(of_entry(entry))
-    }
-
-    fn held_stream(
-        &self,
-        entry: &'static str,
-        stream: Stream,
-    ) -> Result<Arc<RawStream>, EntryError> {
-        self.streams.get(stream.number()).map_err(unknown(entry))
-    }
-
-    fn check_entry(&self, entry: &'static str, code: CUresult) -> Result<(), EntryError> {
-        self.settle(CALL, code, String::new).map_err(of_entry(entry))
+    /// What is known of nodes; whoever holds it is alone with all graphs.
+    fn nodes(&self) -> MutexGuard<'_, Nodes> {
+        // What a panic may have left is at worst a node without a name.
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -159,17 +275,5 @@ impl Drop for RestoreMode<'_> {
             // SAFETY: `mode` outlives the call.
             let _ = unsafe { exchange(&mut self.mode) };
         }
-    }
-}
-
-fn of_entry(entry: &'static str) -> impl Fn(DriverError) -> EntryError {
-    move |error| EntryError { entry, code: error.code, name: error.name.into_owned() }
-}
-
-fn unknown(entry: &'static str) -> impl Fn(Refusal) -> EntryError {
-    move |refusal| EntryError {
-        entry,
-        code: CUresult::CUDA_ERROR_INVALID_HANDLE.0.cast_signed(),
-        name: refusal.to_string(),
     }
 }

@@ -24,6 +24,7 @@ mod graph;
 mod host;
 mod load;
 mod memory;
+mod nodes;
 mod pool;
 mod stream;
 mod sys;
@@ -38,4 +39,3 @@ mod tests;
 
 pub use device::{CudaDriver, DeviceSummary, devices};
 pub use error::{EntryError, OpenError};
-pub use graph::{CaptureMode, Graph};

@@ -10,6 +10,7 @@
 #![allow(dead_code, clippy::all, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::multiple_unsafe_ops_per_block)]
 
+pub type cuuint64_t = u64;
 pub type CUdeviceptr_v2 = ::std::os::raw::c_ulonglong;
 pub type CUdeviceptr = CUdeviceptr_v2;
 pub type CUdevice_v1 = ::std::os::raw::c_int;
@@ -18,8 +19,10 @@ pub type CUcontext = *mut CUctx_st;
 pub type CUevent = *mut CUevent_st;
 pub type CUstream = *mut CUstream_st;
 pub type CUgraph = *mut CUgraph_st;
+pub type CUgraphNode = *mut CUgraphNode_st;
 pub type CUgraphExec = *mut CUgraphExec_st;
 pub type CUmemoryPool = *mut CUmemPoolHandle_st;
+pub type CUgraphEdgeData = CUgraphEdgeData_st;
 pub type CUmemGenericAllocationHandle_v1 = ::std::os::raw::c_ulonglong;
 pub type CUmemGenericAllocationHandle = CUmemGenericAllocationHandle_v1;
 pub type CUmemLocation_v1 = CUmemLocation_st;
@@ -52,6 +55,11 @@ pub struct CUgraph_st {
 }
 #[repr(C)]
 #[derive(Debug)]
+pub struct CUgraphNode_st {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug)]
 pub struct CUgraphExec_st {
     _unused: [u8; 0],
 }
@@ -69,6 +77,14 @@ pub struct CUevent_flags_enum(pub ::std::os::raw::c_uint);
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct CUdevice_attribute_enum(pub ::std::os::raw::c_uint);
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct CUgraphEdgeData_st {
+    pub from_port: ::std::os::raw::c_uchar,
+    pub to_port: ::std::os::raw::c_uchar,
+    pub type_: ::std::os::raw::c_uchar,
+    pub reserved: [::std::os::raw::c_uchar; 5usize],
+}
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct CUstreamCaptureStatus_enum(pub ::std::os::raw::c_uint);
@@ -385,6 +401,18 @@ pub struct Api {
         ) -> CUresult,
         ::libloading::Error,
     >,
+    pub cuStreamGetCaptureInfo_v3: Result<
+        unsafe extern "C" fn(
+            hStream: CUstream,
+            captureStatus_out: *mut CUstreamCaptureStatus,
+            id_out: *mut cuuint64_t,
+            graph_out: *mut CUgraph,
+            dependencies_out: *mut *const CUgraphNode,
+            edgeData_out: *mut *const CUgraphEdgeData,
+            numDependencies_out: *mut usize,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
     pub cuStreamQuery:
         Result<unsafe extern "C" fn(hStream: CUstream) -> CUresult, ::libloading::Error>,
     pub cuStreamSynchronize:
@@ -405,6 +433,23 @@ pub struct Api {
         Result<unsafe extern "C" fn(hEvent: CUevent) -> CUresult, ::libloading::Error>,
     pub cuEventDestroy_v2:
         Result<unsafe extern "C" fn(hEvent: CUevent) -> CUresult, ::libloading::Error>,
+    pub cuGraphGetNodes: Result<
+        unsafe extern "C" fn(
+            hGraph: CUgraph,
+            nodes: *mut CUgraphNode,
+            numNodes: *mut usize,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
+    pub cuGraphNodeGetDependencies_v2: Result<
+        unsafe extern "C" fn(
+            hNode: CUgraphNode,
+            dependencies: *mut CUgraphNode,
+            edgeData: *mut CUgraphEdgeData,
+            numDependencies: *mut usize,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
     pub cuGraphInstantiateWithFlags: Result<
         unsafe extern "C" fn(
             phGraphExec: *mut CUgraphExec,
@@ -424,6 +469,19 @@ pub struct Api {
 }
 pub const CUDA_VERSION: u32 = 13050;
 pub const CU_MEMHOSTALLOC_PORTABLE: u32 = 1;
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CUgraphEdgeData_st"][::std::mem::size_of::<CUgraphEdgeData_st>() - 8usize];
+    ["Alignment of CUgraphEdgeData_st"][::std::mem::align_of::<CUgraphEdgeData_st>() - 1usize];
+    ["Offset of field: CUgraphEdgeData_st::from_port"]
+        [::std::mem::offset_of!(CUgraphEdgeData_st, from_port) - 0usize];
+    ["Offset of field: CUgraphEdgeData_st::to_port"]
+        [::std::mem::offset_of!(CUgraphEdgeData_st, to_port) - 1usize];
+    ["Offset of field: CUgraphEdgeData_st::type_"]
+        [::std::mem::offset_of!(CUgraphEdgeData_st, type_) - 2usize];
+    ["Offset of field: CUgraphEdgeData_st::reserved"]
+        [::std::mem::offset_of!(CUgraphEdgeData_st, reserved) - 3usize];
+};
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of CUmemLocation_st__bindgen_ty_1__bindgen_ty_1"]
@@ -1184,6 +1242,8 @@ impl Api {
         let cuStreamEndCapture = unsafe { __library.get(b"cuStreamEndCapture\0") }.map(|sym| *sym);
         let cuStreamIsCapturing =
             unsafe { __library.get(b"cuStreamIsCapturing\0") }.map(|sym| *sym);
+        let cuStreamGetCaptureInfo_v3 =
+            unsafe { __library.get(b"cuStreamGetCaptureInfo_v3\0") }.map(|sym| *sym);
         let cuStreamQuery = unsafe { __library.get(b"cuStreamQuery\0") }.map(|sym| *sym);
         let cuStreamSynchronize =
             unsafe { __library.get(b"cuStreamSynchronize\0") }.map(|sym| *sym);
@@ -1193,6 +1253,9 @@ impl Api {
         let cuEventQuery = unsafe { __library.get(b"cuEventQuery\0") }.map(|sym| *sym);
         let cuEventSynchronize = unsafe { __library.get(b"cuEventSynchronize\0") }.map(|sym| *sym);
         let cuEventDestroy_v2 = unsafe { __library.get(b"cuEventDestroy_v2\0") }.map(|sym| *sym);
+        let cuGraphGetNodes = unsafe { __library.get(b"cuGraphGetNodes\0") }.map(|sym| *sym);
+        let cuGraphNodeGetDependencies_v2 =
+            unsafe { __library.get(b"cuGraphNodeGetDependencies_v2\0") }.map(|sym| *sym);
         let cuGraphInstantiateWithFlags =
             unsafe { __library.get(b"cuGraphInstantiateWithFlags\0") }.map(|sym| *sym);
         let cuGraphLaunch = unsafe { __library.get(b"cuGraphLaunch\0") }.map(|sym| *sym);
@@ -1243,6 +1306,7 @@ impl Api {
             cuThreadExchangeStreamCaptureMode,
             cuStreamEndCapture,
             cuStreamIsCapturing,
+            cuStreamGetCaptureInfo_v3,
             cuStreamQuery,
             cuStreamSynchronize,
             cuStreamDestroy_v2,
@@ -1251,6 +1315,8 @@ impl Api {
             cuEventQuery,
             cuEventSynchronize,
             cuEventDestroy_v2,
+            cuGraphGetNodes,
+            cuGraphNodeGetDependencies_v2,
             cuGraphInstantiateWithFlags,
             cuGraphLaunch,
             cuGraphExecDestroy,
@@ -1627,6 +1693,28 @@ impl Api {
             )
         }
     }
+    pub unsafe fn cuStreamGetCaptureInfo_v3(
+        &self,
+        hStream: CUstream,
+        captureStatus_out: *mut CUstreamCaptureStatus,
+        id_out: *mut cuuint64_t,
+        graph_out: *mut CUgraph,
+        dependencies_out: *mut *const CUgraphNode,
+        edgeData_out: *mut *const CUgraphEdgeData,
+        numDependencies_out: *mut usize,
+    ) -> CUresult {
+        unsafe {
+            (self.cuStreamGetCaptureInfo_v3.as_ref().expect("Expected function, got error."))(
+                hStream,
+                captureStatus_out,
+                id_out,
+                graph_out,
+                dependencies_out,
+                edgeData_out,
+                numDependencies_out,
+            )
+        }
+    }
     pub unsafe fn cuStreamQuery(&self, hStream: CUstream) -> CUresult {
         unsafe { (self.cuStreamQuery.as_ref().expect("Expected function, got error."))(hStream) }
     }
@@ -1664,6 +1752,34 @@ impl Api {
     }
     pub unsafe fn cuEventDestroy_v2(&self, hEvent: CUevent) -> CUresult {
         unsafe { (self.cuEventDestroy_v2.as_ref().expect("Expected function, got error."))(hEvent) }
+    }
+    pub unsafe fn cuGraphGetNodes(
+        &self,
+        hGraph: CUgraph,
+        nodes: *mut CUgraphNode,
+        numNodes: *mut usize,
+    ) -> CUresult {
+        unsafe {
+            (self.cuGraphGetNodes.as_ref().expect("Expected function, got error."))(
+                hGraph, nodes, numNodes,
+            )
+        }
+    }
+    pub unsafe fn cuGraphNodeGetDependencies_v2(
+        &self,
+        hNode: CUgraphNode,
+        dependencies: *mut CUgraphNode,
+        edgeData: *mut CUgraphEdgeData,
+        numDependencies: *mut usize,
+    ) -> CUresult {
+        unsafe {
+            (self.cuGraphNodeGetDependencies_v2.as_ref().expect("Expected function, got error."))(
+                hNode,
+                dependencies,
+                edgeData,
+                numDependencies,
+            )
+        }
     }
     pub unsafe fn cuGraphInstantiateWithFlags(
         &self,

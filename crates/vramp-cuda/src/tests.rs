@@ -2,13 +2,14 @@
 //! and what a failure leaves.
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
-use vramp_driver::{Call, Copy, Driver, Event, Handle, HostBuffer, HostSlice, Place, Stream};
+use vramp_driver::{
+    Call, CaptureMode, Copy, Driver, Event, Handle, HostBuffer, HostSlice, Place, Stream,
+};
 use vramp_driver::{DriverError, ErrorKind};
 
 use crate::device::CudaDriver;
 use crate::error::OpenError;
 use crate::fake::{self, CONTEXT, calls};
-use crate::graph::CaptureMode;
 
 const PAGE: Bytes = Bytes::mib(2);
 
@@ -264,25 +265,74 @@ fn a_graph_is_captured_launched_and_destroyed_once() {
     let stream = driver.create_stream().unwrap();
     driver.begin_capture(stream, CaptureMode::Global).unwrap();
     let graph = driver.end_capture(stream).unwrap();
-    driver.launch(graph, stream).unwrap();
+    assert_eq!(driver.graph_nodes(graph), Ok(2));
+    let exec = driver.instantiate(graph).unwrap();
     driver.destroy_graph(graph).unwrap();
-    assert_eq!(driver.launch(graph, stream).unwrap_err().kind(), ErrorKind::InvalidUse);
+    driver.launch_graph(exec, stream).unwrap();
+    driver.destroy_graph_exec(exec).unwrap();
     assert_eq!(driver.is_capturing(stream), Ok(false));
+    calls();
+    assert_eq!(kind(driver.launch_graph(exec, stream)), ErrorKind::InvalidUse);
+    assert_eq!(kind(driver.destroy_graph_exec(exec)), ErrorKind::InvalidUse);
+    assert_eq!(kind(driver.instantiate(graph)), ErrorKind::InvalidUse);
+    assert_eq!(kind(driver.graph_nodes(graph)), ErrorKind::InvalidUse);
+    assert_eq!(kind(driver.destroy_graph(graph)), ErrorKind::InvalidUse);
+    assert_eq!(calls(), Vec::<&str>::new());
 }
 
 #[test]
-fn a_spoilt_capture_says_so_and_leaves_no_graph() {
+fn nodes_keep_their_names_until_the_graph_is_destroyed() {
+    let driver = open();
+    let stream = driver.create_stream().unwrap();
+    assert_eq!(driver.capture_info(stream), Ok(None));
+    driver.begin_capture(stream, CaptureMode::Relaxed).unwrap();
+    let info = driver.capture_info(stream).unwrap().unwrap();
+    assert_eq!(info.capture, fake::CAPTURE);
+    let [last] = info.tips[..] else { panic!("{info:?}") };
+    let [first] = driver.node_dependencies(last).unwrap()[..] else { panic!() };
+    assert_eq!(driver.node_dependencies(first), Ok(vec![]));
+    assert_eq!(driver.capture_info(stream), Ok(Some(info)));
+    let graph = driver.end_capture(stream).unwrap();
+    assert_eq!(driver.capture_info(stream), Ok(None));
+    assert_eq!(driver.node_dependencies(last), Ok(vec![first]));
+    driver.destroy_graph(graph).unwrap();
+    assert_eq!(kind(driver.node_dependencies(last)), ErrorKind::InvalidUse);
+    assert_eq!(kind(driver.node_dependencies(first)), ErrorKind::InvalidUse);
+}
+
+#[test]
+fn a_spoilt_capture_says_so_and_leaves_no_graph_and_no_nodes() {
     let driver = open();
     let stream = driver.create_stream().unwrap();
     driver.begin_capture(stream, CaptureMode::Global).unwrap();
-    fake::fail("cuStreamEndCapture", 901);
+    let last = driver.capture_info(stream).unwrap().unwrap().tips[0];
+    fake::spoil_capture();
+    let error = driver.capture_info(stream).unwrap_err();
+    assert_eq!((error.kind, error.code), (ErrorKind::Capturing, 901));
     let error = driver.end_capture(stream).unwrap_err();
-    assert_eq!((error.entry, error.kind()), ("cuStreamEndCapture", ErrorKind::Capturing));
-    calls();
-    fake::heal();
+    assert_eq!((error.kind, error.code), (ErrorKind::Capturing, 901));
+    assert_eq!(kind(driver.node_dependencies(last)), ErrorKind::InvalidUse);
+    assert_eq!(driver.capture_info(stream), Ok(None));
+}
+
+#[test]
+fn a_graph_that_cannot_be_made_ready_is_still_there() {
+    let driver = open();
+    let stream = driver.create_stream().unwrap();
+    driver.begin_capture(stream, CaptureMode::Global).unwrap();
+    let graph = driver.end_capture(stream).unwrap();
     fake::fail("cuGraphInstantiateWithFlags", 2);
-    assert_eq!(driver.end_capture(stream).unwrap_err().kind(), ErrorKind::OutOfMemory);
-    assert_eq!(calls(), ["cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cuGraphDestroy"]);
+    assert_eq!(kind(driver.instantiate(graph)), ErrorKind::OutOfMemory);
+    fake::heal();
+    driver.instantiate(graph).unwrap();
+}
+
+#[test]
+fn a_driver_without_the_calls_of_captures_has_no_graphs() {
+    let driver = fake::open(|api| api.cuStreamGetCaptureInfo_v3 = Err(fake::absent())).unwrap();
+    assert!(!driver.info().capabilities.graphs);
+    let stream = driver.create_stream().unwrap();
+    assert_eq!(kind(driver.capture_info(stream)), ErrorKind::NotSupported);
 }
 
 #[test]

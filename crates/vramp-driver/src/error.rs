@@ -75,11 +75,29 @@ pub enum Call {
     AccessHost,
     /// Ask how much memory is free.
     MemoryInfo,
+    /// Let a stream capture a graph.
+    BeginCapture,
+    /// End a capture.
+    EndCapture,
+    /// Ask where in its capture a stream is.
+    CaptureInfo,
+    /// Ask which nodes a node comes behind.
+    NodeDependencies,
+    /// Count the nodes of a graph.
+    GraphNodes,
+    /// Make a graph ready to launch.
+    Instantiate,
+    /// Launch a graph.
+    LaunchGraph,
+    /// Destroy a graph.
+    DestroyGraph,
+    /// Destroy an instantiated graph.
+    DestroyGraphExec,
 }
 
 impl Call {
     /// Every call, in declaration order.
-    pub const ALL: [Call; 32] = [
+    pub const ALL: [Call; 41] = [
         Call::Reserve,
         Call::FreeAddresses,
         Call::Create,
@@ -112,6 +130,15 @@ impl Call {
         Call::FreeHost,
         Call::AccessHost,
         Call::MemoryInfo,
+        Call::BeginCapture,
+        Call::EndCapture,
+        Call::CaptureInfo,
+        Call::NodeDependencies,
+        Call::GraphNodes,
+        Call::Instantiate,
+        Call::LaunchGraph,
+        Call::DestroyGraph,
+        Call::DestroyGraphExec,
     ];
 
     /// The name used in files and messages: `set-access`.
@@ -149,6 +176,15 @@ impl Call {
             Call::FreeHost => "free-host",
             Call::AccessHost => "access-host",
             Call::MemoryInfo => "memory-info",
+            Call::BeginCapture => "begin-capture",
+            Call::EndCapture => "end-capture",
+            Call::CaptureInfo => "capture-info",
+            Call::NodeDependencies => "node-dependencies",
+            Call::GraphNodes => "graph-nodes",
+            Call::Instantiate => "instantiate",
+            Call::LaunchGraph => "launch-graph",
+            Call::DestroyGraph => "destroy-graph",
+            Call::DestroyGraphExec => "destroy-graph-exec",
         }
     }
 }
@@ -178,7 +214,8 @@ pub enum ErrorKind {
 }
 
 /// A driver call that failed. The device is as it was before the call, unless the kind is
-/// [`ErrorKind::DeviceLost`].
+/// [`ErrorKind::DeviceLost`], or [`ErrorKind::Capturing`]: such a refusal may have spoilt a capture,
+/// and an end of one that fails ends it all the same.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("driver call {call} failed: {name} ({code}){}{detail}", if detail.is_empty() { "" } else { ": " })]
 pub struct DriverError {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
 use crate::{
-    Copy, DeviceInfo, Driver, Event, Handle, HostBuffer, HostSlice, MemoryInfo, Place, PoolUsage,
-    Result, Stream,
+    CaptureInfo, CaptureMode, Copy, DeviceInfo, Driver, Event, Graph, GraphExec, GraphNode, Handle,
+    HostBuffer, HostSlice, MemoryInfo, Place, PoolUsage, Result, Stream,
 };
 
 macro_rules! forward {
@@ -61,4 +61,13 @@ forward! {
     write_host(buffer: HostBuffer, offset: Bytes, bytes: &[u8]) -> Result<()>;
     read_host(buffer: HostBuffer, offset: Bytes, bytes: &mut [u8]) -> Result<()>;
     memory_info() -> Result<MemoryInfo>;
+    begin_capture(stream: Stream, mode: CaptureMode) -> Result<()>;
+    end_capture(stream: Stream) -> Result<Graph>;
+    capture_info(stream: Stream) -> Result<Option<CaptureInfo>>;
+    node_dependencies(node: GraphNode) -> Result<Vec<GraphNode>>;
+    graph_nodes(graph: Graph) -> Result<usize>;
+    instantiate(graph: Graph) -> Result<GraphExec>;
+    launch_graph(exec: GraphExec, stream: Stream) -> Result<()>;
+    destroy_graph(graph: Graph) -> Result<()>;
+    destroy_graph_exec(exec: GraphExec) -> Result<()>;
 }

@@ -21,6 +21,18 @@
 //! 6. None of create, map, set-access, unmap, release waits for work in flight. Unmapping memory
 //!    that queued work still touches is a fault that loses the device.
 //!
+//! Rules of captures:
+//!
+//! 1. Work queued on a capturing stream becomes nodes of a graph, each behind the stream's *tips*,
+//!    and runs only when the graph is launched.
+//! 2. [`Driver::record`] on a capturing stream makes the event stand for the stream's tips; another
+//!    stream that waits for it is drawn into the capture, or joined back if it is part of it.
+//! 3. A capture does not depend on work outside of it: waiting for an event recorded outside is
+//!    refused and spoils it, and so is asking about or synchronising what is captured.
+//! 4. Create, map, set-access, unmap, release, and recording on streams outside are legal in every
+//!    mode and on every thread. Query and alloc-memory are refused, and spoil the capture, as its
+//!    [`CaptureMode`] says.
+//!
 //! [`conformance`] checks these rules on any device, [`sim`] is a device without a card, and
 //! [`Metered`] counts what calls cost.
 //!
@@ -30,10 +42,12 @@
 pub mod conformance;
 mod error;
 mod forward;
+mod graph;
 mod meter;
 pub mod sim;
 
 pub use error::{Call, DriverError, ErrorKind};
+pub use graph::{CaptureInfo, CaptureMode};
 pub use meter::{CallStats, MeterSnapshot, Metered};
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
@@ -76,6 +90,18 @@ opaque_id! {
 opaque_id! {
     /// Pinned host memory that copies can run at full speed from and to.
     HostBuffer
+}
+opaque_id! {
+    /// What a stream captured: work with an order, not yet ready to launch.
+    Graph
+}
+opaque_id! {
+    /// A graph made ready to launch.
+    GraphExec
+}
+opaque_id! {
+    /// One piece of captured work. Known while its capture or its graph lives.
+    GraphNode
 }
 
 /// Where physical memory lies.
@@ -133,6 +159,8 @@ pub struct Capabilities {
     /// Page tables may be edited while kernels run beside the edited range. False before compute
     /// capability 8.0, where that has faulted (kvcached issue 465).
     pub remap_beside_kernels: bool,
+    /// Streams capture graphs.
+    pub graphs: bool,
 }
 
 /// Memory on the card as the driver counts it.
@@ -246,10 +274,6 @@ pub trait Driver: Send + Sync {
     /// Waits on the host until everything queued on `stream` is done.
     fn synchronize_stream(&self, stream: Stream) -> Result<()>;
 
-    /// True while work queued on `stream` becomes a graph. Then an event recorded on it belongs to
-    /// the graph, and asking whether any event was reached is refused and may spoil the capture.
-    fn is_capturing(&self, stream: Stream) -> Result<bool>;
-
     /// Creates an event without timing. 0.13 us.
     fn create_event(&self) -> Result<Event>;
 
@@ -285,6 +309,68 @@ pub trait Driver: Send + Sync {
 
     /// Queues a copy from the device to pinned host memory on `stream`.
     fn copy_to_host(&self, stream: Stream, from: DeviceAddr, to: HostSlice) -> Result<()>;
+
+    // --- captures and graphs ---
+
+    /// From now on, work queued on `stream` becomes a graph instead of running; see
+    /// [`CaptureMode`] for what else it changes, and the [module's page](crate) for the rules.
+    /// No figure is known for its cost.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidUse`] or [`ErrorKind::Capturing`] if the stream captures already.
+    fn begin_capture(&self, stream: Stream, mode: CaptureMode) -> Result<()>;
+
+    /// Ends the capture that began on `stream`. Every stream that it drew in is out of it, whether
+    /// this succeeds or says that the capture was spoilt.
+    ///
+    /// Unless the mode is [`CaptureMode::Relaxed`], only the thread that began the capture ends it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Capturing`] if a refused call spoilt the capture, if a stream that was drawn in
+    /// was not joined to `stream`, or if the capture did not begin on this stream and thread; the
+    /// last one ends nothing. [`ErrorKind::InvalidUse`] if the stream does not capture.
+    fn end_capture(&self, stream: Stream) -> Result<Graph>;
+
+    /// True while work queued on `stream` becomes a graph, also if its capture is spoilt. 0.5 us.
+    fn is_capturing(&self, stream: Stream) -> Result<bool>;
+
+    /// Which capture `stream` is part of, and behind which nodes its next work will come. `None` if
+    /// it is part of none. Legal in every mode.
+    ///
+    /// On a card one thread at a time may work with the streams of one capture.
+    ///
+    /// Costs as [`Driver::is_capturing`], and one driver call more for each node that no call named
+    /// before.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Capturing`] if the capture is spoilt.
+    fn capture_info(&self, stream: Stream) -> Result<Option<CaptureInfo>>;
+
+    /// The nodes that `node` comes directly behind, no node twice. Legal while its capture is under
+    /// way. No driver call.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidUse`] once the capture ended without a graph, or the graph was destroyed.
+    fn node_dependencies(&self, node: GraphNode) -> Result<Vec<GraphNode>>;
+
+    /// How many nodes `graph` has.
+    fn graph_nodes(&self, graph: Graph) -> Result<usize>;
+
+    /// Makes `graph` ready to launch. The graph itself is not needed any more. Cost by the number
+    /// of nodes; no figure is known.
+    fn instantiate(&self, graph: Graph) -> Result<GraphExec>;
+
+    /// Queues the work of `exec` on `stream`, behind all that was queued there before and behind
+    /// earlier launches of `exec`. Memory is what is mapped at its addresses when it runs.
+    ///
+    /// Launches of different graphs on different streams have no order.
+    fn launch_graph(&self, exec: GraphExec, stream: Stream) -> Result<()>;
+
+    /// Destroys a graph. What was instantiated from it lives on.
+    fn destroy_graph(&self, graph: Graph) -> Result<()>;
+
+    /// Destroys an instantiated graph. A launch in flight still completes.
+    fn destroy_graph_exec(&self, exec: GraphExec) -> Result<()>;
 
     // --- the device's own stream-ordered pool ---
 

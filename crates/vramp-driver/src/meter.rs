@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
 use crate::{
-    Call, Copy, DeviceInfo, Driver, Event, Handle, HostBuffer, HostSlice, MemoryInfo, Place,
-    PoolUsage, Result, Stream,
+    Call, CaptureInfo, CaptureMode, Copy, DeviceInfo, Driver, Event, Graph, GraphExec, GraphNode,
+    Handle, HostBuffer, HostSlice, MemoryInfo, Place, PoolUsage, Result, Stream,
 };
 
 /// A device that counts and times the calls made to it.
@@ -82,7 +82,7 @@ impl MeterSnapshot {
 impl<D: Driver> Metered<D> {
     /// Counts the calls to `device` from now on.
     pub fn new(device: D) -> Metered<D> {
-        Metered { device, counters: Default::default() }
+        Metered { device, counters: std::array::from_fn(|_| Counter::default()) }
     }
 
     /// The device itself. Calls made on it directly are not counted.
@@ -228,6 +228,33 @@ impl<D: Driver> Driver for Metered<D> {
     }
     fn memory_info(&self) -> Result<MemoryInfo> {
         self.timed(Call::MemoryInfo, |device| device.memory_info())
+    }
+    fn begin_capture(&self, stream: Stream, mode: CaptureMode) -> Result<()> {
+        self.timed(Call::BeginCapture, |device| device.begin_capture(stream, mode))
+    }
+    fn end_capture(&self, stream: Stream) -> Result<Graph> {
+        self.timed(Call::EndCapture, |device| device.end_capture(stream))
+    }
+    fn capture_info(&self, stream: Stream) -> Result<Option<CaptureInfo>> {
+        self.timed(Call::CaptureInfo, |device| device.capture_info(stream))
+    }
+    fn node_dependencies(&self, node: GraphNode) -> Result<Vec<GraphNode>> {
+        self.timed(Call::NodeDependencies, |device| device.node_dependencies(node))
+    }
+    fn graph_nodes(&self, graph: Graph) -> Result<usize> {
+        self.timed(Call::GraphNodes, |device| device.graph_nodes(graph))
+    }
+    fn instantiate(&self, graph: Graph) -> Result<GraphExec> {
+        self.timed(Call::Instantiate, |device| device.instantiate(graph))
+    }
+    fn launch_graph(&self, exec: GraphExec, stream: Stream) -> Result<()> {
+        self.timed(Call::LaunchGraph, |device| device.launch_graph(exec, stream))
+    }
+    fn destroy_graph(&self, graph: Graph) -> Result<()> {
+        self.timed(Call::DestroyGraph, |device| device.destroy_graph(graph))
+    }
+    fn destroy_graph_exec(&self, exec: GraphExec) -> Result<()> {
+        self.timed(Call::DestroyGraphExec, |device| device.destroy_graph_exec(exec))
     }
 }
 

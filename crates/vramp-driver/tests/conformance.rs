@@ -38,6 +38,7 @@ fn a_card_with_fewer_abilities_passes_what_is_left() {
         Capabilities { host_numa: false, ..all },
         Capabilities { pinned_host: false, ..all },
         Capabilities { remap_beside_kernels: false, ..all },
+        Capabilities { graphs: false, ..all },
     ] {
         let device =
             Simulator::builder().backing(Backing::Stored).capabilities(capabilities).build();

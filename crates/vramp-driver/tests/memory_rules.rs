@@ -369,6 +369,7 @@ fn what_a_device_cannot_do_is_not_supported() {
         host_numa: false,
         pinned_host: false,
         remap_beside_kernels: false,
+        graphs: false,
     };
     let unsupported = (801, ErrorKind::NotSupported);
     let device = Simulator::builder().capabilities(none).build();

@@ -5,6 +5,7 @@ mod common;
 use common::{Rig, pages};
 use vramp::{Bytes, Config, Preset};
 use vramp_driver::sim::Simulator;
+use vramp_driver::{CaptureMode, Driver};
 
 /// A pool that is full but for what is free on the capturing stream or idle elsewhere.
 fn crowded() -> Rig {
@@ -26,7 +27,7 @@ fn no_event_is_recorded_waited_for_or_asked_about_while_a_stream_captures() {
     for block in others {
         rig.free_on(block, other);
     }
-    rig.sim.begin_capture(raw);
+    rig.sim.begin_capture(raw, CaptureMode::Global).expect("it does not capture yet");
     let mut captured = Vec::new();
     for count in [4, 10, 3, 12] {
         if let Ok(block) = rig.allocator.malloc(pages(count), rig.stream) {
@@ -45,7 +46,8 @@ fn no_event_is_recorded_waited_for_or_asked_about_while_a_stream_captures() {
         rig.free_on(block, other);
     }
     rig.allocator.trim(Bytes::ZERO).expect("nothing fails");
-    assert_eq!(rig.sim.end_capture(raw), 0, "nothing spoilt the capture");
+    let graph = rig.sim.end_capture(raw).expect("nothing spoilt the capture");
+    rig.sim.destroy_graph(graph).expect("it is there");
 
     // Afterwards everything is as before: all of it is one block's.
     rig.free(fourth);
@@ -65,10 +67,11 @@ fn a_capture_may_grow_and_remap() {
     for (n, block) in blocks.into_iter().enumerate() {
         if n % 2 == 0 { rig.free(block) } else { kept.push(block) }
     }
-    rig.sim.begin_capture(raw);
+    rig.sim.begin_capture(raw, CaptureMode::Global).expect("it does not capture yet");
     let moved = rig.malloc(48);
     let grown = rig.malloc(200);
-    assert_eq!(rig.sim.end_capture(raw), 0);
+    let graph = rig.sim.end_capture(raw).expect("nothing spoilt the capture");
+    rig.sim.destroy_graph(graph).expect("it is there");
     assert!(rig.allocator.stats().expect("no call fails").chunks_moved > 0, "it was remapped");
     for block in kept.into_iter().chain([moved, grown]) {
         rig.free(block);

@@ -36,6 +36,7 @@ impl Default for Builder {
             host_numa: true,
             pinned_host: true,
             remap_beside_kernels: true,
+            graphs: true,
         };
         let limits = Limits {
             memory: Bytes::ZERO,

@@ -3,17 +3,18 @@
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
 use super::Simulator;
+use super::capture::Recorded;
 use super::cost::Rates;
 use super::hazard::{Body, Part};
 use super::log::LoggedCall;
 use super::pool::POOL_BASE;
 use super::refusal::{Outcome, Refusal};
 use super::state::State;
-use super::streams::{Effect, Kernel, Point};
+use super::streams::{Effect, Kernel};
 use super::work::host_buffer_part;
 use crate::{
-    Call, Copy, DeviceInfo, Driver, Event, Handle, HostBuffer, HostSlice, MemoryInfo, Place,
-    PoolUsage, Result, Stream,
+    Call, CaptureInfo, CaptureMode, Copy, DeviceInfo, Driver, Event, Graph, GraphExec, GraphNode,
+    Handle, HostBuffer, HostSlice, MemoryInfo, Place, PoolUsage, Result, Stream,
 };
 
 impl Simulator {
@@ -40,6 +41,19 @@ fn need_pinned_host(state: &State) -> Outcome<()> {
 
 fn need_pool(state: &State) -> Outcome<()> {
     state.need(|can| can.stream_ordered_pool, "this device has no stream-ordered pool")
+}
+
+fn need_graphs(state: &State) -> Outcome<()> {
+    state.need(|can| can.graphs, "this device captures no graphs")
+}
+
+fn need_no_capture(state: &State, stream: usize) -> Outcome<()> {
+    match state.captures.of(stream) {
+        None => Ok(()),
+        Some(_) => Err(Refusal::not_supported(
+            "the simulator does not model memory of the device's own pool in a graph",
+        )),
+    }
 }
 
 fn check_end(range: AddrRange) -> Outcome<()> {
@@ -131,6 +145,7 @@ impl Driver for Simulator {
 
     fn alloc_memory(&self, len: Bytes) -> Result<DeviceAddr> {
         self.call(log(Call::AllocMemory).len(len), |state| {
+            state.captures.refuse_unsafe()?;
             let at = state.memory.alloc(len)?;
             state.spend_on_handle(Call::AllocMemory, len);
             Ok(at)
@@ -140,6 +155,7 @@ impl Driver for Simulator {
     fn free_memory(&self, at: DeviceAddr) -> Result<()> {
         self.call(log(Call::FreeMemory).at(at), |state| {
             state.memory.allocation(at)?;
+            state.captures.refuse_unsafe()?;
             state.wait_for_everything()?;
             let len = state.memory.free_allocation(at)?;
             state.forget_dead();
@@ -158,6 +174,7 @@ impl Driver for Simulator {
     fn destroy_stream(&self, stream: Stream) -> Result<()> {
         self.call(log(Call::DestroyStream).on(stream), |state| {
             let index = state.streams.index(stream)?;
+            state.refuse_capturing(index)?;
             state.streams.destroy(index);
             state.spend(Call::DestroyStream);
             Ok(())
@@ -167,6 +184,7 @@ impl Driver for Simulator {
     fn synchronize_stream(&self, stream: Stream) -> Result<()> {
         self.call(log(Call::SynchronizeStream).on(stream), |state| {
             let index = state.streams.index(stream)?;
+            state.refuse_capturing(index)?;
             state.run_to(state.streams.end_of(index))?;
             if let Some(checker) = &mut state.checker {
                 checker.host_saw_stream(stream);
@@ -179,16 +197,17 @@ impl Driver for Simulator {
 
     fn is_capturing(&self, stream: Stream) -> Result<bool> {
         self.call(log(Call::IsCapturing).on(stream), |state| {
-            state.streams.index(stream)?;
+            let index = state.streams.index(stream)?;
+            let capturing = state.captures.of(index).is_some();
             state.spend(Call::IsCapturing);
-            Ok(state.capturing.contains(&stream.number()))
+            Ok(capturing)
         })
     }
 
     fn create_event(&self) -> Result<Event> {
         self.call(log(Call::CreateEvent), |state| {
             state.events_made += 1;
-            state.events.insert(state.events_made, None);
+            state.events.insert(state.events_made, Recorded::Never);
             state.spend(Call::CreateEvent);
             Ok(Event::from_number(state.events_made))
         })
@@ -196,7 +215,7 @@ impl Driver for Simulator {
 
     fn destroy_event(&self, event: Event) -> Result<()> {
         self.call(log(Call::DestroyEvent), |state| {
-            point_of(state, event)?;
+            state.recorded(event)?;
             state.events.remove(&event.number());
             if let Some(checker) = &mut state.checker {
                 checker.forget_event(event.number());
@@ -208,15 +227,7 @@ impl Driver for Simulator {
 
     fn record(&self, event: Event, stream: Stream) -> Result<()> {
         self.call(log(Call::Record).on(stream), |state| {
-            point_of(state, event)?;
-            let index = state.streams.index(stream)?;
-            let point = state.streams.end_of(index);
-            state.events.insert(event.number(), Some(point));
-            // Legal, and yet: the event is a node of the graph now.
-            state.spoilt += u64::from(state.capturing.contains(&stream.number()));
-            if let Some(checker) = &mut state.checker {
-                checker.record(event.number(), stream);
-            }
+            state.record(event, stream)?;
             state.spend(Call::Record);
             Ok(())
         })
@@ -224,8 +235,7 @@ impl Driver for Simulator {
 
     fn query(&self, event: Event) -> Result<bool> {
         self.call(log(Call::Query), |state| {
-            state.refuse_in_capture()?;
-            let point = point_of(state, event)?;
+            let point = state.point_for_host(event)?;
             let done = point.is_none_or(|point| state.streams.is_done(point));
             if done && let Some(checker) = &mut state.checker {
                 checker.host_saw_event(event.number());
@@ -237,16 +247,7 @@ impl Driver for Simulator {
 
     fn wait(&self, stream: Stream, event: Event) -> Result<()> {
         self.call(log(Call::Wait).on(stream), |state| {
-            let point = point_of(state, event)?;
-            // The graph would depend on work outside of it.
-            state.spoilt += u64::from(state.capturing.contains(&stream.number()));
-            let index = state.streams.index(stream)?;
-            if let Some(point) = point {
-                state.streams.push_wait(index, point, state.now_ns);
-            }
-            if let Some(checker) = &mut state.checker {
-                checker.wait(stream, event.number());
-            }
+            state.wait(stream, event)?;
             state.spend(Call::Wait);
             Ok(())
         })
@@ -254,7 +255,7 @@ impl Driver for Simulator {
 
     fn synchronize_event(&self, event: Event) -> Result<()> {
         self.call(log(Call::SynchronizeEvent), |state| {
-            if let Some(point) = point_of(state, event)? {
+            if let Some(point) = state.point_for_host(event)? {
                 state.run_to(point)?;
             }
             if let Some(checker) = &mut state.checker {
@@ -269,7 +270,7 @@ impl Driver for Simulator {
     fn fill(&self, stream: Stream, range: AddrRange, byte: u8) -> Result<()> {
         self.call(log_range(Call::Fill, range).on(stream), |state| {
             check_end(range)?;
-            state.streams.index(stream)?;
+            state.takes_work(stream)?;
             state.spend(Call::Fill);
             let kernel = Kernel::new("fill").writing(range);
             let ns = Rates::ns(state.rates().fill, range.len);
@@ -286,7 +287,7 @@ impl Driver for Simulator {
             if copy.from < copy.to + copy.len && copy.to < copy.from + copy.len {
                 return Err(Refusal::invalid(format!("{from} and {to} overlap")));
             }
-            state.streams.index(stream)?;
+            state.takes_work(stream)?;
             state.spend(Call::Copy);
             let kernel = Kernel::new("copy").reading(from).writing(to);
             let ns = Rates::ns(state.rates().copy, copy.len);
@@ -298,7 +299,7 @@ impl Driver for Simulator {
         let range = AddrRange::new(to, from.len);
         self.call(log_range(Call::CopyToDevice, range).on(stream), |state| {
             check_end(range)?;
-            state.streams.index(stream)?;
+            state.takes_work(stream)?;
             state.host.check(from.buffer, from.offset, from.len)?;
             state.spend(Call::CopyToDevice);
             let kernel = Kernel::new("copy-to-device").writing(range);
@@ -313,7 +314,7 @@ impl Driver for Simulator {
         let range = AddrRange::new(from, to.len);
         self.call(log_range(Call::CopyToHost, range).on(stream), |state| {
             check_end(range)?;
-            state.streams.index(stream)?;
+            state.takes_work(stream)?;
             state.host.check(to.buffer, to.offset, to.len)?;
             state.spend(Call::CopyToHost);
             let kernel = Kernel::new("copy-to-host").reading(range);
@@ -324,10 +325,90 @@ impl Driver for Simulator {
         })
     }
 
+    fn begin_capture(&self, stream: Stream, mode: CaptureMode) -> Result<()> {
+        self.call(log(Call::BeginCapture).on(stream), |state| {
+            need_graphs(state)?;
+            state.begin_capture(stream, mode)?;
+            state.spend(Call::BeginCapture);
+            Ok(())
+        })
+    }
+
+    fn end_capture(&self, stream: Stream) -> Result<Graph> {
+        self.call(log(Call::EndCapture).on(stream), |state| {
+            need_graphs(state)?;
+            let (capture, nodes) = state.end_capture(stream)?;
+            state.spend(Call::EndCapture);
+            Ok(state.keep_graph(capture, nodes))
+        })
+    }
+
+    fn capture_info(&self, stream: Stream) -> Result<Option<CaptureInfo>> {
+        self.call(log(Call::CaptureInfo).on(stream), |state| {
+            need_graphs(state)?;
+            let info = state.capture_info(stream)?;
+            state.spend(Call::CaptureInfo);
+            Ok(info)
+        })
+    }
+
+    fn node_dependencies(&self, node: GraphNode) -> Result<Vec<GraphNode>> {
+        self.call(log(Call::NodeDependencies), |state| {
+            need_graphs(state)?;
+            let dependencies = state.node_dependencies(node)?;
+            state.spend(Call::NodeDependencies);
+            Ok(dependencies)
+        })
+    }
+
+    fn graph_nodes(&self, graph: Graph) -> Result<usize> {
+        self.call(log(Call::GraphNodes), |state| {
+            need_graphs(state)?;
+            let nodes = state.graph_nodes(graph)?;
+            state.spend(Call::GraphNodes);
+            Ok(nodes)
+        })
+    }
+
+    fn instantiate(&self, graph: Graph) -> Result<GraphExec> {
+        self.call(log(Call::Instantiate), |state| {
+            need_graphs(state)?;
+            let exec = state.instantiate(graph)?;
+            state.spend(Call::Instantiate);
+            Ok(exec)
+        })
+    }
+
+    fn launch_graph(&self, exec: GraphExec, stream: Stream) -> Result<()> {
+        self.call(log(Call::LaunchGraph).on(stream), |state| {
+            need_graphs(state)?;
+            state.launch_graph(exec, stream)
+        })
+    }
+
+    fn destroy_graph(&self, graph: Graph) -> Result<()> {
+        self.call(log(Call::DestroyGraph), |state| {
+            need_graphs(state)?;
+            state.destroy_graph(graph)?;
+            state.spend(Call::DestroyGraph);
+            Ok(())
+        })
+    }
+
+    fn destroy_graph_exec(&self, exec: GraphExec) -> Result<()> {
+        self.call(log(Call::DestroyGraphExec), |state| {
+            need_graphs(state)?;
+            state.destroy_graph_exec(exec)?;
+            state.spend(Call::DestroyGraphExec);
+            Ok(())
+        })
+    }
+
     fn malloc_async(&self, stream: Stream, len: Bytes) -> Result<DeviceAddr> {
         self.call(log(Call::MallocAsync).len(len).on(stream), |state| {
             need_pool(state)?;
             let index = state.streams.index(stream)?;
+            need_no_capture(state, index)?;
             let (free, streams) = (state.memory.free(), &state.streams);
             let grant = state.pool.malloc(len, index, free, |point| streams.is_done(point))?;
             state.memory.charge(grant.grown)?;
@@ -346,6 +427,7 @@ impl Driver for Simulator {
         self.call(log(Call::FreeAsync).at(at).on(stream), |state| {
             need_pool(state)?;
             let index = state.streams.index(stream)?;
+            need_no_capture(state, index)?;
             let len = state.pool.free(at, state.streams.end_of(index))?;
             touch_pool(state, stream, AddrRange::new(at, len), "free-async", false);
             state.spend(Call::FreeAsync);
@@ -387,6 +469,7 @@ impl Driver for Simulator {
     fn alloc_host(&self, len: Bytes) -> Result<HostBuffer> {
         self.call(log(Call::AllocHost).len(len), |state| {
             need_pinned_host(state)?;
+            state.captures.refuse_unsafe()?;
             let buffer = state.host.alloc(len)?;
             state.now_ns += state.costs.alloc_host_ns(len);
             Ok(buffer)
@@ -398,6 +481,7 @@ impl Driver for Simulator {
             need_pinned_host(state)?;
             let number = buffer.number();
             state.host.check(buffer, Bytes::ZERO, Bytes::ZERO)?;
+            state.captures.refuse_unsafe()?;
             let in_use = |work: &super::streams::Work| work.effect.host_buffer() == Some(number);
             if let Some((stream, work)) = state.streams.find_pending(in_use) {
                 return Err(Refusal::invalid(format!(
@@ -448,12 +532,6 @@ impl Driver for Simulator {
             Ok(MemoryInfo { free: state.memory.free(), total: self.info.limits.memory })
         })
     }
-}
-
-/// The point of the event's last record, if it was ever recorded.
-fn point_of(state: &State, event: Event) -> Outcome<Option<Point>> {
-    let known = state.events.get(&event.number()).copied();
-    known.ok_or_else(|| Refusal::unknown("event", event.number()))
 }
 
 /// Tells the checker that a stream takes or gives a block of the pool.

@@ -217,7 +217,7 @@ impl Checker {
     }
 
     /// The point behind everything queued on `stream`, without a step.
-    fn point(&mut self, stream: Stream) -> Stamp {
+    pub fn point(&mut self, stream: Stream) -> Stamp {
         let actor = Actor::of(Some(stream));
         self.learn_from_host(actor);
         let state = self.actor(actor);
@@ -233,6 +233,18 @@ impl Checker {
         if let Some(point) = self.events.get(&event).cloned() {
             self.learn(Actor::of(Some(stream)), &point);
         }
+    }
+
+    /// Later work on `stream` comes behind `point`.
+    pub fn follow(&mut self, stream: Stream, point: &Stamp) {
+        self.learn(Actor::of(Some(stream)), point);
+    }
+
+    /// True if nothing done on `stream` is beyond what the host saw complete.
+    pub fn host_saw_all_of(&mut self, stream: Stream) -> bool {
+        let actor = Actor::of(Some(stream));
+        let step = self.actor(actor).step;
+        self.actor(Actor::HOST).before.of(actor) >= step
     }
 
     pub fn forget_event(&mut self, event: u64) {

@@ -17,14 +17,23 @@
 //!
 //! Stricter than a card may be: unmap and set-access take whole mappings inside one reservation;
 //! unmapping under work that has not started is a fault although other memory could be mapped there
-//! in time. Not modelled: captures of graphs, several devices, competition between streams for the
-//! card.
+//! in time. While a capture forbids queries it also forbids to allocate and free plain and pinned
+//! memory and to synchronise events; a capturing stream cannot be destroyed; and waiting for an event
+//! that was never recorded does not belong to a capture either. Not modelled: allocating from the
+//! device's own pool in a capture, graphs within graphs, several devices, competition between streams
+//! for the card.
+//!
+//! Captures: what is queued on a capturing stream is kept as nodes, which run when the graph is
+//! launched, in exactly the captured order. To the checker, and in its reports, branches of a graph
+//! beside each other are streams of their own.
 
 mod builder;
 mod bytes;
+mod capture;
 mod cost;
 mod driver;
 mod fault;
+mod graph;
 mod hazard;
 mod history;
 mod host;
@@ -94,6 +103,12 @@ pub struct LiveObjects {
     pub streams: usize,
     /// Events not destroyed.
     pub events: usize,
+    /// Captures not ended.
+    pub captures: usize,
+    /// Graphs not destroyed.
+    pub graphs: usize,
+    /// Instantiated graphs not destroyed.
+    pub graph_execs: usize,
     /// Buffers of pinned host memory.
     pub host_buffers: usize,
     /// Memory in them.
@@ -131,7 +146,7 @@ impl Simulator {
 
     // --- work ---
 
-    /// Queues a kernel on `stream`. Costs the host what queueing a fill costs.
+    /// Queues a kernel on `stream`, or captures it. Costs the host what queueing a fill costs.
     ///
     /// Not a driver call of the trait: it is not counted, logged, or failed on purpose.
     ///
@@ -141,21 +156,6 @@ impl Simulator {
     /// shows only when the kernel starts.
     pub fn launch(&self, stream: Stream, kernel: Kernel) -> Result<()> {
         self.lock().launch(stream, kernel)
-    }
-
-    /// From now on, until [`Simulator::end_capture`], the stream captures a graph, in the driver's
-    /// global mode. Work queued on it runs all the same: only what may be called is modelled.
-    pub fn begin_capture(&self, stream: Stream) {
-        self.lock().capturing.insert(stream.number());
-    }
-
-    /// Ends a capture. Returns how often something was done since the simulator was made that spoils
-    /// one: an event recorded on a capturing stream or waited for by one, or any event asked about
-    /// meanwhile.
-    pub fn end_capture(&self, stream: Stream) -> u64 {
-        let mut state = self.lock();
-        state.capturing.remove(&stream.number());
-        state.spoilt
     }
 
     /// A new, closed gate. A kernel queued with [`Kernel::until`] runs until it is open.
@@ -194,6 +194,11 @@ impl Simulator {
     /// How many accesses without order were found so far.
     pub fn hazards_found(&self) -> u64 {
         self.lock().hazards_found()
+    }
+
+    /// How many captures were spoilt so far, or ended with a fork that was not joined.
+    pub fn spoilt_captures(&self) -> u64 {
+        self.lock().captures.spoilt
     }
 
     /// What the device holds.

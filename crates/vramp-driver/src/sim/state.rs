@@ -1,14 +1,16 @@
 //! The simulated device behind its lock: what every call goes through, time passing, and memory being
 //! taken away.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
 use vramp_core::{AddrRange, Bytes};
 
 use super::bytes::Backing;
 use super::bytes::Content;
+use super::capture::{Captures, Recorded};
 use super::cost::{CostTable, Rates};
 use super::fault::{FaultPlan, Faults};
+use super::graph::Graphs;
 use super::hazard::{Body, Checker, Hazard};
 use super::host::HostBuffers;
 use super::log::{Log, LoggedCall};
@@ -40,13 +42,11 @@ pub(super) struct State {
     pub log: Log,
     pub calls: [u64; Call::ALL.len()],
     pub checker: Option<Checker>,
-    /// The last record of each event; `None` inside if never recorded.
-    pub events: HashMap<u64, Option<Point>>,
+    /// The last record of each event.
+    pub events: HashMap<u64, Recorded>,
     pub events_made: u64,
-    /// Streams whose work becomes a graph.
-    pub capturing: BTreeSet<u64>,
-    /// What was done that spoils a capture.
-    pub spoilt: u64,
+    pub captures: Captures,
+    pub graphs: Graphs,
     capabilities: Capabilities,
     pub backing: Backing,
     pub pool_content: Content,
@@ -70,8 +70,8 @@ impl State {
             checker: config.checker.then(Checker::default),
             events: HashMap::new(),
             events_made: 0,
-            capturing: BTreeSet::new(),
-            spoilt: 0,
+            captures: Captures::default(),
+            graphs: Graphs::default(),
             capabilities,
             backing: config.backing,
             pool_content: Content::default(),
@@ -133,17 +133,6 @@ impl State {
     /// Charges what a call on one handle costs.
     pub fn spend_on_handle(&mut self, call: Call, len: Bytes) {
         self.now_ns += self.costs.handle_ns(call, len, self.previous == Some(call));
-    }
-
-    /// Asking about events while a stream captures is refused, and spoils the capture.
-    pub fn refuse_in_capture(&mut self) -> Outcome<()> {
-        match self.capturing.first() {
-            None => Ok(()),
-            Some(stream) => {
-                self.spoilt += 1;
-                Err(Refusal::capturing(format!("stream {stream:#x} captures")))
-            }
-        }
     }
 
     /// Charges what the call costs whatever its arguments.
@@ -290,6 +279,9 @@ impl State {
             device_bytes: self.memory.used(),
             streams: self.streams.living(),
             events: self.events.len(),
+            captures: self.captures.under_way(),
+            graphs: self.graphs.graphs(),
+            graph_execs: self.graphs.execs(),
             host_buffers: self.host.living(),
             host_bytes: self.host.held(),
             allocations: self.memory.allocations(),

@@ -181,6 +181,12 @@ impl Streams {
         Stream::from_number(self.queues.len() as u64)
     }
 
+    /// A stream that no caller can name.
+    pub fn create_unnamed(&mut self) -> usize {
+        self.queues.push(Queue { destroyed: true, ..Queue::default() });
+        self.queues.len() - 1
+    }
+
     pub fn index(&self, stream: Stream) -> Outcome<usize> {
         let unknown = || Refusal::unknown("stream", stream.number());
         let index = usize::try_from(stream.number()).ok().and_then(|n| n.checked_sub(1));

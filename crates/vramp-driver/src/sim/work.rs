@@ -30,24 +30,46 @@ impl State {
         {
             return Err(fail(Refusal::unknown("gate", gate.0 as u64)));
         }
+        self.takes_work(stream).map_err(fail)?;
         self.spend(Call::Fill);
         self.queue(stream, kernel, Effect::Nothing).map_err(fail)
     }
 
-    /// Queues work on `stream`.
+    /// Queues work on `stream`, or captures it.
     pub fn queue(&mut self, stream: Stream, kernel: Kernel, effect: Effect) -> Outcome<()> {
         let index = self.streams.index(stream)?;
+        match self.captures.of(index) {
+            Some(capture) => self.captures.add(capture, index, kernel, effect)?,
+            None => self.queue_on(index, kernel, effect),
+        }
+        Ok(())
+    }
+
+    /// Queues work on a stream that does not capture.
+    pub fn queue_on(&mut self, stream: usize, kernel: Kernel, effect: Effect) {
         let mut work = Work { kernel, effect, doomed: None, unchecked: None };
-        work.doomed = self.freed_pool_memory(&work);
+        work.doomed = self.freed_pool_memory(&work).or_else(|| self.freed_host_memory(&work));
         if let Some(checker) = &mut self.checker {
-            let stamp = checker.step(stream);
+            let stamp = checker.step(Stream::from_number(stream as u64 + 1));
             // Memory may still be mapped before the work starts: then it is looked at again.
             if !self.check_order(&work, &stamp) {
                 work.unchecked = Some(stamp);
             }
         }
-        self.streams.push(index, work, self.now_ns);
-        Ok(())
+        self.streams.push(stream, work, self.now_ns);
+    }
+
+    /// A graph may outlive the pinned memory that it copies from or to.
+    fn freed_host_memory(&self, work: &Work) -> Option<(DeviceAddr, &'static str)> {
+        let buffer = work.effect.host_buffer()?;
+        let freed = self.host.content(buffer).is_none();
+        freed.then_some((DeviceAddr::new(0), "an offset in pinned host memory that was freed"))
+    }
+
+    /// Refuses a stream that takes no work: an unknown one, or one whose capture is spoilt.
+    pub fn takes_work(&mut self, stream: Stream) -> Outcome<()> {
+        let index = self.streams.index(stream)?;
+        self.captures.check_sound(index)
     }
 
     /// The pool's memory lives in stream order, so whether work may touch it is known at once.

@@ -6,8 +6,8 @@ use vramp::{Bytes, DeviceAddr, Driver};
 use vramp_core::AddrRange;
 use vramp_driver::sim::Simulator;
 use vramp_driver::{
-    Call, Copy, DeviceInfo, Event, Handle, HostBuffer, HostSlice, MemoryInfo, Place, PoolUsage,
-    Result, Stream,
+    Call, CaptureInfo, CaptureMode, Copy, DeviceInfo, Event, Graph, GraphExec, GraphNode, Handle,
+    HostBuffer, HostSlice, MemoryInfo, Place, PoolUsage, Result, Stream,
 };
 
 /// A simulator that leaves out calls of one kind, and says that they went well.
@@ -95,5 +95,14 @@ impl Driver for Saboteur {
         write_host(buffer: HostBuffer, offset: Bytes, bytes: &[u8]) -> Result<()>;
         read_host(buffer: HostBuffer, offset: Bytes, bytes: &mut [u8]) -> Result<()>;
         memory_info() -> Result<MemoryInfo>;
+        begin_capture(stream: Stream, mode: CaptureMode) -> Result<()>;
+        end_capture(stream: Stream) -> Result<Graph>;
+        capture_info(stream: Stream) -> Result<Option<CaptureInfo>>;
+        node_dependencies(node: GraphNode) -> Result<Vec<GraphNode>>;
+        graph_nodes(graph: Graph) -> Result<usize>;
+        instantiate(graph: Graph) -> Result<GraphExec>;
+        launch_graph(exec: GraphExec, stream: Stream) -> Result<()>;
+        destroy_graph(graph: Graph) -> Result<()>;
+        destroy_graph_exec(exec: GraphExec) -> Result<()>;
     }
 }

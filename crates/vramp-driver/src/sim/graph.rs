@@ -1,0 +1,203 @@
+//! Graphs, and their launches.
+//!
+//! A graph made ready is laid out in *lanes*: in one lane every node comes behind all earlier ones
+//! by its dependencies, so a lane can run as a stream does without adding an order that the capture
+//! did not have. The first lane runs on the stream of the launch, the others on streams of the
+//! graph's own that no caller can name. A launch begins behind the launch before it, as CUDA
+//! promises.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::capture::{Node, node_id, node_place};
+use super::hazard::Stamp;
+use super::refusal::{Outcome, Refusal};
+use super::state::State;
+use super::streams::Point;
+use crate::{Call, Graph, GraphExec, GraphNode, Stream};
+
+#[derive(Debug, Default)]
+pub(super) struct Graphs {
+    /// By the number of the capture that each was.
+    graphs: BTreeMap<u64, Arc<Vec<Node>>>,
+    execs: BTreeMap<u64, Exec>,
+    execs_made: u64,
+    /// Lanes of destroyed graphs.
+    spare: Vec<usize>,
+}
+
+#[derive(Clone, Debug)]
+struct Exec {
+    layout: Arc<Layout>,
+    /// The streams of all lanes but the first.
+    lanes: Vec<usize>,
+    /// The end of the last launch.
+    last: Option<Mark>,
+}
+
+/// A graph's nodes in lanes.
+#[derive(Debug)]
+struct Layout {
+    nodes: Arc<Vec<Node>>,
+    /// The lane of each node.
+    lane_of: Vec<usize>,
+    lanes: usize,
+}
+
+/// A point in a stream's work, for the streams and for the checker.
+#[derive(Clone, Debug)]
+struct Mark {
+    point: Point,
+    stamp: Option<Stamp>,
+}
+
+impl Layout {
+    /// O(nodes x lanes).
+    fn new(nodes: Arc<Vec<Node>>) -> Layout {
+        let mut lane_of = Vec::with_capacity(nodes.len());
+        // How many nodes each lane has, and how many of them each node comes behind or is.
+        let mut lengths: Vec<usize> = Vec::new();
+        let mut behind: Vec<Vec<usize>> = Vec::with_capacity(nodes.len());
+        for node in nodes.iter() {
+            let mut known = vec![0; lengths.len()];
+            for before in &node.after {
+                for (most, count) in known.iter_mut().zip(&behind[*before]) {
+                    *most = (*most).max(*count);
+                }
+            }
+            let whole = known.iter().zip(&lengths).position(|(known, length)| known == length);
+            let lane = whole.unwrap_or_else(|| {
+                lengths.push(0);
+                known.push(0);
+                lengths.len() - 1
+            });
+            lengths[lane] += 1;
+            known[lane] = lengths[lane];
+            lane_of.push(lane);
+            behind.push(known);
+        }
+        Layout { nodes, lane_of, lanes: lengths.len() }
+    }
+}
+
+impl Graphs {
+    pub fn graphs(&self) -> usize {
+        self.graphs.len()
+    }
+
+    pub fn execs(&self) -> usize {
+        self.execs.len()
+    }
+
+    fn nodes(&self, graph: u64) -> Outcome<&Arc<Vec<Node>>> {
+        self.graphs.get(&graph).ok_or_else(|| Refusal::unknown("graph", graph))
+    }
+}
+
+impl State {
+    pub fn keep_graph(&mut self, capture: u64, nodes: Vec<Node>) -> Graph {
+        self.graphs.graphs.insert(capture, Arc::new(nodes));
+        Graph::from_number(capture)
+    }
+
+    pub fn node_dependencies(&self, node: GraphNode) -> Outcome<Vec<GraphNode>> {
+        let (capture, place) = node_place(node);
+        let kept = self.graphs.graphs.get(&capture).map(|nodes| nodes.as_slice());
+        let known = self.captures.nodes(capture).or(kept).and_then(|nodes| nodes.get(place));
+        let known = known.ok_or_else(|| Refusal::unknown("graph node", node.number()))?;
+        Ok(known.after.iter().map(|before| node_id(capture, *before)).collect())
+    }
+
+    pub fn graph_nodes(&self, graph: Graph) -> Outcome<usize> {
+        Ok(self.graphs.nodes(graph.number())?.len())
+    }
+
+    pub fn instantiate(&mut self, graph: Graph) -> Outcome<GraphExec> {
+        let layout = Layout::new(Arc::clone(self.graphs.nodes(graph.number())?));
+        let lanes = (1..layout.lanes).map(|_| self.lane()).collect();
+        self.graphs.execs_made += 1;
+        let exec = Exec { layout: Arc::new(layout), lanes, last: None };
+        self.graphs.execs.insert(self.graphs.execs_made, exec);
+        Ok(GraphExec::from_number(self.graphs.execs_made))
+    }
+
+    /// A stream for a lane. One of a destroyed graph will do once the host saw all its work
+    /// complete: then it orders nothing that is not ordered anyway.
+    fn lane(&mut self) -> usize {
+        let (streams, checker) = (&self.streams, &mut self.checker);
+        let over = |lane: &usize| {
+            let seen = checker.as_mut().is_none_or(|checker| checker.host_saw_all_of(name(*lane)));
+            seen && streams.is_done(streams.end_of(*lane))
+        };
+        match self.graphs.spare.iter().position(over) {
+            Some(place) => self.graphs.spare.swap_remove(place),
+            None => self.streams.create_unnamed(),
+        }
+    }
+
+    pub fn launch_graph(&mut self, exec: GraphExec, stream: Stream) -> Outcome<()> {
+        let index = self.streams.index(stream)?;
+        let unknown = || Refusal::unknown("instantiated graph", exec.number());
+        let Exec { layout, lanes, last } =
+            self.graphs.execs.get(&exec.number()).ok_or_else(unknown)?.clone();
+        if self.captures.of(index).is_some() {
+            let detail =
+                "a graph launched on a capturing stream: graphs within graphs are not modelled";
+            return Err(Refusal::not_supported(detail));
+        }
+        self.spend(Call::LaunchGraph);
+        if let Some(last) = last {
+            self.follow(index, &last);
+        }
+        let begin = self.mark(index);
+        lanes.iter().for_each(|lane| self.follow(*lane, &begin));
+        let mut marks: Vec<Mark> = Vec::with_capacity(layout.nodes.len());
+        for (node, lane) in layout.nodes.iter().zip(&layout.lane_of) {
+            let runs_on = lane.checked_sub(1).map_or(index, |other| lanes[other]);
+            let elsewhere = node.after.iter().filter(|before| layout.lane_of[**before] != *lane);
+            elsewhere.for_each(|before| self.follow(runs_on, &marks[*before]));
+            self.queue_on(runs_on, node.kernel.clone(), node.effect);
+            marks.push(self.mark(runs_on));
+        }
+        for lane in &lanes {
+            let end = self.mark(*lane);
+            self.follow(index, &end);
+        }
+        let end = self.mark(index);
+        if let Some(exec) = self.graphs.execs.get_mut(&exec.number()) {
+            exec.last = Some(end);
+        }
+        Ok(())
+    }
+
+    pub fn destroy_graph(&mut self, graph: Graph) -> Outcome<()> {
+        self.graphs.nodes(graph.number())?;
+        self.graphs.graphs.remove(&graph.number());
+        Ok(())
+    }
+
+    pub fn destroy_graph_exec(&mut self, exec: GraphExec) -> Outcome<()> {
+        let unknown = || Refusal::unknown("instantiated graph", exec.number());
+        let gone = self.graphs.execs.remove(&exec.number()).ok_or_else(unknown)?;
+        self.graphs.spare.extend(gone.lanes);
+        Ok(())
+    }
+
+    /// The point behind everything queued on `stream`.
+    fn mark(&mut self, stream: usize) -> Mark {
+        let stamp = self.checker.as_mut().map(|checker| checker.point(name(stream)));
+        Mark { point: self.streams.end_of(stream), stamp }
+    }
+
+    /// Lets later work on `stream` come behind `mark`.
+    fn follow(&mut self, stream: usize, mark: &Mark) {
+        self.streams.push_wait(stream, mark.point, self.now_ns);
+        if let (Some(checker), Some(stamp)) = (&mut self.checker, &mark.stamp) {
+            checker.follow(name(stream), stamp);
+        }
+    }
+}
+
+fn name(stream: usize) -> Stream {
+    Stream::from_number(stream as u64 + 1)
+}
