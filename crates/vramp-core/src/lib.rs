@@ -35,8 +35,8 @@ mod vpmm;
 
 pub use arena::{
     Arena, ArenaAllocError, ArenaBlock, ArenaBlockId, ArenaBusy, ArenaCaptureError, ArenaCensus,
-    ArenaFreeError, ArenaFreed, ArenaFull, ArenaId, ArenaPolicy, ArenaResetError, Layout,
-    LayoutError, LeaseEndError, LeaseId, LeaseTaken, Leases, NodeId, Order, Overlap, Recording,
+    ArenaFreeError, ArenaFreed, ArenaFull, ArenaPolicy, ArenaResetError, Layout, LayoutError,
+    LeaseEndError, LeaseId, LeaseTaken, Leases, NodeId, Order, Overlap, Recording,
     UnknownArenaBlock, UnknownLease, UnknownNode, pack,
 };
 pub use audit::Inconsistency;

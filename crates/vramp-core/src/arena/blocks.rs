@@ -1,7 +1,6 @@
 //! The arena: blocks at offsets, of captures one after the other.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -13,7 +12,7 @@ use super::order::{Frontier, Horizon, NodeId, Order, UnknownNode};
 use super::plan::Layout;
 use super::recording::{Life, NEVER, Obstacle, Position, Recording};
 use super::space::Space;
-use crate::{Bytes, Inconsistency};
+use crate::{ArenaId, Bytes, Inconsistency};
 
 /// What all offsets and lengths are multiples of, in bytes: what CUDA promises of its own
 /// allocations.
@@ -21,16 +20,6 @@ const GRAIN: Bytes = Bytes::new(256);
 
 /// So often a capture may leave its plan for single blocks before it leaves it for good.
 const MISSES_MOST: u32 = 64;
-
-/// The name of an arena, chosen by whoever makes it: ids of blocks miss in any other one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ArenaId(pub u32);
-
-impl fmt::Display for ArenaId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "arena {}", self.0)
-    }
-}
 
 /// Whether memory serves twice within a capture. Both place at multiples of 256 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -117,7 +106,7 @@ struct Capture {
 ///
 /// ```
 /// use vramp_core::{Arena, ArenaId, ArenaPolicy, Bytes, NodeId, pack};
-/// let mut arena = Arena::new(ArenaId(0), ArenaPolicy::Reusing, Bytes::mib(1));
+/// let mut arena = Arena::new(ArenaId::new(0), ArenaPolicy::Reusing, Bytes::mib(1));
 /// arena.begin()?;
 /// let first = arena.alloc(Bytes::kib(64), &[])?;
 /// arena.add_node(NodeId(1), &[])?;
@@ -393,8 +382,7 @@ impl Arena {
     /// # Errors
     /// The first that does not hold.
     pub fn audit(&self) -> Result<(), Inconsistency> {
-        let checks =
-            [self.stretches_lie_end_to_end(), self.tables_agree(), self.sums_agree()];
+        let checks = [self.stretches_lie_end_to_end(), self.tables_agree(), self.sums_agree()];
         let checked: Result<(), String> = checks.into_iter().collect();
         checked.map_err(|what| Inconsistency { what: format!("{}: {what}", self.id) })
     }
@@ -410,7 +398,8 @@ impl Arena {
             return Planned::Departed;
         };
         let spot = plan.spots.get(capture.recording.lives.len());
-        let same = |spot: &&super::plan::PlannedBlock| spot.len == len && spot.chains == from.chains();
+        let same =
+            |spot: &&super::plan::PlannedBlock| spot.len == len && spot.chains == from.chains();
         match spot.filter(same).filter(|_| capture.follows) {
             None => Planned::Departed,
             Some(spot) if self.is_usable(spot.offset, len, from) => Planned::At(spot.offset),
@@ -495,7 +484,11 @@ impl Arena {
     }
 
     /// Takes a block from its user; its last uses are known.
-    fn remove(&mut self, id: ArenaBlockId, last: Frontier) -> Result<ArenaFreed, UnknownArenaBlock> {
+    fn remove(
+        &mut self,
+        id: ArenaBlockId,
+        last: Frontier,
+    ) -> Result<ArenaFreed, UnknownArenaBlock> {
         let held = self.held.remove(&id).ok_or(UnknownArenaBlock { arena: self.id, id })?;
         self.offsets.remove(&held.range.start);
         self.live -= held.requested;
@@ -595,7 +588,9 @@ impl Recording {
         let until = if last.is_never() { NEVER } else { now };
         let last = last.clone();
         match record {
-            Record::Life(index) => (self.lives[index].until, self.lives[index].last) = (until, last),
+            Record::Life(index) => {
+                (self.lives[index].until, self.lives[index].last) = (until, last)
+            }
             Record::Obstacle(index) => {
                 (self.obstacles[index].until, self.obstacles[index].last) = (until, last);
             }
@@ -618,11 +613,7 @@ impl Recording {
 }
 
 fn block(id: ArenaBlockId, range: &Range<u64>) -> ArenaBlock {
-    ArenaBlock {
-        id,
-        offset: Bytes::new(range.start),
-        len: Bytes::new(range.end - range.start),
-    }
+    ArenaBlock { id, offset: Bytes::new(range.start), len: Bytes::new(range.end - range.start) }
 }
 
 /// What is left of a run beside some ranges, which are in the order of their starts.

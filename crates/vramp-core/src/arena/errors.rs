@@ -1,8 +1,8 @@
 //! What may be wrong with a request to an arena. A refused request changes nothing.
 
-use super::blocks::{ArenaBlockId, ArenaId};
+use super::blocks::ArenaBlockId;
 use super::order::UnknownNode;
-use crate::Bytes;
+use crate::{ArenaId, Bytes};
 
 /// A capture begun twice, or ended without one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

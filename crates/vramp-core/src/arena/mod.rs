@@ -32,7 +32,7 @@ mod space;
 #[cfg(test)]
 mod tests;
 
-pub use blocks::{Arena, ArenaBlock, ArenaBlockId, ArenaCensus, ArenaFreed, ArenaId, ArenaPolicy};
+pub use blocks::{Arena, ArenaBlock, ArenaBlockId, ArenaCensus, ArenaFreed, ArenaPolicy};
 pub use errors::{
     ArenaAllocError, ArenaCaptureError, ArenaFreeError, ArenaFull, ArenaResetError,
     UnknownArenaBlock,

@@ -96,7 +96,8 @@ impl<'a> Packer<'a> {
     }
 
     fn life(&self, index: Position) -> u64 {
-        let end = (self.recording.lives[index as usize].until).min(self.recording.lives.len() as u32);
+        let end =
+            (self.recording.lives[index as usize].until).min(self.recording.lives.len() as u32);
         u64::from(end - index)
     }
 
@@ -137,7 +138,8 @@ impl<'a> Packer<'a> {
 
     /// Passes in the order of the program, with several ideas of what a long life is.
     fn sweeps(&mut self) {
-        let mut lives: Vec<u64> = (0..self.recording.lives.len() as u32).map(|i| self.life(i)).collect();
+        let mut lives: Vec<u64> =
+            (0..self.recording.lives.len() as u32).map(|i| self.life(i)).collect();
         lives.sort_unstable();
         lives.dedup();
         for fit in [Fit::First, Fit::Best] {
@@ -148,8 +150,18 @@ impl<'a> Packer<'a> {
                 }
                 match self.sweep(fit, long) {
                     Ok(offsets) => {
-                        let end = offsets.iter().zip(&self.recording.lives).map(|(at, life)| at + life.len).max().unwrap_or(0);
-                        if std::env::var("PACKDBG").is_ok() { eprintln!("sweep {fit:?} {percent} {:.4}", end as f64 / self.bound as f64); }
+                        let end = offsets
+                            .iter()
+                            .zip(&self.recording.lives)
+                            .map(|(at, life)| at + life.len)
+                            .max()
+                            .unwrap_or(0);
+                        if std::env::var("PACKDBG").is_ok() {
+                            eprintln!(
+                                "sweep {fit:?} {percent} {:.4}",
+                                end as f64 / self.bound as f64
+                            );
+                        }
                         self.keep(offsets)
                     }
                     Err(Stopped) if self.visits_left == 0 => return,
@@ -181,7 +193,9 @@ impl<'a> Packer<'a> {
         let mut at = 0;
         let mut chosen: Option<Range<u64>> = None;
         let met = open.iter().filter(|placed| self.conflict(placed.index, block));
-        for stretch in met.map(|placed| placed.offset..placed.end).chain([self.bound.max(len)..u64::MAX]) {
+        for stretch in
+            met.map(|placed| placed.offset..placed.end).chain([self.bound.max(len)..u64::MAX])
+        {
             let gap = at..stretch.start.min(self.bound);
             if gap.end >= gap.start + len {
                 let better = match (&chosen, fit) {
@@ -242,9 +256,21 @@ impl<'a> Packer<'a> {
             }
             let mut order: Vec<Position> = (0..self.recording.lives.len() as Position).collect();
             order.sort_by_key(|&block| std::cmp::Reverse(key(self, block)));
-            let Ok(offsets) = self.place_in(&order) else { if self.visits_left == 0 { return; } continue };
-            let end = offsets.iter().zip(&self.recording.lives).map(|(at, life)| at + life.len).max().unwrap_or(0);
-            if std::env::var("PACKDBG").is_ok() { eprintln!("order {name} {:.4}", end as f64 / self.bound as f64); }
+            let Ok(offsets) = self.place_in(&order) else {
+                if self.visits_left == 0 {
+                    return;
+                }
+                continue;
+            };
+            let end = offsets
+                .iter()
+                .zip(&self.recording.lives)
+                .map(|(at, life)| at + life.len)
+                .max()
+                .unwrap_or(0);
+            if std::env::var("PACKDBG").is_ok() {
+                eprintln!("order {name} {:.4}", end as f64 / self.bound as f64);
+            }
             if end < self.order_end {
                 (self.order, self.order_end) = (order, end);
             }
@@ -277,7 +303,9 @@ impl<'a> Packer<'a> {
             let (mut first, rest): (Vec<Position>, Vec<Position>) =
                 order.iter().partition(|block| sticks_out(block));
             self.keep(offsets);
-            if first.is_empty() { return; }
+            if first.is_empty() {
+                return;
+            }
             for at in (1..first.len()).rev() {
                 random ^= random << 13;
                 random ^= random >> 7;

@@ -120,9 +120,8 @@ impl Layout {
         let mut open: Vec<usize> = Vec::new();
         for (later, spot) in self.spots.iter().enumerate() {
             let range = spot.offset..spot.offset + spot.len;
-            let overlaps = |other: &std::ops::Range<u64>| {
-                other.start < range.end && range.start < other.end
-            };
+            let overlaps =
+                |other: &std::ops::Range<u64>| other.start < range.end && range.start < other.end;
             if recording
                 .obstacles
                 .iter()
