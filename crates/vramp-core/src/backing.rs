@@ -206,9 +206,24 @@ impl Pool {
         let arenas = (0..self.arenas.len() as u32).map(ArenaId::new);
         arenas
             .filter(|arena| self.arenas[arena.index()].is_some())
-            .flat_map(|arena| self.regions_of(arena))
+            .flat_map(|arena| self.lent_of(arena))
+    }
+
+    /// The same of one arena.
+    pub(crate) fn lent_of(&self, arena: ArenaId) -> impl Iterator<Item = (Spot, u64, RegionKey)> {
+        self.regions_of(arena)
             .filter(|&key| matches!(self.regions.get(key).kind, Kind::Free(_)))
             .map(|key| (self.regions.get(key).at, self.regions.get(key).len, key))
+    }
+
+    /// True if the first `upto` bytes of an arena are made of more than twice as many chunks as
+    /// they would be if they were made at once.
+    pub fn is_cut_small(&self, arena: ArenaId, upto: Bytes) -> bool {
+        let Policy::Mixed(mixed) = self.config.policy else { return false };
+        let at = self.backing(arena).at;
+        let chunks = self.chunks.within(at, self.backing(arena).len).count() as u64;
+        let upto = self.rounded(upto.count(), self.config.page.count());
+        chunks > 2 * upto.div_ceil(self.arena_chunk(upto, &mixed))
     }
 
     /// The gap of an arena that holds `at`.

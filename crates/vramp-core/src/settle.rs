@@ -7,7 +7,7 @@ use smallvec::smallvec;
 use crate::Bytes;
 use crate::config::Policy;
 use crate::fit::RegionKey;
-use crate::ids::{ChunkId, Epoch, Mark, Spot, StreamId};
+use crate::ids::{ArenaId, ChunkId, Epoch, Mark, Spot, StreamId};
 use crate::plan::{Change, Fill, Leftovers, Op, Plan, Range};
 use crate::pool::Pool;
 use crate::region::{Free, Kind, Part};
@@ -431,6 +431,12 @@ impl Pool {
         Some(self.release_plan(id, len))
     }
 
+    /// A plan that gives one chunk that an arena lends back to the card, or `None`.
+    pub fn release_lent(&self, arena: ArenaId) -> Option<Plan> {
+        let (len, id) = self.idle_within(self.lent_of(arena)).into_iter().next()?;
+        Some(self.release_plan(id, len))
+    }
+
     /// Unmaps an idle chunk everywhere and releases it.
     fn release_plan(&self, id: ChunkId, len: u64) -> Plan {
         let chunk = self.chunks.get(id);
@@ -448,9 +454,17 @@ impl Pool {
 
     /// Chunks that are wholly free, and whose mappings nobody uses any more, with their lengths.
     pub(crate) fn idle_chunks(&self) -> Vec<(u64, ChunkId)> {
-        let mut free: Vec<(u64, ChunkId)> = Vec::new();
         let owned = self.streams.ids().flat_map(|id| self.streams.get(id).free.iter());
-        for (at, len, key) in owned.chain(self.lent()) {
+        self.idle_within(owned.chain(self.lent()))
+    }
+
+    /// The same within some free regions: address, length, region.
+    fn idle_within(
+        &self,
+        regions: impl Iterator<Item = (Spot, u64, RegionKey)>,
+    ) -> Vec<(u64, ChunkId)> {
+        let mut free: Vec<(u64, ChunkId)> = Vec::new();
+        for (at, len, key) in regions {
             for (chunk, _, len) in self.chunks.within(at, len) {
                 let over = self.streams.is_over(self.source_mark(chunk, key));
                 let aliases_over = self.chunks.get(chunk).aliases.iter().all(|alias| {

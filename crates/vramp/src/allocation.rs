@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use vramp_core::{BlockId, Bytes, DeviceAddr, Spot, StreamId};
+use vramp_core::{ArenaBlockId, BlockId, Bytes, DeviceAddr, Spot, StreamId};
 
 /// Memory in a user's hands. Freed by [`crate::Allocator::free`], which takes it by value: a
 /// second free does not compile.
@@ -38,6 +38,8 @@ pub(crate) enum Owner {
     Driver { slot: u64 },
     /// PyTorch's caching allocator.
     Caching { id: BlockId, at: Spot },
+    /// A graph arena.
+    Arena { block: ArenaBlockId },
 }
 
 impl Allocation {
@@ -67,11 +69,11 @@ impl Allocation {
     }
 
     /// The pool's own name for the place, the same on every device; `None` for memory that the
-    /// driver's pool placed.
+    /// driver's pool or a graph arena placed.
     pub fn spot(&self) -> Option<Spot> {
         match self.owner {
             Owner::Pool { at, .. } | Owner::Heap { at, .. } | Owner::Caching { at, .. } => Some(at),
-            Owner::Driver { .. } => None,
+            Owner::Driver { .. } | Owner::Arena { .. } => None,
         }
     }
 
@@ -79,7 +81,7 @@ impl Allocation {
     pub fn id(&self) -> Option<BlockId> {
         match self.owner {
             Owner::Pool { id, .. } | Owner::Caching { id, .. } => Some(id),
-            Owner::Heap { .. } | Owner::Driver { .. } => None,
+            Owner::Heap { .. } | Owner::Driver { .. } | Owner::Arena { .. } => None,
         }
     }
 

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use vramp_core::{Bytes, ConfigError, DeviceAddr, Inconsistency, Shortage, StreamId};
+use vramp_core::{
+    ArenaAllocError, ArenaBusy, Bytes, ConfigError, DeviceAddr, Inconsistency, Shortage, StreamId,
+};
 use vramp_driver::{DriverError, MemoryInfo};
 
 use crate::Allocation;
@@ -70,6 +72,9 @@ pub enum AllocError {
     /// The stream was not made by this allocator, or is gone.
     #[error("{0} is unknown to this allocator: use a stream that its create_stream returned")]
     UnknownStream(StreamId),
+    /// The graph arena of the stream's capture has no room, or lost track of the capture.
+    #[error(transparent)]
+    Arena(#[from] ArenaAllocError),
     /// The tag is another allocator's.
     #[error("the tag is unknown to this allocator: use one that its tag function returned")]
     UnknownTag,
@@ -99,7 +104,7 @@ pub enum StreamError {
 impl AllocError {
     /// True if giving memory back and trying again may help.
     pub fn is_out_of_memory(&self) -> bool {
-        matches!(self, AllocError::OutOfMemory(_))
+        matches!(self, AllocError::OutOfMemory(_) | AllocError::Arena(ArenaAllocError::Full(_)))
     }
 }
 
@@ -232,3 +237,83 @@ impl fmt::Display for Report {
 
 /// A report names at most so many streams and tags.
 const HOLDERS_SHOWN: usize = 8;
+
+/// Why there is no arena.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ArenaError {
+    /// Only the default preset has arenas.
+    #[error("graph arenas need the preset vramp on a device with virtual memory management")]
+    NotSupported,
+    /// No addresses for nothing, and not more than a reservation can be long.
+    #[error("an arena of {capacity} is not possible: use more than 0 and at most {most}")]
+    Capacity {
+        /// What was asked.
+        capacity: Bytes,
+        /// The most there can be.
+        most: Bytes,
+    },
+    /// A driver call failed. Nothing was made.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// A panic in an earlier call left the pool inconsistent.
+    #[error("an earlier panic left the pool unusable: {0}")]
+    Broken(#[from] Inconsistency),
+}
+
+/// Why a capture failed. The allocator and the stream are out of the capture in every case.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CaptureError {
+    /// The arena is another allocator's.
+    #[error("the arena belongs to another allocator: capture there")]
+    ForeignArena,
+    /// The arena serves another capture.
+    #[error("the arena serves a capture already: end that one first, or take another arena")]
+    ArenaBusy,
+    /// The stream was not made by this allocator, or is gone.
+    #[error("{0} is unknown to this allocator: use a stream that its create_stream returned")]
+    UnknownStream(StreamId),
+    /// Memory for the arena could not be had.
+    #[error(transparent)]
+    Alloc(AllocError),
+    /// The capture could not begin.
+    #[error("the capture did not begin: {0}")]
+    Begin(#[source] DriverError),
+    /// Something spoilt the capture while it ran, or the graph could not be made ready.
+    #[error(
+        "the capture came to nothing: {0}; while a stream captures, do not synchronize, query \
+         events or allocate around the allocator, and join every stream that was forked"
+    )]
+    Spoilt(#[source] DriverError),
+    /// A panic in an earlier call left the pool inconsistent.
+    #[error("an earlier panic left the pool unusable: {0}")]
+    Broken(#[from] Inconsistency),
+}
+
+/// Why a graph was not launched. Nothing was queued.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// Another stream's work uses the arena.
+    #[error(transparent)]
+    Busy(#[from] ArenaBusy),
+    /// The arena's memory was lent and does not fit any more.
+    #[error("the arena's memory cannot be brought back: {0}")]
+    Alloc(AllocError),
+    /// The stream was not made by this allocator, or is gone.
+    #[error("{0} is unknown to this allocator: use a stream that its create_stream returned")]
+    UnknownStream(StreamId),
+    /// A replay within a capture would be part of that graph, which no lease could guard.
+    #[error("{0} captures a graph: launch after the capture, or on another stream")]
+    Capturing(StreamId),
+    /// The allocator was closed, and its memory is gone.
+    #[error("the allocator was closed: its graphs cannot run any more")]
+    Closed,
+    /// A driver call failed.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// A panic in an earlier call left the pool inconsistent.
+    #[error("an earlier panic left the pool unusable: {0}")]
+    Broken(#[from] Inconsistency),
+}

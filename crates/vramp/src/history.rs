@@ -160,7 +160,7 @@ fn block(part: &StretchPart, address: DeviceAddr) -> Block {
         size: part.len,
         requested_size: (part.kind == PartKind::Block).then_some(part.requested),
         state: match part.kind {
-            PartKind::Block => BlockState::Active,
+            PartKind::Block | PartKind::Arena => BlockState::Active,
             PartKind::Waiting => BlockState::PendingFree,
             PartKind::Free | PartKind::Slab => BlockState::Inactive,
         },

@@ -28,12 +28,14 @@
 
 mod allocation;
 mod allocator;
+mod arenas;
 mod cache;
 mod caching;
 mod config;
 mod error;
 mod events;
 mod exec;
+mod graphs;
 mod group;
 mod history;
 mod local;
@@ -53,7 +55,11 @@ pub use allocation::Allocation;
 pub use allocator::{Allocator, Stats, TagId};
 pub use config::{Config, EnvError, Preset, Progress, UnknownPreset};
 pub use error::{
-    AllocError, CreateError, FreeError, Holder, PoolHolding, Report, StreamError, Tagged, UseError,
+    AllocError, ArenaError, CaptureError, CreateError, FreeError, Holder, LaunchError, PoolHolding,
+    Report, StreamError, Tagged, UseError,
+};
+pub use graphs::{
+    ArenaConfig, ArenaReport, Capture, CaptureReport, CapturedGraph, GraphArena, Lease,
 };
 pub use history::{OwnedFrames, Recording, StackSource};
 pub use open::{OpenError, Opened, open};
@@ -62,11 +68,14 @@ pub use vramp_trace::{HistorySize, Trace};
 pub use watch::{Event, Registration};
 
 pub use vramp_core::{
+    ArenaAllocError, ArenaBusy, ArenaFull, ArenaPolicy, ArenaResetError, Overlap,
+};
+pub use vramp_core::{
     Block, Bytes, Census, Counters, DeviceAddr, Epoch, Inconsistency, Mark, Mixed, Pool, Shortage,
     Spot, StreamId, TorchConfig, TorchConfigError, TorchOp, TorchPool, TorchSegment, TorchStats,
 };
 pub use vramp_core::{Stat, StatByPool};
-pub use vramp_driver::{Call, Driver, DriverError, ErrorKind};
+pub use vramp_driver::{Call, CaptureMode, Driver, DriverError, ErrorKind};
 
 /// The page people read first: its examples are tests here.
 #[cfg(doctest)]

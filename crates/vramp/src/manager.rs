@@ -162,6 +162,9 @@ impl Manager {
                 let mut heap = pool.heaps[allocation.stream.index()].lock();
                 heap.note_use(id, mark).expect("the block was looked up");
             }
+            (Manager::Virtual { pool, .. }, Owner::Arena { block }) => {
+                pool.note_use_in_arena(block, stream);
+            }
             (
                 Manager::Virtual { under_a_page: Some(ordered), .. } | Manager::Ordered(ordered),
                 Owner::Driver { slot },
@@ -192,6 +195,9 @@ impl Manager {
                 pool.free_in_heap(id, allocation.stream, stream);
                 Ok(())
             }
+            (Manager::Virtual { pool, .. }, Owner::Arena { block }) => {
+                pool.free_in_arena(block, stream)
+            }
             (
                 Manager::Virtual { under_a_page: Some(ordered), .. } | Manager::Ordered(ordered),
                 Owner::Driver { slot },
@@ -206,6 +212,7 @@ impl Manager {
         match (self, allocation.owner) {
             (Manager::Virtual { pool, .. }, Owner::Pool { id, at }) => pool.knows(id, at),
             (Manager::Virtual { .. }, Owner::Heap { .. }) => true,
+            (Manager::Virtual { pool, .. }, Owner::Arena { block }) => pool.arenas.knows(block),
             (
                 Manager::Virtual { under_a_page: Some(ordered), .. } | Manager::Ordered(ordered),
                 Owner::Driver { slot },

@@ -1,6 +1,6 @@
 //! The part of an allocator that its threads keep a hold of, and the lock around the manager.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
@@ -41,6 +41,9 @@ pub(crate) struct Shared {
     pub reserved: AtomicU64,
     /// Somebody waits for memory to come back: frees go through the lock.
     pub starving: AtomicBool,
+    /// How many captures into arenas are under way: requests go through the lock, which knows whose
+    /// they are.
+    pub captures: AtomicU32,
     /// True while threads meet at the lock.
     contended: AtomicBool,
     /// How often the lock was taken in this window, and how often it had to be waited for.
@@ -67,7 +70,7 @@ pub(crate) struct Inner {
     pub ooms: u64,
     /// Requests that were tried again after a handler or a wait.
     pub retries: u64,
-    closed: bool,
+    pub closed: bool,
 }
 
 /// Only tells allocators apart.
@@ -89,6 +92,7 @@ impl Shared {
             watchers: Watchers::default(),
             reserved: AtomicU64::new(0),
             starving: AtomicBool::new(false),
+            captures: AtomicU32::new(0),
             contended: AtomicBool::new(false),
             taken: AtomicU64::new(0),
             met: AtomicU64::new(0),

@@ -3,12 +3,13 @@
 use std::sync::{Arc, PoisonError};
 
 use vramp_core::{
-    Attempt, Block, BlockId, Bytes, Census, Freed, Inconsistency, Leftovers, Plan, Policy, Pool,
-    PoolConfig, Request, Shortage, Slab, Spot, Step, StreamHeap, StreamId,
+    ArenaAllocError, Attempt, Block, BlockId, Bytes, Census, Freed, Inconsistency, Leftovers, Plan,
+    Policy, Pool, PoolConfig, Request, Shortage, Slab, Spot, Step, StreamHeap, StreamId,
 };
 use vramp_driver::{Driver, DriverError, ErrorKind};
 
 use crate::allocation::Owner;
+use crate::arenas::Arenas;
 use crate::cache::{Cache, Kept, Tag};
 use crate::config::Progress;
 use crate::exec::{Executor, is_full};
@@ -50,6 +51,7 @@ pub(crate) struct VirtualPool {
     pub heaps: Vec<Arc<HeapCell>>,
     /// Of every thread that allocated here and lives.
     pub caches: Vec<Arc<Cache>>,
+    pub arenas: Arenas,
     /// Which requests are the heaps'. None in VPMM.
     pub heaps_serve: Option<HeapsServe>,
     progress: Progress,
@@ -69,6 +71,8 @@ pub(crate) struct Placed {
 pub(crate) enum Refusal {
     Short(Shortage, Option<DriverError>),
     Driver(DriverError),
+    /// A capture's arena says no.
+    Arena(ArenaAllocError),
 }
 
 impl VirtualPool {
@@ -89,6 +93,7 @@ impl VirtualPool {
             exec,
             heaps: Vec::new(),
             caches: Vec::new(),
+            arenas: Arenas::default(),
             heaps_serve,
             progress,
             records_each_free: heaps_serve.is_none(),
@@ -161,12 +166,16 @@ impl VirtualPool {
     }
 
     /// Goes up the ladder until there is what the attempt asks for.
-    fn serve(&mut self, attempt: &mut Attempt) -> Result<Served, Refusal> {
+    pub(crate) fn serve(&mut self, attempt: &mut Attempt) -> Result<Served, Refusal> {
         let mut full: Option<DriverError> = None;
         loop {
             match self.pool.place(attempt) {
                 Step::Placed(block) => return Ok(Served::Block(block)),
                 Step::Slab(slab) => return Ok(Served::Slab(slab)),
+                Step::Backed => return Ok(Served::Backed),
+                Step::Lend => {
+                    self.lend_idle().map_err(Refusal::Driver)?;
+                }
                 Step::Poll => self.poll().map_err(Refusal::Driver)?,
                 Step::Gather => {
                     // A capture may be over by now.
@@ -272,7 +281,7 @@ impl VirtualPool {
 
     /// Asks every stream whether it captures a graph: no event may be recorded on those, and while
     /// there is one nobody may be asked whether work is over. One driver call for each open stream.
-    fn note_captures(&mut self) -> Result<bool, DriverError> {
+    pub(crate) fn note_captures(&mut self) -> Result<bool, DriverError> {
         let mut any = false;
         for number in 0..self.exec.streams.len() {
             let id = StreamId::new(number as u32);
@@ -312,6 +321,7 @@ impl VirtualPool {
     /// is idle. Three driver calls and more for each chunk.
     pub(crate) fn trim(&mut self, to: Bytes) -> Result<(), DriverError> {
         self.note_captures()?;
+        self.lend_idle()?;
         // Once more where a poll set free what others waited for: it has a younger epoch.
         loop {
             self.gather();
@@ -355,6 +365,9 @@ impl VirtualPool {
             heap.audit(&self.pool)?;
             slabs += heap.slab_count();
         }
+        for (_, state) in self.arenas.iter() {
+            state.arena.audit()?;
+        }
         if slabs != self.pool.slab_count() {
             let known = self.pool.slab_count();
             let what = format!("the pool gave {known} slabs, heaps have {slabs}");
@@ -364,7 +377,10 @@ impl VirtualPool {
     }
 }
 
-enum Served {
+/// What an attempt came to.
+pub(crate) enum Served {
     Block(Block),
     Slab(Slab),
+    /// Memory is behind the arena.
+    Backed,
 }

@@ -38,6 +38,13 @@ pub struct ArenaBlockId {
     number: u64,
 }
 
+impl ArenaBlockId {
+    /// Whose block it is.
+    pub fn arena(self) -> ArenaId {
+        self.arena
+    }
+}
+
 /// A block that was handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArenaBlock {
@@ -177,6 +184,16 @@ impl Arena {
         self.plan = plan.map(Arc::new);
         if let Some(capture) = &mut self.capture {
             capture.follows = false;
+        }
+    }
+
+    /// Up to where the plan that the next capture follows needs memory; nothing without one.
+    pub fn planned_high_water(&self) -> Bytes {
+        match self.policy {
+            ArenaPolicy::Monotone => Bytes::ZERO,
+            ArenaPolicy::Reusing => {
+                self.plan.as_ref().map_or(Bytes::ZERO, |plan| plan.high_water())
+            }
         }
     }
 

@@ -35,6 +35,7 @@ impl Allocator {
         match prefilled {
             Ok(()) => Ok(()),
             Err(Refusal::Driver(error)) => Err(AllocError::Driver(error)),
+            Err(Refusal::Arena(refused)) => Err(AllocError::Arena(refused)),
             Err(Refusal::Short(shortage, failed_call)) => {
                 let report = self.report(shortage, failed_call, stream);
                 Err(AllocError::OutOfMemory(Box::new(report)))

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use vramp_core::{Freed, StreamId};
+use vramp_driver::DriverError;
 
 use super::Allocator;
 use crate::allocation::{Allocation, Owner};
@@ -42,6 +43,7 @@ impl Allocator {
             && allocation.tag == 0
             && !allocation.is_noted()
             && !self.shared.starving.load(Ordering::Relaxed)
+            && self.shared.captures.load(Ordering::Relaxed) == 0
             && local::with(self.shared.number, |local| self.keep(local, &allocation))
                 .is_some_and(|kept| kept)
         {
@@ -65,7 +67,7 @@ impl Allocator {
         let (id, at, of_pool) = match allocation.owner {
             Owner::Pool { id, at } => (id, at, true),
             Owner::Heap { id, at } => (id, at, false),
-            Owner::Driver { .. } | Owner::Caching { .. } => return false,
+            Owner::Driver { .. } | Owner::Caching { .. } | Owner::Arena { .. } => return false,
         };
         let Some(tag) = Tag::new(allocation.stream.index(), grains) else { return false };
         let tag = if of_pool { tag.of_pool() } else { tag };
@@ -98,19 +100,15 @@ impl Allocator {
         }
         if let Some(pool) = inner.manager.virtual_pool_mut() {
             local::with(self.shared.number, |local| pool.drain_last(&local.cache));
-        }
-        let freed = inner.manager.free(&allocation, stream, &inner.streams);
-        // A driver's block that could not be freed is still held there.
-        let held =
-            matches!(allocation.owner, Owner::Driver { .. }) && self.owns(inner, &allocation);
-        if !held {
-            let (len, requested) = (allocation.len, allocation.requested);
-            inner.count(self.shared.number, |tally| tally.freed(len, requested));
-            if let Some(tag) = usize::from(allocation.tag).checked_sub(1) {
-                inner.tags[tag].live -= requested;
-                inner.tags[tag].blocks -= 1;
+            // A captured node may use it whenever the graph runs: it is the graph's from now on.
+            if !matches!(allocation.owner, Owner::Arena { .. })
+                && let Ok(Some((arena, _))) = pool.capture_of(pool.exec.stream(stream))
+            {
+                pool.keep_for_graph(arena, allocation);
+                return Ok(());
             }
         }
+        let freed = inner.free(&allocation, stream, self.shared.number);
         self.shared.refresh(inner);
         drop(guard);
         self.shared.memory_came_back();
@@ -123,5 +121,29 @@ impl Allocator {
     /// False for what another allocator handed out.
     fn owns(&self, inner: &Inner, allocation: &Allocation) -> bool {
         allocation.allocator == self.shared.number && inner.manager.owns(allocation)
+    }
+}
+
+impl Inner {
+    /// Takes back what the manager owns, and counts it.
+    pub(crate) fn free(
+        &mut self,
+        allocation: &Allocation,
+        stream: StreamId,
+        number: u64,
+    ) -> Result<(), DriverError> {
+        let freed = self.manager.free(allocation, stream, &self.streams);
+        // A driver's block that could not be freed is still held there.
+        let held =
+            matches!(allocation.owner, Owner::Driver { .. }) && self.manager.owns(allocation);
+        if !held {
+            let (len, requested) = (allocation.len, allocation.requested);
+            self.count(number, |tally| tally.freed(len, requested));
+            if let Some(tag) = usize::from(allocation.tag).checked_sub(1) {
+                self.tags[tag].live -= requested;
+                self.tags[tag].blocks -= 1;
+            }
+        }
+        freed
     }
 }

@@ -37,6 +37,7 @@ impl Allocator {
     #[inline]
     pub fn malloc(&self, size: Bytes, stream: StreamId) -> Result<Allocation, AllocError> {
         if let Some(serve) = self.shared.heaps_serve
+            && self.shared.captures.load(Ordering::Relaxed) == 0
             && let Some(hit) =
                 local::with(self.shared.number, |local| self.hit(local, size, stream, serve))
             && let Some((found, recycled)) = hit
@@ -188,7 +189,15 @@ impl Allocator {
         }
         let watched = self.shared.watchers.is_watched();
         let before = watched.then(|| inner.manager.known_counters()).flatten();
-        let found = inner.manager.malloc(size, stream, raw, self.shared.is_contended());
+        let found = match inner.manager.virtual_pool_mut() {
+            Some(pool) => match pool.capture_of(raw)? {
+                Some((arena, tips)) => Some(pool.malloc_in_arena(arena, &tips, size, stream)),
+                None => None,
+            },
+            None => None,
+        };
+        let found = found
+            .unwrap_or_else(|| inner.manager.malloc(size, stream, raw, self.shared.is_contended()));
         let outcome = match found {
             Ok(found) => {
                 let (hit, addr, len) = (found.hit, found.addr, found.len);
@@ -210,6 +219,7 @@ impl Allocator {
                 Tried::Placed(self.allocation(found, size, stream, false, tag))
             }
             Err(Refusal::Driver(error)) => return Err(AllocError::Driver(error)),
+            Err(Refusal::Arena(refused)) => return Err(AllocError::Arena(refused)),
             Err(Refusal::Short(shortage, failed_call)) => Tried::Short(shortage, failed_call),
         };
         self.note_reserved(inner);

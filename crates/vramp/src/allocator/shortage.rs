@@ -8,6 +8,7 @@ use vramp_driver::DriverError;
 
 use super::Allocator;
 use crate::error::{AllocError, PoolHolding, Report};
+use crate::shared::Shared;
 use crate::watch::{Event, Registration};
 
 impl Allocator {
@@ -34,29 +35,7 @@ impl Allocator {
         failed_call: Option<DriverError>,
         stream: StreamId,
     ) -> Report {
-        let (holders, mut tags) = {
-            let mut inner = self.shared.lock_anyway();
-            inner.ooms += 1;
-            (inner.holders(), inner.tags.clone())
-        };
-        tags.retain(|tag| tag.live > Bytes::ZERO);
-        tags.sort_by_key(|tag| std::cmp::Reverse(tag.live));
-        let members = self.shared.group.members();
-        let others = members.iter().filter(|member| member.number != self.shared.number);
-        let others = others.map(|member| PoolHolding {
-            name: member.name.clone(),
-            reserved: Bytes::new(member.reserved.load(Ordering::Relaxed)),
-        });
-        Report {
-            shortage,
-            stream,
-            pool: self.shared.name.clone(),
-            holders,
-            tags,
-            others: others.collect(),
-            card: self.shared.driver.memory_info().ok(),
-            failed_call,
-        }
+        self.shared.report(shortage, failed_call, stream)
     }
 
     /// Tells `observer` of every event from now on. It is called without a lock, by the thread that
@@ -77,5 +56,39 @@ impl Allocator {
     /// Takes an observer or handler back. False if it was taken back before.
     pub fn forget(&self, registration: Registration) -> bool {
         self.shared.watchers.remove(registration)
+    }
+}
+
+impl Shared {
+    /// Who holds what, for the error of a request that found no memory.
+    pub(crate) fn report(
+        &self,
+        shortage: Shortage,
+        failed_call: Option<DriverError>,
+        stream: StreamId,
+    ) -> Report {
+        let (holders, mut tags) = {
+            let mut inner = self.lock_anyway();
+            inner.ooms += 1;
+            (inner.holders(), inner.tags.clone())
+        };
+        tags.retain(|tag| tag.live > Bytes::ZERO);
+        tags.sort_by_key(|tag| std::cmp::Reverse(tag.live));
+        let members = self.group.members();
+        let others = members.iter().filter(|member| member.number != self.number);
+        let others = others.map(|member| PoolHolding {
+            name: member.name.clone(),
+            reserved: Bytes::new(member.reserved.load(Ordering::Relaxed)),
+        });
+        Report {
+            shortage,
+            stream,
+            pool: self.name.clone(),
+            holders,
+            tags,
+            others: others.collect(),
+            card: self.driver.memory_info().ok(),
+            failed_call,
+        }
     }
 }

@@ -1,0 +1,478 @@
+//! Graph arenas on a device: which capture a request belongs to, who may replay, what is lent.
+//!
+//! The core's [`Arena`] places blocks at offsets, its pool keeps memory behind them. Here the two
+//! meet the driver: captured nodes are read off the stream, memory is backed before a block is
+//! handed out and before a replay, and idle arenas lend when the pool runs short. All of it happens
+//! behind the allocator's lock.
+
+use std::collections::BTreeMap;
+
+use vramp_core::{
+    Arena, ArenaAllocError, ArenaBlockId, ArenaId, ArenaPolicy, Attempt, Bytes, Layout, LeaseId,
+    Leases, Mark, NodeId, Overlap, Recording, StreamId,
+};
+use vramp_driver::{CaptureInfo, CaptureMode, Driver, DriverError, Graph, GraphNode, Stream};
+
+use crate::allocation::{Allocation, Owner};
+use crate::manager::Found;
+use crate::virtual_pool::{Refusal, Served, VirtualPool};
+
+/// While a capture grows an arena, memory is taken ahead by this part of what it has.
+const AHEAD: u64 = 32;
+
+/// All arenas of a pool.
+#[derive(Default)]
+pub(crate) struct Arenas {
+    by_id: BTreeMap<ArenaId, ArenaState>,
+}
+
+/// One arena and who uses it.
+pub(crate) struct ArenaState {
+    pub arena: Arena,
+    pub leases: Leases,
+    capturing: Option<Capturing>,
+    /// Nothing was ever launched that could have written there.
+    untouched: bool,
+    /// Its owner is gone: it goes with its last block.
+    abandoned: bool,
+}
+
+/// A capture under way.
+struct Capturing {
+    /// The driver's number of it.
+    number: u64,
+    /// Up to where memory is behind the arena.
+    backed: Bytes,
+    /// No block of an earlier capture was live when it began.
+    alone: bool,
+    /// Memory of others that was freed on the capture's streams: its nodes may use it.
+    kept: Vec<Allocation>,
+}
+
+/// What came of a capture.
+pub(crate) struct Captured {
+    pub graph: Result<Graph, DriverError>,
+    pub recording: Recording,
+    pub kept: Vec<Allocation>,
+}
+
+/// Why a replay was not launched.
+pub(crate) enum NoLease {
+    Busy(vramp_core::ArenaBusy),
+    Refused(Refusal),
+}
+
+impl From<DriverError> for NoLease {
+    fn from(error: DriverError) -> NoLease {
+        NoLease::Refused(Refusal::Driver(error))
+    }
+}
+
+impl ArenaState {
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.capturing.is_some()
+    }
+}
+
+impl Arenas {
+    pub(crate) fn get(&self, id: ArenaId) -> &ArenaState {
+        self.by_id.get(&id).unwrap_or_else(|| panic!("{id} is gone while somebody holds it"))
+    }
+
+    pub(crate) fn get_mut(&mut self, id: ArenaId) -> &mut ArenaState {
+        self.by_id.get_mut(&id).unwrap_or_else(|| panic!("{id} is gone while somebody holds it"))
+    }
+
+    /// True if the arena holds the block.
+    pub(crate) fn knows(&self, block: ArenaBlockId) -> bool {
+        self.by_id.get(&block.arena()).is_some_and(|state| state.arena.block(block).is_ok())
+    }
+
+    fn any_capture(&self) -> bool {
+        self.by_id.values().any(ArenaState::is_capturing)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ArenaId, &ArenaState)> {
+        self.by_id.iter().map(|(&id, state)| (id, state))
+    }
+}
+
+impl VirtualPool {
+    /// Sets addresses aside. One driver call at most.
+    pub(crate) fn add_arena(
+        &mut self,
+        policy: ArenaPolicy,
+        capacity: Bytes,
+    ) -> Result<ArenaId, DriverError> {
+        loop {
+            match self.pool.add_arena(capacity) {
+                Ok(id) => {
+                    let state = ArenaState {
+                        arena: Arena::new(id, policy, self.pool.arena_range(id).len),
+                        leases: Leases::default(),
+                        capturing: None,
+                        untouched: true,
+                        abandoned: false,
+                    };
+                    self.arenas.by_id.insert(id, state);
+                    return Ok(id);
+                }
+                Err(plan) => self.exec.perform(&mut self.pool, plan)?,
+            }
+        }
+    }
+
+    /// The owner of an arena is gone. Blocks that are still held keep it.
+    pub(crate) fn abandon_arena(&mut self, id: ArenaId) {
+        self.arenas.get_mut(id).abandoned = true;
+        self.remove_if_abandoned(id);
+    }
+
+    fn remove_if_abandoned(&mut self, id: ArenaId) {
+        let state = self.arenas.get(id);
+        if state.abandoned && state.arena.census().blocks == 0 && !state.is_capturing() {
+            let marks: Vec<Mark> = state.leases.unfinished().collect();
+            self.arenas.by_id.remove(&id);
+            self.pool.remove_arena(id, &marks);
+        }
+    }
+
+    // --- captures ---
+
+    /// Begins a capture of `stream` into an arena. A monotone arena gets all its memory first.
+    pub(crate) fn begin_arena_capture(
+        &mut self,
+        id: ArenaId,
+        stream: StreamId,
+        mode: CaptureMode,
+    ) -> Result<(), Refusal> {
+        let raw = self.exec.stream(stream);
+        let state = self.arenas.get_mut(id);
+        let upto = match state.arena.policy() {
+            ArenaPolicy::Monotone => state.arena.capacity(),
+            ArenaPolicy::Reusing => state.arena.planned_high_water(),
+        };
+        if !upto.is_zero() {
+            self.back(id, upto, stream)?;
+        }
+        let state = self.arenas.get_mut(id);
+        let alone = state.arena.census().blocks == 0;
+        state.arena.begin().expect("its owner begins one capture at a time");
+        let begun = self.exec.driver.begin_capture(raw, mode).and_then(|()| {
+            match self.exec.driver.capture_info(raw) {
+                Ok(Some(CaptureInfo { capture, .. })) => Ok(capture),
+                told => {
+                    // Whatever it is, it is not left behind.
+                    let ended = self.exec.driver.end_capture(raw);
+                    let ended = ended.and_then(|graph| self.exec.driver.destroy_graph(graph));
+                    Err(told.err().or(ended.err()).expect("a stream that captures says so"))
+                }
+            }
+        });
+        let state = self.arenas.get_mut(id);
+        match begun {
+            Ok(number) => {
+                let kept = Vec::new();
+                state.capturing = Some(Capturing { number, backed: upto, alone, kept });
+                self.pool.hold(stream, true);
+                Ok(())
+            }
+            Err(error) => {
+                state.arena.abort().expect("it was begun above");
+                Err(Refusal::Driver(error))
+            }
+        }
+    }
+
+    /// Ends a capture that [`VirtualPool::begin_arena_capture`] began, whatever became of it.
+    pub(crate) fn end_arena_capture(&mut self, id: ArenaId, stream: StreamId) -> Captured {
+        let graph = self.exec.driver.end_capture(self.exec.stream(stream));
+        let state = self.arenas.get_mut(id);
+        let recording = state.arena.end().expect("a capture ends once");
+        let capturing = state.capturing.take().expect("a capture ends once");
+        if graph.is_ok() && capturing.alone && state.untouched {
+            self.make_whole(id, stream);
+        }
+        // What was drawn in is out of the capture too; where asking fails, it is asked again.
+        let _ = self.note_captures();
+        self.remove_if_abandoned(id);
+        Captured { graph, recording, kept: capturing.kept }
+    }
+
+    /// The arena whose capture `raw` is part of, and the nodes its next work will depend on.
+    pub(crate) fn capture_of(
+        &self,
+        raw: Stream,
+    ) -> Result<Option<(ArenaId, Vec<GraphNode>)>, DriverError> {
+        if !self.arenas.any_capture() {
+            return Ok(None);
+        }
+        let Some(CaptureInfo { capture, tips }) = self.exec.driver.capture_info(raw)? else {
+            return Ok(None);
+        };
+        let serves = |state: &ArenaState| {
+            state.capturing.as_ref().is_some_and(|capturing| capturing.number == capture)
+        };
+        let arena = self.arenas.iter().find(|(_, state)| serves(state)).map(|(id, _)| id);
+        Ok(arena.map(|id| (id, tips)))
+    }
+
+    /// A block of the capture that `stream` is part of. Memory is taken where it lacks.
+    pub(crate) fn malloc_in_arena(
+        &mut self,
+        id: ArenaId,
+        tips: &[GraphNode],
+        size: Bytes,
+        stream: StreamId,
+    ) -> Result<Found, Refusal> {
+        let at = self.learn_nodes(id, tips).map_err(Refusal::Driver)?;
+        let state = self.arenas.get_mut(id);
+        let block = state.arena.alloc(size, &at).map_err(Refusal::Arena)?;
+        let end = block.offset + block.len;
+        let backed = state.capturing.as_ref().map_or(Bytes::ZERO, |capturing| capturing.backed);
+        let hit = end <= backed;
+        if !hit {
+            let page = self.pool.config().page.count();
+            let ahead = (end.count() / AHEAD).next_multiple_of(page).max(page);
+            let most = self.arenas.get(id).arena.capacity();
+            let wanted = (end + Bytes::new(ahead)).min(most);
+            let served = self.back(id, wanted, stream).map(|()| wanted);
+            // Where that is too much, what is needed will do.
+            match served.or_else(|_| self.back(id, end, stream).map(|()| end)) {
+                Ok(upto) => {
+                    let capturing = &mut self.arenas.get_mut(id).capturing;
+                    capturing.as_mut().expect("the stream is part of it").backed = upto;
+                }
+                Err(refusal) => {
+                    let freed = self.arenas.get_mut(id).arena.free(block.id, &at);
+                    freed.expect("the block was made above");
+                    return Err(refusal);
+                }
+            }
+        }
+        let addr = self.exec.addr(self.pool.arena_range(id).at) + block.offset;
+        Ok(Found { addr, len: block.len, owner: Owner::Arena { block: block.id }, hit })
+    }
+
+    /// Takes a block of an arena back: in its capture where `stream` is part of that, else as one
+    /// that escaped, used by what is queued on `stream`.
+    pub(crate) fn free_in_arena(
+        &mut self,
+        block: ArenaBlockId,
+        stream: StreamId,
+    ) -> Result<(), DriverError> {
+        let id = block.arena();
+        // A capture that was spoilt says so to whoever ends it.
+        let captured = self.capture_of(self.exec.stream(stream)).unwrap_or_default();
+        let known = "the allocator looked the block up";
+        match captured.filter(|(arena, _)| *arena == id) {
+            Some((_, tips)) => {
+                let at = self.learn_nodes(id, &tips)?;
+                self.arenas.get_mut(id).arena.free(block, &at).expect(known);
+            }
+            None => {
+                let mark = self.pool.now(stream);
+                let state = self.arenas.get_mut(id);
+                state.arena.free_outside(block).expect(known);
+                state.leases.note_use(mark);
+                self.remove_if_abandoned(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that work queued on `stream` so far uses the block.
+    pub(crate) fn note_use_in_arena(&mut self, block: ArenaBlockId, stream: StreamId) {
+        let id = block.arena();
+        let captured = self.capture_of(self.exec.stream(stream)).unwrap_or_default();
+        let known = "the allocator looked the block up";
+        if let Some((_, tips)) = captured.filter(|(arena, _)| *arena == id)
+            && let Ok(at) = self.learn_nodes(id, &tips)
+        {
+            self.arenas.get_mut(id).arena.record_use(block, &at).expect(known);
+            return;
+        }
+        let mark = self.pool.now(stream);
+        self.arenas.get_mut(id).leases.note_use(mark);
+    }
+
+    /// Keeps memory that is not the arena's for the graph that a capture makes.
+    pub(crate) fn keep_for_graph(&mut self, id: ArenaId, allocation: Allocation) {
+        let capturing = self.arenas.get_mut(id).capturing.as_mut();
+        capturing.expect("the stream is part of it").kept.push(allocation);
+    }
+
+    /// Tells the arena every captured node up to `tips`. Each node is read once.
+    fn learn_nodes(&mut self, id: ArenaId, tips: &[GraphNode]) -> Result<Vec<NodeId>, DriverError> {
+        let driver = &self.exec.driver;
+        let arena = &mut self.arenas.get_mut(id).arena;
+        let name = |node: &GraphNode| NodeId(node.number());
+        // Depth first, and a node after those it depends on.
+        let mut path: Vec<(GraphNode, Option<Vec<GraphNode>>)> =
+            tips.iter().map(|&tip| (tip, None)).collect();
+        while let Some((node, before)) = path.pop() {
+            if arena.knows(name(&node)) {
+                continue;
+            }
+            match before {
+                Some(before) => {
+                    let before: Vec<NodeId> = before.iter().map(name).collect();
+                    arena.add_node(name(&node), &before).expect("those before are told first");
+                }
+                None => {
+                    let before = driver.node_dependencies(node)?;
+                    path.push((node, Some(before.clone())));
+                    path.extend(before.into_iter().map(|node| (node, None)));
+                }
+            }
+        }
+        Ok(tips.iter().map(name).collect())
+    }
+
+    // --- memory ---
+
+    /// Memory behind the first `upto` bytes of an arena.
+    pub(crate) fn back(
+        &mut self,
+        id: ArenaId,
+        upto: Bytes,
+        stream: StreamId,
+    ) -> Result<(), Refusal> {
+        match self.serve(&mut Attempt::back(id, upto, stream))? {
+            Served::Backed => Ok(()),
+            _ => unreachable!("memory for an arena was asked for"),
+        }
+    }
+
+    /// Makes an arena that grew bit by bit of few large chunks: bringing one back costs the same at
+    /// any size. Nobody may have written there yet.
+    fn make_whole(&mut self, id: ArenaId, stream: StreamId) {
+        let upto = self.arenas.get(id).arena.high_water();
+        if !self.pool.arena_inherited(id).is_empty() || !self.pool.is_cut_small(id, upto) {
+            return;
+        }
+        let _ = self.pool.lend(id, &[]);
+        while let Some(plan) = self.pool.release_lent(id) {
+            if self.exec.perform(&mut self.pool, plan).is_err() {
+                break;
+            }
+        }
+        // If it fails, the replay asks again and tells.
+        let _ = self.back(id, upto, stream);
+    }
+
+    /// Lets every arena lend that nobody uses. Returns how much is lent now that was not. An event
+    /// record and a query for each stream that used one.
+    pub(crate) fn lend_idle(&mut self) -> Result<Bytes, DriverError> {
+        let idle = |state: &ArenaState| !state.is_capturing() && state.leases.holder().is_none();
+        let candidates: Vec<ArenaId> = (self.arenas.iter())
+            .filter(|(id, state)| idle(state) && !self.pool.arena_memory(*id).backed.is_zero())
+            .map(|(id, _)| id)
+            .collect();
+        if candidates.is_empty() {
+            return Ok(Bytes::ZERO);
+        }
+        for &id in &candidates {
+            let marks = self.marks_of(id);
+            self.record_all(&marks)?;
+        }
+        self.poll()?;
+        let mut lent = Bytes::ZERO;
+        for id in candidates {
+            if self.marks_of(id).iter().all(|&mark| self.pool.is_over(mark)) {
+                let live: Vec<(Bytes, Bytes)> = self.arenas.get(id).arena.live_ranges().collect();
+                lent += self.pool.lend(id, &live);
+            }
+        }
+        Ok(lent)
+    }
+
+    /// All work that may still touch an arena's memory.
+    fn marks_of(&self, id: ArenaId) -> Vec<Mark> {
+        let mut marks = self.pool.arena_inherited(id);
+        marks.extend(self.arenas.get(id).leases.unfinished());
+        marks
+    }
+
+    /// Records events where none covers a mark, but on streams that capture.
+    fn record_all(&mut self, marks: &[Mark]) -> Result<(), DriverError> {
+        for &mark in marks {
+            if mark == self.pool.now(mark.stream)
+                && self.pool.is_open(mark.stream)
+                && !self.exec.driver.is_capturing(self.exec.stream(mark.stream))?
+            {
+                self.exec.record(mark)?;
+                self.pool.recorded(mark);
+            }
+        }
+        Ok(())
+    }
+
+    // --- replays ---
+
+    /// Takes a lease for a replay on `stream` that needs the first `upto` bytes, brings the memory
+    /// there, and orders the stream behind whatever may still use it.
+    pub(crate) fn take_lease(
+        &mut self,
+        id: ArenaId,
+        upto: Bytes,
+        stream: StreamId,
+        overlap: Overlap,
+    ) -> Result<LeaseId, NoLease> {
+        let others = |marks: Vec<Mark>| -> Vec<Mark> {
+            marks.into_iter().filter(|mark| mark.stream != stream).collect()
+        };
+        let unfinished = others(self.arenas.get(id).leases.unfinished().collect());
+        if !unfinished.is_empty() {
+            self.record_all(&unfinished)?;
+            self.poll()?;
+        }
+        let VirtualPool { pool, arenas, .. } = self;
+        let leases = &mut arenas.get_mut(id).leases;
+        let over = |mark: Mark| pool.is_ordered(stream, mark);
+        let taken = leases.take(stream, overlap, over).map_err(NoLease::Busy)?;
+        let ready = self.back(id, upto, stream).and_then(|()| {
+            let mut waits = others(self.pool.arena_inherited(id));
+            waits.extend(taken.waits);
+            self.order_behind(stream, &waits).map_err(Refusal::Driver)
+        });
+        match ready {
+            Ok(()) => {
+                self.arenas.get_mut(id).untouched = false;
+                Ok(taken.lease)
+            }
+            Err(refusal) => {
+                let cancelled = self.arenas.get_mut(id).leases.cancel(taken.lease);
+                cancelled.expect("the lease was taken above");
+                Err(NoLease::Refused(refusal))
+            }
+        }
+    }
+
+    /// Lets later work on `stream` run after the work before `marks`.
+    fn order_behind(&mut self, stream: StreamId, marks: &[Mark]) -> Result<(), DriverError> {
+        self.record_all(marks)?;
+        for &mark in marks {
+            if self.pool.is_ordered(stream, mark) {
+                continue;
+            }
+            if let Some(event) = self.exec.events.covering(mark) {
+                self.exec.driver.wait(self.exec.stream(stream), event)?;
+            }
+            self.pool.waits(stream, mark);
+        }
+        Ok(())
+    }
+
+    /// Ends a lease: what is queued on its stream so far uses the arena.
+    pub(crate) fn end_lease(&mut self, id: ArenaId, lease: LeaseId, stream: StreamId) {
+        let mark = self.pool.now(stream);
+        let ended = self.arenas.get_mut(id).leases.end(lease, mark);
+        ended.expect("a lease is held until it is dropped");
+    }
+
+    /// The layout that the next capture of the same shape follows.
+    pub(crate) fn set_plan(&mut self, id: ArenaId, layout: Layout) {
+        self.arenas.get_mut(id).arena.set_plan(Some(layout));
+    }
+}
