@@ -313,7 +313,7 @@ pub trait Driver: Send + Sync {
     // --- captures and graphs ---
 
     /// From now on, work queued on `stream` becomes a graph instead of running; see
-    /// [`CaptureMode`] for what else it changes, and the [module's page](crate) for the rules.
+    /// [`CaptureMode`] for what else it changes, and the [crate's page](crate) for the rules.
     /// No figure is known for its cost.
     ///
     /// # Errors
@@ -361,7 +361,8 @@ pub trait Driver: Send + Sync {
     fn instantiate(&self, graph: Graph) -> Result<GraphExec>;
 
     /// Queues the work of `exec` on `stream`, behind all that was queued there before and behind
-    /// earlier launches of `exec`. Memory is what is mapped at its addresses when it runs.
+    /// earlier launches of `exec`. Memory is what is mapped at its addresses when it runs; pinned
+    /// memory that it copies from or to must still be there. No figure is known for its cost.
     ///
     /// Launches of different graphs on different streams have no order.
     fn launch_graph(&self, exec: GraphExec, stream: Stream) -> Result<()>;

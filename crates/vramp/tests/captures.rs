@@ -5,12 +5,12 @@ mod common;
 use common::{Rig, pages};
 use vramp::{Bytes, Config, Preset};
 use vramp_driver::sim::Simulator;
-use vramp_driver::{CaptureMode, Driver};
+use vramp_driver::{Call, CaptureMode, Driver};
 
 /// A pool that is full but for what is free on the capturing stream or idle elsewhere.
 fn crowded() -> Rig {
     let config = Config { limit: Some(pages(64)), ..Config::default() };
-    Rig::on(Simulator::builder().checked(), config)
+    Rig::on(Simulator::builder().checked().logged(100_000), config)
 }
 
 #[test]
@@ -28,6 +28,7 @@ fn no_event_is_recorded_waited_for_or_asked_about_while_a_stream_captures() {
         rig.free_on(block, other);
     }
     rig.sim.begin_capture(raw, CaptureMode::Global).expect("it does not capture yet");
+    rig.sim.take_log();
     let mut captured = Vec::new();
     for count in [4, 10, 3, 12] {
         if let Ok(block) = rig.allocator.malloc(pages(count), rig.stream) {
@@ -46,6 +47,10 @@ fn no_event_is_recorded_waited_for_or_asked_about_while_a_stream_captures() {
         rig.free_on(block, other);
     }
     rig.allocator.trim(Bytes::ZERO).expect("nothing fails");
+    let order = [Call::Record, Call::Wait];
+    let log = rig.sim.take_log();
+    let drawn = log.iter().find(|call| order.contains(&call.call) && call.stream == Some(raw));
+    assert_eq!(drawn, None, "an event would be part of the graph");
     let graph = rig.sim.end_capture(raw).expect("nothing spoilt the capture");
     rig.sim.destroy_graph(graph).expect("it is there");
 

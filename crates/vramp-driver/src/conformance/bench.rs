@@ -6,7 +6,8 @@ use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
 use super::{Checked, Failure};
 use crate::{
-    Driver, DriverError, ErrorKind, Event, Handle, HostBuffer, HostSlice, Place, Result, Stream,
+    CaptureMode, Driver, DriverError, ErrorKind, Event, Graph, GraphExec, Handle, HostBuffer,
+    HostSlice, Place, Result, Stream,
 };
 
 pub(super) struct Bench<'a> {
@@ -26,6 +27,9 @@ struct Taken {
     buffers: Vec<HostBuffer>,
     allocations: Vec<(Stream, DeviceAddr)>,
     plain: Vec<DeviceAddr>,
+    captures: Vec<Stream>,
+    graphs: Vec<Graph>,
+    execs: Vec<GraphExec>,
 }
 
 impl<'a> Bench<'a> {
@@ -174,6 +178,41 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
+    // --- captures ---
+
+    pub fn begin_capture(&self, stream: Stream, mode: CaptureMode) -> Result<()> {
+        self.device.begin_capture(stream, mode)?;
+        self.taken.borrow_mut().captures.push(stream);
+        Ok(())
+    }
+
+    /// Ends the capture, which is over also if this says that it was spoilt.
+    pub fn end_capture(&self, stream: Stream) -> Result<Graph> {
+        let ended = self.device.end_capture(stream);
+        self.taken.borrow_mut().captures.retain(|taken| *taken != stream);
+        let graph = ended?;
+        self.taken.borrow_mut().graphs.push(graph);
+        Ok(graph)
+    }
+
+    pub fn instantiate(&self, graph: Graph) -> Result<GraphExec> {
+        let exec = self.device.instantiate(graph)?;
+        self.taken.borrow_mut().execs.push(exec);
+        Ok(exec)
+    }
+
+    pub fn destroy_graph(&self, graph: Graph) -> Result<()> {
+        self.device.destroy_graph(graph)?;
+        self.taken.borrow_mut().graphs.retain(|taken| *taken != graph);
+        Ok(())
+    }
+
+    pub fn destroy_graph_exec(&self, exec: GraphExec) -> Result<()> {
+        self.device.destroy_graph_exec(exec)?;
+        self.taken.borrow_mut().execs.retain(|taken| *taken != exec);
+        Ok(())
+    }
+
     // --- contents ---
 
     /// The bytes of `range`, read in order of `stream` through pinned host memory.
@@ -228,13 +267,21 @@ impl<'a> Bench<'a> {
     /// Gives everything back, in an order that no rule forbids. Tries all, reports the first
     /// failure. A lost device takes nothing back, which is no failure of the case.
     pub fn clean_up(self) -> Checked {
-        let taken = self.taken.into_inner();
+        let mut taken = self.taken.into_inner();
         let device = self.device;
+        for stream in taken.captures {
+            // A capture that the case spoilt says so here once more.
+            if let Ok(graph) = device.end_capture(stream) {
+                taken.graphs.push(graph);
+            }
+        }
         let mut results: Vec<Result<(), DriverError>> = Vec::new();
         for (stream, at) in taken.allocations {
             results.push(device.free_async(stream, at));
         }
         results.extend(taken.streams.iter().map(|stream| device.synchronize_stream(*stream)));
+        results.extend(taken.execs.iter().map(|exec| device.destroy_graph_exec(*exec)));
+        results.extend(taken.graphs.iter().map(|graph| device.destroy_graph(*graph)));
         results.extend(taken.plain.iter().map(|at| device.free_memory(*at)));
         results.extend(taken.mappings.iter().map(|range| device.unmap(*range)));
         results.extend(taken.handles.iter().map(|handle| device.release(*handle)));

@@ -4,7 +4,7 @@ use vramp_core::{AddrRange, Bytes};
 
 use super::bench::{Bench, pattern, refused};
 use super::{Checked, ensure, rules};
-use crate::{Capabilities, Copy, ErrorKind, Handle, Place};
+use crate::{Capabilities, CaptureMode, Copy, ErrorKind, Handle, Place};
 
 const VIRTUAL: fn(&Capabilities) -> bool = |can| can.virtual_memory;
 const WITH_HOST: fn(&Capabilities) -> bool = |can| can.virtual_memory && can.pinned_host;
@@ -333,6 +333,12 @@ fn what_the_device_cannot_do_is_not_supported(bench: &Bench) -> Checked {
     }
     if !can.pinned_host {
         refused("alloc-host", unsupported, bench.host(Bytes::mib(1)))?;
+    }
+    if !can.graphs {
+        let stream = bench.stream()?;
+        let begun = bench.begin_capture(stream, CaptureMode::Global);
+        refused("begin-capture", unsupported, begun)?;
+        ensure!(!bench.device.is_capturing(stream)?, "a stream captures where none can");
     }
     Ok(())
 }

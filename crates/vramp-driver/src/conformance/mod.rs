@@ -17,7 +17,9 @@
 //! own; on a card, in a process of its own.
 
 mod bench;
+mod captures;
 mod copies;
+mod graphs;
 mod lost;
 mod memory;
 mod plain;
@@ -106,7 +108,16 @@ impl Case {
 
 /// Every rule that can be checked without losing the device.
 pub fn cases() -> Vec<Case> {
-    [memory::CASES, plain::CASES, streams::CASES, copies::CASES, pool::CASES].concat()
+    [
+        memory::CASES,
+        plain::CASES,
+        streams::CASES,
+        copies::CASES,
+        pool::CASES,
+        captures::CASES,
+        graphs::CASES,
+    ]
+    .concat()
 }
 
 /// Rules whose check loses the device.
