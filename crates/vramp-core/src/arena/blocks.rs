@@ -9,7 +9,7 @@ use super::errors::{
     ArenaAllocError, ArenaCaptureError, ArenaFreeError, ArenaFull, ArenaResetError,
     UnknownArenaBlock,
 };
-use super::order::{Frontier, Horizon, NodeId, Order, UnknownNode};
+use super::order::{Frontier, Horizon, NodeId, Order};
 use super::plan::Layout;
 use super::recording::{Life, NEVER, Obstacle, Position, Recording};
 use super::space::Space;
@@ -453,25 +453,14 @@ impl Arena {
         }
     }
 
-    /// The policy's offset for a block: best fit below the high-water mark of the capture, and
-    /// above it only where nothing below fits.
+    /// The policy's offset for a block. Reusing takes the first fit: on recorded training steps it
+    /// stays lower than best fit, whose exact fits near the top keep the top in use.
     fn search(&self, len: u64, from: &Horizon, avoid: &[Range<u64>]) -> Option<u64> {
         if self.policy == ArenaPolicy::Monotone {
             return (self.touched.checked_add(len)? <= self.capacity).then_some(self.touched);
         }
-        let high_water = self.capture.as_ref()?.recording.high_water;
-        let fits = self
-            .space
-            .runs(from)
-            .flat_map(|run| without(run, avoid))
-            .filter(|run| run.end - run.start >= len);
-        // The order of preference: no growth, then the tightest, then the lowest.
-        let key = |run: &Range<u64>| {
-            let growth = (run.start + len).saturating_sub(high_water);
-            let slack = run.end.min(high_water).saturating_sub(run.start + len);
-            (growth, slack, run.start)
-        };
-        fits.min_by_key(key).map(|run| run.start)
+        let runs = self.space.runs(from).flat_map(|run| without(run, avoid));
+        runs.into_iter().find(|run| run.end - run.start >= len).map(|run| run.start)
     }
 
     /// Makes a free stretch a block.

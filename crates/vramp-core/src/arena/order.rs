@@ -201,22 +201,12 @@ impl Frontier {
 
     /// Adds the work up to a point.
     pub(crate) fn join(&mut self, point: &Horizon) {
-        for node in &point.nodes {
-            self.join_step(node.step);
+        for Step { chain, place } in point.nodes.iter().map(|node| node.step) {
+            match self.steps.binary_search_by_key(&chain, |known| known.chain) {
+                Ok(at) => self.steps[at].place = self.steps[at].place.max(place),
+                Err(at) => self.steps.insert(at, Step { chain, place }),
+            }
         }
-    }
-
-    /// Adds the work of another frontier.
-    pub(crate) fn merge(&mut self, other: &Frontier) {
-        self.never |= other.never;
-        for &step in &other.steps {
-            self.join_step(step);
-        }
-    }
-
-    /// True if every point is ordered after it.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.steps.is_empty() && !self.never
     }
 
     pub(crate) fn steps(&self) -> &[Step] {
@@ -225,12 +215,5 @@ impl Frontier {
 
     pub(crate) fn is_never(&self) -> bool {
         self.never
-    }
-
-    fn join_step(&mut self, step: Step) {
-        match self.steps.binary_search_by_key(&step.chain, |known| known.chain) {
-            Ok(at) => self.steps[at].place = self.steps[at].place.max(step.place),
-            Err(at) => self.steps.insert(at, step),
-        }
     }
 }
