@@ -393,8 +393,7 @@ impl Arena {
     /// # Errors
     /// The first that does not hold.
     pub fn audit(&self) -> Result<(), Inconsistency> {
-        let checks =
-            [self.stretches_lie_end_to_end(), self.tables_agree(), self.sums_agree()];
+        let checks = [self.stretches_lie_end_to_end(), self.tables_agree(), self.sums_agree()];
         let checked: Result<(), String> = checks.into_iter().collect();
         checked.map_err(|what| Inconsistency { what: format!("{}: {what}", self.id) })
     }
@@ -409,8 +408,9 @@ impl Arena {
         let Some((capture, plan)) = self.capture.as_ref().zip(self.plan.as_ref()) else {
             return Planned::Departed;
         };
-        let spot = plan.spots.get(capture.recording.lives.len());
-        let same = |spot: &&super::plan::PlannedBlock| spot.len == len && spot.chains == from.chains();
+        let spot = plan.blocks.get(capture.recording.lives.len());
+        let same =
+            |spot: &&super::plan::PlannedBlock| spot.len == len && spot.chains == from.chains();
         match spot.filter(same).filter(|_| capture.follows) {
             None => Planned::Departed,
             Some(spot) if self.is_usable(spot.offset, len, from) => Planned::At(spot.offset),
@@ -428,8 +428,8 @@ impl Arena {
     fn search_beside_plan(&self, len: u64, from: &Horizon) -> Option<u64> {
         let (capture, plan) = self.capture.as_ref().zip(self.plan.as_ref())?;
         let index = capture.recording.lives.len();
-        let until = (plan.spots[index].until as usize).min(plan.spots.len());
-        let mut avoid: Vec<Range<u64>> = plan.spots[index + 1..until]
+        let until = (plan.blocks[index].until as usize).min(plan.blocks.len());
+        let mut avoid: Vec<Range<u64>> = plan.blocks[index + 1..until]
             .iter()
             .map(|spot| spot.offset..spot.offset + spot.len)
             .collect();
@@ -469,6 +469,10 @@ impl Arena {
         let recording = &mut capture.recording;
         let record = Record::Life(recording.lives.len());
         let (offset, len) = (range.start, range.end - range.start);
+        // Whoever had the memory before is ordered before this point, but perhaps not before the
+        // point of the free: a block is never free again before the point it was taken at.
+        let mut uses = Frontier::default();
+        uses.join(&from);
         recording.lives.push(Life { len, offset, until: NEVER, from, last: Frontier::default() });
         recording.high_water = recording.high_water.max(range.end);
         self.touched = self.touched.max(range.end);
@@ -478,13 +482,17 @@ impl Arena {
         self.live += requested.count();
         self.offsets.insert(range.start, id);
         let carved = block(id, &range);
-        let (requested, uses) = (requested.count(), Frontier::default());
+        let requested = requested.count();
         self.held.insert(id, Held { range, requested, uses, record });
         carved
     }
 
     /// Takes a block from its user; its last uses are known.
-    fn remove(&mut self, id: ArenaBlockId, last: Frontier) -> Result<ArenaFreed, UnknownArenaBlock> {
+    fn remove(
+        &mut self,
+        id: ArenaBlockId,
+        last: Frontier,
+    ) -> Result<ArenaFreed, UnknownArenaBlock> {
         let held = self.held.remove(&id).ok_or(UnknownArenaBlock { arena: self.id, id })?;
         self.offsets.remove(&held.range.start);
         self.live -= held.requested;
@@ -584,7 +592,9 @@ impl Recording {
         let until = if last.is_never() { NEVER } else { now };
         let last = last.clone();
         match record {
-            Record::Life(index) => (self.lives[index].until, self.lives[index].last) = (until, last),
+            Record::Life(index) => {
+                (self.lives[index].until, self.lives[index].last) = (until, last)
+            }
             Record::Obstacle(index) => {
                 (self.obstacles[index].until, self.obstacles[index].last) = (until, last);
             }
@@ -607,11 +617,7 @@ impl Recording {
 }
 
 fn block(id: ArenaBlockId, range: &Range<u64>) -> ArenaBlock {
-    ArenaBlock {
-        id,
-        offset: Bytes::new(range.start),
-        len: Bytes::new(range.end - range.start),
-    }
+    ArenaBlock { id, offset: Bytes::new(range.start), len: Bytes::new(range.end - range.start) }
 }
 
 /// What is left of a run beside some ranges, which are in the order of their starts.

@@ -37,7 +37,9 @@ pub struct LeaseTaken {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArenaBusy {
     /// Somebody launches a replay at this moment.
-    #[error("{holder} holds a lease on the arena that has not ended: end it before {taker} replays")]
+    #[error(
+        "{holder} holds a lease on the arena that has not ended: end it before {taker} replays"
+    )]
     Held {
         /// Who has it.
         holder: StreamId,

@@ -137,9 +137,8 @@ impl Order {
     /// predecessor that knows as much.
     fn others(&self, before: &Horizon, chain: u32) -> Arc<[u32]> {
         if let Some(same) = before.nodes.iter().find(|node| node.step.chain == chain) {
-            let knows = |&other: &u32| {
-                other == chain || same.place_in(other) >= before.place_in(other)
-            };
+            let knows =
+                |&other: &u32| other == chain || same.place_in(other) >= before.place_in(other);
             if before.nodes.len() == 1 || (0..self.ends.len() as u32).all(|other| knows(&other)) {
                 return Arc::clone(&same.others);
             }
@@ -168,8 +167,7 @@ impl Horizon {
 
     /// True if all work of the frontier is ordered before this point.
     pub(crate) fn covers(&self, frontier: &Frontier) -> bool {
-        !frontier.never
-            && frontier.steps.iter().all(|step| step.place <= self.place_in(step.chain))
+        !frontier.never && frontier.steps.iter().all(|step| step.place <= self.place_in(step.chain))
     }
 
     /// The chains this point stands in: the same at the same point of a capture of the same shape.

@@ -94,10 +94,8 @@ impl Recording {
             until: NEVER,
             last: Frontier::default(),
         };
-        let mut moved = Recording {
-            obstacles: live.into_iter().map(obstacle).collect(),
-            ..self.clone()
-        };
+        let mut moved =
+            Recording { obstacles: live.into_iter().map(obstacle).collect(), ..self.clone() };
         let mut end = moved.obstacle_end();
         for life in &mut moved.lives {
             life.offset = end;
