@@ -22,7 +22,7 @@ const MOVED_PER_VISIT: u64 = 8;
 
 /// Offsets for the blocks of a recording, at most as high as the capture's own.
 ///
-/// O(n²) at worst, cut off by a budget of visited blocks. The result passes [`Layout::check`].
+/// O(n * n) at worst, cut off by a budget of visited blocks. The result passes [`Layout::check`].
 pub fn pack(recording: &Recording) -> Layout {
     Layout::of(recording, &Packer::new(recording).run())
 }

@@ -59,8 +59,8 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         3 => (stream.clone(), on, any::<bool>())
             .prop_map(|(stream, on, work)| Step::Wait { stream, on, work }),
         8 => (1..9u64, stream.clone()).prop_map(|(grains, stream)| Step::Alloc { grains, stream }),
-        3 => (pick.clone(), stream.clone()).prop_map(|(pick, stream)| Step::Use { pick, stream }),
-        6 => (pick.clone(), stream).prop_map(|(pick, stream)| Step::Free { pick, stream }),
+        3 => (pick, stream.clone()).prop_map(|(pick, stream)| Step::Use { pick, stream }),
+        6 => (pick, stream).prop_map(|(pick, stream)| Step::Free { pick, stream }),
         1 => pick.prop_map(|pick| Step::FreeOutside { pick }),
         1 => any::<bool>().prop_map(|plan| Step::NextCapture { plan }),
     ]
