@@ -105,11 +105,11 @@ fn calls_are_counted_and_logged_failed_ones_too() {
     device.create(Bytes::new(1), Place::Device).unwrap_err();
     assert_eq!((device.calls(), device.calls_of(Call::Create)), (24, 2));
     let log: Vec<_> = device.take_log().iter().map(|entry| entry.to_string()).collect();
-    assert_eq!(log.len(), 14);
+    assert_eq!(log.len(), 24);
     assert_eq!(log[2], "reserve 2.00 MiB");
     assert_eq!(log[4], "map 0x10000000000");
     assert_eq!(log[7], "fill 0x10000000000 2.00 MiB on stream 1");
-    assert_eq!(log[13], "create 1 B failed (1)");
+    assert_eq!(log[23], "create 1 B failed (1)");
     assert_eq!(device.take_log(), []);
 }
 
