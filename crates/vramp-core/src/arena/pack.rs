@@ -15,7 +15,7 @@ use super::recording::{Position, Recording};
 
 /// How many placed blocks all passes may visit together. Keeps 20,000 blocks of one stream under a
 /// second.
-pub(super) const BUDGET: u64 = 300_000_000;
+pub(super) const BUDGET: u64 = 250_000_000;
 
 /// So close to the bound, in thousandths of it, no more work is done.
 const GOOD_PER_MILLE: u64 = 1;
