@@ -80,7 +80,7 @@ fn planned_during_life(plan: &Layout, index: usize) -> Vec<Range<u64>> {
 /// What is left of a run beside some ranges, which are in the order of their starts.
 fn without(run: Range<u64>, avoid: &[Range<u64>]) -> impl Iterator<Item = Range<u64>> {
     let (mut at, end) = (run.start, run.end);
-    let stops = avoid.iter().cloned().chain([end..end]);
+    let stops = avoid.iter().cloned().chain(std::iter::once(end..end));
     stops.filter_map(move |stop| {
         let free = at..stop.start.min(end);
         at = at.max(stop.end);

@@ -2,8 +2,8 @@
 //!
 //! Blocks are rectangles, time by memory, that may move up and down. Each pass takes them in an
 //! order of importance, by size first of all, and puts each at the lowest place where nothing that
-//! conflicts was put before. Then the blocks that stick out go first, again and again. The best
-//! layout counts, and the recorded one takes part: nothing returned is worse.
+//! conflicts was put before. Then, in the best of these orders, the blocks that stick out go first,
+//! again and again. The best layout counts, and the recorded one takes part: nothing returned is worse.
 //!
 //! Work is counted in visited blocks, never in time: the same recording gives the same layout.
 
@@ -15,7 +15,10 @@ use super::recording::{Position, Recording};
 
 /// How many placed blocks all passes may visit together. Keeps 20,000 blocks of one stream under a
 /// second.
-pub(super) const BUDGET: u64 = 300_000_000;
+pub(super) const BUDGET: u64 = 250_000_000;
+
+/// So close to the bound, in thousandths of it, no more work is done.
+const GOOD_PER_MILLE: u64 = 1;
 
 /// What so many blocks cost to move up by one in a list, counted in visits.
 const MOVED_PER_VISIT: u64 = 8;
@@ -88,34 +91,48 @@ impl<'a> Packer<'a> {
     }
 
     fn by_importance(&mut self) -> Result<(), OutOfBudget> {
-        let by_size = self.ordered(|len, life| (len, life));
-        let by_area = self.ordered(|len, life| (len.saturating_mul(life), len));
-        let by_life = self.ordered(|len, life| (life, len));
-        for order in [by_size, by_area, by_life] {
-            self.improve(order)?;
+        let by_size = self.ordered(|len, life| (len, u64::from(life.end - life.start)));
+        let by_area =
+            self.ordered(|len, life| (len.saturating_mul(u64::from(life.end - life.start)), len));
+        let backwards = self.ordered(|_, life| (u64::from(life.end), u64::from(life.start)));
+        let by_life = self.ordered(|len, life| (u64::from(life.end - life.start), len));
+        let mut foremost: Option<(u64, Vec<Position>)> = None;
+        for order in [by_size, by_area, backwards, by_life] {
+            if self.is_good() {
+                return Ok(());
+            }
+            let end = self.place(&order)?.end;
+            if foremost.as_ref().is_none_or(|(least, _)| end < *least) {
+                foremost = Some((end, order));
+            }
         }
-        Ok(())
+        foremost.map_or(Ok(()), |(_, order)| self.improve(order))
+    }
+
+    fn is_good(&self) -> bool {
+        self.best.end <= self.bound + self.bound / 1000 * GOOD_PER_MILLE
     }
 
     /// All blocks, those with the largest key of length and life first.
-    fn ordered(&self, key: impl Fn(u64, u64) -> (u64, u64)) -> Vec<Position> {
+    fn ordered(&self, key: impl Fn(u64, Range<Position>) -> (u64, u64)) -> Vec<Position> {
         let blocks = self.recording.lives.len() as Position;
         let mut order: Vec<Position> = (0..blocks).collect();
         order.sort_by_cached_key(|&block| {
             let life = &self.recording.lives[block as usize];
-            Reverse(key(life.len, u64::from(life.until.min(blocks) - block)))
+            Reverse(key(life.len, block..life.until.min(blocks)))
         });
         order
     }
 
-    /// Places blocks in this order, then lets those that stick out go first, until that has not
-    /// helped for a number of rounds.
+    /// Lets those blocks go first that stick out, again and again.
     fn improve(&mut self, mut order: Vec<Position>) -> Result<(), OutOfBudget> {
-        const ROUNDS_IN_VAIN: u32 = 16;
-        let mut in_vain = 0;
-        while in_vain < ROUNDS_IN_VAIN && self.best.end > self.bound {
+        const ROUNDS: u32 = 64;
+        for _ in 0..ROUNDS {
+            if self.is_good() {
+                break;
+            }
             let packed = self.place(&order)?;
-            let goal = self.bound.max(packed.end - (packed.end - self.bound) / 2);
+            let goal = packed.end - packed.end.saturating_sub(self.bound) / 2;
             let ends_above = |&block: &Position| {
                 packed.offsets[block as usize] + self.recording.lives[block as usize].len > goal
             };
@@ -124,15 +141,11 @@ impl<'a> Packer<'a> {
             self.shuffle(&mut first);
             first.extend(rest);
             order = first;
-            in_vain += 1;
-            if packed.end < self.best.end {
-                self.best = packed;
-                in_vain = 0;
-            }
         }
         Ok(())
     }
 
+    /// Places blocks in this order, each as low as it may be, and keeps the best layout.
     fn place(&mut self, order: &[Position]) -> Result<Packed, OutOfBudget> {
         let mut placed = self.obstacles();
         let end = self.recording.obstacle_end();
@@ -146,6 +159,9 @@ impl<'a> Packer<'a> {
             placed.insert(at, Placed { offset, end, index: block, open });
             packed.offsets[block as usize] = offset;
             packed.end = packed.end.max(end);
+        }
+        if packed.end < self.best.end {
+            self.best = packed.clone();
         }
         Ok(packed)
     }
