@@ -142,7 +142,9 @@ class Work:
             for other in others:
                 other.fill_(7)
             for kept, answer in zip(results, answers[number]):
-                expect(self.torch.equal(kept.detach(), answer), f"{what} of input {number} differs from eager")
+                expect(
+                    self.torch.equal(kept.detach(), answer), f"{what} of input {number} differs from eager"
+                )
 
 
 # --- MemPool ---
@@ -512,8 +514,9 @@ def global_graph_with_a_side_stream_replays_as_eager(torch, vramp):
             beside = torch.relu(first @ weights[1]) @ weights[2]
             first.record_stream(side)
         other = torch.relu(first @ weights[3])
+        # As large as what was just freed, and written to while the side stream still reads that.
         del first
-        other = other + bytes_on_card(torch, 2048 * 512).fill_(1).view(2048, 512)
+        other = other + torch.ones(2048, 512, device="cuda")
         here.wait_stream(side)
         beside.record_stream(here)
         return other - beside
@@ -662,7 +665,9 @@ def main():
         start = time.monotonic()
         passed, found = run_child(name, args.timeout)
         failed += not passed
-        print(f"{'PASS' if passed else 'FAIL'} {name} ({time.monotonic() - start:.1f} s): {found}", flush=True)
+        print(
+            f"{'PASS' if passed else 'FAIL'} {name} ({time.monotonic() - start:.1f} s): {found}", flush=True
+        )
     print(f"{len(chosen) - failed} of {len(chosen)} checks passed")
     return 1 if failed else 0
 

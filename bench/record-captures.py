@@ -153,9 +153,7 @@ def two_streams(torch):
     return model, loss, lambda: torch.cuda.current_stream().wait_stream(side)
 
 
-MODELS = {
-    model.__name__: model for model in (llama, resnet50, gnn, vit, unet, two_streams)
-}
+MODELS = {model.__name__: model for model in (llama, resnet50, gnn, vit, unet, two_streams)}
 
 
 # --- one capture, in a process of its own ---
