@@ -31,10 +31,18 @@ pub(crate) struct ArenaState {
     pub arena: Arena,
     pub leases: Leases,
     capturing: Option<Capturing>,
+    /// What the next capture is planned by.
+    planned: Option<Planned>,
     /// Nothing was ever launched that could have written there.
     untouched: bool,
     /// Its owner is gone: it goes with its last block.
     abandoned: bool,
+}
+
+/// The last capture, and what was live where it was planned for.
+struct Planned {
+    recording: Recording,
+    live: Vec<(Bytes, Bytes)>,
 }
 
 /// A capture under way.
@@ -111,6 +119,7 @@ impl VirtualPool {
                         arena: Arena::new(id, policy, self.pool.arena_range(id).len),
                         leases: Leases::default(),
                         capturing: None,
+                        planned: None,
                         untouched: true,
                         abandoned: false,
                     };
@@ -471,8 +480,20 @@ impl VirtualPool {
         ended.expect("a lease is held until it is dropped");
     }
 
-    /// The layout that the next capture of the same shape follows.
-    pub(crate) fn set_plan(&mut self, id: ArenaId, layout: Layout) {
-        self.arenas.get_mut(id).arena.set_plan(Some(layout));
+    /// The layout that the next capture of the same shape follows, among the blocks that were live
+    /// when `recording` began.
+    pub(crate) fn set_plan(&mut self, id: ArenaId, layout: Layout, recording: Recording) {
+        let state = self.arenas.get_mut(id);
+        let live = recording.before().collect();
+        state.arena.set_plan(Some(layout));
+        state.planned = Some(Planned { recording, live });
+    }
+
+    /// What to plan anew, because other blocks are live by now than the plan goes around.
+    pub(crate) fn outdated_plan(&self, id: ArenaId) -> Option<Recording> {
+        let state = self.arenas.get(id);
+        let Planned { recording, live } = state.planned.as_ref()?;
+        let now: Vec<(Bytes, Bytes)> = state.arena.live_ranges().collect();
+        (now != *live).then(|| recording.among(now))
     }
 }

@@ -27,7 +27,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use vramp_core::{ArenaId, ArenaPolicy, Bytes, LeaseId, Overlap, Recording, Spot, StreamId, pack};
+use vramp_core::{
+    ArenaId, ArenaPolicy, Bytes, Layout, LeaseId, Overlap, Recording, Spot, StreamId, pack,
+};
 use vramp_driver::{CaptureMode, GraphExec};
 
 use crate::allocation::Allocation;
@@ -262,6 +264,7 @@ impl Allocator {
             return Err(CaptureError::ArenaBusy);
         }
         let mut capture = Capture { arena: arena.clone(), stream, ended: true };
+        capture.plan_anew();
         let mut inner = shared.lock()?;
         inner.open_stream(stream, &shared.group).ok_or(CaptureError::UnknownStream(stream))?;
         let pool = inner.manager.virtual_pool_mut().expect("it made the arena");
@@ -353,12 +356,26 @@ impl Capture {
         if config.replan && config.policy == ArenaPolicy::Reusing {
             let layout = pack(recording);
             report.planned = Some(layout.high_water());
-            let mut inner = self.arena.0.shared.lock_anyway();
-            if let Some(pool) = inner.manager.virtual_pool_mut() {
-                pool.set_plan(self.arena.0.id, layout);
-            }
+            self.set_plan(layout, recording.clone());
         }
         report
+    }
+
+    /// Plans around what is live by now, if that is not what the plan goes around.
+    fn plan_anew(&self) {
+        let inner = self.arena.0.shared.lock_anyway();
+        let pool = inner.manager.virtual_pool().expect("it made the arena");
+        let outdated = pool.outdated_plan(self.arena.0.id);
+        drop(inner);
+        if let Some(recording) = outdated {
+            self.set_plan(pack(&recording), recording);
+        }
+    }
+
+    fn set_plan(&self, layout: Layout, recording: Recording) {
+        let mut inner = self.arena.0.shared.lock_anyway();
+        let pool = inner.manager.virtual_pool_mut().expect("it made the arena");
+        pool.set_plan(self.arena.0.id, layout, recording);
     }
 }
 
