@@ -246,7 +246,7 @@ impl Allocator {
     ) -> Result<(CapturedGraph, R), CaptureError> {
         let mut capture = self.begin_capture(stream, arena)?;
         let result = body();
-        Ok((capture.end()?, result))
+        Ok((capture.finish(true)?, result))
     }
 
     /// The same in two halves, for whoever has no closure: the capture ends with
@@ -306,18 +306,44 @@ pub struct Capture {
 
 impl Capture {
     /// Ends the capture and makes its graph ready to launch.
+    ///
+    /// # Errors
+    /// [`CaptureError::OtherThread`] if the capture goes on; otherwise it is over, and ending it
+    /// again is [`CaptureError::Over`].
     pub fn end(&mut self) -> Result<CapturedGraph, CaptureError> {
+        self.finish(false)
+    }
+
+    /// Ends the capture; on a thread that cannot, only if it is to end here `anyway`.
+    fn finish(&mut self, anyway: bool) -> Result<CapturedGraph, CaptureError> {
+        if self.ended {
+            return Err(CaptureError::Over);
+        }
         let Handle { shared, id, config, .. } = &*self.arena.0;
         let mut inner = shared.lock_anyway();
-        self.ended = true;
+        if inner.closed {
+            self.ended = true;
+            return Err(CaptureError::Over);
+        }
         let pool = inner.manager.virtual_pool_mut().expect("it made the arena");
-        let captured = pool.end_arena_capture(*id, self.stream);
+        let graph = match pool.end_driver_capture(self.stream) {
+            Err(error) if !anyway && pool.still_captures(self.stream) => {
+                return Err(CaptureError::OtherThread(error));
+            }
+            graph => graph,
+        };
+        self.ended = true;
+        let captured = pool.end_arena_capture(*id, self.stream, graph);
         shared.captures.fetch_sub(1, Ordering::Relaxed);
         let exec = captured.graph.and_then(|graph| {
             let exec = shared.driver.instantiate(graph);
-            let destroyed = shared.driver.destroy_graph(graph);
-            let exec = exec?;
-            destroyed.map(|()| exec)
+            match (exec, shared.driver.destroy_graph(graph)) {
+                (Ok(exec), Err(error)) => {
+                    let _ = shared.driver.destroy_graph_exec(exec);
+                    Err(error)
+                }
+                (exec, _) => exec,
+            }
         });
         let exec = match exec {
             Ok(exec) => exec,
@@ -382,7 +408,7 @@ impl Capture {
 impl Drop for Capture {
     fn drop(&mut self) {
         if !self.ended {
-            let _ = self.end();
+            let _ = self.finish(true);
         }
         self.arena.0.capturing.store(false, Ordering::Release);
     }
@@ -465,8 +491,9 @@ impl Drop for CapturedGraph {
             return;
         }
         let pool = inner.manager.virtual_pool_mut().expect("it made the arena");
+        let leases = &pool.arenas.get(*id).leases;
         let users: Vec<StreamId> =
-            pool.arenas.get(*id).leases.unfinished().map(|mark| mark.stream).collect();
+            leases.unfinished().map(|mark| mark.stream).chain(leases.holder()).collect();
         for allocation in kept {
             for &user in &users {
                 inner.manager.record_use(&allocation, user);
