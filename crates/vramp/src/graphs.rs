@@ -23,6 +23,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod joined;
+
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,6 +38,8 @@ use crate::arenas::NoLease;
 use crate::error::{AllocError, ArenaError, CaptureError, LaunchError};
 use crate::shared::Shared;
 use crate::virtual_pool::Refusal;
+
+pub use joined::{GraphHold, JoinedCapture};
 
 /// What an arena is told when it is made.
 #[derive(Clone, Copy, Debug)]
@@ -143,6 +147,29 @@ impl GraphArena {
             Some(pool) => pool.arenas.get_mut(self.0.id).arena.reset(),
             None => Ok(()),
         }
+    }
+
+    /// Plans the next capture of a shape, if the arena is to, without the lock; and reports.
+    fn plan(&self, recording: &Recording, kept: Bytes) -> CaptureReport {
+        let Handle { shared, id, config, .. } = &*self.0;
+        let mut report = CaptureReport {
+            blocks: recording.blocks(),
+            escaped: recording.escaped(),
+            monotone: recording.monotone(),
+            taken: recording.high_water(),
+            planned: None,
+            lower_bound: recording.lower_bound(),
+            kept,
+        };
+        if config.replan && config.policy == ArenaPolicy::Reusing {
+            let layout = pack(recording);
+            report.planned = Some(layout.high_water());
+            let mut inner = shared.lock_anyway();
+            if let Some(pool) = inner.manager.virtual_pool_mut() {
+                pool.set_plan(*id, layout);
+            }
+        }
+        report
     }
 
     /// True if both are the same arena.
@@ -304,7 +331,7 @@ pub struct Capture {
 impl Capture {
     /// Ends the capture and makes its graph ready to launch.
     pub fn end(&mut self) -> Result<CapturedGraph, CaptureError> {
-        let Handle { shared, id, config, .. } = &*self.arena.0;
+        let Handle { shared, id, .. } = &*self.arena.0;
         let mut inner = shared.lock_anyway();
         self.ended = true;
         let pool = inner.manager.virtual_pool_mut().expect("it made the arena");
@@ -328,7 +355,7 @@ impl Capture {
         };
         drop(inner);
         let kept = captured.kept.iter().map(Allocation::requested).sum();
-        let report = self.plan(&captured.recording, kept, config);
+        let report = self.arena.plan(&captured.recording, kept);
         Ok(CapturedGraph {
             arena: self.arena.clone(),
             exec,
@@ -337,28 +364,6 @@ impl Capture {
             kept: captured.kept,
             report,
         })
-    }
-
-    /// Plans the next capture of this shape, without the lock.
-    fn plan(&self, recording: &Recording, kept: Bytes, config: &ArenaConfig) -> CaptureReport {
-        let mut report = CaptureReport {
-            blocks: recording.blocks(),
-            escaped: recording.escaped(),
-            monotone: recording.monotone(),
-            taken: recording.high_water(),
-            planned: None,
-            lower_bound: recording.lower_bound(),
-            kept,
-        };
-        if config.replan && config.policy == ArenaPolicy::Reusing {
-            let layout = pack(recording);
-            report.planned = Some(layout.high_water());
-            let mut inner = self.arena.0.shared.lock_anyway();
-            if let Some(pool) = inner.manager.virtual_pool_mut() {
-                pool.set_plan(self.arena.0.id, layout);
-            }
-        }
-        report
     }
 }
 
