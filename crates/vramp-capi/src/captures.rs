@@ -233,3 +233,51 @@ impl Context {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use vramp_driver::CaptureMode;
+
+    use super::*;
+    use crate::options::Options;
+
+    #[test]
+    fn a_capture_of_the_callers_own_is_joined_left_and_its_memory_held() {
+        let context = Context::open("sim:h200", &Options::default(), None).unwrap();
+        let driver = Arc::clone(context.allocator().driver());
+        let stream = context.create_stream().unwrap();
+        let queue = context.allocator().stream(stream).unwrap();
+        let arena = context.create_arena(ArenaConfig::default()).unwrap();
+        let before = context.malloc(4 << 20, stream).unwrap().number();
+
+        driver.begin_capture(queue, CaptureMode::Global).unwrap();
+        context.join_capture(arena, stream).unwrap();
+        let busy = context.join_capture(arena, stream).unwrap_err();
+        assert_eq!(busy.status, VRAMP_ERROR_BUSY);
+        let inside = context.malloc(8 << 20, stream).unwrap().number();
+        assert!(context.is_of_arena(inside));
+        context.free(before, stream).unwrap();
+        assert_eq!(context.end_capture(arena).unwrap_err().status, VRAMP_ERROR_CAPTURE);
+        assert_eq!(context.destroy_arena(arena).unwrap_err().status, VRAMP_ERROR_BUSY);
+        let captured = driver.end_capture(queue).unwrap();
+        let hold = context.leave_capture(arena).unwrap();
+
+        let needed = context.report_graph(hold).unwrap();
+        assert_eq!((needed.blocks, needed.taken, needed.kept), (1, 8 << 20, 4 << 20));
+        assert_eq!(context.launch(hold, stream, false).unwrap_err().status, VRAMP_ERROR_CAPTURE);
+        assert_eq!(context.stats().unwrap().live, 12 << 20);
+        context.trim(0).unwrap();
+        assert_eq!(context.report_arena(arena).unwrap().lent, 0, "it never lends");
+        let exec = driver.instantiate(captured).unwrap();
+        driver.launch_graph(exec, queue).unwrap();
+        driver.destroy_graph_exec(exec).unwrap();
+        driver.destroy_graph(captured).unwrap();
+        context.destroy_graph(hold).unwrap();
+        assert_eq!(context.destroy_graph(hold).unwrap_err().status, VRAMP_ERROR_UNKNOWN_GRAPH);
+        assert_eq!(context.stats().unwrap().live, 8 << 20);
+        context.destroy_arena(arena).unwrap();
+        context.free(inside, stream).unwrap();
+        context.audit().unwrap();
+        context.close().unwrap();
+    }
+}

@@ -231,7 +231,7 @@ impl Context {
         stream: StreamId,
         capture: &JoinedCapture,
     ) -> Result<bool> {
-        if self.blocks.look(addr, Allocation::is_of_arena).unwrap_or(true) {
+        if self.is_of_arena(addr) {
             return Ok(false);
         }
         let Some(allocation) = self.blocks.remove(addr) else { return Ok(false) };
@@ -270,6 +270,11 @@ impl Context {
     /// True if a block begins at `addr`.
     pub fn has(&self, addr: u64) -> bool {
         self.blocks.look(addr, |_| ()).is_some()
+    }
+
+    /// True if a block of a graph arena begins at `addr`.
+    pub fn is_of_arena(&self, addr: u64) -> bool {
+        self.blocks.look(addr, Allocation::is_of_arena).unwrap_or(false)
     }
 
     /// The start and length of the block that `addr` lies in. O(n).
