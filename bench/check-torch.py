@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
 """Checks both routes of libvramp.so in real PyTorch, on a machine with a card.
 
-    check-torch.py [NAME...] [--graphs] [--list] [--timeout 300]
+    check-torch.py [NAME...] [--list] [--timeout 300]
 
 NAME is a part of a check's name; all checks run without one. Each check is a process of its own that
 ends with an audit of vramp's books. Prints PASS or FAIL with the name and what was found, and ends
 with 1 if any failed. `pool` checks use vramp_torch.mem_pool(), `global` checks vramp_torch.enable().
 
-What PyTorch cannot do on the global route is checked to raise, with its message. With --graphs the
-global route must capture and replay CUDA graphs; without, it must refuse them.
+What PyTorch cannot do on the global route is checked to raise, with its message.
 
 The shared library is found as vramp_torch.py says.
 """
@@ -32,18 +31,16 @@ CHECKS = {}
 class Check:
     """A function of PyTorch and vramp_torch; what it returns is told after PASS."""
 
-    def __init__(self, function, environment, graphs):
+    def __init__(self, function, environment):
         self.function = function
         self.environment = environment
-        # True and False: only with and only without --graphs; None: always.
-        self.graphs = graphs
 
 
-def check(graphs=None, **environment):
+def check(**environment):
     """Makes a function a check; the first word of its name says which route it is about."""
 
     def add(function):
-        CHECKS[function.__name__.replace("_", "-")] = Check(function, environment, graphs)
+        CHECKS[function.__name__.replace("_", "-")] = Check(function, environment)
         return function
 
     return add
@@ -448,35 +445,13 @@ def refusal(name):
 
 
 for refused_name in REFUSED:
-    CHECKS[f"global-raises-for-{refused_name}"] = Check(refusal(refused_name), {}, None)
-
-
-@check(graphs=False)
-def global_refuses_a_graph(torch, vramp):
-    kept = bytes_on_card(torch, MIB).fill_(3)
-    stream = torch.cuda.current_stream()
-
-    def capture():
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            bytes_on_card(torch, MIB)
-
-    error = expect_raises(RuntimeError, "supports neither CUDA graphs", capture)
-    # PyTorch leaves its capture stream current where a capture fails to begin.
-    left = torch.cuda.current_stream() != stream
-    torch.cuda.set_stream(stream)
-    expect(bool((kept + 1 == 4).all()), "nothing works after the refusal")
-    try:
-        torch.rand(4, device="cuda")
-        random = "random numbers work"
-    except RuntimeError as failure:
-        random = f"random numbers raise: {str(failure).splitlines()[0][:60]}"
-    return f"{str(error)[:60]}; afterwards {random}, the stream was {'left' if left else 'put back'}"
+    CHECKS[f"global-raises-for-{refused_name}"] = Check(refusal(refused_name), {})
 
 
 # --- graphs on the global route ---
 
 
-@check(graphs=True)
+@check()
 def global_graph_replays_as_eager(torch, vramp):
     work = Work(torch)
     answers = work.eager()
@@ -487,7 +462,7 @@ def global_graph_replays_as_eager(torch, vramp):
     return f"{len(answers)} inputs, twice"
 
 
-@check(graphs=True)
+@check()
 def global_graphs_of_one_pool_replay_in_order(torch, vramp):
     works = [Work(torch, seed) for seed in range(3)]
     answers = [work.eager() for work in works]
@@ -500,7 +475,7 @@ def global_graphs_of_one_pool_replay_in_order(torch, vramp):
     return f"{len(graphs)} graphs"
 
 
-@check(graphs=True)
+@check()
 def global_graph_with_a_side_stream_replays_as_eager(torch, vramp):
     inputs = torch.randn(2048, 512, device="cuda")
     weights = [torch.randn(512, 512, device="cuda") for _ in range(4)]
@@ -533,7 +508,7 @@ def global_graph_with_a_side_stream_replays_as_eager(torch, vramp):
     return "20 replays"
 
 
-@check(graphs=True)
+@check()
 def global_graph_memory_returns_after_deletion(torch, vramp):
     work = Work(torch)
     work.warm_up()
@@ -553,7 +528,7 @@ def global_graph_memory_returns_after_deletion(torch, vramp):
     return f"{held[-1]} bytes held with a graph"
 
 
-@check(graphs=True)
+@check()
 def global_graph_can_be_captured_after_one_failed(torch, vramp):
     work = Work(torch)
     answers = work.eager()
@@ -575,7 +550,7 @@ def global_graph_can_be_captured_after_one_failed(torch, vramp):
     return f"after {str(error).splitlines()[0][:60]}"
 
 
-@check(graphs=True)
+@check()
 def global_graphed_callable_trains_as_eager(torch, vramp):
     work = Work(torch)
     answers = work.eager()
@@ -647,14 +622,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="parts of names; all checks without")
     parser.add_argument("--list", action="store_true", help="print the names and end")
-    parser.add_argument("--graphs", action="store_true", help="the global route must support CUDA graphs")
     parser.add_argument("--timeout", type=int, default=300, help="of each check, in seconds")
     parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         return run_one(args.one)
-    meant = [name for name, one in CHECKS.items() if one.graphs in (None, args.graphs)]
-    chosen = [name for name in meant if not args.names or any(part in name for part in args.names)]
+    chosen = [name for name in CHECKS if not args.names or any(part in name for part in args.names)]
     if not chosen:
         parser.error(f"no check has {' or '.join(args.names)} in its name: see --list")
     if args.list:

@@ -12,8 +12,13 @@
 VRAMP_CONF holds options such as "limit=80GiB,preset=vramp" and is read at the first allocation.
 
 After enable(), running out of memory is a RuntimeError that begins with "CUDA out of memory", and
-PyTorch's own statistics, snapshots, CUDA graphs and MemPools raise. With mem_pool() all of them work,
-running out is a torch.OutOfMemoryError, and PyTorch's cache stays in front of vramp.
+PyTorch's own statistics, snapshots and MemPools raise. With mem_pool() all of them work, running out is
+a torch.OutOfMemoryError, and PyTorch's cache stays in front of vramp.
+
+CUDA graphs work on both routes: after enable() by torch.cuda.graph(g), with or without a pool of
+torch.cuda.graph_pool_handle(), and by make_graphed_callables; else by torch.cuda.graph(g, pool=pool.id)
+with pool = mem_pool(). After enable() graph trees raise, which torch.compile(mode="reduce-overhead")
+needs. docs/c-interface.md has the rules.
 """
 
 import ctypes
@@ -87,7 +92,13 @@ def _pluggable(malloc):
 
 def enable():
     """Makes vramp the allocator of every CUDA tensor. Call it before anything uses CUDA; PyTorch
-    raises otherwise. Calling it again changes nothing."""
+    raises otherwise. Calling it again changes nothing.
+
+    Memory of a captured graph comes from an arena of its pool and returns when all graphs of the pool
+    and all tensors in it are gone, without a wait: behind what is queued by then on every stream that
+    tensors were made on or recorded on, and on the default stream. Before you let go of a graph that
+    you replayed on any other stream, wait for that replay.
+    """
     global _global_allocator
     import torch
 
@@ -101,15 +112,18 @@ def enable():
     hooks.set_reset_fn(_address("vramp_torch_reset"))
     hooks.set_memory_fraction_fn(_address("vramp_torch_memory_fraction"))
     hooks.set_base_alloc_fn(_address("vramp_torch_base_alloc"))
-    # Graphs would replay over memory that others hold by then, so a capture is refused.
-    hooks.set_begin_allocate_to_pool(_address("vramp_torch_refuse_pool"))
+    # Memory of captures: without these a graph would replay over what others hold by then.
+    hooks.set_begin_allocate_to_pool(_address("vramp_torch_begin_pool"))
+    hooks.set_end_allocate_to_pool_fn(_address("vramp_torch_end_pool"))
+    hooks.set_release_pool(_address("vramp_torch_release_pool"))
     torch.cuda.memory.change_current_allocator(allocator)
     _global_allocator = allocator
     return allocator
 
 
 def mem_pool():
-    """A torch.cuda.MemPool whose segments come from vramp, for torch.cuda.use_mem_pool.
+    """A torch.cuda.MemPool whose segments come from vramp, for torch.cuda.use_mem_pool, and by its id
+    for torch.cuda.graph(g, pool=pool.id).
 
     PyTorch's expandable segments must be off: they bypass every allocator but PyTorch's own.
     """

@@ -44,6 +44,18 @@ typedef enum {
   VRAMP_ERROR_INTERNAL = 15,
   // A file cannot be written.
   VRAMP_ERROR_FILE = 16,
+  // The arena was never made by this allocator, or is destroyed.
+  VRAMP_ERROR_UNKNOWN_ARENA = 17,
+  // The graph was never made by this allocator, or is destroyed.
+  VRAMP_ERROR_UNKNOWN_GRAPH = 18,
+  // The lease was never given by this allocator, or has ended.
+  VRAMP_ERROR_UNKNOWN_LEASE = 19,
+  // Somebody else uses the arena; the text says who.
+  VRAMP_ERROR_BUSY = 20,
+  // A capture did not begin, came to nothing, or is in the way.
+  VRAMP_ERROR_CAPTURE = 21,
+  // The preset or the device cannot do it.
+  VRAMP_ERROR_UNSUPPORTED = 22,
 } vramp_status_t;
 
 // What happened in an allocator.
@@ -130,6 +142,62 @@ typedef struct {
 // Called for every event, by the thread that caused it and without a lock: it may call vramp.
 typedef void (*vramp_observer_t)(const vramp_event_t *event, void *user);
 
+// Memory for captured graphs. A number and no pointer. Zero is none.
+typedef struct {
+  // Only to be compared.
+  uint64_t id;
+} vramp_arena_t;
+
+// What an arena has. Amounts are in bytes. Later versions add fields at the end.
+typedef struct {
+  // Set by the caller to `sizeof(vramp_arena_report_t)`, as in vramp_stats_t.
+  uint64_t struct_size;
+  // Addresses.
+  uint64_t capacity;
+  // Up to where blocks were ever placed.
+  uint64_t high_water;
+  // Bytes that were asked for and are held.
+  uint64_t live;
+  // Blocks that are held.
+  uint64_t blocks;
+  // Physical memory of its own.
+  uint64_t backed;
+  // Physical memory at its addresses that others may take.
+  uint64_t lent;
+} vramp_arena_report_t;
+
+// A captured graph, or the hold on the memory of one. A number and no pointer. Zero is none.
+typedef struct {
+  // Only to be compared.
+  uint64_t id;
+} vramp_graph_t;
+
+// The right of one stream to an arena. A number and no pointer. Zero is none.
+typedef struct {
+  // Only to be compared.
+  uint64_t id;
+} vramp_lease_t;
+
+// How much memory a capture needed. Amounts are in bytes. Later versions add fields at the end.
+typedef struct {
+  // Set by the caller to `sizeof(vramp_capture_report_t)`, as in vramp_stats_t.
+  uint64_t struct_size;
+  // Blocks that the capture made.
+  uint64_t blocks;
+  // Blocks that outlive it.
+  uint64_t escaped;
+  // What it would take if nothing served twice.
+  uint64_t monotone;
+  // What it took.
+  uint64_t taken;
+  // What the next one of the same shape takes; zero where no layout was planned.
+  uint64_t planned;
+  // The most that was live at once: no layout needs less.
+  uint64_t lower_bound;
+  // Memory from outside that was freed within the capture and is kept for the graph.
+  uint64_t kept;
+} vramp_capture_report_t;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -179,7 +247,8 @@ vramp_status_t vramp_stream_create(vramp_allocator_t allocator, vramp_stream_t *
 // not handed out before it ends. Blocks of the stream stay, and are freed on another one.
 vramp_status_t vramp_stream_forget(vramp_allocator_t allocator, vramp_stream_t stream);
 
-// At least `size` bytes for work on `stream`, aligned to 512 bytes. A request for nothing gets an
+// At least `size` bytes for work on `stream`, aligned to 512 bytes, or to 256 within a capture that
+// an arena serves. A request for nothing gets an
 // address of its own too. On failure `*address` is set to null.
 //
 // What the caller promises:
@@ -250,6 +319,107 @@ vramp_status_t vramp_observe(vramp_allocator_t allocator,
 // Takes an observer back. A number that names none, or one taken back before, is an error.
 vramp_status_t vramp_unobserve(vramp_allocator_t allocator, uint64_t registration);
 
+// Sets addresses aside for the memory of captured graphs. Graphs captured one after the other into
+// one arena share its memory: together they need what the largest of them needs, and what is live
+// between them. They must never run at the same time, and run in the order of their captures where
+// one reads what another left.
+//
+// `options` are key=value pairs with commas between: policy (reusing, or monotone, in which nothing
+// serves twice), capacity (addresses, 1TiB; a monotone arena takes as much memory before its first
+// capture, a reusing one only what captures need), overlap (refuse, or order: what a replay does
+// while another stream's is not over), mode (thread-local, global or relaxed: of the driver's
+// capture), replan (on or off: whether to plan a tighter layout for the next capture of the same
+// shape); null means the defaults, which come first here. Only the preset vramp has arenas.
+//
+// What the caller promises:
+// `options` is null or ends with a zero; `arena` is null or good for writing.
+vramp_status_t vramp_arena_create(vramp_allocator_t allocator,
+                                  const char *options,
+                                  vramp_arena_t *arena);
+
+// Lets go of an arena. Its memory goes once its graphs are destroyed and its blocks freed. Busy
+// while it serves a capture.
+vramp_status_t vramp_arena_destroy(vramp_allocator_t allocator, vramp_arena_t arena);
+
+// Lets a monotone arena begin anew at its start, once its graphs are done with. Busy while it
+// serves a capture or a block of it is held.
+vramp_status_t vramp_arena_reset(vramp_allocator_t allocator, vramp_arena_t arena);
+
+// What an arena has at present. Set `report->struct_size` to `sizeof(vramp_arena_report_t)` before.
+//
+// What the caller promises:
+// `report` is null, or its first eight bytes hold a size that is good for reading and writing.
+vramp_status_t vramp_arena_report(vramp_allocator_t allocator,
+                                  vramp_arena_t arena,
+                                  vramp_arena_report_t *report);
+
+// Begins a capture of `stream` into an arena: what is asked for on it, and on streams that the
+// capture draws in, comes from the arena; all else as ever, also from other threads. Memory from
+// outside that is freed on those streams stays taken until the graph is destroyed. An arena serves
+// one capture at a time.
+vramp_status_t vramp_capture_begin(vramp_allocator_t allocator,
+                                   vramp_stream_t stream,
+                                   vramp_arena_t arena);
+
+// Ends the capture that an arena serves, and makes its graph ready to launch. On failure the
+// capture came to nothing and `*graph` is none. Unless the arena's mode is relaxed, call it on the
+// thread that began.
+//
+// What the caller promises:
+// `graph` is null or good for writing.
+vramp_status_t vramp_capture_end(vramp_allocator_t allocator,
+                                 vramp_arena_t arena,
+                                 vramp_graph_t *graph);
+
+// Lets an arena serve the capture that `stream` is part of, which the caller began and will end:
+// requests and frees as of vramp_capture_begin. Nothing is known of the graph's replays, so the
+// arena never lends from then on, and to keep replays of its graphs apart is the caller's.
+vramp_status_t vramp_capture_join(vramp_allocator_t allocator,
+                                  vramp_stream_t stream,
+                                  vramp_arena_t arena);
+
+// Ends the service of a capture that was joined, after the caller ended the capture. `*graph` names
+// the hold on the memory of the caller's graph, or of none if that came to nothing: destroy it after
+// the last launch. Until then memory that was freed within the capture stays taken, and memory of
+// the arena that is freed later serves the arena's next capture only.
+//
+// What the caller promises:
+// `graph` is null or good for writing.
+vramp_status_t vramp_capture_leave(vramp_allocator_t allocator,
+                                   vramp_arena_t arena,
+                                   vramp_graph_t *graph);
+
+// Queues a replay on `stream`, and brings back first what the arena lent. While a lease on the
+// arena is held, and until the work that was queued on its stream up to its end is over, graphs of
+// the arena are busy for other streams; with overlap=order such a replay comes behind that work.
+//
+// `lease` gets the lease: end it once what reads the graph's results is queued on `stream`. With
+// null it ends behind the launch.
+//
+// What the caller promises:
+// `lease` is null or good for writing.
+vramp_status_t vramp_graph_launch(vramp_allocator_t allocator,
+                                  vramp_graph_t graph,
+                                  vramp_stream_t stream,
+                                  vramp_lease_t *lease);
+
+// Ends a lease: other streams wait for what is queued on its stream by now.
+vramp_status_t vramp_lease_end(vramp_allocator_t allocator, vramp_lease_t lease);
+
+// How much memory the capture of a graph needed. Set `report->struct_size` to
+// `sizeof(vramp_capture_report_t)` before.
+//
+// What the caller promises:
+// `report` is null, or its first eight bytes hold a size that is good for reading and writing.
+vramp_status_t vramp_graph_report(vramp_allocator_t allocator,
+                                  vramp_graph_t graph,
+                                  vramp_capture_report_t *report);
+
+// Destroys a graph, or the hold on the memory of the caller's own. Never waits: a launch in flight
+// completes, and its memory comes back behind it; that of the caller's graph comes back behind all
+// work that is queued by now on any stream that the allocator knows.
+vramp_status_t vramp_graph_destroy(vramp_allocator_t allocator, vramp_graph_t graph);
+
 // Memory for PyTorch's global route. On failure it throws a C++ `std::runtime_error`, whose text
 // begins with "CUDA out of memory" if that is why; in a process without libstdc++ it prints the
 // text and returns null.
@@ -295,13 +465,21 @@ void vramp_torch_memory_fraction(double fraction, int device);
 // `size` is null or good for writing.
 void *vramp_torch_base_alloc(void *address, size_t *size);
 
-// For `set_begin_allocate_to_pool`, which a graph capture and `use_mem_pool` call on the global
-// route: refuses by a C++ exception, because vramp keeps no memory apart for them, and a graph
-// would replay over what others hold by then.
-//
-// What the caller promises:
-// A C++ caller is ready to catch.
-void vramp_torch_refuse_pool(int device, uint64_t pool_high, uint64_t pool_low, const void *filter);
+// For `set_begin_allocate_to_pool`, which PyTorch calls before it begins to capture a graph: what
+// the capture asks for comes from an arena of the pool's. Where there can be none, requests within
+// the capture fail with the reason. The filter is neither called nor kept.
+void vramp_torch_begin_pool(int device,
+                            uint64_t pool_first,
+                            uint64_t pool_second,
+                            const void *filter);
+
+// For `set_end_allocate_to_pool_fn`, which PyTorch calls after a capture ended well.
+void vramp_torch_end_pool(int device, uint64_t pool_first, uint64_t pool_second);
+
+// For `set_release_pool`, which PyTorch calls for each graph of a pool before it destroys it. The
+// pool's memory comes back with the last one, and with the last block of it that is still held,
+// behind all work queued by then on streams that vramp knows.
+void vramp_torch_release_pool(int device, uint64_t pool_first, uint64_t pool_second);
 
 // The allocator that serves PyTorch's device, for vramp_stats, vramp_audit and vramp_trim. It is
 // made if this is the device's first use, and cannot be closed.

@@ -39,6 +39,18 @@ pub enum vramp_status_t {
     VRAMP_ERROR_INTERNAL = 15,
     /// A file cannot be written.
     VRAMP_ERROR_FILE = 16,
+    /// The arena was never made by this allocator, or is destroyed.
+    VRAMP_ERROR_UNKNOWN_ARENA = 17,
+    /// The graph was never made by this allocator, or is destroyed.
+    VRAMP_ERROR_UNKNOWN_GRAPH = 18,
+    /// The lease was never given by this allocator, or has ended.
+    VRAMP_ERROR_UNKNOWN_LEASE = 19,
+    /// Somebody else uses the arena; the text says who.
+    VRAMP_ERROR_BUSY = 20,
+    /// A capture did not begin, came to nothing, or is in the way.
+    VRAMP_ERROR_CAPTURE = 21,
+    /// The preset or the device cannot do it.
+    VRAMP_ERROR_UNSUPPORTED = 22,
 }
 
 /// An allocator. A number and no pointer: any value may be passed to any function. Zero is none.
@@ -55,6 +67,72 @@ pub struct vramp_allocator_t {
 pub struct vramp_stream_t {
     /// Only to be compared.
     pub id: u64,
+}
+
+/// Memory for captured graphs. A number and no pointer. Zero is none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct vramp_arena_t {
+    /// Only to be compared.
+    pub id: u64,
+}
+
+/// A captured graph, or the hold on the memory of one. A number and no pointer. Zero is none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct vramp_graph_t {
+    /// Only to be compared.
+    pub id: u64,
+}
+
+/// The right of one stream to an arena. A number and no pointer. Zero is none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct vramp_lease_t {
+    /// Only to be compared.
+    pub id: u64,
+}
+
+/// What an arena has. Amounts are in bytes. Later versions add fields at the end.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct vramp_arena_report_t {
+    /// Set by the caller to `sizeof(vramp_arena_report_t)`, as in vramp_stats_t.
+    pub struct_size: u64,
+    /// Addresses.
+    pub capacity: u64,
+    /// Up to where blocks were ever placed.
+    pub high_water: u64,
+    /// Bytes that were asked for and are held.
+    pub live: u64,
+    /// Blocks that are held.
+    pub blocks: u64,
+    /// Physical memory of its own.
+    pub backed: u64,
+    /// Physical memory at its addresses that others may take.
+    pub lent: u64,
+}
+
+/// How much memory a capture needed. Amounts are in bytes. Later versions add fields at the end.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct vramp_capture_report_t {
+    /// Set by the caller to `sizeof(vramp_capture_report_t)`, as in vramp_stats_t.
+    pub struct_size: u64,
+    /// Blocks that the capture made.
+    pub blocks: u64,
+    /// Blocks that outlive it.
+    pub escaped: u64,
+    /// What it would take if nothing served twice.
+    pub monotone: u64,
+    /// What it took.
+    pub taken: u64,
+    /// What the next one of the same shape takes; zero where no layout was planned.
+    pub planned: u64,
+    /// The most that was live at once: no layout needs less.
+    pub lower_bound: u64,
+    /// Memory from outside that was freed within the capture and is kept for the graph.
+    pub kept: u64,
 }
 
 /// What an allocator did so far. Amounts are in bytes. Later versions add fields at the end.

@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 use vramp::{
-    Allocator, Bytes, DeviceAddr, Event, FreeError, HistorySize, Recording, Registration, StreamId,
+    Allocation, Allocator, Bytes, DeviceAddr, Event, FreeError, HistorySize, JoinedCapture,
+    Recording, Registration, StreamId,
 };
 
 use vramp_driver::Driver;
@@ -18,6 +19,7 @@ use vramp_driver::Driver;
 use crate::abi::vramp_status_t::*;
 use crate::abi::{vramp_stats_t, vramp_stream_t};
 use crate::addresses::Addresses;
+use crate::captures::Captures;
 use crate::device::Device;
 use crate::options::Options;
 use crate::status::{Failure, Result};
@@ -27,6 +29,7 @@ pub(crate) struct Context {
     device: Device,
     allocator: Allocator,
     blocks: Addresses,
+    pub captures: Captures,
     /// Streams made elsewhere, by the driver's own handle.
     adopted: RwLock<FxHashMap<usize, StreamId>>,
     forgotten: RwLock<HashSet<StreamId>>,
@@ -67,6 +70,7 @@ impl Context {
             device,
             allocator,
             blocks: Addresses::new(),
+            captures: Captures::default(),
             adopted: RwLock::default(),
             forgotten: RwLock::default(),
             forgets: AtomicU64::new(0),
@@ -80,6 +84,17 @@ impl Context {
     /// The same, never to be closed.
     pub fn kept_open(self) -> Context {
         Context { stays_open: true, ..self }
+    }
+
+    /// The same for Rust.
+    #[inline]
+    pub fn allocator(&self) -> &Allocator {
+        &self.allocator
+    }
+
+    /// The device's memory.
+    pub fn memory(&self) -> Bytes {
+        self.device.driver.info().limits.memory
     }
 
     /// Whether it may be closed.
@@ -167,11 +182,17 @@ impl Context {
     }
 
     /// Lets go of a stream, which may be destroyed afterwards. Never waits.
+    ///
+    /// One that captures is refused: the event that stands for it would be part of the graph.
     pub fn forget(&self, stream: StreamId) -> Result<()> {
         // Held all along: a stream is forgotten once.
         let mut forgotten = self.forgotten.write().unwrap_or_else(PoisonError::into_inner);
         let raw = self.allocator.stream(stream).filter(|_| !forgotten.contains(&stream));
         let raw = raw.ok_or_else(|| unknown_stream(self.name(stream), false))?;
+        if self.device.driver.info().capabilities.graphs && self.device.driver.is_capturing(raw)? {
+            let text = "the stream captures a graph: end the capture before it is forgotten";
+            return Err(Failure::new(VRAMP_ERROR_CAPTURE, text));
+        }
         self.allocator.destroy_stream(stream)?;
         forgotten.insert(stream);
         let mut adopted = self.adopted.write().unwrap_or_else(PoisonError::into_inner);
@@ -198,7 +219,30 @@ impl Context {
     #[inline]
     pub fn free(&self, addr: u64, stream: StreamId) -> Result<()> {
         let allocation = self.blocks.remove(addr).ok_or_else(|| self.unknown_pointer(addr))?;
-        let Err(error) = self.allocator.free(allocation, stream) else { return Ok(()) };
+        let freed = self.allocator.free(allocation, stream);
+        freed.or_else(|error| self.not_freed(addr, error))
+    }
+
+    /// Takes a block back, but keeps its memory for the graph of a capture that may use it. False,
+    /// and nothing done, for a block of an arena, and where there is none.
+    pub fn free_for_capture(
+        &self,
+        addr: u64,
+        stream: StreamId,
+        capture: &JoinedCapture,
+    ) -> Result<bool> {
+        if self.is_of_arena(addr) {
+            return Ok(false);
+        }
+        let Some(allocation) = self.blocks.remove(addr) else { return Ok(false) };
+        let freed = self.allocator.free_for_capture(allocation, stream, capture);
+        freed.or_else(|error| self.not_freed(addr, error))?;
+        Ok(true)
+    }
+
+    /// What is still the caller's goes back into the map.
+    #[cold]
+    fn not_freed(&self, addr: u64, error: FreeError) -> Result<()> {
         match error {
             FreeError::UnknownStream { allocation, stream } => {
                 self.blocks.insert(allocation);
@@ -226,6 +270,11 @@ impl Context {
     /// True if a block begins at `addr`.
     pub fn has(&self, addr: u64) -> bool {
         self.blocks.look(addr, |_| ()).is_some()
+    }
+
+    /// True if a block of a graph arena begins at `addr`.
+    pub fn is_of_arena(&self, addr: u64) -> bool {
+        self.blocks.look(addr, Allocation::is_of_arena).unwrap_or(false)
     }
 
     /// The start and length of the block that `addr` lies in. O(n).
@@ -344,7 +393,8 @@ impl Context {
 
     /// Waits for the allocator's streams and gives everything back to the device.
     pub fn close(self) -> Result<()> {
-        let Context { allocator, blocks, .. } = self;
+        let Context { allocator, blocks, captures, .. } = self;
+        drop(captures);
         drop(blocks);
         Ok(allocator.close()?)
     }

@@ -43,6 +43,12 @@ pub extern "C" fn vramp_status_name(status: c_int) -> *const c_char {
         14 => c"VRAMP_ERROR_INCONSISTENT",
         15 => c"VRAMP_ERROR_INTERNAL",
         16 => c"VRAMP_ERROR_FILE",
+        17 => c"VRAMP_ERROR_UNKNOWN_ARENA",
+        18 => c"VRAMP_ERROR_UNKNOWN_GRAPH",
+        19 => c"VRAMP_ERROR_UNKNOWN_LEASE",
+        20 => c"VRAMP_ERROR_BUSY",
+        21 => c"VRAMP_ERROR_CAPTURE",
+        22 => c"VRAMP_ERROR_UNSUPPORTED",
         _ => c"unknown",
     };
     name.as_ptr()
@@ -144,7 +150,8 @@ pub extern "C" fn vramp_stream_forget(
     status_of(|| handles::with(allocator, |context| context.forget(context.stream(stream)?)))
 }
 
-/// At least `size` bytes for work on `stream`, aligned to 512 bytes. A request for nothing gets an
+/// At least `size` bytes for work on `stream`, aligned to 512 bytes, or to 256 within a capture that
+/// an arena serves. A request for nothing gets an
 /// address of its own too. On failure `*address` is set to null.
 ///
 /// # Safety
@@ -234,24 +241,9 @@ pub unsafe extern "C" fn vramp_stats(
     stats: *mut vramp_stats_t,
 ) -> vramp_status_t {
     status_of(|| {
-        pointers::check(stats, "stats")?;
-        // SAFETY: the first field is good for reading by this function's contract.
-        let size = unsafe { stats.cast::<u64>().read_unaligned() };
-        let smallest = 2 * size_of::<u64>() as u64;
-        if size < smallest {
-            let text = format!(
-                "stats->struct_size is {size}: set it to sizeof(vramp_stats_t) before the call"
-            );
-            return Err(Failure::new(VRAMP_ERROR_STRUCT_SIZE, text));
-        }
-        let mut found = handles::with(allocator, Context::stats)?;
-        let len = (size as usize).min(size_of::<vramp_stats_t>());
-        found.struct_size = len as u64;
-        let from = (&raw const found).cast::<u8>();
-        // SAFETY: `len` bytes of ours are read, and so many of the caller's are good for writing
-        // by this function's contract.
-        unsafe { std::ptr::copy_nonoverlapping(from, stats.cast::<u8>(), len) };
-        Ok(())
+        let find = || handles::with(allocator, Context::stats);
+        // SAFETY: the struct begins with its size; the rest is this function's contract.
+        unsafe { pointers::write_sized(stats, find, "stats") }
     })
 }
 

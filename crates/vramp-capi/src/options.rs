@@ -1,12 +1,12 @@
 //! Options as a text: `preset=vramp,limit=80GiB`.
 
-use vramp::{Bytes, Config, Preset};
+use vramp::{ArenaConfig, ArenaPolicy, Bytes, CaptureMode, Config, Overlap, Preset};
 
 /// An option that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum OptionError {
-    #[error("there is no option '{0}': use {known}", known = Options::KEYS.join(", "))]
-    Key(String),
+    #[error("there is no option '{key}': use {known}", known = known.join(", "))]
+    Key { key: String, known: &'static [&'static str] },
     #[error("the option '{0}' stands there twice: leave one")]
     Twice(String),
     #[error("'{0}' is no option: write key=value, with commas between")]
@@ -39,25 +39,10 @@ impl Options {
     /// Reads `key=value` pairs with commas between. Blanks around the parts do not count.
     pub fn parse(text: &str) -> Result<Options, OptionError> {
         let mut options = Options::default();
-        let mut seen = Vec::new();
-        for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
-            let Some((key, value)) = pair.split_once('=') else {
-                return Err(OptionError::Form(pair.to_owned()));
-            };
-            let (key, value) = (key.trim(), value.trim());
-            if seen.contains(&key) {
-                return Err(OptionError::Twice(key.to_owned()));
-            }
-            seen.push(key);
-            let refuse = |expected: String| OptionError::Value {
-                key: key.to_owned(),
-                value: value.to_owned(),
-                expected,
-            };
-            let size = || match value.parse::<Bytes>() {
-                Ok(size) if !size.is_zero() => Ok(size),
-                _ => Err(refuse("write a size above zero, such as 2MiB or 80GiB".to_owned())),
-            };
+        for pair in pairs(text)? {
+            let Pair { key, value } = pair;
+            let refuse = |expected: String| pair.refuse(expected);
+            let size = || pair.size();
             match key {
                 "preset" => {
                     let preset = value.parse::<Preset>();
@@ -73,7 +58,7 @@ impl Options {
                 "prefill" => options.prefill = Some(size()?),
                 "page" => options.page = Some(size()?),
                 "span" => options.span = Some(size()?),
-                _ => return Err(OptionError::Key(key.to_owned())),
+                _ => return Err(pair.unknown(&Options::KEYS)),
             }
         }
         Ok(options)
@@ -93,6 +78,86 @@ impl Options {
         config.span = self.span.unwrap_or(config.span);
         config
     }
+}
+
+/// What a text says of an arena. Empty means the defaults.
+pub(crate) fn arena_config(text: &str) -> Result<ArenaConfig, OptionError> {
+    let mut config = ArenaConfig::default();
+    for pair in pairs(text)? {
+        match pair.key {
+            "policy" => {
+                config.policy = pair.one_of(&[
+                    ("reusing", ArenaPolicy::Reusing),
+                    ("monotone", ArenaPolicy::Monotone),
+                ])?;
+            }
+            "capacity" => config.capacity = pair.size()?,
+            "overlap" => {
+                config.overlap =
+                    pair.one_of(&[("refuse", Overlap::Refuse), ("order", Overlap::Order)])?;
+            }
+            "mode" => {
+                config.mode = pair.one_of(&[
+                    ("global", CaptureMode::Global),
+                    ("thread-local", CaptureMode::ThreadLocal),
+                    ("relaxed", CaptureMode::Relaxed),
+                ])?;
+            }
+            "replan" => config.replan = pair.one_of(&[("on", true), ("off", false)])?,
+            _ => {
+                return Err(pair.unknown(&["policy", "capacity", "overlap", "mode", "replan"]));
+            }
+        }
+    }
+    Ok(config)
+}
+
+/// One option of a text.
+#[derive(Clone, Copy)]
+struct Pair<'a> {
+    key: &'a str,
+    value: &'a str,
+}
+
+impl Pair<'_> {
+    fn refuse(&self, expected: String) -> OptionError {
+        OptionError::Value { key: self.key.to_owned(), value: self.value.to_owned(), expected }
+    }
+
+    fn unknown(&self, known: &'static [&'static str]) -> OptionError {
+        OptionError::Key { key: self.key.to_owned(), known }
+    }
+
+    fn size(&self) -> Result<Bytes, OptionError> {
+        match self.value.parse::<Bytes>() {
+            Ok(size) if !size.is_zero() => Ok(size),
+            _ => Err(self.refuse("write a size above zero, such as 2MiB or 80GiB".to_owned())),
+        }
+    }
+
+    fn one_of<T: Copy>(&self, known: &[(&str, T)]) -> Result<T, OptionError> {
+        let found = known.iter().find(|(name, _)| *name == self.value);
+        let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+        found
+            .map(|(_, value)| *value)
+            .ok_or_else(|| self.refuse(format!("use {}", names.join(" or "))))
+    }
+}
+
+/// The options of a text: `key=value` with commas between. Blanks around the parts do not count.
+fn pairs(text: &str) -> Result<Vec<Pair<'_>>, OptionError> {
+    let mut pairs: Vec<Pair> = Vec::new();
+    for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
+        let Some((key, value)) = pair.split_once('=') else {
+            return Err(OptionError::Form(pair.to_owned()));
+        };
+        let (key, value) = (key.trim(), value.trim());
+        if pairs.iter().any(|earlier| earlier.key == key) {
+            return Err(OptionError::Twice(key.to_owned()));
+        }
+        pairs.push(Pair { key, value });
+    }
+    Ok(pairs)
 }
 
 fn limit(value: &str) -> Option<Limit> {
@@ -127,6 +192,22 @@ mod tests {
         assert_eq!(limit(Some(0.25)), Some(Bytes::gib(20)));
         assert_eq!(limit(Some(0.5)), Some(Bytes::gib(30)));
         assert_eq!(Options::default().config(Bytes::gib(80), None).limit, None);
+    }
+
+    #[test]
+    fn every_option_of_an_arena_reaches_its_configuration() {
+        let text = "policy=monotone,capacity=64MiB,overlap=order,mode=relaxed,replan=off";
+        let config = arena_config(text).unwrap();
+        assert_eq!((config.policy, config.capacity), (ArenaPolicy::Monotone, Bytes::mib(64)));
+        assert_eq!((config.overlap, config.mode), (Overlap::Order, CaptureMode::Relaxed));
+        assert!(!config.replan && arena_config("").unwrap().replan);
+        let message = |text| arena_config(text).unwrap_err().to_string();
+        assert_eq!(
+            message("limit=1GiB"),
+            "there is no option 'limit': use policy, capacity, overlap, mode, replan"
+        );
+        assert_eq!(message("policy=tight"), "policy=tight cannot be used: use reusing or monotone");
+        assert!(message("capacity=0").contains("a size above zero"));
     }
 
     #[test]

@@ -27,6 +27,36 @@ pub(crate) unsafe fn write<T>(out: *mut T, value: T, name: &str) -> Result<()> {
     Ok(())
 }
 
+/// Writes a struct whose first field is its size: no more of it than the caller has.
+///
+/// # Safety
+/// `T` begins with a `u64`. `out` is null, or its first eight bytes hold a size that is good for
+/// reading and writing; it need not be aligned.
+pub(crate) unsafe fn write_sized<T: Copy>(
+    out: *mut T,
+    find: impl FnOnce() -> Result<T>,
+    name: &str,
+) -> Result<()> {
+    check(out, name)?;
+    // SAFETY: the first field is good for reading by this function's contract.
+    let size = unsafe { out.cast::<u64>().read_unaligned() };
+    if size < 2 * size_of::<u64>() as u64 {
+        let kind = std::any::type_name::<T>().rsplit("::").next().unwrap_or_default();
+        let text =
+            format!("{name}->struct_size is {size}: set it to sizeof({kind}) before the call");
+        return Err(Failure::new(VRAMP_ERROR_STRUCT_SIZE, text));
+    }
+    let found = find()?;
+    let len = (size as usize).min(size_of::<T>());
+    let from = (&raw const found).cast::<u8>();
+    // SAFETY: `len` bytes of ours are read, and so many of the caller's are good for writing by
+    // this function's contract.
+    unsafe { std::ptr::copy_nonoverlapping(from, out.cast::<u8>(), len) };
+    // SAFETY: as above, of the first field.
+    unsafe { out.cast::<u64>().write_unaligned(len as u64) };
+    Ok(())
+}
+
 /// A text of the caller's; empty for null.
 ///
 /// # Safety

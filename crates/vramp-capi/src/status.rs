@@ -5,7 +5,8 @@ use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use vramp::{
-    AllocError, CreateError, DriverError, FreeError, Inconsistency, StreamError, UseError,
+    AllocError, ArenaAllocError, ArenaError, ArenaResetError, CaptureError, CreateError,
+    DriverError, FreeError, Inconsistency, LaunchError, StreamError, UseError,
 };
 
 use crate::abi::vramp_status_t::{self, *};
@@ -70,6 +71,8 @@ impl From<AllocError> for Failure {
             AllocError::UnknownStream(_) => VRAMP_ERROR_UNKNOWN_STREAM,
             AllocError::Broken(_) => VRAMP_ERROR_INCONSISTENT,
             AllocError::Fraction(_) => VRAMP_ERROR_RANGE,
+            AllocError::Arena(ArenaAllocError::Full(_)) => VRAMP_ERROR_OUT_OF_MEMORY,
+            AllocError::Arena(_) => VRAMP_ERROR_CAPTURE,
             _ => VRAMP_ERROR_DRIVER,
         };
         Failure::new(status, error.to_string())
@@ -105,6 +108,52 @@ impl From<UseError> for Failure {
             UseError::Foreign(_) => VRAMP_ERROR_UNKNOWN_POINTER,
             UseError::UnknownStream(_) => VRAMP_ERROR_UNKNOWN_STREAM,
             _ => VRAMP_ERROR_INCONSISTENT,
+        };
+        Failure::new(status, error.to_string())
+    }
+}
+
+impl From<ArenaError> for Failure {
+    fn from(error: ArenaError) -> Failure {
+        let status = match error {
+            ArenaError::NotSupported => VRAMP_ERROR_UNSUPPORTED,
+            ArenaError::Capacity { .. } => VRAMP_ERROR_RANGE,
+            ArenaError::Broken(_) => VRAMP_ERROR_INCONSISTENT,
+            _ => VRAMP_ERROR_DRIVER,
+        };
+        Failure::new(status, error.to_string())
+    }
+}
+
+impl From<ArenaResetError> for Failure {
+    fn from(error: ArenaResetError) -> Failure {
+        Failure::new(VRAMP_ERROR_BUSY, error.to_string())
+    }
+}
+
+impl From<CaptureError> for Failure {
+    fn from(error: CaptureError) -> Failure {
+        let status = match error {
+            CaptureError::Alloc(error) => return error.into(),
+            CaptureError::ForeignArena => VRAMP_ERROR_UNKNOWN_ARENA,
+            CaptureError::ArenaBusy => VRAMP_ERROR_BUSY,
+            CaptureError::UnknownStream(_) => VRAMP_ERROR_UNKNOWN_STREAM,
+            CaptureError::Broken(_) => VRAMP_ERROR_INCONSISTENT,
+            _ => VRAMP_ERROR_CAPTURE,
+        };
+        Failure::new(status, error.to_string())
+    }
+}
+
+impl From<LaunchError> for Failure {
+    fn from(error: LaunchError) -> Failure {
+        let status = match error {
+            LaunchError::Alloc(error) => return error.into(),
+            LaunchError::Busy(_) => VRAMP_ERROR_BUSY,
+            LaunchError::UnknownStream(_) => VRAMP_ERROR_UNKNOWN_STREAM,
+            LaunchError::Capturing(_) => VRAMP_ERROR_CAPTURE,
+            LaunchError::Broken(_) => VRAMP_ERROR_INCONSISTENT,
+            _ => VRAMP_ERROR_DRIVER,
         };
         Failure::new(status, error.to_string())
     }

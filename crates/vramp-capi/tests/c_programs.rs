@@ -67,6 +67,9 @@ fn the_header_is_good_for_cpp_and_exceptions_arrive_there() {
     let reports = program.run("several_streams", &[simulated]);
     assert_eq!(reports.lines().count(), 4, "{reports}");
     assert!(reports.lines().all(|line| line.starts_with("vramp: ")), "{reports}");
+    let reports = program.run("pools", &[simulated]);
+    assert_eq!(reports.lines().count(), 4, "{reports}");
+    assert!(reports.lines().all(|line| line.starts_with("vramp: ")), "{reports}");
 }
 
 #[test]

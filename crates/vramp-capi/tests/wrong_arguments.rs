@@ -8,7 +8,11 @@ use std::ptr::{null, null_mut};
 
 use common::*;
 use vramp_capi::abi::vramp_status_t::{self, *};
-use vramp_capi::abi::{vramp_allocator_t, vramp_event_t, vramp_stats_t, vramp_stream_t};
+use vramp_capi::abi::{
+    vramp_allocator_t, vramp_arena_report_t, vramp_arena_t, vramp_capture_report_t, vramp_event_t,
+    vramp_graph_t, vramp_lease_t, vramp_stats_t, vramp_stream_t,
+};
+use vramp_capi::graphs::*;
 use vramp_capi::interface::*;
 
 unsafe extern "C" fn ignore(_: *const vramp_event_t, _: *mut c_void) {}
@@ -20,6 +24,11 @@ fn every_call(allocator: vramp_allocator_t, stream: vramp_stream_t) -> Vec<vramp
     let (mut size, mut registration) = (0, 0);
     let mut stats = vramp_stats_t { struct_size: 136, ..vramp_stats_t::default() };
     let block = 0x1000 as *mut c_void;
+    let (mut arena, mut graph) = (vramp_arena_t { id: 1 }, vramp_graph_t { id: 1 });
+    let mut lease = vramp_lease_t { id: 1 };
+    let mut memory = vramp_arena_report_t { struct_size: 56, ..vramp_arena_report_t::default() };
+    let mut needed =
+        vramp_capture_report_t { struct_size: 64, ..vramp_capture_report_t::default() };
     // SAFETY: every result outlives its call.
     unsafe {
         vec![
@@ -38,6 +47,18 @@ fn every_call(allocator: vramp_allocator_t, stream: vramp_stream_t) -> Vec<vramp
             vramp_snapshot(allocator, c"/nowhere/at/all".as_ptr()),
             vramp_observe(allocator, Some(ignore), null_mut(), &mut registration),
             vramp_unobserve(allocator, 1),
+            vramp_arena_create(allocator, null(), &mut arena),
+            vramp_arena_destroy(allocator, arena),
+            vramp_arena_reset(allocator, arena),
+            vramp_arena_report(allocator, arena, &mut memory),
+            vramp_capture_begin(allocator, stream, arena),
+            vramp_capture_end(allocator, arena, &mut graph),
+            vramp_capture_join(allocator, stream, arena),
+            vramp_capture_leave(allocator, arena, &mut graph),
+            vramp_graph_launch(allocator, graph, stream, &mut lease),
+            vramp_lease_end(allocator, lease),
+            vramp_graph_report(allocator, graph, &mut needed),
+            vramp_graph_destroy(allocator, graph),
             vramp_close(allocator),
         ]
     }
@@ -51,7 +72,7 @@ fn an_allocator_that_is_none_closed_or_made_up_is_unknown_to_every_function() {
     let numbers = [0, 1, allocator.id, allocator.id + 256, allocator.id ^ 1, u64::MAX, 1 << 63];
     for id in numbers {
         let statuses = every_call(vramp_allocator_t { id }, stream);
-        assert_eq!(statuses, [VRAMP_ERROR_UNKNOWN_ALLOCATOR; 16], "{id:#x}: {}", last_error());
+        assert_eq!(statuses, [VRAMP_ERROR_UNKNOWN_ALLOCATOR; 28], "{id:#x}: {}", last_error());
     }
     assert!(last_error().contains("closed or was never opened"));
 }
@@ -69,9 +90,14 @@ fn null_results_are_refused_before_anything_happens() {
             vramp_malloc(allocator, 64, stream, null_mut()),
             vramp_usable_size(allocator, null_mut(), null_mut()),
             vramp_stats(allocator, null_mut()),
+            vramp_arena_create(allocator, null(), null_mut()),
+            vramp_arena_report(allocator, vramp_arena_t::default(), null_mut()),
+            vramp_capture_end(allocator, vramp_arena_t::default(), null_mut()),
+            vramp_capture_leave(allocator, vramp_arena_t::default(), null_mut()),
+            vramp_graph_report(allocator, vramp_graph_t::default(), null_mut()),
         ]
     };
-    assert_eq!(statuses, [VRAMP_ERROR_NULL; 6]);
+    assert_eq!(statuses, [VRAMP_ERROR_NULL; 11]);
     assert_eq!(stats(allocator).placed, 0);
     assert_eq!(vramp_close(allocator), VRAMP_OK);
 }
@@ -259,11 +285,17 @@ fn every_code_has_its_name() {
         VRAMP_ERROR_INCONSISTENT,
         VRAMP_ERROR_INTERNAL,
         VRAMP_ERROR_FILE,
+        VRAMP_ERROR_UNKNOWN_ARENA,
+        VRAMP_ERROR_UNKNOWN_GRAPH,
+        VRAMP_ERROR_UNKNOWN_LEASE,
+        VRAMP_ERROR_BUSY,
+        VRAMP_ERROR_CAPTURE,
+        VRAMP_ERROR_UNSUPPORTED,
     ];
     for code in codes {
         assert_eq!(name(code as i32), format!("{code:?}"));
     }
-    for code in [-1, 17, i32::MAX, i32::MIN] {
+    for code in [-1, 23, i32::MAX, i32::MIN] {
         assert_eq!(name(code), "unknown");
     }
     // SAFETY: the version ends with a zero and lives for ever.

@@ -54,6 +54,8 @@ pub struct Attempt {
     pub(crate) ordered: bool,
     /// Idle arenas were already asked to lend.
     pub(crate) asked_arenas: bool,
+    /// Events were already asked about again at the end of the ladder.
+    pub(crate) asked_again: bool,
     /// Keep to what is needed: use no slack.
     pub(crate) frugal: bool,
     /// Many threads ask at once: grow before anybody else's memory is looked at.
@@ -82,6 +84,7 @@ impl Attempt {
             may_grow: true,
             ordered: false,
             asked_arenas: false,
+            asked_again: false,
             frugal: false,
             roomy: false,
         }
@@ -326,7 +329,15 @@ impl Pool {
             None if attempt.arena.is_some() => match self.recut() {
                 Some(plan) => {
                     attempt.may_grow = true;
+                    attempt.asked_again = false;
                     Step::Perform(plan)
+                }
+                // What was waited for since may be over by now, and only then be cut anew.
+                None if self.streams.any_pending()
+                    && !std::mem::replace(&mut attempt.asked_again, true) =>
+                {
+                    attempt.rung = then;
+                    Step::Poll
                 }
                 None => Step::Short(self.shortage(attempt)),
             },

@@ -85,6 +85,11 @@ impl Allocation {
         }
     }
 
+    /// True if a graph arena placed it.
+    pub fn is_of_arena(&self) -> bool {
+        matches!(self.owner, Owner::Arena { .. })
+    }
+
     #[inline]
     pub(crate) fn is_noted(&self) -> bool {
         self.noted.load(Ordering::Relaxed)

@@ -35,6 +35,8 @@ pub(crate) struct ArenaState {
     planned: Option<Planned>,
     /// Nothing was ever launched that could have written there.
     untouched: bool,
+    /// Graphs that somebody else launches, unseen, may use it at any time: it never lends.
+    unguarded: bool,
     /// Its owner is gone: it goes with its last block.
     abandoned: bool,
 }
@@ -51,6 +53,8 @@ struct Capturing {
     number: u64,
     /// Where it began.
     stream: StreamId,
+    /// It was begun here, and ends here.
+    own: bool,
     /// Up to where memory is behind the arena.
     backed: Bytes,
     /// No block of an earlier capture was live when it began.
@@ -64,6 +68,21 @@ pub(crate) struct Captured {
     pub graph: Result<Graph, DriverError>,
     pub recording: Recording,
     pub kept: Vec<Allocation>,
+}
+
+/// Why a capture is not served.
+pub(crate) enum NoJoin {
+    /// The stream is part of none.
+    NoCapture,
+    /// An arena serves it already.
+    Served,
+    Refused(Refusal),
+}
+
+impl From<Refusal> for NoJoin {
+    fn from(refusal: Refusal) -> NoJoin {
+        NoJoin::Refused(refusal)
+    }
 }
 
 /// Why a replay was not launched.
@@ -99,6 +118,14 @@ impl Arenas {
         self.by_id.get(&block.arena()).is_some_and(|state| state.arena.block(block).is_ok())
     }
 
+    /// The arena that serves the capture with this number.
+    fn serving(&self, number: u64) -> Option<ArenaId> {
+        let serves = |state: &ArenaState| {
+            state.capturing.as_ref().is_some_and(|capturing| capturing.number == number)
+        };
+        self.iter().find(|(_, state)| serves(state)).map(|(id, _)| id)
+    }
+
     fn any_capture(&self) -> bool {
         self.by_id.values().any(ArenaState::is_capturing)
     }
@@ -124,6 +151,7 @@ impl VirtualPool {
                         capturing: None,
                         planned: None,
                         untouched: true,
+                        unguarded: false,
                         abandoned: false,
                     };
                     self.arenas.by_id.insert(id, state);
@@ -158,19 +186,8 @@ impl VirtualPool {
         stream: StreamId,
         mode: CaptureMode,
     ) -> Result<(), Refusal> {
+        let upto = self.prepare_capture(id, stream)?;
         let raw = self.exec.stream(stream);
-        let state = self.arenas.get_mut(id);
-        let upto = match state.arena.policy() {
-            ArenaPolicy::Monotone => state.arena.capacity(),
-            ArenaPolicy::Reusing => state.arena.planned_high_water(),
-        };
-        let alone = state.arena.census().blocks == 0;
-        // From here on it lends nothing, not to itself either.
-        state.arena.begin().expect("its owner begins one capture at a time");
-        if let Err(refusal) = self.back(id, upto, stream) {
-            self.arenas.get_mut(id).arena.abort().expect("it was begun above");
-            return Err(refusal);
-        }
         let begun = self.exec.driver.begin_capture(raw, mode).and_then(|()| {
             match self.exec.driver.capture_info(raw) {
                 Ok(Some(CaptureInfo { capture, .. })) => Ok(capture),
@@ -182,19 +199,69 @@ impl VirtualPool {
                 }
             }
         });
-        let state = self.arenas.get_mut(id);
         match begun {
             Ok(number) => {
-                let kept = Vec::new();
-                state.capturing = Some(Capturing { number, stream, backed: upto, alone, kept });
-                self.pool.hold(stream, true);
+                self.serve_capture(id, stream, number, upto, true);
                 Ok(())
             }
             Err(error) => {
-                state.arena.abort().expect("it was begun above");
+                self.arenas.get_mut(id).arena.abort().expect("it was prepared above");
                 Err(Refusal::Driver(error))
             }
         }
+    }
+
+    /// Serves the capture that `stream` is part of, which somebody else began, ends and replays.
+    /// Returns its number.
+    pub(crate) fn join_arena_capture(
+        &mut self,
+        id: ArenaId,
+        stream: StreamId,
+    ) -> Result<u64, NoJoin> {
+        let raw = self.exec.stream(stream);
+        let told = self.exec.driver.capture_info(raw).map_err(Refusal::Driver)?;
+        let number = told.ok_or(NoJoin::NoCapture)?.capture;
+        if self.arenas.serving(number).is_some() {
+            return Err(NoJoin::Served);
+        }
+        let upto = self.prepare_capture(id, stream)?;
+        self.serve_capture(id, stream, number, upto, false);
+        self.arenas.get_mut(id).unguarded = true;
+        Ok(number)
+    }
+
+    /// The memory that an arena has before its capture asks for any; from here on it lends nothing,
+    /// not to itself either. Returns up to where.
+    fn prepare_capture(&mut self, id: ArenaId, stream: StreamId) -> Result<Bytes, Refusal> {
+        let arena = &mut self.arenas.get_mut(id).arena;
+        let upto = match arena.policy() {
+            ArenaPolicy::Monotone => arena.capacity(),
+            ArenaPolicy::Reusing => arena.planned_high_water(),
+        };
+        arena.begin().expect("its owner begins one capture at a time");
+        match self.back(id, upto, stream) {
+            Ok(()) => Ok(upto),
+            Err(refusal) => {
+                self.arenas.get_mut(id).arena.abort().expect("it was begun above");
+                Err(refusal)
+            }
+        }
+    }
+
+    /// The capture of this number is the arena's from now on; `own` if it began it.
+    fn serve_capture(
+        &mut self,
+        id: ArenaId,
+        stream: StreamId,
+        number: u64,
+        backed: Bytes,
+        own: bool,
+    ) {
+        let state = self.arenas.get_mut(id);
+        let alone = state.arena.census().blocks == 0;
+        let kept = Vec::new();
+        state.capturing = Some(Capturing { number, stream, own, backed, alone, kept });
+        self.pool.hold(stream, true);
     }
 
     /// Ends a stream's capture on the device. A call that failed by itself is made once more: no
@@ -213,7 +280,9 @@ impl VirtualPool {
 
     /// Ends all captures, which come to nothing.
     pub(crate) fn end_captures(&mut self) {
-        let capturing = |(_, state): (ArenaId, &ArenaState)| Some(state.capturing.as_ref()?.stream);
+        let capturing = |(_, state): (ArenaId, &ArenaState)| {
+            state.capturing.as_ref().filter(|capturing| capturing.own).map(|own| own.stream)
+        };
         let streams: Vec<StreamId> = self.arenas.iter().filter_map(capturing).collect();
         for stream in streams {
             if let Ok(graph) = self.end_driver_capture(stream) {
@@ -232,13 +301,38 @@ impl VirtualPool {
         let state = self.arenas.get_mut(id);
         let recording = state.arena.end().expect("a capture ends once");
         let capturing = state.capturing.take().expect("a capture ends once");
-        if graph.is_ok() && capturing.alone && state.untouched {
+        if graph.is_ok() && capturing.alone && state.untouched && !state.unguarded {
             self.make_whole(id, stream);
         }
+        self.after_capture(id);
+        Captured { graph, recording, kept: capturing.kept }
+    }
+
+    /// Serves a capture no more that [`VirtualPool::join_arena_capture`] served, over or not.
+    /// Returns what it asked for, and what is kept for its graph.
+    pub(crate) fn leave_arena_capture(&mut self, id: ArenaId) -> (Recording, Vec<Allocation>) {
+        let state = self.arenas.get_mut(id);
+        let recording = state.arena.end().expect("a capture is left once");
+        let capturing = state.capturing.take().expect("a capture is left once");
+        self.after_capture(id);
+        (recording, capturing.kept)
+    }
+
+    fn after_capture(&mut self, id: ArenaId) {
         // What was drawn in is out of the capture too; where asking fails, it is asked again.
         let _ = self.note_captures();
         self.remove_if_abandoned(id);
-        Captured { graph, recording, kept: capturing.kept }
+    }
+
+    /// Notes that graphs on any stream may have used the arena up to now. Returns the streams.
+    pub(crate) fn used_anywhere(&mut self, id: ArenaId) -> Vec<StreamId> {
+        let streams = (0..self.exec.streams.len() as u32).map(StreamId::new);
+        let open: Vec<StreamId> = streams.filter(|&stream| self.pool.is_open(stream)).collect();
+        for &stream in &open {
+            let mark = self.pool.now(stream);
+            self.arenas.get_mut(id).leases.note_use(mark);
+        }
+        open
     }
 
     /// The arena whose capture `raw` is part of, and the nodes its next work will depend on.
@@ -252,11 +346,7 @@ impl VirtualPool {
         let Some(CaptureInfo { capture, tips }) = self.exec.driver.capture_info(raw)? else {
             return Ok(None);
         };
-        let serves = |state: &ArenaState| {
-            state.capturing.as_ref().is_some_and(|capturing| capturing.number == capture)
-        };
-        let arena = self.arenas.iter().find(|(_, state)| serves(state)).map(|(id, _)| id);
-        Ok(arena.map(|id| (id, tips)))
+        Ok(self.arenas.serving(capture).map(|id| (id, tips)))
     }
 
     /// A block of the capture that `stream` is part of. Memory is taken where it lacks.
@@ -416,7 +506,9 @@ impl VirtualPool {
     /// Lets every arena lend that nobody uses. Returns how much is lent now that was not. An event
     /// record and a query for each stream that used one.
     pub(crate) fn lend_idle(&mut self) -> Result<Bytes, DriverError> {
-        let idle = |state: &ArenaState| !state.is_capturing() && state.leases.holder().is_none();
+        let idle = |state: &ArenaState| {
+            !state.unguarded && !state.is_capturing() && state.leases.holder().is_none()
+        };
         let candidates: Vec<ArenaId> = (self.arenas.iter())
             .filter(|(id, state)| idle(state) && !self.pool.arena_memory(*id).backed.is_zero())
             .map(|(id, _)| id)

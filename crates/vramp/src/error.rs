@@ -278,6 +278,21 @@ pub enum CaptureError {
     /// The stream was not made by this allocator, or is gone.
     #[error("{0} is unknown to this allocator: use a stream that its create_stream returned")]
     UnknownStream(StreamId),
+    /// There is no capture to serve.
+    #[error("{0} captures no graph: begin the capture first, and join it on a stream of it")]
+    NotCapturing(StreamId),
+    /// A capture gets its memory from one place.
+    #[error("the capture of {0} is served by an arena already")]
+    Served(StreamId),
+    /// The stream's capture cannot be asked about.
+    #[error("{stream} does not tell which capture it is part of: {error}")]
+    Ask {
+        /// What was given.
+        stream: StreamId,
+        /// What the driver says.
+        #[source]
+        error: DriverError,
+    },
     /// Memory for the arena could not be had.
     #[error(transparent)]
     Alloc(AllocError),

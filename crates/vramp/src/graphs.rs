@@ -23,21 +23,28 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod joined;
+
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use vramp_core::{
-    ArenaId, ArenaPolicy, Bytes, Layout, LeaseId, Overlap, Recording, Spot, StreamId, pack,
+    ArenaId, ArenaPolicy, Bytes, Layout, LeaseId, Overlap, Recording, Shortage, Spot, StreamId,
+    pack,
 };
-use vramp_driver::{CaptureMode, GraphExec};
+use vramp_driver::{CaptureMode, DriverError, GraphExec};
 
 use crate::allocation::Allocation;
-use crate::allocator::Allocator;
+use crate::allocator::{Allocator, Relief};
 use crate::arenas::NoLease;
 use crate::error::{AllocError, ArenaError, CaptureError, LaunchError};
 use crate::shared::Shared;
 use crate::virtual_pool::Refusal;
+use crate::watch::Event;
+
+pub use joined::{GraphHold, JoinedCapture};
 
 /// What an arena is told when it is made.
 #[derive(Clone, Copy, Debug)]
@@ -82,6 +89,8 @@ struct Handle {
     shared: Arc<Shared>,
     id: ArenaId,
     config: ArenaConfig,
+    /// How long a replay waits for memory to bring the arena back.
+    patience: Duration,
     /// One capture at a time.
     capturing: AtomicBool,
 }
@@ -145,6 +154,43 @@ impl GraphArena {
             Some(pool) => pool.arenas.get_mut(self.0.id).arena.reset(),
             None => Ok(()),
         }
+    }
+
+    /// Plans the next capture of a shape, if the arena is to, without the lock; and reports.
+    fn plan(&self, recording: &Recording, kept: Bytes) -> CaptureReport {
+        let config = &self.0.config;
+        let mut report = CaptureReport {
+            blocks: recording.blocks(),
+            escaped: recording.escaped(),
+            monotone: recording.monotone(),
+            taken: recording.high_water(),
+            planned: None,
+            lower_bound: recording.lower_bound(),
+            kept,
+        };
+        if config.replan && config.policy == ArenaPolicy::Reusing {
+            let layout = pack(recording);
+            report.planned = Some(layout.high_water());
+            self.set_plan(layout, recording.clone());
+        }
+        report
+    }
+
+    /// Plans around what is live by now, if that is not what the plan goes around.
+    fn plan_anew(&self) {
+        let inner = self.0.shared.lock_anyway();
+        let pool = inner.manager.virtual_pool().expect("it made the arena");
+        let outdated = pool.outdated_plan(self.0.id);
+        drop(inner);
+        if let Some(recording) = outdated {
+            self.set_plan(pack(&recording), recording);
+        }
+    }
+
+    fn set_plan(&self, layout: Layout, recording: Recording) {
+        let mut inner = self.0.shared.lock_anyway();
+        let pool = inner.manager.virtual_pool_mut().expect("it made the arena");
+        pool.set_plan(self.0.id, layout, recording);
     }
 
     /// True if both are the same arena.
@@ -219,8 +265,13 @@ impl Allocator {
             return Err(ArenaError::Capacity { capacity: config.capacity, most });
         }
         let id = pool.add_arena(config.policy, config.capacity)?;
-        let handle =
-            Handle { shared: Arc::clone(shared), id, config, capturing: AtomicBool::new(false) };
+        let handle = Handle {
+            shared: Arc::clone(shared),
+            id,
+            config,
+            patience: self.patience(),
+            capturing: AtomicBool::new(false),
+        };
         Ok(GraphArena(Arc::new(handle)))
     }
 
@@ -264,8 +315,8 @@ impl Allocator {
             return Err(CaptureError::ArenaBusy);
         }
         let mut capture = Capture { arena: arena.clone(), stream, ended: true };
-        capture.plan_anew();
-        let mut inner = shared.lock()?;
+        arena.plan_anew();
+        let (_turn, mut inner) = shared.lock_for_memory()?;
         inner.open_stream(stream, &shared.group).ok_or(CaptureError::UnknownStream(stream))?;
         let pool = inner.manager.virtual_pool_mut().expect("it made the arena");
         let begun = pool.begin_arena_capture(arena.0.id, stream, arena.0.config.mode);
@@ -319,7 +370,7 @@ impl Capture {
         if self.ended {
             return Err(CaptureError::Over);
         }
-        let Handle { shared, id, config, .. } = &*self.arena.0;
+        let Handle { shared, id, .. } = &*self.arena.0;
         let mut inner = shared.lock_anyway();
         if inner.closed {
             self.ended = true;
@@ -357,7 +408,7 @@ impl Capture {
         };
         drop(inner);
         let kept = captured.kept.iter().map(Allocation::requested).sum();
-        let report = self.plan(&captured.recording, kept, config);
+        let report = self.arena.plan(&captured.recording, kept);
         Ok(CapturedGraph {
             arena: self.arena.clone(),
             exec,
@@ -366,42 +417,6 @@ impl Capture {
             kept: captured.kept,
             report,
         })
-    }
-
-    /// Plans the next capture of this shape, without the lock.
-    fn plan(&self, recording: &Recording, kept: Bytes, config: &ArenaConfig) -> CaptureReport {
-        let mut report = CaptureReport {
-            blocks: recording.blocks(),
-            escaped: recording.escaped(),
-            monotone: recording.monotone(),
-            taken: recording.high_water(),
-            planned: None,
-            lower_bound: recording.lower_bound(),
-            kept,
-        };
-        if config.replan && config.policy == ArenaPolicy::Reusing {
-            let layout = pack(recording);
-            report.planned = Some(layout.high_water());
-            self.set_plan(layout, recording.clone());
-        }
-        report
-    }
-
-    /// Plans around what is live by now, if that is not what the plan goes around.
-    fn plan_anew(&self) {
-        let inner = self.arena.0.shared.lock_anyway();
-        let pool = inner.manager.virtual_pool().expect("it made the arena");
-        let outdated = pool.outdated_plan(self.arena.0.id);
-        drop(inner);
-        if let Some(recording) = outdated {
-            self.set_plan(pack(&recording), recording);
-        }
-    }
-
-    fn set_plan(&self, layout: Layout, recording: Recording) {
-        let mut inner = self.arena.0.shared.lock_anyway();
-        let pool = inner.manager.virtual_pool_mut().expect("it made the arena");
-        pool.set_plan(self.arena.0.id, layout, recording);
     }
 }
 
@@ -430,8 +445,25 @@ impl CapturedGraph {
     /// [`LaunchError::Busy`] if another stream holds a lease; and unless the arena orders
     /// overlapping replays, if the work of another stream is not over.
     pub fn launch(&self, stream: StreamId) -> Result<Lease, LaunchError> {
+        let Handle { shared, patience, .. } = &*self.arena.0;
+        let mut relief = Relief::new(*patience);
+        loop {
+            let (shortage, call) = match self.try_launch(stream)? {
+                Tried::Launched(lease) => return Ok(lease),
+                Tried::Short(shortage, call) => (shortage, call),
+            };
+            shared.watchers.tell(&Event::Short(&shortage));
+            if !shared.relieve(&mut relief, &shortage).map_err(LaunchError::Alloc)? {
+                let report = Box::new(shared.report(shortage, call, stream));
+                shared.watchers.tell(&Event::OutOfMemory(&report));
+                return Err(LaunchError::Alloc(AllocError::OutOfMemory(report)));
+            }
+        }
+    }
+
+    fn try_launch(&self, stream: StreamId) -> Result<Tried, LaunchError> {
         let Handle { shared, id, config, .. } = &*self.arena.0;
-        let mut guard = shared.lock()?;
+        let (_turn, mut guard) = shared.lock_for_memory()?;
         let inner = &mut *guard;
         if inner.closed {
             return Err(LaunchError::Closed);
@@ -442,23 +474,24 @@ impl CapturedGraph {
             return Err(LaunchError::Capturing(stream));
         }
         let pool = inner.manager.virtual_pool_mut().expect("it made the arena");
-        let taken = pool.take_lease(*id, self.upto, stream, config.overlap);
-        let lease = match taken {
+        let lease = match pool.take_lease(*id, self.upto, stream, config.overlap) {
             Ok(lease) => lease,
             Err(NoLease::Busy(busy)) => return Err(LaunchError::Busy(busy)),
             Err(NoLease::Refused(Refusal::Driver(error))) => {
                 return Err(LaunchError::Driver(error));
             }
-            Err(NoLease::Refused(refusal)) => {
-                drop(guard);
-                return Err(LaunchError::Alloc(refused(shared, refusal, stream)));
+            Err(NoLease::Refused(Refusal::Short(shortage, call))) => {
+                return Ok(Tried::Short(shortage, call));
+            }
+            Err(NoLease::Refused(Refusal::Arena(refused))) => {
+                return Err(LaunchError::Alloc(AllocError::Arena(refused)));
             }
         };
         let lease = Lease { arena: self.arena.clone(), lease, stream };
         let launched = shared.driver.launch_graph(self.exec, raw);
         drop(guard);
         launched?;
-        Ok(lease)
+        Ok(Tried::Launched(lease))
     }
 
     /// What its capture needed.
@@ -507,6 +540,12 @@ impl fmt::Debug for CapturedGraph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "graph in {:?}: {}", self.arena, self.report)
     }
+}
+
+/// What one try to launch came to.
+enum Tried {
+    Launched(Lease),
+    Short(Shortage, Option<DriverError>),
 }
 
 /// The right of one stream to an arena.

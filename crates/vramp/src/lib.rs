@@ -59,7 +59,8 @@ pub use error::{
     Report, StreamError, Tagged, UseError,
 };
 pub use graphs::{
-    ArenaConfig, ArenaReport, Capture, CaptureReport, CapturedGraph, GraphArena, Lease,
+    ArenaConfig, ArenaReport, Capture, CaptureReport, CapturedGraph, GraphArena, GraphHold,
+    JoinedCapture, Lease,
 };
 pub use history::{OwnedFrames, Recording, StackSource};
 pub use open::{OpenError, Opened, open};

@@ -73,6 +73,9 @@ pub(crate) struct Inner {
     pub closed: bool,
 }
 
+/// The right to grow, where several pools share a limit.
+pub(crate) type Turn<'a> = Option<MutexGuard<'a, ()>>;
+
 /// Only tells allocators apart.
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
@@ -134,6 +137,20 @@ impl Shared {
                 Ok(inner)
             }
         }
+    }
+
+    /// The lock, for calls that may take memory: what the others of the group hold counts, and they
+    /// take none while the first part is held.
+    pub(crate) fn lock_for_memory(
+        &self,
+    ) -> Result<(Turn<'_>, MutexGuard<'_, Inner>), Inconsistency> {
+        let share = self.group.share(self.number);
+        let mut inner = self.lock()?;
+        if let Some(limit) = self.group.limit() {
+            let elsewhere = share.as_ref().map_or(Bytes::ZERO, |&(_, elsewhere)| elsewhere);
+            inner.manager.set_limit(Some(limit), elsewhere);
+        }
+        Ok((share.map(|(turn, _)| turn), inner))
     }
 
     /// The lock, for looking and for the end.

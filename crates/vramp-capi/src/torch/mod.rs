@@ -9,9 +9,12 @@
 //!   answer, so [`vramp_torch_pool_malloc`] returns null and PyTorch raises its own
 //!   `torch.OutOfMemoryError`, after freeing what it had cached.
 //!
+//! Graphs on the global route get their memory as `pools.rs` says.
+//!
 //! Each device's allocator is made by its first malloc and lives until the process ends: PyTorch
 //! frees memory in the destructors of globals. Streams are taken in when they are first named.
 
+mod pools;
 mod settings;
 mod unwind;
 
@@ -28,6 +31,7 @@ use crate::context::Context;
 use crate::handles;
 use crate::pointers;
 use crate::status::{Failure, Result, contain, last_text, status_of};
+use pools::{PoolId, Pools};
 use settings::Settings;
 use unwind::throw_last_failure;
 
@@ -40,6 +44,8 @@ const PRINTED: u32 = 20;
 struct Torch {
     settings: OnceLock<Result<Settings>>,
     devices: [OnceLock<Result<Arc<Context>>>; DEVICES],
+    /// What each device's graphs are captured into.
+    pools: [Pools; DEVICES],
     /// What part of each device may be used, where PyTorch said so before its first malloc.
     fractions: Mutex<[Option<f64>; DEVICES]>,
     handles: Mutex<[vramp_allocator_t; DEVICES]>,
@@ -52,6 +58,7 @@ impl Torch {
         Torch {
             settings: OnceLock::new(),
             devices: [const { OnceLock::new() }; DEVICES],
+            pools: [const { Pools::new() }; DEVICES],
             fractions: Mutex::new([None; DEVICES]),
             handles: Mutex::new([vramp_allocator_t { id: 0 }; DEVICES]),
         }
@@ -101,7 +108,9 @@ impl Torch {
         let context = self.context(device)?;
         // SAFETY: this function's contract is the same.
         let stream = unsafe { context.adopt(raw) }?;
-        context.malloc(size, stream).map_err(|failure| Failure {
+        let pools = &self.pools[device as usize];
+        let seen = if pools.any_open() { pools.see(context, stream) } else { Ok(()) };
+        seen.and_then(|()| context.malloc(size, stream)).map_err(|failure| Failure {
             status: failure.status,
             text: match failure.status {
                 VRAMP_ERROR_OUT_OF_MEMORY => {
@@ -119,18 +128,35 @@ impl Torch {
         let context = self.context(device)?;
         // SAFETY: this function's contract is the same.
         let stream = unsafe { context.adopt(raw) }?;
+        let pools = &self.pools[device as usize];
+        if pools.any_open() {
+            // A capture that cannot be served says so to requests; a free comes to its end.
+            let _ = pools.see(context, stream);
+            if pools.keep(context, addr, stream)? {
+                return Ok(());
+            }
+        }
         context.free(addr, stream)
     }
 
     /// # Safety
     /// As for [`Torch::malloc`].
     unsafe fn record_stream(&self, addr: u64, raw: *mut c_void) -> Result<()> {
-        let context = self.opened().find(|context| context.has(addr)).ok_or_else(|| {
+        let known = |slot: &OnceLock<Result<Arc<Context>>>| {
+            slot.get()
+                .and_then(|opened| opened.as_ref().ok())
+                .is_some_and(|context| context.has(addr))
+        };
+        let device = self.devices.iter().position(known).ok_or_else(|| {
             let text = format!("no block of any device begins at {addr:#x}");
             Failure::new(VRAMP_ERROR_UNKNOWN_POINTER, text)
         })?;
+        let context = self.context(device as c_int)?;
         // SAFETY: this function's contract is the same.
         let stream = unsafe { context.adopt(raw) }?;
+        if self.pools[device].any_open() {
+            let _ = self.pools[device].see(context, stream);
+        }
         context.record_use(addr, stream)
     }
 
@@ -144,6 +170,20 @@ impl Torch {
         }
         let mut fractions = self.fractions.lock().unwrap_or_else(PoisonError::into_inner);
         fractions[device as usize] = Some(fraction);
+        Ok(())
+    }
+
+    fn pools(&self, device: c_int) -> Result<&Pools> {
+        self.slot(device)?;
+        Ok(&self.pools[device as usize])
+    }
+
+    fn begin_pool(&self, device: c_int, id: PoolId) -> Result<()> {
+        let context = self.context(device)?;
+        // The default stream, where graphs are most often launched: their memory waits for it.
+        // SAFETY: null is a stream of every device.
+        unsafe { context.adopt(std::ptr::null_mut()) }?;
+        self.pools(device)?.begin(context, id);
         Ok(())
     }
 
@@ -305,27 +345,32 @@ pub unsafe extern "C" fn vramp_torch_base_alloc(
     found.map_or(address, |(start, _)| start.number() as *mut c_void)
 }
 
-/// For `set_begin_allocate_to_pool`, which a graph capture and `use_mem_pool` call on the global
-/// route: refuses by a C++ exception, because vramp keeps no memory apart for them, and a graph
-/// would replay over what others hold by then.
-///
-/// # Safety
-/// A C++ caller is ready to catch.
+/// For `set_begin_allocate_to_pool`, which PyTorch calls before it begins to capture a graph: what
+/// the capture asks for comes from an arena of the pool's. Where there can be none, requests within
+/// the capture fail with the reason. The filter is neither called nor kept.
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn vramp_torch_refuse_pool(
+pub extern "C" fn vramp_torch_begin_pool(
     device: c_int,
-    pool_high: u64,
-    pool_low: u64,
+    pool_first: u64,
+    pool_second: u64,
     filter: *const c_void,
 ) {
-    // Whichever it is.
-    let _ = (device, pool_high, pool_low, filter);
-    let _ = status_of(|| {
-        let text = "vramp as PyTorch's global allocator supports neither CUDA graphs nor \
-                    torch.cuda.MemPool: use vramp_torch.mem_pool() instead of enable()";
-        Err(Failure::new(VRAMP_ERROR_IN_USE, text))
-    });
-    raise();
+    let _ = filter;
+    tell(|| TORCH.begin_pool(device, (pool_first, pool_second)));
+}
+
+/// For `set_end_allocate_to_pool_fn`, which PyTorch calls after a capture ended well.
+#[unsafe(no_mangle)]
+pub extern "C" fn vramp_torch_end_pool(device: c_int, pool_first: u64, pool_second: u64) {
+    tell(|| TORCH.pools(device)?.end((pool_first, pool_second)));
+}
+
+/// For `set_release_pool`, which PyTorch calls for each graph of a pool before it destroys it. The
+/// pool's memory comes back with the last one, and with the last block of it that is still held,
+/// behind all work queued by then on streams that vramp knows.
+#[unsafe(no_mangle)]
+pub extern "C" fn vramp_torch_release_pool(device: c_int, pool_first: u64, pool_second: u64) {
+    tell(|| TORCH.pools(device)?.release((pool_first, pool_second)));
 }
 
 /// The allocator that serves PyTorch's device, for vramp_stats, vramp_audit and vramp_trim. It is

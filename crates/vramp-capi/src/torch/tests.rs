@@ -2,6 +2,8 @@
 
 use std::ptr::null_mut;
 
+use vramp_driver::{CaptureMode, Driver, Stream};
+
 use super::*;
 
 fn torch(conf: &str) -> Torch {
@@ -126,4 +128,244 @@ fn devices_have_an_allocator_each_that_cannot_be_closed() {
     assert_eq!(handles::with(handles[1], Context::stats).unwrap().live, 0);
     assert_eq!(handles::remove(handles[0]).err().unwrap().status, VRAMP_ERROR_IN_USE);
     handles::with(handles[0], Context::audit).unwrap();
+}
+
+// --- graphs ---
+
+/// What PyTorch does around a capture of one of its streams.
+struct Capture<'a> {
+    torch: &'a Torch,
+    queue: Stream,
+}
+
+const POOL: PoolId = (1, 0);
+const SIDE: usize = 0x7f00;
+
+impl Torch {
+    fn driver(&self) -> Arc<dyn Driver> {
+        Arc::clone(self.context(0).unwrap().allocator().driver())
+    }
+
+    /// The driver's stream behind one of PyTorch's.
+    fn queue(&self, stream: usize) -> Stream {
+        let context = self.context(0).unwrap();
+        // SAFETY: on the simulator any value is a stream.
+        let id = unsafe { context.adopt(raw(stream)) }.unwrap();
+        context.allocator().stream(id).unwrap()
+    }
+
+    fn capture(&self, pool: PoolId, stream: usize) -> Capture<'_> {
+        self.begin_pool(0, pool).unwrap();
+        let queue = self.queue(stream);
+        self.driver().begin_capture(queue, CaptureMode::Global).unwrap();
+        Capture { torch: self, queue }
+    }
+
+    fn is_in_arena(&self, addr: u64) -> bool {
+        self.context(0).unwrap().is_of_arena(addr)
+    }
+
+    fn live(&self) -> u64 {
+        self.context(0).unwrap().stats().unwrap().live
+    }
+
+    fn release(&self, pool: PoolId) -> Result<()> {
+        self.pools(0).unwrap().release(pool)
+    }
+
+    fn audit(&self) {
+        self.context(0).unwrap().audit().unwrap();
+    }
+}
+
+impl Capture<'_> {
+    fn end(self, pool: PoolId) {
+        let graph = self.torch.driver().end_capture(self.queue).unwrap();
+        self.torch.pools(0).unwrap().end(pool).unwrap();
+        self.torch.driver().destroy_graph(graph).unwrap();
+    }
+
+    /// A capture that fails ends without a hook.
+    fn fail(self) {
+        self.torch.driver().synchronize_stream(self.queue).unwrap_err();
+        self.torch.driver().end_capture(self.queue).unwrap_err();
+    }
+}
+
+#[test]
+fn a_capture_into_a_pool_is_served_by_an_arena_until_its_end() {
+    let torch = torch("");
+    let before = torch.get(1 << 20, SIDE).unwrap();
+    let capture = torch.capture(POOL, SIDE);
+    let inside = torch.get(4 << 20, SIDE).unwrap();
+    let beside = torch.get(4 << 20, 0).unwrap();
+    assert!(torch.is_in_arena(inside) && !torch.is_in_arena(beside));
+    torch.put(inside, SIDE).unwrap();
+    let output = torch.get(4 << 20, SIDE).unwrap();
+    assert_eq!(output, inside, "the captured order proves that it is free");
+    capture.end(POOL);
+    let after = torch.get(4 << 20, SIDE).unwrap();
+    assert!(!torch.is_in_arena(after));
+    torch.release(POOL).unwrap();
+    for (block, stream) in [(before, SIDE), (beside, 0), (output, SIDE), (after, SIDE)] {
+        torch.put(block, stream).unwrap();
+    }
+    assert_eq!(torch.live(), 0);
+    torch.audit();
+}
+
+#[test]
+fn a_capture_that_no_begin_told_of_is_served_as_ever() {
+    let torch = torch("");
+    let queue = torch.queue(SIDE);
+    torch.driver().begin_capture(queue, CaptureMode::Global).unwrap();
+    let block = torch.get(1 << 20, SIDE).unwrap();
+    assert!(!torch.is_in_arena(block));
+    let graph = torch.driver().end_capture(queue).unwrap();
+    torch.driver().destroy_graph(graph).unwrap();
+    torch.put(block, SIDE).unwrap();
+}
+
+#[test]
+fn memory_from_before_that_is_freed_in_a_capture_is_kept_until_release() {
+    let torch = torch("");
+    let (own, other) = (torch.get(8 << 20, SIDE).unwrap(), torch.get(8 << 20, 0).unwrap());
+    let theirs = torch.get(8 << 20, 0).unwrap();
+    let capture = torch.capture(POOL, SIDE);
+    let inside = torch.get(512, SIDE).unwrap();
+    // PyTorch frees on the stream that the memory was made for.
+    torch.put(own, SIDE).unwrap();
+    torch.put(other, 0).unwrap();
+    std::thread::scope(|threads| {
+        let freed = threads.spawn(|| torch.put(theirs, 0)).join();
+        freed.expect("it does not panic").unwrap();
+    });
+    assert_eq!(torch.live(), (16 << 20) + 512, "a thread that has no part in it frees as ever");
+    capture.end(POOL);
+    assert_eq!(torch.live(), (16 << 20) + 512);
+    torch.put(inside, SIDE).unwrap();
+    torch.release(POOL).unwrap();
+    assert_eq!(torch.live(), 0);
+    torch.audit();
+}
+
+#[test]
+fn a_thread_that_asks_within_a_capture_has_part_in_it() {
+    let torch = torch("");
+    let before = torch.get(8 << 20, 0).unwrap();
+    let capture = torch.capture(POOL, SIDE);
+    torch.get(512, SIDE).unwrap();
+    std::thread::scope(|threads| {
+        let backward = || {
+            let inside = torch.get(512, SIDE).unwrap();
+            torch.put(before, 0).unwrap();
+            inside
+        };
+        let inside = threads.spawn(backward).join().expect("it does not panic");
+        assert!(torch.is_in_arena(inside));
+    });
+    assert_eq!(torch.live(), (8 << 20) + 1024);
+    capture.end(POOL);
+    torch.release(POOL).unwrap();
+    assert_eq!(torch.live(), 1024);
+    torch.audit();
+}
+
+#[test]
+fn graphs_of_a_pool_share_its_arena_until_the_last_is_released() {
+    let torch = torch("");
+    let mut places = Vec::new();
+    for _ in 0..3 {
+        let capture = torch.capture(POOL, SIDE);
+        let inside = torch.get(32 << 20, SIDE).unwrap();
+        places.push(inside);
+        torch.put(inside, SIDE).unwrap();
+        capture.end(POOL);
+    }
+    assert!(places.iter().all(|place| *place == places[0]), "one after the other");
+    let reserved = || torch.context(0).unwrap().stats().unwrap().reserved;
+    for left in [2, 1, 0] {
+        torch.release(POOL).unwrap();
+        torch.context(0).unwrap().trim(0).unwrap();
+        assert_eq!(reserved() == 0, left == 0, "{left} graphs are left");
+    }
+    assert_eq!(status(torch.release(POOL)), VRAMP_ERROR_UNKNOWN_ARENA);
+    torch.audit();
+}
+
+#[test]
+fn a_capture_that_failed_is_forgotten_by_the_next_begin_and_harms_nobody_until_then() {
+    let torch = torch("");
+    for spoilt_early in [true, false] {
+        let capture = torch.capture(POOL, SIDE);
+        let before = torch.get(1 << 20, 0).unwrap();
+        if !spoilt_early {
+            torch.put(torch.get(1 << 20, SIDE).unwrap(), SIDE).unwrap();
+        }
+        capture.fail();
+        torch.put(before, 0).unwrap();
+        assert_eq!(torch.live(), 0, "nothing is kept for a capture that is over");
+        let block = torch.get(1 << 20, SIDE).unwrap();
+        assert!(!torch.is_in_arena(block));
+        torch.put(block, SIDE).unwrap();
+    }
+    let capture = torch.capture((2, 0), SIDE);
+    assert!(torch.is_in_arena(torch.get(1 << 20, SIDE).unwrap()));
+    capture.end((2, 0));
+    assert_eq!(status(torch.release(POOL)), VRAMP_ERROR_UNKNOWN_ARENA, "it had no graph");
+    torch.release((2, 0)).unwrap();
+    assert!(!torch.pools(0).unwrap().any_open());
+    torch.audit();
+}
+
+#[test]
+fn hooks_out_of_order_are_errors_and_change_nothing() {
+    let torch = torch("");
+    assert_eq!(status(torch.pools(0).unwrap().end(POOL)), VRAMP_ERROR_UNKNOWN_ARENA);
+    assert_eq!(status(torch.release(POOL)), VRAMP_ERROR_UNKNOWN_ARENA);
+    let capture = torch.capture(POOL, SIDE);
+    assert_eq!(status(torch.release(POOL)), VRAMP_ERROR_UNKNOWN_ARENA, "it has no graph yet");
+    let inside = torch.get(1 << 20, SIDE).unwrap();
+    capture.end(POOL);
+    assert_eq!(status(torch.pools(0).unwrap().end(POOL)), VRAMP_ERROR_UNKNOWN_ARENA);
+    torch.release(POOL).unwrap();
+    torch.put(inside, SIDE).unwrap();
+    for device in [-1, 64] {
+        assert_eq!(status(torch.begin_pool(device, POOL)), VRAMP_ERROR_RANGE);
+        assert_eq!(torch.pools(device).err().unwrap().status, VRAMP_ERROR_RANGE);
+    }
+    torch.audit();
+}
+
+#[test]
+fn a_preset_without_arenas_fails_requests_within_captures_with_its_reason() {
+    let torch = torch("preset=vpmm");
+    let capture = torch.capture(POOL, SIDE);
+    let failure = torch.get(4 << 20, SIDE).unwrap_err();
+    assert_eq!(failure.status, VRAMP_ERROR_UNSUPPORTED);
+    assert!(failure.text.contains("need the preset vramp"), "{failure}");
+    let beside = torch.get(4 << 20, 0).unwrap();
+    torch.put(beside, 0).unwrap();
+    capture.end(POOL);
+    torch.release(POOL).unwrap();
+    torch.audit();
+}
+
+#[test]
+fn a_capture_that_an_arena_serves_already_is_not_pytorchs() {
+    let torch = torch("");
+    let context = torch.context(0).unwrap();
+    torch.begin_pool(0, POOL).unwrap();
+    // SAFETY: on the simulator any value is a stream.
+    let stream = unsafe { context.adopt(raw(SIDE)) }.unwrap();
+    let arena = context.create_arena(vramp::ArenaConfig::default()).unwrap();
+    context.begin_capture(arena, stream).unwrap();
+    let inside = torch.get(1 << 20, SIDE).unwrap();
+    assert!(torch.is_in_arena(inside));
+    let graph = context.end_capture(arena).unwrap();
+    assert_eq!(context.report_graph(graph).unwrap().blocks, 1);
+    torch.pools(0).unwrap().end(POOL).unwrap();
+    torch.release(POOL).unwrap();
+    torch.put(inside, SIDE).unwrap();
+    torch.audit();
 }

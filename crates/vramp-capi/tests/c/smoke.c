@@ -19,6 +19,11 @@ int main(void) {
     void *block = NULL, *small = NULL;
     size_t usable = 0;
     vramp_stats_t stats;
+    vramp_arena_t arena;
+    vramp_graph_t graph;
+    vramp_lease_t lease;
+    vramp_arena_report_t memory;
+    vramp_capture_report_t needed;
 
     CHECK(strlen(vramp_version()) >= 5);
     CHECK(strcmp(vramp_last_error(), "") == 0);
@@ -43,6 +48,30 @@ int main(void) {
     CHECK(vramp_malloc(allocator, 1u << 30, stream, &block) == VRAMP_ERROR_OUT_OF_MEMORY);
     CHECK(block == NULL);
     CHECK(strcmp(vramp_status_name(VRAMP_ERROR_OUT_OF_MEMORY), "VRAMP_ERROR_OUT_OF_MEMORY") == 0);
+
+    CHECK(vramp_arena_create(allocator, "policy=reusing,overlap=order", &arena) == VRAMP_OK);
+    CHECK(vramp_capture_begin(allocator, stream, arena) == VRAMP_OK);
+    CHECK(vramp_malloc(allocator, 8 << 20, stream, &block) == VRAMP_OK);
+    CHECK(vramp_free(allocator, block, stream) == VRAMP_OK);
+    CHECK(vramp_capture_join(allocator, stream, arena) == VRAMP_ERROR_BUSY);
+    CHECK(vramp_capture_end(allocator, arena, &graph) == VRAMP_OK);
+    CHECK(vramp_capture_join(allocator, stream, arena) == VRAMP_ERROR_CAPTURE);
+    CHECK(vramp_capture_leave(allocator, arena, &graph) == VRAMP_ERROR_CAPTURE && graph.id == 0);
+    CHECK(vramp_capture_begin(allocator, stream, arena) == VRAMP_OK);
+    CHECK(vramp_capture_end(allocator, arena, &graph) == VRAMP_OK);
+    memory.struct_size = sizeof memory;
+    CHECK(vramp_arena_report(allocator, arena, &memory) == VRAMP_OK);
+    CHECK(memory.high_water == 8 << 20 && memory.live == 0 && memory.capacity >= 8 << 20);
+    needed.struct_size = sizeof needed;
+    CHECK(vramp_graph_report(allocator, graph, &needed) == VRAMP_OK && needed.blocks == 0);
+    CHECK(vramp_graph_launch(allocator, graph, stream, &lease) == VRAMP_OK && lease.id != 0);
+    CHECK(vramp_graph_launch(allocator, graph, other, NULL) == VRAMP_ERROR_BUSY);
+    CHECK(vramp_lease_end(allocator, lease) == VRAMP_OK);
+    CHECK(vramp_graph_launch(allocator, graph, other, NULL) == VRAMP_OK);
+    CHECK(vramp_graph_destroy(allocator, graph) == VRAMP_OK);
+    CHECK(vramp_arena_reset(allocator, arena) == VRAMP_OK);
+    CHECK(vramp_arena_destroy(allocator, arena) == VRAMP_OK);
+    CHECK(vramp_arena_destroy(allocator, arena) == VRAMP_ERROR_UNKNOWN_ARENA);
 
     CHECK(vramp_stream_forget(allocator, other) == VRAMP_OK);
     CHECK(vramp_free(allocator, small, stream) == VRAMP_OK);

@@ -45,13 +45,33 @@ static void out_of_memory() {
     check(vramp_torch_pool_malloc(100 << 20, 0, nullptr) == nullptr, "null on the MemPool route");
     torch_free(held, 200 << 20, 0, nullptr);
     check(refusal(100 << 20).empty(), "memory is there again");
-    std::string pool;
-    try {
-        vramp_torch_refuse_pool(0, 1, 2, nullptr);
-    } catch (const std::runtime_error &error) {
-        pool = error.what();
+}
+
+// The hooks around captures. Here nothing captures, so all is served as ever.
+static void pools() {
+    void *side = reinterpret_cast<void *>(0x7f00);
+    for (uint64_t graph = 0; graph < 3; graph++) {
+        vramp_torch_begin_pool(0, 7, 0, nullptr);
+        torch_free(torch_malloc(4 << 20, 0, side), 4 << 20, 0, side);
+        vramp_torch_end_pool(0, 7, 0);
     }
-    check(pool.find("CUDA graphs") != std::string::npos, "pools are refused");
+    // One that failed: nothing tells of it.
+    vramp_torch_begin_pool(0, 8, 0, nullptr);
+    vramp_torch_begin_pool(0, 0, 9, nullptr);
+    vramp_torch_end_pool(0, 0, 9);
+    vramp_torch_release_pool(0, 0, 9);
+    for (int graph = 0; graph < 3; graph++) vramp_torch_release_pool(0, 7, 0);
+    vramp_allocator_t allocator;
+    vramp_stats_t stats{};
+    stats.struct_size = sizeof stats;
+    check(vramp_torch_allocator(0, &allocator) == VRAMP_OK, "allocator");
+    check(vramp_stats(allocator, &stats) == VRAMP_OK && stats.live == 0, "everything is free");
+    check(vramp_audit(allocator) == VRAMP_OK, "audit");
+    // Reported on stderr, and nothing else.
+    vramp_torch_end_pool(0, 7, 0);
+    vramp_torch_release_pool(0, 7, 0);
+    vramp_torch_release_pool(0, 8, 0);
+    vramp_torch_begin_pool(-1, 7, 0, nullptr);
 }
 
 static void several_streams() {
@@ -101,6 +121,7 @@ int main(int, char **argv) {
     std::string name = argv[1];
     if (name == "out_of_memory") out_of_memory();
     if (name == "several_streams") several_streams();
+    if (name == "pools") pools();
     if (name == "bad_settings") bad_settings();
     std::puts("passed");
 }

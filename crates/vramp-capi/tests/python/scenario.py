@@ -80,6 +80,8 @@ assert set(hooks) == {
     "set_memory_fraction_fn",
     "set_base_alloc_fn",
     "set_begin_allocate_to_pool",
+    "set_end_allocate_to_pool_fn",
+    "set_release_pool",
 }
 record_stream = ctypes.CFUNCTYPE(None, POINTER, POINTER)(hooks["set_record_stream_fn"])
 reset = ctypes.CFUNCTYPE(None)(hooks["set_reset_fn"])
@@ -93,6 +95,21 @@ reset()
 vramp_torch.trim()
 vramp_torch.audit()
 assert vramp_torch.report()["live"] == 0
+
+# What PyTorch tells of captures: an id of a pool as two numbers, and a filter that is not called.
+NUMBER = ctypes.c_uint64
+begin = ctypes.CFUNCTYPE(None, INT, NUMBER, NUMBER, POINTER)(hooks["set_begin_allocate_to_pool"])
+end = ctypes.CFUNCTYPE(None, INT, NUMBER, NUMBER)(hooks["set_end_allocate_to_pool_fn"])
+release = ctypes.CFUNCTYPE(None, INT, NUMBER, NUMBER)(hooks["set_release_pool"])
+for _ in range(2):
+    begin(0, 3, 0, 0x10)
+    allocator.free(allocator.malloc(5 << 20, 0, 0x7F00), 5 << 20, 0, 0x7F00)
+    end(0, 3, 0)
+release(0, 3, 0)
+release(0, 3, 0)
+vramp_torch.audit()
+assert vramp_torch.report()["live"] == 0
+
 try:
     vramp_torch.report(64)
     sys.exit("device 64 is no error")

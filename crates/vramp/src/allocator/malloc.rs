@@ -1,11 +1,11 @@
 //! The ways of a malloc: past the lock, and through it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 use vramp_core::{BlockId, Bytes, Counters, DeviceAddr, Shortage, Spot, StreamId};
 use vramp_driver::DriverError;
 
+use super::shortage::Relief;
 use super::{Allocator, TagId};
 use crate::allocation::{Allocation, Owner};
 use crate::cache::{Kept, Tag};
@@ -14,9 +14,6 @@ use crate::local::{self, Local};
 use crate::manager::Found;
 use crate::virtual_pool::{HeapsServe, Refusal};
 use crate::watch::Event;
-
-/// So often a request is tried again because a handler gave something.
-const ROUNDS_MOST: u32 = 64;
 
 /// What one try through the lock came to.
 enum Tried {
@@ -127,8 +124,7 @@ impl Allocator {
         stream: StreamId,
         tag: Option<TagId>,
     ) -> Result<Allocation, AllocError> {
-        let mut deadline = None;
-        let mut rounds = 0;
+        let mut relief = Relief::new(self.config.patience);
         loop {
             let (shortage, failed_call) = match self.try_malloc(size, stream, tag)? {
                 Tried::Placed(allocation) => {
@@ -138,25 +134,10 @@ impl Allocator {
                 Tried::Short(shortage, failed_call) => (shortage, failed_call),
             };
             self.shared.watchers.tell(&Event::Short(&shortage));
-            rounds += 1;
-            if rounds == 1 && self.trim_others()? {
+            if self.shared.relieve(&mut relief, &shortage)? {
                 continue;
             }
-            if rounds <= ROUNDS_MOST && self.shared.watchers.ask(&shortage) {
-                self.shared.lock()?.retries += 1;
-                continue;
-            }
-            let now = Instant::now();
-            let deadline = *deadline.get_or_insert(now + self.config.patience);
-            let left = deadline.saturating_duration_since(now);
-            if left > Duration::ZERO {
-                let mut inner = self.shared.lock()?;
-                inner.retries += 1;
-                self.shared.wait_for_memory(inner, left);
-                continue;
-            }
-            self.shared.starving.store(false, Ordering::Relaxed);
-            let report = self.report(shortage, failed_call, stream);
+            let report = self.shared.report(shortage, failed_call, stream);
             self.shared.watchers.tell(&Event::OutOfMemory(&report));
             return Err(AllocError::OutOfMemory(Box::new(report)));
         }
@@ -168,8 +149,7 @@ impl Allocator {
         stream: StreamId,
         tag: Option<TagId>,
     ) -> Result<Tried, AllocError> {
-        let share = self.shared.group.share(self.shared.number);
-        let mut guard = self.shared.lock()?;
+        let (_turn, mut guard) = self.shared.lock_for_memory()?;
         let inner = &mut *guard;
         let raw = inner
             .open_stream(stream, &self.shared.group)
@@ -182,10 +162,6 @@ impl Allocator {
         if let Some(pool) = inner.manager.virtual_pool_mut() {
             // What this thread has at hand in other sizes is free memory to the pool.
             local::with(self.shared.number, |local| pool.drain(&local.cache));
-        }
-        if let Some(limit) = self.shared.group.limit() {
-            let elsewhere = share.as_ref().map_or(Bytes::ZERO, |&(_, elsewhere)| elsewhere);
-            inner.manager.set_limit(Some(limit), elsewhere);
         }
         let watched = self.shared.watchers.is_watched();
         let before = watched.then(|| inner.manager.known_counters()).flatten();

@@ -42,6 +42,7 @@ use crate::manager::Manager;
 use crate::shared::Shared;
 
 pub use look::Stats;
+pub(crate) use shortage::Relief;
 pub use tags::TagId;
 
 /// Memory of one device. Safe to share between threads, and made for it: a thread that works on a
@@ -102,6 +103,11 @@ impl Allocator {
     /// What people call it: `main`, or the name given to [`Allocator::create_pool`].
     pub fn name(&self) -> &str {
         &self.shared.name
+    }
+
+    /// How long a request waits for memory.
+    pub(crate) fn patience(&self) -> std::time::Duration {
+        self.config.patience
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use vramp_core::{Bytes, Shortage, StreamId};
 use vramp_driver::DriverError;
@@ -11,33 +12,23 @@ use crate::error::{AllocError, PoolHolding, Report};
 use crate::shared::Shared;
 use crate::watch::{Event, Registration};
 
+/// So often a request is tried again because a handler gave something.
+const ROUNDS_MOST: u32 = 64;
+
+/// What was done for one request so far.
+pub(crate) struct Relief {
+    rounds: u32,
+    patience: Duration,
+    deadline: Option<Instant>,
+}
+
+impl Relief {
+    pub(crate) fn new(patience: Duration) -> Relief {
+        Relief { rounds: 0, patience, deadline: None }
+    }
+}
+
 impl Allocator {
-    /// Gives idle memory of the group's other pools back to the card. True if there was some.
-    pub(super) fn trim_others(&self) -> Result<bool, AllocError> {
-        let mut given = false;
-        for member in self.shared.group.members() {
-            if member.number == self.shared.number {
-                continue;
-            }
-            let mut inner = member.lock()?;
-            let before = inner.manager.reserved();
-            let trimmed = inner.manager.trim(Bytes::ZERO);
-            given |= inner.manager.reserved() < before;
-            member.reserved.store(inner.manager.reserved().count(), Ordering::Relaxed);
-            trimmed?;
-        }
-        Ok(given)
-    }
-
-    pub(super) fn report(
-        &self,
-        shortage: Shortage,
-        failed_call: Option<DriverError>,
-        stream: StreamId,
-    ) -> Report {
-        self.shared.report(shortage, failed_call, stream)
-    }
-
     /// Tells `observer` of every event from now on. It is called without a lock, by the thread that
     /// caused the event, and may use the allocator; what it does with it is told to it, too.
     pub fn observe(&self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Registration {
@@ -60,6 +51,51 @@ impl Allocator {
 }
 
 impl Shared {
+    /// What is done about a shortage before the request fails: other pools give, then handlers,
+    /// then time. True if the request is to be tried again.
+    pub(crate) fn relieve(
+        &self,
+        relief: &mut Relief,
+        shortage: &Shortage,
+    ) -> Result<bool, AllocError> {
+        relief.rounds += 1;
+        if relief.rounds == 1 && self.trim_others()? {
+            return Ok(true);
+        }
+        if relief.rounds <= ROUNDS_MOST && self.watchers.ask(shortage) {
+            self.lock()?.retries += 1;
+            return Ok(true);
+        }
+        let now = Instant::now();
+        let deadline = *relief.deadline.get_or_insert(now + relief.patience);
+        let left = deadline.saturating_duration_since(now);
+        if left > Duration::ZERO {
+            let mut inner = self.lock()?;
+            inner.retries += 1;
+            self.wait_for_memory(inner, left);
+            return Ok(true);
+        }
+        self.starving.store(false, Ordering::Relaxed);
+        Ok(false)
+    }
+
+    /// Gives idle memory of the group's other pools back to the card. True if there was some.
+    fn trim_others(&self) -> Result<bool, AllocError> {
+        let mut given = false;
+        for member in self.group.members() {
+            if member.number == self.number {
+                continue;
+            }
+            let mut inner = member.lock()?;
+            let before = inner.manager.reserved();
+            let trimmed = inner.manager.trim(Bytes::ZERO);
+            given |= inner.manager.reserved() < before;
+            member.reserved.store(inner.manager.reserved().count(), Ordering::Relaxed);
+            trimmed?;
+        }
+        Ok(given)
+    }
+
     /// Who holds what, for the error of a request that found no memory.
     pub(crate) fn report(
         &self,

@@ -1,0 +1,283 @@
+//! Arenas, graphs and leases by number, of one allocator.
+//!
+//! A number is given once in a process, so one of another allocator, or of what is gone, misses.
+//! Calls on the device are made without the tables' lock.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustc_hash::FxHashMap;
+use vramp::{
+    ArenaConfig, Capture, CaptureReport, CapturedGraph, GraphArena, GraphHold, JoinedCapture,
+    Lease, StreamId,
+};
+
+use crate::abi::vramp_status_t::{self, *};
+use crate::abi::{vramp_arena_report_t, vramp_capture_report_t};
+use crate::context::Context;
+use crate::status::{Failure, Result};
+
+/// What a number names.
+#[derive(Default)]
+pub(crate) struct Captures {
+    tables: Mutex<Tables>,
+}
+
+/// In the order in which they go.
+#[derive(Default)]
+struct Tables {
+    leases: FxHashMap<u64, Lease>,
+    under_way: FxHashMap<u64, UnderWay>,
+    graphs: FxHashMap<u64, Arc<Made>>,
+    arenas: FxHashMap<u64, GraphArena>,
+}
+
+/// The capture that an arena serves.
+enum UnderWay {
+    Begun(Capture),
+    Joined(JoinedCapture),
+}
+
+/// What a capture left.
+enum Made {
+    Here(CapturedGraph),
+    Elsewhere(GraphHold),
+}
+
+fn number() -> u64 {
+    static NUMBERS: AtomicU64 = AtomicU64::new(1);
+    NUMBERS.fetch_add(1, Ordering::Relaxed)
+}
+
+#[cold]
+fn unknown(status: vramp_status_t, what: &str, from: &str, id: u64) -> Failure {
+    let text = match id {
+        0 => format!("no {what} was given: use one from {from}"),
+        _ => format!(
+            "{what} {id:#x} is gone, or another allocator's, or was never made: use one from {from}"
+        ),
+    };
+    Failure::new(status, text)
+}
+
+fn unknown_arena(id: u64) -> Failure {
+    unknown(VRAMP_ERROR_UNKNOWN_ARENA, "arena", "vramp_arena_create", id)
+}
+
+fn unknown_graph(id: u64) -> Failure {
+    unknown(VRAMP_ERROR_UNKNOWN_GRAPH, "graph", "vramp_capture_end or vramp_capture_leave", id)
+}
+
+impl Captures {
+    fn lock(&self) -> MutexGuard<'_, Tables> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn arena(&self, id: u64) -> Result<GraphArena> {
+        self.lock().arenas.get(&id).cloned().ok_or_else(|| unknown_arena(id))
+    }
+
+    fn graph(&self, id: u64) -> Result<Arc<Made>> {
+        self.lock().graphs.get(&id).cloned().ok_or_else(|| unknown_graph(id))
+    }
+
+    /// Keeps the capture that an arena serves from now on.
+    fn serve(&self, id: u64, capture: UnderWay) -> Result<()> {
+        let mut tables = self.lock();
+        if tables.arenas.contains_key(&id) {
+            tables.under_way.insert(id, capture);
+            return Ok(());
+        }
+        // Destroyed meanwhile; without the lock, the capture comes to nothing.
+        drop(tables);
+        drop(capture);
+        Err(unknown_arena(id))
+    }
+
+    /// Takes the capture that an arena serves out, if it is of the wanted kind.
+    fn take(&self, id: u64, wanted: impl Fn(&UnderWay) -> bool, hint: &str) -> Result<UnderWay> {
+        let mut tables = self.lock();
+        if !tables.arenas.contains_key(&id) {
+            return Err(unknown_arena(id));
+        }
+        let found = tables.under_way.get(&id).is_some_and(wanted);
+        let taken = found.then(|| tables.under_way.remove(&id)).flatten();
+        taken.ok_or_else(|| {
+            let text = format!("the arena serves no capture of this kind: {hint}");
+            Failure::new(VRAMP_ERROR_CAPTURE, text)
+        })
+    }
+
+    fn keep(&self, made: Made) -> u64 {
+        let id = number();
+        self.lock().graphs.insert(id, Arc::new(made));
+        id
+    }
+}
+
+impl Context {
+    pub fn create_arena(&self, config: ArenaConfig) -> Result<u64> {
+        let arena = self.allocator().graph_arena(config)?;
+        let id = number();
+        self.captures.lock().arenas.insert(id, arena);
+        Ok(id)
+    }
+
+    /// Lets go of an arena, which lives on as long as graphs and blocks need it.
+    pub fn destroy_arena(&self, id: u64) -> Result<()> {
+        let mut tables = self.captures.lock();
+        if tables.under_way.contains_key(&id) {
+            let text = "the arena serves a capture: end the capture first";
+            return Err(Failure::new(VRAMP_ERROR_BUSY, text));
+        }
+        let arena = tables.arenas.remove(&id).ok_or_else(|| unknown_arena(id))?;
+        drop(tables);
+        drop(arena);
+        Ok(())
+    }
+
+    pub fn reset_arena(&self, id: u64) -> Result<()> {
+        Ok(self.captures.arena(id)?.reset()?)
+    }
+
+    pub fn report_arena(&self, id: u64) -> Result<vramp_arena_report_t> {
+        let report = self.captures.arena(id)?.report();
+        Ok(vramp_arena_report_t {
+            struct_size: size_of::<vramp_arena_report_t>() as u64,
+            capacity: report.capacity.count(),
+            high_water: report.high_water.count(),
+            live: report.live.count(),
+            blocks: report.blocks as u64,
+            backed: report.backed.count(),
+            lent: report.lent.count(),
+        })
+    }
+
+    pub fn begin_capture(&self, arena: u64, stream: StreamId) -> Result<()> {
+        let capture = self.allocator().begin_capture(stream, &self.captures.arena(arena)?)?;
+        self.captures.serve(arena, UnderWay::Begun(capture))
+    }
+
+    /// Ends a capture. Whatever comes of it, the arena serves it no more.
+    pub fn end_capture(&self, arena: u64) -> Result<u64> {
+        let begun = |capture: &UnderWay| matches!(capture, UnderWay::Begun(_));
+        let hint = "begin one with vramp_capture_begin, and leave a joined one";
+        let UnderWay::Begun(mut capture) = self.captures.take(arena, begun, hint)? else {
+            unreachable!("it was asked for");
+        };
+        Ok(self.captures.keep(Made::Here(capture.end()?)))
+    }
+
+    pub fn join_capture(&self, arena: u64, stream: StreamId) -> Result<()> {
+        let capture = self.allocator().join_capture(stream, &self.captures.arena(arena)?)?;
+        self.captures.serve(arena, UnderWay::Joined(capture))
+    }
+
+    pub fn leave_capture(&self, arena: u64) -> Result<u64> {
+        let joined = |capture: &UnderWay| matches!(capture, UnderWay::Joined(_));
+        let hint = "join one with vramp_capture_join, and end one that was begun here";
+        let UnderWay::Joined(capture) = self.captures.take(arena, joined, hint)? else {
+            unreachable!("it was asked for");
+        };
+        Ok(self.captures.keep(Made::Elsewhere(capture.finish())))
+    }
+
+    /// Queues a replay. Returns its lease if it is `held`; else that ends behind the launch.
+    pub fn launch(&self, graph: u64, stream: StreamId, held: bool) -> Result<u64> {
+        let made = self.captures.graph(graph)?;
+        let Made::Here(graph) = &*made else {
+            let text = "the graph was captured elsewhere, and vramp has only its memory: launch it \
+                        with the driver";
+            return Err(Failure::new(VRAMP_ERROR_CAPTURE, text));
+        };
+        let lease = graph.launch(stream)?;
+        if !held {
+            return Ok(0);
+        }
+        let id = number();
+        self.captures.lock().leases.insert(id, lease);
+        Ok(id)
+    }
+
+    pub fn end_lease(&self, id: u64) -> Result<()> {
+        let lease = self.captures.lock().leases.remove(&id);
+        drop(lease.ok_or_else(|| {
+            let from = "vramp_graph_launch";
+            unknown(VRAMP_ERROR_UNKNOWN_LEASE, "lease", from, id)
+        })?);
+        Ok(())
+    }
+
+    pub fn report_graph(&self, id: u64) -> Result<vramp_capture_report_t> {
+        let made = self.captures.graph(id)?;
+        let CaptureReport { blocks, escaped, monotone, taken, planned, lower_bound, kept } =
+            *match &*made {
+                Made::Here(graph) => graph.report(),
+                Made::Elsewhere(hold) => hold.report(),
+            };
+        Ok(vramp_capture_report_t {
+            struct_size: size_of::<vramp_capture_report_t>() as u64,
+            blocks: blocks as u64,
+            escaped: escaped as u64,
+            monotone: monotone.count(),
+            taken: taken.count(),
+            planned: planned.map_or(0, |planned| planned.count()),
+            lower_bound: lower_bound.count(),
+            kept: kept.count(),
+        })
+    }
+
+    pub fn destroy_graph(&self, id: u64) -> Result<()> {
+        let made = self.captures.lock().graphs.remove(&id);
+        drop(made.ok_or_else(|| unknown_graph(id))?);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vramp_driver::CaptureMode;
+
+    use super::*;
+    use crate::options::Options;
+
+    #[test]
+    fn a_capture_of_the_callers_own_is_joined_left_and_its_memory_held() {
+        let context = Context::open("sim:h200", &Options::default(), None).unwrap();
+        let driver = Arc::clone(context.allocator().driver());
+        let stream = context.create_stream().unwrap();
+        let queue = context.allocator().stream(stream).unwrap();
+        let arena = context.create_arena(ArenaConfig::default()).unwrap();
+        let before = context.malloc(4 << 20, stream).unwrap().number();
+
+        driver.begin_capture(queue, CaptureMode::Global).unwrap();
+        context.join_capture(arena, stream).unwrap();
+        let busy = context.join_capture(arena, stream).unwrap_err();
+        assert_eq!(busy.status, VRAMP_ERROR_BUSY);
+        let inside = context.malloc(8 << 20, stream).unwrap().number();
+        assert!(context.is_of_arena(inside));
+        context.free(before, stream).unwrap();
+        assert_eq!(context.end_capture(arena).unwrap_err().status, VRAMP_ERROR_CAPTURE);
+        assert_eq!(context.destroy_arena(arena).unwrap_err().status, VRAMP_ERROR_BUSY);
+        let captured = driver.end_capture(queue).unwrap();
+        let hold = context.leave_capture(arena).unwrap();
+
+        let needed = context.report_graph(hold).unwrap();
+        assert_eq!((needed.blocks, needed.taken, needed.kept), (1, 8 << 20, 4 << 20));
+        assert_eq!(context.launch(hold, stream, false).unwrap_err().status, VRAMP_ERROR_CAPTURE);
+        assert_eq!(context.stats().unwrap().live, 12 << 20);
+        context.trim(0).unwrap();
+        assert_eq!(context.report_arena(arena).unwrap().lent, 0, "it never lends");
+        let exec = driver.instantiate(captured).unwrap();
+        driver.launch_graph(exec, queue).unwrap();
+        driver.destroy_graph_exec(exec).unwrap();
+        driver.destroy_graph(captured).unwrap();
+        context.destroy_graph(hold).unwrap();
+        assert_eq!(context.destroy_graph(hold).unwrap_err().status, VRAMP_ERROR_UNKNOWN_GRAPH);
+        assert_eq!(context.stats().unwrap().live, 8 << 20);
+        context.destroy_arena(arena).unwrap();
+        context.free(inside, stream).unwrap();
+        context.audit().unwrap();
+        context.close().unwrap();
+    }
+}
