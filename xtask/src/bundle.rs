@@ -12,6 +12,8 @@ use crate::{library, shell};
 /// The crates whose tests say something on another machine: those that meet a real driver. What is
 /// tested on the simulator is so anywhere, and `torture` tests the allocator on the card.
 const TESTED: [&str; 2] = ["vramp-driver", "vramp-cuda"];
+/// What runs in PyTorch on the library, or beside it.
+const TORCH_SCRIPTS: [&str; 3] = ["torch-workloads.py", "record-captures.py", "check-torch.py"];
 /// What the folder may weigh.
 const LIMIT: Bytes = Bytes::mib(64);
 /// The C library of the machine with the card: Ubuntu 24.04.
@@ -57,14 +59,17 @@ pub fn run(root: &Path, traces: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// What PyTorch on that machine needs: the library, its header, the Python module and the driver.
+/// What PyTorch on that machine needs: the library, its header, the Python module and the scripts.
 fn torch_folder(root: &Path, folder: &Path) -> Result<()> {
     library::run(root, folder)?;
     let shared = folder.join(library::NAME);
     shell::run(Command::new("strip").arg("--strip-unneeded").arg(&shared))?;
     let needed = newest_glibc(&shared)?;
     ensure!(needed <= GLIBC, "{} needs glibc {needed:?}", library::NAME);
-    copy_file(&root.join("bench/torch-workloads.py"), &folder.join("torch-workloads.py"))
+    for script in TORCH_SCRIPTS {
+        copy_file(&root.join("bench").join(script), &folder.join(script))?;
+    }
+    Ok(())
 }
 
 struct Built {

@@ -42,4 +42,13 @@ if [ -n "${WORKLOADS:-}" ]; then
     note torch-workloads timeout "${TORCH_SECONDS:-3600}" \
         python3 torch/torch-workloads.py "$WORKLOADS" ${TORCH_ARGS:-}
 fi
+# What vramp promises in PyTorch: CHECK_TORCH=1, and what else in CHECK_ARGS, such as --graphs.
+if [ -n "${CHECK_TORCH:-}" ]; then
+    # shellcheck disable=SC2086
+    note check-torch timeout 3600 python3 torch/check-torch.py ${CHECK_ARGS:-}
+fi
+# What models allocate while a graph is captured: RECORD_CAPTURES=1, into $OUT/captures.
+if [ -n "${RECORD_CAPTURES:-}" ]; then
+    note record-captures timeout 1800 python3 torch/record-captures.py "$OUT/captures"
+fi
 exit "$failed"

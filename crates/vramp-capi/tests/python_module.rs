@@ -1,16 +1,26 @@
-//! The Python module, and the bench's driver on it, with a stand-in for PyTorch.
+//! The Python module, and the bench's scripts on it, with a stand-in for PyTorch.
 
 use std::path::Path;
 use std::process::Command;
 
 #[test]
 fn the_python_module_serves_both_routes_and_the_bench() {
+    passes("scenario.py");
+}
+
+#[test]
+fn the_scripts_for_a_machine_with_a_card_name_what_is_missing() {
+    passes("scripts.py");
+}
+
+/// Runs a Python program of the tests, which prints "passed" at its end.
+fn passes(program: &str) {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = own.join("../..");
     let library = std::env::current_exe().expect("a test knows where it is");
     let output = Command::new("python3")
         .arg("-B")
-        .arg(own.join("tests/python/scenario.py"))
+        .arg(own.join("tests/python").join(program))
         .arg(&root)
         .env("VRAMP_LIBRARY", library.with_file_name("libvramp_capi.so"))
         .env("VRAMP_DEVICE", "sim:h200")

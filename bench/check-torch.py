@@ -1,0 +1,676 @@
+#!/usr/bin/env python3
+"""Checks both routes of libvramp.so in real PyTorch, on a machine with a card.
+
+    check-torch.py [NAME...] [--graphs] [--list] [--timeout 300]
+
+NAME is a part of a check's name; all checks run without one. Each check is a process of its own that
+ends with an audit of vramp's books. Prints PASS or FAIL with the name and what was found, and ends
+with 1 if any failed. `pool` checks use vramp_torch.mem_pool(), `global` checks vramp_torch.enable().
+
+What PyTorch cannot do on the global route is checked to raise, with its message. With --graphs the
+global route must capture and replay CUDA graphs; without, it must refuse them.
+
+The shared library is found as vramp_torch.py says.
+"""
+
+import argparse
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+for folder in (HERE, os.path.join(HERE, "..", "python")):
+    sys.path.insert(0, folder)
+
+MIB = 1 << 20
+CHECKS = {}
+
+
+class Check:
+    """A function of PyTorch and vramp_torch; what it returns is told after PASS."""
+
+    def __init__(self, function, environment, graphs):
+        self.function = function
+        self.environment = environment
+        # True and False: only with and only without --graphs; None: always.
+        self.graphs = graphs
+
+
+def check(graphs=None, **environment):
+    """Makes a function a check; the first word of its name says which route it is about."""
+
+    def add(function):
+        CHECKS[function.__name__.replace("_", "-")] = Check(function, environment, graphs)
+        return function
+
+    return add
+
+
+class Failed(Exception):
+    """What was expected did not happen."""
+
+
+def expect(holds, what):
+    if not holds:
+        raise Failed(what)
+
+
+def expect_raises(kind, text, call):
+    """The error that a call raises, whose text must hold what is given."""
+    try:
+        call()
+    except kind as error:
+        expect(text in str(error), f"the text of {type(error).__name__} lacks '{text}': {error}")
+        return error
+    raise Failed(f"nothing was raised, where '{text}' was expected")
+
+
+def live(vramp):
+    return vramp.report()["live"]
+
+
+def forget_workspaces(torch):
+    """Frees what cuBLAS keeps for each stream, also what it took during a capture."""
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def bytes_on_card(torch, size):
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+class Work:
+    """A small network on fixed inputs, with sums in a fixed order: equal runs give equal bits."""
+
+    def __init__(self, torch, seed=0):
+        self.torch = torch
+        torch.manual_seed(seed)
+        widths = [256, 512, 512, 64]
+        layers = [torch.nn.Linear(a, b) for a, b in zip(widths, widths[1:])]
+        self.model = torch.nn.Sequential(layers[0], torch.nn.GELU(), layers[1], torch.nn.GELU(), layers[2])
+        inputs = torch.randn(8, 1024, 256)
+        self.model = self.model.cuda()
+        self.inputs = inputs.cuda()
+        self.now = self.inputs[0].clone()
+
+    def step(self):
+        """Loss and gradients of the input that stands in `now`."""
+        self.model.zero_grad(set_to_none=True)
+        loss = self.model(self.now).pow(2).mean()
+        loss.backward()
+        return [loss, *(parameter.grad for parameter in self.model.parameters())]
+
+    def eager(self):
+        """What each input gives without a graph."""
+        answers = []
+        for value in self.inputs:
+            self.now.copy_(value)
+            answers.append([result.detach().clone() for result in self.step()])
+        return answers
+
+    def warm_up(self):
+        side = self.torch.cuda.Stream()
+        side.wait_stream(self.torch.cuda.current_stream())
+        with self.torch.cuda.stream(side):
+            for _ in range(3):
+                self.step()
+        self.torch.cuda.current_stream().wait_stream(side)
+        self.model.zero_grad(set_to_none=True)
+        self.torch.cuda.synchronize()
+
+    def capture(self, **how):
+        """A graph of one step, and the tensors that each replay fills."""
+        self.warm_up()
+        graph = self.torch.cuda.CUDAGraph()
+        with self.torch.cuda.graph(graph, **how):
+            results = self.step()
+        return graph, results
+
+    def replays_as(self, graph, results, answers, what="a replay"):
+        """Every input replayed, beside other memory that the graph may not touch, nor it the graph's."""
+        for number, value in enumerate(self.inputs):
+            others = [bytes_on_card(self.torch, (1 + k) * MIB).fill_(255) for k in range(8)]
+            self.now.copy_(value)
+            graph.replay()
+            untouched = all(bool((other == 255).all()) for other in others)
+            expect(untouched, f"{what} of input {number} wrote over other memory")
+            for other in others:
+                other.fill_(7)
+            for kept, answer in zip(results, answers[number]):
+                expect(
+                    self.torch.equal(kept.detach(), answer), f"{what} of input {number} differs from eager"
+                )
+
+
+# --- MemPool ---
+
+
+@check()
+def pool_serves_what_is_made_inside(torch, vramp):
+    pool = vramp.mem_pool()
+    before = live(vramp)
+    with torch.cuda.use_mem_pool(pool):
+        inside = bytes_on_card(torch, 64 * MIB)
+    grown = live(vramp) - before
+    expect(grown >= 64 * MIB, f"vramp's live bytes grew by {grown} and not by 64 MiB")
+    segments = pool.snapshot()
+    holds = [s["address"] <= inside.data_ptr() < s["address"] + s["total_size"] for s in segments]
+    expect(any(holds), "no segment of the pool holds the tensor")
+    outside = bytes_on_card(torch, 64 * MIB)
+    expect(live(vramp) - before == grown, "a tensor made outside came from vramp")
+    inside.fill_(7)
+    outside.fill_(9)
+    expect(int(inside.sum(dtype=torch.int64)) == 7 * 64 * MIB, "the tensor lost its bytes")
+    return f"{grown} bytes"
+
+
+@check(VRAMP_CONF="limit=512MiB")
+def pool_out_of_memory_is_torchs_own_error(torch, vramp):
+    pool = vramp.mem_pool()
+    with torch.cuda.use_mem_pool(pool):
+        kept = bytes_on_card(torch, 256 * MIB)
+        error = expect_raises(
+            torch.OutOfMemoryError, "CUDA out of memory", lambda: bytes_on_card(torch, 1024 * MIB)
+        )
+        after = bytes_on_card(torch, 64 * MIB)
+        after.fill_(1)
+    kept.fill_(2)
+    free = bytes_on_card(torch, 1024 * MIB)
+    expect(int(after[-1]) == 1 and int(kept[-1]) == 2, "memory from before and after is not sound")
+    del free
+    return str(error)[:80]
+
+
+@check()
+def pool_statistics_and_snapshots_work(torch, vramp):
+    pool = vramp.mem_pool()
+    torch.cuda.memory._record_memory_history("all", context=None, max_entries=1000)
+    before = torch.cuda.memory_stats().get("reserved_bytes.all.current", 0)
+    with torch.cuda.use_mem_pool(pool):
+        kept = bytes_on_card(torch, 64 * MIB)
+    stats = torch.cuda.memory_stats()
+    expect(stats["reserved_bytes.all.current"] - before >= 64 * MIB, "the reserved bytes did not grow")
+    expect(torch.cuda.memory_allocated() >= 64 * MIB, "the allocated bytes lack the tensor")
+    trace = torch.cuda.memory._snapshot()["device_traces"][0]
+    torch.cuda.memory._record_memory_history(None)
+    found = [e for e in trace if e["action"] == "alloc" and e["addr"] == kept.data_ptr()]
+    expect(len(found) == 1, f"the trace has the tensor {len(found)} times")
+    return f"{len(trace)} events"
+
+
+@check()
+def pool_graph_replays_as_eager(torch, vramp):
+    work = Work(torch)
+    answers = work.eager()
+    pool = vramp.mem_pool()
+    before = live(vramp)
+    graph, results = work.capture(pool=pool.id)
+    grown = live(vramp) - before
+    expect(grown > 0, "the capture's memory did not come from vramp")
+    expect(tuple(graph.pool()) == tuple(pool.id), "the graph uses another pool")
+    work.replays_as(graph, results, answers)
+    return f"{grown} bytes for the graph"
+
+
+@check()
+def pool_memory_returns_after_deletion(torch, vramp):
+    vramp.report()
+    before = live(vramp)
+    pool = vramp.mem_pool()
+    with torch.cuda.use_mem_pool(pool):
+        kept = [bytes_on_card(torch, 64 * MIB).fill_(k) for k in range(4)]
+    held = live(vramp) - before
+    expect(held >= 256 * MIB, f"vramp holds only {held} bytes for the pool")
+    torch.cuda.synchronize()
+    del kept, pool
+    gc.collect()
+    torch.cuda.empty_cache()
+    expect(live(vramp) == before, f"{live(vramp) - before} bytes stay live")
+    vramp.trim()
+    expect(vramp.report()["reserved"] == 0, f"{vramp.report()['reserved']} bytes stay reserved")
+    return f"{held} bytes came back"
+
+
+@check()
+def pool_memory_of_a_graph_returns_after_deletion(torch, vramp):
+    work = Work(torch)
+    pool = vramp.mem_pool()
+    before = live(vramp)
+    graph, results = work.capture(pool=pool.id)
+    graph.replay()
+    torch.cuda.synchronize()
+    held = live(vramp) - before
+    expect(held > 0, "the capture's memory did not come from vramp")
+    work.model.zero_grad(set_to_none=True)
+    del results, graph, pool
+    forget_workspaces(torch)
+    expect(live(vramp) == before, f"{live(vramp) - before} of {held} bytes stay live")
+    return f"{held} bytes came back"
+
+
+@check()
+def pool_memory_is_kept_while_a_graph_needs_it(torch, vramp):
+    work = Work(torch)
+    answers = work.eager()
+    pool = vramp.mem_pool()
+    graph, results = work.capture(pool=pool.id)
+    held = live(vramp)
+    del pool
+    gc.collect()
+    torch.cuda.empty_cache()
+    vramp.trim()
+    expect(live(vramp) == held, f"{held - live(vramp)} bytes went with the pool, under the graph")
+    work.replays_as(graph, results, answers)
+    return f"{held} bytes outlive the pool"
+
+
+@check()
+def pool_two_streams_share_by_record_stream(torch, vramp):
+    pool = vramp.mem_pool()
+    with torch.cuda.use_mem_pool(pool):
+        return shared_by_record_stream(torch)
+
+
+@check(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
+def pool_refuses_expandable_segments(torch, vramp):
+    return str(expect_raises(vramp.VrampError, "bypass", vramp.mem_pool))[:60]
+
+
+# --- the global route ---
+
+
+@check()
+def global_serves_every_tensor(torch, vramp):
+    backend = torch.cuda.memory.get_allocator_backend()
+    expect(backend == "pluggable", f"PyTorch says that its allocator is {backend}")
+    before = live(vramp)
+    kept = bytes_on_card(torch, 64 * MIB).fill_(7)
+    grown = live(vramp) - before
+    expect(grown >= 64 * MIB, f"vramp's live bytes grew by {grown} and not by 64 MiB")
+    expect(int(kept.sum(dtype=torch.int64)) == 7 * 64 * MIB, "the tensor lost its bytes")
+    del kept
+    torch.cuda.synchronize()
+    expect(live(vramp) - before < 64 * MIB, "a deleted tensor stays live")
+    return f"{grown} bytes"
+
+
+@check(VRAMP_CONF="limit=512MiB")
+def global_out_of_memory_is_a_runtime_error_with_our_report(torch, vramp):
+    kept = bytes_on_card(torch, 128 * MIB).fill_(2)
+    error = expect_raises(RuntimeError, "vramp", lambda: bytes_on_card(torch, 1024 * MIB))
+    expect(not isinstance(error, torch.OutOfMemoryError), "it is torch.OutOfMemoryError by now")
+    expect(str(error).startswith("CUDA out of memory"), f"it begins otherwise: {error}")
+    for _ in range(20):
+        after = bytes_on_card(torch, 64 * MIB).fill_(1)
+        expect_raises(RuntimeError, "CUDA out of memory", lambda: bytes_on_card(torch, 1024 * MIB))
+        expect(int(after[-1]) == 1 and int(kept[-1]) == 2, "memory from before and after is not sound")
+    return str(error)[:120]
+
+
+@check()
+def global_fraction_is_a_limit(torch, vramp):
+    total = torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction(512 * MIB / total)
+    kept = bytes_on_card(torch, 256 * MIB)
+    expect_raises(RuntimeError, "CUDA out of memory", lambda: bytes_on_card(torch, 512 * MIB))
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    more = bytes_on_card(torch, 512 * MIB)
+    return f"{kept.numel() + more.numel()} bytes after it was lifted"
+
+
+@check()
+def global_empty_cache_gives_memory_back(torch, vramp):
+    for _ in range(2):
+        kept = [bytes_on_card(torch, 64 * MIB).fill_(k) for k in range(8)]
+        del kept
+    torch.cuda.synchronize()
+    before = vramp.report()["reserved"]
+    torch.cuda.empty_cache()
+    after = vramp.report()["reserved"]
+    expect(before >= 512 * MIB and before - after >= 448 * MIB, f"{before} bytes became {after}")
+    return f"{before} bytes became {after}"
+
+
+def shared_by_record_stream(torch, rounds=50):
+    """Memory freed while another stream still reads it must not be written to by its own stream."""
+    main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    size = 4 * MIB
+    copies = []
+    for number in range(rounds):
+        source = bytes_on_card(torch, size).fill_(number % 251)
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            # The side stream is still busy when the memory is freed and asked for again.
+            torch.cuda._sleep(2_000_000)
+            copies.append(source.clone())
+        source.record_stream(side)
+        del source
+        bytes_on_card(torch, size).fill_(255)
+    torch.cuda.synchronize()
+    for number, copied in enumerate(copies):
+        wrong = int((copied != number % 251).sum())
+        expect(wrong == 0, f"round {number}: {wrong} bytes were overwritten before they were read")
+    return f"{rounds} rounds"
+
+
+@check()
+def global_record_stream_keeps_memory_for_other_streams(torch, vramp):
+    return shared_by_record_stream(torch)
+
+
+@check()
+def global_memory_freed_beside_other_streams_is_sound(torch, vramp):
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    kept, rounds = [], 200
+    for number in range(rounds):
+        with torch.cuda.stream(streams[number % 4]):
+            size = (1 + number * 7 % 13) * MIB // 4
+            kept.append((number % 251, bytes_on_card(torch, size).fill_(number % 251)))
+        if len(kept) > 16:
+            # Freed while another stream than its own is the current one.
+            with torch.cuda.stream(streams[(number + 1) % 4]):
+                kept.pop(number * 5 % 16)
+    torch.cuda.synchronize()
+    for value, tensor in kept:
+        expect(bool((tensor == value).all()), f"a tensor of {value}s was overwritten")
+    return f"{rounds} tensors on 4 streams"
+
+
+@check()
+def global_autograd_on_several_threads_gives_equal_bits(torch, vramp):
+    works = [Work(torch, seed) for seed in range(4)]
+    answers = [work.eager() for work in works]
+    torch.cuda.synchronize()
+    errors = []
+
+    def run(work, answer):
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for _ in range(10):
+                    again = work.eager()
+                    torch.cuda.current_stream().synchronize()
+                    for ours, theirs in zip(again, answer):
+                        equal = all(torch.equal(a, b) for a, b in zip(ours, theirs))
+                        expect(equal, "a thread's gradients differ from those of one thread alone")
+        except Exception as error:  # noqa: BLE001
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=pair) for pair in zip(works, answers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return f"{len(threads)} threads"
+
+
+def share(torch):
+    return bytes_on_card(torch, MIB).untyped_storage()._share_cuda_()
+
+
+def benchmark(torch):
+    torch.backends.cudnn.benchmark = True
+    convolution = torch.nn.Conv2d(8, 8, 3).cuda()
+    return convolution(torch.ones(2, 8, 32, 32, device="cuda"))
+
+
+# What PyTorch's own class for pluggable allocators refuses, and the function that its text names.
+REFUSED = {
+    "statistics": ("getDeviceStats", lambda torch: torch.cuda.memory_stats()),
+    "reset-of-peaks": ("resetPeakStats", lambda torch: torch.cuda.reset_peak_memory_stats()),
+    "reset-of-sums": ("resetAccumulatedStats", lambda torch: torch.cuda.reset_accumulated_memory_stats()),
+    "snapshot": ("snapshot", lambda torch: torch.cuda.memory_snapshot()),
+    "history": ("recordHistory", lambda torch: torch.cuda.memory._record_memory_history()),
+    "fraction": ("getMemoryFraction", lambda torch: torch.cuda.get_per_process_memory_fraction()),
+    "mem-pool": ("createOrIncrefPool", lambda torch: torch.cuda.MemPool()),
+    "sharing": ("shareIPcHandle", share),
+    "cudnn-benchmark": ("cacheInfo", benchmark),
+}
+
+
+def refusal(name):
+    function, call = REFUSED[name]
+
+    def refused(torch, vramp):
+        kept = bytes_on_card(torch, MIB).fill_(3)
+        text = f"does not yet support {function}"
+        error = expect_raises(RuntimeError, text, lambda: call(torch))
+        expect(bool((kept == 3).all()), "a tensor from before was overwritten")
+        return str(error).splitlines()[0][:90]
+
+    return refused
+
+
+for refused_name in REFUSED:
+    CHECKS[f"global-raises-for-{refused_name}"] = Check(refusal(refused_name), {}, None)
+
+
+@check(graphs=False)
+def global_refuses_a_graph(torch, vramp):
+    kept = bytes_on_card(torch, MIB).fill_(3)
+    stream = torch.cuda.current_stream()
+
+    def capture():
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            bytes_on_card(torch, MIB)
+
+    error = expect_raises(RuntimeError, "supports neither CUDA graphs", capture)
+    # PyTorch leaves its capture stream current where a capture fails to begin.
+    left = torch.cuda.current_stream() != stream
+    torch.cuda.set_stream(stream)
+    expect(bool((kept + 1 == 4).all()), "nothing works after the refusal")
+    try:
+        torch.rand(4, device="cuda")
+        random = "random numbers work"
+    except RuntimeError as failure:
+        random = f"random numbers raise: {str(failure).splitlines()[0][:60]}"
+    return f"{str(error)[:60]}; afterwards {random}, the stream was {'left' if left else 'put back'}"
+
+
+# --- graphs on the global route ---
+
+
+@check(graphs=True)
+def global_graph_replays_as_eager(torch, vramp):
+    work = Work(torch)
+    answers = work.eager()
+    graph, results = work.capture()
+    work.replays_as(graph, results, answers)
+    torch.cuda.empty_cache()
+    work.replays_as(graph, results, answers, "a replay after empty_cache")
+    return f"{len(answers)} inputs, twice"
+
+
+@check(graphs=True)
+def global_graphs_of_one_pool_replay_in_order(torch, vramp):
+    works = [Work(torch, seed) for seed in range(3)]
+    answers = [work.eager() for work in works]
+    # What a graph gives out stays live, so no later graph may write over it.
+    graphs, pool = [], torch.cuda.graph_pool_handle()
+    for work in works:
+        graphs.append(work.capture(pool=pool))
+    for (graph, results), work, answer in zip(graphs, works, answers):
+        work.replays_as(graph, results, answer)
+    return f"{len(graphs)} graphs"
+
+
+@check(graphs=True)
+def global_graph_with_a_side_stream_replays_as_eager(torch, vramp):
+    inputs = torch.randn(2048, 512, device="cuda")
+    weights = [torch.randn(512, 512, device="cuda") for _ in range(4)]
+    side = torch.cuda.Stream()
+
+    def branches():
+        here = torch.cuda.current_stream()
+        first = torch.relu(inputs @ weights[0])
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            beside = torch.relu(first @ weights[1]) @ weights[2]
+            first.record_stream(side)
+        other = torch.relu(first @ weights[3])
+        # As large as what was just freed, and written to while the side stream still reads that.
+        del first
+        other = other + torch.ones(2048, 512, device="cuda")
+        here.wait_stream(side)
+        beside.record_stream(here)
+        return other - beside
+
+    answer = branches().clone()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = branches()
+    for _ in range(20):
+        result.zero_()
+        graph.replay()
+        expect(torch.equal(result, answer), "a replay differs from eager")
+    return "20 replays"
+
+
+@check(graphs=True)
+def global_graph_memory_returns_after_deletion(torch, vramp):
+    work = Work(torch)
+    work.warm_up()
+    forget_workspaces(torch)
+    before = live(vramp)
+    held = []
+    for _ in range(5):
+        graph, results = work.capture()
+        graph.replay()
+        torch.cuda.synchronize()
+        held.append(vramp.report()["reserved"])
+        work.model.zero_grad(set_to_none=True)
+        del graph, results
+        forget_workspaces(torch)
+    expect(live(vramp) <= before, f"{live(vramp) - before} bytes stay live")
+    expect(held[-1] <= held[1], f"every graph adds memory: {held}")
+    return f"{held[-1]} bytes held with a graph"
+
+
+@check(graphs=True)
+def global_graph_can_be_captured_after_one_failed(torch, vramp):
+    work = Work(torch)
+    answers = work.eager()
+    work.warm_up()
+    stream = torch.cuda.current_stream()
+
+    def fails():
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            loss = work.step()[0]
+            # Waiting for work is not allowed in a capture, and ends it.
+            float(loss)
+
+    error = expect_raises(RuntimeError, "", fails)
+    torch.cuda.set_stream(stream)
+    gc.collect()
+    torch.cuda.synchronize()
+    graph, results = work.capture()
+    work.replays_as(graph, results, answers)
+    return f"after {str(error).splitlines()[0][:60]}"
+
+
+@check(graphs=True)
+def global_graphed_callable_trains_as_eager(torch, vramp):
+    work = Work(torch)
+    answers = work.eager()
+    sample = work.inputs[0].clone()
+    graphed = torch.cuda.make_graphed_callables(work.model, (sample,))
+    for number, value in enumerate(work.inputs):
+        graphed.zero_grad(set_to_none=True)
+        loss = graphed(value).pow(2).mean()
+        loss.backward()
+        results = [loss, *(parameter.grad for parameter in graphed.parameters())]
+        for ours, theirs in zip(results, answers[number]):
+            expect(torch.equal(ours.detach(), theirs), f"input {number} differs from eager")
+    return f"{len(answers)} inputs"
+
+
+# --- one check, in a process of its own ---
+
+
+def run_one(name):
+    """Runs one check; prints what it found."""
+    try:
+        import torch
+        import vramp_torch as vramp
+
+        expect(torch.cuda.is_available(), "there is no card that PyTorch can use")
+        if name.startswith("global"):
+            vramp.enable()
+        torch.cuda.init()
+        found = CHECKS[name].function(torch, vramp)
+        torch.cuda.synchronize()
+        vramp.audit()
+    except Failed as failure:
+        print(failure)
+        return 1
+    except ModuleNotFoundError as missing:
+        print(f"there is no package {missing.name}")
+        return 1
+    print(found)
+    return 0
+
+
+# --- all checks, each in a child ---
+
+
+def run_child(name, timeout):
+    """Whether a check passed, and the last line that it printed, or how it died."""
+    own = {k: v for k, v in os.environ.items() if k not in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")}
+    for variable in ("VRAMP_CONF", "VRAMP_DEVICE"):
+        own.pop(variable, None)
+    own |= CHECKS[name].environment
+    command = [sys.executable, os.path.abspath(__file__), "--one", name]
+    try:
+        ran = subprocess.run(
+            command, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=timeout
+        )
+    except subprocess.TimeoutExpired:
+        return False, f"did not end in {timeout} s"
+    lines = ran.stdout.strip().splitlines()
+    # vramp tells on stderr what no caller could be told of: that is a failure too.
+    told = [line for line in ran.stderr.splitlines() if line.startswith("vramp:")]
+    if ran.returncode == 0 and not told:
+        return True, lines[-1] if lines else ""
+    sys.stderr.write(ran.stderr[-4000:])
+    found = lines[-1:] or ran.stderr.strip().splitlines()[-1:]
+    return False, "; ".join([f"ended with {ran.returncode}", *found, *told[:3]])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="parts of names; all checks without")
+    parser.add_argument("--list", action="store_true", help="print the names and end")
+    parser.add_argument("--graphs", action="store_true", help="the global route must support CUDA graphs")
+    parser.add_argument("--timeout", type=int, default=300, help="of each check, in seconds")
+    parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        return run_one(args.one)
+    meant = [name for name, one in CHECKS.items() if one.graphs in (None, args.graphs)]
+    chosen = [name for name in meant if not args.names or any(part in name for part in args.names)]
+    if not chosen:
+        parser.error(f"no check has {' or '.join(args.names)} in its name: see --list")
+    if args.list:
+        print("\n".join(chosen))
+        return 0
+    failed = 0
+    for name in chosen:
+        start = time.monotonic()
+        passed, found = run_child(name, args.timeout)
+        failed += not passed
+        print(
+            f"{'PASS' if passed else 'FAIL'} {name} ({time.monotonic() - start:.1f} s): {found}", flush=True
+        )
+    print(f"{len(chosen) - failed} of {len(chosen)} checks passed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
