@@ -23,6 +23,8 @@ struct State {
     version: i32,
     /// What the streams are said to be in.
     capture: Capture,
+    /// The code with which an end of a capture is refused and ends nothing; zero for none.
+    end_refused: u32,
 }
 
 /// A capture whose last node comes behind one other: see [`FIRST`] and [`LAST`].
@@ -85,6 +87,11 @@ pub(crate) fn heal() {
 
 pub(crate) fn set_devices(count: i32, version: i32) {
     with(|state| (state.devices, state.version) = (count, version));
+}
+
+/// Lets the end of a capture be refused, as to a wrong thread.
+pub(crate) fn refuse_end(code: u32) {
+    with(|state| state.end_refused = code);
 }
 
 /// What a refused call does to a capture.
@@ -152,6 +159,10 @@ macro_rules! fakes {
 
 /// Ends the capture, also where it fails.
 unsafe extern "C" fn end_capture(_: CUstream, graph: *mut CUgraph) -> CUresult {
+    let refused = with(|state| state.end_refused);
+    if refused != 0 {
+        return CUresult(refused);
+    }
     let capture = with(|state| std::mem::take(&mut state.capture));
     let code = called("cuStreamEndCapture", |state| put(graph, fresh(state) as CUgraph));
     match capture {

@@ -44,7 +44,12 @@ pub(crate) fn begin_capture(driver: &CudaDriver, stream: Stream, mode: CaptureMo
     let stream = driver.streams.get(id).map_err(refused(call, "stream", id))?;
     // SAFETY: the stream is held, so it is alive.
     let code = unsafe { begin(stream.raw.0, raw_mode(mode)) };
-    driver.settle(call, code, || format!("stream {id:#x}"))
+    driver.settle(call, code, || format!("stream {id:#x}"))?;
+    // Once it is spoilt, the driver does not tell its number any more.
+    if let Ok(Position::Sound { capture, .. }) = position(driver, call, &stream) {
+        driver.nodes().see(id, Some(capture));
+    }
+    Ok(())
 }
 
 pub(crate) fn end_capture(driver: &CudaDriver, stream: Stream) -> Result<Graph> {
@@ -54,7 +59,7 @@ pub(crate) fn end_capture(driver: &CudaDriver, stream: Stream) -> Result<Graph> 
     let id = stream.number();
     let stream = driver.streams.get(id).map_err(refused(call, "stream", id))?;
     let mut nodes = driver.nodes();
-    let capture = position(driver, call, &stream)?.map(|position| position.capture);
+    let capture = nodes.seen(id);
     let mut raw = null_mut();
     // SAFETY: the stream is held; `raw` outlives the call.
     let code = unsafe { end(stream.raw.0, &mut raw) };
@@ -64,29 +69,28 @@ pub(crate) fn end_capture(driver: &CudaDriver, stream: Stream) -> Result<Graph> 
         code => code,
     };
     let ended = driver.settle(call, code, || format!("stream {id:#x}"));
-    match (&ended, capture) {
-        (Ok(()), Some(capture)) => nodes.keep(capture),
-        // Ended by another stream or thread than it began, a capture goes on.
-        (Err(_), Some(capture))
-            if position(driver, call, &stream).is_ok_and(|now| now.is_none()) =>
-        {
-            nodes.forget(capture);
+    if let Some(capture) = capture {
+        match ended {
+            Ok(()) => nodes.keep(capture),
+            // Ended by another stream or thread than it began, a capture goes on.
+            Err(_) => match position(driver, call, &stream) {
+                Ok(Position::Outside) => nodes.forget(capture),
+                Ok(Position::Sound { .. } | Position::Spoilt) | Err(_) => {}
+            },
         }
-        _ => {}
     }
     ended?;
     Ok(Graph::from_number(driver.graphs.insert(RawGraph { raw: Opaque(raw), capture })))
 }
 
-/// Where in its capture a stream is.
-struct Position {
-    capture: u64,
-    /// `None` if the capture is spoilt.
-    tips: Option<Vec<RawNode>>,
+/// Where in a capture a stream is.
+enum Position {
+    Outside,
+    Sound { capture: u64, tips: Vec<RawNode> },
+    Spoilt,
 }
 
-/// `None` if the stream does not capture.
-fn position(driver: &CudaDriver, call: Call, stream: &RawStream) -> Result<Option<Position>> {
+fn position(driver: &CudaDriver, call: Call, stream: &RawStream) -> Result<Position> {
     let ask = symbol!(driver, call, cuStreamGetCaptureInfo_v3);
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let (mut capture, mut count) = (0, 0);
@@ -97,19 +101,19 @@ fn position(driver: &CudaDriver, call: Call, stream: &RawStream) -> Result<Optio
         ask(stream.raw.0, &mut status, &mut capture, null_mut(), &mut nodes, &mut edges, &mut count)
     };
     driver.settle(call, code, String::new)?;
-    if status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
-        return Ok(None);
+    match status {
+        CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(Position::Outside),
+        CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE if nodes.is_null() => {
+            Ok(Position::Sound { capture, tips: Vec::new() })
+        }
+        CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => {
+            // SAFETY: the driver's array of `count` nodes is good until the stream is used again,
+            // which callers do from one thread at a time.
+            let tips = unsafe { std::slice::from_raw_parts(nodes, count) };
+            Ok(Position::Sound { capture, tips: tips.iter().map(|tip| *tip as RawNode).collect() })
+        }
+        _ => Ok(Position::Spoilt),
     }
-    let sound = status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
-    let tips = if sound && !nodes.is_null() {
-        // SAFETY: the driver's array of `count` nodes is good until the stream is used again, which
-        // callers do from one thread at a time.
-        let tips = unsafe { std::slice::from_raw_parts(nodes, count) };
-        tips.iter().map(|tip| *tip as RawNode).collect()
-    } else {
-        Vec::new()
-    };
-    Ok(Some(Position { capture, tips: sound.then_some(tips) }))
 }
 
 pub(crate) fn capture_info(driver: &CudaDriver, stream: Stream) -> Result<Option<CaptureInfo>> {
@@ -118,13 +122,18 @@ pub(crate) fn capture_info(driver: &CudaDriver, stream: Stream) -> Result<Option
     let id = stream.number();
     let stream = driver.streams.get(id).map_err(refused(call, "stream", id))?;
     let mut nodes = driver.nodes();
-    let position = position(driver, call, &stream)?;
-    nodes.see(id, position.as_ref().map(|position| position.capture));
-    let Some(Position { capture, tips }) = position else { return Ok(None) };
-    let Some(tips) = tips else {
-        let code = CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-        return Err(driver.settle(call, code, || format!("stream {id:#x}")).unwrap_err());
+    let (capture, tips) = match position(driver, call, &stream)? {
+        Position::Outside => {
+            nodes.see(id, None);
+            return Ok(None);
+        }
+        Position::Sound { capture, tips } => (capture, tips),
+        Position::Spoilt => {
+            let code = CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+            return driver.settle(call, code, || format!("stream {id:#x}")).map(|()| None);
+        }
     };
+    nodes.see(id, Some(capture));
     let mut read = |node| dependencies(driver, call, node);
     let tips = tips.into_iter().map(|tip| nodes.name(capture, tip, &mut read));
     Ok(Some(CaptureInfo { capture, tips: tips.collect::<Result<_>>()? }))
@@ -134,18 +143,21 @@ pub(crate) fn capture_info(driver: &CudaDriver, stream: Stream) -> Result<Option
 fn dependencies(driver: &CudaDriver, call: Call, node: RawNode) -> Result<Vec<RawNode>> {
     let ask = symbol!(driver, call, cuGraphNodeGetDependencies_v2);
     let node = node as crate::sys::CUgraphNode;
-    let mut count = 0;
-    // SAFETY: the capture is sound, so its nodes are alive; null asks for the number alone.
-    let code = unsafe { ask(node, null_mut(), null_mut(), &mut count) };
-    driver.settle(call, code, || "counting the dependencies of a node".into())?;
-    let mut before = vec![null_mut(); count];
-    let mut edges = vec![CUgraphEdgeData::default(); count];
-    if count > 0 {
-        // SAFETY: as above, with room for `count` of each.
+    // Most nodes come behind one or two others. An array that was filled may have been too short.
+    let mut room = 8;
+    let before = loop {
+        let mut before = vec![null_mut(); room];
+        let mut edges = vec![CUgraphEdgeData::default(); room];
+        let mut count = room;
+        // SAFETY: the capture is sound, so its nodes are alive; there is room for `count` of each.
         let code = unsafe { ask(node, before.as_mut_ptr(), edges.as_mut_ptr(), &mut count) };
         driver.settle(call, code, || "reading the dependencies of a node".into())?;
-    }
-    before.truncate(count);
+        if count < room {
+            before.truncate(count);
+            break before;
+        }
+        room *= 4;
+    };
     let mut before: Vec<RawNode> = before.into_iter().map(|node| node as RawNode).collect();
     // Two edges of different kinds may lead to one node.
     before.sort_unstable();

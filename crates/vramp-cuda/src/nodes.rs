@@ -47,6 +47,11 @@ impl Nodes {
         }
     }
 
+    /// The capture that `stream` was last seen in.
+    pub(crate) fn seen(&self, stream: u64) -> Option<u64> {
+        self.seen.get(&stream).copied()
+    }
+
     /// The name of a node, and of all nodes before it. `read` tells what a node comes behind.
     pub(crate) fn name(
         &mut self,

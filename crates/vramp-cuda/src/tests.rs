@@ -306,13 +306,29 @@ fn a_spoilt_capture_says_so_and_leaves_no_graph_and_no_nodes() {
     let stream = driver.create_stream().unwrap();
     driver.begin_capture(stream, CaptureMode::Global).unwrap();
     let last = driver.capture_info(stream).unwrap().unwrap().tips[0];
+    let before = driver.node_dependencies(last).unwrap();
     fake::spoil_capture();
     let error = driver.capture_info(stream).unwrap_err();
     assert_eq!((error.kind, error.code), (ErrorKind::Capturing, 901));
+    assert_eq!(driver.node_dependencies(last), Ok(before));
     let error = driver.end_capture(stream).unwrap_err();
     assert_eq!((error.kind, error.code), (ErrorKind::Capturing, 901));
     assert_eq!(kind(driver.node_dependencies(last)), ErrorKind::InvalidUse);
     assert_eq!(driver.capture_info(stream), Ok(None));
+}
+
+#[test]
+fn an_end_that_is_refused_to_a_stream_or_thread_forgets_no_node() {
+    let driver = open();
+    let stream = driver.create_stream().unwrap();
+    driver.begin_capture(stream, CaptureMode::Global).unwrap();
+    let last = driver.capture_info(stream).unwrap().unwrap().tips[0];
+    fake::refuse_end(908);
+    assert_eq!(driver.end_capture(stream).unwrap_err().code, 908);
+    driver.node_dependencies(last).unwrap();
+    fake::refuse_end(0);
+    driver.end_capture(stream).unwrap();
+    driver.node_dependencies(last).unwrap();
 }
 
 #[test]

@@ -215,7 +215,7 @@ pub enum ErrorKind {
 
 /// A driver call that failed. The device is as it was before the call, unless the kind is
 /// [`ErrorKind::DeviceLost`], or [`ErrorKind::Capturing`]: such a refusal may have spoilt a capture,
-/// and an end of one that fails ends it all the same.
+/// and one that is spoilt or not joined is over once its end was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("driver call {call} failed: {name} ({code}){}{detail}", if detail.is_empty() { "" } else { ": " })]
 pub struct DriverError {

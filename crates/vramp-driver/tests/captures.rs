@@ -180,6 +180,23 @@ fn work_beside_a_launch_is_found_and_work_behind_it_is_not() {
 }
 
 #[test]
+fn every_branch_of_a_launch_comes_behind_what_was_on_its_stream() {
+    let scene = scene();
+    scene.begin(scene.a);
+    scene.follow(scene.b, scene.a);
+    scene.device.launch(scene.a, Kernel::new("nothing")).unwrap();
+    scene.read("side", scene.b);
+    scene.follow(scene.a, scene.b);
+    let exec = scene.ready(scene.a);
+    scene.write("before", scene.a);
+    scene.device.launch_graph(exec, scene.a).unwrap();
+    assert_eq!(scene.device.hazards(), []);
+    scene.write("behind", scene.a);
+    scene.device.launch_graph(exec, scene.b).unwrap();
+    assert_eq!(scene.labels(), [("behind".to_owned(), "side".to_owned())]);
+}
+
+#[test]
 fn the_host_sees_a_launch_complete_through_its_stream() {
     let scene = scene();
     scene.begin(scene.a);

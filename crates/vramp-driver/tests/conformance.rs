@@ -68,7 +68,16 @@ fn a_device_that_keeps_no_bytes_fails_the_suite() {
 
 #[test]
 fn a_failing_case_gives_back_what_it_took() {
-    for call in [Call::Map, Call::Create, Call::SetAccess, Call::Record, Call::AllocHost] {
+    for call in [
+        Call::Map,
+        Call::Create,
+        Call::SetAccess,
+        Call::Record,
+        Call::AllocHost,
+        Call::BeginCapture,
+        Call::EndCapture,
+        Call::Instantiate,
+    ] {
         for n in 1..=3 {
             for case in conformance::cases() {
                 let device = Simulator::builder()

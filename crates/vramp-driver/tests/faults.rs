@@ -3,11 +3,11 @@
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_driver::sim::{FaultPlan, Simulator};
-use vramp_driver::{Call, Driver, ErrorKind, Place, Result};
+use vramp_driver::{Call, CaptureMode, Driver, ErrorKind, Place, Result};
 
 const PAGE: Bytes = Bytes::mib(2);
 
-/// One of each call that memory needs. Returns what failed first, and leaves all as it is then.
+/// One of each call that memory and graphs need. Returns what failed first, and leaves all as it is then.
 fn program(device: &dyn Driver) -> Result<()> {
     let at = device.alloc_memory(PAGE)?;
     device.free_memory(at)?;
@@ -17,6 +17,16 @@ fn program(device: &dyn Driver) -> Result<()> {
     device.set_access(range)?;
     let stream = device.create_stream()?;
     device.fill(stream, range, 1)?;
+    device.begin_capture(stream, CaptureMode::Global)?;
+    device.fill(stream, range, 2)?;
+    let info = device.capture_info(stream)?.unwrap();
+    device.node_dependencies(info.tips[0])?;
+    let graph = device.end_capture(stream)?;
+    device.graph_nodes(graph)?;
+    let exec = device.instantiate(graph)?;
+    device.destroy_graph(graph)?;
+    device.launch_graph(exec, stream)?;
+    device.destroy_graph_exec(exec)?;
     device.synchronize_stream(stream)?;
     device.destroy_stream(stream)?;
     device.unmap(range)?;
@@ -32,7 +42,7 @@ fn device(plan: FaultPlan) -> Simulator {
 fn every_call_can_be_made_to_fail_and_changes_nothing_then() {
     let clean = device(FaultPlan::none());
     program(&clean).unwrap();
-    assert_eq!(clean.calls(), 13);
+    assert_eq!(clean.calls(), 23);
     assert_eq!(clean.live(), Default::default());
     for n in 1..=clean.calls() {
         let failing = device(FaultPlan::nth(n).with_code(304));
@@ -93,13 +103,13 @@ fn calls_are_counted_and_logged_failed_ones_too() {
     let device = device(FaultPlan::none());
     program(&device).unwrap();
     device.create(Bytes::new(1), Place::Device).unwrap_err();
-    assert_eq!((device.calls(), device.calls_of(Call::Create)), (14, 2));
+    assert_eq!((device.calls(), device.calls_of(Call::Create)), (24, 2));
     let log: Vec<_> = device.take_log().iter().map(|entry| entry.to_string()).collect();
-    assert_eq!(log.len(), 14);
+    assert_eq!(log.len(), 24);
     assert_eq!(log[2], "reserve 2.00 MiB");
     assert_eq!(log[4], "map 0x10000000000");
     assert_eq!(log[7], "fill 0x10000000000 2.00 MiB on stream 1");
-    assert_eq!(log[13], "create 1 B failed (1)");
+    assert_eq!(log[23], "create 1 B failed (1)");
     assert_eq!(device.take_log(), []);
 }
 

@@ -2,24 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
 
 use super::errors::{
     ArenaAllocError, ArenaCaptureError, ArenaFreeError, ArenaFull, ArenaResetError,
     UnknownArenaBlock,
 };
-use super::order::{Frontier, Horizon, NodeId, Order, UnknownNode};
+use super::order::{Frontier, Horizon, NodeId, Order, Point};
 use super::plan::Layout;
 use super::recording::{Life, NEVER, Obstacle, Position, Recording};
 use super::space::Space;
-use crate::{ArenaId, Bytes, Inconsistency};
+use crate::{ArenaId, Bytes};
 
 /// What all offsets and lengths are multiples of, in bytes: what CUDA promises of its own
 /// allocations.
 const GRAIN: Bytes = Bytes::new(256);
-
-/// So often a capture may leave its plan for single blocks before it leaves it for good.
-const MISSES_MOST: u32 = 64;
 
 /// Whether memory serves twice within a capture. Both place at multiples of 256 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,17 +78,17 @@ pub struct ArenaCensus {
 
 /// A live block.
 #[derive(Clone, Debug)]
-struct Held {
-    range: Range<u64>,
-    requested: u64,
+pub(super) struct Held {
+    pub(super) range: Range<u64>,
+    pub(super) requested: u64,
     /// Captured work of this capture that uses it.
-    uses: Frontier,
-    record: Record,
+    pub(super) uses: Frontier,
+    pub(super) record: Record,
 }
 
 /// Where the recording of the present capture has a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Record {
+pub(super) enum Record {
     Life(usize),
     Obstacle(usize),
     /// Between captures there is none.
@@ -101,12 +97,12 @@ enum Record {
 
 /// The capture that runs.
 #[derive(Clone, Debug, Default)]
-struct Capture {
-    order: Order,
-    recording: Recording,
+pub(super) struct Capture {
+    pub(super) order: Order,
+    pub(super) recording: Recording,
     /// True until an allocation differs from the plan's.
-    follows: bool,
-    misses: u32,
+    pub(super) follows: bool,
+    pub(super) misses: u32,
 }
 
 /// A range of offsets for the blocks of captured graphs.
@@ -128,19 +124,19 @@ struct Capture {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Arena {
-    id: ArenaId,
-    policy: ArenaPolicy,
-    capacity: u64,
-    space: Space,
-    held: BTreeMap<ArenaBlockId, Held>,
+    pub(super) id: ArenaId,
+    pub(super) policy: ArenaPolicy,
+    pub(super) capacity: u64,
+    pub(super) space: Space,
+    pub(super) held: BTreeMap<ArenaBlockId, Held>,
     /// The same by offset.
-    offsets: BTreeMap<u64, ArenaBlockId>,
-    live: u64,
+    pub(super) offsets: BTreeMap<u64, ArenaBlockId>,
+    pub(super) live: u64,
     next_number: u64,
     /// Up to where it was used since it was made or reset.
-    touched: u64,
-    capture: Option<Capture>,
-    plan: Option<Arc<Layout>>,
+    pub(super) touched: u64,
+    pub(super) capture: Option<Capture>,
+    pub(super) plan: Option<Layout>,
 }
 
 impl Arena {
@@ -181,7 +177,7 @@ impl Arena {
     ///
     /// A plan is a wish: each of its offsets is used only where it is proven free.
     pub fn set_plan(&mut self, plan: Option<Layout>) {
-        self.plan = plan.map(Arc::new);
+        self.plan = plan;
         if let Some(capture) = &mut self.capture {
             capture.follows = false;
         }
@@ -230,7 +226,7 @@ impl Arena {
             held.record = Record::None;
             held.uses = Frontier::default();
         }
-        Ok(capture.recording)
+        Ok(Recording { clocks: capture.order.into_clocks(), ..capture.recording })
     }
 
     /// Ends a capture that failed. Its live blocks stay until they are freed.
@@ -277,16 +273,11 @@ impl Arena {
     pub fn alloc(&mut self, len: Bytes, at: &[NodeId]) -> Result<ArenaBlock, ArenaAllocError> {
         let capture = self.capture.as_ref().ok_or(ArenaAllocError::NotCapturing(self.id))?;
         let from = capture.order.horizon(at)?;
-        let rounded = len.max(Bytes::new(1)).checked_round_up(GRAIN);
-        let full = || self.full(len, &from);
-        let rounded = rounded.map(Bytes::count).ok_or_else(full)?;
-        let offset = match self.planned(rounded, &from) {
-            Planned::At(offset) => Some(offset),
-            Planned::Missed => self.search_beside_plan(rounded, &from),
-            Planned::Departed => self.search(rounded, &from, &[]),
-        };
-        let offset = offset.ok_or_else(full)?;
-        self.note_plan(offset, rounded, &from);
+        let point = capture.order.clocks().point(&from);
+        let full = || self.full(len, point);
+        let rounded = len.max(Bytes::new(1)).checked_round_up(GRAIN).ok_or_else(full)?.count();
+        let (offset, step) = self.choose(capture, rounded, point).ok_or_else(full)?;
+        self.note(step);
         Ok(self.carve(offset..offset + rounded, len, from))
     }
 
@@ -382,102 +373,9 @@ impl Arena {
         })
     }
 
-    /// Bytes by state, added up from scratch. O(live blocks).
-    pub fn census(&self) -> ArenaCensus {
-        let used = self.held.values().map(|held| held.range.end - held.range.start).sum::<u64>();
-        ArenaCensus {
-            blocks: self.held.len(),
-            live: Bytes::new(self.held.values().map(|held| held.requested).sum()),
-            used: Bytes::new(used),
-            free: Bytes::new(self.touched - used),
-            untouched: Bytes::new(self.capacity - self.touched),
-        }
-    }
-
-    /// Checks every invariant. O(n log n): for tests.
-    ///
-    /// # Errors
-    /// The first that does not hold.
-    pub fn audit(&self) -> Result<(), Inconsistency> {
-        let checks = [self.stretches_lie_end_to_end(), self.tables_agree(), self.sums_agree()];
-        let checked: Result<(), String> = checks.into_iter().collect();
-        checked.map_err(|what| Inconsistency { what: format!("{}: {what}", self.id) })
-    }
-
     fn point(&self, at: &[NodeId]) -> Result<Horizon, ArenaFreeError> {
         let capture = self.capture.as_ref().ok_or(ArenaFreeError::NotCapturing(self.id))?;
         Ok(capture.order.horizon(at)?)
-    }
-
-    /// What the plan says of the next block.
-    fn planned(&self, len: u64, from: &Horizon) -> Planned {
-        let Some((capture, plan)) = self.capture.as_ref().zip(self.plan.as_ref()) else {
-            return Planned::Departed;
-        };
-        let spot = plan.spots.get(capture.recording.lives.len());
-        let same =
-            |spot: &&super::plan::PlannedBlock| spot.len == len && spot.chains == from.chains();
-        match spot.filter(same).filter(|_| capture.follows) {
-            None => Planned::Departed,
-            Some(spot) if self.is_usable(spot.offset, len, from) => Planned::At(spot.offset),
-            Some(_) => Planned::Missed,
-        }
-    }
-
-    fn is_usable(&self, offset: u64, len: u64, from: &Horizon) -> bool {
-        let end = offset.checked_add(len).filter(|&end| end <= self.capacity);
-        end.is_some_and(|end| self.space.is_usable(offset..end, from))
-    }
-
-    /// An offset for a block whose planned one is not free, where possible away from the blocks
-    /// that the plan has during its life.
-    fn search_beside_plan(&self, len: u64, from: &Horizon) -> Option<u64> {
-        let (capture, plan) = self.capture.as_ref().zip(self.plan.as_ref())?;
-        let index = capture.recording.lives.len();
-        let until = (plan.spots[index].until as usize).min(plan.spots.len());
-        let mut avoid: Vec<Range<u64>> = plan.spots[index + 1..until]
-            .iter()
-            .map(|spot| spot.offset..spot.offset + spot.len)
-            .collect();
-        avoid.sort_unstable_by_key(|range| range.start);
-        let ceiling = plan.high_water.max(capture.recording.high_water);
-        let beside = self.search(len, from, &avoid).filter(|offset| offset + len <= ceiling);
-        beside.or_else(|| self.search(len, from, &[]))
-    }
-
-    /// Notes whether the block was the plan's.
-    fn note_plan(&mut self, offset: u64, len: u64, from: &Horizon) {
-        let planned = self.planned(len, from);
-        let Some(capture) = &mut self.capture else { return };
-        match planned {
-            Planned::At(wanted) if wanted == offset => {}
-            Planned::At(_) | Planned::Missed => {
-                capture.misses += 1;
-                capture.follows &= capture.misses <= MISSES_MOST;
-            }
-            Planned::Departed => capture.follows = false,
-        }
-    }
-
-    /// The policy's offset for a block: best fit below the high-water mark of the capture, and
-    /// above it only where nothing below fits.
-    fn search(&self, len: u64, from: &Horizon, avoid: &[Range<u64>]) -> Option<u64> {
-        if self.policy == ArenaPolicy::Monotone {
-            return (self.touched.checked_add(len)? <= self.capacity).then_some(self.touched);
-        }
-        let high_water = self.capture.as_ref()?.recording.high_water;
-        let fits = self
-            .space
-            .runs(from)
-            .flat_map(|run| without(run, avoid))
-            .filter(|run| run.end - run.start >= len);
-        // The order of preference: no growth, then the tightest, then the lowest.
-        let key = |run: &Range<u64>| {
-            let growth = (run.start + len).saturating_sub(high_water);
-            let slack = run.end.min(high_water).saturating_sub(run.start + len);
-            (growth, slack, run.start)
-        };
-        fits.min_by_key(key).map(|run| run.start)
     }
 
     /// Makes a free stretch a block.
@@ -486,6 +384,10 @@ impl Arena {
         let recording = &mut capture.recording;
         let record = Record::Life(recording.lives.len());
         let (offset, len) = (range.start, range.end - range.start);
+        // Whoever had the memory before is ordered before this point, but perhaps not before the
+        // point of the free: a block is never free again before the point it was taken at.
+        let mut uses = Frontier::default();
+        uses.join(&from);
         recording.lives.push(Life { len, offset, until: NEVER, from, last: Frontier::default() });
         recording.high_water = recording.high_water.max(range.end);
         self.touched = self.touched.max(range.end);
@@ -495,7 +397,7 @@ impl Arena {
         self.live += requested.count();
         self.offsets.insert(range.start, id);
         let carved = block(id, &range);
-        let (requested, uses) = (requested.count(), Frontier::default());
+        let requested = requested.count();
         self.held.insert(id, Held { range, requested, uses, record });
         carved
     }
@@ -524,10 +426,10 @@ impl Arena {
         Ok(freed)
     }
 
-    fn full(&self, requested: Bytes, from: &Horizon) -> ArenaFull {
+    fn full(&self, requested: Bytes, point: Point<'_>) -> ArenaFull {
         let largest = match self.policy {
             ArenaPolicy::Monotone => Some(self.capacity - self.touched),
-            ArenaPolicy::Reusing => self.space.runs(from).map(|run| run.end - run.start).max(),
+            ArenaPolicy::Reusing => self.space.runs(point).map(|run| run.end - run.start).max(),
         };
         ArenaFull {
             arena: self.id,
@@ -538,63 +440,6 @@ impl Arena {
             largest_free: Bytes::new(largest.unwrap_or(0)),
         }
     }
-
-    fn stretches_lie_end_to_end(&self) -> Result<(), String> {
-        let held = self.held.values().map(|held| held.range.clone());
-        let mut all: Vec<Range<u64>> = self.space.stretches().chain(held).collect();
-        all.sort_unstable_by_key(|range| range.start);
-        let mut at = 0;
-        for range in all {
-            if range.start != at || range.is_empty() {
-                return Err(format!("{range:?} does not follow what ends at {at}"));
-            }
-            at = range.end;
-        }
-        match (at == self.capacity, self.space.unmerged()) {
-            (false, _) => Err(format!("blocks and free pieces end at {at}")),
-            (true, Some(start)) => Err(format!("the free piece at {start} is not merged")),
-            (true, None) => Ok(()),
-        }
-    }
-
-    fn tables_agree(&self) -> Result<(), String> {
-        for (id, held) in &self.held {
-            if self.offsets.get(&held.range.start) != Some(id) {
-                return Err(format!("{id:?} is not listed at its offset {}", held.range.start));
-            }
-            let recorded = self.capture.as_ref().map_or(held.record == Record::None, |capture| {
-                capture.recording.has(held.record, &held.range)
-            });
-            if !recorded {
-                return Err(format!("{id:?} is not recorded as it is"));
-            }
-        }
-        match self.offsets.len() == self.held.len() {
-            true => Ok(()),
-            false => Err(format!("{} offsets for {} blocks", self.offsets.len(), self.held.len())),
-        }
-    }
-
-    fn sums_agree(&self) -> Result<(), String> {
-        let live: u64 = self.held.values().map(|held| held.requested).sum();
-        let end = self.held.values().map(|held| held.range.end).max().unwrap_or(0);
-        match (live == self.live, end <= self.touched && self.touched <= self.capacity) {
-            (false, _) => Err(format!("{live} bytes are live, {} are counted", self.live)),
-            (true, false) => Err(format!("a block ends at {end}, above {}", self.touched)),
-            (true, true) => Ok(()),
-        }
-    }
-}
-
-/// What a plan says of the next block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Planned {
-    /// Put it here: proven free.
-    At(u64),
-    /// The capture is as planned, but the place is not free.
-    Missed,
-    /// There is no plan, or it was of another capture.
-    Departed,
 }
 
 impl Recording {
@@ -614,37 +459,8 @@ impl Recording {
             Record::None => {}
         }
     }
-
-    fn has(&self, record: Record, range: &Range<u64>) -> bool {
-        match record {
-            Record::Life(index) => self.lives.get(index).is_some_and(|life| {
-                life.until == NEVER && *range == (life.offset..life.offset + life.len)
-            }),
-            Record::Obstacle(index) => self
-                .obstacles
-                .get(index)
-                .is_some_and(|fixed| fixed.until == NEVER && fixed.range == *range),
-            Record::None => false,
-        }
-    }
 }
 
 fn block(id: ArenaBlockId, range: &Range<u64>) -> ArenaBlock {
     ArenaBlock { id, offset: Bytes::new(range.start), len: Bytes::new(range.end - range.start) }
-}
-
-/// What is left of a run beside some ranges, which are in the order of their starts.
-fn without(run: Range<u64>, avoid: &[Range<u64>]) -> Vec<Range<u64>> {
-    let mut rest = Vec::new();
-    let mut at = run.start;
-    for range in avoid.iter().filter(|range| range.end > run.start && range.start < run.end) {
-        if range.start > at {
-            rest.push(at..range.start);
-        }
-        at = at.max(range.end);
-    }
-    if at < run.end {
-        rest.push(at..run.end);
-    }
-    rest
 }

@@ -6,7 +6,7 @@
 //! 1. [`Arena::begin`] starts a capture (`blocks.rs`). What no live block holds is free for it:
 //!    graphs of one arena never replay at the same time.
 //! 2. The shell tells every captured node with its predecessors: [`Arena::add_node`] (`order.rs`).
-//! 3. [`Arena::alloc`] finds an offset for a point of a stream, the nodes that its next node will
+//! 3. [`Arena::alloc`] finds an offset (`choose.rs`) for a point of a stream, the nodes that its next node will
 //!    depend on. Freed memory serves again where the captured order proves that its last use is
 //!    before that point (`space.rs`).
 //! 4. [`Arena::end`] returns the [`Recording`]: which blocks lived when (`recording.rs`).
@@ -21,7 +21,9 @@
 //! Deliberately absent: addresses, pages, streams and the driver's calls. Whoever owns the memory
 //! behind the offsets reads the high-water mark.
 
+mod audit;
 mod blocks;
+mod choose;
 mod errors;
 mod lease;
 mod order;

@@ -6,7 +6,6 @@
 //! streams add a chain each, and only a join makes a new list of the other chains.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use smallvec::SmallVec;
 
@@ -29,20 +28,32 @@ pub(crate) struct Step {
     pub place: u32,
 }
 
-/// What a node is ordered after: the places of all chains.
-#[derive(Clone, Debug)]
+/// Which list of [`Clocks`] a node has.
+type Clock = u32;
+
+/// A place, and what is ordered before it in the other chains.
+#[derive(Clone, Copy, Debug)]
 struct Node {
     step: Step,
-    /// For each chain but its own, the furthest place before this node; missing ones are 0.
-    others: Arc<[u32]>,
+    others: Clock,
 }
 
-impl Node {
-    fn place_in(&self, chain: u32) -> u32 {
-        match chain == self.step.chain {
-            true => self.step.place,
-            false => self.others.get(chain as usize).copied().unwrap_or(0),
+/// Lists of the furthest place in each chain, shared by nodes: 0 for none, also where a list ends.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Clocks(Vec<Box<[u32]>>);
+
+impl Clocks {
+    /// The furthest place of a chain that is ordered before a node, or is the node.
+    fn place_in(&self, chain: u32, node: Node) -> u32 {
+        match chain == node.step.chain {
+            true => node.step.place,
+            false => self.0[node.others as usize].get(chain as usize).copied().unwrap_or(0),
         }
+    }
+
+    /// A point in the light of these lists.
+    pub(crate) fn point<'a>(&'a self, horizon: &'a Horizon) -> Point<'a> {
+        Point { clocks: self, horizon }
     }
 }
 
@@ -65,6 +76,7 @@ pub struct Order {
     nodes: BTreeMap<NodeId, Node>,
     /// The last place of each chain.
     ends: Vec<u32>,
+    clocks: Clocks,
 }
 
 impl Order {
@@ -79,11 +91,21 @@ impl Order {
             return Ok(());
         }
         let before = self.horizon(predecessors)?;
-        let added = self.behind(&before);
-        if added.step.place == 1 {
-            self.ends.push(0);
+        let before = self.clocks.point(&before);
+        let step = self.next_step(before);
+        let others = match self.shared(before, step.chain) {
+            Some(clock) => clock,
+            None => {
+                let places = self.places(before, step.chain);
+                self.clocks.0.push(places);
+                Clock::try_from(self.clocks.0.len() - 1).expect("fewer than four billion joins")
+            }
+        };
+        match self.ends.get_mut(step.chain as usize) {
+            Some(end) => *end = step.place,
+            None => self.ends.push(step.place),
         }
-        self.ends[added.step.chain as usize] = added.step.place;
+        let added = Node { step, others };
         self.nodes.insert(node, added);
         Ok(())
     }
@@ -106,8 +128,8 @@ impl Order {
     /// True if `earlier` is `later`, or is ordered before it. O(log n); false for unknown nodes.
     pub fn reaches(&self, earlier: NodeId, later: NodeId) -> bool {
         match (self.nodes.get(&earlier), self.nodes.get(&later)) {
-            (Some(earlier), Some(later)) => {
-                earlier.step.place <= later.place_in(earlier.step.chain)
+            (Some(earlier), Some(&later)) => {
+                earlier.step.place <= self.clocks.place_in(earlier.step.chain, later)
             }
             _ => false,
         }
@@ -115,39 +137,50 @@ impl Order {
 
     /// Everything that work depending on these nodes is ordered after.
     pub(crate) fn horizon(&self, point: &[NodeId]) -> Result<Horizon, UnknownNode> {
-        let known = |&node| self.nodes.get(&node).cloned().ok_or(UnknownNode { node });
+        let known = |&node| self.nodes.get(&node).copied().ok_or(UnknownNode { node });
         Ok(Horizon { nodes: point.iter().map(known).collect::<Result<_, _>>()? })
     }
 
-    /// A node behind `before`: it continues a chain whose end is ordered before it, if any is.
-    fn behind(&self, before: &Horizon) -> Node {
-        let is_end = |node: &Node| self.ends[node.step.chain as usize] == node.step.place;
-        let chain = match before.nodes.iter().find(|node| is_end(node)) {
-            Some(node) => Some(node.step.chain),
-            None => (0..).zip(&self.ends).find_map(|(chain, &end)| {
-                (!before.nodes.is_empty() && before.place_in(chain) == end).then_some(chain)
-            }),
-        };
-        let chain = chain.unwrap_or(self.ends.len() as u32);
-        let place = 1 + self.ends.get(chain as usize).copied().unwrap_or(0);
-        Node { step: Step { chain, place }, others: self.others(before, chain) }
+    /// The lists that horizons refer to.
+    pub(crate) fn clocks(&self) -> &Clocks {
+        &self.clocks
     }
 
-    /// The furthest places before a node of `chain`, in the other chains. A list is shared with a
-    /// predecessor that knows as much.
-    fn others(&self, before: &Horizon, chain: u32) -> Arc<[u32]> {
-        if let Some(same) = before.nodes.iter().find(|node| node.step.chain == chain) {
-            let knows =
-                |&other: &u32| other == chain || same.place_in(other) >= before.place_in(other);
-            if before.nodes.len() == 1 || (0..self.ends.len() as u32).all(|other| knows(&other)) {
-                return Arc::clone(&same.others);
-            }
+    /// The lists alone, when nothing more is captured.
+    pub(crate) fn into_clocks(self) -> Clocks {
+        self.clocks
+    }
+
+    /// Where a node behind this point goes: it continues a chain whose end is ordered before it, if
+    /// any is, or begins one.
+    fn next_step(&self, before: Point<'_>) -> Step {
+        let nodes = &before.horizon.nodes;
+        let is_end = |step: &Step| self.ends[step.chain as usize] == step.place;
+        let continued = nodes.iter().map(|node| node.step).find(is_end).or_else(|| {
+            let ends = (0..).zip(&self.ends).map(|(chain, &place)| Step { chain, place });
+            ends.filter(|_| !nodes.is_empty()).find(|end| before.place_in(end.chain) == end.place)
+        });
+        match continued {
+            Some(Step { chain, place }) => Step { chain, place: place + 1 },
+            None => Step { chain: self.ends.len() as u32, place: 1 },
         }
-        let mut places: Vec<u32> =
-            (0..self.ends.len() as u32).map(|other| before.place_in(other)).collect();
-        if let Some(own) = places.get_mut(chain as usize) {
-            *own = 0;
-        }
+    }
+
+    /// The list of a predecessor in the same chain that knows as much as all predecessors do.
+    fn shared(&self, before: Point<'_>, chain: u32) -> Option<Clock> {
+        let nodes = &before.horizon.nodes;
+        let same = nodes.iter().copied().find(|node| node.step.chain == chain)?;
+        let knows = |other: u32| {
+            other == chain || self.clocks.place_in(other, same) >= before.place_in(other)
+        };
+        let all = nodes.len() == 1 || (0..self.ends.len() as u32).all(knows);
+        all.then_some(same.others)
+    }
+
+    /// The furthest places before this point in all chains but one.
+    fn places(&self, before: Point<'_>, but: u32) -> Box<[u32]> {
+        let place = |chain| if chain == but { 0 } else { before.place_in(chain) };
+        let mut places: Vec<u32> = (0..self.ends.len() as u32).map(place).collect();
         places.truncate(places.iter().rposition(|&place| place > 0).map_or(0, |last| last + 1));
         places.into()
     }
@@ -160,16 +193,6 @@ pub(crate) struct Horizon {
 }
 
 impl Horizon {
-    /// The furthest place of a chain that is ordered before this point.
-    pub(crate) fn place_in(&self, chain: u32) -> u32 {
-        self.nodes.iter().map(|node| node.place_in(chain)).max().unwrap_or(0)
-    }
-
-    /// True if all work of the frontier is ordered before this point.
-    pub(crate) fn covers(&self, frontier: &Frontier) -> bool {
-        !frontier.never && frontier.steps.iter().all(|step| step.place <= self.place_in(step.chain))
-    }
-
     /// The chains this point stands in: the same at the same point of a capture of the same shape.
     pub(crate) fn chains(&self) -> Chains {
         let mut chains: Chains = self.nodes.iter().map(|node| node.step.chain).collect();
@@ -181,6 +204,30 @@ impl Horizon {
 
 /// The chains that a point stands in, in order.
 pub(crate) type Chains = SmallVec<[u32; 2]>;
+
+/// A horizon with the lists it refers to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Point<'a> {
+    clocks: &'a Clocks,
+    horizon: &'a Horizon,
+}
+
+impl Point<'_> {
+    pub(crate) fn chains(&self) -> Chains {
+        self.horizon.chains()
+    }
+
+    /// The furthest place of a chain that is ordered before this point.
+    pub(crate) fn place_in(&self, chain: u32) -> u32 {
+        let nodes = self.horizon.nodes.iter();
+        nodes.map(|&node| self.clocks.place_in(chain, node)).max().unwrap_or(0)
+    }
+
+    /// True if all work of the frontier is ordered before this point.
+    pub(crate) fn covers(&self, frontier: &Frontier) -> bool {
+        !frontier.never && frontier.steps.iter().all(|step| step.place <= self.place_in(step.chain))
+    }
+}
 
 /// The last work that used a piece of memory: it may be used again where all of it is before.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -199,22 +246,12 @@ impl Frontier {
 
     /// Adds the work up to a point.
     pub(crate) fn join(&mut self, point: &Horizon) {
-        for node in &point.nodes {
-            self.join_step(node.step);
+        for Step { chain, place } in point.nodes.iter().map(|node| node.step) {
+            match self.steps.binary_search_by_key(&chain, |known| known.chain) {
+                Ok(at) => self.steps[at].place = self.steps[at].place.max(place),
+                Err(at) => self.steps.insert(at, Step { chain, place }),
+            }
         }
-    }
-
-    /// Adds the work of another frontier.
-    pub(crate) fn merge(&mut self, other: &Frontier) {
-        self.never |= other.never;
-        for &step in &other.steps {
-            self.join_step(step);
-        }
-    }
-
-    /// True if every point is ordered after it.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.steps.is_empty() && !self.never
     }
 
     pub(crate) fn steps(&self) -> &[Step] {
@@ -223,12 +260,5 @@ impl Frontier {
 
     pub(crate) fn is_never(&self) -> bool {
         self.never
-    }
-
-    fn join_step(&mut self, step: Step) {
-        match self.steps.binary_search_by_key(&step.chain, |known| known.chain) {
-            Ok(at) => self.steps[at].place = self.steps[at].place.max(step.place),
-            Err(at) => self.steps.insert(at, step),
-        }
     }
 }

@@ -1,320 +1,231 @@
 //! Offline planning: offsets for a recorded capture that need hardly more than its peak.
 //!
-//! Blocks are rectangles, time by memory, that may move up and down. Three kinds of passes, the
-//! best result of all counts:
-//!
-//! 1. *The recorded layout*: nothing returned is worse.
-//! 2. *In the order of the program*, each block into a gap among those that live: long lives from
-//!    the bottom, short ones from the top of a stretch as high as the bound. That is how a
-//!    forward and backward pass is stacked by hand, and takes O(n) times the live blocks.
-//! 3. *In an order of importance*, by size, life or area, each block to the lowest place where
-//!    nothing that conflicts is placed already. Then the blocks that stick out go first, again and
-//!    again.
+//! Blocks are rectangles, time by memory, that may move up and down. Each pass takes them in an
+//! order of importance, by size first of all, and puts each at the lowest place where nothing that
+//! conflicts was put before. Then, in the best of these orders, the blocks that stick out go first,
+//! again and again. The best layout counts, and the recorded one takes part: nothing returned is worse.
 //!
 //! Work is counted in visited blocks, never in time: the same recording gives the same layout.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 
 use super::plan::Layout;
-use super::recording::{NEVER, Position, Recording};
+use super::recording::{Position, Recording};
 
-/// How many blocks all passes may visit together. Keeps 20,000 blocks of one stream under a second.
-const BUDGET: u64 = 400_000_000;
+/// How many placed blocks all passes may visit together. Keeps 20,000 blocks of one stream under a
+/// second.
+pub(super) const BUDGET: u64 = 250_000_000;
 
-/// As close to the bound as is worth any work: thousandths.
-const GOOD_PER_MILLE: u64 = 2;
+/// So close to the bound, in thousandths of it, no more work is done.
+const GOOD_PER_MILLE: u64 = 1;
+
+/// What so many blocks cost to move up by one in a list, counted in visits.
+const MOVED_PER_VISIT: u64 = 8;
 
 /// Offsets for the blocks of a recording, at most as high as the capture's own.
 ///
-/// O(n²) at worst, cut off by a budget of visited blocks. The result passes [`Layout::check`].
+/// O(n * n) at worst, cut off by a budget of visited blocks. The result passes [`Layout::check`].
 pub fn pack(recording: &Recording) -> Layout {
-    let bound = recording.lower_bound().count();
-    let mut packer = Packer::new(recording, bound);
-    packer.sweeps();
-    packer.by_importance();
-    packer.improve();
-    Layout::of(recording, &packer.best)
+    Layout::of(recording, &Packer::new(recording).run())
 }
 
-/// A block with a place.
-#[derive(Clone, Copy, Debug)]
+/// A block with a place, and when nothing else may be there.
+#[derive(Clone, Debug)]
 struct Placed {
     offset: u64,
     end: u64,
     index: Position,
+    /// From the allocation to the first position that all later blocks are ordered after.
+    open: Range<Position>,
 }
 
-/// A pass that came to an end: too high, or out of budget.
-struct Stopped;
+/// No visits are left.
+#[derive(Debug)]
+struct OutOfBudget;
 
-struct Packer<'a> {
+/// Offsets of all blocks, and their highest end.
+#[derive(Clone, Debug)]
+struct Packed {
+    offsets: Vec<u64>,
+    end: u64,
+}
+
+pub(super) struct Packer<'a> {
     recording: &'a Recording,
-    /// Of blocks and then of obstacles.
-    ranges: Vec<Range<Position>>,
+    /// When a block's place is closed to others. Obstacles come behind the blocks.
+    open: Vec<Range<Position>>,
     bound: u64,
-    best: Vec<u64>,
-    best_end: u64,
-    /// The order of importance that gave the best layout of its kind.
-    order: Vec<Position>,
-    order_end: u64,
+    best: Packed,
     visits_left: u64,
-}
-
-/// Where a sweep puts a block that fits in several gaps.
-#[derive(Clone, Copy, Debug)]
-enum Fit {
-    First,
-    Best,
+    random: u64,
 }
 
 impl<'a> Packer<'a> {
-    fn new(recording: &'a Recording, bound: u64) -> Packer<'a> {
+    pub(super) fn new(recording: &'a Recording) -> Packer<'a> {
         let free_from = recording.free_from();
-        let born = 0..recording.lives.len() as Position;
-        let lives = born.zip(&free_from.lives).map(|(from, &until)| from..until);
+        let lives = (0..).zip(&free_from.lives).map(|(from, &until)| from..until);
         let obstacles = free_from.obstacles.iter().map(|&until| 0..until);
-        let ranges = lives.chain(obstacles).collect();
-        let best: Vec<u64> = recording.lives.iter().map(|life| life.offset).collect();
+        let offsets = recording.lives.iter().map(|life| life.offset).collect();
         Packer {
             recording,
-            ranges,
-            bound,
-            best_end: recording.high_water,
-            best,
-            order: Vec::new(),
-            order_end: u64::MAX,
+            open: lives.chain(obstacles).collect(),
+            bound: recording.lower_bound().count(),
+            best: Packed { offsets, end: recording.high_water },
             visits_left: BUDGET,
+            random: 0x9e37_79b9_7f4a_7c15,
         }
+    }
+
+    /// The best offsets that the budget allows.
+    pub(super) fn run(&mut self) -> Vec<u64> {
+        // Whoever runs out of budget leaves the best layout behind.
+        let _out_of_budget = self.by_importance();
+        std::mem::take(&mut self.best.offsets)
+    }
+
+    /// How much of the budget was not needed.
+    #[cfg(test)]
+    pub(super) fn visits_left(&self) -> u64 {
+        self.visits_left
+    }
+
+    fn by_importance(&mut self) -> Result<(), OutOfBudget> {
+        let by_size = self.ordered(|len, life| (len, u64::from(life.end - life.start)));
+        let by_area =
+            self.ordered(|len, life| (len.saturating_mul(u64::from(life.end - life.start)), len));
+        let backwards = self.ordered(|_, life| (u64::from(life.end), u64::from(life.start)));
+        let by_life = self.ordered(|len, life| (u64::from(life.end - life.start), len));
+        let mut foremost: Option<(u64, Vec<Position>)> = None;
+        for order in [by_size, by_area, backwards, by_life] {
+            if self.is_good() {
+                return Ok(());
+            }
+            let end = self.place(&order)?.end;
+            if foremost.as_ref().is_none_or(|(least, _)| end < *least) {
+                foremost = Some((end, order));
+            }
+        }
+        foremost.map_or(Ok(()), |(_, order)| self.improve(order))
     }
 
     fn is_good(&self) -> bool {
-        self.best_end <= self.bound + self.bound / 1000 * GOOD_PER_MILLE
+        self.best.end <= self.bound + self.bound / 1000 * GOOD_PER_MILLE
     }
 
-    fn len(&self, index: Position) -> u64 {
-        self.recording.lives[index as usize].len
+    /// All blocks, those with the largest key of length and life first.
+    fn ordered(&self, key: impl Fn(u64, Range<Position>) -> (u64, u64)) -> Vec<Position> {
+        let blocks = self.recording.lives.len() as Position;
+        let mut order: Vec<Position> = (0..blocks).collect();
+        order.sort_by_cached_key(|&block| {
+            let life = &self.recording.lives[block as usize];
+            Reverse(key(life.len, block..life.until.min(blocks)))
+        });
+        order
     }
 
-    fn life(&self, index: Position) -> u64 {
-        let end =
-            (self.recording.lives[index as usize].until).min(self.recording.lives.len() as u32);
-        u64::from(end - index)
-    }
-
-    fn spend(&mut self, visits: u64) -> Result<(), Stopped> {
-        self.visits_left = self.visits_left.checked_sub(visits).ok_or(Stopped)?;
+    /// Lets those blocks go first that stick out, again and again.
+    fn improve(&mut self, mut order: Vec<Position>) -> Result<(), OutOfBudget> {
+        const ROUNDS: u32 = 64;
+        for _ in 0..ROUNDS {
+            if self.is_good() {
+                break;
+            }
+            let packed = self.place(&order)?;
+            let goal = packed.end - packed.end.saturating_sub(self.bound) / 2;
+            let ends_above = |&block: &Position| {
+                packed.offsets[block as usize] + self.recording.lives[block as usize].len > goal
+            };
+            let (mut first, rest): (Vec<Position>, Vec<Position>) =
+                order.iter().partition(|block| ends_above(block));
+            self.shuffle(&mut first);
+            first.extend(rest);
+            order = first;
+        }
         Ok(())
     }
 
-    fn keep(&mut self, offsets: Vec<u64>) {
-        let ends = offsets.iter().zip(&self.recording.lives).map(|(at, life)| at + life.len);
-        let end = ends.max().unwrap_or(0).max(self.recording.obstacle_end());
-        if end < self.best_end {
-            (self.best, self.best_end) = (offsets, end);
+    /// Places blocks in this order, each as low as it may be, and keeps the best layout.
+    fn place(&mut self, order: &[Position]) -> Result<Packed, OutOfBudget> {
+        let mut placed = self.obstacles();
+        let end = self.recording.obstacle_end();
+        let mut packed = Packed { offsets: vec![0; order.len()], end };
+        for &block in order {
+            let offset = self.first_fit(&placed, block)?;
+            let end = offset + self.recording.lives[block as usize].len;
+            let at = placed.partition_point(|placed| placed.offset < offset);
+            self.spend((placed.len() - at) as u64 / MOVED_PER_VISIT)?;
+            let open = self.open[block as usize].clone();
+            placed.insert(at, Placed { offset, end, index: block, open });
+            packed.offsets[block as usize] = offset;
+            packed.end = packed.end.max(end);
         }
+        if packed.end < self.best.end {
+            self.best = packed.clone();
+        }
+        Ok(packed)
     }
 
-    /// True if the two may be in use at once. Blocks have smaller indices than obstacles.
-    fn conflict(&self, a: Position, b: Position) -> bool {
-        let (first, second) = (a.min(b), a.max(b));
-        let blocks = self.recording.lives.len() as Position;
-        if second >= blocks {
-            let fixed = &self.recording.obstacles[(second - blocks) as usize];
-            return self.recording.is_blocked(fixed, first as usize);
-        }
-        self.recording.conflict(first as usize, second as usize)
-    }
-
+    /// What stays where it is, lowest first.
     fn obstacles(&self) -> Vec<Placed> {
-        let first = self.recording.lives.len() as Position;
-        let fixed = self.recording.obstacles.iter().map(|fixed| &fixed.range);
-        let mut placed: Vec<Placed> = (first..)
+        let blocks = self.recording.lives.len();
+        let fixed = self.recording.obstacles.iter().zip(&self.open[blocks..]);
+        let mut placed: Vec<Placed> = (blocks as Position..)
             .zip(fixed)
-            .map(|(index, range)| Placed { offset: range.start, end: range.end, index })
+            .map(|(index, (fixed, open))| {
+                let (offset, end) = (fixed.range.start, fixed.range.end);
+                Placed { offset, end, index, open: open.clone() }
+            })
             .collect();
         placed.sort_unstable_by_key(|placed| placed.offset);
         placed
     }
 
-    /// Passes in the order of the program, with several ideas of what a long life is.
-    fn sweeps(&mut self) {
-        let mut lives: Vec<u64> =
-            (0..self.recording.lives.len() as u32).map(|i| self.life(i)).collect();
-        lives.sort_unstable();
-        lives.dedup();
-        for fit in [Fit::First, Fit::Best] {
-            for percent in [0, 50, 75, 25, 90, 60, 40, 95, 10, 99] {
-                let Some(&long) = lives.get(lives.len() * percent / 100) else { return };
-                if self.is_good() {
-                    return;
-                }
-                match self.sweep(fit, long) {
-                    Ok(offsets) => {
-                        let end = offsets
-                            .iter()
-                            .zip(&self.recording.lives)
-                            .map(|(at, life)| at + life.len)
-                            .max()
-                            .unwrap_or(0);
-                        if std::env::var("PACKDBG").is_ok() {
-                            eprintln!(
-                                "sweep {fit:?} {percent} {:.4}",
-                                end as f64 / self.bound as f64
-                            );
-                        }
-                        self.keep(offsets)
-                    }
-                    Err(Stopped) if self.visits_left == 0 => return,
-                    Err(Stopped) => {}
-                }
-            }
-        }
-    }
-
-    fn sweep(&mut self, fit: Fit, long: u64) -> Result<Vec<u64>, Stopped> {
-        let mut offsets = Vec::with_capacity(self.recording.lives.len());
-        let mut open = self.obstacles();
-        for block in 0..self.recording.lives.len() as Position {
-            open.retain(|placed| self.ranges[placed.index as usize].end > block);
-            self.spend(open.len() as u64 + 1)?;
-            let is_long = self.life(block) >= long;
-            let offset = self.gap(&open, block, fit, is_long);
-            let end = offset + self.len(block);
-            let at = open.partition_point(|placed| placed.offset < offset);
-            open.insert(at, Placed { offset, end, index: block });
-            offsets.push(offset);
-        }
-        Ok(offsets)
-    }
-
-    /// The gap below the bound that suits a block, or the lowest above.
-    fn gap(&self, open: &[Placed], block: Position, fit: Fit, is_long: bool) -> u64 {
-        let len = self.len(block);
-        let mut at = 0;
-        let mut chosen: Option<Range<u64>> = None;
-        let met = open.iter().filter(|placed| self.conflict(placed.index, block));
-        for stretch in
-            met.map(|placed| placed.offset..placed.end).chain([self.bound.max(len)..u64::MAX])
-        {
-            let gap = at..stretch.start.min(self.bound);
-            if gap.end >= gap.start + len {
-                let better = match (&chosen, fit) {
-                    (None, _) => true,
-                    (Some(old), Fit::Best) if gap.end - gap.start != old.end - old.start => {
-                        gap.end - gap.start < old.end - old.start
-                    }
-                    (Some(_), _) => !is_long,
-                };
-                if better {
-                    chosen = Some(gap);
-                }
-            }
-            at = at.max(if stretch.end == u64::MAX { at } else { stretch.end });
-        }
-        match chosen {
-            Some(gap) if is_long => gap.start,
-            Some(gap) => gap.end - len,
-            None => self.first_fit(open, block),
-        }
-    }
-
     /// The lowest place where nothing that conflicts lies.
-    fn first_fit(&self, placed: &[Placed], block: Position) -> u64 {
-        let (len, life) = (self.len(block), &self.ranges[block as usize]);
-        let mut at = 0;
+    fn first_fit(&mut self, placed: &[Placed], block: Position) -> Result<u64, OutOfBudget> {
+        let len = self.recording.lives[block as usize].len;
+        let open = &self.open[block as usize];
+        let (mut at, mut visits) = (0, 1);
         for other in placed {
             if other.offset >= at + len {
                 break;
             }
-            let range = &self.ranges[other.index as usize];
-            if other.end > at
-                && range.start < life.end
-                && life.start < range.end
-                && self.conflict(other.index, block)
-            {
+            visits += 1;
+            let may_meet = other.open.start < open.end && open.start < other.open.end;
+            if other.end > at && may_meet && self.conflict(other.index, block) {
                 at = other.end;
             }
         }
-        at
+        self.spend(visits)?;
+        Ok(at)
     }
 
-    /// Passes that place important blocks first.
-    fn by_importance(&mut self) {
-        type Key = fn(&Packer<'_>, Position) -> (u64, u64);
-        let keys: [(&str, Key); 4] = [
-            ("size", |packer, block| (packer.len(block), packer.life(block))),
-            ("life", |packer, block| (packer.life(block), packer.len(block))),
-            ("area", |packer, block| (packer.len(block).saturating_mul(packer.life(block)), 0)),
-            ("wide", |packer, block| {
-                let len = packer.len(block);
-                (63 - u64::from(len.leading_zeros()), packer.life(block))
-            }),
-        ];
-        for (name, key) in keys {
-            if self.is_good() {
-                return;
+    /// True if both may be in use at once: a block and another one, or an obstacle.
+    fn conflict(&self, other: Position, block: Position) -> bool {
+        match (other as usize).checked_sub(self.recording.lives.len()) {
+            Some(fixed) => {
+                self.recording.is_blocked(&self.recording.obstacles[fixed], block as usize)
             }
-            let mut order: Vec<Position> = (0..self.recording.lives.len() as Position).collect();
-            order.sort_by_key(|&block| std::cmp::Reverse(key(self, block)));
-            let Ok(offsets) = self.place_in(&order) else {
-                if self.visits_left == 0 {
-                    return;
-                }
-                continue;
-            };
-            let end = offsets
-                .iter()
-                .zip(&self.recording.lives)
-                .map(|(at, life)| at + life.len)
-                .max()
-                .unwrap_or(0);
-            if std::env::var("PACKDBG").is_ok() {
-                eprintln!("order {name} {:.4}", end as f64 / self.bound as f64);
+            None => {
+                let (earlier, later) = (other.min(block), other.max(block));
+                self.recording.conflict(earlier as usize, later as usize)
             }
-            if end < self.order_end {
-                (self.order, self.order_end) = (order, end);
-            }
-            self.keep(offsets);
         }
     }
 
-    fn place_in(&mut self, order: &[Position]) -> Result<Vec<u64>, Stopped> {
-        let mut offsets = vec![0; self.recording.lives.len()];
-        let mut placed = self.obstacles();
-        for &block in order {
-            let offset = self.first_fit(&placed, block);
-            let end = offset + self.len(block);
-            let at = placed.partition_point(|placed| placed.offset < offset);
-            self.spend(at as u64 + (placed.len() - at) as u64 / 8 + 1)?;
-            placed.insert(at, Placed { offset, end, index: block });
-            offsets[block as usize] = offset;
-        }
-        Ok(offsets)
+    fn spend(&mut self, visits: u64) -> Result<(), OutOfBudget> {
+        self.visits_left = self.visits_left.checked_sub(visits).ok_or(OutOfBudget)?;
+        Ok(())
     }
 
-    /// Lets the blocks that stick out go first, as long as that helps now and then.
-    fn improve(&mut self) {
-        let mut random = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut order = self.order.clone();
-        while !self.is_good() && !order.is_empty() {
-            let Ok(offsets) = self.place_in(&order) else { return };
-            let goal = self.best_end.min(self.bound + self.bound / 1000 * GOOD_PER_MILLE);
-            let sticks_out = |&block: &Position| offsets[block as usize] + self.len(block) > goal;
-            let (mut first, rest): (Vec<Position>, Vec<Position>) =
-                order.iter().partition(|block| sticks_out(block));
-            self.keep(offsets);
-            if first.is_empty() {
-                return;
-            }
-            for at in (1..first.len()).rev() {
-                random ^= random << 13;
-                random ^= random >> 7;
-                random ^= random << 17;
-                first.swap(at, (random % (at as u64 + 1)) as usize);
-            }
-            first.extend(rest);
-            order = first;
+    /// Another order of the same blocks, the same one each time.
+    fn shuffle(&mut self, blocks: &mut [Position]) {
+        for at in (1..blocks.len()).rev() {
+            // Xorshift: what order it is does not matter, that it is the same does.
+            self.random ^= self.random << 13;
+            self.random ^= self.random >> 7;
+            self.random ^= self.random << 17;
+            blocks.swap(at, (self.random % (at as u64 + 1)) as usize);
         }
-        let _ = NEVER;
     }
 }

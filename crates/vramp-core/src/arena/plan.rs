@@ -17,7 +17,7 @@ pub(crate) struct PlannedBlock {
 /// [`super::Arena::set_plan`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
-    pub(crate) spots: Vec<PlannedBlock>,
+    pub(crate) blocks: Vec<PlannedBlock>,
     pub(crate) high_water: u64,
 }
 
@@ -75,9 +75,9 @@ impl Layout {
             chains: life.from.chains(),
             until: life.until,
         };
-        let spots: Vec<PlannedBlock> = recording.lives.iter().zip(offsets).map(spot).collect();
-        let end = spots.iter().map(|spot| spot.offset + spot.len).max().unwrap_or(0);
-        Layout { spots, high_water: end.max(recording.obstacle_end()) }
+        let blocks: Vec<PlannedBlock> = recording.lives.iter().zip(offsets).map(spot).collect();
+        let end = blocks.iter().map(|spot| spot.offset + spot.len).max().unwrap_or(0);
+        Layout { blocks, high_water: end.max(recording.obstacle_end()) }
     }
 
     /// The highest end of a block, of this capture or live before it.
@@ -87,7 +87,7 @@ impl Layout {
 
     /// How many blocks it has.
     pub fn blocks(&self) -> usize {
-        self.spots.len()
+        self.blocks.len()
     }
 
     /// Proves that no two blocks meet: wherever two of the recording overlap, the whole life of one
@@ -96,12 +96,12 @@ impl Layout {
     /// # Errors
     /// The first two blocks that may meet.
     pub fn check(&self, recording: &Recording) -> Result<(), LayoutError> {
-        let (planned, recorded) = (self.spots.len(), recording.lives.len());
+        let (planned, recorded) = (self.blocks.len(), recording.lives.len());
         if planned != recorded {
             return Err(LayoutError::OtherShape { planned, recorded });
         }
         let mut end = recording.obstacle_end();
-        for (block, (spot, life)) in self.spots.iter().zip(&recording.lives).enumerate() {
+        for (block, (spot, life)) in self.blocks.iter().zip(&recording.lives).enumerate() {
             if spot.len != life.len {
                 let (planned, recorded) = (Bytes::new(spot.len), Bytes::new(life.len));
                 return Err(LayoutError::OtherLength { block, planned, recorded });
@@ -118,7 +118,7 @@ impl Layout {
     fn check_overlaps(&self, recording: &Recording) -> Result<(), LayoutError> {
         let free_from = recording.free_from();
         let mut open: Vec<usize> = Vec::new();
-        for (later, spot) in self.spots.iter().enumerate() {
+        for (later, spot) in self.blocks.iter().enumerate() {
             let range = spot.offset..spot.offset + spot.len;
             let overlaps =
                 |other: &std::ops::Range<u64>| other.start < range.end && range.start < other.end;
@@ -131,7 +131,7 @@ impl Layout {
             }
             open.retain(|&earlier| free_from.lives[earlier] as usize > later);
             let met = open.iter().find(|&&earlier| {
-                let other = &self.spots[earlier];
+                let other = &self.blocks[earlier];
                 overlaps(&(other.offset..other.offset + other.len))
                     && recording.conflict(earlier, later)
             });

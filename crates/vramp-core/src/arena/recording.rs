@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use super::order::{Frontier, Horizon};
+use super::order::{Clocks, Frontier, Horizon};
 use crate::Bytes;
 
 /// Positions in a recording count allocations: position `n` is just before the `n`th, from 0.
@@ -41,6 +41,8 @@ pub struct Recording {
     pub(crate) lives: Vec<Life>,
     pub(crate) obstacles: Vec<Obstacle>,
     pub(crate) high_water: u64,
+    /// What the horizons of the lives refer to.
+    pub(crate) clocks: Clocks,
 }
 
 impl Recording {
@@ -108,12 +110,16 @@ impl Recording {
     /// True if the two may be in use at the same time in the order of the program or of the graph.
     pub(crate) fn conflict(&self, earlier: usize, later: usize) -> bool {
         let life = &self.lives[earlier];
-        meets(life.until, &life.last, later, &self.lives[later].from)
+        self.meets(life.until, &life.last, later)
     }
 
-    /// True if the block of an earlier capture may still be in use when this one begins.
+    /// True if the block of an earlier capture may be in use at the same time.
     pub(crate) fn is_blocked(&self, by: &Obstacle, later: usize) -> bool {
-        meets(by.until, &by.last, later, &self.lives[later].from)
+        self.meets(by.until, &by.last, later)
+    }
+
+    fn meets(&self, until: Position, last: &Frontier, later: usize) -> bool {
+        until as usize > later || !self.clocks.point(&self.lives[later].from).covers(last)
     }
 
     pub(crate) fn obstacle_end(&self) -> u64 {
@@ -125,10 +131,6 @@ impl Obstacle {
     fn len(&self) -> u64 {
         self.range.end - self.range.start
     }
-}
-
-fn meets(until: Position, last: &Frontier, later: usize, from: &Horizon) -> bool {
-    until as usize > later || !from.covers(last)
 }
 
 /// From which position on every later block is ordered after a block's last use.
@@ -155,7 +157,7 @@ impl Recording {
             // The nearest place of this chain that any block from here on is ordered after.
             let mut least: Vec<u32> = Vec::with_capacity(self.lives.len());
             for life in self.lives.iter().rev() {
-                let place = life.from.place_in(chain);
+                let place = self.clocks.point(&life.from).place_in(chain);
                 least.push(least.last().map_or(place, |&last| place.min(last)));
             }
             least.reverse();

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::order::{Frontier, Horizon};
+use super::order::{Frontier, Point};
 
 /// A free stretch: its length in bytes, and who used it last.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,11 +78,11 @@ impl Space {
     }
 
     /// The stretches that may be used at a point, lowest first. O(pieces).
-    pub(crate) fn runs<'a>(&'a self, at: &'a Horizon) -> impl Iterator<Item = Run> + 'a {
+    pub(crate) fn runs<'a>(&'a self, at: Point<'a>) -> impl Iterator<Item = Run> + 'a {
         let mut usable = self
             .pieces
             .iter()
-            .filter(|(_, piece)| at.covers(&piece.frontier))
+            .filter(move |(_, piece)| at.covers(&piece.frontier))
             .map(|(&start, piece)| start..start + piece.len)
             .peekable();
         std::iter::from_fn(move || {
@@ -95,7 +95,7 @@ impl Space {
     }
 
     /// True if the whole stretch is free and may be used at this point. O(log n) and its pieces.
-    pub(crate) fn is_usable(&self, range: Range<u64>, at: &Horizon) -> bool {
+    pub(crate) fn is_usable(&self, range: Range<u64>, at: Point<'_>) -> bool {
         let first = self.pieces.range(..=range.start).next_back();
         let mut reached = range.start;
         let rest = first.map_or(range.start, |(&start, _)| start);

@@ -186,12 +186,11 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Ends the capture, which is over also if this says that it was spoilt.
     pub fn end_capture(&self, stream: Stream) -> Result<Graph> {
-        let ended = self.device.end_capture(stream);
-        self.taken.borrow_mut().captures.retain(|taken| *taken != stream);
-        let graph = ended?;
-        self.taken.borrow_mut().graphs.push(graph);
+        let graph = self.device.end_capture(stream)?;
+        let mut taken = self.taken.borrow_mut();
+        taken.captures.retain(|taken| *taken != stream);
+        taken.graphs.push(graph);
         Ok(graph)
     }
 
@@ -270,7 +269,7 @@ impl<'a> Bench<'a> {
         let mut taken = self.taken.into_inner();
         let device = self.device;
         for stream in taken.captures {
-            // A capture that the case spoilt says so here once more.
+            // Most captures here were spoilt on purpose and are over.
             if let Ok(graph) = device.end_capture(stream) {
                 taken.graphs.push(graph);
             }

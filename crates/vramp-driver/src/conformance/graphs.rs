@@ -29,7 +29,7 @@ rules! {
 
 /// Memory that a fill takes a while to write.
 fn large(bench: &Bench) -> Checked<AddrRange> {
-    Ok(bench.memory(&[bench.whole_pages(Bytes::mib(64))])?)
+    Ok(bench.memory(&[bench.whole_pages(Bytes::mib(32))])?)
 }
 
 fn page(bench: &Bench) -> Checked<AddrRange> {

@@ -7,7 +7,9 @@
 //! 1. along a stream, from one piece of work to the next;
 //! 2. from the host to whatever it queues;
 //! 3. from a stream to an event recorded on it, and on to a stream that waits for the event;
-//! 4. from an event or a stream to the host, when a query returned true or a synchronise returned.
+//! 4. from an event or a stream to the host, when a query returned true or a synchronise returned;
+//! 5. along the dependencies of a launched graph: from what was queued on its stream, and from the
+//!    launch before it, to its nodes, and from all of them to what its stream does next.
 //!
 //! Opening a gate adds nothing: it lets a kernel end, which is not to have seen it end.
 //!

@@ -1,0 +1,142 @@
+//! Captures begin, end and fail; blocks outlive them.
+
+use super::*;
+
+const ID: ArenaId = ArenaId::new(7);
+
+#[test]
+fn a_capture_begins_once_and_ends_once() {
+    let mut arena = arena(ArenaPolicy::Reusing, kib(4));
+    assert_eq!(arena.end().err(), Some(ArenaCaptureError::NotRunning(ID)));
+    assert_eq!(arena.abort(), Err(ArenaCaptureError::NotRunning(ID)));
+    arena.begin().unwrap();
+    let block = arena.alloc(kib(1), &[]).unwrap();
+    assert_eq!(arena.begin(), Err(ArenaCaptureError::Running(ID)));
+    assert_eq!(arena.block(block.id), Ok(block));
+    assert!(arena.is_capturing());
+    arena.end().unwrap();
+    assert!(!arena.is_capturing());
+}
+
+#[test]
+fn outside_of_a_capture_nothing_is_handed_out_and_no_point_exists() {
+    let mut arena = capturing(ArenaPolicy::Reusing, kib(4));
+    let block = arena.alloc(kib(1), &[]).unwrap();
+    arena.end().unwrap();
+    assert_eq!(arena.alloc(kib(1), &[]), Err(ArenaAllocError::NotCapturing(ID)));
+    assert_eq!(arena.free(block.id, &[]), Err(ArenaFreeError::NotCapturing(ID)));
+    assert_eq!(arena.record_use(block.id, &[]), Err(ArenaFreeError::NotCapturing(ID)));
+    assert_eq!(arena.add_node(NodeId(1), &[]), Err(ArenaFreeError::NotCapturing(ID)));
+    assert_eq!(arena.block(block.id), Ok(block));
+}
+
+#[test]
+fn an_unknown_node_or_id_is_refused_and_changes_nothing() {
+    let mut arena = capturing(ArenaPolicy::Reusing, kib(4));
+    let mut other = Arena::new(ArenaId::new(8), ArenaPolicy::Reusing, kib(4));
+    other.begin().unwrap();
+    let foreign = other.alloc(kib(1), &[]).unwrap().id;
+    let block = arena.alloc(kib(1), &[]).unwrap();
+    let unknown = UnknownNode { node: NodeId(9) };
+    assert_eq!(arena.alloc(kib(1), &[NodeId(9)]), Err(unknown.into()));
+    assert_eq!(arena.free(block.id, &[NodeId(9)]), Err(unknown.into()));
+    assert_eq!(arena.add_node(NodeId(1), &[NodeId(9)]), Err(unknown.into()));
+    let missing = UnknownArenaBlock { arena: ID, id: foreign };
+    assert_eq!(arena.free(foreign, &[]), Err(missing.into()));
+    assert_eq!(arena.free_outside(foreign), Err(missing));
+    arena.free(block.id, &[]).unwrap();
+    let stale = UnknownArenaBlock { arena: ID, id: block.id };
+    assert_eq!(arena.free(block.id, &[]), Err(stale.into()));
+    assert_eq!(arena.record_use(block.id, &[]), Err(stale.into()));
+    let again = arena.alloc(kib(1), &[]).unwrap();
+    assert_eq!(again.offset, block.offset);
+    assert_eq!(arena.free_outside(block.id), Err(stale));
+    arena.audit().unwrap();
+}
+
+#[test]
+fn what_escapes_a_capture_keeps_its_place_until_it_is_freed() {
+    let mut arena = capturing(ArenaPolicy::Reusing, kib(4));
+    let escaped = arena.alloc(kib(1), &[]).unwrap();
+    let inner = arena.alloc(kib(1), &[]).unwrap();
+    arena.free(inner.id, &[]).unwrap();
+    assert_eq!(arena.end().unwrap().escaped(), 1);
+    arena.begin().unwrap();
+    assert_eq!(arena.alloc(kib(1), &[]).unwrap().offset, kib(1));
+    arena.end().unwrap();
+    let freed = arena.free_outside(escaped.id).unwrap();
+    assert_eq!((freed.block, freed.of_this_capture), (escaped, false));
+    arena.begin().unwrap();
+    assert_eq!(arena.alloc(kib(1), &[]).unwrap().offset, Bytes::ZERO);
+    arena.audit().unwrap();
+}
+
+#[test]
+fn a_block_of_an_earlier_capture_serves_a_later_one_only_from_its_free_on() {
+    let mut arena = capturing(ArenaPolicy::Reusing, kib(4));
+    let earlier = arena.alloc(kib(4), &[]).unwrap();
+    arena.add_node(NodeId(1), &[]).unwrap();
+    arena.end().unwrap();
+    arena.begin().unwrap();
+    assert!(!arena.knows(NodeId(1)));
+    arena.add_node(NodeId(2), &[]).unwrap();
+    arena.free(earlier.id, &[NodeId(2)]).unwrap();
+    assert!(arena.alloc(kib(1), &[]).is_err(), "beside the node nothing is proven");
+    assert_eq!(arena.alloc(kib(4), &[NodeId(2)]).unwrap().offset, Bytes::ZERO);
+    let recording = arena.end().unwrap();
+    assert_eq!(recording.lower_bound(), kib(4));
+    pack(&recording).check(&recording).unwrap();
+}
+
+#[test]
+fn a_block_freed_beside_the_capture_serves_the_next_one() {
+    let mut arena = capturing(ArenaPolicy::Reusing, kib(4));
+    let block = arena.alloc(kib(3), &[]).unwrap();
+    assert!(arena.free_outside(block.id).unwrap().of_this_capture);
+    arena.audit().unwrap();
+    let full = arena.alloc(kib(2), &[]).unwrap_err();
+    assert!(matches!(full, ArenaAllocError::Full(full) if full.largest_free == kib(1)));
+    arena.end().unwrap();
+    arena.begin().unwrap();
+    assert_eq!(arena.alloc(kib(4), &[]).unwrap().offset, Bytes::ZERO);
+}
+
+#[test]
+fn a_capture_that_fails_loses_nothing() {
+    let mut arena = capturing(ArenaPolicy::Reusing, kib(4));
+    let [kept, freed] = [kib(1), kib(1)].map(|len| arena.alloc(len, &[]).unwrap());
+    arena.free(freed.id, &[]).unwrap();
+    arena.abort().unwrap();
+    arena.audit().unwrap();
+    assert_eq!(arena.block(kept.id), Ok(kept));
+    arena.free_outside(kept.id).unwrap();
+    arena.begin().unwrap();
+    assert_eq!(arena.alloc(kib(4), &[]).unwrap().offset, Bytes::ZERO);
+}
+
+#[test]
+fn many_captures_over_one_arena_need_as_much_as_the_largest() {
+    let mut arena = arena(ArenaPolicy::Reusing, kib(1024));
+    let mut largest = Bytes::ZERO;
+    for capture in 0..200 {
+        let lens = [kib(capture % 17 + 1), kib(capture % 5 + 1)].map(Ask::Take);
+        let [first, second] = lens;
+        let recording = record(&mut arena, &[first, second, Ask::Free(0), Ask::Free(1)]);
+        largest = largest.max(recording.high_water());
+    }
+    assert_eq!(arena.high_water(), largest);
+}
+
+#[test]
+fn the_census_and_the_ranges_add_up_to_the_capacity() {
+    let mut arena = capturing(ArenaPolicy::Reusing, kib(16));
+    let blocks = [1, 2, 3].map(|len| arena.alloc(kib(len), &[]).unwrap());
+    arena.free(blocks[1].id, &[]).unwrap();
+    let census =
+        ArenaCensus { blocks: 2, live: kib(4), used: kib(4), free: kib(2), untouched: kib(10) };
+    assert_eq!(arena.census(), census);
+    let live: Vec<_> = arena.live_ranges().collect();
+    assert_eq!(live, [(Bytes::ZERO, kib(1)), (kib(3), kib(3))]);
+    let free: Vec<_> = arena.free_ranges(kib(2)).collect();
+    assert_eq!(free, [(kib(2), kib(1)), (kib(6), kib(10))]);
+}
