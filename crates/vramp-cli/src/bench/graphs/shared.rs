@@ -41,7 +41,10 @@ pub(super) fn measure(bench: &Bench, graphs: u32, block: Bytes) -> Result<Row> {
     let backed = arena.report().backed;
     let mut alone = Vec::new();
     for program in &programs {
-        let own = site.allocator().graph_arena(ArenaConfig::default())?;
+        // Without reuse it would take this much: addresses enough, and not so many that they run out.
+        let capacity = program.result_len() + Bytes::mib(1);
+        let own =
+            site.allocator().graph_arena(ArenaConfig { capacity, ..ArenaConfig::default() })?;
         alone.push(capture(&site, &own, program, &result)?.report().taken);
     }
     let largest = alone.iter().copied().max().unwrap_or_default();
