@@ -68,7 +68,7 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
         Ok::<Cost, anyhow::Error>(cost)
     };
     let mut cases = [
-        Case::new("malloc and free", PAIRS, || pairs()),
+        Case::new("malloc and free", PAIRS, &pairs),
         Case::new("malloc and free in a capture", PAIRS, || {
             // Not alone at the beginning: something was captured before.
             let (graph, cost) = site.allocator().capture(site.stream, &arena, || {
