@@ -92,15 +92,14 @@ fn no_layout_is_below_the_bound_or_above_monotone() {
         assert!(bytes("reusing_bytes") <= bytes("monotone_bytes"), "{row}");
         assert!(bytes("second_bytes") <= bytes("monotone_bytes"), "{row}");
         let ratio = row["planned_over_bound"].as_f64().unwrap();
-        assert_eq!(ratio, bytes("planned_bytes") as f64 / bound as f64);
+        assert!((ratio - bytes("planned_bytes") as f64 / bound as f64).abs() < 1e-9, "{row}");
         assert!(bytes("escaped") < bytes("blocks"), "{row}");
-    }
-    // Blocks that streams share wait for each other nowhere in a recording, so here alone a plan
-    // may lie above the bound; it keeps to 2 % all the same.
-    for row in &rows {
-        assert!(row["planned_over_bound"].as_f64().unwrap() <= 1.02, "{row}");
-        assert_eq!(row["second_followed"], true, "{row}");
-        assert_eq!(row["second_bytes"], row["planned_bytes"], "{row}");
+        // Held to on these, also where two streams share no memory.
+        assert!(ratio <= 1.02, "{row}");
+        assert_eq!(
+            (&row["second_followed"], &row["second_bytes"]),
+            (&true.into(), &row["planned_bytes"])
+        );
     }
 }
 
