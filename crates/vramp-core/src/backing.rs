@@ -381,17 +381,18 @@ impl Pool {
     fn build_arena(&self, arena: ArenaId, bare: &Bare, attempt: &Attempt, mixed: &Mixed) -> Build {
         let stream = attempt.request.stream;
         let sources = self.sources(stream);
-        // Chunks that left and are free again come back without a driver call; other old mappings
-        // make room.
-        let leftover: Vec<Range> = (bare.pieces.iter())
-            .filter_map(|&key| match self.regions.get(key).kind {
-                Kind::Retired { chunk, .. } if !sources.by_chunk.contains_key(&chunk) => {
-                    let region = self.regions.get(key);
-                    Some(Range { at: region.at, len: Bytes::new(region.len) })
-                }
-                _ => None,
-            })
-            .collect();
+        // Chunks that left and are free again come back without a driver call, each to one of its
+        // old places; other old mappings make room.
+        let mut returning: Vec<usize> = Vec::new();
+        let mut leftover: Vec<Range> = Vec::new();
+        for &key in &bare.pieces {
+            let region = self.regions.get(key);
+            let Kind::Retired { chunk, .. } = region.kind else { continue };
+            match sources.by_chunk.get(&chunk) {
+                Some(&index) if !returning.contains(&index) => returning.push(index),
+                _ => leftover.push(Range { at: region.at, len: Bytes::new(region.len) }),
+            }
+        }
         if !leftover.is_empty() {
             let ops = leftover.iter().map(|&range| Op::Unmap(range)).collect();
             return Build::Clear(Plan { ops, change: Change::Unmap { ranges: leftover } });
@@ -401,12 +402,6 @@ impl Pool {
             let slot = counts.partition_point(|&(known, _)| known < len);
             counts[slot].1 -= count;
         };
-        let returning: Vec<usize> = (bare.pieces.iter())
-            .filter_map(|&key| match self.regions.get(key).kind {
-                Kind::Retired { chunk, .. } => Some(sources.by_chunk[&chunk]),
-                _ => None,
-            })
-            .collect();
         for &index in &returning {
             take(&mut counts, sources.all[index].len, 1);
         }

@@ -45,7 +45,7 @@ impl Allocator {
     /// Statistics as PyTorch tells them. A driver call where the driver's pool is part of it; O(n)
     /// in the regions of the pool.
     ///
-    /// With several threads peaks may miss a moment between two of their misses; the peaks of
+    /// With several threads peaks may be off by what they hold between two misses; the peaks of
     /// `active`, `inactive_split` and `segment` are those at the moments when this was asked, but
     /// exact in PyTorch's allocator.
     pub fn memory_stats(&self) -> Result<MemoryStats, DriverError> {

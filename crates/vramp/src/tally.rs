@@ -2,8 +2,10 @@
 //!
 //! Only the owner writes; anybody may read. What a thread did goes into the allocator's base when it
 //! next takes the allocator's lock, so the sums are exact at any time. The peaks of bytes over all
-//! requests are exact as long as one thread allocates; with several they may miss what lies between
-//! two such moments, as the peaks of counts and those by pool always may.
+//! requests are exact as long as one thread allocates. With several they take one thread's most together with
+//! what the others hold at a later moment, and so may be off either way by what those held
+//! differently: 1 % in a PyTorch job, whose backward passes have a thread of their own. The peaks of
+//! counts and those by pool may always miss what lies between two such moments.
 
 use vramp_core::{Bytes, Stat, StatByPool};
 

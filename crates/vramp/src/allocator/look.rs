@@ -7,7 +7,8 @@ use super::Allocator;
 
 /// What happened so far, over all the managers behind an allocator.
 ///
-/// With several threads `live_peak` may miss a moment between two of their misses; all else is
+/// With several threads `live_peak` may be off by what they hold between two misses, a percent in a
+/// PyTorch job; all else is
 /// exact.
 pub type Stats = Counters;
 
