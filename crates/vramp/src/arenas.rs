@@ -31,16 +31,26 @@ pub(crate) struct ArenaState {
     pub arena: Arena,
     pub leases: Leases,
     capturing: Option<Capturing>,
+    /// What the next capture is planned by.
+    planned: Option<Planned>,
     /// Nothing was ever launched that could have written there.
     untouched: bool,
     /// Its owner is gone: it goes with its last block.
     abandoned: bool,
 }
 
+/// The last capture, and what was live where it was planned for.
+struct Planned {
+    recording: Recording,
+    live: Vec<(Bytes, Bytes)>,
+}
+
 /// A capture under way.
 struct Capturing {
     /// The driver's number of it.
     number: u64,
+    /// Where it began.
+    stream: StreamId,
     /// Up to where memory is behind the arena.
     backed: Bytes,
     /// No block of an earlier capture was live when it began.
@@ -69,8 +79,9 @@ impl From<DriverError> for NoLease {
 }
 
 impl ArenaState {
+    /// Also while a capture that is about to begin gets its memory.
     pub(crate) fn is_capturing(&self) -> bool {
-        self.capturing.is_some()
+        self.arena.is_capturing()
     }
 }
 
@@ -111,6 +122,7 @@ impl VirtualPool {
                         arena: Arena::new(id, policy, self.pool.arena_range(id).len),
                         leases: Leases::default(),
                         capturing: None,
+                        planned: None,
                         untouched: true,
                         abandoned: false,
                     };
@@ -152,18 +164,19 @@ impl VirtualPool {
             ArenaPolicy::Monotone => state.arena.capacity(),
             ArenaPolicy::Reusing => state.arena.planned_high_water(),
         };
-        if !upto.is_zero() {
-            self.back(id, upto, stream)?;
-        }
-        let state = self.arenas.get_mut(id);
         let alone = state.arena.census().blocks == 0;
+        // From here on it lends nothing, not to itself either.
         state.arena.begin().expect("its owner begins one capture at a time");
+        if let Err(refusal) = self.back(id, upto, stream) {
+            self.arenas.get_mut(id).arena.abort().expect("it was begun above");
+            return Err(refusal);
+        }
         let begun = self.exec.driver.begin_capture(raw, mode).and_then(|()| {
             match self.exec.driver.capture_info(raw) {
                 Ok(Some(CaptureInfo { capture, .. })) => Ok(capture),
                 told => {
                     // Whatever it is, it is not left behind.
-                    let ended = self.exec.driver.end_capture(raw);
+                    let ended = self.end_driver_capture(stream);
                     let ended = ended.and_then(|graph| self.exec.driver.destroy_graph(graph));
                     Err(told.err().or(ended.err()).expect("a stream that captures says so"))
                 }
@@ -173,7 +186,7 @@ impl VirtualPool {
         match begun {
             Ok(number) => {
                 let kept = Vec::new();
-                state.capturing = Some(Capturing { number, backed: upto, alone, kept });
+                state.capturing = Some(Capturing { number, stream, backed: upto, alone, kept });
                 self.pool.hold(stream, true);
                 Ok(())
             }
@@ -184,9 +197,38 @@ impl VirtualPool {
         }
     }
 
-    /// Ends a capture that [`VirtualPool::begin_arena_capture`] began, whatever became of it.
-    pub(crate) fn end_arena_capture(&mut self, id: ArenaId, stream: StreamId) -> Captured {
-        let graph = self.exec.driver.end_capture(self.exec.stream(stream));
+    /// Ends a stream's capture on the device. A call that failed by itself is made once more: no
+    /// stream stays in a capture for it.
+    pub(crate) fn end_driver_capture(&self, stream: StreamId) -> Result<Graph, DriverError> {
+        let raw = self.exec.stream(stream);
+        match self.exec.driver.end_capture(raw) {
+            Err(_) if self.still_captures(stream) => self.exec.driver.end_capture(raw),
+            ended => ended,
+        }
+    }
+
+    pub(crate) fn still_captures(&self, stream: StreamId) -> bool {
+        self.exec.driver.is_capturing(self.exec.stream(stream)).unwrap_or(false)
+    }
+
+    /// Ends all captures, which come to nothing.
+    pub(crate) fn end_captures(&mut self) {
+        let capturing = |(_, state): (ArenaId, &ArenaState)| Some(state.capturing.as_ref()?.stream);
+        let streams: Vec<StreamId> = self.arenas.iter().filter_map(capturing).collect();
+        for stream in streams {
+            if let Ok(graph) = self.end_driver_capture(stream) {
+                let _ = self.exec.driver.destroy_graph(graph);
+            }
+        }
+    }
+
+    /// Takes note that a capture that [`VirtualPool::begin_arena_capture`] began has ended.
+    pub(crate) fn end_arena_capture(
+        &mut self,
+        id: ArenaId,
+        stream: StreamId,
+        graph: Result<Graph, DriverError>,
+    ) -> Captured {
         let state = self.arenas.get_mut(id);
         let recording = state.arena.end().expect("a capture ends once");
         let capturing = state.capturing.take().expect("a capture ends once");
@@ -266,10 +308,16 @@ impl VirtualPool {
         let captured = self.capture_of(self.exec.stream(stream)).unwrap_or_default();
         let known = "the allocator looked the block up";
         match captured.filter(|(arena, _)| *arena == id) {
-            Some((_, tips)) => {
-                let at = self.learn_nodes(id, &tips)?;
-                self.arenas.get_mut(id).arena.free(block, &at).expect(known);
-            }
+            Some((_, tips)) => match self.learn_nodes(id, &tips) {
+                Ok(at) => {
+                    self.arenas.get_mut(id).arena.free(block, &at).expect(known);
+                }
+                // Where its last use is not known it serves this capture no more.
+                Err(error) => {
+                    self.arenas.get_mut(id).arena.free_outside(block).expect(known);
+                    return Err(error);
+                }
+            },
             None => {
                 let mark = self.pool.now(stream);
                 let state = self.arenas.get_mut(id);
@@ -331,13 +379,16 @@ impl VirtualPool {
 
     // --- memory ---
 
-    /// Memory behind the first `upto` bytes of an arena.
+    /// Memory behind the first `upto` bytes of an arena. Nothing is asked for nothing.
     pub(crate) fn back(
         &mut self,
         id: ArenaId,
         upto: Bytes,
         stream: StreamId,
     ) -> Result<(), Refusal> {
+        if upto.is_zero() {
+            return Ok(());
+        }
         match self.serve(&mut Attempt::back(id, upto, stream))? {
             Served::Backed => Ok(()),
             _ => unreachable!("memory for an arena was asked for"),
@@ -345,13 +396,14 @@ impl VirtualPool {
     }
 
     /// Makes an arena that grew bit by bit of few large chunks: bringing one back costs the same at
-    /// any size. Nobody may have written there yet.
+    /// any size. Nobody may have written there yet but to live blocks, whose chunks stay.
     fn make_whole(&mut self, id: ArenaId, stream: StreamId) {
         let upto = self.arenas.get(id).arena.high_water();
         if !self.pool.arena_inherited(id).is_empty() || !self.pool.is_cut_small(id, upto) {
             return;
         }
-        let _ = self.pool.lend(id, &[]);
+        let live: Vec<(Bytes, Bytes)> = self.arenas.get(id).arena.live_ranges().collect();
+        let _ = self.pool.lend(id, &live);
         while let Some(plan) = self.pool.release_lent(id) {
             if self.exec.perform(&mut self.pool, plan).is_err() {
                 break;
@@ -429,8 +481,9 @@ impl VirtualPool {
         }
         let VirtualPool { pool, arenas, .. } = self;
         let leases = &mut arenas.get_mut(id).leases;
-        let over = |mark: Mark| pool.is_ordered(stream, mark);
-        let taken = leases.take(stream, overlap, over).map_err(NoLease::Busy)?;
+        leases.forget(|mark| pool.is_over(mark));
+        let ordered = |mark: Mark| pool.is_ordered(stream, mark);
+        let taken = leases.take(stream, overlap, ordered).map_err(NoLease::Busy)?;
         let ready = self.back(id, upto, stream).and_then(|()| {
             let mut waits = others(self.pool.arena_inherited(id));
             waits.extend(taken.waits);
@@ -471,8 +524,20 @@ impl VirtualPool {
         ended.expect("a lease is held until it is dropped");
     }
 
-    /// The layout that the next capture of the same shape follows.
-    pub(crate) fn set_plan(&mut self, id: ArenaId, layout: Layout) {
-        self.arenas.get_mut(id).arena.set_plan(Some(layout));
+    /// The layout that the next capture of the same shape follows, among the blocks that were live
+    /// when `recording` began.
+    pub(crate) fn set_plan(&mut self, id: ArenaId, layout: Layout, recording: Recording) {
+        let state = self.arenas.get_mut(id);
+        let live = recording.before().collect();
+        state.arena.set_plan(Some(layout));
+        state.planned = Some(Planned { recording, live });
+    }
+
+    /// What to plan anew, because other blocks are live by now than the plan goes around.
+    pub(crate) fn outdated_plan(&self, id: ArenaId) -> Option<Recording> {
+        let state = self.arenas.get(id);
+        let Planned { recording, live } = state.planned.as_ref()?;
+        let now: Vec<(Bytes, Bytes)> = state.arena.live_ranges().collect();
+        (now != *live).then(|| recording.among(now))
     }
 }

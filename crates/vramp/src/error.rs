@@ -93,6 +93,9 @@ pub enum StreamError {
     /// It is not known here, or was ended before.
     #[error("{0} is unknown to this allocator, or was destroyed before")]
     Unknown(StreamId),
+    /// It captures a graph, which would be lost.
+    #[error("{0} captures a graph: end the capture before the stream")]
+    Capturing(StreamId),
     /// A driver call failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
@@ -261,7 +264,8 @@ pub enum ArenaError {
     Broken(#[from] Inconsistency),
 }
 
-/// Why a capture failed. The allocator and the stream are out of the capture in every case.
+/// Why a capture failed. But for [`CaptureError::OtherThread`] the allocator and the stream are out
+/// of the capture.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CaptureError {
@@ -286,6 +290,13 @@ pub enum CaptureError {
          events or allocate around the allocator, and join every stream that was forked"
     )]
     Spoilt(#[source] DriverError),
+    /// The capture did not end: the driver lets only the thread that began it do that, unless the
+    /// mode is relaxed.
+    #[error("the capture goes on: end it on the thread that began it ({0})")]
+    OtherThread(#[source] DriverError),
+    /// It was ended before, or its allocator was closed.
+    #[error("the capture is over: it was ended before, or its allocator was closed")]
+    Over,
     /// A panic in an earlier call left the pool inconsistent.
     #[error("an earlier panic left the pool unusable: {0}")]
     Broken(#[from] Inconsistency),

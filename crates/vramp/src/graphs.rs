@@ -27,7 +27,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use vramp_core::{ArenaId, ArenaPolicy, Bytes, LeaseId, Overlap, Recording, Spot, StreamId, pack};
+use vramp_core::{
+    ArenaId, ArenaPolicy, Bytes, Layout, LeaseId, Overlap, Recording, Spot, StreamId, pack,
+};
 use vramp_driver::{CaptureMode, GraphExec};
 
 use crate::allocation::Allocation;
@@ -244,7 +246,7 @@ impl Allocator {
     ) -> Result<(CapturedGraph, R), CaptureError> {
         let mut capture = self.begin_capture(stream, arena)?;
         let result = body();
-        Ok((capture.end()?, result))
+        Ok((capture.finish(true)?, result))
     }
 
     /// The same in two halves, for whoever has no closure: the capture ends with
@@ -262,6 +264,7 @@ impl Allocator {
             return Err(CaptureError::ArenaBusy);
         }
         let mut capture = Capture { arena: arena.clone(), stream, ended: true };
+        capture.plan_anew();
         let mut inner = shared.lock()?;
         inner.open_stream(stream, &shared.group).ok_or(CaptureError::UnknownStream(stream))?;
         let pool = inner.manager.virtual_pool_mut().expect("it made the arena");
@@ -303,18 +306,44 @@ pub struct Capture {
 
 impl Capture {
     /// Ends the capture and makes its graph ready to launch.
+    ///
+    /// # Errors
+    /// [`CaptureError::OtherThread`] if the capture goes on; otherwise it is over, and ending it
+    /// again is [`CaptureError::Over`].
     pub fn end(&mut self) -> Result<CapturedGraph, CaptureError> {
+        self.finish(false)
+    }
+
+    /// Ends the capture; on a thread that cannot, only if it is to end here `anyway`.
+    fn finish(&mut self, anyway: bool) -> Result<CapturedGraph, CaptureError> {
+        if self.ended {
+            return Err(CaptureError::Over);
+        }
         let Handle { shared, id, config, .. } = &*self.arena.0;
         let mut inner = shared.lock_anyway();
-        self.ended = true;
+        if inner.closed {
+            self.ended = true;
+            return Err(CaptureError::Over);
+        }
         let pool = inner.manager.virtual_pool_mut().expect("it made the arena");
-        let captured = pool.end_arena_capture(*id, self.stream);
+        let graph = match pool.end_driver_capture(self.stream) {
+            Err(error) if !anyway && pool.still_captures(self.stream) => {
+                return Err(CaptureError::OtherThread(error));
+            }
+            graph => graph,
+        };
+        self.ended = true;
+        let captured = pool.end_arena_capture(*id, self.stream, graph);
         shared.captures.fetch_sub(1, Ordering::Relaxed);
         let exec = captured.graph.and_then(|graph| {
             let exec = shared.driver.instantiate(graph);
-            let destroyed = shared.driver.destroy_graph(graph);
-            let exec = exec?;
-            destroyed.map(|()| exec)
+            match (exec, shared.driver.destroy_graph(graph)) {
+                (Ok(exec), Err(error)) => {
+                    let _ = shared.driver.destroy_graph_exec(exec);
+                    Err(error)
+                }
+                (exec, _) => exec,
+            }
         });
         let exec = match exec {
             Ok(exec) => exec,
@@ -353,19 +382,33 @@ impl Capture {
         if config.replan && config.policy == ArenaPolicy::Reusing {
             let layout = pack(recording);
             report.planned = Some(layout.high_water());
-            let mut inner = self.arena.0.shared.lock_anyway();
-            if let Some(pool) = inner.manager.virtual_pool_mut() {
-                pool.set_plan(self.arena.0.id, layout);
-            }
+            self.set_plan(layout, recording.clone());
         }
         report
+    }
+
+    /// Plans around what is live by now, if that is not what the plan goes around.
+    fn plan_anew(&self) {
+        let inner = self.arena.0.shared.lock_anyway();
+        let pool = inner.manager.virtual_pool().expect("it made the arena");
+        let outdated = pool.outdated_plan(self.arena.0.id);
+        drop(inner);
+        if let Some(recording) = outdated {
+            self.set_plan(pack(&recording), recording);
+        }
+    }
+
+    fn set_plan(&self, layout: Layout, recording: Recording) {
+        let mut inner = self.arena.0.shared.lock_anyway();
+        let pool = inner.manager.virtual_pool_mut().expect("it made the arena");
+        pool.set_plan(self.arena.0.id, layout, recording);
     }
 }
 
 impl Drop for Capture {
     fn drop(&mut self) {
         if !self.ended {
-            let _ = self.end();
+            let _ = self.finish(true);
         }
         self.arena.0.capturing.store(false, Ordering::Release);
     }
@@ -448,8 +491,9 @@ impl Drop for CapturedGraph {
             return;
         }
         let pool = inner.manager.virtual_pool_mut().expect("it made the arena");
+        let leases = &pool.arenas.get(*id).leases;
         let users: Vec<StreamId> =
-            pool.arenas.get(*id).leases.unfinished().map(|mark| mark.stream).collect();
+            leases.unfinished().map(|mark| mark.stream).chain(leases.holder()).collect();
         for allocation in kept {
             for &user in &users {
                 inner.manager.record_use(&allocation, user);

@@ -320,6 +320,7 @@ impl Manager {
     pub(crate) fn close(&mut self, streams: &[Stream]) -> Result<(), DriverError> {
         match self {
             Manager::Virtual { pool, under_a_page } => {
+                pool.end_captures();
                 let first = under_a_page.as_mut().map_or(Ok(()), |ordered| ordered.close(streams));
                 first.and(pool.exec.close(&pool.pool, streams))
             }

@@ -95,7 +95,8 @@ pub struct Leases {
 
 impl Leases {
     /// Takes a lease for work on `stream`. Its own earlier work is ordered before: a stream may
-    /// hold several. `is_over` tells whether the work up to a mark is known to be complete.
+    /// hold several. `is_ordered` tells whether the stream runs behind the work up to a mark anyway.
+    /// Such work is not forgotten: the lease may be given back.
     ///
     /// # Errors
     /// Another stream holds a lease, or its work is not over and shall not be waited for. Nothing
@@ -104,13 +105,13 @@ impl Leases {
         &mut self,
         stream: StreamId,
         overlap: Overlap,
-        is_over: impl Fn(Mark) -> bool,
+        is_ordered: impl Fn(Mark) -> bool,
     ) -> Result<LeaseTaken, ArenaBusy> {
         if let Some(&holder) = self.held.values().find(|&&holder| holder != stream) {
             return Err(ArenaBusy::Held { holder, taker: stream });
         }
-        self.used.retain(|&stream, &mut epoch| !is_over(Mark { stream, epoch }));
-        let waits: Vec<Mark> = self.unfinished().filter(|mark| mark.stream != stream).collect();
+        let in_the_way = |mark: &Mark| mark.stream != stream && !is_ordered(*mark);
+        let waits: Vec<Mark> = self.unfinished().filter(in_the_way).collect();
         if let (Overlap::Refuse, Some(&unfinished)) = (overlap, waits.first()) {
             return Err(ArenaBusy::Unfinished { unfinished, taker: stream });
         }
@@ -149,12 +150,17 @@ impl Leases {
         *used = (*used).max(mark.epoch);
     }
 
+    /// Forgets work that is known to be complete.
+    pub fn forget(&mut self, is_over: impl Fn(Mark) -> bool) {
+        self.used.retain(|&stream, &mut epoch| !is_over(Mark { stream, epoch }));
+    }
+
     /// Who holds leases, if anybody does.
     pub fn holder(&self) -> Option<StreamId> {
         self.held.values().next().copied()
     }
 
-    /// The work that used the arena and was not known to be over when last asked, by stream.
+    /// The work that used the arena and was not [forgotten](Leases::forget), by stream.
     pub fn unfinished(&self) -> impl Iterator<Item = Mark> {
         self.used.iter().map(|(&stream, &epoch)| Mark { stream, epoch })
     }

@@ -86,6 +86,12 @@ impl Recording {
         Bytes::new(self.high_water)
     }
 
+    /// What was live when the capture began: offset and length in bytes, by offset.
+    pub fn before(&self) -> impl Iterator<Item = (Bytes, Bytes)> {
+        let ranges = self.obstacles.iter().map(|obstacle| &obstacle.range);
+        ranges.map(|range| (Bytes::new(range.start), Bytes::new(range.end - range.start)))
+    }
+
     /// The same blocks among other ones that are live throughout: what the next capture will meet
     /// may be more than this one met. Stretches are offset and length in bytes.
     ///

@@ -22,14 +22,18 @@ impl Allocator {
 
     /// Ends a stream: no request may be made for it any more. Its free memory goes to all others as
     /// its work completes, without waiting. Blocks made for it may be used and freed as before.
-    /// An event record in each pool that shares the stream, and one call to destroy it.
+    /// An event record in each pool that shares the stream, a call to ask whether it captures, and
+    /// one to destroy it.
     ///
     /// # Errors
-    /// [`StreamError::Unknown`] for a stream that is not known here, or was ended before. Where
-    /// recording an event fails the stream is as before.
+    /// [`StreamError::Unknown`] for a stream that is not known here, or was ended before, and
+    /// [`StreamError::Capturing`] for one that captures a graph. Where recording an event fails the stream is as before.
     pub fn destroy_stream(&self, stream: StreamId) -> Result<(), StreamError> {
         let known = self.shared.group.stream(stream).filter(|known| !known.ended);
-        known.ok_or(StreamError::Unknown(stream))?;
+        let known = known.ok_or(StreamError::Unknown(stream))?;
+        if self.shared.driver.is_capturing(known.raw)? {
+            return Err(StreamError::Capturing(stream));
+        }
         for member in self.shared.group.members() {
             let mut inner = member.lock()?;
             let Some(raw) = inner.open_stream(stream, &member.group) else { continue };
