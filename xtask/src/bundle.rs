@@ -14,6 +14,8 @@ use crate::{library, shell};
 const TESTED: [&str; 2] = ["vramp-driver", "vramp-cuda"];
 /// What runs in PyTorch on the library, or beside it.
 const TORCH_SCRIPTS: [&str; 3] = ["torch-workloads.py", "record-captures.py", "check-torch.py"];
+/// Where recorded captures are kept, once there are any.
+const CAPTURES: &str = "bench/captures";
 /// What the folder may weigh.
 const LIMIT: Bytes = Bytes::mib(64);
 /// The C library of the machine with the card: Ubuntu 24.04.
@@ -25,7 +27,7 @@ pub fn run(root: &Path, traces: &[PathBuf]) -> Result<()> {
     if bundle.exists() {
         fs::remove_dir_all(&bundle)?;
     }
-    for folder in ["bin", "tests", "traces"] {
+    for folder in ["bin", "tests", "traces", "captures"] {
         fs::create_dir_all(bundle.join(folder))?;
     }
     for built in executables(root)? {
@@ -49,6 +51,10 @@ pub fn run(root: &Path, traces: &[PathBuf]) -> Result<()> {
     torch_folder(root, &bundle.join("torch"))?;
     for folder in std::iter::once(&root.join("examples/traces")).chain(traces) {
         copy_files(folder, &bundle.join("traces"))?;
+    }
+    let captures = root.join(CAPTURES);
+    if captures.exists() {
+        copy_files(&captures, &bundle.join("captures"))?;
     }
     let script = bundle.join("run.sh");
     fs::write(&script, include_str!("gpu-run.sh"))?;

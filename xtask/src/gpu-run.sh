@@ -36,6 +36,7 @@ for trace in traces/*.pickle* traces/*.vtrace; do
         note "$name" timeout 600 bin/vramp replay "$trace" --allocator all --device "$device" --json
     done
 done
+note bench-graphs timeout 300 bin/vramp bench graphs --device cuda --json
 # PyTorch's jobs, where somebody says which: WORKLOADS=file.py, and what else in TORCH_ARGS.
 if [ -n "${WORKLOADS:-}" ]; then
     # shellcheck disable=SC2086
@@ -51,4 +52,14 @@ fi
 if [ -n "${RECORD_CAPTURES:-}" ]; then
     note record-captures timeout 1800 python3 torch/record-captures.py "$OUT/captures"
 fi
+# What captures need in an arena: those that came along, and those made just now.
+graphs() {
+    local capture
+    for capture in "$2"/*.pickle.gz; do
+        [ -e "$capture" ] || continue
+        note "$1-$(basename "$capture" .pickle.gz)" timeout 300 bin/vramp graph "$capture" --json
+    done
+}
+graphs graph captures
+graphs graph-recorded "$OUT/captures"
 exit "$failed"

@@ -6,6 +6,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use vramp::{Bytes, Preset, TorchConfig, TorchConfigError, UnknownPreset};
 
 pub use crate::bench::args::Bench;
+use crate::graph::Window;
 
 /// Replays recorded GPU workloads on any allocator, and tells what each would take and cost.
 #[derive(Debug, Parser)]
@@ -25,7 +26,9 @@ pub enum Command {
     Info(Info),
     /// Convert a trace: to .vtrace, to a PyTorch snapshot, or to a timeline for Perfetto
     Convert(Convert),
-    /// Measure what allocators cost: hits, threads, growth, remapping
+    /// Tell how much memory a captured graph of recorded work would need
+    Graph(Graph),
+    /// Measure what allocators cost: hits, threads, growth, remapping, graphs
     Bench(Bench),
 }
 
@@ -91,6 +94,21 @@ impl std::fmt::Display for UnknownAllocator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}, or all", self.0)
     }
+}
+
+/// Captures recorded work into arenas.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Graph {
+    /// PyTorch memory snapshots, RMM logs or .vtrace files; plain, gzip or zstd
+    #[arg(required = true, value_name = "TRACE")]
+    pub traces: Vec<PathBuf>,
+    /// Only these events, from A to before B, as if they were one capture: a step of a longer
+    /// recording
+    #[arg(long, value_name = "A..B")]
+    pub window: Option<Window>,
+    /// Print one JSON object per recording and device and nothing else
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Describes a device.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use vramp::{Driver, OpenError, Opened};
-use vramp_driver::sim::{Preset, Simulator};
+use vramp_driver::sim::{Backing, Preset, Simulator};
 
 /// A device to replay on.
 pub struct Device {
@@ -61,5 +61,21 @@ impl Device {
                 Fresh { driver: Arc::clone(&simulator) as _, simulator: Some(simulator) }
             }
         })
+    }
+
+    /// The same, with a simulator that keeps what is written, so that contents can be compared, and
+    /// looks for accesses without order.
+    ///
+    /// # Errors
+    /// What [`vramp::open`] says.
+    pub fn with_contents(&self) -> Result<Fresh, OpenError> {
+        match &self.kind {
+            Kind::Card(_) => self.fresh(true),
+            Kind::Simulated(preset) => {
+                let builder = Simulator::builder().card(preset).backing(Backing::Stored).checked();
+                let simulator = Arc::new(builder.build());
+                Ok(Fresh { driver: Arc::clone(&simulator) as _, simulator: Some(simulator) })
+            }
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! The program `vramp`: replays recorded workloads on any allocator, on a card or without one.
 //!
 //! - [`replay`] is the engine: one workload, one allocator, one device, one [`replay::Outcome`].
+//! - [`graph`] tells what memory a captured graph of a workload would need.
 //! - [`args`] says what can be asked for on the command line, [`main`] answers it.
 //!
 //! The engine decides nothing about memory and keeps no clock: which work is over follows from the
@@ -14,6 +15,7 @@ pub mod bench;
 mod convert;
 mod count;
 pub mod device;
+pub mod graph;
 mod info;
 pub mod replay;
 mod replay_command;
@@ -51,6 +53,7 @@ pub fn run(args: &args::Args, out: &mut dyn Write) -> anyhow::Result<()> {
         args::Command::Replay(replay) => replay_command::run(replay, out),
         args::Command::Info(info) => info::run(info, out),
         args::Command::Convert(convert) => convert::run(convert, out),
+        args::Command::Graph(graph) => graph::run(graph, out),
         args::Command::Bench(bench) => bench::run(bench, out),
     }
 }

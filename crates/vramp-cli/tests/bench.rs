@@ -115,8 +115,53 @@ fn a_remap_moves_what_was_freed_and_does_not_grow() {
 }
 
 #[test]
+fn graphs_share_an_arena_and_replays_write_what_the_calls_did() {
+    let rows = rows(&["graphs", "--graphs", "12", "--block", "16MiB", "--arena", "720MiB"]);
+    let of = |measure: &str| -> Vec<&Value> {
+        rows.iter().filter(|row| row["measure"] == measure).collect()
+    };
+    let [shared] = of("shared")[..] else { panic!("{rows:?}") };
+    assert_eq!(shared["graphs"], 12);
+    let bytes = |key: &str| shared[key].as_u64().unwrap();
+    assert!(bytes("largest_bytes") <= bytes("backed_bytes"), "{shared}");
+    assert!(bytes("backed_bytes") < bytes("sum_bytes") / 2, "{shared}");
+    let [same] = of("same")[..] else { panic!("{rows:?}") };
+    assert_eq!((&same["replays"], &same["differing_bytes"]), (&12.into(), &0.into()));
+    assert_eq!(same["hazards"], 0);
+    assert!(same["compared_bytes"].as_u64().unwrap() > 12 * 3 * 65_536, "{same}");
+
+    let lent = of("lent");
+    let phases = lent.iter().map(|row| (row["borrower"].as_str(), row["phase"].as_str()));
+    let phases: Vec<_> = phases.map(|(who, what)| (who.unwrap(), what.unwrap())).collect();
+    let each = ["freed", "held"].map(|who| ["lend", "take", "bring back"].map(|what| (who, what)));
+    assert_eq!(phases, each.concat());
+    for row in &lent {
+        let (maps, creates) = (row["maps"].as_u64().unwrap(), row["creates"].as_u64().unwrap());
+        assert_eq!(row["driver_ns_is"], "modelled");
+        match (row["phase"].as_str().unwrap(), row["borrower"].as_str().unwrap()) {
+            ("lend", _) => assert_eq!((maps, creates), (0, 0), "{row}"),
+            ("bring back", "held") => assert!(creates > 0 && maps >= creates, "{row}"),
+            _ => assert!(maps > 0 && creates == 0, "{row}"),
+        }
+        let [borrowed, arena] =
+            ["borrowed_bytes", "arena_bytes"].map(|key| row[key].as_f64().unwrap());
+        assert!((0.89..=0.9).contains(&(borrowed / arena)), "{row}");
+        assert!(row["driver_ms_per_gib"].as_f64().unwrap() < 2.0, "{row}");
+    }
+
+    let calls: Vec<_> = of("calls")
+        .iter()
+        .map(|row| (row["what"].as_str().unwrap(), row["driver_calls_each"].as_f64().unwrap()))
+        .collect();
+    let [(_, outside), (_, captured), plain, leased] = calls[..] else { panic!("{calls:?}") };
+    assert_eq!((outside, plain), (0.0, ("launch", 1.0)));
+    assert!((2.0..2.1).contains(&captured), "one for each request: {captured}");
+    assert_eq!(leased, ("launch with a lease", 2.0), "it asks whether the stream captures");
+}
+
+#[test]
 fn tables_name_the_device_and_what_is_modelled() {
-    for measure in ["hit", "threads", "grow", "remap"] {
+    for measure in ["hit", "threads", "grow", "remap", "graphs"] {
         let table = short(&[measure]);
         assert!(table.contains("vramp") && table.contains("sim:h200 (NVIDIA H200"), "{table}");
         assert_eq!(table.contains("(modelled)"), measure != "threads", "{table}");
@@ -140,6 +185,16 @@ fn what_cannot_be_measured_is_refused_with_what_to_do() {
     refused(&["grow", "--block", "0"], "give a larger --total or a smaller --block");
     refused(&["grow", "--block", "1"], "give a smaller --total or a larger --block");
     refused(&["grow", "--device", "sim", "--total", "1TiB", "--block", "1GiB"], "out of memory");
+    let graphs = |args: &[&str], words: &str| {
+        refused(&[&["graphs", "--device", "sim"], args].concat(), words);
+    };
+    graphs(&["--allocator", "vpmm"], "only vramp captures graphs");
+    graphs(&["--graphs", "0"], "0 is not in 1..=100000");
+    graphs(&["--block", "4KiB"], "give a --block between");
+    graphs(&["--block", "2TiB"], "give a --block between");
+    graphs(&["--arena", "1MiB"], "give an --arena from 360.00 MiB");
+    graphs(&["--arena", "1TiB"], "give an --arena from 360.00 MiB");
+    graphs(&["--graphs", "40", "--block", "1TiB"], "out of memory");
     let most = "18446744073709551615";
     refused(&["remap", "--total", most, "--block", most], "one block cannot be fragmented");
     refused(

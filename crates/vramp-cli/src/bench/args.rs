@@ -44,6 +44,19 @@ pub enum Measure {
     /// that stay behind as aliases are unmapped later and not timed. The driver's pool cannot move
     /// memory: it has no limit here, and may grow.
     Remap(Remap),
+    /// Captured graphs that share an arena
+    ///
+    /// Four measurements. Shared: so many graphs of different sizes are captured over one arena; what
+    /// it holds then, over what the largest of them takes. Same: each of them is executed call by call
+    /// and replayed, in random order, and the results compared byte by byte. Lent: an idle arena lends,
+    /// ordinary blocks take 90 % of it under a limit, and a launch brings it back; `freed` where the
+    /// blocks are gone by then, `held` where other memory has to come. Calls: what a malloc and free
+    /// costs within a capture and outside, and a launch with and without a lease. Medians of several
+    /// rounds.
+    ///
+    /// On the simulator the compared blocks are at most 1 MiB, and lending and calls cost what the
+    /// model says.
+    Graphs(Graphs),
 }
 
 /// What all of them have in common.
@@ -143,6 +156,28 @@ pub struct Remap {
     /// In blocks of this size
     #[arg(long, default_value = "16MiB", value_name = "SIZE")]
     pub block: Bytes,
+}
+
+/// Options of `graphs`.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Graphs {
+    /// What all of them have in common.
+    #[command(flatten)]
+    pub common: Common,
+    /// How many graphs share the arena
+    #[arg(
+        long,
+        default_value = "200",
+        value_name = "COUNT",
+        value_parser = clap::value_parser!(u32).range(1..=100_000)
+    )]
+    pub graphs: u32,
+    /// The largest block of a graph; the least is 64 KiB
+    #[arg(long, default_value = "64MiB", value_name = "SIZE")]
+    pub block: Bytes,
+    /// How large the arena is that lends; 8GiB by default, 1GiB on the simulator
+    #[arg(long, value_name = "SIZE")]
+    pub arena: Option<Bytes>,
 }
 
 fn parse_seconds(text: &str) -> Result<f64, String> {

@@ -1,12 +1,14 @@
 //! `vramp bench`: what allocators cost on a device.
 //!
 //! - [`args`] says what can be asked for, and the help of each command how it measures.
-//! - `subject` is what is measured, `hit`, `threads`, `grow` and `remap` are the measurements.
+//! - `subject` is what is measured, `hit`, `threads`, `grow`, `remap` and `graphs` are the
+//!   measurements.
 //!
 //! Whatever is compared is measured in the same run, in turns.
 
 pub mod args;
 mod cost;
+mod graphs;
 mod grow;
 mod hit;
 mod remap;
@@ -32,6 +34,7 @@ pub(crate) fn run(args: &args::Bench, out: &mut dyn Write) -> Result<()> {
         args::Measure::Threads(threads) => threads::run(threads, out),
         args::Measure::Grow(grow) => grow::run(grow, out),
         args::Measure::Remap(remap) => remap::run(remap, out),
+        args::Measure::Graphs(graphs) => graphs::run(graphs, out),
     }
 }
 
@@ -102,7 +105,19 @@ impl Bench {
         rows: &[R],
         columns: &[Column<R>],
     ) -> Result<()> {
-        let DeviceInfo { id, name, driver, simulated, .. } = &self.info;
+        self.write_rows(out, bench, rows, columns)?;
+        self.write_device(out)
+    }
+
+    /// Writes rows: a JSON object each, or a table and an empty line.
+    fn write_rows<R: Serialize>(
+        &self,
+        out: &mut dyn Write,
+        bench: &'static str,
+        rows: &[R],
+        columns: &[Column<R>],
+    ) -> Result<()> {
+        let DeviceInfo { id, driver, simulated, .. } = &self.info;
         if self.json {
             for row in rows {
                 let line = Line { bench, device: id, driver, simulated: *simulated, row };
@@ -122,7 +137,16 @@ impl Bench {
                 }
             }));
         }
-        Ok(writeln!(out, "{}\n\n{id} ({name}), driver {driver}", table.trim_fmt())?)
+        Ok(writeln!(out, "{}\n", table.trim_fmt())?)
+    }
+
+    /// Names the device, for people.
+    fn write_device(&self, out: &mut dyn Write) -> Result<()> {
+        let DeviceInfo { id, name, driver, .. } = &self.info;
+        if self.json {
+            return Ok(());
+        }
+        Ok(writeln!(out, "{id} ({name}), driver {driver}")?)
     }
 }
 

@@ -486,7 +486,7 @@ impl<'a> Run<'a> {
 }
 
 /// True if uses of `block`, freed at `index`, go on after it.
-fn lingers(requests: &[Request], index: usize, block: u32) -> bool {
+pub(crate) fn lingers(requests: &[Request], index: usize, block: u32) -> bool {
     requests.get(index + 1) != Some(&Request::UsesDone { block })
 }
 

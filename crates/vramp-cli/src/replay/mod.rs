@@ -21,4 +21,6 @@ pub use outcome::{CallCount, Outcome};
 pub use recorded::{Recorded, RecordedOom};
 pub use start::EarlierSegment;
 
+pub(crate) use engine::lingers;
+
 use outstanding::Outstanding;

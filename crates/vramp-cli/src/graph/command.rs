@@ -1,0 +1,103 @@
+//! The command: recordings in, a table for each or lines of JSON out.
+
+use std::io::{self, Write};
+
+use anyhow::{Context, Result, bail};
+use comfy_table::{CellAlignment, Table, presets};
+use vramp::Bytes;
+use vramp_trace::Workload;
+
+use super::{Job, Outcome, Window, layouts};
+use crate::args::Graph;
+use crate::count::{Count, many};
+use crate::replay_command::read;
+
+pub(crate) fn run(args: &Graph, out: &mut dyn Write) -> Result<()> {
+    for path in &args.traces {
+        let trace = read(path)?;
+        let mut any = false;
+        for device in 0..trace.device_count {
+            let workload = Workload::from_trace(&trace, device);
+            let job = Job::new(&trace, &workload, args.window.unwrap_or(Window::ALL))?;
+            if job.blocks() == 0 {
+                continue;
+            }
+            any = true;
+            let found = layouts(&job).with_context(|| format!("'{}'", job.name))?;
+            let outcome = Outcome::new(&job, &found);
+            if args.json {
+                serde_json::to_writer(&mut *out, &outcome)?;
+                writeln!(out)?;
+            } else {
+                write_table(out, &outcome, args.window.is_some())?;
+            }
+            out.flush()?;
+        }
+        if !any {
+            let (path, events) = (path.display(), Count(trace.events.len() as u64));
+            match args.window {
+                Some(Window { from, to }) => bail!(
+                    "'{path}' asks for no memory in the window {from}..{to}: its {events} events \
+                     are numbered from 0"
+                ),
+                None => bail!(
+                    "the trace '{path}' asks for no memory: record with \
+                     torch.cuda.memory._record_memory_history() before the capture begins"
+                ),
+            }
+        }
+    }
+    if !args.json {
+        writeln!(out, "{ASSUMPTIONS}")?;
+    }
+    Ok(())
+}
+
+const ASSUMPTIONS: &str = "Each recording counts as one capture, without the blocks from before it. \
+    What streams wait for is not recorded: no memory goes from one to another.";
+
+fn write_table(out: &mut dyn Write, outcome: &Outcome, windowed: bool) -> io::Result<()> {
+    writeln!(out, "{}", headline(outcome, windowed))?;
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header(["layout", "memory", "of live"]);
+    let recorded =
+        outcome.recorded_bytes.map(|bytes| ("recorded", bytes, outcome.recorded_over_bound));
+    let rows = [
+        ("monotone", outcome.monotone_bytes, outcome.monotone_over_bound),
+        ("reusing", outcome.reusing_bytes, outcome.reusing_over_bound),
+        ("planned", outcome.planned_bytes, outcome.planned_over_bound),
+        ("second capture", outcome.second_bytes, outcome.second_over_bound),
+    ];
+    for (layout, bytes, ratio) in recorded.into_iter().chain(rows) {
+        let ratio = ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}"));
+        table.add_row([layout.to_owned(), Bytes::new(bytes).to_string(), ratio]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    writeln!(out, "\n{}\n", table.trim_fmt())?;
+    if !outcome.second_followed {
+        writeln!(out, "The second capture could not follow the plan to the end.\n")?;
+    }
+    Ok(())
+}
+
+fn headline(outcome: &Outcome, windowed: bool) -> String {
+    let name = if outcome.trace.is_empty() { "(no name)" } else { &outcome.trace };
+    let device = match outcome.trace_device {
+        0 => String::new(),
+        device => format!(", device {device}"),
+    };
+    let window = match windowed {
+        true => format!(", events {}..{}", outcome.first_event, outcome.end_event),
+        false => String::new(),
+    };
+    let blocks = many(outcome.blocks as usize, "block");
+    let streams = many(outcome.streams as usize, "stream");
+    let (escaped, bound) = (Count(outcome.escaped), Bytes::new(outcome.lower_bound_bytes));
+    format!(
+        "{name}{device}{window}: {blocks} on {streams}, {escaped} of them outlive the capture. \
+         {bound} live at most."
+    )
+}
