@@ -3,13 +3,17 @@
 #![no_main]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::{CString, c_void};
+use std::ffi::{CStr, CString, c_void};
 use std::ptr::null_mut;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use vramp_capi::abi::vramp_status_t::{self, *};
-use vramp_capi::abi::{vramp_allocator_t, vramp_stats_t, vramp_stream_t};
+use vramp_capi::abi::{
+    vramp_allocator_t, vramp_arena_report_t, vramp_arena_t, vramp_capture_report_t, vramp_graph_t,
+    vramp_lease_t, vramp_stats_t, vramp_stream_t,
+};
+use vramp_capi::graphs::*;
 use vramp_capi::interface::*;
 
 /// Something handed out earlier, by a number that is taken modulo what there is, or made up.
@@ -35,7 +39,25 @@ enum Call {
     Stats(Pick, u16),
     Audit(Pick),
     Null(Pick, Pick),
+    Arena { allocator: Pick, options: u8 },
+    DestroyArena(Pick, Pick),
+    ResetArena(Pick, Pick),
+    Begin { allocator: Pick, stream: Pick, arena: Pick },
+    End(Pick, Pick),
+    Join { allocator: Pick, stream: Pick, arena: Pick },
+    Leave(Pick, Pick),
+    Launch { allocator: Pick, stream: Pick, graph: Pick, held: bool },
+    EndLease(Pick, Pick),
+    DestroyGraph(Pick, Pick),
+    Reports { allocator: Pick, arena: Pick, graph: Pick, size: u16 },
 }
+
+const ARENAS: [&CStr; 4] = [
+    c"",
+    c"policy=monotone,capacity=8MiB,mode=global",
+    c"overlap=order,mode=relaxed",
+    c"capacity=64MiB,replan=off,mode=global",
+];
 
 /// What must be so. Everything ever handed out is kept, to be passed again when it is stale.
 #[derive(Default)]
@@ -43,6 +65,8 @@ struct Model {
     allocators: Vec<u64>,
     streams: Vec<u64>,
     addresses: Vec<usize>,
+    /// Arenas, graphs and leases.
+    numbers: Vec<u64>,
     open: BTreeMap<u64, Held>,
 }
 
@@ -51,6 +75,25 @@ struct Held {
     streams: BTreeSet<u64>,
     adopted: BTreeMap<u8, u64>,
     blocks: BTreeMap<usize, usize>,
+    /// The stream that captures into each.
+    arenas: BTreeMap<u64, Option<u64>>,
+    graphs: BTreeSet<u64>,
+    leases: BTreeSet<u64>,
+}
+
+impl Held {
+    fn captures(&self, stream: vramp_stream_t) -> bool {
+        self.arenas.values().any(|capturing| *capturing == Some(stream.id))
+    }
+
+    /// What an arena that is none, or one that captures, answers.
+    fn wrong_arena(&self, arena: u64) -> Option<vramp_status_t> {
+        match self.arenas.get(&arena) {
+            None => Some(VRAMP_ERROR_UNKNOWN_ARENA),
+            Some(Some(_)) => Some(VRAMP_ERROR_BUSY),
+            Some(None) => None,
+        }
+    }
 }
 
 fn pick<T: Copy>(pick: Pick, earlier: &[T], made_up: impl Fn(u64) -> T) -> T {
@@ -68,6 +111,10 @@ impl Model {
 
     fn stream(&self, of: Pick) -> vramp_stream_t {
         vramp_stream_t { id: pick(of, &self.streams, |number| number) }
+    }
+
+    fn number(&self, of: Pick) -> u64 {
+        pick(of, &self.numbers, |number| number)
     }
 
     fn address(&self, of: Pick) -> usize {
@@ -154,7 +201,10 @@ impl Model {
             }
             Call::Forget(allocator, stream) => {
                 let (allocator, stream) = (self.allocator(allocator), self.stream(stream));
-                let expected = self.wrong(allocator, Some(stream), None).unwrap_or(VRAMP_OK);
+                let mut expected = self.wrong(allocator, Some(stream), None).unwrap_or(VRAMP_OK);
+                if expected == VRAMP_OK && self.held(allocator).captures(stream) {
+                    expected = VRAMP_ERROR_CAPTURE;
+                }
                 assert_eq!(vramp_stream_forget(allocator, stream), expected);
                 if expected == VRAMP_OK {
                     let held = self.held(allocator);
@@ -172,8 +222,10 @@ impl Model {
                 match (status, wrong) {
                     (VRAMP_OK, None) => {
                         let address = address as usize;
-                        let blocks = &mut self.held(allocator).blocks;
-                        assert!(address != 0 && address.is_multiple_of(512));
+                        let held = self.held(allocator);
+                        let grain = if held.captures(stream) { 256 } else { 512 };
+                        let blocks = &mut held.blocks;
+                        assert!(address != 0 && address.is_multiple_of(grain));
                         let before = blocks.range(..=address).next_back();
                         assert!(before.is_none_or(|(start, len)| start + len <= address));
                         let after = blocks.range(address..).next();
@@ -239,7 +291,185 @@ impl Model {
                 };
                 assert_eq!(statuses, [VRAMP_ERROR_NULL; 5]);
             }
+            call => self.call_of_graphs(call),
         }
+    }
+
+    fn call_of_graphs(&mut self, call: Call) {
+        match call {
+            Call::Arena { allocator, options } => {
+                let allocator = self.allocator(allocator);
+                let options = ARENAS[options as usize % ARENAS.len()];
+                let wrong = self.wrong(allocator, None, None);
+                let mut arena = vramp_arena_t::default();
+                // SAFETY: the text ends with a zero and the result outlives the call.
+                let status = unsafe { vramp_arena_create(allocator, options.as_ptr(), &mut arena) };
+                match (status, wrong) {
+                    (VRAMP_OK, None) => {
+                        self.held(allocator).arenas.insert(arena.id, None);
+                        self.numbers.push(arena.id);
+                    }
+                    (VRAMP_ERROR_UNSUPPORTED | VRAMP_ERROR_DRIVER | VRAMP_ERROR_RANGE, None) => {}
+                    (status, wrong) => assert_eq!(Some(status), wrong),
+                }
+            }
+            Call::DestroyArena(allocator, arena) => {
+                let (allocator, id) = (self.allocator(allocator), self.number(arena));
+                let wrong = self.wrong(allocator, None, None);
+                let wrong = wrong.or_else(|| self.held(allocator).wrong_arena(id));
+                let status = vramp_arena_destroy(allocator, vramp_arena_t { id });
+                assert_eq!(status, wrong.unwrap_or(VRAMP_OK));
+                if status == VRAMP_OK {
+                    self.held(allocator).arenas.remove(&id);
+                }
+            }
+            Call::ResetArena(allocator, arena) => {
+                let (allocator, id) = (self.allocator(allocator), self.number(arena));
+                let wrong = self.wrong(allocator, None, None);
+                let wrong = wrong.or_else(|| self.held(allocator).wrong_arena(id));
+                match (vramp_arena_reset(allocator, vramp_arena_t { id }), wrong) {
+                    (VRAMP_OK | VRAMP_ERROR_BUSY, None) => {}
+                    (status, wrong) => assert_eq!(Some(status), wrong),
+                }
+            }
+            Call::Begin { allocator, stream, arena } => {
+                let (allocator, stream) = (self.allocator(allocator), self.stream(stream));
+                let id = self.number(arena);
+                let wrong = self.wrong(allocator, Some(stream), None);
+                let wrong = wrong.or_else(|| {
+                    let held = self.held(allocator);
+                    let captures = held.captures(stream).then_some(VRAMP_ERROR_CAPTURE);
+                    held.wrong_arena(id).or(captures)
+                });
+                let status = vramp_capture_begin(allocator, stream, vramp_arena_t { id });
+                match (status, wrong) {
+                    (VRAMP_OK, None) => {
+                        self.held(allocator).arenas.insert(id, Some(stream.id));
+                    }
+                    (VRAMP_ERROR_OUT_OF_MEMORY, None | Some(VRAMP_ERROR_CAPTURE)) => {}
+                    (status, wrong) => assert_eq!(Some(status), wrong),
+                }
+            }
+            Call::End(allocator, arena) => {
+                let (allocator, id) = (self.allocator(allocator), self.number(arena));
+                let wrong = self.wrong(allocator, None, None);
+                let wrong = wrong.or_else(|| match self.held(allocator).wrong_arena(id) {
+                    Some(VRAMP_ERROR_BUSY) => None,
+                    wrong => Some(wrong.unwrap_or(VRAMP_ERROR_CAPTURE)),
+                });
+                let mut graph = vramp_graph_t::default();
+                // SAFETY: the result outlives the call.
+                let status =
+                    unsafe { vramp_capture_end(allocator, vramp_arena_t { id }, &mut graph) };
+                assert_eq!(status, wrong.unwrap_or(VRAMP_OK));
+                if status == VRAMP_OK {
+                    let held = self.held(allocator);
+                    held.arenas.insert(id, None);
+                    held.graphs.insert(graph.id);
+                    self.numbers.push(graph.id);
+                }
+            }
+            Call::Join { allocator, stream, arena } => {
+                let (allocator, stream) = (self.allocator(allocator), self.stream(stream));
+                let id = self.number(arena);
+                let wrong = self.wrong(allocator, Some(stream), None);
+                // Whoever captures here is served by an arena.
+                let wrong = wrong.or_else(|| self.held(allocator).wrong_arena(id));
+                let status = vramp_capture_join(allocator, stream, vramp_arena_t { id });
+                assert_eq!(status, wrong.unwrap_or(VRAMP_ERROR_CAPTURE));
+            }
+            Call::Leave(allocator, arena) => {
+                let (allocator, id) = (self.allocator(allocator), self.number(arena));
+                let wrong = self.wrong(allocator, None, None);
+                let wrong = wrong.or_else(|| {
+                    let unknown = !self.held(allocator).arenas.contains_key(&id);
+                    unknown.then_some(VRAMP_ERROR_UNKNOWN_ARENA)
+                });
+                let mut graph = vramp_graph_t::default();
+                // SAFETY: the result outlives the call.
+                let status =
+                    unsafe { vramp_capture_leave(allocator, vramp_arena_t { id }, &mut graph) };
+                assert_eq!(status, wrong.unwrap_or(VRAMP_ERROR_CAPTURE));
+            }
+            Call::Launch { allocator, stream, graph, held } => {
+                let (allocator, stream) = (self.allocator(allocator), self.stream(stream));
+                let graph = vramp_graph_t { id: self.number(graph) };
+                let wrong = self.wrong(allocator, Some(stream), None);
+                let wrong = wrong.or_else(|| {
+                    let known = self.held(allocator);
+                    match known.graphs.contains(&graph.id) {
+                        true => known.captures(stream).then_some(VRAMP_ERROR_CAPTURE),
+                        false => Some(VRAMP_ERROR_UNKNOWN_GRAPH),
+                    }
+                });
+                let mut lease = vramp_lease_t::default();
+                let out = if held { &raw mut lease } else { null_mut() };
+                // SAFETY: the result is null or outlives the call.
+                match (unsafe { vramp_graph_launch(allocator, graph, stream, out) }, wrong) {
+                    (VRAMP_OK, None) if held => {
+                        self.held(allocator).leases.insert(lease.id);
+                        self.numbers.push(lease.id);
+                    }
+                    (VRAMP_OK | VRAMP_ERROR_BUSY | VRAMP_ERROR_OUT_OF_MEMORY, None) => {}
+                    (status, wrong) => assert_eq!(Some(status), wrong),
+                }
+            }
+            Call::EndLease(allocator, lease) => {
+                let (allocator, id) = (self.allocator(allocator), self.number(lease));
+                let wrong = self.wrong(allocator, None, None);
+                let wrong = wrong.or_else(|| {
+                    let unknown = !self.held(allocator).leases.remove(&id);
+                    unknown.then_some(VRAMP_ERROR_UNKNOWN_LEASE)
+                });
+                let status = vramp_lease_end(allocator, vramp_lease_t { id });
+                assert_eq!(status, wrong.unwrap_or(VRAMP_OK));
+            }
+            Call::DestroyGraph(allocator, graph) => {
+                let (allocator, id) = (self.allocator(allocator), self.number(graph));
+                let wrong = self.wrong(allocator, None, None);
+                let wrong = wrong.or_else(|| {
+                    let unknown = !self.held(allocator).graphs.remove(&id);
+                    unknown.then_some(VRAMP_ERROR_UNKNOWN_GRAPH)
+                });
+                let status = vramp_graph_destroy(allocator, vramp_graph_t { id });
+                assert_eq!(status, wrong.unwrap_or(VRAMP_OK));
+            }
+            Call::Reports { allocator, arena, graph, size } => {
+                self.reports(allocator, arena, graph, size);
+            }
+            call => unreachable!("{call:?} is not about graphs"),
+        }
+    }
+
+    fn reports(&mut self, allocator: Pick, arena: Pick, graph: Pick, size: u16) {
+        let allocator = self.allocator(allocator);
+        let (arena, graph) = (self.number(arena), self.number(graph));
+        let size = u64::from(size % 512);
+        let wrong = self.wrong(allocator, None, None);
+        let known = self.open.get(&allocator.id);
+        let no_arena = known.is_some_and(|held| !held.arenas.contains_key(&arena));
+        let no_graph = known.is_some_and(|held| !held.graphs.contains(&graph));
+        let expected = |unknown: bool, status| match (size < 16, wrong) {
+            (true, _) => VRAMP_ERROR_STRUCT_SIZE,
+            (false, Some(wrong)) => wrong,
+            (false, None) if unknown => status,
+            (false, None) => VRAMP_OK,
+        };
+        let (arena, graph) = (vramp_arena_t { id: arena }, vramp_graph_t { id: graph });
+        let mut fields = [u64::MAX; 64];
+        fields[0] = size;
+        // SAFETY: the array is at least as large as its first number says.
+        let status = unsafe { vramp_arena_report(allocator, arena, fields.as_mut_ptr().cast()) };
+        assert_eq!(status, expected(no_arena, VRAMP_ERROR_UNKNOWN_ARENA));
+        let whole = size_of::<vramp_arena_report_t>() / 8;
+        assert!(fields[whole..].iter().all(|field| *field == u64::MAX), "nothing beyond");
+        let mut fields = [u64::MAX; 64];
+        fields[0] = size;
+        // SAFETY: the array is at least as large as its first number says.
+        let status = unsafe { vramp_graph_report(allocator, graph, fields.as_mut_ptr().cast()) };
+        assert_eq!(status, expected(no_graph, VRAMP_ERROR_UNKNOWN_GRAPH));
+        let whole = size_of::<vramp_capture_report_t>() / 8;
+        assert!(fields[whole..].iter().all(|field| *field == u64::MAX), "nothing beyond");
     }
 
     fn stats(&mut self, allocator: Pick, size: u16) {

@@ -43,7 +43,7 @@ if [ -n "${WORKLOADS:-}" ]; then
     note torch-workloads timeout "${TORCH_SECONDS:-3600}" \
         python3 torch/torch-workloads.py "$WORKLOADS" ${TORCH_ARGS:-}
 fi
-# What vramp promises in PyTorch: CHECK_TORCH=1, and what else in CHECK_ARGS, such as --graphs.
+# What vramp promises in PyTorch: CHECK_TORCH=1, and what else in CHECK_ARGS, such as a part of names.
 if [ -n "${CHECK_TORCH:-}" ]; then
     # shellcheck disable=SC2086
     note check-torch timeout 3600 python3 torch/check-torch.py ${CHECK_ARGS:-}
