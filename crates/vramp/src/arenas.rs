@@ -479,7 +479,13 @@ impl VirtualPool {
         if upto.is_zero() {
             return Ok(());
         }
-        match self.serve(&mut Attempt::back(id, upto, stream))? {
+        let mut served = self.serve(&mut Attempt::back(id, upto, stream));
+        if let Err(Refusal::Short(..)) = served {
+            // Free chunks may fit no gap of the arena. Those that are idle can be cut anew.
+            self.note_captures().and_then(|_| self.find_idle()).map_err(Refusal::Driver)?;
+            served = self.serve(&mut Attempt::back(id, upto, stream));
+        }
+        match served? {
             Served::Backed => Ok(()),
             _ => unreachable!("memory for an arena was asked for"),
         }

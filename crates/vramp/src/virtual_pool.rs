@@ -322,6 +322,16 @@ impl VirtualPool {
     pub(crate) fn trim(&mut self, to: Bytes) -> Result<(), DriverError> {
         self.note_captures()?;
         self.lend_idle()?;
+        self.find_idle()?;
+        while let Some(plan) = self.pool.trim(to) {
+            self.exec.perform(&mut self.pool, plan)?;
+        }
+        Ok(())
+    }
+
+    /// Learns of all free memory whether its work is over: an event for each stream that none covers
+    /// yet, and a query for each.
+    pub(crate) fn find_idle(&mut self) -> Result<(), DriverError> {
         // Once more where a poll set free what others waited for: it has a younger epoch.
         loop {
             self.gather();
@@ -332,13 +342,9 @@ impl VirtualPool {
             }
             self.poll()?;
             if marks.is_empty() {
-                break;
+                return Ok(());
             }
         }
-        while let Some(plan) = self.pool.trim(to) {
-            self.exec.perform(&mut self.pool, plan)?;
-        }
-        Ok(())
     }
 
     /// True if `at` is where the block under `id` begins.
