@@ -1,5 +1,7 @@
 //! An idle arena lends, others take its memory, and a launch brings it back.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 use vramp::{Allocation, ArenaConfig, Bytes, CapturedGraph, GraphArena, StreamId};
@@ -18,6 +20,8 @@ const BLOCKS: u64 = 16;
 const PARTS: u64 = 90;
 /// So often each round at least.
 const ROUNDS_LEAST: usize = 5;
+/// Events of work that is over are reached long before.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// One row.
 #[derive(Debug, Serialize)]
@@ -185,8 +189,12 @@ impl Lender {
         site.finish()?;
 
         // Nothing is held above this, so nothing is given to the card.
-        let lend = self.phase(|| Ok(site.allocator().trim(Bytes::new(u64::MAX))?))?;
-        ensure!(!arena.report().lent.is_zero(), "an idle arena lends nothing");
+        let lend = self.phase(|| {
+            soon("the idle arena lends nothing", || {
+                site.allocator().trim(Bytes::new(u64::MAX))?;
+                Ok(!arena.report().lent.is_zero())
+            })
+        })?;
         let mut held = Vec::new();
         let part = part(self.size);
         let take = self.phase(|| {
@@ -211,7 +219,10 @@ impl Lender {
         site.finish()?;
         self.give(&mut held)?;
         // New chunks took the place of those that were lent; those go back to the card.
-        site.allocator().set_limit(Some(self.limit))?;
+        soon("memory above the limit stays", || {
+            site.allocator().set_limit(Some(self.limit))?;
+            Ok(site.allocator().stats()?.reserved <= self.limit)
+        })?;
         Ok([lend, take, back])
     }
 
@@ -229,6 +240,15 @@ impl Lender {
         drop((self.graph, self.arena));
         self.site.close()
     }
+}
+
+/// Tries until it succeeds: an event that was recorded a moment ago is not reached at once.
+fn soon(failure: &'static str, mut attempt: impl FnMut() -> Result<bool>) -> Result<()> {
+    let begun = Instant::now();
+    while !attempt()? {
+        ensure!(begun.elapsed() < PATIENCE, "{failure} after {} s", PATIENCE.as_secs());
+    }
+    Ok(())
 }
 
 /// Queues a write to the whole block.
