@@ -378,9 +378,9 @@ vramp_status_t vramp_capture_attach(vramp_allocator_t allocator,
                                     vramp_stream_t stream,
                                     vramp_arena_t arena);
 
-// Ends the service of a capture that was attached to, after the caller ended the capture. `*graph` names
-// the hold on the memory of the caller's graph, or of none if that came to nothing: destroy it after
-// the last launch. Until then memory that was freed within the capture stays taken, and memory of
+// Ends what vramp_capture_attach began, after the caller ended the capture. `*graph` names the hold
+// on the memory of the caller's graph, or of none if that came to nothing: destroy it after the last
+// launch. Until then memory that was freed within the capture stays taken, and memory of
 // the arena that is freed later serves the arena's next capture only.
 //
 // What the caller promises:

@@ -134,9 +134,9 @@ pub extern "C" fn vramp_capture_attach(
     })
 }
 
-/// Ends the service of a capture that was attached to, after the caller ended the capture. `*graph` names
-/// the hold on the memory of the caller's graph, or of none if that came to nothing: destroy it after
-/// the last launch. Until then memory that was freed within the capture stays taken, and memory of
+/// Ends what vramp_capture_attach began, after the caller ended the capture. `*graph` names the hold
+/// on the memory of the caller's graph, or of none if that came to nothing: destroy it after the last
+/// launch. Until then memory that was freed within the capture stays taken, and memory of
 /// the arena that is freed later serves the arena's next capture only.
 ///
 /// # Safety

@@ -126,6 +126,40 @@ fn an_arena_whose_replays_nobody_tells_never_lends() {
 }
 
 #[test]
+fn an_arena_that_lent_its_memory_has_it_back_when_it_is_attached() {
+    let rig = checked();
+    let arena = arena(&rig);
+    let guarded = rig.allocator.capture(rig.stream, &arena, || {
+        let block = rig.malloc(32);
+        write(&rig, rig.stream, &block);
+        rig.free(block);
+    });
+    let (guarded, ()) = guarded.expect("nothing spoilt it");
+    drop(guarded.launch(rig.stream).expect("nobody uses the arena"));
+    rig.sim.advance(1_000_000_000);
+    let taker = rig.malloc(8);
+    rig.allocator.trim(Bytes::ZERO).expect("nothing fails");
+    assert_eq!(arena.report().backed, Bytes::ZERO, "all of it went");
+    let (exec, hold, ()) = captured(&rig, &arena, || {
+        let block = rig.malloc(16);
+        write(&rig, rig.stream, &block);
+        rig.free(block);
+    });
+    assert!(arena.report().backed >= pages(16));
+    rig.sim.launch_graph(exec, raw(&rig, rig.stream)).expect("it is ready");
+    drop(guarded.launch(rig.stream).expect("nobody uses the arena"));
+    rig.allocator.trim(Bytes::ZERO).expect("nothing fails");
+    assert!(arena.report().backed >= pages(32), "it lends no more");
+    rig.sim.advance(1_000_000_000);
+    rig.sim.destroy_graph_exec(exec).expect("it is there");
+    rig.free(taker);
+    drop((guarded, hold, arena));
+    assert_eq!(rig.sim.hazards(), []);
+    assert_eq!(rig.sim.fault(), None);
+    rig.close();
+}
+
+#[test]
 fn memory_from_before_that_is_freed_inside_is_kept_until_the_hold_goes() {
     let rig = checked();
     let arena = arena(&rig);
