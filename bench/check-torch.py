@@ -426,6 +426,7 @@ REFUSED = {
     "history": ("recordHistory", lambda torch: torch.cuda.memory._record_memory_history()),
     "fraction": ("getMemoryFraction", lambda torch: torch.cuda.get_per_process_memory_fraction()),
     "mem-pool": ("createOrIncrefPool", lambda torch: torch.cuda.MemPool()),
+    "checkpoint": ("getCheckpointState", lambda torch: torch._C._cuda_getCheckpointState(0, (0, 1))),
     "sharing": ("shareIPcHandle", share),
     "cudnn-benchmark": ("cacheInfo", benchmark),
 }

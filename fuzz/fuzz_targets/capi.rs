@@ -44,8 +44,8 @@ enum Call {
     ResetArena(Pick, Pick),
     Begin { allocator: Pick, stream: Pick, arena: Pick },
     End(Pick, Pick),
-    Join { allocator: Pick, stream: Pick, arena: Pick },
-    Leave(Pick, Pick),
+    Attach { allocator: Pick, stream: Pick, arena: Pick },
+    Detach(Pick, Pick),
     Launch { allocator: Pick, stream: Pick, graph: Pick, held: bool },
     EndLease(Pick, Pick),
     DestroyGraph(Pick, Pick),
@@ -369,16 +369,16 @@ impl Model {
                     self.numbers.push(graph.id);
                 }
             }
-            Call::Join { allocator, stream, arena } => {
+            Call::Attach { allocator, stream, arena } => {
                 let (allocator, stream) = (self.allocator(allocator), self.stream(stream));
                 let id = self.number(arena);
                 let wrong = self.wrong(allocator, Some(stream), None);
                 // Whoever captures here is served by an arena.
                 let wrong = wrong.or_else(|| self.held(allocator).wrong_arena(id));
-                let status = vramp_capture_join(allocator, stream, vramp_arena_t { id });
+                let status = vramp_capture_attach(allocator, stream, vramp_arena_t { id });
                 assert_eq!(status, wrong.unwrap_or(VRAMP_ERROR_CAPTURE));
             }
-            Call::Leave(allocator, arena) => {
+            Call::Detach(allocator, arena) => {
                 let (allocator, id) = (self.allocator(allocator), self.number(arena));
                 let wrong = self.wrong(allocator, None, None);
                 let wrong = wrong.or_else(|| {
@@ -388,7 +388,7 @@ impl Model {
                 let mut graph = vramp_graph_t::default();
                 // SAFETY: the result outlives the call.
                 let status =
-                    unsafe { vramp_capture_leave(allocator, vramp_arena_t { id }, &mut graph) };
+                    unsafe { vramp_capture_detach(allocator, vramp_arena_t { id }, &mut graph) };
                 assert_eq!(status, wrong.unwrap_or(VRAMP_ERROR_CAPTURE));
             }
             Call::Launch { allocator, stream, graph, held } => {

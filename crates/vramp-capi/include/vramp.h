@@ -374,20 +374,20 @@ vramp_status_t vramp_capture_end(vramp_allocator_t allocator,
 // Lets an arena serve the capture that `stream` is part of, which the caller began and will end:
 // requests and frees as of vramp_capture_begin. Nothing is known of the graph's replays, so the
 // arena never lends from then on, and to keep replays of its graphs apart is the caller's.
-vramp_status_t vramp_capture_join(vramp_allocator_t allocator,
-                                  vramp_stream_t stream,
-                                  vramp_arena_t arena);
+vramp_status_t vramp_capture_attach(vramp_allocator_t allocator,
+                                    vramp_stream_t stream,
+                                    vramp_arena_t arena);
 
-// Ends the service of a capture that was joined, after the caller ended the capture. `*graph` names
-// the hold on the memory of the caller's graph, or of none if that came to nothing: destroy it after
-// the last launch. Until then memory that was freed within the capture stays taken, and memory of
+// Ends what vramp_capture_attach began, after the caller ended the capture. `*graph` names the hold
+// on the memory of the caller's graph, or of none if that came to nothing: destroy it after the last
+// launch. Until then memory that was freed within the capture stays taken, and memory of
 // the arena that is freed later serves the arena's next capture only.
 //
 // What the caller promises:
 // `graph` is null or good for writing.
-vramp_status_t vramp_capture_leave(vramp_allocator_t allocator,
-                                   vramp_arena_t arena,
-                                   vramp_graph_t *graph);
+vramp_status_t vramp_capture_detach(vramp_allocator_t allocator,
+                                    vramp_arena_t arena,
+                                    vramp_graph_t *graph);
 
 // Queues a replay on `stream`, and brings back first what the arena lent. While a lease on the
 // arena is held, and until the work that was queued on its stream up to its end is over, graphs of

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
 use vramp::{
-    ArenaConfig, Capture, CaptureReport, CapturedGraph, GraphArena, GraphHold, JoinedCapture,
+    ArenaConfig, AttachedCapture, Capture, CaptureReport, CapturedGraph, GraphArena, GraphHold,
     Lease, StreamId,
 };
 
@@ -35,7 +35,7 @@ struct Tables {
 /// The capture that an arena serves.
 enum UnderWay {
     Begun(Capture),
-    Joined(JoinedCapture),
+    Attached(AttachedCapture),
 }
 
 /// What a capture left.
@@ -65,7 +65,7 @@ fn unknown_arena(id: u64) -> Failure {
 }
 
 fn unknown_graph(id: u64) -> Failure {
-    unknown(VRAMP_ERROR_UNKNOWN_GRAPH, "graph", "vramp_capture_end or vramp_capture_leave", id)
+    unknown(VRAMP_ERROR_UNKNOWN_GRAPH, "graph", "vramp_capture_end or vramp_capture_detach", id)
 }
 
 impl Captures {
@@ -161,25 +161,25 @@ impl Context {
     /// Ends a capture. Whatever comes of it, the arena serves it no more.
     pub fn end_capture(&self, arena: u64) -> Result<u64> {
         let begun = |capture: &UnderWay| matches!(capture, UnderWay::Begun(_));
-        let hint = "begin one with vramp_capture_begin, and leave a joined one";
+        let hint = "begin one with vramp_capture_begin, and detach from one that was attached";
         let UnderWay::Begun(mut capture) = self.captures.take(arena, begun, hint)? else {
             unreachable!("it was asked for");
         };
         Ok(self.captures.keep(Made::Here(capture.end()?)))
     }
 
-    pub fn join_capture(&self, arena: u64, stream: StreamId) -> Result<()> {
-        let capture = self.allocator().join_capture(stream, &self.captures.arena(arena)?)?;
-        self.captures.serve(arena, UnderWay::Joined(capture))
+    pub fn attach_capture(&self, arena: u64, stream: StreamId) -> Result<()> {
+        let capture = self.allocator().attach_capture(stream, &self.captures.arena(arena)?)?;
+        self.captures.serve(arena, UnderWay::Attached(capture))
     }
 
-    pub fn leave_capture(&self, arena: u64) -> Result<u64> {
-        let joined = |capture: &UnderWay| matches!(capture, UnderWay::Joined(_));
-        let hint = "join one with vramp_capture_join, and end one that was begun here";
-        let UnderWay::Joined(capture) = self.captures.take(arena, joined, hint)? else {
+    pub fn detach_capture(&self, arena: u64) -> Result<u64> {
+        let attached = |capture: &UnderWay| matches!(capture, UnderWay::Attached(_));
+        let hint = "attach with vramp_capture_attach, and end one that was begun here";
+        let UnderWay::Attached(capture) = self.captures.take(arena, attached, hint)? else {
             unreachable!("it was asked for");
         };
-        Ok(self.captures.keep(Made::Elsewhere(capture.finish())))
+        Ok(self.captures.keep(Made::Elsewhere(capture.detach())))
     }
 
     /// Queues a replay. Returns its lease if it is `held`; else that ends behind the launch.
@@ -242,7 +242,7 @@ mod tests {
     use crate::options::Options;
 
     #[test]
-    fn a_capture_of_the_callers_own_is_joined_left_and_its_memory_held() {
+    fn a_capture_of_the_callers_own_is_attached_detached_and_its_memory_held() {
         let context = Context::open("sim:h200", &Options::default(), None).unwrap();
         let driver = Arc::clone(context.allocator().driver());
         let stream = context.create_stream().unwrap();
@@ -251,8 +251,8 @@ mod tests {
         let before = context.malloc(4 << 20, stream).unwrap().number();
 
         driver.begin_capture(queue, CaptureMode::Global).unwrap();
-        context.join_capture(arena, stream).unwrap();
-        let busy = context.join_capture(arena, stream).unwrap_err();
+        context.attach_capture(arena, stream).unwrap();
+        let busy = context.attach_capture(arena, stream).unwrap_err();
         assert_eq!(busy.status, VRAMP_ERROR_BUSY);
         let inside = context.malloc(8 << 20, stream).unwrap().number();
         assert!(context.is_of_arena(inside));
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(context.end_capture(arena).unwrap_err().status, VRAMP_ERROR_CAPTURE);
         assert_eq!(context.destroy_arena(arena).unwrap_err().status, VRAMP_ERROR_BUSY);
         let captured = driver.end_capture(queue).unwrap();
-        let hold = context.leave_capture(arena).unwrap();
+        let hold = context.detach_capture(arena).unwrap();
 
         let needed = context.report_graph(hold).unwrap();
         assert_eq!((needed.blocks, needed.taken, needed.kept), (1, 8 << 20, 4 << 20));

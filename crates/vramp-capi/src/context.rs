@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 use vramp::{
-    Allocation, Allocator, Bytes, DeviceAddr, Event, FreeError, HistorySize, JoinedCapture,
+    Allocation, Allocator, AttachedCapture, Bytes, DeviceAddr, Event, FreeError, HistorySize,
     Recording, Registration, StreamId,
 };
 
@@ -229,7 +229,7 @@ impl Context {
         &self,
         addr: u64,
         stream: StreamId,
-        capture: &JoinedCapture,
+        capture: &AttachedCapture,
     ) -> Result<bool> {
         if self.is_of_arena(addr) {
             return Ok(false);

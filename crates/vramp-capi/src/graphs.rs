@@ -2,7 +2,7 @@
 //!
 //! Two ways. Either the library captures and launches (`vramp_capture_begin`, `vramp_capture_end`,
 //! `vramp_graph_launch`): then leases keep replays apart, and an idle arena lends its memory. Or the
-//! caller does (`vramp_capture_join`, `vramp_capture_leave`): then nothing is known of replays.
+//! caller does (`vramp_capture_attach`, `vramp_capture_detach`): then nothing is known of replays.
 
 use std::ffi::c_char;
 
@@ -122,36 +122,38 @@ pub unsafe extern "C" fn vramp_capture_end(
 /// requests and frees as of vramp_capture_begin. Nothing is known of the graph's replays, so the
 /// arena never lends from then on, and to keep replays of its graphs apart is the caller's.
 #[unsafe(no_mangle)]
-pub extern "C" fn vramp_capture_join(
+pub extern "C" fn vramp_capture_attach(
     allocator: vramp_allocator_t,
     stream: vramp_stream_t,
     arena: vramp_arena_t,
 ) -> vramp_status_t {
     status_of(|| {
-        handles::with(allocator, |context| context.join_capture(arena.id, context.stream(stream)?))
+        handles::with(allocator, |context| {
+            context.attach_capture(arena.id, context.stream(stream)?)
+        })
     })
 }
 
-/// Ends the service of a capture that was joined, after the caller ended the capture. `*graph` names
-/// the hold on the memory of the caller's graph, or of none if that came to nothing: destroy it after
-/// the last launch. Until then memory that was freed within the capture stays taken, and memory of
+/// Ends what vramp_capture_attach began, after the caller ended the capture. `*graph` names the hold
+/// on the memory of the caller's graph, or of none if that came to nothing: destroy it after the last
+/// launch. Until then memory that was freed within the capture stays taken, and memory of
 /// the arena that is freed later serves the arena's next capture only.
 ///
 /// # Safety
 /// `graph` is null or good for writing.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vramp_capture_leave(
+pub unsafe extern "C" fn vramp_capture_detach(
     allocator: vramp_allocator_t,
     arena: vramp_arena_t,
     graph: *mut vramp_graph_t,
 ) -> vramp_status_t {
     status_of(|| {
         pointers::check(graph, "graph")?;
-        let left = handles::with(allocator, |context| context.leave_capture(arena.id));
-        let id = *left.as_ref().unwrap_or(&0);
+        let detached = handles::with(allocator, |context| context.detach_capture(arena.id));
+        let id = *detached.as_ref().unwrap_or(&0);
         // SAFETY: this function's contract says so.
         unsafe { pointers::write(graph, vramp_graph_t { id }, "graph") }?;
-        left.map(drop)
+        detached.map(drop)
     })
 }
 

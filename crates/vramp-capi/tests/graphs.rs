@@ -197,7 +197,7 @@ fn what_is_not_this_allocators_is_unknown_and_changes_nothing() {
     for id in [0, u64::MAX, 1 << 63, foreign.id, foreign_graph.id, foreign_lease.id, graph.id] {
         let wrong = vramp_arena_t { id };
         assert_eq!(vramp_capture_begin(mine, own, wrong), VRAMP_ERROR_UNKNOWN_ARENA, "{id:#x}");
-        assert_eq!(vramp_capture_join(mine, own, wrong), VRAMP_ERROR_UNKNOWN_ARENA);
+        assert_eq!(vramp_capture_attach(mine, own, wrong), VRAMP_ERROR_UNKNOWN_ARENA);
         assert_eq!(end(mine, wrong), Err(VRAMP_ERROR_UNKNOWN_ARENA));
         assert_eq!(vramp_arena_reset(mine, wrong), VRAMP_ERROR_UNKNOWN_ARENA);
         assert_eq!(vramp_arena_destroy(mine, wrong), VRAMP_ERROR_UNKNOWN_ARENA);
@@ -228,16 +228,16 @@ fn captures_out_of_order_are_errors() {
     let (one, two) = (stream(allocator), stream(allocator));
     let (first, second) = (arena(allocator, c"").unwrap(), arena(allocator, c"").unwrap());
     assert_eq!(end(allocator, first), Err(VRAMP_ERROR_CAPTURE));
-    assert_eq!(vramp_capture_join(allocator, one, first), VRAMP_ERROR_CAPTURE);
+    assert_eq!(vramp_capture_attach(allocator, one, first), VRAMP_ERROR_CAPTURE);
     assert!(last_error().contains("captures no graph"), "{}", last_error());
     assert_eq!(vramp_capture_begin(allocator, one, first), VRAMP_OK);
     assert_eq!(vramp_capture_begin(allocator, two, first), VRAMP_ERROR_BUSY);
     assert_eq!(vramp_capture_begin(allocator, one, second), VRAMP_ERROR_CAPTURE);
-    assert_eq!(vramp_capture_join(allocator, one, second), VRAMP_ERROR_CAPTURE);
+    assert_eq!(vramp_capture_attach(allocator, one, second), VRAMP_ERROR_CAPTURE);
     let mut graph = vramp_graph_t { id: 7 };
     // SAFETY: the result outlives the call.
-    let left = unsafe { vramp_capture_leave(allocator, first, &mut graph) };
-    assert_eq!((left, graph.id), (VRAMP_ERROR_CAPTURE, 0), "it was begun, not joined");
+    let detached = unsafe { vramp_capture_detach(allocator, first, &mut graph) };
+    assert_eq!((detached, graph.id), (VRAMP_ERROR_CAPTURE, 0), "it was begun, not attached");
     let graph = end(allocator, first).unwrap();
     assert_eq!(vramp_capture_begin(allocator, one, second), VRAMP_OK);
     assert_eq!(launch(allocator, graph, one), Err(VRAMP_ERROR_CAPTURE), "it would be captured");

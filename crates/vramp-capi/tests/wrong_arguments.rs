@@ -53,8 +53,8 @@ fn every_call(allocator: vramp_allocator_t, stream: vramp_stream_t) -> Vec<vramp
             vramp_arena_report(allocator, arena, &mut memory),
             vramp_capture_begin(allocator, stream, arena),
             vramp_capture_end(allocator, arena, &mut graph),
-            vramp_capture_join(allocator, stream, arena),
-            vramp_capture_leave(allocator, arena, &mut graph),
+            vramp_capture_attach(allocator, stream, arena),
+            vramp_capture_detach(allocator, arena, &mut graph),
             vramp_graph_launch(allocator, graph, stream, &mut lease),
             vramp_lease_end(allocator, lease),
             vramp_graph_report(allocator, graph, &mut needed),
@@ -93,7 +93,7 @@ fn null_results_are_refused_before_anything_happens() {
             vramp_arena_create(allocator, null(), null_mut()),
             vramp_arena_report(allocator, vramp_arena_t::default(), null_mut()),
             vramp_capture_end(allocator, vramp_arena_t::default(), null_mut()),
-            vramp_capture_leave(allocator, vramp_arena_t::default(), null_mut()),
+            vramp_capture_detach(allocator, vramp_arena_t::default(), null_mut()),
             vramp_graph_report(allocator, vramp_graph_t::default(), null_mut()),
         ]
     };

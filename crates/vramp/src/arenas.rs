@@ -71,7 +71,7 @@ pub(crate) struct Captured {
 }
 
 /// Why a capture is not served.
-pub(crate) enum NoJoin {
+pub(crate) enum NotAttached {
     /// The stream is part of none.
     NoCapture,
     /// An arena serves it already.
@@ -79,9 +79,9 @@ pub(crate) enum NoJoin {
     Refused(Refusal),
 }
 
-impl From<Refusal> for NoJoin {
-    fn from(refusal: Refusal) -> NoJoin {
-        NoJoin::Refused(refusal)
+impl From<Refusal> for NotAttached {
+    fn from(refusal: Refusal) -> NotAttached {
+        NotAttached::Refused(refusal)
     }
 }
 
@@ -213,16 +213,16 @@ impl VirtualPool {
 
     /// Serves the capture that `stream` is part of, which somebody else began, ends and replays.
     /// Returns its number.
-    pub(crate) fn join_arena_capture(
+    pub(crate) fn attach_arena(
         &mut self,
         id: ArenaId,
         stream: StreamId,
-    ) -> Result<u64, NoJoin> {
+    ) -> Result<u64, NotAttached> {
         let raw = self.exec.stream(stream);
         let told = self.exec.driver.capture_info(raw).map_err(Refusal::Driver)?;
-        let number = told.ok_or(NoJoin::NoCapture)?.capture;
+        let number = told.ok_or(NotAttached::NoCapture)?.capture;
         if self.arenas.serving(number).is_some() {
-            return Err(NoJoin::Served);
+            return Err(NotAttached::Served);
         }
         let upto = self.prepare_capture(id, stream)?;
         self.serve_capture(id, stream, number, upto, false);
@@ -308,12 +308,12 @@ impl VirtualPool {
         Captured { graph, recording, kept: capturing.kept }
     }
 
-    /// Serves a capture no more that [`VirtualPool::join_arena_capture`] served, over or not.
+    /// Serves a capture no more that [`VirtualPool::attach_arena`] served, over or not.
     /// Returns what it asked for, and what is kept for its graph.
-    pub(crate) fn leave_arena_capture(&mut self, id: ArenaId) -> (Recording, Vec<Allocation>) {
+    pub(crate) fn detach_arena(&mut self, id: ArenaId) -> (Recording, Vec<Allocation>) {
         let state = self.arenas.get_mut(id);
-        let recording = state.arena.end().expect("a capture is left once");
-        let capturing = state.capturing.take().expect("a capture is left once");
+        let recording = state.arena.end().expect("a capture is detached once");
+        let capturing = state.capturing.take().expect("a capture is detached once");
         self.after_capture(id);
         (recording, capturing.kept)
     }

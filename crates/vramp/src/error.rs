@@ -279,7 +279,7 @@ pub enum CaptureError {
     #[error("{0} is unknown to this allocator: use a stream that its create_stream returned")]
     UnknownStream(StreamId),
     /// There is no capture to serve.
-    #[error("{0} captures no graph: begin the capture first, and join it on a stream of it")]
+    #[error("{0} captures no graph: begin the capture first, and attach on a stream of it")]
     NotCapturing(StreamId),
     /// A capture gets its memory from one place.
     #[error("the capture of {0} is served by an arena already")]

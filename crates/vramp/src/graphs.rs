@@ -23,7 +23,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod joined;
+mod attached;
 
 use std::fmt;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ use crate::shared::Shared;
 use crate::virtual_pool::Refusal;
 use crate::watch::Event;
 
-pub use joined::{GraphHold, JoinedCapture};
+pub use attached::{AttachedCapture, GraphHold};
 
 /// What an arena is told when it is made.
 #[derive(Clone, Copy, Debug)]

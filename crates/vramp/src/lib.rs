@@ -59,8 +59,8 @@ pub use error::{
     Report, StreamError, Tagged, UseError,
 };
 pub use graphs::{
-    ArenaConfig, ArenaReport, Capture, CaptureReport, CapturedGraph, GraphArena, GraphHold,
-    JoinedCapture, Lease,
+    ArenaConfig, ArenaReport, AttachedCapture, Capture, CaptureReport, CapturedGraph, GraphArena,
+    GraphHold, Lease,
 };
 pub use history::{OwnedFrames, Recording, StackSource};
 pub use open::{OpenError, Opened, open};

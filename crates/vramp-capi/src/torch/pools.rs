@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
-use vramp::{ArenaConfig, CaptureError, GraphArena, GraphHold, JoinedCapture, StreamId};
+use vramp::{ArenaConfig, AttachedCapture, CaptureError, GraphArena, GraphHold, StreamId};
 
 use crate::abi::vramp_status_t::*;
 use crate::context::Context;
@@ -52,7 +52,7 @@ struct Pool {
 struct Open {
     pool: PoolId,
     /// The capture, once a request showed which.
-    capture: Option<JoinedCapture>,
+    capture: Option<AttachedCapture>,
     /// Who began it, and who asked for memory within it.
     threads: Vec<ThreadId>,
 }
@@ -163,7 +163,7 @@ impl Pools {
         };
         let pool = pools.as_ref().and_then(|pools| pools.get(&open.pool));
         let arena = &pool.expect("a pool lives while a begin of it is open").arena;
-        match context.allocator().join_capture(stream, arena.as_ref().map_err(Failure::clone)?) {
+        match context.allocator().attach_capture(stream, arena.as_ref().map_err(Failure::clone)?) {
             Ok(capture) => {
                 open.capture = Some(capture);
                 open.has(thread);
@@ -199,7 +199,7 @@ impl Pools {
         if let Some(capture) = open.capture {
             let pool = state.pools().get_mut(&id);
             let pool = pool.expect("a pool lives while a begin of it is open");
-            pool.holds.push(capture.finish());
+            pool.holds.push(capture.detach());
         }
         Ok(())
     }

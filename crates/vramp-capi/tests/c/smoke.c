@@ -53,10 +53,10 @@ int main(void) {
     CHECK(vramp_capture_begin(allocator, stream, arena) == VRAMP_OK);
     CHECK(vramp_malloc(allocator, 8 << 20, stream, &block) == VRAMP_OK);
     CHECK(vramp_free(allocator, block, stream) == VRAMP_OK);
-    CHECK(vramp_capture_join(allocator, stream, arena) == VRAMP_ERROR_BUSY);
+    CHECK(vramp_capture_attach(allocator, stream, arena) == VRAMP_ERROR_BUSY);
     CHECK(vramp_capture_end(allocator, arena, &graph) == VRAMP_OK);
-    CHECK(vramp_capture_join(allocator, stream, arena) == VRAMP_ERROR_CAPTURE);
-    CHECK(vramp_capture_leave(allocator, arena, &graph) == VRAMP_ERROR_CAPTURE && graph.id == 0);
+    CHECK(vramp_capture_attach(allocator, stream, arena) == VRAMP_ERROR_CAPTURE);
+    CHECK(vramp_capture_detach(allocator, arena, &graph) == VRAMP_ERROR_CAPTURE && graph.id == 0);
     CHECK(vramp_capture_begin(allocator, stream, arena) == VRAMP_OK);
     CHECK(vramp_capture_end(allocator, arena, &graph) == VRAMP_OK);
     memory.struct_size = sizeof memory;

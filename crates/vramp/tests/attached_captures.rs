@@ -41,10 +41,10 @@ fn captured<R>(
 ) -> (GraphExec, GraphHold, R) {
     let queue = raw(rig, rig.stream);
     rig.sim.begin_capture(queue, CaptureMode::ThreadLocal).expect("it does not capture yet");
-    let capture = rig.allocator.join_capture(rig.stream, arena).expect("the arena is free");
+    let capture = rig.allocator.attach_capture(rig.stream, arena).expect("the arena is free");
     let result = body();
     let graph = rig.sim.end_capture(queue).expect("nothing spoilt it");
-    let hold = capture.finish();
+    let hold = capture.detach();
     let exec = rig.sim.instantiate(graph).expect("it is there");
     rig.sim.destroy_graph(graph).expect("it is there");
     rig.allocator.audit().expect("the books add up");
@@ -60,7 +60,7 @@ fn is_of(block: &Allocation, others: &[AddrRange]) -> bool {
 }
 
 #[test]
-fn what_a_joined_capture_asks_for_comes_from_the_arena_and_serves_again() {
+fn what_a_attached_capture_asks_for_comes_from_the_arena_and_serves_again() {
     let rig = checked();
     let arena = arena(&rig);
     let (exec, hold, output) = captured(&rig, &arena, || {
@@ -126,6 +126,40 @@ fn an_arena_whose_replays_nobody_tells_never_lends() {
 }
 
 #[test]
+fn an_arena_that_lent_its_memory_has_it_back_when_it_is_attached() {
+    let rig = checked();
+    let arena = arena(&rig);
+    let guarded = rig.allocator.capture(rig.stream, &arena, || {
+        let block = rig.malloc(32);
+        write(&rig, rig.stream, &block);
+        rig.free(block);
+    });
+    let (guarded, ()) = guarded.expect("nothing spoilt it");
+    drop(guarded.launch(rig.stream).expect("nobody uses the arena"));
+    rig.sim.advance(1_000_000_000);
+    let taker = rig.malloc(8);
+    rig.allocator.trim(Bytes::ZERO).expect("nothing fails");
+    assert_eq!(arena.report().backed, Bytes::ZERO, "all of it went");
+    let (exec, hold, ()) = captured(&rig, &arena, || {
+        let block = rig.malloc(16);
+        write(&rig, rig.stream, &block);
+        rig.free(block);
+    });
+    assert!(arena.report().backed >= pages(16));
+    rig.sim.launch_graph(exec, raw(&rig, rig.stream)).expect("it is ready");
+    drop(guarded.launch(rig.stream).expect("nobody uses the arena"));
+    rig.allocator.trim(Bytes::ZERO).expect("nothing fails");
+    assert!(arena.report().backed >= pages(32), "it lends no more");
+    rig.sim.advance(1_000_000_000);
+    rig.sim.destroy_graph_exec(exec).expect("it is there");
+    rig.free(taker);
+    drop((guarded, hold, arena));
+    assert_eq!(rig.sim.hazards(), []);
+    assert_eq!(rig.sim.fault(), None);
+    rig.close();
+}
+
+#[test]
 fn memory_from_before_that_is_freed_inside_is_kept_until_the_hold_goes() {
     let rig = checked();
     let arena = arena(&rig);
@@ -134,7 +168,7 @@ fn memory_from_before_that_is_freed_inside_is_kept_until_the_hold_goes() {
     let kept = [range(&on_stream), range(&elsewhere)];
     let queue = raw(&rig, rig.stream);
     rig.sim.begin_capture(queue, CaptureMode::ThreadLocal).expect("it does not capture yet");
-    let capture = rig.allocator.join_capture(rig.stream, &arena).expect("the arena is free");
+    let capture = rig.allocator.attach_capture(rig.stream, &arena).expect("the arena is free");
     assert!(capture.is_under_way().expect("a stream can be asked"));
     write(&rig, rig.stream, &on_stream);
     rig.free(on_stream);
@@ -142,7 +176,7 @@ fn memory_from_before_that_is_freed_inside_is_kept_until_the_hold_goes() {
     freed.expect("it is ours");
     let graph = rig.sim.end_capture(queue).expect("nothing spoilt it");
     assert!(!capture.is_under_way().expect("a stream can be asked"));
-    let hold = capture.finish();
+    let hold = capture.detach();
     assert_eq!(hold.report().kept, pages(16));
     let again = [rig.malloc(8), rig.malloc_on(8, other)];
     assert!(again.iter().all(|block| !is_of(block, &kept)), "the graph may use it");
@@ -251,7 +285,7 @@ fn captures_of_one_arena_share_its_memory() {
 }
 
 #[test]
-fn a_monotone_arena_serves_a_joined_capture_and_nothing_twice() {
+fn a_monotone_arena_serves_a_attached_capture_and_nothing_twice() {
     let rig = checked();
     let config = ArenaConfig {
         policy: ArenaPolicy::Monotone,
@@ -278,19 +312,21 @@ fn what_cannot_be_joined_is_an_error_and_the_capture_goes_on() {
     let (rig, elsewhere) = (checked(), checked());
     let (one, two, foreign) = (arena(&rig), arena(&rig), arena(&elsewhere));
     let queue = raw(&rig, rig.stream);
-    let join = |arena: &GraphArena| rig.allocator.join_capture(rig.stream, arena);
-    assert!(matches!(join(&one), Err(CaptureError::NotCapturing(stream)) if stream == rig.stream));
+    let attach = |arena: &GraphArena| rig.allocator.attach_capture(rig.stream, arena);
+    assert!(
+        matches!(attach(&one), Err(CaptureError::NotCapturing(stream)) if stream == rig.stream)
+    );
     assert_eq!(rig.allocator.capture_of(rig.stream).expect("it can be asked"), None);
     rig.sim.begin_capture(queue, CaptureMode::ThreadLocal).expect("it does not capture yet");
-    assert!(matches!(join(&foreign), Err(CaptureError::ForeignArena)));
-    let capture = join(&one).expect("the arena is free");
+    assert!(matches!(attach(&foreign), Err(CaptureError::ForeignArena)));
+    let capture = attach(&one).expect("the arena is free");
     let number = rig.allocator.capture_of(rig.stream).expect("it can be asked");
     assert_eq!(number, Some(capture.number()));
-    assert!(matches!(join(&one), Err(CaptureError::ArenaBusy)));
-    assert!(matches!(join(&two), Err(CaptureError::Served(stream)) if stream == rig.stream));
+    assert!(matches!(attach(&one), Err(CaptureError::ArenaBusy)));
+    assert!(matches!(attach(&two), Err(CaptureError::Served(stream)) if stream == rig.stream));
     let unknown = StreamId::new(99);
-    let joined = rig.allocator.join_capture(unknown, &two);
-    assert!(matches!(joined, Err(CaptureError::UnknownStream(stream)) if stream == unknown));
+    let attached = rig.allocator.attach_capture(unknown, &two);
+    assert!(matches!(attached, Err(CaptureError::UnknownStream(stream)) if stream == unknown));
     let graph = rig.sim.end_capture(queue).expect("nothing spoilt it");
     drop(capture);
     rig.sim.destroy_graph(graph).expect("it is there");
@@ -307,7 +343,7 @@ fn a_capture_that_came_to_nothing_leaves_everything_as_it_was() {
     let before = rig.malloc(4);
     let place = [range(&before)];
     rig.sim.begin_capture(queue, CaptureMode::ThreadLocal).expect("it does not capture yet");
-    let capture = rig.allocator.join_capture(rig.stream, &arena).expect("the arena is free");
+    let capture = rig.allocator.attach_capture(rig.stream, &arena).expect("the arena is free");
     let escaped = rig.malloc(4);
     rig.free(before);
     rig.sim.synchronize_stream(queue).expect_err("that spoils it");

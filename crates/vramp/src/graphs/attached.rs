@@ -1,9 +1,9 @@
 //! Captures that somebody else begins, ends and replays: an arena serves them and is told no more.
 //!
 //! 1. Somebody begins a capture of a stream with the driver.
-//! 2. [`Allocator::join_capture`]: what the capture asks for comes from an arena, and what is freed
+//! 2. [`Allocator::attach_capture`]: what the capture asks for comes from an arena, and what is freed
 //!    within it is kept for the graph.
-//! 3. The capture ends, and [`JoinedCapture::finish`] leaves a [`GraphHold`].
+//! 3. The capture ends, and [`AttachedCapture::finish`] leaves a [`GraphHold`].
 //! 4. The graph is launched where nobody tells. So there are no leases, and the arena is *unguarded*
 //!    from then on: its memory stays where it is and is never lent. What is freed outside of
 //!    captures serves the arena's next capture, and nobody else.
@@ -21,10 +21,10 @@
 //! let arena = allocator.graph_arena(ArenaConfig::default())?;
 //!
 //! device.begin_capture(queue, CaptureMode::ThreadLocal)?;          // or another library does
-//! let capture = allocator.join_capture(stream, &arena)?;
+//! let capture = allocator.attach_capture(stream, &arena)?;
 //! let output = allocator.malloc(Bytes::mib(64), stream)?;          // from the arena
 //! let graph = device.end_capture(queue)?;
-//! let hold = capture.finish();
+//! let hold = capture.detach();
 //! let exec = device.instantiate(graph)?;
 //! device.launch_graph(exec, queue)?;                               // as often as you like
 //! device.destroy_graph_exec(exec)?;
@@ -44,7 +44,7 @@ use vramp_driver::{CaptureInfo, DriverError};
 use super::{CaptureReport, GraphArena, Handle};
 use crate::allocation::Allocation;
 use crate::allocator::Allocator;
-use crate::arenas::NoJoin;
+use crate::arenas::NotAttached;
 use crate::error::{CaptureError, FreeError, StreamError};
 use crate::virtual_pool::Refusal;
 
@@ -52,11 +52,11 @@ use crate::virtual_pool::Refusal;
 ///
 /// Dropping it serves the capture no more, and says that nothing of it will be launched.
 #[must_use = "a capture that is dropped is not served any more"]
-pub struct JoinedCapture {
+pub struct AttachedCapture {
     arena: GraphArena,
     stream: StreamId,
     number: u64,
-    finished: bool,
+    detached: bool,
 }
 
 /// What a graph that is launched elsewhere needs: its arena, and memory that was freed within its
@@ -89,11 +89,11 @@ impl Allocator {
     /// # Errors
     /// [`CaptureError::NotCapturing`] and [`CaptureError::Served`], beside those of
     /// [`Allocator::begin_capture`]. The capture goes on unserved.
-    pub fn join_capture(
+    pub fn attach_capture(
         &self,
         stream: StreamId,
         arena: &GraphArena,
-    ) -> Result<JoinedCapture, CaptureError> {
+    ) -> Result<AttachedCapture, CaptureError> {
         let shared = self.shared();
         if !Arc::ptr_eq(shared, &arena.0.shared) {
             return Err(CaptureError::ForeignArena);
@@ -101,25 +101,26 @@ impl Allocator {
         if arena.0.capturing.swap(true, Ordering::AcqRel) {
             return Err(CaptureError::ArenaBusy);
         }
-        let mut capture = JoinedCapture { arena: arena.clone(), stream, number: 0, finished: true };
+        let mut capture =
+            AttachedCapture { arena: arena.clone(), stream, number: 0, detached: true };
         arena.plan_anew();
         let (_turn, mut inner) = shared.lock_for_memory()?;
         inner.open_stream(stream, &shared.group).ok_or(CaptureError::UnknownStream(stream))?;
         let pool = inner.manager.virtual_pool_mut().expect("it made the arena");
-        let joined = pool.join_arena_capture(arena.0.id, stream);
+        let attached = pool.attach_arena(arena.0.id, stream);
         drop(inner);
-        capture.number = joined.map_err(|refused| match refused {
-            NoJoin::NoCapture => CaptureError::NotCapturing(stream),
-            NoJoin::Served => CaptureError::Served(stream),
-            NoJoin::Refused(Refusal::Driver(error)) => CaptureError::Ask { stream, error },
-            NoJoin::Refused(refusal) => CaptureError::Alloc(self.refused(refusal, stream)),
+        capture.number = attached.map_err(|refused| match refused {
+            NotAttached::NoCapture => CaptureError::NotCapturing(stream),
+            NotAttached::Served => CaptureError::Served(stream),
+            NotAttached::Refused(Refusal::Driver(error)) => CaptureError::Ask { stream, error },
+            NotAttached::Refused(refusal) => CaptureError::Alloc(self.refused(refusal, stream)),
         })?;
         shared.captures.fetch_add(1, Ordering::Relaxed);
-        capture.finished = false;
+        capture.detached = false;
         Ok(capture)
     }
 
-    /// Takes memory back as [`Allocator::free`] does, where a joined capture may use it although
+    /// Takes memory back as [`Allocator::free`] does, where an attached capture may use it although
     /// `stream` is not part of that: it is kept for the graph. Blocks of arenas are freed as ever.
     ///
     /// # Errors
@@ -128,7 +129,7 @@ impl Allocator {
         &self,
         allocation: Allocation,
         stream: StreamId,
-        capture: &JoinedCapture,
+        capture: &AttachedCapture,
     ) -> Result<(), FreeError> {
         let Handle { shared, id, .. } = &*capture.arena.0;
         if allocation.is_of_arena() || !Arc::ptr_eq(shared, self.shared()) {
@@ -147,13 +148,13 @@ impl Allocator {
     }
 }
 
-impl JoinedCapture {
+impl AttachedCapture {
     /// The driver's number of it.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// The stream it was joined on.
+    /// The stream it was attached on.
     pub fn stream(&self) -> StreamId {
         self.stream
     }
@@ -172,16 +173,16 @@ impl JoinedCapture {
 
     /// Serves the capture no more. To be called after its end; what a capture that goes on asks for
     /// later comes from where everything else does.
-    pub fn finish(mut self) -> GraphHold {
-        self.leave()
+    pub fn detach(mut self) -> GraphHold {
+        self.detach_now()
     }
 
-    fn leave(&mut self) -> GraphHold {
+    fn detach_now(&mut self) -> GraphHold {
         let Handle { shared, id, .. } = &*self.arena.0;
-        self.finished = true;
+        self.detached = true;
         let mut inner = shared.lock_anyway();
         let pool = inner.manager.virtual_pool_mut().expect("it made the arena");
-        let (recording, kept) = pool.leave_arena_capture(*id);
+        let (recording, kept) = pool.detach_arena(*id);
         shared.captures.fetch_sub(1, Ordering::Relaxed);
         drop(inner);
         let report = self.arena.plan(&recording, kept.iter().map(Allocation::requested).sum());
@@ -189,16 +190,16 @@ impl JoinedCapture {
     }
 }
 
-impl Drop for JoinedCapture {
+impl Drop for AttachedCapture {
     fn drop(&mut self) {
-        if !self.finished {
-            drop(self.leave());
+        if !self.detached {
+            drop(self.detach_now());
         }
         self.arena.0.capturing.store(false, Ordering::Release);
     }
 }
 
-impl fmt::Debug for JoinedCapture {
+impl fmt::Debug for AttachedCapture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "capture {} of {} into {:?}", self.number, self.stream, self.arena)
     }
