@@ -24,7 +24,7 @@ use crate::build::Build;
 use crate::config::{Mixed, Policy};
 use crate::fit::RegionKey;
 use crate::heap::Slab;
-use crate::ids::{ArenaId, Epoch, Mark, StreamId};
+use crate::ids::{ArenaId, ChunkId, Epoch, Mark, StreamId};
 use crate::plan::{Change, Op, Plan};
 use crate::pool::{Block, GRAIN, Pool};
 use crate::region::Kind;
@@ -54,6 +54,8 @@ pub struct Attempt {
     pub(crate) ordered: bool,
     /// Idle arenas were already asked to lend.
     pub(crate) asked_arenas: bool,
+    /// The chunk that was last given back so that others can be made of its memory.
+    pub(crate) recut: Option<ChunkId>,
     /// Keep to what is needed: use no slack.
     pub(crate) frugal: bool,
     /// Many threads ask at once: grow before anybody else's memory is looked at.
@@ -82,6 +84,7 @@ impl Attempt {
             may_grow: true,
             ordered: false,
             asked_arenas: false,
+            recut: None,
             frugal: false,
             roomy: false,
         }
@@ -321,14 +324,17 @@ impl Pool {
         match plan {
             Some(plan) => {
                 attempt.rung = then;
+                attempt.recut = None;
                 Step::Perform(plan)
             }
             None if attempt.arena.is_some() => match self.recut() {
-                Some(plan) => {
+                // One that is still there could not be given back: it would not be the next time.
+                Some((chunk, plan)) if attempt.recut != Some(chunk) => {
+                    attempt.recut = Some(chunk);
                     attempt.may_grow = true;
                     Step::Perform(plan)
                 }
-                None => Step::Short(self.shortage(attempt)),
+                _ => Step::Short(self.shortage(attempt)),
             },
             None => Step::Short(self.shortage(attempt)),
         }
