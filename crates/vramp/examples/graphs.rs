@@ -30,6 +30,9 @@ struct Args {
     /// Keep bytes, and compare what replays leave.
     #[arg(long)]
     stored: bool,
+    /// Plan a layout after each capture.
+    #[arg(long)]
+    replan: bool,
 }
 
 fn main() -> Result<(), String> {
@@ -43,6 +46,7 @@ fn main() -> Result<(), String> {
         }
         let sim = Arc::new(Simulator::builder().backing(backing).checked().build());
         let mut program = Program::new(Arc::clone(&sim), sim, seed, args.stored);
+        program.replan = args.replan;
         let ran = program.run(args.program.min(args.steps - sum.steps));
         let done = ran.and_then(|()| program.finish());
         let done = done.map_err(|finding| format!("seed {seed}: {finding}"))?;

@@ -107,8 +107,7 @@ impl Scenario {
                 match graph.launch(stream) {
                     Ok(lease) => drop(lease),
                     Err(error) => {
-                        let typed =
-                            matches!(error, LaunchError::Driver(_) | LaunchError::Alloc(_));
+                        let typed = matches!(error, LaunchError::Driver(_) | LaunchError::Alloc(_));
                         assert!(typed && !error.to_string().is_empty(), "{error}");
                     }
                 }

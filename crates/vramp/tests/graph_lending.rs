@@ -65,8 +65,7 @@ fn a_replay_beside_another_streams_is_refused() {
 #[test]
 fn a_replay_beside_another_streams_is_ordered_behind_it_where_the_arena_says_so() {
     let stage = Stage::new();
-    let arena =
-        stage.arena_of(ArenaConfig { overlap: Overlap::Order, ..ArenaConfig::default() });
+    let arena = stage.arena_of(ArenaConfig { overlap: Overlap::Order, ..ArenaConfig::default() });
     let (first, one) = worker(&stage, &arena, MIB * 8, 1, 1 << 20);
     let (second, two) = worker(&stage, &arena, MIB * 8, 2, 1 << 10);
     for _ in 0..5 {
@@ -213,8 +212,7 @@ fn a_malloc_that_needs_an_idle_arenas_memory_gets_it_and_a_replay_brings_it_back
         stage.replay(graph, stage.a);
         assert_eq!(stage.byte(output), 7);
         let stream = [stage.a, stage.b][round % 2];
-        let blocks: Vec<Allocation> =
-            (0..7).map(|_| stage.malloc(MIB * 8, stream)).collect();
+        let blocks: Vec<Allocation> = (0..7).map(|_| stage.malloc(MIB * 8, stream)).collect();
         blocks.iter().for_each(|block| stage.fill(stream, block, 1));
         stage.audit();
         assert!(arena.report().backed + arena.report().lent < MIB * 48);
@@ -251,7 +249,8 @@ fn an_arena_whose_work_is_not_over_lends_nothing() {
 #[test]
 fn an_arena_that_captures_lends_nothing() {
     let stage = Stage::limited(MIB * 64);
-    let arena = stage.arena_of(ArenaConfig { mode: CaptureMode::Relaxed, ..ArenaConfig::default() });
+    let arena =
+        stage.arena_of(ArenaConfig { mode: CaptureMode::Relaxed, ..ArenaConfig::default() });
     let (graph, ()) = stage.capture(stage.a, &arena, || {
         let inner = stage.malloc(MIB * 48, stage.a);
         stage.fill(stage.a, &inner, 1);
@@ -288,9 +287,8 @@ fn live_blocks_of_an_idle_arena_keep_their_contents_while_the_rest_is_lent() {
     stage.replay(&graph, stage.a);
     let places: Vec<_> = live.iter().map(range).collect();
     for _ in 0..3 {
-        let pressure: Vec<Allocation> = (0..32)
-            .map_while(|_| stage.rig.allocator.malloc(MIB * 4, stage.b).ok())
-            .collect();
+        let pressure: Vec<Allocation> =
+            (0..32).map_while(|_| stage.rig.allocator.malloc(MIB * 4, stage.b).ok()).collect();
         assert!(pressure.len() * 4 > 96 - 80, "the arena lent something");
         pressure.iter().for_each(|block| stage.fill(stage.b, block, 200));
         for (byte, block) in (1..).zip(&live) {

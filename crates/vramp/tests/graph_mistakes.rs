@@ -426,14 +426,16 @@ fn streams_that_are_gone_and_arenas_that_cannot_be_are_refused() {
     let refused = graph.launch(gone).expect_err("it is gone");
     assert!(matches!(refused, LaunchError::UnknownStream(stream) if stream == gone));
     for capacity in [Bytes::ZERO, Bytes::new(u64::MAX)] {
-        let refused = stage.rig.allocator.graph_arena(ArenaConfig {
-            capacity,
-            ..ArenaConfig::default()
-        });
+        let refused =
+            stage.rig.allocator.graph_arena(ArenaConfig { capacity, ..ArenaConfig::default() });
         assert!(matches!(refused, Err(ArenaError::Capacity { .. })), "{capacity}");
     }
     let refused = stage.rig.allocator.capture(stage.a, &arena, || {
-        stage.rig.allocator.malloc(Bytes::new(u64::MAX), stage.a).expect_err("there is no such size")
+        stage
+            .rig
+            .allocator
+            .malloc(Bytes::new(u64::MAX), stage.a)
+            .expect_err("there is no such size")
     });
     let (more, error) = refused.expect("the capture goes on");
     assert!(error.is_out_of_memory(), "{error}");
@@ -576,12 +578,8 @@ fn let_go(policy: ArenaPolicy, order: &[usize]) {
     });
     let lease = graph.launch(stage.b).expect("nobody uses the arena");
     stage.rig.allocator.record_use(&block, stage.b).expect("it is ours");
-    let mut held = Holdings {
-        graph: Some(graph),
-        arena: Some(arena),
-        block: Some(block),
-        lease: Some(lease),
-    };
+    let mut held =
+        Holdings { graph: Some(graph), arena: Some(arena), block: Some(block), lease: Some(lease) };
     let Stage { rig, a, .. } = stage;
     let Rig { sim, allocator, .. } = rig;
     let mut allocator = Some(allocator);

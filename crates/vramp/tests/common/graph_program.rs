@@ -63,6 +63,8 @@ pub struct Program {
     stores_bytes: bool,
     /// Leases are dropped before what reads the results is queued.
     pub careless: bool,
+    /// Plan a layout after each capture. Slow: a planner that reaches no bound uses its budget up.
+    pub replan: bool,
 }
 
 /// Why the program ended early.
@@ -73,7 +75,12 @@ const LIMIT: Bytes = Bytes::mib(48);
 
 impl Program {
     /// `driver` is the simulator, or a device before it.
-    pub fn new(sim: Arc<Simulator>, driver: Arc<dyn Driver>, seed: u64, stores_bytes: bool) -> Program {
+    pub fn new(
+        sim: Arc<Simulator>,
+        driver: Arc<dyn Driver>,
+        seed: u64,
+        stores_bytes: bool,
+    ) -> Program {
         let config = Config { limit: Some(LIMIT), ..Config::default() };
         let allocator = Allocator::new(driver, config).expect("the configuration is possible");
         let streams =
@@ -90,6 +97,7 @@ impl Program {
             leases: Vec::new(),
             stores_bytes,
             careless: false,
+            replan: false,
         }
     }
 
@@ -163,9 +171,10 @@ impl Program {
                 true => (ArenaPolicy::Monotone, Bytes::mib(12)),
                 false => (ArenaPolicy::Reusing, Bytes::gib(1)),
             };
-            let overlap =
-                if self.random.below(2) == 0 { Overlap::Order } else { Overlap::Refuse };
-            let config = ArenaConfig { policy, capacity, overlap, ..ArenaConfig::default() };
+            let overlap = if self.random.below(2) == 0 { Overlap::Order } else { Overlap::Refuse };
+            let replan = self.replan;
+            let config =
+                ArenaConfig { policy, capacity, overlap, replan, ..ArenaConfig::default() };
             self.arenas.push(self.allocator.graph_arena(config).expect("there are addresses"));
         }
         self.random.pick(&self.arenas).clone()
@@ -197,7 +206,11 @@ impl Program {
             random,
             streams: &streams,
             drawn_in: vec![true, false, false],
-            ordered: vec![vec![true, false, false], vec![false, true, false], vec![false, false, true]],
+            ordered: vec![
+                vec![true, false, false],
+                vec![false, true, false],
+                vec![false, false, true],
+            ],
             blocks: Vec::new(),
             before,
             escaped: None,
@@ -231,12 +244,12 @@ impl Program {
         }
         let index = self.random.below(self.graphs.len() as u64) as usize;
         let stream = *self.random.pick(&self.streams);
-        // The result is the program's own to order; the graph's memory from before was made on the
-        // stream of the capture.
+        // Memory from before the capture was made on its stream: the first replay comes behind that.
+        // The others are the leases' to order.
         let Known { graph, replayed, result, .. } = &self.graphs[index];
-        let last = replayed.unwrap_or(result.stream());
-        self.order(last, stream);
-        self.order(result.stream(), stream);
+        if replayed.is_none() {
+            self.order(result.stream(), stream);
+        }
         match graph.launch(stream) {
             Ok(lease) => {
                 let mut lease = Some(lease).filter(|_| !self.careless);
