@@ -91,6 +91,6 @@ fn a_join_that_was_told_and_never_made_is_found() {
 }
 
 #[test]
-fn a_lease_that_ends_before_its_results_are_read_is_found() {
+fn a_result_that_is_read_on_another_stream_without_a_note_is_found() {
     assert!(found(|_, program| program.careless = true) >= 5);
 }

@@ -61,7 +61,7 @@ pub struct Program {
     held: Vec<Held>,
     leases: Vec<Lease>,
     stores_bytes: bool,
-    /// Leases are dropped before what reads the results is queued.
+    /// Nobody is told of reads of results on other streams.
     pub careless: bool,
     /// Plan a layout after each capture. Slow: a planner that reaches no bound uses its budget up.
     pub replan: bool,
@@ -252,16 +252,18 @@ impl Program {
         }
         match graph.launch(stream) {
             Ok(lease) => {
-                let mut lease = Some(lease).filter(|_| !self.careless);
+                let reader = *self.random.pick(&self.streams);
                 if let Some(escaped) = &self.graphs[index].escaped {
-                    let reader = Kernel::new("reader").reading(range(escaped)).lasting(1 << 24);
-                    self.sim.launch(self.raw(stream), reader).expect("the stream takes work");
+                    self.order(stream, reader);
+                    let kernel = Kernel::new("reader").reading(range(escaped)).lasting(1 << 24);
+                    self.sim.launch(self.raw(reader), kernel).expect("the stream takes work");
+                    if !self.careless {
+                        self.allocator.record_use(escaped, reader).expect("it is ours");
+                    }
                 }
                 self.graphs[index].replayed = Some(stream);
                 self.summary.replays += 1;
-                if let Some(lease) = lease.take()
-                    && self.random.below(3) == 0
-                {
+                if self.random.below(3) == 0 {
                     self.leases.push(lease);
                 }
             }
