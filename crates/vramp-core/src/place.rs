@@ -24,7 +24,7 @@ use crate::build::Build;
 use crate::config::{Mixed, Policy};
 use crate::fit::RegionKey;
 use crate::heap::Slab;
-use crate::ids::{ArenaId, Epoch, Mark, StreamId};
+use crate::ids::{ArenaId, ChunkId, Epoch, Mark, StreamId};
 use crate::plan::{Change, Op, Plan};
 use crate::pool::{Block, GRAIN, Pool};
 use crate::region::Kind;
@@ -56,6 +56,8 @@ pub struct Attempt {
     pub(crate) asked_arenas: bool,
     /// Events were already asked about again at the end of the ladder.
     pub(crate) asked_again: bool,
+    /// The chunk that was last given back so that others can be made of its memory.
+    pub(crate) recut: Option<ChunkId>,
     /// Keep to what is needed: use no slack.
     pub(crate) frugal: bool,
     /// Many threads ask at once: grow before anybody else's memory is looked at.
@@ -85,6 +87,7 @@ impl Attempt {
             ordered: false,
             asked_arenas: false,
             asked_again: false,
+            recut: None,
             frugal: false,
             roomy: false,
         }
@@ -324,10 +327,13 @@ impl Pool {
         match plan {
             Some(plan) => {
                 attempt.rung = then;
+                attempt.recut = None;
                 Step::Perform(plan)
             }
             None if attempt.arena.is_some() => match self.recut() {
-                Some(plan) => {
+                // One that is still there could not be given back: it would not be the next time.
+                Some((chunk, plan)) if attempt.recut != Some(chunk) => {
+                    attempt.recut = Some(chunk);
                     attempt.may_grow = true;
                     attempt.asked_again = false;
                     Step::Perform(plan)
@@ -339,7 +345,7 @@ impl Pool {
                     attempt.rung = then;
                     Step::Poll
                 }
-                None => Step::Short(self.shortage(attempt)),
+                _ => Step::Short(self.shortage(attempt)),
             },
             None => Step::Short(self.shortage(attempt)),
         }

@@ -426,9 +426,9 @@ impl Pool {
 
     /// A plan that gives the smallest idle chunk back to the card, so that others can be made of
     /// its memory: free chunks fit no gap of an arena.
-    pub(crate) fn recut(&self) -> Option<Plan> {
+    pub(crate) fn recut(&self) -> Option<(ChunkId, Plan)> {
         let (len, id) = self.idle_chunks().into_iter().min()?;
-        Some(self.release_plan(id, len))
+        Some((id, self.release_plan(id, len)))
     }
 
     /// A plan that gives one chunk that an arena lends back to the card, or `None`.

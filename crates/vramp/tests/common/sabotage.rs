@@ -1,5 +1,6 @@
 //! A device with one broken promise: what the pool's rules rest on fails from below.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use vramp::{Bytes, DeviceAddr, Driver};
@@ -14,14 +15,17 @@ use vramp_driver::{
 pub struct Saboteur {
     sim: Arc<Simulator>,
     left_out: Mutex<Option<Call>>,
+    /// The tips that each capture told, by its number.
+    told: Mutex<BTreeMap<u64, BTreeSet<GraphNode>>>,
 }
 
 impl Saboteur {
     pub fn on(sim: Arc<Simulator>) -> Saboteur {
-        Saboteur { sim, left_out: Mutex::new(None) }
+        Saboteur { sim, left_out: Mutex::new(None), told: Mutex::default() }
     }
 
-    /// From now on calls of this kind do nothing; a query answers yes.
+    /// From now on calls of this kind do nothing; a query answers yes, and a question where a stream
+    /// is in its capture tells of joins that were never made.
     pub fn leave_out(&self, call: Call) {
         *self.left_out.lock().unwrap_or_else(PoisonError::into_inner) = Some(call);
     }
@@ -56,6 +60,19 @@ macro_rules! left_out {
 }
 
 impl Driver for Saboteur {
+    fn capture_info(&self, stream: Stream) -> Result<Option<CaptureInfo>> {
+        let mut info = self.sim.capture_info(stream)?;
+        if let Some(CaptureInfo { capture, tips }) = &mut info {
+            let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+            let all = told.entry(*capture).or_default();
+            all.extend(tips.iter().copied());
+            if self.leaves_out(Call::CaptureInfo) {
+                *tips = all.iter().copied().collect();
+            }
+        }
+        Ok(info)
+    }
+
     left_out! {
         Record => record(event: Event, stream: Stream) -> (), ();
         Query => query(event: Event) -> bool, true;
@@ -97,7 +114,6 @@ impl Driver for Saboteur {
         memory_info() -> Result<MemoryInfo>;
         begin_capture(stream: Stream, mode: CaptureMode) -> Result<()>;
         end_capture(stream: Stream) -> Result<Graph>;
-        capture_info(stream: Stream) -> Result<Option<CaptureInfo>>;
         node_dependencies(node: GraphNode) -> Result<Vec<GraphNode>>;
         graph_nodes(graph: Graph) -> Result<usize>;
         instantiate(graph: Graph) -> Result<GraphExec>;
