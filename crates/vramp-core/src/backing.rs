@@ -24,7 +24,7 @@ use crate::pool::{Pool, note_use};
 use crate::region::{Free, Kind, Part};
 
 /// Up to the largest chunk there is, an arena is made of about so many.
-const CHUNKS_PER_ARENA: u64 = 16;
+const CHUNKS_PER_ARENA: u64 = 8;
 
 /// An arena's addresses.
 #[derive(Clone, Debug)]

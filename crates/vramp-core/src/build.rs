@@ -37,9 +37,7 @@ const RETIRED_MOST: usize = 1024;
 const RETIRED_BATCH: usize = 32;
 
 pub(crate) enum Build {
-    /// Address space has to be reserved first.
-    Reserve(Plan),
-    /// Retired mappings have to be unmapped first.
+    /// Addresses have to be reserved, or old mappings unmapped, first.
     Clear(Plan),
     /// The region can be built.
     Fill { plan: Plan, over_slack: u64 },
@@ -313,7 +311,7 @@ impl Pool {
             (Side::Before, Some(base)) => self.regions.get(base).at.minus(placed),
             _ => match self.fresh_hole(placed) {
                 Ok(at) => at,
-                Err(step) => return step,
+                Err(plan) => return Build::Clear(plan),
             },
         };
         let mut fills: Vec<Fill> = Vec::new();
@@ -556,7 +554,8 @@ impl Pool {
     }
 
     /// Where a region of its own goes: in the largest hole, with room to grow on both sides.
-    fn fresh_hole(&self, placed: u64) -> Result<Spot, Build> {
+    /// If there is none, the plan that makes one.
+    fn fresh_hole(&self, placed: u64) -> Result<Spot, Plan> {
         let page = self.config.page.count();
         match self.holes.last() {
             Some(&(hole_len, at, _)) if hole_len >= placed => {
@@ -569,8 +568,8 @@ impl Pool {
             }
             // Old mappings may be all that fills the address space.
             _ => Err(match self.unmap_retired(usize::MAX) {
-                Some(plan) => Build::Clear(plan),
-                None => Build::Reserve(self.reserve_plan(placed)),
+                Some(plan) => plan,
+                None => self.reserve_plan(placed),
             }),
         }
     }

@@ -290,7 +290,7 @@ impl Pool {
     /// each other's heaps and streams at every miss would do nothing else.
     fn grow_first(&mut self, len: u64, attempt: &mut Attempt, mixed: &Mixed) -> Option<Plan> {
         match self.build(len, attempt, mixed) {
-            Build::Reserve(plan) | Build::Clear(plan) => Some(plan),
+            Build::Clear(plan) => Some(plan),
             Build::Fill { plan, over_slack: 0 } => Some(plan),
             Build::Fill { .. } | Build::Short { .. } => {
                 attempt.roomy = false;
@@ -308,7 +308,7 @@ impl Pool {
     /// beyond its slack, or gives up, idle arenas lend and other streams' memory is waited for.
     pub(crate) fn step_of(&mut self, build: Build, attempt: &mut Attempt, then: Rung) -> Step {
         let (plan, needed) = match build {
-            Build::Reserve(plan) | Build::Clear(plan) => return Step::Perform(plan),
+            Build::Clear(plan) => return Step::Perform(plan),
             Build::Fill { plan, over_slack } => (Some(plan), over_slack),
             Build::Short { missing } => (None, missing),
         };

@@ -11,14 +11,20 @@ use vramp_core::{
     Arena, ArenaBlockId, ArenaId, ArenaPolicy, Attempt, Bytes, Layout, LeaseId, Leases, Mark,
     NodeId, Overlap, Recording, StreamId,
 };
-use vramp_driver::{CaptureInfo, CaptureMode, Driver, DriverError, Graph, GraphNode, Stream};
+use vramp_driver::{
+    CaptureInfo, CaptureMode, Driver, DriverError, ErrorKind, Graph, GraphNode, Stream,
+};
 
 use crate::allocation::{Allocation, Owner};
+use crate::exec::is_full;
 use crate::manager::Found;
 use crate::virtual_pool::{Refusal, Served, VirtualPool};
 
 /// While a capture grows an arena, memory is taken ahead by this part of what it has.
 const AHEAD: u64 = 32;
+
+/// How long arenas are looked at that may be idle in a moment.
+const IDLE_WITHIN_NS: u64 = 50_000;
 
 /// All arenas of a pool.
 #[derive(Default)]
@@ -142,6 +148,7 @@ impl VirtualPool {
         policy: ArenaPolicy,
         capacity: Bytes,
     ) -> Result<ArenaId, DriverError> {
+        let mut tidied = false;
         loop {
             match self.pool.add_arena(capacity) {
                 Ok(id) => {
@@ -157,7 +164,15 @@ impl VirtualPool {
                     self.arenas.by_id.insert(id, state);
                     return Ok(id);
                 }
-                Err(plan) => self.exec.perform(&mut self.pool, plan)?,
+                Err(plan) => match self.exec.perform(&mut self.pool, plan) {
+                    Ok(()) => {}
+                    // Memory of former arenas may lie between the free addresses.
+                    Err(error) if is_full(&error) && !tidied => {
+                        tidied = true;
+                        self.trim(Bytes::ZERO)?;
+                    }
+                    Err(error) => return Err(error),
+                },
             }
         }
     }
@@ -434,6 +449,24 @@ impl VirtualPool {
         self.arenas.get_mut(id).leases.note_use(mark);
     }
 
+    /// The arena whose capture keeps what is freed on `stream` although it is not its own.
+    pub(crate) fn keeper_of(&self, allocation: &Allocation, stream: StreamId) -> Option<ArenaId> {
+        let own = match allocation.owner {
+            Owner::Arena { block } => Some(block.arena()),
+            _ => None,
+        };
+        let others =
+            |(id, state): &(ArenaId, &ArenaState)| state.capturing.is_some() && Some(*id) != own;
+        let (first, _) = self.arenas.iter().find(others)?;
+        match self.capture_of(self.exec.stream(stream)) {
+            Ok(captured) => captured.map(|(id, _)| id).filter(|&id| Some(id) != own),
+            // A spoilt capture makes no graph.
+            Err(error) if error.kind == ErrorKind::Capturing => None,
+            // Nobody knows: kept too long is better than freed too soon.
+            Err(_) => Some(first),
+        }
+    }
+
     /// Keeps memory that is not the arena's for the graph that a capture makes.
     pub(crate) fn keep_for_graph(&mut self, id: ArenaId, allocation: Allocation) {
         let capturing = self.arenas.get_mut(id).capturing.as_mut();
@@ -526,10 +559,21 @@ impl VirtualPool {
             let marks = self.marks_of(id);
             self.record_all(&marks)?;
         }
-        self.poll()?;
+        // An event that was recorded just now on an idle stream is reached in a moment.
+        let idle = |pool: &VirtualPool, id: ArenaId| {
+            pool.marks_of(id).iter().all(|&mark| pool.pool.is_over(mark))
+        };
+        let begun = self.exec.driver.now_ns();
+        loop {
+            self.poll()?;
+            let waited_ns = self.exec.driver.now_ns() - begun;
+            if candidates.iter().all(|&id| idle(self, id)) || waited_ns > IDLE_WITHIN_NS {
+                break;
+            }
+        }
         let mut lent = Bytes::ZERO;
         for id in candidates {
-            if self.marks_of(id).iter().all(|&mark| self.pool.is_over(mark)) {
+            if idle(self, id) {
                 let live: Vec<(Bytes, Bytes)> = self.arenas.get(id).arena.live_ranges().collect();
                 lent += self.pool.lend(id, &live);
             }

@@ -64,11 +64,11 @@ pub struct ArenaConfig {
 }
 
 impl Default for ArenaConfig {
-    /// Reusing, 1 TiB of addresses, overlapping replays refused.
+    /// Reusing, 512 GiB of addresses, more than a card has, overlapping replays refused.
     fn default() -> ArenaConfig {
         ArenaConfig {
             policy: ArenaPolicy::Reusing,
-            capacity: Bytes::tib(1),
+            capacity: Bytes::gib(512),
             overlap: Overlap::Refuse,
             mode: CaptureMode::ThreadLocal,
             replan: true,

@@ -101,10 +101,7 @@ impl Allocator {
         if let Some(pool) = inner.manager.virtual_pool_mut() {
             local::with(self.shared.number, |local| pool.drain_last(&local.cache));
             // A captured node may use it whenever the graph runs: it is the graph's from now on.
-            // A block of the capture's own arena knows better.
-            if let Ok(Some((arena, _))) = pool.capture_of(pool.exec.stream(stream))
-                && !matches!(allocation.owner, Owner::Arena { block } if block.arena() == arena)
-            {
+            if let Some(arena) = pool.keeper_of(&allocation, stream) {
                 pool.keep_for_graph(arena, allocation);
                 return Ok(());
             }

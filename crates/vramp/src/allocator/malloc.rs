@@ -166,10 +166,10 @@ impl Allocator {
         let watched = self.shared.watchers.is_watched();
         let before = watched.then(|| inner.manager.known_counters()).flatten();
         let found = match inner.manager.virtual_pool_mut() {
-            Some(pool) => match pool.capture_of(raw)? {
-                Some((arena, tips)) => Some(pool.malloc_in_arena(arena, &tips, size, stream)),
-                None => None,
-            },
+            Some(pool) => {
+                let captured = pool.capture_of(raw)?;
+                captured.map(|(arena, tips)| pool.malloc_in_arena(arena, &tips, size, stream))
+            }
             None => None,
         };
         let found = found
