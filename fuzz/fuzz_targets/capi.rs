@@ -495,6 +495,12 @@ impl Model {
 fuzz_target!(|calls: Vec<Call>| {
     let mut model = Model::default();
     model.open("", true);
+    // A stream, an arena and a graph, which few sequences would come to by themselves.
+    let first = Pick::Earlier(0);
+    model.call(Call::Create(first));
+    model.call(Call::Arena { allocator: first, options: 0 });
+    model.call(Call::Begin { allocator: first, stream: first, arena: first });
+    model.call(Call::End(first, first));
     for call in calls.into_iter().take(200) {
         model.call(call);
     }
