@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 
 use vramp_core::{
-    Arena, ArenaAllocError, ArenaBlockId, ArenaId, ArenaPolicy, Attempt, Bytes, Layout, LeaseId,
-    Leases, Mark, NodeId, Overlap, Recording, StreamId,
+    Arena, ArenaBlockId, ArenaId, ArenaPolicy, Attempt, Bytes, Layout, LeaseId, Leases, Mark,
+    NodeId, Overlap, Recording, StreamId,
 };
 use vramp_driver::{CaptureInfo, CaptureMode, Driver, DriverError, Graph, GraphNode, Stream};
 

@@ -190,10 +190,9 @@ impl Allocator {
         let watched = self.shared.watchers.is_watched();
         let before = watched.then(|| inner.manager.known_counters()).flatten();
         let found = match inner.manager.virtual_pool_mut() {
-            Some(pool) => match pool.capture_of(raw)? {
-                Some((arena, tips)) => Some(pool.malloc_in_arena(arena, &tips, size, stream)),
-                None => None,
-            },
+            Some(pool) => pool
+                .capture_of(raw)?
+                .map(|(arena, tips)| pool.malloc_in_arena(arena, &tips, size, stream)),
             None => None,
         };
         let found = found
