@@ -13,7 +13,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use smallvec::SmallVec;
 
 use super::queue::{Gates, fitting};
-use super::{Ledger, Owner, Queue, ReservationId, SpaceId, WaiterId};
+use super::{
+    Candidates, Ledger, Owner, Queue, Request, Reservation, ReservationId, SpaceId, WaiterId,
+};
 use crate::Bytes;
 
 /// One owner who waits for the next one of a [`Deadlock`].
@@ -37,7 +39,7 @@ pub enum WayOut {
         owner: Owner,
         /// Which one.
         waiter: WaiterId,
-        /// What to release: all that its owner has reserved in the spaces of the cycle.
+        /// What to release: what its owner holds of what the one before it waits for.
         reservations: Vec<ReservationId>,
     },
     /// There is memory for this one, only the order keeps it out: [`Queue::let_pass`].
@@ -107,7 +109,7 @@ impl Queue {
                     let Ok(levels) = ledger.levels(space) else { return false };
                     let bytes = levels.round_up(waiter.request.bytes);
                     let free = levels.limit.saturating_sub(taken[&space]);
-                    bytes <= free && (!ordered || gates.admit(space, bytes))
+                    bytes <= free && (!ordered || gates.admit(space, waiter.request.bytes))
                 };
                 if waiter.request.candidates.iter().any(fits) {
                     served.push(rank.id);
@@ -130,9 +132,9 @@ impl Queue {
         }
     }
 
-    /// The cycle among those who are stuck, reached from the oldest.
+    /// The cycle among owners who are stuck, reached from the oldest request.
     fn cycle(&self, ledger: &Ledger, stuck: BTreeSet<WaiterId>, owners: &StuckOwners) -> Deadlock {
-        let first = *stuck.first().expect("somebody is stuck");
+        let first = *owners.values().min().expect("who is stuck waits for an owner who is");
         let mut path = vec![Link {
             owner: self.waiters[&first].request.owner,
             waiter: first,
@@ -162,23 +164,32 @@ impl Queue {
         Deadlock { stuck: stuck.into_iter().collect(), cycle: path, way_out }
     }
 
-    /// The first owner, itself stuck, who holds memory that `waiter` waits for.
+    /// Whom `waiter` waits for: the first other owner who is stuck and holds memory where there
+    /// would be room without the others, or its own if there is no such space.
     fn next_link(&self, ledger: &Ledger, waiter: WaiterId, stuck: &StuckOwners) -> Link {
-        let request = &self.waiters[&waiter].request;
-        let wanted = |record: &super::Reservation| {
-            request.candidates.contains(&record.space) && !record.charged().is_zero()
+        let Request { candidates, bytes, owner: asker, .. } = &self.waiters[&waiter].request;
+        let held_by = |owner: Owner, space: SpaceId| {
+            let records = ledger.reservations().map(|(_, record)| record);
+            let held = records.filter(|record| record.owner == owner && record.space == space);
+            held.map(Reservation::charged).sum::<Bytes>()
         };
-        let holders = ledger.reservations().filter(|(_, record)| wanted(record));
-        let owner = holders
-            .map(|(_, record)| record.owner)
-            .filter(|owner| stuck.contains_key(owner))
-            .min()
-            .expect("who is stuck waits for memory of somebody who is stuck");
-        let holds = ledger
-            .reservations()
-            .filter(|(_, record)| record.owner == owner && wanted(record))
-            .map(|(id, _)| id)
-            .collect();
-        Link { owner, waiter: stuck[&owner], holds }
+        let has_room = |&space: &SpaceId| {
+            let Ok(levels) = ledger.levels(space) else { return false };
+            levels.round_up(*bytes) <= levels.limit.saturating_sub(held_by(*asker, space))
+        };
+        let possible: Candidates = candidates.iter().copied().filter(has_room).collect();
+        let holds = |owner: Owner, spaces: &[SpaceId]| -> Vec<ReservationId> {
+            let all = ledger.reservations();
+            all.filter(|(_, record)| record.owner == owner && spaces.contains(&record.space))
+                .map(|(id, _)| id)
+                .collect()
+        };
+        let mut others = stuck.iter().filter(|(owner, _)| *owner != asker);
+        let other = others
+            .find(|&(&owner, _)| possible.iter().any(|&space| !held_by(owner, space).is_zero()));
+        match other {
+            Some((&owner, &waiter)) => Link { owner, waiter, holds: holds(owner, &possible) },
+            None => Link { owner: *asker, waiter: stuck[asker], holds: holds(*asker, candidates) },
+        }
     }
 }

@@ -483,10 +483,10 @@ impl Ledger {
         if freed > use_.unreserved {
             return Err(UnreservedError::TooMuch { space, freed, used: use_.unreserved });
         }
-        use_.unreserved = use_.unreserved - freed;
-        use_.charged = use_.charged - freed;
-        use_.used = use_.used - freed;
-        books.unreserved = books.unreserved - freed;
+        use_.unreserved -= freed;
+        use_.charged -= freed;
+        use_.used -= freed;
+        books.unreserved -= freed;
         books.settle(tag);
         Ok(freed)
     }

@@ -1,6 +1,6 @@
 //! The broker: who gets memory next.
 //!
-//! Waiters stand in one order: urgent ones, then by priority, then by age. Whoever returned memory
+//! Waiters stand in one order: urgent ones by age, then the others by priority and age. Whoever returned memory
 //! to a space calls [`Queue::on_change`], and exactly those that now fit are granted, there and
 //! then: a wake-up cannot be lost, because a waiter is woken with its reservation in hand, and
 //! nobody is woken in vain.
@@ -19,6 +19,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Bound::{Excluded, Unbounded};
+use std::ops::ControlFlow;
 
 use smallvec::SmallVec;
 
@@ -161,7 +162,7 @@ pub enum SubmitError {
         /// What was asked.
         bytes: Bytes,
         /// The candidates and their limits.
-        limits_of: SmallVec<[(SpaceId, Bytes); 4]>,
+        limits_of: Vec<(SpaceId, Bytes)>,
     },
     /// There is no room now, or others are before it, and it shall not wait.
     #[error(
@@ -172,7 +173,7 @@ pub enum SubmitError {
         /// What was asked.
         bytes: Bytes,
         /// The candidates and what is available below their limits.
-        available: SmallVec<[(SpaceId, Bytes); 4]>,
+        available: Vec<(SpaceId, Bytes)>,
         /// How many wait.
         waiting: usize,
     },
@@ -207,7 +208,7 @@ pub struct UnknownWaiter {
     pub waiter: WaiterId,
 }
 
-/// A place in the order: urgent ones first, then by priority, then by age.
+/// A place in the order: urgent ones by age, then the others by priority and age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     urgent: Reverse<bool>,
@@ -217,7 +218,7 @@ pub(super) struct Rank {
 
 #[derive(Clone, Debug)]
 pub(super) struct Waiter {
-    /// With the candidates that are large enough, and whole granules of the coarsest.
+    /// With those candidates that are large enough.
     pub request: Request,
     urgent: bool,
     /// What those behind it may still take before it.
@@ -229,7 +230,9 @@ pub(super) struct Waiter {
 
 impl Waiter {
     pub(super) fn rank(&self, id: WaiterId) -> Rank {
-        Rank { urgent: Reverse(self.urgent), priority: Reverse(self.request.priority), id }
+        // Among the urgent only age counts: by priority they could pass one another for ever.
+        let priority = if self.urgent { Priority::default() } else { self.request.priority };
+        Rank { urgent: Reverse(self.urgent), priority: Reverse(priority), id }
     }
 
     pub(super) fn waits_for(&self, space: SpaceId) -> bool {
@@ -315,8 +318,8 @@ impl Queue {
     ) -> Result<Submitted, SubmitError> {
         let bytes = request.bytes;
         let request = match self.try_serve(ledger, request)? {
-            Ok(submitted) => return Ok(submitted),
-            Err(request) => request,
+            ControlFlow::Break(submitted) => return Ok(submitted),
+            ControlFlow::Continue(request) => request,
         };
         if self.closed {
             return Err(SubmitError::ShutDown { bytes });
@@ -342,21 +345,20 @@ impl Queue {
         ledger: &mut Ledger,
         request: Request,
     ) -> Result<Submitted, SubmitError> {
-        self.try_serve(ledger, request)?.map_err(|request| {
-            let available = |&space: &SpaceId| {
-                let bytes = ledger.available(space, Bound::Limit).unwrap_or_default();
-                (space, bytes)
-            };
-            SubmitError::NotNow {
-                bytes: request.bytes,
-                available: request.candidates.iter().map(available).collect(),
-                waiting: self.len(),
+        match self.try_serve(ledger, request)? {
+            ControlFlow::Break(submitted) => Ok(submitted),
+            ControlFlow::Continue(Request { bytes, candidates, .. }) => {
+                let mut available = Vec::new();
+                for space in candidates {
+                    available.push((space, ledger.available(space, Bound::Limit)?));
+                }
+                Err(SubmitError::NotNow { bytes, available, waiting: self.len() })
             }
-        })
+        }
     }
 
-    /// Serves everybody who fits, after memory came back to a space. O(1) if nobody waits for it,
-    /// else O(waiters) for each that is served.
+    /// Serves everybody who fits, after memory came back to a space. O(1) if nobody waits or it
+    /// is still full, else O(waiters), and again O(waiters) for each that is served.
     #[must_use = "these waiters have to be woken"]
     pub fn on_change(&mut self, ledger: &mut Ledger, space: SpaceId) -> Grants {
         if self.is_empty() || ledger.available(space, Bound::Limit).is_ok_and(Bytes::is_zero) {
@@ -429,25 +431,26 @@ impl Queue {
         &mut self,
         ledger: &mut Ledger,
         mut request: Request,
-    ) -> Result<Result<Submitted, Request>, SubmitError> {
+    ) -> Result<ControlFlow<Submitted, Request>, SubmitError> {
         ledger.tag_name(request.tag)?;
-        let mut limits_of = SmallVec::new();
-        for &space in &request.candidates {
-            limits_of.push((space, ledger.levels(space)?.limit));
-        }
-        if limits_of.is_empty() {
+        if request.candidates.is_empty() {
             return Err(SubmitError::NoCandidates);
         }
         let bytes = request.bytes;
-        // Limits are whole granules, so that rounding up changes nothing here.
-        request.candidates = limits_of
-            .iter()
-            .filter(|(_, limit)| bytes <= *limit)
-            .map(|&(space, _)| space)
-            .collect();
-        if request.candidates.is_empty() {
-            return Err(SubmitError::NeverFits { bytes, limits_of });
+        let mut large_enough = Candidates::new();
+        for &space in &request.candidates {
+            // Limits are whole granules, so that rounding up changes nothing here.
+            if bytes <= ledger.levels(space)?.limit {
+                large_enough.push(space);
+            }
         }
+        if large_enough.is_empty() {
+            let limit = |&space: &SpaceId| Ok((space, ledger.levels(space)?.limit));
+            let limits_of =
+                request.candidates.iter().map(limit).collect::<Result<_, UnknownSpace>>();
+            return Err(SubmitError::NeverFits { bytes, limits_of: limits_of? });
+        }
+        request.candidates = large_enough;
         let rank = Rank {
             urgent: Reverse(false),
             priority: Reverse(request.priority),
@@ -458,13 +461,13 @@ impl Queue {
             gates.narrow(&self.waiters[&ahead.id]);
         }
         let Some(space) = fitting(ledger, &request, |space| gates.admit(space, bytes)) else {
-            return Ok(Err(request));
+            return Ok(ControlFlow::Continue(request));
         };
         let reservation = reserve(ledger, space, &request);
         self.next += 1;
         let promoted = self.note_passing(rank, space, bytes);
         let others = if promoted { self.settle(ledger) } else { Grants::new() };
-        Ok(Ok(Submitted::Granted { reservation, space, others }))
+        Ok(ControlFlow::Break(Submitted::Granted { reservation, space, others }))
     }
 
     /// Serves everybody who can be, in order, until nobody can.

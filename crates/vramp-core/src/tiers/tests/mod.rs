@@ -1,7 +1,11 @@
 //! Tests of the tiers: by name what is right, by random programs against naive twins.
 
 mod accounting;
+mod broker;
+mod deadlocks;
 mod levels;
+mod model;
+mod queue_model;
 mod strategies;
 
 use super::*;
