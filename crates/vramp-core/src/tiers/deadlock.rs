@@ -65,7 +65,7 @@ type Taken = BTreeMap<SpaceId, Bytes>;
 type StuckOwners = BTreeMap<Owner, WaiterId>;
 
 impl Queue {
-    /// Looks for waiters that can never be served. O((waiters + reservations) × waiters); for when
+    /// Looks for waiters that can never be served. O((waiters + reservations) times waiters); for when
     /// somebody begins to wait, or has waited for long.
     pub fn deadlock(&self, ledger: &Ledger) -> Option<Deadlock> {
         if self.is_empty() {
