@@ -30,6 +30,7 @@ mod pool;
 mod region;
 mod settle;
 mod stream;
+pub mod tiers;
 mod torch;
 mod vpmm;
 

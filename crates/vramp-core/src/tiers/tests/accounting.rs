@@ -1,0 +1,327 @@
+//! What is charged where. Each test is named after what is right.
+
+use super::*;
+
+const QUARTER_MORE: LimitPolicy =
+    LimitPolicy::Increase { factor: GrowthFactor::QUARTER_MORE, beyond_limit: false };
+
+#[test]
+fn an_exact_reservation_is_never_smaller_than_asked_in_any_tier() {
+    let spaces = [(GPU, plain(100, 80)), (HOST, plain(100, 80)), (DISK, plain(100, 80))];
+    let mut ledger = Ledger::new(spaces).unwrap();
+    for space in [GPU, HOST, DISK] {
+        for too_much in [81, 101, u64::MAX] {
+            let error = ledger.reserve(space, b(too_much), Owner(1), Tag::NONE).unwrap_err();
+            let ReserveError::Refused(refused) = error else { panic!("{error}") };
+            assert_eq!((refused.requested, refused.available), (b(too_much), b(80)));
+            assert!(refused.never_fits());
+        }
+        assert_eq!(total(&ledger, space), 0);
+        let id = reserve(&mut ledger, space, 80, 1);
+        assert_eq!(ledger.reservation(id).unwrap().size, b(80));
+    }
+}
+
+#[test]
+fn up_to_grants_all_there_is_in_whole_granules_and_says_how_much() {
+    let config = SpaceConfig { granule: b(8), ..plain(120, 100) };
+    let mut ledger = Ledger::new([(HOST, config)]).unwrap();
+    let got = ledger.reserve_upto(HOST, b(1)..=b(90), Owner(1), Tag::NONE).unwrap();
+    assert_eq!(got.bytes, b(96));
+    assert!(ledger.reserve_upto(HOST, b(1)..=b(9), Owner(1), Tag::NONE).is_err());
+    let empty = ledger.reserve_upto(HOST, b(0)..=b(9), Owner(1), Tag::NONE).unwrap();
+    assert_eq!(empty.bytes, b(0));
+    ledger.release(got.id).unwrap();
+    ledger.grow(empty.id, b(17)).unwrap();
+    assert_eq!(total(&ledger, HOST), 24);
+}
+
+#[test]
+fn a_refusal_names_the_largest_holders() {
+    let mut ledger = ledger();
+    for (owner, bytes) in [(1, 5), (2, 30), (3, 10), (4, 20), (5, 7), (6, 1)] {
+        reserve(&mut ledger, GPU, bytes, owner);
+    }
+    reserve(&mut ledger, GPU1, 90, 7);
+    let error = ledger.reserve(GPU, b(28), Owner(9), Tag::NONE).unwrap_err();
+    let ReserveError::Refused(refused) = &error else { panic!("{error}") };
+    let owners: Vec<u64> = refused.largest.iter().map(|holder| holder.owner.0).collect();
+    assert_eq!(owners, [2, 4, 3, 5]);
+    assert_eq!((refused.reserved, refused.reservations), (b(73), 6));
+    assert!(!refused.never_fits());
+    let text = error.to_string();
+    assert!(text.contains("27 B") && text.contains("28 B") && text.contains("owner 2"), "{text}");
+}
+
+#[test]
+fn a_grown_reservation_is_charged_once_and_all_of_it_comes_back() {
+    let mut ledger = ledger();
+    let id = reserve(&mut ledger, GPU, 10, 1);
+    assert_eq!(ledger.charge(id, b(8)).unwrap(), Charged::Within);
+    let done = ledger.charge_by(id, b(10), QUARTER_MORE).unwrap();
+    assert_eq!(done, OverCharged::Grown { by: b(10) }); // 8 are missing, and a quarter
+    assert_eq!(total(&ledger, GPU), 20);
+    assert_eq!(ledger.uncharge(id, b(10)).unwrap(), b(0));
+    assert_eq!(ledger.uncharge(id, b(8)).unwrap(), b(0));
+    assert_eq!(ledger.release(id).unwrap(), b(20));
+    assert_eq!(total(&ledger, GPU), 0);
+}
+
+#[test]
+fn a_growth_with_no_room_for_the_padding_is_exact_and_one_with_no_room_at_all_is_refused() {
+    let mut ledger = ledger();
+    let id = reserve(&mut ledger, GPU, 90, 1);
+    assert_eq!(ledger.charge(id, b(90)).unwrap(), Charged::Within);
+    let done = ledger.charge_by(id, b(9), QUARTER_MORE).unwrap();
+    assert_eq!(done, OverCharged::Grown { by: b(9) });
+    let before = *ledger.reservation(id).unwrap();
+    let error = ledger.charge_by(id, b(2), QUARTER_MORE).unwrap_err();
+    assert!(matches!(error, ChargeError::Refused(ref refused) if refused.available == b(1)));
+    assert_eq!(*ledger.reservation(id).unwrap(), before);
+    assert_eq!(total(&ledger, GPU), 99);
+}
+
+#[test]
+fn beyond_limit_is_read_and_ends_at_the_capacity() {
+    let mut ledger = ledger();
+    let policy = LimitPolicy::Increase { factor: GrowthFactor::default(), beyond_limit: true };
+    let id = reserve(&mut ledger, GPU, 100, 1);
+    assert_eq!(ledger.charge(id, b(100)).unwrap(), Charged::Within);
+    assert_eq!(ledger.charge_by(id, b(8), policy).unwrap(), OverCharged::Grown { by: b(10) });
+    assert!(ledger.reservation(id).unwrap().beyond_limit);
+    assert_eq!(ledger.charge_by(id, b(12), policy).unwrap(), OverCharged::Grown { by: b(10) });
+    assert_eq!(total(&ledger, GPU), 120);
+    assert!(ledger.charge_by(id, b(1), policy).is_err());
+    ledger.uncharge(id, b(120)).unwrap();
+    assert_eq!(ledger.release(id).unwrap(), b(120));
+}
+
+#[test]
+fn ignored_excess_is_charged_to_the_space_up_to_its_capacity() {
+    let mut ledger = ledger();
+    let id = reserve(&mut ledger, GPU, 10, 1);
+    let done = ledger.charge_by(id, b(15), LimitPolicy::Ignore).unwrap();
+    assert_eq!(done, OverCharged::Ignored { by: b(5) });
+    let done = ledger.charge_by(id, b(100), LimitPolicy::Ignore).unwrap();
+    assert_eq!(done, OverCharged::Ignored { by: b(100) });
+    assert_eq!(total(&ledger, GPU), 115);
+    assert!(ledger.charge_by(id, b(6), LimitPolicy::Ignore).is_err());
+    assert_eq!(ledger.uncharge(id, b(100)).unwrap(), b(100));
+    assert_eq!(ledger.uncharge(id, b(15)).unwrap(), b(5));
+    assert_eq!(total(&ledger, GPU), 10);
+}
+
+#[test]
+fn the_policy_that_fails_changes_nothing() {
+    let mut ledger = ledger();
+    let id = reserve(&mut ledger, GPU, 10, 1);
+    let error = ledger.charge_by(id, b(11), LimitPolicy::Fail).unwrap_err();
+    let ChargeError::OverReservation { over } = error else { panic!("{error}") };
+    assert_eq!((over.by, over.size, over.used), (b(1), b(10), b(0)));
+    assert_eq!(total(&ledger, GPU), 10);
+}
+
+#[test]
+fn a_rule_of_the_users_own_decides_with_all_the_numbers() {
+    let mut ledger = ledger();
+    let id = reserve(&mut ledger, GPU, 10, 1);
+    let Charged::Over(over) = ledger.charge(id, b(14)).unwrap() else { panic!("it fits") };
+    let answer = OverAnswer::Grow { wanted: over.by * 3, least: over.by, beyond_limit: false };
+    assert_eq!(ledger.charge_over(id, b(14), answer).unwrap(), OverCharged::Grown { by: b(12) });
+    let mean = OverAnswer::Grow { wanted: b(1), least: b(0), beyond_limit: true };
+    let error = ledger.charge_over(id, b(14), mean).unwrap_err();
+    assert!(matches!(error, ChargeError::OverReservation { .. }), "{error}");
+    assert_eq!(total(&ledger, GPU), 22);
+}
+
+#[test]
+fn a_free_is_credited_to_its_origin_and_never_drives_another_one_negative() {
+    let mut ledger = ledger();
+    let (a, other) = (reserve(&mut ledger, GPU, 10, 1), reserve(&mut ledger, GPU, 10, 2));
+    let _ = ledger.charge(a, b(6)).unwrap();
+    let error = ledger.uncharge(other, b(6)).unwrap_err();
+    assert_eq!(error, UnchargeError::TooMuch { id: other, freed: b(6), used: b(0) });
+    assert_eq!(ledger.uncharge(a, b(6)).unwrap(), b(0));
+    assert_eq!(ledger.reservation(a).unwrap().unused(), b(10));
+}
+
+#[test]
+fn what_is_still_used_stays_charged_after_the_release_and_comes_back_on_its_frees() {
+    let mut ledger = ledger();
+    let id = reserve(&mut ledger, GPU, 10, 1);
+    let _ = ledger.charge(id, b(6)).unwrap();
+    assert_eq!(ledger.release(id).unwrap(), b(4));
+    assert_eq!(total(&ledger, GPU), 6);
+    assert_eq!(ledger.census(GPU).unwrap().orphaned, b(6));
+    assert_eq!(ledger.charge(id, b(1)), Err(StaleReservation::Released { id, used: b(6) }));
+    assert_eq!(ledger.release(id), Err(StaleReservation::Released { id, used: b(6) }));
+    assert_eq!(ledger.uncharge(id, b(2)).unwrap(), b(2));
+    assert_eq!(ledger.uncharge(id, b(4)).unwrap(), b(4));
+    assert_eq!(total(&ledger, GPU), 0);
+    assert_eq!(ledger.release(id), Err(StaleReservation::Unknown { id }));
+}
+
+#[test]
+fn a_stale_id_never_reaches_the_reservation_that_took_its_place() {
+    let mut ledger = ledger();
+    let old = reserve(&mut ledger, GPU, 10, 1);
+    ledger.release(old).unwrap();
+    let new = reserve(&mut ledger, GPU, 10, 2);
+    assert_ne!(old, new);
+    assert_eq!(ledger.charge(old, b(1)), Err(StaleReservation::Unknown { id: old }));
+    assert_eq!(ledger.shrink_to_fit(old), Err(StaleReservation::Unknown { id: old }));
+    assert!(ledger.uncharge(old, b(1)).is_err() && ledger.grow(old, b(1)).is_err());
+    let number = ReservationId::from_number(new.number());
+    assert_eq!(number, new);
+    assert!(ledger.release(ReservationId::from_number(u64::MAX)).is_err());
+    assert_eq!(total(&ledger, GPU), 10);
+}
+
+#[test]
+fn a_reservation_of_another_tier_is_charged_where_it_is() {
+    let mut ledger = ledger();
+    let host = reserve(&mut ledger, HOST, 500, 1);
+    let Charged::Over(over) = ledger.charge(host, b(501)).unwrap() else { panic!("it fits") };
+    assert_eq!(over.space, HOST);
+    assert_eq!((total(&ledger, GPU), total(&ledger, HOST)), (0, 500));
+}
+
+#[test]
+fn two_cards_of_one_thread_have_their_own_reservations() {
+    let mut ledger = ledger();
+    let (a, other) = (reserve(&mut ledger, GPU, 50, 1), reserve(&mut ledger, GPU1, 20, 1));
+    assert_eq!(ledger.charge(a, b(50)).unwrap(), Charged::Within);
+    assert!(matches!(ledger.charge(other, b(21)).unwrap(), Charged::Over(_)));
+    assert_eq!((total(&ledger, GPU), total(&ledger, GPU1)), (50, 20));
+}
+
+#[test]
+fn shrinking_to_fit_returns_the_rest_to_the_space() {
+    let mut ledger = ledger();
+    let id = reserve(&mut ledger, GPU, 80, 1);
+    let _ = ledger.charge(id, b(30)).unwrap();
+    assert_eq!(ledger.shrink_to_fit(id).unwrap(), b(50));
+    assert_eq!(total(&ledger, GPU), 30);
+    assert_eq!(ledger.census(GPU).unwrap().reserved, b(30));
+    let _ = ledger.charge_by(id, b(5), LimitPolicy::Ignore).unwrap();
+    assert_eq!(ledger.shrink_to_fit(id).unwrap(), b(0));
+    assert_eq!(total(&ledger, GPU), 35);
+}
+
+#[test]
+fn splitting_and_merging_move_only_what_is_unused() {
+    let mut ledger = ledger();
+    let id = reserve(&mut ledger, GPU, 80, 1);
+    let _ = ledger.charge(id, b(30)).unwrap();
+    let error = ledger.split(id, b(51)).unwrap_err();
+    assert_eq!(error, SplitError::TooLarge { requested: b(51), unused: b(50) });
+    let part = ledger.split(id, b(20)).unwrap();
+    let _ = ledger.charge(part, b(5)).unwrap();
+    assert_eq!(total(&ledger, GPU), 80);
+    ledger.merge(Merge { into: id, from: part }).unwrap();
+    assert_eq!(total(&ledger, GPU), 80);
+    assert_eq!(ledger.reservation(id).unwrap().size, b(75));
+    assert_eq!(ledger.uncharge(part, b(5)).unwrap(), b(5));
+    let far = reserve(&mut ledger, HOST, 1, 1);
+    assert!(matches!(
+        ledger.merge(Merge { into: id, from: far }),
+        Err(MergeError::OtherSpace { .. })
+    ));
+    assert_eq!(ledger.merge(Merge { into: id, from: id }), Err(MergeError::Itself { id }));
+    assert_eq!(total(&ledger, GPU), 75);
+}
+
+#[test]
+fn memory_outside_any_reservation_counts_up_to_the_capacity() {
+    let mut ledger = ledger();
+    ledger.charge_unreserved(GPU, b(110), Tag::NONE).unwrap();
+    let error = ledger.charge_unreserved(GPU, b(11), Tag::NONE).unwrap_err();
+    assert!(matches!(error, UnreservedError::Refused(ref r) if r.available == b(10)), "{error}");
+    assert!(!ledger.can_reserve(GPU, b(1)).unwrap());
+    let error = ledger.uncharge_unreserved(GPU, b(111), Tag::NONE).unwrap_err();
+    assert!(matches!(error, UnreservedError::TooMuch { .. }));
+    assert_eq!(ledger.uncharge_unreserved(GPU, b(110), Tag::NONE).unwrap(), b(110));
+    assert_eq!(total(&ledger, GPU), 0);
+}
+
+#[test]
+fn peaks_and_tags_tell_who_needed_how_much() {
+    let mut ledger = ledger();
+    let sort = ledger.add_tag("sort");
+    assert_eq!(ledger.add_tag("sort"), sort);
+    assert_eq!(ledger.tag_name(sort), Ok("sort"));
+    let id = ledger.reserve(GPU, b(40), Owner(1), sort).unwrap();
+    let _ = ledger.charge(id, b(25)).unwrap();
+    ledger.charge_unreserved(GPU, b(10), sort).unwrap();
+    reserve(&mut ledger, GPU, 20, 2);
+    ledger.release(id).unwrap();
+    ledger.uncharge(id, b(25)).unwrap();
+    let tag = ledger.tag_census(GPU, sort).unwrap();
+    let [charged, used] = [tag.charged, tag.used].map(Bytes::count);
+    assert_eq!((charged, used), (10, 10));
+    assert_eq!((tag.peak_charged, tag.peak_used), (b(50), b(35)));
+    assert_eq!(ledger.census(GPU).unwrap().peak, b(70));
+    ledger.reset_peaks(GPU).unwrap();
+    assert_eq!(ledger.census(GPU).unwrap().peak, b(30));
+    assert_eq!(ledger.tag_census(GPU, sort).unwrap().peak_used, b(10));
+    assert!(ledger.reserve(GPU, b(1), Owner(1), Tag(9)).is_err());
+    assert_eq!(total(&ledger, GPU), 30);
+}
+
+#[test]
+fn unknown_spaces_are_errors_of_every_call() {
+    let mut ledger = ledger();
+    let unknown = UnknownSpace { space: DISK };
+    assert_eq!(ledger.total(DISK), Err(unknown));
+    assert_eq!(ledger.census(DISK), Err(unknown));
+    assert_eq!(ledger.pressure(DISK), Err(unknown));
+    assert_eq!(ledger.watch(DISK), Err(unknown));
+    assert_eq!(ledger.reset_peaks(DISK), Err(unknown));
+    assert!(ledger.reserve(DISK, b(1), Owner(1), Tag::NONE).is_err());
+    assert!(ledger.charge_unreserved(DISK, b(1), Tag::NONE).is_err());
+}
+
+#[test]
+fn amounts_of_any_size_are_refused_and_not_added_up() {
+    let mut ledger = Ledger::new([(GPU, SpaceConfig::gpu(Bytes::gib(1)))]).unwrap();
+    let huge = b(u64::MAX);
+    let id = reserve(&mut ledger, GPU, 512, 1);
+    let _ = ledger.charge(id, b(512)).unwrap();
+    assert!(ledger.reserve(GPU, huge, Owner(1), Tag::NONE).is_err());
+    assert!(ledger.grow(id, huge).is_err() && ledger.uncharge(id, huge).is_err());
+    assert!(ledger.split(id, huge).is_err());
+    assert!(ledger.charge_unreserved(GPU, huge, Tag::NONE).is_err());
+    for beyond_limit in [false, true] {
+        let grow = LimitPolicy::Increase { factor: GrowthFactor::default(), beyond_limit };
+        for policy in [LimitPolicy::Fail, LimitPolicy::Ignore, grow] {
+            assert!(ledger.charge_by(id, huge, policy).is_err());
+        }
+    }
+    let upto = ledger.reserve_upto(GPU, b(1)..=huge, Owner(1), Tag::NONE).unwrap();
+    assert!(ledger.available(GPU, Bound::Limit).unwrap() < b(256), "{upto:?}");
+    ledger.audit().unwrap();
+}
+
+#[test]
+fn reserving_and_releasing_takes_no_heap_memory_once_warm() {
+    let mut ledger = ledger();
+    let mut queue = Queue::default();
+    let mut round = |ledger: &mut Ledger| {
+        let id = reserve(ledger, GPU, 40, 1);
+        assert_eq!(ledger.charge(id, b(30)).unwrap(), Charged::Within);
+        ledger.charge_by(id, b(20), QUARTER_MORE).unwrap();
+        let part = ledger.split(id, b(1)).unwrap();
+        ledger.merge(Merge { into: id, from: part }).unwrap();
+        ledger.uncharge(id, b(50)).unwrap();
+        ledger.shrink_to_fit(id).unwrap();
+        ledger.release(id).unwrap();
+        let (id, space) = serve(&mut queue, ledger, ask(&[GPU], 10, 1));
+        ledger.release(id).unwrap();
+        assert!(queue.on_change(ledger, space).is_empty());
+    };
+    round(&mut ledger);
+    let used = allocation_counter::measure(|| (0..100).for_each(|_| round(&mut ledger)));
+    assert_eq!(used.count_total, 0, "{} bytes of heap memory", used.bytes_total);
+    let counted = allocation_counter::measure(|| drop(std::hint::black_box(Box::new(1))));
+    assert_eq!(counted.count_total, 1);
+}

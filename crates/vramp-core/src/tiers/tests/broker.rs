@@ -1,0 +1,249 @@
+//! Who is served when. Each test is named after what is right.
+
+use super::*;
+
+fn strict(count: u32, bytes: u64) -> Queue {
+    Queue::new(QueueConfig { overtaking: Overtaking { count, bytes: b(bytes) }, patience: None })
+}
+
+#[test]
+fn one_release_serves_all_who_fit_and_nobody_else() {
+    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    let all = reserve(&mut ledger, GPU, 100, 1);
+    let waiters = [40, 30, 50, 30, 1].map(|n| wait(&mut queue, &mut ledger, ask(&[GPU], n, n)));
+    ledger.release(all).unwrap();
+    let grants = queue.on_change(&mut ledger, GPU);
+    assert_eq!(who(&grants), [waiters[0], waiters[1], waiters[3]], "50 do not fit, nor does 1");
+    assert_eq!((total(&ledger, GPU), queue.len()), (100, 2));
+    assert!(queue.on_change(&mut ledger, GPU).is_empty());
+    ledger.release(grants[0].reservation).unwrap();
+    let grants = queue.on_change(&mut ledger, GPU);
+    assert_eq!(who(&grants), [waiters[4]]);
+}
+
+#[test]
+fn a_free_or_a_shrink_wakes_like_a_release() {
+    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    let id = reserve(&mut ledger, GPU, 100, 1);
+    let _ = ledger.charge(id, b(60)).unwrap();
+    let waiters = [40, 30, 30].map(|n| wait(&mut queue, &mut ledger, ask(&[GPU], n, 2)));
+    assert_eq!(ledger.shrink_to_fit(id).unwrap(), b(40));
+    assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [waiters[0]]);
+    assert_eq!(ledger.release(id).unwrap(), b(0));
+    assert_eq!(ledger.uncharge(id, b(30)).unwrap(), b(30));
+    assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [waiters[1]]);
+    assert_eq!(ledger.uncharge(id, b(30)).unwrap(), b(30));
+    assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [waiters[2]]);
+    total(&ledger, GPU);
+}
+
+#[test]
+fn a_waiter_watches_all_its_candidates_and_is_served_once() {
+    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    let full = [reserve(&mut ledger, GPU, 100, 1), reserve(&mut ledger, GPU1, 100, 1)];
+    let waiter = wait(&mut queue, &mut ledger, ask(&[GPU, GPU1], 60, 2));
+    ledger.release(full[1]).unwrap();
+    let grants = queue.on_change(&mut ledger, GPU1);
+    assert_eq!((who(&grants), grants[0].space), (vec![waiter], GPU1));
+    ledger.release(full[0]).unwrap();
+    assert!(queue.on_change(&mut ledger, GPU).is_empty());
+    assert_eq!((total(&ledger, GPU), total(&ledger, GPU1)), (0, 60));
+}
+
+#[test]
+fn the_first_candidate_that_fits_is_taken_in_order_of_preference() {
+    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    reserve(&mut ledger, GPU1, 50, 1);
+    let (_, space) = serve(&mut queue, &mut ledger, ask(&[GPU1, GPU, HOST], 60, 2));
+    assert_eq!(space, GPU);
+    let (_, space) = serve(&mut queue, &mut ledger, ask(&[GPU1, GPU, HOST], 600, 2));
+    assert_eq!(space, HOST, "the cards are too small for it");
+}
+
+#[test]
+fn priority_goes_first_and_age_decides_among_equals() {
+    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    let all = reserve(&mut ledger, GPU, 100, 1);
+    let waiters = [0, 5, 0, 5].map(|priority| {
+        let request = Request { priority: Priority(priority), ..ask(&[GPU], 25, 2) };
+        wait(&mut queue, &mut ledger, request)
+    });
+    let order: Vec<WaiterId> = queue.waiting().map(|(id, _)| id).collect();
+    let expected = [1, 3, 0, 2].map(|place: usize| waiters[place]);
+    assert_eq!(order, expected);
+    ledger.release(all).unwrap();
+    assert_eq!(who(&queue.on_change(&mut ledger, GPU)), expected);
+}
+
+#[test]
+fn a_small_one_overtakes_only_so_often() {
+    let (mut ledger, mut queue) = (ledger(), strict(2, 100));
+    let half = reserve(&mut ledger, GPU, 50, 1);
+    let big = wait(&mut queue, &mut ledger, ask(&[GPU], 60, 2));
+    let (first, _) = serve(&mut queue, &mut ledger, ask(&[GPU], 1, 3));
+    let _ = serve(&mut queue, &mut ledger, ask(&[GPU], 1, 3));
+    let third = wait(&mut queue, &mut ledger, ask(&[GPU], 1, 3));
+    ledger.release(first).unwrap();
+    assert!(queue.on_change(&mut ledger, GPU).is_empty(), "there is room, but not for the big one");
+    let error = queue.submit_now(&mut ledger, ask(&[GPU], 1, 3)).unwrap_err();
+    assert!(matches!(error, SubmitError::NotNow { waiting: 2, .. }), "{error}");
+    let _ = serve(&mut queue, &mut ledger, ask(&[GPU1], 1, 3));
+    ledger.release(half).unwrap();
+    assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [big, third]);
+}
+
+#[test]
+fn small_ones_overtake_only_by_so_many_bytes() {
+    let (mut ledger, mut queue) = (ledger(), strict(100, 20));
+    reserve(&mut ledger, GPU, 50, 1);
+    wait(&mut queue, &mut ledger, ask(&[GPU], 60, 2));
+    let _ = serve(&mut queue, &mut ledger, ask(&[GPU], 15, 3));
+    wait(&mut queue, &mut ledger, ask(&[GPU], 6, 3));
+    let _ = serve(&mut queue, &mut ledger, ask(&[GPU], 5, 3));
+    wait(&mut queue, &mut ledger, ask(&[GPU], 1, 3));
+}
+
+#[test]
+fn whoever_was_kept_back_is_served_when_the_one_ahead_leaves() {
+    for leaves_late in [false, true] {
+        let (mut ledger, mut queue) = (ledger(), strict(0, 0));
+        reserve(&mut ledger, GPU, 50, 1);
+        let request = Request { deadline: Some(10), ..ask(&[GPU], 60, 2) };
+        let big = wait(&mut queue, &mut ledger, request);
+        let small = wait(&mut queue, &mut ledger, ask(&[GPU], 1, 3));
+        let grants = if leaves_late {
+            assert_eq!(queue.next_deadline(), Some(10));
+            assert_eq!(queue.expire(&mut ledger, 9), Expired::default());
+            let expired = queue.expire(&mut ledger, 10);
+            assert_eq!(expired.timed_out, [big]);
+            expired.granted
+        } else {
+            queue.cancel(&mut ledger, big).unwrap()
+        };
+        assert_eq!(who(&grants), [small]);
+        assert_eq!(queue.cancel(&mut ledger, big), Err(UnknownWaiter { waiter: big }));
+        assert!(queue.is_empty() && queue.next_deadline().is_none());
+    }
+}
+
+#[test]
+fn a_waiter_passed_too_often_by_higher_priorities_becomes_urgent() {
+    let (mut ledger, config) =
+        (ledger(), QueueConfig { patience: Some(3), ..QueueConfig::default() });
+    let mut queue = Queue::new(config);
+    let mut held = reserve(&mut ledger, GPU, 100, 1);
+    let low = wait(&mut queue, &mut ledger, ask(&[GPU], 100, 2));
+    for round in 0..5 {
+        let request = Request { priority: Priority(9), ..ask(&[GPU], 100, 3) };
+        let high = wait(&mut queue, &mut ledger, request);
+        ledger.release(held).unwrap();
+        let grants = queue.on_change(&mut ledger, GPU);
+        if round == 3 {
+            assert_eq!(who(&grants), [low]);
+            return;
+        }
+        assert_eq!(who(&grants), [high]);
+        held = grants[0].reservation;
+    }
+    panic!("it starves");
+}
+
+#[test]
+fn a_grant_that_makes_a_waiter_urgent_serves_it_at_once_if_it_fits() {
+    let config =
+        QueueConfig { overtaking: Overtaking { count: 0, bytes: b(0) }, patience: Some(1) };
+    let (mut ledger, mut queue) = (ledger(), Queue::new(config));
+    reserve(&mut ledger, GPU, 50, 1);
+    let held = reserve(&mut ledger, GPU1, 100, 1);
+    let high = |priority| Priority(priority);
+    wait(&mut queue, &mut ledger, Request { priority: high(1), ..ask(&[GPU], 60, 2) });
+    let low = wait(&mut queue, &mut ledger, ask(&[GPU, GPU1], 50, 3));
+    ledger.shrink_to_fit(held).unwrap();
+    let grown = ledger.reserve(GPU1, b(60), Owner(1), Tag::NONE).unwrap();
+    assert!(queue.on_change(&mut ledger, GPU1).is_empty(), "kept out of the first card by order");
+    let request = Request { priority: high(2), ..ask(&[GPU1], 40, 4) };
+    let Ok(Submitted::Granted { space, others, .. }) = queue.submit(&mut ledger, request, 0) else {
+        panic!("nobody of its priority waits for the second card")
+    };
+    assert_eq!((space, who(&others), others[0].space), (GPU1, vec![low], GPU));
+    ledger.release(grown).unwrap();
+    total(&ledger, GPU1);
+}
+
+#[test]
+fn what_can_never_fit_is_refused_at_once_with_the_limits() {
+    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    let error = queue.submit(&mut ledger, ask(&[GPU, HOST], 1001, 1), 0).unwrap_err();
+    assert!(error.to_string().contains("gpu0 100 B, host0 1000 B"), "{error}");
+    let error = queue.submit(&mut ledger, ask(&[], 1, 1), 0).unwrap_err();
+    assert_eq!(error, SubmitError::NoCandidates);
+    let error = queue.submit(&mut ledger, ask(&[GPU, DISK], 1, 1), 0).unwrap_err();
+    assert_eq!(error, UnknownSpace { space: DISK }.into());
+    let bad_tag = Request { tag: Tag(7), ..ask(&[GPU], 1, 1) };
+    assert!(matches!(queue.submit(&mut ledger, bad_tag, 0), Err(SubmitError::UnknownTag(_))));
+    assert!(queue.is_empty());
+}
+
+#[test]
+fn a_request_that_is_late_already_is_served_or_refused_but_does_not_wait() {
+    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    let late = |bytes| Request { deadline: Some(5), ..ask(&[GPU], bytes, 1) };
+    let submitted = queue.submit(&mut ledger, late(60), 5).unwrap();
+    assert!(matches!(submitted, Submitted::Granted { .. }));
+    let error = queue.submit(&mut ledger, late(60), 5).unwrap_err();
+    assert_eq!(error, SubmitError::TooLate { bytes: b(60), deadline: 5, now: 5 });
+}
+
+#[test]
+fn shutdown_ends_every_wait_and_afterwards_nobody_waits() {
+    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    let all = reserve(&mut ledger, GPU, 100, 1);
+    let waiters: Vec<WaiterId> =
+        (0..1000).map(|_| wait(&mut queue, &mut ledger, ask(&[GPU], 10, 2))).collect();
+    assert_eq!(queue.shutdown(), waiters);
+    assert!(queue.shutdown().is_empty() && queue.is_shut_down());
+    let error = queue.submit(&mut ledger, ask(&[GPU], 1, 2), 0).unwrap_err();
+    assert_eq!(error, SubmitError::ShutDown { bytes: b(1) });
+    ledger.release(all).unwrap();
+    assert!(queue.on_change(&mut ledger, GPU).is_empty());
+    let _ = serve(&mut queue, &mut ledger, ask(&[GPU], 1, 2));
+}
+
+#[test]
+fn no_two_waiters_spill_for_one_deficit() {
+    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    let holder = reserve(&mut ledger, GPU, 95, 1);
+    let [one, two] = [50, 30].map(|n| wait(&mut queue, &mut ledger, ask(&[GPU], n, n)));
+    assert_eq!(queue.claim_deficit(&ledger, GPU, one).unwrap(), Some(b(45)));
+    assert_eq!(queue.claim_deficit(&ledger, GPU, one).unwrap(), None, "it spills already");
+    assert_eq!(queue.claim_deficit(&ledger, GPU, two).unwrap(), Some(b(30)));
+    assert_eq!(queue.claim_deficit(&ledger, GPU1, two).unwrap(), None, "not where it waits");
+    let part = ledger.split(holder, b(30)).unwrap();
+    ledger.release(part).unwrap();
+    assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [two], "it overtakes");
+    assert!(queue.spilled(&ledger, two, b(30)).is_err(), "its claim ended with its wait");
+    assert_eq!(queue.spilled(&ledger, one, b(0)).unwrap(), b(45));
+    ledger.release(holder).unwrap();
+    assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [one]);
+}
+
+#[test]
+fn a_claim_shrinks_when_memory_comes_from_elsewhere_and_can_be_renewed() {
+    let (mut ledger, mut queue) = (ledger(), strict(9, 100));
+    let [a, other] = [60, 40].map(|n| reserve(&mut ledger, GPU, n, n));
+    let waiter = wait(&mut queue, &mut ledger, ask(&[GPU], 80, 1));
+    assert_eq!(queue.claim_deficit(&ledger, GPU, waiter).unwrap(), Some(b(80)));
+    let step = ledger.split(a, b(10)).unwrap();
+    ledger.release(step).unwrap();
+    assert_eq!(queue.spilled(&ledger, waiter, b(10)).unwrap(), b(70));
+    ledger.release(other).unwrap();
+    assert_eq!(queue.spilled(&ledger, waiter, b(0)).unwrap(), b(30));
+    let (small, _) = serve(&mut queue, &mut ledger, ask(&[GPU], 20, 3));
+    let step = ledger.split(a, b(30)).unwrap();
+    ledger.release(step).unwrap();
+    assert_eq!(queue.spilled(&ledger, waiter, b(30)).unwrap(), b(0));
+    assert!(queue.on_change(&mut ledger, GPU).is_empty(), "the small one took 20 of it");
+    assert_eq!(queue.claim_deficit(&ledger, GPU, waiter).unwrap(), Some(b(20)));
+    ledger.release(small).unwrap();
+    assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [waiter]);
+}

@@ -1,0 +1,251 @@
+//! The queue against a naive twin that starts over after every grant, and bounds that hold for
+//! every waiter.
+
+use proptest::prelude::*;
+use proptest::strategy::Strategy;
+
+use super::*;
+
+#[derive(Clone, Debug)]
+enum Act {
+    Submit { spaces: u8, bytes: u64, priority: i32, deadline: Option<u64> },
+    Release { which: usize },
+    Cancel { which: usize },
+    Expire { after: u64 },
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let deadline = prop::option::weighted(0.2, 1u64..9);
+    prop_oneof![
+        6 => (1u8..4, 1u64..101, 0i32..3, deadline).prop_map(|(spaces, bytes, priority, deadline)| {
+            // Mostly small ones, some that need all.
+            let bytes = if bytes > 85 { bytes } else { bytes / 4 + 1 };
+            Act::Submit { spaces, bytes, priority, deadline }
+        }),
+        5 => (0usize..64).prop_map(|which| Act::Release { which }),
+        1 => (0usize..64).prop_map(|which| Act::Cancel { which }),
+        1 => (0u64..4).prop_map(|after| Act::Expire { after }),
+    ]
+}
+
+/// One waiter of the twin.
+#[derive(Clone, Debug)]
+struct Twin {
+    age: u64,
+    spaces: Vec<SpaceId>,
+    bytes: u64,
+    priority: i32,
+    deadline: Option<u64>,
+    urgent: bool,
+    passed: u32,
+    overtaken: u32,
+    overtaken_bytes: u64,
+    /// All grants to younger ones in a space it waits for.
+    younger: u32,
+}
+
+struct Naive {
+    config: QueueConfig,
+    waiting: Vec<Twin>,
+    /// What is taken of each card.
+    taken: [u64; 2],
+}
+
+fn card(space: SpaceId) -> usize {
+    space.index as usize
+}
+
+impl Naive {
+    fn before(one: &Twin, other: &Twin) -> bool {
+        let rank =
+            |twin: &Twin| (!twin.urgent, if twin.urgent { 0 } else { -twin.priority }, twin.age);
+        rank(one) < rank(other)
+    }
+
+    fn place_for(&self, twin: &Twin) -> Option<SpaceId> {
+        let allowed = |space: SpaceId| {
+            self.waiting
+                .iter()
+                .filter(|ahead| Naive::before(ahead, twin) && ahead.spaces.contains(&space))
+                .all(|ahead| {
+                    ahead.overtaken < self.config.overtaking.count
+                        && ahead.overtaken_bytes.saturating_add(twin.bytes)
+                            <= self.config.overtaking.bytes.count()
+                })
+        };
+        let fits = |space: SpaceId| self.taken[card(space)] + twin.bytes <= 100;
+        twin.spaces.iter().copied().find(|&space| fits(space) && allowed(space))
+    }
+
+    /// Serves the waiter, which has been taken out of the list.
+    fn serve(&mut self, twin: &Twin, space: SpaceId) {
+        self.taken[card(space)] += twin.bytes;
+        let mut urgent = Vec::new();
+        for (place, other) in self.waiting.iter_mut().enumerate() {
+            if !other.spaces.contains(&space) {
+                continue;
+            }
+            other.younger += u32::from(other.age < twin.age);
+            if Naive::before(other, twin) {
+                other.overtaken += 1;
+                other.overtaken_bytes += twin.bytes;
+            } else if other.age < twin.age {
+                other.passed += 1;
+                if self.config.patience.is_some_and(|patience| other.passed >= patience) {
+                    urgent.push(place);
+                }
+            }
+        }
+        urgent.into_iter().for_each(|place| self.waiting[place].urgent = true);
+    }
+
+    /// Serves the first who can be, again and again.
+    fn settle(&mut self) -> Vec<(u64, SpaceId)> {
+        let mut served = Vec::new();
+        loop {
+            let mut order: Vec<usize> = (0..self.waiting.len()).collect();
+            order.sort_by(|&one, &other| {
+                let before = Naive::before(&self.waiting[one], &self.waiting[other]);
+                if before { std::cmp::Ordering::Less } else { std::cmp::Ordering::Greater }
+            });
+            let next = order.into_iter().find_map(|n| Some((n, self.place_for(&self.waiting[n])?)));
+            let Some((place, space)) = next else { return served };
+            let twin = self.waiting.remove(place);
+            self.serve(&twin, space);
+            served.push((twin.age, space));
+        }
+    }
+
+    /// At most so many younger ones get memory that a waiter could have had.
+    fn nobody_starves(&self) -> bool {
+        let Some(patience) = self.config.patience else { return true };
+        let most = self.config.overtaking.count + patience;
+        self.waiting.iter().all(|twin| {
+            twin.younger <= most
+                && twin.overtaken <= self.config.overtaking.count
+                && twin.overtaken_bytes <= self.config.overtaking.bytes.count()
+        })
+    }
+}
+
+fn pairs(grants: &[Granted]) -> Vec<(u64, SpaceId)> {
+    grants.iter().map(|granted| (granted.waiter.number(), granted.space)).collect()
+}
+
+fn run(config: QueueConfig, acts: Vec<Act>) -> Result<(), TestCaseError> {
+    let (mut ledger, mut queue) = (ledger(), Queue::new(config));
+    let mut naive = Naive { config, waiting: Vec::new(), taken: [0, 0] };
+    let mut held: Vec<(ReservationId, SpaceId, u64)> = Vec::new();
+    let (mut now, mut age) = (0, 0);
+    for act in acts {
+        let mut grants = Grants::new();
+        match act {
+            Act::Submit { spaces, bytes, priority, deadline } => {
+                let spaces: Vec<SpaceId> =
+                    [GPU1, GPU].into_iter().filter(|s| spaces >> s.index & 1 == 1).collect();
+                let deadline = deadline.map(|after| now + after);
+                let twin = Twin {
+                    age,
+                    spaces: spaces.clone(),
+                    bytes,
+                    priority,
+                    deadline,
+                    urgent: false,
+                    passed: 0,
+                    overtaken: 0,
+                    overtaken_bytes: 0,
+                    younger: 0,
+                };
+                let place = naive.place_for(&twin);
+                let priority = Priority(priority);
+                let request = Request { priority, deadline, ..ask(&spaces, bytes, age) };
+                age += 1;
+                match queue.submit(&mut ledger, request, now).unwrap() {
+                    Submitted::Waiting(id) => {
+                        prop_assert_eq!((id.number(), place), (twin.age, None));
+                        naive.waiting.push(twin);
+                    }
+                    Submitted::Granted { reservation, space, others } => {
+                        prop_assert_eq!(place, Some(space));
+                        naive.serve(&twin, space);
+                        held.push((reservation, space, bytes));
+                        grants = others;
+                    }
+                }
+            }
+            Act::Release { which } if !held.is_empty() => {
+                let (id, space, bytes) = held.swap_remove(which % held.len());
+                prop_assert_eq!(ledger.release(id).unwrap(), b(bytes));
+                naive.taken[card(space)] -= bytes;
+                grants = queue.on_change(&mut ledger, space);
+            }
+            Act::Cancel { which } if !naive.waiting.is_empty() => {
+                let twin = naive.waiting.remove(which % naive.waiting.len());
+                let id = queue.waiting().map(|(id, _)| id).find(|id| id.number() == twin.age);
+                grants = queue.cancel(&mut ledger, id.unwrap()).unwrap();
+            }
+            Act::Expire { after } => {
+                now += after;
+                let late = |twin: &Twin| twin.deadline.is_some_and(|deadline| deadline <= now);
+                let mut gone: Vec<_> = naive.waiting.iter().filter(|t| late(t)).cloned().collect();
+                gone.sort_by_key(|twin| (twin.deadline, twin.age));
+                naive.waiting.retain(|twin| !late(twin));
+                let expired = queue.expire(&mut ledger, now);
+                let out: Vec<u64> = expired.timed_out.iter().map(|id| id.number()).collect();
+                prop_assert_eq!(out, gone.iter().map(|twin| twin.age).collect::<Vec<_>>());
+                grants = expired.granted;
+            }
+            Act::Release { .. } | Act::Cancel { .. } => {}
+        }
+        prop_assert_eq!(pairs(&grants), naive.settle());
+        for granted in &grants {
+            let bytes = ledger.reservation(granted.reservation).unwrap().size.count();
+            held.push((granted.reservation, granted.space, bytes));
+        }
+        prop_assert!(naive.nobody_starves());
+        prop_assert_eq!(queue.len(), naive.waiting.len());
+        for space in [GPU, GPU1] {
+            prop_assert_eq!(total(&ledger, space), naive.taken[card(space)]);
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    #[test]
+    fn exactly_those_are_served_whom_the_naive_twin_serves_and_nobody_starves(
+        acts in prop::collection::vec(act(), 1..150),
+        count in 0u32..5,
+        bytes in prop_oneof![Just(0u64), 1u64..120, Just(u64::MAX)],
+        patience in prop::option::weighted(0.8, 1u32..5),
+    ) {
+        run(QueueConfig { overtaking: Overtaking { count, bytes: b(bytes) }, patience }, acts)?;
+    }
+
+    #[test]
+    fn claims_add_up_to_what_is_missing(
+        free in 0u64..101,
+        wishes in prop::collection::vec(1u64..101, 1..8),
+    ) {
+        let (mut ledger, mut queue) = (ledger(), Queue::default());
+        reserve(&mut ledger, GPU, 100 - free, 99);
+        let mut queued = Vec::new();
+        for (owner, bytes) in wishes.into_iter().enumerate() {
+            let request = ask(&[GPU], bytes, owner as u64);
+            match queue.submit(&mut ledger, request, 0).unwrap() {
+                Submitted::Waiting(id) => queued.push((id, bytes)),
+                Submitted::Granted { .. } => {}
+            }
+        }
+        let available = ledger.available(GPU, Bound::Limit).unwrap().count();
+        let wanted: u64 = queued.iter().map(|&(_, bytes)| bytes).sum();
+        let claimed: u64 = queued
+            .iter()
+            .filter_map(|&(id, _)| queue.claim_deficit(&ledger, GPU, id).unwrap())
+            .map(Bytes::count)
+            .sum();
+        prop_assert_eq!(claimed, wanted.saturating_sub(available));
+    }
+}
