@@ -5,8 +5,8 @@ use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use vramp::{
-    AllocError, ArenaAllocError, ArenaError, ArenaResetError, CaptureError, CreateError,
-    DriverError, FreeError, Inconsistency, LaunchError, StreamError, UseError,
+    AllocError, ArenaError, ArenaResetError, CaptureError, CreateError, DriverError, FreeError,
+    Inconsistency, LaunchError, StreamError, UseError,
 };
 
 use crate::abi::vramp_status_t::{self, *};
@@ -71,7 +71,7 @@ impl From<AllocError> for Failure {
             AllocError::UnknownStream(_) => VRAMP_ERROR_UNKNOWN_STREAM,
             AllocError::Broken(_) => VRAMP_ERROR_INCONSISTENT,
             AllocError::Fraction(_) => VRAMP_ERROR_RANGE,
-            AllocError::Arena(ArenaAllocError::Full(_)) => VRAMP_ERROR_OUT_OF_MEMORY,
+            AllocError::Arena(_) if error.is_out_of_memory() => VRAMP_ERROR_OUT_OF_MEMORY,
             AllocError::Arena(_) => VRAMP_ERROR_CAPTURE,
             _ => VRAMP_ERROR_DRIVER,
         };

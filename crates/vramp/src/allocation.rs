@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use vramp_core::{ArenaBlockId, BlockId, Bytes, DeviceAddr, Spot, StreamId};
+use vramp_core::{ArenaBlockId, ArenaId, BlockId, Bytes, DeviceAddr, Spot, StreamId};
 
 /// Memory in a user's hands. Freed by [`crate::Allocator::free`], which takes it by value: a
 /// second free does not compile.
@@ -38,8 +38,14 @@ pub(crate) enum Owner {
     Driver { slot: u64 },
     /// PyTorch's caching allocator.
     Caching { id: BlockId, at: Spot },
-    /// A graph arena.
-    Arena { block: ArenaBlockId },
+    /// A graph arena. In the same shape as the others: a hit makes its owner in registers.
+    Arena { arena: ArenaId, number: u64 },
+}
+
+impl Owner {
+    pub(crate) fn of_arena(block: ArenaBlockId) -> Owner {
+        Owner::Arena { arena: block.arena(), number: block.number() }
+    }
 }
 
 impl Allocation {

@@ -398,7 +398,7 @@ impl VirtualPool {
             }
         }
         let addr = self.exec.addr(self.pool.arena_range(id).at) + block.offset;
-        Ok(Found { addr, len: block.len, owner: Owner::Arena { block: block.id }, hit })
+        Ok(Found { addr, len: block.len, owner: Owner::of_arena(block.id), hit })
     }
 
     /// Takes a block of an arena back: in its capture where `stream` is part of that, else as one
@@ -452,7 +452,7 @@ impl VirtualPool {
     /// The arena whose capture keeps what is freed on `stream` although it is not its own.
     pub(crate) fn keeper_of(&self, allocation: &Allocation, stream: StreamId) -> Option<ArenaId> {
         let own = match allocation.owner {
-            Owner::Arena { block } => Some(block.arena()),
+            Owner::Arena { arena, .. } => Some(arena),
             _ => None,
         };
         let others =

@@ -73,8 +73,9 @@ pub enum AllocError {
     #[error("{0} is unknown to this allocator: use a stream that its create_stream returned")]
     UnknownStream(StreamId),
     /// The graph arena of the stream's capture has no room, or lost track of the capture.
-    #[error(transparent)]
-    Arena(#[from] ArenaAllocError),
+    /// Boxed: large errors make every request slower.
+    #[error("{0}")]
+    Arena(Box<ArenaAllocError>),
     /// The tag is another allocator's.
     #[error("the tag is unknown to this allocator: use one that its tag function returned")]
     UnknownTag,
@@ -107,7 +108,11 @@ pub enum StreamError {
 impl AllocError {
     /// True if giving memory back and trying again may help.
     pub fn is_out_of_memory(&self) -> bool {
-        matches!(self, AllocError::OutOfMemory(_) | AllocError::Arena(ArenaAllocError::Full(_)))
+        match self {
+            AllocError::OutOfMemory(_) => true,
+            AllocError::Arena(refused) => matches!(**refused, ArenaAllocError::Full(_)),
+            _ => false,
+        }
     }
 }
 

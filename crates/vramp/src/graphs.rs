@@ -340,7 +340,7 @@ impl Allocator {
 fn refused(shared: &Arc<Shared>, refusal: Refusal, stream: StreamId) -> AllocError {
     match refusal {
         Refusal::Driver(error) => AllocError::Driver(error),
-        Refusal::Arena(error) => AllocError::Arena(error),
+        Refusal::Arena(error) => AllocError::Arena(Box::new(error)),
         Refusal::Short(shortage, call) => {
             AllocError::OutOfMemory(Box::new(shared.report(shortage, call, stream)))
         }
@@ -484,7 +484,7 @@ impl CapturedGraph {
                 return Ok(Tried::Short(shortage, call));
             }
             Err(NoLease::Refused(Refusal::Arena(refused))) => {
-                return Err(LaunchError::Alloc(AllocError::Arena(refused)));
+                return Err(LaunchError::Alloc(AllocError::Arena(Box::new(refused))));
             }
         };
         let lease = Lease { arena: self.arena.clone(), lease, stream };

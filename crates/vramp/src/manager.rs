@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use vramp_core::{
-    Attempt, Bytes, Census, Counters, DeviceAddr, Inconsistency, PoolConfig, Request, StreamId,
-    TorchConfig, TorchPool,
+    ArenaBlockId, Attempt, Bytes, Census, Counters, DeviceAddr, Inconsistency, PoolConfig, Request,
+    StreamId, TorchConfig, TorchPool,
 };
 use vramp_driver::{Driver, DriverError, Stream};
 
@@ -162,7 +162,8 @@ impl Manager {
                 let mut heap = pool.heaps[allocation.stream.index()].lock();
                 heap.note_use(id, mark).expect("the block was looked up");
             }
-            (Manager::Virtual { pool, .. }, Owner::Arena { block }) => {
+            (Manager::Virtual { pool, .. }, Owner::Arena { arena, number }) => {
+                let block = ArenaBlockId::new(arena, number);
                 pool.note_use_in_arena(block, stream);
             }
             (
@@ -195,7 +196,8 @@ impl Manager {
                 pool.free_in_heap(id, allocation.stream, stream);
                 Ok(())
             }
-            (Manager::Virtual { pool, .. }, Owner::Arena { block }) => {
+            (Manager::Virtual { pool, .. }, Owner::Arena { arena, number }) => {
+                let block = ArenaBlockId::new(arena, number);
                 pool.free_in_arena(block, stream)
             }
             (
@@ -212,7 +214,9 @@ impl Manager {
         match (self, allocation.owner) {
             (Manager::Virtual { pool, .. }, Owner::Pool { id, at }) => pool.knows(id, at),
             (Manager::Virtual { .. }, Owner::Heap { .. }) => true,
-            (Manager::Virtual { pool, .. }, Owner::Arena { block }) => pool.arenas.knows(block),
+            (Manager::Virtual { pool, .. }, Owner::Arena { arena, number }) => {
+                pool.arenas.knows(ArenaBlockId::new(arena, number))
+            }
             (
                 Manager::Virtual { under_a_page: Some(ordered), .. } | Manager::Ordered(ordered),
                 Owner::Driver { slot },

@@ -105,3 +105,10 @@ fn a_heap_serves_blocks_that_are_not_at_hand_without_heap_memory_or_a_driver_cal
     assert_free_of_cost(&rig, "64 in a row", round);
     rig.close();
 }
+
+/// A hit that had to copy its result would cost a fifth more.
+#[test]
+fn an_error_takes_no_more_room_than_the_allocation_it_stands_for() {
+    let with_error = size_of::<Result<vramp::Allocation, vramp::AllocError>>();
+    assert_eq!(with_error, size_of::<vramp::Allocation>());
+}

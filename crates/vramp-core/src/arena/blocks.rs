@@ -35,9 +35,19 @@ pub struct ArenaBlockId {
 }
 
 impl ArenaBlockId {
+    /// The id with this number in this arena.
+    pub fn new(arena: ArenaId, number: u64) -> ArenaBlockId {
+        ArenaBlockId { arena, number }
+    }
+
     /// Whose block it is.
     pub fn arena(self) -> ArenaId {
         self.arena
+    }
+
+    /// Its plain number in its arena.
+    pub fn number(self) -> u64 {
+        self.number
     }
 }
 

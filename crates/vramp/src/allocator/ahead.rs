@@ -35,7 +35,7 @@ impl Allocator {
         match prefilled {
             Ok(()) => Ok(()),
             Err(Refusal::Driver(error)) => Err(AllocError::Driver(error)),
-            Err(Refusal::Arena(refused)) => Err(AllocError::Arena(refused)),
+            Err(Refusal::Arena(refused)) => Err(AllocError::Arena(Box::new(refused))),
             Err(Refusal::Short(shortage, failed_call)) => {
                 let report = self.shared.report(shortage, failed_call, stream);
                 Err(AllocError::OutOfMemory(Box::new(report)))

@@ -195,7 +195,7 @@ impl Allocator {
                 Tried::Placed(self.allocation(found, size, stream, false, tag))
             }
             Err(Refusal::Driver(error)) => return Err(AllocError::Driver(error)),
-            Err(Refusal::Arena(refused)) => return Err(AllocError::Arena(refused)),
+            Err(Refusal::Arena(refused)) => return Err(AllocError::Arena(Box::new(refused))),
             Err(Refusal::Short(shortage, failed_call)) => Tried::Short(shortage, failed_call),
         };
         self.note_reserved(inner);
