@@ -96,8 +96,12 @@ fn headline(outcome: &Outcome, windowed: bool) -> String {
     let blocks = many(outcome.blocks as usize, "block");
     let streams = many(outcome.streams as usize, "stream");
     let (escaped, bound) = (Count(outcome.escaped), Bytes::new(outcome.lower_bound_bytes));
+    let any_order = match outcome.conflict_bound_bytes > outcome.lower_bound_bytes {
+        true => format!(" {} if streams do not wait.", Bytes::new(outcome.conflict_bound_bytes)),
+        false => String::new(),
+    };
     format!(
         "{name}{device}{window}: {blocks} on {streams}, {escaped} of them outlive the capture. \
-         {bound} live at most."
+         {bound} live at most.{any_order}"
     )
 }

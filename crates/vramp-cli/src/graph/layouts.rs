@@ -23,6 +23,8 @@ pub struct Layouts {
     pub escaped: usize,
     /// The most that is live at once: no layout needs less.
     pub lower_bound: Bytes,
+    /// The most that the streams may have in use at once in any order of a replay: that, or more.
+    pub conflict_bound: Bytes,
     /// Nothing serves twice.
     pub monotone: Bytes,
     /// What the first capture takes, block by block.
@@ -87,6 +89,7 @@ pub fn layouts(job: &Job) -> Result<Layouts, GraphError> {
         blocks: first.recording.blocks(),
         escaped: first.recording.escaped(),
         lower_bound: first.recording.lower_bound(),
+        conflict_bound: first.recording.conflict_bound(),
         monotone,
         reusing: first.recording.high_water(),
         planned,
@@ -189,7 +192,7 @@ mod tests {
     #[test]
     fn streams_without_order_share_nothing() {
         let found = layouts(&job(2, vec![alloc(0, 4, 0), free(0), alloc(1, 4, 1)])).unwrap();
-        assert_eq!(found.lower_bound, Bytes::mib(4));
+        assert_eq!((found.lower_bound, found.conflict_bound), (Bytes::mib(4), Bytes::mib(8)));
         for taken in [found.monotone, found.reusing, found.planned, found.second] {
             assert_eq!(taken, Bytes::mib(8));
         }

@@ -26,9 +26,13 @@ pub struct Outcome {
     pub older_blocks_freed: u64,
     /// The most that is live at once, in bytes: no layout needs less.
     pub lower_bound_bytes: u64,
+    /// The most that may be in use at once where streams do not wait for each other: that, or more.
+    pub conflict_bound_bytes: u64,
+    /// That over the bound; as all ratios, none for a bound of zero.
+    pub conflict_bound_over_bound: Option<f64>,
     /// What the plan takes.
     pub planned_bytes: u64,
-    /// That over the bound; as all ratios, none for a bound of zero.
+    /// That over the bound.
     pub planned_over_bound: Option<f64>,
     /// What a second capture takes that follows the plan.
     pub second_bytes: u64,
@@ -68,6 +72,8 @@ impl Outcome {
             escaped: found.escaped as u64,
             older_blocks_freed: job.older_freed as u64,
             lower_bound_bytes: bound.count(),
+            conflict_bound_bytes: found.conflict_bound.count(),
+            conflict_bound_over_bound: over(found.conflict_bound),
             planned_bytes: found.planned.count(),
             planned_over_bound: over(found.planned),
             second_bytes: found.second.count(),

@@ -1,27 +1,40 @@
 //! Offline planning: offsets for a recorded capture that need hardly more than its peak.
 //!
 //! Blocks are rectangles, time by memory, that may move up and down. Each pass takes them in an
-//! order of importance, by size first of all, and puts each at the lowest place where nothing that
-//! conflicts was put before. Then, in the best of these orders, the blocks that stick out go first,
-//! again and again. The best layout counts, and the recorded one takes part: nothing returned is worse.
+//! order and puts each at the lowest place where nothing that conflicts was put before. The first
+//! orders fill valleys (`skyline.rs`), the others go by size, area or life. Then, in the best of them,
+//! the blocks that stick out go first, all of them and then one by one. The best layout counts, and
+//! the recorded one takes part: nothing returned is worse.
 //!
 //! Work is counted in visited blocks, never in time: the same recording gives the same layout.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::plan::Layout;
 use super::recording::{Position, Recording};
+use super::skyline::Skyline;
 
 /// How many placed blocks all passes may visit together. Keeps 20,000 blocks of one stream under a
 /// second.
 pub(super) const BUDGET: u64 = 250_000_000;
+
+/// How much of that goes to moving single blocks: some ten milliseconds, enough for hundreds.
+const SINGLES: u64 = 20_000_000;
 
 /// So close to the bound, in thousandths of it, no more work is done.
 const GOOD_PER_MILLE: u64 = 1;
 
 /// What so many blocks cost to move up by one in a list, counted in visits.
 const MOVED_PER_VISIT: u64 = 8;
+
+/// Up to so many blocks valleys are filled: as each block then comes above nearly all others, it
+/// visits nearly all of them.
+const VALLEYS_MOST: usize = 8_000;
+
+/// What so many positions of a valley cost to look through, counted in visits.
+const SCANNED_PER_VISIT: u64 = 2;
 
 /// Offsets for the blocks of a recording, at most as high as the capture's own.
 ///
@@ -51,6 +64,55 @@ struct Packed {
     end: u64,
 }
 
+/// An order and what became of it.
+#[derive(Clone, Debug)]
+struct Pass {
+    order: Vec<Position>,
+    packed: Packed,
+}
+
+/// How important a block is, by its length and its life.
+type Key = fn(u64, &Range<Position>) -> (u64, u64);
+
+/// How blocks are put in an order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    /// The largest key first.
+    Key,
+    /// Into the lowest valley, the largest key first.
+    Valleys,
+    /// The same, one stream after the other.
+    Streams,
+}
+
+/// What is tried, one after the other, until a layout is good. Valleys by area alone bring recorded
+/// training steps to within a thousandth of the bound.
+const ORDERS: [(By, Key); 7] = [
+    (By::Valleys, by_area),
+    (By::Streams, by_area),
+    (By::Key, by_size),
+    (By::Key, by_area),
+    (By::Key, by_end),
+    (By::Key, by_life),
+    (By::Valleys, by_life),
+];
+
+fn by_area(len: u64, life: &Range<Position>) -> (u64, u64) {
+    (len.saturating_mul(u64::from(life.end - life.start)), len)
+}
+
+fn by_size(len: u64, life: &Range<Position>) -> (u64, u64) {
+    (len, u64::from(life.end - life.start))
+}
+
+fn by_life(len: u64, life: &Range<Position>) -> (u64, u64) {
+    (u64::from(life.end - life.start), len)
+}
+
+fn by_end(_: u64, life: &Range<Position>) -> (u64, u64) {
+    (u64::from(life.end), u64::from(life.start))
+}
+
 pub(super) struct Packer<'a> {
     recording: &'a Recording,
     /// When a block's place is closed to others. Obstacles come behind the blocks.
@@ -70,7 +132,7 @@ impl<'a> Packer<'a> {
         Packer {
             recording,
             open: lives.chain(obstacles).collect(),
-            bound: recording.lower_bound().count(),
+            bound: recording.conflict_bound().count(),
             best: Packed { offsets, end: recording.high_water },
             visits_left: BUDGET,
             random: 0x9e37_79b9_7f4a_7c15,
@@ -91,68 +153,155 @@ impl<'a> Packer<'a> {
     }
 
     fn by_importance(&mut self) -> Result<(), OutOfBudget> {
-        let by_size = self.ordered(|len, life| (len, u64::from(life.end - life.start)));
-        let by_area =
-            self.ordered(|len, life| (len.saturating_mul(u64::from(life.end - life.start)), len));
-        let backwards = self.ordered(|_, life| (u64::from(life.end), u64::from(life.start)));
-        let by_life = self.ordered(|len, life| (u64::from(life.end - life.start), len));
-        let mut foremost: Option<(u64, Vec<Position>)> = None;
-        for order in [by_size, by_area, backwards, by_life] {
+        let mut foremost: Option<Pass> = None;
+        let valleys = self.recording.lives.len() <= VALLEYS_MOST;
+        for (by, key) in ORDERS.into_iter().filter(|&(by, _)| valleys || by == By::Key) {
             if self.is_good() {
                 return Ok(());
             }
-            let end = self.place(&order)?.end;
-            if foremost.as_ref().is_none_or(|(least, _)| end < *least) {
-                foremost = Some((end, order));
+            let order = match by {
+                By::Key => self.by_key(key),
+                By::Valleys => self.by_valleys(key, vec![false; self.recording.lives.len()])?,
+                By::Streams => self.by_streams(key)?,
+            };
+            let Some(packed) = self.place(&order, u64::MAX)? else { continue };
+            if foremost.as_ref().is_none_or(|least| packed.end < least.packed.end) {
+                foremost = Some(Pass { order, packed });
             }
         }
-        foremost.map_or(Ok(()), |(_, order)| self.improve(order))
+        let Some(mut pass) = foremost else { return Ok(()) };
+        self.lift_all(&mut pass)?;
+        self.lift_one_by_one(&mut pass)
     }
 
     fn is_good(&self) -> bool {
         self.best.end <= self.bound + self.bound / 1000 * GOOD_PER_MILLE
     }
 
-    /// All blocks, those with the largest key of length and life first.
-    fn ordered(&self, key: impl Fn(u64, Range<Position>) -> (u64, u64)) -> Vec<Position> {
+    /// All blocks, those with the largest key first.
+    fn by_key(&self, key: Key) -> Vec<Position> {
         let blocks = self.recording.lives.len() as Position;
         let mut order: Vec<Position> = (0..blocks).collect();
         order.sort_by_cached_key(|&block| {
             let life = &self.recording.lives[block as usize];
-            Reverse(key(life.len, block..life.until.min(blocks)))
+            Reverse(key(life.len, &(block..life.until.min(blocks))))
         });
         order
     }
 
-    /// Lets those blocks go first that stick out, again and again.
-    fn improve(&mut self, mut order: Vec<Position>) -> Result<(), OutOfBudget> {
+    /// The blocks of one stream after those of the other, each stream's by valleys: streams that do
+    /// not wait for each other share no memory, and leave no holes if each has a band of its own.
+    fn by_streams(&mut self, key: Key) -> Result<Vec<Position>, OutOfBudget> {
+        let lives = &self.recording.lives;
+        let mut streams: BTreeMap<Option<u32>, Vec<bool>> = BTreeMap::new();
+        for (block, life) in lives.iter().enumerate() {
+            let stream = life.from.chains().first().copied();
+            streams.entry(stream).or_insert_with(|| vec![true; lives.len()])[block] = false;
+        }
+        let mut order = Vec::with_capacity(lives.len());
+        for is_placed in streams.into_values() {
+            order.extend(self.by_valleys(key, is_placed)?);
+        }
+        Ok(order)
+    }
+
+    /// The blocks that are not placed yet, each put into the lowest valley of those before it; where
+    /// several fit wholly into the valley, the one with the largest key.
+    fn by_valleys(
+        &mut self,
+        key: Key,
+        mut is_placed: Vec<bool>,
+    ) -> Result<Vec<Position>, OutOfBudget> {
+        let lives = &self.recording.lives;
+        let blocks = lives.len() as Position;
+        let mut skyline = Skyline::new(blocks);
+        let mut left = is_placed.iter().filter(|placed| !**placed).count();
+        let mut order = Vec::with_capacity(left);
+        while left > 0 {
+            let valley = skyline.valley();
+            self.spend(u64::from(valley.end - valley.start) / SCANNED_PER_VISIT + 1)?;
+            let life = |block: Position| block..lives[block as usize].until.min(blocks);
+            let len = |block: Position| lives[block as usize].len;
+            // Each position is where one block begins: the valley itself names who may fit.
+            let unplaced = valley.clone().filter(|&block| !is_placed[block as usize]);
+            let fits = unplaced.filter(|&block| life(block).end <= valley.end);
+            match fits.max_by_key(|&block| key(len(block), &life(block))) {
+                Some(block) => {
+                    skyline.put(life(block), len(block));
+                    is_placed[block as usize] = true;
+                    order.push(block);
+                    left -= 1;
+                }
+                None => skyline.fill(valley),
+            }
+        }
+        Ok(order)
+    }
+
+    /// Lets those blocks go first that stick out, all of them at once.
+    fn lift_all(&mut self, pass: &mut Pass) -> Result<(), OutOfBudget> {
         const ROUNDS: u32 = 64;
+        let mut other = pass.clone();
         for _ in 0..ROUNDS {
             if self.is_good() {
                 break;
             }
-            let packed = self.place(&order)?;
-            let goal = packed.end - packed.end.saturating_sub(self.bound) / 2;
-            let ends_above = |&block: &Position| {
-                packed.offsets[block as usize] + self.recording.lives[block as usize].len > goal
-            };
+            let goal = other.packed.end - other.packed.end.saturating_sub(self.bound) / 2;
             let (mut first, rest): (Vec<Position>, Vec<Position>) =
-                order.iter().partition(|block| ends_above(block));
+                other.order.iter().partition(|&&block| self.end(&other.packed, block) > goal);
             self.shuffle(&mut first);
             first.extend(rest);
-            order = first;
+            other.order = first;
+            let Some(packed) = self.place(&other.order, u64::MAX)? else { break };
+            other.packed = packed;
+            if other.packed.end < pass.packed.end {
+                *pass = other.clone();
+            }
         }
         Ok(())
     }
 
-    /// Places blocks in this order, each as low as it may be, and keeps the best layout.
-    fn place(&mut self, order: &[Position]) -> Result<Packed, OutOfBudget> {
+    /// Lets single blocks that stick out go earlier, and goes on from there where that is no worse:
+    /// most moves leave the top as it is, and a later one finds the way down.
+    fn lift_one_by_one(&mut self, pass: &mut Pass) -> Result<(), OutOfBudget> {
+        const ROUNDS: u32 = 512;
+        let enough = self.visits_left.saturating_sub(SINGLES);
+        for _ in 0..ROUNDS {
+            if self.is_good() || self.visits_left <= enough {
+                break;
+            }
+            let sticks_out = |&at: &usize| self.end(&pass.packed, pass.order[at]) > self.bound;
+            let high: Vec<usize> = (1..pass.order.len()).filter(sticks_out).collect();
+            if high.is_empty() {
+                break;
+            }
+            let from = high[self.below(high.len())];
+            let to = self.below(from);
+            pass.order[to..=from].rotate_right(1);
+            match self.place(&pass.order, pass.packed.end)? {
+                Some(packed) => pass.packed = packed,
+                None => pass.order[to..=from].rotate_left(1),
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&self, packed: &Packed, block: Position) -> u64 {
+        packed.offsets[block as usize] + self.recording.lives[block as usize].len
+    }
+
+    /// Places blocks in this order, each as low as it may be, and keeps the best layout. `None` if a
+    /// block ends above the limit.
+    fn place(&mut self, order: &[Position], limit: u64) -> Result<Option<Packed>, OutOfBudget> {
         let mut placed = self.obstacles();
         let end = self.recording.obstacle_end();
         let mut packed = Packed { offsets: vec![0; order.len()], end };
         for &block in order {
             let offset = self.first_fit(&placed, block)?;
             let end = offset + self.recording.lives[block as usize].len;
+            if end > limit {
+                return Ok(None);
+            }
             let at = placed.partition_point(|placed| placed.offset < offset);
             self.spend((placed.len() - at) as u64 / MOVED_PER_VISIT)?;
             let open = self.open[block as usize].clone();
@@ -163,7 +312,7 @@ impl<'a> Packer<'a> {
         if packed.end < self.best.end {
             self.best = packed.clone();
         }
-        Ok(packed)
+        Ok(Some(packed))
     }
 
     /// What stays where it is, lowest first.
@@ -221,11 +370,17 @@ impl<'a> Packer<'a> {
     /// Another order of the same blocks, the same one each time.
     fn shuffle(&mut self, blocks: &mut [Position]) {
         for at in (1..blocks.len()).rev() {
-            // Xorshift: what order it is does not matter, that it is the same does.
-            self.random ^= self.random << 13;
-            self.random ^= self.random >> 7;
-            self.random ^= self.random << 17;
-            blocks.swap(at, (self.random % (at as u64 + 1)) as usize);
+            let other = self.below(at + 1);
+            blocks.swap(at, other);
         }
+    }
+
+    /// A number below `end`, the same one each time.
+    fn below(&mut self, end: usize) -> usize {
+        // Xorshift: which numbers they are does not matter, that they are the same does.
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random % end as u64) as usize
     }
 }

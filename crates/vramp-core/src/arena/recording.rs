@@ -56,26 +56,6 @@ impl Recording {
         self.lives.iter().filter(|life| life.until == NEVER).count()
     }
 
-    /// What no layout can go below: the peak of live bytes in the order of the program, rounded to
-    /// 256 bytes each, with what was live before. O(n).
-    pub fn lower_bound(&self) -> Bytes {
-        let mut freed = vec![0; self.lives.len() + 1];
-        let mut count = |until: Position, len: u64| {
-            if let Some(freed) = freed.get_mut(until as usize) {
-                *freed += len;
-            }
-        };
-        self.lives.iter().for_each(|life| count(life.until, life.len));
-        self.obstacles.iter().for_each(|fixed| count(fixed.until, fixed.len()));
-        let mut live: u64 = self.obstacles.iter().map(Obstacle::len).sum();
-        let mut peak = live.max(self.obstacle_end());
-        for (life, freed) in self.lives.iter().zip(&freed) {
-            live = live - freed + life.len;
-            peak = peak.max(live);
-        }
-        Bytes::new(peak)
-    }
-
     /// What a bump pointer needs: all blocks one behind the other, behind what was live before.
     pub fn monotone(&self) -> Bytes {
         Bytes::new(self.obstacle_end() + self.lives.iter().map(|life| life.len).sum::<u64>())
@@ -134,7 +114,7 @@ impl Recording {
 }
 
 impl Obstacle {
-    fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.range.end - self.range.start
     }
 }

@@ -76,6 +76,15 @@ struct Program {
     lives: Vec<NaiveLife>,
     /// Indices into `lives` of what is not freed.
     held: Vec<usize>,
+    ceiling: Ceiling,
+}
+
+/// How high a capture may reach: what was live before and what it took below the plan's high-water
+/// mark while it followed the plan, and on top the blocks that came elsewhere.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ceiling {
+    taken: u64,
+    elsewhere: u64,
 }
 
 impl Program {
@@ -88,7 +97,20 @@ impl Program {
             next: 0,
             lives: Vec::new(),
             held: Vec::new(),
+            ceiling: Ceiling::default(),
         }
+    }
+
+    /// Notes a block of this capture, and sees that it lies below the ceiling.
+    fn note(&mut self, follows: bool, block: ArenaBlock) {
+        let plan = self.arena.plan.as_ref().filter(|_| follows);
+        let (end, len) = (block.offset.count() + block.len.count(), block.len.count());
+        match plan.is_some_and(|plan| end <= plan.high_water) {
+            true => self.ceiling.taken = self.ceiling.taken.max(end),
+            false => self.ceiling.elsewhere += len,
+        }
+        let reached = self.arena.capture_high_water().count();
+        assert!(reached <= self.ceiling.taken + self.ceiling.elsewhere, "{:?}", self.ceiling);
     }
 
     fn work(&mut self, stream: usize) {
@@ -112,11 +134,17 @@ impl Program {
             assert_eq!(first_clash(&self.order, &planned), None);
         }
         assert!(layout.high_water() <= recording.high_water());
-        assert!(recording.lower_bound() <= layout.high_water());
+        if self.arena.plan.is_none() && self.arena.policy() == ArenaPolicy::Reusing {
+            assert!(recording.high_water() <= recording.monotone());
+        }
+        let bounds = [recording.lower_bound(), recording.conflict_bound(), layout.high_water()];
+        assert!(bounds.is_sorted(), "{bounds:?}");
         if self.arena.policy() == ArenaPolicy::Reusing {
             self.arena.set_plan(plan.then_some(layout));
         }
         self.arena.begin().unwrap();
+        let taken = self.arena.capture_high_water().count();
+        self.ceiling = Ceiling { taken, elsewhere: 0 };
         // Graphs never replay together: only what is live matters to the next capture.
         self.order = NaiveOrder::default();
         self.points = vec![Vec::new(); STREAMS];
@@ -148,7 +176,11 @@ impl Program {
             }
             Step::Alloc { grains, stream } => {
                 let told = self.told(stream);
+                let follows = self.arena.follows_plan();
                 let Ok(block) = self.arena.alloc(Bytes::new(grains * 256), &told) else { return };
+                if self.arena.policy() == ArenaPolicy::Reusing {
+                    self.note(follows, block);
+                }
                 self.held.push(self.lives.len());
                 let (from, uses) = (self.points[stream].clone(), Vec::new());
                 self.lives.push(NaiveLife { block, from, last: None, uses });
