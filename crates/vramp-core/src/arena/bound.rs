@@ -5,8 +5,10 @@
 //! them, conflict pairwise: were one over before another begins, it would be over before the point
 //! that the other begins before. So all of them need a place of their own.
 
+use std::collections::BTreeSet;
+
 use super::order::Frontier;
-use super::recording::{NEVER, Obstacle, Position, Recording};
+use super::recording::{Life, NEVER, Obstacle, Position, Recording};
 use crate::Bytes;
 
 /// With more chains the order's own bound is left out: it takes a pass for each.
@@ -50,8 +52,8 @@ impl Recording {
 
     /// What no layout can go below that trusts the captured order alone: the most bytes of blocks of
     /// which no two are known to follow each other, as far as a search along the chains finds them.
-    /// At least the lower bound, and just that with one chain or more than 16. O(n log n) for each
-    /// pair of chains.
+    /// At least the lower bound, and just that with more than 16 chains. O(n log n) for each pair of
+    /// chains.
     pub fn conflict_bound(&self) -> Bytes {
         let (peak, at) = self.peak();
         let lasts = self.lives.iter().map(|life| &life.last);
@@ -60,13 +62,14 @@ impl Recording {
             lasts.flat_map(|last| last.steps()).map(|step| step.chain).collect();
         chains.sort_unstable();
         chains.dedup();
-        if chains.len() < 2 || chains.len() > CHAINS_MOST {
+        let heads: BTreeSet<Option<u32>> = self.lives.iter().map(head).collect();
+        if chains.len().max(heads.len()) > CHAINS_MOST {
             return Bytes::new(peak);
         }
         let uses = self.uses(&chains);
         let paths: Vec<Vec<&Places>> =
-            chains.iter().map(|&chain| self.path(&uses, chain)).collect();
-        // Begun where the program has its peak.
+            heads.into_iter().map(|chain| self.path(&uses, chain)).collect();
+        // The search begins where the program has its peak.
         let now = uses.get(self.obstacles.len() + at as usize);
         let reached = |path: &Vec<&Places>| {
             now.map_or(0, |now| path.partition_point(|point| is_before(point, &now.from)))
@@ -135,16 +138,21 @@ impl Recording {
     }
 
     /// Points of a chain where blocks begin, each behind the one before.
-    fn path<'a>(&self, uses: &'a [Use], chain: u32) -> Vec<&'a Places> {
+    fn path<'a>(&self, uses: &'a [Use], chain: Option<u32>) -> Vec<&'a Places> {
         let mut path: Vec<&Places> = Vec::new();
         for (life, begun) in self.lives.iter().zip(&uses[self.obstacles.len()..]) {
-            let is_here = life.from.chains().first() == Some(&chain);
+            let is_here = head(life) == chain;
             if is_here && path.last().is_none_or(|before| is_before(before, &begun.from)) {
                 path.push(&begun.from);
             }
         }
         path
     }
+}
+
+/// The chain that a block begins in; none before anything was captured.
+fn head(life: &Life) -> Option<u32> {
+    life.from.chains().first().copied()
 }
 
 /// The most bytes in conflict at these points and one of a path, and that one.
