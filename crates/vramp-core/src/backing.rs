@@ -217,13 +217,14 @@ impl Pool {
     }
 
     /// True if the first `upto` bytes of an arena are made of more than twice as many chunks as
-    /// they would be if they were made at once.
-    pub fn is_cut_small(&self, arena: ArenaId, upto: Bytes) -> bool {
+    /// they would be if they were made at once, or if over a 64th more is behind it.
+    pub fn is_ill_cut(&self, arena: ArenaId, upto: Bytes) -> bool {
         let Policy::Mixed(mixed) = self.config.policy else { return false };
-        let at = self.backing(arena).at;
-        let chunks = self.chunks.within(at, self.backing(arena).len).count() as u64;
+        let ArenaMemory { backed, lent } = self.arena_memory(arena);
+        let chunks = self.chunks.within(self.backing(arena).at, self.backing(arena).len).count();
         let upto = self.rounded(upto.count(), self.config.page.count());
-        chunks > 2 * upto.div_ceil(self.arena_chunk(upto, &mixed))
+        (backed + lent).count() > upto + upto / 64
+            || chunks as u64 > 2 * upto.div_ceil(self.arena_chunk(upto, &mixed))
     }
 
     /// The gap of an arena that holds `at`.

@@ -39,8 +39,6 @@ pub(crate) struct ArenaState {
     capturing: Option<Capturing>,
     /// What the next capture is planned by.
     planned: Option<Planned>,
-    /// Nothing was ever launched that could have written there.
-    untouched: bool,
     /// Graphs that somebody else launches, unseen, may use it at any time: it never lends.
     unguarded: bool,
     /// Its owner is gone: it goes with its last block.
@@ -63,8 +61,6 @@ struct Capturing {
     own: bool,
     /// Up to where memory is behind the arena.
     backed: Bytes,
-    /// No block of an earlier capture was live when it began.
-    alone: bool,
     /// Memory of others that was freed on the capture's streams: its nodes may use it.
     kept: Vec<Allocation>,
 }
@@ -157,7 +153,6 @@ impl VirtualPool {
                         leases: Leases::default(),
                         capturing: None,
                         planned: None,
-                        untouched: true,
                         unguarded: false,
                         abandoned: false,
                     };
@@ -273,9 +268,8 @@ impl VirtualPool {
         own: bool,
     ) {
         let state = self.arenas.get_mut(id);
-        let alone = state.arena.census().blocks == 0;
         let kept = Vec::new();
-        state.capturing = Some(Capturing { number, stream, own, backed, alone, kept });
+        state.capturing = Some(Capturing { number, stream, own, backed, kept });
         self.pool.hold(stream, true);
     }
 
@@ -316,7 +310,7 @@ impl VirtualPool {
         let state = self.arenas.get_mut(id);
         let recording = state.arena.end().expect("a capture ends once");
         let capturing = state.capturing.take().expect("a capture ends once");
-        if graph.is_ok() && capturing.alone && state.untouched && !state.unguarded {
+        if graph.is_ok() {
             self.make_whole(id, stream);
         }
         self.after_capture(id);
@@ -524,11 +518,14 @@ impl VirtualPool {
         }
     }
 
-    /// Makes an arena that grew bit by bit of few large chunks: bringing one back costs the same at
-    /// any size. Nobody may have written there yet but to live blocks, whose chunks stay.
+    /// Makes an arena that grew bit by bit of few large chunks, and of no more than it needs:
+    /// bringing a chunk back costs the same at any size. Only while it is idle; what is live stays.
     fn make_whole(&mut self, id: ArenaId, stream: StreamId) {
-        let upto = self.arenas.get(id).arena.high_water();
-        if !self.pool.arena_inherited(id).is_empty() || !self.pool.is_cut_small(id, upto) {
+        let state = self.arenas.get(id);
+        let upto = state.arena.high_water();
+        let idle = state.leases.is_idle(|mark| self.pool.is_over(mark));
+        let inherits = !self.pool.arena_inherited(id).is_empty();
+        if state.unguarded || !idle || inherits || !self.pool.is_ill_cut(id, upto) {
             return;
         }
         let live: Vec<(Bytes, Bytes)> = self.arenas.get(id).arena.live_ranges().collect();
@@ -632,10 +629,7 @@ impl VirtualPool {
             self.order_behind(stream, &waits).map_err(Refusal::Driver)
         });
         match ready {
-            Ok(()) => {
-                self.arenas.get_mut(id).untouched = false;
-                Ok(taken.lease)
-            }
+            Ok(()) => Ok(taken.lease),
             Err(refusal) => {
                 let cancelled = self.arenas.get_mut(id).leases.cancel(taken.lease);
                 cancelled.expect("the lease was taken above");
