@@ -91,9 +91,9 @@ fn graph_of(
     mib: usize,
 ) -> vramp_graph_t {
     assert_eq!(vramp_capture_begin(allocator, stream, arena), VRAMP_OK, "{}", last_error());
-    let block = malloc(allocator, mib << 20, stream).unwrap();
+    let block = malloc(allocator, mib << 20, stream).expect("memory is there");
     assert_eq!(vramp_free(allocator, block, stream), VRAMP_OK);
-    end(allocator, arena).unwrap()
+    end(allocator, arena).expect("a capture ends")
 }
 
 #[test]

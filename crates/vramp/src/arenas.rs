@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 
 use vramp_core::{
-    Arena, ArenaBlockId, ArenaId, ArenaPolicy, Attempt, Bytes, Layout, LeaseId, Leases, Mark,
-    NodeId, Overlap, Recording, StreamId,
+    Arena, ArenaBlockId, ArenaId, ArenaPolicy, Attempt, Bytes, DeviceAddr, Layout, LeaseId, Leases,
+    Mark, NodeId, Overlap, Recording, StreamId,
 };
 use vramp_driver::{
     CaptureInfo, CaptureMode, Driver, DriverError, ErrorKind, Graph, GraphNode, Stream,
@@ -63,6 +63,8 @@ struct Capturing {
     backed: Bytes,
     /// Memory of others that was freed on the capture's streams: its nodes may use it.
     kept: Vec<Allocation>,
+    /// Where memory of others is whose use was noted on the capture's streams.
+    noted: Vec<DeviceAddr>,
 }
 
 /// What came of a capture.
@@ -268,8 +270,8 @@ impl VirtualPool {
         own: bool,
     ) {
         let state = self.arenas.get_mut(id);
-        let kept = Vec::new();
-        state.capturing = Some(Capturing { number, stream, own, backed, kept });
+        let (kept, noted) = (Vec::new(), Vec::new());
+        state.capturing = Some(Capturing { number, stream, own, backed, kept, noted });
         self.pool.hold(stream, true);
     }
 
@@ -452,12 +454,31 @@ impl VirtualPool {
         let others =
             |(id, state): &(ArenaId, &ArenaState)| state.capturing.is_some() && Some(*id) != own;
         let (first, _) = self.arenas.iter().find(others)?;
+        let noted = |(_, state): &(ArenaId, &ArenaState)| {
+            state
+                .capturing
+                .as_ref()
+                .is_some_and(|capturing| capturing.noted.contains(&allocation.addr))
+        };
+        if let Some((id, _)) = self.arenas.iter().filter(others).find(noted) {
+            return Some(id);
+        }
         match self.capture_of(self.exec.stream(stream)) {
             Ok(captured) => captured.map(|(id, _)| id).filter(|&id| Some(id) != own),
             // A spoilt capture makes no graph.
             Err(error) if error.kind == ErrorKind::Capturing => None,
             // Nobody knows: kept too long is better than freed too soon.
             Err(_) => Some(first),
+        }
+    }
+
+    /// Notes that a capture which `stream` is part of uses memory of others: freed meanwhile, on
+    /// whatever stream, it is kept.
+    pub(crate) fn note_use_in_capture(&mut self, allocation: &Allocation, stream: StreamId) {
+        if let Some(id) = self.keeper_of(allocation, stream)
+            && let Some(capturing) = &mut self.arenas.get_mut(id).capturing
+        {
+            capturing.noted.push(allocation.addr);
         }
     }
 

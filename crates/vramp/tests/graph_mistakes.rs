@@ -58,6 +58,30 @@ fn a_buffer_from_before_that_is_freed_inside_stays_with_the_graph() {
 }
 
 #[test]
+fn a_buffer_that_a_capture_uses_stays_with_the_graph_on_whatever_stream_it_is_freed() {
+    let stage = Stage::new();
+    let arena = stage.arena();
+    let before = stage.malloc(SIZE, stage.b);
+    let place = range(&before);
+    let (graph, output) = stage.capture(stage.a, &arena, || {
+        let output = stage.malloc(SIZE, stage.a);
+        stage.copy(stage.a, &before, &output);
+        stage.rig.allocator.record_use(&before, stage.a).expect("both are known");
+        stage.free(before, stage.b);
+        output
+    });
+    assert_eq!(graph.report().kept, SIZE);
+    let other = stage.malloc(SIZE, stage.b);
+    assert_ne!(range(&other).start, place.start);
+    drop(graph);
+    stage.audit();
+    stage.free(output, stage.a);
+    stage.free(other, stage.b);
+    drop(arena);
+    stage.close();
+}
+
+#[test]
 fn what_a_graph_kept_waits_for_its_last_replay() {
     // With the lease held to the end, and ended before.
     for held in [true, false] {

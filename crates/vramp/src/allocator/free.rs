@@ -22,6 +22,9 @@ impl Allocator {
             return Err(UseError::Foreign(allocation.addr));
         }
         allocation.noted.store(true, Ordering::Relaxed);
+        if let Some(pool) = inner.manager.virtual_pool_mut() {
+            pool.note_use_in_capture(allocation, stream);
+        }
         inner.manager.record_use(allocation, stream);
         Ok(())
     }
