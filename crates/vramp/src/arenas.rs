@@ -23,8 +23,8 @@ use crate::virtual_pool::{Refusal, Served, VirtualPool};
 /// While a capture grows an arena, memory is taken ahead by this part of what it has.
 const AHEAD: u64 = 32;
 
-/// How long arenas are looked at that may be idle in a moment.
-const IDLE_WITHIN_NS: u64 = 50_000;
+/// So often arenas are looked at that may be idle in a moment: some tens of microseconds.
+const POLLS_MOST: u32 = 64;
 
 /// All arenas of a pool.
 #[derive(Default)]
@@ -581,11 +581,10 @@ impl VirtualPool {
         let idle = |pool: &VirtualPool, id: ArenaId| {
             pool.marks_of(id).iter().all(|&mark| pool.pool.is_over(mark))
         };
-        let begun = self.exec.driver.now_ns();
-        loop {
+        for _ in 0..POLLS_MOST {
             self.poll()?;
-            let waited_ns = self.exec.driver.now_ns() - begun;
-            if candidates.iter().all(|&id| idle(self, id)) || waited_ns > IDLE_WITHIN_NS {
+            let learnt = self.pool.pending().next().is_none() || self.pool.holds_any();
+            if learnt || candidates.iter().all(|&id| idle(self, id)) {
                 break;
             }
         }
