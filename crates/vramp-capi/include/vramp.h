@@ -325,7 +325,7 @@ vramp_status_t vramp_unobserve(vramp_allocator_t allocator, uint64_t registratio
 // one reads what another left.
 //
 // `options` are key=value pairs with commas between: policy (reusing, or monotone, in which nothing
-// serves twice), capacity (addresses, 1TiB; a monotone arena takes as much memory before its first
+// serves twice), capacity (addresses, 512GiB; a monotone arena takes as much memory before its first
 // capture, a reusing one only what captures need), overlap (refuse, or order: what a replay does
 // while another stream's is not over), mode (thread-local, global or relaxed: of the driver's
 // capture), replan (on or off: whether to plan a tighter layout for the next capture of the same

@@ -2,7 +2,7 @@
 //!
 //! 1. [`Job::new`] takes a device's requests of a recording, or of a window of it: what one capture
 //!    allocates and frees.
-//! 2. [`layouts`] puts them through arenas of the core, as captures do: one that never reuses, one
+//! 2. [`layouts()`] puts them through arenas of the core, as captures do: one that never reuses, one
 //!    that does, and that one again by the plan that [`vramp_core::pack`] makes of its recording.
 //! 3. [`Outcome`] holds all of them side by side with the bound that none can go below.
 //!

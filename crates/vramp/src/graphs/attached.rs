@@ -3,7 +3,7 @@
 //! 1. Somebody begins a capture of a stream with the driver.
 //! 2. [`Allocator::attach_capture`]: what the capture asks for comes from an arena, and what is freed
 //!    within it is kept for the graph.
-//! 3. The capture ends, and [`AttachedCapture::finish`] leaves a [`GraphHold`].
+//! 3. The capture ends, and [`AttachedCapture::detach`] leaves a [`GraphHold`].
 //! 4. The graph is launched where nobody tells. So there are no leases, and the arena is *unguarded*
 //!    from then on: its memory stays where it is and is never lent. What is freed outside of
 //!    captures serves the arena's next capture, and nobody else.
