@@ -10,7 +10,7 @@
 //!    depend on. Freed memory serves again where the captured order proves that its last use is
 //!    before that point (`space.rs`).
 //! 4. [`Arena::end`] returns the [`Recording`]: which blocks lived when (`recording.rs`).
-//! 5. [`pack`] plans offsets for it that need hardly more than the peak of live bytes (`pack.rs`, `skyline.rs`).
+//! 5. [`pack()`] plans offsets for it that need hardly more than the peak of live bytes (`pack.rs`, `skyline.rs`).
 //!    The next capture of the same shape follows the [`Layout`], as far as the same proof holds.
 //! 6. A replay takes a lease (`lease.rs`). An arena without leases and work may lend its memory.
 //!

@@ -13,7 +13,7 @@ pub(crate) struct PlannedBlock {
     pub until: Position,
 }
 
-/// Offsets for the blocks of a capture. Made by [`super::pack`], followed by
+/// Offsets for the blocks of a capture. Made by [`super::pack()`], followed by
 /// [`super::Arena::set_plan`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
