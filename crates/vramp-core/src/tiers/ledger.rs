@@ -172,6 +172,14 @@ impl Ledger {
         Ok(space.fits(space.levels.round_up(bytes), Bound::Limit))
     }
 
+    /// What a refusal of `bytes` in this space would say now, whether or not they would fit.
+    /// O(reservations), and counted nowhere.
+    pub fn explain(&self, space: SpaceId, bytes: Bytes) -> Result<Box<Refused>, UnknownSpace> {
+        let place = self.place(space)?;
+        let bytes = self.spaces[place].levels.round_up(bytes);
+        Ok(self.refusal(place, bytes, Bound::Limit))
+    }
+
     /// The tag of this name, registered if it is new.
     pub fn add_tag(&mut self, name: &str) -> Tag {
         let number = self.tags.iter().position(|known| known == name).unwrap_or_else(|| {
