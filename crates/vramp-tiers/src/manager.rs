@@ -88,6 +88,7 @@ impl ReservationManager {
 
     /// Asks for `bytes` in a space of the strategy's choice. Nothing happens before one of the
     /// builder's last words: `now`, `wait` or `upto`.
+    #[inline]
     pub fn request(&self, strategy: Strategy, bytes: Bytes) -> RequestBuilder<'_> {
         RequestBuilder::new(&self.handle.shared, strategy, bytes)
     }

@@ -63,6 +63,7 @@ enum Begun {
 }
 
 impl<'a> RequestBuilder<'a> {
+    #[inline]
     pub(crate) fn new(
         shared: &'a Arc<Shared>,
         strategy: Strategy,
@@ -130,12 +131,16 @@ impl<'a> RequestBuilder<'a> {
     ///
     /// # Errors
     /// There is no room, or never will be.
+    #[inline]
     pub fn now(mut self) -> Result<Reservation, ReserveError> {
-        let request = self.take_request()?;
+        let mut request = self.take_request()?;
         self.shared
             .act(|state| {
-                let request = self.owned(state, request.clone());
-                match state.queue.submit_now(&mut state.ledger, request)? {
+                request.owner = self.owned(state);
+                if let Some((reservation, space)) = state.serve(&request) {
+                    return Ok(Reservation::new(self.shared, reservation, space));
+                }
+                match state.queue.submit_now(&mut state.ledger, request.clone())? {
                     Submitted::Granted { reservation, space, others } => {
                         state.give(others);
                         Ok(Reservation::new(self.shared, reservation, space))
@@ -152,11 +157,11 @@ impl<'a> RequestBuilder<'a> {
     /// It can never be had, the deadline passed, it was cancelled, the manager was shut down, or
     /// waiting would be for ever. Nothing is reserved then.
     pub fn wait(mut self) -> Result<Reservation, ReserveError> {
-        let request = self.take_request()?;
+        let mut request = self.take_request()?;
         if self.token.as_ref().is_some_and(CancelToken::is_cancelled) {
             return Err(ReserveError::Cancelled(self.shared.refusal(&request)));
         }
-        let begun = self.begin(&request).map_err(|refused| self.error(refused, &request))?;
+        let begun = self.begin(&mut request).map_err(|refused| self.error(refused, &request))?;
         let (waiter, seat, checked) = match begun {
             Begun::Served(reservation) => return Ok(reservation),
             Begun::Waits { waiter, seat, checked } => (waiter, seat, checked),
@@ -189,10 +194,10 @@ impl<'a> RequestBuilder<'a> {
     /// # Errors
     /// There is less than `least`, or those who wait are before it.
     pub fn upto(mut self, least: Bytes) -> Result<Reservation, ReserveError> {
-        let request = self.take_request()?;
+        let mut request = self.take_request()?;
         self.shared
             .act(|state| {
-                let request = self.owned(state, request.clone());
+                request.owner = self.owned(state);
                 let room = |&space: &SpaceId| {
                     let room = state.ledger.available(space, Bound::Limit).unwrap_or_default();
                     (room.min(request.bytes).max(least), space)
@@ -226,6 +231,7 @@ impl<'a> RequestBuilder<'a> {
             .map_err(|refused| self.error(refused, &Request { bytes: least, ..request }))
     }
 
+    #[inline]
     fn take_request(&mut self) -> Result<Request, ReserveError> {
         let candidates = std::mem::replace(&mut self.candidates, Ok(Candidates::new()))?;
         Ok(Request {
@@ -238,15 +244,18 @@ impl<'a> RequestBuilder<'a> {
         })
     }
 
-    fn owned(&self, state: &mut State, request: Request) -> Request {
-        Request { owner: self.owner.unwrap_or_else(|| state.nameless()), ..request }
+    #[inline]
+    fn owned(&self, state: &mut State) -> Owner {
+        self.owner.unwrap_or_else(|| state.nameless())
     }
 
-    fn begin(&self, request: &Request) -> Result<Begun, SubmitError> {
-        let now = self.shared.now();
+    fn begin(&self, request: &mut Request) -> Result<Begun, SubmitError> {
         self.shared.act(|state| {
-            let request = self.owned(state, request.clone());
-            Ok(match state.queue.submit(&mut state.ledger, request, now)? {
+            request.owner = self.owned(state);
+            if let Some((reservation, space)) = state.serve(request) {
+                return Ok(Begun::Served(Reservation::new(self.shared, reservation, space)));
+            }
+            Ok(match state.queue.submit(&mut state.ledger, request.clone(), self.shared.now())? {
                 Submitted::Granted { reservation, space, others } => {
                     state.give(others);
                     Begun::Served(Reservation::new(self.shared, reservation, space))

@@ -91,6 +91,19 @@ impl State {
         }
     }
 
+    /// What the queue would do with a request that fits while nobody waits, who could be passed: the
+    /// common case, in half the time. `None` for everything else.
+    #[inline]
+    pub fn serve(&mut self, request: &Request) -> Option<(ReservationId, SpaceId)> {
+        if !self.queue.is_empty() {
+            return None;
+        }
+        let Request { bytes, owner, tag, ref candidates, .. } = *request;
+        let fits = |space| self.ledger.can_reserve(space, bytes).unwrap_or(false);
+        let space = candidates.iter().copied().find(|&space| fits(space))?;
+        Some((self.ledger.reserve(space, bytes, owner, tag).ok()?, space))
+    }
+
     /// A seat for one who begins to wait.
     pub fn sit(&mut self, waiter: WaiterId) -> Arc<Seat<Outcome>> {
         let seat = Arc::new(Seat::default());
