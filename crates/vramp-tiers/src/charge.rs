@@ -67,6 +67,10 @@ impl Shared {
     /// Credits a free to whoever paid.
     #[inline]
     pub fn uncharge(&self, space: SpaceId, origin: Origin, bytes: Bytes) {
+        if bytes.is_zero() {
+            // Nothing keeps the name of a reservation alive for it.
+            return;
+        }
         self.act(|state| {
             let State { ledger, .. } = state;
             let returned = match origin {
