@@ -294,6 +294,7 @@ impl Tracked {
             Scope::Thread(thread) => table.threads.remove(&thread),
             Scope::Stream(stream) => table.streams.get_mut(stream.index())?.take(),
         };
+        drop(table);
         attached.map(|attached| attached.reservation)
     }
 
@@ -383,8 +384,9 @@ impl Tracked {
             return Ok(Origin::Space);
         };
         let id = attached.reservation.id();
-        // While the table is held the reservation cannot be detached. A rule may want to do so.
-        let charged = self.space.shared.act(|state| state.ledger.charge(id, bytes));
+        // A charge within the reservation changes no total: there is nothing to tell. So no foreign
+        // code runs while the table is held, which it may want to change.
+        let charged = self.space.shared.look().ledger.charge(id, bytes);
         if let Ok(vramp_core::tiers::Charged::Within) = charged {
             return Ok(Origin::Reservation(id));
         }
@@ -428,21 +430,22 @@ impl Tracked {
             let table = self.read();
             table.find(stream).map_or(&self.defaults, |attached| &attached.policies).clone()
         };
-        for attempt in 1.. {
+        for attempt in 1..=policies.retries.most {
             let out_of = match &short {
-                Short::Budget(refused) => OutOf::Budget(refused),
-                Short::Device(error) if error.is_out_of_memory() => OutOf::Device(error),
+                Short::Budget(refused) => Some(OutOf::Budget(refused)),
+                Short::Device(error) if error.is_out_of_memory() => Some(OutOf::Device(error)),
+                // It was detached and released amid the charge: somebody else pays.
+                Short::Refused(ChargeError::Stale(_)) => None,
                 Short::Refused(_) | Short::Device(_) => break,
             };
-            if attempt > policies.retries.most {
-                break;
-            }
-            let shortage = MemoryShortage { requested: size, out_of };
-            let shared = &self.space.shared;
-            match shared.contain(|| policies.out_of_memory.handle(attempt, &shortage)) {
-                None | Some(Remedy::GiveUp) => break,
-                Some(Remedy::Retry) => {}
-                Some(Remedy::RetryLater) => thread::sleep(policies.retries.pause(attempt)),
+            if let Some(out_of) = out_of {
+                let shortage = MemoryShortage { requested: size, out_of };
+                let handler = &policies.out_of_memory;
+                match self.space.shared.contain(|| handler.handle(attempt, &shortage)) {
+                    None | Some(Remedy::GiveUp) => break,
+                    Some(Remedy::Retry) => {}
+                    Some(Remedy::RetryLater) => thread::sleep(policies.retries.pause(attempt)),
+                }
             }
             short = match self.try_malloc(size, stream) {
                 Ok(allocation) => return Ok(allocation),
