@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::sync::{Condvar, Mutex, lock};
 
-/// Why a [`NotificationChannel::wait`] ended.
+/// Why a [`Listener::wait`] ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitStatus {
     /// Nobody is left who could notify.
