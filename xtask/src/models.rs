@@ -22,7 +22,17 @@ pub fn run(root: &Path, preemptions: Option<u32>) -> Result<()> {
         Some(count) => command.env("LOOM_MAX_PREEMPTIONS", count.to_string()),
         None => command.env_remove("LOOM_MAX_PREEMPTIONS"),
     };
-    shell::run(command.args(["test", "-p", "vramp", "--lib", "--release", "--locked", "models::"]))
+    shell::run(command.args([
+        "test",
+        "-p",
+        "vramp",
+        "-p",
+        "vramp-tiers",
+        "--lib",
+        "--release",
+        "--locked",
+        "models::",
+    ]))
 }
 
 /// Inside the usual target folder, which may be elsewhere.

@@ -17,8 +17,16 @@ use crate::tree::Tree;
 use scan::Sources;
 
 /// The crates, each of which may name only those before it.
-const LAYERS: [&str; 7] =
-    ["vramp-core", "vramp-driver", "vramp-cuda", "vramp-trace", "vramp", "vramp-capi", "vramp-cli"];
+const LAYERS: [&str; 8] = [
+    "vramp-core",
+    "vramp-driver",
+    "vramp-cuda",
+    "vramp-trace",
+    "vramp",
+    "vramp-tiers",
+    "vramp-capi",
+    "vramp-cli",
+];
 
 /// Crates that may hold `unsafe`.
 const UNSAFE_CRATES: [&str; 2] = ["vramp-cuda", "vramp-capi"];

@@ -172,6 +172,14 @@ impl Ledger {
         Ok(space.fits(space.levels.round_up(bytes), Bound::Limit))
     }
 
+    /// What a refusal of `bytes` in this space would say now, whether or not they would fit.
+    /// O(reservations), and counted nowhere.
+    pub fn explain(&self, space: SpaceId, bytes: Bytes) -> Result<Box<Refused>, UnknownSpace> {
+        let place = self.place(space)?;
+        let bytes = self.spaces[place].levels.round_up(bytes);
+        Ok(self.refusal(place, bytes, Bound::Limit))
+    }
+
     /// The tag of this name, registered if it is new.
     pub fn add_tag(&mut self, name: &str) -> Tag {
         let number = self.tags.iter().position(|known| known == name).unwrap_or_else(|| {
@@ -345,13 +353,19 @@ impl Ledger {
     /// # Errors
     /// There is no such reservation. An allocation that does not fit is no error yet.
     pub fn charge(&mut self, id: ReservationId, bytes: Bytes) -> Result<Charged, StaleReservation> {
-        let record = *self.active(id)?;
-        let bytes = self.levels_of(&record).round_up(bytes);
-        if bytes <= record.unused() {
-            self.replace(id, Reservation { used: record.used + bytes, ..record });
-            return Ok(Charged::Within);
+        self.active(id)?;
+        let record = &mut self.records[id];
+        let space = &mut self.spaces[record.place as usize];
+        let bytes = space.levels.round_up(bytes);
+        if bytes > record.unused() {
+            return Ok(Charged::Over(over(id, record, bytes)));
         }
-        Ok(Charged::Over(over(id, &record, bytes)))
+        // What a reservation holds is charged already: only its use changes.
+        record.used += bytes;
+        let tag = &mut space.tags[record.tag.index()];
+        tag.used += bytes;
+        tag.peak_used = tag.peak_used.max(tag.used);
+        Ok(Charged::Within)
     }
 
     /// Charges by a stock policy: [`charge`](Ledger::charge), and what it says about the excess.
@@ -424,11 +438,19 @@ impl Ledger {
     /// # Errors
     /// Less is charged to it.
     pub fn uncharge(&mut self, id: ReservationId, bytes: Bytes) -> Result<Bytes, UnchargeError> {
-        let record = *self.records.get(id).ok_or(StaleReservation::Unknown { id })?;
-        let freed = self.levels_of(&record).round_up(bytes);
+        let record = self.records.get_mut(id).ok_or(StaleReservation::Unknown { id })?;
+        let space = &mut self.spaces[record.place as usize];
+        let freed = space.levels.round_up(bytes);
         if freed > record.used {
             return Err(UnchargeError::TooMuch { id, freed, used: record.used });
         }
+        if record.used <= record.size {
+            // All of it was inside the reservation, and stays reserved.
+            record.used -= freed;
+            space.tags[record.tag.index()].used -= freed;
+            return Ok(Bytes::ZERO);
+        }
+        let record = *record;
         let after = Reservation { used: record.used - freed, ..record };
         self.replace(id, after);
         if after.released && after.used.is_zero() {
@@ -538,7 +560,7 @@ impl Ledger {
         }
     }
 
-    /// The one place where a reservation changes.
+    /// The one place where what a reservation takes from its space changes.
     fn replace(&mut self, id: ReservationId, after: Reservation) {
         let before = std::mem::replace(&mut self.records[id], after);
         let space = &mut self.spaces[after.place as usize];

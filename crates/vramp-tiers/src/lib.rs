@@ -1,0 +1,103 @@
+//! Memory that is reserved before it is used: cards, pinned host memory and disks under budgets
+//! that hold.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//! use vramp::{Allocator, Bytes, Config, Preset};
+//! use vramp_tiers::{
+//!     LimitPolicy, Policies, ReservationManager, Scope, SpaceConfig, SpaceId, Strategy, Tier,
+//!     Tracked,
+//! };
+//!
+//! let manager = ReservationManager::new([
+//!     (SpaceId::gpu(0), SpaceConfig::gpu(Bytes::gib(8))),
+//!     (SpaceId::host(0), SpaceConfig::host(Bytes::gib(64))),
+//! ])?;
+//!
+//! // Two GiB of a card, as soon as it is our turn.
+//! let sort = manager
+//!     .request(Strategy::AnyInTier(Tier::Gpu), Bytes::gib(2))
+//!     .deadline(Duration::from_secs(10))
+//!     .wait()?;
+//!
+//! // All that is allocated on this stream is paid from it.
+//! let device = vramp::open("sim:h200")?.driver;
+//! let allocator = Arc::new(Allocator::new(device, Config::preset(Preset::Vramp))?);
+//! let stream = allocator.create_stream()?;
+//! let gpu = manager.space(SpaceId::gpu(0)).expect("it was configured");
+//! let memory = Tracked::new(allocator, &gpu, Policies::default());
+//! memory.attach(Scope::Stream(stream), sort)?;
+//! let block = memory.malloc(Bytes::gib(1), stream)?;
+//! assert_eq!(gpu.total(), Bytes::gib(2));
+//!
+//! // Without the reservation the block alone is charged, and nothing once it is freed.
+//! drop(memory.detach(Scope::Stream(stream)));
+//! assert_eq!(gpu.total(), Bytes::gib(1));
+//! memory.free(block, stream)?;
+//! assert_eq!(gpu.total(), Bytes::ZERO);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The life of a reservation:
+//!
+//! 1. [`ReservationManager::request`] says where, how much, how urgently and until when. Its last
+//!    word asks: all [`now`](RequestBuilder::now) or nothing, all as soon as it is our turn
+//!    ([`wait`](RequestBuilder::wait)), or as much as there is ([`upto`](RequestBuilder::upto)).
+//! 2. Who waits is woken with the reservation in hand, or with the reason why not: no wake-up is
+//!    lost and nobody wakes in vain.
+//! 3. [`Tracked`] charges it with what is allocated. [`Reservation::charge`] does so for memory of
+//!    other kinds.
+//! 4. It grows, shrinks, splits and merges.
+//! 5. Dropping it returns the rest, and whoever fits now is served in the same step.
+//!
+//! [`MemorySpace::subscribe`] tells when a space fills up to its trigger and when it has emptied to
+//! its stop.
+//!
+//! What it costs: a request that is served at once and its release are two turns of one lock; one
+//! more turn for each malloc and each free. Waiters cost O(waiters) a turn.
+//!
+//! Deliberately absent: threads, globals, environment variables, moving data, and all decisions
+//! about who gets what, which are the ledger's and the queue's in [`vramp_core::tiers`].
+#![forbid(unsafe_code)]
+
+mod cancel;
+mod channel;
+mod charge;
+mod error;
+mod manager;
+#[cfg(all(test, loom))]
+mod models;
+mod pressure;
+mod request;
+mod reservation;
+mod seat;
+mod shared;
+mod space;
+mod streams;
+mod sync;
+mod tracked;
+
+pub use cancel::CancelToken;
+pub use channel::{
+    EventNotifier, Listener, NotificationChannel, NotifyOnExit, WaitStatus, notify_on_exit,
+};
+pub use charge::{Charge, Origin};
+pub use error::{MergeRefused, NotMerged, Refusal, ReserveError, SpaceFull, StuckOwner};
+pub use manager::{DeadlockCheck, ManagerConfig, ReservationManager};
+pub use pressure::{PressureWatch, Subscription};
+pub use request::{Deadline, RequestBuilder};
+pub use reservation::Reservation;
+pub use space::MemorySpace;
+pub use streams::{Acquire, BorrowedStream, StreamPool, StreamPoolError};
+pub use tracked::{
+    AttachError, BackOff, Fail, LimitRule, MallocError, MemoryShortage, OutOf, OutOfMemory,
+    Policies, Remedy, Retries, Scope, Tracked, TrackedAllocation, TrackedFreeError,
+};
+
+pub use vramp_core::Bytes;
+pub use vramp_core::tiers::{
+    ChargeError, Crossed, GrowthFactor, Level, Levels, LimitPolicy, Over, OverAnswer, Overtaking,
+    Owner, Pressure, Priority, QueueConfig, Refused, ReservationId, SpaceCensus, SpaceConfig,
+    SpaceId, SplitError, Strategy, Tag, TagCensus, Tier,
+};

@@ -1,0 +1,113 @@
+//! Models of the hand-off: every order in which releases, waits, cancellations and the shutdown can
+//! run. `cargo xtask loom` explores them. A lost wake-up shows as a thread that never ends.
+
+use loom::thread;
+
+use crate::{
+    Bytes, CancelToken, Level, Reservation, ReservationManager, ReserveError, SpaceConfig, SpaceId,
+    Strategy,
+};
+
+const GPU: SpaceId = SpaceId::gpu(0);
+
+/// A space of ten bytes.
+fn manager() -> ReservationManager {
+    let config = SpaceConfig {
+        limit: Level::Fraction(1.0),
+        granule: Bytes::new(1),
+        ..SpaceConfig::gpu(Bytes::new(10))
+    };
+    ReservationManager::new([(GPU, config)]).expect("its levels make sense")
+}
+
+fn take(manager: &ReservationManager, bytes: u64) -> Reservation {
+    manager.request(Strategy::Specific(GPU), Bytes::new(bytes)).now().expect("there is room")
+}
+
+fn wait(manager: &ReservationManager, bytes: u64) -> Result<Reservation, ReserveError> {
+    manager.request(Strategy::Specific(GPU), Bytes::new(bytes)).wait()
+}
+
+fn ends_empty(manager: &ReservationManager) {
+    manager.audit().expect("the books are in order");
+    let space = manager.space(GPU).expect("it was configured");
+    assert_eq!((manager.waiting(), space.total()), (0, Bytes::ZERO));
+}
+
+#[test]
+fn one_release_wakes_all_who_fit() {
+    loom::model(|| {
+        let manager = manager();
+        let all = take(&manager, 10);
+        let waiters: Vec<_> = [4, 6]
+            .map(|bytes| {
+                let manager = manager.clone();
+                thread::spawn(move || drop(wait(&manager, bytes).expect("it fits in the end")))
+            })
+            .into();
+        drop(all);
+        waiters.into_iter().for_each(|waiter| waiter.join().expect("a waiter does not panic"));
+        ends_empty(&manager);
+    });
+}
+
+#[test]
+fn two_releases_are_not_one() {
+    loom::model(|| {
+        let manager = manager();
+        let (one, other) = (take(&manager, 5), take(&manager, 5));
+        let waiter = {
+            let manager = manager.clone();
+            thread::spawn(move || drop(wait(&manager, 10).expect("it fits in the end")))
+        };
+        let helper = thread::spawn(move || drop(other));
+        drop(one);
+        helper.join().expect("a release does not panic");
+        waiter.join().expect("a waiter does not panic");
+        ends_empty(&manager);
+    });
+}
+
+#[test]
+fn a_shutdown_ends_every_wait_or_it_is_served() {
+    loom::model(|| {
+        let manager = manager();
+        let all = take(&manager, 10);
+        let waiter = {
+            let manager = manager.clone();
+            thread::spawn(move || match wait(&manager, 10) {
+                Ok(_) | Err(ReserveError::ShutDown(_)) => {}
+                Err(error) => panic!("{error}"),
+            })
+        };
+        let helper = thread::spawn(move || drop(all));
+        manager.shutdown();
+        helper.join().expect("a release does not panic");
+        waiter.join().expect("a waiter does not panic");
+        ends_empty(&manager);
+    });
+}
+
+#[test]
+fn a_cancelled_waiter_has_its_memory_or_nothing() {
+    loom::model(|| {
+        let manager = manager();
+        let all = take(&manager, 10);
+        let token = CancelToken::new();
+        let waiter = {
+            let (manager, token) = (manager.clone(), token.clone());
+            thread::spawn(move || {
+                let request = manager.request(Strategy::Specific(GPU), Bytes::new(10));
+                match request.cancel_token(&token).wait() {
+                    Ok(_) | Err(ReserveError::Cancelled(_)) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            })
+        };
+        let helper = thread::spawn(move || token.cancel());
+        drop(all);
+        helper.join().expect("a cancellation does not panic");
+        waiter.join().expect("a waiter does not panic");
+        ends_empty(&manager);
+    });
+}
