@@ -208,6 +208,13 @@ fn wrong_input_is_one_clear_sentence() {
 }
 
 #[test]
+fn a_file_that_cannot_be_opened_is_told_once() {
+    let output = vramp(&["replay", "no/such.pickle"]).assert().code(1);
+    let error = text(&output.get_output().stderr);
+    assert_eq!(error.matches("No such file").count(), 1, "{error}");
+}
+
+#[test]
 fn a_card_that_cannot_be_opened_is_told_once() {
     // No machine has so many: without a card the cause is the missing library, else the number.
     let missing = ["--device", "cuda:999"];

@@ -15,20 +15,20 @@ use crate::Format;
 #[non_exhaustive]
 pub enum ReadError {
     /// The file could not be opened.
-    #[error("cannot open {}: {source}", path.display())]
+    #[error("cannot open {}: {cause}", path.display())]
     Open {
         /// Which file.
         path: PathBuf,
         /// What the system said.
-        source: io::Error,
+        cause: io::Error,
     },
     /// Reading or decompressing failed.
-    #[error("cannot read or decompress at byte {offset}: {source}")]
+    #[error("cannot read or decompress at byte {offset}: {cause}")]
     Io {
         /// How much had been read.
         offset: u64,
         /// What the system or the decompressor said.
-        source: io::Error,
+        cause: io::Error,
     },
     /// There is nothing in the file.
     #[error(

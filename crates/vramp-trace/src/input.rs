@@ -124,7 +124,7 @@ impl<R: Read> Input<R> {
             Err(source) if source.kind() == io::ErrorKind::UnexpectedEof => {
                 ReadError::Truncated { format: self.format, offset }
             }
-            Err(source) => ReadError::Io { offset, source },
+            Err(cause) => ReadError::Io { offset, cause },
         }
     }
 

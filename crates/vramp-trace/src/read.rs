@@ -40,7 +40,7 @@ impl fmt::Display for Format {
 pub fn read_trace(path: impl AsRef<Path>, limits: &ReadLimits) -> Result<Trace, ReadError> {
     let path = path.as_ref();
     let file =
-        File::open(path).map_err(|source| ReadError::Open { path: path.to_owned(), source })?;
+        File::open(path).map_err(|cause| ReadError::Open { path: path.to_owned(), cause })?;
     let mut trace = read(file, limits)?;
     // A .vtrace keeps the name of the recording it was made from.
     if trace.name.is_empty() {
@@ -56,7 +56,7 @@ pub fn read_trace(path: impl AsRef<Path>, limits: &ReadLimits) -> Result<Trace, 
 /// Any [`ReadError`] but `Open`.
 pub fn read(mut source: impl Read, limits: &ReadLimits) -> Result<Trace, ReadError> {
     let mut start = Vec::new();
-    let failed = |source| ReadError::Io { offset: 0, source };
+    let failed = |cause| ReadError::Io { offset: 0, cause };
     source.by_ref().take(4).read_to_end(&mut start).map_err(failed)?;
     let whole = Cursor::new(start.clone()).chain(source);
     match start[..] {

@@ -39,7 +39,7 @@ pub(crate) fn read<R: Read>(mut input: Input<R>, limits: &ReadLimits) -> Result<
     let stored = u32::from_le_bytes(input.array()?);
     let offset = input.offset();
 
-    let failed = |source| ReadError::Io { offset, source };
+    let failed = |cause| ReadError::Io { offset, cause };
     let contents = zstd::stream::read::Decoder::new(input).map_err(failed)?;
     let counted = Crc { source: contents, hasher: crc32fast::Hasher::new() };
     let mut body = Body {
