@@ -217,11 +217,7 @@ impl Pool {
             _ => None,
         };
         let mut found = 0;
-        for number in 0..self.arenas.len() as u32 {
-            let arena = crate::ids::ArenaId::new(number);
-            if self.arenas[arena.index()].is_none() {
-                continue;
-            }
+        for &arena in self.arenas.keys() {
             let range = self.arena_range(arena);
             let mut here = range.at;
             for key in self.regions_of(arena) {

@@ -71,12 +71,12 @@ impl Pool {
         } else {
             hole
         };
-        let number = u32::try_from(self.arenas.len()).expect("fewer than four billion arenas");
-        let arena = ArenaId::new(number);
+        let arena = ArenaId::new(self.arenas_made);
+        self.arenas_made = self.arenas_made.checked_add(1).expect("fewer than four billion arenas");
         let region = self.regions.get_mut(first);
         region.kind = Kind::Gap { arena };
         let at = region.at;
-        self.arenas.push(Some(Backing { at, len, first, inherited: Vec::new() }));
+        self.arenas.insert(arena, Backing { at, len, first, inherited: Vec::new() });
         Ok(arena)
     }
 
@@ -112,12 +112,8 @@ impl Pool {
 
     /// True if some arena has memory that it could lend.
     pub(crate) fn could_lend(&self) -> bool {
-        let mut arenas = (0..self.arenas.len() as u32).map(ArenaId::new);
-        arenas.any(|arena| {
-            self.arenas[arena.index()].is_some()
-                && (self.regions_of(arena))
-                    .any(|key| matches!(self.regions.get(key).kind, Kind::Arena { .. }))
-        })
+        let own = |key| matches!(self.regions.get(key).kind, Kind::Arena { .. });
+        self.arenas.keys().any(|&arena| self.regions_of(arena).any(own))
     }
 
     /// Lends every chunk of an arena that none of the `live` ranges touches: offsets from the
@@ -169,7 +165,7 @@ impl Pool {
         let keys: Vec<RegionKey> = self.regions_of(arena).collect();
         let mut uses = marks.to_vec();
         uses.extend(self.arena_inherited(arena));
-        self.arenas[arena.index()] = None;
+        self.arenas.remove(&arena);
         for key in keys {
             match &mut self.regions.get_mut(key).kind {
                 Kind::Gap { .. } => self.add_hole(key),
@@ -189,8 +185,7 @@ impl Pool {
     }
 
     fn backing(&self, arena: ArenaId) -> &Backing {
-        let known = self.arenas.get(arena.index()).and_then(Option::as_ref);
-        known.unwrap_or_else(|| panic!("{arena} does not exist any more"))
+        self.arenas.get(&arena).unwrap_or_else(|| panic!("{arena} does not exist any more"))
     }
 
     /// An arena's regions in address order.
@@ -203,10 +198,7 @@ impl Pool {
 
     /// Memory that arenas lend: address, length, region.
     pub(crate) fn lent(&self) -> impl Iterator<Item = (Spot, u64, RegionKey)> {
-        let arenas = (0..self.arenas.len() as u32).map(ArenaId::new);
-        arenas
-            .filter(|arena| self.arenas[arena.index()].is_some())
-            .flat_map(|arena| self.lent_of(arena))
+        self.arenas.keys().flat_map(|&arena| self.lent_of(arena))
     }
 
     /// The same of one arena.
@@ -230,8 +222,7 @@ impl Pool {
     /// The gap of an arena that holds `at`.
     pub(crate) fn gap_at(&self, at: Spot) -> Option<RegionKey> {
         let holds = |backing: &Backing| backing.at <= at && at < backing.at.plus(backing.len);
-        let number = self.arenas.iter().position(|known| known.as_ref().is_some_and(holds))?;
-        let arena = ArenaId::new(number as u32);
+        let (&arena, _) = self.arenas.iter().find(|(_, backing)| holds(backing))?;
         self.regions_of(arena).find(|&key| {
             let region = self.regions.get(key);
             region.at <= at && at < region.end() && matches!(region.kind, Kind::Gap { .. })
@@ -476,7 +467,7 @@ impl Pool {
             // Another stream's work is ordered before what the arena's stream does from now on.
             .map(|mark| if mark.stream == stream { mark } else { self.streams.now(stream) })
             .collect();
-        let inherited = &mut self.arenas[arena.index()].as_mut().expect("it is backed").inherited;
+        let inherited = &mut self.arenas.get_mut(&arena).expect("it is backed").inherited;
         marks.into_iter().for_each(|mark| note_use(inherited, mark));
         let mut here = self.unmapped_region_at(at);
         self.take_sources(fills);

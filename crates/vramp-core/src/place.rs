@@ -54,8 +54,6 @@ pub struct Attempt {
     pub(crate) ordered: bool,
     /// Idle arenas were already asked to lend.
     pub(crate) asked_arenas: bool,
-    /// Events were already asked about again at the end of the ladder.
-    pub(crate) asked_again: bool,
     /// The chunk that was last given back so that others can be made of its memory.
     pub(crate) recut: Option<ChunkId>,
     /// Keep to what is needed: use no slack.
@@ -86,7 +84,6 @@ impl Attempt {
             may_grow: true,
             ordered: false,
             asked_arenas: false,
-            asked_again: false,
             recut: None,
             frugal: false,
             roomy: false,
@@ -335,15 +332,7 @@ impl Pool {
                 Some((chunk, plan)) if attempt.recut != Some(chunk) => {
                     attempt.recut = Some(chunk);
                     attempt.may_grow = true;
-                    attempt.asked_again = false;
                     Step::Perform(plan)
-                }
-                // What was waited for since may be over by now, and only then be cut anew.
-                None if self.streams.any_pending()
-                    && !std::mem::replace(&mut attempt.asked_again, true) =>
-                {
-                    attempt.rung = then;
-                    Step::Poll
                 }
                 _ => Step::Short(self.shortage(attempt)),
             },

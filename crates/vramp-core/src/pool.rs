@@ -21,7 +21,7 @@ use crate::chunk::Chunks;
 use crate::config::{ConfigError, Policy, PoolConfig};
 use crate::fit::{FreeIndex, RegionKey};
 use crate::heap::Slab;
-use crate::ids::{BlockId, Epoch, Mark, Spot, StreamId};
+use crate::ids::{ArenaId, BlockId, Epoch, Mark, Spot, StreamId};
 use crate::place::Request;
 use crate::region::{Free, Kind, Part, Regions, Used};
 use crate::stream::{Stream, Streams};
@@ -99,8 +99,9 @@ pub struct Pool {
     pub(crate) elsewhere: u64,
     /// Every hole, smallest first.
     pub(crate) holes: BTreeSet<(u64, Spot, RegionKey)>,
-    /// By arena; `None` once it is gone.
-    pub(crate) arenas: Vec<Option<Backing>>,
+    pub(crate) arenas: BTreeMap<ArenaId, Backing>,
+    /// How many there ever were: an id is never used again.
+    pub(crate) arenas_made: u32,
     /// Every retired mapping by address.
     pub(crate) retired: BTreeMap<Spot, RegionKey>,
     /// Freed regions that wait for other streams than their owner, oldest first.
@@ -125,7 +126,8 @@ impl Pool {
             awaited: Vec::new(),
             elsewhere: 0,
             holes: BTreeSet::new(),
-            arenas: Vec::new(),
+            arenas: BTreeMap::new(),
+            arenas_made: 0,
             retired: BTreeMap::new(),
             waiting: Vec::new(),
             used: 0,
