@@ -37,18 +37,12 @@ pub(crate) struct ArenaState {
     pub arena: Arena,
     pub leases: Leases,
     capturing: Option<Capturing>,
-    /// What the next capture is planned by.
-    planned: Option<Planned>,
+    /// The capture that the next one is planned by.
+    planned: Option<Recording>,
     /// Graphs that somebody else launches, unseen, may use it at any time: it never lends.
     unguarded: bool,
     /// Its owner is gone: it goes with its last block.
     abandoned: bool,
-}
-
-/// The last capture, and what was live where it was planned for.
-struct Planned {
-    recording: Recording,
-    live: Vec<(Bytes, Bytes)>,
 }
 
 /// A capture under way.
@@ -542,15 +536,11 @@ impl VirtualPool {
     /// Makes an arena that grew bit by bit of few large chunks, and of no more than it needs:
     /// bringing a chunk back costs the same at any size. Only while it is idle; what is live stays.
     fn make_whole(&mut self, id: ArenaId, stream: StreamId) {
-        let state = self.arenas.get(id);
-        let upto = state.arena.high_water();
-        let idle = state.leases.is_idle(|mark| self.pool.is_over(mark));
-        let inherits = !self.pool.arena_inherited(id).is_empty();
-        if state.unguarded || !idle || inherits || !self.pool.is_ill_cut(id, upto) {
+        let upto = self.arenas.get(id).arena.high_water();
+        if !self.pool.is_ill_cut(id, upto) || !self.may_lend(id) || !self.is_over(id) {
             return;
         }
-        let live: Vec<(Bytes, Bytes)> = self.arenas.get(id).arena.live_ranges().collect();
-        let _ = self.pool.lend(id, &live);
+        self.lend(id);
         while let Some(plan) = self.pool.release_lent(id) {
             if self.exec.perform(&mut self.pool, plan).is_err() {
                 break;
@@ -563,13 +553,9 @@ impl VirtualPool {
     /// Lets every arena lend that nobody uses. Returns how much is lent now that was not. An event
     /// record and a query for each stream that used one.
     pub(crate) fn lend_idle(&mut self) -> Result<Bytes, DriverError> {
-        let idle = |state: &ArenaState| {
-            !state.unguarded && !state.is_capturing() && state.leases.holder().is_none()
-        };
-        let candidates: Vec<ArenaId> = (self.arenas.iter())
-            .filter(|(id, state)| idle(state) && !self.pool.arena_memory(*id).backed.is_zero())
-            .map(|(id, _)| id)
-            .collect();
+        let backed = |id: ArenaId| !self.pool.arena_memory(id).backed.is_zero();
+        let ids = self.arenas.iter().map(|(id, _)| id);
+        let candidates: Vec<ArenaId> = ids.filter(|&id| self.may_lend(id) && backed(id)).collect();
         if candidates.is_empty() {
             return Ok(Bytes::ZERO);
         }
@@ -578,24 +564,38 @@ impl VirtualPool {
             self.record_all(&marks)?;
         }
         // An event that was recorded just now on an idle stream is reached in a moment.
-        let idle = |pool: &VirtualPool, id: ArenaId| {
-            pool.marks_of(id).iter().all(|&mark| pool.pool.is_over(mark))
-        };
         for _ in 0..POLLS_MOST {
             self.poll()?;
             let learnt = self.pool.pending().next().is_none() || self.pool.holds_any();
-            if learnt || candidates.iter().all(|&id| idle(self, id)) {
+            if learnt || candidates.iter().all(|&id| self.is_over(id)) {
                 break;
             }
         }
         let mut lent = Bytes::ZERO;
         for id in candidates {
-            if idle(self, id) {
-                let live: Vec<(Bytes, Bytes)> = self.arenas.get(id).arena.live_ranges().collect();
-                lent += self.pool.lend(id, &live);
+            if self.is_over(id) {
+                lent += self.lend(id);
             }
         }
         Ok(lent)
+    }
+
+    /// Lends what no live block touches.
+    fn lend(&mut self, id: ArenaId) -> Bytes {
+        let live: Vec<(Bytes, Bytes)> = self.arenas.get(id).arena.live_ranges().collect();
+        self.pool.lend(id, &live)
+    }
+
+    /// True if nobody holds the arena: it may lend once its work is over.
+    fn may_lend(&self, id: ArenaId) -> bool {
+        let state = self.arenas.get(id);
+        !state.unguarded && !state.is_capturing() && state.leases.holder().is_none()
+    }
+
+    /// True if nobody has a lease and all work that touched the arena is known to be over.
+    fn is_over(&self, id: ArenaId) -> bool {
+        let leases = &self.arenas.get(id).leases;
+        leases.is_idle(|mark| self.pool.is_over(mark)) && self.pool.arena_inherited(id).is_empty()
     }
 
     /// All work that may still touch an arena's memory.
@@ -684,16 +684,15 @@ impl VirtualPool {
     /// when `recording` began.
     pub(crate) fn set_plan(&mut self, id: ArenaId, layout: Layout, recording: Recording) {
         let state = self.arenas.get_mut(id);
-        let live = recording.before().collect();
         state.arena.set_plan(Some(layout));
-        state.planned = Some(Planned { recording, live });
+        state.planned = Some(recording);
     }
 
     /// What to plan anew, because other blocks are live by now than the plan goes around.
     pub(crate) fn outdated_plan(&self, id: ArenaId) -> Option<Recording> {
         let state = self.arenas.get(id);
-        let Planned { recording, live } = state.planned.as_ref()?;
-        let now: Vec<(Bytes, Bytes)> = state.arena.live_ranges().collect();
-        (now != *live).then(|| recording.among(now))
+        let recording = state.planned.as_ref()?;
+        let live = || state.arena.live_ranges();
+        (!live().eq(recording.before())).then(|| recording.among(live()))
     }
 }

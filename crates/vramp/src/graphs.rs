@@ -283,8 +283,8 @@ impl Allocator {
     /// However `body` ends, by a panic too, the stream is out of the capture afterwards and the
     /// allocator serves as before. What it queued has not run: launch the graph.
     ///
-    /// Cost beside the driver's own: one call for each request within the capture, and two for each
-    /// captured node.
+    /// Cost beside the driver's own: one call for each malloc and each free within the capture, and
+    /// one for each captured node.
     ///
     /// # Errors
     /// The result of `body` is lost where the capture came to nothing; blocks it made and dropped
@@ -386,6 +386,8 @@ impl Capture {
         self.ended = true;
         let captured = pool.end_arena_capture(*id, self.stream, graph);
         shared.captures.fetch_sub(1, Ordering::Relaxed);
+        drop(inner);
+        // Making a graph ready takes as long as it is large: without the lock.
         let exec = captured.graph.and_then(|graph| {
             let exec = shared.driver.instantiate(graph);
             match (exec, shared.driver.destroy_graph(graph)) {
@@ -400,13 +402,15 @@ impl Capture {
             Ok(exec) => exec,
             Err(error) => {
                 // No graph will use it.
-                for allocation in captured.kept {
-                    let _ = inner.free(&allocation, self.stream, shared.number);
+                let mut inner = shared.lock_anyway();
+                if !inner.closed {
+                    for allocation in captured.kept {
+                        let _ = inner.free(&allocation, self.stream, shared.number);
+                    }
                 }
                 return Err(CaptureError::Spoilt(error));
             }
         };
-        drop(inner);
         let kept = captured.kept.iter().map(Allocation::requested).sum();
         let report = self.arena.plan(&captured.recording, kept);
         Ok(CapturedGraph {
@@ -437,8 +441,8 @@ impl CapturedGraph {
     /// Hold the lease until whatever reads the graph's results is queued on `stream`. Memory that
     /// the arena lent is brought back first.
     ///
-    /// Cost beside the launch: no driver call where the last replay was on the same stream and
-    /// nothing was lent; otherwise an event, a query and a wait, and for each chunk that has to be
+    /// Cost beside the launch: one driver call, which asks whether the stream captures, where the
+    /// last replay was on the same stream and nothing was lent; otherwise an event, a query and a wait, and for each chunk that has to be
     /// brought back an unmap, a map and a set-access.
     ///
     /// # Errors
