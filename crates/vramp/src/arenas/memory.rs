@@ -1,0 +1,119 @@
+//! Memory behind arenas: brought before it is used, lent while nobody does.
+
+use vramp_core::{ArenaId, Attempt, Bytes, Mark, StreamId};
+use vramp_driver::{Driver, DriverError};
+
+use crate::virtual_pool::{Refusal, Served, VirtualPool};
+
+/// So often arenas are looked at that may be idle in a moment: some tens of microseconds.
+const POLLS_MOST: u32 = 64;
+
+impl VirtualPool {
+    /// Memory behind the first `upto` bytes of an arena. Nothing is asked for nothing.
+    pub(crate) fn back(
+        &mut self,
+        id: ArenaId,
+        upto: Bytes,
+        stream: StreamId,
+    ) -> Result<(), Refusal> {
+        if upto.is_zero() {
+            return Ok(());
+        }
+        let mut served = self.serve(&mut Attempt::back(id, upto, stream));
+        if let Err(Refusal::Short(..)) = served {
+            // Free chunks may fit no gap of the arena. Those that are idle can be cut anew.
+            self.note_captures().and_then(|_| self.find_idle()).map_err(Refusal::Driver)?;
+            served = self.serve(&mut Attempt::back(id, upto, stream));
+        }
+        match served? {
+            Served::Backed => Ok(()),
+            _ => unreachable!("memory for an arena was asked for"),
+        }
+    }
+
+    /// Makes an arena that grew bit by bit of few large chunks, and of no more than it needs:
+    /// bringing a chunk back costs the same at any size. Only while it is idle; what is live stays.
+    pub(super) fn make_whole(&mut self, id: ArenaId, stream: StreamId) {
+        let upto = self.arenas.get(id).arena.high_water();
+        if !self.pool.is_ill_cut(id, upto) || !self.may_lend(id) || !self.is_over(id) {
+            return;
+        }
+        self.lend(id);
+        while let Some(plan) = self.pool.release_lent(id) {
+            if self.exec.perform(&mut self.pool, plan).is_err() {
+                break;
+            }
+        }
+        // If it fails, the replay asks again and tells.
+        let _ = self.back(id, upto, stream);
+    }
+
+    /// Lets every arena lend that nobody uses. Returns how much is lent now that was not. An event
+    /// record and a query for each stream that used one.
+    pub(crate) fn lend_idle(&mut self) -> Result<Bytes, DriverError> {
+        let backed = |id: ArenaId| !self.pool.arena_memory(id).backed.is_zero();
+        let ids = self.arenas.iter().map(|(id, _)| id);
+        let candidates: Vec<ArenaId> = ids.filter(|&id| self.may_lend(id) && backed(id)).collect();
+        if candidates.is_empty() {
+            return Ok(Bytes::ZERO);
+        }
+        for &id in &candidates {
+            let marks = self.marks_of(id);
+            self.record_all(&marks)?;
+        }
+        // An event that was recorded just now on an idle stream is reached in a moment.
+        for _ in 0..POLLS_MOST {
+            self.poll()?;
+            let learnt = self.pool.pending().next().is_none() || self.pool.holds_any();
+            if learnt || candidates.iter().all(|&id| self.is_over(id)) {
+                break;
+            }
+        }
+        let mut lent = Bytes::ZERO;
+        for id in candidates {
+            if self.is_over(id) {
+                lent += self.lend(id);
+            }
+        }
+        Ok(lent)
+    }
+
+    /// Lends what no live block touches.
+    pub(super) fn lend(&mut self, id: ArenaId) -> Bytes {
+        let live: Vec<(Bytes, Bytes)> = self.arenas.get(id).arena.live_ranges().collect();
+        self.pool.lend(id, &live)
+    }
+
+    /// True if nobody holds the arena: it may lend once its work is over.
+    pub(super) fn may_lend(&self, id: ArenaId) -> bool {
+        let state = self.arenas.get(id);
+        !state.unguarded && !state.is_capturing() && state.leases.holder().is_none()
+    }
+
+    /// True if nobody has a lease and all work that touched the arena is known to be over.
+    pub(super) fn is_over(&self, id: ArenaId) -> bool {
+        let leases = &self.arenas.get(id).leases;
+        leases.is_idle(|mark| self.pool.is_over(mark)) && self.pool.arena_inherited(id).is_empty()
+    }
+
+    /// All work that may still touch an arena's memory.
+    pub(super) fn marks_of(&self, id: ArenaId) -> Vec<Mark> {
+        let mut marks = self.pool.arena_inherited(id);
+        marks.extend(self.arenas.get(id).leases.unfinished());
+        marks
+    }
+
+    /// Records events where none covers a mark, but on streams that capture.
+    pub(super) fn record_all(&mut self, marks: &[Mark]) -> Result<(), DriverError> {
+        for &mark in marks {
+            if mark == self.pool.now(mark.stream)
+                && self.pool.is_open(mark.stream)
+                && !self.exec.driver.is_capturing(self.exec.stream(mark.stream))?
+            {
+                self.exec.record(mark)?;
+                self.pool.recorded(mark);
+            }
+        }
+        Ok(())
+    }
+}

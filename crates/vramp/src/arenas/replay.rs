@@ -1,0 +1,72 @@
+//! Replays: leases, and what a stream has to wait for before it writes where others did.
+
+use vramp_core::{ArenaId, Bytes, LeaseId, Mark, Overlap, StreamId};
+use vramp_driver::{Driver, DriverError};
+
+use super::NoLease;
+use crate::virtual_pool::{Refusal, VirtualPool};
+
+impl VirtualPool {
+    /// Takes a lease for a replay on `stream` that needs the first `upto` bytes, brings the memory
+    /// there, and orders the stream behind whatever may still use it.
+    pub(crate) fn take_lease(
+        &mut self,
+        id: ArenaId,
+        upto: Bytes,
+        stream: StreamId,
+        overlap: Overlap,
+    ) -> Result<LeaseId, NoLease> {
+        let others = |marks: Vec<Mark>| -> Vec<Mark> {
+            marks.into_iter().filter(|mark| mark.stream != stream).collect()
+        };
+        let unfinished = others(self.arenas.get(id).leases.unfinished().collect());
+        if !unfinished.is_empty() {
+            self.record_all(&unfinished)?;
+            self.poll()?;
+        }
+        let VirtualPool { pool, arenas, .. } = self;
+        let leases = &mut arenas.get_mut(id).leases;
+        leases.forget(|mark| pool.is_over(mark));
+        let ordered = |mark: Mark| pool.is_ordered(stream, mark);
+        let taken = leases.take(stream, overlap, ordered).map_err(NoLease::Busy)?;
+        let ready = self.back(id, upto, stream).and_then(|()| {
+            let mut waits = others(self.pool.arena_inherited(id));
+            waits.extend(taken.waits);
+            self.order_behind(stream, &waits).map_err(Refusal::Driver)
+        });
+        match ready {
+            Ok(()) => Ok(taken.lease),
+            Err(refusal) => {
+                let cancelled = self.arenas.get_mut(id).leases.cancel(taken.lease);
+                cancelled.expect("the lease was taken above");
+                Err(NoLease::Refused(refusal))
+            }
+        }
+    }
+
+    /// Lets later work on `stream` run after the work before `marks`.
+    pub(super) fn order_behind(
+        &mut self,
+        stream: StreamId,
+        marks: &[Mark],
+    ) -> Result<(), DriverError> {
+        self.record_all(marks)?;
+        for &mark in marks {
+            if self.pool.is_ordered(stream, mark) {
+                continue;
+            }
+            if let Some(event) = self.exec.events.covering(mark) {
+                self.exec.driver.wait(self.exec.stream(stream), event)?;
+            }
+            self.pool.waits(stream, mark);
+        }
+        Ok(())
+    }
+
+    /// Ends a lease: what is queued on its stream so far uses the arena.
+    pub(crate) fn end_lease(&mut self, id: ArenaId, lease: LeaseId, stream: StreamId) {
+        let mark = self.pool.now(stream);
+        let ended = self.arenas.get_mut(id).leases.end(lease, mark);
+        ended.expect("a lease is held until it is dropped");
+    }
+}
