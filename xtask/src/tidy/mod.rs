@@ -17,8 +17,9 @@ use crate::tree::Tree;
 use scan::Sources;
 
 /// The crates, each of which may name only those before it.
-const LAYERS: [&str; 8] = [
+const LAYERS: [&str; 9] = [
     "vramp-core",
+    "vramp-host",
     "vramp-driver",
     "vramp-cuda",
     "vramp-trace",
@@ -29,7 +30,7 @@ const LAYERS: [&str; 8] = [
 ];
 
 /// Crates that may hold `unsafe`.
-const UNSAFE_CRATES: [&str; 2] = ["vramp-cuda", "vramp-capi"];
+const UNSAFE_CRATES: [&str; 3] = ["vramp-host", "vramp-cuda", "vramp-capi"];
 
 /// Sources that a generator wrote.
 const GENERATED: [&str; 1] = ["crates/vramp-cuda/src/sys.rs"];

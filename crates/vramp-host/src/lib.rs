@@ -1,0 +1,13 @@
+//! What vramp asks of the machine around the card: memory in whole pages, files that bypass the
+//! page cache, and which cards, NUMA nodes and disks there are.
+//!
+//! [`HostMemory`] is memory that a device can be told to pin and a disk can read and write
+//! directly. It is reached through copies, so no reference ever points into memory that a device
+//! or a disk changes meanwhile.
+//!
+//! Deliberately absent: devices, budgets, policy, environment variables, and pools: a call here is
+//! a call of the operating system.
+
+mod memory;
+
+pub use memory::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutsideMemory, PageKind};
