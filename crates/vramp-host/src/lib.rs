@@ -5,9 +5,13 @@
 //! directly. It is reached through copies, so no reference ever points into memory that a device
 //! or a disk changes meanwhile.
 //!
+//! [`topology`] reads what the machine has off the kernel's files, and says what lies between two
+//! devices.
+//!
 //! Deliberately absent: devices, budgets, policy, environment variables, and pools: a call here is
 //! a call of the operating system.
 
 mod memory;
+pub mod topology;
 
 pub use memory::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutsideMemory, PageKind};

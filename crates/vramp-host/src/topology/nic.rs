@@ -1,0 +1,125 @@
+//! Network cards.
+
+use super::path::PciPath;
+use super::pci::{PciAddress, PciDevice};
+use super::tree::Tree;
+
+/// A port to a network: an interface, a device for remote memory access, or both.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nic {
+    /// The interface, `eth0`; without one the device for remote memory access, `mlx5_0`.
+    pub name: String,
+    /// Where it is plugged in. `None` for ports on other buses.
+    pub pci: Option<PciDevice>,
+    /// Devices for remote memory access on the same port.
+    pub rdma: Vec<String>,
+    /// What a network with it gives, in million bits a second. `None` while it is down.
+    pub megabits: Option<u32>,
+    /// A network is at the other end, and its devices for remote memory access can be opened.
+    pub active: bool,
+    /// It has an address in the network: an IPv6 address, or a route for IPv4.
+    pub addressed: bool,
+}
+
+/// How sure one wants to be that a network card is of use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NicCheck {
+    /// It is there.
+    Exists,
+    /// And a network is at the other end.
+    Active,
+    /// And it has an address in the network.
+    #[default]
+    Addressed,
+}
+
+impl Nic {
+    /// True if the card passes the check.
+    pub fn passes(&self, check: NicCheck) -> bool {
+        match check {
+            NicCheck::Exists => true,
+            NicCheck::Active => self.active,
+            NicCheck::Addressed => self.active && self.addressed,
+        }
+    }
+}
+
+/// A device for remote memory access.
+struct Rdma {
+    name: String,
+    pci: Option<PciAddress>,
+    active: bool,
+}
+
+/// All interfaces with hardware behind them, and all devices for remote memory access.
+pub(super) fn read(tree: &mut Tree<'_>) -> Vec<Nic> {
+    let mut rdma = read_rdma(tree);
+    let addressed = addressed(tree);
+    let mut nics = Vec::new();
+    for name in tree.names("sys/class/net") {
+        let folder = format!("sys/class/net/{name}");
+        if !tree.exists(&format!("{folder}/device")) {
+            continue;
+        }
+        let pci = address_of(tree, &folder);
+        let same: Vec<&Rdma> =
+            rdma.iter().filter(|device| pci.is_some() && device.pci == pci).collect();
+        let up = tree.text(&format!("{folder}/operstate")).is_some_and(|state| state == "up");
+        nics.push(Nic {
+            pci: pci.map(|address| PciDevice::read(tree, address)),
+            active: up && same.iter().all(|device| device.active),
+            rdma: same.iter().map(|device| device.name.clone()).collect(),
+            // Interfaces that are down say -1, or nothing.
+            megabits: tree
+                .parsed(&format!("{folder}/speed"), |text| text.parse::<i64>().ok())
+                .and_then(|speed| u32::try_from(speed).ok())
+                .filter(|&speed| speed > 0 && speed < u32::MAX),
+            addressed: addressed.contains(&name),
+            name,
+        });
+    }
+    rdma.retain(|device| !nics.iter().any(|nic| nic.rdma.contains(&device.name)));
+    for Rdma { name, pci, active } in rdma {
+        let pci = pci.map(|address| PciDevice::read(tree, address));
+        let alone = vec![name.clone()];
+        nics.push(Nic { name, pci, rdma: alone, megabits: None, active, addressed: false });
+    }
+    nics
+}
+
+fn read_rdma(tree: &mut Tree<'_>) -> Vec<Rdma> {
+    let mut files = tree.names("sys/class/infiniband_verbs");
+    files.retain(|file| tree.exists(&format!("dev/infiniband/{file}")));
+    let verbs: Vec<String> = files
+        .iter()
+        .filter_map(|file| tree.text(&format!("sys/class/infiniband_verbs/{file}/ibdev")))
+        .collect();
+    let mut devices = Vec::new();
+    for name in tree.names("sys/class/infiniband") {
+        let folder = format!("sys/class/infiniband/{name}");
+        let ports = tree.names(&format!("{folder}/ports"));
+        let any = ports.iter().any(|port| {
+            let state = tree.text(&format!("{folder}/ports/{port}/state"));
+            state.is_some_and(|state| state.ends_with("ACTIVE"))
+        });
+        let pci = address_of(tree, &folder);
+        devices.push(Rdma { active: any && verbs.contains(&name), name, pci });
+    }
+    devices
+}
+
+fn address_of(tree: &Tree<'_>, folder: &str) -> Option<PciAddress> {
+    PciPath::of_link(&tree.link(folder)?)?.device()
+}
+
+/// The names of interfaces with an IPv6 address or a route for IPv4.
+fn addressed(tree: &mut Tree<'_>) -> Vec<String> {
+    let mut column = |path: &str, nth: usize, skip: usize| {
+        let text = tree.text(path).unwrap_or_default();
+        let lines = text.lines().skip(skip).filter_map(|line| line.split_whitespace().nth(nth));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let mut names = column("proc/net/if_inet6", 5, 0);
+    names.extend(column("proc/net/route", 0, 1));
+    names
+}

@@ -1,0 +1,148 @@
+//! How far two devices are from one another, by the bridges between them.
+
+use std::fmt;
+
+use super::pci::PciAddress;
+
+/// The bridges from the host down to a device, and the device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PciPath {
+    /// The root of the tree: `pci0000:3a`.
+    pub host_bridge: String,
+    /// From the root port down; the device itself comes last.
+    pub devices: Vec<PciAddress>,
+}
+
+impl PciPath {
+    /// Reads a link of sysfs to a device or to something in it, such as
+    /// `../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/net/eth0`.
+    pub(super) fn of_link(link: &str) -> Option<PciPath> {
+        let mut parts = link.split('/').skip_while(|part| !is_host_bridge(part));
+        let host_bridge = parts.next()?.to_owned();
+        // Some controllers have a bus of their own below them, with a host bridge's name.
+        let devices: Vec<PciAddress> = parts
+            .filter(|part| !is_host_bridge(part))
+            .map_while(|part| part.parse().ok())
+            .collect();
+        (!devices.is_empty()).then_some(PciPath { host_bridge, devices })
+    }
+
+    /// The device at the end.
+    pub fn device(&self) -> Option<PciAddress> {
+        self.devices.last().copied()
+    }
+}
+
+/// `pci` and then a domain and a bus.
+fn is_host_bridge(part: &str) -> bool {
+    let hex = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    part.strip_prefix("pci")
+        .and_then(|rest| rest.split_once(':'))
+        .is_some_and(|(domain, bus)| hex(domain) && hex(bus))
+}
+
+/// What lies between two devices, the nearest first. The words are those of `nvidia-smi topo`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PathType {
+    /// Nothing: they are one device.
+    Same,
+    /// One switch, or one slot.
+    Pix,
+    /// Several bridges below one root port.
+    Pxb,
+    /// The host bridge.
+    Phb,
+    /// The processors of one NUMA node.
+    Node,
+    /// The interconnect between NUMA nodes, or nobody knows.
+    Sys,
+}
+
+impl PathType {
+    /// What lies between two devices of the same machine. `near` says whether both are known to be
+    /// at the same NUMA node; it counts where they have no host bridge in common.
+    pub(super) fn between(one: Option<&PciPath>, other: Option<&PciPath>, near: bool) -> PathType {
+        let far = if near { PathType::Node } else { PathType::Sys };
+        let (Some(one), Some(other)) = (one, other) else { return far };
+        if one.host_bridge != other.host_bridge {
+            return far;
+        }
+        let shared = one.devices.iter().zip(&other.devices).take_while(|(a, b)| a == b).count();
+        // The bridges below the last shared one, without the devices at the ends.
+        let bridges = |path: &PciPath| path.devices.len().saturating_sub(shared + 1);
+        match shared {
+            _ if one == other => PathType::Same,
+            0 => PathType::Phb,
+            // A switch is one port above and one port below for each device.
+            _ if bridges(one) <= 1 && bridges(other) <= 1 => PathType::Pix,
+            _ => PathType::Pxb,
+        }
+    }
+}
+
+impl fmt::Display for PathType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            PathType::Same => "X",
+            PathType::Pix => "PIX",
+            PathType::Pxb => "PXB",
+            PathType::Phb => "PHB",
+            PathType::Node => "NODE",
+            PathType::Sys => "SYS",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(link: &str) -> Option<PciPath> {
+        PciPath::of_link(link)
+    }
+
+    #[test]
+    fn what_lies_between_two_devices_follows_from_the_bridges_they_share() {
+        let root = "../../../devices/pci0000:3a";
+        // A root port 3a:00.0, a switch with its port above (3b) and three below (3c), and behind
+        // the last of them another switch (3f, 40).
+        let switch = format!("{root}/0000:3a:00.0/0000:3b:00.0");
+        let gpu = path(&format!("{switch}/0000:3c:00.0/0000:3d:00.0"));
+        let beside = path(&format!("{switch}/0000:3c:01.0/0000:3e:00.0/net/eth0"));
+        let deeper = path(&format!(
+            "{switch}/0000:3c:02.0/0000:3f:00.0/0000:40:00.0/0000:41:00.0/nvme/nvme0/nvme0n1"
+        ));
+        let port = path(&format!("{root}/0000:3a:01.0/0000:50:00.0"));
+        let sound = path(&format!("{switch}/0000:3c:00.0/0000:3d:00.1"));
+        let elsewhere = path("../devices/pci0000:a0/0000:a0:01.0/0000:a1:00.0");
+        let between = |a: &Option<PciPath>, b: &Option<PciPath>, near| {
+            let there = PathType::between(a.as_ref(), b.as_ref(), near);
+            assert_eq!(there, PathType::between(b.as_ref(), a.as_ref(), near));
+            there
+        };
+        assert_eq!(between(&gpu, &gpu, true), PathType::Same);
+        assert_eq!(between(&gpu, &sound, true), PathType::Pix);
+        assert_eq!(between(&gpu, &beside, true), PathType::Pix);
+        assert_eq!(between(&gpu, &deeper, true), PathType::Pxb);
+        assert_eq!(between(&gpu, &port, false), PathType::Phb);
+        assert_eq!(between(&gpu, &elsewhere, true), PathType::Node);
+        assert_eq!(between(&gpu, &elsewhere, false), PathType::Sys);
+        assert_eq!(between(&gpu, &None, false), PathType::Sys);
+    }
+
+    #[test]
+    fn paths_are_read_behind_platforms_and_storage_controllers() {
+        let arm = path("../../devices/platform/soc/pci0004:00/0004:00:00.0/0004:01:00.0/drm/card0");
+        assert_eq!(arm.unwrap().host_bridge, "pci0004:00");
+        let volume =
+            path("../devices/pci0000:00/0000:00:0e.0/pci10000:e0/10000:e0:06.0/10000:e1:00.0/nvme");
+        let volume = volume.unwrap();
+        assert_eq!(volume.devices.len(), 3);
+        assert_eq!(volume.device(), "10000:e1:00.0".parse().ok());
+        for link in
+            ["", "../devices/virtual/block/loop0", "pci0000:00", "pci:/x", "../pci_bus/0000:00"]
+        {
+            assert_eq!(path(link), None, "{link}");
+        }
+    }
+}
