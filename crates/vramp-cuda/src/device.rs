@@ -14,6 +14,7 @@ use crate::addresses::Addresses;
 use crate::error::{OpenError, invalid_id, kind_of};
 use crate::graph::RawGraph;
 use crate::host::HostMemory;
+use crate::identity;
 use crate::load::{Cuda, entry};
 use crate::memory::Physical;
 use crate::nodes::Nodes;
@@ -61,6 +62,12 @@ pub struct DeviceSummary {
     pub memory: Bytes,
     /// Its compute capability: major, minor.
     pub compute: (u32, u32),
+    /// Its address on the PCI bus, `0000:3b:00.0`. `None` if the driver does not tell.
+    pub pci: Option<String>,
+    /// Its unique name, `GPU-8932f937-...`. `None` if the driver does not tell.
+    pub uuid: Option<String>,
+    /// The NUMA node of the host that it is near to. `None` if the driver does not tell.
+    pub host_numa: Option<u32>,
 }
 
 /// Every card that the driver of this machine sees, without opening any.
@@ -121,6 +128,9 @@ impl CudaDriver {
             id: format!("cuda:{ordinal}"),
             driver: format!("CUDA {}.{}", driver / 1000, driver % 1000 / 10),
             simulated: false,
+            pci: summary.pci,
+            uuid: summary.uuid,
+            host_numa: summary.host_numa,
             limits: Limits { memory: summary.memory, page, recommended_page, address_space: None },
             capabilities,
         };
@@ -246,7 +256,18 @@ fn summary(cuda: &Cuda, ordinal: u32) -> Result<(CUdevice, DeviceSummary), OpenE
         part(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
     );
     let name = device_name(cuda, device)?;
-    Ok((device, DeviceSummary { ordinal, name, memory: Bytes::new(bytes as u64), compute }))
+    let host_numa = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID;
+    let summary = DeviceSummary {
+        ordinal,
+        name,
+        memory: Bytes::new(bytes as u64),
+        compute,
+        pci: identity::pci_address(cuda, device),
+        uuid: identity::uuid(cuda, device),
+        // The driver says -1 where it does not know.
+        host_numa: known_attribute(cuda, device, host_numa).and_then(|id| u32::try_from(id).ok()),
+    };
+    Ok((device, summary))
 }
 
 fn device_name(cuda: &Cuda, device: CUdevice) -> Result<String, OpenError> {
@@ -261,13 +282,16 @@ fn device_name(cuda: &Cuda, device: CUdevice) -> Result<String, OpenError> {
 
 /// An attribute of the card; zero, "no", where the driver does not know it.
 fn attribute(cuda: &Cuda, device: CUdevice, which: CUdevice_attribute) -> i32 {
+    known_attribute(cuda, device, which).unwrap_or(0)
+}
+
+/// An attribute of the card. `None` where the driver does not know it.
+fn known_attribute(cuda: &Cuda, device: CUdevice, which: CUdevice_attribute) -> Option<i32> {
+    let ask = cuda.cuDeviceGetAttribute.as_ref().ok()?;
     let mut value = 0;
-    let known = cuda.cuDeviceGetAttribute.as_ref().is_ok_and(|ask| {
-        // SAFETY: `value` outlives the call; the driver made `device`.
-        let code = unsafe { ask(&mut value, which, device) };
-        code == CUresult::CUDA_SUCCESS
-    });
-    if known { value } else { 0 }
+    // SAFETY: `value` outlives the call; the driver made `device`.
+    let code = unsafe { ask(&mut value, which, device) };
+    (code == CUresult::CUDA_SUCCESS).then_some(value)
 }
 
 fn capabilities(cuda: &Cuda, device: CUdevice, compute: (u32, u32)) -> Capabilities {

@@ -195,6 +195,8 @@ fakes! {
     cuDeviceGetCount(count: *mut c_int) s { put(count, s.devices) }
     cuDeviceGet(device: *mut CUdevice, ordinal: c_int) s { put(device, ordinal) }
     cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice) s { put(name.cast(), *b"Fake\0") }
+    cuDeviceGetPCIBusId(text: *mut c_char, len: c_int, device: CUdevice) s { put(text.cast(), *b"0000:3B:00.0\0") }
+    cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice) s { put(uuid.cast(), *b"\x89\x32\xf9\x37\xd7\x2c\x41\x06\xc1\x2f\x20\xbd\x9f\xae\xd9\xf6") }
     cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice) s { put(bytes, 1 << 30) }
     cuDeviceGetAttribute(value: *mut c_int, which: CUdevice_attribute, device: CUdevice) s { put(value, 9) }
     cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) s { put(context, CONTEXT as CUcontext) }

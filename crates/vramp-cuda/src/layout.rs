@@ -24,6 +24,7 @@ fn every_struct_handed_to_the_driver_has_the_layout_that_cudarc_gives_it() {
     same_layout!(CUmemAccessDesc_st: location, flags);
     same_layout!(CUmemPoolProps_st: allocType, handleTypes, location, win32SecurityAttributes, maxSize, usage);
     same_layout!(CUmemLocation_st: type_);
+    same_layout!(CUuuid_st: bytes);
     assert_eq!(offset_of!(ours::CUmemLocation_st, __bindgen_anon_1), size_of::<u32>());
 }
 
@@ -48,7 +49,7 @@ fn every_number_handed_to_the_driver_is_the_one_that_cudarc_gives_it() {
     same_value!(CUdevice_attribute_enum, CUdevice_attribute_enum:
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
         CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
-        CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
+        CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID,
         CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
     same_value!(CUstream_flags_enum, CUstream_flags_enum: CU_STREAM_NON_BLOCKING);
     same_value!(CUevent_flags_enum, CUevent_flags_enum: CU_EVENT_DISABLE_TIMING);

@@ -22,6 +22,7 @@ mod drop;
 mod error;
 mod graph;
 mod host;
+mod identity;
 mod load;
 mod memory;
 mod nodes;

@@ -22,6 +22,7 @@ pub type CUgraph = *mut CUgraph_st;
 pub type CUgraphNode = *mut CUgraphNode_st;
 pub type CUgraphExec = *mut CUgraphExec_st;
 pub type CUmemoryPool = *mut CUmemPoolHandle_st;
+pub type CUuuid = CUuuid_st;
 pub type CUgraphEdgeData = CUgraphEdgeData_st;
 pub type CUmemGenericAllocationHandle_v1 = ::std::os::raw::c_ulonglong;
 pub type CUmemGenericAllocationHandle = CUmemGenericAllocationHandle_v1;
@@ -67,6 +68,11 @@ pub struct CUgraphExec_st {
 #[derive(Debug)]
 pub struct CUmemPoolHandle_st {
     _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct CUuuid_st {
+    pub bytes: [::std::os::raw::c_char; 16usize],
 }
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
@@ -193,6 +199,10 @@ pub struct Api {
         ) -> CUresult,
         ::libloading::Error,
     >,
+    pub cuDeviceGetUuid_v2: Result<
+        unsafe extern "C" fn(uuid: *mut CUuuid, dev: CUdevice) -> CUresult,
+        ::libloading::Error,
+    >,
     pub cuDeviceTotalMem_v2: Result<
         unsafe extern "C" fn(bytes: *mut usize, dev: CUdevice) -> CUresult,
         ::libloading::Error,
@@ -234,6 +244,14 @@ pub struct Api {
             pp: *mut *mut ::std::os::raw::c_void,
             bytesize: usize,
             Flags: ::std::os::raw::c_uint,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
+    pub cuDeviceGetPCIBusId: Result<
+        unsafe extern "C" fn(
+            pciBusId: *mut ::std::os::raw::c_char,
+            len: ::std::os::raw::c_int,
+            dev: CUdevice,
         ) -> CUresult,
         ::libloading::Error,
     >,
@@ -469,6 +487,12 @@ pub struct Api {
 }
 pub const CUDA_VERSION: u32 = 13050;
 pub const CU_MEMHOSTALLOC_PORTABLE: u32 = 1;
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CUuuid_st"][::std::mem::size_of::<CUuuid_st>() - 16usize];
+    ["Alignment of CUuuid_st"][::std::mem::align_of::<CUuuid_st>() - 1usize];
+    ["Offset of field: CUuuid_st::bytes"][::std::mem::offset_of!(CUuuid_st, bytes) - 0usize];
+};
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of CUgraphEdgeData_st"][::std::mem::size_of::<CUgraphEdgeData_st>() - 8usize];
@@ -1191,6 +1215,7 @@ impl Api {
         let cuDeviceGet = unsafe { __library.get(b"cuDeviceGet\0") }.map(|sym| *sym);
         let cuDeviceGetCount = unsafe { __library.get(b"cuDeviceGetCount\0") }.map(|sym| *sym);
         let cuDeviceGetName = unsafe { __library.get(b"cuDeviceGetName\0") }.map(|sym| *sym);
+        let cuDeviceGetUuid_v2 = unsafe { __library.get(b"cuDeviceGetUuid_v2\0") }.map(|sym| *sym);
         let cuDeviceTotalMem_v2 =
             unsafe { __library.get(b"cuDeviceTotalMem_v2\0") }.map(|sym| *sym);
         let cuDeviceGetAttribute =
@@ -1206,6 +1231,8 @@ impl Api {
         let cuMemFree_v2 = unsafe { __library.get(b"cuMemFree_v2\0") }.map(|sym| *sym);
         let cuMemFreeHost = unsafe { __library.get(b"cuMemFreeHost\0") }.map(|sym| *sym);
         let cuMemHostAlloc = unsafe { __library.get(b"cuMemHostAlloc\0") }.map(|sym| *sym);
+        let cuDeviceGetPCIBusId =
+            unsafe { __library.get(b"cuDeviceGetPCIBusId\0") }.map(|sym| *sym);
         let cuMemcpyHtoDAsync_v2 =
             unsafe { __library.get(b"cuMemcpyHtoDAsync_v2\0") }.map(|sym| *sym);
         let cuMemcpyDtoHAsync_v2 =
@@ -1270,6 +1297,7 @@ impl Api {
             cuDeviceGet,
             cuDeviceGetCount,
             cuDeviceGetName,
+            cuDeviceGetUuid_v2,
             cuDeviceTotalMem_v2,
             cuDeviceGetAttribute,
             cuDevicePrimaryCtxRetain,
@@ -1281,6 +1309,7 @@ impl Api {
             cuMemFree_v2,
             cuMemFreeHost,
             cuMemHostAlloc,
+            cuDeviceGetPCIBusId,
             cuMemcpyHtoDAsync_v2,
             cuMemcpyDtoHAsync_v2,
             cuMemcpyDtoDAsync_v2,
@@ -1373,6 +1402,11 @@ impl Api {
             (self.cuDeviceGetName.as_ref().expect("Expected function, got error."))(name, len, dev)
         }
     }
+    pub unsafe fn cuDeviceGetUuid_v2(&self, uuid: *mut CUuuid, dev: CUdevice) -> CUresult {
+        unsafe {
+            (self.cuDeviceGetUuid_v2.as_ref().expect("Expected function, got error."))(uuid, dev)
+        }
+    }
     pub unsafe fn cuDeviceTotalMem_v2(&self, bytes: *mut usize, dev: CUdevice) -> CUresult {
         unsafe {
             (self.cuDeviceTotalMem_v2.as_ref().expect("Expected function, got error."))(bytes, dev)
@@ -1435,6 +1469,18 @@ impl Api {
         unsafe {
             (self.cuMemHostAlloc.as_ref().expect("Expected function, got error."))(
                 pp, bytesize, Flags,
+            )
+        }
+    }
+    pub unsafe fn cuDeviceGetPCIBusId(
+        &self,
+        pciBusId: *mut ::std::os::raw::c_char,
+        len: ::std::os::raw::c_int,
+        dev: CUdevice,
+    ) -> CUresult {
+        unsafe {
+            (self.cuDeviceGetPCIBusId.as_ref().expect("Expected function, got error."))(
+                pciBusId, len, dev,
             )
         }
     }

@@ -43,6 +43,26 @@ fn a_device_says_what_its_driver_says() {
 }
 
 #[test]
+fn a_card_is_named_as_the_kernel_and_nvidias_tools_name_it() {
+    let driver = open();
+    let info = driver.info();
+    assert_eq!(info.pci.as_deref(), Some("0000:3b:00.0"));
+    assert_eq!(info.uuid.as_deref(), Some("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"));
+    assert_eq!(info.host_numa, Some(9));
+}
+
+#[test]
+fn a_driver_that_does_not_say_which_card_it_is_opens_it_all_the_same() {
+    let driver = fake::open(|api| api.cuDeviceGetPCIBusId = Err(fake::absent())).unwrap();
+    assert_eq!(driver.info().pci, None);
+    fake::fail("cuDeviceGetUuid_v2", 801);
+    assert_eq!(open().info().uuid, None);
+    fake::fail("cuDeviceGetPCIBusId", 1);
+    assert_eq!(open().info().pci, None);
+    fake::heal();
+}
+
+#[test]
 fn each_way_of_having_no_device_is_its_own_error() {
     fake::set_devices(0, 13_000);
     assert_eq!(fake::open(|_| ()).err(), Some(OpenError::NoDevice));

@@ -125,6 +125,13 @@ pub struct DeviceInfo {
     pub driver: String,
     /// True where no card is behind this device.
     pub simulated: bool,
+    /// The card's address on the PCI bus, `0000:3b:00.0`. `None` for simulated cards, which are
+    /// plugged in nowhere, and where the driver does not tell.
+    pub pci: Option<String>,
+    /// The card's unique name, `GPU-8932f937-...`. `None` as above.
+    pub uuid: Option<String>,
+    /// The NUMA node of the host that the card is near to. `None` as above.
+    pub host_numa: Option<u32>,
     /// What can be asked for.
     pub limits: Limits,
     /// What works at all.

@@ -49,6 +49,9 @@ impl Default for Builder {
             id: String::new(),
             driver: String::new(),
             simulated: true,
+            pci: None,
+            uuid: None,
+            host_numa: None,
             limits,
             capabilities: all,
         };
