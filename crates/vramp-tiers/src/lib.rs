@@ -54,6 +54,9 @@
 //! [`MemorySpace::subscribe`] tells when a space fills up to its trigger and when it has emptied to
 //! its stop.
 //!
+//! Which spaces there are is told in code, read from TOML ([`TiersConfig`]), or drawn up for the
+//! machine ([`TiersBuilder`]).
+//!
 //! What it costs: a request that is served at once and its release are two turns of one lock; one
 //! more turn for each malloc and each free. Waiters cost O(waiters) a turn.
 //!
@@ -64,6 +67,7 @@
 mod cancel;
 mod channel;
 mod charge;
+mod config;
 mod error;
 mod manager;
 #[cfg(all(test, loom))]
@@ -83,6 +87,10 @@ pub use channel::{
     EventNotifier, Listener, NotificationChannel, NotifyOnExit, WaitStatus, notify_on_exit,
 };
 pub use charge::{Charge, Origin};
+pub use config::{
+    Card, ConfigError, DiskSpaceConfig, GpuChoice, GpuSpaceConfig, HostCapacity, HostPer, HostPool,
+    HostSpaceConfig, SpaceLevels, TiersBuilder, TiersConfig,
+};
 pub use error::{MergeRefused, NotMerged, Refusal, ReserveError, SpaceFull, StuckOwner};
 pub use manager::{DeadlockCheck, ManagerConfig, ReservationManager};
 pub use pressure::{PressureWatch, Subscription};

@@ -1,0 +1,323 @@
+//! Drawing up the spaces for a machine.
+
+use std::path::PathBuf;
+
+use vramp_core::Bytes;
+use vramp_core::tiers::Level;
+use vramp_host::NumaNode;
+use vramp_host::topology::{NodeInfo, Topology};
+
+use super::TiersConfig;
+use super::error::ConfigError;
+use super::spaces::{DiskSpaceConfig, GpuSpaceConfig, HostPool, HostSpaceConfig, SpaceLevels};
+
+/// A card that is visible, and how much memory it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Card {
+    /// Its number, as CUDA counts those that are visible.
+    pub index: u32,
+    /// All of its memory.
+    pub memory: Bytes,
+    /// The NUMA node it is near to, where somebody knows.
+    pub node: Option<NumaNode>,
+}
+
+/// Which cards to use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum GpuChoice {
+    /// All that are visible.
+    #[default]
+    All,
+    /// The first so many.
+    First(usize),
+    /// Those with these numbers, in this order.
+    These(Vec<u32>),
+}
+
+/// How many spaces the host has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HostPer {
+    /// One for each NUMA node that a chosen card is near to, numbered as the nodes are. All nodes
+    /// count if nobody knows where some card is.
+    #[default]
+    Node,
+    /// One for each chosen card, numbered as the cards are, with memory of the node near to it.
+    Gpu,
+}
+
+/// How much memory the host's spaces get.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum HostCapacity {
+    /// Each space so much. A fraction is one of its node's memory, in equal shares for the spaces
+    /// of one node.
+    Each(Level),
+    /// All spaces together so much, in equal shares. A fraction is one of all nodes' memory.
+    Total(Level),
+}
+
+/// Draws up a [`TiersConfig`] for a machine.
+///
+/// By default: all of the memory of all cards, half of the memory of the NUMA nodes near them, and
+/// no disk. Capacities that come from fractions are rounded down to whole MiB, on the host to whole
+/// blocks.
+///
+/// ```
+/// use vramp_host::topology::Topology;
+/// use vramp_tiers::{Bytes, Card, HostCapacity, Level, TiersBuilder};
+/// let machine = Topology::discover()?;
+/// let card = Card { index: 0, memory: Bytes::gib(80), node: None };
+/// let config = TiersBuilder::new(&machine, &[card])
+///     .gpu_usage(Level::Fraction(0.5))
+///     .host_capacity(HostCapacity::Total(Level::Bytes(Bytes::mib(256))))
+///     .disk("/var/tmp/spill", Bytes::gib(100))
+///     .build()?;
+/// assert_eq!(config.gpus[0].capacity, Bytes::gib(40));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct TiersBuilder<'a> {
+    topology: &'a Topology,
+    cards: &'a [Card],
+    choice: GpuChoice,
+    usage: Level,
+    gpu_levels: SpaceLevels,
+    host_per: HostPer,
+    host_capacity: HostCapacity,
+    host_levels: SpaceLevels,
+    pool: HostPool,
+    disks: Vec<(PathBuf, Bytes)>,
+    disk_levels: SpaceLevels,
+}
+
+impl<'a> TiersBuilder<'a> {
+    /// For this machine with these cards.
+    pub fn new(topology: &'a Topology, cards: &'a [Card]) -> TiersBuilder<'a> {
+        TiersBuilder {
+            topology,
+            cards,
+            choice: GpuChoice::All,
+            usage: Level::Fraction(1.0),
+            gpu_levels: SpaceLevels::default(),
+            host_per: HostPer::Node,
+            host_capacity: HostCapacity::Each(Level::Fraction(0.5)),
+            host_levels: SpaceLevels::default(),
+            pool: HostPool::default(),
+            disks: Vec::new(),
+            disk_levels: SpaceLevels::default(),
+        }
+    }
+
+    /// Which cards to use.
+    pub fn gpus(mut self, choice: GpuChoice) -> TiersBuilder<'a> {
+        self.choice = choice;
+        self
+    }
+
+    /// How much of each card's memory to use: an amount, or a part of the card's.
+    pub fn gpu_usage(mut self, usage: Level) -> TiersBuilder<'a> {
+        self.usage = usage;
+        self
+    }
+
+    /// The levels of every card. Fractions are those of what is used of a card, not of all it has.
+    pub fn gpu_levels(mut self, levels: SpaceLevels) -> TiersBuilder<'a> {
+        self.gpu_levels = levels;
+        self
+    }
+
+    /// How many spaces the host has.
+    pub fn host_per(mut self, per: HostPer) -> TiersBuilder<'a> {
+        self.host_per = per;
+        self
+    }
+
+    /// How much memory they get.
+    pub fn host_capacity(mut self, capacity: HostCapacity) -> TiersBuilder<'a> {
+        self.host_capacity = capacity;
+        self
+    }
+
+    /// The levels of every one of them.
+    pub fn host_levels(mut self, levels: SpaceLevels) -> TiersBuilder<'a> {
+        self.host_levels = levels;
+        self
+    }
+
+    /// How their memory is taken.
+    pub fn host_pool(mut self, pool: HostPool) -> TiersBuilder<'a> {
+        self.pool = pool;
+        self
+    }
+
+    /// One more directory, and what its files may take. The first is disk 0.
+    pub fn disk(mut self, directory: impl Into<PathBuf>, capacity: Bytes) -> TiersBuilder<'a> {
+        self.disks.push((directory.into(), capacity));
+        self
+    }
+
+    /// The levels of every directory.
+    pub fn disk_levels(mut self, levels: SpaceLevels) -> TiersBuilder<'a> {
+        self.disk_levels = levels;
+        self
+    }
+
+    /// The configuration, checked.
+    ///
+    /// # Errors
+    /// More cards than there are or one that is not there, more memory than a card or a node has,
+    /// and what [`TiersConfig::check`] says.
+    pub fn build(&self) -> Result<TiersConfig, ConfigError> {
+        let cards = self.chosen()?;
+        let gpus = cards.iter().map(|card| self.gpu(card)).collect::<Result<Vec<_>, _>>()?;
+        let hosts = self.hosts(&cards)?;
+        let disks = self.disks.iter().zip(0..).map(|((directory, capacity), index)| {
+            DiskSpaceConfig::new(index, directory.clone(), *capacity, self.disk_levels)
+        });
+        let config = TiersConfig { gpus, hosts, disks: disks.collect() };
+        config.check()?;
+        Ok(config)
+    }
+
+    fn chosen(&self) -> Result<Vec<Card>, ConfigError> {
+        let there = self.cards.len();
+        match &self.choice {
+            GpuChoice::All => Ok(self.cards.to_vec()),
+            &GpuChoice::First(asked) if asked > there => {
+                Err(ConfigError::TooManyGpus { asked, there })
+            }
+            &GpuChoice::First(asked) => Ok(self.cards[..asked].to_vec()),
+            GpuChoice::These(indices) => {
+                let mut chosen: Vec<Card> = Vec::new();
+                for &index in indices {
+                    let Some(card) = self.cards.iter().find(|card| card.index == index) else {
+                        let there = self.cards.iter().map(|card| card.index).collect();
+                        return Err(ConfigError::UnknownGpu { index, there });
+                    };
+                    if chosen.contains(card) {
+                        return Err(ConfigError::GpuTwice { index });
+                    }
+                    chosen.push(*card);
+                }
+                Ok(chosen)
+            }
+        }
+    }
+
+    fn gpu(&self, card: &Card) -> Result<GpuSpaceConfig, ConfigError> {
+        let &Card { index, memory, .. } = card;
+        let of = || format!("card {index}");
+        let capacity = amount(self.usage, memory, Bytes::mib(1), of)?;
+        if capacity > memory {
+            return Err(ConfigError::GpuTooSmall { index, asked: capacity, memory });
+        }
+        Ok(GpuSpaceConfig::new(index, capacity, self.gpu_levels))
+    }
+
+    fn hosts(&self, cards: &[Card]) -> Result<Vec<HostSpaceConfig>, ConfigError> {
+        let places = self.host_places(cards);
+        let mut hosts = Vec::new();
+        for &(index, node) in &places {
+            let capacity = self.host_share(node, &places)?;
+            let number = node.map(|node| node.0);
+            let host = HostSpaceConfig::new(index, number, capacity, self.host_levels);
+            hosts.push(host.with_pool(self.pool));
+        }
+        for node in self.topology.host_nodes() {
+            let here = hosts.iter().filter(|host| host.node == Some(node.node.0));
+            let asked = here.fold(Some(Bytes::ZERO), |sum, host| sum?.checked_add(host.capacity));
+            let asked = asked.ok_or(ConfigError::TooMuch)?;
+            if let Some(memory) = node.memory
+                && asked > memory
+            {
+                return Err(ConfigError::NodeTooSmall { node: node.node, asked, memory });
+            }
+        }
+        Ok(hosts)
+    }
+
+    /// The number of each space of the host, and the node it is at.
+    fn host_places(&self, cards: &[Card]) -> Vec<(u32, Option<NumaNode>)> {
+        let mut all = self.topology.host_nodes().map(|node| node.node);
+        let first = all.next();
+        let only = first.filter(|_| all.next().is_none());
+        let near = |card: &Card| card.node.filter(|&node| self.is_host(node)).or(only);
+        match self.host_per {
+            HostPer::Gpu => cards.iter().map(|card| (card.index, near(card))).collect(),
+            HostPer::Node => {
+                let known: Option<Vec<NumaNode>> = cards.iter().map(near).collect();
+                let mut nodes = match known {
+                    Some(nodes) if !nodes.is_empty() => nodes,
+                    _ => self.topology.host_nodes().map(|node| node.node).collect(),
+                };
+                nodes.sort_unstable();
+                nodes.dedup();
+                match nodes.is_empty() {
+                    true => vec![(0, None)],
+                    false => nodes.into_iter().map(|node| (node.0, Some(node))).collect(),
+                }
+            }
+        }
+    }
+
+    /// True for a node with memory of the host's own.
+    fn is_host(&self, node: NumaNode) -> bool {
+        self.topology.node(node).is_some_and(|info| !info.is_device_memory())
+    }
+
+    /// What one space at this node gets.
+    fn host_share(
+        &self,
+        node: Option<NumaNode>,
+        places: &[(u32, Option<NumaNode>)],
+    ) -> Result<Bytes, ConfigError> {
+        let block = match self.pool.block {
+            Bytes::ZERO => Bytes::mib(1),
+            block => block,
+        };
+        let (level, base, of, shares) = match self.host_capacity {
+            HostCapacity::Each(Level::Bytes(bytes)) => return Ok(bytes),
+            HostCapacity::Each(level) => {
+                let here = places.iter().filter(|(_, other)| *other == node).count();
+                let info = node.and_then(|node| self.topology.node(node));
+                let memory = info.and_then(|info| info.memory);
+                (level, memory.ok_or(ConfigError::NodeUnknown { node })?, node, here)
+            }
+            HostCapacity::Total(level @ Level::Bytes(_)) => {
+                (level, Bytes::ZERO, None, places.len())
+            }
+            HostCapacity::Total(level) => (level, self.all_host_memory()?, None, places.len()),
+        };
+        let of = || of.map_or_else(|| "the host".to_owned(), |node| node.to_string());
+        let all = amount(level, base, block, of)?;
+        Ok(Bytes::new(all.count() / shares as u64).round_down(block))
+    }
+
+    fn all_host_memory(&self) -> Result<Bytes, ConfigError> {
+        let add = |sum: Bytes, node: &NodeInfo| {
+            let unknown = ConfigError::NodeUnknown { node: Some(node.node) };
+            sum.checked_add(node.memory.ok_or(unknown)?).ok_or(ConfigError::TooMuch)
+        };
+        match self.topology.host_nodes().next() {
+            None => Err(ConfigError::NodeUnknown { node: None }),
+            Some(_) => self.topology.host_nodes().try_fold(Bytes::ZERO, add),
+        }
+    }
+}
+
+/// What was asked, of `base`. An amount stays what it is; a part is rounded down to `unit`.
+fn amount(
+    asked: Level,
+    base: Bytes,
+    unit: Bytes,
+    of: impl FnOnce() -> String,
+) -> Result<Bytes, ConfigError> {
+    match asked {
+        Level::Bytes(bytes) => Ok(bytes),
+        Level::Fraction(part) if part > 0.0 && part <= 1.0 => {
+            // Large numbers are rounded to the nearest that a fraction can be taken of.
+            let bytes = Bytes::new((base.count() as f64 * part) as u64);
+            Ok(bytes.min(base).round_down(unit))
+        }
+        Level::Fraction(part) => Err(ConfigError::NotAPart { part, of: of() }),
+    }
+}

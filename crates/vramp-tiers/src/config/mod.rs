@@ -1,0 +1,135 @@
+//! Which spaces a program has: told in code, read from TOML, or drawn up for a machine.
+//!
+//! 1. A [`TiersConfig`] lists spaces. It is written by hand, read from TOML
+//!    ([`TiersConfig::from_toml`]), or drawn up by a [`TiersBuilder`] from what the machine has.
+//! 2. [`TiersConfig::check`] refuses what makes no sense, with the table and the key.
+//! 3. [`TiersConfig::spaces`] is what a [`ReservationManager`](crate::ReservationManager) takes.
+//!
+//! ```
+//! use vramp_tiers::{Bytes, ReservationManager, SpaceId, TiersConfig};
+//! let config = TiersConfig::from_toml(
+//!     r#"
+//!     [[gpu]]
+//!     index = 0
+//!     capacity = "80GiB"
+//!     limit = 0.9           # a part of the capacity
+//!     trigger = "60GiB"     # or an amount
+//!
+//!     [[host]]
+//!     index = 0
+//!     capacity = "64GiB"
+//!     "#,
+//! )?;
+//! let manager = ReservationManager::new(config.spaces())?;
+//! let gpu = manager.space(SpaceId::gpu(0)).expect("it is in the file");
+//! assert_eq!(gpu.levels().trigger, Bytes::gib(60));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Levels keep the form they are given in, and every fraction is one of the space's own capacity:
+//! an amount is never turned into a part of some other memory and back.
+//!
+//! Deliberately absent: files and environment variables (a program reads them), and making the
+//! memory: a configuration is only numbers.
+
+mod builder;
+mod error;
+mod spaces;
+mod text;
+
+use serde::{Deserialize, Serialize};
+use vramp_core::Bytes;
+use vramp_core::tiers::{SpaceConfig, SpaceId};
+
+pub use builder::{Card, GpuChoice, HostCapacity, HostPer, TiersBuilder};
+pub use error::ConfigError;
+pub use spaces::{DiskSpaceConfig, GpuSpaceConfig, HostPool, HostSpaceConfig, SpaceLevels};
+
+/// All spaces of a program.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TiersConfig {
+    /// The cards.
+    #[serde(default, rename = "gpu", skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<GpuSpaceConfig>,
+    /// Pinned memory of the host.
+    #[serde(default, rename = "host", skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<HostSpaceConfig>,
+    /// Directories on disks.
+    #[serde(default, rename = "disk", skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<DiskSpaceConfig>,
+}
+
+impl TiersConfig {
+    /// Reads and checks a configuration. Keys that do not exist are refused.
+    ///
+    /// # Errors
+    /// What is wrong, with the line or the table and the key.
+    pub fn from_toml(text: &str) -> Result<TiersConfig, ConfigError> {
+        let config: TiersConfig = toml::from_str(text)
+            .map_err(|error| ConfigError::Toml { message: error.to_string() })?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// The configuration as [`from_toml`](TiersConfig::from_toml) reads it, every byte kept.
+    ///
+    /// # Errors
+    /// A directory's name is not Unicode.
+    pub fn to_toml(&self) -> Result<String, ConfigError> {
+        toml::to_string(self).map_err(|error| ConfigError::Toml { message: error.to_string() })
+    }
+
+    /// The spaces, the fastest tier first.
+    pub fn spaces(&self) -> Vec<(SpaceId, SpaceConfig)> {
+        let gpus = self.gpus.iter().map(|gpu| (gpu.id(), gpu.space()));
+        let hosts = self.hosts.iter().map(|host| (host.id(), host.space()));
+        let disks = self.disks.iter().map(|disk| (disk.id(), disk.space()));
+        gpus.chain(hosts).chain(disks).collect()
+    }
+
+    /// What all spaces hold.
+    pub fn capacity(&self) -> Option<Bytes> {
+        let mut all = self.spaces().into_iter().map(|(_, space)| space.capacity);
+        all.try_fold(Bytes::ZERO, Bytes::checked_add)
+    }
+
+    /// Whether a manager can be made of it.
+    ///
+    /// # Errors
+    /// The first thing that is wrong: no space, one twice, levels that make no sense, blocks that
+    /// are no whole pages, pools that exceed their space, a directory of two spaces.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let spaces = self.spaces();
+        if spaces.is_empty() {
+            return Err(ConfigError::NoSpace);
+        }
+        for (nth, (space, _)) in spaces.iter().enumerate() {
+            if spaces[..nth].iter().any(|(earlier, _)| earlier == space) {
+                return Err(ConfigError::Twice { space: *space });
+            }
+        }
+        for host in &self.hosts {
+            host.check()?;
+        }
+        for (space, config) in spaces {
+            config.levels().map_err(|error| ConfigError::Space { space, error })?;
+        }
+        for (nth, disk) in self.disks.iter().enumerate() {
+            if disk.directory.as_os_str().is_empty() {
+                return Err(ConfigError::NoDirectory { space: disk.id() });
+            }
+            let same = |earlier: &&DiskSpaceConfig| earlier.directory == disk.directory;
+            if let Some(earlier) = self.disks[..nth].iter().find(same) {
+                return Err(ConfigError::DirectoryTwice {
+                    directory: disk.directory.clone(),
+                    spaces: [earlier.id(), disk.id()],
+                });
+            }
+        }
+        if self.capacity().is_none() {
+            return Err(ConfigError::TooMuch);
+        }
+        Ok(())
+    }
+}
