@@ -24,6 +24,8 @@ pub enum Command {
     Replay(Box<Replay>),
     /// Tell which device would be used, and what it can do
     Info(Info),
+    /// Show the memory of this machine as tiers: spaces, nodes, disks, and what lies between them
+    Tiers(Tiers),
     /// Convert a trace: to .vtrace, to a PyTorch snapshot, or to a timeline for Perfetto
     Convert(Convert),
     /// Tell how much memory a captured graph of recorded work would need
@@ -117,6 +119,29 @@ pub struct Info {
     /// auto, sim, sim:CARD, cuda or cuda:N
     #[arg(long, default_value = "auto")]
     pub device: String,
+    /// Print one JSON object and nothing else
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Describes the machine's memory.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Tiers {
+    /// auto, sim, sim:CARD, cuda or cuda:N; auto and cuda take every card that is visible
+    #[arg(long, default_value = "auto")]
+    pub device: String,
+    /// The spaces, as --write-config prints them; by default those that fit the machine
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// A directory for the disk tier, with 80 % of the room in it; may be given several times
+    #[arg(long, value_name = "DIR", conflicts_with = "config")]
+    pub directory: Vec<PathBuf>,
+    /// Describe the machine whose sys and proc lie below this directory
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub sysroot: PathBuf,
+    /// Print the spaces as TOML for --config and nothing else
+    #[arg(long, conflicts_with = "json")]
+    pub write_config: bool,
     /// Print one JSON object and nothing else
     #[arg(long)]
     pub json: bool,

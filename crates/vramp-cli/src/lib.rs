@@ -20,6 +20,7 @@ mod info;
 pub mod replay;
 mod replay_command;
 mod table;
+mod tiers;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -52,6 +53,7 @@ pub fn run(args: &args::Args, out: &mut dyn Write) -> anyhow::Result<()> {
     match &args.command {
         args::Command::Replay(replay) => replay_command::run(replay, out),
         args::Command::Info(info) => info::run(info, out),
+        args::Command::Tiers(tiers) => tiers::run(tiers, out),
         args::Command::Convert(convert) => convert::run(convert, out),
         args::Command::Graph(graph) => graph::run(graph, out),
         args::Command::Bench(bench) => bench::run(bench, out),

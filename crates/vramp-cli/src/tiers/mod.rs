@@ -1,0 +1,69 @@
+//! `vramp tiers`: the memory of this machine as spaces, and what lies between them.
+//!
+//! 1. [`cards`] finds the cards: the driver's, or a simulated one.
+//! 2. The spaces are those of a file, or drawn up for the machine.
+//! 3. [`outcome`] puts them beside the machine's nodes, disks and network cards, and lists the
+//!    links between spaces.
+//! 4. [`print`] makes tables of it.
+
+mod cards;
+mod outcome;
+mod print;
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use vramp::Bytes;
+use vramp_host::topology::{Topology, VisibleDevices};
+use vramp_tiers::{Card, TiersBuilder, TiersConfig};
+
+use crate::args::Tiers;
+use cards::Cards;
+use outcome::Outcome;
+
+/// Of the room in a directory, how much its files may take, in percent.
+const PERCENT_OF_ROOM: u64 = 80;
+
+pub(crate) fn run(args: &Tiers, out: &mut dyn Write) -> Result<()> {
+    let topology = Topology::read(&args.sysroot)?;
+    let cards = Cards::find(&args.device, &topology)?;
+    let config = match &args.config {
+        Some(path) => read(path)?,
+        None => draw_up(&topology, &cards.cards, &args.directory)?,
+    };
+    if args.write_config {
+        return Ok(write!(out, "{}", config.to_toml()?)?);
+    }
+    let variable = std::env::var_os("CUDA_VISIBLE_DEVICES");
+    let variable = variable.map(|text| text.to_string_lossy().into_owned());
+    let visible: VisibleDevices = topology.visible(variable.as_deref());
+    let outcome = Outcome::new(&topology, &cards, &config, &visible)?;
+    if args.json {
+        serde_json::to_writer(&mut *out, &outcome)?;
+        return Ok(writeln!(out)?);
+    }
+    Ok(print::write(out, &outcome)?)
+}
+
+fn read(path: &Path) -> Result<TiersConfig> {
+    let name = || format!("'{}'", path.display());
+    let text = fs::read_to_string(path).with_context(name)?;
+    TiersConfig::from_toml(&text).with_context(name)
+}
+
+/// The spaces that fit the machine, with a disk for each directory.
+fn draw_up(
+    topology: &Topology,
+    cards: &[Card],
+    directories: &[std::path::PathBuf],
+) -> Result<TiersConfig> {
+    let mut builder = TiersBuilder::new(topology, cards);
+    for path in directories {
+        let directory = topology.directory(path)?;
+        let part = directory.free.count() / 100 * PERCENT_OF_ROOM;
+        builder = builder.disk(directory.path, Bytes::new(part).round_down(Bytes::mib(1)));
+    }
+    Ok(builder.build()?)
+}

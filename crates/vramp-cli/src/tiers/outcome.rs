@@ -1,0 +1,331 @@
+//! What is known of the machine's memory. Serialised, this is what `--json` prints.
+
+use serde::Serialize;
+use vramp_host::NumaNode;
+use vramp_host::topology::{
+    Disk, DiskKind, Gpu, LinkState, NicCheck, PathType, PciDevice, Topology, VisibleDevices,
+};
+use vramp_tiers::{SpaceId, TiersConfig};
+
+use super::cards::Cards;
+
+/// All of it.
+#[derive(Debug, Serialize)]
+pub(super) struct Outcome {
+    pub(super) simulated: bool,
+    pub(super) fell_back: Option<String>,
+    pub(super) spaces: Vec<Space>,
+    pub(super) links: Vec<Link>,
+    pub(super) nodes: Vec<Node>,
+    /// Cards on the bus, whether or not they are visible.
+    pub(super) cards: Vec<Device>,
+    pub(super) disks: Vec<Device>,
+    pub(super) networks: Vec<Device>,
+    /// Names of all devices on the bus, and a row of paths for each.
+    pub(super) paths: Paths,
+    /// What there is to say besides.
+    pub(super) notes: Vec<String>,
+}
+
+/// A space with its levels in bytes.
+#[derive(Debug, Serialize)]
+pub(super) struct Space {
+    pub(super) space: String,
+    pub(super) what: String,
+    pub(super) node: Option<u32>,
+    pub(super) capacity_bytes: u64,
+    pub(super) limit_bytes: u64,
+    pub(super) trigger_bytes: u64,
+    pub(super) stop_bytes: u64,
+    pub(super) granule_bytes: u64,
+    /// The card or the disk that it lies on, where the bus lists it.
+    #[serde(skip)]
+    pci: Option<PciDevice>,
+}
+
+/// Between two spaces, in both directions.
+#[derive(Debug, Serialize)]
+pub(super) struct Link {
+    pub(super) from: String,
+    pub(super) to: String,
+    /// As `nvidia-smi topo` has it. `None` where the place of one of them is not known.
+    pub(super) path: Option<String>,
+    /// The slowest link on the way at its best.
+    pub(super) link: Option<String>,
+    /// What no copy exceeds.
+    pub(super) bound_bytes_per_s: Option<u64>,
+}
+
+/// A NUMA node.
+#[derive(Debug, Serialize)]
+pub(super) struct Node {
+    pub(super) node: u32,
+    pub(super) memory_bytes: Option<u64>,
+    pub(super) free_bytes: Option<u64>,
+    pub(super) cpus: Option<String>,
+    pub(super) device_memory: bool,
+}
+
+/// A card, a disk or a network card.
+#[derive(Debug, Serialize)]
+pub(super) struct Device {
+    pub(super) name: String,
+    /// For a card the name that CUDA has for it, for a disk where it is mounted, for a network
+    /// card how it is.
+    pub(super) is: String,
+    pub(super) model: Option<String>,
+    pub(super) uuid: Option<String>,
+    pub(super) capacity_bytes: Option<u64>,
+    pub(super) address: Option<String>,
+    pub(super) node: Option<u32>,
+    pub(super) cpus: Option<String>,
+    pub(super) link: Option<String>,
+    pub(super) link_now: Option<String>,
+}
+
+/// What lies between any two devices.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Paths {
+    pub(super) names: Vec<String>,
+    pub(super) rows: Vec<Vec<String>>,
+}
+
+impl Outcome {
+    /// Puts the spaces beside the machine.
+    pub(super) fn new(
+        topology: &Topology,
+        cards: &Cards,
+        config: &TiersConfig,
+        visible: &VisibleDevices,
+    ) -> anyhow::Result<Outcome> {
+        let spaces = spaces(topology, cards, config)?;
+        let mut notes: Vec<String> = visible.ignored.iter().map(ToString::to_string).collect();
+        for gpu in &config.gpus {
+            match cards.cards.iter().find(|card| card.index == gpu.index) {
+                None => notes.push(format!("{} is no card that is visible here", gpu.id())),
+                Some(card) if gpu.capacity > card.memory => notes.push(format!(
+                    "{} is to hold {} and has {}",
+                    gpu.id(),
+                    gpu.capacity,
+                    card.memory
+                )),
+                Some(_) => {}
+            }
+        }
+        for host in &config.hosts {
+            if let Some(node) = host.node
+                && topology.node(NumaNode(node)).is_none()
+            {
+                notes.push(format!("{} is at node {node}, which is not here", host.id()));
+            }
+        }
+        notes.extend(topology.remarks.iter().map(ToString::to_string));
+        Ok(Outcome {
+            simulated: cards.simulated,
+            fell_back: cards.fell_back.clone(),
+            links: links(topology, &spaces),
+            spaces,
+            nodes: nodes(topology),
+            cards: topology
+                .gpus
+                .iter()
+                .enumerate()
+                .map(|(place, gpu)| card(place, gpu, cards, visible))
+                .collect(),
+            disks: topology.disks.iter().map(disk).collect(),
+            networks: networks(topology),
+            paths: paths(topology),
+            notes,
+        })
+    }
+}
+
+fn spaces(topology: &Topology, cards: &Cards, config: &TiersConfig) -> anyhow::Result<Vec<Space>> {
+    let mut spaces = Vec::new();
+    for (id, space) in config.spaces() {
+        let levels = space.levels()?;
+        let (what, node, pci) = place(topology, cards, config, id);
+        spaces.push(Space {
+            space: id.to_string(),
+            what,
+            node: node.map(|node| node.0),
+            capacity_bytes: levels.capacity.count(),
+            limit_bytes: levels.limit.count(),
+            trigger_bytes: levels.trigger.count(),
+            stop_bytes: levels.stop.count(),
+            granule_bytes: levels.granule.count(),
+            pci,
+        });
+    }
+    Ok(spaces)
+}
+
+/// What a space is, the node it is near to, and the device it lies on.
+fn place(
+    topology: &Topology,
+    cards: &Cards,
+    config: &TiersConfig,
+    id: SpaceId,
+) -> (String, Option<NumaNode>, Option<PciDevice>) {
+    if let Some(place) = cards.cards.iter().position(|card| SpaceId::gpu(card.index) == id) {
+        let gpu = cards.places[place].and_then(|address| topology.gpu_at(address));
+        let pci = gpu.map(|gpu| gpu.pci.clone());
+        return (cards.names[place].clone(), cards.cards[place].node, pci);
+    }
+    if let Some(host) = config.hosts.iter().find(|host| host.id() == id) {
+        let node = host.node.map(NumaNode);
+        let what = node.map_or_else(|| "host memory".to_owned(), |node| node.to_string());
+        return (what, node, None);
+    }
+    if let Some(disk) = config.disks.iter().find(|disk| disk.id() == id) {
+        let name = topology.directory(&disk.directory).ok().and_then(|directory| directory.disk);
+        let on = topology.disks.iter().find(|disk| Some(&disk.name) == name.as_ref());
+        let pci = on.and_then(|disk| disk.pci.clone());
+        let path = disk.directory.display();
+        let what = name.map_or_else(|| path.to_string(), |name| format!("{path} on {name}"));
+        return (what, pci.as_ref().and_then(|pci| pci.numa), pci);
+    }
+    ("-".to_owned(), None, None)
+}
+
+/// The links that data takes between tiers: card and card, card and host, host and disk.
+fn links(topology: &Topology, spaces: &[Space]) -> Vec<Link> {
+    let tier = |space: &Space, name: &str| space.space.starts_with(name);
+    let mut links = Vec::new();
+    for (nth, from) in spaces.iter().enumerate() {
+        for to in &spaces[nth + 1..] {
+            let gpus = tier(from, "gpu") && tier(to, "gpu");
+            let down =
+                tier(from, "gpu") && tier(to, "host") || tier(from, "host") && tier(to, "disk");
+            if gpus || down {
+                links.push(link(topology, from, to));
+            }
+        }
+    }
+    links
+}
+
+fn link(topology: &Topology, from: &Space, to: &Space) -> Link {
+    let path = match (&from.pci, &to.pci) {
+        (Some(one), Some(other)) => Some(topology.path(one, other)),
+        // Memory of a node is behind the host bridges of that node.
+        _ => match (from.node, to.node) {
+            (Some(one), Some(other)) if one == other => Some(PathType::Phb),
+            (Some(_), Some(_)) => Some(PathType::Sys),
+            _ => None,
+        },
+    };
+    let state = |space: &Space| space.pci.as_ref().and_then(|pci| pci.link.max);
+    let slowest =
+        [state(from), state(to)].into_iter().flatten().min_by_key(LinkState::bytes_per_second);
+    Link {
+        from: from.space.clone(),
+        to: to.space.clone(),
+        path: path.map(|path| path.to_string()),
+        link: slowest.map(|state| state.to_string()),
+        bound_bytes_per_s: slowest.map(|state| state.bytes_per_second()),
+    }
+}
+
+fn nodes(topology: &Topology) -> Vec<Node> {
+    let node = |info: &vramp_host::topology::NodeInfo| Node {
+        node: info.node.0,
+        memory_bytes: info.memory.map(|bytes| bytes.count()),
+        free_bytes: info.free.map(|bytes| bytes.count()),
+        cpus: info.cpus.as_ref().map(ToString::to_string),
+        device_memory: info.is_device_memory(),
+    };
+    topology.nodes.iter().map(node).collect()
+}
+
+/// A device of which only its place on the bus is told.
+fn device(name: String, is: String, pci: Option<&PciDevice>) -> Device {
+    Device {
+        name,
+        is,
+        model: None,
+        uuid: None,
+        capacity_bytes: None,
+        address: pci.map(|pci| pci.address.to_string()),
+        node: pci.and_then(|pci| pci.numa).map(|node| node.0),
+        cpus: pci.and_then(|pci| pci.cpus.as_ref()).map(ToString::to_string),
+        link: pci.and_then(|pci| pci.link.max).map(|state| state.to_string()),
+        link_now: pci.and_then(|pci| pci.link.current).map(|state| state.to_string()),
+    }
+}
+
+fn card(place: usize, gpu: &Gpu, cards: &Cards, visible: &VisibleDevices) -> Device {
+    // What the driver shows counts; without one, what the variable would show.
+    let ordinal = match cards.simulated {
+        false => cards
+            .places
+            .iter()
+            .position(|&address| address == Some(gpu.pci.address))
+            .map(|nth| cards.cards[nth].index as usize),
+        true => visible.gpus().position(|shown| shown == place),
+    };
+    let is = ordinal.map_or_else(|| "hidden".to_owned(), |ordinal| format!("cuda:{ordinal}"));
+    Device {
+        model: gpu.model.clone(),
+        uuid: gpu.uuid.clone(),
+        ..device(card_name(place), is, Some(&gpu.pci))
+    }
+}
+
+fn card_name(place: usize) -> String {
+    format!("card{place}")
+}
+
+fn disk(disk: &Disk) -> Device {
+    let kind = match disk.kind {
+        Some(DiskKind::Nvme) => "nvme",
+        Some(DiskKind::SolidState) => "flash",
+        Some(DiskKind::Rotational) => "plates",
+        None => "-",
+    };
+    let points: Vec<String> =
+        disk.mounts.iter().map(|mount| mount.point.display().to_string()).collect();
+    let is = match points.is_empty() {
+        true => kind.to_owned(),
+        false => format!("{kind}: {}", points.join(" ")),
+    };
+    Device {
+        model: disk.model.clone(),
+        capacity_bytes: disk.capacity.map(|bytes| bytes.count()),
+        ..device(disk.name.clone(), is, disk.pci.as_ref())
+    }
+}
+
+fn networks(topology: &Topology) -> Vec<Device> {
+    let network = |nic: &vramp_host::topology::Nic| {
+        let mut is = match nic {
+            nic if nic.passes(NicCheck::Addressed) => "up, with an address",
+            nic if nic.passes(NicCheck::Active) => "up",
+            _ => "down",
+        }
+        .to_owned();
+        if let Some(megabits) = nic.megabits {
+            is = format!("{is}, {} Gb/s", f64::from(megabits) / 1000.0);
+        }
+        if !nic.rdma.is_empty() {
+            is = format!("{is}, {}", nic.rdma.join(" "));
+        }
+        device(nic.name.clone(), is, nic.pci.as_ref())
+    };
+    topology.nics.iter().map(network).collect()
+}
+
+fn paths(topology: &Topology) -> Paths {
+    let cards = topology.gpus.iter().enumerate().map(|(nth, gpu)| (card_name(nth), &gpu.pci));
+    let disks =
+        topology.disks.iter().filter_map(|disk| Some((disk.name.clone(), disk.pci.as_ref()?)));
+    let nics = topology.nics.iter().filter_map(|nic| Some((nic.name.clone(), nic.pci.as_ref()?)));
+    let all: Vec<(String, &PciDevice)> = cards.chain(disks).chain(nics).collect();
+    let row = |one: &PciDevice| {
+        all.iter().map(|(_, other)| topology.path(one, other).to_string()).collect()
+    };
+    Paths {
+        rows: all.iter().map(|(_, one)| row(one)).collect(),
+        names: all.iter().map(|(name, _)| name.clone()).collect(),
+    }
+}

@@ -1,0 +1,145 @@
+//! Tables for a person.
+
+use std::io::{self, Write};
+
+use comfy_table::{CellAlignment, Table, presets};
+use vramp::Bytes;
+
+use super::outcome::{Device, Outcome};
+
+const NOTHING: &str = "-";
+
+pub(super) fn write(out: &mut dyn Write, outcome: &Outcome) -> io::Result<()> {
+    match &outcome.fell_back {
+        Some(reason) => writeln!(out, "The card is simulated: {reason}.\n")?,
+        None if outcome.simulated => writeln!(out, "The card is simulated.\n")?,
+        None => {}
+    }
+    let tables = [
+        (spaces(outcome), 3..7),
+        (links(outcome), 4..5),
+        (nodes(outcome), 1..3),
+        (devices("card", "visible as", &outcome.cards), 3..4),
+        (devices("disk", "kind", &outcome.disks), 3..4),
+        (devices("network", "state", &outcome.networks), 3..4),
+        (paths(outcome), 0..0),
+    ];
+    for (mut table, numbers) in tables {
+        if table.row_count() == 0 {
+            continue;
+        }
+        table.load_preset(presets::NOTHING);
+        for column in table.column_iter_mut().skip(numbers.start).take(numbers.len()) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        writeln!(out, "{}\n", table.trim_fmt())?;
+    }
+    if !outcome.paths.names.is_empty() || outcome.links.iter().any(|link| link.path.is_some()) {
+        writeln!(out, "{LEGEND}")?;
+    }
+    for note in &outcome.notes {
+        writeln!(out, "Note: {note}.")?;
+    }
+    Ok(())
+}
+
+const LEGEND: &str = "Between devices: PIX one switch, PXB several bridges, PHB the host bridge, \
+    NODE the processors of one NUMA node, SYS the interconnect of nodes or unknown. A link's rate \
+    is that of PCIe at its best, before the headers of packets.";
+
+fn spaces(outcome: &Outcome) -> Table {
+    let mut table = Table::new();
+    table.set_header(["space", "is", "node", "capacity", "limit", "trigger", "stop"]);
+    for space in &outcome.spaces {
+        let amount = |count| Bytes::new(count).to_string();
+        table.add_row([
+            space.space.clone(),
+            space.what.clone(),
+            number(space.node),
+            amount(space.capacity_bytes),
+            amount(space.limit_bytes),
+            amount(space.trigger_bytes),
+            amount(space.stop_bytes),
+        ]);
+    }
+    table
+}
+
+fn links(outcome: &Outcome) -> Table {
+    let mut table = Table::new();
+    table.set_header(["from", "to", "path", "link", "at most"]);
+    for link in &outcome.links {
+        let rate = |bytes: u64| format!("{:.1} GB/s", bytes as f64 / 1e9);
+        table.add_row([
+            link.from.clone(),
+            link.to.clone(),
+            text(link.path.as_deref()),
+            text(link.link.as_deref()),
+            link.bound_bytes_per_s.map_or_else(|| NOTHING.to_owned(), rate),
+        ]);
+    }
+    table
+}
+
+fn nodes(outcome: &Outcome) -> Table {
+    let mut table = Table::new();
+    table.set_header(["node", "memory", "free", "processors"]);
+    for node in &outcome.nodes {
+        let processors = match node.device_memory {
+            true => "none: a device's memory".to_owned(),
+            false => text(node.cpus.as_deref()),
+        };
+        table.add_row([
+            node.node.to_string(),
+            bytes(node.memory_bytes),
+            bytes(node.free_bytes),
+            processors,
+        ]);
+    }
+    table
+}
+
+fn devices(kind: &str, state: &str, devices: &[Device]) -> Table {
+    let mut table = Table::new();
+    let head = [kind, state, "model", "capacity", "address", "node", "link", "link now"];
+    table.set_header(head);
+    for device in devices {
+        let is = match &device.uuid {
+            Some(uuid) => format!("{}, {uuid}", device.is),
+            None => device.is.clone(),
+        };
+        table.add_row([
+            device.name.clone(),
+            is,
+            text(device.model.as_deref()),
+            bytes(device.capacity_bytes),
+            text(device.address.as_deref()),
+            number(device.node),
+            text(device.link.as_deref()),
+            text(device.link_now.as_deref()),
+        ]);
+    }
+    table
+}
+
+fn paths(outcome: &Outcome) -> Table {
+    let mut table = Table::new();
+    let names = &outcome.paths.names;
+    table.set_header([&["".to_owned()], names.as_slice()].concat());
+    for (name, row) in names.iter().zip(&outcome.paths.rows) {
+        table.add_row([std::slice::from_ref(name), row.as_slice()].concat());
+    }
+    table
+}
+
+fn text(text: Option<&str>) -> String {
+    text.unwrap_or(NOTHING).to_owned()
+}
+
+fn number(number: Option<u32>) -> String {
+    number.map_or_else(|| NOTHING.to_owned(), |number| number.to_string())
+}
+
+fn bytes(count: Option<u64>) -> String {
+    count.map_or_else(|| NOTHING.to_owned(), |count| Bytes::new(count).to_string())
+}
