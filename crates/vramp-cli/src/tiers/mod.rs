@@ -12,7 +12,7 @@ mod print;
 
 use std::fs;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use vramp::Bytes;
@@ -54,11 +54,7 @@ fn read(path: &Path) -> Result<TiersConfig> {
 }
 
 /// The spaces that fit the machine, with a disk for each directory.
-fn draw_up(
-    topology: &Topology,
-    cards: &[Card],
-    directories: &[std::path::PathBuf],
-) -> Result<TiersConfig> {
+fn draw_up(topology: &Topology, cards: &[Card], directories: &[PathBuf]) -> Result<TiersConfig> {
     let mut builder = TiersBuilder::new(topology, cards);
     for path in directories {
         let directory = topology.directory(path)?;

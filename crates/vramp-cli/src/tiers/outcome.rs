@@ -3,7 +3,8 @@
 use serde::Serialize;
 use vramp_host::NumaNode;
 use vramp_host::topology::{
-    Disk, DiskKind, Gpu, LinkState, NicCheck, PathType, PciDevice, Topology, VisibleDevices,
+    Disk, DiskKind, Gpu, LinkState, Nic, NicCheck, NodeInfo, PathType, PciDevice, Topology,
+    VisibleDevices,
 };
 use vramp_tiers::{SpaceId, TiersConfig};
 
@@ -70,17 +71,37 @@ pub(super) struct Node {
 #[derive(Debug, Serialize)]
 pub(super) struct Device {
     pub(super) name: String,
-    /// For a card the name that CUDA has for it, for a disk where it is mounted, for a network
-    /// card how it is.
-    pub(super) is: String,
+    #[serde(flatten)]
+    pub(super) facts: Facts,
     pub(super) model: Option<String>,
-    pub(super) uuid: Option<String>,
-    pub(super) capacity_bytes: Option<u64>,
     pub(super) address: Option<String>,
     pub(super) node: Option<u32>,
     pub(super) cpus: Option<String>,
+    /// At its best.
     pub(super) link: Option<String>,
     pub(super) link_now: Option<String>,
+}
+
+/// What only devices of one kind have.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(super) enum Facts {
+    Card {
+        /// What CUDA calls it. `None` if it is hidden.
+        visible_as: Option<String>,
+        uuid: Option<String>,
+    },
+    Disk {
+        kind: Option<&'static str>,
+        capacity_bytes: Option<u64>,
+        mounts: Vec<String>,
+    },
+    Network {
+        active: bool,
+        addressed: bool,
+        megabits_per_s: Option<u32>,
+        rdma: Vec<String>,
+    },
 }
 
 /// What lies between any two devices.
@@ -133,7 +154,7 @@ impl Outcome {
                 .map(|(place, gpu)| card(place, gpu, cards, visible))
                 .collect(),
             disks: topology.disks.iter().map(disk).collect(),
-            networks: networks(topology),
+            networks: topology.nics.iter().map(network).collect(),
             paths: paths(topology),
             notes,
         })
@@ -170,7 +191,8 @@ fn place(
     if let Some(place) = cards.cards.iter().position(|card| SpaceId::gpu(card.index) == id) {
         let gpu = cards.places[place].and_then(|address| topology.gpu_at(address));
         let pci = gpu.map(|gpu| gpu.pci.clone());
-        return (cards.names[place].clone(), cards.cards[place].node, pci);
+        let near = || only_node(topology).filter(|_| !cards.simulated);
+        return (cards.names[place].clone(), cards.cards[place].node.or_else(near), pci);
     }
     if let Some(host) = config.hosts.iter().find(|host| host.id() == id) {
         let node = host.node.map(NumaNode);
@@ -183,9 +205,18 @@ fn place(
         let pci = on.and_then(|disk| disk.pci.clone());
         let path = disk.directory.display();
         let what = name.map_or_else(|| path.to_string(), |name| format!("{path} on {name}"));
-        return (what, pci.as_ref().and_then(|pci| pci.numa), pci);
+        let node = pci.as_ref().and_then(|pci| pci.numa).or_else(|| only_node(topology));
+        return (what, node, pci);
     }
     ("-".to_owned(), None, None)
+}
+
+/// The node that everything is at, if there is but one.
+fn only_node(topology: &Topology) -> Option<NumaNode> {
+    match topology.nodes.as_slice() {
+        [only] => Some(only.node),
+        _ => None,
+    }
 }
 
 /// The links that data takes between tiers: card and card, card and host, host and disk.
@@ -228,7 +259,7 @@ fn link(topology: &Topology, from: &Space, to: &Space) -> Link {
 }
 
 fn nodes(topology: &Topology) -> Vec<Node> {
-    let node = |info: &vramp_host::topology::NodeInfo| Node {
+    let node = |info: &NodeInfo| Node {
         node: info.node.0,
         memory_bytes: info.memory.map(|bytes| bytes.count()),
         free_bytes: info.free.map(|bytes| bytes.count()),
@@ -238,14 +269,12 @@ fn nodes(topology: &Topology) -> Vec<Node> {
     topology.nodes.iter().map(node).collect()
 }
 
-/// A device of which only its place on the bus is told.
-fn device(name: String, is: String, pci: Option<&PciDevice>) -> Device {
+/// A device of which only its place on the bus is told besides.
+fn device(name: String, facts: Facts, pci: Option<&PciDevice>) -> Device {
     Device {
         name,
-        is,
+        facts,
         model: None,
-        uuid: None,
-        capacity_bytes: None,
         address: pci.map(|pci| pci.address.to_string()),
         node: pci.and_then(|pci| pci.numa).map(|node| node.0),
         cpus: pci.and_then(|pci| pci.cpus.as_ref()).map(ToString::to_string),
@@ -264,12 +293,9 @@ fn card(place: usize, gpu: &Gpu, cards: &Cards, visible: &VisibleDevices) -> Dev
             .map(|nth| cards.cards[nth].index as usize),
         true => visible.gpus().position(|shown| shown == place),
     };
-    let is = ordinal.map_or_else(|| "hidden".to_owned(), |ordinal| format!("cuda:{ordinal}"));
-    Device {
-        model: gpu.model.clone(),
-        uuid: gpu.uuid.clone(),
-        ..device(card_name(place), is, Some(&gpu.pci))
-    }
+    let visible_as = ordinal.map(|ordinal| format!("cuda:{ordinal}"));
+    let facts = Facts::Card { visible_as, uuid: gpu.uuid.clone() };
+    Device { model: gpu.model.clone(), ..device(card_name(place), facts, Some(&gpu.pci)) }
 }
 
 fn card_name(place: usize) -> String {
@@ -277,42 +303,25 @@ fn card_name(place: usize) -> String {
 }
 
 fn disk(disk: &Disk) -> Device {
-    let kind = match disk.kind {
-        Some(DiskKind::Nvme) => "nvme",
-        Some(DiskKind::SolidState) => "flash",
-        Some(DiskKind::Rotational) => "plates",
-        None => "-",
-    };
-    let points: Vec<String> =
-        disk.mounts.iter().map(|mount| mount.point.display().to_string()).collect();
-    let is = match points.is_empty() {
-        true => kind.to_owned(),
-        false => format!("{kind}: {}", points.join(" ")),
-    };
-    Device {
-        model: disk.model.clone(),
-        capacity_bytes: disk.capacity.map(|bytes| bytes.count()),
-        ..device(disk.name.clone(), is, disk.pci.as_ref())
-    }
+    let kind = disk.kind.map(|kind| match kind {
+        DiskKind::Nvme => "nvme",
+        DiskKind::SolidState => "flash",
+        DiskKind::Rotational => "plates",
+    });
+    let mounts = disk.mounts.iter().map(|mount| mount.point.display().to_string()).collect();
+    let capacity_bytes = disk.capacity.map(|bytes| bytes.count());
+    let facts = Facts::Disk { kind, capacity_bytes, mounts };
+    Device { model: disk.model.clone(), ..device(disk.name.clone(), facts, disk.pci.as_ref()) }
 }
 
-fn networks(topology: &Topology) -> Vec<Device> {
-    let network = |nic: &vramp_host::topology::Nic| {
-        let mut is = match nic {
-            nic if nic.passes(NicCheck::Addressed) => "up, with an address",
-            nic if nic.passes(NicCheck::Active) => "up",
-            _ => "down",
-        }
-        .to_owned();
-        if let Some(megabits) = nic.megabits {
-            is = format!("{is}, {} Gb/s", f64::from(megabits) / 1000.0);
-        }
-        if !nic.rdma.is_empty() {
-            is = format!("{is}, {}", nic.rdma.join(" "));
-        }
-        device(nic.name.clone(), is, nic.pci.as_ref())
+fn network(nic: &Nic) -> Device {
+    let facts = Facts::Network {
+        active: nic.passes(NicCheck::Active),
+        addressed: nic.passes(NicCheck::Addressed),
+        megabits_per_s: nic.megabits,
+        rdma: nic.rdma.clone(),
     };
-    topology.nics.iter().map(network).collect()
+    device(nic.name.clone(), facts, nic.pci.as_ref())
 }
 
 fn paths(topology: &Topology) -> Paths {

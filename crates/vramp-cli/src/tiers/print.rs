@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use comfy_table::{CellAlignment, Table, presets};
 use vramp::Bytes;
 
-use super::outcome::{Device, Outcome};
+use super::outcome::{Device, Facts, Outcome};
 
 const NOTHING: &str = "-";
 
@@ -19,9 +19,9 @@ pub(super) fn write(out: &mut dyn Write, outcome: &Outcome) -> io::Result<()> {
         (spaces(outcome), 3..7),
         (links(outcome), 4..5),
         (nodes(outcome), 1..3),
-        (devices("card", "visible as", &outcome.cards), 3..4),
-        (devices("disk", "kind", &outcome.disks), 3..4),
-        (devices("network", "state", &outcome.networks), 3..4),
+        (devices("card", "visible as", &outcome.cards), 0..0),
+        (devices("disk", "kind", &outcome.disks), 2..3),
+        (devices("network", "state", &outcome.networks), 0..0),
         (paths(outcome), 0..0),
     ];
     for (mut table, numbers) in tables {
@@ -100,26 +100,69 @@ fn nodes(outcome: &Outcome) -> Table {
 }
 
 fn devices(kind: &str, state: &str, devices: &[Device]) -> Table {
-    let mut table = Table::new();
-    let head = [kind, state, "model", "capacity", "address", "node", "link", "link now"];
-    table.set_header(head);
+    let mut rows = vec![
+        [kind, state, "capacity", "address", "node", "link", "link now", "model", "UUID"]
+            .map(str::to_owned),
+    ];
     for device in devices {
-        let is = match &device.uuid {
-            Some(uuid) => format!("{}, {uuid}", device.is),
-            None => device.is.clone(),
-        };
-        table.add_row([
+        let (is, capacity, uuid) = facts(&device.facts);
+        rows.push([
             device.name.clone(),
             is,
-            text(device.model.as_deref()),
-            bytes(device.capacity_bytes),
+            bytes(capacity),
             text(device.address.as_deref()),
             number(device.node),
             text(device.link.as_deref()),
             text(device.link_now.as_deref()),
+            text(device.model.as_deref()),
+            text(uuid),
         ]);
     }
+    // What no device of the kind has is not worth a column.
+    let known = |column: usize| rows[1..].iter().any(|row| row[column] != NOTHING);
+    let columns: Vec<usize> = (0..rows[0].len()).filter(|&column| known(column)).collect();
+    let mut rows = rows.iter().map(|row| columns.iter().map(|&column| row[column].clone()));
+    let mut table = Table::new();
+    if let Some(head) = rows.next() {
+        table.set_header(head);
+    }
+    for row in rows {
+        table.add_row(row);
+    }
     table
+}
+
+/// What a device is in words, what it holds, and its UUID.
+fn facts(facts: &Facts) -> (String, Option<u64>, Option<&str>) {
+    match facts {
+        Facts::Card { visible_as, uuid } => {
+            (visible_as.clone().unwrap_or_else(|| "hidden".to_owned()), None, uuid.as_deref())
+        }
+        Facts::Disk { kind, capacity_bytes, mounts } => {
+            let kind = kind.unwrap_or("disk");
+            let is = match mounts.as_slice() {
+                [] => kind.to_owned(),
+                [first] => format!("{kind} at {first}"),
+                [first, more @ ..] => format!("{kind} at {first} and {} more", more.len()),
+            };
+            (is, *capacity_bytes, None)
+        }
+        Facts::Network { active, addressed, megabits_per_s, rdma } => {
+            let mut is = match (active, addressed) {
+                (true, true) => "up, with an address",
+                (true, false) => "up",
+                _ => "down",
+            }
+            .to_owned();
+            if let Some(megabits) = megabits_per_s {
+                is = format!("{is}, {} Gb/s", f64::from(*megabits) / 1000.0);
+            }
+            if !rdma.is_empty() {
+                is = format!("{is}, {}", rdma.join(" "));
+            }
+            (is, None, None)
+        }
+    }
 }
 
 fn paths(outcome: &Outcome) -> Table {
