@@ -93,8 +93,8 @@ impl LinkState {
         let bits = u64::from(self.mega_transfers) * 1_000_000 * u64::from(self.width);
         match self.mega_transfers {
             // Eight bits travel as ten; from generation 3 on 128 as 130; from 6 on as they are.
-            ..=5_000 => bits / 10,
-            ..=32_000 => bits / 130 * 16,
+            0..=5_000 => bits / 10,
+            5_001..=32_000 => bits / 130 * 16,
             _ => bits / 8,
         }
     }

@@ -223,8 +223,8 @@ impl<'a> TiersBuilder<'a> {
             hosts.push(host.with_pool(self.pool));
         }
         for node in self.topology.host_nodes() {
-            let here = hosts.iter().filter(|host| host.node == Some(node.node.0));
-            let asked = here.fold(Some(Bytes::ZERO), |sum, host| sum?.checked_add(host.capacity));
+            let mut here = hosts.iter().filter(|host| host.node == Some(node.node.0));
+            let asked = here.try_fold(Bytes::ZERO, |sum, host| sum.checked_add(host.capacity));
             let asked = asked.ok_or(ConfigError::TooMuch)?;
             if let Some(memory) = node.memory
                 && asked > memory
