@@ -17,6 +17,9 @@ struct Description<'a> {
     id: &'a str,
     driver: &'a str,
     simulated: bool,
+    pci: Option<&'a str>,
+    uuid: Option<&'a str>,
+    host_numa: Option<u32>,
     fell_back: Option<&'a str>,
     capabilities: BTreeMap<&'static str, bool>,
     page_bytes: u64,
@@ -37,6 +40,9 @@ pub(crate) fn run(args: &Info, out: &mut dyn Write) -> Result<()> {
         id: &info.id,
         driver: &info.driver,
         simulated: info.simulated,
+        pci: info.pci.as_deref(),
+        uuid: info.uuid.as_deref(),
+        host_numa: info.host_numa,
         fell_back: device.fell_back.as_deref(),
         capabilities: BTreeMap::from([
             ("virtual_memory", can.virtual_memory),
@@ -64,6 +70,15 @@ fn print(description: &Description<'_>, out: &mut dyn Write) -> Result<()> {
     line("device", &format!("{} ({})", description.id, description.name))?;
     line("driver", description.driver)?;
     line("simulated", yes_or_no(description.simulated))?;
+    if let Some(address) = description.pci {
+        line("address", address)?;
+    }
+    if let Some(uuid) = description.uuid {
+        line("UUID", uuid)?;
+    }
+    if let Some(node) = description.host_numa {
+        line("NUMA node", &node.to_string())?;
+    }
     if let Some(reason) = description.fell_back {
         line("no card", reason)?;
     }

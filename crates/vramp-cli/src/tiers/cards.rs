@@ -17,6 +17,8 @@ pub(super) struct Cards {
     pub(super) names: Vec<String>,
     /// Where each is plugged in, in the same order.
     pub(super) places: Vec<Option<PciAddress>>,
+    /// How many cards the driver shows, also those that were not asked for.
+    pub(super) shown: usize,
     /// True for a simulated card.
     pub(super) simulated: bool,
     /// Why no card was taken, if one was looked for.
@@ -37,13 +39,14 @@ impl Cards {
         match (vramp_cuda::devices(), wanted) {
             (Ok(devices), None) if !devices.is_empty() => Ok(Cards::of(devices, topology)),
             (Ok(mut devices), Some(ordinal)) => {
-                let count = devices.len() as u32;
+                let shown = devices.len();
                 devices.retain(|device| device.ordinal == ordinal);
                 if devices.is_empty() {
+                    let count = shown as u32;
                     let missing = vramp_cuda::OpenError::NoSuchDevice { ordinal, count };
                     return Err(OpenError::from(missing).into());
                 }
-                Ok(Cards::of(devices, topology))
+                Ok(Cards { shown, ..Cards::of(devices, topology) })
             }
             (Ok(_), None) => Cards::none(name, vramp_cuda::OpenError::NoDevice),
             (Err(error), _) => Cards::none(name, error),
@@ -65,6 +68,7 @@ impl Cards {
             cards: vec![Card { index: 0, memory: info.limits.memory, node: None }],
             names: vec![info.name.clone()],
             places: vec![None],
+            shown: 0,
             simulated: true,
             fell_back,
         })
@@ -81,6 +85,7 @@ impl Cards {
         Cards {
             cards: cards.collect(),
             places,
+            shown: devices.len(),
             names: devices.into_iter().map(|device| device.name).collect(),
             simulated: false,
             fell_back: None,

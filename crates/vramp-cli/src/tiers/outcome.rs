@@ -120,7 +120,11 @@ impl Outcome {
         visible: &VisibleDevices,
     ) -> anyhow::Result<Outcome> {
         let spaces = spaces(topology, cards, config)?;
-        let mut notes: Vec<String> = visible.ignored.iter().map(ToString::to_string).collect();
+        // Where the driver shows other cards than the bus lists, as it may in a container, it knows
+        // better.
+        let agreed = cards.simulated || visible.devices.len() == cards.shown;
+        let ignored = visible.ignored.iter().filter(|_| agreed);
+        let mut notes: Vec<String> = ignored.map(ToString::to_string).collect();
         for gpu in &config.gpus {
             match cards.cards.iter().find(|card| card.index == gpu.index) {
                 None => notes.push(format!("{} is no card that is visible here", gpu.id())),
