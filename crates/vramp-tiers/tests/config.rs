@@ -83,6 +83,17 @@ fn a_file_says_amounts_and_parts_and_what_it_leaves_out_is_the_tiers_default() {
 }
 
 #[test]
+fn the_file_in_the_documents_is_one() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/tiers.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let (_, file) = page.split_once("```toml\n").unwrap();
+    let (file, _) = file.split_once("```").unwrap();
+    let config = TiersConfig::from_toml(file).unwrap();
+    assert_eq!(config.spaces().len(), 3);
+    assert_eq!(TiersConfig::from_toml(&config.to_toml().unwrap()), Ok(config));
+}
+
+#[test]
 fn a_mistake_in_a_file_is_an_error_that_names_the_key() {
     let space = |lines: &str| format!("[[gpu]]\nindex = 0\ncapacity = \"8GiB\"\n{lines}");
     let host = |lines: &str| format!("[[host]]\nindex = 3\ncapacity = \"1GiB\"\n{lines}");
