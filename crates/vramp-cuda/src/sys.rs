@@ -237,6 +237,18 @@ pub struct Api {
         ) -> CUresult,
         ::libloading::Error,
     >,
+    pub cuMemHostRegister_v2: Result<
+        unsafe extern "C" fn(
+            p: *mut ::std::os::raw::c_void,
+            bytesize: usize,
+            Flags: ::std::os::raw::c_uint,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
+    pub cuMemHostUnregister: Result<
+        unsafe extern "C" fn(p: *mut ::std::os::raw::c_void) -> CUresult,
+        ::libloading::Error,
+    >,
     pub cuMemcpyHtoDAsync_v2: Result<
         unsafe extern "C" fn(
             dstDevice: CUdeviceptr,
@@ -469,6 +481,7 @@ pub struct Api {
 }
 pub const CUDA_VERSION: u32 = 13050;
 pub const CU_MEMHOSTALLOC_PORTABLE: u32 = 1;
+pub const CU_MEMHOSTREGISTER_PORTABLE: u32 = 1;
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of CUgraphEdgeData_st"][::std::mem::size_of::<CUgraphEdgeData_st>() - 8usize];
@@ -1206,6 +1219,10 @@ impl Api {
         let cuMemFree_v2 = unsafe { __library.get(b"cuMemFree_v2\0") }.map(|sym| *sym);
         let cuMemFreeHost = unsafe { __library.get(b"cuMemFreeHost\0") }.map(|sym| *sym);
         let cuMemHostAlloc = unsafe { __library.get(b"cuMemHostAlloc\0") }.map(|sym| *sym);
+        let cuMemHostRegister_v2 =
+            unsafe { __library.get(b"cuMemHostRegister_v2\0") }.map(|sym| *sym);
+        let cuMemHostUnregister =
+            unsafe { __library.get(b"cuMemHostUnregister\0") }.map(|sym| *sym);
         let cuMemcpyHtoDAsync_v2 =
             unsafe { __library.get(b"cuMemcpyHtoDAsync_v2\0") }.map(|sym| *sym);
         let cuMemcpyDtoHAsync_v2 =
@@ -1281,6 +1298,8 @@ impl Api {
             cuMemFree_v2,
             cuMemFreeHost,
             cuMemHostAlloc,
+            cuMemHostRegister_v2,
+            cuMemHostUnregister,
             cuMemcpyHtoDAsync_v2,
             cuMemcpyDtoHAsync_v2,
             cuMemcpyDtoDAsync_v2,
@@ -1437,6 +1456,21 @@ impl Api {
                 pp, bytesize, Flags,
             )
         }
+    }
+    pub unsafe fn cuMemHostRegister_v2(
+        &self,
+        p: *mut ::std::os::raw::c_void,
+        bytesize: usize,
+        Flags: ::std::os::raw::c_uint,
+    ) -> CUresult {
+        unsafe {
+            (self.cuMemHostRegister_v2.as_ref().expect("Expected function, got error."))(
+                p, bytesize, Flags,
+            )
+        }
+    }
+    pub unsafe fn cuMemHostUnregister(&self, p: *mut ::std::os::raw::c_void) -> CUresult {
+        unsafe { (self.cuMemHostUnregister.as_ref().expect("Expected function, got error."))(p) }
     }
     pub unsafe fn cuMemcpyHtoDAsync_v2(
         &self,

@@ -8,7 +8,7 @@ use vramp_core::AddrRange;
 use vramp_driver::sim::Simulator;
 use vramp_driver::{
     Call, CaptureInfo, CaptureMode, Copy, DeviceInfo, Event, Graph, GraphExec, GraphNode, Handle,
-    HostBuffer, HostSlice, MemoryInfo, Place, PoolUsage, Result, Stream,
+    HostBuffer, HostMemory, HostSlice, MemoryInfo, Place, PoolUsage, Result, Stream,
 };
 
 /// A simulator that leaves out calls of one kind, and says that they went well.
@@ -108,6 +108,7 @@ impl Driver for Saboteur {
         set_pool_threshold(keep: Bytes) -> Result<()>;
         trim_pool(keep: Bytes) -> Result<()>;
         alloc_host(len: Bytes) -> Result<HostBuffer>;
+        register_host(memory: &Arc<HostMemory>) -> Result<HostBuffer>;
         free_host(buffer: HostBuffer) -> Result<()>;
         write_host(buffer: HostBuffer, offset: Bytes, bytes: &[u8]) -> Result<()>;
         read_host(buffer: HostBuffer, offset: Bytes, bytes: &mut [u8]) -> Result<()>;
@@ -120,5 +121,5 @@ impl Driver for Saboteur {
         launch_graph(exec: GraphExec, stream: Stream) -> Result<()>;
         destroy_graph(graph: Graph) -> Result<()>;
         destroy_graph_exec(exec: GraphExec) -> Result<()>;
-    }
+        }
 }
