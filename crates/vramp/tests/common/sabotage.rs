@@ -60,6 +60,10 @@ macro_rules! left_out {
 }
 
 impl Driver for Saboteur {
+    fn register_host(&self, memory: &Arc<HostMemory>) -> Result<HostBuffer> {
+        self.sim.register_host(memory)
+    }
+
     fn capture_info(&self, stream: Stream) -> Result<Option<CaptureInfo>> {
         let mut info = self.sim.capture_info(stream)?;
         if let Some(CaptureInfo { capture, tips }) = &mut info {
@@ -108,7 +112,6 @@ impl Driver for Saboteur {
         set_pool_threshold(keep: Bytes) -> Result<()>;
         trim_pool(keep: Bytes) -> Result<()>;
         alloc_host(len: Bytes) -> Result<HostBuffer>;
-        register_host(memory: &Arc<HostMemory>) -> Result<HostBuffer>;
         free_host(buffer: HostBuffer) -> Result<()>;
         write_host(buffer: HostBuffer, offset: Bytes, bytes: &[u8]) -> Result<()>;
         read_host(buffer: HostBuffer, offset: Bytes, bytes: &mut [u8]) -> Result<()>;
@@ -121,5 +124,5 @@ impl Driver for Saboteur {
         launch_graph(exec: GraphExec, stream: Stream) -> Result<()>;
         destroy_graph(graph: Graph) -> Result<()>;
         destroy_graph_exec(exec: GraphExec) -> Result<()>;
-        }
+    }
 }
