@@ -65,6 +65,7 @@ mod cancel;
 mod channel;
 mod charge;
 mod error;
+mod host;
 mod manager;
 #[cfg(all(test, loom))]
 mod models;
@@ -84,6 +85,7 @@ pub use channel::{
 };
 pub use charge::{Charge, Origin};
 pub use error::{MergeRefused, NotMerged, Refusal, ReserveError, SpaceFull, StuckOwner};
+pub use host::{HostAllocation, HostPool, HostPoolConfig, HostPoolError, HostPoolStats, HostSlab};
 pub use manager::{DeadlockCheck, ManagerConfig, ReservationManager};
 pub use pressure::{PressureWatch, Subscription};
 pub use request::{Deadline, RequestBuilder};
@@ -101,3 +103,4 @@ pub use vramp_core::tiers::{
     Owner, Pressure, Priority, QueueConfig, Refused, ReservationId, SpaceCensus, SpaceConfig,
     SpaceId, SplitError, Strategy, Tag, TagCensus, Tier,
 };
+pub use vramp_host::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutsideMemory, PageKind};
