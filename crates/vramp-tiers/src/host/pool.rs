@@ -1,7 +1,7 @@
 //! The pools of blocks, and how they grow and shrink.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use vramp::{Driver, DriverError};
 use vramp_core::Bytes;
@@ -16,7 +16,7 @@ use super::small::{HostSlab, Slabs};
 use crate::charge::Charge;
 use crate::error::SpaceFull;
 use crate::space::MemorySpace;
-use crate::sync::{Condvar, Mutex, lock};
+use crate::sync::{Condvar, Mutex, MutexGuard, lock};
 
 /// Threads that make the kernel give the pages of a new pool.
 const TOUCHING_THREADS: usize = 8;
@@ -121,6 +121,8 @@ pub(super) struct State {
     pub returns: Returns,
     pub slabs: Slabs,
     growing: bool,
+    /// How many threads wait for the work of a return that they took out.
+    waiting_for_work: usize,
     stats: HostPoolStats,
 }
 
@@ -129,8 +131,8 @@ pub(super) struct Shared {
     pub config: HostPoolConfig,
     pub devices: Vec<Arc<dyn Driver>>,
     pub state: Mutex<State>,
-    /// A pool was added, or could not be.
-    grown: Condvar,
+    /// A pool was added, or could not be; or what was waited for came back.
+    changed: Condvar,
     /// What the space holds, in blocks.
     most: u64,
 }
@@ -184,6 +186,7 @@ impl HostPool {
             returns: Returns::default(),
             slabs: Slabs::default(),
             growing: false,
+            waiting_for_work: 0,
             stats: HostPoolStats::default(),
         };
         let initial_pools = config.initial_pools;
@@ -192,7 +195,7 @@ impl HostPool {
             config,
             devices: devices.into_iter().collect(),
             state: Mutex::new(state),
-            grown: Condvar::new(),
+            changed: Condvar::new(),
             most,
         });
         for _ in 0..initial_pools {
@@ -325,8 +328,7 @@ impl Shared {
                 continue;
             }
             if state.growing {
-                let grown = self.grown.wait(state);
-                drop(grown.unwrap_or_else(std::sync::PoisonError::into_inner));
+                self.wait_for_others(state);
                 continue;
             }
             let full = state.blocks.total_blocks() >= self.most;
@@ -344,18 +346,27 @@ impl Shared {
         }
     }
 
-    /// Waits until the work is done that uses the blocks returned first. False if none were
-    /// returned and there are not enough either.
+    /// Waits until the work is done that uses the blocks returned first. False if there is nothing
+    /// to wait for and too little is free.
     fn wait_for_work(&self, count: u32) -> Result<bool, HostPoolError> {
         let mut state = lock(&self.state);
         if state.blocks.free_blocks() >= u64::from(count) {
             return Ok(true);
         }
-        let Some(oldest) = state.returns.take_oldest() else { return Ok(false) };
+        let Some(oldest) = state.returns.take_oldest() else {
+            let others_wait = state.waiting_for_work > 0;
+            if others_wait {
+                self.wait_for_others(state);
+            }
+            return Ok(others_wait);
+        };
         state.stats.waits_for_work += 1;
+        state.waiting_for_work += 1;
         drop(state);
         let waited = oldest.wait(&self.devices);
         let mut state = lock(&self.state);
+        state.waiting_for_work -= 1;
+        self.changed.notify_all();
         match waited {
             Ok(()) => {
                 state.finish(oldest);
@@ -366,6 +377,11 @@ impl Shared {
                 Err(error.into())
             }
         }
+    }
+
+    /// Waits until another thread added a pool or brought something back, or could not.
+    fn wait_for_others(&self, state: MutexGuard<'_, State>) {
+        drop(self.changed.wait(state).unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Takes back what no work uses any more. True if there was something.
@@ -405,7 +421,7 @@ impl Shared {
                 Growth::Ahead => state.stats.pools_ahead += 1,
             }
         });
-        self.grown.notify_all();
+        self.changed.notify_all();
         result
     }
 
