@@ -35,6 +35,8 @@ pub(crate) struct Backing {
     first: RegionKey,
     /// Work that may still touch chunks which came here before it was over.
     inherited: Vec<Mark>,
+    /// How long its new chunks are, where somebody decided that.
+    chunk: Option<u64>,
 }
 
 /// What an arena has.
@@ -76,8 +78,18 @@ impl Pool {
         let region = self.regions.get_mut(first);
         region.kind = Kind::Gap { arena };
         let at = region.at;
-        self.arenas.insert(arena, Backing { at, len, first, inherited: Vec::new() });
+        self.arenas.insert(arena, Backing { at, len, first, inherited: Vec::new(), chunk: None });
         Ok(arena)
+    }
+
+    /// Makes new chunks of an arena `len` long, rounded down to whole pages, so that parts of that
+    /// length can be lent.
+    pub fn set_arena_chunk(&mut self, arena: ArenaId, len: Bytes) {
+        let page = self.config.page.count();
+        let len = len.count().max(page);
+        let backing = self.arenas.get_mut(&arena);
+        let backing = backing.unwrap_or_else(|| panic!("{arena} does not exist any more"));
+        backing.chunk = Some(len - len % page);
     }
 
     /// An arena's addresses.
@@ -428,7 +440,8 @@ impl Pool {
             }
             fresh += rest;
             while rest > 0 {
-                let len = rest.min(self.arena_chunk(attempt.request.size.count(), mixed));
+                let usual = || self.arena_chunk(attempt.request.size.count(), mixed);
+                let len = rest.min(self.backing(arena).chunk.unwrap_or_else(usual));
                 fills.push(Fill::New { chunk: self.chunks.upcoming(new), len });
                 new += 1;
                 rest -= len;
