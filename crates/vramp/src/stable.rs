@@ -100,10 +100,23 @@ impl StableRange {
     /// [`AllocError::OutOfMemory`] after handlers and patience, as for a malloc. What was there
     /// stays there.
     pub fn back(&self, stream: StreamId) -> Result<(), AllocError> {
+        self.back_part(Bytes::ZERO, self.range.len, stream)
+    }
+
+    /// The same for `len` bytes from `from` on, in whole handles where handles are there.
+    ///
+    /// # Errors
+    /// As [`back`](StableRange::back).
+    ///
+    /// # Panics
+    /// If the part does not lie in the range.
+    pub fn back_part(&self, from: Bytes, len: Bytes, stream: StreamId) -> Result<(), AllocError> {
+        let inside = from.checked_add(len).is_some_and(|end| end <= self.range.len);
+        assert!(inside, "{len} from {from} on do not lie in {self:?}");
         let shared = &self.shared;
         let mut relief = Relief::new(self.patience);
         loop {
-            let (shortage, call) = match self.try_back(stream)? {
+            let (shortage, call) = match self.try_back(from, len, stream)? {
                 Ok(()) => return Ok(()),
                 Err(Refusal::Short(shortage, call)) => (shortage, call),
                 Err(Refusal::Driver(error)) => return Err(AllocError::Driver(error)),
@@ -118,12 +131,17 @@ impl StableRange {
         }
     }
 
-    fn try_back(&self, stream: StreamId) -> Result<Result<(), Refusal>, AllocError> {
+    fn try_back(
+        &self,
+        from: Bytes,
+        len: Bytes,
+        stream: StreamId,
+    ) -> Result<Result<(), Refusal>, AllocError> {
         let (_turn, mut guard) = self.shared.lock_for_memory()?;
         let inner = &mut *guard;
         inner.open_stream(stream, &self.shared.group).ok_or(AllocError::UnknownStream(stream))?;
         let pool = inner.manager.virtual_pool_mut().expect("it made the range");
-        let backed = pool.back(self.id, self.range.len, stream).and_then(|()| {
+        let backed = pool.back_part(self.id, from, len, stream).and_then(|()| {
             let mut before = pool.pool.arena_inherited(self.id);
             before.retain(|mark| mark.stream != stream);
             pool.order_behind(stream, &before).map_err(Refusal::Driver)

@@ -107,6 +107,96 @@ fn only_the_handles_that_nothing_kept_touches_are_lent() {
 }
 
 #[test]
+fn a_part_is_brought_back_alone() {
+    let rig = rig();
+    let range = rig.allocator.stable_range(MIB(128), MIB(16)).unwrap();
+    range.back_part(MIB(40), MIB(20), rig.stream).unwrap();
+    assert_eq!(range.memory().backed, MIB(20));
+    let part = AddrRange::new(range.range().start + MIB(40), MIB(20));
+    rig.fill(part, 8);
+    range.back(rig.stream).unwrap();
+    assert_eq!(range.memory().backed, MIB(128));
+    rig.fill(AddrRange::new(range.range().start, MIB(40)), 1);
+    assert_eq!(rig.byte(range.range(), MIB(59)), 8);
+    assert_eq!(range.lend(&[]), MIB(128));
+    // Only the handles that the part touches come back; the others are still the pool's.
+    range.back_part(MIB(70), MIB(2), rig.stream).unwrap();
+    let memory = range.memory();
+    assert!(memory.backed >= MIB(2) && memory.backed <= MIB(32), "{memory:?}");
+    assert_eq!(memory.backed + memory.lent, MIB(128));
+    rig.allocator.audit().unwrap();
+    let most = MIB(256) - memory.backed;
+    let block = rig.allocator.malloc(most, rig.stream).unwrap();
+    rig.fill(AddrRange::new(block.addr(), most), 3);
+    rig.allocator.audit().unwrap();
+    rig.allocator.free(block, rig.stream).unwrap();
+    for from in [0, 100, 37, 3] {
+        range.back_part(MIB(from), MIB(1), rig.stream).unwrap();
+        rig.allocator.audit().unwrap();
+    }
+    range.back(rig.stream).unwrap();
+    rig.fill(range.range(), 2);
+    rig.allocator.audit().unwrap();
+}
+
+#[test]
+fn parts_come_and_go_at_random_and_the_rest_keeps_its_bytes() {
+    for seed in 0..40 {
+        let rig = rig();
+        let mut random = fastrand::Rng::with_seed(seed);
+        let range =
+            rig.allocator.stable_range(MIB(96), MIB([2, 8, 16][seed as usize % 3])).unwrap();
+        let mut contents: [Option<u8>; 12] = [None; 12];
+        let piece = MIB(8);
+        let place = |index: u64| AddrRange::new(range.range().start + piece * index, piece);
+        let mut blocks = Vec::new();
+        for step in 0..60_u8 {
+            let index = random.u64(..12);
+            match random.u32(..4) {
+                0 => {
+                    if range.back_part(piece * index, piece, rig.stream).is_ok() {
+                        rig.fill(place(index), step);
+                        contents[index as usize] = Some(step);
+                    }
+                }
+                1 => {
+                    contents[index as usize] = None;
+                    let kept = (0..12).filter(|&kept| contents[kept as usize].is_some());
+                    let keep: Vec<_> = kept.map(|kept| (piece * kept, piece)).collect();
+                    range.lend(&keep);
+                }
+                2 => {
+                    let len = MIB(random.u64(1..60));
+                    if let Ok(block) = rig.allocator.malloc(len, rig.stream) {
+                        rig.fill(AddrRange::new(block.addr(), len), 0xFF);
+                        blocks.push(block);
+                    }
+                }
+                _ if !blocks.is_empty() => {
+                    let block = blocks.swap_remove(random.usize(..blocks.len()));
+                    rig.allocator.free(block, rig.stream).unwrap();
+                }
+                _ => {}
+            }
+            rig.allocator.audit().unwrap();
+            for (index, content) in contents.iter().enumerate() {
+                let Some(byte) = content else { continue };
+                let ends = [Bytes::ZERO, piece - Bytes::new(1)];
+                for offset in ends {
+                    assert_eq!(rig.byte(range.range(), piece * index as u64 + offset), *byte);
+                }
+            }
+        }
+        for block in blocks {
+            rig.allocator.free(block, rig.stream).unwrap();
+        }
+        drop(range);
+        rig.allocator.audit().unwrap();
+        assert!(rig.sim.hazards().is_empty());
+    }
+}
+
+#[test]
 fn a_dropped_ranges_memory_serves_others_behind_the_work_that_was_noted() {
     let rig = rig();
     let range = rig.allocator.stable_range(MIB(256), MIB(32)).unwrap();
