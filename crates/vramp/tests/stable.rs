@@ -153,11 +153,9 @@ fn parts_come_and_go_at_random_and_the_rest_keeps_its_bytes() {
         for step in 0..60_u8 {
             let index = random.u64(..12);
             match random.u32(..4) {
-                0 => {
-                    if range.back_part(piece * index, piece, rig.stream).is_ok() {
-                        rig.fill(place(index), step);
-                        contents[index as usize] = Some(step);
-                    }
+                0 if range.back_part(piece * index, piece, rig.stream).is_ok() => {
+                    rig.fill(place(index), step);
+                    contents[index as usize] = Some(step);
                 }
                 1 => {
                     contents[index as usize] = None;
