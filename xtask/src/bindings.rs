@@ -78,6 +78,8 @@ const SYMBOLS: &[&str] = &[
     // Pinned host memory.
     "cuMemHostAlloc",
     "cuMemFreeHost",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
     // Graph capture.
     "cuThreadExchangeStreamCaptureMode",
     "cuStreamIsCapturing",
@@ -96,6 +98,7 @@ const SYMBOLS: &[&str] = &[
 const CONSTANTS: &[&str] = &[
     "CUDA_VERSION",
     "CU_MEMHOSTALLOC_PORTABLE",
+    "CU_MEMHOSTREGISTER_PORTABLE",
     "CUstream_flags",
     "CUstream_flags_enum",
     "CUevent_flags",

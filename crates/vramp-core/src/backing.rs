@@ -35,6 +35,8 @@ pub(crate) struct Backing {
     first: RegionKey,
     /// Work that may still touch chunks which came here before it was over.
     inherited: Vec<Mark>,
+    /// How long its new chunks are, where somebody decided that.
+    chunk: Option<u64>,
 }
 
 /// What an arena has.
@@ -76,8 +78,18 @@ impl Pool {
         let region = self.regions.get_mut(first);
         region.kind = Kind::Gap { arena };
         let at = region.at;
-        self.arenas.insert(arena, Backing { at, len, first, inherited: Vec::new() });
+        self.arenas.insert(arena, Backing { at, len, first, inherited: Vec::new(), chunk: None });
         Ok(arena)
+    }
+
+    /// Makes new chunks of an arena `len` long, rounded down to whole pages, so that parts of that
+    /// length can be lent.
+    pub fn set_arena_chunk(&mut self, arena: ArenaId, len: Bytes) {
+        let page = self.config.page.count();
+        let len = len.count().max(page);
+        let backing = self.arenas.get_mut(&arena);
+        let backing = backing.unwrap_or_else(|| panic!("{arena} does not exist any more"));
+        backing.chunk = Some(len - len % page);
     }
 
     /// An arena's addresses.
@@ -262,8 +274,26 @@ impl Pool {
 impl Attempt {
     /// Memory behind the first `upto` bytes of an arena, for work on `stream`.
     pub fn back(arena: ArenaId, upto: Bytes, stream: StreamId) -> Attempt {
-        let request = crate::place::Request { size: upto, stream };
-        Attempt { arena: Some(arena), ..Attempt::new(request) }
+        Attempt::back_part(arena, Bytes::ZERO, upto, stream)
+    }
+
+    /// Memory behind `len` bytes of an arena from `from` on, in whole pages.
+    pub fn back_part(arena: ArenaId, from: Bytes, len: Bytes, stream: StreamId) -> Attempt {
+        let request = crate::place::Request { size: len, stream };
+        Attempt { arena: Some(arena), from: from.count(), ..Attempt::new(request) }
+    }
+}
+
+/// Addresses of an arena that want memory.
+#[derive(Clone, Copy)]
+struct Wanted {
+    from: Spot,
+    end: Spot,
+}
+
+impl Wanted {
+    fn touches(self, at: Spot, len: u64) -> bool {
+        at < self.end && self.from < at.plus(len)
     }
 }
 
@@ -282,13 +312,13 @@ impl Pool {
     /// Goes on with backing an arena: the ladder of a block, but memory is wanted at one address.
     pub(crate) fn place_arena(&mut self, attempt: &mut Attempt, mixed: &Mixed) -> Step {
         let arena = attempt.arena.expect("the attempt is for an arena");
-        let upto = self.rounded(attempt.request.size.count(), self.config.page.count());
+        let part = self.part_of(arena, attempt);
         loop {
             match attempt.rung {
                 Rung::Own => {
-                    self.end_lending(arena, upto, attempt.request.stream);
-                    if self.bare(arena, upto).is_none() {
-                        return self.backed(arena, upto, attempt);
+                    self.end_lending(arena, part, attempt.request.stream);
+                    if self.bare(arena, part).is_none() {
+                        return self.backed(arena, part, attempt);
                     }
                     attempt.rung = Rung::Learn;
                 }
@@ -310,8 +340,8 @@ impl Pool {
                 }
                 Rung::Build => {
                     attempt.planned = true;
-                    let Some(bare) = self.bare(arena, upto) else {
-                        return self.backed(arena, upto, attempt);
+                    let Some(bare) = self.bare(arena, part) else {
+                        return self.backed(arena, part, attempt);
                     };
                     let build = self.build_arena(arena, &bare, attempt, mixed);
                     // What is left of the arena needs no second look at the lower rungs.
@@ -321,36 +351,81 @@ impl Pool {
         }
     }
 
-    /// Takes back what an arena lent within its first `upto` bytes, where it is still at home.
-    fn end_lending(&mut self, arena: ArenaId, upto: u64, stream: StreamId) {
-        let end = self.backing(arena).at.plus(upto);
+    /// Which of an arena's addresses want memory.
+    fn part_of(&self, arena: ArenaId, attempt: &Attempt) -> Wanted {
+        let page = self.config.page.count();
+        let Backing { at, len, .. } = *self.backing(arena);
+        let from = attempt.from - attempt.from % page;
+        let end = self.rounded((attempt.from + attempt.request.size.count()).min(len), page);
+        Wanted { from: at.plus(from), end: at.plus(end) }
+    }
+
+    /// Takes back what an arena lent within a part of it, where it is still at home.
+    fn end_lending(&mut self, arena: ArenaId, part: Wanted, stream: StreamId) {
         for key in self.regions_of(arena).collect::<Vec<_>>() {
-            let region = self.regions.get_mut(key);
-            if region.at < end && matches!(region.kind, Kind::Free(_)) {
-                region.kind = Kind::Arena { arena, stream };
-                self.used += region.len;
+            let region = self.regions.get(key);
+            if !part.touches(region.at, region.len) || !matches!(region.kind, Kind::Free(_)) {
+                continue;
             }
+            let (at, len) = (region.at, region.len);
+            let homes =
+                self.chunks.within(at, len).filter(|&(_, home, len)| part.touches(home, len));
+            let homes: Vec<(u64, u64)> =
+                homes.map(|(_, home, len)| (home.since(at), home.since(at) + len)).collect();
+            let (Some(&(first, _)), Some(&(_, last))) = (homes.first(), homes.last()) else {
+                continue;
+            };
+            if last < len {
+                self.split_lent(key, last);
+            }
+            let key = if first > 0 { self.split_lent(key, first) } else { key };
+            let region = self.regions.get_mut(key);
+            region.kind = Kind::Arena { arena, stream };
+            self.used += region.len;
         }
         self.used_peak = self.used_peak.max(self.used);
         self.merge_alike(arena);
     }
 
+    /// Cuts lent memory in two, between two chunks.
+    fn split_lent(&mut self, key: RegionKey, offset: u64) -> RegionKey {
+        let back = self.regions.split(key, offset);
+        for piece in [key, back] {
+            let region = self.regions.get_mut(piece);
+            let len = region.len;
+            let Kind::Free(free) = &mut region.kind else { panic!("region {piece} is not lent") };
+            free.parts = smallvec::smallvec![Part { len, epoch: Epoch::START }];
+        }
+        back
+    }
+
     /// Nothing is left to fill: done, unless a failed driver call left part of the range unusable.
-    fn backed(&self, arena: ArenaId, upto: u64, attempt: &Attempt) -> Step {
-        let end = self.backing(arena).at.plus(upto);
+    fn backed(&self, arena: ArenaId, part: Wanted, attempt: &Attempt) -> Step {
         let mut within = self
             .regions_of(arena)
             .map(|key| self.regions.get(key))
-            .filter(|region| region.at < end);
+            .filter(|region| part.touches(region.at, region.len));
         if within.any(|region| region.kind == Kind::Quarantined) {
             return Step::Short(self.shortage(attempt));
         }
         Step::Backed
     }
 
-    /// The first row of regions without memory within the first `upto` bytes.
-    fn bare(&self, arena: ArenaId, upto: u64) -> Option<Bare> {
-        let end = self.backing(arena).at.plus(upto);
+    /// The first row of regions without memory within a part of an arena. A gap that begins before
+    /// the part is cut there.
+    fn bare(&mut self, arena: ArenaId, part: Wanted) -> Option<Bare> {
+        let straddles = |key: &RegionKey| {
+            let region = self.regions.get(*key);
+            region.at < part.from
+                && part.from < region.end()
+                && matches!(region.kind, Kind::Gap { .. })
+        };
+        let straddling = self.regions_of(arena).find(straddles);
+        if let Some(key) = straddling {
+            let offset = part.from.since(self.regions.get(key).at);
+            self.regions.split(key, offset);
+        }
+        let end = part.end;
         let is_bare = |key: &RegionKey| {
             matches!(self.regions.get(*key).kind, Kind::Gap { .. } | Kind::Retired { .. })
         };
@@ -358,7 +433,7 @@ impl Pool {
         let pieces: Vec<RegionKey> = self
             .regions_of(arena)
             .take_while(within)
-            .skip_while(|key| !is_bare(key))
+            .skip_while(|key| self.regions.get(*key).end() <= part.from || !is_bare(key))
             .take_while(is_bare)
             .collect();
         let at = self.regions.get(*pieces.first()?).at;
@@ -428,7 +503,8 @@ impl Pool {
             }
             fresh += rest;
             while rest > 0 {
-                let len = rest.min(self.arena_chunk(attempt.request.size.count(), mixed));
+                let usual = || self.arena_chunk(attempt.request.size.count(), mixed);
+                let len = rest.min(self.backing(arena).chunk.unwrap_or_else(usual));
                 fills.push(Fill::New { chunk: self.chunks.upcoming(new), len });
                 new += 1;
                 rest -= len;

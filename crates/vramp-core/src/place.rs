@@ -46,6 +46,8 @@ pub struct Attempt {
     pub(crate) slab: u64,
     /// The arena that the memory is for, if it is for one.
     pub(crate) arena: Option<ArenaId>,
+    /// The distance from the arena's start at which the memory is wanted.
+    pub(crate) from: u64,
     pub(crate) rung: Rung,
     pub(crate) planned: bool,
     /// False once the card had no more memory.
@@ -79,6 +81,7 @@ impl Attempt {
             request,
             slab: 0,
             arena: None,
+            from: 0,
             rung: Rung::Own,
             planned: false,
             may_grow: true,

@@ -7,7 +7,7 @@ use vramp_driver::{Call, Copy, HostSlice, Result, Stream};
 
 use crate::device::{CudaDriver, refused, symbol};
 use crate::error::invalid;
-use crate::host::HostMemory;
+use crate::host::Pinned;
 use crate::memory::{bad, size};
 use crate::stream::RawStream;
 
@@ -83,7 +83,7 @@ fn held(driver: &CudaDriver, call: Call, stream: Stream) -> Result<Arc<RawStream
     driver.streams.get(id).map_err(refused(call, "stream", id))
 }
 
-fn pinned(driver: &CudaDriver, call: Call, slice: HostSlice) -> Result<Arc<HostMemory>> {
+fn pinned(driver: &CudaDriver, call: Call, slice: HostSlice) -> Result<Arc<Pinned>> {
     let id = slice.buffer.number();
     driver.buffers.get(id).map_err(refused(call, "host buffer", id))
 }

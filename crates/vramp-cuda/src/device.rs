@@ -1,19 +1,19 @@
 //! One card: opening it, making its context current, and what every call has in common.
 
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_driver::{
     Call, Capabilities, CaptureInfo, CaptureMode, Copy, DeviceInfo, Driver, DriverError, Event,
-    Graph, GraphExec, GraphNode, Handle, HostBuffer, HostSlice, Limits, MemoryInfo, Place,
-    PoolUsage, Result, Stream,
+    Graph, GraphExec, GraphNode, Handle, HostBuffer, HostMemory, HostSlice, Limits, MemoryInfo,
+    Place, PoolUsage, Result, Stream,
 };
 
 use crate::addresses::Addresses;
 use crate::error::{OpenError, invalid_id, kind_of};
 use crate::graph::RawGraph;
-use crate::host::HostMemory;
+use crate::host::Pinned;
 use crate::identity;
 use crate::load::{Cuda, entry};
 use crate::memory::Physical;
@@ -41,7 +41,7 @@ pub struct CudaDriver {
     pub(crate) handles: Table<Physical>,
     pub(crate) streams: Table<RawStream>,
     pub(crate) events: Table<Opaque<CUevent_st>>,
-    pub(crate) buffers: Table<HostMemory>,
+    pub(crate) buffers: Table<Pinned>,
     pub(crate) graphs: Table<RawGraph>,
     pub(crate) execs: Table<Opaque<CUgraphExec_st>>,
     pub(crate) nodes: Mutex<Nodes>,
@@ -495,6 +495,10 @@ impl Driver for CudaDriver {
 
     fn alloc_host(&self, len: Bytes) -> Result<HostBuffer> {
         host::alloc(self, len)
+    }
+
+    fn register_host(&self, memory: &Arc<HostMemory>) -> Result<HostBuffer> {
+        host::register(self, memory)
     }
 
     fn free_host(&self, buffer: HostBuffer) -> Result<()> {

@@ -18,11 +18,14 @@ use crate::table::Opaque;
 impl Drop for CudaDriver {
     fn drop(&mut self) {
         // Any call would do: what fails here has nobody to report to.
-        let Ok(before) = self.enter(Call::MemoryInfo).map(Entered::stay) else { return };
+        let Ok(before) = self.enter(Call::MemoryInfo).map(Entered::stay) else {
+            return self.leak_pinned();
+        };
         let idle = self.is_idle();
         if idle {
             self.release_all();
         }
+        self.leak_pinned();
         self.leave(before);
         if idle {
             self.release_context();
@@ -55,6 +58,11 @@ impl CudaDriver {
         idle
     }
 
+    /// What is still pinned may still be written to, so it is never given back.
+    fn leak_pinned(&mut self) {
+        self.buffers.drain().iter().for_each(|buffer| buffer.leak());
+    }
+
     /// Releases everything but the context. No work is in flight.
     fn release_all(&mut self) {
         if let Ok(destroy) = self.cuda.cuGraphExecDestroy.as_ref() {
@@ -76,10 +84,9 @@ impl CudaDriver {
             }
         }
         self.release_memory();
-        if let Ok(free) = self.cuda.cuMemFreeHost.as_ref() {
-            for buffer in self.buffers.drain() {
-                // SAFETY: the buffer is ours, and the device is borrowed alone.
-                let _ = unsafe { free(buffer.start().cast()) };
+        for buffer in self.buffers.drain() {
+            if buffer.end(self, Call::FreeHost).is_err() {
+                buffer.leak();
             }
         }
         if let (Some(pool), Ok(destroy)) = (self.pool.take(), self.cuda.cuMemPoolDestroy.as_ref()) {

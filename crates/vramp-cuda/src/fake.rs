@@ -267,4 +267,6 @@ fakes! {
     cuGraphExecDestroy(graph: CUgraphExec) s {}
     cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) s {}
     cuMemFreeHost(start: *mut c_void) s {}
+    cuMemHostRegister_v2(start: *mut c_void, len: usize, flags: c_uint) s {}
+    cuMemHostUnregister(start: *mut c_void) s {}
 }

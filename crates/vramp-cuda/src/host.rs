@@ -1,26 +1,46 @@
-//! Pinned host memory, reached from the host only through copies into and out of slices.
+//! Pinned host memory, the driver's and the caller's, reached from the host only through copies.
 
-use std::sync::{Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vramp_core::Bytes;
-use vramp_driver::{Call, HostBuffer, Result};
+use vramp_driver::{Call, HostBuffer, HostMemory, Result};
 
 use crate::device::{CudaDriver, refused, symbol};
 use crate::error::{invalid, unsupported};
 use crate::memory::size;
-use crate::sys::CU_MEMHOSTALLOC_PORTABLE;
+use crate::sys::{CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_PORTABLE};
 use crate::table::Opaque;
 
-/// One pinned allocation.
-pub(crate) struct HostMemory {
-    start: Opaque<u8>,
-    len: Bytes,
-    /// One host thread at a time copies in or out. What the device does meanwhile is for its
-    /// streams to order.
-    copying: Mutex<()>,
+/// How many devices of this process use each piece of registered memory, by its first address. The
+/// driver refuses to register twice, and what one context registered as portable serves all.
+static REGISTERED: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+
+fn registered() -> MutexGuard<'static, BTreeMap<usize, usize>> {
+    // Nothing panics under the lock, so the content is whole whatever the flag says.
+    REGISTERED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl HostMemory {
+/// One piece of pinned memory.
+pub(crate) struct Pinned {
+    bytes: Source,
+    len: Bytes,
+}
+
+/// Whose it is.
+pub(crate) enum Source {
+    /// The driver allocated it.
+    Allocated {
+        start: Opaque<u8>,
+        /// One host thread at a time copies in or out. What the device does meanwhile is for its
+        /// streams to order.
+        copying: Mutex<()>,
+    },
+    /// The caller's, registered with the driver.
+    Registered(Arc<HostMemory>),
+}
+
+impl Pinned {
     /// The first byte of a part, which must lie inside.
     pub(crate) fn part(&self, call: Call, offset: Bytes, len: Bytes) -> Result<*mut u8> {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
@@ -28,12 +48,51 @@ impl HostMemory {
             let whole = self.len;
             return Err(invalid(call, format!("{len} from {offset} on, in a buffer of {whole}")));
         }
-        // SAFETY: `offset` lies inside the allocation.
-        Ok(unsafe { self.start.0.add(size(offset)) })
+        Ok(self.start().wrapping_add(size(offset)))
     }
 
     pub(crate) fn start(&self) -> *mut u8 {
-        self.start.0
+        match &self.bytes {
+            Source::Allocated { start, .. } => start.0,
+            Source::Registered(memory) => memory.as_ptr(),
+        }
+    }
+
+    /// Keeps registered memory until the process ends, because work in flight may still touch it.
+    pub(crate) fn leak(&self) {
+        if let Source::Registered(memory) = &self.bytes {
+            std::mem::forget(Arc::clone(memory));
+        }
+    }
+
+    /// Gives it back to where it came from. Nobody else may hold it.
+    pub(crate) fn end(&self, driver: &CudaDriver, call: Call) -> Result<()> {
+        let what = || format!("host memory of {}", self.len);
+        match &self.bytes {
+            Source::Allocated { start, .. } => {
+                let free = symbol!(driver, call, cuMemFreeHost);
+                // SAFETY: the driver gave us this address, and by the caller's word nobody uses
+                // it; the driver waits for copies in flight.
+                let code = unsafe { free(start.0.cast()) };
+                driver.settle(call, code, what)
+            }
+            Source::Registered(memory) => {
+                let unpin = symbol!(driver, call, cuMemHostUnregister);
+                let mut registered = registered();
+                let address = memory.as_ptr().addr();
+                let users = registered.get_mut(&address);
+                let users = users.expect("memory that a device uses is registered");
+                if *users > 1 {
+                    *users -= 1;
+                    return Ok(());
+                }
+                // SAFETY: it is registered, and no other device uses it.
+                let code = unsafe { unpin(memory.as_ptr().cast()) };
+                driver.settle(call, code, what)?;
+                registered.remove(&address);
+                Ok(())
+            }
+        }
     }
 }
 
@@ -54,23 +113,41 @@ pub(crate) fn alloc(driver: &CudaDriver, len: Bytes) -> Result<HostBuffer> {
     // Host memory is readable from the first moment on, so it must not begin as garbage.
     // SAFETY: the driver just gave us `len` bytes from `start` on.
     unsafe { start.cast::<u8>().write_bytes(0, size(len)) };
-    let memory = HostMemory { start: Opaque(start.cast()), len, copying: Mutex::new(()) };
-    Ok(HostBuffer::from_number(driver.buffers.insert(memory)))
+    let bytes = Source::Allocated { start: Opaque(start.cast()), copying: Mutex::new(()) };
+    Ok(HostBuffer::from_number(driver.buffers.insert(Pinned { bytes, len })))
+}
+
+pub(crate) fn register(driver: &CudaDriver, memory: &Arc<HostMemory>) -> Result<HostBuffer> {
+    let call = Call::RegisterHost;
+    let _entered = driver.enter(call)?;
+    let pin = symbol!(driver, call, cuMemHostRegister_v2);
+    if !driver.info.capabilities.pinned_host {
+        return Err(unsupported(call, "this driver cannot free what it would pin"));
+    }
+    let len = memory.len();
+    let mut registered = registered();
+    let address = memory.as_ptr().addr();
+    if !registered.contains_key(&address) {
+        // SAFETY: the memory is whole pages of this process, and lives until it is unregistered.
+        let code = unsafe { pin(memory.as_ptr().cast(), size(len), CU_MEMHOSTREGISTER_PORTABLE) };
+        driver.settle(call, code, || len.to_string())?;
+    }
+    *registered.entry(address).or_insert(0) += 1;
+    let bytes = Source::Registered(Arc::clone(memory));
+    Ok(HostBuffer::from_number(driver.buffers.insert(Pinned { bytes, len })))
 }
 
 pub(crate) fn free(driver: &CudaDriver, buffer: HostBuffer) -> Result<()> {
     let call = Call::FreeHost;
     let _entered = driver.enter(call)?;
-    let free = symbol!(driver, call, cuMemFreeHost);
     let id = buffer.number();
     let claim = driver.buffers.claim(id).map_err(refused(call, "host buffer", id))?;
-    // SAFETY: the claim says that the buffer is ours, alive, and in no other call; the driver
-    // waits for copies in flight.
-    let code = unsafe { free(claim.object().start.0.cast()) };
-    driver.settle(call, code, || format!("host buffer {id:#x}"))?;
+    claim.object().end(driver, call)?;
     claim.destroyed();
     Ok(())
 }
+
+const INSIDE: &str = "the part was checked to lie inside";
 
 pub(crate) fn write(
     driver: &CudaDriver,
@@ -83,10 +160,15 @@ pub(crate) fn write(
     let id = buffer.number();
     let memory = driver.buffers.get(id).map_err(refused(call, "host buffer", id))?;
     let start = memory.part(call, offset, Bytes::new(bytes.len() as u64))?;
-    let _alone = memory.copying.lock().unwrap_or_else(PoisonError::into_inner);
-    // SAFETY: the part lies inside a living buffer that no reference ever points into, and no
-    // other host thread touches it now.
-    unsafe { start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    match &memory.bytes {
+        Source::Allocated { copying, .. } => {
+            let _alone = copying.lock().unwrap_or_else(PoisonError::into_inner);
+            // SAFETY: the part lies inside a living buffer that no reference ever points into, and
+            // no other host thread touches it now.
+            unsafe { start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        }
+        Source::Registered(memory) => memory.write(offset, bytes).expect(INSIDE),
+    }
     Ok(())
 }
 
@@ -101,8 +183,14 @@ pub(crate) fn read(
     let id = buffer.number();
     let memory = driver.buffers.get(id).map_err(refused(call, "host buffer", id))?;
     let start = memory.part(call, offset, Bytes::new(bytes.len() as u64))?;
-    let _alone = memory.copying.lock().unwrap_or_else(PoisonError::into_inner);
-    // SAFETY: as in `write`; the buffer was zeroed when it was made, so every byte is initialised.
-    unsafe { start.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
+    match &memory.bytes {
+        Source::Allocated { copying, .. } => {
+            let _alone = copying.lock().unwrap_or_else(PoisonError::into_inner);
+            // SAFETY: as in `write`; the buffer was zeroed when it was made, so every byte is
+            // initialised.
+            unsafe { start.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
+        }
+        Source::Registered(memory) => memory.read(offset, bytes).expect(INSIDE),
+    }
     Ok(())
 }

@@ -255,6 +255,18 @@ pub struct Api {
         ) -> CUresult,
         ::libloading::Error,
     >,
+    pub cuMemHostRegister_v2: Result<
+        unsafe extern "C" fn(
+            p: *mut ::std::os::raw::c_void,
+            bytesize: usize,
+            Flags: ::std::os::raw::c_uint,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
+    pub cuMemHostUnregister: Result<
+        unsafe extern "C" fn(p: *mut ::std::os::raw::c_void) -> CUresult,
+        ::libloading::Error,
+    >,
     pub cuMemcpyHtoDAsync_v2: Result<
         unsafe extern "C" fn(
             dstDevice: CUdeviceptr,
@@ -487,6 +499,7 @@ pub struct Api {
 }
 pub const CUDA_VERSION: u32 = 13050;
 pub const CU_MEMHOSTALLOC_PORTABLE: u32 = 1;
+pub const CU_MEMHOSTREGISTER_PORTABLE: u32 = 1;
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of CUuuid_st"][::std::mem::size_of::<CUuuid_st>() - 16usize];
@@ -1233,6 +1246,10 @@ impl Api {
         let cuMemHostAlloc = unsafe { __library.get(b"cuMemHostAlloc\0") }.map(|sym| *sym);
         let cuDeviceGetPCIBusId =
             unsafe { __library.get(b"cuDeviceGetPCIBusId\0") }.map(|sym| *sym);
+        let cuMemHostRegister_v2 =
+            unsafe { __library.get(b"cuMemHostRegister_v2\0") }.map(|sym| *sym);
+        let cuMemHostUnregister =
+            unsafe { __library.get(b"cuMemHostUnregister\0") }.map(|sym| *sym);
         let cuMemcpyHtoDAsync_v2 =
             unsafe { __library.get(b"cuMemcpyHtoDAsync_v2\0") }.map(|sym| *sym);
         let cuMemcpyDtoHAsync_v2 =
@@ -1310,6 +1327,8 @@ impl Api {
             cuMemFreeHost,
             cuMemHostAlloc,
             cuDeviceGetPCIBusId,
+            cuMemHostRegister_v2,
+            cuMemHostUnregister,
             cuMemcpyHtoDAsync_v2,
             cuMemcpyDtoHAsync_v2,
             cuMemcpyDtoDAsync_v2,
@@ -1483,6 +1502,21 @@ impl Api {
                 pciBusId, len, dev,
             )
         }
+    }
+    pub unsafe fn cuMemHostRegister_v2(
+        &self,
+        p: *mut ::std::os::raw::c_void,
+        bytesize: usize,
+        Flags: ::std::os::raw::c_uint,
+    ) -> CUresult {
+        unsafe {
+            (self.cuMemHostRegister_v2.as_ref().expect("Expected function, got error."))(
+                p, bytesize, Flags,
+            )
+        }
+    }
+    pub unsafe fn cuMemHostUnregister(&self, p: *mut ::std::os::raw::c_void) -> CUresult {
+        unsafe { (self.cuMemHostUnregister.as_ref().expect("Expected function, got error."))(p) }
     }
     pub unsafe fn cuMemcpyHtoDAsync_v2(
         &self,

@@ -1,11 +1,15 @@
 //! Every call of the device against a libcuda of our own: what reaches the driver, what does not,
 //! and what a failure leaves.
 
+use std::sync::Arc;
+
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_driver::{
-    Call, CaptureMode, Copy, Driver, Event, Handle, HostBuffer, HostSlice, Place, Stream,
+    Call, CaptureMode, Copy, Driver, Event, Handle, HostBuffer, HostMemory, HostSlice, Place,
+    Stream,
 };
 use vramp_driver::{DriverError, ErrorKind};
+use vramp_host::PageKind;
 
 use crate::device::CudaDriver;
 use crate::error::OpenError;
@@ -384,6 +388,29 @@ fn host_bytes_are_zero_at_first_and_read_back_as_written() {
     assert_eq!(kind(driver.write_host(buffer, Bytes::new(61), &[0; 4])), ErrorKind::InvalidUse);
     let past = Bytes::new(u64::MAX);
     assert_eq!(kind(driver.read_host(buffer, past, &mut bytes)), ErrorKind::InvalidUse);
+}
+
+#[test]
+fn memory_of_ones_own_is_registered_once_for_all_devices_and_outlives_none() {
+    let memory = HostMemory::new(Bytes::mib(1), None, PageKind::Small).unwrap();
+    let (first, second) = (open(), open());
+    calls();
+    let one = first.register_host(&memory).unwrap();
+    let other = second.register_host(&memory).unwrap();
+    first.write_host(one, Bytes::new(9), &[1, 2]).unwrap();
+    let mut byte = [0];
+    second.read_host(other, Bytes::new(10), &mut byte).unwrap();
+    assert_eq!(byte, [2]);
+    first.free_host(one).unwrap();
+    assert_eq!(kind(first.free_host(one)), ErrorKind::InvalidUse);
+    second.free_host(other).unwrap();
+    let pins = calls().into_iter().filter(|call| call.starts_with("cuMemHost"));
+    assert_eq!(pins.collect::<Vec<_>>(), ["cuMemHostRegister_v2", "cuMemHostUnregister"]);
+    let third = first.register_host(&memory).unwrap();
+    drop(first);
+    assert!(calls().contains(&"cuMemHostUnregister"), "a device unpins what is left");
+    let _ = third;
+    assert_eq!(Arc::strong_count(&memory), 1);
 }
 
 #[test]

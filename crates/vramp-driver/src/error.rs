@@ -69,6 +69,8 @@ pub enum Call {
     TrimPool,
     /// Allocate pinned host memory.
     AllocHost,
+    /// Pin host memory.
+    RegisterHost,
     /// Free pinned host memory.
     FreeHost,
     /// Read or write pinned host memory from the host.
@@ -97,7 +99,7 @@ pub enum Call {
 
 impl Call {
     /// Every call, in declaration order.
-    pub const ALL: [Call; 41] = [
+    pub const ALL: [Call; 42] = [
         Call::Reserve,
         Call::FreeAddresses,
         Call::Create,
@@ -127,6 +129,7 @@ impl Call {
         Call::SetPoolThreshold,
         Call::TrimPool,
         Call::AllocHost,
+        Call::RegisterHost,
         Call::FreeHost,
         Call::AccessHost,
         Call::MemoryInfo,
@@ -173,6 +176,7 @@ impl Call {
             Call::SetPoolThreshold => "set-pool-threshold",
             Call::TrimPool => "trim-pool",
             Call::AllocHost => "alloc-host",
+            Call::RegisterHost => "register-host",
             Call::FreeHost => "free-host",
             Call::AccessHost => "access-host",
             Call::MemoryInfo => "memory-info",

@@ -7,7 +7,7 @@ use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
 use crate::{
     CaptureInfo, CaptureMode, Copy, DeviceInfo, Driver, Event, Graph, GraphExec, GraphNode, Handle,
-    HostBuffer, HostSlice, MemoryInfo, Place, PoolUsage, Result, Stream,
+    HostBuffer, HostMemory, HostSlice, MemoryInfo, Place, PoolUsage, Result, Stream,
 };
 
 macro_rules! forward {
@@ -57,6 +57,7 @@ forward! {
     set_pool_threshold(keep: Bytes) -> Result<()>;
     trim_pool(keep: Bytes) -> Result<()>;
     alloc_host(len: Bytes) -> Result<HostBuffer>;
+    register_host(memory: &Arc<HostMemory>) -> Result<HostBuffer>;
     free_host(buffer: HostBuffer) -> Result<()>;
     write_host(buffer: HostBuffer, offset: Bytes, bytes: &[u8]) -> Result<()>;
     read_host(buffer: HostBuffer, offset: Bytes, bytes: &mut [u8]) -> Result<()>;

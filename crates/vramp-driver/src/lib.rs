@@ -50,7 +50,10 @@ pub use error::{Call, DriverError, ErrorKind};
 pub use graph::{CaptureInfo, CaptureMode};
 pub use meter::{CallStats, MeterSnapshot, Metered};
 
+use std::sync::Arc;
+
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
+pub use vramp_host::HostMemory;
 
 /// What a driver call returns.
 pub type Result<T, E = DriverError> = std::result::Result<T, E>;
@@ -88,7 +91,7 @@ opaque_id! {
     Event
 }
 opaque_id! {
-    /// Pinned host memory that copies can run at full speed from and to.
+    /// Pinned host memory, the driver's or one's own, that copies run at full speed from and to.
     HostBuffer
 }
 opaque_id! {
@@ -402,7 +405,12 @@ pub trait Driver: Send + Sync {
     /// Allocates pinned host memory. 0.4 ms per MiB: never on a hot path.
     fn alloc_host(&self, len: Bytes) -> Result<HostBuffer>;
 
-    /// Frees pinned host memory. Copies in flight from or to it must be done.
+    /// Pins `memory`, so that copies run at full speed from and to it, and keeps it alive until
+    /// [`Driver::free_host`]. Several devices may pin the same memory. 0.1 ms per MiB with
+    /// large pages, for pages that were touched before: never on a hot path.
+    fn register_host(&self, memory: &Arc<HostMemory>) -> Result<HostBuffer>;
+
+    /// Frees or unpins pinned host memory. Copies in flight from or to it must be done.
     fn free_host(&self, buffer: HostBuffer) -> Result<()>;
 
     /// Writes `bytes` into pinned host memory from the host, at `offset`.

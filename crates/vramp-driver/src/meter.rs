@@ -1,12 +1,13 @@
 //! What driver calls cost, counted around any device.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
 use crate::{
     Call, CaptureInfo, CaptureMode, Copy, DeviceInfo, Driver, Event, Graph, GraphExec, GraphNode,
-    Handle, HostBuffer, HostSlice, MemoryInfo, Place, PoolUsage, Result, Stream,
+    Handle, HostBuffer, HostMemory, HostSlice, MemoryInfo, Place, PoolUsage, Result, Stream,
 };
 
 /// A device that counts and times the calls made to it.
@@ -216,6 +217,9 @@ impl<D: Driver> Driver for Metered<D> {
     }
     fn alloc_host(&self, len: Bytes) -> Result<HostBuffer> {
         self.timed(Call::AllocHost, |device| device.alloc_host(len))
+    }
+    fn register_host(&self, memory: &Arc<HostMemory>) -> Result<HostBuffer> {
+        self.timed(Call::RegisterHost, |device| device.register_host(memory))
     }
     fn free_host(&self, buffer: HostBuffer) -> Result<()> {
         self.timed(Call::FreeHost, |device| device.free_host(buffer))

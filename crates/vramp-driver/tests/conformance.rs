@@ -74,6 +74,7 @@ fn a_failing_case_gives_back_what_it_took() {
         Call::SetAccess,
         Call::Record,
         Call::AllocHost,
+        Call::RegisterHost,
         Call::BeginCapture,
         Call::EndCapture,
         Call::Instantiate,

@@ -10,6 +10,7 @@ use vramp_core::tiers::{
 
 use crate::error::SpaceFull;
 use crate::shared::{Shared, State};
+use crate::space::MemorySpace;
 use crate::tracked::LimitRule;
 
 /// Who pays for an allocation, and gets its bytes back when it is freed.
@@ -131,6 +132,17 @@ impl Charge {
     /// Where.
     pub fn space(&self) -> SpaceId {
         self.space
+    }
+
+    /// True if `space` is charged, by the manager that the space is of.
+    pub(crate) fn is_in(&self, space: &MemorySpace) -> bool {
+        self.space == space.id() && Arc::ptr_eq(&self.shared, &space.shared)
+    }
+
+    /// Makes `bytes` of it a charge of their own. Both have to be whole granules of the space.
+    pub(crate) fn split(&mut self, bytes: Bytes) -> Charge {
+        self.bytes -= bytes;
+        Charge { shared: Arc::clone(&self.shared), space: self.space, origin: self.origin, bytes }
     }
 
     /// Who pays.

@@ -60,8 +60,10 @@
 //! What it costs: a request that is served at once and its release are two turns of one lock; one
 //! more turn for each malloc and each free. Waiters cost O(waiters) a turn.
 //!
-//! Deliberately absent: threads, globals, environment variables, moving data, and all decisions
-//! about who gets what, which are the ledger's and the queue's in [`vramp_core::tiers`].
+//! [`HostPool`] holds the memory behind a host's space.
+//!
+//! Deliberately absent: globals, environment variables, and all decisions about who gets what, which
+//! are the ledger's and the queue's in [`vramp_core::tiers`].
 #![forbid(unsafe_code)]
 
 mod cancel;
@@ -69,6 +71,7 @@ mod channel;
 mod charge;
 mod config;
 mod error;
+mod host;
 mod manager;
 #[cfg(all(test, loom))]
 mod models;
@@ -88,10 +91,11 @@ pub use channel::{
 };
 pub use charge::{Charge, Origin};
 pub use config::{
-    Card, ConfigError, DiskSpaceConfig, GpuChoice, GpuSpaceConfig, HostCapacity, HostPer, HostPool,
-    HostSpaceConfig, SpaceLevels, TiersBuilder, TiersConfig,
+    Card, ConfigError, DiskSpaceConfig, GpuChoice, GpuSpaceConfig, HostBlocks, HostCapacity,
+    HostPer, HostSpaceConfig, SpaceLevels, TiersBuilder, TiersConfig,
 };
 pub use error::{MergeRefused, NotMerged, Refusal, ReserveError, SpaceFull, StuckOwner};
+pub use host::{HostAllocation, HostPool, HostPoolConfig, HostPoolError, HostPoolStats, HostSlab};
 pub use manager::{DeadlockCheck, ManagerConfig, ReservationManager};
 pub use pressure::{PressureWatch, Subscription};
 pub use request::{Deadline, RequestBuilder};
@@ -109,3 +113,4 @@ pub use vramp_core::tiers::{
     Owner, Pressure, Priority, QueueConfig, Refused, ReservationId, SpaceCensus, SpaceConfig,
     SpaceId, SplitError, Strategy, Tag, TagCensus, Tier,
 };
+pub use vramp_host::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutsideMemory, PageKind};

@@ -7,9 +7,9 @@ use proptest::prelude::*;
 use vramp_host::NumaNode;
 use vramp_host::topology::{NodeInfo, Topology};
 use vramp_tiers::{
-    Bytes, Card, ConfigError, DiskSpaceConfig, GpuChoice, GpuSpaceConfig, HostCapacity, HostPer,
-    HostPool, HostSpaceConfig, Level, ReservationManager, SpaceId, SpaceLevels, TiersBuilder,
-    TiersConfig,
+    Bytes, Card, ConfigError, DiskSpaceConfig, GpuChoice, GpuSpaceConfig, HostBlocks, HostCapacity,
+    HostPer, HostPoolConfig, HostSpaceConfig, Level, ReservationManager, SpaceId, SpaceLevels,
+    TiersBuilder, TiersConfig,
 };
 
 /// A node with so much memory.
@@ -77,8 +77,7 @@ fn a_file_says_amounts_and_parts_and_what_it_leaves_out_is_the_tiers_default() {
     assert_eq!(config.disks[0].directory, PathBuf::from("/var/tmp/spill"));
 
     let least = TiersConfig::from_toml("[[host]]\nindex = 0\ncapacity = \"1GiB\"").unwrap();
-    assert_eq!(least.hosts[0].pool(), HostPool::default());
-    let HostPool { block, blocks_per_pool, .. } = HostPool::default();
+    let HostPoolConfig { block, blocks_per_pool, .. } = least.hosts[0].pool();
     assert_eq!((block, blocks_per_pool), (Bytes::mib(1), 128));
 }
 
@@ -91,6 +90,18 @@ fn the_file_in_the_documents_is_one() {
     let config = TiersConfig::from_toml(file).unwrap();
     assert_eq!(config.spaces().len(), 3);
     assert_eq!(TiersConfig::from_toml(&config.to_toml().unwrap()), Ok(config));
+}
+
+#[test]
+fn a_configured_host_is_pooled_as_configured() {
+    let text = "[[host]]\nindex = 0\ncapacity = \"8MiB\"\nblock = \"64KiB\"\n\
+                blocks_per_pool = 16\ninitial_pools = 2";
+    let config = TiersConfig::from_toml(text).unwrap();
+    let manager = ReservationManager::new(config.spaces()).unwrap();
+    let space = manager.space(SpaceId::host(0)).unwrap();
+    let pool = HostPool::new(&space, config.hosts[0].pool(), []).unwrap();
+    assert_eq!(pool.block(), Bytes::kib(64));
+    assert!(pool.stats().blocks >= 32);
 }
 
 #[test]
@@ -299,7 +310,7 @@ fn a_limit_in_bytes_stays_that_many_bytes_whatever_part_of_the_card_is_used() {
 fn pools_that_exceed_what_the_host_may_hold_are_an_error() {
     let machine = machine();
     let error = TiersBuilder::new(&machine, &cards())
-        .host_pool(HostPool { initial_pools: 4096, ..HostPool::default() })
+        .host_blocks(HostBlocks { initial_pools: 4096, ..HostBlocks::default() })
         .build()
         .unwrap_err();
     let (pools, capacity) = (Bytes::gib(512), Bytes::gib(256));
@@ -335,8 +346,8 @@ prop_compose! {
             GpuSpaceConfig::new(index, Bytes::new(capacity), levels)
         };
         let host = |(index, node, capacity, levels, block)| {
-            let pool = HostPool { block: Bytes::new(block), ..HostPool::default() };
-            HostSpaceConfig::new(index, node, Bytes::new(capacity), levels).with_pool(pool)
+            let blocks = HostBlocks { block: Bytes::new(block), ..HostBlocks::default() };
+            HostSpaceConfig::new(index, node, Bytes::new(capacity), levels).with_blocks(blocks)
         };
         let disk = |(index, directory, capacity, levels): (u32, String, u64, _)| {
             DiskSpaceConfig::new(index, directory.into(), Bytes::new(capacity), levels)

@@ -45,6 +45,7 @@ mod models;
 mod open;
 mod ordered;
 mod shared;
+mod stable;
 mod stats;
 mod sync;
 mod tally;
@@ -64,6 +65,7 @@ pub use graphs::{
 };
 pub use history::{OwnedFrames, Recording, StackSource};
 pub use open::{OpenError, Opened, open};
+pub use stable::{RangeMemory, StableRange};
 pub use stats::MemoryStats;
 pub use vramp_trace::{HistorySize, Trace};
 pub use watch::{Event, Registration};

@@ -41,6 +41,7 @@
 //! the caller passes), threads, callbacks, and memory itself. One thread at a time calls.
 
 mod audit;
+mod blocks;
 mod census;
 mod claim;
 mod deadlock;
@@ -55,6 +56,7 @@ mod strategy;
 #[cfg(test)]
 mod tests;
 
+pub use blocks::{Blocks, NotAllocated, PoolId, Run};
 pub use census::{SpaceCensus, SpaceCounters, TagCensus};
 pub use deadlock::{Deadlock, Link, WayOut};
 pub use errors::{

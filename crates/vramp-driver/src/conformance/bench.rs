@@ -1,13 +1,14 @@
 //! Where a case works: takes things from the device, and remembers to give them back.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
 use super::{Checked, Failure};
 use crate::{
     CaptureMode, Driver, DriverError, ErrorKind, Event, Graph, GraphExec, Handle, HostBuffer,
-    HostSlice, Place, Result, Stream,
+    HostMemory, HostSlice, Place, Result, Stream,
 };
 
 pub(super) struct Bench<'a> {
@@ -144,6 +145,12 @@ impl<'a> Bench<'a> {
 
     pub fn host(&self, len: Bytes) -> Result<HostBuffer> {
         let buffer = self.device.alloc_host(len)?;
+        self.taken.borrow_mut().buffers.push(buffer);
+        Ok(buffer)
+    }
+
+    pub fn register(&self, memory: &Arc<HostMemory>) -> Result<HostBuffer> {
+        let buffer = self.device.register_host(memory)?;
         self.taken.borrow_mut().buffers.push(buffer);
         Ok(buffer)
     }

@@ -1,10 +1,13 @@
 //! Bytes through pinned host memory.
 
+use std::sync::Arc;
+
 use vramp_core::{AddrRange, Bytes};
+use vramp_host::PageKind;
 
 use super::bench::{Bench, pattern, refused};
-use super::{Checked, ensure, rules};
-use crate::{Capabilities, Copy, ErrorKind, HostBuffer, HostSlice};
+use super::{Checked, Failure, ensure, rules};
+use crate::{Capabilities, Copy, ErrorKind, HostBuffer, HostMemory, HostSlice};
 
 const PINNED: fn(&Capabilities) -> bool = |can| can.pinned_host;
 const WITH_MEMORY: fn(&Capabilities) -> bool = |can| can.pinned_host && can.virtual_memory;
@@ -17,6 +20,8 @@ rules! {
     a_copy_moves_its_range_and_nothing_beside: WITH_MEMORY,
     a_fill_writes_its_range_and_nothing_beside: WITH_MEMORY,
     a_copy_beyond_host_memory_is_refused: WITH_MEMORY,
+    memory_of_ones_own_is_pinned_and_copied_from_and_to: WITH_MEMORY,
+    memory_is_pinned_as_often_as_it_is_unpinned: PINNED,
 }
 
 fn the_host_reads_what_it_wrote(bench: &Bench) -> Checked {
@@ -103,4 +108,48 @@ fn a_copy_beyond_host_memory_is_refused(bench: &Bench) -> Checked {
     refused("copy from beyond the end", ErrorKind::InvalidUse, in_copy)?;
     let out_copy = bench.device.copy_to_host(stream, range.start, slice);
     refused("copy to beyond the end", ErrorKind::InvalidUse, out_copy)
+}
+
+fn memory_of_ones_own_is_pinned_and_copied_from_and_to(bench: &Bench) -> Checked {
+    let memory = own_memory(bench.page)?;
+    let range = bench.memory(&[bench.page])?;
+    let stream = bench.stream()?;
+    let bytes = pattern(11, bench.page);
+    memory.write(Bytes::ZERO, &bytes).expect("the pattern is as long as the memory");
+    let buffer = bench.register(&memory)?;
+    let whole = HostSlice { buffer, offset: Bytes::ZERO, len: bench.page };
+    bench.device.copy_to_device(stream, whole, range.start)?;
+    bench.expect_bytes(stream, range, &bytes)?;
+    bench.device.fill(stream, range, 0x5A)?;
+    let (offset, len) = (Bytes::new(4097), Bytes::new(70_000));
+    bench.device.copy_to_host(stream, range.start, HostSlice { buffer, offset, len })?;
+    bench.device.synchronize_stream(stream)?;
+    let mut expected = bytes;
+    expected[4097..74_097].fill(0x5A);
+    let mut back = vec![0; expected.len()];
+    memory.read(Bytes::ZERO, &mut back).expect("the copy is as long as the memory");
+    ensure!(back == expected, "memory of one's own does not hold what was copied to it");
+    let mut seen = vec![0; 70_002];
+    bench.device.read_host(buffer, Bytes::new(4096), &mut seen)?;
+    ensure!(seen == expected[4096..74_098], "the device's view of pinned memory differs");
+    Ok(())
+}
+
+fn memory_is_pinned_as_often_as_it_is_unpinned(bench: &Bench) -> Checked {
+    let memory = own_memory(Bytes::mib(3))?;
+    let (first, second) = (bench.register(&memory)?, bench.register(&memory)?);
+    ensure!(first != second, "two pins share a name");
+    bench.device.write_host(first, Bytes::new(5), &[6])?;
+    bench.free_host(first)?;
+    let mut byte = [0];
+    bench.device.read_host(second, Bytes::new(5), &mut byte)?;
+    ensure!(byte == [6], "two pins of one memory differ");
+    bench.free_host(second)?;
+    let third = bench.register(&memory)?;
+    bench.free_host(third)?;
+    Ok(())
+}
+
+fn own_memory(len: Bytes) -> Checked<Arc<HostMemory>> {
+    HostMemory::new(len, None, PageKind::default()).map_err(|error| Failure(error.to_string()))
 }

@@ -46,6 +46,7 @@ pub struct CostTable {
     sized: BTreeMap<Call, Sized>,
     fixed_ns: [u64; Call::ALL.len()],
     alloc_host_ns_per_mib: f64,
+    register_host_ns_per_mib: f64,
     free_host_ns_per_mib: f64,
     create_host_numa_ns_per_mib: f64,
     set_access_host_numa_ns_per_mib: f64,
@@ -89,6 +90,7 @@ struct SizedFile {
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct PerMib {
     alloc_host: f64,
+    register_host: f64,
     free_host: f64,
     create_host_numa: f64,
     set_access_host_numa: f64,
@@ -167,6 +169,7 @@ impl CostTable {
             sized,
             fixed_ns,
             alloc_host_ns_per_mib: per_mib(file.per_mib.alloc_host, "alloc-host")?,
+            register_host_ns_per_mib: per_mib(file.per_mib.register_host, "register-host")?,
             free_host_ns_per_mib: per_mib(file.per_mib.free_host, "free-host")?,
             create_host_numa_ns_per_mib: per_mib(file.per_mib.create_host_numa, "host-numa")?,
             set_access_host_numa_ns_per_mib: per_mib(
@@ -210,6 +213,11 @@ impl CostTable {
     /// What allocating `len` of pinned host memory costs.
     pub fn alloc_host_ns(&self, len: Bytes) -> u64 {
         per_mib_ns(self.alloc_host_ns_per_mib, len)
+    }
+
+    /// What pinning `len` of host memory costs.
+    pub fn register_host_ns(&self, len: Bytes) -> u64 {
+        per_mib_ns(self.register_host_ns_per_mib, len)
     }
 
     /// What freeing `len` of pinned host memory costs.

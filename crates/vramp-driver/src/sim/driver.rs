@@ -1,5 +1,7 @@
 //! The driver calls, one by one.
 
+use std::sync::Arc;
+
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
 use super::Simulator;
@@ -14,7 +16,7 @@ use super::streams::{Effect, Kernel};
 use super::work::host_buffer_part;
 use crate::{
     Call, CaptureInfo, CaptureMode, Copy, DeviceInfo, Driver, Event, Graph, GraphExec, GraphNode,
-    Handle, HostBuffer, HostSlice, MemoryInfo, Place, PoolUsage, Result, Stream,
+    Handle, HostBuffer, HostMemory, HostSlice, MemoryInfo, Place, PoolUsage, Result, Stream,
 };
 
 impl Simulator {
@@ -472,6 +474,15 @@ impl Driver for Simulator {
             state.captures.refuse_unsafe()?;
             let buffer = state.host.alloc(len)?;
             state.now_ns += state.costs.alloc_host_ns(len);
+            Ok(buffer)
+        })
+    }
+
+    fn register_host(&self, memory: &Arc<HostMemory>) -> Result<HostBuffer> {
+        self.call(log(Call::RegisterHost).len(memory.len()), |state| {
+            need_pinned_host(state)?;
+            let buffer = state.host.register(memory)?;
+            state.now_ns += state.costs.register_host_ns(memory.len());
             Ok(buffer)
         })
     }

@@ -1,8 +1,11 @@
 //! Pinned host memory. Its bytes are always kept: the host reads and writes them itself.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use vramp_core::Bytes;
+
+use vramp_host::{HostMemory, OutsideMemory};
 
 use super::bytes::Content;
 use super::refusal::{Outcome, Refusal};
@@ -18,7 +21,38 @@ pub(super) struct HostBuffers {
 #[derive(Debug)]
 struct Buffer {
     len: Bytes,
-    content: Content,
+    bytes: HostBytes,
+}
+
+/// What pinned memory contains: simulated bytes, or memory of this process.
+#[derive(Debug)]
+pub(super) enum HostBytes {
+    Simulated(Content),
+    Registered(Arc<HostMemory>),
+}
+
+const CHECKED: &str = "parts of host buffers are checked before work begins";
+
+impl HostBytes {
+    /// Copies the bytes from `offset` on into `into`.
+    pub fn read(&self, offset: u64, into: &mut [u8]) {
+        match self {
+            HostBytes::Simulated(content) => content.read(offset, into),
+            HostBytes::Registered(memory) => inside(memory.read(Bytes::new(offset), into)),
+        }
+    }
+
+    /// Replaces the bytes from `offset` on by `from`.
+    pub fn write(&mut self, offset: u64, from: &[u8]) {
+        match self {
+            HostBytes::Simulated(content) => content.write(offset, from),
+            HostBytes::Registered(memory) => inside(memory.write(Bytes::new(offset), from)),
+        }
+    }
+}
+
+fn inside(result: Result<(), OutsideMemory>) {
+    result.expect(CHECKED);
 }
 
 impl HostBuffers {
@@ -26,12 +60,20 @@ impl HostBuffers {
         if len.is_zero() {
             return Err(Refusal::invalid("no host memory was asked for"));
         }
+        self.add(len, HostBytes::Simulated(Content::default()))
+    }
+
+    pub fn register(&mut self, memory: &Arc<HostMemory>) -> Outcome<HostBuffer> {
+        self.add(memory.len(), HostBytes::Registered(Arc::clone(memory)))
+    }
+
+    fn add(&mut self, len: Bytes, bytes: HostBytes) -> Outcome<HostBuffer> {
         let Some(held) = self.held.checked_add(len) else {
             return Err(Refusal::out_of_memory(format!("{len} of host memory asked")));
         };
         self.held = held;
         self.made += 1;
-        self.buffers.insert(self.made, Buffer { len, content: Content::default() });
+        self.buffers.insert(self.made, Buffer { len, bytes });
         Ok(HostBuffer::from_number(self.made))
     }
 
@@ -60,13 +102,13 @@ impl HostBuffers {
     }
 
     /// `None` if the buffer was freed meanwhile.
-    pub fn content(&self, buffer: u64) -> Option<&Content> {
-        self.buffers.get(&buffer).map(|buffer| &buffer.content)
+    pub fn content(&self, buffer: u64) -> Option<&HostBytes> {
+        self.buffers.get(&buffer).map(|buffer| &buffer.bytes)
     }
 
     /// `None` if the buffer was freed meanwhile.
-    pub fn content_mut(&mut self, buffer: u64) -> Option<&mut Content> {
-        self.buffers.get_mut(&buffer).map(|buffer| &mut buffer.content)
+    pub fn content_mut(&mut self, buffer: u64) -> Option<&mut HostBytes> {
+        self.buffers.get_mut(&buffer).map(|buffer| &mut buffer.bytes)
     }
 
     pub fn living(&self) -> usize {

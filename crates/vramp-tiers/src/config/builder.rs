@@ -9,7 +9,7 @@ use vramp_host::topology::{NodeInfo, Topology};
 
 use super::TiersConfig;
 use super::error::ConfigError;
-use super::spaces::{DiskSpaceConfig, GpuSpaceConfig, HostPool, HostSpaceConfig, SpaceLevels};
+use super::spaces::{DiskSpaceConfig, GpuSpaceConfig, HostBlocks, HostSpaceConfig, SpaceLevels};
 
 /// A card that is visible, and how much memory it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +84,7 @@ pub struct TiersBuilder<'a> {
     host_per: HostPer,
     host_capacity: HostCapacity,
     host_levels: SpaceLevels,
-    pool: HostPool,
+    blocks: HostBlocks,
     disks: Vec<(PathBuf, Bytes)>,
     disk_levels: SpaceLevels,
 }
@@ -101,7 +101,7 @@ impl<'a> TiersBuilder<'a> {
             host_per: HostPer::Node,
             host_capacity: HostCapacity::Each(Level::Fraction(0.5)),
             host_levels: SpaceLevels::default(),
-            pool: HostPool::default(),
+            blocks: HostBlocks::default(),
             disks: Vec::new(),
             disk_levels: SpaceLevels::default(),
         }
@@ -144,8 +144,8 @@ impl<'a> TiersBuilder<'a> {
     }
 
     /// How their memory is taken.
-    pub fn host_pool(mut self, pool: HostPool) -> TiersBuilder<'a> {
-        self.pool = pool;
+    pub fn host_blocks(mut self, blocks: HostBlocks) -> TiersBuilder<'a> {
+        self.blocks = blocks;
         self
     }
 
@@ -220,7 +220,7 @@ impl<'a> TiersBuilder<'a> {
             let capacity = self.host_share(node, &places)?;
             let number = node.map(|node| node.0);
             let host = HostSpaceConfig::new(index, number, capacity, self.host_levels);
-            hosts.push(host.with_pool(self.pool));
+            hosts.push(host.with_blocks(self.blocks));
         }
         for node in self.topology.host_nodes() {
             let mut here = hosts.iter().filter(|host| host.node == Some(node.node.0));
@@ -270,7 +270,7 @@ impl<'a> TiersBuilder<'a> {
         node: Option<NumaNode>,
         places: &[(u32, Option<NumaNode>)],
     ) -> Result<Bytes, ConfigError> {
-        let block = match self.pool.block {
+        let block = match self.blocks.block {
             Bytes::ZERO => Bytes::mib(1),
             block => block,
         };

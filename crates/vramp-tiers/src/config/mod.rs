@@ -43,7 +43,7 @@ use vramp_core::tiers::{SpaceConfig, SpaceId};
 
 pub use builder::{Card, GpuChoice, HostCapacity, HostPer, TiersBuilder};
 pub use error::ConfigError;
-pub use spaces::{DiskSpaceConfig, GpuSpaceConfig, HostPool, HostSpaceConfig, SpaceLevels};
+pub use spaces::{DiskSpaceConfig, GpuSpaceConfig, HostBlocks, HostSpaceConfig, SpaceLevels};
 
 /// All spaces of a program.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

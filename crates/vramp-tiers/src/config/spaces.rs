@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use vramp_core::Bytes;
 use vramp_core::tiers::{Level, SpaceConfig, SpaceId};
+use vramp_host::NumaNode;
 
 use super::error::ConfigError;
 use super::text;
+use crate::host::HostPoolConfig;
 
 /// What the kernel and disks count in.
 const PAGE: Bytes = Bytes::kib(4);
@@ -76,7 +78,7 @@ impl GpuSpaceConfig {
 
 /// How pinned memory is taken from the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HostPool {
+pub struct HostBlocks {
     /// The unit that is handed out.
     pub block: Bytes,
     /// How many of them are pinned at once.
@@ -85,10 +87,10 @@ pub struct HostPool {
     pub initial_pools: u32,
 }
 
-impl Default for HostPool {
+impl Default for HostBlocks {
     /// Blocks of 1 MiB, 128 a pool, one pool at the start.
-    fn default() -> HostPool {
-        HostPool {
+    fn default() -> HostBlocks {
+        HostBlocks {
             block: default_block(),
             blocks_per_pool: default_blocks_per_pool(),
             initial_pools: default_initial_pools(),
@@ -129,13 +131,13 @@ pub struct HostSpaceConfig {
     /// See [`SpaceLevels::stop`].
     #[serde(default, with = "text::level", skip_serializing_if = "Option::is_none")]
     pub stop: Option<Level>,
-    /// See [`HostPool::block`].
+    /// See [`HostBlocks::block`].
     #[serde(default = "default_block", with = "text::bytes")]
     pub block: Bytes,
-    /// See [`HostPool::blocks_per_pool`].
+    /// See [`HostBlocks::blocks_per_pool`].
     #[serde(default = "default_blocks_per_pool")]
     pub blocks_per_pool: u32,
-    /// See [`HostPool::initial_pools`].
+    /// See [`HostBlocks::initial_pools`].
     #[serde(default = "default_initial_pools")]
     pub initial_pools: u32,
 }
@@ -149,7 +151,7 @@ impl HostSpaceConfig {
         levels: SpaceLevels,
     ) -> HostSpaceConfig {
         let SpaceLevels { limit, trigger, stop } = levels;
-        let HostPool { block, blocks_per_pool, initial_pools } = HostPool::default();
+        let HostBlocks { block, blocks_per_pool, initial_pools } = HostBlocks::default();
         HostSpaceConfig {
             index,
             node,
@@ -163,16 +165,17 @@ impl HostSpaceConfig {
         }
     }
 
-    /// The same in other pools.
-    pub fn with_pool(self, pool: HostPool) -> HostSpaceConfig {
-        let HostPool { block, blocks_per_pool, initial_pools } = pool;
+    /// The same in other blocks.
+    pub fn with_blocks(self, blocks: HostBlocks) -> HostSpaceConfig {
+        let HostBlocks { block, blocks_per_pool, initial_pools } = blocks;
         HostSpaceConfig { block, blocks_per_pool, initial_pools, ..self }
     }
 
-    /// How its memory is taken.
-    pub fn pool(&self) -> HostPool {
+    /// For the pool that holds its memory.
+    pub fn pool(&self) -> HostPoolConfig {
         let &HostSpaceConfig { block, blocks_per_pool, initial_pools, .. } = self;
-        HostPool { block, blocks_per_pool, initial_pools }
+        let node = self.node.map(NumaNode);
+        HostPoolConfig { block, blocks_per_pool, initial_pools, node, ..HostPoolConfig::default() }
     }
 
     /// The space's name.

@@ -16,14 +16,26 @@ impl VirtualPool {
         upto: Bytes,
         stream: StreamId,
     ) -> Result<(), Refusal> {
-        if upto.is_zero() {
+        self.back_part(id, Bytes::ZERO, upto, stream)
+    }
+
+    /// Memory behind `len` bytes of an arena from `from` on.
+    pub(crate) fn back_part(
+        &mut self,
+        id: ArenaId,
+        from: Bytes,
+        len: Bytes,
+        stream: StreamId,
+    ) -> Result<(), Refusal> {
+        if len.is_zero() {
             return Ok(());
         }
-        let mut served = self.serve(&mut Attempt::back(id, upto, stream));
+        let attempt = || Attempt::back_part(id, from, len, stream);
+        let mut served = self.serve(&mut attempt());
         if let Err(Refusal::Short(..)) = served {
             // Free chunks may fit no gap of the arena. Those that are idle can be cut anew.
             self.note_captures().and_then(|_| self.find_idle()).map_err(Refusal::Driver)?;
-            served = self.serve(&mut Attempt::back(id, upto, stream));
+            served = self.serve(&mut attempt());
         }
         match served? {
             Served::Backed => Ok(()),

@@ -138,21 +138,25 @@ impl VirtualPool {
         policy: ArenaPolicy,
         capacity: Bytes,
     ) -> Result<ArenaId, DriverError> {
+        let id = self.add_range(capacity)?;
+        let state = ArenaState {
+            arena: Arena::new(id, policy, self.pool.arena_range(id).len),
+            leases: Leases::default(),
+            capturing: None,
+            planned: None,
+            unguarded: false,
+            abandoned: false,
+        };
+        self.arenas.by_id.insert(id, state);
+        Ok(id)
+    }
+
+    /// The same for a range that no capture knows of.
+    pub(crate) fn add_range(&mut self, capacity: Bytes) -> Result<ArenaId, DriverError> {
         let mut tidied = false;
         loop {
             match self.pool.add_arena(capacity) {
-                Ok(id) => {
-                    let state = ArenaState {
-                        arena: Arena::new(id, policy, self.pool.arena_range(id).len),
-                        leases: Leases::default(),
-                        capturing: None,
-                        planned: None,
-                        unguarded: false,
-                        abandoned: false,
-                    };
-                    self.arenas.by_id.insert(id, state);
-                    return Ok(id);
-                }
+                Ok(id) => return Ok(id),
                 Err(plan) => match self.exec.perform(&mut self.pool, plan) {
                     Ok(()) => {}
                     // Memory of former arenas may lie between the free addresses.

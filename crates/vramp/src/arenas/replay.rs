@@ -45,7 +45,7 @@ impl VirtualPool {
     }
 
     /// Lets later work on `stream` run after the work before `marks`.
-    pub(super) fn order_behind(
+    pub(crate) fn order_behind(
         &mut self,
         stream: StreamId,
         marks: &[Mark],

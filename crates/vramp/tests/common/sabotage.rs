@@ -8,7 +8,7 @@ use vramp_core::AddrRange;
 use vramp_driver::sim::Simulator;
 use vramp_driver::{
     Call, CaptureInfo, CaptureMode, Copy, DeviceInfo, Event, Graph, GraphExec, GraphNode, Handle,
-    HostBuffer, HostSlice, MemoryInfo, Place, PoolUsage, Result, Stream,
+    HostBuffer, HostMemory, HostSlice, MemoryInfo, Place, PoolUsage, Result, Stream,
 };
 
 /// A simulator that leaves out calls of one kind, and says that they went well.
@@ -60,6 +60,10 @@ macro_rules! left_out {
 }
 
 impl Driver for Saboteur {
+    fn register_host(&self, memory: &Arc<HostMemory>) -> Result<HostBuffer> {
+        self.sim.register_host(memory)
+    }
+
     fn capture_info(&self, stream: Stream) -> Result<Option<CaptureInfo>> {
         let mut info = self.sim.capture_info(stream)?;
         if let Some(CaptureInfo { capture, tips }) = &mut info {

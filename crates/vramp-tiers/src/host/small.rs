@@ -1,0 +1,192 @@
+//! Pieces of blocks, for what is much smaller than a block.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use vramp::Driver;
+use vramp_core::Bytes;
+use vramp_core::tiers::Blocks;
+use vramp_driver::{HostSlice, Stream};
+use vramp_host::{HostSpan, OutsideMemory};
+
+use super::allocation::Part;
+use super::pool::{HostPoolError, Shared};
+use super::returns::{Returned, Uses};
+use crate::charge::Charge;
+use crate::sync::lock;
+
+/// The lengths of pieces: powers of two from here on.
+const SMALLEST: u64 = 512;
+/// To here.
+const LARGEST: u64 = 64 << 10;
+
+/// A block that is cut into pieces of one length.
+struct Slab {
+    part: Part,
+    charge: Charge,
+    free: Vec<u32>,
+    pieces: usize,
+}
+
+/// Which piece: the length of the pieces of its slab, the slab's number, and its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Piece {
+    class: u64,
+    slab: u64,
+    index: u32,
+}
+
+/// All slabs: by the length of their pieces, and then by number.
+#[derive(Default)]
+pub(super) struct Slabs {
+    slabs: BTreeMap<(u64, u64), Slab>,
+    made: u64,
+}
+
+impl Slabs {
+    /// A piece of `len` or a little more.
+    pub fn allocate(shared: &Arc<Shared>, len: Bytes) -> Result<HostSlab, HostPoolError> {
+        let block = shared.config.block.count();
+        if len.is_zero() || len.count() > LARGEST.min(block) {
+            return Err(HostPoolError::Config(
+                "a small piece is 1 B to 64 KiB, and no more than a block: allocate blocks",
+            ));
+        }
+        let class = len.count().next_power_of_two().max(SMALLEST);
+        loop {
+            if let Some(slab) = Slabs::pick(shared, class, len) {
+                return Ok(slab);
+            }
+            let charge = shared.space.charge(shared.config.block)?;
+            let part = shared.take(&charge)?.pop().expect("a block lies in a part");
+            let free: Vec<u32> = (0..(block / class) as u32).rev().collect();
+            let mut state = lock(&shared.state);
+            state.slabs.made += 1;
+            let number = state.slabs.made;
+            let pieces = free.len();
+            state.slabs.slabs.insert((class, number), Slab { part, charge, free, pieces });
+        }
+    }
+
+    /// Takes a piece back that no work uses.
+    pub fn free(&mut self, piece: Piece) {
+        let slab = self.slabs.get_mut(&(piece.class, piece.slab));
+        slab.expect("a slab outlives its pieces").free.push(piece.index);
+    }
+
+    /// Ends the slabs of which nobody has a piece, and returns what paid for them.
+    pub fn end_idle(&mut self, blocks: &mut Blocks) -> Vec<Charge> {
+        let (idle, used) = std::mem::take(&mut self.slabs)
+            .into_iter()
+            .partition(|(_, slab)| slab.free.len() == slab.pieces);
+        self.slabs = used;
+        let idle: BTreeMap<_, Slab> = idle;
+        let ended = idle.into_values().map(|slab| {
+            blocks.free(slab.part.run).expect("a slab's block is returned once");
+            slab.charge
+        });
+        ended.collect()
+    }
+
+    fn pick(shared: &Arc<Shared>, class: u64, len: Bytes) -> Option<HostSlab> {
+        let mut state = lock(&shared.state);
+        let of_class = (class, 0)..=(class, u64::MAX);
+        let mut usable =
+            state.slabs.slabs.range_mut(of_class).filter(|(_, slab)| !slab.free.is_empty());
+        let (&key, slab) = usable.next()?;
+        let index = slab.free.pop().expect("a slab with free pieces has one");
+        let piece = Piece { class, slab: key.1, index };
+        let part = slab.part.clone();
+        Some(HostSlab { shared: Arc::clone(shared), piece, part, len, uses: Uses::new() })
+    }
+}
+
+/// A small piece of the host's memory, aligned to its length up to 4 KiB.
+///
+/// Dropped, it serves again; if work was noted, once that is done.
+#[must_use = "the piece goes back to its block when this is dropped"]
+pub struct HostSlab {
+    shared: Arc<Shared>,
+    piece: Piece,
+    part: Part,
+    len: Bytes,
+    uses: Uses,
+}
+
+impl HostSlab {
+    /// How much was asked for.
+    pub fn len(&self) -> Bytes {
+        self.len
+    }
+
+    /// Never: a piece has a length.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Where in its block it begins.
+    fn offset(&self) -> Bytes {
+        Bytes::new(self.piece.class * u64::from(self.piece.index))
+    }
+
+    /// Its bytes.
+    pub fn span(&self) -> HostSpan {
+        let whole = super::pool::span_of(self.shared.config.block, &self.part);
+        whole.part(self.offset(), self.len).expect("a piece lies in its block")
+    }
+
+    /// The same as `device` names it in copies.
+    ///
+    /// # Errors
+    /// The pool is not pinned for the device.
+    pub fn slice(&self, device: &Arc<dyn Driver>) -> Result<HostSlice, HostPoolError> {
+        let device = self.shared.device(device)?;
+        let start = self.shared.config.block * u64::from(self.part.run.first) + self.offset();
+        Ok(self.shared.slice(device, self.part.run.pool, start, self.len))
+    }
+
+    /// Copies the bytes from `offset` on into `into`.
+    ///
+    /// # Errors
+    /// They do not lie inside.
+    pub fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<(), OutsideMemory> {
+        self.span().read(offset, into)
+    }
+
+    /// Replaces the bytes from `offset` on by `bytes`.
+    ///
+    /// # Errors
+    /// They do not lie inside.
+    pub fn write(&mut self, offset: Bytes, bytes: &[u8]) -> Result<(), OutsideMemory> {
+        self.span().write(offset, bytes)
+    }
+
+    /// Notes that the work queued on `stream` by now uses it: once dropped, it serves others only
+    /// when that is done. Two driver calls at most.
+    ///
+    /// # Errors
+    /// The pool is not pinned for the device, or its driver refused.
+    pub fn used_by(
+        &mut self,
+        device: &Arc<dyn Driver>,
+        stream: Stream,
+    ) -> Result<(), HostPoolError> {
+        let device = self.shared.device(device)?;
+        let mut state = lock(&self.shared.state);
+        state.returns.note(&self.shared.devices, &mut self.uses, (device, stream))?;
+        Ok(())
+    }
+}
+
+impl Drop for HostSlab {
+    fn drop(&mut self) {
+        let uses = std::mem::take(&mut self.uses);
+        self.shared.give(Returned::Piece(self.piece), uses);
+    }
+}
+
+impl std::fmt::Debug for HostSlab {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} of a shared block of the host", self.len)
+    }
+}
