@@ -10,7 +10,8 @@ use std::time::Instant;
 use serde::Serialize;
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_cuda::CudaDriver;
-use vramp_driver::{CaptureMode, Driver, DriverError, ErrorKind, Place, Stream};
+use vramp_driver::{CaptureMode, Driver, DriverError, ErrorKind, HostMemory, Place, Stream};
+use vramp_host::PageKind;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -28,7 +29,20 @@ struct Facts {
     calls_us: Vec<(&'static str, f64)>,
     one_handle: Vec<HandleCosts>,
     two_gib_in_handles: Vec<HandleCosts>,
+    pinning_ms: Vec<Pinning>,
     capture: Vec<Probe>,
+}
+
+/// What it takes to have pinned memory, and to give it back.
+#[derive(Serialize)]
+struct Pinning {
+    bytes: u64,
+    /// The driver allocates it.
+    alloc_host: f64,
+    free_host: f64,
+    /// The kernel gives its pages, asked by eight threads, and then the driver pins it.
+    large_pages: [f64; 3],
+    small_pages: [f64; 3],
 }
 
 /// What the calls on handles of one size cost.
@@ -92,6 +106,10 @@ fn run() -> Outcome<ExitCode> {
                 handle_costs(&driver, handle, GROUP.count() / handle.count(), 5)
             })
             .collect::<Outcome<_>>()?,
+        pinning_ms: [Bytes::mib(128), Bytes::gib(1)]
+            .into_iter()
+            .map(|len| pinning(&driver, len))
+            .collect::<Outcome<_>>()?,
         capture: capture_probes(&driver)?,
     };
     println!("{}", serde_json::to_string_pretty(&facts)?);
@@ -115,6 +133,33 @@ fn timed<T, E: Into<Box<dyn Error>>>(
 fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn pinning(driver: &CudaDriver, len: Bytes) -> Outcome<Pinning> {
+    const TIMES: usize = 5;
+    let (mut alloc, mut free) = (Vec::new(), Vec::new());
+    for _ in 0..TIMES {
+        let buffer = timed(&mut alloc, || driver.alloc_host(len))?;
+        timed(&mut free, || driver.free_host(buffer))?;
+    }
+    let own = |pages| -> Outcome<[f64; 3]> {
+        let mut times: [Vec<f64>; 3] = Default::default();
+        for _ in 0..TIMES {
+            let memory = timed(&mut times[0], || {
+                HostMemory::new(len, None, pages).inspect(|memory| memory.touch(8))
+            })?;
+            let buffer = timed(&mut times[1], || driver.register_host(&memory))?;
+            timed(&mut times[2], || driver.free_host(buffer))?;
+        }
+        Ok(times.map(|times| median(times) / 1000.0))
+    };
+    Ok(Pinning {
+        bytes: len.count(),
+        alloc_host: median(alloc) / 1000.0,
+        free_host: median(free) / 1000.0,
+        large_pages: own(PageKind::Transparent)?,
+        small_pages: own(PageKind::Small)?,
+    })
 }
 
 fn small_calls(driver: &CudaDriver) -> Outcome<Vec<(&'static str, f64)>> {
@@ -232,7 +277,7 @@ fn unknown(_: CaptureMode, _: Thread) -> Option<bool> {
     None
 }
 
-const TRIALS: [Trial; 6] = [
+const TRIALS: [Trial; 7] = [
     Trial {
         call: "create, map, set-access, unmap, release",
         expected: always,
@@ -269,6 +314,15 @@ const TRIALS: [Trial; 6] = [
         call: "alloc-host, free-host",
         expected: unknown,
         run: |driver, scene| driver.free_host(driver.alloc_host(scene.page)?),
+    },
+    Trial {
+        call: "register-host, free-host",
+        expected: always,
+        run: |driver, scene| {
+            let memory = HostMemory::new(scene.page, None, PageKind::Transparent);
+            let memory = memory.expect("the host has a page");
+            driver.free_host(driver.register_host(&memory)?)
+        },
     },
     Trial {
         call: "malloc-async, free-async on another stream",

@@ -268,6 +268,12 @@ impl CudaDriver {
         Ok(calls())
     }
 
+    /// The same where the driver has that, and plainly where it has not: for calls that no capture
+    /// could mean, such as pinning memory ahead from a thread of its own.
+    pub(crate) fn beside_captures<R>(&self, call: impl Fn() -> R) -> R {
+        self.relaxed(&call).unwrap_or_else(|_| call())
+    }
+
     /// What is known of nodes; whoever holds it is alone with all graphs.
     fn nodes(&self) -> MutexGuard<'_, Nodes> {
         // What a panic may have left is at worst a node without a name.

@@ -86,8 +86,10 @@ impl Pinned {
                     *users -= 1;
                     return Ok(());
                 }
-                // SAFETY: it is registered, and no other device uses it.
-                let code = unsafe { unpin(memory.as_ptr().cast()) };
+                let code = driver.beside_captures(|| {
+                    // SAFETY: it is registered, and no other device uses it.
+                    unsafe { unpin(memory.as_ptr().cast()) }
+                });
                 driver.settle(call, code, what)?;
                 registered.remove(&address);
                 Ok(())
@@ -128,8 +130,10 @@ pub(crate) fn register(driver: &CudaDriver, memory: &Arc<HostMemory>) -> Result<
     let mut registered = registered();
     let address = memory.as_ptr().addr();
     if !registered.contains_key(&address) {
-        // SAFETY: the memory is whole pages of this process, and lives until it is unregistered.
-        let code = unsafe { pin(memory.as_ptr().cast(), size(len), CU_MEMHOSTREGISTER_PORTABLE) };
+        let code = driver.beside_captures(|| {
+            // SAFETY: the memory is whole pages of this process, and lives until it is unregistered.
+            unsafe { pin(memory.as_ptr().cast(), size(len), CU_MEMHOSTREGISTER_PORTABLE) }
+        });
         driver.settle(call, code, || len.to_string())?;
     }
     *registered.entry(address).or_insert(0) += 1;
