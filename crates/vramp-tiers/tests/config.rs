@@ -8,8 +8,8 @@ use vramp_host::NumaNode;
 use vramp_host::topology::{NodeInfo, Topology};
 use vramp_tiers::{
     Bytes, Card, ConfigError, DiskSpaceConfig, GpuChoice, GpuSpaceConfig, HostBlocks, HostCapacity,
-    HostPer, HostPoolConfig, HostSpaceConfig, Level, ReservationManager, SpaceId, SpaceLevels,
-    TiersBuilder, TiersConfig,
+    HostPer, HostPool, HostPoolConfig, HostSpaceConfig, Level, ReservationManager, SpaceId,
+    SpaceLevels, TiersBuilder, TiersConfig,
 };
 
 /// A node with so much memory.
