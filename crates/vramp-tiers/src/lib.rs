@@ -71,6 +71,7 @@ mod host;
 mod manager;
 #[cfg(all(test, loom))]
 mod models;
+mod movers;
 mod pressure;
 mod request;
 mod reservation;
@@ -89,6 +90,10 @@ pub use charge::{Charge, Origin};
 pub use error::{MergeRefused, NotMerged, Refusal, ReserveError, SpaceFull, StuckOwner};
 pub use host::{HostAllocation, HostPool, HostPoolConfig, HostPoolError, HostPoolStats, HostSlab};
 pub use manager::{DeadlockCheck, ManagerConfig, ReservationManager};
+pub use movers::{
+    After, End, Flight, GpuEnd, MoveError, MoveFailed, Mover, MoverConfig, Moving, Part, Progress,
+    Staged, Transfer,
+};
 pub use pressure::{PressureWatch, Subscription};
 pub use request::{Deadline, RequestBuilder};
 pub use reservation::Reservation;
