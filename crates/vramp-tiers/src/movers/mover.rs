@@ -170,11 +170,8 @@ pub(super) fn check_range(range: AddrRange) -> Result<AddrRange, MoveError> {
 impl Shared {
     /// Lets later steps of a lane come behind other work.
     pub fn order(&self, lane: &Lane, after: After) -> Result<(), MoveError> {
-        let device = |error: DriverError| MoveError::Device {
-            moved: Bytes::ZERO,
-            of: Bytes::ZERO,
-            error,
-        };
+        let device =
+            |error: DriverError| MoveError::Device { moved: Bytes::ZERO, of: Bytes::ZERO, error };
         match after {
             After::Event(event) => lane.order_behind_event(event).map_err(device),
             After::Stream(stream) => {
@@ -189,9 +186,7 @@ impl Shared {
         match self.driver.is_capturing(stream) {
             Ok(false) => Ok(()),
             Ok(true) => Err(MoveError::Capturing),
-            Err(error) => {
-                Err(MoveError::Device { moved: Bytes::ZERO, of: Bytes::ZERO, error })
-            }
+            Err(error) => Err(MoveError::Device { moved: Bytes::ZERO, of: Bytes::ZERO, error }),
         }
     }
 }

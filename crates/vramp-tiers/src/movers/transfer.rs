@@ -343,7 +343,8 @@ impl Transfer {
                 Ok(())
             }
             Err(error) => {
-                let waited = all.iter().map(|step| lane.wait(*step).or_else(|_| lane.settle(*step)));
+                let waited =
+                    all.iter().map(|step| lane.wait(*step).or_else(|_| lane.settle(*step)));
                 self.unsettled = waited.filter(Result::is_err).count() > 0;
                 self.in_flight.clear();
                 Err(self.keep(error.into()))
