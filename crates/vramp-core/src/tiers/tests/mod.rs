@@ -3,6 +3,7 @@
 mod accounting;
 mod broker;
 mod deadlocks;
+mod extents;
 mod levels;
 mod model;
 mod queue_model;
