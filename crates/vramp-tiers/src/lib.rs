@@ -64,6 +64,7 @@
 mod cancel;
 mod channel;
 mod charge;
+mod disk;
 mod error;
 mod manager;
 #[cfg(all(test, loom))]
@@ -83,6 +84,10 @@ pub use channel::{
     EventNotifier, Listener, NotificationChannel, NotifyOnExit, WaitStatus, notify_on_exit,
 };
 pub use charge::{Charge, Origin};
+pub use disk::{
+    Checks, DiskConfig, DiskConfigError, DiskStats, DiskStore, DiskTierError, DiskTransfer,
+    FileNames, PaidBy, StoredBytes, Swept, TransferStats,
+};
 pub use error::{MergeRefused, NotMerged, Refusal, ReserveError, SpaceFull, StuckOwner};
 pub use manager::{DeadlockCheck, ManagerConfig, ReservationManager};
 pub use pressure::{PressureWatch, Subscription};
