@@ -39,27 +39,46 @@ impl DirectFile {
     /// # Errors
     /// The file cannot be made or locked, or there is one of that name.
     pub fn create(path: &Path) -> Result<DirectFile, DiskError> {
-        let failed = |what, code| DiskError::of_file(what, path, code);
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(path)
-            .map_err(|error| failed("creating the file", OsCode::of(&error)))?;
-        // From here on the file has an owner who removes it.
-        let mut file =
-            DirectFile { file, path: path.into(), direct: false, named: AtomicBool::new(true) };
-        let error = |error: &std::io::Error| failed("locking the file", OsCode::of(error));
-        file.file.try_lock().map_err(|why| match why {
-            TryLockError::WouldBlock => failed("locking the file", OsCode(libc::EEXIST)),
-            TryLockError::Error(why) => error(&why),
-        })?;
+        let made = options().create_new(true).custom_flags(libc::O_NOFOLLOW).open(path);
+        let file = made
+            .map_err(|error| DiskError::of_file("creating the file", path, OsCode::of(&error)))?;
+        let file = DirectFile::own(file, path, true)?;
         // Whoever sweeps the directory may have met the file before it was locked.
-        if file.file.metadata().map_err(|why| error(&why))?.nlink() == 0 {
-            return Err(failed("locking the file", OsCode(libc::EEXIST)));
+        match file.file.metadata() {
+            Ok(known) if known.nlink() > 0 => Ok(file),
+            _ => Err(DiskError::of_file("locking the file", path, OsCode(libc::EEXIST))),
         }
+    }
+
+    /// The same without a name: nothing of it is left when this process ends, however it ends.
+    /// Where the filesystem has no such files, it has its name for a moment. `path` is what errors
+    /// call it.
+    ///
+    /// # Errors
+    /// As [`create`](DirectFile::create).
+    pub fn create_hidden(path: &Path) -> Result<DirectFile, DiskError> {
+        let dir = path.parent().unwrap_or(Path::new("."));
+        match options().custom_flags(libc::O_TMPFILE).open(dir) {
+            Ok(file) => DirectFile::own(file, path, false),
+            Err(_) => {
+                let file = DirectFile::create(path)?;
+                file.unlink()?;
+                Ok(file)
+            }
+        }
+    }
+
+    fn own(file: File, path: &Path, named: bool) -> Result<DirectFile, DiskError> {
+        // From here on the file has an owner who removes it.
+        let named = AtomicBool::new(named);
+        let mut file = DirectFile { file, path: path.into(), direct: false, named };
+        file.file.try_lock().map_err(|why| {
+            let code = match why {
+                TryLockError::WouldBlock => OsCode(libc::EEXIST),
+                TryLockError::Error(why) => OsCode::of(&why),
+            };
+            DiskError::of_file("locking the file", path, code)
+        })?;
         file.direct = file.bypass_cache();
         Ok(file)
     }
@@ -176,7 +195,7 @@ impl DirectFile {
         }
     }
 
-    /// Takes its name away now: nothing of it is left when this process ends, however it ends.
+    /// Takes its name away now, if it has one.
     ///
     /// # Errors
     /// The directory refuses.
@@ -229,6 +248,12 @@ impl Drop for DirectFile {
     }
 }
 
+fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
+    options
+}
+
 /// What one call is asked for.
 pub(super) fn part_left(span: &HostSpan, progress: &Progress) -> HostSpan {
     let now = progress.left().min(CALL_MOST);
@@ -276,6 +301,20 @@ mod tests {
         std::fs::write(&path, "theirs").unwrap();
         drop(file);
         assert!(path.exists());
+    }
+
+    #[test]
+    fn a_hidden_file_never_has_a_name_and_keeps_what_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = DirectFile::create_hidden(&dir.path().join("a")).unwrap();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        file.preallocate(Bytes::mib(1)).unwrap();
+        file.move_now(Direction::Write, Bytes::ZERO, &page(7)).unwrap();
+        let back = page(0);
+        file.move_now(Direction::Read, Bytes::ZERO, &back).unwrap();
+        let mut byte = [0];
+        back.read(Bytes::ZERO, &mut byte).unwrap();
+        assert_eq!(byte, [7]);
     }
 
     #[test]

@@ -16,9 +16,10 @@ pub enum Checks {
 /// Whether the directory shows the files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FileNames {
-    /// Each file loses its name as soon as it is made. Its blocks are free again when the process
-    /// ends, however it ends, also if no other ever comes to sweep: a job that is killed leaves a
-    /// disk as it found it. What it takes is told by [`stats`](super::DiskStore::stats) and `df`.
+    /// Files have no name. Their blocks are free again when the process ends, however it ends,
+    /// also if no other ever comes to sweep: a job that is killed leaves a disk as it found it.
+    /// What it takes meanwhile is told by [`stats`](super::DiskStore::stats) and `df`. (Where the
+    /// filesystem has no such files, they are unlinked once they are made.)
     #[default]
     Hidden,
     /// Files are seen by `ls` and `du` as long as the store lives. What a killed process left is

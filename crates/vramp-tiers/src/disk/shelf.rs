@@ -163,15 +163,17 @@ impl Shelf {
                 state.next_file - 1
             };
             tried += 1;
-            match DirectFile::create(&self.dir.join(file_name(self.owner, index))) {
+            let path = self.dir.join(file_name(self.owner, index));
+            let made = match self.config.names {
+                FileNames::Hidden => DirectFile::create_hidden(&path),
+                FileNames::Shown => DirectFile::create(&path),
+            };
+            match made {
                 // A sweep met it before it was locked.
                 Err(error) if error.kind == DiskErrorKind::Exists && tried < NAMES_TRIED => {}
                 made => break made?,
             }
         };
-        if self.config.names == FileNames::Hidden {
-            file.unlink()?;
-        }
         let whole = len + DISK_BLOCK;
         let failed = |code| DiskError::of_file("writing its header", file.path(), OsCode(code));
         let header = blocks(DISK_BLOCK).map_err(|_| failed(NO_MEMORY))?;
