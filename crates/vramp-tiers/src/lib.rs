@@ -66,6 +66,7 @@
 mod cancel;
 mod channel;
 mod charge;
+mod disk;
 mod error;
 mod host;
 mod manager;
@@ -87,12 +88,16 @@ pub use channel::{
     EventNotifier, Listener, NotificationChannel, NotifyOnExit, WaitStatus, notify_on_exit,
 };
 pub use charge::{Charge, Origin};
+pub use disk::{
+    Checks, DiskConfig, DiskConfigError, DiskStats, DiskStore, DiskTierError, DiskTransfer,
+    FileNames, PaidBy, StoredBytes, Swept, TransferStats,
+};
 pub use error::{MergeRefused, NotMerged, Refusal, ReserveError, SpaceFull, StuckOwner};
 pub use host::{HostAllocation, HostPool, HostPoolConfig, HostPoolError, HostPoolStats, HostSlab};
 pub use manager::{DeadlockCheck, ManagerConfig, ReservationManager};
 pub use movers::{
-    After, End, Flight, GpuEnd, MoveError, MoveFailed, Mover, MoverConfig, Moving, Part, Progress,
-    Staged, Transfer,
+    After, DiskPayer, DiskSource, DiskTarget, End, Flight, GpuEnd, GpuFlight, MoveError, MoveFailed,
+    Mover, MoverConfig, Moving, OnDisk, Part, Progress, Reading, Staged, Transfer, Writing,
 };
 pub use pressure::{PressureWatch, Subscription};
 pub use request::{Deadline, RequestBuilder};

@@ -46,6 +46,7 @@ mod census;
 mod claim;
 mod deadlock;
 mod errors;
+mod extents;
 mod ledger;
 mod policy;
 mod pressure;
@@ -63,6 +64,7 @@ pub use errors::{
     Bound, ChargeError, GrowError, Holder, LedgerError, MergeError, Refused, ReserveError,
     SplitError, StaleReservation, UnchargeError, UnknownSpace, UnknownTag, UnreservedError,
 };
+pub use extents::{Extent, ExtentCensus, ExtentError, ExtentList, Extents, NoExtents, SegmentId};
 pub use ledger::{Ledger, Merge, Reserved};
 pub use policy::{Charged, FactorError, GrowthFactor, LimitPolicy, Over, OverAnswer, OverCharged};
 pub use pressure::{Crossed, Pressure, Watch};

@@ -4,10 +4,11 @@ use vramp::DriverError;
 use vramp_core::{AddrRange, Bytes};
 use vramp_host::OutsideMemory;
 
+use crate::disk::DiskTierError;
 use crate::host::{HostAllocation, HostPoolError};
 
 /// Why data did not move, or not all of it. What it was copied from is as it was.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MoveError {
     /// A driver call failed. The error keeps the driver's code, and is out of memory only if the
@@ -24,6 +25,16 @@ pub enum MoveError {
     /// The blocks of the host are not to be had, or not pinned for the device.
     #[error(transparent)]
     Host(#[from] HostPoolError),
+    /// The disk is full or failed, nobody pays for it, or it does not return what was written.
+    #[error("the disk failed when {moved} of {of} had arrived: {error}")]
+    Disk {
+        /// How much had arrived, from the front. To a disk: what is given back again.
+        moved: Bytes,
+        /// Of how much.
+        of: Bytes,
+        /// What failed.
+        error: DiskTierError,
+    },
     /// The part of the host's memory is not there.
     #[error(transparent)]
     Outside(#[from] OutsideMemory),

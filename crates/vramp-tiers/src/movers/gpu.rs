@@ -51,13 +51,18 @@ impl GpuEnd {
         GpuEnd { mover: Arc::clone(mover), does: Does::Copies { from, to } }
     }
 
+    /// Lets all that begins later come behind other work.
+    pub(super) fn order(&self, after: After) -> Result<(), MoveError> {
+        self.mover.order(self.does.lane(&self.mover), after)
+    }
+
     pub(super) fn nothing(mover: &Arc<Shared>) -> GpuEnd {
         GpuEnd { mover: Arc::clone(mover), does: Does::Nothing }
     }
 }
 
 impl Does {
-    /// Copies within a device go with those to it.
+    /// Copies within a device go with those to it, and so does what they come behind.
     fn lane(self, mover: &Shared) -> &Lane {
         match self {
             Does::Moves(way, _) => way.lane(mover),
@@ -75,10 +80,6 @@ impl End for GpuEnd {
 
     fn uses_staging(&self) -> bool {
         matches!(self.does, Does::Moves(..))
-    }
-
-    fn after(&mut self, after: After) -> Result<(), MoveError> {
-        self.mover.order(self.does.lane(&self.mover), after)
     }
 
     fn begin(

@@ -149,10 +149,6 @@ impl Lane {
         Ok(Lane { driver, streams: [first, second], most, state })
     }
 
-    pub fn driver(&self) -> &Arc<dyn Driver> {
-        &self.driver
-    }
-
     pub fn streams(&self) -> [Stream; 2] {
         self.streams
     }

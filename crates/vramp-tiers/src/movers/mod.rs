@@ -18,6 +18,7 @@
 //! Deliberately absent: threads, budgets (blocks are charged by their pool, extents by their
 //! store), and choosing what moves.
 
+mod disk;
 mod error;
 mod gpu;
 mod lane;
@@ -25,8 +26,9 @@ mod mover;
 mod staged;
 mod transfer;
 
+pub use disk::{DiskPayer, DiskSource, DiskTarget, OnDisk, Reading, Writing};
 pub use error::{MoveError, MoveFailed};
-pub use gpu::GpuEnd;
+pub use gpu::{GpuEnd, GpuFlight};
 pub use mover::{After, Mover, MoverConfig, Moving};
 pub use staged::{End, Flight, Part, Staged};
 pub use transfer::{Progress, Transfer};

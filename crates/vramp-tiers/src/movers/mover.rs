@@ -6,12 +6,14 @@ use vramp::{Driver, DriverError};
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::{Event, Stream};
 
+use super::disk::{DiskPayer, DiskSource, DiskTarget, OnDisk};
 use super::error::{MoveError, MoveFailed};
 use super::gpu::GpuEnd;
 use super::lane::Lane;
 use super::staged::Staged;
 use super::transfer::{Transfer, Way};
 use crate::cancel::CancelToken;
+use crate::disk::DiskStore;
 use crate::host::{HostAllocation, HostPool};
 
 /// How a mover moves.
@@ -125,6 +127,40 @@ impl Mover {
     /// Describes a copy from blocks of the host into `range`.
     pub fn to_device(&self, range: AddrRange, host: HostAllocation) -> Moving {
         Moving::new(&self.shared, Way::ToDevice, range, host)
+    }
+
+    /// Copies `range` of the device to a disk, through blocks of the pool: one piece is written while
+    /// others come from the device. [`Staged::finish`] returns what lies there then.
+    ///
+    /// # Errors
+    /// The range ends beyond the address space.
+    pub fn to_disk(
+        &self,
+        range: AddrRange,
+        store: &Arc<DiskStore>,
+        payer: DiskPayer,
+    ) -> Result<Staged<GpuEnd, DiskTarget>, MoveError> {
+        let fill = GpuEnd::to_host(&self.shared, check_range(range)?);
+        let drain = DiskTarget::new(store, payer, self.shared.config.step);
+        Ok(Staged::new(&self.shared, fill, drain, range.len))
+    }
+
+    /// Copies what lies on a disk into `range`, through blocks of the pool: one piece goes to the
+    /// device while others are read and compared with their sums. It stays on the disk.
+    ///
+    /// # Errors
+    /// The range has another length, or ends beyond the address space.
+    pub fn from_disk(
+        &self,
+        copy: &Arc<OnDisk>,
+        range: AddrRange,
+    ) -> Result<Staged<DiskSource, GpuEnd>, MoveError> {
+        if copy.len() != range.len {
+            return Err(MoveError::OtherLength { from: copy.len(), to: range.len });
+        }
+        let (fill, piece) = (DiskSource::new(copy), copy.piece());
+        let drain = GpuEnd::to_device(&self.shared, check_range(range)?);
+        Ok(Staged::new(&self.shared, fill, drain, range.len).in_pieces_of(piece))
     }
 
     /// Copies `from` of this device to `to` of the other one: through blocks of this mover's pool,

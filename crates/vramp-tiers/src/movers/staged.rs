@@ -10,6 +10,7 @@ use std::sync::Arc;
 use vramp_core::Bytes;
 
 use super::error::MoveError;
+use super::gpu::GpuEnd;
 use super::mover::{After, Shared};
 use super::transfer::Progress;
 use crate::cancel::CancelToken;
@@ -34,12 +35,6 @@ pub trait End: Send {
         true
     }
 
-    /// Lets all that begins later come behind other work.
-    ///
-    /// # Errors
-    /// It cannot be ordered.
-    fn after(&mut self, after: After) -> Result<(), MoveError>;
-
     /// Begins one part; staging is used from its first byte on. `None` if there is no room now.
     ///
     /// # Errors
@@ -55,6 +50,11 @@ pub trait End: Send {
     /// # Errors
     /// What is in flight failed.
     fn wait_for_room(&mut self) -> Result<(), MoveError>;
+
+    /// Takes a flight that is done. In order.
+    fn finished(&mut self, flight: Self::Flight) {
+        drop(flight);
+    }
 
     /// Notes that staging must not serve others before this end's work is done, which is not known.
     fn keep_until_idle(&self, staging: &mut HostAllocation);
@@ -103,6 +103,7 @@ pub struct Staged<F: End, D: End> {
     /// Taken when it ends.
     drain: Option<D>,
     len: Bytes,
+    piece: Bytes,
     begun: Bytes,
     moved: Bytes,
     slots: VecDeque<Slot<F::Flight, D::Flight>>,
@@ -120,6 +121,7 @@ impl<F: End, D: End> Staged<F, D> {
             fill,
             drain: Some(drain),
             len,
+            piece: mover.config.step,
             begun: Bytes::ZERO,
             moved: Bytes::ZERO,
             slots: VecDeque::new(),
@@ -129,22 +131,10 @@ impl<F: End, D: End> Staged<F, D> {
         }
     }
 
-    /// Lets it come behind other work on the device it comes from.
-    ///
-    /// # Errors
-    /// The stream captures a graph, or a driver call failed.
-    pub fn after(mut self, after: After) -> Result<Self, MoveError> {
-        self.fill.after(after)?;
-        Ok(self)
-    }
-
-    /// Lets it come behind other work on the device it goes to.
-    ///
-    /// # Errors
-    /// The stream captures a graph, or a driver call failed.
-    pub fn after_at_target(mut self, after: After) -> Result<Self, MoveError> {
-        self.drain.as_mut().expect(HERE).after(after)?;
-        Ok(self)
+    /// The same in pieces of another length.
+    pub(super) fn in_pieces_of(mut self, piece: Bytes) -> Staged<F, D> {
+        self.piece = piece;
+        self
     }
 
     /// Lets the token end it, between two pieces.
@@ -259,16 +249,18 @@ impl<F: End, D: End> Staged<F, D> {
     }
 
     fn take_drained(&mut self) {
-        if let Some(slot) = self.slots.pop_front() {
-            self.moved += slot.part.len;
-            self.idle.extend(slot.staging);
+        let Some(slot) = self.slots.pop_front() else { return };
+        self.moved += slot.part.len;
+        self.idle.extend(slot.staging);
+        if let Stage::Draining(flight) = slot.stage {
+            self.drain.as_mut().expect(HERE).finished(flight);
         }
     }
 
     fn begin_fills(&mut self) -> Result<(), MoveError> {
         let most = self.mover.config.staging_pieces as usize;
         while self.slots.len() < most && self.begun < self.len {
-            let len = self.mover.config.step.min(self.len - self.begun);
+            let len = self.piece.min(self.len - self.begun);
             let part = Part { offset: self.begun, len };
             let staging = match self.take_staging() {
                 Ok(staging) => staging,
@@ -304,7 +296,7 @@ impl<F: End, D: End> Staged<F, D> {
         if let Some(idle) = self.idle.pop() {
             return Ok(Some(idle));
         }
-        self.mover.pool.allocate(self.mover.config.step.min(self.len)).map(Some)
+        self.mover.pool.allocate(self.piece.min(self.len)).map(Some)
     }
 
     /// Waits for one thing that lets others begin.
@@ -327,6 +319,7 @@ impl<F: End, D: End> Staged<F, D> {
         let (moved, of) = (self.moved, self.len);
         let error = match error {
             MoveError::Device { error, .. } => MoveError::Device { moved, of, error },
+            MoveError::Disk { error, .. } => MoveError::Disk { moved, of, error },
             other => other,
         };
         self.failure.get_or_insert(error).clone()
@@ -361,6 +354,28 @@ impl<F: End, D: End> Staged<F, D> {
         if let Some(drain) = &self.drain {
             drain.keep_until_idle(&mut staging);
         }
+    }
+}
+
+impl<D: End> Staged<GpuEnd, D> {
+    /// Lets it come behind other work on the device it comes from.
+    ///
+    /// # Errors
+    /// The stream captures a graph, or a driver call failed.
+    pub fn after(self, after: After) -> Result<Self, MoveError> {
+        self.fill.order(after)?;
+        Ok(self)
+    }
+}
+
+impl<F: End> Staged<F, GpuEnd> {
+    /// Lets it come behind other work on the device it goes to.
+    ///
+    /// # Errors
+    /// The stream captures a graph, or a driver call failed.
+    pub fn after_at_target(self, after: After) -> Result<Self, MoveError> {
+        self.drain.as_ref().expect(HERE).order(after)?;
+        Ok(self)
     }
 }
 
