@@ -96,9 +96,9 @@ pub use error::{MergeRefused, NotMerged, Refusal, ReserveError, SpaceFull, Stuck
 pub use host::{HostAllocation, HostPool, HostPoolConfig, HostPoolError, HostPoolStats, HostSlab};
 pub use manager::{DeadlockCheck, ManagerConfig, ReservationManager};
 pub use movers::{
-    After, DiskPayer, DiskSource, DiskTarget, End, Flight, GpuEnd, GpuFlight, MoveError,
-    MoveFailed, Mover, MoverConfig, Moving, OnDisk, Part, Progress, Reading, Staged, Transfer,
-    Writing,
+    After, DiskPayer, DiskSource, DiskTarget, End, Flight, GpuEnd, GpuFlight, MeasuredLink,
+    MeasuredPair, MoveError, MoveFailed, Mover, MoverConfig, Moving, OnDisk, Part, Profile,
+    Profiler, ProfilerConfig, Progress, Reading, Staged, Transfer, Unmeasured, Writing,
 };
 pub use pressure::{PressureWatch, Subscription};
 pub use request::{Deadline, RequestBuilder};

@@ -23,6 +23,8 @@ mod error;
 mod gpu;
 mod lane;
 mod mover;
+mod profile;
+mod profiler;
 mod staged;
 mod transfer;
 
@@ -30,5 +32,7 @@ pub use disk::{DiskPayer, DiskSource, DiskTarget, OnDisk, Reading, Writing};
 pub use error::{MoveError, MoveFailed};
 pub use gpu::{GpuEnd, GpuFlight};
 pub use mover::{After, Mover, MoverConfig, Moving};
+pub use profile::{MeasuredLink, MeasuredPair, Profile, Unmeasured};
+pub use profiler::{Profiler, ProfilerConfig};
 pub use staged::{End, Flight, Part, Staged};
 pub use transfer::{Progress, Transfer};
