@@ -5,7 +5,8 @@
 //! 2. It spills in steps, and gives each step back to the ledger and to [`Queue::on_change`].
 //! 3. After each step it says so: [`Queue::spilled`] tells what is left of the claim, which is
 //!    less if memory came from elsewhere. At zero it stops.
-//! 4. A claim ends with its waiter.
+//! 4. A claim ends with its waiter, or by [`Queue::end_claim`] where there was nothing left to spill.
+//!    Until then the waiter is taken for one that will be served: it is part of no deadlock.
 
 use super::{Bound, Ledger, Queue, SpaceId, UnknownWaiter, WaiterId};
 use crate::Bytes;
@@ -35,9 +36,9 @@ impl Queue {
             return Ok(None);
         }
         let left = self.deficit(ledger, space, waiter);
-        let claim = (!left.is_zero()).then_some(Claim { space, left });
+        let claim = Some(Claim { space, left });
         self.waiters.get_mut(&waiter).ok_or(UnknownWaiter { waiter })?.claim = claim;
-        Ok(claim.map(|claim| claim.left))
+        Ok((!left.is_zero()).then_some(left))
     }
 
     /// Says that a waiter has spilled `bytes` of its claim, after the ledger got them back, and
@@ -55,9 +56,18 @@ impl Queue {
         let Some(Claim { space, left }) = found.claim else { return Ok(Bytes::ZERO) };
         let missing = self.deficit(ledger, space, waiter);
         let left = left.saturating_sub(bytes).min(missing);
-        let claim = (!left.is_zero()).then_some(Claim { space, left });
+        let claim = Some(Claim { space, left });
         self.waiters.get_mut(&waiter).ok_or(UnknownWaiter { waiter })?.claim = claim;
         Ok(left)
+    }
+
+    /// Ends a claim, kept or not: what is left of it will not come, and others may claim it.
+    ///
+    /// # Errors
+    /// It does not wait any more.
+    pub fn end_claim(&mut self, waiter: WaiterId) -> Result<(), UnknownWaiter> {
+        self.waiters.get_mut(&waiter).ok_or(UnknownWaiter { waiter })?.claim = None;
+        Ok(())
     }
 
     /// What a space lacks for this waiter and all others who spill there, beyond what those still
