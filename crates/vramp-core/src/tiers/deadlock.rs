@@ -108,7 +108,7 @@ impl Queue {
             let mut served = Vec::new();
             for rank in self.order.iter().filter(|rank| stuck.contains(&rank.id)) {
                 let waiter = &self.waiters[&rank.id];
-                if waiter.claim.is_some() {
+                if self.claims.contains_key(&rank.id) {
                     // It spills what it lacks.
                     served.push(rank.id);
                     continue;

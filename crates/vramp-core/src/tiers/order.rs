@@ -4,7 +4,6 @@ use std::cmp::Reverse;
 
 use smallvec::SmallVec;
 
-use super::claim::Claim;
 use super::{Overtaking, Priority, Request, SpaceId, WaiterId};
 use crate::Bytes;
 
@@ -25,7 +24,6 @@ pub(super) struct Waiter {
     pub left: Overtaking,
     /// How often it was passed by younger ones of higher priority.
     pub passed: u32,
-    pub claim: Option<Claim>,
 }
 
 impl Waiter {

@@ -22,6 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::ops::ControlFlow;
 
+use super::claim::Claim;
 use super::order::{Gates, Rank, Waiter};
 use super::{
     Bound, Candidates, Expired, Granted, Grants, GrowError, Ledger, Priority, QueueConfig, Request,
@@ -36,6 +37,8 @@ pub struct Queue {
     config: QueueConfig,
     pub(super) waiters: BTreeMap<WaiterId, Waiter>,
     pub(super) order: BTreeSet<Rank>,
+    /// Also of some that were served in the midst of spilling.
+    pub(super) claims: BTreeMap<WaiterId, Claim>,
     /// What waits for each space, the smallest first: whether anybody there can be served is told
     /// without asking everybody.
     pub(super) sizes: BTreeMap<SpaceId, BTreeSet<(Bytes, WaiterId)>>,
@@ -103,7 +106,7 @@ impl Queue {
         for &space in &request.candidates {
             self.sizes.entry(space).or_default().insert((request.bytes, id));
         }
-        let waiter = Waiter { request, urgent: false, left, passed: 0, claim: None };
+        let waiter = Waiter { request, urgent: false, left, passed: 0 };
         self.order.insert(waiter.rank(id));
         self.waiters.insert(id, waiter);
         Ok(Submitted::Waiting(id))
@@ -215,6 +218,7 @@ impl Queue {
         self.closed = true;
         self.waiters.clear();
         self.sizes.clear();
+        self.claims.clear();
         std::mem::take(&mut self.order).into_iter().map(|rank| rank.id).collect()
     }
 

@@ -221,8 +221,9 @@ fn no_two_waiters_spill_for_one_deficit() {
     let part = ledger.split(holder, b(30)).unwrap();
     ledger.release(part).unwrap();
     assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [two], "it overtakes");
-    assert!(queue.spilled(&ledger, two, b(30)).is_err(), "its claim ended with its wait");
-    assert_eq!(queue.spilled(&ledger, one, b(0)).unwrap(), b(45));
+    assert_eq!(queue.left_of_claim(&ledger, one).unwrap(), b(15), "the other is in midst of it");
+    assert!(queue.spilled(&ledger, two, b(0)).is_err(), "it waits no more, and brings nothing");
+    assert_eq!(queue.left_of_claim(&ledger, one).unwrap(), b(45));
     ledger.release(holder).unwrap();
     assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [one]);
 }
