@@ -95,8 +95,9 @@ pub use space::MemorySpace;
 pub use spill::{Shortage, SpillAndRetry, Spiller, SpillerRegistration, Spilling};
 pub use streams::{Acquire, BorrowedStream, StreamPool, StreamPoolError};
 pub use tracked::{
-    AttachError, BackOff, Fail, LimitRule, MallocError, MemoryShortage, OutOf, OutOfMemory,
-    Policies, Remedy, Retries, Scope, Tracked, TrackedAllocation, TrackedFreeError,
+    AttachError, BackOff, Count, Counter, Counts, Fail, LimitRule, MallocError, MemoryShortage,
+    OutOf, OutOfMemory, Policies, Remedy, Retries, Scope, Tracked, TrackedAllocation,
+    TrackedFreeError,
 };
 
 pub use vramp_core::Bytes;

@@ -158,7 +158,7 @@ impl OutOfMemory for SpillAndRetry {
 
 thread_local! {
     /// The spaces that this thread is spilling, each of one manager, told by its address.
-    static EMPTYING: RefCell<Vec<(usize, SpaceId)>> = const { RefCell::new(Vec::new()) };
+    static EMPTYING: RefCell<Vec<(usize, SpaceId)>> = RefCell::default();
 }
 
 fn empties(shared: &Shared, space: SpaceId) -> bool {
