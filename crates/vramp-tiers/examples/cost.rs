@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use vramp::{Allocator, Config, Preset};
+use vramp_core::tiers::{Ledger, Queue, Request};
 use vramp_tiers::{
-    Bytes, Policies, ReservationManager, Scope, SpaceConfig, SpaceId, Strategy, Tier, Tracked,
+    Bytes, DeadlockCheck, ManagerConfig, Owner, Policies, Priority, ReservationManager, Scope,
+    SpaceConfig, SpaceId, Strategy, Tag, Tier, Tracked,
 };
 
 const ROUNDS: usize = 15;
@@ -68,5 +70,70 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         unreserved - plain
     );
     println!("malloc and free, by a reservation  {reserved:6.1} ns  (+{:.1})", reserved - plain);
+    let counter = tracked.count();
+    let counted = median_ns(pair);
+    println!("malloc and free, counted as well   {counted:6.1} ns  (+{:.1})", counted - plain);
+    drop(counter);
+    drop(tracked);
+    for waiters in [0, 1, 64, 1000] {
+        beside(waiters)?;
+    }
+    for waiters in [1, 64, 1000] {
+        serving(waiters)?;
+    }
+    Ok(())
+}
+
+/// What a release costs that can serve nobody, while so many wait.
+fn beside(waiters: usize) -> Result<(), Box<dyn std::error::Error>> {
+    let gpu = SpaceId::gpu(0);
+    let config = ManagerConfig { deadlock: DeadlockCheck::OnDemand, ..ManagerConfig::default() };
+    let spaces = [(gpu, SpaceConfig::gpu(Bytes::gib(8)))];
+    let manager = ReservationManager::with_config(spaces, config)?;
+    let space = manager.space(gpu).expect("it was configured");
+    let rest = space.request(space.limit() - Bytes::mib(1)).now()?;
+    let wait = || drop(space.request(Bytes::gib(6)).wait());
+    std::thread::scope(|scope| {
+        for _ in 0..waiters {
+            let thread = std::thread::Builder::new().stack_size(64 << 10);
+            let _asleep = thread.spawn_scoped(scope, wait).expect("a thread can be made");
+        }
+        while manager.waiting() < waiters {
+            std::thread::yield_now();
+        }
+        let turn = median_ns(|| drop(black_box(space.charge(Bytes::kib(512)))));
+        println!("charge and release, {waiters:4} wait       {turn:6.1} ns");
+        manager.shutdown();
+    });
+    drop(rest);
+    Ok(())
+}
+
+/// What the queue alone takes to release one, serve the next and let another one wait.
+fn serving(waiters: u64) -> Result<(), Box<dyn std::error::Error>> {
+    let gpu = SpaceId::gpu(0);
+    let mut ledger = Ledger::new([(gpu, SpaceConfig::gpu(Bytes::gib(8)))])?;
+    let mut queue = Queue::default();
+    let tag = Tag::NONE;
+    let ask = |owner| Request {
+        candidates: [gpu].into_iter().collect(),
+        bytes: Bytes::mib(1),
+        priority: Priority::default(),
+        owner: Owner(owner),
+        tag,
+        deadline: None,
+    };
+    ledger.reserve(gpu, ledger.levels(gpu)?.limit - Bytes::mib(1), Owner(0), tag)?;
+    let mut held = ledger.reserve(gpu, Bytes::mib(1), Owner(0), tag)?;
+    for owner in 0..waiters {
+        let _waits = queue.submit(&mut ledger, ask(owner), 0)?;
+    }
+    let turn = median_ns(|| {
+        let _bytes = ledger.release(held).expect("it is held");
+        let grants = queue.on_change(&mut ledger, gpu);
+        held = grants[0].reservation;
+        let _waits = queue.submit(&mut ledger, ask(1), 0).expect("it may wait");
+    });
+    println!("serve the first of {waiters:4}            {turn:6.1} ns, in the core alone");
     Ok(())
 }
