@@ -1,13 +1,14 @@
 //! `vramp bench`: what allocators cost on a device.
 //!
 //! - [`args`] says what can be asked for, and the help of each command how it measures.
-//! - `subject` is what is measured, `hit`, `threads`, `grow`, `remap` and `graphs` are the
+//! - `subject` is what is measured, `hit`, `threads`, `grow`, `remap`, `graphs` and `disk` are the
 //!   measurements.
 //!
 //! Whatever is compared is measured in the same run, in turns.
 
 pub mod args;
 mod cost;
+mod disk;
 mod graphs;
 mod grow;
 mod hit;
@@ -35,6 +36,7 @@ pub(crate) fn run(args: &args::Bench, out: &mut dyn Write) -> Result<()> {
         args::Measure::Grow(grow) => grow::run(grow, out),
         args::Measure::Remap(remap) => remap::run(remap, out),
         args::Measure::Graphs(graphs) => graphs::run(graphs, out),
+        args::Measure::Disk(disk) => disk::run(disk, out),
     }
 }
 
@@ -126,18 +128,7 @@ impl Bench {
             }
             return Ok(());
         }
-        let mut table = Table::new();
-        table.load_preset(presets::NOTHING);
-        table.set_header(columns.iter().map(|(head, _)| *head));
-        for row in rows {
-            table.add_row(columns.iter().map(|(_, cell)| match cell(row) {
-                Cell::Words(text) => comfy_table::Cell::new(text),
-                Cell::Number(text) => {
-                    comfy_table::Cell::new(text).set_alignment(CellAlignment::Right)
-                }
-            }));
-        }
-        Ok(writeln!(out, "{}\n", table.trim_fmt())?)
+        write_table(out, rows, columns)
     }
 
     /// Names the device, for people.
@@ -148,6 +139,20 @@ impl Bench {
         }
         Ok(writeln!(out, "{id} ({name}), driver {driver}")?)
     }
+}
+
+/// Writes a table for people, and an empty line.
+fn write_table<R>(out: &mut dyn Write, rows: &[R], columns: &[Column<R>]) -> Result<()> {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header(columns.iter().map(|(head, _)| *head));
+    for row in rows {
+        table.add_row(columns.iter().map(|(_, cell)| match cell(row) {
+            Cell::Words(text) => comfy_table::Cell::new(text),
+            Cell::Number(text) => comfy_table::Cell::new(text).set_alignment(CellAlignment::Right),
+        }));
+    }
+    Ok(writeln!(out, "{}\n", table.trim_fmt())?)
 }
 
 /// More blocks take longer than anybody waits.

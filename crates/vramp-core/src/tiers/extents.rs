@@ -152,7 +152,7 @@ impl Extents {
         let segment = self.segments.remove(&id).expect("it was just there");
         for (offset, len) in segment.free {
             self.by_len.remove(&(len, id, offset));
-            self.free = self.free - len;
+            self.free -= len;
         }
         Ok(())
     }
@@ -176,7 +176,7 @@ impl Extents {
             let extent = Extent { segment, offset, len };
             self.take(found, extent);
             list.push(extent);
-            left = left - len;
+            left -= len;
         }
         Ok(list)
     }
@@ -195,7 +195,7 @@ impl Extents {
         segment.free.remove(&offset);
         segment.used += len;
         self.by_len.remove(&(found, id, offset));
-        self.free = self.free - len;
+        self.free -= len;
         let rest = found - len;
         if !rest.is_zero() {
             segment.free.insert(extent.end(), rest);
@@ -210,7 +210,7 @@ impl Extents {
     pub fn free(&mut self, extent: Extent) -> Result<(), ExtentError> {
         let Extent { segment: id, offset, len } = extent;
         let segment = self.used_segment(extent)?;
-        segment.used = segment.used - len;
+        segment.used -= len;
         let (mut start, mut end) = (offset, extent.end());
         let before = segment.free.range(..offset).next_back().map(|(at, len)| (*at, *len));
         let before = before.filter(|(at, len)| *at + *len == offset);
@@ -235,7 +235,7 @@ impl Extents {
     /// Not all of it is in use; nothing changes.
     pub fn quarantine(&mut self, extent: Extent) -> Result<(), ExtentError> {
         let segment = self.used_segment(extent)?;
-        segment.used = segment.used - extent.len;
+        segment.used -= extent.len;
         segment.lost.insert(extent.offset, extent.len);
         Ok(())
     }

@@ -192,7 +192,7 @@ impl Shelf {
         let extents = state.held[&holding.id].extents.iter();
         let places = extents.map(|extent| {
             let data = extent.len.min(left);
-            left = left - data;
+            left -= data;
             Place { file: state.file(extent.segment), extent: *extent, data }
         });
         places.collect()
@@ -216,7 +216,7 @@ impl Shelf {
             };
             let held = state.held.get_mut(&holding).expect("a transfer holds it");
             held.extents.push(extent);
-            held.lost = held.lost - extent.len;
+            held.lost -= extent.len;
             state.counters.moved_pieces += 1;
             Ok(Place { file: state.file(extent.segment), extent, data: bad.data })
         })

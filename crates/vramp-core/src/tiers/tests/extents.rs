@@ -192,7 +192,7 @@ proptest! {
                     if !cut.is_zero() {
                         let front = Extent { len: cut, ..held[which] };
                         held[which].offset += cut;
-                        held[which].len = held[which].len - cut;
+                        held[which].len -= cut;
                         extents.free(front).unwrap();
                         paint(&mut map, front, Unit::Used, Unit::Free);
                     }
