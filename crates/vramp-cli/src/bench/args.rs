@@ -70,6 +70,23 @@ pub enum Measure {
     ///
     /// Files have no name and are gone afterwards.
     Disk(Disk),
+    /// Bytes moved between the card and pinned blocks of the host
+    ///
+    /// For each size and direction, by turns: one plain copy of all of it from or to one buffer that
+    /// the driver pinned, on one stream (two for both directions at once); and a mover, which copies
+    /// in steps on two streams a direction from or to blocks of a pool. Time goes from the first call
+    /// until the host knows that all has arrived. A row tells the median over moves, and the median of
+    /// the ratios to the plain copy just before. One round is for warming up.
+    ///
+    /// On the simulator time is modelled, and streams do not compete for the link: two copy twice as
+    /// fast as one.
+    Copy(Copy),
+    /// Reservations, waits, and memory that they pay for
+    ///
+    /// What a reservation and its release take, alone and while others wait; what it takes until one
+    /// who waits has what another thread released; and what malloc and free take on an allocator with
+    /// and without a budget. Batches take turns; a row tells the median.
+    Reserve(Reserve),
 }
 
 /// What all of them have in common.
@@ -222,6 +239,40 @@ pub struct Disk {
     /// Print one JSON object per row and nothing else
     #[arg(long)]
     pub json: bool,
+}
+
+/// Options of `copy`.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Copy {
+    /// What all of them have in common.
+    #[command(flatten)]
+    pub common: Common,
+    /// Sizes to move; 1MiB to 4GiB by default, to 256MiB on the simulator
+    #[arg(long, value_delimiter = ',', value_name = "SIZE")]
+    pub sizes: Vec<Bytes>,
+    /// How much the mover queues at a time, from 4MiB to 32MiB
+    #[arg(long, default_value = "16MiB", value_name = "SIZE")]
+    pub step: Bytes,
+    /// Take blocks of which no two are neighbours: a copy for each
+    #[arg(long)]
+    pub scattered: bool,
+}
+
+/// Options of `reserve`.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Reserve {
+    /// What all of them have in common.
+    #[command(flatten)]
+    pub common: Common,
+    /// Beside how many who wait
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "COUNT",
+        default_value = "1,64,1000",
+        value_parser = clap::value_parser!(u16).range(1..=4096)
+    )]
+    pub waiters: Vec<u16>,
 }
 
 /// Which engine moves the store's bytes.

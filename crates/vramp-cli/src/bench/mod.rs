@@ -1,18 +1,20 @@
 //! `vramp bench`: what allocators cost on a device.
 //!
 //! - [`args`] says what can be asked for, and the help of each command how it measures.
-//! - `subject` is what is measured, `hit`, `threads`, `grow`, `remap`, `graphs` and `disk` are the
-//!   measurements.
+//! - `subject` is what is measured, `hit`, `threads`, `grow`, `remap`, `graphs`, `disk`, `copy` and
+//!   `reserve` are the measurements.
 //!
 //! Whatever is compared is measured in the same run, in turns.
 
 pub mod args;
+mod copy;
 mod cost;
 mod disk;
 mod graphs;
 mod grow;
 mod hit;
 mod remap;
+mod reserve;
 mod subject;
 mod threads;
 
@@ -37,6 +39,8 @@ pub(crate) fn run(args: &args::Bench, out: &mut dyn Write) -> Result<()> {
         args::Measure::Remap(remap) => remap::run(remap, out),
         args::Measure::Graphs(graphs) => graphs::run(graphs, out),
         args::Measure::Disk(disk) => disk::run(disk, out),
+        args::Measure::Copy(copy) => copy::run(copy, out),
+        args::Measure::Reserve(reserve) => reserve::run(reserve, out),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use vramp_core::Bytes;
-use vramp_core::tiers::SpaceId;
+use vramp_core::tiers::{Rate, Route, SpaceId};
 
 /// One size on its way from one space to another, with nothing else on the way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,14 +73,17 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// From where to where how many bytes go in a second: for each way the rate of the largest size.
-    pub fn rates(&self) -> impl Iterator<Item = (SpaceId, SpaceId, u64)> {
+    /// For each way the rate of the largest size, ready to be collected into [`Links`](vramp_core::tiers::Links).
+    pub fn rates(&self) -> impl Iterator<Item = (Route, Rate)> {
         let largest = |link: &&MeasuredLink| {
             let same = |other: &&MeasuredLink| (other.from, other.to) == (link.from, link.to);
             let most = self.links.iter().filter(same).map(|other| other.size_bytes).max();
             most == Some(link.size_bytes)
         };
-        self.links.iter().filter(largest).map(|link| (link.from, link.to, link.bytes_per_s))
+        self.links.iter().filter(largest).map(|link| {
+            let MeasuredLink { from, to, bytes_per_s, .. } = *link;
+            (Route { from, to }, Rate { bytes_per_s })
+        })
     }
 
     /// How long the smallest size takes from one space to the other. `None` if it was not measured.

@@ -1,7 +1,8 @@
 //! Measured links.
 
 use vramp_tiers::{
-    DiskConfig, DiskStore, MeasuredLink, Profile, Profiler, ProfilerConfig, Unmeasured,
+    DiskConfig, DiskStore, Links, MeasuredLink, Profile, Profiler, ProfilerConfig, Route,
+    Unmeasured,
 };
 
 use super::*;
@@ -65,10 +66,8 @@ fn the_defaults_are_four_sizes_and_a_tiny_one_in_ten_rounds_after_three() {
 fn a_large_move_is_as_fast_as_the_link_and_a_tiny_one_tells_the_latency() {
     let sizes = [Bytes::kib(4), Bytes::mib(64)];
     let profile = measured(&sizes, Bytes::mib(128), Bytes::mib(64));
-    let rate = |from, to| {
-        let of_way = |rate: &(SpaceId, SpaceId, u64)| (rate.0, rate.1) == (from, to);
-        profile.rates().find(of_way).unwrap().2 as f64 / 1e9
-    };
+    let links: Links = profile.rates().collect();
+    let rate = |from, to| links.rate(Route { from, to }).unwrap().bytes_per_s as f64 / 1e9;
     // The simulated link is two streams wide: streams do not compete there.
     for (from, to, alone) in [(GPUS[0], HOST, 55.4), (HOST, GPUS[1], 55.6)] {
         let rate = rate(from, to);
@@ -79,7 +78,7 @@ fn a_large_move_is_as_fast_as_the_link_and_a_tiny_one_tells_the_latency() {
     let latency = profile.latency_ns(GPUS[0], HOST).unwrap();
     assert!((1_000..20_000).contains(&latency), "{latency} ns");
     assert_eq!(profile.latency_ns(DISK, DISK), None);
-    assert_eq!(profile.rates().count(), 12, "each way once");
+    assert_eq!(links.iter().count(), 12, "each way once");
 }
 
 #[test]
