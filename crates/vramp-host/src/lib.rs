@@ -11,7 +11,13 @@
 //! Deliberately absent: devices, budgets, policy, environment variables, and pools: a call here is
 //! a call of the operating system.
 
+mod disk;
 mod memory;
 pub mod topology;
 
+pub use disk::{
+    BlockIo, DISK_BLOCK, DirectFile, Direction, DiskError, DiskErrorKind, IoChoice, IoDone,
+    IoRequest, IoUnavailable, OpenedIo, OsCode, ThreadIo, Transfer, UringIo, Workers, move_whole,
+    open_io,
+};
 pub use memory::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutsideMemory, PageKind};

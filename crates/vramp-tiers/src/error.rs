@@ -90,6 +90,12 @@ pub enum ReserveError {
     /// The manager was shut down, or dropped: nobody may wait any more.
     #[error("the manager is shut down, and nobody may wait: {0}")]
     ShutDown(Box<Refusal>),
+    /// A spiller would wait for the memory that it shall free.
+    #[error(
+        "a spiller cannot wait for memory of the space it empties: reserve before it is called, or \
+         where the data goes: {0}"
+    )]
+    InSpiller(Box<Refusal>),
     /// Waiting on would be for ever.
     #[error("deadlock: {stuck}")]
     Deadlock {
@@ -110,6 +116,7 @@ impl ReserveError {
             | ReserveError::TimedOut(refusal)
             | ReserveError::Cancelled(refusal)
             | ReserveError::ShutDown(refusal)
+            | ReserveError::InSpiller(refusal)
             | ReserveError::Deadlock { refusal, .. } => Some(refusal),
         }
     }

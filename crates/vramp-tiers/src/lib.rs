@@ -46,6 +46,7 @@
 //!    ([`wait`](RequestBuilder::wait)), or as much as there is ([`upto`](RequestBuilder::upto)).
 //! 2. Who waits is woken with the reservation in hand, or with the reason why not: no wake-up is
 //!    lost and nobody wakes in vain.
+//!    Until then it makes room itself, if somebody can spill ([`MemorySpace::on_shortage`]).
 //! 3. [`Tracked`] charges it with what is allocated. [`Reservation::charge`] does so for memory of
 //!    other kinds.
 //! 4. It grows, shrinks, splits and merges.
@@ -58,7 +59,8 @@
 //! machine ([`TiersBuilder`]).
 //!
 //! What it costs: a request that is served at once and its release are two turns of one lock; one
-//! more turn for each malloc and each free. Waiters cost O(waiters) a turn.
+//! more turn for each malloc and each free. While others wait, a turn that can serve nobody costs
+//! the same; one that serves somebody costs O(those ahead).
 //!
 //! [`HostPool`] holds the memory behind a host's space.
 //!
@@ -70,17 +72,20 @@ mod cancel;
 mod channel;
 mod charge;
 mod config;
+mod disk;
 mod error;
 mod host;
 mod manager;
 #[cfg(all(test, loom))]
 mod models;
+mod movers;
 mod pressure;
 mod request;
 mod reservation;
 mod seat;
 mod shared;
 mod space;
+mod spill;
 mod streams;
 mod sync;
 mod tracked;
@@ -94,23 +99,34 @@ pub use config::{
     Card, ConfigError, DiskSpaceConfig, GpuChoice, GpuSpaceConfig, HostBlocks, HostCapacity,
     HostPer, HostSpaceConfig, SpaceLevels, TiersBuilder, TiersConfig,
 };
+pub use disk::{
+    Checks, DiskConfig, DiskConfigError, DiskStats, DiskStore, DiskTierError, DiskTransfer,
+    FileNames, PaidBy, StoredBytes, Swept, TransferStats,
+};
 pub use error::{MergeRefused, NotMerged, Refusal, ReserveError, SpaceFull, StuckOwner};
 pub use host::{HostAllocation, HostPool, HostPoolConfig, HostPoolError, HostPoolStats, HostSlab};
 pub use manager::{DeadlockCheck, ManagerConfig, ReservationManager};
+pub use movers::{
+    After, DiskPayer, DiskSource, DiskTarget, End, Flight, GpuEnd, GpuFlight, MeasuredLink,
+    MeasuredPair, MoveError, MoveFailed, Mover, MoverConfig, Moving, OnDisk, Part, Profile,
+    Profiler, ProfilerConfig, Progress, Reading, Staged, Transfer, Unmeasured, Writing,
+};
 pub use pressure::{PressureWatch, Subscription};
 pub use request::{Deadline, RequestBuilder};
 pub use reservation::Reservation;
 pub use space::MemorySpace;
+pub use spill::{Shortage, SpillAndRetry, Spiller, SpillerRegistration, Spilling};
 pub use streams::{Acquire, BorrowedStream, StreamPool, StreamPoolError};
 pub use tracked::{
-    AttachError, BackOff, Fail, LimitRule, MallocError, MemoryShortage, OutOf, OutOfMemory,
-    Policies, Remedy, Retries, Scope, Tracked, TrackedAllocation, TrackedFreeError,
+    AttachError, BackOff, Count, Counter, Counts, Fail, LimitRule, MallocError, MemoryShortage,
+    OutOf, OutOfMemory, Policies, Remedy, Retries, Scope, Tracked, TrackedAllocation,
+    TrackedFreeError,
 };
 
 pub use vramp_core::Bytes;
 pub use vramp_core::tiers::{
-    ChargeError, Crossed, GrowthFactor, Level, Levels, LimitPolicy, Over, OverAnswer, Overtaking,
-    Owner, Pressure, Priority, QueueConfig, Refused, ReservationId, SpaceCensus, SpaceConfig,
-    SpaceId, SplitError, Strategy, Tag, TagCensus, Tier,
+    ChargeError, Crossed, Distance, GrowthFactor, Level, Levels, LimitPolicy, Links, Over,
+    OverAnswer, Overtaking, Owner, Pressure, Priority, QueueConfig, Rate, Refused, ReservationId,
+    Route, SpaceCensus, SpaceConfig, SpaceId, SplitError, Strategy, Tag, TagCensus, Tier,
 };
 pub use vramp_host::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutsideMemory, PageKind};

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vramp_core::tiers::{
-    Bound, Ledger, LedgerError, Queue, QueueConfig, SpaceConfig, SpaceId, Strategy, Tag, Tier,
+    Bound, Ledger, LedgerError, Links, QueueConfig, SpaceConfig, SpaceId, Strategy, Tag, Tier,
 };
 use vramp_core::{Bytes, Inconsistency};
 
 use crate::request::RequestBuilder;
 use crate::shared::{self, Shared};
 use crate::space::MemorySpace;
+use crate::tracked::Retries;
 
 /// When a manager looks for waiters that can never be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +43,8 @@ pub struct ManagerConfig {
     pub queue: QueueConfig,
     /// When deadlocks are looked for.
     pub deadlock: DeadlockCheck,
+    /// How often and how fast one who waits asks spillers again.
+    pub spill: Retries,
 }
 
 /// Gives reservations in all spaces of a program. Clones are the same manager; when the last one
@@ -82,7 +85,7 @@ impl ReservationManager {
         config: ManagerConfig,
     ) -> Result<ReservationManager, LedgerError> {
         let ledger = Ledger::new(spaces)?;
-        let shared = Shared::new(ledger, Queue::new(config.queue), config.deadlock);
+        let shared = Shared::new(ledger, config);
         Ok(ReservationManager { handle: Arc::new(Handle { shared: Arc::new(shared) }) })
     }
 
@@ -138,6 +141,18 @@ impl ReservationManager {
     fn of_tier(&self, tier: Option<Tier>) -> impl Iterator<Item = SpaceId> {
         let spaces = self.handle.shared.spaces.iter().copied();
         spaces.filter(move |space| tier.is_none_or(|tier| space.tier == tier))
+    }
+
+    /// The rates between spaces that strategies know of; none at first.
+    pub fn links(&self) -> Links {
+        self.handle.shared.links().clone()
+    }
+
+    /// Tells the rates between spaces, as measured: from the next request on, strategies take the
+    /// fastest of their equals first, as seen from the space that they start from or from
+    /// [`nearest_to`](RequestBuilder::nearest_to).
+    pub fn set_links(&self, links: Links) {
+        self.handle.shared.set_links(links);
     }
 
     /// How many requests wait.

@@ -1,11 +1,14 @@
-//! Models of the hand-off: every order in which releases, waits, cancellations and the shutdown can
-//! run. `cargo xtask loom` explores them. A lost wake-up shows as a thread that never ends.
+//! Models of the hand-off: every order in which releases, waits, cancellations, offers of spillers
+//! and the shutdown can run. `cargo xtask loom` explores them. A lost wake-up shows as a thread that never ends.
 
+use std::sync::{Arc, PoisonError};
+
+use loom::sync::Mutex;
 use loom::thread;
 
 use crate::{
-    Bytes, CancelToken, Level, Reservation, ReservationManager, ReserveError, SpaceConfig, SpaceId,
-    Strategy,
+    Bytes, CancelToken, Level, ManagerConfig, Priority, Reservation, ReservationManager,
+    ReserveError, Retries, Shortage, SpaceConfig, SpaceId, SpillerRegistration, Strategy,
 };
 
 const GPU: SpaceId = SpaceId::gpu(0);
@@ -17,7 +20,10 @@ fn manager() -> ReservationManager {
         granule: Bytes::new(1),
         ..SpaceConfig::gpu(Bytes::new(10))
     };
-    ReservationManager::new([(GPU, config)]).expect("its levels make sense")
+    // Without pauses: in a model no time passes.
+    let spill = Retries { most: 0, ..Retries::default() };
+    let spill = ManagerConfig { spill, ..ManagerConfig::default() };
+    ReservationManager::with_config([(GPU, config)], spill).expect("its levels make sense")
 }
 
 fn take(manager: &ReservationManager, bytes: u64) -> Reservation {
@@ -108,6 +114,72 @@ fn a_cancelled_waiter_has_its_memory_or_nothing() {
         drop(all);
         helper.join().expect("a cancellation does not panic");
         waiter.join().expect("a waiter does not panic");
+        ends_empty(&manager);
+    });
+}
+
+type Store = Arc<Mutex<Option<Reservation>>>;
+
+/// Spills whatever is in the store.
+fn spiller(manager: &ReservationManager, store: &Store) -> SpillerRegistration {
+    let store = Arc::clone(store);
+    let space = manager.space(GPU).expect("it was configured");
+    space.on_shortage(Priority(0), move |_: &Shortage<'_>| {
+        let spilled = store.lock().unwrap_or_else(PoisonError::into_inner).take();
+        spilled.map_or(Bytes::ZERO, |spilled| spilled.bytes())
+    })
+}
+
+#[test]
+fn what_is_offered_is_spilled_whenever_the_waiter_looks() {
+    loom::model(|| {
+        let manager = manager();
+        let all = take(&manager, 10);
+        let store = Store::default();
+        let registration = spiller(&manager, &store);
+        let waiter = {
+            let manager = manager.clone();
+            thread::spawn(move || drop(wait(&manager, 10).expect("it fits in the end")))
+        };
+        *store.lock().unwrap_or_else(PoisonError::into_inner) = Some(all);
+        registration.offer();
+        waiter.join().expect("a waiter does not panic");
+        drop(registration);
+        ends_empty(&manager);
+    });
+}
+
+#[test]
+fn one_waiter_spills_while_another_releases() {
+    loom::model(|| {
+        let manager = manager();
+        let (own, other) = (take(&manager, 5), take(&manager, 5));
+        let store: Store = Arc::new(Mutex::new(Some(own)));
+        let registration = spiller(&manager, &store);
+        let waiter = {
+            let manager = manager.clone();
+            thread::spawn(move || drop(wait(&manager, 10).expect("it fits in the end")))
+        };
+        drop(other);
+        waiter.join().expect("a waiter does not panic");
+        drop(registration);
+        ends_empty(&manager);
+    });
+}
+
+#[test]
+fn two_waiters_claim_and_both_are_served() {
+    loom::model(|| {
+        let manager = manager();
+        let store: Store = Arc::new(Mutex::new(Some(take(&manager, 10))));
+        let registration = spiller(&manager, &store);
+        let waiter = {
+            let manager = manager.clone();
+            thread::spawn(move || drop(wait(&manager, 4).expect("it fits in the end")))
+        };
+        drop(wait(&manager, 6).expect("it fits in the end"));
+        waiter.join().expect("a waiter does not panic");
+        drop(registration);
         ends_empty(&manager);
     });
 }

@@ -12,8 +12,9 @@ use vramp_core::tiers::{
 use crate::cancel::CancelToken;
 use crate::error::ReserveError;
 use crate::reservation::Reservation;
-use crate::seat::Seat;
+use crate::seat::{Seat, Woken};
 use crate::shared::{Outcome, Shared, State};
+use crate::spill::{Spilling, Tries, empties_all};
 
 /// When to give up. An [`Instant`], or a [`Duration`] from now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,6 +55,7 @@ pub struct RequestBuilder<'a> {
     tag: Tag,
     deadline: Deadline,
     token: Option<CancelToken>,
+    spilling: Spilling,
 }
 
 /// What came of a request that may wait.
@@ -73,7 +75,12 @@ impl<'a> RequestBuilder<'a> {
             Strategy::Specific(space) if shared.spaces.contains(&space) => {
                 Ok(Candidates::from_slice(&[space]))
             }
-            _ => strategy.candidates(&shared.spaces, |_| ()),
+            _ => match strategy.start() {
+                Some(start) => {
+                    strategy.candidates(&shared.spaces, shared.links().distance_from(start))
+                }
+                None => strategy.candidates(&shared.spaces, |_| ()),
+            },
         };
         RequestBuilder {
             shared,
@@ -85,13 +92,29 @@ impl<'a> RequestBuilder<'a> {
             tag: Tag::NONE,
             deadline: Deadline::NEVER,
             token: None,
+            spilling: Spilling::default(),
         }
     }
 
-    /// Of spaces that the strategy holds equal, tries the one with the smallest distance first; else
-    /// the one with the smallest index.
+    /// Of spaces that the strategy holds equal, tries the one with the smallest distance first, and
+    /// of those the one with the smallest index. If not given, the one to which the link from the
+    /// strategy's own space is the fastest ([`set_links`](crate::ReservationManager::set_links)).
     pub fn near<D: Ord>(mut self, distance: impl Fn(SpaceId) -> D) -> RequestBuilder<'a> {
         self.candidates = self.strategy.candidates(&self.shared.spaces, distance);
+        self
+    }
+
+    /// The same by the rates of the links from a space.
+    pub fn nearest_to(mut self, from: SpaceId) -> RequestBuilder<'a> {
+        let links = self.shared.links();
+        self.candidates = self.strategy.candidates(&self.shared.spaces, links.distance_from(from));
+        drop(links);
+        self
+    }
+
+    /// Whether others' data shall move for it. Before it waits, if not given.
+    pub fn spilling(mut self, spilling: Spilling) -> RequestBuilder<'a> {
+        self.spilling = spilling;
         self
     }
 
@@ -127,13 +150,17 @@ impl<'a> RequestBuilder<'a> {
         self
     }
 
-    /// All of it at once, or nothing. Does not pass those who wait further than they allow.
+    /// All of it at once, or nothing. Does not pass those who wait further than they allow. With
+    /// [`Spilling::AlsoNow`] it asks each spiller once, and stands in the queue meanwhile.
     ///
     /// # Errors
     /// There is no room, or never will be.
     #[inline]
     pub fn now(mut self) -> Result<Reservation, ReserveError> {
         let mut request = self.take_request()?;
+        if self.spilling == Spilling::AlsoNow && !empties_all(self.shared, &request.candidates) {
+            return self.spill_now(request);
+        }
         self.shared
             .act(|state| {
                 request.owner = self.owned(state);
@@ -151,15 +178,24 @@ impl<'a> RequestBuilder<'a> {
             .map_err(|refused| self.error(refused, &request))
     }
 
-    /// All of it, as soon as it is this request's turn; never less.
+    /// All of it, as soon as it is this request's turn; never less. What is missing is spilled
+    /// meanwhile, in this thread: a deadline or a cancellation ends that after the spiller's call that
+    /// is under way.
     ///
     /// # Errors
-    /// It can never be had, the deadline passed, it was cancelled, the manager was shut down, or
-    /// waiting would be for ever. Nothing is reserved then.
+    /// It can never be had, the deadline passed, it was cancelled, the manager was shut down, a spiller
+    /// waits for what it shall free, or waiting would be for ever. Nothing is reserved then.
     pub fn wait(mut self) -> Result<Reservation, ReserveError> {
         let mut request = self.take_request()?;
         if self.token.as_ref().is_some_and(CancelToken::is_cancelled) {
             return Err(ReserveError::Cancelled(self.shared.refusal(&request)));
+        }
+        if empties_all(self.shared, &request.candidates) {
+            (self.candidates, self.spilling) = (Ok(request.candidates), Spilling::Never);
+            return self.now().map_err(|error| match error {
+                ReserveError::NotNow(refusal) => ReserveError::InSpiller(refusal),
+                other => other,
+            });
         }
         let begun = self.begin(&mut request).map_err(|refused| self.error(refused, &request))?;
         let (waiter, seat, checked) = match begun {
@@ -171,7 +207,7 @@ impl<'a> RequestBuilder<'a> {
         {
             self.shared.cancel(waiter);
         }
-        let outcome = self.outcome(&seat, checked);
+        let outcome = self.outcome(waiter, &request.candidates, &seat, checked);
         if let Some(token) = &self.token {
             token.forget(self.shared, waiter);
         }
@@ -262,29 +298,70 @@ impl<'a> RequestBuilder<'a> {
                 }
                 Submitted::Waiting(waiter) => {
                     let seat = state.sit(waiter);
-                    let checked = self.shared.check_at_start(state);
+                    // Who can have memory spilled is in no deadlock before that has failed.
+                    let spills = self.spilling != Spilling::Never
+                        && state.claim_at_start(waiter, &request.candidates);
+                    let checked = !spills && self.shared.check_at_start(state);
                     Begun::Waits { waiter, seat, checked }
                 }
             })
         })
     }
 
-    /// Waits until the request is out of the queue, and for what it was given then.
-    fn outcome(&self, seat: &Seat<Outcome>, checked: bool) -> Outcome {
+    /// Spills what the request lacks, waits until it is out of the queue, and for what it was given
+    /// then.
+    fn outcome(
+        &self,
+        waiter: WaiterId,
+        candidates: &Candidates,
+        seat: &Seat<Outcome>,
+        mut checked: bool,
+    ) -> Outcome {
         let deadline = self.deadline.0;
-        let put_off = self.shared.put_off().filter(|_| !checked);
+        let mut tries = Tries::new(self.shared, waiter, candidates, deadline);
+        if self.spilling == Spilling::Never {
+            tries.end();
+        }
         loop {
-            let later = put_off.and_then(|later| Instant::now().checked_add(later));
+            let pause = tries.go_round();
+            let put_off = self.shared.put_off().filter(|_| tries.are_over() && !checked);
+            let later = pause.or(put_off).and_then(|pause| Instant::now().checked_add(pause));
             let until = [deadline, later].into_iter().flatten().min();
-            if let Some(outcome) = seat.wait(until) {
-                return outcome;
+            match seat.wait_or_call(until) {
+                Woken::Given(outcome) => return outcome,
+                Woken::Called if self.spilling == Spilling::Never => {}
+                Woken::Called => {
+                    tries.renew();
+                    checked = false;
+                }
+                Woken::Late if deadline.is_some_and(|deadline| deadline <= Instant::now()) => {
+                    // Whoever ended the wait, now or a moment ago, gives something.
+                    self.shared.expire();
+                    return seat.wait(None).expect("a wait without an end ends with a gift");
+                }
+                Woken::Late if tries.are_over() => self.shared.check_late(),
+                Woken::Late => {}
             }
-            if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-                // Whoever ended the wait, now or a moment ago, gives something.
-                self.shared.expire();
-                return seat.wait(None).expect("a wait without an end ends with a gift");
+        }
+    }
+
+    /// Asks each spiller once, and takes what there is then.
+    fn spill_now(&self, mut request: Request) -> Result<Reservation, ReserveError> {
+        request.deadline = None;
+        let not_now = |request: &Request| ReserveError::NotNow(self.shared.refusal(request));
+        let (waiter, seat) = match self.begin(&mut request) {
+            Ok(Begun::Served(reservation)) => return Ok(reservation),
+            Ok(Begun::Waits { waiter, seat, .. }) => (waiter, seat),
+            Err(SubmitError::ShutDown { .. }) => return Err(not_now(&request)),
+            Err(refused) => return Err(self.error(refused, &request)),
+        };
+        Tries::new(self.shared, waiter, &request.candidates, None).go_round();
+        self.shared.cancel(waiter);
+        match seat.wait(None) {
+            Some(Outcome::Granted(Granted { reservation, space, .. })) => {
+                Ok(Reservation::new(self.shared, reservation, space))
             }
-            self.shared.check_late();
+            _ => Err(not_now(&request)),
         }
     }
 

@@ -56,6 +56,17 @@ impl Reservation {
         self.record().used
     }
 
+    /// The most that was allocated from it at once, since it was made or the last
+    /// [`reset_peak`](Reservation::reset_peak).
+    pub fn peak(&self) -> Bytes {
+        self.record().peak
+    }
+
+    /// Makes what is allocated now the peak.
+    pub fn reset_peak(&mut self) {
+        self.shared.act(|state| state.ledger.reset_peak(self.id)).expect(HELD);
+    }
+
     /// What can still be allocated from it.
     pub fn unused(&self) -> Bytes {
         self.record().unused()
@@ -75,23 +86,20 @@ impl Reservation {
         *self.shared.look().ledger.reservation(self.id).expect(HELD)
     }
 
-    /// Makes it larger at once, before all who wait.
+    /// Makes it larger at once. Does not pass those who wait further than they allow.
     ///
     /// # Errors
-    /// There is no room, or never will be. It stays as it is.
+    /// There is no room, or never will be, or others are before it. It stays as it is.
     pub fn grow(&mut self, by: Bytes) -> Result<(), ReserveError> {
         self.fits_at_all(by)?;
         let grown = self.shared.act(|state| {
-            let before = state.ledger.total(self.space).expect(HELD);
-            state.ledger.grow(self.id, by)?;
-            // What was allocated over its size is inside it now: the total may have fallen.
-            let after = state.ledger.total(self.space).expect(HELD);
-            state.returned(self.space, before.saturating_sub(after));
+            let grants = state.queue.grow(&mut state.ledger, self.id, by)?;
+            state.give(grants);
             Ok(())
         });
         match grown {
             Ok(()) => Ok(()),
-            Err(GrowError::Refused(_)) => {
+            Err(GrowError::Refused(_) | GrowError::Behind { .. }) => {
                 Err(ReserveError::NotNow(self.shared.refusal(&self.part(by))))
             }
             Err(GrowError::Stale(stale)) => panic!("{HELD}: {stale}"),

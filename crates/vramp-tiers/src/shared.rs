@@ -1,21 +1,24 @@
 //! The one lock, what it protects, and who is told what happened behind it.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use vramp_core::Bytes;
 use vramp_core::tiers::{
-    Granted, Ledger, Owner, Queue, Request, ReservationId, SpaceId, UnknownSpace, WaiterId, WayOut,
+    Granted, Ledger, Links, Owner, Queue, Request, ReservationId, SpaceId, UnknownSpace, WaiterId,
+    WayOut,
 };
 
 use crate::channel::{EventNotifier, NotificationChannel};
 use crate::error::{Refusal, StuckOwner};
-use crate::manager::DeadlockCheck;
+use crate::manager::{DeadlockCheck, ManagerConfig};
 use crate::pressure::Subscriber;
 use crate::seat::Seat;
+use crate::spill::Registered;
 use crate::sync::{Mutex, MutexGuard, lock};
+use crate::tracked::Retries;
 
 /// How a wait ended.
 pub(crate) enum Outcome {
@@ -39,6 +42,8 @@ pub(crate) struct State {
     pub queue: Queue,
     seats: BTreeMap<WaiterId, Arc<Seat<Outcome>>>,
     pub subscribers: Vec<Arc<Subscriber>>,
+    /// The most important first.
+    pub spillers: Vec<Arc<Registered>>,
     /// With their notifiers: as long as the space is there, it may notify.
     pub channels: Vec<(SpaceId, NotificationChannel, EventNotifier)>,
     next_owner: u64,
@@ -54,6 +59,9 @@ pub(crate) struct Shared {
     pub spaces: Box<[SpaceId]>,
     start: Instant,
     check: DeadlockCheck,
+    /// Of spilling.
+    pub retries: Retries,
+    links: RwLock<Links>,
     panics: AtomicU64,
 }
 
@@ -111,8 +119,16 @@ impl State {
         seat
     }
 
+    /// The seats of those who wait for a space.
+    pub fn seats_at(&self, space: SpaceId) -> Vec<Arc<Seat<Outcome>>> {
+        let waiting = self.queue.waiting();
+        let here = waiting.filter(|(_, request)| request.candidates.contains(&space));
+        here.filter_map(|(waiter, _)| self.seats.get(&waiter).map(Arc::clone)).collect()
+    }
+
     fn audit(&self) -> Result<(), vramp_core::Inconsistency> {
         self.ledger.audit()?;
+        self.queue.audit()?;
         if self.seats.len() != self.queue.len() {
             let what = format!("{} have a seat, {} wait", self.seats.len(), self.queue.len());
             return Err(vramp_core::Inconsistency { what });
@@ -122,21 +138,39 @@ impl State {
 }
 
 impl Shared {
-    pub fn new(ledger: Ledger, queue: Queue, check: DeadlockCheck) -> Shared {
+    pub fn new(ledger: Ledger, config: ManagerConfig) -> Shared {
+        let ManagerConfig { queue, deadlock: check, spill: retries } = config;
         let start = Instant::now();
         let spaces = ledger.spaces().collect();
         let state = State {
             ledger,
-            queue,
+            queue: Queue::new(queue),
             seats: BTreeMap::new(),
             subscribers: Vec::new(),
+            spillers: Vec::new(),
             channels: Vec::new(),
             next_owner: FIRST_NAMELESS,
             next_check: start,
             gifts: Vec::new(),
             returned: Vec::new(),
         };
-        Shared { state: Mutex::new(state), spaces, start, check, panics: AtomicU64::new(0) }
+        Shared {
+            state: Mutex::new(state),
+            spaces,
+            start,
+            check,
+            retries,
+            links: RwLock::default(),
+            panics: AtomicU64::new(0),
+        }
+    }
+
+    pub fn links(&self) -> RwLockReadGuard<'_, Links> {
+        self.links.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn set_links(&self, links: Links) {
+        *self.links.write().unwrap_or_else(PoisonError::into_inner) = links;
     }
 
     /// To look; whatever changes something goes through [`Shared::act`].

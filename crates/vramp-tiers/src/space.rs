@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vramp_core::Bytes;
 use vramp_core::tiers::{
-    Bound, Crossed, Levels, Pressure, SpaceCensus, SpaceId, Strategy, Tag, TagCensus,
+    Bound, Crossed, Levels, Pressure, Priority, SpaceCensus, SpaceId, Strategy, Tag, TagCensus,
 };
 
 use crate::channel::NotificationChannel;
@@ -13,6 +13,7 @@ use crate::error::SpaceFull;
 use crate::pressure::{PressureWatch, Subscriber, Subscription};
 use crate::request::RequestBuilder;
 use crate::shared::Shared;
+use crate::spill::{Spiller, SpillerRegistration};
 
 const KNOWN: &str = "a space's handle comes from the manager that has the space";
 
@@ -137,6 +138,24 @@ impl MemorySpace {
     pub fn watch(&self) -> PressureWatch {
         let watch = self.shared.look().ledger.watch(self.id).expect(KNOWN);
         PressureWatch { shared: Arc::clone(&self.shared), watch }
+    }
+
+    /// Registers one who can move data out of the space. Requests that have to wait here call it, and
+    /// so does [`spill`](MemorySpace::spill); of several the one with the highest priority first, and
+    /// then the oldest. Those who wait already try it at once.
+    pub fn on_shortage(
+        &self,
+        priority: Priority,
+        spiller: impl Spiller + 'static,
+    ) -> SpillerRegistration {
+        self.shared.register(self.id, priority, Box::new(spiller))
+    }
+
+    /// Has so many bytes moved out of the space, in this thread, and returns how many were: more by
+    /// the last step, fewer if there is no more, none if called by a spiller of the space itself.
+    /// Requests that wait spill by themselves; this is for keeping memory free ahead of them.
+    pub fn spill(&self, bytes: Bytes) -> Bytes {
+        self.shared.spill(self.id, bytes)
     }
 
     /// A channel that is notified whenever memory comes back to the space, and shut down with the

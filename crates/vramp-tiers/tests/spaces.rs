@@ -8,9 +8,9 @@ use std::thread;
 use std::time::Duration;
 
 use vramp_tiers::{
-    Bytes, Charge, Crossed, Level, LimitPolicy, MergeRefused, NotificationChannel, OverAnswer,
-    Owner, Reservation, ReservationManager, ReserveError, SpaceConfig, SpaceId, Strategy, Tier,
-    WaitStatus, notify_on_exit,
+    Bytes, Charge, Crossed, Level, LimitPolicy, ManagerConfig, MergeRefused, NotificationChannel,
+    OverAnswer, Overtaking, Owner, QueueConfig, Rate, Reservation, ReservationManager,
+    ReserveError, Route, SpaceConfig, SpaceId, Strategy, Tier, WaitStatus, notify_on_exit,
 };
 
 const GPU: SpaceId = SpaceId::gpu(0);
@@ -392,4 +392,52 @@ fn one_of_many(manager: &ReservationManager, seed: u64, operations: usize) {
         }
         held.truncate(4);
     }
+}
+
+#[test]
+fn strategies_take_the_fastest_link_once_rates_are_known() {
+    let other = SpaceId::host(1);
+    let space = SpaceConfig::host(Bytes::mib(64));
+    let spaces = [(GPU, space), (HOST, space), (other, space)];
+    let manager = ReservationManager::new(spaces).unwrap();
+    let below = |manager: &ReservationManager| {
+        manager.request(Strategy::Downgrade(GPU), Bytes::mib(1)).now().unwrap().space()
+    };
+    assert_eq!(below(&manager), HOST, "nothing is known: by number");
+    let route = Route { from: GPU, to: other };
+    manager.set_links([(route, Rate { bytes_per_s: 1 << 30 })].into_iter().collect());
+    assert_eq!(manager.links().rate(route), Some(Rate { bytes_per_s: 1 << 30 }));
+    assert_eq!(below(&manager), other);
+    let near = |from| {
+        let request = manager.request(Strategy::AnyInTier(Tier::Host), Bytes::mib(1));
+        request.nearest_to(from).now().unwrap().space()
+    };
+    assert_eq!((near(GPU), near(HOST), near(other)), (other, HOST, other));
+}
+
+#[test]
+fn a_reservation_that_grows_does_not_pass_those_who_were_passed_enough() {
+    let queue = QueueConfig {
+        overtaking: Overtaking { count: 1, bytes: Bytes::kib(2) },
+        ..QueueConfig::default()
+    };
+    let spaces = [(GPU, SpaceConfig::gpu(Bytes::kib(100)))];
+    let config = ManagerConfig { queue, ..ManagerConfig::default() };
+    let manager = ReservationManager::with_config(spaces, config).unwrap();
+    let mut grows = manager.request(Strategy::Specific(GPU), Bytes::kib(60)).now().unwrap();
+    thread::scope(|scope| {
+        let large = scope.spawn(|| {
+            let request = manager.request(Strategy::Specific(GPU), Bytes::kib(50));
+            drop(request.wait().unwrap());
+        });
+        while manager.waiting() == 0 {
+            thread::yield_now();
+        }
+        assert!(matches!(grows.grow(Bytes::kib(3)), Err(ReserveError::NotNow(_))));
+        grows.grow(Bytes::kib(2)).unwrap();
+        assert!(matches!(grows.grow(Bytes::kib(1)), Err(ReserveError::NotNow(_))));
+        drop(grows);
+        large.join().unwrap();
+    });
+    manager.audit().unwrap();
 }

@@ -12,8 +12,9 @@ use vramp_driver::Call;
 use vramp_driver::sim::{FaultPlan, Simulator};
 use vramp_tiers::{
     Acquire, AttachError, BackOff, Bytes, GrowthFactor, LimitPolicy, MallocError, MemoryShortage,
-    MemorySpace, Origin, OutOf, OutOfMemory, OverAnswer, Policies, Remedy, ReservationManager,
-    Retries, Scope, SpaceConfig, SpaceId, StreamPool, StreamPoolError, Tracked, TrackedFreeError,
+    MemorySpace, Origin, OutOf, OutOfMemory, OverAnswer, Policies, Priority, Remedy,
+    ReservationManager, Retries, Scope, Shortage, SpaceConfig, SpaceId, SpillAndRetry, StreamPool,
+    StreamPoolError, Tracked, TrackedFreeError,
 };
 
 const GPU: SpaceId = SpaceId::gpu(0);
@@ -411,4 +412,36 @@ fn a_pools_shutdown_ends_every_wait_for_a_stream() {
     drop(lent);
     let empty = StreamPool::new(Arc::clone(bench().tracked.allocator()), 0).unwrap();
     assert!(matches!(empty.acquire(Acquire::Block), Err(StreamPoolError::Empty)));
+}
+
+#[test]
+fn the_handler_that_spills_retries_until_enough_has_left_and_begins_anew_each_time() {
+    let Bench { space, tracked, streams: [stream, _], .. } = bench();
+    let idle = Mutex::new(Some(space.charge(Bytes::kib(1000)).unwrap()));
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let told = Arc::clone(&asked);
+    let spill = move |shortage: &Shortage<'_>| {
+        told.lock().unwrap().push(shortage.bytes());
+        idle.lock().unwrap().take().map_or(Bytes::ZERO, |idle| idle.bytes())
+    };
+    let _spiller = space.on_shortage(Priority(0), spill);
+    let policies = handled_by(SpillAndRetry { space: space.clone() });
+    let paid = space.request(Bytes::ZERO).now().unwrap();
+    let policies = Policies { limit: Arc::new(LimitPolicy::Ignore), ..policies };
+    tracked.attach_with(Scope::Stream(stream), paid, policies).unwrap();
+    // 24 of 1024 KiB are free.
+    let block = tracked.malloc(KIB(32), stream).unwrap();
+    assert_eq!(*asked.lock().unwrap(), [KIB(32) - KIB(24)], "what the space lacks");
+    let rest = space.charge(KIB(1024 - 32)).unwrap();
+    // Nothing is left to spill: it is tried so often as is allowed, and no more.
+    assert!(matches!(tracked.malloc(KIB(8), stream), Err(MallocError::SpaceFull(_))));
+    assert_eq!(asked.lock().unwrap().len(), 1 + 5);
+    drop(rest);
+    drop(tracked.malloc(KIB(8), stream).unwrap());
+    assert_eq!(asked.lock().unwrap().len(), 6, "there was room");
+    let rest = space.charge(space.capacity() - space.total()).unwrap();
+    assert!(tracked.malloc(KIB(8), stream).is_err());
+    assert_eq!(asked.lock().unwrap().len(), 6 + 5, "each allocation has all its tries");
+    drop(rest);
+    tracked.free(block, stream).unwrap();
 }

@@ -1,5 +1,7 @@
 //! What `vramp bench` can be asked for.
 
+use std::path::PathBuf;
+
 use clap::{Args as ClapArgs, Subcommand, ValueEnum};
 use vramp::Bytes;
 
@@ -57,6 +59,34 @@ pub enum Measure {
     /// On the simulator the compared blocks are at most 1 MiB, and lending and calls cost what the
     /// model says.
     Graphs(Graphs),
+    /// Bytes written to a directory and read back
+    ///
+    /// So many bytes, by turns: in plain direct transfers of one block size to one preallocated
+    /// file, by io_uring and by threads; and by the store of the disk tier, in steps of 16 MiB of
+    /// which four are under way, with extents, budget and checksums. Each turn writes new files;
+    /// the store's turn includes getting their blocks. Afterwards, and not timed, every byte is read
+    /// again and compared. A row tells the median over rounds, and the median of the ratios to the
+    /// faster of the plain ones in the same round.
+    ///
+    /// Files have no name and are gone afterwards.
+    Disk(Disk),
+    /// Bytes moved between the card and pinned blocks of the host
+    ///
+    /// For each size and direction, by turns: one plain copy of all of it from or to one buffer that
+    /// the driver pinned, on one stream (two for both directions at once); and a mover, which copies
+    /// in steps on two streams a direction from or to blocks of a pool. Time goes from the first call
+    /// until the host knows that all has arrived. A row tells the median over moves, and the median of
+    /// the ratios to the plain copy just before. One round is for warming up.
+    ///
+    /// On the simulator time is modelled, and streams do not compete for the link: two copy twice as
+    /// fast as one.
+    Copy(Copy),
+    /// Reservations, waits, and memory that they pay for
+    ///
+    /// What a reservation and its release take, alone and while others wait; what it takes until one
+    /// who waits has what another thread released; and what malloc and free take on an allocator with
+    /// and without a budget. Batches take turns; a row tells the median.
+    Reserve(Reserve),
 }
 
 /// What all of them have in common.
@@ -178,6 +208,82 @@ pub struct Graphs {
     /// How large the arena is that lends; 8GiB by default, 1GiB on the simulator
     #[arg(long, value_name = "SIZE")]
     pub arena: Option<Bytes>,
+}
+
+/// Options of `disk`.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Disk {
+    /// Where to write
+    #[arg(long, default_value = ".", value_name = "DIR")]
+    pub dir: PathBuf,
+    /// How many bytes, in whole 16 MiB
+    #[arg(long, default_value = "2GiB", value_name = "SIZE")]
+    pub total: Bytes,
+    /// The most that one call moves
+    #[arg(long, default_value = "1MiB", value_name = "SIZE")]
+    pub block: Bytes,
+    /// How many calls are under way at the same time
+    #[arg(
+        long,
+        default_value = "32",
+        value_name = "COUNT",
+        value_parser = clap::value_parser!(u16).range(1..=64)
+    )]
+    pub depth: u16,
+    /// The store's engine
+    #[arg(long, value_enum, default_value_t = Engine::Auto, value_name = "NAME")]
+    pub engine: Engine,
+    /// How long to measure, in seconds; one round at least
+    #[arg(long, default_value = "10", value_parser = parse_seconds, allow_negative_numbers = true)]
+    pub seconds: f64,
+    /// Print one JSON object per row and nothing else
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `copy`.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Copy {
+    /// What all of them have in common.
+    #[command(flatten)]
+    pub common: Common,
+    /// Sizes to move; 1MiB to 4GiB by default, to 256MiB on the simulator
+    #[arg(long, value_delimiter = ',', value_name = "SIZE")]
+    pub sizes: Vec<Bytes>,
+    /// How much the mover queues at a time, from 4MiB to 32MiB
+    #[arg(long, default_value = "16MiB", value_name = "SIZE")]
+    pub step: Bytes,
+    /// Take blocks of which no two are neighbours: a copy for each
+    #[arg(long)]
+    pub scattered: bool,
+}
+
+/// Options of `reserve`.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Reserve {
+    /// What all of them have in common.
+    #[command(flatten)]
+    pub common: Common,
+    /// Beside how many who wait
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "COUNT",
+        default_value = "1,64,1000",
+        value_parser = clap::value_parser!(u16).range(1..=4096)
+    )]
+    pub waiters: Vec<u16>,
+}
+
+/// Which engine moves the store's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Engine {
+    /// io_uring where the kernel allows it, threads elsewhere
+    Auto,
+    /// io_uring
+    Uring,
+    /// Threads
+    Threads,
 }
 
 fn parse_seconds(text: &str) -> Result<f64, String> {

@@ -1,17 +1,20 @@
 //! `vramp bench`: what allocators cost on a device.
 //!
 //! - [`args`] says what can be asked for, and the help of each command how it measures.
-//! - `subject` is what is measured, `hit`, `threads`, `grow`, `remap` and `graphs` are the
-//!   measurements.
+//! - `subject` is what is measured, `hit`, `threads`, `grow`, `remap`, `graphs`, `disk`, `copy` and
+//!   `reserve` are the measurements.
 //!
 //! Whatever is compared is measured in the same run, in turns.
 
 pub mod args;
+mod copy;
 mod cost;
+mod disk;
 mod graphs;
 mod grow;
 mod hit;
 mod remap;
+mod reserve;
 mod subject;
 mod threads;
 
@@ -35,6 +38,9 @@ pub(crate) fn run(args: &args::Bench, out: &mut dyn Write) -> Result<()> {
         args::Measure::Grow(grow) => grow::run(grow, out),
         args::Measure::Remap(remap) => remap::run(remap, out),
         args::Measure::Graphs(graphs) => graphs::run(graphs, out),
+        args::Measure::Disk(disk) => disk::run(disk, out),
+        args::Measure::Copy(copy) => copy::run(copy, out),
+        args::Measure::Reserve(reserve) => reserve::run(reserve, out),
     }
 }
 
@@ -126,18 +132,7 @@ impl Bench {
             }
             return Ok(());
         }
-        let mut table = Table::new();
-        table.load_preset(presets::NOTHING);
-        table.set_header(columns.iter().map(|(head, _)| *head));
-        for row in rows {
-            table.add_row(columns.iter().map(|(_, cell)| match cell(row) {
-                Cell::Words(text) => comfy_table::Cell::new(text),
-                Cell::Number(text) => {
-                    comfy_table::Cell::new(text).set_alignment(CellAlignment::Right)
-                }
-            }));
-        }
-        Ok(writeln!(out, "{}\n", table.trim_fmt())?)
+        write_table(out, rows, columns)
     }
 
     /// Names the device, for people.
@@ -148,6 +143,20 @@ impl Bench {
         }
         Ok(writeln!(out, "{id} ({name}), driver {driver}")?)
     }
+}
+
+/// Writes a table for people, and an empty line.
+fn write_table<R>(out: &mut dyn Write, rows: &[R], columns: &[Column<R>]) -> Result<()> {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header(columns.iter().map(|(head, _)| *head));
+    for row in rows {
+        table.add_row(columns.iter().map(|(_, cell)| match cell(row) {
+            Cell::Words(text) => comfy_table::Cell::new(text),
+            Cell::Number(text) => comfy_table::Cell::new(text).set_alignment(CellAlignment::Right),
+        }));
+    }
+    Ok(writeln!(out, "{}\n", table.trim_fmt())?)
 }
 
 /// More blocks take longer than anybody waits.

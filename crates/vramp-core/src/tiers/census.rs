@@ -1,6 +1,7 @@
 //! What the books say, summed.
 
-use super::ledger::{Ledger, Space};
+use super::Ledger;
+use super::books::Space;
 use super::{Levels, Pressure, SpaceId, Tag, UnknownSpace};
 use crate::Bytes;
 

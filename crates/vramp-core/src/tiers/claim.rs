@@ -5,7 +5,10 @@
 //! 2. It spills in steps, and gives each step back to the ledger and to [`Queue::on_change`].
 //! 3. After each step it says so: [`Queue::spilled`] tells what is left of the claim, which is
 //!    less if memory came from elsewhere. At zero it stops.
-//! 4. A claim ends with its waiter.
+//! 4. It ends its claim: [`Queue::end_claim`]. Not before: one that is served in the midst of a step
+//!    still brings what it is spilling, for those who count on it.
+//!
+//! Until then a waiter is taken for one that will be served: it is part of no deadlock.
 
 use super::{Bound, Ledger, Queue, SpaceId, UnknownWaiter, WaiterId};
 use crate::Bytes;
@@ -19,7 +22,7 @@ pub(super) struct Claim {
 
 impl Queue {
     /// What `waiter` shall spill from `space` to be served there. `None` if nothing is missing, if
-    /// it spills already, or if this is no candidate of its. O(waiters).
+    /// it spills already, or if this is no candidate of its. O(claims).
     ///
     /// # Errors
     /// It does not wait.
@@ -30,38 +33,59 @@ impl Queue {
         waiter: WaiterId,
     ) -> Result<Option<Bytes>, UnknownWaiter> {
         let found = self.waiters.get(&waiter).ok_or(UnknownWaiter { waiter })?;
-        let busy = found.claim.is_some_and(|claim| !claim.left.is_zero());
+        let busy = self.claims.get(&waiter).is_some_and(|claim| !claim.left.is_zero());
         if busy || !found.waits_for(space) {
             return Ok(None);
         }
         let left = self.deficit(ledger, space, waiter);
-        let claim = (!left.is_zero()).then_some(Claim { space, left });
-        self.waiters.get_mut(&waiter).ok_or(UnknownWaiter { waiter })?.claim = claim;
-        Ok(claim.map(|claim| claim.left))
+        self.claims.insert(waiter, Claim { space, left });
+        Ok((!left.is_zero()).then_some(left))
+    }
+
+    /// What is left of a claim at this moment. Zero without one. O(claims).
+    ///
+    /// # Errors
+    /// It does not wait any more: nothing is missing for it.
+    pub fn left_of_claim(&self, ledger: &Ledger, waiter: WaiterId) -> Result<Bytes, UnknownWaiter> {
+        if !self.waiters.contains_key(&waiter) {
+            return Err(UnknownWaiter { waiter });
+        }
+        let Some(&Claim { space, left }) = self.claims.get(&waiter) else {
+            return Ok(Bytes::ZERO);
+        };
+        Ok(left.min(self.deficit(ledger, space, waiter)))
     }
 
     /// Says that a waiter has spilled `bytes` of its claim, after the ledger got them back, and
-    /// returns what is left of it. With zero bytes it only asks. O(waiters).
+    /// returns what is left of it. O(claims).
     ///
     /// # Errors
-    /// It does not wait any more: there is nothing left to spill.
+    /// It does not wait any more: there is nothing left to spill, and its claim has ended.
     pub fn spilled(
         &mut self,
         ledger: &Ledger,
         waiter: WaiterId,
         bytes: Bytes,
     ) -> Result<Bytes, UnknownWaiter> {
-        let found = self.waiters.get(&waiter).ok_or(UnknownWaiter { waiter })?;
-        let Some(Claim { space, left }) = found.claim else { return Ok(Bytes::ZERO) };
-        let missing = self.deficit(ledger, space, waiter);
-        let left = left.saturating_sub(bytes).min(missing);
-        let claim = (!left.is_zero()).then_some(Claim { space, left });
-        self.waiters.get_mut(&waiter).ok_or(UnknownWaiter { waiter })?.claim = claim;
+        if !self.waiters.contains_key(&waiter) {
+            self.end_claim(waiter);
+            return Err(UnknownWaiter { waiter });
+        }
+        let Some(&Claim { space, left }) = self.claims.get(&waiter) else {
+            return Ok(Bytes::ZERO);
+        };
+        let left = left.saturating_sub(bytes).min(self.deficit(ledger, space, waiter));
+        self.claims.insert(waiter, Claim { space, left });
         Ok(left)
     }
 
-    /// What a space lacks for this waiter and all others who spill there, beyond what those still
-    /// spill.
+    /// Ends a claim, kept or not: what is left of it will not come, and others may claim it.
+    pub fn end_claim(&mut self, waiter: WaiterId) {
+        self.claims.remove(&waiter);
+    }
+
+    /// What a space lacks for this waiter and all others who wait and spill there, beyond what those
+    /// still spill, and those who were served in the midst of it.
     fn deficit(&self, ledger: &Ledger, space: SpaceId, waiter: WaiterId) -> Bytes {
         let Ok(levels) = ledger.levels(space) else { return Bytes::ZERO };
         let mut needed = 0u128;
@@ -69,12 +93,14 @@ impl Queue {
         // Above the limit, what exceeds it has to go first.
         let excess = ledger.total(space).unwrap_or_default().saturating_sub(levels.limit);
         needed += excess.count() as u128;
-        for (&id, other) in &self.waiters {
-            let claim = other.claim.filter(|claim| claim.space == space && id != waiter);
-            if id == waiter || claim.is_some() {
-                needed += levels.round_up(other.request.bytes).count() as u128;
+        let need = |id| self.waiters.get(&id).map(|other| other.request.bytes);
+        let mut need_also = |bytes| needed += levels.round_up(bytes).count() as u128;
+        need(waiter).into_iter().for_each(&mut need_also);
+        for (&id, claim) in &self.claims {
+            if claim.space == space && id != waiter {
+                need(id).into_iter().for_each(&mut need_also);
+                coming += claim.left.count() as u128;
             }
-            coming += claim.map_or(0, |claim| claim.left.count() as u128);
         }
         let missing = needed.saturating_sub(coming);
         Bytes::new(u64::try_from(missing).unwrap_or(u64::MAX))

@@ -5,6 +5,8 @@
 //! Then a waiter that fits is served, its owner goes on, ends, and returns all. Who is left when
 //! this goes no further waits for ever: those wait for one another, in a cycle.
 //!
+//! A waiter that spills is taken to be served by that, for as long as it has a claim.
+//!
 //! Order can do the same without any lack of memory: a waiter that was passed to its bound keeps
 //! out those whose memory it waits for. Then one of them has to be let pass.
 
@@ -12,7 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 
-use super::queue::{Gates, fitting};
+use super::order::Gates;
+use super::queue::fitting;
 use super::{
     Candidates, Ledger, Owner, Queue, Request, Reservation, ReservationId, SpaceId, WaiterId,
 };
@@ -105,6 +108,11 @@ impl Queue {
             let mut served = Vec::new();
             for rank in self.order.iter().filter(|rank| stuck.contains(&rank.id)) {
                 let waiter = &self.waiters[&rank.id];
+                if self.claims.contains_key(&rank.id) {
+                    // It spills what it lacks.
+                    served.push(rank.id);
+                    continue;
+                }
                 let fits = |&space: &SpaceId| {
                     let Ok(levels) = ledger.levels(space) else { return false };
                     let bytes = levels.round_up(waiter.request.bytes);

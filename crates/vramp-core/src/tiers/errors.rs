@@ -171,6 +171,16 @@ pub enum ReserveError {
 /// Why a reservation did not grow.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrowError {
+    /// There is room, but those who wait for it have been passed often enough.
+    #[error("{id} cannot grow by {by} before those who wait ({waiting}): wait for its turn")]
+    Behind {
+        /// Which.
+        id: ReservationId,
+        /// What was asked, in whole granules.
+        by: Bytes,
+        /// How many requests wait.
+        waiting: usize,
+    },
     /// There is no such reservation.
     #[error(transparent)]
     Stale(#[from] StaleReservation),

@@ -1,4 +1,4 @@
-//! The books: spaces, what is reserved in them, and what is allocated.
+//! The books: spaces, and what is reserved in them.
 //!
 //! Every call does all it says or nothing, in O(1) and, once as many reservations have existed at
 //! a time as now, without heap memory. Only a refusal costs O(reservations), for its explanation.
@@ -10,79 +10,19 @@ use std::ops::RangeInclusive;
 use slotmap::SlotMap;
 use smallvec::SmallVec;
 
+use super::books::Space;
 use super::census::{SpaceCounters, TagUse};
 use super::pressure::Hysteresis;
 use super::record::Share;
 use super::{
-    Bound, ChargeError, Charged, Crossed, GrowError, Holder, LedgerError, Levels, LimitPolicy,
-    MergeError, Over, OverAnswer, OverCharged, Owner, Pressure, Refused, Reservation,
+    Bound, GrowError, Holder, LedgerError, Levels, MergeError, Owner, Refused, Reservation,
     ReservationId, ReserveError, SpaceConfig, SpaceId, SplitError, StaleReservation, Tag,
-    UnchargeError, UnknownSpace, UnknownTag, UnreservedError, Watch,
+    UnknownSpace, UnknownTag,
 };
 use crate::Bytes;
 
 /// How many holders a refusal names.
 const HOLDERS_NAMED: usize = 4;
-
-/// The sums of one space.
-#[derive(Clone, Debug)]
-pub(super) struct Space {
-    pub id: SpaceId,
-    pub levels: Levels,
-    /// The sizes of its active reservations.
-    pub reserved: Bytes,
-    /// What active reservations use above their sizes.
-    pub over: Bytes,
-    /// What is still allocated from released reservations.
-    pub orphaned: Bytes,
-    /// Allocated without a reservation.
-    pub unreserved: Bytes,
-    pub active: usize,
-    pub peak: Bytes,
-    pub hysteresis: Hysteresis,
-    pub counters: SpaceCounters,
-    /// By the number of the tag.
-    pub tags: Vec<TagUse>,
-}
-
-impl Space {
-    pub(super) fn total(&self) -> Bytes {
-        self.reserved + self.over + self.orphaned + self.unreserved
-    }
-
-    fn bound(&self, bound: Bound) -> Bytes {
-        match bound {
-            Bound::Limit => self.levels.limit,
-            Bound::Capacity => self.levels.capacity,
-        }
-    }
-
-    pub(super) fn available(&self, bound: Bound) -> Bytes {
-        self.bound(bound).saturating_sub(self.total())
-    }
-
-    fn fits(&self, bytes: Bytes, bound: Bound) -> bool {
-        bytes <= self.available(bound)
-    }
-
-    /// Replaces one reservation's part of the sums. [`Space::settle`] has to follow.
-    fn put(&mut self, tag: Tag, before: Share, after: Share) {
-        self.reserved = self.reserved + after.reserved - before.reserved;
-        self.over = self.over + after.over - before.over;
-        self.orphaned = self.orphaned + after.orphaned - before.orphaned;
-        let tag = &mut self.tags[tag.index()];
-        tag.charged = tag.charged + after.charged() - before.charged();
-        tag.used = tag.used + after.used - before.used;
-    }
-
-    /// Brings what follows from the sums up to date: peaks, and crossings of levels.
-    fn settle(&mut self, tag: Tag) {
-        let total = self.total();
-        self.peak = self.peak.max(total);
-        self.hysteresis.update(total, &self.levels);
-        self.tags[tag.index()].settle();
-    }
-}
 
 /// What [`Ledger::reserve_upto`] got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -249,6 +189,7 @@ impl Ledger {
             tag,
             size: bytes,
             used: Bytes::ZERO,
+            peak: Bytes::ZERO,
             released: false,
             beyond_limit: false,
             place: u32::try_from(place).expect("fewer than four billion spaces"),
@@ -285,6 +226,16 @@ impl Ledger {
         Ok(record.unused())
     }
 
+    /// Makes the present use of a reservation its peak.
+    ///
+    /// # Errors
+    /// There is no such reservation.
+    pub fn reset_peak(&mut self, id: ReservationId) -> Result<(), StaleReservation> {
+        let peak = self.active(id)?.used;
+        self.records[id].peak = peak;
+        Ok(())
+    }
+
     /// Makes `bytes` of the unused part a reservation of their own, of the same owner and tag.
     ///
     /// # Errors
@@ -297,7 +248,12 @@ impl Ledger {
         }
         self.records[id].size = record.size - bytes;
         self.spaces[record.place as usize].active += 1;
-        Ok(self.records.insert(Reservation { size: bytes, used: Bytes::ZERO, ..record }))
+        Ok(self.records.insert(Reservation {
+            size: bytes,
+            used: Bytes::ZERO,
+            peak: Bytes::ZERO,
+            ..record
+        }))
     }
 
     /// Gives the unused part of one reservation to another one and releases the first. What is
@@ -348,209 +304,20 @@ impl Ledger {
         Ok(record.unused())
     }
 
-    /// Accounts for an allocation of `bytes`, if it fits in the reservation.
-    ///
-    /// # Errors
-    /// There is no such reservation. An allocation that does not fit is no error yet.
-    pub fn charge(&mut self, id: ReservationId, bytes: Bytes) -> Result<Charged, StaleReservation> {
-        self.active(id)?;
-        let record = &mut self.records[id];
-        let space = &mut self.spaces[record.place as usize];
-        let bytes = space.levels.round_up(bytes);
-        if bytes > record.unused() {
-            return Ok(Charged::Over(over(id, record, bytes)));
-        }
-        // What a reservation holds is charged already: only its use changes.
-        record.used += bytes;
-        let tag = &mut space.tags[record.tag.index()];
-        tag.used += bytes;
-        tag.peak_used = tag.peak_used.max(tag.used);
-        Ok(Charged::Within)
-    }
-
-    /// Charges by a stock policy: [`charge`](Ledger::charge), and what it says about the excess.
-    ///
-    /// # Errors
-    /// As [`charge_over`](Ledger::charge_over).
-    pub fn charge_by(
-        &mut self,
-        id: ReservationId,
-        bytes: Bytes,
-        policy: LimitPolicy,
-    ) -> Result<OverCharged, ChargeError> {
-        match self.charge(id, bytes)? {
-            Charged::Within => Ok(OverCharged::Within),
-            Charged::Over(over) => self.charge_over(id, bytes, policy.answer(&over)),
-        }
-    }
-
-    /// Accounts for an allocation that exceeds its reservation, as decided. Exact: what a grown
-    /// reservation holds is charged once, as part of it.
-    ///
-    /// # Errors
-    /// The answer is to fail or grants too little, or the space has no room. Nothing changes.
-    pub fn charge_over(
-        &mut self,
-        id: ReservationId,
-        bytes: Bytes,
-        answer: OverAnswer,
-    ) -> Result<OverCharged, ChargeError> {
-        let record = *self.active(id)?;
-        let levels = *self.levels_of(&record);
-        let bytes = levels.round_up(bytes);
-        if bytes <= record.unused() {
-            self.replace(id, Reservation { used: record.used + bytes, ..record });
-            return Ok(OverCharged::Within);
-        }
-        let over = over(id, &record, bytes);
-        self.spaces[record.place as usize].counters.overs += 1;
-        match answer {
-            OverAnswer::Fail => Err(ChargeError::OverReservation { over }),
-            OverAnswer::Ignore => {
-                let by = bytes - record.unused();
-                if !self.spaces[record.place as usize].fits(by, Bound::Capacity) {
-                    return Err(self.refuse(&record, by, Bound::Capacity).into());
-                }
-                self.replace(id, Reservation { used: record.used + bytes, ..record });
-                Ok(OverCharged::Ignored { by })
-            }
-            OverAnswer::Grow { wanted, least, beyond_limit } => {
-                let bound = if beyond_limit { Bound::Capacity } else { Bound::Limit };
-                let sizes = [wanted, least].map(|by| levels.round_up(by)).into_iter();
-                let enough: SmallVec<[Bytes; 2]> = sizes.filter(|&by| by >= over.by).collect();
-                if enough.is_empty() {
-                    return Err(ChargeError::OverReservation { over });
-                }
-                let grown = |&by: &Bytes| Some((by, self.grown(record, by, bytes, bound)?));
-                let choice = enough.iter().find_map(grown);
-                let Some((by, grown)) = choice else {
-                    return Err(self.refuse(&record, over.by, bound).into());
-                };
-                self.replace(id, grown);
-                Ok(OverCharged::Grown { by })
-            }
-        }
-    }
-
-    /// Credits a free to the reservation that was charged for it, released or not, and returns
-    /// what came back to the space: the rest stays reserved.
-    ///
-    /// # Errors
-    /// Less is charged to it.
-    pub fn uncharge(&mut self, id: ReservationId, bytes: Bytes) -> Result<Bytes, UnchargeError> {
-        let record = self.records.get_mut(id).ok_or(StaleReservation::Unknown { id })?;
-        let space = &mut self.spaces[record.place as usize];
-        let freed = space.levels.round_up(bytes);
-        if freed > record.used {
-            return Err(UnchargeError::TooMuch { id, freed, used: record.used });
-        }
-        if record.used <= record.size {
-            // All of it was inside the reservation, and stays reserved.
-            record.used -= freed;
-            space.tags[record.tag.index()].used -= freed;
-            return Ok(Bytes::ZERO);
-        }
-        let record = *record;
-        let after = Reservation { used: record.used - freed, ..record };
-        self.replace(id, after);
-        if after.released && after.used.is_zero() {
-            self.records.remove(id);
-        }
-        Ok(record.charged() - after.charged())
-    }
-
-    /// Accounts for an allocation without a reservation, up to the capacity.
-    ///
-    /// # Errors
-    /// The space has no room.
-    pub fn charge_unreserved(
-        &mut self,
-        space: SpaceId,
-        bytes: Bytes,
-        tag: Tag,
-    ) -> Result<(), UnreservedError> {
-        let place = self.place(space)?;
-        self.tag_name(tag)?;
-        let space = &mut self.spaces[place];
-        let bytes = space.levels.round_up(bytes);
-        if !space.fits(bytes, Bound::Capacity) {
-            space.counters.refusals += 1;
-            return Err(self.refusal(place, bytes, Bound::Capacity).into());
-        }
-        space.unreserved += bytes;
-        let use_ = &mut space.tags[tag.index()];
-        use_.unreserved += bytes;
-        use_.charged += bytes;
-        use_.used += bytes;
-        space.settle(tag);
-        Ok(())
-    }
-
-    /// Takes back [`charge_unreserved`](Ledger::charge_unreserved): all of `bytes` came back to
-    /// the space. Returns them in whole granules.
-    ///
-    /// # Errors
-    /// Less is charged under this tag.
-    pub fn uncharge_unreserved(
-        &mut self,
-        space: SpaceId,
-        bytes: Bytes,
-        tag: Tag,
-    ) -> Result<Bytes, UnreservedError> {
-        let place = self.place(space)?;
-        self.tag_name(tag)?;
-        let books = &mut self.spaces[place];
-        let freed = books.levels.round_up(bytes);
-        let use_ = &mut books.tags[tag.index()];
-        if freed > use_.unreserved {
-            return Err(UnreservedError::TooMuch { space, freed, used: use_.unreserved });
-        }
-        use_.unreserved -= freed;
-        use_.charged -= freed;
-        use_.used -= freed;
-        books.unreserved -= freed;
-        books.settle(tag);
-        Ok(freed)
-    }
-
-    /// How full the space is against its levels.
-    pub fn pressure(&self, space: SpaceId) -> Result<Pressure, UnknownSpace> {
-        let Space { levels, hysteresis, .. } = self.space(space)?;
-        Ok(Pressure {
-            used: self.total(space)?,
-            trigger: levels.trigger,
-            stop: levels.stop,
-            high: hysteresis.is_high(),
-        })
-    }
-
-    /// Subscribes to the crossings of a space from now on.
-    pub fn watch(&self, space: SpaceId) -> Result<Watch, UnknownSpace> {
-        Ok(Watch { space, seen: self.space(space)?.hysteresis.crossings })
-    }
-
-    /// The next crossing that this subscriber has not seen. Each comes exactly once, in order; the
-    /// first after a subscription under pressure is the stop.
-    pub fn next_crossed(&self, watch: &mut Watch) -> Option<Crossed> {
-        let crossed = self.space(watch.space).ok()?.hysteresis.after(watch.seen)?;
-        watch.seen += 1;
-        Some(crossed)
-    }
-
     pub(super) fn space(&self, space: SpaceId) -> Result<&Space, UnknownSpace> {
         Ok(&self.spaces[self.place(space)?])
     }
 
-    fn place(&self, space: SpaceId) -> Result<usize, UnknownSpace> {
+    pub(super) fn place(&self, space: SpaceId) -> Result<usize, UnknownSpace> {
         let found = self.spaces.binary_search_by_key(&space, |known| known.id);
         found.map_err(|_| UnknownSpace { space })
     }
 
-    fn levels_of(&self, record: &Reservation) -> &Levels {
+    pub(super) fn levels_of(&self, record: &Reservation) -> &Levels {
         &self.spaces[record.place as usize].levels
     }
 
-    fn active(&self, id: ReservationId) -> Result<&Reservation, StaleReservation> {
+    pub(super) fn active(&self, id: ReservationId) -> Result<&Reservation, StaleReservation> {
         match self.records.get(id) {
             None => Err(StaleReservation::Unknown { id }),
             Some(record) if record.released => {
@@ -561,7 +328,8 @@ impl Ledger {
     }
 
     /// The one place where what a reservation takes from its space changes.
-    fn replace(&mut self, id: ReservationId, after: Reservation) {
+    pub(super) fn replace(&mut self, id: ReservationId, mut after: Reservation) {
+        after.peak = after.peak.max(after.used);
         let before = std::mem::replace(&mut self.records[id], after);
         let space = &mut self.spaces[after.place as usize];
         space.put(after.tag, before.share(), after.share());
@@ -569,7 +337,7 @@ impl Ledger {
     }
 
     /// `record` with `by` more room and `bytes` more use, if both stay below the bound.
-    fn grown(
+    pub(super) fn grown(
         &self,
         record: Reservation,
         by: Bytes,
@@ -589,12 +357,17 @@ impl Ledger {
         Some(grown)
     }
 
-    fn refuse(&mut self, record: &Reservation, bytes: Bytes, bound: Bound) -> Box<Refused> {
+    pub(super) fn refuse(
+        &mut self,
+        record: &Reservation,
+        bytes: Bytes,
+        bound: Bound,
+    ) -> Box<Refused> {
         self.spaces[record.place as usize].counters.refusals += 1;
         self.refusal(record.place as usize, bytes, bound)
     }
 
-    fn refusal(&self, place: usize, requested: Bytes, bound: Bound) -> Box<Refused> {
+    pub(super) fn refusal(&self, place: usize, requested: Bytes, bound: Bound) -> Box<Refused> {
         let space = &self.spaces[place];
         let mut largest: SmallVec<[Holder; HOLDERS_NAMED]> = SmallVec::new();
         for (reservation, record) in self.records.iter().filter(|(_, r)| r.space == space.id) {
@@ -619,10 +392,4 @@ impl Ledger {
             largest,
         })
     }
-}
-
-fn over(id: ReservationId, record: &Reservation, bytes: Bytes) -> Over {
-    let &Reservation { space, size, used, .. } = record;
-    let needed = used.checked_add(bytes).unwrap_or(Bytes::new(u64::MAX));
-    Over { reservation: id, space, bytes, by: needed - size, size, used }
 }

@@ -42,15 +42,21 @@
 
 mod audit;
 mod blocks;
+mod books;
 mod census;
+mod charging;
 mod claim;
 mod deadlock;
 mod errors;
+mod extents;
 mod ledger;
+mod links;
+mod order;
 mod policy;
 mod pressure;
 mod queue;
 mod record;
+mod request;
 mod space;
 mod strategy;
 #[cfg(test)]
@@ -63,13 +69,16 @@ pub use errors::{
     Bound, ChargeError, GrowError, Holder, LedgerError, MergeError, Refused, ReserveError,
     SplitError, StaleReservation, UnchargeError, UnknownSpace, UnknownTag, UnreservedError,
 };
+pub use extents::{Extent, ExtentCensus, ExtentError, ExtentList, Extents, NoExtents, SegmentId};
 pub use ledger::{Ledger, Merge, Reserved};
+pub use links::{Distance, Links, Rate, Route};
 pub use policy::{Charged, FactorError, GrowthFactor, LimitPolicy, Over, OverAnswer, OverCharged};
 pub use pressure::{Crossed, Pressure, Watch};
-pub use queue::{
-    Expired, Granted, Grants, Overtaking, Priority, Queue, QueueConfig, Request, SubmitError,
-    Submitted, UnknownWaiter, WaiterId,
-};
+pub use queue::Queue;
 pub use record::{Owner, Reservation, ReservationId, Tag};
+pub use request::{
+    Expired, Granted, Grants, Overtaking, Priority, QueueConfig, Request, SubmitError, Submitted,
+    UnknownWaiter, WaiterId,
+};
 pub use space::{Level, LevelName, Levels, SpaceConfig, SpaceConfigError, SpaceId, Tier};
 pub use strategy::{Candidates, Strategy, StrategyError};

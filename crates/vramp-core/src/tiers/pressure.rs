@@ -5,7 +5,8 @@
 //! them is enough: a [`Watch`] remembers how many it has seen, so any number of subscribers see
 //! each crossing exactly once, and one that never looks costs nothing.
 
-use super::{Levels, SpaceId};
+use super::books::Space;
+use super::{Ledger, Levels, SpaceId, UnknownSpace};
 use crate::Bytes;
 
 /// How full a space is against its levels. All three have one base: zero bytes, of the capacity.
@@ -84,5 +85,31 @@ impl Hysteresis {
             seen if seen % 2 == 0 => Some(Crossed::Trigger),
             _ => Some(Crossed::Stop),
         }
+    }
+}
+
+impl Ledger {
+    /// How full the space is against its levels.
+    pub fn pressure(&self, space: SpaceId) -> Result<Pressure, UnknownSpace> {
+        let Space { levels, hysteresis, .. } = self.space(space)?;
+        Ok(Pressure {
+            used: self.total(space)?,
+            trigger: levels.trigger,
+            stop: levels.stop,
+            high: hysteresis.is_high(),
+        })
+    }
+
+    /// Subscribes to the crossings of a space from now on.
+    pub fn watch(&self, space: SpaceId) -> Result<Watch, UnknownSpace> {
+        Ok(Watch { space, seen: self.space(space)?.hysteresis.crossings })
+    }
+
+    /// The next crossing that this subscriber has not seen. Each comes exactly once, in order; the
+    /// first after a subscription under pressure is the stop.
+    pub fn next_crossed(&self, watch: &mut Watch) -> Option<Crossed> {
+        let crossed = self.space(watch.space).ok()?.hysteresis.after(watch.seen)?;
+        watch.seen += 1;
+        Some(crossed)
     }
 }

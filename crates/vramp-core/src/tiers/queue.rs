@@ -12,256 +12,24 @@
 //! nobody starves: at most `overtaking.count + patience` younger requests get memory that a waiter
 //! could have had.
 //!
-//! What a holder does with its reservation (grow, charge) does not queue. Neither does
-//! [`Ledger::reserve`]; use [`Queue::submit_now`] for a request that shall not wait.
+//! A reservation that grows passes those who wait as a new request would ([`Queue::grow`]).
+//! What is allocated, within a reservation or beyond it, does not queue: whoever allocates is in the
+//! midst of its work, and would keep what it holds while it waits. [`Ledger::reserve`] and
+//! [`Ledger::grow`] do not queue either; use [`Queue::submit_now`] for a request that shall not wait.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::ops::Bound::{Excluded, Unbounded};
 use std::ops::ControlFlow;
 
-use smallvec::SmallVec;
-
 use super::claim::Claim;
+use super::order::{Gates, Rank, Waiter};
 use super::{
-    Bound, Candidates, Ledger, Owner, ReservationId, ReserveError, SpaceId, Tag, UnknownSpace,
-    UnknownTag,
+    Bound, Candidates, Expired, Granted, Grants, GrowError, Ledger, Priority, QueueConfig, Request,
+    ReservationId, ReserveError, SpaceId, SubmitError, Submitted, UnknownSpace, UnknownWaiter,
+    WaiterId,
 };
 use crate::Bytes;
-
-/// How important a request is: the larger, the more.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Priority(pub i32);
-
-/// A wish for memory in one of several spaces.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
-    /// Where, the best first. From a [`Strategy`](super::Strategy).
-    pub candidates: Candidates,
-    /// How much, all in one space.
-    pub bytes: Bytes,
-    /// How important.
-    pub priority: Priority,
-    /// Who asks, and does not go on meanwhile.
-    pub owner: Owner,
-    /// For what.
-    pub tag: Tag,
-    /// When to give up, in nanoseconds of the caller's clock. `None` for never.
-    pub deadline: Option<u64>,
-}
-
-/// How far a waiter may be passed by those behind it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Overtaking {
-    /// By so many of them.
-    pub count: u32,
-    /// By so many bytes, all of them together.
-    pub bytes: Bytes,
-}
-
-impl Default for Overtaking {
-    /// 64 requests of 1 GiB together.
-    fn default() -> Overtaking {
-        Overtaking { count: 64, bytes: Bytes::gib(1) }
-    }
-}
-
-/// How fair a queue is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueueConfig {
-    /// How far a waiter may be passed by those behind it.
-    pub overtaking: Overtaking,
-    /// After how many grants to younger requests of higher priority a waiter goes before all
-    /// priorities. `None` for never: strict priorities, under which a waiter can starve.
-    pub patience: Option<u32>,
-}
-
-impl Default for QueueConfig {
-    fn default() -> QueueConfig {
-        QueueConfig { overtaking: Overtaking::default(), patience: Some(256) }
-    }
-}
-
-/// Names one waiter until it is served or leaves; never used again. Younger ones are larger.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct WaiterId(u64);
-
-impl WaiterId {
-    /// The plain number: how many requests came before it.
-    pub const fn number(self) -> u64 {
-        self.0
-    }
-}
-
-impl fmt::Display for WaiterId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "waiter {}", self.0)
-    }
-}
-
-/// A waiter that was served: it waits no more and has its reservation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Granted {
-    /// Who.
-    pub waiter: WaiterId,
-    /// What it waited for.
-    pub reservation: ReservationId,
-    /// Where.
-    pub space: SpaceId,
-}
-
-/// Waiters to wake, in the order in which they were served.
-pub type Grants = SmallVec<[Granted; 4]>;
-
-/// What became of a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use = "a waiter that nobody remembers cannot be woken"]
-pub enum Submitted {
-    /// It was served at once.
-    Granted {
-        /// What it asked for.
-        reservation: ReservationId,
-        /// Where.
-        space: SpaceId,
-        /// Waiters that became urgent by this grant and are served too. Nearly always empty.
-        others: Grants,
-    },
-    /// It waits: for a grant, its deadline, or the end.
-    Waiting(WaiterId),
-}
-
-/// What [`Queue::expire`] did.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[must_use = "these waiters have to be woken"]
-pub struct Expired {
-    /// Waiters whose deadline has passed, in its order. They wait no more and have nothing.
-    pub timed_out: Vec<WaiterId>,
-    /// Waiters that were kept back by those.
-    pub granted: Grants,
-}
-
-/// Why a request was neither served nor queued.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SubmitError {
-    /// It names no space.
-    #[error("the request names no space: give it at least one candidate")]
-    NoCandidates,
-    /// It names a space that does not exist.
-    #[error(transparent)]
-    UnknownSpace(#[from] UnknownSpace),
-    /// It names a tag that does not exist.
-    #[error(transparent)]
-    UnknownTag(#[from] UnknownTag),
-    /// Waiting could not help.
-    #[error(
-        "{bytes} fit in none of the candidates, even empty: {}: ask for less",
-        limits(limits_of)
-    )]
-    NeverFits {
-        /// What was asked.
-        bytes: Bytes,
-        /// The candidates and their limits.
-        limits_of: Vec<(SpaceId, Bytes)>,
-    },
-    /// There is no room now, or others are before it, and it shall not wait.
-    #[error(
-        "{bytes} cannot be had at once ({}; {waiting} requests wait): wait, or ask for less",
-        limits(available)
-    )]
-    NotNow {
-        /// What was asked.
-        bytes: Bytes,
-        /// The candidates and what is available below their limits.
-        available: Vec<(SpaceId, Bytes)>,
-        /// How many wait.
-        waiting: usize,
-    },
-    /// It does not fit now and its deadline is over.
-    #[error("there was no room for {bytes} by the deadline {deadline}, it is {now}")]
-    TooLate {
-        /// What was asked.
-        bytes: Bytes,
-        /// When it ended, in nanoseconds.
-        deadline: u64,
-        /// When it was asked, in nanoseconds.
-        now: u64,
-    },
-    /// It does not fit now and nobody waits any more.
-    #[error("there is no room for {bytes}, and the queue is shut down: nobody may wait any more")]
-    ShutDown {
-        /// What was asked.
-        bytes: Bytes,
-    },
-}
-
-fn limits(of: &[(SpaceId, Bytes)]) -> String {
-    let each: Vec<String> = of.iter().map(|(space, bytes)| format!("{space} {bytes}")).collect();
-    each.join(", ")
-}
-
-/// A waiter that does not wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{waiter} does not wait: it was served, timed out, cancelled, or is of another queue")]
-pub struct UnknownWaiter {
-    /// What was given.
-    pub waiter: WaiterId,
-}
-
-/// A place in the order: urgent ones by age, then the others by priority and age.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Rank {
-    urgent: Reverse<bool>,
-    priority: Reverse<Priority>,
-    pub id: WaiterId,
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct Waiter {
-    /// With those candidates that are large enough.
-    pub request: Request,
-    urgent: bool,
-    /// What those behind it may still take before it.
-    pub left: Overtaking,
-    /// How often it was passed by younger ones of higher priority.
-    passed: u32,
-    pub claim: Option<Claim>,
-}
-
-impl Waiter {
-    pub(super) fn rank(&self, id: WaiterId) -> Rank {
-        // Among the urgent only age counts: by priority they could pass one another for ever.
-        let priority = if self.urgent { Priority::default() } else { self.request.priority };
-        Rank { urgent: Reverse(self.urgent), priority: Reverse(priority), id }
-    }
-
-    pub(super) fn waits_for(&self, space: SpaceId) -> bool {
-        self.request.candidates.contains(&space)
-    }
-}
-
-/// What those ahead leave to the others, by space.
-#[derive(Default)]
-pub(super) struct Gates(SmallVec<[(SpaceId, Overtaking); 8]>);
-
-impl Gates {
-    pub(super) fn admit(&self, space: SpaceId, bytes: Bytes) -> bool {
-        let gate = self.0.iter().find(|(gated, _)| *gated == space);
-        gate.is_none_or(|(_, left)| left.count > 0 && left.bytes >= bytes)
-    }
-
-    pub(super) fn narrow(&mut self, waiter: &Waiter) {
-        for &space in &waiter.request.candidates {
-            match self.0.iter_mut().find(|(gated, _)| *gated == space) {
-                Some((_, left)) => {
-                    left.count = left.count.min(waiter.left.count);
-                    left.bytes = left.bytes.min(waiter.left.bytes);
-                }
-                None => self.0.push((space, waiter.left)),
-            }
-        }
-    }
-}
 
 /// Everybody who waits for memory.
 #[derive(Clone, Debug, Default)]
@@ -269,6 +37,11 @@ pub struct Queue {
     config: QueueConfig,
     pub(super) waiters: BTreeMap<WaiterId, Waiter>,
     pub(super) order: BTreeSet<Rank>,
+    /// Also of some that were served in the midst of spilling.
+    pub(super) claims: BTreeMap<WaiterId, Claim>,
+    /// What waits for each space, the smallest first: whether anybody there can be served is told
+    /// without asking everybody.
+    pub(super) sizes: BTreeMap<SpaceId, BTreeSet<(Bytes, WaiterId)>>,
     next: u64,
     closed: bool,
 }
@@ -330,7 +103,10 @@ impl Queue {
         let id = WaiterId(self.next);
         self.next += 1;
         let left = self.config.overtaking;
-        let waiter = Waiter { request, urgent: false, left, passed: 0, claim: None };
+        for &space in &request.candidates {
+            self.sizes.entry(space).or_default().insert((request.bytes, id));
+        }
+        let waiter = Waiter { request, urgent: false, left, passed: 0 };
         self.order.insert(waiter.rank(id));
         self.waiters.insert(id, waiter);
         Ok(Submitted::Waiting(id))
@@ -357,14 +133,52 @@ impl Queue {
         }
     }
 
-    /// Serves everybody who fits, after memory came back to a space. O(1) if nobody waits or it
-    /// is still full, else O(waiters), and again O(waiters) for each that is served.
+    /// Serves everybody who fits, after memory came back to a space. O(log waiters) if not even the
+    /// smallest request there fits; else O(those ahead of the last that is served), and the same
+    /// again for each.
     #[must_use = "these waiters have to be woken"]
     pub fn on_change(&mut self, ledger: &mut Ledger, space: SpaceId) -> Grants {
-        if self.is_empty() || ledger.available(space, Bound::Limit).is_ok_and(Bytes::is_zero) {
+        if self.is_empty() || !self.room_for_any(ledger, space, &Gates::default()) {
             return Grants::new();
         }
         self.settle(ledger)
+    }
+
+    /// Makes a reservation larger at once, if there is room and those who wait let it pass, as they
+    /// would the youngest request of priority zero. Returns waiters that became urgent by this and are
+    /// served too.
+    ///
+    /// # Errors
+    /// No room, or others are before it; the reservation stays as it is.
+    pub fn grow(
+        &mut self,
+        ledger: &mut Ledger,
+        id: ReservationId,
+        by: Bytes,
+    ) -> Result<Grants, GrowError> {
+        let record = *ledger.active(id)?;
+        let by = ledger.levels_of(&record).round_up(by);
+        let size = record.size.checked_add(by).unwrap_or(Bytes::new(u64::MAX));
+        let more = size.max(record.used) - record.charged();
+        // What it uses beyond its size already is taken from nobody.
+        if self.is_empty() || more.is_zero() {
+            ledger.grow(id, by)?;
+            return Ok(Grants::new());
+        }
+        let rank = self.newest(Priority::default());
+        let mut gates = Gates::default();
+        for ahead in self.order.range(..rank) {
+            gates.narrow(&self.waiters[&ahead.id]);
+        }
+        if !gates.admit(record.space, more)
+            && ledger.can_reserve(record.space, more).unwrap_or(false)
+        {
+            return Err(GrowError::Behind { id, by, waiting: self.len() });
+        }
+        ledger.grow(id, by)?;
+        self.next += 1;
+        let promoted = self.note_passing(rank, record.space, more);
+        Ok(if promoted { self.settle(ledger) } else { Grants::new() })
     }
 
     /// Ends the wait of those whose deadline is `now` or before.
@@ -403,6 +217,8 @@ impl Queue {
     pub fn shutdown(&mut self) -> Vec<WaiterId> {
         self.closed = true;
         self.waiters.clear();
+        self.sizes.clear();
+        self.claims.clear();
         std::mem::take(&mut self.order).into_iter().map(|rank| rank.id).collect()
     }
 
@@ -451,16 +267,8 @@ impl Queue {
             return Err(SubmitError::NeverFits { bytes, limits_of: limits_of? });
         }
         request.candidates = large_enough;
-        let rank = Rank {
-            urgent: Reverse(false),
-            priority: Reverse(request.priority),
-            id: WaiterId(self.next),
-        };
-        let mut gates = Gates::default();
-        for ahead in self.order.range(..rank) {
-            gates.narrow(&self.waiters[&ahead.id]);
-        }
-        let Some(space) = fitting(ledger, &request, |space| gates.admit(space, bytes)) else {
+        let rank = self.newest(request.priority);
+        let Some(space) = self.admitted(ledger, &request, rank) else {
             return Ok(ControlFlow::Continue(request));
         };
         let reservation = reserve(ledger, space, &request);
@@ -470,13 +278,45 @@ impl Queue {
         Ok(ControlFlow::Break(Submitted::Granted { reservation, space, others }))
     }
 
+    /// The place of a request that comes now.
+    fn newest(&self, priority: Priority) -> Rank {
+        Rank { urgent: Reverse(false), priority: Reverse(priority), id: WaiterId(self.next) }
+    }
+
+    /// The first candidate where there is room and those ahead of `rank` let it pass.
+    fn admitted(&self, ledger: &Ledger, request: &Request, rank: Rank) -> Option<SpaceId> {
+        let mut gates = Gates::default();
+        let open =
+            |gates: &Gates| fitting(ledger, request, |space| gates.admit(space, request.bytes));
+        let mut space = open(&gates)?;
+        for ahead in self.order.range(..rank) {
+            if gates.narrow(&self.waiters[&ahead.id]) {
+                space = open(&gates)?;
+            }
+        }
+        Some(space)
+    }
+
+    /// True if the smallest request that waits for `space` has room there and is let pass.
+    fn room_for_any(&self, ledger: &Ledger, space: SpaceId, gates: &Gates) -> bool {
+        // What is available is whole granules, so that rounding up changes nothing here.
+        let available = ledger.available(space, Bound::Limit).unwrap_or_default();
+        let smallest = self.sizes.get(&space).and_then(|sizes| sizes.first());
+        smallest.is_some_and(|&(bytes, _)| bytes <= available && gates.admit(space, bytes))
+    }
+
     /// Serves everybody who can be, in order, until nobody can.
     fn settle(&mut self, ledger: &mut Ledger) -> Grants {
         let mut grants = Grants::new();
         'again: loop {
             let mut gates = Gates::default();
             let mut cursor = self.order.first().copied();
+            let mut narrower = true;
             while let Some(rank) = cursor {
+                let any = |&space: &SpaceId| self.room_for_any(ledger, space, &gates);
+                if std::mem::take(&mut narrower) && !self.sizes.keys().any(any) {
+                    return grants;
+                }
                 let waiter = &self.waiters[&rank.id];
                 let bytes = waiter.request.bytes;
                 let space = fitting(ledger, &waiter.request, |space| gates.admit(space, bytes));
@@ -489,8 +329,9 @@ impl Queue {
                         for ahead in self.order.range(..rank) {
                             gates.narrow(&self.waiters[&ahead.id]);
                         }
+                        narrower = true;
                     }
-                    None => gates.narrow(waiter),
+                    None => narrower = gates.narrow(waiter),
                 }
                 cursor = self.order.range((Excluded(rank), Unbounded)).next().copied();
             }
@@ -515,16 +356,17 @@ impl Queue {
     /// Counts a grant against those it passed: ahead of it, or older and behind it for its
     /// priority. True if one of those became urgent.
     fn note_passing(&mut self, rank: Rank, space: SpaceId, bytes: Bytes) -> bool {
-        let mut urgent = Vec::new();
-        for &other in &self.order {
-            let waiter = self.waiters.get_mut(&other.id).expect("those in the order wait");
-            if !waiter.waits_for(space) {
-                continue;
-            }
-            if other < rank {
+        for ahead in self.order.range(..rank) {
+            let waiter = self.waiters.get_mut(&ahead.id).expect("those in the order wait");
+            if waiter.waits_for(space) {
                 waiter.left.count = waiter.left.count.saturating_sub(1);
                 waiter.left.bytes = waiter.left.bytes.saturating_sub(bytes);
-            } else if other.id < rank.id {
+            }
+        }
+        let mut urgent = Vec::new();
+        for (&id, waiter) in self.waiters.range_mut(..rank.id) {
+            let other = waiter.rank(id);
+            if other > rank && waiter.waits_for(space) {
                 waiter.passed += 1;
                 if self.config.patience.is_some_and(|patience| waiter.passed >= patience) {
                     urgent.push(other);
@@ -546,6 +388,11 @@ impl Queue {
     fn remove(&mut self, id: WaiterId) -> Option<Waiter> {
         let waiter = self.waiters.remove(&id)?;
         self.order.remove(&waiter.rank(id));
+        for space in &waiter.request.candidates {
+            if let Some(sizes) = self.sizes.get_mut(space) {
+                sizes.remove(&(waiter.request.bytes, id));
+            }
+        }
         Some(waiter)
     }
 }

@@ -68,6 +68,8 @@ pub struct Reservation {
     pub size: Bytes,
     /// What is allocated from it.
     pub used: Bytes,
+    /// The most that was allocated from it at once, since it was made or its peak was reset.
+    pub peak: Bytes,
     /// Its owner has given it up: what is still used is orphaned.
     pub released: bool,
     /// A policy let it grow past the limit.

@@ -62,14 +62,7 @@ impl Strategy {
         known: &[SpaceId],
         distance: impl Fn(SpaceId) -> D,
     ) -> Result<Candidates, StrategyError> {
-        let start = match *self {
-            Strategy::Specific(space)
-            | Strategy::Prefer(space)
-            | Strategy::Downgrade(space)
-            | Strategy::Upgrade(space) => Some(space),
-            Strategy::AnyInTier(_) | Strategy::AnyInTiers(_) => None,
-        };
-        if let Some(space) = start.filter(|space| !known.contains(space)) {
+        if let Some(space) = self.start().filter(|space| !known.contains(space)) {
             return Err(StrategyError::UnknownSpace { space, known: known.into() });
         }
         let mut ranked: SmallVec<[(usize, D, SpaceId); 4]> = known
@@ -82,6 +75,17 @@ impl Strategy {
             return Err(StrategyError::NoCandidate { strategy: self.clone(), known: known.into() });
         }
         Ok(ranked.into_iter().map(|(_, _, space)| space).collect())
+    }
+
+    /// The space that the strategy starts from, whose links tell which of its equals are near.
+    pub fn start(&self) -> Option<SpaceId> {
+        match *self {
+            Strategy::Specific(space)
+            | Strategy::Prefer(space)
+            | Strategy::Downgrade(space)
+            | Strategy::Upgrade(space) => Some(space),
+            Strategy::AnyInTier(_) | Strategy::AnyInTiers(_) => None,
+        }
     }
 
     /// How good a space is, the smaller the better; `None` for one that will not do.

@@ -215,6 +215,11 @@ impl HostPool {
         self.shared.config.block
     }
 
+    /// Refuses a device that the pool is not pinned for.
+    pub(crate) fn check_device(&self, device: &Arc<dyn Driver>) -> Result<(), HostPoolError> {
+        self.shared.device(device).map(|_| ())
+    }
+
     /// `len` of the host's memory in whole blocks, charged to the space. No driver call if blocks
     /// are free.
     ///

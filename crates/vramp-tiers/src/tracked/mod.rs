@@ -8,9 +8,13 @@
 //!    after the reservation has ended.
 //! 4. [`Tracked::detach`] gives the reservation back. What is allocated from it stays charged.
 //!
-//! Deliberately absent: spilling. A handler ([`OutOfMemory`]) may do it.
+//! Deliberately absent: spilling. A handler ([`OutOfMemory`]) may do it, such as
+//! [`SpillAndRetry`](crate::SpillAndRetry). What is outstanding, with the stacks that asked for it, the
+//! [`Allocator`] tells.
 
 mod allocation;
+mod counting;
+mod errors;
 mod policies;
 
 use std::collections::HashMap;
@@ -27,6 +31,9 @@ use crate::charge::Origin;
 use crate::error::SpaceFull;
 use crate::{MemorySpace, Reservation};
 pub use allocation::TrackedAllocation;
+use counting::Counters;
+pub use counting::{Count, Counter, Counts};
+pub use errors::{AttachError, MallocError, TrackedFreeError};
 pub use policies::{BackOff, Fail, LimitRule, MemoryShortage, OutOf, OutOfMemory, Remedy, Retries};
 
 /// What an allocation that the default preset gives is a multiple of.
@@ -121,73 +128,7 @@ pub struct Tracked {
     number: u64,
     table: RwLock<Table>,
     defaults: Policies,
-}
-
-/// Why a reservation was not attached; it is in the error.
-#[derive(Debug, thiserror::Error)]
-pub enum AttachError {
-    /// There is one already.
-    #[error("{scope} has a reservation already: detach it first")]
-    Occupied {
-        /// Whose.
-        scope: Scope,
-        /// Still the caller's.
-        reservation: Reservation,
-    },
-    /// It is of another space, or of another manager.
-    #[error("{reservation:?} is not of {space}, whose memory this allocator gives")]
-    OtherSpace {
-        /// The allocator's space.
-        space: SpaceId,
-        /// Still the caller's.
-        reservation: Reservation,
-    },
-}
-
-/// Why nothing was allocated. Nothing is charged.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum MallocError {
-    /// The reservation is exceeded, and its rule is to fail.
-    #[error(transparent)]
-    OverReservation(#[from] ChargeError),
-    /// The space has no room.
-    #[error(transparent)]
-    SpaceFull(#[from] SpaceFull),
-    /// The card has no memory left, or the allocator's own limit is reached.
-    #[error("within the budget, but {0}")]
-    OutOfMemory(AllocError),
-    /// The device failed: not a lack of memory, and never retried.
-    #[error(transparent)]
-    Device(AllocError),
-}
-
-impl MallocError {
-    /// True if freeing something and trying again may help. Never for a failed device.
-    pub fn is_out_of_memory(&self) -> bool {
-        !matches!(self, MallocError::Device(_))
-    }
-}
-
-/// Why nothing was freed. Nothing changed, unless a driver call failed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum TrackedFreeError {
-    /// Another allocator's.
-    #[error("the allocation at {} belongs to another allocator: free it there", .0.addr())]
-    Foreign(TrackedAllocation),
-    /// No stream of this allocator.
-    #[error("{stream} is unknown to this allocator: use a stream that its create_stream returned")]
-    UnknownStream {
-        /// What was given.
-        stream: StreamId,
-        /// Still the caller's.
-        allocation: TrackedAllocation,
-    },
-    /// A driver call failed. The memory is free all the same, and credited, unless the device is
-    /// lost.
-    #[error(transparent)]
-    Failed(FreeError),
+    counters: Counters,
 }
 
 /// Why one try came to nothing.
@@ -234,6 +175,7 @@ impl Tracked {
             number: COUNT.fetch_add(1, Ordering::Relaxed),
             table: RwLock::default(),
             defaults,
+            counters: Counters::default(),
         }
     }
 
@@ -298,10 +240,19 @@ impl Tracked {
         attached.map(|attached| attached.reservation)
     }
 
-    /// What the reservation of a stream or a thread is, and what of it is used. `None` without one.
+    /// What the reservation of a stream or a thread is, what of it is used and was at most. `None`
+    /// without one.
     pub fn attached(&self, scope: Scope) -> Option<vramp_core::tiers::Reservation> {
         let id = self.read().of(scope)?.reservation.id();
         self.space.shared.look().ledger.reservation(id).copied()
+    }
+
+    /// Makes what a stream or a thread uses of its reservation now the peak of it. False without one.
+    pub fn reset_peak(&self, scope: Scope) -> bool {
+        let table = self.read();
+        let Some(attached) = table.of(scope) else { return false };
+        let id = attached.reservation.id();
+        self.space.shared.look().ledger.reset_peak(id).is_ok()
     }
 
     /// Memory for work on `stream`, paid for by the thread's reservation, the stream's, or the
@@ -333,6 +284,7 @@ impl Tracked {
         if allocation.len() != expected {
             return self.correct(allocation, origin, expected, stream);
         }
+        self.counters.allocated(expected);
         Ok(TrackedAllocation { allocation, origin, tracked: self.number })
     }
 
@@ -370,6 +322,7 @@ impl Tracked {
                 return Err(short);
             }
         }
+        self.counters.allocated(allocation.len());
         Ok(TrackedAllocation { allocation, origin, tracked: self.number })
     }
 
@@ -475,6 +428,7 @@ impl Tracked {
         match self.allocator.free(allocation, stream) {
             Ok(()) => {
                 self.space.shared.uncharge(self.id, origin, len);
+                self.counters.freed(len);
                 Ok(())
             }
             Err(error) => Err(self.not_freed(error, origin, len)),
@@ -492,6 +446,7 @@ impl Tracked {
             FreeError::Driver(failed) => {
                 if !failed.is_device_lost() {
                     self.space.shared.uncharge(self.id, origin, len);
+                    self.counters.freed(len);
                 }
                 TrackedFreeError::Failed(FreeError::Driver(failed))
             }

@@ -90,7 +90,8 @@ impl OutOfMemory for BackOff {
     }
 }
 
-/// How often and how fast an allocation is tried again, whatever its handler says.
+/// How often and how fast something is tried again: an allocation, whatever its handler says, and
+/// spilling for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retries {
     /// So often at most, after the first try.
@@ -114,7 +115,7 @@ impl Default for Retries {
 
 impl Retries {
     /// The pause before the retry with this number, from 1.
-    pub(super) fn pause(&self, attempt: u32) -> Duration {
+    pub(crate) fn pause(&self, attempt: u32) -> Duration {
         let doublings = attempt.saturating_sub(1).min(31);
         self.first_pause.saturating_mul(1 << doublings).min(self.longest_pause)
     }

@@ -221,8 +221,9 @@ fn no_two_waiters_spill_for_one_deficit() {
     let part = ledger.split(holder, b(30)).unwrap();
     ledger.release(part).unwrap();
     assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [two], "it overtakes");
-    assert!(queue.spilled(&ledger, two, b(30)).is_err(), "its claim ended with its wait");
-    assert_eq!(queue.spilled(&ledger, one, b(0)).unwrap(), b(45));
+    assert_eq!(queue.left_of_claim(&ledger, one).unwrap(), b(15), "the other is in midst of it");
+    assert!(queue.spilled(&ledger, two, b(0)).is_err(), "it waits no more, and brings nothing");
+    assert_eq!(queue.left_of_claim(&ledger, one).unwrap(), b(45));
     ledger.release(holder).unwrap();
     assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [one]);
 }
@@ -246,4 +247,64 @@ fn a_claim_shrinks_when_memory_comes_from_elsewhere_and_can_be_renewed() {
     assert_eq!(queue.claim_deficit(&ledger, GPU, waiter).unwrap(), Some(b(20)));
     ledger.release(small).unwrap();
     assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [waiter]);
+}
+
+#[test]
+fn a_reservation_that_grows_passes_waiters_only_to_the_bound() {
+    let (mut ledger, mut queue) = (ledger(), strict(2, 30));
+    let rest = reserve(&mut ledger, GPU, 50, 1);
+    let grows = reserve(&mut ledger, GPU, 10, 2);
+    let large = wait(&mut queue, &mut ledger, ask(&[GPU], 60, 3));
+    assert!(queue.grow(&mut ledger, grows, b(10)).unwrap().is_empty());
+    let error = queue.grow(&mut ledger, grows, b(21)).unwrap_err();
+    assert_eq!(error, GrowError::Behind { id: grows, by: b(21), waiting: 1 });
+    assert!(queue.grow(&mut ledger, grows, b(5)).unwrap().is_empty());
+    assert!(queue.grow(&mut ledger, grows, b(1)).is_err(), "it was passed twice");
+    let error = queue.grow(&mut ledger, grows, b(90)).unwrap_err();
+    assert!(matches!(error, GrowError::Refused(_)), "{error}");
+    // What it uses beyond its size already is taken from nobody.
+    let _ = ledger.charge_by(grows, b(30), LimitPolicy::Ignore).unwrap();
+    assert!(queue.grow(&mut ledger, grows, b(5)).unwrap().is_empty());
+    ledger.release(rest).unwrap();
+    assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [large]);
+    queue.audit().unwrap();
+}
+
+#[test]
+fn what_is_allocated_beyond_a_reservation_does_not_queue() {
+    let (mut ledger, mut queue) = (ledger(), strict(0, 0));
+    let works = reserve(&mut ledger, GPU, 60, 1);
+    let waiter = wait(&mut queue, &mut ledger, ask(&[GPU], 50, 2));
+    // It is in the midst of its work: were it kept out, it would keep its 60 while it waits.
+    let factor = GrowthFactor::new(1.0).unwrap();
+    let policy = LimitPolicy::Increase { factor, beyond_limit: false };
+    assert_eq!(ledger.charge_by(works, b(70), policy).unwrap(), OverCharged::Grown { by: b(10) });
+    assert!(ledger.charge_unreserved(GPU, b(10), Tag::NONE).is_ok());
+    assert!(queue.on_change(&mut ledger, GPU).is_empty());
+    assert_eq!(ledger.uncharge(works, b(70)).unwrap(), b(0));
+    assert_eq!(ledger.release(works).unwrap(), b(70));
+    assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [waiter]);
+}
+
+#[test]
+fn one_served_in_the_midst_of_spilling_is_still_counted_on() {
+    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    let holder = reserve(&mut ledger, GPU, 100, 1);
+    let [one, two] = [12, 5].map(|n| wait(&mut queue, &mut ledger, ask(&[GPU], n, n)));
+    assert_eq!(queue.claim_deficit(&ledger, GPU, one).unwrap(), Some(b(12)));
+    assert_eq!(queue.claim_deficit(&ledger, GPU, two).unwrap(), Some(b(5)));
+    // The first spills all it claimed; the second passes it with the first step.
+    for bytes in [5, 7] {
+        let step = ledger.split(holder, b(bytes)).unwrap();
+        ledger.release(step).unwrap();
+        let served = who(&queue.on_change(&mut ledger, GPU));
+        assert_eq!(served, if bytes == 5 { vec![two] } else { vec![] });
+    }
+    assert_eq!(queue.spilled(&ledger, one, b(5)).unwrap(), b(0));
+    queue.end_claim(one);
+    assert_eq!(queue.claim_deficit(&ledger, GPU, one).unwrap(), None, "the rest is on its way");
+    let step = ledger.split(holder, b(5)).unwrap();
+    ledger.release(step).unwrap();
+    assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [one]);
+    assert!(queue.deadlock(&ledger).is_none());
 }

@@ -266,3 +266,15 @@ proptest! {
         prop_assert!(queue.is_empty());
     }
 }
+
+#[test]
+fn one_who_spills_is_in_no_deadlock_before_it_gives_that_up() {
+    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    reserve(&mut ledger, GPU, 80, 1);
+    let waiter = wait(&mut queue, &mut ledger, ask(&[GPU], 50, 1));
+    assert!(queue.deadlock(&ledger).is_some());
+    assert_eq!(queue.claim_deficit(&ledger, GPU, waiter).unwrap(), Some(b(30)));
+    assert!(queue.deadlock(&ledger).is_none());
+    queue.end_claim(waiter);
+    assert!(queue.deadlock(&ledger).is_some());
+}

@@ -4,6 +4,7 @@ mod accounting;
 mod blocks;
 mod broker;
 mod deadlocks;
+mod extents;
 mod levels;
 mod model;
 mod queue_model;

@@ -10,6 +10,7 @@ use super::*;
 enum Act {
     Submit { spaces: u8, bytes: u64, priority: i32, deadline: Option<u64> },
     Release { which: usize },
+    Grow { which: usize, by: u64 },
     Cancel { which: usize },
     Expire { after: u64 },
 }
@@ -23,6 +24,7 @@ fn act() -> impl Strategy<Value = Act> {
             Act::Submit { spaces, bytes, priority, deadline }
         }),
         5 => (0usize..64).prop_map(|which| Act::Release { which }),
+        2 => (0usize..64, 0u64..60).prop_map(|(which, by)| Act::Grow { which, by: by / 4 }),
         1 => (0usize..64).prop_map(|which| Act::Cancel { which }),
         1 => (0u64..4).prop_map(|after| Act::Expire { after }),
     ]
@@ -42,6 +44,29 @@ struct Twin {
     overtaken_bytes: u64,
     /// All grants to younger ones in a space it waits for.
     younger: u32,
+}
+
+impl Twin {
+    fn new(
+        age: u64,
+        spaces: Vec<SpaceId>,
+        bytes: u64,
+        priority: i32,
+        deadline: Option<u64>,
+    ) -> Twin {
+        Twin {
+            age,
+            spaces,
+            bytes,
+            priority,
+            deadline,
+            urgent: false,
+            passed: 0,
+            overtaken: 0,
+            overtaken_bytes: 0,
+            younger: 0,
+        }
+    }
 }
 
 struct Naive {
@@ -144,18 +169,7 @@ fn run(config: QueueConfig, acts: Vec<Act>) -> Result<(), TestCaseError> {
                 let spaces: Vec<SpaceId> =
                     [GPU1, GPU].into_iter().filter(|s| spaces >> s.index & 1 == 1).collect();
                 let deadline = deadline.map(|after| now + after);
-                let twin = Twin {
-                    age,
-                    spaces: spaces.clone(),
-                    bytes,
-                    priority,
-                    deadline,
-                    urgent: false,
-                    passed: 0,
-                    overtaken: 0,
-                    overtaken_bytes: 0,
-                    younger: 0,
-                };
+                let twin = Twin::new(age, spaces.clone(), bytes, priority, deadline);
                 let place = naive.place_for(&twin);
                 let priority = Priority(priority);
                 let request = Request { priority, deadline, ..ask(&spaces, bytes, age) };
@@ -179,6 +193,26 @@ fn run(config: QueueConfig, acts: Vec<Act>) -> Result<(), TestCaseError> {
                 naive.taken[card(space)] -= bytes;
                 grants = queue.on_change(&mut ledger, space);
             }
+            Act::Grow { which, by } if !held.is_empty() => {
+                let place = which % held.len();
+                let (id, space, bytes) = held[place];
+                let twin = Twin::new(age, vec![space], by, 0, None);
+                // Nothing is taken from nobody; else it is one more request, while somebody waits.
+                let can = by == 0 || naive.place_for(&twin).is_some();
+                let counts = by > 0 && can && !naive.waiting.is_empty();
+                let grown = queue.grow(&mut ledger, id, b(by));
+                prop_assert_eq!(grown.is_ok(), can);
+                if can {
+                    held[place].2 = bytes + by;
+                    grants = grown.unwrap();
+                }
+                if counts {
+                    age += 1;
+                    naive.serve(&twin, space);
+                } else if can {
+                    naive.taken[card(space)] += by;
+                }
+            }
             Act::Cancel { which } if !naive.waiting.is_empty() => {
                 let twin = naive.waiting.remove(which % naive.waiting.len());
                 let id = queue.waiting().map(|(id, _)| id).find(|id| id.number() == twin.age);
@@ -195,7 +229,7 @@ fn run(config: QueueConfig, acts: Vec<Act>) -> Result<(), TestCaseError> {
                 prop_assert_eq!(out, gone.iter().map(|twin| twin.age).collect::<Vec<_>>());
                 grants = expired.granted;
             }
-            Act::Release { .. } | Act::Cancel { .. } => {}
+            Act::Release { .. } | Act::Grow { .. } | Act::Cancel { .. } => {}
         }
         prop_assert_eq!(pairs(&grants), naive.settle());
         for granted in &grants {
@@ -203,6 +237,7 @@ fn run(config: QueueConfig, acts: Vec<Act>) -> Result<(), TestCaseError> {
             held.push((granted.reservation, granted.space, bytes));
         }
         prop_assert!(naive.nobody_starves());
+        queue.audit().unwrap();
         prop_assert_eq!(queue.len(), naive.waiting.len());
         for space in [GPU, GPU1] {
             prop_assert_eq!(total(&ledger, space), naive.taken[card(space)]);

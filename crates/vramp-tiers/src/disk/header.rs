@@ -1,0 +1,110 @@
+//! The first block of every file: whose it is.
+//!
+//! ```text
+//! 0   8  "vrampseg"
+//! 8   4  version, 1
+//! 12  4  process id of the owner
+//! 16  8  what tells the owner from others of that id
+//! 24  8  length of the file, header included
+//! 32  4  CRC-32 of the bytes 0 to 32
+//! ```
+//!
+//! Numbers are little-endian; the rest of the block is zero.
+
+use vramp_core::Bytes;
+use vramp_host::DISK_BLOCK;
+
+const MAGIC: [u8; 8] = *b"vrampseg";
+const VERSION: u32 = 1;
+const LEN: usize = DISK_BLOCK.count() as usize;
+
+/// A store of a process that lives or once lived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OwnerId {
+    pub pid: u32,
+    pub nonce: u64,
+}
+
+/// What a file's first block says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    pub owner: OwnerId,
+    pub len: Bytes,
+}
+
+impl Header {
+    pub fn encode(&self) -> [u8; LEN] {
+        let mut block = [0; LEN];
+        block[..8].copy_from_slice(&MAGIC);
+        block[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        block[12..16].copy_from_slice(&self.owner.pid.to_le_bytes());
+        block[16..24].copy_from_slice(&self.owner.nonce.to_le_bytes());
+        block[24..32].copy_from_slice(&self.len.count().to_le_bytes());
+        let sum = crc32fast::hash(&block[..32]);
+        block[32..36].copy_from_slice(&sum.to_le_bytes());
+        block
+    }
+
+    /// `None` for anything that [`encode`](Header::encode) did not write.
+    pub fn decode(block: &[u8]) -> Option<Header> {
+        let word = |at: usize| Some(u32::from_le_bytes(block.get(at..at + 4)?.try_into().ok()?));
+        let long = |at: usize| Some(u64::from_le_bytes(block.get(at..at + 8)?.try_into().ok()?));
+        let known = block.get(..8)? == MAGIC && word(8)? == VERSION;
+        let header = Header {
+            owner: OwnerId { pid: word(12)?, nonce: long(16)? },
+            len: Bytes::new(long(24)?),
+        };
+        (known && word(32)? == crc32fast::hash(&block[..32])).then_some(header)
+    }
+}
+
+/// The name of an owner's file number `index`.
+pub(super) fn file_name(owner: OwnerId, index: u32) -> String {
+    format!("vramp-{}-{:016x}-{index}.segment", owner.pid, owner.nonce)
+}
+
+/// Whose file has this name, if it is one of ours.
+pub(super) fn owner_of(name: &str) -> Option<OwnerId> {
+    let mut parts = name.strip_prefix("vramp-")?.strip_suffix(".segment")?.split('-');
+    let (pid, nonce, index) = (parts.next()?, parts.next()?, parts.next()?);
+    let owner = OwnerId { pid: pid.parse().ok()?, nonce: u64::from_str_radix(nonce, 16).ok()? };
+    // Only what we would have written ourselves.
+    (file_name(owner, index.parse().ok()?) == name).then_some(owner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWNER: OwnerId = OwnerId { pid: 4711, nonce: 0xfeed };
+
+    #[test]
+    fn a_header_is_read_back_and_any_flipped_bit_is_noticed() {
+        let header = Header { owner: OWNER, len: Bytes::gib(1) };
+        let block = header.encode();
+        assert_eq!(Header::decode(&block), Some(header));
+        for bit in 0..36 * 8 {
+            let mut block = block;
+            block[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Header::decode(&block), None, "bit {bit}");
+        }
+        assert_eq!(Header::decode(&block[..35]), None);
+        assert_eq!(Header::decode(&[]), None);
+    }
+
+    #[test]
+    fn names_are_read_back_and_others_are_nobodys() {
+        assert_eq!(owner_of(&file_name(OWNER, 12)), Some(OWNER));
+        for other in [
+            "vramp-4711-feed-0.segment",
+            "vramp-4711-000000000000feed-0.segment.bak",
+            "vramp-04711-000000000000feed-0.segment",
+            "vramp-4711-000000000000feed.segment",
+            "vramp-4711-000000000000feed-0-0.segment",
+            "vramp-.segment",
+            "data.bin",
+        ] {
+            assert_eq!(owner_of(other), None, "{other}");
+        }
+    }
+}

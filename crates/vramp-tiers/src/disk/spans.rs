@@ -1,0 +1,213 @@
+//! Several pieces of memory as one row of bytes, and how that is cut for direct transfers.
+
+use std::sync::Arc;
+
+use vramp_core::Bytes;
+use vramp_core::tiers::Extent;
+use vramp_host::{DISK_BLOCK, DirectFile, HostMemory, HostMemoryError, HostSpan, PageKind};
+
+/// Memory in the order of its bytes.
+#[derive(Clone, Debug)]
+pub(super) struct Spans {
+    spans: Vec<HostSpan>,
+    /// Where each begins in the row.
+    starts: Vec<Bytes>,
+    len: Bytes,
+}
+
+impl Spans {
+    pub fn new(spans: &[HostSpan]) -> Spans {
+        let spans: Vec<HostSpan> = spans.iter().filter(|span| !span.is_empty()).cloned().collect();
+        let mut len = Bytes::ZERO;
+        let starts = spans.iter().map(|span| {
+            let start = len;
+            len += span.len();
+            start
+        });
+        Spans { starts: starts.collect(), spans, len }
+    }
+
+    pub fn len(&self) -> Bytes {
+        self.len
+    }
+
+    /// What of one span lies from `at` on, at most `most`.
+    fn run(&self, at: Bytes, most: Bytes) -> HostSpan {
+        let index = self.starts.partition_point(|start| *start <= at) - 1;
+        let (span, skipped) = (&self.spans[index], at - self.starts[index]);
+        let len = (span.len() - skipped).min(most);
+        span.part(skipped, len).expect("a part of the span that holds the place")
+    }
+
+    fn runs(&self, at: Bytes, len: Bytes) -> impl Iterator<Item = HostSpan> {
+        let mut done = Bytes::ZERO;
+        std::iter::from_fn(move || {
+            (done < len).then(|| {
+                let run = self.run(at + done, len - done);
+                done += run.len();
+                run
+            })
+        })
+    }
+
+    /// `len` bytes from `at` on, copied to whole blocks of their own. The rest of the last one is
+    /// zero.
+    pub fn gather(&self, at: Bytes, len: Bytes) -> Result<HostSpan, HostMemoryError> {
+        let blocks = blocks(len)?;
+        let mut to = Bytes::ZERO;
+        for run in self.runs(at, len) {
+            run.pieces(|bytes| {
+                blocks.write(to, bytes).expect("the blocks hold the runs");
+                to += Bytes::new(bytes.len() as u64);
+            });
+        }
+        Ok(blocks)
+    }
+
+    /// The first `len` bytes of `from`, copied to where they belong.
+    pub fn scatter(&self, at: Bytes, len: Bytes, from: &HostSpan) {
+        let mut done = Bytes::ZERO;
+        for run in self.runs(at, len) {
+            let part = from.part(done, run.len()).expect("the blocks hold the runs");
+            let mut to = Bytes::ZERO;
+            part.pieces(|bytes| {
+                run.write(to, bytes).expect("a part as long as the run");
+                to += Bytes::new(bytes.len() as u64);
+            });
+            done += run.len();
+        }
+    }
+}
+
+/// Memory for `len` bytes, in whole blocks.
+pub(super) fn blocks(len: Bytes) -> Result<HostSpan, HostMemoryError> {
+    let memory = HostMemory::new(len, None, PageKind::Small)?;
+    Ok(HostSpan::new(&memory, Bytes::ZERO, memory.len()).expect("the whole of it"))
+}
+
+/// Bytes that one extent holds.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub file: Arc<DirectFile>,
+    pub extent: Extent,
+    /// How many of the extent's bytes are data.
+    pub data: Bytes,
+}
+
+/// What one transfer of the engine moves.
+#[derive(Clone, Debug)]
+pub(super) struct Piece {
+    /// Where on the disk, in whole blocks.
+    pub place: Place,
+    /// Which of the row's bytes come first.
+    pub start: Bytes,
+    /// The memory itself, where a disk can reach it.
+    pub direct: Option<HostSpan>,
+}
+
+/// Cuts a row into pieces of at most `most`. Whole blocks of memory that begin at a block move
+/// directly; what lies between goes through memory of its own.
+pub(super) fn cut(spans: &Spans, places: &[Place], most: Bytes) -> Vec<Piece> {
+    let mut pieces = Vec::new();
+    let mut start = Bytes::ZERO;
+    for place in places {
+        let mut done = Bytes::ZERO;
+        while done < place.data {
+            let left = (place.data - done).min(most);
+            let run = spans.run(start, left);
+            let whole = run.len().round_down(DISK_BLOCK);
+            let reachable = (run.as_ptr() as u64).is_multiple_of(DISK_BLOCK.count());
+            let (data, direct) = match reachable && !whole.is_zero() {
+                true => (whole, Some(run.part(Bytes::ZERO, whole).expect("its front"))),
+                false => (left, None),
+            };
+            let len = data.checked_round_up(DISK_BLOCK).expect("less than an extent");
+            let extent = Extent { offset: place.extent.offset + done, len, ..place.extent };
+            let file = Arc::clone(&place.file);
+            pieces.push(Piece { place: Place { file, extent, data }, start, direct });
+            start += data;
+            done += data;
+        }
+    }
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(len: u64) -> Arc<HostMemory> {
+        HostMemory::new(Bytes::new(len), None, PageKind::Small).unwrap()
+    }
+
+    fn span(memory: &Arc<HostMemory>, offset: u64, len: u64) -> HostSpan {
+        HostSpan::new(memory, Bytes::new(offset), Bytes::new(len)).unwrap()
+    }
+
+    fn place(file: &Arc<DirectFile>, offset: u64, data: u64) -> Place {
+        let data = Bytes::new(data);
+        let len = data.checked_round_up(DISK_BLOCK).unwrap();
+        let segment = vramp_core::tiers::SegmentId(0);
+        let extent = Extent { segment, offset: Bytes::new(offset), len };
+        Place { file: Arc::clone(file), extent, data }
+    }
+
+    #[test]
+    fn aligned_blocks_move_directly_and_only_what_is_not_is_copied() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = Arc::new(DirectFile::create(&dir.path().join("a")).unwrap());
+        let memory = memory(64 << 10);
+        let shape = |spans: &[HostSpan], places: &[Place]| -> Vec<(u64, u64, u64, bool)> {
+            cut(&Spans::new(spans), places, Bytes::kib(16))
+                .iter()
+                .map(|piece| {
+                    let Place { extent, data, .. } = &piece.place;
+                    (
+                        extent.offset.count() >> 10,
+                        extent.len.count() >> 10,
+                        data.count(),
+                        piece.direct.is_some(),
+                    )
+                })
+                .collect()
+        };
+        // Pieces end where the memory, the extent, or the most that is moved at once ends.
+        let whole = [span(&memory, 0, 24 << 10), span(&memory, 32 << 10, 8 << 10)];
+        assert_eq!(
+            shape(&whole, &[place(&file, 0, 28 << 10), place(&file, 64 << 10, 4 << 10)]),
+            [
+                (0, 16, 16 << 10, true),
+                (16, 8, 8 << 10, true),
+                (24, 4, 4 << 10, true),
+                (64, 4, 4 << 10, true),
+            ]
+        );
+        // The last bytes of an odd length go through a block of their own.
+        let odd = [span(&memory, 0, 5000)];
+        assert_eq!(shape(&odd, &[place(&file, 0, 5000)]), [(0, 4, 4096, true), (4, 4, 904, false)]);
+        // Memory that begins anywhere is copied in pieces.
+        let unaligned = [span(&memory, 7, 20 << 10)];
+        assert_eq!(
+            shape(&unaligned, &[place(&file, 0, 20 << 10)]),
+            [(0, 16, 16 << 10, false), (16, 4, 4 << 10, false)]
+        );
+        assert!(shape(&[], &[]).is_empty());
+    }
+
+    #[test]
+    fn what_is_gathered_from_many_spans_is_scattered_to_others() {
+        let from = memory(16 << 10);
+        let bytes: Vec<u8> = (0..16 << 10).map(|i| (i % 253) as u8).collect();
+        from.write(Bytes::ZERO, &bytes).unwrap();
+        let parts = [span(&from, 3, 100), span(&from, 9000, 5000), span(&from, 1, 0)];
+        let gathered = Spans::new(&parts).gather(Bytes::new(50), Bytes::new(5000)).unwrap();
+        let to = memory(16 << 10);
+        let other = Spans::new(&[span(&to, 5, 4999), span(&to, 8192, 1)]);
+        other.scatter(Bytes::ZERO, Bytes::new(5000), &gathered);
+        let mut back = vec![0; 16 << 10];
+        to.read(Bytes::ZERO, &mut back).unwrap();
+        let expected = [&bytes[53..103], &bytes[9000..13950]].concat();
+        assert_eq!((&back[5..5004], back[8192]), (&expected[..4999], expected[4999]));
+        assert_eq!((back[4], back[5004], back[8193]), (0, 0, 0));
+    }
+}

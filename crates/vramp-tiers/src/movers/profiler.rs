@@ -1,0 +1,331 @@
+//! Measures how fast data moves between the spaces of this machine.
+//!
+//! Time is the devices' own ([`Driver::now_ns`]): the clock on a card, modelled time on the simulator.
+//! Where a disk takes part the clock on the wall counts too. The slowest of them is what a move took.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use vramp::Driver;
+use vramp_core::tiers::SpaceId;
+use vramp_core::{AddrRange, Bytes};
+
+use super::disk::{DiskPayer, OnDisk};
+use super::error::{MoveError, MoveFailed};
+use super::mover::Mover;
+use super::profile::{MeasuredLink, MeasuredPair, Profile, Unmeasured, rate};
+use crate::disk::{DiskStore, DiskTierError, PaidBy};
+use crate::host::{HostAllocation, HostPool};
+
+/// What is measured how often.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProfilerConfig {
+    /// How much is moved at a time.
+    pub sizes: Vec<Bytes>,
+    /// Moves before anything is timed.
+    pub warm_up: u32,
+    /// Moves that are timed; the median counts.
+    pub rounds: u32,
+}
+
+impl Default for ProfilerConfig {
+    /// 4 KiB, which tells the latency, and 1, 16, 64 and 256 MiB; ten rounds after three.
+    fn default() -> ProfilerConfig {
+        let sizes = [Bytes::kib(4)].into_iter().chain([1, 16, 64, 256].map(Bytes::mib));
+        ProfilerConfig { sizes: sizes.collect(), warm_up: 3, rounds: 10 }
+    }
+}
+
+/// A card, with memory on it that may be overwritten.
+struct Gpu {
+    space: SpaceId,
+    mover: Mover,
+    memory: AddrRange,
+}
+
+/// Measures the ways between the spaces that it is told of.
+#[derive(Default)]
+pub struct Profiler {
+    config: ProfilerConfig,
+    gpus: Vec<Gpu>,
+    disks: Vec<Arc<DiskStore>>,
+}
+
+impl Profiler {
+    /// A profiler that knows no space yet.
+    pub fn new(config: ProfilerConfig) -> Profiler {
+        Profiler { config, ..Profiler::default() }
+    }
+
+    /// Adds a card and the memory of the host that its mover's pool holds. `memory` is overwritten,
+    /// and bounds the sizes; what still uses it has to be done.
+    pub fn gpu(mut self, space: SpaceId, mover: &Mover, memory: AddrRange) -> Profiler {
+        self.gpus.push(Gpu { space, mover: mover.clone(), memory });
+        self
+    }
+
+    /// Adds a disk.
+    pub fn disk(mut self, store: &Arc<DiskStore>) -> Profiler {
+        self.disks.push(Arc::clone(store));
+        self
+    }
+
+    /// Measures: each card to and from its host, alone and both at once, each card to each other
+    /// one, and each disk to and from cards and hosts. A way that cannot be measured is told with the
+    /// reason. Blocks of the host are pinned if there are not enough.
+    ///
+    /// # Errors
+    /// A device was lost.
+    pub fn measure(&self) -> Result<Profile, MoveError> {
+        let step = self.gpus.iter().map(|gpu| gpu.mover.config().step).max();
+        let step_bytes = step.unwrap_or_default().count();
+        let profile = Profile { step_bytes, rounds: self.config.rounds, ..Profile::default() };
+        let mut run = Run { config: &self.config, profile };
+        for gpu in &self.gpus {
+            run.host_links(gpu)?;
+            self.disks.iter().try_for_each(|disk| run.disk_links(gpu, disk))?;
+            let others = self.gpus.iter().filter(|other| other.space != gpu.space);
+            for other in others {
+                run.gpu_link(gpu, other)?;
+            }
+        }
+        for pool in self.pools() {
+            self.disks.iter().try_for_each(|disk| run.host_disk_links(pool, disk))?;
+        }
+        Ok(run.profile)
+    }
+
+    /// The movers' pools, each space once.
+    fn pools(&self) -> Vec<&HostPool> {
+        let mut pools: Vec<&HostPool> = Vec::new();
+        for pool in self.gpus.iter().map(|gpu| gpu.mover.pool()) {
+            if !pools.iter().any(|known| known.space() == pool.space()) {
+                pools.push(pool);
+            }
+        }
+        pools
+    }
+}
+
+/// The clocks that a move is timed by.
+struct Clocks<'a> {
+    devices: Vec<(&'a Arc<dyn Driver>, u64)>,
+    wall: Option<Instant>,
+}
+
+impl<'a> Clocks<'a> {
+    fn of<const N: usize>(devices: [&'a Gpu; N]) -> Clocks<'a> {
+        let begun = |gpu: &'a Gpu| (gpu.mover.driver(), gpu.mover.driver().now_ns());
+        Clocks { devices: devices.into_iter().map(begun).collect(), wall: None }
+    }
+
+    fn and_wall(mut self) -> Clocks<'a> {
+        self.wall = Some(Instant::now());
+        self
+    }
+
+    fn took_ns(&self) -> u64 {
+        let devices = self.devices.iter().map(|(driver, begun)| driver.now_ns() - begun);
+        let wall = self.wall.map(|begun| begun.elapsed().as_nanos().try_into().unwrap_or(u64::MAX));
+        devices.chain(wall).max().unwrap_or_default()
+    }
+}
+
+/// A measurement under way.
+struct Run<'a> {
+    config: &'a ProfilerConfig,
+    profile: Profile,
+}
+
+impl Run<'_> {
+    /// Measures one way at every size. `once` moves so much and tells how long it took.
+    fn link(
+        &mut self,
+        (from, to): (SpaceId, SpaceId),
+        mut once: impl FnMut(Bytes) -> Result<u64, MoveError>,
+    ) -> Result<(), MoveError> {
+        for &size in &self.config.sizes {
+            match self.median(|| once(size)) {
+                Ok(took_ns) => {
+                    let (size_bytes, bytes_per_s) = (size.count(), rate(size, took_ns));
+                    let link = MeasuredLink { from, to, size_bytes, took_ns, bytes_per_s };
+                    self.profile.links.push(link);
+                }
+                Err(error) => self.unmeasured((from, to), size, error)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn median(&self, mut once: impl FnMut() -> Result<u64, MoveError>) -> Result<u64, MoveError> {
+        for _ in 0..self.config.warm_up {
+            once()?;
+        }
+        let rounds = 0..self.config.rounds.max(1);
+        let mut took = rounds.map(|_| once()).collect::<Result<Vec<_>, _>>()?;
+        took.sort_unstable();
+        Ok(took[took.len() / 2])
+    }
+
+    fn unmeasured(
+        &mut self,
+        (from, to): (SpaceId, SpaceId),
+        size: Bytes,
+        error: MoveError,
+    ) -> Result<(), MoveError> {
+        if error.driver_error().is_some_and(|error| error.is_device_lost()) {
+            return Err(error);
+        }
+        let (size_bytes, reason) = (size.count(), error.to_string());
+        self.profile.unmeasured.push(Unmeasured { from, to, size_bytes, reason });
+        Ok(())
+    }
+
+    fn host_links(&mut self, gpu: &Gpu) -> Result<(), MoveError> {
+        let (mover, host) = (&gpu.mover, gpu.mover.pool().space().id());
+        let mut blocks = None;
+        self.link((gpu.space, host), |size| {
+            let (range, taken) = (gpu.part(size)?, take(&mut blocks, mover.pool(), size)?);
+            let clocks = Clocks::of([gpu]);
+            let mut transfer = mover.to_host(range, taken).start().map_err(reason)?;
+            transfer.wait()?;
+            let took_ns = clocks.took_ns();
+            blocks = Some(transfer.into_host());
+            Ok(took_ns)
+        })?;
+        self.link((host, gpu.space), |size| {
+            let (range, taken) = (gpu.part(size)?, take(&mut blocks, mover.pool(), size)?);
+            let clocks = Clocks::of([gpu]);
+            let mut transfer = mover.to_device(range, taken).start().map_err(reason)?;
+            transfer.wait()?;
+            let took_ns = clocks.took_ns();
+            blocks = Some(transfer.into_host());
+            Ok(took_ns)
+        })?;
+        let mut others = None;
+        for &size in &self.config.sizes {
+            let measured = self.median(|| {
+                let (down, up) = gpu.parts(size)?;
+                let down_blocks = take(&mut blocks, mover.pool(), size)?;
+                let up_blocks = take(&mut others, mover.pool(), size)?;
+                let clocks = Clocks::of([gpu]);
+                let mut down = mover.to_host(down, down_blocks).start().map_err(reason)?;
+                let mut up = mover.to_device(up, up_blocks).start().map_err(reason)?;
+                while !(down.poll()? & up.poll()?) {}
+                let took_ns = clocks.took_ns();
+                (blocks, others) = (Some(down.into_host()), Some(up.into_host()));
+                Ok(took_ns)
+            });
+            match measured {
+                Ok(took_ns) => self.profile.both_ways.push(MeasuredPair {
+                    gpu: gpu.space,
+                    host,
+                    size_bytes: size.count(),
+                    took_ns,
+                    bytes_per_s: rate(size * 2, took_ns),
+                }),
+                Err(error) => self.unmeasured((gpu.space, host), size, error)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn gpu_link(&mut self, gpu: &Gpu, other: &Gpu) -> Result<(), MoveError> {
+        self.link((gpu.space, other.space), |size| {
+            let (from, to) = (gpu.part(size)?, other.part(size)?);
+            let clocks = Clocks::of([gpu, other]);
+            gpu.mover.between(from, &other.mover, to)?.wait()?;
+            Ok(clocks.took_ns())
+        })
+    }
+
+    fn disk_links(&mut self, gpu: &Gpu, store: &Arc<DiskStore>) -> Result<(), MoveError> {
+        let (mover, disk) = (&gpu.mover, store.space().id());
+        let to_disk = |size| mover.to_disk(gpu.part(size)?, store, DiskPayer::Space)?.finish();
+        self.link((gpu.space, disk), |size| {
+            let clocks = Clocks::of([gpu]).and_wall();
+            let copy = to_disk(size)?;
+            let took_ns = clocks.took_ns();
+            drop(copy);
+            Ok(took_ns)
+        })?;
+        let mut kept: Option<Arc<OnDisk>> = None;
+        self.link((disk, gpu.space), |size| {
+            let copy = match kept.take() {
+                Some(copy) if copy.len() == size => copy,
+                _ => Arc::new(to_disk(size)?),
+            };
+            let clocks = Clocks::of([gpu]).and_wall();
+            mover.from_disk(&copy, gpu.part(size)?)?.wait()?;
+            kept = Some(copy);
+            Ok(clocks.took_ns())
+        })
+    }
+
+    fn host_disk_links(&mut self, pool: &HostPool, store: &DiskStore) -> Result<(), MoveError> {
+        let (host, disk) = (pool.space().id(), store.space().id());
+        let failed =
+            |error: DiskTierError| MoveError::Disk { moved: Bytes::ZERO, of: Bytes::ZERO, error };
+        let mut blocks = None;
+        self.link((host, disk), |size| {
+            let taken = take(&mut blocks, pool, size)?;
+            let spans = taken.spans(Bytes::ZERO, size)?;
+            let clocks = Clocks::of([]).and_wall();
+            let stored = store.write(&spans, PaidBy::Space).map_err(failed)?;
+            let took_ns = clocks.took_ns();
+            drop(stored);
+            blocks = Some(taken);
+            Ok(took_ns)
+        })?;
+        let mut kept = None;
+        self.link((disk, host), |size| {
+            let taken = take(&mut blocks, pool, size)?;
+            let spans = taken.spans(Bytes::ZERO, size)?;
+            let stored = match kept.take() {
+                Some((known, stored)) if known == size => stored,
+                _ => store.write(&spans, PaidBy::Space).map_err(failed)?,
+            };
+            let clocks = Clocks::of([]).and_wall();
+            store.read(&stored, &spans).map_err(failed)?;
+            let took_ns = clocks.took_ns();
+            (kept, blocks) = (Some((size, stored)), Some(taken));
+            Ok(took_ns)
+        })
+    }
+}
+
+impl Gpu {
+    fn part(&self, len: Bytes) -> Result<AddrRange, MoveError> {
+        match len <= self.memory.len {
+            true => Ok(AddrRange::new(self.memory.start, len)),
+            false => Err(MoveError::OtherLength { from: len, to: self.memory.len }),
+        }
+    }
+
+    /// Two parts beside each other.
+    fn parts(&self, len: Bytes) -> Result<(AddrRange, AddrRange), MoveError> {
+        self.part(len * 2)?;
+        let (start, len) = (self.memory.start, len);
+        Ok((AddrRange::new(start, len), AddrRange::new(start + len, len)))
+    }
+}
+
+/// Blocks for so much: those at hand, or others.
+fn take(
+    at_hand: &mut Option<HostAllocation>,
+    pool: &HostPool,
+    size: Bytes,
+) -> Result<HostAllocation, MoveError> {
+    match at_hand.take() {
+        Some(blocks) if blocks.len() >= size => Ok(blocks),
+        // What was at hand goes first: there may be no room for both.
+        other => {
+            drop(other);
+            Ok(pool.allocate(size)?)
+        }
+    }
+}
+
+fn reason(failed: MoveFailed) -> MoveError {
+    failed.error
+}

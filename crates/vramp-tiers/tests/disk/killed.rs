@@ -1,0 +1,86 @@
+//! A process that is killed while it writes, and the next one.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use vramp_tiers::{FileNames, PaidBy, Swept};
+
+use super::*;
+
+/// Where the child of a test shall write, and whether its files are seen.
+const DIR: &str = "VRAMP_TEST_KILLED_DIR";
+const HIDDEN: &str = "VRAMP_TEST_KILLED_HIDDEN";
+const READY: &str = "it is written";
+
+/// In the child: writes until it is killed.
+fn write_until_killed(dir: &str) -> ! {
+    let names = match std::env::var_os(HIDDEN) {
+        Some(_) => FileNames::Hidden,
+        None => FileNames::Shown,
+    };
+    let (_manager, space) = space();
+    let config = DiskConfig { names, ..SMALL };
+    let store = DiskStore::open(dir, config, &space).unwrap();
+    let data = [span(&pattern(1, 8 << 20))];
+    let _kept = store.write(&data, PaidBy::Space).unwrap();
+    // All files are there from here on: one that is just being made may be swept, and made again.
+    drop(store.write(&data, PaidBy::Space).unwrap());
+    println!("{READY}");
+    loop {
+        drop(store.write(&data, PaidBy::Space).unwrap());
+    }
+}
+
+/// This test binary again, running the test `name` alone. Returns once it has written.
+fn child(name: &str, dir: &Path, hidden: bool) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--nocapture"]).env(DIR, dir).stdout(Stdio::piped());
+    if hidden {
+        command.env(HIDDEN, "");
+    }
+    let mut child = command.spawn().unwrap();
+    let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
+    assert!(lines.map(Result::unwrap).any(|line| line.contains(READY)), "the child ended early");
+    child
+}
+
+#[test]
+fn what_a_killed_process_left_is_swept_and_a_living_ones_files_are_not() {
+    if let Some(dir) = std::env::var_os(DIR) {
+        write_until_killed(dir.to_str().unwrap());
+    }
+    let name = "killed::what_a_killed_process_left_is_swept_and_a_living_ones_files_are_not";
+    let dir = tempfile::tempdir().unwrap();
+    let (_manager, space) = space();
+    let open = || DiskStore::open(dir.path(), SMALL, &space).unwrap();
+    let mut child = child(name, dir.path(), false);
+    let living = open().swept();
+    assert_eq!(living, Swept { alive: 4, ..Swept::default() });
+    assert!(child.try_wait().unwrap().is_none(), "the child still writes");
+
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(files(dir.path()).len(), 4);
+    let store = open();
+    let swept = store.swept();
+    let bytes = (Bytes::mib(4) + Bytes::kib(4)) * 4;
+    assert_eq!(swept, Swept { removed: 4, bytes, ..Swept::default() });
+    assert!(files(dir.path()).is_empty());
+    drop(store.write(&[zeros(1 << 20)], PaidBy::Space).unwrap());
+    assert_eq!(open().swept().removed, 0);
+}
+
+#[test]
+fn of_hidden_files_nothing_is_left_when_a_process_is_killed() {
+    if let Some(dir) = std::env::var_os(DIR) {
+        write_until_killed(dir.to_str().unwrap());
+    }
+    let name = "killed::of_hidden_files_nothing_is_left_when_a_process_is_killed";
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = child(name, dir.path(), true);
+    assert!(files(dir.path()).is_empty());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(files(dir.path()).is_empty());
+}

@@ -1,0 +1,89 @@
+//! What a failing driver call leaves.
+
+use super::*;
+
+/// A round with everything that a mover does. Whatever fails, all ends.
+fn everything(
+    devices: &[Arc<Simulator>; 2],
+    pool: &HostPool,
+    memory: &[AddrRange; 2],
+    stream: Stream,
+) -> Result<(), MoveError> {
+    let near = Mover::new(driver(&devices[0]), pool, SMALL)?;
+    let far = Mover::new(driver(&devices[1]), pool, SMALL)?;
+    let host = pool.allocate(memory[0].len)?;
+    let moving = near.to_host(memory[0], host).after(After::Stream(stream));
+    let mut down = moving.start().map_err(|failed| failed.error)?;
+    let side = near.to_host(memory[0], pool.allocate(memory[0].len)?);
+    let side = side.start().map_err(|failed| failed.error)?;
+    down.poll()?;
+    while down.wait_part()?.is_some() {}
+    // It reads what is about to be written.
+    drop(side);
+    let up = near.to_device(memory[0], down.into_host());
+    let up = up.start().map_err(|failed| failed.error)?;
+    drop(up.finish_on(stream).map_err(|failed| failed.error)?);
+    near.between(memory[0], &far, memory[1])?.after(After::Stream(stream))?.wait()
+}
+
+#[test]
+fn whichever_driver_call_fails_the_error_is_typed_and_nothing_leaks() {
+    for code in [2, 1] {
+        let mut failed = 0;
+        for nth in 1.. {
+            let devices = [simulator(), simulator()];
+            let memory = [0, 1].map(|index| memory(&devices[index], Bytes::mib(10)));
+            let stream = devices[0].create_stream().unwrap();
+            let before = devices.clone().map(|device| device.live());
+            let pool = pool(&[&devices[0], &devices[1]]);
+            let calls = devices[0].calls();
+            devices[0].set_faults(FaultPlan::nth(nth).with_code(code));
+            let outcome = everything(&devices, &pool, &memory, stream);
+            devices[0].set_faults(FaultPlan::none());
+            let all_passed = nth > devices[0].calls() - calls;
+            devices[0].synchronize_stream(stream).unwrap();
+            assert_eq!(pool.space().total(), Bytes::ZERO, "call {nth}");
+            assert_eq!(pool.stats().pending_blocks, 0, "call {nth}");
+            drop(pool);
+            for (device, before) in devices.iter().zip(before) {
+                // The last handle of a mover may have met the failure when it gave things back.
+                let LiveObjects { streams, events, .. } = before;
+                let now = device.live();
+                let left = now.streams + now.events - streams - events;
+                assert!(left <= usize::from(outcome.is_ok()), "call {nth} leaves {now:?}");
+                assert_eq!(now.host_buffers, before.host_buffers, "call {nth}");
+                no_hazards(device);
+            }
+            match outcome {
+                Ok(()) if all_passed => break,
+                Ok(()) => {}
+                Err(error) => {
+                    let driver = error.driver_error().unwrap_or_else(|| panic!("{nth}: {error}"));
+                    assert_eq!(driver.code, code, "call {nth}: {error}");
+                    assert_eq!(driver.is_out_of_memory(), code == 2);
+                    failed += 1;
+                }
+            }
+        }
+        assert!(failed > 50, "{failed} calls failed");
+    }
+}
+
+#[test]
+fn a_device_that_is_lost_midway_is_an_error_of_its_own_and_never_out_of_memory() {
+    for nth in [1, 3, 6, 9, 12, 20] {
+        let bench = bench();
+        let range = memory(&bench.device, Bytes::mib(40));
+        let host = bench.pool.allocate(range.len).unwrap();
+        bench.device.set_faults(FaultPlan::nth(nth).with_code(700));
+        let moved = match bench.mover.to_host(range, host).start() {
+            Ok(mut transfer) => transfer.wait().map_err(|error| (error, transfer.progress().moved)),
+            Err(failed) => Err((failed.error, Bytes::ZERO)),
+        };
+        let (error, progress) = moved.unwrap_err();
+        let MoveError::Device { moved, of, error } = error else { panic!("{error}") };
+        assert!(moved < of && moved == progress, "{moved}");
+        assert!(error.is_device_lost() && !error.is_out_of_memory());
+        assert_eq!(error.code, 700);
+    }
+}
