@@ -72,6 +72,7 @@ mod cancel;
 mod channel;
 mod charge;
 mod config;
+mod defer;
 mod disk;
 mod error;
 mod host;
@@ -99,6 +100,10 @@ pub use config::{
     Card, ConfigError, DiskSpaceConfig, GpuChoice, GpuSpaceConfig, HostBlocks, HostCapacity,
     HostPer, HostSpaceConfig, SpaceLevels, TiersBuilder, TiersConfig,
 };
+pub use defer::{
+    BufferGroup, CleanerConfig, DeferrableBuffer, Exposure, LeaseSet, MoveRecord, Moved, Pin,
+    SpillConfig, SpillError, SpillManager, SpillParts, SpillStats, Spilled,
+};
 pub use disk::{
     Checks, DiskConfig, DiskConfigError, DiskStats, DiskStore, DiskTierError, DiskTransfer,
     FileNames, PaidBy, StoredBytes, Swept, TransferStats,
@@ -124,6 +129,9 @@ pub use tracked::{
 };
 
 pub use vramp_core::Bytes;
+pub use vramp_core::defer::{
+    Access, BufferId, DeferCensus, DeferCounters, Grade, PieceState, Rates, Shortfall,
+};
 pub use vramp_core::tiers::{
     ChargeError, Crossed, Distance, GrowthFactor, Level, Levels, LimitPolicy, Links, Over,
     OverAnswer, Overtaking, Owner, Pressure, Priority, QueueConfig, Rate, Refused, ReservationId,

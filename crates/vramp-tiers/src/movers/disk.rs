@@ -40,6 +40,32 @@ pub struct OnDisk {
 }
 
 impl OnDisk {
+    /// Writes `len` bytes of blocks of the host, charged to the store's space, in pieces of `piece`,
+    /// and waits.
+    ///
+    /// # Errors
+    /// The disk is full or failed. What was written is given back.
+    pub(crate) fn write(
+        store: &Arc<DiskStore>,
+        host: &HostAllocation,
+        len: Bytes,
+        piece: Bytes,
+    ) -> Result<OnDisk, MoveError> {
+        let mut written = OnDisk { store: Arc::clone(store), pieces: Vec::new(), piece, len };
+        let mut transfers = Vec::new();
+        let mut at = Bytes::ZERO;
+        while at < len {
+            let now = piece.min(len - at);
+            let spans = host.spans(at, now)?;
+            transfers.push(store.begin_write(&spans, PaidBy::Space).map_err(failed)?);
+            at += now;
+        }
+        for transfer in transfers {
+            written.pieces.push(transfer.wait().map_err(failed)?);
+        }
+        Ok(written)
+    }
+
     /// How much it is.
     pub fn len(&self) -> Bytes {
         self.len

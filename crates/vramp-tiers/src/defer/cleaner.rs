@@ -1,0 +1,54 @@
+//! The thread that copies out ahead of need.
+
+use std::sync::{Arc, PoisonError, Weak};
+use std::thread::JoinHandle;
+
+use vramp_core::Bytes;
+
+use super::config::CleanerConfig;
+use super::state::Shared;
+use crate::sync::{Condvar, Mutex, lock};
+
+type Bell = Arc<(Mutex<bool>, Condvar)>;
+
+/// Ends with its manager.
+pub(super) struct Cleaner {
+    bell: Bell,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Cleaner {
+    pub fn start(shared: &Arc<Shared>, how: CleanerConfig) -> Cleaner {
+        let bell = Bell::default();
+        let (ring, weak) = (Arc::clone(&bell), Arc::downgrade(shared));
+        let builder = std::thread::Builder::new().name("vramp-cleaner".to_owned());
+        // Without a thread nothing is copied ahead; everything else works.
+        let thread = builder.spawn(move || work(&ring, &weak, how)).ok();
+        Cleaner { bell, thread }
+    }
+}
+
+fn work((ended, rung): &(Mutex<bool>, Condvar), shared: &Weak<Shared>, how: CleanerConfig) {
+    loop {
+        let waited = rung.wait_timeout_while(lock(ended), how.every, |ended| !*ended);
+        if *waited.unwrap_or_else(PoisonError::into_inner).0 {
+            return;
+        }
+        let Some(shared) = shared.upgrade() else { return };
+        let capacity = shared.capacity().count() as f64;
+        let occupied = shared.lock().core.occupied();
+        if occupied > Bytes::new((capacity * how.above) as u64) {
+            shared.clean(how.budget);
+        }
+    }
+}
+
+impl Drop for Cleaner {
+    fn drop(&mut self) {
+        *lock(&self.bell.0) = true;
+        self.bell.1.notify_one();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

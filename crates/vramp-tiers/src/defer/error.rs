@@ -1,0 +1,77 @@
+//! Why a buffer was not made, leased, or moved. Every error says what to do.
+
+use vramp::{AllocError, ArenaError, DriverError};
+use vramp_core::Bytes;
+use vramp_core::defer::{
+    AddError, DeferConfigError, ExposeError, HeldError, LeaseRefused, Shortfall, UnknownBuffer,
+};
+use vramp_driver::Stream;
+
+use crate::error::SpaceFull;
+use crate::movers::MoveError;
+
+/// Why the manager did not do what it was asked. What was asked about is as before.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpillError {
+    /// The configuration makes no sense.
+    #[error(transparent)]
+    Config(#[from] DeferConfigError),
+    /// The levels or numbers make no sense.
+    #[error("a manager of deferrable buffers cannot be made: {0}")]
+    Settings(&'static str),
+    /// No buffer of that length, or no place in the group.
+    #[error(transparent)]
+    Add(#[from] AddError),
+    /// No addresses.
+    #[error(transparent)]
+    Addresses(#[from] ArenaError),
+    /// The buffer is another manager's.
+    #[error("the buffer is another manager's: lease it there")]
+    OtherManager,
+    /// The buffer was removed.
+    #[error(transparent)]
+    Unknown(#[from] UnknownBuffer),
+    /// The stream is not one of the allocator's.
+    #[error("stream {0} is unknown to the allocator: use one that its create_stream returned")]
+    UnknownStream(String),
+    /// Whatever is queued on the stream becomes part of a graph, and no event tells when it is done.
+    #[error("stream {} captures a graph: take the lease before the capture, or around the launch", .0.number())]
+    Capturing(Stream),
+    /// The lease was refused, and waiting did not or cannot help.
+    #[error("no lease: {0}")]
+    Refused(LeaseRefused),
+    /// Memory for the buffers could not be had. They stay where they were, whole.
+    #[error("no memory to bring the buffers back: {error}{}", short.map(|short| format!("; {short}")).unwrap_or_default())]
+    NoMemory {
+        /// What the allocator said.
+        error: Box<AllocError>,
+        /// What keeps others on the card.
+        short: Option<Shortfall>,
+    },
+    /// The budget of the card's space is used up by what may not leave.
+    #[error("no budget to bring the buffers back: {0}")]
+    NoBudget(SpaceFull),
+    /// Data did not move. It is where it was.
+    #[error(transparent)]
+    Move(#[from] MoveError),
+    /// A driver call failed.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// The part does not lie in the buffer.
+    #[error("{len} from {offset} on do not lie in a buffer of {whole}")]
+    Outside {
+        /// Where the part begins.
+        offset: Bytes,
+        /// How long it is.
+        len: Bytes,
+        /// What there is.
+        whole: Bytes,
+    },
+    /// A pin or an exposure is not there, or the buffer not leased.
+    #[error(transparent)]
+    Expose(#[from] ExposeError),
+    /// Somebody still needs the contents.
+    #[error(transparent)]
+    Held(#[from] HeldError),
+}

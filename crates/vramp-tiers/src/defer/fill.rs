@@ -1,0 +1,189 @@
+//! Back to the card: memory first, then contents, behind which the stream waits.
+
+use std::sync::Arc;
+
+use vramp::AllocError;
+use vramp_core::defer::{Fill, Granted, Lower, RangeId};
+use vramp_driver::Stream;
+
+use super::error::SpillError;
+use super::report::{MoveRecord, Moved};
+use super::spill::learn;
+use super::state::Shared;
+use crate::movers::After;
+
+impl Shared {
+    /// Brings a lease's buffers to the card. What is queued on `streams` later comes behind it.
+    ///
+    /// Memory and contents come piece by piece, so that what has to leave for them leaves while
+    /// what came before is copied.
+    ///
+    /// # Errors
+    /// Fills that are not queued are given up, and what is below the card is whole; so is what came
+    /// back.
+    pub(super) fn bring(&self, granted: &Granted, streams: &[Stream]) -> Result<(), SpillError> {
+        let mut fills: Vec<Fill> = granted.fill.clone();
+        let brought = self.pay().and_then(|()| {
+            granted.ranges.iter().try_for_each(|&range| self.bring_range(range, &mut fills, streams))
+        });
+        if brought.is_err() {
+            let mut state = self.lock();
+            state.stats.failures += 1;
+            for fill in fills {
+                // What came back by now is not in the list any more.
+                let _ = state.core.abandon(fill.id);
+            }
+        }
+        brought
+    }
+
+    fn bring_range(
+        &self,
+        range: RangeId,
+        fills: &mut Vec<Fill>,
+        streams: &[Stream],
+    ) -> Result<(), SpillError> {
+        let (home, keep) = {
+            let state = self.lock();
+            let home = &state.homes[&range];
+            if home.whole && fills.iter().all(|fill| fill.at.range != range) {
+                return Ok(());
+            }
+            let keep = state.core.keep(range).expect("a leased range is there");
+            (Arc::clone(&home.range), keep)
+        };
+        let piece = self.config.piece;
+        for (start, len) in keep {
+            let end = start + len;
+            let mut at = start;
+            while at < end {
+                let next = (at.round_down(piece) + piece).min(end);
+                home.back_part(at, next - at, self.stream.0).map_err(no_memory)?;
+                while let Some(place) = fills
+                    .iter()
+                    .position(|fill| fill.at.range == range && at <= fill.at.offset && fill.at.offset < next)
+                {
+                    self.fill(&fills[place], streams)?;
+                    fills.swap_remove(place);
+                }
+                at = next;
+            }
+        }
+        // A leased buffer needs all of its own range; in a group others may be missing.
+        if let Some(home) = self.lock().homes.get_mut(&range) {
+            home.whole = !home.is_group;
+        }
+        Ok(())
+    }
+
+    /// Brings one piece back.
+    fn fill(&self, fill: &Fill, streams: &[Stream]) -> Result<(), SpillError> {
+        let began_ns = self.driver.now_ns();
+        let len = fill.at.len;
+        match fill.from {
+            Lower::Host => {
+                let (range, host) = {
+                    let mut state = self.lock();
+                    let below = state.copies.get_mut(&fill.piece);
+                    let host = below.and_then(|below| below.host.take());
+                    (state.addresses(fill.at), host.expect("the core counts the copy"))
+                };
+                let moving = self.mover.to_device(range, host).after(After::Stream(self.stream.1));
+                let on = streams.first().copied().unwrap_or(self.stream.1);
+                let moved = moving.start().and_then(|transfer| transfer.finish_on(on));
+                let (host, failed) = match moved {
+                    Ok(host) => (host, None),
+                    Err(failed) => (failed.host, Some(failed.error)),
+                };
+                let mut guard = self.lock();
+                let state = &mut *guard;
+                state.copies.entry(fill.piece).or_default().host = Some(host);
+                if let Some(error) = failed {
+                    return Err(error.into());
+                }
+                let token = match state.events.note(on) {
+                    Ok(token) => token,
+                    Err(error) => {
+                        // Nothing stands for the copy, so nobody may find it on its way.
+                        let _ = self.driver.synchronize_stream(on);
+                        return Err(error.into());
+                    }
+                };
+                let event = state.events.of(token);
+                state.core.queued(fill.id, token).expect("the fill was given out and not settled");
+                state.stats.from_host_bytes += len.count();
+                drop(guard);
+                for &other in streams.iter().skip(1) {
+                    if let Some(event) = event {
+                        self.driver.wait(other, event)?;
+                    }
+                }
+            }
+            Lower::Disk => {
+                let (range, stored) = {
+                    let state = self.lock();
+                    let below = state.copies.get(&fill.piece);
+                    let stored = below.and_then(|below| below.disk.clone());
+                    (state.addresses(fill.at), stored.expect("the core counts the copy"))
+                };
+                let mut staged = self
+                    .mover
+                    .from_disk(&stored, range)?
+                    .after_at_target(After::Stream(self.stream.1))?;
+                staged.wait()?;
+                let took_ns = self.driver.now_ns().saturating_sub(began_ns);
+                let mut state = self.lock();
+                let settled = state.core.settle(fill.id);
+                settled.expect("the fill was given out and not settled");
+                state.stats.from_disk_bytes += len.count();
+                state.stats.from_disk_ns += took_ns;
+                learn(&mut state.rates.from_disk, len, took_ns);
+            }
+        }
+        let took_ns = self.driver.now_ns().saturating_sub(began_ns);
+        let (piece, what) = (fill.piece, Moved::Filled(fill.from));
+        let record = MoveRecord { piece, bytes: len, what, began_ns, took_ns, why: None };
+        self.lock().history.push(record);
+        Ok(())
+    }
+
+    /// Charges the card's space for what is to be there, if one is charged; others leave for it.
+    fn pay(&self) -> Result<(), SpillError> {
+        let Some(space) = &self.budget else { return Ok(()) };
+        loop {
+            let mut state = self.lock();
+            let paid: Bytes = state.charges.iter().map(crate::charge::Charge::bytes).sum();
+            let missing = state.core.occupied().saturating_sub(paid);
+            if missing.is_zero() {
+                return Ok(());
+            }
+            match space.charge(missing) {
+                Ok(charge) => {
+                    state.charges.push(charge);
+                    return Ok(());
+                }
+                Err(full) => {
+                    drop(state);
+                    let lacks = missing.saturating_sub(full.refused.available);
+                    let freed = self.spill(lacks, &|| lacks).freed;
+                    if freed.is_zero() {
+                        return Err(SpillError::NoBudget(full));
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn no_memory(error: AllocError) -> SpillError {
+    match error {
+        AllocError::Driver(error) => SpillError::Driver(error),
+        error => SpillError::NoMemory { error: Box::new(error), short: None },
+    }
+}
+
+impl From<crate::movers::MoveFailed> for SpillError {
+    fn from(failed: crate::movers::MoveFailed) -> SpillError {
+        SpillError::Move(failed.error)
+    }
+}

@@ -1,0 +1,317 @@
+//! The right to use buffers, for work on streams.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use smallvec::SmallVec;
+use vramp::{Driver, StreamId};
+use vramp_core::AddrRange;
+use vramp_core::defer::{
+    Access, BufferId, Grade, Granted, LeaseEnd, LeaseId, LeaseRefused, LeaseRequest, StreamKey, Use,
+    Writes, Written,
+};
+use vramp_driver::Stream;
+
+use super::buffer::{DeferrableBuffer, Owner};
+use super::error::SpillError;
+use super::events::key;
+use super::state::{Shared, State};
+use crate::request::Deadline;
+
+/// The right to use a set of buffers on the card, at their addresses, for work on the lease's
+/// streams. While it is held, none of them moves.
+///
+/// Dropped, it ends at what is queued on its streams so far: an event on each says when the buffers
+/// may move again. Nobody waits for that. All of an exclusively leased buffer counts as written;
+/// [`wrote_only`](LeaseSet::wrote_only) says otherwise.
+///
+/// For a graph, hold the lease of what its nodes use around the launch.
+#[must_use = "a lease that is dropped at once covers nothing that is queued later"]
+pub struct LeaseSet {
+    shared: Arc<Shared>,
+    lease: LeaseId,
+    /// Where the buffers lie, as they were named; each keeps its buffer alive.
+    named: Vec<(Arc<Owner>, AddrRange)>,
+    streams: SmallVec<[Stream; 2]>,
+    written: Option<Vec<Written>>,
+    ended: bool,
+}
+
+impl Shared {
+    /// Takes a lease on all of the buffers, or none.
+    pub(super) fn lease(
+        self: &Arc<Shared>,
+        wanted: &[(&DeferrableBuffer, Access)],
+        streams: &[StreamId],
+        deadline: Deadline,
+    ) -> Result<LeaseSet, SpillError> {
+        if wanted.iter().any(|(buffer, _)| !Arc::ptr_eq(&buffer.owner.shared, self)) {
+            return Err(SpillError::OtherManager);
+        }
+        let raw = self.raw_streams(streams)?;
+        let named: Vec<(BufferId, Access)> =
+            wanted.iter().map(|(buffer, access)| (buffer.owner.id, *access)).collect();
+        let granted = self.grant(&named, &raw, deadline)?;
+        let mut set = LeaseSet {
+            shared: Arc::clone(self),
+            lease: granted.lease,
+            named: Vec::new(),
+            streams: raw,
+            written: None,
+            ended: false,
+        };
+        // From here on dropping the set gives the lease back.
+        set.ended = true;
+        let ready = self.order(&granted, &set.streams).and_then(|()| self.bring(&granted, &set.streams));
+        if let Err(error) = ready {
+            self.cancel(granted.lease);
+            return Err(error);
+        }
+        set.ended = false;
+        set.named = wanted
+            .iter()
+            .map(|(buffer, _)| (Arc::clone(&buffer.owner), buffer.addresses()))
+            .collect();
+        Ok(set)
+    }
+
+    /// The driver's streams. One call for each, which asks whether it captures.
+    fn raw_streams(&self, streams: &[StreamId]) -> Result<SmallVec<[Stream; 2]>, SpillError> {
+        let raw = |&id: &StreamId| {
+            let raw = self.allocator.stream(id);
+            let raw = raw.ok_or_else(|| SpillError::UnknownStream(id.to_string()))?;
+            match self.driver.is_capturing(raw)? {
+                true => Err(SpillError::Capturing(raw)),
+                false => Ok(raw),
+            }
+        };
+        streams.iter().map(raw).collect()
+    }
+
+    /// Asks until the deadline; whoever waits holds nothing.
+    fn grant(
+        &self,
+        buffers: &[(BufferId, Access)],
+        streams: &[Stream],
+        deadline: Deadline,
+    ) -> Result<Granted, SpillError> {
+        let keys: SmallVec<[StreamKey; 2]> = streams.iter().map(|&stream| key(stream)).collect();
+        let request = LeaseRequest { buffers, streams: &keys };
+        let mut waits_since: Option<Instant> = None;
+        let mut guard = self.lock();
+        loop {
+            guard.poll()?;
+            let capacity = self.capacity();
+            let state = &mut *guard;
+            state.core.set_capacity(capacity);
+            let refused = match state.core.lease(&request, self.driver.now_ns()) {
+                Ok(granted) => {
+                    if let Some(since) = waits_since {
+                        state.note_wait(since);
+                    }
+                    return Ok(granted);
+                }
+                Err(refused) => refused,
+            };
+            let may_help = matches!(
+                refused,
+                LeaseRefused::Busy { .. } | LeaseRefused::Settling { .. } | LeaseRefused::Full { .. }
+            );
+            let over = deadline.instant().is_some_and(|end| Instant::now() >= end);
+            if !may_help || over {
+                if let Some(since) = waits_since {
+                    state.note_wait(since);
+                }
+                return Err(match refused {
+                    LeaseRefused::Unknown(unknown) => unknown.into(),
+                    refused => SpillError::Refused(refused),
+                });
+            }
+            waits_since.get_or_insert_with(Instant::now);
+            guard = self.wait_a_moment(guard);
+        }
+    }
+
+    /// Lets the streams come behind the work that used the buffers before.
+    fn order(&self, granted: &Granted, streams: &[Stream]) -> Result<(), SpillError> {
+        for &token in &granted.after {
+            let event = self.lock().events.of(token);
+            let Some(event) = event else { continue };
+            for &stream in streams.iter().filter(|&&stream| key(stream) != token.stream) {
+                self.driver.wait(stream, event)?;
+            }
+            if streams.is_empty() {
+                self.driver.synchronize_event(event)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a lease under which nothing was launched.
+    fn cancel(&self, lease: LeaseId) {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        if let Ok(less) = state.core.cancel_lease(lease) {
+            for range in less {
+                state.lend(range);
+            }
+            state.bury();
+        }
+        drop(guard);
+        self.tell();
+    }
+
+    /// Ends a lease at what is queued on its streams.
+    fn end(&self, set: &LeaseSet) {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let mut uses: Vec<Use> = Vec::new();
+        for &stream in &set.streams {
+            match state.events.note(stream) {
+                Ok(token) => {
+                    let of = set.named.iter().map(|(owner, _)| Use { buffer: owner.id, token });
+                    uses.extend(of);
+                }
+                Err(_) => {
+                    // Without an event nobody could tell when the work is over. A device that
+                    // failed does not work any more.
+                    let _ = self.driver.synchronize_stream(stream);
+                }
+            }
+        }
+        let writes = set.written.as_deref().map_or(Writes::All, Writes::Only);
+        let ended = state.core.end_lease(set.lease, &LeaseEnd { uses: &uses, writes }, self.driver.now_ns());
+        match ended {
+            Ok(drops) => state.drop_copies(&drops),
+            Err(why) => {
+                debug_assert!(false, "a lease that is held ends: {why}");
+                let _ = state.core.cancel_lease(set.lease);
+            }
+        }
+        state.bury();
+        drop(guard);
+        self.tell();
+    }
+}
+
+impl State {
+    fn note_wait(&mut self, since: Instant) {
+        self.stats.waits += 1;
+        let waited = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.stats.waited_ns += waited;
+    }
+}
+
+impl LeaseSet {
+    /// Where the buffers lie, in the order in which they were named; of a view, its part.
+    pub fn addresses(&self) -> impl ExactSizeIterator<Item = AddrRange> {
+        self.named.iter().map(|(_, range)| *range)
+    }
+
+    /// Where the buffer lies that was named at this place.
+    ///
+    /// # Panics
+    /// If fewer were named.
+    pub fn address(&self, index: usize) -> AddrRange {
+        self.named[index].1
+    }
+
+    /// Says what was written of a buffer named at this place, from an offset in what was named on:
+    /// copies of the rest stay good. Called at all, nothing counts as written but what calls say.
+    ///
+    /// # Errors
+    /// The part does not lie in what was named. Nothing changes.
+    pub fn wrote_only(
+        &mut self,
+        index: usize,
+        offset: vramp_core::Bytes,
+        len: vramp_core::Bytes,
+    ) -> Result<(), SpillError> {
+        let written = self.written.get_or_insert_default();
+        let Some((owner, range)) = self.named.get(index) else { return Ok(()) };
+        let whole = range.len;
+        if offset.checked_add(len).is_none_or(|end| end > whole) {
+            return Err(SpillError::Outside { offset, len, whole });
+        }
+        let base = range.start.number() - owner.start().number();
+        let offset = vramp_core::Bytes::new(base) + offset;
+        written.push(Written { buffer: owner.id, offset, len });
+        Ok(())
+    }
+
+    /// Hands a pointer outside that lives longer than the lease. See [`Grade`] for when the buffer
+    /// may move again.
+    ///
+    /// # Errors
+    /// Fewer buffers were named.
+    pub fn expose(&self, index: usize, grade: Grade) -> Result<Exposure, SpillError> {
+        let (owner, range) = self.named.get(index).ok_or(SpillError::OtherManager)?;
+        self.shared.lock().core.expose(self.lease, owner.id, grade)?;
+        Ok(Exposure { owner: Arc::clone(owner), addresses: *range, grade })
+    }
+
+    /// Ends it, as dropping does.
+    pub fn end(self) {}
+
+    /// Ends it where nothing was queued and nothing written.
+    pub fn cancel(mut self) {
+        self.ended = true;
+        self.shared.cancel(self.lease);
+    }
+}
+
+impl Drop for LeaseSet {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.shared.end(self);
+        }
+    }
+}
+
+impl std::fmt::Debug for LeaseSet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} of {} buffers", self.lease, self.named.len())
+    }
+}
+
+/// A pointer that was handed outside. One of the grade [`Grade::Opaque`] keeps the buffer on the
+/// card until this is dropped.
+#[must_use = "an opaque exposure ends when this is dropped"]
+pub struct Exposure {
+    owner: Arc<Owner>,
+    addresses: AddrRange,
+    grade: Grade,
+}
+
+impl Exposure {
+    /// Where it points.
+    pub fn addresses(&self) -> AddrRange {
+        self.addresses
+    }
+
+    /// Notes that the work queued on `stream` by now uses the pointer.
+    ///
+    /// # Errors
+    /// The buffer may have left since, or a driver call failed.
+    pub fn used_on(&self, stream: StreamId, access: Access) -> Result<(), SpillError> {
+        let shared = &self.owner.shared;
+        let raw = shared.allocator.stream(stream);
+        let raw = raw.ok_or_else(|| SpillError::UnknownStream(stream.to_string()))?;
+        let mut guard = shared.lock();
+        let state = &mut *guard;
+        let token = state.events.note(raw)?;
+        let drops = state.core.note_use(self.owner.id, token, access)?;
+        state.drop_copies(&drops);
+        Ok(())
+    }
+}
+
+impl Drop for Exposure {
+    fn drop(&mut self) {
+        if self.grade == Grade::Opaque {
+            let released = self.owner.shared.lock().core.release(self.owner.id);
+            debug_assert!(released.is_ok(), "an exposure is released once: {released:?}");
+            self.owner.shared.tell();
+        }
+    }
+}

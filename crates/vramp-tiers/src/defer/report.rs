@@ -1,0 +1,118 @@
+//! What moved, where, how fast, and why.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use vramp_core::Bytes;
+use vramp_core::defer::{Lower, PieceId, Shortfall, Why};
+
+/// What was done since the manager was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SpillStats {
+    /// Times that memory was asked for.
+    pub spills: u64,
+    /// Memory that was freed for that.
+    pub freed_bytes: u64,
+    /// Contents copied to the host.
+    pub to_host_bytes: u64,
+    /// Nanoseconds that took, copies side by side counted each.
+    pub to_host_ns: u64,
+    /// Contents copied to the disk, from the card or the host.
+    pub to_disk_bytes: u64,
+    /// Nanoseconds that took.
+    pub to_disk_ns: u64,
+    /// Contents queued from the host to the card.
+    pub from_host_bytes: u64,
+    /// Contents read back from the disk.
+    pub from_disk_bytes: u64,
+    /// Nanoseconds that took.
+    pub from_disk_ns: u64,
+    /// Leases that had to wait for others, and how long in all.
+    pub waits: u64,
+    /// Nanoseconds.
+    pub waited_ns: u64,
+    /// Moves that failed. What they were about stayed where it was.
+    pub failures: u64,
+}
+
+/// One move that was made.
+#[derive(Clone, Debug)]
+pub struct MoveRecord {
+    /// Which piece.
+    pub piece: PieceId,
+    /// How much.
+    pub bytes: Bytes,
+    /// What was done.
+    pub what: Moved,
+    /// When it began, by the device's clock.
+    pub began_ns: u64,
+    /// How long it took.
+    pub took_ns: u64,
+    /// Why this one was chosen, where it was a choice.
+    pub why: Option<Why>,
+}
+
+/// What was done with a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moved {
+    /// It left the card; copied there, or nowhere because a copy was there.
+    Spilled(Option<Lower>),
+    /// It was copied ahead of need, and stays.
+    Cleaned(Lower),
+    /// It came back.
+    Filled(Lower),
+    /// It went from the host to the disk.
+    Pushed,
+}
+
+impl fmt::Display for MoveRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MoveRecord { piece, bytes, what, took_ns, .. } = self;
+        match what {
+            Moved::Spilled(Some(to)) => write!(f, "{piece}: {bytes} spilled to {to}")?,
+            Moved::Spilled(None) => write!(f, "{piece}: {bytes} left, a copy was there")?,
+            Moved::Cleaned(to) => write!(f, "{piece}: {bytes} copied ahead to {to}")?,
+            Moved::Filled(from) => write!(f, "{piece}: {bytes} came back from {from}")?,
+            Moved::Pushed => write!(f, "{piece}: {bytes} went from host to disk")?,
+        }
+        write!(f, " in {} us", took_ns / 1000)?;
+        match &self.why {
+            Some(why) => write!(f, "; {why}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The last moves.
+pub(super) struct History {
+    most: usize,
+    moves: VecDeque<MoveRecord>,
+}
+
+impl History {
+    pub fn keeping(most: usize) -> History {
+        History { most, moves: VecDeque::new() }
+    }
+
+    pub fn push(&mut self, record: MoveRecord) {
+        if self.moves.len() >= self.most {
+            self.moves.pop_front();
+        }
+        if self.most > 0 {
+            self.moves.push_back(record);
+        }
+    }
+
+    pub fn all(&self) -> Vec<MoveRecord> {
+        self.moves.iter().cloned().collect()
+    }
+}
+
+/// What came of asking for memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Spilled {
+    /// What others can have now.
+    pub freed: Bytes,
+    /// What keeps the rest on the card, if it was too little.
+    pub short: Option<Shortfall>,
+}

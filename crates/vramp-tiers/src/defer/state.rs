@@ -1,0 +1,250 @@
+//! The one lock, what it protects, and what is done behind it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use vramp::{Allocator, Driver, DriverError, StableRange, StreamId};
+use vramp_core::defer::{
+    BufferId, DeferConfig, Deferrables, Drop as CopyDrop, Extent, Lower, PieceId, RangeId, Rates,
+    Room, UseToken,
+};
+use vramp_core::{AddrRange, Bytes};
+use vramp_driver::Stream;
+
+use super::config::SpillConfig;
+use super::error::SpillError;
+use super::events::Events;
+use super::report::{History, SpillStats};
+use crate::charge::Charge;
+use crate::disk::DiskStore;
+use crate::host::HostAllocation;
+use crate::movers::{Mover, OnDisk};
+use crate::space::MemorySpace;
+use crate::sync::{Condvar, Mutex, MutexGuard, lock};
+
+/// The copies of a piece below the card.
+#[derive(Default)]
+pub(super) struct Below {
+    pub host: Option<HostAllocation>,
+    pub disk: Option<Arc<OnDisk>>,
+}
+
+/// Addresses of a buffer, or of a group.
+pub(super) struct Home {
+    pub range: Arc<StableRange>,
+    /// Of several small buffers.
+    pub is_group: bool,
+    /// Nothing was lent since all of it was brought.
+    pub whole: bool,
+}
+
+pub(super) struct State {
+    pub core: Deferrables,
+    pub events: Events,
+    pub copies: BTreeMap<PieceId, Below>,
+    pub homes: BTreeMap<RangeId, Home>,
+    /// Buffers that nobody has any more, and that something still holds.
+    pub dying: Vec<BufferId>,
+    /// Groups that get no more buffers.
+    pub ended_groups: Vec<RangeId>,
+    /// What pays for the memory on the card, where a space is charged.
+    pub charges: Vec<Charge>,
+    pub rates: Rates,
+    pub stats: SpillStats,
+    pub history: History,
+}
+
+pub(super) struct Shared {
+    pub allocator: Arc<Allocator>,
+    pub driver: Arc<dyn Driver>,
+    pub mover: Mover,
+    pub disk: Option<Arc<DiskStore>>,
+    pub budget: Option<MemorySpace>,
+    pub config: SpillConfig,
+    /// Behind it memory is brought, and ahead of need data.
+    pub stream: (StreamId, Stream),
+    state: Mutex<State>,
+    /// A lease ended, a move settled, or work is known to be over.
+    changed: Condvar,
+}
+
+const HOME: &str = "a range of the core has addresses";
+
+impl Shared {
+    pub fn new(
+        allocator: &Arc<Allocator>,
+        mover: Mover,
+        disk: Option<Arc<DiskStore>>,
+        budget: Option<MemorySpace>,
+        config: SpillConfig,
+    ) -> Result<Shared, SpillError> {
+        let driver = Arc::clone(mover.driver());
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let core = Deferrables::new(DeferConfig {
+            piece: config.piece,
+            page: driver.info().limits.page,
+            capacity: config.capacity.unwrap_or(driver.info().limits.memory),
+            cooldown_ns: nanoseconds(config.cooldown),
+            recency_ns: nanoseconds(config.recency),
+            clean_after_ns: nanoseconds(config.clean_after),
+        })?;
+        let id = allocator.create_stream()?;
+        let raw = allocator.stream(id).expect("it was made just now");
+        let state = State {
+            core,
+            events: Events::new(&driver),
+            copies: BTreeMap::new(),
+            homes: BTreeMap::new(),
+            dying: Vec::new(),
+            ended_groups: Vec::new(),
+            charges: Vec::new(),
+            rates: config.rates,
+            stats: SpillStats::default(),
+            history: History::keeping(config.history),
+        };
+        Ok(Shared {
+            allocator: Arc::clone(allocator),
+            driver,
+            mover,
+            disk,
+            budget,
+            config,
+            stream: (id, raw),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        })
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Tells those who wait that something changed.
+    pub fn tell(&self) {
+        self.changed.notify_all();
+    }
+
+    /// Waits for a change, but not long: work that ends tells nobody.
+    pub fn wait_a_moment<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let moment = Duration::from_micros(200);
+        let waited = self.changed.wait_timeout(state, moment);
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// What leased buffers may have on the card now.
+    pub fn capacity(&self) -> Bytes {
+        let all = || {
+            let card = self.driver.info().limits.memory;
+            let limit = self.allocator.limit().unwrap_or(card).min(card);
+            limit.saturating_sub(self.allocator.live())
+        };
+        self.config.capacity.unwrap_or_else(all)
+    }
+
+    /// What is free below the card.
+    pub fn room(&self) -> Room {
+        let free = |space: &MemorySpace| space.capacity().saturating_sub(space.total());
+        let host = free(self.mover.pool().space());
+        let disk = self.disk.as_ref().map_or(Bytes::ZERO, |store| free(store.space()));
+        Room { host, disk }
+    }
+
+    /// Waits on the host until work is over.
+    pub fn wait_for(&self, uses: &[UseToken]) -> Result<(), DriverError> {
+        for &token in uses {
+            let event = self.lock().events.of(token);
+            if let Some(event) = event {
+                self.driver.synchronize_event(event)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    /// Learns which work is over. A query for each stream with work.
+    pub fn poll(&mut self) -> Result<(), DriverError> {
+        let over = self.events.poll()?;
+        if over.is_empty() && self.dying.is_empty() {
+            return Ok(());
+        }
+        for token in over {
+            self.core.use_over(token);
+        }
+        self.bury();
+        Ok(())
+    }
+
+    /// Ends buffers that nobody has, as soon as nothing holds them.
+    pub fn bury(&mut self) {
+        for buffer in std::mem::take(&mut self.dying) {
+            let extent = self.core.extent(buffer);
+            match (self.core.remove(buffer), extent) {
+                (Ok(drops), Ok(extent)) => {
+                    self.drop_copies(&drops);
+                    self.leave(extent.range);
+                }
+                (Err(_), Ok(_)) => self.dying.push(buffer),
+                (_, Err(_)) => {}
+            }
+        }
+        for range in std::mem::take(&mut self.ended_groups) {
+            if self.core.remove_group(range) {
+                self.homes.remove(&range);
+            } else if self.core.keep(range).is_ok() {
+                self.ended_groups.push(range);
+            }
+        }
+        self.settle_charges();
+    }
+
+    /// A buffer of this range is gone: its addresses go with the last.
+    fn leave(&mut self, range: RangeId) {
+        if self.core.keep(range).is_err() {
+            self.homes.remove(&range);
+        } else {
+            self.lend(range);
+        }
+    }
+
+    /// Lets the pool have what the core does not need. Returns how much that was.
+    pub fn lend(&mut self, range: RangeId) -> Bytes {
+        let Ok(keep) = self.core.keep(range) else { return Bytes::ZERO };
+        let home = self.homes.get_mut(&range).expect(HOME);
+        home.whole = false;
+        home.range.lend(&keep)
+    }
+
+    /// Credits what is charged for more than what is on the card.
+    pub fn settle_charges(&mut self) {
+        let paid: Bytes = self.charges.iter().map(Charge::bytes).sum();
+        let mut over = paid.saturating_sub(self.core.occupied());
+        while !over.is_zero() {
+            let Some(charge) = self.charges.last_mut() else { return };
+            let now = over.min(charge.bytes());
+            drop(charge.split(now));
+            over -= now;
+            if charge.bytes().is_zero() {
+                self.charges.pop();
+            }
+        }
+    }
+
+    /// Drops copies that count no more. Blocks that queued copies still read serve again after them.
+    pub fn drop_copies(&mut self, drops: &[CopyDrop]) {
+        for gone in drops {
+            let Some(below) = self.copies.get_mut(&gone.piece) else { continue };
+            match gone.from {
+                Lower::Host => below.host = None,
+                Lower::Disk => below.disk = None,
+            }
+        }
+    }
+
+    /// The addresses of a part of a range.
+    pub fn addresses(&self, at: Extent) -> AddrRange {
+        let start = self.homes.get(&at.range).expect(HOME).range.range().start;
+        AddrRange::new(start + at.offset, at.len)
+    }
+}
