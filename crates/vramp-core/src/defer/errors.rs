@@ -188,7 +188,7 @@ pub enum ExposeError {
     #[error(transparent)]
     Lease(#[from] UnknownLease),
     /// Without a lease the buffer may be gone before the pointer is used.
-    #[error("the lease does not hold {buffer}: pointers are handed out under a lease")]
+    #[error("the lease does not hold {buffer}: pin it and hand pointers out under a lease")]
     NotLeased {
         /// Which.
         buffer: BufferId,

@@ -33,10 +33,7 @@ impl Deferrables {
         buffer: BufferId,
         grade: Grade,
     ) -> Result<(), ExposeError> {
-        let held = &self.leases.get(&lease).ok_or(UnknownLease { lease })?.buffers;
-        if !held.iter().any(|&(held, _)| held == buffer) {
-            return Err(ExposeError::NotLeased { buffer });
-        }
+        self.check_leased(lease, buffer)?;
         let exposed = &mut self.buffers[buffer].exposed;
         match grade {
             Grade::Leased => {}
@@ -99,14 +96,23 @@ impl Deferrables {
         Ok(left)
     }
 
-    /// Keeps a buffer on the card from now on, or from when it is brought back on. A victim that
-    /// has not left stays. Pins are counted.
-    pub fn pin(&mut self, buffer: BufferId) -> Result<(), UnknownBuffer> {
-        let pinned = self.get_mut(buffer)?;
-        pinned.pins += 1;
-        let range = pinned.range;
-        self.rescue(range);
+    /// Keeps a leased buffer on the card behind the lease's end, until it is unpinned as often.
+    ///
+    /// # Errors
+    /// The lease does not exist, or does not hold the buffer: it may be off the card, and what is
+    /// pinned has to fit beside what is leased.
+    pub fn pin(&mut self, lease: LeaseId, buffer: BufferId) -> Result<(), ExposeError> {
+        self.check_leased(lease, buffer)?;
+        self.buffers[buffer].pins += 1;
         self.refresh(buffer);
+        Ok(())
+    }
+
+    fn check_leased(&self, lease: LeaseId, buffer: BufferId) -> Result<(), ExposeError> {
+        let held = &self.leases.get(&lease).ok_or(UnknownLease { lease })?.buffers;
+        if !held.iter().any(|&(held, _)| held == buffer) {
+            return Err(ExposeError::NotLeased { buffer });
+        }
         Ok(())
     }
 

@@ -29,7 +29,7 @@ impl Deferrables {
     /// Chooses what leaves the host, and marks it. Copies go that are not needed: first of pieces
     /// that are on the card, the latest used first, since those leave last; then of pieces that
     /// are on the disk as well. What is only on the host is pushed to the disk, the longest unused
-    /// first. O(n log n) in pieces.
+    /// first, but not where a fill failed and a lease is still held. O(n log n) in pieces.
     pub fn choose_lower(&mut self, short: &LowerShort) -> LowerChoice {
         let mut choice = LowerChoice { missing: short.deficit, ..LowerChoice::default() };
         let mut on_host: Vec<(PieceId, u64)> = self
@@ -56,7 +56,8 @@ impl Deferrables {
         let mut disk_room = short.disk_room;
         for id in once {
             let len = self.piece(id).len;
-            if choice.missing.is_zero() || len > disk_room {
+            let leased = !self.buffers[id.buffer].holders.is_empty();
+            if choice.missing.is_zero() || len > disk_room || leased {
                 continue;
             }
             disk_room -= len;

@@ -60,14 +60,13 @@ fn an_unknown_holder_that_outlives_the_lease_holds_until_it_releases() {
 }
 
 #[test]
-fn pins_are_counted_and_a_victim_that_is_pinned_stays() {
+fn pins_are_counted_and_outlive_the_lease() {
     let mut core = core();
     let a = written(&mut core, 16, 0);
-    let out = core.choose(&short(16), 1).victims[0].moves[0].id;
-    core.pin(a).unwrap();
-    core.pin(a).unwrap();
-    core.audit().unwrap();
-    assert_eq!(core.settle(out), Ok(Settled::Cleaned { piece: piece(a, 0), to: Lower::Host }));
+    let reader = lease(&mut core, a, Shared, 1);
+    core.pin(reader, a).unwrap();
+    core.pin(reader, a).unwrap();
+    end(&mut core, reader, 1);
     assert_eq!(core.unpin(a), Ok(1));
     assert_eq!(core.choose(&short(16), 2).victims, []);
     assert_eq!(core.holds(a).unwrap().to_string(), "1 pins to take off");
@@ -75,6 +74,22 @@ fn pins_are_counted_and_a_victim_that_is_pinned_stays() {
     assert_eq!(core.unpin(a), Err(ExposeError::NotPinned { buffer: a }));
     assert_eq!(core.holds(a).unwrap().to_string(), "nothing, it may leave at once");
     assert_eq!(spill(&mut core, 16, 3), [piece(a, 0)]);
+    let refused = core.pin(reader, a);
+    assert_eq!(refused, Err(ExposeError::Lease(UnknownLease { lease: reader })));
+}
+
+#[test]
+fn what_is_pinned_leaves_less_for_leases() {
+    let mut core = core();
+    let (a, c) = (written(&mut core, 100, 0), add(&mut core, 100));
+    let reader = lease(&mut core, a, Shared, 1);
+    core.pin(reader, a).unwrap();
+    end(&mut core, reader, 1);
+    let refused = try_lease(&mut core, &[(c, Shared)], S1, 2).unwrap_err();
+    assert!(matches!(&refused, LeaseRefused::Full { held_by, .. } if held_by.is_empty()));
+    assert!(refused.to_string().contains("a pin or an exposure has ended"), "{refused}");
+    core.unpin(a).unwrap();
+    let _granted = try_lease(&mut core, &[(c, Shared)], S1, 2).unwrap();
 }
 
 #[test]

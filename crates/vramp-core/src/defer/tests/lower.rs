@@ -113,3 +113,16 @@ fn what_is_idle_and_dirty_is_cleaned_ahead_within_the_budget() {
     assert_eq!(core.choose(&short(100), 200).short.unwrap().moving, b(32));
     assert!(core.holds(e).unwrap().moves.len() == 1, "it was chosen as a victim");
 }
+
+#[test]
+fn a_piece_whose_fill_failed_is_not_pushed_while_the_lease_is_held() {
+    let mut core = core();
+    let a = spilled(&mut core, 0);
+    let granted = try_lease(&mut core, &[(a, Shared)], S1, 1).unwrap();
+    core.abandon(granted.fill[0].id).unwrap();
+    let pressure = LowerShort { deficit: b(1), disk_room: b(16) };
+    assert_eq!(core.choose_lower(&pressure).missing, b(1));
+    core.cancel_lease(granted.lease).unwrap();
+    core.audit().unwrap();
+    assert_eq!(pushed(&core.choose_lower(&pressure)), [a]);
+}

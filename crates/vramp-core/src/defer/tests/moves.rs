@@ -218,7 +218,9 @@ fn a_buffer_that_somebody_needs_is_not_removed_and_says_by_whom() {
     assert!(core.remove(a).unwrap_err().to_string().contains("1 uses to be over"));
     core.discard(a).unwrap();
     core.use_over(token(S1, 4));
-    core.pin(a).unwrap();
+    let reader = lease(&mut core, a, Shared, 1);
+    core.pin(reader, a).unwrap();
+    end(&mut core, reader, 5);
     assert!(core.discard(a).is_err());
     core.unpin(a).unwrap();
     assert_eq!(core.remove(a).unwrap(), []);

@@ -59,7 +59,9 @@ fn leased_pinned_and_exposed_buffers_are_no_victims_and_the_shortfall_names_them
     let mut core = core();
     let [a, c, d] = [0, 1, 2].map(|now| written(&mut core, 16, now));
     let _held = try_lease(&mut core, &[(a, Shared)], S1, 3).unwrap();
-    core.pin(c).unwrap();
+    let pinning = lease(&mut core, c, Shared, 3);
+    core.pin(pinning, c).unwrap();
+    end(&mut core, pinning, 3);
     let exposing = lease(&mut core, d, Shared, 3);
     core.expose(exposing, d, Grade::Opaque).unwrap();
     end(&mut core, exposing, 3);
