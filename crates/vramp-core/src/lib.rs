@@ -20,6 +20,7 @@ mod bytes;
 mod census;
 mod chunk;
 mod config;
+pub mod defer;
 mod fit;
 mod heap;
 mod ids;

@@ -1,0 +1,255 @@
+use super::*;
+
+use Access::{Exclusive, Shared};
+
+#[test]
+fn a_new_buffer_has_no_contents_and_no_memory_until_it_is_leased() {
+    let mut core = core();
+    let added = core.add_buffer(b(37)).unwrap();
+    assert_eq!(core.states(added.buffer).unwrap(), [PieceState::Empty; 3]);
+    assert_eq!((core.occupied(), core.keep(added.at.range).unwrap()), (b(0), vec![]));
+    let granted = try_lease(&mut core, &[(added.buffer, Shared)], S1, 0).unwrap();
+    assert!(granted.fill.is_empty(), "there is nothing to bring back");
+    assert_eq!(granted.ranges, [added.at.range]);
+    assert_eq!((core.occupied(), core.keep(added.at.range).unwrap()), (b(40), vec![(b(0), b(37))]));
+    end(&mut core, granted.lease, 1);
+    assert_eq!(core.states(added.buffer).unwrap(), [PieceState::Empty; 3], "nothing was written");
+}
+
+#[test]
+fn lengths_that_make_no_buffer_are_refused() {
+    let mut core = core();
+    for len in [b(0), Bytes::new(u64::MAX)] {
+        assert!(matches!(core.add_buffer(len), Err(AddError::Length { .. })));
+    }
+    assert!(matches!(core.add_group(b(17)), Err(AddError::Length { .. })));
+    for piece in [0, 6, 1 << 40] {
+        let wrong = DeferConfig { piece: b(piece), ..config() };
+        assert!(matches!(Deferrables::new(wrong), Err(DeferConfigError::Piece { .. })));
+    }
+    let wrong = DeferConfig { page: b(0), ..config() };
+    assert_eq!(Deferrables::new(wrong).unwrap_err(), DeferConfigError::Page);
+}
+
+#[test]
+fn several_share_and_one_excludes() {
+    let mut core = core();
+    let a = written(&mut core, 16, 0);
+    let first = try_lease(&mut core, &[(a, Shared)], S1, 0).unwrap().lease;
+    let second = try_lease(&mut core, &[(a, Shared)], S2, 0).unwrap().lease;
+    let refused = try_lease(&mut core, &[(a, Exclusive)], S1, 0).unwrap_err();
+    assert_eq!(refused, LeaseRefused::Busy { held_by: vec![first, second] });
+    end(&mut core, first, 1);
+    end(&mut core, second, 1);
+    let alone = try_lease(&mut core, &[(a, Exclusive)], S1, 1).unwrap().lease;
+    for access in [Shared, Exclusive] {
+        let refused = try_lease(&mut core, &[(a, access)], S1, 1).unwrap_err();
+        assert_eq!(refused, LeaseRefused::Busy { held_by: vec![alone] });
+    }
+}
+
+#[test]
+fn a_set_is_leased_whole_or_not_at_all() {
+    let mut core = core();
+    let (a, c) = (written(&mut core, 16, 0), written(&mut core, 16, 0));
+    let other = try_lease(&mut core, &[(c, Shared)], S1, 0).unwrap().lease;
+    let set = [(a, Exclusive), (c, Exclusive)];
+    assert!(matches!(try_lease(&mut core, &set, S1, 0), Err(LeaseRefused::Busy { .. })));
+    assert!(core.holds(a).unwrap().is_free(), "a refused lease holds nothing");
+    end(&mut core, other, 1);
+    let granted = try_lease(&mut core, &set, S1, 1).unwrap();
+    assert_eq!(core.holds(a).unwrap().leases, [granted.lease]);
+}
+
+#[test]
+fn a_buffer_named_twice_is_leased_once_by_the_stronger_access() {
+    let mut core = core();
+    let a = written(&mut core, 16, 0);
+    let set = [(a, Shared), (a, Exclusive), (a, Shared)];
+    let granted = try_lease(&mut core, &set, S1, 0).unwrap();
+    assert_eq!(core.holds(a).unwrap().leases, [granted.lease]);
+    assert!(matches!(try_lease(&mut core, &[(a, Shared)], S1, 0), Err(LeaseRefused::Busy { .. })));
+    end(&mut core, granted.lease, 1);
+    assert!(core.holds(a).unwrap().is_free());
+}
+
+#[test]
+fn stale_names_miss() {
+    let mut core = core();
+    let a = written(&mut core, 16, 0);
+    let lease = lease(&mut core, a, Shared, 1);
+    end(&mut core, lease, 1);
+    assert!(core.end_lease(lease, &LeaseEnd::default(), 1).is_err());
+    assert!(core.cancel_lease(lease).is_err());
+    core.remove(a).unwrap();
+    let refused = try_lease(&mut core, &[(a, Shared)], S1, 1).unwrap_err();
+    assert_eq!(refused, LeaseRefused::Unknown(UnknownBuffer { buffer: a }));
+    let again = add(&mut core, 16);
+    assert_ne!(a, again, "the old name does not come back");
+    assert!(core.settle(MoveId(99)).is_err() && core.abandon(MoveId(99)).is_err());
+    assert_eq!(BufferId::from_number(again.number()), again);
+    assert!(core.states(BufferId::from_number(7)).is_err());
+}
+
+#[test]
+fn a_reader_waits_for_the_last_write_and_a_writer_for_all() {
+    let mut core = core();
+    let a = add(&mut core, 16);
+    let writer = lease(&mut core, a, Exclusive, 0);
+    end_used(&mut core, writer, a, 5);
+    let same = try_lease(&mut core, &[(a, Shared)], S1, 1).unwrap();
+    assert_eq!(same.after, [], "a stream runs behind itself");
+    end_used(&mut core, same.lease, a, 6);
+    let reader = try_lease(&mut core, &[(a, Shared)], S2, 1).unwrap();
+    assert_eq!(reader.after, [token(S1, 5)], "the read at 6 is no obstacle");
+    let uses = [Use { buffer: a, token: token(S2, 9) }];
+    let read = LeaseEnd { uses: &uses, writes: Writes::All };
+    core.end_lease(reader.lease, &read, 2).unwrap();
+    let both = [S1, S2];
+    let request = LeaseRequest { buffers: &[(a, Exclusive)], streams: &both };
+    let next = core.lease(&request, 2).unwrap();
+    assert_eq!(next.after, [token(S1, 6), token(S2, 9)]);
+    core.end_lease(next.lease, &read, 3).unwrap();
+    let after = try_lease(&mut core, &[(a, Exclusive)], S1, 3).unwrap().after;
+    assert_eq!(after, [token(S2, 9)], "the write came behind all before it");
+}
+
+#[test]
+fn a_use_that_is_over_is_waited_for_no_more() {
+    let mut core = core();
+    let a = add(&mut core, 16);
+    let writer = lease(&mut core, a, Exclusive, 0);
+    end_used(&mut core, writer, a, 5);
+    assert_eq!(core.use_over(token(S1, 4)), []);
+    assert_eq!(core.holds(a).unwrap().uses, [token(S1, 5)]);
+    assert_eq!(core.use_over(token(S1, 7)), [a]);
+    assert!(core.holds(a).unwrap().is_free());
+    assert_eq!(try_lease(&mut core, &[(a, Exclusive)], S2, 1).unwrap().after, []);
+}
+
+#[test]
+fn a_set_larger_than_the_card_is_refused_and_not_waited_for() {
+    let mut core = core();
+    let (a, c) = (add(&mut core, 100), add(&mut core, 62));
+    let refused = try_lease(&mut core, &[(a, Shared), (c, Shared)], S1, 0).unwrap_err();
+    assert_eq!(refused, LeaseRefused::TooLarge { needed: b(164), capacity: b(160) });
+    core.set_capacity(b(164));
+    let _granted = try_lease(&mut core, &[(a, Shared), (c, Shared)], S1, 0).unwrap();
+}
+
+#[test]
+fn leases_that_do_not_fit_beside_each_other_wait_and_hold_nothing() {
+    let mut core = core();
+    let (a, c) = (add(&mut core, 100), add(&mut core, 100));
+    let first = lease(&mut core, a, Shared, 0);
+    let refused = try_lease(&mut core, &[(c, Shared)], S1, 0).unwrap_err();
+    let full = LeaseRefused::Full {
+        needed: b(100),
+        committed: b(100),
+        capacity: b(160),
+        held_by: vec![first],
+    };
+    assert_eq!(refused, full);
+    assert_eq!(core.occupied(), b(100));
+    let _beside = try_lease(&mut core, &[(a, Shared)], S2, 0).unwrap();
+    end(&mut core, first, 1);
+}
+
+#[test]
+fn exceptions_between_lease_and_launch_leave_nothing_held_and_nothing_written() {
+    let mut core = core();
+    let a = written(&mut core, 32, 0);
+    spill(&mut core, 32, 1);
+    let granted = try_lease(&mut core, &[(a, Exclusive)], S1, 2).unwrap();
+    core.settle(granted.fill[0].id).unwrap();
+    let range = core.extent(a).unwrap().range;
+    assert_eq!(core.cancel_lease(granted.lease).unwrap(), [], "the second fill is on its way");
+    core.audit().unwrap();
+    let settled = core.settle(granted.fill[1].id).unwrap();
+    assert_eq!(settled, Settled::Filled { piece: piece(a, 1) });
+    core.audit().unwrap();
+    assert_eq!(core.states(a).unwrap(), [PieceState::Resident { copies: HOST }; 2], "still clean");
+    assert_eq!(core.keep(range).unwrap(), [(b(0), b(32))]);
+    assert!(core.holds(a).unwrap().is_free());
+}
+
+#[test]
+fn a_cancelled_lease_of_an_empty_buffer_gives_its_memory_back() {
+    let mut core = core();
+    let a = add(&mut core, 32);
+    let granted = try_lease(&mut core, &[(a, Exclusive)], S1, 0).unwrap();
+    let range = core.extent(a).unwrap().range;
+    assert_eq!(core.cancel_lease(granted.lease).unwrap(), [range]);
+    core.audit().unwrap();
+    assert_eq!((core.occupied(), core.keep(range).unwrap()), (b(0), vec![]));
+}
+
+#[test]
+fn only_the_streams_and_buffers_of_a_lease_end_it() {
+    let mut core = core();
+    let (a, c) = (written(&mut core, 32, 0), written(&mut core, 32, 0));
+    let lease = lease(&mut core, a, Shared, 1);
+    let other = [Use { buffer: c, token: token(S1, 1) }];
+    let foreign = [Use { buffer: a, token: token(S2, 1) }];
+    let wrong_uses = [
+        (&other, LeaseEndError::OtherBuffer { buffer: c }),
+        (&foreign, LeaseEndError::OtherStream { stream: S2 }),
+    ];
+    for (uses, error) in wrong_uses {
+        let end = LeaseEnd { uses, writes: Writes::All };
+        assert_eq!(core.end_lease(lease, &end, 2), Err(error));
+    }
+    let range = [Written { buffer: a, offset: b(0), len: b(1) }];
+    let wrote = LeaseEnd { uses: &[], writes: Writes::Only(&range) };
+    let refused = core.end_lease(lease, &wrote, 2).unwrap_err();
+    assert!(refused.to_string().contains("does not allow to write"), "{refused}");
+    assert_eq!(core.holds(a).unwrap().leases, [lease]);
+}
+
+#[test]
+fn writing_part_of_a_buffer_leaves_the_copies_of_the_rest() {
+    let mut core = core();
+    let a = written(&mut core, 64, 0);
+    spill(&mut core, 64, 1);
+    let writer = lease(&mut core, a, Exclusive, 2);
+    let stretches = [
+        Written { buffer: a, offset: b(17), len: b(2) },
+        Written { buffer: a, offset: b(64), len: b(0) },
+        Written { buffer: a, offset: b(31), len: b(2) },
+    ];
+    let wrote = LeaseEnd { uses: &[], writes: Writes::Only(&stretches) };
+    let drops = core.end_lease(writer, &wrote, 3).unwrap();
+    let dropped: Vec<(PieceId, Lower)> = drops.iter().map(|drop| (drop.piece, drop.from)).collect();
+    assert_eq!(dropped, [(piece(a, 1), Lower::Host), (piece(a, 2), Lower::Host)]);
+    let census = core.census();
+    assert_eq!((census.clean, census.dirty), (b(32), b(32)));
+    core.audit().unwrap();
+}
+
+#[test]
+fn two_threads_that_retrieve_one_buffer_fill_it_once() {
+    let mut core = core();
+    let a = written(&mut core, 16, 0);
+    spill(&mut core, 16, 1);
+    let first = try_lease(&mut core, &[(a, Shared)], S1, 2).unwrap();
+    let refused = try_lease(&mut core, &[(a, Shared)], S2, 2).unwrap_err();
+    assert_eq!(refused, LeaseRefused::Settling { moves: vec![(first.fill[0].id, piece(a, 0))] });
+    core.settle(first.fill[0].id).unwrap();
+    assert_eq!(try_lease(&mut core, &[(a, Shared)], S2, 2).unwrap().fill, []);
+}
+
+#[test]
+fn a_fill_that_is_only_queued_is_waited_for_by_other_streams() {
+    let mut core = core();
+    let a = written(&mut core, 16, 0);
+    spill(&mut core, 16, 1);
+    let first = try_lease(&mut core, &[(a, Shared)], S1, 2).unwrap();
+    let copies = StreamKey(7);
+    core.queued(first.fill[0].id, token(copies, 3)).unwrap();
+    let second = try_lease(&mut core, &[(a, Shared)], S2, 2).unwrap();
+    assert_eq!((second.after, second.fill), (vec![token(copies, 3)], vec![]));
+    end(&mut core, first.lease, 3);
+    end(&mut core, second.lease, 3);
+    let host = core.choose_lower(&LowerShort { deficit: b(1), disk_room: b(0) });
+    assert_eq!(host.drops[0].after, [token(copies, 3)], "the copy may still be read");
+}

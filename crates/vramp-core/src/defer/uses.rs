@@ -1,0 +1,72 @@
+//! Work on a buffer that is not known to be over.
+
+use std::collections::BTreeMap;
+
+use smallvec::SmallVec;
+
+use super::{Access, StreamKey, UseToken};
+
+/// For each stream the furthest work that reads, and the furthest that writes. Lists of a few.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Uses {
+    writes: SmallVec<[UseToken; 2]>,
+    reads: SmallVec<[UseToken; 2]>,
+}
+
+impl Uses {
+    pub fn is_empty(&self) -> bool {
+        self.writes.is_empty() && self.reads.is_empty()
+    }
+
+    pub fn note(&mut self, token: UseToken, access: Access) {
+        let list = match access {
+            Access::Shared => &mut self.reads,
+            Access::Exclusive => &mut self.writes,
+        };
+        match list.iter_mut().find(|other| other.stream == token.stream) {
+            Some(known) => known.number = known.number.max(token.number),
+            None => list.push(token),
+        }
+    }
+
+    /// These writes run behind all that was noted before: when they are over, so is the rest.
+    pub fn replace(&mut self, writes: impl Iterator<Item = UseToken>) {
+        *self = Uses::default();
+        writes.for_each(|token| self.note(token, Access::Exclusive));
+    }
+
+    /// Forgets the work of a stream up to a point.
+    pub fn over(&mut self, token: UseToken) {
+        let goes_on =
+            |use_: &mut UseToken| use_.stream != token.stream || use_.number > token.number;
+        self.writes.retain(goes_on);
+        self.reads.retain(goes_on);
+    }
+
+    /// What a reader waits for, in the order of the streams.
+    pub fn writes(&self) -> Vec<UseToken> {
+        furthest(self.writes.iter())
+    }
+
+    /// What a writer waits for, in the order of the streams.
+    pub fn all(&self) -> Vec<UseToken> {
+        furthest(self.writes.iter().chain(&self.reads))
+    }
+
+    pub fn before(&self, access: Access) -> Vec<UseToken> {
+        match access {
+            Access::Shared => self.writes(),
+            Access::Exclusive => self.all(),
+        }
+    }
+}
+
+/// One token for each stream, the furthest.
+pub(super) fn furthest<'a>(tokens: impl Iterator<Item = &'a UseToken>) -> Vec<UseToken> {
+    let mut by_stream: BTreeMap<StreamKey, u64> = BTreeMap::new();
+    for token in tokens {
+        let number = by_stream.entry(token.stream).or_insert(token.number);
+        *number = (*number).max(token.number);
+    }
+    by_stream.into_iter().map(|(stream, number)| UseToken { stream, number }).collect()
+}
