@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vramp::{Driver, StreamId};
+use vramp::StreamId;
 use vramp_core::defer::{Access, BufferId, Hint, PieceState};
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
@@ -53,7 +53,7 @@ pub struct DeferrableBuffer {
 /// card, or shared with another process.
 #[must_use = "the pin is taken off when this is dropped"]
 pub struct Pin {
-    owner: Arc<Owner>,
+    pub(super) owner: Arc<Owner>,
 }
 
 impl DeferrableBuffer {
@@ -125,13 +125,6 @@ impl DeferrableBuffer {
                     | PieceState::Leaving { .. }
             )
         })
-    }
-
-    /// Keeps it on the card, from when it is there on.
-    pub fn pin(&self) -> Pin {
-        let pinned = self.owner.shared.lock().core.pin(self.owner.id);
-        pinned.expect("a buffer lives as long as its handles");
-        Pin { owner: Arc::clone(&self.owner) }
     }
 
     /// Says that it is needed soon: others leave first.

@@ -29,6 +29,14 @@ pub enum SpillError {
     /// The buffer is another manager's.
     #[error("the buffer is another manager's: lease it there")]
     OtherManager,
+    /// A lease was asked about a buffer that it was not taken for.
+    #[error(
+        "the lease names no buffer at place {index}: count from zero in the order it was asked in"
+    )]
+    NotNamed {
+        /// What was asked.
+        index: usize,
+    },
     /// The buffer was removed.
     #[error(transparent)]
     Unknown(#[from] UnknownBuffer),

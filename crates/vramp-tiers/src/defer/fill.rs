@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use vramp::AllocError;
+use vramp_core::Bytes;
 use vramp_core::defer::{Fill, Granted, Lower, RangeId};
 use vramp_driver::Stream;
 
@@ -24,7 +25,10 @@ impl Shared {
     pub(super) fn bring(&self, granted: &Granted, streams: &[Stream]) -> Result<(), SpillError> {
         let mut fills: Vec<Fill> = granted.fill.clone();
         let brought = self.pay().and_then(|()| {
-            granted.ranges.iter().try_for_each(|&range| self.bring_range(range, &mut fills, streams))
+            granted
+                .ranges
+                .iter()
+                .try_for_each(|&range| self.bring_range(range, &mut fills, streams))
         });
         if brought.is_err() {
             let mut state = self.lock();
@@ -59,10 +63,9 @@ impl Shared {
             while at < end {
                 let next = (at.round_down(piece) + piece).min(end);
                 home.back_part(at, next - at, self.stream.0).map_err(no_memory)?;
-                while let Some(place) = fills
-                    .iter()
-                    .position(|fill| fill.at.range == range && at <= fill.at.offset && fill.at.offset < next)
-                {
+                while let Some(place) = fills.iter().position(|fill| {
+                    fill.at.range == range && at <= fill.at.offset && fill.at.offset < next
+                }) {
                     self.fill(&fills[place], streams)?;
                     fills.swap_remove(place);
                 }

@@ -7,12 +7,12 @@ use smallvec::SmallVec;
 use vramp::{Driver, StreamId};
 use vramp_core::AddrRange;
 use vramp_core::defer::{
-    Access, BufferId, Grade, Granted, LeaseEnd, LeaseId, LeaseRefused, LeaseRequest, StreamKey, Use,
-    Writes, Written,
+    Access, BufferId, Grade, Granted, LeaseEnd, LeaseId, LeaseRefused, LeaseRequest, StreamKey,
+    Use, Writes, Written,
 };
 use vramp_driver::Stream;
 
-use super::buffer::{DeferrableBuffer, Owner};
+use super::buffer::{DeferrableBuffer, Owner, Pin};
 use super::error::SpillError;
 use super::events::key;
 use super::state::{Shared, State};
@@ -62,7 +62,8 @@ impl Shared {
         };
         // From here on dropping the set gives the lease back.
         set.ended = true;
-        let ready = self.order(&granted, &set.streams).and_then(|()| self.bring(&granted, &set.streams));
+        let ready =
+            self.order(&granted, &set.streams).and_then(|()| self.bring(&granted, &set.streams));
         if let Err(error) = ready {
             self.cancel(granted.lease);
             return Err(error);
@@ -115,7 +116,9 @@ impl Shared {
             };
             let may_help = matches!(
                 refused,
-                LeaseRefused::Busy { .. } | LeaseRefused::Settling { .. } | LeaseRefused::Full { .. }
+                LeaseRefused::Busy { .. }
+                    | LeaseRefused::Settling { .. }
+                    | LeaseRefused::Full { .. }
             );
             let over = deadline.instant().is_some_and(|end| Instant::now() >= end);
             if !may_help || over {
@@ -180,7 +183,11 @@ impl Shared {
             }
         }
         let writes = set.written.as_deref().map_or(Writes::All, Writes::Only);
-        let ended = state.core.end_lease(set.lease, &LeaseEnd { uses: &uses, writes }, self.driver.now_ns());
+        let ended = state.core.end_lease(
+            set.lease,
+            &LeaseEnd { uses: &uses, writes },
+            self.driver.now_ns(),
+        );
         match ended {
             Ok(drops) => state.drop_copies(&drops),
             Err(why) => {
@@ -227,14 +234,14 @@ impl LeaseSet {
         offset: vramp_core::Bytes,
         len: vramp_core::Bytes,
     ) -> Result<(), SpillError> {
-        let written = self.written.get_or_insert_default();
-        let Some((owner, range)) = self.named.get(index) else { return Ok(()) };
+        let (owner, range) = self.named.get(index).ok_or(SpillError::NotNamed { index })?;
         let whole = range.len;
         if offset.checked_add(len).is_none_or(|end| end > whole) {
             return Err(SpillError::Outside { offset, len, whole });
         }
         let base = range.start.number() - owner.start().number();
         let offset = vramp_core::Bytes::new(base) + offset;
+        let written = self.written.get_or_insert_default();
         written.push(Written { buffer: owner.id, offset, len });
         Ok(())
     }
@@ -245,9 +252,20 @@ impl LeaseSet {
     /// # Errors
     /// Fewer buffers were named.
     pub fn expose(&self, index: usize, grade: Grade) -> Result<Exposure, SpillError> {
-        let (owner, range) = self.named.get(index).ok_or(SpillError::OtherManager)?;
+        let (owner, range) = self.named.get(index).ok_or(SpillError::NotNamed { index })?;
         self.shared.lock().core.expose(self.lease, owner.id, grade)?;
         Ok(Exposure { owner: Arc::clone(owner), addresses: *range, grade })
+    }
+
+    /// Keeps the buffer named at this place on the card behind the lease's end, until the pin is
+    /// dropped.
+    ///
+    /// # Errors
+    /// Fewer buffers were named.
+    pub fn pin(&self, index: usize) -> Result<Pin, SpillError> {
+        let (owner, _) = self.named.get(index).ok_or(SpillError::NotNamed { index })?;
+        self.shared.lock().core.pin(self.lease, owner.id)?;
+        Ok(Pin { owner: Arc::clone(owner) })
     }
 
     /// Ends it, as dropping does.

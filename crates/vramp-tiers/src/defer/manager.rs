@@ -257,7 +257,8 @@ impl SpillManager {
 /// What the allocator's request lacks leaves the card.
 fn answer(shared: &Weak<Shared>, shortage: &Shortage) -> bool {
     let Some(shared) = shared.upgrade() else { return false };
-    let growth = shortage.limit.map_or(Bytes::ZERO, |limit| limit.saturating_sub(shortage.reserved));
+    let growth =
+        shortage.limit.map_or(Bytes::ZERO, |limit| limit.saturating_sub(shortage.reserved));
     let page = shared.driver.info().limits.page;
     let lacks = shortage.requested.saturating_sub(shortage.largest + growth).max(page);
     !shared.spill(lacks, &|| lacks).freed.is_zero()
@@ -305,7 +306,8 @@ impl BufferGroup {
                 });
                 match made {
                     Ok((addresses, added)) => {
-                        let home = Home { range: Arc::new(addresses), is_group: true, whole: false };
+                        let home =
+                            Home { range: Arc::new(addresses), is_group: true, whole: false };
                         state.homes.insert(range, home);
                         ranges.push(range);
                         added

@@ -157,9 +157,9 @@ impl Shared {
             (None, _) => Copy::None,
             (Some(Lower::Host), _) => {
                 let host = self.mover.pool().allocate(out.at.len).map_err(MoveError::from)?;
-                let moving = after.into_iter().fold(self.mover.to_host(range, host), |moving, on| {
-                    moving.after(on)
-                });
+                let moving = after
+                    .into_iter()
+                    .fold(self.mover.to_host(range, host), |moving, on| moving.after(on));
                 Copy::ToHost(moving.start().map_err(|failed| failed.error)?)
             }
             (Some(Lower::Disk), Some(store)) => {

@@ -1,6 +1,6 @@
 //! The one lock, what it protects, and what is done behind it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 

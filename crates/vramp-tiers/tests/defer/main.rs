@@ -1,0 +1,144 @@
+//! Deferrable buffers on the simulated card: bytes, addresses, leases, and what moves when.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
+
+mod faults;
+mod leases;
+mod moves;
+mod random;
+
+use std::sync::Arc;
+
+use vramp::{Allocator, Config, Driver, Preset, StreamId};
+use vramp_core::AddrRange;
+use vramp_driver::Stream;
+use vramp_driver::sim::{Backing, Builder, FaultPlan, Simulator};
+use vramp_tiers::{
+    Access, Bytes, DeferrableBuffer, DiskConfig, DiskStore, HostPool, HostPoolConfig, Mover,
+    MoverConfig, ReservationManager, SpaceConfig, SpaceId, SpillConfig, SpillManager, SpillParts,
+};
+
+const MIB: fn(u64) -> Bytes = Bytes::mib;
+const PIECE: Bytes = Bytes::mib(8);
+
+/// What a rig is made of.
+struct Plan {
+    limit: Bytes,
+    host: Bytes,
+    disk: Option<Bytes>,
+    budget: bool,
+    config: SpillConfig,
+}
+
+impl Default for Plan {
+    /// 64 MiB of a card, 512 MiB of the host, no disk.
+    fn default() -> Plan {
+        let config = SpillConfig {
+            piece: PIECE,
+            patience: std::time::Duration::from_millis(300),
+            ..SpillConfig::default()
+        };
+        Plan { limit: MIB(64), host: MIB(512), disk: None, budget: false, config }
+    }
+}
+
+struct Rig {
+    sim: Arc<Simulator>,
+    allocator: Arc<Allocator>,
+    pool: HostPool,
+    store: Option<Arc<DiskStore>>,
+    spaces: ReservationManager,
+    manager: SpillManager,
+    stream: StreamId,
+    queue: Stream,
+    _directory: tempfile::TempDir,
+}
+
+fn simulator() -> Builder {
+    Simulator::builder().memory(Bytes::gib(1)).backing(Backing::Stored)
+}
+
+fn rig() -> Rig {
+    Plan::default().build()
+}
+
+impl Plan {
+    fn build(self) -> Rig {
+        let sim = Arc::new(simulator().build());
+        let driver: Arc<dyn Driver> = sim.clone();
+        let config = Config { limit: Some(self.limit), ..Config::preset(Preset::Vramp) };
+        let allocator = Arc::new(Allocator::new(Arc::clone(&driver), config).unwrap());
+        let (gpu, host, disk) = (SpaceId::gpu(0), SpaceId::host(0), SpaceId::disk(0));
+        let spaces = ReservationManager::new([
+            (gpu, SpaceConfig::gpu(self.limit)),
+            (host, SpaceConfig::host(self.host)),
+            (disk, SpaceConfig::disk(self.disk.unwrap_or(MIB(1)))),
+        ])
+        .unwrap();
+        let config =
+            HostPoolConfig { blocks_per_pool: 16, spare_blocks: 0, ..HostPoolConfig::default() };
+        let pool =
+            HostPool::new(&spaces.space(host).unwrap(), config, [Arc::clone(&driver)]).unwrap();
+        let mover =
+            Mover::new(driver, &pool, MoverConfig { step: MIB(4), ..MoverConfig::default() });
+        let directory = tempfile::tempdir().unwrap();
+        let store = self.disk.map(|_| {
+            let config = DiskConfig { segment: MIB(32), ..DiskConfig::default() };
+            let space = spaces.space(disk).unwrap();
+            Arc::new(DiskStore::open(directory.path(), config, &space).unwrap())
+        });
+        let parts = SpillParts {
+            allocator: Arc::clone(&allocator),
+            mover: mover.unwrap(),
+            disk: store.clone(),
+            budget: self.budget.then(|| spaces.space(gpu).unwrap()),
+        };
+        let manager = SpillManager::new(parts, self.config).unwrap();
+        let stream = allocator.create_stream().unwrap();
+        let queue = allocator.stream(stream).unwrap();
+        Rig { sim, allocator, pool, store, spaces, manager, stream, queue, _directory: directory }
+    }
+}
+
+impl Rig {
+    /// A buffer filled with one byte, under a lease that has ended.
+    fn filled(&self, len: Bytes, byte: u8) -> DeferrableBuffer {
+        let buffer = self.manager.buffer(len).unwrap();
+        self.fill(&buffer, byte);
+        buffer
+    }
+
+    fn fill(&self, buffer: &DeferrableBuffer, byte: u8) {
+        let lease = buffer.lease(Access::Exclusive, self.stream).unwrap();
+        self.sim.fill(self.queue, lease.address(0), byte).unwrap();
+    }
+
+    /// What a kernel on the stream finds at the ends of each page, under a lease.
+    fn expect(&self, buffer: &DeferrableBuffer, byte: u8) {
+        let lease = buffer.lease(Access::Shared, self.stream).unwrap();
+        let range = lease.address(0);
+        self.sim.synchronize_stream(self.queue).unwrap();
+        for page in (0..range.len.count()).step_by(2 << 20) {
+            let last = (page + (2 << 20)).min(range.len.count()) - 1;
+            for at in [page, last] {
+                let one = AddrRange::new(range.start + Bytes::new(at), Bytes::new(1));
+                assert_eq!(self.sim.peek(one).unwrap(), [byte], "byte {at} of {buffer:?}");
+            }
+        }
+    }
+
+    fn check(&self) {
+        self.manager.audit().unwrap();
+        self.allocator.audit().unwrap();
+        self.pool.audit().unwrap();
+        if let Some(store) = &self.store {
+            store.audit().unwrap();
+        }
+        assert!(self.sim.hazards().is_empty(), "{:?}", self.sim.hazards());
+        assert!(self.sim.fault().is_none(), "{:?}", self.sim.fault());
+    }
+
+    fn fail(&self, plan: FaultPlan) {
+        self.sim.set_faults(plan);
+    }
+}
