@@ -57,8 +57,10 @@
 //! What it costs: a request that is served at once and its release are two turns of one lock; one
 //! more turn for each malloc and each free. Waiters cost O(waiters) a turn.
 //!
-//! Deliberately absent: threads, globals, environment variables, moving data, and all decisions
-//! about who gets what, which are the ledger's and the queue's in [`vramp_core::tiers`].
+//! [`DiskStore`] keeps bytes in files, and has what they really take paid for.
+//!
+//! Deliberately absent: threads but those of a disk store, globals, environment variables, moving
+//! data from tier to tier, and all decisions about who gets what, which are the ledger's and the queue's in [`vramp_core::tiers`].
 #![forbid(unsafe_code)]
 
 mod cancel;
