@@ -264,3 +264,30 @@ fn what_cannot_be_measured_is_refused_with_what_to_do() {
         "out of memory",
     );
 }
+
+#[test]
+fn a_disk_is_measured_plain_and_by_the_store_and_left_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    let args = ["disk", "--dir", path, "--total", "32MiB", "--block", "256KiB", "--json"];
+    let assert = bench(&args).args(["--seconds", "0.01", "--depth", "8"]).assert().success();
+    let printed = String::from_utf8(assert.get_output().stdout.clone()).unwrap();
+    let rows: Vec<Value> =
+        printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    // Without io_uring there is one plain way less.
+    assert!(rows.len() == 6 || rows.len() == 4, "{printed}");
+    for row in &rows {
+        assert_eq!((&row["bench"], &row["verified"]), (&"disk".into(), &true.into()), "{row}");
+        assert_eq!(row["total_bytes"], 32 << 20);
+        assert!(row["bytes_per_s"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["of_direct"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    let of_store = rows.iter().filter(|row| row["what"] == "store");
+    assert_eq!(of_store.count(), 2);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+
+    refused(&["disk", "--total", "1MiB"], "give a larger --total");
+    refused(&["disk", "--block", "3MiB"], "give a --block of 4KiB to 16MiB");
+    refused(&["disk", "--depth", "0"], "0 is not in 1..=64");
+    refused(&["disk", "--dir", "/sys", "--total", "16MiB"], "/sys/vramp-bench.data");
+}
