@@ -160,11 +160,65 @@ fn graphs_share_an_arena_and_replays_write_what_the_calls_did() {
 }
 
 #[test]
+fn copies_stand_beside_plain_ones_in_each_direction_and_in_both() {
+    for scattered in [&[][..], &["--scattered"]] {
+        let args = ["copy", "--sizes", "1MiB,9MiB", "--step", "4MiB"];
+        let rows = rows(&[&args[..], scattered].concat());
+        let named = |row: &Value| {
+            (row["direction"].as_str().unwrap().to_owned(), row["size_bytes"].as_u64().unwrap())
+        };
+        let each = [1 << 20, 9 << 20].map(|size| {
+            ["to host", "to device", "both"].map(|direction| (direction.to_owned(), size))
+        });
+        assert_eq!(rows.iter().map(named).collect::<Vec<_>>(), each.concat());
+        for row in &rows {
+            let number = |key: &str| row[key].as_f64().unwrap();
+            let both = if row["direction"] == "both" { 2.0 } else { 1.0 };
+            let plain = number("plain_bytes_per_s");
+            assert!((40e9 * both..56e9 * both).contains(&plain), "{row}");
+            assert!(number("mover_bytes_per_s") > 40e9, "{row}");
+            assert!((0.5..2.1).contains(&number("of_plain")), "{row}");
+            assert!(number("moves") >= 5.0 && number("driver_calls_each") >= 3.0, "{row}");
+            assert_eq!(
+                (&row["step_bytes"], &row["time_is"]),
+                (&(4 << 20).into(), &"modelled".into())
+            );
+        }
+    }
+}
+
+#[test]
+fn reservations_are_timed_alone_and_beside_those_who_wait_and_mallocs_with_what_they_cost_more() {
+    let rows = rows(&["reserve", "--waiters", "1,8"]);
+    let of = |what: &str| -> Vec<&Value> {
+        rows.iter().filter(|row| row["what"].as_str().unwrap().starts_with(what)).collect()
+    };
+    assert_eq!(of("reserve and release").len(), 2);
+    assert_eq!(of("hand over").len(), 1);
+    let waiters = |what| of(what).iter().map(|row| row["waiters"].clone()).collect::<Vec<_>>();
+    assert_eq!(waiters("charge and release"), [1, 8]);
+    assert_eq!(waiters("serve the first"), [1, 8]);
+    let mallocs = of("malloc and free");
+    assert_eq!(mallocs.len(), 4);
+    assert!(mallocs[0]["extra_ns"].is_null());
+    assert!(mallocs[1..].iter().all(|row| row["extra_ns"].is_f64()));
+    for row in &rows {
+        assert!(row["call_ns"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["calls"].as_u64().unwrap() > 0, "{row}");
+    }
+}
+
+#[test]
 fn tables_name_the_device_and_what_is_modelled() {
-    for measure in ["hit", "threads", "grow", "remap", "graphs"] {
-        let table = short(&[measure]);
+    let copy = &["copy", "--sizes", "1MiB"][..];
+    let reserve = &["reserve", "--waiters", "1"][..];
+    let others = [["hit"], ["threads"], ["grow"], ["remap"], ["graphs"]];
+    for measure in others.iter().map(|name| &name[..]).chain([copy, reserve]) {
+        let table = short(measure);
+        let measure = measure[0];
         assert!(table.contains("vramp") && table.contains("sim:h200 (NVIDIA H200"), "{table}");
-        assert_eq!(table.contains("(modelled)"), measure != "threads", "{table}");
+        let by_the_clock = ["threads", "reserve"].contains(&measure);
+        assert_eq!(table.contains("(modelled)"), !by_the_clock, "{table}");
         assert!(table.is_ascii(), "{table}");
     }
 }
@@ -195,10 +249,45 @@ fn what_cannot_be_measured_is_refused_with_what_to_do() {
     graphs(&["--arena", "1MiB"], "give an --arena from 360.00 MiB");
     graphs(&["--arena", "1TiB"], "give an --arena from 360.00 MiB");
     graphs(&["--graphs", "40", "--block", "1TiB"], "out of memory");
+    let copy = |args: &[&str], words: &str| {
+        refused(&[&["copy", "--device", "sim"], args].concat(), words);
+    };
+    copy(&["--allocator", "vpmm"], "no allocator takes part in copies");
+    copy(&["--sizes", "0"], "give --sizes from 1 B to 256.00 MiB");
+    copy(&["--sizes", "1MiB,8GiB"], "give --sizes from 1 B to 256.00 MiB");
+    copy(&["--sizes", "1MiB", "--step", "1MiB"], "between 4 MiB and 32 MiB");
+    refused(&["reserve", "--waiters", "5000"], "5000 is not in 1..=4096");
     let most = "18446744073709551615";
     refused(&["remap", "--total", most, "--block", most], "one block cannot be fragmented");
     refused(
         &["remap", "--device", "sim", "--total", most, "--block", "4194304TiB"],
         "out of memory",
     );
+}
+
+#[test]
+fn a_disk_is_measured_plain_and_by_the_store_and_left_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    let args = ["disk", "--dir", path, "--total", "32MiB", "--block", "256KiB", "--json"];
+    let assert = bench(&args).args(["--seconds", "0.01", "--depth", "8"]).assert().success();
+    let printed = String::from_utf8(assert.get_output().stdout.clone()).unwrap();
+    let rows: Vec<Value> =
+        printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    // Without io_uring there is one plain way less.
+    assert!(rows.len() == 6 || rows.len() == 4, "{printed}");
+    for row in &rows {
+        assert_eq!((&row["bench"], &row["verified"]), (&"disk".into(), &true.into()), "{row}");
+        assert_eq!(row["total_bytes"], 32 << 20);
+        assert!(row["bytes_per_s"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["of_direct"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    let of_store = rows.iter().filter(|row| row["what"] == "store");
+    assert_eq!(of_store.count(), 2);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+
+    refused(&["disk", "--total", "1MiB"], "give a larger --total");
+    refused(&["disk", "--block", "3MiB"], "give a --block of 4KiB to 16MiB");
+    refused(&["disk", "--depth", "0"], "0 is not in 1..=64");
+    refused(&["disk", "--dir", "/sys", "--total", "16MiB"], "/sys/vramp-bench.data");
 }

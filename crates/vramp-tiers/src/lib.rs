@@ -62,7 +62,8 @@
 //! more turn for each malloc and each free. While others wait, a turn that can serve nobody costs
 //! the same; one that serves somebody costs O(those ahead).
 //!
-//! [`HostPool`] holds the memory behind a host's space.
+//! [`HostPool`] holds the memory behind a host's space, [`DiskStore`] the files behind a disk's, and a
+//! [`Mover`] moves data between them and a card.
 //!
 //! Deliberately absent: globals, environment variables, and all decisions about who gets what, which
 //! are the ledger's and the queue's in [`vramp_core::tiers`].

@@ -257,7 +257,7 @@ fn scattered(pool: &HostPool, len: Bytes) -> Result<HostAllocation> {
     let mut index = 0_u64;
     singles.retain(|_| {
         index += 1;
-        index % 2 == 0
+        index.is_multiple_of(2)
     });
     Ok(pool.allocate(len)?)
 }

@@ -163,11 +163,13 @@ fn hand_over(share: Duration) -> Result<Vec<Row>> {
     let (manager, space) = manager()?;
     let all = space.limit();
     let (done, served) = mpsc::channel();
+    let (again, next) = mpsc::channel();
     let mut call_ns = Vec::new();
     std::thread::scope(|scope| {
-        let waits = || {
-            // Shutting the manager down ends the last wait.
-            while let Ok(held) = space.request(all).wait() {
+        let waiting = &space;
+        let waits = move || {
+            while next.recv().is_ok() {
+                let Ok(held) = waiting.request(all).wait() else { break };
                 let at = Instant::now();
                 drop(held);
                 if done.send(at).is_err() {
@@ -179,6 +181,7 @@ fn hand_over(share: Duration) -> Result<Vec<Row>> {
         let mut held = space.request(all).now()?;
         scope.spawn(waits);
         while call_ns.len() < HAND_OVERS_LEAST || begun.elapsed() < share {
+            again.send(())?;
             while manager.waiting() == 0 {
                 std::thread::yield_now();
             }
@@ -189,7 +192,7 @@ fn hand_over(share: Duration) -> Result<Vec<Row>> {
             call_ns.push(nanos(served.recv()? - released) as f64);
             held = space.request(all).wait()?;
         }
-        manager.shutdown();
+        drop(again);
         anyhow::Ok(())
     })?;
     let calls = call_ns.len() as u64;

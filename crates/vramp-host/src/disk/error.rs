@@ -73,7 +73,9 @@ impl DiskErrorKind {
 
     fn hint(self) -> &'static str {
         match self {
-            DiskErrorKind::Full => "free space there, raise the quota, or use another disk",
+            DiskErrorKind::Full => {
+                "free space there, raise the quota or `ulimit -f`, or use another disk"
+            }
             DiskErrorKind::Media => "the disk is failing: look at the kernel's log, use another",
             DiskErrorKind::Short => "somebody cut the file: keep others out of the directory",
             DiskErrorKind::Missing => "make the directory first",

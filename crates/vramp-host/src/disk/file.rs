@@ -106,6 +106,11 @@ impl DirectFile {
     /// There are not so many. The file may have some of them.
     pub fn preallocate(&self, len: Bytes) -> Result<(), DiskError> {
         let failed = |code| DiskError::at("getting its blocks", &self.path, Bytes::ZERO, len, code);
+        // The kernel kills a process that asks for larger files than its limit.
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+        if limit.is_some_and(|limit| len.count() > limit) {
+            return Err(failed(OsCode(libc::EFBIG)));
+        }
         // Some filesystems take all blocks there are before they find them too few.
         let stats = rustix::fs::fstatvfs(&self.file).map_err(|code| failed(code.into()))?;
         if len.count() > stats.f_bavail.saturating_mul(stats.f_frsize) {

@@ -41,8 +41,8 @@ impl Shelf {
         if state.files.len() != state.extents.segments().count() {
             return Err(format!("{} files for fewer segments", state.files.len()));
         }
-        drop(state);
         // Others may be charged to the space too, and reservations are charged before their use.
+        // Extents are taken after their charge and freed before it, so this holds under the lock.
         let total = self.space.total();
         match used <= total {
             true => Ok(()),

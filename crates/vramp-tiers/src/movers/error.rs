@@ -87,3 +87,10 @@ pub struct MoveFailed {
     /// Still the caller's. No copy uses them any more, or they are noted as used by it.
     pub host: HostAllocation,
 }
+
+impl From<Box<MoveFailed>> for MoveError {
+    /// Lets go of the blocks.
+    fn from(failed: Box<MoveFailed>) -> MoveError {
+        failed.error
+    }
+}

@@ -270,7 +270,7 @@ impl Moving {
     /// # Errors
     /// The range does not lie in the blocks or in the address space, a stream captures a graph, or a
     /// driver call failed. Nothing is in flight.
-    pub fn start(self) -> Result<Transfer, MoveFailed> {
+    pub fn start(self) -> Result<Transfer, Box<MoveFailed>> {
         let Moving { mover, way, range, host, offset, after, cancel } = self;
         let checked = check_range(range).and_then(|_| {
             // An offset that no number can hold is outside as well.
@@ -280,7 +280,7 @@ impl Moving {
         });
         match checked {
             Ok(()) => Transfer::start(mover, way, range, host, offset, cancel),
-            Err(error) => Err(MoveFailed { error, host }),
+            Err(error) => Err(Box::new(MoveFailed { error, host })),
         }
     }
 }

@@ -11,7 +11,7 @@ use vramp_core::tiers::SpaceId;
 use vramp_core::{AddrRange, Bytes};
 
 use super::disk::{DiskPayer, OnDisk};
-use super::error::{MoveError, MoveFailed};
+use super::error::MoveError;
 use super::mover::Mover;
 use super::profile::{MeasuredLink, MeasuredPair, Profile, Unmeasured, rate};
 use crate::disk::{DiskStore, DiskTierError, PaidBy};
@@ -187,7 +187,7 @@ impl Run<'_> {
         self.link((gpu.space, host), |size| {
             let (range, taken) = (gpu.part(size)?, take(&mut blocks, mover.pool(), size)?);
             let clocks = Clocks::of([gpu]);
-            let mut transfer = mover.to_host(range, taken).start().map_err(reason)?;
+            let mut transfer = mover.to_host(range, taken).start()?;
             transfer.wait()?;
             let took_ns = clocks.took_ns();
             blocks = Some(transfer.into_host());
@@ -196,7 +196,7 @@ impl Run<'_> {
         self.link((host, gpu.space), |size| {
             let (range, taken) = (gpu.part(size)?, take(&mut blocks, mover.pool(), size)?);
             let clocks = Clocks::of([gpu]);
-            let mut transfer = mover.to_device(range, taken).start().map_err(reason)?;
+            let mut transfer = mover.to_device(range, taken).start()?;
             transfer.wait()?;
             let took_ns = clocks.took_ns();
             blocks = Some(transfer.into_host());
@@ -209,8 +209,8 @@ impl Run<'_> {
                 let down_blocks = take(&mut blocks, mover.pool(), size)?;
                 let up_blocks = take(&mut others, mover.pool(), size)?;
                 let clocks = Clocks::of([gpu]);
-                let mut down = mover.to_host(down, down_blocks).start().map_err(reason)?;
-                let mut up = mover.to_device(up, up_blocks).start().map_err(reason)?;
+                let mut down = mover.to_host(down, down_blocks).start()?;
+                let mut up = mover.to_device(up, up_blocks).start()?;
                 while !(down.poll()? & up.poll()?) {}
                 let took_ns = clocks.took_ns();
                 (blocks, others) = (Some(down.into_host()), Some(up.into_host()));
@@ -324,8 +324,4 @@ fn take(
             Ok(pool.allocate(size)?)
         }
     }
-}
-
-fn reason(failed: MoveFailed) -> MoveError {
-    failed.error
 }

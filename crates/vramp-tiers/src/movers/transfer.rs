@@ -94,7 +94,7 @@ impl Transfer {
         host: HostAllocation,
         offset: Bytes,
         cancel: Option<CancelToken>,
-    ) -> Result<Transfer, MoveFailed> {
+    ) -> Result<Transfer, Box<MoveFailed>> {
         let mut transfer = Transfer {
             mover,
             way,
@@ -111,7 +111,7 @@ impl Transfer {
         };
         match transfer.queue_steps() {
             Ok(()) | Err(MoveError::Cancelled { .. }) => Ok(transfer),
-            Err(error) => Err(MoveFailed { error, host: transfer.into_host() }),
+            Err(error) => Err(Box::new(MoveFailed { error, host: transfer.into_host() })),
         }
     }
 
@@ -210,14 +210,14 @@ impl Transfer {
     /// # Errors
     /// It failed or was cancelled, the stream captures a graph, or a driver call failed. Nothing is
     /// in flight any more.
-    pub fn finish_on(mut self, stream: Stream) -> Result<HostAllocation, MoveFailed> {
+    pub fn finish_on(mut self, stream: Stream) -> Result<HostAllocation, Box<MoveFailed>> {
         match self.queue_rest(stream) {
             Ok(()) => {
                 self.in_flight.clear();
                 self.moved = self.range.len;
                 Ok(self.host.take().expect(HERE))
             }
-            Err(error) => Err(MoveFailed { error, host: self.end() }),
+            Err(error) => Err(Box::new(MoveFailed { error, host: self.end() })),
         }
     }
 

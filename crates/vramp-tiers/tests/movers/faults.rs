@@ -13,16 +13,16 @@ fn everything(
     let far = Mover::new(driver(&devices[1]), pool, SMALL)?;
     let host = pool.allocate(memory[0].len)?;
     let moving = near.to_host(memory[0], host).after(After::Stream(stream));
-    let mut down = moving.start().map_err(|failed| failed.error)?;
+    let mut down = moving.start()?;
     let side = near.to_host(memory[0], pool.allocate(memory[0].len)?);
-    let side = side.start().map_err(|failed| failed.error)?;
+    let side = side.start()?;
     down.poll()?;
     while down.wait_part()?.is_some() {}
     // It reads what is about to be written.
     drop(side);
     let up = near.to_device(memory[0], down.into_host());
-    let up = up.start().map_err(|failed| failed.error)?;
-    drop(up.finish_on(stream).map_err(|failed| failed.error)?);
+    let up = up.start()?;
+    drop(up.finish_on(stream)?);
     near.between(memory[0], &far, memory[1])?.after(After::Stream(stream))?.wait()
 }
 
