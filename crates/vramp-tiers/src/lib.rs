@@ -59,7 +59,8 @@
 //! more turn for each malloc and each free. While others wait, a turn that can serve nobody costs
 //! the same; one that serves somebody costs O(those ahead).
 //!
-//! Deliberately absent: threads, globals, environment variables, moving data, and all decisions
+//! Deliberately absent: threads, globals (but which spaces a thread is spilling), environment
+//! variables, moving data, and all decisions
 //! about who gets what, which are the ledger's and the queue's in [`vramp_core::tiers`].
 #![forbid(unsafe_code)]
 
