@@ -60,8 +60,8 @@
 //! the same; one that serves somebody costs O(those ahead).
 //!
 //! Deliberately absent: threads, globals (but which spaces a thread is spilling), environment
-//! variables, moving data, and all decisions
-//! about who gets what, which are the ledger's and the queue's in [`vramp_core::tiers`].
+//! variables, moving data, and all decisions about who gets what, which are the ledger's and the
+//! queue's in [`vramp_core::tiers`].
 #![forbid(unsafe_code)]
 
 mod cancel;
