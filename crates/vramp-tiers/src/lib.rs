@@ -103,7 +103,7 @@ pub use tracked::{
 
 pub use vramp_core::Bytes;
 pub use vramp_core::tiers::{
-    ChargeError, Crossed, Distance, GrowthFactor, Level, Levels, LimitPolicy, Links, Over,
+    ChargeError, Crossed, Distance, GrowthFactor, Hop, Level, Levels, LimitPolicy, Links, Over,
     OverAnswer, Overtaking, Owner, Pressure, Priority, QueueConfig, Rate, Refused, ReservationId,
-    Route, SpaceCensus, SpaceConfig, SpaceId, SplitError, Strategy, Tag, TagCensus, Tier,
+    SpaceCensus, SpaceConfig, SpaceId, SplitError, Strategy, Tag, TagCensus, Tier,
 };

@@ -67,7 +67,7 @@ pub use errors::{
     SplitError, StaleReservation, UnchargeError, UnknownSpace, UnknownTag, UnreservedError,
 };
 pub use ledger::{Ledger, Merge, Reserved};
-pub use links::{Distance, Links, Rate, Route};
+pub use links::{Distance, Hop, Links, Rate};
 pub use policy::{Charged, FactorError, GrowthFactor, LimitPolicy, Over, OverAnswer, OverCharged};
 pub use pressure::{Crossed, Pressure, Watch};
 pub use queue::Queue;
