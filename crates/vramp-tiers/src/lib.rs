@@ -63,10 +63,12 @@
 //! the same; one that serves somebody costs O(those ahead).
 //!
 //! [`HostPool`] holds the memory behind a host's space, [`DiskStore`] the files behind a disk's, and a
-//! [`Mover`] moves data between them and a card.
+//! [`Mover`] moves data between them and a card. With all of them, a [`SpillManager`] keeps
+//! [`DeferrableBuffer`]s, which leave the card while nobody uses them.
 //!
-//! Deliberately absent: globals, environment variables, and all decisions about who gets what, which
-//! are the ledger's and the queue's in [`vramp_core::tiers`].
+//! Deliberately absent: globals (but which spaces a thread is spilling), environment variables, and
+//! all decisions about who gets what, which are the ledger's and the queue's in
+//! [`vramp_core::tiers`] and [`vramp_core::defer`].
 #![forbid(unsafe_code)]
 
 mod cancel;
@@ -134,8 +136,8 @@ pub use vramp_core::defer::{
     Access, BufferId, DeferCensus, DeferCounters, Grade, PieceState, Rates, Shortfall,
 };
 pub use vramp_core::tiers::{
-    ChargeError, Crossed, Distance, GrowthFactor, Level, Levels, LimitPolicy, Links, Over,
+    ChargeError, Crossed, Distance, GrowthFactor, Hop, Level, Levels, LimitPolicy, Links, Over,
     OverAnswer, Overtaking, Owner, Pressure, Priority, QueueConfig, Rate, Refused, ReservationId,
-    Route, SpaceCensus, SpaceConfig, SpaceId, SplitError, Strategy, Tag, TagCensus, Tier,
+    SpaceCensus, SpaceConfig, SpaceId, SplitError, Strategy, Tag, TagCensus, Tier,
 };
 pub use vramp_host::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutsideMemory, PageKind};

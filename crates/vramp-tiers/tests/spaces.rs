@@ -8,9 +8,10 @@ use std::thread;
 use std::time::Duration;
 
 use vramp_tiers::{
-    Bytes, Charge, Crossed, Level, LimitPolicy, ManagerConfig, MergeRefused, NotificationChannel,
-    OverAnswer, Overtaking, Owner, QueueConfig, Rate, Reservation, ReservationManager,
-    ReserveError, Route, SpaceConfig, SpaceId, Strategy, Tier, WaitStatus, notify_on_exit,
+    Bytes, Charge, Crossed, Hop, Level, LimitPolicy, ManagerConfig, MergeRefused,
+    NotificationChannel, OverAnswer, Overtaking, Owner, QueueConfig, Rate, Reservation,
+    ReservationManager, ReserveError, SpaceConfig, SpaceId, Strategy, Tier, WaitStatus,
+    notify_on_exit,
 };
 
 const GPU: SpaceId = SpaceId::gpu(0);
@@ -404,9 +405,9 @@ fn strategies_take_the_fastest_link_once_rates_are_known() {
         manager.request(Strategy::Downgrade(GPU), Bytes::mib(1)).now().unwrap().space()
     };
     assert_eq!(below(&manager), HOST, "nothing is known: by number");
-    let route = Route { from: GPU, to: other };
-    manager.set_links([(route, Rate { bytes_per_s: 1 << 30 })].into_iter().collect());
-    assert_eq!(manager.links().rate(route), Some(Rate { bytes_per_s: 1 << 30 }));
+    let hop = Hop { from: GPU, to: other };
+    manager.set_links([(hop, Rate { bytes_per_s: 1 << 30 })].into_iter().collect());
+    assert_eq!(manager.links().rate(hop), Some(Rate { bytes_per_s: 1 << 30 }));
     assert_eq!(below(&manager), other);
     let near = |from| {
         let request = manager.request(Strategy::AnyInTier(Tier::Host), Bytes::mib(1));

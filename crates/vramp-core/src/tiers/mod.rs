@@ -71,7 +71,7 @@ pub use errors::{
 };
 pub use extents::{Extent, ExtentCensus, ExtentError, ExtentList, Extents, NoExtents, SegmentId};
 pub use ledger::{Ledger, Merge, Reserved};
-pub use links::{Distance, Links, Rate, Route};
+pub use links::{Distance, Hop, Links, Rate};
 pub use policy::{Charged, FactorError, GrowthFactor, LimitPolicy, Over, OverAnswer, OverCharged};
 pub use pressure::{Crossed, Pressure, Watch};
 pub use queue::Queue;

@@ -108,7 +108,7 @@ pub enum Submitted {
     Waiting(WaiterId),
 }
 
-/// What [`Queue::expire`] did.
+/// What [`Queue::expire`](super::Queue::expire) did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use = "these waiters have to be woken"]
 pub struct Expired {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use vramp_core::Bytes;
-use vramp_core::tiers::{Rate, Route, SpaceId};
+use vramp_core::tiers::{Hop, Rate, SpaceId};
 
 /// One size on its way from one space to another, with nothing else on the way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,7 +74,7 @@ pub struct Profile {
 
 impl Profile {
     /// For each way the rate of the largest size, ready to be collected into [`Links`](vramp_core::tiers::Links).
-    pub fn rates(&self) -> impl Iterator<Item = (Route, Rate)> {
+    pub fn rates(&self) -> impl Iterator<Item = (Hop, Rate)> {
         let largest = |link: &&MeasuredLink| {
             let same = |other: &&MeasuredLink| (other.from, other.to) == (link.from, link.to);
             let most = self.links.iter().filter(same).map(|other| other.size_bytes).max();
@@ -82,7 +82,7 @@ impl Profile {
         };
         self.links.iter().filter(largest).map(|link| {
             let MeasuredLink { from, to, bytes_per_s, .. } = *link;
-            (Route { from, to }, Rate { bytes_per_s })
+            (Hop { from, to }, Rate { bytes_per_s })
         })
     }
 
