@@ -185,8 +185,8 @@ fn no_memory(error: AllocError) -> SpillError {
     }
 }
 
-impl From<crate::movers::MoveFailed> for SpillError {
-    fn from(failed: crate::movers::MoveFailed) -> SpillError {
+impl From<Box<crate::movers::MoveFailed>> for SpillError {
+    fn from(failed: Box<crate::movers::MoveFailed>) -> SpillError {
         SpillError::Move(failed.error)
     }
 }
