@@ -72,13 +72,16 @@ fn memory_of_a_manager_that_ends_is_nobodys_before_the_work_on_it_is_over() {
     let rig = rig();
     dropped_in_use(&rig, MIB(64));
     let Rig { sim, allocator, manager, .. } = rig;
+    let begin = sim.now_ns();
     drop(manager);
+    assert!(sim.now_ns() > begin + SLOW_NS / 2, "the kernel was waited for");
     let other = allocator.create_stream().unwrap();
     let block = allocator.malloc(MIB(64), other).unwrap();
     let range = AddrRange::new(block.addr(), MIB(64));
     sim.fill(allocator.stream(other).unwrap(), range, 9).unwrap();
     allocator.free(block, other).unwrap();
     assert!(sim.hazards().is_empty(), "{:?}", sim.hazards());
+    assert!(sim.fault().is_none(), "{:?}", sim.fault());
 }
 
 #[test]
@@ -112,10 +115,12 @@ fn a_question_that_fails_forgets_no_answer_before_it() {
             .into_iter()
             .map(|stream| {
                 let buffer = rig.manager.buffer(MIB(32)).unwrap();
-                drop(buffer.lease(Access::Exclusive, stream).unwrap());
-                buffer
+                let lease = buffer.lease(Access::Exclusive, stream).unwrap();
+                (buffer, lease)
             })
             .collect();
+        // Both ended leases are unknown to be over.
+        let buffers: Vec<_> = buffers.into_iter().map(|(buffer, _)| buffer).collect();
         for stream in [rig.stream, other] {
             rig.sim.synchronize_stream(rig.allocator.stream(stream).unwrap()).unwrap();
         }
@@ -211,6 +216,7 @@ fn clean_contents_leave_without_a_copy_even_if_the_host_is_full() {
         for (buffer, byte) in buffers.iter().zip(1..) {
             rig.expect(buffer, byte);
         }
+        assert_eq!(rig.manager.counters().copies_dropped, 0);
         copied.push(rig.manager.stats().to_host_bytes);
     }
     assert_eq!(copied, vec![MIB(128).count(); 4]);
