@@ -311,8 +311,7 @@ impl BufferGroup {
                 match made {
                     Ok((addresses, added)) => {
                         let addresses = Arc::new(addresses);
-                        let home =
-                            Home { range: addresses, is_group: true, whole: false };
+                        let home = Home { range: addresses, is_group: true, whole: false };
                         state.homes.insert(range, home);
                         ranges.push(range);
                         added

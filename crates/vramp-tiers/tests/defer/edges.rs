@@ -50,7 +50,9 @@ fn memory_of_a_lease_that_was_cancelled_is_lent_behind_the_work_that_had_it_befo
     let third = rig.allocator.create_stream().unwrap();
     let block = rig.allocator.malloc(MIB(64), third).unwrap();
     let range = AddrRange::new(block.addr(), MIB(64));
-    rig.sim.fill(rig.allocator.stream(third).unwrap(), range, 3).unwrap();
+    let queue = rig.allocator.stream(third).unwrap();
+    rig.sim.fill(queue, range, 3).unwrap();
+    rig.sim.synchronize_stream(queue).unwrap();
     rig.allocator.free(block, third).unwrap();
     rig.check();
 }
@@ -78,7 +80,9 @@ fn memory_of_a_manager_that_ends_is_nobodys_before_the_work_on_it_is_over() {
     let other = allocator.create_stream().unwrap();
     let block = allocator.malloc(MIB(64), other).unwrap();
     let range = AddrRange::new(block.addr(), MIB(64));
-    sim.fill(allocator.stream(other).unwrap(), range, 9).unwrap();
+    let queue = allocator.stream(other).unwrap();
+    sim.fill(queue, range, 9).unwrap();
+    sim.synchronize_stream(queue).unwrap();
     allocator.free(block, other).unwrap();
     assert!(sim.hazards().is_empty(), "{:?}", sim.hazards());
     assert!(sim.fault().is_none(), "{:?}", sim.fault());
@@ -119,7 +123,7 @@ fn a_question_that_fails_forgets_no_answer_before_it() {
                 (buffer, lease)
             })
             .collect();
-        // Both ended leases are unknown to be over.
+        // Nobody has asked yet whether the work of either is over.
         let buffers: Vec<_> = buffers.into_iter().map(|(buffer, _)| buffer).collect();
         for stream in [rig.stream, other] {
             rig.sim.synchronize_stream(rig.allocator.stream(stream).unwrap()).unwrap();
