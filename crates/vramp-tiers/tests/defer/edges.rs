@@ -32,6 +32,7 @@ fn the_first_use_comes_behind_the_work_that_had_the_memory_before() {
     rig.sim.launch(queue, slow.lasting(SLOW_NS)).unwrap();
     rig.allocator.free(block, other).unwrap();
     let buffer = rig.filled(MIB(64), 7);
+    rig.sim.advance(2 * SLOW_NS);
     rig.expect(&buffer, 7);
     rig.check();
 }
@@ -52,7 +53,7 @@ fn memory_of_a_lease_that_was_cancelled_is_lent_behind_the_work_that_had_it_befo
     let range = AddrRange::new(block.addr(), MIB(64));
     let queue = rig.allocator.stream(third).unwrap();
     rig.sim.fill(queue, range, 3).unwrap();
-    rig.sim.synchronize_stream(queue).unwrap();
+    rig.sim.advance(2 * SLOW_NS);
     rig.allocator.free(block, third).unwrap();
     rig.check();
 }
@@ -82,7 +83,7 @@ fn memory_of_a_manager_that_ends_is_nobodys_before_the_work_on_it_is_over() {
     let range = AddrRange::new(block.addr(), MIB(64));
     let queue = allocator.stream(other).unwrap();
     sim.fill(queue, range, 9).unwrap();
-    sim.synchronize_stream(queue).unwrap();
+    sim.advance(2 * SLOW_NS);
     allocator.free(block, other).unwrap();
     assert!(sim.hazards().is_empty(), "{:?}", sim.hazards());
     assert!(sim.fault().is_none(), "{:?}", sim.fault());
