@@ -74,6 +74,13 @@ impl Events {
         open.events.iter().find(|(number, _)| *number >= token.number).map(|&(_, event)| event)
     }
 
+    /// True if the work is over. A query, and a call for each stream, where that is not known yet.
+    pub fn is_over(&self, token: UseToken) -> bool {
+        let Some(event) = self.of(token) else { return true };
+        // What cannot be asked counts as under way.
+        !self.allocator.any_captures().unwrap_or(true) && self.driver.query(event).unwrap_or(false)
+    }
+
     /// The last event of each stream with work that is not known to be over.
     pub fn last(&self) -> impl Iterator<Item = Event> {
         self.streams.values().filter_map(|open| open.events.back().map(|&(_, event)| event))

@@ -91,7 +91,7 @@ impl SpillManager {
             Ok(range) => {
                 let addresses = AddrRange::new(range.range().start, len);
                 let range = Arc::new(range);
-                let home = Home { range, is_group: false, whole: false };
+                let home = Home { range, is_group: false, whole: false, behind: None };
                 state.homes.insert(added.at.range, home);
                 drop(guard);
                 Ok(DeferrableBuffer::new(Owner::new(&self.shared, added.buffer, addresses)))
@@ -311,7 +311,8 @@ impl BufferGroup {
                 match made {
                     Ok((addresses, added)) => {
                         let addresses = Arc::new(addresses);
-                        let home = Home { range: addresses, is_group: true, whole: false };
+                        let home =
+                            Home { range: addresses, is_group: true, whole: false, behind: None };
                         state.homes.insert(range, home);
                         ranges.push(range);
                         added

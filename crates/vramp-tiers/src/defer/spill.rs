@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vramp_core::Bytes;
 use vramp_core::defer::{
-    CopyOut, Lower, LowerShort, MoveId, PieceId, Rates, SettleError, Settled, Short, Why,
+    CopyOut, Lower, LowerShort, MoveId, PieceId, Rates, SettleError, Settled, Short, UseToken, Why,
 };
 
 use super::error::SpillError;
@@ -83,7 +83,7 @@ impl Shared {
                     continue;
                 }
             }
-            if freed.is_zero() || left().is_zero() {
+            if left().is_zero() || (freed.is_zero() && !self.wait_for_unlent()) {
                 break;
             }
         }
@@ -104,6 +104,16 @@ impl Shared {
         // What cannot be asked counts as in use.
         let _ = state.poll();
         state.came_back - before
+    }
+
+    /// Waits for the work behind which memory that nobody needs can be lent. False if there is none.
+    fn wait_for_unlent(&self) -> bool {
+        let behind: Vec<UseToken> = {
+            let state = self.lock();
+            let homes = state.unlent.iter().filter_map(|range| state.homes.get(range));
+            homes.filter_map(|home| home.behind).collect()
+        };
+        !behind.is_empty() && self.wait_for(&behind).is_ok()
     }
 
     /// Blocks of the host for a copy on somebody's behalf; copies that are not needed go for them.

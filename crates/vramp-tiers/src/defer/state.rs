@@ -39,6 +39,8 @@ pub(super) struct Home {
     pub is_group: bool,
     /// Nothing was lent since all of it was brought.
     pub whole: bool,
+    /// What its memory was brought behind: others' work on that memory may not be over before.
+    pub behind: Option<UseToken>,
 }
 
 pub(super) struct State {
@@ -50,7 +52,9 @@ pub(super) struct State {
     pub dying: Vec<BufferId>,
     /// Leases that end once their streams capture no more.
     pub late: Vec<Ending>,
-    /// Memory that others can have since buffers ended.
+    /// Ranges of which less is needed, and whose memory others' work may still use.
+    pub unlent: Vec<RangeId>,
+    /// Memory that others can have since buffers and leases ended.
     pub came_back: Bytes,
     /// Groups that get no more buffers.
     pub ended_groups: Vec<RangeId>,
@@ -137,6 +141,7 @@ impl Shared {
             homes: BTreeMap::new(),
             dying: Vec::new(),
             late: Vec::new(),
+            unlent: Vec::new(),
             came_back: Bytes::ZERO,
             ended_groups: Vec::new(),
             charges: Vec::new(),
@@ -246,6 +251,10 @@ impl State {
         for token in over {
             self.core.use_over(token);
         }
+        for range in std::mem::take(&mut self.unlent) {
+            let lent = self.lend(range);
+            self.came_back += lent;
+        }
         if !self.dying.is_empty() || !self.ended_groups.is_empty() {
             self.bury();
         }
@@ -292,11 +301,19 @@ impl State {
         }
     }
 
-    /// Lets the pool have what the core does not need. Returns how much that was.
+    /// Lets the pool have what the core does not need. Returns how much that was; nothing while
+    /// others' work may still use the memory: then it is lent once that is over.
     pub fn lend(&mut self, range: RangeId) -> Bytes {
         let Ok(keep) = self.core.keep(range) else { return Bytes::ZERO };
         let home = self.homes.get_mut(&range).expect(HOME);
         home.whole = false;
+        if home.behind.is_some_and(|token| !self.events.is_over(token)) {
+            if !self.unlent.contains(&range) {
+                self.unlent.push(range);
+            }
+            return Bytes::ZERO;
+        }
+        home.behind = None;
         home.range.lend(&keep)
     }
 

@@ -18,6 +18,7 @@ fn dropped_in_use(rig: &Rig, len: Bytes) -> AddrRange {
     let lease = buffer.lease(Access::Exclusive, rig.stream).unwrap();
     let slow = Kernel::new("slow").writing(range).lasting(SLOW_NS);
     rig.sim.launch(rig.queue, slow).unwrap();
+    rig.sim.fill(rig.queue, range, 0xEE).unwrap();
     drop(lease);
     range
 }
@@ -30,6 +31,7 @@ fn the_first_use_comes_behind_the_work_that_had_the_memory_before() {
     let block = rig.allocator.malloc(MIB(64), other).unwrap();
     let slow = Kernel::new("slow").writing(AddrRange::new(block.addr(), MIB(64)));
     rig.sim.launch(queue, slow.lasting(SLOW_NS)).unwrap();
+    rig.sim.fill(queue, AddrRange::new(block.addr(), MIB(64)), 0xEE).unwrap();
     rig.allocator.free(block, other).unwrap();
     let buffer = rig.filled(MIB(64), 7);
     rig.sim.advance(2 * SLOW_NS);
@@ -45,6 +47,7 @@ fn memory_of_a_lease_that_was_cancelled_is_lent_behind_the_work_that_had_it_befo
     let block = rig.allocator.malloc(MIB(64), other).unwrap();
     let slow = Kernel::new("slow").writing(AddrRange::new(block.addr(), MIB(64)));
     rig.sim.launch(queue, slow.lasting(SLOW_NS)).unwrap();
+    rig.sim.fill(queue, AddrRange::new(block.addr(), MIB(64)), 0xEE).unwrap();
     rig.allocator.free(block, other).unwrap();
     let buffer = rig.manager.buffer(MIB(64)).unwrap();
     buffer.lease(Access::Exclusive, rig.stream).unwrap().cancel();
@@ -54,6 +57,8 @@ fn memory_of_a_lease_that_was_cancelled_is_lent_behind_the_work_that_had_it_befo
     let queue = rig.allocator.stream(third).unwrap();
     rig.sim.fill(queue, range, 3).unwrap();
     rig.sim.advance(2 * SLOW_NS);
+    let last = AddrRange::new(range.start + (MIB(64) - Bytes::new(1)), Bytes::new(1));
+    assert_eq!(rig.sim.peek(last).unwrap(), [3]);
     rig.allocator.free(block, third).unwrap();
     rig.check();
 }
@@ -84,6 +89,8 @@ fn memory_of_a_manager_that_ends_is_nobodys_before_the_work_on_it_is_over() {
     let queue = allocator.stream(other).unwrap();
     sim.fill(queue, range, 9).unwrap();
     sim.advance(2 * SLOW_NS);
+    let last = AddrRange::new(range.start + (MIB(64) - Bytes::new(1)), Bytes::new(1));
+    assert_eq!(sim.peek(last).unwrap(), [9]);
     allocator.free(block, other).unwrap();
     assert!(sim.hazards().is_empty(), "{:?}", sim.hazards());
     assert!(sim.fault().is_none(), "{:?}", sim.fault());
