@@ -99,7 +99,7 @@ impl Shared {
             let mut at = start;
             while at < end {
                 let next = (at.round_down(piece) + piece).min(end);
-                home.back_part(at, next - at, self.stream.0).map_err(no_memory)?;
+                self.back(home, at, next - at)?;
                 while let Some(place) = fills.iter().position(|fill| {
                     fill.at.range == range && at <= fill.at.offset && fill.at.offset < next
                 }) {
@@ -110,6 +110,18 @@ impl Shared {
             }
         }
         Ok(())
+    }
+
+    /// Brings memory. What is free may be of handles that do not fit and that can be cut anew only
+    /// once the work on them is over: the work that the manager's own stream comes behind.
+    fn back(&self, home: &StableRange, at: Bytes, len: Bytes) -> Result<(), SpillError> {
+        let mut backed = home.back_part(at, len, self.stream.0);
+        if backed.as_ref().is_err_and(AllocError::is_out_of_memory) {
+            let token = self.lock().events.note(self.stream.1)?;
+            self.wait_for(&[token])?;
+            backed = home.back_part(at, len, self.stream.0);
+        }
+        backed.map_err(no_memory)
     }
 
     /// Brings one piece back.

@@ -66,23 +66,15 @@ impl Shared {
         let raw = self.raw_streams(streams)?;
         let named: Vec<(BufferId, Access)> =
             wanted.iter().map(|(buffer, access)| (buffer.owner.id, *access)).collect();
-        let granted = self.grant(&named, &raw, deadline)?;
-        // Until all is there, dropping the set does nothing.
+        let granted = self.grant_and_bring(&named, &raw, deadline)?;
         let mut set = LeaseSet {
             shared: Arc::clone(self),
             lease: granted.lease,
             named: Vec::new(),
             streams: raw,
             written: None,
-            ended: true,
+            ended: false,
         };
-        let ready =
-            self.order(&granted, &set.streams).and_then(|()| self.bring(&granted, &set.streams));
-        if let Err(error) = ready {
-            self.cancel(granted.lease);
-            return Err(error);
-        }
-        set.ended = false;
         let strongest = |id: BufferId| {
             let same = named.iter().filter(|(other, _)| *other == id);
             same.map(|(_, access)| *access).max().unwrap_or(Access::Shared)
@@ -94,6 +86,27 @@ impl Shared {
         };
         set.named = wanted.iter().map(|(buffer, _)| name(buffer)).collect();
         Ok(set)
+    }
+
+    /// Asks, and brings what is missing. Where others have the memory, it holds nothing while it
+    /// waits for them.
+    fn grant_and_bring(
+        &self,
+        buffers: &[(BufferId, Access)],
+        streams: &[Stream],
+        deadline: Deadline,
+    ) -> Result<Granted, SpillError> {
+        loop {
+            let granted = self.grant(buffers, streams, deadline)?;
+            let ready = self.order(&granted, streams).and_then(|()| self.bring(&granted, streams));
+            let Err(error) = ready else { return Ok(granted) };
+            self.cancel(granted.lease);
+            let may_help = matches!(error, SpillError::NoMemory { .. } | SpillError::NoBudget(_));
+            if !may_help || deadline.instant().is_some_and(|end| Instant::now() >= end) {
+                return Err(error);
+            }
+            drop(self.wait_a_moment(self.lock()));
+        }
     }
 
     /// The driver's streams. One call for each, which asks whether it captures.
