@@ -30,6 +30,13 @@ impl Shared {
                 .iter()
                 .try_for_each(|&range| self.bring_range(range, &mut fills, streams))
         });
+        let brought = brought.map_err(|error| match error {
+            // A device that failed frees nothing, which looks like a lack of memory.
+            SpillError::NoMemory { .. } => {
+                self.driver.memory_info().err().map_or(error, SpillError::Driver)
+            }
+            error => error,
+        });
         if brought.is_err() {
             let mut state = self.lock();
             state.stats.failures += 1;

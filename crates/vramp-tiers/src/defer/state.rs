@@ -19,7 +19,7 @@ use super::report::{History, SpillStats};
 use crate::charge::Charge;
 use crate::disk::DiskStore;
 use crate::host::HostAllocation;
-use crate::movers::{Mover, OnDisk};
+use crate::movers::{Mover, MoverConfig, OnDisk};
 use crate::space::MemorySpace;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock};
 
@@ -142,12 +142,15 @@ impl Shared {
         self.config.capacity.unwrap_or_else(all)
     }
 
-    /// What is free below the card.
+    /// What is free below the card. Where there is a disk, the last blocks of the host are kept for
+    /// the way there and back.
     pub fn room(&self) -> Room {
         let free = |space: &MemorySpace| space.capacity().saturating_sub(space.total());
         let host = free(self.mover.pool().space());
-        let disk = self.disk.as_ref().map_or(Bytes::ZERO, |store| free(store.space()));
-        Room { host, disk }
+        let Some(store) = &self.disk else { return Room { host, disk: Bytes::ZERO } };
+        let MoverConfig { step, staging_pieces, .. } = *self.mover.config();
+        let staging = step * u64::from(staging_pieces);
+        Room { host: host.saturating_sub(staging), disk: free(store.space()) }
     }
 
     /// Waits on the host until work is over.

@@ -23,7 +23,7 @@ fn a_failing_call_leaves_each_buffer_whole_where_it_was_or_where_it_went() {
             let rig = rig();
             let buffers: Vec<_> = (1..=4).map(|byte| rig.filled(MIB(24), byte)).collect();
             rig.sim.synchronize_stream(rig.queue).unwrap();
-            rig.fail(FaultPlan::nth_of(call, n).with_code(999));
+            rig.fail(FaultPlan::nth_of(call, n).with_code(304));
             for buffer in &buffers {
                 // Whatever comes of it.
                 let _ = buffer.lease(Access::Shared, rig.stream);
