@@ -17,9 +17,9 @@ use vramp_core::AddrRange;
 use vramp_driver::sim::{Backing, Simulator};
 use vramp_driver::{Copy, HostBuffer, HostSlice, Stream};
 use vramp_tiers::{
-    Access, Bytes, DeferrableBuffer, DiskConfig, DiskStore, HostPool, HostPoolConfig, LeaseSet,
-    Mover, MoverConfig, ReservationManager, SpaceConfig, SpaceId, SpillConfig, SpillError,
-    SpillManager, SpillParts,
+    Access, Bytes, DeferrableBuffer, DiskConfig, DiskStore, HostPool, HostPoolConfig,
+    HostPoolError, LeaseSet, MoveError, Mover, MoverConfig, ReservationManager, SpaceConfig,
+    SpaceId, SpillConfig, SpillError, SpillManager, SpillParts,
 };
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -105,7 +105,10 @@ struct Soak {
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     leases: u64,
+    /// Others held what it would need for longer than the manager's patience.
     refused: u64,
+    without_memory: u64,
+    without_blocks: u64,
     writes: u64,
     copies: u64,
     looks: u64,
@@ -233,18 +236,6 @@ struct Worker<'a> {
     stamp: u8,
 }
 
-/// A lease, unless others hold what it would need: nothing changed then.
-fn unless_refused(lease: std::result::Result<LeaseSet, SpillError>) -> Result<Option<LeaseSet>> {
-    match lease {
-        Ok(lease) => Ok(Some(lease)),
-        Err(SpillError::Refused(_)) => Ok(None),
-        Err(SpillError::NoMemory { error, .. }) if matches!(*error, AllocError::OutOfMemory(_)) => {
-            Ok(None)
-        }
-        Err(error) => Err(error.into()),
-    }
-}
-
 impl Worker<'_> {
     fn run(
         soak: &Soak,
@@ -312,6 +303,32 @@ impl Worker<'_> {
         self.stamp
     }
 
+    /// A lease, unless others have what it would need: then nothing changed.
+    fn granted(
+        &mut self,
+        lease: std::result::Result<LeaseSet, SpillError>,
+    ) -> Result<Option<LeaseSet>> {
+        match lease {
+            Ok(lease) => {
+                self.counts.leases += 1;
+                return Ok(Some(lease));
+            }
+            Err(SpillError::Refused(_)) => self.counts.refused += 1,
+            Err(SpillError::NoMemory { error, .. })
+                if matches!(*error, AllocError::OutOfMemory(_)) =>
+            {
+                self.counts.without_memory += 1;
+            }
+            // Others' pieces on their way to and from the disk have the last blocks of the host.
+            Err(SpillError::Move(MoveError::Host(HostPoolError::Full(_)))) => {
+                self.counts.without_blocks += 1;
+                self.soak.manager.relieve_host(Bytes::mib(16));
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(None)
+    }
+
     /// A new buffer, of any length, written from end to end.
     fn create(&mut self) -> Result<()> {
         let limit = self.soak.limit.count();
@@ -319,10 +336,8 @@ impl Worker<'_> {
         let buffer = self.soak.manager.buffer(len)?;
         let parts = len.count().div_ceil(PART.count()) as usize;
         let (stream, queue) = self.stream();
-        let Some(lease) = unless_refused(buffer.lease(Access::Exclusive, stream))? else {
-            self.counts.refused += 1;
-            return Ok(());
-        };
+        let lease = buffer.lease(Access::Exclusive, stream);
+        let Some(lease) = self.granted(lease)? else { return Ok(()) };
         let stamp = self.next_stamp();
         self.soak.driver.fill(queue, lease.address(0), stamp)?;
         self.buffers.push(Known { buffer, parts: vec![stamp; parts] });
@@ -340,18 +355,14 @@ impl Worker<'_> {
         let (stream, queue) = self.stream();
         let (first, count) = self.some_parts(self.buffers[index].parts.len());
         let stamp = self.next_stamp();
+        let lease = self.buffers[index].buffer.lease(Access::Exclusive, stream);
+        let Some(mut lease) = self.granted(lease)? else { return Ok(()) };
         let known = &mut self.buffers[index];
-        let lease = known.buffer.lease(Access::Exclusive, stream);
-        let Some(mut lease) = unless_refused(lease)? else {
-            self.counts.refused += 1;
-            return Ok(());
-        };
         let (offset, len) = known.bytes_of(first, count);
         let range = AddrRange::new(lease.address(0).start + offset, len);
         self.soak.driver.fill(queue, range, stamp)?;
         lease.wrote_only(0, offset, len)?;
         known.parts[first..first + count].fill(stamp);
-        self.counts.leases += 1;
         self.counts.writes += 1;
         Ok(())
     }
@@ -369,10 +380,8 @@ impl Worker<'_> {
             (&self.buffers[index].buffer, Access::Shared),
             (&self.buffers[to].buffer, Access::Exclusive),
         ];
-        let Some(mut lease) = unless_refused(self.soak.manager.lease(&set, stream))? else {
-            self.counts.refused += 1;
-            return Ok(());
-        };
+        let lease = self.soak.manager.lease(&set, stream);
+        let Some(mut lease) = self.granted(lease)? else { return Ok(()) };
         let (source, target) = (PART * first as u64, PART * at as u64);
         let copy = Copy {
             from: lease.address(0).start + source,
@@ -383,7 +392,6 @@ impl Worker<'_> {
         lease.wrote_only(1, target, copy.len)?;
         let bytes = self.buffers[index].parts[first..first + count].to_vec();
         self.buffers[to].parts[at..at + count].copy_from_slice(&bytes);
-        self.counts.leases += 1;
         self.counts.copies += 1;
         Ok(())
     }
@@ -392,11 +400,9 @@ impl Worker<'_> {
     fn look(&mut self, index: usize) -> Result<()> {
         let (stream, queue) = self.stream();
         let part = self.random.usize(..self.buffers[index].parts.len());
+        let lease = self.buffers[index].buffer.lease(Access::Shared, stream);
+        let Some(lease) = self.granted(lease)? else { return Ok(()) };
         let known = &self.buffers[index];
-        let Some(lease) = unless_refused(known.buffer.lease(Access::Shared, stream))? else {
-            self.counts.refused += 1;
-            return Ok(());
-        };
         let (start, len) = known.bytes_of(part, 1);
         let looked = len.min(LOOK);
         let at = start + Bytes::new(self.random.u64(..=(len - looked).count()));
@@ -413,7 +419,6 @@ impl Worker<'_> {
             let buffer = &known.buffer;
             return Err(format!("{byte} and not {expected} at {at} of {buffer:?}").into());
         }
-        self.counts.leases += 1;
         self.counts.looks += 1;
         Ok(())
     }
@@ -441,6 +446,8 @@ impl Counts {
     fn add(&mut self, other: Counts) {
         self.leases += other.leases;
         self.refused += other.refused;
+        self.without_memory += other.without_memory;
+        self.without_blocks += other.without_blocks;
         self.writes += other.writes;
         self.copies += other.copies;
         self.looks += other.looks;
