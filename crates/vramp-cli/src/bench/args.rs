@@ -294,7 +294,7 @@ pub struct Spill {
     /// How often the workload uses buffers, one to three at a time
     #[arg(
         long,
-        default_value = "500",
+        default_value = "2000",
         value_name = "COUNT",
         value_parser = clap::value_parser!(u32).range(1..=1_000_000)
     )]

@@ -11,6 +11,7 @@ mod site;
 mod workload;
 
 use std::io::Write;
+use std::ops::RangeInclusive;
 
 use anyhow::{Result, bail, ensure};
 use vramp::{Bytes, Preset};
@@ -23,6 +24,8 @@ use super::{Bench, Cell};
 const NAME: &str = "spill";
 /// Fewer rounds say nothing.
 const ROUNDS_LEAST: usize = 5;
+/// What leaves at once.
+const PIECES: RangeInclusive<Bytes> = Bytes::mib(4)..=Bytes::mib(32);
 /// What a card and its host have room for, and what a simulator's host has.
 const LARGEST: [Bytes; 2] = [Bytes::gib(8), Bytes::gib(1)];
 
@@ -30,6 +33,12 @@ pub(super) fn run(args: &Spill, out: &mut dyn Write) -> Result<()> {
     if args.common.allocator.0 != [Preset::Vramp] {
         bail!("only vramp's memory leaves and comes back: leave --allocator away");
     }
+    ensure!(
+        PIECES.contains(&args.piece),
+        "give a --piece from {} to {}",
+        PIECES.start(),
+        PIECES.end()
+    );
     let bench = Bench::open(&args.common, out)?;
     let sizes = sizes(args, &bench.info)?;
     let largest = sizes.iter().copied().max().unwrap_or_default();
