@@ -28,9 +28,9 @@ fn main() -> Result<()> {
     let mut driver = vramp::open(&name)?.driver;
     let mut each = Bytes::mib(64);
     if driver.info().simulated {
-        // One that keeps what is written, and looks for work without order.
+        // One that keeps what is written.
         let card = Simulator::builder().memory(Bytes::mib(256)).backing(Backing::Stored);
-        (driver, each) = (Arc::new(card.checked().build()), Bytes::mib(4));
+        (driver, each) = (Arc::new(card.build()), Bytes::mib(4));
     }
     let card = each * FIT;
     let limit = Config { limit: Some(card), ..Config::default() };

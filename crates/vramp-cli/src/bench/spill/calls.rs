@@ -18,7 +18,8 @@ const WAITS: [Call; 2] = [Call::SynchronizeStream, Call::FreeMemory];
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     measure: &'static str,
-    /// `spill`, `retrieve`, or `clean spill` of what has a copy.
+    /// `spill`, `retrieve`, or `clean spill` of what has a copy; `pressed` where a malloc had the memory
+    /// meanwhile.
     phase: &'static str,
     size_bytes: u64,
     call: &'static str,
@@ -46,8 +47,16 @@ pub(super) fn measure(bench: &Bench, piece: Bytes, len: Bytes) -> Result<Vec<Row
         site.finish()
     };
     phase("spill", &|| site.spill(&buffer).map(drop))?;
-    phase("retrieve", &|| Ok(buffer.lease(Access::Shared, site.stream)?.end()))?;
+    let retrieve = || {
+        buffer.lease(Access::Shared, site.stream)?.end();
+        Ok(())
+    };
+    phase("retrieve", &retrieve)?;
     phase("clean spill", &|| site.spill(&buffer).map(drop))?;
+    // The same where a malloc takes the memory, and its pieces are mapped there and back.
+    site.write(&buffer)?;
+    phase("pressed spill", &|| site.press(&buffer).map(drop))?;
+    phase("pressed retrieve", &retrieve)?;
     drop(buffer);
     site.close()?;
     Ok(rows)
