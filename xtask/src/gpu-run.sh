@@ -38,6 +38,11 @@ for trace in traces/*.pickle* traces/*.vtrace; do
         note "$name" timeout 600 bin/vramp replay "$trace" --allocator all --device "$device" --json
     done
 done
+note tiers timeout 60 bin/vramp tiers --directory . --measure
+for bench in reserve copy "disk --dir ."; do
+    # shellcheck disable=SC2086
+    note "bench-${bench%% *}" timeout 300 bin/vramp bench $bench --json
+done
 note bench-graphs timeout 300 bin/vramp bench graphs --device cuda --json
 note bench-spill timeout 300 bin/vramp bench spill --device cuda --json
 # PyTorch's jobs, where somebody says which: WORKLOADS=file.py, and what else in TORCH_ARGS.

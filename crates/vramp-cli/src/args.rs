@@ -139,6 +139,9 @@ pub struct Tiers {
     /// Describe the machine whose sys and proc lie below this directory
     #[arg(long, value_name = "DIR", default_value = "/")]
     pub sysroot: PathBuf,
+    /// Measure how fast data moves over each link; takes seconds, pinned memory and room on the disks
+    #[arg(long, conflicts_with = "write_config")]
+    pub measure: bool,
     /// Print the spaces as TOML for --config and nothing else
     #[arg(long, conflicts_with = "json")]
     pub write_config: bool,

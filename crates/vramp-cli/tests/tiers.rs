@@ -155,3 +155,21 @@ fn nodes_cards_and_the_paths_between_them_are_tables() {
         outcome["spaces"].as_array().unwrap().iter().map(|space| &space["space"]).collect();
     assert_eq!(names, ["gpu0", "host0", "host1"]);
 }
+
+#[test]
+fn links_are_measured_where_that_is_asked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    let outcome = json(&mut tiers(&["--device", "sim", "--directory", path, "--measure"]));
+    for link in outcome["links"].as_array().unwrap() {
+        if link["from"] == "gpu0" && link["to"] != "host0" {
+            continue; // a second node has no pool of the only card
+        }
+        for way in ["there_bytes_per_s", "back_bytes_per_s"] {
+            assert!(link[way].as_u64().is_some_and(|rate| rate > 1_000_000), "{way} of {link}");
+        }
+    }
+    assert_eq!(outcome["notes"].as_array().unwrap().len(), 0, "{}", outcome["notes"]);
+    let unmeasured = json(&mut tiers(&["--device", "sim"]));
+    assert!(unmeasured["links"][0]["there_bytes_per_s"].is_null());
+}

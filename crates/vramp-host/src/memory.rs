@@ -169,7 +169,7 @@ impl HostMemory {
     }
 
     /// Makes the kernel give all pages now, by `threads` threads at once. What it contains stays.
-    /// About 0.1 ms for each MiB and thread, a fifth of it with large pages.
+    /// With eight threads 22 us for each MiB in large pages, 0.28 ms in small ones.
     pub fn touch(&self, threads: usize) {
         let threads = threads.clamp(1, 64);
         let share = self.len.div_ceil(threads as u64).next_multiple_of(HUGE_PAGE);

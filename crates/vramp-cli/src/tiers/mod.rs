@@ -4,9 +4,11 @@
 //! 2. The spaces are those of a file, or drawn up for the machine.
 //! 3. [`outcome`] puts them beside the machine's nodes, disks and network cards, and lists the
 //!    links between spaces.
-//! 4. [`print`] makes tables of it.
+//! 4. [`measure`] moves data over them, if that is asked for.
+//! 5. [`print`] makes tables of it.
 
 mod cards;
+mod measure;
 mod outcome;
 mod print;
 
@@ -39,7 +41,10 @@ pub(crate) fn run(args: &Tiers, out: &mut dyn Write) -> Result<()> {
     let variable = std::env::var_os("CUDA_VISIBLE_DEVICES");
     let variable = variable.map(|text| text.to_string_lossy().into_owned());
     let visible: VisibleDevices = topology.visible(variable.as_deref());
-    let outcome = Outcome::new(&topology, &cards, &config, &visible)?;
+    let mut outcome = Outcome::new(&topology, &cards, &config, &visible)?;
+    if args.measure {
+        outcome.add_rates(&measure::measure(&cards, &config, &args.device)?);
+    }
     if args.json {
         serde_json::to_writer(&mut *out, &outcome)?;
         return Ok(writeln!(out)?);

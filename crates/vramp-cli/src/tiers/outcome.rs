@@ -6,7 +6,7 @@ use vramp_host::topology::{
     Disk, DiskKind, Gpu, LinkState, Nic, NicCheck, NodeInfo, PathType, PciDevice, Topology,
     VisibleDevices,
 };
-use vramp_tiers::{SpaceId, TiersConfig};
+use vramp_tiers::{Profile, SpaceId, TiersConfig, Unmeasured};
 
 use super::cards::Cards;
 
@@ -55,6 +55,9 @@ pub(super) struct Link {
     pub(super) link: Option<String>,
     /// What no copy exceeds.
     pub(super) bound_bytes_per_s: Option<u64>,
+    /// What large moves reached there and back, where that was measured.
+    pub(super) there_bytes_per_s: Option<u64>,
+    pub(super) back_bytes_per_s: Option<u64>,
 }
 
 /// A NUMA node.
@@ -112,6 +115,25 @@ pub(super) struct Paths {
 }
 
 impl Outcome {
+    /// Notes what was measured, and why some was not.
+    pub(super) fn add_rates(&mut self, profile: &Profile) {
+        for (hop, rate) in profile.rates() {
+            let (from, to) = (hop.from.to_string(), hop.to.to_string());
+            for link in &mut self.links {
+                if (&link.from, &link.to) == (&from, &to) {
+                    link.there_bytes_per_s = Some(rate.bytes_per_s);
+                } else if (&link.from, &link.to) == (&to, &from) {
+                    link.back_bytes_per_s = Some(rate.bytes_per_s);
+                }
+            }
+        }
+        let why = |one: &Unmeasured| {
+            let size = vramp::Bytes::new(one.size_bytes);
+            format!("{size} from {} to {} were not measured: {}", one.from, one.to, one.reason)
+        };
+        self.notes.extend(profile.unmeasured.iter().map(why));
+    }
+
     /// Puts the spaces beside the machine.
     pub(super) fn new(
         topology: &Topology,
@@ -259,6 +281,8 @@ fn link(topology: &Topology, from: &Space, to: &Space) -> Link {
         path: path.map(|path| path.to_string()),
         link: slowest.map(|state| state.to_string()),
         bound_bytes_per_s: slowest.map(|state| state.bytes_per_second()),
+        there_bytes_per_s: None,
+        back_bytes_per_s: None,
     }
 }
 

@@ -17,7 +17,7 @@ pub(super) fn write(out: &mut dyn Write, outcome: &Outcome) -> io::Result<()> {
     }
     let tables = [
         (spaces(outcome), 3..7),
-        (links(outcome), 4..5),
+        (links(outcome), 4..7),
         (nodes(outcome), 1..3),
         (devices("card", "visible as", &outcome.cards), 0..0),
         (devices("disk", "kind", &outcome.disks), 2..3),
@@ -67,7 +67,7 @@ fn spaces(outcome: &Outcome) -> Table {
 
 fn links(outcome: &Outcome) -> Table {
     let mut table = Table::new();
-    table.set_header(["from", "to", "path", "link", "at most"]);
+    table.set_header(["from", "to", "path", "link", "at most", "there", "back"]);
     for link in &outcome.links {
         let rate = |bytes: u64| format!("{:.1} GB/s", bytes as f64 / 1e9);
         table.add_row([
@@ -76,6 +76,8 @@ fn links(outcome: &Outcome) -> Table {
             text(link.path.as_deref()),
             text(link.link.as_deref()),
             link.bound_bytes_per_s.map_or_else(|| NOTHING.to_owned(), rate),
+            link.there_bytes_per_s.map_or_else(|| NOTHING.to_owned(), rate),
+            link.back_bytes_per_s.map_or_else(|| NOTHING.to_owned(), rate),
         ]);
     }
     table

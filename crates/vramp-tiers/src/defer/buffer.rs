@@ -32,9 +32,8 @@ impl Drop for Owner {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         state.dying.push(self.id);
-        if state.poll().is_err() {
-            state.bury();
-        }
+        // What cannot be asked counts as in use.
+        let _ = state.poll();
         drop(state);
         self.shared.tell();
     }
@@ -187,7 +186,7 @@ impl DeferrableBuffer {
         let mut lease = self.lease(Access::Exclusive, shared.stream.0)?;
         lease.wrote_only(0, offset, len)?;
         let range = AddrRange::new(self.addresses().start + offset, len);
-        let mut host = shared.mover.pool().allocate(len).map_err(crate::movers::MoveError::from)?;
+        let mut host = shared.blocks(len)?;
         host.write(Bytes::ZERO, bytes).expect("as many blocks were asked for");
         let after = crate::movers::After::Stream(shared.stream.1);
         shared.mover.to_device(range, host).after(after).start()?.wait()?;
@@ -208,7 +207,7 @@ impl DeferrableBuffer {
         let shared = &self.owner.shared;
         let lease = self.lease(Access::Shared, shared.stream.0)?;
         let range = AddrRange::new(self.addresses().start + offset, len);
-        let host = shared.mover.pool().allocate(len).map_err(crate::movers::MoveError::from)?;
+        let host = shared.blocks(len)?;
         let after = crate::movers::After::Stream(shared.stream.1);
         let mut transfer = shared.mover.to_host(range, host).after(after).start()?;
         transfer.wait()?;

@@ -37,6 +37,12 @@ pub enum SpillError {
         /// What was asked.
         index: usize,
     },
+    /// Something was said to be written that the lease only reads.
+    #[error("the lease only reads what it names at place {index}: lease it exclusive to write it")]
+    NotWritable {
+        /// What was asked.
+        index: usize,
+    },
     /// The buffer was removed.
     #[error(transparent)]
     Unknown(#[from] UnknownBuffer),

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use vramp::AllocError;
+use vramp::{AllocError, Driver, StableRange};
 use vramp_core::Bytes;
 use vramp_core::defer::{Fill, Granted, Lower, RangeId};
-use vramp_driver::Stream;
+use vramp_driver::{Event, Stream};
 
 use super::error::SpillError;
 use super::report::{MoveRecord, Moved};
@@ -58,11 +58,41 @@ impl Shared {
             let state = self.lock();
             let home = &state.homes[&range];
             if home.whole && fills.iter().all(|fill| fill.at.range != range) {
-                return Ok(());
+                let behind = home.behind.and_then(|token| state.events.of(token));
+                drop(state);
+                return self.order_behind(behind, streams);
             }
             let keep = state.core.keep(range).expect("a leased range is there");
             (Arc::clone(&home.range), keep)
         };
+        let brought = self.bring_parts(range, &home, keep, fills, streams);
+        // What came by now runs behind the work that had its memory before.
+        let behind = {
+            let mut guard = self.lock();
+            let state = &mut *guard;
+            let token = state.events.note_or_wait(self.stream.1);
+            let home = state.homes.get_mut(&range).expect("a leased range is there");
+            home.behind = token;
+            // A leased buffer needs all of its own range; in a group others may be missing.
+            home.whole = brought.is_ok() && !home.is_group;
+            token.and_then(|token| state.events.of(token))
+        };
+        brought.and(self.order_behind(behind, streams))
+    }
+
+    fn order_behind(&self, event: Option<Event>, streams: &[Stream]) -> Result<(), SpillError> {
+        let Some(event) = event else { return Ok(()) };
+        Ok(streams.iter().try_for_each(|&stream| self.driver.wait(stream, event))?)
+    }
+
+    fn bring_parts(
+        &self,
+        range: RangeId,
+        home: &StableRange,
+        keep: Vec<(Bytes, Bytes)>,
+        fills: &mut Vec<Fill>,
+        streams: &[Stream],
+    ) -> Result<(), SpillError> {
         let piece = self.config.piece;
         for (start, len) in keep {
             let end = start + len;
@@ -78,10 +108,6 @@ impl Shared {
                 }
                 at = next;
             }
-        }
-        // A leased buffer needs all of its own range; in a group others may be missing.
-        if let Some(home) = self.lock().homes.get_mut(&range) {
-            home.whole = !home.is_group;
         }
         Ok(())
     }
@@ -111,16 +137,14 @@ impl Shared {
                 if let Some(error) = failed {
                     return Err(error.into());
                 }
-                let token = match state.events.note(on) {
-                    Ok(token) => token,
-                    Err(error) => {
-                        // Nothing stands for the copy, so nobody may find it on its way.
-                        let _ = self.driver.synchronize_stream(on);
-                        return Err(error.into());
-                    }
+                // Without a token it was waited for.
+                let token = state.events.note_or_wait(on);
+                let event = token.and_then(|token| state.events.of(token));
+                let done = match token {
+                    Some(token) => state.core.queued(fill.id, token),
+                    None => state.core.settle(fill.id),
                 };
-                let event = state.events.of(token);
-                state.core.queued(fill.id, token).expect("the fill was given out and not settled");
+                done.expect("the fill was given out and not settled");
                 state.stats.from_host_bytes += len.count();
                 drop(guard);
                 for &other in streams.iter().skip(1) {
@@ -161,15 +185,24 @@ impl Shared {
     fn pay(&self) -> Result<(), SpillError> {
         let Some(space) = &self.budget else { return Ok(()) };
         loop {
+            let missing = {
+                let mut state = self.lock();
+                let paid: Bytes = state.charges.iter().map(crate::charge::Charge::bytes).sum();
+                let missing = state.core.occupied().saturating_sub(paid + state.paying);
+                if missing.is_zero() {
+                    return Ok(());
+                }
+                state.paying += missing;
+                missing
+            };
+            // With no lock held: whoever is told of it may ask the manager.
+            let charged = space.charge(missing);
             let mut state = self.lock();
-            let paid: Bytes = state.charges.iter().map(crate::charge::Charge::bytes).sum();
-            let missing = state.core.occupied().saturating_sub(paid);
-            if missing.is_zero() {
-                return Ok(());
-            }
-            match space.charge(missing) {
+            state.paying -= missing;
+            match charged {
                 Ok(charge) => {
                     state.charges.push(charge);
+                    state.settle_charges();
                     return Ok(());
                 }
                 Err(full) => {

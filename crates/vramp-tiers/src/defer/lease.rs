@@ -8,7 +8,7 @@ use vramp::{Driver, StreamId};
 use vramp_core::AddrRange;
 use vramp_core::defer::{
     Access, BufferId, Grade, Granted, LeaseEnd, LeaseId, LeaseRefused, LeaseRequest, StreamKey,
-    Use, Writes, Written,
+    Use, UseToken, Writes, Written,
 };
 use vramp_driver::Stream;
 
@@ -31,10 +31,25 @@ pub struct LeaseSet {
     shared: Arc<Shared>,
     lease: LeaseId,
     /// Where the buffers lie, as they were named; each keeps its buffer alive.
-    named: Vec<(Arc<Owner>, AddrRange)>,
+    named: Vec<Named>,
     streams: SmallVec<[Stream; 2]>,
     written: Option<Vec<Written>>,
     ended: bool,
+}
+
+/// A buffer as a lease names it.
+struct Named {
+    owner: Arc<Owner>,
+    range: AddrRange,
+    access: Access,
+}
+
+/// What is needed to end a lease.
+pub(super) struct Ending {
+    lease: LeaseId,
+    buffers: Vec<BufferId>,
+    streams: SmallVec<[Stream; 2]>,
+    written: Option<Vec<Written>>,
 }
 
 impl Shared {
@@ -52,16 +67,15 @@ impl Shared {
         let named: Vec<(BufferId, Access)> =
             wanted.iter().map(|(buffer, access)| (buffer.owner.id, *access)).collect();
         let granted = self.grant(&named, &raw, deadline)?;
+        // Until all is there, dropping the set does nothing.
         let mut set = LeaseSet {
             shared: Arc::clone(self),
             lease: granted.lease,
             named: Vec::new(),
             streams: raw,
             written: None,
-            ended: false,
+            ended: true,
         };
-        // From here on dropping the set gives the lease back.
-        set.ended = true;
         let ready =
             self.order(&granted, &set.streams).and_then(|()| self.bring(&granted, &set.streams));
         if let Err(error) = ready {
@@ -69,10 +83,16 @@ impl Shared {
             return Err(error);
         }
         set.ended = false;
-        set.named = wanted
-            .iter()
-            .map(|(buffer, _)| (Arc::clone(&buffer.owner), buffer.addresses()))
-            .collect();
+        let strongest = |id: BufferId| {
+            let same = named.iter().filter(|(other, _)| *other == id);
+            same.map(|(_, access)| *access).max().unwrap_or(Access::Shared)
+        };
+        let name = |buffer: &DeferrableBuffer| Named {
+            owner: Arc::clone(&buffer.owner),
+            range: buffer.addresses(),
+            access: strongest(buffer.owner.id),
+        };
+        set.named = wanted.iter().map(|(buffer, _)| name(buffer)).collect();
         Ok(set)
     }
 
@@ -163,45 +183,31 @@ impl Shared {
         drop(guard);
         self.tell();
     }
-
-    /// Ends a lease at what is queued on its streams.
-    fn end(&self, set: &LeaseSet) {
-        let mut guard = self.lock();
-        let state = &mut *guard;
-        let mut uses: Vec<Use> = Vec::new();
-        for &stream in &set.streams {
-            match state.events.note(stream) {
-                Ok(token) => {
-                    let of = set.named.iter().map(|(owner, _)| Use { buffer: owner.id, token });
-                    uses.extend(of);
-                }
-                Err(_) => {
-                    // Without an event nobody could tell when the work is over. A device that
-                    // failed does not work any more.
-                    let _ = self.driver.synchronize_stream(stream);
-                }
-            }
-        }
-        let writes = set.written.as_deref().map_or(Writes::All, Writes::Only);
-        let ended = state.core.end_lease(
-            set.lease,
-            &LeaseEnd { uses: &uses, writes },
-            self.driver.now_ns(),
-        );
-        match ended {
-            Ok(drops) => state.drop_copies(&drops),
-            Err(why) => {
-                debug_assert!(false, "a lease that is held ends: {why}");
-                let _ = state.core.cancel_lease(set.lease);
-            }
-        }
-        state.bury();
-        drop(guard);
-        self.tell();
-    }
 }
 
 impl State {
+    /// Ends a lease at what is queued on its streams; if one of them captures, once it does not.
+    pub(super) fn end_lease(&mut self, ending: Ending) {
+        let Ending { lease, buffers, streams, written } = &ending;
+        if streams.iter().any(|&stream| self.events.captures(stream)) {
+            self.late.push(ending);
+            return;
+        }
+        // A stream without a token has no work any more.
+        let tokens: SmallVec<[UseToken; 2]> =
+            streams.iter().filter_map(|&stream| self.events.note_or_wait(stream)).collect();
+        let of = |&buffer: &BufferId| tokens.iter().map(move |&token| Use { buffer, token });
+        let uses: Vec<Use> = buffers.iter().flat_map(of).collect();
+        let writes = written.as_deref().map_or(Writes::All, Writes::Only);
+        let now_ns = self.events.now_ns();
+        let ended = self.core.end_lease(*lease, &LeaseEnd { uses: &uses, writes }, now_ns);
+        match ended {
+            Ok(drops) => self.drop_copies(&drops),
+            // It stays held: that keeps what is in use where it is.
+            Err(why) => debug_assert!(false, "a lease that is held ends: {why}"),
+        }
+    }
+
     fn note_wait(&mut self, since: Instant) {
         self.stats.waits += 1;
         let waited = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
@@ -212,7 +218,7 @@ impl State {
 impl LeaseSet {
     /// Where the buffers lie, in the order in which they were named; of a view, its part.
     pub fn addresses(&self) -> impl ExactSizeIterator<Item = AddrRange> {
-        self.named.iter().map(|(_, range)| *range)
+        self.named.iter().map(|named| named.range)
     }
 
     /// Where the buffer lies that was named at this place.
@@ -220,29 +226,32 @@ impl LeaseSet {
     /// # Panics
     /// If fewer were named.
     pub fn address(&self, index: usize) -> AddrRange {
-        self.named[index].1
+        self.named[index].range
     }
 
     /// Says what was written of a buffer named at this place, from an offset in what was named on:
     /// copies of the rest stay good. Called at all, nothing counts as written but what calls say.
     ///
     /// # Errors
-    /// The part does not lie in what was named. Nothing changes.
+    /// The part does not lie in what was named, or is not leased exclusive. Nothing changes.
     pub fn wrote_only(
         &mut self,
         index: usize,
         offset: vramp_core::Bytes,
         len: vramp_core::Bytes,
     ) -> Result<(), SpillError> {
-        let (owner, range) = self.named.get(index).ok_or(SpillError::NotNamed { index })?;
+        let Named { owner, range, access } = self.named(index)?;
+        if *access != Access::Exclusive {
+            return Err(SpillError::NotWritable { index });
+        }
         let whole = range.len;
         if offset.checked_add(len).is_none_or(|end| end > whole) {
             return Err(SpillError::Outside { offset, len, whole });
         }
         let base = range.start.number() - owner.start().number();
         let offset = vramp_core::Bytes::new(base) + offset;
-        let written = self.written.get_or_insert_default();
-        written.push(Written { buffer: owner.id, offset, len });
+        let written = Written { buffer: owner.id, offset, len };
+        self.written.get_or_insert_default().push(written);
         Ok(())
     }
 
@@ -252,7 +261,7 @@ impl LeaseSet {
     /// # Errors
     /// Fewer buffers were named.
     pub fn expose(&self, index: usize, grade: Grade) -> Result<Exposure, SpillError> {
-        let (owner, range) = self.named.get(index).ok_or(SpillError::NotNamed { index })?;
+        let Named { owner, range, .. } = self.named(index)?;
         self.shared.lock().core.expose(self.lease, owner.id, grade)?;
         Ok(Exposure { owner: Arc::clone(owner), addresses: *range, grade })
     }
@@ -263,9 +272,13 @@ impl LeaseSet {
     /// # Errors
     /// Fewer buffers were named.
     pub fn pin(&self, index: usize) -> Result<Pin, SpillError> {
-        let (owner, _) = self.named.get(index).ok_or(SpillError::NotNamed { index })?;
+        let Named { owner, .. } = self.named(index)?;
         self.shared.lock().core.pin(self.lease, owner.id)?;
         Ok(Pin { owner: Arc::clone(owner) })
+    }
+
+    fn named(&self, index: usize) -> Result<&Named, SpillError> {
+        self.named.get(index).ok_or(SpillError::NotNamed { index })
     }
 
     /// Ends it, as dropping does.
@@ -281,7 +294,17 @@ impl LeaseSet {
 impl Drop for LeaseSet {
     fn drop(&mut self) {
         if !self.ended {
-            self.shared.end(self);
+            let ending = Ending {
+                lease: self.lease,
+                buffers: self.named.iter().map(|named| named.owner.id).collect(),
+                streams: std::mem::take(&mut self.streams),
+                written: self.written.take(),
+            };
+            let mut state = self.shared.lock();
+            state.end_lease(ending);
+            state.bury();
+            drop(state);
+            self.shared.tell();
         }
     }
 }
@@ -310,13 +333,16 @@ impl Exposure {
     /// Notes that the work queued on `stream` by now uses the pointer.
     ///
     /// # Errors
-    /// The buffer may have left since, or a driver call failed.
+    /// The buffer may have left since, the stream captures a graph, or a driver call failed.
     pub fn used_on(&self, stream: StreamId, access: Access) -> Result<(), SpillError> {
         let shared = &self.owner.shared;
         let raw = shared.allocator.stream(stream);
         let raw = raw.ok_or_else(|| SpillError::UnknownStream(stream.to_string()))?;
         let mut guard = shared.lock();
         let state = &mut *guard;
+        if shared.driver.is_capturing(raw)? {
+            return Err(SpillError::Capturing(raw));
+        }
         let token = state.events.note(raw)?;
         let drops = state.core.note_use(self.owner.id, token, access)?;
         state.drop_copies(&drops);

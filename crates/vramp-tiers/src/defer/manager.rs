@@ -90,7 +90,8 @@ impl SpillManager {
         match self.shared.allocator.stable_range(len, self.shared.config.piece) {
             Ok(range) => {
                 let addresses = AddrRange::new(range.range().start, len);
-                let home = Home { range: Arc::new(range), is_group: false, whole: false };
+                let range = Arc::new(range);
+                let home = Home { range, is_group: false, whole: false, behind: None };
                 state.homes.insert(added.at.range, home);
                 drop(guard);
                 Ok(DeferrableBuffer::new(Owner::new(&self.shared, added.buffer, addresses)))
@@ -114,7 +115,7 @@ impl SpillManager {
     /// nothing; it waits for others as long as the manager's patience, and holds nothing meanwhile.
     ///
     /// Beside what moves: a driver call for each stream, one for each piece of work to wait for, and
-    /// at the end an event.
+    /// at the end another call and an event for each stream.
     ///
     /// # Errors
     /// They do not fit on the card at once, others hold them too long, or memory or data did not
@@ -201,7 +202,10 @@ impl SpillManager {
     /// Ends the epoch: pointers that were exposed until then are not used any more, and work on them
     /// is over.
     pub fn end_epoch(&self) {
-        self.shared.lock().core.end_epoch();
+        let mut state = self.shared.lock();
+        state.core.end_epoch();
+        state.bury();
+        drop(state);
         self.shared.tell();
     }
 
@@ -306,8 +310,9 @@ impl BufferGroup {
                 });
                 match made {
                     Ok((addresses, added)) => {
+                        let addresses = Arc::new(addresses);
                         let home =
-                            Home { range: Arc::new(addresses), is_group: true, whole: false };
+                            Home { range: addresses, is_group: true, whole: false, behind: None };
                         state.homes.insert(range, home);
                         ranges.push(range);
                         added

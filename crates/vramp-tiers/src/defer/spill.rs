@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use vramp_core::Bytes;
 use vramp_core::defer::{
-    CopyOut, Lower, LowerShort, MoveId, PieceId, Rates, SettleError, Settled, Short, Why,
+    CopyOut, Lower, LowerShort, MoveId, PieceId, Rates, SettleError, Settled, Short, UseToken, Why,
 };
 
 use super::error::SpillError;
 use super::report::{MoveRecord, Moved, Spilled};
 use super::state::{Shared, State};
-use crate::host::HostAllocation;
+use crate::host::{HostAllocation, HostPoolError};
 use crate::movers::{After, DiskPayer, DiskTarget, GpuEnd, MoveError, OnDisk, Staged, Transfer};
 
 /// What was chosen is sent; if it freed less than it should, because handles are longer than
@@ -46,7 +46,8 @@ impl Shared {
     /// for the work that still uses what leaves, each by its event.
     pub(super) fn spill(&self, deficit: Bytes, left: &dyn Fn() -> Bytes) -> Spilled {
         let mut spilled = Spilled::default();
-        if deficit.is_zero() {
+        // A device that cannot say what is over frees nothing: its buffers count as used.
+        if deficit.is_zero() || self.allocator.any_captures().unwrap_or(true) {
             return spilled;
         }
         self.lock().stats.spills += 1;
@@ -56,11 +57,16 @@ impl Shared {
             if missing.is_zero() {
                 break;
             }
+            let came_back = self.take_what_is_over();
+            spilled.freed += came_back;
+            let missing = missing.saturating_sub(came_back);
+            if missing.is_zero() {
+                break;
+            }
+            // What is dropped is gone once the lock was free.
+            self.lock().drop_needless(self, missing);
             let choice = {
                 let mut state = self.lock();
-                // A device that cannot say what is over frees nothing: its buffers count as used.
-                let _ = state.poll();
-                state.drop_needless(self, missing);
                 let short = Short { deficit: missing, rates: state.rates, room: self.room() };
                 state.core.choose(&short, self.driver.now_ns())
             };
@@ -77,7 +83,7 @@ impl Shared {
                     continue;
                 }
             }
-            if freed.is_zero() || left().is_zero() {
+            if left().is_zero() || (freed.is_zero() && !self.wait_for_unlent()) {
                 break;
             }
         }
@@ -91,8 +97,40 @@ impl Shared {
         spilled
     }
 
+    /// Learns what is over. Returns the memory that others can have since.
+    fn take_what_is_over(&self) -> Bytes {
+        let mut state = self.lock();
+        let before = state.came_back;
+        // What cannot be asked counts as in use.
+        let _ = state.poll();
+        state.came_back - before
+    }
+
+    /// Waits for the work behind which memory that nobody needs can be lent. False if there is none.
+    fn wait_for_unlent(&self) -> bool {
+        let behind: Vec<UseToken> = {
+            let state = self.lock();
+            let homes = state.unlent.iter().filter_map(|range| state.homes.get(range));
+            homes.filter_map(|home| home.behind).collect()
+        };
+        !behind.is_empty() && self.wait_for(&behind).is_ok()
+    }
+
+    /// Blocks of the host for a copy on somebody's behalf; copies that are not needed go for them.
+    pub(super) fn blocks(&self, len: Bytes) -> Result<HostAllocation, SpillError> {
+        let pool = self.mover.pool();
+        let mut blocks = pool.allocate(len);
+        if matches!(blocks, Err(HostPoolError::Full(_))) && !self.lower(len).is_zero() {
+            blocks = pool.allocate(len);
+        }
+        Ok(blocks.map_err(MoveError::from)?)
+    }
+
     /// Copies contents out that stay on the card. Returns how much.
     pub(super) fn clean(&self, budget: Bytes) -> Bytes {
+        if self.allocator.any_captures().unwrap_or(true) {
+            return Bytes::ZERO;
+        }
         let moves = {
             let mut state = self.lock();
             if state.poll().is_err() {
@@ -137,6 +175,7 @@ impl Shared {
             && let Some(range) = abandoned.less
         {
             state.lend(range);
+            state.settle_charges();
         }
     }
 
@@ -259,7 +298,6 @@ impl Shared {
             match written {
                 Ok(stored) => {
                     below.disk = Some(Arc::new(stored));
-                    drop(host);
                     let settled = state.core.settle(push.id);
                     debug_assert!(settled.is_ok(), "{} was pushed: {settled:?}", push.piece);
                     made += push.len;
@@ -267,6 +305,8 @@ impl Shared {
                     let (piece, bytes, what) = (push.piece, push.len, Moved::Pushed);
                     let record = MoveRecord { piece, bytes, what, began_ns, took_ns, why: None };
                     state.history.push(record);
+                    drop(guard);
+                    drop(host);
                 }
                 Err(_) => {
                     below.host = Some(host);
@@ -281,9 +321,11 @@ impl Shared {
 }
 
 impl State {
-    /// Gives host copies up that are not needed, if the host has less room than is to leave.
+    /// Gives host copies up that are not needed, if the host has less room than is to leave. What is
+    /// clean takes no room when it leaves, and its copies are needed for that.
     fn drop_needless(&mut self, shared: &Shared, leaving: Bytes) {
-        let deficit = leaving.saturating_sub(shared.room().host);
+        let room = shared.room().host + self.core.census().clean;
+        let deficit = leaving.saturating_sub(room);
         if !deficit.is_zero() {
             let short = LowerShort { deficit, disk_room: Bytes::ZERO };
             let choice = self.core.choose_lower(&short);

@@ -1,6 +1,7 @@
 //! The one lock, what it protects, and what is done behind it.
 
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use vramp_driver::Stream;
 use super::config::SpillConfig;
 use super::error::SpillError;
 use super::events::Events;
+use super::lease::Ending;
 use super::report::{History, SpillStats};
 use crate::charge::Charge;
 use crate::disk::DiskStore;
@@ -37,6 +39,8 @@ pub(super) struct Home {
     pub is_group: bool,
     /// Nothing was lent since all of it was brought.
     pub whole: bool,
+    /// What its memory was brought behind: others' work on that memory may not be over before.
+    pub behind: Option<UseToken>,
 }
 
 pub(super) struct State {
@@ -46,13 +50,52 @@ pub(super) struct State {
     pub homes: BTreeMap<RangeId, Home>,
     /// Buffers that nobody has any more, and that something still holds.
     pub dying: Vec<BufferId>,
+    /// Leases that end once their streams capture no more.
+    pub late: Vec<Ending>,
+    /// Ranges of which less is needed, and whose memory others' work may still use.
+    pub unlent: Vec<RangeId>,
+    /// Memory that others can have since buffers and leases ended.
+    pub came_back: Bytes,
     /// Groups that get no more buffers.
     pub ended_groups: Vec<RangeId>,
     /// What pays for the memory on the card, where a space is charged.
     pub charges: Vec<Charge>,
+    /// What is being charged.
+    pub paying: Bytes,
     pub rates: Rates,
     pub stats: SpillStats,
     pub history: History,
+    /// What is not needed any more. To drop it tells those who wait for budgets, and calls theirs.
+    gone: Vec<Box<dyn Send>>,
+}
+
+/// The lock. What became needless behind it is dropped once it is free.
+pub(super) struct Locked<'a>(Option<MutexGuard<'a, State>>);
+
+const LOCKED: &str = "the lock is held until this is dropped";
+
+impl Deref for Locked<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        self.0.as_ref().expect(LOCKED)
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        self.0.as_mut().expect(LOCKED)
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        if let Some(mut state) = self.0.take() {
+            let gone = std::mem::take(&mut state.gone);
+            drop(state);
+            drop(gone);
+        }
+    }
 }
 
 pub(super) struct Shared {
@@ -93,15 +136,20 @@ impl Shared {
         let raw = allocator.stream(id).expect("it was made just now");
         let state = State {
             core,
-            events: Events::new(&driver),
+            events: Events::new(allocator),
             copies: BTreeMap::new(),
             homes: BTreeMap::new(),
             dying: Vec::new(),
+            late: Vec::new(),
+            unlent: Vec::new(),
+            came_back: Bytes::ZERO,
             ended_groups: Vec::new(),
             charges: Vec::new(),
+            paying: Bytes::ZERO,
             rates: config.rates,
             stats: SpillStats::default(),
             history: History::keeping(config.history),
+            gone: Vec::new(),
         };
         Ok(Shared {
             allocator: Arc::clone(allocator),
@@ -116,8 +164,8 @@ impl Shared {
         })
     }
 
-    pub fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+    pub fn lock(&self) -> Locked<'_> {
+        Locked(Some(lock(&self.state)))
     }
 
     /// Tells those who wait that something changed.
@@ -126,10 +174,14 @@ impl Shared {
     }
 
     /// Waits for a change, but not long: work that ends tells nobody.
-    pub fn wait_a_moment<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    pub fn wait_a_moment<'a>(&'a self, mut state: Locked<'a>) -> Locked<'a> {
+        if !state.gone.is_empty() {
+            drop(state);
+            return self.lock();
+        }
         let moment = Duration::from_micros(200);
-        let waited = self.changed.wait_timeout(state, moment);
-        waited.unwrap_or_else(PoisonError::into_inner).0
+        let waited = self.changed.wait_timeout(state.0.take().expect(LOCKED), moment);
+        Locked(Some(waited.unwrap_or_else(PoisonError::into_inner).0))
     }
 
     /// What leased buffers may have on the card now.
@@ -165,22 +217,53 @@ impl Shared {
     }
 }
 
-impl State {
-    /// Learns which work is over. A query for each stream with work.
-    pub fn poll(&mut self) -> Result<(), DriverError> {
-        let over = self.events.poll()?;
-        if over.is_empty() && self.dying.is_empty() {
-            return Ok(());
+/// Boxed, to be dropped once the lock is free.
+fn needless<T: Send + 'static>(what: T) -> Box<dyn Send> {
+    Box::new(what)
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // The addresses go with the state, and their memory to others: not before the work on it.
+        let mut state = self.lock();
+        let _ = state.poll();
+        let mut over = state.late.is_empty();
+        for event in state.events.last() {
+            over &= self.driver.synchronize_event(event).is_ok();
         }
+        if !over {
+            // Nobody can tell when it is.
+            std::mem::forget(std::mem::take(&mut state.homes));
+        }
+    }
+}
+
+impl State {
+    /// Learns which work is over, and does what waited for it. A query for each stream with work.
+    ///
+    /// # Errors
+    /// Some could not be asked: their work counts as under way.
+    pub fn poll(&mut self) -> Result<(), DriverError> {
+        for ending in std::mem::take(&mut self.late) {
+            self.end_lease(ending);
+        }
+        let (over, asked) = self.events.poll();
         for token in over {
             self.core.use_over(token);
         }
-        self.bury();
-        Ok(())
+        for range in std::mem::take(&mut self.unlent) {
+            let lent = self.lend(range);
+            self.came_back += lent;
+        }
+        if !self.dying.is_empty() || !self.ended_groups.is_empty() {
+            self.bury();
+        }
+        asked
     }
 
     /// Ends buffers that nobody has, as soon as nothing holds them.
     pub fn bury(&mut self) {
+        let before = self.core.occupied();
         for buffer in std::mem::take(&mut self.dying) {
             let extent = self.core.extent(buffer);
             match (self.core.remove(buffer), extent) {
@@ -188,7 +271,13 @@ impl State {
                     self.drop_copies(&drops);
                     self.leave(extent.range);
                 }
-                (Err(_), Ok(_)) => self.dying.push(buffer),
+                (Err(_), Ok(_)) => {
+                    // Nobody reads it any more: it is not copied out.
+                    if let Ok(drops) = self.core.discard(buffer) {
+                        self.drop_copies(&drops);
+                    }
+                    self.dying.push(buffer);
+                }
                 (_, Err(_)) => {}
             }
         }
@@ -199,6 +288,7 @@ impl State {
                 self.ended_groups.push(range);
             }
         }
+        self.came_back += before.saturating_sub(self.core.occupied());
         self.settle_charges();
     }
 
@@ -211,11 +301,19 @@ impl State {
         }
     }
 
-    /// Lets the pool have what the core does not need. Returns how much that was.
+    /// Lets the pool have what the core does not need. Returns how much that was; nothing while
+    /// others' work may still use the memory: then it is lent once that is over.
     pub fn lend(&mut self, range: RangeId) -> Bytes {
         let Ok(keep) = self.core.keep(range) else { return Bytes::ZERO };
         let home = self.homes.get_mut(&range).expect(HOME);
         home.whole = false;
+        if home.behind.is_some_and(|token| !self.events.is_over(token)) {
+            if !self.unlent.contains(&range) {
+                self.unlent.push(range);
+            }
+            return Bytes::ZERO;
+        }
+        home.behind = None;
         home.range.lend(&keep)
     }
 
@@ -226,7 +324,7 @@ impl State {
         while !over.is_zero() {
             let Some(charge) = self.charges.last_mut() else { return };
             let now = over.min(charge.bytes());
-            drop(charge.split(now));
+            self.gone.push(Box::new(charge.split(now)));
             over -= now;
             if charge.bytes().is_zero() {
                 self.charges.pop();
@@ -239,8 +337,8 @@ impl State {
         for gone in drops {
             let Some(below) = self.copies.get_mut(&gone.piece) else { continue };
             match gone.from {
-                Lower::Host => below.host = None,
-                Lower::Disk => below.disk = None,
+                Lower::Host => self.gone.extend(below.host.take().map(needless)),
+                Lower::Disk => self.gone.extend(below.disk.take().map(needless)),
             }
         }
     }

@@ -49,6 +49,20 @@ impl Allocator {
         self.shared.group.stream(id).filter(|known| !known.ended).map(|known| known.raw)
     }
 
+    /// True if a stream that is known here captures a graph: as long as it does, asking or waiting
+    /// whether work is over may be refused, and spoil the capture. One driver call for each stream.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    pub fn any_captures(&self) -> Result<bool, DriverError> {
+        for known in self.shared.group.streams_from(0) {
+            if !known.ended && self.shared.driver.is_capturing(known.raw)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     pub(super) fn learn_streams(&self, inner: &mut Inner) {
         let unknown = StreamId::new(u32::MAX);
         let _ = inner.any_stream(unknown, &self.shared.group);
