@@ -25,36 +25,8 @@ const FIT: u64 = 4;
 
 fn main() -> Result<()> {
     let name = std::env::args().nth(1).unwrap_or_else(|| "auto".to_owned());
-    let mut driver = vramp::open(&name)?.driver;
-    let mut each = Bytes::mib(64);
-    if driver.info().simulated {
-        // One that keeps what is written.
-        let card = Simulator::builder().memory(Bytes::mib(256)).backing(Backing::Stored);
-        (driver, each) = (Arc::new(card.build()), Bytes::mib(4));
-    }
-    let card = each * FIT;
-    let limit = Config { limit: Some(card), ..Config::default() };
-    let allocator = Arc::new(Allocator::new(Arc::clone(&driver), limit)?);
-
-    // The host has room for all of it, in pinned blocks.
-    let host = SpaceId::host(0);
-    let room = each * BUFFERS as u64 * 2;
-    let spaces = ReservationManager::new([(host, SpaceConfig::host(room))])?;
-    let space = spaces.space(host).ok_or("it was configured")?;
-    let config = HostPoolConfig { blocks_per_pool: 8, ..HostPoolConfig::default() };
-    let pool = HostPool::new(&space, config, [Arc::clone(&driver)])?;
-    let mover = Mover::new(Arc::clone(&driver), &pool, MoverConfig::default())?;
-    let parts = SpillParts { allocator: Arc::clone(&allocator), mover, disk: None, budget: None };
-    let manager = SpillManager::new(
-        parts,
-        SpillConfig { piece: each.min(Bytes::mib(32)), ..SpillConfig::default() },
-    )?;
-
-    let stream = allocator.create_stream()?;
-    let queue = allocator.stream(stream).ok_or("the stream was made a moment ago")?;
-    let window = driver.alloc_host(each * 2)?;
-    let sorter = Sorter { driver, manager, stream, queue, window };
-    println!("{} in {BUFFERS} buffers on {card} of {name}", each * BUFFERS as u64);
+    let (sorter, each) = Sorter::new(&name)?;
+    println!("{} in {BUFFERS} buffers, of which {FIT} fit on {name}", each * BUFFERS as u64);
 
     let buffers = (0..BUFFERS).map(|_| sorter.manager.buffer(each));
     let buffers = buffers.collect::<std::result::Result<Vec<_>, _>>()?;
@@ -111,6 +83,39 @@ struct Sorter {
 }
 
 impl Sorter {
+    /// On a device that may hold so many buffers, whose length is the second value.
+    fn new(name: &str) -> Result<(Sorter, Bytes)> {
+        let mut driver = vramp::open(name)?.driver;
+        let mut each = Bytes::mib(64);
+        if driver.info().simulated {
+            // One that keeps what is written.
+            let card = Simulator::builder().memory(Bytes::mib(256)).backing(Backing::Stored);
+            (driver, each) = (Arc::new(card.build()), Bytes::mib(4));
+        }
+        let limit = Config { limit: Some(each * FIT), ..Config::default() };
+        let allocator = Arc::new(Allocator::new(Arc::clone(&driver), limit)?);
+
+        // The host has room for all of it, in pinned blocks.
+        let host = SpaceId::host(0);
+        let room = each * BUFFERS as u64 * 2;
+        let spaces = ReservationManager::new([(host, SpaceConfig::host(room))])?;
+        let space = spaces.space(host).ok_or("it was configured")?;
+        let config = HostPoolConfig { blocks_per_pool: 8, ..HostPoolConfig::default() };
+        let pool = HostPool::new(&space, config, [Arc::clone(&driver)])?;
+        let mover = Mover::new(Arc::clone(&driver), &pool, MoverConfig::default())?;
+        let parts =
+            SpillParts { allocator: Arc::clone(&allocator), mover, disk: None, budget: None };
+        let manager = SpillManager::new(
+            parts,
+            SpillConfig { piece: each.min(Bytes::mib(32)), ..SpillConfig::default() },
+        )?;
+
+        let stream = allocator.create_stream()?;
+        let queue = allocator.stream(stream).ok_or("the stream was made a moment ago")?;
+        let window = driver.alloc_host(each * 2)?;
+        Ok((Sorter { driver, manager, stream, queue, window }, each))
+    }
+
     /// Does `kernel` on what the buffers contain, one behind the other, under a lease on all of them.
     fn work(
         &self,
