@@ -12,6 +12,8 @@ use crate::{library, shell};
 /// The crates whose tests say something on another machine: those that meet a real driver. What is
 /// tested on the simulator is so anywhere, and `torture` tests the allocator on the card.
 const TESTED: [&str; 2] = ["vramp-driver", "vramp-cuda"];
+/// The crates whose examples say something on a card.
+const WITH_EXAMPLES: [&str; 4] = ["vramp-cuda", "vramp", "vramp-tiers", "vramp-capi"];
 /// What runs in PyTorch on the library, or beside it.
 const TORCH_SCRIPTS: [&str; 3] = ["torch-workloads.py", "record-captures.py", "check-torch.py"];
 /// Where recorded captures are kept, once there are any.
@@ -91,7 +93,9 @@ fn executables(root: &Path) -> Result<Vec<Built>> {
     let mut tests: Vec<&str> = vec!["test", "--no-run", "--lib", "--tests"];
     tests.extend(tested);
     let programs = ["build", "-p", "vramp-cli", "--bins"];
-    let examples = ["build", "-p", "vramp-cuda", "-p", "vramp", "-p", "vramp-capi", "--examples"];
+    let with_examples = WITH_EXAMPLES.iter().flat_map(|name| ["-p", name]);
+    let mut examples: Vec<&str> = vec!["build", "--examples"];
+    examples.extend(with_examples);
     let mut built = build(root, &programs)?;
     built.extend(build(root, &examples)?);
     built.extend(build(root, &tests)?);

@@ -24,6 +24,8 @@ note conformance timeout 300 bin/conformance
 note facts timeout 300 bin/facts
 note torture timeout 300 bin/torture cuda --seconds "${TORTURE_SECONDS:-20}"
 note torture-vpmm timeout 300 bin/torture cuda --preset vpmm --seconds 10 --fill 20
+note larger-than-the-card timeout 120 bin/larger_than_the_card cuda
+note spill-soak timeout 900 bin/spill_soak cuda --seconds "${SOAK_SECONDS:-20}"
 note overhead timeout 120 bin/overhead cuda:0
 for test in tests/*; do
     note "$(basename "$test")" timeout 300 "$test"
@@ -42,6 +44,7 @@ for bench in reserve copy "disk --dir ."; do
     note "bench-${bench%% *}" timeout 300 bin/vramp bench $bench --json
 done
 note bench-graphs timeout 300 bin/vramp bench graphs --device cuda --json
+note bench-spill timeout 300 bin/vramp bench spill --device cuda --json
 # PyTorch's jobs, where somebody says which: WORKLOADS=file.py, and what else in TORCH_ARGS.
 if [ -n "${WORKLOADS:-}" ]; then
     # shellcheck disable=SC2086

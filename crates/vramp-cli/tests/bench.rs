@@ -209,11 +209,48 @@ fn reservations_are_timed_alone_and_beside_those_who_wait_and_mallocs_with_what_
 }
 
 #[test]
+fn buffers_leave_and_come_back_without_a_wait_for_the_device_or_a_needless_copy() {
+    let small =
+        ["--piece", "4MiB", "--sizes", "8MiB,32MiB", "--card", "64MiB", "--accesses", "400"];
+    let rows = rows(&[&["spill"], &small[..]].concat());
+    let of = |measure: &str| {
+        rows.iter().filter(|row| row["measure"] == measure).cloned().collect::<Vec<_>>()
+    };
+    let number = |row: &Value, name: &str| row[name].as_f64().unwrap();
+    let rates = of("rate");
+    assert_eq!(rates.len(), 4);
+    for row in &rates {
+        assert!(number(row, "spill_of_plain") > 0.0, "{row}");
+        assert!(number(row, "retrieve_of_plain") > 0.0, "{row}");
+        assert_eq!(row["clean_copied_bytes"], 0, "{row}");
+    }
+    let beside = of("overlap");
+    assert_eq!(beside.len(), 2);
+    assert!(beside.iter().all(|row| number(row, "slowdown") > 0.0), "{beside:?}");
+    assert!(beside.iter().all(|row| number(row, "moved_bytes") > 0.0), "{beside:?}");
+    let workloads = of("workload");
+    assert_eq!(workloads.len(), 2);
+    assert!(number(&workloads[0], "to_host_bytes") > 0.0, "{workloads:?}");
+    assert_eq!(workloads[1]["to_host_bytes"], 0, "what is only read is not copied out again");
+    assert!(number(&workloads[1], "from_host_bytes") > 0.0, "{workloads:?}");
+    let calls = of("calls");
+    for phase in ["spill", "retrieve", "clean spill"] {
+        for call in ["synchronize-stream", "free-memory"] {
+            let is = |row: &&Value| row["phase"] == phase && row["call"] == call;
+            assert_eq!(calls.iter().find(is).unwrap()["calls"], 0, "{phase}: {call}");
+        }
+    }
+    let overshoot = of("overshoot");
+    assert!(number(&overshoot[0], "largest_overshoot_pieces") <= 1.0, "{overshoot:?}");
+}
+
+#[test]
 fn tables_name_the_device_and_what_is_modelled() {
     let copy = &["copy", "--sizes", "1MiB"][..];
     let reserve = &["reserve", "--waiters", "1"][..];
+    let spill = &["spill", "--measure", "rate,calls", "--sizes", "32MiB"][..];
     let others = [["hit"], ["threads"], ["grow"], ["remap"], ["graphs"]];
-    for measure in others.iter().map(|name| &name[..]).chain([copy, reserve]) {
+    for measure in others.iter().map(|name| &name[..]).chain([copy, reserve, spill]) {
         let table = short(measure);
         let measure = measure[0];
         assert!(table.contains("vramp") && table.contains("sim:h200 (NVIDIA H200"), "{table}");
@@ -256,6 +293,20 @@ fn what_cannot_be_measured_is_refused_with_what_to_do() {
     copy(&["--sizes", "0"], "give --sizes from 1 B to 256.00 MiB");
     copy(&["--sizes", "1MiB,8GiB"], "give --sizes from 1 B to 256.00 MiB");
     copy(&["--sizes", "1MiB", "--step", "1MiB"], "between 4 MiB and 32 MiB");
+    let spill = |args: &[&str], words: &str| {
+        refused(&[&["spill", "--device", "sim"], args].concat(), words);
+    };
+    spill(&["--allocator", "vpmm"], "only vramp's memory leaves");
+    spill(&["--sizes", "1MiB"], "give --sizes from a piece of 32.00 MiB to 1.00 GiB");
+    spill(&["--sizes", "2GiB"], "give --sizes from a piece of 32.00 MiB to 1.00 GiB");
+    spill(&["--sizes", "64MiB", "--piece", "1MiB"], "give a --piece from 4.00 MiB to 32.00 MiB");
+    spill(&["--measure", "speed"], "invalid value 'speed'");
+    spill(&["--writes", "101"], "101 is not in 0..=100");
+    let workload = |args: &[&str], words: &str| {
+        spill(&[&["--measure", "workload"], args].concat(), words);
+    };
+    workload(&["--card", "64MiB", "--buffer", "32MiB"], "--buffer from 2.00 MiB to 16.00 MiB");
+    workload(&["--card", "1TiB"], "give a --card of no more");
     refused(&["reserve", "--waiters", "5000"], "5000 is not in 1..=4096");
     let most = "18446744073709551615";
     refused(&["remap", "--total", most, "--block", most], "one block cannot be fragmented");

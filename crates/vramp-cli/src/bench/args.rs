@@ -81,6 +81,18 @@ pub enum Measure {
     /// On the simulator time is modelled, and streams do not compete for the link: two copy twice as
     /// fast as one.
     Copy(Copy),
+    /// Buffers that leave the card and come back
+    ///
+    /// Five measurements. Rate: a buffer is written, spilled, and leased again until its contents are
+    /// there, each just behind one plain copy of as much between the card and one pinned buffer; then
+    /// it leaves once more, clean. Overlap: a series of copies, and of fills, of blocks on the card,
+    /// alone and beside a buffer that leaves and comes back all the time. Workload: buffers of twice
+    /// the card's limit, of which a fifth gets four fifths of the accesses; the time over what the
+    /// bytes that moved take in plain copies. Calls: what a spill and a retrieve call the driver for.
+    /// Overshoot: what leaves beyond what was asked for. Medians of several rounds.
+    ///
+    /// On the simulator time is modelled, and streams do not compete for the card or the link.
+    Spill(Spill),
     /// Reservations, waits, and memory that they pay for
     ///
     /// What a reservation and its release take, alone and while others wait; what it takes until one
@@ -256,6 +268,74 @@ pub struct Copy {
     /// Take blocks of which no two are neighbours: a copy for each
     #[arg(long)]
     pub scattered: bool,
+}
+
+/// Options of `spill`.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Spill {
+    /// What all of them have in common.
+    #[command(flatten)]
+    pub common: Common,
+    /// What to measure; all by default
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME")]
+    pub measure: Vec<SpillMeasure>,
+    /// Lengths of buffers; 64MiB, 256MiB and 1GiB by default, the first two on the simulator
+    #[arg(long, value_delimiter = ',', value_name = "SIZE")]
+    pub sizes: Vec<Bytes>,
+    /// How much leaves or comes at once, from 4MiB to 32MiB
+    #[arg(long, default_value = "32MiB", value_name = "SIZE")]
+    pub piece: Bytes,
+    /// What the workload may have of the card; 4GiB by default, 512MiB on the simulator
+    #[arg(long, value_name = "SIZE")]
+    pub card: Option<Bytes>,
+    /// How long each of the workload's buffers is; a 64th of what it may have by default
+    #[arg(long, value_name = "SIZE")]
+    pub buffer: Option<Bytes>,
+    /// How often the workload uses buffers, one to three at a time
+    #[arg(
+        long,
+        default_value = "2000",
+        value_name = "COUNT",
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000)
+    )]
+    pub accesses: u32,
+    /// How many of a hundred accesses write
+    #[arg(
+        long,
+        default_value = "30",
+        value_name = "PERCENT",
+        value_parser = clap::value_parser!(u8).range(0..=100)
+    )]
+    pub writes: u8,
+    /// Where chance begins
+    #[arg(long, default_value = "1")]
+    pub seed: u64,
+}
+
+/// What is measured of buffers that leave and come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SpillMeasure {
+    /// How fast they leave and come back
+    Rate,
+    /// What that costs work beside it
+    Overlap,
+    /// More buffers than the card holds
+    Workload,
+    /// Driver calls
+    Calls,
+    /// What leaves needlessly
+    Overshoot,
+}
+
+impl SpillMeasure {
+    /// All of them, in the order in which they are printed.
+    pub const ALL: [SpillMeasure; 5] = [
+        SpillMeasure::Rate,
+        SpillMeasure::Overlap,
+        SpillMeasure::Workload,
+        SpillMeasure::Calls,
+        SpillMeasure::Overshoot,
+    ];
 }
 
 /// Options of `reserve`.

@@ -1,8 +1,8 @@
 //! `vramp bench`: what allocators cost on a device.
 //!
 //! - [`args`] says what can be asked for, and the help of each command how it measures.
-//! - `subject` is what is measured, `hit`, `threads`, `grow`, `remap`, `graphs`, `disk`, `copy` and
-//!   `reserve` are the measurements.
+//! - `subject` is what is measured, `hit`, `threads`, `grow`, `remap`, `graphs`, `disk`, `copy`,
+//!   `spill` and `reserve` are the measurements.
 //!
 //! Whatever is compared is measured in the same run, in turns.
 
@@ -15,6 +15,7 @@ mod grow;
 mod hit;
 mod remap;
 mod reserve;
+mod spill;
 mod subject;
 mod threads;
 
@@ -40,6 +41,7 @@ pub(crate) fn run(args: &args::Bench, out: &mut dyn Write) -> Result<()> {
         args::Measure::Graphs(graphs) => graphs::run(graphs, out),
         args::Measure::Disk(disk) => disk::run(disk, out),
         args::Measure::Copy(copy) => copy::run(copy, out),
+        args::Measure::Spill(spill) => spill::run(spill, out),
         args::Measure::Reserve(reserve) => reserve::run(reserve, out),
     }
 }

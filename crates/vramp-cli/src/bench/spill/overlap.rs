@@ -1,0 +1,203 @@
+//! What work on the card loses to a buffer that leaves and comes back beside it.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use serde::Serialize;
+use vramp::{Bytes, Driver};
+use vramp_core::{AddrRange, DeviceAddr};
+use vramp_driver::{Copy, Event, Stream};
+use vramp_tiers::{Access, DeferrableBuffer};
+
+use super::site::{Plan, Site};
+use super::{ROUNDS_LEAST, gigabytes, millis, ratio, size, time_is};
+use crate::bench::{Bench, Cell, Column, median};
+use crate::count::Count;
+
+/// How long a block of the work is, and how long a series takes about.
+const BLOCK: Bytes = Bytes::gib(1);
+const SERIES_NS: u64 = 200_000_000;
+/// More would not fit into a stream's queue.
+const SERIES_MOST: u64 = 512;
+/// How often the host looks whether a series on the simulator is over.
+const LOOK: Duration = Duration::from_micros(20);
+
+/// One row.
+#[derive(Debug, Serialize)]
+pub(super) struct Row {
+    measure: &'static str,
+    /// What the card does: `copy` or `fill`.
+    work: &'static str,
+    block_bytes: u64,
+    pieces_of_work: u64,
+    rounds: u64,
+    alone_ns: f64,
+    beside_ns: f64,
+    /// The median of each round's ratio.
+    slowdown: f64,
+    /// What left or came back while the series ran, in all rounds.
+    moved_bytes: u64,
+    moved_bytes_per_s: f64,
+    time_is: &'static str,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Work {
+    Copy,
+    Fill,
+}
+
+/// What goes on while a series runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Beside {
+    Nothing,
+    Moves,
+}
+
+/// A series of work between two blocks.
+struct Load<'a> {
+    driver: &'a dyn Driver,
+    queue: Stream,
+    over: Event,
+    blocks: [DeviceAddr; 2],
+}
+
+pub(super) fn measure(bench: &Bench, piece: Bytes, len: Bytes, shares: usize) -> Result<Vec<Row>> {
+    let site = Site::new(bench, &Plan { piece, limit: None, host: len * 2 })?;
+    let driver = &*site.driver;
+    let block = || driver.alloc_memory(BLOCK).context("the card has no two blocks to work on");
+    let blocks = [block()?, block()?];
+    let load =
+        Load { driver, queue: driver.create_stream()?, over: driver.create_event()?, blocks };
+    let buffer = site.manager.buffer(len)?;
+    site.write(&buffer)?;
+    let mut rows = Vec::new();
+    for work in [Work::Copy, Work::Fill] {
+        let few = load.series(work, 8, Beside::Nothing)?.max(8);
+        let count = (SERIES_NS / (few / 8)).clamp(1, SERIES_MOST);
+        let (mut alone, mut beside, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+        let mut moved = 0;
+        let begun = Instant::now();
+        while ratios.len() < ROUNDS_LEAST || begun.elapsed() < bench.duration / shares as u32 / 2 {
+            let alone_ns = load.series(work, count, Beside::Nothing)? as f64;
+            let (beside_ns, moved_now) = load.beside(&site, &buffer, work, count)?;
+            let beside_ns = beside_ns as f64;
+            moved += moved_now;
+            alone.push(alone_ns);
+            beside.push(beside_ns);
+            ratios.push(beside_ns / alone_ns);
+        }
+        let beside_all: f64 = beside.iter().sum();
+        rows.push(Row {
+            measure: "overlap",
+            work: work.name(),
+            block_bytes: BLOCK.count(),
+            pieces_of_work: count,
+            rounds: ratios.len() as u64,
+            alone_ns: median(alone),
+            beside_ns: median(beside),
+            slowdown: median(ratios),
+            moved_bytes: moved,
+            moved_bytes_per_s: moved as f64 * 1e9 / beside_all,
+            time_is: time_is(&bench.info),
+        });
+    }
+    driver.destroy_event(load.over)?;
+    driver.destroy_stream(load.queue)?;
+    blocks.into_iter().try_for_each(|block| driver.free_memory(block))?;
+    drop(buffer);
+    site.close()?;
+    Ok(rows)
+}
+
+/// What left and came back so far.
+fn bytes(site: &Site) -> u64 {
+    let stats = site.stats();
+    stats.to_host_bytes + stats.from_host_bytes
+}
+
+impl Work {
+    fn name(self) -> &'static str {
+        match self {
+            Work::Copy => "copy",
+            Work::Fill => "fill",
+        }
+    }
+}
+
+impl Load<'_> {
+    /// How long so much work takes, from the first call until the host sees the last event.
+    fn series(&self, work: Work, count: u64, beside: Beside) -> Result<u64> {
+        let Load { driver, queue, over, blocks: [from, to] } = *self;
+        let begun = driver.now_ns();
+        for _ in 0..count {
+            match work {
+                Work::Copy => driver.copy(queue, Copy { from, to, len: BLOCK })?,
+                Work::Fill => driver.fill(queue, AddrRange::new(to, BLOCK), 1)?,
+            }
+        }
+        driver.record(over, queue)?;
+        if beside == Beside::Moves && driver.info().simulated {
+            // Waiting would take its clock to the end at once, past all that goes on beside.
+            while !driver.query(over)? {
+                thread::sleep(LOOK);
+            }
+        } else {
+            driver.synchronize_event(over)?;
+        }
+        Ok(driver.now_ns() - begun)
+    }
+
+    /// The same while another thread makes the buffer leave and come back all the time, and how many
+    /// bytes moved meanwhile.
+    fn beside(
+        &self,
+        site: &Site,
+        buffer: &DeferrableBuffer,
+        work: Work,
+        count: u64,
+    ) -> Result<(u64, u64)> {
+        let (begun, over) = (AtomicBool::new(false), AtomicBool::new(false));
+        thread::scope(|scope| {
+            let moving = scope.spawn(|| {
+                let mut result = Ok(());
+                while result.is_ok() && !over.load(Relaxed) {
+                    begun.store(true, Relaxed);
+                    result = away_and_back(site, buffer);
+                }
+                begun.store(true, Relaxed);
+                result
+            });
+            while !begun.load(Relaxed) {
+                thread::yield_now();
+            }
+            let before = bytes(site);
+            let took_ns = self.series(work, count, Beside::Moves);
+            let moved = bytes(site) - before;
+            over.store(true, Relaxed);
+            moving.join().map_err(|_| anyhow!("the thread that spills panicked"))??;
+            Ok((took_ns?, moved))
+        })
+    }
+}
+
+/// Out with a copy, and in again. A lease to write counts as written, so no work is needed.
+fn away_and_back(site: &Site, buffer: &DeferrableBuffer) -> Result<()> {
+    site.spill(buffer)?;
+    let lease = buffer.lease(Access::Exclusive, site.stream)?;
+    site.finish()?;
+    drop(lease);
+    Ok(())
+}
+
+pub(super) const COLUMNS: [Column<Row>; 7] = [
+    ("work beside", |row| Cell::Words(row.work.to_owned())),
+    ("of", |row| size(row.block_bytes)),
+    ("alone ms", |row| millis(row.alone_ns, row.time_is)),
+    ("beside ms", |row| millis(row.beside_ns, row.time_is)),
+    ("slowdown", |row| ratio(row.slowdown)),
+    ("moved GB/s", |row| gigabytes(row.moved_bytes_per_s, row.time_is)),
+    ("rounds", |row| Cell::Number(Count(row.rounds).to_string())),
+];
