@@ -16,6 +16,8 @@ use super::buffer::{DeferrableBuffer, Owner, Pin};
 use super::error::SpillError;
 use super::events::key;
 use super::state::{Shared, State};
+use crate::host::HostPoolError;
+use crate::movers::MoveError;
 use crate::request::Deadline;
 
 /// The right to use a set of buffers on the card, at their addresses, for work on the lease's
@@ -101,7 +103,17 @@ impl Shared {
             let ready = self.order(&granted, streams).and_then(|()| self.bring(&granted, streams));
             let Err(error) = ready else { return Ok(granted) };
             self.cancel(granted.lease);
-            let may_help = matches!(error, SpillError::NoMemory { .. } | SpillError::NoBudget(_));
+            let no_blocks = matches!(
+                error,
+                SpillError::Move(MoveError::Host(
+                    HostPoolError::Full(_) | HostPoolError::Exhausted { .. }
+                ))
+            );
+            if no_blocks {
+                self.lower(self.mover.config().step);
+            }
+            let may_help =
+                no_blocks || matches!(error, SpillError::NoMemory { .. } | SpillError::NoBudget(_));
             if !may_help || deadline.instant().is_some_and(|end| Instant::now() >= end) {
                 return Err(error);
             }
@@ -135,6 +147,15 @@ impl Shared {
         let mut guard = self.lock();
         loop {
             guard.poll()?;
+            // A copy under way would read what is written: it is waited for, and takes a moment.
+            let writes = |(id, access): &(BufferId, Access)| {
+                *access == Access::Exclusive && guard.is_copied_out(*id)
+            };
+            if buffers.iter().any(writes) {
+                waits_since.get_or_insert_with(Instant::now);
+                guard = self.wait_a_moment(guard);
+                continue;
+            }
             let capacity = self.capacity();
             let state = &mut *guard;
             state.core.set_capacity(capacity);

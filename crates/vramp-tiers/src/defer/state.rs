@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use vramp::{Allocator, Driver, DriverError, StableRange, StreamId};
 use vramp_core::defer::{
-    BufferId, DeferConfig, Deferrables, Drop as CopyDrop, Extent, Lower, PieceId, RangeId, Rates,
-    Room, UseToken,
+    BufferId, DeferConfig, Deferrables, Drop as CopyDrop, Extent, Lower, PieceId, PieceState,
+    RangeId, Rates, Room, UseToken,
 };
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::Stream;
@@ -330,6 +330,14 @@ impl State {
                 self.charges.pop();
             }
         }
+    }
+
+    /// True while a copy out reads a buffer.
+    pub fn is_copied_out(&self, buffer: BufferId) -> bool {
+        let copied = |state: &PieceState| {
+            matches!(state, PieceState::Cleaning { .. } | PieceState::Leaving { to: Some(_), .. })
+        };
+        self.core.states(buffer).is_ok_and(|states| states.iter().any(copied))
     }
 
     /// Drops copies that count no more. Blocks that queued copies still read serve again after them.

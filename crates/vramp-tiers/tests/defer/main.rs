@@ -56,7 +56,7 @@ struct Rig {
 }
 
 fn simulator() -> Builder {
-    Simulator::builder().memory(Bytes::gib(1)).backing(Backing::Stored)
+    Simulator::builder().memory(Bytes::gib(1)).backing(Backing::Stored).checked()
 }
 
 fn rig() -> Rig {
