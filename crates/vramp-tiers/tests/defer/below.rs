@@ -10,7 +10,7 @@ use std::time::Duration;
 use vramp_host::{Direction, IoRequest};
 use vramp_tiers::{DiskTierError, MoveError, SpillError};
 
-use super::faulty::{EIO, ENOSPC, Fault, Faulty};
+use super::faulty::{EINTR, EIO, ENOSPC, Fault, Faulty};
 use super::*;
 
 /// All that a host of 16 MiB has is on the way to the disk and back.
@@ -107,6 +107,54 @@ fn whichever_transfer_of_the_disk_fails_each_buffer_is_whole() {
             drop(buffers);
             rig.expect_nothing();
         }
+    }
+}
+
+#[test]
+fn failures_of_card_and_disk_at_random_lose_no_contents_and_no_bytes_of_any_budget() {
+    for seed in 0..10 {
+        let io = Faulty::new();
+        let engine: Arc<dyn BlockIo> = Arc::<Faulty>::clone(&io);
+        let (disk, host) = (Some(MIB(512)), MIB(if seed % 2 == 0 { 16 } else { 48 }));
+        let rig = Plan { host, disk, budget: true, io: Some(engine), ..Plan::default() }.build();
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut buffers: Vec<_> = (1..=5).map(|byte| (rig.filled(MIB(20), byte), byte)).collect();
+        let mut dice = fastrand::Rng::with_seed(seed + 1000);
+        io.set(move |_| match dice.u32(..30) {
+            0 => Fault::Fail(EIO),
+            1 => Fault::Fail(ENOSPC),
+            2 | 3 => Fault::Short(Bytes::kib(4)),
+            4 => Fault::Fail(EINTR),
+            _ => Fault::None,
+        });
+        for byte in 10..60 {
+            let call = faults::CALLS[random.usize(..faults::CALLS.len())];
+            rig.fail(FaultPlan::nth_of(call, random.u64(1..20)).with_code(304));
+            let (buffer, holds) = &mut buffers[random.usize(..5)];
+            match random.u32(..5) {
+                0 | 1 => {
+                    let lease = buffer.lease(Access::Exclusive, rig.stream);
+                    // The fill itself does not fail: what is written is known.
+                    rig.fail(FaultPlan::none());
+                    if let Ok(lease) = lease {
+                        rig.sim.fill(rig.queue, lease.address(0), byte).unwrap();
+                        *holds = byte;
+                    }
+                }
+                2 => drop(rig.manager.spill(MIB(random.u64(1..64)))),
+                3 => drop(buffer.prefetch()),
+                _ => drop(rig.manager.relieve_host(MIB(8))),
+            }
+            rig.manager.audit().unwrap();
+        }
+        rig.fail(FaultPlan::none());
+        io.heal();
+        for (buffer, byte) in &buffers {
+            rig.expect(buffer, *byte);
+        }
+        drop(buffers);
+        rig.expect_nothing();
+        assert_eq!(rig.total(SpaceId::gpu(0)), Bytes::ZERO);
     }
 }
 

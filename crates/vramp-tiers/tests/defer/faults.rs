@@ -4,7 +4,7 @@ use vramp_driver::Call;
 use super::*;
 
 /// Calls that may fail while something leaves or comes back.
-const CALLS: [Call; 9] = [
+pub const CALLS: [Call; 9] = [
     Call::Create,
     Call::Map,
     Call::SetAccess,
