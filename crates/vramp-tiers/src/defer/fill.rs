@@ -1,5 +1,6 @@
 //! Back to the card: memory first, then contents, behind which the stream waits.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use vramp::{AllocError, Driver, StableRange};
@@ -99,7 +100,11 @@ impl Shared {
             let mut at = start;
             while at < end {
                 let next = (at.round_down(piece) + piece).min(end);
-                home.back_part(at, next - at, self.stream.0).map_err(no_memory)?;
+                // The allocator asks its users for memory. If one panics, all that was begun here is
+                // given up as after any other error.
+                let back = || home.back_part(at, next - at, self.stream.0);
+                let backed = catch_unwind(AssertUnwindSafe(back));
+                backed.map_err(|_| SpillError::Panicked)?.map_err(no_memory)?;
                 while let Some(place) = fills.iter().position(|fill| {
                     fill.at.range == range && at <= fill.at.offset && fill.at.offset < next
                 }) {
