@@ -1,9 +1,7 @@
-//! What fails below the card: disks, bits, callbacks, shutdowns and whole processes. Each buffer is
-//! whole where it was or where it went.
+//! What fails below the card: disks, bits, callbacks, and shutdowns. Each buffer is whole where it
+//! was or where it went.
 
-use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::io::{Seek, SeekFrom, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -14,7 +12,7 @@ use super::faulty::{EINTR, EIO, ENOSPC, Fault, Faulty};
 use super::*;
 
 /// All that a host of 16 MiB has is on the way to the disk and back.
-fn to_disk(io: Option<Arc<dyn BlockIo>>) -> Plan {
+pub fn to_disk(io: Option<Arc<dyn BlockIo>>) -> Plan {
     Plan { host: MIB(16), disk: Some(MIB(512)), io, ..Plan::default() }
 }
 
@@ -29,7 +27,7 @@ fn fail(direction: Direction, code: i32) -> impl FnMut(&IoRequest) -> Fault + Se
 }
 
 /// Until something is so; a minute is for ever.
-fn until(so: impl Fn() -> bool) {
+pub fn until(so: impl Fn() -> bool) {
     let begin = std::time::Instant::now();
     while !so() {
         assert!(begin.elapsed() < Duration::from_secs(60), "it never was");
@@ -205,6 +203,29 @@ fn a_bit_that_flipped_on_the_disk_is_found_before_anybody_sees_it() {
 }
 
 #[test]
+fn of_a_set_whose_last_buffer_cannot_come_back_the_others_are_whole_and_held_by_nobody() {
+    let rig = Plan { names: FileNames::Shown, ..to_disk(None) }.build();
+    let (good, bad) = (rig.filled(MIB(16), 1), rig.filled(MIB(16), 2));
+    assert_eq!(rig.manager.spill(MIB(32)).freed, MIB(32));
+    // Which of the two lies there, the lease tells.
+    let at = 4096 + (20 << 20);
+    flip(&rig, at);
+    let set = [(&good, Access::Exclusive), (&bad, Access::Exclusive)];
+    for _ in 0..2 {
+        rig.manager.lease(&set, rig.stream).unwrap_err();
+        let census = rig.manager.census();
+        assert_eq!((census.leases, census.moves, census.filling), (0, 0, Bytes::ZERO));
+    }
+    let alone = [&good, &bad].map(|buffer| buffer.lease(Access::Shared, rig.stream).is_ok());
+    assert_eq!(alone.iter().filter(|came| **came).count(), 1);
+    flip(&rig, at);
+    rig.expect(&good, 1);
+    rig.expect(&bad, 2);
+    drop((good, bad));
+    rig.expect_nothing();
+}
+
+#[test]
 fn host_copies_stay_where_the_disk_takes_none() {
     for code in [EIO, ENOSPC] {
         let io = Faulty::new();
@@ -237,6 +258,42 @@ fn a_disk_without_blocks_keeps_buffers_on_the_card() {
     rig.expect(&buffer, 4);
     drop(buffer);
     rig.expect_nothing();
+}
+
+#[test]
+fn threads_that_meet_a_failing_disk_lose_no_contents() {
+    for seed in 0..3 {
+        let (io, rig) = failing();
+        let mut dice = fastrand::Rng::with_seed(seed);
+        io.set(move |_| if dice.u32(..25) == 0 { Fault::Fail(EIO) } else { Fault::None });
+        std::thread::scope(|scope| {
+            for thread in 0..3_u64 {
+                let rig = &rig;
+                scope.spawn(move || {
+                    let mut random = fastrand::Rng::with_seed(seed * 10 + thread);
+                    let stream = rig.allocator.create_stream().unwrap();
+                    let queue = rig.allocator.stream(stream).unwrap();
+                    let buffer = rig.manager.buffer(MIB(20)).unwrap();
+                    let mut holds = None;
+                    for byte in 0..40 {
+                        if random.bool() {
+                            rig.manager.spill(MIB(random.u64(1..64)));
+                        }
+                        let Ok(lease) = buffer.lease(Access::Exclusive, stream) else { continue };
+                        rig.sim.synchronize_stream(queue).unwrap();
+                        let last = lease.address(0).start + (MIB(20) - Bytes::new(1));
+                        let last = AddrRange::new(last, Bytes::new(1));
+                        if let Some(byte) = holds.replace(byte) {
+                            assert_eq!(rig.sim.peek(last).unwrap(), [byte]);
+                        }
+                        rig.sim.fill(queue, lease.address(0), byte).unwrap();
+                    }
+                });
+            }
+        });
+        io.heal();
+        rig.expect_nothing();
+    }
 }
 
 #[test]
@@ -359,88 +416,4 @@ fn callbacks_that_panic_while_buffers_move_are_contained() {
     assert!(rig.spaces.panics() > 0);
     drop((listens, helps, buffers));
     rig.expect_nothing();
-}
-
-/// Where the child of a test shall spill to, and whether its files are hidden.
-const DIR: &str = "VRAMP_TEST_SPILLING_DIR";
-const HIDDEN: &str = "VRAMP_TEST_SPILLING_HIDDEN";
-const READY: &str = "it spills";
-
-/// In the child: sends buffers to the disk and takes them back until it is killed.
-fn spill_until_killed(directory: &Path) -> ! {
-    let names = match std::env::var_os(HIDDEN) {
-        Some(_) => FileNames::Hidden,
-        None => FileNames::Shown,
-    };
-    let directory = Some(directory.to_owned());
-    let rig = Plan { names, directory, ..to_disk(None) }.build();
-    let buffers: Vec<_> = (1..=4).map(|byte| rig.filled(MIB(24), byte)).collect();
-    let mut told = false;
-    loop {
-        for (buffer, byte) in buffers.iter().zip(1..) {
-            rig.fill(buffer, byte);
-        }
-        rig.manager.spill(MIB(64));
-        if !std::mem::replace(&mut told, true) {
-            println!("{READY}");
-        }
-    }
-}
-
-/// This test binary again, running the test `name` alone. Returns once it has spilled.
-fn child(name: &str, directory: &Path, hidden: bool) -> Child {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", name, "--nocapture"]).env(DIR, directory).stdout(Stdio::piped());
-    if hidden {
-        command.env(HIDDEN, "");
-    }
-    let mut child = command.spawn().unwrap();
-    let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
-    assert!(lines.map(Result::unwrap).any(|line| line.contains(READY)), "the child ended early");
-    child
-}
-
-fn files(directory: &Path) -> usize {
-    std::fs::read_dir(directory).unwrap().count()
-}
-
-#[test]
-fn of_a_process_killed_while_it_spills_no_file_is_left_at_the_next_start() {
-    if let Some(directory) = std::env::var_os(DIR) {
-        spill_until_killed(Path::new(&directory));
-    }
-    let name = "below::of_a_process_killed_while_it_spills_no_file_is_left_at_the_next_start";
-    let directory = tempfile::tempdir().unwrap();
-    let mut child = child(name, directory.path(), false);
-    child.kill().unwrap();
-    child.wait().unwrap();
-    assert!(files(directory.path()) > 0);
-    let next = || {
-        let names = FileNames::Shown;
-        Plan { names, directory: Some(directory.path().to_owned()), ..to_disk(None) }.build()
-    };
-    // The kernel lets go of the last files once their transfers have ended.
-    until(|| next().store.as_ref().unwrap().swept().alive == 0);
-    assert_eq!(files(directory.path()), 0);
-    let rig = next();
-    let buffer = rig.filled(MIB(24), 5);
-    rig.manager.spill(MIB(24));
-    rig.expect(&buffer, 5);
-    drop(buffer);
-    drop(rig);
-    assert_eq!(files(directory.path()), 0);
-}
-
-#[test]
-fn hidden_files_of_a_process_killed_while_it_spills_are_gone_at_once() {
-    if let Some(directory) = std::env::var_os(DIR) {
-        spill_until_killed(Path::new(&directory));
-    }
-    let name = "below::hidden_files_of_a_process_killed_while_it_spills_are_gone_at_once";
-    let directory = tempfile::tempdir().unwrap();
-    let mut child = child(name, directory.path(), true);
-    assert_eq!(files(directory.path()), 0);
-    child.kill().unwrap();
-    child.wait().unwrap();
-    assert_eq!(files(directory.path()), 0);
 }

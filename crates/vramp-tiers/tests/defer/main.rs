@@ -9,6 +9,7 @@ mod faults;
 #[path = "../disk/faulty.rs"]
 #[allow(dead_code, reason = "the store's own tests need more of it")]
 mod faulty;
+mod killed;
 mod leases;
 mod moves;
 mod random;

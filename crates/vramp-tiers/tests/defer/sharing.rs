@@ -181,3 +181,62 @@ fn two_cards_share_a_host_and_a_disk() {
     store.audit().unwrap();
     pool.audit().unwrap();
 }
+
+#[test]
+fn whom_the_allocator_asks_or_tells_may_ask_the_manager() {
+    let rig = Arc::new(rig());
+    let ask = |told: std::sync::Weak<Rig>| {
+        move || {
+            if let Some(rig) = told.upgrade() {
+                rig.manager.census();
+                rig.manager.spill(MIB(1));
+                rig.manager.relieve_host(MIB(1));
+            }
+        }
+    };
+    let asked = ask(Arc::downgrade(&rig));
+    let told = ask(Arc::downgrade(&rig));
+    rig.allocator.on_shortage(move |_| {
+        asked();
+        false
+    });
+    rig.allocator.observe(move |_| told());
+    let (done, over) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let buffers: Vec<_> = (1..=4).map(|byte| rig.filled(MIB(24), byte)).collect();
+        let block = rig.allocator.malloc(MIB(48), rig.stream).unwrap();
+        rig.allocator.free(block, rig.stream).unwrap();
+        for (buffer, byte) in buffers.iter().zip(1..) {
+            rig.expect(buffer, byte);
+        }
+        rig.check();
+        done.send(()).unwrap();
+    });
+    over.recv_timeout(std::time::Duration::from_secs(60)).expect("a callback met a lock");
+}
+
+#[test]
+fn a_manager_may_end_while_others_spill_through_it() {
+    for _ in 0..10 {
+        let rig = rig();
+        let other = second(&rig);
+        let buffer = other.buffer(MIB(48)).unwrap();
+        rig.fill(&buffer, 4);
+        let begin = Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                begin.wait();
+                // Between the end of the manager and of its buffer nobody makes room.
+                if let Ok(block) = rig.allocator.malloc(MIB(40), rig.stream) {
+                    rig.allocator.free(block, rig.stream).unwrap();
+                }
+            });
+            begin.wait();
+            drop((other, buffer));
+        });
+        let block = rig.allocator.malloc(MIB(64), rig.stream).unwrap();
+        rig.allocator.free(block, rig.stream).unwrap();
+        assert_eq!(rig.spaces.space(SpaceId::host(0)).unwrap().total(), Bytes::ZERO);
+        rig.check();
+    }
+}
