@@ -66,6 +66,10 @@ pub enum SpillError {
     /// The budget of the card's space is used up by what may not leave.
     #[error("no budget to bring the buffers back: {0}")]
     NoBudget(SpaceFull),
+    /// A handler or an observer of the allocator panicked while memory was had for the buffers. They
+    /// stay where they were, whole.
+    #[error("a handler or an observer of the allocator panicked: see its message, and ask again")]
+    Panicked,
     /// Data did not move. It is where it was.
     #[error(transparent)]
     Move(#[from] MoveError),

@@ -1,5 +1,6 @@
 //! Back to the card: memory first, then contents, behind which the stream waits.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use vramp::{AllocError, Driver, StableRange};
@@ -115,11 +116,17 @@ impl Shared {
     /// Brings memory. What is free may be of handles that do not fit and that can be cut anew only
     /// once the work on them is over: the work that the manager's own stream comes behind.
     fn back(&self, home: &StableRange, at: Bytes, len: Bytes) -> Result<(), SpillError> {
-        let mut backed = home.back_part(at, len, self.stream.0);
+        // The allocator asks its users for memory. If one panics, all that was begun here is given up
+        // as after any other error.
+        let back = || {
+            let back = || home.back_part(at, len, self.stream.0);
+            catch_unwind(AssertUnwindSafe(back)).map_err(|_| SpillError::Panicked)
+        };
+        let mut backed = back()?;
         if backed.as_ref().is_err_and(AllocError::is_out_of_memory) {
             let token = self.lock().events.note(self.stream.1)?;
             self.wait_for(&[token])?;
-            backed = home.back_part(at, len, self.stream.0);
+            backed = back()?;
         }
         backed.map_err(no_memory)
     }

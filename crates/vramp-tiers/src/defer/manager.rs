@@ -23,6 +23,44 @@ use crate::sync::Mutex;
 
 /// The deferrable buffers of one card.
 ///
+/// ```
+/// use std::sync::Arc;
+/// use vramp::{Allocator, Bytes, Config, Preset};
+/// use vramp_tiers::{
+///     Access, HostPool, HostPoolConfig, Mover, MoverConfig, ReservationManager, SpaceConfig,
+///     SpaceId, SpillConfig, SpillManager, SpillParts,
+/// };
+///
+/// let device = vramp::open("sim:h200")?.driver;
+/// let limit = Some(Bytes::mib(256));
+/// let config = Config { limit, ..Config::preset(Preset::Vramp) };
+/// let allocator = Arc::new(Allocator::new(Arc::clone(&device), config)?);
+/// let stream = allocator.create_stream()?;
+/// let queue = allocator.stream(stream).expect("it was made just now");
+///
+/// // What leaves the card goes to a GiB of pinned memory.
+/// let spaces = ReservationManager::new([(SpaceId::host(0), SpaceConfig::host(Bytes::gib(1)))])?;
+/// let host = spaces.space(SpaceId::host(0)).expect("it was configured");
+/// let pool = HostPool::new(&host, HostPoolConfig::default(), [Arc::clone(&device)])?;
+/// let mover = Mover::new(Arc::clone(&device), &pool, MoverConfig::default())?;
+/// let parts = SpillParts { allocator, mover, disk: None, budget: None };
+/// let manager = SpillManager::new(parts, SpillConfig::default())?;
+///
+/// // Four buffers of 128 MiB, on a card of which 256 MiB may be used.
+/// let buffers = (0..4).map(|_| manager.buffer(Bytes::mib(128))).collect::<Result<Vec<_>, _>>()?;
+/// for buffer in &buffers {
+///     let lease = buffer.lease(Access::Exclusive, stream)?;
+///     device.fill(queue, lease.address(0), 7)?; // or a kernel
+/// }
+/// assert!(!buffers[0].is_resident() && buffers[3].is_resident());
+///
+/// // A kernel that uses two of them finds both, where they always are.
+/// let both = [(&buffers[0], Access::Shared), (&buffers[1], Access::Exclusive)];
+/// let lease = manager.lease(&both, stream)?;
+/// assert_eq!(lease.address(0), buffers[0].addresses());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// As long as it lives, the allocator's requests, and reservations in the space that it charges,
 /// make buffers leave when memory runs short. It must live as long as its buffers are used.
 pub struct SpillManager {

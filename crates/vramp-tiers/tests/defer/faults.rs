@@ -4,7 +4,7 @@ use vramp_driver::Call;
 use super::*;
 
 /// Calls that may fail while something leaves or comes back.
-const CALLS: [Call; 9] = [
+pub const CALLS: [Call; 9] = [
     Call::Create,
     Call::Map,
     Call::SetAccess,
@@ -73,4 +73,35 @@ fn a_lost_device_is_never_out_of_memory_and_nothing_hangs() {
     }
     rig.manager.spill(MIB(64));
     drop(buffers);
+}
+
+#[test]
+fn a_handler_or_observer_that_panics_refuses_the_lease_and_loses_nothing() {
+    for observes in [false, true] {
+        let rig = rig();
+        let buffers: Vec<_> = (1..=4).map(|byte| rig.filled(MIB(24), byte)).collect();
+        let panics = match observes {
+            true => rig.allocator.observe(|event| match event {
+                vramp::Event::Short(_) => panic!("an observer that gives up"),
+                _ => {}
+            }),
+            false => rig.allocator.on_shortage(|_| panic!("a handler that gives up")),
+        };
+        let mut refused = 0;
+        for buffer in &buffers {
+            if let Err(error) = buffer.lease(Access::Shared, rig.stream) {
+                assert!(matches!(error, vramp_tiers::SpillError::Panicked), "{error}");
+                refused += 1;
+            }
+            rig.check();
+        }
+        assert!(refused > 0);
+        assert!(rig.allocator.forget(panics));
+        let census = rig.manager.census();
+        assert_eq!((census.leases, census.moves), (0, 0));
+        for (buffer, byte) in buffers.iter().zip(1..) {
+            rig.expect(buffer, byte);
+        }
+        rig.check();
+    }
 }

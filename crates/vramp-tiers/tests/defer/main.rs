@@ -2,21 +2,31 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
 
+mod anchors;
+mod below;
 mod edges;
 mod faults;
+#[path = "../disk/faulty.rs"]
+#[allow(dead_code, reason = "the store's own tests need more of it")]
+mod faulty;
+mod killed;
 mod leases;
 mod moves;
 mod random;
+mod sharing;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use vramp::{Allocator, Config, Driver, Preset, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::Stream;
 use vramp_driver::sim::{Backing, Builder, FaultPlan, Simulator};
+use vramp_host::{BlockIo, IoChoice, open_io};
 use vramp_tiers::{
-    Access, Bytes, DeferrableBuffer, DiskConfig, DiskStore, HostPool, HostPoolConfig, Mover,
-    MoverConfig, ReservationManager, SpaceConfig, SpaceId, SpillConfig, SpillManager, SpillParts,
+    Access, Bytes, DeferrableBuffer, DiskConfig, DiskStore, FileNames, HostPool, HostPoolConfig,
+    Mover, MoverConfig, ReservationManager, SpaceConfig, SpaceId, SpillConfig, SpillManager,
+    SpillParts,
 };
 
 const MIB: fn(u64) -> Bytes = Bytes::mib;
@@ -28,6 +38,11 @@ struct Plan {
     host: Bytes,
     disk: Option<Bytes>,
     budget: bool,
+    /// The disk's engine, if it is not the usual one.
+    io: Option<Arc<dyn BlockIo>>,
+    names: FileNames,
+    /// Where the disk's files are, if not in a directory of the rig's own.
+    directory: Option<PathBuf>,
     config: SpillConfig,
 }
 
@@ -39,7 +54,16 @@ impl Default for Plan {
             patience: std::time::Duration::from_millis(300),
             ..SpillConfig::default()
         };
-        Plan { limit: MIB(64), host: MIB(512), disk: None, budget: false, config }
+        Plan {
+            limit: MIB(64),
+            host: MIB(512),
+            disk: None,
+            budget: false,
+            io: None,
+            names: FileNames::Hidden,
+            directory: None,
+            config,
+        }
     }
 }
 
@@ -52,7 +76,7 @@ struct Rig {
     manager: SpillManager,
     stream: StreamId,
     queue: Stream,
-    _directory: tempfile::TempDir,
+    own: tempfile::TempDir,
 }
 
 fn simulator() -> Builder {
@@ -82,11 +106,14 @@ impl Plan {
             HostPool::new(&spaces.space(host).unwrap(), config, [Arc::clone(&driver)]).unwrap();
         let mover =
             Mover::new(driver, &pool, MoverConfig { step: MIB(4), ..MoverConfig::default() });
-        let directory = tempfile::tempdir().unwrap();
+        let own = tempfile::tempdir().unwrap();
         let store = self.disk.map(|_| {
-            let config = DiskConfig { segment: MIB(32), ..DiskConfig::default() };
+            let names = self.names;
+            let config = DiskConfig { segment: MIB(32), names, ..DiskConfig::default() };
             let space = spaces.space(disk).unwrap();
-            Arc::new(DiskStore::open(directory.path(), config, &space).unwrap())
+            let io = self.io.unwrap_or_else(|| open_io(IoChoice::Auto, config.depth).unwrap().io);
+            let directory = self.directory.as_deref().unwrap_or(own.path());
+            Arc::new(DiskStore::open_with(directory, config, &space, io).unwrap())
         });
         let parts = SpillParts {
             allocator: Arc::clone(&allocator),
@@ -97,7 +124,7 @@ impl Plan {
         let manager = SpillManager::new(parts, self.config).unwrap();
         let stream = allocator.create_stream().unwrap();
         let queue = allocator.stream(stream).unwrap();
-        Rig { sim, allocator, pool, store, spaces, manager, stream, queue, _directory: directory }
+        Rig { sim, allocator, pool, store, spaces, manager, stream, queue, own }
     }
 }
 
