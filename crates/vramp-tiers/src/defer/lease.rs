@@ -147,11 +147,14 @@ impl Shared {
         let mut guard = self.lock();
         loop {
             guard.poll()?;
-            // A copy under way would read what is written: it is waited for, and takes a moment.
+            // A copy under way would read what is written, so a writer waits for it.
             let writes = |(id, access): &(BufferId, Access)| {
                 *access == Access::Exclusive && guard.is_copied_out(*id)
             };
             if buffers.iter().any(writes) {
+                if deadline.instant().is_some_and(|end| Instant::now() >= end) {
+                    return Err(SpillError::Refused(LeaseRefused::Settling { moves: Vec::new() }));
+                }
                 waits_since.get_or_insert_with(Instant::now);
                 guard = self.wait_a_moment(guard);
                 continue;

@@ -342,12 +342,14 @@ fn a_lease_on_what_is_being_written_to_disk_keeps_it_on_the_card() {
     std::thread::scope(|scope| {
         let spills = scope.spawn(|| rig.manager.spill(MIB(24)));
         until(|| rig.manager.census().leaving == MIB(24));
-        rig.fill(&buffer, 2);
         let lease = buffer.lease(Access::Shared, rig.stream).unwrap();
+        let writer = buffer.lease(Access::Exclusive, rig.stream).unwrap_err();
+        assert!(writer.to_string().contains("no lease"), "it waits until its deadline: {writer}");
         io.open_gate();
         assert_eq!(spills.join().unwrap().freed, Bytes::ZERO);
         drop(lease);
     });
+    rig.fill(&buffer, 2);
     rig.manager.spill(MIB(24));
     rig.expect(&buffer, 2);
     drop(buffer);

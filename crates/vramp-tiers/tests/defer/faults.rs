@@ -81,9 +81,10 @@ fn a_handler_or_observer_that_panics_refuses_the_lease_and_loses_nothing() {
         let rig = rig();
         let buffers: Vec<_> = (1..=4).map(|byte| rig.filled(MIB(24), byte)).collect();
         let panics = match observes {
-            true => rig.allocator.observe(|event| match event {
-                vramp::Event::Short(_) => panic!("an observer that gives up"),
-                _ => {}
+            true => rig.allocator.observe(|event| {
+                if let vramp::Event::Short(_) = event {
+                    panic!("an observer that gives up");
+                }
             }),
             false => rig.allocator.on_shortage(|_| panic!("a handler that gives up")),
         };
