@@ -152,7 +152,7 @@ impl StableRange {
     /// The caller must have *seen* all work on the part complete.
     ///
     /// # Errors
-    /// The part was not mapped so; or a driver call failed: then its addresses are not used again.
+    /// The part was not mapped so, or a driver call failed. It is as before.
     pub fn unhost_part(&self, from: Bytes, len: Bytes) -> Result<(), HostedError> {
         let mut guard = self.shared.lock()?;
         let pool = guard.manager.virtual_pool_mut().expect("it made the range");
@@ -160,13 +160,8 @@ impl StableRange {
             return Err(HostedError::NotHosted { from, len });
         }
         let at = AddrRange::new(self.range().start + from, len);
-        match pool.exec.driver.unmap(at) {
-            Ok(()) => pool.pool.clear_hosted(self.id, from),
-            Err(error) => {
-                pool.pool.spoil_hosted(self.id, from);
-                return Err(error.into());
-            }
-        }
+        pool.exec.driver.unmap(at)?;
+        pool.pool.clear_hosted(self.id, from);
         Ok(())
     }
 

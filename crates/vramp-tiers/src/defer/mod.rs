@@ -22,6 +22,7 @@ mod config;
 mod error;
 mod events;
 mod fill;
+mod hosted;
 mod lease;
 mod manager;
 mod report;

@@ -4,6 +4,7 @@
 
 mod edges;
 mod faults;
+mod in_place;
 mod leases;
 mod moves;
 mod random;
@@ -65,7 +66,11 @@ fn rig() -> Rig {
 
 impl Plan {
     fn build(self) -> Rig {
-        let sim = Arc::new(simulator().build());
+        self.build_on(simulator())
+    }
+
+    fn build_on(self, card: Builder) -> Rig {
+        let sim = Arc::new(card.build());
         let driver: Arc<dyn Driver> = sim.clone();
         let config = Config { limit: Some(self.limit), ..Config::preset(Preset::Vramp) };
         let allocator = Arc::new(Allocator::new(Arc::clone(&driver), config).unwrap());
