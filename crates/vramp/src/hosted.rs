@@ -133,7 +133,7 @@ impl StableRange {
     /// driver call failed. Nothing is mapped then; lent memory may have gone.
     pub fn host_part(&self, from: Bytes, memory: &HostBacking) -> Result<(), HostedError> {
         let len = memory.len;
-        let (_turn, mut guard) = self.shared.lock_for_memory()?;
+        let mut guard = self.shared.lock()?;
         let inner = &mut *guard;
         let pool = inner.manager.virtual_pool_mut().expect("it made the range");
         self.check_part(from, len, pool.pool.config().page)?;
