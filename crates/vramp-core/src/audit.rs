@@ -120,8 +120,11 @@ impl Pool {
         let mut stretch: Option<(crate::ids::Spot, crate::ids::Spot)> = None;
         let mut stretches = Vec::new();
         for (_, region) in self.regions.iter() {
-            let mapped = region.kind.is_mapped()
-                && !matches!(region.kind, Kind::Retired { .. } | Kind::Quarantined);
+            let foreign = matches!(
+                region.kind,
+                Kind::Retired { .. } | Kind::Hosted { .. } | Kind::Quarantined
+            );
+            let mapped = region.kind.is_mapped() && !foreign;
             match (&mut stretch, mapped) {
                 (Some((_, end)), true) if *end == region.at => *end = region.end(),
                 (open, _) => {
@@ -211,7 +214,9 @@ impl Pool {
     /// Every arena's addresses are its own regions, and nobody else's are.
     fn arenas_are_whole(&self) -> Check {
         let claimed = |kind: &Kind| match kind {
-            Kind::Arena { arena, .. } | Kind::Gap { arena } => Some(*arena),
+            Kind::Arena { arena, .. } | Kind::Gap { arena } | Kind::Hosted { arena } => {
+                Some(*arena)
+            }
             Kind::Retired { arena, .. } => *arena,
             Kind::Free(free) => free.lent_by,
             _ => None,
@@ -245,7 +250,8 @@ impl Pool {
         let used: u64 = used.map(|(_, region)| region.len).sum();
         let pairs = [
             ("addresses", census.addresses, {
-                census.holes + census.retired + census.quarantined_addresses + census.mapped
+                let unusable = census.quarantined_addresses;
+                census.holes + census.retired + census.hosted + unusable + census.mapped
             }),
             ("reserved", census.reserved, census.mapped + census.quarantined_memory),
             ("reserved counter", census.reserved, counters.reserved),

@@ -190,6 +190,8 @@ impl Pool {
                     let stream = *stream;
                     self.release_region(key, stream, uses.clone());
                 }
+                // Nobody is left who would unmap it.
+                kind @ Kind::Hosted { .. } => *kind = Kind::Quarantined,
                 Kind::Quarantined => {}
                 other => panic!("region {key} of {arena} is {other:?}"),
             }
@@ -248,7 +250,7 @@ impl Pool {
     }
 
     /// Joins an arena's gaps, and its own memory, where they touch. The first region stays first.
-    fn merge_alike(&mut self, arena: ArenaId) {
+    pub(crate) fn merge_alike(&mut self, arena: ArenaId) {
         let end = self.backing(arena).at.plus(self.backing(arena).len);
         let mut key = self.backing(arena).first;
         while let Some(next) = self.regions.next(key) {
@@ -405,7 +407,8 @@ impl Pool {
             .regions_of(arena)
             .map(|key| self.regions.get(key))
             .filter(|region| part.touches(region.at, region.len));
-        if within.any(|region| region.kind == Kind::Quarantined) {
+        let unusable = |kind: &Kind| matches!(kind, Kind::Hosted { .. } | Kind::Quarantined);
+        if within.any(|region| unusable(&region.kind)) {
             return Step::Short(self.shortage(attempt));
         }
         Step::Backed

@@ -11,7 +11,7 @@ use crate::region::Kind;
 /// Bytes by state. See `docs/states.md` for what each state means.
 ///
 /// Two sums hold, and the audit checks them:
-/// `addresses = holes + retired + quarantined_addresses + mapped` and
+/// `addresses = holes + retired + hosted + quarantined_addresses + mapped` and
 /// `mapped = used + at_hand + slab_free + free + waiting + arenas + lent`, which is also what the chunks in use add up to:
 /// `reserved = mapped + quarantined_memory`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub struct Census {
     pub holes: Bytes,
     /// Addresses of old mappings.
     pub retired: Bytes,
+    /// Addresses with memory behind them that is not the pool's.
+    pub hosted: Bytes,
     /// Addresses that could not be unmapped.
     pub quarantined_addresses: Bytes,
     /// Addresses that are some chunk's home.
@@ -59,6 +61,7 @@ impl Pool {
             match &region.kind {
                 Kind::Hole | Kind::Gap { .. } => census.holes += len,
                 Kind::Retired { .. } => census.retired += len,
+                Kind::Hosted { .. } => census.hosted += len,
                 Kind::Quarantined => census.quarantined_addresses += len,
                 Kind::Free(free) if free.lent_by.is_some() => census.lent += len,
                 Kind::Free(_) => census.free += len,
@@ -167,7 +170,11 @@ impl Pool {
                 Kind::Free(free) => shares[free.owner.index()].free += len,
                 Kind::Waiting { owner, .. } => shares[owner.index()].waiting += len,
                 Kind::Arena { stream, .. } => shares[stream.index()].used += len,
-                Kind::Gap { .. } | Kind::Hole | Kind::Retired { .. } | Kind::Quarantined => {}
+                Kind::Gap { .. }
+                | Kind::Hole
+                | Kind::Retired { .. }
+                | Kind::Hosted { .. }
+                | Kind::Quarantined => {}
             }
         }
         shares
@@ -183,7 +190,11 @@ impl Pool {
                 Kind::Free(free) => (free.owner, 0, PartKind::Free),
                 Kind::Waiting { owner, .. } => (*owner, 0, PartKind::Waiting),
                 Kind::Arena { stream, .. } => (*stream, 0, PartKind::Arena),
-                Kind::Gap { .. } | Kind::Hole | Kind::Retired { .. } | Kind::Quarantined => {
+                Kind::Gap { .. }
+                | Kind::Hole
+                | Kind::Retired { .. }
+                | Kind::Hosted { .. }
+                | Kind::Quarantined => {
                     continue;
                 }
             };
@@ -218,6 +229,7 @@ impl fmt::Display for Census {
             ("addresses", self.addresses),
             ("  holes", self.holes),
             ("  retired", self.retired),
+            ("  hosted", self.hosted),
             ("  quarantined", self.quarantined_addresses),
         ];
         for (name, bytes) in rows {

@@ -1,5 +1,6 @@
 //! The pool's addresses in VPMM's notation, in whole pages: `[+11]` the newest block, `[4]` a
-//! block, `[-6]` free, `[*10]` a hole or a retired mapping behind which something is mapped.
+//! block, `[-6]` free, `[*10]` a hole or a retired mapping behind which something is mapped,
+//! `[!2]` what the pool cannot use: quarantined, or memory of the host.
 
 use std::fmt;
 
@@ -23,7 +24,7 @@ impl Pool {
                 Kind::Used(_) | Kind::Arena { .. } => "",
                 Kind::Free(_) | Kind::Waiting { .. } => "-",
                 Kind::Hole | Kind::Gap { .. } | Kind::Retired { .. } => "*",
-                Kind::Quarantined => "!",
+                Kind::Hosted { .. } | Kind::Quarantined => "!",
             };
             match drawn.last_mut() {
                 Some((last, len)) if *last == sign && (sign == "-" || sign == "*") => {
@@ -47,6 +48,7 @@ impl fmt::Debug for Pool {
             let what = match &region.kind {
                 Kind::Hole => "hole".to_owned(),
                 Kind::Gap { arena } => format!("gap of {arena}"),
+                Kind::Hosted { arena } => format!("hosted, {arena}"),
                 Kind::Arena { arena, .. } => format!("{arena}"),
                 Kind::Free(free) if free.lent_by.is_some() => format!("lent, {:?}", free.lent_by),
                 Kind::Free(free) => format!("free, {}", free.owner),

@@ -81,6 +81,8 @@ pub(crate) enum Kind {
     Arena { arena: ArenaId, stream: StreamId },
     /// An arena's addresses with nothing mapped.
     Gap { arena: ArenaId },
+    /// An arena's addresses with memory behind them that is not the pool's.
+    Hosted { arena: ArenaId },
     /// Mapped by a driver call that could not be taken back. Counted, never used again.
     Quarantined,
 }

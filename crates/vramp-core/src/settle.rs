@@ -438,7 +438,7 @@ impl Pool {
     }
 
     /// Unmaps an idle chunk everywhere and releases it.
-    fn release_plan(&self, id: ChunkId, len: u64) -> Plan {
+    pub(crate) fn release_plan(&self, id: ChunkId, len: u64) -> Plan {
         let chunk = self.chunks.get(id);
         let home = chunk.home.expect("a free chunk has a home");
         let ranges: Vec<Range> = chunk
@@ -466,19 +466,24 @@ impl Pool {
         let mut free: Vec<(u64, ChunkId)> = Vec::new();
         for (at, len, key) in regions {
             for (chunk, _, len) in self.chunks.within(at, len) {
-                let over = self.streams.is_over(self.source_mark(chunk, key));
-                let aliases_over = self.chunks.get(chunk).aliases.iter().all(|alias| {
-                    self.retired.get(alias).is_some_and(|&key| match self.regions.get(key).kind {
-                        Kind::Retired { mark, .. } => self.streams.is_over(mark),
-                        _ => false,
-                    })
-                });
-                if over && aliases_over {
+                if self.is_idle(chunk, key) {
                     free.push((len, chunk));
                 }
             }
         }
         free
+    }
+
+    /// True if nobody uses a chunk any more that lies in a free region, here or at old addresses.
+    pub(crate) fn is_idle(&self, chunk: ChunkId, region: RegionKey) -> bool {
+        let over = self.streams.is_over(self.source_mark(chunk, region));
+        let mut aliases = self.chunks.get(chunk).aliases.iter();
+        over && aliases.all(|alias| {
+            self.retired.get(alias).is_some_and(|&key| match self.regions.get(key).kind {
+                Kind::Retired { mark, .. } => self.streams.is_over(mark),
+                _ => false,
+            })
+        })
     }
 
     /// Events to record so that all freed memory and every old mapping can be seen to be idle: the
@@ -504,6 +509,7 @@ impl Pool {
                 | Kind::Used(_)
                 | Kind::Arena { .. }
                 | Kind::Gap { .. }
+                | Kind::Hosted { .. }
                 | Kind::Quarantined => {}
             }
         }

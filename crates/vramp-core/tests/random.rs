@@ -294,8 +294,11 @@ impl Program {
         assert_eq!(slabs, pool.slab_count());
 
         let census = self.shell.census();
-        let by_address =
-            census.holes + census.retired + census.quarantined_addresses + census.mapped;
+        let by_address = census.holes
+            + census.retired
+            + census.hosted
+            + census.quarantined_addresses
+            + census.mapped;
         assert_eq!(by_address, census.addresses);
         assert_eq!(census.addresses.count(), paper.addresses());
         assert_eq!((census.addresses - census.holes).count(), paper.mapped_bytes());

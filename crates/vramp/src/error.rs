@@ -79,6 +79,12 @@ pub enum AllocError {
     /// The tag is another allocator's.
     #[error("the tag is unknown to this allocator: use one that its tag function returned")]
     UnknownTag,
+    /// Host memory is behind the addresses that memory was wanted for.
+    #[error("host memory is behind the addresses from {at} on: take it away with unhost_part")]
+    Hosted {
+        /// The offset of the first part of which that is so.
+        at: Bytes,
+    },
     /// The share of the card is no share.
     #[error("a memory fraction of {0} is not possible: use a number above 0 and at most 1")]
     Fraction(f64),

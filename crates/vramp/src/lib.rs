@@ -38,6 +38,7 @@ mod exec;
 mod graphs;
 mod group;
 mod history;
+mod hosted;
 mod local;
 mod manager;
 #[cfg(all(test, loom))]
@@ -64,6 +65,7 @@ pub use graphs::{
     GraphHold, Lease,
 };
 pub use history::{OwnedFrames, Recording, StackSource};
+pub use hosted::{HostBacking, HostedError};
 pub use open::{OpenError, Opened, open};
 pub use stable::{RangeMemory, StableRange};
 pub use stats::MemoryStats;
@@ -77,7 +79,7 @@ pub use vramp_core::{
     Block, Bytes, Census, Counters, DeviceAddr, Epoch, Inconsistency, Mark, Mixed, Pool, Shortage,
     Spot, StreamId, TorchConfig, TorchConfigError, TorchOp, TorchPool, TorchSegment, TorchStats,
 };
-pub use vramp_core::{Stat, StatByPool};
+pub use vramp_core::{NotVacant, Stat, StatByPool};
 pub use vramp_driver::{Call, CaptureMode, Driver, DriverError, ErrorKind};
 
 /// The page people read first: its examples are tests here.

@@ -7,6 +7,8 @@
 //! 4. [`StableRange::back`] again: what is still there is taken back as it is, and the rest is
 //!    filled with other memory, at the same addresses.
 //!
+//! Parts can have host memory instead (`hosted.rs`).
+//!
 //! What the range contained is lost where it lent. Whoever lends copies first.
 //!
 //! Deliberately absent: copies, and who may use the range when.
@@ -29,6 +31,8 @@ pub struct RangeMemory {
     pub backed: Bytes,
     /// Memory at its addresses that others may take.
     pub lent: Bytes,
+    /// Host memory at its addresses.
+    pub hosted: Bytes,
 }
 
 /// Addresses that stay its own until it is dropped. It must not be used after its allocator was
@@ -37,8 +41,8 @@ pub struct RangeMemory {
 /// Dropped, its memory serves others once the work that was noted by
 /// [`used_on`](StableRange::used_on) is over.
 pub struct StableRange {
-    shared: Arc<Shared>,
-    id: ArenaId,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) id: ArenaId,
     range: AddrRange,
     patience: Duration,
     uses: Mutex<Vec<Mark>>,
@@ -89,7 +93,8 @@ impl StableRange {
         }
         let Some(pool) = inner.manager.virtual_pool_mut() else { return RangeMemory::default() };
         let memory = pool.pool.arena_memory(self.id);
-        RangeMemory { backed: memory.backed, lent: memory.lent }
+        let hosted = pool.pool.hosted(self.id).iter().map(|&(_, len)| len).sum();
+        RangeMemory { backed: memory.backed, lent: memory.lent, hosted }
     }
 
     /// Brings memory behind all of it for work on `stream`, which then runs behind whatever still
@@ -97,8 +102,8 @@ impl StableRange {
     /// and a create where the pool has to grow.
     ///
     /// # Errors
-    /// [`AllocError::OutOfMemory`] after handlers and patience, as for a malloc. What was there
-    /// stays there.
+    /// [`AllocError::OutOfMemory`] after handlers and patience, as for a malloc;
+    /// [`AllocError::Hosted`] where host memory is behind it. What was there stays there.
     pub fn back(&self, stream: StreamId) -> Result<(), AllocError> {
         self.back_part(Bytes::ZERO, self.range.len, stream)
     }
@@ -141,6 +146,11 @@ impl StableRange {
         let inner = &mut *guard;
         inner.open_stream(stream, &self.shared.group).ok_or(AllocError::UnknownStream(stream))?;
         let pool = inner.manager.virtual_pool_mut().expect("it made the range");
+        let end = from + len;
+        let hosted = pool.pool.hosted(self.id).into_iter();
+        if let Some((at, _)) = hosted.into_iter().find(|&(at, long)| at < end && from < at + long) {
+            return Err(AllocError::Hosted { at });
+        }
         let backed = pool.back_part(self.id, from, len, stream).and_then(|()| {
             let mut before = pool.pool.arena_inherited(self.id);
             before.retain(|mark| mark.stream != stream);
@@ -172,8 +182,9 @@ impl StableRange {
 
     /// Notes that the work queued on `stream` by now uses the range, for when it is dropped.
     pub fn used_on(&self, stream: StreamId) {
-        let inner = self.shared.lock_anyway();
-        if inner.closed {
+        let mut inner = self.shared.lock_anyway();
+        // A stream that nobody knows has no work.
+        if inner.closed || inner.open_stream(stream, &self.shared.group).is_none() {
             return;
         }
         let Some(pool) = inner.manager.virtual_pool() else { return };
@@ -192,6 +203,8 @@ impl Drop for StableRange {
         }
         let uses = std::mem::take(self.uses.get_mut().unwrap_or_else(PoisonError::into_inner));
         if let Some(pool) = inner.manager.virtual_pool_mut() {
+            let over = uses.iter().all(|&mark| pool.pool.is_over(mark));
+            pool.end_hosting(self.id, self.range, over);
             pool.pool.remove_arena(self.id, &uses);
         }
         self.shared.refresh(&mut inner);

@@ -37,7 +37,8 @@ impl Deferrables {
                 return Err(format!("{id} cannot be like this: {piece:?}"));
             }
             let needs_memory = matches!(piece.motion, Some(Motion::Fill { .. }))
-                || !self.buffers[id.buffer].holders.is_empty();
+                || self.buffers[id.buffer].holders.len()
+                    > self.buffers[id.buffer].in_place as usize;
             if piece.place == Place::Lower && piece.backed != needs_memory {
                 return Err(format!("{id} is spilled, with memory: {}", piece.backed));
             }
@@ -125,8 +126,18 @@ impl Deferrables {
     /// Nobody takes memory from under a lease, and nothing is chosen that may not leave.
     fn leased_pieces_have_memory(&self) -> Check {
         for (id, buffer) in &self.buffers {
-            if !buffer.holders.is_empty() && buffer.pieces.iter().any(|piece| !piece.backed) {
+            let held = buffer.holders.len();
+            let lacks = |piece: &Piece| match buffer.in_place {
+                0 => held > 0 && !piece.backed,
+                _ => {
+                    piece.place == Place::Empty || matches!(piece.motion, Some(Motion::Fill { .. }))
+                }
+            };
+            if buffer.pieces.iter().any(lacks) {
                 return Err(format!("{id} is leased and lacks memory"));
+            }
+            if buffer.in_place > 0 && held != buffer.in_place as usize {
+                return Err(format!("{id} is read in place and used on the card"));
             }
             let leaves =
                 |piece: &Piece| matches!(piece.motion, Some(Motion::Out { leaving: true, .. }));

@@ -41,6 +41,10 @@ pub(super) struct Buffer {
     pub last_use_ns: u64,
     pub retrieved_ns: Option<u64>,
     pub holders: SmallVec<[(LeaseId, Access); 2]>,
+    /// How many of the holders read it where it is.
+    pub in_place: u32,
+    /// Its spilled pieces are readable at their addresses.
+    pub readable: bool,
     pub uses: Uses,
     pub pins: u32,
     pub exposed: Exposed,
@@ -49,9 +53,9 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// It stays until somebody says otherwise.
+    /// It stays on the card until somebody says otherwise.
     pub fn may_not_leave(&self) -> bool {
-        !self.holders.is_empty()
+        self.holders.len() > self.in_place as usize
             || self.pins > 0
             || self.exposed.quiesced
             || self.exposed.opaque > 0
@@ -59,6 +63,6 @@ impl Buffer {
 
     /// It cannot be a victim now, though perhaps as soon as its uses are over.
     pub fn stays(&self) -> bool {
-        self.may_not_leave() || self.exposed.stream_scoped
+        self.may_not_leave() || self.in_place > 0 || self.exposed.stream_scoped
     }
 }

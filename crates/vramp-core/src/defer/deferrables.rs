@@ -136,6 +136,8 @@ impl Deferrables {
             last_use_ns: 0,
             retrieved_ns: None,
             holders: Default::default(),
+            in_place: 0,
+            readable: false,
             uses: Uses::default(),
             pins: 0,
             exposed: Exposed::default(),

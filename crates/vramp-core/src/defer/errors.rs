@@ -193,6 +193,12 @@ pub enum ExposeError {
         /// Which.
         buffer: BufferId,
     },
+    /// The lease says nothing of the card.
+    #[error("{buffer} is read where it is: pin it and hand pointers out under a usual lease")]
+    InPlace {
+        /// Which.
+        buffer: BufferId,
+    },
     /// Nothing says that the buffer is on the card.
     #[error(
         "{buffer} is not exposed to streams: note uses of a leased buffer where the lease ends"

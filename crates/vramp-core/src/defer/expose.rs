@@ -109,8 +109,11 @@ impl Deferrables {
     }
 
     fn check_leased(&self, lease: LeaseId, buffer: BufferId) -> Result<(), ExposeError> {
-        let held = &self.leases.get(&lease).ok_or(UnknownLease { lease })?.buffers;
-        if !held.iter().any(|&(held, _)| held == buffer) {
+        let known = self.leases.get(&lease).ok_or(UnknownLease { lease })?;
+        if known.in_place {
+            return Err(ExposeError::InPlace { buffer });
+        }
+        if !known.buffers.iter().any(|&(held, _)| held == buffer) {
             return Err(ExposeError::NotLeased { buffer });
         }
         Ok(())

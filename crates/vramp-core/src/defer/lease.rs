@@ -21,6 +21,8 @@ use crate::Bytes;
 pub(super) struct Lease {
     pub buffers: SmallVec<[(BufferId, Access); 4]>,
     streams: SmallVec<[StreamKey; 2]>,
+    /// It brought nothing back.
+    pub in_place: bool,
 }
 
 /// Which buffers a lease is for.
@@ -138,8 +140,11 @@ impl Deferrables {
 
     fn is_free(&self, buffers: &[(BufferId, Access)]) -> Result<(), LeaseRefused> {
         let holders = |&(buffer, wanted): &(BufferId, Access)| {
-            let excludes = move |held: Access| held.max(wanted) == Access::Exclusive;
-            let holders = self.buffers[buffer].holders.iter();
+            let Buffer { holders, in_place, .. } = &self.buffers[buffer];
+            // Who reads in place has it stay there.
+            let stays = *in_place > 0;
+            let excludes = move |held: Access| stays || held.max(wanted) == Access::Exclusive;
+            let holders = holders.iter();
             holders.filter(move |(_, held)| excludes(*held)).map(|&(lease, _)| lease)
         };
         let held_by: BTreeSet<LeaseId> = buffers.iter().flat_map(holders).collect();
@@ -203,9 +208,33 @@ impl Deferrables {
         }
         let mut after = furthest(after.iter());
         after.retain(|token| streams != [token.stream]);
-        self.leases.insert(lease, Lease { buffers, streams: streams.into() });
+        self.leases.insert(lease, Lease { buffers, streams: streams.into(), in_place: false });
         self.counters.leases += 1;
         Granted { lease, after, fill, ranges }
+    }
+
+    /// The same on one buffer that nothing is brought for.
+    pub(super) fn grant_in_place(
+        &mut self,
+        id: BufferId,
+        request: &LeaseRequest<'_>,
+        now_ns: u64,
+    ) -> Granted {
+        let lease = LeaseId(self.next());
+        let range = self.buffers[id].range;
+        self.rescue(range);
+        let buffer = &mut self.buffers[id];
+        buffer.holders.push((lease, Access::Shared));
+        buffer.in_place += 1;
+        buffer.last_use_ns = now_ns;
+        let mut after = buffer.uses.before(Access::Shared);
+        after.retain(|token| request.streams != [token.stream]);
+        self.refresh(id);
+        let streams = request.streams.into();
+        let buffers = request.buffers.into();
+        self.leases.insert(lease, Lease { buffers, streams, in_place: true });
+        self.counters.leases += 1;
+        Granted { lease, after, fill: Vec::new(), ranges: vec![range] }
     }
 
     fn begin_fill(&mut self, piece: PieceId) -> Option<Fill> {
@@ -243,6 +272,7 @@ impl Deferrables {
             let tokens = end.uses.iter().filter(|use_| use_.buffer == id).map(|use_| use_.token);
             let buffer = &mut self.buffers[id];
             buffer.holders.retain(|(holder, _)| *holder != lease);
+            buffer.in_place -= u32::from(ended.in_place);
             buffer.last_use_ns = now_ns;
             if access == Access::Shared {
                 tokens.for_each(|token| buffer.uses.note(token, Access::Shared));
@@ -264,7 +294,7 @@ impl Deferrables {
             let found = held.buffers.iter().find(|(held, _)| *held == buffer);
             found.map(|&(_, access)| access).ok_or(LeaseEndError::OtherBuffer { buffer })
         };
-        let lacking = |id: &PieceId| self.piece(*id).place == Place::Lower;
+        let lacking = |id: &PieceId| !held.in_place && self.piece(*id).place == Place::Lower;
         let mut pieces = held.buffers.iter().flat_map(|&(buffer, _)| self.pieces_of(buffer));
         if let Some(piece) = pieces.find(lacking) {
             return Err(LeaseEndError::NotFilled { piece });
@@ -329,7 +359,9 @@ impl Deferrables {
         let cancelled = self.leases.remove(&lease).ok_or(UnknownLease { lease })?;
         let mut less = BTreeSet::new();
         for (id, _) in cancelled.buffers {
-            self.buffers[id].holders.retain(|(holder, _)| *holder != lease);
+            let buffer = &mut self.buffers[id];
+            buffer.holders.retain(|(holder, _)| *holder != lease);
+            buffer.in_place -= u32::from(cancelled.in_place);
             self.refresh(id);
             for piece in self.pieces_of(id).collect::<SmallVec<[PieceId; 8]>>() {
                 let Buffer { uses, holders, .. } = &self.buffers[id];

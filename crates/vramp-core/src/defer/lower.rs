@@ -36,7 +36,9 @@ impl Deferrables {
             .all_pieces()
             .filter(|&(id, _)| {
                 let piece = self.piece(id);
-                piece.copies.host && piece.motion.is_none()
+                // What is behind its address stays there.
+                let is_read = self.buffers[id.buffer].readable && piece.place == Place::Lower;
+                piece.copies.host && piece.motion.is_none() && !is_read
             })
             .collect();
         on_host.sort_by_key(|&(id, last_use_ns)| (last_use_ns, id));

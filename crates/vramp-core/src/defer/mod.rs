@@ -60,6 +60,7 @@ mod errors;
 mod expose;
 mod holds;
 mod ids;
+mod in_place;
 mod lease;
 mod lower;
 mod moves;

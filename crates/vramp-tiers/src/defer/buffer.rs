@@ -108,6 +108,30 @@ impl DeferrableBuffer {
         self.owner.shared.lease(&[(self, access)], &[stream], deadline)
     }
 
+    /// Lets it be read at its address also while it is spilled: its copies are then kept in host
+    /// memory that is mapped there, and [`read_in_place`](DeferrableBuffer::read_in_place) brings
+    /// nothing back. For the buffer's life; what is spilled by now is so once it was back.
+    ///
+    /// Such copies count against the host's space, are not pushed to the disk, and take driver
+    /// calls for each piece that leaves: create, map and allow, and those that end its handle.
+    ///
+    /// # Errors
+    /// The device maps no host memory, or the buffer is one of a group.
+    pub fn readable_while_spilled(&self) -> Result<(), SpillError> {
+        self.owner.shared.make_readable(self.owner.id)
+    }
+
+    /// A shared lease that leaves each piece where it is: what is spilled is read over the bus.
+    /// While it is held nothing of the buffer moves. Where that cannot be, and once it was read so
+    /// [often](super::SpillConfig::promote_after) that it should be on the card and can be, it is a
+    /// usual lease.
+    ///
+    /// # Errors
+    /// As [`lease`](DeferrableBuffer::lease).
+    pub fn read_in_place(&self, stream: StreamId) -> Result<LeaseSet, SpillError> {
+        self.owner.shared.read_in_place(self, stream)
+    }
+
     /// What each of its pieces is and does.
     pub fn states(&self) -> Vec<PieceState> {
         self.owner.shared.lock().core.states(self.owner.id).unwrap_or_default()

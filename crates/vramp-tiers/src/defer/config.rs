@@ -22,6 +22,8 @@ pub struct SpillConfig {
     pub recency: Duration,
     /// Contents unused for so long may be copied out ahead of need.
     pub clean_after: Duration,
+    /// A buffer that was read in place so often is brought back by the next read, if it can be.
+    pub promote_after: u32,
     /// How many pieces are on their way at once.
     pub in_flight: usize,
     /// Copies out ahead of need, by a thread of the manager.
@@ -54,6 +56,7 @@ impl Default for SpillConfig {
             cooldown: Duration::from_millis(20),
             recency: Duration::from_millis(100),
             clean_after: Duration::from_millis(100),
+            promote_after: 3,
             in_flight: 4,
             cleaner: None,
             rates: Rates::default(),

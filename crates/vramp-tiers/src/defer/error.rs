@@ -1,6 +1,6 @@
 //! Why a buffer was not made, leased, or moved. Every error says what to do.
 
-use vramp::{AllocError, ArenaError, DriverError};
+use vramp::{AllocError, ArenaError, DriverError, HostedError};
 use vramp_core::Bytes;
 use vramp_core::defer::{
     AddError, DeferConfigError, ExposeError, HeldError, LeaseRefused, Shortfall, UnknownBuffer,
@@ -43,6 +43,12 @@ pub enum SpillError {
         /// What was asked.
         index: usize,
     },
+    /// The buffer cannot be read at its address while it is spilled.
+    #[error("the buffer cannot be made readable while spilled: {0}; lease it to read it")]
+    NotReadable(&'static str),
+    /// Host memory could not be taken away from the buffer's address.
+    #[error(transparent)]
+    Hosted(#[from] HostedError),
     /// The buffer was removed.
     #[error(transparent)]
     Unknown(#[from] UnknownBuffer),

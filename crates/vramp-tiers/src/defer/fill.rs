@@ -100,6 +100,7 @@ impl Shared {
             let mut at = start;
             while at < end {
                 let next = (at.round_down(piece) + piece).min(end);
+                self.unmount_part(range, at, next - at)?;
                 self.back(home, at, next - at)?;
                 while let Some(place) = fills.iter().position(|fill| {
                     fill.at.range == range && at <= fill.at.offset && fill.at.offset < next
@@ -136,6 +137,7 @@ impl Shared {
         let began_ns = self.driver.now_ns();
         let len = fill.at.len;
         match fill.from {
+            Lower::Host if self.fill_from_hosted(fill, streams)? => {}
             Lower::Host => {
                 let (range, host) = {
                     let mut state = self.lock();

@@ -77,16 +77,50 @@ impl Shared {
             written: None,
             ended: false,
         };
-        let strongest = |id: BufferId| {
-            let same = named.iter().filter(|(other, _)| *other == id);
-            same.map(|(_, access)| *access).max().unwrap_or(Access::Shared)
+        set.name(wanted, &named);
+        Ok(set)
+    }
+
+    /// Leases a buffer to read it where it is; a usual lease where that cannot be.
+    pub(super) fn read_in_place(
+        self: &Arc<Shared>,
+        buffer: &DeferrableBuffer,
+        stream: StreamId,
+    ) -> Result<LeaseSet, SpillError> {
+        let raw = self.raw_streams(&[stream])?;
+        let id = buffer.owner.id;
+        let wanted = [(buffer, Access::Shared)];
+        let mut granted = self.grant_in_place(id, &raw, false)?;
+        if granted.is_none() && self.is_hot(id) {
+            match self.lease(&wanted, &[stream], Deadline::from(Instant::now())) {
+                Ok(set) => {
+                    self.lock().stats.promotions += 1;
+                    return Ok(set);
+                }
+                // There is no room for it, so it is read where it is.
+                Err(
+                    SpillError::Refused(_) | SpillError::NoMemory { .. } | SpillError::NoBudget(_),
+                ) => granted = self.grant_in_place(id, &raw, true)?,
+                Err(error) => return Err(error),
+            }
+        }
+        let Some(granted) = granted else {
+            return self.lease(&wanted, &[stream], Deadline::from(self.config.patience));
         };
-        let name = |buffer: &DeferrableBuffer| Named {
-            owner: Arc::clone(&buffer.owner),
-            range: buffer.addresses(),
-            access: strongest(buffer.owner.id),
+        let ready = self.order(&granted, &raw);
+        if let Err(error) = ready.and_then(|()| self.order_behind_memory(&granted, &raw)) {
+            self.cancel(granted.lease);
+            return Err(error);
+        }
+        let mut set = LeaseSet {
+            shared: Arc::clone(self),
+            lease: granted.lease,
+            named: Vec::new(),
+            streams: raw,
+            written: None,
+            ended: false,
         };
-        set.named = wanted.iter().map(|(buffer, _)| name(buffer)).collect();
+        set.name(&wanted, &[(id, Access::Shared)]);
         Ok(set)
     }
 
@@ -253,6 +287,19 @@ impl State {
 }
 
 impl LeaseSet {
+    fn name(&mut self, wanted: &[(&DeferrableBuffer, Access)], named: &[(BufferId, Access)]) {
+        let strongest = |id: BufferId| {
+            let same = named.iter().filter(|(other, _)| *other == id);
+            same.map(|(_, access)| *access).max().unwrap_or(Access::Shared)
+        };
+        let name = |buffer: &DeferrableBuffer| Named {
+            owner: Arc::clone(&buffer.owner),
+            range: buffer.addresses(),
+            access: strongest(buffer.owner.id),
+        };
+        self.named = wanted.iter().map(|(buffer, _)| name(buffer)).collect();
+    }
+
     /// Where the buffers lie, in the order in which they were named; of a view, its part.
     pub fn addresses(&self) -> impl ExactSizeIterator<Item = AddrRange> {
         self.named.iter().map(|named| named.range)

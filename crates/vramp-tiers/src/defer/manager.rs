@@ -283,7 +283,11 @@ impl SpillManager {
         let state = self.shared.lock();
         state.core.audit()?;
         let census = state.core.census();
-        let hosts = state.copies.values().filter(|below| below.host.is_some()).count();
+        let hosts = state
+            .copies
+            .values()
+            .filter(|below| below.host.is_some() || below.hosted.is_some())
+            .count();
         let disks = state.copies.values().filter(|below| below.disk.is_some()).count();
         let bad = |what: String| Err(Inconsistency { what });
         if (census.moves, census.host_copies.is_zero()) == (0, true) && hosts > 0 {

@@ -10,6 +10,9 @@
 //!    uses leaves, piece by piece: copied to the host or the disk unless a copy is there, its memory
 //!    lent to the pool. Other memory comes to the same addresses later.
 //!
+//! A buffer can be made readable while spilled: its copies are then mapped at its address, a kernel
+//! reads them over the bus, and what is read often comes back (`hosted.rs`).
+//!
 //! Whoever needs the memory does the work, in its own thread, with no lock held while it waits.
 //! What is chosen is marked first, so nothing is spilled twice, and spilling never asks for memory
 //! of the card, so it cannot cause itself.
@@ -22,6 +25,7 @@ mod config;
 mod error;
 mod events;
 mod fill;
+mod hosted;
 mod lease;
 mod manager;
 mod report;

@@ -3,12 +3,14 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use vramp_core::Bytes;
 use vramp_core::defer::{
     CopyOut, Lower, LowerShort, MoveId, PieceId, Rates, SettleError, Settled, Short, UseToken, Why,
 };
 
 use super::error::SpillError;
+use super::hosted::Hosted;
 use super::report::{MoveRecord, Moved, Spilled};
 use super::state::{Shared, State};
 use crate::host::{HostAllocation, HostPoolError};
@@ -30,6 +32,8 @@ enum Copy {
     /// There is a copy, or nothing to keep.
     None,
     ToHost(Transfer),
+    /// To what the device maps; the token is none where the copy is over.
+    ToHosted(Hosted, Option<UseToken>),
     ToDisk(Staged<GpuEnd, DiskTarget>),
 }
 
@@ -37,6 +41,7 @@ enum Copy {
 enum Copied {
     None,
     ToHost(HostAllocation),
+    ToHosted(Hosted),
     ToDisk(OnDisk),
 }
 
@@ -195,6 +200,11 @@ impl Shared {
         let copy = match (out.to, &self.disk) {
             (None, _) => Copy::None,
             (Some(Lower::Host), _) => {
+                if let Some(hosted) = self.hosted_for(out.piece, out.at.len) {
+                    let token = self.copy_to_hosted(out.at, &hosted, &out.copy_after)?;
+                    let copy = Copy::ToHosted(hosted, token);
+                    return Ok(Flying { out, why, began_ns, copy });
+                }
                 let host = self.mover.pool().allocate(out.at.len).map_err(MoveError::from)?;
                 let moving = after
                     .into_iter()
@@ -220,6 +230,18 @@ impl Shared {
             Copy::None => Ok(Copied::None),
             Copy::ToHost(mut transfer) => {
                 transfer.wait().map(|()| Copied::ToHost(transfer.into_host()))
+            }
+            Copy::ToHosted(hosted, token) => {
+                let behind: SmallVec<[UseToken; 1]> = token.into_iter().collect();
+                match self.wait_for(&behind) {
+                    Ok(()) => Ok(Copied::ToHosted(hosted)),
+                    Err(_) => {
+                        // The copy may be under way.
+                        self.lock().retire(out.piece.buffer, hosted, &behind);
+                        self.fail(out.id);
+                        return Bytes::ZERO;
+                    }
+                }
             }
             Copy::ToDisk(staged) => staged.finish().map(Copied::ToDisk),
         };
@@ -336,8 +358,10 @@ impl State {
     /// Keeps the copy, if it counts, and lends the memory, if the piece left.
     fn note_out(&mut self, out: &CopyOut, settled: Settled, copied: Copied) -> Bytes {
         let counts = !matches!(settled, Settled::Stays { .. });
-        if counts {
-            self.keep_copy(out.piece, copied);
+        match copied {
+            copied if counts => self.keep_copy(out.piece, copied),
+            Copied::ToHosted(stale) => self.retire(out.piece.buffer, stale, &[]),
+            _ => {}
         }
         match settled {
             Settled::Spilled { range, frees, .. } if !frees.is_zero() => {
@@ -354,6 +378,7 @@ impl State {
         match copied {
             Copied::None => {}
             Copied::ToHost(host) => below.host = Some(host),
+            Copied::ToHosted(hosted) => below.hosted = Some(hosted),
             Copied::ToDisk(stored) => below.disk = Some(Arc::new(stored)),
         }
     }

@@ -16,6 +16,7 @@ use vramp_driver::Stream;
 use super::config::SpillConfig;
 use super::error::SpillError;
 use super::events::Events;
+use super::hosted::{Hosted, Readable};
 use super::lease::Ending;
 use super::report::{History, SpillStats};
 use crate::charge::Charge;
@@ -28,7 +29,10 @@ use crate::sync::{Condvar, Mutex, MutexGuard, lock};
 /// The copies of a piece below the card.
 #[derive(Default)]
 pub(super) struct Below {
+    /// In blocks.
     pub host: Option<HostAllocation>,
+    /// On the host as well, mapped for the device.
+    pub hosted: Option<Hosted>,
     pub disk: Option<Arc<OnDisk>>,
 }
 
@@ -63,10 +67,14 @@ pub(super) struct State {
     /// What is being charged.
     pub paying: Bytes,
     pub rates: Rates,
+    /// What buffers share that are readable while spilled; none before the first.
+    pub readable: Option<Readable>,
+    /// How often each was read in place since it came back.
+    pub reads: BTreeMap<BufferId, u32>,
     pub stats: SpillStats,
     pub history: History,
     /// What is not needed any more. To drop it tells those who wait for budgets, and calls theirs.
-    gone: Vec<Box<dyn Send>>,
+    pub gone: Vec<Box<dyn Send>>,
 }
 
 /// The lock. What became needless behind it is dropped once it is free.
@@ -147,6 +155,8 @@ impl Shared {
             charges: Vec::new(),
             paying: Bytes::ZERO,
             rates: config.rates,
+            readable: None,
+            reads: BTreeMap::new(),
             stats: SpillStats::default(),
             history: History::keeping(config.history),
             gone: Vec::new(),
@@ -234,6 +244,8 @@ impl Drop for Shared {
         if !over {
             // Nobody can tell when it is.
             std::mem::forget(std::mem::take(&mut state.homes));
+            std::mem::forget(std::mem::take(&mut state.copies));
+            std::mem::forget(state.readable.take());
         }
     }
 }
@@ -255,6 +267,7 @@ impl State {
             let lent = self.lend(range);
             self.came_back += lent;
         }
+        self.restock();
         if !self.dying.is_empty() || !self.ended_groups.is_empty() {
             self.bury();
         }
@@ -268,6 +281,7 @@ impl State {
             let extent = self.core.extent(buffer);
             match (self.core.remove(buffer), extent) {
                 (Ok(drops), Ok(extent)) => {
+                    self.reads.remove(&buffer);
                     self.drop_copies(&drops);
                     self.leave(extent.range);
                 }
@@ -314,7 +328,9 @@ impl State {
             return Bytes::ZERO;
         }
         home.behind = None;
-        home.range.lend(&keep)
+        let lent = home.range.lend(&keep);
+        self.mount(range);
+        lent
     }
 
     /// Credits what is charged for more than what is on the card.
@@ -345,7 +361,12 @@ impl State {
         for gone in drops {
             let Some(below) = self.copies.get_mut(&gone.piece) else { continue };
             match gone.from {
-                Lower::Host => self.gone.extend(below.host.take().map(needless)),
+                Lower::Host => {
+                    self.gone.extend(below.host.take().map(needless));
+                    if let Some(hosted) = below.hosted.take() {
+                        self.retire(gone.piece.buffer, hosted, &gone.after);
+                    }
+                }
                 Lower::Disk => self.gone.extend(below.disk.take().map(needless)),
             }
         }

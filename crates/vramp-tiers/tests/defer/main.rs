@@ -9,6 +9,7 @@ mod faults;
 #[path = "../disk/faulty.rs"]
 #[allow(dead_code, reason = "the store's own tests need more of it")]
 mod faulty;
+mod in_place;
 mod killed;
 mod leases;
 mod moves;
@@ -79,6 +80,7 @@ struct Rig {
     own: tempfile::TempDir,
 }
 
+/// Every access is checked against those before it.
 fn simulator() -> Builder {
     Simulator::builder().memory(Bytes::gib(1)).backing(Backing::Stored).checked()
 }
@@ -89,7 +91,11 @@ fn rig() -> Rig {
 
 impl Plan {
     fn build(self) -> Rig {
-        let sim = Arc::new(simulator().build());
+        self.build_on(simulator())
+    }
+
+    fn build_on(self, card: Builder) -> Rig {
+        let sim = Arc::new(card.build());
         let driver: Arc<dyn Driver> = sim.clone();
         let config = Config { limit: Some(self.limit), ..Config::preset(Preset::Vramp) };
         let allocator = Arc::new(Allocator::new(Arc::clone(&driver), config).unwrap());

@@ -3,6 +3,7 @@
 mod choice;
 mod exposure;
 mod groups;
+mod in_place;
 mod leases;
 mod lower;
 mod model;

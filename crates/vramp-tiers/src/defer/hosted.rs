@@ -1,0 +1,317 @@
+//! Copies on the host that a kernel reads at the address their contents had on the card.
+//!
+//! 1. A piece of a readable buffer leaves by a copy of the device's own into host memory that the
+//!    device maps: through its *door*, addresses that are always the copy's.
+//! 2. Once the piece's memory is lent, the copy is mapped at the piece's own address as well.
+//! 3. Before memory comes back there, all who read have to be done, and it is unmapped. The contents
+//!    come through the door, and the copy stays good until somebody writes.
+//! 4. A copy that counts no more serves the next piece, once nobody reads it.
+//!
+//! Where any of it fails, the contents are whole and only not readable in place: in blocks of the
+//! host, or behind the door.
+
+use vramp::{Driver, DriverError, HostBacking, HostedError, StableRange, StreamId};
+use vramp_core::Bytes;
+use vramp_core::defer::{BufferId, Extent, Fill, Granted, PieceId, PieceState, RangeId, UseToken};
+use vramp_driver::{Copy, Stream};
+
+use super::error::SpillError;
+use super::events::key;
+use super::state::{Shared, State};
+use crate::charge::Charge;
+
+/// So many copies that nobody needs are kept for the next pieces.
+const STOCK: usize = 4;
+
+/// A copy that the device can map.
+pub(super) struct Hosted {
+    memory: HostBacking,
+    door: StableRange,
+    /// Where it is mapped beside its door.
+    mounted: Option<(RangeId, Bytes)>,
+    _charge: Charge,
+}
+
+/// What readable buffers share.
+pub(super) struct Readable {
+    /// Their copies run here.
+    pub stream: (StreamId, Stream),
+    node: u32,
+    stock: Vec<Hosted>,
+    /// Copies that count no more, and what may still read them.
+    retired: Vec<(Hosted, Vec<UseToken>)>,
+}
+
+impl Shared {
+    /// Lets a buffer be read at its address while it is spilled.
+    pub(super) fn make_readable(&self, buffer: BufferId) -> Result<(), SpillError> {
+        let info = self.driver.info();
+        if !info.capabilities.host_numa {
+            return Err(SpillError::NotReadable("this device maps no memory of the host"));
+        }
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let range = state.core.extent(buffer)?.range;
+        if state.homes[&range].is_group {
+            return Err(SpillError::NotReadable("it shares memory with others of its group"));
+        }
+        if state.readable.is_none() {
+            let id = self.allocator.create_stream()?;
+            let raw = self.allocator.stream(id).expect("it was made just now");
+            state.readable = Some(Readable {
+                stream: (id, raw),
+                node: info.host_numa.unwrap_or(0),
+                stock: Vec::new(),
+                retired: Vec::new(),
+            });
+        }
+        Ok(state.core.set_readable(buffer)?)
+    }
+
+    /// Host memory for a copy of a piece, if the buffer is readable and there is some.
+    pub(super) fn hosted_for(&self, piece: PieceId, len: Bytes) -> Option<Hosted> {
+        let len = len.checked_round_up(self.driver.info().limits.page)?;
+        let node = {
+            let mut guard = self.lock();
+            if !guard.core.is_readable(piece.buffer) {
+                return None;
+            }
+            guard.restock();
+            let readable = guard.readable.as_mut()?;
+            let fits = readable.stock.iter().position(|hosted| hosted.memory.len() == len);
+            if let Some(place) = fits {
+                return Some(readable.stock.swap_remove(place));
+            }
+            readable.node
+        };
+        let charge = self.mover.pool().space().charge(len).ok()?;
+        let memory = self.allocator.host_backing(len, node).ok()?;
+        let door = self.allocator.stable_range(len, len).ok()?;
+        door.host_part(Bytes::ZERO, &memory).ok()?;
+        Some(Hosted { memory, door, mounted: None, _charge: charge })
+    }
+
+    /// Copies a piece out through the door, behind `after`. The caller waits for the token.
+    ///
+    /// # Errors
+    /// A driver call failed; nothing is under way.
+    pub(super) fn copy_to_hosted(
+        &self,
+        at: Extent,
+        hosted: &Hosted,
+        after: &[UseToken],
+    ) -> Result<Option<UseToken>, DriverError> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let from = state.addresses(at).start;
+        let (to, len) = (hosted.door.range().start, at.len);
+        let stream = state.readable.as_ref().expect("there is a copy").stream.1;
+        for event in after.iter().filter_map(|&token| state.events.of(token)) {
+            self.driver.wait(stream, event)?;
+        }
+        self.driver.copy(stream, Copy { from, to, len })?;
+        Ok(state.events.note_or_wait(stream))
+    }
+
+    /// Brings a piece back through the door. What is queued on `streams` later comes behind it.
+    /// False if its copy is no such.
+    ///
+    /// # Errors
+    /// A driver call failed: nothing came, or not all streams come behind it.
+    pub(super) fn fill_from_hosted(
+        &self,
+        fill: &Fill,
+        streams: &[Stream],
+    ) -> Result<bool, SpillError> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let hosted = state.copies.get(&fill.piece).and_then(|below| below.hosted.as_ref());
+        let Some(hosted) = hosted else { return Ok(false) };
+        let (from, len) = (hosted.door.range().start, fill.at.len);
+        let to = state.addresses(fill.at).start;
+        let stream = state.readable.as_ref().expect("there is a copy").stream.1;
+        // Behind the work that had the memory before.
+        if let Some(token) = state.events.note_or_wait(self.stream.1)
+            && let Some(event) = state.events.of(token)
+        {
+            self.driver.wait(stream, event)?;
+        }
+        self.driver.copy(stream, Copy { from, to, len })?;
+        let token = state.events.note_or_wait(stream);
+        let event = token.and_then(|token| state.events.of(token));
+        let done = match token {
+            Some(token) => state.core.queued(fill.id, token),
+            None => state.core.settle(fill.id),
+        };
+        done.expect("the fill was given out and not settled");
+        state.stats.from_host_bytes += len.count();
+        state.reads.remove(&fill.piece.buffer);
+        drop(guard);
+        if let Some(event) = event {
+            streams.iter().try_for_each(|&stream| self.driver.wait(stream, event))?;
+        }
+        Ok(true)
+    }
+
+    /// Unmaps what is read in place within a part of a range, once all who read it are done.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    pub(super) fn unmount_part(
+        &self,
+        range: RangeId,
+        from: Bytes,
+        len: Bytes,
+    ) -> Result<(), SpillError> {
+        let (home, uses) = {
+            let state = self.lock();
+            let home = std::sync::Arc::clone(&state.homes[&range].range);
+            let buffer = state.core.tenants(range).next();
+            let holds = buffer.and_then(|buffer| state.core.holds(buffer).ok());
+            (home, holds.map(|holds| holds.uses).unwrap_or_default())
+        };
+        let mut parts = home.hosted_parts();
+        parts.retain(|&(at, _)| from <= at && at < from + len);
+        if parts.is_empty() {
+            return Ok(());
+        }
+        self.wait_for(&uses)?;
+        let mut state = self.lock();
+        for (at, len) in parts {
+            home.unhost_part(at, len).map_err(|error| match error {
+                HostedError::Driver(error) => SpillError::Driver(error),
+                error => SpillError::Hosted(error),
+            })?;
+            state.forget_mount(range, at);
+        }
+        Ok(())
+    }
+
+    /// A lease under which nothing is brought back, if all of the buffer can be read at its
+    /// address, and it was not read so often that it should be on the card.
+    pub(super) fn grant_in_place(
+        &self,
+        buffer: BufferId,
+        streams: &[Stream],
+        even_if_hot: bool,
+    ) -> Result<Option<Granted>, SpillError> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.poll()?;
+        let hot = state.reads.get(&buffer).is_some_and(|&reads| reads >= self.config.promote_after);
+        if (hot && !even_if_hot) || !state.is_mounted(buffer) {
+            return Ok(None);
+        }
+        let keys: Vec<_> = streams.iter().map(|&stream| key(stream)).collect();
+        let granted = state.core.lease_in_place(buffer, &keys, self.driver.now_ns())?;
+        if granted.is_some() {
+            *state.reads.entry(buffer).or_default() += 1;
+            state.stats.reads_in_place += 1;
+        }
+        Ok(granted)
+    }
+
+    /// True if a buffer was read in place so often that it should be on the card.
+    pub(super) fn is_hot(&self, buffer: BufferId) -> bool {
+        let reads = self.lock().reads.get(&buffer).copied();
+        reads.is_some_and(|reads| reads >= self.config.promote_after)
+    }
+
+    /// Lets the streams come behind the work that had the memory of what is on the card before.
+    pub(super) fn order_behind_memory(
+        &self,
+        granted: &Granted,
+        streams: &[Stream],
+    ) -> Result<(), SpillError> {
+        for range in &granted.ranges {
+            let state = self.lock();
+            let behind = state.homes[range].behind.and_then(|token| state.events.of(token));
+            drop(state);
+            if let Some(event) = behind {
+                streams.iter().try_for_each(|&stream| self.driver.wait(stream, event))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    /// Maps copies at the addresses of a range's pieces whose memory was lent. What cannot be
+    /// mapped is not readable in place.
+    pub fn mount(&mut self, range: RangeId) {
+        let State { core, copies, homes, .. } = self;
+        let (Some(buffer), Some(home)) = (core.tenants(range).next(), homes.get(&range)) else {
+            return;
+        };
+        if !core.is_readable(buffer) {
+            return;
+        }
+        let states = core.states(buffer).unwrap_or_default();
+        let piece = core.config().piece;
+        for (index, state) in (0..).zip(states) {
+            let PieceState::Spilled { copies: known } = state else { continue };
+            let below = copies.get_mut(&PieceId { buffer, index });
+            let Some(hosted) = below.and_then(|below| below.hosted.as_mut()) else { continue };
+            let at = piece * u64::from(index);
+            if known.host
+                && hosted.mounted.is_none()
+                && home.range.host_part(at, &hosted.memory).is_ok()
+            {
+                hosted.mounted = Some((range, at));
+            }
+        }
+    }
+
+    /// True if each spilled piece can be read at its address.
+    fn is_mounted(&self, buffer: BufferId) -> bool {
+        let states = self.core.states(buffer).unwrap_or_default();
+        (0..).zip(states).all(|(index, state)| {
+            let below = self.copies.get(&PieceId { buffer, index });
+            let hosted = below.and_then(|below| below.hosted.as_ref());
+            !matches!(state, PieceState::Spilled { .. })
+                || hosted.is_some_and(|hosted| hosted.mounted.is_some())
+        })
+    }
+
+    fn forget_mount(&mut self, range: RangeId, at: Bytes) {
+        let current = self.copies.values_mut().filter_map(|below| below.hosted.as_mut());
+        let retired = self.readable.iter_mut().flat_map(|readable| &mut readable.retired);
+        for hosted in current.chain(retired.map(|(hosted, _)| hosted)) {
+            if hosted.mounted == Some((range, at)) {
+                hosted.mounted = None;
+            }
+        }
+    }
+
+    /// A copy counts no more. It serves again once the work is over that may still read it.
+    pub fn retire(&mut self, buffer: BufferId, hosted: Hosted, after: &[UseToken]) {
+        let holds = self.core.holds(buffer).map(|holds| holds.uses).unwrap_or_default();
+        let readers = after.iter().copied().chain(holds).collect();
+        self.readable.as_mut().expect("there is a copy").retired.push((hosted, readers));
+        self.restock();
+    }
+
+    /// What nobody reads any more serves again, or goes back to the host.
+    pub fn restock(&mut self) {
+        let Some(readable) = self.readable.as_mut() else { return };
+        let retired = std::mem::take(&mut readable.retired);
+        for (mut hosted, readers) in retired {
+            let over = readers.iter().all(|&token| self.events.is_over(token));
+            if over
+                && let Some((range, at)) = hosted.mounted.take()
+                && let Some(home) = self.homes.get(&range)
+            {
+                // Where it fails, the next lease tries again.
+                let _ = home.range.unhost_part(at, hosted.memory.len());
+            }
+            let readable = self.readable.as_mut().expect("it was there above");
+            if !over {
+                readable.retired.push((hosted, readers));
+            } else if readable.stock.len() < STOCK {
+                readable.stock.push(hosted);
+            } else {
+                self.gone.push(Box::new(hosted));
+            }
+        }
+    }
+}
