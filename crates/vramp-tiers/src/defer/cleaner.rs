@@ -2,12 +2,16 @@
 
 use std::sync::{Arc, PoisonError, Weak};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use vramp_core::Bytes;
 
 use super::config::CleanerConfig;
 use super::state::Shared;
 use crate::sync::{Condvar, Mutex, lock};
+
+/// A thread that never rests would only take the lock from others.
+const SHORTEST: Duration = Duration::from_micros(100);
 
 type Bell = Arc<(Mutex<bool>, Condvar)>;
 
@@ -30,10 +34,16 @@ impl Cleaner {
 
 fn work((ended, rung): &(Mutex<bool>, Condvar), shared: &Weak<Shared>, how: CleanerConfig) {
     loop {
-        let waited = rung.wait_timeout_while(lock(ended), how.every, |ended| !*ended);
-        if *waited.unwrap_or_else(PoisonError::into_inner).0 {
+        let mut over = lock(ended);
+        if !*over {
+            // Looking a little early does no harm.
+            let waited = rung.wait_timeout(over, how.every.max(SHORTEST));
+            over = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        if *over {
             return;
         }
+        drop(over);
         let Some(shared) = shared.upgrade() else { return };
         let capacity = shared.capacity().count() as f64;
         let occupied = shared.lock().core.occupied();
