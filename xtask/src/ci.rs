@@ -9,8 +9,12 @@ use anyhow::{Context, Result};
 use crate::{models, shell, tidy};
 
 /// Examples that need no card, as package and name. Each runs to its end and must succeed.
-const EXAMPLES: [(&str, &str); 3] =
-    [("vramp", "hello"), ("vramp-tiers", "larger_than_the_card"), ("vramp-tiers", "spill_soak")];
+const EXAMPLES: [(&str, &str); 4] = [
+    ("vramp", "hello"),
+    ("vramp-tiers", "larger_than_the_card"),
+    ("vramp-tiers", "read_in_place"),
+    ("vramp-tiers", "spill_soak"),
+];
 
 /// Runs every step; the first failure ends it and says what to do.
 pub fn run(root: &Path) -> Result<()> {
