@@ -44,6 +44,7 @@ for bench in reserve copy "disk --dir ."; do
     note "bench-${bench%% *}" timeout 300 bin/vramp bench $bench --json
 done
 note bench-graphs timeout 300 bin/vramp bench graphs --device cuda --json
+note read-in-place timeout 120 bin/read_in_place cuda:0
 note bench-spill timeout 300 bin/vramp bench spill --device cuda --json
 # PyTorch's jobs, where somebody says which: WORKLOADS=file.py, and what else in TORCH_ARGS.
 if [ -n "${WORKLOADS:-}" ]; then
