@@ -7,7 +7,7 @@
 //!    part of its claim: no two spill for one deficit.
 //! 3. What a spiller frees serves waiters in the moment in which it is freed. After each call the
 //!    claim is what is still missing; at zero it stops.
-//! 4. If memory still lacks, it tries again after pauses, as [`Retries`] say, then only waits. News
+//! 4. If memory still lacks, it tries again after pauses, as [`Retries`](crate::Retries) say, then only waits. News
 //!    of more to spill ([`SpillerRegistration::offer`]) begin the tries anew.
 //!
 //! A spiller may reserve memory where its data goes, and that may spill there in turn. In the space

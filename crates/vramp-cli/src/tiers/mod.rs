@@ -5,7 +5,7 @@
 //! 3. [`outcome`] puts them beside the machine's nodes, disks and network cards, and lists the
 //!    links between spaces.
 //! 4. [`measure`] moves data over them, if that is asked for.
-//! 5. [`print`] makes tables of it.
+//! 5. [`print`](mod@print) makes tables of it.
 
 mod cards;
 mod measure;

@@ -6,7 +6,7 @@
 //! nobody is woken in vain.
 //!
 //! A request that fits may pass those ahead of it that do not, but only so often and by so much
-//! ([`Overtaking`]): a waiter that has been passed to its bound keeps everybody behind it out of
+//! ([`Overtaking`](super::Overtaking)): a waiter that has been passed to its bound keeps everybody behind it out of
 //! the spaces it waits for, so that memory gathers for it. Being passed by younger requests of
 //! higher priority is bounded too ([`QueueConfig::patience`]): after that a waiter is urgent. So
 //! nobody starves: at most `overtaking.count + patience` younger requests get memory that a waiter
