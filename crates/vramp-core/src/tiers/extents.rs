@@ -1,4 +1,4 @@
-//! Which bytes of which files are free: extents of a disk's segments.
+//! Which bytes of which segments are free: of a disk's files, and of the host's pools of blocks.
 //!
 //! 1. [`Extents::add`] makes a segment of free space known.
 //! 2. [`Extents::alloc`] takes space, in one extent if any free stretch is long enough.

@@ -41,7 +41,6 @@
 //! the caller passes), threads, callbacks, and memory itself. One thread at a time calls.
 
 mod audit;
-mod blocks;
 mod books;
 mod census;
 mod charging;
@@ -62,7 +61,6 @@ mod strategy;
 #[cfg(test)]
 mod tests;
 
-pub use blocks::{Blocks, NotAllocated, PoolId, Run};
 pub use census::{SpaceCensus, SpaceCounters, TagCensus};
 pub use deadlock::{Deadlock, Link, WayOut};
 pub use errors::{

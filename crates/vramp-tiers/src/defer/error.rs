@@ -3,7 +3,7 @@
 use vramp::{AllocError, ArenaError, DriverError, HostedError};
 use vramp_core::Bytes;
 use vramp_core::defer::{
-    AddError, DeferConfigError, ExposeError, HeldError, LeaseRefused, Shortfall, UnknownBuffer,
+    AddError, DeferConfigError, ExposeError, HeldError, LeaseRefused, UnknownBuffer,
 };
 use vramp_driver::Stream;
 
@@ -62,12 +62,12 @@ pub enum SpillError {
     #[error("no lease: {0}")]
     Refused(LeaseRefused),
     /// Memory for the buffers could not be had. They stay where they were, whole.
-    #[error("no memory to bring the buffers back: {error}{}", short.map(|short| format!("; {short}")).unwrap_or_default())]
+    #[error(
+        "no memory to bring the buffers back, end leases, pins or exposures, or free memory: {error}"
+    )]
     NoMemory {
         /// What the allocator said.
         error: Box<AllocError>,
-        /// What keeps others on the card.
-        short: Option<Shortfall>,
     },
     /// The budget of the card's space is used up by what may not leave.
     #[error("no budget to bring the buffers back: {0}")]

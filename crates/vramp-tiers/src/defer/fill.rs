@@ -242,7 +242,7 @@ impl Shared {
 fn no_memory(error: AllocError) -> SpillError {
     match error {
         AllocError::Driver(error) => SpillError::Driver(error),
-        error => SpillError::NoMemory { error: Box::new(error), short: None },
+        error => SpillError::NoMemory { error: Box::new(error) },
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vramp::Driver;
 use vramp_core::Bytes;
-use vramp_core::tiers::Run;
+use vramp_core::tiers::Extent;
 use vramp_driver::{HostSlice, Stream};
 use vramp_host::{HostMemory, HostSpan, OutsideMemory};
 
@@ -16,7 +16,7 @@ use crate::sync::lock;
 /// A run with its memory.
 #[derive(Clone)]
 pub(super) struct Part {
-    pub run: Run,
+    pub run: Extent,
     pub memory: Arc<HostMemory>,
 }
 
@@ -40,7 +40,7 @@ impl HostAllocation {
 
     /// How much it is: whole blocks.
     pub fn len(&self) -> Bytes {
-        self.shared.config.block * self.blocks() as u64
+        self.parts.iter().map(|part| part.run.len).sum()
     }
 
     /// True if it has no blocks.
@@ -50,7 +50,7 @@ impl HostAllocation {
 
     /// How many blocks it has.
     pub fn blocks(&self) -> usize {
-        self.parts.iter().map(|part| part.run.count as usize).sum()
+        (self.len().count() / self.shared.config.block.count()) as usize
     }
 
     /// The length of a block.
@@ -70,9 +70,8 @@ impl HostAllocation {
     /// # Errors
     /// They do not lie inside.
     pub fn spans(&self, offset: Bytes, len: Bytes) -> Result<Vec<HostSpan>, OutsideMemory> {
-        let whole = |part: &Part| span_of(self.shared.config.block, part);
         self.cut(offset, len, |part, within, len| {
-            whole(part).part(within, len).expect("it was cut to lie inside")
+            span_of(part).part(within, len).expect("it was cut to lie inside")
         })
     }
 
@@ -87,10 +86,9 @@ impl HostAllocation {
         len: Bytes,
     ) -> Result<Vec<HostSlice>, HostPoolError> {
         let device = self.shared.device(device)?;
-        let block = self.shared.config.block;
         Ok(self.cut(offset, len, |part, within, len| {
-            let start = block * u64::from(part.run.first) + within;
-            self.shared.slice(device, part.run.pool, start, len)
+            let offset = part.run.offset + within;
+            self.shared.slice(device, Extent { offset, len, ..part.run })
         })?)
     }
 
@@ -107,7 +105,7 @@ impl HostAllocation {
         let mut pieces = Vec::new();
         let mut start = Bytes::ZERO;
         for part in &self.parts {
-            let part_end = start + self.shared.config.block * u64::from(part.run.count);
+            let part_end = start + part.run.len;
             let (from, to) = (offset.max(start), end.min(part_end));
             if from < to {
                 pieces.push(piece(part, from - start, to - from));
@@ -184,22 +182,21 @@ impl HostAllocation {
     /// is no longer than that.
     pub fn trim(&mut self, len: Bytes) -> Option<HostAllocation> {
         let keep = self.shared.whole(len);
-        let block = self.shared.config.block;
-        let mut rest = self.len().count().checked_sub(keep.count()).filter(|rest| *rest > 0)?;
+        let mut rest = Some(self.len().saturating_sub(keep)).filter(|rest| !rest.is_zero())?;
         let mut tail = HostAllocation {
             shared: Arc::clone(&self.shared),
             parts: Vec::new(),
-            charges: self.cut_charges(Bytes::new(rest)),
+            charges: self.cut_charges(rest),
             uses: Uses::new(),
         };
-        while rest > 0 {
+        while !rest.is_zero() {
             let part = self.parts.last_mut().expect("what is cut off lies in parts");
-            let count = (rest / block.count()).min(part.run.count.into()) as u32;
-            let first = part.run.first + part.run.count - count;
-            tail.parts.push(Part { run: Run { first, count, ..part.run }, ..part.clone() });
-            part.run.count -= count;
-            rest -= block.count() * u64::from(count);
-            if part.run.count == 0 {
+            let len = rest.min(part.run.len);
+            part.run.len -= len;
+            let run = Extent { offset: part.run.end(), len, ..part.run };
+            tail.parts.push(Part { run, ..part.clone() });
+            rest -= len;
+            if part.run.len.is_zero() {
                 self.parts.pop();
             }
         }

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 
 use vramp::{Driver, DriverError};
 use vramp_core::Bytes;
-use vramp_core::tiers::{Blocks, PoolId, Run, Tier};
+use vramp_core::tiers::{Extent, ExtentList, Extents, SegmentId, Tier};
 use vramp_driver::{HostBuffer, HostSlice};
 use vramp_host::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutsideMemory, PageKind};
 
@@ -84,7 +84,7 @@ pub enum HostPoolError {
     )]
     Exhausted {
         /// How many were asked for.
-        asked: u32,
+        asked: u64,
         /// How many there are.
         total: u64,
     },
@@ -115,9 +115,16 @@ pub(super) struct Pinned {
     buffers: Vec<HostBuffer>,
 }
 
+impl Pinned {
+    fn len(&self) -> Bytes {
+        self.memory.len()
+    }
+}
+
 pub(super) struct State {
-    pub blocks: Blocks,
-    pub pools: BTreeMap<PoolId, Pinned>,
+    /// Which blocks are free, in one segment a pool.
+    pub blocks: Extents,
+    pub pools: BTreeMap<SegmentId, Pinned>,
     pub returns: Returns,
     pub slabs: Slabs,
     growing: bool,
@@ -133,8 +140,8 @@ pub(super) struct Shared {
     pub state: Mutex<State>,
     /// A pool was added, or could not be; or what was waited for came back.
     changed: Condvar,
-    /// What the space holds, in blocks.
-    most: u64,
+    /// What the space holds, in whole blocks.
+    most: Bytes,
 }
 
 /// Why a pool is pinned.
@@ -176,12 +183,13 @@ impl HostPool {
         if config.blocks_per_pool == 0 {
             return Err(bad("a pool needs a block at least"));
         }
-        let most = levels.capacity.count() / config.block.count();
-        if u64::from(config.initial_pools) * u64::from(config.blocks_per_pool) > most {
+        let most = levels.capacity.round_down(config.block);
+        let first = u64::from(config.initial_pools) * u64::from(config.blocks_per_pool);
+        if first > most.count() / config.block.count() {
             return Err(bad("the first pools exceed the capacity of the space"));
         }
         let state = State {
-            blocks: Blocks::default(),
+            blocks: Extents::new(config.block),
             pools: BTreeMap::new(),
             returns: Returns::default(),
             slabs: Slabs::default(),
@@ -256,7 +264,6 @@ impl HostPool {
     /// Ends blocks of small pieces that nobody uses, and unpins pools that are wholly free until no more than `keep` is held, and returns how much
     /// was unpinned. Work in progress is not waited for. Two driver calls a pool and device.
     pub fn shrink(&self, keep: Bytes) -> Bytes {
-        let keep = keep.count() / self.shared.config.block.count();
         let mut unpinned = Vec::new();
         let charges;
         {
@@ -264,12 +271,13 @@ impl HostPool {
             self.shared.sweep(&mut state);
             let State { blocks, pools, slabs, stats, .. } = &mut *state;
             charges = slabs.end_idle(blocks);
-            let idle: Vec<(PoolId, u32)> = blocks.idle_pools().collect();
-            for (pool, count) in idle {
-                if blocks.total_blocks() < keep + u64::from(count) {
-                    continue;
-                }
-                if blocks.remove_pool(pool) {
+            let idle: Vec<SegmentId> = blocks.idle().collect();
+            let mut held: Bytes = pools.values().map(Pinned::len).sum();
+            // The newest first: blocks are taken from the oldest.
+            for pool in idle.into_iter().rev() {
+                let len = pools.get(&pool).map_or(Bytes::ZERO, Pinned::len);
+                if held >= keep + len && blocks.remove(pool).is_ok() {
+                    held -= len;
                     stats.pools_unpinned += 1;
                     unpinned.extend(pools.remove(&pool));
                 }
@@ -284,9 +292,9 @@ impl HostPool {
         let mut state = lock(&self.shared.state);
         self.shared.sweep(&mut state);
         HostPoolStats {
-            blocks: state.blocks.total_blocks(),
-            free_blocks: state.blocks.free_blocks(),
-            pending_blocks: state.returns.blocks(),
+            blocks: self.shared.count(state.held()),
+            free_blocks: self.shared.count(state.blocks.free_bytes()),
+            pending_blocks: self.shared.count(state.returns.bytes()),
             ..state.stats
         }
     }
@@ -297,17 +305,24 @@ impl HostPool {
     /// What does not.
     pub fn audit(&self) -> Result<(), vramp_core::Inconsistency> {
         let state = lock(&self.shared.state);
-        state.blocks.audit()?;
-        let total = state.blocks.total_blocks();
-        if total > self.shared.most {
-            let what = format!("{total} blocks in a space for {}", self.shared.most);
-            return Err(vramp_core::Inconsistency { what });
+        let bad = |what| Err(vramp_core::Inconsistency { what });
+        if let Err(what) = state.blocks.audit() {
+            return bad(what);
+        }
+        let (held, listed) = (state.held(), state.blocks.census().capacity);
+        if held > self.shared.most || held != listed {
+            return bad(format!("{held} pinned, {listed} listed, of {}", self.shared.most));
         }
         Ok(())
     }
 }
 
 impl Shared {
+    /// How many blocks that is.
+    fn count(&self, len: Bytes) -> u64 {
+        len.count() / self.config.block.count()
+    }
+
     /// `len` in whole blocks. What no number can hold is what no space has.
     pub fn whole(&self, len: Bytes) -> Bytes {
         len.checked_round_up(self.config.block).unwrap_or(Bytes::new(u64::MAX))
@@ -316,17 +331,12 @@ impl Shared {
     /// Takes the blocks that were paid for.
     pub fn take(&self, charge: &Charge) -> Result<Vec<Part>, HostPoolError> {
         let len = charge.bytes();
-        let ours = charge.is_in(&self.space) && len.is_multiple_of(self.config.block);
-        let count = u32::try_from(len.count() / self.config.block.count());
-        let (true, Ok(count)) = (ours, count) else {
+        if !charge.is_in(&self.space) || !len.is_multiple_of(self.config.block) {
             return Err(HostPoolError::WrongCharge(format!("{charge:?}"), len));
-        };
-        if count == 0 {
-            return Ok(Vec::new());
         }
         loop {
             let mut state = lock(&self.state);
-            if let Some(runs) = state.blocks.allocate(count) {
+            if let Ok(runs) = state.blocks.alloc(len) {
                 return Ok(state.parts(runs));
             }
             if self.sweep(&mut state) {
@@ -336,16 +346,19 @@ impl Shared {
                 self.wait_for_others(state);
                 continue;
             }
-            let full = state.blocks.total_blocks() >= self.most;
+            let full = state.held() >= self.most;
             drop(state);
             let failure = match full {
-                true => HostPoolError::Exhausted { asked: count, total: self.most },
+                true => HostPoolError::Exhausted {
+                    asked: self.count(len),
+                    total: self.count(self.most),
+                },
                 false => match self.grow(Growth::Needed) {
                     Ok(()) => continue,
                     Err(error) => error,
                 },
             };
-            if !self.wait_for_work(count)? {
+            if !self.wait_for_work(len)? {
                 return Err(failure);
             }
         }
@@ -353,9 +366,9 @@ impl Shared {
 
     /// Waits until the work is done that uses the blocks returned first. False if there is nothing
     /// to wait for and too little is free.
-    fn wait_for_work(&self, count: u32) -> Result<bool, HostPoolError> {
+    fn wait_for_work(&self, len: Bytes) -> Result<bool, HostPoolError> {
         let mut state = lock(&self.state);
-        if state.blocks.free_blocks() >= u64::from(count) {
+        if state.blocks.free_bytes() >= len {
             return Ok(true);
         }
         let Some(oldest) = state.returns.take_oldest() else {
@@ -404,22 +417,22 @@ impl Shared {
 
     /// Pins one pool more, or less where the space holds no whole one. One at a time.
     pub fn grow(&self, why: Growth) -> Result<(), HostPoolError> {
-        let count = {
+        let len = {
             let mut state = lock(&self.state);
-            let room = self.most - state.blocks.total_blocks();
-            let count = room.min(self.config.blocks_per_pool.into());
-            if state.growing || count == 0 {
+            let pool = self.config.block * u64::from(self.config.blocks_per_pool);
+            let len = pool.min(self.most - state.held());
+            if state.growing || len.is_zero() {
                 return Ok(());
             }
             state.growing = true;
-            u32::try_from(count).expect("a pool has as many blocks as 32 bits count")
+            len
         };
-        // The lock is free while the kernel and the driver work: that takes 50 ms and more.
-        let pinned = self.pin(self.config.block * u64::from(count));
+        // The lock is free while the kernel and the driver work: that takes milliseconds.
+        let pinned = self.pin(len);
         let mut state = lock(&self.state);
         state.growing = false;
         let result = pinned.map(|pinned| {
-            let pool = state.blocks.add_pool(count);
+            let pool = state.blocks.add(len);
             state.pools.insert(pool, pinned);
             match why {
                 Growth::Needed => state.stats.pools_waited_for += 1,
@@ -433,8 +446,8 @@ impl Shared {
     /// True if few blocks are left and there may be more.
     pub fn is_low(&self) -> bool {
         let state = lock(&self.state);
-        let free = state.blocks.free_blocks() + state.returns.blocks();
-        free < u64::from(self.config.spare_blocks) && state.blocks.total_blocks() < self.most
+        let free = state.blocks.free_bytes() + state.returns.bytes();
+        free < self.config.block * u64::from(self.config.spare_blocks) && state.held() < self.most
     }
 
     fn pin(&self, len: Bytes) -> Result<Pinned, HostPoolError> {
@@ -468,11 +481,11 @@ impl Shared {
     }
 
     /// A part of a pool's memory as a device names it.
-    pub fn slice(&self, device: usize, pool: PoolId, offset: Bytes, len: Bytes) -> HostSlice {
+    pub fn slice(&self, device: usize, run: Extent) -> HostSlice {
         let state = lock(&self.state);
-        let pinned = state.pools.get(&pool);
+        let pinned = state.pools.get(&run.segment);
         let pinned = pinned.expect("a pool with allocated blocks is not unpinned");
-        HostSlice { buffer: pinned.buffers[device], offset, len }
+        HostSlice { buffer: pinned.buffers[device], offset: run.offset, len: run.len }
     }
 }
 
@@ -482,10 +495,15 @@ impl State {
         returns.finish(returned, Free { blocks, slabs });
     }
 
+    /// How much is pinned. O(pools).
+    fn held(&self) -> Bytes {
+        self.pools.values().map(Pinned::len).sum()
+    }
+
     /// The runs with their memory.
-    fn parts(&self, runs: Vec<Run>) -> Vec<Part> {
-        let part = |run: Run| {
-            let pinned = self.pools.get(&run.pool).expect("runs lie in pools that there are");
+    fn parts(&self, runs: ExtentList) -> Vec<Part> {
+        let part = |run: Extent| {
+            let pinned = self.pools.get(&run.segment).expect("runs lie in pools that there are");
             Part { run, memory: Arc::clone(&pinned.memory) }
         };
         runs.into_iter().map(part).collect()
@@ -493,9 +511,8 @@ impl State {
 }
 
 /// The bytes of a run.
-pub(super) fn span_of(block: Bytes, part: &Part) -> HostSpan {
-    let offset = block * u64::from(part.run.first);
-    let len = block * u64::from(part.run.count);
+pub(super) fn span_of(part: &Part) -> HostSpan {
+    let Extent { offset, len, .. } = part.run;
     HostSpan::new(&part.memory, offset, len).expect("a run lies in its pool's memory")
 }
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use vramp::{Driver, DriverError};
-use vramp_core::tiers::{Blocks, Run};
+use vramp_core::Bytes;
+use vramp_core::tiers::{Extent, ExtentList, Extents};
 use vramp_driver::{Event, Stream};
 
 use super::small::{Piece, Slabs};
@@ -23,7 +24,7 @@ pub(super) type Uses = SmallVec<[Use; 2]>;
 
 /// What comes back.
 pub(super) enum Returned {
-    Runs(SmallVec<[Run; 2]>),
+    Runs(ExtentList),
     Piece(Piece),
 }
 
@@ -35,7 +36,7 @@ pub(super) struct Return {
 
 /// Where things go that no work uses any more.
 pub(super) struct Free<'a> {
-    pub blocks: &'a mut Blocks,
+    pub blocks: &'a mut Extents,
     pub slabs: &'a mut Slabs,
 }
 
@@ -131,13 +132,13 @@ impl Returns {
         }
     }
 
-    /// How many blocks wait for work.
-    pub fn blocks(&self) -> u64 {
+    /// How much waits for work.
+    pub fn bytes(&self) -> Bytes {
         let runs = self.waiting.iter().map(|returned| match &returned.what {
             Returned::Runs(runs) => runs.as_slice(),
             Returned::Piece(_) => &[],
         });
-        runs.flatten().map(|run| u64::from(run.count)).sum()
+        runs.flatten().map(|run: &Extent| run.len).sum()
     }
 
     /// Destroys the events in stock.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vramp::Driver;
 use vramp_core::Bytes;
-use vramp_core::tiers::Blocks;
+use vramp_core::tiers::{Extent, Extents};
 use vramp_driver::{HostSlice, Stream};
 use vramp_host::{HostSpan, OutsideMemory};
 
@@ -75,7 +75,7 @@ impl Slabs {
     }
 
     /// Ends the slabs of which nobody has a piece, and returns what paid for them.
-    pub fn end_idle(&mut self, blocks: &mut Blocks) -> Vec<Charge> {
+    pub fn end_idle(&mut self, blocks: &mut Extents) -> Vec<Charge> {
         let (idle, used) = std::mem::take(&mut self.slabs)
             .into_iter()
             .partition(|(_, slab)| slab.free.len() == slab.pieces);
@@ -131,7 +131,7 @@ impl HostSlab {
 
     /// Its bytes.
     pub fn span(&self) -> HostSpan {
-        let whole = super::pool::span_of(self.shared.config.block, &self.part);
+        let whole = super::pool::span_of(&self.part);
         whole.part(self.offset(), self.len).expect("a piece lies in its block")
     }
 
@@ -141,8 +141,9 @@ impl HostSlab {
     /// The pool is not pinned for the device.
     pub fn slice(&self, device: &Arc<dyn Driver>) -> Result<HostSlice, HostPoolError> {
         let device = self.shared.device(device)?;
-        let start = self.shared.config.block * u64::from(self.part.run.first) + self.offset();
-        Ok(self.shared.slice(device, self.part.run.pool, start, self.len))
+        let Extent { segment, offset, .. } = self.part.run;
+        let run = Extent { segment, offset: offset + self.offset(), len: self.len };
+        Ok(self.shared.slice(device, run))
     }
 
     /// Copies the bytes from `offset` on into `into`.

@@ -1,7 +1,6 @@
 //! Tests of the tiers: by name what is right, by random programs against naive twins.
 
 mod accounting;
-mod blocks;
 mod broker;
 mod deadlocks;
 mod extents;
