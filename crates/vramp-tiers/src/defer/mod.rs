@@ -27,6 +27,7 @@ mod events;
 mod fill;
 mod hosted;
 mod lease;
+mod lower;
 mod manager;
 mod report;
 mod spill;

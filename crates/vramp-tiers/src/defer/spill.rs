@@ -6,14 +6,14 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use vramp_core::Bytes;
 use vramp_core::defer::{
-    CopyOut, Lower, LowerShort, MoveId, PieceId, Rates, SettleError, Settled, Short, UseToken, Why,
+    CopyOut, Lower, MoveId, PieceId, Rates, SettleError, Settled, Short, UseToken, Why,
 };
 
 use super::error::SpillError;
 use super::hosted::Hosted;
 use super::report::{MoveRecord, Moved, Spilled};
 use super::state::{Shared, State};
-use crate::host::{HostAllocation, HostPoolError};
+use crate::host::HostAllocation;
 use crate::movers::{After, DiskPayer, DiskTarget, GpuEnd, MoveError, OnDisk, Staged, Transfer};
 
 /// What was chosen is sent; if it freed less than it should, because handles are longer than
@@ -121,16 +121,6 @@ impl Shared {
         !behind.is_empty() && self.wait_for(&behind).is_ok()
     }
 
-    /// Blocks of the host for a copy on somebody's behalf; copies that are not needed go for them.
-    pub(super) fn blocks(&self, len: Bytes) -> Result<HostAllocation, SpillError> {
-        let pool = self.mover.pool();
-        let mut blocks = pool.allocate(len);
-        if matches!(blocks, Err(HostPoolError::Full(_))) && !self.lower(len).is_zero() {
-            blocks = pool.allocate(len);
-        }
-        Ok(blocks.map_err(MoveError::from)?)
-    }
-
     /// Copies contents out that stay on the card. Returns how much.
     pub(super) fn clean(&self, budget: Bytes) -> Bytes {
         if self.allocator.any_captures().unwrap_or(true) {
@@ -184,7 +174,7 @@ impl Shared {
         }
     }
 
-    fn fail(&self, id: MoveId) {
+    pub(super) fn fail(&self, id: MoveId) {
         self.lock().stats.failures += 1;
         self.give_up(id);
     }
@@ -291,70 +281,9 @@ impl Shared {
             return freed;
         }
     }
-
-    /// Makes room on the host: copies that are not needed go, others are written to the disk.
-    /// Returns how much.
-    pub(super) fn lower(&self, deficit: Bytes) -> Bytes {
-        let pushes = {
-            let mut state = self.lock();
-            let disk_room = self.room().disk;
-            let choice = state.core.choose_lower(&LowerShort { deficit, disk_room });
-            state.drop_copies(&choice.drops);
-            let made = deficit.saturating_sub(choice.missing);
-            if choice.pushes.is_empty() {
-                return made;
-            }
-            choice.pushes
-        };
-        let store = self.disk.as_ref().expect("without a disk there is no room on it");
-        let mut made = Bytes::ZERO;
-        for push in pushes {
-            let began_ns = self.driver.now_ns();
-            let host = self.lock().copies.get_mut(&push.piece).and_then(|below| below.host.take());
-            let host = host.expect("what the core counts on the host is there");
-            let written = OnDisk::write(store, &host, push.len, self.mover.config().step);
-            let took_ns = self.driver.now_ns().saturating_sub(began_ns);
-            let mut guard = self.lock();
-            let state = &mut *guard;
-            let below = state.copies.entry(push.piece).or_default();
-            match written {
-                Ok(stored) => {
-                    below.disk = Some(Arc::new(stored));
-                    let settled = state.core.settle(push.id);
-                    debug_assert!(settled.is_ok(), "{} was pushed: {settled:?}", push.piece);
-                    made += push.len;
-                    state.note_rate(Some(Lower::Disk), push.len, took_ns);
-                    let (piece, bytes, what) = (push.piece, push.len, Moved::Pushed);
-                    let record = MoveRecord { piece, bytes, what, began_ns, took_ns, why: None };
-                    state.history.push(record);
-                    drop(guard);
-                    drop(host);
-                }
-                Err(_) => {
-                    below.host = Some(host);
-                    drop(guard);
-                    self.fail(push.id);
-                }
-            }
-            self.tell();
-        }
-        made
-    }
 }
 
 impl State {
-    /// Gives host copies up that are not needed, if the host has less room than is to leave. What is
-    /// clean takes no room when it leaves, and its copies are needed for that.
-    fn drop_needless(&mut self, shared: &Shared, leaving: Bytes) {
-        let room = shared.room().host + self.core.census().clean;
-        let deficit = leaving.saturating_sub(room);
-        if !deficit.is_zero() {
-            let short = LowerShort { deficit, disk_room: Bytes::ZERO };
-            let choice = self.core.choose_lower(&short);
-            self.drop_copies(&choice.drops);
-        }
-    }
-
     /// Keeps the copy, if it counts, and lends the memory, if the piece left.
     fn note_out(&mut self, out: &CopyOut, settled: Settled, copied: Copied) -> Bytes {
         let counts = !matches!(settled, Settled::Stays { .. });
@@ -384,7 +313,7 @@ impl State {
     }
 
     /// Learns from a copy how fast copies are, the last ones the most.
-    fn note_rate(&mut self, to: Option<Lower>, bytes: Bytes, took_ns: u64) {
+    pub(super) fn note_rate(&mut self, to: Option<Lower>, bytes: Bytes, took_ns: u64) {
         let Rates { to_host, to_disk, .. } = &mut self.rates;
         match to {
             None => {}
