@@ -2,7 +2,8 @@
 //! new ones are.
 //!
 //! A free region in front of a hole is grown by just the shortfall; so is one behind a hole, and
-//! two with a hole between them are bridged; a fresh hole is the last resort. Each candidate is
+//! two with a hole between them are bridged. What was moved away from a place before is taken back
+//! there; a fresh hole is the last resort. Each candidate is
 //! priced by the handles it takes, because that is what driver calls cost, and by the memory it
 //! takes above the slack. The cheapest wins; the sources are few large chunks rather than many
 //! small ones, from the smallest free regions first, so that large regions stay whole.
@@ -23,6 +24,9 @@ use crate::region::Kind;
 
 /// Candidates looked at: the largest free regions.
 const BASES: usize = 64;
+
+/// Old places looked at: the longest rows of retired mappings.
+const OLD_PLACES: usize = 4;
 
 /// A last chunk that overshoots by at most this is taken before an exact combination is sought.
 const OVERSHOOT: u64 = 2 << 20;
@@ -64,6 +68,8 @@ enum Side {
     Before,
     /// In the hole behind the base, up to the next free region.
     Bridge(RegionKey),
+    /// Where retired mappings of free chunks lie in a row, from this one on.
+    Return(RegionKey),
     /// In a hole of its own.
     Fresh,
 }
@@ -230,6 +236,7 @@ impl Pool {
             .flat_map(move |(_, key)| {
                 self.sides(key, len).into_iter().map(move |side| (Some(key), side))
             })
+            .chain(self.old_places(sources).into_iter().map(|key| (None, Side::Return(key))))
             .chain([(None, Side::Fresh)])
             .filter_map(move |(base, side)| self.candidate(base, side, len, budget, sources, mixed))
     }
@@ -289,6 +296,11 @@ impl Pool {
                 let room = self.room_behind(base, len).len;
                 (room, room, Some(next))
             }
+            (Side::Return(first), _) if self.fillable(first) => {
+                let here = self.regions.get(first).len;
+                (here + self.room_behind(first, enough.saturating_sub(here)).len, need, None)
+            }
+            (Side::Return(_), _) => return None,
             _ => (u64::MAX, need, None),
         };
         if room < need || need == 0 {
@@ -338,6 +350,7 @@ impl Pool {
         let at = match (candidate.side, candidate.base) {
             (Side::Behind | Side::Bridge(_), Some(base)) => self.regions.get(base).end(),
             (Side::Before, Some(base)) => self.regions.get(base).at.minus(placed),
+            (Side::Return(first), _) => self.regions.get(first).at,
             _ => match self.fresh_hole(placed.max(candidate.need)) {
                 Ok(at) => at,
                 Err(plan) => return Build::Clear(plan),
@@ -548,6 +561,28 @@ impl Pool {
         Room { len, stopped_by: prev }
     }
 
+    /// Where retired mappings whose chunks are free now lie in a row: the first of each of the longest
+    /// rows. O(retired mappings).
+    fn old_places(&self, sources: &Sources) -> Vec<RegionKey> {
+        let mut rows: Vec<(u64, RegionKey)> = Vec::new();
+        let mut end = None;
+        for (&at, &key) in &self.retired {
+            let region = self.regions.get(key);
+            let Kind::Retired { chunk, arena: None, .. } = region.kind else { continue };
+            if !sources.by_chunk.contains_key(&chunk) {
+                continue;
+            }
+            match rows.last_mut() {
+                Some((len, _)) if end == Some(at) => *len += region.len,
+                _ => rows.push((region.len, key)),
+            }
+            end = Some(region.end());
+        }
+        rows.sort_by_key(|&(len, _)| std::cmp::Reverse(len));
+        rows.truncate(OLD_PLACES);
+        rows.into_iter().map(|(_, key)| key).collect()
+    }
+
     /// Retired mappings in a row next to the base whose chunks are free now, nearest first.
     fn reactivable(
         &self,
@@ -557,20 +592,23 @@ impl Pool {
         bridged: Option<RegionKey>,
         sources: &Sources,
     ) -> Vec<usize> {
-        let Some(base) = base else { return Vec::new() };
         let step = |key| match side {
             Side::Before => self.regions.prev(key),
             _ => self.regions.next(key),
         };
         let (mut found, mut had) = (Vec::new(), 0);
-        let mut next = step(base);
+        let mut next = match (side, base) {
+            (Side::Return(first), _) => Some(first),
+            (_, Some(base)) => step(base),
+            _ => return Vec::new(),
+        };
         while let Some(here) = next.filter(|_| had < need) {
             let Kind::Retired { chunk, arena: None, .. } = self.regions.get(here).kind else {
                 break;
             };
             let Some(&index) = sources.by_chunk.get(&chunk) else { break };
             let Source { region, len, .. } = sources.all[index];
-            let own = region == base || Some(region) == bridged;
+            let own = Some(region) == base || Some(region) == bridged;
             if own || found.contains(&index) || (bridged.is_some() && had + len > need) {
                 break;
             }

@@ -308,3 +308,25 @@ fn memory_that_others_freed_comes_back_to_its_addresses_without_a_call_that_move
     assert_eq!(moved, ["create-event", "record", "query"]);
     assert_eq!(range.memory().backed, Bytes::mib(32));
 }
+
+#[test]
+fn a_block_comes_back_to_where_its_chunks_lay_before_and_nothing_is_mapped() {
+    let rig = rig(Preset::Vramp);
+    let range = rig.allocator.stable_range(Bytes::mib(32), Bytes::mib(8)).unwrap();
+    range.back(rig.stream).unwrap();
+    let held = rig.allocator.stats().unwrap().reserved;
+    rig.allocator.set_limit(Some(held)).unwrap();
+    range.lend(&[]);
+    let (block, moved) = malloc(&rig, 16);
+    assert_eq!(moved, [repeated(&["map"], 4), vec!["set-access 32.00 MiB"]].concat());
+    let at = block.addr();
+    rig.free(block);
+    for _ in 0..3 {
+        range.back(rig.stream).unwrap();
+        range.lend(&[]);
+        let (block, calls) = malloc(&rig, 16);
+        assert_eq!(block.addr(), at);
+        assert!(calls.iter().all(|call| call == "query"), "all is mapped there still: {calls:?}");
+        rig.free(block);
+    }
+}

@@ -19,7 +19,7 @@ const WAITS: [Call; 2] = [Call::SynchronizeStream, Call::FreeMemory];
 pub(super) struct Row {
     measure: &'static str,
     /// `spill`, `retrieve`, or `clean spill` of what has a copy; `pressed` where a malloc had the memory
-    /// meanwhile.
+    /// meanwhile, and `pressed again` where it had had it before at the same place.
     phase: &'static str,
     size_bytes: u64,
     call: &'static str,
@@ -57,6 +57,8 @@ pub(super) fn measure(bench: &Bench, piece: Bytes, len: Bytes) -> Result<Vec<Row
     site.write(&buffer)?;
     phase("pressed spill", &|| site.press(&buffer).map(drop))?;
     phase("pressed retrieve", &retrieve)?;
+    site.write(&buffer)?;
+    phase("pressed again", &|| site.press(&buffer).map(drop))?;
     drop(buffer);
     site.close()?;
     Ok(rows)

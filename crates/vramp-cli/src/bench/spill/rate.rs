@@ -16,8 +16,9 @@ use crate::count::Count;
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     measure: &'static str,
-    /// `asked` for, and nobody takes the memory; or `pressed` out by a malloc of all of it, whose
-    /// remapping is part of the time, and back once that is freed.
+    /// `asked` for, and nobody takes the memory; `pressed` out by a malloc of all of it, whose
+    /// remapping is part of the time, and back once that is freed; or pressed out `again` by a malloc
+    /// whose place is known from the round before.
     spill: &'static str,
     size_bytes: u64,
     piece_bytes: u64,
@@ -39,6 +40,7 @@ pub(super) struct Row {
 enum Cause {
     Asked,
     Pressed,
+    Again,
 }
 
 /// One buffer that leaves in one way, and what each round took, in nanoseconds.
@@ -70,7 +72,7 @@ pub(super) fn measure(
     let plain = Plain::new(&site, largest)?;
     let mut cases = Vec::new();
     for &size in sizes {
-        for cause in [Cause::Asked, Cause::Pressed] {
+        for cause in [Cause::Asked, Cause::Pressed, Cause::Again] {
             let buffer = site.manager.buffer(size)?;
             cases.push(Case { cause, buffer, rounds: Vec::new(), clean_copied_bytes: 0 });
         }
@@ -99,6 +101,9 @@ impl Case {
     /// Away at first and in the end, so that the buffers of other cases are never chosen.
     fn round(&mut self, site: &Site, plain: &Plain) -> Result<Round> {
         let len = self.buffer.len();
+        if let Cause::Pressed = self.cause {
+            site.forget()?;
+        }
         site.write(&self.buffer)?;
         let plain_down = plain.to_host(len)? as f64;
         let spill = self.leave(site)? as f64;
@@ -114,7 +119,7 @@ impl Case {
     fn leave(&self, site: &Site) -> Result<u64> {
         match self.cause {
             Cause::Asked => site.spill(&self.buffer),
-            Cause::Pressed => site.press(&self.buffer),
+            Cause::Pressed | Cause::Again => site.press(&self.buffer),
         }
     }
 
@@ -128,6 +133,7 @@ impl Case {
             spill: match cause {
                 Cause::Asked => "asked",
                 Cause::Pressed => "pressed",
+                Cause::Again => "again",
             },
             size_bytes: buffer.len().count(),
             piece_bytes: piece.count(),

@@ -86,6 +86,11 @@ impl Site {
         Ok(took_ns)
     }
 
+    /// Gives all idle memory back to the card, and all mappings of it with it.
+    pub(super) fn forget(&self) -> Result<()> {
+        Ok(self.allocator.empty_cache()?)
+    }
+
     /// Brings a buffer back and waits until its contents are there. How long that took.
     pub(super) fn retrieve(&self, buffer: &DeferrableBuffer) -> Result<u64> {
         let begun = self.driver.now_ns();
