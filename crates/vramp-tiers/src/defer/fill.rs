@@ -198,7 +198,9 @@ impl Shared {
         let took_ns = self.driver.now_ns().saturating_sub(began_ns);
         let (piece, what) = (fill.piece, Moved::Filled(fill.from));
         let record = MoveRecord { piece, bytes: len, what, began_ns, took_ns, why: None };
-        self.lock().history.push(record);
+        let mut state = self.lock();
+        state.reads.remove(&fill.piece.buffer);
+        state.history.push(record);
         Ok(())
     }
 
