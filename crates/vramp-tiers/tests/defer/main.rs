@@ -10,6 +10,8 @@ mod faults;
 #[allow(dead_code, reason = "the store's own tests need more of it")]
 mod faulty;
 mod in_place;
+mod in_place_pushes;
+mod in_place_sets;
 mod killed;
 mod leases;
 mod moves;

@@ -141,9 +141,8 @@ impl World {
 
     /// Leased, and not only to be read where it is.
     fn is_used(&self, id: BufferId) -> bool {
-        let uses = |lease: &TwinLease| {
-            lease.buffers.contains_key(&id) && !lease.in_place.contains(&id)
-        };
+        let uses =
+            |lease: &TwinLease| lease.buffers.contains_key(&id) && !lease.in_place.contains(&id);
         self.leases.iter().any(uses)
     }
 
@@ -154,9 +153,8 @@ impl World {
     /// All of it is somewhere and at rest, a part below, and nobody uses it on the card.
     fn can_stay(&self, id: BufferId) -> bool {
         let twin = self.buffers.iter().find(|twin| twin.id == id).expect("somebody wants it");
-        let in_the_way = |one: &TwinMove| {
-            one.piece.buffer == id && !matches!(one.kind, Kind::Out(_))
-        };
+        let in_the_way =
+            |one: &TwinMove| one.piece.buffer == id && !matches!(one.kind, Kind::Out(_));
         let there = |bits: &Bits| bits.card.is_some() || bits.host.is_some();
         twin.readable
             && twin.pieces.iter().all(there)
@@ -286,7 +284,8 @@ fn lease_step(
     ranges.sort();
     ranges.dedup();
     let all: u64 = ranges.iter().map(|&range| world.range_len(core, range)).sum();
-    let list: Vec<(BufferId, Access)> = everything.iter().map(|(&id, &access)| (id, access)).collect();
+    let list: Vec<(BufferId, Access)> =
+        everything.iter().map(|(&id, &access)| (id, access)).collect();
     let streams = [StreamKey(stream)];
     let may_stay: Vec<BufferId> =
         if stays { everything.keys().copied().collect() } else { Vec::new() };
