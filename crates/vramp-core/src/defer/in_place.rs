@@ -6,8 +6,8 @@
 
 use super::piece::{Motion, Piece, Place};
 use super::{
-    Access, BufferId, Deferrables, Granted, LeaseId, LeaseRefused, LeaseRequest, Lower, PieceId,
-    PieceState, Room, UnknownBuffer, UseToken,
+    Access, BufferId, Deferrables, Drop, Granted, LeaseId, LeaseRefused, LeaseRequest, Lower,
+    PieceId, PieceState, Room, UnknownBuffer, UseToken,
 };
 
 impl Deferrables {
@@ -20,6 +20,14 @@ impl Deferrables {
     pub fn set_readable(&mut self, buffer: BufferId) -> Result<(), UnknownBuffer> {
         self.get_mut(buffer)?.readable = true;
         Ok(())
+    }
+
+    /// Forgets the host copy of a piece that is on the card, since it is none that can be read below:
+    /// when the piece leaves, another is made. `None` if there is none, or the piece moves.
+    pub fn forget_host_copy(&mut self, id: PieceId) -> Option<Drop> {
+        let piece = self.get(id.buffer).ok()?.pieces.get(id.index as usize)?;
+        let there = piece.place == Place::Card && piece.motion.is_none();
+        (there && piece.copies.host).then(|| self.drop_host_copy(id))
     }
 
     /// What [`set_readable`](Deferrables::set_readable) said. False if there is no such buffer.

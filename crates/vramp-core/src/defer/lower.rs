@@ -77,7 +77,7 @@ impl Deferrables {
         choice
     }
 
-    fn drop_host_copy(&mut self, id: PieceId) -> Drop {
+    pub(super) fn drop_host_copy(&mut self, id: PieceId) -> Drop {
         self.piece_mut(id).copies.host = false;
         self.counters.copies_dropped += 1;
         let after = self.buffers[id.buffer].uses.writes();

@@ -167,6 +167,7 @@ impl Shared {
                 };
                 done.expect("the fill was given out and not settled");
                 state.stats.from_host_bytes += len.count();
+                state.forget_blocks(fill.piece);
                 drop(guard);
                 for &other in streams.iter().skip(1) {
                     if let Some(event) = event {

@@ -68,7 +68,10 @@ impl Shared {
                 retired: Vec::new(),
             });
         }
-        Ok(state.core.set_readable(buffer)?)
+        state.core.set_readable(buffer)?;
+        let pieces = state.core.states(buffer)?.len() as u32;
+        (0..pieces).for_each(|index| state.forget_blocks(PieceId { buffer, index }));
+        Ok(())
     }
 
     /// Host memory for a copy of a piece, if the buffer is readable and there is some.
@@ -191,6 +194,18 @@ impl Shared {
 }
 
 impl State {
+    /// Drops the copy of a readable buffer's piece on the card if it lies in blocks, which cannot be
+    /// mapped: when the piece leaves, it is copied to where it can be read.
+    pub fn forget_blocks(&mut self, piece: PieceId) {
+        let in_blocks = self.copies.get(&piece).is_some_and(|below| below.host.is_some());
+        if in_blocks
+            && self.core.is_readable(piece.buffer)
+            && let Some(gone) = self.core.forget_host_copy(piece)
+        {
+            self.drop_copies(&[gone]);
+        }
+    }
+
     /// True if each spilled piece can be read at its address.
     pub fn is_mounted(&self, buffer: BufferId) -> bool {
         let states = self.core.states(buffer).unwrap_or_default();

@@ -1,10 +1,14 @@
 //! Sets of which some buffers are read where they are and others come to the card.
 
+use std::sync::mpsc;
+use std::time::Duration;
+
 use vramp::Driver;
 use vramp_core::defer::LeaseRefused;
 use vramp_driver::sim::Kernel;
 use vramp_tiers::{Deadline, SpillError};
 
+use super::hooked::Hooked;
 use super::in_place::{CALLS, ends, ends_of, spilled};
 use super::*;
 
@@ -210,6 +214,63 @@ fn a_failing_call_leaves_the_buffers_of_a_set_whole_and_held_by_nobody() {
             rig.check();
         }
     }
+}
+
+#[test]
+fn copies_are_mapped_with_the_lock_free() {
+    let sim = Arc::new(simulator().build());
+    let hooked = Arc::new(Hooked::on(Arc::clone(&sim)));
+    let rig = Plan::default().build_behind(Arc::<Hooked>::clone(&hooked), sim);
+    let buffer = rig.manager.buffer(MIB(24)).unwrap();
+    buffer.readable_while_spilled().unwrap();
+    rig.fill(&buffer, 7);
+    let addresses = buffer.addresses();
+    let (ask, asked) = mpsc::channel();
+    let (answer, answered) = mpsc::channel();
+    let times = std::thread::scope(|scope| {
+        let manager = &rig.manager;
+        scope.spawn(move || {
+            for () in asked {
+                answer.send(manager.stats()).unwrap();
+            }
+        });
+        let (count, counts) = mpsc::channel();
+        hooked.set(Some(Box::new(move |range: AddrRange| {
+            let end = addresses.start + addresses.len;
+            if addresses.start <= range.start && range.start < end {
+                ask.send(()).unwrap();
+                // Whoever holds the lock here would never be answered.
+                count.send(answered.recv_timeout(Duration::from_secs(20)).is_ok()).unwrap();
+            }
+        })));
+        rig.manager.spill(MIB(24));
+        hooked.set(None);
+        counts.iter().collect::<Vec<bool>>()
+    });
+    assert_eq!(times, [true; 3], "each piece is mapped, and the manager answers meanwhile");
+    assert_eq!(ends(&rig, &buffer.read_in_place(rig.stream).unwrap()), [7, 7]);
+    rig.check();
+}
+
+#[test]
+fn a_buffer_that_becomes_readable_late_is_so_once_it_was_back() {
+    let rig = rig();
+    let [there, gone] = [1, 2].map(|byte| rig.filled(MIB(16), byte));
+    rig.manager.spill(MIB(32));
+    rig.expect(&there, 1);
+    for (buffer, byte) in [(&there, 1), (&gone, 2)] {
+        buffer.readable_while_spilled().unwrap();
+        rig.expect(buffer, byte);
+    }
+    rig.manager.spill(MIB(32));
+    let lease = rig
+        .manager
+        .lease_in_place(&[&there, &gone].map(|buffer| (buffer, Access::Shared)), rig.stream);
+    let lease = lease.unwrap();
+    assert!(lease.is_in_place(0) && lease.is_in_place(1));
+    assert_eq!([ends_of(&rig, &lease, 0), ends_of(&rig, &lease, 1)], [[1, 1], [2, 2]]);
+    drop(lease);
+    rig.check();
 }
 
 /// Copies are mapped with the lock free: others lease, write, push and drop meanwhile.

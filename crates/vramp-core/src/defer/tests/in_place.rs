@@ -27,10 +27,19 @@ fn read(core: &mut Deferrables, a: BufferId) -> Option<Granted> {
     if granted.in_place == [a] {
         return Some(granted);
     }
-    granted.fill.iter().for_each(|fill| drop(core.abandon(fill.id).unwrap()));
+    for fill in &granted.fill {
+        core.abandon(fill.id).unwrap();
+    }
     core.cancel_lease(granted.lease).unwrap();
     core.audit().unwrap();
     None
+}
+
+fn settle(core: &mut Deferrables, moves: impl Iterator<Item = MoveId>) {
+    for id in moves {
+        core.settle(id).unwrap();
+    }
+    core.audit().unwrap();
 }
 
 #[test]
@@ -117,7 +126,7 @@ fn of_a_set_what_is_readable_stays_and_the_rest_comes() {
         core.end_lease(granted.lease, &LeaseEnd::default(), 3),
         Err(LeaseEndError::NotFilled { .. })
     ));
-    granted.fill.iter().for_each(|fill| drop(core.settle(fill.id).unwrap()));
+    settle(&mut core, granted.fill.iter().map(|fill| fill.id));
     assert_eq!(core.pin(granted.lease, a), Err(ExposeError::InPlace { buffer: a }));
     core.pin(granted.lease, plain).unwrap();
     let uses = [Use { buffer: a, token: token(S1, 1) }, Use { buffer: out, token: token(S1, 1) }];
@@ -149,7 +158,7 @@ fn a_buffer_named_twice_and_written_once_comes() {
     let a = readable(&mut core, 1);
     let granted = try_read(&mut core, &[(a, Shared), (a, Exclusive)]).unwrap();
     assert_eq!((granted.in_place.len(), granted.fill.len()), (0, 1));
-    granted.fill.iter().for_each(|fill| drop(core.settle(fill.id).unwrap()));
+    settle(&mut core, granted.fill.iter().map(|fill| fill.id));
     end(&mut core, granted.lease, 3);
 }
 
@@ -206,7 +215,7 @@ fn a_copy_only_to_read_takes_no_room_from_what_has_to_be_copied() {
     let mut core = core();
     let a = readable(&mut core, 2);
     let choice = core.choose_lower(&LowerShort { deficit: b(32), disk_room: b(100) });
-    choice.pushes.iter().for_each(|push| drop(core.settle(push.id).unwrap()));
+    settle(&mut core, choice.pushes.iter().map(|push| push.id));
     let back = lease(&mut core, a, Shared, 4);
     end(&mut core, back, 4);
     let dirty = written(&mut core, 16, 4);
@@ -216,4 +225,21 @@ fn a_copy_only_to_read_takes_no_room_from_what_has_to_be_copied() {
     let moves = choice.victims.iter().flat_map(|victim| &victim.moves);
     let copied: Vec<_> = moves.filter(|out| out.to.is_some()).map(|out| out.piece).collect();
     assert_eq!((choice.frees, copied), (b(48), vec![piece(dirty, 0)]));
+}
+
+#[test]
+fn a_copy_that_cannot_be_read_below_is_forgotten_while_its_piece_is_on_the_card() {
+    let mut core = core();
+    let a = readable(&mut core, 1);
+    let [below, there] = [piece(a, 0), piece(a, 1)];
+    assert_eq!(core.forget_host_copy(below), None, "it is the only one");
+    assert_eq!(core.forget_host_copy(there), None, "there is none");
+    let back = lease(&mut core, a, Shared, 3);
+    end(&mut core, back, 3);
+    let gone = core.forget_host_copy(below).unwrap();
+    assert_eq!((gone.piece, gone.from), (below, Lower::Host));
+    core.audit().unwrap();
+    let copied = core.counters().copied_out_bytes;
+    assert_eq!(spill(&mut core, 32, 100).len(), 2);
+    assert_eq!(core.counters().copied_out_bytes, copied + 32, "another is made");
 }
