@@ -7,7 +7,7 @@
 use super::piece::{Motion, Piece, Place};
 use super::{
     Access, BufferId, Deferrables, Drop, Granted, LeaseId, LeaseRefused, LeaseRequest, Lower,
-    PieceId, PieceState, Room, UnknownBuffer, UseToken,
+    MoveId, PieceId, PieceState, Room, UnknownBuffer, UseToken,
 };
 
 impl Deferrables {
@@ -96,6 +96,21 @@ impl Deferrables {
         let after = buffer.uses.before(Access::Shared);
         self.refresh(id);
         after
+    }
+
+    /// Lets a piece leave without the copy that is being made of it, since there is another one.
+    /// False, and nothing changes, where there is none, or the piece does not leave any more.
+    pub fn leave_without_copy(&mut self, id: MoveId) -> bool {
+        let Some(&piece) = self.moves.get(&id) else { return false };
+        let piece = self.piece_mut(piece);
+        let has_copy = piece.copies.any();
+        match &mut piece.motion {
+            Some(Motion::Out { to: to @ Some(_), leaving: true, .. }) if has_copy => {
+                *to = None;
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Where one more copy of a piece that leaves is made, for it to be readable below: only the

@@ -167,6 +167,21 @@ fn a_disk_that_fails_or_is_full_leaves_copies_where_they_are_read() {
 }
 
 #[test]
+fn what_is_on_the_disk_leaves_even_if_no_copy_to_read_can_be_made() {
+    let rig = with_disk().build();
+    let buffer = spilled(&rig, MIB(24), 3);
+    assert_eq!(rig.manager.relieve_host(MIB(24)), MIB(24));
+    rig.expect(&buffer, 3);
+    let no_memory = FaultPlan::from_nth_of(Call::Create, 1);
+    rig.fail(no_memory.and(FaultPlan::from_nth_of(Call::CopyToHost, 1)));
+    assert_eq!(rig.manager.spill(MIB(24)).freed, MIB(24));
+    rig.fail(FaultPlan::none());
+    assert!(are(&buffer, DISK));
+    rig.expect(&buffer, 3);
+    rig.check();
+}
+
+#[test]
 fn nothing_is_pushed_through_the_card_while_a_stream_captures() {
     let rig = with_disk().build();
     let buffer = spilled(&rig, MIB(24), 3);

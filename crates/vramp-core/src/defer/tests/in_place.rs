@@ -243,3 +243,25 @@ fn a_copy_that_cannot_be_read_below_is_forgotten_while_its_piece_is_on_the_card(
     assert_eq!(spill(&mut core, 32, 100).len(), 2);
     assert_eq!(core.counters().copied_out_bytes, copied + 32, "another is made");
 }
+
+#[test]
+fn what_has_a_copy_leaves_without_the_one_that_could_not_be_made() {
+    let mut core = core();
+    let a = readable(&mut core, 2);
+    let choice = core.choose_lower(&LowerShort { deficit: b(16), disk_room: b(100) });
+    settle(&mut core, choice.pushes.iter().map(|push| push.id));
+    let back = lease(&mut core, a, Shared, 4);
+    end(&mut core, back, 4);
+    let gone = core.forget_host_copy(piece(a, 1)).unwrap();
+    assert_eq!(gone.piece, piece(a, 1));
+    let choice = core.choose(&short(32), 100);
+    let outs: Vec<&CopyOut> = choice.victims.iter().flat_map(|victim| &victim.moves).collect();
+    for out in &outs {
+        let has_another = out.piece == piece(a, 0);
+        assert_eq!(core.leave_without_copy(out.id), has_another, "{}", out.piece);
+        core.audit().unwrap();
+    }
+    settle(&mut core, outs.iter().map(|out| out.id));
+    assert_eq!(core.states(a).unwrap(), [DISK, HOST].map(|copies| PieceState::Spilled { copies }));
+    assert!(!core.leave_without_copy(outs[0].id), "it left");
+}
