@@ -3,7 +3,7 @@
 
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::sim::{Backing, CostTable, Kernel, Simulator};
-use vramp_driver::{Call, Driver, ErrorKind, Place};
+use vramp_driver::{Call, Copy, Driver, ErrorKind, Place};
 
 fn device() -> Simulator {
     Simulator::builder().backing(Backing::Stored).build()
@@ -142,6 +142,67 @@ fn copies_take_as_long_as_measured() {
     device.synchronize_stream(stream).unwrap();
     let gb_per_s = len.count() as f64 / (device.now_ns() - before_ns) as f64;
     assert!((55.0..55.6).contains(&gb_per_s), "{gb_per_s}");
+}
+
+/// Addresses with a handle behind them.
+fn mapped(device: &Simulator, len: Bytes, place: Place) -> AddrRange {
+    let range = AddrRange::new(device.reserve(len, Bytes::mib(2)).unwrap(), len);
+    device.map(range.start, device.create(len, place).unwrap()).unwrap();
+    device.set_access(range).unwrap();
+    range
+}
+
+#[test]
+fn host_memory_at_the_cards_addresses_is_as_fast_as_the_bus() {
+    let device = Simulator::builder().build();
+    let stream = device.create_stream().unwrap();
+    let len = Bytes::mib(512);
+    let [host, other] = [0, 0].map(|node| mapped(&device, len, Place::HostNuma(node)));
+    let [card, second] = [Place::Device; 2].map(|place| mapped(&device, len, place));
+    let rate = |queue: &dyn Fn()| {
+        let before_ns = device.now_ns();
+        queue();
+        device.synchronize_stream(stream).unwrap();
+        len.count() as f64 / (device.now_ns() - before_ns) as f64
+    };
+    let copy = |from: AddrRange, to: AddrRange| {
+        device.copy(stream, Copy { from: from.start, to: to.start, len }).unwrap();
+    };
+    for (from, to) in [(host, card), (card, host), (host, other)] {
+        let gb_per_s = rate(&|| copy(from, to));
+        assert!((54.9..55.3).contains(&gb_per_s), "{gb_per_s}");
+    }
+    assert!(rate(&|| copy(card, second)) > 1000.0, "the card's own memory is not slowed down");
+    let read = rate(&|| device.launch(stream, Kernel::new("sum").reading(host)).unwrap());
+    assert!((50.5..51.5).contains(&read), "{read}");
+    let both = Kernel::new("map").reading(host).writing(other);
+    let both = rate(&|| device.launch(stream, both.clone()).unwrap());
+    assert!((50.5..51.5).contains(&both), "both directions at once: {both}");
+    let half = AddrRange::new(host.start, Bytes::mib(256));
+    let half = rate(&|| device.launch(stream, Kernel::new("sum").reading(half)).unwrap());
+    assert!((101.0..103.0).contains(&half), "what is touched counts: {half}");
+    let slow = Kernel::new("sum").reading(host).lasting(100_000_000);
+    let slow = rate(&|| device.launch(stream, slow.clone()).unwrap());
+    assert!((5.3..5.4).contains(&slow), "a kernel that computes longer lasts longer: {slow}");
+}
+
+#[test]
+fn work_is_as_fast_as_the_memory_that_it_finds_when_it_starts() {
+    let device = Simulator::builder().build();
+    let (stream, len) = (device.create_stream().unwrap(), Bytes::mib(256));
+    let range = mapped(&device, len, Place::Device);
+    let host = device.create(len, Place::HostNuma(0)).unwrap();
+    device.unmap(range).unwrap();
+    device.map(range.start, host).unwrap();
+    let gate = device.gate();
+    device.launch(stream, Kernel::new("first").until(gate)).unwrap();
+    device.launch(stream, Kernel::new("sum").reading(range)).unwrap();
+    device.set_access(range).unwrap();
+    device.open(gate);
+    let before_ns = device.now_ns();
+    device.synchronize_stream(stream).unwrap();
+    let gb_per_s = len.count() as f64 / (device.now_ns() - before_ns) as f64;
+    assert!((50.5..51.5).contains(&gb_per_s), "{gb_per_s}");
 }
 
 #[test]

@@ -110,7 +110,7 @@ impl Deferrables {
 
     fn check_leased(&self, lease: LeaseId, buffer: BufferId) -> Result<(), ExposeError> {
         let known = self.leases.get(&lease).ok_or(UnknownLease { lease })?;
-        if known.in_place {
+        if known.in_place.contains(&buffer) {
             return Err(ExposeError::InPlace { buffer });
         }
         if !known.buffers.iter().any(|&(held, _)| held == buffer) {

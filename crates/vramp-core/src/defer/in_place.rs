@@ -2,16 +2,18 @@
 //!
 //! The shell can keep a spilled piece's host copy behind the piece's address. Whether it does is
 //! its own knowledge; here is what follows: while such a lease is held, no piece of the buffer moves
-//! in any direction, and nobody writes.
+//! in any direction, and nobody writes. Other buffers of the same lease come to the card as usual.
 
-use super::piece::{Motion, Place};
+use super::piece::{Motion, Piece, Place};
 use super::{
-    Access, BufferId, Deferrables, Granted, LeaseRequest, PieceState, StreamKey, UnknownBuffer,
+    Access, BufferId, Deferrables, Drop, Granted, LeaseId, LeaseRefused, LeaseRequest, Lower,
+    MoveId, PieceId, PieceState, Room, UnknownBuffer, UseToken,
 };
 
 impl Deferrables {
-    /// Notes that the shell keeps host copies of the buffer's spilled pieces behind its address:
-    /// they are neither dropped nor pushed to the disk to relieve the host.
+    /// Notes that the shell keeps host copies of the buffer's spilled pieces behind its address. To
+    /// relieve the host they go after all others, and never while they are read there. A piece that
+    /// leaves gets a host copy even if the disk has one, where the host has room.
     ///
     /// # Errors
     /// There is no such buffer.
@@ -20,25 +22,49 @@ impl Deferrables {
         Ok(())
     }
 
+    /// Forgets the host copy of a piece that is on the card, since it is none that can be read below:
+    /// when the piece leaves, another is made. `None` if there is none, or the piece moves.
+    pub fn forget_host_copy(&mut self, id: PieceId) -> Option<Drop> {
+        let piece = self.get(id.buffer).ok()?.pieces.get(id.index as usize)?;
+        let there = piece.place == Place::Card && piece.motion.is_none();
+        (there && piece.copies.host).then(|| self.drop_host_copy(id))
+    }
+
     /// What [`set_readable`](Deferrables::set_readable) said. False if there is no such buffer.
     pub fn is_readable(&self, buffer: BufferId) -> bool {
         self.get(buffer).is_ok_and(|buffer| buffer.readable)
     }
 
-    /// Gives a shared lease that brings nothing back. `None` if a usual one is as good, or needed:
-    /// all of the buffer is on the card, a piece is neither there nor on the host, or is on its
-    /// way, or somebody holds the buffer to use it on the card. What was chosen to leave stays.
-    /// It takes nothing of the capacity. O(pieces).
+    /// The same as [`lease`](Deferrables::lease), but of the buffers that the shell says `may_stay`
+    /// it brings nothing back: those that are only read, that the shell can have read where they
+    /// are, and of which a part is below. They take nothing of the capacity, so a set may be larger
+    /// than the card. What was chosen to leave of them stays.
+    ///
+    /// A buffer is leased as usual where that is as good, or needed: all of it is on the card, a
+    /// piece is neither there nor on the host, or is on its way, or somebody holds it to use it on
+    /// the card. Which they are, [`Granted::in_place`] tells. All or nothing. O(pieces).
     ///
     /// # Errors
-    /// There is no such buffer.
+    /// As [`lease`](Deferrables::lease), about the buffers that are leased as usual.
     pub fn lease_in_place(
         &mut self,
-        id: BufferId,
-        streams: &[StreamKey],
+        request: &LeaseRequest<'_>,
+        may_stay: &[BufferId],
         now_ns: u64,
-    ) -> Result<Option<Granted>, UnknownBuffer> {
-        let buffer = self.get(id)?;
+    ) -> Result<Granted, LeaseRefused> {
+        let buffers = self.strongest(request.buffers)?;
+        let stays = |&(id, access): &(BufferId, Access)| {
+            access == Access::Shared && may_stay.contains(&id) && self.can_stay(id)
+        };
+        let (stay, come): (Vec<_>, Vec<_>) = buffers.iter().copied().partition(stays);
+        self.check_lease(&come)?;
+        let in_place = stay.into_iter().map(|(id, _)| id).collect();
+        Ok(self.grant(buffers, in_place, request.streams, now_ns))
+    }
+
+    /// True if all of a buffer is somewhere, a part of it below, and nobody uses it on the card.
+    fn can_stay(&self, id: BufferId) -> bool {
+        let buffer = &self.buffers[id];
         let is_there = |state| match state {
             PieceState::Resident { .. }
             | PieceState::Cleaning { .. }
@@ -51,12 +77,51 @@ impl Deferrables {
         let there = pieces.all(|piece| piece.place != Place::Empty && is_there(piece.state()));
         let below = buffer.pieces.iter().any(|piece| piece.place == Place::Lower);
         let held = buffer.holders.len() > buffer.in_place as usize || buffer.pins > 0;
-        if !there || !below || held || !buffer.readable {
-            return Ok(None);
-        }
-        let fills = |piece: &super::piece::Piece| matches!(piece.motion, Some(Motion::Fill { .. }));
+        buffer.readable && there && below && !held
+    }
+
+    /// Holds a buffer where it is. Returns what a reader comes behind.
+    pub(super) fn hold_in_place(
+        &mut self,
+        id: BufferId,
+        lease: LeaseId,
+        now_ns: u64,
+    ) -> Vec<UseToken> {
+        let buffer = &mut self.buffers[id];
+        let fills = |piece: &Piece| matches!(piece.motion, Some(Motion::Fill { .. }));
         debug_assert!(!buffer.pieces.iter().any(fills), "what is filled is held");
-        let request = LeaseRequest { buffers: &[(id, Access::Shared)], streams };
-        Ok(Some(self.grant_in_place(id, &request, now_ns)))
+        buffer.holders.push((lease, Access::Shared));
+        buffer.in_place += 1;
+        buffer.last_use_ns = now_ns;
+        let after = buffer.uses.before(Access::Shared);
+        self.refresh(id);
+        after
+    }
+
+    /// Lets a piece leave without the copy that is being made of it, since there is another one.
+    /// False, and nothing changes, where there is none, or the piece does not leave any more.
+    pub fn leave_without_copy(&mut self, id: MoveId) -> bool {
+        let Some(&piece) = self.moves.get(&id) else { return false };
+        let piece = self.piece_mut(piece);
+        let has_copy = piece.copies.any();
+        match &mut piece.motion {
+            Some(Motion::Out { to: to @ Some(_), leaving: true, .. }) if has_copy => {
+                *to = None;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Where one more copy of a piece that leaves is made, for it to be readable below: only the
+    /// disk has one, and the host has room to spare.
+    pub(super) fn copy_to_read(&self, id: PieceId, spare: &mut Room) -> Option<Lower> {
+        let piece = self.piece(id);
+        let wanted = self.buffers[id.buffer].readable && piece.place == Place::Card;
+        if !wanted || piece.copies.host || piece.len > spare.host {
+            return None;
+        }
+        spare.host -= piece.len;
+        Some(Lower::Host)
     }
 }

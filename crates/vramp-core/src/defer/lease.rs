@@ -21,8 +21,8 @@ use crate::Bytes;
 pub(super) struct Lease {
     pub buffers: SmallVec<[(BufferId, Access); 4]>,
     streams: SmallVec<[StreamKey; 2]>,
-    /// It brought nothing back.
-    pub in_place: bool,
+    /// For these it brought nothing back.
+    pub in_place: SmallVec<[BufferId; 2]>,
 }
 
 /// Which buffers a lease is for.
@@ -47,6 +47,8 @@ pub struct Granted {
     pub fill: Vec<Fill>,
     /// The ranges that need all their memory, or that of the tenants leased.
     pub ranges: Vec<RangeId>,
+    /// What stays where it is, see [`Deferrables::lease_in_place`].
+    pub in_place: Vec<BufferId>,
 }
 
 /// Queued work that used a leased buffer.
@@ -102,17 +104,22 @@ impl Deferrables {
         request: &LeaseRequest<'_>,
         now_ns: u64,
     ) -> Result<Granted, LeaseRefused> {
-        let buffers = self.strongest(request.buffers)?;
-        let refused = self.fits(&buffers).and_then(|()| self.is_free(&buffers));
-        let refused = refused.and_then(|()| self.has_settled(&buffers));
-        if let Err(refused) = refused.and_then(|()| self.has_room(&buffers)) {
-            self.counters.leases_refused += 1;
-            return Err(refused);
-        }
-        Ok(self.grant(buffers, request.streams, now_ns))
+        self.lease_in_place(request, &[], now_ns)
     }
 
-    fn strongest(
+    /// Says why buffers cannot be used on the card now, if they cannot.
+    pub(super) fn check_lease(
+        &mut self,
+        buffers: &[(BufferId, Access)],
+    ) -> Result<(), LeaseRefused> {
+        let refused = self.fits(buffers).and_then(|()| self.is_free(buffers));
+        let refused = refused.and_then(|()| self.has_settled(buffers));
+        let refused = refused.and_then(|()| self.has_room(buffers));
+        self.counters.leases_refused += u64::from(refused.is_err());
+        refused
+    }
+
+    pub(super) fn strongest(
         &self,
         named: &[(BufferId, Access)],
     ) -> Result<SmallVec<[(BufferId, Access); 4]>, UnknownBuffer> {
@@ -179,18 +186,25 @@ impl Deferrables {
         Ok(())
     }
 
-    fn grant(
+    /// Gives it. Of the buffers, those `in_place` stay where they are.
+    pub(super) fn grant(
         &mut self,
         buffers: SmallVec<[(BufferId, Access); 4]>,
+        in_place: SmallVec<[BufferId; 2]>,
         streams: &[StreamKey],
         now_ns: u64,
     ) -> Granted {
         let lease = LeaseId(self.next());
-        let ranges: Vec<RangeId> = self.ranges_of(&buffers).into_iter().collect();
-        ranges.iter().for_each(|&range| self.rescue(range));
+        self.ranges_of(&buffers).into_iter().for_each(|range| self.rescue(range));
+        let mut ranges = BTreeSet::new();
         let mut after = Vec::new();
         let mut fill = Vec::new();
         for &(id, access) in &buffers {
+            if in_place.contains(&id) {
+                after.extend(self.hold_in_place(id, lease, now_ns));
+                continue;
+            }
+            ranges.insert(self.buffers[id].range);
             let buffer = &mut self.buffers[id];
             buffer.holders.push((lease, access));
             buffer.hint = Hint::None;
@@ -208,33 +222,10 @@ impl Deferrables {
         }
         let mut after = furthest(after.iter());
         after.retain(|token| streams != [token.stream]);
-        self.leases.insert(lease, Lease { buffers, streams: streams.into(), in_place: false });
+        let (ranges, stay) = (ranges.into_iter().collect(), in_place.to_vec());
+        self.leases.insert(lease, Lease { buffers, streams: streams.into(), in_place });
         self.counters.leases += 1;
-        Granted { lease, after, fill, ranges }
-    }
-
-    /// The same on one buffer that nothing is brought for.
-    pub(super) fn grant_in_place(
-        &mut self,
-        id: BufferId,
-        request: &LeaseRequest<'_>,
-        now_ns: u64,
-    ) -> Granted {
-        let lease = LeaseId(self.next());
-        let range = self.buffers[id].range;
-        self.rescue(range);
-        let buffer = &mut self.buffers[id];
-        buffer.holders.push((lease, Access::Shared));
-        buffer.in_place += 1;
-        buffer.last_use_ns = now_ns;
-        let mut after = buffer.uses.before(Access::Shared);
-        after.retain(|token| request.streams != [token.stream]);
-        self.refresh(id);
-        let streams = request.streams.into();
-        let buffers = request.buffers.into();
-        self.leases.insert(lease, Lease { buffers, streams, in_place: true });
-        self.counters.leases += 1;
-        Granted { lease, after, fill: Vec::new(), ranges: vec![range] }
+        Granted { lease, after, fill, ranges, in_place: stay }
     }
 
     fn begin_fill(&mut self, piece: PieceId) -> Option<Fill> {
@@ -272,7 +263,7 @@ impl Deferrables {
             let tokens = end.uses.iter().filter(|use_| use_.buffer == id).map(|use_| use_.token);
             let buffer = &mut self.buffers[id];
             buffer.holders.retain(|(holder, _)| *holder != lease);
-            buffer.in_place -= u32::from(ended.in_place);
+            buffer.in_place -= u32::from(ended.in_place.contains(&id));
             buffer.last_use_ns = now_ns;
             if access == Access::Shared {
                 tokens.for_each(|token| buffer.uses.note(token, Access::Shared));
@@ -294,7 +285,9 @@ impl Deferrables {
             let found = held.buffers.iter().find(|(held, _)| *held == buffer);
             found.map(|&(_, access)| access).ok_or(LeaseEndError::OtherBuffer { buffer })
         };
-        let lacking = |id: &PieceId| !held.in_place && self.piece(*id).place == Place::Lower;
+        let lacking = |id: &PieceId| {
+            !held.in_place.contains(&id.buffer) && self.piece(*id).place == Place::Lower
+        };
         let mut pieces = held.buffers.iter().flat_map(|&(buffer, _)| self.pieces_of(buffer));
         if let Some(piece) = pieces.find(lacking) {
             return Err(LeaseEndError::NotFilled { piece });
@@ -361,7 +354,7 @@ impl Deferrables {
         for (id, _) in cancelled.buffers {
             let buffer = &mut self.buffers[id];
             buffer.holders.retain(|(holder, _)| *holder != lease);
-            buffer.in_place -= u32::from(cancelled.in_place);
+            buffer.in_place -= u32::from(cancelled.in_place.contains(&id));
             self.refresh(id);
             for piece in self.pieces_of(id).collect::<SmallVec<[PieceId; 8]>>() {
                 let Buffer { uses, holders, .. } = &self.buffers[id];

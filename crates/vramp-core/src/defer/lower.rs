@@ -29,15 +29,15 @@ impl Deferrables {
     /// Chooses what leaves the host, and marks it. Copies go that are not needed: first of pieces
     /// that are on the card, the latest used first, since those leave last; then of pieces that
     /// are on the disk as well. What is only on the host is pushed to the disk, the longest unused
-    /// first, but not where a fill failed and a lease is still held. O(n log n) in pieces.
+    /// first, but not where a fill failed and a lease is still held. Last goes what is below and
+    /// readable there, but nothing while it is read. O(n log n) in pieces.
     pub fn choose_lower(&mut self, short: &LowerShort) -> LowerChoice {
         let mut choice = LowerChoice { missing: short.deficit, ..LowerChoice::default() };
         let mut on_host: Vec<(PieceId, u64)> = self
             .all_pieces()
             .filter(|&(id, _)| {
                 let piece = self.piece(id);
-                // What is behind its address stays there.
-                let is_read = self.buffers[id.buffer].readable && piece.place == Place::Lower;
+                let is_read = self.buffers[id.buffer].in_place > 0 && piece.place == Place::Lower;
                 piece.copies.host && piece.motion.is_none() && !is_read
             })
             .collect();
@@ -45,8 +45,10 @@ impl Deferrables {
         let place = |core: &Deferrables, id: PieceId| core.piece(id).place;
         let resident = on_host.iter().rev().filter(|(id, _)| place(self, *id) == Place::Card);
         let spilled = on_host.iter().filter(|(id, _)| place(self, *id) == Place::Lower);
+        let (readable, others): (Vec<PieceId>, Vec<PieceId>) =
+            spilled.map(|&(id, _)| id).partition(|id| self.buffers[id.buffer].readable);
         let (twice, once): (Vec<PieceId>, Vec<PieceId>) =
-            spilled.map(|&(id, _)| id).partition(|&id| self.piece(id).copies.disk);
+            others.into_iter().partition(|&id| self.piece(id).copies.disk);
         let needless: Vec<PieceId> = resident.map(|&(id, _)| id).chain(twice).collect();
         for id in needless {
             if choice.missing.is_zero() {
@@ -56,8 +58,13 @@ impl Deferrables {
             choice.drops.push(self.drop_host_copy(id));
         }
         let mut disk_room = short.disk_room;
-        for id in once {
+        for id in once.into_iter().chain(readable) {
             let len = self.piece(id).len;
+            if self.piece(id).copies.disk && !choice.missing.is_zero() {
+                choice.missing = choice.missing.saturating_sub(len);
+                choice.drops.push(self.drop_host_copy(id));
+                continue;
+            }
             let leased = !self.buffers[id.buffer].holders.is_empty();
             if choice.missing.is_zero() || len > disk_room || leased {
                 continue;
@@ -70,7 +77,7 @@ impl Deferrables {
         choice
     }
 
-    fn drop_host_copy(&mut self, id: PieceId) -> Drop {
+    pub(super) fn drop_host_copy(&mut self, id: PieceId) -> Drop {
         self.piece_mut(id).copies.host = false;
         self.counters.copies_dropped += 1;
         let after = self.buffers[id.buffer].uses.writes();

@@ -107,11 +107,15 @@ impl Deferrables {
         let mut candidates = self.candidates(short, now_ns, &mut shortfall);
         candidates.sort_by(Candidate::before);
         let cover = cover(&candidates, short.deficit, short.room);
-        let mut room = short.room;
+        let (mut room, mut spare) = (short.room, short.room);
+        for &index in &cover.picked {
+            let covered = candidates[index].takes(&mut spare);
+            debug_assert!(covered, "the cover took it as well");
+        }
         let victims: Vec<Victim> = cover
             .picked
             .into_iter()
-            .map(|index| self.send(&candidates[index], &mut room))
+            .map(|index| self.send(&candidates[index], &mut room, &mut spare))
             .collect();
         let frees = victims.iter().map(|victim| victim.frees).sum();
         shortfall.missing = short.deficit.saturating_sub(frees);
@@ -121,11 +125,15 @@ impl Deferrables {
         Choice { victims, frees, short }
     }
 
-    fn send(&mut self, candidate: &Candidate, room: &mut Room) -> Victim {
+    /// What is dirty takes of `room`; of `spare` what need not be copied.
+    fn send(&mut self, candidate: &Candidate, room: &mut Room, spare: &mut Room) -> Victim {
         let mut moves = SmallVec::new();
         for &piece in &candidate.pieces {
             let dirty = self.piece(piece).is_dirty().then(|| self.piece(piece).len);
-            let to = dirty.map(|len| room.take(len).expect("the cover took it as well"));
+            let to = match dirty {
+                Some(len) => Some(room.take(len).expect("the cover took it as well")),
+                None => self.copy_to_read(piece, spare),
+            };
             moves.push(self.begin_out(piece, to, true));
         }
         Victim { frees: candidate.frees, moves, why: candidate.why }

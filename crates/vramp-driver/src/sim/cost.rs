@@ -104,6 +104,10 @@ pub(super) struct Rates {
     pub to_host: f64,
     pub fill: f64,
     pub copy: f64,
+    /// Memory of the host that is mapped for the device: copies and fills.
+    pub host_numa_copy: f64,
+    /// The same for kernels.
+    pub host_numa_kernel: f64,
 }
 
 impl Rates {
@@ -154,8 +158,9 @@ impl CostTable {
                 return Err(CostError::Value(format!("no costs by size for {call}")));
             }
         }
-        let Rates { to_device, to_host, fill, copy } = file.rates;
-        if [to_device, to_host, fill, copy].iter().any(|rate| !(rate.is_finite() && *rate > 0.0)) {
+        let Rates { to_device, to_host, fill, copy, host_numa_copy, host_numa_kernel } = file.rates;
+        let rates = [to_device, to_host, fill, copy, host_numa_copy, host_numa_kernel];
+        if rates.iter().any(|rate| !(rate.is_finite() && *rate > 0.0)) {
             return Err(CostError::Value("a rate is not above zero".to_owned()));
         }
         if file.pool.granule_mib == 0 || file.pool.granule_mib >= 1 << 40 {
@@ -398,7 +403,8 @@ mod tests {
         let good = include_str!("../../costs/h200.toml");
         for (from, to, reason) in [
             ("[rates]", "[rates", "cannot be read"),
-            ("copy = 1782.0", "copy = 0.0", "rate"),
+            ("\ncopy = 1782.0", "\ncopy = 0.0", "rate"),
+            ("host_numa_kernel = 51.0", "host_numa_kernel = 0.0", "rate"),
             ("record = 0.19", "record = -1.0", "record"),
             ("[[2, 13.2], [32", "[[2, 13.2], [1", "unmap"),
             ("granule_mib = 32", "granule_mib = 0", "granule"),

@@ -35,6 +35,8 @@ pub(super) struct Memory {
     mappings: BTreeMap<u64, Mapping>,
     physical: HashMap<u64, Physical>,
     handles_made: u64,
+    /// Living handles of host memory.
+    host_handles: usize,
     handles_released_but_mapped: usize,
     /// Physical memory that died since [`Memory::take_dead`] was last called.
     dead: Vec<u64>,
@@ -88,6 +90,7 @@ impl Memory {
             mappings: BTreeMap::new(),
             physical: HashMap::new(),
             handles_made: 0,
+            host_handles: 0,
             handles_released_but_mapped: 0,
             dead: Vec::new(),
         }
@@ -207,8 +210,9 @@ impl Memory {
 
     pub fn create(&mut self, len: Bytes, place: Place) -> Outcome<Handle> {
         self.check_pages("the length", len.count())?;
-        if place == Place::Device {
-            self.charge(len)?;
+        match place {
+            Place::Device => self.charge(len)?,
+            Place::HostNuma(_) => self.host_handles += 1,
         }
         self.handles_made += 1;
         let physical = Physical {
@@ -308,6 +312,22 @@ impl Memory {
             .filter(|(_, mapping)| self.physical[&mapping.physical].place != Place::Device)
             .map(|(_, mapping)| Bytes::new(mapping.len))
             .sum()
+    }
+
+    /// True if there is memory of the host that a device can map.
+    pub fn has_host_memory(&self) -> bool {
+        self.host_handles > 0
+    }
+
+    /// How much of what `range` runs through lies in host memory. Nothing where it cannot be touched.
+    pub fn touched_on_host(&self, range: AddrRange) -> Bytes {
+        let mut on_host = 0;
+        let touched = self.pieces(range, |piece| {
+            if self.physical[&piece.physical].place != Place::Device {
+                on_host += piece.len;
+            }
+        });
+        touched.map_or(Bytes::ZERO, |()| Bytes::new(on_host))
     }
 
     /// `range` must be made of whole mappings: see [`Memory::whole_mappings`].
@@ -425,8 +445,9 @@ impl Memory {
 
     fn drop_physical(&mut self, number: u64) {
         let dropped = self.physical.remove(&number).expect("only living memory is dropped");
-        if dropped.place == Place::Device {
-            self.used -= dropped.len;
+        match dropped.place {
+            Place::Device => self.used -= dropped.len,
+            Place::HostNuma(_) => self.host_handles -= 1,
         }
         self.dead.push(number);
     }

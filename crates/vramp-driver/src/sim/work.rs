@@ -6,7 +6,9 @@ use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
 use super::Fault;
 use super::bytes::{Backing, Content};
+use super::cost::Rates;
 use super::hazard::{Body, Part, Stamp};
+use super::memory::Memory;
 use super::pool::POOL_BASE;
 use super::refusal::{Outcome, Refusal};
 use super::state::State;
@@ -85,6 +87,9 @@ impl State {
     pub fn start(&mut self, stream: usize) {
         let Some(work) = self.streams.running(stream) else { return };
         let unchecked = work.unchecked.take();
+        let rates = self.costs.rates();
+        let over_bus_ns = over_bus_ns(&self.memory, rates, work);
+        work.kernel.duration_ns = work.kernel.duration_ns.max(over_bus_ns);
         let work = &*work;
         let mut wrong = work.doomed;
         for (range, _) in ranges(work) {
@@ -237,6 +242,27 @@ impl State {
             done = end;
         }
     }
+}
+
+/// The least time in which work reads and writes what it touches of the host's memory at the card's
+/// addresses. Both directions of the bus are used at once.
+///
+/// What is mapped when work starts decides: a graph reads where the pages are that it finds.
+fn over_bus_ns(memory: &Memory, rates: Rates, work: &Work) -> u64 {
+    if !memory.has_host_memory() {
+        return 0;
+    }
+    let rate = match work.effect {
+        Effect::Nothing => rates.host_numa_kernel,
+        _ => rates.host_numa_copy,
+    };
+    let mut directions = [Bytes::ZERO; 2];
+    for (range, writes) in ranges(work) {
+        if range.start.number() < POOL_BASE {
+            directions[usize::from(writes)] += memory.touched_on_host(range);
+        }
+    }
+    directions.into_iter().map(|len| Rates::ns(rate, len)).max().unwrap_or(0)
 }
 
 /// The ranges of device memory that work touches, and whether it writes them.

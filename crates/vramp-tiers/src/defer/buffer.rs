@@ -7,6 +7,7 @@ use vramp_core::defer::{Access, BufferId, Hint, PieceState};
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
 use super::error::SpillError;
+use super::in_place::Stay;
 use super::lease::LeaseSet;
 use super::state::Shared;
 use crate::request::Deadline;
@@ -105,15 +106,17 @@ impl DeferrableBuffer {
     /// As [`SpillManager::lease`](super::SpillManager::lease).
     pub fn lease(&self, access: Access, stream: StreamId) -> Result<LeaseSet, SpillError> {
         let deadline = Deadline::from(self.owner.shared.config.patience);
-        self.owner.shared.lease(&[(self, access)], &[stream], deadline)
+        self.owner.shared.lease(&[(self, access)], &[stream], deadline, Stay::Nowhere)
     }
 
     /// Lets it be read at its address also while it is spilled: its copies are then kept in host
     /// memory that is mapped there, and [`read_in_place`](DeferrableBuffer::read_in_place) brings
     /// nothing back. For the buffer's life; what is spilled by now is so once it was back.
     ///
-    /// Such copies count against the host's space, are not pushed to the disk, and take driver
-    /// calls for each piece that leaves: create, map and allow, and those that end its handle.
+    /// Such copies count against the host's space, and take driver calls for each piece that
+    /// leaves: create, map and allow, and those that end its handle. Where the host is short they
+    /// go to the disk after all others, and what is there cannot be read in place until it was back
+    /// and left again.
     ///
     /// # Errors
     /// The device maps no host memory, or the buffer is one of a group.
@@ -124,12 +127,13 @@ impl DeferrableBuffer {
     /// A shared lease that leaves each piece where it is: what is spilled is read over the bus.
     /// While it is held nothing of the buffer moves. Where that cannot be, and once it was read so
     /// [often](super::SpillConfig::promote_after) that it should be on the card and can be, it is a
-    /// usual lease.
+    /// usual lease. For sets see [`lease_in_place`](super::SpillManager::lease_in_place).
     ///
     /// # Errors
     /// As [`lease`](DeferrableBuffer::lease).
     pub fn read_in_place(&self, stream: StreamId) -> Result<LeaseSet, SpillError> {
-        self.owner.shared.read_in_place(self, stream)
+        let deadline = Deadline::from(self.owner.shared.config.patience);
+        self.owner.shared.lease_in_place(&[(self, Access::Shared)], &[stream], deadline)
     }
 
     /// What each of its pieces is and does.
@@ -177,7 +181,8 @@ impl DeferrableBuffer {
     /// As [`lease`](DeferrableBuffer::lease), but it does not wait for others.
     pub fn prefetch(&self) -> Result<(), SpillError> {
         let now = Deadline::from(std::time::Instant::now());
-        let lease = self.owner.shared.lease(&[(self, Access::Shared)], &[], now)?;
+        let wanted = [(self, Access::Shared)];
+        let lease = self.owner.shared.lease(&wanted, &[], now, Stay::Nowhere)?;
         lease.cancel();
         Ok(())
     }

@@ -167,6 +167,7 @@ impl Shared {
                 };
                 done.expect("the fill was given out and not settled");
                 state.stats.from_host_bytes += len.count();
+                state.forget_blocks(fill.piece);
                 drop(guard);
                 for &other in streams.iter().skip(1) {
                     if let Some(event) = event {
@@ -198,7 +199,9 @@ impl Shared {
         let took_ns = self.driver.now_ns().saturating_sub(began_ns);
         let (piece, what) = (fill.piece, Moved::Filled(fill.from));
         let record = MoveRecord { piece, bytes: len, what, began_ns, took_ns, why: None };
-        self.lock().history.push(record);
+        let mut state = self.lock();
+        state.reads.remove(&fill.piece.buffer);
+        state.history.push(record);
         Ok(())
     }
 

@@ -7,16 +7,19 @@
 //!    come through the door, and the copy stays good until somebody writes.
 //! 4. A copy that counts no more serves the next piece, once nobody reads it.
 //!
+//! `mount.rs` maps copies, `in_place.rs` leases what is mapped, `push.rs` moves copies to the disk.
+//!
 //! Where any of it fails, the contents are whole and only not readable in place: in blocks of the
 //! host, or behind the door.
 
+use std::sync::Arc;
+
 use vramp::{Driver, DriverError, HostBacking, HostedError, StableRange, StreamId};
 use vramp_core::Bytes;
-use vramp_core::defer::{BufferId, Extent, Fill, Granted, PieceId, PieceState, RangeId, UseToken};
+use vramp_core::defer::{BufferId, Extent, Fill, PieceId, PieceState, RangeId, UseToken};
 use vramp_driver::{Copy, Stream};
 
 use super::error::SpillError;
-use super::events::key;
 use super::state::{Shared, State};
 use crate::charge::Charge;
 
@@ -25,10 +28,10 @@ const STOCK: usize = 4;
 
 /// A copy that the device can map.
 pub(super) struct Hosted {
-    memory: HostBacking,
-    door: StableRange,
-    /// Where it is mapped beside its door.
-    mounted: Option<(RangeId, Bytes)>,
+    pub memory: Arc<HostBacking>,
+    pub door: StableRange,
+    /// Where it is mapped beside its door, or being mapped.
+    pub mounted: Option<(RangeId, Bytes)>,
     _charge: Charge,
 }
 
@@ -37,7 +40,7 @@ pub(super) struct Readable {
     /// Their copies run here.
     pub stream: (StreamId, Stream),
     node: u32,
-    stock: Vec<Hosted>,
+    pub stock: Vec<Hosted>,
     /// Copies that count no more, and what may still read them.
     retired: Vec<(Hosted, Vec<UseToken>)>,
 }
@@ -65,7 +68,10 @@ impl Shared {
                 retired: Vec::new(),
             });
         }
-        Ok(state.core.set_readable(buffer)?)
+        state.core.set_readable(buffer)?;
+        let pieces = state.core.states(buffer)?.len() as u32;
+        (0..pieces).for_each(|index| state.forget_blocks(PieceId { buffer, index }));
+        Ok(())
     }
 
     /// Host memory for a copy of a piece, if the buffer is readable and there is some.
@@ -85,7 +91,7 @@ impl Shared {
             readable.node
         };
         let charge = self.mover.pool().space().charge(len).ok()?;
-        let memory = self.allocator.host_backing(len, node).ok()?;
+        let memory = Arc::new(self.allocator.host_backing(len, node).ok()?);
         let door = self.allocator.stable_range(len, len).ok()?;
         door.host_part(Bytes::ZERO, &memory).ok()?;
         Some(Hosted { memory, door, mounted: None, _charge: charge })
@@ -145,7 +151,6 @@ impl Shared {
         };
         done.expect("the fill was given out and not settled");
         state.stats.from_host_bytes += len.count();
-        state.reads.remove(&fill.piece.buffer);
         drop(guard);
         if let Some(event) = event {
             streams.iter().try_for_each(|&stream| self.driver.wait(stream, event))?;
@@ -165,7 +170,7 @@ impl Shared {
     ) -> Result<(), SpillError> {
         let (home, uses) = {
             let state = self.lock();
-            let home = std::sync::Arc::clone(&state.homes[&range].range);
+            let home = Arc::clone(&state.homes[&range].range);
             let buffer = state.core.tenants(range).next();
             let holds = buffer.and_then(|buffer| state.core.holds(buffer).ok());
             (home, holds.map(|holds| holds.uses).unwrap_or_default())
@@ -186,84 +191,23 @@ impl Shared {
         }
         Ok(())
     }
-
-    /// A lease under which nothing is brought back, if all of the buffer can be read at its
-    /// address, and it was not read so often that it should be on the card.
-    pub(super) fn grant_in_place(
-        &self,
-        buffer: BufferId,
-        streams: &[Stream],
-        even_if_hot: bool,
-    ) -> Result<Option<Granted>, SpillError> {
-        let mut guard = self.lock();
-        let state = &mut *guard;
-        state.poll()?;
-        let hot = state.reads.get(&buffer).is_some_and(|&reads| reads >= self.config.promote_after);
-        if (hot && !even_if_hot) || !state.is_mounted(buffer) {
-            return Ok(None);
-        }
-        let keys: Vec<_> = streams.iter().map(|&stream| key(stream)).collect();
-        let granted = state.core.lease_in_place(buffer, &keys, self.driver.now_ns())?;
-        if granted.is_some() {
-            *state.reads.entry(buffer).or_default() += 1;
-            state.stats.reads_in_place += 1;
-        }
-        Ok(granted)
-    }
-
-    /// True if a buffer was read in place so often that it should be on the card.
-    pub(super) fn is_hot(&self, buffer: BufferId) -> bool {
-        let reads = self.lock().reads.get(&buffer).copied();
-        reads.is_some_and(|reads| reads >= self.config.promote_after)
-    }
-
-    /// Lets the streams come behind the work that had the memory of what is on the card before.
-    pub(super) fn order_behind_memory(
-        &self,
-        granted: &Granted,
-        streams: &[Stream],
-    ) -> Result<(), SpillError> {
-        for range in &granted.ranges {
-            let state = self.lock();
-            let behind = state.homes[range].behind.and_then(|token| state.events.of(token));
-            drop(state);
-            if let Some(event) = behind {
-                streams.iter().try_for_each(|&stream| self.driver.wait(stream, event))?;
-            }
-        }
-        Ok(())
-    }
 }
 
 impl State {
-    /// Maps copies at the addresses of a range's pieces whose memory was lent. What cannot be
-    /// mapped is not readable in place.
-    pub fn mount(&mut self, range: RangeId) {
-        let State { core, copies, homes, .. } = self;
-        let (Some(buffer), Some(home)) = (core.tenants(range).next(), homes.get(&range)) else {
-            return;
-        };
-        if !core.is_readable(buffer) {
-            return;
-        }
-        let states = core.states(buffer).unwrap_or_default();
-        let piece = core.config().piece;
-        for (index, state) in (0..).zip(states) {
-            let PieceState::Spilled { copies: known } = state else { continue };
-            let below = copies.get_mut(&PieceId { buffer, index });
-            let Some(hosted) = below.and_then(|below| below.hosted.as_mut()) else { continue };
-            let at = piece * u64::from(index);
-            if known.host
-                && hosted.mounted.is_none()
-                && home.range.host_part(at, &hosted.memory).is_ok()
-            {
-                hosted.mounted = Some((range, at));
-            }
+    /// Drops the copy of a readable buffer's piece on the card if it lies in blocks, which cannot be
+    /// mapped: when the piece leaves, it is copied to where it can be read.
+    pub fn forget_blocks(&mut self, piece: PieceId) {
+        let in_blocks = self.copies.get(&piece).is_some_and(|below| below.host.is_some());
+        if in_blocks
+            && self.core.is_readable(piece.buffer)
+            && let Some(gone) = self.core.forget_host_copy(piece)
+        {
+            self.drop_copies(&[gone]);
         }
     }
 
     /// True if each spilled piece can be read at its address.
-    fn is_mounted(&self, buffer: BufferId) -> bool {
+    pub fn is_mounted(&self, buffer: BufferId) -> bool {
         let states = self.core.states(buffer).unwrap_or_default();
         (0..).zip(states).all(|(index, state)| {
             let below = self.copies.get(&PieceId { buffer, index });
@@ -273,7 +217,8 @@ impl State {
         })
     }
 
-    fn forget_mount(&mut self, range: RangeId, at: Bytes) {
+    /// Nothing is mapped there any more.
+    pub fn forget_mount(&mut self, range: RangeId, at: Bytes) {
         let current = self.copies.values_mut().filter_map(|below| below.hosted.as_mut());
         let retired = self.readable.iter_mut().flat_map(|readable| &mut readable.retired);
         for hosted in current.chain(retired.map(|(hosted, _)| hosted)) {
@@ -296,7 +241,10 @@ impl State {
         let Some(readable) = self.readable.as_mut() else { return };
         let retired = std::mem::take(&mut readable.retired);
         for (mut hosted, readers) in retired {
-            let over = readers.iter().all(|&token| self.events.is_over(token));
+            let mounting = |&(range, _): &(RangeId, Bytes)| self.mounting.contains(&range);
+            let over = !hosted.mounted.as_ref().is_some_and(mounting)
+                && readers.iter().all(|&token| self.events.is_over(token));
+            // One call under the lock: nobody else may unmap it, or serve it to the next piece.
             if over
                 && let Some((range, at)) = hosted.mounted.take()
                 && let Some(home) = self.homes.get(&range)

@@ -15,6 +15,7 @@ use vramp_driver::Stream;
 use super::buffer::{DeferrableBuffer, Owner, Pin};
 use super::error::SpillError;
 use super::events::key;
+use super::in_place::Stay;
 use super::state::{Shared, State};
 use crate::host::HostPoolError;
 use crate::movers::MoveError;
@@ -44,6 +45,7 @@ struct Named {
     owner: Arc<Owner>,
     range: AddrRange,
     access: Access,
+    in_place: bool,
 }
 
 /// What is needed to end a lease.
@@ -55,12 +57,13 @@ pub(super) struct Ending {
 }
 
 impl Shared {
-    /// Takes a lease on all of the buffers, or none.
+    /// Takes a lease on all of the buffers, or none. Those that may stay where they are stay there.
     pub(super) fn lease(
         self: &Arc<Shared>,
         wanted: &[(&DeferrableBuffer, Access)],
         streams: &[StreamId],
         deadline: Deadline,
+        stay: Stay<'_>,
     ) -> Result<LeaseSet, SpillError> {
         if wanted.iter().any(|(buffer, _)| !Arc::ptr_eq(&buffer.owner.shared, self)) {
             return Err(SpillError::OtherManager);
@@ -68,7 +71,8 @@ impl Shared {
         let raw = self.raw_streams(streams)?;
         let named: Vec<(BufferId, Access)> =
             wanted.iter().map(|(buffer, access)| (buffer.owner.id, *access)).collect();
-        let granted = self.grant_and_bring(&named, &raw, deadline)?;
+        let granted = self.grant_and_bring(&named, &raw, deadline, stay)?;
+        self.lock().note_reads(&granted, stay);
         let mut set = LeaseSet {
             shared: Arc::clone(self),
             lease: granted.lease,
@@ -77,50 +81,7 @@ impl Shared {
             written: None,
             ended: false,
         };
-        set.name(wanted, &named);
-        Ok(set)
-    }
-
-    /// Leases a buffer to read it where it is; a usual lease where that cannot be.
-    pub(super) fn read_in_place(
-        self: &Arc<Shared>,
-        buffer: &DeferrableBuffer,
-        stream: StreamId,
-    ) -> Result<LeaseSet, SpillError> {
-        let raw = self.raw_streams(&[stream])?;
-        let id = buffer.owner.id;
-        let wanted = [(buffer, Access::Shared)];
-        let mut granted = self.grant_in_place(id, &raw, false)?;
-        if granted.is_none() && self.is_hot(id) {
-            match self.lease(&wanted, &[stream], Deadline::from(Instant::now())) {
-                Ok(set) => {
-                    self.lock().stats.promotions += 1;
-                    return Ok(set);
-                }
-                // There is no room for it, so it is read where it is.
-                Err(
-                    SpillError::Refused(_) | SpillError::NoMemory { .. } | SpillError::NoBudget(_),
-                ) => granted = self.grant_in_place(id, &raw, true)?,
-                Err(error) => return Err(error),
-            }
-        }
-        let Some(granted) = granted else {
-            return self.lease(&wanted, &[stream], Deadline::from(self.config.patience));
-        };
-        let ready = self.order(&granted, &raw);
-        if let Err(error) = ready.and_then(|()| self.order_behind_memory(&granted, &raw)) {
-            self.cancel(granted.lease);
-            return Err(error);
-        }
-        let mut set = LeaseSet {
-            shared: Arc::clone(self),
-            lease: granted.lease,
-            named: Vec::new(),
-            streams: raw,
-            written: None,
-            ended: false,
-        };
-        set.name(&wanted, &[(id, Access::Shared)]);
+        set.name(wanted, &named, &granted.in_place);
         Ok(set)
     }
 
@@ -131,10 +92,13 @@ impl Shared {
         buffers: &[(BufferId, Access)],
         streams: &[Stream],
         deadline: Deadline,
+        stay: Stay<'_>,
     ) -> Result<Granted, SpillError> {
         loop {
-            let granted = self.grant(buffers, streams, deadline)?;
-            let ready = self.order(&granted, streams).and_then(|()| self.bring(&granted, streams));
+            let granted = self.grant(buffers, streams, deadline, stay)?;
+            let ready = self.order(&granted, streams);
+            let ready = ready.and_then(|()| self.order_behind_memory(&granted, streams));
+            let ready = ready.and_then(|()| self.bring(&granted, streams));
             let Err(error) = ready else { return Ok(granted) };
             self.cancel(granted.lease);
             let no_blocks = matches!(
@@ -174,6 +138,7 @@ impl Shared {
         buffers: &[(BufferId, Access)],
         streams: &[Stream],
         deadline: Deadline,
+        stay: Stay<'_>,
     ) -> Result<Granted, SpillError> {
         let keys: SmallVec<[StreamKey; 2]> = streams.iter().map(|&stream| key(stream)).collect();
         let request = LeaseRequest { buffers, streams: &keys };
@@ -181,11 +146,12 @@ impl Shared {
         let mut guard = self.lock();
         loop {
             guard.poll()?;
-            // A copy under way would read what is written, so a writer waits for it.
-            let writes = |(id, access): &(BufferId, Access)| {
-                *access == Access::Exclusive && guard.is_copied_out(*id)
+            // A copy under way would read what is written, so a writer waits for it; and all wait
+            // for calls that map something at the addresses.
+            let waits = |(id, access): &(BufferId, Access)| {
+                (*access == Access::Exclusive && guard.is_copied_out(*id)) || guard.is_mounting(*id)
             };
-            if buffers.iter().any(writes) {
+            if buffers.iter().any(waits) {
                 if deadline.instant().is_some_and(|end| Instant::now() >= end) {
                     return Err(SpillError::Refused(LeaseRefused::Settling { moves: Vec::new() }));
                 }
@@ -196,7 +162,9 @@ impl Shared {
             let capacity = self.capacity();
             let state = &mut *guard;
             state.core.set_capacity(capacity);
-            let refused = match state.core.lease(&request, self.driver.now_ns()) {
+            let may_stay = state.may_stay(buffers, stay);
+            let now_ns = self.driver.now_ns();
+            let refused = match state.core.lease_in_place(&request, &may_stay, now_ns) {
                 Ok(granted) => {
                     if let Some(since) = waits_since {
                         state.note_wait(since);
@@ -287,7 +255,12 @@ impl State {
 }
 
 impl LeaseSet {
-    fn name(&mut self, wanted: &[(&DeferrableBuffer, Access)], named: &[(BufferId, Access)]) {
+    fn name(
+        &mut self,
+        wanted: &[(&DeferrableBuffer, Access)],
+        named: &[(BufferId, Access)],
+        in_place: &[BufferId],
+    ) {
         let strongest = |id: BufferId| {
             let same = named.iter().filter(|(other, _)| *other == id);
             same.map(|(_, access)| *access).max().unwrap_or(Access::Shared)
@@ -296,6 +269,7 @@ impl LeaseSet {
             owner: Arc::clone(&buffer.owner),
             range: buffer.addresses(),
             access: strongest(buffer.owner.id),
+            in_place: in_place.contains(&buffer.owner.id),
         };
         self.named = wanted.iter().map(|(buffer, _)| name(buffer)).collect();
     }
@@ -313,6 +287,12 @@ impl LeaseSet {
         self.named[index].range
     }
 
+    /// True if what was named at this place is read where it is, over the bus where it is spilled.
+    /// False if fewer were named.
+    pub fn is_in_place(&self, index: usize) -> bool {
+        self.named.get(index).is_some_and(|named| named.in_place)
+    }
+
     /// Says what was written of a buffer named at this place, from an offset in what was named on:
     /// copies of the rest stay good. Called at all, nothing counts as written but what calls say.
     ///
@@ -324,7 +304,7 @@ impl LeaseSet {
         offset: vramp_core::Bytes,
         len: vramp_core::Bytes,
     ) -> Result<(), SpillError> {
-        let Named { owner, range, access } = self.named(index)?;
+        let Named { owner, range, access, .. } = self.named(index)?;
         if *access != Access::Exclusive {
             return Err(SpillError::NotWritable { index });
         }

@@ -25,20 +25,28 @@ impl Shared {
     /// Makes room on the host: copies that are not needed go, others are written to the disk.
     /// Returns how much.
     pub(super) fn lower(&self, deficit: Bytes) -> Bytes {
+        let shed;
         let pushes = {
             let mut state = self.lock();
             let disk_room = self.room().disk;
+            shed = state.shed_stock();
+            let deficit = deficit.saturating_sub(shed);
             let choice = state.core.choose_lower(&LowerShort { deficit, disk_room });
             state.drop_copies(&choice.drops);
+            state.shed_stock();
             let made = deficit.saturating_sub(choice.missing);
             if choice.pushes.is_empty() {
-                return made;
+                return shed + made;
             }
             choice.pushes
         };
         let store = self.disk.as_ref().expect("without a disk there is no room on it");
-        let mut made = Bytes::ZERO;
+        let mut made = shed;
         for push in pushes {
+            if let Some(freed) = self.push_hosted(&push, store) {
+                made += freed;
+                continue;
+            }
             let began_ns = self.driver.now_ns();
             let host = self.lock().copies.get_mut(&push.piece).and_then(|below| below.host.take());
             let host = host.expect("what the core counts on the host is there");
@@ -79,6 +87,7 @@ impl State {
         let room = shared.room().host + self.core.census().clean;
         let deficit = leaving.saturating_sub(room);
         if !deficit.is_zero() {
+            let deficit = deficit.saturating_sub(self.shed_stock());
             let short = LowerShort { deficit, disk_room: Bytes::ZERO };
             let choice = self.core.choose_lower(&short);
             self.drop_copies(&choice.drops);

@@ -11,6 +11,7 @@ use super::buffer::{DeferrableBuffer, Owner};
 use super::cleaner::Cleaner;
 use super::config::SpillConfig;
 use super::error::SpillError;
+use super::in_place::Stay;
 use super::lease::LeaseSet;
 use super::report::{MoveRecord, SpillStats, Spilled};
 use super::state::{Home, Shared};
@@ -176,7 +177,52 @@ impl SpillManager {
         streams: &[StreamId],
         deadline: impl Into<Deadline>,
     ) -> Result<LeaseSet, SpillError> {
-        self.shared.lease(buffers, streams, deadline.into())
+        self.shared.lease(buffers, streams, deadline.into(), Stay::Nowhere)
+    }
+
+    /// The same as [`lease`](SpillManager::lease), but what is only read, and was made
+    /// [readable while spilled](DeferrableBuffer::readable_while_spilled), stays where it is: its
+    /// spilled pieces are read over the bus. The rest of the set comes to the card, and only the
+    /// rest has to fit there. All or nothing.
+    ///
+    /// It is decided for each buffer alone. One of the set comes as usual if it is written, if all
+    /// of it is on the card already, if a piece is on the disk or on its way, or if somebody holds
+    /// it to use it on the card; and once it was read in place
+    /// [often](super::SpillConfig::promote_after), if it can come without waiting.
+    /// [`LeaseSet::is_in_place`] tells which stayed.
+    ///
+    /// ```no_run
+    /// # use vramp_tiers::{Access, DeferrableBuffer, SpillError, SpillManager};
+    /// # fn join(manager: &SpillManager, column: &DeferrableBuffer, table: &DeferrableBuffer,
+    /// #     stream: vramp::StreamId) -> Result<(), SpillError> {
+    /// let set = [(column, Access::Shared), (table, Access::Exclusive)];
+    /// let lease = manager.lease_in_place(&set, stream)?;
+    /// // Scan the column at lease.address(0), once, and build the table at lease.address(1).
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`lease`](SpillManager::lease), about what has to come.
+    pub fn lease_in_place(
+        &self,
+        buffers: &[(&DeferrableBuffer, Access)],
+        stream: StreamId,
+    ) -> Result<LeaseSet, SpillError> {
+        self.lease_in_place_on(buffers, &[stream], self.shared.config.patience)
+    }
+
+    /// The same for several streams, waiting until a deadline.
+    ///
+    /// # Errors
+    /// As [`lease_in_place`](SpillManager::lease_in_place).
+    pub fn lease_in_place_on(
+        &self,
+        buffers: &[(&DeferrableBuffer, Access)],
+        streams: &[StreamId],
+        deadline: impl Into<Deadline>,
+    ) -> Result<LeaseSet, SpillError> {
+        self.shared.lease_in_place(buffers, streams, deadline.into())
     }
 
     /// Leases, launches, waits for `stream`, and ends the lease: for synchronous work.

@@ -11,7 +11,7 @@
 //!    lent to the pool. Other memory comes to the same addresses later.
 //!
 //! A buffer can be made readable while spilled: its copies are then mapped at its address, a kernel
-//! reads them over the bus, and what is read often comes back (`hosted.rs`).
+//! reads them over the bus, and what is read often comes back (`hosted.rs`, `in_place.rs`).
 //!
 //! Whoever needs the memory does the work, in its own thread, with no lock held while it waits.
 //! What is chosen is marked first, so nothing is spilled twice, and spilling never asks for memory
@@ -26,9 +26,12 @@ mod error;
 mod events;
 mod fill;
 mod hosted;
+mod in_place;
 mod lease;
 mod lower;
 mod manager;
+mod mount;
+mod push;
 mod report;
 mod spill;
 mod state;

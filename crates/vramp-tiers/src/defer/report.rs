@@ -27,7 +27,7 @@ pub struct SpillStats {
     pub from_disk_bytes: u64,
     /// Nanoseconds that took.
     pub from_disk_ns: u64,
-    /// Leases that read what is spilled where it is.
+    /// How often leases read a spilled buffer where it is.
     pub reads_in_place: u64,
     /// Buffers that came back because they were read so often.
     pub promotions: u64,

@@ -153,7 +153,7 @@ impl Shared {
                     continue;
                 }
                 let id = out.id;
-                match self.launch(out, why) {
+                match self.launch_in_any_case(out, why) {
                     Ok(started) => flying.push_back(started),
                     Err(_) => self.fail(id),
                 }
@@ -177,6 +177,20 @@ impl Shared {
     pub(super) fn fail(&self, id: MoveId) {
         self.lock().stats.failures += 1;
         self.give_up(id);
+    }
+
+    /// The same as [`launch`](Shared::launch), but what has a copy leaves even if one more, to be read
+    /// below, cannot be made.
+    fn launch_in_any_case(&self, out: CopyOut, why: Option<Why>) -> Result<Flying, SpillError> {
+        self.launch(out.clone(), why).or_else(|error| {
+            let mut state = self.lock();
+            if !state.core.leave_without_copy(out.id) {
+                return Err(error);
+            }
+            state.stats.failures += 1;
+            drop(state);
+            self.launch(CopyOut { to: None, ..out }, why)
+        })
     }
 
     /// Starts the copy of a piece, behind the work that writes it.

@@ -1,6 +1,6 @@
 //! The one lock, what it protects, and what is done behind it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -69,6 +69,10 @@ pub(super) struct State {
     pub rates: Rates,
     /// What buffers share that are readable while spilled; none before the first.
     pub readable: Option<Readable>,
+    /// Ranges of which memory was lent, and copies may be mapped there instead.
+    pub unmounted: Vec<RangeId>,
+    /// Ranges where copies are being mapped, with the lock free.
+    pub mounting: BTreeSet<RangeId>,
     /// How often each was read in place since it came back.
     pub reads: BTreeMap<BufferId, u32>,
     pub stats: SpillStats,
@@ -77,8 +81,12 @@ pub(super) struct State {
     pub gone: Vec<Box<dyn Send>>,
 }
 
-/// The lock. What became needless behind it is dropped once it is free.
-pub(super) struct Locked<'a>(Option<MutexGuard<'a, State>>);
+/// The lock. What became needless behind it is dropped once it is free, and what is to be mapped is
+/// mapped then.
+pub(super) struct Locked<'a> {
+    guard: Option<MutexGuard<'a, State>>,
+    shared: &'a Shared,
+}
 
 const LOCKED: &str = "the lock is held until this is dropped";
 
@@ -86,21 +94,23 @@ impl Deref for Locked<'_> {
     type Target = State;
 
     fn deref(&self) -> &State {
-        self.0.as_ref().expect(LOCKED)
+        self.guard.as_ref().expect(LOCKED)
     }
 }
 
 impl DerefMut for Locked<'_> {
     fn deref_mut(&mut self) -> &mut State {
-        self.0.as_mut().expect(LOCKED)
+        self.guard.as_mut().expect(LOCKED)
     }
 }
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        if let Some(mut state) = self.0.take() {
+        if let Some(mut state) = self.guard.take() {
             let gone = std::mem::take(&mut state.gone);
+            let mounts = state.begin_mounts();
             drop(state);
+            self.shared.mount(mounts);
             drop(gone);
         }
     }
@@ -156,6 +166,8 @@ impl Shared {
             paying: Bytes::ZERO,
             rates: config.rates,
             readable: None,
+            unmounted: Vec::new(),
+            mounting: BTreeSet::new(),
             reads: BTreeMap::new(),
             stats: SpillStats::default(),
             history: History::keeping(config.history),
@@ -175,7 +187,7 @@ impl Shared {
     }
 
     pub fn lock(&self) -> Locked<'_> {
-        Locked(Some(lock(&self.state)))
+        Locked { guard: Some(lock(&self.state)), shared: self }
     }
 
     /// Tells those who wait that something changed.
@@ -185,13 +197,14 @@ impl Shared {
 
     /// Waits for a change, but not long: work that ends tells nobody.
     pub fn wait_a_moment<'a>(&'a self, mut state: Locked<'a>) -> Locked<'a> {
-        if !state.gone.is_empty() {
+        if !state.gone.is_empty() || state.has_mounts() {
             drop(state);
             return self.lock();
         }
         let moment = Duration::from_micros(200);
-        let waited = self.changed.wait_timeout(state.0.take().expect(LOCKED), moment);
-        Locked(Some(waited.unwrap_or_else(PoisonError::into_inner).0))
+        let waited = self.changed.wait_timeout(state.guard.take().expect(LOCKED), moment);
+        let guard = waited.unwrap_or_else(PoisonError::into_inner).0;
+        Locked { guard: Some(guard), shared: self }
     }
 
     /// What leased buffers may have on the card now.
@@ -237,6 +250,7 @@ impl Drop for Shared {
         // The addresses go with the state, and their memory to others: not before the work on it.
         let mut state = self.lock();
         let _ = state.poll();
+        state.unmounted.clear();
         let mut over = state.late.is_empty();
         for event in state.events.last() {
             over &= self.driver.synchronize_event(event).is_ok();
@@ -328,9 +342,10 @@ impl State {
             return Bytes::ZERO;
         }
         home.behind = None;
-        let lent = home.range.lend(&keep);
-        self.mount(range);
-        lent
+        if self.readable.is_some() && !self.unmounted.contains(&range) {
+            self.unmounted.push(range);
+        }
+        home.range.lend(&keep)
     }
 
     /// Credits what is charged for more than what is on the card.

@@ -10,7 +10,7 @@ use vramp_tiers::{LeaseSet, SpillError};
 use super::*;
 
 /// Readable, filled with one byte, and spilled.
-fn spilled(rig: &Rig, len: Bytes, byte: u8) -> DeferrableBuffer {
+pub fn spilled(rig: &Rig, len: Bytes, byte: u8) -> DeferrableBuffer {
     let buffer = rig.manager.buffer(len).unwrap();
     buffer.readable_while_spilled().unwrap();
     rig.fill(&buffer, byte);
@@ -20,8 +20,13 @@ fn spilled(rig: &Rig, len: Bytes, byte: u8) -> DeferrableBuffer {
 }
 
 /// A kernel reads the buffer under the lease; returns the first and the last byte it finds.
-fn ends(rig: &Rig, lease: &LeaseSet) -> [u8; 2] {
-    let range = lease.address(0);
+pub fn ends(rig: &Rig, lease: &LeaseSet) -> [u8; 2] {
+    ends_of(rig, lease, 0)
+}
+
+/// The same of what was named at a place.
+pub fn ends_of(rig: &Rig, lease: &LeaseSet, index: usize) -> [u8; 2] {
+    let range = lease.address(index);
     rig.sim.launch(rig.queue, Kernel::new("read").reading(range)).unwrap();
     rig.sim.synchronize_stream(rig.queue).unwrap();
     let one = |at: Bytes| rig.sim.peek(AddrRange::new(range.start + at, Bytes::new(1))).unwrap()[0];
@@ -180,7 +185,7 @@ fn what_cannot_be_readable_while_spilled_is_told_why() {
     assert!(buffer.is_resident(), "a usual lease does as well");
 }
 
-const CALLS: [Call; 12] = [
+pub const CALLS: [Call; 12] = [
     Call::Reserve,
     Call::Create,
     Call::Map,
@@ -277,7 +282,10 @@ fn reads_in_place_leases_and_spills_at_random_corrupt_nothing_and_leak_nothing()
                     rig.sim.fill(queue, lease.address(0), step).unwrap();
                     *byte = step;
                 }
-                6 => drop(rig.manager.clean(MIB(16))),
+                6 => match random.bool() {
+                    true => drop(rig.manager.clean(MIB(16))),
+                    false => drop(rig.manager.relieve_host(MIB(random.u64(1..40)))),
+                },
                 _ if !buffers.is_empty() => {
                     let (buffer, byte) = &buffers[at];
                     let lease = buffer.read_in_place(stream).unwrap();

@@ -9,7 +9,10 @@ mod faults;
 #[path = "../disk/faulty.rs"]
 #[allow(dead_code, reason = "the store's own tests need more of it")]
 mod faulty;
+mod hooked;
 mod in_place;
+mod in_place_pushes;
+mod in_place_sets;
 mod killed;
 mod leases;
 mod moves;
@@ -96,7 +99,11 @@ impl Plan {
 
     fn build_on(self, card: Builder) -> Rig {
         let sim = Arc::new(card.build());
-        let driver: Arc<dyn Driver> = sim.clone();
+        self.build_behind(sim.clone(), sim)
+    }
+
+    /// On a device that passes calls on to the simulator.
+    fn build_behind(self, driver: Arc<dyn Driver>, sim: Arc<Simulator>) -> Rig {
         let config = Config { limit: Some(self.limit), ..Config::preset(Preset::Vramp) };
         let allocator = Arc::new(Allocator::new(Arc::clone(&driver), config).unwrap());
         let (gpu, host, disk) = (SpaceId::gpu(0), SpaceId::host(0), SpaceId::disk(0));

@@ -19,7 +19,8 @@ enum Act {
     Tenant,
     Remove { which: usize },
     Discard { which: usize },
-    Lease { which: [usize; 2], writes: [bool; 2], stream: u64 },
+    Lease { which: [usize; 2], writes: [bool; 2], stream: u64, stays: bool },
+    Readable { which: usize },
     End { which: usize, used: bool, part: bool },
     Cancel { which: usize },
     Finish { which: usize, fails: bool, queued: bool },
@@ -36,13 +37,16 @@ enum Act {
 
 fn act() -> impl Strategy<Value = Act> {
     let which = || 0usize..8;
-    let lease = (which(), which(), any::<[bool; 2]>(), 0u64..3);
+    let lease = (which(), which(), any::<[bool; 2]>(), 0u64..3, any::<bool>());
     prop_oneof![
         2 => (1u64..4000).prop_map(|len| Act::Add { len }),
         2 => Just(Act::Tenant),
         1 => which().prop_map(|which| Act::Remove { which }),
         1 => which().prop_map(|which| Act::Discard { which }),
-        8 => lease.prop_map(|(a, c, writes, stream)| Act::Lease { which: [a, c], writes, stream }),
+        8 => lease.prop_map(|(a, c, writes, stream, stays)| {
+            Act::Lease { which: [a, c], writes, stream, stays }
+        }),
+        2 => which().prop_map(|which| Act::Readable { which }),
         6 => (which(), any::<bool>(), any::<bool>())
             .prop_map(|(which, used, part)| Act::End { which, used, part }),
         1 => which().prop_map(|which| Act::Cancel { which }),
@@ -77,6 +81,7 @@ struct Twin {
     range: RangeId,
     pieces: Vec<Bits>,
     pins: u32,
+    readable: bool,
     /// Stream-scoped, quiesced, opaque.
     grades: [u32; 3],
     /// By stream, the furthest.
@@ -89,6 +94,7 @@ struct TwinLease {
     id: LeaseId,
     stream: u64,
     buffers: BTreeMap<BufferId, Access>,
+    in_place: Vec<BufferId>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,6 +139,31 @@ impl World {
         self.leases.iter().any(|lease| lease.buffers.contains_key(&id))
     }
 
+    /// Leased, and not only to be read where it is.
+    fn is_used(&self, id: BufferId) -> bool {
+        let uses =
+            |lease: &TwinLease| lease.buffers.contains_key(&id) && !lease.in_place.contains(&id);
+        self.leases.iter().any(uses)
+    }
+
+    fn is_read_in_place(&self, id: BufferId) -> bool {
+        self.leases.iter().any(|lease| lease.in_place.contains(&id))
+    }
+
+    /// All of it is somewhere and at rest, a part below, and nobody uses it on the card.
+    fn can_stay(&self, id: BufferId) -> bool {
+        let twin = self.buffers.iter().find(|twin| twin.id == id).expect("somebody wants it");
+        let in_the_way =
+            |one: &TwinMove| one.piece.buffer == id && !matches!(one.kind, Kind::Out(_));
+        let there = |bits: &Bits| bits.card.is_some() || bits.host.is_some();
+        twin.readable
+            && twin.pieces.iter().all(there)
+            && twin.pieces.iter().any(|bits| bits.card.is_none())
+            && !self.moves.iter().any(in_the_way)
+            && !self.is_used(id)
+            && twin.pins == 0
+    }
+
     fn may_not_leave(&self, twin: &Twin) -> bool {
         self.is_leased(twin.id) || twin.pins > 0 || twin.grades != [0; 3]
     }
@@ -144,7 +175,7 @@ impl World {
 
     fn committed(&self, core: &Deferrables) -> u64 {
         let anchored = |twin: &&Twin| {
-            self.is_leased(twin.id) || twin.pins > 0 || twin.grades[1] + twin.grades[2] > 0
+            self.is_used(twin.id) || twin.pins > 0 || twin.grades[1] + twin.grades[2] > 0
         };
         let mut ranges: Vec<RangeId> =
             self.buffers.iter().filter(anchored).map(|twin| twin.range).collect();
@@ -204,7 +235,10 @@ fn begin_out(world: &mut World, out: &CopyOut, leaving: bool) -> Result<(), Test
     let bits = twin.pieces[out.piece.index as usize];
     prop_assert!(world.may_leave(twin.range), "{} may not leave", out.piece);
     let dirty = bits.card.is_some() && bits.host.is_none() && bits.disk.is_none();
-    prop_assert_eq!(out.to.is_some(), dirty, "{:?} has to be copied iff it is dirty", bits);
+    let reads = twin.readable && bits.card.is_some() && bits.host.is_none();
+    let may = dirty || (reads && out.to == Some(Lower::Host));
+    prop_assert!(!dirty || out.to.is_some(), "{:?} has to be copied", bits);
+    prop_assert!(out.to.is_none() || may, "{:?} need not be copied", bits);
     let writes: Vec<u64> = twin.writes.keys().copied().collect();
     let waits: Vec<u64> = out.copy_after.iter().map(|token| token.stream.0).collect();
     prop_assert_eq!(waits, writes);
@@ -224,10 +258,21 @@ fn lease_step(
     world: &mut World,
     wanted: &BTreeMap<BufferId, Access>,
     stream: u64,
+    stays: bool,
 ) -> Result<(), TestCaseError> {
+    let everything = wanted;
+    let stay = |(id, access): &(&BufferId, &Access)| {
+        stays && **access == Access::Shared && world.can_stay(**id)
+    };
+    let in_place: Vec<BufferId> = wanted.iter().filter(stay).map(|(&id, _)| id).collect();
+    let mut wanted = wanted.clone();
+    wanted.retain(|id, _| !in_place.contains(id));
+    let wanted = &wanted;
     let held = |lease: &&TwinLease| {
         lease.buffers.iter().any(|(id, access)| {
-            wanted.get(id).is_some_and(|wanted| wanted.max(access) == &Access::Exclusive)
+            wanted.get(id).is_some_and(|wanted| {
+                world.is_read_in_place(*id) || wanted.max(access) == &Access::Exclusive
+            })
         })
     };
     let busy: Vec<LeaseId> = world.leases.iter().filter(held).map(|lease| lease.id).collect();
@@ -239,14 +284,18 @@ fn lease_step(
     ranges.sort();
     ranges.dedup();
     let all: u64 = ranges.iter().map(|&range| world.range_len(core, range)).sum();
-    let list: Vec<(BufferId, Access)> = wanted.iter().map(|(&id, &access)| (id, access)).collect();
+    let list: Vec<(BufferId, Access)> =
+        everything.iter().map(|(&id, &access)| (id, access)).collect();
     let streams = [StreamKey(stream)];
-    let granted = core.lease(&LeaseRequest { buffers: &list, streams: &streams }, world.now);
-    match granted {
+    let may_stay: Vec<BufferId> =
+        if stays { everything.keys().copied().collect() } else { Vec::new() };
+    let request = LeaseRequest { buffers: &list, streams: &streams };
+    match core.lease_in_place(&request, &may_stay, world.now) {
         Ok(granted) => {
+            prop_assert_eq!(&granted.in_place, &in_place);
             prop_assert!(busy.is_empty() && settling == 0 && all <= CAPACITY);
             let mut after: BTreeMap<u64, u64> = BTreeMap::new();
-            for (&id, &access) in wanted {
+            for (&id, &access) in everything {
                 let twin = world.twin(id);
                 let reads = twin.reads.iter().filter(|_| access == Access::Exclusive);
                 for (&stream, &number) in twin.writes.iter().chain(reads) {
@@ -261,7 +310,8 @@ fn lease_step(
                 prop_assert_eq!(world.bits(fill.piece).card, None);
                 world.begin(fill.id, fill.piece, Kind::Fill(fill.from))?;
             }
-            world.leases.push(TwinLease { id: granted.lease, stream, buffers: wanted.clone() });
+            let buffers = everything.clone();
+            world.leases.push(TwinLease { id: granted.lease, stream, buffers, in_place });
             prop_assert!(world.committed(core) <= CAPACITY);
         }
         Err(LeaseRefused::TooLarge { .. }) => prop_assert!(all > CAPACITY),
@@ -299,7 +349,8 @@ fn end_step(
     let end = LeaseEnd { uses: if used { &uses } else { &[] }, writes };
     let is_there = |bits: &Bits| bits.card.is_some() || bits.latest == 0;
     let ids: Vec<BufferId> = lease.buffers.keys().copied().collect();
-    let filled = ids.iter().all(|&id| world.twin(id).pieces.iter().all(is_there));
+    let mut brought = ids.iter().filter(|id| !lease.in_place.contains(id));
+    let filled = brought.all(|&id| world.twin(id).pieces.iter().all(is_there));
     let drops = match core.end_lease(lease.id, &end, world.now) {
         Ok(drops) => drops,
         Err(error) => {
@@ -312,7 +363,8 @@ fn end_step(
     for (&id, &access) in &lease.buffers {
         let twin = world.twin(id);
         for bits in &twin.pieces {
-            prop_assert!(bits.latest == 0 || bits.card == Some(bits.latest), "{id}: {bits:?}");
+            let read = bits.card.or(bits.host.filter(|_| lease.in_place.contains(&id)));
+            prop_assert!(bits.latest == 0 || read == Some(bits.latest), "{id}: {bits:?}");
         }
         let point = now.number;
         match access {
@@ -430,6 +482,7 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
                 range: at.range,
                 pieces,
                 pins: 0,
+                readable: false,
                 grades: [0; 3],
                 reads: BTreeMap::new(),
                 writes: BTreeMap::new(),
@@ -457,7 +510,7 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
                 }
             }
         }
-        Act::Lease { which, writes, stream } => {
+        Act::Lease { which, writes, stream, stays } => {
             let access = |writes| if writes { Access::Exclusive } else { Access::Shared };
             let mut wanted = BTreeMap::new();
             for (which, writes) in which.into_iter().zip(writes) {
@@ -465,7 +518,15 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
                 let known = wanted.entry(id).or_insert(Access::Shared);
                 *known = access(writes).max(*known);
             }
-            lease_step(core, world, &wanted, stream)?;
+            lease_step(core, world, &wanted, stream, stays)?;
+        }
+        Act::Readable { which } => {
+            let Some(id) = id(world, which) else { return Ok(()) };
+            let range = world.twin(id).range;
+            if world.group != Some(range) {
+                core.set_readable(id).unwrap();
+                world.twin(id).readable = true;
+            }
         }
         Act::End { which, used, part } => end_step(core, world, which, used, part)?,
         Act::Cancel { which } => {
@@ -496,9 +557,14 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
         }
         Act::Lower { deficit, room } => {
             let choice = core.choose_lower(&LowerShort { deficit: b(deficit), disk_room: b(room) });
+            for gone in &choice.drops {
+                let read = world.is_read_in_place(gone.piece.buffer);
+                prop_assert!(!read || world.bits(gone.piece).card.is_some(), "somebody reads it");
+            }
             world.drop_copies(&choice.drops)?;
             for push in &choice.pushes {
                 prop_assert_eq!(world.bits(push.piece).card, None);
+                prop_assert!(!world.is_read_in_place(push.piece.buffer));
                 world.begin(push.id, push.piece, Kind::Push)?;
             }
         }
@@ -522,8 +588,12 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
             if on {
                 let mut holders = world.leases.iter();
                 let holder = holders.find(|lease| lease.buffers.contains_key(&id));
-                let Some(lease) = holder.map(|lease| lease.id) else { return Ok(()) };
-                core.pin(lease, id).unwrap();
+                let Some(lease) = holder.cloned() else { return Ok(()) };
+                if lease.in_place.contains(&id) {
+                    prop_assert!(core.pin(lease.id, id).is_err());
+                    return Ok(());
+                }
+                core.pin(lease.id, id).unwrap();
                 world.twin(id).pins += 1;
             } else {
                 prop_assert_eq!(core.unpin(id).is_ok(), pins > 0);
@@ -537,6 +607,10 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
             let lease = world.leases[which % world.leases.len()].clone();
             let id = *lease.buffers.keys().next().expect("a lease is of a buffer at least");
             let grades = [Grade::StreamScoped, Grade::Quiesced, Grade::Opaque];
+            if lease.in_place.contains(&id) {
+                prop_assert!(core.expose(lease.id, id, grades[grade as usize]).is_err());
+                return Ok(());
+            }
             core.expose(lease.id, id, grades[grade as usize]).unwrap();
             let count = &mut world.twin(id).grades[grade as usize];
             *count = if grade == 2 { *count + 1 } else { 1 };
