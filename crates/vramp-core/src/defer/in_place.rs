@@ -6,7 +6,8 @@
 
 use super::piece::{Motion, Place};
 use super::{
-    Access, BufferId, Deferrables, Granted, LeaseRequest, PieceState, StreamKey, UnknownBuffer,
+    Access, BufferId, Deferrables, Granted, HolderKey, LeaseRequest, PieceState, StreamKey,
+    UnknownBuffer,
 };
 
 impl Deferrables {
@@ -27,7 +28,7 @@ impl Deferrables {
 
     /// Gives a shared lease that brings nothing back. `None` if a usual one is as good, or needed:
     /// all of the buffer is on the card, a piece is neither there nor on the host, or is on its
-    /// way, or somebody holds the buffer to use it on the card. What was chosen to leave stays.
+    /// way, or somebody holds the buffer to use it on the card, or waits to. What was chosen to leave stays.
     /// It takes nothing of the capacity. O(pieces).
     ///
     /// # Errors
@@ -36,6 +37,7 @@ impl Deferrables {
         &mut self,
         id: BufferId,
         streams: &[StreamKey],
+        holder: HolderKey,
         now_ns: u64,
     ) -> Result<Option<Granted>, UnknownBuffer> {
         let buffer = self.get(id)?;
@@ -56,7 +58,12 @@ impl Deferrables {
         }
         let fills = |piece: &super::piece::Piece| matches!(piece.motion, Some(Motion::Fill { .. }));
         debug_assert!(!buffer.pieces.iter().any(fills), "what is filled is held");
-        let request = LeaseRequest { buffers: &[(id, Access::Shared)], streams };
+        let buffers = &[(id, Access::Shared)];
+        let request = LeaseRequest { buffers, streams, holder, ticket: None };
+        // Nobody uses it on the card while it is read in place: whoever waits to comes before.
+        if self.is_in_turn(&[(id, Access::Exclusive)], &request).is_err() {
+            return Ok(None);
+        }
         Ok(Some(self.grant_in_place(id, &request, now_ns)))
     }
 }

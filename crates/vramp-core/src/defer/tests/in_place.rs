@@ -11,7 +11,7 @@ fn readable(core: &mut Deferrables, spilled: u64) -> BufferId {
 }
 
 fn read(core: &mut Deferrables, a: BufferId) -> Option<Granted> {
-    let granted = core.lease_in_place(a, &[S1], 2).unwrap();
+    let granted = core.lease_in_place(a, &[S1], HolderKey(0), 2).unwrap();
     core.audit().unwrap();
     granted
 }

@@ -9,6 +9,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+/// The stream of copies out.
+const COPIES: u64 = 8;
 /// Room for three tenants in a group.
 const PIECE: u64 = 1536;
 const CAPACITY: u64 = 9000;
@@ -19,7 +21,10 @@ enum Act {
     Tenant,
     Remove { which: usize },
     Discard { which: usize },
-    Lease { which: [usize; 2], writes: [bool; 2], stream: u64 },
+    Lease { which: [usize; 2], writes: [bool; 2], stream: u64, waits: bool },
+    Ask { which: usize },
+    Leave { which: usize },
+    Queue { which: usize },
     End { which: usize, used: bool, part: bool },
     Cancel { which: usize },
     Finish { which: usize, fails: bool, queued: bool },
@@ -36,13 +41,18 @@ enum Act {
 
 fn act() -> impl Strategy<Value = Act> {
     let which = || 0usize..8;
-    let lease = (which(), which(), any::<[bool; 2]>(), 0u64..3);
+    let lease = (which(), which(), any::<[bool; 2]>(), 0u64..3, any::<bool>());
     prop_oneof![
         2 => (1u64..4000).prop_map(|len| Act::Add { len }),
         2 => Just(Act::Tenant),
         1 => which().prop_map(|which| Act::Remove { which }),
         1 => which().prop_map(|which| Act::Discard { which }),
-        8 => lease.prop_map(|(a, c, writes, stream)| Act::Lease { which: [a, c], writes, stream }),
+        8 => lease.prop_map(|(a, c, writes, stream, waits)| {
+            Act::Lease { which: [a, c], writes, stream, waits }
+        }),
+        4 => which().prop_map(|which| Act::Ask { which }),
+        1 => which().prop_map(|which| Act::Leave { which }),
+        3 => which().prop_map(|which| Act::Queue { which }),
         6 => (which(), any::<bool>(), any::<bool>())
             .prop_map(|(which, used, part)| Act::End { which, used, part }),
         1 => which().prop_map(|which| Act::Cancel { which }),
@@ -75,6 +85,7 @@ struct Bits {
 struct Twin {
     id: BufferId,
     range: RangeId,
+    len: u64,
     pieces: Vec<Bits>,
     pins: u32,
     /// Stream-scoped, quiesced, opaque.
@@ -107,12 +118,23 @@ struct TwinMove {
     read: Option<u64>,
     /// How many writes there were when it began.
     began: u64,
+    /// The number of its end on the stream of copies, once that is queued.
+    queued: Option<u64>,
+}
+
+/// A request in line. Streams hold leases here: each is one that would wait for itself.
+#[derive(Clone, Debug)]
+struct TwinWaiter {
+    ticket: Ticket,
+    stream: u64,
+    wanted: BTreeMap<BufferId, Access>,
 }
 
 #[derive(Clone, Debug, Default)]
 struct World {
     buffers: Vec<Twin>,
     leases: Vec<TwinLease>,
+    line: Vec<TwinWaiter>,
     moves: Vec<TwinMove>,
     written: u64,
     point: u64,
@@ -162,6 +184,99 @@ impl World {
         core.extent(twin.id).unwrap().len.count().next_multiple_of(4)
     }
 
+    fn ranges_of(&self, wanted: &BTreeMap<BufferId, Access>) -> Vec<RangeId> {
+        let named = self.buffers.iter().filter(|twin| wanted.contains_key(&twin.id));
+        let mut ranges: Vec<RangeId> = named.map(|twin| twin.range).collect();
+        ranges.sort();
+        ranges.dedup();
+        ranges
+    }
+
+    /// Somebody has it pinned or has its pointer.
+    fn is_kept(&self, range: RangeId) -> bool {
+        let kept = |twin: &Twin| twin.pins > 0 || twin.grades[1] + twin.grades[2] > 0;
+        self.buffers.iter().any(|twin| twin.range == range && kept(twin))
+    }
+
+    fn is_anchored(&self, range: RangeId) -> bool {
+        let leased = |twin: &Twin| twin.range == range && self.is_leased(twin.id);
+        self.is_kept(range) || self.buffers.iter().any(leased)
+    }
+
+    /// It waits for room that leases have.
+    fn lacks_room(&self, core: &Deferrables, waiter: &TwinWaiter) -> bool {
+        let there = |id: &BufferId| self.buffers.iter().any(|twin| twin.id == *id);
+        let own = self.ranges_of(&waiter.wanted);
+        let new = own.iter().filter(|&&range| !self.is_anchored(range));
+        let new: u64 = new.map(|&range| self.range_len(core, range)).sum();
+        let mut alone: Vec<RangeId> = self.buffers.iter().map(|twin| twin.range).collect();
+        alone.retain(|range| self.is_kept(*range) || own.contains(range));
+        alone.sort();
+        alone.dedup();
+        let alone: u64 = alone.iter().map(|&range| self.range_len(core, range)).sum();
+        waiter.wanted.keys().all(there)
+            && new > 0
+            && self.committed(core) + new > CAPACITY
+            && alone <= CAPACITY
+    }
+
+    /// The younger one must not pass the older one.
+    fn comes_after(
+        &self,
+        core: &Deferrables,
+        older: &TwinWaiter,
+        wanted: &BTreeMap<BufferId, Access>,
+    ) -> bool {
+        let needed = self.ranges_of(&older.wanted);
+        let takes = |range: &RangeId| !needed.contains(range) && !self.is_kept(*range);
+        excludes(&older.wanted, wanted)
+            || self.lacks_room(core, older) && self.ranges_of(wanted).iter().any(takes)
+    }
+
+    /// Whose leases have to end before a waiter is served: all that follows, until nothing more does.
+    fn waits_for(&self, core: &Deferrables, place: usize) -> Vec<u64> {
+        let (mut waiters, mut streams) = (vec![place], Vec::new());
+        loop {
+            let before = (waiters.len(), streams.len());
+            for place in waiters.clone() {
+                let waiter = &self.line[place];
+                let full = self.lacks_room(core, waiter);
+                for lease in &self.leases {
+                    if (full || excludes(&lease.buffers, &waiter.wanted))
+                        && !streams.contains(&lease.stream)
+                    {
+                        streams.push(lease.stream);
+                    }
+                }
+                for (other, waits) in self.line.iter().enumerate() {
+                    let in_front = other < place && self.comes_after(core, waits, &waiter.wanted);
+                    if (in_front || streams.contains(&waits.stream)) && !waiters.contains(&other) {
+                        waiters.push(other);
+                    }
+                }
+            }
+            if before == (waiters.len(), streams.len()) {
+                return streams;
+            }
+        }
+    }
+
+    /// What lower room is promised to moves under way.
+    fn promised(&self, to: Lower) -> u64 {
+        let takes = |one: &&TwinMove| match one.kind {
+            Kind::Out(Some(lower)) => lower == to && one.queued.is_none(),
+            Kind::Push => to == Lower::Disk,
+            _ => false,
+        };
+        self.moves.iter().filter(takes).map(|one| self.piece_len(one.piece)).sum()
+    }
+
+    fn piece_len(&self, piece: PieceId) -> u64 {
+        let twin = self.buffers.iter().find(|twin| twin.id == piece.buffer);
+        let whole = twin.expect("what moves is not removed").len;
+        PIECE.min(whole - PIECE * u64::from(piece.index))
+    }
+
     fn drop_copies(&mut self, drops: &[Drop]) -> Result<(), TestCaseError> {
         for drop in drops {
             let bits = self.bits(drop.piece);
@@ -184,7 +299,7 @@ impl World {
             Kind::Fill(Lower::Disk) => bits.disk,
             Kind::Fill(Lower::Host) | Kind::Push => bits.host,
         };
-        self.moves.push(TwinMove { id, piece, kind, read, began });
+        self.moves.push(TwinMove { id, piece, kind, read, began, queued: None });
         Ok(())
     }
 
@@ -197,6 +312,12 @@ impl World {
             }
         }
     }
+}
+
+/// They name a buffer that one of them writes.
+fn excludes(one: &BTreeMap<BufferId, Access>, other: &BTreeMap<BufferId, Access>) -> bool {
+    let both = one.iter().filter_map(|(id, access)| Some((access, other.get(id)?)));
+    both.into_iter().any(|(one, other)| one.max(other) == &Access::Exclusive)
 }
 
 fn begin_out(world: &mut World, out: &CopyOut, leaving: bool) -> Result<(), TestCaseError> {
@@ -224,33 +345,48 @@ fn lease_step(
     world: &mut World,
     wanted: &BTreeMap<BufferId, Access>,
     stream: u64,
-) -> Result<(), TestCaseError> {
-    let held = |lease: &&TwinLease| {
-        lease.buffers.iter().any(|(id, access)| {
-            wanted.get(id).is_some_and(|wanted| wanted.max(access) == &Access::Exclusive)
-        })
-    };
+    ticket: Option<Ticket>,
+) -> Result<bool, TestCaseError> {
+    let held = |lease: &&TwinLease| excludes(&lease.buffers, wanted);
     let busy: Vec<LeaseId> = world.leases.iter().filter(held).map(|lease| lease.id).collect();
     let in_the_way = |one: &&TwinMove| {
-        wanted.contains_key(&one.piece.buffer) && !matches!(one.kind, Kind::Out(_))
+        let access = wanted.get(&one.piece.buffer);
+        access.is_some_and(|access| match one.kind {
+            Kind::Out(to) => *access == Access::Exclusive && to.is_some() && one.queued.is_none(),
+            Kind::Fill(_) | Kind::Push => true,
+        })
     };
+    let older = world.line.iter().take_while(|waiter| Some(waiter.ticket) != ticket);
+    let behind = older.enumerate().filter(|(place, older)| {
+        world.comes_after(core, older, wanted) && !world.waits_for(core, *place).contains(&stream)
+    });
+    let behind: Vec<Ticket> = behind.map(|(_, older)| older.ticket).collect();
     let settling = world.moves.iter().filter(in_the_way).count();
-    let mut ranges: Vec<RangeId> = wanted.keys().map(|&id| world.twin(id).range).collect();
-    ranges.sort();
-    ranges.dedup();
+    let ranges = world.ranges_of(wanted);
     let all: u64 = ranges.iter().map(|&range| world.range_len(core, range)).sum();
     let list: Vec<(BufferId, Access)> = wanted.iter().map(|(&id, &access)| (id, access)).collect();
     let streams = [StreamKey(stream)];
-    let granted = core.lease(&LeaseRequest { buffers: &list, streams: &streams }, world.now);
+    let holder = HolderKey(stream);
+    let request = LeaseRequest { buffers: &list, streams: &streams, holder, ticket };
+    let granted = core.lease(&request, world.now);
+    let given = granted.is_ok();
     match granted {
         Ok(granted) => {
             prop_assert!(busy.is_empty() && settling == 0 && all <= CAPACITY);
+            prop_assert!(behind.is_empty(), "{:?} came before", behind);
             let mut after: BTreeMap<u64, u64> = BTreeMap::new();
             for (&id, &access) in wanted {
                 let twin = world.twin(id);
                 let reads = twin.reads.iter().filter(|_| access == Access::Exclusive);
                 for (&stream, &number) in twin.writes.iter().chain(reads) {
                     let known = after.entry(stream).or_default();
+                    *known = number.max(*known);
+                }
+            }
+            for one in &world.moves {
+                let written = wanted.get(&one.piece.buffer) == Some(&Access::Exclusive);
+                if let (true, Some(number)) = (written, one.queued) {
+                    let known = after.entry(COPIES).or_default();
                     *known = number.max(*known);
                 }
             }
@@ -271,9 +407,26 @@ fn lease_step(
             prop_assert_eq!(committed.count(), world.committed(core));
             prop_assert!(committed + needed > b(CAPACITY));
         }
+        Err(LeaseRefused::Behind { waiting }) => prop_assert_eq!(waiting, behind),
         Err(other) => prop_assert!(false, "{other}"),
     }
-    Ok(())
+    Ok(given)
+}
+
+/// Asks for whoever waits at a place; served, it leaves the line.
+fn ask_step(
+    core: &mut Deferrables,
+    world: &mut World,
+    place: usize,
+) -> Result<bool, TestCaseError> {
+    let TwinWaiter { ticket, stream, wanted } = world.line[place].clone();
+    let removed = wanted.keys().any(|id| world.buffers.iter().all(|twin| twin.id != *id));
+    let done = removed || lease_step(core, world, &wanted, stream, Some(ticket))?;
+    if done {
+        prop_assert!(core.leave_line(ticket));
+        world.line.remove(place);
+    }
+    Ok(done)
 }
 
 fn end_step(
@@ -352,7 +505,7 @@ fn finish_step(
         return Ok(());
     }
     let place = which % world.moves.len();
-    let TwinMove { id, piece, kind, read, began } = world.moves[place];
+    let TwinMove { id, piece, kind, read, began, .. } = world.moves[place];
     let wrote = world.bits(piece).latest > began;
     if fails {
         prop_assert_eq!(core.abandon(id).unwrap().piece, piece);
@@ -428,6 +581,7 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
             let twin = Twin {
                 id,
                 range: at.range,
+                len: at.len.count(),
                 pieces,
                 pins: 0,
                 grades: [0; 3],
@@ -457,7 +611,7 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
                 }
             }
         }
-        Act::Lease { which, writes, stream } => {
+        Act::Lease { which, writes, stream, waits } => {
             let access = |writes| if writes { Access::Exclusive } else { Access::Shared };
             let mut wanted = BTreeMap::new();
             for (which, writes) in which.into_iter().zip(writes) {
@@ -465,7 +619,49 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
                 let known = wanted.entry(id).or_insert(Access::Shared);
                 *known = access(writes).max(*known);
             }
-            lease_step(core, world, &wanted, stream)?;
+            if !lease_step(core, world, &wanted, stream, None)? && waits {
+                let list: Vec<_> = wanted.iter().map(|(&id, &access)| (id, access)).collect();
+                let holder = HolderKey(stream);
+                let request = LeaseRequest { buffers: &list, holder, ..LeaseRequest::default() };
+                let ticket = core.line_up(&request).unwrap();
+                world.line.push(TwinWaiter { ticket, stream, wanted });
+            }
+        }
+        Act::Ask { which } => {
+            if !world.line.is_empty() {
+                ask_step(core, world, which % world.line.len())?;
+            }
+        }
+        Act::Leave { which } => {
+            if !world.line.is_empty() {
+                let gone = world.line.remove(which % world.line.len());
+                prop_assert!(core.leave_line(gone.ticket) && !core.leave_line(gone.ticket));
+            }
+        }
+        Act::Queue { which } => {
+            if world.moves.is_empty() {
+                return Ok(());
+            }
+            let place = which % world.moves.len();
+            let TwinMove { id, piece, kind, read, .. } = world.moves[place];
+            world.point += 1;
+            let point = world.point;
+            let copies = matches!(kind, Kind::Out(Some(_)));
+            prop_assert_eq!(core.copying(id, token(StreamKey(COPIES), point)).is_ok(), copies);
+            if copies {
+                if world.moves[place].queued.is_none() {
+                    prop_assert_eq!(
+                        world.bits(piece).card,
+                        read,
+                        "others wrote before it was read"
+                    );
+                    let writes = |lease: &TwinLease| {
+                        lease.buffers.get(&piece.buffer) == Some(&Access::Exclusive)
+                    };
+                    prop_assert!(!world.leases.iter().any(writes), "others write what is read");
+                }
+                world.moves[place].queued = Some(point);
+            }
         }
         Act::End { which, used, part } => end_step(core, world, which, used, part)?,
         Act::Cancel { which } => {
@@ -485,6 +681,7 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
         }
         Act::Choose { deficit, room } => {
             let room = Room { host: b(room), disk: b(room / 2) };
+            let promised = [Lower::Host, Lower::Disk].map(|lower| world.promised(lower));
             let choice = core.choose(&Short { room, ..short(deficit) }, world.now);
             let longest = choice.victims.iter().map(|victim| victim.frees).max();
             let longest = longest.unwrap_or_default();
@@ -492,6 +689,13 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
             prop_assert_eq!(choice.short.is_some(), choice.frees < b(deficit));
             for out in choice.victims.iter().flat_map(|victim| &victim.moves) {
                 begin_out(world, out, true)?;
+            }
+            for (lower, (before, free)) in [Lower::Host, Lower::Disk]
+                .into_iter()
+                .zip(promised.into_iter().zip([room.host, room.disk]))
+            {
+                let now = world.promised(lower);
+                prop_assert!(now == before || now <= free.count(), "{lower} is promised twice");
             }
         }
         Act::Lower { deficit, room } => {
@@ -594,9 +798,48 @@ fn compare(core: &Deferrables, world: &World) -> Result<(), TestCaseError> {
     let census = core.census();
     prop_assert_eq!(census.moves, counts[0]);
     prop_assert_eq!(census.leases, world.leases.len());
+    prop_assert_eq!(census.waiting, world.line.len());
     prop_assert_eq!(census.buffers, world.buffers.len());
     prop_assert_eq!(census.committed.count(), world.committed(core));
     Ok(())
+}
+
+/// Once everybody ends what he holds, whoever waits longest is served, and then the next.
+fn serve_the_line(core: &mut Deferrables, world: &mut World) -> Result<(), TestCaseError> {
+    loop {
+        for lease in std::mem::take(&mut world.leases) {
+            core.cancel_lease(lease.id).unwrap();
+        }
+        for one in std::mem::take(&mut world.moves) {
+            core.abandon(one.id).unwrap();
+            world.bits(one.piece).busy = false;
+        }
+        for index in 0..world.buffers.len() {
+            let Twin { id, pins, grades, .. } = world.buffers[index].clone();
+            for _ in 0..pins {
+                core.unpin(id).unwrap();
+            }
+            for _ in 0..grades[2] {
+                core.release(id).unwrap();
+            }
+            let twin = &mut world.buffers[index];
+            (twin.pins, twin.grades[1], twin.grades[2]) = (0, 0, 0);
+        }
+        core.end_epoch();
+        if world.line.is_empty() {
+            return Ok(());
+        }
+        let all: u64 = {
+            let ranges = world.ranges_of(&world.line[0].wanted);
+            ranges.iter().map(|&range| world.range_len(core, range)).sum()
+        };
+        let served = ask_step(core, world, 0)?;
+        prop_assert_eq!(served, all <= CAPACITY);
+        if !served {
+            let gone = world.line.remove(0);
+            prop_assert!(core.leave_line(gone.ticket));
+        }
+    }
 }
 
 proptest! {
@@ -616,5 +859,6 @@ proptest! {
                 .map_err(|error| TestCaseError::fail(format!("{act:?}: {error}")))?;
             core.audit().map_err(|error| TestCaseError::fail(format!("{act:?}: {error}")))?;
         }
+        serve_the_line(&mut core, &mut world)?;
     }
 }
