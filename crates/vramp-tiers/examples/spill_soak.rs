@@ -329,7 +329,9 @@ impl Worker<'_> {
                 return Ok(Some(lease));
             }
             Err(SpillError::Refused(_)) => self.counts.refused += 1,
-            Err(SpillError::NoMemory { error }) if matches!(*error, AllocError::OutOfMemory(_)) => {
+            Err(SpillError::NoMemory { error, .. })
+                if matches!(*error, AllocError::OutOfMemory(_)) =>
+            {
                 self.counts.without_memory += 1;
             }
             // Others' pieces on their way to and from the disk have the last blocks of the host.

@@ -12,7 +12,7 @@ use super::cleaner::Cleaner;
 use super::config::SpillConfig;
 use super::error::SpillError;
 use super::lease::LeaseSet;
-use super::report::{MoveRecord, SpillStats, Spilled};
+use super::report::{FailedMove, MoveRecord, SpillStats, Spilled};
 use super::state::{Home, Shared};
 use crate::disk::DiskStore;
 use crate::movers::Mover;
@@ -273,6 +273,11 @@ impl SpillManager {
     /// The last moves, the oldest first, with the reason of each choice.
     pub fn history(&self) -> Vec<MoveRecord> {
         self.shared.lock().history.all()
+    }
+
+    /// The last moves that failed with an error, the oldest first: of a disk that dies, for example.
+    pub fn failures(&self) -> Vec<FailedMove> {
+        self.shared.lock().history.failed().cloned().collect()
     }
 
     /// Checks what must always hold.

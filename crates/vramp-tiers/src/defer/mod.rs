@@ -32,10 +32,11 @@ mod manager;
 mod report;
 mod spill;
 mod state;
+mod turn;
 
 pub use buffer::{DeferrableBuffer, Pin};
 pub use config::{CleanerConfig, SpillConfig};
 pub use error::SpillError;
 pub use lease::{Exposure, LeaseSet};
 pub use manager::{BufferGroup, SpillManager, SpillParts};
-pub use report::{MoveRecord, Moved, SpillStats, Spilled};
+pub use report::{FailedMove, MoveRecord, Moved, SpillStats, Spilled};
