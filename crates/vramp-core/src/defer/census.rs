@@ -9,7 +9,7 @@ use crate::Bytes;
 pub struct DeferCounters {
     /// Leases given.
     pub leases: u64,
-    /// Leases refused, for whatever reason but a wrong name.
+    /// Leases refused, for whatever reason but a wrong name; whoever waits in line is counted once.
     pub leases_refused: u64,
     /// Victims chosen.
     pub victims: u64,

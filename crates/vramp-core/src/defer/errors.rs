@@ -120,7 +120,7 @@ pub enum LeaseRefused {
         held_by: Vec<LeaseId>,
     },
     /// Others have waited longer for the same.
-    #[error("{} older requests wait for the same: line up, or try again later", waiting.len())]
+    #[error("{} older requests wait for the same: try again once they are served", waiting.len())]
     Behind {
         /// The oldest first.
         waiting: Vec<Ticket>,

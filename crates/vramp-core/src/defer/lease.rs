@@ -113,7 +113,7 @@ impl Deferrables {
         let refused = refused.and_then(|()| self.has_settled(&buffers));
         let refused = refused.and_then(|()| self.has_room(&buffers));
         if let Err(refused) = refused.and_then(|()| self.is_in_turn(&buffers, request)) {
-            self.counters.leases_refused += 1;
+            self.counters.leases_refused += u64::from(request.ticket.is_none());
             return Err(refused);
         }
         Ok(self.grant(buffers, request, now_ns))

@@ -150,7 +150,8 @@ impl SpillManager {
 
     /// The right to use all of the buffers, for work on `stream`: brings them to the card, at their
     /// addresses, and lets the stream come behind the copies and behind others' work on them. All or
-    /// nothing; it waits for others as long as the manager's patience, and holds nothing meanwhile.
+    /// nothing; it waits for others as long as the manager's patience, in the order of arrival, and
+    /// holds nothing meanwhile.
     ///
     /// Beside what moves: a driver call for each stream, one for each piece of work to wait for, and
     /// at the end another call and an event for each stream.
