@@ -398,7 +398,8 @@ impl State {
         match copied {
             copied if counts => self.keep_copy(out.piece, copied),
             Copied::ToHosted(stale) => self.retire(out.piece.buffer, stale, &[]),
-            _ => {}
+            // Its charge calls whoever waits for the host's budget: not behind the lock.
+            stale => self.gone.push(Box::new(stale)),
         }
         match settled {
             Settled::Spilled { range, frees, .. } if !frees.is_zero() => {

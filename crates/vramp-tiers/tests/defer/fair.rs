@@ -153,8 +153,49 @@ fn a_prefetch_does_not_pass_a_writer_who_waits() {
 }
 
 #[test]
+fn a_write_comes_behind_a_copy_that_leaves_and_the_host_does_not_wait() {
+    // The second copy needs the last blocks, which is told while the first one is under way.
+    let rig = Arc::new(Plan { host: MIB(16), ..Plan::default() }.build());
+    let (first, second) = (rig.filled(PIECE, 1), rig.filled(PIECE, 2));
+    let (told, heard) = std::sync::mpsc::channel();
+    let (weak, buffers) = (Arc::downgrade(&rig), [first.clone(), second.clone()]);
+    let host = rig.spaces.space(SpaceId::host(0)).unwrap();
+    let asked = AtomicBool::new(false);
+    let subscription = host.subscribe(move |_, _| {
+        let Some(rig) = weak.upgrade().filter(|_| !asked.swap(true, Ordering::Relaxed)) else {
+            return;
+        };
+        let [first, second] = &buffers;
+        let begin = rig.sim.now_ns();
+        let lease = rig.now(first, Access::Exclusive);
+        let given = lease.is_ok();
+        if let Ok(lease) = lease {
+            rig.sim.fill(rig.queue, lease.address(0), 9).unwrap();
+        }
+        let no_copy_was_waited_for = rig.sim.now_ns() < begin + 100_000;
+        let refused = rig.now(second, Access::Exclusive);
+        let begins = matches!(refused, Err(SpillError::Refused(LeaseRefused::Settling { .. })));
+        told.send((given, no_copy_was_waited_for, begins)).unwrap();
+    });
+    rig.manager.spill(MIB(16));
+    assert_eq!(heard.try_recv().unwrap(), (true, true, true));
+    drop(subscription);
+    assert_eq!(
+        rig.manager.counters().rescues,
+        1,
+        "it stayed, and left again with what was written"
+    );
+    assert_eq!((rig.manager.stats().waits, rig.manager.stats().failures), (0, 0));
+    rig.expect(&first, 9);
+    rig.expect(&second, 2);
+    rig.check();
+}
+
+#[test]
 fn writers_and_copies_out_beside_each_other_mix_nothing() {
-    let rig = patient().build();
+    let usual = patient();
+    let config = SpillConfig { clean_after: Duration::ZERO, ..usual.config.clone() };
+    let rig = Plan { config, ..usual }.build();
     let buffer = rig.filled(MIB(32), 1);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
