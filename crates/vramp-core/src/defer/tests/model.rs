@@ -560,6 +560,33 @@ fn finish_step(
     Ok(())
 }
 
+/// All of a copy out is queued: nobody wrote before it reads, and nobody is about to.
+fn queue_step(
+    core: &mut Deferrables,
+    world: &mut World,
+    which: usize,
+) -> Result<(), TestCaseError> {
+    if world.moves.is_empty() {
+        return Ok(());
+    }
+    let place = which % world.moves.len();
+    let TwinMove { id, piece, kind, read, .. } = world.moves[place];
+    world.point += 1;
+    let point = world.point;
+    let copies = matches!(kind, Kind::Out(Some(_)));
+    prop_assert_eq!(core.copying(id, token(StreamKey(COPIES), point)).is_ok(), copies);
+    if copies {
+        if world.moves[place].queued.is_none() {
+            prop_assert_eq!(world.bits(piece).card, read, "others wrote before it was read");
+            let writes =
+                |lease: &TwinLease| lease.buffers.get(&piece.buffer) == Some(&Access::Exclusive);
+            prop_assert!(!world.leases.iter().any(writes), "others write what is read");
+        }
+        world.moves[place].queued = Some(point);
+    }
+    Ok(())
+}
+
 fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), TestCaseError> {
     world.now += 7;
     let id = |world: &World, which: usize| {
@@ -638,31 +665,7 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
                 prop_assert!(core.leave_line(gone.ticket) && !core.leave_line(gone.ticket));
             }
         }
-        Act::Queue { which } => {
-            if world.moves.is_empty() {
-                return Ok(());
-            }
-            let place = which % world.moves.len();
-            let TwinMove { id, piece, kind, read, .. } = world.moves[place];
-            world.point += 1;
-            let point = world.point;
-            let copies = matches!(kind, Kind::Out(Some(_)));
-            prop_assert_eq!(core.copying(id, token(StreamKey(COPIES), point)).is_ok(), copies);
-            if copies {
-                if world.moves[place].queued.is_none() {
-                    prop_assert_eq!(
-                        world.bits(piece).card,
-                        read,
-                        "others wrote before it was read"
-                    );
-                    let writes = |lease: &TwinLease| {
-                        lease.buffers.get(&piece.buffer) == Some(&Access::Exclusive)
-                    };
-                    prop_assert!(!world.leases.iter().any(writes), "others write what is read");
-                }
-                world.moves[place].queued = Some(point);
-            }
-        }
+        Act::Queue { which } => queue_step(core, world, which)?,
         Act::End { which, used, part } => end_step(core, world, which, used, part)?,
         Act::Cancel { which } => {
             if !world.leases.is_empty() {
