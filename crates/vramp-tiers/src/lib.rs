@@ -104,8 +104,8 @@ pub use config::{
     HostPer, HostSpaceConfig, SpaceLevels, TiersBuilder, TiersConfig,
 };
 pub use defer::{
-    BufferGroup, CleanerConfig, DeferrableBuffer, Exposure, LeaseSet, MoveRecord, Moved, Pin,
-    SpillConfig, SpillError, SpillManager, SpillParts, SpillStats, Spilled,
+    BufferGroup, CleanerConfig, DeferrableBuffer, Exposure, FailedMove, LeaseSet, MoveRecord,
+    Moved, Pin, SpillConfig, SpillError, SpillManager, SpillParts, SpillStats, Spilled,
 };
 pub use disk::{
     Checks, DiskConfig, DiskConfigError, DiskStats, DiskStore, DiskTierError, DiskTransfer,

@@ -1,7 +1,7 @@
 //! Every invariant of the buffers, checked from scratch. One named check each.
 
 use super::piece::{Motion, Piece, Place};
-use super::{Access, Deferrables, PieceId};
+use super::{Access, Deferrables, Lower, PieceId};
 use crate::{Bytes, Inconsistency};
 
 type Check = Result<(), String>;
@@ -21,6 +21,7 @@ impl Deferrables {
             self.leased_pieces_have_memory(),
             self.uses_are_listed(),
             self.sums_agree(),
+            self.line_is_in_order(),
         ];
         checks.into_iter().collect::<Check>().map_err(|what| Inconsistency { what })
     }
@@ -123,6 +124,15 @@ impl Deferrables {
         }
     }
 
+    fn line_is_in_order(&self) -> Check {
+        let given = |ticket: &super::Ticket| ticket.0 <= self.next;
+        let once = |waiter: &super::line::Waiter| waiter.buffers.is_sorted_by(|a, b| a.0 < b.0);
+        match self.line.iter().find(|(ticket, waiter)| !given(ticket) || !once(waiter)) {
+            Some((ticket, waiter)) => Err(format!("{ticket} was not given: {waiter:?}")),
+            None => Ok(()),
+        }
+    }
+
     /// Nobody takes memory from under a lease, and nothing is chosen that may not leave.
     fn leased_pieces_have_memory(&self) -> Check {
         for (id, buffer) in &self.buffers {
@@ -183,6 +193,16 @@ impl Deferrables {
                 false => pages,
             };
         }
+        let (mut host, mut disk) = (Bytes::ZERO, Bytes::ZERO);
+        for piece in self.buffers.values().flat_map(|buffer| &buffer.pieces) {
+            match piece.motion.and_then(Motion::promised) {
+                Some(Lower::Host) => host += piece.len,
+                Some(Lower::Disk) => disk += piece.len,
+                None => {}
+            }
+        }
+        agree("promised of the host", self.promised.host, host)?;
+        agree("promised of the disk", self.promised.disk, disk)?;
         agree("committed", self.committed, committed)?;
         agree("occupied", self.occupied, occupied)?;
         let sum = self.census();

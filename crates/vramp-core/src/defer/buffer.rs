@@ -55,10 +55,12 @@ pub(super) struct Buffer {
 impl Buffer {
     /// It stays on the card until somebody says otherwise.
     pub fn may_not_leave(&self) -> bool {
-        self.holders.len() > self.in_place as usize
-            || self.pins > 0
-            || self.exposed.quiesced
-            || self.exposed.opaque > 0
+        self.holders.len() > self.in_place as usize || self.is_kept()
+    }
+
+    /// The same if no lease were held.
+    pub fn is_kept(&self) -> bool {
+        self.pins > 0 || self.exposed.quiesced || self.exposed.opaque > 0
     }
 
     /// It cannot be a victim now, though perhaps as soon as its uses are over.

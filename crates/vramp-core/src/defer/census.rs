@@ -9,7 +9,7 @@ use crate::Bytes;
 pub struct DeferCounters {
     /// Leases given.
     pub leases: u64,
-    /// Leases refused, for whatever reason but a wrong name.
+    /// Leases refused, for whatever reason but a wrong name; whoever waits in line is counted once.
     pub leases_refused: u64,
     /// Victims chosen.
     pub victims: u64,
@@ -38,6 +38,8 @@ pub struct DeferCensus {
     pub buffers: usize,
     /// How many leases.
     pub leases: usize,
+    /// How many requests wait in line.
+    pub waiting: usize,
     /// How many moves are neither settled nor abandoned.
     pub moves: usize,
     /// The lengths of all buffers.
@@ -89,6 +91,7 @@ impl Deferrables {
         let mut sum = DeferCensus {
             buffers: self.buffers.len(),
             leases: self.leases.len(),
+            waiting: self.line.len(),
             moves: self.moves.len(),
             occupied: self.occupied,
             committed: self.committed,

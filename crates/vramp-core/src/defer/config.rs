@@ -112,7 +112,7 @@ fn move_ns(rate: Option<u64>, lower: Lower, bytes: Bytes) -> u64 {
     u64::try_from(ns).unwrap_or(u64::MAX)
 }
 
-/// What is free below the card.
+/// What is free below the card. What moves under way will take of it is counted by the core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Room {
     /// In pinned memory.
@@ -122,6 +122,21 @@ pub struct Room {
 }
 
 impl Room {
+    pub(super) fn of(&mut self, lower: Lower) -> &mut Bytes {
+        match lower {
+            Lower::Host => &mut self.host,
+            Lower::Disk => &mut self.disk,
+        }
+    }
+
+    /// What is left beside what was promised.
+    pub(super) fn beside(self, promised: Room) -> Room {
+        Room {
+            host: self.host.saturating_sub(promised.host),
+            disk: self.disk.saturating_sub(promised.disk),
+        }
+    }
+
     /// Takes room for contents that leave the card: the host if it has any, else the disk.
     pub(super) fn take(&mut self, bytes: Bytes) -> Option<Lower> {
         if bytes <= self.host {

@@ -6,12 +6,13 @@ use slotmap::SlotMap;
 
 use super::buffer::{Buffer, Exposed, Hint};
 use super::lease::Lease;
+use super::line::Waiter;
 use super::piece::{Copies, Motion, Piece, Place};
 use super::range::{GRAIN, Range, Tenant, merged};
 use super::uses::Uses;
 use super::{
     AddError, BufferId, DeferConfig, DeferConfigError, DeferCounters, Drop, Extent, HeldError,
-    LeaseId, MoveId, PieceId, PieceState, RangeId, UnknownBuffer, UnknownRange,
+    LeaseId, MoveId, PieceId, PieceState, RangeId, Room, Ticket, UnknownBuffer, UnknownRange,
 };
 use crate::{Bytes, Spot};
 
@@ -22,6 +23,8 @@ pub struct Deferrables {
     pub(super) buffers: SlotMap<BufferId, Buffer>,
     pub(super) ranges: SlotMap<RangeId, Range>,
     pub(super) leases: BTreeMap<LeaseId, Lease>,
+    /// Requests that wait, the oldest first.
+    pub(super) line: BTreeMap<Ticket, Waiter>,
     pub(super) moves: BTreeMap<MoveId, PieceId>,
     /// Buffers with work that is not known to be over.
     pub(super) in_use: BTreeSet<BufferId>,
@@ -29,6 +32,8 @@ pub struct Deferrables {
     pub(super) committed: Bytes,
     /// What is behind addresses now.
     pub(super) occupied: Bytes,
+    /// What moves under way will take of the room below.
+    pub(super) promised: Room,
     pub(super) counters: DeferCounters,
     pub(super) next: u64,
 }
@@ -54,10 +59,12 @@ impl Deferrables {
             buffers: SlotMap::with_key(),
             ranges: SlotMap::with_key(),
             leases: BTreeMap::new(),
+            line: BTreeMap::new(),
             moves: BTreeMap::new(),
             in_use: BTreeSet::new(),
             committed: Bytes::ZERO,
             occupied: Bytes::ZERO,
+            promised: Room::default(),
             counters: DeferCounters::default(),
             next: 0,
         })
@@ -255,7 +262,12 @@ impl Deferrables {
     ) -> MoveId {
         let id = MoveId(self.next());
         self.moves.insert(id, piece);
-        self.piece_mut(piece).motion = Some(motion(id));
+        let motion = motion(id);
+        if let Some(to) = motion.promised() {
+            let len = self.piece(piece).len;
+            *self.promised.of(to) += len;
+        }
+        self.piece_mut(piece).motion = Some(motion);
         id
     }
 

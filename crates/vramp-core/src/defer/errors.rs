@@ -1,6 +1,6 @@
 //! What may be wrong with a request. A refused request changes nothing.
 
-use super::{BufferId, Holds, LeaseId, MoveId, PieceId, RangeId, StreamKey, UseToken};
+use super::{BufferId, Holds, LeaseId, MoveId, PieceId, RangeId, StreamKey, Ticket, UseToken};
 use crate::Bytes;
 
 /// A buffer that is not there.
@@ -97,7 +97,8 @@ pub enum LeaseRefused {
         /// Whose end to wait for.
         held_by: Vec<LeaseId>,
     },
-    /// Some pieces are on their way in, or further down.
+    /// Some pieces are on their way in, or further down; or a copy out may still begin to read what
+    /// would be written.
     #[error("{} pieces are on their way: try again when they have settled", moves.len())]
     Settling {
         /// Which moves to wait for. One that goes to disk may be abandoned instead.
@@ -115,8 +116,14 @@ pub enum LeaseRefused {
         committed: Bytes,
         /// What leased buffers may have.
         capacity: Bytes,
-        /// All leases; none if only pins and exposures are in the way.
+        /// All leases of something on the card; none if only pins and exposures are in the way.
         held_by: Vec<LeaseId>,
+    },
+    /// Others have waited longer for the same.
+    #[error("{} older requests wait for the same: try again once they are served", waiting.len())]
+    Behind {
+        /// The oldest first.
+        waiting: Vec<Ticket>,
     },
 }
 
@@ -173,6 +180,12 @@ pub enum SettleError {
     /// Only fills can be as good as done while they are queued.
     #[error("{id} does not bring anything back: settle it when it is complete")]
     NotAFill {
+        /// What was given.
+        id: MoveId,
+    },
+    /// Only copies out are read behind.
+    #[error("{id} copies nothing out: settle it when it is complete")]
+    NotACopy {
         /// What was given.
         id: MoveId,
     },

@@ -72,6 +72,21 @@ impl fmt::Display for LeaseId {
     }
 }
 
+/// The place in line of a request that waits; never used again. The older is the smaller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub(super) u64);
+
+impl fmt::Display for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ticket {}", self.0)
+    }
+}
+
+/// Who takes leases, by a number of the caller's: whoever would wait for its own leases, a thread for
+/// example.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HolderKey(pub u64);
+
 /// A stream, by a number of the caller's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamKey(pub u64);

@@ -4,11 +4,22 @@
 //! its own knowledge; here is what follows: while such a lease is held, no piece of the buffer moves
 //! in any direction, and nobody writes. Other buffers of the same lease come to the card as usual.
 
+use smallvec::SmallVec;
+
 use super::piece::{Motion, Piece, Place};
 use super::{
     Access, BufferId, Deferrables, Drop, Granted, LeaseId, LeaseRefused, LeaseRequest, Lower,
     MoveId, PieceId, PieceState, Room, UnknownBuffer, UseToken,
 };
+
+/// What is asked for, by where it would be used now. Each buffer once.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted {
+    /// On the card.
+    pub come: SmallVec<[(BufferId, Access); 4]>,
+    /// Read where it is.
+    pub stay: SmallVec<[BufferId; 2]>,
+}
 
 impl Deferrables {
     /// Notes that the shell keeps host copies of the buffer's spilled pieces behind its address. To
@@ -45,7 +56,8 @@ impl Deferrables {
     /// the card. Which they are, [`Granted::in_place`] tells. All or nothing. O(pieces).
     ///
     /// # Errors
-    /// As [`lease`](Deferrables::lease), about the buffers that are leased as usual.
+    /// As [`lease`](Deferrables::lease), about the buffers that are leased as usual; or somebody who
+    /// came before waits to use on the card what would stay.
     pub fn lease_in_place(
         &mut self,
         request: &LeaseRequest<'_>,
@@ -53,18 +65,23 @@ impl Deferrables {
         now_ns: u64,
     ) -> Result<Granted, LeaseRefused> {
         let buffers = self.strongest(request.buffers)?;
+        let wanted = self.by_place(&buffers, may_stay);
+        self.check_lease(&wanted, request)?;
+        Ok(self.grant(buffers, wanted.stay, request, now_ns))
+    }
+
+    /// Parts what is asked for into what comes and what stays. What is not there any more comes.
+    pub(super) fn by_place(&self, buffers: &[(BufferId, Access)], may_stay: &[BufferId]) -> Wanted {
         let stays = |&(id, access): &(BufferId, Access)| {
             access == Access::Shared && may_stay.contains(&id) && self.can_stay(id)
         };
-        let (stay, come): (Vec<_>, Vec<_>) = buffers.iter().copied().partition(stays);
-        self.check_lease(&come)?;
-        let in_place = stay.into_iter().map(|(id, _)| id).collect();
-        Ok(self.grant(buffers, in_place, request.streams, now_ns))
+        let stay = buffers.iter().filter(|named| stays(named)).map(|&(id, _)| id).collect();
+        Wanted { come: buffers.iter().copied().filter(|named| !stays(named)).collect(), stay }
     }
 
     /// True if all of a buffer is somewhere, a part of it below, and nobody uses it on the card.
     fn can_stay(&self, id: BufferId) -> bool {
-        let buffer = &self.buffers[id];
+        let Ok(buffer) = self.get(id) else { return false };
         let is_there = |state| match state {
             PieceState::Resident { .. }
             | PieceState::Cleaning { .. }
@@ -98,19 +115,19 @@ impl Deferrables {
         after
     }
 
-    /// Lets a piece leave without the copy that is being made of it, since there is another one.
-    /// False, and nothing changes, where there is none, or the piece does not leave any more.
+    /// Lets a piece leave without the copy that is to be made of it, since there is another one: the
+    /// room it was promised is free again. False, and nothing changes, where there is none, or the
+    /// copy is queued, or the piece does not leave any more.
     pub fn leave_without_copy(&mut self, id: MoveId) -> bool {
         let Some(&piece) = self.moves.get(&id) else { return false };
         let piece = self.piece_mut(piece);
-        let has_copy = piece.copies.any();
-        match &mut piece.motion {
-            Some(Motion::Out { to: to @ Some(_), leaving: true, .. }) if has_copy => {
-                *to = None;
-                true
-            }
-            _ => false,
-        }
+        let (len, has_copy) = (piece.len, piece.copies.any());
+        let Some(Motion::Out { to, leaving: true, queued: None, .. }) = &mut piece.motion else {
+            return false;
+        };
+        let Some(lower) = to.take_if(|_| has_copy) else { return false };
+        *self.promised.of(lower) -= len;
+        true
     }
 
     /// Where one more copy of a piece that leaves is made, for it to be readable below: only the

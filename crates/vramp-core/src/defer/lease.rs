@@ -2,18 +2,20 @@
 //!
 //! A lease is given at once or refused with what to wait for, and whoever waits holds nothing. All
 //! leases together never need more than the capacity. So leases cannot deadlock with each other
-//! unless one caller takes a second while it holds a first.
+//! unless one caller takes a second while it holds a first. Who is served before whom is in
+//! `line.rs`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 
 use super::buffer::Buffer;
-use super::piece::{Motion, Place};
+use super::in_place::Wanted;
+use super::piece::{Motion, Piece, Place};
 use super::uses::furthest;
 use super::{
-    Access, BufferId, Deferrables, Drop, Fill, Hint, LeaseEndError, LeaseId, LeaseRefused, PieceId,
-    RangeId, StreamKey, UnknownBuffer, UnknownLease, UseToken,
+    Access, BufferId, Deferrables, Drop, Fill, Hint, HolderKey, LeaseEndError, LeaseId,
+    LeaseRefused, PieceId, RangeId, StreamKey, Ticket, UnknownBuffer, UnknownLease, UseToken,
 };
 use crate::Bytes;
 
@@ -21,17 +23,22 @@ use crate::Bytes;
 pub(super) struct Lease {
     pub buffers: SmallVec<[(BufferId, Access); 4]>,
     streams: SmallVec<[StreamKey; 2]>,
+    pub holder: HolderKey,
     /// For these it brought nothing back.
     pub in_place: SmallVec<[BufferId; 2]>,
 }
 
 /// Which buffers a lease is for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct LeaseRequest<'a> {
     /// A buffer named twice is leased once, by the stronger access.
     pub buffers: &'a [(BufferId, Access)],
     /// The streams whose work will use them; none for work that is over when the lease ends.
     pub streams: &'a [StreamKey],
+    /// Who asks.
+    pub holder: HolderKey,
+    /// Its place in line, if it has one.
+    pub ticket: Option<Ticket>,
 }
 
 /// A lease that was given.
@@ -97,8 +104,8 @@ impl Deferrables {
     /// O(pieces).
     ///
     /// # Errors
-    /// Any of them is not there, held, or on its way, or they do not fit on the card. Nothing
-    /// changes, and nothing is held.
+    /// Any of them is not there, held, or on its way, they do not fit on the card, or somebody waits
+    /// for the same who came before. Nothing changes, and nothing is held.
     pub fn lease(
         &mut self,
         request: &LeaseRequest<'_>,
@@ -107,15 +114,18 @@ impl Deferrables {
         self.lease_in_place(request, &[], now_ns)
     }
 
-    /// Says why buffers cannot be used on the card now, if they cannot.
+    /// Says why a request cannot be served now, if it cannot.
     pub(super) fn check_lease(
         &mut self,
-        buffers: &[(BufferId, Access)],
+        wanted: &Wanted,
+        request: &LeaseRequest<'_>,
     ) -> Result<(), LeaseRefused> {
-        let refused = self.fits(buffers).and_then(|()| self.is_free(buffers));
-        let refused = refused.and_then(|()| self.has_settled(buffers));
-        let refused = refused.and_then(|()| self.has_room(buffers));
-        self.counters.leases_refused += u64::from(refused.is_err());
+        let come = &wanted.come;
+        let refused = self.fits(come).and_then(|()| self.is_free(come));
+        let refused = refused.and_then(|()| self.has_settled(come));
+        let refused = refused.and_then(|()| self.has_room(come));
+        let refused = refused.and_then(|()| self.is_in_turn(wanted, request));
+        self.counters.leases_refused += u64::from(refused.is_err() && request.ticket.is_none());
         refused
     }
 
@@ -132,8 +142,9 @@ impl Deferrables {
         Ok(strongest.into_iter().collect())
     }
 
-    fn ranges_of(&self, buffers: &[(BufferId, Access)]) -> BTreeSet<RangeId> {
-        buffers.iter().map(|&(buffer, _)| self.buffers[buffer].range).collect()
+    /// Of those that are there.
+    pub(super) fn ranges_of(&self, buffers: &[(BufferId, Access)]) -> BTreeSet<RangeId> {
+        buffers.iter().filter_map(|&(id, _)| Some(self.buffers.get(id)?.range)).collect()
     }
 
     fn fits(&self, buffers: &[(BufferId, Access)]) -> Result<(), LeaseRefused> {
@@ -146,6 +157,15 @@ impl Deferrables {
     }
 
     fn is_free(&self, buffers: &[(BufferId, Access)]) -> Result<(), LeaseRefused> {
+        let held_by = self.holders_of(buffers);
+        if !held_by.is_empty() {
+            return Err(LeaseRefused::Busy { held_by: held_by.into_iter().collect() });
+        }
+        Ok(())
+    }
+
+    /// The leases that exclude a lease on these.
+    pub(super) fn holders_of(&self, buffers: &[(BufferId, Access)]) -> BTreeSet<LeaseId> {
         let holders = |&(buffer, wanted): &(BufferId, Access)| {
             let Buffer { holders, in_place, .. } = &self.buffers[buffer];
             // Who reads in place has it stay there.
@@ -154,18 +174,19 @@ impl Deferrables {
             let holders = holders.iter();
             holders.filter(move |(_, held)| excludes(*held)).map(|&(lease, _)| lease)
         };
-        let held_by: BTreeSet<LeaseId> = buffers.iter().flat_map(holders).collect();
-        if !held_by.is_empty() {
-            return Err(LeaseRefused::Busy { held_by: held_by.into_iter().collect() });
-        }
-        Ok(())
+        buffers.iter().flat_map(holders).collect()
     }
 
-    /// What leaves need not settle: it stays.
+    /// What leaves need not settle: it stays. But who writes comes behind each copy of it, so that no
+    /// copy mixes old and new contents, and behind what is known of a copy is its queued end only.
     fn has_settled(&self, buffers: &[(BufferId, Access)]) -> Result<(), LeaseRefused> {
-        let all = buffers.iter().flat_map(|&(buffer, _)| self.pieces_of(buffer));
-        let in_the_way = all.filter_map(|id| match self.piece(id).motion? {
+        let of = |&(id, access)| self.pieces_of(id).map(move |piece| (piece, access));
+        let all = buffers.iter().flat_map(of);
+        let in_the_way = all.filter_map(|(id, access)| match self.piece(id).motion? {
             Motion::Fill { id: name, .. } | Motion::Push { id: name } => Some((name, id)),
+            Motion::Out { id: name, to: Some(_), queued: None, .. } => {
+                (access == Access::Exclusive).then_some((name, id))
+            }
             Motion::Out { .. } => None,
         });
         let moves: Vec<_> = in_the_way.collect();
@@ -175,15 +196,21 @@ impl Deferrables {
         Ok(())
     }
 
-    fn has_room(&self, buffers: &[(BufferId, Access)]) -> Result<(), LeaseRefused> {
+    pub(super) fn has_room(&self, buffers: &[(BufferId, Access)]) -> Result<(), LeaseRefused> {
         let ranges = self.ranges_of(buffers).into_iter().map(|range| &self.ranges[range]);
         let needed = ranges.filter(|range| range.anchors == 0).map(|range| range.len).sum();
         let (committed, capacity) = (self.committed, self.config.capacity);
         if committed + needed > capacity && !needed.is_zero() {
-            let held_by = self.leases.keys().copied().collect();
+            let held_by = self.leases_with_room().collect();
             return Err(LeaseRefused::Full { needed, committed, capacity, held_by });
         }
         Ok(())
+    }
+
+    /// Those that have something on the card. One that reads all of its set in place takes no room.
+    pub(super) fn leases_with_room(&self) -> impl Iterator<Item = LeaseId> {
+        let has_some = |lease: &Lease| lease.buffers.len() > lease.in_place.len();
+        self.leases.iter().filter(move |(_, lease)| has_some(lease)).map(|(&id, _)| id)
     }
 
     /// Gives it. Of the buffers, those `in_place` stay where they are.
@@ -191,7 +218,7 @@ impl Deferrables {
         &mut self,
         buffers: SmallVec<[(BufferId, Access); 4]>,
         in_place: SmallVec<[BufferId; 2]>,
-        streams: &[StreamKey],
+        request: &LeaseRequest<'_>,
         now_ns: u64,
     ) -> Granted {
         let lease = LeaseId(self.next());
@@ -210,6 +237,9 @@ impl Deferrables {
             buffer.hint = Hint::None;
             buffer.last_use_ns = now_ns;
             after.extend(buffer.uses.before(access));
+            if access == Access::Exclusive {
+                after.extend(buffer.pieces.iter().filter_map(Piece::copied_until));
+            }
             let filled = fill.len();
             for piece in self.pieces_of(id).collect::<SmallVec<[PieceId; 8]>>() {
                 self.set_backed(piece, true);
@@ -221,9 +251,10 @@ impl Deferrables {
             self.refresh(id);
         }
         let mut after = furthest(after.iter());
-        after.retain(|token| streams != [token.stream]);
+        after.retain(|token| request.streams != [token.stream]);
         let (ranges, stay) = (ranges.into_iter().collect(), in_place.to_vec());
-        self.leases.insert(lease, Lease { buffers, streams: streams.into(), in_place });
+        let (streams, holder) = (request.streams.into(), request.holder);
+        self.leases.insert(lease, Lease { buffers, streams, holder, in_place });
         self.counters.leases += 1;
         Granted { lease, after, fill, ranges, in_place: stay }
     }

@@ -10,7 +10,7 @@ use crate::Bytes;
 pub struct LowerShort {
     /// What has to be freed of pinned memory.
     pub deficit: Bytes,
-    /// What is free in files.
+    /// What is free in files, promised or not.
     pub disk_room: Bytes,
 }
 
@@ -57,7 +57,7 @@ impl Deferrables {
             choice.missing = choice.missing.saturating_sub(self.piece(id).len);
             choice.drops.push(self.drop_host_copy(id));
         }
-        let mut disk_room = short.disk_room;
+        let mut disk_room = short.disk_room.saturating_sub(self.promised.disk);
         for id in once.into_iter().chain(readable) {
             let len = self.piece(id).len;
             if self.piece(id).copies.disk && !choice.missing.is_zero() {
@@ -99,6 +99,7 @@ impl Deferrables {
         };
         let mut dirty: Vec<(PieceId, u64)> = self.all_pieces().filter(may_go).collect();
         dirty.sort_by_key(|&(id, last_use_ns)| (last_use_ns, id));
+        room = room.beside(self.promised);
         let mut left = budget;
         let mut chosen = Vec::new();
         for (id, _) in dirty {

@@ -7,7 +7,8 @@
 //! 1. [`Deferrables::add_buffer`], or [`Deferrables::add_tenant`] for one shorter than a piece. It
 //!    is empty: no contents, no memory.
 //! 2. [`Deferrables::lease`] gives the right to use a set of buffers, all of them or none, and says
-//!    which pieces to bring back first ([`Fill`]) and what work the streams wait for.
+//!    which pieces to bring back first ([`Fill`]) and what work the streams wait for. Whoever is
+//!    refused may line up and ask again; others do not pass it ([`Deferrables::line_up`]).
 //! 3. The shell backs the ranges, performs the fills and tells what came of each:
 //!    [`Deferrables::settle`] once a move is seen complete, [`Deferrables::queued`] for a fill that
 //!    is only queued, [`Deferrables::abandon`] for one that failed.
@@ -31,7 +32,8 @@
 //! let mut buffers = Deferrables::new(DeferConfig::new(Bytes::gib(1)))?;
 //! let a = buffers.add_buffer(Bytes::mib(64))?.buffer;
 //! let write = [(a, Access::Exclusive)];
-//! let granted = buffers.lease(&LeaseRequest { buffers: &write, streams: &[] }, 0)?;
+//! let request = LeaseRequest { buffers: &write, ..LeaseRequest::default() };
+//! let granted = buffers.lease(&request, 0)?;
 //! buffers.end_lease(granted.lease, &LeaseEnd::default(), 10)?;
 //!
 //! let room = Room { host: Bytes::gib(8), disk: Bytes::ZERO };
@@ -62,6 +64,7 @@ mod holds;
 mod ids;
 mod in_place;
 mod lease;
+mod line;
 mod lower;
 mod moves;
 mod piece;
@@ -83,7 +86,8 @@ pub use errors::{
 pub use expose::Grade;
 pub use holds::Holds;
 pub use ids::{
-    Access, BufferId, Extent, LeaseId, Lower, MoveId, PieceId, RangeId, StreamKey, UseToken,
+    Access, BufferId, Extent, HolderKey, LeaseId, Lower, MoveId, PieceId, RangeId, StreamKey,
+    Ticket, UseToken,
 };
 pub use lease::{Granted, LeaseEnd, LeaseRequest, Use, Writes, Written};
 pub use lower::{LowerChoice, LowerShort};

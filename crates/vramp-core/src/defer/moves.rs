@@ -155,6 +155,25 @@ impl Deferrables {
         Ok(self.settle_fill(piece))
     }
 
+    /// All of a copy out is queued, into room that it has, and over when `token` is: whoever writes
+    /// its buffer comes behind that, and does not wait for the copy to be settled. O(1).
+    ///
+    /// # Errors
+    /// There is no such move, or it copies nothing out. Nothing changes.
+    pub fn copying(&mut self, id: MoveId, token: UseToken) -> Result<(), SettleError> {
+        let piece = self.move_of(id)?;
+        let motion = self.motion(piece);
+        let len = self.piece(piece).len;
+        match &mut self.piece_mut(piece).motion {
+            Some(Motion::Out { to: Some(_), queued, .. }) => *queued = Some(token),
+            _ => return Err(SettleError::NotACopy { id }),
+        }
+        if let Some(to) = motion.promised() {
+            *self.promised.of(to) -= len;
+        }
+        Ok(())
+    }
+
     /// A move failed or was given up, and nothing of it runs any more: the piece is as it was
     /// before, whole. O(1), and O(tenants) in a group.
     ///
@@ -196,6 +215,10 @@ impl Deferrables {
     fn end_move(&mut self, piece: PieceId) -> &mut super::piece::Piece {
         let motion = self.piece_mut(piece).motion.take().expect("the caller found it");
         self.moves.remove(&motion.id());
+        if let Some(to) = motion.promised() {
+            let len = self.piece(piece).len;
+            *self.promised.of(to) -= len;
+        }
         self.piece_mut(piece)
     }
 

@@ -1,6 +1,6 @@
 //! One piece: where its contents are, and how it is moving.
 
-use super::{Lower, MoveId};
+use super::{Lower, MoveId, UseToken};
 use crate::Bytes;
 
 /// Which whole and equal copies of a piece exist below the card.
@@ -66,6 +66,8 @@ pub(super) enum Motion {
         leaving: bool,
         /// The contents changed since: the copy is worth nothing.
         torn: bool,
+        /// All of the copy is queued, has its room, and is over when this is.
+        queued: Option<UseToken>,
     },
     Fill {
         id: MoveId,
@@ -81,6 +83,15 @@ impl Motion {
     pub fn id(self) -> MoveId {
         match self {
             Motion::Out { id, .. } | Motion::Fill { id, .. } | Motion::Push { id } => id,
+        }
+    }
+
+    /// Where it will take room that it does not have yet, as far as is known.
+    pub fn promised(self) -> Option<Lower> {
+        match self {
+            Motion::Out { to, queued: None, .. } => to,
+            Motion::Push { .. } => Some(Lower::Disk),
+            Motion::Out { .. } | Motion::Fill { .. } => None,
         }
     }
 }
@@ -100,6 +111,14 @@ pub(super) struct Piece {
 impl Piece {
     pub fn new(len: Bytes) -> Piece {
         Piece { len, place: Place::Empty, copies: Copies::NONE, backed: false, motion: None }
+    }
+
+    /// The end of a copy that reads it, where that is queued.
+    pub fn copied_until(&self) -> Option<UseToken> {
+        match self.motion {
+            Some(Motion::Out { queued, .. }) => queued,
+            _ => None,
+        }
     }
 
     pub fn is_dirty(&self) -> bool {

@@ -19,7 +19,7 @@ pub struct Short {
     pub deficit: Bytes,
     /// How fast contents move.
     pub rates: Rates,
-    /// What is free below the card.
+    /// What is free below the card, promised or not.
     pub room: Room,
 }
 
@@ -103,6 +103,7 @@ impl Deferrables {
         if short.deficit.is_zero() {
             return Choice::default();
         }
+        let short = &Short { room: short.room.beside(self.promised), ..*short };
         let mut shortfall = Shortfall::default();
         let mut candidates = self.candidates(short, now_ns, &mut shortfall);
         candidates.sort_by(Candidate::before);
@@ -145,7 +146,7 @@ impl Deferrables {
         to: Option<super::Lower>,
         leaving: bool,
     ) -> CopyOut {
-        let id = self.begin(piece, |id| Motion::Out { id, to, leaving, torn: false });
+        let id = self.begin(piece, |id| Motion::Out { id, to, leaving, torn: false, queued: None });
         let uses = &self.buffers[piece.buffer].uses;
         let (copy_after, lend_after) = (uses.writes(), uses.all());
         CopyOut { id, piece, at: self.extent_of(piece), to, copy_after, lend_after }

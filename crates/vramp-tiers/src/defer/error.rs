@@ -7,7 +7,10 @@ use vramp_core::defer::{
 };
 use vramp_driver::Stream;
 
+use super::report::FailedMove;
+use crate::disk::DiskTierError;
 use crate::error::SpaceFull;
+use crate::host::HostPoolError;
 use crate::movers::MoveError;
 
 /// Why the manager did not do what it was asked. What was asked about is as before.
@@ -63,11 +66,14 @@ pub enum SpillError {
     Refused(LeaseRefused),
     /// Memory for the buffers could not be had. They stay where they were, whole.
     #[error(
-        "no memory to bring the buffers back, end leases, pins or exposures, or free memory: {error}"
+        "no memory to bring the buffers back, end leases, pins or exposures, or free memory: {error}{}",
+        .failed.iter().map(|failed| format!("; meanwhile {failed}")).collect::<String>()
     )]
     NoMemory {
         /// What the allocator said.
         error: Box<AllocError>,
+        /// A move that failed meanwhile: why nothing could leave, perhaps.
+        failed: Option<Box<FailedMove>>,
     },
     /// The budget of the card's space is used up by what may not leave.
     #[error("no budget to bring the buffers back: {0}")]
@@ -98,4 +104,24 @@ pub enum SpillError {
     /// Somebody still needs the contents.
     #[error(transparent)]
     Held(#[from] HeldError),
+}
+
+impl SpillError {
+    /// True if blocks of the host were missing that others may give back.
+    pub(super) fn lacks_blocks(&self) -> bool {
+        matches!(
+            self,
+            SpillError::Move(MoveError::Host(
+                HostPoolError::Full(_) | HostPoolError::Exhausted { .. }
+            ))
+        )
+    }
+
+    /// True if something was missing that others may give back, and nothing is broken.
+    pub(super) fn is_want(&self) -> bool {
+        let disk_is_full =
+            matches!(self, SpillError::Move(MoveError::Disk { error: DiskTierError::Full(_), .. }));
+        let no_memory = matches!(self, SpillError::NoMemory { .. } | SpillError::NoBudget(_));
+        disk_is_full || no_memory || self.lacks_blocks()
+    }
 }

@@ -71,7 +71,8 @@ impl Events {
     /// The event that tells when the work is over; `None` once that is known.
     pub fn of(&self, token: UseToken) -> Option<Event> {
         let open = self.streams.get(&token.stream)?;
-        open.events.iter().find(|(number, _)| *number >= token.number).map(|&(_, event)| event)
+        // Its own: the next one would have whoever waits wait for later work as well.
+        open.events.iter().find(|(number, _)| *number == token.number).map(|&(_, event)| event)
     }
 
     /// True if the work is over. A query, and a call for each stream, where that is not known yet.

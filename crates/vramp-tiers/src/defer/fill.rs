@@ -9,7 +9,7 @@ use vramp_core::defer::{Fill, Granted, Lower, RangeId};
 use vramp_driver::{Event, Stream};
 
 use super::error::SpillError;
-use super::report::{MoveRecord, Moved};
+use super::report::{FailedMove, MoveRecord, Moved};
 use super::spill::learn;
 use super::state::Shared;
 use crate::movers::After;
@@ -25,6 +25,7 @@ impl Shared {
     /// back.
     pub(super) fn bring(&self, granted: &Granted, streams: &[Stream]) -> Result<(), SpillError> {
         let mut fills: Vec<Fill> = granted.fill.clone();
+        let failures = self.lock().stats.failures;
         let brought = self.pay().and_then(|()| {
             granted
                 .ranges
@@ -33,20 +34,28 @@ impl Shared {
         });
         let brought = brought.map_err(|error| match error {
             // A device that failed frees nothing, which looks like a lack of memory.
-            SpillError::NoMemory { .. } => {
-                self.driver.memory_info().err().map_or(error, SpillError::Driver)
-            }
+            SpillError::NoMemory { error, .. } => match self.driver.memory_info() {
+                Ok(_) => SpillError::NoMemory { error, failed: self.failed_since(failures) },
+                Err(error) => SpillError::Driver(error),
+            },
             error => error,
         });
         if brought.is_err() {
             let mut state = self.lock();
-            state.stats.failures += 1;
             for fill in fills {
-                // What came back by now is not in the list any more.
+                // What came back by now is not in the list any more, nor what failed.
                 let _ = state.core.abandon(fill.id);
+                state.stats.given_up += 1;
             }
         }
         brought
+    }
+
+    /// The last move that failed, if some did.
+    fn failed_since(&self, failures: u64) -> Option<Box<FailedMove>> {
+        let state = self.lock();
+        let last = state.history.failed().next_back().cloned();
+        last.filter(|_| state.stats.failures > failures).map(Box::new)
     }
 
     fn bring_range(
@@ -105,7 +114,12 @@ impl Shared {
                 while let Some(place) = fills.iter().position(|fill| {
                     fill.at.range == range && at <= fill.at.offset && fill.at.offset < next
                 }) {
-                    self.fill(&fills[place], streams)?;
+                    let fill = fills[place];
+                    if let Err(error) = self.fill(&fill, streams) {
+                        fills.swap_remove(place);
+                        self.fail(fill.id, fill.piece, Moved::Filled(fill.from), &error);
+                        return Err(error);
+                    }
                     fills.swap_remove(place);
                 }
                 at = next;
@@ -182,11 +196,11 @@ impl Shared {
                     let stored = below.and_then(|below| below.disk.clone());
                     (state.addresses(fill.at), stored.expect("the core counts the copy"))
                 };
-                let mut staged = self
-                    .mover
-                    .from_disk(&stored, range)?
-                    .after_at_target(After::Stream(self.stream.1))?;
-                staged.wait()?;
+                self.with_staging(|| {
+                    let staged = self.mover.from_disk(&stored, range)?;
+                    let mut staged = staged.after_at_target(After::Stream(self.stream.1))?;
+                    Ok(staged.wait()?)
+                })?;
                 let took_ns = self.driver.now_ns().saturating_sub(began_ns);
                 let mut state = self.lock();
                 let settled = state.core.settle(fill.id);
@@ -245,7 +259,7 @@ impl Shared {
 fn no_memory(error: AllocError) -> SpillError {
     match error {
         AllocError::Driver(error) => SpillError::Driver(error),
-        error => SpillError::NoMemory { error: Box::new(error) },
+        error => SpillError::NoMemory { error: Box::new(error), failed: None },
     }
 }
 

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use vramp::{Driver, DriverError, HostBacking, HostedError, StableRange, StreamId};
 use vramp_core::Bytes;
-use vramp_core::defer::{BufferId, Extent, Fill, PieceId, PieceState, RangeId, UseToken};
+use vramp_core::defer::{BufferId, CopyOut, Fill, PieceId, PieceState, RangeId, UseToken};
 use vramp_driver::{Copy, Stream};
 
 use super::error::SpillError;
@@ -97,26 +97,27 @@ impl Shared {
         Some(Hosted { memory, door, mounted: None, _charge: charge })
     }
 
-    /// Copies a piece out through the door, behind `after`. The caller waits for the token.
+    /// Copies a piece out through the door. The caller waits for the token.
     ///
     /// # Errors
     /// A driver call failed; nothing is under way.
     pub(super) fn copy_to_hosted(
         &self,
-        at: Extent,
+        out: &CopyOut,
         hosted: &Hosted,
-        after: &[UseToken],
     ) -> Result<Option<UseToken>, DriverError> {
         let mut guard = self.lock();
         let state = &mut *guard;
-        let from = state.addresses(at).start;
-        let (to, len) = (hosted.door.range().start, at.len);
+        let from = state.addresses(out.at).start;
+        let (to, len) = (hosted.door.range().start, out.at.len);
         let stream = state.readable.as_ref().expect("there is a copy").stream.1;
-        for event in after.iter().filter_map(|&token| state.events.of(token)) {
+        for event in out.copy_after.iter().filter_map(|&token| state.events.of(token)) {
             self.driver.wait(stream, event)?;
         }
         self.driver.copy(stream, Copy { from, to, len })?;
-        Ok(state.events.note_or_wait(stream))
+        let token = state.events.note_or_wait(stream);
+        state.note_copying(out, token);
+        Ok(token)
     }
 
     /// Brings a piece back through the door. What is queued on `streams` later comes behind it.

@@ -7,8 +7,8 @@ use smallvec::SmallVec;
 use vramp::{Driver, StreamId};
 use vramp_core::AddrRange;
 use vramp_core::defer::{
-    Access, BufferId, Grade, Granted, LeaseEnd, LeaseId, LeaseRefused, LeaseRequest, StreamKey,
-    Use, UseToken, Writes, Written,
+    Access, BufferId, Grade, Granted, LeaseEnd, LeaseId, LeaseRefused, Use, UseToken, Writes,
+    Written,
 };
 use vramp_driver::Stream;
 
@@ -17,8 +17,7 @@ use super::error::SpillError;
 use super::events::key;
 use super::in_place::Stay;
 use super::state::{Shared, State};
-use crate::host::HostPoolError;
-use crate::movers::MoveError;
+use super::turn::Turn;
 use crate::request::Deadline;
 
 /// The right to use a set of buffers on the card, at their addresses, for work on the lease's
@@ -86,7 +85,7 @@ impl Shared {
     }
 
     /// Asks, and brings what is missing. Where others have the memory, it holds nothing while it
-    /// waits for them.
+    /// waits for them, but its place in line.
     fn grant_and_bring(
         &self,
         buffers: &[(BufferId, Access)],
@@ -94,28 +93,25 @@ impl Shared {
         deadline: Deadline,
         stay: Stay<'_>,
     ) -> Result<Granted, SpillError> {
+        let mut turn = Turn::new(self, buffers, streams, stay);
         loop {
-            let granted = self.grant(buffers, streams, deadline, stay)?;
+            let granted = self.grant(&mut turn, deadline)?;
             let ready = self.order(&granted, streams);
             let ready = ready.and_then(|()| self.order_behind_memory(&granted, streams));
             let ready = ready.and_then(|()| self.bring(&granted, streams));
             let Err(error) = ready else { return Ok(granted) };
             self.cancel(granted.lease);
-            let no_blocks = matches!(
-                error,
-                SpillError::Move(MoveError::Host(
-                    HostPoolError::Full(_) | HostPoolError::Exhausted { .. }
-                ))
-            );
-            if no_blocks {
+            if error.lacks_blocks() {
                 self.lower(self.mover.config().step);
             }
-            let may_help =
-                no_blocks || matches!(error, SpillError::NoMemory { .. } | SpillError::NoBudget(_));
+            let may_help = error.lacks_blocks()
+                || matches!(error, SpillError::NoMemory { .. } | SpillError::NoBudget(_));
             if !may_help || deadline.instant().is_some_and(|end| Instant::now() >= end) {
                 return Err(error);
             }
-            drop(self.wait_a_moment(self.lock()));
+            let mut state = self.lock();
+            turn.line_up(&mut state)?;
+            drop(self.wait_a_moment(state));
         }
     }
 
@@ -132,39 +128,16 @@ impl Shared {
         streams.iter().map(raw).collect()
     }
 
-    /// Asks until the deadline; whoever waits holds nothing.
-    fn grant(
-        &self,
-        buffers: &[(BufferId, Access)],
-        streams: &[Stream],
-        deadline: Deadline,
-        stay: Stay<'_>,
-    ) -> Result<Granted, SpillError> {
-        let keys: SmallVec<[StreamKey; 2]> = streams.iter().map(|&stream| key(stream)).collect();
-        let request = LeaseRequest { buffers, streams: &keys };
+    /// Asks until the deadline; whoever waits holds nothing, and is served in the order of arrival.
+    fn grant(&self, turn: &mut Turn<'_>, deadline: Deadline) -> Result<Granted, SpillError> {
         let mut waits_since: Option<Instant> = None;
         let mut guard = self.lock();
         loop {
             guard.poll()?;
-            // A copy under way would read what is written, so a writer waits for it; and all wait
-            // for calls that map something at the addresses.
-            let waits = |(id, access): &(BufferId, Access)| {
-                (*access == Access::Exclusive && guard.is_copied_out(*id)) || guard.is_mounting(*id)
-            };
-            if buffers.iter().any(waits) {
-                if deadline.instant().is_some_and(|end| Instant::now() >= end) {
-                    return Err(SpillError::Refused(LeaseRefused::Settling { moves: Vec::new() }));
-                }
-                waits_since.get_or_insert_with(Instant::now);
-                guard = self.wait_a_moment(guard);
-                continue;
-            }
             let capacity = self.capacity();
             let state = &mut *guard;
             state.core.set_capacity(capacity);
-            let may_stay = state.may_stay(buffers, stay);
-            let now_ns = self.driver.now_ns();
-            let refused = match state.core.lease_in_place(&request, &may_stay, now_ns) {
+            let refused = match turn.ask(state, self.driver.now_ns()) {
                 Ok(granted) => {
                     if let Some(since) = waits_since {
                         state.note_wait(since);
@@ -178,6 +151,7 @@ impl Shared {
                 LeaseRefused::Busy { .. }
                     | LeaseRefused::Settling { .. }
                     | LeaseRefused::Full { .. }
+                    | LeaseRefused::Behind { .. }
             );
             let over = deadline.instant().is_some_and(|end| Instant::now() >= end);
             if !may_help || over {
@@ -189,6 +163,7 @@ impl Shared {
                     refused => SpillError::Refused(refused),
                 });
             }
+            turn.line_up(state)?;
             waits_since.get_or_insert_with(Instant::now);
             guard = self.wait_a_moment(guard);
         }

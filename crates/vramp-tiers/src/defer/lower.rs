@@ -68,10 +68,10 @@ impl Shared {
                     drop(guard);
                     drop(host);
                 }
-                Err(_) => {
+                Err(error) => {
                     below.host = Some(host);
                     drop(guard);
-                    self.fail(push.id);
+                    self.fail(push.id, push.piece, Moved::Pushed, &error.into());
                 }
             }
             self.tell();

@@ -13,7 +13,7 @@ use super::config::SpillConfig;
 use super::error::SpillError;
 use super::in_place::Stay;
 use super::lease::LeaseSet;
-use super::report::{MoveRecord, SpillStats, Spilled};
+use super::report::{FailedMove, MoveRecord, SpillStats, Spilled};
 use super::state::{Home, Shared};
 use crate::disk::DiskStore;
 use crate::movers::Mover;
@@ -151,7 +151,8 @@ impl SpillManager {
 
     /// The right to use all of the buffers, for work on `stream`: brings them to the card, at their
     /// addresses, and lets the stream come behind the copies and behind others' work on them. All or
-    /// nothing; it waits for others as long as the manager's patience, and holds nothing meanwhile.
+    /// nothing; it waits for others as long as the manager's patience, in the order of arrival, and
+    /// holds nothing meanwhile.
     ///
     /// Beside what moves: a driver call for each stream, one for each piece of work to wait for, and
     /// at the end another call and an event for each stream.
@@ -319,6 +320,11 @@ impl SpillManager {
     /// The last moves, the oldest first, with the reason of each choice.
     pub fn history(&self) -> Vec<MoveRecord> {
         self.shared.lock().history.all()
+    }
+
+    /// The last moves that failed with an error, the oldest first: of a disk that dies, for example.
+    pub fn failures(&self) -> Vec<FailedMove> {
+        self.shared.lock().history.failed().cloned().collect()
     }
 
     /// Checks what must always hold.

@@ -3,7 +3,8 @@
 //! 1. A [`SpillManager`] keeps a card's buffers, beside an allocator and a mover.
 //! 2. A [`DeferrableBuffer`] has an address for life. Memory is behind it while it is needed.
 //! 3. Each use takes a lease ([`SpillManager::lease`]) on all the buffers of a kernel: what is not
-//!    there is brought, behind which the stream waits. The host does not.
+//!    there is brought, behind which the stream waits. The host does not. Where others hold it, who
+//!    asks has its turn in the order of arrival (`turn.rs`).
 //! 4. The lease ends when it is dropped: an event says when the stream has passed. No device is
 //!    ever synchronised.
 //! 5. When memory runs short, for a malloc, a lease or a reservation, just enough of what nobody
@@ -35,10 +36,11 @@ mod push;
 mod report;
 mod spill;
 mod state;
+mod turn;
 
 pub use buffer::{DeferrableBuffer, Pin};
 pub use config::{CleanerConfig, SpillConfig};
 pub use error::SpillError;
 pub use lease::{Exposure, LeaseSet};
 pub use manager::{BufferGroup, SpillManager, SpillParts};
-pub use report::{MoveRecord, Moved, SpillStats, Spilled};
+pub use report::{FailedMove, MoveRecord, Moved, SpillStats, Spilled};

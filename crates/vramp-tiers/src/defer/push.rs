@@ -28,6 +28,11 @@ impl Shared {
         let hosted = state.copies.get(&push.piece)?.hosted.as_ref()?;
         let from = AddrRange::new(hosted.door.range().start, push.len);
         drop(state);
+        // Asking whether copies are done would spoil a capture.
+        if self.allocator.any_captures().unwrap_or(true) {
+            self.give_up(push.id);
+            return Some(Bytes::ZERO);
+        }
         let began_ns = self.driver.now_ns();
         let pushed = self.write_hosted(from, store).and_then(|stored| {
             let took_ns = self.driver.now_ns().saturating_sub(began_ns);
@@ -36,8 +41,8 @@ impl Shared {
         });
         let freed = match pushed {
             Ok((stored, took_ns)) => self.lock().note_pushed(push, stored, began_ns, took_ns),
-            Err(_) => {
-                self.fail(push.id);
+            Err(error) => {
+                self.fail(push.id, push.piece, Moved::Pushed, &error);
                 Bytes::ZERO
             }
         };
@@ -47,11 +52,7 @@ impl Shared {
 
     /// Writes what is behind a copy's door. Its contents are complete since the piece left.
     fn write_hosted(&self, from: AddrRange, store: &Arc<DiskStore>) -> Result<OnDisk, SpillError> {
-        // Asking whether the copies are done would spoil a capture.
-        if self.allocator.any_captures()? {
-            return Err(SpillError::NotReadable("a stream captures a graph"));
-        }
-        Ok(self.mover.to_disk(from, store, DiskPayer::Space)?.finish()?)
+        self.with_staging(|| Ok(self.mover.to_disk(from, store, DiskPayer::Space)?.finish()?))
     }
 
     /// Unmaps the copy once all who read it at its address are done. No others come: what is pushed

@@ -35,8 +35,39 @@ pub struct SpillStats {
     pub waits: u64,
     /// Nanoseconds.
     pub waited_ns: u64,
-    /// Moves that failed. What they were about stayed where it was.
+    /// Moves that failed with an error, as [`SpillManager::failures`](super::SpillManager::failures)
+    /// tells of the last ones. What they were about stayed where it was.
     pub failures: u64,
+    /// Moves that were given up with nothing broken: there was no room for them, or nobody needed them
+    /// any more.
+    pub given_up: u64,
+}
+
+/// A move that failed with an error. What it was about stayed where it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailedMove {
+    /// Which piece.
+    pub piece: PieceId,
+    /// What was to be done.
+    pub what: Moved,
+    /// When it failed, by the device's clock.
+    pub at_ns: u64,
+    /// What the card, the host or the disk said.
+    pub error: String,
+}
+
+impl fmt::Display for FailedMove {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let FailedMove { piece, what, error, .. } = self;
+        match what {
+            Moved::Spilled(Some(to)) | Moved::Cleaned(to) => {
+                write!(f, "{piece} did not go to the {to}: {error}")
+            }
+            Moved::Spilled(None) => write!(f, "{piece} did not leave: {error}"),
+            Moved::Filled(from) => write!(f, "{piece} did not come back from the {from}: {error}"),
+            Moved::Pushed => write!(f, "{piece} did not go from host to disk: {error}"),
+        }
+    }
 }
 
 /// One move that was made.
@@ -91,11 +122,15 @@ impl fmt::Display for MoveRecord {
 pub(super) struct History {
     most: usize,
     moves: VecDeque<MoveRecord>,
+    failed: VecDeque<FailedMove>,
 }
+
+/// So many of the last failures are remembered.
+const FAILURES: usize = 16;
 
 impl History {
     pub fn keeping(most: usize) -> History {
-        History { most, moves: VecDeque::new() }
+        History { most, moves: VecDeque::new(), failed: VecDeque::new() }
     }
 
     pub fn push(&mut self, record: MoveRecord) {
@@ -105,6 +140,18 @@ impl History {
         if self.most > 0 {
             self.moves.push_back(record);
         }
+    }
+
+    pub fn push_failed(&mut self, failed: FailedMove) {
+        if self.failed.len() >= FAILURES {
+            self.failed.pop_front();
+        }
+        self.failed.push_back(failed);
+    }
+
+    /// The last failures, the oldest first.
+    pub fn failed(&self) -> impl DoubleEndedIterator<Item = &FailedMove> {
+        self.failed.iter()
     }
 
     pub fn all(&self) -> Vec<MoveRecord> {
@@ -119,4 +166,6 @@ pub struct Spilled {
     pub freed: Bytes,
     /// What keeps the rest on the card, if it was too little.
     pub short: Option<Shortfall>,
+    /// The first move that failed with an error, if it was too little.
+    pub failed: Option<FailedMove>,
 }

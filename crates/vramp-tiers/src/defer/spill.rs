@@ -3,18 +3,17 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use smallvec::SmallVec;
-use vramp_core::Bytes;
 use vramp_core::defer::{
     CopyOut, Lower, MoveId, PieceId, Rates, SettleError, Settled, Short, UseToken, Why,
 };
+use vramp_core::{AddrRange, Bytes};
 
 use super::error::SpillError;
 use super::hosted::Hosted;
-use super::report::{MoveRecord, Moved, Spilled};
+use super::report::{FailedMove, MoveRecord, Moved, Spilled};
 use super::state::{Shared, State};
 use crate::host::HostAllocation;
-use crate::movers::{After, DiskPayer, DiskTarget, GpuEnd, MoveError, OnDisk, Staged, Transfer};
+use crate::movers::{After, DiskPayer, MoveError, OnDisk};
 
 /// What was chosen is sent; if it freed less than it should, because handles are longer than
 /// pieces, more is chosen. So often.
@@ -28,13 +27,22 @@ struct Flying {
     copy: Copy,
 }
 
+/// The tokens are none where the copy is over.
 enum Copy {
     /// There is a copy, or nothing to keep.
     None,
-    ToHost(Transfer),
-    /// To what the device maps; the token is none where the copy is over.
+    ToHost(HostAllocation, Option<UseToken>),
+    /// To what the device maps.
     ToHosted(Hosted, Option<UseToken>),
-    ToDisk(Staged<GpuEnd, DiskTarget>),
+    /// It begins when it is waited for: staging is for one after the other.
+    ToDisk,
+}
+
+/// What came of a few moves.
+#[derive(Default)]
+struct Sent {
+    freed: Bytes,
+    failed: Option<FailedMove>,
 }
 
 /// What was copied.
@@ -78,8 +86,9 @@ impl Shared {
             let moves = choice.victims.into_iter().flat_map(|victim| {
                 victim.moves.into_iter().map(move |out| (out, Some(victim.why)))
             });
-            let freed = self.send(moves.collect(), left);
+            let Sent { freed, failed } = self.send(moves.collect(), left);
             spilled.freed += freed;
+            spilled.failed = spilled.failed.or(failed);
             spilled.short = choice.short;
             let no_room = choice.short.is_some_and(|short| !short.no_room.is_zero());
             if no_room && !room_was_made {
@@ -95,7 +104,7 @@ impl Shared {
         let mut state = self.lock();
         state.stats.freed_bytes += spilled.freed.count();
         if spilled.freed >= deficit {
-            spilled.short = None;
+            (spilled.short, spilled.failed) = (None, None);
         }
         drop(state);
         self.tell();
@@ -138,136 +147,183 @@ impl Shared {
         bytes
     }
 
-    /// Performs moves, a few at a time, until nothing is missing any more. Returns what was freed.
-    fn send(&self, mut moves: VecDeque<(CopyOut, Option<Why>)>, left: &dyn Fn() -> Bytes) -> Bytes {
+    /// Performs moves, a few at a time, until nothing is missing any more.
+    fn send(&self, mut moves: VecDeque<(CopyOut, Option<Why>)>, left: &dyn Fn() -> Bytes) -> Sent {
         let mut flying: VecDeque<Flying> = VecDeque::new();
-        let mut freed = Bytes::ZERO;
+        let mut sent = Sent::default();
         let mut enough = false;
         loop {
             while flying.len() < self.config.in_flight.max(1)
-                && let Some((out, why)) = moves.pop_front()
+                && let Some((mut out, why)) = moves.pop_front()
             {
                 // The tenants of a group leave together or not at all.
                 if enough {
                     self.give_up(out.id);
                     continue;
                 }
-                let id = out.id;
-                match self.launch_in_any_case(out, why) {
-                    Ok(started) => flying.push_back(started),
-                    Err(_) => self.fail(id),
+                match self.launch_in_any_case(&mut out) {
+                    Ok(copy) => {
+                        flying.push_back(Flying { out, why, began_ns: self.driver.now_ns(), copy });
+                    }
+                    Err(error) => self.fail_out(&out, &error, &mut sent),
                 }
             }
-            let Some(first) = flying.pop_front() else { return freed };
-            freed += self.land(first);
+            let Some(Flying { out, why, began_ns, copy }) = flying.pop_front() else {
+                return sent;
+            };
+            match self.land(&out, why, began_ns, copy) {
+                Ok(freed) => sent.freed += freed,
+                Err(error) => self.fail_out(&out, &error, &mut sent),
+            }
             enough = enough || left().is_zero();
         }
     }
 
-    fn give_up(&self, id: MoveId) {
-        let mut state = self.lock();
-        if let Ok(abandoned) = state.core.abandon(id)
-            && let Some(range) = abandoned.less
-        {
-            state.lend(range);
-            state.settle_charges();
-        }
+    fn fail_out(&self, out: &CopyOut, error: &SpillError, sent: &mut Sent) {
+        let failed = self.fail(out.id, out.piece, Moved::Spilled(out.to), error);
+        sent.failed = sent.failed.take().or(failed);
     }
 
-    pub(super) fn fail(&self, id: MoveId) {
-        self.lock().stats.failures += 1;
-        self.give_up(id);
+    pub(super) fn give_up(&self, id: MoveId) {
+        let mut state = self.lock();
+        state.stats.given_up += 1;
+        state.abandon(id);
+    }
+
+    /// A move came to nothing. Returns what is told of it, if something is broken.
+    pub(super) fn fail(
+        &self,
+        id: MoveId,
+        piece: PieceId,
+        what: Moved,
+        error: &SpillError,
+    ) -> Option<FailedMove> {
+        if error.is_want() {
+            self.give_up(id);
+            return None;
+        }
+        let mut state = self.lock();
+        state.abandon(id);
+        Some(state.note_failed(piece, what, error))
     }
 
     /// The same as [`launch`](Shared::launch), but what has a copy leaves even if one more, to be read
     /// below, cannot be made.
-    fn launch_in_any_case(&self, out: CopyOut, why: Option<Why>) -> Result<Flying, SpillError> {
-        self.launch(out.clone(), why).or_else(|error| {
-            let mut state = self.lock();
-            if !state.core.leave_without_copy(out.id) {
-                return Err(error);
-            }
-            state.stats.failures += 1;
-            drop(state);
-            self.launch(CopyOut { to: None, ..out }, why)
-        })
+    fn launch_in_any_case(&self, out: &mut CopyOut) -> Result<Copy, SpillError> {
+        let error = match self.launch(out) {
+            Ok(copy) => return Ok(copy),
+            Err(error) => error,
+        };
+        let mut state = self.lock();
+        if !state.core.leave_without_copy(out.id) {
+            return Err(error);
+        }
+        if !error.is_want() {
+            state.note_failed(out.piece, Moved::Spilled(out.to), &error);
+        }
+        out.to = None;
+        Ok(Copy::None)
     }
 
-    /// Starts the copy of a piece, behind the work that writes it.
-    fn launch(&self, out: CopyOut, why: Option<Why>) -> Result<Flying, SpillError> {
-        let began_ns = self.driver.now_ns();
-        let (range, after) = {
-            let state = self.lock();
-            let after = out.copy_after.iter().filter_map(|&token| state.events.of(token));
-            (state.addresses(out.at), after.map(After::Event).collect::<Vec<_>>())
-        };
-        let copy = match (out.to, &self.disk) {
-            (None, _) => Copy::None,
-            (Some(Lower::Host), _) => {
+    /// Starts the copy of a piece, behind the work that writes it. Who writes it next comes behind
+    /// the copy.
+    fn launch(&self, out: &CopyOut) -> Result<Copy, SpillError> {
+        match out.to {
+            None => Ok(Copy::None),
+            Some(Lower::Disk) => Ok(Copy::ToDisk),
+            Some(Lower::Host) => {
                 if let Some(hosted) = self.hosted_for(out.piece, out.at.len) {
-                    let token = self.copy_to_hosted(out.at, &hosted, &out.copy_after)?;
-                    let copy = Copy::ToHosted(hosted, token);
-                    return Ok(Flying { out, why, began_ns, copy });
+                    let token = self.copy_to_hosted(out, &hosted)?;
+                    return Ok(Copy::ToHosted(hosted, token));
                 }
+                let (range, after) = self.source(out);
                 let host = self.mover.pool().allocate(out.at.len).map_err(MoveError::from)?;
                 let moving = after
                     .into_iter()
                     .fold(self.mover.to_host(range, host), |moving, on| moving.after(on));
-                Copy::ToHost(moving.start().map_err(|failed| failed.error)?)
+                let host = moving.start()?.finish_on(self.leaving)?;
+                let mut guard = self.lock();
+                let token = guard.events.note_or_wait(self.leaving);
+                guard.note_copying(out, token);
+                Ok(Copy::ToHost(host, token))
             }
-            (Some(Lower::Disk), Some(store)) => {
-                let mut staged = self.mover.to_disk(range, store, DiskPayer::Space)?;
-                for on in after {
-                    staged = staged.after(on)?;
-                }
-                Copy::ToDisk(staged)
+        }
+    }
+
+    /// Where contents are that leave, and what a copy of them comes behind.
+    fn source(&self, out: &CopyOut) -> (AddrRange, Vec<After>) {
+        let state = self.lock();
+        let after = out.copy_after.iter().filter_map(|&token| state.events.of(token));
+        (state.addresses(out.at), after.map(After::Event).collect())
+    }
+
+    fn copy_to_disk(&self, out: &CopyOut) -> Result<OnDisk, SpillError> {
+        let store = self.disk.as_ref().expect("without a disk there is no room on it");
+        self.with_staging(|| {
+            let (range, after) = self.source(out);
+            let mut staged = self.mover.to_disk(range, store, DiskPayer::Space)?;
+            for on in after {
+                staged = staged.after(on)?;
             }
-            (Some(Lower::Disk), None) => unreachable!("there is room on no disk"),
-        };
-        Ok(Flying { out, why, began_ns, copy })
+            Ok(staged.finish()?)
+        })
+    }
+
+    /// Moves something to or from the disk. Others on that way may have all of the blocks that are
+    /// kept for it: then it waits for one of them to be done. A transfer that has some goes on with
+    /// those, so one at least always does.
+    pub(super) fn with_staging<T>(
+        &self,
+        mut transfer: impl FnMut() -> Result<T, SpillError>,
+    ) -> Result<T, SpillError> {
+        loop {
+            let way = OnItsWay::begin(self);
+            let done = transfer();
+            let others = way.end();
+            if others == 0 || !done.as_ref().is_err_and(SpillError::lacks_blocks) {
+                return done;
+            }
+            drop(self.wait_a_moment(self.lock()));
+        }
     }
 
     /// Waits for the copy and for the work on the piece, and lends its memory. Returns how much
     /// others can have.
-    fn land(&self, Flying { out, why, began_ns, copy }: Flying) -> Bytes {
+    fn land(
+        &self,
+        out: &CopyOut,
+        why: Option<Why>,
+        mut began_ns: u64,
+        copy: Copy,
+    ) -> Result<Bytes, SpillError> {
         let copied = match copy {
-            Copy::None => Ok(Copied::None),
-            Copy::ToHost(mut transfer) => {
-                transfer.wait().map(|()| Copied::ToHost(transfer.into_host()))
+            Copy::None => Copied::None,
+            Copy::ToHost(host, token) => {
+                // If that fails and the copy is under way, the blocks serve nobody before its end.
+                self.wait_for(token.as_slice())?;
+                Copied::ToHost(host)
             }
-            Copy::ToHosted(hosted, token) => {
-                let behind: SmallVec<[UseToken; 1]> = token.into_iter().collect();
-                match self.wait_for(&behind) {
-                    Ok(()) => Ok(Copied::ToHosted(hosted)),
-                    Err(_) => {
-                        // The copy may be under way.
-                        self.lock().retire(out.piece.buffer, hosted, &behind);
-                        self.fail(out.id);
-                        return Bytes::ZERO;
-                    }
+            Copy::ToHosted(hosted, token) => match self.wait_for(token.as_slice()) {
+                Ok(()) => Copied::ToHosted(hosted),
+                Err(error) => {
+                    // The copy may be under way.
+                    self.lock().retire(out.piece.buffer, hosted, token.as_slice());
+                    return Err(error.into());
                 }
+            },
+            Copy::ToDisk => {
+                began_ns = self.driver.now_ns();
+                Copied::ToDisk(self.copy_to_disk(out)?)
             }
-            Copy::ToDisk(staged) => staged.finish().map(Copied::ToDisk),
-        };
-        let Ok(copied) = copied else {
-            self.fail(out.id);
-            return Bytes::ZERO;
         };
         let took_ns = self.driver.now_ns().saturating_sub(began_ns);
         let mut uses = out.lend_after.clone();
         let mut copied = Some(copied);
         loop {
-            if self.wait_for(&uses).is_err() {
-                self.fail(out.id);
-                return Bytes::ZERO;
-            }
+            self.wait_for(&uses)?;
             let mut guard = self.lock();
             let state = &mut *guard;
-            if state.poll().is_err() {
-                drop(guard);
-                self.fail(out.id);
-                return Bytes::ZERO;
-            }
+            state.poll()?;
             let settled = match state.core.settle(out.id) {
                 Ok(settled) => settled,
                 Err(SettleError::StillUsed { uses: more, .. }) => {
@@ -275,10 +331,10 @@ impl Shared {
                     continue;
                 }
                 // Given up by whoever removed the buffer.
-                Err(_) => return Bytes::ZERO,
+                Err(_) => return Ok(Bytes::ZERO),
             };
             let copied = copied.take().expect("a move settles once");
-            let freed = state.note_out(&out, settled, copied);
+            let freed = state.note_out(out, settled, copied);
             state.note_rate(out.to, out.at.len, took_ns);
             let what = match settled {
                 Settled::Spilled { .. } => Some(Moved::Spilled(out.to)),
@@ -292,19 +348,76 @@ impl Shared {
             state.bury();
             drop(guard);
             self.tell();
-            return freed;
+            return Ok(freed);
         }
     }
 }
 
+/// A transfer to or from the disk, from when it asks for staging until it has given it back.
+struct OnItsWay<'a>(&'a Shared);
+
+impl<'a> OnItsWay<'a> {
+    fn begin(shared: &'a Shared) -> OnItsWay<'a> {
+        shared.lock().staged += 1;
+        OnItsWay(shared)
+    }
+
+    /// Returns how many others there are.
+    fn end(self) -> usize {
+        let shared = self.0;
+        drop(self);
+        shared.lock().staged
+    }
+}
+
+impl Drop for OnItsWay<'_> {
+    fn drop(&mut self) {
+        self.0.lock().staged -= 1;
+        self.0.tell();
+    }
+}
+
 impl State {
+    /// Gives a move up.
+    fn abandon(&mut self, id: MoveId) {
+        if let Ok(abandoned) = self.core.abandon(id)
+            && let Some(range) = abandoned.less
+        {
+            self.lend(range);
+            self.settle_charges();
+        }
+    }
+
+    /// A move failed because something is broken.
+    pub(super) fn note_failed(
+        &mut self,
+        piece: PieceId,
+        what: Moved,
+        error: &SpillError,
+    ) -> FailedMove {
+        let at_ns = self.events.now_ns();
+        let failed = FailedMove { piece, what, at_ns, error: error.to_string() };
+        self.stats.failures += 1;
+        self.history.push_failed(failed.clone());
+        failed
+    }
+
+    /// All of a copy out is queued and over when `token` is; without one it is over.
+    pub(super) fn note_copying(&mut self, out: &CopyOut, token: Option<UseToken>) {
+        if let Some(token) = token {
+            let noted = self.core.copying(out.id, token);
+            debug_assert!(noted.is_ok(), "{} was given out: {noted:?}", out.id);
+        }
+    }
+
     /// Keeps the copy, if it counts, and lends the memory, if the piece left.
     fn note_out(&mut self, out: &CopyOut, settled: Settled, copied: Copied) -> Bytes {
         let counts = !matches!(settled, Settled::Stays { .. });
         match copied {
             copied if counts => self.keep_copy(out.piece, copied),
             Copied::ToHosted(stale) => self.retire(out.piece.buffer, stale, &[]),
-            _ => {}
+            // Its charge calls whoever waits for the host's budget: not behind the lock.
+            stale => self.gone.push(Box::new(stale)),
         }
         match settled {
             Settled::Spilled { range, frees, .. } if !frees.is_zero() => {

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use vramp::{Allocator, Driver, DriverError, StableRange, StreamId};
 use vramp_core::defer::{
-    BufferId, DeferConfig, Deferrables, Drop as CopyDrop, Extent, Lower, PieceId, PieceState,
-    RangeId, Rates, Room, UseToken,
+    BufferId, DeferConfig, Deferrables, Drop as CopyDrop, Extent, Lower, PieceId, RangeId, Rates,
+    Room, UseToken,
 };
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::Stream;
@@ -75,6 +75,8 @@ pub(super) struct State {
     pub mounting: BTreeSet<RangeId>,
     /// How often each was read in place since it came back.
     pub reads: BTreeMap<BufferId, u32>,
+    /// How many transfers are on their way to or from the disk.
+    pub staged: usize,
     pub stats: SpillStats,
     pub history: History,
     /// What is not needed any more. To drop it tells those who wait for budgets, and calls theirs.
@@ -125,6 +127,8 @@ pub(super) struct Shared {
     pub config: SpillConfig,
     /// Behind it memory is brought, and ahead of need data.
     pub stream: (StreamId, Stream),
+    /// It passes the ends of copies to the host.
+    pub leaving: Stream,
     state: Mutex<State>,
     /// A lease ended, a move settled, or work is known to be over.
     changed: Condvar,
@@ -152,6 +156,8 @@ impl Shared {
         })?;
         let id = allocator.create_stream()?;
         let raw = allocator.stream(id).expect("it was made just now");
+        let leaving = allocator.create_stream()?;
+        let leaving = allocator.stream(leaving).expect("it was made just now");
         let state = State {
             core,
             events: Events::new(allocator),
@@ -169,6 +175,7 @@ impl Shared {
             unmounted: Vec::new(),
             mounting: BTreeSet::new(),
             reads: BTreeMap::new(),
+            staged: 0,
             stats: SpillStats::default(),
             history: History::keeping(config.history),
             gone: Vec::new(),
@@ -181,6 +188,7 @@ impl Shared {
             budget,
             config,
             stream: (id, raw),
+            leaving,
             state: Mutex::new(state),
             changed: Condvar::new(),
         })
@@ -217,8 +225,8 @@ impl Shared {
         self.config.capacity.unwrap_or_else(all)
     }
 
-    /// What is free below the card. Where there is a disk, the last blocks of the host are kept for
-    /// the way there and back.
+    /// What is free below the card, promised or not. Where there is a disk, the last blocks of the
+    /// host are kept for the way there and back.
     pub fn room(&self) -> Room {
         let free = |space: &MemorySpace| space.capacity().saturating_sub(space.total());
         let host = free(self.mover.pool().space());
@@ -361,14 +369,6 @@ impl State {
                 self.charges.pop();
             }
         }
-    }
-
-    /// True while a copy out reads a buffer.
-    pub fn is_copied_out(&self, buffer: BufferId) -> bool {
-        let copied = |state: &PieceState| {
-            matches!(state, PieceState::Cleaning { .. } | PieceState::Leaving { to: Some(_), .. })
-        };
-        self.core.states(buffer).is_ok_and(|states| states.iter().any(copied))
     }
 
     /// Drops copies that count no more. Blocks that queued copies still read serve again after them.

@@ -98,7 +98,7 @@ fn a_handler_or_observer_that_panics_refuses_the_lease_and_loses_nothing() {
         assert!(refused > 0);
         assert!(rig.allocator.forget(panics));
         let census = rig.manager.census();
-        assert_eq!((census.leases, census.moves), (0, 0));
+        assert_eq!((census.leases, census.moves, census.waiting), (0, 0, 0));
         for (buffer, byte) in buffers.iter().zip(1..) {
             rig.expect(buffer, byte);
         }

@@ -5,6 +5,7 @@
 mod anchors;
 mod below;
 mod edges;
+mod fair;
 mod faults;
 #[path = "../disk/faulty.rs"]
 #[allow(dead_code, reason = "the store's own tests need more of it")]

@@ -16,7 +16,8 @@ fn try_read(
     buffers: &[(BufferId, Access)],
 ) -> Result<Granted, LeaseRefused> {
     let may_stay: Vec<BufferId> = buffers.iter().map(|&(id, _)| id).collect();
-    let granted = core.lease_in_place(&LeaseRequest { buffers, streams: &[S1] }, &may_stay, 2);
+    let request = LeaseRequest { buffers, streams: &[S1], ..LeaseRequest::default() };
+    let granted = core.lease_in_place(&request, &may_stay, 2);
     core.audit().unwrap();
     granted
 }

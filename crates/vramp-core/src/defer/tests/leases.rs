@@ -106,7 +106,8 @@ fn a_reader_waits_for_the_last_write_and_a_writer_for_all() {
     let read = LeaseEnd { uses: &uses, writes: Writes::All };
     core.end_lease(reader.lease, &read, 2).unwrap();
     let both = [S1, S2];
-    let request = LeaseRequest { buffers: &[(a, Exclusive)], streams: &both };
+    let request =
+        LeaseRequest { buffers: &[(a, Exclusive)], streams: &both, ..LeaseRequest::default() };
     let next = core.lease(&request, 2).unwrap();
     assert_eq!(next.after, [token(S1, 6), token(S2, 9)]);
     core.end_lease(next.lease, &read, 3).unwrap();

@@ -5,9 +5,11 @@ mod exposure;
 mod groups;
 mod in_place;
 mod leases;
+mod line;
 mod lower;
 mod model;
 mod moves;
+mod twin;
 mod victims;
 
 use super::*;
@@ -50,7 +52,8 @@ fn try_lease(
     stream: StreamKey,
     now_ns: u64,
 ) -> Result<Granted, LeaseRefused> {
-    let granted = core.lease(&LeaseRequest { buffers, streams: &[stream] }, now_ns);
+    let granted = core
+        .lease(&LeaseRequest { buffers, streams: &[stream], ..LeaseRequest::default() }, now_ns);
     core.audit().unwrap();
     granted
 }

@@ -1,17 +1,14 @@
-//! The buffers against a naive twin: a list of pieces with what they contain, wherever that is.
-//!
-//! The twin writes a new number for each write and carries it along with each copy. A piece that is
-//! read has to show the number that was written last.
+//! Random programs: the buffers and their twin do the same, and have to agree.
 
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
+use super::twin::*;
 use super::*;
 
-/// Room for three tenants in a group.
-const PIECE: u64 = 1536;
-const CAPACITY: u64 = 9000;
+/// The stream of copies out.
+const COPIES: u64 = 8;
 
 #[derive(Clone, Debug)]
 enum Act {
@@ -19,8 +16,12 @@ enum Act {
     Tenant,
     Remove { which: usize },
     Discard { which: usize },
-    Lease { which: [usize; 2], writes: [bool; 2], stream: u64, stays: bool },
+    Lease { which: [usize; 2], writes: [bool; 2], stream: u64, stays: bool, waits: bool },
+    Ask { which: usize, stays: bool },
+    Leave { which: usize },
     Readable { which: usize },
+    Queue { which: usize },
+    LeaveWithout { which: usize },
     End { which: usize, used: bool, part: bool },
     Cancel { which: usize },
     Finish { which: usize, fails: bool, queued: bool },
@@ -37,16 +38,20 @@ enum Act {
 
 fn act() -> impl Strategy<Value = Act> {
     let which = || 0usize..8;
-    let lease = (which(), which(), any::<[bool; 2]>(), 0u64..3, any::<bool>());
+    let lease = (which(), which(), any::<[bool; 2]>(), 0u64..3, any::<bool>(), any::<bool>());
     prop_oneof![
         2 => (1u64..4000).prop_map(|len| Act::Add { len }),
         2 => Just(Act::Tenant),
         1 => which().prop_map(|which| Act::Remove { which }),
         1 => which().prop_map(|which| Act::Discard { which }),
-        8 => lease.prop_map(|(a, c, writes, stream, stays)| {
-            Act::Lease { which: [a, c], writes, stream, stays }
+        8 => lease.prop_map(|(a, c, writes, stream, stays, waits)| {
+            Act::Lease { which: [a, c], writes, stream, stays, waits }
         }),
+        4 => (which(), any::<bool>()).prop_map(|(which, stays)| Act::Ask { which, stays }),
+        1 => which().prop_map(|which| Act::Leave { which }),
         2 => which().prop_map(|which| Act::Readable { which }),
+        3 => which().prop_map(|which| Act::Queue { which }),
+        1 => which().prop_map(|which| Act::LeaveWithout { which }),
         6 => (which(), any::<bool>(), any::<bool>())
             .prop_map(|(which, used, part)| Act::End { which, used, part }),
         1 => which().prop_map(|which| Act::Cancel { which }),
@@ -62,172 +67,6 @@ fn act() -> impl Strategy<Value = Act> {
         1 => Just(Act::EndEpoch),
         1 => (which(), 0u8..3).prop_map(|(which, hint)| Act::Hint { which, hint }),
     ]
-}
-
-/// Contents are numbers; 0 is none.
-#[derive(Clone, Copy, Debug, Default)]
-struct Bits {
-    /// What was written last.
-    latest: u64,
-    card: Option<u64>,
-    host: Option<u64>,
-    disk: Option<u64>,
-    busy: bool,
-}
-
-#[derive(Clone, Debug)]
-struct Twin {
-    id: BufferId,
-    range: RangeId,
-    pieces: Vec<Bits>,
-    pins: u32,
-    readable: bool,
-    /// Stream-scoped, quiesced, opaque.
-    grades: [u32; 3],
-    /// By stream, the furthest.
-    reads: BTreeMap<u64, u64>,
-    writes: BTreeMap<u64, u64>,
-}
-
-#[derive(Clone, Debug)]
-struct TwinLease {
-    id: LeaseId,
-    stream: u64,
-    buffers: BTreeMap<BufferId, Access>,
-    in_place: Vec<BufferId>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Out(Option<Lower>),
-    Fill(Lower),
-    Push,
-}
-
-/// A move, and what a copy read when it began.
-#[derive(Clone, Copy, Debug)]
-struct TwinMove {
-    id: MoveId,
-    piece: PieceId,
-    kind: Kind,
-    read: Option<u64>,
-    /// How many writes there were when it began.
-    began: u64,
-}
-
-#[derive(Clone, Debug, Default)]
-struct World {
-    buffers: Vec<Twin>,
-    leases: Vec<TwinLease>,
-    moves: Vec<TwinMove>,
-    written: u64,
-    point: u64,
-    now: u64,
-    group: Option<RangeId>,
-}
-
-impl World {
-    fn twin(&mut self, id: BufferId) -> &mut Twin {
-        self.buffers.iter_mut().find(|twin| twin.id == id).expect("the core knows it as well")
-    }
-
-    fn bits(&mut self, piece: PieceId) -> &mut Bits {
-        &mut self.twin(piece.buffer).pieces[piece.index as usize]
-    }
-
-    fn is_leased(&self, id: BufferId) -> bool {
-        self.leases.iter().any(|lease| lease.buffers.contains_key(&id))
-    }
-
-    /// Leased, and not only to be read where it is.
-    fn is_used(&self, id: BufferId) -> bool {
-        let uses =
-            |lease: &TwinLease| lease.buffers.contains_key(&id) && !lease.in_place.contains(&id);
-        self.leases.iter().any(uses)
-    }
-
-    fn is_read_in_place(&self, id: BufferId) -> bool {
-        self.leases.iter().any(|lease| lease.in_place.contains(&id))
-    }
-
-    /// All of it is somewhere and at rest, a part below, and nobody uses it on the card.
-    fn can_stay(&self, id: BufferId) -> bool {
-        let twin = self.buffers.iter().find(|twin| twin.id == id).expect("somebody wants it");
-        let in_the_way =
-            |one: &TwinMove| one.piece.buffer == id && !matches!(one.kind, Kind::Out(_));
-        let there = |bits: &Bits| bits.card.is_some() || bits.host.is_some();
-        twin.readable
-            && twin.pieces.iter().all(there)
-            && twin.pieces.iter().any(|bits| bits.card.is_none())
-            && !self.moves.iter().any(in_the_way)
-            && !self.is_used(id)
-            && twin.pins == 0
-    }
-
-    fn may_not_leave(&self, twin: &Twin) -> bool {
-        self.is_leased(twin.id) || twin.pins > 0 || twin.grades != [0; 3]
-    }
-
-    /// No buffer of the range is held, the pieces' own or their group's.
-    fn may_leave(&self, range: RangeId) -> bool {
-        !self.buffers.iter().any(|twin| twin.range == range && self.may_not_leave(twin))
-    }
-
-    fn committed(&self, core: &Deferrables) -> u64 {
-        let anchored = |twin: &&Twin| {
-            self.is_used(twin.id) || twin.pins > 0 || twin.grades[1] + twin.grades[2] > 0
-        };
-        let mut ranges: Vec<RangeId> =
-            self.buffers.iter().filter(anchored).map(|twin| twin.range).collect();
-        ranges.sort();
-        ranges.dedup();
-        ranges.iter().map(|&range| self.range_len(core, range)).sum()
-    }
-
-    fn range_len(&self, core: &Deferrables, range: RangeId) -> u64 {
-        if Some(range) == self.group {
-            return PIECE;
-        }
-        let whole = |twin: &&Twin| twin.range == range;
-        let twin = self.buffers.iter().find(whole).expect("a range of its own has a buffer");
-        core.extent(twin.id).unwrap().len.count().next_multiple_of(4)
-    }
-
-    fn drop_copies(&mut self, drops: &[Drop]) -> Result<(), TestCaseError> {
-        for drop in drops {
-            let bits = self.bits(drop.piece);
-            let copy = match drop.from {
-                Lower::Host => bits.host.take(),
-                Lower::Disk => bits.disk.take(),
-            };
-            prop_assert!(copy.is_some(), "there is no copy of {} on the {}", drop.piece, drop.from);
-        }
-        Ok(())
-    }
-
-    fn begin(&mut self, id: MoveId, piece: PieceId, kind: Kind) -> Result<(), TestCaseError> {
-        let began = self.written;
-        let bits = self.bits(piece);
-        prop_assert!(!bits.busy, "{piece} moves already");
-        bits.busy = true;
-        let read = match kind {
-            Kind::Out(_) => bits.card,
-            Kind::Fill(Lower::Disk) => bits.disk,
-            Kind::Fill(Lower::Host) | Kind::Push => bits.host,
-        };
-        self.moves.push(TwinMove { id, piece, kind, read, began });
-        Ok(())
-    }
-
-    fn end_scopes(&mut self) {
-        for index in 0..self.buffers.len() {
-            let twin = &self.buffers[index];
-            let over = twin.reads.is_empty() && twin.writes.is_empty() && !self.is_leased(twin.id);
-            if over {
-                self.buffers[index].grades[0] = 0;
-            }
-        }
-    }
 }
 
 fn begin_out(world: &mut World, out: &CopyOut, leaving: bool) -> Result<(), TestCaseError> {
@@ -256,50 +95,56 @@ fn write(world: &mut World, piece: PieceId) {
 fn lease_step(
     core: &mut Deferrables,
     world: &mut World,
-    wanted: &BTreeMap<BufferId, Access>,
-    stream: u64,
-    stays: bool,
-) -> Result<(), TestCaseError> {
-    let everything = wanted;
-    let stay = |(id, access): &(&BufferId, &Access)| {
-        stays && **access == Access::Shared && world.can_stay(**id)
-    };
-    let in_place: Vec<BufferId> = wanted.iter().filter(stay).map(|(&id, _)| id).collect();
-    let mut wanted = wanted.clone();
-    wanted.retain(|id, _| !in_place.contains(id));
-    let wanted = &wanted;
-    let held = |lease: &&TwinLease| {
-        lease.buffers.iter().any(|(id, access)| {
-            wanted.get(id).is_some_and(|wanted| {
-                world.is_read_in_place(*id) || wanted.max(access) == &Access::Exclusive
-            })
-        })
-    };
+    ask: &Ask,
+    ticket: Option<Ticket>,
+) -> Result<bool, TestCaseError> {
+    let Ask { stream, ref buffers, stays } = *ask;
+    let wanted = &world.by_place(ask);
+    let held = |lease: &&TwinLease| excludes(&lease.ways(), wanted);
     let busy: Vec<LeaseId> = world.leases.iter().filter(held).map(|lease| lease.id).collect();
     let in_the_way = |one: &&TwinMove| {
-        wanted.contains_key(&one.piece.buffer) && !matches!(one.kind, Kind::Out(_))
+        let way = wanted.get(&one.piece.buffer);
+        way.is_some_and(|way| match one.kind {
+            Kind::Out(to) => *way == Way::Exclusive && to.is_some() && one.queued.is_none(),
+            Kind::Fill(_) | Kind::Push => *way != Way::InPlace,
+        })
     };
+    let older = world.line.iter().take_while(|waiter| Some(waiter.ticket) != ticket);
+    let behind = older.enumerate().filter(|(place, older)| {
+        world.comes_after(core, &world.by_place(&older.ask), wanted)
+            && !world.waits_for(core, *place).contains(&stream)
+    });
+    let behind: Vec<Ticket> = behind.map(|(_, older)| older.ticket).collect();
     let settling = world.moves.iter().filter(in_the_way).count();
-    let mut ranges: Vec<RangeId> = wanted.keys().map(|&id| world.twin(id).range).collect();
-    ranges.sort();
-    ranges.dedup();
+    let ranges = world.ranges_of(wanted);
     let all: u64 = ranges.iter().map(|&range| world.range_len(core, range)).sum();
-    let list: Vec<(BufferId, Access)> =
-        everything.iter().map(|(&id, &access)| (id, access)).collect();
+    let list = ask.list();
     let streams = [StreamKey(stream)];
-    let may_stay: Vec<BufferId> =
-        if stays { everything.keys().copied().collect() } else { Vec::new() };
-    let request = LeaseRequest { buffers: &list, streams: &streams };
-    match core.lease_in_place(&request, &may_stay, world.now) {
+    let holder = HolderKey(stream);
+    let request = LeaseRequest { buffers: &list, streams: &streams, holder, ticket };
+    let granted = core.lease_in_place(&request, &ask.may_stay(), world.now);
+    let given = granted.is_ok();
+    match granted {
         Ok(granted) => {
-            prop_assert_eq!(&granted.in_place, &in_place);
+            let in_place = granted.in_place;
+            prop_assert!(stays || in_place.is_empty());
+            let told = |id| in_place.contains(id);
+            prop_assert!(wanted.iter().all(|(id, way)| told(id) == (*way == Way::InPlace)));
             prop_assert!(busy.is_empty() && settling == 0 && all <= CAPACITY);
+            prop_assert!(behind.is_empty(), "{:?} came before", behind);
             let mut after: BTreeMap<u64, u64> = BTreeMap::new();
-            for (&id, &access) in everything {
+            for (&id, &access) in buffers {
                 let twin = world.twin(id);
                 let reads = twin.reads.iter().filter(|_| access == Access::Exclusive);
                 for (&stream, &number) in twin.writes.iter().chain(reads) {
                     let known = after.entry(stream).or_default();
+                    *known = number.max(*known);
+                }
+            }
+            for one in &world.moves {
+                let written = wanted.get(&one.piece.buffer) == Some(&Way::Exclusive);
+                if let (true, Some(number)) = (written, one.queued) {
+                    let known = after.entry(COPIES).or_default();
                     *known = number.max(*known);
                 }
             }
@@ -310,7 +155,7 @@ fn lease_step(
                 prop_assert_eq!(world.bits(fill.piece).card, None);
                 world.begin(fill.id, fill.piece, Kind::Fill(fill.from))?;
             }
-            let buffers = everything.clone();
+            let buffers = buffers.clone();
             world.leases.push(TwinLease { id: granted.lease, stream, buffers, in_place });
             prop_assert!(world.committed(core) <= CAPACITY);
         }
@@ -321,7 +166,42 @@ fn lease_step(
             prop_assert_eq!(committed.count(), world.committed(core));
             prop_assert!(committed + needed > b(CAPACITY));
         }
+        Err(LeaseRefused::Behind { waiting }) => prop_assert_eq!(waiting, behind),
         Err(other) => prop_assert!(false, "{other}"),
+    }
+    Ok(given)
+}
+
+/// Asks for whoever waits at a place; served, it leaves the line.
+fn ask_step(
+    core: &mut Deferrables,
+    world: &mut World,
+    place: usize,
+) -> Result<bool, TestCaseError> {
+    let TwinWaiter { ticket, ask } = world.line[place].clone();
+    let removed = ask.buffers.keys().any(|&id| world.find(id).is_none());
+    let done = removed || lease_step(core, world, &ask, Some(ticket))?;
+    if done {
+        prop_assert!(core.leave_line(ticket));
+        world.line.remove(place);
+    }
+    Ok(done)
+}
+
+/// Lines up, or waits on in its place for what may stay now.
+fn wait_step(
+    core: &mut Deferrables,
+    world: &mut World,
+    ask: Ask,
+    ticket: Option<Ticket>,
+) -> Result<(), TestCaseError> {
+    let holder = HolderKey(ask.stream);
+    let request = LeaseRequest { buffers: &ask.list(), holder, ticket, ..LeaseRequest::default() };
+    let given = core.line_up(&request, &ask.may_stay()).unwrap();
+    prop_assert!(ticket.is_none_or(|ticket| ticket == given), "it lost its place");
+    match world.line.iter_mut().find(|waiter| waiter.ticket == given) {
+        Some(waiter) => waiter.ask = ask,
+        None => world.line.push(TwinWaiter { ticket: given, ask }),
     }
     Ok(())
 }
@@ -404,7 +284,7 @@ fn finish_step(
         return Ok(());
     }
     let place = which % world.moves.len();
-    let TwinMove { id, piece, kind, read, began } = world.moves[place];
+    let TwinMove { id, piece, kind, read, began, .. } = world.moves[place];
     let wrote = world.bits(piece).latest > began;
     if fails {
         prop_assert_eq!(core.abandon(id).unwrap().piece, piece);
@@ -459,6 +339,33 @@ fn finish_step(
     Ok(())
 }
 
+/// All of a copy out is queued: nobody wrote before it reads, and nobody is about to.
+fn queue_step(
+    core: &mut Deferrables,
+    world: &mut World,
+    which: usize,
+) -> Result<(), TestCaseError> {
+    if world.moves.is_empty() {
+        return Ok(());
+    }
+    let place = which % world.moves.len();
+    let TwinMove { id, piece, kind, read, .. } = world.moves[place];
+    world.point += 1;
+    let point = world.point;
+    let copies = matches!(kind, Kind::Out(Some(_)));
+    prop_assert_eq!(core.copying(id, token(StreamKey(COPIES), point)).is_ok(), copies);
+    if copies {
+        if world.moves[place].queued.is_none() {
+            prop_assert_eq!(world.bits(piece).card, read, "others wrote before it was read");
+            let writes =
+                |lease: &TwinLease| lease.buffers.get(&piece.buffer) == Some(&Access::Exclusive);
+            prop_assert!(!world.leases.iter().any(writes), "others write what is read");
+        }
+        world.moves[place].queued = Some(point);
+    }
+    Ok(())
+}
+
 fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), TestCaseError> {
     world.now += 7;
     let id = |world: &World, which: usize| {
@@ -480,6 +387,7 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
             let twin = Twin {
                 id,
                 range: at.range,
+                len: at.len.count(),
                 pieces,
                 pins: 0,
                 readable: false,
@@ -510,7 +418,7 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
                 }
             }
         }
-        Act::Lease { which, writes, stream, stays } => {
+        Act::Lease { which, writes, stream, stays, waits } => {
             let access = |writes| if writes { Access::Exclusive } else { Access::Shared };
             let mut wanted = BTreeMap::new();
             for (which, writes) in which.into_iter().zip(writes) {
@@ -518,7 +426,20 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
                 let known = wanted.entry(id).or_insert(Access::Shared);
                 *known = access(writes).max(*known);
             }
-            lease_step(core, world, &wanted, stream, stays)?;
+            let ask = Ask { stream, buffers: wanted, stays };
+            if !lease_step(core, world, &ask, None)? && waits {
+                wait_step(core, world, ask, None)?;
+            }
+        }
+        Act::Ask { which, stays } => {
+            if world.line.is_empty() {
+                return Ok(());
+            }
+            let place = which % world.line.len();
+            if !ask_step(core, world, place)? {
+                let TwinWaiter { ticket, ask } = world.line[place].clone();
+                wait_step(core, world, Ask { stays, ..ask }, Some(ticket))?;
+            }
         }
         Act::Readable { which } => {
             let Some(id) = id(world, which) else { return Ok(()) };
@@ -526,6 +447,25 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
             if world.group != Some(range) {
                 core.set_readable(id).unwrap();
                 world.twin(id).readable = true;
+            }
+        }
+        Act::Leave { which } => {
+            if !world.line.is_empty() {
+                let gone = world.line.remove(which % world.line.len());
+                prop_assert!(core.leave_line(gone.ticket) && !core.leave_line(gone.ticket));
+            }
+        }
+        Act::Queue { which } => queue_step(core, world, which)?,
+        Act::LeaveWithout { which } => {
+            if !world.moves.is_empty() {
+                let place = which % world.moves.len();
+                let one = world.moves[place];
+                if core.leave_without_copy(one.id) {
+                    let bits = *world.bits(one.piece);
+                    prop_assert!(matches!(one.kind, Kind::Out(Some(_))) && one.queued.is_none());
+                    prop_assert!(bits.host.or(bits.disk) == Some(bits.latest), "it is lost");
+                    world.moves[place].kind = Kind::Out(None);
+                }
             }
         }
         Act::End { which, used, part } => end_step(core, world, which, used, part)?,
@@ -546,6 +486,7 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
         }
         Act::Choose { deficit, room } => {
             let room = Room { host: b(room), disk: b(room / 2) };
+            let promised = [Lower::Host, Lower::Disk].map(|lower| world.promised(lower));
             let choice = core.choose(&Short { room, ..short(deficit) }, world.now);
             let longest = choice.victims.iter().map(|victim| victim.frees).max();
             let longest = longest.unwrap_or_default();
@@ -553,6 +494,13 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
             prop_assert_eq!(choice.short.is_some(), choice.frees < b(deficit));
             for out in choice.victims.iter().flat_map(|victim| &victim.moves) {
                 begin_out(world, out, true)?;
+            }
+            for (lower, (before, free)) in [Lower::Host, Lower::Disk]
+                .into_iter()
+                .zip(promised.into_iter().zip([room.host, room.disk]))
+            {
+                let now = world.promised(lower);
+                prop_assert!(now == before || now <= free.count(), "{lower} is promised twice");
             }
         }
         Act::Lower { deficit, room } => {
@@ -668,9 +616,48 @@ fn compare(core: &Deferrables, world: &World) -> Result<(), TestCaseError> {
     let census = core.census();
     prop_assert_eq!(census.moves, counts[0]);
     prop_assert_eq!(census.leases, world.leases.len());
+    prop_assert_eq!(census.waiting, world.line.len());
     prop_assert_eq!(census.buffers, world.buffers.len());
     prop_assert_eq!(census.committed.count(), world.committed(core));
     Ok(())
+}
+
+/// Once everybody ends what he holds, whoever waits longest is served, and then the next.
+fn serve_the_line(core: &mut Deferrables, world: &mut World) -> Result<(), TestCaseError> {
+    loop {
+        for lease in std::mem::take(&mut world.leases) {
+            core.cancel_lease(lease.id).unwrap();
+        }
+        for one in std::mem::take(&mut world.moves) {
+            core.abandon(one.id).unwrap();
+            world.bits(one.piece).busy = false;
+        }
+        for index in 0..world.buffers.len() {
+            let Twin { id, pins, grades, .. } = world.buffers[index].clone();
+            for _ in 0..pins {
+                core.unpin(id).unwrap();
+            }
+            for _ in 0..grades[2] {
+                core.release(id).unwrap();
+            }
+            let twin = &mut world.buffers[index];
+            (twin.pins, twin.grades[1], twin.grades[2]) = (0, 0, 0);
+        }
+        core.end_epoch();
+        if world.line.is_empty() {
+            return Ok(());
+        }
+        let all: u64 = {
+            let ranges = world.ranges_of(&world.by_place(&world.line[0].ask));
+            ranges.iter().map(|&range| world.range_len(core, range)).sum()
+        };
+        let served = ask_step(core, world, 0)?;
+        prop_assert_eq!(served, all <= CAPACITY);
+        if !served {
+            let gone = world.line.remove(0);
+            prop_assert!(core.leave_line(gone.ticket));
+        }
+    }
 }
 
 proptest! {
@@ -690,5 +677,6 @@ proptest! {
                 .map_err(|error| TestCaseError::fail(format!("{act:?}: {error}")))?;
             core.audit().map_err(|error| TestCaseError::fail(format!("{act:?}: {error}")))?;
         }
+        serve_the_line(&mut core, &mut world)?;
     }
 }

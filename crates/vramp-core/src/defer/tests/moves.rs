@@ -139,12 +139,36 @@ fn a_clean_victim_that_is_leased_before_it_left_simply_stays() {
 }
 
 #[test]
+fn a_writer_waits_for_a_copy_only_until_it_is_queued() {
+    let mut core = core();
+    let a = written(&mut core, 16, 0);
+    let out = core.choose(&short(16), 1).victims[0].moves[0].clone();
+    let refused = try_lease(&mut core, &[(a, Exclusive)], S1, 2).unwrap_err();
+    assert_eq!(refused, LeaseRefused::Settling { moves: vec![(out.id, out.piece)] });
+    let reader = try_lease(&mut core, &[(a, Shared)], S1, 2).unwrap();
+    assert_eq!(reader.after, [], "a copy only reads");
+    end(&mut core, reader.lease, 3);
+    core.copying(out.id, token(S2, 4)).unwrap();
+    core.audit().unwrap();
+    let writer = try_lease(&mut core, &[(a, Exclusive)], S1, 5).unwrap();
+    assert_eq!((writer.after, writer.fill), (vec![token(S2, 4)], vec![]), "it did not leave");
+    let settled = core.settle(out.id).unwrap();
+    assert_eq!(settled, Settled::Cleaned { piece: out.piece, to: Lower::Host }, "it was whole");
+    let drops = end(&mut core, writer.lease, 6);
+    assert_eq!(drops.len(), 1, "and is stale when the write counts");
+    let fill = MoveId(77);
+    assert!(core.copying(fill, token(S2, 5)).is_err());
+}
+
+#[test]
 fn a_copy_that_a_writer_overtook_is_worth_nothing() {
     let mut core = core();
     let a = written(&mut core, 16, 0);
     let room = Room { host: b(100), disk: b(0) };
     let out = core.clean(b(100), room, 100).remove(0);
+    core.copying(out.id, token(S2, 1)).unwrap();
     let writer = try_lease(&mut core, &[(a, Exclusive)], S1, 101).unwrap();
+    assert_eq!(writer.after, [token(S2, 1)], "no copy mixes what was with what is written");
     assert_eq!(end(&mut core, writer.lease, 102), [], "no copy counts yet");
     let settled = core.settle(out.id).unwrap();
     assert_eq!(settled, Settled::Stays { piece: piece(a, 0), stale: Some(Lower::Host) });

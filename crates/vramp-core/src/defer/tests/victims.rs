@@ -25,6 +25,34 @@ fn nothing_is_spilled_where_nothing_is_short() {
 }
 
 #[test]
+fn room_that_moves_under_way_will_take_is_given_to_nobody_else() {
+    let mut core = core();
+    for _ in 0..5 {
+        written(&mut core, 16, 0);
+    }
+    let room = Room { host: b(32), disk: b(16) };
+    let first = core.choose(&Short { room, ..short(16) }, 1).victims.remove(0);
+    let second = core.choose(&Short { room, ..short(16) }, 1).victims.remove(0);
+    let third = core.choose(&Short { room, ..short(16) }, 1).victims.remove(0);
+    let to: Vec<_> = [&first, &second, &third].iter().map(|one| one.moves[0].to).collect();
+    assert_eq!(to, [Some(Lower::Host), Some(Lower::Host), Some(Lower::Disk)]);
+    let fourth = core.choose(&Short { room, ..short(16) }, 1);
+    assert_eq!(fourth.victims, [], "all of it is promised");
+    assert_eq!(fourth.short.unwrap().no_room, b(32));
+    assert_eq!(core.clean(b(16), room, 100), []);
+    // Its blocks are taken: they are not free any more, and not promised either.
+    core.copying(first.moves[0].id, token(S1, 1)).unwrap();
+    core.audit().unwrap();
+    let taken = Room { host: b(16), disk: b(16) };
+    assert_eq!(core.choose(&Short { room: taken, ..short(16) }, 1).victims, []);
+    // Given up, it is promised to nobody.
+    core.abandon(second.moves[0].id).unwrap();
+    core.audit().unwrap();
+    let again = core.choose(&Short { room: taken, ..short(16) }, 1).victims.remove(0);
+    assert_eq!(again.moves[0].to, Some(Lower::Host));
+}
+
+#[test]
 fn what_was_chosen_is_not_chosen_again() {
     let mut core = core();
     written(&mut core, 32, 0);

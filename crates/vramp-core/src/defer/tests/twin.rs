@@ -1,0 +1,357 @@
+//! The naive twin: a list of pieces with what they contain, wherever that is, and the rules of leases
+//! and of the line in the plainest words.
+//!
+//! The twin writes a new number for each write and carries it along with each copy. A piece that is
+//! read has to show the number that was written last.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Room for three tenants in a group.
+pub const PIECE: u64 = 1536;
+pub const CAPACITY: u64 = 9000;
+
+/// Contents are numbers; 0 is none.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Bits {
+    /// What was written last.
+    pub latest: u64,
+    pub card: Option<u64>,
+    pub host: Option<u64>,
+    pub disk: Option<u64>,
+    pub busy: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Twin {
+    pub id: BufferId,
+    pub range: RangeId,
+    pub len: u64,
+    pub pieces: Vec<Bits>,
+    pub pins: u32,
+    pub readable: bool,
+    /// Stream-scoped, quiesced, opaque.
+    pub grades: [u32; 3],
+    /// By stream, the furthest.
+    pub reads: BTreeMap<u64, u64>,
+    pub writes: BTreeMap<u64, u64>,
+}
+
+#[derive(Clone, Debug)]
+pub struct TwinLease {
+    pub id: LeaseId,
+    pub stream: u64,
+    pub buffers: BTreeMap<BufferId, Access>,
+    pub in_place: Vec<BufferId>,
+}
+
+impl TwinLease {
+    pub fn ways(&self) -> Wanted {
+        let way = |(&id, &access): (&BufferId, &Access)| match self.in_place.contains(&id) {
+            true => (id, Way::InPlace),
+            false => (id, access.into()),
+        };
+        self.buffers.iter().map(way).collect()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Out(Option<Lower>),
+    Fill(Lower),
+    Push,
+}
+
+/// A move, and what a copy read when it began.
+#[derive(Clone, Copy, Debug)]
+pub struct TwinMove {
+    pub id: MoveId,
+    pub piece: PieceId,
+    pub kind: Kind,
+    pub read: Option<u64>,
+    /// How many writes there were when it began.
+    pub began: u64,
+    /// The number of its end on the stream of copies, once that is queued.
+    pub queued: Option<u64>,
+}
+
+/// What is asked for. Streams hold leases here: each is one that would wait for itself.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    pub stream: u64,
+    pub buffers: BTreeMap<BufferId, Access>,
+    /// All of it may be read where it is.
+    pub stays: bool,
+}
+
+impl Ask {
+    pub fn list(&self) -> Vec<(BufferId, Access)> {
+        self.buffers.iter().map(|(&id, &access)| (id, access)).collect()
+    }
+
+    pub fn may_stay(&self) -> Vec<BufferId> {
+        self.buffers.keys().copied().filter(|_| self.stays).collect()
+    }
+}
+
+/// A request in line.
+#[derive(Clone, Debug)]
+pub struct TwinWaiter {
+    pub ticket: Ticket,
+    pub ask: Ask,
+}
+
+/// How a buffer is used: on the card but for the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Shared,
+    Exclusive,
+    InPlace,
+}
+
+impl From<Access> for Way {
+    fn from(access: Access) -> Way {
+        match access {
+            Access::Shared => Way::Shared,
+            Access::Exclusive => Way::Exclusive,
+        }
+    }
+}
+
+pub type Wanted = BTreeMap<BufferId, Way>;
+
+#[derive(Clone, Debug, Default)]
+pub struct World {
+    pub buffers: Vec<Twin>,
+    pub leases: Vec<TwinLease>,
+    pub line: Vec<TwinWaiter>,
+    pub moves: Vec<TwinMove>,
+    pub written: u64,
+    pub point: u64,
+    pub now: u64,
+    pub group: Option<RangeId>,
+}
+
+impl World {
+    pub fn twin(&mut self, id: BufferId) -> &mut Twin {
+        self.buffers.iter_mut().find(|twin| twin.id == id).expect("the core knows it as well")
+    }
+
+    pub fn bits(&mut self, piece: PieceId) -> &mut Bits {
+        &mut self.twin(piece.buffer).pieces[piece.index as usize]
+    }
+
+    pub fn find(&self, id: BufferId) -> Option<&Twin> {
+        self.buffers.iter().find(|twin| twin.id == id)
+    }
+
+    pub fn is_leased(&self, id: BufferId) -> bool {
+        self.leases.iter().any(|lease| lease.buffers.contains_key(&id))
+    }
+
+    /// Leased, and not only to be read where it is.
+    pub fn is_used(&self, id: BufferId) -> bool {
+        let uses =
+            |lease: &TwinLease| lease.buffers.contains_key(&id) && !lease.in_place.contains(&id);
+        self.leases.iter().any(uses)
+    }
+
+    pub fn is_read_in_place(&self, id: BufferId) -> bool {
+        self.leases.iter().any(|lease| lease.in_place.contains(&id))
+    }
+
+    /// All of it is somewhere and at rest, a part below, and nobody uses it on the card.
+    pub fn can_stay(&self, id: BufferId) -> bool {
+        let Some(twin) = self.find(id) else { return false };
+        let in_the_way =
+            |one: &TwinMove| one.piece.buffer == id && !matches!(one.kind, Kind::Out(_));
+        let there = |bits: &Bits| bits.card.is_some() || bits.host.is_some();
+        twin.readable
+            && twin.pieces.iter().all(there)
+            && twin.pieces.iter().any(|bits| bits.card.is_none())
+            && !self.moves.iter().any(in_the_way)
+            && !self.is_used(id)
+            && twin.pins == 0
+    }
+
+    /// What an ask would have now.
+    pub fn by_place(&self, ask: &Ask) -> Wanted {
+        let way = |(&id, &access): (&BufferId, &Access)| match ask.stays
+            && access == Access::Shared
+            && self.can_stay(id)
+        {
+            true => (id, Way::InPlace),
+            false => (id, access.into()),
+        };
+        ask.buffers.iter().map(way).collect()
+    }
+
+    pub fn may_not_leave(&self, twin: &Twin) -> bool {
+        self.is_leased(twin.id) || twin.pins > 0 || twin.grades != [0; 3]
+    }
+
+    /// No buffer of the range is held, the pieces' own or their group's.
+    pub fn may_leave(&self, range: RangeId) -> bool {
+        !self.buffers.iter().any(|twin| twin.range == range && self.may_not_leave(twin))
+    }
+
+    pub fn committed(&self, core: &Deferrables) -> u64 {
+        let anchored = |twin: &&Twin| {
+            self.is_used(twin.id) || twin.pins > 0 || twin.grades[1] + twin.grades[2] > 0
+        };
+        let mut ranges: Vec<RangeId> =
+            self.buffers.iter().filter(anchored).map(|twin| twin.range).collect();
+        ranges.sort();
+        ranges.dedup();
+        ranges.iter().map(|&range| self.range_len(core, range)).sum()
+    }
+
+    pub fn range_len(&self, core: &Deferrables, range: RangeId) -> u64 {
+        if Some(range) == self.group {
+            return PIECE;
+        }
+        let whole = |twin: &&Twin| twin.range == range;
+        let twin = self.buffers.iter().find(whole).expect("a range of its own has a buffer");
+        core.extent(twin.id).unwrap().len.count().next_multiple_of(4)
+    }
+
+    /// What has to be on the card.
+    pub fn ranges_of(&self, wanted: &Wanted) -> Vec<RangeId> {
+        let comes = |twin: &&Twin| wanted.get(&twin.id).is_some_and(|way| *way != Way::InPlace);
+        let named = self.buffers.iter().filter(comes);
+        let mut ranges: Vec<RangeId> = named.map(|twin| twin.range).collect();
+        ranges.sort();
+        ranges.dedup();
+        ranges
+    }
+
+    /// Somebody has it pinned or has its pointer.
+    pub fn is_kept(&self, range: RangeId) -> bool {
+        let kept = |twin: &Twin| twin.pins > 0 || twin.grades[1] + twin.grades[2] > 0;
+        self.buffers.iter().any(|twin| twin.range == range && kept(twin))
+    }
+
+    pub fn is_anchored(&self, range: RangeId) -> bool {
+        let used = |twin: &Twin| twin.range == range && self.is_used(twin.id);
+        self.is_kept(range) || self.buffers.iter().any(used)
+    }
+
+    /// It waits for room that leases have.
+    pub fn lacks_room(&self, core: &Deferrables, wanted: &Wanted) -> bool {
+        let own = self.ranges_of(wanted);
+        let new = own.iter().filter(|&&range| !self.is_anchored(range));
+        let new: u64 = new.map(|&range| self.range_len(core, range)).sum();
+        let mut alone: Vec<RangeId> = self.buffers.iter().map(|twin| twin.range).collect();
+        alone.retain(|range| self.is_kept(*range) || own.contains(range));
+        alone.sort();
+        alone.dedup();
+        let alone: u64 = alone.iter().map(|&range| self.range_len(core, range)).sum();
+        wanted.keys().all(|&id| self.find(id).is_some())
+            && new > 0
+            && self.committed(core) + new > CAPACITY
+            && alone <= CAPACITY
+    }
+
+    /// The younger one must not pass the older one.
+    pub fn comes_after(&self, core: &Deferrables, older: &Wanted, wanted: &Wanted) -> bool {
+        let needed = self.ranges_of(older);
+        let takes = |range: &RangeId| !needed.contains(range) && !self.is_kept(*range);
+        excludes(older, wanted)
+            || self.lacks_room(core, older) && self.ranges_of(wanted).iter().any(takes)
+    }
+
+    /// Whose leases have to end before a waiter is served: all that follows, until nothing more does.
+    pub fn waits_for(&self, core: &Deferrables, place: usize) -> Vec<u64> {
+        let (mut waiters, mut streams) = (vec![place], Vec::new());
+        loop {
+            let before = (waiters.len(), streams.len());
+            for place in waiters.clone() {
+                let wanted = self.by_place(&self.line[place].ask);
+                let full = self.lacks_room(core, &wanted);
+                for lease in &self.leases {
+                    let has_room = lease.in_place.len() < lease.buffers.len();
+                    if (full && has_room || excludes(&lease.ways(), &wanted))
+                        && !streams.contains(&lease.stream)
+                    {
+                        streams.push(lease.stream);
+                    }
+                }
+                for (other, waits) in self.line.iter().enumerate() {
+                    let in_front = other < place
+                        && self.comes_after(core, &self.by_place(&waits.ask), &wanted);
+                    if (in_front || streams.contains(&waits.ask.stream))
+                        && !waiters.contains(&other)
+                    {
+                        waiters.push(other);
+                    }
+                }
+            }
+            if before == (waiters.len(), streams.len()) {
+                return streams;
+            }
+        }
+    }
+
+    /// What lower room is promised to moves under way.
+    pub fn promised(&self, to: Lower) -> u64 {
+        let takes = |one: &&TwinMove| match one.kind {
+            Kind::Out(Some(lower)) => lower == to && one.queued.is_none(),
+            Kind::Push => to == Lower::Disk,
+            _ => false,
+        };
+        self.moves.iter().filter(takes).map(|one| self.piece_len(one.piece)).sum()
+    }
+
+    pub fn piece_len(&self, piece: PieceId) -> u64 {
+        let whole = self.find(piece.buffer).expect("what moves is not removed").len;
+        PIECE.min(whole - PIECE * u64::from(piece.index))
+    }
+
+    pub fn drop_copies(&mut self, drops: &[Drop]) -> Result<(), TestCaseError> {
+        for drop in drops {
+            let bits = self.bits(drop.piece);
+            let copy = match drop.from {
+                Lower::Host => bits.host.take(),
+                Lower::Disk => bits.disk.take(),
+            };
+            prop_assert!(copy.is_some(), "there is no copy of {} on the {}", drop.piece, drop.from);
+        }
+        Ok(())
+    }
+
+    pub fn begin(&mut self, id: MoveId, piece: PieceId, kind: Kind) -> Result<(), TestCaseError> {
+        let began = self.written;
+        let bits = self.bits(piece);
+        prop_assert!(!bits.busy, "{piece} moves already");
+        bits.busy = true;
+        let read = match kind {
+            Kind::Out(_) => bits.card,
+            Kind::Fill(Lower::Disk) => bits.disk,
+            Kind::Fill(Lower::Host) | Kind::Push => bits.host,
+        };
+        self.moves.push(TwinMove { id, piece, kind, read, began, queued: None });
+        Ok(())
+    }
+
+    pub fn end_scopes(&mut self) {
+        for index in 0..self.buffers.len() {
+            let twin = &self.buffers[index];
+            let over = twin.reads.is_empty() && twin.writes.is_empty() && !self.is_leased(twin.id);
+            if over {
+                self.buffers[index].grades[0] = 0;
+            }
+        }
+    }
+}
+
+/// They name a buffer that one of them writes, or that only one of them has on the card.
+pub fn excludes(one: &Wanted, other: &Wanted) -> bool {
+    let both = |(id, way): (&BufferId, &Way)| Some((*way, *other.get(id)?));
+    one.iter().filter_map(both).any(|ways| match ways {
+        (Way::Shared, Way::Shared) | (Way::InPlace, Way::InPlace) => false,
+        _ => true,
+    })
+}
