@@ -11,7 +11,8 @@ pub enum Checks {
     /// A CRC-32 for each extent, taken beside the transfer.
     #[default]
     Crc32,
-    /// None: the disk is believed.
+    /// None: the disk is believed. What is compressed has sums anyway: one bit of it decides about
+    /// many.
     Off,
 }
 

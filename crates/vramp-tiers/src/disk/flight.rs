@@ -9,7 +9,6 @@ use vramp_host::{
     Direction, DiskError, DiskErrorKind, HostSpan, Transfer as HostTransfer, move_whole,
 };
 
-use super::compress::Busy;
 use super::error::DiskTierError;
 use super::shelf::{Holding, HoldingId, Shelf, StoredBytes, StoredExtent};
 use super::spans::{Piece, Place, Spans, blocks};
@@ -45,8 +44,6 @@ struct State {
     failed: Option<DiskTierError>,
     cancelled: bool,
     total_ns: u64,
-    /// A write's, where the disk's rate matters.
-    busy: Option<Busy>,
     /// What is written or read, kept until somebody has waited.
     holding: Option<Arc<Holding>>,
 }
@@ -82,9 +79,6 @@ impl Flight {
         mut pieces: Vec<Piece>,
         summed: bool,
     ) -> Arc<Flight> {
-        let writes = direction == Direction::Write && !pieces.is_empty();
-        let meter = holding.shelf.compressor.as_ref().filter(|_| writes);
-        let busy = meter.map(|compressor| compressor.disk.begin());
         let ends = pieces.iter().map(|_| None).collect();
         pieces.reverse();
         let state = State {
@@ -95,7 +89,6 @@ impl Flight {
             failed: None,
             cancelled: false,
             total_ns: 0,
-            busy,
             holding: Some(Arc::clone(&holding)),
         };
         let begun = Instant::now();
@@ -275,6 +268,10 @@ impl Flight {
 
     fn transfer(self: &Arc<Flight>, moving: Moving, meeting: Option<Arc<Meeting>>) -> HostTransfer {
         let Place { file, extent, .. } = &moving.piece.place;
+        let writes = self.direction == Direction::Write;
+        let meter = self.shelf.compressor.as_ref().filter(|_| writes);
+        // Until the disk has answered: sums are none of its time.
+        let busy = meter.map(|compressor| compressor.disk.begin(extent.len));
         HostTransfer {
             file: Arc::clone(file),
             // The header comes first.
@@ -283,11 +280,14 @@ impl Flight {
             direction: self.direction,
             done: {
                 let flight = Arc::clone(self);
-                Box::new(move |answer| match meeting {
-                    None => flight.piece_moved(moving, answer),
-                    Some(meeting) => {
-                        if let Some((moving, answer)) = meeting.meet(Half::Io(moving, answer)) {
-                            flight.piece_moved(moving, answer);
+                Box::new(move |answer| {
+                    drop(busy);
+                    match meeting {
+                        None => flight.piece_moved(moving, answer),
+                        Some(meeting) => {
+                            if let Some((moving, answer)) = meeting.meet(Half::Io(moving, answer)) {
+                                flight.piece_moved(moving, answer);
+                            }
                         }
                     }
                 })
@@ -360,9 +360,6 @@ impl Flight {
         }
         if state.is_over() {
             state.total_ns = self.begun.elapsed().as_nanos().try_into().unwrap_or(u64::MAX);
-            if let Some(busy) = state.busy.take() {
-                busy.end(state.moved);
-            }
             self.over.notify_all();
         }
         let goes_on = state.goes_on();

@@ -11,7 +11,7 @@ use vramp_host::{
     BlockIo, DISK_BLOCK, Direction, HostSpan, IoUnavailable, OsCode, Workers, open_io,
 };
 
-use super::compress::{Compressing, Decompressing};
+use super::compress::{Compressing, Decompressing, THREADS_MOST};
 use super::config::DiskConfig;
 use super::error::DiskTierError;
 use super::flight::Flight;
@@ -91,7 +91,11 @@ impl DiskStore {
         // Not what the current directory will be by then.
         let dir = std::path::absolute(dir).map_err(|error| no_directory(&error))?;
         let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
-        let workers = Workers::new("vramp-sums", (cores / 4).clamp(1, WORKERS_MOST));
+        let count = match config.compression {
+            None => (cores / 4).clamp(1, WORKERS_MOST),
+            Some(_) => (cores / 2).clamp(1, THREADS_MOST),
+        };
+        let workers = Workers::new("vramp-sums", count);
         let workers = workers
             .map_err(|error| IoUnavailable { engine: "threads", code: OsCode::of(&error) })?;
         let nonce = RandomState::new().build_hasher().finish();
@@ -197,8 +201,12 @@ impl DiskStore {
         self.begin_read(stored, spans)?.wait()
     }
 
-    /// Removes the files that hold nothing, and returns what the disk got back.
+    /// Removes the files that hold nothing, and returns what the disk got back. Memory that was kept
+    /// to compress goes, too.
     pub fn trim(&self) -> Bytes {
+        if let Some(compressor) = &self.shelf.compressor {
+            compressor.trim();
+        }
         self.shelf.trim()
     }
 

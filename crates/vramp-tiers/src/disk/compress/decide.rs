@@ -11,6 +11,29 @@ use crate::disk::DiskConfigError;
 /// that is enough, and takes less time than the disk would for what is saved, both as measured by
 /// the store; or whatever it takes, once the space runs short. What it costs: threads of the store,
 /// and memory for the compressed bytes of what is under way, of which a few steps' worth is kept.
+///
+/// ```
+/// use vramp_host::{HostMemory, HostSpan, PageKind};
+/// use vramp_tiers::{
+///     Bytes, CompressionConfig, DiskConfig, DiskStore, PaidBy, ReservationManager, SpaceConfig,
+///     SpaceId,
+/// };
+///
+/// # let dir = tempfile::tempdir()?;
+/// # let dir = dir.path();
+/// let disk = SpaceId::disk(0);
+/// let manager = ReservationManager::new([(disk, SpaceConfig::disk(Bytes::gib(8)))])?;
+/// let space = manager.space(disk).expect("it was configured");
+/// let compression = Some(CompressionConfig::default());
+/// let config = DiskConfig { segment: Bytes::mib(16), compression, ..DiskConfig::default() };
+/// let store = DiskStore::open(dir, config, &space)?;
+///
+/// let zeros = HostMemory::new(Bytes::mib(4), None, PageKind::default())?;
+/// let stored = store.write(&[HostSpan::new(&zeros, Bytes::ZERO, Bytes::mib(4))?], PaidBy::Space)?;
+/// assert_eq!(stored.len(), Bytes::mib(4));
+/// assert!(stored.charged() < Bytes::kib(100) && space.total() == stored.charged());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompressionConfig {
     /// What it has to save at least, in thousandths of the bytes: 125.

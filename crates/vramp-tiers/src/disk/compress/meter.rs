@@ -77,10 +77,10 @@ impl DiskMeter {
         act(&mut self.together.lock().unwrap_or_else(PoisonError::into_inner), now_ns)
     }
 
-    /// A write begins.
-    pub fn begin(self: &Arc<DiskMeter>) -> Busy {
+    /// A call that writes so much begins.
+    pub fn begin(self: &Arc<DiskMeter>, bytes: Bytes) -> Busy {
         self.with(Together::begin);
-        Busy { meter: Arc::clone(self), bytes: Bytes::ZERO }
+        Busy { meter: Arc::clone(self), bytes }
     }
 
     pub(super) fn rate(&self) -> Option<u64> {
@@ -88,17 +88,10 @@ impl DiskMeter {
     }
 }
 
-/// A write, until this is dropped.
+/// A call of the disk, until this is dropped.
 pub(in crate::disk) struct Busy {
     meter: Arc<DiskMeter>,
     bytes: Bytes,
-}
-
-impl Busy {
-    /// It ends, and has written this.
-    pub fn end(mut self, bytes: Bytes) {
-        self.bytes = bytes;
-    }
 }
 
 impl Drop for Busy {
@@ -140,11 +133,11 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_was_given_up_ends_too() {
+    fn a_call_ends_when_its_guard_is_dropped() {
         let meter = Arc::new(DiskMeter::default());
-        let (one, other) = (meter.begin(), meter.begin());
-        one.end(Bytes::mib(1));
-        drop(other);
+        let (one, other) = (meter.begin(Bytes::mib(1)), meter.begin(Bytes::ZERO));
+        assert_eq!(meter.rate(), None);
+        drop((one, other));
         assert!(meter.rate().is_some());
         assert_eq!(meter.with(|together, _| together.busy), 0);
     }

@@ -32,7 +32,6 @@ use vramp_host::HostMemory;
 
 pub use decide::CompressionConfig;
 pub(super) use frames::Frames;
-pub(super) use meter::Busy;
 pub(super) use read::Decompressing;
 pub(super) use write::Compressing;
 
@@ -40,6 +39,11 @@ use codec::Codec;
 use decide::Decision;
 use meter::{DiskMeter, Tally};
 use stock::Stock;
+
+/// Threads of a store that compresses. It takes several times as long as sums do.
+pub(super) const THREADS_MOST: usize = 8;
+/// Memory that is kept for the compressed bytes of so many writes or reads.
+const MEMORY_KEPT_MOST: usize = 4;
 
 /// What a store did to save bytes on the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,8 +86,19 @@ struct State {
 
 impl Compressor {
     pub fn new(config: CompressionConfig) -> Compressor {
-        let (codecs, memory, state) = (Arc::default(), Arc::default(), Mutex::default());
-        Compressor { config, disk: Arc::default(), codecs, memory, state }
+        Compressor {
+            config,
+            disk: Arc::default(),
+            codecs: Arc::new(Stock::of_at_most(THREADS_MOST)),
+            memory: Arc::new(Stock::of_at_most(MEMORY_KEPT_MOST)),
+            state: Mutex::default(),
+        }
+    }
+
+    /// Gives memory up that nothing uses now.
+    pub fn trim(&self) {
+        self.codecs.clear();
+        self.memory.clear();
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {

@@ -3,18 +3,17 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// More than these are not kept.
-const KEPT_MOST: usize = 4;
-
-pub(super) struct Stock<T>(Mutex<Vec<T>>);
-
-impl<T> Default for Stock<T> {
-    fn default() -> Stock<T> {
-        Stock(Mutex::default())
-    }
+pub(super) struct Stock<T> {
+    kept: Mutex<Vec<T>>,
+    /// More are not kept.
+    most: usize,
 }
 
 impl<T> Stock<T> {
+    pub fn of_at_most(most: usize) -> Stock<T> {
+        Stock { kept: Mutex::default(), most }
+    }
+
     /// One that fits, or a new one.
     ///
     /// # Errors
@@ -33,13 +32,18 @@ impl<T> Stock<T> {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps none of those that nobody uses.
+    pub fn clear(&self) {
+        drop(std::mem::take(&mut *self.lock()));
     }
 
     fn give_back(&self, item: T) {
         let mut kept = self.lock();
         // The one that nobody wanted for longest goes.
-        let gone = (kept.len() == KEPT_MOST).then(|| kept.remove(0));
+        let gone = (kept.len() == self.most).then(|| kept.remove(0));
         kept.push(item);
         drop(kept);
         drop(gone);
@@ -82,7 +86,7 @@ mod tests {
 
     #[test]
     fn what_is_given_back_is_lent_again_if_it_fits_and_only_a_few_are_kept() {
-        let stock = Arc::new(Stock::<u32>::default());
+        let stock = Arc::new(Stock::<u32>::of_at_most(4));
         let take = |least: u32| stock.take(|&kept| kept >= least, || Ok::<_, ()>(least)).unwrap();
         let all: Vec<_> = (1..=6).map(take).collect();
         drop(all);
@@ -90,5 +94,7 @@ mod tests {
         assert_eq!(*take(5), 5);
         assert_eq!(*take(9), 9);
         assert_eq!(*stock.lock(), [4, 6, 5, 9]);
+        stock.clear();
+        assert!(stock.lock().is_empty());
     }
 }
