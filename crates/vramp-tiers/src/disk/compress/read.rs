@@ -158,13 +158,13 @@ impl Work {
         let compressed = compressed.expect("only such frames are decompressed");
         let from = compressed.count() as usize;
         let mut codec = self.compressor.codec();
-        memory.read(start, &mut codec.compressed[..from]).expect("it was read to there");
         let begun = Instant::now();
+        memory.read(start, &mut codec.compressed[..from]).expect("it was read to there");
         codec
             .decompress(from, len.count() as usize)
             .map_err(|Garbled(why)| DiskTierError::Garbled { len, compressed, why })?;
-        self.compressor.count_decompressing(len, elapsed_ns(begun));
         self.target.write(start, &codec.plain[..len.count() as usize]);
+        self.compressor.count_decompressing(len, elapsed_ns(begun));
         Ok(())
     }
 }

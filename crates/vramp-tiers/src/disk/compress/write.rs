@@ -222,8 +222,8 @@ impl Compressing {
         };
         let mut codec = self.compressor.codec();
         let len = frame.len.count() as usize;
-        self.spans.read(frame.start, &mut codec.plain[..len]);
         let begun = Instant::now();
+        self.spans.read(frame.start, &mut codec.plain[..len]);
         let compressed = codec.compress(len);
         self.compressor.count_compressing(frame.len, elapsed_ns(begun));
         let compressed = compressed?;
