@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
-use vramp_host::{Direction, DiskErrorKind, IoChoice};
+use vramp_host::{Direction, DiskErrorKind, IoChoice, IoRequest};
 use vramp_tiers::{Checks, CompressionConfig, DiskConfig, DiskTierError, LimitPolicy, PaidBy};
 
 use super::faults::{fail, flip, kind};
@@ -302,6 +302,43 @@ fn a_store_may_be_dropped_while_it_compresses() {
         drop(stored);
         assert_eq!((space.total(), files(dir.path()).len()), (Bytes::ZERO, 0));
     }
+}
+
+/// A disk that takes no time, and keeps nothing.
+struct Instant;
+
+impl BlockIo for Instant {
+    fn name(&self) -> &'static str {
+        "instant"
+    }
+
+    fn depth(&self) -> usize {
+        8
+    }
+
+    fn submit(&self, batch: Vec<IoRequest>) {
+        batch.into_iter().for_each(|request| (request.done)(Ok(request.span.len())));
+    }
+}
+
+#[test]
+fn what_the_disk_writes_sooner_is_not_compressed_unless_room_is_short() {
+    let data = compressible(1, 4 << 20);
+    let usual = DiskConfig { compression: Some(CompressionConfig::default()), ..SMALL };
+    let world = world_with(usual, Arc::new(Instant));
+    // How fast the disk is, it does not know before.
+    let first = world.write(&data).unwrap();
+    assert!(first.charged() < Bytes::mib(3));
+    let second = world.write(&data).unwrap();
+    assert_eq!(second.charged(), Bytes::mib(4));
+    // Of 64 MiB less than 16 are left.
+    let much = world.write(&pattern(1, 44 << 20)).unwrap();
+    let third = world.write(&data).unwrap();
+    assert!(third.charged() < Bytes::mib(3));
+    let stats = world.store.stats().compression;
+    assert_eq!((stats.writes, stats.disk_faster, stats.saved_too_little), (2, 1, 1));
+    drop((first, second, third, much));
+    world.assert_empty();
 }
 
 #[test]

@@ -9,8 +9,11 @@ use crate::disk::DiskConfigError;
 ///
 /// A part of each write is compressed to see what that would save. The rest is compressed as well if
 /// that is enough, and takes less time than the disk would for what is saved, both as measured by
-/// the store; or whatever it takes, once the space runs short. What it costs: threads of the store,
-/// and memory for the compressed bytes of what is under way, of which a few steps' worth is kept.
+/// the store; or whatever it takes, once the space runs short.
+///
+/// What it costs: threads of the store, up to eight, and memory, as much as what is being compressed
+/// or decompressed. Of that four writes' worth is kept for the next ones, until
+/// [`trim`](crate::DiskStore::trim).
 ///
 /// ```
 /// use vramp_host::{HostMemory, HostSpan, PageKind};
