@@ -11,13 +11,13 @@
 //!
 //! Deliberately absent: blocks within the arena, and who may use it when (`arena/`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::Bytes;
 use crate::build::{Build, choose};
 use crate::config::{Mixed, Policy};
 use crate::fit::RegionKey;
-use crate::ids::{ArenaId, Epoch, Mark, Spot, StreamId};
+use crate::ids::{ArenaId, ChunkId, Epoch, Mark, Spot, StreamId};
 use crate::place::{Attempt, Rung, Step};
 use crate::plan::{Change, Fill, Op, Plan, Range};
 use crate::pool::{Pool, note_use};
@@ -322,17 +322,21 @@ impl Pool {
                     if self.bare(arena, part).is_none() {
                         return self.backed(arena, part, attempt);
                     }
+                    attempt.rung = Rung::Gather;
+                }
+                Rung::Idle | Rung::Gather => {
                     attempt.rung = Rung::Learn;
+                    return Step::Gather;
                 }
                 Rung::Learn => {
-                    attempt.rung = Rung::Gather;
+                    attempt.rung = Rung::Adopt;
+                    let marks = self.unrecorded_at_home(arena, part, attempt.request.stream);
+                    if !marks.is_empty() {
+                        return Step::Ask(marks);
+                    }
                     if self.streams.any_pending() {
                         return Step::Poll;
                     }
-                }
-                Rung::Idle | Rung::Gather => {
-                    attempt.rung = Rung::Adopt;
-                    return Step::Gather;
                 }
                 Rung::Adopt => {
                     attempt.rung = Rung::Build;
@@ -351,6 +355,34 @@ impl Pool {
                 }
             }
         }
+    }
+
+    /// Work that keeps chunks from coming back to a part of an arena, where nobody knows yet whether
+    /// it is over: chunks that left, and that others have freed. If it is, they come back without a
+    /// driver call.
+    fn unrecorded_at_home(&self, arena: ArenaId, part: Wanted, stream: StreamId) -> Vec<Mark> {
+        let retired = self.regions_of(arena).map(|key| self.regions.get(key));
+        let left: BTreeSet<ChunkId> = retired
+            .filter(|region| part.touches(region.at, region.len))
+            .filter_map(|region| match region.kind {
+                Kind::Retired { chunk, .. } => Some(chunk),
+                _ => None,
+            })
+            .collect();
+        let mut marks = BTreeSet::new();
+        if left.is_empty() {
+            return Vec::new();
+        }
+        for key in self.foreign(stream) {
+            let region = self.regions.get(key);
+            let chunks = self.chunks.within(region.at, region.len);
+            let here = chunks.filter(|(chunk, ..)| left.contains(chunk));
+            marks.extend(here.map(|(chunk, ..)| self.source_mark(chunk, key)));
+        }
+        marks.retain(|&mark| {
+            self.streams.is_unrecorded(mark) && !self.streams.is_out_of_reach(mark)
+        });
+        marks.into_iter().collect()
     }
 
     /// Which of an arena's addresses want memory.

@@ -174,23 +174,9 @@ impl Pool {
         let budget = self.growth_budget(len, attempt, mixed);
         let sources = self.sources(stream);
 
-        let mut bases: Vec<(u64, RegionKey)> =
-            self.streams.get(stream).free.iter().map(|(_, len, key)| (len, key)).collect();
-        bases.sort_unstable_by(|a, b| b.cmp(a));
-        bases.truncate(BASES);
-
         let mut best: Option<Candidate> = None;
         let mut missing = u64::MAX;
-        for (base, side) in bases
-            .iter()
-            .flat_map(|&(_, key)| {
-                self.sides(key, len).into_iter().map(move |side| (Some(key), side))
-            })
-            .chain([(None, Side::Fresh)])
-        {
-            let Some(candidate) = self.candidate(base, side, len, budget, &sources, mixed) else {
-                continue;
-            };
+        for candidate in self.candidates(len, stream, budget, &sources, mixed) {
             if candidate.fresh > allowed {
                 missing = missing.min(candidate.fresh - allowed);
                 continue;
@@ -201,8 +187,51 @@ impl Pool {
         }
         match best {
             None => Build::Short { missing },
-            Some(candidate) => self.plan_fill(candidate, len, &sources, stream, mixed),
+            Some(candidate) => {
+                debug_assert!(candidate.placed >= candidate.need);
+                self.plan_fill(candidate, len, &sources, stream, mixed)
+            }
         }
+    }
+
+    /// The part of a build of `len` bytes that needs no new chunks: what is free now, moved to where
+    /// all of it fits. `None` if nothing is to be moved.
+    pub(crate) fn build_of_free(
+        &mut self,
+        len: u64,
+        stream: StreamId,
+        mixed: &Mixed,
+    ) -> Option<Build> {
+        if len > Spot::SPAN_LIMIT.count() {
+            return None;
+        }
+        let sources = self.sources(stream);
+        let candidates = self.candidates(len, stream, 0, &sources, mixed);
+        let mut best = candidates.min_by_key(|candidate| candidate.price)?;
+        best.placed -= std::mem::take(&mut best.fresh);
+        (best.placed > 0).then(|| self.plan_fill(best, len, &sources, stream, mixed))
+    }
+
+    /// Where the region may be built, the largest bases first; the first of equals is the best.
+    fn candidates(
+        &self,
+        len: u64,
+        stream: StreamId,
+        budget: u64,
+        sources: &Sources,
+        mixed: &Mixed,
+    ) -> impl Iterator<Item = Candidate> {
+        let mut bases: Vec<(u64, RegionKey)> =
+            self.streams.get(stream).free.iter().map(|(_, len, key)| (len, key)).collect();
+        bases.sort_unstable_by(|a, b| b.cmp(a));
+        bases.truncate(BASES);
+        bases
+            .into_iter()
+            .flat_map(move |(_, key)| {
+                self.sides(key, len).into_iter().map(move |side| (Some(key), side))
+            })
+            .chain([(None, Side::Fresh)])
+            .filter_map(move |(base, side)| self.candidate(base, side, len, budget, sources, mixed))
     }
 
     /// How much the pool may still grow: up to its limit, or not at all once the card was full.
@@ -309,7 +338,7 @@ impl Pool {
         let at = match (candidate.side, candidate.base) {
             (Side::Behind | Side::Bridge(_), Some(base)) => self.regions.get(base).end(),
             (Side::Before, Some(base)) => self.regions.get(base).at.minus(placed),
-            _ => match self.fresh_hole(placed) {
+            _ => match self.fresh_hole(placed.max(candidate.need)) {
                 Ok(at) => at,
                 Err(plan) => return Build::Clear(plan),
             },
@@ -340,7 +369,6 @@ impl Pool {
         if candidate.side == Side::Before {
             fills.reverse();
         }
-        debug_assert!(placed >= candidate.need);
         debug_assert!(placed <= candidate.room);
         self.fill_plan(at, fills, stream, Vec::new())
             .map_or_else(Build::Clear, |plan| Build::Fill { plan, over_slack })

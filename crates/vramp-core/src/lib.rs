@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod arena;
+mod assemble;
 mod audit;
 mod backing;
 mod build;

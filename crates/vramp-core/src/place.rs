@@ -153,6 +153,9 @@ pub enum Step {
     Lend,
     /// Ask about [`Pool::pending`] events, tell [`Pool::reached`], call again.
     Poll,
+    /// Record events for these marks ([`Pool::recorded`]), ask about all events as for
+    /// [`Poll`](Step::Poll), call again. Nothing while a stream captures.
+    Ask(Vec<Mark>),
     /// Perform the plan, settle or abandon it, call again.
     Perform(Plan),
     /// No way is left. The attempt is over.
@@ -176,6 +179,8 @@ pub struct Shortage {
     pub waiting: Bytes,
     /// The pool's own limit, if that is what stopped it.
     pub limit: Option<Bytes>,
+    /// The stream that wants a block; none where memory is wanted behind addresses that are there.
+    pub block_for: Option<StreamId>,
 }
 
 pub(crate) enum Found {
@@ -531,6 +536,7 @@ impl Pool {
             largest: Bytes::new(movable.max(self.largest_free())),
             waiting: census.waiting,
             limit: self.config.limit.filter(over),
+            block_for: attempt.arena.is_none().then_some(attempt.request.stream),
         }
     }
 

@@ -53,6 +53,11 @@ enum Action {
         stream: usize,
     },
     Unmap,
+    /// Move what is free towards a block that may never come.
+    Assemble {
+        pages: u64,
+        stream: usize,
+    },
     AddArena {
         pages: u64,
     },
@@ -121,7 +126,9 @@ fn action() -> impl Strategy<Value = Action> {
             .prop_map(|(stream, most)| Action::Progress { stream, most }),
         1 => Just(Action::Poll),
         1 => (0..64u64).prop_map(|pages| Action::Trim { pages }),
-        1 => (pages, stream).prop_map(|(pages, stream)| Action::Prefill { pages, stream }),
+        1 => (pages.clone(), stream.clone())
+            .prop_map(|(pages, stream)| Action::Prefill { pages, stream }),
+        2 => (pages, stream).prop_map(|(pages, stream)| Action::Assemble { pages, stream }),
         1 => Just(Action::Unmap),
     ]
 }
@@ -218,6 +225,12 @@ impl Program {
                 self.shell.prefill(PAGE * pages, self.stream(stream));
             }
             Action::Unmap => self.shell.unmap(),
+            Action::Assemble { pages, stream } => {
+                self.shell.assemble(
+                    Bytes::mib(pages.saturating_mul(2).min(1 << 40)),
+                    self.stream(stream),
+                );
+            }
             Action::AddArena { pages } => self.shell.add_arena(PAGE * pages),
             Action::Replay { which, pages, stream, live, worked }
                 if !self.shell.arenas.is_empty() =>

@@ -197,6 +197,35 @@ fn blocks_serve_again_once_the_work_that_uses_them_is_done() {
 }
 
 #[test]
+fn one_question_to_a_stream_brings_all_its_blocks_back() {
+    let sim = Arc::new(simulator());
+    let device: Arc<dyn Driver> = sim.clone();
+    let pool = HostPool::new(&space(MIB * 32), SMALL, [Arc::clone(&device)]).unwrap();
+    let (first, second) = (device.create_stream().unwrap(), device.create_stream().unwrap());
+    let gates: Vec<_> = [first, second].map(|stream| (stream, sim.gate())).into();
+    for &(stream, gate) in &gates {
+        sim.launch(stream, Kernel::new("busy").until(gate)).unwrap();
+    }
+    let all: Vec<_> = (0..32).map(|_| pool.allocate(MIB).unwrap()).collect();
+    for (count, mut blocks) in all.into_iter().enumerate() {
+        // Work that holds later blocks back, and that blocks returned before do not wait for.
+        if count == 28 {
+            sim.launch(second, Kernel::new("late").until(sim.gate())).unwrap();
+        }
+        blocks.used_by(&device, if count % 2 == 0 { first } else { second }).unwrap();
+    }
+    assert_eq!(pool.stats().pending_blocks, 32);
+    gates.iter().for_each(|&(_, gate)| sim.open(gate));
+    let before = sim.calls_of(Call::Query);
+    let block = pool.allocate(MIB).unwrap();
+    // One to each stream, and one to each use on the second up to the first that is not over.
+    assert_eq!(sim.calls_of(Call::Query) - before, 2 + 15);
+    assert_eq!(pool.stats().pending_blocks, 2, "the last two on the second stream");
+    drop(block);
+    pool.audit().unwrap();
+}
+
+#[test]
 fn those_who_wait_for_the_same_work_are_all_served() {
     let sim = Arc::new(simulator());
     let device: Arc<dyn Driver> = sim.clone();

@@ -116,7 +116,7 @@ impl CachingPool {
                     }
                     Err(error) => return Err(Refusal::Driver(error)),
                 },
-                TorchStep::Short(shortage) => return Err(Refusal::Short(shortage, full)),
+                TorchStep::Short(shortage) => return Err(Refusal::Short(Box::new(shortage), full)),
             }
         }
     }

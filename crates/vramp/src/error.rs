@@ -219,7 +219,8 @@ pub struct Report {
 impl fmt::Display for Report {
     /// One line that says what is wrong and what to try, then who holds the memory.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shortage { requested, reserved, used, free, largest, waiting, limit } = &self.shortage;
+        let Shortage { requested, reserved, used, free, largest, waiting, limit, .. } =
+            &self.shortage;
         write!(
             f,
             "out of memory: asked for {requested} on {}; pool '{}' holds {reserved} ({used} in use, \

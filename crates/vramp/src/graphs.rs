@@ -342,7 +342,7 @@ fn refused(shared: &Arc<Shared>, refusal: Refusal, stream: StreamId) -> AllocErr
         Refusal::Driver(error) => AllocError::Driver(error),
         Refusal::Arena(error) => AllocError::Arena(Box::new(error)),
         Refusal::Short(shortage, call) => {
-            AllocError::OutOfMemory(Box::new(shared.report(shortage, call, stream)))
+            AllocError::OutOfMemory(Box::new(shared.report(*shortage, call, stream)))
         }
     }
 }
@@ -485,7 +485,7 @@ impl CapturedGraph {
                 return Err(LaunchError::Driver(error));
             }
             Err(NoLease::Refused(Refusal::Short(shortage, call))) => {
-                return Ok(Tried::Short(shortage, call));
+                return Ok(Tried::Short(*shortage, call));
             }
             Err(NoLease::Refused(Refusal::Arena(refused))) => {
                 return Err(LaunchError::Alloc(AllocError::Arena(Box::new(refused))));

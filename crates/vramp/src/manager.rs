@@ -235,7 +235,8 @@ impl Manager {
                 Ok(true) => Ok(()),
                 Ok(false) => {
                     let request = Request { size: len, stream };
-                    Err(Refusal::Short(Attempt::new(request).shortage(&pool.pool), None))
+                    let shortage = Attempt::new(request).shortage(&pool.pool);
+                    Err(Refusal::Short(Box::new(shortage), None))
                 }
                 Err(error) => Err(Refusal::Driver(error)),
             },
@@ -344,7 +345,7 @@ fn from_ordered(
         OrderedOutcome::Placed { addr, len, slot } => {
             Ok(Found { addr, len, owner: Owner::Driver { slot }, hit: false })
         }
-        OrderedOutcome::Full(shortage, error) => Err(Refusal::Short(shortage, error)),
+        OrderedOutcome::Full(shortage, error) => Err(Refusal::Short(Box::new(shortage), error)),
     }
 }
 

@@ -56,13 +56,16 @@ impl OrderedPool {
         let len = size.max(Bytes::new(1));
         // More than the card has is a shortage, whatever the driver calls it.
         if len > self.driver.info().limits.memory {
-            return Ok(OrderedOutcome::Full(shortage(size, self.driver.pool_usage()?, None), None));
+            return Ok(OrderedOutcome::Full(
+                shortage((size, id), self.driver.pool_usage()?, None),
+                None,
+            ));
         }
         let addr = match self.driver.malloc_async(stream, len) {
             Ok(addr) => addr,
             Err(error) if error.is_out_of_memory() => {
                 let usage = self.driver.pool_usage()?;
-                return Ok(OrderedOutcome::Full(shortage(size, usage, None), Some(error)));
+                return Ok(OrderedOutcome::Full(shortage((size, id), usage, None), Some(error)));
             }
             Err(error) => return Err(error),
         };
@@ -73,7 +76,7 @@ impl OrderedPool {
                 self.driver.synchronize_stream(stream)?;
                 self.driver.trim_pool(Bytes::ZERO)?;
                 let usage = self.driver.pool_usage()?;
-                return Ok(OrderedOutcome::Full(shortage(size, usage, Some(limit)), None));
+                return Ok(OrderedOutcome::Full(shortage((size, id), usage, Some(limit)), None));
             }
         }
         let slot = self.next_slot;
@@ -174,8 +177,13 @@ impl OrderedPool {
     }
 }
 
-fn shortage(requested: Bytes, usage: PoolUsage, limit: Option<Bytes>) -> Shortage {
+fn shortage(
+    (requested, stream): (Bytes, StreamId),
+    usage: PoolUsage,
+    limit: Option<Bytes>,
+) -> Shortage {
     let PoolUsage { reserved, used, .. } = usage;
     let free = reserved.saturating_sub(used);
-    Shortage { requested, reserved, used, free, largest: free, waiting: Bytes::ZERO, limit }
+    let (waiting, block_for) = (Bytes::ZERO, Some(stream));
+    Shortage { requested, reserved, used, free, largest: free, waiting, limit, block_for }
 }

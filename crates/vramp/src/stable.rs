@@ -129,7 +129,7 @@ impl StableRange {
             };
             shared.watchers.tell(&Event::Short(&shortage));
             if !shared.relieve(&mut relief, &shortage)? {
-                let report = Box::new(shared.report(shortage, call, stream));
+                let report = Box::new(shared.report(*shortage, call, stream));
                 shared.watchers.tell(&Event::OutOfMemory(&report));
                 return Err(AllocError::OutOfMemory(report));
             }

@@ -3,8 +3,8 @@
 use std::sync::{Arc, PoisonError};
 
 use vramp_core::{
-    ArenaAllocError, Attempt, Block, BlockId, Bytes, Census, Freed, Inconsistency, Leftovers, Plan,
-    Policy, Pool, PoolConfig, Request, Shortage, Slab, Spot, Step, StreamHeap, StreamId,
+    ArenaAllocError, Attempt, Block, BlockId, Bytes, Census, Freed, Inconsistency, Leftovers, Mark,
+    Plan, Policy, Pool, PoolConfig, Request, Shortage, Slab, Spot, Step, StreamHeap, StreamId,
 };
 use vramp_driver::{Driver, DriverError, ErrorKind};
 
@@ -69,7 +69,8 @@ pub(crate) struct Placed {
 
 /// Why no block came out.
 pub(crate) enum Refusal {
-    Short(Shortage, Option<DriverError>),
+    /// Boxed, for it is the rare way out.
+    Short(Box<Shortage>, Option<DriverError>),
     Driver(DriverError),
     /// A capture's arena says no.
     Arena(ArenaAllocError),
@@ -177,6 +178,7 @@ impl VirtualPool {
                     self.lend_idle().map_err(Refusal::Driver)?;
                 }
                 Step::Poll => self.poll().map_err(Refusal::Driver)?,
+                Step::Ask(marks) => self.ask(&marks).map_err(Refusal::Driver)?,
                 Step::Gather => {
                     // A capture may be over by now.
                     if self.pool.holds_any() {
@@ -194,15 +196,30 @@ impl VirtualPool {
                         if is_full(&error) && attempt.out_of_memory() {
                             full = Some(error);
                         } else if is_full(&error) {
-                            return Err(Refusal::Short(attempt.shortage(&self.pool), Some(error)));
+                            return Err(Refusal::Short(
+                                Box::new(attempt.shortage(&self.pool)),
+                                Some(error),
+                            ));
                         } else if !(optional && error.kind != ErrorKind::DeviceLost) {
                             return Err(Refusal::Driver(error));
                         }
                     }
                 }
-                Step::Short(shortage) => return Err(Refusal::Short(shortage, full)),
+                Step::Short(shortage) => return Err(Refusal::Short(Box::new(shortage), full)),
             }
         }
+    }
+
+    /// Moves what is free towards a block that more is awaited for ([`Pool::assemble`]).
+    pub(crate) fn assemble(&mut self, request: Request) -> Result<(), DriverError> {
+        while let Some(plan) = self.pool.assemble(request) {
+            if self.spoils_capture(&plan)? {
+                self.pool.abandon(plan, Leftovers::default());
+                return Ok(());
+            }
+            self.exec.perform(&mut self.pool, plan)?;
+        }
+        Ok(())
     }
 
     /// Ends a stream: its memory is anybody's once the event recorded here is reached.
@@ -301,6 +318,19 @@ impl VirtualPool {
         }
         let driver = Arc::clone(&self.exec.driver);
         self.exec.events.poll(&*driver, &mut self.pool, &self.progress)
+    }
+
+    /// Learns whether the work before some marks is over, too; nothing while a stream captures a
+    /// graph.
+    fn ask(&mut self, marks: &[Mark]) -> Result<(), DriverError> {
+        if self.note_captures()? {
+            return Ok(());
+        }
+        for &mark in marks {
+            self.exec.record(mark)?;
+            self.pool.recorded(mark);
+        }
+        self.poll()
     }
 
     /// Adds memory ahead of demand. `Ok(false)` if the limit forbids it.

@@ -4,7 +4,7 @@
 mod common;
 
 use common::Rig;
-use vramp::{Allocation, Bytes, Config, Preset, StreamId};
+use vramp::{AllocError, Allocation, Bytes, Config, Preset, StreamId};
 use vramp_driver::Call;
 use vramp_driver::sim::{Gate, Kernel, Simulator};
 
@@ -249,4 +249,62 @@ fn only_a_plan_with_events_asks_each_stream_whether_it_captures() {
     assert_eq!(asked, 0);
     rig.free(moved);
     rig.free(second);
+}
+
+#[test]
+fn what_is_assembled_ahead_leaves_the_last_piece_alone_to_move() {
+    let config = Config {
+        span: Bytes::gib(16),
+        limit: Some(Bytes::mib(64)),
+        ..Config::preset(Preset::Vramp)
+    };
+    let rig = Rig::on(Simulator::builder().logged(1 << 12), config);
+    // The whole limit, in chunks of 8 MiB, each of an arena that keeps it at other addresses.
+    let piece = Bytes::mib(8);
+    let ranges: Vec<_> =
+        (0..8).map(|_| rig.allocator.stable_range(piece, piece).unwrap()).collect();
+    ranges.iter().for_each(|range| range.back(rig.stream).unwrap());
+    let whole = Bytes::mib(64);
+    let shortage = match rig.allocator.malloc(whole, rig.stream) {
+        Err(AllocError::OutOfMemory(report)) => report.shortage,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(shortage.block_for, Some(rig.stream));
+    for range in &ranges[..7] {
+        range.lend(&[]);
+        rig.sim.take_log();
+        rig.allocator.assemble(&shortage).unwrap();
+        rig.allocator.audit().unwrap();
+        assert_eq!(calls(&rig), ["map", "set-access 8.00 MiB"]);
+        rig.allocator.assemble(&shortage).unwrap();
+        assert_eq!(calls(&rig), [] as [&str; 0], "there is nothing left to move");
+    }
+    // It is still free, for anybody.
+    let other = rig.allocator.malloc(Bytes::mib(32), rig.stream).unwrap();
+    rig.free(other);
+    ranges[7].lend(&[]);
+    rig.sim.take_log();
+    let block = rig.allocator.malloc(whole, rig.stream).unwrap();
+    assert_eq!(calls(&rig), ["map", "set-access 8.00 MiB"]);
+    rig.free(block);
+}
+
+#[test]
+fn memory_that_others_freed_comes_back_to_its_addresses_without_a_call_that_moves_it() {
+    let rig = rig(Preset::Vramp);
+    let range = rig.allocator.stable_range(Bytes::mib(32), Bytes::mib(32)).unwrap();
+    range.back(rig.stream).unwrap();
+    range.lend(&[]);
+    let other = rig.allocator.create_stream().unwrap();
+    let limit = rig.allocator.stats().unwrap().reserved;
+    rig.allocator.set_limit(Some(limit)).unwrap();
+    let (block, _) = malloc_on(&rig, 16, other);
+    rig.allocator.set_limit(None).unwrap();
+    rig.free_on(block, other);
+    rig.sim.take_log();
+    range.back(rig.stream).unwrap();
+    let moved = calls(&rig);
+    // Nobody had asked yet whether the other stream's work is over. It is.
+    assert_eq!(moved, ["create-event", "record", "query"]);
+    assert_eq!(range.memory().backed, Bytes::mib(32));
 }

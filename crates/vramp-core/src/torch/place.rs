@@ -182,6 +182,7 @@ impl TorchPool {
             largest: Bytes::new(largest),
             waiting: Bytes::new(self.stats.active_bytes.all.current - used),
             limit: self.limit.map(Bytes::new),
+            block_for: Some(attempt.request.stream),
         })
     }
 

@@ -187,6 +187,7 @@ impl Shell {
                 Step::Gather => self.gather(),
                 Step::Lend => self.lend(),
                 Step::Poll => self.poll(),
+                Step::Ask(marks) => self.ask(&marks),
                 Step::Perform(plan) => {
                     let optional = plan.is_optional();
                     match self.perform(plan) {
@@ -251,6 +252,29 @@ impl Shell {
             if let Some(mark) = self.paper.queues.reached(last) {
                 self.pool.reached(mark);
             }
+        }
+    }
+
+    fn ask(&mut self, marks: &[Mark]) {
+        for &mark in marks {
+            if self.paper.call(Op::Record(mark)).is_err() {
+                return;
+            }
+            self.pool.recorded(mark);
+        }
+        self.poll();
+    }
+
+    /// Moves what is free towards a block; the pool holds as much, and users hold as much.
+    pub fn assemble(&mut self, size: Bytes, stream: StreamId) {
+        let before = self.census();
+        while let Some(plan) = self.pool.assemble(Request { size, stream }) {
+            if self.perform(plan).is_err() {
+                return;
+            }
+            let now = self.census();
+            assert_eq!((now.reserved, now.used), (before.reserved, before.used));
+            assert!(now.free >= before.free, "what arenas lent may be free now: {now:?}");
         }
     }
 

@@ -307,7 +307,13 @@ fn answer(shared: &Weak<Shared>, shortage: &Shortage) -> bool {
         shortage.limit.map_or(Bytes::ZERO, |limit| limit.saturating_sub(shortage.reserved));
     let page = shared.driver.info().limits.page;
     let lacks = shortage.requested.saturating_sub(shortage.largest + growth).max(page);
-    !shared.spill(lacks, &|| lacks).freed.is_zero()
+    // While the next piece is copied, what left is moved to where the block will lie.
+    let left = || {
+        // Ahead of need only: if it fails, the request itself finds out.
+        let _ = shared.allocator.assemble(shortage);
+        lacks
+    };
+    !shared.spill(lacks, &left).freed.is_zero()
 }
 
 impl Drop for SpillManager {

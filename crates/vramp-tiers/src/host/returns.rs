@@ -17,6 +17,8 @@ pub(super) struct Use {
     pub device: usize,
     pub stream: Stream,
     pub event: Event,
+    /// Counts what was noted: of two uses on one stream the one with the lower number ends first.
+    number: u64,
 }
 
 /// All work that uses something.
@@ -62,6 +64,63 @@ impl Return {
 pub(super) struct Returns {
     waiting: VecDeque<Return>,
     stock: Vec<(usize, Event)>,
+    noted: u64,
+}
+
+/// What was learnt of the streams that uses are on.
+#[derive(Default)]
+struct Learnt {
+    streams: SmallVec<[Known; 4]>,
+}
+
+/// What was learnt of one stream.
+struct Known {
+    on: (usize, Stream),
+    /// The last use on it that waits.
+    last: Use,
+    /// All up to this number are over.
+    over: u64,
+    /// From this number on none is.
+    open: u64,
+}
+
+impl Learnt {
+    /// What to ask first: if the last use of a stream is over, all of them are.
+    fn new(waiting: &VecDeque<Return>) -> Learnt {
+        let mut streams: SmallVec<[Known; 4]> = SmallVec::new();
+        for used in waiting.iter().flat_map(|returned| &returned.uses) {
+            let on = (used.device, used.stream);
+            match streams.iter_mut().find(|known| known.on == on) {
+                Some(known) if known.last.number < used.number => known.last = *used,
+                Some(_) => {}
+                None => streams.push(Known { on, last: *used, over: 0, open: u64::MAX }),
+            }
+        }
+        Learnt { streams }
+    }
+
+    fn ask_the_last(&mut self, devices: &[Arc<dyn Driver>]) {
+        for known in &mut self.streams {
+            match is_over(devices, &known.last) {
+                true => known.over = known.last.number,
+                false => known.open = known.last.number,
+            }
+        }
+    }
+
+    /// True once the work is over. A query where that does not follow from what is known.
+    fn is_over(&mut self, devices: &[Arc<dyn Driver>], used: &Use) -> bool {
+        let on = (used.device, used.stream);
+        let known = self.streams.iter_mut().find(|known| known.on == on);
+        let known = known.expect("every stream was looked at");
+        if used.number > known.over && used.number < known.open {
+            match is_over(devices, used) {
+                true => known.over = used.number,
+                false => known.open = used.number,
+            }
+        }
+        used.number <= known.over
+    }
 }
 
 impl Returns {
@@ -73,9 +132,13 @@ impl Returns {
         (device, stream): (usize, Stream),
     ) -> Result<(), DriverError> {
         let driver = &devices[device];
-        let known = uses.iter().find(|used| (used.device, used.stream) == (device, stream));
+        let known = uses.iter_mut().find(|used| (used.device, used.stream) == (device, stream));
+        self.noted += 1;
+        let number = self.noted;
         if let Some(known) = known {
-            return driver.record(known.event, stream);
+            driver.record(known.event, stream)?;
+            known.number = number;
+            return Ok(());
         }
         let at_hand = self.stock.iter().position(|(other, _)| *other == device);
         let event = match at_hand {
@@ -86,24 +149,27 @@ impl Returns {
             self.stock.push((device, event));
             return Err(error);
         }
-        uses.push(Use { device, stream, event });
+        uses.push(Use { device, stream, event, number });
         Ok(())
     }
 
     /// Takes blocks back, at once or once the work is done.
     pub fn give(&mut self, devices: &[Arc<dyn Driver>], free: Free<'_>, returned: Return) {
-        match done(devices, &returned) {
+        match returned.uses.iter().all(|used| is_over(devices, used)) {
             true => self.finish(returned, free),
             false => self.waiting.push_back(returned),
         }
     }
 
-    /// Takes back all whose work is done. True if there was something.
+    /// Takes back all whose work is done. True if there was something. A query for each stream where
+    /// all is over; one for each use up to the first open one else.
     pub fn sweep(&mut self, devices: &[Arc<dyn Driver>], mut free: Free<'_>) -> bool {
         let waiting = std::mem::take(&mut self.waiting);
         let before = waiting.len();
+        let mut learnt = Learnt::new(&waiting);
+        learnt.ask_the_last(devices);
         for returned in waiting {
-            match done(devices, &returned) {
+            match returned.uses.iter().all(|used| learnt.is_over(devices, used)) {
                 true => self.finish(returned, free.again()),
                 false => self.waiting.push_back(returned),
             }
@@ -150,8 +216,8 @@ impl Returns {
     }
 }
 
-/// True once no work uses it. A device that failed does no work any more, but it is asked again:
-/// what it left half done must not be handed out as if it were whole.
-fn done(devices: &[Arc<dyn Driver>], returned: &Return) -> bool {
-    returned.uses.iter().all(|used| devices[used.device].query(used.event).unwrap_or(false))
+/// A device that failed does no work any more, but it is asked again: what it left half done must not
+/// be handed out as if it were whole.
+fn is_over(devices: &[Arc<dyn Driver>], used: &Use) -> bool {
+    devices[used.device].query(used.event).unwrap_or(false)
 }

@@ -52,6 +52,28 @@ fn only_what_is_missing_leaves_and_at_most_one_piece_more() {
 }
 
 #[test]
+fn what_left_is_where_the_block_will_lie_before_the_rest_is_copied() {
+    let rig = Plan::default().build_on(simulator().logged(1 << 14));
+    let buffer = rig.filled(MIB(64), 3);
+    rig.sim.synchronize_stream(rig.queue).unwrap();
+    rig.sim.take_log();
+    let block = rig.allocator.malloc(MIB(64), rig.stream).unwrap();
+    let log = rig.sim.take_log();
+    let at = |wanted: Call| {
+        let calls = log.iter().enumerate().filter(move |(_, logged)| logged.call == wanted);
+        calls.map(|(place, _)| place).collect::<Vec<_>>()
+    };
+    let (maps, waits) = (at(Call::Map), at(Call::SynchronizeEvent));
+    assert_eq!(maps.len(), 8, "a piece is moved once");
+    let last_wait = *waits.last().unwrap();
+    let late = maps.iter().filter(|&&place| place > last_wait).count();
+    assert_eq!(late, 1, "only the last piece is moved once all is copied: {maps:?} {waits:?}");
+    rig.allocator.free(block, rig.stream).unwrap();
+    rig.expect(&buffer, 3);
+    rig.check();
+}
+
+#[test]
 fn a_buffer_that_was_only_read_leaves_again_without_a_copy() {
     let rig = rig();
     let buffer = rig.filled(MIB(32), 7);

@@ -37,7 +37,7 @@ impl Allocator {
             Err(Refusal::Driver(error)) => Err(AllocError::Driver(error)),
             Err(Refusal::Arena(refused)) => Err(AllocError::Arena(Box::new(refused))),
             Err(Refusal::Short(shortage, failed_call)) => {
-                let report = self.shared.report(shortage, failed_call, stream);
+                let report = self.shared.report(*shortage, failed_call, stream);
                 Err(AllocError::OutOfMemory(Box::new(report)))
             }
         }

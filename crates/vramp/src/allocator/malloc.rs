@@ -196,7 +196,7 @@ impl Allocator {
             }
             Err(Refusal::Driver(error)) => return Err(AllocError::Driver(error)),
             Err(Refusal::Arena(refused)) => return Err(AllocError::Arena(Box::new(refused))),
-            Err(Refusal::Short(shortage, failed_call)) => Tried::Short(shortage, failed_call),
+            Err(Refusal::Short(shortage, failed_call)) => Tried::Short(*shortage, failed_call),
         };
         self.note_reserved(inner);
         let after = watched.then(|| inner.manager.known_counters()).flatten();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use vramp_core::{Bytes, Shortage, StreamId};
+use vramp_core::{Bytes, Request, Shortage, StreamId};
 use vramp_driver::DriverError;
 
 use super::Allocator;
@@ -42,6 +42,33 @@ impl Allocator {
         handler: impl Fn(&Shortage) -> bool + Send + Sync + 'static,
     ) -> Registration {
         self.shared.watchers.handle(Arc::new(handler))
+    }
+
+    /// For handlers that free memory piece by piece: moves what is free by now towards the block that
+    /// the shortage is about, so that once the last piece is free only that one is left to move. The
+    /// memory stays free, for this request and any other.
+    ///
+    /// Costs a map for each chunk moved and a set-access; nothing for blocks that are small, for other
+    /// presets, and where memory is wanted behind addresses that are there.
+    ///
+    /// # Errors
+    /// A driver call failed. The pool is as before that call.
+    pub fn assemble(&self, shortage: &Shortage) -> Result<(), AllocError> {
+        let Some(stream) = shortage.block_for else { return Ok(()) };
+        let (_turn, mut guard) = self.shared.lock_for_memory()?;
+        let inner = &mut *guard;
+        let contended = self.shared.is_contended();
+        if inner.open_stream(stream, &self.shared.group).is_none() {
+            return Ok(());
+        }
+        let Some(pool) = inner.manager.virtual_pool_mut() else { return Ok(()) };
+        let size = shortage.requested;
+        if pool.heaps_serve.is_none_or(|serve| size <= serve.limit(contended)) {
+            return Ok(());
+        }
+        let assembled = pool.assemble(Request { size, stream });
+        self.shared.refresh(inner);
+        Ok(assembled?)
     }
 
     /// Takes an observer or handler back. False if it was taken back before.

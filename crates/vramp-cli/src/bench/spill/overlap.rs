@@ -1,4 +1,5 @@
-//! What work on the card loses to a buffer that leaves and comes back beside it.
+//! What work on the card loses to a buffer that leaves and comes back beside it, and what it loses to
+//! plain copies of as much.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -11,7 +12,7 @@ use vramp_core::{AddrRange, DeviceAddr};
 use vramp_driver::{Copy, Event, Stream};
 use vramp_tiers::{Access, DeferrableBuffer};
 
-use super::site::{Plan, Site};
+use super::site::{Plain, Plan, Site};
 use super::{ROUNDS_LEAST, gigabytes, millis, ratio, size, time_is};
 use crate::bench::{Bench, Cell, Column, median};
 use crate::count::Count;
@@ -37,6 +38,9 @@ pub(super) struct Row {
     beside_ns: f64,
     /// The median of each round's ratio.
     slowdown: f64,
+    /// The same beside plain copies there and back, as long as the buffer. None on a simulator, whose
+    /// clock the copies would drive past the end of the work.
+    plain_slowdown: Option<f64>,
     /// What left or came back while the series ran, in all rounds.
     moved_bytes: u64,
     moved_bytes_per_s: f64,
@@ -53,7 +57,7 @@ enum Work {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Beside {
     Nothing,
-    Moves,
+    Something,
 }
 
 /// A series of work between two blocks.
@@ -73,16 +77,28 @@ pub(super) fn measure(bench: &Bench, piece: Bytes, len: Bytes, shares: usize) ->
         Load { driver, queue: driver.create_stream()?, over: driver.create_event()?, blocks };
     let buffer = site.manager.buffer(len)?;
     site.write(&buffer)?;
+    let plain = Plain::new(&site, len)?;
     let mut rows = Vec::new();
     for work in [Work::Copy, Work::Fill] {
         let few = load.series(work, 8, Beside::Nothing)?.max(8);
         let count = (SERIES_NS / (few / 8)).clamp(1, SERIES_MOST);
         let (mut alone, mut beside, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+        let mut plain_ratios = Vec::new();
         let mut moved = 0;
         let begun = Instant::now();
         while ratios.len() < ROUNDS_LEAST || begun.elapsed() < bench.duration / shares as u32 / 2 {
             let alone_ns = load.series(work, count, Beside::Nothing)? as f64;
-            let (beside_ns, moved_now) = load.beside(&site, &buffer, work, count)?;
+            if !bench.info.simulated {
+                let copies = || plain.to_host(len).and_then(|_| plain.to_device(len)).map(drop);
+                let took_ns =
+                    load.beside(&copies, || load.series(work, count, Beside::Something))?;
+                plain_ratios.push(took_ns as f64 / alone_ns);
+            }
+            let (beside_ns, moved_now) = load.beside(&|| away_and_back(&site, &buffer), || {
+                let before = bytes(&site);
+                let took_ns = load.series(work, count, Beside::Something)?;
+                Ok((took_ns, bytes(&site) - before))
+            })?;
             let beside_ns = beside_ns as f64;
             moved += moved_now;
             alone.push(alone_ns);
@@ -99,6 +115,7 @@ pub(super) fn measure(bench: &Bench, piece: Bytes, len: Bytes, shares: usize) ->
             alone_ns: median(alone),
             beside_ns: median(beside),
             slowdown: median(ratios),
+            plain_slowdown: (!plain_ratios.is_empty()).then(|| median(plain_ratios)),
             moved_bytes: moved,
             moved_bytes_per_s: moved as f64 * 1e9 / beside_all,
             time_is: time_is(&bench.info),
@@ -107,6 +124,7 @@ pub(super) fn measure(bench: &Bench, piece: Bytes, len: Bytes, shares: usize) ->
     driver.destroy_event(load.over)?;
     driver.destroy_stream(load.queue)?;
     blocks.into_iter().try_for_each(|block| driver.free_memory(block))?;
+    plain.close()?;
     drop(buffer);
     site.close()?;
     Ok(rows)
@@ -139,7 +157,7 @@ impl Load<'_> {
             }
         }
         driver.record(over, queue)?;
-        if beside == Beside::Moves && driver.info().simulated {
+        if beside == Beside::Something && driver.info().simulated {
             // Waiting would take its clock to the end at once, past all that goes on beside.
             while !driver.query(over)? {
                 thread::sleep(LOOK);
@@ -150,22 +168,19 @@ impl Load<'_> {
         Ok(driver.now_ns() - begun)
     }
 
-    /// The same while another thread makes the buffer leave and come back all the time, and how many
-    /// bytes moved meanwhile.
-    fn beside(
+    /// What `work` gives while another thread does something over and over again.
+    fn beside<T>(
         &self,
-        site: &Site,
-        buffer: &DeferrableBuffer,
-        work: Work,
-        count: u64,
-    ) -> Result<(u64, u64)> {
+        something: &(impl Fn() -> Result<()> + Sync),
+        work: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
         let (begun, over) = (AtomicBool::new(false), AtomicBool::new(false));
         thread::scope(|scope| {
-            let moving = scope.spawn(|| {
+            let doing = scope.spawn(|| {
                 let mut result = Ok(());
                 while result.is_ok() && !over.load(Relaxed) {
                     begun.store(true, Relaxed);
-                    result = away_and_back(site, buffer);
+                    result = something();
                 }
                 begun.store(true, Relaxed);
                 result
@@ -173,12 +188,10 @@ impl Load<'_> {
             while !begun.load(Relaxed) {
                 thread::yield_now();
             }
-            let before = bytes(site);
-            let took_ns = self.series(work, count, Beside::Moves);
-            let moved = bytes(site) - before;
+            let worked = work();
             over.store(true, Relaxed);
-            moving.join().map_err(|_| anyhow!("the thread that spills panicked"))??;
-            Ok((took_ns?, moved))
+            doing.join().map_err(|_| anyhow!("the thread beside panicked"))??;
+            worked
         })
     }
 }
@@ -192,12 +205,13 @@ fn away_and_back(site: &Site, buffer: &DeferrableBuffer) -> Result<()> {
     Ok(())
 }
 
-pub(super) const COLUMNS: [Column<Row>; 7] = [
+pub(super) const COLUMNS: [Column<Row>; 8] = [
     ("work beside", |row| Cell::Words(row.work.to_owned())),
     ("of", |row| size(row.block_bytes)),
     ("alone ms", |row| millis(row.alone_ns, row.time_is)),
     ("beside ms", |row| millis(row.beside_ns, row.time_is)),
     ("slowdown", |row| ratio(row.slowdown)),
+    ("by plain copies", |row| row.plain_slowdown.map_or(Cell::Words("-".to_owned()), ratio)),
     ("moved GB/s", |row| gigabytes(row.moved_bytes_per_s, row.time_is)),
     ("rounds", |row| Cell::Number(Count(row.rounds).to_string())),
 ];
