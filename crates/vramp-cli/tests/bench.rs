@@ -337,6 +337,18 @@ fn a_disk_is_measured_plain_and_by_the_store_and_left_as_it_was() {
     assert_eq!(of_store.count(), 2);
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 
+    let args = [&args[..], &["--seconds", "0.01", "--compress", "always"]].concat();
+    let assert = bench(&args).assert().success();
+    let printed = String::from_utf8(assert.get_output().stdout.clone()).unwrap();
+    let rows = printed.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let on_disk = |data: &str| {
+        let (data, yes) = (Value::from(data), Value::from(true));
+        let found = rows.clone().find(|row| row["data"] == data && row["compressed"] == yes);
+        found.unwrap()["on_disk"].as_f64().unwrap()
+    };
+    assert_eq!(on_disk("random"), 1.0);
+    assert!((0.5..0.6).contains(&on_disk("half zero")), "{printed}");
+
     refused(&["disk", "--total", "1MiB"], "give a larger --total");
     refused(&["disk", "--block", "3MiB"], "give a --block of 4KiB to 16MiB");
     refused(&["disk", "--depth", "0"], "0 is not in 1..=64");

@@ -17,9 +17,9 @@ use vramp_core::AddrRange;
 use vramp_driver::sim::{Backing, Simulator};
 use vramp_driver::{Copy, HostBuffer, HostSlice, Stream};
 use vramp_tiers::{
-    Access, Bytes, DeferrableBuffer, DiskConfig, DiskStore, HostPool, HostPoolConfig,
-    HostPoolError, LeaseSet, MoveError, Mover, MoverConfig, ReservationManager, SpaceConfig,
-    SpaceId, SpillConfig, SpillError, SpillManager, SpillParts,
+    Access, Bytes, CompressionConfig, DeferrableBuffer, DiskConfig, DiskStore, HostPool,
+    HostPoolConfig, HostPoolError, LeaseSet, MoveError, Mover, MoverConfig, ReservationManager,
+    SpaceConfig, SpaceId, SpillConfig, SpillError, SpillManager, SpillParts,
 };
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -51,6 +51,9 @@ struct Args {
     /// Where the disk tier lies; a directory for files of the moment by default.
     #[arg(long)]
     dir: Option<PathBuf>,
+    /// Compress what goes to the disk, however long that takes.
+    #[arg(long)]
+    compress: bool,
     /// Where chance begins.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -71,13 +74,19 @@ fn main() -> Result<()> {
     let threads = args.threads.clamp(1, BUFFERS as u64 / 2);
     println!("{}: {limit} for {BUFFERS} buffers, {threads} threads", driver.info().name);
     let start = Instant::now();
-    let soak = Soak::new(&driver, limit, args.dir)?;
+    let compression = args
+        .compress
+        .then(|| CompressionConfig { short_below_per_mille: 1000, ..CompressionConfig::default() });
+    let soak = Soak::new(&driver, limit, args.dir, compression)?;
     let counts = soak.run(threads, args.seed, start + Duration::from_secs(args.seconds))?;
     soak.audit()?;
     println!("{counts:?} in {:.1} s", start.elapsed().as_secs_f64());
     println!("{:?}", soak.manager.stats());
     println!("{:?}", soak.manager.counters());
     soak.manager.failures().iter().for_each(|failed| println!("{failed}"));
+    if args.compress {
+        println!("{:?}", soak.store.stats().compression);
+    }
     soak.close()?;
     if let Some(simulator) = simulator {
         check_order(&simulator)?;
@@ -128,7 +137,12 @@ struct Counts {
 }
 
 impl Soak {
-    fn new(driver: &Arc<dyn Driver>, limit: Bytes, dir: Option<PathBuf>) -> Result<Soak> {
+    fn new(
+        driver: &Arc<dyn Driver>,
+        limit: Bytes,
+        dir: Option<PathBuf>,
+        compression: Option<CompressionConfig>,
+    ) -> Result<Soak> {
         let config = Config { limit: Some(limit), ..Config::default() };
         let allocator = Arc::new(Allocator::new(Arc::clone(driver), config)?);
         let (host, disk) = (SpaceId::host(0), SpaceId::disk(0));
@@ -144,7 +158,8 @@ impl Soak {
         let files = if dir.is_none() { Some(tempfile::tempdir()?) } else { None };
         let dir = dir.or_else(|| files.as_ref().map(|files| files.path().to_owned()));
         let dir = dir.ok_or("there is a directory")?;
-        let config = DiskConfig { segment: limit.round_down(PART), ..DiskConfig::default() };
+        let segment = limit.round_down(PART);
+        let config = DiskConfig { segment, compression, ..DiskConfig::default() };
         let store = Arc::new(DiskStore::open(&dir, config, &space(disk)?)?);
         let parts = SpillParts {
             allocator: Arc::clone(&allocator),

@@ -108,8 +108,8 @@ pub use defer::{
     Moved, Pin, SpillConfig, SpillError, SpillManager, SpillParts, SpillStats, Spilled,
 };
 pub use disk::{
-    Checks, DiskConfig, DiskConfigError, DiskStats, DiskStore, DiskTierError, DiskTransfer,
-    FileNames, PaidBy, StoredBytes, Swept, TransferStats,
+    Checks, CompressionConfig, CompressionStats, DiskConfig, DiskConfigError, DiskStats, DiskStore,
+    DiskTierError, DiskTransfer, FileNames, PaidBy, StoredBytes, Swept, TransferStats,
 };
 pub use error::{MergeRefused, NotMerged, Refusal, ReserveError, SpaceFull, StuckOwner};
 pub use host::{HostAllocation, HostPool, HostPoolConfig, HostPoolError, HostPoolStats, HostSlab};

@@ -68,6 +68,10 @@ pub enum Measure {
     /// again and compared. A row tells the median over rounds, and the median of the ratios to the
     /// faster of the plain ones in the same round.
     ///
+    /// With `--compress` the store moves them with and without compression as well, and so it does
+    /// bytes of which every other half KiB is zero; what was written is then told as a part of the
+    /// bytes, and the rate as one of the store's without compression, in the same round.
+    ///
     /// Files have no name and are gone afterwards.
     Disk(Disk),
     /// Bytes moved between the card and pinned blocks of the host
@@ -245,6 +249,9 @@ pub struct Disk {
     /// The store's engine
     #[arg(long, value_enum, default_value_t = Engine::Auto, value_name = "NAME")]
     pub engine: Engine,
+    /// Measure the store with compression, too
+    #[arg(long, value_enum, value_name = "WHEN")]
+    pub compress: Option<Compress>,
     /// How long to measure, in seconds; one round at least
     #[arg(long, default_value = "10", value_parser = parse_seconds, allow_negative_numbers = true)]
     pub seconds: f64,
@@ -364,6 +371,15 @@ pub enum Engine {
     Uring,
     /// Threads
     Threads,
+}
+
+/// When the store compresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Compress {
+    /// What its samples and its measured rates say
+    Paying,
+    /// Whatever a sample makes an eighth shorter
+    Always,
 }
 
 fn parse_seconds(text: &str) -> Result<f64, String> {

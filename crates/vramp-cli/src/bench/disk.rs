@@ -14,11 +14,11 @@ use vramp_host::{
     OpenedIo, PageKind, Transfer, move_whole, open_io,
 };
 use vramp_tiers::{
-    DiskConfig, DiskStore, DiskTransfer, PaidBy, ReservationManager, SpaceConfig, SpaceId,
-    StoredBytes,
+    CompressionConfig, DiskConfig, DiskStore, DiskTransfer, PaidBy, ReservationManager,
+    SpaceConfig, SpaceId, StoredBytes,
 };
 
-use super::args::{Disk, Engine};
+use super::args::{Compress, Disk, Engine};
 use super::{Cell, Column, median, nanos, write_table};
 
 /// What the store is given at a time, and how many of them are under way.
@@ -34,6 +34,8 @@ struct Row {
     what: &'static str,
     engine: &'static str,
     direction: &'static str,
+    data: &'static str,
+    compressed: bool,
     /// False if the filesystem has transfers go through the page cache.
     direct: bool,
     total_bytes: u64,
@@ -42,6 +44,10 @@ struct Row {
     rounds: u64,
     bytes_per_s: f64,
     of_direct: f64,
+    /// Against the store without compression, for the same data.
+    of_store: f64,
+    /// What lay on the disk, as a part of the bytes.
+    on_disk: f64,
     verified: bool,
 }
 
@@ -49,14 +55,26 @@ struct Row {
 struct Lane {
     what: &'static str,
     engine: &'static str,
+    data: Data,
+    compression: Option<CompressionConfig>,
     direct: bool,
+    on_disk: Bytes,
     write_ns: Vec<u64>,
     read_ns: Vec<u64>,
 }
 
 impl Lane {
-    fn new(what: &'static str, engine: &'static str) -> Lane {
-        Lane { what, engine, direct: false, write_ns: Vec::new(), read_ns: Vec::new() }
+    fn new(what: &'static str, engine: &'static str, data: Data) -> Lane {
+        Lane {
+            what,
+            engine,
+            data,
+            compression: None,
+            direct: false,
+            on_disk: Bytes::ZERO,
+            write_ns: Vec::new(),
+            read_ns: Vec::new(),
+        }
     }
 
     fn took(&self, direction: Direction) -> &[u64] {
@@ -67,31 +85,59 @@ impl Lane {
     }
 }
 
+/// What is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Data {
+    Random,
+    /// Every other half KiB is zero.
+    Half,
+}
+
+impl Data {
+    fn name(self) -> &'static str {
+        match self {
+            Data::Random => "random",
+            Data::Half => "half zero",
+        }
+    }
+
+    fn fill(self, random: &mut fastrand::Rng, bytes: &mut [u8]) {
+        random.fill(bytes);
+        if self == Data::Half {
+            bytes.chunks_mut(512).step_by(2).for_each(|half| half.fill(0));
+        }
+    }
+}
+
 /// What all ways of moving have in common.
 struct Site<'a> {
     args: &'a Disk,
     total: Bytes,
-    from: HostSpan,
+    random: HostSpan,
+    half: HostSpan,
     into: HostSpan,
 }
 
 pub(super) fn run(args: &Disk, out: &mut dyn Write) -> Result<()> {
     let site = Site::new(args)?;
     let plain = engines(args)?;
-    let mut lanes: Vec<Lane> = plain.iter().map(|io| Lane::new("direct", io.name())).collect();
+    let direct = plain.iter().map(|io| Lane::new("direct", io.name(), Data::Random));
+    let mut lanes: Vec<Lane> = direct.collect();
     let (store, fell_back) = store_io(args)?;
-    let mut own = Lane::new("store", store.name());
+    let mut own = store_lanes(args, store.name());
     if let Some(why) = fell_back.filter(|_| !args.json) {
         writeln!(out, "Moving by threads: {why}\n")?;
     }
     let begun = Instant::now();
-    while own.write_ns.is_empty() || begun.elapsed() < Duration::from_secs_f64(args.seconds) {
+    while own[0].write_ns.is_empty() || begun.elapsed() < Duration::from_secs_f64(args.seconds) {
         for (lane, io) in lanes.iter_mut().zip(&plain) {
             site.plain(lane, io)?;
         }
-        site.store(&mut own, &store)?;
+        for lane in &mut own {
+            site.store(lane, &store)?;
+        }
     }
-    lanes.push(own);
+    lanes.extend(own);
     let rows = rows(&site, &lanes);
     if !args.json {
         return write_table(out, &rows, &COLUMNS);
@@ -101,6 +147,23 @@ pub(super) fn run(args: &Disk, out: &mut dyn Write) -> Result<()> {
         writeln!(out)?;
     }
     Ok(())
+}
+
+/// The store as it is, and beside each data's without compression one with it, if that is asked for.
+fn store_lanes(args: &Disk, engine: &'static str) -> Vec<Lane> {
+    let plain = |data| Lane::new("store", engine, data);
+    let Some(compress) = args.compress else { return vec![plain(Data::Random)] };
+    let compression = match compress {
+        Compress::Paying => CompressionConfig::default(),
+        Compress::Always => {
+            CompressionConfig { short_below_per_mille: 1000, ..CompressionConfig::default() }
+        }
+    };
+    let both = |data| {
+        let packed = Lane { compression: Some(compression), ..plain(data) };
+        [plain(data), packed]
+    };
+    [Data::Random, Data::Half].into_iter().flat_map(both).collect()
 }
 
 /// Every engine there is, for the plain transfers.
@@ -133,19 +196,27 @@ impl<'a> Site<'a> {
         {
             bail!("{} does not divide {STEP}: give a --block of 4KiB to 16MiB", args.block);
         }
-        let memory = |touch: u8| -> Result<HostSpan> {
+        let memory = |data: Data, seed: u64| -> Result<HostSpan> {
             let memory = HostMemory::new(WINDOW, None, PageKind::default())?;
             memory.touch(4);
             let span = HostSpan::new(&memory, Bytes::ZERO, WINDOW)?;
-            let mut random = fastrand::Rng::with_seed(touch.into());
+            let mut random = fastrand::Rng::with_seed(seed);
             let mut bytes = vec![0; 1 << 20];
             for at in (0..WINDOW.count()).step_by(bytes.len()) {
-                random.fill(&mut bytes);
+                data.fill(&mut random, &mut bytes);
                 span.write(Bytes::new(at), &bytes)?;
             }
             Ok(span)
         };
-        Ok(Site { args, total, from: memory(1)?, into: memory(2)? })
+        let (random, half) = (memory(Data::Random, 1)?, memory(Data::Half, 1)?);
+        Ok(Site { args, total, random, half, into: memory(Data::Random, 2)? })
+    }
+
+    fn from(&self, data: Data) -> &HostSpan {
+        match data {
+            Data::Random => &self.random,
+            Data::Half => &self.half,
+        }
     }
 
     fn dir(&self) -> &Path {
@@ -170,7 +241,7 @@ impl<'a> Site<'a> {
         for at in self.starts(STEP) {
             let into = Site::part(&self.into, at, STEP);
             file.move_now(Direction::Read, at, &into)?;
-            self.compare(at, &into)?;
+            self.compare(lane.data, at, &into)?;
         }
         Ok(())
     }
@@ -182,7 +253,7 @@ impl<'a> Site<'a> {
         direction: Direction,
     ) -> Result<u64> {
         let window = match direction {
-            Direction::Write => &self.from,
+            Direction::Write => &self.random,
             Direction::Read => &self.into,
         };
         let block = self.args.block;
@@ -212,16 +283,22 @@ impl<'a> Site<'a> {
         let disk = SpaceId::disk(0);
         let manager = ReservationManager::new([(disk, SpaceConfig::disk(self.total * 2))])?;
         let space = manager.space(disk).context("it was configured")?;
-        let config = DiskConfig { piece: self.args.block, ..DiskConfig::default() };
+        let (piece, compression) = (self.args.block, lane.compression);
+        let config = DiskConfig { piece, compression, ..DiskConfig::default() };
         let store = DiskStore::open_with(self.dir(), config, &space, Arc::clone(io))?;
         lane.direct = store.stats().direct;
         let stored = self.store_writes(&store, lane)?;
-        ensure!(space.total() == self.total, "{} charged for {}", space.total(), self.total);
+        lane.on_disk = space.total();
+        let right = match compression {
+            Some(_) => lane.on_disk <= self.total,
+            None => lane.on_disk == self.total,
+        };
+        ensure!(right, "{} charged for {}", lane.on_disk, self.total);
         self.store_reads(&store, &stored, lane)?;
         for (at, stored) in self.starts(STEP).zip(&stored) {
             let into = Site::part(&self.into, at, STEP);
             store.read(stored, std::slice::from_ref(&into))?;
-            self.compare(at, &into)?;
+            self.compare(lane.data, at, &into)?;
         }
         drop(stored);
         store.audit().map_err(anyhow::Error::msg)
@@ -237,7 +314,7 @@ impl<'a> Site<'a> {
                     under_way.pop_front().map(DiskTransfer::<StoredBytes>::wait).transpose()?,
                 );
             }
-            let from = Site::part(&self.from, at, STEP);
+            let from = Site::part(self.from(lane.data), at, STEP);
             under_way.push_back(store.begin_write(&[from], PaidBy::Space)?);
         }
         for write in under_way {
@@ -274,8 +351,8 @@ impl<'a> Site<'a> {
     }
 
     /// Every byte of a step is what was written.
-    fn compare(&self, at: Bytes, into: &HostSpan) -> Result<()> {
-        let from = Site::part(&self.from, at, STEP);
+    fn compare(&self, data: Data, at: Bytes, into: &HostSpan) -> Result<()> {
+        let from = Site::part(self.from(data), at, STEP);
         let (mut done, mut expected) = (Bytes::ZERO, Vec::new());
         let mut alike = true;
         into.pieces(|found| {
@@ -293,12 +370,19 @@ fn rows(site: &Site<'_>, lanes: &[Lane]) -> Vec<Row> {
     let rate = |ns: u64| site.total.count() as f64 * 1e9 / ns as f64;
     let row = |lane: &Lane, direction: Direction| {
         let took = lane.took(direction);
-        // Against the faster of the plain ones in the same round.
-        let ratios = took.iter().enumerate().map(|(round, &ns)| {
-            let plain = lanes.iter().filter(|lane| lane.what == "direct");
-            let best = plain.map(|lane| lane.took(direction)[round]).min().unwrap_or(ns);
-            best as f64 / ns as f64
-        });
+        // Against the fastest of these in the same round.
+        let ratio = |is: &dyn Fn(&Lane) -> bool| {
+            let ratios = took.iter().enumerate().map(|(round, &ns)| {
+                let others = lanes.iter().filter(|lane| is(lane));
+                let best = others.map(|lane| lane.took(direction)[round]).min().unwrap_or(ns);
+                best as f64 / ns as f64
+            });
+            median(ratios.collect())
+        };
+        let on_disk = match lane.what {
+            "direct" => site.total,
+            _ => lane.on_disk,
+        };
         Row {
             bench: "disk",
             what: lane.what,
@@ -307,13 +391,19 @@ fn rows(site: &Site<'_>, lanes: &[Lane]) -> Vec<Row> {
                 Direction::Write => "write",
                 Direction::Read => "read",
             },
+            data: lane.data.name(),
+            compressed: lane.compression.is_some(),
             direct: lane.direct,
             total_bytes: site.total.count(),
             block_bytes: site.args.block.count(),
             depth: site.args.depth.into(),
             rounds: took.len() as u64,
             bytes_per_s: median(took.iter().copied().map(rate).collect()),
-            of_direct: median(ratios.collect()),
+            of_direct: ratio(&|other| other.what == "direct"),
+            of_store: ratio(&|other| {
+                other.what == "store" && other.data == lane.data && other.compression.is_none()
+            }),
+            on_disk: on_disk.count() as f64 / site.total.count() as f64,
             // Otherwise there would be an error in its place.
             verified: true,
         }
@@ -322,12 +412,18 @@ fn rows(site: &Site<'_>, lanes: &[Lane]) -> Vec<Row> {
     both.into_iter().flat_map(|way| lanes.iter().map(move |lane| row(lane, way))).collect()
 }
 
-const COLUMNS: [Column<Row>; 7] = [
-    ("what", |row| Cell::Words(row.what.to_owned())),
+const COLUMNS: [Column<Row>; 10] = [
+    ("what", |row| {
+        let with = if row.compressed { ", compressing" } else { "" };
+        Cell::Words(format!("{}{with}", row.what))
+    }),
     ("engine", |row| Cell::Words(row.engine.to_owned())),
     ("direction", |row| Cell::Words(row.direction.to_owned())),
     ("page cache", |row| Cell::Words(if row.direct { "bypassed" } else { "used" }.to_owned())),
     ("rounds", |row| Cell::Number(row.rounds.to_string())),
     ("MB/s", |row| Cell::Number(format!("{:.0}", row.bytes_per_s / 1e6))),
+    ("data", |row| Cell::Words(row.data.to_owned())),
+    ("on disk", |row| Cell::Number(format!("{:.3}", row.on_disk))),
+    ("of store", |row| Cell::Number(format!("{:.3}", row.of_store))),
     ("of direct", |row| Cell::Number(format!("{:.3}", row.of_direct))),
 ];

@@ -3,13 +3,16 @@
 use vramp_core::Bytes;
 use vramp_host::{DISK_BLOCK, IoChoice};
 
+use super::CompressionConfig;
+
 /// Whether what is read is compared with what was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checks {
     /// A CRC-32 for each extent, taken beside the transfer.
     #[default]
     Crc32,
-    /// None: the disk is believed.
+    /// None: the disk is believed. What is compressed has sums anyway: one bit of it decides about
+    /// many.
     Off,
 }
 
@@ -42,6 +45,8 @@ pub struct DiskConfig {
     pub checks: Checks,
     /// Whether the directory shows the files.
     pub names: FileNames,
+    /// When to compress what is written: never, with `None`.
+    pub compression: Option<CompressionConfig>,
 }
 
 impl Default for DiskConfig {
@@ -53,6 +58,7 @@ impl Default for DiskConfig {
             piece: Bytes::mib(1),
             checks: Checks::Crc32,
             names: FileNames::Hidden,
+            compression: None,
         }
     }
 }
@@ -69,6 +75,9 @@ pub enum DiskConfigError {
     /// No request, or more than the engines take.
     #[error("a depth of {0}: use 1 to 64")]
     Depth(usize),
+    /// Thousandths beyond a thousand.
+    #[error("compression with {0} thousandths: use 0 to 1000")]
+    PerMille(u16),
     /// The space counts in granules that blocks do not come in.
     #[error("the space's granule of {0} is no part of 4 KiB: real bytes come in whole 4 KiB")]
     Granule(Bytes),
@@ -88,6 +97,7 @@ impl DiskConfig {
         if !(1..=64).contains(&self.depth) {
             return Err(DiskConfigError::Depth(self.depth));
         }
+        self.compression.map_or(Ok(()), CompressionConfig::check)?;
         match DISK_BLOCK.is_multiple_of(granule) {
             true => Ok(()),
             false => Err(DiskConfigError::Granule(granule)),

@@ -49,6 +49,19 @@ pub enum DiskTierError {
         /// The sum of what was read.
         found: u32,
     },
+    /// What was read has the sum of what was written, and is not what the compressor made.
+    #[error(
+        "{compressed} on the disk do not decompress to the {len} that they were: {why}; take the \
+         data from where it came from"
+    )]
+    Garbled {
+        /// What was compressed.
+        len: Bytes,
+        /// Into how much.
+        compressed: Bytes,
+        /// What the decompressor said.
+        why: String,
+    },
     /// The space has no room for bytes that no reservation pays for.
     #[error(transparent)]
     Full(#[from] SpaceFull),

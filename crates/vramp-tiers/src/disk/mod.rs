@@ -45,12 +45,17 @@
 //! Memory in whole blocks moves directly. The end of an odd length, and memory that begins in the
 //! middle of a block, are copied through blocks of their own.
 //!
-//! Deliberately absent: what is worth storing, copies to and from cards, compression, sync to the
+//! With [`DiskConfig::compression`] what a sample finds worth it is compressed beside all that, and
+//! charged by what it then takes.
+//!
+//! Deliberately absent: what is worth storing, copies to and from cards, sync to the
 //! medium (nothing is to survive the process), and devices that tell how full they are.
 
 mod audit;
+mod compress;
 mod config;
 mod error;
+mod flight;
 mod header;
 mod shelf;
 mod spans;
@@ -59,6 +64,7 @@ mod store;
 mod sweep;
 mod transfer;
 
+pub use compress::{CompressionConfig, CompressionStats};
 pub use config::{Checks, DiskConfig, DiskConfigError, FileNames};
 pub use error::DiskTierError;
 pub use shelf::StoredBytes;

@@ -10,6 +10,7 @@ use vramp_host::{
     BlockIo, DISK_BLOCK, DirectFile, Direction, DiskError, DiskErrorKind, OsCode, Workers,
 };
 
+use super::compress::{Compressor, Frames};
 use super::config::{Checks, DiskConfig, FileNames};
 use super::error::DiskTierError;
 use super::header::{Header, OwnerId, file_name};
@@ -30,6 +31,8 @@ pub(super) struct Shelf {
     /// Take sums beside the transfers, and do what would keep the engine waiting.
     pub workers: Workers,
     pub owner: OwnerId,
+    /// Where writes may be compressed.
+    pub compressor: Option<Arc<Compressor>>,
     /// Held while a file is made, which takes milliseconds; the state is not.
     growing: Mutex<()>,
     state: Mutex<State>,
@@ -42,6 +45,8 @@ pub(super) struct State {
     pub counters: Counters,
     next_holding: u64,
     next_file: u32,
+    /// The store is gone: files have no names any more.
+    unlinked: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,9 +81,11 @@ impl Shelf {
             counters: Counters::default(),
             next_holding: 0,
             next_file: 0,
+            unlinked: false,
         };
         let (growing, state) = (Mutex::new(()), Mutex::new(state));
-        Shelf { dir, config, space, io, workers, owner, growing, state }
+        let compressor = config.compression.map(|how| Arc::new(Compressor::new(how)));
+        Shelf { dir, config, space, io, workers, owner, compressor, growing, state }
     }
 
     pub fn state(&self) -> MutexGuard<'_, State> {
@@ -91,15 +98,19 @@ impl Shelf {
 
     /// Extents for `len` bytes that `charge` pays for, in new files if need be.
     pub fn hold(self: &Arc<Shelf>, len: Bytes, charge: Charge) -> Result<Holding, DiskTierError> {
-        let held = |extents| Held { extents, charged: charge.bytes(), lost: Bytes::ZERO };
-        let id = self.with_room(|state| {
+        let id = self.take_extents(len, charge.bytes())?;
+        Ok(Holding { shelf: Arc::clone(self), id, _charge: charge })
+    }
+
+    /// The same for a charge of so much, which stays the caller's until there is a [`Holding`].
+    pub fn take_extents(&self, len: Bytes, charged: Bytes) -> Result<HoldingId, DiskTierError> {
+        self.with_room(|state| {
             let extents = state.extents.alloc(len)?;
             let id = HoldingId(state.next_holding);
             state.next_holding += 1;
-            state.held.insert(id, held(extents));
+            state.held.insert(id, Held { extents, charged, lost: Bytes::ZERO });
             Ok(id)
-        })?;
-        Ok(Holding { shelf: Arc::clone(self), id, _charge: charge })
+        })
     }
 
     /// Asks again after each file that is added, until there is room or no further file.
@@ -141,6 +152,9 @@ impl Shelf {
         let mut state = self.state();
         match made {
             Ok(file) => {
+                if state.unlinked {
+                    drop(file.unlink());
+                }
                 let id = state.extents.add(len);
                 state.files.insert(id, Arc::new(file));
                 Ok(())
@@ -236,10 +250,12 @@ impl Shelf {
         files.iter().filter_map(|file| file.len().ok()).sum()
     }
 
-    /// Takes the names of all files away.
+    /// Takes the names of all files away, and of those to come.
     pub fn unlink(&self) {
+        let mut state = self.state();
+        state.unlinked = true;
         // What the directory does not let go, the next sweep finds.
-        self.state().files.values().for_each(|file| drop(file.unlink()));
+        state.files.values().for_each(|file| drop(file.unlink()));
     }
 }
 
@@ -301,6 +317,8 @@ pub(super) struct StoredExtent {
 pub struct StoredBytes {
     pub(super) holding: Arc<Holding>,
     pub(super) extents: Vec<StoredExtent>,
+    /// Where some of them are compressed.
+    pub(super) frames: Option<Arc<Frames>>,
     pub(super) len: Bytes,
 }
 
@@ -315,7 +333,7 @@ impl StoredBytes {
         self.len.is_zero()
     }
 
-    /// What is charged for them: whole blocks of 4 KiB.
+    /// What is charged for them: whole blocks of 4 KiB, as many as they take on the disk.
     pub fn charged(&self) -> Bytes {
         self.holding._charge.bytes()
     }

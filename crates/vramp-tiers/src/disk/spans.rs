@@ -50,6 +50,31 @@ impl Spans {
         })
     }
 
+    /// The memory of `len` bytes from `at` on.
+    pub fn part(&self, at: Bytes, len: Bytes) -> Vec<HostSpan> {
+        self.runs(at, len).collect()
+    }
+
+    /// Copies the bytes from `at` on into `into`.
+    pub fn read(&self, at: Bytes, into: &mut [u8]) {
+        let mut rest = into;
+        for run in self.runs(at, Bytes::new(rest.len() as u64)) {
+            let (now, later) = std::mem::take(&mut rest).split_at_mut(run.len().count() as usize);
+            run.read(Bytes::ZERO, now).expect("as long as the run");
+            rest = later;
+        }
+    }
+
+    /// Replaces the bytes from `at` on by `from`.
+    pub fn write(&self, at: Bytes, from: &[u8]) {
+        let mut rest = from;
+        for run in self.runs(at, Bytes::new(from.len() as u64)) {
+            let (now, later) = rest.split_at(run.len().count() as usize);
+            run.write(Bytes::ZERO, now).expect("as long as the run");
+            rest = later;
+        }
+    }
+
     /// `len` bytes from `at` on, copied to whole blocks of their own. The rest of the last one is
     /// zero.
     pub fn gather(&self, at: Bytes, len: Bytes) -> Result<HostSpan, HostMemoryError> {

@@ -4,14 +4,14 @@ use vramp_core::Bytes;
 use vramp_core::tiers::ExtentCensus;
 use vramp_host::DiskErrorKind;
 
-use super::DiskTierError;
+use super::{CompressionStats, DiskTierError};
 
 /// Transfers in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TransferStats {
     /// Transfers that moved all their bytes.
     pub transfers: u64,
-    /// Their bytes, not rounded.
+    /// Their bytes on the disk, not rounded.
     pub bytes: Bytes,
     /// Their times from begin to end, added up. Several at the same time count each.
     pub total_ns: u64,
@@ -38,6 +38,8 @@ pub struct DiskStats {
     pub full_errors: u64,
     /// Extents that were read back changed.
     pub corrupt_extents: u64,
+    /// What compression saved, and took.
+    pub compression: CompressionStats,
     /// The segments and what they hold.
     pub extents: ExtentCensus,
 }

@@ -11,14 +11,16 @@ use vramp_host::{
     BlockIo, DISK_BLOCK, Direction, HostSpan, IoUnavailable, OsCode, Workers, open_io,
 };
 
+use super::compress::{Compressing, Decompressing, THREADS_MOST};
 use super::config::DiskConfig;
 use super::error::DiskTierError;
+use super::flight::Flight;
 use super::header::OwnerId;
 use super::shelf::{Shelf, StoredBytes};
 use super::spans::{Place, Spans, cut};
 use super::stats::DiskStats;
 use super::sweep::{Swept, sweep};
-use super::transfer::{DiskTransfer, Flight};
+use super::transfer::DiskTransfer;
 use crate::charge::Charge;
 use crate::reservation::Reservation;
 use crate::space::MemorySpace;
@@ -89,7 +91,11 @@ impl DiskStore {
         // Not what the current directory will be by then.
         let dir = std::path::absolute(dir).map_err(|error| no_directory(&error))?;
         let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
-        let workers = Workers::new("vramp-sums", (cores / 4).clamp(1, WORKERS_MOST));
+        let count = match config.compression {
+            None => (cores / 4).clamp(1, WORKERS_MOST),
+            Some(_) => (cores / 2).clamp(1, THREADS_MOST),
+        };
+        let workers = Workers::new("vramp-sums", count);
         let workers = workers
             .map_err(|error| IoUnavailable { engine: "threads", code: OsCode::of(&error) })?;
         let nonce = RandomState::new().build_hasher().finish();
@@ -103,7 +109,8 @@ impl DiskStore {
     /// Starts to write the bytes of `spans`, one after the other, as one.
     ///
     /// # Errors
-    /// Nobody pays, or there are no blocks for them. Nothing is charged or kept.
+    /// Nobody pays, or there are no blocks for them. Nothing is charged or kept. With compression,
+    /// waiting tells whether there are blocks: how many it takes, workers find out.
     pub fn begin_write(
         &self,
         spans: &[HostSpan],
@@ -111,10 +118,21 @@ impl DiskStore {
     ) -> Result<DiskTransfer<StoredBytes>, DiskTierError> {
         let spans = Spans::new(spans);
         let charge = self.charge(spans.len(), paid)?;
+        if let Some(compressor) = &self.shelf.compressor
+            && spans.len() > DISK_BLOCK
+        {
+            return Ok(DiskTransfer::new(Compressing::begin(
+                &self.shelf,
+                compressor,
+                spans,
+                charge,
+            )));
+        }
         let holding = Arc::new(self.shelf.hold(spans.len(), charge)?);
         let places = self.shelf.places(&holding, spans.len());
         let pieces = cut(&spans, &places, self.shelf.config.piece);
-        let flight = Flight::begin(holding, Direction::Write, spans, Vec::new(), pieces);
+        let summed = self.shelf.checks();
+        let flight = Flight::begin(holding, Direction::Write, spans, Vec::new(), pieces, summed);
         Ok(DiskTransfer::new(flight))
     }
 
@@ -151,10 +169,16 @@ impl DiskStore {
         if spans.len() != stored.len() {
             return Err(DiskTierError::Length { stored: stored.len(), given: spans.len() });
         }
+        if let (Some(frames), Some(compressor)) = (&stored.frames, &self.shelf.compressor) {
+            let read = Decompressing::begin(stored, frames, spans, compressor)?;
+            return Ok(DiskTransfer::new(read));
+        }
         let places: Vec<Place> = stored.extents.iter().map(|extent| extent.place.clone()).collect();
         let pieces = cut(&spans, &places, self.shelf.config.piece);
         let (holding, expected) = (Arc::clone(&stored.holding), stored.extents.clone());
-        Ok(DiskTransfer::new(Flight::begin(holding, Direction::Read, spans, expected, pieces)))
+        let summed = self.shelf.checks();
+        let flight = Flight::begin(holding, Direction::Read, spans, expected, pieces, summed);
+        Ok(DiskTransfer::new(flight))
     }
 
     /// Writes and waits.
@@ -177,8 +201,12 @@ impl DiskStore {
         self.begin_read(stored, spans)?.wait()
     }
 
-    /// Removes the files that hold nothing, and returns what the disk got back.
+    /// Removes the files that hold nothing, and returns what the disk got back. Memory that was kept
+    /// to compress goes, too.
     pub fn trim(&self) -> Bytes {
+        if let Some(compressor) = &self.shelf.compressor {
+            compressor.trim();
+        }
         self.shelf.trim()
     }
 
@@ -215,6 +243,7 @@ impl DiskStore {
             media_errors: counters.media_errors,
             full_errors: counters.full_errors,
             corrupt_extents: counters.corrupt_extents,
+            compression: self.shelf.compressor.as_ref().map(|own| own.stats()).unwrap_or_default(),
             extents: state.extents.census(),
         }
     }

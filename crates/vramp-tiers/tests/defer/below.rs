@@ -22,7 +22,7 @@ fn failing() -> (Arc<Faulty>, Rig) {
     (io, rig)
 }
 
-fn fail(direction: Direction, code: i32) -> impl FnMut(&IoRequest) -> Fault + Send {
+pub fn fail(direction: Direction, code: i32) -> impl FnMut(&IoRequest) -> Fault + Send {
     move |request| if request.direction == direction { Fault::Fail(code) } else { Fault::None }
 }
 
@@ -36,12 +36,12 @@ pub fn until(so: impl Fn() -> bool) {
 }
 
 impl Rig {
-    fn total(&self, id: SpaceId) -> Bytes {
+    pub fn total(&self, id: SpaceId) -> Bytes {
         self.spaces.space(id).unwrap().total()
     }
 
     /// Nothing is left of any buffer.
-    fn expect_nothing(&self) {
+    pub fn expect_nothing(&self) {
         self.sim.synchronize_stream(self.queue).unwrap();
         self.manager.census();
         self.manager.relieve_host(MIB(4096));
@@ -177,7 +177,7 @@ fn a_disk_that_cannot_be_read_refuses_the_lease_and_the_contents_stay_below() {
 }
 
 /// Flips one bit of the only file, behind the store's back.
-fn flip(rig: &Rig, offset: u64) {
+pub fn flip(rig: &Rig, offset: u64) {
     let path = std::fs::read_dir(rig.own.path()).unwrap().next().unwrap().unwrap().path();
     let byte = std::fs::read(&path).unwrap()[usize::try_from(offset).unwrap()];
     let mut file = std::fs::OpenOptions::new().write(true).open(path).unwrap();

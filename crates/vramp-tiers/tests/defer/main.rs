@@ -4,6 +4,7 @@
 
 mod anchors;
 mod below;
+mod compressed;
 mod edges;
 mod fair;
 mod faults;
@@ -29,9 +30,9 @@ use vramp_driver::Stream;
 use vramp_driver::sim::{Backing, Builder, FaultPlan, Simulator};
 use vramp_host::{BlockIo, IoChoice, open_io};
 use vramp_tiers::{
-    Access, Bytes, DeferrableBuffer, DiskConfig, DiskStore, FileNames, HostPool, HostPoolConfig,
-    Mover, MoverConfig, ReservationManager, SpaceConfig, SpaceId, SpillConfig, SpillManager,
-    SpillParts,
+    Access, Bytes, CompressionConfig, DeferrableBuffer, DiskConfig, DiskStore, FileNames, HostPool,
+    HostPoolConfig, Mover, MoverConfig, ReservationManager, SpaceConfig, SpaceId, SpillConfig,
+    SpillManager, SpillParts,
 };
 
 const MIB: fn(u64) -> Bytes = Bytes::mib;
@@ -46,6 +47,7 @@ struct Plan {
     /// The disk's engine, if it is not the usual one.
     io: Option<Arc<dyn BlockIo>>,
     names: FileNames,
+    compression: Option<CompressionConfig>,
     /// Where the disk's files are, if not in a directory of the rig's own.
     directory: Option<PathBuf>,
     config: SpillConfig,
@@ -66,6 +68,7 @@ impl Default for Plan {
             budget: false,
             io: None,
             names: FileNames::Hidden,
+            compression: None,
             directory: None,
             config,
         }
@@ -122,8 +125,9 @@ impl Plan {
             Mover::new(driver, &pool, MoverConfig { step: MIB(4), ..MoverConfig::default() });
         let own = tempfile::tempdir().unwrap();
         let store = self.disk.map(|_| {
-            let names = self.names;
-            let config = DiskConfig { segment: MIB(32), names, ..DiskConfig::default() };
+            let (names, compression) = (self.names, self.compression);
+            let config =
+                DiskConfig { segment: MIB(32), names, compression, ..DiskConfig::default() };
             let space = spaces.space(disk).unwrap();
             let io = self.io.unwrap_or_else(|| open_io(IoChoice::Auto, config.depth).unwrap().io);
             let directory = self.directory.as_deref().unwrap_or(own.path());

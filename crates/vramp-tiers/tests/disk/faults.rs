@@ -17,11 +17,11 @@ fn faulty_world() -> (Arc<Faulty>, World) {
     (faulty, world)
 }
 
-fn fail(direction: Direction, code: i32) -> impl FnMut(&IoRequest) -> Fault + Send {
+pub fn fail(direction: Direction, code: i32) -> impl FnMut(&IoRequest) -> Fault + Send {
     move |request| if request.direction == direction { Fault::Fail(code) } else { Fault::None }
 }
 
-fn kind(error: &DiskTierError) -> DiskErrorKind {
+pub fn kind(error: &DiskTierError) -> DiskErrorKind {
     match error {
         DiskTierError::Disk(error) => error.kind,
         other => panic!("{other} is no error of a disk"),
@@ -200,7 +200,7 @@ fn random_failures_never_lose_what_was_acknowledged() {
 }
 
 /// Flips one bit of what is stored, behind the store's back.
-fn flip(world: &World, offset: u64) {
+pub fn flip(world: &World, offset: u64) {
     let path = &files(world.dir.path())[0];
     let byte = std::fs::read(path).unwrap()[offset as usize];
     let mut file = std::fs::OpenOptions::new().write(true).open(path).unwrap();

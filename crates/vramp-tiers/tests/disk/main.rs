@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+mod compressed;
 mod directories;
 mod faults;
 mod faulty;
@@ -29,6 +30,7 @@ const SMALL: DiskConfig = DiskConfig {
     piece: Bytes::kib(64),
     checks: vramp_tiers::Checks::Crc32,
     names: FileNames::Shown,
+    compression: None,
 };
 
 /// A directory with a store in it, and a space of 64 MiB that pays.

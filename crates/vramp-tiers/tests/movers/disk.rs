@@ -20,6 +20,7 @@ const FILES: DiskConfig = DiskConfig {
     piece: MIB,
     checks: Checks::Crc32,
     names: FileNames::Shown,
+    compression: None,
 };
 
 /// A device, and a directory whose disk does as it is told.
