@@ -43,6 +43,10 @@ enum Cause {
     Again,
 }
 
+impl Cause {
+    const ALL: [Cause; 3] = [Cause::Asked, Cause::Pressed, Cause::Again];
+}
+
 /// One buffer that leaves in one way, and what each round took, in nanoseconds.
 struct Case {
     cause: Cause,
@@ -67,28 +71,25 @@ pub(super) fn measure(
 ) -> Result<Vec<Row>> {
     let largest = sizes.iter().copied().max().unwrap_or_default();
     // Copies of buffers that came back clean stay, and end with the next write.
-    let host = sizes.iter().copied().sum::<Bytes>() * 2 + largest;
+    let host = sizes.iter().copied().sum::<Bytes>() * Cause::ALL.len() as u64 + largest;
     let site = Site::new(bench, &Plan { piece, limit: None, host })?;
     let plain = Plain::new(&site, largest)?;
     let mut cases = Vec::new();
     for &size in sizes {
-        for cause in [Cause::Asked, Cause::Pressed, Cause::Again] {
+        for cause in Cause::ALL {
             let buffer = site.manager.buffer(size)?;
             cases.push(Case { cause, buffer, rounds: Vec::new(), clean_copied_bytes: 0 });
         }
     }
-    let begun = Instant::now();
-    let share = bench.duration / shares.max(1) as u32;
-    // The first round is for warming up.
-    let mut round = 0;
-    while round <= ROUNDS_LEAST || begun.elapsed() < share {
-        for case in &mut cases {
+    let share = bench.duration / shares.max(1) as u32 / cases.len() as u32;
+    for case in &mut cases {
+        let begun = Instant::now();
+        // The first round is for warming up.
+        case.round(&site, &plain)?;
+        while case.rounds.len() < ROUNDS_LEAST || begun.elapsed() < share {
             let took = case.round(&site, &plain)?;
-            if round > 0 {
-                case.rounds.push(took);
-            }
+            case.rounds.push(took);
         }
-        round += 1;
     }
     let time_is = time_is(&bench.info);
     let rows = cases.into_iter().map(|case| case.row(piece, time_is)).collect();
