@@ -144,6 +144,37 @@ fn copies_take_as_long_as_measured() {
     assert!((55.0..55.6).contains(&gb_per_s), "{gb_per_s}");
 }
 
+#[test]
+fn copies_in_one_direction_share_the_bus_and_those_in_the_other_do_not() {
+    let device = device();
+    let len = Bytes::mib(64);
+    let buffer = device.alloc_host(len * 2).unwrap();
+    let halves = [0, 1].map(|half| {
+        let stream = device.create_stream().unwrap();
+        let at = device.malloc_async(stream, len).unwrap();
+        let slice = vramp_driver::HostSlice { buffer, offset: len * half, len };
+        (stream, at, slice)
+    });
+    let took_ns = |queue: &dyn Fn()| {
+        let before_ns = device.now_ns();
+        queue();
+        halves.iter().for_each(|(stream, ..)| device.synchronize_stream(*stream).unwrap());
+        device.now_ns() - before_ns
+    };
+    let [(a, first, low), (b, second, high)] = halves;
+    let one = took_ns(&|| device.copy_to_host(a, first, low).unwrap());
+    let both = took_ns(&|| {
+        device.copy_to_host(a, first, low).unwrap();
+        device.copy_to_host(b, second, high).unwrap();
+    });
+    assert!((1.98..2.02).contains(&(both as f64 / one as f64)), "{both} for two, {one} for one");
+    let crossing = took_ns(&|| {
+        device.copy_to_host(a, first, low).unwrap();
+        device.copy_to_device(b, high, second).unwrap();
+    });
+    assert!((0.98..1.02).contains(&(crossing as f64 / one as f64)), "{crossing} across, {one}");
+}
+
 /// Addresses with a handle behind them.
 fn mapped(device: &Simulator, len: Bytes, place: Place) -> AddrRange {
     let range = AddrRange::new(device.reserve(len, Bytes::mib(2)).unwrap(), len);

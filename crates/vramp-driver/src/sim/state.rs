@@ -34,6 +34,8 @@ pub(super) struct Config {
 #[derive(Debug)]
 pub(super) struct State {
     pub now_ns: u64,
+    /// When each direction of the bus is free again: to the host, to the card.
+    pub bus_free_ns: [u64; 2],
     pub costs: CostTable,
     pub memory: Memory,
     pub streams: Streams,
@@ -61,6 +63,7 @@ impl State {
     pub fn new(limits: Limits, space: Bytes, capabilities: Capabilities, config: Config) -> State {
         State {
             now_ns: 0,
+            bus_free_ns: [0; 2],
             memory: Memory::new(limits.page, limits.memory, space),
             streams: Streams::default(),
             host: HostBuffers::default(),

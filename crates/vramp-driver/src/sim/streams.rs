@@ -87,6 +87,15 @@ pub(super) enum Effect {
 }
 
 impl Effect {
+    /// The direction of the bus that it takes: 0 to the host, 1 to the card.
+    pub fn direction(&self) -> Option<usize> {
+        match self {
+            Effect::ToHost { .. } => Some(0),
+            Effect::ToDevice { .. } => Some(1),
+            Effect::Nothing | Effect::Fill { .. } | Effect::Copy { .. } => None,
+        }
+    }
+
     /// The pinned host memory it touches, if any.
     pub fn host_buffer(&self) -> Option<u64> {
         match self {
@@ -260,6 +269,11 @@ impl Streams {
     /// True if no stream moves before `now_ns` is over. Cheap; may say false without need.
     pub fn quiet_until(&self, now_ns: u64) -> bool {
         self.pending == 0 || self.quiet_until_ns > now_ns
+    }
+
+    /// When the first work of a stream began, if it has.
+    pub fn started_ns(&self, stream: usize) -> Option<u64> {
+        self.queues[stream].started_ns
     }
 
     /// Which stream moves next, and when. `None` if none ever does: all wait for closed gates, or

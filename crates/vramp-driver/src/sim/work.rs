@@ -83,13 +83,21 @@ impl State {
         })
     }
 
-    /// Looks whether the first work of a stream may touch what it touches.
+    /// Lets the first work of a stream begin: how long it takes beside what runs, and whether it may
+    /// touch what it touches.
     pub fn start(&mut self, stream: usize) {
+        let now_ns = self.streams.started_ns(stream).unwrap_or(self.now_ns);
         let Some(work) = self.streams.running(stream) else { return };
         let unchecked = work.unchecked.take();
         let rates = self.costs.rates();
         let over_bus_ns = over_bus_ns(&self.memory, rates, work);
         work.kernel.duration_ns = work.kernel.duration_ns.max(over_bus_ns);
+        // Copies in one direction share the bus: who comes second is done after the first.
+        if let Some(direction) = work.effect.direction() {
+            let free_ns = &mut self.bus_free_ns[direction];
+            work.kernel.duration_ns += free_ns.saturating_sub(now_ns);
+            *free_ns = now_ns + work.kernel.duration_ns;
+        }
         let work = &*work;
         let mut wrong = work.doomed;
         for (range, _) in ranges(work) {
