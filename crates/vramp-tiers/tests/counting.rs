@@ -8,7 +8,6 @@ mod budget;
 use std::thread;
 
 use budget::{Bench, KIB};
-use vramp::Driver;
 use vramp_driver::Call;
 use vramp_driver::sim::FaultPlan;
 use vramp_tiers::{Bytes, Count, Counts, MallocError, Policies, Scope};

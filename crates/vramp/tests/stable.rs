@@ -170,19 +170,23 @@ fn parts_come_and_go_at_random_and_the_rest_keeps_its_bytes() {
 
 #[test]
 fn a_dropped_ranges_memory_serves_others_behind_the_work_that_was_noted() {
-    let rig = rig();
-    let range = rig.allocator.stable_range(MIB(256), MIB(32)).unwrap();
-    range.back(rig.stream).unwrap();
-    rig.sim.fill(rig.queue, range.range(), 4).unwrap();
-    range.used_on(rig.stream);
-    drop(range);
-    let other = rig.allocator.create_stream().unwrap();
-    let block = rig.allocator.malloc(MIB(256), other).unwrap();
-    let queue = rig.allocator.stream(other).unwrap();
-    rig.sim.fill(queue, AddrRange::new(block.addr(), MIB(256)), 6).unwrap();
-    rig.sim.synchronize_stream(queue).unwrap();
-    assert!(rig.sim.hazards().is_empty(), "{:?}", rig.sim.hazards());
-    rig.allocator.free(block, other).unwrap();
+    for noted in [true, false] {
+        let rig = rig();
+        let range = rig.allocator.stable_range(MIB(256), MIB(32)).unwrap();
+        range.back(rig.stream).unwrap();
+        let [user, other] = [(); 2].map(|()| rig.allocator.create_stream().unwrap());
+        let queues = [user, other].map(|stream| rig.allocator.stream(stream).unwrap());
+        rig.sim.fill(queues[0], range.range(), 4).unwrap();
+        if noted {
+            range.used_on(user);
+        }
+        drop(range);
+        let block = rig.allocator.malloc(MIB(256), other).unwrap();
+        rig.sim.fill(queues[1], AddrRange::new(block.addr(), MIB(256)), 6).unwrap();
+        rig.sim.synchronize_stream(queues[1]).unwrap();
+        assert_eq!(rig.sim.hazards().is_empty(), noted, "{:?}", rig.sim.hazards());
+        rig.allocator.free(block, other).unwrap();
+    }
 }
 
 #[test]

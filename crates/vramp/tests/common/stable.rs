@@ -25,9 +25,9 @@ impl Rig {
     pub fn limited(limit: Bytes) -> Rig {
         let card = Simulator::builder().memory(Bytes::gib(1)).backing(Backing::Stored).checked();
         let config = Config { limit: Some(limit), ..Config::preset(Preset::Vramp) };
-        let common::Rig { sim, allocator, stream } = common::Rig::on(card, config);
-        let queue = allocator.stream(stream).expect("the stream is open");
-        Rig { sim, allocator, stream, queue }
+        let rig = common::Rig::on(card, config);
+        let queue = rig.raw(rig.stream);
+        Rig { sim: rig.sim, allocator: rig.allocator, stream: rig.stream, queue }
     }
 
     pub fn fill(&self, range: AddrRange, byte: u8) {
