@@ -28,37 +28,43 @@ pub fn ready() {
     println!("{READY}");
 }
 
-pub struct Child(std::process::Child);
+pub struct Child {
+    process: std::process::Child,
+    /// Where its temporary files are: it has no time to remove them.
+    _scratch: tempfile::TempDir,
+}
 
 impl Child {
     /// Starts the test `name` alone in `directory`. Returns once it is ready.
     pub fn start(name: &str, directory: &Path, names: FileNames) -> Child {
+        let scratch = tempfile::tempdir().unwrap();
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", name, "--nocapture"]).env(DIR, directory).stdout(Stdio::piped());
+        command.args(["--exact", name, "--nocapture"]).stdout(Stdio::piped());
+        command.env(DIR, directory).env("TMPDIR", scratch.path());
         if names == FileNames::Hidden {
             command.env(HIDDEN, "");
         }
-        let mut child = Child(command.spawn().unwrap());
-        let mut lines = BufReader::new(child.0.stdout.as_mut().unwrap()).lines();
+        let mut child = Child { process: command.spawn().unwrap(), _scratch: scratch };
+        let mut lines = BufReader::new(child.process.stdout.as_mut().unwrap()).lines();
         let ready = lines.any(|line| line.unwrap().contains(READY));
         assert!(ready, "the child ended early");
         child
     }
 
     pub fn is_alive(&mut self) -> bool {
-        self.0.try_wait().unwrap().is_none()
+        self.process.try_wait().unwrap().is_none()
     }
 
     /// Without a chance to tidy up.
     pub fn kill(mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
     }
 }
 
 impl Drop for Child {
     /// A test that fails leaves no child at work.
     fn drop(&mut self) {
-        let _ = self.0.kill().and_then(|()| self.0.wait());
+        let _ = self.process.kill().and_then(|()| self.process.wait());
     }
 }
