@@ -2,37 +2,19 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
-use std::sync::Arc;
+#[path = "common/budget.rs"]
+mod budget;
+
 use std::thread;
 
-use vramp::{Allocator, Config, Driver, Preset, StreamId};
+use budget::{Bench, KIB};
 use vramp_driver::Call;
-use vramp_driver::sim::{FaultPlan, Simulator};
-use vramp_tiers::{
-    Bytes, Count, Counts, MallocError, MemorySpace, Policies, ReservationManager, Scope,
-    SpaceConfig, SpaceId, Tracked,
-};
-
-const KIB: fn(u64) -> Bytes = Bytes::kib;
-
-struct Bench {
-    device: Arc<Simulator>,
-    space: MemorySpace,
-    tracked: Tracked,
-    stream: StreamId,
-}
+use vramp_driver::sim::FaultPlan;
+use vramp_tiers::{Bytes, Count, Counts, MallocError, Policies, Scope};
 
 /// A card with a budget of 16 MiB.
 fn bench() -> Bench {
-    let device = Arc::new(Simulator::preset("h200").unwrap());
-    let driver: Arc<dyn Driver> = device.clone();
-    let allocator = Arc::new(Allocator::new(driver, Config::preset(Preset::Vramp)).unwrap());
-    let stream = allocator.create_stream().unwrap();
-    let gpu = SpaceId::gpu(0);
-    let manager = ReservationManager::new([(gpu, SpaceConfig::gpu(Bytes::mib(16)))]).unwrap();
-    let space = manager.space(gpu).unwrap();
-    let tracked = Tracked::new(allocator, &space, Policies::default());
-    Bench { device, space, tracked, stream }
+    Bench::new(Bytes::mib(16), Policies::default())
 }
 
 /// So many blocks of a KiB now, at most and in all.
@@ -46,7 +28,7 @@ fn blocks(now: i64, peak: i64, total: u64) -> Counts {
 
 #[test]
 fn a_counter_without_events_and_one_after_all_frees_are_empty_again() {
-    let Bench { tracked, stream, .. } = bench();
+    let Bench { tracked, streams: [stream, _], .. } = bench();
     let counter = tracked.count();
     assert_eq!(counter.counts(), Counts::default());
     let held: Vec<_> = (0..10).map(|_| tracked.malloc(KIB(1), stream).unwrap()).collect();
@@ -57,7 +39,7 @@ fn a_counter_without_events_and_one_after_all_frees_are_empty_again() {
 
 #[test]
 fn counters_nest_and_an_inner_one_takes_nothing_from_the_outer() {
-    let Bench { tracked, stream, .. } = bench();
+    let Bench { tracked, streams: [stream, _], .. } = bench();
     let outer = tracked.count();
     let first = tracked.malloc(KIB(1), stream).unwrap();
     {
@@ -76,7 +58,7 @@ fn counters_nest_and_an_inner_one_takes_nothing_from_the_outer() {
 
 #[test]
 fn more_frees_than_allocations_within_a_counter_are_negative_and_nothing_underflows() {
-    let Bench { tracked, stream, space, .. } = bench();
+    let Bench { tracked, space, streams: [stream, _], .. } = bench();
     let before: Vec<_> = (0..3).map(|_| tracked.malloc(KIB(1), stream).unwrap()).collect();
     let counter = tracked.count();
     let more = tracked.malloc(KIB(1), stream).unwrap();
@@ -88,7 +70,7 @@ fn more_frees_than_allocations_within_a_counter_are_negative_and_nothing_underfl
 
 #[test]
 fn a_threads_counter_counts_its_own_calls_and_a_common_one_everybodys() {
-    let Bench { tracked, stream, .. } = bench();
+    let Bench { tracked, streams: [stream, _], .. } = bench();
     let all = tracked.count();
     let mine = tracked.count_this_thread();
     let handed: Vec<_> = thread::scope(|scope| {
@@ -116,7 +98,7 @@ fn a_threads_counter_counts_its_own_calls_and_a_common_one_everybodys() {
 
 #[test]
 fn what_was_refused_or_failed_is_not_counted() {
-    let Bench { device, tracked, stream, space, .. } = bench();
+    let Bench { device, tracked, space, streams: [stream, _], .. } = bench();
     let counter = tracked.count();
     assert!(matches!(tracked.malloc(Bytes::mib(64), stream), Err(MallocError::SpaceFull(_))));
     device.set_faults(FaultPlan::from_nth_of(Call::Create, 1));
@@ -127,7 +109,7 @@ fn what_was_refused_or_failed_is_not_counted() {
 
 #[test]
 fn each_stream_has_a_peak_that_begins_anew_when_reset() {
-    let Bench { tracked, stream, space, .. } = bench();
+    let Bench { tracked, space, streams: [stream, _], .. } = bench();
     let other = tracked.allocator().create_stream().unwrap();
     for (stream, bytes) in [(stream, 64), (other, 32)] {
         let reservation = space.request(KIB(bytes)).now().unwrap();
@@ -151,7 +133,7 @@ fn each_stream_has_a_peak_that_begins_anew_when_reset() {
 
 #[test]
 fn room_comes_back_with_each_free_to_the_byte_and_one_more_is_refused() {
-    let Bench { tracked, stream, space, .. } = bench();
+    let Bench { tracked, space, streams: [stream, _], .. } = bench();
     let mut held: Vec<_> = (0..4).map(|_| tracked.malloc(Bytes::mib(4), stream).unwrap()).collect();
     assert_eq!(space.total(), space.capacity());
     assert!(matches!(tracked.malloc(KIB(1), stream), Err(MallocError::SpaceFull(_))));

@@ -2,39 +2,26 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
 
+#[path = "common/blocks.rs"]
+mod blocks;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use blocks::{BLOCKS, MIB, space};
 use vramp::Driver;
 use vramp_core::AddrRange;
 use vramp_driver::sim::{Backing, FaultPlan, Kernel, Simulator};
 use vramp_driver::{Call, HostSlice, Place};
 use vramp_tiers::{
-    Bytes, HostMemoryError, HostPool, HostPoolConfig, HostPoolError, LimitPolicy, MemorySpace,
-    NumaNode, ReservationManager, SpaceConfig, SpaceId,
+    Bytes, HostMemoryError, HostPool, HostPoolConfig, HostPoolError, LimitPolicy, NumaNode,
+    ReservationManager, SpaceConfig, SpaceId,
 };
 
-const MIB: Bytes = Bytes::mib(1);
 const PAGE: Bytes = Bytes::mib(2);
 
-/// Pools of four blocks of 1 MiB, none spare.
-const SMALL: HostPoolConfig = HostPoolConfig {
-    block: MIB,
-    blocks_per_pool: 4,
-    initial_pools: 1,
-    spare_blocks: 0,
-    node: None,
-    pages: vramp_tiers::PageKind::Small,
-};
-
-fn space(capacity: Bytes) -> MemorySpace {
-    let host = SpaceId::host(0);
-    let manager = ReservationManager::new([(host, SpaceConfig::host(capacity))]).unwrap();
-    manager.space(host).unwrap()
-}
-
 fn plain(capacity: Bytes) -> HostPool {
-    HostPool::new(&space(capacity), SMALL, []).unwrap()
+    HostPool::new(&space(capacity), BLOCKS, []).unwrap()
 }
 
 fn simulator() -> Simulator {
@@ -100,7 +87,7 @@ fn bytes_are_numbered_through_whatever_runs_they_lie_in() {
 #[test]
 fn a_reservation_pays_and_may_go_before_its_blocks() {
     let space = space(Bytes::mib(10));
-    let pool = HostPool::new(&space, SMALL, []).unwrap();
+    let pool = HostPool::new(&space, BLOCKS, []).unwrap();
     let reservation = space.request(MIB * 4).now().unwrap();
     let charge = reservation.charge(MIB * 3, &LimitPolicy::Fail).unwrap();
     let blocks = pool.allocate_with(charge).unwrap();
@@ -155,16 +142,16 @@ fn a_configuration_that_makes_no_sense_is_refused() {
     let host = space(Bytes::mib(10));
     let refused =
         |config| matches!(HostPool::new(&host, config, []), Err(HostPoolError::Config(_)));
-    assert!(refused(HostPoolConfig { block: Bytes::ZERO, ..SMALL }));
-    assert!(refused(HostPoolConfig { block: Bytes::new(5000), ..SMALL }));
-    assert!(refused(HostPoolConfig { block: Bytes::kib(4), ..SMALL }), "less than a granule");
-    assert!(refused(HostPoolConfig { blocks_per_pool: 0, ..SMALL }));
-    assert!(refused(HostPoolConfig { initial_pools: 3, ..SMALL }), "12 MiB in a space of 10");
+    assert!(refused(HostPoolConfig { block: Bytes::ZERO, ..BLOCKS }));
+    assert!(refused(HostPoolConfig { block: Bytes::new(5000), ..BLOCKS }));
+    assert!(refused(HostPoolConfig { block: Bytes::kib(4), ..BLOCKS }), "less than a granule");
+    assert!(refused(HostPoolConfig { blocks_per_pool: 0, ..BLOCKS }));
+    assert!(refused(HostPoolConfig { initial_pools: 3, ..BLOCKS }), "12 MiB in a space of 10");
     let gpu = SpaceId::gpu(0);
     let manager = ReservationManager::new([(gpu, SpaceConfig::gpu(Bytes::gib(1)))]).unwrap();
     let card = manager.space(gpu).unwrap();
-    assert!(matches!(HostPool::new(&card, SMALL, []), Err(HostPoolError::Config(_))));
-    let elsewhere = HostPoolConfig { node: Some(NumaNode(1020)), ..SMALL };
+    assert!(matches!(HostPool::new(&card, BLOCKS, []), Err(HostPoolError::Config(_))));
+    let elsewhere = HostPoolConfig { node: Some(NumaNode(1020)), ..BLOCKS };
     let refused = HostPool::new(&host, elsewhere, []).unwrap_err();
     assert!(matches!(refused, HostPoolError::NoMemory(HostMemoryError::BadNode { .. })));
 }
@@ -173,7 +160,7 @@ fn a_configuration_that_makes_no_sense_is_refused() {
 fn blocks_serve_again_once_the_work_that_uses_them_is_done() {
     let sim = Arc::new(simulator());
     let device: Arc<dyn Driver> = sim.clone();
-    let pool = HostPool::new(&space(Bytes::mib(4)), SMALL, [Arc::clone(&device)]).unwrap();
+    let pool = HostPool::new(&space(Bytes::mib(4)), BLOCKS, [Arc::clone(&device)]).unwrap();
     let at = device.reserve(PAGE * 2, PAGE).unwrap();
     device.map(at, device.create(PAGE * 2, Place::Device).unwrap()).unwrap();
     device.set_access(AddrRange::new(at, PAGE * 2)).unwrap();
@@ -200,7 +187,7 @@ fn blocks_serve_again_once_the_work_that_uses_them_is_done() {
 fn one_question_to_a_stream_brings_all_its_blocks_back() {
     let sim = Arc::new(simulator());
     let device: Arc<dyn Driver> = sim.clone();
-    let pool = HostPool::new(&space(MIB * 32), SMALL, [Arc::clone(&device)]).unwrap();
+    let pool = HostPool::new(&space(MIB * 32), BLOCKS, [Arc::clone(&device)]).unwrap();
     let (first, second) = (device.create_stream().unwrap(), device.create_stream().unwrap());
     let gates: Vec<_> = [first, second].map(|stream| (stream, sim.gate())).into();
     for &(stream, gate) in &gates {
@@ -229,7 +216,7 @@ fn one_question_to_a_stream_brings_all_its_blocks_back() {
 fn those_who_wait_for_the_same_work_are_all_served() {
     let sim = Arc::new(simulator());
     let device: Arc<dyn Driver> = sim.clone();
-    let pool = HostPool::new(&space(Bytes::mib(4)), SMALL, [Arc::clone(&device)]).unwrap();
+    let pool = HostPool::new(&space(Bytes::mib(4)), BLOCKS, [Arc::clone(&device)]).unwrap();
     for _ in 0..50 {
         let stream = device.create_stream().unwrap();
         let at = device.alloc_memory(PAGE * 2).unwrap();
@@ -277,7 +264,7 @@ fn small_pieces_of_every_length_are_aligned_and_apart() {
 fn small_pieces_share_a_block_and_return_in_stream_order_too() {
     let sim = Arc::new(simulator());
     let device: Arc<dyn Driver> = sim.clone();
-    let pool = HostPool::new(&space(Bytes::mib(10)), SMALL, [Arc::clone(&device)]).unwrap();
+    let pool = HostPool::new(&space(Bytes::mib(10)), BLOCKS, [Arc::clone(&device)]).unwrap();
     let mut pieces: Vec<_> = (0..100).map(|_| pool.small(Bytes::new(700)).unwrap()).collect();
     assert_eq!(pool.space().total(), MIB, "one block for all");
     for (number, piece) in pieces.iter_mut().enumerate() {
@@ -319,7 +306,7 @@ fn small_pieces_share_a_block_and_return_in_stream_order_too() {
 fn a_pool_that_nobody_uses_is_unpinned_and_one_in_use_is_not() {
     let sim = Arc::new(simulator());
     let device: Arc<dyn Driver> = sim.clone();
-    let pool = HostPool::new(&space(Bytes::mib(20)), SMALL, [device]).unwrap();
+    let pool = HostPool::new(&space(Bytes::mib(20)), BLOCKS, [device]).unwrap();
     let one = pool.allocate(MIB).unwrap();
     let many = pool.allocate(MIB * 12).unwrap();
     assert_eq!(sim.live().host_buffers, 4);
@@ -335,7 +322,7 @@ fn a_pool_that_nobody_uses_is_unpinned_and_one_in_use_is_not() {
 
 #[test]
 fn blocks_are_pinned_before_they_are_needed() {
-    let config = HostPoolConfig { spare_blocks: 2, ..SMALL };
+    let config = HostPoolConfig { spare_blocks: 2, ..BLOCKS };
     let pool = HostPool::new(&space(Bytes::mib(64)), config, []).unwrap();
     let three = pool.allocate(MIB * 3).unwrap();
     let begin = Instant::now();
@@ -354,7 +341,7 @@ fn a_device_that_pins_nothing_is_an_error_and_leaves_nothing_charged() {
         let faults = FaultPlan::nth_of(Call::RegisterHost, n).with_code(2);
         let sim = Arc::new(Simulator::builder().faults(faults).build());
         let device: Arc<dyn Driver> = sim.clone();
-        let made = HostPool::new(&space(Bytes::mib(20)), SMALL, [device]);
+        let made = HostPool::new(&space(Bytes::mib(20)), BLOCKS, [device]);
         match n {
             1 => assert!(matches!(made, Err(HostPoolError::Pin(_)))),
             _ => {
@@ -374,7 +361,7 @@ fn a_device_that_pins_nothing_is_an_error_and_leaves_nothing_charged() {
 fn a_pool_knows_only_the_devices_it_was_made_for() {
     let ours: Arc<dyn Driver> = Arc::new(simulator());
     let strange: Arc<dyn Driver> = Arc::new(simulator());
-    let pool = HostPool::new(&space(Bytes::mib(4)), SMALL, [Arc::clone(&ours)]).unwrap();
+    let pool = HostPool::new(&space(Bytes::mib(4)), BLOCKS, [Arc::clone(&ours)]).unwrap();
     let mut blocks = pool.allocate(MIB).unwrap();
     let refused = blocks.slices(&strange, Bytes::ZERO, MIB).unwrap_err();
     assert!(matches!(refused, HostPoolError::NotPinnedFor(_)));
@@ -386,7 +373,7 @@ fn a_pool_knows_only_the_devices_it_was_made_for() {
 #[test]
 fn two_devices_see_the_same_blocks() {
     let devices: [Arc<dyn Driver>; 2] = [Arc::new(simulator()), Arc::new(simulator())];
-    let pool = HostPool::new(&space(Bytes::mib(4)), SMALL, devices.clone()).unwrap();
+    let pool = HostPool::new(&space(Bytes::mib(4)), BLOCKS, devices.clone()).unwrap();
     let mut blocks = pool.allocate(MIB).unwrap();
     blocks.write(Bytes::new(100), b"shared").unwrap();
     for device in &devices {
@@ -399,7 +386,7 @@ fn two_devices_see_the_same_blocks() {
 
 #[test]
 fn threads_that_allocate_and_free_at_random_share_no_block_and_leave_nothing() {
-    let config = HostPoolConfig { block: Bytes::mib(1), spare_blocks: 3, ..SMALL };
+    let config = HostPoolConfig { block: Bytes::mib(1), spare_blocks: 3, ..BLOCKS };
     let pool = HostPool::new(&space(Bytes::mib(24)), config, []).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..8_u8 {

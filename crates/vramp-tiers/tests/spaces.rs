@@ -2,11 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+#[path = "common/reserving.rs"]
+mod reserving;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use reserving::{GPU, ask, reserve};
 use vramp_tiers::{
     Bytes, Charge, Crossed, Hop, Level, LimitPolicy, ManagerConfig, MergeRefused,
     NotificationChannel, OverAnswer, Overtaking, Owner, QueueConfig, Rate, Reservation,
@@ -14,7 +18,6 @@ use vramp_tiers::{
     notify_on_exit,
 };
 
-const GPU: SpaceId = SpaceId::gpu(0);
 const HOST: SpaceId = SpaceId::host(0);
 const DISK: SpaceId = SpaceId::disk(0);
 
@@ -23,10 +26,6 @@ fn manager() -> ReservationManager {
     let space =
         |capacity| SpaceConfig { granule: Bytes::new(1), ..SpaceConfig::gpu(Bytes::new(capacity)) };
     ReservationManager::new([(GPU, space(100)), (HOST, space(200)), (DISK, space(400))]).unwrap()
-}
-
-fn reserve(manager: &ReservationManager, bytes: u64) -> Reservation {
-    manager.request(Strategy::Specific(GPU), Bytes::new(bytes)).now().unwrap()
 }
 
 #[test]
@@ -71,7 +70,7 @@ fn an_exact_request_is_never_cut_short_and_says_whether_waiting_helps() {
         assert!(matches!(request().wait().unwrap_err(), ReserveError::NeverFits(_)));
     }
     let _most = reserve(&manager, 80);
-    let error = manager.request(Strategy::Specific(GPU), Bytes::new(20)).now().unwrap_err();
+    let error = ask(&manager, 20).now().unwrap_err();
     let ReserveError::NotNow(refusal) = &error else { panic!("{error}") };
     assert_eq!((refusal.available(), refusal.limit()), (Bytes::new(10), Bytes::new(90)));
     assert_eq!(refusal.spaces[0].largest[0].size, Bytes::new(80));
@@ -81,8 +80,7 @@ fn an_exact_request_is_never_cut_short_and_says_whether_waiting_helps() {
 fn as_much_as_there_is_may_be_less_but_not_too_little() {
     let manager = manager();
     let _most = reserve(&manager, 80);
-    let upto =
-        |least| manager.request(Strategy::Specific(GPU), Bytes::new(50)).upto(Bytes::new(least));
+    let upto = |least| ask(&manager, 50).upto(Bytes::new(least));
     assert_eq!(upto(5).unwrap().bytes(), Bytes::new(10));
     assert!(matches!(upto(11).unwrap_err(), ReserveError::NotNow(_)));
     let _rest = reserve(&manager, 10);
@@ -153,7 +151,7 @@ fn a_shrink_and_a_free_wake_waiters_as_a_release_does() {
     let mut half = reserve(&manager, 45);
     let loose: Charge = gpu.charge(Bytes::new(45)).unwrap();
     thread::scope(|scope| {
-        let wait = || manager.request(Strategy::Specific(GPU), Bytes::new(45)).wait().unwrap();
+        let wait = || ask(&manager, 45).wait().unwrap();
         let first = scope.spawn(wait);
         while manager.waiting() == 0 {
             thread::yield_now();
@@ -235,11 +233,7 @@ fn crossings_by_many_threads_alternate_for_each_subscriber() {
     let _subscription = gpu.subscribe(move |_, crossed| told.lock().unwrap().push(crossed));
     thread::scope(|scope| {
         for _ in 0..4 {
-            scope.spawn(|| {
-                (0..500).for_each(|_| {
-                    drop(manager.request(Strategy::Specific(GPU), Bytes::new(80)).wait())
-                })
-            });
+            scope.spawn(|| (0..500).for_each(|_| drop(ask(&manager, 80).wait())));
         }
     });
     let heard = heard.lock().unwrap();

@@ -2,27 +2,21 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+#[path = "common/reserving.rs"]
+mod reserving;
+
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use reserving::{GPU, ask, ends_empty, reserve, space, until};
 use vramp_tiers::{
-    Bytes, CancelToken, Level, ManagerConfig, Owner, Priority, Reservation, ReservationManager,
-    ReserveError, Retries, Shortage, SpaceConfig, SpaceId, SpillerRegistration, Spilling, Strategy,
-    Tier,
+    Bytes, CancelToken, ManagerConfig, Owner, Priority, Reservation, ReservationManager,
+    ReserveError, Retries, Shortage, SpaceId, SpillerRegistration, Spilling, Strategy, Tier,
 };
 
-const GPU: SpaceId = SpaceId::gpu(0);
 const HOST: SpaceId = SpaceId::host(0);
-
-fn space(capacity: u64) -> SpaceConfig {
-    SpaceConfig {
-        limit: Level::Fraction(1.0),
-        granule: Bytes::new(1),
-        ..SpaceConfig::gpu(Bytes::new(capacity))
-    }
-}
 
 /// A card of 100 bytes and a host of 50.
 fn manager() -> ReservationManager {
@@ -37,23 +31,6 @@ fn manager_with(spill: Retries) -> ReservationManager {
 
 fn once() -> Retries {
     Retries { most: 0, ..Retries::default() }
-}
-
-fn reserve(manager: &ReservationManager, bytes: u64) -> Reservation {
-    manager.request(Strategy::Specific(GPU), Bytes::new(bytes)).now().unwrap()
-}
-
-fn until(what: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(30);
-    while !what() {
-        assert!(Instant::now() < end, "it did not happen within 30 s");
-        thread::yield_now();
-    }
-}
-
-fn ends_empty(manager: &ReservationManager) {
-    manager.audit().unwrap();
-    assert_eq!((manager.waiting(), manager.active_reservations(None)), (0, 0));
 }
 
 /// Data in blocks of `step` bytes that may leave the card.
@@ -101,9 +78,9 @@ impl Store {
 fn one_who_must_wait_spills_exactly_what_it_lacks_and_is_served() {
     let manager = manager();
     let store = store(&manager, 10, 10);
-    let part = manager.request(Strategy::Specific(GPU), Bytes::new(35)).wait().unwrap();
+    let part = ask(&manager, 35).wait().unwrap();
     assert_eq!((part.bytes(), store.freed()), (Bytes::new(35), 40), "to the end of the last step");
-    let more = manager.request(Strategy::Specific(GPU), Bytes::new(25)).wait().unwrap();
+    let more = ask(&manager, 25).wait().unwrap();
     assert_eq!(store.freed(), 60, "five were free");
     store.blocks.lock().unwrap().clear();
     drop((part, more));
@@ -114,7 +91,7 @@ fn one_who_must_wait_spills_exactly_what_it_lacks_and_is_served() {
 fn nothing_is_spilled_for_what_fits_or_shall_not_wait_or_spill() {
     let manager = manager();
     let store = store(&manager, 10, 9);
-    let ask = |bytes| manager.request(Strategy::Specific(GPU), Bytes::new(bytes));
+    let ask = |bytes| ask(&manager, bytes);
     drop(ask(10).wait().unwrap());
     assert!(matches!(ask(20).now(), Err(ReserveError::NotNow(_))));
     let late = ask(20).spilling(Spilling::Never).deadline(Duration::from_millis(2)).wait();
@@ -130,10 +107,7 @@ fn now_asks_each_spiller_once_and_then_takes_what_there_is() {
     let manager = manager();
     let store = store(&manager, 10, 3);
     let rest = reserve(&manager, 70);
-    let ask = |bytes| {
-        let request = manager.request(Strategy::Specific(GPU), Bytes::new(bytes));
-        request.spilling(Spilling::AlsoNow).now()
-    };
+    let ask = |bytes| ask(&manager, bytes).spilling(Spilling::AlsoNow).now();
     assert!(matches!(ask(50), Err(ReserveError::NotNow(_))));
     assert_eq!((store.freed(), store.calls.load(Ordering::Relaxed)), (30, 1));
     assert_eq!(ask(30).unwrap().bytes(), Bytes::new(30));
@@ -154,8 +128,7 @@ fn two_waiters_never_spill_for_one_deficit() {
                 let (manager, start) = (&manager, &start);
                 scope.spawn(move || {
                     start.wait();
-                    let request = manager.request(Strategy::Specific(GPU), Bytes::new(5 + n));
-                    std::mem::forget(request.wait().unwrap());
+                    std::mem::forget(ask(manager, 5 + n).wait().unwrap());
                 });
             }
         });
@@ -177,8 +150,7 @@ fn memory_that_comes_from_elsewhere_is_not_spilled() {
         told.lock().unwrap().push((shortage.bytes(), shortage.left()));
         Bytes::ZERO
     });
-    let request = manager.request(Strategy::Specific(GPU), Bytes::new(80));
-    let late = request.deadline(Duration::from_millis(5)).wait();
+    let late = ask(&manager, 80).deadline(Duration::from_millis(5)).wait();
     assert!(matches!(late, Err(ReserveError::TimedOut(_))));
     let [all, some] = [80, 20].map(Bytes::new);
     assert_eq!(*left.lock().unwrap(), [(all, all), (all, some)]);
@@ -205,7 +177,7 @@ fn the_most_important_spiller_is_asked_first_and_the_next_for_the_rest() {
     let _second = gpu.on_shortage(Priority(0), spiller("second", 15));
     let gone = gpu.on_shortage(Priority(9), spiller("gone", 100));
     drop(gone);
-    let part = manager.request(Strategy::Specific(GPU), Bytes::new(60)).wait().unwrap();
+    let part = ask(&manager, 60).wait().unwrap();
     assert_eq!(*calls.lock().unwrap(), [("first", 60), ("second", 50), ("last", 35)]);
     drop(part);
 }
@@ -216,11 +188,11 @@ fn a_spiller_that_panics_is_contained_and_the_next_is_asked() {
     let gpu = manager.space(GPU).unwrap();
     let store = store(&manager, 10, 10);
     let broken = gpu.on_shortage(Priority(1), |_: &Shortage<'_>| -> Bytes { panic!("on purpose") });
-    drop(manager.request(Strategy::Specific(GPU), Bytes::new(10)).wait().unwrap());
+    drop(ask(&manager, 10).wait().unwrap());
     assert_eq!((manager.panics(), store.freed()), (1, 10));
     // The thread is not taken for one that spills still.
     drop(broken);
-    drop(manager.request(Strategy::Specific(GPU), Bytes::new(20)).wait().unwrap());
+    drop(ask(&manager, 20).wait().unwrap());
     assert_eq!((manager.panics(), store.freed()), (1, 20));
 }
 
@@ -241,7 +213,7 @@ fn spilling_is_retried_so_often_and_then_only_waits() {
     };
     let _nothing = manager.space(GPU).unwrap().on_shortage(Priority(0), nothing);
     thread::scope(|scope| {
-        let waiter = scope.spawn(|| manager.request(Strategy::Specific(GPU), Bytes::new(1)).wait());
+        let waiter = scope.spawn(|| ask(&manager, 1).wait());
         until(|| attempts.lock().unwrap().len() == 4);
         until(|| manager.waiting() == 1);
         drop(all);
@@ -250,8 +222,7 @@ fn spilling_is_retried_so_often_and_then_only_waits() {
     assert_eq!(*attempts.lock().unwrap(), [1, 2, 3, 4]);
     // The next request begins anew.
     let all = reserve(&manager, 100);
-    let request = manager.request(Strategy::Specific(GPU), Bytes::new(1));
-    assert!(request.deadline(Duration::from_millis(20)).wait().is_err());
+    assert!(ask(&manager, 1).deadline(Duration::from_millis(20)).wait().is_err());
     assert_eq!(attempts.lock().unwrap()[4..], [1, 2, 3, 4]);
     drop(all);
 }
@@ -326,7 +297,7 @@ fn a_spiller_may_wait_where_its_data_goes_and_not_in_the_space_it_empties() {
     let errors = Arc::new(Mutex::new(Vec::new()));
     let (handle, told, to) = (manager.clone(), Arc::clone(&errors), Arc::clone(&below));
     let down = move |shortage: &Shortage<'_>| {
-        let here = handle.request(Strategy::Specific(GPU), Bytes::new(1));
+        let here = ask(&handle, 1);
         told.lock().unwrap().push(here.wait().unwrap_err());
         assert_eq!(handle.space(GPU).unwrap().spill(Bytes::new(1)), Bytes::ZERO);
         // This one has the host's data moved on, to nowhere.
@@ -340,7 +311,7 @@ fn a_spiller_may_wait_where_its_data_goes_and_not_in_the_space_it_empties() {
     };
     let _down = manager.space(GPU).unwrap().on_shortage(Priority(0), down);
     let _further = manager.space(HOST).unwrap().on_shortage(Priority(0), further);
-    let part = manager.request(Strategy::Specific(GPU), Bytes::new(30)).wait().unwrap();
+    let part = ask(&manager, 30).wait().unwrap();
     assert_eq!(part.bytes(), Bytes::new(30));
     let errors = std::mem::take(&mut *errors.lock().unwrap());
     assert!(matches!(errors[..], [ReserveError::InSpiller(_)]), "{errors:?}");
@@ -361,8 +332,10 @@ fn a_cancelled_waiter_stops_spilling_after_the_call_under_way() {
         Bytes::ZERO
     };
     let _spiller = manager.space(GPU).unwrap().on_shortage(Priority(0), spiller);
-    let request = manager.request(Strategy::Specific(GPU), Bytes::new(10));
-    assert!(matches!(request.cancel_token(&token).wait(), Err(ReserveError::Cancelled(_))));
+    assert!(matches!(
+        ask(&manager, 10).cancel_token(&token).wait(),
+        Err(ReserveError::Cancelled(_))
+    ));
     assert_eq!((calls.load(Ordering::Relaxed), manager.panics()), (1, 0));
 }
 
@@ -376,23 +349,22 @@ fn a_shutdown_amid_spilling_ends_the_wait() {
         Bytes::ZERO
     };
     let _spiller = manager.space(GPU).unwrap().on_shortage(Priority(0), spiller);
-    let request = manager.request(Strategy::Specific(GPU), Bytes::new(10));
-    assert!(matches!(request.wait(), Err(ReserveError::ShutDown(_))));
+    assert!(matches!(ask(&manager, 10).wait(), Err(ReserveError::ShutDown(_))));
 }
 
 #[test]
 fn one_who_can_spill_its_own_memory_is_in_no_deadlock() {
     let manager = manager();
     let owner = Owner(7);
-    let own = manager.request(Strategy::Specific(GPU), Bytes::new(80)).owner(owner).now().unwrap();
+    let own = ask(&manager, 80).owner(owner).now().unwrap();
     let own = Mutex::new(Some(own));
     let spill =
         move |_: &Shortage<'_>| own.lock().unwrap().take().map_or(Bytes::ZERO, |own| own.bytes());
     let _spiller = manager.space(GPU).unwrap().on_shortage(Priority(0), spill);
-    let more = manager.request(Strategy::Specific(GPU), Bytes::new(50)).owner(owner).wait();
+    let more = ask(&manager, 50).owner(owner).wait();
     let more = more.unwrap();
     // Now there is nothing to spill: it waits for what it holds itself.
-    let error = manager.request(Strategy::Specific(GPU), Bytes::new(60)).owner(owner).wait();
+    let error = ask(&manager, 60).owner(owner).wait();
     assert!(matches!(error, Err(ReserveError::Deadlock { .. })), "{error:?}");
     drop(more);
 }

@@ -2,31 +2,24 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+#[path = "common/budget.rs"]
+mod budget;
+
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use vramp::{Allocator, Config, Driver, Preset, StreamId};
+use budget::{Bench, GPU, KIB};
+use vramp::{Allocator, Config, Driver, Preset};
 use vramp_driver::Call;
 use vramp_driver::sim::{FaultPlan, Simulator};
 use vramp_tiers::{
     Acquire, AttachError, BackOff, Bytes, GrowthFactor, LimitPolicy, MallocError, MemoryShortage,
-    MemorySpace, Origin, OutOf, OutOfMemory, OverAnswer, Policies, Priority, Remedy,
-    ReservationManager, Retries, Scope, Shortage, SpaceConfig, SpaceId, SpillAndRetry, StreamPool,
-    StreamPoolError, Tracked, TrackedFreeError,
+    Origin, OutOf, OutOfMemory, OverAnswer, Policies, Priority, Remedy, ReservationManager,
+    Retries, Scope, Shortage, SpaceConfig, SpillAndRetry, StreamPool, StreamPoolError, Tracked,
+    TrackedFreeError,
 };
-
-const GPU: SpaceId = SpaceId::gpu(0);
-const KIB: fn(u64) -> Bytes = Bytes::kib;
-
-struct Bench {
-    device: Arc<Simulator>,
-    manager: ReservationManager,
-    space: MemorySpace,
-    tracked: Tracked,
-    streams: [StreamId; 2],
-}
 
 /// A card with a budget of one MiB, of which 90 % can be reserved.
 fn bench() -> Bench {
@@ -34,14 +27,7 @@ fn bench() -> Bench {
 }
 
 fn bench_with(defaults: Policies) -> Bench {
-    let device = Arc::new(Simulator::preset("h200").unwrap());
-    let driver: Arc<dyn Driver> = device.clone();
-    let allocator = Arc::new(Allocator::new(driver, Config::preset(Preset::Vramp)).unwrap());
-    let streams = [(); 2].map(|()| allocator.create_stream().unwrap());
-    let manager = ReservationManager::new([(GPU, SpaceConfig::gpu(Bytes::mib(1)))]).unwrap();
-    let space = manager.space(GPU).unwrap();
-    let tracked = Tracked::new(allocator, &space, defaults);
-    Bench { device, manager, space, tracked, streams }
+    Bench::new(Bytes::mib(1), defaults)
 }
 
 fn policies(limit: LimitPolicy) -> Policies {

@@ -2,49 +2,23 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+#[path = "common/reserving.rs"]
+mod reserving;
+
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use reserving::{GPU, ask, ends_empty, reserve, space, until};
 use vramp_tiers::{
-    Bytes, CancelToken, DeadlockCheck, Level, ManagerConfig, Overtaking, Owner, QueueConfig,
-    Reservation, ReservationManager, ReserveError, SpaceConfig, SpaceId, Strategy, Tier,
+    Bytes, CancelToken, DeadlockCheck, ManagerConfig, Overtaking, Owner, QueueConfig, Reservation,
+    ReservationManager, ReserveError, SpaceId, Strategy, Tier,
 };
 
-const GPU: SpaceId = SpaceId::gpu(0);
 const OTHER: SpaceId = SpaceId::gpu(1);
-
-fn space(capacity: u64) -> SpaceConfig {
-    SpaceConfig {
-        limit: Level::Fraction(1.0),
-        granule: Bytes::new(1),
-        ..SpaceConfig::gpu(Bytes::new(capacity))
-    }
-}
 
 fn manager(capacity: u64) -> ReservationManager {
     ReservationManager::new([(GPU, space(capacity))]).unwrap()
-}
-
-fn reserve(manager: &ReservationManager, bytes: u64) -> Reservation {
-    manager.request(Strategy::Specific(GPU), Bytes::new(bytes)).now().unwrap()
-}
-
-fn until(what: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(30);
-    while !what() {
-        assert!(Instant::now() < end, "it did not happen within 30 s");
-        thread::yield_now();
-    }
-}
-
-fn ends_empty(manager: &ReservationManager) {
-    manager.audit().unwrap();
-    assert_eq!(manager.waiting(), 0);
-    for space in manager.spaces() {
-        let census = space.census();
-        assert_eq!((census.total, census.reservations), (Bytes::ZERO, 0));
-    }
 }
 
 #[test]
@@ -52,8 +26,7 @@ fn a_release_serves_the_one_who_waits_for_it() {
     let manager = manager(100);
     let all = reserve(&manager, 100);
     thread::scope(|scope| {
-        let waiter =
-            scope.spawn(|| manager.request(Strategy::Specific(GPU), Bytes::new(60)).wait());
+        let waiter = scope.spawn(|| ask(&manager, 60).wait());
         until(|| manager.waiting() == 1);
         drop(all);
         assert_eq!(waiter.join().unwrap().unwrap().bytes(), Bytes::new(60));
@@ -71,7 +44,7 @@ fn one_release_wakes_as_many_as_fit_and_no_wake_up_is_lost() {
             for _ in 0..20 {
                 let (manager, send) = (&manager, send.clone());
                 scope.spawn(move || {
-                    let part = manager.request(Strategy::Specific(GPU), Bytes::new(10)).wait();
+                    let part = ask(manager, 10).wait();
                     send.send(part.unwrap()).unwrap();
                 });
             }
@@ -94,9 +67,7 @@ fn shutdown_amid_a_thousand_waiters_ends_every_wait() {
         let waiters: Vec<_> = (0..1000)
             .map(|n| {
                 let manager = &manager;
-                let ask = move || {
-                    manager.request(Strategy::Specific(GPU), Bytes::new(1 + n % 100)).wait()
-                };
+                let ask = move || ask(manager, 1 + n % 100).wait();
                 thread::Builder::new().stack_size(128 << 10).spawn_scoped(scope, ask).unwrap()
             })
             .collect();
@@ -111,7 +82,7 @@ fn shutdown_amid_a_thousand_waiters_ends_every_wait() {
     drop(all);
     drop(reserve(&manager, 100));
     let all = reserve(&manager, 100);
-    let late = manager.request(Strategy::Specific(GPU), Bytes::new(1)).wait();
+    let late = ask(&manager, 1).wait();
     assert!(matches!(late.unwrap_err(), ReserveError::ShutDown(_)));
     drop(all);
     ends_empty(&manager);
@@ -132,14 +103,9 @@ fn the_last_handle_of_a_manager_ends_the_waits_of_reservations() {
 #[test]
 fn a_deadline_ends_a_wait_and_says_who_holds_the_memory() {
     let manager = manager(100);
-    let all =
-        manager.request(Strategy::Specific(GPU), Bytes::new(100)).owner(Owner(7)).now().unwrap();
+    let all = ask(&manager, 100).owner(Owner(7)).now().unwrap();
     let begin = Instant::now();
-    let error = manager
-        .request(Strategy::Specific(GPU), Bytes::new(1))
-        .deadline(Duration::from_millis(3))
-        .wait()
-        .unwrap_err();
+    let error = ask(&manager, 1).deadline(Duration::from_millis(3)).wait().unwrap_err();
     assert!(begin.elapsed() >= Duration::from_millis(3));
     let ReserveError::TimedOut(refusal) = &error else { panic!("{error}") };
     assert_eq!((refusal.requested, refusal.available()), (Bytes::new(1), Bytes::ZERO));
@@ -147,11 +113,11 @@ fn a_deadline_ends_a_wait_and_says_who_holds_the_memory() {
     assert_eq!(refusal.spaces[0].largest[0].owner, Owner(7));
     assert!(error.to_string().contains("owner 7"), "{error}");
     let past = Instant::now();
-    let late = manager.request(Strategy::Specific(GPU), Bytes::new(1)).deadline(past).wait();
+    let late = ask(&manager, 1).deadline(past).wait();
     assert!(matches!(late.unwrap_err(), ReserveError::TimedOut(_)));
     drop(all);
     // A deadline that has passed does not matter where there is room.
-    drop(manager.request(Strategy::Specific(GPU), Bytes::new(1)).deadline(past).wait().unwrap());
+    drop(ask(&manager, 1).deadline(past).wait().unwrap());
     ends_empty(&manager);
 }
 
@@ -197,12 +163,11 @@ fn a_cancelled_token_ends_its_waits_now_and_later() {
     thread::scope(|scope| {
         let waiters: Vec<_> = (0..3)
             .map(|_| {
-                let request = manager.request(Strategy::Specific(GPU), Bytes::new(1));
-                let request = request.cancel_token(&token);
+                let request = ask(&manager, 1).cancel_token(&token);
                 scope.spawn(move || request.wait())
             })
             .collect();
-        let stays = scope.spawn(|| manager.request(Strategy::Specific(GPU), Bytes::new(1)).wait());
+        let stays = scope.spawn(|| ask(&manager, 1).wait());
         until(|| manager.waiting() == 4);
         token.cancel();
         for waiter in waiters {
@@ -213,7 +178,7 @@ fn a_cancelled_token_ends_its_waits_now_and_later() {
         drop(all);
         drop(stays.join().unwrap().unwrap());
     });
-    let late = manager.request(Strategy::Specific(GPU), Bytes::new(1)).cancel_token(&token).wait();
+    let late = ask(&manager, 1).cancel_token(&token).wait();
     assert!(matches!(late.unwrap_err(), ReserveError::Cancelled(_)));
     ends_empty(&manager);
 }
@@ -225,8 +190,7 @@ fn cancellation_and_release_at_the_same_moment_lose_nothing() {
         let all = reserve(&manager, 10);
         let token = CancelToken::new();
         thread::scope(|scope| {
-            let request = manager.request(Strategy::Specific(GPU), Bytes::new(1));
-            let request = request.cancel_token(&token);
+            let request = ask(&manager, 1).cancel_token(&token);
             let waiter = scope.spawn(move || request.wait());
             scope.spawn(|| token.cancel());
             drop(all);
@@ -248,8 +212,7 @@ fn order_of(manager: &ReservationManager, requests: &[(i32, u64)]) -> Vec<usize>
         for (number, &(priority, bytes)) in requests.iter().enumerate() {
             let send = send.clone();
             scope.spawn(move || {
-                let request = manager.request(Strategy::Specific(GPU), Bytes::new(bytes));
-                let reservation = request.priority(priority).wait().unwrap();
+                let reservation = ask(manager, bytes).priority(priority).wait().unwrap();
                 send.send((number, reservation)).unwrap();
             });
             until(|| manager.waiting() == number + 1);
@@ -275,13 +238,12 @@ fn small_requests_overtake_a_large_one_only_to_the_bound() {
     let manager = ReservationManager::with_config([(GPU, space(100))], config).unwrap();
     let half = reserve(&manager, 50);
     thread::scope(|scope| {
-        let large =
-            scope.spawn(|| manager.request(Strategy::Specific(GPU), Bytes::new(100)).wait());
+        let large = scope.spawn(|| ask(&manager, 100).wait());
         until(|| manager.waiting() == 1);
         for _ in 0..3 {
             drop(reserve(&manager, 1));
         }
-        let error = manager.request(Strategy::Specific(GPU), Bytes::new(1)).now().unwrap_err();
+        let error = ask(&manager, 1).now().unwrap_err();
         let ReserveError::NotNow(refusal) = &error else { panic!("{error}") };
         assert_eq!((refusal.available(), refusal.waiting), (Bytes::new(50), 1));
         drop(half);
@@ -308,15 +270,9 @@ fn a_waiter_takes_whichever_of_its_spaces_is_free_first() {
 #[test]
 fn two_who_wait_for_one_another_are_found_and_one_is_told_what_to_release() {
     let manager = manager(100);
-    let hold = |owner| {
-        let request = manager.request(Strategy::Specific(GPU), Bytes::new(50));
-        request.owner(Owner(owner)).now().unwrap()
-    };
+    let hold = |owner| ask(&manager, 50).owner(Owner(owner)).now().unwrap();
     let (first, second) = (hold(1), hold(2));
-    let more = |owner| {
-        let request = manager.request(Strategy::Specific(GPU), Bytes::new(50));
-        request.owner(Owner(owner)).wait()
-    };
+    let more = |owner| ask(&manager, 50).owner(Owner(owner)).wait();
     thread::scope(|scope| {
         let older = scope.spawn(move || {
             let more = more(1);
@@ -394,8 +350,7 @@ fn a_reservation_handed_to_another_thread_is_no_deadlock() {
     let manager = manager(100);
     let handed = reserve(&manager, 100);
     thread::scope(|scope| {
-        let waiter =
-            scope.spawn(|| manager.request(Strategy::Specific(GPU), Bytes::new(100)).wait());
+        let waiter = scope.spawn(|| ask(&manager, 100).wait());
         until(|| manager.waiting() == 1);
         scope.spawn(move || drop(handed));
         drop(waiter.join().unwrap().unwrap());

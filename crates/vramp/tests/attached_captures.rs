@@ -2,14 +2,14 @@
 
 mod common;
 
-use common::{Rig, pages};
+use common::{Rig, pages, range};
 use vramp::{
     Allocation, ArenaConfig, ArenaPolicy, Bytes, CaptureError, CaptureMode, Config, Driver,
     GraphArena, GraphHold, Preset, StreamId,
 };
 use vramp_core::AddrRange;
 use vramp_driver::sim::{Kernel, Simulator};
-use vramp_driver::{Call, GraphExec, Stream};
+use vramp_driver::{Call, GraphExec};
 
 fn checked() -> Rig {
     Rig::on(Simulator::builder().checked().logged(100_000), Config::preset(Preset::Vramp))
@@ -20,17 +20,9 @@ fn arena(rig: &Rig) -> GraphArena {
     rig.allocator.graph_arena(config).expect("addresses are there")
 }
 
-fn raw(rig: &Rig, stream: StreamId) -> Stream {
-    rig.allocator.stream(stream).expect("it is open")
-}
-
-fn range(block: &Allocation) -> AddrRange {
-    AddrRange::new(block.addr(), block.len())
-}
-
 fn write(rig: &Rig, stream: StreamId, block: &Allocation) {
     let kernel = Kernel::new("write").writing(range(block)).lasting(50_000_000);
-    rig.sim.launch(raw(rig, stream), kernel).expect("work is queued");
+    rig.sim.launch(rig.raw(stream), kernel).expect("work is queued");
 }
 
 /// What another library does: captures `body` into an arena by itself.
@@ -39,7 +31,7 @@ fn captured<R>(
     arena: &GraphArena,
     body: impl FnOnce() -> R,
 ) -> (GraphExec, GraphHold, R) {
-    let queue = raw(rig, rig.stream);
+    let queue = rig.raw(rig.stream);
     rig.sim.begin_capture(queue, CaptureMode::ThreadLocal).expect("it does not capture yet");
     let capture = rig.allocator.attach_capture(rig.stream, arena).expect("the arena is free");
     let result = body();
@@ -79,7 +71,7 @@ fn what_a_attached_capture_asks_for_comes_from_the_arena_and_serves_again() {
     );
     assert!(!rig.malloc_and_free_is_of_arena(), "the capture is over");
     for _ in 0..3 {
-        rig.sim.launch_graph(exec, raw(&rig, rig.stream)).expect("it is ready");
+        rig.sim.launch_graph(exec, rig.raw(rig.stream)).expect("it is ready");
     }
     rig.sim.advance(1_000_000_000);
     rig.sim.destroy_graph_exec(exec).expect("it is there");
@@ -116,7 +108,7 @@ fn an_arena_whose_replays_nobody_tells_never_lends() {
     assert_eq!(arena.report(), before, "its memory stays where it is");
     let log = rig.sim.take_log();
     assert!(log.iter().all(|call| call.call != Call::Unmap), "nothing moves under the graph");
-    rig.sim.launch_graph(exec, raw(&rig, rig.stream)).expect("it is ready");
+    rig.sim.launch_graph(exec, rig.raw(rig.stream)).expect("it is ready");
     rig.sim.advance(1_000_000_000);
     rig.free(all);
     rig.sim.destroy_graph_exec(exec).expect("it is there");
@@ -146,7 +138,7 @@ fn an_arena_that_lent_its_memory_has_it_back_when_it_is_attached() {
         rig.free(block);
     });
     assert!(arena.report().backed >= pages(16));
-    rig.sim.launch_graph(exec, raw(&rig, rig.stream)).expect("it is ready");
+    rig.sim.launch_graph(exec, rig.raw(rig.stream)).expect("it is ready");
     drop(guarded.launch(rig.stream).expect("nobody uses the arena"));
     rig.allocator.trim(Bytes::ZERO).expect("nothing fails");
     assert!(arena.report().backed >= pages(32), "it lends no more");
@@ -166,7 +158,7 @@ fn memory_from_before_that_is_freed_inside_is_kept_until_the_hold_goes() {
     let other = rig.allocator.create_stream().expect("a stream can be made");
     let (on_stream, elsewhere) = (rig.malloc(8), rig.malloc_on(8, other));
     let kept = [range(&on_stream), range(&elsewhere)];
-    let queue = raw(&rig, rig.stream);
+    let queue = rig.raw(rig.stream);
     rig.sim.begin_capture(queue, CaptureMode::ThreadLocal).expect("it does not capture yet");
     let capture = rig.allocator.attach_capture(rig.stream, &arena).expect("the arena is free");
     assert!(capture.is_under_way().expect("a stream can be asked"));
@@ -205,7 +197,7 @@ fn dropped_in_flight(body: impl Fn(&Rig, Allocation) -> Option<Allocation>) {
         if let Some(left) = left {
             rig.free(left);
         }
-        rig.sim.launch_graph(exec, raw(&rig, streams[launched_on])).expect("it is ready");
+        rig.sim.launch_graph(exec, rig.raw(streams[launched_on])).expect("it is ready");
         rig.sim.destroy_graph_exec(exec).expect("it is there");
         drop((hold, arena));
         let all = rig.malloc_on(20, streams[asked_on]);
@@ -272,7 +264,7 @@ fn captures_of_one_arena_share_its_memory() {
     }
     assert_eq!(arena.report().high_water, pages(32), "as much as the largest");
     for (exec, _) in &made {
-        rig.sim.launch_graph(*exec, raw(&rig, rig.stream)).expect("it is ready");
+        rig.sim.launch_graph(*exec, rig.raw(rig.stream)).expect("it is ready");
     }
     rig.sim.advance(1_000_000_000);
     for (exec, hold) in made {
@@ -311,7 +303,7 @@ fn a_monotone_arena_serves_a_attached_capture_and_nothing_twice() {
 fn what_cannot_be_joined_is_an_error_and_the_capture_goes_on() {
     let (rig, elsewhere) = (checked(), checked());
     let (one, two, foreign) = (arena(&rig), arena(&rig), arena(&elsewhere));
-    let queue = raw(&rig, rig.stream);
+    let queue = rig.raw(rig.stream);
     let attach = |arena: &GraphArena| rig.allocator.attach_capture(rig.stream, arena);
     assert!(
         matches!(attach(&one), Err(CaptureError::NotCapturing(stream)) if stream == rig.stream)
@@ -339,7 +331,7 @@ fn what_cannot_be_joined_is_an_error_and_the_capture_goes_on() {
 fn a_capture_that_came_to_nothing_leaves_everything_as_it_was() {
     let rig = checked();
     let arena = arena(&rig);
-    let queue = raw(&rig, rig.stream);
+    let queue = rig.raw(rig.stream);
     let before = rig.malloc(4);
     let place = [range(&before)];
     rig.sim.begin_capture(queue, CaptureMode::ThreadLocal).expect("it does not capture yet");

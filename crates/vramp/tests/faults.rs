@@ -3,27 +3,17 @@
 //! recorded one.
 
 mod common;
+#[path = "common/random.rs"]
+mod random;
 
 use std::collections::BTreeMap;
 
 use common::Rig;
+use random::Random;
 use vramp::{Allocation, Bytes, Config, Preset, StreamId};
 use vramp_driver::Call;
 use vramp_driver::sim::{Builder, FaultPlan, Simulator};
 use vramp_trace::{ReadLimits, Request, Workload, read_trace};
-
-/// A splitmix64 generator: the same program every time.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-}
 
 const STEPS: u64 = 2000;
 

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 use common::{PAGE, Rig};
 use random::Random;
-use vramp::{Allocation, Bytes, Config, Driver, Preset, StreamId};
+use vramp::{Allocation, Bytes, Config, Preset, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::sim::{Kernel, Simulator};
 
@@ -91,14 +91,14 @@ impl Program {
         let stream = *self.random.pick(&self.streams);
         let last = self.held[index].last_user;
         if last != stream {
-            self.order(last, stream);
+            self.rig.order(last, stream);
         }
         let Held { block, .. } = &self.held[index];
         let range = AddrRange::new(block.addr(), block.len());
         let kernel = Kernel::new("work").lasting(1 << self.random.below(22));
         let kernel =
             if self.random.below(2) == 0 { kernel.writing(range) } else { kernel.reading(range) };
-        self.rig.sim.launch(self.raw(stream), kernel).unwrap();
+        self.rig.sim.launch(self.rig.raw(stream), kernel).unwrap();
         let held = &mut self.held[index];
         held.last_user = stream;
         held.unnoted.insert(stream);
@@ -122,17 +122,6 @@ impl Program {
             self.rig.allocator.record_use(&block, user).unwrap();
         }
         self.rig.allocator.free(block, stream).unwrap();
-    }
-
-    fn order(&self, earlier: StreamId, later: StreamId) {
-        let event = self.rig.sim.create_event().unwrap();
-        self.rig.sim.record(event, self.raw(earlier)).unwrap();
-        self.rig.sim.wait(self.raw(later), event).unwrap();
-        self.rig.sim.destroy_event(event).unwrap();
-    }
-
-    fn raw(&self, stream: StreamId) -> vramp_driver::Stream {
-        self.rig.allocator.stream(stream).unwrap()
     }
 }
 

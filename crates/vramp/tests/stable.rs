@@ -2,44 +2,19 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
 
+mod common;
+#[path = "common/stable.rs"]
+mod stable;
+
 use std::sync::Arc;
 
-use vramp::{AllocError, Allocator, ArenaError, Bytes, Config, Driver, Preset, StreamId};
+use stable::{MIB, Rig, part};
+use vramp::{AllocError, Allocator, ArenaError, Bytes, Config, Driver, Preset};
 use vramp_core::AddrRange;
-use vramp_driver::Stream;
-use vramp_driver::sim::{Backing, Simulator};
-
-const MIB: fn(u64) -> Bytes = Bytes::mib;
-
-struct Rig {
-    sim: Arc<Simulator>,
-    allocator: Allocator,
-    stream: StreamId,
-    queue: Stream,
-}
 
 /// A card of which the allocator may have 256 MiB.
 fn rig() -> Rig {
-    let sim = Simulator::builder().memory(Bytes::gib(1)).backing(Backing::Stored).build();
-    let sim = Arc::new(sim);
-    let driver: Arc<dyn Driver> = sim.clone();
-    let config = Config { limit: Some(MIB(256)), ..Config::preset(Preset::Vramp) };
-    let allocator = Allocator::new(driver, config).unwrap();
-    let stream = allocator.create_stream().unwrap();
-    let queue = allocator.stream(stream).unwrap();
-    Rig { sim, allocator, stream, queue }
-}
-
-impl Rig {
-    fn fill(&self, range: AddrRange, byte: u8) {
-        self.sim.fill(self.queue, range, byte).unwrap();
-        self.sim.synchronize_stream(self.queue).unwrap();
-    }
-
-    fn byte(&self, range: AddrRange, offset: Bytes) -> u8 {
-        let one = AddrRange::new(range.start + offset, Bytes::new(1));
-        self.sim.peek(one).expect("bytes are stored")[0]
-    }
+    Rig::limited(MIB(256))
 }
 
 #[test]
@@ -112,11 +87,10 @@ fn a_part_is_brought_back_alone() {
     let range = rig.allocator.stable_range(MIB(128), MIB(16)).unwrap();
     range.back_part(MIB(40), MIB(20), rig.stream).unwrap();
     assert_eq!(range.memory().backed, MIB(20));
-    let part = AddrRange::new(range.range().start + MIB(40), MIB(20));
-    rig.fill(part, 8);
+    rig.fill(part(&range, MIB(40), MIB(20)), 8);
     range.back(rig.stream).unwrap();
     assert_eq!(range.memory().backed, MIB(128));
-    rig.fill(AddrRange::new(range.range().start, MIB(40)), 1);
+    rig.fill(part(&range, Bytes::ZERO, MIB(40)), 1);
     assert_eq!(rig.byte(range.range(), MIB(59)), 8);
     assert_eq!(range.lend(&[]), MIB(128));
     // Only the handles that the part touches come back; the others are still the pool's.
@@ -148,7 +122,7 @@ fn parts_come_and_go_at_random_and_the_rest_keeps_its_bytes() {
             rig.allocator.stable_range(MIB(96), MIB([2, 8, 16][seed as usize % 3])).unwrap();
         let mut contents: [Option<u8>; 12] = [None; 12];
         let piece = MIB(8);
-        let place = |index: u64| AddrRange::new(range.range().start + piece * index, piece);
+        let place = |index: u64| part(&range, piece * index, piece);
         let mut blocks = Vec::new();
         for step in 0..60_u8 {
             let index = random.u64(..12);
@@ -196,19 +170,23 @@ fn parts_come_and_go_at_random_and_the_rest_keeps_its_bytes() {
 
 #[test]
 fn a_dropped_ranges_memory_serves_others_behind_the_work_that_was_noted() {
-    let rig = rig();
-    let range = rig.allocator.stable_range(MIB(256), MIB(32)).unwrap();
-    range.back(rig.stream).unwrap();
-    rig.sim.fill(rig.queue, range.range(), 4).unwrap();
-    range.used_on(rig.stream);
-    drop(range);
-    let other = rig.allocator.create_stream().unwrap();
-    let block = rig.allocator.malloc(MIB(256), other).unwrap();
-    let queue = rig.allocator.stream(other).unwrap();
-    rig.sim.fill(queue, AddrRange::new(block.addr(), MIB(256)), 6).unwrap();
-    rig.sim.synchronize_stream(queue).unwrap();
-    assert!(rig.sim.hazards().is_empty(), "{:?}", rig.sim.hazards());
-    rig.allocator.free(block, other).unwrap();
+    for noted in [true, false] {
+        let rig = rig();
+        let range = rig.allocator.stable_range(MIB(256), MIB(32)).unwrap();
+        range.back(rig.stream).unwrap();
+        let [user, other] = [(); 2].map(|()| rig.allocator.create_stream().unwrap());
+        let queues = [user, other].map(|stream| rig.allocator.stream(stream).unwrap());
+        rig.sim.fill(queues[0], range.range(), 4).unwrap();
+        if noted {
+            range.used_on(user);
+        }
+        drop(range);
+        let block = rig.allocator.malloc(MIB(256), other).unwrap();
+        rig.sim.fill(queues[1], AddrRange::new(block.addr(), MIB(256)), 6).unwrap();
+        rig.sim.synchronize_stream(queues[1]).unwrap();
+        assert_eq!(rig.sim.hazards().is_empty(), noted, "{:?}", rig.sim.hazards());
+        rig.allocator.free(block, other).unwrap();
+    }
 }
 
 #[test]

@@ -1,25 +1,24 @@
 //! A process that is killed while it spills, and the next one.
 
-use std::io::{BufRead, BufReader};
+#[path = "../common/child.rs"]
+#[allow(dead_code, reason = "the store's own tests need more of it")]
+mod child;
+
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+
+use child::Child;
 
 use super::below::{to_disk, until};
 use super::*;
 
-/// Where the child of a test shall spill to, and whether its files are hidden.
-const DIR: &str = "VRAMP_TEST_SPILLING_DIR";
-const HIDDEN: &str = "VRAMP_TEST_SPILLING_HIDDEN";
-const READY: &str = "it spills";
+/// A rig with its files in `directory`.
+fn spilling(directory: &Path, names: FileNames) -> Rig {
+    Plan { names, directory: Some(directory.to_owned()), ..to_disk(None) }.build()
+}
 
 /// In the child: sends buffers to the disk and takes them back until it is killed.
 fn spill_until_killed(directory: &Path) -> ! {
-    let names = match std::env::var_os(HIDDEN) {
-        Some(_) => FileNames::Hidden,
-        None => FileNames::Shown,
-    };
-    let directory = Some(directory.to_owned());
-    let rig = Plan { names, directory, ..to_disk(None) }.build();
+    let rig = spilling(directory, child::names());
     let buffers: Vec<_> = (1..=4).map(|byte| rig.filled(MIB(24), byte)).collect();
     let mut told = false;
     loop {
@@ -28,22 +27,9 @@ fn spill_until_killed(directory: &Path) -> ! {
         }
         rig.manager.spill(MIB(64));
         if !std::mem::replace(&mut told, true) {
-            println!("{READY}");
+            child::ready();
         }
     }
-}
-
-/// This test binary again, running the test `name` alone. Returns once it has spilled.
-fn child(name: &str, directory: &Path, hidden: bool) -> Child {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", name, "--nocapture"]).env(DIR, directory).stdout(Stdio::piped());
-    if hidden {
-        command.env(HIDDEN, "");
-    }
-    let mut child = command.spawn().unwrap();
-    let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
-    assert!(lines.map(Result::unwrap).any(|line| line.contains(READY)), "the child ended early");
-    child
 }
 
 fn files(directory: &Path) -> usize {
@@ -52,19 +38,15 @@ fn files(directory: &Path) -> usize {
 
 #[test]
 fn of_a_process_killed_while_it_spills_no_file_is_left_at_the_next_start() {
-    if let Some(directory) = std::env::var_os(DIR) {
-        spill_until_killed(Path::new(&directory));
+    if let Some(directory) = child::directory() {
+        spill_until_killed(&directory);
     }
     let name = "killed::of_a_process_killed_while_it_spills_no_file_is_left_at_the_next_start";
     let directory = tempfile::tempdir().unwrap();
-    let mut child = child(name, directory.path(), false);
-    child.kill().unwrap();
-    child.wait().unwrap();
+    let child = Child::start(name, directory.path(), FileNames::Shown);
+    child.kill();
     assert!(files(directory.path()) > 0);
-    let next = || {
-        let names = FileNames::Shown;
-        Plan { names, directory: Some(directory.path().to_owned()), ..to_disk(None) }.build()
-    };
+    let next = || spilling(directory.path(), FileNames::Shown);
     // The kernel lets go of the last files once their transfers have ended.
     until(|| next().store.as_ref().unwrap().swept().alive == 0);
     assert_eq!(files(directory.path()), 0);
@@ -79,14 +61,13 @@ fn of_a_process_killed_while_it_spills_no_file_is_left_at_the_next_start() {
 
 #[test]
 fn hidden_files_of_a_process_killed_while_it_spills_are_gone_at_once() {
-    if let Some(directory) = std::env::var_os(DIR) {
-        spill_until_killed(Path::new(&directory));
+    if let Some(directory) = child::directory() {
+        spill_until_killed(&directory);
     }
     let name = "killed::hidden_files_of_a_process_killed_while_it_spills_are_gone_at_once";
     let directory = tempfile::tempdir().unwrap();
-    let mut child = child(name, directory.path(), true);
+    let child = Child::start(name, directory.path(), FileNames::Hidden);
     assert_eq!(files(directory.path()), 0);
-    child.kill().unwrap();
-    child.wait().unwrap();
+    child.kill();
     assert_eq!(files(directory.path()), 0);
 }

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use vramp_host::{Direction, DiskErrorKind, IoChoice, IoRequest};
 use vramp_tiers::{Checks, CompressionConfig, DiskConfig, DiskTierError, LimitPolicy, PaidBy};
 
-use super::faults::{fail, flip, kind};
-use super::faulty::{EAGAIN, EINTR, EIO, ENOSPC, Fault, Faulty};
+use super::faults::{flip, kind};
+use super::faulty::{EAGAIN, EINTR, EIO, ENOSPC, Fault, Faulty, fail};
 use super::*;
 
 /// Whatever saves a tenth is compressed, however long that takes.

@@ -5,20 +5,16 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
-use vramp_host::{Direction, DiskErrorKind, IoChoice, IoRequest};
+use vramp_host::{Direction, DiskErrorKind, IoChoice};
 use vramp_tiers::{Checks, DiskConfig, DiskTierError, PaidBy};
 
-use super::faulty::{EAGAIN, EINTR, EIO, ENOSPC, Fault, Faulty};
+use super::faulty::{EAGAIN, EINTR, EIO, ENOSPC, Fault, Faulty, fail};
 use super::*;
 
 fn faulty_world() -> (Arc<Faulty>, World) {
     let faulty = Faulty::new();
     let world = world_with(SMALL, Arc::<Faulty>::clone(&faulty));
     (faulty, world)
-}
-
-pub fn fail(direction: Direction, code: i32) -> impl FnMut(&IoRequest) -> Fault + Send {
-    move |request| if request.direction == direction { Fault::Fail(code) } else { Fault::None }
 }
 
 pub fn kind(error: &DiskTierError) -> DiskErrorKind {

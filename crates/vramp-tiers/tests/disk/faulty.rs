@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use vramp_host::{BlockIo, DirectFile, DiskError, IoChoice, IoRequest, OsCode, open_io};
+use vramp_host::{BlockIo, DirectFile, Direction, DiskError, IoChoice, IoRequest, OsCode, open_io};
 use vramp_tiers::Bytes;
 
 pub const EINTR: i32 = 4;
@@ -22,6 +22,11 @@ pub enum Fault {
 }
 
 type Rule = Box<dyn FnMut(&IoRequest) -> Fault + Send>;
+
+/// Every call in this direction fails with this code.
+pub fn fail(direction: Direction, code: i32) -> impl FnMut(&IoRequest) -> Fault + Send {
+    move |request| if request.direction == direction { Fault::Fail(code) } else { Fault::None }
+}
 
 /// A real engine behind rules that tests change.
 pub struct Faulty {

@@ -1,66 +1,45 @@
 //! A process that is killed while it writes, and the next one; and one that the kernel would kill.
 
-use std::io::{BufRead, BufReader};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+#[path = "../common/child.rs"]
+mod child;
 
-use vramp_tiers::{FileNames, PaidBy, Swept};
+use std::process::Command;
+
+use child::Child;
+use vramp_tiers::{PaidBy, Swept};
 
 use super::*;
 
-/// Where the child of a test shall write, and whether its files are seen.
-const DIR: &str = "VRAMP_TEST_KILLED_DIR";
-const HIDDEN: &str = "VRAMP_TEST_KILLED_HIDDEN";
-const READY: &str = "it is written";
-
 /// In the child: writes until it is killed.
-fn write_until_killed(dir: &str) -> ! {
-    let names = match std::env::var_os(HIDDEN) {
-        Some(_) => FileNames::Hidden,
-        None => FileNames::Shown,
-    };
+fn write_until_killed(dir: &Path) -> ! {
     let (_manager, space) = space();
-    let config = DiskConfig { names, ..SMALL };
+    let config = DiskConfig { names: child::names(), ..SMALL };
     let store = DiskStore::open(dir, config, &space).unwrap();
     let data = [span(&pattern(1, 8 << 20))];
     let _kept = store.write(&data, PaidBy::Space).unwrap();
     // All files are there from here on: one that is just being made may be swept, and made again.
     drop(store.write(&data, PaidBy::Space).unwrap());
-    println!("{READY}");
+    child::ready();
     loop {
         drop(store.write(&data, PaidBy::Space).unwrap());
     }
 }
 
-/// This test binary again, running the test `name` alone. Returns once it has written.
-fn child(name: &str, dir: &Path, hidden: bool) -> Child {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", name, "--nocapture"]).env(DIR, dir).stdout(Stdio::piped());
-    if hidden {
-        command.env(HIDDEN, "");
-    }
-    let mut child = command.spawn().unwrap();
-    let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
-    assert!(lines.map(Result::unwrap).any(|line| line.contains(READY)), "the child ended early");
-    child
-}
-
 #[test]
 fn what_a_killed_process_left_is_swept_and_a_living_ones_files_are_not() {
-    if let Some(dir) = std::env::var_os(DIR) {
-        write_until_killed(dir.to_str().unwrap());
+    if let Some(dir) = child::directory() {
+        write_until_killed(&dir);
     }
     let name = "killed::what_a_killed_process_left_is_swept_and_a_living_ones_files_are_not";
     let dir = tempfile::tempdir().unwrap();
     let (_manager, space) = space();
     let open = || DiskStore::open(dir.path(), SMALL, &space).unwrap();
-    let mut child = child(name, dir.path(), false);
+    let mut child = Child::start(name, dir.path(), FileNames::Shown);
     let living = open().swept();
     assert_eq!(living, Swept { alive: 4, ..Swept::default() });
-    assert!(child.try_wait().unwrap().is_none(), "the child still writes");
+    assert!(child.is_alive(), "the child still writes");
 
-    child.kill().unwrap();
-    child.wait().unwrap();
+    child.kill();
     assert_eq!(files(dir.path()).len(), 4);
     // The kernel lets go of the last files once their transfers have ended.
     let mut store = open();
@@ -80,21 +59,20 @@ fn what_a_killed_process_left_is_swept_and_a_living_ones_files_are_not() {
 
 #[test]
 fn of_hidden_files_nothing_is_left_when_a_process_is_killed() {
-    if let Some(dir) = std::env::var_os(DIR) {
-        write_until_killed(dir.to_str().unwrap());
+    if let Some(dir) = child::directory() {
+        write_until_killed(&dir);
     }
     let name = "killed::of_hidden_files_nothing_is_left_when_a_process_is_killed";
     let dir = tempfile::tempdir().unwrap();
-    let mut child = child(name, dir.path(), true);
+    let child = Child::start(name, dir.path(), FileNames::Hidden);
     assert!(files(dir.path()).is_empty());
-    child.kill().unwrap();
-    child.wait().unwrap();
+    child.kill();
     assert!(files(dir.path()).is_empty());
 }
 
 #[test]
 fn a_limit_on_the_size_of_files_is_a_full_disk_and_does_not_kill() {
-    if let Some(dir) = std::env::var_os(DIR) {
+    if let Some(dir) = child::directory() {
         let (_manager, space) = space();
         let store = DiskStore::open(dir, SMALL, &space).unwrap();
         // Segments of 4 MiB are too large here; smaller ones are not.
@@ -110,7 +88,7 @@ fn a_limit_on_the_size_of_files_is_a_full_disk_and_does_not_kill() {
     // 2048 blocks of 512 bytes.
     let mut limited = Command::new("sh");
     limited.args(["-c", "ulimit -f 2048 && exec \"$0\" --exact \"$1\""]);
-    limited.arg(std::env::current_exe().unwrap()).arg(name).env(DIR, dir.path());
+    limited.arg(std::env::current_exe().unwrap()).arg(name).env(child::DIR, dir.path());
     let output = limited.output().unwrap();
     assert!(output.status.success(), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");

@@ -3,13 +3,13 @@
 use std::sync::atomic::Ordering;
 
 use tempfile::TempDir;
-use vramp_host::{Direction, DiskErrorKind, IoChoice, IoRequest};
+use vramp_host::{Direction, DiskErrorKind, IoChoice};
 use vramp_tiers::{
     Checks, DiskConfig, DiskPayer, DiskStore, DiskTierError, FileNames, LimitPolicy, MemorySpace,
     OnDisk,
 };
 
-use super::faulty::{EIO, ENOSPC, Fault, Faulty};
+use super::faulty::{EIO, ENOSPC, Fault, Faulty, fail};
 use super::*;
 
 /// Segments of 64 MiB, files that can be seen.
@@ -55,10 +55,6 @@ impl World {
         assert_eq!(self.bench.mover.in_flight(), (Bytes::ZERO, Bytes::ZERO));
         no_hazards(&self.bench.device);
     }
-}
-
-fn fail(direction: Direction, code: i32) -> impl FnMut(&IoRequest) -> Fault + Send {
-    move |request| if request.direction == direction { Fault::Fail(code) } else { Fault::None }
 }
 
 fn disk_error(error: MoveError) -> DiskTierError {

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
 
+#[path = "../common/blocks.rs"]
+mod blocks;
 mod disk;
 mod faults;
 #[path = "../disk/faulty.rs"]
@@ -14,25 +16,14 @@ mod transfers;
 
 use std::sync::Arc;
 
+use blocks::{BLOCKS, MIB, space};
 use vramp::Driver;
 use vramp_core::{AddrRange, DeviceAddr};
 use vramp_driver::sim::{Backing, FaultPlan, Kernel, LiveObjects, LoggedCall, Simulator};
 use vramp_driver::{Call, CaptureMode, Place, Stream};
 use vramp_tiers::{
     After, Bytes, CancelToken, HostAllocation, HostPool, HostPoolConfig, HostPoolError, MoveError,
-    Mover, MoverConfig, PageKind, Progress, ReservationManager, SpaceConfig, SpaceId, Transfer,
-};
-
-const MIB: Bytes = Bytes::mib(1);
-
-/// Runs of four blocks at most.
-const BLOCKS: HostPoolConfig = HostPoolConfig {
-    block: MIB,
-    blocks_per_pool: 4,
-    initial_pools: 1,
-    spare_blocks: 0,
-    node: None,
-    pages: PageKind::Small,
+    Mover, MoverConfig, Progress, ReservationManager, SpaceConfig, SpaceId, Transfer,
 };
 
 /// The smallest steps there are.
@@ -51,10 +42,8 @@ fn simulator() -> Arc<Simulator> {
 }
 
 fn pool(devices: &[&Arc<Simulator>]) -> HostPool {
-    let host = SpaceId::host(0);
-    let manager = ReservationManager::new([(host, SpaceConfig::host(Bytes::gib(1)))]).unwrap();
     let devices = devices.iter().map(|&device| driver(device));
-    HostPool::new(&manager.space(host).unwrap(), BLOCKS, devices).unwrap()
+    HostPool::new(&space(Bytes::gib(1)), BLOCKS, devices).unwrap()
 }
 
 fn driver(device: &Arc<Simulator>) -> Arc<dyn Driver> {

@@ -77,10 +77,8 @@ fn a_staged_move_is_cancelled_between_two_pieces_and_gives_its_blocks_back() {
 fn where_no_block_is_to_be_had_a_staged_move_says_so_and_with_few_it_goes_slower() {
     let bench = bench();
     let other = simulator();
-    let host = SpaceId::host(0);
-    let manager = ReservationManager::new([(host, SpaceConfig::host(Bytes::mib(8)))]).unwrap();
     let devices = [driver(&bench.device), driver(&other)];
-    let pool = HostPool::new(&manager.space(host).unwrap(), BLOCKS, devices).unwrap();
+    let pool = HostPool::new(&space(Bytes::mib(8)), BLOCKS, devices).unwrap();
     let [near, far] =
         [&bench.device, &other].map(|device| Mover::new(driver(device), &pool, SMALL).unwrap());
     let [from, to] = [&bench.device, &other].map(|device| memory(device, Bytes::mib(20)));

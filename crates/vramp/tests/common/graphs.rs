@@ -6,11 +6,11 @@ use vramp::{
     Allocation, ArenaConfig, ArenaPolicy, Bytes, CapturedGraph, Config, Driver, GraphArena,
     StreamId,
 };
-use vramp_core::AddrRange;
 use vramp_driver::sim::{Backing, Builder, Kernel, Simulator};
 use vramp_driver::{Copy, Stream};
 
 use super::common::Rig;
+pub use super::common::range;
 
 /// How long a kernel runs that is still running when the test looks.
 pub const LONG_NS: u64 = 1 << 40;
@@ -44,7 +44,7 @@ impl Stage {
     }
 
     pub fn raw(&self, stream: StreamId) -> Stream {
-        self.rig.allocator.stream(stream).expect("the stream is open")
+        self.rig.raw(stream)
     }
 
     // --- memory ---
@@ -115,13 +115,9 @@ impl Stage {
         self.rig.sim.launch(self.raw(stream), kernel).expect("the stream takes work");
     }
 
-    /// Lets `later` run after what is queued on `earlier`; while `earlier` captures, a fork or a
-    /// join.
+    /// As [`Rig::order`]: while `earlier` captures, a fork or a join.
     pub fn order(&self, earlier: StreamId, later: StreamId) {
-        let event = self.rig.sim.create_event().expect("an event can be made");
-        self.rig.sim.record(event, self.raw(earlier)).expect("the stream takes work");
-        self.rig.sim.wait(self.raw(later), event).expect("the stream takes work");
-        self.rig.sim.destroy_event(event).expect("it is there");
+        self.rig.order(earlier, later);
     }
 
     pub fn sync(&self, stream: StreamId) {
@@ -178,8 +174,4 @@ impl Stage {
         assert_eq!(live, Bytes::ZERO, "no block was lost");
         self.rig.close();
     }
-}
-
-pub fn range(block: &Allocation) -> AddrRange {
-    AddrRange::new(block.addr(), block.len())
 }

@@ -4,13 +4,18 @@
 use std::sync::Arc;
 
 use vramp::{Allocation, Allocator, Bytes, Census, Config, Driver, Preset, StreamId};
-use vramp_driver::sim::{Builder, Simulator};
-use vramp_driver::{Call, sim::LiveObjects};
+use vramp_core::AddrRange;
+use vramp_driver::sim::{Builder, LiveObjects, Simulator};
+use vramp_driver::{Call, Stream};
 
 pub const PAGE: Bytes = Bytes::mib(2);
 
 pub fn pages(count: u64) -> Bytes {
     PAGE * count
+}
+
+pub fn range(block: &Allocation) -> AddrRange {
+    AddrRange::new(block.addr(), block.len())
 }
 
 /// An allocator, its simulated card, and one stream.
@@ -60,6 +65,19 @@ impl Rig {
     pub fn free_on(&self, block: Allocation, stream: StreamId) {
         self.allocator.free(block, stream).expect("the block is this allocator's");
         self.allocator.audit().expect("free keeps every invariant");
+    }
+
+    pub fn raw(&self, stream: StreamId) -> Stream {
+        self.allocator.stream(stream).expect("the stream is open")
+    }
+
+    /// Lets `later` run after what is queued on `earlier`; while `earlier` captures, a fork or a
+    /// join.
+    pub fn order(&self, earlier: StreamId, later: StreamId) {
+        let event = self.sim.create_event().expect("an event can be made");
+        self.sim.record(event, self.raw(earlier)).expect("the stream takes work");
+        self.sim.wait(self.raw(later), event).expect("the stream takes work");
+        self.sim.destroy_event(event).expect("it is there");
     }
 
     /// Physical memory in pages.

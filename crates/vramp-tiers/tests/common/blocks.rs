@@ -1,0 +1,23 @@
+//! What the tests of pinned blocks and of movers share: small pools in a space of the host.
+
+use vramp_tiers::{
+    Bytes, HostPoolConfig, MemorySpace, PageKind, ReservationManager, SpaceConfig, SpaceId,
+};
+
+pub const MIB: Bytes = Bytes::mib(1);
+
+/// Pools of four blocks of 1 MiB, none spare.
+pub const BLOCKS: HostPoolConfig = HostPoolConfig {
+    block: MIB,
+    blocks_per_pool: 4,
+    initial_pools: 1,
+    spare_blocks: 0,
+    node: None,
+    pages: PageKind::Small,
+};
+
+pub fn space(capacity: Bytes) -> MemorySpace {
+    let host = SpaceId::host(0);
+    let manager = ReservationManager::new([(host, SpaceConfig::host(capacity))]).unwrap();
+    manager.space(host).unwrap()
+}
