@@ -2,7 +2,8 @@
 //! that compares what it looks at.
 //!
 //! `cargo run --release -p vramp-tiers --example spill_soak -- [DEVICE] [--seconds N]`. Buffers of
-//! three times the limit lie on the card, the host and a disk. Work on the card fills and copies
+//! three times the limit lie on the card, the host and a disk; some are read where they are. Work on
+//! the card fills and copies
 //! parts of them; parts at random are copied to pinned memory and compared. A simulated card keeps
 //! real bytes, is therefore made small, and looks for accesses without order.
 
@@ -32,6 +33,8 @@ const LOOK: Bytes = Bytes::kib(4);
 const STREAMS: usize = 4;
 /// Buffers of all threads together; each is a 16th of the limit on average.
 const BUFFERS: usize = 48;
+/// One of so many is readable while spilled.
+const READABLE: u8 = 4;
 
 /// Checks buffers that leave the card with data.
 #[derive(Parser)]
@@ -128,9 +131,11 @@ struct Counts {
     writes: u64,
     copies: u64,
     looks: u64,
+    reads_in_place: u64,
     prefetches: u64,
     spills: u64,
     cleans: u64,
+    reliefs: u64,
     mallocs: u64,
     mallocs_refused: u64,
     buffers: u64,
@@ -308,9 +313,14 @@ impl Worker<'_> {
                 self.soak.manager.spill(Bytes::new(self.random.u64(1..most)));
                 self.counts.spills += 1;
             }
-            _ => {
+            95..98 => {
                 self.soak.manager.clean(Bytes::mib(32));
                 self.counts.cleans += 1;
+            }
+            _ => {
+                let most = self.soak.limit.count() / 8;
+                self.soak.manager.relieve_host(Bytes::new(self.random.u64(1..most)));
+                self.counts.reliefs += 1;
             }
         }
         Ok(())
@@ -356,6 +366,9 @@ impl Worker<'_> {
         let limit = self.soak.limit.count();
         let len = Bytes::new(self.random.u64(limit / 24..limit / 12));
         let buffer = self.soak.manager.buffer(len)?;
+        if self.random.u8(..READABLE) == 0 {
+            buffer.readable_while_spilled()?;
+        }
         let parts = len.count().div_ceil(PART.count()) as usize;
         let (stream, queue) = self.stream();
         let lease = buffer.lease(Access::Exclusive, stream);
@@ -402,8 +415,9 @@ impl Worker<'_> {
             (&self.buffers[index].buffer, Access::Shared),
             (&self.buffers[to].buffer, Access::Exclusive),
         ];
-        let lease = self.soak.manager.lease(&set, stream);
+        let lease = self.soak.manager.lease_in_place(&set, stream);
         let Some(mut lease) = self.granted(lease)? else { return Ok(()) };
+        self.counts.reads_in_place += u64::from(lease.is_in_place(0));
         let (source, target) = (PART * first as u64, PART * at as u64);
         let copy = Copy {
             from: lease.address(0).start + source,
@@ -422,8 +436,13 @@ impl Worker<'_> {
     fn look(&mut self, index: usize) -> Result<()> {
         let (stream, queue) = self.stream();
         let part = self.random.usize(..self.buffers[index].parts.len());
-        let lease = self.buffers[index].buffer.lease(Access::Shared, stream);
+        let buffer = &self.buffers[index].buffer;
+        let lease = match self.random.bool() {
+            true => buffer.read_in_place(stream),
+            false => buffer.lease(Access::Shared, stream),
+        };
         let Some(lease) = self.granted(lease)? else { return Ok(()) };
+        self.counts.reads_in_place += u64::from(lease.is_in_place(0));
         let known = &self.buffers[index];
         let (start, len) = known.bytes_of(part, 1);
         let looked = len.min(LOOK);
@@ -473,9 +492,11 @@ impl Counts {
         self.writes += other.writes;
         self.copies += other.copies;
         self.looks += other.looks;
+        self.reads_in_place += other.reads_in_place;
         self.prefetches += other.prefetches;
         self.spills += other.spills;
         self.cleans += other.cleans;
+        self.reliefs += other.reliefs;
         self.mallocs += other.mallocs;
         self.mallocs_refused += other.mallocs_refused;
         self.buffers += other.buffers;
