@@ -105,7 +105,7 @@ pub use config::{
 };
 pub use defer::{
     BufferGroup, CleanerConfig, DeferrableBuffer, Exposure, FailedMove, LeaseSet, MoveRecord,
-    Moved, Pin, SpillConfig, SpillError, SpillManager, SpillParts, SpillStats, Spilled,
+    Moved, Pin, SpillConfig, SpillError, SpillManager, SpillParts, SpillStats, Spilled, WaitRecord,
 };
 pub use disk::{
     Checks, CompressionConfig, CompressionStats, DiskConfig, DiskConfigError, DiskStats, DiskStore,

@@ -16,6 +16,7 @@ use super::buffer::{DeferrableBuffer, Owner, Pin};
 use super::error::SpillError;
 use super::events::key;
 use super::in_place::Stay;
+use super::report::WaitRecord;
 use super::state::{Shared, State};
 use super::turn::Turn;
 use crate::request::Deadline;
@@ -45,6 +46,13 @@ struct Named {
     range: AddrRange,
     access: Access,
     in_place: bool,
+}
+
+/// Since when somebody waits, and for what.
+struct Wait {
+    since: Instant,
+    began_ns: u64,
+    refused: LeaseRefused,
 }
 
 /// What is needed to end a lease.
@@ -130,17 +138,18 @@ impl Shared {
 
     /// Asks until the deadline; whoever waits holds nothing, and is served in the order of arrival.
     fn grant(&self, turn: &mut Turn<'_>, deadline: Deadline) -> Result<Granted, SpillError> {
-        let mut waits_since: Option<Instant> = None;
+        let mut waits: Option<Wait> = None;
         let mut guard = self.lock();
         loop {
             guard.poll()?;
             let capacity = self.capacity();
             let state = &mut *guard;
             state.core.set_capacity(capacity);
-            let refused = match turn.ask(state, self.driver.now_ns()) {
+            let now_ns = self.driver.now_ns();
+            let refused = match turn.ask(state, now_ns) {
                 Ok(granted) => {
-                    if let Some(since) = waits_since {
-                        state.note_wait(since);
+                    if let Some(wait) = waits {
+                        state.note_wait(wait, turn, true);
                     }
                     return Ok(granted);
                 }
@@ -155,8 +164,8 @@ impl Shared {
             );
             let over = deadline.instant().is_some_and(|end| Instant::now() >= end);
             if !may_help || over {
-                if let Some(since) = waits_since {
-                    state.note_wait(since);
+                if let Some(wait) = waits {
+                    state.note_wait(Wait { refused: refused.clone(), ..wait }, turn, false);
                 }
                 return Err(match refused {
                     LeaseRefused::Unknown(unknown) => unknown.into(),
@@ -164,7 +173,9 @@ impl Shared {
                 });
             }
             turn.line_up(state)?;
-            waits_since.get_or_insert_with(Instant::now);
+            let (since, began_ns) =
+                waits.map_or_else(|| (Instant::now(), now_ns), |wait| (wait.since, wait.began_ns));
+            waits = Some(Wait { since, began_ns, refused });
             guard = self.wait_a_moment(guard);
         }
     }
@@ -222,10 +233,13 @@ impl State {
         }
     }
 
-    fn note_wait(&mut self, since: Instant) {
+    fn note_wait(&mut self, wait: Wait, turn: &Turn<'_>, served: bool) {
+        let Wait { since, began_ns, refused } = wait;
+        let waited_ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.stats.waits += 1;
-        let waited = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.stats.waited_ns += waited;
+        self.stats.waited_ns += waited_ns;
+        let buffers = turn.buffers();
+        self.history.push_wait(WaitRecord { buffers, began_ns, waited_ns, refused, served });
     }
 }
 

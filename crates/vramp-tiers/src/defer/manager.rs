@@ -13,7 +13,7 @@ use super::config::SpillConfig;
 use super::error::SpillError;
 use super::in_place::Stay;
 use super::lease::LeaseSet;
-use super::report::{FailedMove, MoveRecord, SpillStats, Spilled};
+use super::report::{FailedMove, MoveRecord, SpillStats, Spilled, WaitRecord};
 use super::state::{Home, Shared};
 use crate::disk::DiskStore;
 use crate::movers::Mover;
@@ -325,6 +325,11 @@ impl SpillManager {
     /// The last moves that failed with an error, the oldest first: of a disk that dies, for example.
     pub fn failures(&self) -> Vec<FailedMove> {
         self.shared.lock().history.failed().cloned().collect()
+    }
+
+    /// The last requests for leases that had to wait, the oldest first, with what they waited for.
+    pub fn waits(&self) -> Vec<WaitRecord> {
+        self.shared.lock().history.waits()
     }
 
     /// Checks what must always hold.

@@ -43,4 +43,4 @@ pub use config::{CleanerConfig, SpillConfig};
 pub use error::SpillError;
 pub use lease::{Exposure, LeaseSet};
 pub use manager::{BufferGroup, SpillManager, SpillParts};
-pub use report::{FailedMove, MoveRecord, Moved, SpillStats, Spilled};
+pub use report::{FailedMove, MoveRecord, Moved, SpillStats, Spilled, WaitRecord};

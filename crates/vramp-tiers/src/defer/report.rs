@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use vramp_core::Bytes;
-use vramp_core::defer::{Lower, PieceId, Shortfall, Why};
+use vramp_core::defer::{BufferId, LeaseRefused, Lower, PieceId, Shortfall, Why};
 
 /// What was done since the manager was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -118,11 +118,39 @@ impl fmt::Display for MoveRecord {
     }
 }
 
-/// The last moves.
+/// A request for a lease that had to wait.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitRecord {
+    /// What it was for.
+    pub buffers: Vec<BufferId>,
+    /// When it began to wait, by the device's clock.
+    pub began_ns: u64,
+    /// How long, by the host's clock: nanoseconds.
+    pub waited_ns: u64,
+    /// What it waited for, when it was refused last.
+    pub refused: LeaseRefused,
+    /// True if it was given in the end.
+    pub served: bool,
+}
+
+impl fmt::Display for WaitRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let WaitRecord { buffers, waited_ns, refused, served, .. } = self;
+        let end = if *served { "then it came" } else { "in vain" };
+        write!(f, "a lease on {} buffers", buffers.len())?;
+        if let Some(first) = buffers.first() {
+            write!(f, ", {first} first,")?;
+        }
+        write!(f, " waited {} us, {end}: {refused}", waited_ns / 1000)
+    }
+}
+
+/// The last moves, failures and waits.
 pub(super) struct History {
     most: usize,
     moves: VecDeque<MoveRecord>,
     failed: VecDeque<FailedMove>,
+    waits: VecDeque<WaitRecord>,
 }
 
 /// So many of the last failures are remembered.
@@ -130,23 +158,25 @@ const FAILURES: usize = 16;
 
 impl History {
     pub fn keeping(most: usize) -> History {
-        History { most, moves: VecDeque::new(), failed: VecDeque::new() }
+        let (moves, failed, waits) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
+        History { most, moves, failed, waits }
     }
 
     pub fn push(&mut self, record: MoveRecord) {
-        if self.moves.len() >= self.most {
-            self.moves.pop_front();
-        }
-        if self.most > 0 {
-            self.moves.push_back(record);
-        }
+        push_last(&mut self.moves, self.most, record);
     }
 
     pub fn push_failed(&mut self, failed: FailedMove) {
-        if self.failed.len() >= FAILURES {
-            self.failed.pop_front();
-        }
-        self.failed.push_back(failed);
+        push_last(&mut self.failed, FAILURES, failed);
+    }
+
+    pub fn push_wait(&mut self, wait: WaitRecord) {
+        push_last(&mut self.waits, self.most, wait);
+    }
+
+    /// The last waits, the oldest first.
+    pub fn waits(&self) -> Vec<WaitRecord> {
+        self.waits.iter().cloned().collect()
     }
 
     /// The last failures, the oldest first.
@@ -156,6 +186,16 @@ impl History {
 
     pub fn all(&self) -> Vec<MoveRecord> {
         self.moves.iter().cloned().collect()
+    }
+}
+
+/// Keeps the last `most`.
+fn push_last<T>(kept: &mut VecDeque<T>, most: usize, last: T) {
+    if kept.len() >= most {
+        kept.pop_front();
+    }
+    if most > 0 {
+        kept.push_back(last);
     }
 }
 

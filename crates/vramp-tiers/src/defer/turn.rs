@@ -49,6 +49,11 @@ impl<'a> Turn<'a> {
         state.core.lease_in_place(&self.request(), &may_stay, now_ns)
     }
 
+    /// What it is for.
+    pub fn buffers(&self) -> Vec<BufferId> {
+        self.buffers.iter().map(|&(buffer, _)| buffer).collect()
+    }
+
     fn request(&self) -> LeaseRequest<'_> {
         let Turn { buffers, ref streams, holder, ticket, .. } = *self;
         LeaseRequest { buffers, streams, holder, ticket }

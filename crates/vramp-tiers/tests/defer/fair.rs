@@ -55,6 +55,11 @@ fn a_writer_is_served_though_readers_never_stop() {
         reader.join().unwrap();
     });
     assert_eq!((rig.waiting(), rig.manager.stats().waits), (0, 2));
+    let waits = rig.manager.waits();
+    assert_eq!(waits.len(), 2);
+    assert!(waits.iter().all(|wait| wait.served && wait.waited_ns > 0), "{waits:?}");
+    // The writer came first; what it waited for were readers, and the reader waited for it.
+    assert!(matches!(waits[0].refused, LeaseRefused::Busy { .. }), "{}", waits[0]);
     rig.check();
 }
 
