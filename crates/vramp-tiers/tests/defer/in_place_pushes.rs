@@ -150,6 +150,10 @@ fn a_disk_that_fails_or_is_full_leaves_copies_where_they_are_read() {
         });
         assert_eq!(rig.manager.relieve_host(MIB(24)), Bytes::ZERO);
         assert!(are(&buffer, HOST));
+        let told = rig.manager.failures();
+        assert!(told.iter().all(|failed| failed.what == Moved::Pushed), "{told:?}");
+        assert_eq!(told.len() as u64, rig.manager.stats().failures);
+        assert!(!told.is_empty());
         let lease = buffer.read_in_place(rig.stream).unwrap();
         assert!(lease.is_in_place(0));
         assert_eq!(ends(&rig, &lease), [3, 3]);
@@ -176,6 +180,8 @@ fn what_is_on_the_disk_leaves_even_if_no_copy_to_read_can_be_made() {
     rig.fail(no_memory.and(FaultPlan::from_nth_of(Call::CopyToHost, 1)));
     assert_eq!(rig.manager.spill(MIB(24)).freed, MIB(24));
     rig.fail(FaultPlan::none());
+    let told = rig.manager.failures();
+    assert_eq!((told.len(), rig.manager.stats().failures), (3, 3), "for each piece: {told:?}");
     assert!(are(&buffer, DISK));
     rig.expect(&buffer, 3);
     rig.check();
@@ -190,6 +196,8 @@ fn nothing_is_pushed_through_the_card_while_a_stream_captures() {
     rig.sim.end_capture(rig.queue).unwrap();
     assert_eq!(rig.sim.spoilt_captures(), 0);
     assert!(are(&buffer, HOST));
+    let stats = rig.manager.stats();
+    assert_eq!((stats.failures, stats.given_up), (0, 3), "nothing is broken");
     assert_eq!(rig.manager.relieve_host(MIB(24)), MIB(24));
     rig.expect(&buffer, 3);
     rig.check();

@@ -350,8 +350,5 @@ impl World {
 /// They name a buffer that one of them writes, or that only one of them has on the card.
 pub fn excludes(one: &Wanted, other: &Wanted) -> bool {
     let both = |(id, way): (&BufferId, &Way)| Some((*way, *other.get(id)?));
-    one.iter().filter_map(both).any(|ways| match ways {
-        (Way::Shared, Way::Shared) | (Way::InPlace, Way::InPlace) => false,
-        _ => true,
-    })
+    one.iter().filter_map(both).any(|(one, other)| one != other || one == Way::Exclusive)
 }
