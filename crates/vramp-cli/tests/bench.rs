@@ -141,7 +141,8 @@ fn graphs_share_an_arena_and_replays_write_what_the_calls_did() {
         match (row["phase"].as_str().unwrap(), row["borrower"].as_str().unwrap()) {
             ("lend", _) => assert_eq!((maps, creates), (0, 0), "{row}"),
             ("bring back", "held") => assert!(creates > 0 && maps >= creates, "{row}"),
-            _ => assert!(maps > 0 && creates == 0, "{row}"),
+            // It lies where it lay in the round before.
+            _ => assert_eq!((maps, creates), (0, 0), "{row}"),
         }
         let [borrowed, arena] =
             ["borrowed_bytes", "arena_bytes"].map(|key| row[key].as_f64().unwrap());
@@ -218,7 +219,7 @@ fn buffers_leave_and_come_back_without_a_wait_for_the_device_or_a_needless_copy(
     };
     let number = |row: &Value, name: &str| row[name].as_f64().unwrap();
     let rates = of("rate");
-    assert_eq!(rates.len(), 4);
+    assert_eq!(rates.len(), 6, "asked, pressed and again, of two sizes");
     for row in &rates {
         assert!(number(row, "spill_of_plain") > 0.0, "{row}");
         assert!(number(row, "retrieve_of_plain") > 0.0, "{row}");

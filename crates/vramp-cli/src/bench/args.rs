@@ -54,7 +54,7 @@ pub enum Measure {
     /// ordinary blocks take 90 % of it under a limit, and a launch brings it back; `freed` where the
     /// blocks are gone by then, `held` where other memory has to come. Calls: what a malloc and free
     /// costs within a capture and outside, and a launch with and without a lease. Medians of several
-    /// rounds.
+    /// rounds, in which memory goes back to where it lay in the round before.
     ///
     /// On the simulator the compared blocks are at most 1 MiB, and lending and calls cost what the
     /// model says.
@@ -82,20 +82,20 @@ pub enum Measure {
     /// until the host knows that all has arrived. A row tells the median over moves, and the median of
     /// the ratios to the plain copy just before. One round is for warming up.
     ///
-    /// On the simulator time is modelled, and streams do not compete for the link: two copy twice as
-    /// fast as one.
+    /// On the simulator time is modelled; copies in one direction share the link.
     Copy(Copy),
     /// Buffers that leave the card and come back
     ///
     /// Five measurements. Rate: a buffer is written, spilled, and leased again until its contents are
     /// there, each just behind one plain copy of as much between the card and one pinned buffer; then
-    /// it leaves once more, clean. Overlap: a series of copies, and of fills, of blocks on the card,
-    /// alone and beside a buffer that leaves and comes back all the time. Workload: buffers of twice
+    /// it leaves once more, clean: asked to, pressed by a malloc whose place is new, and by one whose
+    /// place is known. Overlap: a series of copies, and of fills, of blocks on the card, alone, beside
+    /// a buffer that leaves and comes back all the time, and beside plain copies. Workload: buffers of twice
     /// the card's limit, of which a fifth gets four fifths of the accesses; the time over what the
     /// bytes that moved take in plain copies. Calls: what a spill and a retrieve call the driver for.
     /// Overshoot: what leaves beyond what was asked for. Medians of several rounds.
     ///
-    /// On the simulator time is modelled, and streams do not compete for the card or the link.
+    /// On the simulator time is modelled; copies share the link, and nothing else is competed for.
     Spill(Spill),
     /// Reservations, waits, and memory that they pay for
     ///
