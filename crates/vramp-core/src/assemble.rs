@@ -15,8 +15,9 @@ use crate::pool::{GRAIN, Pool};
 
 impl Pool {
     /// A plan towards a free region in which `request` fits, of the free memory that its stream may
-    /// have by now, where there are addresses for all of it. To perform and settle, and then to ask
-    /// again: `None` once nothing is left to move, or the block fits. O(free chunks).
+    /// have by now, where there are addresses for all of it. To perform and settle, and to ask again
+    /// unless it [fills](Plan::fills): that moved all there is. `None` if nothing is left to move, or
+    /// the block fits. O(free chunks).
     ///
     /// # Panics
     /// If the stream is unknown.

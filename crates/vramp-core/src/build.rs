@@ -40,6 +40,9 @@ const RETIRED_MOST: usize = 1024;
 /// How many are unmapped at a time: half a millisecond's worth.
 const RETIRED_BATCH: usize = 32;
 
+/// What a region of an arena counts as among sources: longer than any of the stream's own.
+const LENT: u64 = u64::MAX;
+
 pub(crate) enum Build {
     /// Addresses have to be reserved, or old mappings unmapped, first.
     Clear(Plan),
@@ -128,6 +131,15 @@ impl Sources {
         Sources { all, by_len, by_chunk, counts, of_region }
     }
 
+    /// The region of the stream's own with the most bytes in sources.
+    fn most_of_one(&self) -> Option<RegionKey> {
+        let mut of_region: BTreeMap<RegionKey, u64> = BTreeMap::new();
+        for source in self.all.iter().filter(|source| source.region_len != LENT) {
+            *of_region.entry(source.region).or_default() += source.len;
+        }
+        of_region.into_iter().max_by_key(|&(_, bytes)| bytes).map(|(key, _)| key)
+    }
+
     /// How many sources of each length can be moved when the regions named and the sources taken
     /// back already are left out.
     fn movable(&self, left_out: [Option<RegionKey>; 2], taken_back: &[usize]) -> Vec<(u64, u64)> {
@@ -155,7 +167,7 @@ impl Pool {
     /// The wholly free chunks that `stream` may move: its own, and what arenas lend, last.
     pub(crate) fn sources(&self, stream: StreamId) -> Sources {
         let mut all = Vec::new();
-        let lent = self.lent().map(|(at, len, region)| (at, len, region, u64::MAX));
+        let lent = self.lent().map(|(at, len, region)| (at, len, region, LENT));
         let own = self.streams.get(stream).free.iter();
         for (at, len, region, rank) in own.map(|(at, len, key)| (at, len, key, len)).chain(lent) {
             for (chunk, home, len) in self.chunks.within(at, len) {
@@ -212,7 +224,15 @@ impl Pool {
             return None;
         }
         let sources = self.sources(stream);
-        let candidates = self.candidates(len, stream, 0, &sources, mixed);
+        // What was moved together before stays, however many larger regions there are.
+        let moved = sources
+            .most_of_one()
+            .map(|key| self.sides(key, len).into_iter().map(move |side| (Some(key), side)));
+        let moved = moved
+            .into_iter()
+            .flatten()
+            .filter_map(|(base, side)| self.candidate(base, side, len, 0, &sources, mixed));
+        let candidates = moved.chain(self.candidates(len, stream, 0, &sources, mixed));
         let mut best = candidates.min_by_key(|candidate| candidate.price)?;
         best.placed -= std::mem::take(&mut best.fresh);
         (best.placed > 0).then(|| self.plan_fill(best, len, &sources, stream, mixed))

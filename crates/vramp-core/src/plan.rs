@@ -175,6 +175,11 @@ impl Plan {
         })
     }
 
+    /// True if it brings chunks to where they are free; others reserve, clear or order first.
+    pub fn fills(&self) -> bool {
+        matches!(self.change, Change::Fill { .. })
+    }
+
     /// True if the plan only tidies up: the pool can do without it for now.
     pub fn is_optional(&self) -> bool {
         matches!(self.change, Change::Unmap { .. } | Change::Trim { .. })

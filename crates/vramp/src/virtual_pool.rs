@@ -217,7 +217,11 @@ impl VirtualPool {
                 self.pool.abandon(plan, Leftovers::default());
                 return Ok(());
             }
+            let fills = plan.fills();
             self.exec.perform(&mut self.pool, plan)?;
+            if fills {
+                break;
+            }
         }
         Ok(())
     }

@@ -290,6 +290,34 @@ fn what_is_assembled_ahead_leaves_the_last_piece_alone_to_move() {
 }
 
 #[test]
+fn what_is_assembled_among_many_larger_regions_is_moved_once() {
+    let config = Config { span: Bytes::gib(16), ..Config::preset(Preset::Vramp) };
+    let rig = Rig::on(Simulator::builder().logged(1 << 12), config);
+    // More regions than are looked at, each larger than what can be moved, and none can grow.
+    let chunk = Bytes::mib(32);
+    rig.allocator.prefill(chunk * 66, rig.stream).unwrap();
+    let between: Vec<_> = (0..66).map(|_| (rig.malloc(10), rig.malloc(6))).collect();
+    let movable = rig.malloc(8);
+    let held = rig.allocator.stats().unwrap().reserved;
+    rig.allocator.set_limit(Some(held)).unwrap();
+    rig.free(movable);
+    for (free, _) in between {
+        rig.free(free);
+    }
+    let shortage = match rig.allocator.malloc(Bytes::mib(256), rig.stream) {
+        Err(AllocError::OutOfMemory(report)) => report.shortage,
+        other => panic!("{other:?}"),
+    };
+    rig.sim.take_log();
+    rig.allocator.assemble(&shortage).unwrap();
+    let moved = calls(&rig);
+    assert!(moved.iter().filter(|call| *call == "map").count() <= 8, "{moved:?}");
+    rig.allocator.assemble(&shortage).unwrap();
+    assert_eq!(calls(&rig), [] as [&str; 0], "it lies where it can grow by now");
+    rig.allocator.audit().unwrap();
+}
+
+#[test]
 fn memory_that_others_freed_comes_back_to_its_addresses_without_a_call_that_moves_it() {
     let rig = rig(Preset::Vramp);
     let range = rig.allocator.stable_range(Bytes::mib(32), Bytes::mib(32)).unwrap();

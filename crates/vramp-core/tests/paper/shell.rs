@@ -269,12 +269,16 @@ impl Shell {
     pub fn assemble(&mut self, size: Bytes, stream: StreamId) {
         let before = self.census();
         while let Some(plan) = self.pool.assemble(Request { size, stream }) {
+            let fills = plan.fills();
             if self.perform(plan).is_err() {
                 return;
             }
             let now = self.census();
             assert_eq!((now.reserved, now.used), (before.reserved, before.used));
             assert!(now.free >= before.free, "what arenas lent may be free now: {now:?}");
+            if fills {
+                return;
+            }
         }
     }
 
