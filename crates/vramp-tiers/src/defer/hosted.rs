@@ -176,13 +176,17 @@ impl Shared {
             let holds = buffer.and_then(|buffer| state.core.holds(buffer).ok());
             (home, holds.map(|holds| holds.uses).unwrap_or_default())
         };
-        let mut parts = home.hosted_parts();
-        parts.retain(|&(at, _)| from <= at && at < from + len);
-        if parts.is_empty() {
+        let parts = || {
+            let parts = home.hosted_parts().into_iter();
+            parts.filter(|&(at, _)| from <= at && at < from + len).collect::<Vec<_>>()
+        };
+        if parts().is_empty() {
             return Ok(());
         }
         self.wait_for(&uses)?;
         let mut state = self.lock();
+        // Copies that count no more may have been unmapped by whoever saw first that they are unread.
+        let parts = parts();
         for (at, len) in parts {
             home.unhost_part(at, len).map_err(|error| match error {
                 HostedError::Driver(error) => SpillError::Driver(error),

@@ -1,4 +1,4 @@
-//! A device that tells of accesses that are set, while they are.
+//! A device that tells of accesses that are set, while they are, and of the end of a wait.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,20 +13,26 @@ use vramp_tiers::Bytes;
 
 type Hook = Box<dyn Fn(AddrRange) + Send>;
 
-/// A simulator with a hook.
+/// A simulator with hooks.
 pub struct Hooked {
     sim: Arc<Simulator>,
     hook: Mutex<Option<Hook>>,
+    waited: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Hooked {
     pub fn on(sim: Arc<Simulator>) -> Hooked {
-        Hooked { sim, hook: Mutex::default() }
+        Hooked { sim, hook: Mutex::default(), waited: Mutex::default() }
     }
 
     /// Called in each set-access from now on; `None` for no more.
     pub fn set(&self, hook: Option<Hook>) {
         *self.hook.lock().unwrap_or_else(PoisonError::into_inner) = hook;
+    }
+
+    /// Called once, when the next wait for an event is over and before whoever waited goes on.
+    pub fn after_wait(&self, hook: impl FnOnce() + Send + 'static) {
+        *self.waited.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(hook));
     }
 }
 
@@ -46,13 +52,21 @@ impl Driver for Hooked {
         self.sim.set_access(range)
     }
 
+    fn synchronize_event(&self, event: Event) -> Result<()> {
+        let waited = self.sim.synchronize_event(event);
+        let hook = self.waited.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(hook) = hook {
+            hook();
+        }
+        waited
+    }
+
     forwarded! {
         register_host(memory: &Arc<HostMemory>) -> Result<HostBuffer>;
         capture_info(stream: Stream) -> Result<Option<CaptureInfo>>;
         record(event: Event, stream: Stream) -> Result<()>;
         query(event: Event) -> Result<bool>;
         wait(stream: Stream, event: Event) -> Result<()>;
-        synchronize_event(event: Event) -> Result<()>;
         synchronize_stream(stream: Stream) -> Result<()>;
         info() -> &DeviceInfo;
         now_ns() -> u64;

@@ -1,6 +1,8 @@
 //! Copies that the device maps, and a host that is short: they go to the disk through the card, and
 //! stay where they are whatever fails.
 
+use std::sync::mpsc;
+
 use vramp::{CaptureMode, Driver};
 use vramp_core::defer::{Copies, PieceState};
 use vramp_driver::Call;
@@ -9,6 +11,7 @@ use vramp_host::Direction;
 use vramp_tiers::Moved;
 
 use super::faulty::{EIO, ENOSPC, Fault, Faulty};
+use super::hooked::Hooked;
 use super::in_place::{CALLS, ends, spilled};
 use super::*;
 
@@ -65,6 +68,44 @@ fn a_short_host_sends_copies_that_the_device_maps_to_the_disk() {
     rig.manager.relieve_host(MIB(512));
     assert_eq!(total(&rig, SpaceId::host(0)), Bytes::ZERO);
     assert_eq!(total(&rig, SpaceId::disk(0)), Bytes::ZERO);
+    rig.check();
+}
+
+#[test]
+fn what_somebody_else_unmaps_while_a_lease_waits_for_its_readers_is_no_failure() {
+    let sim = Arc::new(simulator().build());
+    let hooked = Arc::new(Hooked::on(Arc::clone(&sim)));
+    let rig = with_disk().build_behind(Arc::<Hooked>::clone(&hooked), sim);
+    let buffer = spilled(&rig, MIB(24), 7);
+    assert_eq!(rig.manager.relieve_host(MIB(24)), MIB(24));
+    rig.expect(&buffer, 7);
+    rig.manager.spill(MIB(24));
+    assert!(are(&buffer, Copies { host: true, disk: true }));
+    // The copy is dropped while a kernel reads it, so it stays mapped until that is over.
+    let reading = buffer.read_in_place(rig.stream).unwrap();
+    let long = Kernel::new("long").reading(reading.address(0)).lasting(50_000_000);
+    rig.sim.launch(rig.queue, long).unwrap();
+    drop(reading);
+    assert_eq!(rig.manager.relieve_host(MIB(24)), MIB(24));
+    assert!(are(&buffer, DISK));
+    let (ask, asked) = mpsc::channel::<()>();
+    let (answer, answered) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let manager = &rig.manager;
+        scope.spawn(move || {
+            for () in asked {
+                answer.send(manager.census()).unwrap();
+            }
+        });
+        hooked.after_wait(move || {
+            ask.send(()).unwrap();
+            answered.recv().unwrap();
+        });
+        let unmapped = rig.sim.calls_of(Call::Unmap);
+        drop(buffer.lease(Access::Shared, rig.stream).unwrap());
+        assert!(rig.sim.calls_of(Call::Unmap) > unmapped);
+    });
+    rig.expect(&buffer, 7);
     rig.check();
 }
 
