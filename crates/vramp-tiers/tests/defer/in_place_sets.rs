@@ -321,6 +321,8 @@ fn threads_that_read_in_place_and_move_everything_at_random_corrupt_nothing() {
                             }
                         }
                     }
+                    // A buffer that nobody has goes once the work on it is over.
+                    rig.sim.synchronize_stream(queue).unwrap();
                 });
             }
         });
