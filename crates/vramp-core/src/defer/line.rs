@@ -60,8 +60,8 @@ impl Deferrables {
         self.line.remove(&ticket).is_some()
     }
 
-    /// Whom a request must not overtake, the oldest first. O(1) while nobody waits; O(line^2 *
-    /// pieces) at most.
+    /// Whom a request must not overtake, the oldest first. O(1) while nobody waits, O(line * pieces)
+    /// for whoever holds nothing, and O(line^3 * pieces) at most.
     pub(super) fn is_in_turn(
         &self,
         wanted: &Wanted,
@@ -131,6 +131,9 @@ impl Deferrables {
 
     /// True if a waiter cannot be served before `holder` ends a lease.
     fn holds_up(&self, holder: HolderKey, ticket: Ticket) -> bool {
+        if !self.leases.values().any(|lease| lease.holder == holder) {
+            return false;
+        }
         let mut holders = BTreeSet::new();
         let mut known = BTreeSet::from([ticket]);
         let mut open = vec![ticket];
