@@ -223,6 +223,11 @@ impl Pool {
         if len > Spot::SPAN_LIMIT.count() {
             return None;
         }
+        if self.retired.len() > RETIRED_MOST
+            && let Some(plan) = self.unmap_retired(RETIRED_BATCH)
+        {
+            return Some(Build::Clear(plan));
+        }
         let sources = self.sources(stream);
         // What was moved together before stays, however many larger regions there are.
         let moved = sources
