@@ -112,11 +112,14 @@ impl Decompressing {
             return;
         }
         state.landed = true;
+        // Not over before the sums are compared, whoever else asks.
+        state.left = 1;
         drop(state);
         let verified = self.flight.verified();
         let mut state = self.work.lock();
         if let Err(error) = verified {
-            state.failed = Some(error);
+            (state.failed, state.left) = (Some(error), 0);
+            self.work.changed.notify_all();
             return;
         }
         let compressed: Vec<Frame> =
