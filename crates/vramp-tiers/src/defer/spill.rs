@@ -277,13 +277,16 @@ impl Shared {
         mut transfer: impl FnMut() -> Result<T, SpillError>,
     ) -> Result<T, SpillError> {
         loop {
-            let way = OnItsWay::begin(self);
+            let (way, before) = OnItsWay::begin(self);
             let done = transfer();
-            let others = way.end();
-            if others == 0 || !done.as_ref().is_err_and(SpillError::lacks_blocks) {
+            let after = way.end();
+            if !done.as_ref().is_err_and(SpillError::lacks_blocks) || (before, after) == (0, 0) {
                 return done;
             }
-            drop(self.wait_a_moment(self.lock()));
+            // Those who were there before may be done by now.
+            if after > 0 {
+                drop(self.wait_a_moment(self.lock()));
+            }
         }
     }
 
@@ -357,9 +360,11 @@ impl Shared {
 struct OnItsWay<'a>(&'a Shared);
 
 impl<'a> OnItsWay<'a> {
-    fn begin(shared: &'a Shared) -> OnItsWay<'a> {
-        shared.lock().staged += 1;
-        OnItsWay(shared)
+    /// Returns how many there were before, too.
+    fn begin(shared: &'a Shared) -> (OnItsWay<'a>, usize) {
+        let mut state = shared.lock();
+        state.staged += 1;
+        (OnItsWay(shared), state.staged - 1)
     }
 
     /// Returns how many others there are.
