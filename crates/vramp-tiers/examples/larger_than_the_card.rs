@@ -8,6 +8,7 @@
 //! sorted. What a kernel would do is done here by the host, on a copy of what lies at the leased
 //! addresses: there are no kernels in this project.
 
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use vramp::{Allocator, Config, Driver, StreamId};
@@ -23,7 +24,17 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 const BUFFERS: usize = 12;
 const FIT: u64 = 4;
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
     let name = std::env::args().nth(1).unwrap_or_else(|| "auto".to_owned());
     let (sorter, each) = Sorter::new(&name)?;
     println!("{} in {BUFFERS} buffers, of which {FIT} fit on {name}", each * BUFFERS as u64);

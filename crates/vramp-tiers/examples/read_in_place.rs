@@ -4,6 +4,7 @@
 //! `cargo run -p vramp-tiers --example read_in_place [DEVICE]`: DEVICE is `auto` unless told
 //! otherwise, which is a card if there is one and a small simulated one else.
 
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use vramp::{Allocator, Config, Driver};
@@ -17,7 +18,17 @@ use vramp_tiers::{
 
 const PATTERN: u8 = 0x6B;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
     let name = std::env::args().nth(1).unwrap_or_else(|| "auto".to_owned());
     let device = vramp::open(&name)?.driver;
     let simulated = device.info().simulated;
