@@ -1,6 +1,9 @@
+//! Devices before other devices.
+//!
 //! A pointer to a device is a device, so that one card can be shared and its kind chosen at run
-//! time.
+//! time. A [`Wrapper`] is one that does some calls in its own way.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
@@ -15,6 +18,7 @@ macro_rules! forward {
         forward!(@for &D, $($method($($argument: $type),*) -> $result;)*);
         forward!(@for Box<D>, $($method($($argument: $type),*) -> $result;)*);
         forward!(@for Arc<D>, $($method($($argument: $type),*) -> $result;)*);
+        forward!(@wrapper $($method($($argument: $type),*) -> $result;)*);
     };
     (@for $pointer:ty, $($method:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
         impl<D: Driver + ?Sized> Driver for $pointer {
@@ -23,6 +27,67 @@ macro_rules! forward {
             })*
         }
     };
+    (@wrapper $($method:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+        /// A device before another one: each call is made there, but for those that it does in its
+        /// own way. [`Wrapped`] makes it a [`Driver`].
+        ///
+        /// ```
+        /// use vramp_core::AddrRange;
+        /// use vramp_driver::{Driver, Result, Wrapped, Wrapper, sim::Simulator};
+        ///
+        /// /// Shows what is unmapped.
+        /// struct Showing(Simulator);
+        ///
+        /// impl Wrapper for Showing {
+        ///     type Device = Simulator;
+        ///
+        ///     fn device(&self) -> &Simulator {
+        ///         &self.0
+        ///     }
+        ///
+        ///     fn unmap(&self, range: AddrRange) -> Result<()> {
+        ///         println!("{range}");
+        ///         self.0.unmap(range)
+        ///     }
+        /// }
+        ///
+        /// let device = Wrapped(Showing(Simulator::preset("h200")?));
+        /// device.create_event()?;
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
+        pub trait Wrapper: Send + Sync {
+            /// What is behind it.
+            type Device: Driver;
+
+            /// Where calls are made.
+            fn device(&self) -> &Self::Device;
+
+            $(
+                #[doc = concat!("As [`Driver::", stringify!($method), "`] of the device behind.")]
+                fn $method(&self $(, $argument: $type)*) -> $result {
+                    self.device().$method($($argument),*)
+                }
+            )*
+        }
+
+        impl<W: Wrapper> Driver for Wrapped<W> {
+            $(fn $method(&self $(, $argument: $type)*) -> $result {
+                self.0.$method($($argument),*)
+            })*
+        }
+    };
+}
+
+/// A [`Wrapper`] as a device.
+#[derive(Clone, Debug)]
+pub struct Wrapped<W>(pub W);
+
+impl<W> Deref for Wrapped<W> {
+    type Target = W;
+
+    fn deref(&self) -> &W {
+        &self.0
+    }
 }
 
 forward! {

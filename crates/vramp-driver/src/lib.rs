@@ -47,6 +47,7 @@ mod meter;
 pub mod sim;
 
 pub use error::{Call, DriverError, ErrorKind};
+pub use forward::{Wrapped, Wrapper};
 pub use graph::{CaptureInfo, CaptureMode};
 pub use meter::{CallStats, MeterSnapshot, Metered};
 

@@ -12,7 +12,7 @@ use sabotage::Saboteur;
 use vramp::{Allocation, Allocator, Bytes, Config, Driver, Preset, Progress, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::sim::{Hazard, Kernel, Simulator};
-use vramp_driver::{Call, Stream};
+use vramp_driver::{Call, Stream, Wrapped};
 
 const PAGE: Bytes = Bytes::mib(2);
 
@@ -22,7 +22,7 @@ const LONG_NS: u64 = 1 << 40;
 /// An allocator on a checked card that can be told to leave calls out, and three streams.
 struct Scene {
     sim: Arc<Simulator>,
-    saboteur: Arc<Saboteur>,
+    saboteur: Arc<Wrapped<Saboteur>>,
     allocator: Allocator,
     a: StreamId,
     b: StreamId,

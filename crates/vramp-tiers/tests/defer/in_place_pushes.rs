@@ -75,7 +75,7 @@ fn a_short_host_sends_copies_that_the_device_maps_to_the_disk() {
 fn what_somebody_else_unmaps_while_a_lease_waits_for_its_readers_is_no_failure() {
     let sim = Arc::new(simulator().build());
     let hooked = Arc::new(Hooked::on(Arc::clone(&sim)));
-    let rig = with_disk().build_behind(Arc::<Hooked>::clone(&hooked), sim);
+    let rig = with_disk().build_behind(hooked.clone(), sim);
     let buffer = spilled(&rig, MIB(24), 7);
     assert_eq!(rig.manager.relieve_host(MIB(24)), MIB(24));
     rig.expect(&buffer, 7);

@@ -220,7 +220,7 @@ fn a_failing_call_leaves_the_buffers_of_a_set_whole_and_held_by_nobody() {
 fn copies_are_mapped_with_the_lock_free() {
     let sim = Arc::new(simulator().build());
     let hooked = Arc::new(Hooked::on(Arc::clone(&sim)));
-    let rig = Plan::default().build_behind(Arc::<Hooked>::clone(&hooked), sim);
+    let rig = Plan::default().build_behind(hooked.clone(), sim);
     let buffer = rig.manager.buffer(MIB(24)).unwrap();
     buffer.readable_while_spilled().unwrap();
     rig.fill(&buffer, 7);
