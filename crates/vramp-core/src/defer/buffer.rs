@@ -43,6 +43,8 @@ pub(super) struct Buffer {
     pub holders: SmallVec<[(LeaseId, Access); 2]>,
     /// How many of the holders read it where it is.
     pub in_place: u32,
+    /// How often it was read where it is since a piece came back.
+    pub reads: u32,
     /// Its spilled pieces are readable at their addresses.
     pub readable: bool,
     pub uses: Uses,

@@ -18,10 +18,13 @@ pub struct DeferConfig {
     pub recency_ns: u64,
     /// Contents unused for so long may be copied out ahead of need.
     pub clean_after_ns: u64,
+    /// A buffer that was read in place so often should be on the card.
+    pub promote_after: u32,
 }
 
 impl DeferConfig {
-    /// Pieces of 32 MiB in pages of 2 MiB; a cooldown of 20 ms, and 100 ms for the other two times.
+    /// Pieces of 32 MiB in pages of 2 MiB; a cooldown of 20 ms, 100 ms for the other two
+    /// times, and three reads in place.
     pub const fn new(capacity: Bytes) -> DeferConfig {
         DeferConfig {
             piece: Bytes::mib(32),
@@ -30,6 +33,7 @@ impl DeferConfig {
             cooldown_ns: 20_000_000,
             recency_ns: 100_000_000,
             clean_after_ns: 100_000_000,
+            promote_after: 3,
         }
     }
 

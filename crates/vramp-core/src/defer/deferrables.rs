@@ -144,6 +144,7 @@ impl Deferrables {
             retrieved_ns: None,
             holders: Default::default(),
             in_place: 0,
+            reads: 0,
             readable: false,
             uses: Uses::default(),
             pins: 0,

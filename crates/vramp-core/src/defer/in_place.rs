@@ -46,6 +46,13 @@ impl Deferrables {
         self.get(buffer).is_ok_and(|buffer| buffer.readable)
     }
 
+    /// True if a buffer was read in place so often since a piece of it came back that it should be on
+    /// the card. False if there is no such buffer.
+    pub fn is_hot(&self, buffer: BufferId) -> bool {
+        let reads = self.get(buffer).map_or(0, |buffer| buffer.reads);
+        reads > 0 && reads >= self.config.promote_after
+    }
+
     /// The same as [`lease`](Deferrables::lease), but of the buffers that the shell says `may_stay`
     /// it brings nothing back: those that are only read, that the shell can have read where they
     /// are, and of which a part is below. They take nothing of the capacity, so a set may be larger
@@ -109,6 +116,7 @@ impl Deferrables {
         debug_assert!(!buffer.pieces.iter().any(fills), "what is filled is held");
         buffer.holders.push((lease, Access::Shared));
         buffer.in_place += 1;
+        buffer.reads = buffer.reads.saturating_add(1);
         buffer.last_use_ns = now_ns;
         let after = buffer.uses.before(Access::Shared);
         self.refresh(id);

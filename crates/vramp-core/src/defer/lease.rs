@@ -385,7 +385,9 @@ impl Deferrables {
         for (id, _) in cancelled.buffers {
             let buffer = &mut self.buffers[id];
             buffer.holders.retain(|(holder, _)| *holder != lease);
-            buffer.in_place -= u32::from(cancelled.in_place.contains(&id));
+            let stayed = u32::from(cancelled.in_place.contains(&id));
+            buffer.in_place -= stayed;
+            buffer.reads = buffer.reads.saturating_sub(stayed);
             self.refresh(id);
             for piece in self.pieces_of(id).collect::<SmallVec<[PieceId; 8]>>() {
                 let Buffer { uses, holders, .. } = &self.buffers[id];

@@ -226,6 +226,7 @@ impl Deferrables {
         let filled = self.end_move(piece);
         filled.place = Place::Card;
         let len = filled.len;
+        self.buffers[piece.buffer].reads = 0;
         self.counters.filled_bytes += len.count();
         Settled::Filled { piece }
     }

@@ -11,7 +11,7 @@ use super::report::FailedMove;
 use crate::disk::DiskTierError;
 use crate::error::SpaceFull;
 use crate::host::HostPoolError;
-use crate::movers::MoveError;
+use crate::movers::{MoveError, MoveFailed};
 
 /// Why the manager did not do what it was asked. What was asked about is as before.
 #[derive(Debug, thiserror::Error)]
@@ -123,5 +123,11 @@ impl SpillError {
             matches!(self, SpillError::Move(MoveError::Disk { error: DiskTierError::Full(_), .. }));
         let no_memory = matches!(self, SpillError::NoMemory { .. } | SpillError::NoBudget(_));
         disk_is_full || no_memory || self.lacks_blocks()
+    }
+}
+
+impl From<Box<MoveFailed>> for SpillError {
+    fn from(failed: Box<MoveFailed>) -> SpillError {
+        SpillError::Move(failed.error)
     }
 }

@@ -213,9 +213,7 @@ impl Shared {
         let took_ns = self.driver.now_ns().saturating_sub(began_ns);
         let (piece, what) = (fill.piece, Moved::Filled(fill.from));
         let record = MoveRecord { piece, bytes: len, what, began_ns, took_ns, why: None };
-        let mut state = self.lock();
-        state.reads.remove(&fill.piece.buffer);
-        state.history.push(record);
+        self.lock().history.push(record);
         Ok(())
     }
 
@@ -260,11 +258,5 @@ fn no_memory(error: AllocError) -> SpillError {
     match error {
         AllocError::Driver(error) => SpillError::Driver(error),
         error => SpillError::NoMemory { error: Box::new(error), failed: None },
-    }
-}
-
-impl From<Box<crate::movers::MoveFailed>> for SpillError {
-    fn from(failed: Box<crate::movers::MoveFailed>) -> SpillError {
-        SpillError::Move(failed.error)
     }
 }

@@ -52,10 +52,8 @@ impl Shared {
     /// The buffers that were read in place so often that they should be on the card.
     fn hot(&self, wanted: &[(&DeferrableBuffer, Access)]) -> Vec<BufferId> {
         let state = self.lock();
-        let often = |id: &BufferId| {
-            state.reads.get(id).is_some_and(|&reads| reads >= self.config.promote_after)
-        };
-        wanted.iter().map(|(buffer, _)| buffer.owner.id).filter(often).collect()
+        let buffers = wanted.iter().map(|(buffer, _)| buffer.owner.id);
+        buffers.filter(|&id| state.core.is_hot(id)).collect()
     }
 
     /// Lets the streams come behind the work that had the memory before of what stays on the card.
@@ -88,12 +86,8 @@ impl State {
     }
 
     /// Counts what a lease reads in place, and what it brought because that was done so often.
-    pub fn note_reads(&mut self, granted: &Granted, stay: Stay<'_>) {
-        for &buffer in &granted.in_place {
-            *self.reads.entry(buffer).or_default() += 1;
-            self.stats.reads_in_place += 1;
-        }
-        let Stay::AllBut(hot) = stay else { return };
+    pub fn note_reads(&mut self, granted: &Granted, hot: &[BufferId]) {
+        self.stats.reads_in_place += granted.in_place.len() as u64;
         let came = |id: &&BufferId| granted.fill.iter().any(|fill| fill.piece.buffer == **id);
         self.stats.promotions += hot.iter().filter(came).count() as u64;
     }

@@ -79,7 +79,9 @@ impl Shared {
         let named: Vec<(BufferId, Access)> =
             wanted.iter().map(|(buffer, access)| (buffer.owner.id, *access)).collect();
         let granted = self.grant_and_bring(&named, &raw, deadline, stay)?;
-        self.lock().note_reads(&granted, stay);
+        if let Stay::AllBut(hot) = stay {
+            self.lock().note_reads(&granted, hot);
+        }
         let mut set = LeaseSet {
             shared: Arc::clone(self),
             lease: granted.lease,

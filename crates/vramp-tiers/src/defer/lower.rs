@@ -1,12 +1,10 @@
 //! Room on the host: copies that are not needed go, others are pushed to the disk.
 
-use std::sync::Arc;
-
 use vramp_core::Bytes;
-use vramp_core::defer::{Lower, LowerShort};
+use vramp_core::defer::LowerShort;
 
 use super::error::SpillError;
-use super::report::{MoveRecord, Moved};
+use super::report::Moved;
 use super::state::{Shared, State};
 use crate::host::{HostAllocation, HostPoolError};
 use crate::movers::{MoveError, OnDisk};
@@ -52,25 +50,14 @@ impl Shared {
             let host = host.expect("what the core counts on the host is there");
             let written = OnDisk::write(store, &host, push.len, self.mover.config().step);
             let took_ns = self.driver.now_ns().saturating_sub(began_ns);
-            let mut guard = self.lock();
-            let state = &mut *guard;
-            let below = state.copies.entry(push.piece).or_default();
             match written {
                 Ok(stored) => {
-                    below.disk = Some(Arc::new(stored));
-                    let settled = state.core.settle(push.id);
-                    debug_assert!(settled.is_ok(), "{} was pushed: {settled:?}", push.piece);
+                    self.lock().note_pushed(&push, stored, began_ns, took_ns);
                     made += push.len;
-                    state.note_rate(Some(Lower::Disk), push.len, took_ns);
-                    let (piece, bytes, what) = (push.piece, push.len, Moved::Pushed);
-                    let record = MoveRecord { piece, bytes, what, began_ns, took_ns, why: None };
-                    state.history.push(record);
-                    drop(guard);
                     drop(host);
                 }
                 Err(error) => {
-                    below.host = Some(host);
-                    drop(guard);
+                    self.lock().copies.entry(push.piece).or_default().host = Some(host);
                     self.fail(push.id, push.piece, Moved::Pushed, &error.into());
                 }
             }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use vramp::HostedError;
-use vramp_core::defer::{Lower, Push, RangeId};
+use vramp_core::defer::{Lower, PieceId, Push, RangeId};
 use vramp_core::{AddrRange, Bytes};
 
 use super::error::SpillError;
@@ -40,7 +40,11 @@ impl Shared {
             Ok((stored, took_ns))
         });
         let freed = match pushed {
-            Ok((stored, took_ns)) => self.lock().note_pushed(push, stored, began_ns, took_ns),
+            Ok((stored, took_ns)) => {
+                let mut state = self.lock();
+                state.note_pushed(push, stored, began_ns, took_ns);
+                state.let_go(push.piece)
+            }
             Err(error) => {
                 self.fail(push.id, push.piece, Moved::Pushed, &error);
                 Bytes::ZERO
@@ -82,17 +86,23 @@ impl State {
         Some((range, at, hosted.memory.len()))
     }
 
-    fn note_pushed(&mut self, push: &Push, stored: OnDisk, began_ns: u64, took_ns: u64) -> Bytes {
+    /// What the host had of a piece is on the disk now, and counts there alone.
+    pub(super) fn note_pushed(&mut self, push: &Push, stored: OnDisk, began_ns: u64, took_ns: u64) {
         let below = self.copies.entry(push.piece).or_default();
         below.disk = Some(Arc::new(stored));
-        let hosted = below.hosted.take().expect("what is pushed stays until it was");
-        let freed = hosted.memory.len();
-        self.gone.push(Box::new(hosted));
         let settled = self.core.settle(push.id);
         debug_assert!(settled.is_ok(), "{} was pushed: {settled:?}", push.piece);
         self.note_rate(Some(Lower::Disk), push.len, took_ns);
         let (piece, bytes, what) = (push.piece, push.len, Moved::Pushed);
         self.history.push(MoveRecord { piece, bytes, what, began_ns, took_ns, why: None });
+    }
+
+    /// The mapped copy of a piece goes. Returns how much that frees.
+    fn let_go(&mut self, piece: PieceId) -> Bytes {
+        let below = self.copies.get_mut(&piece).and_then(|below| below.hosted.take());
+        let hosted = below.expect("what is pushed stays until it was");
+        let freed = hosted.memory.len();
+        self.gone.push(Box::new(hosted));
         freed
     }
 

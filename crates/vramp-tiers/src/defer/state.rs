@@ -73,8 +73,6 @@ pub(super) struct State {
     pub unmounted: Vec<RangeId>,
     /// Ranges where copies are being mapped, with the lock free.
     pub mounting: BTreeSet<RangeId>,
-    /// How often each was read in place since it came back.
-    pub reads: BTreeMap<BufferId, u32>,
     /// How many transfers are on their way to or from the disk.
     pub staged: usize,
     pub stats: SpillStats,
@@ -153,6 +151,7 @@ impl Shared {
             cooldown_ns: nanoseconds(config.cooldown),
             recency_ns: nanoseconds(config.recency),
             clean_after_ns: nanoseconds(config.clean_after),
+            promote_after: config.promote_after,
         })?;
         let id = allocator.create_stream()?;
         let raw = allocator.stream(id).expect("it was made just now");
@@ -174,7 +173,6 @@ impl Shared {
             readable: None,
             unmounted: Vec::new(),
             mounting: BTreeSet::new(),
-            reads: BTreeMap::new(),
             staged: 0,
             stats: SpillStats::default(),
             history: History::keeping(config.history),
@@ -303,7 +301,6 @@ impl State {
             let extent = self.core.extent(buffer);
             match (self.core.remove(buffer), extent) {
                 (Ok(drops), Ok(extent)) => {
-                    self.reads.remove(&buffer);
                     self.drop_copies(&drops);
                     self.leave(extent.range);
                 }

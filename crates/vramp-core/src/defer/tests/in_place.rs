@@ -60,6 +60,25 @@ fn a_read_in_place_fills_nothing_and_takes_nothing_of_the_capacity() {
 }
 
 #[test]
+fn a_buffer_is_hot_after_so_many_reads_in_place_until_a_piece_comes_back() {
+    let mut core = core();
+    let a = readable(&mut core, 2);
+    for reads in 1..=2 {
+        assert!(!core.is_hot(a));
+        let granted = read(&mut core, a).unwrap();
+        assert_eq!(core.is_hot(a), reads == 2);
+        end(&mut core, granted.lease, 3);
+    }
+    let given_up = read(&mut core, a).unwrap();
+    core.cancel_lease(given_up.lease).unwrap();
+    assert!(core.is_hot(a), "a read that did not happen changes nothing");
+    let back = lease(&mut core, a, Shared, 4);
+    assert!(!core.is_hot(a));
+    end(&mut core, back, 4);
+    core.audit().unwrap();
+}
+
+#[test]
 fn what_is_read_in_place_moves_in_no_direction() {
     let mut core = core();
     let a = readable(&mut core, 1);

@@ -24,6 +24,7 @@ fn config() -> DeferConfig {
         cooldown_ns: 10,
         recency_ns: 100,
         clean_after_ns: 50,
+        promote_after: 2,
     }
 }
 
