@@ -23,9 +23,8 @@ fn dropped_in_use(rig: &Rig, len: Bytes) -> AddrRange {
     range
 }
 
-#[test]
-fn the_first_use_comes_behind_the_work_that_had_the_memory_before() {
-    let rig = rig();
+/// Frees all that there is of the card while work of another stream still writes it.
+fn free_while_written(rig: &Rig) {
     let other = rig.allocator.create_stream().unwrap();
     let queue = rig.allocator.stream(other).unwrap();
     let block = rig.allocator.malloc(MIB(64), other).unwrap();
@@ -33,6 +32,12 @@ fn the_first_use_comes_behind_the_work_that_had_the_memory_before() {
     rig.sim.launch(queue, slow.lasting(SLOW_NS)).unwrap();
     rig.sim.fill(queue, AddrRange::new(block.addr(), MIB(64)), 0xEE).unwrap();
     rig.allocator.free(block, other).unwrap();
+}
+
+#[test]
+fn the_first_use_comes_behind_the_work_that_had_the_memory_before() {
+    let rig = rig();
+    free_while_written(&rig);
     let buffer = rig.filled(MIB(64), 7);
     rig.sim.advance(2 * SLOW_NS);
     rig.expect(&buffer, 7);
@@ -42,13 +47,7 @@ fn the_first_use_comes_behind_the_work_that_had_the_memory_before() {
 #[test]
 fn memory_of_a_lease_that_was_cancelled_is_lent_behind_the_work_that_had_it_before() {
     let rig = rig();
-    let other = rig.allocator.create_stream().unwrap();
-    let queue = rig.allocator.stream(other).unwrap();
-    let block = rig.allocator.malloc(MIB(64), other).unwrap();
-    let slow = Kernel::new("slow").writing(AddrRange::new(block.addr(), MIB(64)));
-    rig.sim.launch(queue, slow.lasting(SLOW_NS)).unwrap();
-    rig.sim.fill(queue, AddrRange::new(block.addr(), MIB(64)), 0xEE).unwrap();
-    rig.allocator.free(block, other).unwrap();
+    free_while_written(&rig);
     let buffer = rig.manager.buffer(MIB(64)).unwrap();
     buffer.lease(Access::Exclusive, rig.stream).unwrap().cancel();
     let third = rig.allocator.create_stream().unwrap();

@@ -266,10 +266,8 @@ fn write_beside_copies(readable: bool) {
     rig.check();
 }
 
-#[test]
-fn threads_that_send_contents_to_the_disk_at_once_fail_no_moves() {
-    // All of the host is kept for the way to the disk, and one transfer may take all of it.
-    let rig = Plan { limit: MIB(128), ..to_disk(None) }.build();
+/// Eight buffers of 16 MiB, of which four threads at once have spilled as much as fits.
+fn spilled_by_four(rig: &Rig) -> Vec<DeferrableBuffer> {
     let buffers: Vec<_> = (1..=8).map(|byte| rig.filled(MIB(16), byte)).collect();
     rig.sim.synchronize_stream(rig.queue).unwrap();
     std::thread::scope(|scope| {
@@ -279,6 +277,14 @@ fn threads_that_send_contents_to_the_disk_at_once_fail_no_moves() {
     });
     let stats = rig.manager.stats();
     assert_eq!((stats.failures, stats.given_up), (0, 0), "{stats:?}");
+    buffers
+}
+
+#[test]
+fn threads_that_send_contents_to_the_disk_at_once_fail_no_moves() {
+    // All of the host is kept for the way to the disk, and one transfer may take all of it.
+    let rig = Plan { limit: MIB(128), ..to_disk(None) }.build();
+    let buffers = spilled_by_four(&rig);
     assert!(buffers.iter().all(|buffer| !buffer.is_resident()));
     for (buffer, byte) in buffers.iter().zip(1..) {
         rig.expect(buffer, byte);
@@ -290,15 +296,7 @@ fn threads_that_send_contents_to_the_disk_at_once_fail_no_moves() {
 fn threads_that_choose_at_once_promise_room_once() {
     // Room for half of it: a choice that counted on others' room would fail.
     let rig = Plan { limit: MIB(128), host: MIB(64), ..Plan::default() }.build();
-    let buffers: Vec<_> = (1..=8).map(|byte| rig.filled(MIB(16), byte)).collect();
-    rig.sim.synchronize_stream(rig.queue).unwrap();
-    std::thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| rig.manager.spill(MIB(32)));
-        }
-    });
-    let stats = rig.manager.stats();
-    assert_eq!((stats.failures, stats.given_up), (0, 0), "{stats:?}");
+    let buffers = spilled_by_four(&rig);
     // For a moment a copy has its blocks and is still promised them: who chooses then takes less.
     rig.manager.spill(MIB(64));
     assert_eq!(rig.manager.census().spilled, MIB(64), "as much as there is room for");

@@ -7,7 +7,7 @@ use vramp_host::{Direction, DiskErrorKind, IoChoice, IoRequest};
 use vramp_tiers::{Checks, CompressionConfig, DiskConfig, DiskTierError, LimitPolicy, PaidBy};
 
 use super::faults::{flip, kind};
-use super::faulty::{EAGAIN, EINTR, EIO, ENOSPC, Fault, Faulty, fail};
+use super::faulty::{EINTR, EIO, ENOSPC, Fault, Faulty, fail, stumbling};
 use super::*;
 
 /// Whatever saves a tenth is compressed, however long that takes.
@@ -159,13 +159,7 @@ fn calls_that_are_short_interrupted_and_deferred_are_made_again_for_compressed_b
     for choice in [IoChoice::Auto, IoChoice::Threads] {
         let faulty = Faulty::on(choice);
         let world = world_with(PACKED, Arc::<Faulty>::clone(&faulty));
-        let mut random = fastrand::Rng::with_seed(5);
-        faulty.set(move |_| match random.u8(0..4) {
-            0 => Fault::Fail(EINTR),
-            1 => Fault::Fail(EAGAIN),
-            2 => Fault::Short(Bytes::kib(4) * random.u64(1..9)),
-            _ => Fault::None,
-        });
+        faulty.set(stumbling());
         for seed in 0..10 {
             let data = compressible(seed, 1_300_001);
             let stored = world.write(&data).unwrap();

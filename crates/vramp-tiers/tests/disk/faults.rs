@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use vramp_host::{Direction, DiskErrorKind, IoChoice};
 use vramp_tiers::{Checks, DiskConfig, DiskTierError, PaidBy};
 
-use super::faulty::{EAGAIN, EINTR, EIO, ENOSPC, Fault, Faulty, fail};
+use super::faulty::{EINTR, EIO, ENOSPC, Fault, Faulty, fail, stumbling};
 use super::*;
 
 fn faulty_world() -> (Arc<Faulty>, World) {
@@ -29,13 +29,7 @@ fn short_interrupted_and_deferred_calls_are_made_again() {
     for choice in [IoChoice::Auto, IoChoice::Threads] {
         let faulty = Faulty::on(choice);
         let world = world_with(SMALL, Arc::<Faulty>::clone(&faulty));
-        let mut random = fastrand::Rng::with_seed(5);
-        faulty.set(move |_| match random.u8(0..4) {
-            0 => Fault::Fail(EINTR),
-            1 => Fault::Fail(EAGAIN),
-            2 => Fault::Short(Bytes::kib(4) * random.u64(1..9)),
-            _ => Fault::None,
-        });
+        faulty.set(stumbling());
         for seed in 0..20 {
             let data = pattern(seed, 300_001);
             let stored = world.store.write(&[span(&data)], PaidBy::Space).unwrap();

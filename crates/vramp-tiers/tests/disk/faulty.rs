@@ -28,6 +28,17 @@ pub fn fail(direction: Direction, code: i32) -> impl FnMut(&IoRequest) -> Fault 
     move |request| if request.direction == direction { Fault::Fail(code) } else { Fault::None }
 }
 
+/// Three calls of four are interrupted, deferred or cut short.
+pub fn stumbling() -> impl FnMut(&IoRequest) -> Fault + Send {
+    let mut random = fastrand::Rng::with_seed(5);
+    move |_| match random.u8(0..4) {
+        0 => Fault::Fail(EINTR),
+        1 => Fault::Fail(EAGAIN),
+        2 => Fault::Short(Bytes::kib(4) * random.u64(1..9)),
+        _ => Fault::None,
+    }
+}
+
 /// A real engine behind rules that tests change.
 pub struct Faulty {
     io: Arc<dyn BlockIo>,
