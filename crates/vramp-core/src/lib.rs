@@ -31,6 +31,7 @@ mod place;
 mod plan;
 mod pool;
 mod region;
+mod room;
 mod settle;
 mod stream;
 pub mod tiers;
