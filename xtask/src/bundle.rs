@@ -13,7 +13,7 @@ use crate::{library, shell};
 /// tested on the simulator is so anywhere, and `torture` tests the allocator on the card.
 const TESTED: [&str; 2] = ["vramp-driver", "vramp-cuda"];
 /// The crates whose examples say something on a card.
-const WITH_EXAMPLES: [&str; 4] = ["vramp-cuda", "vramp", "vramp-tiers", "vramp-capi"];
+const WITH_EXAMPLES: [&str; 4] = ["vramp-cuda", "vramp-alloc", "vramp-defer", "vramp-capi"];
 /// What runs in PyTorch on the library, or beside it.
 const TORCH_SCRIPTS: [&str; 3] = ["torch-workloads.py", "record-captures.py", "check-torch.py"];
 /// Where recorded captures are kept, once there are any.

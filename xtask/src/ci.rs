@@ -10,10 +10,10 @@ use crate::{models, shell, tidy};
 
 /// Examples that need no card, as package and name. Each runs to its end and must succeed.
 const EXAMPLES: [(&str, &str); 4] = [
-    ("vramp", "hello"),
-    ("vramp-tiers", "larger_than_the_card"),
-    ("vramp-tiers", "read_in_place"),
-    ("vramp-tiers", "spill_soak"),
+    ("vramp-alloc", "hello"),
+    ("vramp-defer", "larger_than_the_card"),
+    ("vramp-defer", "read_in_place"),
+    ("vramp-defer", "spill_soak"),
 ];
 
 /// Runs every step; the first failure ends it and says what to do.

@@ -25,7 +25,7 @@ pub fn run(root: &Path, preemptions: Option<u32>) -> Result<()> {
     shell::run(command.args([
         "test",
         "-p",
-        "vramp",
+        "vramp-alloc",
         "-p",
         "vramp-tiers",
         "--lib",

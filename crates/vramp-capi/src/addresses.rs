@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crossbeam_utils::CachePadded;
 use rustc_hash::FxHashMap;
-use vramp::{Allocation, DeviceAddr};
+use vramp_alloc::{Allocation, DeviceAddr};
 
 const SHARDS: usize = 64;
 

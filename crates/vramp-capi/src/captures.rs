@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
-use vramp::{
+use vramp_alloc::{
     ArenaConfig, AttachedCapture, Capture, CaptureReport, CapturedGraph, GraphArena, GraphHold,
     Lease, StreamId,
 };

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
-use vramp::{
+use vramp_alloc::{
     Allocation, Allocator, AttachedCapture, Bytes, DeviceAddr, Event, FreeError, HistorySize,
     Recording, Registration, StreamId,
 };

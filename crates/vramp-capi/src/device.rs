@@ -8,7 +8,7 @@ use vramp_driver::Driver;
 /// A device that cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
-pub(crate) struct DeviceError(#[from] vramp::OpenError);
+pub(crate) struct DeviceError(#[from] vramp_alloc::OpenError);
 
 /// A device. On a card, the card as well.
 pub(crate) struct Device {
@@ -31,7 +31,7 @@ impl Device {
                 Err(_) => Device::named("sim"),
             },
             (_, Some(ordinal)) => {
-                let card = CudaDriver::open(ordinal).map_err(vramp::OpenError::from)?;
+                let card = CudaDriver::open(ordinal).map_err(vramp_alloc::OpenError::from)?;
                 Ok(Device::on(card))
             }
             _ => Device::named(name),
@@ -44,7 +44,7 @@ impl Device {
     }
 
     fn named(name: &str) -> Result<Device, DeviceError> {
-        Ok(Device { driver: vramp::open(name)?.driver, card: None })
+        Ok(Device { driver: vramp_alloc::open(name)?.driver, card: None })
     }
 }
 

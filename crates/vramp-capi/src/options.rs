@@ -1,6 +1,6 @@
 //! Options as a text: `preset=vramp,limit=80GiB`.
 
-use vramp::{ArenaConfig, ArenaPolicy, Bytes, CaptureMode, Config, Overlap, Preset};
+use vramp_alloc::{ArenaConfig, ArenaPolicy, Bytes, CaptureMode, Config, Overlap, Preset};
 
 /// An option that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -224,7 +224,7 @@ mod tests {
         }
         assert!(
             message("preset=best")
-                .contains("use vramp, vpmm, stream-ordered, torch or torch-expandable")
+                .contains("use vramp_alloc, vpmm, stream-ordered, torch or torch-expandable")
         );
         assert!(message("page=0").contains("a size above zero"));
     }

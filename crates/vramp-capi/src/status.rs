@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use vramp::{
+use vramp_alloc::{
     AllocError, ArenaError, ArenaResetError, CaptureError, CreateError, DriverError, FreeError,
     Inconsistency, LaunchError, StreamError, UseError,
 };

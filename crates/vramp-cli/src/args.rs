@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
-use vramp::{Bytes, Preset, TorchConfig, TorchConfigError, UnknownPreset};
+use vramp_alloc::{Bytes, Preset, TorchConfig, TorchConfigError, UnknownPreset};
 
 pub use crate::bench::args::Bench;
 use crate::graph::Window;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vramp::{Driver, OpenError, Opened};
+use vramp_alloc::{Driver, OpenError, Opened};
 use vramp_driver::sim::{Backing, Preset, Simulator};
 
 /// A device to replay on.
@@ -27,12 +27,12 @@ pub struct Fresh {
 }
 
 impl Device {
-    /// Finds a device by name, as [`vramp::open`] does.
+    /// Finds a device by name, as [`vramp_alloc::open`] does.
     ///
     /// # Errors
-    /// What [`vramp::open`] says.
+    /// What [`vramp_alloc::open`] says.
     pub fn open(name: &str) -> Result<Device, OpenError> {
-        let Opened { driver, fell_back, .. } = vramp::open(name)?;
+        let Opened { driver, fell_back, .. } = vramp_alloc::open(name)?;
         let kind = if driver.info().simulated {
             Kind::Simulated(Preset::find(&driver.info().id)?)
         } else {
@@ -45,12 +45,12 @@ impl Device {
     /// a simulator looks for accesses without order.
     ///
     /// # Errors
-    /// What [`vramp::open`] says.
+    /// What [`vramp_alloc::open`] says.
     pub fn fresh(&self, checked: bool) -> Result<Fresh, OpenError> {
         Ok(match &self.kind {
             // The card's own pool, and its high-water mark, belong to one opening.
             Kind::Card(driver) => {
-                Fresh { driver: vramp::open(&driver.info().id)?.driver, simulator: None }
+                Fresh { driver: vramp_alloc::open(&driver.info().id)?.driver, simulator: None }
             }
             Kind::Simulated(preset) => {
                 let mut builder = Simulator::builder().card(preset);
@@ -67,7 +67,7 @@ impl Device {
     /// looks for accesses without order.
     ///
     /// # Errors
-    /// What [`vramp::open`] says.
+    /// What [`vramp_alloc::open`] says.
     pub fn with_contents(&self) -> Result<Fresh, OpenError> {
         match &self.kind {
             Kind::Card(_) => self.fresh(true),

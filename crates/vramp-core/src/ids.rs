@@ -46,10 +46,6 @@ numbered! {
     ChunkId, "chunk"
 }
 numbered! {
-    /// What PyTorch's allocator takes from the driver: an allocation, or a range of addresses.
-    SegmentId, "segment"
-}
-numbered! {
     /// A range of addresses that never change, whose memory may come and go.
     ArenaId, "arena"
 }
@@ -79,7 +75,8 @@ impl Epoch {
         Epoch(self.0.saturating_sub(1))
     }
 
-    pub(crate) const fn next(self) -> Epoch {
+    /// The epoch after this one.
+    pub const fn next(self) -> Epoch {
         Epoch(self.0 + 1)
     }
 }
@@ -98,28 +95,28 @@ pub struct Mark {
 /// One number with the span on top, so that places sort by span and then by address, and no two
 /// spans ever touch: a range never straddles two reservations.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Spot(u64);
+pub struct PoolAddr(u64);
 
-impl Spot {
+impl PoolAddr {
     const OFFSET_BITS: u32 = 44;
 
     /// The largest span that can be addressed. The last page stays unused as a fence.
     pub const SPAN_LIMIT: Bytes = Bytes::tib(15);
 
     /// The place `offset` behind the start of `span`.
-    pub fn new(span: SpanId, offset: Bytes) -> Spot {
-        assert!(offset <= Spot::SPAN_LIMIT, "{span} has no offset {offset}");
-        Spot((span.index() as u64) << Spot::OFFSET_BITS | offset.count())
+    pub fn new(span: SpanId, offset: Bytes) -> PoolAddr {
+        assert!(offset <= PoolAddr::SPAN_LIMIT, "{span} has no offset {offset}");
+        PoolAddr((span.index() as u64) << PoolAddr::OFFSET_BITS | offset.count())
     }
 
     /// Which span.
     pub const fn span(self) -> SpanId {
-        SpanId((self.0 >> Spot::OFFSET_BITS) as u32)
+        SpanId((self.0 >> PoolAddr::OFFSET_BITS) as u32)
     }
 
     /// How far from the span's start.
     pub const fn offset(self) -> Bytes {
-        Bytes::new(self.0 & ((1 << Spot::OFFSET_BITS) - 1))
+        Bytes::new(self.0 & ((1 << PoolAddr::OFFSET_BITS) - 1))
     }
 
     /// The place as one number, for digests and prints.
@@ -128,26 +125,28 @@ impl Spot {
     }
 
     /// The place with this number.
-    pub const fn from_number(number: u64) -> Spot {
-        Spot(number)
+    pub const fn from_number(number: u64) -> PoolAddr {
+        PoolAddr(number)
     }
 
-    pub(crate) fn plus(self, distance: u64) -> Spot {
-        Spot(self.0 + distance)
+    /// The address `distance` bytes above.
+    pub fn plus(self, distance: u64) -> PoolAddr {
+        PoolAddr(self.0 + distance)
     }
 
-    pub(crate) fn minus(self, distance: u64) -> Spot {
-        Spot(self.0 - distance)
+    /// The address `distance` bytes below.
+    pub fn minus(self, distance: u64) -> PoolAddr {
+        PoolAddr(self.0 - distance)
     }
 
     /// The distance from `earlier` up to here.
-    pub(crate) fn since(self, earlier: Spot) -> u64 {
+    pub fn since(self, earlier: PoolAddr) -> u64 {
         debug_assert!(earlier <= self, "{earlier:?} lies behind {self:?}");
         self.0 - earlier.0
     }
 }
 
-impl fmt::Debug for Spot {
+impl fmt::Debug for PoolAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}+{:#x}", self.span(), self.offset().count())
     }
@@ -161,6 +160,21 @@ pub struct BlockId {
 }
 
 impl BlockId {
+    /// The id of the `generation`-th block in this slot of an allocator's table.
+    pub const fn new(slot: u32, generation: u32) -> BlockId {
+        BlockId { index: slot, generation }
+    }
+
+    /// The slot in the allocator's table.
+    pub const fn slot(self) -> u32 {
+        self.index
+    }
+
+    /// How many blocks had the slot before.
+    pub const fn generation(self) -> u32 {
+        self.generation
+    }
+
     /// The id as one number, for C and Python.
     pub const fn number(self) -> u64 {
         (self.generation as u64) << 32 | self.index as u64

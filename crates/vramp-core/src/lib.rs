@@ -13,30 +13,10 @@
 #![forbid(unsafe_code)]
 
 mod arena;
-mod assemble;
-mod audit;
-mod backing;
-mod build;
 mod bytes;
-mod census;
-mod chunk;
-mod config;
-pub mod defer;
-mod fit;
 mod heap;
-mod hosted;
 mod ids;
-mod layout;
-mod place;
-mod plan;
 mod pool;
-mod region;
-mod room;
-mod settle;
-mod stream;
-pub mod tiers;
-mod torch;
-mod vpmm;
 
 pub use arena::{
     Arena, ArenaAllocError, ArenaBlock, ArenaBlockId, ArenaBusy, ArenaCaptureError, ArenaCensus,
@@ -44,18 +24,11 @@ pub use arena::{
     LeaseEndError, LeaseId, LeaseTaken, Leases, NodeId, Order, Overlap, Recording,
     UnknownArenaBlock, UnknownLease, UnknownNode, pack,
 };
-pub use audit::Inconsistency;
-pub use backing::ArenaMemory;
 pub use bytes::{AddrRange, Bytes, DeviceAddr, ParseBytesError};
-pub use census::{Census, PartKind, Share, Stretch, StretchPart};
-pub use config::{ConfigError, Mixed, Policy, PoolConfig};
 pub use heap::{Freed, Slab, StreamHeap};
-pub use hosted::NotVacant;
-pub use ids::{ArenaId, BlockId, ChunkId, Epoch, Mark, SegmentId, SpanId, Spot, StreamId};
-pub use place::{Attempt, Request, Shortage, Step};
-pub use plan::{Leftovers, Op, Plan, Range};
-pub use pool::{Block, Counters, Pool, UnknownBlock};
-pub use torch::{
-    Divisions, Stat, StatByPool, TorchAttempt, TorchBlock, TorchConfig, TorchConfigError, TorchOp,
-    TorchPlan, TorchPool, TorchRelease, TorchSegment, TorchStats, TorchStep, TorchStretch,
+pub use ids::{ArenaId, BlockId, ChunkId, Epoch, Mark, PoolAddr, SpanId, StreamId};
+pub use pool::{
+    ArenaMemory, Attempt, Block, Census, ConfigError, Counters, Inconsistency, Leftovers, Mixed,
+    NotVacant, Op, PartKind, Plan, Policy, Pool, PoolConfig, Range, Request, Share, Shortage, Step,
+    Stretch, StretchPart, UnknownBlock,
 };

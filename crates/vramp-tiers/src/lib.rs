@@ -4,7 +4,7 @@
 //! ```
 //! use std::sync::Arc;
 //! use std::time::Duration;
-//! use vramp::{Allocator, Bytes, Config, Preset};
+//! use vramp_alloc::{Allocator, Bytes, Config, Preset};
 //! use vramp_tiers::{
 //!     LimitPolicy, Policies, ReservationManager, Scope, SpaceConfig, SpaceId, Strategy, Tier,
 //!     Tracked,
@@ -22,7 +22,7 @@
 //!     .wait()?;
 //!
 //! // All that is allocated on this stream is paid from it.
-//! let device = vramp::open("sim:h200")?.driver;
+//! let device = vramp_alloc::open("sim:h200")?.driver;
 //! let allocator = Arc::new(Allocator::new(device, Config::preset(Preset::Vramp))?);
 //! let stream = allocator.create_stream()?;
 //! let gpu = manager.space(SpaceId::gpu(0)).expect("it was configured");
@@ -68,76 +68,36 @@
 //!
 //! Deliberately absent: globals (but which spaces a thread is spilling), environment variables, and
 //! all decisions about who gets what, which are the ledger's and the queue's in
-//! [`vramp_core::tiers`] and [`vramp_core::defer`].
+//! [`crate::ledger::core`] and [`vramp_defer::core`].
 #![forbid(unsafe_code)]
 
-mod cancel;
-mod channel;
-mod charge;
 mod config;
-mod defer;
+mod core;
 mod disk;
-mod error;
 mod host;
-mod manager;
-#[cfg(all(test, loom))]
-mod models;
+pub mod ledger;
 mod movers;
-mod pressure;
-mod request;
-mod reservation;
-mod seat;
-mod shared;
-mod space;
-mod spill;
-mod streams;
 mod sync;
-mod tracked;
 
-pub use cancel::CancelToken;
-pub use channel::{
-    EventNotifier, Listener, NotificationChannel, NotifyOnExit, WaitStatus, notify_on_exit,
-};
-pub use charge::{Charge, Origin};
 pub use config::{
     Card, ConfigError, DiskSpaceConfig, GpuChoice, GpuSpaceConfig, HostBlocks, HostCapacity,
     HostPer, HostSpaceConfig, SpaceLevels, TiersBuilder, TiersConfig,
-};
-pub use defer::{
-    BufferGroup, CleanerConfig, DeferrableBuffer, Exposure, FailedMove, LeaseSet, MoveRecord,
-    Moved, Pin, SpillConfig, SpillError, SpillManager, SpillParts, SpillStats, Spilled, WaitRecord,
 };
 pub use disk::{
     Checks, CompressionConfig, CompressionStats, DiskConfig, DiskConfigError, DiskStats, DiskStore,
     DiskTierError, DiskTransfer, FileNames, PaidBy, StoredBytes, Swept, TransferStats,
 };
-pub use error::{MergeRefused, NotMerged, Refusal, ReserveError, SpaceFull, StuckOwner};
 pub use host::{HostAllocation, HostPool, HostPoolConfig, HostPoolError, HostPoolStats, HostSlab};
-pub use manager::{DeadlockCheck, ManagerConfig, ReservationManager};
+pub use ledger::core::{
+    ChargeError, Crossed, Distance, GrowthFactor, Hop, Level, Levels, LimitPolicy, Links, Over,
+    OverAnswer, Overtaking, Owner, Pressure, Priority, QueueConfig, Rate, Refused, ReservationId,
+    SpaceCensus, SpaceConfig, SpaceId, SplitError, Strategy, Tag, TagCensus, Tier,
+};
+pub use ledger::shell::*;
 pub use movers::{
     After, DiskPayer, DiskSource, DiskTarget, End, Flight, GpuEnd, GpuFlight, MeasuredLink,
     MeasuredPair, MoveError, MoveFailed, Mover, MoverConfig, Moving, OnDisk, Part, Profile,
     Profiler, ProfilerConfig, Progress, Reading, Staged, Transfer, Unmeasured, Writing,
 };
-pub use pressure::{PressureWatch, Subscription};
-pub use request::{Deadline, RequestBuilder};
-pub use reservation::Reservation;
-pub use space::MemorySpace;
-pub use spill::{Shortage, SpillAndRetry, Spiller, SpillerRegistration, Spilling};
-pub use streams::{Acquire, BorrowedStream, StreamPool, StreamPoolError};
-pub use tracked::{
-    AttachError, BackOff, Count, Counter, Counts, Fail, LimitRule, MallocError, MemoryShortage,
-    OutOf, OutOfMemory, Policies, Remedy, Retries, Scope, Tracked, TrackedAllocation,
-    TrackedFreeError,
-};
-
 pub use vramp_core::Bytes;
-pub use vramp_core::defer::{
-    Access, BufferId, DeferCensus, DeferCounters, Grade, PieceState, Rates, Shortfall,
-};
-pub use vramp_core::tiers::{
-    ChargeError, Crossed, Distance, GrowthFactor, Hop, Level, Levels, LimitPolicy, Links, Over,
-    OverAnswer, Overtaking, Owner, Pressure, Priority, QueueConfig, Rate, Refused, ReservationId,
-    SpaceCensus, SpaceConfig, SpaceId, SplitError, Strategy, Tag, TagCensus, Tier,
-};
 pub use vramp_host::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutsideMemory, PageKind};

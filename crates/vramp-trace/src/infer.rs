@@ -15,7 +15,7 @@ use crate::{Block, BlockState, Event, EventKind, Segment, StackId, StreamIndex, 
 /// PyTorch's names for segments go by this size; it is the page of every card measured too.
 const SMALL_SEGMENT: u64 = 2 << 20;
 /// Blocks take multiples of this in PyTorch's allocator.
-const GRAIN: u64 = 512;
+const BLOCK_ALIGN: u64 = 512;
 
 impl Trace {
     /// Gives each device that has events but no segments the segments that its events show, and
@@ -187,7 +187,7 @@ impl State {
         for held in joined.values_mut() {
             let next = starts.next().unwrap_or(u64::MAX);
             let told = self.told.range(held.end..).next().map_or(u64::MAX, |(&at, _)| at);
-            let rounded = held.end.checked_next_multiple_of(GRAIN).unwrap_or(held.end);
+            let rounded = held.end.checked_next_multiple_of(BLOCK_ALIGN).unwrap_or(held.end);
             held.end = rounded.min(next).min(told);
         }
         self.shown = joined;
@@ -211,7 +211,7 @@ fn blocks(live: &BTreeMap<u64, Live>, start: u64, end: u64) -> Vec<Block> {
         if at > next {
             found.push(block(next, at - next, 0, BlockState::Inactive, None));
         }
-        let rounded = live.size.checked_next_multiple_of(GRAIN).unwrap_or(live.size);
+        let rounded = live.size.checked_next_multiple_of(BLOCK_ALIGN).unwrap_or(live.size);
         let size = rounded.min(limit - at);
         found.push(block(at, size, live.size.min(size), live.state, live.stack));
         next = at + size;

@@ -17,14 +17,17 @@ use crate::tree::Tree;
 use scan::Sources;
 
 /// The crates, each of which may name only those before it.
-const LAYERS: [&str; 9] = [
+const LAYERS: [&str; 12] = [
     "vramp-core",
+    "vramp-model",
     "vramp-host",
     "vramp-driver",
     "vramp-cuda",
     "vramp-trace",
-    "vramp",
+    "vramp-alloc",
     "vramp-tiers",
+    "vramp-defer",
+    "vramp",
     "vramp-capi",
     "vramp-cli",
 ];

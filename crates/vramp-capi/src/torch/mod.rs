@@ -23,7 +23,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use vramp::DeviceAddr;
+use vramp_alloc::DeviceAddr;
 
 use crate::abi::vramp_allocator_t;
 use crate::abi::vramp_status_t::{self, *};

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
-use vramp::{ArenaConfig, AttachedCapture, CaptureError, GraphArena, GraphHold, StreamId};
+use vramp_alloc::{ArenaConfig, AttachedCapture, CaptureError, GraphArena, GraphHold, StreamId};
 
 use crate::abi::vramp_status_t::*;
 use crate::context::Context;

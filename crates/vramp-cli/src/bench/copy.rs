@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
-use vramp::{Bytes, Driver, Preset};
+use vramp_alloc::{Bytes, Driver, Preset};
 use vramp_core::AddrRange;
 use vramp_driver::{DeviceInfo, HostBuffer, HostSlice, Metered, Stream};
 use vramp_tiers::{

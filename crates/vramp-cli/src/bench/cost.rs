@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use serde::Serialize;
-use vramp::Bytes;
+use vramp_alloc::Bytes;
 
 use super::nanos;
 use super::subject::Managed;

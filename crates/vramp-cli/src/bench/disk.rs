@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
-use vramp::Bytes;
+use vramp_alloc::Bytes;
 use vramp_host::{
     BlockIo, DirectFile, Direction, DiskError, HostMemory, HostSpan, IoChoice, IoUnavailable,
     OpenedIo, PageKind, Transfer, move_whole, open_io,

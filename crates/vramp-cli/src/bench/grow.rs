@@ -4,7 +4,7 @@ use std::io::Write;
 
 use anyhow::Result;
 use serde::Serialize;
-use vramp::Bytes;
+use vramp_alloc::Bytes;
 
 use super::args::Grow;
 use super::cost::Cost;

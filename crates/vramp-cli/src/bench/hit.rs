@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::Serialize;
-use vramp::Bytes;
+use vramp_alloc::Bytes;
 use vramp_driver::Stream;
 
 use super::args::Hit;

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
-use vramp::{Bytes, Driver};
+use vramp_alloc::{Bytes, Driver};
 use vramp_driver::DeviceInfo;
 
 use crate::device::Device;

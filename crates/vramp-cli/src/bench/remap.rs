@@ -4,7 +4,7 @@ use std::io::Write;
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
-use vramp::{Bytes, Preset};
+use vramp_alloc::{Bytes, Preset};
 
 use super::args::Remap;
 use super::cost::Cost;
@@ -45,7 +45,7 @@ pub(super) fn run(args: &Remap, out: &mut dyn Write) -> Result<()> {
     let presets = args.common.allocator.0.iter().copied().filter(|preset| !preset.is_torch());
     let presets: Vec<_> = presets.collect();
     if presets.is_empty() {
-        bail!("PyTorch's allocators move no memory: use vramp, vpmm or stream-ordered");
+        bail!("PyTorch's allocators move no memory: use vramp_alloc, vpmm or stream-ordered");
     }
     let mut rows = Vec::new();
     for &preset in &presets {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
-use vramp::{Allocator, Bytes, Config, StreamId};
-use vramp_core::tiers::{Ledger, Queue, Request};
+use vramp_alloc::{Allocator, Bytes, Config, StreamId};
+use vramp_tiers::ledger::core::{Ledger, Queue, Request};
 use vramp_tiers::{
     DeadlockCheck, ManagerConfig, MemorySpace, Owner, Policies, Priority, ReservationManager,
     Scope, SpaceConfig, SpaceId, Strategy, Tag, Tier, Tracked,

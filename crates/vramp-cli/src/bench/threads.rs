@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow};
 use fastrand::Rng;
 use serde::Serialize;
-use vramp::Bytes;
+use vramp_alloc::Bytes;
 
 use super::args::{Sizes, Threads};
 use super::subject::{DriverPool, Managed, Subject, System};

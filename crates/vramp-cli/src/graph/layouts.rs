@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use vramp::{ArenaAllocError, ArenaPolicy, Bytes};
+use vramp_alloc::{ArenaAllocError, ArenaPolicy, Bytes};
 use vramp_core::{
     Arena, ArenaBlockId, ArenaCaptureError, ArenaFreeError, ArenaId, ArenaResetError, LayoutError,
     NodeId, Recording, UnknownArenaBlock, pack,

@@ -1,7 +1,7 @@
 //! What came out of one job, as it is printed and stored.
 
 use serde::Serialize;
-use vramp::Bytes;
+use vramp_alloc::Bytes;
 
 use super::{Job, Layouts};
 

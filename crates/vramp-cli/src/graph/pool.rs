@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use vramp::Bytes;
+use vramp_alloc::Bytes;
 use vramp_trace::{Event, EventKind};
 
 /// The most that was taken from the driver within `events`, if every block that was asked for lies
@@ -61,7 +61,7 @@ fn give(taken: &mut BTreeMap<u64, u64>, start: u64, end: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use vramp::DeviceAddr;
+    use vramp_alloc::DeviceAddr;
     use vramp_trace::StreamIndex;
 
     use super::*;

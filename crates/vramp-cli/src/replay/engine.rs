@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use sha2::{Digest, Sha256};
-use vramp::{
+use vramp_alloc::{
     AllocError, Allocation, Allocator, Bytes, Config, CreateError, DeviceAddr, Driver, DriverError,
-    FreeError, Inconsistency, Mark, OpenError, Progress, Spot, StreamId, TorchSegment, UseError,
+    FreeError, Inconsistency, Mark, OpenError, PoolAddr, Progress, StreamId, TorchSegment,
+    UseError,
 };
 use vramp_driver::sim::Hazard;
 use vramp_driver::{Call, MeterSnapshot, Metered, Stream};
@@ -333,7 +334,7 @@ impl<'a> Run<'a> {
         for ((block, stream), allocation) in blocks.zip(restored) {
             let Some(allocation) = allocation else { continue };
             let size = sizes[block as usize];
-            self.decisions.extend(allocation.spot().map(Spot::number));
+            self.decisions.extend(allocation.spot().map(PoolAddr::number));
             if let Some(auditor) = &mut self.auditor {
                 auditor.allocated(&allocation, size, raw(&self.allocator, stream))?;
             }

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use vramp::{Bytes, TorchOp};
+use vramp_alloc::{Bytes, TorchOp};
 use vramp_trace::{EventKind, Request, Trace, Workload};
 
 use crate::count::Count;

@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use vramp::{Epoch, Mark, StreamId};
+use vramp_alloc::{Epoch, Mark, StreamId};
 
 /// What holds each stream back.
 #[derive(Debug, Default)]
@@ -95,8 +95,8 @@ mod tests {
     /// A stream's first epochs, oldest first.
     fn epochs(count: usize) -> (StreamId, StreamId, Vec<Epoch>) {
         let mut pool = Pool::new(PoolConfig {
-            page: vramp::Bytes::mib(2),
-            span: vramp::Bytes::gib(1),
+            page: vramp_alloc::Bytes::mib(2),
+            span: vramp_alloc::Bytes::gib(1),
             limit: None,
             policy: Policy::Vpmm,
         })

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use vramp::Bytes;
+use vramp_alloc::Bytes;
 use vramp_trace::{Event, EventKind, Request, Trace, Workload};
 
 use super::start::earlier_segments;
@@ -159,7 +159,7 @@ fn live_before(workload: &Workload, event: usize) -> Bytes {
 
 #[cfg(test)]
 mod tests {
-    use vramp::DeviceAddr;
+    use vramp_alloc::DeviceAddr;
     use vramp_trace::{Segment, StreamIndex};
 
     use super::*;

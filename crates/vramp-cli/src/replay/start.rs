@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use vramp::{Bytes, DeviceAddr};
+use vramp_alloc::{Bytes, DeviceAddr};
 use vramp_trace::{EventKind, Request, Trace, Workload};
 
 /// A segment that was there before the first event.

@@ -28,7 +28,7 @@ pub(super) fn measure(cards: &Cards, config: &TiersConfig, device: &str) -> Resu
         let name = if cards.simulated { simulated(device) } else { format!("cuda:{}", gpu.index) };
         Ok(Device::open(&name)?.fresh(false)?.driver)
     });
-    let drivers: Vec<Arc<dyn vramp::Driver>> = drivers.collect::<Result<_>>()?;
+    let drivers: Vec<Arc<dyn vramp_alloc::Driver>> = drivers.collect::<Result<_>>()?;
     let Some(first) = config.hosts.first() else { return Ok(Profile::default()) };
     let mut memory = Vec::new();
     let mut pools: Vec<(SpaceId, HostPool)> = Vec::new();

@@ -17,7 +17,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use vramp::Bytes;
+use vramp_alloc::Bytes;
 use vramp_host::topology::{Topology, VisibleDevices};
 use vramp_tiers::{Card, TiersBuilder, TiersConfig};
 

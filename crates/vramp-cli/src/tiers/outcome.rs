@@ -128,7 +128,7 @@ impl Outcome {
             }
         }
         let why = |one: &Unmeasured| {
-            let size = vramp::Bytes::new(one.size_bytes);
+            let size = vramp_alloc::Bytes::new(one.size_bytes);
             format!("{size} from {} to {} were not measured: {}", one.from, one.to, one.reason)
         };
         self.notes.extend(profile.unmeasured.iter().map(why));

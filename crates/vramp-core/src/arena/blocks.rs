@@ -15,7 +15,7 @@ use crate::{ArenaId, Bytes};
 
 /// What all offsets and lengths are multiples of, in bytes: what CUDA promises of its own
 /// allocations.
-const GRAIN: Bytes = Bytes::new(256);
+const BLOCK_ALIGN: Bytes = Bytes::new(256);
 
 /// Whether memory serves twice within a capture. Both place at multiples of 256 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -152,7 +152,7 @@ pub struct Arena {
 impl Arena {
     /// An arena of `capacity` bytes, rounded down to 256.
     pub fn new(id: ArenaId, policy: ArenaPolicy, capacity: Bytes) -> Arena {
-        let capacity = capacity.round_down(GRAIN).count();
+        let capacity = capacity.round_down(BLOCK_ALIGN).count();
         Arena {
             id,
             policy,
@@ -285,7 +285,8 @@ impl Arena {
         let from = capture.order.horizon(at)?;
         let point = capture.order.clocks().point(&from);
         let full = || self.full(len, point);
-        let rounded = len.max(Bytes::new(1)).checked_round_up(GRAIN).ok_or_else(full)?.count();
+        let rounded =
+            len.max(Bytes::new(1)).checked_round_up(BLOCK_ALIGN).ok_or_else(full)?.count();
         let (offset, step) = self.choose(capture, rounded, point).ok_or_else(full)?;
         self.note(step);
         Ok(self.carve(offset..offset + rounded, len, from))

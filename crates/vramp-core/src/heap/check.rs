@@ -3,14 +3,14 @@
 use super::pieces::State;
 use super::{NONE, StreamHeap};
 use crate::Bytes;
-use crate::census::{Census, PartKind, StretchPart};
-use crate::pool::{GRAIN, Pool};
+use crate::pool::{BLOCK_ALIGN, Pool};
+use crate::pool::{Census, PartKind, StretchPart};
 
 impl StreamHeap {
     /// Tells the census, which knows slabs only as a whole, what is in them.
     pub fn count_into(&self, census: &mut Census) {
         for piece in &self.pieces {
-            let bytes = Bytes::new(u64::from(piece.units) * GRAIN);
+            let bytes = Bytes::new(u64::from(piece.units) * BLOCK_ALIGN);
             match &piece.state {
                 State::Vacant | State::Free => continue,
                 State::Waiting { .. } => census.waiting += bytes,
@@ -36,8 +36,8 @@ impl StreamHeap {
                     State::Free | State::Vacant => (PartKind::Free, 0),
                 };
                 parts.push(StretchPart {
-                    at: home.slab.at.plus(u64::from(known.start) * GRAIN),
-                    len: Bytes::new(u64::from(known.units) * GRAIN),
+                    at: home.slab.at.plus(u64::from(known.start) * BLOCK_ALIGN),
+                    len: Bytes::new(u64::from(known.units) * BLOCK_ALIGN),
                     requested: Bytes::new(requested),
                     stream: self.stream,
                     kind,
@@ -82,7 +82,7 @@ impl StreamHeap {
                 prev = piece;
                 piece = known.next;
             }
-            if u64::from(at) * GRAIN != home.slab.len || taken != home.taken_units {
+            if u64::from(at) * BLOCK_ALIGN != home.slab.len || taken != home.taken_units {
                 return Err(format!("slab {number}: {at} units, {taken} taken, do not add up"));
             }
             bytes += home.slab.len;

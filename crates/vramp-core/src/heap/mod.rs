@@ -21,7 +21,7 @@ mod slabs;
 
 use crate::Bytes;
 use crate::ids::{BlockId, Mark, StreamId};
-use crate::pool::{Block, GRAIN, Pool, UnknownBlock, note_use};
+use crate::pool::{BLOCK_ALIGN, Block, Pool, UnknownBlock, note_use};
 
 use bins::Bins;
 use pieces::{Piece, State};
@@ -84,7 +84,7 @@ impl StreamHeap {
     /// A block for `request`, if a slab has room. No heap memory, no search.
     pub fn take(&mut self, request: Bytes) -> Option<Block> {
         let requested = request.count();
-        let units = u32::try_from(requested.div_ceil(GRAIN)).ok()?.max(1);
+        let units = u32::try_from(requested.div_ceil(BLOCK_ALIGN)).ok()?.max(1);
         let (level, sub) = Bins::bin_of(units);
         let own = self.bins.heads[level][sub];
         let piece = if own != NONE && self.pieces[own as usize].units >= units {
@@ -103,11 +103,11 @@ impl StreamHeap {
         }
         let home = self.home_mut(slab);
         home.taken_units += units;
-        let at = home.slab.at.plus(u64::from(start) * GRAIN);
+        let at = home.slab.at.plus(u64::from(start) * BLOCK_ALIGN);
         let taken = &mut self.pieces[piece as usize];
         taken.state = State::Used { requested, uses: Vec::new() };
         let id = BlockId { index: piece, generation: taken.generation };
-        Some(Block { id, at, len: Bytes::new(u64::from(units) * GRAIN) })
+        Some(Block { id, at, len: Bytes::new(u64::from(units) * BLOCK_ALIGN) })
     }
 
     /// The block under this id.
@@ -115,8 +115,8 @@ impl StreamHeap {
         let piece = &self.pieces[self.lookup(id)? as usize];
         Ok(Block {
             id,
-            at: self.home(piece.slab).slab.at.plus(u64::from(piece.start) * GRAIN),
-            len: Bytes::new(u64::from(piece.units) * GRAIN),
+            at: self.home(piece.slab).slab.at.plus(u64::from(piece.start) * BLOCK_ALIGN),
+            len: Bytes::new(u64::from(piece.units) * BLOCK_ALIGN),
         })
     }
 

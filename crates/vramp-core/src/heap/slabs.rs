@@ -3,9 +3,9 @@
 use super::pieces::{Piece, State};
 use super::{Freed, NONE, StreamHeap};
 use crate::Bytes;
-use crate::fit::RegionKey;
-use crate::ids::Spot;
-use crate::pool::{GRAIN, Pool};
+use crate::ids::PoolAddr;
+use crate::pool::RegionKey;
+use crate::pool::{BLOCK_ALIGN, Pool};
 
 /// Slabs do not grow beyond this.
 const SLAB_MOST: u64 = 32 << 20;
@@ -19,7 +19,7 @@ const SHED_LEAST: u64 = 512 << 10;
 #[must_use = "a slab that is dropped is lost to the pool"]
 pub struct Slab {
     pub(crate) region: RegionKey,
-    pub(crate) at: Spot,
+    pub(crate) at: PoolAddr,
     pub(crate) len: u64,
 }
 
@@ -42,7 +42,7 @@ impl StreamHeap {
     /// Takes a slab into the heap.
     pub fn add(&mut self, slab: Slab) {
         self.bytes += slab.len;
-        let units = (slab.len / GRAIN) as u32;
+        let units = (slab.len / BLOCK_ALIGN) as u32;
         let number = self.new_home(Home { slab, first: NONE, taken_units: 0 });
         let whole = self.new_piece(Piece {
             slab: number,
@@ -87,8 +87,8 @@ impl StreamHeap {
         let mut piece = self.home(number).first;
         while piece != NONE {
             let Piece { start, units, ref state, next, .. } = self.pieces[piece as usize];
-            let len = u64::from(units) * GRAIN;
-            let whole = u64::from(units) * GRAIN == self.home(number).slab.len;
+            let len = u64::from(units) * BLOCK_ALIGN;
+            let whole = u64::from(units) * BLOCK_ALIGN == self.home(number).slab.len;
             if *state != State::Free || !(whole || len >= SHED_LEAST) {
                 piece = next;
                 continue;
@@ -101,7 +101,7 @@ impl StreamHeap {
             self.unbin(piece);
             self.bytes -= len;
             if next != NONE {
-                let behind = u64::from(start + units) * GRAIN;
+                let behind = u64::from(start + units) * BLOCK_ALIGN;
                 let back = pool.split_slab(&mut self.home_mut(number).slab, behind);
                 self.pieces[next as usize].prev = NONE;
                 let back = self.new_home(Home { slab: back, first: next, taken_units: 0 });
@@ -130,7 +130,7 @@ impl StreamHeap {
         } else {
             self.pieces[prev as usize].next = NONE;
             let home = self.home_mut(number);
-            let tail = pool.split_slab(&mut home.slab, u64::from(start) * GRAIN);
+            let tail = pool.split_slab(&mut home.slab, u64::from(start) * BLOCK_ALIGN);
             pool.take_back(tail, self.stream);
         }
     }

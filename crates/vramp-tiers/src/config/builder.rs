@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::ledger::core::Level;
 use vramp_core::Bytes;
-use vramp_core::tiers::Level;
 use vramp_host::NumaNode;
 use vramp_host::topology::{NodeInfo, Topology};
 

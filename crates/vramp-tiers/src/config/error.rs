@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::ledger::core::{SpaceConfigError, SpaceId};
 use vramp_core::Bytes;
-use vramp_core::tiers::{SpaceConfigError, SpaceId};
 use vramp_host::NumaNode;
 
 /// Why a configuration cannot be read, drawn up or used.

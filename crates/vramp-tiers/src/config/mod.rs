@@ -37,9 +37,9 @@ mod error;
 mod spaces;
 mod text;
 
+use crate::ledger::core::{SpaceConfig, SpaceId};
 use serde::{Deserialize, Serialize};
 use vramp_core::Bytes;
-use vramp_core::tiers::{SpaceConfig, SpaceId};
 
 pub use builder::{Card, GpuChoice, HostCapacity, HostPer, TiersBuilder};
 pub use error::ConfigError;

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
+use crate::ledger::core::{Level, SpaceConfig, SpaceId};
 use serde::{Deserialize, Serialize};
 use vramp_core::Bytes;
-use vramp_core::tiers::{Level, SpaceConfig, SpaceId};
 use vramp_host::NumaNode;
 
 use super::error::ConfigError;

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
+use crate::ledger::core::Level;
 use serde::de::{self, Deserializer, Visitor};
 use vramp_core::Bytes;
-use vramp_core::tiers::Level;
 
 /// An amount in the largest unit that keeps every byte: `12GiB`, `4096B`.
 fn exact(bytes: Bytes) -> String {

@@ -1,7 +1,7 @@
 //! Do the books agree with each other, with the files, and with the space?
 
+use crate::core::Extent;
 use vramp_core::Bytes;
-use vramp_core::tiers::Extent;
 use vramp_host::DISK_BLOCK;
 
 use super::shelf::Shelf;

@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
+use crate::ledger::core::{ChargeError, SpaceId};
 use vramp_core::Bytes;
-use vramp_core::tiers::{ChargeError, SpaceId};
 use vramp_host::{DiskError, HostMemoryError, IoUnavailable, OsCode};
 
 use super::DiskConfigError;
-use crate::error::SpaceFull;
+use crate::ledger::shell::error::SpaceFull;
 
 /// Why a store could not do what it was asked. Nothing is charged or kept after a failed write,
 /// and nothing stored is lost by a failed read.

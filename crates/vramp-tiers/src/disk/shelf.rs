@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::core::{Extent, ExtentList, Extents, NoExtents, SegmentId};
 use vramp_core::Bytes;
-use vramp_core::tiers::{Extent, ExtentList, Extents, NoExtents, SegmentId};
 use vramp_host::{
     BlockIo, DISK_BLOCK, DirectFile, Direction, DiskError, DiskErrorKind, OsCode, Workers,
 };
@@ -16,8 +16,8 @@ use super::error::DiskTierError;
 use super::header::{Header, OwnerId, file_name};
 use super::spans::{Place, blocks};
 use super::stats::Counters;
-use crate::charge::Charge;
-use crate::space::MemorySpace;
+use crate::ledger::shell::charge::Charge;
+use crate::ledger::shell::space::MemorySpace;
 
 /// Names that others may have taken before a file is given up.
 const NAMES_TRIED: u32 = 8;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::core::Extent;
 use vramp_core::Bytes;
-use vramp_core::tiers::Extent;
 use vramp_host::{DISK_BLOCK, DirectFile, HostMemory, HostMemoryError, HostSpan, PageKind};
 
 /// Memory in the order of its bytes.
@@ -172,7 +172,7 @@ mod tests {
     fn place(file: &Arc<DirectFile>, offset: u64, data: u64) -> Place {
         let data = Bytes::new(data);
         let len = data.checked_round_up(DISK_BLOCK).unwrap();
-        let segment = vramp_core::tiers::SegmentId(0);
+        let segment = crate::core::SegmentId(0);
         let extent = Extent { segment, offset: Bytes::new(offset), len };
         Place { file: Arc::clone(file), extent, data }
     }

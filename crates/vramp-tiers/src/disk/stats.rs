@@ -1,7 +1,7 @@
 //! What a store has done.
 
+use crate::core::ExtentCensus;
 use vramp_core::Bytes;
-use vramp_core::tiers::ExtentCensus;
 use vramp_host::DiskErrorKind;
 
 use super::{CompressionStats, DiskTierError};

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 
+use crate::ledger::core::Tier;
 use vramp_core::Bytes;
-use vramp_core::tiers::Tier;
 use vramp_host::{
     BlockIo, DISK_BLOCK, Direction, HostSpan, IoUnavailable, OsCode, Workers, open_io,
 };
@@ -21,10 +21,10 @@ use super::spans::{Place, Spans, cut};
 use super::stats::DiskStats;
 use super::sweep::{Swept, sweep};
 use super::transfer::DiskTransfer;
-use crate::charge::Charge;
-use crate::reservation::Reservation;
-use crate::space::MemorySpace;
-use crate::tracked::LimitRule;
+use crate::ledger::shell::charge::Charge;
+use crate::ledger::shell::reservation::Reservation;
+use crate::ledger::shell::space::MemorySpace;
+use crate::ledger::shell::tracked::LimitRule;
 
 /// Threads that take sums: one of them keeps up with some GiB a second.
 const WORKERS_MOST: usize = 4;

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use vramp::Driver;
+use crate::core::Extent;
+use vramp_alloc::Driver;
 use vramp_core::Bytes;
-use vramp_core::tiers::Extent;
 use vramp_driver::{HostSlice, Stream};
 use vramp_host::{HostMemory, HostSpan, OutsideMemory};
 
 use super::pool::{HostPoolError, Shared, span_of};
 use super::returns::{Returned, Uses};
-use crate::charge::Charge;
+use crate::ledger::shell::charge::Charge;
 use crate::sync::lock;
 
 /// A run with its memory.

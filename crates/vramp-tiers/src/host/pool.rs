@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 
-use vramp::{Driver, DriverError};
+use crate::core::{Extent, ExtentList, Extents, SegmentId};
+use crate::ledger::core::Tier;
+use vramp_alloc::{Driver, DriverError};
 use vramp_core::Bytes;
-use vramp_core::tiers::{Extent, ExtentList, Extents, SegmentId, Tier};
 use vramp_driver::{HostBuffer, HostSlice};
 use vramp_host::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutsideMemory, PageKind};
 
@@ -13,9 +14,9 @@ use super::allocation::{HostAllocation, Part};
 use super::grower::Grower;
 use super::returns::{Free, Return, Returned, Returns, Uses};
 use super::small::{HostSlab, Slabs};
-use crate::charge::Charge;
-use crate::error::SpaceFull;
-use crate::space::MemorySpace;
+use crate::ledger::shell::charge::Charge;
+use crate::ledger::shell::error::SpaceFull;
+use crate::ledger::shell::space::MemorySpace;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock};
 
 /// Threads that make the kernel give the pages of a new pool.

@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use crate::core::{Extent, ExtentList, Extents};
 use smallvec::SmallVec;
-use vramp::{Driver, DriverError};
+use vramp_alloc::{Driver, DriverError};
 use vramp_core::Bytes;
-use vramp_core::tiers::{Extent, ExtentList, Extents};
 use vramp_driver::{Event, Stream};
 
 use super::small::{Piece, Slabs};

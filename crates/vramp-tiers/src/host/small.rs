@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use vramp::Driver;
+use crate::core::{Extent, Extents};
+use vramp_alloc::Driver;
 use vramp_core::Bytes;
-use vramp_core::tiers::{Extent, Extents};
 use vramp_driver::{HostSlice, Stream};
 use vramp_host::{HostSpan, OutsideMemory};
 
 use super::allocation::Part;
 use super::pool::{HostPoolError, Shared};
 use super::returns::{Returned, Uses};
-use crate::charge::Charge;
+use crate::ledger::shell::charge::Charge;
 use crate::sync::lock;
 
 /// The lengths of pieces: powers of two from here on.

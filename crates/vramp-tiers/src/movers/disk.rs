@@ -8,8 +8,8 @@ use super::error::MoveError;
 use super::staged::{End, Flight, Part, Staged};
 use crate::disk::{DiskStore, DiskTierError, DiskTransfer, PaidBy, StoredBytes};
 use crate::host::HostAllocation;
-use crate::reservation::Reservation;
-use crate::tracked::LimitRule;
+use crate::ledger::shell::reservation::Reservation;
+use crate::ledger::shell::tracked::LimitRule;
 
 /// Who pays for what goes to a disk.
 #[derive(Clone)]
@@ -45,7 +45,7 @@ impl OnDisk {
     ///
     /// # Errors
     /// The disk is full or failed. What was written is given back.
-    pub(crate) fn write(
+    pub fn write(
         store: &Arc<DiskStore>,
         host: &HostAllocation,
         len: Bytes,

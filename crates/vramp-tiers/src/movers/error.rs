@@ -1,6 +1,6 @@
 //! Why data did not move, or not all of it.
 
-use vramp::DriverError;
+use vramp_alloc::DriverError;
 use vramp_core::{AddrRange, Bytes};
 use vramp_host::OutsideMemory;
 

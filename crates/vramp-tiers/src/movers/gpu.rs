@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use smallvec::smallvec;
-use vramp::DriverError;
+use vramp_alloc::DriverError;
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::Copy;
 

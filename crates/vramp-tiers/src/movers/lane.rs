@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use vramp::{Driver, DriverError};
+use vramp_alloc::{Driver, DriverError};
 use vramp_core::{Bytes, DeviceAddr};
 use vramp_driver::{Copy, Event, HostSlice, Stream};
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vramp::{Driver, DriverError};
+use vramp_alloc::{Driver, DriverError};
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::{Event, Stream};
 
@@ -12,9 +12,9 @@ use super::gpu::GpuEnd;
 use super::lane::Lane;
 use super::staged::Staged;
 use super::transfer::{Transfer, Way};
-use crate::cancel::CancelToken;
 use crate::disk::DiskStore;
 use crate::host::{HostAllocation, HostPool};
+use crate::ledger::shell::cancel::CancelToken;
 
 /// How a mover moves.
 #[derive(Clone, Debug, PartialEq, Eq)]

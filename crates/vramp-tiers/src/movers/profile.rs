@@ -1,8 +1,8 @@
 //! How fast data moves between spaces, as it was measured.
 
+use crate::ledger::core::{Hop, Rate, SpaceId};
 use serde::{Deserialize, Serialize};
 use vramp_core::Bytes;
-use vramp_core::tiers::{Hop, Rate, SpaceId};
 
 /// One size on its way from one space to another, with nothing else on the way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,7 +73,7 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// For each way the rate of the largest size, ready to be collected into [`Links`](vramp_core::tiers::Links).
+    /// For each way the rate of the largest size, ready to be collected into [`Links`](crate::ledger::core::Links).
     pub fn rates(&self) -> impl Iterator<Item = (Hop, Rate)> {
         let largest = |link: &&MeasuredLink| {
             let same = |other: &&MeasuredLink| (other.from, other.to) == (link.from, link.to);
@@ -101,9 +101,9 @@ pub(super) fn rate(bytes: Bytes, took_ns: u64) -> u64 {
 
 /// Spaces as they are printed: `gpu0`.
 mod space_text {
+    use crate::ledger::core::{SpaceId, Tier};
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
-    use vramp_core::tiers::{SpaceId, Tier};
 
     pub fn serialize<S: Serializer>(space: &SpaceId, to: S) -> Result<S::Ok, S::Error> {
         to.collect_str(space)

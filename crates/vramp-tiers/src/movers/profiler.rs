@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use vramp::Driver;
-use vramp_core::tiers::SpaceId;
+use crate::ledger::core::SpaceId;
+use vramp_alloc::Driver;
 use vramp_core::{AddrRange, Bytes};
 
 use super::disk::{DiskPayer, OnDisk};

@@ -13,8 +13,8 @@ use super::error::MoveError;
 use super::gpu::GpuEnd;
 use super::mover::{After, Shared};
 use super::transfer::Progress;
-use crate::cancel::CancelToken;
 use crate::host::{HostAllocation, HostPoolError};
+use crate::ledger::shell::cancel::CancelToken;
 
 /// A part of what is transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use vramp::DriverError;
+use vramp_alloc::DriverError;
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::Stream;
 
 use super::error::{MoveError, MoveFailed};
 use super::lane::{Lane, LaneError, Piece, Pieces, Ticket};
 use super::mover::Shared;
-use crate::cancel::CancelToken;
 use crate::host::{HostAllocation, HostPoolError};
+use crate::ledger::shell::cancel::CancelToken;
 
 /// Which way data goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use vramp::{Allocation, ArenaConfig, Bytes};
+use vramp_alloc::{Allocation, ArenaConfig, Bytes};
 use vramp_core::AddrRange;
 
 use super::Site;

@@ -12,7 +12,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use vramp::{Allocator, Driver, Preset, StreamId};
+use vramp_alloc::{Allocator, Driver, Preset, StreamId};
 use vramp_driver::Stream;
 
 use super::Bench;

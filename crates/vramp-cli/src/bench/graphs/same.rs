@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use serde::Serialize;
-use vramp::{ArenaConfig, Bytes};
+use vramp_alloc::{ArenaConfig, Bytes};
 use vramp_core::AddrRange;
 use vramp_driver::{HostBuffer, HostSlice};
 

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use serde::Serialize;
-use vramp::{ArenaConfig, Bytes, CapturedGraph, GraphArena};
+use vramp_alloc::{ArenaConfig, Bytes, CapturedGraph, GraphArena};
 
 use super::Site;
 use super::program::Program;
@@ -69,7 +69,7 @@ pub(super) fn capture(
     site: &Site,
     arena: &GraphArena,
     program: &Program,
-    result: &vramp::Allocation,
+    result: &vramp_alloc::Allocation,
 ) -> Result<CapturedGraph> {
     let (graph, queued) =
         site.allocator().capture(site.stream, arena, || program.queue(site, result))?;

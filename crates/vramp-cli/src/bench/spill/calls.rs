@@ -2,9 +2,9 @@
 
 use anyhow::Result;
 use serde::Serialize;
-use vramp::{Bytes, Call};
+use vramp_alloc::{Bytes, Call};
+use vramp_defer::Access;
 use vramp_driver::MeterSnapshot;
-use vramp_tiers::Access;
 
 use super::site::{Plan, Site};
 use super::{millis, size, time_is};

@@ -14,7 +14,7 @@ use std::io::Write;
 use std::ops::RangeInclusive;
 
 use anyhow::{Result, bail, ensure};
-use vramp::{Bytes, Preset};
+use vramp_alloc::{Bytes, Preset};
 use vramp_driver::DeviceInfo;
 
 use super::args::{Spill, SpillMeasure};

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
-use vramp::{Bytes, Driver};
+use vramp_alloc::{Bytes, Driver};
 use vramp_core::{AddrRange, DeviceAddr};
+use vramp_defer::{Access, DeferrableBuffer};
 use vramp_driver::{Copy, Event, Stream};
-use vramp_tiers::{Access, DeferrableBuffer};
 
 use super::site::{Plain, Plan, Site};
 use super::{ROUNDS_LEAST, gigabytes, millis, ratio, size, time_is};

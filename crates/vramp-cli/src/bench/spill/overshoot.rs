@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
-use vramp::Bytes;
+use vramp_alloc::Bytes;
 
 use super::site::{Plan, Site};
 use super::{ROUNDS_LEAST, ratio, size};

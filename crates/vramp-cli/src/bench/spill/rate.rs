@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use anyhow::Result;
 use serde::Serialize;
-use vramp::Bytes;
-use vramp_tiers::DeferrableBuffer;
+use vramp_alloc::Bytes;
+use vramp_defer::DeferrableBuffer;
 
 use super::site::{Plain, Plan, Site};
 use super::{ROUNDS_LEAST, gigabytes, millis, ratio, size, time_is};

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use vramp::{Allocator, Bytes, Config, Driver, Preset, StreamId};
+use vramp_alloc::{Allocator, Bytes, Config, Driver, Preset, StreamId};
 use vramp_core::DeviceAddr;
+use vramp_defer::{Access, DeferrableBuffer, SpillConfig, SpillManager, SpillParts, SpillStats};
 use vramp_driver::{HostBuffer, HostSlice, MeterSnapshot, Metered, Stream};
 use vramp_tiers::{
-    Access, DeferrableBuffer, HostPool, HostPoolConfig, Level, Mover, MoverConfig,
-    ReservationManager, SpaceConfig, SpaceId, SpillConfig, SpillManager, SpillParts, SpillStats,
+    HostPool, HostPoolConfig, Level, Mover, MoverConfig, ReservationManager, SpaceConfig, SpaceId,
 };
 
 use crate::bench::Bench;

@@ -2,10 +2,10 @@
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use vramp::{Bytes, Driver, StreamId};
+use vramp_alloc::{Bytes, Driver, StreamId};
 use vramp_core::{AddrRange, DeviceAddr};
+use vramp_defer::{Access, DeferrableBuffer};
 use vramp_driver::{Copy, DeviceInfo, Stream};
-use vramp_tiers::{Access, DeferrableBuffer};
 
 use super::site::{Plain, Plan, Site};
 use super::{ROUNDS_LEAST, millis, ratio, size, time_is};

@@ -13,11 +13,11 @@ use super::frames::{Frames, whole_blocks};
 use super::sample::sample;
 use super::stock::Lent;
 use super::{Compressor, elapsed_ns};
-use crate::charge::Charge;
 use crate::disk::DiskTierError;
 use crate::disk::flight::Flight;
 use crate::disk::shelf::{Holding, Shelf, StoredBytes};
 use crate::disk::spans::{Spans, cut};
+use crate::ledger::shell::charge::Charge;
 
 /// A write under way, from its samples to its last byte on the disk. Workers drive it; whoever began
 /// it only waits.

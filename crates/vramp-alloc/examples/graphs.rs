@@ -1,0 +1,62 @@
+//! Captures a graph, replays it, and lends its memory while it rests.
+//!
+//! `cargo run -p vramp --example graphs [DEVICE]`: DEVICE is `auto` unless told otherwise, which is
+//! a card if there is one and a simulated H200 else.
+
+use vramp_alloc::{Allocator, ArenaConfig, Bytes, Config};
+use vramp_core::AddrRange;
+use vramp_driver::Copy;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let name = std::env::args().nth(1).unwrap_or_else(|| "auto".to_owned());
+    let device = vramp_alloc::open(&name)?.driver;
+    println!("on {}", device.info().name);
+    // All that the program may hold: the arena alone needs half of it.
+    let config = Config { limit: Some(Bytes::gib(1)), ..Config::default() };
+    let allocator = Allocator::new(device.clone(), config)?;
+    let stream = allocator.create_stream()?;
+    let queue = allocator.stream(stream).expect("it was made above");
+
+    // Three layers of work. Each needs memory of its own, and only for a while.
+    let result = allocator.malloc(Bytes::mib(256), stream)?;
+    let arena = allocator.graph_arena(ArenaConfig::default())?;
+    let layers = || -> Result<(), Box<dyn std::error::Error>> {
+        for byte in [1, 2, 3] {
+            let block = allocator.malloc(Bytes::mib(512), stream)?;
+            device.fill(queue, AddrRange::new(block.addr(), block.len()), byte)?;
+            let (from, to, len) = (block.addr(), result.addr(), result.len());
+            device.copy(queue, Copy { from, to, len })?;
+            // Queued, not run: the memory serves the next layer because that one comes behind.
+            allocator.free(block, stream)?;
+        }
+        Ok(())
+    };
+    let (graph, captured) = allocator.capture(stream, &arena, layers)?;
+    captured?;
+    println!("\ncaptured: {}", graph.report());
+
+    // Nothing ran so far. Each launch runs it all, at the addresses of the capture.
+    for _ in 0..3 {
+        let lease = graph.launch(stream)?;
+        // Here goes what reads the result: until the lease is dropped, no other stream may launch
+        // a graph of this arena.
+        drop(lease);
+    }
+    device.synchronize_stream(queue)?;
+
+    // The arena rests, and the limit leaves 256 MiB: its memory serves an ordinary block.
+    let large = allocator.malloc(Bytes::mib(700), stream)?;
+    println!("\n{} taken meanwhile, {} left behind the arena", large.len(), arena.report().backed);
+    allocator.free(large, stream)?;
+
+    // The next launch brings it back, under the same addresses.
+    drop(graph.launch(stream)?);
+    let stats = allocator.stats()?;
+    println!("launched again, with {} behind the arena", arena.report().backed);
+    println!("{} chunks moved, {} held at most", stats.chunks_moved, stats.reserved_peak);
+
+    drop((graph, arena));
+    allocator.free(result, stream)?;
+    allocator.close()?;
+    Ok(())
+}

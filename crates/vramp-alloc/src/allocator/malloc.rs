@@ -1,0 +1,227 @@
+//! The ways of a malloc: past the lock, and through it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use vramp_core::{BlockId, Bytes, Counters, DeviceAddr, PoolAddr, Shortage, StreamId};
+use vramp_driver::DriverError;
+
+use super::shortage::Relief;
+use super::{Allocator, TagId};
+use crate::allocation::{Allocation, Owner};
+use crate::cache::{Kept, Tag};
+use crate::error::AllocError;
+use crate::local::{self, Local};
+use crate::manager::Found;
+use crate::virtual_pool::{HeapsServe, Refusal};
+use crate::watch::Event;
+
+/// What one try through the lock came to.
+enum Tried {
+    Placed(Allocation),
+    Short(Shortage, Option<DriverError>),
+}
+
+impl Allocator {
+    /// At least `size` bytes for work on `stream`. A request for nothing gets a unique address too.
+    ///
+    /// Cost: no driver call for memory that the stream itself freed, a query for each open event
+    /// where another stream's is looked for, one call in the driver's pool. A miss costs
+    /// one create, map and set-access for each new chunk, a map and a set-access for each moved one.
+    ///
+    /// # Errors
+    /// [`AllocError::OutOfMemory`] tells who holds what and what to do; any other driver error
+    /// leaves the allocator as it was.
+    #[inline]
+    pub fn malloc(&self, size: Bytes, stream: StreamId) -> Result<Allocation, AllocError> {
+        if let Some(serve) = self.shared.heaps_serve
+            && self.shared.captures.load(Ordering::Relaxed) == 0
+            && let Some(hit) =
+                local::with(self.shared.number, |local| self.hit(local, size, stream, serve))
+            && let Some((found, recycled)) = hit
+        {
+            let allocation = self.allocation(found, size, stream, recycled, None);
+            if self.shared.watchers.is_watched() {
+                self.shared.watchers.tell(&Event::Allocated(&allocation));
+            }
+            return Ok(allocation);
+        }
+        self.malloc_shared(size, stream, None)
+    }
+
+    /// The same, counted under a tag. Takes the allocator's lock, as the free does.
+    pub fn malloc_tagged(
+        &self,
+        size: Bytes,
+        stream: StreamId,
+        tag: TagId,
+    ) -> Result<Allocation, AllocError> {
+        self.malloc_shared(size, stream, Some(tag))
+    }
+
+    /// What the thread has at hand, or the stream's heap; true for what was at hand. The allocation
+    /// is made of it in its final place: copying one costs as much as all the rest of a hit.
+    #[inline]
+    fn hit(
+        &self,
+        local: &Local,
+        size: Bytes,
+        stream: StreamId,
+        serve: HeapsServe,
+    ) -> Option<(Found, bool)> {
+        let grains = size.count().div_ceil(512).max(1);
+        let (addr, owner, len, recycled) = match local.cache.take(Tag::new(stream.index(), grains)?)
+        {
+            Some((tag, Kept { addr, at, id })) => {
+                let (id, at) = (BlockId::from_number(id), PoolAddr::from_number(at));
+                let owner = match tag.is_of_pool() {
+                    true => Owner::Pool { id, at },
+                    false => Owner::Heap { id, at },
+                };
+                (DeviceAddr::new(addr), owner, Bytes::new(grains * 512), true)
+            }
+            None if size <= serve.limit(self.shared.is_contended()) => {
+                let heap = local.heaps.get(stream.index())?;
+                let block = heap.lock().take(size)?;
+                let owner = Owner::Heap { id: block.id, at: block.at };
+                // The heap's slab came through this or another thread; here its span may be new.
+                let addr = local.addr(block.at).unwrap_or_else(|| self.shared.addr(block.at));
+                local.cache.made(grains, addr.number());
+                (addr, owner, block.len, false)
+            }
+            None => return None,
+        };
+        local.tally.placed(len, size, true);
+        Some((Found { addr, len, owner, hit: true }, recycled))
+    }
+
+    #[inline]
+    pub(super) fn allocation(
+        &self,
+        found: Found,
+        requested: Bytes,
+        stream: StreamId,
+        recycled: bool,
+        tag: Option<TagId>,
+    ) -> Allocation {
+        Allocation {
+            addr: found.addr,
+            len: found.len,
+            requested,
+            stream,
+            owner: found.owner,
+            allocator: self.shared.number,
+            tag: tag.map_or(0, |TagId(tag)| tag),
+            recycled,
+            noted: AtomicBool::new(false),
+        }
+    }
+
+    /// The way through the allocator's lock, with everything that may be done about a shortage.
+    #[cold]
+    pub(super) fn malloc_shared(
+        &self,
+        size: Bytes,
+        stream: StreamId,
+        tag: Option<TagId>,
+    ) -> Result<Allocation, AllocError> {
+        let mut relief = Relief::new(self.config.patience);
+        loop {
+            let (shortage, failed_call) = match self.try_malloc(size, stream, tag)? {
+                Tried::Placed(allocation) => {
+                    self.shared.watchers.tell(&Event::Allocated(&allocation));
+                    return Ok(allocation);
+                }
+                Tried::Short(shortage, failed_call) => (shortage, failed_call),
+            };
+            self.shared.watchers.tell(&Event::Short(&shortage));
+            if self.shared.relieve(&mut relief, &shortage)? {
+                continue;
+            }
+            let report = self.shared.report(shortage, failed_call, stream);
+            self.shared.watchers.tell(&Event::OutOfMemory(&report));
+            return Err(AllocError::OutOfMemory(Box::new(report)));
+        }
+    }
+
+    fn try_malloc(
+        &self,
+        size: Bytes,
+        stream: StreamId,
+        tag: Option<TagId>,
+    ) -> Result<Tried, AllocError> {
+        let (_turn, mut guard) = self.shared.lock_for_memory()?;
+        let inner = &mut *guard;
+        let raw = inner
+            .open_stream(stream, &self.shared.group)
+            .ok_or(AllocError::UnknownStream(stream))?;
+        if let Some(TagId(tag)) = tag
+            && inner.tags.len() < usize::from(tag)
+        {
+            return Err(AllocError::UnknownTag);
+        }
+        if let Some(pool) = inner.manager.virtual_pool_mut() {
+            // What this thread has at hand in other sizes is free memory to the pool.
+            local::with(self.shared.number, |local| pool.drain(&local.cache));
+        }
+        let watched = self.shared.watchers.is_watched();
+        let before = watched.then(|| inner.manager.known_counters()).flatten();
+        let found = match inner.manager.virtual_pool_mut() {
+            Some(pool) => {
+                let captured = pool.capture_of(raw)?;
+                captured.map(|(arena, tips)| pool.malloc_in_arena(arena, &tips, size, stream))
+            }
+            None => None,
+        };
+        let found = found
+            .unwrap_or_else(|| inner.manager.malloc(size, stream, raw, self.shared.is_contended()));
+        let outcome = match found {
+            Ok(found) => {
+                let (hit, addr, len) = (found.hit, found.addr, found.len);
+                inner.count(self.shared.number, |tally| tally.placed(len, size, hit));
+                if let Some(TagId(tag)) = tag {
+                    let tagged = &mut inner.tags[usize::from(tag) - 1];
+                    tagged.live += size;
+                    tagged.peak = tagged.peak.max(tagged.live);
+                    tagged.blocks += 1;
+                }
+                // A heap's new slab may lie in a span that this thread has not heard of; a thread
+                // that comes for the first time gets its part.
+                self.shared.refresh(inner);
+                let grains = len.count() / 512;
+                local::with(self.shared.number, |local| local.cache.made(grains, addr.number()));
+                if !hit {
+                    self.collect_garbage(inner);
+                }
+                Tried::Placed(self.allocation(found, size, stream, false, tag))
+            }
+            Err(Refusal::Driver(error)) => return Err(AllocError::Driver(error)),
+            Err(Refusal::Arena(refused)) => return Err(AllocError::Arena(Box::new(refused))),
+            Err(Refusal::Short(shortage, failed_call)) => Tried::Short(*shortage, failed_call),
+        };
+        self.note_reserved(inner);
+        let after = watched.then(|| inner.manager.known_counters()).flatten();
+        drop(guard);
+        if let (Some(before), Some(after)) = (before, after) {
+            self.tell_changes(&before, &after);
+        }
+        Ok(outcome)
+    }
+
+    fn tell_changes(&self, before: &Counters, after: &Counters) {
+        let chunks = after.chunks_moved + after.chunks_reactivated
+            - before.chunks_moved
+            - before.chunks_reactivated;
+        if chunks > 0 {
+            let bytes = after.moved - before.moved;
+            self.shared.watchers.tell(&Event::Remapped { chunks, bytes });
+        }
+        if after.reserved > before.reserved {
+            let bytes = after.reserved - before.reserved;
+            self.shared.watchers.tell(&Event::Grown { bytes });
+        }
+        if after.reserved < before.reserved {
+            let bytes = before.reserved - after.reserved;
+            self.shared.watchers.tell(&Event::Shrunk { bytes });
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! PyTorch's caching allocator on a device: asks the core, performs what it says.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use vramp_core::{AddrRange, BlockId, Bytes, Counters, DeviceAddr, PoolAddr, Request, StreamId};
+use vramp_driver::{Driver, Handle, Place, Result, Stream};
+use vramp_model::{
+    SegmentId, TorchAttempt, TorchBlock, TorchOp, TorchPool, TorchSegment, TorchStep, TorchStretch,
+};
+
+use crate::allocation::Owner;
+use crate::config::Progress;
+use crate::events::Events;
+use crate::manager::Found;
+use crate::virtual_pool::Refusal;
+
+/// A caching pool and the device it lives on.
+pub(crate) struct CachingPool {
+    pub pool: TorchPool,
+    pub streams: Vec<Stream>,
+    driver: Arc<dyn Driver>,
+    events: Events,
+    progress: Progress,
+    /// By the pool's number of each.
+    segments: Vec<Option<Memory>>,
+    /// Handles whose release failed: nobody uses them any more, and `trim` and `close` try again.
+    stuck: Vec<(Handle, Bytes)>,
+    /// Memory on the card: the pool's, and what a failed call left behind.
+    held: Bytes,
+    held_peak: Bytes,
+}
+
+/// Handles mapped into a range: by their offsets, with their lengths.
+type Handles = BTreeMap<Bytes, (Handle, Bytes)>;
+
+/// What a segment is on the device.
+enum Memory {
+    Allocated(DeviceAddr),
+    /// A range of addresses with handles mapped into it.
+    Range {
+        range: AddrRange,
+        handles: Handles,
+    },
+}
+
+impl Memory {
+    fn start(&self) -> DeviceAddr {
+        match self {
+            Memory::Allocated(start) => *start,
+            Memory::Range { range, .. } => range.start,
+        }
+    }
+}
+
+impl CachingPool {
+    pub(crate) fn new(driver: Arc<dyn Driver>, pool: TorchPool, progress: Progress) -> CachingPool {
+        CachingPool {
+            pool,
+            streams: Vec::new(),
+            driver,
+            events: Events::default(),
+            progress,
+            segments: Vec::new(),
+            stuck: Vec::new(),
+            held: Bytes::ZERO,
+            held_peak: Bytes::ZERO,
+        }
+    }
+
+    /// Counts, with all memory that is held on the card. No driver call.
+    pub(crate) fn counters(&self) -> Counters {
+        Counters { reserved: self.held, reserved_peak: self.held_peak, ..self.pool.counters() }
+    }
+
+    pub(crate) fn reset_peaks(&mut self) {
+        self.pool.reset_peaks();
+        self.held_peak = self.held;
+    }
+
+    /// Where a stretch of the pool's begins.
+    pub(crate) fn start(&self, stretch: &TorchStretch) -> DeviceAddr {
+        self.memory(stretch.segment).start() + stretch.offset
+    }
+
+    pub(crate) fn add_stream(&mut self, stream: Stream) -> StreamId {
+        self.streams.push(stream);
+        self.pool.add_stream()
+    }
+
+    /// Remembers the last point of a stream that ends, so that blocks it used can be seen to be
+    /// over. Two driver calls at most.
+    pub(crate) fn end_stream(&mut self, id: StreamId) -> Result<()> {
+        let mark = self.pool.now(id);
+        self.events.record(&*self.driver, mark, self.streams[id.index()])?;
+        self.pool.recorded(mark);
+        self.pool.end_stream(id);
+        Ok(())
+    }
+
+    /// A block of at least `size` bytes. No driver call on a hit but to ask about open events.
+    pub(crate) fn malloc(&mut self, size: Bytes, stream: StreamId) -> Result<Found, Refusal> {
+        let mut attempt = TorchAttempt::new(Request { size, stream });
+        let mut full = None;
+        let mut asked = false;
+        loop {
+            match self.pool.place(&mut attempt) {
+                TorchStep::Placed(block) => return Ok(self.found(block, !asked)),
+                TorchStep::Poll => self.poll().map_err(Refusal::Driver)?,
+                TorchStep::Wait => self.wait().map_err(Refusal::Driver)?,
+                TorchStep::Perform(plan) => match self.perform_noting(plan.op(), &mut asked) {
+                    Ok(()) => self.pool.settle(plan),
+                    Err(error) if error.is_out_of_memory() => {
+                        attempt.full(&self.pool);
+                        full = Some(error);
+                    }
+                    Err(error) => return Err(Refusal::Driver(error)),
+                },
+                TorchStep::Short(shortage) => return Err(Refusal::Short(Box::new(shortage), full)),
+            }
+        }
+    }
+
+    fn found(&self, block: TorchBlock, hit: bool) -> Found {
+        let owner = Owner::Caching { id: block.id, at: block.at };
+        Found { addr: self.addr(&block), len: block.len, owner, hit }
+    }
+
+    fn perform_noting(&mut self, op: TorchOp, asked: &mut bool) -> Result<()> {
+        *asked = true;
+        self.perform(op)
+    }
+
+    /// Begins with recorded segments: see [`TorchPool::restore`]. Empty if they are no possible ones.
+    pub(crate) fn restore(&mut self, segments: &[TorchSegment]) -> Result<Vec<Option<Found>>> {
+        let Some(plans) = self.pool.restore(segments) else { return Ok(Vec::new()) };
+        for plan in plans {
+            self.perform(plan.op())?;
+            self.pool.settle(plan);
+        }
+        let blocks = self.pool.hold_restored(segments);
+        Ok(blocks.into_iter().map(|block| Some(self.found(block?, false))).collect())
+    }
+
+    pub(crate) fn holds(&self, id: BlockId, at: PoolAddr, addr: DeviceAddr) -> bool {
+        let found = self.pool.block(id);
+        found.is_ok_and(|block| block.at == at && self.addr(&block) == addr)
+    }
+
+    /// Takes a block back. No driver call, but an event for each other stream that used it. The
+    /// block is the pool's even if recording fails: a later event covers it.
+    pub(crate) fn free(&mut self, id: BlockId, stream: StreamId) -> Result<()> {
+        let marks = self.pool.free(id, stream).expect("the allocator looked the block up");
+        if marks.is_empty() { Ok(()) } else { self.record_events() }
+    }
+
+    /// Gives unused segments back until the pool holds no more than `to`. Waits for freed blocks
+    /// that other streams use, as PyTorch's `empty_cache` does, and for all work on the device.
+    pub(crate) fn trim(&mut self, to: Bytes) -> Result<()> {
+        self.wait()?;
+        for (handle, len) in std::mem::take(&mut self.stuck) {
+            self.release(handle, len);
+        }
+        let mut release = self.pool.release(to);
+        while let Some(plan) = self.pool.next_release(&mut release) {
+            self.perform(plan.op())?;
+            self.pool.settle(plan);
+        }
+        Ok(())
+    }
+
+    /// Takes at least `len` bytes ahead of demand.
+    pub(crate) fn prefill(&mut self, len: Bytes, stream: StreamId) -> Result<(), Refusal> {
+        let Owner::Caching { id, .. } = self.malloc(len, stream)?.owner else {
+            unreachable!("the block was made here")
+        };
+        self.free(id, stream).map_err(Refusal::Driver)
+    }
+
+    // --- events ---
+
+    fn record_events(&mut self) -> Result<()> {
+        for mark in self.pool.unrecorded() {
+            let stream = self.streams[mark.stream.index()];
+            self.events.record(&*self.driver, mark, stream)?;
+            self.pool.recorded(mark);
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Result<()> {
+        self.events.poll(&*self.driver, &mut self.pool, &self.progress)
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        self.record_events()?;
+        for mark in self.pool.waited_for() {
+            self.events.wait_for(&*self.driver, &mut self.pool, mark)?;
+        }
+        Ok(())
+    }
+
+    // --- the device ---
+
+    fn addr(&self, block: &TorchBlock) -> DeviceAddr {
+        self.memory(block.segment).start() + block.offset
+    }
+
+    fn memory(&self, segment: SegmentId) -> &Memory {
+        self.segments[segment.index()].as_ref().unwrap_or_else(|| panic!("{segment} is not there"))
+    }
+
+    /// Does one thing, all of it or nothing.
+    fn perform(&mut self, op: TorchOp) -> Result<()> {
+        match op {
+            TorchOp::Allocate { segment, len } => {
+                let start = self.driver.alloc_memory(len)?;
+                self.took(len);
+                self.add(segment, Memory::Allocated(start));
+            }
+            TorchOp::Free { segment, len } => {
+                self.driver.free_memory(self.memory(segment).start())?;
+                self.held -= len;
+                self.segments[segment.index()] = None;
+            }
+            TorchOp::Reserve { segment, len } => {
+                let start = self.driver.reserve(len, self.driver.info().limits.page)?;
+                let range = AddrRange::new(start, len);
+                self.add(segment, Memory::Range { range, handles: Handles::new() });
+            }
+            TorchOp::FreeAddresses { segment, len } => {
+                // Nothing is mapped but what could not be unmapped after a failure.
+                self.unmap_each(segment, Bytes::ZERO, len)?;
+                let range = AddrRange::new(self.memory(segment).start(), len);
+                self.driver.free_addresses(range)?;
+                self.segments[segment.index()] = None;
+            }
+            TorchOp::Map { segment, offset, len, handle } => {
+                let done = self.map(segment, offset, len, handle);
+                if done.is_err() {
+                    // What cannot be undone stays mapped, is counted, and serves the next map.
+                    let _ = self.unmap_each(segment, offset, len);
+                }
+                done?;
+            }
+            TorchOp::Unmap { segment, stream, offset, len, .. } => {
+                // Work of the stream itself may still touch what it freed.
+                self.driver.synchronize_stream(self.streams[stream.index()])?;
+                let range = AddrRange::new(self.memory(segment).start() + offset, len);
+                self.driver.unmap(range)?;
+                for (handle, len) in self.take_handles(segment, offset, len) {
+                    self.release(handle, len);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, segment: SegmentId, memory: Memory) {
+        if self.segments.len() <= segment.index() {
+            self.segments.resize_with(segment.index() + 1, || None);
+        }
+        self.segments[segment.index()] = Some(memory);
+    }
+
+    fn range(&mut self, segment: SegmentId) -> (DeviceAddr, &mut Handles) {
+        match &mut self.segments[segment.index()] {
+            Some(Memory::Range { range, handles }) => (range.start, handles),
+            _ => panic!("{segment} is no range"),
+        }
+    }
+
+    fn map(&mut self, segment: SegmentId, offset: Bytes, len: Bytes, handle: Bytes) -> Result<()> {
+        let mut at = offset;
+        while at < offset + len {
+            let (start, handles) = self.range(segment);
+            if !handles.contains_key(&at) {
+                let new = self.driver.create(handle, Place::Device)?;
+                self.took(handle);
+                if let Err(error) = self.driver.map(start + at, new) {
+                    self.release(new, handle);
+                    return Err(error);
+                }
+                self.range(segment).1.insert(at, (new, handle));
+            }
+            at += handle;
+        }
+        let start = self.range(segment).0;
+        self.driver.set_access(AddrRange::new(start + offset, len))
+    }
+
+    /// Unmaps and releases what is mapped in a part of a range, one handle after the other. Goes on
+    /// after a failure and returns the first one.
+    fn unmap_each(&mut self, segment: SegmentId, offset: Bytes, len: Bytes) -> Result<()> {
+        let mut first = Ok(());
+        let start = self.range(segment).0;
+        for (at, (handle, len)) in self.take_handles_by_offset(segment, offset, len) {
+            match self.driver.unmap(AddrRange::new(start + at, len)) {
+                Ok(()) => self.release(handle, len),
+                Err(error) => {
+                    self.range(segment).1.insert(at, (handle, len));
+                    first = first.and(Err(error));
+                }
+            }
+        }
+        first
+    }
+
+    fn take_handles(
+        &mut self,
+        segment: SegmentId,
+        offset: Bytes,
+        len: Bytes,
+    ) -> impl Iterator<Item = (Handle, Bytes)> + use<> {
+        self.take_handles_by_offset(segment, offset, len).into_values()
+    }
+
+    fn take_handles_by_offset(&mut self, segment: SegmentId, offset: Bytes, len: Bytes) -> Handles {
+        let (_, handles) = self.range(segment);
+        let mut taken = handles.split_off(&offset);
+        handles.append(&mut taken.split_off(&(offset + len)));
+        taken
+    }
+
+    fn took(&mut self, len: Bytes) {
+        self.held += len;
+        self.held_peak = self.held_peak.max(self.held);
+    }
+
+    /// Releases a handle that is mapped nowhere, or keeps it for later.
+    fn release(&mut self, handle: Handle, len: Bytes) {
+        match self.driver.release(handle) {
+            Ok(()) => self.held -= len,
+            Err(_) => self.stuck.push((handle, len)),
+        }
+    }
+
+    /// Waits for `streams` and gives everything back. Goes on after a failure and returns the first
+    /// one.
+    pub(crate) fn close(&mut self, streams: &[Stream]) -> Result<()> {
+        let driver = Arc::clone(&self.driver);
+        let mut first: Result<()> = Ok(());
+        let mut note = |result: Result<()>| {
+            if first.is_ok() {
+                first = result;
+            }
+        };
+        for &stream in streams {
+            note(driver.synchronize_stream(stream));
+        }
+        for memory in self.segments.drain(..).flatten() {
+            match memory {
+                Memory::Allocated(start) => note(driver.free_memory(start)),
+                Memory::Range { range, handles } => {
+                    for (offset, (handle, len)) in handles {
+                        note(driver.unmap(AddrRange::new(range.start + offset, len)));
+                        note(driver.release(handle));
+                    }
+                    note(driver.free_addresses(range));
+                }
+            }
+        }
+        for (handle, _) in self.stuck.drain(..) {
+            note(driver.release(handle));
+        }
+        note(self.events.close(&*driver));
+        first
+    }
+}

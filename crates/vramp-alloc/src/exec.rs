@@ -1,0 +1,193 @@
+//! Performing plans: the only place where the pool's names meet the driver's handles.
+//!
+//! A plan is performed in order. If an operation fails, those before it are undone, last first, and
+//! the pool is told what could not be: the device is then as it was, and so is the pool.
+
+use std::sync::Arc;
+
+use vramp_core::{
+    AddrRange, Bytes, ChunkId, DeviceAddr, Leftovers, Mark, Op, Plan, Pool, PoolAddr, Range,
+    StreamId,
+};
+use vramp_driver::{Call, Driver, DriverError, ErrorKind, Handle, Place, Result, Stream};
+
+use crate::events::Events;
+
+/// The device as the pool knows it: its names and what they stand for.
+pub(crate) struct Executor {
+    pub driver: Arc<dyn Driver>,
+    pub streams: Vec<Stream>,
+    pub events: Events,
+    page: Bytes,
+    spans: Vec<AddrRange>,
+    chunks: Vec<Option<Handle>>,
+}
+
+impl Executor {
+    pub(crate) fn new(driver: Arc<dyn Driver>, page: Bytes) -> Executor {
+        Executor {
+            driver,
+            streams: Vec::new(),
+            events: Events::default(),
+            page,
+            spans: Vec::new(),
+            chunks: Vec::new(),
+        }
+    }
+
+    /// Performs a plan and settles it, or undoes and abandons it.
+    pub(crate) fn perform(&mut self, pool: &mut Pool, mut plan: Plan) -> Result<()> {
+        for index in 0..plan.ops.len() {
+            if let Err(error) = self.step(plan.ops[index], &mut plan) {
+                let leftovers = self.undo(&plan, index);
+                pool.abandon(plan, leftovers);
+                return Err(error);
+            }
+        }
+        pool.settle(plan);
+        Ok(())
+    }
+
+    fn step(&mut self, op: Op, plan: &mut Plan) -> Result<()> {
+        match op {
+            Op::Reserve { least, wanted, .. } => {
+                let range = self.reserve(least, wanted)?;
+                self.spans.push(range);
+                plan.got_addresses(range.len);
+                Ok(())
+            }
+            Op::Create { chunk, len } => {
+                let handle = self.driver.create(len, Place::Device)?;
+                if self.chunks.len() <= chunk.index() {
+                    self.chunks.resize(chunk.index() + 1, None);
+                }
+                self.chunks[chunk.index()] = Some(handle);
+                Ok(())
+            }
+            Op::Map { chunk, at, .. } => self.driver.map(self.addr(at), self.handle(chunk)),
+            Op::SetAccess(range) => self.driver.set_access(self.range(range)),
+            Op::Unmap(range) => self.driver.unmap(self.range(range)),
+            Op::Release { chunk } => {
+                self.driver.release(self.handle(chunk))?;
+                self.chunks[chunk.index()] = None;
+                Ok(())
+            }
+            Op::Record(mark) => self.record(mark),
+            Op::Wait { stream, on } => {
+                let waiter = self.stream(stream);
+                match self.events.covering(on) {
+                    Some(event) => self.driver.wait(waiter, event),
+                    // Already seen to be over.
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// Reserves `wanted` addresses, or half as often as need be, but at least `least`.
+    fn reserve(&self, least: Bytes, wanted: Bytes) -> Result<AddrRange> {
+        let page = self.page;
+        let least = least.checked_round_up(page).unwrap_or(least);
+        let mut len = wanted;
+        loop {
+            match self.driver.reserve(len, page) {
+                Ok(start) => return Ok(AddrRange::new(start, len)),
+                Err(error) if error.is_out_of_memory() && len > least => {
+                    len = Bytes::new(len.count() / 2).round_down(page).max(least);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    pub(crate) fn record(&mut self, mark: Mark) -> Result<()> {
+        let stream = self.stream(mark.stream);
+        self.events.record(&*self.driver, mark, stream)
+    }
+
+    fn undo(&mut self, plan: &Plan, failed: usize) -> Leftovers {
+        let mut leftovers = Leftovers::default();
+        if plan.is_optional() {
+            leftovers.performed = failed;
+            return leftovers;
+        }
+        let mut stuck: Vec<ChunkId> = Vec::new();
+        for &op in plan.ops[..failed].iter().rev() {
+            if let Op::Record(mark) = op {
+                leftovers.recorded.push(mark);
+            }
+            match (op, op.inverse()) {
+                (Op::Map { chunk, at, len }, Some(_)) => {
+                    let range = Range { at, len };
+                    if self.driver.unmap(self.range(range)).is_err() {
+                        leftovers.mapped.push(range);
+                        stuck.push(chunk);
+                    }
+                }
+                (Op::Create { chunk, len }, Some(_)) => {
+                    // Released while mapped it would live on uncounted.
+                    let kept =
+                        stuck.contains(&chunk) || self.driver.release(self.handle(chunk)).is_err();
+                    if kept {
+                        leftovers.chunks.push((chunk, len));
+                    } else {
+                        self.chunks[chunk.index()] = None;
+                    }
+                }
+                _ => {}
+            }
+        }
+        leftovers
+    }
+
+    pub(crate) fn addr(&self, at: PoolAddr) -> DeviceAddr {
+        self.spans[at.span().index()].start + at.offset()
+    }
+
+    /// Every reservation, in order of the spans' ids.
+    pub(crate) fn spans(&self) -> &[AddrRange] {
+        &self.spans
+    }
+
+    fn range(&self, range: Range) -> AddrRange {
+        AddrRange::new(self.addr(range.at), range.len)
+    }
+
+    fn handle(&self, chunk: ChunkId) -> Handle {
+        self.chunks[chunk.index()].unwrap_or_else(|| panic!("{chunk} has no handle"))
+    }
+
+    pub(crate) fn stream(&self, stream: StreamId) -> Stream {
+        self.streams[stream.index()]
+    }
+
+    /// Waits for `streams`, then gives everything back: mappings, chunks, addresses, events. Goes
+    /// on after a failure and returns the first one.
+    pub(crate) fn close(&mut self, pool: &Pool, streams: &[Stream]) -> Result<()> {
+        let mut first: Result<()> = Ok(());
+        let mut note = |result: Result<()>| {
+            if first.is_ok() {
+                first = result;
+            }
+        };
+        for &stream in streams {
+            note(self.driver.synchronize_stream(stream));
+        }
+        for range in pool.mapped_ranges() {
+            note(self.driver.unmap(self.range(range)));
+        }
+        for handle in self.chunks.drain(..).flatten() {
+            note(self.driver.release(handle));
+        }
+        for span in self.spans.drain(..) {
+            note(self.driver.free_addresses(span));
+        }
+        note(self.events.close(&*self.driver));
+        first
+    }
+}
+
+/// The error of a request that no address space is left for.
+pub(crate) fn is_full(error: &DriverError) -> bool {
+    error.kind == ErrorKind::OutOfMemory && matches!(error.call, Call::Create | Call::Reserve)
+}

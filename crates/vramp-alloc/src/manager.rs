@@ -1,0 +1,386 @@
+//! The managers that may stand behind an allocator, with one set of verbs.
+
+use std::sync::Arc;
+
+use vramp_core::{
+    ArenaBlockId, Attempt, Bytes, Census, Counters, DeviceAddr, Inconsistency, PoolConfig, Request,
+    StreamId,
+};
+use vramp_driver::{Driver, DriverError, Stream};
+use vramp_model::{TorchConfig, TorchPool};
+
+use crate::allocation::{Allocation, Owner};
+use crate::caching::CachingPool;
+use crate::config::{Config, Preset};
+use crate::error::CreateError;
+use crate::ordered::{OrderedOutcome, OrderedPool};
+use crate::virtual_pool::{Refusal, VirtualPool};
+
+/// Who decides where memory lies.
+#[expect(clippy::large_enum_variant, reason = "there is one for each allocator")]
+pub(crate) enum Manager {
+    /// The virtual pool. VPMM leaves requests under a page to the driver's pool.
+    Virtual { pool: VirtualPool, under_a_page: Option<OrderedPool> },
+    /// The driver's own pool.
+    Ordered(OrderedPool),
+    /// PyTorch's caching allocator.
+    Caching(CachingPool),
+}
+
+/// Memory that a manager found.
+pub(crate) struct Found {
+    pub addr: DeviceAddr,
+    pub len: Bytes,
+    pub owner: Owner,
+    /// No driver call had to make it.
+    pub hit: bool,
+}
+
+impl Manager {
+    pub(crate) fn new(driver: &Arc<dyn Driver>, config: &Config) -> Result<Manager, CreateError> {
+        let capabilities = driver.info().capabilities;
+        let lacks = |needed, instead: Preset| {
+            let (preset, instead) = (config.preset.name(), instead.name());
+            Err(CreateError::NotSupported { preset, needed, instead })
+        };
+        let ordered = || OrderedPool::new(Arc::clone(driver), config.limit);
+        match config.preset {
+            Preset::Vramp | Preset::Vpmm if !capabilities.virtual_memory => {
+                lacks("virtual memory management", Preset::StreamOrdered)
+            }
+            Preset::StreamOrdered if !capabilities.stream_ordered_pool => {
+                lacks("the driver's stream-ordered pool", Preset::Vramp)
+            }
+            Preset::Vramp => {
+                Ok(Manager::Virtual { pool: virtual_pool(driver, config)?, under_a_page: None })
+            }
+            Preset::Vpmm => {
+                let pool = virtual_pool(driver, config)?;
+                let under_a_page = capabilities.stream_ordered_pool.then(ordered).transpose()?;
+                Ok(Manager::Virtual { pool, under_a_page })
+            }
+            Preset::StreamOrdered => Ok(Manager::Ordered(ordered()?)),
+            Preset::Torch | Preset::TorchExpandable => {
+                Ok(Manager::Caching(caching_pool(driver, config)?))
+            }
+        }
+    }
+
+    pub(crate) fn virtual_pool(&self) -> Option<&VirtualPool> {
+        match self {
+            Manager::Virtual { pool, .. } => Some(pool),
+            Manager::Ordered(_) | Manager::Caching(_) => None,
+        }
+    }
+
+    /// PyTorch's caching allocator, if it is that.
+    pub(crate) fn caching(&self) -> Option<&CachingPool> {
+        match self {
+            Manager::Caching(caching) => Some(caching),
+            Manager::Virtual { .. } | Manager::Ordered(_) => None,
+        }
+    }
+
+    pub(crate) fn caching_mut(&mut self) -> Option<&mut CachingPool> {
+        match self {
+            Manager::Caching(caching) => Some(caching),
+            Manager::Virtual { .. } | Manager::Ordered(_) => None,
+        }
+    }
+
+    pub(crate) fn virtual_pool_mut(&mut self) -> Option<&mut VirtualPool> {
+        match self {
+            Manager::Virtual { pool, .. } => Some(pool),
+            Manager::Ordered(_) | Manager::Caching(_) => None,
+        }
+    }
+
+    fn ordered(&self) -> Option<&OrderedPool> {
+        match self {
+            Manager::Virtual { under_a_page, .. } => under_a_page.as_ref(),
+            Manager::Ordered(ordered) => Some(ordered),
+            Manager::Caching(_) => None,
+        }
+    }
+
+    /// Makes the next stream known.
+    pub(crate) fn add_stream(&mut self, stream: Stream) {
+        match self {
+            Manager::Virtual { pool, .. } => {
+                pool.add_stream(stream);
+            }
+            Manager::Caching(caching) => {
+                caching.add_stream(stream);
+            }
+            Manager::Ordered(_) => {}
+        }
+    }
+
+    /// A stream ends: its memory is free for all once its work is over.
+    pub(crate) fn end_stream(&mut self, id: StreamId, raw: Stream) -> Result<(), DriverError> {
+        match self {
+            Manager::Virtual { pool, under_a_page } => {
+                if let Some(ordered) = under_a_page {
+                    ordered.end_stream(id, raw)?;
+                }
+                pool.end_stream(id)
+            }
+            Manager::Ordered(ordered) => ordered.end_stream(id, raw),
+            Manager::Caching(caching) => caching.end_stream(id),
+        }
+    }
+
+    pub(crate) fn malloc(
+        &mut self,
+        size: Bytes,
+        stream: StreamId,
+        raw: Stream,
+        contended: bool,
+    ) -> Result<Found, Refusal> {
+        match self {
+            Manager::Virtual { pool, under_a_page: Some(ordered) }
+                if size < pool.pool.config().page =>
+            {
+                from_ordered(ordered, size, stream, raw)
+            }
+            Manager::Virtual { pool, .. } => {
+                let placed = pool.malloc(size, stream, contended)?;
+                let addr = pool.exec.addr(placed.block.at);
+                Ok(Found { addr, len: placed.block.len, owner: placed.owner, hit: placed.hit })
+            }
+            Manager::Ordered(ordered) => from_ordered(ordered, size, stream, raw),
+            Manager::Caching(caching) => caching.malloc(size, stream),
+        }
+    }
+
+    pub(crate) fn record_use(&mut self, allocation: &Allocation, stream: StreamId) {
+        match (self, allocation.owner) {
+            (Manager::Virtual { pool, .. }, Owner::Pool { id, .. }) => {
+                pool.pool.record_use(id, stream).expect("the block was looked up");
+            }
+            (Manager::Virtual { pool, .. }, Owner::Heap { id, .. }) => {
+                let mark = pool.pool.now(stream);
+                let mut heap = pool.heaps[allocation.stream.index()].lock();
+                heap.note_use(id, mark).expect("the block was looked up");
+            }
+            (Manager::Virtual { pool, .. }, Owner::Arena { arena, number }) => {
+                let block = ArenaBlockId::new(arena, number);
+                pool.note_use_in_arena(block, stream);
+            }
+            (
+                Manager::Virtual { under_a_page: Some(ordered), .. } | Manager::Ordered(ordered),
+                Owner::Driver { slot },
+            ) => ordered.record_use(slot, stream),
+            (Manager::Caching(caching), Owner::Caching { id, .. }) => {
+                caching.pool.record_use(id, stream).expect("the block was looked up");
+            }
+            (_, owner) => unreachable!("{owner:?} is not of this manager"),
+        }
+    }
+
+    /// Takes memory back. It is free even if a driver call failed, unless `owns` still says so.
+    pub(crate) fn free(
+        &mut self,
+        allocation: &Allocation,
+        stream: StreamId,
+        streams: &[Stream],
+    ) -> Result<(), DriverError> {
+        match (self, allocation.owner) {
+            (Manager::Virtual { pool, .. }, Owner::Pool { id, .. }) => {
+                if allocation.recycled && stream != allocation.stream {
+                    let used = pool.pool.record_use(id, allocation.stream);
+                    used.expect("the block was looked up");
+                }
+                pool.free(id, stream)
+            }
+            (Manager::Virtual { pool, .. }, Owner::Heap { id, .. }) => {
+                pool.free_in_heap(id, allocation.stream, stream);
+                Ok(())
+            }
+            (Manager::Virtual { pool, .. }, Owner::Arena { arena, number }) => {
+                let block = ArenaBlockId::new(arena, number);
+                pool.free_in_arena(block, stream)
+            }
+            (
+                Manager::Virtual { under_a_page: Some(ordered), .. } | Manager::Ordered(ordered),
+                Owner::Driver { slot },
+            ) => ordered.free(slot, stream, streams),
+            (Manager::Caching(caching), Owner::Caching { id, .. }) => caching.free(id, stream),
+            (_, owner) => unreachable!("{owner:?} is not of this manager"),
+        }
+    }
+
+    /// True if the allocation's memory is this manager's, and held.
+    pub(crate) fn owns(&self, allocation: &Allocation) -> bool {
+        match (self, allocation.owner) {
+            (Manager::Virtual { pool, .. }, Owner::Pool { id, at }) => pool.knows(id, at),
+            (Manager::Virtual { .. }, Owner::Heap { .. }) => true,
+            (Manager::Virtual { pool, .. }, Owner::Arena { arena, number }) => {
+                pool.arenas.knows(ArenaBlockId::new(arena, number))
+            }
+            (
+                Manager::Virtual { under_a_page: Some(ordered), .. } | Manager::Ordered(ordered),
+                Owner::Driver { slot },
+            ) => ordered.holds(slot, allocation.addr),
+            (Manager::Caching(caching), Owner::Caching { id, at }) => {
+                caching.holds(id, at, allocation.addr)
+            }
+            _ => false,
+        }
+    }
+
+    /// Adds memory ahead of demand.
+    pub(crate) fn prefill(&mut self, len: Bytes, stream: StreamId) -> Result<(), Refusal> {
+        match self {
+            Manager::Virtual { pool, .. } => match pool.prefill(len, stream) {
+                Ok(true) => Ok(()),
+                Ok(false) => {
+                    let request = Request { size: len, stream };
+                    let shortage = Attempt::new(request).shortage(&pool.pool);
+                    Err(Refusal::Short(Box::new(shortage), None))
+                }
+                Err(error) => Err(Refusal::Driver(error)),
+            },
+            Manager::Ordered(_) => Ok(()),
+            Manager::Caching(caching) => caching.prefill(len, stream),
+        }
+    }
+
+    pub(crate) fn trim(&mut self, to: Bytes) -> Result<(), DriverError> {
+        match self {
+            Manager::Virtual { pool, under_a_page } => {
+                pool.trim(to)?;
+                under_a_page.as_mut().map_or(Ok(()), |ordered| ordered.trim(to))
+            }
+            Manager::Ordered(ordered) => ordered.trim(to),
+            Manager::Caching(caching) => caching.trim(to),
+        }
+    }
+
+    /// Sets the most memory it may hold, and how much of that others hold.
+    pub(crate) fn set_limit(&mut self, limit: Option<Bytes>, elsewhere: Bytes) {
+        match self {
+            Manager::Virtual { pool, .. } => pool.pool.set_limit(limit, elsewhere),
+            Manager::Ordered(ordered) => {
+                ordered.set_limit(limit.map(|limit| limit.saturating_sub(elsewhere)));
+            }
+            Manager::Caching(caching) => {
+                caching.pool.set_limit(limit.map(|limit| limit.saturating_sub(elsewhere)));
+            }
+        }
+    }
+
+    /// What was done on the card. A driver call where the driver's pool is part of it.
+    pub(crate) fn counters(&self) -> Result<Counters, DriverError> {
+        let mut counters = self.known_counters().unwrap_or_default();
+        if let Some(ordered) = self.ordered() {
+            let usage = ordered.usage()?;
+            counters.reserved += usage.reserved;
+            counters.reserved_peak += usage.reserved_peak;
+        }
+        Ok(counters)
+    }
+
+    /// Physical memory it holds, without a driver call: not that of the driver's pool.
+    pub(crate) fn reserved(&self) -> Bytes {
+        self.known_counters().map_or(Bytes::ZERO, |counters| counters.reserved)
+    }
+
+    /// Blocks that the driver's pool placed: neither hits nor misses, for nobody knows.
+    pub(crate) fn placed_by_driver(&self) -> u64 {
+        self.ordered().map_or(0, OrderedPool::placed)
+    }
+
+    /// What was done on the card, without a driver call: not in the driver's pool.
+    pub(crate) fn known_counters(&self) -> Option<Counters> {
+        match self {
+            Manager::Virtual { pool, .. } => Some(pool.pool.counters()),
+            Manager::Caching(caching) => Some(caching.counters()),
+            Manager::Ordered(_) => None,
+        }
+    }
+
+    /// Lets the peak of physical memory begin anew; that of the driver's pool is the driver's.
+    pub(crate) fn reset_peaks(&mut self) {
+        match self {
+            Manager::Virtual { pool, .. } => pool.pool.reset_peaks(),
+            Manager::Caching(caching) => caching.reset_peaks(),
+            Manager::Ordered(_) => {}
+        }
+    }
+
+    pub(crate) fn audit(&self) -> Result<(), Inconsistency> {
+        match self {
+            Manager::Virtual { pool, .. } => pool.audit(),
+            Manager::Caching(caching) => caching.pool.audit(),
+            Manager::Ordered(_) => Ok(()),
+        }
+    }
+
+    pub(crate) fn census(&self) -> Census {
+        self.virtual_pool().map(VirtualPool::census).unwrap_or_default()
+    }
+
+    /// Waits for the streams and gives everything back. Goes on after a failure and returns the
+    /// first one.
+    pub(crate) fn close(&mut self, streams: &[Stream]) -> Result<(), DriverError> {
+        match self {
+            Manager::Virtual { pool, under_a_page } => {
+                pool.end_captures();
+                let first = under_a_page.as_mut().map_or(Ok(()), |ordered| ordered.close(streams));
+                first.and(pool.exec.close(&pool.pool, streams))
+            }
+            Manager::Ordered(ordered) => ordered.close(streams),
+            Manager::Caching(caching) => caching.close(streams),
+        }
+    }
+}
+
+fn from_ordered(
+    ordered: &mut OrderedPool,
+    size: Bytes,
+    stream: StreamId,
+    raw: Stream,
+) -> Result<Found, Refusal> {
+    match ordered.malloc(size, stream, raw).map_err(Refusal::Driver)? {
+        OrderedOutcome::Placed { addr, len, slot } => {
+            Ok(Found { addr, len, owner: Owner::Driver { slot }, hit: false })
+        }
+        OrderedOutcome::Full(shortage, error) => Err(Refusal::Short(Box::new(shortage), error)),
+    }
+}
+
+/// PyTorch's allocator on a device.
+fn caching_pool(driver: &Arc<dyn Driver>, config: &Config) -> Result<CachingPool, CreateError> {
+    let info = driver.info();
+    let expandable_segments =
+        config.torch.expandable_segments || config.preset == Preset::TorchExpandable;
+    if expandable_segments && !info.capabilities.virtual_memory {
+        return Err(CreateError::NotSupported {
+            preset: config.preset.name(),
+            needed: "virtual memory management",
+            instead: Preset::Torch.name(),
+        });
+    }
+    let (page, granularity) = (Bytes::mib(2), info.limits.page);
+    if expandable_segments && !page.is_multiple_of(granularity) {
+        return Err(CreateError::Granularity { page, granularity });
+    }
+    let torch = TorchConfig { expandable_segments, ..config.torch.clone() };
+    let pool = TorchPool::new(torch, info.limits.memory, config.limit);
+    Ok(CachingPool::new(Arc::clone(driver), pool, config.progress.clone()))
+}
+
+fn virtual_pool(driver: &Arc<dyn Driver>, config: &Config) -> Result<VirtualPool, CreateError> {
+    let limits = driver.info().limits;
+    let page = config.page.unwrap_or(limits.page);
+    if page.is_zero() || !page.is_multiple_of(limits.page) {
+        return Err(CreateError::Granularity { page, granularity: limits.page });
+    }
+    let span = match config.preset {
+        Preset::Vpmm => config.span,
+        _ => config.span.min(limits.address_space.unwrap_or(config.span)).round_down(page),
+    };
+    let pool = PoolConfig { page, span, limit: config.limit, policy: config.policy() };
+    Ok(VirtualPool::new(Arc::clone(driver), pool, config.progress.clone())?)
+}

@@ -1,0 +1,220 @@
+//! Addresses that stay, behind which memory comes and goes.
+//!
+//! 1. [`Allocator::stable_range`] sets addresses aside for the life of the range. No memory yet.
+//! 2. [`StableRange::back`] brings memory behind all of it, in stream order.
+//! 3. [`StableRange::lend`] lets the pool have what nobody uses: no driver call. It stays mapped
+//!    until somebody needs it, and may then be moved away.
+//! 4. [`StableRange::back`] again: what is still there is taken back as it is, and the rest is
+//!    filled with other memory, at the same addresses.
+//!
+//! Parts can have host memory instead (`hosted.rs`).
+//!
+//! What the range contained is lost where it lent. Whoever lends copies first.
+//!
+//! Deliberately absent: copies, and who may use the range when.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use vramp_core::{AddrRange, ArenaId, Bytes, Mark, PoolAddr, StreamId};
+
+use crate::allocator::{Allocator, Relief};
+use crate::error::{AllocError, ArenaError};
+use crate::shared::Shared;
+use crate::virtual_pool::Refusal;
+use crate::watch::Event;
+
+/// What is behind a stable range.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RangeMemory {
+    /// Memory of its own.
+    pub backed: Bytes,
+    /// Memory at its addresses that others may take.
+    pub lent: Bytes,
+    /// Host memory at its addresses.
+    pub hosted: Bytes,
+}
+
+/// Addresses that stay its own until it is dropped. It must not be used after its allocator was
+/// closed.
+///
+/// Dropped, its memory serves others once the work that was noted by
+/// [`used_on`](StableRange::used_on) is over.
+pub struct StableRange {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) id: ArenaId,
+    range: AddrRange,
+    patience: Duration,
+    uses: Mutex<Vec<Mark>>,
+}
+
+impl Allocator {
+    /// Sets `len` addresses aside, rounded up to whole pages. One driver call at most, and no
+    /// memory. New memory for it will be made in handles of `handle`, so that parts of that length can
+    /// be lent.
+    ///
+    /// # Errors
+    /// [`ArenaError::NotSupported`] but for the preset vramp on a device with virtual memory, and
+    /// [`ArenaError::Capacity`] for no addresses or more than there can be.
+    pub fn stable_range(&self, len: Bytes, handle: Bytes) -> Result<StableRange, ArenaError> {
+        let shared = self.shared();
+        let mut inner = shared.lock()?;
+        let pool = inner.manager.virtual_pool_mut().filter(|pool| pool.heaps_serve.is_some());
+        let pool = pool.ok_or(ArenaError::NotSupported)?;
+        let most = PoolAddr::SPAN_LIMIT.round_down(pool.pool.config().page);
+        if len.is_zero() || len > most {
+            return Err(ArenaError::Capacity { capacity: len, most });
+        }
+        let id = pool.add_range(len)?;
+        pool.pool.set_arena_chunk(id, handle);
+        let range = pool.pool.arena_range(id);
+        let range = AddrRange::new(pool.exec.addr(range.at), range.len);
+        Ok(StableRange {
+            shared: Arc::clone(shared),
+            id,
+            range,
+            patience: self.patience(),
+            uses: Mutex::default(),
+        })
+    }
+}
+
+impl StableRange {
+    /// Its addresses.
+    pub fn range(&self) -> AddrRange {
+        self.range
+    }
+
+    /// What is behind it. O(its parts).
+    pub fn memory(&self) -> RangeMemory {
+        let mut inner = self.shared.lock_anyway();
+        if inner.closed {
+            return RangeMemory::default();
+        }
+        let Some(pool) = inner.manager.virtual_pool_mut() else { return RangeMemory::default() };
+        let memory = pool.pool.arena_memory(self.id);
+        let hosted = pool.pool.hosted(self.id).iter().map(|&(_, len)| len).sum();
+        RangeMemory { backed: memory.backed, lent: memory.lent, hosted }
+    }
+
+    /// Brings memory behind all of it for work on `stream`, which then runs behind whatever still
+    /// uses that memory. No driver call if it is all there; for each handle a map and a set-access,
+    /// and a create where the pool has to grow.
+    ///
+    /// # Errors
+    /// [`AllocError::OutOfMemory`] after handlers and patience, as for a malloc;
+    /// [`AllocError::Hosted`] where host memory is behind it. What was there stays there.
+    pub fn back(&self, stream: StreamId) -> Result<(), AllocError> {
+        self.back_part(Bytes::ZERO, self.range.len, stream)
+    }
+
+    /// The same for `len` bytes from `from` on, in whole handles where handles are there.
+    ///
+    /// # Errors
+    /// As [`back`](StableRange::back).
+    ///
+    /// # Panics
+    /// If the part does not lie in the range.
+    pub fn back_part(&self, from: Bytes, len: Bytes, stream: StreamId) -> Result<(), AllocError> {
+        let inside = from.checked_add(len).is_some_and(|end| end <= self.range.len);
+        assert!(inside, "{len} from {from} on do not lie in {self:?}");
+        let shared = &self.shared;
+        let mut relief = Relief::new(self.patience);
+        loop {
+            let (shortage, call) = match self.try_back(from, len, stream)? {
+                Ok(()) => return Ok(()),
+                Err(Refusal::Short(shortage, call)) => (shortage, call),
+                Err(Refusal::Driver(error)) => return Err(AllocError::Driver(error)),
+                Err(Refusal::Arena(error)) => return Err(AllocError::Arena(Box::new(error))),
+            };
+            shared.watchers.tell(&Event::Short(&shortage));
+            if !shared.relieve(&mut relief, &shortage)? {
+                let report = Box::new(shared.report(*shortage, call, stream));
+                shared.watchers.tell(&Event::OutOfMemory(&report));
+                return Err(AllocError::OutOfMemory(report));
+            }
+        }
+    }
+
+    fn try_back(
+        &self,
+        from: Bytes,
+        len: Bytes,
+        stream: StreamId,
+    ) -> Result<Result<(), Refusal>, AllocError> {
+        let (_turn, mut guard) = self.shared.lock_for_memory()?;
+        let inner = &mut *guard;
+        inner.open_stream(stream, &self.shared.group).ok_or(AllocError::UnknownStream(stream))?;
+        let pool = inner.manager.virtual_pool_mut().expect("it made the range");
+        let end = from + len;
+        let hosted = pool.pool.hosted(self.id).into_iter();
+        if let Some((at, _)) = hosted.into_iter().find(|&(at, long)| at < end && from < at + long) {
+            return Err(AllocError::Hosted { at });
+        }
+        let backed = pool.back_part(self.id, from, len, stream).and_then(|()| {
+            let mut before = pool.pool.arena_inherited(self.id);
+            before.retain(|mark| mark.stream != stream);
+            pool.order_behind(stream, &before).map_err(Refusal::Driver)
+        });
+        self.shared.refresh(inner);
+        Ok(backed)
+    }
+
+    /// Lets the pool have all of it but `keep`: offsets and lengths, sorted, not overlapping. A
+    /// handle that `keep` touches stays whole. Returns how much is lent now that was not. No driver
+    /// call.
+    ///
+    /// The caller must have *seen* all work on what is lent complete: others may write there at
+    /// once.
+    pub fn lend(&self, keep: &[(Bytes, Bytes)]) -> Bytes {
+        let mut guard = self.shared.lock_anyway();
+        let inner = &mut *guard;
+        if inner.closed {
+            return Bytes::ZERO;
+        }
+        let pool = inner.manager.virtual_pool_mut().expect("it made the range");
+        let lent = pool.pool.lend(self.id, keep);
+        self.shared.refresh(inner);
+        drop(guard);
+        self.shared.memory_came_back();
+        lent
+    }
+
+    /// Notes that the work queued on `stream` by now uses the range, for when it is dropped.
+    pub fn used_on(&self, stream: StreamId) {
+        let mut inner = self.shared.lock_anyway();
+        // A stream that nobody knows has no work.
+        if inner.closed || inner.open_stream(stream, &self.shared.group).is_none() {
+            return;
+        }
+        let Some(pool) = inner.manager.virtual_pool() else { return };
+        let mark = pool.pool.now(stream);
+        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        uses.retain(|other| other.stream != stream);
+        uses.push(mark);
+    }
+}
+
+impl Drop for StableRange {
+    fn drop(&mut self) {
+        let mut inner = self.shared.lock_anyway();
+        if inner.closed {
+            return;
+        }
+        let uses = std::mem::take(self.uses.get_mut().unwrap_or_else(PoisonError::into_inner));
+        if let Some(pool) = inner.manager.virtual_pool_mut() {
+            let over = uses.iter().all(|&mark| pool.pool.is_over(mark));
+            pool.end_hosting(self.id, self.range, over);
+            pool.pool.remove_arena(self.id, &uses);
+        }
+        self.shared.refresh(&mut inner);
+        drop(inner);
+        self.shared.memory_came_back();
+    }
+}
+
+impl std::fmt::Debug for StableRange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "stable addresses {}", self.range)
+    }
+}

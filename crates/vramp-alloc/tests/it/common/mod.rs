@@ -1,0 +1,129 @@
+//! What the tests of the allocator share: an allocator on a simulator, counted in pages.
+
+pub mod graph_program;
+pub mod graphs;
+pub mod random;
+pub mod sabotage;
+pub mod stable;
+pub mod torture;
+
+use std::sync::Arc;
+
+use vramp_alloc::{Allocation, Allocator, Bytes, Census, Config, Driver, Preset, StreamId};
+use vramp_core::AddrRange;
+use vramp_driver::sim::{Builder, LiveObjects, Simulator};
+use vramp_driver::{Call, Stream};
+
+pub const PAGE: Bytes = Bytes::mib(2);
+
+pub fn pages(count: u64) -> Bytes {
+    PAGE * count
+}
+
+pub fn range(block: &Allocation) -> AddrRange {
+    AddrRange::new(block.addr(), block.len())
+}
+
+/// An allocator, its simulated card, and one stream.
+pub struct Rig {
+    pub sim: Arc<Simulator>,
+    pub allocator: Allocator,
+    pub stream: StreamId,
+}
+
+impl Rig {
+    pub fn new(preset: Preset) -> Rig {
+        Rig::on(Simulator::builder(), Config::preset(preset))
+    }
+
+    pub fn on(builder: Builder, config: Config) -> Rig {
+        let sim = Arc::new(builder.build());
+        let driver: Arc<dyn Driver> = Arc::clone(&sim) as Arc<dyn Driver>;
+        let allocator = Allocator::new(driver, config).expect("the configuration is possible");
+        let stream = allocator.create_stream().expect("a stream can be made");
+        Rig { sim, allocator, stream }
+    }
+
+    /// VPMM with `count` pages ahead of demand.
+    pub fn vpmm(count: u64) -> Rig {
+        let config = Config { span: Bytes::gib(1), ..Config::preset(Preset::Vpmm) };
+        let rig = Rig::on(Simulator::builder(), config);
+        if count > 0 {
+            rig.allocator.prefill(pages(count), rig.stream).expect("the pages can be had");
+        }
+        rig
+    }
+
+    pub fn malloc(&self, count: u64) -> Allocation {
+        self.malloc_on(count, self.stream)
+    }
+
+    pub fn malloc_on(&self, count: u64, stream: StreamId) -> Allocation {
+        let block = self.allocator.malloc(pages(count), stream).expect("there is memory");
+        self.allocator.audit().expect("malloc keeps every invariant");
+        block
+    }
+
+    pub fn free(&self, block: Allocation) {
+        self.free_on(block, self.stream);
+    }
+
+    pub fn free_on(&self, block: Allocation, stream: StreamId) {
+        self.allocator.free(block, stream).expect("the block is this allocator's");
+        self.allocator.audit().expect("free keeps every invariant");
+    }
+
+    pub fn raw(&self, stream: StreamId) -> Stream {
+        self.allocator.stream(stream).expect("the stream is open")
+    }
+
+    /// Lets `later` run after what is queued on `earlier`; while `earlier` captures, a fork or a
+    /// join.
+    pub fn order(&self, earlier: StreamId, later: StreamId) {
+        let event = self.sim.create_event().expect("an event can be made");
+        self.sim.record(event, self.raw(earlier)).expect("the stream takes work");
+        self.sim.wait(self.raw(later), event).expect("the stream takes work");
+        self.sim.destroy_event(event).expect("it is there");
+    }
+
+    /// Physical memory in pages.
+    pub fn held(&self) -> u64 {
+        self.census().reserved.count() / PAGE.count()
+    }
+
+    pub fn census(&self) -> Census {
+        self.allocator.census()
+    }
+
+    /// The layout in the document's notation; `newest` with a plus.
+    pub fn layout(&self, newest: Option<&Allocation>) -> String {
+        let id = newest.and_then(Allocation::id);
+        self.allocator.inspect(|pool| pool.layout(id)).expect("there is a virtual pool")
+    }
+
+    /// How many calls of a kind `work` makes.
+    pub fn calls<R>(&self, call: Call, work: impl FnOnce() -> R) -> (u64, R) {
+        let before = self.sim.calls_of(call);
+        let result = work();
+        (self.sim.calls_of(call) - before, result)
+    }
+
+    /// The card holds exactly what the pool says it holds.
+    pub fn assert_accounts_agree(&self) {
+        let (live, census) = (self.sim.live(), self.census());
+        // An injected failure may hit the question itself: ask again.
+        let stats = self.allocator.stats().or_else(|_| self.allocator.stats());
+        let reserved = stats.expect("statistics are there").reserved;
+        assert_eq!(live.device_bytes, reserved, "\n{census}");
+        assert_eq!(live.handles_released_but_mapped, 0, "nothing lives on unseen");
+        if census.addresses > Bytes::ZERO {
+            assert_eq!(live.reserved_addresses, census.addresses);
+        }
+    }
+
+    /// Closes the allocator: the card is empty again.
+    pub fn close(self) {
+        self.allocator.close().expect("nothing is in the way");
+        assert_eq!(self.sim.live(), LiveObjects::default());
+    }
+}

@@ -1,0 +1,77 @@
+//! A device with one broken promise: what the pool's rules rest on fails from below.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use vramp_alloc::Driver;
+use vramp_driver::sim::Simulator;
+use vramp_driver::{Call, CaptureInfo, Event, GraphNode, Result, Stream, Wrapped, Wrapper};
+
+/// A simulator that leaves out calls of one kind, and says that they went well.
+pub struct Saboteur {
+    sim: Arc<Simulator>,
+    left_out: Mutex<Option<Call>>,
+    /// The tips that each capture told, by its number.
+    told: Mutex<BTreeMap<u64, BTreeSet<GraphNode>>>,
+}
+
+impl Saboteur {
+    pub fn on(sim: Arc<Simulator>) -> Wrapped<Saboteur> {
+        Wrapped(Saboteur { sim, left_out: Mutex::new(None), told: Mutex::default() })
+    }
+
+    /// From now on calls of this kind do nothing; a query answers yes, and a question where a stream
+    /// is in its capture tells of joins that were never made.
+    pub fn leave_out(&self, call: Call) {
+        *self.left_out.lock().unwrap_or_else(PoisonError::into_inner) = Some(call);
+    }
+
+    /// From now on every call is made.
+    pub fn behave(&self) {
+        *self.left_out.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn leaves_out(&self, call: Call) -> bool {
+        *self.left_out.lock().unwrap_or_else(PoisonError::into_inner) == Some(call)
+    }
+}
+
+macro_rules! left_out {
+    ($($call:ident => $method:ident($($argument:ident: $type:ty),*) -> $result:ty, $lie:expr;)*) => {
+        $(fn $method(&self $(, $argument: $type)*) -> Result<$result> {
+            if self.leaves_out(Call::$call) {
+                return Ok($lie);
+            }
+            self.sim.$method($($argument),*)
+        })*
+    };
+}
+
+impl Wrapper for Saboteur {
+    type Device = Simulator;
+
+    fn device(&self) -> &Simulator {
+        &self.sim
+    }
+
+    fn capture_info(&self, stream: Stream) -> Result<Option<CaptureInfo>> {
+        let mut info = self.sim.capture_info(stream)?;
+        if let Some(CaptureInfo { capture, tips }) = &mut info {
+            let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+            let all = told.entry(*capture).or_default();
+            all.extend(tips.iter().copied());
+            if self.leaves_out(Call::CaptureInfo) {
+                *tips = all.iter().copied().collect();
+            }
+        }
+        Ok(info)
+    }
+
+    left_out! {
+        Record => record(event: Event, stream: Stream) -> (), ();
+        Query => query(event: Event) -> bool, true;
+        Wait => wait(stream: Stream, event: Event) -> (), ();
+        SynchronizeEvent => synchronize_event(event: Event) -> (), ();
+        SynchronizeStream => synchronize_stream(stream: Stream) -> (), ();
+    }
+}

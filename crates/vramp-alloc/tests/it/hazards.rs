@@ -1,0 +1,485 @@
+//! Every ordering rule of the pool, once kept and once broken: kept, the happens-before checker
+//! finds nothing; broken, by the program or by a device that leaves calls out, it names the two
+//! accesses that meet.
+
+use std::sync::Arc;
+
+use crate::common::sabotage::Saboteur;
+use vramp_alloc::{Allocation, Allocator, Bytes, Config, Driver, Preset, Progress, StreamId};
+use vramp_core::AddrRange;
+use vramp_driver::sim::{Hazard, Kernel, Simulator};
+use vramp_driver::{Call, Stream, Wrapped};
+
+const PAGE: Bytes = Bytes::mib(2);
+
+/// How long a kernel runs that is still running when the test looks.
+const LONG_NS: u64 = 1 << 40;
+
+/// An allocator on a checked card that can be told to leave calls out, and three streams.
+struct Scene {
+    sim: Arc<Simulator>,
+    saboteur: Arc<Wrapped<Saboteur>>,
+    allocator: Allocator,
+    a: StreamId,
+    b: StreamId,
+    c: StreamId,
+}
+
+impl Scene {
+    fn new(preset: Preset) -> Scene {
+        Scene::with(Config::preset(preset))
+    }
+
+    /// A pool that may not grow beyond `count` pages.
+    fn limited(preset: Preset, count: u64) -> Scene {
+        Scene::with(Config { limit: Some(PAGE * count), ..Config::preset(preset) })
+    }
+
+    fn with(config: Config) -> Scene {
+        let sim = Arc::new(Simulator::builder().checked().build());
+        let saboteur = Arc::new(Saboteur::on(Arc::clone(&sim)));
+        let driver: Arc<dyn Driver> = Arc::clone(&saboteur) as Arc<dyn Driver>;
+        let allocator = Allocator::new(driver, config).unwrap();
+        let [a, b, c] = [(); 3].map(|()| allocator.create_stream().unwrap());
+        Scene { sim, saboteur, allocator, a, b, c }
+    }
+
+    fn raw(&self, stream: StreamId) -> Stream {
+        self.allocator.stream(stream).unwrap()
+    }
+
+    fn malloc(&self, count: u64, stream: StreamId) -> Allocation {
+        let block = self.allocator.malloc(PAGE * count, stream).unwrap();
+        self.allocator.audit().unwrap();
+        block
+    }
+
+    fn free(&self, block: Allocation, stream: StreamId) {
+        self.allocator.free(block, stream).unwrap();
+        self.allocator.audit().unwrap();
+    }
+
+    fn write(&self, name: &'static str, stream: StreamId, block: &Allocation, ns: u64) {
+        let range = AddrRange::new(block.addr(), block.len());
+        let kernel = Kernel::new(name).writing(range).lasting(ns);
+        self.sim.launch(self.raw(stream), kernel).unwrap();
+    }
+
+    fn read(&self, name: &'static str, stream: StreamId, block: &Allocation, ns: u64) {
+        let range = AddrRange::new(block.addr(), block.len());
+        let kernel = Kernel::new(name).reading(range).lasting(ns);
+        self.sim.launch(self.raw(stream), kernel).unwrap();
+    }
+
+    /// Lets `later` run after what is queued on `earlier`: the program's own order.
+    fn order(&self, earlier: StreamId, later: StreamId) {
+        let event = self.sim.create_event().unwrap();
+        self.sim.record(event, self.raw(earlier)).unwrap();
+        self.sim.wait(self.raw(later), event).unwrap();
+        self.sim.destroy_event(event).unwrap();
+    }
+
+    /// Records events behind all that was freed, and asks about them once.
+    fn look_for_idle_memory(&self) {
+        self.allocator.trim(Bytes::gib(100)).unwrap();
+    }
+
+    fn assert_ordered(&self) {
+        assert_eq!(self.sim.hazards(), []);
+        assert_eq!(self.sim.fault(), None);
+    }
+
+    /// The first hazard is between these two.
+    fn assert_meets(&self, earlier: &str, later: &str) -> Hazard {
+        let hazards = self.sim.hazards();
+        let first = hazards.first().unwrap_or_else(|| panic!("{later} is ordered after {earlier}"));
+        assert_eq!((&*first.earlier.label, &*first.later.label), (earlier, later), "{first}");
+        first.clone()
+    }
+}
+
+const VIRTUAL: [Preset; 2] = [Preset::Vramp, Preset::Vpmm];
+
+// --- rule: memory freed on a stream is that stream's at once ---
+
+/// The block goes from A to C by the program's own order, is used there, and is freed on B.
+fn freed_on_a_stream_without_order(noted: bool) -> Scene {
+    let scene = Scene::limited(Preset::Vramp, 4);
+    let block = scene.malloc(4, scene.a);
+    scene.order(scene.a, scene.c);
+    scene.write("old owner", scene.c, &block, LONG_NS);
+    if noted {
+        scene.allocator.record_use(&block, scene.c).unwrap();
+    }
+    scene.free(block, scene.b);
+    let block = scene.malloc(4, scene.b);
+    scene.write("new owner", scene.b, &block, 1);
+    scene
+}
+
+#[test]
+fn the_stream_that_uses_a_block_may_free_and_take_it_at_once() {
+    for preset in Preset::ALL {
+        let scene = Scene::new(preset);
+        for name in ["first", "second", "third"] {
+            let block = scene.malloc(4, scene.a);
+            scene.write(name, scene.a, &block, LONG_NS);
+            scene.free(block, scene.a);
+        }
+        scene.assert_ordered();
+    }
+}
+
+#[test]
+fn a_free_on_the_wrong_stream_is_found() {
+    freed_on_a_stream_without_order(true).assert_ordered();
+    let hazard = freed_on_a_stream_without_order(false).assert_meets("old owner", "new owner");
+    assert!(hazard.missing.contains("waits for no event of stream 3"), "{hazard}");
+}
+
+// --- rule: uses on other streams are part of what a free block waits for ---
+
+fn read_on_another_stream(preset: Preset, noted: bool, left_out: Option<Call>) -> Scene {
+    // The default pool must come back to this memory; the others take it first anyhow.
+    let scene = match preset {
+        Preset::Vramp => Scene::limited(preset, 4),
+        _ => Scene::new(preset),
+    };
+    let block = scene.malloc(4, scene.a);
+    scene.write("producer", scene.a, &block, 1);
+    scene.order(scene.a, scene.b);
+    scene.read("reader", scene.b, &block, LONG_NS);
+    if noted {
+        scene.allocator.record_use(&block, scene.b).unwrap();
+    }
+    if let Some(call) = left_out {
+        scene.saboteur.leave_out(call);
+    }
+    scene.free(block, scene.a);
+    let block = scene.malloc(4, scene.a);
+    scene.write("overwriter", scene.a, &block, 1);
+    scene
+}
+
+#[test]
+fn a_use_that_was_not_noted_is_found() {
+    for preset in VIRTUAL {
+        read_on_another_stream(preset, true, None).assert_ordered();
+        let scene = read_on_another_stream(preset, false, None);
+        let hazard = scene.assert_meets("reader", "overwriter");
+        assert_eq!(hazard.earlier.stream, Some(scene.raw(scene.b)));
+        assert!(!hazard.earlier.writes);
+    }
+}
+
+#[test]
+fn a_noted_use_without_its_wait_is_found() {
+    for left_out in [Call::Wait, Call::Record] {
+        let scene = read_on_another_stream(Preset::Vramp, true, Some(left_out));
+        scene.assert_meets("reader", "overwriter");
+    }
+}
+
+#[test]
+fn the_drivers_pool_waits_for_noted_uses_before_it_takes_memory_back() {
+    read_on_another_stream(Preset::StreamOrdered, true, None).assert_ordered();
+    for left_out in [Call::Wait, Call::Record] {
+        let scene = read_on_another_stream(Preset::StreamOrdered, true, Some(left_out));
+        let hazards = scene.sim.hazards();
+        assert_eq!(hazards.first().map(|hazard| &*hazard.earlier.label), Some("reader"));
+    }
+}
+
+// --- rule: idle memory is anybody's once its event was seen complete ---
+
+fn taken_over_when_idle(preset: Preset, kernel_ns: u64, left_out: Option<Call>) -> Scene {
+    let scene = Scene::new(preset);
+    let block = scene.malloc(4, scene.a);
+    scene.write("old owner", scene.a, &block, kernel_ns);
+    if let Some(call) = left_out {
+        scene.saboteur.leave_out(call);
+    }
+    scene.free(block, scene.a);
+    scene.sim.advance(1000);
+    scene.look_for_idle_memory();
+    let block = scene.malloc(4, scene.b);
+    scene.write("new owner", scene.b, &block, 1);
+    scene
+}
+
+#[test]
+fn memory_whose_event_was_not_seen_complete_is_found() {
+    for preset in VIRTUAL {
+        for kernel_ns in [1, LONG_NS] {
+            taken_over_when_idle(preset, kernel_ns, None).assert_ordered();
+            let scene = taken_over_when_idle(preset, kernel_ns, Some(Call::Query));
+            scene.assert_meets("old owner", "new owner");
+        }
+    }
+}
+
+#[test]
+fn an_event_that_records_nothing_is_found() {
+    for preset in VIRTUAL {
+        let scene = taken_over_when_idle(preset, LONG_NS, Some(Call::Record));
+        scene.assert_meets("old owner", "new owner");
+    }
+}
+
+/// The allocator is told how far streams have come, and told too much.
+fn told_too_early(left_out: Option<Call>) -> Scene {
+    let progress = Progress::Told(Arc::new(|mark: vramp_alloc::Mark| mark.epoch));
+    let scene = Scene::with(Config { progress, ..Config::preset(Preset::Vramp) });
+    let block = scene.malloc(4, scene.a);
+    scene.write("old owner", scene.a, &block, 1_000_000);
+    scene.free(block, scene.a);
+    if let Some(call) = left_out {
+        scene.saboteur.leave_out(call);
+    }
+    scene.look_for_idle_memory();
+    let block = scene.malloc(4, scene.b);
+    scene.write("new owner", scene.b, &block, 1);
+    scene
+}
+
+#[test]
+fn told_progress_is_believed_only_behind_the_event() {
+    told_too_early(None).assert_ordered();
+    told_too_early(Some(Call::SynchronizeEvent)).assert_meets("old owner", "new owner");
+}
+
+// --- rule: memory in use is another stream's only behind a wait ---
+
+fn taken_over_behind_a_wait(preset: Preset, left_out: Option<Call>) -> Scene {
+    let scene = Scene::limited(preset, 4);
+    let block = scene.malloc(4, scene.a);
+    scene.write("old owner", scene.a, &block, LONG_NS);
+    if let Some(call) = left_out {
+        scene.saboteur.leave_out(call);
+    }
+    scene.free(block, scene.a);
+    let block = scene.malloc(4, scene.b);
+    scene.write("new owner", scene.b, &block, 1);
+    scene
+}
+
+#[test]
+fn a_wait_that_was_not_made_is_found() {
+    for preset in VIRTUAL {
+        taken_over_behind_a_wait(preset, None).assert_ordered();
+        for left_out in [Call::Wait, Call::Record] {
+            let scene = taken_over_behind_a_wait(preset, Some(left_out));
+            let hazard = scene.assert_meets("old owner", "new owner");
+            assert_eq!(hazard.earlier.stream, Some(scene.raw(scene.a)));
+            assert_eq!(hazard.later.stream, Some(scene.raw(scene.b)));
+        }
+    }
+}
+
+/// A's memory goes to B behind a wait, and from B, which does not touch it, to C.
+fn handed_on(preset: Preset, first_wait: bool) -> Scene {
+    let scene = Scene::limited(preset, 4);
+    let block = scene.malloc(4, scene.a);
+    scene.write("first owner", scene.a, &block, LONG_NS);
+    scene.free(block, scene.a);
+    if !first_wait {
+        scene.saboteur.leave_out(Call::Wait);
+    }
+    let block = scene.malloc(4, scene.b);
+    scene.saboteur.behave();
+    scene.free(block, scene.b);
+    let block = scene.malloc(4, scene.c);
+    scene.write("third owner", scene.c, &block, 1);
+    scene
+}
+
+#[test]
+fn order_is_handed_on_by_an_owner_that_does_no_work() {
+    for preset in VIRTUAL {
+        handed_on(preset, true).assert_ordered();
+        handed_on(preset, false).assert_meets("first owner", "third owner");
+    }
+}
+
+// --- rule: moved memory is the same memory ---
+
+/// Four of eight pages, every second pair, move to a new address for another stream.
+fn moved_for_another_stream(preset: Preset, left_out: Option<Call>) -> Scene {
+    let mut config = Config { limit: Some(PAGE * 8), ..Config::preset(preset) };
+    (config.mixed.chunk_min, config.mixed.chunk_usual) = (PAGE, PAGE);
+    let scene = Scene::with(config);
+    let blocks = [(); 4].map(|()| scene.malloc(2, scene.a));
+    for block in &blocks {
+        scene.write("old owner", scene.a, block, LONG_NS);
+    }
+    if let Some(call) = left_out {
+        scene.saboteur.leave_out(call);
+    }
+    let [first, _second, third, _fourth] = blocks;
+    scene.free(first, scene.a);
+    scene.free(third, scene.a);
+    let block = scene.malloc(4, scene.b);
+    scene.write("new owner", scene.b, &block, 1);
+    scene
+}
+
+#[test]
+fn moved_memory_without_its_wait_is_found_at_its_new_address() {
+    for preset in VIRTUAL {
+        moved_for_another_stream(preset, None).assert_ordered();
+        let scene = moved_for_another_stream(preset, Some(Call::Wait));
+        let hazard = scene.assert_meets("old owner", "new owner");
+        let [old, new] = [hazard.earlier.range, hazard.later.range];
+        assert!(old.checked_end().unwrap() <= new.start || new.checked_end().unwrap() <= old.start);
+    }
+}
+
+// --- rule: an old mapping goes only after the work through it was seen complete ---
+
+/// VPMM unmaps old mappings at the next malloc; the default when it wants their addresses.
+fn unmapped_early(kernel_ns: u64, left_out: Option<Call>) -> Scene {
+    let scene = Scene::new(Preset::Vpmm);
+    let blocks = [(); 4].map(|()| scene.malloc(2, scene.a));
+    let [first, _second, third, _fourth] = blocks;
+    scene.write("through the old address", scene.a, &first, kernel_ns);
+    if let Some(call) = left_out {
+        scene.saboteur.leave_out(call);
+    }
+    scene.free(first, scene.a);
+    scene.free(third, scene.a);
+    let _moved = scene.malloc(4, scene.a);
+    scene.sim.advance(1000);
+    // The unmap is optional: where it fails, the request is served another way.
+    let _ = scene.allocator.malloc(PAGE, scene.a);
+    scene
+}
+
+#[test]
+fn an_old_mapping_that_goes_too_early_is_found() {
+    for kernel_ns in [1, LONG_NS] {
+        unmapped_early(kernel_ns, None).assert_ordered();
+        let scene = unmapped_early(kernel_ns, Some(Call::Query));
+        let hazard = scene.assert_meets("through the old address", "unmap");
+        assert_eq!(hazard.later.stream, None, "the host unmaps");
+        assert_eq!(scene.sim.fault().is_some(), kernel_ns == LONG_NS);
+    }
+}
+
+// --- rule: memory is given back only after its work was seen complete ---
+
+fn given_back(preset: Preset, kernel_ns: u64, left_out: Option<Call>) -> Scene {
+    let scene = Scene::new(preset);
+    let block = scene.malloc(4, scene.a);
+    scene.write("last user", scene.a, &block, kernel_ns);
+    if let Some(call) = left_out {
+        scene.saboteur.leave_out(call);
+    }
+    scene.free(block, scene.a);
+    scene.sim.advance(1000);
+    let _ = scene.allocator.trim(Bytes::ZERO);
+    scene
+}
+
+#[test]
+fn memory_given_back_too_early_is_found() {
+    for preset in VIRTUAL {
+        for kernel_ns in [1, LONG_NS] {
+            given_back(preset, kernel_ns, None).assert_ordered();
+            for left_out in [Call::Query, Call::Record] {
+                let scene = given_back(preset, kernel_ns, Some(left_out));
+                scene.assert_meets("last user", "unmap");
+            }
+        }
+    }
+}
+
+fn closed(preset: Preset, left_out: Option<Call>) -> Arc<Simulator> {
+    let scene = Scene::new(preset);
+    let block = scene.malloc(4, scene.a);
+    scene.write("last user", scene.a, &block, 1_000_000);
+    if let Some(call) = left_out {
+        scene.saboteur.leave_out(call);
+    }
+    let Scene { sim, allocator, .. } = scene;
+    let _ = allocator.close();
+    sim
+}
+
+#[test]
+fn closing_without_waiting_for_the_streams_is_found() {
+    for preset in VIRTUAL {
+        let sim = closed(preset, None);
+        assert_eq!((sim.hazards(), sim.fault()), (Vec::new(), None));
+        let sim = closed(preset, Some(Call::SynchronizeStream));
+        let hazards = sim.hazards();
+        assert_eq!((&*hazards[0].earlier.label, &*hazards[0].later.label), ("last user", "unmap"));
+    }
+}
+
+// --- rule: small blocks keep the same rules inside their slab ---
+
+/// A slab's two halves; one is freed on another stream while that stream works on it.
+fn small_block_freed_on_another_stream(noted: bool, left_out: Option<Call>) -> Scene {
+    let scene = Scene::limited(Preset::Vramp, 1);
+    let half = Bytes::mib(1);
+    let [first, _second] = [(); 2].map(|()| scene.allocator.malloc(half, scene.a).unwrap());
+    scene.order(scene.a, scene.b);
+    scene.write("small reader", scene.b, &first, LONG_NS);
+    if let Some(call) = left_out {
+        scene.saboteur.leave_out(call);
+    }
+    scene.free(first, if noted { scene.b } else { scene.a });
+    let again = scene.allocator.malloc(half, scene.a).unwrap();
+    scene.write("small overwriter", scene.a, &again, 1);
+    scene
+}
+
+#[test]
+fn a_small_block_goes_back_to_its_slab_behind_the_stream_that_freed_it() {
+    small_block_freed_on_another_stream(true, None).assert_ordered();
+    for scene in [
+        small_block_freed_on_another_stream(false, None),
+        small_block_freed_on_another_stream(true, Some(Call::Wait)),
+        small_block_freed_on_another_stream(true, Some(Call::Record)),
+    ] {
+        scene.assert_meets("small reader", "small overwriter");
+    }
+}
+
+/// A block waits on A for a reader on B; A's event of that time is over long before A waits for B.
+#[test]
+fn a_block_that_waited_is_idle_only_behind_its_wait() {
+    let scene = Scene::limited(Preset::Vramp, 8);
+    let [first, second] = [(); 2].map(|()| scene.malloc(2, scene.a));
+    let [_rest, one] = [3, 1].map(|count| scene.malloc(count, scene.a));
+    for block in [&first, &second] {
+        scene.order(scene.a, scene.b);
+        scene.read("reader", scene.b, block, LONG_NS);
+        scene.allocator.record_use(block, scene.b).unwrap();
+    }
+    for block in [first, second, one] {
+        scene.free(block, scene.a);
+    }
+    scene.look_for_idle_memory();
+    let _one = scene.malloc(1, scene.a);
+    let _first = scene.malloc(2, scene.a);
+    let second = scene.malloc(2, scene.c);
+    scene.write("third stream", scene.c, &second, 1);
+    scene.assert_ordered();
+}
+
+/// What a block inherits from its stream's earlier work is not lost when another stream frees it.
+#[test]
+fn a_block_that_nobody_touched_still_carries_earlier_work() {
+    for preset in VIRTUAL {
+        let scene = Scene::new(preset);
+        let block = scene.malloc(4, scene.a);
+        scene.write("old owner", scene.a, &block, LONG_NS);
+        scene.free(block, scene.a);
+        let untouched = scene.malloc(4, scene.a);
+        scene.free(untouched, scene.b);
+        let block = scene.malloc(4, scene.b);
+        scene.write("new owner", scene.b, &block, 1);
+        scene.assert_ordered();
+    }
+}

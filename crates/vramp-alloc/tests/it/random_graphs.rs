@@ -1,0 +1,89 @@
+//! Random programs of captures and replays: the happens-before checker and a look at the bytes find
+//! nothing, and find each planted bug.
+//!
+//! For a million steps and more: `cargo run --release -p vramp --example graph_soak -- --steps 1000000`.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use crate::common::graph_program::{Program, Summary};
+use crate::common::sabotage::Saboteur;
+use vramp_driver::Call;
+use vramp_driver::sim::{Backing, Simulator};
+
+fn card(backing: Backing) -> Arc<Simulator> {
+    Arc::new(Simulator::builder().backing(backing).checked().build())
+}
+
+fn run(backing: Backing, seed: u64, steps: u64) -> Summary {
+    println!("seed {seed}");
+    let sim = card(backing);
+    let stores = backing == Backing::Stored;
+    let mut program = Program::new(Arc::clone(&sim), sim, seed, stores);
+    let ran = program.run(steps).and_then(|()| program.finish());
+    ran.unwrap_or_else(|finding| panic!("seed {seed}: {finding}"))
+}
+
+#[test]
+fn random_captures_and_replays_are_ordered() {
+    let mut sum = Summary::default();
+    for seed in 0..40 {
+        let summary = run(Backing::Phantom, seed, 1000);
+        sum.captures += summary.captures;
+        sum.replays += summary.replays;
+    }
+    assert!(sum.captures > 400 && sum.replays > 1000, "{sum:?}");
+}
+
+#[test]
+fn random_replays_leave_what_was_captured() {
+    let looks: u64 = (0..8).map(|seed| run(Backing::Stored, 1000 + seed, 600).looks).sum();
+    assert!(looks > 50, "{looks}");
+}
+
+/// How many of some programs find something once a bug is planted.
+fn found(plant: impl Fn(&Saboteur, &mut Program)) -> usize {
+    let finds = |seed: &u64| {
+        let sim = card(Backing::Phantom);
+        let saboteur = Arc::new(Saboteur::on(Arc::clone(&sim)));
+        let mut program = Program::new(Arc::clone(&sim), Arc::clone(&saboteur) as _, *seed, false);
+        plant(&saboteur, &mut program);
+        // A device that is lost ends the program where it stands.
+        let ran = catch_unwind(AssertUnwindSafe(|| program.run(3000)));
+        saboteur.behave();
+        let found = !sim.hazards().is_empty() || sim.fault().is_some();
+        assert!(found || matches!(ran, Ok(Ok(()))), "{ran:?}");
+        found
+    };
+    (0..10).filter(finds).count()
+}
+
+#[test]
+fn without_a_planted_bug_nothing_is_found() {
+    assert_eq!(found(|_, _| {}), 0);
+}
+
+#[test]
+fn a_replay_whose_wait_is_swallowed_is_found() {
+    assert!(found(|saboteur, _| saboteur.leave_out(Call::Wait)) >= 5);
+}
+
+#[test]
+fn an_order_whose_event_is_not_recorded_is_found() {
+    assert!(found(|saboteur, _| saboteur.leave_out(Call::Record)) >= 5);
+}
+
+#[test]
+fn memory_that_is_lent_while_work_runs_is_found() {
+    assert!(found(|saboteur, _| saboteur.leave_out(Call::Query)) >= 5);
+}
+
+#[test]
+fn a_join_that_was_told_and_never_made_is_found() {
+    assert!(found(|saboteur, _| saboteur.leave_out(Call::CaptureInfo)) >= 5);
+}
+
+#[test]
+fn a_result_that_is_read_on_another_stream_without_a_note_is_found() {
+    assert!(found(|_, program| program.careless = true) >= 5);
+}

@@ -1,0 +1,149 @@
+//! Random programs on several streams, with work in flight at every step: the happens-before
+//! checker finds nothing, whatever was reused, moved or given back beside it.
+
+use std::collections::BTreeSet;
+
+use crate::common::random::Random;
+use crate::common::{PAGE, Rig};
+use vramp_alloc::{Allocation, Bytes, Config, Preset, StreamId};
+use vramp_core::AddrRange;
+use vramp_driver::sim::{Kernel, Simulator};
+
+/// A block and who works on it: the program's own orders make this one chain.
+struct Held {
+    block: Allocation,
+    last_user: StreamId,
+    /// Streams with work since their last note.
+    unnoted: BTreeSet<StreamId>,
+}
+
+struct Program {
+    rig: Rig,
+    random: Random,
+    streams: Vec<StreamId>,
+    held: Vec<Held>,
+    refused: u64,
+}
+
+impl Program {
+    fn new(preset: Preset, seed: u64) -> Program {
+        let card = Simulator::builder().memory(Bytes::mib(256)).checked();
+        let rig = Rig::on(card, Config::preset(preset));
+        let more = (0..3).map(|_| rig.allocator.create_stream().unwrap());
+        let streams = std::iter::once(rig.stream).chain(more.collect::<Vec<_>>()).collect();
+        Program { rig, random: Random(seed), streams, held: Vec::new(), refused: 0 }
+    }
+
+    fn run(mut self, steps: usize) {
+        for _ in 0..steps {
+            match self.random.below(100) {
+                0..30 => self.malloc(),
+                30..65 => self.work(),
+                65..90 => self.free(),
+                90..98 => self.rig.sim.advance(1 << self.random.below(24)),
+                _ => {
+                    let to = Bytes::mib(self.random.below(256));
+                    self.rig.allocator.trim(to).unwrap();
+                }
+            }
+            self.rig.allocator.audit().unwrap();
+            assert_eq!(self.rig.sim.hazards(), []);
+            assert_eq!(self.rig.sim.fault(), None);
+        }
+        while !self.held.is_empty() {
+            self.free();
+        }
+        self.rig.assert_accounts_agree();
+        assert_eq!(self.rig.sim.hazards(), []);
+        self.rig.close();
+    }
+
+    fn malloc(&mut self) {
+        let stream = *self.random.pick(&self.streams);
+        let size = match self.random.below(4) {
+            0 => Bytes::new(1 + self.random.below(1 << 20)),
+            1 => PAGE * (1 + self.random.below(24)),
+            _ => Bytes::new(1 + self.random.below(16 << 20)),
+        };
+        match self.rig.allocator.malloc(size, stream) {
+            Ok(block) => {
+                self.held.push(Held { block, last_user: stream, unnoted: BTreeSet::new() });
+            }
+            Err(error) => {
+                assert!(error.is_out_of_memory(), "{error}");
+                self.refused += 1;
+                self.free();
+            }
+        }
+    }
+
+    /// A kernel on any stream, which the program orders behind the block's last user.
+    fn work(&mut self) {
+        if self.held.is_empty() {
+            return;
+        }
+        let index = self.random.below(self.held.len() as u64) as usize;
+        let stream = *self.random.pick(&self.streams);
+        let last = self.held[index].last_user;
+        if last != stream {
+            self.rig.order(last, stream);
+        }
+        let Held { block, .. } = &self.held[index];
+        let range = AddrRange::new(block.addr(), block.len());
+        let kernel = Kernel::new("work").lasting(1 << self.random.below(22));
+        let kernel =
+            if self.random.below(2) == 0 { kernel.writing(range) } else { kernel.reading(range) };
+        self.rig.sim.launch(self.rig.raw(stream), kernel).unwrap();
+        let held = &mut self.held[index];
+        held.last_user = stream;
+        held.unnoted.insert(stream);
+        if self.random.below(3) == 0 {
+            self.rig.allocator.record_use(&self.held[index].block, stream).unwrap();
+            self.held[index].unnoted.remove(&stream);
+        }
+    }
+
+    /// On any stream; work on the others is noted first. A block that nobody worked on is freed
+    /// without a word about the stream it was made for.
+    fn free(&mut self) {
+        if self.held.is_empty() {
+            return;
+        }
+        let index = self.random.below(self.held.len() as u64) as usize;
+        let Held { block, unnoted, last_user } = self.held.swap_remove(index);
+        let stream =
+            if self.random.below(2) == 0 { last_user } else { *self.random.pick(&self.streams) };
+        for user in unnoted.into_iter().filter(|&user| user != stream) {
+            self.rig.allocator.record_use(&block, user).unwrap();
+        }
+        self.rig.allocator.free(block, stream).unwrap();
+    }
+}
+
+fn run_programs(preset: Preset) {
+    for seed in 0..300 {
+        println!("{} seed {seed}", preset.name());
+        Program::new(preset, seed).run(400);
+    }
+}
+
+#[test]
+fn the_default_never_hands_out_memory_in_use() {
+    run_programs(Preset::Vramp);
+}
+
+#[test]
+fn vpmm_never_hands_out_memory_in_use() {
+    run_programs(Preset::Vpmm);
+}
+
+#[test]
+fn the_drivers_pool_never_hands_out_memory_in_use() {
+    run_programs(Preset::StreamOrdered);
+}
+
+#[test]
+fn pytorchs_allocator_never_hands_out_memory_in_use() {
+    run_programs(Preset::Torch);
+    run_programs(Preset::TorchExpandable);
+}

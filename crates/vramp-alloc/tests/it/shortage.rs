@@ -1,0 +1,329 @@
+//! When memory runs short: limits, pools, handlers, waiting, trimming, and the report at the end.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::common::{PAGE, Rig, pages};
+use vramp_alloc::{
+    AllocError, Allocation, Allocator, Bytes, Config, Driver, Event, Preset, StreamError,
+};
+use vramp_driver::sim::Simulator;
+
+fn limited(count: u64) -> Rig {
+    let config = Config { limit: Some(pages(count)), ..Config::default() };
+    Rig::on(Simulator::builder(), config)
+}
+
+fn report_of(error: AllocError) -> vramp_alloc::Report {
+    match error {
+        AllocError::OutOfMemory(report) => *report,
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn the_report_tells_who_holds_what_and_what_to_do() {
+    let rig = limited(64);
+    let other = rig.allocator.create_stream().expect("a stream can be made");
+    let weights = rig.allocator.tag("weights");
+    let tagged = rig.allocator.malloc_tagged(pages(20), rig.stream, weights);
+    let tagged = tagged.expect("there is memory");
+    let held = rig.malloc_on(30, other);
+    let side = rig.allocator.create_pool("side").expect("a pool can be made");
+    let aside = side.malloc(pages(8), rig.stream).expect("the limit leaves room");
+    let error = rig.allocator.malloc(pages(40), rig.stream).expect_err("the limit is 64 pages");
+    let text = error.to_string();
+    let report = report_of(error);
+    assert_eq!(report.shortage.requested, pages(40));
+    assert_eq!(report.shortage.limit, Some(pages(64)));
+    assert_eq!(report.pool, "main");
+    assert_eq!(report.holders[0].stream, other);
+    assert_eq!((report.tags[0].name.as_str(), report.tags[0].live), ("weights", pages(20)));
+    assert_eq!((report.others[0].name.as_str(), report.others[0].reserved), ("side", pages(8)));
+    for part in ["limit of 128.00 MiB", "raise it", "tag 'weights'", "pool 'side'", "stream1"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    side.free(aside, rig.stream).expect("it is the side pool's");
+    rig.free(tagged);
+    rig.free_on(held, other);
+}
+
+#[test]
+fn a_limit_may_change_and_gives_back_what_is_idle() {
+    let rig = limited(32);
+    let block = rig.malloc(30);
+    assert!(rig.allocator.malloc(pages(8), rig.stream).is_err());
+    rig.allocator.set_limit(Some(pages(64))).expect("a limit can change");
+    let more = rig.malloc(8);
+    rig.free(more);
+    rig.free(block);
+    rig.sim.advance(1);
+    rig.allocator.set_limit(Some(pages(16))).expect("a limit can change");
+    assert!(rig.held() <= 16, "{}", rig.census());
+    rig.allocator.set_memory_fraction(0.5).expect("half is a share");
+    let half = rig.sim.info().limits.memory.count() / 2;
+    assert_eq!(rig.allocator.limit(), Some(Bytes::new(half)));
+    for bad in [0.0, -1.0, 1.5, f64::NAN] {
+        let error = rig.allocator.set_memory_fraction(bad).expect_err("that is no share");
+        assert!(matches!(error, AllocError::Fraction(_)), "{error}");
+    }
+}
+
+#[test]
+fn pools_of_their_own_share_streams_and_the_limit_and_go_as_one() {
+    let rig = limited(64);
+    let side = rig.allocator.create_pool("side").expect("a pool can be made");
+    let kept: Vec<Allocation> =
+        (0..4).map(|_| side.malloc(pages(10), rig.stream).expect("there is room")).collect();
+    assert_eq!(rig.held(), 0, "isolated");
+    let refused = rig.allocator.malloc(pages(30), rig.stream).expect_err("40 + 30 > 64");
+    assert!(refused.is_out_of_memory());
+    let foreign = kept.into_iter().next().expect("there are four");
+    let refused = rig.allocator.free(foreign, rig.stream).expect_err("it is the side pool's");
+    assert!(refused.to_string().contains("another allocator"));
+    side.close().expect("nothing is in the way");
+    let block = rig.malloc(60);
+    rig.free(block);
+    let late = rig.allocator.create_stream().expect("streams outlive a pool");
+    let block = rig.malloc_on(3, late);
+    rig.free_on(block, late);
+    rig.close();
+}
+
+#[test]
+fn idle_memory_of_another_pool_is_given_back_first() {
+    let rig = limited(64);
+    let side = rig.allocator.create_pool("side").expect("a pool can be made");
+    let block = side.malloc(pages(50), rig.stream).expect("there is room");
+    assert!(rig.allocator.malloc(pages(40), rig.stream).is_err(), "it is in use there");
+    side.free(block, rig.stream).expect("it is the side pool's");
+    rig.sim.advance(1);
+    let block = rig.malloc(40);
+    assert_eq!(side.stats().expect("no call fails").reserved, Bytes::ZERO);
+    rig.free(block);
+}
+
+#[test]
+fn a_handler_is_asked_before_a_request_fails_and_may_use_the_allocator() {
+    let sim = Arc::new(Simulator::builder().build());
+    let driver: Arc<dyn Driver> = Arc::clone(&sim) as Arc<dyn Driver>;
+    let config = Config { limit: Some(pages(16)), ..Config::default() };
+    let allocator = Arc::new(Allocator::new(driver, config).expect("it can be made"));
+    let stream = allocator.create_stream().expect("a stream can be made");
+    let cache = Arc::new(Mutex::new(vec![
+        allocator.malloc(pages(8), stream).expect("there is room"),
+        allocator.malloc(pages(8), stream).expect("there is room"),
+    ]));
+    let asked = Arc::new(AtomicU64::new(0));
+    let registration = allocator.on_shortage({
+        let (allocator, cache, asked) =
+            (Arc::downgrade(&allocator), Arc::clone(&cache), Arc::clone(&asked));
+        move |shortage| {
+            assert_eq!(shortage.requested, pages(12));
+            asked.fetch_add(1, Ordering::Relaxed);
+            let Some(block) = cache.lock().expect("nobody panicked").pop() else { return false };
+            let allocator = allocator.upgrade().expect("the allocator asks");
+            allocator.free(block, stream).expect("it is the allocator's");
+            true
+        }
+    });
+    let block = allocator.malloc(pages(12), stream).expect("two rounds free enough");
+    assert_eq!(asked.load(Ordering::Relaxed), 2);
+    assert_eq!(allocator.memory_stats().expect("no call fails").num_alloc_retries, 2);
+    assert!(allocator.malloc(pages(12), stream).is_err(), "the cache is empty");
+    assert!(allocator.forget(registration));
+    assert!(!allocator.forget(registration));
+    allocator.free(block, stream).expect("it is the allocator's");
+    assert_eq!(allocator.memory_stats().expect("no call fails").num_ooms, 1);
+}
+
+#[test]
+fn a_patient_request_waits_for_another_thread_and_not_for_ever() {
+    let config =
+        Config { limit: Some(pages(16)), patience: Duration::from_secs(20), ..Config::default() };
+    let rig = Rig::on(Simulator::builder(), config);
+    let block = rig.malloc(12);
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| rig.allocator.malloc(pages(12), rig.stream));
+        std::thread::sleep(Duration::from_millis(50));
+        rig.allocator.free(block, rig.stream).expect("it is the allocator's");
+        let late = waiter.join().expect("no panic").expect("the memory came back");
+        rig.allocator.free(late, rig.stream).expect("it is the allocator's");
+    });
+    assert!(begun.elapsed() < Duration::from_secs(10), "it was woken");
+    let hasty = Config { patience: Duration::from_millis(30), ..limited_config() };
+    let rig = Rig::on(Simulator::builder(), hasty);
+    let begun = Instant::now();
+    assert!(rig.allocator.malloc(pages(17), rig.stream).is_err());
+    assert!(begun.elapsed() >= Duration::from_millis(30));
+}
+
+fn limited_config() -> Config {
+    Config { limit: Some(pages(16)), ..Config::default() }
+}
+
+#[test]
+fn garbage_is_given_back_above_the_threshold() {
+    let config = Config {
+        limit: Some(pages(100)),
+        garbage_collection_threshold: Some(0.3),
+        ..Config::default()
+    };
+    // A remap serves the request from half of what is idle; the other half is garbage.
+    let held_after_a_remap = |config: Config| {
+        let rig = Rig::on(Simulator::builder(), config);
+        let blocks = [20, 1, 20, 1, 20, 1].map(|count| rig.malloc(count));
+        let [first, _one, second, _two, third, _three] = blocks;
+        for block in [first, second, third] {
+            rig.free(block);
+        }
+        let _large = rig.malloc(30);
+        rig.held()
+    };
+    let kept = held_after_a_remap(Config { garbage_collection_threshold: None, ..config.clone() });
+    let collected = held_after_a_remap(config.clone());
+    assert!(kept >= 63, "{kept}");
+    assert!(collected < kept && collected >= 33, "{collected} of {kept}");
+    for bad in [0.0, 1.0, -0.5, f64::NAN] {
+        let config = Config { garbage_collection_threshold: Some(bad), ..config.clone() };
+        let driver: Arc<dyn Driver> = Arc::new(Simulator::builder().build());
+        let error = Allocator::new(driver, config).expect_err("that is no share");
+        assert!(error.to_string().contains("between 0 and 1"), "{error}");
+    }
+}
+
+#[test]
+fn streams_may_end_before_their_blocks_are_freed() {
+    for preset in Preset::ALL {
+        let rig = Rig::new(preset);
+        let gone = rig.allocator.create_stream().expect("a stream can be made");
+        let [small, large] = [Bytes::kib(3), pages(9)]
+            .map(|size| rig.allocator.malloc(size, gone).expect("there is memory"));
+        rig.allocator.destroy_stream(gone).expect("it can end");
+        let again = rig.allocator.destroy_stream(gone).expect_err("it ended before");
+        assert!(matches!(again, StreamError::Unknown(_)), "{again}");
+        assert!(rig.allocator.malloc(pages(2), gone).is_err());
+        assert!(rig.allocator.record_use(&large, gone).is_err());
+        if preset == Preset::StreamOrdered {
+            // The driver's pool frees on a stream that lives.
+            rig.allocator.free(small, rig.stream).expect("another stream will do");
+            rig.allocator.free(large, rig.stream).expect("another stream will do");
+            continue;
+        }
+        let freed = rig.allocator.free(large, gone);
+        freed.unwrap_or_else(|error| panic!("{}: {error}", preset.name()));
+        if preset == Preset::Vramp {
+            rig.allocator.free(small, gone).expect("it may be freed on its own stream");
+            rig.sim.advance(1);
+            rig.allocator.trim(Bytes::ZERO).expect("nothing fails");
+            assert_eq!(rig.held(), 0, "{}", rig.census());
+        } else {
+            rig.allocator.free(small, rig.stream).expect("another stream will do");
+        }
+        rig.allocator.audit().expect("the pool is whole");
+        rig.close();
+    }
+}
+
+#[test]
+fn observers_hear_of_everything_and_may_allocate() {
+    let rig = limited(40);
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let sink = Arc::clone(&log);
+    let registration = rig.allocator.observe(move |event| {
+        let word = match event {
+            Event::Allocated(_) => "allocated",
+            Event::Freed { .. } => "freed",
+            Event::Grown { .. } => "grown",
+            Event::Shrunk { .. } => "shrunk",
+            Event::Remapped { .. } => "remapped",
+            Event::Short(_) => "short",
+            Event::OutOfMemory(_) => "out of memory",
+            _ => "new",
+        };
+        sink.lock().expect("nobody panicked").push(word);
+    });
+    let words = |log: &Mutex<Vec<&'static str>>| std::mem::take(&mut *log.lock().expect("whole"));
+    let blocks = [8, 8, 8, 8].map(|count| rig.malloc(count));
+    let heard = words(&log);
+    assert_eq!(heard.iter().filter(|word| **word == "allocated").count(), 4);
+    assert!(heard.contains(&"grown"), "{heard:?}");
+    let [first, second, third, fourth] = blocks;
+    rig.free(first);
+    rig.free(third);
+    assert_eq!(words(&log), ["freed", "freed"]);
+    let moved = rig.malloc(16);
+    assert!(words(&log).contains(&"remapped"));
+    let _ = rig.allocator.malloc(pages(64), rig.stream).expect_err("beyond the limit");
+    assert_eq!(words(&log), ["short", "out of memory"]);
+    for block in [second, fourth, moved] {
+        rig.free(block);
+    }
+    rig.sim.advance(1);
+    rig.allocator.empty_cache().expect("nothing fails");
+    assert!(words(&log).contains(&"shrunk"));
+    let small = rig.allocator.malloc(Bytes::new(100), rig.stream).expect("there is memory");
+    rig.allocator.free(small, rig.stream).expect("it is ours");
+    let small = rig.allocator.malloc(Bytes::new(100), rig.stream).expect("it is at hand");
+    let heard = words(&log);
+    assert_eq!(heard.iter().filter(|word| **word == "allocated").count(), 2, "{heard:?}");
+    assert!(rig.allocator.forget(registration));
+    rig.allocator.free(small, rig.stream).expect("it is ours");
+    assert!(words(&log).is_empty());
+}
+
+#[test]
+fn memory_of_a_finished_thread_returns_to_all() {
+    let rig = Rig::new(Preset::Vramp);
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let stream = rig.allocator.create_stream().expect("a stream can be made");
+            let blocks: Vec<Allocation> = (1..200)
+                .map(|n| rig.allocator.malloc(Bytes::kib(n * 7), stream).expect("there is memory"))
+                .collect();
+            for block in blocks {
+                rig.allocator.free(block, stream).expect("it is ours");
+            }
+        });
+        // Joined and not only awaited: what a thread leaves behind comes at its very end.
+        thread.join().expect("no panic");
+    });
+    assert_eq!(rig.allocator.live(), Bytes::ZERO);
+    assert_eq!(rig.census().at_hand, Bytes::ZERO);
+    rig.sim.advance(1);
+    let block = rig.malloc(rig.held());
+    let created = rig.allocator.stats().expect("no call fails").chunks_created;
+    rig.free(block);
+    assert_eq!(rig.allocator.stats().expect("no call fails").chunks_created, created);
+    rig.allocator.empty_cache().expect("nothing fails");
+    assert_eq!(rig.held(), 0);
+}
+
+#[test]
+fn the_last_page_is_found_wherever_it_hides() {
+    // Free memory in a heap, at another thread's hand, of another stream, and in pieces: one block
+    // takes it all, under a limit that leaves nothing else.
+    let rig = limited(32);
+    let other = rig.allocator.create_stream().expect("a stream can be made");
+    let mut blocks = Vec::new();
+    for n in 0..16 {
+        let stream = if n % 2 == 0 { rig.stream } else { other };
+        blocks.push((rig.malloc_on(1, stream), stream));
+        let small = rig.allocator.malloc(Bytes::kib(300), stream).expect("there is memory");
+        blocks.push((small, stream));
+    }
+    std::thread::scope(|scope| {
+        let allocator = &rig.allocator;
+        scope.spawn(move || {
+            for (block, stream) in blocks {
+                allocator.free(block, stream).expect("it is ours");
+            }
+        });
+    });
+    rig.sim.advance(1);
+    let all = rig.malloc(32);
+    assert_eq!(all.len(), PAGE * 32);
+    rig.free(all);
+}

@@ -1,0 +1,222 @@
+//! The tests that OpenVM's VPMM has, each under a name of ours; `docs/anchor-tests.md` maps them.
+
+use crate::common::{PAGE, Rig, pages};
+use vramp_alloc::{Bytes, Config, Preset};
+use vramp_driver::sim::Simulator;
+
+#[test]
+fn blocks_freed_out_of_order_coalesce_into_one() {
+    let rig = Rig::vpmm(0);
+    let [a, b, c] = [3, 3, 3].map(|count| rig.malloc(count));
+    let start = a.addr();
+    for block in [b, a, c] {
+        rig.free(block);
+    }
+    assert_eq!(rig.malloc(9).addr(), start);
+    assert_eq!(rig.held(), 9);
+}
+
+#[test]
+fn more_addresses_are_reserved_when_a_span_is_full() {
+    let config = Config { span: pages(2), ..Config::preset(Preset::Vpmm) };
+    let rig = Rig::on(Simulator::builder(), config);
+    let blocks: Vec<_> = (0..4).map(|_| rig.malloc(1)).collect();
+    assert!(rig.sim.live().reservations >= 2);
+    blocks.into_iter().for_each(|block| rig.free(block));
+    rig.assert_accounts_agree();
+    rig.close();
+}
+
+#[test]
+fn four_threads_mix_small_and_large_requests() {
+    let rig = Rig::vpmm(0);
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let rig = &rig;
+            scope.spawn(move || {
+                let stream = rig.allocator.create_stream().expect("a stream");
+                let mut held = std::collections::VecDeque::new();
+                for op in 0..15 {
+                    let size = match op % 3 {
+                        0 => Bytes::kib(((thread + 1) * (op + 1)) % 100 + 1),
+                        _ => pages((thread + 1) * (op + 1) % 4 + 1),
+                    };
+                    held.push_back(rig.allocator.malloc(size, stream).expect("there is memory"));
+                    if op % 2 == 0 {
+                        let oldest = held.pop_front().expect("one was just made");
+                        rig.allocator.free(oldest, stream).expect("it is ours");
+                    }
+                }
+                for block in held {
+                    rig.allocator.free(block, stream).expect("it is ours");
+                }
+            });
+        }
+    });
+    rig.allocator.audit().expect("threads keep every invariant");
+    rig.free(rig.malloc(100));
+    rig.close();
+}
+
+#[test]
+fn the_pool_serves_what_it_can_after_running_out() {
+    let config = Config::preset(Preset::Vpmm);
+    let rig = Rig::on(Simulator::builder().memory(pages(64)), config);
+    let held: Vec<_> =
+        std::iter::from_fn(|| rig.allocator.malloc(pages(16), rig.stream).ok()).collect();
+    assert_eq!(held.len(), 4);
+    let error = rig.allocator.malloc(PAGE, rig.stream).expect_err("the card is full");
+    assert!(error.is_out_of_memory(), "{error}");
+    held.into_iter().for_each(|block| rig.free(block));
+    rig.free(rig.malloc(64));
+    rig.assert_accounts_agree();
+}
+
+#[test]
+fn defragmentation_repeats_without_taking_more() {
+    let rig = Rig::vpmm(8);
+    for _ in 0..3 {
+        let mut blocks: Vec<_> = (0..4).map(|_| Some(rig.malloc(2))).collect();
+        for index in [0, 2] {
+            rig.free(blocks[index].take().expect("not yet freed"));
+        }
+        let big = rig.malloc(4);
+        for block in blocks.into_iter().flatten().chain([big]) {
+            rig.free(block);
+        }
+        assert_eq!(rig.held(), 8);
+    }
+}
+
+#[test]
+fn a_freed_block_merges_with_either_neighbour_and_with_both() {
+    let rig = Rig::vpmm(6);
+    for order in [[1, 0, 2], [0, 1, 2], [0, 2, 1]] {
+        let mut blocks: Vec<_> = (0..3).map(|_| Some(rig.malloc(2))).collect();
+        let start = blocks[0].as_ref().map(vramp_alloc::Allocation::addr);
+        let [first, second, third] = order;
+        for index in [first, second] {
+            rig.free(blocks[index].take().expect("not yet freed"));
+        }
+        if third == 2 {
+            let four = rig.malloc(4);
+            assert_eq!(Some(four.addr()), start, "{order:?}");
+            rig.free(four);
+        }
+        rig.free(blocks[third].take().expect("not yet freed"));
+        let six = rig.malloc(6);
+        assert_eq!(Some(six.addr()), start, "{order:?}");
+        assert_eq!(rig.held(), 6);
+        rig.free(six);
+    }
+}
+
+#[test]
+fn regions_of_other_streams_are_harvested_behind_waits() {
+    let rig = Rig::vpmm(6);
+    let other = rig.allocator.create_stream().expect("a stream");
+    let [a, b, c] = [2, 2, 2].map(|count| rig.malloc(count));
+    rig.free(a);
+    rig.free_on(b, other);
+    rig.free(c);
+    assert_eq!(rig.layout(None), "[-6]");
+    let third = rig.allocator.create_stream().expect("a stream");
+    let four = rig.malloc_on(4, third);
+    assert_eq!(rig.held(), 6);
+    rig.free_on(four, third);
+}
+
+#[test]
+fn what_defragmentation_leaves_over_is_used_next() {
+    let rig = Rig::vpmm(10);
+    let mut blocks: Vec<_> = (0..5).map(|_| Some(rig.malloc(2))).collect();
+    for index in [0, 2, 4] {
+        rig.free(blocks[index].take().expect("not yet freed"));
+    }
+    let five = rig.malloc(5);
+    assert_eq!(rig.held(), 10);
+    let tail = rig.malloc(1);
+    assert_eq!(rig.held(), 10);
+    let extra = rig.malloc(1);
+    assert_eq!(rig.held(), 11);
+    for block in blocks.into_iter().flatten().chain([five, tail, extra]) {
+        rig.free(block);
+    }
+}
+
+#[test]
+fn holes_coalesce_while_pages_move() {
+    let rig = Rig::vpmm(6);
+    let [a, b, c] = [2, 2, 2].map(|count| rig.malloc(count));
+    let start = a.addr();
+    rig.free(a);
+    rig.free(b);
+    let four = rig.malloc(4);
+    assert_eq!(four.addr(), start);
+    rig.free(four);
+    rig.free(c);
+    let seven = rig.malloc(7);
+    assert_eq!(rig.held(), 7);
+    rig.free(seven);
+}
+
+#[test]
+fn new_pages_join_the_free_region_before_them() {
+    let rig = Rig::vpmm(0);
+    rig.free(rig.malloc(2));
+    let four = rig.malloc(4);
+    assert_eq!(rig.held(), 4);
+    rig.free(four);
+    let [a, b] = [2, 2].map(|count| rig.malloc(count));
+    rig.free(a);
+    let more = rig.malloc(4);
+    assert_eq!(rig.held(), 6);
+    rig.free(b);
+    rig.free(more);
+}
+
+#[test]
+fn exact_fits_and_shortfalls_follow_one_another() {
+    let rig = Rig::vpmm(10);
+    let mut blocks: Vec<_> = (0..5).map(|_| Some(rig.malloc(2))).collect();
+    for index in [1, 3, 0, 4, 2] {
+        rig.free(blocks[index].take().expect("not yet freed"));
+    }
+    let ten = rig.malloc(10);
+    assert_eq!(rig.held(), 10);
+    rig.free(ten);
+    let [a, b] = [6, 4].map(|count| rig.malloc(count));
+    rig.free(a);
+    let seven = rig.malloc(7);
+    assert_eq!(rig.held(), 11);
+    rig.free(b);
+    rig.free(seven);
+}
+
+#[test]
+fn what_a_harvest_leaves_stays_with_its_stream() {
+    let rig = Rig::vpmm(8);
+    let other = rig.allocator.create_stream().expect("a stream");
+    let [a, guard] = [7, 1].map(|count| rig.malloc(count));
+    rig.free(a);
+    let nine = rig.malloc_on(3, other);
+    let (queries, mine) = rig.calls(vramp_driver::Call::Wait, || rig.malloc(4));
+    assert_eq!(queries, 0, "the rest is still the first stream's own");
+    rig.free_on(nine, other);
+    rig.free(mine);
+    rig.free(guard);
+}
+
+#[test]
+fn a_block_that_another_stream_used_comes_back_under_a_limit() {
+    let config = Config { limit: Some(pages(4)), ..Config::preset(Preset::Vpmm) };
+    let rig = Rig::on(Simulator::builder().checked(), config);
+    let other = rig.allocator.create_stream().expect("a stream can be made");
+    for _ in 0..3 {
+        let block = rig.malloc(4);
+        rig.allocator.record_use(&block, other).expect("it is ours");
+        rig.free(block);
+    }
+    assert_eq!(rig.sim.hazards(), []);
+    rig.close();
+}

@@ -1,0 +1,13 @@
+//! Tests of `vramp-capi` through its public interface, in one program.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::multiple_unsafe_ops_per_block, reason = "lists of calls that one promise covers")]
+
+mod c_programs;
+mod common;
+mod graphs;
+mod many_allocators;
+mod observing;
+mod python_module;
+mod threads;
+mod wrong_arguments;

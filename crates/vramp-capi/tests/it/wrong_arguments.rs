@@ -1,0 +1,301 @@
+//! Every function, given what it should not be given: a code, and nothing changed.
+
+use std::ffi::{CStr, c_void};
+use std::ptr::{null, null_mut};
+
+use crate::common::*;
+use vramp_capi::abi::vramp_status_t::{self, *};
+use vramp_capi::abi::{
+    vramp_allocator_t, vramp_arena_report_t, vramp_arena_t, vramp_capture_report_t, vramp_event_t,
+    vramp_graph_t, vramp_lease_t, vramp_stats_t, vramp_stream_t,
+};
+use vramp_capi::graphs::*;
+use vramp_capi::interface::*;
+
+unsafe extern "C" fn ignore(_: *const vramp_event_t, _: *mut c_void) {}
+
+/// Calls every function that takes an allocator.
+fn every_call(allocator: vramp_allocator_t, stream: vramp_stream_t) -> Vec<vramp_status_t> {
+    let mut address = null_mut();
+    let mut made = vramp_stream_t::default();
+    let (mut size, mut registration) = (0, 0);
+    let mut stats = vramp_stats_t { struct_size: 136, ..vramp_stats_t::default() };
+    let block = 0x1000 as *mut c_void;
+    let (mut arena, mut graph) = (vramp_arena_t { id: 1 }, vramp_graph_t { id: 1 });
+    let mut lease = vramp_lease_t { id: 1 };
+    let mut memory = vramp_arena_report_t { struct_size: 56, ..vramp_arena_report_t::default() };
+    let mut needed =
+        vramp_capture_report_t { struct_size: 64, ..vramp_capture_report_t::default() };
+    // SAFETY: every result outlives its call.
+    unsafe {
+        vec![
+            vramp_stream_create(allocator, &mut made),
+            vramp_stream_adopt(allocator, null_mut(), &mut made),
+            vramp_stream_forget(allocator, stream),
+            vramp_malloc(allocator, 1, stream, &mut address),
+            vramp_free(allocator, block, stream),
+            vramp_record_use(allocator, block, stream),
+            vramp_usable_size(allocator, block, &mut size),
+            vramp_trim(allocator, 0),
+            vramp_stats(allocator, &mut stats),
+            vramp_audit(allocator),
+            vramp_set_limit(allocator, 0),
+            vramp_record_history(allocator, 10),
+            vramp_snapshot(allocator, c"/nowhere/at/all".as_ptr()),
+            vramp_observe(allocator, Some(ignore), null_mut(), &mut registration),
+            vramp_unobserve(allocator, 1),
+            vramp_arena_create(allocator, null(), &mut arena),
+            vramp_arena_destroy(allocator, arena),
+            vramp_arena_reset(allocator, arena),
+            vramp_arena_report(allocator, arena, &mut memory),
+            vramp_capture_begin(allocator, stream, arena),
+            vramp_capture_end(allocator, arena, &mut graph),
+            vramp_capture_attach(allocator, stream, arena),
+            vramp_capture_detach(allocator, arena, &mut graph),
+            vramp_graph_launch(allocator, graph, stream, &mut lease),
+            vramp_lease_end(allocator, lease),
+            vramp_graph_report(allocator, graph, &mut needed),
+            vramp_graph_destroy(allocator, graph),
+            vramp_close(allocator),
+        ]
+    }
+}
+
+#[test]
+fn an_allocator_that_is_none_closed_or_made_up_is_unknown_to_every_function() {
+    let allocator = open("");
+    let stream = stream(allocator);
+    assert_eq!(vramp_close(allocator), VRAMP_OK);
+    let numbers = [0, 1, allocator.id, allocator.id + 256, allocator.id ^ 1, u64::MAX, 1 << 63];
+    for id in numbers {
+        let statuses = every_call(vramp_allocator_t { id }, stream);
+        assert_eq!(statuses, [VRAMP_ERROR_UNKNOWN_ALLOCATOR; 28], "{id:#x}: {}", last_error());
+    }
+    assert!(last_error().contains("closed or was never opened"));
+}
+
+#[test]
+fn null_results_are_refused_before_anything_happens() {
+    let allocator = open("");
+    let stream = stream(allocator);
+    // SAFETY: null is what the functions must withstand.
+    let statuses = unsafe {
+        [
+            vramp_open(c"sim".as_ptr(), null(), null_mut()),
+            vramp_stream_create(allocator, null_mut()),
+            vramp_stream_adopt(allocator, null_mut(), null_mut()),
+            vramp_malloc(allocator, 64, stream, null_mut()),
+            vramp_usable_size(allocator, null_mut(), null_mut()),
+            vramp_stats(allocator, null_mut()),
+            vramp_arena_create(allocator, null(), null_mut()),
+            vramp_arena_report(allocator, vramp_arena_t::default(), null_mut()),
+            vramp_capture_end(allocator, vramp_arena_t::default(), null_mut()),
+            vramp_capture_detach(allocator, vramp_arena_t::default(), null_mut()),
+            vramp_graph_report(allocator, vramp_graph_t::default(), null_mut()),
+        ]
+    };
+    assert_eq!(statuses, [VRAMP_ERROR_NULL; 11]);
+    assert_eq!(stats(allocator).placed, 0);
+    assert_eq!(vramp_close(allocator), VRAMP_OK);
+}
+
+#[test]
+fn null_texts_mean_the_defaults() {
+    let mut allocator = vramp_allocator_t::default();
+    // SAFETY: the result outlives the call.
+    assert_eq!(unsafe { vramp_open(null(), null(), &mut allocator) }, VRAMP_OK);
+    assert_eq!(vramp_close(allocator), VRAMP_OK);
+}
+
+#[test]
+fn texts_that_cannot_be_used_say_what_can() {
+    let refused = |device, options, says: &str| {
+        let status = open_on(device, options).expect_err("it cannot be opened");
+        assert!(last_error().contains(says), "{}", last_error());
+        status
+    };
+    assert_eq!(refused("gpu", "", "use auto, sim, sim:CARD, cuda or cuda:N"), VRAMP_ERROR_DEVICE);
+    assert_eq!(refused("cuda:4000000000", "", "sim"), VRAMP_ERROR_DEVICE);
+    assert_eq!(refused("sim", "colour=red", "use preset, limit"), VRAMP_ERROR_OPTION);
+    assert_eq!(refused("sim", "limit=lots", "80GiB"), VRAMP_ERROR_OPTION);
+    assert_eq!(refused("sim", "page=3KiB", "multiple"), VRAMP_ERROR_OPTION);
+    assert_eq!(refused("sim", "prefill=900GiB", "ask for less"), VRAMP_ERROR_OPTION);
+    let mut allocator = vramp_allocator_t::default();
+    // SAFETY: the texts end with zeros and the result outlives the call.
+    let status = unsafe { vramp_open(c"sim".as_ptr(), c"\xff=1".as_ptr(), &mut allocator) };
+    assert_eq!((status, allocator), (VRAMP_ERROR_TEXT, vramp_allocator_t::default()));
+}
+
+#[test]
+fn streams_of_others_and_made_up_ones_are_refused() {
+    let (mine, other) = (open(""), open(""));
+    let (own, foreign) = (stream(mine), stream(other));
+    let block = malloc(mine, 4096, own).unwrap();
+    let made_up = [0, 1, own.id + 1, own.id & !0xffff_ffff, own.id | 0xffff_ffff, u64::MAX];
+    for id in made_up.into_iter().chain([foreign.id]) {
+        let wrong = vramp_stream_t { id };
+        assert_eq!(malloc(mine, 64, wrong), Err(VRAMP_ERROR_UNKNOWN_STREAM), "{id:#x}");
+        assert_eq!(vramp_free(mine, block, wrong), VRAMP_ERROR_UNKNOWN_STREAM, "{id:#x}");
+        assert_eq!(vramp_record_use(mine, block, wrong), VRAMP_ERROR_UNKNOWN_STREAM, "{id:#x}");
+        assert_eq!(vramp_stream_forget(mine, wrong), VRAMP_ERROR_UNKNOWN_STREAM, "{id:#x}");
+    }
+    assert_eq!(vramp_free(mine, block, own), VRAMP_OK, "the block is still held");
+    assert_eq!(stats(mine).live, 0);
+    assert_eq!((vramp_close(mine), vramp_close(other)), (VRAMP_OK, VRAMP_OK));
+}
+
+#[test]
+fn addresses_that_are_no_block_are_refused() {
+    for preset in ["vramp", "vpmm", "stream-ordered"] {
+        // Two cards: the simulator gives both the same addresses.
+        let (mine, other) = (open(&format!("preset={preset}")), open(""));
+        let (own, theirs) = (stream(mine), stream(other));
+        let block = malloc(mine, 3 << 20, own).unwrap();
+        let foreign = malloc(other, 64 << 20, theirs).unwrap();
+        let inside = block.wrapping_byte_add(512);
+        let wild = usize::MAX as *mut c_void;
+        for wrong in [
+            null_mut(),
+            inside,
+            block.wrapping_byte_add(1),
+            wild,
+            foreign.wrapping_byte_add(32 << 20),
+        ] {
+            let mut size = 0;
+            assert_eq!(vramp_free(mine, wrong, own), VRAMP_ERROR_UNKNOWN_POINTER, "{wrong:p}");
+            assert_eq!(vramp_record_use(mine, wrong, own), VRAMP_ERROR_UNKNOWN_POINTER);
+            // SAFETY: the result outlives the call.
+            let status = unsafe { vramp_usable_size(mine, wrong, &mut size) };
+            assert_eq!((status, size), (VRAMP_ERROR_UNKNOWN_POINTER, 0));
+        }
+        assert_eq!(vramp_free(mine, inside, own), VRAMP_ERROR_UNKNOWN_POINTER);
+        assert!(last_error().contains("lies 512 bytes inside the block"), "{}", last_error());
+        assert_eq!(vramp_free(mine, block, own), VRAMP_OK);
+        assert_eq!(vramp_free(mine, block, own), VRAMP_ERROR_UNKNOWN_POINTER, "free twice");
+        assert!(last_error().contains("freed already"), "{}", last_error());
+        assert_eq!(vramp_record_use(mine, block, own), VRAMP_ERROR_UNKNOWN_POINTER);
+        assert_eq!(vramp_audit(mine), VRAMP_OK);
+        assert_eq!((vramp_close(mine), vramp_close(other)), (VRAMP_OK, VRAMP_OK));
+    }
+}
+
+#[test]
+fn sizes_at_the_ends_of_their_range_are_served_or_refused() {
+    for preset in ["vramp", "vpmm", "stream-ordered"] {
+        let allocator = open(&format!("preset={preset}"));
+        let stream = stream(allocator);
+        let nothing = [malloc(allocator, 0, stream), malloc(allocator, 0, stream)];
+        assert!(nothing.iter().all(|block| block.is_ok_and(|block| !block.is_null())), "{preset}");
+        assert_ne!(nothing[0], nothing[1]);
+        for size in [usize::MAX, usize::MAX - 511, usize::MAX >> 1, 1 << 62, 1 << 47] {
+            let status = malloc(allocator, size, stream).expect_err("no card is so large");
+            assert_eq!(status, VRAMP_ERROR_OUT_OF_MEMORY, "{preset}, {size:#x}: {}", last_error());
+        }
+        assert_eq!(vramp_audit(allocator), VRAMP_OK);
+        assert_eq!(vramp_close(allocator), VRAMP_OK);
+    }
+}
+
+#[test]
+fn out_of_memory_tells_the_whole_story() {
+    let allocator = open("limit=64MiB");
+    let stream = stream(allocator);
+    let block = malloc(allocator, 48 << 20, stream).unwrap();
+    assert_eq!(malloc(allocator, 32 << 20, stream), Err(VRAMP_ERROR_OUT_OF_MEMORY));
+    let text = last_error();
+    assert!(text.contains("asked for 32.00 MiB") && text.contains("limit of 64.00 MiB"), "{text}");
+    assert_eq!(vramp_free(allocator, block, stream), VRAMP_OK);
+    assert!(malloc(allocator, 64 << 20, stream).is_ok(), "all of it is free again");
+    assert_eq!(vramp_close(allocator), VRAMP_OK);
+}
+
+#[test]
+fn a_forgotten_stream_is_unknown_and_its_blocks_live_on() {
+    let allocator = open("");
+    let stays = stream(allocator);
+    let goes = adopt(allocator, 0xabc0).unwrap();
+    assert_eq!(adopt(allocator, 0xabc0), Ok(goes), "adopting twice changes nothing");
+    let small = malloc(allocator, 1000, goes).unwrap();
+    let large = malloc(allocator, 32 << 20, goes).unwrap();
+    let idle = malloc(allocator, 64 << 20, goes).unwrap();
+    assert_eq!(vramp_free(allocator, idle, goes), VRAMP_OK);
+    assert_eq!(vramp_stream_forget(allocator, goes), VRAMP_OK);
+    assert_eq!(vramp_stream_forget(allocator, goes), VRAMP_ERROR_UNKNOWN_STREAM);
+    assert_eq!(malloc(allocator, 64, goes), Err(VRAMP_ERROR_UNKNOWN_STREAM));
+    assert_eq!(vramp_free(allocator, small, goes), VRAMP_ERROR_UNKNOWN_STREAM);
+    let before = stats(allocator).reserved;
+    let again = malloc(allocator, 64 << 20, stays).unwrap();
+    assert_eq!(stats(allocator).reserved, before, "what the stream left behind is used again");
+    for block in [small, large, again] {
+        assert_eq!(vramp_free(allocator, block, stays), VRAMP_OK, "{}", last_error());
+    }
+    assert_ne!(adopt(allocator, 0xabc0), Ok(goes), "a new stream at an old address is a new one");
+    assert_eq!(vramp_audit(allocator), VRAMP_OK);
+    assert_eq!(vramp_trim(allocator, 0), VRAMP_OK);
+    assert_eq!(vramp_close(allocator), VRAMP_OK);
+}
+
+#[test]
+fn stats_write_no_more_than_the_caller_has() {
+    let allocator = open("");
+    let stream = stream(allocator);
+    malloc(allocator, 5000, stream).unwrap();
+    let mut fields = [7u64; 32];
+    let ask = |fields: &mut [u64; 32]| {
+        // SAFETY: the array is at least as large as its first number says.
+        unsafe { vramp_stats(allocator, fields.as_mut_ptr().cast()) }
+    };
+    for size in [0, 7, 15] {
+        fields[0] = size;
+        assert_eq!(ask(&mut fields), VRAMP_ERROR_STRUCT_SIZE);
+        assert_eq!(fields[1..], [7; 31]);
+    }
+    fields[0] = 16;
+    assert_eq!(ask(&mut fields), VRAMP_OK);
+    assert_eq!((fields[0], fields[1], fields[2]), (16, 5000, 7), "an older caller's struct");
+    fields[0] = 256;
+    assert_eq!(ask(&mut fields), VRAMP_OK);
+    let len = size_of::<vramp_stats_t>();
+    assert_eq!((fields[0] as usize, fields[len / 8]), (len, 7), "a newer caller's struct");
+    assert_eq!(vramp_close(allocator), VRAMP_OK);
+}
+
+#[test]
+fn every_code_has_its_name() {
+    // SAFETY: names end with zeros and live for ever.
+    let name = |code| unsafe { CStr::from_ptr(vramp_status_name(code)) }.to_str().unwrap();
+    assert_eq!(name(VRAMP_OK as i32), format!("{VRAMP_OK:?}"));
+    let codes = [
+        VRAMP_ERROR_NULL,
+        VRAMP_ERROR_TEXT,
+        VRAMP_ERROR_OPTION,
+        VRAMP_ERROR_DEVICE,
+        VRAMP_ERROR_UNKNOWN_ALLOCATOR,
+        VRAMP_ERROR_UNKNOWN_STREAM,
+        VRAMP_ERROR_UNKNOWN_POINTER,
+        VRAMP_ERROR_OUT_OF_MEMORY,
+        VRAMP_ERROR_DRIVER,
+        VRAMP_ERROR_TOO_MANY,
+        VRAMP_ERROR_STRUCT_SIZE,
+        VRAMP_ERROR_IN_USE,
+        VRAMP_ERROR_RANGE,
+        VRAMP_ERROR_INCONSISTENT,
+        VRAMP_ERROR_INTERNAL,
+        VRAMP_ERROR_FILE,
+        VRAMP_ERROR_UNKNOWN_ARENA,
+        VRAMP_ERROR_UNKNOWN_GRAPH,
+        VRAMP_ERROR_UNKNOWN_LEASE,
+        VRAMP_ERROR_BUSY,
+        VRAMP_ERROR_CAPTURE,
+        VRAMP_ERROR_UNSUPPORTED,
+    ];
+    for code in codes {
+        assert_eq!(name(code as i32), format!("{code:?}"));
+    }
+    for code in [-1, 23, i32::MAX, i32::MIN] {
+        assert_eq!(name(code), "unknown");
+    }
+    // SAFETY: the version ends with a zero and lives for ever.
+    let version = unsafe { CStr::from_ptr(vramp_version()) };
+    assert_eq!(version.to_str().unwrap(), env!("CARGO_PKG_VERSION"));
+}

@@ -1,0 +1,11 @@
+//! Tests of `vramp-cli` through its public interface, in one program.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod bench;
+mod captures;
+mod fidelity;
+mod graph;
+mod order;
+mod program;
+mod tiers;

@@ -1,0 +1,162 @@
+//! Uses on other streams: nothing is handed out too early, and the audit would notice if it were.
+use vramp_alloc::{Bytes, Config, DeviceAddr, Preset};
+use vramp_cli::device::Device;
+use vramp_cli::replay::{Options, Outcome, ReplayError, replay};
+use vramp_trace::{Event, EventKind, StreamIndex, Trace, Workload};
+
+const AUDIT: Options<'static> = Options { audit: true, forget_uses: false, compared_with: None };
+
+fn event(kind: EventKind, stream: u32, address: u64, size: Bytes) -> Event {
+    Event {
+        kind,
+        device: 0,
+        stream: StreamIndex(stream),
+        address: DeviceAddr::new(address),
+        size,
+        time_us: 0,
+        stack: None,
+    }
+}
+
+fn workload(streams: u64, events: Vec<Event>) -> Workload {
+    let trace = Trace {
+        name: "made".to_owned(),
+        device_count: 1,
+        streams: (0..streams).collect(),
+        events,
+        ..Trace::default()
+    };
+    Workload::from_trace(&trace, 0)
+}
+
+/// A block that another stream still uses after its free, while its own stream asks for as much
+/// again. The uses end late, or never.
+fn late_uses(uses_end: bool) -> Workload {
+    use EventKind::{Alloc, FreeCompleted, FreeRequested};
+    let (a, b, c, d) = (0x1000, 0x2000, 0x3000, 0x4000);
+    let large = Bytes::mib(64);
+    let mut events = vec![
+        event(Alloc, 0, a, large),
+        event(Alloc, 1, b, Bytes::mib(4)),
+        event(FreeRequested, 0, a, large),
+        event(Alloc, 0, c, large),
+        event(Alloc, 1, d, large),
+        event(FreeRequested, 0, c, large),
+        event(FreeCompleted, 0, c, large),
+        event(FreeRequested, 1, d, large),
+    ];
+    if uses_end {
+        events.push(event(FreeCompleted, 0, a, large));
+        events.push(event(FreeCompleted, 1, d, large));
+    }
+    for round in 0..20 {
+        let (stream, address) = (round % 2, 0x10_000 + u64::from(round) * 0x1000);
+        let size = Bytes::mib(16 + 24 * u64::from(round % 5));
+        events.push(event(Alloc, stream, address, size));
+        events.push(event(FreeRequested, stream, address, size));
+        if round > 2 {
+            let earlier = 0x10_000 + u64::from(round - 3) * 0x1000;
+            events.push(event(FreeCompleted, (round - 3) % 2, earlier, size));
+        }
+    }
+    workload(2, events)
+}
+
+fn run(
+    workload: &Workload,
+    preset: Preset,
+    options: Options,
+    limit: Option<Bytes>,
+) -> Result<Outcome, ReplayError> {
+    let device = Device::open("sim:h200").expect("the test has set this up");
+    let mut config = Config::preset(preset);
+    config.limit = limit;
+    replay(workload, &device, config, options, |_| {})
+}
+
+#[test]
+fn memory_that_another_stream_still_uses_is_not_handed_out() {
+    for uses_end in [true, false] {
+        for preset in Preset::ALL {
+            let outcome =
+                run(&late_uses(uses_end), preset, AUDIT, None).expect("the test has set this up");
+            assert_eq!(outcome.hazards, Some(0), "{}", preset.name());
+            assert_eq!(outcome.oom_at_event, None);
+        }
+    }
+}
+
+#[test]
+fn the_audit_finds_memory_that_was_handed_out_too_early() {
+    let options = Options { forget_uses: true, ..AUDIT };
+    for preset in Preset::ALL {
+        match run(&late_uses(true), preset, options, None) {
+            Err(ReplayError::Hazards { found, first: Some(first) }) => {
+                assert!(found > 0);
+                let text = first.to_string();
+                assert!(text.contains("use on another stream"), "{text}");
+                assert!(text.contains("unordered"), "{text}");
+            }
+            other => panic!("{}: {other:?}", preset.name()),
+        }
+    }
+}
+
+#[test]
+fn the_audit_changes_no_decision() {
+    // The driver's own pool decides by what the device has done so far: it is not ours to hold.
+    for preset in [Preset::Vramp, Preset::Vpmm] {
+        let audited = run(&late_uses(true), preset, AUDIT, None).expect("the test has set this up");
+        let plain = run(&late_uses(true), preset, Options::default(), None)
+            .expect("the test has set this up");
+        assert_eq!(audited.decisions_sha256, plain.decisions_sha256, "{}", preset.name());
+        assert_eq!(audited.driver_calls, plain.driver_calls, "{}", preset.name());
+        assert_eq!(audited.calls, plain.calls, "{}", preset.name());
+    }
+}
+
+#[test]
+fn a_tight_limit_reuses_memory_of_other_streams_in_order() {
+    // Too little for both streams' blocks side by side: memory has to go from one to the other.
+    for limit in [140, 150, 180, 220].map(Bytes::mib) {
+        for preset in [Preset::Vramp, Preset::Vpmm] {
+            let outcome = run(&late_uses(true), preset, AUDIT, Some(limit))
+                .expect("the test has set this up");
+            assert_eq!(outcome.hazards, Some(0), "{} under {limit}", preset.name());
+        }
+    }
+}
+
+#[test]
+fn a_use_without_a_known_stream_counts_as_one_on_another_stream() {
+    use EventKind::{Alloc, FreeCompleted, FreeRequested};
+    let size = Bytes::mib(8);
+    let workload = workload(
+        1,
+        vec![
+            event(Alloc, 0, 0x1000, size),
+            event(FreeRequested, 0, 0x1000, size),
+            event(Alloc, 0, 0x2000, size),
+            event(FreeCompleted, 0, 0x1000, size),
+            event(Alloc, 0, 0x3000, size),
+        ],
+    );
+    let outcome = run(&workload, Preset::Vramp, AUDIT, None).expect("the test has set this up");
+    assert_eq!(outcome.hazards, Some(0));
+    assert!(outcome.peak_reserved_bytes >= 2 * size.count(), "{outcome:?}");
+}
+
+#[test]
+fn an_oom_of_the_recorded_job_is_not_one_of_the_replay() {
+    let workload = workload(
+        1,
+        vec![
+            event(EventKind::Alloc, 0, 0x1000, Bytes::mib(8)),
+            event(EventKind::Oom, 0, u64::MAX, Bytes::tib(1)),
+        ],
+    );
+    assert_eq!(
+        run(&workload, Preset::Vramp, AUDIT, None).expect("the test has set this up").oom_at_event,
+        None
+    );
+}

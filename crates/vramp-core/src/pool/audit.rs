@@ -1,0 +1,268 @@
+//! Every invariant of the pool, checked from scratch. One named check each.
+
+use crate::heap::Slab;
+use crate::pool::index::RegionKey;
+use crate::pool::regions::Kind;
+use crate::pool::state::Pool;
+
+/// An invariant that does not hold: a bug in the pool, never a user's mistake.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the pool is inconsistent: {what}")]
+pub struct Inconsistency {
+    /// Which one, with the ids.
+    pub what: String,
+}
+
+type Check = Result<(), String>;
+
+impl Pool {
+    /// Checks every invariant. O(n log n): for tests, `--audit` and after an error.
+    pub fn audit(&self) -> Result<(), Inconsistency> {
+        let checks = [
+            self.regions_follow_one_another(),
+            self.neighbours_are_merged(),
+            self.free_parts_add_up(),
+            self.free_regions_are_indexed(),
+            self.holes_are_indexed(),
+            self.chunks_lie_end_to_end(),
+            self.retired_mappings_are_aliases(),
+            self.waiting_regions_are_listed(),
+            self.epochs_are_possible(),
+            self.arenas_are_whole(),
+            self.sums_agree(),
+        ];
+        checks.into_iter().collect::<Check>().map_err(|what| Inconsistency { what })
+    }
+
+    fn regions_follow_one_another(&self) -> Check {
+        let mut last: Option<(crate::ids::PoolAddr, RegionKey)> = None;
+        for (key, region) in self.regions.iter() {
+            if region.len == 0 {
+                return Err(format!("region {key} at {:?} is empty", region.at));
+            }
+            match last.filter(|(end, _)| end.span() == region.at.span()) {
+                Some((end, prev)) if end != region.at || self.regions.prev(key) != Some(prev) => {
+                    return Err(format!("region {key} at {:?} does not follow {prev}", region.at));
+                }
+                None if !region.at.offset().is_zero() => {
+                    return Err(format!("region {key} at {:?} begins no span", region.at));
+                }
+                _ => {}
+            }
+            last = Some((region.end(), key));
+        }
+        Ok(())
+    }
+
+    fn neighbours_are_merged(&self) -> Check {
+        for (key, region) in self.regions.iter() {
+            let Some(next) = self.regions.next(key) else { continue };
+            let mergeable = match (&region.kind, &self.regions.get(next).kind) {
+                (Kind::Hole, Kind::Hole) => true,
+                (Kind::Free(a), Kind::Free(b)) if a.lent_by.or(b.lent_by).is_some() => false,
+                (Kind::Free(a), Kind::Free(b)) => a.owner == b.owner,
+                _ => false,
+            };
+            if mergeable {
+                return Err(format!("regions {key} and {next} at {:?} are not merged", region.at));
+            }
+        }
+        Ok(())
+    }
+
+    fn free_parts_add_up(&self) -> Check {
+        for (key, region) in self.regions.iter() {
+            if let Kind::Free(free) = &region.kind {
+                let sum: u64 = free.parts.iter().map(|part| part.len).sum();
+                if sum != region.len || free.parts.iter().any(|part| part.len == 0) {
+                    return Err(format!(
+                        "region {key} has {} bytes, parts {:?}",
+                        region.len, free.parts
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn free_regions_are_indexed(&self) -> Check {
+        let mut indexed = 0;
+        for id in self.streams.ids() {
+            for (at, len, key) in self.streams.get(id).free.iter() {
+                let region = self.regions.get(key);
+                if !self.is_free_of(key, id) || region.at != at || region.len != len {
+                    return Err(format!("{id} indexes region {key} at {at:?} len={len} wrongly"));
+                }
+                indexed += 1;
+            }
+        }
+        let free = |kind: &Kind| matches!(kind, Kind::Free(free) if free.lent_by.is_none());
+        let free = self.regions.iter().filter(|(_, region)| free(&region.kind)).count();
+        (free == indexed).then_some(()).ok_or(format!("{free} free regions, {indexed} indexed"))
+    }
+
+    fn holes_are_indexed(&self) -> Check {
+        for &(len, at, key) in &self.holes {
+            let region = self.regions.get(key);
+            if region.kind != Kind::Hole || region.at != at || region.len != len {
+                return Err(format!("hole {key} at {at:?} len={len} is indexed wrongly"));
+            }
+        }
+        let holes = self.regions.iter().filter(|(_, r)| r.kind == Kind::Hole).count();
+        let indexed = self.holes.len();
+        (holes == indexed).then_some(()).ok_or(format!("{holes} holes, {indexed} indexed"))
+    }
+
+    /// Every stretch of used, free and waiting memory is covered by chunks, end to end, and every
+    /// home lies in such a stretch.
+    fn chunks_lie_end_to_end(&self) -> Check {
+        let mut homes = 0;
+        let mut stretch: Option<(crate::ids::PoolAddr, crate::ids::PoolAddr)> = None;
+        let mut stretches = Vec::new();
+        for (_, region) in self.regions.iter() {
+            let foreign = matches!(
+                region.kind,
+                Kind::Retired { .. } | Kind::Hosted { .. } | Kind::Quarantined
+            );
+            let mapped = region.kind.is_mapped() && !foreign;
+            match (&mut stretch, mapped) {
+                (Some((_, end)), true) if *end == region.at => *end = region.end(),
+                (open, _) => {
+                    stretches.extend(open.take());
+                    *open = mapped.then(|| (region.at, region.end()));
+                }
+            }
+        }
+        stretches.extend(stretch);
+        for (start, end) in stretches {
+            let mut here = start;
+            for (id, home, len) in self.chunks.within(start, end.since(start)) {
+                if home != here {
+                    return Err(format!("{id} is at home at {home:?}, expected {here:?}"));
+                }
+                here = home.plus(len);
+                homes += 1;
+            }
+            if here != end {
+                return Err(format!("no chunk covers {here:?} up to {end:?}"));
+            }
+        }
+        let at_home = self.chunks.iter().filter(|(_, chunk)| chunk.home.is_some()).count();
+        (homes == at_home).then_some(()).ok_or(format!("{at_home} homes, {homes} in mapped memory"))
+    }
+
+    fn retired_mappings_are_aliases(&self) -> Check {
+        for (key, region) in self.regions.iter() {
+            let Kind::Retired { chunk, .. } = region.kind else { continue };
+            let known = self.chunks.get(chunk);
+            if known.len != region.len || !known.aliases.contains(&region.at) {
+                return Err(format!("region {key} at {:?} is no alias of {chunk}", region.at));
+            }
+            if self.retired.get(&region.at) != Some(&key) {
+                return Err(format!("retired region {key} at {:?} is not indexed", region.at));
+            }
+        }
+        let retired = self.regions.iter().filter(|(_, r)| matches!(r.kind, Kind::Retired { .. }));
+        let (retired, indexed) = (retired.count(), self.retired.len());
+        (retired == indexed).then_some(()).ok_or(format!("{retired} retired, {indexed} indexed"))
+    }
+
+    fn waiting_regions_are_listed(&self) -> Check {
+        let waiting = self.regions.iter().filter(|(_, r)| matches!(r.kind, Kind::Waiting { .. }));
+        for (key, region) in waiting {
+            if self.waiting.iter().filter(|&&listed| listed == key).count() != 1 {
+                return Err(format!("waiting region {key} at {:?} is not listed once", region.at));
+            }
+        }
+        let listed = self.waiting.iter();
+        for key in listed {
+            if !matches!(self.regions.get(*key).kind, Kind::Waiting { .. }) {
+                return Err(format!("region {key} is listed as waiting"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The pool's side of a slab, for the audit of the heap that has it.
+    pub(crate) fn check_slab(&self, slab: &Slab) -> Check {
+        let Slab { region: key, at, len } = *slab;
+        let region = self.regions.get(key);
+        match &region.kind {
+            Kind::Used(used) if used.slab && region.at == at && region.len == len => Ok(()),
+            other => Err(format!("a slab at {at:?} lies in region {key}, which is {other:?}")),
+        }
+    }
+
+    fn epochs_are_possible(&self) -> Check {
+        for id in self.streams.ids() {
+            let stream = self.streams.get(id);
+            if stream.reached > stream.recorded() {
+                return Err(format!("{id} reached {:?} unrecorded", stream.reached));
+            }
+        }
+        for (key, region) in self.regions.iter() {
+            if let Kind::Free(free) = &region.kind {
+                let current = self.streams.get(free.owner).current;
+                if free.parts.iter().any(|part| part.epoch > current) {
+                    return Err(format!("region {key} waits for an epoch to come"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Every arena's addresses are its own regions, and nobody else's are.
+    fn arenas_are_whole(&self) -> Check {
+        let claimed = |kind: &Kind| match kind {
+            Kind::Arena { arena, .. } | Kind::Gap { arena } | Kind::Hosted { arena } => {
+                Some(*arena)
+            }
+            Kind::Retired { arena, .. } => *arena,
+            Kind::Free(free) => free.lent_by,
+            _ => None,
+        };
+        let mut found = 0;
+        for &arena in self.arenas.keys() {
+            let range = self.arena_range(arena);
+            let mut here = range.at;
+            for key in self.regions_of(arena) {
+                let region = self.regions.get(key);
+                let own = claimed(&region.kind) == Some(arena);
+                if region.at != here || !(own || region.kind == Kind::Quarantined) {
+                    return Err(format!("region {key} at {:?} lies within {arena}", region.at));
+                }
+                found += usize::from(own);
+                here = region.end();
+            }
+            if here != range.at.plus(range.len.count()) {
+                return Err(format!("{arena} ends at {here:?}"));
+            }
+        }
+        let all = self.regions.iter().filter(|(_, r)| claimed(&r.kind).is_some()).count();
+        (all == found).then_some(()).ok_or(format!("{all} regions of arenas, {found} within them"))
+    }
+
+    fn sums_agree(&self) -> Check {
+        let census = self.census();
+        let counters = self.counters();
+        let in_use = |kind: &Kind| matches!(kind, Kind::Used(_) | Kind::Arena { .. });
+        let used = self.regions.iter().filter(|(_, region)| in_use(&region.kind));
+        let used: u64 = used.map(|(_, region)| region.len).sum();
+        let pairs = [
+            ("addresses", census.addresses, {
+                let unusable = census.quarantined_addresses;
+                census.holes + census.retired + census.hosted + unusable + census.mapped
+            }),
+            ("reserved", census.reserved, census.mapped + census.quarantined_memory),
+            ("reserved counter", census.reserved, counters.reserved),
+            ("live counter", census.requested, counters.live),
+            ("used counter", crate::Bytes::new(used), crate::Bytes::new(self.used)),
+        ];
+        for (name, left, right) in pairs {
+            if left != right {
+                return Err(format!("{name}: {left:?} is not {right:?}\n{census}"));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,112 @@
+//! Physical memory: which chunks exist, how large they are and where they are mapped.
+//!
+//! A chunk has one *home*, the address at which it counts, and any number of *aliases*, retired
+//! mappings at addresses it was moved from. The home changes when the chunk moves; a move to one of
+//! its own aliases needs no driver call. An alias in quarantine is never dropped, so its chunk is
+//! never released.
+
+use std::collections::BTreeMap;
+
+use crate::ids::{ChunkId, PoolAddr};
+
+#[derive(Clone, Debug)]
+pub(crate) struct Chunk {
+    pub len: u64,
+    /// `None` for a chunk in quarantine: it exists, but nobody knows how to use it.
+    pub home: Option<PoolAddr>,
+    pub aliases: Vec<PoolAddr>,
+}
+
+/// All chunks, by id and by home address.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Chunks {
+    slots: Vec<Option<Chunk>>,
+    vacant: Vec<ChunkId>,
+    homes: BTreeMap<PoolAddr, ChunkId>,
+    bytes: u64,
+}
+
+impl Chunks {
+    /// The id that the `n`-th chunk created from now on will have.
+    pub(crate) fn upcoming(&self, n: usize) -> ChunkId {
+        match self.vacant.len().checked_sub(n + 1) {
+            Some(place) => self.vacant[place],
+            None => {
+                let number = self.slots.len() + n - self.vacant.len();
+                ChunkId::new(u32::try_from(number).expect("fewer than four billion chunks"))
+            }
+        }
+    }
+
+    pub(crate) fn get(&self, id: ChunkId) -> &Chunk {
+        self.slots[id.index()].as_ref().unwrap_or_else(|| panic!("{id} does not exist any more"))
+    }
+
+    fn get_mut(&mut self, id: ChunkId) -> &mut Chunk {
+        self.slots[id.index()].as_mut().unwrap_or_else(|| panic!("{id} does not exist any more"))
+    }
+
+    pub(crate) fn add(&mut self, id: ChunkId, len: u64, home: Option<PoolAddr>) {
+        self.vacant.retain(|&vacant| vacant != id);
+        while self.slots.len() <= id.index() {
+            self.slots.push(None);
+        }
+        assert!(self.slots[id.index()].is_none(), "{id} exists already");
+        self.slots[id.index()] = Some(Chunk { len, home, aliases: Vec::new() });
+        if let Some(home) = home {
+            self.homes.insert(home, id);
+        }
+        self.bytes += len;
+    }
+
+    pub(crate) fn remove(&mut self, id: ChunkId) {
+        let chunk = self.slots[id.index()].take().unwrap_or_else(|| panic!("{id} is gone already"));
+        if let Some(home) = chunk.home {
+            self.homes.remove(&home);
+        }
+        self.vacant.push(id);
+        self.bytes -= chunk.len;
+    }
+
+    /// Makes `to` the chunk's home and its old home an alias.
+    pub(crate) fn move_home(&mut self, id: ChunkId, to: PoolAddr) {
+        let chunk = self.get_mut(id);
+        let from = chunk.home.replace(to).unwrap_or_else(|| panic!("{id} has no home to leave"));
+        chunk.aliases.retain(|&alias| alias != to);
+        chunk.aliases.push(from);
+        self.homes.remove(&from);
+        self.homes.insert(to, id);
+    }
+
+    pub(crate) fn add_alias(&mut self, id: ChunkId, at: PoolAddr) {
+        self.get_mut(id).aliases.push(at);
+    }
+
+    pub(crate) fn drop_alias(&mut self, id: ChunkId, at: PoolAddr) {
+        self.get_mut(id).aliases.retain(|&alias| alias != at);
+    }
+
+    /// Chunks whose home lies wholly within `len` bytes from `at` on, in address order.
+    pub(crate) fn within(
+        &self,
+        at: PoolAddr,
+        len: u64,
+    ) -> impl Iterator<Item = (ChunkId, PoolAddr, u64)> {
+        let end = at.plus(len);
+        self.homes
+            .range(at..end)
+            .map(|(&home, &id)| (id, home, self.get(id).len))
+            .filter(move |&(_, home, chunk_len)| home.plus(chunk_len) <= end)
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ChunkId, &Chunk)> {
+        self.slots
+            .iter()
+            .enumerate()
+            .filter_map(|(index, slot)| Some((ChunkId::new(index as u32), slot.as_ref()?)))
+    }
+}

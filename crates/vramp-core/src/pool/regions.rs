@@ -1,0 +1,227 @@
+//! The pool's addresses, cut into regions: every byte of every span is in exactly one.
+//!
+//! Regions of a span form a list in address order, so a neighbour is one step away. What a region
+//! is made of (chunks, mappings) is told in `chunk.rs`; what it may be used for is its [`Kind`].
+
+use smallvec::SmallVec;
+
+use crate::ids::{ArenaId, ChunkId, Epoch, Mark, PoolAddr, StreamId};
+use crate::pool::index::RegionKey;
+
+/// Absent neighbour.
+const NONE: RegionKey = RegionKey::MAX;
+
+/// A piece of a free region and the epoch of the owner's work that may still touch it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub len: u64,
+    pub epoch: Epoch,
+}
+
+/// The pieces of a free region in address order. Nearly always one.
+pub(crate) type Parts = SmallVec<[Part; 2]>;
+
+/// Mapped memory that its owner may reuse at once, and others once its epochs are reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Free {
+    /// The stream that last used it. A preference, not a claim: idle parts are anybody's.
+    pub owner: StreamId,
+    pub parts: Parts,
+    /// Order of becoming free; VPMM harvests the oldest first.
+    pub born: u64,
+    /// The arena whose addresses these are: its chunks may move away, nothing is placed here.
+    pub lent_by: Option<ArenaId>,
+}
+
+impl Free {
+    /// The latest epoch within `len` bytes from `offset` on.
+    pub(crate) fn epoch_of(&self, offset: u64, len: u64) -> Epoch {
+        let (mut start, mut latest) = (0, Epoch::START);
+        for part in &self.parts {
+            if start < offset + len && start + part.len > offset {
+                latest = latest.max(part.epoch);
+            }
+            start += part.len;
+        }
+        latest
+    }
+}
+
+/// Memory that a user holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Used {
+    pub stream: StreamId,
+    /// The epoch of `stream` whose work may have touched the memory before: whoever frees the
+    /// block on another stream passes this on.
+    pub inherited: Epoch,
+    /// What was asked, before rounding.
+    pub requested: u64,
+    /// Uses on other streams, at most one mark for each.
+    pub uses: Vec<Mark>,
+    /// True if a stream's heap cuts it up.
+    pub slab: bool,
+}
+
+/// What a region may be used for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Reserved addresses with nothing mapped.
+    Hole,
+    /// Mapped and reusable.
+    Free(Free),
+    /// Mapped, freed by its user, not yet reusable by its owner: work of other streams is pending.
+    Waiting { owner: StreamId, epoch: Epoch, marks: Vec<Mark> },
+    /// A user's.
+    Used(Used),
+    /// An old mapping of a chunk whose home is elsewhere by now. Nobody uses the address; it is
+    /// unmapped once `mark` is reached and the address is wanted. If it is an arena's, nobody else
+    /// may fill it.
+    Retired { chunk: ChunkId, mark: Mark, arena: Option<ArenaId> },
+    /// Mapped, and an arena's: what lies in it the arena knows.
+    Arena { arena: ArenaId, stream: StreamId },
+    /// An arena's addresses with nothing mapped.
+    Gap { arena: ArenaId },
+    /// An arena's addresses with memory behind them that is not the pool's.
+    Hosted { arena: ArenaId },
+    /// Mapped by a driver call that could not be taken back. Counted, never used again.
+    Quarantined,
+}
+
+impl Kind {
+    /// True if the addresses are mapped, whether anybody may use them or not.
+    pub(crate) fn is_mapped(&self) -> bool {
+        !matches!(self, Kind::Hole | Kind::Gap { .. })
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Region {
+    pub at: PoolAddr,
+    pub len: u64,
+    pub kind: Kind,
+    pub generation: u32,
+    prev: RegionKey,
+    next: RegionKey,
+}
+
+impl Region {
+    pub(crate) fn end(&self) -> PoolAddr {
+        self.at.plus(self.len)
+    }
+}
+
+/// All regions of all spans.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Regions {
+    slots: Vec<Region>,
+    vacant: Vec<RegionKey>,
+    firsts: Vec<RegionKey>,
+}
+
+impl Regions {
+    pub(crate) fn get(&self, key: RegionKey) -> &Region {
+        &self.slots[key as usize]
+    }
+
+    pub(crate) fn get_mut(&mut self, key: RegionKey) -> &mut Region {
+        &mut self.slots[key as usize]
+    }
+
+    /// The region under a key that came from outside, if there is one.
+    pub(crate) fn lookup(&self, key: RegionKey, generation: u32) -> Option<&Region> {
+        self.slots.get(key as usize).filter(|region| region.generation == generation)
+    }
+
+    pub(crate) fn prev(&self, key: RegionKey) -> Option<RegionKey> {
+        Some(self.get(key).prev).filter(|&prev| prev != NONE)
+    }
+
+    pub(crate) fn next(&self, key: RegionKey) -> Option<RegionKey> {
+        Some(self.get(key).next).filter(|&next| next != NONE)
+    }
+
+    /// A new span: one hole.
+    pub(crate) fn add_span(&mut self, at: PoolAddr, len: u64) -> RegionKey {
+        assert_eq!(at.span().index(), self.firsts.len(), "spans are numbered in order");
+        let key = self.occupy(Region {
+            at,
+            len,
+            kind: Kind::Hole,
+            generation: 0,
+            prev: NONE,
+            next: NONE,
+        });
+        self.firsts.push(key);
+        key
+    }
+
+    /// Every region in address order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (RegionKey, &Region)> {
+        self.firsts.iter().flat_map(|&first| {
+            std::iter::successors(Some(first), |&key| self.next(key))
+                .map(|key| (key, self.get(key)))
+        })
+    }
+
+    pub(crate) fn span_count(&self) -> usize {
+        self.firsts.len()
+    }
+
+    /// Cuts a region in two at `offset`; the back part gets a key of its own and the same kind.
+    pub(crate) fn split(&mut self, key: RegionKey, offset: u64) -> RegionKey {
+        let front = self.get_mut(key);
+        assert!(offset > 0 && offset < front.len, "cut region {key} len={} at {offset}", front.len);
+        let (at, len, next) = (front.at.plus(offset), front.len - offset, front.next);
+        let kind = front.kind.clone();
+        front.len = offset;
+        let back = self.occupy(Region { at, len, kind, generation: 0, prev: key, next });
+        self.get_mut(key).next = back;
+        if next != NONE {
+            self.get_mut(next).prev = back;
+        }
+        back
+    }
+
+    /// Lets the following region disappear in this one.
+    pub(crate) fn absorb_next(&mut self, key: RegionKey) {
+        let gone = self.next(key).expect("a region that absorbs has a next one");
+        let (len, next) = (self.get(gone).len, self.get(gone).next);
+        let region = self.get_mut(key);
+        region.len += len;
+        region.next = next;
+        if next != NONE {
+            self.get_mut(next).prev = key;
+        }
+        self.vacate(gone);
+    }
+
+    /// Ends the life of whatever id names this region.
+    pub(crate) fn retire_id(&mut self, key: RegionKey) {
+        let region = self.get_mut(key);
+        region.generation = region.generation.wrapping_add(1);
+    }
+
+    fn occupy(&mut self, mut region: Region) -> RegionKey {
+        match self.vacant.pop() {
+            Some(key) => {
+                region.generation = self.slots[key as usize].generation;
+                self.slots[key as usize] = region;
+                key
+            }
+            None => {
+                let key = RegionKey::try_from(self.slots.len()).ok().filter(|&key| key < NONE >> 1);
+                let key = key.expect("fewer than two billion regions");
+                self.slots.push(region);
+                key
+            }
+        }
+    }
+
+    fn vacate(&mut self, key: RegionKey) {
+        let region = self.get_mut(key);
+        region.generation = region.generation.wrapping_add(1);
+        region.kind = Kind::Hole;
+        region.len = 0;
+        self.vacant.push(key);
+    }
+}

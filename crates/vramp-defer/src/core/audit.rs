@@ -1,0 +1,233 @@
+//! Every invariant of the buffers, checked from scratch. One named check each.
+
+use super::piece::{Motion, Piece, Place};
+use super::{Access, Deferrables, Lower, PieceId};
+use vramp_core::{Bytes, Inconsistency};
+
+type Check = Result<(), String>;
+
+impl Deferrables {
+    /// Checks every invariant. O(pieces log pieces): for tests, and after an error.
+    ///
+    /// # Errors
+    /// One that does not hold: a bug in the core, never a user's mistake.
+    pub fn audit(&self) -> Result<(), Inconsistency> {
+        let checks = [
+            self.pieces_are_possible(),
+            self.pieces_add_up(),
+            self.ranges_hold_their_tenants(),
+            self.moves_agree(),
+            self.leases_agree(),
+            self.leased_pieces_have_memory(),
+            self.uses_are_listed(),
+            self.sums_agree(),
+            self.line_is_in_order(),
+        ];
+        checks.into_iter().collect::<Check>().map_err(|what| Inconsistency { what })
+    }
+
+    fn pieces_are_possible(&self) -> Check {
+        for id in self.buffers.keys().flat_map(|buffer| self.pieces_of(buffer)) {
+            let piece = self.piece(id);
+            let holds = match piece.place {
+                Place::Empty => !piece.copies.any(),
+                Place::Card => piece.backed,
+                Place::Lower => piece.copies.any(),
+            };
+            if !holds || !motion_is_possible(piece) {
+                return Err(format!("{id} cannot be like this: {piece:?}"));
+            }
+            let needs_memory = matches!(piece.motion, Some(Motion::Fill { .. }))
+                || self.buffers[id.buffer].holders.len()
+                    > self.buffers[id.buffer].in_place as usize;
+            if piece.place == Place::Lower && piece.backed != needs_memory {
+                return Err(format!("{id} is spilled, with memory: {}", piece.backed));
+            }
+        }
+        Ok(())
+    }
+
+    fn pieces_add_up(&self) -> Check {
+        for (id, buffer) in &self.buffers {
+            let sum: Bytes = buffer.pieces.iter().map(|piece| piece.len).sum();
+            let (_, full) = buffer.pieces.split_last().ok_or(format!("{id} has no pieces"))?;
+            if sum != buffer.len || full.iter().any(|piece| piece.len != self.config.piece) {
+                return Err(format!("{id} of {} has pieces of {sum} in all", buffer.len));
+            }
+        }
+        Ok(())
+    }
+
+    fn ranges_hold_their_tenants(&self) -> Check {
+        let mut tenants = 0;
+        for (id, range) in &self.ranges {
+            let mut end = Bytes::ZERO;
+            for (&offset, tenant) in &range.tenants {
+                let buffer = self.buffers.get(tenant.buffer);
+                let fits = |b: &super::buffer::Buffer| {
+                    b.range == id && b.offset == offset && b.len <= tenant.len && offset >= end
+                };
+                if !buffer.is_some_and(fits) {
+                    return Err(format!("{} is not where {id} has it", tenant.buffer));
+                }
+                end = offset + buffer.map_or(Bytes::ZERO, |buffer| buffer.len);
+                tenants += 1;
+            }
+            if end > range.len || !range.is_group && range.tenants.len() != 1 {
+                return Err(format!("{id} of {} has tenants up to {end}", range.len));
+            }
+        }
+        if tenants != self.buffers.len() {
+            return Err(format!("{tenants} tenants are {} buffers", self.buffers.len()));
+        }
+        Ok(())
+    }
+
+    fn moves_agree(&self) -> Check {
+        let moving = |id: &PieceId| self.piece(*id).motion.is_some();
+        let pieces = self.buffers.keys().flat_map(|buffer| self.pieces_of(buffer));
+        let count = pieces.filter(moving).count();
+        for (&id, &piece) in &self.moves {
+            let known =
+                self.buffers.get(piece.buffer).and_then(|b| b.pieces.get(piece.index as usize));
+            if known.and_then(|piece| piece.motion).map(Motion::id) != Some(id) {
+                return Err(format!("{id} does not move {piece}"));
+            }
+        }
+        if count != self.moves.len() {
+            return Err(format!("{count} pieces move, {} moves are known", self.moves.len()));
+        }
+        Ok(())
+    }
+
+    fn leases_agree(&self) -> Check {
+        let mut held = 0;
+        for (&lease, record) in &self.leases {
+            for &(buffer, access) in &record.buffers {
+                let known = self.buffers.get(buffer).map(|buffer| &buffer.holders);
+                if !known.is_some_and(|holders| holders.contains(&(lease, access))) {
+                    return Err(format!("{lease} does not hold {buffer}"));
+                }
+                held += 1;
+            }
+        }
+        let holders: usize = self.buffers.values().map(|buffer| buffer.holders.len()).sum();
+        if holders != held {
+            return Err(format!("{holders} holders of {held} leased buffers"));
+        }
+        let shared = |b: &&super::buffer::Buffer| {
+            b.holders.len() > 1 && b.holders.iter().any(|&(_, access)| access == Access::Exclusive)
+        };
+        match self.buffers.values().find(shared) {
+            Some(buffer) => Err(format!("an exclusive lease is not alone: {:?}", buffer.holders)),
+            None => Ok(()),
+        }
+    }
+
+    fn line_is_in_order(&self) -> Check {
+        let given = |ticket: &super::Ticket| ticket.0 <= self.next;
+        let once = |waiter: &super::line::Waiter| waiter.buffers.is_sorted_by(|a, b| a.0 < b.0);
+        match self.line.iter().find(|(ticket, waiter)| !given(ticket) || !once(waiter)) {
+            Some((ticket, waiter)) => Err(format!("{ticket} was not given: {waiter:?}")),
+            None => Ok(()),
+        }
+    }
+
+    /// Nobody takes memory from under a lease, and nothing is chosen that may not leave.
+    fn leased_pieces_have_memory(&self) -> Check {
+        for (id, buffer) in &self.buffers {
+            let held = buffer.holders.len();
+            let lacks = |piece: &Piece| match buffer.in_place {
+                0 => held > 0 && !piece.backed,
+                _ => {
+                    piece.place == Place::Empty || matches!(piece.motion, Some(Motion::Fill { .. }))
+                }
+            };
+            if buffer.pieces.iter().any(lacks) {
+                return Err(format!("{id} is leased and lacks memory"));
+            }
+            if buffer.in_place > 0 && held != buffer.in_place as usize {
+                return Err(format!("{id} is read in place and used on the card"));
+            }
+            let leaves =
+                |piece: &Piece| matches!(piece.motion, Some(Motion::Out { leaving: true, .. }));
+            let stays = buffer.stays() || self.ranges[buffer.range].anchors > 0;
+            if stays && buffer.pieces.iter().any(leaves) {
+                return Err(format!("{id} may not leave and was chosen"));
+            }
+        }
+        Ok(())
+    }
+
+    fn uses_are_listed(&self) -> Check {
+        for (id, buffer) in &self.buffers {
+            if self.in_use.contains(&id) == buffer.uses.is_empty() {
+                return Err(format!("the list of buffers in use is wrong about {id}"));
+            }
+            let scoped = buffer.exposed.stream_scoped;
+            if scoped && buffer.holders.is_empty() && buffer.uses.is_empty() {
+                return Err(format!("{id} is exposed to streams that are done"));
+            }
+        }
+        match self.in_use.iter().find(|&&id| !self.buffers.contains_key(id)) {
+            Some(id) => Err(format!("{id} is in use and was removed")),
+            None => Ok(()),
+        }
+    }
+
+    fn sums_agree(&self) -> Check {
+        let (mut committed, mut occupied) = (Bytes::ZERO, Bytes::ZERO);
+        for (id, range) in &self.ranges {
+            let buffers = range.tenants.values().map(|tenant| &self.buffers[tenant.buffer]);
+            let anchors = buffers.clone().filter(|buffer| buffer.may_not_leave()).count();
+            let pieces = buffers.flat_map(|buffer| &buffer.pieces).filter(|piece| piece.backed);
+            let pages: Bytes = pieces.clone().map(|piece| self.config.pages(piece.len)).sum();
+            let backed = pieces.count();
+            if (range.anchors as usize, range.backed as usize) != (anchors, backed) {
+                return Err(format!("{id} has {anchors} anchors and {backed} pieces: {range:?}"));
+            }
+            committed += if anchors > 0 { range.len } else { Bytes::ZERO };
+            occupied += match range.is_group {
+                true if backed > 0 => range.len,
+                true => Bytes::ZERO,
+                false => pages,
+            };
+        }
+        let (mut host, mut disk) = (Bytes::ZERO, Bytes::ZERO);
+        for piece in self.buffers.values().flat_map(|buffer| &buffer.pieces) {
+            match piece.motion.and_then(Motion::promised) {
+                Some(Lower::Host) => host += piece.len,
+                Some(Lower::Disk) => disk += piece.len,
+                None => {}
+            }
+        }
+        agree("promised of the host", self.promised.host, host)?;
+        agree("promised of the disk", self.promised.disk, disk)?;
+        agree("committed", self.committed, committed)?;
+        agree("occupied", self.occupied, occupied)?;
+        let sum = self.census();
+        agree("of all states", sum.total, sum.empty + sum.resident + sum.spilled + sum.filling)?;
+        agree("resident", sum.resident, sum.dirty + sum.clean)?;
+        agree("spilled", sum.spilled, sum.spilled_host + sum.spilled_disk)
+    }
+}
+
+fn motion_is_possible(piece: &Piece) -> bool {
+    match piece.motion {
+        None => true,
+        Some(Motion::Out { to: Some(_), .. }) => piece.place == Place::Card && piece.backed,
+        Some(Motion::Out { to: None, leaving: true, .. }) => piece.backed && !piece.is_dirty(),
+        Some(Motion::Out { to: None, .. }) => piece.place != Place::Lower,
+        Some(Motion::Fill { from, .. }) => {
+            piece.place == Place::Lower && piece.backed && piece.copies.iter().any(|c| c == from)
+        }
+        Some(Motion::Push { .. }) => piece.place == Place::Lower && piece.copies.host,
+    }
+}
+
+fn agree(what: &str, counted: Bytes, summed: Bytes) -> Check {
+    if counted == summed {
+        return Ok(());
+    }
+    Err(format!("{what}: {counted} are counted, the sum is {summed}"))
+}

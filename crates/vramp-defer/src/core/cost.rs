@@ -1,0 +1,131 @@
+//! What it costs to let a piece leave: the time to write it back, and the time to bring it back
+//! times the odds that it is needed soon.
+
+use std::fmt;
+
+use super::buffer::{Buffer, Hint};
+use super::piece::Place;
+use super::{DeferConfig, Lower, Rates};
+use vramp_core::Bytes;
+
+/// Which victims come before which, whatever they cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Standing {
+    /// Nothing speaks against it.
+    #[default]
+    Idle,
+    /// It was brought back a moment ago, or is said to be needed soon.
+    Wanted,
+    /// Work on it is not over: its memory takes a wait.
+    InUse,
+}
+
+/// Why a victim was chosen, in numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Why {
+    /// The lower one leaves first.
+    pub standing: Standing,
+    /// Among equals, the lower one leaves first.
+    pub priority: i32,
+    /// Contents that have to be copied out.
+    pub dirty: Bytes,
+    /// How long that takes.
+    pub write_back_ns: u64,
+    /// How long it takes to bring all contents back.
+    pub refill_ns: u64,
+    /// How likely they are needed soon, in thousandths.
+    pub need_per_mille: u32,
+    /// How long ago the last use was.
+    pub idle_ns: u64,
+}
+
+impl Why {
+    /// What it costs to choose it: the time to write back, and the expected time to refill.
+    pub fn cost_ns(&self) -> u64 {
+        let refill = u128::from(self.refill_ns) * u128::from(self.need_per_mille) / 1000;
+        self.write_back_ns.saturating_add(u64::try_from(refill).unwrap_or(u64::MAX))
+    }
+
+    /// One more piece that leaves with it.
+    pub(super) fn join(&mut self, other: Why) {
+        self.standing = self.standing.max(other.standing);
+        self.priority = self.priority.max(other.priority);
+        self.dirty += other.dirty;
+        self.write_back_ns = self.write_back_ns.saturating_add(other.write_back_ns);
+        self.refill_ns = self.refill_ns.saturating_add(other.refill_ns);
+        self.need_per_mille = self.need_per_mille.max(other.need_per_mille);
+        self.idle_ns = self.idle_ns.min(other.idle_ns);
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = |ns: u64| ns as f64 / 1e6;
+        match self.dirty.is_zero() {
+            true => f.write_str("clean, nothing to write")?,
+            false => write!(f, "{} to write in {:.2} ms", self.dirty, ms(self.write_back_ns))?,
+        }
+        let percent = f64::from(self.need_per_mille) / 10.0;
+        write!(f, "; {:.2} ms to refill, needed soon by {percent:.1} %", ms(self.refill_ns))?;
+        write!(f, "; unused for {:.2} ms", ms(self.idle_ns))?;
+        if self.priority != 0 {
+            write!(f, "; priority {}", self.priority)?;
+        }
+        f.write_str(match self.standing {
+            Standing::Idle => "",
+            Standing::Wanted => "; wanted soon, nothing else was left",
+            Standing::InUse => "; in use, nothing idle was left",
+        })
+    }
+}
+
+/// What the cost of one buffer's pieces depends on.
+pub(super) struct Market<'a> {
+    pub config: &'a DeferConfig,
+    pub rates: &'a Rates,
+    pub now_ns: u64,
+}
+
+impl Market<'_> {
+    /// The cost of one piece; `to` is where contents go that have no copy.
+    pub fn why(&self, buffer: &Buffer, index: usize, to: Option<Lower>) -> Why {
+        let piece = &buffer.pieces[index];
+        let idle_ns = self.now_ns.saturating_sub(buffer.last_use_ns);
+        let base = Why {
+            standing: self.standing(buffer),
+            priority: buffer.priority,
+            idle_ns,
+            ..Why::default()
+        };
+        if piece.place != Place::Card {
+            return base;
+        }
+        let dirty = if piece.copies.any() { Bytes::ZERO } else { piece.len };
+        let write_back_ns = to.map_or(0, |to| self.rates.out_ns(to, dirty));
+        let source = piece.copies.best().or(to);
+        let refill_ns = source.map_or(0, |from| self.rates.in_ns(from, piece.len));
+        let need_per_mille = self.need_per_mille(buffer.hint, idle_ns);
+        Why { dirty, write_back_ns, refill_ns, need_per_mille, ..base }
+    }
+
+    fn standing(&self, buffer: &Buffer) -> Standing {
+        let cool_at = buffer.retrieved_ns.map(|at| at.saturating_add(self.config.cooldown_ns));
+        if !buffer.uses.is_empty() {
+            Standing::InUse
+        } else if buffer.hint == Hint::WillNeed || cool_at.is_some_and(|at| self.now_ns < at) {
+            Standing::Wanted
+        } else {
+            Standing::Idle
+        }
+    }
+
+    /// All but certain right after a use, one half after the recency, and less and less.
+    fn need_per_mille(&self, hint: Hint, idle_ns: u64) -> u32 {
+        let recency = u128::from(self.config.recency_ns.max(1));
+        match hint {
+            Hint::WillNeed => 1000,
+            Hint::WontNeed => 0,
+            Hint::None => (1000 * recency / (recency + u128::from(idle_ns))) as u32,
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! All buffers, their ranges, leases and moves.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use slotmap::SlotMap;
+
+use super::buffer::{Buffer, Exposed, Hint};
+use super::lease::Lease;
+use super::line::Waiter;
+use super::piece::{Copies, Motion, Piece, Place};
+use super::range::{BLOCK_ALIGN, Range, Tenant, merged};
+use super::uses::Uses;
+use super::{
+    AddError, BufferId, DeferConfig, DeferConfigError, DeferCounters, Drop, Extent, HeldError,
+    LeaseId, MoveId, PieceId, PieceState, RangeId, Room, Ticket, UnknownBuffer, UnknownRange,
+};
+use vramp_core::{Bytes, PoolAddr};
+
+/// The state of all deferrable buffers of one card.
+#[derive(Clone, Debug)]
+pub struct Deferrables {
+    pub(super) config: DeferConfig,
+    pub(super) buffers: SlotMap<BufferId, Buffer>,
+    pub(super) ranges: SlotMap<RangeId, Range>,
+    pub(super) leases: BTreeMap<LeaseId, Lease>,
+    /// Requests that wait, the oldest first.
+    pub(super) line: BTreeMap<Ticket, Waiter>,
+    pub(super) moves: BTreeMap<MoveId, PieceId>,
+    /// Buffers with work that is not known to be over.
+    pub(super) in_use: BTreeSet<BufferId>,
+    /// The lengths of the ranges that have anchors.
+    pub(super) committed: Bytes,
+    /// What is behind addresses now.
+    pub(super) occupied: Bytes,
+    /// What moves under way will take of the room below.
+    pub(super) promised: Room,
+    pub(super) counters: DeferCounters,
+    pub(super) next: u64,
+}
+
+/// A buffer that was added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Added {
+    /// Its name.
+    pub buffer: BufferId,
+    /// Where it lies.
+    pub at: Extent,
+}
+
+impl Deferrables {
+    /// No buffers yet.
+    ///
+    /// # Errors
+    /// Pieces that are not whole pages, or longer than 32 MiB.
+    pub fn new(config: DeferConfig) -> Result<Deferrables, DeferConfigError> {
+        config.check()?;
+        Ok(Deferrables {
+            config,
+            buffers: SlotMap::with_key(),
+            ranges: SlotMap::with_key(),
+            leases: BTreeMap::new(),
+            line: BTreeMap::new(),
+            moves: BTreeMap::new(),
+            in_use: BTreeSet::new(),
+            committed: Bytes::ZERO,
+            occupied: Bytes::ZERO,
+            promised: Room::default(),
+            counters: DeferCounters::default(),
+            next: 0,
+        })
+    }
+
+    /// What it was made with.
+    pub fn config(&self) -> DeferConfig {
+        self.config
+    }
+
+    /// Changes what leased buffers may have on the card. Leases that were granted stay.
+    pub fn set_capacity(&mut self, capacity: Bytes) {
+        self.config.capacity = capacity;
+    }
+
+    /// The memory behind addresses now, in whole pages. O(1).
+    pub fn occupied(&self) -> Bytes {
+        self.occupied
+    }
+
+    /// Adds a buffer with a range of its own: as many addresses, in whole pages. O(pieces).
+    ///
+    /// # Errors
+    /// No length, or more addresses than there can be.
+    pub fn add_buffer(&mut self, len: Bytes) -> Result<Added, AddError> {
+        self.check_len(len, PoolAddr::SPAN_LIMIT.round_down(self.config.page))?;
+        let range = Range::new(self.config.pages(len), false);
+        let range = self.ranges.insert(range);
+        Ok(self.add(range, Bytes::ZERO, len))
+    }
+
+    /// Makes a range for small buffers that are used together and live as long as each other.
+    ///
+    /// # Errors
+    /// No length, or longer than a piece.
+    pub fn add_group(&mut self, len: Bytes) -> Result<RangeId, AddError> {
+        self.check_len(len, self.config.piece)?;
+        Ok(self.ranges.insert(Range::new(self.config.pages(len), true)))
+    }
+
+    /// Adds a buffer to a group, at the lowest place where it fits. O(tenants).
+    ///
+    /// # Errors
+    /// There is no such group, or no place of that length.
+    pub fn add_tenant(&mut self, group: RangeId, len: Bytes) -> Result<Added, AddError> {
+        let unknown = UnknownRange { range: group };
+        let range = self.ranges.get(group).filter(|range| range.is_group).ok_or(unknown)?;
+        self.check_len(len, self.config.piece)?;
+        let whole = len.checked_round_up(BLOCK_ALIGN).expect("a piece is no longer than 32 MiB");
+        let full = || AddError::Full { group, len, longest: range.longest_gap() };
+        let offset = range.gap(whole).ok_or_else(full)?;
+        Ok(self.add(group, offset, len))
+    }
+
+    fn check_len(&self, len: Bytes, most: Bytes) -> Result<(), AddError> {
+        if len.is_zero() || len > most {
+            return Err(AddError::Length { len, most });
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, range: RangeId, offset: Bytes, len: Bytes) -> Added {
+        let piece = self.config.piece;
+        let mut pieces = vec![Piece::new(piece); (len.count() / piece.count()) as usize];
+        let rest = len - piece * pieces.len() as u64;
+        if !rest.is_zero() {
+            pieces.push(Piece::new(rest));
+        }
+        let buffer = self.buffers.insert(Buffer {
+            len,
+            range,
+            offset,
+            pieces,
+            priority: 0,
+            hint: Hint::None,
+            last_use_ns: 0,
+            retrieved_ns: None,
+            holders: Default::default(),
+            in_place: 0,
+            reads: 0,
+            readable: false,
+            uses: Uses::default(),
+            pins: 0,
+            exposed: Exposed::default(),
+            anchored: false,
+        });
+        let whole = len.checked_round_up(BLOCK_ALIGN).expect("lengths are below the span limit");
+        self.ranges[range].tenants.insert(offset, Tenant { buffer, len: whole });
+        Added { buffer, at: Extent { range, offset, len } }
+    }
+
+    /// Makes contents nothing: they are neither copied out nor in any more. Returns the copies to
+    /// drop. Memory stays behind it until it is chosen, or the buffer removed.
+    ///
+    /// # Errors
+    /// A lease, a pin, an exposure or a move holds it: end that first. Nothing changes. Work that
+    /// is not over is no obstacle.
+    pub fn discard(&mut self, buffer: BufferId) -> Result<Vec<Drop>, HeldError> {
+        let mut holds = self.holds(buffer)?;
+        holds.uses.clear();
+        if !holds.is_free() {
+            return Err(HeldError::Held { buffer, holds });
+        }
+        let drops = self.drop_copies(buffer, |_| true);
+        for piece in &mut self.buffers[buffer].pieces {
+            piece.place = Place::Empty;
+        }
+        Ok(drops)
+    }
+
+    /// Ends a buffer; one of its own range takes the range with it. Returns the copies to drop.
+    ///
+    /// # Errors
+    /// A lease, a pin, an exposure, a move or work that is not over holds it: end that first.
+    /// Nothing changes.
+    pub fn remove(&mut self, buffer: BufferId) -> Result<Vec<Drop>, HeldError> {
+        let holds = self.holds(buffer)?;
+        if !holds.is_free() {
+            return Err(HeldError::Held { buffer, holds });
+        }
+        let drops = self.discard(buffer)?;
+        for index in 0..self.buffers[buffer].pieces.len() {
+            self.set_backed(PieceId { buffer, index: index as u32 }, false);
+        }
+        let gone = self.buffers.remove(buffer).expect("it was found above");
+        let range = &mut self.ranges[gone.range];
+        range.tenants.remove(&gone.offset);
+        if !range.is_group {
+            self.ranges.remove(gone.range);
+        }
+        Ok(drops)
+    }
+
+    /// Ends a group that has no tenants. False if it has some, or does not exist.
+    pub fn remove_group(&mut self, group: RangeId) -> bool {
+        let empty = |range: &Range| range.is_group && range.tenants.is_empty();
+        self.ranges.get(group).is_some_and(empty) && self.ranges.remove(group).is_some()
+    }
+
+    /// The buffers of a range, by offset.
+    pub fn tenants(&self, range: RangeId) -> impl Iterator<Item = BufferId> {
+        let tenants = self.ranges.get(range).map(|range| range.tenants.values());
+        tenants.into_iter().flatten().map(|tenant| tenant.buffer)
+    }
+
+    /// Where a buffer lies.
+    pub fn extent(&self, buffer: BufferId) -> Result<Extent, UnknownBuffer> {
+        let Buffer { range, offset, len, .. } = *self.get(buffer)?;
+        Ok(Extent { range, offset, len })
+    }
+
+    /// What each piece of a buffer is and does, in order.
+    pub fn states(&self, buffer: BufferId) -> Result<Vec<PieceState>, UnknownBuffer> {
+        Ok(self.get(buffer)?.pieces.iter().map(Piece::state).collect())
+    }
+
+    /// What of a range needs its memory, as offsets and lengths: sorted, merged, not overlapping.
+    /// The rest may be lent, all work on it is over. O(pieces).
+    pub fn keep(&self, range: RangeId) -> Result<Vec<(Bytes, Bytes)>, UnknownRange> {
+        let tenants = &self.ranges.get(range).ok_or(UnknownRange { range })?.tenants;
+        let pieces = tenants.values().flat_map(|tenant| {
+            let buffer = &self.buffers[tenant.buffer];
+            let at = |index: usize| buffer.offset + self.config.piece * index as u64;
+            let backed = buffer.pieces.iter().enumerate().filter(|(_, piece)| piece.backed);
+            backed.map(move |(index, piece)| (at(index), piece.len))
+        });
+        Ok(merged(pieces))
+    }
+
+    pub(super) fn get(&self, buffer: BufferId) -> Result<&Buffer, UnknownBuffer> {
+        self.buffers.get(buffer).ok_or(UnknownBuffer { buffer })
+    }
+
+    pub(super) fn get_mut(&mut self, buffer: BufferId) -> Result<&mut Buffer, UnknownBuffer> {
+        self.buffers.get_mut(buffer).ok_or(UnknownBuffer { buffer })
+    }
+
+    pub(super) fn piece(&self, id: PieceId) -> &Piece {
+        &self.buffers[id.buffer].pieces[id.index as usize]
+    }
+
+    pub(super) fn piece_mut(&mut self, id: PieceId) -> &mut Piece {
+        &mut self.buffers[id.buffer].pieces[id.index as usize]
+    }
+
+    pub(super) fn extent_of(&self, id: PieceId) -> Extent {
+        let buffer = &self.buffers[id.buffer];
+        let offset = buffer.offset + self.config.piece * u64::from(id.index);
+        Extent { range: buffer.range, offset, len: self.piece(id).len }
+    }
+
+    pub(super) fn begin(
+        &mut self,
+        piece: PieceId,
+        motion: impl FnOnce(MoveId) -> Motion,
+    ) -> MoveId {
+        let id = MoveId(self.next());
+        self.moves.insert(id, piece);
+        let motion = motion(id);
+        if let Some(to) = motion.promised() {
+            let len = self.piece(piece).len;
+            *self.promised.of(to) += len;
+        }
+        self.piece_mut(piece).motion = Some(motion);
+        id
+    }
+
+    pub(super) fn next(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// Gives a piece memory or takes it. Returns the memory that came or went with it: a piece's
+    /// pages, or all of a group for the first and the last.
+    pub(super) fn set_backed(&mut self, id: PieceId, backed: bool) -> Bytes {
+        let piece = self.piece_mut(id);
+        if piece.backed == backed {
+            return Bytes::ZERO;
+        }
+        piece.backed = backed;
+        let len = piece.len;
+        let range = self.buffers[id.buffer].range;
+        let range = &mut self.ranges[range];
+        let others = if backed { range.backed } else { range.backed - 1 };
+        range.backed = if backed { others + 1 } else { others };
+        let memory = match (range.is_group, others) {
+            (true, 0) => range.len,
+            (true, _) => Bytes::ZERO,
+            (false, _) => self.config.pages(len),
+        };
+        let occupied = self.occupied;
+        self.occupied = if backed { occupied + memory } else { occupied - memory };
+        memory
+    }
+
+    /// Brings what follows from leases, pins, exposures and uses up to date.
+    pub(super) fn refresh(&mut self, id: BufferId) {
+        let buffer = &mut self.buffers[id];
+        if buffer.uses.is_empty() {
+            self.in_use.remove(&id);
+        } else {
+            self.in_use.insert(id);
+        }
+        buffer.exposed.stream_scoped &= !(buffer.holders.is_empty() && buffer.uses.is_empty());
+        let anchored = buffer.may_not_leave();
+        if buffer.anchored == anchored {
+            return;
+        }
+        buffer.anchored = anchored;
+        let range = &mut self.ranges[buffer.range];
+        if anchored {
+            range.anchors += 1;
+            if range.anchors == 1 {
+                self.committed += range.len;
+            }
+        } else {
+            range.anchors -= 1;
+            if range.anchors == 0 {
+                self.committed -= range.len;
+            }
+        }
+    }
+
+    /// Forgets the copies of some pieces. A copy that is being made of one is worth nothing.
+    pub(super) fn drop_copies(&mut self, id: BufferId, of: impl Fn(usize) -> bool) -> Vec<Drop> {
+        let buffer = &mut self.buffers[id];
+        let after = buffer.uses.writes();
+        let mut drops = Vec::new();
+        for (index, piece) in buffer.pieces.iter_mut().enumerate().filter(|(index, _)| of(*index)) {
+            if let Some(Motion::Out { torn, .. }) = &mut piece.motion {
+                *torn = true;
+            }
+            let id = PieceId { buffer: id, index: index as u32 };
+            let copies = std::mem::replace(&mut piece.copies, Copies::NONE);
+            let gone = copies.iter().map(|from| Drop { piece: id, from, after: after.clone() });
+            drops.extend(gone);
+        }
+        self.counters.copies_dropped += drops.len() as u64;
+        drops
+    }
+}

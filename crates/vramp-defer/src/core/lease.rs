@@ -1,0 +1,421 @@
+//! Leases: the right to use a set of buffers, all of them or none.
+//!
+//! A lease is given at once or refused with what to wait for, and whoever waits holds nothing. All
+//! leases together never need more than the capacity. So leases cannot deadlock with each other
+//! unless one caller takes a second while it holds a first. Who is served before whom is in
+//! `line.rs`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use smallvec::SmallVec;
+
+use super::buffer::Buffer;
+use super::in_place::Wanted;
+use super::piece::{Motion, Piece, Place};
+use super::uses::furthest;
+use super::{
+    Access, BufferId, Deferrables, Drop, Fill, Hint, HolderKey, LeaseEndError, LeaseId,
+    LeaseRefused, PieceId, RangeId, StreamKey, Ticket, UnknownBuffer, UnknownLease, UseToken,
+};
+use vramp_core::Bytes;
+
+#[derive(Clone, Debug)]
+pub(super) struct Lease {
+    pub buffers: SmallVec<[(BufferId, Access); 4]>,
+    streams: SmallVec<[StreamKey; 2]>,
+    pub holder: HolderKey,
+    /// For these it brought nothing back.
+    pub in_place: SmallVec<[BufferId; 2]>,
+}
+
+/// Which buffers a lease is for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LeaseRequest<'a> {
+    /// A buffer named twice is leased once, by the stronger access.
+    pub buffers: &'a [(BufferId, Access)],
+    /// The streams whose work will use them; none for work that is over when the lease ends.
+    pub streams: &'a [StreamKey],
+    /// Who asks.
+    pub holder: HolderKey,
+    /// Its place in line, if it has one.
+    pub ticket: Option<Ticket>,
+}
+
+/// A lease that was given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a lease that never ends keeps its buffers on the card"]
+pub struct Granted {
+    /// Its name.
+    pub lease: LeaseId,
+    /// What each of its streams waits for first, itself left out: the writes before a shared use,
+    /// all uses before an exclusive one. In the order of the streams.
+    pub after: Vec<UseToken>,
+    /// What to bring back first.
+    pub fill: Vec<Fill>,
+    /// The ranges that need all their memory, or that of the tenants leased.
+    pub ranges: Vec<RangeId>,
+    /// What stays where it is, see [`Deferrables::lease_in_place`].
+    pub in_place: Vec<BufferId>,
+}
+
+/// Queued work that used a leased buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Use {
+    /// What it used.
+    pub buffer: BufferId,
+    /// The work, of one of the lease's streams.
+    pub token: UseToken,
+}
+
+/// A stretch that was written under an exclusive lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// Of which buffer.
+    pub buffer: BufferId,
+    /// From where.
+    pub offset: Bytes,
+    /// How much.
+    pub len: Bytes,
+}
+
+/// What exclusive access was used for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Writes<'a> {
+    /// All of each buffer.
+    #[default]
+    All,
+    /// These stretches only: other pieces stay clean. Buffers whose pointers are out count as
+    /// written all the same.
+    Only(&'a [Written]),
+}
+
+/// What was done under a lease.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LeaseEnd<'a> {
+    /// Work that is not over. None for a buffer that was used and is not any more.
+    pub uses: &'a [Use],
+    /// What was written, where that was allowed.
+    pub writes: Writes<'a>,
+}
+
+impl Deferrables {
+    /// Gives a lease on all of the buffers. From now on none of them is a victim, and one that was
+    /// chosen and has not left stays. A lease that ends without uses is how to fetch ahead.
+    /// O(pieces).
+    ///
+    /// # Errors
+    /// Any of them is not there, held, or on its way, they do not fit on the card, or somebody waits
+    /// for the same who came before. Nothing changes, and nothing is held.
+    pub fn lease(
+        &mut self,
+        request: &LeaseRequest<'_>,
+        now_ns: u64,
+    ) -> Result<Granted, LeaseRefused> {
+        self.lease_in_place(request, &[], now_ns)
+    }
+
+    /// Says why a request cannot be served now, if it cannot.
+    pub(super) fn check_lease(
+        &mut self,
+        wanted: &Wanted,
+        request: &LeaseRequest<'_>,
+    ) -> Result<(), LeaseRefused> {
+        let come = &wanted.come;
+        let refused = self.fits(come).and_then(|()| self.is_free(come));
+        let refused = refused.and_then(|()| self.has_settled(come));
+        let refused = refused.and_then(|()| self.has_room(come));
+        let refused = refused.and_then(|()| self.is_in_turn(wanted, request));
+        self.counters.leases_refused += u64::from(refused.is_err() && request.ticket.is_none());
+        refused
+    }
+
+    pub(super) fn strongest(
+        &self,
+        named: &[(BufferId, Access)],
+    ) -> Result<SmallVec<[(BufferId, Access); 4]>, UnknownBuffer> {
+        let mut strongest = BTreeMap::new();
+        for &(buffer, access) in named {
+            self.get(buffer)?;
+            let known = strongest.entry(buffer).or_insert(access);
+            *known = access.max(*known);
+        }
+        Ok(strongest.into_iter().collect())
+    }
+
+    /// Of those that are there.
+    pub(super) fn ranges_of(&self, buffers: &[(BufferId, Access)]) -> BTreeSet<RangeId> {
+        buffers.iter().filter_map(|&(id, _)| Some(self.buffers.get(id)?.range)).collect()
+    }
+
+    fn fits(&self, buffers: &[(BufferId, Access)]) -> Result<(), LeaseRefused> {
+        let needed = self.ranges_of(buffers).into_iter().map(|range| self.ranges[range].len).sum();
+        let capacity = self.config.capacity;
+        if needed > capacity {
+            return Err(LeaseRefused::TooLarge { needed, capacity });
+        }
+        Ok(())
+    }
+
+    fn is_free(&self, buffers: &[(BufferId, Access)]) -> Result<(), LeaseRefused> {
+        let held_by = self.holders_of(buffers);
+        if !held_by.is_empty() {
+            return Err(LeaseRefused::Busy { held_by: held_by.into_iter().collect() });
+        }
+        Ok(())
+    }
+
+    /// The leases that exclude a lease on these.
+    pub(super) fn holders_of(&self, buffers: &[(BufferId, Access)]) -> BTreeSet<LeaseId> {
+        let holders = |&(buffer, wanted): &(BufferId, Access)| {
+            let Buffer { holders, in_place, .. } = &self.buffers[buffer];
+            // Who reads in place has it stay there.
+            let stays = *in_place > 0;
+            let excludes = move |held: Access| stays || held.max(wanted) == Access::Exclusive;
+            let holders = holders.iter();
+            holders.filter(move |(_, held)| excludes(*held)).map(|&(lease, _)| lease)
+        };
+        buffers.iter().flat_map(holders).collect()
+    }
+
+    /// What leaves need not settle: it stays. But who writes comes behind each copy of it, so that no
+    /// copy mixes old and new contents, and behind what is known of a copy is its queued end only.
+    fn has_settled(&self, buffers: &[(BufferId, Access)]) -> Result<(), LeaseRefused> {
+        let of = |&(id, access)| self.pieces_of(id).map(move |piece| (piece, access));
+        let all = buffers.iter().flat_map(of);
+        let in_the_way = all.filter_map(|(id, access)| match self.piece(id).motion? {
+            Motion::Fill { id: name, .. } | Motion::Push { id: name } => Some((name, id)),
+            Motion::Out { id: name, to: Some(_), queued: None, .. } => {
+                (access == Access::Exclusive).then_some((name, id))
+            }
+            Motion::Out { .. } => None,
+        });
+        let moves: Vec<_> = in_the_way.collect();
+        if !moves.is_empty() {
+            return Err(LeaseRefused::Settling { moves });
+        }
+        Ok(())
+    }
+
+    pub(super) fn has_room(&self, buffers: &[(BufferId, Access)]) -> Result<(), LeaseRefused> {
+        let ranges = self.ranges_of(buffers).into_iter().map(|range| &self.ranges[range]);
+        let needed = ranges.filter(|range| range.anchors == 0).map(|range| range.len).sum();
+        let (committed, capacity) = (self.committed, self.config.capacity);
+        if committed + needed > capacity && !needed.is_zero() {
+            let held_by = self.leases_with_room().collect();
+            return Err(LeaseRefused::Full { needed, committed, capacity, held_by });
+        }
+        Ok(())
+    }
+
+    /// Those that have something on the card. One that reads all of its set in place takes no room.
+    pub(super) fn leases_with_room(&self) -> impl Iterator<Item = LeaseId> {
+        let has_some = |lease: &Lease| lease.buffers.len() > lease.in_place.len();
+        self.leases.iter().filter(move |(_, lease)| has_some(lease)).map(|(&id, _)| id)
+    }
+
+    /// Gives it. Of the buffers, those `in_place` stay where they are.
+    pub(super) fn grant(
+        &mut self,
+        buffers: SmallVec<[(BufferId, Access); 4]>,
+        in_place: SmallVec<[BufferId; 2]>,
+        request: &LeaseRequest<'_>,
+        now_ns: u64,
+    ) -> Granted {
+        let lease = LeaseId(self.next());
+        self.ranges_of(&buffers).into_iter().for_each(|range| self.rescue(range));
+        let mut ranges = BTreeSet::new();
+        let mut after = Vec::new();
+        let mut fill = Vec::new();
+        for &(id, access) in &buffers {
+            if in_place.contains(&id) {
+                after.extend(self.hold_in_place(id, lease, now_ns));
+                continue;
+            }
+            ranges.insert(self.buffers[id].range);
+            let buffer = &mut self.buffers[id];
+            buffer.holders.push((lease, access));
+            buffer.hint = Hint::None;
+            buffer.last_use_ns = now_ns;
+            after.extend(buffer.uses.before(access));
+            if access == Access::Exclusive {
+                after.extend(buffer.pieces.iter().filter_map(Piece::copied_until));
+            }
+            let filled = fill.len();
+            for piece in self.pieces_of(id).collect::<SmallVec<[PieceId; 8]>>() {
+                self.set_backed(piece, true);
+                fill.extend(self.begin_fill(piece));
+            }
+            if fill.len() > filled {
+                self.buffers[id].retrieved_ns = Some(now_ns);
+            }
+            self.refresh(id);
+        }
+        let mut after = furthest(after.iter());
+        after.retain(|token| request.streams != [token.stream]);
+        let (ranges, stay) = (ranges.into_iter().collect(), in_place.to_vec());
+        let (streams, holder) = (request.streams.into(), request.holder);
+        self.leases.insert(lease, Lease { buffers, streams, holder, in_place });
+        self.counters.leases += 1;
+        Granted { lease, after, fill, ranges, in_place: stay }
+    }
+
+    fn begin_fill(&mut self, piece: PieceId) -> Option<Fill> {
+        if self.piece(piece).place != Place::Lower {
+            return None;
+        }
+        let from = self.piece(piece).copies.best().expect("a spilled piece has a copy");
+        let id = self.begin(piece, |id| Motion::Fill { id, from });
+        Some(Fill { id, piece, at: self.extent_of(piece), from })
+    }
+
+    pub(super) fn pieces_of(&self, buffer: BufferId) -> impl Iterator<Item = PieceId> + use<> {
+        let count = self.buffers[buffer].pieces.len() as u32;
+        (0..count).map(move |index| PieceId { buffer, index })
+    }
+
+    /// Ends a lease under which work was queued, or done. Returns the copies that are stale now.
+    ///
+    /// The work of an exclusive lease takes the place of all uses before it, since it waited for
+    /// them. O(pieces).
+    ///
+    /// # Errors
+    /// There is no such lease, a piece was not brought back, or the uses are not the lease's.
+    /// Nothing changes.
+    pub fn end_lease(
+        &mut self,
+        lease: LeaseId,
+        end: &LeaseEnd<'_>,
+        now_ns: u64,
+    ) -> Result<Vec<Drop>, LeaseEndError> {
+        self.check_end(lease, end)?;
+        let ended = self.leases.remove(&lease).expect("it was checked");
+        let mut drops = Vec::new();
+        for (id, access) in ended.buffers {
+            let tokens = end.uses.iter().filter(|use_| use_.buffer == id).map(|use_| use_.token);
+            let buffer = &mut self.buffers[id];
+            buffer.holders.retain(|(holder, _)| *holder != lease);
+            buffer.in_place -= u32::from(ended.in_place.contains(&id));
+            buffer.last_use_ns = now_ns;
+            if access == Access::Shared {
+                tokens.for_each(|token| buffer.uses.note(token, Access::Shared));
+            } else {
+                let tokens: SmallVec<[UseToken; 2]> = tokens.collect();
+                if !tokens.is_empty() {
+                    buffer.uses.replace(tokens.into_iter());
+                }
+                drops.extend(self.end_writing(id, end.writes));
+            }
+            self.refresh(id);
+        }
+        Ok(drops)
+    }
+
+    fn check_end(&self, lease: LeaseId, end: &LeaseEnd<'_>) -> Result<(), LeaseEndError> {
+        let held = self.leases.get(&lease).ok_or(UnknownLease { lease })?;
+        let access = |buffer: BufferId| {
+            let found = held.buffers.iter().find(|(held, _)| *held == buffer);
+            found.map(|&(_, access)| access).ok_or(LeaseEndError::OtherBuffer { buffer })
+        };
+        let lacking = |id: &PieceId| {
+            !held.in_place.contains(&id.buffer) && self.piece(*id).place == Place::Lower
+        };
+        let mut pieces = held.buffers.iter().flat_map(|&(buffer, _)| self.pieces_of(buffer));
+        if let Some(piece) = pieces.find(lacking) {
+            return Err(LeaseEndError::NotFilled { piece });
+        }
+        for use_ in end.uses {
+            access(use_.buffer)?;
+            let stream = use_.token.stream;
+            if !held.streams.contains(&stream) {
+                return Err(LeaseEndError::OtherStream { stream });
+            }
+        }
+        let Writes::Only(written) = end.writes else { return Ok(()) };
+        for &Written { buffer, offset, len } in written {
+            let allowed = access(buffer)? == Access::Exclusive;
+            let whole = self.buffers[buffer].len;
+            if !allowed || offset.checked_add(len).is_none_or(|end| end > whole) {
+                return Err(LeaseEndError::Written { buffer, offset, len });
+            }
+        }
+        Ok(())
+    }
+
+    fn end_writing(&mut self, id: BufferId, writes: Writes<'_>) -> Vec<Drop> {
+        let exposed = self.buffers[id].exposed;
+        let is_out = exposed.stream_scoped || exposed.quiesced || exposed.opaque > 0;
+        let piece = self.config.piece;
+        match writes {
+            Writes::Only(written) if !is_out => {
+                let touches = |index: usize| {
+                    let start = piece * index as u64;
+                    let mine = written.iter().filter(|one| one.buffer == id && !one.len.is_zero());
+                    let mut mine = mine.map(|one| (one.offset, one.offset + one.len));
+                    mine.any(|(from, to)| from < start + piece && start < to)
+                };
+                self.note_written(id, touches)
+            }
+            _ => self.note_written(id, |_| true),
+        }
+    }
+
+    /// Some pieces have new contents.
+    pub(super) fn note_written(
+        &mut self,
+        id: BufferId,
+        which: impl Fn(usize) -> bool,
+    ) -> Vec<Drop> {
+        for (index, piece) in self.buffers[id].pieces.iter_mut().enumerate() {
+            if which(index) {
+                debug_assert_ne!(piece.place, Place::Lower, "piece {index} of {id} is not there");
+                piece.place = Place::Card;
+            }
+        }
+        self.drop_copies(id, which)
+    }
+
+    /// Ends a lease under which nothing was launched: nothing is written. Fills on their way go on.
+    /// Returns the ranges of which less is needed now, see [`Deferrables::keep`]. O(pieces).
+    ///
+    /// # Errors
+    /// There is no such lease.
+    pub fn cancel_lease(&mut self, lease: LeaseId) -> Result<Vec<RangeId>, UnknownLease> {
+        let cancelled = self.leases.remove(&lease).ok_or(UnknownLease { lease })?;
+        let mut less = BTreeSet::new();
+        for (id, _) in cancelled.buffers {
+            let buffer = &mut self.buffers[id];
+            buffer.holders.retain(|(holder, _)| *holder != lease);
+            let stayed = u32::from(cancelled.in_place.contains(&id));
+            buffer.in_place -= stayed;
+            buffer.reads = buffer.reads.saturating_sub(stayed);
+            self.refresh(id);
+            for piece in self.pieces_of(id).collect::<SmallVec<[PieceId; 8]>>() {
+                let Buffer { uses, holders, .. } = &self.buffers[id];
+                let unused = uses.is_empty() && !self.buffers[id].stays();
+                let held = !holders.is_empty();
+                let state = self.piece(piece);
+                let needless = match state.place {
+                    Place::Card => false,
+                    Place::Lower => !held && state.motion.is_none(),
+                    Place::Empty => unused,
+                };
+                if state.backed && needless {
+                    self.set_backed(piece, false);
+                    less.insert(self.buffers[id].range);
+                }
+            }
+        }
+        Ok(less.into_iter().collect())
+    }
+
+    /// Forgets work of a stream up to a point: it is complete. Returns the buffers of which no work
+    /// is left. O(buffers with work).
+    pub fn use_over(&mut self, token: UseToken) -> Vec<BufferId> {
+        let in_use: Vec<BufferId> = self.in_use.iter().copied().collect();
+        for &id in &in_use {
+            self.buffers[id].uses.over(token);
+            self.refresh(id);
+        }
+        in_use.into_iter().filter(|&id| self.buffers[id].uses.is_empty()).collect()
+    }
+}

@@ -1,0 +1,125 @@
+//! Copies below the card: what the host gives up, and what is copied out ahead of need.
+
+use super::buffer::{Buffer, Hint};
+use super::piece::{Motion, Place};
+use super::{CopyOut, Deferrables, Drop, Lower, PieceId, Push, Room};
+use vramp_core::Bytes;
+
+/// How much the host is short of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LowerShort {
+    /// What has to be freed of pinned memory.
+    pub deficit: Bytes,
+    /// What is free in files, promised or not.
+    pub disk_room: Bytes,
+}
+
+/// What the host gives up.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LowerChoice {
+    /// Copies that count no more: to be dropped.
+    pub drops: Vec<Drop>,
+    /// Copies to move to the disk: each has to be settled or abandoned.
+    pub pushes: Vec<Push>,
+    /// What is missing after all of them.
+    pub missing: Bytes,
+}
+
+impl Deferrables {
+    /// Chooses what leaves the host, and marks it. Copies go that are not needed: first of pieces
+    /// that are on the card, the latest used first, since those leave last; then of pieces that
+    /// are on the disk as well. What is only on the host is pushed to the disk, the longest unused
+    /// first, but not where a fill failed and a lease is still held. Last goes what is below and
+    /// readable there, but nothing while it is read. O(n log n) in pieces.
+    pub fn choose_lower(&mut self, short: &LowerShort) -> LowerChoice {
+        let mut choice = LowerChoice { missing: short.deficit, ..LowerChoice::default() };
+        let mut on_host: Vec<(PieceId, u64)> = self
+            .all_pieces()
+            .filter(|&(id, _)| {
+                let piece = self.piece(id);
+                let is_read = self.buffers[id.buffer].in_place > 0 && piece.place == Place::Lower;
+                piece.copies.host && piece.motion.is_none() && !is_read
+            })
+            .collect();
+        on_host.sort_by_key(|&(id, last_use_ns)| (last_use_ns, id));
+        let place = |core: &Deferrables, id: PieceId| core.piece(id).place;
+        let resident = on_host.iter().rev().filter(|(id, _)| place(self, *id) == Place::Card);
+        let spilled = on_host.iter().filter(|(id, _)| place(self, *id) == Place::Lower);
+        let (readable, others): (Vec<PieceId>, Vec<PieceId>) =
+            spilled.map(|&(id, _)| id).partition(|id| self.buffers[id.buffer].readable);
+        let (twice, once): (Vec<PieceId>, Vec<PieceId>) =
+            others.into_iter().partition(|&id| self.piece(id).copies.disk);
+        let needless: Vec<PieceId> = resident.map(|&(id, _)| id).chain(twice).collect();
+        for id in needless {
+            if choice.missing.is_zero() {
+                return choice;
+            }
+            choice.missing = choice.missing.saturating_sub(self.piece(id).len);
+            choice.drops.push(self.drop_host_copy(id));
+        }
+        let mut disk_room = short.disk_room.saturating_sub(self.promised.disk);
+        for id in once.into_iter().chain(readable) {
+            let len = self.piece(id).len;
+            if self.piece(id).copies.disk && !choice.missing.is_zero() {
+                choice.missing = choice.missing.saturating_sub(len);
+                choice.drops.push(self.drop_host_copy(id));
+                continue;
+            }
+            let leased = !self.buffers[id.buffer].holders.is_empty();
+            if choice.missing.is_zero() || len > disk_room || leased {
+                continue;
+            }
+            disk_room -= len;
+            choice.missing = choice.missing.saturating_sub(len);
+            let push = self.begin(id, |id| Motion::Push { id });
+            choice.pushes.push(Push { id: push, piece: id, len });
+        }
+        choice
+    }
+
+    pub(super) fn drop_host_copy(&mut self, id: PieceId) -> Drop {
+        self.piece_mut(id).copies.host = false;
+        self.counters.copies_dropped += 1;
+        let after = self.buffers[id.buffer].uses.writes();
+        Drop { piece: id, from: Lower::Host, after }
+    }
+
+    /// Chooses what to copy out ahead of need, and marks it: dirty contents that nobody uses, the
+    /// longest unused first, as much as the budget and the room allow. They stay on the card; a
+    /// later spill of them copies nothing. O(n log n) in pieces.
+    pub fn clean(&mut self, budget: Bytes, mut room: Room, now_ns: u64) -> Vec<CopyOut> {
+        let is_idle = |buffer: &Buffer| {
+            let since = buffer.last_use_ns.saturating_add(self.config.clean_after_ns);
+            let wanted = buffer.hint == Hint::WillNeed;
+            !buffer.stays() && buffer.uses.is_empty() && !wanted && since <= now_ns
+        };
+        let may_go = |&(id, _): &(PieceId, u64)| {
+            let piece = self.piece(id);
+            piece.is_dirty() && piece.motion.is_none() && is_idle(&self.buffers[id.buffer])
+        };
+        let mut dirty: Vec<(PieceId, u64)> = self.all_pieces().filter(may_go).collect();
+        dirty.sort_by_key(|&(id, last_use_ns)| (last_use_ns, id));
+        room = room.beside(self.promised);
+        let mut left = budget;
+        let mut chosen = Vec::new();
+        for (id, _) in dirty {
+            let len = self.piece(id).len;
+            if len > left {
+                break;
+            }
+            let Some(to) = room.take(len) else { break };
+            left -= len;
+            chosen.push(self.begin_out(id, Some(to), false));
+        }
+        chosen
+    }
+
+    /// All pieces, and when their buffers were used last.
+    fn all_pieces(&self) -> impl Iterator<Item = (PieceId, u64)> {
+        let of = |(id, buffer): (_, &Buffer)| {
+            let last_use_ns = buffer.last_use_ns;
+            self.pieces_of(id).map(move |piece| (piece, last_use_ns))
+        };
+        self.buffers.iter().flat_map(of)
+    }
+}

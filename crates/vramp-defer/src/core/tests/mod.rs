@@ -1,0 +1,136 @@
+//! Tests of deferrable buffers: by name what is right, by random programs against a naive twin.
+
+mod choice;
+mod exposure;
+mod groups;
+mod in_place;
+mod leases;
+mod line;
+mod lower;
+mod model;
+mod moves;
+mod twin;
+mod victims;
+
+use super::*;
+use vramp_core::Bytes;
+
+/// Pages of 4 bytes, pieces of 16, and 160 bytes for leases.
+fn config() -> DeferConfig {
+    DeferConfig {
+        piece: b(16),
+        page: b(4),
+        capacity: b(160),
+        cooldown_ns: 10,
+        recency_ns: 100,
+        clean_after_ns: 50,
+        promote_after: 2,
+    }
+}
+
+fn b(count: u64) -> Bytes {
+    Bytes::new(count)
+}
+
+fn core() -> Deferrables {
+    Deferrables::new(config()).unwrap()
+}
+
+fn add(core: &mut Deferrables, len: u64) -> BufferId {
+    core.add_buffer(b(len)).unwrap().buffer
+}
+
+const S1: StreamKey = StreamKey(1);
+const S2: StreamKey = StreamKey(2);
+
+fn token(stream: StreamKey, number: u64) -> UseToken {
+    UseToken { stream, number }
+}
+
+fn try_lease(
+    core: &mut Deferrables,
+    buffers: &[(BufferId, Access)],
+    stream: StreamKey,
+    now_ns: u64,
+) -> Result<Granted, LeaseRefused> {
+    let granted = core
+        .lease(&LeaseRequest { buffers, streams: &[stream], ..LeaseRequest::default() }, now_ns);
+    core.audit().unwrap();
+    granted
+}
+
+/// A lease of one buffer, with all that was missing brought back.
+fn lease(core: &mut Deferrables, buffer: BufferId, access: Access, now_ns: u64) -> LeaseId {
+    let granted = try_lease(core, &[(buffer, access)], S1, now_ns).unwrap();
+    for fill in granted.fill {
+        core.settle(fill.id).unwrap();
+    }
+    granted.lease
+}
+
+fn end(core: &mut Deferrables, lease: LeaseId, now_ns: u64) -> Vec<Drop> {
+    let drops = core.end_lease(lease, &LeaseEnd::default(), now_ns).unwrap();
+    core.audit().unwrap();
+    drops
+}
+
+/// Ends a lease with work of the first stream on the buffer.
+fn end_used(core: &mut Deferrables, lease: LeaseId, buffer: BufferId, number: u64) -> Vec<Drop> {
+    let uses = [Use { buffer, token: token(S1, number) }];
+    let end = LeaseEnd { uses: &uses, writes: Writes::All };
+    let drops = core.end_lease(lease, &end, number).unwrap();
+    core.audit().unwrap();
+    drops
+}
+
+/// A buffer with contents on the card and no copy, last used at `now_ns`.
+fn written(core: &mut Deferrables, len: u64, now_ns: u64) -> BufferId {
+    let buffer = add(core, len);
+    let lease = lease(core, buffer, Access::Exclusive, now_ns);
+    end(core, lease, now_ns);
+    buffer
+}
+
+/// A shortage of `deficit` bytes with much room below and the same rate everywhere: 1 byte each ns.
+fn short(deficit: u64) -> Short {
+    let rate = Some(1_000_000_000);
+    Short {
+        deficit: b(deficit),
+        rates: Rates { to_host: rate, from_host: rate, to_disk: rate, from_disk: rate },
+        room: Room { host: b(10_000), disk: b(10_000) },
+    }
+}
+
+/// Chooses, and lets what was chosen leave.
+fn spill(core: &mut Deferrables, deficit: u64, now_ns: u64) -> Vec<PieceId> {
+    let choice = core.choose(&short(deficit), now_ns);
+    core.audit().unwrap();
+    settle_all(core, &choice)
+}
+
+fn settle_all(core: &mut Deferrables, choice: &Choice) -> Vec<PieceId> {
+    let before = core.occupied();
+    let moves: Vec<CopyOut> =
+        choice.victims.iter().flat_map(|victim| victim.moves.clone()).collect();
+    let mut freed = Bytes::ZERO;
+    for out in &moves {
+        match core.settle(out.id).unwrap() {
+            Settled::Spilled { piece, frees, .. } => {
+                assert_eq!(piece, out.piece);
+                freed += frees;
+            }
+            other => panic!("{} should leave: {other:?}", out.piece),
+        }
+        core.audit().unwrap();
+    }
+    assert_eq!(freed, choice.frees);
+    assert_eq!(core.occupied(), before - freed);
+    moves.iter().map(|out| out.piece).collect()
+}
+
+fn piece(buffer: BufferId, index: u32) -> PieceId {
+    PieceId { buffer, index }
+}
+
+const HOST: Copies = Copies { host: true, disk: false };
+const DISK: Copies = Copies { host: false, disk: true };

@@ -1,0 +1,234 @@
+//! Victims: what leaves the card when memory is short.
+
+use std::fmt;
+
+use smallvec::SmallVec;
+
+use super::buffer::Buffer;
+use super::cost::Market;
+use super::cover::cover;
+use super::piece::{Motion, Piece, Place};
+use super::range::Range;
+use super::{CopyOut, Deferrables, PieceId, Rates, Room, Why};
+use vramp_core::Bytes;
+
+/// How much is short, and what it costs to move.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Short {
+    /// What has to be freed.
+    pub deficit: Bytes,
+    /// How fast contents move.
+    pub rates: Rates,
+    /// What is free below the card, promised or not.
+    pub room: Room,
+}
+
+/// What leaves at once: a piece, or all that is there of a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Victim {
+    /// Memory that can be had once all its moves are settled, in whole pages.
+    pub frees: Bytes,
+    /// A piece each.
+    pub moves: SmallVec<[CopyOut; 1]>,
+    /// Why it was chosen.
+    pub why: Why,
+}
+
+/// What was chosen, the cheapest by byte first within each class.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Choice {
+    /// Marked already: each move has to be settled or abandoned.
+    pub victims: Vec<Victim>,
+    /// What all of them free.
+    pub frees: Bytes,
+    /// What keeps the rest on the card, if they do not free enough.
+    pub short: Option<Shortfall>,
+}
+
+/// Why too little could be chosen, in bytes of memory on the card.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shortfall {
+    /// What is missing.
+    pub missing: Bytes,
+    /// Held by leases.
+    pub leased: Bytes,
+    /// Pinned.
+    pub pinned: Bytes,
+    /// Handed outside.
+    pub exposed: Bytes,
+    /// Chosen before, or being copied out.
+    pub moving: Bytes,
+    /// Dirty, with no room on host and disk.
+    pub no_room: Bytes,
+}
+
+impl fmt::Display for Shortfall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} more cannot leave the card:", self.missing)?;
+        let Shortfall { leased, pinned, exposed, moving, no_room, .. } = self;
+        write!(
+            f,
+            " {leased} are leased, {pinned} pinned, {exposed} exposed, {moving} on their way,"
+        )?;
+        write!(f, " {no_room} have no room on host and disk")
+    }
+}
+
+/// What could leave at once.
+#[derive(Clone, Debug)]
+pub(super) struct Candidate {
+    pub pieces: SmallVec<[PieceId; 1]>,
+    pub frees: Bytes,
+    /// The lengths of dirty pieces.
+    dirty: SmallVec<[Bytes; 1]>,
+    pub why: Why,
+}
+
+impl Candidate {
+    /// Takes the room it needs below the card. False if there is too little.
+    pub fn takes(&self, room: &mut Room) -> bool {
+        self.dirty.iter().all(|&bytes| room.take(bytes).is_some())
+    }
+}
+
+impl Deferrables {
+    /// Chooses what leaves the card, and marks it: at most one piece more than the deficit. Never
+    /// what is leased, pinned, exposed or on its way. Each move has to be performed and settled, or
+    /// abandoned.
+    ///
+    /// Idle buffers come before those that are wanted soon, and those before the ones in use; lower
+    /// priorities first. Among equals what costs least: the time to write back what is dirty, and
+    /// the time to refill times the odds of an early use. O(n log n) in pieces.
+    pub fn choose(&mut self, short: &Short, now_ns: u64) -> Choice {
+        if short.deficit.is_zero() {
+            return Choice::default();
+        }
+        let short = &Short { room: short.room.beside(self.promised), ..*short };
+        let mut shortfall = Shortfall::default();
+        let mut candidates = self.candidates(short, now_ns, &mut shortfall);
+        candidates.sort_by(Candidate::before);
+        let cover = cover(&candidates, short.deficit, short.room);
+        let (mut room, mut spare) = (short.room, short.room);
+        for &index in &cover.picked {
+            let covered = candidates[index].takes(&mut spare);
+            debug_assert!(covered, "the cover took it as well");
+        }
+        let victims: Vec<Victim> = cover
+            .picked
+            .into_iter()
+            .map(|index| self.send(&candidates[index], &mut room, &mut spare))
+            .collect();
+        let frees = victims.iter().map(|victim| victim.frees).sum();
+        shortfall.missing = short.deficit.saturating_sub(frees);
+        shortfall.no_room += cover.no_room;
+        self.counters.victims += victims.len() as u64;
+        let short = (!shortfall.missing.is_zero()).then_some(shortfall);
+        Choice { victims, frees, short }
+    }
+
+    /// What is dirty takes of `room`; of `spare` what need not be copied.
+    fn send(&mut self, candidate: &Candidate, room: &mut Room, spare: &mut Room) -> Victim {
+        let mut moves = SmallVec::new();
+        for &piece in &candidate.pieces {
+            let dirty = self.piece(piece).is_dirty().then(|| self.piece(piece).len);
+            let to = match dirty {
+                Some(len) => Some(room.take(len).expect("the cover took it as well")),
+                None => self.copy_to_read(piece, spare),
+            };
+            moves.push(self.begin_out(piece, to, true));
+        }
+        Victim { frees: candidate.frees, moves, why: candidate.why }
+    }
+
+    pub(super) fn begin_out(
+        &mut self,
+        piece: PieceId,
+        to: Option<super::Lower>,
+        leaving: bool,
+    ) -> CopyOut {
+        let id = self.begin(piece, |id| Motion::Out { id, to, leaving, torn: false, queued: None });
+        let uses = &self.buffers[piece.buffer].uses;
+        let (copy_after, lend_after) = (uses.writes(), uses.all());
+        CopyOut { id, piece, at: self.extent_of(piece), to, copy_after, lend_after }
+    }
+
+    /// All that may leave now, in no order that matters. What may not is added to the shortfall.
+    pub(super) fn candidates(
+        &self,
+        short: &Short,
+        now_ns: u64,
+        stay: &mut Shortfall,
+    ) -> Vec<Candidate> {
+        let market = Market { config: &self.config, rates: &short.rates, now_ns };
+        let mut all = Vec::new();
+        for range in self.ranges.values() {
+            let buffers = range.tenants.values().map(|tenant| tenant.buffer);
+            let pieces = buffers.flat_map(|buffer| self.pieces_of(buffer));
+            let backed = pieces.filter(|&id| self.piece(id).backed);
+            if range.is_group {
+                let together: SmallVec<[PieceId; 1]> = backed.collect();
+                all.extend(self.candidate(&market, range, together, short.room, stay));
+            } else {
+                all.extend(backed.filter_map(|id| {
+                    self.candidate(&market, range, SmallVec::from_elem(id, 1), short.room, stay)
+                }));
+            }
+        }
+        all
+    }
+
+    fn candidate(
+        &self,
+        market: &Market<'_>,
+        range: &Range,
+        pieces: SmallVec<[PieceId; 1]>,
+        room: Room,
+        stay: &mut Shortfall,
+    ) -> Option<Candidate> {
+        let first = *pieces.first()?;
+        let frees = match range.is_group {
+            true => range.len,
+            false => self.config.pages(self.piece(first).len),
+        };
+        let mut tenants = range.tenants.values().map(|tenant| &self.buffers[tenant.buffer]);
+        if let Some(stays) = tenants.find(|buffer| buffer.stays()) {
+            *reason_to_stay(stays, stay) += frees;
+            return None;
+        }
+        if pieces.iter().any(|&id| self.piece(id).motion.is_some()) {
+            stay.moving += frees;
+            return None;
+        }
+        let mut left = room;
+        let mut candidate =
+            Candidate { pieces, frees, dirty: SmallVec::new(), why: Why::default() };
+        for (place, id) in candidate.pieces.iter().enumerate() {
+            let piece: &Piece = self.piece(*id);
+            let dirty = piece.is_dirty().then_some(piece.len);
+            let to = dirty.and_then(|len| left.take(len));
+            if dirty.is_some() && to.is_none() {
+                stay.no_room += frees;
+                return None;
+            }
+            candidate.dirty.extend(dirty);
+            let why = market.why(&self.buffers[id.buffer], id.index as usize, to);
+            match place {
+                0 => candidate.why = why,
+                _ => candidate.why.join(why),
+            }
+        }
+        debug_assert!(candidate.pieces.iter().all(|&id| self.piece(id).place != Place::Lower));
+        Some(candidate)
+    }
+}
+
+/// Where memory is counted that a buffer keeps on the card.
+fn reason_to_stay<'a>(buffer: &Buffer, stay: &'a mut Shortfall) -> &'a mut Bytes {
+    if !buffer.holders.is_empty() {
+        &mut stay.leased
+    } else if buffer.pins > 0 {
+        &mut stay.pinned
+    } else {
+        &mut stay.exposed
+    }
+}

@@ -1,0 +1,144 @@
+//! Work that uses buffers: events on streams, and what the core calls them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use crate::core::{StreamKey, UseToken};
+use vramp_alloc::{Allocator, Driver, DriverError};
+use vramp_driver::{Event, Stream};
+
+/// Recorded events of every stream, oldest first, and a stock of unused ones.
+pub(super) struct Events {
+    allocator: Arc<Allocator>,
+    driver: Arc<dyn Driver>,
+    streams: BTreeMap<StreamKey, Open>,
+    stock: Vec<Event>,
+}
+
+#[derive(Default)]
+struct Open {
+    last: u64,
+    events: VecDeque<(u64, Event)>,
+}
+
+/// What the core calls a stream.
+pub(super) fn key(stream: Stream) -> StreamKey {
+    StreamKey(stream.number())
+}
+
+impl Events {
+    pub fn new(allocator: &Arc<Allocator>) -> Events {
+        let (allocator, driver) = (Arc::clone(allocator), Arc::clone(allocator.driver()));
+        Events { allocator, driver, streams: BTreeMap::new(), stock: Vec::new() }
+    }
+
+    /// A name for all that is queued on `stream` by now. Two driver calls at most.
+    pub fn note(&mut self, stream: Stream) -> Result<UseToken, DriverError> {
+        let event = match self.stock.pop() {
+            Some(event) => event,
+            None => self.driver.create_event()?,
+        };
+        if let Err(error) = self.driver.record(event, stream) {
+            self.stock.push(event);
+            return Err(error);
+        }
+        let open = self.streams.entry(key(stream)).or_default();
+        open.last += 1;
+        open.events.push_back((open.last, event));
+        Ok(UseToken { stream: key(stream), number: open.last })
+    }
+
+    /// The same; `None` if no event could be recorded and the stream was waited for instead. A device
+    /// that can do neither does no work any more.
+    pub fn note_or_wait(&mut self, stream: Stream) -> Option<UseToken> {
+        let noted = self.note(stream);
+        if noted.is_err() {
+            let _ = self.driver.synchronize_stream(stream);
+        }
+        noted.ok()
+    }
+
+    /// True if what is queued on a stream becomes part of a graph.
+    pub fn captures(&self, stream: Stream) -> bool {
+        self.driver.is_capturing(stream).unwrap_or(false)
+    }
+
+    /// The device's clock.
+    pub fn now_ns(&self) -> u64 {
+        self.driver.now_ns()
+    }
+
+    /// The event that tells when the work is over; `None` once that is known.
+    pub fn of(&self, token: UseToken) -> Option<Event> {
+        let open = self.streams.get(&token.stream)?;
+        // Its own: the next one would have whoever waits wait for later work as well.
+        open.events.iter().find(|(number, _)| *number == token.number).map(|&(_, event)| event)
+    }
+
+    /// True if the work is over. A query, and a call for each stream, where that is not known yet.
+    pub fn is_over(&self, token: UseToken) -> bool {
+        let Some(event) = self.of(token) else { return true };
+        // What cannot be asked counts as under way.
+        !self.allocator.any_captures().unwrap_or(true) && self.driver.query(event).unwrap_or(false)
+    }
+
+    /// The last event of each stream with work that is not known to be over.
+    pub fn last(&self) -> impl Iterator<Item = Event> {
+        self.streams.values().filter_map(|open| open.events.back().map(|&(_, event)| event))
+    }
+
+    /// The work of each stream that is over and was not known to be, and whether all could be
+    /// asked. Nobody is asked while a stream captures.
+    ///
+    /// A query for each stream with work that was done with all of it; one for each event up to the
+    /// first open one else.
+    pub fn poll(&mut self) -> (Vec<UseToken>, Result<(), DriverError>) {
+        let mut over = Vec::new();
+        if self.last().next().is_none() {
+            return (over, Ok(()));
+        }
+        let asked = match self.allocator.any_captures() {
+            Ok(true) => Ok(()),
+            Ok(false) => self.ask(&mut over),
+            Err(error) => Err(error),
+        };
+        (over, asked)
+    }
+
+    fn ask(&mut self, over: &mut Vec<UseToken>) -> Result<(), DriverError> {
+        let Events { driver, streams, stock, .. } = self;
+        for (&stream, open) in streams.iter_mut() {
+            let Some(&(last, event)) = open.events.back() else { continue };
+            if driver.query(event)? {
+                stock.extend(open.events.drain(..).map(|(_, event)| event));
+                over.push(UseToken { stream, number: last });
+                continue;
+            }
+            let mut asked = Ok(true);
+            while let Some(&(number, event)) = open.events.front() {
+                asked = driver.query(event);
+                if !matches!(asked, Ok(true)) {
+                    break;
+                }
+                stock.push(event);
+                open.events.pop_front();
+                match over.last_mut() {
+                    Some(token) if token.stream == stream => token.number = number,
+                    _ => over.push(UseToken { stream, number }),
+                }
+            }
+            asked?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        let open = std::mem::take(&mut self.streams).into_values().flat_map(|open| open.events);
+        for event in self.stock.drain(..).chain(open.map(|(_, event)| event)) {
+            // Nobody is left to tell; the device ends what stays.
+            let _ = self.driver.destroy_event(event);
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Back to the card: memory first, then contents, behind which the stream waits.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use crate::core::{Fill, Granted, Lower, RangeId};
+use vramp_alloc::{AllocError, Driver, StableRange};
+use vramp_core::Bytes;
+use vramp_driver::{Event, Stream};
+
+use super::error::SpillError;
+use super::report::{FailedMove, MoveRecord, Moved};
+use super::spill::learn;
+use super::state::Shared;
+use vramp_tiers::After;
+
+impl Shared {
+    /// Brings a lease's buffers to the card. What is queued on `streams` later comes behind it.
+    ///
+    /// Memory and contents come piece by piece, so that what has to leave for them leaves while
+    /// what came before is copied.
+    ///
+    /// # Errors
+    /// Fills that are not queued are given up, and what is below the card is whole; so is what came
+    /// back.
+    pub(super) fn bring(&self, granted: &Granted, streams: &[Stream]) -> Result<(), SpillError> {
+        let mut fills: Vec<Fill> = granted.fill.clone();
+        let failures = self.lock().stats.failures;
+        let brought = self.pay().and_then(|()| {
+            granted
+                .ranges
+                .iter()
+                .try_for_each(|&range| self.bring_range(range, &mut fills, streams))
+        });
+        let brought = brought.map_err(|error| match error {
+            // A device that failed frees nothing, which looks like a lack of memory.
+            SpillError::NoMemory { error, .. } => match self.driver.memory_info() {
+                Ok(_) => SpillError::NoMemory { error, failed: self.failed_since(failures) },
+                Err(error) => SpillError::Driver(error),
+            },
+            error => error,
+        });
+        if brought.is_err() {
+            let mut state = self.lock();
+            for fill in fills {
+                // What came back by now is not in the list any more, nor what failed.
+                let _ = state.core.abandon(fill.id);
+                state.stats.given_up += 1;
+            }
+        }
+        brought
+    }
+
+    /// The last move that failed, if some did.
+    fn failed_since(&self, failures: u64) -> Option<Box<FailedMove>> {
+        let state = self.lock();
+        let last = state.history.failed().next_back().cloned();
+        last.filter(|_| state.stats.failures > failures).map(Box::new)
+    }
+
+    fn bring_range(
+        &self,
+        range: RangeId,
+        fills: &mut Vec<Fill>,
+        streams: &[Stream],
+    ) -> Result<(), SpillError> {
+        let (home, keep) = {
+            let state = self.lock();
+            let home = &state.homes[&range];
+            if home.whole && fills.iter().all(|fill| fill.at.range != range) {
+                let behind = home.behind.and_then(|token| state.events.of(token));
+                drop(state);
+                return self.order_behind(behind, streams);
+            }
+            let keep = state.core.keep(range).expect("a leased range is there");
+            (Arc::clone(&home.range), keep)
+        };
+        let brought = self.bring_parts(range, &home, keep, fills, streams);
+        // What came by now runs behind the work that had its memory before.
+        let behind = {
+            let mut guard = self.lock();
+            let state = &mut *guard;
+            let token = state.events.note_or_wait(self.stream.1);
+            let home = state.homes.get_mut(&range).expect("a leased range is there");
+            home.behind = token;
+            // A leased buffer needs all of its own range; in a group others may be missing.
+            home.whole = brought.is_ok() && !home.is_group;
+            token.and_then(|token| state.events.of(token))
+        };
+        brought.and(self.order_behind(behind, streams))
+    }
+
+    fn order_behind(&self, event: Option<Event>, streams: &[Stream]) -> Result<(), SpillError> {
+        let Some(event) = event else { return Ok(()) };
+        Ok(streams.iter().try_for_each(|&stream| self.driver.wait(stream, event))?)
+    }
+
+    fn bring_parts(
+        &self,
+        range: RangeId,
+        home: &StableRange,
+        keep: Vec<(Bytes, Bytes)>,
+        fills: &mut Vec<Fill>,
+        streams: &[Stream],
+    ) -> Result<(), SpillError> {
+        let piece = self.config.piece;
+        for (start, len) in keep {
+            let end = start + len;
+            let mut at = start;
+            while at < end {
+                let next = (at.round_down(piece) + piece).min(end);
+                self.unmount_part(range, at, next - at)?;
+                self.back(home, at, next - at)?;
+                while let Some(place) = fills.iter().position(|fill| {
+                    fill.at.range == range && at <= fill.at.offset && fill.at.offset < next
+                }) {
+                    let fill = fills[place];
+                    if let Err(error) = self.fill(&fill, streams) {
+                        fills.swap_remove(place);
+                        self.fail(fill.id, fill.piece, Moved::Filled(fill.from), &error);
+                        return Err(error);
+                    }
+                    fills.swap_remove(place);
+                }
+                at = next;
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings memory. What is free may be of handles that do not fit and that can be cut anew only
+    /// once the work on them is over: the work that the manager's own stream comes behind.
+    fn back(&self, home: &StableRange, at: Bytes, len: Bytes) -> Result<(), SpillError> {
+        // The allocator asks its users for memory. If one panics, all that was begun here is given up
+        // as after any other error.
+        let back = || {
+            let back = || home.back_part(at, len, self.stream.0);
+            catch_unwind(AssertUnwindSafe(back)).map_err(|_| SpillError::Panicked)
+        };
+        let mut backed = back()?;
+        if backed.as_ref().is_err_and(AllocError::is_out_of_memory) {
+            let token = self.lock().events.note(self.stream.1)?;
+            self.wait_for(&[token])?;
+            backed = back()?;
+        }
+        backed.map_err(no_memory)
+    }
+
+    /// Brings one piece back.
+    fn fill(&self, fill: &Fill, streams: &[Stream]) -> Result<(), SpillError> {
+        let began_ns = self.driver.now_ns();
+        let len = fill.at.len;
+        match fill.from {
+            Lower::Host if self.fill_from_hosted(fill, streams)? => {}
+            Lower::Host => {
+                let (range, host) = {
+                    let mut state = self.lock();
+                    let below = state.copies.get_mut(&fill.piece);
+                    let host = below.and_then(|below| below.host.take());
+                    (state.addresses(fill.at), host.expect("the core counts the copy"))
+                };
+                let moving = self.mover.to_device(range, host).after(After::Stream(self.stream.1));
+                let on = streams.first().copied().unwrap_or(self.stream.1);
+                let moved = moving.start().and_then(|transfer| transfer.finish_on(on));
+                let (host, failed) = match moved {
+                    Ok(host) => (host, None),
+                    Err(failed) => (failed.host, Some(failed.error)),
+                };
+                let mut guard = self.lock();
+                let state = &mut *guard;
+                state.copies.entry(fill.piece).or_default().host = Some(host);
+                if let Some(error) = failed {
+                    return Err(error.into());
+                }
+                // Without a token it was waited for.
+                let token = state.events.note_or_wait(on);
+                let event = token.and_then(|token| state.events.of(token));
+                let done = match token {
+                    Some(token) => state.core.queued(fill.id, token),
+                    None => state.core.settle(fill.id),
+                };
+                done.expect("the fill was given out and not settled");
+                state.stats.from_host_bytes += len.count();
+                state.forget_blocks(fill.piece);
+                drop(guard);
+                for &other in streams.iter().skip(1) {
+                    if let Some(event) = event {
+                        self.driver.wait(other, event)?;
+                    }
+                }
+            }
+            Lower::Disk => {
+                let (range, stored) = {
+                    let state = self.lock();
+                    let below = state.copies.get(&fill.piece);
+                    let stored = below.and_then(|below| below.disk.clone());
+                    (state.addresses(fill.at), stored.expect("the core counts the copy"))
+                };
+                self.with_staging(|| {
+                    let staged = self.mover.from_disk(&stored, range)?;
+                    let mut staged = staged.after_at_target(After::Stream(self.stream.1))?;
+                    Ok(staged.wait()?)
+                })?;
+                let took_ns = self.driver.now_ns().saturating_sub(began_ns);
+                let mut state = self.lock();
+                let settled = state.core.settle(fill.id);
+                settled.expect("the fill was given out and not settled");
+                state.stats.from_disk_bytes += len.count();
+                state.stats.from_disk_ns += took_ns;
+                learn(&mut state.rates.from_disk, len, took_ns);
+            }
+        }
+        let took_ns = self.driver.now_ns().saturating_sub(began_ns);
+        let (piece, what) = (fill.piece, Moved::Filled(fill.from));
+        let record = MoveRecord { piece, bytes: len, what, began_ns, took_ns, why: None };
+        self.lock().history.push(record);
+        Ok(())
+    }
+
+    /// Charges the card's space for what is to be there, if one is charged; others leave for it.
+    fn pay(&self) -> Result<(), SpillError> {
+        let Some(space) = &self.budget else { return Ok(()) };
+        loop {
+            let missing = {
+                let mut state = self.lock();
+                let paid: Bytes = state.charges.iter().map(vramp_tiers::Charge::bytes).sum();
+                let missing = state.core.occupied().saturating_sub(paid + state.paying);
+                if missing.is_zero() {
+                    return Ok(());
+                }
+                state.paying += missing;
+                missing
+            };
+            // With no lock held: whoever is told of it may ask the manager.
+            let charged = space.charge(missing);
+            let mut state = self.lock();
+            state.paying -= missing;
+            match charged {
+                Ok(charge) => {
+                    state.charges.push(charge);
+                    state.settle_charges();
+                    return Ok(());
+                }
+                Err(full) => {
+                    drop(state);
+                    let lacks = missing.saturating_sub(full.refused.available);
+                    let freed = self.spill(lacks, &|| lacks).freed;
+                    if freed.is_zero() {
+                        return Err(SpillError::NoBudget(full));
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn no_memory(error: AllocError) -> SpillError {
+    match error {
+        AllocError::Driver(error) => SpillError::Driver(error),
+        error => SpillError::NoMemory { error: Box::new(error), failed: None },
+    }
+}

@@ -1,0 +1,83 @@
+//! Room on the host: copies that are not needed go, others are pushed to the disk.
+
+use crate::core::LowerShort;
+use vramp_core::Bytes;
+
+use super::error::SpillError;
+use super::report::Moved;
+use super::state::{Shared, State};
+use vramp_tiers::{HostAllocation, HostPoolError};
+use vramp_tiers::{MoveError, OnDisk};
+
+impl Shared {
+    /// Blocks of the host for a copy on somebody's behalf; copies that are not needed go for them.
+    pub(super) fn blocks(&self, len: Bytes) -> Result<HostAllocation, SpillError> {
+        let pool = self.mover.pool();
+        let mut blocks = pool.allocate(len);
+        if matches!(blocks, Err(HostPoolError::Full(_))) && !self.lower(len).is_zero() {
+            blocks = pool.allocate(len);
+        }
+        Ok(blocks.map_err(MoveError::from)?)
+    }
+
+    /// Makes room on the host: copies that are not needed go, others are written to the disk.
+    /// Returns how much.
+    pub(super) fn lower(&self, deficit: Bytes) -> Bytes {
+        let shed;
+        let pushes = {
+            let mut state = self.lock();
+            let disk_room = self.room().disk;
+            shed = state.shed_stock();
+            let deficit = deficit.saturating_sub(shed);
+            let choice = state.core.choose_lower(&LowerShort { deficit, disk_room });
+            state.drop_copies(&choice.drops);
+            state.shed_stock();
+            let made = deficit.saturating_sub(choice.missing);
+            if choice.pushes.is_empty() {
+                return shed + made;
+            }
+            choice.pushes
+        };
+        let store = self.disk.as_ref().expect("without a disk there is no room on it");
+        let mut made = shed;
+        for push in pushes {
+            if let Some(freed) = self.push_hosted(&push, store) {
+                made += freed;
+                continue;
+            }
+            let began_ns = self.driver.now_ns();
+            let host = self.lock().copies.get_mut(&push.piece).and_then(|below| below.host.take());
+            let host = host.expect("what the core counts on the host is there");
+            let written = OnDisk::write(store, &host, push.len, self.mover.config().step);
+            let took_ns = self.driver.now_ns().saturating_sub(began_ns);
+            match written {
+                Ok(stored) => {
+                    self.lock().note_pushed(&push, stored, began_ns, took_ns);
+                    made += push.len;
+                    drop(host);
+                }
+                Err(error) => {
+                    self.lock().copies.entry(push.piece).or_default().host = Some(host);
+                    self.fail(push.id, push.piece, Moved::Pushed, &error.into());
+                }
+            }
+            self.tell();
+        }
+        made
+    }
+}
+
+impl State {
+    /// Gives host copies up that are not needed, if the host has less room than is to leave. What is
+    /// clean takes no room when it leaves, and its copies are needed for that.
+    pub(super) fn drop_needless(&mut self, shared: &Shared, leaving: Bytes) {
+        let room = shared.room().host + self.core.census().clean;
+        let deficit = leaving.saturating_sub(room);
+        if !deficit.is_zero() {
+            let deficit = deficit.saturating_sub(self.shed_stock());
+            let short = LowerShort { deficit, disk_room: Bytes::ZERO };
+            let choice = self.core.choose_lower(&short);
+            self.drop_copies(&choice.drops);
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Copies that the device maps, on their way to the disk when the host is short.
+//!
+//! The host has no pointer to them: the card copies them into staging blocks, which are written. Only
+//! when all is on the disk, and nobody reads the copy at its address any more, it is unmapped; then
+//! its memory goes. Until that was done the copy counts, and a failure leaves it where it is.
+
+use std::sync::Arc;
+
+use crate::core::{Lower, PieceId, Push, RangeId};
+use vramp_alloc::HostedError;
+use vramp_core::{AddrRange, Bytes};
+
+use super::error::SpillError;
+use super::report::{MoveRecord, Moved};
+use super::state::{Shared, State};
+use vramp_tiers::DiskStore;
+use vramp_tiers::{DiskPayer, OnDisk};
+
+impl Shared {
+    /// Moves a copy that the device maps to the disk. Returns how much of the host that freed;
+    /// `None` if the piece's copy is no such one.
+    pub(super) fn push_hosted(&self, push: &Push, store: &Arc<DiskStore>) -> Option<Bytes> {
+        let mut state = self.lock();
+        // What is being mapped was marked before the push was: nothing is after it.
+        while state.is_mounting(push.piece.buffer) {
+            state = self.wait_a_moment(state);
+        }
+        let hosted = state.copies.get(&push.piece)?.hosted.as_ref()?;
+        let from = AddrRange::new(hosted.door.range().start, push.len);
+        drop(state);
+        // Asking whether copies are done would spoil a capture.
+        if self.allocator.any_captures().unwrap_or(true) {
+            self.give_up(push.id);
+            return Some(Bytes::ZERO);
+        }
+        let began_ns = self.driver.now_ns();
+        let pushed = self.write_hosted(from, store).and_then(|stored| {
+            let took_ns = self.driver.now_ns().saturating_sub(began_ns);
+            self.unmount_pushed(push)?;
+            Ok((stored, took_ns))
+        });
+        let freed = match pushed {
+            Ok((stored, took_ns)) => {
+                let mut state = self.lock();
+                state.note_pushed(push, stored, began_ns, took_ns);
+                state.let_go(push.piece)
+            }
+            Err(error) => {
+                self.fail(push.id, push.piece, Moved::Pushed, &error);
+                Bytes::ZERO
+            }
+        };
+        self.tell();
+        Some(freed)
+    }
+
+    /// Writes what is behind a copy's door. Its contents are complete since the piece left.
+    fn write_hosted(&self, from: AddrRange, store: &Arc<DiskStore>) -> Result<OnDisk, SpillError> {
+        self.with_staging(|| Ok(self.mover.to_disk(from, store, DiskPayer::Space)?.finish()?))
+    }
+
+    /// Unmaps the copy once all who read it at its address are done. No others come: what is pushed
+    /// is not leased.
+    fn unmount_pushed(&self, push: &Push) -> Result<(), SpillError> {
+        let uses = self.lock().core.holds(push.piece.buffer)?.uses;
+        self.wait_for(&uses)?;
+        let mut state = self.lock();
+        state.poll()?;
+        let Some((range, at, len)) = state.mount_of(push) else { return Ok(()) };
+        let home = Arc::clone(&state.homes[&range].range);
+        drop(state);
+        home.unhost_part(at, len).map_err(|error| match error {
+            HostedError::Driver(error) => SpillError::Driver(error),
+            error => SpillError::Hosted(error),
+        })?;
+        self.lock().forget_mount(range, at);
+        Ok(())
+    }
+}
+
+impl State {
+    /// Where the copy is mapped beside its door.
+    fn mount_of(&self, push: &Push) -> Option<(RangeId, Bytes, Bytes)> {
+        let hosted = self.copies.get(&push.piece)?.hosted.as_ref()?;
+        let (range, at) = hosted.mounted?;
+        Some((range, at, hosted.memory.len()))
+    }
+
+    /// What the host had of a piece is on the disk now, and counts there alone.
+    pub(super) fn note_pushed(&mut self, push: &Push, stored: OnDisk, began_ns: u64, took_ns: u64) {
+        let below = self.copies.entry(push.piece).or_default();
+        below.disk = Some(Arc::new(stored));
+        let settled = self.core.settle(push.id);
+        debug_assert!(settled.is_ok(), "{} was pushed: {settled:?}", push.piece);
+        self.note_rate(Some(Lower::Disk), push.len, took_ns);
+        let (piece, bytes, what) = (push.piece, push.len, Moved::Pushed);
+        self.history.push(MoveRecord { piece, bytes, what, began_ns, took_ns, why: None });
+    }
+
+    /// The mapped copy of a piece goes. Returns how much that frees.
+    fn let_go(&mut self, piece: PieceId) -> Bytes {
+        let below = self.copies.get_mut(&piece).and_then(|below| below.hosted.take());
+        let hosted = below.expect("what is pushed stays until it was");
+        let freed = hosted.memory.len();
+        self.gone.push(Box::new(hosted));
+        freed
+    }
+
+    /// Lets memory go that is kept for later copies. Returns how much.
+    pub fn shed_stock(&mut self) -> Bytes {
+        let Some(readable) = self.readable.as_mut() else { return Bytes::ZERO };
+        let stock = std::mem::take(&mut readable.stock);
+        let freed = stock.iter().map(|hosted| hosted.memory.len()).sum();
+        self.gone.extend(stock.into_iter().map(|hosted| Box::new(hosted) as Box<dyn Send>));
+        freed
+    }
+}

@@ -1,0 +1,107 @@
+use vramp_alloc::Driver;
+use vramp_driver::Call;
+
+use super::*;
+
+/// Calls that may fail while something leaves or comes back.
+pub const CALLS: [Call; 9] = [
+    Call::Create,
+    Call::Map,
+    Call::SetAccess,
+    Call::CopyToHost,
+    Call::CopyToDevice,
+    Call::Record,
+    Call::Wait,
+    Call::CreateEvent,
+    Call::RegisterHost,
+];
+
+#[test]
+fn a_failing_call_leaves_each_buffer_whole_where_it_was_or_where_it_went() {
+    for call in CALLS {
+        for n in 1..=6 {
+            let rig = rig();
+            let buffers: Vec<_> = (1..=4).map(|byte| rig.filled(MIB(24), byte)).collect();
+            rig.sim.synchronize_stream(rig.queue).unwrap();
+            rig.fail(FaultPlan::nth_of(call, n).with_code(304));
+            for buffer in &buffers {
+                // Whatever comes of it.
+                let _ = buffer.lease(Access::Shared, rig.stream);
+            }
+            let block = rig.allocator.malloc(MIB(20), rig.stream);
+            rig.fail(FaultPlan::none());
+            if let Ok(block) = block {
+                rig.allocator.free(block, rig.stream).unwrap();
+            }
+            rig.check();
+            for (buffer, byte) in buffers.iter().zip(1..) {
+                rig.expect(buffer, byte);
+            }
+            drop(buffers);
+            rig.sim.synchronize_stream(rig.queue).unwrap();
+            rig.manager.census();
+            rig.check();
+            let census = rig.manager.census();
+            assert_eq!((census.buffers, census.occupied), (0, Bytes::ZERO), "{call} {n}");
+        }
+    }
+}
+
+#[test]
+fn a_full_host_and_a_full_disk_are_told_and_the_buffer_stays() {
+    let rig = Plan { host: MIB(16), disk: Some(MIB(16)), ..Plan::default() }.build();
+    let buffer = rig.filled(MIB(64), 5);
+    rig.sim.synchronize_stream(rig.queue).unwrap();
+    let spilled = rig.manager.spill(MIB(64));
+    assert!(spilled.freed <= MIB(32), "{spilled:?}");
+    let short = spilled.short.unwrap();
+    assert!(short.no_room >= MIB(32), "{short:?}");
+    assert!(rig.allocator.malloc(MIB(48), rig.stream).is_err());
+    rig.expect(&buffer, 5);
+    rig.check();
+}
+
+#[test]
+fn a_lost_device_is_never_out_of_memory_and_nothing_hangs() {
+    let rig = rig();
+    let buffers: Vec<_> = (1..=3).map(|byte| rig.filled(MIB(24), byte)).collect();
+    rig.fail(FaultPlan::nth_of(Call::Record, 1).with_code(700));
+    let error = buffers[0].lease(Access::Shared, rig.stream).map(drop);
+    let error = error.and_then(|()| buffers[1].lease(Access::Shared, rig.stream).map(drop));
+    let error = error.unwrap_err();
+    assert!(!error.to_string().contains("out of memory"), "{error}");
+    rig.manager.spill(MIB(64));
+    drop(buffers);
+}
+
+#[test]
+fn a_handler_or_observer_that_panics_refuses_the_lease_and_loses_nothing() {
+    for observes in [false, true] {
+        let rig = rig();
+        let buffers: Vec<_> = (1..=4).map(|byte| rig.filled(MIB(24), byte)).collect();
+        let panics = match observes {
+            true => rig.allocator.observe(|event| {
+                if let vramp_alloc::Event::Short(_) = event {
+                    panic!("an observer that gives up");
+                }
+            }),
+            false => rig.allocator.on_shortage(|_| panic!("a handler that gives up")),
+        };
+        let mut refused = 0;
+        for buffer in &buffers {
+            if let Err(error) = buffer.lease(Access::Shared, rig.stream) {
+                assert!(matches!(error, vramp_defer::SpillError::Panicked), "{error}");
+                refused += 1;
+            }
+            rig.check();
+        }
+        assert!(refused > 0);
+        assert!(rig.allocator.forget(panics));
+        let census = rig.manager.census();
+        assert_eq!((census.leases, census.moves, census.waiting), (0, 0, 0));
+        for (buffer, byte) in buffers.iter().zip(1..) {
+            rig.expect(buffer, byte);
+        }
+        rig.check();
+    }
+}

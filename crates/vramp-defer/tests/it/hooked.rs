@@ -1,0 +1,57 @@
+//! A device that tells of accesses that are set, while they are, and of the end of a wait.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use vramp_alloc::Driver;
+use vramp_core::AddrRange;
+use vramp_driver::sim::Simulator;
+use vramp_driver::{Event, Result, Wrapped, Wrapper};
+
+type Hook = Box<dyn Fn(AddrRange) + Send>;
+
+/// A simulator with hooks.
+pub struct Hooked {
+    sim: Arc<Simulator>,
+    hook: Mutex<Option<Hook>>,
+    waited: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl Hooked {
+    pub fn on(sim: Arc<Simulator>) -> Wrapped<Hooked> {
+        Wrapped(Hooked { sim, hook: Mutex::default(), waited: Mutex::default() })
+    }
+
+    /// Called in each set-access from now on; `None` for no more.
+    pub fn set(&self, hook: Option<Hook>) {
+        *self.hook.lock().unwrap_or_else(PoisonError::into_inner) = hook;
+    }
+
+    /// Called once, when the next wait for an event is over and before whoever waited goes on.
+    pub fn after_wait(&self, hook: impl FnOnce() + Send + 'static) {
+        *self.waited.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(hook));
+    }
+}
+
+impl Wrapper for Hooked {
+    type Device = Simulator;
+
+    fn device(&self) -> &Simulator {
+        &self.sim
+    }
+
+    fn set_access(&self, range: AddrRange) -> Result<()> {
+        if let Some(hook) = &*self.hook.lock().unwrap_or_else(PoisonError::into_inner) {
+            hook(range);
+        }
+        self.sim.set_access(range)
+    }
+
+    fn synchronize_event(&self, event: Event) -> Result<()> {
+        let waited = self.sim.synchronize_event(event);
+        let hook = self.waited.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(hook) = hook {
+            hook();
+        }
+        waited
+    }
+}

@@ -1,0 +1,189 @@
+//! Deferrable buffers on the simulated card: bytes, addresses, leases, and what moves when.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
+
+mod anchors;
+mod below;
+mod child;
+mod compressed;
+mod edges;
+mod fair;
+mod faults;
+mod faulty;
+mod hooked;
+mod in_place;
+mod in_place_pushes;
+mod in_place_sets;
+mod killed;
+mod leases;
+mod moves;
+mod random;
+mod sharing;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use vramp_alloc::{Allocator, Config, Driver, Preset, StreamId};
+use vramp_core::AddrRange;
+use vramp_defer::{Access, DeferrableBuffer, SpillConfig, SpillManager, SpillParts};
+use vramp_driver::Stream;
+use vramp_driver::sim::{Backing, Builder, FaultPlan, Simulator};
+use vramp_host::{BlockIo, IoChoice, open_io};
+use vramp_tiers::{
+    Bytes, CompressionConfig, DiskConfig, DiskStore, FileNames, HostPool, HostPoolConfig, Mover,
+    MoverConfig, ReservationManager, SpaceConfig, SpaceId,
+};
+
+const MIB: fn(u64) -> Bytes = Bytes::mib;
+const PIECE: Bytes = Bytes::mib(8);
+
+/// What a rig is made of.
+struct Plan {
+    limit: Bytes,
+    host: Bytes,
+    disk: Option<Bytes>,
+    budget: bool,
+    /// The disk's engine, if it is not the usual one.
+    io: Option<Arc<dyn BlockIo>>,
+    names: FileNames,
+    compression: Option<CompressionConfig>,
+    /// Where the disk's files are, if not in a directory of the rig's own.
+    directory: Option<PathBuf>,
+    config: SpillConfig,
+}
+
+impl Default for Plan {
+    /// 64 MiB of a card, 512 MiB of the host, no disk.
+    fn default() -> Plan {
+        let config = SpillConfig {
+            piece: PIECE,
+            patience: std::time::Duration::from_millis(300),
+            ..SpillConfig::default()
+        };
+        Plan {
+            limit: MIB(64),
+            host: MIB(512),
+            disk: None,
+            budget: false,
+            io: None,
+            names: FileNames::Hidden,
+            compression: None,
+            directory: None,
+            config,
+        }
+    }
+}
+
+struct Rig {
+    sim: Arc<Simulator>,
+    allocator: Arc<Allocator>,
+    pool: HostPool,
+    store: Option<Arc<DiskStore>>,
+    spaces: ReservationManager,
+    manager: SpillManager,
+    stream: StreamId,
+    queue: Stream,
+    own: tempfile::TempDir,
+}
+
+/// Every access is checked against those before it.
+fn simulator() -> Builder {
+    Simulator::builder().memory(Bytes::gib(1)).backing(Backing::Stored).checked()
+}
+
+fn rig() -> Rig {
+    Plan::default().build()
+}
+
+impl Plan {
+    fn build(self) -> Rig {
+        self.build_on(simulator())
+    }
+
+    fn build_on(self, card: Builder) -> Rig {
+        let sim = Arc::new(card.build());
+        self.build_behind(sim.clone(), sim)
+    }
+
+    /// On a device that passes calls on to the simulator.
+    fn build_behind(self, driver: Arc<dyn Driver>, sim: Arc<Simulator>) -> Rig {
+        let config = Config { limit: Some(self.limit), ..Config::preset(Preset::Vramp) };
+        let allocator = Arc::new(Allocator::new(Arc::clone(&driver), config).unwrap());
+        let (gpu, host, disk) = (SpaceId::gpu(0), SpaceId::host(0), SpaceId::disk(0));
+        let spaces = ReservationManager::new([
+            (gpu, SpaceConfig::gpu(self.limit)),
+            (host, SpaceConfig::host(self.host)),
+            (disk, SpaceConfig::disk(self.disk.unwrap_or(MIB(1)))),
+        ])
+        .unwrap();
+        let config =
+            HostPoolConfig { blocks_per_pool: 16, spare_blocks: 0, ..HostPoolConfig::default() };
+        let pool =
+            HostPool::new(&spaces.space(host).unwrap(), config, [Arc::clone(&driver)]).unwrap();
+        let mover =
+            Mover::new(driver, &pool, MoverConfig { step: MIB(4), ..MoverConfig::default() });
+        let own = tempfile::tempdir().unwrap();
+        let store = self.disk.map(|_| {
+            let (names, compression) = (self.names, self.compression);
+            let config =
+                DiskConfig { segment: MIB(32), names, compression, ..DiskConfig::default() };
+            let space = spaces.space(disk).unwrap();
+            let io = self.io.unwrap_or_else(|| open_io(IoChoice::Auto, config.depth).unwrap().io);
+            let directory = self.directory.as_deref().unwrap_or(own.path());
+            Arc::new(DiskStore::open_with(directory, config, &space, io).unwrap())
+        });
+        let parts = SpillParts {
+            allocator: Arc::clone(&allocator),
+            mover: mover.unwrap(),
+            disk: store.clone(),
+            budget: self.budget.then(|| spaces.space(gpu).unwrap()),
+        };
+        let manager = SpillManager::new(parts, self.config).unwrap();
+        let stream = allocator.create_stream().unwrap();
+        let queue = allocator.stream(stream).unwrap();
+        Rig { sim, allocator, pool, store, spaces, manager, stream, queue, own }
+    }
+}
+
+impl Rig {
+    /// A buffer filled with one byte, under a lease that has ended.
+    fn filled(&self, len: Bytes, byte: u8) -> DeferrableBuffer {
+        let buffer = self.manager.buffer(len).unwrap();
+        self.fill(&buffer, byte);
+        buffer
+    }
+
+    fn fill(&self, buffer: &DeferrableBuffer, byte: u8) {
+        let lease = buffer.lease(Access::Exclusive, self.stream).unwrap();
+        self.sim.fill(self.queue, lease.address(0), byte).unwrap();
+    }
+
+    /// What a kernel on the stream finds at the ends of each page, under a lease.
+    fn expect(&self, buffer: &DeferrableBuffer, byte: u8) {
+        let lease = buffer.lease(Access::Shared, self.stream).unwrap();
+        let range = lease.address(0);
+        self.sim.synchronize_stream(self.queue).unwrap();
+        for page in (0..range.len.count()).step_by(2 << 20) {
+            let last = (page + (2 << 20)).min(range.len.count()) - 1;
+            for at in [page, last] {
+                let one = AddrRange::new(range.start + Bytes::new(at), Bytes::new(1));
+                assert_eq!(self.sim.peek(one).unwrap(), [byte], "byte {at} of {buffer:?}");
+            }
+        }
+    }
+
+    fn check(&self) {
+        self.manager.audit().unwrap();
+        self.allocator.audit().unwrap();
+        self.pool.audit().unwrap();
+        if let Some(store) = &self.store {
+            store.audit().unwrap();
+        }
+        assert!(self.sim.hazards().is_empty(), "{:?}", self.sim.hazards());
+        assert!(self.sim.fault().is_none(), "{:?}", self.sim.fault());
+    }
+
+    fn fail(&self, plan: FaultPlan) {
+        self.sim.set_faults(plan);
+    }
+}

@@ -1,0 +1,13 @@
+//! Tests of `vramp-driver` through its public interface, in one program.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod captures;
+mod conformance;
+mod faults;
+mod hazards;
+mod memory_rules;
+mod random_captures;
+mod random_programs;
+mod stream_ordered_pool;
+mod virtual_time;

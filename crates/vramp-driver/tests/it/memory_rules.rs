@@ -1,0 +1,382 @@
+//! The simulator keeps each rule of virtual memory.
+use vramp_core::{AddrRange, Bytes, DeviceAddr};
+use vramp_driver::sim::{Backing, Kernel, Simulator};
+use vramp_driver::{Capabilities, Copy, Driver, ErrorKind, Handle, HostSlice, Place, Stream};
+
+const PAGE: Bytes = Bytes::mib(2);
+
+fn small() -> Simulator {
+    Simulator::builder()
+        .memory(Bytes::mib(16))
+        .address_space(Bytes::mib(64))
+        .backing(Backing::Stored)
+        .build()
+}
+
+fn range(start: DeviceAddr, len: Bytes) -> AddrRange {
+    AddrRange::new(start, len)
+}
+
+/// Reserved, created, mapped and accessible.
+fn memory(device: &Simulator, len: Bytes) -> (AddrRange, Handle) {
+    let range = range(device.reserve(len, PAGE).unwrap(), len);
+    let handle = device.create(len, Place::Device).unwrap();
+    device.map(range.start, handle).unwrap();
+    device.set_access(range).unwrap();
+    (range, handle)
+}
+
+fn kind<T: std::fmt::Debug>(result: vramp_driver::Result<T>) -> (i32, ErrorKind) {
+    let error = result.unwrap_err();
+    (error.code, error.kind)
+}
+
+const INVALID: (i32, ErrorKind) = (1, ErrorKind::InvalidUse);
+const UNKNOWN: (i32, ErrorKind) = (400, ErrorKind::InvalidUse);
+const FULL: (i32, ErrorKind) = (2, ErrorKind::OutOfMemory);
+const LOST: (i32, ErrorKind) = (700, ErrorKind::DeviceLost);
+
+#[test]
+fn sizes_that_are_no_whole_pages_are_refused() {
+    let device = small();
+    assert_eq!(kind(device.reserve(Bytes::mib(3), PAGE)), INVALID);
+    assert_eq!(kind(device.reserve(Bytes::ZERO, PAGE)), INVALID);
+    assert_eq!(kind(device.reserve(PAGE, Bytes::mib(6))), INVALID);
+    assert_eq!(kind(device.reserve(PAGE, Bytes::kib(4))), INVALID);
+    assert_eq!(kind(device.create(Bytes::mib(1), Place::Device)), INVALID);
+    assert_eq!(kind(device.create(Bytes::ZERO, Place::Device)), INVALID);
+    let at = device.reserve(Bytes::mib(4), PAGE).unwrap();
+    let handle = device.create(PAGE, Place::Device).unwrap();
+    assert_eq!(kind(device.map(at + Bytes::mib(1), handle)), INVALID);
+}
+
+#[test]
+fn reservations_are_aligned_and_never_overlap() {
+    let device = small();
+    let first = device.reserve(PAGE, PAGE).unwrap();
+    let second = device.reserve(Bytes::mib(8), Bytes::mib(16)).unwrap();
+    assert!(second.number().is_multiple_of(16 << 20));
+    let third = device.reserve(Bytes::mib(14), PAGE).unwrap();
+    assert_eq!(third, first + PAGE);
+}
+
+#[test]
+fn addresses_run_out_and_come_back() {
+    let device = small();
+    let all: Vec<_> = (0..8).map(|_| device.reserve(Bytes::mib(8), PAGE).unwrap()).collect();
+    assert_eq!(kind(device.reserve(PAGE, PAGE)), FULL);
+    for at in all.iter().step_by(2).chain(all.iter().skip(1).step_by(2)) {
+        device.free_addresses(range(*at, Bytes::mib(8))).unwrap();
+    }
+    assert_eq!(device.reserve(Bytes::mib(64), PAGE).unwrap(), all[0]);
+}
+
+#[test]
+fn an_h200_gives_fifteen_reservations_of_8_tib() {
+    let device = Simulator::preset("sim:h200").unwrap();
+    for _ in 0..15 {
+        device.reserve(Bytes::tib(8), PAGE).unwrap();
+    }
+    assert_eq!(kind(device.reserve(Bytes::tib(8), PAGE)), FULL);
+}
+
+#[test]
+fn only_a_whole_empty_reservation_is_given_back() {
+    let device = small();
+    let (range, handle) = memory(&device, Bytes::mib(4));
+    assert_eq!(kind(device.free_addresses(AddrRange::new(range.start, PAGE))), INVALID);
+    assert_eq!(kind(device.free_addresses(range)), INVALID);
+    device.unmap(range).unwrap();
+    device.free_addresses(range).unwrap();
+    assert_eq!(kind(device.free_addresses(range)), INVALID);
+    device.release(handle).unwrap();
+    assert_eq!(device.live(), Default::default());
+}
+
+#[test]
+fn a_handle_maps_only_into_unmapped_addresses_of_one_reservation() {
+    let device = small();
+    let at = device.reserve(Bytes::mib(4), PAGE).unwrap();
+    let next = device.reserve(Bytes::mib(4), PAGE).unwrap();
+    assert_eq!(next, at + Bytes::mib(4));
+    let handle = device.create(Bytes::mib(4), Place::Device).unwrap();
+    assert_eq!(kind(device.map(at + PAGE, handle)), INVALID);
+    assert_eq!(kind(device.map(next + Bytes::mib(4), handle)), INVALID);
+    device.map(at, handle).unwrap();
+    assert_eq!(kind(device.map(at, handle)), INVALID);
+    let page = device.create(PAGE, Place::Device).unwrap();
+    assert_eq!(kind(device.map(at + PAGE, page)), INVALID);
+    device.map(next, handle).unwrap();
+}
+
+#[test]
+fn mappings_are_unmapped_only_whole_and_may_go_several_at_once() {
+    let device = small();
+    let at = device.reserve(Bytes::mib(8), PAGE).unwrap();
+    for page in [0, 4] {
+        let handle = device.create(Bytes::mib(4), Place::Device).unwrap();
+        device.map(at + Bytes::mib(page), handle).unwrap();
+    }
+    assert_eq!(kind(device.unmap(range(at, PAGE))), INVALID);
+    assert_eq!(kind(device.unmap(range(at + PAGE, PAGE))), INVALID);
+    assert_eq!(kind(device.unmap(range(at, Bytes::mib(6)))), INVALID);
+    assert_eq!(kind(device.unmap(range(at, Bytes::ZERO))), INVALID);
+    device.unmap(range(at, Bytes::mib(8))).unwrap();
+    assert_eq!(kind(device.unmap(range(at, Bytes::mib(8)))), INVALID);
+    assert_eq!(device.live().mappings, 0);
+}
+
+#[test]
+fn access_is_set_over_whole_mappings_without_gaps() {
+    let device = small();
+    let at = device.reserve(Bytes::mib(6), PAGE).unwrap();
+    let handle = device.create(PAGE, Place::Device).unwrap();
+    device.map(at, handle).unwrap();
+    device.map(at + Bytes::mib(4), handle).unwrap();
+    assert_eq!(kind(device.set_access(range(at, Bytes::mib(6)))), INVALID);
+    device.map(at + PAGE, handle).unwrap();
+    device.set_access(range(at, Bytes::mib(6))).unwrap();
+    assert_eq!(kind(device.set_access(range(at, Bytes::mib(8)))), INVALID);
+}
+
+#[test]
+fn the_card_is_full_when_its_memory_is_given_out() {
+    let device = small();
+    let first = device.create(Bytes::mib(10), Place::Device).unwrap();
+    let before = device.memory_info().unwrap();
+    assert_eq!((before.free, before.total), (Bytes::mib(6), Bytes::mib(16)));
+    assert_eq!(kind(device.create(Bytes::mib(8), Place::Device)), FULL);
+    assert_eq!(device.memory_info().unwrap(), before);
+    device.create(Bytes::mib(8), Place::HostNuma(0)).unwrap();
+    assert_eq!(device.memory_info().unwrap(), before);
+    device.release(first).unwrap();
+    device.create(Bytes::mib(16), Place::Device).unwrap();
+}
+
+#[test]
+fn a_released_handle_lives_until_its_last_mapping_goes() {
+    let device = small();
+    let (range, handle) = memory(&device, Bytes::mib(4));
+    let twin = device.reserve(Bytes::mib(4), PAGE).unwrap();
+    device.map(twin, handle).unwrap();
+    device.release(handle).unwrap();
+    assert_eq!(device.live().handles, 0);
+    assert_eq!(device.live().handles_released_but_mapped, 1);
+    assert_eq!(kind(device.release(handle)), UNKNOWN);
+    assert_eq!(kind(device.map(twin, handle)), UNKNOWN);
+    device.unmap(range).unwrap();
+    assert_eq!(device.memory_info().unwrap().free, Bytes::mib(12));
+    device.unmap(AddrRange::new(twin, Bytes::mib(4))).unwrap();
+    assert_eq!(device.memory_info().unwrap().free, Bytes::mib(16));
+}
+
+#[test]
+fn one_handle_is_seen_through_two_addresses() {
+    let device = small();
+    let (first, handle) = memory(&device, PAGE);
+    let second = range(device.reserve(PAGE, PAGE).unwrap(), PAGE);
+    device.map(second.start, handle).unwrap();
+    device.set_access(second).unwrap();
+    let stream = device.create_stream().unwrap();
+    device.fill(stream, first, 0xA1).unwrap();
+    device.synchronize_stream(stream).unwrap();
+    assert!(device.peek(second).unwrap().iter().all(|byte| *byte == 0xA1));
+    device.unmap(first).unwrap();
+    assert!(device.peek(second).unwrap().iter().all(|byte| *byte == 0xA1));
+    assert_eq!(device.peek(first), None);
+}
+
+#[test]
+fn the_backing_of_an_address_can_be_swapped() {
+    let device = small();
+    let (range, first) = memory(&device, PAGE);
+    let stream = device.create_stream().unwrap();
+    device.fill(stream, range, 1).unwrap();
+    device.synchronize_stream(stream).unwrap();
+    device.unmap(range).unwrap();
+    let second = device.create(PAGE, Place::Device).unwrap();
+    device.map(range.start, second).unwrap();
+    device.set_access(range).unwrap();
+    device.fill(stream, range, 2).unwrap();
+    device.synchronize_stream(stream).unwrap();
+    assert_eq!(device.peek(range).unwrap()[0], 2);
+    device.unmap(range).unwrap();
+    device.map(range.start, first).unwrap();
+    device.set_access(range).unwrap();
+    assert_eq!(device.peek(range).unwrap()[0], 1);
+}
+
+fn lost_by(touch: impl FnOnce(&Simulator, Stream, AddrRange)) -> String {
+    let device = small();
+    let (range, _) = memory(&device, PAGE);
+    let stream = device.create_stream().unwrap();
+    touch(&device, stream, range);
+    assert_eq!(kind(device.synchronize_stream(stream)), LOST);
+    assert_eq!(kind(device.memory_info()), LOST, "a lost device stays lost");
+    assert_eq!(kind(device.create_event()), LOST);
+    let fault = device.fault().expect("a lost device says why");
+    assert_eq!(fault.code, 700);
+    fault.explanation
+}
+
+#[test]
+fn touching_unmapped_memory_loses_the_device_and_names_work_and_address() {
+    let explanation = lost_by(|device, stream, page| {
+        let beyond = range(page.start, Bytes::mib(4));
+        device.launch(stream, Kernel::new("gemm").reading(beyond)).unwrap();
+    });
+    assert!(explanation.contains("`gemm` on stream 1"), "{explanation}");
+    assert!(explanation.contains("not mapped"), "{explanation}");
+}
+
+#[test]
+fn touching_a_mapping_without_access_loses_the_device() {
+    let explanation = lost_by(|device, stream, page| {
+        let handle = device.create(PAGE, Place::Device).unwrap();
+        let at = device.reserve(PAGE, PAGE).unwrap();
+        assert_eq!(at, page.start + PAGE);
+        device.map(at, handle).unwrap();
+        device.fill(stream, range(at, PAGE), 1).unwrap();
+    });
+    assert!(explanation.contains("without access"), "{explanation}");
+}
+
+#[test]
+fn a_new_mapping_at_an_accessible_address_has_no_access_of_its_own() {
+    lost_by(|device, stream, page| {
+        device.unmap(page).unwrap();
+        let handle = device.create(PAGE, Place::Device).unwrap();
+        device.map(page.start, handle).unwrap();
+        device.fill(stream, page, 1).unwrap();
+    });
+}
+
+#[test]
+fn unmapping_under_running_work_loses_the_device() {
+    let explanation = lost_by(|device, stream, page| {
+        device.launch(stream, Kernel::new("slow").writing(page).lasting(1_000_000)).unwrap();
+        assert_eq!(kind(device.unmap(page)), LOST);
+    });
+    assert!(explanation.contains("unmapped while `slow` on stream 1"), "{explanation}");
+}
+
+#[test]
+fn unmapping_under_queued_work_loses_the_device() {
+    lost_by(|device, stream, page| {
+        let gate = device.gate();
+        device.launch(stream, Kernel::new("gate").until(gate)).unwrap();
+        device.launch(stream, Kernel::new("later").writing(page)).unwrap();
+        assert_eq!(kind(device.unmap(page)), LOST);
+        device.open(gate);
+    });
+}
+
+#[test]
+fn memory_mapped_before_the_work_starts_is_good_enough() {
+    let device = small();
+    let range = range(device.reserve(PAGE, PAGE).unwrap(), PAGE);
+    let stream = device.create_stream().unwrap();
+    let gate = device.gate();
+    device.launch(stream, Kernel::new("gate").until(gate)).unwrap();
+    device.fill(stream, range, 9).unwrap();
+    let handle = device.create(PAGE, Place::Device).unwrap();
+    device.map(range.start, handle).unwrap();
+    device.set_access(range).unwrap();
+    device.open(gate);
+    device.synchronize_stream(stream).unwrap();
+    assert_eq!(device.peek(range).unwrap()[0], 9);
+}
+
+#[test]
+fn copies_go_through_pinned_memory_and_across_handles() {
+    let device = small();
+    let at = device.reserve(Bytes::mib(8), PAGE).unwrap();
+    for page in 0..4 {
+        let handle = device.create(PAGE, Place::Device).unwrap();
+        device.map(at + PAGE * page, handle).unwrap();
+    }
+    device.set_access(range(at, Bytes::mib(8))).unwrap();
+    let stream = device.create_stream().unwrap();
+    let host = device.alloc_host(Bytes::mib(3)).unwrap();
+    let pattern: Vec<u8> = (0..3u32 << 20).map(|i| (i % 253) as u8).collect();
+    device.write_host(host, Bytes::ZERO, &pattern).unwrap();
+    let all = HostSlice { buffer: host, offset: Bytes::ZERO, len: Bytes::mib(3) };
+    device.copy_to_device(stream, all, at + Bytes::mib(1)).unwrap();
+    let copy = Copy { from: at + Bytes::mib(1), to: at + Bytes::mib(5), len: Bytes::mib(3) };
+    device.copy(stream, copy).unwrap();
+    device.synchronize_stream(stream).unwrap();
+    device.write_host(host, Bytes::ZERO, &vec![0; 3 << 20]).unwrap();
+    device.copy_to_host(stream, at + Bytes::mib(5), all).unwrap();
+    device.synchronize_stream(stream).unwrap();
+    let mut back = vec![0; 3 << 20];
+    device.read_host(host, Bytes::ZERO, &mut back).unwrap();
+    assert!(back == pattern);
+    device.free_host(host).unwrap();
+    assert_eq!(kind(device.free_host(host)), UNKNOWN);
+}
+
+#[test]
+fn overlapping_copies_and_foreign_host_ranges_are_refused() {
+    let device = small();
+    let (range, _) = memory(&device, Bytes::mib(4));
+    let stream = device.create_stream().unwrap();
+    let copy = Copy { from: range.start, to: range.start + Bytes::mib(1), len: PAGE };
+    assert_eq!(kind(device.copy(stream, copy)), INVALID);
+    let host = device.alloc_host(Bytes::kib(4)).unwrap();
+    let beyond = HostSlice { buffer: host, offset: Bytes::kib(2), len: Bytes::kib(4) };
+    assert_eq!(kind(device.copy_to_device(stream, beyond, range.start)), INVALID);
+    assert_eq!(kind(device.copy_to_host(stream, range.start, beyond)), INVALID);
+    assert_eq!(kind(device.read_host(host, Bytes::new(u64::MAX), &mut [0])), INVALID);
+    assert_eq!(kind(device.alloc_host(Bytes::ZERO)), INVALID);
+}
+
+#[test]
+fn host_memory_in_use_by_a_copy_is_not_freed() {
+    let device = small();
+    let (range, _) = memory(&device, PAGE);
+    let stream = device.create_stream().unwrap();
+    let host = device.alloc_host(PAGE).unwrap();
+    let all = HostSlice { buffer: host, offset: Bytes::ZERO, len: PAGE };
+    device.copy_to_device(stream, all, range.start).unwrap();
+    assert_eq!(kind(device.free_host(host)), INVALID);
+    device.synchronize_stream(stream).unwrap();
+    device.free_host(host).unwrap();
+}
+
+#[test]
+fn stale_and_foreign_ids_are_refused() {
+    let device = small();
+    let stream = device.create_stream().unwrap();
+    let event = device.create_event().unwrap();
+    device.destroy_stream(stream).unwrap();
+    device.destroy_event(event).unwrap();
+    assert_eq!(kind(device.destroy_stream(stream)), UNKNOWN);
+    assert_eq!(kind(device.synchronize_stream(stream)), UNKNOWN);
+    assert_eq!(kind(device.destroy_event(event)), UNKNOWN);
+    assert_eq!(kind(device.query(event)), UNKNOWN);
+    assert_eq!(kind(device.release(Handle::from_number(77))), UNKNOWN);
+    assert_eq!(kind(device.malloc_async(Stream::from_number(0), PAGE)), UNKNOWN);
+    assert_eq!(kind(device.launch(Stream::from_number(u64::MAX), Kernel::new("k"))), UNKNOWN);
+}
+
+#[test]
+fn what_a_device_cannot_do_is_not_supported() {
+    let none = Capabilities {
+        virtual_memory: false,
+        stream_ordered_pool: false,
+        host_numa: false,
+        pinned_host: false,
+        remap_beside_kernels: false,
+        graphs: false,
+    };
+    let unsupported = (801, ErrorKind::NotSupported);
+    let device = Simulator::builder().capabilities(none).build();
+    let stream = device.create_stream().unwrap();
+    assert_eq!(kind(device.reserve(PAGE, PAGE)), unsupported);
+    assert_eq!(kind(device.create(PAGE, Place::Device)), unsupported);
+    assert_eq!(kind(device.malloc_async(stream, PAGE)), unsupported);
+    assert_eq!(kind(device.alloc_host(PAGE)), unsupported);
+    let no_numa = Capabilities { virtual_memory: true, ..none };
+    let device = Simulator::builder().capabilities(no_numa).build();
+    assert_eq!(kind(device.create(PAGE, Place::HostNuma(0))), unsupported);
+}

@@ -1,0 +1,266 @@
+//! Streams, events and gates in virtual time.
+use vramp_core::{AddrRange, Bytes};
+use vramp_driver::sim::{Backing, CostTable, Kernel, Simulator};
+use vramp_driver::{Call, Copy, Driver, ErrorKind, Place};
+
+fn device() -> Simulator {
+    Simulator::builder().backing(Backing::Stored).build()
+}
+
+#[test]
+fn host_time_is_the_sum_of_what_calls_cost() {
+    let device = device();
+    let page = Bytes::mib(2);
+    let at = device.reserve(page * 4, page).unwrap();
+    assert_eq!(device.now_ns(), 4_000);
+    let costs = CostTable::h200();
+    let before = device.now_ns();
+    let handles: Vec<_> = (0..4).map(|_| device.create(page, Place::Device).unwrap()).collect();
+    let run =
+        costs.handle_ns(Call::Create, page, false) + 3 * costs.handle_ns(Call::Create, page, true);
+    assert_eq!(device.now_ns() - before, run);
+    for (n, handle) in (0..).zip(handles) {
+        device.map(at + page * n, handle).unwrap();
+    }
+    let before = device.now_ns();
+    device.unmap(AddrRange::new(at, page * 4)).unwrap();
+    assert_eq!(device.now_ns() - before, costs.range_ns(Call::Unmap, &[page; 4]));
+}
+
+#[test]
+fn a_refused_call_takes_no_time() {
+    let device = device();
+    device.create(Bytes::new(1), Place::Device).unwrap_err();
+    assert_eq!(device.now_ns(), 0);
+}
+
+#[test]
+fn kernels_run_beside_the_host_and_synchronising_waits_for_them() {
+    let device = device();
+    let stream = device.create_stream().unwrap();
+    let event = device.create_event().unwrap();
+    device.launch(stream, Kernel::new("k").lasting(1_000_000)).unwrap();
+    let launched_ns = device.now_ns();
+    device.record(event, stream).unwrap();
+    assert!(!device.query(event).unwrap());
+    assert!(device.now_ns() < launched_ns + 1_000);
+    device.synchronize_event(event).unwrap();
+    assert_eq!(device.now_ns(), launched_ns + 1_000_000 + 210);
+    assert!(device.query(event).unwrap());
+}
+
+#[test]
+fn work_on_one_stream_adds_up_and_streams_run_beside_each_other() {
+    let device = device();
+    let (a, b) = (device.create_stream().unwrap(), device.create_stream().unwrap());
+    for stream in [a, a, b] {
+        device.launch(stream, Kernel::new("k").lasting(1_000_000)).unwrap();
+    }
+    device.synchronize_stream(b).unwrap();
+    let b_done_ns = device.now_ns();
+    device.synchronize_stream(a).unwrap();
+    assert!((1_000_000..1_020_000).contains(&b_done_ns), "{b_done_ns}");
+    assert!((2_000_000..2_020_000).contains(&device.now_ns()), "{}", device.now_ns());
+}
+
+#[test]
+fn a_waiting_stream_starts_when_the_event_is_reached() {
+    let device = device();
+    let (a, b) = (device.create_stream().unwrap(), device.create_stream().unwrap());
+    let event = device.create_event().unwrap();
+    device.launch(a, Kernel::new("first").lasting(1_000_000)).unwrap();
+    device.record(event, a).unwrap();
+    device.launch(a, Kernel::new("not waited for").lasting(1 << 40)).unwrap();
+    device.wait(b, event).unwrap();
+    device.launch(b, Kernel::new("second").lasting(500_000)).unwrap();
+    device.synchronize_stream(b).unwrap();
+    assert!((1_500_000..1_510_000).contains(&device.now_ns()), "{}", device.now_ns());
+}
+
+#[test]
+fn a_gate_holds_its_kernel_until_it_is_opened() {
+    let device = device();
+    let stream = device.create_stream().unwrap();
+    let event = device.create_event().unwrap();
+    let gate = device.gate();
+    device.launch(stream, Kernel::new("held").until(gate)).unwrap();
+    device.record(event, stream).unwrap();
+    device.advance(1_000_000_000);
+    assert!(!device.query(event).unwrap());
+    device.open(gate);
+    assert!(device.query(event).unwrap());
+    device.launch(stream, Kernel::new("passes").until(gate)).unwrap();
+    device.synchronize_stream(stream).unwrap();
+}
+
+#[test]
+fn waiting_for_a_closed_gate_is_an_error_that_says_who_is_stuck() {
+    let device = device();
+    let (a, b) = (device.create_stream().unwrap(), device.create_stream().unwrap());
+    let event = device.create_event().unwrap();
+    let gate = device.gate();
+    device.launch(a, Kernel::new("held").until(gate)).unwrap();
+    device.record(event, a).unwrap();
+    device.wait(b, event).unwrap();
+    let error = device.synchronize_stream(b).unwrap_err();
+    assert_eq!((error.code, error.kind), (600, ErrorKind::Other));
+    assert!(error.detail.contains("stream 1 runs `held`, whose gate is closed"), "{error}");
+    assert!(error.detail.contains("stream 2 waits for stream 1"), "{error}");
+    device.open(gate);
+    device.synchronize_stream(b).unwrap();
+}
+
+#[test]
+fn bytes_change_when_the_work_is_over_not_when_it_is_queued() {
+    let device = device();
+    let stream = device.create_stream().unwrap();
+    let at = device.malloc_async(stream, Bytes::mib(2)).unwrap();
+    let range = AddrRange::new(at, Bytes::mib(2));
+    device.fill(stream, range, 1).unwrap();
+    device.synchronize_stream(stream).unwrap();
+    let gate = device.gate();
+    device.launch(stream, Kernel::new("held").until(gate)).unwrap();
+    device.fill(stream, range, 2).unwrap();
+    assert_eq!(device.peek(range).unwrap()[0], 1);
+    device.open(gate);
+    device.synchronize_stream(stream).unwrap();
+    assert_eq!(device.peek(range).unwrap()[0], 2);
+}
+
+#[test]
+fn copies_take_as_long_as_measured() {
+    let device = device();
+    let stream = device.create_stream().unwrap();
+    let len = Bytes::mib(64);
+    let at = device.malloc_async(stream, len).unwrap();
+    let buffer = device.alloc_host(len).unwrap();
+    let before_ns = device.now_ns();
+    let slice = vramp_driver::HostSlice { buffer, offset: Bytes::ZERO, len };
+    device.copy_to_device(stream, slice, at).unwrap();
+    device.synchronize_stream(stream).unwrap();
+    let gb_per_s = len.count() as f64 / (device.now_ns() - before_ns) as f64;
+    assert!((55.0..55.6).contains(&gb_per_s), "{gb_per_s}");
+}
+
+#[test]
+fn copies_in_one_direction_share_the_bus_and_those_in_the_other_do_not() {
+    let device = device();
+    let len = Bytes::mib(64);
+    let buffer = device.alloc_host(len * 2).unwrap();
+    let halves = [0, 1].map(|half| {
+        let stream = device.create_stream().unwrap();
+        let at = device.malloc_async(stream, len).unwrap();
+        let slice = vramp_driver::HostSlice { buffer, offset: len * half, len };
+        (stream, at, slice)
+    });
+    let took_ns = |queue: &dyn Fn()| {
+        let before_ns = device.now_ns();
+        queue();
+        halves.iter().for_each(|(stream, ..)| device.synchronize_stream(*stream).unwrap());
+        device.now_ns() - before_ns
+    };
+    let [(a, first, low), (b, second, high)] = halves;
+    let one = took_ns(&|| device.copy_to_host(a, first, low).unwrap());
+    let both = took_ns(&|| {
+        device.copy_to_host(a, first, low).unwrap();
+        device.copy_to_host(b, second, high).unwrap();
+    });
+    assert!((1.98..2.02).contains(&(both as f64 / one as f64)), "{both} for two, {one} for one");
+    let crossing = took_ns(&|| {
+        device.copy_to_host(a, first, low).unwrap();
+        device.copy_to_device(b, high, second).unwrap();
+    });
+    assert!((0.98..1.02).contains(&(crossing as f64 / one as f64)), "{crossing} across, {one}");
+}
+
+/// Addresses with a handle behind them.
+fn mapped(device: &Simulator, len: Bytes, place: Place) -> AddrRange {
+    let range = AddrRange::new(device.reserve(len, Bytes::mib(2)).unwrap(), len);
+    device.map(range.start, device.create(len, place).unwrap()).unwrap();
+    device.set_access(range).unwrap();
+    range
+}
+
+#[test]
+fn host_memory_at_the_cards_addresses_is_as_fast_as_the_bus() {
+    let device = Simulator::builder().build();
+    let stream = device.create_stream().unwrap();
+    let len = Bytes::mib(512);
+    let [host, other] = [0, 0].map(|node| mapped(&device, len, Place::HostNuma(node)));
+    let [card, second] = [Place::Device; 2].map(|place| mapped(&device, len, place));
+    let rate = |queue: &dyn Fn()| {
+        let before_ns = device.now_ns();
+        queue();
+        device.synchronize_stream(stream).unwrap();
+        len.count() as f64 / (device.now_ns() - before_ns) as f64
+    };
+    let copy = |from: AddrRange, to: AddrRange| {
+        device.copy(stream, Copy { from: from.start, to: to.start, len }).unwrap();
+    };
+    for (from, to) in [(host, card), (card, host), (host, other)] {
+        let gb_per_s = rate(&|| copy(from, to));
+        assert!((54.9..55.3).contains(&gb_per_s), "{gb_per_s}");
+    }
+    assert!(rate(&|| copy(card, second)) > 1000.0, "the card's own memory is not slowed down");
+    let read = rate(&|| device.launch(stream, Kernel::new("sum").reading(host)).unwrap());
+    assert!((50.5..51.5).contains(&read), "{read}");
+    let both = Kernel::new("map").reading(host).writing(other);
+    let both = rate(&|| device.launch(stream, both.clone()).unwrap());
+    assert!((50.5..51.5).contains(&both), "both directions at once: {both}");
+    let half = AddrRange::new(host.start, Bytes::mib(256));
+    let half = rate(&|| device.launch(stream, Kernel::new("sum").reading(half)).unwrap());
+    assert!((101.0..103.0).contains(&half), "what is touched counts: {half}");
+    let slow = Kernel::new("sum").reading(host).lasting(100_000_000);
+    let slow = rate(&|| device.launch(stream, slow.clone()).unwrap());
+    assert!((5.3..5.4).contains(&slow), "a kernel that computes longer lasts longer: {slow}");
+}
+
+#[test]
+fn work_is_as_fast_as_the_memory_that_it_finds_when_it_starts() {
+    let device = Simulator::builder().build();
+    let (stream, len) = (device.create_stream().unwrap(), Bytes::mib(256));
+    let range = mapped(&device, len, Place::Device);
+    let host = device.create(len, Place::HostNuma(0)).unwrap();
+    device.unmap(range).unwrap();
+    device.map(range.start, host).unwrap();
+    let gate = device.gate();
+    device.launch(stream, Kernel::new("first").until(gate)).unwrap();
+    device.launch(stream, Kernel::new("sum").reading(range)).unwrap();
+    device.set_access(range).unwrap();
+    device.open(gate);
+    let before_ns = device.now_ns();
+    device.synchronize_stream(stream).unwrap();
+    let gb_per_s = len.count() as f64 / (device.now_ns() - before_ns) as f64;
+    assert!((50.5..51.5).contains(&gb_per_s), "{gb_per_s}");
+}
+
+#[test]
+fn destroyed_streams_finish_their_work() {
+    let device = device();
+    let stream = device.create_stream().unwrap();
+    let event = device.create_event().unwrap();
+    device.launch(stream, Kernel::new("last").lasting(1_000)).unwrap();
+    device.record(event, stream).unwrap();
+    device.destroy_stream(stream).unwrap();
+    device.synchronize_event(event).unwrap();
+    assert!(device.query(event).unwrap());
+    assert_eq!(device.live().streams, 0);
+}
+
+#[test]
+fn identical_programs_take_identical_time() {
+    let run = || {
+        let device = device();
+        let (a, b) = (device.create_stream().unwrap(), device.create_stream().unwrap());
+        let event = device.create_event().unwrap();
+        for i in 0..100 {
+            device.launch(a, Kernel::new("k").lasting(i * 37)).unwrap();
+            device.record(event, a).unwrap();
+            device.wait(b, event).unwrap();
+            device.launch(b, Kernel::new("k").lasting(i * 11)).unwrap();
+        }
+        device.synchronize_stream(b).unwrap();
+        device.now_ns()
+    };
+    assert_eq!(run(), run());
+}

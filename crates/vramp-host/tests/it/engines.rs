@@ -1,0 +1,180 @@
+//! Engines move what they are asked for, whatever the kernel answers on the way.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+
+use vramp_core::Bytes;
+use vramp_host::{
+    BlockIo, DISK_BLOCK, DirectFile, Direction, DiskError, DiskErrorKind, HostMemory, HostSpan,
+    IoChoice, IoRequest, OsCode, PageKind, ThreadIo, Transfer, UringIo, move_whole, open_io,
+};
+
+const PIECE: Bytes = Bytes::kib(64);
+
+fn pattern(seed: u8, len: u64) -> Vec<u8> {
+    (0..len).map(|i| (i / 7) as u8 ^ seed).collect()
+}
+
+fn span(bytes: &[u8]) -> HostSpan {
+    let len = Bytes::new(bytes.len() as u64);
+    let memory = HostMemory::new(len, None, PageKind::Small).unwrap();
+    memory.write(Bytes::ZERO, bytes).unwrap();
+    HostSpan::new(&memory, Bytes::ZERO, len).unwrap()
+}
+
+fn bytes_of(span: &HostSpan) -> Vec<u8> {
+    let mut bytes = vec![0; span.len().count() as usize];
+    span.read(Bytes::ZERO, &mut bytes).unwrap();
+    bytes
+}
+
+fn start(
+    io: &Arc<dyn BlockIo>,
+    file: &Arc<DirectFile>,
+    direction: Direction,
+    spans: &[HostSpan],
+) -> Receiver<Result<(), DiskError>> {
+    let (tell, told) = channel();
+    let transfers = spans.iter().enumerate().map(|(number, span)| {
+        let tell = tell.clone();
+        Transfer {
+            file: Arc::clone(file),
+            offset: PIECE * number as u64,
+            span: span.clone(),
+            direction,
+            done: Box::new(move |answer| tell.send(answer).unwrap()),
+        }
+    });
+    move_whole(io, transfers);
+    told
+}
+
+/// Writes 200 pieces, more than any engine works on at once, and reads them back.
+fn round_trip(io: &Arc<dyn BlockIo>) -> Vec<Vec<u8>> {
+    let dir = tempfile::tempdir().unwrap();
+    let file = Arc::new(DirectFile::create(&dir.path().join("data")).unwrap());
+    io.preallocate(&file, PIECE * 200).unwrap();
+    let spans: Vec<_> = (0..200).map(|seed| span(&pattern(seed, PIECE.count()))).collect();
+    for answer in start(io, &file, Direction::Write, &spans) {
+        answer.unwrap();
+    }
+    let back: Vec<_> = (0..200).map(|_| span(&vec![0; PIECE.count() as usize])).collect();
+    for answer in start(io, &file, Direction::Read, &back) {
+        answer.unwrap();
+    }
+    back.iter().map(bytes_of).collect()
+}
+
+fn expected() -> Vec<Vec<u8>> {
+    (0..200).map(|seed| pattern(seed, PIECE.count())).collect()
+}
+
+#[test]
+fn both_engines_move_the_same_bytes() {
+    let threads: Arc<dyn BlockIo> = Arc::new(ThreadIo::new(4).unwrap());
+    assert!(round_trip(&threads) == expected());
+    match UringIo::new(16) {
+        Ok(uring) => {
+            let uring: Arc<dyn BlockIo> = Arc::new(uring);
+            assert!(round_trip(&uring) == expected());
+            assert!(open_io(IoChoice::Auto, 16).unwrap().fell_back.is_none());
+        }
+        // Where io_uring is forbidden, that is said, and nothing else takes its place unasked.
+        Err(why) => {
+            assert_eq!(open_io(IoChoice::Uring, 16).err(), Some(why.clone()));
+            let opened = open_io(IoChoice::Auto, 16).unwrap();
+            assert_eq!((opened.io.name(), opened.fell_back), ("threads", Some(why)));
+        }
+    }
+}
+
+/// Cuts, interrupts and defers most calls before a real engine sees them.
+struct Unsteady {
+    io: Arc<dyn BlockIo>,
+    calls: AtomicU64,
+    sizes: Mutex<Vec<Bytes>>,
+}
+
+impl BlockIo for Unsteady {
+    fn name(&self) -> &'static str {
+        "unsteady"
+    }
+
+    fn depth(&self) -> usize {
+        self.io.depth()
+    }
+
+    fn submit(&self, batch: Vec<IoRequest>) {
+        for mut request in batch {
+            self.sizes.lock().unwrap().push(request.span.len());
+            match self.calls.fetch_add(1, Ordering::Relaxed) % 4 {
+                0 => (request.done)(Err(OsCode(4))),
+                1 => (request.done)(Err(OsCode(11))),
+                2 => {
+                    let short = request.span.len().round_down(DISK_BLOCK * 3).max(DISK_BLOCK);
+                    let short = short.min(DISK_BLOCK * 3);
+                    request.span = request.span.part(Bytes::ZERO, short).unwrap();
+                    self.io.submit(vec![request]);
+                }
+                _ => self.io.submit(vec![request]),
+            }
+        }
+    }
+}
+
+#[test]
+fn short_interrupted_and_deferred_calls_lose_nothing_on_either_engine() {
+    for choice in [IoChoice::Auto, IoChoice::Threads] {
+        let io = open_io(choice, 8).unwrap().io;
+        let unsteady = Arc::new(Unsteady { io, calls: AtomicU64::new(0), sizes: Mutex::default() });
+        let io: Arc<dyn BlockIo> = Arc::<Unsteady>::clone(&unsteady);
+        assert!(round_trip(&io) == expected());
+        assert!(unsteady.calls.load(Ordering::Relaxed) > 400);
+    }
+}
+
+#[test]
+fn a_cut_file_is_named_and_not_waited_for() {
+    for choice in [IoChoice::Auto, IoChoice::Threads] {
+        let dir = tempfile::tempdir().unwrap();
+        let io = open_io(choice, 4).unwrap().io;
+        let file = Arc::new(DirectFile::create(&dir.path().join("data")).unwrap());
+        let told = start(&io, &file, Direction::Read, &[span(&[0; 4096])]);
+        let error = told.recv().unwrap().unwrap_err();
+        assert_eq!((error.kind, error.file.as_path()), (DiskErrorKind::Short, file.path()));
+    }
+}
+
+#[test]
+fn a_panic_in_an_answer_ends_neither_the_engine_nor_other_transfers() {
+    for choice in [IoChoice::Auto, IoChoice::Threads] {
+        let dir = tempfile::tempdir().unwrap();
+        let io = open_io(choice, 4).unwrap().io;
+        let file = Arc::new(DirectFile::create(&dir.path().join("data")).unwrap());
+        let panics = Transfer {
+            file: Arc::clone(&file),
+            offset: Bytes::ZERO,
+            span: span(&[1; 4096]),
+            direction: Direction::Write,
+            done: Box::new(|_| panic!("on purpose")),
+        };
+        move_whole(&io, [panics]);
+        let told = start(&io, &file, Direction::Write, &[span(&[2; 4096])]);
+        assert_eq!(told.recv().unwrap(), Ok(()));
+    }
+}
+
+#[test]
+fn an_engine_dropped_with_work_in_it_answers_all_of_it() {
+    for choice in [IoChoice::Auto, IoChoice::Threads] {
+        let dir = tempfile::tempdir().unwrap();
+        let io = open_io(choice, 2).unwrap().io;
+        let file = Arc::new(DirectFile::create(&dir.path().join("data")).unwrap());
+        let spans: Vec<_> = (0..50).map(|seed| span(&pattern(seed, 65536))).collect();
+        let told = start(&io, &file, Direction::Write, &spans);
+        // The last handle may now go in a thread of the engine itself.
+        drop((io, file));
+        assert_eq!(told.iter().filter(Result::is_ok).count(), 50);
+    }
+}

@@ -1,0 +1,7 @@
+//! Tests of `vramp-host` through its public interface, in one program.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod engines;
+mod topology;
+mod visible;

@@ -1,0 +1,67 @@
+//! What the caching allocator's segments hold, for snapshots.
+
+use super::block::{Block, Class, State};
+use super::pool::TorchPool;
+use crate::SegmentId;
+use vramp_core::Bytes;
+use vramp_core::{PartKind, Stretch, StretchPart};
+
+/// Memory side by side in one segment: all of it, or a mapped part of an expandable one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TorchStretch {
+    /// The segment it lies in.
+    pub segment: SegmentId,
+    /// How far from the segment's start.
+    pub offset: Bytes,
+    /// True in the pool of requests up to 1 MiB.
+    pub is_small: bool,
+    /// True in an expandable segment.
+    pub is_expandable: bool,
+    /// What it holds.
+    pub memory: Stretch,
+}
+
+impl TorchPool {
+    /// Every stretch of memory by address, as PyTorch's snapshots have them. O(n log n).
+    pub fn stretches(&self) -> Vec<TorchStretch> {
+        let mut blocks: Vec<&Block> = self.blocks.iter().map(|(_, block)| block).collect();
+        blocks.retain(|block| block.state != State::Unmapped);
+        blocks.sort_by_key(|block| block.at);
+        let mut stretches: Vec<TorchStretch> = Vec::new();
+        for block in blocks {
+            let part = part_of(block);
+            match stretches.last_mut() {
+                Some(last)
+                    if last.segment == block.segment
+                        && last.memory.at.plus(last.memory.len.count()) == block.at =>
+                {
+                    last.memory.len += part.len;
+                    last.memory.parts.push(part);
+                }
+                _ => stretches.push(TorchStretch {
+                    segment: block.segment,
+                    offset: Bytes::new(block.at.since(self.segment(block.segment).at)),
+                    is_small: block.class == Class::Small,
+                    is_expandable: self.is_expandable(block),
+                    memory: Stretch { at: block.at, len: part.len, parts: vec![part] },
+                }),
+            }
+        }
+        stretches
+    }
+}
+
+fn part_of(block: &Block) -> StretchPart {
+    let (kind, requested) = match block.state {
+        State::Used => (PartKind::Block, block.requested),
+        State::Waiting(_) => (PartKind::Waiting, 0),
+        State::Free | State::Unmapped => (PartKind::Free, 0),
+    };
+    StretchPart {
+        at: block.at,
+        len: Bytes::new(block.len),
+        requested: Bytes::new(requested),
+        stream: block.stream,
+        kind,
+    }
+}

@@ -1,0 +1,134 @@
+//! Every sum of the ledger, taken again from its reservations, and the index of the queue.
+
+use super::books::Space;
+use super::record::Share;
+use super::{Ledger, Queue};
+use vramp_core::{Bytes, Inconsistency};
+
+impl Queue {
+    /// Checks that order and index hold exactly those who wait. O(waiters).
+    ///
+    /// # Errors
+    /// One that does not hold: a bug in the queue, never a user's mistake.
+    pub fn audit(&self) -> Result<(), Inconsistency> {
+        let places = self.waiters.values().map(|waiter| waiter.request.candidates.len()).sum();
+        let sizes: usize = self.sizes.values().map(std::collections::BTreeSet::len).sum();
+        let missing = self.waiters.iter().find(|&(&id, waiter)| {
+            let indexed = |space| {
+                let sizes = self.sizes.get(space);
+                sizes.is_some_and(|sizes| sizes.contains(&(waiter.request.bytes, id)))
+            };
+            !self.order.contains(&waiter.rank(id)) || !waiter.request.candidates.iter().all(indexed)
+        });
+        match missing {
+            Some((id, _)) => Err(Inconsistency { what: format!("{id} is not in order and index") }),
+            None if (self.order.len(), sizes) == (self.waiters.len(), places) => Ok(()),
+            None => Err(Inconsistency { what: "order or index hold one who does not wait".into() }),
+        }
+    }
+}
+
+type Check = Result<(), String>;
+
+impl Ledger {
+    /// Checks every invariant. O(reservations times spaces): for tests, and after an error.
+    ///
+    /// # Errors
+    /// One that does not hold: a bug in the ledger, never a user's mistake.
+    pub fn audit(&self) -> Result<(), Inconsistency> {
+        let checks = self.spaces.iter().map(|space| {
+            self.sums_agree(space)
+                .and_then(|()| self.tags_agree(space))
+                .and_then(|()| bounds_hold(space))
+                .and_then(|()| self.limit_holds(space))
+                .map_err(|what| Inconsistency { what: format!("{}: {what}", space.id) })
+        });
+        checks.collect::<Result<(), _>>()?;
+        self.records_are_possible().map_err(|what| Inconsistency { what })
+    }
+
+    fn sums_agree(&self, space: &Space) -> Check {
+        let mut sum = Share::default();
+        let mut active = 0;
+        for (_, record) in self.records.iter().filter(|(_, record)| record.space == space.id) {
+            let share = record.share();
+            sum.reserved += share.reserved;
+            sum.over += share.over;
+            sum.orphaned += share.orphaned;
+            active += usize::from(!record.released);
+        }
+        agree("reserved", space.reserved, sum.reserved)?;
+        agree("over", space.over, sum.over)?;
+        agree("orphaned", space.orphaned, sum.orphaned)?;
+        if space.active != active {
+            return Err(format!("{} reservations are counted, {active} exist", space.active));
+        }
+        Ok(())
+    }
+
+    fn tags_agree(&self, space: &Space) -> Check {
+        let mut unreserved = Bytes::ZERO;
+        for (number, tag) in space.tags.iter().enumerate() {
+            let name = &self.tags[number];
+            let of_tag = |record: &super::Reservation| {
+                record.space == space.id && record.tag.index() == number
+            };
+            let shares = self.records.values().filter(|r| of_tag(r)).map(|r| r.share());
+            let (mut charged, mut used) = (tag.unreserved, tag.unreserved);
+            for share in shares {
+                charged += share.charged();
+                used += share.used;
+            }
+            agree(&format!("charged under '{name}'"), tag.charged, charged)?;
+            agree(&format!("used under '{name}'"), tag.used, used)?;
+            if tag.peak_charged < charged || tag.peak_used < used {
+                return Err(format!("a peak under '{name}' is below what is charged now"));
+            }
+            unreserved += tag.unreserved;
+        }
+        agree("unreserved", space.unreserved, unreserved)
+    }
+
+    fn limit_holds(&self, space: &Space) -> Check {
+        let excused = self.records.values().any(|r| r.space == space.id && r.beyond_limit);
+        if space.reserved > space.levels.limit && !excused {
+            return Err(format!("{} are reserved above the limit", space.reserved));
+        }
+        Ok(())
+    }
+
+    fn records_are_possible(&self) -> Check {
+        for (id, record) in &self.records {
+            if self.spaces.get(record.place as usize).map(|space| space.id) != Some(record.space) {
+                return Err(format!("{id} is in no space"));
+            }
+            if record.released && (record.used.is_zero() || !record.size.is_zero()) {
+                return Err(format!("{id} was released and holds {}", record.size));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn bounds_hold(space: &Space) -> Check {
+    let total = space.total();
+    let levels = &space.levels;
+    if total > levels.capacity {
+        return Err(format!("{total} are charged to a capacity of {}", levels.capacity));
+    }
+    if space.peak < total {
+        return Err(format!("the peak {} is below the total {total}", space.peak));
+    }
+    let high = space.hysteresis.is_high();
+    if high && total <= levels.stop || !high && total >= levels.trigger {
+        return Err(format!("a crossing at {total} was not counted"));
+    }
+    Ok(())
+}
+
+fn agree(what: &str, counted: Bytes, summed: Bytes) -> Check {
+    if counted == summed {
+        return Ok(());
+    }
+    Err(format!("{what}: {counted} are counted, the sum is {summed}"))
+}

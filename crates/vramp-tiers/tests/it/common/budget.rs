@@ -1,0 +1,33 @@
+//! What the tests of tracked allocators share: a card behind a budget.
+use std::sync::Arc;
+
+use vramp_alloc::{Allocator, Config, Driver, Preset, StreamId};
+use vramp_driver::sim::Simulator;
+use vramp_tiers::{
+    Bytes, MemorySpace, Policies, ReservationManager, SpaceConfig, SpaceId, Tracked,
+};
+
+pub const GPU: SpaceId = SpaceId::gpu(0);
+pub const KIB: fn(u64) -> Bytes = Bytes::kib;
+
+pub struct Bench {
+    pub device: Arc<Simulator>,
+    pub manager: ReservationManager,
+    pub space: MemorySpace,
+    pub tracked: Tracked,
+    pub streams: [StreamId; 2],
+}
+
+impl Bench {
+    /// 90 % of the budget can be reserved.
+    pub fn new(budget: Bytes, defaults: Policies) -> Bench {
+        let device = Arc::new(Simulator::preset("h200").unwrap());
+        let driver: Arc<dyn Driver> = device.clone();
+        let allocator = Arc::new(Allocator::new(driver, Config::preset(Preset::Vramp)).unwrap());
+        let streams = [(); 2].map(|()| allocator.create_stream().unwrap());
+        let manager = ReservationManager::new([(GPU, SpaceConfig::gpu(budget))]).unwrap();
+        let space = manager.space(GPU).unwrap();
+        let tracked = Tracked::new(allocator, &space, defaults);
+        Bench { device, manager, space, tracked, streams }
+    }
+}

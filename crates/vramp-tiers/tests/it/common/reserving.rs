@@ -1,0 +1,44 @@
+//! What the tests of reservations share: a card in single bytes, and what is asked of it.
+use std::thread;
+use std::time::{Duration, Instant};
+
+use vramp_tiers::{
+    Bytes, Level, RequestBuilder, Reservation, ReservationManager, SpaceConfig, SpaceId, Strategy,
+};
+
+pub const GPU: SpaceId = SpaceId::gpu(0);
+
+/// All of a space can be reserved, to the byte.
+pub fn space(capacity: u64) -> SpaceConfig {
+    SpaceConfig {
+        limit: Level::Fraction(1.0),
+        granule: Bytes::new(1),
+        ..SpaceConfig::gpu(Bytes::new(capacity))
+    }
+}
+
+pub fn ask(manager: &ReservationManager, bytes: u64) -> RequestBuilder<'_> {
+    manager.request(Strategy::Specific(GPU), Bytes::new(bytes))
+}
+
+pub fn reserve(manager: &ReservationManager, bytes: u64) -> Reservation {
+    ask(manager, bytes).now().unwrap()
+}
+
+pub fn until(what: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !what() {
+        assert!(Instant::now() < end, "it did not happen within 30 s");
+        thread::yield_now();
+    }
+}
+
+/// Nobody waits, and nothing is reserved or charged anywhere.
+pub fn ends_empty(manager: &ReservationManager) {
+    manager.audit().unwrap();
+    assert_eq!(manager.waiting(), 0);
+    for space in manager.spaces() {
+        let census = space.census();
+        assert_eq!((census.total, census.reservations), (Bytes::ZERO, 0));
+    }
+}

@@ -1,0 +1,429 @@
+//! Pinned blocks of the host: what they are charged to, where they lie, and when they serve again.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::common::blocks::{BLOCKS, MIB, space};
+use vramp_alloc::Driver;
+use vramp_core::AddrRange;
+use vramp_driver::sim::{Backing, FaultPlan, Kernel, Simulator};
+use vramp_driver::{Call, HostSlice, Place};
+use vramp_tiers::{
+    Bytes, HostMemoryError, HostPool, HostPoolConfig, HostPoolError, LimitPolicy, NumaNode,
+    ReservationManager, SpaceConfig, SpaceId,
+};
+
+const PAGE: Bytes = Bytes::mib(2);
+
+fn plain(capacity: Bytes) -> HostPool {
+    HostPool::new(&space(capacity), BLOCKS, []).unwrap()
+}
+
+fn simulator() -> Simulator {
+    Simulator::builder().memory(Bytes::gib(1)).backing(Backing::Stored).build()
+}
+
+#[test]
+fn blocks_are_charged_while_somebody_has_them() {
+    let pool = plain(Bytes::mib(10));
+    assert_eq!(pool.space().total(), Bytes::ZERO, "what is only held is not charged");
+    let three = pool.allocate(Bytes::new(2 * MIB.count() + 1)).unwrap();
+    assert_eq!((three.blocks(), three.len()), (3, MIB * 3));
+    assert_eq!(pool.space().total(), MIB * 3);
+    let rest = pool.allocate(MIB * 7).unwrap();
+    let Err(HostPoolError::Full(full)) = pool.allocate(MIB) else { panic!("there is no room") };
+    assert_eq!(full.refused.available, Bytes::ZERO);
+    drop(three);
+    assert_eq!(pool.space().total(), MIB * 7);
+    drop(rest);
+    assert_eq!(pool.stats().free_blocks, 10, "the last pool is as large as there was room");
+    assert_eq!(pool.space().total(), Bytes::ZERO);
+    pool.audit().unwrap();
+}
+
+#[test]
+fn nothing_is_an_allocation_of_no_blocks() {
+    let pool = plain(Bytes::mib(10));
+    let nothing = pool.allocate(Bytes::ZERO).unwrap();
+    assert!(nothing.is_empty());
+    assert!(nothing.block(0).is_none());
+    assert!(nothing.spans(Bytes::ZERO, Bytes::ZERO).unwrap().is_empty());
+    assert!(matches!(pool.small(Bytes::ZERO), Err(HostPoolError::Config(_))));
+}
+
+#[test]
+fn bytes_are_numbered_through_whatever_runs_they_lie_in() {
+    let pool = plain(Bytes::mib(10));
+    let first = pool.allocate(MIB * 3).unwrap();
+    let mut across = pool.allocate(MIB * 4).unwrap();
+    assert_eq!(
+        across.spans(Bytes::ZERO, across.len()).unwrap().len(),
+        1,
+        "one pool holds them all"
+    );
+    let mut split = pool.allocate(MIB * 3).unwrap();
+    assert_eq!(split.spans(Bytes::ZERO, split.len()).unwrap().len(), 2);
+    let pattern: Vec<u8> = (0..3 << 20).map(|i: u32| (i % 253) as u8).collect();
+    split.write(Bytes::ZERO, &pattern).unwrap();
+    across.write(Bytes::ZERO, &vec![0xFF; 4 << 20]).unwrap();
+    let mut back = vec![0; 100];
+    split.read(Bytes::new((2 << 20) - 50), &mut back).unwrap();
+    assert_eq!(back, pattern[(2 << 20) - 50..(2 << 20) + 50]);
+    let mut second = [0; 2];
+    split.block(1).unwrap().read(Bytes::new(7), &mut second).unwrap();
+    assert_eq!(second, pattern[(1 << 20) + 7..(1 << 20) + 9]);
+    let outside = split.write(MIB * 3 - Bytes::new(1), &[1, 2]).unwrap_err();
+    assert_eq!(outside.whole, MIB * 3);
+    assert!(split.spans(Bytes::new(u64::MAX), MIB).is_err());
+    assert!(split.block(3).is_none() && split.block(usize::MAX).is_none());
+    drop(first);
+}
+
+#[test]
+fn a_reservation_pays_and_may_go_before_its_blocks() {
+    let space = space(Bytes::mib(10));
+    let pool = HostPool::new(&space, BLOCKS, []).unwrap();
+    let reservation = space.request(MIB * 4).now().unwrap();
+    let charge = reservation.charge(MIB * 3, &LimitPolicy::Fail).unwrap();
+    let blocks = pool.allocate_with(charge).unwrap();
+    assert_eq!(space.total(), MIB * 4, "the reservation covers the blocks");
+    assert!(reservation.charge(MIB * 2, &LimitPolicy::Fail).is_err());
+    drop(reservation);
+    assert_eq!(space.total(), MIB * 3);
+    drop(blocks);
+    assert_eq!(space.total(), Bytes::ZERO);
+}
+
+#[test]
+fn a_charge_of_another_space_or_of_half_a_block_buys_nothing() {
+    let pool = plain(Bytes::mib(10));
+    let other = space(Bytes::mib(10));
+    let foreign = other.charge(MIB).unwrap();
+    assert!(matches!(pool.allocate_with(foreign), Err(HostPoolError::WrongCharge(..))));
+    assert_eq!(other.total(), Bytes::ZERO, "it is credited");
+    let half = pool.space().charge(Bytes::kib(512));
+    assert!(matches!(pool.allocate_with(half.unwrap()), Err(HostPoolError::WrongCharge(..))));
+    assert_eq!(pool.space().total(), Bytes::ZERO);
+}
+
+#[test]
+fn an_allocation_grows_at_its_end_and_gives_its_tail_away() {
+    let pool = plain(Bytes::mib(10));
+    let mut blocks = pool.allocate(MIB * 2).unwrap();
+    blocks.write(MIB, &[7; 16]).unwrap();
+    blocks.grow(MIB * 3).unwrap();
+    assert_eq!((blocks.len(), pool.space().total()), (MIB * 5, MIB * 5));
+    blocks.write(MIB * 4, &[9; 16]).unwrap();
+    assert!(matches!(blocks.grow(MIB * 6), Err(HostPoolError::Full(_))));
+    assert_eq!(blocks.len(), MIB * 5, "a growth that failed changes nothing");
+    assert!(blocks.trim(MIB * 5).is_none());
+    let tail = blocks.trim(Bytes::new(1)).unwrap();
+    assert_eq!((blocks.len(), tail.len()), (MIB, MIB * 4));
+    let mut bytes = [0; 2];
+    tail.read(Bytes::ZERO, &mut bytes).unwrap();
+    assert_eq!(bytes, [7, 7]);
+    tail.read(MIB * 3, &mut bytes).unwrap();
+    assert_eq!(bytes, [9, 9]);
+    drop(blocks);
+    assert_eq!(pool.space().total(), MIB * 4);
+    drop(tail);
+    assert_eq!(pool.space().total(), Bytes::ZERO);
+    assert_eq!(pool.stats().free_blocks, pool.stats().blocks);
+    pool.audit().unwrap();
+}
+
+#[test]
+fn a_configuration_that_makes_no_sense_is_refused() {
+    let host = space(Bytes::mib(10));
+    let refused =
+        |config| matches!(HostPool::new(&host, config, []), Err(HostPoolError::Config(_)));
+    assert!(refused(HostPoolConfig { block: Bytes::ZERO, ..BLOCKS }));
+    assert!(refused(HostPoolConfig { block: Bytes::new(5000), ..BLOCKS }));
+    assert!(refused(HostPoolConfig { block: Bytes::kib(4), ..BLOCKS }), "less than a granule");
+    assert!(refused(HostPoolConfig { blocks_per_pool: 0, ..BLOCKS }));
+    assert!(refused(HostPoolConfig { initial_pools: 3, ..BLOCKS }), "12 MiB in a space of 10");
+    let gpu = SpaceId::gpu(0);
+    let manager = ReservationManager::new([(gpu, SpaceConfig::gpu(Bytes::gib(1)))]).unwrap();
+    let card = manager.space(gpu).unwrap();
+    assert!(matches!(HostPool::new(&card, BLOCKS, []), Err(HostPoolError::Config(_))));
+    let elsewhere = HostPoolConfig { node: Some(NumaNode(1020)), ..BLOCKS };
+    let refused = HostPool::new(&host, elsewhere, []).unwrap_err();
+    assert!(matches!(refused, HostPoolError::NoMemory(HostMemoryError::BadNode { .. })));
+}
+
+#[test]
+fn blocks_serve_again_once_the_work_that_uses_them_is_done() {
+    let sim = Arc::new(simulator());
+    let device: Arc<dyn Driver> = sim.clone();
+    let pool = HostPool::new(&space(Bytes::mib(4)), BLOCKS, [Arc::clone(&device)]).unwrap();
+    let at = device.reserve(PAGE * 2, PAGE).unwrap();
+    device.map(at, device.create(PAGE * 2, Place::Device).unwrap()).unwrap();
+    device.set_access(AddrRange::new(at, PAGE * 2)).unwrap();
+    let stream = device.create_stream().unwrap();
+    device.fill(stream, AddrRange::new(at, PAGE * 2), 0x3C).unwrap();
+    let mut blocks = pool.allocate(MIB * 4).unwrap();
+    let slices = blocks.slices(&device, Bytes::ZERO, MIB * 4).unwrap();
+    assert_eq!(slices.len(), 1);
+    device.copy_to_host(stream, at, slices[0]).unwrap();
+    blocks.used_by(&device, stream).unwrap();
+    drop(blocks);
+    assert_eq!(pool.space().total(), Bytes::ZERO, "what is dropped is not charged");
+    assert_eq!(pool.stats().pending_blocks, 4);
+    // All four are still written to, and there is room for no more: this waits for the copy.
+    let again = pool.allocate(MIB).unwrap();
+    assert_eq!(pool.stats().waits_for_work, 1);
+    let mut byte = [0];
+    again.read(MIB - Bytes::new(1), &mut byte).unwrap();
+    assert_eq!(byte, [0x3C], "the copy was over before the block was handed out");
+    assert_eq!(sim.calls_of(Call::SynchronizeStream), 0, "an event is waited for, not a stream");
+}
+
+#[test]
+fn one_question_to_a_stream_brings_all_its_blocks_back() {
+    let sim = Arc::new(simulator());
+    let device: Arc<dyn Driver> = sim.clone();
+    let pool = HostPool::new(&space(MIB * 32), BLOCKS, [Arc::clone(&device)]).unwrap();
+    let (first, second) = (device.create_stream().unwrap(), device.create_stream().unwrap());
+    let gates: Vec<_> = [first, second].map(|stream| (stream, sim.gate())).into();
+    for &(stream, gate) in &gates {
+        sim.launch(stream, Kernel::new("busy").until(gate)).unwrap();
+    }
+    let all: Vec<_> = (0..32).map(|_| pool.allocate(MIB).unwrap()).collect();
+    for (count, mut blocks) in all.into_iter().enumerate() {
+        // Work that holds later blocks back, and that blocks returned before do not wait for.
+        if count == 28 {
+            sim.launch(second, Kernel::new("late").until(sim.gate())).unwrap();
+        }
+        blocks.used_by(&device, if count % 2 == 0 { first } else { second }).unwrap();
+    }
+    assert_eq!(pool.stats().pending_blocks, 32);
+    gates.iter().for_each(|&(_, gate)| sim.open(gate));
+    let before = sim.calls_of(Call::Query);
+    let block = pool.allocate(MIB).unwrap();
+    // One to each stream, and one to each use on the second up to the first that is not over.
+    assert_eq!(sim.calls_of(Call::Query) - before, 2 + 15);
+    assert_eq!(pool.stats().pending_blocks, 2, "the last two on the second stream");
+    drop(block);
+    pool.audit().unwrap();
+}
+
+#[test]
+fn those_who_wait_for_the_same_work_are_all_served() {
+    let sim = Arc::new(simulator());
+    let device: Arc<dyn Driver> = sim.clone();
+    let pool = HostPool::new(&space(Bytes::mib(4)), BLOCKS, [Arc::clone(&device)]).unwrap();
+    for _ in 0..50 {
+        let stream = device.create_stream().unwrap();
+        let at = device.alloc_memory(PAGE * 2).unwrap();
+        let mut blocks = pool.allocate(MIB * 4).unwrap();
+        for slice in blocks.slices(&device, Bytes::ZERO, MIB * 4).unwrap() {
+            device.copy_to_device(stream, slice, at).unwrap();
+        }
+        blocks.used_by(&device, stream).unwrap();
+        drop(blocks);
+        let all = std::sync::Barrier::new(4);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    all.wait();
+                    assert_eq!(pool.allocate(MIB).unwrap().blocks(), 1);
+                });
+            }
+        });
+        device.free_memory(at).unwrap();
+        device.destroy_stream(stream).unwrap();
+    }
+}
+
+#[test]
+fn small_pieces_of_every_length_are_aligned_and_apart() {
+    let pool = plain(Bytes::mib(10));
+    let mut seen = std::collections::BTreeMap::new();
+    let lengths = [1, 511, 512, 513, 1024, 2000, 4096, 5000, 8192, 8193, 32 << 10, 64 << 10];
+    let pieces: Vec<_> = lengths.iter().map(|&len| pool.small(Bytes::new(len)).unwrap()).collect();
+    for (piece, len) in pieces.iter().zip(lengths) {
+        let start = piece.span().as_ptr() as u64;
+        assert_eq!(start % len.next_power_of_two().clamp(512, 4096), 0);
+        assert_eq!(piece.len(), Bytes::new(len));
+        seen.insert(start, start + len);
+    }
+    assert_eq!(seen.len(), lengths.len());
+    let ends = seen.values().copied();
+    assert!(ends.zip(seen.keys().copied().skip(1)).all(|(end, next)| end <= next));
+    drop(pieces);
+    let again = pool.small(Bytes::new(512)).unwrap().span().as_ptr() as u64;
+    assert!(seen.contains_key(&again), "what was returned serves again");
+}
+
+#[test]
+fn small_pieces_share_a_block_and_return_in_stream_order_too() {
+    let sim = Arc::new(simulator());
+    let device: Arc<dyn Driver> = sim.clone();
+    let pool = HostPool::new(&space(Bytes::mib(10)), BLOCKS, [Arc::clone(&device)]).unwrap();
+    let mut pieces: Vec<_> = (0..100).map(|_| pool.small(Bytes::new(700)).unwrap()).collect();
+    assert_eq!(pool.space().total(), MIB, "one block for all");
+    for (number, piece) in pieces.iter_mut().enumerate() {
+        piece.write(Bytes::ZERO, &[number as u8; 700]).unwrap();
+    }
+    for (number, piece) in pieces.iter().enumerate() {
+        let mut bytes = [0xEE; 700];
+        piece.read(Bytes::ZERO, &mut bytes).unwrap();
+        assert_eq!(bytes, [number as u8; 700], "pieces do not overlap");
+        assert_eq!(piece.span().as_ptr() as u64 % 1024, 0);
+        let HostSlice { offset, len, .. } = piece.slice(&device).unwrap();
+        assert_eq!((offset.count() % 1024, len), (0, Bytes::new(700)));
+    }
+    assert!(pieces[0].write(Bytes::new(700), &[1]).is_err());
+    let large = pool.small(Bytes::kib(64)).unwrap();
+    assert_eq!(pool.space().total(), MIB * 2, "each length has its own block");
+    assert!(matches!(pool.small(Bytes::kib(65)), Err(HostPoolError::Config(_))));
+    drop(large);
+    let stream = device.create_stream().unwrap();
+    let at = device.alloc_memory(PAGE).unwrap();
+    let gate = sim.gate();
+    sim.launch(stream, Kernel::new("busy").until(gate)).unwrap();
+    let mut last = pieces.pop().unwrap();
+    device.copy_to_device(stream, last.slice(&device).unwrap(), at).unwrap();
+    last.used_by(&device, stream).unwrap();
+    let place = last.span().as_ptr();
+    drop(last);
+    let next = pool.small(Bytes::new(700)).unwrap();
+    assert_ne!(next.span().as_ptr(), place, "a piece in use is not handed out");
+    sim.open(gate);
+    device.synchronize_stream(stream).unwrap();
+    drop((pieces, next));
+    assert_eq!(pool.shrink(Bytes::ZERO), MIB * 4);
+    assert_eq!(pool.space().total(), Bytes::ZERO);
+    pool.audit().unwrap();
+}
+
+#[test]
+fn a_pool_that_nobody_uses_is_unpinned_and_one_in_use_is_not() {
+    let sim = Arc::new(simulator());
+    let device: Arc<dyn Driver> = sim.clone();
+    let pool = HostPool::new(&space(Bytes::mib(20)), BLOCKS, [device]).unwrap();
+    let one = pool.allocate(MIB).unwrap();
+    let many = pool.allocate(MIB * 12).unwrap();
+    assert_eq!(sim.live().host_buffers, 4);
+    drop(many);
+    assert_eq!(pool.shrink(MIB * 8), MIB * 8, "down to what is to be kept");
+    assert_eq!(pool.shrink(Bytes::ZERO), MIB * 4);
+    assert_eq!((sim.live().host_buffers, pool.stats().pools_unpinned), (1, 3));
+    drop(one);
+    drop(pool);
+    assert_eq!(sim.live().host_buffers, 0);
+    assert_eq!(sim.live().events, 0);
+}
+
+#[test]
+fn blocks_are_pinned_before_they_are_needed() {
+    let config = HostPoolConfig { spare_blocks: 2, ..BLOCKS };
+    let pool = HostPool::new(&space(Bytes::mib(64)), config, []).unwrap();
+    let three = pool.allocate(MIB * 3).unwrap();
+    let begin = Instant::now();
+    while pool.stats().pools_ahead < 2 {
+        assert!(begin.elapsed() < Duration::from_secs(30), "nothing grew in the background");
+        std::thread::yield_now();
+    }
+    let four = pool.allocate(MIB * 4).unwrap();
+    assert_eq!(pool.stats().pools_waited_for, 0, "nobody waited for a pool");
+    drop((three, four));
+}
+
+#[test]
+fn a_device_that_pins_nothing_is_an_error_and_leaves_nothing_charged() {
+    for n in 1..=2 {
+        let faults = FaultPlan::nth_of(Call::RegisterHost, n).with_code(2);
+        let sim = Arc::new(Simulator::builder().faults(faults).build());
+        let device: Arc<dyn Driver> = sim.clone();
+        let made = HostPool::new(&space(Bytes::mib(20)), BLOCKS, [device]);
+        match n {
+            1 => assert!(matches!(made, Err(HostPoolError::Pin(_)))),
+            _ => {
+                let pool = made.unwrap();
+                let refused = pool.allocate(MIB * 5).unwrap_err();
+                assert!(matches!(refused, HostPoolError::Pin(_)), "{refused}");
+                assert_eq!(pool.space().total(), Bytes::ZERO);
+                assert_eq!(pool.allocate(MIB * 5).unwrap().blocks(), 5, "it is tried again");
+                assert_eq!(pool.stats().free_blocks, 8);
+            }
+        }
+        assert_eq!(sim.live().host_buffers, 0);
+    }
+}
+
+#[test]
+fn a_pool_knows_only_the_devices_it_was_made_for() {
+    let ours: Arc<dyn Driver> = Arc::new(simulator());
+    let strange: Arc<dyn Driver> = Arc::new(simulator());
+    let pool = HostPool::new(&space(Bytes::mib(4)), BLOCKS, [Arc::clone(&ours)]).unwrap();
+    let mut blocks = pool.allocate(MIB).unwrap();
+    let refused = blocks.slices(&strange, Bytes::ZERO, MIB).unwrap_err();
+    assert!(matches!(refused, HostPoolError::NotPinnedFor(_)));
+    let stream = strange.create_stream().unwrap();
+    assert!(matches!(blocks.used_by(&strange, stream), Err(HostPoolError::NotPinnedFor(_))));
+    assert!(blocks.slices(&ours, MIB, Bytes::new(1)).is_err());
+}
+
+#[test]
+fn two_devices_see_the_same_blocks() {
+    let devices: [Arc<dyn Driver>; 2] = [Arc::new(simulator()), Arc::new(simulator())];
+    let pool = HostPool::new(&space(Bytes::mib(4)), BLOCKS, devices.clone()).unwrap();
+    let mut blocks = pool.allocate(MIB).unwrap();
+    blocks.write(Bytes::new(100), b"shared").unwrap();
+    for device in &devices {
+        let slice = blocks.slices(device, Bytes::new(100), Bytes::new(6)).unwrap()[0];
+        let mut seen = [0; 6];
+        device.read_host(slice.buffer, slice.offset, &mut seen).unwrap();
+        assert_eq!(&seen, b"shared");
+    }
+}
+
+#[test]
+fn threads_that_allocate_and_free_at_random_share_no_block_and_leave_nothing() {
+    let config = HostPoolConfig { block: Bytes::mib(1), spare_blocks: 3, ..BLOCKS };
+    let pool = HostPool::new(&space(Bytes::mib(24)), config, []).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..8_u8 {
+            let pool = &pool;
+            scope.spawn(move || {
+                let mut random = fastrand::Rng::with_seed(thread.into());
+                for round in 0..200_u32 {
+                    let mark = [thread, round as u8, 0xA5];
+                    if random.u32(..3) == 0 {
+                        let Ok(mut piece) = pool.small(Bytes::new(random.u64(3..4000))) else {
+                            continue;
+                        };
+                        piece.write(Bytes::ZERO, &mark).unwrap();
+                        std::thread::yield_now();
+                        let mut back = [0; 3];
+                        piece.read(Bytes::ZERO, &mut back).unwrap();
+                        assert_eq!(back, mark);
+                        continue;
+                    }
+                    let Ok(mut blocks) = pool.allocate(MIB * random.u64(1..5)) else { continue };
+                    for block in 0..blocks.blocks() as u64 {
+                        blocks.write(MIB * block, &mark).unwrap();
+                    }
+                    if random.bool() {
+                        drop(blocks.trim(MIB));
+                    }
+                    std::thread::yield_now();
+                    for block in 0..blocks.blocks() as u64 {
+                        let mut back = [0; 3];
+                        blocks.read(MIB * block, &mut back).unwrap();
+                        assert_eq!(back, mark, "two have the same block");
+                    }
+                    if random.u32(..20) == 0 {
+                        pool.shrink(MIB * 8);
+                    }
+                }
+            });
+        }
+    });
+    pool.audit().unwrap();
+    pool.shrink(Bytes::ZERO);
+    assert_eq!(pool.space().total(), Bytes::ZERO);
+    let stats = pool.stats();
+    assert_eq!((stats.free_blocks, stats.pending_blocks), (stats.blocks, 0));
+}

@@ -1,0 +1,249 @@
+//! Tasks at random over a model of an allocator: they reserve, wait with deadlines and cancellations,
+//! grow, shrink, split, merge, charge, spill for one another, run into deadlocks and give up. All must
+//! end, nothing may be left, and no space may ever hold more than it can.
+//!
+//! Two seconds; longer by `VRAMP_MONTE_CARLO_S`, with seeds from `VRAMP_MONTE_CARLO_SEED` on.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use vramp_tiers::{
+    Bytes, CancelToken, Charge, Level, LimitPolicy, ManagerConfig, Overtaking, Owner, Priority,
+    QueueConfig, Reservation, ReservationManager, ReserveError, Retries, Shortage, SpaceConfig,
+    SpaceId, Spilling, Strategy, Tier,
+};
+
+const GPUS: [SpaceId; 2] = [SpaceId::gpu(0), SpaceId::gpu(1)];
+const HOST: SpaceId = SpaceId::host(0);
+const TASKS: u64 = 12;
+
+fn setting(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).map_or(otherwise, |text| text.parse().unwrap())
+}
+
+fn space(capacity: u64) -> SpaceConfig {
+    let (limit, granule) = (Level::Fraction(0.95), Bytes::new(8));
+    SpaceConfig { limit, granule, ..SpaceConfig::gpu(Bytes::new(capacity)) }
+}
+
+fn manager(random: &mut fastrand::Rng) -> ReservationManager {
+    let pause = Duration::from_micros(5);
+    let config = ManagerConfig {
+        queue: QueueConfig {
+            overtaking: Overtaking {
+                count: random.u32(0..20),
+                bytes: Bytes::new(random.u64(0..3000)),
+            },
+            patience: random.bool().then(|| random.u32(1..20)),
+        },
+        spill: Retries { most: 3, first_pause: pause, longest_pause: pause * 4 },
+        ..ManagerConfig::default()
+    };
+    let spaces = [(GPUS[0], space(4096)), (GPUS[1], space(4096)), (HOST, space(8192))];
+    ReservationManager::with_config(spaces, config).unwrap()
+}
+
+/// The model of an allocator of one card: what of it is really in use, by nobody twice.
+#[derive(Default)]
+struct Card {
+    used: AtomicU64,
+    highest: AtomicU64,
+}
+
+impl Card {
+    fn allocate(&self, bytes: u64) {
+        let used = self.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.highest.fetch_max(used, Ordering::Relaxed);
+    }
+
+    fn free(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Data on a card that may leave for the host.
+type Idle = Arc<Mutex<Vec<Reservation>>>;
+
+#[derive(Default, Debug)]
+struct Tally {
+    served: AtomicU64,
+    deadlocks: AtomicU64,
+    timeouts: AtomicU64,
+    cancelled: AtomicU64,
+    shut_down: AtomicU64,
+    spilled: AtomicU64,
+}
+
+struct World {
+    manager: ReservationManager,
+    idle: Idle,
+    card: Card,
+    tally: Tally,
+    token: CancelToken,
+}
+
+/// One task: what it holds it gives back in the end, whatever happens.
+fn task(world: &World, seed: u64, end: Instant) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let World { manager, idle, card, tally, token } = world;
+    let owner = Owner(seed);
+    let mut held: Vec<Reservation> = Vec::new();
+    let mut charges: Vec<(Charge, u64)> = Vec::new();
+    while Instant::now() < end {
+        let bytes = Bytes::new(random.u64(0..900));
+        let at = random.usize(0..held.len().max(1));
+        match (random.u8(0..14), held.get_mut(at)) {
+            (0..=3, _) => {
+                let strategy = match random.u8(0..4) {
+                    0 => Strategy::Specific(GPUS[0]),
+                    1 => Strategy::Prefer(GPUS[random.usize(0..2)]),
+                    2 => Strategy::AnyInTiers([Tier::Gpu, Tier::Host].into_iter().collect()),
+                    _ => Strategy::AnyInTier(Tier::Gpu),
+                };
+                let mut request = manager.request(strategy, bytes).owner(owner);
+                request = request.priority(random.i32(0..3));
+                if random.bool() {
+                    request = request.deadline(Duration::from_micros(random.u64(0..2000)));
+                }
+                if random.u8(0..8) == 0 {
+                    request = request.spilling(Spilling::Never);
+                }
+                let count = match request.cancel_token(token).wait() {
+                    Ok(reservation) => {
+                        held.push(reservation);
+                        &tally.served
+                    }
+                    Err(ReserveError::Deadlock { .. }) => {
+                        // As it is told: it gives up all and begins again.
+                        charges.drain(..).for_each(|(_, bytes)| card.free(bytes));
+                        held.clear();
+                        &tally.deadlocks
+                    }
+                    Err(ReserveError::TimedOut(_)) => &tally.timeouts,
+                    Err(ReserveError::Cancelled(_)) => &tally.cancelled,
+                    Err(ReserveError::ShutDown(_)) => &tally.shut_down,
+                    Err(error) => panic!("it fits in the end: {error}"),
+                };
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+            (4, _) => {
+                let request = manager.request(Strategy::AnyInTier(Tier::Gpu), bytes).owner(owner);
+                held.extend(request.spilling(Spilling::AlsoNow).now());
+            }
+            (5, Some(reservation)) => drop(reservation.grow(bytes)),
+            (6, Some(reservation)) => {
+                drop(reservation.grow_wait(bytes, Duration::from_micros(random.u64(0..300))));
+            }
+            (7, Some(reservation)) => drop(reservation.shrink_to_fit()),
+            (8, Some(reservation)) => {
+                let part = reservation.split(bytes);
+                held.extend(part);
+            }
+            (9, Some(_)) => {
+                let from = held.swap_remove(at);
+                match held.iter_mut().find(|into| into.space() == from.space()) {
+                    Some(into) => into.merge(from).unwrap(),
+                    None => held.push(from),
+                }
+            }
+            (10, Some(reservation)) if reservation.space() == GPUS[0] => {
+                if let Ok(charge) = reservation.charge(bytes, &LimitPolicy::Ignore) {
+                    // Rounded as the space does.
+                    let bytes = bytes.count().next_multiple_of(8);
+                    card.allocate(bytes);
+                    charges.push((charge, bytes));
+                }
+            }
+            (11, _) if !charges.is_empty() => {
+                let (charge, bytes) = charges.swap_remove(random.usize(0..charges.len()));
+                card.free(bytes);
+                drop(charge);
+            }
+            (12, Some(reservation)) if reservation.used().is_zero() => {
+                // It is not needed now, and may leave.
+                idle.lock().unwrap().push(held.swap_remove(at));
+            }
+            (_, Some(_)) => drop(held.swap_remove(at)),
+            _ => thread::yield_now(),
+        }
+    }
+    charges.drain(..).for_each(|(_, bytes)| card.free(bytes));
+}
+
+fn round(seed: u64, length: Duration) -> Tally {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let manager = manager(&mut random);
+    let (idle, card, tally) = (Idle::default(), Card::default(), Tally::default());
+    let mut spillers = Vec::new();
+    let spilled = Arc::new(AtomicU64::new(0));
+    for gpu in GPUS {
+        let (idle, handle, spilled) = (Arc::clone(&idle), manager.clone(), Arc::clone(&spilled));
+        let spill = move |shortage: &Shortage<'_>| {
+            let mut freed = Bytes::ZERO;
+            while !shortage.left().is_zero() {
+                let mut idle = idle.lock().unwrap();
+                let Some(at) = idle.iter().position(|data| data.space() == gpu) else { break };
+                let data = idle.swap_remove(at);
+                drop(idle);
+                // Moved to the host if there is room, dropped if not: it can be made again.
+                let _moved = handle.request(Strategy::Downgrade(gpu), data.bytes()).now();
+                freed += data.bytes();
+            }
+            spilled.fetch_add(freed.count(), Ordering::Relaxed);
+            assert!(fastrand::u32(0..500) > 0, "a spiller fails now and then");
+            freed
+        };
+        spillers.push(manager.space(gpu).unwrap().on_shortage(Priority(0), spill));
+    }
+    let world = World { manager, idle, card, tally, token: CancelToken::new() };
+    let end = Instant::now() + length;
+    thread::scope(|scope| {
+        let task = |n| {
+            let world = &world;
+            move || task(world, seed * TASKS + n, end)
+        };
+        let tasks: Vec<_> = (0..TASKS).map(|n| scope.spawn(task(n))).collect();
+        while Instant::now() < end {
+            thread::sleep(length / 20);
+            spillers.iter().for_each(vramp_tiers::SpillerRegistration::offer);
+            world.manager.audit().unwrap();
+        }
+        // Waits without an end are cancelled, or the manager is shut down.
+        match random.bool() {
+            true => world.token.cancel(),
+            false => world.manager.shutdown(),
+        }
+        tasks.into_iter().for_each(|task| task.join().unwrap());
+    });
+    world.idle.lock().unwrap().clear();
+    drop(spillers);
+    let World { manager, card, tally, .. } = world;
+    manager.audit().unwrap();
+    assert_eq!((manager.waiting(), card.used.into_inner()), (0, 0));
+    for space in manager.spaces() {
+        let census = space.census();
+        assert_eq!((census.total, census.reservations), (Bytes::ZERO, 0));
+        assert!(census.peak <= census.levels.capacity, "{census:?}");
+    }
+    assert!(card.highest.into_inner() <= 4096);
+    tally.spilled.store(spilled.load(Ordering::Relaxed), Ordering::Relaxed);
+    tally
+}
+
+#[test]
+fn tasks_at_random_all_end_and_leave_nothing_behind() {
+    let first = setting("VRAMP_MONTE_CARLO_SEED", 1);
+    let rounds = setting("VRAMP_MONTE_CARLO_S", 2) * 5;
+    let tallies: Vec<Tally> =
+        (first..first + rounds).map(|seed| round(seed, Duration::from_millis(200))).collect();
+    let sum = |of: fn(&Tally) -> &AtomicU64| -> u64 {
+        tallies.iter().map(|tally| of(tally).load(Ordering::Relaxed)).sum()
+    };
+    // It is no test of waiting and spilling if nobody did.
+    assert!(sum(|tally| &tally.served) > 0, "{tallies:?}");
+    assert!(sum(|tally| &tally.timeouts) > 0, "{tallies:?}");
+    assert!(sum(|tally| &tally.spilled) > 0, "{tallies:?}");
+    assert!(sum(|tally| &tally.deadlocks) > 0, "{tallies:?}");
+}

@@ -1,0 +1,164 @@
+//! Timelines for Perfetto: what stands in them adds up to what the trace says.
+use std::collections::HashMap;
+use std::path::Path;
+
+use proptest::prelude::*;
+use serde_json::Value;
+use vramp_core::{Bytes, DeviceAddr};
+use vramp_trace::{Event, EventKind, ReadLimits, StreamIndex, Trace, Workload, read, read_trace};
+
+fn load(path: &str) -> Trace {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    read_trace(root.join(path), &ReadLimits::default()).unwrap()
+}
+
+fn timeline(trace: &Trace) -> Vec<Value> {
+    let mut file = Vec::new();
+    trace.write_perfetto(&mut file).unwrap();
+    let page: Value = serde_json::from_slice(&file).unwrap();
+    page["traceEvents"].as_array().unwrap().clone()
+}
+
+fn of<'a>(entries: &'a [Value], ph: &'a str) -> impl Iterator<Item = &'a Value> {
+    entries.iter().filter(move |entry| entry["ph"] == ph)
+}
+
+/// The values of a counter, in order.
+fn counter(entries: &[Value], name: &str) -> Vec<u64> {
+    let own = of(entries, "C").filter(|entry| entry["name"] == name);
+    own.map(|entry| entry["args"]["bytes"].as_u64().unwrap()).collect()
+}
+
+/// Every slice begins once and ends at most once, and time never runs backwards.
+fn check(entries: &[Value]) {
+    let mut open: HashMap<&str, &str> = HashMap::new();
+    let mut last = HashMap::new();
+    for entry in entries {
+        let now = entry["ts"].as_u64().unwrap();
+        let before = last.insert(entry["pid"].as_u64().unwrap(), now).unwrap_or(0);
+        assert!(before <= now, "{entry}");
+        let (name, id) = (entry["name"].as_str().unwrap(), entry["id"].as_str());
+        match entry["ph"].as_str().unwrap() {
+            "b" => assert_eq!(open.insert(id.unwrap(), name), None, "{entry}"),
+            "e" => assert_eq!(open.remove(id.unwrap()), Some(name), "{entry}"),
+            "n" => assert!(open.contains_key(id.unwrap()), "{entry}"),
+            "C" | "i" | "M" => assert_eq!(id, None),
+            other => panic!("{other}"),
+        }
+    }
+}
+
+#[test]
+fn counters_reach_the_peaks_of_the_recording() {
+    let trace = load("examples/traces/gnn.pickle.gz");
+    let entries = timeline(&trace);
+    check(&entries);
+    let peak = Workload::from_trace(&trace, 0).peak_live.count();
+    assert_eq!(counter(&entries, "stream 0 allocated").into_iter().max(), Some(peak));
+    // It never gives memory back.
+    let taken = trace.events.iter().filter(|event| event.kind == EventKind::SegmentAlloc);
+    let reserved = counter(&entries, "stream 0 reserved");
+    assert_eq!(reserved.last(), Some(&taken.map(|event| event.size.count()).sum()));
+    assert_eq!(of(&entries, "b").count(), 4_710);
+    assert_eq!(of(&entries, "e").count(), 4_707);
+}
+
+#[test]
+fn reserved_bytes_end_as_the_recording_did() {
+    for path in ["llama_varlen_oom", "resnet_multires_stacks"] {
+        let trace = load(&format!("examples/traces/{path}.pickle.gz"));
+        let entries = timeline(&trace);
+        check(&entries);
+        for (index, &raw) in trace.streams.iter().enumerate() {
+            let stream = StreamIndex(index as u32);
+            let own = trace.segments.iter().filter(|segment| segment.stream == stream);
+            let held: u64 = own.map(|segment| segment.total_size.count()).sum();
+            let name = if raw == 0 { "0".to_owned() } else { format!("{raw:#x}") };
+            let last = counter(&entries, &format!("stream {name} reserved")).last().copied();
+            assert_eq!(last.unwrap_or(0), held, "{path} {name}");
+        }
+    }
+}
+
+#[test]
+fn slices_are_called_by_size_and_innermost_frame() {
+    let entries = timeline(&load("examples/traces/resnet_multires_stacks.pickle.gz"));
+    let first = of(&entries, "b").next().unwrap();
+    assert_eq!(first["name"], "36.75 KiB convert");
+    assert!(first["args"]["at"].as_str().unwrap().ends_with("modules/module.py:1364"), "{first}");
+    assert_eq!(first["args"]["address"], "0x7efa95e00000");
+    let waited = of(&entries, "n").count();
+    assert_eq!(waited, 2, "two blocks waited for another stream");
+    let title = of(&entries, "M").next().unwrap();
+    assert_eq!(title["args"]["name"], "device 0 (resnet_multires_stacks)");
+}
+
+#[test]
+fn out_of_memory_is_an_instant_with_its_numbers() {
+    let entries = timeline(&load("examples/traces/llama_varlen_oom.pickle.gz"));
+    let instants = of(&entries, "i").filter_map(|entry| entry["name"].as_str());
+    let failed: Vec<&str> = instants.filter(|name| name.starts_with("out of memory")).collect();
+    let [failed] = failed[..] else { panic!("{failed:?}") };
+    assert!(failed.contains(" asked, ") && failed.ends_with(" free on the card"), "{failed}");
+}
+
+#[test]
+fn a_log_without_segments_has_no_reserved_bytes() {
+    let log = "Thread,Time,Action,Pointer,Size,Stream
+1,16:06:30.678500,allocate,0x7f2e40000000,1000,0x0
+1,16:06:30.678700,free,0x7f2e40000000,1000,0x0";
+    let entries = timeline(&read(log.as_bytes(), &ReadLimits::default()).unwrap());
+    check(&entries);
+    assert_eq!(counter(&entries, "stream 0 allocated"), [1000, 0]);
+    assert_eq!(of(&entries, "C").count(), 2);
+}
+
+#[test]
+fn a_recording_without_times_is_told_event_by_event() {
+    let mut trace = load("examples/traces/gnn.pickle.gz");
+    trace.events.iter_mut().for_each(|event| event.time_us = 0);
+    let entries = timeline(&trace);
+    check(&entries);
+    let last = entries.last().unwrap()["ts"].as_u64().unwrap();
+    assert_eq!(last, trace.events.len() as u64 - 1);
+}
+
+#[test]
+fn a_trace_without_anything_is_an_empty_timeline() {
+    assert!(timeline(&Trace::default()).is_empty());
+}
+
+proptest! {
+    /// Broken recordings too: the segments they show fit together, and both writers take them.
+    #[test]
+    fn any_events_can_be_written(
+        events in proptest::collection::vec((0usize..10, 0u64..40, 0u64..12, 0u16..2), 0..80)
+    ) {
+        let far = |place: u64| if place == 39 { u64::MAX - 1000 } else { place << 20 };
+        let sizes = [0, 1, 512, 1000, 1 << 20, 3 << 20, 20 << 20, 1 << 56, 700, 2 << 20, 4, 1 << 30];
+        let mut time_us = 0;
+        let events = events.into_iter().map(|(kind, place, size, device)| {
+            time_us += 1;
+            Event {
+                kind: EventKind::NAMED[kind],
+                device,
+                stream: StreamIndex(u32::from(device)),
+                address: DeviceAddr::new(far(place)),
+                size: Bytes::new(sizes[size as usize]),
+                time_us,
+                stack: None,
+            }
+        });
+        let mut events: Vec<Event> = events.collect();
+        events.sort_by_key(|event| event.device);
+        let mut trace =
+            Trace { device_count: 2, streams: vec![0, 7], events, ..Trace::default() };
+        trace.infer_segments();
+        let mut file = Vec::new();
+        trace.write_snapshot(&mut file).unwrap();
+        let found = read(&file[..], &ReadLimits::default()).unwrap();
+        prop_assert_eq!(found.segments.len(), trace.segments.len());
+        prop_assert_eq!(found.events.len(), trace.events.len());
+        check(&timeline(&trace));
+    }
+}
