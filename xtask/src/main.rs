@@ -4,6 +4,7 @@
 mod bindings;
 mod bundle;
 mod ci;
+mod compare;
 mod header;
 mod library;
 mod models;
@@ -35,6 +36,18 @@ enum Task {
         /// Interrupt threads at most this often in one run; without it, as often as can be.
         #[arg(long, value_name = "COUNT")]
         preemptions: Option<u32>,
+    },
+    /// Compares the decisions and driver calls of two builds on every trace.
+    Compare {
+        /// The build to compare with: a program, or a git revision to build.
+        #[arg(value_name = "PROGRAM|REVISION")]
+        base: String,
+        /// The program to compare; without it, the one built from the working tree.
+        #[arg(long, value_name = "PROGRAM")]
+        new: Option<PathBuf>,
+        /// A folder with more traces. May be given several times.
+        #[arg(long, value_name = "DIR")]
+        traces: Vec<PathBuf>,
     },
     /// Writes the declarations of libcuda anew from NVIDIA's header.
     Bindings,
@@ -69,6 +82,7 @@ fn perform(task: &Task, root: &Path) -> Result<()> {
         Task::Ci => ci::run(root),
         Task::Tidy => tidy::run(root),
         Task::Loom { preemptions } => models::run(root, *preemptions),
+        Task::Compare { base, new, traces } => compare::run(root, base, new.as_deref(), traces),
         Task::Bindings => bindings::run(root),
         Task::Header => header::write(root),
         Task::Library { out } => library::run(root, &root.join(out)),

@@ -6,6 +6,7 @@ mod calls;
 mod docs;
 mod manifests;
 mod scan;
+mod words;
 
 use std::fmt;
 use std::path::Path;
@@ -77,6 +78,8 @@ pub fn run(root: &Path) -> Result<()> {
     findings.extend(calls::environment_is_read_at_the_edge(&sources));
     findings.extend(calls::nothing_unfinished(&sources));
     findings.extend(calls::sources_are_ascii(&tree));
+    findings.extend(words::plain_words(&tree));
+    findings.extend(words::no_shadowed_prelude(&sources));
     findings.extend(docs::anchor_tests_exist(&tree));
     findings.extend(docs::links_resolve(&tree));
     findings

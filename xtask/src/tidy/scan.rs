@@ -33,6 +33,8 @@ pub struct Source {
     pub path: String,
     pub uses: Vec<Use>,
     pub functions: Vec<Function>,
+    /// Public structs, enums, unions, traits and type aliases, each with its line.
+    pub public_types: Vec<(String, usize)>,
 }
 
 /// Every source that was not generated.
@@ -56,12 +58,17 @@ impl Sources {
         let test_files: BTreeSet<String> =
             parsed.iter().flat_map(|(path, file)| test_modules(path, file)).collect();
         let sources = parsed.iter().map(|(path, file)| {
-            let mut scan = Scan { depth_in_tests: 0, uses: Vec::new(), functions: Vec::new() };
+            let mut scan = Scan::default();
             if test_files.contains(*path) || in_test_folder(path) {
                 scan.depth_in_tests = 1;
             }
             scan.visit_file(file);
-            Source { path: (*path).to_owned(), uses: scan.uses, functions: scan.functions }
+            Source {
+                path: (*path).to_owned(),
+                uses: scan.uses,
+                functions: scan.functions,
+                public_types: scan.public_types,
+            }
         });
         (Sources(sources.collect()), findings)
     }
@@ -107,16 +114,24 @@ fn is_test(attributes: &[Attribute]) -> bool {
     })
 }
 
+#[derive(Default)]
 struct Scan {
     depth_in_tests: usize,
     uses: Vec<Use>,
     functions: Vec<Function>,
+    public_types: Vec<(String, usize)>,
 }
 
 impl Scan {
     fn note(&mut self, what: String, span: Span) {
         let in_test = self.depth_in_tests > 0;
         self.uses.push(Use { what, line: span.start().line, in_test });
+    }
+
+    fn public(&mut self, visibility: &syn::Visibility, name: &syn::Ident) {
+        if self.depth_in_tests == 0 && matches!(visibility, syn::Visibility::Public(_)) {
+            self.public_types.push((name.to_string(), name.span().start().line));
+        }
     }
 
     fn inside(&mut self, attributes: &[Attribute], go_on: impl FnOnce(&mut Scan)) {
@@ -156,6 +171,31 @@ impl<'ast> Visit<'ast> for Scan {
 
     fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
         self.inside(&item.attrs, |scan| visit::visit_item_impl(scan, item));
+    }
+
+    fn visit_item_struct(&mut self, item: &'ast syn::ItemStruct) {
+        self.public(&item.vis, &item.ident);
+        visit::visit_item_struct(self, item);
+    }
+
+    fn visit_item_enum(&mut self, item: &'ast syn::ItemEnum) {
+        self.public(&item.vis, &item.ident);
+        visit::visit_item_enum(self, item);
+    }
+
+    fn visit_item_union(&mut self, item: &'ast syn::ItemUnion) {
+        self.public(&item.vis, &item.ident);
+        visit::visit_item_union(self, item);
+    }
+
+    fn visit_item_trait(&mut self, item: &'ast syn::ItemTrait) {
+        self.public(&item.vis, &item.ident);
+        visit::visit_item_trait(self, item);
+    }
+
+    fn visit_item_type(&mut self, item: &'ast syn::ItemType) {
+        self.public(&item.vis, &item.ident);
+        visit::visit_item_type(self, item);
     }
 
     fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
