@@ -176,8 +176,8 @@ impl Soak {
         let files = if dir.is_none() { Some(tempfile::tempdir()?) } else { None };
         let dir = dir.or_else(|| files.as_ref().map(|files| files.path().to_owned()));
         let dir = dir.ok_or("there is a directory")?;
-        let segment = limit.round_down(PART);
-        let config = DiskConfig { segment, compression, ..DiskConfig::default() };
+        let file_size = limit.round_down(PART);
+        let config = DiskConfig { file_size, compression, ..DiskConfig::default() };
         let store = Arc::new(DiskStore::open(&dir, config, &space(disk)?)?);
         let parts = SpillParts {
             allocator: Arc::clone(&allocator),

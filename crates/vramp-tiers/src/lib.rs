@@ -72,8 +72,8 @@
 #![forbid(unsafe_code)]
 
 mod config;
-mod core;
 mod disk;
+mod extents;
 mod host;
 pub mod ledger;
 mod movers;
@@ -84,10 +84,13 @@ pub use config::{
     HostPer, HostSpaceConfig, SpaceLevels, TiersBuilder, TiersConfig,
 };
 pub use disk::{
-    Checks, CompressionConfig, CompressionStats, DiskConfig, DiskConfigError, DiskStats, DiskStore,
-    DiskTierError, DiskTransfer, FileNames, PaidBy, StoredBytes, Swept, TransferStats,
+    ChargeTo, Checksum, CompressionConfig, CompressionStats, DiskConfig, DiskConfigError,
+    DiskStats, DiskStore, DiskTierError, DiskTransfer, FileNames, StoredBytes, SweepReport,
+    TransferStats,
 };
-pub use host::{HostAllocation, HostPool, HostPoolConfig, HostPoolError, HostPoolStats, HostSlab};
+pub use host::{
+    HostAllocation, HostPool, HostPoolConfig, HostPoolError, HostPoolStats, SmallHostAllocation,
+};
 pub use ledger::core::{
     ChargeError, Crossed, Distance, GrowthFactor, Hop, Level, Levels, LimitPolicy, Links, Over,
     OverAnswer, Overtaking, Owner, Pressure, Priority, QueueConfig, Rate, Refused, ReservationId,
@@ -95,9 +98,10 @@ pub use ledger::core::{
 };
 pub use ledger::shell::*;
 pub use movers::{
-    After, DiskPayer, DiskSource, DiskTarget, End, Flight, GpuEnd, GpuFlight, MeasuredLink,
-    MeasuredPair, MoveError, MoveFailed, Mover, MoverConfig, Moving, OnDisk, Part, Profile,
-    Profiler, ProfilerConfig, Progress, Reading, Staged, Transfer, Unmeasured, Writing,
+    CopyDependency, CopyEndpoint, DiskBudget, DiskCopy, DiskSource, DiskTarget, GpuEndpoint,
+    InFlightCopy, InFlightGpuCopy, InFlightRead, InFlightWrite, MeasuredLink, MeasuredPair,
+    MoveError, MoveFailed, Mover, MoverConfig, Profile, Profiler, ProfilerConfig, StagedPiece,
+    StagedTransfer, Transfer, TransferBuilder, TransferProgress, UnmeasuredLink,
 };
 pub use vramp_core::Bytes;
 pub use vramp_host::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutsideMemory, PageKind};

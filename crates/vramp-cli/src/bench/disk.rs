@@ -14,7 +14,7 @@ use vramp_host::{
     OpenedIo, PageKind, Transfer, move_whole, open_io,
 };
 use vramp_tiers::{
-    CompressionConfig, DiskConfig, DiskStore, DiskTransfer, PaidBy, ReservationManager,
+    ChargeTo, CompressionConfig, DiskConfig, DiskStore, DiskTransfer, ReservationManager,
     SpaceConfig, SpaceId, StoredBytes,
 };
 
@@ -315,7 +315,7 @@ impl<'a> Site<'a> {
                 );
             }
             let from = Site::part(self.from(lane.data), at, STEP);
-            under_way.push_back(store.begin_write(&[from], PaidBy::Space)?);
+            under_way.push_back(store.begin_write(&[from], ChargeTo::Space)?);
         }
         for write in under_way {
             stored.push(write.wait()?);

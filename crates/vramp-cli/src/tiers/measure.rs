@@ -58,8 +58,9 @@ pub(super) fn measure(cards: &Cards, config: &TiersConfig, device: &str) -> Resu
     }
     for disk in &config.disks {
         let space = spaces.space(disk.id()).context("it was configured")?;
-        let segment = DiskConfig::default().segment.min(disk.capacity.round_down(Bytes::mib(1)));
-        let how = DiskConfig { segment, ..DiskConfig::default() };
+        let file_size =
+            DiskConfig::default().file_size.min(disk.capacity.round_down(Bytes::mib(1)));
+        let how = DiskConfig { file_size, ..DiskConfig::default() };
         let store = DiskStore::open(&disk.directory, how, &space);
         let store = store.with_context(|| format!("'{}'", disk.directory.display()))?;
         profiler = profiler.disk(&Arc::new(store));

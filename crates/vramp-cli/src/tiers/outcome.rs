@@ -6,7 +6,7 @@ use vramp_host::topology::{
     Disk, DiskKind, Gpu, LinkState, Nic, NicCheck, NodeInfo, PathType, PciDevice, Topology,
     VisibleDevices,
 };
-use vramp_tiers::{Profile, SpaceId, TiersConfig, Unmeasured};
+use vramp_tiers::{Profile, SpaceId, TiersConfig, UnmeasuredLink};
 
 use super::cards::Cards;
 
@@ -127,7 +127,7 @@ impl Outcome {
                 }
             }
         }
-        let why = |one: &Unmeasured| {
+        let why = |one: &UnmeasuredLink| {
             let size = vramp_alloc::Bytes::new(one.size_bytes);
             format!("{size} from {} to {} were not measured: {}", one.from, one.to, one.reason)
         };

@@ -12,7 +12,7 @@ use super::error::SpillError;
 use super::report::{FailedMove, MoveRecord, Moved};
 use super::spill::learn;
 use super::state::Shared;
-use vramp_tiers::After;
+use vramp_tiers::CopyDependency;
 
 impl Shared {
     /// Brings a lease's buffers to the card. What is queued on `streams` later comes behind it.
@@ -159,7 +159,8 @@ impl Shared {
                     let host = below.and_then(|below| below.host.take());
                     (state.addresses(fill.at), host.expect("the core counts the copy"))
                 };
-                let moving = self.mover.to_device(range, host).after(After::Stream(self.stream.1));
+                let moving =
+                    self.mover.to_device(range, host).after(CopyDependency::Stream(self.stream.1));
                 let on = streams.first().copied().unwrap_or(self.stream.1);
                 let moved = moving.start().and_then(|transfer| transfer.finish_on(on));
                 let (host, failed) = match moved {
@@ -198,7 +199,8 @@ impl Shared {
                 };
                 self.with_staging(|| {
                     let staged = self.mover.from_disk(&stored, range)?;
-                    let mut staged = staged.after_at_target(After::Stream(self.stream.1))?;
+                    let mut staged =
+                        staged.after_at_target(CopyDependency::Stream(self.stream.1))?;
                     Ok(staged.wait()?)
                 })?;
                 let took_ns = self.driver.now_ns().saturating_sub(began_ns);

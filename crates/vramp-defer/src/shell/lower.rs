@@ -6,8 +6,8 @@ use vramp_core::Bytes;
 use super::error::SpillError;
 use super::report::Moved;
 use super::state::{Shared, State};
+use vramp_tiers::{DiskCopy, MoveError};
 use vramp_tiers::{HostAllocation, HostPoolError};
-use vramp_tiers::{MoveError, OnDisk};
 
 impl Shared {
     /// Blocks of the host for a copy on somebody's behalf; copies that are not needed go for them.
@@ -48,7 +48,7 @@ impl Shared {
             let began_ns = self.driver.now_ns();
             let host = self.lock().copies.get_mut(&push.piece).and_then(|below| below.host.take());
             let host = host.expect("what the core counts on the host is there");
-            let written = OnDisk::write(store, &host, push.len, self.mover.config().step);
+            let written = DiskCopy::write(store, &host, push.len, self.mover.config().step);
             let took_ns = self.driver.now_ns().saturating_sub(began_ns);
             match written {
                 Ok(stored) => {

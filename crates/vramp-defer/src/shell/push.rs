@@ -14,7 +14,7 @@ use super::error::SpillError;
 use super::report::{MoveRecord, Moved};
 use super::state::{Shared, State};
 use vramp_tiers::DiskStore;
-use vramp_tiers::{DiskPayer, OnDisk};
+use vramp_tiers::{DiskBudget, DiskCopy};
 
 impl Shared {
     /// Moves a copy that the device maps to the disk. Returns how much of the host that freed;
@@ -55,8 +55,12 @@ impl Shared {
     }
 
     /// Writes what is behind a copy's door. Its contents are complete since the piece left.
-    fn write_hosted(&self, from: AddrRange, store: &Arc<DiskStore>) -> Result<OnDisk, SpillError> {
-        self.with_staging(|| Ok(self.mover.to_disk(from, store, DiskPayer::Space)?.finish()?))
+    fn write_hosted(
+        &self,
+        from: AddrRange,
+        store: &Arc<DiskStore>,
+    ) -> Result<DiskCopy, SpillError> {
+        self.with_staging(|| Ok(self.mover.to_disk(from, store, DiskBudget::Space)?.finish()?))
     }
 
     /// Unmaps the copy once all who read it at its address are done. No others come: what is pushed
@@ -87,7 +91,13 @@ impl State {
     }
 
     /// What the host had of a piece is on the disk now, and counts there alone.
-    pub(super) fn note_pushed(&mut self, push: &Push, stored: OnDisk, began_ns: u64, took_ns: u64) {
+    pub(super) fn note_pushed(
+        &mut self,
+        push: &Push,
+        stored: DiskCopy,
+        began_ns: u64,
+        took_ns: u64,
+    ) {
         let below = self.copies.entry(push.piece).or_default();
         below.disk = Some(Arc::new(stored));
         let settled = self.core.settle(push.id);

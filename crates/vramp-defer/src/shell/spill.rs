@@ -13,7 +13,7 @@ use super::hosted::Hosted;
 use super::report::{FailedMove, MoveRecord, Moved, Spilled};
 use super::state::{Shared, State};
 use vramp_tiers::HostAllocation;
-use vramp_tiers::{After, DiskPayer, MoveError, OnDisk};
+use vramp_tiers::{CopyDependency, DiskBudget, DiskCopy, MoveError};
 
 /// What was chosen is sent; if it freed less than it should, because handles are longer than
 /// pieces, more is chosen. So often.
@@ -50,7 +50,7 @@ enum Copied {
     None,
     ToHost(HostAllocation),
     ToHosted(Hosted),
-    ToDisk(OnDisk),
+    ToDisk(DiskCopy),
 }
 
 impl Shared {
@@ -251,17 +251,17 @@ impl Shared {
     }
 
     /// Where contents are that leave, and what a copy of them comes behind.
-    fn source(&self, out: &CopyOut) -> (AddrRange, Vec<After>) {
+    fn source(&self, out: &CopyOut) -> (AddrRange, Vec<CopyDependency>) {
         let state = self.lock();
         let after = out.copy_after.iter().filter_map(|&token| state.events.of(token));
-        (state.addresses(out.at), after.map(After::Event).collect())
+        (state.addresses(out.at), after.map(CopyDependency::Event).collect())
     }
 
-    fn copy_to_disk(&self, out: &CopyOut) -> Result<OnDisk, SpillError> {
+    fn copy_to_disk(&self, out: &CopyOut) -> Result<DiskCopy, SpillError> {
         let store = self.disk.as_ref().expect("without a disk there is no room on it");
         self.with_staging(|| {
             let (range, after) = self.source(out);
-            let mut staged = self.mover.to_disk(range, store, DiskPayer::Space)?;
+            let mut staged = self.mover.to_disk(range, store, DiskBudget::Space)?;
             for on in after {
                 staged = staged.after(on)?;
             }

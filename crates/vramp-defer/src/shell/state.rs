@@ -24,7 +24,7 @@ use vramp_tiers::Charge;
 use vramp_tiers::DiskStore;
 use vramp_tiers::HostAllocation;
 use vramp_tiers::MemorySpace;
-use vramp_tiers::{Mover, MoverConfig, OnDisk};
+use vramp_tiers::{DiskCopy, Mover, MoverConfig};
 
 /// The copies of a piece below the card.
 #[derive(Default)]
@@ -33,7 +33,7 @@ pub(super) struct Below {
     pub host: Option<HostAllocation>,
     /// On the host as well, mapped for the device.
     pub hosted: Option<Hosted>,
-    pub disk: Option<Arc<OnDisk>>,
+    pub disk: Option<Arc<DiskCopy>>,
 }
 
 /// Addresses of a buffer, or of a group.

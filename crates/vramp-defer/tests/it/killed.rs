@@ -44,7 +44,7 @@ fn of_a_process_killed_while_it_spills_no_file_is_left_at_the_next_start() {
     assert!(files(directory.path()) > 0);
     let next = || spilling(directory.path(), FileNames::Shown);
     // The kernel lets go of the last files once their transfers have ended.
-    until(|| next().store.as_ref().unwrap().swept().alive == 0);
+    until(|| next().store.as_ref().unwrap().swept().in_use == 0);
     assert_eq!(files(directory.path()), 0);
     let rig = next();
     let buffer = rig.filled(MIB(24), 5);

@@ -126,7 +126,7 @@ impl Plan {
         let store = self.disk.map(|_| {
             let (names, compression) = (self.names, self.compression);
             let config =
-                DiskConfig { segment: MIB(32), names, compression, ..DiskConfig::default() };
+                DiskConfig { file_size: MIB(32), names, compression, ..DiskConfig::default() };
             let space = spaces.space(disk).unwrap();
             let io = self.io.unwrap_or_else(|| open_io(IoChoice::Auto, config.depth).unwrap().io);
             let directory = self.directory.as_deref().unwrap_or(own.path());

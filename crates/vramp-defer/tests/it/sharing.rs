@@ -130,7 +130,7 @@ fn two_cards_share_a_host_and_a_disk() {
         HostPoolConfig { blocks_per_pool: 16, spare_blocks: 0, ..HostPoolConfig::default() };
     let pool = HostPool::new(&host, config, drivers.clone()).unwrap();
     let directory = tempfile::tempdir().unwrap();
-    let config = DiskConfig { segment: MIB(32), ..DiskConfig::default() };
+    let config = DiskConfig { file_size: MIB(32), ..DiskConfig::default() };
     let store = Arc::new(DiskStore::open(directory.path(), config, &disk).unwrap());
     let cards = drivers.map(|driver| {
         let config = Config { limit: Some(MIB(48)), ..Config::preset(Preset::Vramp) };

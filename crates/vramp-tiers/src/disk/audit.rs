@@ -1,6 +1,6 @@
 //! Do the books agree with each other, with the files, and with the space?
 
-use crate::core::Extent;
+use crate::extents::Extent;
 use vramp_core::Bytes;
 use vramp_host::DISK_BLOCK;
 
@@ -23,7 +23,7 @@ impl Shelf {
         all.sort_unstable();
         if let Some(pair) = all
             .windows(2)
-            .find(|pair| pair[0].segment == pair[1].segment && pair[0].end() > pair[1].offset)
+            .find(|pair| pair[0].backing == pair[1].backing && pair[0].end() > pair[1].offset)
         {
             return Err(format!("two holdings have the same bytes: {pair:?}"));
         }
@@ -31,18 +31,18 @@ impl Shelf {
         if charged != used {
             return Err(format!("holdings of {charged} and {used} of extents in use"));
         }
-        for (id, len) in state.extents.segments() {
+        for (id, len) in state.extents.backings() {
             let file = state.files.get(&id).ok_or_else(|| format!("{id:?} has no file"))?;
             let found = file.len().map_err(|error| error.to_string())?;
             if found != len + DISK_BLOCK {
                 return Err(format!("{} is {found} long, not {len}", file.path().display()));
             }
         }
-        if state.files.len() != state.extents.segments().count() {
+        if state.files.len() != state.extents.backings().count() {
             return Err(format!("{} files for fewer segments", state.files.len()));
         }
         // Others may be charged to the space too, and reservations are charged before their use.
-        // Extents are taken after their charge and freed before it, so this holds under the lock.
+        // ExtentAllocator are taken after their charge and freed before it, so this holds under the lock.
         let total = self.space.total();
         match used <= total {
             true => Ok(()),

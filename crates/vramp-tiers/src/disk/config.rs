@@ -7,7 +7,7 @@ use super::CompressionConfig;
 
 /// Whether what is read is compared with what was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Checks {
+pub enum Checksum {
     /// A CRC-32 for each extent, taken beside the transfer.
     #[default]
     Crc32,
@@ -34,7 +34,7 @@ pub enum FileNames {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskConfig {
     /// How much is preallocated at a time, in one file: 1 GiB.
-    pub segment: Bytes,
+    pub file_size: Bytes,
     /// Which engine: io_uring where the kernel allows it, threads elsewhere.
     pub io: IoChoice,
     /// How many pieces are under way at the same time: 32, at most 64.
@@ -42,7 +42,7 @@ pub struct DiskConfig {
     /// The most that one call of the kernel moves: 1 MiB, at most 64 MiB.
     pub piece: Bytes,
     /// Whether reads are verified.
-    pub checks: Checks,
+    pub checksum: Checksum,
     /// Whether the directory shows the files.
     pub names: FileNames,
     /// When to compress what is written: never, with `None`.
@@ -52,11 +52,11 @@ pub struct DiskConfig {
 impl Default for DiskConfig {
     fn default() -> DiskConfig {
         DiskConfig {
-            segment: Bytes::gib(1),
+            file_size: Bytes::gib(1),
             io: IoChoice::Auto,
             depth: 32,
             piece: Bytes::mib(1),
-            checks: Checks::Crc32,
+            checksum: Checksum::Crc32,
             names: FileNames::Hidden,
             compression: None,
         }
@@ -68,7 +68,7 @@ impl Default for DiskConfig {
 pub enum DiskConfigError {
     /// Segments that hold no block, or more than files can.
     #[error("segments of {0}: use whole 4 KiB, from 4 KiB to 8 TiB")]
-    Segment(Bytes),
+    FileSize(Bytes),
     /// Pieces that no direct transfer can move.
     #[error("pieces of {0}: use whole 4 KiB, from 4 KiB to 64 MiB")]
     Piece(Bytes),
@@ -88,8 +88,8 @@ impl DiskConfig {
         let fits = |bytes: Bytes, most: Bytes| {
             bytes.is_multiple_of(DISK_BLOCK) && !bytes.is_zero() && bytes <= most
         };
-        if !fits(self.segment, Bytes::tib(8)) {
-            return Err(DiskConfigError::Segment(self.segment));
+        if !fits(self.file_size, Bytes::tib(8)) {
+            return Err(DiskConfigError::FileSize(self.file_size));
         }
         if !fits(self.piece, Bytes::mib(64)) {
             return Err(DiskConfigError::Piece(self.piece));

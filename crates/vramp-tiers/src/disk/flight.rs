@@ -177,7 +177,7 @@ impl Flight {
     /// Waits until all is written. Asked once.
     ///
     /// # Errors
-    /// The disk failed or is full, or it was cancelled. Extents and charge are given back.
+    /// The disk failed or is full, or it was cancelled. ExtentAllocator and charge are given back.
     pub fn stored(&self) -> Result<StoredBytes, DiskTierError> {
         let (holding, ended) = self.finish();
         self.count(ended.as_ref().err());
@@ -457,7 +457,7 @@ fn joined(ends: &[PieceEnd]) -> Vec<StoredExtent> {
     let mut extents: Vec<(Place, Option<Hasher>)> = Vec::new();
     for PieceEnd { place, sum } in ends {
         if let Some((last, last_sum)) = extents.last_mut()
-            && last.extent.segment == place.extent.segment
+            && last.extent.backing == place.extent.backing
             && last.extent.end() == place.extent.offset
             && last.data == last.extent.len
         {

@@ -2,20 +2,20 @@
 //!
 //! ```
 //! use vramp_host::{HostMemory, HostSpan, PageKind};
-//! use vramp_tiers::{Bytes, DiskConfig, DiskStore, PaidBy, ReservationManager, SpaceConfig, SpaceId};
+//! use vramp_tiers::{Bytes, DiskConfig, DiskStore, ChargeTo, ReservationManager, SpaceConfig, SpaceId};
 //!
 //! # let dir = tempfile::tempdir()?;
 //! # let dir = dir.path();
 //! let disk = SpaceId::disk(0);
 //! let manager = ReservationManager::new([(disk, SpaceConfig::disk(Bytes::gib(8)))])?;
 //! let space = manager.space(disk).expect("it was configured");
-//! let config = DiskConfig { segment: Bytes::mib(16), ..DiskConfig::default() };
+//! let config = DiskConfig { file_size: Bytes::mib(16), ..DiskConfig::default() };
 //! let store = DiskStore::open(dir, config, &space)?;
 //!
 //! let memory = HostMemory::new(Bytes::mib(4), None, PageKind::default())?;
 //! let all = [HostSpan::new(&memory, Bytes::ZERO, Bytes::mib(4))?];
 //! memory.write(Bytes::ZERO, b"to keep")?;
-//! let stored = store.write(&all, PaidBy::Space)?;
+//! let stored = store.write(&all, ChargeTo::Space)?;
 //! assert_eq!(space.total(), Bytes::mib(4));
 //!
 //! memory.write(Bytes::ZERO, b"others.")?;
@@ -65,10 +65,10 @@ mod sweep;
 mod transfer;
 
 pub use compress::{CompressionConfig, CompressionStats};
-pub use config::{Checks, DiskConfig, DiskConfigError, FileNames};
+pub use config::{Checksum, DiskConfig, DiskConfigError, FileNames};
 pub use error::DiskTierError;
 pub use shelf::StoredBytes;
 pub use stats::{DiskStats, TransferStats};
-pub use store::{DiskStore, PaidBy};
-pub use sweep::Swept;
+pub use store::{ChargeTo, DiskStore};
+pub use sweep::SweepReport;
 pub use transfer::DiskTransfer;

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::core::{Extent, ExtentList, Extents, NoExtents, SegmentId};
+use crate::extents::{BackingId, Extent, ExtentAllocator, ExtentList, OutOfExtents};
 use vramp_core::Bytes;
 use vramp_host::{
     BlockIo, DISK_BLOCK, DirectFile, Direction, DiskError, DiskErrorKind, OsCode, Workers,
 };
 
 use super::compress::{Compressor, Frames};
-use super::config::{Checks, DiskConfig, FileNames};
+use super::config::{Checksum, DiskConfig, FileNames};
 use super::error::DiskTierError;
 use super::header::{Header, OwnerId, file_name};
 use super::spans::{Place, blocks};
@@ -39,8 +39,8 @@ pub(super) struct Shelf {
 }
 
 pub(super) struct State {
-    pub extents: Extents,
-    pub files: BTreeMap<SegmentId, Arc<DirectFile>>,
+    pub extents: ExtentAllocator,
+    pub files: BTreeMap<BackingId, Arc<DirectFile>>,
     pub held: BTreeMap<HoldingId, Held>,
     pub counters: Counters,
     next_holding: u64,
@@ -75,7 +75,7 @@ impl Shelf {
         owner: OwnerId,
     ) -> Shelf {
         let state = State {
-            extents: Extents::new(DISK_BLOCK),
+            extents: ExtentAllocator::new(DISK_BLOCK),
             files: BTreeMap::new(),
             held: BTreeMap::new(),
             counters: Counters::default(),
@@ -92,11 +92,11 @@ impl Shelf {
         lock(&self.state)
     }
 
-    pub fn checks(&self) -> bool {
-        self.config.checks == Checks::Crc32
+    pub fn verifies(&self) -> bool {
+        self.config.checksum == Checksum::Crc32
     }
 
-    /// Extents for `len` bytes that `charge` pays for, in new files if need be.
+    /// ExtentAllocator for `len` bytes that `charge` pays for, in new files if need be.
     pub fn hold(self: &Arc<Shelf>, len: Bytes, charge: Charge) -> Result<Holding, DiskTierError> {
         let id = self.take_extents(len, charge.bytes())?;
         Ok(Holding { shelf: Arc::clone(self), id, _charge: charge })
@@ -116,7 +116,7 @@ impl Shelf {
     /// Asks again after each file that is added, until there is room or no further file.
     fn with_room<T>(
         &self,
-        mut ask: impl FnMut(&mut State) -> Result<T, NoExtents>,
+        mut ask: impl FnMut(&mut State) -> Result<T, OutOfExtents>,
     ) -> Result<T, DiskTierError> {
         if let Ok(got) = ask(&mut self.state()) {
             return Ok(got);
@@ -127,7 +127,7 @@ impl Shelf {
             let asked = ask(&mut self.state());
             match asked {
                 Ok(got) => return Ok(got),
-                Err(NoExtents { asked, free }) => self.grow(asked - free)?,
+                Err(OutOfExtents { asked, free }) => self.grow(asked - free)?,
             }
         }
     }
@@ -138,7 +138,7 @@ impl Shelf {
         let allowed = self.space.capacity() + census.quarantined;
         let allowed = allowed.saturating_sub(census.capacity).max(missing);
         let whole =
-            self.config.segment.min(allowed.checked_round_up(DISK_BLOCK).unwrap_or(allowed));
+            self.config.file_size.min(allowed.checked_round_up(DISK_BLOCK).unwrap_or(allowed));
         let least = whole.min(missing);
         let mut len = whole;
         let made = loop {
@@ -207,7 +207,7 @@ impl Shelf {
         let places = extents.map(|extent| {
             let data = extent.len.min(left);
             left -= data;
-            Place { file: state.file(extent.segment), extent: *extent, data }
+            Place { file: state.file(extent.backing), extent: *extent, data }
         });
         places.collect()
     }
@@ -226,13 +226,13 @@ impl Shelf {
                 for part in list {
                     state.extents.free(part).expect("it was just allocated");
                 }
-                return Err(NoExtents { asked: bad.extent.len, free: Bytes::ZERO });
+                return Err(OutOfExtents { asked: bad.extent.len, free: Bytes::ZERO });
             };
             let held = state.held.get_mut(&holding).expect("a transfer holds it");
             held.extents.push(extent);
             held.lost -= extent.len;
-            state.counters.moved_pieces += 1;
-            Ok(Place { file: state.file(extent.segment), extent, data: bad.data })
+            state.counters.relocated_pieces += 1;
+            Ok(Place { file: state.file(extent.backing), extent, data: bad.data })
         })
     }
 
@@ -240,7 +240,7 @@ impl Shelf {
     pub fn trim(&self) -> Bytes {
         let _alone = lock(&self.growing);
         let mut state = self.state();
-        let idle: Vec<SegmentId> = state.extents.idle().collect();
+        let idle: Vec<BackingId> = state.extents.idle().collect();
         let files: Vec<Arc<DirectFile>> =
             idle.iter().filter_map(|id| state.files.remove(id)).collect();
         for id in idle {
@@ -263,7 +263,7 @@ impl Shelf {
 const NO_MEMORY: i32 = 12;
 
 impl State {
-    fn file(&self, segment: SegmentId) -> Arc<DirectFile> {
+    fn file(&self, segment: BackingId) -> Arc<DirectFile> {
         Arc::clone(self.files.get(&segment).expect("a file stays as long as its segment"))
     }
 
@@ -271,7 +271,7 @@ impl State {
         self.extents.quarantine(bad).expect("a part of a holding is used");
         let held = self.held.get_mut(&holding).expect("a transfer holds it");
         let around = held.extents.iter().flat_map(|extent| {
-            let hit = extent.segment == bad.segment
+            let hit = extent.backing == bad.backing
                 && extent.offset <= bad.offset
                 && bad.end() <= extent.end();
             let front = Extent { len: bad.offset.saturating_sub(extent.offset), ..*extent };
@@ -287,7 +287,7 @@ impl State {
     }
 }
 
-/// Extents and what pays for them, until this is dropped.
+/// ExtentAllocator and what pays for them, until this is dropped.
 pub(super) struct Holding {
     pub shelf: Arc<Shelf>,
     pub id: HoldingId,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::core::Extent;
+use crate::extents::Extent;
 use vramp_core::Bytes;
 use vramp_host::{DISK_BLOCK, DirectFile, HostMemory, HostMemoryError, HostSpan, PageKind};
 
@@ -172,8 +172,8 @@ mod tests {
     fn place(file: &Arc<DirectFile>, offset: u64, data: u64) -> Place {
         let data = Bytes::new(data);
         let len = data.checked_round_up(DISK_BLOCK).unwrap();
-        let segment = crate::core::SegmentId(0);
-        let extent = Extent { segment, offset: Bytes::new(offset), len };
+        let backing = crate::extents::BackingId(0);
+        let extent = Extent { backing, offset: Bytes::new(offset), len };
         Place { file: Arc::clone(file), extent, data }
     }
 

@@ -1,6 +1,6 @@
 //! What a store has done.
 
-use crate::core::ExtentCensus;
+use crate::extents::ExtentCensus;
 use vramp_core::Bytes;
 use vramp_host::DiskErrorKind;
 
@@ -31,12 +31,12 @@ pub struct DiskStats {
     /// What was read.
     pub reads: TransferStats,
     /// Pieces that went elsewhere for the disk could not write their first place.
-    pub moved_pieces: u64,
+    pub relocated_pieces: u64,
     /// Failures of the disk's medium.
     pub media_errors: u64,
     /// Writes that found no blocks.
     pub full_errors: u64,
-    /// Extents that were read back changed.
+    /// ExtentAllocator that were read back changed.
     pub corrupt_extents: u64,
     /// What compression saved, and took.
     pub compression: CompressionStats,
@@ -49,7 +49,7 @@ pub struct DiskStats {
 pub(super) struct Counters {
     pub writes: TransferStats,
     pub reads: TransferStats,
-    pub moved_pieces: u64,
+    pub relocated_pieces: u64,
     pub media_errors: u64,
     pub full_errors: u64,
     pub corrupt_extents: u64,

@@ -19,7 +19,7 @@ use super::header::OwnerId;
 use super::shelf::{Shelf, StoredBytes};
 use super::spans::{Place, Spans, cut};
 use super::stats::DiskStats;
-use super::sweep::{Swept, sweep};
+use super::sweep::{SweepReport, sweep};
 use super::transfer::DiskTransfer;
 use crate::ledger::shell::charge::Charge;
 use crate::ledger::shell::reservation::Reservation;
@@ -31,7 +31,7 @@ const WORKERS_MOST: usize = 4;
 
 /// Who pays for what is written.
 #[derive(Clone, Copy)]
-pub enum PaidBy<'a> {
+pub enum ChargeTo<'a> {
     /// The space itself, up to its capacity.
     Space,
     /// A reservation in the store's space. The rule decides about what exceeds it.
@@ -43,7 +43,7 @@ pub enum PaidBy<'a> {
 /// Calls may come from any thread. Transfers share an engine, and its depth.
 pub struct DiskStore {
     shelf: Arc<Shelf>,
-    swept: Swept,
+    swept: SweepReport,
     fell_back: Option<IoUnavailable>,
     direct: bool,
 }
@@ -114,7 +114,7 @@ impl DiskStore {
     pub fn begin_write(
         &self,
         spans: &[HostSpan],
-        paid: PaidBy<'_>,
+        paid: ChargeTo<'_>,
     ) -> Result<DiskTransfer<StoredBytes>, DiskTierError> {
         let spans = Spans::new(spans);
         let charge = self.charge(spans.len(), paid)?;
@@ -131,18 +131,18 @@ impl DiskStore {
         let holding = Arc::new(self.shelf.hold(spans.len(), charge)?);
         let places = self.shelf.places(&holding, spans.len());
         let pieces = cut(&spans, &places, self.shelf.config.piece);
-        let summed = self.shelf.checks();
+        let summed = self.shelf.verifies();
         let flight = Flight::begin(holding, Direction::Write, spans, Vec::new(), pieces, summed);
         Ok(DiskTransfer::new(flight))
     }
 
-    fn charge(&self, len: Bytes, paid: PaidBy<'_>) -> Result<Charge, DiskTierError> {
+    fn charge(&self, len: Bytes, paid: ChargeTo<'_>) -> Result<Charge, DiskTierError> {
         // Memory holds less than the last whole block that 64 bits can count.
         let bytes = len.checked_round_up(DISK_BLOCK).unwrap_or(len);
         let space = &self.shelf.space;
         Ok(match paid {
-            PaidBy::Space => space.charge(bytes)?,
-            PaidBy::Reservation(reservation, rule) => {
+            ChargeTo::Space => space.charge(bytes)?,
+            ChargeTo::Reservation(reservation, rule) => {
                 let same = Arc::ptr_eq(reservation.shared(), &space.shared);
                 if !same || reservation.space() != space.id() {
                     let given = reservation.space();
@@ -176,7 +176,7 @@ impl DiskStore {
         let places: Vec<Place> = stored.extents.iter().map(|extent| extent.place.clone()).collect();
         let pieces = cut(&spans, &places, self.shelf.config.piece);
         let (holding, expected) = (Arc::clone(&stored.holding), stored.extents.clone());
-        let summed = self.shelf.checks();
+        let summed = self.shelf.verifies();
         let flight = Flight::begin(holding, Direction::Read, spans, expected, pieces, summed);
         Ok(DiskTransfer::new(flight))
     }
@@ -188,7 +188,7 @@ impl DiskStore {
     pub fn write(
         &self,
         spans: &[HostSpan],
-        paid: PaidBy<'_>,
+        paid: ChargeTo<'_>,
     ) -> Result<StoredBytes, DiskTierError> {
         self.begin_write(spans, paid)?.wait()
     }
@@ -221,7 +221,7 @@ impl DiskStore {
     }
 
     /// What opening it found of other stores.
-    pub fn swept(&self) -> Swept {
+    pub fn swept(&self) -> SweepReport {
         self.swept
     }
 
@@ -239,7 +239,7 @@ impl DiskStore {
             direct: self.direct,
             writes: counters.writes,
             reads: counters.reads,
-            moved_pieces: counters.moved_pieces,
+            relocated_pieces: counters.relocated_pieces,
             media_errors: counters.media_errors,
             full_errors: counters.full_errors,
             corrupt_extents: counters.corrupt_extents,

@@ -12,15 +12,15 @@ use super::header::{Header, OwnerId, owner_of};
 
 /// What a sweep met.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Swept {
+pub struct SweepReport {
     /// Files of dead processes, now removed.
     pub removed: u64,
     /// The lengths of those.
     pub bytes: Bytes,
     /// Files of stores that live.
-    pub alive: u64,
+    pub in_use: u64,
     /// Files with a name like ours that are not ours, or that could not be looked at. They stay.
-    pub strange: u64,
+    pub foreign: u64,
 }
 
 /// How long files of processes that are gone are waited for: the kernel lets go of a file only
@@ -29,8 +29,8 @@ const LETTING_GO: Duration = Duration::from_millis(250);
 
 /// Removes what dead processes left. A file goes only if its name is one of ours, nobody holds its
 /// lock, and its first block is that of the owner in its name, or was never written.
-pub(super) fn sweep(dir: &Path) -> std::io::Result<Swept> {
-    let mut swept = Swept::default();
+pub(super) fn sweep(dir: &Path) -> std::io::Result<SweepReport> {
+    let mut swept = SweepReport::default();
     let mut held = Vec::new();
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
@@ -40,7 +40,7 @@ pub(super) fn sweep(dir: &Path) -> std::io::Result<Swept> {
         match entry.file_type().is_ok_and(|kind| kind.is_file()) {
             true if swept.meet(&entry.path(), owner) => held.push((entry.path(), owner)),
             true => {}
-            false => swept.strange += 1,
+            false => swept.foreign += 1,
         }
     }
     // Seen from another container a living process may seem gone: its lock decides all the same.
@@ -49,7 +49,7 @@ pub(super) fn sweep(dir: &Path) -> std::io::Result<Swept> {
     while !held.is_empty() && begun.elapsed() < LETTING_GO {
         std::thread::sleep(Duration::from_millis(2));
         held.retain(|(path, owner)| {
-            swept.alive -= 1;
+            swept.in_use -= 1;
             swept.meet(path, *owner)
         });
     }
@@ -61,7 +61,7 @@ fn is_gone(pid: u32) -> bool {
     !Path::new("/proc").join(pid.to_string()).exists()
 }
 
-impl Swept {
+impl SweepReport {
     /// Removes the file if it is abandoned. True if it is locked.
     fn meet(&mut self, path: &Path, owner: OwnerId) -> bool {
         let file = match OpenOptions::new().read(true).open(path) {
@@ -69,7 +69,7 @@ impl Swept {
             // Its owner ended properly just now.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return false,
             Err(_) => {
-                self.strange += 1;
+                self.foreign += 1;
                 return false;
             }
         };
@@ -79,10 +79,10 @@ impl Swept {
                 self.bytes += len;
             }
             Ok(Abandoned::Alive) => {
-                self.alive += 1;
+                self.in_use += 1;
                 return true;
             }
-            _ => self.strange += 1,
+            _ => self.foreign += 1,
         }
         false
     }

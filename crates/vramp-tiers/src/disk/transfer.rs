@@ -68,7 +68,7 @@ impl DiskTransfer<StoredBytes> {
     /// Waits until all is written.
     ///
     /// # Errors
-    /// The disk failed or is full, or it was cancelled. Extents and charge are given back.
+    /// The disk failed or is full, or it was cancelled. ExtentAllocator and charge are given back.
     pub fn wait(self) -> Result<StoredBytes, DiskTierError> {
         self.course.wait()
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::core::Extent;
+use crate::extents::Extent;
 use vramp_alloc::Driver;
 use vramp_core::Bytes;
 use vramp_driver::{HostSlice, Stream};
@@ -23,7 +23,7 @@ pub(super) struct Part {
 /// Whole blocks of the host's memory. Its bytes are numbered through, whatever runs they lie in.
 ///
 /// Dropped, it is no longer charged, and its blocks serve again once the work that was noted by
-/// [`used_by`](HostAllocation::used_by) is done.
+/// [`record_stream`](HostAllocation::record_stream) is done.
 #[must_use = "the blocks go back to their pool when this is dropped"]
 pub struct HostAllocation {
     shared: Arc<Shared>,
@@ -148,7 +148,7 @@ impl HostAllocation {
     ///
     /// # Errors
     /// The pool is not pinned for the device, or its driver refused.
-    pub fn used_by(
+    pub fn record_stream(
         &mut self,
         device: &Arc<dyn Driver>,
         stream: Stream,

@@ -8,7 +8,7 @@
 //!    machine without a device the memory is plain.
 //! 2. [`HostPool::allocate`] takes blocks, charged to the space or to a reservation, in as few runs
 //!    of neighbours as there are. When few are left, a thread of the pool pins more.
-//! 3. [`HostAllocation::used_by`] notes that work on a stream still uses them.
+//! 3. [`HostAllocation::record_stream`] notes that work on a stream still uses them.
 //! 4. Dropped, an allocation is no longer charged. Its blocks serve again once that work is done.
 //! 5. [`HostPool::shrink`] unpins pools that are wholly free.
 //!
@@ -24,4 +24,4 @@ mod small;
 
 pub use allocation::HostAllocation;
 pub use pool::{HostPool, HostPoolConfig, HostPoolError, HostPoolStats};
-pub use small::HostSlab;
+pub use small::SmallHostAllocation;

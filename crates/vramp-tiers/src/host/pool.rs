@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 
-use crate::core::{Extent, ExtentList, Extents, SegmentId};
+use crate::extents::{BackingId, Extent, ExtentAllocator, ExtentList};
 use crate::ledger::core::Tier;
 use vramp_alloc::{Driver, DriverError};
 use vramp_core::Bytes;
@@ -13,7 +13,7 @@ use vramp_host::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutsideMemory,
 use super::allocation::{HostAllocation, Part};
 use super::grower::Grower;
 use super::returns::{Free, Return, Returned, Returns, Uses};
-use super::small::{HostSlab, Slabs};
+use super::small::{Slabs, SmallHostAllocation};
 use crate::ledger::shell::charge::Charge;
 use crate::ledger::shell::error::SpaceFull;
 use crate::ledger::shell::space::MemorySpace;
@@ -101,7 +101,7 @@ pub struct HostPoolStats {
     /// Blocks that were returned while work still used them.
     pub pending_blocks: u64,
     /// Pools that were pinned because somebody waited for blocks.
-    pub pools_waited_for: u64,
+    pub pools_on_demand: u64,
     /// Pools that were pinned before anybody needed them, the first ones included.
     pub pools_ahead: u64,
     /// Pools that were unpinned.
@@ -124,8 +124,8 @@ impl Pinned {
 
 pub(super) struct State {
     /// Which blocks are free, in one segment a pool.
-    pub blocks: Extents,
-    pub pools: BTreeMap<SegmentId, Pinned>,
+    pub blocks: ExtentAllocator,
+    pub pools: BTreeMap<BackingId, Pinned>,
     pub returns: Returns,
     pub slabs: Slabs,
     growing: bool,
@@ -190,7 +190,7 @@ impl HostPool {
             return Err(bad("the first pools exceed the capacity of the space"));
         }
         let state = State {
-            blocks: Extents::new(config.block),
+            blocks: ExtentAllocator::new(config.block),
             pools: BTreeMap::new(),
             returns: Returns::default(),
             slabs: Slabs::default(),
@@ -256,7 +256,7 @@ impl HostPool {
     ///
     /// # Errors
     /// As [`allocate`](HostPool::allocate), or `len` is zero or larger.
-    pub fn small(&self, len: Bytes) -> Result<HostSlab, HostPoolError> {
+    pub fn allocate_small(&self, len: Bytes) -> Result<SmallHostAllocation, HostPoolError> {
         let slab = Slabs::allocate(&self.shared, len)?;
         self.grower.wake_if_low(&self.shared);
         Ok(slab)
@@ -272,7 +272,7 @@ impl HostPool {
             self.shared.sweep(&mut state);
             let State { blocks, pools, slabs, stats, .. } = &mut *state;
             charges = slabs.end_idle(blocks);
-            let idle: Vec<SegmentId> = blocks.idle().collect();
+            let idle: Vec<BackingId> = blocks.idle().collect();
             let mut held: Bytes = pools.values().map(Pinned::len).sum();
             // The newest first: blocks are taken from the oldest.
             for pool in idle.into_iter().rev() {
@@ -436,7 +436,7 @@ impl Shared {
             let pool = state.blocks.add(len);
             state.pools.insert(pool, pinned);
             match why {
-                Growth::Needed => state.stats.pools_waited_for += 1,
+                Growth::Needed => state.stats.pools_on_demand += 1,
                 Growth::Ahead => state.stats.pools_ahead += 1,
             }
         });
@@ -484,7 +484,7 @@ impl Shared {
     /// A part of a pool's memory as a device names it.
     pub fn slice(&self, device: usize, run: Extent) -> HostSlice {
         let state = lock(&self.state);
-        let pinned = state.pools.get(&run.segment);
+        let pinned = state.pools.get(&run.backing);
         let pinned = pinned.expect("a pool with allocated blocks is not unpinned");
         HostSlice { buffer: pinned.buffers[device], offset: run.offset, len: run.len }
     }
@@ -504,7 +504,7 @@ impl State {
     /// The runs with their memory.
     fn parts(&self, runs: ExtentList) -> Vec<Part> {
         let part = |run: Extent| {
-            let pinned = self.pools.get(&run.segment).expect("runs lie in pools that there are");
+            let pinned = self.pools.get(&run.backing).expect("runs lie in pools that there are");
             Part { run, memory: Arc::clone(&pinned.memory) }
         };
         runs.into_iter().map(part).collect()

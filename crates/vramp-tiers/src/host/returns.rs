@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::core::{Extent, ExtentList, Extents};
+use crate::extents::{Extent, ExtentAllocator, ExtentList};
 use smallvec::SmallVec;
 use vramp_alloc::{Driver, DriverError};
 use vramp_core::Bytes;
@@ -38,7 +38,7 @@ pub(super) struct Return {
 
 /// Where things go that no work uses any more.
 pub(super) struct Free<'a> {
-    pub blocks: &'a mut Extents,
+    pub blocks: &'a mut ExtentAllocator,
     pub slabs: &'a mut Slabs,
 }
 

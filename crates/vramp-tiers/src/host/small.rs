@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::core::{Extent, Extents};
+use crate::extents::{Extent, ExtentAllocator};
 use vramp_alloc::Driver;
 use vramp_core::Bytes;
 use vramp_driver::{HostSlice, Stream};
@@ -45,7 +45,10 @@ pub(super) struct Slabs {
 
 impl Slabs {
     /// A piece of `len` or a little more.
-    pub fn allocate(shared: &Arc<Shared>, len: Bytes) -> Result<HostSlab, HostPoolError> {
+    pub fn allocate(
+        shared: &Arc<Shared>,
+        len: Bytes,
+    ) -> Result<SmallHostAllocation, HostPoolError> {
         let block = shared.config.block.count();
         if len.is_zero() || len.count() > LARGEST.min(block) {
             return Err(HostPoolError::Config(
@@ -75,7 +78,7 @@ impl Slabs {
     }
 
     /// Ends the slabs of which nobody has a piece, and returns what paid for them.
-    pub fn end_idle(&mut self, blocks: &mut Extents) -> Vec<Charge> {
+    pub fn end_idle(&mut self, blocks: &mut ExtentAllocator) -> Vec<Charge> {
         let (idle, used) = std::mem::take(&mut self.slabs)
             .into_iter()
             .partition(|(_, slab)| slab.free.len() == slab.pieces);
@@ -88,7 +91,7 @@ impl Slabs {
         ended.collect()
     }
 
-    fn pick(shared: &Arc<Shared>, class: u64, len: Bytes) -> Option<HostSlab> {
+    fn pick(shared: &Arc<Shared>, class: u64, len: Bytes) -> Option<SmallHostAllocation> {
         let mut state = lock(&shared.state);
         let of_class = (class, 0)..=(class, u64::MAX);
         let mut usable =
@@ -97,7 +100,13 @@ impl Slabs {
         let index = slab.free.pop().expect("a slab with free pieces has one");
         let piece = Piece { class, slab: key.1, index };
         let part = slab.part.clone();
-        Some(HostSlab { shared: Arc::clone(shared), piece, part, len, uses: Uses::new() })
+        Some(SmallHostAllocation {
+            shared: Arc::clone(shared),
+            piece,
+            part,
+            len,
+            uses: Uses::new(),
+        })
     }
 }
 
@@ -105,7 +114,7 @@ impl Slabs {
 ///
 /// Dropped, it serves again; if work was noted, once that is done.
 #[must_use = "the piece goes back to its block when this is dropped"]
-pub struct HostSlab {
+pub struct SmallHostAllocation {
     shared: Arc<Shared>,
     piece: Piece,
     part: Part,
@@ -113,7 +122,7 @@ pub struct HostSlab {
     uses: Uses,
 }
 
-impl HostSlab {
+impl SmallHostAllocation {
     /// How much was asked for.
     pub fn len(&self) -> Bytes {
         self.len
@@ -141,8 +150,8 @@ impl HostSlab {
     /// The pool is not pinned for the device.
     pub fn slice(&self, device: &Arc<dyn Driver>) -> Result<HostSlice, HostPoolError> {
         let device = self.shared.device(device)?;
-        let Extent { segment, offset, .. } = self.part.run;
-        let run = Extent { segment, offset: offset + self.offset(), len: self.len };
+        let Extent { backing, offset, .. } = self.part.run;
+        let run = Extent { backing, offset: offset + self.offset(), len: self.len };
         Ok(self.shared.slice(device, run))
     }
 
@@ -167,7 +176,7 @@ impl HostSlab {
     ///
     /// # Errors
     /// The pool is not pinned for the device, or its driver refused.
-    pub fn used_by(
+    pub fn record_stream(
         &mut self,
         device: &Arc<dyn Driver>,
         stream: Stream,
@@ -179,14 +188,14 @@ impl HostSlab {
     }
 }
 
-impl Drop for HostSlab {
+impl Drop for SmallHostAllocation {
     fn drop(&mut self) {
         let uses = std::mem::take(&mut self.uses);
         self.shared.give(Returned::Piece(self.piece), uses);
     }
 }
 
-impl std::fmt::Debug for HostSlab {
+impl std::fmt::Debug for SmallHostAllocation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} of a shared block of the host", self.len)
     }

@@ -5,26 +5,28 @@ use std::sync::Arc;
 use vramp_core::Bytes;
 
 use super::error::MoveError;
-use super::staged::{End, Flight, Part, Staged};
-use crate::disk::{DiskStore, DiskTierError, DiskTransfer, PaidBy, StoredBytes};
+use super::staged::{CopyEndpoint, InFlightCopy, StagedPiece, StagedTransfer};
+use crate::disk::{ChargeTo, DiskStore, DiskTierError, DiskTransfer, StoredBytes};
 use crate::host::HostAllocation;
 use crate::ledger::shell::reservation::Reservation;
 use crate::ledger::shell::tracked::LimitRule;
 
 /// Who pays for what goes to a disk.
 #[derive(Clone)]
-pub enum DiskPayer {
+pub enum DiskBudget {
     /// The store's space, up to its capacity.
     Space,
     /// A reservation in the store's space. The rule decides about what exceeds it.
     Reservation(Arc<Reservation>, Arc<dyn LimitRule>),
 }
 
-impl DiskPayer {
-    fn paid(&self) -> PaidBy<'_> {
+impl DiskBudget {
+    fn paid(&self) -> ChargeTo<'_> {
         match self {
-            DiskPayer::Space => PaidBy::Space,
-            DiskPayer::Reservation(reservation, rule) => PaidBy::Reservation(reservation, &**rule),
+            DiskBudget::Space => ChargeTo::Space,
+            DiskBudget::Reservation(reservation, rule) => {
+                ChargeTo::Reservation(reservation, &**rule)
+            }
         }
     }
 }
@@ -32,14 +34,14 @@ impl DiskPayer {
 /// What a move to a disk leaves there, until it is dropped.
 #[derive(Debug)]
 #[must_use = "what is on the disk is freed when this is dropped"]
-pub struct OnDisk {
+pub struct DiskCopy {
     store: Arc<DiskStore>,
     pieces: Vec<StoredBytes>,
     piece: Bytes,
     len: Bytes,
 }
 
-impl OnDisk {
+impl DiskCopy {
     /// Writes `len` bytes of blocks of the host, charged to the store's space, in pieces of `piece`,
     /// and waits.
     ///
@@ -50,14 +52,14 @@ impl OnDisk {
         host: &HostAllocation,
         len: Bytes,
         piece: Bytes,
-    ) -> Result<OnDisk, MoveError> {
-        let mut written = OnDisk { store: Arc::clone(store), pieces: Vec::new(), piece, len };
+    ) -> Result<DiskCopy, MoveError> {
+        let mut written = DiskCopy { store: Arc::clone(store), pieces: Vec::new(), piece, len };
         let mut transfers = Vec::new();
         let mut at = Bytes::ZERO;
         while at < len {
             let now = piece.min(len - at);
             let spans = host.spans(at, now)?;
-            transfers.push(store.begin_write(&spans, PaidBy::Space).map_err(failed)?);
+            transfers.push(store.begin_write(&spans, ChargeTo::Space).map_err(failed)?);
             at += now;
         }
         for transfer in transfers {
@@ -92,41 +94,41 @@ fn failed(error: DiskTierError) -> MoveError {
 
 /// Writes pieces to a disk.
 pub struct DiskTarget {
-    payer: DiskPayer,
-    copy: OnDisk,
+    payer: DiskBudget,
+    copy: DiskCopy,
 }
 
 impl DiskTarget {
-    pub(super) fn new(store: &Arc<DiskStore>, payer: DiskPayer, piece: Bytes) -> DiskTarget {
+    pub(super) fn new(store: &Arc<DiskStore>, payer: DiskBudget, piece: Bytes) -> DiskTarget {
         let (store, pieces, len) = (Arc::clone(store), Vec::new(), Bytes::ZERO);
-        DiskTarget { payer, copy: OnDisk { store, pieces, piece, len } }
+        DiskTarget { payer, copy: DiskCopy { store, pieces, piece, len } }
     }
 }
 
 /// A piece on its way to a disk.
-pub struct Writing {
+pub struct InFlightWrite {
     transfer: Option<DiskTransfer<StoredBytes>>,
     stored: Option<StoredBytes>,
 }
 
-impl End for DiskTarget {
-    type Flight = Writing;
+impl CopyEndpoint for DiskTarget {
+    type InFlightCopy = InFlightWrite;
 
     fn begin(
         &mut self,
-        part: Part,
+        part: StagedPiece,
         staging: Option<&HostAllocation>,
-    ) -> Result<Option<Writing>, MoveError> {
+    ) -> Result<Option<InFlightWrite>, MoveError> {
         let spans = staging.map(|host| host.spans(Bytes::ZERO, part.len)).transpose()?;
         let transfer = self.copy.store.begin_write(&spans.unwrap_or_default(), self.payer.paid());
-        Ok(Some(Writing { transfer: Some(transfer.map_err(failed)?), stored: None }))
+        Ok(Some(InFlightWrite { transfer: Some(transfer.map_err(failed)?), stored: None }))
     }
 
     fn wait_for_room(&mut self) -> Result<(), MoveError> {
         Ok(())
     }
 
-    fn finished(&mut self, flight: Writing) {
+    fn finished(&mut self, flight: InFlightWrite) {
         if let Some(stored) = flight.stored {
             self.copy.len += stored.len();
             self.copy.pieces.push(stored);
@@ -136,7 +138,7 @@ impl End for DiskTarget {
     fn keep_until_idle(&self, _staging: &mut HostAllocation) {}
 }
 
-impl Flight for Writing {
+impl InFlightCopy for InFlightWrite {
     fn is_done(&mut self) -> Result<bool, MoveError> {
         match &self.transfer {
             Some(transfer) if !transfer.is_done() => Ok(false),
@@ -158,12 +160,12 @@ impl Flight for Writing {
     }
 }
 
-impl<F: End> Staged<F, DiskTarget> {
+impl<F: CopyEndpoint> StagedTransfer<F, DiskTarget> {
     /// Waits until all is on the disk.
     ///
     /// # Errors
     /// As [`poll`](Staged::poll). What was written is given back, and the source is as it was.
-    pub fn finish(mut self) -> Result<OnDisk, MoveError> {
+    pub fn finish(mut self) -> Result<DiskCopy, MoveError> {
         self.wait()?;
         Ok(self.into_target().copy)
     }
@@ -171,33 +173,33 @@ impl<F: End> Staged<F, DiskTarget> {
 
 /// Reads pieces from a disk.
 pub struct DiskSource {
-    copy: Arc<OnDisk>,
+    copy: Arc<DiskCopy>,
 }
 
 impl DiskSource {
-    pub(super) fn new(copy: &Arc<OnDisk>) -> DiskSource {
+    pub(super) fn new(copy: &Arc<DiskCopy>) -> DiskSource {
         DiskSource { copy: Arc::clone(copy) }
     }
 }
 
 /// A piece on its way from a disk.
-pub struct Reading {
+pub struct InFlightRead {
     transfer: Option<DiskTransfer<()>>,
 }
 
-impl End for DiskSource {
-    type Flight = Reading;
+impl CopyEndpoint for DiskSource {
+    type InFlightCopy = InFlightRead;
 
     fn begin(
         &mut self,
-        part: Part,
+        part: StagedPiece,
         staging: Option<&HostAllocation>,
-    ) -> Result<Option<Reading>, MoveError> {
+    ) -> Result<Option<InFlightRead>, MoveError> {
         let spans = staging.map(|host| host.spans(Bytes::ZERO, part.len)).transpose()?;
         let index = part.offset.count() / self.copy.piece.count();
         let stored = &self.copy.pieces[index as usize];
         let transfer = self.copy.store.begin_read(stored, &spans.unwrap_or_default());
-        Ok(Some(Reading { transfer: Some(transfer.map_err(failed)?) }))
+        Ok(Some(InFlightRead { transfer: Some(transfer.map_err(failed)?) }))
     }
 
     fn wait_for_room(&mut self) -> Result<(), MoveError> {
@@ -207,7 +209,7 @@ impl End for DiskSource {
     fn keep_until_idle(&self, _staging: &mut HostAllocation) {}
 }
 
-impl Flight for Reading {
+impl InFlightCopy for InFlightRead {
     fn is_done(&mut self) -> Result<bool, MoveError> {
         match &self.transfer {
             Some(transfer) if !transfer.is_done() => Ok(false),

@@ -9,13 +9,13 @@ use vramp_driver::Copy;
 
 use super::error::MoveError;
 use super::lane::{Lane, LaneError, Piece, Ticket};
-use super::mover::{After, Shared};
-use super::staged::{End, Flight, Part};
+use super::mover::{CopyDependency, Shared};
+use super::staged::{CopyEndpoint, InFlightCopy, StagedPiece};
 use super::transfer::Way;
 use crate::host::HostAllocation;
 
 /// A range of a device, read or written piece by piece.
-pub struct GpuEnd {
+pub struct GpuEndpoint {
     mover: Arc<Shared>,
     does: Does,
 }
@@ -31,33 +31,33 @@ enum Does {
 }
 
 /// Copies in flight.
-pub struct GpuFlight {
+pub struct InFlightGpuCopy {
     mover: Arc<Shared>,
     does: Does,
     /// `None` for nothing.
     step: Option<Ticket>,
 }
 
-impl GpuEnd {
-    pub(super) fn to_host(mover: &Arc<Shared>, range: AddrRange) -> GpuEnd {
-        GpuEnd { mover: Arc::clone(mover), does: Does::Moves(Way::ToHost, range) }
+impl GpuEndpoint {
+    pub(super) fn to_host(mover: &Arc<Shared>, range: AddrRange) -> GpuEndpoint {
+        GpuEndpoint { mover: Arc::clone(mover), does: Does::Moves(Way::ToHost, range) }
     }
 
-    pub(super) fn to_device(mover: &Arc<Shared>, range: AddrRange) -> GpuEnd {
-        GpuEnd { mover: Arc::clone(mover), does: Does::Moves(Way::ToDevice, range) }
+    pub(super) fn to_device(mover: &Arc<Shared>, range: AddrRange) -> GpuEndpoint {
+        GpuEndpoint { mover: Arc::clone(mover), does: Does::Moves(Way::ToDevice, range) }
     }
 
-    pub(super) fn within(mover: &Arc<Shared>, from: AddrRange, to: AddrRange) -> GpuEnd {
-        GpuEnd { mover: Arc::clone(mover), does: Does::Copies { from, to } }
+    pub(super) fn within(mover: &Arc<Shared>, from: AddrRange, to: AddrRange) -> GpuEndpoint {
+        GpuEndpoint { mover: Arc::clone(mover), does: Does::Copies { from, to } }
     }
 
     /// Lets all that begins later come behind other work.
-    pub(super) fn order(&self, after: After) -> Result<(), MoveError> {
+    pub(super) fn order(&self, after: CopyDependency) -> Result<(), MoveError> {
         self.mover.order(self.does.lane(&self.mover), after)
     }
 
-    pub(super) fn nothing(mover: &Arc<Shared>) -> GpuEnd {
-        GpuEnd { mover: Arc::clone(mover), does: Does::Nothing }
+    pub(super) fn nothing(mover: &Arc<Shared>) -> GpuEndpoint {
+        GpuEndpoint { mover: Arc::clone(mover), does: Does::Nothing }
     }
 }
 
@@ -75,8 +75,8 @@ fn failed(error: DriverError) -> MoveError {
     MoveError::Device { moved: Bytes::ZERO, of: Bytes::ZERO, error }
 }
 
-impl End for GpuEnd {
-    type Flight = GpuFlight;
+impl CopyEndpoint for GpuEndpoint {
+    type InFlightCopy = InFlightGpuCopy;
 
     fn uses_staging(&self) -> bool {
         matches!(self.does, Does::Moves(..))
@@ -84,9 +84,9 @@ impl End for GpuEnd {
 
     fn begin(
         &mut self,
-        part: Part,
+        part: StagedPiece,
         staging: Option<&HostAllocation>,
-    ) -> Result<Option<GpuFlight>, MoveError> {
+    ) -> Result<Option<InFlightGpuCopy>, MoveError> {
         let at = |range: AddrRange| AddrRange::new(range.start + part.offset, part.len);
         let pieces = match (self.does, staging) {
             (Does::Moves(way, range), Some(host)) => {
@@ -98,13 +98,13 @@ impl End for GpuEnd {
             }
             (Does::Nothing, _) | (Does::Moves(..), None) => {
                 let (mover, does) = (Arc::clone(&self.mover), self.does);
-                return Ok(Some(GpuFlight { mover, does, step: None }));
+                return Ok(Some(InFlightGpuCopy { mover, does, step: None }));
             }
         };
         match self.does.lane(&self.mover).queue(&pieces) {
             Ok(step) => Ok(step.map(|step| {
                 let (mover, does) = (Arc::clone(&self.mover), self.does);
-                GpuFlight { mover, does, step: Some(step) }
+                InFlightGpuCopy { mover, does, step: Some(step) }
             })),
             Err(LaneError { error, .. }) => Err(failed(error)),
         }
@@ -117,12 +117,12 @@ impl End for GpuEnd {
     fn keep_until_idle(&self, staging: &mut HostAllocation) {
         for stream in self.does.lane(&self.mover).streams() {
             // A device that cannot even say this does not copy any more.
-            let _ = staging.used_by(&self.mover.driver, stream);
+            let _ = staging.record_stream(&self.mover.driver, stream);
         }
     }
 }
 
-impl Flight for GpuFlight {
+impl InFlightCopy for InFlightGpuCopy {
     fn is_done(&mut self) -> Result<bool, MoveError> {
         let lane = self.does.lane(&self.mover);
         self.step.map_or(Ok(true), |step| lane.is_done(step)).map_err(failed)

@@ -6,11 +6,11 @@ use vramp_alloc::{Driver, DriverError};
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::{Event, Stream};
 
-use super::disk::{DiskPayer, DiskSource, DiskTarget, OnDisk};
+use super::disk::{DiskBudget, DiskCopy, DiskSource, DiskTarget};
 use super::error::{MoveError, MoveFailed};
-use super::gpu::GpuEnd;
+use super::gpu::GpuEndpoint;
 use super::lane::Lane;
-use super::staged::Staged;
+use super::staged::StagedTransfer;
 use super::transfer::{Transfer, Way};
 use crate::disk::DiskStore;
 use crate::host::{HostAllocation, HostPool};
@@ -54,7 +54,7 @@ impl MoverConfig {
 
 /// What a transfer comes behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum After {
+pub enum CopyDependency {
     /// What is queued on a stream by now.
     Stream(Stream),
     /// An event's last record, on a stream that captures nothing.
@@ -120,17 +120,17 @@ impl Mover {
     }
 
     /// Describes a copy of `range` into blocks of the host.
-    pub fn to_host(&self, range: AddrRange, host: HostAllocation) -> Moving {
-        Moving::new(&self.shared, Way::ToHost, range, host)
+    pub fn to_host(&self, range: AddrRange, host: HostAllocation) -> TransferBuilder {
+        TransferBuilder::new(&self.shared, Way::ToHost, range, host)
     }
 
     /// Describes a copy from blocks of the host into `range`.
-    pub fn to_device(&self, range: AddrRange, host: HostAllocation) -> Moving {
-        Moving::new(&self.shared, Way::ToDevice, range, host)
+    pub fn to_device(&self, range: AddrRange, host: HostAllocation) -> TransferBuilder {
+        TransferBuilder::new(&self.shared, Way::ToDevice, range, host)
     }
 
     /// Copies `range` of the device to a disk, through blocks of the pool: one piece is written while
-    /// others come from the device. [`Staged::finish`] returns what lies there then.
+    /// others come from the device. [`StagedTransfer::finish`] returns what lies there then.
     ///
     /// # Errors
     /// The range ends beyond the address space.
@@ -138,11 +138,11 @@ impl Mover {
         &self,
         range: AddrRange,
         store: &Arc<DiskStore>,
-        payer: DiskPayer,
-    ) -> Result<Staged<GpuEnd, DiskTarget>, MoveError> {
-        let fill = GpuEnd::to_host(&self.shared, check_range(range)?);
+        payer: DiskBudget,
+    ) -> Result<StagedTransfer<GpuEndpoint, DiskTarget>, MoveError> {
+        let fill = GpuEndpoint::to_host(&self.shared, check_range(range)?);
         let drain = DiskTarget::new(store, payer, self.shared.config.step);
-        Ok(Staged::new(&self.shared, fill, drain, range.len))
+        Ok(StagedTransfer::new(&self.shared, fill, drain, range.len))
     }
 
     /// Copies what lies on a disk into `range`, through blocks of the pool: one piece goes to the
@@ -152,15 +152,15 @@ impl Mover {
     /// The range has another length, or ends beyond the address space.
     pub fn from_disk(
         &self,
-        copy: &Arc<OnDisk>,
+        copy: &Arc<DiskCopy>,
         range: AddrRange,
-    ) -> Result<Staged<DiskSource, GpuEnd>, MoveError> {
+    ) -> Result<StagedTransfer<DiskSource, GpuEndpoint>, MoveError> {
         if copy.len() != range.len {
             return Err(MoveError::OtherLength { from: copy.len(), to: range.len });
         }
         let (fill, piece) = (DiskSource::new(copy), copy.piece());
-        let drain = GpuEnd::to_device(&self.shared, check_range(range)?);
-        Ok(Staged::new(&self.shared, fill, drain, range.len).in_pieces_of(piece))
+        let drain = GpuEndpoint::to_device(&self.shared, check_range(range)?);
+        Ok(StagedTransfer::new(&self.shared, fill, drain, range.len).in_pieces_of(piece))
     }
 
     /// Copies `from` of this device to `to` of the other one: through blocks of this mover's pool,
@@ -176,19 +176,24 @@ impl Mover {
         from: AddrRange,
         other: &Mover,
         to: AddrRange,
-    ) -> Result<Staged<GpuEnd, GpuEnd>, MoveError> {
+    ) -> Result<StagedTransfer<GpuEndpoint, GpuEndpoint>, MoveError> {
         if from.len != to.len {
             return Err(MoveError::OtherLength { from: from.len, to: to.len });
         }
         let (source, target) = (check_range(from)?, check_range(to)?);
         if Arc::ptr_eq(&self.shared.driver, &other.shared.driver) {
-            let copy = GpuEnd::within(&self.shared, source, target);
-            return Ok(Staged::new(&self.shared, GpuEnd::nothing(&self.shared), copy, from.len));
+            let copy = GpuEndpoint::within(&self.shared, source, target);
+            return Ok(StagedTransfer::new(
+                &self.shared,
+                GpuEndpoint::nothing(&self.shared),
+                copy,
+                from.len,
+            ));
         }
         self.shared.pool.check_device(&other.shared.driver)?;
-        let fill = GpuEnd::to_host(&self.shared, source);
-        let drain = GpuEnd::to_device(&other.shared, target);
-        Ok(Staged::new(&self.shared, fill, drain, from.len))
+        let fill = GpuEndpoint::to_host(&self.shared, source);
+        let drain = GpuEndpoint::to_device(&other.shared, target);
+        Ok(StagedTransfer::new(&self.shared, fill, drain, from.len))
     }
 }
 
@@ -205,12 +210,12 @@ pub(super) fn check_range(range: AddrRange) -> Result<AddrRange, MoveError> {
 
 impl Shared {
     /// Lets later steps of a lane come behind other work.
-    pub fn order(&self, lane: &Lane, after: After) -> Result<(), MoveError> {
+    pub fn order(&self, lane: &Lane, after: CopyDependency) -> Result<(), MoveError> {
         let device =
             |error: DriverError| MoveError::Device { moved: Bytes::ZERO, of: Bytes::ZERO, error };
         match after {
-            After::Event(event) => lane.order_behind_event(event).map_err(device),
-            After::Stream(stream) => {
+            CopyDependency::Event(event) => lane.order_behind_event(event).map_err(device),
+            CopyDependency::Stream(stream) => {
                 self.refuse_capturing(stream)?;
                 lane.order_behind_stream(stream).map_err(device)
             }
@@ -229,24 +234,29 @@ impl Shared {
 
 /// A move in words, before it starts.
 #[must_use = "nothing moves until it is started"]
-pub struct Moving {
+pub struct TransferBuilder {
     mover: Arc<Shared>,
     way: Way,
     range: AddrRange,
     host: HostAllocation,
     offset: Bytes,
-    after: Vec<After>,
+    after: Vec<CopyDependency>,
     cancel: Option<CancelToken>,
 }
 
-impl Moving {
-    fn new(mover: &Arc<Shared>, way: Way, range: AddrRange, host: HostAllocation) -> Moving {
+impl TransferBuilder {
+    fn new(
+        mover: &Arc<Shared>,
+        way: Way,
+        range: AddrRange,
+        host: HostAllocation,
+    ) -> TransferBuilder {
         let (mover, offset, after) = (Arc::clone(mover), Bytes::ZERO, Vec::new());
-        Moving { mover, way, range, host, offset, after, cancel: None }
+        TransferBuilder { mover, way, range, host, offset, after, cancel: None }
     }
 
     /// Where in the host's blocks the range begins; at their first byte otherwise.
-    pub fn at(mut self, offset: Bytes) -> Moving {
+    pub fn at(mut self, offset: Bytes) -> TransferBuilder {
         self.offset = offset;
         self
     }
@@ -254,13 +264,13 @@ impl Moving {
     /// Lets it come behind other work: what writes the data, what still uses the place it goes to.
     /// Other transfers of the same direction that start later come behind it too. The host does not
     /// wait. Two driver calls, four for a stream.
-    pub fn after(mut self, after: After) -> Moving {
+    pub fn after(mut self, after: CopyDependency) -> TransferBuilder {
         self.after.push(after);
         self
     }
 
     /// Lets the token end it, between two steps.
-    pub fn cancelled_by(mut self, token: &CancelToken) -> Moving {
+    pub fn cancelled_by(mut self, token: &CancelToken) -> TransferBuilder {
         self.cancel = Some(token.clone());
         self
     }
@@ -271,7 +281,7 @@ impl Moving {
     /// The range does not lie in the blocks or in the address space, a stream captures a graph, or a
     /// driver call failed. Nothing is in flight.
     pub fn start(self) -> Result<Transfer, Box<MoveFailed>> {
-        let Moving { mover, way, range, host, offset, after, cancel } = self;
+        let TransferBuilder { mover, way, range, host, offset, after, cancel } = self;
         let checked = check_range(range).and_then(|_| {
             // An offset that no number can hold is outside as well.
             host.spans(offset, range.len).map_err(MoveError::from)?;

@@ -41,7 +41,7 @@ pub struct MeasuredPair {
 
 /// What could not be measured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Unmeasured {
+pub struct UnmeasuredLink {
     /// From where.
     #[serde(with = "space_text")]
     pub from: SpaceId,
@@ -69,7 +69,7 @@ pub struct Profile {
     pub both_ways: Vec<MeasuredPair>,
     /// What could not be measured.
     #[serde(default)]
-    pub unmeasured: Vec<Unmeasured>,
+    pub unmeasured: Vec<UnmeasuredLink>,
 }
 
 impl Profile {

@@ -10,11 +10,11 @@ use crate::ledger::core::SpaceId;
 use vramp_alloc::Driver;
 use vramp_core::{AddrRange, Bytes};
 
-use super::disk::{DiskPayer, OnDisk};
+use super::disk::{DiskBudget, DiskCopy};
 use super::error::MoveError;
 use super::mover::Mover;
-use super::profile::{MeasuredLink, MeasuredPair, Profile, Unmeasured, rate};
-use crate::disk::{DiskStore, DiskTierError, PaidBy};
+use super::profile::{MeasuredLink, MeasuredPair, Profile, UnmeasuredLink, rate};
+use crate::disk::{ChargeTo, DiskStore, DiskTierError};
 use crate::host::{HostAllocation, HostPool};
 
 /// What is measured how often.
@@ -177,7 +177,7 @@ impl Run<'_> {
             return Err(error);
         }
         let (size_bytes, reason) = (size.count(), error.to_string());
-        self.profile.unmeasured.push(Unmeasured { from, to, size_bytes, reason });
+        self.profile.unmeasured.push(UnmeasuredLink { from, to, size_bytes, reason });
         Ok(())
     }
 
@@ -241,7 +241,7 @@ impl Run<'_> {
 
     fn disk_links(&mut self, gpu: &Gpu, store: &Arc<DiskStore>) -> Result<(), MoveError> {
         let (mover, disk) = (&gpu.mover, store.space().id());
-        let to_disk = |size| mover.to_disk(gpu.part(size)?, store, DiskPayer::Space)?.finish();
+        let to_disk = |size| mover.to_disk(gpu.part(size)?, store, DiskBudget::Space)?.finish();
         self.link((gpu.space, disk), |size| {
             let clocks = Clocks::of([gpu]).and_wall();
             let copy = to_disk(size)?;
@@ -249,7 +249,7 @@ impl Run<'_> {
             drop(copy);
             Ok(took_ns)
         })?;
-        let mut kept: Option<Arc<OnDisk>> = None;
+        let mut kept: Option<Arc<DiskCopy>> = None;
         self.link((disk, gpu.space), |size| {
             let copy = match kept.take() {
                 Some(copy) if copy.len() == size => copy,
@@ -271,7 +271,7 @@ impl Run<'_> {
             let taken = take(&mut blocks, pool, size)?;
             let spans = taken.spans(Bytes::ZERO, size)?;
             let clocks = Clocks::of([]).and_wall();
-            let stored = store.write(&spans, PaidBy::Space).map_err(failed)?;
+            let stored = store.write(&spans, ChargeTo::Space).map_err(failed)?;
             let took_ns = clocks.took_ns();
             drop(stored);
             blocks = Some(taken);
@@ -283,7 +283,7 @@ impl Run<'_> {
             let spans = taken.spans(Bytes::ZERO, size)?;
             let stored = match kept.take() {
                 Some((known, stored)) if known == size => stored,
-                _ => store.write(&spans, PaidBy::Space).map_err(failed)?,
+                _ => store.write(&spans, ChargeTo::Space).map_err(failed)?,
             };
             let clocks = Clocks::of([]).and_wall();
             store.read(&stored, &spans).map_err(failed)?;

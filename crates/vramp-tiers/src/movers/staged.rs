@@ -10,15 +10,15 @@ use std::sync::Arc;
 use vramp_core::Bytes;
 
 use super::error::MoveError;
-use super::gpu::GpuEnd;
-use super::mover::{After, Shared};
-use super::transfer::Progress;
+use super::gpu::GpuEndpoint;
+use super::mover::{CopyDependency, Shared};
+use super::transfer::TransferProgress;
 use crate::host::{HostAllocation, HostPoolError};
 use crate::ledger::shell::cancel::CancelToken;
 
 /// A part of what is transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct StagedPiece {
     /// Where it begins.
     pub offset: Bytes,
     /// How long it is.
@@ -26,9 +26,9 @@ pub struct Part {
 }
 
 /// Something that fills staging or drains it: a range of a device, a file.
-pub trait End: Send {
+pub trait CopyEndpoint: Send {
     /// A part in flight.
-    type Flight: Flight;
+    type InFlightCopy: InFlightCopy;
 
     /// False if parts go without staging.
     fn uses_staging(&self) -> bool {
@@ -41,9 +41,9 @@ pub trait End: Send {
     /// It could not begin. Nothing of it is in flight, as far as can be known.
     fn begin(
         &mut self,
-        part: Part,
+        part: StagedPiece,
         staging: Option<&HostAllocation>,
-    ) -> Result<Option<Self::Flight>, MoveError>;
+    ) -> Result<Option<Self::InFlightCopy>, MoveError>;
 
     /// Waits until something in flight is done.
     ///
@@ -52,7 +52,7 @@ pub trait End: Send {
     fn wait_for_room(&mut self) -> Result<(), MoveError>;
 
     /// Takes a flight that is done. In order.
-    fn finished(&mut self, flight: Self::Flight) {
+    fn finished(&mut self, flight: Self::InFlightCopy) {
         drop(flight);
     }
 
@@ -60,8 +60,8 @@ pub trait End: Send {
     fn keep_until_idle(&self, staging: &mut HostAllocation);
 }
 
-/// A part that an [`End`] has begun.
-pub trait Flight: Send {
+/// A part that an [`CopyEndpoint`] has begun.
+pub trait InFlightCopy: Send {
     /// True if it is done. Never blocks.
     ///
     /// # Errors
@@ -88,16 +88,16 @@ enum Stage<F, D> {
 }
 
 struct Slot<F, D> {
-    part: Part,
+    part: StagedPiece,
     staging: Option<HostAllocation>,
     stage: Stage<F, D>,
 }
 
-/// Data on its way from one [`End`] to another. It advances only when it is asked.
+/// Data on its way from one [`CopyEndpoint`] to another. It advances only when it is asked.
 ///
 /// Dropped before its end it is cancelled, and what is in flight is waited for.
 #[must_use = "nothing moves until it is asked"]
-pub struct Staged<F: End, D: End> {
+pub struct StagedTransfer<F: CopyEndpoint, D: CopyEndpoint> {
     mover: Arc<Shared>,
     fill: F,
     /// Taken when it ends.
@@ -106,7 +106,7 @@ pub struct Staged<F: End, D: End> {
     piece: Bytes,
     begun: Bytes,
     moved: Bytes,
-    slots: VecDeque<Slot<F::Flight, D::Flight>>,
+    slots: VecDeque<Slot<F::InFlightCopy, D::InFlightCopy>>,
     idle: Vec<HostAllocation>,
     cancel: Option<CancelToken>,
     failure: Option<MoveError>,
@@ -114,9 +114,9 @@ pub struct Staged<F: End, D: End> {
 
 const HERE: &str = "an end is there until it is taken";
 
-impl<F: End, D: End> Staged<F, D> {
-    pub(super) fn new(mover: &Arc<Shared>, fill: F, drain: D, len: Bytes) -> Staged<F, D> {
-        Staged {
+impl<F: CopyEndpoint, D: CopyEndpoint> StagedTransfer<F, D> {
+    pub(super) fn new(mover: &Arc<Shared>, fill: F, drain: D, len: Bytes) -> StagedTransfer<F, D> {
+        StagedTransfer {
             mover: Arc::clone(mover),
             fill,
             drain: Some(drain),
@@ -132,7 +132,7 @@ impl<F: End, D: End> Staged<F, D> {
     }
 
     /// The same in pieces of another length.
-    pub(super) fn in_pieces_of(mut self, piece: Bytes) -> Staged<F, D> {
+    pub(super) fn in_pieces_of(mut self, piece: Bytes) -> StagedTransfer<F, D> {
         self.piece = piece;
         self
     }
@@ -185,8 +185,8 @@ impl<F: End, D: End> Staged<F, D> {
     }
 
     /// How far it is. No driver call.
-    pub fn progress(&self) -> Progress {
-        Progress { moved: self.moved, in_flight: self.begun - self.moved, total: self.len }
+    pub fn progress(&self) -> TransferProgress {
+        TransferProgress { moved: self.moved, in_flight: self.begun - self.moved, total: self.len }
     }
 
     /// True if all has arrived, as far as is known.
@@ -261,7 +261,7 @@ impl<F: End, D: End> Staged<F, D> {
         let most = self.mover.config.staging_pieces as usize;
         while self.slots.len() < most && self.begun < self.len {
             let len = self.piece.min(self.len - self.begun);
-            let part = Part { offset: self.begun, len };
+            let part = StagedPiece { offset: self.begun, len };
             let staging = match self.take_staging() {
                 Ok(staging) => staging,
                 // It goes on with less.
@@ -357,37 +357,37 @@ impl<F: End, D: End> Staged<F, D> {
     }
 }
 
-impl<D: End> Staged<GpuEnd, D> {
+impl<D: CopyEndpoint> StagedTransfer<GpuEndpoint, D> {
     /// Lets it come behind other work on the device it comes from.
     ///
     /// # Errors
     /// The stream captures a graph, or a driver call failed.
-    pub fn after(self, after: After) -> Result<Self, MoveError> {
+    pub fn after(self, after: CopyDependency) -> Result<Self, MoveError> {
         self.fill.order(after)?;
         Ok(self)
     }
 }
 
-impl<F: End> Staged<F, GpuEnd> {
+impl<F: CopyEndpoint> StagedTransfer<F, GpuEndpoint> {
     /// Lets it come behind other work on the device it goes to.
     ///
     /// # Errors
     /// The stream captures a graph, or a driver call failed.
-    pub fn after_at_target(self, after: After) -> Result<Self, MoveError> {
+    pub fn after_at_target(self, after: CopyDependency) -> Result<Self, MoveError> {
         self.drain.as_ref().expect(HERE).order(after)?;
         Ok(self)
     }
 }
 
 /// Whether nothing of it is in flight, and whether it arrived.
-fn ended(flight: &mut impl Flight) -> (bool, bool) {
+fn ended(flight: &mut impl InFlightCopy) -> (bool, bool) {
     match flight.wait() {
         Ok(()) => (true, true),
         Err(_) => (flight.settle().is_ok(), false),
     }
 }
 
-impl<F: End, D: End> Drop for Staged<F, D> {
+impl<F: CopyEndpoint, D: CopyEndpoint> Drop for StagedTransfer<F, D> {
     fn drop(&mut self) {
         if self.drain.is_some() {
             self.settle();
@@ -395,9 +395,9 @@ impl<F: End, D: End> Drop for Staged<F, D> {
     }
 }
 
-impl<F: End, D: End> std::fmt::Debug for Staged<F, D> {
+impl<F: CopyEndpoint, D: CopyEndpoint> std::fmt::Debug for StagedTransfer<F, D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Progress { moved, in_flight, total } = self.progress();
+        let TransferProgress { moved, in_flight, total } = self.progress();
         write!(f, "{moved} of {total} moved, {in_flight} in between")
     }
 }

@@ -53,7 +53,7 @@ impl Way {
 
 /// How far a transfer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
+pub struct TransferProgress {
     /// Known to have arrived, from the front.
     pub moved: Bytes,
     /// Queued behind that.
@@ -188,9 +188,9 @@ impl Transfer {
     }
 
     /// How far it is. No driver call.
-    pub fn progress(&self) -> Progress {
+    pub fn progress(&self) -> TransferProgress {
         let in_flight = self.in_flight.iter().map(|(_, bytes)| *bytes).sum();
-        Progress { moved: self.moved, in_flight, total: self.range.len }
+        TransferProgress { moved: self.moved, in_flight, total: self.range.len }
     }
 
     /// True if all has arrived, as far as is known.
@@ -335,7 +335,7 @@ impl Transfer {
         let host = self.host.as_mut().expect(HERE);
         let noted = ordered.map_err(HostPoolError::Pin).and_then(|()| {
             let mut used = lane.streams().into_iter();
-            used.try_for_each(|on| host.used_by(&self.mover.driver, on))
+            used.try_for_each(|on| host.record_stream(&self.mover.driver, on))
         });
         match noted {
             Ok(()) => {
@@ -400,7 +400,7 @@ impl Transfer {
         if self.unsettled {
             for stream in self.lane().streams() {
                 // A device that cannot even say this does not copy any more.
-                let _ = host.used_by(&self.mover.driver, stream);
+                let _ = host.record_stream(&self.mover.driver, stream);
             }
         }
         host
@@ -417,7 +417,7 @@ impl Drop for Transfer {
 
 impl std::fmt::Debug for Transfer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Progress { moved, in_flight, total } = self.progress();
+        let TransferProgress { moved, in_flight, total } = self.progress();
         write!(f, "{moved} of {total} moved, {in_flight} in flight")
     }
 }

@@ -48,7 +48,7 @@ fn nothing_is_an_allocation_of_no_blocks() {
     assert!(nothing.is_empty());
     assert!(nothing.block(0).is_none());
     assert!(nothing.spans(Bytes::ZERO, Bytes::ZERO).unwrap().is_empty());
-    assert!(matches!(pool.small(Bytes::ZERO), Err(HostPoolError::Config(_))));
+    assert!(matches!(pool.allocate_small(Bytes::ZERO), Err(HostPoolError::Config(_))));
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn blocks_serve_again_once_the_work_that_uses_them_is_done() {
     let slices = blocks.slices(&device, Bytes::ZERO, MIB * 4).unwrap();
     assert_eq!(slices.len(), 1);
     device.copy_to_host(stream, at, slices[0]).unwrap();
-    blocks.used_by(&device, stream).unwrap();
+    blocks.record_stream(&device, stream).unwrap();
     drop(blocks);
     assert_eq!(pool.space().total(), Bytes::ZERO, "what is dropped is not charged");
     assert_eq!(pool.stats().pending_blocks, 4);
@@ -194,7 +194,7 @@ fn one_question_to_a_stream_brings_all_its_blocks_back() {
         if count == 28 {
             sim.launch(second, Kernel::new("late").until(sim.gate())).unwrap();
         }
-        blocks.used_by(&device, if count % 2 == 0 { first } else { second }).unwrap();
+        blocks.record_stream(&device, if count % 2 == 0 { first } else { second }).unwrap();
     }
     assert_eq!(pool.stats().pending_blocks, 32);
     gates.iter().for_each(|&(_, gate)| sim.open(gate));
@@ -219,7 +219,7 @@ fn those_who_wait_for_the_same_work_are_all_served() {
         for slice in blocks.slices(&device, Bytes::ZERO, MIB * 4).unwrap() {
             device.copy_to_device(stream, slice, at).unwrap();
         }
-        blocks.used_by(&device, stream).unwrap();
+        blocks.record_stream(&device, stream).unwrap();
         drop(blocks);
         let all = std::sync::Barrier::new(4);
         std::thread::scope(|scope| {
@@ -240,7 +240,8 @@ fn small_pieces_of_every_length_are_aligned_and_apart() {
     let pool = plain(Bytes::mib(10));
     let mut seen = std::collections::BTreeMap::new();
     let lengths = [1, 511, 512, 513, 1024, 2000, 4096, 5000, 8192, 8193, 32 << 10, 64 << 10];
-    let pieces: Vec<_> = lengths.iter().map(|&len| pool.small(Bytes::new(len)).unwrap()).collect();
+    let pieces: Vec<_> =
+        lengths.iter().map(|&len| pool.allocate_small(Bytes::new(len)).unwrap()).collect();
     for (piece, len) in pieces.iter().zip(lengths) {
         let start = piece.span().as_ptr() as u64;
         assert_eq!(start % len.next_power_of_two().clamp(512, 4096), 0);
@@ -251,7 +252,7 @@ fn small_pieces_of_every_length_are_aligned_and_apart() {
     let ends = seen.values().copied();
     assert!(ends.zip(seen.keys().copied().skip(1)).all(|(end, next)| end <= next));
     drop(pieces);
-    let again = pool.small(Bytes::new(512)).unwrap().span().as_ptr() as u64;
+    let again = pool.allocate_small(Bytes::new(512)).unwrap().span().as_ptr() as u64;
     assert!(seen.contains_key(&again), "what was returned serves again");
 }
 
@@ -260,7 +261,8 @@ fn small_pieces_share_a_block_and_return_in_stream_order_too() {
     let sim = Arc::new(simulator());
     let device: Arc<dyn Driver> = sim.clone();
     let pool = HostPool::new(&space(Bytes::mib(10)), BLOCKS, [Arc::clone(&device)]).unwrap();
-    let mut pieces: Vec<_> = (0..100).map(|_| pool.small(Bytes::new(700)).unwrap()).collect();
+    let mut pieces: Vec<_> =
+        (0..100).map(|_| pool.allocate_small(Bytes::new(700)).unwrap()).collect();
     assert_eq!(pool.space().total(), MIB, "one block for all");
     for (number, piece) in pieces.iter_mut().enumerate() {
         piece.write(Bytes::ZERO, &[number as u8; 700]).unwrap();
@@ -274,9 +276,9 @@ fn small_pieces_share_a_block_and_return_in_stream_order_too() {
         assert_eq!((offset.count() % 1024, len), (0, Bytes::new(700)));
     }
     assert!(pieces[0].write(Bytes::new(700), &[1]).is_err());
-    let large = pool.small(Bytes::kib(64)).unwrap();
+    let large = pool.allocate_small(Bytes::kib(64)).unwrap();
     assert_eq!(pool.space().total(), MIB * 2, "each length has its own block");
-    assert!(matches!(pool.small(Bytes::kib(65)), Err(HostPoolError::Config(_))));
+    assert!(matches!(pool.allocate_small(Bytes::kib(65)), Err(HostPoolError::Config(_))));
     drop(large);
     let stream = device.create_stream().unwrap();
     let at = device.alloc_memory(PAGE).unwrap();
@@ -284,10 +286,10 @@ fn small_pieces_share_a_block_and_return_in_stream_order_too() {
     sim.launch(stream, Kernel::new("busy").until(gate)).unwrap();
     let mut last = pieces.pop().unwrap();
     device.copy_to_device(stream, last.slice(&device).unwrap(), at).unwrap();
-    last.used_by(&device, stream).unwrap();
+    last.record_stream(&device, stream).unwrap();
     let place = last.span().as_ptr();
     drop(last);
-    let next = pool.small(Bytes::new(700)).unwrap();
+    let next = pool.allocate_small(Bytes::new(700)).unwrap();
     assert_ne!(next.span().as_ptr(), place, "a piece in use is not handed out");
     sim.open(gate);
     device.synchronize_stream(stream).unwrap();
@@ -326,7 +328,7 @@ fn blocks_are_pinned_before_they_are_needed() {
         std::thread::yield_now();
     }
     let four = pool.allocate(MIB * 4).unwrap();
-    assert_eq!(pool.stats().pools_waited_for, 0, "nobody waited for a pool");
+    assert_eq!(pool.stats().pools_on_demand, 0, "nobody waited for a pool");
     drop((three, four));
 }
 
@@ -361,7 +363,7 @@ fn a_pool_knows_only_the_devices_it_was_made_for() {
     let refused = blocks.slices(&strange, Bytes::ZERO, MIB).unwrap_err();
     assert!(matches!(refused, HostPoolError::NotPinnedFor(_)));
     let stream = strange.create_stream().unwrap();
-    assert!(matches!(blocks.used_by(&strange, stream), Err(HostPoolError::NotPinnedFor(_))));
+    assert!(matches!(blocks.record_stream(&strange, stream), Err(HostPoolError::NotPinnedFor(_))));
     assert!(blocks.slices(&ours, MIB, Bytes::new(1)).is_err());
 }
 
@@ -391,7 +393,8 @@ fn threads_that_allocate_and_free_at_random_share_no_block_and_leave_nothing() {
                 for round in 0..200_u32 {
                     let mark = [thread, round as u8, 0xA5];
                     if random.u32(..3) == 0 {
-                        let Ok(mut piece) = pool.small(Bytes::new(random.u64(3..4000))) else {
+                        let Ok(mut piece) = pool.allocate_small(Bytes::new(random.u64(3..4000)))
+                        else {
                             continue;
                         };
                         piece.write(Bytes::ZERO, &mark).unwrap();

@@ -18,7 +18,7 @@ use crate::disk::DiskConfigError;
 /// ```
 /// use vramp_host::{HostMemory, HostSpan, PageKind};
 /// use vramp_tiers::{
-///     Bytes, CompressionConfig, DiskConfig, DiskStore, PaidBy, ReservationManager, SpaceConfig,
+///     Bytes, CompressionConfig, DiskConfig, DiskStore, ChargeTo, ReservationManager, SpaceConfig,
 ///     SpaceId,
 /// };
 ///
@@ -28,11 +28,11 @@ use crate::disk::DiskConfigError;
 /// let manager = ReservationManager::new([(disk, SpaceConfig::disk(Bytes::gib(8)))])?;
 /// let space = manager.space(disk).expect("it was configured");
 /// let compression = Some(CompressionConfig::default());
-/// let config = DiskConfig { segment: Bytes::mib(16), compression, ..DiskConfig::default() };
+/// let config = DiskConfig { file_size: Bytes::mib(16), compression, ..DiskConfig::default() };
 /// let store = DiskStore::open(dir, config, &space)?;
 ///
 /// let zeros = HostMemory::new(Bytes::mib(4), None, PageKind::default())?;
-/// let stored = store.write(&[HostSpan::new(&zeros, Bytes::ZERO, Bytes::mib(4))?], PaidBy::Space)?;
+/// let stored = store.write(&[HostSpan::new(&zeros, Bytes::ZERO, Bytes::mib(4))?], ChargeTo::Space)?;
 /// assert_eq!(stored.len(), Bytes::mib(4));
 /// assert!(stored.charged() < Bytes::kib(100) && space.total() == stored.charged());
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -10,7 +10,7 @@
 //!    do workers decompress them to where they belong.
 //!
 //! Sums are of the bytes on the disk, so that nothing that changed there is ever decompressed. What
-//! is compressed is summed up with [`Checks::Off`](super::Checks::Off) too: there one bit decides
+//! is compressed is summed up with [`Checksum::Off`](super::Checksum::Off) too: there one bit decides
 //! about many bytes.
 //!
 //! Deliberately absent: levels and other codecs, dictionaries, and reading a part of a write.

@@ -284,7 +284,7 @@ impl Compressing {
         let holding = Arc::new(Holding { shelf: Arc::clone(&self.shelf), id, _charge: pays });
         let places = self.shelf.places(&holding, len);
         let pieces = cut(&row, &places, self.shelf.config.piece);
-        let summed = frames.is_some() || self.shelf.checks();
+        let summed = frames.is_some() || self.shelf.verifies();
         let flight = Flight::begin(holding, Direction::Write, row, Vec::new(), pieces, summed);
         Stage::Flying(Flying { flight, surplus: charge, frames, _memory: memory })
     }

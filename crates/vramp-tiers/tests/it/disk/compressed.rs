@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
 use vramp_host::{Direction, DiskErrorKind, IoChoice, IoRequest};
-use vramp_tiers::{Checks, CompressionConfig, DiskConfig, DiskTierError, LimitPolicy, PaidBy};
+use vramp_tiers::{ChargeTo, Checksum, CompressionConfig, DiskConfig, DiskTierError, LimitPolicy};
 
 use super::faults::{flip, kind};
 use super::faulty::{EINTR, EIO, ENOSPC, Fault, Faulty, fail, stumbling};
@@ -30,15 +30,15 @@ fn faulty_world() -> (Arc<Faulty>, World) {
 
 impl World {
     fn write(&self, data: &[u8]) -> Result<vramp_tiers::StoredBytes, DiskTierError> {
-        self.store.write(&[span(data)], PaidBy::Space)
+        self.store.write(&[span(data)], ChargeTo::Space)
     }
 }
 
 #[test]
 fn compressed_bytes_of_any_length_come_back_by_either_engine_with_and_without_checks() {
     for io in [IoChoice::Auto, IoChoice::Threads] {
-        for checks in [Checks::Crc32, Checks::Off] {
-            let world = world(DiskConfig { io, checks, ..PACKED });
+        for checksum in [Checksum::Crc32, Checksum::Off] {
+            let world = world(DiskConfig { io, checksum, ..PACKED });
             let lengths =
                 [1, 511, 4096, 4097, 8192, 65537, 524_288, 524_289, 1 << 20, (5 << 20) + 123];
             for (seed, len) in lengths.into_iter().enumerate() {
@@ -97,9 +97,9 @@ fn a_write_is_charged_as_it_is_first_and_what_it_saves_is_credited() {
     let (faulty, world) = faulty_world();
     let most = world.space.capacity().count();
     faulty.close_gate();
-    let write = world.store.begin_write(&[zeros(most)], PaidBy::Space).unwrap();
+    let write = world.store.begin_write(&[zeros(most)], ChargeTo::Space).unwrap();
     assert_eq!(world.space.available(), Bytes::ZERO);
-    let refused = world.store.begin_write(&[zeros(8192)], PaidBy::Space);
+    let refused = world.store.begin_write(&[zeros(8192)], ChargeTo::Space);
     assert!(matches!(refused, Err(DiskTierError::Full(_))));
     faulty.open_gate();
     // Workers may begin to write behind the gate or after it.
@@ -114,7 +114,7 @@ fn a_write_is_charged_as_it_is_first_and_what_it_saves_is_credited() {
 fn a_reservation_gets_back_what_its_write_saved() {
     let world = world(PACKED);
     let reservation = world.space.request(Bytes::mib(2)).now().unwrap();
-    let paid = PaidBy::Reservation(&reservation, &LimitPolicy::Fail);
+    let paid = ChargeTo::Reservation(&reservation, &LimitPolicy::Fail);
     let data = compressible(1, 2 << 20);
     let first = world.store.write(&[span(&data)], paid).unwrap();
     assert!(first.charged() < Bytes::kib(1300));
@@ -128,8 +128,8 @@ fn a_reservation_gets_back_what_its_write_saved() {
 
 #[test]
 fn a_flipped_bit_of_compressed_bytes_is_told_with_both_sums_and_never_decompressed() {
-    for checks in [Checks::Crc32, Checks::Off] {
-        let world = world(DiskConfig { checks, ..PACKED });
+    for checksum in [Checksum::Crc32, Checksum::Off] {
+        let world = world(DiskConfig { checksum, ..PACKED });
         let data = compressible(1, 1 << 20);
         let stored = world.write(&data).unwrap();
         let len = stored.charged().count();
@@ -203,7 +203,7 @@ fn a_place_that_cannot_be_written_is_left_for_another_with_compressed_bytes_as_w
     let stored = world.write(&data).unwrap();
     assert!(stored.extents() > 1);
     assert!(world.read(&stored).unwrap() == data);
-    assert_eq!(world.store.stats().moved_pieces, 1);
+    assert_eq!(world.store.stats().relocated_pieces, 1);
     world.assert_holds(stored.charged());
 }
 
@@ -226,7 +226,7 @@ fn cancelled_and_dropped_transfers_of_compressed_bytes_leave_nothing() {
     let (faulty, world) = faulty_world();
     let data = compressible(1, 4 << 20);
     for round in 0..40 {
-        let write = world.store.begin_write(&[span(&data)], PaidBy::Space).unwrap();
+        let write = world.store.begin_write(&[span(&data)], ChargeTo::Space).unwrap();
         for _ in 0..round * 50 {
             std::thread::yield_now();
         }
@@ -271,7 +271,7 @@ fn cancelled_and_dropped_transfers_of_compressed_bytes_leave_nothing() {
 fn asking_is_enough_for_transfers_of_compressed_bytes_to_end() {
     let world = world(PACKED);
     let data = compressible(1, 3 << 20);
-    let write = world.store.begin_write(&[span(&data)], PaidBy::Space).unwrap();
+    let write = world.store.begin_write(&[span(&data)], ChargeTo::Space).unwrap();
     while !write.is_done() {
         std::thread::yield_now();
     }
@@ -289,7 +289,7 @@ fn asking_is_enough_for_transfers_of_compressed_bytes_to_end() {
 fn a_store_may_be_dropped_while_it_compresses() {
     for _ in 0..20 {
         let World { store, space, dir, .. } = world(PACKED);
-        let write = store.begin_write(&[span(&compressible(1, 2 << 20))], PaidBy::Space).unwrap();
+        let write = store.begin_write(&[span(&compressible(1, 2 << 20))], ChargeTo::Space).unwrap();
         drop(store);
         let stored = write.wait().unwrap();
         assert_eq!(space.total(), stored.charged());
@@ -364,8 +364,8 @@ proptest! {
         let faulty = Faulty::new();
         let least = if frugal { 0 } else { 200 };
         let compression = CompressionConfig { least_saving_per_mille: least, ..ALWAYS };
-        let checks = if checked { Checks::Crc32 } else { Checks::Off };
-        let config = DiskConfig { compression: Some(compression), checks, ..SMALL };
+        let checksum = if checked { Checksum::Crc32 } else { Checksum::Off };
+        let config = DiskConfig { compression: Some(compression), checksum, ..SMALL };
         let world = world_with(config, Arc::<Faulty>::clone(&faulty));
         let mut dice = fastrand::Rng::with_seed(seed);
         if failing {
@@ -394,7 +394,7 @@ proptest! {
                 memory.write(Bytes::new(skip), data).unwrap();
                 memory.part(Bytes::new(skip), Bytes::new(len)).unwrap()
             }).collect();
-            if let Ok(stored) = world.store.write(&spans, PaidBy::Space) {
+            if let Ok(stored) = world.store.write(&spans, ChargeTo::Space) {
                 prop_assert!(stored.charged() <= stored.len() + Bytes::kib(4));
                 kept.push((stored, data.concat()));
             }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use vramp_host::DiskErrorKind;
-use vramp_tiers::{DiskTierError, PaidBy, Swept};
+use vramp_tiers::{ChargeTo, DiskTierError, SweepReport};
 
 use super::*;
 
@@ -50,9 +50,9 @@ fn two_living_stores_share_a_directory_and_leave_each_others_files_alone() {
     let dir = tempfile::tempdir().unwrap();
     let one = open(dir.path()).unwrap();
     let data = pattern(1, 1 << 20);
-    let stored = one.write(&[span(&data)], PaidBy::Space).unwrap();
+    let stored = one.write(&[span(&data)], ChargeTo::Space).unwrap();
     let other = open(dir.path()).unwrap();
-    assert_eq!(other.swept(), Swept { alive: 1, ..Swept::default() });
+    assert_eq!(other.swept(), SweepReport { in_use: 1, ..SweepReport::default() });
     drop(other);
     let back = zeros(1 << 20);
     one.read(&stored, std::slice::from_ref(&back)).unwrap();
@@ -66,7 +66,7 @@ fn strangers_and_garbage_are_left_alone_and_only_what_is_ours_is_swept() {
     let name = |index: u32| format!("vramp-4711-00000000deadbeef-{index}.segment");
     // A dead store's file: what a living one leaves if its name is given to another.
     let store = open(dir.path()).unwrap();
-    let _stored = store.write(&[zeros(4096)], PaidBy::Space).unwrap();
+    let _stored = store.write(&[zeros(4096)], ChargeTo::Space).unwrap();
     let ours = files(dir.path()).remove(0);
     let copy = fs::read(&ours).unwrap();
     let own = ours.file_name().unwrap().to_str().unwrap().replace("-1.segment", "-99.segment");
@@ -84,7 +84,7 @@ fn strangers_and_garbage_are_left_alone_and_only_what_is_ours_is_swept() {
 
     let swept = open(dir.path()).unwrap().swept();
     let bytes = Bytes::new(copy.len() as u64) + Bytes::kib(4);
-    assert_eq!(swept, Swept { removed: 3, bytes, alive: 1, strange: 3 });
+    assert_eq!(swept, SweepReport { removed: 3, bytes, in_use: 1, foreign: 3 });
     for kept in [name(2), name(3), name(4), "data.bin".into(), "vramp-1-2-3.segment".into()] {
         assert!(at(&kept).exists(), "{kept}");
     }

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
 use vramp_host::{Direction, DiskErrorKind, IoChoice};
-use vramp_tiers::{Checks, DiskConfig, DiskTierError, PaidBy};
+use vramp_tiers::{ChargeTo, Checksum, DiskConfig, DiskTierError};
 
 use super::faulty::{EINTR, EIO, ENOSPC, Fault, Faulty, fail, stumbling};
 use super::*;
@@ -32,7 +32,7 @@ fn short_interrupted_and_deferred_calls_are_made_again() {
         faulty.set(stumbling());
         for seed in 0..20 {
             let data = pattern(seed, 300_001);
-            let stored = world.store.write(&[span(&data)], PaidBy::Space).unwrap();
+            let stored = world.store.write(&[span(&data)], ChargeTo::Space).unwrap();
             assert!(world.read(&stored).unwrap() == data);
         }
         world.assert_empty();
@@ -43,9 +43,9 @@ fn short_interrupted_and_deferred_calls_are_made_again() {
 fn a_failed_write_gives_everything_back_and_leaves_others_whole() {
     let (faulty, world) = faulty_world();
     let data = pattern(1, 1 << 20);
-    let kept = world.store.write(&[span(&data)], PaidBy::Space).unwrap();
+    let kept = world.store.write(&[span(&data)], ChargeTo::Space).unwrap();
     faulty.set(fail(Direction::Write, EIO));
-    let error = world.store.write(&[zeros(128 << 10)], PaidBy::Space).unwrap_err();
+    let error = world.store.write(&[zeros(128 << 10)], ChargeTo::Space).unwrap_err();
     assert_eq!(kind(&error), DiskErrorKind::Media);
     assert!(error.to_string().contains(".segment"), "{error}");
     world.assert_holds(Bytes::mib(1));
@@ -75,22 +75,22 @@ fn a_piece_that_cannot_be_written_goes_elsewhere_once_and_its_place_is_never_use
         if hit { Fault::Fail(EIO) } else { Fault::None }
     });
     let data = pattern(1, 1 << 20);
-    let stored = world.store.write(&[span(&data)], PaidBy::Space).unwrap();
+    let stored = world.store.write(&[span(&data)], ChargeTo::Space).unwrap();
     assert!(stored.extents() > 1);
     world.assert_holds(Bytes::mib(1));
     assert!(world.read(&stored).unwrap() == data);
     let stats = world.store.stats();
-    assert_eq!((stats.moved_pieces, stats.media_errors), (1, 1));
+    assert_eq!((stats.relocated_pieces, stats.media_errors), (1, 1));
     assert_eq!(stats.extents.quarantined, Bytes::kib(64));
     drop(stored);
     world.assert_empty();
     // Everything else can be filled: the bad place is not met again, its file stays.
     let most = world.space.available().count();
-    let all = world.store.write(&[zeros(most)], PaidBy::Space).unwrap();
+    let all = world.store.write(&[zeros(most)], ChargeTo::Space).unwrap();
     assert_eq!(world.store.stats().media_errors, 1);
     drop(all);
     world.store.trim();
-    assert_eq!(world.store.stats().extents.segments, 1);
+    assert_eq!(world.store.stats().extents.backings, 1);
     world.store.audit().unwrap();
 }
 
@@ -98,7 +98,7 @@ fn a_piece_that_cannot_be_written_goes_elsewhere_once_and_its_place_is_never_use
 fn a_failed_read_loses_nothing() {
     let (faulty, world) = faulty_world();
     let data = pattern(1, 1 << 20);
-    let stored = world.store.write(&[span(&data)], PaidBy::Space).unwrap();
+    let stored = world.store.write(&[span(&data)], ChargeTo::Space).unwrap();
     faulty.set(fail(Direction::Read, EIO));
     let error = world.read(&stored).unwrap_err();
     assert_eq!(kind(&error), DiskErrorKind::Media);
@@ -111,18 +111,18 @@ fn a_failed_read_loses_nothing() {
 fn a_disk_that_is_full_says_so_before_any_byte_is_entrusted_to_it() {
     let (faulty, world) = faulty_world();
     let data = pattern(1, 3 << 20);
-    let kept = world.store.write(&[span(&data)], PaidBy::Space).unwrap();
+    let kept = world.store.write(&[span(&data)], ChargeTo::Space).unwrap();
     faulty.room.store(0, Ordering::Relaxed);
     let before = files(world.dir.path());
-    let error = world.store.write(&[zeros(2 << 20)], PaidBy::Space).unwrap_err();
+    let error = world.store.write(&[zeros(2 << 20)], ChargeTo::Space).unwrap_err();
     assert_eq!(kind(&error), DiskErrorKind::Full);
     world.assert_holds(Bytes::mib(3));
     assert_eq!(files(world.dir.path()), before);
     assert_eq!(world.store.stats().full_errors, 1);
     // What there are blocks for already goes on.
-    let last = world.store.write(&[zeros(1 << 20)], PaidBy::Space).unwrap();
+    let last = world.store.write(&[zeros(1 << 20)], ChargeTo::Space).unwrap();
     faulty.room.store(u64::MAX, Ordering::Relaxed);
-    let more = world.store.write(&[zeros(2 << 20)], PaidBy::Space).unwrap();
+    let more = world.store.write(&[zeros(2 << 20)], ChargeTo::Space).unwrap();
     assert!(world.read(&kept).unwrap() == data);
     drop((kept, last, more));
     world.assert_empty();
@@ -132,7 +132,7 @@ fn a_disk_that_is_full_says_so_before_any_byte_is_entrusted_to_it() {
 fn the_last_of_a_disk_is_used_in_smaller_files() {
     let (faulty, world) = faulty_world();
     faulty.room.store((1 << 20) + 4096, Ordering::Relaxed);
-    let stored = world.store.write(&[zeros(600 << 10)], PaidBy::Space).unwrap();
+    let stored = world.store.write(&[zeros(600 << 10)], ChargeTo::Space).unwrap();
     assert_eq!(world.store.stats().extents.capacity, Bytes::mib(1));
     drop(stored);
     world.assert_empty();
@@ -146,7 +146,7 @@ fn blocks_that_run_out_amid_a_write_are_a_full_disk_and_not_a_bad_one() {
         calls += 1;
         if calls == 7 { Fault::Fail(ENOSPC) } else { Fault::None }
     });
-    let error = world.store.write(&[zeros(1 << 20)], PaidBy::Space).unwrap_err();
+    let error = world.store.write(&[zeros(1 << 20)], ChargeTo::Space).unwrap_err();
     assert_eq!(kind(&error), DiskErrorKind::Full);
     world.assert_empty();
     let stats = world.store.stats();
@@ -168,7 +168,7 @@ fn random_failures_never_lose_what_was_acknowledged() {
     let mut failed = 0;
     for seed in 0..120 {
         let data = pattern(seed, 200_000 + seed * 31);
-        match world.store.write(&[span(&data)], PaidBy::Space) {
+        match world.store.write(&[span(&data)], ChargeTo::Space) {
             Ok(stored) => kept.push((stored, data)),
             Err(error) => {
                 failed += 1;
@@ -203,8 +203,8 @@ pub fn flip(world: &World, offset: u64) {
 fn a_flipped_bit_is_found_and_told_with_both_sums() {
     let world = world(SMALL);
     let data = pattern(1, 700_001);
-    let stored = world.store.write(&[span(&data)], PaidBy::Space).unwrap();
-    let other = world.store.write(&[span(&data)], PaidBy::Space).unwrap();
+    let stored = world.store.write(&[span(&data)], ChargeTo::Space).unwrap();
+    let other = world.store.write(&[span(&data)], ChargeTo::Space).unwrap();
     for at in [4096, 4096 + 700_000] {
         flip(&world, at);
         let error = world.read(&stored).unwrap_err();
@@ -227,9 +227,9 @@ fn a_flipped_bit_is_found_and_told_with_both_sums() {
 
 #[test]
 fn without_checks_the_disk_is_believed() {
-    let world = world(DiskConfig { checks: Checks::Off, ..SMALL });
+    let world = world(DiskConfig { checksum: Checksum::Off, ..SMALL });
     let data = pattern(1, 10_000);
-    let stored = world.store.write(&[span(&data)], PaidBy::Space).unwrap();
+    let stored = world.store.write(&[span(&data)], ChargeTo::Space).unwrap();
     assert!(world.read(&stored).unwrap() == data);
     flip(&world, 4096);
     assert!(world.read(&stored).unwrap() != data);
@@ -238,7 +238,7 @@ fn without_checks_the_disk_is_believed() {
 #[test]
 fn a_file_that_somebody_cut_is_named() {
     let world = world(SMALL);
-    let stored = world.store.write(&[zeros(1 << 20)], PaidBy::Space).unwrap();
+    let stored = world.store.write(&[zeros(1 << 20)], ChargeTo::Space).unwrap();
     let path = &files(world.dir.path())[0];
     std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(500_000).unwrap();
     let error = world.read(&stored).unwrap_err();

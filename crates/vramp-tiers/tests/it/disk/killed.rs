@@ -4,7 +4,7 @@ use crate::common::child;
 use std::process::Command;
 
 use crate::common::child::Child;
-use vramp_tiers::{PaidBy, Swept};
+use vramp_tiers::{ChargeTo, SweepReport};
 
 use super::*;
 
@@ -14,12 +14,12 @@ fn write_until_killed(dir: &Path) -> ! {
     let config = DiskConfig { names: child::names(), ..SMALL };
     let store = DiskStore::open(dir, config, &space).unwrap();
     let data = [span(&pattern(1, 8 << 20))];
-    let _kept = store.write(&data, PaidBy::Space).unwrap();
+    let _kept = store.write(&data, ChargeTo::Space).unwrap();
     // All files are there from here on: one that is just being made may be swept, and made again.
-    drop(store.write(&data, PaidBy::Space).unwrap());
+    drop(store.write(&data, ChargeTo::Space).unwrap());
     child::ready();
     loop {
-        drop(store.write(&data, PaidBy::Space).unwrap());
+        drop(store.write(&data, ChargeTo::Space).unwrap());
     }
 }
 
@@ -34,7 +34,7 @@ fn what_a_killed_process_left_is_swept_and_a_living_ones_files_are_not() {
     let open = || DiskStore::open(dir.path(), SMALL, &space).unwrap();
     let mut child = Child::start(name, dir.path(), FileNames::Shown);
     let living = open().swept();
-    assert_eq!(living, Swept { alive: 4, ..Swept::default() });
+    assert_eq!(living, SweepReport { in_use: 4, ..SweepReport::default() });
     assert!(child.is_alive(), "the child still writes");
 
     child.kill();
@@ -43,15 +43,15 @@ fn what_a_killed_process_left_is_swept_and_a_living_ones_files_are_not() {
     let mut store = open();
     let mut removed = store.swept().removed;
     for _ in 0..100 {
-        if store.swept().alive == 0 {
+        if store.swept().in_use == 0 {
             break;
         }
         store = open();
         removed += store.swept().removed;
     }
-    assert_eq!((removed, store.swept().strange), (4, 0));
+    assert_eq!((removed, store.swept().foreign), (4, 0));
     assert!(files(dir.path()).is_empty());
-    drop(store.write(&[zeros(1 << 20)], PaidBy::Space).unwrap());
+    drop(store.write(&[zeros(1 << 20)], ChargeTo::Space).unwrap());
     assert_eq!(open().swept().removed, 0);
 }
 
@@ -74,8 +74,8 @@ fn a_limit_on_the_size_of_files_is_a_full_disk_and_does_not_kill() {
         let (_manager, space) = space();
         let store = DiskStore::open(dir, SMALL, &space).unwrap();
         // Segments of 4 MiB are too large here; smaller ones are not.
-        drop(store.write(&[zeros(500 << 10)], PaidBy::Space).unwrap());
-        let error = store.write(&[zeros(3 << 20)], PaidBy::Space).unwrap_err();
+        drop(store.write(&[zeros(500 << 10)], ChargeTo::Space).unwrap());
+        let error = store.write(&[zeros(3 << 20)], ChargeTo::Space).unwrap_err();
         assert!(error.to_string().contains("ulimit -f"), "{error}");
         assert_eq!(space.total(), Bytes::ZERO);
         store.audit().unwrap();

@@ -22,11 +22,11 @@ const DISK: SpaceId = SpaceId::disk(0);
 
 /// Segments of 4 MiB, pieces of 64 KiB, files that can be seen.
 const SMALL: DiskConfig = DiskConfig {
-    segment: Bytes::mib(4),
+    file_size: Bytes::mib(4),
     io: IoChoice::Auto,
     depth: 8,
     piece: Bytes::kib(64),
-    checks: vramp_tiers::Checks::Crc32,
+    checksum: vramp_tiers::Checksum::Crc32,
     names: FileNames::Shown,
     compression: None,
 };

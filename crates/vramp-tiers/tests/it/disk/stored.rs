@@ -2,7 +2,8 @@
 
 use vramp_host::{HostMemory, HostSpan, IoChoice, PageKind};
 use vramp_tiers::{
-    Bytes, DiskConfig, DiskStore, DiskTierError, FileNames, LimitPolicy, PaidBy, SpaceId, Strategy,
+    Bytes, ChargeTo, DiskConfig, DiskStore, DiskTierError, FileNames, LimitPolicy, SpaceId,
+    Strategy,
 };
 
 use super::*;
@@ -14,7 +15,7 @@ fn bytes_of_any_length_come_back_by_either_engine() {
         let lengths = [1, 511, 4095, 4096, 4097, 65536, 65537, 1 << 20, (5 << 20) + 123];
         for (seed, len) in lengths.into_iter().enumerate() {
             let data = pattern(seed as u64, len);
-            let stored = world.store.write(&[span(&data)], PaidBy::Space).unwrap();
+            let stored = world.store.write(&[span(&data)], ChargeTo::Space).unwrap();
             assert_eq!(stored.len(), Bytes::new(len));
             assert!(world.read(&stored).unwrap() == data, "{len} bytes by {io:?}");
             world.assert_holds(Bytes::new(len.next_multiple_of(4096)));
@@ -32,7 +33,7 @@ fn what_one_engine_wrote_the_other_could_have_written() {
     let file_of = |io: IoChoice| {
         let world = world(DiskConfig { io, ..SMALL });
         let data = pattern(7, 3 << 20);
-        let _stored = world.store.write(&[span(&data)], PaidBy::Space).unwrap();
+        let _stored = world.store.write(&[span(&data)], ChargeTo::Space).unwrap();
         let bytes = std::fs::read(&files(world.dir.path())[0]).unwrap();
         assert!(bytes[4096..].starts_with(&data));
         bytes[4096..].to_vec()
@@ -43,7 +44,7 @@ fn what_one_engine_wrote_the_other_could_have_written() {
 #[test]
 fn no_bytes_are_stored_without_a_file_or_a_charge() {
     let world = world(SMALL);
-    let stored = world.store.write(&[], PaidBy::Space).unwrap();
+    let stored = world.store.write(&[], ChargeTo::Space).unwrap();
     assert!(stored.is_empty());
     assert_eq!((stored.extents(), stored.charged()), (0, Bytes::ZERO));
     world.store.read(&stored, &[]).unwrap();
@@ -76,7 +77,7 @@ fn memory_may_be_cut_in_any_way_for_writing_and_in_another_for_reading() {
             }
             spans
         };
-        let stored = world.store.write(&cut(true), PaidBy::Space).unwrap();
+        let stored = world.store.write(&cut(true), ChargeTo::Space).unwrap();
         memory.write(Bytes::ZERO, &vec![0; 1 << 20]).unwrap();
         let back = cut(false);
         world.store.read(&stored, &back).unwrap();
@@ -89,7 +90,7 @@ fn memory_may_be_cut_in_any_way_for_writing_and_in_another_for_reading() {
 #[test]
 fn reading_leaves_the_memory_around_alone() {
     let world = world(SMALL);
-    let stored = world.store.write(&[span(&[7; 5000])], PaidBy::Space).unwrap();
+    let stored = world.store.write(&[span(&[7; 5000])], ChargeTo::Space).unwrap();
     let around = span(&[1; 3 * 4096]);
     let into = around.part(Bytes::new(4096), Bytes::new(5000)).unwrap();
     world.store.read(&stored, &[into]).unwrap();
@@ -102,9 +103,9 @@ fn reading_leaves_the_memory_around_alone() {
 #[test]
 fn limits_of_the_disk_bound_the_bytes_that_are_really_there() {
     let world = world(SMALL);
-    let kept = world.store.write(&[zeros(60 << 20)], PaidBy::Space).unwrap();
+    let kept = world.store.write(&[zeros(60 << 20)], ChargeTo::Space).unwrap();
     assert_eq!(kept.charged(), Bytes::mib(60));
-    let refused = world.store.write(&[zeros((4 << 20) + 1)], PaidBy::Space).unwrap_err();
+    let refused = world.store.write(&[zeros((4 << 20) + 1)], ChargeTo::Space).unwrap_err();
     assert!(matches!(refused, DiskTierError::Full(_)), "{refused}");
     world.assert_holds(Bytes::mib(60));
     let on_disk = |world: &World| -> u64 {
@@ -123,7 +124,7 @@ fn a_reservation_pays_and_gets_its_bytes_back() {
     let ask = |space| world.manager.request(Strategy::Specific(space), Bytes::mib(1)).now();
     let reservation = ask(DISK).unwrap();
     let fail = LimitPolicy::Fail;
-    let paid = PaidBy::Reservation(&reservation, &fail);
+    let paid = ChargeTo::Reservation(&reservation, &fail);
     let stored = world.store.write(&[zeros(1_000_000)], paid).unwrap();
     assert_eq!(reservation.used(), Bytes::new(1_003_520));
     assert_eq!(world.space.total(), Bytes::mib(1));
@@ -132,12 +133,12 @@ fn a_reservation_pays_and_gets_its_bytes_back() {
     let refused = world.store.write(&[zeros(100_000)], paid).unwrap_err();
     assert!(matches!(refused, DiskTierError::NotReserved(_)), "{refused}");
     let ignore = LimitPolicy::Ignore;
-    let over = PaidBy::Reservation(&reservation, &ignore);
+    let over = ChargeTo::Reservation(&reservation, &ignore);
     let more = world.store.write(&[zeros(100_000)], over).unwrap();
     assert_eq!(reservation.used(), Bytes::new(1_003_520 + 102_400));
 
     let elsewhere = ask(SpaceId::disk(1)).unwrap();
-    let wrong = world.store.write(&[zeros(1)], PaidBy::Reservation(&elsewhere, &fail));
+    let wrong = world.store.write(&[zeros(1)], ChargeTo::Reservation(&elsewhere, &fail));
     assert!(matches!(wrong, Err(DiskTierError::OtherSpace { .. })));
 
     // What is stored outlives the reservation that paid.
@@ -150,7 +151,7 @@ fn a_reservation_pays_and_gets_its_bytes_back() {
 #[test]
 fn stored_bytes_of_another_store_and_memory_of_another_length_are_refused() {
     let (one, other) = (world(SMALL), world(SMALL));
-    let stored = one.store.write(&[span(b"mine")], PaidBy::Space).unwrap();
+    let stored = one.store.write(&[span(b"mine")], ChargeTo::Space).unwrap();
     let elsewhere = other.store.read(&stored, &[zeros(4)]).unwrap_err();
     assert_eq!(elsewhere, DiskTierError::OtherStore);
     let short = one.store.read(&stored, &[zeros(3)]).unwrap_err();
@@ -171,7 +172,7 @@ fn eight_threads_write_read_and_drop_at_random_and_every_byte_is_verified() {
                         let seed = thread << 32 | round;
                         let data = pattern(seed, random.u64(1..600_000));
                         held.push((
-                            world.store.write(&[span(&data)], PaidBy::Space).unwrap(),
+                            world.store.write(&[span(&data)], ChargeTo::Space).unwrap(),
                             data,
                         ));
                         let (stored, data) = &held[random.usize(..held.len())];
@@ -197,7 +198,7 @@ fn eight_threads_write_read_and_drop_at_random_and_every_byte_is_verified() {
 #[test]
 fn a_dropped_store_leaves_an_empty_directory() {
     let world = world(SMALL);
-    let stored = world.store.write(&[zeros(9 << 20)], PaidBy::Space).unwrap();
+    let stored = world.store.write(&[zeros(9 << 20)], ChargeTo::Space).unwrap();
     assert_eq!(files(world.dir.path()).len(), 3);
     let World { store, space, dir, .. } = world;
     drop(store);
@@ -211,10 +212,10 @@ fn a_dropped_store_leaves_an_empty_directory() {
 fn hidden_files_are_never_seen() {
     let world = world(DiskConfig { names: FileNames::Hidden, ..SMALL });
     let data = pattern(3, 6 << 20);
-    let stored = world.store.write(&[span(&data)], PaidBy::Space).unwrap();
+    let stored = world.store.write(&[span(&data)], ChargeTo::Space).unwrap();
     assert!(files(world.dir.path()).is_empty());
     assert!(world.read(&stored).unwrap() == data);
-    assert_eq!(world.store.stats().extents.segments, 2);
+    assert_eq!(world.store.stats().extents.backings, 2);
 }
 
 #[test]
@@ -222,8 +223,8 @@ fn options_that_make_no_sense_are_refused_by_name() {
     let (_manager, space) = space();
     let dir = tempfile::tempdir().unwrap();
     for (config, word) in [
-        (DiskConfig { segment: Bytes::ZERO, ..SMALL }, "segments"),
-        (DiskConfig { segment: Bytes::new(5000), ..SMALL }, "segments"),
+        (DiskConfig { file_size: Bytes::ZERO, ..SMALL }, "files"),
+        (DiskConfig { file_size: Bytes::new(5000), ..SMALL }, "files"),
         (DiskConfig { piece: Bytes::gib(2), ..SMALL }, "pieces"),
         (DiskConfig { piece: Bytes::new(512), ..SMALL }, "pieces"),
         (DiskConfig { depth: 0, ..SMALL }, "depth"),

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use vramp_host::BlockIo;
-use vramp_tiers::{DiskTierError, PaidBy};
+use vramp_tiers::{ChargeTo, DiskTierError};
 
 use super::faulty::Faulty;
 use super::*;
@@ -21,7 +21,7 @@ fn several_transfers_are_under_way_at_the_same_time() {
     faulty.close_gate();
     let begun: Vec<_> = data
         .iter()
-        .map(|data| world.store.begin_write(&[span(data)], PaidBy::Space).unwrap())
+        .map(|data| world.store.begin_write(&[span(data)], ChargeTo::Space).unwrap())
         .collect();
     assert!(begun.iter().all(|write| !write.is_done()));
     world.assert_holds(Bytes::mib(6));
@@ -45,7 +45,7 @@ fn several_transfers_are_under_way_at_the_same_time() {
 fn no_call_is_larger_than_a_piece_however_much_is_written() {
     let (faulty, world) = gated();
     let data = pattern(1, 20 << 20);
-    let stored = world.store.write(&[span(&data)], PaidBy::Space).unwrap();
+    let stored = world.store.write(&[span(&data)], ChargeTo::Space).unwrap();
     assert!(world.read(&stored).unwrap() == data);
     assert_eq!(faulty.largest.load(Ordering::Relaxed), 64 << 10);
 }
@@ -54,7 +54,7 @@ fn no_call_is_larger_than_a_piece_however_much_is_written() {
 fn a_cancelled_write_ends_between_pieces_and_gives_everything_back() {
     let (faulty, world) = gated();
     faulty.close_gate();
-    let write = world.store.begin_write(&[zeros(4 << 20)], PaidBy::Space).unwrap();
+    let write = world.store.begin_write(&[zeros(4 << 20)], ChargeTo::Space).unwrap();
     write.cancel();
     assert!(!write.is_done());
     faulty.open_gate();
@@ -70,7 +70,7 @@ fn a_cancelled_write_ends_between_pieces_and_gives_everything_back() {
 fn a_cancelled_read_leaves_what_is_stored() {
     let (faulty, world) = gated();
     let data = pattern(1, 4 << 20);
-    let stored = world.store.write(&[span(&data)], PaidBy::Space).unwrap();
+    let stored = world.store.write(&[span(&data)], ChargeTo::Space).unwrap();
     faulty.close_gate();
     let into = zeros(4 << 20);
     let read = world.store.begin_read(&stored, &[into]).unwrap();
@@ -83,7 +83,7 @@ fn a_cancelled_read_leaves_what_is_stored() {
 #[test]
 fn a_cancellation_that_comes_too_late_changes_nothing() {
     let (_faulty, world) = gated();
-    let write = world.store.begin_write(&[zeros(64 << 10)], PaidBy::Space).unwrap();
+    let write = world.store.begin_write(&[zeros(64 << 10)], ChargeTo::Space).unwrap();
     while !write.is_done() {
         std::thread::yield_now();
     }
@@ -97,7 +97,7 @@ fn a_cancellation_that_comes_too_late_changes_nothing() {
 #[test]
 fn a_transfer_that_nobody_waits_for_gives_everything_back() {
     let (_faulty, world) = gated();
-    drop(world.store.begin_write(&[zeros(8 << 20)], PaidBy::Space).unwrap());
+    drop(world.store.begin_write(&[zeros(8 << 20)], ChargeTo::Space).unwrap());
     world.assert_empty();
 }
 
@@ -105,7 +105,7 @@ fn a_transfer_that_nobody_waits_for_gives_everything_back() {
 fn what_is_read_stays_until_it_is_read_though_its_owner_lets_go() {
     let (faulty, world) = gated();
     let data = pattern(1, 256 << 10);
-    let stored = world.store.write(&[span(&data)], PaidBy::Space).unwrap();
+    let stored = world.store.write(&[span(&data)], ChargeTo::Space).unwrap();
     faulty.close_gate();
     let into = zeros(256 << 10);
     let read = world.store.begin_read(&stored, std::slice::from_ref(&into)).unwrap();
@@ -120,9 +120,9 @@ fn what_is_read_stays_until_it_is_read_though_its_owner_lets_go() {
 #[test]
 fn a_store_dropped_with_transfers_under_way_lets_them_end() {
     let (faulty, world) = gated();
-    let kept = world.store.write(&[span(&pattern(1, 1 << 20))], PaidBy::Space).unwrap();
+    let kept = world.store.write(&[span(&pattern(1, 1 << 20))], ChargeTo::Space).unwrap();
     faulty.close_gate();
-    let write = world.store.begin_write(&[zeros(4 << 20)], PaidBy::Space).unwrap();
+    let write = world.store.begin_write(&[zeros(4 << 20)], ChargeTo::Space).unwrap();
     let into = zeros(1 << 20);
     let read = world.store.begin_read(&kept, std::slice::from_ref(&into)).unwrap();
     let World { store, space, dir, manager } = world;

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use tempfile::TempDir;
 use vramp_host::{Direction, DiskErrorKind, IoChoice};
 use vramp_tiers::{
-    Checks, DiskConfig, DiskPayer, DiskStore, DiskTierError, FileNames, LimitPolicy, MemorySpace,
-    OnDisk,
+    Checksum, DiskBudget, DiskConfig, DiskCopy, DiskStore, DiskTierError, FileNames, LimitPolicy,
+    MemorySpace,
 };
 
 use super::faulty::{EIO, ENOSPC, Fault, Faulty, fail};
@@ -14,11 +14,11 @@ use super::*;
 
 /// Segments of 64 MiB, files that can be seen.
 const FILES: DiskConfig = DiskConfig {
-    segment: Bytes::mib(64),
+    file_size: Bytes::mib(64),
     io: IoChoice::Auto,
     depth: 16,
     piece: MIB,
-    checks: Checks::Crc32,
+    checksum: Checksum::Crc32,
     names: FileNames::Shown,
     compression: None,
 };
@@ -42,8 +42,8 @@ fn world() -> World {
 }
 
 impl World {
-    fn to_disk(&self, range: AddrRange) -> Result<OnDisk, MoveError> {
-        self.bench.mover.to_disk(range, &self.store, DiskPayer::Space)?.finish()
+    fn to_disk(&self, range: AddrRange) -> Result<DiskCopy, MoveError> {
+        self.bench.mover.to_disk(range, &self.store, DiskBudget::Space)?.finish()
     }
 
     /// Nothing is on the disk or on its way, and all books say so.
@@ -78,7 +78,7 @@ fn every_byte_comes_back_from_the_disk_through_few_blocks() {
         let stream = world.bench.device.create_stream().unwrap();
         world.bench.device.fill(stream, range, 0).unwrap();
         let back = world.bench.mover.from_disk(&kept, range).unwrap();
-        back.after_at_target(After::Stream(stream)).unwrap().wait().unwrap();
+        back.after_at_target(CopyDependency::Stream(stream)).unwrap().wait().unwrap();
         assert!(world.bench.device.peek(range).unwrap() == bytes, "{len} from {offset}");
         let most = SMALL.step * u64::from(SMALL.staging_pieces);
         assert!(world.bench.pool.space().peak() <= most);
@@ -95,7 +95,7 @@ fn the_next_pieces_leave_the_device_while_one_is_written() {
     let bytes = put(&world.bench, range, 1);
     world.faulty.close_gate();
     world.bench.device.take_log();
-    let mut moving = world.bench.mover.to_disk(range, &world.store, DiskPayer::Space).unwrap();
+    let mut moving = world.bench.mover.to_disk(range, &world.store, DiskBudget::Space).unwrap();
     for _ in 0..50 {
         assert!(!moving.poll().unwrap());
         world.bench.device.advance(1_000_000);
@@ -179,7 +179,7 @@ fn a_reservation_pays_for_what_goes_to_the_disk_and_bounds_it() {
     let world = world();
     let range = memory(&world.bench.device, Bytes::mib(20));
     let reservation = Arc::new(world.space.request(Bytes::mib(20)).now().unwrap());
-    let payer = DiskPayer::Reservation(Arc::clone(&reservation), Arc::new(LimitPolicy::Fail));
+    let payer = DiskBudget::Reservation(Arc::clone(&reservation), Arc::new(LimitPolicy::Fail));
     let write = || world.bench.mover.to_disk(range, &world.store, payer.clone()).unwrap().finish();
     let kept = write().unwrap();
     assert_eq!(world.space.total(), Bytes::mib(20), "no byte is charged twice");
@@ -197,7 +197,7 @@ fn cancelled_or_dropped_midway_nothing_is_left_on_the_disk() {
     let world = world();
     let range = memory(&world.bench.device, Bytes::mib(40));
     let token = CancelToken::new();
-    let moving = world.bench.mover.to_disk(range, &world.store, DiskPayer::Space).unwrap();
+    let moving = world.bench.mover.to_disk(range, &world.store, DiskBudget::Space).unwrap();
     let mut moving = moving.cancelled_by(&token);
     while moving.progress().moved.is_zero() {
         moving.poll().unwrap();
@@ -208,7 +208,7 @@ fn cancelled_or_dropped_midway_nothing_is_left_on_the_disk() {
     let MoveError::Cancelled { moved, of } = cancelled else { panic!("{cancelled}") };
     assert!(!moved.is_zero() && moved < of);
     world.assert_empty();
-    let mut moving = world.bench.mover.to_disk(range, &world.store, DiskPayer::Space).unwrap();
+    let mut moving = world.bench.mover.to_disk(range, &world.store, DiskBudget::Space).unwrap();
     moving.poll().unwrap();
     drop(moving);
     world.assert_empty();

@@ -12,7 +12,7 @@ fn everything(
     let near = Mover::new(driver(&devices[0]), pool, SMALL)?;
     let far = Mover::new(driver(&devices[1]), pool, SMALL)?;
     let host = pool.allocate(memory[0].len)?;
-    let moving = near.to_host(memory[0], host).after(After::Stream(stream));
+    let moving = near.to_host(memory[0], host).after(CopyDependency::Stream(stream));
     let mut down = moving.start()?;
     let side = near.to_host(memory[0], pool.allocate(memory[0].len)?);
     let side = side.start()?;
@@ -23,7 +23,7 @@ fn everything(
     let up = near.to_device(memory[0], down.into_host());
     let up = up.start()?;
     drop(up.finish_on(stream)?);
-    near.between(memory[0], &far, memory[1])?.after(After::Stream(stream))?.wait()
+    near.between(memory[0], &far, memory[1])?.after(CopyDependency::Stream(stream))?.wait()
 }
 
 #[test]

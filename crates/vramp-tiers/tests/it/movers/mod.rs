@@ -16,8 +16,9 @@ use vramp_core::{AddrRange, DeviceAddr};
 use vramp_driver::sim::{Backing, FaultPlan, Kernel, LiveObjects, LoggedCall, Simulator};
 use vramp_driver::{Call, CaptureMode, Place, Stream};
 use vramp_tiers::{
-    After, Bytes, CancelToken, HostAllocation, HostPool, HostPoolConfig, HostPoolError, MoveError,
-    Mover, MoverConfig, Progress, ReservationManager, SpaceConfig, SpaceId, Transfer,
+    Bytes, CancelToken, CopyDependency, HostAllocation, HostPool, HostPoolConfig, HostPoolError,
+    MoveError, Mover, MoverConfig, ReservationManager, SpaceConfig, SpaceId, Transfer,
+    TransferProgress,
 };
 
 /// The smallest steps there are.

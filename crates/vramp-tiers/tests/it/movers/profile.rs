@@ -1,7 +1,8 @@
 //! Measured links.
 
 use vramp_tiers::{
-    DiskConfig, DiskStore, Hop, Links, MeasuredLink, Profile, Profiler, ProfilerConfig, Unmeasured,
+    DiskConfig, DiskStore, Hop, Links, MeasuredLink, Profile, Profiler, ProfilerConfig,
+    UnmeasuredLink,
 };
 
 use super::*;
@@ -15,7 +16,7 @@ fn measured(sizes: &[Bytes], memory_len: Bytes, disk: Bytes) -> Profile {
     let devices = [(); 2].map(|()| Arc::new(Simulator::preset("h200").unwrap()));
     let manager = ReservationManager::new([(DISK, SpaceConfig::disk(disk))]).unwrap();
     let dir = tempfile::tempdir().unwrap();
-    let config = DiskConfig { segment: Bytes::mib(16), ..DiskConfig::default() };
+    let config = DiskConfig { file_size: Bytes::mib(16), ..DiskConfig::default() };
     let store = DiskStore::open(dir.path(), config, &manager.space(DISK).unwrap()).unwrap();
     let pool = pool(&[&devices[0], &devices[1]]);
     let config = ProfilerConfig { sizes: sizes.to_vec(), warm_up: 1, rounds: 3 };
@@ -85,7 +86,7 @@ fn what_cannot_be_measured_is_told_with_the_reason() {
     let profile = measured(&[Bytes::mib(1), Bytes::mib(8)], Bytes::mib(8), Bytes::mib(4));
     let why = |from, to, size: u64| {
         let is_it =
-            |way: &&Unmeasured| (way.from, way.to, way.size_bytes) == (from, to, size << 20);
+            |way: &&UnmeasuredLink| (way.from, way.to, way.size_bytes) == (from, to, size << 20);
         profile.unmeasured.iter().find(is_it).map(|way| way.reason.as_str())
     };
     assert_eq!(why(GPUS[0], DISK, 1), None);

@@ -19,7 +19,7 @@ fn between_two_devices_data_goes_through_few_blocks_and_both_links_at_once() {
     let stream = devices[1].create_stream().unwrap();
     devices[1].launch(stream, Kernel::new("old").reading(to).lasting(1_000_000)).unwrap();
     let staged = near.between(from, &far, to).unwrap();
-    let mut staged = staged.after_at_target(After::Stream(stream)).unwrap();
+    let mut staged = staged.after_at_target(CopyDependency::Stream(stream)).unwrap();
     pool.space().reset_peaks();
     staged.wait().unwrap();
     assert!(devices[1].peek(to).unwrap() == bytes);

@@ -10,14 +10,14 @@ fn polling_never_waits() {
     let gate = bench.device.gate();
     bench.device.launch(other, Kernel::new("long").writing(range).until(gate)).unwrap();
     let host = bench.pool.allocate(range.len).unwrap();
-    let moving = bench.mover.to_host(range, host).after(After::Stream(other));
+    let moving = bench.mover.to_host(range, host).after(CopyDependency::Stream(other));
     let mut transfer = moving.start().unwrap();
     for _ in 0..100 {
         // Waiting for a kernel that nobody lets end would never return.
         assert!(!transfer.poll().unwrap());
         assert_eq!(transfer.poll_part().unwrap(), None);
     }
-    let Progress { moved, in_flight, total } = transfer.progress();
+    let TransferProgress { moved, in_flight, total } = transfer.progress();
     assert_eq!((moved, in_flight, total), (Bytes::ZERO, Bytes::mib(16), range.len));
     bench.device.open(gate);
     transfer.wait().unwrap();
@@ -40,7 +40,8 @@ fn it_comes_behind_the_work_it_was_told_and_a_missing_word_is_found() {
         bench.device.record(event, event_writer).unwrap();
         let mut moving = bench.mover.to_host(range, bench.pool.allocate(range.len).unwrap());
         if told {
-            moving = moving.after(After::Stream(writer)).after(After::Event(event));
+            moving =
+                moving.after(CopyDependency::Stream(writer)).after(CopyDependency::Event(event));
         }
         let mut transfer = moving.start().unwrap();
         transfer.wait().unwrap();
@@ -116,7 +117,7 @@ fn a_capturing_stream_is_refused_and_its_capture_goes_on() {
     bench.device.begin_capture(stream, CaptureMode::Relaxed).unwrap();
     bench.device.fill(stream, part(range, 0, 1), 0).unwrap();
     let host = bench.pool.allocate(range.len).unwrap();
-    let moving = bench.mover.to_host(range, host).after(After::Stream(stream));
+    let moving = bench.mover.to_host(range, host).after(CopyDependency::Stream(stream));
     let refused = moving.start().unwrap_err();
     assert_eq!(refused.error, MoveError::Capturing);
     let transfer = bench.mover.to_host(range, refused.host).start().unwrap();

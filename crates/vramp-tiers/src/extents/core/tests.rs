@@ -1,23 +1,30 @@
-//! Extents by name, and by random programs against a twin that keeps a map of every unit.
+//! The extent allocator: named cases, and random programs against a model with a map of every unit.
 
 use proptest::prelude::*;
 use proptest::strategy::Strategy;
 
+use vramp_core::Bytes;
+
+use super::allocator::ExtentError;
 use super::*;
 
-fn extent(segment: u32, offset: u64, len: u64) -> Extent {
-    Extent { segment: SegmentId(segment), offset: b(offset), len: b(len) }
+fn b(count: u64) -> Bytes {
+    Bytes::new(count)
 }
 
-fn alloc(extents: &mut Extents, len: u64) -> Vec<Extent> {
+fn extent(backing: u32, offset: u64, len: u64) -> Extent {
+    Extent { backing: BackingId(backing), offset: b(offset), len: b(len) }
+}
+
+fn alloc(extents: &mut ExtentAllocator, len: u64) -> Vec<Extent> {
     let list = extents.alloc(b(len)).unwrap().into_vec();
     extents.audit().unwrap();
     list
 }
 
 #[test]
-fn requests_take_whole_units_of_the_shortest_stretch_that_is_long_enough() {
-    let mut extents = Extents::new(b(4));
+fn requests_take_whole_units_of_the_shortest_extent_that_is_long_enough() {
+    let mut extents = ExtentAllocator::new(b(4));
     let id = extents.add(b(103));
     assert_eq!(extents.census().capacity, b(100));
     assert_eq!(alloc(&mut extents, 5), [extent(0, 0, 8)]);
@@ -26,25 +33,25 @@ fn requests_take_whole_units_of_the_shortest_stretch_that_is_long_enough() {
     extents.free(extent(0, 0, 8)).unwrap();
     assert_eq!(alloc(&mut extents, 8), [extent(0, 0, 8)]);
     assert_eq!(alloc(&mut extents, 0), []);
-    assert_eq!(extents.remove(id), Err(ExtentError::InUse { segment: id, used: b(52) }));
+    assert_eq!(extents.remove(id), Err(ExtentError::InUse { backing: id, used: b(52) }));
 }
 
 #[test]
-fn a_request_that_fits_nowhere_is_cut_into_the_longest_stretches() {
-    let mut extents = Extents::new(b(1));
+fn a_request_that_fits_no_extent_is_split_over_the_longest_ones() {
+    let mut extents = ExtentAllocator::new(b(1));
     extents.add(b(10));
     extents.add(b(30));
     extents.add(b(6));
     assert_eq!(alloc(&mut extents, 35), [extent(1, 0, 30), extent(2, 0, 5)]);
     let error = extents.alloc(b(12)).unwrap_err();
-    assert_eq!(error, NoExtents { asked: b(12), free: b(11) });
+    assert_eq!(error, OutOfExtents { asked: b(12), free: b(11) });
     assert_eq!(alloc(&mut extents, 11), [extent(0, 0, 10), extent(2, 5, 1)]);
 }
 
 #[test]
-fn neighbours_join_whatever_the_order_of_their_frees() {
+fn free_neighbours_coalesce_in_any_order_of_frees() {
     for order in [[0, 10, 20], [20, 10, 0], [0, 20, 10], [10, 0, 20]] {
-        let mut extents = Extents::new(b(10));
+        let mut extents = ExtentAllocator::new(b(10));
         let id = extents.add(b(30));
         alloc(&mut extents, 30);
         for offset in order {
@@ -59,8 +66,8 @@ fn neighbours_join_whatever_the_order_of_their_frees() {
 }
 
 #[test]
-fn a_free_that_comes_twice_or_reaches_too_far_is_refused_and_changes_nothing() {
-    let mut extents = Extents::new(b(2));
+fn a_free_that_repeats_or_reaches_too_far_is_refused_and_changes_nothing() {
+    let mut extents = ExtentAllocator::new(b(2));
     extents.add(b(20));
     alloc(&mut extents, 12);
     extents.free(extent(0, 4, 2)).unwrap();
@@ -71,15 +78,15 @@ fn a_free_that_comes_twice_or_reaches_too_far_is_refused_and_changes_nothing() {
         assert_eq!(extents.quarantine(wrong), Err(ExtentError::NotUsed(wrong)));
     }
     let other = extent(7, 0, 2);
-    assert_eq!(extents.free(other), Err(ExtentError::NoSegment(SegmentId(7))));
+    assert_eq!(extents.free(other), Err(ExtentError::UnknownBacking(BackingId(7))));
     let far = Extent { offset: b(u64::MAX - 1), ..extent(0, 0, 2) };
     assert_eq!(extents.free(far), Err(ExtentError::NotUsed(far)));
     assert_eq!(extents.census(), before);
 }
 
 #[test]
-fn what_is_quarantined_never_comes_back_and_keeps_its_segment() {
-    let mut extents = Extents::new(b(1));
+fn quarantined_space_is_never_reused_and_keeps_its_backing() {
+    let mut extents = ExtentAllocator::new(b(1));
     let id = extents.add(b(30));
     alloc(&mut extents, 30);
     extents.quarantine(extent(0, 10, 5)).unwrap();
@@ -94,12 +101,12 @@ fn what_is_quarantined_never_comes_back_and_keeps_its_segment() {
     extents.remove(id).unwrap();
 }
 
-/// What the twin knows of one unit.
+/// State of one unit in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
     Free,
     Used,
-    Lost,
+    Quarantined,
 }
 
 #[derive(Clone, Debug)]
@@ -123,7 +130,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-type Map = std::collections::BTreeMap<SegmentId, Vec<Unit>>;
+type Map = std::collections::BTreeMap<BackingId, Vec<Unit>>;
 
 fn units(map: &Map, wanted: Unit) -> u64 {
     map.values().flatten().filter(|unit| **unit == wanted).count() as u64
@@ -131,13 +138,13 @@ fn units(map: &Map, wanted: Unit) -> u64 {
 
 fn paint(map: &mut Map, extent: Extent, from: Unit, to: Unit) {
     let range = extent.offset.count() as usize..extent.end().count() as usize;
-    for unit in &mut map.get_mut(&extent.segment).unwrap()[range] {
+    for unit in &mut map.get_mut(&extent.backing).unwrap()[range] {
         assert_eq!(*unit, from, "{extent:?}");
         *unit = to;
     }
 }
 
-/// The fewest extents for `len` units are the longest free runs.
+/// Returns how many of the longest free runs hold `len` units.
 fn fewest(map: &Map, len: u64) -> usize {
     let mut runs: Vec<u64> = map
         .values()
@@ -158,7 +165,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
     #[test]
     fn extents_agree_with_a_map_of_every_unit(acts in prop::collection::vec(act(), 1..80)) {
-        let mut extents = Extents::new(b(1));
+        let mut extents = ExtentAllocator::new(b(1));
         let mut map = Map::new();
         let mut held: Vec<Extent> = Vec::new();
         for act in acts {
@@ -200,7 +207,7 @@ proptest! {
                 Act::Quarantine(which) if !held.is_empty() => {
                     let extent = held.swap_remove(which % held.len());
                     extents.quarantine(extent).unwrap();
-                    paint(&mut map, extent, Unit::Used, Unit::Lost);
+                    paint(&mut map, extent, Unit::Used, Unit::Quarantined);
                 }
                 Act::RemoveIdle => {
                     let idle: Vec<_> = extents.idle().collect();
@@ -216,7 +223,7 @@ proptest! {
             let census = extents.census();
             prop_assert_eq!(census.used, b(units(&map, Unit::Used)));
             prop_assert_eq!(census.free, b(units(&map, Unit::Free)));
-            prop_assert_eq!(census.quarantined, b(units(&map, Unit::Lost)));
+            prop_assert_eq!(census.quarantined, b(units(&map, Unit::Quarantined)));
             prop_assert_eq!((extents.used(), extents.free_bytes()), (census.used, census.free));
         }
     }
