@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use clap::Parser;
 use graph_program::{Program, Summary};
-use vramp_driver::sim::{Backing, Simulator};
+use vramp_driver::sim::{Contents, Simulator};
 
 /// Checks captured graphs.
 #[derive(Parser)]
@@ -37,14 +37,14 @@ struct Args {
 
 fn main() -> Result<(), String> {
     let args = Args::parse();
-    let backing = if args.stored { Backing::Stored } else { Backing::Phantom };
+    let contents = if args.stored { Contents::Stored } else { Contents::Discarded };
     let start = Instant::now();
     let mut sum = Summary::default();
     for seed in args.seed.. {
         if sum.steps >= args.steps {
             break;
         }
-        let sim = Arc::new(Simulator::builder().backing(backing).checked().build());
+        let sim = Arc::new(Simulator::builder().contents(contents).checked().build());
         let mut program = Program::new(Arc::clone(&sim), sim, seed, args.stored);
         program.replan = args.replan;
         let ran = program.run(args.program.min(args.steps - sum.steps));

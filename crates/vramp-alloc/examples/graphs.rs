@@ -5,7 +5,7 @@
 
 use vramp_alloc::{Allocator, ArenaConfig, Bytes, Config};
 use vramp_core::AddrRange;
-use vramp_driver::Copy;
+use vramp_driver::DeviceCopy;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let name = std::env::args().nth(1).unwrap_or_else(|| "auto".to_owned());
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let block = allocator.malloc(Bytes::mib(512), stream)?;
             device.fill(queue, AddrRange::new(block.addr(), block.len()), byte)?;
             let (from, to, len) = (block.addr(), result.addr(), result.len());
-            device.copy(queue, Copy { from, to, len })?;
+            device.copy(queue, DeviceCopy { from, to, len })?;
             // Queued, not run: the memory serves the next layer because that one comes behind.
             allocator.free(block, stream)?;
         }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use torture::Torture;
 use vramp_alloc::{Allocator, Bytes, Config, Driver, Preset};
-use vramp_driver::sim::{Backing, Simulator};
+use vramp_driver::sim::{Contents, Simulator};
 
 /// Checks the memory manager with data.
 #[derive(Parser)]
@@ -49,7 +49,7 @@ fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let preset = preset.ok_or_else(|| format!("there is no preset '{}'", args.preset))?;
     let driver: Arc<dyn Driver> = match args.device.as_str() {
         "sim" => {
-            let card = Simulator::builder().memory(Bytes::gib(1)).backing(Backing::Stored);
+            let card = Simulator::builder().memory(Bytes::gib(1)).contents(Contents::Stored);
             Arc::new(card.checked().build())
         }
         name => vramp_alloc::open(name)?.driver,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use vramp_core::{AddrRange, BlockId, Bytes, Counters, DeviceAddr, PoolAddr, Request, StreamId};
-use vramp_driver::{Driver, Handle, Place, Result, Stream};
+use vramp_driver::{Driver, DriverResult, Handle, MemoryLocation, Stream};
 use vramp_model::{
     SegmentId, TorchAttempt, TorchBlock, TorchOp, TorchPool, TorchSegment, TorchStep, TorchStretch,
 };
@@ -90,7 +90,7 @@ impl CachingPool {
 
     /// Remembers the last point of a stream that ends, so that blocks it used can be seen to be
     /// over. Two driver calls at most.
-    pub(crate) fn end_stream(&mut self, id: StreamId) -> Result<()> {
+    pub(crate) fn end_stream(&mut self, id: StreamId) -> DriverResult<()> {
         let mark = self.pool.now(id);
         self.events.record(&*self.driver, mark, self.streams[id.index()])?;
         self.pool.recorded(mark);
@@ -126,13 +126,16 @@ impl CachingPool {
         Found { addr: self.addr(&block), len: block.len, owner, hit }
     }
 
-    fn perform_noting(&mut self, op: TorchOp, asked: &mut bool) -> Result<()> {
+    fn perform_noting(&mut self, op: TorchOp, asked: &mut bool) -> DriverResult<()> {
         *asked = true;
         self.perform(op)
     }
 
     /// Begins with recorded segments: see [`TorchPool::restore`]. Empty if they are no possible ones.
-    pub(crate) fn restore(&mut self, segments: &[TorchSegment]) -> Result<Vec<Option<Found>>> {
+    pub(crate) fn restore(
+        &mut self,
+        segments: &[TorchSegment],
+    ) -> DriverResult<Vec<Option<Found>>> {
         let Some(plans) = self.pool.restore(segments) else { return Ok(Vec::new()) };
         for plan in plans {
             self.perform(plan.op())?;
@@ -149,14 +152,14 @@ impl CachingPool {
 
     /// Takes a block back. No driver call, but an event for each other stream that used it. The
     /// block is the pool's even if recording fails: a later event covers it.
-    pub(crate) fn free(&mut self, id: BlockId, stream: StreamId) -> Result<()> {
+    pub(crate) fn free(&mut self, id: BlockId, stream: StreamId) -> DriverResult<()> {
         let marks = self.pool.free(id, stream).expect("the allocator looked the block up");
         if marks.is_empty() { Ok(()) } else { self.record_events() }
     }
 
     /// Gives unused segments back until the pool holds no more than `to`. Waits for freed blocks
     /// that other streams use, as PyTorch's `empty_cache` does, and for all work on the device.
-    pub(crate) fn trim(&mut self, to: Bytes) -> Result<()> {
+    pub(crate) fn trim(&mut self, to: Bytes) -> DriverResult<()> {
         self.wait()?;
         for (handle, len) in std::mem::take(&mut self.stuck) {
             self.release(handle, len);
@@ -179,7 +182,7 @@ impl CachingPool {
 
     // --- events ---
 
-    fn record_events(&mut self) -> Result<()> {
+    fn record_events(&mut self) -> DriverResult<()> {
         for mark in self.pool.unrecorded() {
             let stream = self.streams[mark.stream.index()];
             self.events.record(&*self.driver, mark, stream)?;
@@ -188,11 +191,11 @@ impl CachingPool {
         Ok(())
     }
 
-    fn poll(&mut self) -> Result<()> {
+    fn poll(&mut self) -> DriverResult<()> {
         self.events.poll(&*self.driver, &mut self.pool, &self.progress)
     }
 
-    fn wait(&mut self) -> Result<()> {
+    fn wait(&mut self) -> DriverResult<()> {
         self.record_events()?;
         for mark in self.pool.waited_for() {
             self.events.wait_for(&*self.driver, &mut self.pool, mark)?;
@@ -211,7 +214,7 @@ impl CachingPool {
     }
 
     /// Does one thing, all of it or nothing.
-    fn perform(&mut self, op: TorchOp) -> Result<()> {
+    fn perform(&mut self, op: TorchOp) -> DriverResult<()> {
         match op {
             TorchOp::Allocate { segment, len } => {
                 let start = self.driver.alloc_memory(len)?;
@@ -270,12 +273,18 @@ impl CachingPool {
         }
     }
 
-    fn map(&mut self, segment: SegmentId, offset: Bytes, len: Bytes, handle: Bytes) -> Result<()> {
+    fn map(
+        &mut self,
+        segment: SegmentId,
+        offset: Bytes,
+        len: Bytes,
+        handle: Bytes,
+    ) -> DriverResult<()> {
         let mut at = offset;
         while at < offset + len {
             let (start, handles) = self.range(segment);
             if !handles.contains_key(&at) {
-                let new = self.driver.create(handle, Place::Device)?;
+                let new = self.driver.create(handle, MemoryLocation::Device)?;
                 self.took(handle);
                 if let Err(error) = self.driver.map(start + at, new) {
                     self.release(new, handle);
@@ -291,7 +300,7 @@ impl CachingPool {
 
     /// Unmaps and releases what is mapped in a part of a range, one handle after the other. Goes on
     /// after a failure and returns the first one.
-    fn unmap_each(&mut self, segment: SegmentId, offset: Bytes, len: Bytes) -> Result<()> {
+    fn unmap_each(&mut self, segment: SegmentId, offset: Bytes, len: Bytes) -> DriverResult<()> {
         let mut first = Ok(());
         let start = self.range(segment).0;
         for (at, (handle, len)) in self.take_handles_by_offset(segment, offset, len) {
@@ -337,10 +346,10 @@ impl CachingPool {
 
     /// Waits for `streams` and gives everything back. Goes on after a failure and returns the first
     /// one.
-    pub(crate) fn close(&mut self, streams: &[Stream]) -> Result<()> {
+    pub(crate) fn close(&mut self, streams: &[Stream]) -> DriverResult<()> {
         let driver = Arc::clone(&self.driver);
-        let mut first: Result<()> = Ok(());
-        let mut note = |result: Result<()>| {
+        let mut first: DriverResult<()> = Ok(());
+        let mut note = |result: DriverResult<()>| {
             if first.is_ok() {
                 first = result;
             }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use vramp_core::{Mark, Pool, StreamId};
-use vramp_driver::{Driver, Event, Result, Stream};
+use vramp_driver::{Driver, DriverResult, Event, Stream};
 use vramp_model::TorchPool;
 
 use crate::config::Progress;
@@ -45,7 +45,12 @@ pub(crate) struct Events {
 
 impl Events {
     /// Records an event for `mark`. Two driver calls at most: an event is created if none is unused.
-    pub(crate) fn record(&mut self, driver: &dyn Driver, mark: Mark, stream: Stream) -> Result<()> {
+    pub(crate) fn record(
+        &mut self,
+        driver: &dyn Driver,
+        mark: Mark,
+        stream: Stream,
+    ) -> DriverResult<()> {
         let event = match self.stock.pop() {
             Some(event) => event,
             None => driver.create_event()?,
@@ -71,7 +76,7 @@ impl Events {
         driver: &dyn Driver,
         pool: &mut impl Ledger,
         progress: &Progress,
-    ) -> Result<()> {
+    ) -> DriverResult<()> {
         for last in pool.pending() {
             match progress {
                 Progress::Events => self.poll_events(driver, pool, last)?,
@@ -89,7 +94,7 @@ impl Events {
         driver: &dyn Driver,
         pool: &mut impl Ledger,
         last: Mark,
-    ) -> Result<()> {
+    ) -> DriverResult<()> {
         let open = self.of(last.stream);
         let Some(&(newest, event)) = open.back() else { return Ok(()) };
         if driver.query(event)? {
@@ -110,7 +115,12 @@ impl Events {
     }
 
     /// Somebody says that `mark` was reached: waits until the driver agrees.
-    fn believe(&mut self, driver: &dyn Driver, pool: &mut impl Ledger, mark: Mark) -> Result<()> {
+    fn believe(
+        &mut self,
+        driver: &dyn Driver,
+        pool: &mut impl Ledger,
+        mark: Mark,
+    ) -> DriverResult<()> {
         let covered =
             self.of(mark.stream).iter().rev().find(|(known, _)| known.epoch <= mark.epoch);
         let Some(&(known, event)) = covered else { return Ok(()) };
@@ -125,7 +135,7 @@ impl Events {
         driver: &dyn Driver,
         pool: &mut impl Ledger,
         mark: Mark,
-    ) -> Result<()> {
+    ) -> DriverResult<()> {
         if let Some(event) = self.covering(mark) {
             driver.synchronize_event(event)?;
         }
@@ -151,7 +161,7 @@ impl Events {
         &mut self.open[stream.index()]
     }
 
-    pub(crate) fn close(&mut self, driver: &dyn Driver) -> Result<()> {
+    pub(crate) fn close(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         let open = self.open.drain(..).flatten().map(|(_, event)| event);
         let mut first = Ok(());
         for event in open.chain(self.stock.drain(..)) {

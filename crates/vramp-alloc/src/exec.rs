@@ -9,7 +9,9 @@ use vramp_core::{
     AddrRange, Bytes, ChunkId, DeviceAddr, Leftovers, Mark, Op, Plan, Pool, PoolAddr, Range,
     StreamId,
 };
-use vramp_driver::{Call, Driver, DriverError, ErrorKind, Handle, Place, Result, Stream};
+use vramp_driver::{
+    Call, Driver, DriverError, DriverResult, ErrorKind, Handle, MemoryLocation, Stream,
+};
 
 use crate::events::Events;
 
@@ -36,7 +38,7 @@ impl Executor {
     }
 
     /// Performs a plan and settles it, or undoes and abandons it.
-    pub(crate) fn perform(&mut self, pool: &mut Pool, mut plan: Plan) -> Result<()> {
+    pub(crate) fn perform(&mut self, pool: &mut Pool, mut plan: Plan) -> DriverResult<()> {
         for index in 0..plan.ops.len() {
             if let Err(error) = self.step(plan.ops[index], &mut plan) {
                 let leftovers = self.undo(&plan, index);
@@ -48,7 +50,7 @@ impl Executor {
         Ok(())
     }
 
-    fn step(&mut self, op: Op, plan: &mut Plan) -> Result<()> {
+    fn step(&mut self, op: Op, plan: &mut Plan) -> DriverResult<()> {
         match op {
             Op::Reserve { least, wanted, .. } => {
                 let range = self.reserve(least, wanted)?;
@@ -57,7 +59,7 @@ impl Executor {
                 Ok(())
             }
             Op::Create { chunk, len } => {
-                let handle = self.driver.create(len, Place::Device)?;
+                let handle = self.driver.create(len, MemoryLocation::Device)?;
                 if self.chunks.len() <= chunk.index() {
                     self.chunks.resize(chunk.index() + 1, None);
                 }
@@ -85,7 +87,7 @@ impl Executor {
     }
 
     /// Reserves `wanted` addresses, or half as often as need be, but at least `least`.
-    fn reserve(&self, least: Bytes, wanted: Bytes) -> Result<AddrRange> {
+    fn reserve(&self, least: Bytes, wanted: Bytes) -> DriverResult<AddrRange> {
         let page = self.page;
         let least = least.checked_round_up(page).unwrap_or(least);
         let mut len = wanted;
@@ -100,7 +102,7 @@ impl Executor {
         }
     }
 
-    pub(crate) fn record(&mut self, mark: Mark) -> Result<()> {
+    pub(crate) fn record(&mut self, mark: Mark) -> DriverResult<()> {
         let stream = self.stream(mark.stream);
         self.events.record(&*self.driver, mark, stream)
     }
@@ -163,9 +165,9 @@ impl Executor {
 
     /// Waits for `streams`, then gives everything back: mappings, chunks, addresses, events. Goes
     /// on after a failure and returns the first one.
-    pub(crate) fn close(&mut self, pool: &Pool, streams: &[Stream]) -> Result<()> {
-        let mut first: Result<()> = Ok(());
-        let mut note = |result: Result<()>| {
+    pub(crate) fn close(&mut self, pool: &Pool, streams: &[Stream]) -> DriverResult<()> {
+        let mut first: DriverResult<()> = Ok(());
+        let mut note = |result: DriverResult<()>| {
             if first.is_ok() {
                 first = result;
             }

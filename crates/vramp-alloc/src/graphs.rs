@@ -12,7 +12,7 @@
 //! let input = allocator.malloc(Bytes::mib(64), stream)?;
 //! let (graph, output) = allocator.capture(stream, &arena, || {
 //!     let output = allocator.malloc(Bytes::mib(64), stream)?;      // from the arena
-//!     device.copy(queue, vramp_driver::Copy { from: input.addr(), to: output.addr(), len: input.len() })?;
+//!     device.copy(queue, vramp_driver::DeviceCopy { from: input.addr(), to: output.addr(), len: input.len() })?;
 //!     Ok::<_, Box<dyn std::error::Error>>(output)
 //! })?;
 //! let output = output?;

@@ -14,7 +14,7 @@
 use std::sync::Arc;
 
 use vramp_core::{AddrRange, Bytes, Inconsistency, NotVacant};
-use vramp_driver::{Driver, DriverError, Handle, Place};
+use vramp_driver::{Driver, DriverError, Handle, MemoryLocation};
 
 use crate::allocator::Allocator;
 use crate::stable::StableRange;
@@ -90,7 +90,7 @@ impl Allocator {
         if len.is_zero() || len != len.round_down(page) {
             return Err(HostedError::Length { len, page });
         }
-        let handle = driver.create(len, Place::HostNuma(node))?;
+        let handle = driver.create(len, MemoryLocation::HostNuma(node))?;
         Ok(HostBacking { driver: Arc::clone(driver), handle, len })
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use vramp_core::{Bytes, DeviceAddr, Shortage, StreamId};
-use vramp_driver::{Driver, Event, PoolUsage, Result, Stream};
+use vramp_driver::{Driver, DriverResult, Event, PoolUsage, Stream};
 
 struct Held {
     addr: DeviceAddr,
@@ -33,7 +33,7 @@ pub(crate) enum OrderedOutcome {
 }
 
 impl OrderedPool {
-    pub(crate) fn new(driver: Arc<dyn Driver>, limit: Option<Bytes>) -> Result<OrderedPool> {
+    pub(crate) fn new(driver: Arc<dyn Driver>, limit: Option<Bytes>) -> DriverResult<OrderedPool> {
         driver.set_pool_threshold(Bytes::new(u64::MAX))?;
         Ok(OrderedPool {
             driver,
@@ -52,7 +52,7 @@ impl OrderedPool {
         size: Bytes,
         id: StreamId,
         stream: Stream,
-    ) -> Result<OrderedOutcome> {
+    ) -> DriverResult<OrderedOutcome> {
         let len = size.max(Bytes::new(1));
         // More than the card has is a shortage, whatever the driver calls it.
         if len > self.driver.info().limits.memory {
@@ -87,7 +87,7 @@ impl OrderedPool {
     }
 
     /// Remembers the last point of a stream that ends. Two driver calls.
-    pub(crate) fn end_stream(&mut self, id: StreamId, stream: Stream) -> Result<()> {
+    pub(crate) fn end_stream(&mut self, id: StreamId, stream: Stream) -> DriverResult<()> {
         let event = self.driver.create_event()?;
         if let Err(error) = self.driver.record(event, stream) {
             // It names nothing: whether it can be destroyed changes nothing either.
@@ -112,7 +112,7 @@ impl OrderedPool {
 
     /// One driver call, and two more for each other stream that used the block: the driver wants a
     /// block's free behind its allocation.
-    pub(crate) fn free(&mut self, slot: u64, id: StreamId, streams: &[Stream]) -> Result<()> {
+    pub(crate) fn free(&mut self, slot: u64, id: StreamId, streams: &[Stream]) -> DriverResult<()> {
         let stream = streams[id.index()];
         let Some(held) = self.held.get(&slot) else { return Ok(()) };
         for &user in held.uses.iter().filter(|&&user| user != id) {
@@ -133,7 +133,7 @@ impl OrderedPool {
     }
 
     /// What the driver says it holds. One driver call.
-    pub(crate) fn usage(&self) -> Result<PoolUsage> {
+    pub(crate) fn usage(&self) -> DriverResult<PoolUsage> {
         self.driver.pool_usage()
     }
 
@@ -146,15 +146,15 @@ impl OrderedPool {
         self.limit = limit;
     }
 
-    pub(crate) fn trim(&mut self, to: Bytes) -> Result<()> {
+    pub(crate) fn trim(&mut self, to: Bytes) -> DriverResult<()> {
         self.driver.trim_pool(to)
     }
 
     /// Gives everything back, behind the work of all streams. Goes on after a failure and returns
     /// the first one.
-    pub(crate) fn close(&mut self, streams: &[Stream]) -> Result<()> {
-        let mut first: Result<()> = Ok(());
-        let mut note = |result: Result<()>| {
+    pub(crate) fn close(&mut self, streams: &[Stream]) -> DriverResult<()> {
+        let mut first: DriverResult<()> = Ok(());
+        let mut note = |result: DriverResult<()>| {
             if first.is_ok() {
                 first = result;
             }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use vramp_alloc::{Driver, OpenError, Opened};
-use vramp_driver::sim::{Backing, Preset, Simulator};
+use vramp_driver::sim::{Contents, Preset, Simulator};
 
 /// A device to replay on.
 pub struct Device {
@@ -72,7 +72,8 @@ impl Device {
         match &self.kind {
             Kind::Card(_) => self.fresh(true),
             Kind::Simulated(preset) => {
-                let builder = Simulator::builder().card(preset).backing(Backing::Stored).checked();
+                let builder =
+                    Simulator::builder().card(preset).contents(Contents::Stored).checked();
                 let simulator = Arc::new(builder.build());
                 Ok(Fresh { driver: Arc::clone(&simulator) as _, simulator: Some(simulator) })
             }

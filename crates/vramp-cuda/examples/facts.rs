@@ -10,7 +10,9 @@ use std::time::Instant;
 use serde::Serialize;
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_cuda::CudaDriver;
-use vramp_driver::{CaptureMode, Driver, DriverError, ErrorKind, HostMemory, Place, Stream};
+use vramp_driver::{
+    CaptureMode, Driver, DriverError, ErrorKind, HostMemory, MemoryLocation, Stream,
+};
 use vramp_host::PageKind;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -222,7 +224,9 @@ fn handle_costs(
     let mut times: [Vec<f64>; 5] = Default::default();
     for _ in 0..repeats {
         let handles = timed(&mut times[0], || {
-            (0..count).map(|_| driver.create(len, Place::Device)).collect::<Result<Vec<_>, _>>()
+            (0..count)
+                .map(|_| driver.create(len, MemoryLocation::Device))
+                .collect::<Result<Vec<_>, _>>()
         })?;
         timed(&mut times[1], || {
             (0..).zip(&handles).try_for_each(|(nth, &handle)| driver.map(at + len * nth, handle))
@@ -283,7 +287,7 @@ const TRIALS: [Trial; 7] = [
         expected: always,
         run: |driver, scene| {
             let range = AddrRange::new(scene.at, scene.page);
-            let handle = driver.create(scene.page, Place::Device)?;
+            let handle = driver.create(scene.page, MemoryLocation::Device)?;
             driver.map(scene.at, handle)?;
             driver.set_access(range)?;
             driver.unmap(range)?;
@@ -337,7 +341,7 @@ const TRIALS: [Trial; 7] = [
 fn capture_probes(driver: &CudaDriver) -> Outcome<Vec<Probe>> {
     let page = driver.info().limits.page;
     let at = driver.reserve(page * 2, page)?;
-    let kept = driver.create(page, Place::Device)?;
+    let kept = driver.create(page, MemoryLocation::Device)?;
     let target = AddrRange::new(at + page, page);
     driver.map(target.start, kept)?;
     driver.set_access(target)?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use vramp_core::{AddrRange, DeviceAddr};
-use vramp_driver::{Call, Copy, HostSlice, Result, Stream};
+use vramp_driver::{Call, DeviceCopy, DriverResult, HostSlice, Stream};
 
 use crate::device::{CudaDriver, refused, symbol};
 use crate::error::invalid;
@@ -11,7 +11,12 @@ use crate::host::Pinned;
 use crate::memory::{bad, size};
 use crate::stream::RawStream;
 
-pub(crate) fn fill(driver: &CudaDriver, stream: Stream, range: AddrRange, byte: u8) -> Result<()> {
+pub(crate) fn fill(
+    driver: &CudaDriver,
+    stream: Stream,
+    range: AddrRange,
+    byte: u8,
+) -> DriverResult<()> {
     let call = Call::Fill;
     let _entered = driver.enter(call)?;
     let fill = symbol!(driver, call, cuMemsetD8Async);
@@ -23,7 +28,7 @@ pub(crate) fn fill(driver: &CudaDriver, stream: Stream, range: AddrRange, byte: 
     driver.settle(call, code, || range.to_string())
 }
 
-pub(crate) fn copy(driver: &CudaDriver, stream: Stream, copy: Copy) -> Result<()> {
+pub(crate) fn copy(driver: &CudaDriver, stream: Stream, copy: DeviceCopy) -> DriverResult<()> {
     let call = Call::Copy;
     let _entered = driver.enter(call)?;
     let run = symbol!(driver, call, cuMemcpyDtoDAsync_v2);
@@ -44,7 +49,7 @@ pub(crate) fn copy_to_device(
     stream: Stream,
     from: HostSlice,
     to: DeviceAddr,
-) -> Result<()> {
+) -> DriverResult<()> {
     let call = Call::CopyToDevice;
     let _entered = driver.enter(call)?;
     let run = symbol!(driver, call, cuMemcpyHtoDAsync_v2);
@@ -64,7 +69,7 @@ pub(crate) fn copy_to_host(
     stream: Stream,
     from: DeviceAddr,
     to: HostSlice,
-) -> Result<()> {
+) -> DriverResult<()> {
     let call = Call::CopyToHost;
     let _entered = driver.enter(call)?;
     let run = symbol!(driver, call, cuMemcpyDtoHAsync_v2);
@@ -78,16 +83,16 @@ pub(crate) fn copy_to_host(
     driver.settle(call, code, || range.to_string())
 }
 
-fn held(driver: &CudaDriver, call: Call, stream: Stream) -> Result<Arc<RawStream>> {
+fn held(driver: &CudaDriver, call: Call, stream: Stream) -> DriverResult<Arc<RawStream>> {
     let id = stream.number();
     driver.streams.get(id).map_err(refused(call, "stream", id))
 }
 
-fn pinned(driver: &CudaDriver, call: Call, slice: HostSlice) -> Result<Arc<Pinned>> {
+fn pinned(driver: &CudaDriver, call: Call, slice: HostSlice) -> DriverResult<Arc<Pinned>> {
     let id = slice.buffer.number();
     driver.buffers.get(id).map_err(refused(call, "host buffer", id))
 }
 
-fn check_ours(driver: &CudaDriver, call: Call, range: AddrRange) -> Result<()> {
+fn check_ours(driver: &CudaDriver, call: Call, range: AddrRange) -> DriverResult<()> {
     driver.addresses().check_ours(range).map_err(bad(call, range))
 }

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_driver::{
-    Call, Capabilities, CaptureInfo, CaptureMode, Copy, DeviceInfo, Driver, DriverError, Event,
-    Graph, GraphExec, GraphNode, Handle, HostBuffer, HostMemory, HostSlice, Limits, MemoryInfo,
-    Place, PoolUsage, Result, Stream,
+    Call, Capabilities, CaptureInfo, CaptureMode, DeviceCopy, DeviceInfo, Driver, DriverError,
+    DriverResult, Event, Graph, GraphExec, GraphNode, Handle, HostBuffer, HostMemory, HostSlice,
+    Limits, MemoryInfo, MemoryLocation, PoolUsage, Stream,
 };
 
 use crate::addresses::Addresses;
@@ -155,7 +155,7 @@ impl CudaDriver {
     }
 
     /// Makes this card's context current for one call. Refuses at once if the device is lost.
-    pub(crate) fn enter(&self, call: Call) -> Result<Entered<'_>> {
+    pub(crate) fn enter(&self, call: Call) -> DriverResult<Entered<'_>> {
         self.refuse_if_lost(call)?;
         let current = symbol!(self, call, cuCtxGetCurrent);
         let mut before = std::ptr::null_mut();
@@ -174,7 +174,7 @@ impl CudaDriver {
     }
 
     /// The error of `call` if the device is lost.
-    pub(crate) fn refuse_if_lost(&self, call: Call) -> Result<()> {
+    pub(crate) fn refuse_if_lost(&self, call: Call) -> DriverResult<()> {
         match self.lost.get() {
             Some(first) => Err(DriverError { call, ..first.clone() }),
             None => Ok(()),
@@ -187,7 +187,7 @@ impl CudaDriver {
         call: Call,
         code: CUresult,
         detail: impl FnOnce() -> String,
-    ) -> Result<()> {
+    ) -> DriverResult<()> {
         if code == CUresult::CUDA_SUCCESS {
             return Ok(());
         }
@@ -345,175 +345,175 @@ impl Driver for CudaDriver {
         u64::try_from(self.opened.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    fn reserve(&self, len: Bytes, alignment: Bytes) -> Result<DeviceAddr> {
+    fn reserve(&self, len: Bytes, alignment: Bytes) -> DriverResult<DeviceAddr> {
         memory::reserve(self, len, alignment)
     }
 
-    fn free_addresses(&self, range: AddrRange) -> Result<()> {
+    fn free_addresses(&self, range: AddrRange) -> DriverResult<()> {
         memory::free_addresses(self, range)
     }
 
-    fn create(&self, len: Bytes, place: Place) -> Result<Handle> {
+    fn create(&self, len: Bytes, place: MemoryLocation) -> DriverResult<Handle> {
         memory::create(self, len, place)
     }
 
-    fn release(&self, handle: Handle) -> Result<()> {
+    fn release(&self, handle: Handle) -> DriverResult<()> {
         memory::release(self, handle)
     }
 
-    fn map(&self, at: DeviceAddr, handle: Handle) -> Result<()> {
+    fn map(&self, at: DeviceAddr, handle: Handle) -> DriverResult<()> {
         memory::map(self, at, handle)
     }
 
-    fn unmap(&self, range: AddrRange) -> Result<()> {
+    fn unmap(&self, range: AddrRange) -> DriverResult<()> {
         memory::unmap(self, range)
     }
 
-    fn set_access(&self, range: AddrRange) -> Result<()> {
+    fn set_access(&self, range: AddrRange) -> DriverResult<()> {
         memory::set_access(self, range)
     }
 
-    fn alloc_memory(&self, len: Bytes) -> Result<DeviceAddr> {
+    fn alloc_memory(&self, len: Bytes) -> DriverResult<DeviceAddr> {
         memory::alloc(self, len)
     }
 
-    fn free_memory(&self, at: DeviceAddr) -> Result<()> {
+    fn free_memory(&self, at: DeviceAddr) -> DriverResult<()> {
         memory::free(self, at)
     }
 
-    fn create_stream(&self) -> Result<Stream> {
+    fn create_stream(&self) -> DriverResult<Stream> {
         stream::create_stream(self)
     }
 
-    fn destroy_stream(&self, stream: Stream) -> Result<()> {
+    fn destroy_stream(&self, stream: Stream) -> DriverResult<()> {
         stream::destroy_stream(self, stream)
     }
 
-    fn synchronize_stream(&self, stream: Stream) -> Result<()> {
+    fn synchronize_stream(&self, stream: Stream) -> DriverResult<()> {
         stream::synchronize_stream(self, stream)
     }
 
-    fn is_capturing(&self, stream: Stream) -> Result<bool> {
+    fn is_capturing(&self, stream: Stream) -> DriverResult<bool> {
         stream::asks_capturing(self, stream)
     }
 
-    fn create_event(&self) -> Result<Event> {
+    fn create_event(&self) -> DriverResult<Event> {
         stream::create_event(self)
     }
 
-    fn destroy_event(&self, event: Event) -> Result<()> {
+    fn destroy_event(&self, event: Event) -> DriverResult<()> {
         stream::destroy_event(self, event)
     }
 
-    fn record(&self, event: Event, stream: Stream) -> Result<()> {
+    fn record(&self, event: Event, stream: Stream) -> DriverResult<()> {
         stream::record(self, event, stream)
     }
 
-    fn query(&self, event: Event) -> Result<bool> {
+    fn query(&self, event: Event) -> DriverResult<bool> {
         stream::query(self, event)
     }
 
-    fn wait(&self, stream: Stream, event: Event) -> Result<()> {
+    fn wait(&self, stream: Stream, event: Event) -> DriverResult<()> {
         stream::wait(self, stream, event)
     }
 
-    fn synchronize_event(&self, event: Event) -> Result<()> {
+    fn synchronize_event(&self, event: Event) -> DriverResult<()> {
         stream::synchronize_event(self, event)
     }
 
-    fn fill(&self, stream: Stream, range: AddrRange, byte: u8) -> Result<()> {
+    fn fill(&self, stream: Stream, range: AddrRange, byte: u8) -> DriverResult<()> {
         copy::fill(self, stream, range, byte)
     }
 
-    fn copy(&self, stream: Stream, copy: Copy) -> Result<()> {
+    fn copy(&self, stream: Stream, copy: DeviceCopy) -> DriverResult<()> {
         copy::copy(self, stream, copy)
     }
 
-    fn copy_to_device(&self, stream: Stream, from: HostSlice, to: DeviceAddr) -> Result<()> {
+    fn copy_to_device(&self, stream: Stream, from: HostSlice, to: DeviceAddr) -> DriverResult<()> {
         copy::copy_to_device(self, stream, from, to)
     }
 
-    fn copy_to_host(&self, stream: Stream, from: DeviceAddr, to: HostSlice) -> Result<()> {
+    fn copy_to_host(&self, stream: Stream, from: DeviceAddr, to: HostSlice) -> DriverResult<()> {
         copy::copy_to_host(self, stream, from, to)
     }
 
-    fn begin_capture(&self, stream: Stream, mode: CaptureMode) -> Result<()> {
+    fn begin_capture(&self, stream: Stream, mode: CaptureMode) -> DriverResult<()> {
         graph::begin_capture(self, stream, mode)
     }
 
-    fn end_capture(&self, stream: Stream) -> Result<Graph> {
+    fn end_capture(&self, stream: Stream) -> DriverResult<Graph> {
         graph::end_capture(self, stream)
     }
 
-    fn capture_info(&self, stream: Stream) -> Result<Option<CaptureInfo>> {
+    fn capture_info(&self, stream: Stream) -> DriverResult<Option<CaptureInfo>> {
         graph::capture_info(self, stream)
     }
 
-    fn node_dependencies(&self, node: GraphNode) -> Result<Vec<GraphNode>> {
+    fn node_dependencies(&self, node: GraphNode) -> DriverResult<Vec<GraphNode>> {
         graph::node_dependencies(self, node)
     }
 
-    fn graph_nodes(&self, graph: Graph) -> Result<usize> {
+    fn graph_nodes(&self, graph: Graph) -> DriverResult<usize> {
         graph::graph_nodes(self, graph)
     }
 
-    fn instantiate(&self, graph: Graph) -> Result<GraphExec> {
+    fn instantiate(&self, graph: Graph) -> DriverResult<GraphExec> {
         graph::instantiate(self, graph)
     }
 
-    fn launch_graph(&self, exec: GraphExec, stream: Stream) -> Result<()> {
+    fn launch_graph(&self, exec: GraphExec, stream: Stream) -> DriverResult<()> {
         graph::launch_graph(self, exec, stream)
     }
 
-    fn destroy_graph(&self, graph: Graph) -> Result<()> {
+    fn destroy_graph(&self, graph: Graph) -> DriverResult<()> {
         graph::destroy_graph(self, graph)
     }
 
-    fn destroy_graph_exec(&self, exec: GraphExec) -> Result<()> {
+    fn destroy_graph_exec(&self, exec: GraphExec) -> DriverResult<()> {
         graph::destroy_graph_exec(self, exec)
     }
 
-    fn malloc_async(&self, stream: Stream, len: Bytes) -> Result<DeviceAddr> {
+    fn malloc_async(&self, stream: Stream, len: Bytes) -> DriverResult<DeviceAddr> {
         pool::malloc_async(self, stream, len)
     }
 
-    fn free_async(&self, stream: Stream, at: DeviceAddr) -> Result<()> {
+    fn free_async(&self, stream: Stream, at: DeviceAddr) -> DriverResult<()> {
         pool::free_async(self, stream, at)
     }
 
-    fn pool_usage(&self) -> Result<PoolUsage> {
+    fn pool_usage(&self) -> DriverResult<PoolUsage> {
         pool::usage(self)
     }
 
-    fn set_pool_threshold(&self, keep: Bytes) -> Result<()> {
+    fn set_pool_threshold(&self, keep: Bytes) -> DriverResult<()> {
         pool::set_threshold(self, keep)
     }
 
-    fn trim_pool(&self, keep: Bytes) -> Result<()> {
+    fn trim_pool(&self, keep: Bytes) -> DriverResult<()> {
         pool::trim(self, keep)
     }
 
-    fn alloc_host(&self, len: Bytes) -> Result<HostBuffer> {
+    fn alloc_host(&self, len: Bytes) -> DriverResult<HostBuffer> {
         host::alloc(self, len)
     }
 
-    fn register_host(&self, memory: &Arc<HostMemory>) -> Result<HostBuffer> {
+    fn register_host(&self, memory: &Arc<HostMemory>) -> DriverResult<HostBuffer> {
         host::register(self, memory)
     }
 
-    fn free_host(&self, buffer: HostBuffer) -> Result<()> {
+    fn free_host(&self, buffer: HostBuffer) -> DriverResult<()> {
         host::free(self, buffer)
     }
 
-    fn write_host(&self, buffer: HostBuffer, offset: Bytes, bytes: &[u8]) -> Result<()> {
+    fn write_host(&self, buffer: HostBuffer, offset: Bytes, bytes: &[u8]) -> DriverResult<()> {
         host::write(self, buffer, offset, bytes)
     }
 
-    fn read_host(&self, buffer: HostBuffer, offset: Bytes, bytes: &mut [u8]) -> Result<()> {
+    fn read_host(&self, buffer: HostBuffer, offset: Bytes, bytes: &mut [u8]) -> DriverResult<()> {
         host::read(self, buffer, offset, bytes)
     }
 
-    fn memory_info(&self) -> Result<MemoryInfo> {
+    fn memory_info(&self) -> DriverResult<MemoryInfo> {
         memory::memory_info(self)
     }
 }

@@ -9,7 +9,7 @@ use std::ptr::null_mut;
 use std::sync::{MutexGuard, PoisonError};
 
 use vramp_driver::{
-    Call, CaptureInfo, CaptureMode, DriverError, Graph, GraphExec, GraphNode, Result, Stream,
+    Call, CaptureInfo, CaptureMode, DriverError, DriverResult, Graph, GraphExec, GraphNode, Stream,
 };
 
 use crate::device::{CudaDriver, refused, symbol};
@@ -36,7 +36,11 @@ fn raw_mode(mode: CaptureMode) -> CUstreamCaptureMode {
     }
 }
 
-pub(crate) fn begin_capture(driver: &CudaDriver, stream: Stream, mode: CaptureMode) -> Result<()> {
+pub(crate) fn begin_capture(
+    driver: &CudaDriver,
+    stream: Stream,
+    mode: CaptureMode,
+) -> DriverResult<()> {
     let call = Call::BeginCapture;
     let _entered = driver.enter(call)?;
     let begin = symbol!(driver, call, cuStreamBeginCapture_v2);
@@ -52,7 +56,7 @@ pub(crate) fn begin_capture(driver: &CudaDriver, stream: Stream, mode: CaptureMo
     Ok(())
 }
 
-pub(crate) fn end_capture(driver: &CudaDriver, stream: Stream) -> Result<Graph> {
+pub(crate) fn end_capture(driver: &CudaDriver, stream: Stream) -> DriverResult<Graph> {
     let call = Call::EndCapture;
     let _entered = driver.enter(call)?;
     let end = symbol!(driver, call, cuStreamEndCapture);
@@ -86,11 +90,11 @@ pub(crate) fn end_capture(driver: &CudaDriver, stream: Stream) -> Result<Graph> 
 /// Where in a capture a stream is.
 enum Position {
     Outside,
-    Sound { capture: u64, tips: Vec<RawNode> },
+    Sound { capture: u64, dependencies: Vec<RawNode> },
     Spoilt,
 }
 
-fn position(driver: &CudaDriver, call: Call, stream: &RawStream) -> Result<Position> {
+fn position(driver: &CudaDriver, call: Call, stream: &RawStream) -> DriverResult<Position> {
     let ask = symbol!(driver, call, cuStreamGetCaptureInfo_v3);
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let (mut capture, mut count) = (0, 0);
@@ -104,43 +108,49 @@ fn position(driver: &CudaDriver, call: Call, stream: &RawStream) -> Result<Posit
     match status {
         CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(Position::Outside),
         CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE if nodes.is_null() => {
-            Ok(Position::Sound { capture, tips: Vec::new() })
+            Ok(Position::Sound { capture, dependencies: Vec::new() })
         }
         CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => {
             // SAFETY: the driver's array of `count` nodes is good until the stream is used again,
             // which callers do from one thread at a time.
-            let tips = unsafe { std::slice::from_raw_parts(nodes, count) };
-            Ok(Position::Sound { capture, tips: tips.iter().map(|tip| *tip as RawNode).collect() })
+            let dependencies = unsafe { std::slice::from_raw_parts(nodes, count) };
+            Ok(Position::Sound {
+                capture,
+                dependencies: dependencies.iter().map(|node| *node as RawNode).collect(),
+            })
         }
         _ => Ok(Position::Spoilt),
     }
 }
 
-pub(crate) fn capture_info(driver: &CudaDriver, stream: Stream) -> Result<Option<CaptureInfo>> {
+pub(crate) fn capture_info(
+    driver: &CudaDriver,
+    stream: Stream,
+) -> DriverResult<Option<CaptureInfo>> {
     let call = Call::CaptureInfo;
     let _entered = driver.enter(call)?;
     let id = stream.number();
     let stream = driver.streams.get(id).map_err(refused(call, "stream", id))?;
     let mut nodes = driver.nodes();
-    let (capture, tips) = match position(driver, call, &stream)? {
+    let (capture, dependencies) = match position(driver, call, &stream)? {
         Position::Outside => {
             nodes.see(id, None);
             return Ok(None);
         }
-        Position::Sound { capture, tips } => (capture, tips),
+        Position::Sound { capture, dependencies } => (capture, dependencies),
         Position::Spoilt => {
             let code = CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
             return driver.settle(call, code, || format!("stream {id:#x}")).map(|()| None);
         }
     };
     nodes.see(id, Some(capture));
-    let mut read = |node| dependencies(driver, call, node);
-    let tips = tips.into_iter().map(|tip| nodes.name(capture, tip, &mut read));
-    Ok(Some(CaptureInfo { capture, tips: tips.collect::<Result<_>>()? }))
+    let mut read = |node| read_dependencies(driver, call, node);
+    let dependencies = dependencies.into_iter().map(|node| nodes.name(capture, node, &mut read));
+    Ok(Some(CaptureInfo { capture, dependencies: dependencies.collect::<DriverResult<_>>()? }))
 }
 
 /// What a node of a sound capture comes directly behind.
-fn dependencies(driver: &CudaDriver, call: Call, node: RawNode) -> Result<Vec<RawNode>> {
+fn read_dependencies(driver: &CudaDriver, call: Call, node: RawNode) -> DriverResult<Vec<RawNode>> {
     let ask = symbol!(driver, call, cuGraphNodeGetDependencies_v2);
     let node = node as crate::sys::CUgraphNode;
     // Most nodes come behind one or two others. An array that was filled may have been too short.
@@ -165,7 +175,10 @@ fn dependencies(driver: &CudaDriver, call: Call, node: RawNode) -> Result<Vec<Ra
     Ok(before)
 }
 
-pub(crate) fn node_dependencies(driver: &CudaDriver, node: GraphNode) -> Result<Vec<GraphNode>> {
+pub(crate) fn node_dependencies(
+    driver: &CudaDriver,
+    node: GraphNode,
+) -> DriverResult<Vec<GraphNode>> {
     let call = Call::NodeDependencies;
     driver.refuse_if_lost(call)?;
     let nodes = driver.nodes();
@@ -174,7 +187,7 @@ pub(crate) fn node_dependencies(driver: &CudaDriver, node: GraphNode) -> Result<
     Ok(nodes.behind(node).ok_or_else(unknown)?.to_vec())
 }
 
-pub(crate) fn graph_nodes(driver: &CudaDriver, graph: Graph) -> Result<usize> {
+pub(crate) fn graph_nodes(driver: &CudaDriver, graph: Graph) -> DriverResult<usize> {
     let call = Call::GraphNodes;
     let _entered = driver.enter(call)?;
     let ask = symbol!(driver, call, cuGraphGetNodes);
@@ -188,7 +201,7 @@ pub(crate) fn graph_nodes(driver: &CudaDriver, graph: Graph) -> Result<usize> {
     Ok(count)
 }
 
-pub(crate) fn instantiate(driver: &CudaDriver, graph: Graph) -> Result<GraphExec> {
+pub(crate) fn instantiate(driver: &CudaDriver, graph: Graph) -> DriverResult<GraphExec> {
     let call = Call::Instantiate;
     let _entered = driver.enter(call)?;
     let instantiate = symbol!(driver, call, cuGraphInstantiateWithFlags);
@@ -202,7 +215,11 @@ pub(crate) fn instantiate(driver: &CudaDriver, graph: Graph) -> Result<GraphExec
     Ok(GraphExec::from_number(driver.execs.insert(Opaque(ready))))
 }
 
-pub(crate) fn launch_graph(driver: &CudaDriver, exec: GraphExec, stream: Stream) -> Result<()> {
+pub(crate) fn launch_graph(
+    driver: &CudaDriver,
+    exec: GraphExec,
+    stream: Stream,
+) -> DriverResult<()> {
     let call = Call::LaunchGraph;
     let _entered = driver.enter(call)?;
     let launch = symbol!(driver, call, cuGraphLaunch);
@@ -214,7 +231,7 @@ pub(crate) fn launch_graph(driver: &CudaDriver, exec: GraphExec, stream: Stream)
     driver.settle(call, code, || format!("graph {exec_id:#x} on stream {stream_id:#x}"))
 }
 
-pub(crate) fn destroy_graph(driver: &CudaDriver, graph: Graph) -> Result<()> {
+pub(crate) fn destroy_graph(driver: &CudaDriver, graph: Graph) -> DriverResult<()> {
     let call = Call::DestroyGraph;
     let _entered = driver.enter(call)?;
     let destroy = symbol!(driver, call, cuGraphDestroy);
@@ -231,7 +248,7 @@ pub(crate) fn destroy_graph(driver: &CudaDriver, graph: Graph) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn destroy_graph_exec(driver: &CudaDriver, exec: GraphExec) -> Result<()> {
+pub(crate) fn destroy_graph_exec(driver: &CudaDriver, exec: GraphExec) -> DriverResult<()> {
     let call = Call::DestroyGraphExec;
     let _entered = driver.enter(call)?;
     let destroy = symbol!(driver, call, cuGraphExecDestroy);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vramp_core::Bytes;
-use vramp_driver::{Call, HostBuffer, HostMemory, Result};
+use vramp_driver::{Call, DriverResult, HostBuffer, HostMemory};
 
 use crate::device::{CudaDriver, refused, symbol};
 use crate::error::{invalid, unsupported};
@@ -42,7 +42,7 @@ pub(crate) enum Source {
 
 impl Pinned {
     /// The first byte of a part, which must lie inside.
-    pub(crate) fn part(&self, call: Call, offset: Bytes, len: Bytes) -> Result<*mut u8> {
+    pub(crate) fn part(&self, call: Call, offset: Bytes, len: Bytes) -> DriverResult<*mut u8> {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
         if !inside || len.is_zero() {
             let whole = self.len;
@@ -66,7 +66,7 @@ impl Pinned {
     }
 
     /// Gives it back to where it came from. Nobody else may hold it.
-    pub(crate) fn end(&self, driver: &CudaDriver, call: Call) -> Result<()> {
+    pub(crate) fn end(&self, driver: &CudaDriver, call: Call) -> DriverResult<()> {
         let what = || format!("host memory of {}", self.len);
         match &self.bytes {
             Source::Allocated { start, .. } => {
@@ -98,7 +98,7 @@ impl Pinned {
     }
 }
 
-pub(crate) fn alloc(driver: &CudaDriver, len: Bytes) -> Result<HostBuffer> {
+pub(crate) fn alloc(driver: &CudaDriver, len: Bytes) -> DriverResult<HostBuffer> {
     let call = Call::AllocHost;
     let _entered = driver.enter(call)?;
     let allocate = symbol!(driver, call, cuMemHostAlloc);
@@ -119,7 +119,7 @@ pub(crate) fn alloc(driver: &CudaDriver, len: Bytes) -> Result<HostBuffer> {
     Ok(HostBuffer::from_number(driver.buffers.insert(Pinned { bytes, len })))
 }
 
-pub(crate) fn register(driver: &CudaDriver, memory: &Arc<HostMemory>) -> Result<HostBuffer> {
+pub(crate) fn register(driver: &CudaDriver, memory: &Arc<HostMemory>) -> DriverResult<HostBuffer> {
     let call = Call::RegisterHost;
     let _entered = driver.enter(call)?;
     let pin = symbol!(driver, call, cuMemHostRegister_v2);
@@ -141,7 +141,7 @@ pub(crate) fn register(driver: &CudaDriver, memory: &Arc<HostMemory>) -> Result<
     Ok(HostBuffer::from_number(driver.buffers.insert(Pinned { bytes, len })))
 }
 
-pub(crate) fn free(driver: &CudaDriver, buffer: HostBuffer) -> Result<()> {
+pub(crate) fn free(driver: &CudaDriver, buffer: HostBuffer) -> DriverResult<()> {
     let call = Call::FreeHost;
     let _entered = driver.enter(call)?;
     let id = buffer.number();
@@ -158,7 +158,7 @@ pub(crate) fn write(
     buffer: HostBuffer,
     offset: Bytes,
     bytes: &[u8],
-) -> Result<()> {
+) -> DriverResult<()> {
     let call = Call::AccessHost;
     driver.refuse_if_lost(call)?;
     let id = buffer.number();
@@ -181,7 +181,7 @@ pub(crate) fn read(
     buffer: HostBuffer,
     offset: Bytes,
     bytes: &mut [u8],
-) -> Result<()> {
+) -> DriverResult<()> {
     let call = Call::AccessHost;
     driver.refuse_if_lost(call)?;
     let id = buffer.number();

@@ -1,7 +1,7 @@
 //! Addresses, physical memory, and the mappings between them.
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
-use vramp_driver::{Call, DriverError, Handle, MemoryInfo, Place, Result};
+use vramp_driver::{Call, DriverError, DriverResult, Handle, MemoryInfo, MemoryLocation};
 
 use crate::addresses::BadRange;
 use crate::device::{CudaDriver, refused, symbol};
@@ -25,7 +25,7 @@ pub(crate) struct Physical {
 /// The smallest and the recommended granule of physical memory.
 pub(crate) fn granules(cuda: &Cuda, device: CUdevice) -> Result<(Bytes, Bytes), OpenError> {
     let ask = entry!(cuda, cuMemGetAllocationGranularity);
-    let wanted = properties(location(device, Place::Device));
+    let wanted = properties(location(device, MemoryLocation::Device));
     let granule = |option| -> Result<Bytes, OpenError> {
         let mut bytes = 0;
         // SAFETY: `bytes` and `wanted` outlive the call.
@@ -39,7 +39,11 @@ pub(crate) fn granules(cuda: &Cuda, device: CUdevice) -> Result<(Bytes, Bytes), 
     ))
 }
 
-pub(crate) fn reserve(driver: &CudaDriver, len: Bytes, alignment: Bytes) -> Result<DeviceAddr> {
+pub(crate) fn reserve(
+    driver: &CudaDriver,
+    len: Bytes,
+    alignment: Bytes,
+) -> DriverResult<DeviceAddr> {
     let call = Call::Reserve;
     let _entered = driver.enter(call)?;
     need_virtual_memory(driver, call)?;
@@ -58,7 +62,7 @@ pub(crate) fn reserve(driver: &CudaDriver, len: Bytes, alignment: Bytes) -> Resu
     Ok(at)
 }
 
-pub(crate) fn free_addresses(driver: &CudaDriver, range: AddrRange) -> Result<()> {
+pub(crate) fn free_addresses(driver: &CudaDriver, range: AddrRange) -> DriverResult<()> {
     let call = Call::FreeAddresses;
     let _entered = driver.enter(call)?;
     let give_back = symbol!(driver, call, cuMemAddressFree);
@@ -70,12 +74,16 @@ pub(crate) fn free_addresses(driver: &CudaDriver, range: AddrRange) -> Result<()
         .inspect_err(|_| driver.addresses().reserved(range))
 }
 
-pub(crate) fn create(driver: &CudaDriver, len: Bytes, place: Place) -> Result<Handle> {
+pub(crate) fn create(
+    driver: &CudaDriver,
+    len: Bytes,
+    place: MemoryLocation,
+) -> DriverResult<Handle> {
     let call = Call::Create;
     let _entered = driver.enter(call)?;
     need_virtual_memory(driver, call)?;
     check_pages(driver, call, "the length", len.count())?;
-    if place != Place::Device && !driver.info.capabilities.host_numa {
+    if place != MemoryLocation::Device && !driver.info.capabilities.host_numa {
         return Err(unsupported(call, "host memory cannot be mapped for this card"));
     }
     let make = symbol!(driver, call, cuMemCreate);
@@ -87,7 +95,7 @@ pub(crate) fn create(driver: &CudaDriver, len: Bytes, place: Place) -> Result<Ha
     Ok(Handle::from_number(driver.handles.insert(Physical { raw, len })))
 }
 
-pub(crate) fn release(driver: &CudaDriver, handle: Handle) -> Result<()> {
+pub(crate) fn release(driver: &CudaDriver, handle: Handle) -> DriverResult<()> {
     let call = Call::Release;
     let _entered = driver.enter(call)?;
     let release = symbol!(driver, call, cuMemRelease);
@@ -100,7 +108,7 @@ pub(crate) fn release(driver: &CudaDriver, handle: Handle) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn map(driver: &CudaDriver, at: DeviceAddr, handle: Handle) -> Result<()> {
+pub(crate) fn map(driver: &CudaDriver, at: DeviceAddr, handle: Handle) -> DriverResult<()> {
     let call = Call::Map;
     let _entered = driver.enter(call)?;
     let map = symbol!(driver, call, cuMemMap);
@@ -118,7 +126,7 @@ pub(crate) fn map(driver: &CudaDriver, at: DeviceAddr, handle: Handle) -> Result
     })
 }
 
-pub(crate) fn unmap(driver: &CudaDriver, range: AddrRange) -> Result<()> {
+pub(crate) fn unmap(driver: &CudaDriver, range: AddrRange) -> DriverResult<()> {
     let call = Call::Unmap;
     let _entered = driver.enter(call)?;
     let unmap = symbol!(driver, call, cuMemUnmap);
@@ -131,13 +139,13 @@ pub(crate) fn unmap(driver: &CudaDriver, range: AddrRange) -> Result<()> {
         .inspect_err(|_| driver.addresses().put_mappings(taken))
 }
 
-pub(crate) fn set_access(driver: &CudaDriver, range: AddrRange) -> Result<()> {
+pub(crate) fn set_access(driver: &CudaDriver, range: AddrRange) -> DriverResult<()> {
     let call = Call::SetAccess;
     let _entered = driver.enter(call)?;
     let set = symbol!(driver, call, cuMemSetAccess);
     driver.addresses().check_mapped(range).map_err(bad(call, range))?;
     let wanted = CUmemAccessDesc {
-        location: location(driver.device, Place::Device),
+        location: location(driver.device, MemoryLocation::Device),
         flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     };
     // SAFETY: `wanted` is the one description that the count names, and outlives the call.
@@ -145,7 +153,7 @@ pub(crate) fn set_access(driver: &CudaDriver, range: AddrRange) -> Result<()> {
     driver.settle(call, code, || range.to_string())
 }
 
-pub(crate) fn alloc(driver: &CudaDriver, len: Bytes) -> Result<DeviceAddr> {
+pub(crate) fn alloc(driver: &CudaDriver, len: Bytes) -> DriverResult<DeviceAddr> {
     let call = Call::AllocMemory;
     let _entered = driver.enter(call)?;
     let allocate = symbol!(driver, call, cuMemAlloc_v2);
@@ -161,7 +169,7 @@ pub(crate) fn alloc(driver: &CudaDriver, len: Bytes) -> Result<DeviceAddr> {
     Ok(at)
 }
 
-pub(crate) fn free(driver: &CudaDriver, at: DeviceAddr) -> Result<()> {
+pub(crate) fn free(driver: &CudaDriver, at: DeviceAddr) -> DriverResult<()> {
     let call = Call::FreeMemory;
     let _entered = driver.enter(call)?;
     let free = symbol!(driver, call, cuMemFree_v2);
@@ -173,7 +181,7 @@ pub(crate) fn free(driver: &CudaDriver, at: DeviceAddr) -> Result<()> {
     driver.settle(call, code, || at.to_string()).inspect_err(|_| driver.addresses().plain(at, len))
 }
 
-pub(crate) fn memory_info(driver: &CudaDriver) -> Result<MemoryInfo> {
+pub(crate) fn memory_info(driver: &CudaDriver) -> DriverResult<MemoryInfo> {
     let call = Call::MemoryInfo;
     let _entered = driver.enter(call)?;
     let ask = symbol!(driver, call, cuMemGetInfo_v2);
@@ -185,10 +193,10 @@ pub(crate) fn memory_info(driver: &CudaDriver) -> Result<MemoryInfo> {
 }
 
 /// A place as the driver names it. A node number that is none is for the driver to refuse.
-pub(crate) fn location(device: CUdevice, place: Place) -> CUmemLocation {
+pub(crate) fn location(device: CUdevice, place: MemoryLocation) -> CUmemLocation {
     let (type_, id) = match place {
-        Place::Device => (CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, device),
-        Place::HostNuma(node) => {
+        MemoryLocation::Device => (CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, device),
+        MemoryLocation::HostNuma(node) => {
             (CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA, node.cast_signed())
         }
     };
@@ -216,14 +224,14 @@ pub(crate) fn bad(call: Call, range: AddrRange) -> impl Fn(BadRange) -> DriverEr
 }
 
 /// The two calls that everything else needs something from refuse what can lead nowhere.
-fn need_virtual_memory(driver: &CudaDriver, call: Call) -> Result<()> {
+fn need_virtual_memory(driver: &CudaDriver, call: Call) -> DriverResult<()> {
     match driver.info.capabilities.virtual_memory {
         true => Ok(()),
         false => Err(unsupported(call, "this card or driver has no virtual memory calls")),
     }
 }
 
-fn check_pages(driver: &CudaDriver, call: Call, what: &str, number: u64) -> Result<()> {
+fn check_pages(driver: &CudaDriver, call: Call, what: &str, number: u64) -> DriverResult<()> {
     let page = driver.info.limits.page;
     if number == 0 || !number.is_multiple_of(page.count()) {
         return Err(invalid(call, format!("{what} {number:#x} is no multiple of {page}")));

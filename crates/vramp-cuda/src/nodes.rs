@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 
-use vramp_driver::{GraphNode, Result};
+use vramp_driver::{DriverResult, GraphNode};
 
 /// A node as the driver names it.
 pub(crate) type RawNode = usize;
@@ -57,8 +57,8 @@ impl Nodes {
         &mut self,
         capture: u64,
         raw: RawNode,
-        read: &mut impl FnMut(RawNode) -> Result<Vec<RawNode>>,
-    ) -> Result<GraphNode> {
+        read: &mut impl FnMut(RawNode) -> DriverResult<Vec<RawNode>>,
+    ) -> DriverResult<GraphNode> {
         let named = &mut self.captures.entry(capture).or_default().named;
         if let Some(node) = named.get(&raw) {
             return Ok(*node);
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     /// 1 -> 2, 1 -> 3, 2 and 3 -> 4.
-    fn diamond(raw: RawNode) -> Result<Vec<RawNode>> {
+    fn diamond(raw: RawNode) -> DriverResult<Vec<RawNode>> {
         Ok(match raw {
             1 => vec![],
             2 | 3 => vec![1],

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
-use vramp_driver::{Call, Place, PoolUsage, Result, Stream};
+use vramp_driver::{Call, DriverResult, MemoryLocation, PoolUsage, Stream};
 
 use crate::device::{CudaDriver, refused, symbol};
 use crate::error::{OpenError, invalid, unsupported};
@@ -24,7 +24,7 @@ pub(crate) fn create(
     let wanted = CUmemPoolProps {
         allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
         handleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
-        location: location(device, Place::Device),
+        location: location(device, MemoryLocation::Device),
         ..CUmemPoolProps::default()
     };
     let mut pool = std::ptr::null_mut();
@@ -34,7 +34,11 @@ pub(crate) fn create(
     Ok(Opaque(pool))
 }
 
-pub(crate) fn malloc_async(driver: &CudaDriver, stream: Stream, len: Bytes) -> Result<DeviceAddr> {
+pub(crate) fn malloc_async(
+    driver: &CudaDriver,
+    stream: Stream,
+    len: Bytes,
+) -> DriverResult<DeviceAddr> {
     let call = Call::MallocAsync;
     let _entered = driver.enter(call)?;
     let allocate = symbol!(driver, call, cuMemAllocFromPoolAsync);
@@ -53,7 +57,7 @@ pub(crate) fn malloc_async(driver: &CudaDriver, stream: Stream, len: Bytes) -> R
     Ok(at)
 }
 
-pub(crate) fn free_async(driver: &CudaDriver, stream: Stream, at: DeviceAddr) -> Result<()> {
+pub(crate) fn free_async(driver: &CudaDriver, stream: Stream, at: DeviceAddr) -> DriverResult<()> {
     let call = Call::FreeAsync;
     let _entered = driver.enter(call)?;
     let free = symbol!(driver, call, cuMemFreeAsync);
@@ -68,12 +72,12 @@ pub(crate) fn free_async(driver: &CudaDriver, stream: Stream, at: DeviceAddr) ->
         .inspect_err(|_| driver.addresses().allocated(at, len))
 }
 
-pub(crate) fn usage(driver: &CudaDriver) -> Result<PoolUsage> {
+pub(crate) fn usage(driver: &CudaDriver) -> DriverResult<PoolUsage> {
     let call = Call::PoolUsage;
     let _entered = driver.enter(call)?;
     let ask = symbol!(driver, call, cuMemPoolGetAttribute);
     let pool = pool(driver, call)?;
-    let read = |which: CUmemPool_attribute| -> Result<Bytes> {
+    let read = |which: CUmemPool_attribute| -> DriverResult<Bytes> {
         let mut bytes: u64 = 0;
         let value: *mut c_void = (&raw mut bytes).cast();
         // SAFETY: all attributes asked for are `cuuint64_t`, and `bytes` outlives the call.
@@ -88,7 +92,7 @@ pub(crate) fn usage(driver: &CudaDriver) -> Result<PoolUsage> {
     })
 }
 
-pub(crate) fn set_threshold(driver: &CudaDriver, keep: Bytes) -> Result<()> {
+pub(crate) fn set_threshold(driver: &CudaDriver, keep: Bytes) -> DriverResult<()> {
     let call = Call::SetPoolThreshold;
     let _entered = driver.enter(call)?;
     let set = symbol!(driver, call, cuMemPoolSetAttribute);
@@ -101,7 +105,7 @@ pub(crate) fn set_threshold(driver: &CudaDriver, keep: Bytes) -> Result<()> {
     driver.settle(call, code, || keep.to_string())
 }
 
-pub(crate) fn trim(driver: &CudaDriver, keep: Bytes) -> Result<()> {
+pub(crate) fn trim(driver: &CudaDriver, keep: Bytes) -> DriverResult<()> {
     let call = Call::TrimPool;
     let _entered = driver.enter(call)?;
     let trim = symbol!(driver, call, cuMemPoolTrimTo);
@@ -111,7 +115,7 @@ pub(crate) fn trim(driver: &CudaDriver, keep: Bytes) -> Result<()> {
     driver.settle(call, code, || keep.to_string())
 }
 
-fn pool(driver: &CudaDriver, call: Call) -> Result<CUmemoryPool> {
+fn pool(driver: &CudaDriver, call: Call) -> DriverResult<CUmemoryPool> {
     let pool = driver.pool.as_ref().ok_or_else(|| unsupported(call, "no stream-ordered pool"))?;
     Ok(pool.0)
 }

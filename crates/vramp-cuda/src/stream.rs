@@ -1,6 +1,6 @@
 //! Streams and events.
 
-use vramp_driver::{Call, Event, Result, Stream};
+use vramp_driver::{Call, DriverResult, Event, Stream};
 
 use crate::device::{CudaDriver, refused, symbol};
 use crate::sys::{
@@ -31,7 +31,7 @@ impl CudaDriver {
     }
 }
 
-pub(crate) fn create_stream(driver: &CudaDriver) -> Result<Stream> {
+pub(crate) fn create_stream(driver: &CudaDriver) -> DriverResult<Stream> {
     let call = Call::CreateStream;
     let _entered = driver.enter(call)?;
     let raw = raw_stream(driver, call)?;
@@ -39,7 +39,7 @@ pub(crate) fn create_stream(driver: &CudaDriver) -> Result<Stream> {
     Ok(Stream::from_number(driver.streams.insert(stream)))
 }
 
-fn raw_stream(driver: &CudaDriver, call: Call) -> Result<CUstream> {
+fn raw_stream(driver: &CudaDriver, call: Call) -> DriverResult<CUstream> {
     let create = symbol!(driver, call, cuStreamCreate);
     let mut raw = std::ptr::null_mut();
     // SAFETY: `raw` outlives the call.
@@ -48,7 +48,7 @@ fn raw_stream(driver: &CudaDriver, call: Call) -> Result<CUstream> {
     Ok(raw)
 }
 
-pub(crate) fn destroy_stream(driver: &CudaDriver, stream: Stream) -> Result<()> {
+pub(crate) fn destroy_stream(driver: &CudaDriver, stream: Stream) -> DriverResult<()> {
     let call = Call::DestroyStream;
     let _entered = driver.enter(call)?;
     let destroy = symbol!(driver, call, cuStreamDestroy_v2);
@@ -66,7 +66,7 @@ pub(crate) fn destroy_stream(driver: &CudaDriver, stream: Stream) -> Result<()> 
 
 /// Lets the device know when the work that `stream` leaves behind is done, after the stream is
 /// gone: the last stream of the device waits for it. The host does not.
-fn outlive(driver: &CudaDriver, call: Call, stream: &RawStream) -> Result<()> {
+fn outlive(driver: &CudaDriver, call: Call, stream: &RawStream) -> DriverResult<()> {
     let destroy = symbol!(driver, call, cuEventDestroy_v2);
     let record = symbol!(driver, call, cuEventRecord);
     let wait = symbol!(driver, call, cuStreamWaitEvent);
@@ -97,7 +97,7 @@ fn is_capturing(driver: &CudaDriver, stream: &RawStream) -> bool {
 }
 
 /// The device's last stream, made when the first other one goes.
-fn departed(driver: &CudaDriver, call: Call) -> Result<CUstream> {
+fn departed(driver: &CudaDriver, call: Call) -> DriverResult<CUstream> {
     if let Some(departed) = driver.departed.get() {
         return Ok(departed.0);
     }
@@ -111,7 +111,7 @@ fn departed(driver: &CudaDriver, call: Call) -> Result<CUstream> {
     Ok(kept)
 }
 
-pub(crate) fn synchronize_stream(driver: &CudaDriver, stream: Stream) -> Result<()> {
+pub(crate) fn synchronize_stream(driver: &CudaDriver, stream: Stream) -> DriverResult<()> {
     let call = Call::SynchronizeStream;
     let _entered = driver.enter(call)?;
     let synchronize = symbol!(driver, call, cuStreamSynchronize);
@@ -122,14 +122,14 @@ pub(crate) fn synchronize_stream(driver: &CudaDriver, stream: Stream) -> Result<
     driver.settle(call, code, || format!("stream {id:#x}"))
 }
 
-pub(crate) fn create_event(driver: &CudaDriver) -> Result<Event> {
+pub(crate) fn create_event(driver: &CudaDriver) -> DriverResult<Event> {
     let call = Call::CreateEvent;
     let _entered = driver.enter(call)?;
     let raw = raw_event(driver, call)?;
     Ok(Event::from_number(driver.events.insert(Opaque(raw))))
 }
 
-pub(crate) fn asks_capturing(driver: &CudaDriver, stream: Stream) -> Result<bool> {
+pub(crate) fn asks_capturing(driver: &CudaDriver, stream: Stream) -> DriverResult<bool> {
     let call = Call::IsCapturing;
     let _entered = driver.enter(call)?;
     // A driver without the call has no graphs either.
@@ -147,7 +147,7 @@ pub(crate) fn asks_capturing(driver: &CudaDriver, stream: Stream) -> Result<bool
     }
 }
 
-fn raw_event(driver: &CudaDriver, call: Call) -> Result<CUevent> {
+fn raw_event(driver: &CudaDriver, call: Call) -> DriverResult<CUevent> {
     let create = symbol!(driver, call, cuEventCreate);
     let mut raw = std::ptr::null_mut();
     // SAFETY: `raw` outlives the call.
@@ -156,7 +156,7 @@ fn raw_event(driver: &CudaDriver, call: Call) -> Result<CUevent> {
     Ok(raw)
 }
 
-pub(crate) fn destroy_event(driver: &CudaDriver, event: Event) -> Result<()> {
+pub(crate) fn destroy_event(driver: &CudaDriver, event: Event) -> DriverResult<()> {
     let call = Call::DestroyEvent;
     let _entered = driver.enter(call)?;
     let destroy = symbol!(driver, call, cuEventDestroy_v2);
@@ -169,7 +169,7 @@ pub(crate) fn destroy_event(driver: &CudaDriver, event: Event) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn record(driver: &CudaDriver, event: Event, stream: Stream) -> Result<()> {
+pub(crate) fn record(driver: &CudaDriver, event: Event, stream: Stream) -> DriverResult<()> {
     let call = Call::Record;
     let _entered = driver.enter(call)?;
     let record = symbol!(driver, call, cuEventRecord);
@@ -181,7 +181,7 @@ pub(crate) fn record(driver: &CudaDriver, event: Event, stream: Stream) -> Resul
     driver.settle(call, code, || format!("event {event_id:#x} on stream {stream_id:#x}"))
 }
 
-pub(crate) fn query(driver: &CudaDriver, event: Event) -> Result<bool> {
+pub(crate) fn query(driver: &CudaDriver, event: Event) -> DriverResult<bool> {
     let call = Call::Query;
     let _entered = driver.enter(call)?;
     let query = symbol!(driver, call, cuEventQuery);
@@ -194,7 +194,7 @@ pub(crate) fn query(driver: &CudaDriver, event: Event) -> Result<bool> {
     }
 }
 
-pub(crate) fn wait(driver: &CudaDriver, stream: Stream, event: Event) -> Result<()> {
+pub(crate) fn wait(driver: &CudaDriver, stream: Stream, event: Event) -> DriverResult<()> {
     let call = Call::Wait;
     let _entered = driver.enter(call)?;
     let wait = symbol!(driver, call, cuStreamWaitEvent);
@@ -206,7 +206,7 @@ pub(crate) fn wait(driver: &CudaDriver, stream: Stream, event: Event) -> Result<
     driver.settle(call, code, || format!("stream {stream_id:#x} for event {event_id:#x}"))
 }
 
-pub(crate) fn synchronize_event(driver: &CudaDriver, event: Event) -> Result<()> {
+pub(crate) fn synchronize_event(driver: &CudaDriver, event: Event) -> DriverResult<()> {
     let call = Call::SynchronizeEvent;
     let _entered = driver.enter(call)?;
     let synchronize = symbol!(driver, call, cuEventSynchronize);

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_driver::{
-    Call, CaptureMode, Copy, Driver, Event, Handle, HostBuffer, HostMemory, HostSlice, Place,
-    Stream,
+    Call, CaptureMode, DeviceCopy, Driver, Event, Handle, HostBuffer, HostMemory, HostSlice,
+    MemoryLocation, Stream,
 };
 use vramp_driver::{DriverError, ErrorKind};
 use vramp_host::PageKind;
@@ -29,7 +29,7 @@ fn kind<T: std::fmt::Debug>(result: Result<T, DriverError>) -> ErrorKind {
 /// A reservation of four pages with one handle mapped at its start.
 fn mapped(driver: &CudaDriver) -> (AddrRange, Handle) {
     let at = driver.reserve(PAGE * 4, PAGE).unwrap();
-    let handle = driver.create(PAGE, Place::Device).unwrap();
+    let handle = driver.create(PAGE, MemoryLocation::Device).unwrap();
     driver.map(at, handle).unwrap();
     driver.set_access(AddrRange::new(at, PAGE)).unwrap();
     calls();
@@ -108,7 +108,7 @@ fn a_missing_symbol_turns_a_capability_off_and_its_calls_are_not_supported() {
     assert!(error.to_string().contains("cuMemAllocFromPoolAsync"), "{error}");
     assert_eq!(kind(driver.alloc_host(PAGE)), ErrorKind::NotSupported);
     assert_eq!(kind(driver.reserve(PAGE, PAGE)), ErrorKind::NotSupported);
-    assert_eq!(kind(driver.create(PAGE, Place::Device)), ErrorKind::NotSupported);
+    assert_eq!(kind(driver.create(PAGE, MemoryLocation::Device)), ErrorKind::NotSupported);
     assert_eq!(
         kind(driver.map(DeviceAddr::new(0), Handle::from_number(1))),
         ErrorKind::NotSupported
@@ -121,7 +121,7 @@ fn foreign_and_stale_ids_never_reach_the_driver() {
     let stream = driver.create_stream().unwrap();
     let event = driver.create_event().unwrap();
     driver.destroy_event(event).unwrap();
-    let handle = driver.create(PAGE, Place::Device).unwrap();
+    let handle = driver.create(PAGE, MemoryLocation::Device).unwrap();
     driver.release(handle).unwrap();
     let (range, _) = mapped(&driver);
     let (no_stream, no_event) = (Stream::from_number(77), Event::from_number(u64::MAX));
@@ -162,8 +162,12 @@ fn addresses_that_are_not_ours_never_reach_the_driver() {
     for error in [
         driver.fill(stream, wild, 0).unwrap_err(),
         driver.fill(stream, beyond, 0).unwrap_err(),
-        driver.copy(stream, Copy { from: wild.start, to: range.start, len: PAGE }).unwrap_err(),
-        driver.copy(stream, Copy { from: range.start, to: range.start, len: PAGE }).unwrap_err(),
+        driver
+            .copy(stream, DeviceCopy { from: wild.start, to: range.start, len: PAGE })
+            .unwrap_err(),
+        driver
+            .copy(stream, DeviceCopy { from: range.start, to: range.start, len: PAGE })
+            .unwrap_err(),
         driver.unmap(wild).unwrap_err(),
         driver.unmap(AddrRange::new(range.start, PAGE * 2)).unwrap_err(),
         driver.set_access(wild).unwrap_err(),
@@ -173,7 +177,7 @@ fn addresses_that_are_not_ours_never_reach_the_driver() {
         driver.free_addresses(range).unwrap_err(),
         driver.free_addresses(wild).unwrap_err(),
         driver.free_async(stream, range.start).unwrap_err(),
-        driver.create(Bytes::new(512), Place::Device).unwrap_err(),
+        driver.create(Bytes::new(512), MemoryLocation::Device).unwrap_err(),
         driver.reserve(Bytes::ZERO, PAGE).unwrap_err(),
         driver.reserve(PAGE, PAGE * 3).unwrap_err(),
     ] {
@@ -222,7 +226,7 @@ fn a_lost_device_stays_lost_and_is_not_asked_again() {
     calls();
     let second = driver.query(event).unwrap_err();
     assert_eq!(second, first);
-    let third = driver.create(PAGE, Place::Device).unwrap_err();
+    let third = driver.create(PAGE, MemoryLocation::Device).unwrap_err();
     assert_eq!((third.call, third.code), (Call::Create, 700));
     drop(driver);
     assert_eq!(calls(), Vec::<&str>::new());
@@ -252,12 +256,12 @@ fn a_thread_with_a_context_of_its_own_gets_it_back() {
 #[test]
 fn a_dropped_device_leaves_a_thread_with_the_context_it_had() {
     let driver = open();
-    driver.create(PAGE, Place::Device).unwrap();
+    driver.create(PAGE, MemoryLocation::Device).unwrap();
     fake::set_context(0xbeef);
     drop(driver);
     assert_eq!(fake::context(), 0xbeef);
     let driver = open();
-    driver.create(PAGE, Place::Device).unwrap();
+    driver.create(PAGE, MemoryLocation::Device).unwrap();
     fake::set_context(CONTEXT);
     drop(driver);
     assert_eq!(fake::context(), 0);
@@ -312,7 +316,7 @@ fn nodes_keep_their_names_until_the_graph_is_destroyed() {
     driver.begin_capture(stream, CaptureMode::Relaxed).unwrap();
     let info = driver.capture_info(stream).unwrap().unwrap();
     assert_eq!(info.capture, fake::CAPTURE);
-    let [last] = info.tips[..] else { panic!("{info:?}") };
+    let [last] = info.dependencies[..] else { panic!("{info:?}") };
     let [first] = driver.node_dependencies(last).unwrap()[..] else { panic!() };
     assert_eq!(driver.node_dependencies(first), Ok(vec![]));
     assert_eq!(driver.capture_info(stream), Ok(Some(info)));
@@ -329,7 +333,7 @@ fn a_spoilt_capture_says_so_and_leaves_no_graph_and_no_nodes() {
     let driver = open();
     let stream = driver.create_stream().unwrap();
     driver.begin_capture(stream, CaptureMode::Global).unwrap();
-    let last = driver.capture_info(stream).unwrap().unwrap().tips[0];
+    let last = driver.capture_info(stream).unwrap().unwrap().dependencies[0];
     let before = driver.node_dependencies(last).unwrap();
     fake::spoil_capture();
     let error = driver.capture_info(stream).unwrap_err();
@@ -346,7 +350,7 @@ fn an_end_that_is_refused_to_a_stream_or_thread_forgets_no_node() {
     let driver = open();
     let stream = driver.create_stream().unwrap();
     driver.begin_capture(stream, CaptureMode::Global).unwrap();
-    let last = driver.capture_info(stream).unwrap().unwrap().tips[0];
+    let last = driver.capture_info(stream).unwrap().unwrap().dependencies[0];
     fake::refuse_end(908);
     assert_eq!(driver.end_capture(stream).unwrap_err().code, 908);
     driver.node_dependencies(last).unwrap();

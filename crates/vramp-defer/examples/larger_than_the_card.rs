@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use vramp_alloc::{Allocator, Config, Driver, StreamId};
 use vramp_defer::{Access, DeferrableBuffer, LeaseSet, SpillConfig, SpillManager, SpillParts};
-use vramp_driver::sim::{Backing, Simulator};
+use vramp_driver::sim::{Contents, Simulator};
 use vramp_driver::{HostBuffer, HostSlice, Stream};
 use vramp_tiers::{
     Bytes, HostPool, HostPoolConfig, Mover, MoverConfig, ReservationManager, SpaceConfig, SpaceId,
@@ -100,7 +100,7 @@ impl Sorter {
         let mut each = Bytes::mib(64);
         if driver.info().simulated {
             // One that keeps what is written.
-            let card = Simulator::builder().memory(Bytes::mib(256)).backing(Backing::Stored);
+            let card = Simulator::builder().memory(Bytes::mib(256)).contents(Contents::Stored);
             (driver, each) = (Arc::new(card.build()), Bytes::mib(4));
         }
         let limit = Config { limit: Some(each * FIT), ..Config::default() };

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use vramp_alloc::{Allocator, Config, Driver};
 use vramp_core::AddrRange;
 use vramp_defer::{Access, SpillConfig, SpillManager, SpillParts};
-use vramp_driver::sim::{Backing, Simulator};
-use vramp_driver::{Copy, HostSlice};
+use vramp_driver::sim::{Contents, Simulator};
+use vramp_driver::{DeviceCopy, HostSlice};
 use vramp_tiers::{
     Bytes, HostPool, HostPoolConfig, Mover, MoverConfig, ReservationManager, SpaceConfig, SpaceId,
 };
@@ -34,7 +34,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     let simulated = device.info().simulated;
     let driver: Arc<dyn Driver> = match simulated {
         true => {
-            Arc::new(Simulator::builder().memory(Bytes::gib(1)).backing(Backing::Stored).build())
+            Arc::new(Simulator::builder().memory(Bytes::gib(1)).contents(Contents::Stored).build())
         }
         false => device,
     };
@@ -64,7 +64,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
         driver.synchronize_stream(queue)?;
         let begun = driver.now_ns();
         let lease = buffer.read_in_place(stream)?;
-        driver.copy(queue, Copy { from: lease.address(0).start, to: into.addr(), len })?;
+        driver.copy(queue, DeviceCopy { from: lease.address(0).start, to: into.addr(), len })?;
         drop(lease);
         driver.synchronize_stream(queue)?;
         let took = driver.now_ns() - begun;

@@ -19,8 +19,8 @@ use vramp_core::AddrRange;
 use vramp_defer::{
     Access, DeferrableBuffer, LeaseSet, SpillConfig, SpillError, SpillManager, SpillParts,
 };
-use vramp_driver::sim::{Backing, Simulator};
-use vramp_driver::{Copy, HostBuffer, HostSlice, Stream};
+use vramp_driver::sim::{Contents, Simulator};
+use vramp_driver::{DeviceCopy, HostBuffer, HostSlice, Stream};
 use vramp_tiers::{
     Bytes, CompressionConfig, DiskConfig, DiskStore, HostPool, HostPoolConfig, HostPoolError,
     MoveError, Mover, MoverConfig, ReservationManager, SpaceConfig, SpaceId,
@@ -80,7 +80,7 @@ fn run() -> Result<()> {
     let mut driver = vramp_alloc::open(&args.device)?.driver;
     let mut simulator = None;
     if driver.info().simulated {
-        let card = Simulator::builder().memory(Bytes::gib(1)).backing(Backing::Stored);
+        let card = Simulator::builder().memory(Bytes::gib(1)).contents(Contents::Stored);
         let made = Arc::new(card.checked().build());
         driver = Arc::clone(&made) as _;
         simulator = Some(made);
@@ -113,7 +113,7 @@ fn run() -> Result<()> {
 
 /// Every access came behind what it had to.
 fn check_order(simulator: &Simulator) -> Result<()> {
-    if let Some(fault) = simulator.fault() {
+    if let Some(fault) = simulator.device_loss() {
         return Err(format!("the card is lost: {fault:?}").into());
     }
     match simulator.hazards().first() {
@@ -432,7 +432,7 @@ impl Worker<'_> {
         let Some(mut lease) = self.granted(lease)? else { return Ok(()) };
         self.counts.reads_in_place += u64::from(lease.is_in_place(0));
         let (source, target) = (PART * first as u64, PART * at as u64);
-        let copy = Copy {
+        let copy = DeviceCopy {
             from: lease.address(0).start + source,
             to: lease.address(1).start + target,
             len: PART * count as u64,

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
 use crate::{
-    CaptureInfo, CaptureMode, Copy, DeviceInfo, Driver, Event, Graph, GraphExec, GraphNode, Handle,
-    HostBuffer, HostMemory, HostSlice, MemoryInfo, Place, PoolUsage, Result, Stream,
+    CaptureInfo, CaptureMode, DeviceCopy, DeviceInfo, Driver, DriverResult, Event, Graph,
+    GraphExec, GraphNode, Handle, HostBuffer, HostMemory, HostSlice, MemoryInfo, MemoryLocation,
+    PoolUsage, Stream,
 };
 
 macro_rules! forward {
@@ -33,7 +34,7 @@ macro_rules! forward {
         ///
         /// ```
         /// use vramp_core::AddrRange;
-        /// use vramp_driver::{Driver, Result, Wrapped, Wrapper, sim::Simulator};
+        /// use vramp_driver::{Driver, DriverResult, Wrapped, Wrapper, sim::Simulator};
         ///
         /// /// Shows what is unmapped.
         /// struct Showing(Simulator);
@@ -45,7 +46,7 @@ macro_rules! forward {
         ///         &self.0
         ///     }
         ///
-        ///     fn unmap(&self, range: AddrRange) -> Result<()> {
+        ///     fn unmap(&self, range: AddrRange) -> DriverResult<()> {
         ///         println!("{range}");
         ///         self.0.unmap(range)
         ///     }
@@ -93,47 +94,47 @@ impl<W> Deref for Wrapped<W> {
 forward! {
     info() -> &DeviceInfo;
     now_ns() -> u64;
-    reserve(len: Bytes, alignment: Bytes) -> Result<DeviceAddr>;
-    free_addresses(range: AddrRange) -> Result<()>;
-    create(len: Bytes, place: Place) -> Result<Handle>;
-    release(handle: Handle) -> Result<()>;
-    map(at: DeviceAddr, handle: Handle) -> Result<()>;
-    unmap(range: AddrRange) -> Result<()>;
-    set_access(range: AddrRange) -> Result<()>;
-    alloc_memory(len: Bytes) -> Result<DeviceAddr>;
-    free_memory(at: DeviceAddr) -> Result<()>;
-    create_stream() -> Result<Stream>;
-    destroy_stream(stream: Stream) -> Result<()>;
-    synchronize_stream(stream: Stream) -> Result<()>;
-    is_capturing(stream: Stream) -> Result<bool>;
-    create_event() -> Result<Event>;
-    destroy_event(event: Event) -> Result<()>;
-    record(event: Event, stream: Stream) -> Result<()>;
-    query(event: Event) -> Result<bool>;
-    wait(stream: Stream, event: Event) -> Result<()>;
-    synchronize_event(event: Event) -> Result<()>;
-    fill(stream: Stream, range: AddrRange, byte: u8) -> Result<()>;
-    copy(stream: Stream, copy: Copy) -> Result<()>;
-    copy_to_device(stream: Stream, from: HostSlice, to: DeviceAddr) -> Result<()>;
-    copy_to_host(stream: Stream, from: DeviceAddr, to: HostSlice) -> Result<()>;
-    malloc_async(stream: Stream, len: Bytes) -> Result<DeviceAddr>;
-    free_async(stream: Stream, at: DeviceAddr) -> Result<()>;
-    pool_usage() -> Result<PoolUsage>;
-    set_pool_threshold(keep: Bytes) -> Result<()>;
-    trim_pool(keep: Bytes) -> Result<()>;
-    alloc_host(len: Bytes) -> Result<HostBuffer>;
-    register_host(memory: &Arc<HostMemory>) -> Result<HostBuffer>;
-    free_host(buffer: HostBuffer) -> Result<()>;
-    write_host(buffer: HostBuffer, offset: Bytes, bytes: &[u8]) -> Result<()>;
-    read_host(buffer: HostBuffer, offset: Bytes, bytes: &mut [u8]) -> Result<()>;
-    memory_info() -> Result<MemoryInfo>;
-    begin_capture(stream: Stream, mode: CaptureMode) -> Result<()>;
-    end_capture(stream: Stream) -> Result<Graph>;
-    capture_info(stream: Stream) -> Result<Option<CaptureInfo>>;
-    node_dependencies(node: GraphNode) -> Result<Vec<GraphNode>>;
-    graph_nodes(graph: Graph) -> Result<usize>;
-    instantiate(graph: Graph) -> Result<GraphExec>;
-    launch_graph(exec: GraphExec, stream: Stream) -> Result<()>;
-    destroy_graph(graph: Graph) -> Result<()>;
-    destroy_graph_exec(exec: GraphExec) -> Result<()>;
+    reserve(len: Bytes, alignment: Bytes) -> DriverResult<DeviceAddr>;
+    free_addresses(range: AddrRange) -> DriverResult<()>;
+    create(len: Bytes, place: MemoryLocation) -> DriverResult<Handle>;
+    release(handle: Handle) -> DriverResult<()>;
+    map(at: DeviceAddr, handle: Handle) -> DriverResult<()>;
+    unmap(range: AddrRange) -> DriverResult<()>;
+    set_access(range: AddrRange) -> DriverResult<()>;
+    alloc_memory(len: Bytes) -> DriverResult<DeviceAddr>;
+    free_memory(at: DeviceAddr) -> DriverResult<()>;
+    create_stream() -> DriverResult<Stream>;
+    destroy_stream(stream: Stream) -> DriverResult<()>;
+    synchronize_stream(stream: Stream) -> DriverResult<()>;
+    is_capturing(stream: Stream) -> DriverResult<bool>;
+    create_event() -> DriverResult<Event>;
+    destroy_event(event: Event) -> DriverResult<()>;
+    record(event: Event, stream: Stream) -> DriverResult<()>;
+    query(event: Event) -> DriverResult<bool>;
+    wait(stream: Stream, event: Event) -> DriverResult<()>;
+    synchronize_event(event: Event) -> DriverResult<()>;
+    fill(stream: Stream, range: AddrRange, byte: u8) -> DriverResult<()>;
+    copy(stream: Stream, copy: DeviceCopy) -> DriverResult<()>;
+    copy_to_device(stream: Stream, from: HostSlice, to: DeviceAddr) -> DriverResult<()>;
+    copy_to_host(stream: Stream, from: DeviceAddr, to: HostSlice) -> DriverResult<()>;
+    malloc_async(stream: Stream, len: Bytes) -> DriverResult<DeviceAddr>;
+    free_async(stream: Stream, at: DeviceAddr) -> DriverResult<()>;
+    pool_usage() -> DriverResult<PoolUsage>;
+    set_pool_threshold(keep: Bytes) -> DriverResult<()>;
+    trim_pool(keep: Bytes) -> DriverResult<()>;
+    alloc_host(len: Bytes) -> DriverResult<HostBuffer>;
+    register_host(memory: &Arc<HostMemory>) -> DriverResult<HostBuffer>;
+    free_host(buffer: HostBuffer) -> DriverResult<()>;
+    write_host(buffer: HostBuffer, offset: Bytes, bytes: &[u8]) -> DriverResult<()>;
+    read_host(buffer: HostBuffer, offset: Bytes, bytes: &mut [u8]) -> DriverResult<()>;
+    memory_info() -> DriverResult<MemoryInfo>;
+    begin_capture(stream: Stream, mode: CaptureMode) -> DriverResult<()>;
+    end_capture(stream: Stream) -> DriverResult<Graph>;
+    capture_info(stream: Stream) -> DriverResult<Option<CaptureInfo>>;
+    node_dependencies(node: GraphNode) -> DriverResult<Vec<GraphNode>>;
+    graph_nodes(graph: Graph) -> DriverResult<usize>;
+    instantiate(graph: Graph) -> DriverResult<GraphExec>;
+    launch_graph(exec: GraphExec, stream: Stream) -> DriverResult<()>;
+    destroy_graph(graph: Graph) -> DriverResult<()>;
+    destroy_graph_exec(exec: GraphExec) -> DriverResult<()>;
 }

@@ -26,5 +26,5 @@ pub struct CaptureInfo {
     /// Tells captures of one device apart; never used again.
     pub capture: u64,
     /// The nodes that the stream's next work will come behind, in no order.
-    pub tips: Vec<GraphNode>,
+    pub dependencies: Vec<GraphNode>,
 }

@@ -57,7 +57,7 @@ use vramp_core::{AddrRange, Bytes, DeviceAddr};
 pub use vramp_host::HostMemory;
 
 /// What a driver call returns.
-pub type Result<T, E = DriverError> = std::result::Result<T, E>;
+pub type DriverResult<T> = Result<T, DriverError>;
 
 macro_rules! opaque_id {
     ($(#[$doc:meta])* $name:ident) => {
@@ -110,7 +110,7 @@ opaque_id! {
 
 /// Where physical memory lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum MemoryLocation {
     /// On the card.
     Device,
     /// In host memory of this NUMA node, readable by kernels through the same kind of address.
@@ -196,7 +196,7 @@ pub struct PoolUsage {
 
 /// `len` bytes from one address to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Copy {
+pub struct DeviceCopy {
     /// The first byte read.
     pub from: DeviceAddr,
     /// The first byte written.
@@ -236,31 +236,31 @@ pub trait Driver: Send + Sync {
     ///
     /// # Errors
     /// [`ErrorKind::OutOfMemory`] if no such range is left: ask for less.
-    fn reserve(&self, len: Bytes, alignment: Bytes) -> Result<DeviceAddr>;
+    fn reserve(&self, len: Bytes, alignment: Bytes) -> DriverResult<DeviceAddr>;
 
     /// Gives back a range exactly as [`Driver::reserve`] returned it. Nothing may be mapped in it.
-    fn free_addresses(&self, range: AddrRange) -> Result<()>;
+    fn free_addresses(&self, range: AddrRange) -> DriverResult<()>;
 
     // --- physical memory ---
 
     /// Creates `len` bytes of physical memory, a multiple of the page. 7 to 64 us.
-    fn create(&self, len: Bytes, place: Place) -> Result<Handle>;
+    fn create(&self, len: Bytes, place: MemoryLocation) -> DriverResult<Handle>;
 
     /// Releases physical memory; it lives on until its last mapping goes. 9 us to 1 ms, by size.
-    fn release(&self, handle: Handle) -> Result<()>;
+    fn release(&self, handle: Handle) -> DriverResult<()>;
 
     /// Maps the whole of `handle` at `at`, which must be reserved and unmapped. 0.5 us.
-    fn map(&self, at: DeviceAddr, handle: Handle) -> Result<()>;
+    fn map(&self, at: DeviceAddr, handle: Handle) -> DriverResult<()>;
 
     /// Unmaps every mapping in `range`, which must cover whole mappings without gaps.
     /// 13 us and more, by the number of mappings.
     ///
     /// Nothing in flight may still touch the range: the caller must have *seen* its work complete.
-    fn unmap(&self, range: AddrRange) -> Result<()>;
+    fn unmap(&self, range: AddrRange) -> DriverResult<()>;
 
     /// Lets the device read and write `range`, which must cover whole mappings without gaps. 20 us
     /// and more, by the number of mappings.
-    fn set_access(&self, range: AddrRange) -> Result<()>;
+    fn set_access(&self, range: AddrRange) -> DriverResult<()>;
 
     // --- plain allocations ---
 
@@ -268,58 +268,58 @@ pub trait Driver: Send + Sync {
     /// by size.
     ///
     /// The card gives whole pages; `len` may be any size above zero.
-    fn alloc_memory(&self, len: Bytes) -> Result<DeviceAddr>;
+    fn alloc_memory(&self, len: Bytes) -> DriverResult<DeviceAddr>;
 
     /// Frees what [`Driver::alloc_memory`] returned, after waiting for all work on the device. 26 to
     /// 286 us, by size, and the wait.
-    fn free_memory(&self, at: DeviceAddr) -> Result<()>;
+    fn free_memory(&self, at: DeviceAddr) -> DriverResult<()>;
 
     // --- streams and events ---
 
     /// Creates a stream that does not wait for the default stream.
-    fn create_stream(&self) -> Result<Stream>;
+    fn create_stream(&self) -> DriverResult<Stream>;
 
     /// Destroys a stream. Work queued on it still runs.
-    fn destroy_stream(&self, stream: Stream) -> Result<()>;
+    fn destroy_stream(&self, stream: Stream) -> DriverResult<()>;
 
     /// Waits on the host until everything queued on `stream` is done.
-    fn synchronize_stream(&self, stream: Stream) -> Result<()>;
+    fn synchronize_stream(&self, stream: Stream) -> DriverResult<()>;
 
     /// Creates an event without timing. 0.13 us.
-    fn create_event(&self) -> Result<Event>;
+    fn create_event(&self) -> DriverResult<Event>;
 
     /// Destroys an event. 0.12 us.
-    fn destroy_event(&self, event: Event) -> Result<()>;
+    fn destroy_event(&self, event: Event) -> DriverResult<()>;
 
     /// Sets `event` to the point behind everything queued on `stream` so far. 0.19 us.
-    fn record(&self, event: Event, stream: Stream) -> Result<()>;
+    fn record(&self, event: Event, stream: Stream) -> DriverResult<()>;
 
     /// True if the work before the event's last record is done, or it was never recorded. 0.21 us.
     ///
     /// # Errors
     /// [`ErrorKind::DeviceLost`] if that work failed: a lost device is never "not yet done".
-    fn query(&self, event: Event) -> Result<bool>;
+    fn query(&self, event: Event) -> DriverResult<bool>;
 
     /// Makes later work on `stream` wait for the event's last record. The host does not wait.
     /// 0.15 us.
-    fn wait(&self, stream: Stream, event: Event) -> Result<()>;
+    fn wait(&self, stream: Stream, event: Event) -> DriverResult<()>;
 
     /// Waits on the host for the event's last record.
-    fn synchronize_event(&self, event: Event) -> Result<()>;
+    fn synchronize_event(&self, event: Event) -> DriverResult<()>;
 
     // --- work ---
 
     /// Queues a fill of `range` with `byte` on `stream`.
-    fn fill(&self, stream: Stream, range: AddrRange, byte: u8) -> Result<()>;
+    fn fill(&self, stream: Stream, range: AddrRange, byte: u8) -> DriverResult<()>;
 
     /// Queues a copy between device addresses on `stream`. The ranges may not overlap.
-    fn copy(&self, stream: Stream, copy: Copy) -> Result<()>;
+    fn copy(&self, stream: Stream, copy: DeviceCopy) -> DriverResult<()>;
 
     /// Queues a copy from pinned host memory to the device on `stream`.
-    fn copy_to_device(&self, stream: Stream, from: HostSlice, to: DeviceAddr) -> Result<()>;
+    fn copy_to_device(&self, stream: Stream, from: HostSlice, to: DeviceAddr) -> DriverResult<()>;
 
     /// Queues a copy from the device to pinned host memory on `stream`.
-    fn copy_to_host(&self, stream: Stream, from: DeviceAddr, to: HostSlice) -> Result<()>;
+    fn copy_to_host(&self, stream: Stream, from: DeviceAddr, to: HostSlice) -> DriverResult<()>;
 
     // --- captures and graphs ---
 
@@ -329,7 +329,7 @@ pub trait Driver: Send + Sync {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidUse`] or [`ErrorKind::Capturing`] if the stream captures already.
-    fn begin_capture(&self, stream: Stream, mode: CaptureMode) -> Result<()>;
+    fn begin_capture(&self, stream: Stream, mode: CaptureMode) -> DriverResult<()>;
 
     /// Ends the capture that began on `stream`. Every stream that it drew in is out of it, whether
     /// this succeeds or says that the capture was spoilt.
@@ -340,10 +340,10 @@ pub trait Driver: Send + Sync {
     /// [`ErrorKind::Capturing`] if a refused call spoilt the capture, if a stream that was drawn in
     /// was not joined to `stream`, or if the capture did not begin on this stream and thread; the
     /// last one ends nothing. [`ErrorKind::InvalidUse`] if the stream does not capture.
-    fn end_capture(&self, stream: Stream) -> Result<Graph>;
+    fn end_capture(&self, stream: Stream) -> DriverResult<Graph>;
 
     /// True while work queued on `stream` becomes a graph, also if its capture is spoilt. 0.5 us.
-    fn is_capturing(&self, stream: Stream) -> Result<bool>;
+    fn is_capturing(&self, stream: Stream) -> DriverResult<bool>;
 
     /// Which capture `stream` is part of, and behind which nodes its next work will come. `None` if
     /// it is part of none. Legal in every mode.
@@ -355,73 +355,73 @@ pub trait Driver: Send + Sync {
     ///
     /// # Errors
     /// [`ErrorKind::Capturing`] if the capture is spoilt.
-    fn capture_info(&self, stream: Stream) -> Result<Option<CaptureInfo>>;
+    fn capture_info(&self, stream: Stream) -> DriverResult<Option<CaptureInfo>>;
 
     /// The nodes that `node` comes directly behind, no node twice. Legal while its capture is under
     /// way. No driver call.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidUse`] once the capture ended without a graph, or the graph was destroyed.
-    fn node_dependencies(&self, node: GraphNode) -> Result<Vec<GraphNode>>;
+    fn node_dependencies(&self, node: GraphNode) -> DriverResult<Vec<GraphNode>>;
 
     /// How many nodes `graph` has.
-    fn graph_nodes(&self, graph: Graph) -> Result<usize>;
+    fn graph_nodes(&self, graph: Graph) -> DriverResult<usize>;
 
     /// Makes `graph` ready to launch. The graph itself is not needed any more. Cost by the number
     /// of nodes; no figure is known.
-    fn instantiate(&self, graph: Graph) -> Result<GraphExec>;
+    fn instantiate(&self, graph: Graph) -> DriverResult<GraphExec>;
 
     /// Queues the work of `exec` on `stream`, behind all that was queued there before and behind
     /// earlier launches of `exec`. Memory is what is mapped at its addresses when it runs; pinned
     /// memory that it copies from or to must still be there. No figure is known for its cost.
     ///
     /// Launches of different graphs on different streams have no order.
-    fn launch_graph(&self, exec: GraphExec, stream: Stream) -> Result<()>;
+    fn launch_graph(&self, exec: GraphExec, stream: Stream) -> DriverResult<()>;
 
     /// Destroys a graph. What was instantiated from it lives on.
-    fn destroy_graph(&self, graph: Graph) -> Result<()>;
+    fn destroy_graph(&self, graph: Graph) -> DriverResult<()>;
 
     /// Destroys an instantiated graph. A launch in flight still completes.
-    fn destroy_graph_exec(&self, exec: GraphExec) -> Result<()>;
+    fn destroy_graph_exec(&self, exec: GraphExec) -> DriverResult<()>;
 
     // --- the device's own stream-ordered pool ---
 
     /// Allocates in stream order from the device's own pool. 0.4 us on a hit.
-    fn malloc_async(&self, stream: Stream, len: Bytes) -> Result<DeviceAddr>;
+    fn malloc_async(&self, stream: Stream, len: Bytes) -> DriverResult<DeviceAddr>;
 
     /// Frees in stream order what [`Driver::malloc_async`] returned. 0.5 us.
-    fn free_async(&self, stream: Stream, at: DeviceAddr) -> Result<()>;
+    fn free_async(&self, stream: Stream, at: DeviceAddr) -> DriverResult<()>;
 
     /// What that pool holds now and held at most.
-    fn pool_usage(&self) -> Result<PoolUsage>;
+    fn pool_usage(&self) -> DriverResult<PoolUsage>;
 
     /// How much that pool keeps when a stream is synchronised. The driver starts with zero.
-    fn set_pool_threshold(&self, keep: Bytes) -> Result<()>;
+    fn set_pool_threshold(&self, keep: Bytes) -> DriverResult<()>;
 
     /// Gives that pool's unused memory back until it holds no more than `keep`.
-    fn trim_pool(&self, keep: Bytes) -> Result<()>;
+    fn trim_pool(&self, keep: Bytes) -> DriverResult<()>;
 
     // --- host memory ---
 
     /// Allocates pinned host memory. 0.4 ms per MiB: never on a hot path.
-    fn alloc_host(&self, len: Bytes) -> Result<HostBuffer>;
+    fn alloc_host(&self, len: Bytes) -> DriverResult<HostBuffer>;
 
     /// Pins `memory`, so that copies run at full speed from and to it, and keeps it alive until
     /// [`Driver::free_host`]. Several devices may pin the same memory. 13 us per MiB with
     /// large pages that were touched before: never on a hot path.
-    fn register_host(&self, memory: &Arc<HostMemory>) -> Result<HostBuffer>;
+    fn register_host(&self, memory: &Arc<HostMemory>) -> DriverResult<HostBuffer>;
 
     /// Frees or unpins pinned host memory. Copies in flight from or to it must be done.
-    fn free_host(&self, buffer: HostBuffer) -> Result<()>;
+    fn free_host(&self, buffer: HostBuffer) -> DriverResult<()>;
 
     /// Writes `bytes` into pinned host memory from the host, at `offset`.
-    fn write_host(&self, buffer: HostBuffer, offset: Bytes, bytes: &[u8]) -> Result<()>;
+    fn write_host(&self, buffer: HostBuffer, offset: Bytes, bytes: &[u8]) -> DriverResult<()>;
 
     /// Reads pinned host memory from the host into `bytes`, from `offset` on.
-    fn read_host(&self, buffer: HostBuffer, offset: Bytes, bytes: &mut [u8]) -> Result<()>;
+    fn read_host(&self, buffer: HostBuffer, offset: Bytes, bytes: &mut [u8]) -> DriverResult<()>;
 
     // --- counts ---
 
     /// Free and total memory of the card.
-    fn memory_info(&self) -> Result<MemoryInfo>;
+    fn memory_info(&self) -> DriverResult<MemoryInfo>;
 }

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
 use crate::{
-    Call, CaptureInfo, CaptureMode, Copy, DeviceInfo, Driver, Event, Graph, GraphExec, GraphNode,
-    Handle, HostBuffer, HostMemory, HostSlice, MemoryInfo, Place, PoolUsage, Result, Stream,
+    Call, CaptureInfo, CaptureMode, DeviceCopy, DeviceInfo, Driver, DriverResult, Event, Graph,
+    GraphExec, GraphNode, Handle, HostBuffer, HostMemory, HostSlice, MemoryInfo, MemoryLocation,
+    PoolUsage, Stream,
 };
 
 /// A device that counts and times the calls made to it.
@@ -111,7 +112,7 @@ impl<D: Driver> Metered<D> {
         }
     }
 
-    fn timed<T>(&self, call: Call, body: impl FnOnce(&D) -> Result<T>) -> Result<T> {
+    fn timed<T>(&self, call: Call, body: impl FnOnce(&D) -> DriverResult<T>) -> DriverResult<T> {
         let begun_ns = self.device.now_ns();
         let result = body(&self.device);
         let took_ns = self.device.now_ns().saturating_sub(begun_ns);
@@ -131,133 +132,133 @@ impl<D: Driver> Driver for Metered<D> {
     fn now_ns(&self) -> u64 {
         self.device.now_ns()
     }
-    fn reserve(&self, len: Bytes, alignment: Bytes) -> Result<DeviceAddr> {
+    fn reserve(&self, len: Bytes, alignment: Bytes) -> DriverResult<DeviceAddr> {
         self.timed(Call::Reserve, |device| device.reserve(len, alignment))
     }
-    fn free_addresses(&self, range: AddrRange) -> Result<()> {
+    fn free_addresses(&self, range: AddrRange) -> DriverResult<()> {
         self.timed(Call::FreeAddresses, |device| device.free_addresses(range))
     }
-    fn create(&self, len: Bytes, place: Place) -> Result<Handle> {
+    fn create(&self, len: Bytes, place: MemoryLocation) -> DriverResult<Handle> {
         self.timed(Call::Create, |device| device.create(len, place))
     }
-    fn release(&self, handle: Handle) -> Result<()> {
+    fn release(&self, handle: Handle) -> DriverResult<()> {
         self.timed(Call::Release, |device| device.release(handle))
     }
-    fn map(&self, at: DeviceAddr, handle: Handle) -> Result<()> {
+    fn map(&self, at: DeviceAddr, handle: Handle) -> DriverResult<()> {
         self.timed(Call::Map, |device| device.map(at, handle))
     }
-    fn unmap(&self, range: AddrRange) -> Result<()> {
+    fn unmap(&self, range: AddrRange) -> DriverResult<()> {
         self.timed(Call::Unmap, |device| device.unmap(range))
     }
-    fn set_access(&self, range: AddrRange) -> Result<()> {
+    fn set_access(&self, range: AddrRange) -> DriverResult<()> {
         self.timed(Call::SetAccess, |device| device.set_access(range))
     }
-    fn alloc_memory(&self, len: Bytes) -> Result<DeviceAddr> {
+    fn alloc_memory(&self, len: Bytes) -> DriverResult<DeviceAddr> {
         self.timed(Call::AllocMemory, |device| device.alloc_memory(len))
     }
-    fn free_memory(&self, at: DeviceAddr) -> Result<()> {
+    fn free_memory(&self, at: DeviceAddr) -> DriverResult<()> {
         self.timed(Call::FreeMemory, |device| device.free_memory(at))
     }
-    fn create_stream(&self) -> Result<Stream> {
+    fn create_stream(&self) -> DriverResult<Stream> {
         self.timed(Call::CreateStream, |device| device.create_stream())
     }
-    fn destroy_stream(&self, stream: Stream) -> Result<()> {
+    fn destroy_stream(&self, stream: Stream) -> DriverResult<()> {
         self.timed(Call::DestroyStream, |device| device.destroy_stream(stream))
     }
-    fn synchronize_stream(&self, stream: Stream) -> Result<()> {
+    fn synchronize_stream(&self, stream: Stream) -> DriverResult<()> {
         self.timed(Call::SynchronizeStream, |device| device.synchronize_stream(stream))
     }
-    fn is_capturing(&self, stream: Stream) -> Result<bool> {
+    fn is_capturing(&self, stream: Stream) -> DriverResult<bool> {
         self.timed(Call::IsCapturing, |device| device.is_capturing(stream))
     }
-    fn create_event(&self) -> Result<Event> {
+    fn create_event(&self) -> DriverResult<Event> {
         self.timed(Call::CreateEvent, |device| device.create_event())
     }
-    fn destroy_event(&self, event: Event) -> Result<()> {
+    fn destroy_event(&self, event: Event) -> DriverResult<()> {
         self.timed(Call::DestroyEvent, |device| device.destroy_event(event))
     }
-    fn record(&self, event: Event, stream: Stream) -> Result<()> {
+    fn record(&self, event: Event, stream: Stream) -> DriverResult<()> {
         self.timed(Call::Record, |device| device.record(event, stream))
     }
-    fn query(&self, event: Event) -> Result<bool> {
+    fn query(&self, event: Event) -> DriverResult<bool> {
         self.timed(Call::Query, |device| device.query(event))
     }
-    fn wait(&self, stream: Stream, event: Event) -> Result<()> {
+    fn wait(&self, stream: Stream, event: Event) -> DriverResult<()> {
         self.timed(Call::Wait, |device| device.wait(stream, event))
     }
-    fn synchronize_event(&self, event: Event) -> Result<()> {
+    fn synchronize_event(&self, event: Event) -> DriverResult<()> {
         self.timed(Call::SynchronizeEvent, |device| device.synchronize_event(event))
     }
-    fn fill(&self, stream: Stream, range: AddrRange, byte: u8) -> Result<()> {
+    fn fill(&self, stream: Stream, range: AddrRange, byte: u8) -> DriverResult<()> {
         self.timed(Call::Fill, |device| device.fill(stream, range, byte))
     }
-    fn copy(&self, stream: Stream, copy: Copy) -> Result<()> {
+    fn copy(&self, stream: Stream, copy: DeviceCopy) -> DriverResult<()> {
         self.timed(Call::Copy, |device| device.copy(stream, copy))
     }
-    fn copy_to_device(&self, stream: Stream, from: HostSlice, to: DeviceAddr) -> Result<()> {
+    fn copy_to_device(&self, stream: Stream, from: HostSlice, to: DeviceAddr) -> DriverResult<()> {
         self.timed(Call::CopyToDevice, |device| device.copy_to_device(stream, from, to))
     }
-    fn copy_to_host(&self, stream: Stream, from: DeviceAddr, to: HostSlice) -> Result<()> {
+    fn copy_to_host(&self, stream: Stream, from: DeviceAddr, to: HostSlice) -> DriverResult<()> {
         self.timed(Call::CopyToHost, |device| device.copy_to_host(stream, from, to))
     }
-    fn malloc_async(&self, stream: Stream, len: Bytes) -> Result<DeviceAddr> {
+    fn malloc_async(&self, stream: Stream, len: Bytes) -> DriverResult<DeviceAddr> {
         self.timed(Call::MallocAsync, |device| device.malloc_async(stream, len))
     }
-    fn free_async(&self, stream: Stream, at: DeviceAddr) -> Result<()> {
+    fn free_async(&self, stream: Stream, at: DeviceAddr) -> DriverResult<()> {
         self.timed(Call::FreeAsync, |device| device.free_async(stream, at))
     }
-    fn pool_usage(&self) -> Result<PoolUsage> {
+    fn pool_usage(&self) -> DriverResult<PoolUsage> {
         self.timed(Call::PoolUsage, |device| device.pool_usage())
     }
-    fn set_pool_threshold(&self, keep: Bytes) -> Result<()> {
+    fn set_pool_threshold(&self, keep: Bytes) -> DriverResult<()> {
         self.timed(Call::SetPoolThreshold, |device| device.set_pool_threshold(keep))
     }
-    fn trim_pool(&self, keep: Bytes) -> Result<()> {
+    fn trim_pool(&self, keep: Bytes) -> DriverResult<()> {
         self.timed(Call::TrimPool, |device| device.trim_pool(keep))
     }
-    fn alloc_host(&self, len: Bytes) -> Result<HostBuffer> {
+    fn alloc_host(&self, len: Bytes) -> DriverResult<HostBuffer> {
         self.timed(Call::AllocHost, |device| device.alloc_host(len))
     }
-    fn register_host(&self, memory: &Arc<HostMemory>) -> Result<HostBuffer> {
+    fn register_host(&self, memory: &Arc<HostMemory>) -> DriverResult<HostBuffer> {
         self.timed(Call::RegisterHost, |device| device.register_host(memory))
     }
-    fn free_host(&self, buffer: HostBuffer) -> Result<()> {
+    fn free_host(&self, buffer: HostBuffer) -> DriverResult<()> {
         self.timed(Call::FreeHost, |device| device.free_host(buffer))
     }
-    fn write_host(&self, buffer: HostBuffer, offset: Bytes, bytes: &[u8]) -> Result<()> {
+    fn write_host(&self, buffer: HostBuffer, offset: Bytes, bytes: &[u8]) -> DriverResult<()> {
         self.timed(Call::AccessHost, |device| device.write_host(buffer, offset, bytes))
     }
-    fn read_host(&self, buffer: HostBuffer, offset: Bytes, bytes: &mut [u8]) -> Result<()> {
+    fn read_host(&self, buffer: HostBuffer, offset: Bytes, bytes: &mut [u8]) -> DriverResult<()> {
         self.timed(Call::AccessHost, |device| device.read_host(buffer, offset, bytes))
     }
-    fn memory_info(&self) -> Result<MemoryInfo> {
+    fn memory_info(&self) -> DriverResult<MemoryInfo> {
         self.timed(Call::MemoryInfo, |device| device.memory_info())
     }
-    fn begin_capture(&self, stream: Stream, mode: CaptureMode) -> Result<()> {
+    fn begin_capture(&self, stream: Stream, mode: CaptureMode) -> DriverResult<()> {
         self.timed(Call::BeginCapture, |device| device.begin_capture(stream, mode))
     }
-    fn end_capture(&self, stream: Stream) -> Result<Graph> {
+    fn end_capture(&self, stream: Stream) -> DriverResult<Graph> {
         self.timed(Call::EndCapture, |device| device.end_capture(stream))
     }
-    fn capture_info(&self, stream: Stream) -> Result<Option<CaptureInfo>> {
+    fn capture_info(&self, stream: Stream) -> DriverResult<Option<CaptureInfo>> {
         self.timed(Call::CaptureInfo, |device| device.capture_info(stream))
     }
-    fn node_dependencies(&self, node: GraphNode) -> Result<Vec<GraphNode>> {
+    fn node_dependencies(&self, node: GraphNode) -> DriverResult<Vec<GraphNode>> {
         self.timed(Call::NodeDependencies, |device| device.node_dependencies(node))
     }
-    fn graph_nodes(&self, graph: Graph) -> Result<usize> {
+    fn graph_nodes(&self, graph: Graph) -> DriverResult<usize> {
         self.timed(Call::GraphNodes, |device| device.graph_nodes(graph))
     }
-    fn instantiate(&self, graph: Graph) -> Result<GraphExec> {
+    fn instantiate(&self, graph: Graph) -> DriverResult<GraphExec> {
         self.timed(Call::Instantiate, |device| device.instantiate(graph))
     }
-    fn launch_graph(&self, exec: GraphExec, stream: Stream) -> Result<()> {
+    fn launch_graph(&self, exec: GraphExec, stream: Stream) -> DriverResult<()> {
         self.timed(Call::LaunchGraph, |device| device.launch_graph(exec, stream))
     }
-    fn destroy_graph(&self, graph: Graph) -> Result<()> {
+    fn destroy_graph(&self, graph: Graph) -> DriverResult<()> {
         self.timed(Call::DestroyGraph, |device| device.destroy_graph(graph))
     }
-    fn destroy_graph_exec(&self, exec: GraphExec) -> Result<()> {
+    fn destroy_graph_exec(&self, exec: GraphExec) -> DriverResult<()> {
         self.timed(Call::DestroyGraphExec, |device| device.destroy_graph_exec(exec))
     }
 }

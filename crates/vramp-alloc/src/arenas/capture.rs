@@ -175,10 +175,11 @@ impl VirtualPool {
         if !self.arenas.any_capture() {
             return Ok(None);
         }
-        let Some(CaptureInfo { capture, tips }) = self.exec.driver.capture_info(raw)? else {
+        let Some(CaptureInfo { capture, dependencies }) = self.exec.driver.capture_info(raw)?
+        else {
             return Ok(None);
         };
-        Ok(self.arenas.serving(capture).map(|id| (id, tips)))
+        Ok(self.arenas.serving(capture).map(|id| (id, dependencies)))
     }
 
     /// The layout that the next capture of the same shape follows, among the blocks that were live

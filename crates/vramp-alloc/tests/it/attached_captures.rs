@@ -145,7 +145,7 @@ fn an_arena_that_lent_its_memory_has_it_back_when_it_is_attached() {
     rig.free(taker);
     drop((guarded, hold, arena));
     assert_eq!(rig.sim.hazards(), []);
-    assert_eq!(rig.sim.fault(), None);
+    assert_eq!(rig.sim.device_loss(), None);
     rig.close();
 }
 

@@ -8,7 +8,7 @@ use crate::common::Rig;
 use crate::common::random::Random;
 use vramp_alloc::{Allocation, Bytes, Config, Preset, StreamId};
 use vramp_driver::Call;
-use vramp_driver::sim::{Builder, FaultPlan, Simulator};
+use vramp_driver::sim::{FaultPlan, Simulator, SimulatorBuilder};
 use vramp_trace::{ReadLimits, Request, Workload, read_trace};
 
 const STEPS: u64 = 2000;
@@ -125,13 +125,13 @@ fn replay(workload: &Workload, rig: &Rig, audit: bool) -> u64 {
 /// A program on a rig, with an audit after every step if asked to: how many steps failed.
 type Program<'a> = &'a dyn Fn(&Rig, bool) -> u64;
 
-fn card() -> Builder {
+fn card() -> SimulatorBuilder {
     Simulator::builder().memory(Bytes::gib(1))
 }
 
 /// One run without failures, then one for every `stride`-th call, which fails: out of memory, not
 /// supported, an invalid value in turn.
-fn fail_each_call(card: fn() -> Builder, preset: Preset, stride: u64, program: Program) {
+fn fail_each_call(card: fn() -> SimulatorBuilder, preset: Preset, stride: u64, program: Program) {
     let whole = Rig::on(card(), Config::preset(preset));
     let before = whole.sim.calls();
     program(&whole, true);

@@ -26,7 +26,8 @@ fn program(stage: &Stage, seed: u64, input: &Allocation, output: &Allocation) {
             let side = stage.malloc(MIB, b);
             stage.fill(b, &side, step + 1);
             let half = Bytes::new(MIB.count() / 2);
-            let copy = vramp_driver::Copy { from: side.addr(), to: next.addr() + half, len: half };
+            let copy =
+                vramp_driver::DeviceCopy { from: side.addr(), to: next.addr() + half, len: half };
             vramp_alloc::Driver::copy(&*stage.rig.sim, stage.raw(b), copy).expect("it takes work");
             stage.free(side, b);
             stage.order(b, a);

@@ -134,7 +134,7 @@ impl Scenario {
         let Stage { rig, a, b } = &self.stage;
         rig.allocator.audit().expect("a failure keeps every invariant");
         assert_eq!(rig.sim.hazards(), []);
-        assert_eq!(rig.sim.fault(), None);
+        assert_eq!(rig.sim.device_loss(), None);
         assert_eq!(rig.sim.live().captures, 0);
         let faults_gone = [a, b].map(|stream| {
             let raw = self.stage.raw(*stream);

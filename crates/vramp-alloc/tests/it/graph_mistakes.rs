@@ -636,7 +636,7 @@ fn let_go(policy: ArenaPolicy, order: &[usize]) {
             allocator.free(block, a).expect("it is ours");
         }
         assert_eq!(sim.hazards(), [], "{order:?}");
-        assert_eq!(sim.fault(), None, "{order:?}");
+        assert_eq!(sim.device_loss(), None, "{order:?}");
     }
     assert_eq!(sim.live(), LiveObjects::default(), "{order:?}");
 }

@@ -86,7 +86,7 @@ impl Scene {
 
     fn assert_ordered(&self) {
         assert_eq!(self.sim.hazards(), []);
-        assert_eq!(self.sim.fault(), None);
+        assert_eq!(self.sim.device_loss(), None);
     }
 
     /// The first hazard is between these two.
@@ -361,7 +361,7 @@ fn an_old_mapping_that_goes_too_early_is_found() {
         let scene = unmapped_early(kernel_ns, Some(Call::Query));
         let hazard = scene.assert_meets("through the old address", "unmap");
         assert_eq!(hazard.later.stream, None, "the host unmaps");
-        assert_eq!(scene.sim.fault().is_some(), kernel_ns == LONG_NS);
+        assert_eq!(scene.sim.device_loss().is_some(), kernel_ns == LONG_NS);
     }
 }
 
@@ -409,7 +409,7 @@ fn closed(preset: Preset, left_out: Option<Call>) -> Arc<Simulator> {
 fn closing_without_waiting_for_the_streams_is_found() {
     for preset in VIRTUAL {
         let sim = closed(preset, None);
-        assert_eq!((sim.hazards(), sim.fault()), (Vec::new(), None));
+        assert_eq!((sim.hazards(), sim.device_loss()), (Vec::new(), None));
         let sim = closed(preset, Some(Call::SynchronizeStream));
         let hazards = sim.hazards();
         assert_eq!((&*hazards[0].earlier.label, &*hazards[0].later.label), ("last user", "unmap"));

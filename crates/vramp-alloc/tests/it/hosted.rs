@@ -10,7 +10,7 @@ use vramp_alloc::{
 };
 use vramp_core::AddrRange;
 use vramp_driver::sim::{FaultPlan, Simulator};
-use vramp_driver::{Call, Capabilities, Copy};
+use vramp_driver::{Call, Capabilities, DeviceCopy};
 
 /// A card of which the allocator may have 128 MiB.
 fn rig() -> Rig {
@@ -149,7 +149,7 @@ fn there_and_back(rig: &Rig, range: &StableRange) -> Result<(), HostedError> {
     let door = rig.allocator.stable_range(len, len).map_err(|_| HostedError::NotSupported)?;
     door.host_part(Bytes::ZERO, &memory)?;
     let copy = |from: AddrRange, to: AddrRange| {
-        rig.sim.copy(rig.queue, Copy { from: from.start, to: to.start, len })?;
+        rig.sim.copy(rig.queue, DeviceCopy { from: from.start, to: to.start, len })?;
         // What was queued has to be over before anything is unmapped.
         rig.sim.synchronize_stream(rig.queue).or_else(|error| {
             rig.sim.synchronize_stream(rig.queue)?;

@@ -9,16 +9,16 @@ use std::sync::Arc;
 use crate::common::graph_program::{Program, Summary};
 use crate::common::sabotage::Saboteur;
 use vramp_driver::Call;
-use vramp_driver::sim::{Backing, Simulator};
+use vramp_driver::sim::{Contents, Simulator};
 
-fn card(backing: Backing) -> Arc<Simulator> {
-    Arc::new(Simulator::builder().backing(backing).checked().build())
+fn card(contents: Contents) -> Arc<Simulator> {
+    Arc::new(Simulator::builder().contents(contents).checked().build())
 }
 
-fn run(backing: Backing, seed: u64, steps: u64) -> Summary {
+fn run(contents: Contents, seed: u64, steps: u64) -> Summary {
     println!("seed {seed}");
-    let sim = card(backing);
-    let stores = backing == Backing::Stored;
+    let sim = card(contents);
+    let stores = contents == Contents::Stored;
     let mut program = Program::new(Arc::clone(&sim), sim, seed, stores);
     let ran = program.run(steps).and_then(|()| program.finish());
     ran.unwrap_or_else(|finding| panic!("seed {seed}: {finding}"))
@@ -28,7 +28,7 @@ fn run(backing: Backing, seed: u64, steps: u64) -> Summary {
 fn random_captures_and_replays_are_ordered() {
     let mut sum = Summary::default();
     for seed in 0..40 {
-        let summary = run(Backing::Phantom, seed, 1000);
+        let summary = run(Contents::Discarded, seed, 1000);
         sum.captures += summary.captures;
         sum.replays += summary.replays;
     }
@@ -37,21 +37,21 @@ fn random_captures_and_replays_are_ordered() {
 
 #[test]
 fn random_replays_leave_what_was_captured() {
-    let looks: u64 = (0..8).map(|seed| run(Backing::Stored, 1000 + seed, 600).looks).sum();
+    let looks: u64 = (0..8).map(|seed| run(Contents::Stored, 1000 + seed, 600).looks).sum();
     assert!(looks > 50, "{looks}");
 }
 
 /// How many of some programs find something once a bug is planted.
 fn found(plant: impl Fn(&Saboteur, &mut Program)) -> usize {
     let finds = |seed: &u64| {
-        let sim = card(Backing::Phantom);
+        let sim = card(Contents::Discarded);
         let saboteur = Arc::new(Saboteur::on(Arc::clone(&sim)));
         let mut program = Program::new(Arc::clone(&sim), Arc::clone(&saboteur) as _, *seed, false);
         plant(&saboteur, &mut program);
         // A device that is lost ends the program where it stands.
         let ran = catch_unwind(AssertUnwindSafe(|| program.run(3000)));
         saboteur.behave();
-        let found = !sim.hazards().is_empty() || sim.fault().is_some();
+        let found = !sim.hazards().is_empty() || sim.device_loss().is_some();
         assert!(found || matches!(ran, Ok(Ok(()))), "{ran:?}");
         found
     };

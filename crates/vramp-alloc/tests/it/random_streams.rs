@@ -48,7 +48,7 @@ impl Program {
             }
             self.rig.allocator.audit().unwrap();
             assert_eq!(self.rig.sim.hazards(), []);
-            assert_eq!(self.rig.sim.fault(), None);
+            assert_eq!(self.rig.sim.device_loss(), None);
         }
         while !self.held.is_empty() {
             self.free();

@@ -11,13 +11,13 @@ use vramp_alloc::{
 };
 use vramp_core::AddrRange;
 use vramp_driver::HostSlice;
-use vramp_driver::sim::{Backing, Simulator};
+use vramp_driver::sim::{Contents, Simulator};
 
 const MIB: u64 = 1 << 20;
 
 /// An allocator on a card of this many MiB that keeps bytes.
 fn on_card(mib: u64, config: Config) -> Rig {
-    let card = Simulator::builder().memory(Bytes::mib(mib)).backing(Backing::Stored).checked();
+    let card = Simulator::builder().memory(Bytes::mib(mib)).contents(Contents::Stored).checked();
     Rig::on(card, config)
 }
 
@@ -389,7 +389,7 @@ fn ten_thousand_random_requests_keep_their_contents() {
             assert_holds(&rig, &block, byte);
             rig.free(block);
         }
-        assert_eq!((rig.sim.hazards(), rig.sim.fault()), (vec![], None));
+        assert_eq!((rig.sim.hazards(), rig.sim.device_loss()), (vec![], None));
         rig.close();
     }
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use crate::common::torture::Torture;
 use vramp_alloc::{Allocator, Bytes, Config, Driver, Preset};
-use vramp_driver::sim::{Backing, Simulator};
+use vramp_driver::sim::{Contents, Simulator};
 
 /// Threads and streams on a card of 192 MiB, nearly full.
 fn tortured(preset: Preset, threads: u64, seed: u64) {
-    let card = Simulator::builder().memory(Bytes::mib(192)).backing(Backing::Stored).checked();
+    let card = Simulator::builder().memory(Bytes::mib(192)).contents(Contents::Stored).checked();
     let sim = Arc::new(card.build());
     let driver: Arc<dyn Driver> = Arc::clone(&sim) as Arc<dyn Driver>;
     let allocator = Allocator::new(driver, Config::preset(preset)).expect("it can be made");
@@ -27,7 +27,7 @@ fn tortured(preset: Preset, threads: u64, seed: u64) {
     println!("{}: {summary:?}", preset.name());
     assert!(summary.looks > 100 && summary.handed_over > 10, "{summary:?}");
     assert_eq!(sim.hazards(), []);
-    assert_eq!(sim.fault(), None);
+    assert_eq!(sim.device_loss(), None);
     allocator.audit().expect("the pool is whole");
     let live = allocator.stats().expect("statistics are there").live;
     assert_eq!(live, Bytes::ZERO, "everything was freed");

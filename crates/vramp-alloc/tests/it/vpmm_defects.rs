@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::common::{PAGE, Rig, pages};
 use vramp_alloc::{AllocError, Allocator, Bytes, Config, CreateError, Driver, FreeError, Preset};
 use vramp_core::AddrRange;
-use vramp_driver::sim::{Backing, FaultPlan, Kernel, Simulator};
+use vramp_driver::sim::{Contents, FaultPlan, Kernel, Simulator};
 use vramp_driver::{Call, Capabilities};
 
 /// A pool of eight pages in four pieces, ready for a request that has to move them.
@@ -351,7 +351,7 @@ fn v21_odd_requests_are_answers_and_never_panics() {
 
 #[test]
 fn v22_bytes_survive_remaps_beside_work_on_two_streams() {
-    let builder = Simulator::builder().memory(pages(64)).backing(Backing::Stored).checked();
+    let builder = Simulator::builder().memory(pages(64)).contents(Contents::Stored).checked();
     for preset in [Preset::Vpmm, Preset::Vramp] {
         let rig = Rig::on(builder.clone(), Config::preset(preset));
         let other = rig.allocator.create_stream().expect("a stream");

@@ -129,7 +129,7 @@ pub fn replay(
     run.close()?;
     let hazards = match &fresh.simulator {
         Some(simulator) if options.audit => {
-            if let Some(fault) = simulator.fault() {
+            if let Some(fault) = simulator.device_loss() {
                 return Err(ReplayError::Fault(fault.explanation));
             }
             Some(simulator.hazards_found())

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use crate::core::{BufferId, CopyOut, Fill, PieceId, PieceState, RangeId, UseToken};
 use vramp_alloc::{Driver, DriverError, HostBacking, HostedError, StableRange, StreamId};
 use vramp_core::Bytes;
-use vramp_driver::{Copy, Stream};
+use vramp_driver::{DeviceCopy, Stream};
 
 use super::error::SpillError;
 use super::state::{Shared, State};
@@ -114,7 +114,7 @@ impl Shared {
         for event in out.copy_after.iter().filter_map(|&token| state.events.of(token)) {
             self.driver.wait(stream, event)?;
         }
-        self.driver.copy(stream, Copy { from, to, len })?;
+        self.driver.copy(stream, DeviceCopy { from, to, len })?;
         let token = state.events.note_or_wait(stream);
         state.note_copying(out, token);
         Ok(token)
@@ -143,7 +143,7 @@ impl Shared {
         {
             self.driver.wait(stream, event)?;
         }
-        self.driver.copy(stream, Copy { from, to, len })?;
+        self.driver.copy(stream, DeviceCopy { from, to, len })?;
         let token = state.events.note_or_wait(stream);
         let event = token.and_then(|token| state.events.of(token));
         let done = match token {

@@ -92,7 +92,7 @@ fn memory_of_a_manager_that_ends_is_nobodys_before_the_work_on_it_is_over() {
     assert_eq!(sim.peek(last).unwrap(), [9]);
     allocator.free(block, other).unwrap();
     assert!(sim.hazards().is_empty(), "{:?}", sim.hazards());
-    assert!(sim.fault().is_none(), "{:?}", sim.fault());
+    assert!(sim.device_loss().is_none(), "{:?}", sim.device_loss());
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn a_lease_that_is_dropped_while_its_stream_captures_ends_behind_the_capture() {
     assert_eq!(rig.manager.spill(MIB(32)).freed, Bytes::ZERO);
     drop(buffer.clone());
     rig.sim.end_capture(rig.queue).unwrap();
-    assert_eq!(rig.sim.spoilt_captures(), 0);
+    assert_eq!(rig.sim.invalidated_captures(), 0);
     assert_eq!(rig.manager.spill(MIB(32)).freed, MIB(32));
     rig.expect(&buffer, 1);
     rig.check();
@@ -181,7 +181,7 @@ fn nothing_is_asked_while_a_stream_captures_for_all_threads() {
     rig.manager.clean(MIB(8));
     drop(rig.manager.buffer(MIB(8)).unwrap());
     rig.sim.end_capture(queue).unwrap();
-    assert_eq!(rig.sim.spoilt_captures(), 0);
+    assert_eq!(rig.sim.invalidated_captures(), 0);
     rig.expect(&buffer, 1);
     rig.check();
 }

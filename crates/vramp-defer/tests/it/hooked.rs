@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use vramp_alloc::Driver;
 use vramp_core::AddrRange;
 use vramp_driver::sim::Simulator;
-use vramp_driver::{Event, Result, Wrapped, Wrapper};
+use vramp_driver::{DriverResult, Event, Wrapped, Wrapper};
 
 type Hook = Box<dyn Fn(AddrRange) + Send>;
 
@@ -39,14 +39,14 @@ impl Wrapper for Hooked {
         &self.sim
     }
 
-    fn set_access(&self, range: AddrRange) -> Result<()> {
+    fn set_access(&self, range: AddrRange) -> DriverResult<()> {
         if let Some(hook) = &*self.hook.lock().unwrap_or_else(PoisonError::into_inner) {
             hook(range);
         }
         self.sim.set_access(range)
     }
 
-    fn synchronize_event(&self, event: Event) -> Result<()> {
+    fn synchronize_event(&self, event: Event) -> DriverResult<()> {
         let waited = self.sim.synchronize_event(event);
         let hook = self.waited.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(hook) = hook {

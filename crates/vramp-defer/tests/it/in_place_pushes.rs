@@ -235,7 +235,7 @@ fn nothing_is_pushed_through_the_card_while_a_stream_captures() {
     rig.sim.begin_capture(rig.queue, CaptureMode::Global).unwrap();
     assert_eq!(rig.manager.relieve_host(MIB(24)), Bytes::ZERO);
     rig.sim.end_capture(rig.queue).unwrap();
-    assert_eq!(rig.sim.spoilt_captures(), 0);
+    assert_eq!(rig.sim.invalidated_captures(), 0);
     assert!(are(&buffer, HOST));
     let stats = rig.manager.stats();
     assert_eq!((stats.failures, stats.given_up), (0, 3), "nothing is broken");

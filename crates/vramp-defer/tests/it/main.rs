@@ -27,7 +27,7 @@ use vramp_alloc::{Allocator, Config, Driver, Preset, StreamId};
 use vramp_core::AddrRange;
 use vramp_defer::{Access, DeferrableBuffer, SpillConfig, SpillManager, SpillParts};
 use vramp_driver::Stream;
-use vramp_driver::sim::{Backing, Builder, FaultPlan, Simulator};
+use vramp_driver::sim::{Contents, FaultPlan, Simulator, SimulatorBuilder};
 use vramp_host::{BlockIo, IoChoice, open_io};
 use vramp_tiers::{
     Bytes, CompressionConfig, DiskConfig, DiskStore, FileNames, HostPool, HostPoolConfig, Mover,
@@ -87,8 +87,8 @@ struct Rig {
 }
 
 /// Every access is checked against those before it.
-fn simulator() -> Builder {
-    Simulator::builder().memory(Bytes::gib(1)).backing(Backing::Stored).checked()
+fn simulator() -> SimulatorBuilder {
+    Simulator::builder().memory(Bytes::gib(1)).contents(Contents::Stored).checked()
 }
 
 fn rig() -> Rig {
@@ -100,7 +100,7 @@ impl Plan {
         self.build_on(simulator())
     }
 
-    fn build_on(self, card: Builder) -> Rig {
+    fn build_on(self, card: SimulatorBuilder) -> Rig {
         let sim = Arc::new(card.build());
         self.build_behind(sim.clone(), sim)
     }
@@ -180,7 +180,7 @@ impl Rig {
             store.audit().unwrap();
         }
         assert!(self.sim.hazards().is_empty(), "{:?}", self.sim.hazards());
-        assert!(self.sim.fault().is_none(), "{:?}", self.sim.fault());
+        assert!(self.sim.device_loss().is_none(), "{:?}", self.sim.device_loss());
     }
 
     fn fail(&self, plan: FaultPlan) {

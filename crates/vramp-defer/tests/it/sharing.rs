@@ -112,7 +112,7 @@ fn handles_leases_managers_and_allocators_may_go_in_any_order() {
         }
         assert!(weak.upgrade().is_none(), "in the order {order:?} something keeps the card");
         assert_eq!(host.total(), Bytes::ZERO);
-        assert!(sim.hazards().is_empty() && sim.fault().is_none());
+        assert!(sim.hazards().is_empty() && sim.device_loss().is_none());
     }
 }
 
@@ -169,7 +169,7 @@ fn two_cards_share_a_host_and_a_disk() {
                 sim.synchronize_stream(queue).unwrap();
                 manager.census();
                 manager.audit().unwrap();
-                assert!(sim.hazards().is_empty() && sim.fault().is_none());
+                assert!(sim.hazards().is_empty() && sim.device_loss().is_none());
             });
         }
     });

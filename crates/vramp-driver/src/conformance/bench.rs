@@ -7,8 +7,8 @@ use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
 use super::{Checked, Failure};
 use crate::{
-    CaptureMode, Driver, DriverError, ErrorKind, Event, Graph, GraphExec, Handle, HostBuffer,
-    HostMemory, HostSlice, Place, Result, Stream,
+    CaptureMode, Driver, DriverError, DriverResult, ErrorKind, Event, Graph, GraphExec, Handle,
+    HostBuffer, HostMemory, HostSlice, MemoryLocation, Stream,
 };
 
 pub(super) struct Bench<'a> {
@@ -49,46 +49,46 @@ impl<'a> Bench<'a> {
 
     // --- memory ---
 
-    pub fn reserve(&self, len: Bytes) -> Result<AddrRange> {
+    pub fn reserve(&self, len: Bytes) -> DriverResult<AddrRange> {
         self.reserve_aligned(len, self.page)
     }
 
-    pub fn reserve_aligned(&self, len: Bytes, alignment: Bytes) -> Result<AddrRange> {
+    pub fn reserve_aligned(&self, len: Bytes, alignment: Bytes) -> DriverResult<AddrRange> {
         let range = AddrRange::new(self.device.reserve(len, alignment)?, len);
         self.taken.borrow_mut().reservations.push(range);
         Ok(range)
     }
 
-    pub fn free_addresses(&self, range: AddrRange) -> Result<()> {
+    pub fn free_addresses(&self, range: AddrRange) -> DriverResult<()> {
         self.device.free_addresses(range)?;
         self.taken.borrow_mut().reservations.retain(|taken| *taken != range);
         Ok(())
     }
 
-    pub fn create(&self, len: Bytes) -> Result<Handle> {
-        self.create_at(len, Place::Device)
+    pub fn create(&self, len: Bytes) -> DriverResult<Handle> {
+        self.create_at(len, MemoryLocation::Device)
     }
 
-    pub fn create_at(&self, len: Bytes, place: Place) -> Result<Handle> {
+    pub fn create_at(&self, len: Bytes, place: MemoryLocation) -> DriverResult<Handle> {
         let handle = self.device.create(len, place)?;
         self.taken.borrow_mut().handles.push(handle);
         Ok(handle)
     }
 
-    pub fn release(&self, handle: Handle) -> Result<()> {
+    pub fn release(&self, handle: Handle) -> DriverResult<()> {
         self.device.release(handle)?;
         self.taken.borrow_mut().handles.retain(|taken| *taken != handle);
         Ok(())
     }
 
     /// Maps `handle`, which must be as long as `range`.
-    pub fn map(&self, range: AddrRange, handle: Handle) -> Result<()> {
+    pub fn map(&self, range: AddrRange, handle: Handle) -> DriverResult<()> {
         self.device.map(range.start, handle)?;
         self.taken.borrow_mut().mappings.push(range);
         Ok(())
     }
 
-    pub fn unmap(&self, range: AddrRange) -> Result<()> {
+    pub fn unmap(&self, range: AddrRange) -> DriverResult<()> {
         self.device.unmap(range)?;
         let inside = |taken: &AddrRange| {
             taken.start >= range.start && taken.checked_end() <= range.checked_end()
@@ -98,7 +98,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Memory that can be touched, built of one handle for each length.
-    pub fn memory(&self, handles: &[Bytes]) -> Result<AddrRange> {
+    pub fn memory(&self, handles: &[Bytes]) -> DriverResult<AddrRange> {
         let range = self.reserve(handles.iter().copied().sum())?;
         let mut at = range.start;
         for len in handles {
@@ -110,7 +110,7 @@ impl<'a> Bench<'a> {
     }
 
     /// A second address of the same memory that can be touched.
-    pub fn mapped_again(&self, handle: Handle, len: Bytes) -> Result<AddrRange> {
+    pub fn mapped_again(&self, handle: Handle, len: Bytes) -> DriverResult<AddrRange> {
         let range = self.reserve(len)?;
         self.map(range, handle)?;
         self.device.set_access(range)?;
@@ -119,67 +119,67 @@ impl<'a> Bench<'a> {
 
     // --- streams, events, host memory, pool ---
 
-    pub fn stream(&self) -> Result<Stream> {
+    pub fn stream(&self) -> DriverResult<Stream> {
         let stream = self.device.create_stream()?;
         self.taken.borrow_mut().streams.push(stream);
         Ok(stream)
     }
 
-    pub fn destroy_stream(&self, stream: Stream) -> Result<()> {
+    pub fn destroy_stream(&self, stream: Stream) -> DriverResult<()> {
         self.device.destroy_stream(stream)?;
         self.taken.borrow_mut().streams.retain(|taken| *taken != stream);
         Ok(())
     }
 
-    pub fn event(&self) -> Result<Event> {
+    pub fn event(&self) -> DriverResult<Event> {
         let event = self.device.create_event()?;
         self.taken.borrow_mut().events.push(event);
         Ok(event)
     }
 
-    pub fn destroy_event(&self, event: Event) -> Result<()> {
+    pub fn destroy_event(&self, event: Event) -> DriverResult<()> {
         self.device.destroy_event(event)?;
         self.taken.borrow_mut().events.retain(|taken| *taken != event);
         Ok(())
     }
 
-    pub fn host(&self, len: Bytes) -> Result<HostBuffer> {
+    pub fn host(&self, len: Bytes) -> DriverResult<HostBuffer> {
         let buffer = self.device.alloc_host(len)?;
         self.taken.borrow_mut().buffers.push(buffer);
         Ok(buffer)
     }
 
-    pub fn register(&self, memory: &Arc<HostMemory>) -> Result<HostBuffer> {
+    pub fn register(&self, memory: &Arc<HostMemory>) -> DriverResult<HostBuffer> {
         let buffer = self.device.register_host(memory)?;
         self.taken.borrow_mut().buffers.push(buffer);
         Ok(buffer)
     }
 
-    pub fn free_host(&self, buffer: HostBuffer) -> Result<()> {
+    pub fn free_host(&self, buffer: HostBuffer) -> DriverResult<()> {
         self.device.free_host(buffer)?;
         self.taken.borrow_mut().buffers.retain(|taken| *taken != buffer);
         Ok(())
     }
 
-    pub fn alloc(&self, len: Bytes) -> Result<AddrRange> {
+    pub fn alloc(&self, len: Bytes) -> DriverResult<AddrRange> {
         let at = self.device.alloc_memory(len)?;
         self.taken.borrow_mut().plain.push(at);
         Ok(AddrRange::new(at, len))
     }
 
-    pub fn free_alloc(&self, at: DeviceAddr) -> Result<()> {
+    pub fn free_alloc(&self, at: DeviceAddr) -> DriverResult<()> {
         self.device.free_memory(at)?;
         self.taken.borrow_mut().plain.retain(|taken| *taken != at);
         Ok(())
     }
 
-    pub fn malloc_async(&self, stream: Stream, len: Bytes) -> Result<AddrRange> {
+    pub fn malloc_async(&self, stream: Stream, len: Bytes) -> DriverResult<AddrRange> {
         let at = self.device.malloc_async(stream, len)?;
         self.taken.borrow_mut().allocations.push((stream, at));
         Ok(AddrRange::new(at, len))
     }
 
-    pub fn free_async(&self, stream: Stream, at: DeviceAddr) -> Result<()> {
+    pub fn free_async(&self, stream: Stream, at: DeviceAddr) -> DriverResult<()> {
         self.device.free_async(stream, at)?;
         self.taken.borrow_mut().allocations.retain(|(_, taken)| *taken != at);
         Ok(())
@@ -187,13 +187,13 @@ impl<'a> Bench<'a> {
 
     // --- captures ---
 
-    pub fn begin_capture(&self, stream: Stream, mode: CaptureMode) -> Result<()> {
+    pub fn begin_capture(&self, stream: Stream, mode: CaptureMode) -> DriverResult<()> {
         self.device.begin_capture(stream, mode)?;
         self.taken.borrow_mut().captures.push(stream);
         Ok(())
     }
 
-    pub fn end_capture(&self, stream: Stream) -> Result<Graph> {
+    pub fn end_capture(&self, stream: Stream) -> DriverResult<Graph> {
         let graph = self.device.end_capture(stream)?;
         let mut taken = self.taken.borrow_mut();
         taken.captures.retain(|taken| *taken != stream);
@@ -201,19 +201,19 @@ impl<'a> Bench<'a> {
         Ok(graph)
     }
 
-    pub fn instantiate(&self, graph: Graph) -> Result<GraphExec> {
+    pub fn instantiate(&self, graph: Graph) -> DriverResult<GraphExec> {
         let exec = self.device.instantiate(graph)?;
         self.taken.borrow_mut().execs.push(exec);
         Ok(exec)
     }
 
-    pub fn destroy_graph(&self, graph: Graph) -> Result<()> {
+    pub fn destroy_graph(&self, graph: Graph) -> DriverResult<()> {
         self.device.destroy_graph(graph)?;
         self.taken.borrow_mut().graphs.retain(|taken| *taken != graph);
         Ok(())
     }
 
-    pub fn destroy_graph_exec(&self, exec: GraphExec) -> Result<()> {
+    pub fn destroy_graph_exec(&self, exec: GraphExec) -> DriverResult<()> {
         self.device.destroy_graph_exec(exec)?;
         self.taken.borrow_mut().execs.retain(|taken| *taken != exec);
         Ok(())
@@ -222,7 +222,7 @@ impl<'a> Bench<'a> {
     // --- contents ---
 
     /// The bytes of `range`, read in order of `stream` through pinned host memory.
-    pub fn read(&self, stream: Stream, range: AddrRange) -> Result<Vec<u8>> {
+    pub fn read(&self, stream: Stream, range: AddrRange) -> DriverResult<Vec<u8>> {
         let buffer = self.host(range.len)?;
         let to = HostSlice { buffer, offset: Bytes::ZERO, len: range.len };
         self.device.copy_to_host(stream, range.start, to)?;
@@ -234,7 +234,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Writes `bytes` to the device in order of `stream`, and waits.
-    pub fn write(&self, stream: Stream, to: DeviceAddr, bytes: &[u8]) -> Result<()> {
+    pub fn write(&self, stream: Stream, to: DeviceAddr, bytes: &[u8]) -> DriverResult<()> {
         let len = Bytes::new(bytes.len() as u64);
         let buffer = self.host(len)?;
         self.device.write_host(buffer, Bytes::ZERO, bytes)?;
@@ -304,7 +304,7 @@ impl<'a> Bench<'a> {
 }
 
 /// Fails unless `result` is a refusal of this kind.
-pub(super) fn refused<T>(what: &str, kind: ErrorKind, result: Result<T>) -> Checked {
+pub(super) fn refused<T>(what: &str, kind: ErrorKind, result: DriverResult<T>) -> Checked {
     match result {
         Err(error) if error.kind == kind => Ok(()),
         Err(error) => Err(Failure(format!("{what}: expected {kind:?}, got: {error}"))),

@@ -4,7 +4,9 @@ use vramp_core::{AddrRange, Bytes};
 
 use super::bench::{Bench, refused};
 use super::{Checked, Failure, ensure, rules};
-use crate::{Capabilities, CaptureMode, Driver, ErrorKind, Event, Place, Result, Stream};
+use crate::{
+    Capabilities, CaptureMode, Driver, DriverResult, ErrorKind, Event, MemoryLocation, Stream,
+};
 
 const ANY: fn(&Capabilities) -> bool = |can| can.graphs;
 const VIRTUAL: fn(&Capabilities) -> bool = |can| can.graphs && can.virtual_memory;
@@ -53,8 +55,8 @@ impl Thread {
 /// of the capture.
 fn in_every_capture<T: Send>(
     bench: &Bench,
-    work: impl Fn(&dyn Driver) -> Result<T> + Sync,
-    check: impl Fn(CaptureMode, Thread, Result<T>, Result<()>) -> Checked,
+    work: impl Fn(&dyn Driver) -> DriverResult<T> + Sync,
+    check: impl Fn(CaptureMode, Thread, DriverResult<T>, DriverResult<()>) -> Checked,
 ) -> Checked {
     let stream = bench.stream()?;
     for mode in CaptureMode::ALL {
@@ -72,7 +74,7 @@ fn in_every_capture<T: Send>(
     Ok(())
 }
 
-fn legal<T>(_: CaptureMode, _: Thread, done: Result<T>, ended: Result<()>) -> Checked {
+fn legal<T>(_: CaptureMode, _: Thread, done: DriverResult<T>, ended: DriverResult<()>) -> Checked {
     done?;
     ended?;
     Ok(())
@@ -82,8 +84,8 @@ fn legal<T>(_: CaptureMode, _: Thread, done: Result<T>, ended: Result<()>) -> Ch
 fn forbidden_as_the_mode_says<T>(
     mode: CaptureMode,
     thread: Thread,
-    done: Result<T>,
-    ended: Result<()>,
+    done: DriverResult<T>,
+    ended: DriverResult<()>,
 ) -> Checked {
     let forbidden = match mode {
         CaptureMode::Global => true,
@@ -100,7 +102,7 @@ fn forbidden_as_the_mode_says<T>(
 fn memory_is_built_and_taken_down_during_any_capture(bench: &Bench) -> Checked {
     let range = bench.reserve(bench.page)?;
     let build = |device: &dyn Driver| {
-        let handle = device.create(range.len, Place::Device)?;
+        let handle = device.create(range.len, MemoryLocation::Device)?;
         let built = device.map(range.start, handle).and_then(|()| {
             let accessible = device.set_access(range);
             device.unmap(range).and(accessible)
@@ -197,7 +199,7 @@ fn a_stream_works_as_before_after_a_spoilt_capture(bench: &Bench) -> Checked {
 }
 
 /// A refusal of any kind: which one it is, no manual says.
-fn refused_somehow<T>(what: &str, result: Result<T>) -> Checked {
+fn refused_somehow<T>(what: &str, result: DriverResult<T>) -> Checked {
     ensure!(result.is_err(), "{what} succeeded");
     Ok(())
 }
@@ -267,7 +269,7 @@ fn a_capture_of_nothing_is_an_empty_graph(bench: &Bench) -> Checked {
     let stream = bench.stream()?;
     bench.begin_capture(stream, CaptureMode::Global)?;
     let info = bench.device.capture_info(stream)?;
-    let empty = info.as_ref().is_some_and(|info| info.tips.is_empty());
+    let empty = info.as_ref().is_some_and(|info| info.dependencies.is_empty());
     ensure!(empty, "a capture that just began is at {info:?}");
     let graph = bench.end_capture(stream)?;
     let nodes = bench.device.graph_nodes(graph)?;
@@ -337,7 +339,7 @@ fn captures_on_two_streams_are_told_apart(bench: &Bench) -> Checked {
         return Err(Failure("a capturing stream is said not to capture".to_owned()));
     };
     ensure!(one.capture != two.capture, "both captures are number {}", one.capture);
-    ensure!(one.tips != two.tips, "both captures are at {:?}", one.tips);
+    ensure!(one.dependencies != two.dependencies, "both captures are at {:?}", one.dependencies);
     let (first, second) = (bench.end_capture(first)?, bench.end_capture(second)?);
     ensure!(bench.device.graph_nodes(first)? == 1, "one fill is one node");
     ensure!(bench.device.graph_nodes(second)? == 1, "one fill is one node");

@@ -7,7 +7,7 @@ use vramp_host::PageKind;
 
 use super::bench::{Bench, pattern, refused};
 use super::{Checked, Failure, ensure, rules};
-use crate::{Capabilities, Copy, ErrorKind, HostBuffer, HostMemory, HostSlice};
+use crate::{Capabilities, DeviceCopy, ErrorKind, HostBuffer, HostMemory, HostSlice};
 
 const PINNED: fn(&Capabilities) -> bool = |can| can.pinned_host;
 const WITH_MEMORY: fn(&Capabilities) -> bool = |can| can.pinned_host && can.virtual_memory;
@@ -77,7 +77,7 @@ fn a_copy_moves_its_range_and_nothing_beside(bench: &Bench) -> Checked {
     bench.write(stream, from.start, &bytes)?;
     bench.device.fill(stream, to, 0xEE)?;
     let (source, target, len) = (Bytes::new(1001), Bytes::new(3), bench.page + Bytes::new(5));
-    let copy = Copy { from: from.start + source, to: to.start + target, len };
+    let copy = DeviceCopy { from: from.start + source, to: to.start + target, len };
     bench.device.copy(stream, copy)?;
     let mut expected = vec![0xEE; to.len.count() as usize];
     let (source, target, len) =

@@ -5,7 +5,8 @@ use vramp_core::{AddrRange, Bytes};
 use super::bench::{Bench, pattern, refused};
 use super::{Checked, Failure, ensure, rules};
 use crate::{
-    Capabilities, CaptureMode, Copy, ErrorKind, Graph, GraphExec, GraphNode, HostSlice, Stream,
+    Capabilities, CaptureMode, DeviceCopy, ErrorKind, Graph, GraphExec, GraphNode, HostSlice,
+    Stream,
 };
 
 const VIRTUAL: fn(&Capabilities) -> bool = |can| can.graphs && can.virtual_memory;
@@ -52,8 +53,8 @@ fn ready(bench: &Bench, stream: Stream, work: impl FnOnce() -> Checked) -> Check
     Ok(bench.instantiate(captured(bench, stream, work)?)?)
 }
 
-fn copy(from: AddrRange, to: AddrRange) -> Copy {
-    Copy { from: from.start, to: to.start, len: to.len }
+fn copy(from: AddrRange, to: AddrRange) -> DeviceCopy {
+    DeviceCopy { from: from.start, to: to.start, len: to.len }
 }
 
 fn captured_work_runs_at_each_launch_and_not_before(bench: &Bench) -> Checked {
@@ -206,21 +207,21 @@ fn work_of_a_joined_stream_runs_in_the_captured_order(bench: &Bench) -> Checked 
 }
 
 /// The one node that the next work of `stream` will come behind.
-fn tip(bench: &Bench, stream: Stream) -> Checked<GraphNode> {
-    match tips(bench, stream)?[..] {
-        [tip] => Ok(tip),
-        ref tips => Err(Failure(format!("one tip expected, and there are {tips:?}"))),
+fn last_node(bench: &Bench, stream: Stream) -> Checked<GraphNode> {
+    match dependencies(bench, stream)?[..] {
+        [node] => Ok(node),
+        ref dependencies => Err(Failure(format!("expected one dependency, got {dependencies:?}"))),
     }
 }
 
-fn tips(bench: &Bench, stream: Stream) -> Checked<Vec<GraphNode>> {
+fn dependencies(bench: &Bench, stream: Stream) -> Checked<Vec<GraphNode>> {
     let info = bench.device.capture_info(stream)?;
-    Ok(info.ok_or_else(|| Failure("the stream is said not to capture".to_owned()))?.tips)
+    Ok(info.ok_or_else(|| Failure("the stream is said not to capture".to_owned()))?.dependencies)
 }
 
-/// True if `node` is one of `tips`, or any of them comes behind it.
-fn reaches(bench: &Bench, node: GraphNode, tips: &[GraphNode]) -> Checked<bool> {
-    let mut open = tips.to_vec();
+/// True if `node` is one of `dependencies`, or any of them comes behind it.
+fn reaches(bench: &Bench, node: GraphNode, dependencies: &[GraphNode]) -> Checked<bool> {
+    let mut open = dependencies.to_vec();
     while let Some(next) = open.pop() {
         if next == node {
             return Ok(true);
@@ -237,7 +238,7 @@ fn nodes_tell_the_order_of_one_stream(bench: &Bench) -> Checked {
     bench.begin_capture(stream, CaptureMode::Global)?;
     for byte in 0..4 {
         bench.device.fill(stream, range, byte)?;
-        let node = tip(bench, stream)?;
+        let node = last_node(bench, stream)?;
         ensure!(!seen.contains(&node), "{node:?} stands for two fills");
         let before = bench.device.node_dependencies(node)?;
         let last = seen.last().copied();
@@ -255,25 +256,29 @@ fn nodes_tell_forks_and_joins(bench: &Bench) -> Checked {
     let device = bench.device;
     bench.begin_capture(origin, CaptureMode::Global)?;
     device.fill(origin, a, 1)?;
-    let root = tip(bench, origin)?;
+    let root = last_node(bench, origin)?;
     ensure!(device.capture_info(side)?.is_none(), "a stream captures before it is drawn in");
     follow(bench, side, origin)?;
     ensure!(device.is_capturing(side)?, "a wait for a captured event draws no stream in");
-    ensure!(tips(bench, side)? == [root], "the fork begins at {:?}", tips(bench, side)?);
+    ensure!(
+        dependencies(bench, side)? == [root],
+        "the fork begins at {:?}",
+        dependencies(bench, side)?
+    );
     let same = device.capture_info(side)?.map(|info| info.capture)
         == device.capture_info(origin)?.map(|info| info.capture);
     ensure!(same, "both streams are part of one capture");
     device.fill(side, b, 2)?;
     device.fill(origin, c, 3)?;
-    let (left, right) = (tip(bench, side)?, tip(bench, origin)?);
+    let (left, right) = (last_node(bench, side)?, last_node(bench, origin)?);
     ensure!(!reaches(bench, left, &[right])?, "the branches are in order");
     ensure!(!reaches(bench, right, &[left])?, "the branches are in order");
     follow(bench, origin, side)?;
-    let joined = tips(bench, origin)?;
+    let joined = dependencies(bench, origin)?;
     ensure!(reaches(bench, left, &joined)?, "the join does not reach what was joined");
     ensure!(reaches(bench, right, &joined)?, "the join does not reach its own stream");
     device.fill(origin, a, 4)?;
-    let last = tip(bench, origin)?;
+    let last = last_node(bench, origin)?;
     for before in [root, left, right] {
         ensure!(reaches(bench, before, &[last])?, "{last:?} is not behind {before:?}");
     }
@@ -290,7 +295,7 @@ fn nodes_are_known_until_the_graph_is_destroyed(bench: &Bench) -> Checked {
     bench.begin_capture(stream, CaptureMode::Global)?;
     device.fill(stream, range, 1)?;
     device.fill(stream, range, 2)?;
-    let last = tip(bench, stream)?;
+    let last = last_node(bench, stream)?;
     let before = device.node_dependencies(last)?;
     let graph = bench.end_capture(stream)?;
     ensure!(device.node_dependencies(last)? == before, "the end changed the order");
@@ -300,7 +305,7 @@ fn nodes_are_known_until_the_graph_is_destroyed(bench: &Bench) -> Checked {
 
     bench.begin_capture(stream, CaptureMode::Relaxed)?;
     device.fill(stream, range, 3)?;
-    let anew = tip(bench, stream)?;
+    let anew = last_node(bench, stream)?;
     ensure!(anew != last, "a node has the name of one that is gone");
     refused("synchronise", ErrorKind::Capturing, device.synchronize_stream(stream))?;
     refused("the end", ErrorKind::Capturing, bench.end_capture(stream))?;

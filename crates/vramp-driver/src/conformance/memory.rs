@@ -4,7 +4,7 @@ use vramp_core::{AddrRange, Bytes};
 
 use super::bench::{Bench, pattern, refused};
 use super::{Checked, ensure, rules};
-use crate::{Capabilities, CaptureMode, Copy, ErrorKind, Handle, Place};
+use crate::{Capabilities, CaptureMode, DeviceCopy, ErrorKind, Handle, MemoryLocation};
 
 const VIRTUAL: fn(&Capabilities) -> bool = |can| can.virtual_memory;
 const WITH_HOST: fn(&Capabilities) -> bool = |can| can.virtual_memory && can.pinned_host;
@@ -286,13 +286,13 @@ fn created_memory_is_missing_from_what_is_free(bench: &Bench) -> Checked {
 
 fn host_memory_is_mapped_like_device_memory(bench: &Bench) -> Checked {
     let len = bench.whole_pages(Bytes::mib(4));
-    let host = bench.create_at(len, Place::HostNuma(0))?;
+    let host = bench.create_at(len, MemoryLocation::HostNuma(0))?;
     let range = bench.mapped_again(host, len)?;
     let device = bench.memory(&[len])?;
     let stream = bench.stream()?;
     let bytes = pattern(17, len);
     bench.write(stream, device.start, &bytes)?;
-    bench.device.copy(stream, Copy { from: device.start, to: range.start, len })?;
+    bench.device.copy(stream, DeviceCopy { from: device.start, to: range.start, len })?;
     bench.expect_bytes(stream, range, &bytes)?;
     bench.device.fill(stream, range, 0x41)?;
     bench.expect_filled(stream, range, 0x41)
@@ -301,13 +301,13 @@ fn host_memory_is_mapped_like_device_memory(bench: &Bench) -> Checked {
 fn host_memory_can_back_an_address_of_device_memory(bench: &Bench) -> Checked {
     let len = bench.whole_pages(Bytes::mib(2));
     let device = bench.create(len)?;
-    let host = bench.create_at(len, Place::HostNuma(0))?;
+    let host = bench.create_at(len, MemoryLocation::HostNuma(0))?;
     let range = bench.mapped_again(device, len)?;
     let spill = bench.mapped_again(host, len)?;
     let stream = bench.stream()?;
     let bytes = pattern(23, len);
     bench.write(stream, range.start, &bytes)?;
-    bench.device.copy(stream, Copy { from: range.start, to: spill.start, len })?;
+    bench.device.copy(stream, DeviceCopy { from: range.start, to: spill.start, len })?;
     bench.device.synchronize_stream(stream)?;
     bench.unmap(range)?;
     bench.map(range, host)?;
@@ -323,7 +323,7 @@ fn what_the_device_cannot_do_is_not_supported(bench: &Bench) -> Checked {
         refused("create", unsupported, bench.create(bench.page))?;
     }
     if can.virtual_memory && !can.host_numa {
-        let created = bench.create_at(bench.page, Place::HostNuma(0));
+        let created = bench.create_at(bench.page, MemoryLocation::HostNuma(0));
         refused("create on the host", unsupported, created)?;
     }
     if !can.stream_ordered_pool {

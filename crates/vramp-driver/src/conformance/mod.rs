@@ -3,8 +3,8 @@
 //! The same list runs on the simulator in this crate's tests and on a card:
 //!
 //! ```
-//! use vramp_driver::{conformance, sim::{Backing, Simulator}};
-//! let device = Simulator::builder().backing(Backing::Stored).build();
+//! use vramp_driver::{conformance, sim::{Contents, Simulator}};
+//! let device = Simulator::builder().contents(Contents::Stored).build();
 //! let report = conformance::run_all(&device);
 //! assert!(report.passed(), "{report}");
 //! ```

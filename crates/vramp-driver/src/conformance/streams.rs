@@ -4,7 +4,7 @@ use vramp_core::{AddrRange, Bytes};
 
 use super::bench::{Bench, refused};
 use super::{Checked, ensure, rules};
-use crate::{Capabilities, Copy, ErrorKind, Event};
+use crate::{Capabilities, DeviceCopy, ErrorKind, Event};
 
 const WITH_HOST: fn(&Capabilities) -> bool = |can| can.virtual_memory && can.pinned_host;
 
@@ -38,7 +38,7 @@ fn work_on_one_stream_runs_in_order(bench: &Bench) -> Checked {
     let stream = bench.stream()?;
     for byte in [1, 2, 3] {
         bench.device.fill(stream, a, byte)?;
-        bench.device.copy(stream, Copy { from: a.start, to: b.start, len: a.len })?;
+        bench.device.copy(stream, DeviceCopy { from: a.start, to: b.start, len: a.len })?;
     }
     bench.device.fill(stream, a, 4)?;
     bench.expect_filled(stream, last_page(bench, b), 3)?;
@@ -55,7 +55,7 @@ fn a_waiting_stream_sees_what_was_before_the_event(bench: &Bench) -> Checked {
         }
         bench.device.record(event, first)?;
         bench.device.wait(second, event)?;
-        bench.device.copy(second, Copy { from: a.start, to: b.start, len: a.len })?;
+        bench.device.copy(second, DeviceCopy { from: a.start, to: b.start, len: a.len })?;
         bench.expect_filled(second, last_page(bench, b), 0x30 + round)?;
     }
     Ok(())
@@ -70,7 +70,7 @@ fn a_wait_goes_by_the_last_record(bench: &Bench) -> Checked {
     bench.device.fill(first, a, 2)?;
     bench.device.record(event, first)?;
     bench.device.wait(second, event)?;
-    bench.device.copy(second, Copy { from: a.start, to: b.start, len: a.len })?;
+    bench.device.copy(second, DeviceCopy { from: a.start, to: b.start, len: a.len })?;
     bench.expect_filled(second, last_page(bench, b), 2)
 }
 

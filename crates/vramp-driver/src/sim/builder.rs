@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use vramp_core::Bytes;
 
-use super::bytes::Backing;
+use super::bytes::Contents;
 use super::cost::CostTable;
 use super::fault::FaultPlan;
 use super::preset::Preset;
@@ -17,19 +17,19 @@ use crate::{Capabilities, DeviceInfo, Limits};
 ///
 /// ```
 /// use vramp_core::Bytes;
-/// use vramp_driver::{Driver, sim::{Backing, Simulator}};
-/// let device = Simulator::builder().memory(Bytes::mib(64)).backing(Backing::Stored).build();
+/// use vramp_driver::{Driver, sim::{Contents, Simulator}};
+/// let device = Simulator::builder().memory(Bytes::mib(64)).contents(Contents::Stored).build();
 /// assert_eq!(device.info().limits.memory, Bytes::mib(64));
 /// ```
 #[derive(Clone, Debug)]
-pub struct Builder {
+pub struct SimulatorBuilder {
     info: DeviceInfo,
     address_space: Bytes,
     config: Config,
 }
 
-impl Default for Builder {
-    fn default() -> Builder {
+impl Default for SimulatorBuilder {
+    fn default() -> SimulatorBuilder {
         let all = Capabilities {
             virtual_memory: true,
             stream_ordered_pool: true,
@@ -56,20 +56,20 @@ impl Default for Builder {
             capabilities: all,
         };
         let config = Config {
-            backing: Backing::default(),
+            contents: Contents::default(),
             seed: 0,
             checker: false,
             log_capacity: 0,
             faults: FaultPlan::none(),
             costs: CostTable::h200(),
         };
-        Builder { info, address_space: Bytes::ZERO, config }.card(&Preset::all()[0])
+        SimulatorBuilder { info, address_space: Bytes::ZERO, config }.card(&Preset::all()[0])
     }
 }
 
-impl Builder {
+impl SimulatorBuilder {
     /// Takes name, memory, limits and the origin of the costs from a known card.
-    pub fn card(mut self, preset: &Preset) -> Builder {
+    pub fn card(mut self, preset: &Preset) -> SimulatorBuilder {
         self.info.name = format!("{} (simulated)", preset.name);
         self.info.id = format!("sim:{}", preset.id);
         self.config.costs.measured = preset.measured;
@@ -78,7 +78,7 @@ impl Builder {
     }
 
     /// Memory on the card.
-    pub fn memory(mut self, memory: Bytes) -> Builder {
+    pub fn memory(mut self, memory: Bytes) -> SimulatorBuilder {
         self.info.limits.memory = memory;
         self
     }
@@ -87,7 +87,7 @@ impl Builder {
     ///
     /// # Panics
     /// If it is not a power of two.
-    pub fn page(mut self, page: Bytes) -> Builder {
+    pub fn page(mut self, page: Bytes) -> SimulatorBuilder {
         assert!(page.count().is_power_of_two() || page.is_zero(), "page={page}");
         self.info.limits.page = page;
         self.info.limits.recommended_page = page;
@@ -95,50 +95,50 @@ impl Builder {
     }
 
     /// Addresses that can be reserved in all; more than 2 to the 55 are cut to that.
-    pub fn address_space(mut self, len: Bytes) -> Builder {
+    pub fn address_space(mut self, len: Bytes) -> SimulatorBuilder {
         self.address_space = len.min(Bytes::new(pool::POOL_BASE / 2));
         self.info.limits.address_space = Some(self.address_space);
         self
     }
 
     /// Whether bytes are kept.
-    pub fn backing(mut self, backing: Backing) -> Builder {
-        self.config.backing = backing;
+    pub fn contents(mut self, contents: Contents) -> SimulatorBuilder {
+        self.config.contents = contents;
         self
     }
 
     /// What random failures are drawn from.
-    pub fn seed(mut self, seed: u64) -> Builder {
+    pub fn seed(mut self, seed: u64) -> SimulatorBuilder {
         self.config.seed = seed;
         self
     }
 
     /// Turns the happens-before checker on.
-    pub fn checked(mut self) -> Builder {
+    pub fn checked(mut self) -> SimulatorBuilder {
         self.config.checker = true;
         self
     }
 
     /// Keeps a log of the last `calls` driver calls.
-    pub fn logged(mut self, calls: usize) -> Builder {
+    pub fn logged(mut self, calls: usize) -> SimulatorBuilder {
         self.config.log_capacity = calls;
         self
     }
 
     /// Charges calls by this table.
-    pub fn costs(mut self, costs: CostTable) -> Builder {
+    pub fn costs(mut self, costs: CostTable) -> SimulatorBuilder {
         self.config.costs = costs;
         self
     }
 
     /// Fails calls by this plan.
-    pub fn faults(mut self, plan: FaultPlan) -> Builder {
+    pub fn faults(mut self, plan: FaultPlan) -> SimulatorBuilder {
         self.config.faults = plan;
         self
     }
 
     /// Sets what works at all.
-    pub fn capabilities(mut self, capabilities: Capabilities) -> Builder {
+    pub fn capabilities(mut self, capabilities: Capabilities) -> SimulatorBuilder {
         self.info.capabilities = capabilities;
         self
     }

@@ -13,11 +13,11 @@ pub(super) const UNWRITTEN: u8 = 0xCD;
 
 /// Whether a simulated device keeps the bytes that work writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Backing {
+pub enum Contents {
     /// Only sizes and addresses are kept; copies and fills take time and nothing else. For traces
     /// larger than the host's memory.
     #[default]
-    Phantom,
+    Discarded,
     /// Bytes are kept, so that contents can be verified through double mappings and moves.
     Stored,
 }

@@ -28,10 +28,10 @@ pub(super) struct Node {
 pub(super) enum Recorded {
     Never,
     At(Point),
-    /// The tips of a stream that captured.
+    /// The dependencies of a stream that captured.
     Captured {
         capture: u64,
-        tips: Vec<usize>,
+        dependencies: Vec<usize>,
     },
 }
 
@@ -43,7 +43,7 @@ struct Capture {
     spoilt: bool,
     nodes: Vec<Node>,
     /// For every stream that is part of it, what its next work comes behind.
-    tips: BTreeMap<usize, Vec<usize>>,
+    dependencies: BTreeMap<usize, Vec<usize>>,
 }
 
 #[derive(Debug, Default)]
@@ -73,7 +73,10 @@ fn spoilt() -> Refusal {
 impl Captures {
     /// The capture that `stream` is part of.
     pub fn of(&self, stream: usize) -> Option<u64> {
-        self.open.iter().find(|(_, open)| open.tips.contains_key(&stream)).map(|(id, _)| *id)
+        self.open
+            .iter()
+            .find(|(_, open)| open.dependencies.contains_key(&stream))
+            .map(|(id, _)| *id)
     }
 
     pub fn under_way(&self) -> usize {
@@ -92,7 +95,7 @@ impl Captures {
             thread: std::thread::current().id(),
             spoilt: false,
             nodes: Vec::new(),
-            tips: BTreeMap::from([(stream, Vec::new())]),
+            dependencies: BTreeMap::from([(stream, Vec::new())]),
         };
         self.open.insert(self.made, capture);
     }
@@ -114,8 +117,8 @@ impl Captures {
         }
     }
 
-    fn tips(&mut self, capture: u64, stream: usize) -> Outcome<Vec<usize>> {
-        Ok(self.sound(capture)?.tips[&stream].clone())
+    fn dependencies(&mut self, capture: u64, stream: usize) -> Outcome<Vec<usize>> {
+        Ok(self.sound(capture)?.dependencies[&stream].clone())
     }
 
     /// Takes work of `stream` in.
@@ -128,15 +131,15 @@ impl Captures {
     ) -> Outcome<()> {
         let open = self.sound(capture)?;
         let place = open.nodes.len();
-        let after = std::mem::replace(open.tips.entry(stream).or_default(), vec![place]);
+        let after = std::mem::replace(open.dependencies.entry(stream).or_default(), vec![place]);
         open.nodes.push(Node { kernel, effect, after });
         Ok(())
     }
 
-    /// Lets `stream`, which may be new to the capture, come behind `tips` too.
-    fn join(&mut self, capture: u64, stream: usize, tips: &[usize]) -> Outcome<()> {
-        let own = self.sound(capture)?.tips.entry(stream).or_default();
-        own.extend(tips);
+    /// Lets `stream`, which may be new to the capture, come behind `dependencies` too.
+    fn join(&mut self, capture: u64, stream: usize, dependencies: &[usize]) -> Outcome<()> {
+        let own = self.sound(capture)?.dependencies.entry(stream).or_default();
+        own.extend(dependencies);
         own.sort_unstable();
         own.dedup();
         Ok(())
@@ -207,14 +210,17 @@ impl Capture {
     /// A stream whose last work the origin does not come behind.
     fn unjoined(&self) -> Option<usize> {
         let mut joined = vec![false; self.nodes.len()];
-        self.tips[&self.origin].iter().for_each(|tip| joined[*tip] = true);
+        self.dependencies[&self.origin].iter().for_each(|node| joined[*node] = true);
         for (place, node) in self.nodes.iter().enumerate().rev() {
             if joined[place] {
                 node.after.iter().for_each(|before| joined[*before] = true);
             }
         }
-        let left_out = |tips: &Vec<usize>| tips.iter().any(|tip| !joined[*tip]);
-        self.tips.iter().find(|(_, tips)| left_out(tips)).map(|(stream, _)| *stream)
+        let left_out = |dependencies: &Vec<usize>| dependencies.iter().any(|node| !joined[*node]);
+        self.dependencies
+            .iter()
+            .find(|(_, dependencies)| left_out(dependencies))
+            .map(|(stream, _)| *stream)
     }
 }
 
@@ -241,9 +247,9 @@ impl State {
     pub fn capture_info(&mut self, stream: Stream) -> Outcome<Option<CaptureInfo>> {
         let index = self.streams.index(stream)?;
         let Some(capture) = self.captures.of(index) else { return Ok(None) };
-        let tips = self.captures.tips(capture, index)?;
-        let tips = tips.into_iter().map(|place| node_id(capture, place)).collect();
-        Ok(Some(CaptureInfo { capture, tips }))
+        let dependencies = self.captures.dependencies(capture, index)?;
+        let dependencies = dependencies.into_iter().map(|place| node_id(capture, place)).collect();
+        Ok(Some(CaptureInfo { capture, dependencies }))
     }
 
     /// What the event was last recorded as.
@@ -257,11 +263,11 @@ impl State {
         let index = self.streams.index(stream)?;
         let recorded = match self.captures.of(index) {
             Some(capture) => {
-                let tips = self.captures.tips(capture, index)?;
+                let dependencies = self.captures.dependencies(capture, index)?;
                 if let Some(checker) = &mut self.checker {
                     checker.forget_event(event.number());
                 }
-                Recorded::Captured { capture, tips }
+                Recorded::Captured { capture, dependencies }
             }
             None => {
                 if let Some(checker) = &mut self.checker {
@@ -285,11 +291,11 @@ impl State {
                     checker.wait(stream, event.number());
                 }
             }
-            (None, Recorded::Captured { capture, tips }) => {
-                self.captures.join(capture, index, &tips)?;
+            (None, Recorded::Captured { capture, dependencies }) => {
+                self.captures.join(capture, index, &dependencies)?;
             }
-            (Some(own), Recorded::Captured { capture, tips }) if own == capture => {
-                self.captures.join(capture, index, &tips)?;
+            (Some(own), Recorded::Captured { capture, dependencies }) if own == capture => {
+                self.captures.join(capture, index, &dependencies)?;
             }
             (Some(own), Recorded::Captured { capture, .. }) => {
                 self.captures.check_sound(index)?;

@@ -15,12 +15,17 @@ use super::state::State;
 use super::streams::{Effect, Kernel};
 use super::work::host_buffer_part;
 use crate::{
-    Call, CaptureInfo, CaptureMode, Copy, DeviceInfo, Driver, Event, Graph, GraphExec, GraphNode,
-    Handle, HostBuffer, HostMemory, HostSlice, MemoryInfo, Place, PoolUsage, Result, Stream,
+    Call, CaptureInfo, CaptureMode, DeviceCopy, DeviceInfo, Driver, DriverResult, Event, Graph,
+    GraphExec, GraphNode, Handle, HostBuffer, HostMemory, HostSlice, MemoryInfo, MemoryLocation,
+    PoolUsage, Stream,
 };
 
 impl Simulator {
-    fn call<T>(&self, entry: LoggedCall, body: impl FnOnce(&mut State) -> Outcome<T>) -> Result<T> {
+    fn call<T>(
+        &self,
+        entry: LoggedCall,
+        body: impl FnOnce(&mut State) -> Outcome<T>,
+    ) -> DriverResult<T> {
         self.lock().call(entry, body)
     }
 }
@@ -74,7 +79,7 @@ impl Driver for Simulator {
         self.lock().now_ns
     }
 
-    fn reserve(&self, len: Bytes, alignment: Bytes) -> Result<DeviceAddr> {
+    fn reserve(&self, len: Bytes, alignment: Bytes) -> DriverResult<DeviceAddr> {
         self.call(log(Call::Reserve).len(len), |state| {
             need_virtual_memory(state)?;
             let at = state.memory.reserve(len, alignment)?;
@@ -83,7 +88,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn free_addresses(&self, range: AddrRange) -> Result<()> {
+    fn free_addresses(&self, range: AddrRange) -> DriverResult<()> {
         self.call(log_range(Call::FreeAddresses, range), |state| {
             need_virtual_memory(state)?;
             state.memory.free_addresses(range)?;
@@ -92,22 +97,22 @@ impl Driver for Simulator {
         })
     }
 
-    fn create(&self, len: Bytes, place: Place) -> Result<Handle> {
+    fn create(&self, len: Bytes, place: MemoryLocation) -> DriverResult<Handle> {
         self.call(log(Call::Create).len(len), |state| {
             need_virtual_memory(state)?;
-            if place != Place::Device {
+            if place != MemoryLocation::Device {
                 state.need(|can| can.host_numa, "this device maps no host memory")?;
             }
             let handle = state.memory.create(len, place)?;
             match place {
-                Place::Device => state.spend_on_handle(Call::Create, len),
-                Place::HostNuma(_) => state.now_ns += state.costs.create_host_numa_ns(len),
+                MemoryLocation::Device => state.spend_on_handle(Call::Create, len),
+                MemoryLocation::HostNuma(_) => state.now_ns += state.costs.create_host_numa_ns(len),
             }
             Ok(handle)
         })
     }
 
-    fn release(&self, handle: Handle) -> Result<()> {
+    fn release(&self, handle: Handle) -> DriverResult<()> {
         self.call(log(Call::Release), |state| {
             need_virtual_memory(state)?;
             let len = state.memory.release(handle)?;
@@ -117,7 +122,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn map(&self, at: DeviceAddr, handle: Handle) -> Result<()> {
+    fn map(&self, at: DeviceAddr, handle: Handle) -> DriverResult<()> {
         self.call(log(Call::Map).at(at), |state| {
             need_virtual_memory(state)?;
             let len = state.memory.map(at, handle)?;
@@ -126,14 +131,14 @@ impl Driver for Simulator {
         })
     }
 
-    fn unmap(&self, range: AddrRange) -> Result<()> {
+    fn unmap(&self, range: AddrRange) -> DriverResult<()> {
         self.call(log_range(Call::Unmap, range), |state| {
             need_virtual_memory(state)?;
             state.unmap(range)
         })
     }
 
-    fn set_access(&self, range: AddrRange) -> Result<()> {
+    fn set_access(&self, range: AddrRange) -> DriverResult<()> {
         self.call(log_range(Call::SetAccess, range), |state| {
             need_virtual_memory(state)?;
             let handles = state.memory.whole_mappings(range)?;
@@ -145,7 +150,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn alloc_memory(&self, len: Bytes) -> Result<DeviceAddr> {
+    fn alloc_memory(&self, len: Bytes) -> DriverResult<DeviceAddr> {
         self.call(log(Call::AllocMemory).len(len), |state| {
             state.captures.refuse_unsafe()?;
             let at = state.memory.alloc(len)?;
@@ -154,7 +159,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn free_memory(&self, at: DeviceAddr) -> Result<()> {
+    fn free_memory(&self, at: DeviceAddr) -> DriverResult<()> {
         self.call(log(Call::FreeMemory).at(at), |state| {
             state.memory.allocation(at)?;
             state.captures.refuse_unsafe()?;
@@ -166,14 +171,14 @@ impl Driver for Simulator {
         })
     }
 
-    fn create_stream(&self) -> Result<Stream> {
+    fn create_stream(&self) -> DriverResult<Stream> {
         self.call(log(Call::CreateStream), |state| {
             state.spend(Call::CreateStream);
             Ok(state.streams.create())
         })
     }
 
-    fn destroy_stream(&self, stream: Stream) -> Result<()> {
+    fn destroy_stream(&self, stream: Stream) -> DriverResult<()> {
         self.call(log(Call::DestroyStream).on(stream), |state| {
             let index = state.streams.index(stream)?;
             state.refuse_capturing(index)?;
@@ -183,7 +188,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn synchronize_stream(&self, stream: Stream) -> Result<()> {
+    fn synchronize_stream(&self, stream: Stream) -> DriverResult<()> {
         self.call(log(Call::SynchronizeStream).on(stream), |state| {
             let index = state.streams.index(stream)?;
             state.refuse_capturing(index)?;
@@ -197,7 +202,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn is_capturing(&self, stream: Stream) -> Result<bool> {
+    fn is_capturing(&self, stream: Stream) -> DriverResult<bool> {
         self.call(log(Call::IsCapturing).on(stream), |state| {
             let index = state.streams.index(stream)?;
             let capturing = state.captures.of(index).is_some();
@@ -206,7 +211,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn create_event(&self) -> Result<Event> {
+    fn create_event(&self) -> DriverResult<Event> {
         self.call(log(Call::CreateEvent), |state| {
             state.events_made += 1;
             state.events.insert(state.events_made, Recorded::Never);
@@ -215,7 +220,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn destroy_event(&self, event: Event) -> Result<()> {
+    fn destroy_event(&self, event: Event) -> DriverResult<()> {
         self.call(log(Call::DestroyEvent), |state| {
             state.recorded(event)?;
             state.events.remove(&event.number());
@@ -227,7 +232,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn record(&self, event: Event, stream: Stream) -> Result<()> {
+    fn record(&self, event: Event, stream: Stream) -> DriverResult<()> {
         self.call(log(Call::Record).on(stream), |state| {
             state.record(event, stream)?;
             state.spend(Call::Record);
@@ -235,7 +240,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn query(&self, event: Event) -> Result<bool> {
+    fn query(&self, event: Event) -> DriverResult<bool> {
         self.call(log(Call::Query), |state| {
             let point = state.point_for_host(event)?;
             let done = point.is_none_or(|point| state.streams.is_done(point));
@@ -247,7 +252,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn wait(&self, stream: Stream, event: Event) -> Result<()> {
+    fn wait(&self, stream: Stream, event: Event) -> DriverResult<()> {
         self.call(log(Call::Wait).on(stream), |state| {
             state.wait(stream, event)?;
             state.spend(Call::Wait);
@@ -255,7 +260,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn synchronize_event(&self, event: Event) -> Result<()> {
+    fn synchronize_event(&self, event: Event) -> DriverResult<()> {
         self.call(log(Call::SynchronizeEvent), |state| {
             if let Some(point) = state.point_for_host(event)? {
                 state.run_to(point)?;
@@ -269,7 +274,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn fill(&self, stream: Stream, range: AddrRange, byte: u8) -> Result<()> {
+    fn fill(&self, stream: Stream, range: AddrRange, byte: u8) -> DriverResult<()> {
         self.call(log_range(Call::Fill, range).on(stream), |state| {
             check_end(range)?;
             state.takes_work(stream)?;
@@ -280,7 +285,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn copy(&self, stream: Stream, copy: Copy) -> Result<()> {
+    fn copy(&self, stream: Stream, copy: DeviceCopy) -> DriverResult<()> {
         let to = AddrRange::new(copy.to, copy.len);
         let from = AddrRange::new(copy.from, copy.len);
         self.call(log_range(Call::Copy, to).on(stream), |state| {
@@ -297,7 +302,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn copy_to_device(&self, stream: Stream, from: HostSlice, to: DeviceAddr) -> Result<()> {
+    fn copy_to_device(&self, stream: Stream, from: HostSlice, to: DeviceAddr) -> DriverResult<()> {
         let range = AddrRange::new(to, from.len);
         self.call(log_range(Call::CopyToDevice, range).on(stream), |state| {
             check_end(range)?;
@@ -312,7 +317,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn copy_to_host(&self, stream: Stream, from: DeviceAddr, to: HostSlice) -> Result<()> {
+    fn copy_to_host(&self, stream: Stream, from: DeviceAddr, to: HostSlice) -> DriverResult<()> {
         let range = AddrRange::new(from, to.len);
         self.call(log_range(Call::CopyToHost, range).on(stream), |state| {
             check_end(range)?;
@@ -327,7 +332,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn begin_capture(&self, stream: Stream, mode: CaptureMode) -> Result<()> {
+    fn begin_capture(&self, stream: Stream, mode: CaptureMode) -> DriverResult<()> {
         self.call(log(Call::BeginCapture).on(stream), |state| {
             need_graphs(state)?;
             state.begin_capture(stream, mode)?;
@@ -336,7 +341,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn end_capture(&self, stream: Stream) -> Result<Graph> {
+    fn end_capture(&self, stream: Stream) -> DriverResult<Graph> {
         self.call(log(Call::EndCapture).on(stream), |state| {
             need_graphs(state)?;
             let (capture, nodes) = state.end_capture(stream)?;
@@ -345,7 +350,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn capture_info(&self, stream: Stream) -> Result<Option<CaptureInfo>> {
+    fn capture_info(&self, stream: Stream) -> DriverResult<Option<CaptureInfo>> {
         self.call(log(Call::CaptureInfo).on(stream), |state| {
             need_graphs(state)?;
             let info = state.capture_info(stream)?;
@@ -354,7 +359,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn node_dependencies(&self, node: GraphNode) -> Result<Vec<GraphNode>> {
+    fn node_dependencies(&self, node: GraphNode) -> DriverResult<Vec<GraphNode>> {
         self.call(log(Call::NodeDependencies), |state| {
             need_graphs(state)?;
             let dependencies = state.node_dependencies(node)?;
@@ -363,7 +368,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn graph_nodes(&self, graph: Graph) -> Result<usize> {
+    fn graph_nodes(&self, graph: Graph) -> DriverResult<usize> {
         self.call(log(Call::GraphNodes), |state| {
             need_graphs(state)?;
             let nodes = state.graph_nodes(graph)?;
@@ -372,7 +377,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn instantiate(&self, graph: Graph) -> Result<GraphExec> {
+    fn instantiate(&self, graph: Graph) -> DriverResult<GraphExec> {
         self.call(log(Call::Instantiate), |state| {
             need_graphs(state)?;
             let exec = state.instantiate(graph)?;
@@ -381,14 +386,14 @@ impl Driver for Simulator {
         })
     }
 
-    fn launch_graph(&self, exec: GraphExec, stream: Stream) -> Result<()> {
+    fn launch_graph(&self, exec: GraphExec, stream: Stream) -> DriverResult<()> {
         self.call(log(Call::LaunchGraph).on(stream), |state| {
             need_graphs(state)?;
             state.launch_graph(exec, stream)
         })
     }
 
-    fn destroy_graph(&self, graph: Graph) -> Result<()> {
+    fn destroy_graph(&self, graph: Graph) -> DriverResult<()> {
         self.call(log(Call::DestroyGraph), |state| {
             need_graphs(state)?;
             state.destroy_graph(graph)?;
@@ -397,7 +402,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn destroy_graph_exec(&self, exec: GraphExec) -> Result<()> {
+    fn destroy_graph_exec(&self, exec: GraphExec) -> DriverResult<()> {
         self.call(log(Call::DestroyGraphExec), |state| {
             need_graphs(state)?;
             state.destroy_graph_exec(exec)?;
@@ -406,7 +411,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn malloc_async(&self, stream: Stream, len: Bytes) -> Result<DeviceAddr> {
+    fn malloc_async(&self, stream: Stream, len: Bytes) -> DriverResult<DeviceAddr> {
         self.call(log(Call::MallocAsync).len(len).on(stream), |state| {
             need_pool(state)?;
             let index = state.streams.index(stream)?;
@@ -425,7 +430,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn free_async(&self, stream: Stream, at: DeviceAddr) -> Result<()> {
+    fn free_async(&self, stream: Stream, at: DeviceAddr) -> DriverResult<()> {
         self.call(log(Call::FreeAsync).at(at).on(stream), |state| {
             need_pool(state)?;
             let index = state.streams.index(stream)?;
@@ -437,7 +442,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn pool_usage(&self) -> Result<PoolUsage> {
+    fn pool_usage(&self) -> DriverResult<PoolUsage> {
         self.call(log(Call::PoolUsage), |state| {
             need_pool(state)?;
             state.spend(Call::PoolUsage);
@@ -449,7 +454,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn set_pool_threshold(&self, keep: Bytes) -> Result<()> {
+    fn set_pool_threshold(&self, keep: Bytes) -> DriverResult<()> {
         self.call(log(Call::SetPoolThreshold).len(keep), |state| {
             need_pool(state)?;
             state.pool.threshold = keep.count();
@@ -458,7 +463,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn trim_pool(&self, keep: Bytes) -> Result<()> {
+    fn trim_pool(&self, keep: Bytes) -> DriverResult<()> {
         self.call(log(Call::TrimPool).len(keep), |state| {
             need_pool(state)?;
             let given_back = state.pool.trim(keep);
@@ -468,7 +473,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn alloc_host(&self, len: Bytes) -> Result<HostBuffer> {
+    fn alloc_host(&self, len: Bytes) -> DriverResult<HostBuffer> {
         self.call(log(Call::AllocHost).len(len), |state| {
             need_pinned_host(state)?;
             state.captures.refuse_unsafe()?;
@@ -478,7 +483,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn register_host(&self, memory: &Arc<HostMemory>) -> Result<HostBuffer> {
+    fn register_host(&self, memory: &Arc<HostMemory>) -> DriverResult<HostBuffer> {
         self.call(log(Call::RegisterHost).len(memory.len()), |state| {
             need_pinned_host(state)?;
             let buffer = state.host.register(memory)?;
@@ -487,7 +492,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn free_host(&self, buffer: HostBuffer) -> Result<()> {
+    fn free_host(&self, buffer: HostBuffer) -> DriverResult<()> {
         self.call(log(Call::FreeHost), |state| {
             need_pinned_host(state)?;
             let number = buffer.number();
@@ -511,7 +516,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn write_host(&self, buffer: HostBuffer, offset: Bytes, bytes: &[u8]) -> Result<()> {
+    fn write_host(&self, buffer: HostBuffer, offset: Bytes, bytes: &[u8]) -> DriverResult<()> {
         let len = Bytes::new(bytes.len() as u64);
         self.call(log(Call::AccessHost).len(len), |state| {
             need_pinned_host(state)?;
@@ -524,7 +529,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn read_host(&self, buffer: HostBuffer, offset: Bytes, bytes: &mut [u8]) -> Result<()> {
+    fn read_host(&self, buffer: HostBuffer, offset: Bytes, bytes: &mut [u8]) -> DriverResult<()> {
         let len = Bytes::new(bytes.len() as u64);
         self.call(log(Call::AccessHost).len(len), |state| {
             need_pinned_host(state)?;
@@ -537,7 +542,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn memory_info(&self) -> Result<MemoryInfo> {
+    fn memory_info(&self) -> DriverResult<MemoryInfo> {
         self.call(log(Call::MemoryInfo), |state| {
             state.spend(Call::MemoryInfo);
             Ok(MemoryInfo { free: state.memory.free(), total: self.info.limits.memory })

@@ -9,12 +9,12 @@ use crate::{Call, DriverError};
 ///
 /// ```
 /// use vramp_core::Bytes;
-/// use vramp_driver::{Call, Driver, Place, sim::{FaultPlan, Simulator}};
+/// use vramp_driver::{Call, Driver, MemoryLocation, sim::{FaultPlan, Simulator}};
 /// let device = Simulator::preset("h200")?;
 /// device.set_faults(FaultPlan::nth_of(Call::Create, 2).with_code(2));
-/// assert!(device.create(Bytes::mib(2), Place::Device).is_ok());
-/// assert!(device.create(Bytes::mib(2), Place::Device).is_err_and(|e| e.is_out_of_memory()));
-/// assert!(device.create(Bytes::mib(2), Place::Device).is_ok());
+/// assert!(device.create(Bytes::mib(2), MemoryLocation::Device).is_ok());
+/// assert!(device.create(Bytes::mib(2), MemoryLocation::Device).is_err_and(|e| e.is_out_of_memory()));
+/// assert!(device.create(Bytes::mib(2), MemoryLocation::Device).is_ok());
 /// # Ok::<(), vramp_driver::sim::UnknownPreset>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]

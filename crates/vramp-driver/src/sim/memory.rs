@@ -15,7 +15,7 @@ use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
 use super::bytes::Content;
 use super::refusal::{Outcome, Refusal};
-use crate::{Handle, Place};
+use crate::{Handle, MemoryLocation};
 
 /// Where the addresses that can be reserved begin.
 const FIRST_ADDRESS: u64 = 1 << 40;
@@ -52,7 +52,7 @@ struct Mapping {
 #[derive(Debug)]
 struct Physical {
     len: u64,
-    place: Place,
+    place: MemoryLocation,
     mappings: usize,
     released: bool,
     content: Content,
@@ -178,7 +178,7 @@ impl Memory {
         self.handles_made += 1;
         let physical = Physical {
             len: whole.count(),
-            place: Place::Device,
+            place: MemoryLocation::Device,
             mappings: 1,
             released: true,
             content: Content::default(),
@@ -208,11 +208,11 @@ impl Memory {
 
     // --- physical memory ---
 
-    pub fn create(&mut self, len: Bytes, place: Place) -> Outcome<Handle> {
+    pub fn create(&mut self, len: Bytes, place: MemoryLocation) -> Outcome<Handle> {
         self.check_pages("the length", len.count())?;
         match place {
-            Place::Device => self.charge(len)?,
-            Place::HostNuma(_) => self.host_handles += 1,
+            MemoryLocation::Device => self.charge(len)?,
+            MemoryLocation::HostNuma(_) => self.host_handles += 1,
         }
         self.handles_made += 1;
         let physical = Physical {
@@ -309,7 +309,7 @@ impl Memory {
         let start = range.start.number();
         let mappings = self.mappings.range(start..start + range.len.count());
         mappings
-            .filter(|(_, mapping)| self.physical[&mapping.physical].place != Place::Device)
+            .filter(|(_, mapping)| self.physical[&mapping.physical].place != MemoryLocation::Device)
             .map(|(_, mapping)| Bytes::new(mapping.len))
             .sum()
     }
@@ -323,7 +323,7 @@ impl Memory {
     pub fn touched_on_host(&self, range: AddrRange) -> Bytes {
         let mut on_host = 0;
         let touched = self.pieces(range, |piece| {
-            if self.physical[&piece.physical].place != Place::Device {
+            if self.physical[&piece.physical].place != MemoryLocation::Device {
                 on_host += piece.len;
             }
         });
@@ -446,8 +446,8 @@ impl Memory {
     fn drop_physical(&mut self, number: u64) {
         let dropped = self.physical.remove(&number).expect("only living memory is dropped");
         match dropped.place {
-            Place::Device => self.used -= dropped.len,
-            Place::HostNuma(_) => self.host_handles -= 1,
+            MemoryLocation::Device => self.used -= dropped.len,
+            MemoryLocation::HostNuma(_) => self.host_handles -= 1,
         }
         self.dead.push(number);
     }

@@ -50,8 +50,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vramp_core::{AddrRange, Bytes};
 
-pub use builder::Builder;
-pub use bytes::Backing;
+pub use builder::SimulatorBuilder;
+pub use bytes::Contents;
 pub use cost::{CostError, CostTable};
 pub use fault::FaultPlan;
 pub use hazard::{Access, Hazard};
@@ -59,17 +59,17 @@ pub use log::LoggedCall;
 pub use preset::{Preset, UnknownPreset};
 pub use streams::{Gate, Kernel};
 
-use crate::{Call, DeviceInfo, Result, Stream};
+use crate::{Call, DeviceInfo, DriverResult, Stream};
 use state::State;
 
 /// A simulated GPU. See the [module's page](self).
 ///
 /// ```
 /// use vramp_core::Bytes;
-/// use vramp_driver::{Driver, Place, sim::Simulator};
+/// use vramp_driver::{Driver, MemoryLocation, sim::Simulator};
 /// let device = Simulator::preset("h200")?;
 /// let range = vramp_core::AddrRange::new(device.reserve(Bytes::mib(4), Bytes::mib(2))?, Bytes::mib(4));
-/// let handle = device.create(range.len, Place::Device)?;
+/// let handle = device.create(range.len, MemoryLocation::Device)?;
 /// device.map(range.start, handle)?;
 /// device.set_access(range)?;
 /// let stream = device.create_stream()?;
@@ -123,7 +123,7 @@ pub struct LiveObjects {
 
 /// Why the device was lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct DeviceLoss {
     /// The driver's code, such as 700.
     pub code: i32,
     /// Which work touched which address, and what was wrong with it.
@@ -140,8 +140,8 @@ impl Simulator {
     }
 
     /// A simulated card put together by hand; an H200 unless told otherwise.
-    pub fn builder() -> Builder {
-        Builder::default()
+    pub fn builder() -> SimulatorBuilder {
+        SimulatorBuilder::default()
     }
 
     // --- work ---
@@ -154,7 +154,7 @@ impl Simulator {
     /// [`crate::ErrorKind::InvalidUse`] for an unknown stream or gate, and
     /// [`crate::ErrorKind::DeviceLost`] once the device is lost. Touching memory it may not touch
     /// shows only when the kernel starts.
-    pub fn launch(&self, stream: Stream, kernel: Kernel) -> Result<()> {
+    pub fn launch(&self, stream: Stream, kernel: Kernel) -> DriverResult<()> {
         self.lock().launch(stream, kernel)
     }
 
@@ -181,8 +181,8 @@ impl Simulator {
     // --- looking in ---
 
     /// Why the device was lost, if it was.
-    pub fn fault(&self) -> Option<Fault> {
-        self.lock().fault()
+    pub fn device_loss(&self) -> Option<DeviceLoss> {
+        self.lock().device_loss()
     }
 
     /// Accesses without order that were found so far: the first thousand in full. Empty if the
@@ -197,7 +197,7 @@ impl Simulator {
     }
 
     /// How many captures were spoilt so far, or ended with a fork that was not joined.
-    pub fn spoilt_captures(&self) -> u64 {
+    pub fn invalidated_captures(&self) -> u64 {
         self.lock().captures.spoilt
     }
 

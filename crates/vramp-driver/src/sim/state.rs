@@ -5,8 +5,8 @@ use std::collections::HashMap;
 
 use vramp_core::{AddrRange, Bytes};
 
-use super::bytes::Backing;
 use super::bytes::Content;
+use super::bytes::Contents;
 use super::capture::{Captures, Recorded};
 use super::cost::{CostTable, Rates};
 use super::fault::{FaultPlan, Faults};
@@ -18,12 +18,12 @@ use super::memory::Memory;
 use super::pool::Pool;
 use super::refusal::{Outcome, Refusal};
 use super::streams::{Gate, Point, Step, Streams};
-use super::{Fault, LiveObjects};
-use crate::{Call, Capabilities, DriverError, Limits, Result, Stream};
+use super::{DeviceLoss, LiveObjects};
+use crate::{Call, Capabilities, DriverError, DriverResult, Limits, Stream};
 
 #[derive(Clone, Debug)]
 pub(super) struct Config {
-    pub backing: Backing,
+    pub contents: Contents,
     pub seed: u64,
     pub checker: bool,
     pub log_capacity: usize,
@@ -50,13 +50,13 @@ pub(super) struct State {
     pub captures: Captures,
     pub graphs: Graphs,
     capabilities: Capabilities,
-    pub backing: Backing,
+    pub contents: Contents,
     pub pool_content: Content,
     faults: Faults,
     seed: u64,
     /// The call before the one under way.
     previous: Option<Call>,
-    pub lost: Option<Fault>,
+    pub lost: Option<DeviceLoss>,
 }
 
 impl State {
@@ -76,7 +76,7 @@ impl State {
             captures: Captures::default(),
             graphs: Graphs::default(),
             capabilities,
-            backing: config.backing,
+            contents: config.contents,
             pool_content: Content::default(),
             faults: Faults::new(config.faults, config.seed),
             seed: config.seed,
@@ -94,7 +94,7 @@ impl State {
         &mut self,
         mut entry: LoggedCall,
         body: impl FnOnce(&mut State) -> Outcome<T>,
-    ) -> Result<T> {
+    ) -> DriverResult<T> {
         let call = entry.call;
         self.calls[call as usize] += 1;
         let result = self.admit(call).and_then(|()| {
@@ -110,13 +110,15 @@ impl State {
         result
     }
 
-    fn admit(&mut self, call: Call) -> Result<()> {
+    fn admit(&mut self, call: Call) -> DriverResult<()> {
         let injected = self.faults.next(call);
         if self.lost.is_none() {
             if let Some(error) = injected {
                 if error.is_device_lost() {
-                    self.lost =
-                        Some(Fault { code: error.code, explanation: error.detail.to_string() });
+                    self.lost = Some(DeviceLoss {
+                        code: error.code,
+                        explanation: error.detail.to_string(),
+                    });
                 }
                 return Err(error);
             }
@@ -235,7 +237,7 @@ impl State {
                 work.kernel.name,
                 stream.number()
             );
-            self.lost = Some(Fault { code: 700, explanation });
+            self.lost = Some(DeviceLoss { code: 700, explanation });
             return Err(Refusal { code: 700, detail: String::new() });
         }
         self.memory.unmap(range);
@@ -260,7 +262,7 @@ impl State {
 
     // --- looking in ---
 
-    pub fn fault(&self) -> Option<Fault> {
+    pub fn device_loss(&self) -> Option<DeviceLoss> {
         self.lost.clone()
     }
 

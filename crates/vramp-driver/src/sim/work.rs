@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
-use super::Fault;
-use super::bytes::{Backing, Content};
+use super::DeviceLoss;
+use super::bytes::{Content, Contents};
 use super::cost::Rates;
 use super::hazard::{Body, Part, Stamp};
 use super::memory::Memory;
@@ -13,13 +13,13 @@ use super::pool::POOL_BASE;
 use super::refusal::{Outcome, Refusal};
 use super::state::State;
 use super::streams::{Effect, Kernel, Work};
-use crate::{Call, DriverError, Result, Stream};
+use crate::{Call, DriverError, DriverResult, Stream};
 
 /// How much is moved at once when bytes are copied.
 const COPY_STEP: u64 = 1 << 20;
 
 impl State {
-    pub fn launch(&mut self, stream: Stream, kernel: Kernel) -> Result<()> {
+    pub fn launch(&mut self, stream: Stream, kernel: Kernel) -> DriverResult<()> {
         // Not a call of the trait; its errors name the call that queues work most like it.
         let fail =
             |refusal: Refusal| DriverError::from_code(Call::Fill, refusal.code, refusal.detail);
@@ -108,7 +108,7 @@ impl State {
         if let Some((at, why)) = wrong {
             let explanation =
                 format!("`{}` on stream {} touched {at}, {why}", work.kernel.name, stream + 1);
-            self.lost = Some(Fault { code: 700, explanation });
+            self.lost = Some(DeviceLoss { code: 700, explanation });
             return;
         }
         if let Some(stamp) = unchecked {
@@ -180,7 +180,7 @@ impl State {
 
     /// Calls `step` with place and length of every part of `len` bytes, if bytes are kept at all.
     fn in_steps(&mut self, len: Bytes, mut step: impl FnMut(&mut State, u64, usize)) {
-        if self.backing == Backing::Phantom {
+        if self.contents == Contents::Discarded {
             return;
         }
         let mut done = 0;
@@ -198,7 +198,7 @@ impl State {
             Some(_) => self.pool.is_live(range.start.number(), range.len.count()),
             None => self.memory.pieces(range, |_| {}).is_ok(),
         };
-        (self.backing == Backing::Stored && touchable)
+        (self.contents == Contents::Stored && touchable)
             .then(|| self.read(range.start, range.len.count() as usize))
     }
 

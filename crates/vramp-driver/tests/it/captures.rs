@@ -1,8 +1,9 @@
 //! Captures of graphs on the simulator: what the checker sees of a launch, and what spoils a capture.
 use vramp_core::{AddrRange, Bytes};
-use vramp_driver::sim::{Backing, Kernel, Simulator};
+use vramp_driver::sim::{Contents, Kernel, Simulator};
 use vramp_driver::{
-    Call, CaptureMode, Driver, DriverError, ErrorKind, Event, GraphExec, HostSlice, Place, Stream,
+    Call, CaptureMode, Driver, DriverError, ErrorKind, Event, GraphExec, HostSlice, MemoryLocation,
+    Stream,
 };
 
 const PAGE: Bytes = Bytes::mib(2);
@@ -15,9 +16,9 @@ struct Scene {
 }
 
 fn scene() -> Scene {
-    let device = Simulator::builder().checked().backing(Backing::Stored).build();
+    let device = Simulator::builder().checked().contents(Contents::Stored).build();
     let range = AddrRange::new(device.reserve(PAGE, PAGE).unwrap(), PAGE);
-    let handle = device.create(PAGE, Place::Device).unwrap();
+    let handle = device.create(PAGE, MemoryLocation::Device).unwrap();
     device.map(range.start, handle).unwrap();
     device.set_access(range).unwrap();
     let (a, b) = (device.create_stream().unwrap(), device.create_stream().unwrap());
@@ -218,7 +219,7 @@ fn memory_unmapped_under_a_launch_loses_the_device() {
     let exec = scene.ready(scene.a);
     scene.device.launch_graph(exec, scene.a).unwrap();
     assert_eq!(failed(scene.device.unmap(scene.range)), (700, ErrorKind::DeviceLost));
-    assert!(scene.device.fault().unwrap().explanation.contains("captured"));
+    assert!(scene.device.device_loss().unwrap().explanation.contains("captured"));
 }
 
 #[test]
@@ -242,7 +243,7 @@ fn a_replay_over_unmapped_memory_or_a_freed_buffer_loses_the_device() {
     freed.device.launch_graph(exec, freed.a).unwrap();
     let lost = failed(freed.device.synchronize_stream(freed.a));
     assert_eq!(lost, (700, ErrorKind::DeviceLost));
-    assert!(freed.device.fault().unwrap().explanation.contains("freed"));
+    assert!(freed.device.device_loss().unwrap().explanation.contains("freed"));
 }
 
 #[test]
@@ -323,7 +324,7 @@ fn each_way_to_spoil_a_capture_counts_once_and_has_its_code() {
         device.record(inside, scene.a).unwrap();
         assert_eq!(failed(attempt()), capturing(*code), "attempt {n}");
         let _ = attempt();
-        assert_eq!(device.spoilt_captures(), n as u64 + 1);
+        assert_eq!(device.invalidated_captures(), n as u64 + 1);
         assert_eq!(failed(device.record(inside, scene.a)), capturing(901));
         assert_eq!(failed(device.launch(scene.a, Kernel::new("k"))), capturing(901));
         assert_eq!(failed(device.end_capture(scene.a)), capturing(901), "attempt {n}");
@@ -365,7 +366,7 @@ fn what_the_model_lacks_is_not_supported_and_spoils_nothing() {
     }
     scene.device.free_async(scene.b, pooled).unwrap();
     scene.device.end_capture(scene.a).unwrap();
-    assert_eq!(scene.device.spoilt_captures(), 0);
+    assert_eq!(scene.device.invalidated_captures(), 0);
 }
 
 #[test]

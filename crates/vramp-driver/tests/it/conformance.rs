@@ -2,13 +2,13 @@
 
 use vramp_core::Bytes;
 use vramp_driver::conformance::{self, Verdict};
-use vramp_driver::sim::{Backing, FaultPlan, Preset, Simulator};
+use vramp_driver::sim::{Contents, FaultPlan, Preset, Simulator};
 use vramp_driver::{Call, Capabilities, Driver, Metered};
 
 #[test]
 fn every_preset_passes_the_suite_without_hazards_and_gives_all_back() {
     for preset in Preset::all() {
-        let device = Simulator::builder().card(preset).backing(Backing::Stored).checked().build();
+        let device = Simulator::builder().card(preset).contents(Contents::Stored).checked().build();
         let before = device.live();
         let report = conformance::run_all(&device);
         assert!(report.passed(), "{report}");
@@ -21,7 +21,7 @@ fn every_preset_passes_the_suite_without_hazards_and_gives_all_back() {
 
 #[test]
 fn a_metered_device_passes_the_suite() {
-    let simulator = Simulator::builder().backing(Backing::Stored).build();
+    let simulator = Simulator::builder().contents(Contents::Stored).build();
     let device = Metered::new(&simulator);
     let report = conformance::run_all(&device);
     assert!(report.passed(), "{report}");
@@ -41,7 +41,7 @@ fn a_card_with_fewer_abilities_passes_what_is_left() {
         Capabilities { graphs: false, ..all },
     ] {
         let device =
-            Simulator::builder().backing(Backing::Stored).capabilities(capabilities).build();
+            Simulator::builder().contents(Contents::Stored).capabilities(capabilities).build();
         let report = conformance::run_all(&device);
         assert!(report.passed(), "{report}");
         let skipped = |(_, verdict): &(_, Verdict)| *verdict == Verdict::NotApplicable;
@@ -52,15 +52,15 @@ fn a_card_with_fewer_abilities_passes_what_is_left() {
 #[test]
 fn destructive_cases_pass_on_a_device_of_their_own() {
     for case in conformance::destructive_cases() {
-        let device = Simulator::builder().backing(Backing::Stored).build();
+        let device = Simulator::builder().contents(Contents::Stored).build();
         assert_eq!(case.run(&device), Verdict::Passed, "{}", case.name);
-        assert!(device.fault().is_some(), "{}", case.name);
+        assert!(device.device_loss().is_some(), "{}", case.name);
     }
 }
 
 #[test]
 fn a_device_that_keeps_no_bytes_fails_the_suite() {
-    let device = Simulator::builder().backing(Backing::Phantom).build();
+    let device = Simulator::builder().contents(Contents::Discarded).build();
     let report = conformance::run_all(&device);
     assert!(!report.passed(), "{report}");
     assert_eq!(device.live(), Default::default(), "failed cases clean up too");
@@ -83,7 +83,7 @@ fn a_failing_case_gives_back_what_it_took() {
             for case in conformance::cases() {
                 let device = Simulator::builder()
                     .memory(Bytes::gib(1))
-                    .backing(Backing::Stored)
+                    .contents(Contents::Stored)
                     .faults(FaultPlan::nth_of(call, n).with_code(304))
                     .build();
                 case.run(&device);

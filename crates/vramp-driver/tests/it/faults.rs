@@ -1,16 +1,16 @@
 //! Failures on purpose, and the log and counts of calls.
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_driver::sim::{FaultPlan, Simulator};
-use vramp_driver::{Call, CaptureMode, Driver, ErrorKind, Place, Result};
+use vramp_driver::{Call, CaptureMode, Driver, DriverResult, ErrorKind, MemoryLocation};
 
 const PAGE: Bytes = Bytes::mib(2);
 
 /// One of each call that memory and graphs need. Returns what failed first, and leaves all as it is then.
-fn program(device: &dyn Driver) -> Result<()> {
+fn program(device: &dyn Driver) -> DriverResult<()> {
     let at = device.alloc_memory(PAGE)?;
     device.free_memory(at)?;
     let range = AddrRange::new(device.reserve(PAGE, PAGE)?, PAGE);
-    let handle = device.create(PAGE, Place::Device)?;
+    let handle = device.create(PAGE, MemoryLocation::Device)?;
     device.map(range.start, handle)?;
     device.set_access(range)?;
     let stream = device.create_stream()?;
@@ -18,7 +18,7 @@ fn program(device: &dyn Driver) -> Result<()> {
     device.begin_capture(stream, CaptureMode::Global)?;
     device.fill(stream, range, 2)?;
     let info = device.capture_info(stream)?.unwrap();
-    device.node_dependencies(info.tips[0])?;
+    device.node_dependencies(info.dependencies[0])?;
     let graph = device.end_capture(stream)?;
     device.graph_nodes(graph)?;
     let exec = device.instantiate(graph)?;
@@ -84,7 +84,9 @@ fn random_failures_come_from_the_seed() {
     assert!((200..300).contains(&count), "{count}");
     let device = device(FaultPlan::randomly_of(Call::Map, 1.0));
     device.create_event().unwrap();
-    device.map(DeviceAddr::new(0), device.create(PAGE, Place::Device).unwrap()).unwrap_err();
+    device
+        .map(DeviceAddr::new(0), device.create(PAGE, MemoryLocation::Device).unwrap())
+        .unwrap_err();
 }
 
 #[test]
@@ -93,14 +95,14 @@ fn an_injected_loss_is_sticky() {
     assert!(device.create_event().unwrap_err().is_device_lost());
     let error = device.memory_info().unwrap_err();
     assert_eq!((error.code, error.call), (719, Call::MemoryInfo));
-    assert!(device.fault().is_some_and(|fault| fault.explanation.contains("injected")));
+    assert!(device.device_loss().is_some_and(|fault| fault.explanation.contains("injected")));
 }
 
 #[test]
 fn calls_are_counted_and_logged_failed_ones_too() {
     let device = device(FaultPlan::none());
     program(&device).unwrap();
-    device.create(Bytes::new(1), Place::Device).unwrap_err();
+    device.create(Bytes::new(1), MemoryLocation::Device).unwrap_err();
     assert_eq!((device.calls(), device.calls_of(Call::Create)), (24, 2));
     let log: Vec<_> = device.take_log().iter().map(|entry| entry.to_string()).collect();
     assert_eq!(log.len(), 24);

@@ -1,7 +1,7 @@
 //! The happens-before checker finds each missing order, and nothing where order exists.
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::sim::{Hazard, Kernel, Simulator};
-use vramp_driver::{Driver, Handle, HostSlice, Place, Stream};
+use vramp_driver::{Driver, Handle, HostSlice, MemoryLocation, Stream};
 
 const PAGE: Bytes = Bytes::mib(2);
 
@@ -16,7 +16,7 @@ struct Scene {
 fn scene() -> Scene {
     let device = Simulator::builder().checked().build();
     let range = AddrRange::new(device.reserve(PAGE, PAGE).unwrap(), PAGE);
-    let handle = device.create(PAGE, Place::Device).unwrap();
+    let handle = device.create(PAGE, MemoryLocation::Device).unwrap();
     device.map(range.start, handle).unwrap();
     device.set_access(range).unwrap();
     let (a, b) = (device.create_stream().unwrap(), device.create_stream().unwrap());
@@ -308,7 +308,7 @@ fn unmapping_what_was_seen_complete_is_fine_and_so_is_its_next_life() {
     scene.device.synchronize_stream(scene.a).unwrap();
     scene.device.unmap(scene.range).unwrap();
     scene.device.release(scene.handle).unwrap();
-    let handle = scene.device.create(PAGE, Place::Device).unwrap();
+    let handle = scene.device.create(PAGE, MemoryLocation::Device).unwrap();
     scene.device.map(scene.range.start, handle).unwrap();
     scene.device.set_access(scene.range).unwrap();
     scene.write("next life", scene.b);
@@ -326,7 +326,7 @@ fn an_old_address_goes_while_the_memory_works_on_at_its_new_one() {
     scene.device.launch(scene.b, Kernel::new("moved").writing(twin).lasting(1 << 40)).unwrap();
     scene.device.unmap(scene.range).unwrap();
     scene.assert_ordered();
-    assert_eq!(scene.device.fault(), None);
+    assert_eq!(scene.device.device_loss(), None);
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! The simulator keeps each rule of virtual memory.
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
-use vramp_driver::sim::{Backing, Kernel, Simulator};
-use vramp_driver::{Capabilities, Copy, Driver, ErrorKind, Handle, HostSlice, Place, Stream};
+use vramp_driver::sim::{Contents, Kernel, Simulator};
+use vramp_driver::{
+    Capabilities, DeviceCopy, Driver, ErrorKind, Handle, HostSlice, MemoryLocation, Stream,
+};
 
 const PAGE: Bytes = Bytes::mib(2);
 
@@ -9,7 +11,7 @@ fn small() -> Simulator {
     Simulator::builder()
         .memory(Bytes::mib(16))
         .address_space(Bytes::mib(64))
-        .backing(Backing::Stored)
+        .contents(Contents::Stored)
         .build()
 }
 
@@ -20,13 +22,13 @@ fn range(start: DeviceAddr, len: Bytes) -> AddrRange {
 /// Reserved, created, mapped and accessible.
 fn memory(device: &Simulator, len: Bytes) -> (AddrRange, Handle) {
     let range = range(device.reserve(len, PAGE).unwrap(), len);
-    let handle = device.create(len, Place::Device).unwrap();
+    let handle = device.create(len, MemoryLocation::Device).unwrap();
     device.map(range.start, handle).unwrap();
     device.set_access(range).unwrap();
     (range, handle)
 }
 
-fn kind<T: std::fmt::Debug>(result: vramp_driver::Result<T>) -> (i32, ErrorKind) {
+fn kind<T: std::fmt::Debug>(result: vramp_driver::DriverResult<T>) -> (i32, ErrorKind) {
     let error = result.unwrap_err();
     (error.code, error.kind)
 }
@@ -43,10 +45,10 @@ fn sizes_that_are_no_whole_pages_are_refused() {
     assert_eq!(kind(device.reserve(Bytes::ZERO, PAGE)), INVALID);
     assert_eq!(kind(device.reserve(PAGE, Bytes::mib(6))), INVALID);
     assert_eq!(kind(device.reserve(PAGE, Bytes::kib(4))), INVALID);
-    assert_eq!(kind(device.create(Bytes::mib(1), Place::Device)), INVALID);
-    assert_eq!(kind(device.create(Bytes::ZERO, Place::Device)), INVALID);
+    assert_eq!(kind(device.create(Bytes::mib(1), MemoryLocation::Device)), INVALID);
+    assert_eq!(kind(device.create(Bytes::ZERO, MemoryLocation::Device)), INVALID);
     let at = device.reserve(Bytes::mib(4), PAGE).unwrap();
-    let handle = device.create(PAGE, Place::Device).unwrap();
+    let handle = device.create(PAGE, MemoryLocation::Device).unwrap();
     assert_eq!(kind(device.map(at + Bytes::mib(1), handle)), INVALID);
 }
 
@@ -99,12 +101,12 @@ fn a_handle_maps_only_into_unmapped_addresses_of_one_reservation() {
     let at = device.reserve(Bytes::mib(4), PAGE).unwrap();
     let next = device.reserve(Bytes::mib(4), PAGE).unwrap();
     assert_eq!(next, at + Bytes::mib(4));
-    let handle = device.create(Bytes::mib(4), Place::Device).unwrap();
+    let handle = device.create(Bytes::mib(4), MemoryLocation::Device).unwrap();
     assert_eq!(kind(device.map(at + PAGE, handle)), INVALID);
     assert_eq!(kind(device.map(next + Bytes::mib(4), handle)), INVALID);
     device.map(at, handle).unwrap();
     assert_eq!(kind(device.map(at, handle)), INVALID);
-    let page = device.create(PAGE, Place::Device).unwrap();
+    let page = device.create(PAGE, MemoryLocation::Device).unwrap();
     assert_eq!(kind(device.map(at + PAGE, page)), INVALID);
     device.map(next, handle).unwrap();
 }
@@ -114,7 +116,7 @@ fn mappings_are_unmapped_only_whole_and_may_go_several_at_once() {
     let device = small();
     let at = device.reserve(Bytes::mib(8), PAGE).unwrap();
     for page in [0, 4] {
-        let handle = device.create(Bytes::mib(4), Place::Device).unwrap();
+        let handle = device.create(Bytes::mib(4), MemoryLocation::Device).unwrap();
         device.map(at + Bytes::mib(page), handle).unwrap();
     }
     assert_eq!(kind(device.unmap(range(at, PAGE))), INVALID);
@@ -130,7 +132,7 @@ fn mappings_are_unmapped_only_whole_and_may_go_several_at_once() {
 fn access_is_set_over_whole_mappings_without_gaps() {
     let device = small();
     let at = device.reserve(Bytes::mib(6), PAGE).unwrap();
-    let handle = device.create(PAGE, Place::Device).unwrap();
+    let handle = device.create(PAGE, MemoryLocation::Device).unwrap();
     device.map(at, handle).unwrap();
     device.map(at + Bytes::mib(4), handle).unwrap();
     assert_eq!(kind(device.set_access(range(at, Bytes::mib(6)))), INVALID);
@@ -142,15 +144,15 @@ fn access_is_set_over_whole_mappings_without_gaps() {
 #[test]
 fn the_card_is_full_when_its_memory_is_given_out() {
     let device = small();
-    let first = device.create(Bytes::mib(10), Place::Device).unwrap();
+    let first = device.create(Bytes::mib(10), MemoryLocation::Device).unwrap();
     let before = device.memory_info().unwrap();
     assert_eq!((before.free, before.total), (Bytes::mib(6), Bytes::mib(16)));
-    assert_eq!(kind(device.create(Bytes::mib(8), Place::Device)), FULL);
+    assert_eq!(kind(device.create(Bytes::mib(8), MemoryLocation::Device)), FULL);
     assert_eq!(device.memory_info().unwrap(), before);
-    device.create(Bytes::mib(8), Place::HostNuma(0)).unwrap();
+    device.create(Bytes::mib(8), MemoryLocation::HostNuma(0)).unwrap();
     assert_eq!(device.memory_info().unwrap(), before);
     device.release(first).unwrap();
-    device.create(Bytes::mib(16), Place::Device).unwrap();
+    device.create(Bytes::mib(16), MemoryLocation::Device).unwrap();
 }
 
 #[test]
@@ -194,7 +196,7 @@ fn the_backing_of_an_address_can_be_swapped() {
     device.fill(stream, range, 1).unwrap();
     device.synchronize_stream(stream).unwrap();
     device.unmap(range).unwrap();
-    let second = device.create(PAGE, Place::Device).unwrap();
+    let second = device.create(PAGE, MemoryLocation::Device).unwrap();
     device.map(range.start, second).unwrap();
     device.set_access(range).unwrap();
     device.fill(stream, range, 2).unwrap();
@@ -214,7 +216,7 @@ fn lost_by(touch: impl FnOnce(&Simulator, Stream, AddrRange)) -> String {
     assert_eq!(kind(device.synchronize_stream(stream)), LOST);
     assert_eq!(kind(device.memory_info()), LOST, "a lost device stays lost");
     assert_eq!(kind(device.create_event()), LOST);
-    let fault = device.fault().expect("a lost device says why");
+    let fault = device.device_loss().expect("a lost device says why");
     assert_eq!(fault.code, 700);
     fault.explanation
 }
@@ -232,7 +234,7 @@ fn touching_unmapped_memory_loses_the_device_and_names_work_and_address() {
 #[test]
 fn touching_a_mapping_without_access_loses_the_device() {
     let explanation = lost_by(|device, stream, page| {
-        let handle = device.create(PAGE, Place::Device).unwrap();
+        let handle = device.create(PAGE, MemoryLocation::Device).unwrap();
         let at = device.reserve(PAGE, PAGE).unwrap();
         assert_eq!(at, page.start + PAGE);
         device.map(at, handle).unwrap();
@@ -245,7 +247,7 @@ fn touching_a_mapping_without_access_loses_the_device() {
 fn a_new_mapping_at_an_accessible_address_has_no_access_of_its_own() {
     lost_by(|device, stream, page| {
         device.unmap(page).unwrap();
-        let handle = device.create(PAGE, Place::Device).unwrap();
+        let handle = device.create(PAGE, MemoryLocation::Device).unwrap();
         device.map(page.start, handle).unwrap();
         device.fill(stream, page, 1).unwrap();
     });
@@ -279,7 +281,7 @@ fn memory_mapped_before_the_work_starts_is_good_enough() {
     let gate = device.gate();
     device.launch(stream, Kernel::new("gate").until(gate)).unwrap();
     device.fill(stream, range, 9).unwrap();
-    let handle = device.create(PAGE, Place::Device).unwrap();
+    let handle = device.create(PAGE, MemoryLocation::Device).unwrap();
     device.map(range.start, handle).unwrap();
     device.set_access(range).unwrap();
     device.open(gate);
@@ -292,7 +294,7 @@ fn copies_go_through_pinned_memory_and_across_handles() {
     let device = small();
     let at = device.reserve(Bytes::mib(8), PAGE).unwrap();
     for page in 0..4 {
-        let handle = device.create(PAGE, Place::Device).unwrap();
+        let handle = device.create(PAGE, MemoryLocation::Device).unwrap();
         device.map(at + PAGE * page, handle).unwrap();
     }
     device.set_access(range(at, Bytes::mib(8))).unwrap();
@@ -302,7 +304,7 @@ fn copies_go_through_pinned_memory_and_across_handles() {
     device.write_host(host, Bytes::ZERO, &pattern).unwrap();
     let all = HostSlice { buffer: host, offset: Bytes::ZERO, len: Bytes::mib(3) };
     device.copy_to_device(stream, all, at + Bytes::mib(1)).unwrap();
-    let copy = Copy { from: at + Bytes::mib(1), to: at + Bytes::mib(5), len: Bytes::mib(3) };
+    let copy = DeviceCopy { from: at + Bytes::mib(1), to: at + Bytes::mib(5), len: Bytes::mib(3) };
     device.copy(stream, copy).unwrap();
     device.synchronize_stream(stream).unwrap();
     device.write_host(host, Bytes::ZERO, &vec![0; 3 << 20]).unwrap();
@@ -320,7 +322,7 @@ fn overlapping_copies_and_foreign_host_ranges_are_refused() {
     let device = small();
     let (range, _) = memory(&device, Bytes::mib(4));
     let stream = device.create_stream().unwrap();
-    let copy = Copy { from: range.start, to: range.start + Bytes::mib(1), len: PAGE };
+    let copy = DeviceCopy { from: range.start, to: range.start + Bytes::mib(1), len: PAGE };
     assert_eq!(kind(device.copy(stream, copy)), INVALID);
     let host = device.alloc_host(Bytes::kib(4)).unwrap();
     let beyond = HostSlice { buffer: host, offset: Bytes::kib(2), len: Bytes::kib(4) };
@@ -373,10 +375,10 @@ fn what_a_device_cannot_do_is_not_supported() {
     let device = Simulator::builder().capabilities(none).build();
     let stream = device.create_stream().unwrap();
     assert_eq!(kind(device.reserve(PAGE, PAGE)), unsupported);
-    assert_eq!(kind(device.create(PAGE, Place::Device)), unsupported);
+    assert_eq!(kind(device.create(PAGE, MemoryLocation::Device)), unsupported);
     assert_eq!(kind(device.malloc_async(stream, PAGE)), unsupported);
     assert_eq!(kind(device.alloc_host(PAGE)), unsupported);
     let no_numa = Capabilities { virtual_memory: true, ..none };
     let device = Simulator::builder().capabilities(no_numa).build();
-    assert_eq!(kind(device.create(PAGE, Place::HostNuma(0))), unsupported);
+    assert_eq!(kind(device.create(PAGE, MemoryLocation::HostNuma(0))), unsupported);
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::sim::{Kernel, Simulator};
-use vramp_driver::{CaptureMode, Driver, Event, GraphNode, Place, Stream};
+use vramp_driver::{CaptureMode, Driver, Event, GraphNode, MemoryLocation, Stream};
 
 const PAGE: Bytes = Bytes::mib(2);
 const PAGES: u64 = 4;
@@ -68,7 +68,7 @@ struct Scene {
 fn scene() -> Scene {
     let device = Simulator::builder().checked().build();
     let memory = AddrRange::new(device.reserve(PAGE * PAGES, PAGE).unwrap(), PAGE * PAGES);
-    device.map(memory.start, device.create(memory.len, Place::Device).unwrap()).unwrap();
+    device.map(memory.start, device.create(memory.len, MemoryLocation::Device).unwrap()).unwrap();
     device.set_access(memory).unwrap();
     let streams = (0..STREAMS).map(|_| device.create_stream().unwrap()).collect();
     let events = (0..EVENTS).map(|_| device.create_event().unwrap()).collect();
@@ -101,7 +101,9 @@ impl Scene {
         let kernel = if writes { kernel.writing(range) } else { kernel.reading(range) };
         self.device.launch(self.streams[stream], kernel).unwrap();
         let info = self.device.capture_info(self.streams[stream]).unwrap().unwrap();
-        let [id] = info.tips[..] else { panic!("work leaves one tip: {info:?}") };
+        let [id] = info.dependencies[..] else {
+            panic!("work is the one dependency of the next: {info:?}")
+        };
         let behind = model.streams[&stream].clone();
         assert_eq!(self.all_before(id), behind.iter().map(|n| model.nodes[*n].id).collect());
         model.streams.entry(stream).or_default().insert(model.nodes.len());
@@ -166,7 +168,7 @@ proptest! {
         let joined = model.streams[&0].len() == model.nodes.len();
         let ended = scene.device.end_capture(scene.streams[0]);
         prop_assert_eq!(ended.is_ok(), joined, "{:?}", ended);
-        prop_assert_eq!(scene.device.spoilt_captures(), u64::from(!joined));
+        prop_assert_eq!(scene.device.invalidated_captures(), u64::from(!joined));
         for stream in &scene.streams {
             prop_assert_eq!(scene.device.is_capturing(*stream), Ok(false));
         }

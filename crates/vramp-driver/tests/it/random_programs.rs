@@ -3,8 +3,8 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
-use vramp_driver::sim::{Backing, Kernel, Simulator};
-use vramp_driver::{Driver, Handle, Place};
+use vramp_driver::sim::{Contents, Kernel, Simulator};
+use vramp_driver::{Driver, Handle, MemoryLocation};
 
 const PAGE: u64 = 2 << 20;
 const CARD_PAGES: u64 = 12;
@@ -108,7 +108,7 @@ fn run_memory_program(steps: &[MemoryStep]) {
     let device = Simulator::builder()
         .memory(pages(CARD_PAGES))
         .address_space(pages(SPACE_PAGES))
-        .backing(Backing::Stored)
+        .contents(Contents::Stored)
         .build();
     let whole = device.reserve(pages(SPACE_PAGES), pages(1)).unwrap();
     device.free_addresses(AddrRange::new(whole, pages(SPACE_PAGES))).unwrap();
@@ -152,7 +152,7 @@ fn run_memory_program(steps: &[MemoryStep]) {
             }
             MemoryStep::Create(count) => {
                 let fits = model.card_pages_used() + count <= CARD_PAGES;
-                let created = device.create(pages(count), Place::Device);
+                let created = device.create(pages(count), MemoryLocation::Device);
                 assert_eq!(created.is_ok(), fits, "{step:?}");
                 if let Ok(handle) = created {
                     let bytes = vec![None; count as usize];
@@ -296,7 +296,7 @@ fn has_conflict(steps: &[OrderStep]) -> bool {
 fn checker_finds_conflict(steps: &[OrderStep]) -> bool {
     let device = Simulator::builder().checked().build();
     let range = AddrRange::new(device.reserve(pages(1), pages(1)).unwrap(), pages(1));
-    let handle = device.create(pages(1), Place::Device).unwrap();
+    let handle = device.create(pages(1), MemoryLocation::Device).unwrap();
     device.map(range.start, handle).unwrap();
     device.set_access(range).unwrap();
     let streams: Vec<_> = (0..STREAMS).map(|_| device.create_stream().unwrap()).collect();

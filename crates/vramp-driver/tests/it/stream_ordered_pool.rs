@@ -109,7 +109,7 @@ fn touching_freed_pool_memory_loses_the_device() {
     device.synchronize_stream(stream).unwrap();
     device.fill(stream, AddrRange::new(at, MIB(2)), 1).unwrap();
     assert!(device.synchronize_stream(stream).unwrap_err().is_device_lost());
-    assert!(device.fault().unwrap().explanation.contains("stream-ordered pool"));
+    assert!(device.device_loss().unwrap().explanation.contains("stream-ordered pool"));
 }
 
 #[test]

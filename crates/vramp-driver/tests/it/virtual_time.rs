@@ -1,10 +1,10 @@
 //! Streams, events and gates in virtual time.
 use vramp_core::{AddrRange, Bytes};
-use vramp_driver::sim::{Backing, CostTable, Kernel, Simulator};
-use vramp_driver::{Call, Copy, Driver, ErrorKind, Place};
+use vramp_driver::sim::{Contents, CostTable, Kernel, Simulator};
+use vramp_driver::{Call, DeviceCopy, Driver, ErrorKind, MemoryLocation};
 
 fn device() -> Simulator {
-    Simulator::builder().backing(Backing::Stored).build()
+    Simulator::builder().contents(Contents::Stored).build()
 }
 
 #[test]
@@ -15,7 +15,8 @@ fn host_time_is_the_sum_of_what_calls_cost() {
     assert_eq!(device.now_ns(), 4_000);
     let costs = CostTable::h200();
     let before = device.now_ns();
-    let handles: Vec<_> = (0..4).map(|_| device.create(page, Place::Device).unwrap()).collect();
+    let handles: Vec<_> =
+        (0..4).map(|_| device.create(page, MemoryLocation::Device).unwrap()).collect();
     let run =
         costs.handle_ns(Call::Create, page, false) + 3 * costs.handle_ns(Call::Create, page, true);
     assert_eq!(device.now_ns() - before, run);
@@ -30,7 +31,7 @@ fn host_time_is_the_sum_of_what_calls_cost() {
 #[test]
 fn a_refused_call_takes_no_time() {
     let device = device();
-    device.create(Bytes::new(1), Place::Device).unwrap_err();
+    device.create(Bytes::new(1), MemoryLocation::Device).unwrap_err();
     assert_eq!(device.now_ns(), 0);
 }
 
@@ -174,7 +175,7 @@ fn copies_in_one_direction_share_the_bus_and_those_in_the_other_do_not() {
 }
 
 /// Addresses with a handle behind them.
-fn mapped(device: &Simulator, len: Bytes, place: Place) -> AddrRange {
+fn mapped(device: &Simulator, len: Bytes, place: MemoryLocation) -> AddrRange {
     let range = AddrRange::new(device.reserve(len, Bytes::mib(2)).unwrap(), len);
     device.map(range.start, device.create(len, place).unwrap()).unwrap();
     device.set_access(range).unwrap();
@@ -186,8 +187,8 @@ fn host_memory_at_the_cards_addresses_is_as_fast_as_the_bus() {
     let device = Simulator::builder().build();
     let stream = device.create_stream().unwrap();
     let len = Bytes::mib(512);
-    let [host, other] = [0, 0].map(|node| mapped(&device, len, Place::HostNuma(node)));
-    let [card, second] = [Place::Device; 2].map(|place| mapped(&device, len, place));
+    let [host, other] = [0, 0].map(|node| mapped(&device, len, MemoryLocation::HostNuma(node)));
+    let [card, second] = [MemoryLocation::Device; 2].map(|place| mapped(&device, len, place));
     let rate = |queue: &dyn Fn()| {
         let before_ns = device.now_ns();
         queue();
@@ -195,7 +196,7 @@ fn host_memory_at_the_cards_addresses_is_as_fast_as_the_bus() {
         len.count() as f64 / (device.now_ns() - before_ns) as f64
     };
     let copy = |from: AddrRange, to: AddrRange| {
-        device.copy(stream, Copy { from: from.start, to: to.start, len }).unwrap();
+        device.copy(stream, DeviceCopy { from: from.start, to: to.start, len }).unwrap();
     };
     for (from, to) in [(host, card), (card, host), (host, other)] {
         let gb_per_s = rate(&|| copy(from, to));
@@ -219,8 +220,8 @@ fn host_memory_at_the_cards_addresses_is_as_fast_as_the_bus() {
 fn work_is_as_fast_as_the_memory_that_it_finds_when_it_starts() {
     let device = Simulator::builder().build();
     let (stream, len) = (device.create_stream().unwrap(), Bytes::mib(256));
-    let range = mapped(&device, len, Place::Device);
-    let host = device.create(len, Place::HostNuma(0)).unwrap();
+    let range = mapped(&device, len, MemoryLocation::Device);
+    let host = device.create(len, MemoryLocation::HostNuma(0)).unwrap();
     device.unmap(range).unwrap();
     device.map(range.start, host).unwrap();
     let gate = device.gate();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use smallvec::smallvec;
 use vramp_alloc::DriverError;
 use vramp_core::{AddrRange, Bytes};
-use vramp_driver::Copy;
+use vramp_driver::DeviceCopy;
 
 use super::error::MoveError;
 use super::lane::{Lane, LaneError, Piece, Ticket};
@@ -94,7 +94,7 @@ impl CopyEndpoint for GpuEndpoint {
             }
             (Does::Copies { from, to }, _) => {
                 let (from, to) = (at(from).start, at(to).start);
-                smallvec![Piece::Within(Copy { from, to, len: part.len })]
+                smallvec![Piece::Within(DeviceCopy { from, to, len: part.len })]
             }
             (Does::Nothing, _) | (Does::Moves(..), None) => {
                 let (mover, does) = (Arc::clone(&self.mover), self.does);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use vramp_alloc::{Driver, DriverError};
 use vramp_core::{Bytes, DeviceAddr};
-use vramp_driver::{Copy, Event, HostSlice, Stream};
+use vramp_driver::{DeviceCopy, Event, HostSlice, Stream};
 
 use crate::sync::{Mutex, lock};
 
@@ -20,7 +20,7 @@ use crate::sync::{Mutex, lock};
 pub(super) enum Piece {
     ToHost { from: DeviceAddr, to: HostSlice },
     ToDevice { from: HostSlice, to: DeviceAddr },
-    Within(Copy),
+    Within(DeviceCopy),
 }
 
 impl Piece {

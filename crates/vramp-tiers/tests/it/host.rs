@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use crate::common::blocks::{BLOCKS, MIB, space};
 use vramp_alloc::Driver;
 use vramp_core::AddrRange;
-use vramp_driver::sim::{Backing, FaultPlan, Kernel, Simulator};
-use vramp_driver::{Call, HostSlice, Place};
+use vramp_driver::sim::{Contents, FaultPlan, Kernel, Simulator};
+use vramp_driver::{Call, HostSlice, MemoryLocation};
 use vramp_tiers::{
     Bytes, HostMemoryError, HostPool, HostPoolConfig, HostPoolError, LimitPolicy, NumaNode,
     ReservationManager, SpaceConfig, SpaceId,
@@ -20,7 +20,7 @@ fn plain(capacity: Bytes) -> HostPool {
 }
 
 fn simulator() -> Simulator {
-    Simulator::builder().memory(Bytes::gib(1)).backing(Backing::Stored).build()
+    Simulator::builder().memory(Bytes::gib(1)).contents(Contents::Stored).build()
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn blocks_serve_again_once_the_work_that_uses_them_is_done() {
     let device: Arc<dyn Driver> = sim.clone();
     let pool = HostPool::new(&space(Bytes::mib(4)), BLOCKS, [Arc::clone(&device)]).unwrap();
     let at = device.reserve(PAGE * 2, PAGE).unwrap();
-    device.map(at, device.create(PAGE * 2, Place::Device).unwrap()).unwrap();
+    device.map(at, device.create(PAGE * 2, MemoryLocation::Device).unwrap()).unwrap();
     device.set_access(AddrRange::new(at, PAGE * 2)).unwrap();
     let stream = device.create_stream().unwrap();
     device.fill(stream, AddrRange::new(at, PAGE * 2), 0x3C).unwrap();

@@ -9,7 +9,7 @@ use vramp_alloc::{
 };
 use vramp_core::AddrRange;
 use vramp_driver::sim::{Kernel, Simulator};
-use vramp_driver::{Copy, Stream};
+use vramp_driver::{DeviceCopy, Stream};
 
 use super::random::Random;
 
@@ -151,7 +151,7 @@ impl Program {
         if let Some(hazard) = self.sim.hazards().first() {
             return Err(hazard.to_string());
         }
-        if let Some(fault) = self.sim.fault() {
+        if let Some(fault) = self.sim.device_loss() {
             return Err(fault.explanation);
         }
         if self.summary.steps.is_multiple_of(16) {
@@ -432,7 +432,7 @@ impl Body<'_> {
                     // The byte moves on to another block.
                     if let Ok(next) = self.allocator.malloc(result.len(), self.streams[0]) {
                         let len = carried.len();
-                        let copy = Copy { from: carried.addr(), to: next.addr(), len };
+                        let copy = DeviceCopy { from: carried.addr(), to: next.addr(), len };
                         self.sim.copy(self.raw(0), copy).map_err(|error| error.to_string())?;
                         self.worked(0);
                         let old = std::mem::replace(&mut carried, next);
@@ -442,7 +442,7 @@ impl Body<'_> {
             }
         }
         let len = result.len();
-        let copy = Copy { from: carried.addr(), to: result.addr(), len };
+        let copy = DeviceCopy { from: carried.addr(), to: result.addr(), len };
         self.sim.copy(self.raw(0), copy).map_err(|error| error.to_string())?;
         self.allocator.free(carried, self.streams[0]).expect("it is ours");
         for other in 1..self.streams.len() {

@@ -4,8 +4,8 @@ use vramp_alloc::{
     Allocation, ArenaConfig, ArenaPolicy, Bytes, CapturedGraph, Config, Driver, GraphArena,
     StreamId,
 };
-use vramp_driver::sim::{Backing, Builder, Kernel, Simulator};
-use vramp_driver::{Copy, Stream};
+use vramp_driver::sim::{Contents, Kernel, Simulator, SimulatorBuilder};
+use vramp_driver::{DeviceCopy, Stream};
 
 use crate::common::Rig;
 pub use crate::common::range;
@@ -20,8 +20,8 @@ pub struct Stage {
     pub b: StreamId,
 }
 
-pub fn card() -> Builder {
-    Simulator::builder().backing(Backing::Stored).checked()
+pub fn card() -> SimulatorBuilder {
+    Simulator::builder().contents(Contents::Stored).checked()
 }
 
 impl Stage {
@@ -34,7 +34,7 @@ impl Stage {
         Stage::with(card(), Config { limit: Some(limit), ..Config::default() })
     }
 
-    pub fn with(card: Builder, config: Config) -> Stage {
+    pub fn with(card: SimulatorBuilder, config: Config) -> Stage {
         let rig = Rig::on(card, config);
         let a = rig.stream;
         let b = rig.allocator.create_stream().expect("a stream can be made");
@@ -97,7 +97,7 @@ impl Stage {
     /// As much as both have.
     pub fn copy(&self, stream: StreamId, from: &Allocation, to: &Allocation) {
         let len = from.len().min(to.len());
-        let copy = Copy { from: from.addr(), to: to.addr(), len };
+        let copy = DeviceCopy { from: from.addr(), to: to.addr(), len };
         self.rig.sim.copy(self.raw(stream), copy).expect("the stream takes work");
     }
 
@@ -142,7 +142,7 @@ impl Stage {
     pub fn audit(&self) {
         self.rig.allocator.audit().expect("every step keeps every invariant");
         assert_eq!(self.rig.sim.hazards(), []);
-        assert_eq!(self.rig.sim.fault(), None);
+        assert_eq!(self.rig.sim.device_loss(), None);
         self.rig.assert_accounts_agree();
     }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use vramp_alloc::{Allocation, Allocator, Bytes, Census, Config, Driver, Preset, StreamId};
 use vramp_core::AddrRange;
-use vramp_driver::sim::{Builder, LiveObjects, Simulator};
+use vramp_driver::sim::{LiveObjects, Simulator, SimulatorBuilder};
 use vramp_driver::{Call, Stream};
 
 pub const PAGE: Bytes = Bytes::mib(2);
@@ -36,7 +36,7 @@ impl Rig {
         Rig::on(Simulator::builder(), Config::preset(preset))
     }
 
-    pub fn on(builder: Builder, config: Config) -> Rig {
+    pub fn on(builder: SimulatorBuilder, config: Config) -> Rig {
         let sim = Arc::new(builder.build());
         let driver: Arc<dyn Driver> = Arc::clone(&sim) as Arc<dyn Driver>;
         let allocator = Allocator::new(driver, config).expect("the configuration is possible");

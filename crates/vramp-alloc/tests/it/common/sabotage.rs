@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use vramp_alloc::Driver;
 use vramp_driver::sim::Simulator;
-use vramp_driver::{Call, CaptureInfo, Event, GraphNode, Result, Stream, Wrapped, Wrapper};
+use vramp_driver::{Call, CaptureInfo, DriverResult, Event, GraphNode, Stream, Wrapped, Wrapper};
 
 /// A simulator that leaves out calls of one kind, and says that they went well.
 pub struct Saboteur {
     sim: Arc<Simulator>,
     left_out: Mutex<Option<Call>>,
-    /// The tips that each capture told, by its number.
+    /// Dependencies that each capture reported, by its number.
     told: Mutex<BTreeMap<u64, BTreeSet<GraphNode>>>,
 }
 
@@ -38,7 +38,7 @@ impl Saboteur {
 
 macro_rules! left_out {
     ($($call:ident => $method:ident($($argument:ident: $type:ty),*) -> $result:ty, $lie:expr;)*) => {
-        $(fn $method(&self $(, $argument: $type)*) -> Result<$result> {
+        $(fn $method(&self $(, $argument: $type)*) -> DriverResult<$result> {
             if self.leaves_out(Call::$call) {
                 return Ok($lie);
             }
@@ -54,14 +54,14 @@ impl Wrapper for Saboteur {
         &self.sim
     }
 
-    fn capture_info(&self, stream: Stream) -> Result<Option<CaptureInfo>> {
+    fn capture_info(&self, stream: Stream) -> DriverResult<Option<CaptureInfo>> {
         let mut info = self.sim.capture_info(stream)?;
-        if let Some(CaptureInfo { capture, tips }) = &mut info {
+        if let Some(CaptureInfo { capture, dependencies }) = &mut info {
             let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
             let all = told.entry(*capture).or_default();
-            all.extend(tips.iter().copied());
+            all.extend(dependencies.iter().copied());
             if self.leaves_out(Call::CaptureInfo) {
-                *tips = all.iter().copied().collect();
+                *dependencies = all.iter().copied().collect();
             }
         }
         Ok(info)

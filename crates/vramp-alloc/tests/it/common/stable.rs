@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use vramp_alloc::{Allocator, Bytes, Config, Preset, StableRange, StreamId};
 use vramp_core::AddrRange;
-use vramp_driver::sim::{Backing, Simulator};
-use vramp_driver::{Copy, Driver, Stream};
+use vramp_driver::sim::{Contents, Simulator};
+use vramp_driver::{DeviceCopy, Driver, Stream};
 
 use crate::common;
 
@@ -21,7 +21,7 @@ pub struct Rig {
 impl Rig {
     /// A card of which the allocator may have so much.
     pub fn limited(limit: Bytes) -> Rig {
-        let card = Simulator::builder().memory(Bytes::gib(1)).backing(Backing::Stored).checked();
+        let card = Simulator::builder().memory(Bytes::gib(1)).contents(Contents::Stored).checked();
         let config = Config { limit: Some(limit), ..Config::preset(Preset::Vramp) };
         let rig = common::Rig::on(card, config);
         let queue = rig.raw(rig.stream);
@@ -34,7 +34,7 @@ impl Rig {
     }
 
     pub fn copy(&self, from: AddrRange, to: AddrRange) {
-        let copy = Copy { from: from.start, to: to.start, len: from.len };
+        let copy = DeviceCopy { from: from.start, to: to.start, len: from.len };
         self.sim.copy(self.queue, copy).expect("the stream takes work");
         self.sim.synchronize_stream(self.queue).expect("its work is sound");
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use vramp_alloc::{Allocation, Allocator, Bytes, Driver, StreamId};
 use vramp_core::AddrRange;
-use vramp_driver::{Copy, Event, HostBuffer, HostSlice, Stream};
+use vramp_driver::{DeviceCopy, Event, HostBuffer, HostSlice, Stream};
 
 use super::random::Random;
 
@@ -197,7 +197,7 @@ impl<'a> Worker<'a> {
         let byte = if source != target && whole {
             let (byte, from_addr, last) = (from.byte, from.allocation.addr(), from.last);
             self.order(last, id)?;
-            self.driver.copy(stream, Copy { from: from_addr, to, len: Bytes::new(len) })?;
+            self.driver.copy(stream, DeviceCopy { from: from_addr, to, len: Bytes::new(len) })?;
             self.blocks[source].last = id;
             byte
         } else {

@@ -3,7 +3,7 @@
 use anyhow::{Result, anyhow, bail};
 use vramp_alloc::{Allocation, Bytes};
 use vramp_core::AddrRange;
-use vramp_driver::Copy;
+use vramp_driver::DeviceCopy;
 
 use super::Site;
 
@@ -69,9 +69,9 @@ impl Program {
             }
             if let Some(before) = last.as_ref().or(first.as_ref()) {
                 let len = Bytes::new(size.min(before.requested()).count() / 2);
-                driver.copy(queue, Copy { from: before.addr(), to: block.addr(), len })?;
+                driver.copy(queue, DeviceCopy { from: before.addr(), to: block.addr(), len })?;
             }
-            driver.copy(queue, Copy { from: block.addr(), to: at, len: size })?;
+            driver.copy(queue, DeviceCopy { from: block.addr(), to: at, len: size })?;
             at = at + size;
             let over = if first.is_none() { first.replace(block) } else { last.replace(block) };
             over.map_or(Ok(()), free)?;

@@ -10,7 +10,7 @@ use serde::Serialize;
 use vramp_alloc::{Bytes, Driver};
 use vramp_core::{AddrRange, DeviceAddr};
 use vramp_defer::{Access, DeferrableBuffer};
-use vramp_driver::{Copy, Event, Stream};
+use vramp_driver::{DeviceCopy, Event, Stream};
 
 use super::site::{Plain, Plan, Site};
 use super::{ROUNDS_LEAST, gigabytes, millis, ratio, size, time_is};
@@ -152,7 +152,7 @@ impl Load<'_> {
         let begun = driver.now_ns();
         for _ in 0..count {
             match work {
-                Work::Copy => driver.copy(queue, Copy { from, to, len: BLOCK })?,
+                Work::Copy => driver.copy(queue, DeviceCopy { from, to, len: BLOCK })?,
                 Work::Fill => driver.fill(queue, AddrRange::new(to, BLOCK), 1)?,
             }
         }

@@ -5,7 +5,7 @@ use serde::Serialize;
 use vramp_alloc::{Bytes, Driver, StreamId};
 use vramp_core::{AddrRange, DeviceAddr};
 use vramp_defer::{Access, DeferrableBuffer};
-use vramp_driver::{Copy, DeviceInfo, Stream};
+use vramp_driver::{DeviceCopy, DeviceInfo, Stream};
 
 use super::site::{Plain, Plan, Site};
 use super::{ROUNDS_LEAST, millis, ratio, size, time_is};
@@ -193,7 +193,7 @@ fn use_them(
     for AddrRange { start, len } in lease.addresses() {
         match writing {
             true => site.driver.fill(queue, AddrRange::new(start, len), 1)?,
-            false => site.driver.copy(queue, Copy { from: start, to: space, len })?,
+            false => site.driver.copy(queue, DeviceCopy { from: start, to: space, len })?,
         }
     }
     Ok(())

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use crate::common::blocks::{BLOCKS, MIB, space};
 use vramp_alloc::Driver;
 use vramp_core::{AddrRange, DeviceAddr};
-use vramp_driver::sim::{Backing, FaultPlan, Kernel, LiveObjects, LoggedCall, Simulator};
-use vramp_driver::{Call, CaptureMode, Place, Stream};
+use vramp_driver::sim::{Contents, FaultPlan, Kernel, LiveObjects, LoggedCall, Simulator};
+use vramp_driver::{Call, CaptureMode, MemoryLocation, Stream};
 use vramp_tiers::{
     Bytes, CancelToken, CopyDependency, HostAllocation, HostPool, HostPoolConfig, HostPoolError,
     MoveError, Mover, MoverConfig, ReservationManager, SpaceConfig, SpaceId, Transfer,
@@ -32,7 +32,7 @@ struct Bench {
 }
 
 fn simulator() -> Arc<Simulator> {
-    let builder = Simulator::builder().memory(Bytes::gib(1)).backing(Backing::Stored);
+    let builder = Simulator::builder().memory(Bytes::gib(1)).contents(Contents::Stored);
     Arc::new(builder.checked().logged(100_000).build())
 }
 
@@ -60,7 +60,7 @@ fn bench() -> Bench {
 fn memory(device: &Simulator, len: Bytes) -> AddrRange {
     let len = len.checked_round_up(device.info().limits.page).unwrap();
     let range = AddrRange::new(device.reserve(len, device.info().limits.page).unwrap(), len);
-    let handle = device.create(len, Place::Device).unwrap();
+    let handle = device.create(len, MemoryLocation::Device).unwrap();
     device.map(range.start, handle).unwrap();
     device.set_access(range).unwrap();
     device.release(handle).unwrap();
@@ -101,7 +101,7 @@ fn part(range: AddrRange, offset: u64, len: u64) -> AddrRange {
 
 fn no_hazards(device: &Simulator) {
     assert_eq!(device.hazards(), [], "accesses without order");
-    assert_eq!(device.fault(), None);
+    assert_eq!(device.device_loss(), None);
 }
 
 /// Calls that wait for more than one stream.

@@ -71,7 +71,7 @@ fn finished_on_a_stream_the_host_never_waits_and_a_kernel_behind_it_sees_the_byt
         let begun = bench.device.now_ns();
         let host = transfer.finish_on(stream).unwrap();
         let target = part(copy, 0, odd.len.count());
-        let onward = vramp_driver::Copy { from: odd.start, to: target.start, len: odd.len };
+        let onward = vramp_driver::DeviceCopy { from: odd.start, to: target.start, len: odd.len };
         bench.device.copy(stream, onward).unwrap();
         let took_ns = bench.device.now_ns() - begun;
         let copies_ns = (odd.len.count() as f64 / 55.6) as u64;
@@ -125,7 +125,7 @@ fn a_capturing_stream_is_refused_and_its_capture_goes_on() {
     assert_eq!(refused.error, MoveError::Capturing);
     // What was in flight has arrived, and nothing is.
     assert!(read(&refused.host, Bytes::ZERO, range.len) == bytes);
-    assert_eq!(bench.device.spoilt_captures(), 0);
+    assert_eq!(bench.device.invalidated_captures(), 0);
     bench.device.end_capture(stream).unwrap();
     no_hazards(&bench.device);
 }
