@@ -42,7 +42,7 @@ fn check_workload(workload: &Workload) {
                 let before = std::mem::replace(&mut blocks[block as usize], State::Pending);
                 assert!(before == State::Live, "request {index}");
             }
-            Request::UsesDone { block } => {
+            Request::FreeCompleted { block } => {
                 let before = std::mem::replace(&mut blocks[block as usize], State::Done);
                 assert!(before == State::Pending, "request {index}");
             }

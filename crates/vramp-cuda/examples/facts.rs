@@ -148,7 +148,7 @@ fn pinning(driver: &CudaDriver, len: Bytes) -> Outcome<Pinning> {
         let mut times: [Vec<f64>; 3] = Default::default();
         for _ in 0..TIMES {
             let memory = timed(&mut times[0], || {
-                HostMemory::new(len, None, pages).inspect(|memory| memory.touch(8))
+                HostMemory::new(len, None, pages).inspect(|memory| memory.prefault(8))
             })?;
             let buffer = timed(&mut times[1], || driver.register_host(&memory))?;
             timed(&mut times[2], || driver.free_host(buffer))?;

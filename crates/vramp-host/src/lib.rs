@@ -16,8 +16,8 @@ mod memory;
 pub mod topology;
 
 pub use disk::{
-    BlockIo, DISK_BLOCK, DirectFile, Direction, DiskError, DiskErrorKind, IoChoice, IoDone,
-    IoRequest, IoUnavailable, OpenedIo, OsCode, ThreadIo, Transfer, UringIo, Workers, move_whole,
-    open_io,
+    BlockIo, DISK_BLOCK, DirectFile, Direction, DiskError, DiskErrorKind, FileTransfer, IoChoice,
+    IoCompletion, IoRequest, IoUnavailable, OpenedIo, OsCode, ThreadIo, ThreadPool, UringIo,
+    open_io, submit_transfers,
 };
-pub use memory::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutsideMemory, PageKind};
+pub use memory::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutOfBounds, PageKind};

@@ -72,7 +72,7 @@ pub enum HostMemoryError {
 /// A part that does not lie within its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{len} from {offset} on do not lie in host memory of {whole}")]
-pub struct OutsideMemory {
+pub struct OutOfBounds {
     /// Where the part begins.
     pub offset: Bytes,
     /// How long it is.
@@ -103,7 +103,7 @@ unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
     /// `len` of memory, rounded up to whole pages of 4 KiB. The kernel gives each page when it is
-    /// first touched ([`touch`](HostMemory::touch)). 5 us.
+    /// first touched ([`prefault`](HostMemory::prefault)). 5 us.
     ///
     /// With a node, pages come from there or not at all.
     ///
@@ -170,17 +170,17 @@ impl HostMemory {
 
     /// Makes the kernel give all pages now, by `threads` threads at once. What it contains stays.
     /// With eight threads 22 us for each MiB in large pages, 0.28 ms in small ones.
-    pub fn touch(&self, threads: usize) {
+    pub fn prefault(&self, threads: usize) {
         let threads = threads.clamp(1, 64);
         let share = self.len.div_ceil(threads as u64).next_multiple_of(HUGE_PAGE);
         std::thread::scope(|scope| {
             for first in (0..self.len).step_by(share as usize) {
-                scope.spawn(move || self.touch_part(first, (first + share).min(self.len)));
+                scope.spawn(move || self.prefault_range(first, (first + share).min(self.len)));
             }
         });
     }
 
-    fn touch_part(&self, first: u64, end: u64) {
+    fn prefault_range(&self, first: u64, end: u64) {
         for at in (first..end).step_by(PAGE as usize) {
             let _alone = self.write_lock(at);
             // SAFETY: the page lies in the mapping.
@@ -216,7 +216,7 @@ impl HostMemory {
     ///
     /// # Errors
     /// They do not lie inside.
-    pub fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<(), OutsideMemory> {
+    pub fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<(), OutOfBounds> {
         self.check(offset, Bytes::new(into.len() as u64))?;
         self.for_stripes(offset, into.len(), |at, part| {
             let into = &mut into[part];
@@ -233,7 +233,7 @@ impl HostMemory {
     ///
     /// # Errors
     /// They do not lie inside.
-    pub fn write(&self, offset: Bytes, bytes: &[u8]) -> Result<(), OutsideMemory> {
+    pub fn write(&self, offset: Bytes, bytes: &[u8]) -> Result<(), OutOfBounds> {
         self.check(offset, Bytes::new(bytes.len() as u64))?;
         self.for_stripes(offset, bytes.len(), |at, part| {
             let from = &bytes[part];
@@ -251,12 +251,12 @@ impl HostMemory {
     ///
     /// # Errors
     /// The part does not lie inside.
-    pub fn pieces(
+    pub fn scan(
         &self,
         offset: Bytes,
         len: Bytes,
         mut look: impl FnMut(&[u8]),
-    ) -> Result<(), OutsideMemory> {
+    ) -> Result<(), OutOfBounds> {
         self.check(offset, len)?;
         // A copy through the cache of the processor, so that no reference points into the memory.
         let mut window = [0; 16 << 10];
@@ -271,10 +271,10 @@ impl HostMemory {
         Ok(())
     }
 
-    fn check(&self, offset: Bytes, len: Bytes) -> Result<(), OutsideMemory> {
+    fn check(&self, offset: Bytes, len: Bytes) -> Result<(), OutOfBounds> {
         match offset.checked_add(len) {
             Some(end) if end.count() <= self.len => Ok(()),
-            _ => Err(OutsideMemory { offset, len, whole: self.len() }),
+            _ => Err(OutOfBounds { offset, len, whole: self.len() }),
         }
     }
 
@@ -367,7 +367,7 @@ impl HostSpan {
         memory: &Arc<HostMemory>,
         offset: Bytes,
         len: Bytes,
-    ) -> Result<HostSpan, OutsideMemory> {
+    ) -> Result<HostSpan, OutOfBounds> {
         memory.check(offset, len)?;
         Ok(HostSpan { memory: Arc::clone(memory), offset, len })
     }
@@ -401,7 +401,7 @@ impl HostSpan {
     ///
     /// # Errors
     /// They do not lie inside.
-    pub fn part(&self, offset: Bytes, len: Bytes) -> Result<HostSpan, OutsideMemory> {
+    pub fn part(&self, offset: Bytes, len: Bytes) -> Result<HostSpan, OutOfBounds> {
         self.check(offset, len)?;
         let memory = Arc::clone(&self.memory);
         Ok(HostSpan { memory, offset: self.offset + offset, len })
@@ -411,7 +411,7 @@ impl HostSpan {
     ///
     /// # Errors
     /// They do not lie inside.
-    pub fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<(), OutsideMemory> {
+    pub fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<(), OutOfBounds> {
         self.check(offset, Bytes::new(into.len() as u64))?;
         self.memory.read(self.offset + offset, into)
     }
@@ -420,21 +420,21 @@ impl HostSpan {
     ///
     /// # Errors
     /// They do not lie inside.
-    pub fn write(&self, offset: Bytes, bytes: &[u8]) -> Result<(), OutsideMemory> {
+    pub fn write(&self, offset: Bytes, bytes: &[u8]) -> Result<(), OutOfBounds> {
         self.check(offset, Bytes::new(bytes.len() as u64))?;
         self.memory.write(self.offset + offset, bytes)
     }
 
-    /// Calls `look` with its bytes, piece by piece and in order. See [`HostMemory::pieces`].
-    pub fn pieces(&self, look: impl FnMut(&[u8])) {
-        let inside = self.memory.pieces(self.offset, self.len, look);
+    /// Calls `look` with its bytes, piece by piece and in order. See [`HostMemory::scan`].
+    pub fn scan(&self, look: impl FnMut(&[u8])) {
+        let inside = self.memory.scan(self.offset, self.len, look);
         inside.expect("a span lies in its memory from the start");
     }
 
-    fn check(&self, offset: Bytes, len: Bytes) -> Result<(), OutsideMemory> {
+    fn check(&self, offset: Bytes, len: Bytes) -> Result<(), OutOfBounds> {
         match offset.checked_add(len) {
             Some(end) if end <= self.len => Ok(()),
-            _ => Err(OutsideMemory { offset, len, whole: self.len }),
+            _ => Err(OutOfBounds { offset, len, whole: self.len }),
         }
     }
 }
@@ -453,7 +453,7 @@ mod tests {
     fn memory_is_zero_at_first_and_keeps_what_is_written_across_stripes() {
         let memory = HostMemory::new(Bytes::mib(3), None, PageKind::Transparent).unwrap();
         assert_eq!(memory.as_ptr() as u64 % HUGE_PAGE, 0);
-        memory.touch(2);
+        memory.prefault(2);
         let pattern: Vec<u8> = (0..STRIPE + 2).map(|i| (i % 251) as u8).collect();
         memory.write(Bytes::new(STRIPE - 1), &pattern).unwrap();
         let mut back = vec![7; pattern.len() + 2];
@@ -462,7 +462,7 @@ mod tests {
         assert_eq!(back[1..=pattern.len()], pattern);
         let mut seen = Vec::new();
         let span = HostSpan::new(&memory, Bytes::new(STRIPE - 1), Bytes::new(STRIPE + 2)).unwrap();
-        span.pieces(|piece| seen.extend_from_slice(piece));
+        span.scan(|piece| seen.extend_from_slice(piece));
         assert_eq!(seen, pattern);
     }
 

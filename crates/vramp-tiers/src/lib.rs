@@ -104,4 +104,4 @@ pub use movers::{
     StagedTransfer, Transfer, TransferBuilder, TransferProgress, UnmeasuredLink,
 };
 pub use vramp_core::Bytes;
-pub use vramp_host::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutsideMemory, PageKind};
+pub use vramp_host::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutOfBounds, PageKind};

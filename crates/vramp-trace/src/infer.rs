@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use vramp_core::{Bytes, DeviceAddr};
 
-use crate::builder::SIZE_MAX;
+use crate::trace::SIZE_MAX;
 use crate::{Block, BlockState, Event, EventKind, Segment, StackId, StreamIndex, Trace};
 
 /// PyTorch's names for segments go by this size; it is the page of every card measured too.

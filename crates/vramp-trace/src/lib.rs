@@ -1,54 +1,64 @@
-//! Recorded workloads: what a program asked of a GPU's memory, and when.
+//! Recorded GPU memory workloads: traces, their file formats, and the requests to replay.
 //!
 //! 1. [`read_trace`] reads a PyTorch memory snapshot, an RMM log or a `.vtrace` file.
-//! 2. A [`Trace`] is a recording as it was found: events, stacks, settings, the last state.
-//!    [`Trace::write_vtrace`] keeps it in this project's own compact format.
-//!    [`Trace::write_snapshot`] makes it a PyTorch snapshot again, [`Trace::write_perfetto`] a
-//!    timeline.
-//! 3. A [`Workload`] is what one device of it needs to be replayed: requests on numbered blocks,
-//!    with everything the recording left out repaired and counted.
+//! 2. A [`Trace`] holds the recording unchanged: events, call stacks, allocator settings and the
+//!    segments at its end. [`Trace::write_vtrace`] writes the compact format of this project,
+//!    [`Trace::write_snapshot`] a PyTorch snapshot, [`Trace::write_perfetto`] a timeline.
+//! 3. A [`Workload`] is the sequence of requests on one device. Requests name blocks by number
+//!    instead of address. [`Repairs`] counts what had to be added or left out, because recordings
+//!    begin in the middle and lose events.
 //!
-//! ```
+#![cfg_attr(feature = "formats", doc = "```")]
+#![cfg_attr(not(feature = "formats"), doc = "```ignore")]
 //! use vramp_core::Bytes;
-//! use vramp_trace::{ReadLimits, Workload, read};
+//! use vramp_trace::{ReadError, ReadLimits, Workload, read};
 //!
 //! let log = "Thread,Time,Action,Pointer,Size,Stream
 //! 1,16:06:30.678500,allocate,0x7f2e40000000,1024,0x0
 //! 1,16:06:30.678600,allocate,0x7f2e40000400,4096,0x0
-//! 1,16:06:30.678700,free,0x7f2e40000000,1024,0x0";
+//! 1,16:06:30.678700,free,0x7f2e40000000,1024,0x0
+//! 1,16:06:30.678800,free,0x7f2e40008000,2048,0x0";
 //! let trace = read(log.as_bytes(), &ReadLimits::default())?;
 //! let workload = Workload::from_trace(&trace, 0);
-//! assert_eq!(workload.blocks, 2);
-//! assert_eq!(workload.peak_live, Bytes::kib(5));
-//! # Ok::<(), vramp_trace::ReadError>(())
+//! assert_eq!(workload.peak_live, Bytes::kib(7));
+//!
+//! // The last line frees a block that was allocated before the log began.
+//! assert_eq!(workload.blocks, 3);
+//! assert_eq!(workload.repairs.blocks_known_from_free, 1);
+//!
+//! // Untrusted files: limits bound time and memory, and an error says which limit was reached.
+//! let limits = ReadLimits { events: 2, ..ReadLimits::default() };
+//! let error = read(log.as_bytes(), &limits).unwrap_err();
+//! assert!(matches!(error, ReadError::Limit { limit: "events", .. }));
+//!
+//! // For PyTorch's viewers. A log has no segments, so they are inferred from the events.
+//! let mut trace = trace;
+//! trace.infer_segments();
+//! let mut file = Vec::new();
+//! trace.write_snapshot(&mut file)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A running allocator records into a [`History`], which makes a trace of its last events.
+//! A running allocator records into a [`History`], a ring of its last events.
 //!
-//! Reading costs what [`ReadLimits`] allows and no more, whatever the file holds.
+//! Feature `formats` (default): reading and writing files. Without it the crate has the trace types,
+//! [`Workload`] and [`History`], and depends on no parser or compressor.
 //!
-//! Deliberately absent: allocators and replay. This crate only says what was asked.
+//! Deliberately absent: allocators and replay.
 #![forbid(unsafe_code)]
 
-mod builder;
-mod check;
-mod error;
+#[cfg(feature = "formats")]
+mod formats;
 mod history;
 mod infer;
-mod input;
-mod perfetto;
-mod pickle;
-mod read;
 mod repairs;
-mod rmm;
 mod stacks;
 mod trace;
-mod vtrace;
 mod workload;
 
-pub use error::{ReadError, ReadLimits};
+#[cfg(feature = "formats")]
+pub use formats::{Format, ReadError, ReadLimits, read, read_trace};
 pub use history::{History, HistorySize, Record};
-pub use read::{Format, read, read_trace};
 pub use repairs::Repairs;
 pub use stacks::{Frame, Stacks};
 pub use trace::{

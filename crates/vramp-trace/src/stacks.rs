@@ -65,10 +65,6 @@ impl Stacks {
         frames.iter().map(|&frame| (frame as usize, self.frame(frame)))
     }
 
-    pub(crate) fn frame_count(&self) -> usize {
-        self.frames.len()
-    }
-
     fn frame(&self, index: u32) -> Frame<'_> {
         let key = self.frames[index as usize];
         Frame {

@@ -5,7 +5,15 @@ use std::num::NonZeroU32;
 use vramp_core::{Bytes, DeviceAddr};
 
 use crate::Stacks;
-use crate::builder::size;
+
+/// Largest size in a recording: 64 PiB, so that the sum of a few hundred blocks fits in 64 bits. The
+/// largest address space in use is 128 PiB.
+pub(crate) const SIZE_MAX: u64 = 1 << 56;
+
+/// Returns `count` as a size, or `None` if it exceeds [`SIZE_MAX`].
+pub(crate) fn size(count: u64) -> Option<Bytes> {
+    (count <= SIZE_MAX).then(|| Bytes::new(count))
+}
 
 /// A recording of what a program asked of its GPUs.
 ///

@@ -3,7 +3,7 @@
 //! Recordings begin in the middle and lose events. Life of a block here:
 //! 1. `Alloc`, or placed before the first event if the recording began later;
 //! 2. `Free`: the program is done with it (PyTorch's `free_requested`);
-//! 3. `UsesDone`: no stream touches it any more (`free_completed`).
+//! 3. `FreeCompleted`: no stream touches it any more (`free_completed`).
 //!
 //! Steps 2 and 3 may be missing at the end, never out of order, never twice.
 
@@ -26,13 +26,13 @@ pub enum Request {
         /// Index into [`Workload::streams`].
         stream: u32,
     },
-    /// The program gives the block back; other streams may still work on it until `UsesDone`.
+    /// The program gives the block back; other streams may still work on it until `FreeCompleted`.
     Free {
         /// Which block.
         block: u32,
     },
     /// All work on the freed block is complete.
-    UsesDone {
+    FreeCompleted {
         /// Which block.
         block: u32,
     },
@@ -56,7 +56,7 @@ pub struct Workload {
     pub device: u32,
     /// Raw stream numbers, in the order of their first request.
     pub streams: Vec<u64>,
-    /// Everything asked, in order. Every `Free` follows its `Alloc`, every `UsesDone` its `Free`.
+    /// Everything asked, in order. Every `Free` follows its `Alloc`, every `FreeCompleted` its `Free`.
     pub requests: Vec<Request>,
     /// How many blocks there are; numbers run from zero, in the order of their `Alloc`.
     pub blocks: u32,
@@ -102,7 +102,7 @@ impl Workload {
     }
 
     /// Where a block lay that was held before the first event; `None` for later ones.
-    pub fn address_before(&self, block: u32) -> Option<DeviceAddr> {
+    pub fn initial_address(&self, block: u32) -> Option<DeviceAddr> {
         self.earlier.get(block as usize).copied()
     }
 
@@ -180,11 +180,11 @@ impl Builder {
                 State::Live => {
                     self.repairs.frees_lost += 1;
                     self.push(at, Request::Free { block: before.block });
-                    self.push(at, Request::UsesDone { block: before.block });
+                    self.push(at, Request::FreeCompleted { block: before.block });
                 }
                 State::Pending => {
                     self.repairs.completions_lost += 1;
-                    self.push(at, Request::UsesDone { block: before.block });
+                    self.push(at, Request::FreeCompleted { block: before.block });
                 }
                 State::Done => {}
             }
@@ -233,7 +233,7 @@ impl Builder {
                 self.earlier_block(event, State::Done, true)
             }
         };
-        self.push(at, Request::UsesDone { block });
+        self.push(at, Request::FreeCompleted { block });
     }
 
     fn block_at_end(&mut self, block: &Block, stream: StreamIndex) {
@@ -330,7 +330,7 @@ fn renumber(requests: &mut [Request], blocks: u32, trace: &Trace) -> Vec<u64> {
                 next_block += 1;
                 stream_number(stream);
             }
-            Request::Free { block } | Request::UsesDone { block } => {
+            Request::Free { block } | Request::FreeCompleted { block } => {
                 *block = new_block[*block as usize];
             }
             Request::Oom { stream, .. } => stream_number(stream),
@@ -354,7 +354,7 @@ fn peak(requests: &[Request], blocks: u32) -> (Bytes, usize) {
                 }
             }
             Request::Free { block } => live -= u128::from(sizes[block as usize]),
-            Request::UsesDone { .. } | Request::Oom { .. } => {}
+            Request::FreeCompleted { .. } | Request::Oom { .. } => {}
         }
     }
     (Bytes::new(u64::try_from(peak).unwrap_or(u64::MAX)), peak_at)

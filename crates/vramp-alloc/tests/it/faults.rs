@@ -106,7 +106,7 @@ fn replay(workload: &Workload, rig: &Rig, audit: bool) -> u64 {
             }
             Request::Free { block } => {
                 held.remove(&block).map_or(Ok(()), |(allocation, stream)| {
-                    if workload.requests.get(index + 1) != Some(&Request::UsesDone { block }) {
+                    if workload.requests.get(index + 1) != Some(&Request::FreeCompleted { block }) {
                         for &user in &streams {
                             rig.allocator.record_use(&allocation, user).expect("the block is held");
                         }
@@ -114,7 +114,7 @@ fn replay(workload: &Workload, rig: &Rig, audit: bool) -> u64 {
                     rig.allocator.free(allocation, stream).map(drop).map_err(drop)
                 })
             }
-            Request::UsesDone { .. } | Request::Oom { .. } => Ok(()),
+            Request::FreeCompleted { .. } | Request::Oom { .. } => Ok(()),
         };
         failed += look_at(rig, audit, result);
     }

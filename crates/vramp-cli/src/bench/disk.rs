@@ -10,8 +10,8 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 use vramp_alloc::Bytes;
 use vramp_host::{
-    BlockIo, DirectFile, Direction, DiskError, HostMemory, HostSpan, IoChoice, IoUnavailable,
-    OpenedIo, PageKind, Transfer, move_whole, open_io,
+    BlockIo, DirectFile, Direction, DiskError, FileTransfer, HostMemory, HostSpan, IoChoice,
+    IoUnavailable, OpenedIo, PageKind, open_io, submit_transfers,
 };
 use vramp_tiers::{
     ChargeTo, CompressionConfig, DiskConfig, DiskStore, DiskTransfer, ReservationManager,
@@ -198,7 +198,7 @@ impl<'a> Site<'a> {
         }
         let memory = |data: Data, seed: u64| -> Result<HostSpan> {
             let memory = HostMemory::new(WINDOW, None, PageKind::default())?;
-            memory.touch(4);
+            memory.prefault(4);
             let span = HostSpan::new(&memory, Bytes::ZERO, WINDOW)?;
             let mut random = fastrand::Rng::with_seed(seed);
             let mut bytes = vec![0; 1 << 20];
@@ -232,7 +232,7 @@ impl<'a> Site<'a> {
     /// Plain transfers of blocks, as many at a time as the engine takes.
     fn plain(&self, lane: &mut Lane, io: &Arc<dyn BlockIo>) -> Result<()> {
         let path = self.dir().join("vramp-bench.data");
-        let file = DirectFile::create_hidden(&path)?;
+        let file = DirectFile::create_unnamed(&path)?;
         io.preallocate(&file, self.total)?;
         let file = Arc::new(file);
         lane.direct = file.is_direct();
@@ -240,7 +240,7 @@ impl<'a> Site<'a> {
         lane.read_ns.push(self.plain_way(io, &file, Direction::Read)?);
         for at in self.starts(STEP) {
             let into = Site::part(&self.into, at, STEP);
-            file.move_now(Direction::Read, at, &into)?;
+            file.transfer_now(Direction::Read, at, &into)?;
             self.compare(lane.data, at, &into)?;
         }
         Ok(())
@@ -260,7 +260,7 @@ impl<'a> Site<'a> {
         let (tell, told) = channel::<Result<(), DiskError>>();
         let mut transfers = self.starts(block).map(|offset| {
             let tell = tell.clone();
-            Transfer {
+            FileTransfer {
                 file: Arc::clone(file),
                 offset,
                 span: Site::part(window, offset, block),
@@ -270,10 +270,10 @@ impl<'a> Site<'a> {
             }
         });
         let begun = Instant::now();
-        move_whole(io, transfers.by_ref().take(io.depth()));
+        submit_transfers(io, transfers.by_ref().take(io.depth()));
         for _ in self.starts(block) {
             told.recv().context("each transfer is answered")??;
-            move_whole(io, transfers.next());
+            submit_transfers(io, transfers.next());
         }
         Ok(nanos(begun.elapsed()))
     }
@@ -355,7 +355,7 @@ impl<'a> Site<'a> {
         let from = Site::part(self.from(data), at, STEP);
         let (mut done, mut expected) = (Bytes::ZERO, Vec::new());
         let mut alike = true;
-        into.pieces(|found| {
+        into.scan(|found| {
             expected.resize(found.len(), 0);
             from.read(done, &mut expected).expect("both are one step");
             alike &= found == expected;

@@ -133,7 +133,7 @@ impl Job {
                 }
                 Request::Free { .. } => older_freed += 1,
                 // Uses end when the graph has run; the recorded allocator was told later.
-                Request::UsesDone { .. } | Request::Oom { .. } => {}
+                Request::FreeCompleted { .. } | Request::Oom { .. } => {}
             }
         }
         if total > u128::from(MOST.count()) {

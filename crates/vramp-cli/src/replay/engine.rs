@@ -293,10 +293,10 @@ impl<'a> Run<'a> {
                     self.free(block, lingers)?;
                 }
             }
-            Request::UsesDone { block } if self.held[block as usize].is_some() => {
+            Request::FreeCompleted { block } if self.held[block as usize].is_some() => {
                 self.free(block, false)?;
             }
-            Request::UsesDone { block } => self.uses_done(block),
+            Request::FreeCompleted { block } => self.uses_done(block),
             // The recorded allocator failed and took nothing; the program went on without.
             Request::Oom { .. } => {}
         }
@@ -321,7 +321,7 @@ impl<'a> Run<'a> {
                 None => self.allocator.create_stream()?,
             };
             let held = earlier.blocks.iter().filter_map(|&block| {
-                Some((self.workload.address_before(block)?, sizes[block as usize]))
+                Some((self.workload.initial_address(block)?, sizes[block as usize]))
             });
             let held = held.collect();
             let (start, len) = (earlier.start, earlier.len);
@@ -488,7 +488,7 @@ impl<'a> Run<'a> {
 
 /// True if uses of `block`, freed at `index`, go on after it.
 pub(crate) fn lingers(requests: &[Request], index: usize, block: u32) -> bool {
-    requests.get(index + 1) != Some(&Request::UsesDone { block })
+    requests.get(index + 1) != Some(&Request::FreeCompleted { block })
 }
 
 fn any_lingers(requests: &[Request]) -> bool {

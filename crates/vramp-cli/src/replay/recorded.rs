@@ -153,7 +153,7 @@ fn live_before(workload: &Workload, event: usize) -> Bytes {
     requests.fold(Bytes::ZERO, |live, (_, request)| match *request {
         Request::Alloc { size, .. } => live + size,
         Request::Free { block } => live - sizes[block as usize],
-        Request::UsesDone { .. } | Request::Oom { .. } => live,
+        Request::FreeCompleted { .. } | Request::Oom { .. } => live,
     })
 }
 

@@ -39,7 +39,7 @@ pub(super) fn earlier_segments(trace: &Trace, workload: &Workload) -> Vec<Earlie
     }
     for request in &workload.requests {
         let &Request::Alloc { block, .. } = request else { continue };
-        let Some(at) = workload.address_before(block) else { break };
+        let Some(at) = workload.initial_address(block) else { break };
         if let Some((start, found)) = segments.range_mut(..=at).next_back()
             && at < *start + found.len
         {

@@ -166,7 +166,7 @@ impl Outcome {
                 notes.push(format!("{} is at node {node}, which is not here", host.id()));
             }
         }
-        notes.extend(topology.remarks.iter().map(ToString::to_string));
+        notes.extend(topology.warnings.iter().map(ToString::to_string));
         Ok(Outcome {
             simulated: cards.simulated,
             fell_back: cards.fell_back.clone(),

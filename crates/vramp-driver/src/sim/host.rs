@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vramp_core::Bytes;
 
-use vramp_host::{HostMemory, OutsideMemory};
+use vramp_host::{HostMemory, OutOfBounds};
 
 use super::bytes::Content;
 use super::refusal::{Outcome, Refusal};
@@ -51,7 +51,7 @@ impl HostBytes {
     }
 }
 
-fn inside(result: Result<(), OutsideMemory>) {
+fn inside(result: Result<(), OutOfBounds>) {
     result.expect(CHECKED);
 }
 

@@ -56,7 +56,7 @@ impl DirectFile {
     ///
     /// # Errors
     /// As [`create`](DirectFile::create).
-    pub fn create_hidden(path: &Path) -> Result<DirectFile, DiskError> {
+    pub fn create_unnamed(path: &Path) -> Result<DirectFile, DiskError> {
         let dir = path.parent().unwrap_or(Path::new("."));
         match options().custom_flags(libc::O_TMPFILE).open(dir) {
             Ok(file) => DirectFile::own(file, path, false),
@@ -136,7 +136,7 @@ impl DirectFile {
         while at < len {
             let now = (len - at).min(zeros.len());
             let span = HostSpan::new(&zeros, Bytes::ZERO, now).expect("no more than there is");
-            self.move_now(Direction::Write, at, &span)?;
+            self.transfer_now(Direction::Write, at, &span)?;
             at += now;
         }
         Ok(())
@@ -146,7 +146,7 @@ impl DirectFile {
     ///
     /// # Errors
     /// What the disk says. Some of it may have moved.
-    pub fn move_now(
+    pub fn transfer_now(
         &self,
         direction: Direction,
         offset: Bytes,
@@ -283,9 +283,9 @@ mod tests {
         assert!(file.is_empty().unwrap());
         file.preallocate(Bytes::mib(1)).unwrap();
         assert_eq!(file.len().unwrap(), Bytes::mib(1));
-        file.move_now(Direction::Write, DISK_BLOCK, &page(7)).unwrap();
+        file.transfer_now(Direction::Write, DISK_BLOCK, &page(7)).unwrap();
         let back = page(0);
-        file.move_now(Direction::Read, DISK_BLOCK, &back).unwrap();
+        file.transfer_now(Direction::Read, DISK_BLOCK, &back).unwrap();
         let mut bytes = [0; 4096];
         back.read(Bytes::ZERO, &mut bytes).unwrap();
         assert_eq!(bytes, [7; 4096]);
@@ -311,12 +311,12 @@ mod tests {
     #[test]
     fn a_hidden_file_never_has_a_name_and_keeps_what_is_written() {
         let dir = tempfile::tempdir().unwrap();
-        let file = DirectFile::create_hidden(&dir.path().join("a")).unwrap();
+        let file = DirectFile::create_unnamed(&dir.path().join("a")).unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         file.preallocate(Bytes::mib(1)).unwrap();
-        file.move_now(Direction::Write, Bytes::ZERO, &page(7)).unwrap();
+        file.transfer_now(Direction::Write, Bytes::ZERO, &page(7)).unwrap();
         let back = page(0);
-        file.move_now(Direction::Read, Bytes::ZERO, &back).unwrap();
+        file.transfer_now(Direction::Read, Bytes::ZERO, &back).unwrap();
         let mut byte = [0];
         back.read(Bytes::ZERO, &mut byte).unwrap();
         assert_eq!(byte, [7]);
@@ -343,7 +343,7 @@ mod tests {
     fn reading_past_the_end_says_that_the_file_is_short() {
         let dir = tempfile::tempdir().unwrap();
         let file = DirectFile::create(&dir.path().join("a")).unwrap();
-        let error = file.move_now(Direction::Read, Bytes::ZERO, &page(0)).unwrap_err();
+        let error = file.transfer_now(Direction::Read, Bytes::ZERO, &page(0)).unwrap_err();
         assert_eq!(error.kind, DiskErrorKind::Short);
     }
 

@@ -27,7 +27,7 @@ impl Direction {
 
 /// Told once how many bytes one call of the kernel moved, or why none. Called in a thread of the
 /// engine, which waits meanwhile: it shall be quick, and may submit more.
-pub type IoDone = Box<dyn FnOnce(Result<Bytes, OsCode>) + Send>;
+pub type IoCompletion = Box<dyn FnOnce(Result<Bytes, OsCode>) + Send>;
 
 /// One call of the kernel.
 pub struct IoRequest {
@@ -40,7 +40,7 @@ pub struct IoRequest {
     /// Which way.
     pub direction: Direction,
     /// Who is told.
-    pub done: IoDone,
+    pub done: IoCompletion,
 }
 
 /// Moves bytes between files and host memory, many requests at once and in no order.

@@ -1,11 +1,11 @@
 //! The engine for any kernel: threads that call and wait.
 
-use super::{BlockIo, IoRequest, IoUnavailable, OsCode, Workers};
+use super::{BlockIo, IoRequest, IoUnavailable, OsCode, ThreadPool};
 
 /// One call of the kernel at a time in each of some threads.
 #[derive(Debug)]
 pub struct ThreadIo {
-    workers: Workers,
+    workers: ThreadPool,
 }
 
 impl ThreadIo {
@@ -14,7 +14,7 @@ impl ThreadIo {
     /// # Errors
     /// The kernel gives no thread.
     pub fn new(depth: usize) -> Result<ThreadIo, IoUnavailable> {
-        let workers = Workers::new("vramp-disk", depth);
+        let workers = ThreadPool::new("vramp-disk", depth);
         let failed = |error| IoUnavailable { engine: "threads", code: OsCode::of(&error) };
         Ok(ThreadIo { workers: workers.map_err(failed)? })
     }

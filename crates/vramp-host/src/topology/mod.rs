@@ -44,8 +44,8 @@ pub use nic::{Nic, NicCheck};
 pub use node::NodeInfo;
 pub use path::{PathType, PciPath};
 pub use pci::{LinkState, ParsePciAddressError, PciAddress, PciDevice, PciLink};
-pub use tree::{Problem, Remark};
-pub use visible::{Ignored, MigId, ParseMigIdError, VisibleDevice, VisibleDevices, WhyIgnored};
+pub use tree::{Problem, Warning};
+pub use visible::{IgnoreReason, Ignored, MigId, ParseMigIdError, VisibleDevice, VisibleDevices};
 
 use crate::NumaNode;
 use tree::Tree;
@@ -65,7 +65,7 @@ pub struct Topology {
     /// The mounted file systems.
     pub mounts: Vec<Mount>,
     /// What was there and could not be made sense of.
-    pub remarks: Vec<Remark>,
+    pub warnings: Vec<Warning>,
 }
 
 /// Why nothing is known of a machine.
@@ -105,9 +105,9 @@ impl Topology {
             disks: disk::read(&mut tree, &mounts),
             nics: nic::read(&mut tree),
             mounts,
-            remarks: tree.remarks,
+            warnings: tree.warnings,
         };
-        let Topology { gpus, nodes, disks, nics, mounts, remarks: _ } = &topology;
+        let Topology { gpus, nodes, disks, nics, mounts, warnings: _ } = &topology;
         if gpus.is_empty()
             && nodes.is_empty()
             && disks.is_empty()

@@ -10,7 +10,7 @@ const LONGEST_FILE: u64 = 16 << 20;
 
 /// Something that was there and could not be made sense of.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Remark {
+pub struct Warning {
     /// The file, with the root before it.
     pub path: PathBuf,
     /// What was wrong with it.
@@ -32,7 +32,7 @@ pub enum Problem {
     },
 }
 
-impl fmt::Display for Remark {
+impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path.display();
         match &self.problem {
@@ -42,15 +42,15 @@ impl fmt::Display for Remark {
     }
 }
 
-/// The files below a root, and what there is to remark on those that were read.
+/// The files below a root, and what there is to warning on those that were read.
 pub(super) struct Tree<'a> {
     root: &'a Path,
-    pub(super) remarks: Vec<Remark>,
+    pub(super) warnings: Vec<Warning>,
 }
 
 impl<'a> Tree<'a> {
     pub(super) fn new(root: &'a Path) -> Tree<'a> {
-        Tree { root, remarks: Vec::new() }
+        Tree { root, warnings: Vec::new() }
     }
 
     /// What a file says, without space around it. `None` if it is not there, or the kernel has no
@@ -65,13 +65,13 @@ impl<'a> Tree<'a> {
         match read {
             Ok(_) => Some(String::from_utf8_lossy(&bytes).trim().to_owned()),
             Err(error) => {
-                self.remark_unless_unknown(full, &error);
+                self.warn_unless_absent(full, &error);
                 None
             }
         }
     }
 
-    /// What a file says, understood. `None` with a remark if it is not understood.
+    /// What a file says, understood. `None` with a warning if it is not understood.
     pub(super) fn parsed<T>(
         &mut self,
         path: &str,
@@ -88,8 +88,8 @@ impl<'a> Tree<'a> {
     /// Remarks that a file says something odd.
     pub(super) fn malformed(&mut self, path: &str, text: &str) {
         let text = text.chars().take(80).collect();
-        let remark = Remark { path: self.root.join(path), problem: Problem::Malformed { text } };
-        self.remarks.push(remark);
+        let warning = Warning { path: self.root.join(path), problem: Problem::Malformed { text } };
+        self.warnings.push(warning);
     }
 
     /// The names in a folder, sorted. Empty if there is no such folder.
@@ -100,7 +100,7 @@ impl<'a> Tree<'a> {
                 entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect()
             }
             Err(error) => {
-                self.remark_unless_unknown(full, &error);
+                self.warn_unless_absent(full, &error);
                 Vec::new()
             }
         };
@@ -119,7 +119,7 @@ impl<'a> Tree<'a> {
     }
 
     /// `EINVAL` and its like are how drivers say that they do not know.
-    fn remark_unless_unknown(&mut self, path: PathBuf, error: &io::Error) {
+    fn warn_unless_absent(&mut self, path: PathBuf, error: &io::Error) {
         let unknown = matches!(
             error.kind(),
             io::ErrorKind::NotFound
@@ -129,7 +129,7 @@ impl<'a> Tree<'a> {
         );
         if !unknown {
             let problem = Problem::Unreadable { reason: error.to_string() };
-            self.remarks.push(Remark { path, problem });
+            self.warnings.push(Warning { path, problem });
         }
     }
 }

@@ -110,20 +110,20 @@ pub struct Ignored {
     /// What it says.
     pub text: String,
     /// Why it shows nothing.
-    pub why: WhyIgnored,
+    pub reason: IgnoreReason,
 }
 
 impl fmt::Display for Ignored {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "'{}' in CUDA_VISIBLE_DEVICES shows nothing: {}", self.text, self.why)
+        write!(f, "'{}' in CUDA_VISIBLE_DEVICES shows nothing: {}", self.text, self.reason)
     }
 }
 
 /// Why an entry shows nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WhyIgnored {
+pub enum IgnoreReason {
     /// It is no number and no UUID.
-    NoDevice,
+    NotADevice,
     /// Its number is none of a card.
     OutOfRange {
         /// How many cards there are.
@@ -137,34 +137,34 @@ pub enum WhyIgnored {
         matches: usize,
     },
     /// It is of another form than the first.
-    OtherForm,
+    MixedForms,
     /// It comes behind an entry that is no card.
-    Behind,
+    AfterInvalid,
     /// It comes behind a part of a card, of which only one is shown.
-    SecondMig,
+    ExtraMig,
     /// Its card is named before. That hides all cards.
-    Twice,
+    Duplicate,
     /// Some card is named twice. That hides all cards.
-    HiddenByTwice,
+    HiddenByDuplicate,
 }
 
-impl fmt::Display for WhyIgnored {
+impl fmt::Display for IgnoreReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            WhyIgnored::NoDevice => write!(f, "it is no number, no GPU- and no MIG- name"),
-            WhyIgnored::OutOfRange { count: 0 } => write!(f, "there is no card"),
-            WhyIgnored::OutOfRange { count } => {
+            IgnoreReason::NotADevice => write!(f, "it is no number, no GPU- and no MIG- name"),
+            IgnoreReason::OutOfRange { count: 0 } => write!(f, "there is no card"),
+            IgnoreReason::OutOfRange { count } => {
                 write!(f, "the cards are numbered 0 to {}", count - 1)
             }
-            WhyIgnored::UnknownUuid => write!(f, "no card's UUID begins so"),
-            WhyIgnored::AmbiguousUuid { matches } => {
+            IgnoreReason::UnknownUuid => write!(f, "no card's UUID begins so"),
+            IgnoreReason::AmbiguousUuid { matches } => {
                 write!(f, "the UUIDs of {matches} cards begin so: write more of it")
             }
-            WhyIgnored::OtherForm => write!(f, "the first entry is of another form"),
-            WhyIgnored::Behind => write!(f, "it comes behind an entry that is no card"),
-            WhyIgnored::SecondMig => write!(f, "CUDA shows only one part of a card"),
-            WhyIgnored::Twice => write!(f, "the card is named twice, which hides all cards"),
-            WhyIgnored::HiddenByTwice => write!(f, "another card is named twice"),
+            IgnoreReason::MixedForms => write!(f, "the first entry is of another form"),
+            IgnoreReason::AfterInvalid => write!(f, "it comes behind an entry that is no card"),
+            IgnoreReason::ExtraMig => write!(f, "CUDA shows only one part of a card"),
+            IgnoreReason::Duplicate => write!(f, "the card is named twice, which hides all cards"),
+            IgnoreReason::HiddenByDuplicate => write!(f, "another card is named twice"),
         }
     }
 }
@@ -221,7 +221,7 @@ impl VisibleDevices {
         for (position, &entry) in entries.iter().enumerate() {
             let outcome = match over {
                 Some(why) => Err(why),
-                None if Form::of(entry) != form => Err(WhyIgnored::OtherForm),
+                None if Form::of(entry) != form => Err(IgnoreReason::MixedForms),
                 None => device(entry, form, uuids),
             };
             match outcome {
@@ -230,11 +230,11 @@ impl VisibleDevices {
                 }
                 Ok(device) => {
                     found.devices.push(device);
-                    over = (form == Form::Mig).then_some(WhyIgnored::SecondMig);
+                    over = (form == Form::Mig).then_some(IgnoreReason::ExtraMig);
                 }
-                Err(why) => {
-                    found.ignored.push(Ignored { position, text: entry.to_owned(), why });
-                    over = over.or(Some(WhyIgnored::Behind));
+                Err(reason) => {
+                    found.ignored.push(Ignored { position, text: entry.to_owned(), reason });
+                    over = over.or(Some(IgnoreReason::AfterInvalid));
                 }
             }
         }
@@ -250,12 +250,12 @@ impl VisibleDevices {
     }
 }
 
-fn device(entry: &str, form: Form, uuids: &[Option<&str>]) -> Result<VisibleDevice, WhyIgnored> {
+fn device(entry: &str, form: Form, uuids: &[Option<&str>]) -> Result<VisibleDevice, IgnoreReason> {
     match form {
         Form::Number => number(entry, uuids.len()).map(VisibleDevice::Gpu),
         Form::Gpu => with_uuid(entry, uuids).map(VisibleDevice::Gpu),
         Form::Mig => {
-            let id: MigId = entry.parse().map_err(|_| WhyIgnored::NoDevice)?;
+            let id: MigId = entry.parse().map_err(|_| IgnoreReason::NotADevice)?;
             let gpu = match &id {
                 MigId::Uuid(_) => None,
                 MigId::Instance { gpu, .. } => with_uuid(gpu, uuids).ok(),
@@ -265,39 +265,39 @@ fn device(entry: &str, form: Form, uuids: &[Option<&str>]) -> Result<VisibleDevi
     }
 }
 
-fn number(entry: &str, count: usize) -> Result<usize, WhyIgnored> {
+fn number(entry: &str, count: usize) -> Result<usize, IgnoreReason> {
     let negative = entry.starts_with('-');
     let unsigned = entry.strip_prefix(['+', '-']).unwrap_or(entry);
     let end = unsigned.find(|c: char| !c.is_ascii_digit()).unwrap_or(unsigned.len());
     let digits = &unsigned[..end];
     if digits.is_empty() {
-        return Err(WhyIgnored::NoDevice);
+        return Err(IgnoreReason::NotADevice);
     }
     // More digits than fit are out of range, and never some other number.
     let number = digits.parse().unwrap_or(usize::MAX);
     let good = number < count && (!negative || number == 0);
-    good.then_some(number).ok_or(WhyIgnored::OutOfRange { count })
+    good.then_some(number).ok_or(IgnoreReason::OutOfRange { count })
 }
 
-fn with_uuid(beginning: &str, uuids: &[Option<&str>]) -> Result<usize, WhyIgnored> {
+fn with_uuid(beginning: &str, uuids: &[Option<&str>]) -> Result<usize, IgnoreReason> {
     let begins = |uuid: &Option<&str>| uuid.is_some_and(|uuid| uuid.starts_with(beginning));
     let mut matching = (0..uuids.len()).filter(|&place| begins(&uuids[place]));
     match (matching.next(), matching.count()) {
-        (None, _) => Err(WhyIgnored::UnknownUuid),
+        (None, _) => Err(IgnoreReason::UnknownUuid),
         (Some(place), 0) => Ok(place),
-        (Some(_), more) => Err(WhyIgnored::AmbiguousUuid { matches: more + 1 }),
+        (Some(_), more) => Err(IgnoreReason::AmbiguousUuid { matches: more + 1 }),
     }
 }
 
 fn hide_all(entries: &[&str], twice: usize) -> VisibleDevices {
-    let why = |position| match position == twice {
-        true => WhyIgnored::Twice,
-        false => WhyIgnored::HiddenByTwice,
+    let reason = |position| match position == twice {
+        true => IgnoreReason::Duplicate,
+        false => IgnoreReason::HiddenByDuplicate,
     };
     let ignored = entries.iter().enumerate().map(|(position, entry)| Ignored {
         position,
         text: (*entry).to_owned(),
-        why: why(position),
+        reason: reason(position),
     });
     VisibleDevices { devices: Vec::new(), ignored: ignored.collect() }
 }

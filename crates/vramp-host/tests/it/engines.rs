@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use vramp_core::Bytes;
 use vramp_host::{
-    BlockIo, DISK_BLOCK, DirectFile, Direction, DiskError, DiskErrorKind, HostMemory, HostSpan,
-    IoChoice, IoRequest, OsCode, PageKind, ThreadIo, Transfer, UringIo, move_whole, open_io,
+    BlockIo, DISK_BLOCK, DirectFile, Direction, DiskError, DiskErrorKind, FileTransfer, HostMemory,
+    HostSpan, IoChoice, IoRequest, OsCode, PageKind, ThreadIo, UringIo, open_io, submit_transfers,
 };
 
 const PIECE: Bytes = Bytes::kib(64);
@@ -38,7 +38,7 @@ fn start(
     let (tell, told) = channel();
     let transfers = spans.iter().enumerate().map(|(number, span)| {
         let tell = tell.clone();
-        Transfer {
+        FileTransfer {
             file: Arc::clone(file),
             offset: PIECE * number as u64,
             span: span.clone(),
@@ -46,7 +46,7 @@ fn start(
             done: Box::new(move |answer| tell.send(answer).unwrap()),
         }
     });
-    move_whole(io, transfers);
+    submit_transfers(io, transfers);
     told
 }
 
@@ -152,14 +152,14 @@ fn a_panic_in_an_answer_ends_neither_the_engine_nor_other_transfers() {
         let dir = tempfile::tempdir().unwrap();
         let io = open_io(choice, 4).unwrap().io;
         let file = Arc::new(DirectFile::create(&dir.path().join("data")).unwrap());
-        let panics = Transfer {
+        let panics = FileTransfer {
             file: Arc::clone(&file),
             offset: Bytes::ZERO,
             span: span(&[1; 4096]),
             direction: Direction::Write,
             done: Box::new(|_| panic!("on purpose")),
         };
-        move_whole(&io, [panics]);
+        submit_transfers(&io, [panics]);
         let told = start(&io, &file, Direction::Write, &[span(&[2; 4096])]);
         assert_eq!(told.recv().unwrap(), Ok(()));
     }

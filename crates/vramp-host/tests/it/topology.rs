@@ -148,7 +148,7 @@ fn add_networks(machine: &Machine) {
 #[test]
 fn a_server_is_discovered_with_its_cards_and_nodes() {
     let topology = server().read().unwrap();
-    assert_eq!(topology.remarks, []);
+    assert_eq!(topology.warnings, []);
     let cards: Vec<String> = topology.gpus.iter().map(|gpu| gpu.pci.address.to_string()).collect();
     assert_eq!(cards, ["0000:3d:00.0", "0000:3e:00.0", "0000:50:00.0", "0000:a1:00.0"]);
     let gpu = &topology.gpus[0];
@@ -269,11 +269,11 @@ fn what_cannot_be_read_is_absent_and_what_is_malformed_is_remarked_on() {
     assert!(topology.nodes[1].is_device_memory(), "a node without processors");
     assert_eq!(topology.host_nodes().count(), 1);
     assert_eq!(topology.disks[1].capacity, None);
-    let remarks: Vec<String> = topology.remarks.iter().map(ToString::to_string).collect();
+    let warnings: Vec<String> = topology.warnings.iter().map(ToString::to_string).collect();
     for words in ["cpulist says 'many'", "current_link_width", "node1/meminfo", "'no mount'"] {
-        assert!(remarks.iter().any(|remark| remark.contains(words)), "{words}: {remarks:?}");
+        assert!(warnings.iter().any(|warning| warning.contains(words)), "{words}: {warnings:?}");
     }
-    assert!(!remarks.iter().any(|remark| remark.contains("max_link_speed")), "{remarks:?}");
+    assert!(!warnings.iter().any(|warning| warning.contains("max_link_speed")), "{warnings:?}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `CUDA_VISIBLE_DEVICES` in all its forms.
 use proptest::prelude::*;
-use vramp_host::topology::{MigId, VisibleDevice, VisibleDevices, WhyIgnored};
+use vramp_host::topology::{IgnoreReason, MigId, VisibleDevice, VisibleDevices};
 
 const UUIDS: [Option<&str>; 4] =
     [Some("GPU-9942190a-aa31"), Some("GPU-9e8d35e3-a134"), Some("GPU-e429a63e-c61c"), None];
@@ -11,13 +11,13 @@ fn shown(variable: &str) -> Vec<usize> {
 }
 
 /// Why entries of a text show nothing.
-fn why(variable: &str) -> Vec<WhyIgnored> {
+fn why(variable: &str) -> Vec<IgnoreReason> {
     let visible = VisibleDevices::parse(Some(variable), &UUIDS);
-    visible.ignored.iter().map(|ignored| ignored.why).collect()
+    visible.ignored.iter().map(|ignored| ignored.reason).collect()
 }
 
 const NONE: [usize; 0] = [];
-const OUT: WhyIgnored = WhyIgnored::OutOfRange { count: 4 };
+const OUT: IgnoreReason = IgnoreReason::OutOfRange { count: 4 };
 
 #[test]
 fn an_unset_variable_shows_all_cards_and_an_empty_one_none() {
@@ -38,13 +38,13 @@ fn numbers_show_cards_in_the_order_of_the_list() {
 #[test]
 fn a_number_out_of_range_hides_itself_and_all_behind_it_and_is_no_error() {
     assert_eq!(shown("0,2,-1,1"), [0, 2]);
-    assert_eq!(why("0,2,-1,1"), [OUT, WhyIgnored::Behind]);
+    assert_eq!(why("0,2,-1,1"), [OUT, IgnoreReason::AfterInvalid]);
     assert_eq!(shown("1,4,0"), [1]);
     assert_eq!(shown("one,2"), NONE);
     assert_eq!(shown("3,two,1"), [3]);
     assert_eq!(shown("0,,1"), [0]);
     let bare = VisibleDevices::parse(Some("0"), &[]);
-    assert_eq!(bare.ignored[0].why, WhyIgnored::OutOfRange { count: 0 });
+    assert_eq!(bare.ignored[0].reason, IgnoreReason::OutOfRange { count: 0 });
 }
 
 #[test]
@@ -60,24 +60,24 @@ fn the_beginning_of_a_uuid_shows_the_only_card_that_has_it() {
     assert_eq!(shown("GPU-e4, GPU-9e8d35e3"), [2, 1]);
     assert_eq!(shown("GPU-e429a63e-c61c"), [2]);
     assert_eq!(shown("GPU-9e,GPU-9,GPU-e"), [1]);
-    let ambiguous = WhyIgnored::AmbiguousUuid { matches: 2 };
-    assert_eq!(why("GPU-9e,GPU-9,GPU-e"), [ambiguous, WhyIgnored::Behind]);
-    assert_eq!(why("GPU-123,GPU-e4"), [WhyIgnored::UnknownUuid, WhyIgnored::Behind]);
+    let ambiguous = IgnoreReason::AmbiguousUuid { matches: 2 };
+    assert_eq!(why("GPU-9e,GPU-9,GPU-e"), [ambiguous, IgnoreReason::AfterInvalid]);
+    assert_eq!(why("GPU-123,GPU-e4"), [IgnoreReason::UnknownUuid, IgnoreReason::AfterInvalid]);
 }
 
 #[test]
 fn an_entry_of_another_form_ends_the_list() {
     assert_eq!(shown("GPU-e4, 1"), [2]);
     assert_eq!(shown("1,GPU-e4,0"), [1]);
-    assert_eq!(why("1,GPU-e4,0"), [WhyIgnored::OtherForm, WhyIgnored::Behind]);
+    assert_eq!(why("1,GPU-e4,0"), [IgnoreReason::MixedForms, IgnoreReason::AfterInvalid]);
 }
 
 #[test]
 fn a_card_named_twice_hides_all() {
     assert_eq!(shown("0,1,2,1"), NONE);
     assert_eq!(shown("GPU-e4,GPU-9e,GPU-e429"), NONE);
-    let others = WhyIgnored::HiddenByTwice;
-    assert_eq!(why("0,0,1"), [others, WhyIgnored::Twice, others]);
+    let others = IgnoreReason::HiddenByDuplicate;
+    assert_eq!(why("0,0,1"), [others, IgnoreReason::Duplicate, others]);
     assert_eq!(shown("0,-1,0"), [0], "what is hidden is not named");
 }
 
@@ -88,7 +88,7 @@ fn one_part_of_a_split_card_is_shown() {
     let id = MigId::Instance { gpu, gpu_instance: 1, compute_instance: 2 };
     assert_eq!(id.to_string(), "MIG-GPU-e429a63e-c61c/1/2");
     assert_eq!(visible.devices, [VisibleDevice::Mig { id, gpu: Some(2) }]);
-    assert_eq!(visible.ignored[0].why, WhyIgnored::SecondMig);
+    assert_eq!(visible.ignored[0].reason, IgnoreReason::ExtraMig);
     let alone = VisibleDevices::parse(Some("MIG-89c850dc-1"), &UUIDS);
     let id = MigId::Uuid("MIG-89c850dc-1".to_owned());
     assert_eq!(alone.devices, [VisibleDevice::Mig { id, gpu: None }]);
@@ -105,7 +105,7 @@ fn a_name_of_no_part_is_refused() {
         "MIG-GPU-e4/+1/2",
         "MIG-xyz",
     ] {
-        assert_eq!(why(text), [WhyIgnored::NoDevice], "{text}");
+        assert_eq!(why(text), [IgnoreReason::NotADevice], "{text}");
         let error = text.parse::<MigId>().unwrap_err().to_string();
         assert!(error.contains(text), "{error}");
     }

@@ -5,9 +5,7 @@ use std::time::Instant;
 
 use crc32fast::Hasher;
 use vramp_core::Bytes;
-use vramp_host::{
-    Direction, DiskError, DiskErrorKind, HostSpan, Transfer as HostTransfer, move_whole,
-};
+use vramp_host::{Direction, DiskError, DiskErrorKind, FileTransfer, HostSpan, submit_transfers};
 
 use super::error::DiskTierError;
 use super::shelf::{Holding, HoldingId, Shelf, StoredBytes, StoredExtent};
@@ -238,7 +236,7 @@ impl Flight {
             return;
         }
         let transfers = batch.into_iter().map(|moving| self.transfer(moving, None));
-        move_whole(&self.shelf.io, transfers);
+        submit_transfers(&self.shelf.io, transfers);
     }
 
     /// Writes pieces and sums them up meanwhile: whichever ends last ends the piece.
@@ -247,7 +245,7 @@ impl Flight {
             return;
         }
         let mut sums = Vec::new();
-        let transfers: Vec<HostTransfer> = batch
+        let transfers: Vec<FileTransfer> = batch
             .into_iter()
             .map(|moving| {
                 let meeting = Arc::new(Meeting::default());
@@ -262,17 +260,17 @@ impl Flight {
                 self.transfer(moving, Some(meeting))
             })
             .collect();
-        move_whole(&self.shelf.io, transfers);
+        submit_transfers(&self.shelf.io, transfers);
         self.shelf.workers.run(sums);
     }
 
-    fn transfer(self: &Arc<Flight>, moving: Moving, meeting: Option<Arc<Meeting>>) -> HostTransfer {
+    fn transfer(self: &Arc<Flight>, moving: Moving, meeting: Option<Arc<Meeting>>) -> FileTransfer {
         let Place { file, extent, .. } = &moving.piece.place;
         let writes = self.direction == Direction::Write;
         let meter = self.shelf.compressor.as_ref().filter(|_| writes);
         // Until the disk has answered: sums are none of its time.
         let busy = meter.map(|compressor| compressor.disk.begin(extent.len));
-        HostTransfer {
+        FileTransfer {
             file: Arc::clone(file),
             // The header comes first.
             offset: extent.offset + vramp_host::DISK_BLOCK,
@@ -448,7 +446,7 @@ impl Meeting {
 fn sum_of(span: &HostSpan, data: Bytes) -> Hasher {
     let mut sum = Hasher::new();
     let data = span.part(Bytes::ZERO, data).expect("a piece's memory holds its data");
-    data.pieces(|bytes| sum.update(bytes));
+    data.scan(|bytes| sum.update(bytes));
     sum
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::extents::{BackingId, Extent, ExtentAllocator, ExtentList, OutOfExtents};
 use vramp_core::Bytes;
 use vramp_host::{
-    BlockIo, DISK_BLOCK, DirectFile, Direction, DiskError, DiskErrorKind, OsCode, Workers,
+    BlockIo, DISK_BLOCK, DirectFile, Direction, DiskError, DiskErrorKind, OsCode, ThreadPool,
 };
 
 use super::compress::{Compressor, Frames};
@@ -29,7 +29,7 @@ pub(super) struct Shelf {
     pub space: MemorySpace,
     pub io: Arc<dyn BlockIo>,
     /// Take sums beside the transfers, and do what would keep the engine waiting.
-    pub workers: Workers,
+    pub workers: ThreadPool,
     pub owner: OwnerId,
     /// Where writes may be compressed.
     pub compressor: Option<Arc<Compressor>>,
@@ -71,7 +71,7 @@ impl Shelf {
         config: DiskConfig,
         space: MemorySpace,
         io: Arc<dyn BlockIo>,
-        workers: Workers,
+        workers: ThreadPool,
         owner: OwnerId,
     ) -> Shelf {
         let state = State {
@@ -179,7 +179,7 @@ impl Shelf {
             tried += 1;
             let path = self.dir.join(file_name(self.owner, index));
             let made = match self.config.names {
-                FileNames::Hidden => DirectFile::create_hidden(&path),
+                FileNames::Hidden => DirectFile::create_unnamed(&path),
                 FileNames::Shown => DirectFile::create(&path),
             };
             match made {
@@ -193,7 +193,7 @@ impl Shelf {
         let header = blocks(DISK_BLOCK).map_err(|_| failed(NO_MEMORY))?;
         let bytes = Header { owner: self.owner, len: whole }.encode();
         header.write(Bytes::ZERO, &bytes).expect("the header is one block");
-        file.move_now(Direction::Write, Bytes::ZERO, &header)?;
+        file.transfer_now(Direction::Write, Bytes::ZERO, &header)?;
         self.io.preallocate(&file, whole)?;
         Ok(file)
     }

@@ -81,7 +81,7 @@ impl Spans {
         let blocks = blocks(len)?;
         let mut to = Bytes::ZERO;
         for run in self.runs(at, len) {
-            run.pieces(|bytes| {
+            run.scan(|bytes| {
                 blocks.write(to, bytes).expect("the blocks hold the runs");
                 to += Bytes::new(bytes.len() as u64);
             });
@@ -95,7 +95,7 @@ impl Spans {
         for run in self.runs(at, len) {
             let part = from.part(done, run.len()).expect("the blocks hold the runs");
             let mut to = Bytes::ZERO;
-            part.pieces(|bytes| {
+            part.scan(|bytes| {
                 run.write(to, bytes).expect("a part as long as the run");
                 to += Bytes::new(bytes.len() as u64);
             });

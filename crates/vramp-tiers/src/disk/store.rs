@@ -8,7 +8,7 @@ use std::thread;
 use crate::ledger::core::Tier;
 use vramp_core::Bytes;
 use vramp_host::{
-    BlockIo, DISK_BLOCK, Direction, HostSpan, IoUnavailable, OsCode, Workers, open_io,
+    BlockIo, DISK_BLOCK, Direction, HostSpan, IoUnavailable, OsCode, ThreadPool, open_io,
 };
 
 use super::compress::{Compressing, Decompressing, THREADS_MOST};
@@ -95,7 +95,7 @@ impl DiskStore {
             None => (cores / 4).clamp(1, WORKERS_MOST),
             Some(_) => (cores / 2).clamp(1, THREADS_MOST),
         };
-        let workers = Workers::new("vramp-sums", count);
+        let workers = ThreadPool::new("vramp-sums", count);
         let workers = workers
             .map_err(|error| IoUnavailable { engine: "threads", code: OsCode::of(&error) })?;
         let nonce = RandomState::new().build_hasher().finish();

@@ -6,7 +6,7 @@ use crate::extents::Extent;
 use vramp_alloc::Driver;
 use vramp_core::Bytes;
 use vramp_driver::{HostSlice, Stream};
-use vramp_host::{HostMemory, HostSpan, OutsideMemory};
+use vramp_host::{HostMemory, HostSpan, OutOfBounds};
 
 use super::pool::{HostPoolError, Shared, span_of};
 use super::returns::{Returned, Uses};
@@ -69,7 +69,7 @@ impl HostAllocation {
     ///
     /// # Errors
     /// They do not lie inside.
-    pub fn spans(&self, offset: Bytes, len: Bytes) -> Result<Vec<HostSpan>, OutsideMemory> {
+    pub fn spans(&self, offset: Bytes, len: Bytes) -> Result<Vec<HostSpan>, OutOfBounds> {
         self.cut(offset, len, |part, within, len| {
             span_of(part).part(within, len).expect("it was cut to lie inside")
         })
@@ -98,9 +98,9 @@ impl HostAllocation {
         offset: Bytes,
         len: Bytes,
         mut piece: impl FnMut(&Part, Bytes, Bytes) -> T,
-    ) -> Result<Vec<T>, OutsideMemory> {
+    ) -> Result<Vec<T>, OutOfBounds> {
         let whole = self.len();
-        let outside = OutsideMemory { offset, len, whole };
+        let outside = OutOfBounds { offset, len, whole };
         let end = offset.checked_add(len).filter(|end| *end <= whole).ok_or(outside)?;
         let mut pieces = Vec::new();
         let mut start = Bytes::ZERO;
@@ -119,7 +119,7 @@ impl HostAllocation {
     ///
     /// # Errors
     /// They do not lie inside.
-    pub fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<(), OutsideMemory> {
+    pub fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<(), OutOfBounds> {
         let mut rest = into;
         for span in self.spans(offset, Bytes::new(rest.len() as u64))? {
             let (now, later) = rest.split_at_mut(span.len().count() as usize);
@@ -133,7 +133,7 @@ impl HostAllocation {
     ///
     /// # Errors
     /// They do not lie inside.
-    pub fn write(&mut self, offset: Bytes, bytes: &[u8]) -> Result<(), OutsideMemory> {
+    pub fn write(&mut self, offset: Bytes, bytes: &[u8]) -> Result<(), OutOfBounds> {
         let mut rest = bytes;
         for span in self.spans(offset, Bytes::new(rest.len() as u64))? {
             let (now, later) = rest.split_at(span.len().count() as usize);

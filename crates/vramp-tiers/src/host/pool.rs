@@ -8,7 +8,7 @@ use crate::ledger::core::Tier;
 use vramp_alloc::{Driver, DriverError};
 use vramp_core::Bytes;
 use vramp_driver::{HostBuffer, HostSlice};
-use vramp_host::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutsideMemory, PageKind};
+use vramp_host::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutOfBounds, PageKind};
 
 use super::allocation::{HostAllocation, Part};
 use super::grower::Grower;
@@ -77,7 +77,7 @@ pub enum HostPoolError {
     NotPinnedFor(String),
     /// A part that is not there.
     #[error(transparent)]
-    Outside(#[from] OutsideMemory),
+    Outside(#[from] OutOfBounds),
     /// What is charged fits, but the blocks are not to be had.
     #[error(
         "{asked} blocks of the host are not free and cannot be made, of {total}: somebody \
@@ -453,7 +453,7 @@ impl Shared {
 
     fn pin(&self, len: Bytes) -> Result<Pinned, HostPoolError> {
         let memory = HostMemory::new(len, self.config.node, self.config.pages)?;
-        memory.touch(TOUCHING_THREADS);
+        memory.prefault(TOUCHING_THREADS);
         let mut pinned = Pinned { memory, buffers: Vec::new() };
         for device in &self.devices {
             match device.register_host(&pinned.memory) {

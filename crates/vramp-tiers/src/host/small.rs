@@ -7,7 +7,7 @@ use crate::extents::{Extent, ExtentAllocator};
 use vramp_alloc::Driver;
 use vramp_core::Bytes;
 use vramp_driver::{HostSlice, Stream};
-use vramp_host::{HostSpan, OutsideMemory};
+use vramp_host::{HostSpan, OutOfBounds};
 
 use super::allocation::Part;
 use super::pool::{HostPoolError, Shared};
@@ -159,7 +159,7 @@ impl SmallHostAllocation {
     ///
     /// # Errors
     /// They do not lie inside.
-    pub fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<(), OutsideMemory> {
+    pub fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<(), OutOfBounds> {
         self.span().read(offset, into)
     }
 
@@ -167,7 +167,7 @@ impl SmallHostAllocation {
     ///
     /// # Errors
     /// They do not lie inside.
-    pub fn write(&mut self, offset: Bytes, bytes: &[u8]) -> Result<(), OutsideMemory> {
+    pub fn write(&mut self, offset: Bytes, bytes: &[u8]) -> Result<(), OutOfBounds> {
         self.span().write(offset, bytes)
     }
 

@@ -2,7 +2,7 @@
 
 use vramp_alloc::DriverError;
 use vramp_core::{AddrRange, Bytes};
-use vramp_host::OutsideMemory;
+use vramp_host::OutOfBounds;
 
 use crate::disk::DiskTierError;
 use crate::host::{HostAllocation, HostPoolError};
@@ -37,7 +37,7 @@ pub enum MoveError {
     },
     /// The part of the host's memory is not there.
     #[error(transparent)]
-    Outside(#[from] OutsideMemory),
+    Outside(#[from] OutOfBounds),
     /// The addresses end beyond the address space.
     #[error("{0} ends beyond the address space: name addresses that were allocated")]
     BadRange(AddrRange),

@@ -33,7 +33,7 @@ fn a_log_becomes_the_same_kind_of_trace() {
             Request::Alloc { block: 1, size: Bytes::kib(2), stream: 1 },
             Request::Oom { size: Bytes::gib(1), device_free: None, stream: 1 },
             Request::Free { block: 0 },
-            Request::UsesDone { block: 0 },
+            Request::FreeCompleted { block: 0 },
         ]
     );
     assert_eq!(workload.peak_live, Bytes::kib(3));

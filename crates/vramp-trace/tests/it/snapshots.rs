@@ -15,7 +15,7 @@ fn data(name: &str) -> PathBuf {
 }
 
 fn example(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/traces").join(name)
+    data("examples").join(name)
 }
 
 fn made() -> Trace {
@@ -152,11 +152,11 @@ fn a_history_that_begins_in_the_middle_starts_with_the_blocks_it_must_have_had()
             alloc(2, Bytes::mib(8), 0),
             Request::Free { block: 2 },
             Request::Free { block: 0 },
-            Request::UsesDone { block: 0 },
+            Request::FreeCompleted { block: 0 },
             alloc(3, Bytes::mib(5), 0),
             alloc(4, Bytes::mib(3), 1),
             Request::Free { block: 3 },
-            Request::UsesDone { block: 3 },
+            Request::FreeCompleted { block: 3 },
             Request::Oom { size: Bytes::tib(1), device_free: Some(Bytes::mib(123)), stream: 0 },
         ]
     );

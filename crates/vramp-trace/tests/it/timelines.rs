@@ -8,7 +8,7 @@ use vramp_core::{Bytes, DeviceAddr};
 use vramp_trace::{Event, EventKind, ReadLimits, StreamIndex, Trace, Workload, read, read_trace};
 
 fn load(path: &str) -> Trace {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
     read_trace(root.join(path), &ReadLimits::default()).unwrap()
 }
 
@@ -50,7 +50,7 @@ fn check(entries: &[Value]) {
 
 #[test]
 fn counters_reach_the_peaks_of_the_recording() {
-    let trace = load("examples/traces/gnn.pickle.gz");
+    let trace = load("examples/gnn.pickle.gz");
     let entries = timeline(&trace);
     check(&entries);
     let peak = Workload::from_trace(&trace, 0).peak_live.count();
@@ -66,7 +66,7 @@ fn counters_reach_the_peaks_of_the_recording() {
 #[test]
 fn reserved_bytes_end_as_the_recording_did() {
     for path in ["llama_varlen_oom", "resnet_multires_stacks"] {
-        let trace = load(&format!("examples/traces/{path}.pickle.gz"));
+        let trace = load(&format!("examples/{path}.pickle.gz"));
         let entries = timeline(&trace);
         check(&entries);
         for (index, &raw) in trace.streams.iter().enumerate() {
@@ -82,7 +82,7 @@ fn reserved_bytes_end_as_the_recording_did() {
 
 #[test]
 fn slices_are_called_by_size_and_innermost_frame() {
-    let entries = timeline(&load("examples/traces/resnet_multires_stacks.pickle.gz"));
+    let entries = timeline(&load("examples/resnet_multires_stacks.pickle.gz"));
     let first = of(&entries, "b").next().unwrap();
     assert_eq!(first["name"], "36.75 KiB convert");
     assert!(first["args"]["at"].as_str().unwrap().ends_with("modules/module.py:1364"), "{first}");
@@ -95,7 +95,7 @@ fn slices_are_called_by_size_and_innermost_frame() {
 
 #[test]
 fn out_of_memory_is_an_instant_with_its_numbers() {
-    let entries = timeline(&load("examples/traces/llama_varlen_oom.pickle.gz"));
+    let entries = timeline(&load("examples/llama_varlen_oom.pickle.gz"));
     let instants = of(&entries, "i").filter_map(|entry| entry["name"].as_str());
     let failed: Vec<&str> = instants.filter(|name| name.starts_with("out of memory")).collect();
     let [failed] = failed[..] else { panic!("{failed:?}") };
@@ -115,7 +115,7 @@ fn a_log_without_segments_has_no_reserved_bytes() {
 
 #[test]
 fn a_recording_without_times_is_told_event_by_event() {
-    let mut trace = load("examples/traces/gnn.pickle.gz");
+    let mut trace = load("examples/gnn.pickle.gz");
     trace.events.iter_mut().for_each(|event| event.time_us = 0);
     let entries = timeline(&trace);
     check(&entries);

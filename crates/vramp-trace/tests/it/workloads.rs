@@ -60,8 +60,8 @@ fn free(block: u32) -> Request {
     Request::Free { block }
 }
 
-fn uses_done(block: u32) -> Request {
-    Request::UsesDone { block }
+fn free_completed(block: u32) -> Request {
+    Request::FreeCompleted { block }
 }
 
 #[track_caller]
@@ -76,7 +76,7 @@ fn check(trace: &Trace, requests: &[Request], repairs: Repairs) -> Workload {
 fn an_allocation_at_a_live_address_frees_what_was_there() {
     check(
         &trace(&[event(Alloc, 1, 10), event(Alloc, 1, 20)], &[]),
-        &[alloc(0, 10), free(0), uses_done(0), alloc(1, 20)],
+        &[alloc(0, 10), free(0), free_completed(0), alloc(1, 20)],
         Repairs { frees_lost: 1, ..Repairs::default() },
     );
 }
@@ -85,7 +85,7 @@ fn an_allocation_at_a_live_address_frees_what_was_there() {
 fn an_allocation_at_a_pending_address_completes_what_was_there() {
     check(
         &trace(&[event(Alloc, 1, 10), event(FreeRequested, 1, 10), event(Alloc, 1, 20)], &[]),
-        &[alloc(0, 10), free(0), uses_done(0), alloc(1, 20)],
+        &[alloc(0, 10), free(0), free_completed(0), alloc(1, 20)],
         Repairs { completions_lost: 1, ..Repairs::default() },
     );
 }
@@ -94,7 +94,7 @@ fn an_allocation_at_a_pending_address_completes_what_was_there() {
 fn a_completion_without_a_request_is_both() {
     let workload = check(
         &trace(&[event(Alloc, 1, 10), event(FreeCompleted, 1, 10)], &[]),
-        &[alloc(0, 10), free(0), uses_done(0)],
+        &[alloc(0, 10), free(0), free_completed(0)],
         Repairs { requests_lost: 1, ..Repairs::default() },
     );
     let events: Vec<Option<usize>> = (0..4).map(|request| workload.event_of(request)).collect();
@@ -114,7 +114,7 @@ fn a_second_free_is_left_out() {
             ],
             &[],
         ),
-        &[alloc(0, 10), free(0), uses_done(0)],
+        &[alloc(0, 10), free(0), free_completed(0)],
         Repairs { frees_repeated: 2, ..Repairs::default() },
     );
 }
@@ -123,7 +123,7 @@ fn a_second_free_is_left_out() {
 fn a_recording_that_begins_between_request_and_completion_begins_with_a_pending_block() {
     let workload = check(
         &trace(&[event(FreeCompleted, 1, 10), event(Alloc, 1, 20)], &[]),
-        &[alloc(0, 10), free(0), uses_done(0), alloc(1, 20)],
+        &[alloc(0, 10), free(0), free_completed(0), alloc(1, 20)],
         Repairs { blocks_known_from_free: 1, ..Repairs::default() },
     );
     assert_eq!([workload.event_of(1), workload.event_of(2)], [None, Some(0)]);
@@ -140,7 +140,7 @@ fn blocks_held_at_the_end_are_allocated_first_unless_the_recording_knows_them() 
     let events = [event(Alloc, 1, 10), event(Alloc, 4, 40), event(FreeCompleted, 4, 40)];
     check(
         &trace(&events, &blocks),
-        &[alloc(0, 512), alloc(1, 10), alloc(2, 40), free(2), uses_done(2)],
+        &[alloc(0, 512), alloc(1, 10), alloc(2, 40), free(2), free_completed(2)],
         Repairs {
             blocks_known_from_segments: 1,
             requests_lost: 1,
@@ -268,7 +268,7 @@ proptest! {
                     Request::Free { block } => {
                         prop_assert_eq!(std::mem::replace(&mut sizes[block as usize].1, 1), 0);
                     }
-                    Request::UsesDone { block } => {
+                    Request::FreeCompleted { block } => {
                         prop_assert_eq!(std::mem::replace(&mut sizes[block as usize].1, 2), 1);
                     }
                     Request::Oom { stream, .. } => {

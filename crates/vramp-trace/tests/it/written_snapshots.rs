@@ -11,19 +11,18 @@ use vramp_trace::{
 const BASE: u64 = 0x7f2e_4000_0000;
 const MIB: u64 = 1 << 20;
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+fn data(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(path)
 }
 
 fn load(path: &str) -> Trace {
-    read_trace(root().join(path), &ReadLimits::default()).unwrap()
+    read_trace(data(path), &ReadLimits::default()).unwrap()
 }
 
-const FIXTURES: &str = "crates/vramp-trace/tests/data";
 const EXAMPLES: [&str; 3] = [
-    "examples/traces/gnn.pickle.gz",
-    "examples/traces/llama_varlen_oom.pickle.gz",
-    "examples/traces/resnet_multires_stacks.pickle.gz",
+    "examples/gnn.pickle.gz",
+    "examples/llama_varlen_oom.pickle.gz",
+    "examples/resnet_multires_stacks.pickle.gz",
 ];
 
 fn snapshot(trace: &Trace) -> Vec<u8> {
@@ -54,7 +53,7 @@ fn a_snapshot_comes_back_as_it_was() {
         let trace = load(path);
         assert_eq!(again(&trace), trace, "{path}");
     }
-    let excerpt = load(&format!("{FIXTURES}/excerpt.pickle"));
+    let excerpt = load("excerpt.pickle");
     assert_eq!(again(&excerpt), excerpt);
     let log = rmm_log();
     assert_eq!(again(&log), log);
@@ -62,7 +61,7 @@ fn a_snapshot_comes_back_as_it_was() {
 
 #[test]
 fn what_a_snapshot_cannot_leave_open_is_filled_in() {
-    let mut trace = load(&format!("{FIXTURES}/protocol4.pickle"));
+    let mut trace = load("protocol4.pickle");
     let found = again(&trace);
     // A block of unknown request gets its size, and a segment without blocks an inactive one.
     trace.segments[0].blocks[3].requested_size = Some(Bytes::mib(8));
@@ -119,7 +118,7 @@ fn the_largest_numbers_come_back() {
 fn python_and_the_viewer_understand_what_we_write() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = Command::new("python3");
-    command.arg(root().join("bench/check-snapshot.py")).arg("--story");
+    command.arg(data("check-snapshot.py")).arg("--story");
     let traces = EXAMPLES.map(load).into_iter().chain([rmm_log(), grown_in_place()]);
     for (index, mut trace) in traces.enumerate() {
         trace.infer_segments();

@@ -5,8 +5,9 @@ use std::fs::File;
 use std::io::{BufReader, Cursor, Read};
 use std::path::Path;
 
-use crate::input::Input;
-use crate::{ReadError, ReadLimits, Trace, pickle, rmm, vtrace};
+use super::{pickle, rmm, vtrace};
+use crate::formats::input::Input;
+use crate::{ReadError, ReadLimits, Trace};
 
 /// What a trace can be stored as. Told apart by contents, never by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

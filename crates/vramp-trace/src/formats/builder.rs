@@ -2,21 +2,10 @@
 
 use std::collections::HashMap;
 
-use vramp_core::Bytes;
-
 use crate::{ActionId, Event, EventKind, ReadError, ReadLimits, StreamIndex, Trace};
-
-/// No size in a recording may exceed 64 PiB, so that sums over a few hundred blocks still fit in
-/// 64 bits. The largest address space in use today is 128 PiB.
-pub(crate) const SIZE_MAX: u64 = 1 << 56;
 
 /// What an amount of memory may be, for messages.
 pub(crate) const SIZE_RANGE: &str = "a whole number from 0 to 2^56";
-
-/// The amount, or `None` if it is too large to be one.
-pub(crate) fn size(count: u64) -> Option<Bytes> {
-    (count <= SIZE_MAX).then(|| Bytes::new(count))
-}
 
 /// A trace in the making: gives streams and unknown actions their numbers and counts events.
 pub(crate) struct TraceBuilder {

@@ -7,7 +7,8 @@ use super::fields::{
 };
 use super::values::{Node, NodeId, Value, Values};
 use super::write::UNKNOWN_FREE;
-use crate::builder::{SIZE_RANGE, TraceBuilder, size};
+use crate::formats::builder::{SIZE_RANGE, TraceBuilder};
+use crate::trace::size;
 use crate::{Event, EventKind, Frame, ReadError, ReadLimits, StackId, Trace};
 
 /// Settings are at most a dict in a dict.

@@ -5,9 +5,9 @@ use std::io::Read;
 use vramp_core::{Bytes, DeviceAddr};
 
 use super::{KIND_BITS, KIND_UNKNOWN, NEW_DEVICE, NEW_STACK, NEW_STREAM, SEGMENT_STACKS, VERSION};
-use crate::builder::size;
-use crate::input::Input;
+use crate::formats::input::Input;
 use crate::stacks::FrameKey;
+use crate::trace::size;
 use crate::{
     ActionId, Block, BlockState, Event, EventKind, Format, ReadError, ReadLimits, Segment, StackId,
     StreamIndex, Trace,

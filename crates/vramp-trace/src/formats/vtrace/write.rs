@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use super::{KIND_UNKNOWN, MAGIC, NEW_DEVICE, NEW_STACK, NEW_STREAM, VERSION};
-use crate::check::check;
+use crate::formats::validate::validate;
 use crate::{Block, BlockState, Event, EventKind, Segment, StackId, Trace};
 
 /// Small and still quick to write: 1.2 million events take about a second.
@@ -36,7 +36,7 @@ struct Body(Vec<u8>);
 
 impl Body {
     fn of(trace: &Trace) -> io::Result<Body> {
-        check(trace)?;
+        validate(trace)?;
         let mut body = Body(Vec::with_capacity(trace.events.len() * 12));
         body.text(&trace.name);
         body.number(u64::from(trace.device_count));
@@ -182,7 +182,7 @@ mod tests {
             events: vec![event],
             ..Trace::default()
         };
-        let documented = include_str!("../../../../docs/trace-format.md");
+        let documented = include_str!("../../../tests/data/trace-format.md");
         let (_, example) = documented.split_once("```text\n01 61").expect("the example");
         let (example, _) = example.split_once("```").expect("its end");
         let bytes: Vec<u8> = format!("01 61{example}")

@@ -17,8 +17,9 @@ use std::io::{self, Read};
 use csv::ByteRecord;
 use vramp_core::DeviceAddr;
 
-use crate::builder::{SIZE_RANGE, TraceBuilder, size};
-use crate::input::Input;
+use crate::formats::builder::{SIZE_RANGE, TraceBuilder};
+use crate::formats::input::Input;
+use crate::trace::size;
 use crate::{Event, EventKind, Format, ReadError, ReadLimits, Trace};
 
 /// The header stands within this many bytes, or it is none.

@@ -17,7 +17,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 use vramp_core::Bytes;
 
-use crate::check::check;
+use crate::formats::validate::validate;
 use crate::{Event, EventKind, Request, StreamIndex, Trace, Workload};
 
 impl Trace {
@@ -33,7 +33,7 @@ impl Trace {
     /// # Errors
     /// What `out` says; [`io::ErrorKind::InvalidInput`] if a part of the trace points outside it.
     pub fn write_perfetto(&self, out: impl Write) -> io::Result<()> {
-        check(self)?;
+        validate(self)?;
         let mut timeline = Timeline { out, is_first: true };
         timeline.out.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
         let is_timed = self.events.iter().any(|event| event.time_us != 0);
@@ -125,7 +125,7 @@ struct Device<'a> {
     streams: Vec<Counters>,
     /// The place in `streams` of each stream of the workload.
     stream_of: Vec<usize>,
-    /// By block: filled by its `Alloc`, taken by its `UsesDone`.
+    /// By block: filled by its `Alloc`, taken by its `FreeCompleted`.
     slices: Vec<Option<Slice>>,
     is_timed: bool,
     tells_segments: bool,
@@ -217,10 +217,10 @@ impl<'a> Device<'a> {
                 self.begin(timeline, block, size, stream, index)
             }
             Request::Free { block } => {
-                let over = requests.get(1) == Some(&Request::UsesDone { block });
+                let over = requests.get(1) == Some(&Request::FreeCompleted { block });
                 self.free_requested(timeline, block, over)
             }
-            Request::UsesDone { block } => self.end(timeline, block),
+            Request::FreeCompleted { block } => self.end(timeline, block),
             // Its event is written with the other instants.
             Request::Oom { .. } => Ok(()),
         }
@@ -277,7 +277,7 @@ impl<'a> Device<'a> {
     }
 
     fn end<W: Write>(&mut self, timeline: &mut Timeline<W>, block: u32) -> io::Result<()> {
-        let slice = self.slices[block as usize].take().expect("a UsesDone follows its Alloc");
+        let slice = self.slices[block as usize].take().expect("a FreeCompleted follows its Alloc");
         timeline.entry(&self.of_block(&slice.name, "e", slice.stream, block, Nothing {}))
     }
 

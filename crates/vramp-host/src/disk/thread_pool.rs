@@ -9,7 +9,7 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// Threads that wait for work. When this is dropped they do what is left, and end.
 #[derive(Debug)]
-pub struct Workers {
+pub struct ThreadPool {
     queue: Arc<Queue>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -54,14 +54,14 @@ impl std::fmt::Debug for Queue {
     }
 }
 
-impl Workers {
+impl ThreadPool {
     /// So many threads, at least one, by a name that tools show.
     ///
     /// # Errors
     /// The kernel gives no thread.
-    pub fn new(name: &str, count: usize) -> std::io::Result<Workers> {
+    pub fn new(name: &str, count: usize) -> std::io::Result<ThreadPool> {
         let queue = Arc::new(Queue::default());
-        let mut workers = Workers { queue, threads: Vec::new() };
+        let mut workers = ThreadPool { queue, threads: Vec::new() };
         for _ in 0..count.max(1) {
             let queue = Arc::clone(&workers.queue);
             let thread = thread::Builder::new().name(name.into()).spawn(move || queue.work())?;
@@ -89,7 +89,7 @@ impl Workers {
     }
 }
 
-impl Drop for Workers {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.queue.lock().closed = true;
         self.queue.news.notify_all();

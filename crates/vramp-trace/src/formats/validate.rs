@@ -2,11 +2,11 @@
 
 use std::io;
 
-use crate::builder::SIZE_MAX;
+use crate::trace::SIZE_MAX;
 use crate::{EventKind, StackId, StreamIndex, Trace};
 
 /// Refuses a trace that points outside itself or holds a size that no reader takes.
-pub(crate) fn check(trace: &Trace) -> io::Result<()> {
+pub(crate) fn validate(trace: &Trace) -> io::Result<()> {
     let refuse = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     let stream = |stream: StreamIndex| (stream.0 as usize) < trace.streams.len();
     let stack = |stack: Option<StackId>| stack.is_none_or(|id| id.index() < trace.stacks.len());

@@ -8,7 +8,7 @@ use indexmap::IndexMap;
 use vramp_core::{Bytes, DeviceAddr};
 
 use super::pickler::{Memo, Pickler};
-use crate::check::check;
+use crate::formats::validate::validate;
 use crate::{Block, BlockState, Event, EventKind, Segment, StackId, StreamIndex, Trace};
 
 /// Stands for memory that was free on the card where nobody knows how much: PyTorch's viewer needs
@@ -34,9 +34,9 @@ impl Trace {
     /// device, stream, action or stack that it does not have), a size exceeds 64 PiB, or the blocks
     /// of a segment overlap or reach beyond it.
     pub fn write_snapshot(&self, out: impl Write) -> io::Result<()> {
-        check(self)?;
+        validate(self)?;
         let pickler = Pickler::new(out)?;
-        let (frames, stacks) = (self.stacks.frame_count(), self.stacks.len());
+        let (frames, stacks) = (self.stacks.frames.len(), self.stacks.len());
         let mut writer = Writer {
             trace: self,
             pickler,

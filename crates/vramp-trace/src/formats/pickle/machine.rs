@@ -6,7 +6,7 @@ use super::fields::key;
 use super::opcode as op;
 use super::snapshot::Snapshot;
 use super::values::{Node, NodeId, Value, Values};
-use crate::input::Input;
+use crate::formats::input::Input;
 use crate::{Format, ReadError, ReadLimits, Trace};
 
 /// Reads a snapshot whose first byte is the opcode `PROTO`.

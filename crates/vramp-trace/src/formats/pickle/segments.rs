@@ -5,7 +5,8 @@ use vramp_core::DeviceAddr;
 use super::fields::{DICT, INTEGER, LIST, Place, key, pairs, take_dict, take_list, unsigned};
 use super::snapshot::Snapshot;
 use super::values::{Value, Values};
-use crate::builder::{SIZE_RANGE, size};
+use crate::formats::builder::SIZE_RANGE;
+use crate::trace::size;
 use crate::{Block, BlockState, ReadError, Segment};
 
 impl Snapshot {

@@ -10,7 +10,7 @@ use super::{BlockIo, DirectFile, Direction, DiskError, IoRequest, OsCode};
 use crate::HostSpan;
 
 /// Bytes of one file to move to or from one piece of memory.
-pub struct Transfer {
+pub struct FileTransfer {
     /// Which file.
     pub file: Arc<DirectFile>,
     /// Where in it. Offset, length and memory are whole [`DISK_BLOCK`](super::DISK_BLOCK)s.
@@ -25,15 +25,15 @@ pub struct Transfer {
 
 /// Starts transfers. One costs an allocation and a call of the kernel, and one of each again for
 /// a short answer.
-pub fn move_whole(io: &Arc<dyn BlockIo>, transfers: impl IntoIterator<Item = Transfer>) {
-    let first = |transfer: Transfer| {
+pub fn submit_transfers(io: &Arc<dyn BlockIo>, transfers: impl IntoIterator<Item = FileTransfer>) {
+    let first = |transfer: FileTransfer| {
         let progress = Progress::new(transfer.span.len());
         next_call(io, transfer, progress)
     };
     io.submit(transfers.into_iter().map(first).collect());
 }
 
-fn next_call(io: &Arc<dyn BlockIo>, transfer: Transfer, progress: Progress) -> IoRequest {
+fn next_call(io: &Arc<dyn BlockIo>, transfer: FileTransfer, progress: Progress) -> IoRequest {
     IoRequest {
         file: Arc::clone(&transfer.file),
         offset: transfer.offset + progress.moved,
@@ -48,11 +48,11 @@ fn next_call(io: &Arc<dyn BlockIo>, transfer: Transfer, progress: Progress) -> I
 
 fn go_on(
     io: &Arc<dyn BlockIo>,
-    transfer: Transfer,
+    transfer: FileTransfer,
     mut progress: Progress,
     answer: Result<Bytes, OsCode>,
 ) {
-    let Transfer { direction, offset, .. } = transfer;
+    let FileTransfer { direction, offset, .. } = transfer;
     match progress.note(direction, answer) {
         Next::Again => io.submit(vec![next_call(io, transfer, progress)]),
         Next::Done => (transfer.done)(Ok(())),
