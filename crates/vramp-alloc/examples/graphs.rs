@@ -3,7 +3,8 @@
 //! `cargo run -p vramp --example graphs [DEVICE]`: DEVICE is `auto` unless told otherwise, which is
 //! a card if there is one and a simulated H200 else.
 
-use vramp_alloc::{Allocator, ArenaConfig, Bytes, Config};
+use vramp_alloc::graph::ArenaConfig;
+use vramp_alloc::{Allocator, Bytes, Config};
 use vramp_core::AddrRange;
 use vramp_driver::DeviceCopy;
 

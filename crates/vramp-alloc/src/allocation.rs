@@ -76,7 +76,7 @@ impl Allocation {
 
     /// The pool's own name for the place, the same on every device; `None` for memory that the
     /// driver's pool or a graph arena placed.
-    pub fn spot(&self) -> Option<PoolAddr> {
+    pub fn pool_addr(&self) -> Option<PoolAddr> {
         match self.owner {
             Owner::Pool { at, .. } | Owner::Heap { at, .. } | Owner::Caching { at, .. } => Some(at),
             Owner::Driver { .. } | Owner::Arena { .. } => None,

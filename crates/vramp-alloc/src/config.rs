@@ -4,8 +4,10 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use vramp_core::{Bytes, Epoch, Mark, Mixed, ParseBytesError, Policy};
-use vramp_model::TorchConfig;
+use vramp_core::Policy;
+
+pub use vramp_core::{Bytes, ConfigError, Epoch, Mark, Mixed, ParseBytesError};
+pub use vramp_model::{Divisions, TorchConfig, TorchConfigError};
 
 /// Which manager stands behind the allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,7 +54,7 @@ impl Preset {
 /// A name that is no preset.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "there is no allocator '{name}': use vramp_alloc, vpmm, stream-ordered, torch or torch-expandable"
+    "there is no allocator '{name}': use vramp, vpmm, stream-ordered, torch or torch-expandable"
 )]
 pub struct UnknownPreset {
     /// What was given.
@@ -77,14 +79,14 @@ pub enum Progress {
     /// Somebody else decides: given a stream's last recorded mark, the function returns the epoch
     /// it has reached, at most that one. The allocator still waits for the driver's event before
     /// it believes it, so memory is never reused early; but decisions do not depend on a clock.
-    Told(Arc<dyn Fn(Mark) -> Epoch + Send + Sync>),
+    External(Arc<dyn Fn(Mark) -> Epoch + Send + Sync>),
 }
 
 impl std::fmt::Debug for Progress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Progress::Events => "Events",
-            Progress::Told(_) => "Told",
+            Progress::External(_) => "External",
         })
     }
 }

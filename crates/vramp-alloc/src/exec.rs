@@ -13,7 +13,7 @@ use vramp_driver::{
     Call, Driver, DriverError, DriverResult, ErrorKind, Handle, MemoryLocation, Stream,
 };
 
-use crate::events::Events;
+use crate::completion::Events;
 
 /// The device as the pool knows it: its names and what they stand for.
 pub(crate) struct Executor {

@@ -4,13 +4,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use vramp_core::{Bytes, DeviceAddr, PartKind, StreamId, Stretch, StretchPart};
-use vramp_trace::{
-    Block, BlockState, EventKind, Frame, History, HistorySize, Record, Segment, StreamIndex, Trace,
-};
+use vramp_trace::{Block, BlockState, EventKind, Frame, History, Record, Segment, StreamIndex};
 
+pub use vramp_trace::{HistorySize, Trace};
+
+use crate::Allocator;
+use crate::observe::{Event, Registration};
 use crate::shared::Inner;
 use crate::virtual_pool::VirtualPool;
-use crate::{Allocator, Event, Registration};
 
 /// A caller's stack, innermost frame first.
 pub type OwnedFrames = Vec<(String, String, u32)>;
@@ -19,7 +20,7 @@ pub type OwnedFrames = Vec<(String, String, u32)>;
 pub type StackSource = Arc<dyn Fn() -> OwnedFrames + Send + Sync>;
 
 /// A running recording: see [`Allocator::record_history`].
-pub struct Recording {
+pub struct HistoryRecording {
     history: Arc<Mutex<History>>,
     registration: Registration,
 }
@@ -29,7 +30,11 @@ impl Allocator {
     ///
     /// Costs a lock shared by all threads for each malloc and free, and what taking a stack takes:
     /// for finding out, not for every day. End it with [`Allocator::stop_history`].
-    pub fn record_history(&self, size: HistorySize, stacks: Option<StackSource>) -> Recording {
+    pub fn record_history(
+        &self,
+        size: HistorySize,
+        stacks: Option<StackSource>,
+    ) -> HistoryRecording {
         let history = Arc::new(Mutex::new(History::new(size)));
         let (sink, driver) = (Arc::clone(&history), Arc::clone(self.driver()));
         let registration = self.observe(move |event| {
@@ -53,18 +58,18 @@ impl Allocator {
                 history.record(&Record { kind: EventKind::FreeCompleted, ..record });
             }
         });
-        Recording { history, registration }
+        HistoryRecording { history, registration }
     }
 
     /// Ends a recording. What it holds can still be written.
-    pub fn stop_history(&self, recording: &Recording) -> bool {
-        self.forget(recording.registration)
+    pub fn stop_history(&self, recording: &HistoryRecording) -> bool {
+        self.unregister(recording.registration)
     }
 
     /// All memory by address, with the events of a recording: a trace that `write_snapshot` turns
     /// into a file for `torch/cuda/_memory_viz.py` and its viewer, and `write_perfetto` into a
     /// timeline. No segments for the driver's pool. O(n log n).
-    pub fn snapshot(&self, recording: Option<&Recording>) -> Trace {
+    pub fn snapshot(&self, recording: Option<&HistoryRecording>) -> Trace {
         let mut trace = match recording {
             Some(recording) => {
                 recording.history.lock().unwrap_or_else(PoisonError::into_inner).to_trace()

@@ -1,4 +1,5 @@
-//! One GPU memory manager: a pool that remaps instead of fragmenting.
+//! A GPU memory allocator that avoids fragmentation by remapping: free physical pages are mapped
+//! side by side where a large block is needed.
 //!
 //! ```
 //! use vramp_alloc::{Allocator, Bytes, Config, Preset};
@@ -13,14 +14,81 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Which manager: [`Preset::Vramp`], the default, takes within a few percent of what the program
-//! holds at any time; [`Preset::Vpmm`] is OpenVM's pool; [`Preset::StreamOrdered`] is the driver's
-//! own; [`Preset::Torch`] and [`Preset::TorchExpandable`] are PyTorch's caching allocator. All stand
-//! behind [`Allocator`].
+//! # Two streams
 //!
-//! What it costs: memory that the stream itself freed is handed out without a driver call; memory
-//! of another stream after asking about its events. A miss makes one create, map and set-access for each
-//! new chunk, one map and set-access for each moved one; [`Stats`] counts them.
+//! Memory belongs to the stream it was allocated for: what is freed there serves that stream's next
+//! request at once. Work of another stream on a block is announced with
+//! [`Allocator::record_use`]; the block is reused once that work is over.
+//!
+//! ```
+//! # use vramp_alloc::{Allocator, Bytes, Config};
+//! # let device = vramp_alloc::open("sim:h200")?.driver;
+//! let allocator = Allocator::new(device.clone(), Config::default())?;
+//! let (compute, copies) = (allocator.create_stream()?, allocator.create_stream()?);
+//! let block = allocator.malloc(Bytes::mib(64), compute)?;
+//!
+//! // The copy stream reads what the compute stream wrote: order it behind that work, then record
+//! // the use.
+//! let queue = |stream| allocator.stream(stream).expect("the stream was created above");
+//! let event = device.create_event()?;
+//! device.record(event, queue(compute))?;
+//! device.wait(queue(copies), event)?;
+//! allocator.record_use(&block, copies)?;
+//! allocator.free(block, compute)?;      // never waits
+//! # device.destroy_event(event)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # A limit, and out of memory
+//!
+//! A request fails only after free memory of every stream was searched and remapped, the group's
+//! other pools were trimmed and [handlers](Allocator::on_shortage) had nothing to free. The error
+//! is a report: how much is reserved, allocated and free, by stream and by tag, and what to do.
+//!
+//! ```
+//! # use vramp_alloc::{AllocError, Allocator, Bytes, Config};
+//! # let device = vramp_alloc::open("sim:h200")?.driver;
+//! let config = Config { limit: Some(Bytes::gib(1)), ..Config::default() };
+//! let allocator = Allocator::new(device, config)?;
+//! let stream = allocator.create_stream()?;
+//! let weights = allocator.malloc_tagged(Bytes::mib(700), stream, allocator.tag("weights"))?;
+//! match allocator.malloc(Bytes::mib(400), stream) {
+//!     Err(AllocError::OutOfMemory(report)) => {
+//!         assert_eq!(report.shortage.limit, Some(Bytes::gib(1)));
+//!         assert_eq!(report.tags[0].name, "weights");
+//!         println!("{report}");
+//!     }
+//!     Err(error) => return Err(error.into()),
+//!     Ok(_) => unreachable!("700 MiB of 1 GiB are allocated"),
+//! }
+//! allocator.free(weights, stream)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Which allocator
+//!
+//! | preset | what it is |
+//! |---|---|
+//! | [`Preset::Vramp`] | the default; reserves a few percent more than the live bytes |
+//! | [`Preset::Vpmm`] | OpenVM's pool |
+//! | [`Preset::StreamOrdered`] | the driver's pool (`cudaMallocAsync`) |
+//! | [`Preset::Torch`], [`Preset::TorchExpandable`] | PyTorch's caching allocator |
+//!
+//! # Cost
+//!
+//! Memory that the stream itself freed is allocated without a driver call; for memory of another
+//! stream the driver's events are queried. A miss makes one create, map and set-access for each new
+//! chunk, and one map and set-access for each chunk moved; [`Allocator::stats`] counts them.
+//!
+//! # Modules
+//!
+//! - [`config`], [`device`], [`error`], [`stats`], [`observe`]: settings, the driver and its types,
+//!   errors and the out-of-memory report, statistics, events and shortage handlers;
+//! - [`graph`]: memory for captured CUDA graphs; [`range`]: addresses whose memory comes and goes;
+//! - [`torch`]: PyTorch's caching allocator as a state machine; [`inspect`]: the pool's own state;
+//! - `history`: recorded events and snapshots for PyTorch's viewers. Needs the feature `history`,
+//!   which is off by default: it brings the file formats of `vramp-trace` (zstd, CSV, JSON), which
+//!   a program that only allocates does not need.
 //!
 //! Deliberately absent: globals, environment variables, threads, placement policy (`vramp-core`),
 //! raw CUDA calls (`vramp-cuda`).
@@ -30,61 +98,38 @@ mod allocation;
 mod allocator;
 mod arenas;
 mod cache;
-mod caching;
-mod config;
-mod error;
-mod events;
+mod completion;
+pub mod config;
+mod core;
+pub mod device;
+pub mod error;
 mod exec;
-mod graphs;
+pub mod graph;
 mod group;
-mod history;
-mod hosted;
+#[cfg(feature = "history")]
+pub mod history;
+pub mod inspect;
 mod local;
-mod manager;
 #[cfg(all(test, loom))]
-mod models;
-mod open;
-mod ordered;
+mod loom_models;
+mod manager;
+pub mod observe;
+pub mod range;
 mod shared;
-mod stable;
-mod stats;
+pub mod stats;
+mod stream_ordered;
 mod sync;
 mod tally;
+pub mod torch;
+mod torch_pool;
 mod virtual_pool;
-mod watch;
 
 pub use allocation::Allocation;
-pub use allocator::{Allocator, Stats, TagId};
-pub use config::{Config, EnvError, Preset, Progress, UnknownPreset};
-pub use error::{
-    AllocError, ArenaError, CaptureError, CreateError, FreeError, Holder, LaunchError, PoolHolding,
-    Report, StreamError, Tagged, UseError,
-};
-pub use graphs::{
-    ArenaConfig, ArenaReport, AttachedCapture, Capture, CaptureReport, CapturedGraph, GraphArena,
-    GraphHold, Lease,
-};
-pub use history::{OwnedFrames, Recording, StackSource};
-pub use hosted::{HostBacking, HostedError};
-pub use open::{OpenError, Opened, open};
-pub use stable::{RangeMemory, StableRange};
-pub use stats::MemoryStats;
-pub use vramp_trace::{HistorySize, Trace};
-pub use watch::{Event, Registration};
-
-pub use vramp_core::NotVacant;
-pub use vramp_core::{
-    ArenaAllocError, ArenaBusy, ArenaFull, ArenaPolicy, ArenaResetError, Overlap,
-};
-pub use vramp_core::{
-    Block, Bytes, Census, Counters, DeviceAddr, Epoch, Inconsistency, Mark, Mixed, Pool, PoolAddr,
-    Shortage, StreamId,
-};
-pub use vramp_driver::{Call, CaptureMode, Driver, DriverError, ErrorKind};
-pub use vramp_model::{Stat, StatByPool};
-pub use vramp_model::{
-    TorchConfig, TorchConfigError, TorchOp, TorchPool, TorchSegment, TorchStats,
-};
+pub use allocator::Allocator;
+pub use config::{Config, Preset};
+pub use device::{Driver, DriverError, open};
+pub use error::{AllocError, CreateError, FreeError};
+pub use vramp_core::{Bytes, DeviceAddr, StreamId};
 
 /// The page people read first: its examples are tests here.
 #[cfg(doctest)]

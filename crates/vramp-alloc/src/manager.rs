@@ -10,10 +10,10 @@ use vramp_driver::{Driver, DriverError, Stream};
 use vramp_model::{TorchConfig, TorchPool};
 
 use crate::allocation::{Allocation, Owner};
-use crate::caching::CachingPool;
 use crate::config::{Config, Preset};
 use crate::error::CreateError;
-use crate::ordered::{OrderedOutcome, OrderedPool};
+use crate::stream_ordered::{OrderedOutcome, OrderedPool};
+use crate::torch_pool::CachingPool;
 use crate::virtual_pool::{Refusal, VirtualPool};
 
 /// Who decides where memory lies.
@@ -226,6 +226,16 @@ impl Manager {
                 caching.holds(id, at, allocation.addr)
             }
             _ => false,
+        }
+    }
+
+    /// Returns true if a request of this size is served by a pool that remaps free memory.
+    pub(crate) fn remaps(&self, size: Bytes) -> bool {
+        match self {
+            Manager::Virtual { pool, under_a_page } => {
+                under_a_page.is_none() || size >= pool.pool.config().page
+            }
+            Manager::Ordered(_) | Manager::Caching(_) => false,
         }
     }
 

@@ -8,23 +8,15 @@ use vramp_core::{Bytes, DeviceAddr, Inconsistency, PoolAddr, StreamId};
 use vramp_driver::{Driver, DriverError, Stream};
 
 use crate::cache::Cache;
-use crate::error::{Holder, Tagged};
+use crate::core::Contention;
+use crate::error::{StreamUsage, TagUsage};
 use crate::group::Group;
 use crate::local;
 use crate::manager::Manager;
+use crate::observe::Observers;
 use crate::stats::SeenPeaks;
 use crate::tally::{Base, Tally};
 use crate::virtual_pool::HeapsServe;
-use crate::watch::Watchers;
-
-/// After so many times that the lock was taken, it is judged anew whether threads meet there.
-const WINDOW: u64 = 1024;
-/// They do if it was taken already so often within a window. Two threads that take turns, as a
-/// program's and its autograd's, stay far below it.
-const MEETINGS: u64 = WINDOW / 4;
-/// After so many windows without that they do not any more. Not sooner: where heaps serve threads
-/// well the lock is hardly taken, and they would be judged by the few times it is.
-const CALM: u64 = 64;
 
 /// What all of an allocator's threads share.
 pub(crate) struct Shared {
@@ -36,27 +28,24 @@ pub(crate) struct Shared {
     /// Which requests are the heaps'; `None` where the manager has no use for them.
     pub heaps_serve: Option<HeapsServe>,
     pub group: Arc<Group>,
-    pub watchers: Watchers,
+    pub observers: Observers,
     /// Physical memory held, as of the last call that held the lock.
     pub reserved: AtomicU64,
     /// Somebody waits for memory to come back: frees go through the lock.
-    pub starving: AtomicBool,
+    pub has_waiters: AtomicBool,
     /// How many captures into arenas are under way: requests go through the lock, which knows whose
     /// they are.
     pub captures: AtomicU32,
-    /// True while threads meet at the lock.
+    /// True while threads contend for the lock: a copy for requests that do not take it.
     contended: AtomicBool,
-    /// How often the lock was taken in this window, and how often it had to be waited for.
-    taken: AtomicU64,
-    met: AtomicU64,
-    calm: AtomicU64,
-    came_back: Condvar,
+    memory_freed: Condvar,
     inner: Mutex<Inner>,
 }
 
 /// What the lock protects.
 pub(crate) struct Inner {
     pub manager: Manager,
+    contention: Contention,
     /// By id. May be behind the group's list.
     pub streams: Vec<Stream>,
     /// By id.
@@ -64,7 +53,7 @@ pub(crate) struct Inner {
     pub base: Base,
     /// Of every thread that allocated here and lives.
     pub tallies: Vec<Arc<Tally>>,
-    pub tags: Vec<Tagged>,
+    pub tags: Vec<TagUsage>,
     pub seen_peaks: SeenPeaks,
     /// Requests that failed for want of memory.
     pub ooms: u64,
@@ -92,17 +81,15 @@ impl Shared {
             driver,
             heaps_serve: manager.virtual_pool().and_then(|pool| pool.heaps_serve),
             group,
-            watchers: Watchers::default(),
+            observers: Observers::default(),
             reserved: AtomicU64::new(0),
-            starving: AtomicBool::new(false),
+            has_waiters: AtomicBool::new(false),
             captures: AtomicU32::new(0),
             contended: AtomicBool::new(false),
-            taken: AtomicU64::new(0),
-            met: AtomicU64::new(0),
-            calm: AtomicU64::new(0),
-            came_back: Condvar::new(),
+            memory_freed: Condvar::new(),
             inner: Mutex::new(Inner {
                 manager,
+                contention: Contention::default(),
                 streams: Vec::new(),
                 ended: Vec::new(),
                 base: Base::default(),
@@ -118,25 +105,28 @@ impl Shared {
         shared
     }
 
-    /// The lock, for calls that change the pool. A panic that left it consistent is forgiven.
+    /// Takes the lock for a call that changes the pool. A panic that left the pool consistent is
+    /// ignored.
     pub(crate) fn lock(&self) -> Result<MutexGuard<'_, Inner>, Inconsistency> {
-        match self.inner.try_lock() {
-            Ok(inner) => {
-                self.judge(0);
-                return Ok(inner);
-            }
-            Err(TryLockError::WouldBlock) => self.judge(1),
-            Err(TryLockError::Poisoned(_)) => {}
-        }
-        match self.inner.lock() {
-            Ok(inner) => Ok(inner),
+        let (locked, waited) = match self.inner.try_lock() {
+            Err(TryLockError::WouldBlock) => (self.inner.lock(), true),
+            Err(TryLockError::Poisoned(poisoned)) => (Err(poisoned), false),
+            Ok(inner) => (Ok(inner), false),
+        };
+        let mut inner = match locked {
+            Ok(inner) => inner,
             Err(poisoned) => {
                 let inner = poisoned.into_inner();
                 inner.manager.audit()?;
                 self.inner.clear_poison();
-                Ok(inner)
+                inner
             }
+        };
+        let contended = inner.contention.record(waited);
+        if contended != self.is_contended() {
+            self.contended.store(contended, Ordering::Relaxed);
         }
+        Ok(inner)
     }
 
     /// The lock, for calls that may take memory: what the others of the group hold counts, and they
@@ -158,24 +148,7 @@ impl Shared {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts that the lock was taken, and at a window's end whether threads meet there.
-    fn judge(&self, met: u64) {
-        if met > 0 {
-            self.met.fetch_add(met, Ordering::Relaxed);
-        }
-        if self.taken.fetch_add(1, Ordering::Relaxed) + 1 >= WINDOW {
-            self.taken.store(0, Ordering::Relaxed);
-            let met = self.met.swap(0, Ordering::Relaxed);
-            if met >= MEETINGS {
-                self.calm.store(0, Ordering::Relaxed);
-                self.contended.store(true, Ordering::Relaxed);
-            } else if self.calm.fetch_add(1, Ordering::Relaxed) + 1 >= CALM {
-                self.contended.store(false, Ordering::Relaxed);
-            }
-        }
-    }
-
-    /// True while threads meet at the lock.
+    /// Returns true while threads contend for the lock.
     #[inline]
     pub(crate) fn is_contended(&self) -> bool {
         self.contended.load(Ordering::Relaxed)
@@ -217,16 +190,16 @@ impl Shared {
 
     /// Waits until memory comes back, at most so long. The lock is open meanwhile.
     pub(crate) fn wait_for_memory(&self, inner: MutexGuard<'_, Inner>, most: Duration) {
-        self.starving.store(true, Ordering::Relaxed);
+        self.has_waiters.store(true, Ordering::Relaxed);
         // Short waits: another thread's cache, or a pool beside this one, does not wake anybody.
         let most = most.min(Duration::from_millis(5));
-        drop(self.came_back.wait_timeout(inner, most));
+        drop(self.memory_freed.wait_timeout(inner, most));
     }
 
     /// Memory came back: whoever waits for it tries again.
-    pub(crate) fn memory_came_back(&self) {
-        if self.starving.load(Ordering::Relaxed) {
-            self.came_back.notify_all();
+    pub(crate) fn notify_waiters(&self) {
+        if self.has_waiters.load(Ordering::Relaxed) {
+            self.memory_freed.notify_all();
         }
     }
 }
@@ -270,11 +243,11 @@ impl Inner {
     }
 
     /// What each stream holds, the one with most first.
-    pub(crate) fn holders(&self) -> Vec<Holder> {
+    pub(crate) fn stream_usage(&self) -> Vec<StreamUsage> {
         let shares = self.manager.virtual_pool().map(|pool| pool.pool.shares()).unwrap_or_default();
-        let mut holders: Vec<Holder> = shares
+        let mut streams: Vec<StreamUsage> = shares
             .into_iter()
-            .map(|share| Holder {
+            .map(|share| StreamUsage {
                 stream: share.stream,
                 used: share.used,
                 free: share.free,
@@ -282,8 +255,8 @@ impl Inner {
             })
             .filter(|holder| holder.used + holder.free + holder.waiting > Bytes::ZERO)
             .collect();
-        holders.sort_by_key(|holder| std::cmp::Reverse(holder.used + holder.waiting + holder.free));
-        holders
+        streams.sort_by_key(|holder| std::cmp::Reverse(holder.used + holder.waiting + holder.free));
+        streams
     }
 
     pub(crate) fn close(&mut self, shared: &Shared) -> Result<(), DriverError> {

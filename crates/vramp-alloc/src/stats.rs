@@ -2,9 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use vramp_core::{Bytes, Counters};
 use vramp_driver::DriverError;
-use vramp_model::{Stat, StatByPool, TorchStats};
+use vramp_model::TorchStats;
+
+pub use vramp_core::{Bytes, Census, Counters};
+pub use vramp_model::{Stat, StatByPool};
+
+pub use crate::allocator::{Stats, TagId};
+pub use crate::error::{SiblingPool, StreamUsage, TagUsage};
 
 use crate::Allocator;
 

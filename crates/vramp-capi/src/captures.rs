@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
-use vramp_alloc::{
+use vramp_alloc::StreamId;
+use vramp_alloc::graph::{
     ArenaConfig, AttachedCapture, Capture, CaptureReport, CapturedGraph, GraphArena, GraphHold,
-    Lease, StreamId,
+    Lease,
 };
 
 use crate::abi::vramp_status_t::{self, *};

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
-use vramp_alloc::{
-    Allocation, Allocator, AttachedCapture, Bytes, DeviceAddr, Event, FreeError, HistorySize,
-    Recording, Registration, StreamId,
-};
+use vramp_alloc::graph::AttachedCapture;
+use vramp_alloc::history::{HistoryRecording, HistorySize};
+use vramp_alloc::observe::{Event, Registration};
+use vramp_alloc::{Allocation, Allocator, Bytes, DeviceAddr, FreeError, StreamId};
 
 use vramp_driver::Driver;
 
@@ -36,7 +36,7 @@ pub(crate) struct Context {
     /// So many streams were forgotten.
     forgets: AtomicU64,
     /// The history that is being recorded.
-    recording: Mutex<Option<Recording>>,
+    recording: Mutex<Option<HistoryRecording>>,
     observers: Mutex<Vec<Registration>>,
     /// Tells the streams of different allocators apart.
     tag: u32,
@@ -360,7 +360,7 @@ impl Context {
         let observers = self.observers.lock().unwrap_or_else(PoisonError::into_inner);
         let index = (number as usize).checked_sub(1);
         let registration = index.and_then(|index| observers.get(index)).copied();
-        registration.is_some_and(|registration| self.allocator.forget(registration))
+        registration.is_some_and(|registration| self.allocator.unregister(registration))
     }
 
     pub fn stats(&self) -> Result<vramp_stats_t> {

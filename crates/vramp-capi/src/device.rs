@@ -8,7 +8,7 @@ use vramp_driver::Driver;
 /// A device that cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
-pub(crate) struct DeviceError(#[from] vramp_alloc::OpenError);
+pub(crate) struct DeviceError(#[from] vramp_alloc::device::OpenError);
 
 /// A device. On a card, the card as well.
 pub(crate) struct Device {
@@ -31,7 +31,8 @@ impl Device {
                 Err(_) => Device::named("sim"),
             },
             (_, Some(ordinal)) => {
-                let card = CudaDriver::open(ordinal).map_err(vramp_alloc::OpenError::from)?;
+                let card =
+                    CudaDriver::open(ordinal).map_err(vramp_alloc::device::OpenError::from)?;
                 Ok(Device::on(card))
             }
             _ => Device::named(name),

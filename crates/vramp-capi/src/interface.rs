@@ -4,7 +4,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 
-use vramp_alloc::Event;
+use vramp_alloc::observe::Event;
 
 use crate::abi::vramp_event_kind_t::*;
 use crate::abi::vramp_status_t::{self, *};

@@ -1,6 +1,8 @@
 //! Options as a text: `preset=vramp,limit=80GiB`.
 
-use vramp_alloc::{ArenaConfig, ArenaPolicy, Bytes, CaptureMode, Config, Overlap, Preset};
+use vramp_alloc::device::CaptureMode;
+use vramp_alloc::graph::{ArenaConfig, ArenaPolicy, Overlap};
+use vramp_alloc::{Bytes, Config, Preset};
 
 /// An option that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -4,10 +4,9 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use vramp_alloc::{
-    AllocError, ArenaError, ArenaResetError, CaptureError, CreateError, DriverError, FreeError,
-    Inconsistency, LaunchError, StreamError, UseError,
-};
+use vramp_alloc::error::{Inconsistency, StreamError, UseError};
+use vramp_alloc::graph::{ArenaError, ArenaResetError, CaptureError, LaunchError};
+use vramp_alloc::{AllocError, CreateError, DriverError, FreeError};
 
 use crate::abi::vramp_status_t::{self, *};
 use crate::device::DeviceError;

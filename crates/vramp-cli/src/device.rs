@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use vramp_alloc::{Driver, OpenError, Opened};
+use vramp_alloc::Driver;
+use vramp_alloc::device::{OpenError, Opened};
 use vramp_driver::sim::{Contents, Preset, Simulator};
 
 /// A device to replay on.

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use vramp_alloc::{Config, Preset, TorchConfig};
+use vramp_alloc::config::TorchConfig;
+use vramp_alloc::{Config, Preset};
 use vramp_trace::{ReadLimits, Trace, Workload, read_trace};
 
 use crate::args::Replay;

@@ -10,8 +10,8 @@ use crate::allocation::{Allocation, Owner};
 use crate::cache::{Kept, Tag};
 use crate::error::{FreeError, UseError};
 use crate::local::{self, Local};
+use crate::observe::Event;
 use crate::shared::Inner;
-use crate::watch::Event;
 
 impl Allocator {
     /// Notes that work queued on `stream` so far uses the allocation. No driver call.
@@ -45,12 +45,12 @@ impl Allocator {
             && allocation.allocator == self.shared.number
             && allocation.tag == 0
             && !allocation.is_noted()
-            && !self.shared.starving.load(Ordering::Relaxed)
+            && !self.shared.has_waiters.load(Ordering::Relaxed)
             && self.shared.captures.load(Ordering::Relaxed) == 0
             && local::with(self.shared.number, |local| self.keep(local, &allocation))
                 .is_some_and(|kept| kept)
         {
-            if self.shared.watchers.is_watched() {
+            if self.shared.observers.is_observed() {
                 self.tell_freed(&allocation, stream);
             }
             return Ok(());
@@ -60,7 +60,7 @@ impl Allocator {
 
     fn tell_freed(&self, allocation: &Allocation, stream: StreamId) {
         let Allocation { addr, len, requested, .. } = *allocation;
-        self.shared.watchers.tell(&Event::Freed { addr, len, requested, stream });
+        self.shared.observers.notify(&Event::Freed { addr, len, requested, stream });
     }
 
     /// Keeps a block at hand, or gives it to its heap.
@@ -112,8 +112,8 @@ impl Allocator {
         let freed = inner.free(&allocation, stream, self.shared.number);
         self.shared.refresh(inner);
         drop(guard);
-        self.shared.memory_came_back();
-        if self.shared.watchers.is_watched() {
+        self.shared.notify_waiters();
+        if self.shared.observers.is_observed() {
             self.tell_freed(&allocation, stream);
         }
         Ok(freed?)

@@ -6,8 +6,8 @@ use vramp_core::Bytes;
 
 use super::Allocator;
 use crate::error::AllocError;
+use crate::observe::Event;
 use crate::shared::Inner;
-use crate::watch::Event;
 
 impl Allocator {
     /// The most physical memory that this allocator and its pools may hold together.
@@ -52,8 +52,8 @@ impl Allocator {
         let after = inner.manager.reserved();
         self.note_reserved(&inner);
         drop(inner);
-        if after < before && self.shared.watchers.is_watched() {
-            self.shared.watchers.tell(&Event::Shrunk { bytes: before - after });
+        if after < before && self.shared.observers.is_observed() {
+            self.shared.observers.notify(&Event::Shrunk { bytes: before - after });
         }
         Ok(trimmed?)
     }

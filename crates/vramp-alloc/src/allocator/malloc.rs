@@ -12,8 +12,8 @@ use crate::cache::{Kept, Tag};
 use crate::error::AllocError;
 use crate::local::{self, Local};
 use crate::manager::Found;
+use crate::observe::Event;
 use crate::virtual_pool::{HeapsServe, Refusal};
-use crate::watch::Event;
 
 /// What one try through the lock came to.
 enum Tried {
@@ -40,8 +40,8 @@ impl Allocator {
             && let Some((found, recycled)) = hit
         {
             let allocation = self.allocation(found, size, stream, recycled, None);
-            if self.shared.watchers.is_watched() {
-                self.shared.watchers.tell(&Event::Allocated(&allocation));
+            if self.shared.observers.is_observed() {
+                self.shared.observers.notify(&Event::Allocated(&allocation));
             }
             return Ok(allocation);
         }
@@ -128,17 +128,17 @@ impl Allocator {
         loop {
             let (shortage, failed_call) = match self.try_malloc(size, stream, tag)? {
                 Tried::Placed(allocation) => {
-                    self.shared.watchers.tell(&Event::Allocated(&allocation));
+                    self.shared.observers.notify(&Event::Allocated(&allocation));
                     return Ok(allocation);
                 }
                 Tried::Short(shortage, failed_call) => (shortage, failed_call),
             };
-            self.shared.watchers.tell(&Event::Short(&shortage));
+            self.shared.observers.notify(&Event::Short(&shortage));
             if self.shared.relieve(&mut relief, &shortage)? {
                 continue;
             }
             let report = self.shared.report(shortage, failed_call, stream);
-            self.shared.watchers.tell(&Event::OutOfMemory(&report));
+            self.shared.observers.notify(&Event::OutOfMemory(&report));
             return Err(AllocError::OutOfMemory(Box::new(report)));
         }
     }
@@ -163,7 +163,7 @@ impl Allocator {
             // What this thread has at hand in other sizes is free memory to the pool.
             local::with(self.shared.number, |local| pool.drain(&local.cache));
         }
-        let watched = self.shared.watchers.is_watched();
+        let watched = self.shared.observers.is_observed();
         let before = watched.then(|| inner.manager.known_counters()).flatten();
         let found = match inner.manager.virtual_pool_mut() {
             Some(pool) => {
@@ -213,15 +213,15 @@ impl Allocator {
             - before.chunks_reactivated;
         if chunks > 0 {
             let bytes = after.moved - before.moved;
-            self.shared.watchers.tell(&Event::Remapped { chunks, bytes });
+            self.shared.observers.notify(&Event::Remapped { chunks, bytes });
         }
         if after.reserved > before.reserved {
             let bytes = after.reserved - before.reserved;
-            self.shared.watchers.tell(&Event::Grown { bytes });
+            self.shared.observers.notify(&Event::Grown { bytes });
         }
         if after.reserved < before.reserved {
             let bytes = before.reserved - after.reserved;
-            self.shared.watchers.tell(&Event::Shrunk { bytes });
+            self.shared.observers.notify(&Event::Shrunk { bytes });
         }
     }
 }

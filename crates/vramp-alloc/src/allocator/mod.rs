@@ -21,11 +21,11 @@
 //! - `look.rs`: what an allocator tells of itself. The same under PyTorch's names is in
 //!   `../stats.rs`, its recorded history in `../history.rs`.
 
-mod ahead;
+mod diagnostics;
 mod free;
 mod limits;
-mod look;
 mod malloc;
+mod prefill;
 mod shortage;
 mod streams;
 mod tags;
@@ -41,7 +41,7 @@ use crate::group::Group;
 use crate::manager::Manager;
 use crate::shared::Shared;
 
-pub use look::Stats;
+pub use diagnostics::Stats;
 pub(crate) use shortage::Relief;
 pub use tags::TagId;
 

@@ -8,9 +8,9 @@ use vramp_core::{Bytes, Request, Shortage, StreamId};
 use vramp_driver::DriverError;
 
 use super::Allocator;
-use crate::error::{AllocError, PoolHolding, Report};
+use crate::error::{AllocError, OutOfMemoryReport, SiblingPool};
+use crate::observe::{Event, Registration};
 use crate::shared::Shared;
-use crate::watch::{Event, Registration};
 
 /// So often a request is tried again because a handler gave something.
 const ROUNDS_MOST: u32 = 64;
@@ -32,7 +32,7 @@ impl Allocator {
     /// Tells `observer` of every event from now on. It is called without a lock, by the thread that
     /// caused the event, and may use the allocator; what it does with it is told to it, too.
     pub fn observe(&self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Registration {
-        self.shared.watchers.observe(Arc::new(observer))
+        self.shared.observers.add_observer(Arc::new(observer))
     }
 
     /// Asks `handler` for memory before a request fails. It is called without a lock and may free
@@ -41,7 +41,7 @@ impl Allocator {
         &self,
         handler: impl Fn(&Shortage) -> bool + Send + Sync + 'static,
     ) -> Registration {
-        self.shared.watchers.handle(Arc::new(handler))
+        self.shared.observers.add_handler(Arc::new(handler))
     }
 
     /// For handlers that free memory piece by piece: moves what is free by now towards the block that
@@ -72,8 +72,8 @@ impl Allocator {
     }
 
     /// Takes an observer or handler back. False if it was taken back before.
-    pub fn forget(&self, registration: Registration) -> bool {
-        self.shared.watchers.remove(registration)
+    pub fn unregister(&self, registration: Registration) -> bool {
+        self.shared.observers.remove(registration)
     }
 }
 
@@ -89,7 +89,7 @@ impl Shared {
         if relief.rounds == 1 && self.trim_others()? {
             return Ok(true);
         }
-        if relief.rounds <= ROUNDS_MOST && self.watchers.ask(shortage) {
+        if relief.rounds <= ROUNDS_MOST && self.observers.run_handlers(shortage) {
             self.lock()?.retries += 1;
             return Ok(true);
         }
@@ -102,7 +102,7 @@ impl Shared {
             self.wait_for_memory(inner, left);
             return Ok(true);
         }
-        self.starving.store(false, Ordering::Relaxed);
+        self.has_waiters.store(false, Ordering::Relaxed);
         Ok(false)
     }
 
@@ -129,27 +129,28 @@ impl Shared {
         shortage: Shortage,
         failed_call: Option<DriverError>,
         stream: StreamId,
-    ) -> Report {
-        let (holders, mut tags) = {
+    ) -> OutOfMemoryReport {
+        let (remaps, streams, mut tags) = {
             let mut inner = self.lock_anyway();
             inner.ooms += 1;
-            (inner.holders(), inner.tags.clone())
+            (inner.manager.remaps(shortage.requested), inner.stream_usage(), inner.tags.clone())
         };
         tags.retain(|tag| tag.live > Bytes::ZERO);
         tags.sort_by_key(|tag| std::cmp::Reverse(tag.live));
         let members = self.group.members();
-        let others = members.iter().filter(|member| member.number != self.number);
-        let others = others.map(|member| PoolHolding {
+        let siblings = members.iter().filter(|member| member.number != self.number);
+        let siblings = siblings.map(|member| SiblingPool {
             name: member.name.clone(),
             reserved: Bytes::new(member.reserved.load(Ordering::Relaxed)),
         });
-        Report {
+        OutOfMemoryReport {
             shortage,
             stream,
             pool: self.name.clone(),
-            holders,
+            remaps,
+            streams,
             tags,
-            others: others.collect(),
+            siblings: siblings.collect(),
             card: self.driver.memory_info().ok(),
             failed_call,
         }

@@ -3,7 +3,7 @@
 use vramp_core::Bytes;
 
 use super::Allocator;
-use crate::error::Tagged;
+use crate::error::TagUsage;
 
 /// What an allocation is for, as [`Allocator::tag`] numbered it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,7 +17,7 @@ impl Allocator {
         let known = inner.tags.iter().position(|tag| tag.name == name);
         let index = known.unwrap_or_else(|| {
             if inner.tags.len() < usize::from(u16::MAX) {
-                inner.tags.push(Tagged {
+                inner.tags.push(TagUsage {
                     name: name.to_owned(),
                     live: Bytes::ZERO,
                     peak: Bytes::ZERO,

@@ -1,10 +1,9 @@
 //! Captures that somebody else begins, ends and replays: served by an arena, guarded by a hold.
 
 use crate::common::{Rig, pages, range};
-use vramp_alloc::{
-    Allocation, ArenaConfig, ArenaPolicy, Bytes, CaptureError, CaptureMode, Config, Driver,
-    GraphArena, GraphHold, Preset, StreamId,
-};
+use vramp_alloc::device::CaptureMode;
+use vramp_alloc::graph::{ArenaConfig, ArenaPolicy, CaptureError, GraphArena, GraphHold};
+use vramp_alloc::{Allocation, Bytes, Config, Driver, Preset, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::sim::{Kernel, Simulator};
 use vramp_driver::{Call, GraphExec};

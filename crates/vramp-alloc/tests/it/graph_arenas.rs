@@ -4,9 +4,8 @@
 use crate::common;
 use crate::common::graphs::{Stage, range};
 use crate::common::random::Random;
-use vramp_alloc::{
-    AllocError, Allocation, ArenaConfig, Bytes, CapturedGraph, LaunchError, StreamId,
-};
+use vramp_alloc::graph::{ArenaConfig, CapturedGraph, LaunchError};
+use vramp_alloc::{AllocError, Allocation, Bytes, StreamId};
 
 const MIB: Bytes = Bytes::mib(1);
 

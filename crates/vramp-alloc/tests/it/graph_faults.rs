@@ -2,10 +2,10 @@
 //! out of the capture, the error has a type, and the program goes on to its end.
 
 use crate::common::graphs::{Stage, card, range};
-use vramp_alloc::{
-    Allocation, ArenaConfig, ArenaPolicy, Bytes, CaptureError, CapturedGraph, Config, Driver,
-    GraphArena, LaunchError, Overlap, StreamId,
+use vramp_alloc::graph::{
+    ArenaConfig, ArenaPolicy, CaptureError, CapturedGraph, GraphArena, LaunchError, Overlap,
 };
+use vramp_alloc::{Allocation, Bytes, Config, Driver, StreamId};
 use vramp_driver::Call;
 use vramp_driver::sim::FaultPlan;
 
@@ -74,7 +74,7 @@ impl Scenario {
             Err(error) => {
                 let typed = matches!(
                     error,
-                    CaptureError::Begin(_) | CaptureError::Spoilt(_) | CaptureError::Alloc(_)
+                    CaptureError::Begin(_) | CaptureError::Invalidated(_) | CaptureError::Alloc(_)
                 );
                 assert!(typed && !error.to_string().is_empty(), "{error}");
             }

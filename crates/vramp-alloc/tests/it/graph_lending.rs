@@ -2,10 +2,9 @@
 //! is lost on the way out and back.
 
 use crate::common::graphs::{LONG_NS, Stage, card, range};
-use vramp_alloc::{
-    Allocation, ArenaConfig, Bytes, CaptureMode, CapturedGraph, Config, GraphArena, LaunchError,
-    Overlap,
-};
+use vramp_alloc::device::CaptureMode;
+use vramp_alloc::graph::{ArenaConfig, CapturedGraph, GraphArena, LaunchError, Overlap};
+use vramp_alloc::{Allocation, Bytes, Config};
 use vramp_core::ArenaBusy;
 use vramp_driver::Call;
 use vramp_driver::sim::{FaultPlan, Kernel};

@@ -6,10 +6,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::common::Rig;
 use crate::common::graphs::{LONG_NS, Stage, range};
-use vramp_alloc::{
-    AllocError, Allocation, ArenaConfig, ArenaError, ArenaPolicy, Bytes, CaptureError,
-    CapturedGraph, Config, Driver, FreeError, GraphArena, LaunchError, Lease, Preset, StreamError,
+use vramp_alloc::error::StreamError;
+use vramp_alloc::graph::{
+    ArenaConfig, ArenaError, ArenaPolicy, CaptureError, CapturedGraph, GraphArena, LaunchError,
+    Lease,
 };
+use vramp_alloc::{AllocError, Allocation, Bytes, Config, Driver, FreeError, Preset};
 use vramp_driver::sim::{FaultPlan, LiveObjects, Simulator};
 use vramp_driver::{Call, CaptureMode};
 
@@ -147,7 +149,7 @@ fn a_buffer_from_before_that_is_freed_inside_a_spoilt_capture_is_free() {
         stage.rig.sim.query(event).expect_err("a capture forbids it");
         stage.rig.sim.destroy_event(event).expect("it is there");
     });
-    assert!(matches!(spoilt, Err(CaptureError::Spoilt(_))));
+    assert!(matches!(spoilt, Err(CaptureError::Invalidated(_))));
     stage.assert_serves();
     drop(arena);
     stage.close();
@@ -305,7 +307,7 @@ fn a_spoilt_capture_is_an_error_and_the_stream_is_out_of_it() {
         let other = stage.malloc(SIZE, stage.b);
         stage.free(other, stage.b);
     });
-    assert!(matches!(spoilt, Err(CaptureError::Spoilt(_))));
+    assert!(matches!(spoilt, Err(CaptureError::Invalidated(_))));
     stage.assert_serves();
     // A block it made is still a block.
     let escaped = escaped.expect("it was made");
@@ -342,7 +344,7 @@ fn a_fork_that_was_not_joined_is_an_error() {
         stage.free(block, stage.b);
     });
     let error = spoilt.expect_err("nobody joined");
-    assert!(matches!(error, CaptureError::Spoilt(_)), "{error}");
+    assert!(matches!(error, CaptureError::Invalidated(_)), "{error}");
     assert!(error.to_string().contains("join every stream"), "{error}");
     stage.assert_serves();
     drop(arena);

@@ -5,7 +5,8 @@
 use std::sync::Arc;
 
 use crate::common::sabotage::Saboteur;
-use vramp_alloc::{Allocation, Allocator, Bytes, Config, Driver, Preset, Progress, StreamId};
+use vramp_alloc::config::Progress;
+use vramp_alloc::{Allocation, Allocator, Bytes, Config, Driver, Preset, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::sim::{Hazard, Kernel, Simulator};
 use vramp_driver::{Call, Stream, Wrapped};
@@ -228,7 +229,7 @@ fn an_event_that_records_nothing_is_found() {
 
 /// The allocator is told how far streams have come, and told too much.
 fn told_too_early(left_out: Option<Call>) -> Scene {
-    let progress = Progress::Told(Arc::new(|mark: vramp_alloc::Mark| mark.epoch));
+    let progress = Progress::External(Arc::new(|mark: vramp_alloc::inspect::Mark| mark.epoch));
     let scene = Scene::with(Config { progress, ..Config::preset(Preset::Vramp) });
     let block = scene.malloc(4, scene.a);
     scene.write("old owner", scene.a, &block, 1_000_000);

@@ -4,10 +4,8 @@
 use std::sync::Arc;
 
 use crate::common::stable::{MIB, Rig, part};
-use vramp_alloc::{
-    AllocError, Allocator, Bytes, Config, Driver, HostBacking, HostedError, NotVacant, Preset,
-    StableRange,
-};
+use vramp_alloc::range::{HostBacking, HostBackingError, NotVacant, StableRange};
+use vramp_alloc::{AllocError, Allocator, Bytes, Config, Driver, Preset};
 use vramp_core::AddrRange;
 use vramp_driver::sim::{FaultPlan, Simulator};
 use vramp_driver::{Call, Capabilities, DeviceCopy};
@@ -22,7 +20,7 @@ impl Rig {
     fn host(&self, len: Bytes) -> (HostBacking, StableRange) {
         let memory = self.allocator.host_backing(len, 0).unwrap();
         let door = self.allocator.stable_range(len, len).unwrap();
-        door.host_part(Bytes::ZERO, &memory).unwrap();
+        door.map_host_part(Bytes::ZERO, &memory).unwrap();
         (memory, door)
     }
 }
@@ -37,7 +35,7 @@ fn what_was_copied_to_the_host_is_read_at_the_address_it_had_on_the_card() {
     let (memory, door) = rig.host(MIB(32));
     rig.copy(part(&range, MIB(32), MIB(32)), door.range());
     range.lend(&[(Bytes::ZERO, MIB(32))]);
-    range.host_part(MIB(32), &memory).unwrap();
+    range.map_host_part(MIB(32), &memory).unwrap();
     let had = range.memory();
     assert_eq!((had.backed, had.lent, had.hosted), (MIB(32), Bytes::ZERO, MIB(32)));
     assert_eq!(rig.allocator.census().hosted, MIB(64), "the door counts as well");
@@ -50,7 +48,7 @@ fn what_was_copied_to_the_host_is_read_at_the_address_it_had_on_the_card() {
     rig.holds(part(&range, Bytes::ZERO, MIB(32)), 1);
     rig.allocator.free(block, rig.stream).unwrap();
     // Back to the card, through the door.
-    range.unhost_part(MIB(32), MIB(32)).unwrap();
+    range.unmap_host_part(MIB(32), MIB(32)).unwrap();
     range.back(rig.stream).unwrap();
     rig.copy(door.range(), part(&range, MIB(32), MIB(32)));
     rig.holds(part(&range, MIB(32), MIB(32)), 2);
@@ -65,24 +63,24 @@ fn a_part_that_is_in_use_or_hosted_or_outside_is_refused_and_says_what_to_do() {
     let range = rig.allocator.stable_range(MIB(64), MIB(32)).unwrap();
     range.back(rig.stream).unwrap();
     let memory = rig.allocator.host_backing(MIB(32), 0).unwrap();
-    let backed = range.host_part(MIB(32), &memory).unwrap_err();
-    assert!(matches!(backed, HostedError::NotVacant(NotVacant::Backed)), "{backed}");
+    let backed = range.map_host_part(MIB(32), &memory).unwrap_err();
+    assert!(matches!(backed, HostBackingError::NotVacant(NotVacant::Backed)), "{backed}");
     for from in [MIB(34), Bytes::new(512), Bytes::new(u64::MAX)] {
-        let outside = range.host_part(from, &memory).unwrap_err();
-        assert!(matches!(outside, HostedError::Part { .. }), "{outside}");
+        let outside = range.map_host_part(from, &memory).unwrap_err();
+        assert!(matches!(outside, HostBackingError::Part { .. }), "{outside}");
     }
     range.lend(&[]);
-    range.host_part(MIB(32), &memory).unwrap();
-    let twice = range.host_part(MIB(16), &memory).unwrap_err();
-    assert!(matches!(twice, HostedError::NotVacant(NotVacant::Hosted)), "{twice}");
+    range.map_host_part(MIB(32), &memory).unwrap();
+    let twice = range.map_host_part(MIB(16), &memory).unwrap_err();
+    assert!(matches!(twice, HostBackingError::NotVacant(NotVacant::Hosted)), "{twice}");
     let wanted = range.back(rig.stream).unwrap_err();
-    assert!(matches!(wanted, AllocError::Hosted { at } if at == MIB(32)), "{wanted}");
+    assert!(matches!(wanted, AllocError::HostMapped { at } if at == MIB(32)), "{wanted}");
     range.back_part(Bytes::ZERO, MIB(32), rig.stream).unwrap();
-    let other = range.unhost_part(MIB(32), MIB(16)).unwrap_err();
-    assert!(matches!(other, HostedError::NotHosted { .. }), "{other}");
+    let other = range.unmap_host_part(MIB(32), MIB(16)).unwrap_err();
+    assert!(matches!(other, HostBackingError::NotHosted { .. }), "{other}");
     for len in [Bytes::ZERO, Bytes::new(4096)] {
         let length = rig.allocator.host_backing(len, 0).unwrap_err();
-        assert!(matches!(length, HostedError::Length { .. }), "{length}");
+        assert!(matches!(length, HostBackingError::Length { .. }), "{length}");
     }
     rig.allocator.audit().unwrap();
 }
@@ -94,7 +92,7 @@ fn a_device_that_maps_no_host_memory_says_so() {
     let driver: Arc<dyn Driver> = Arc::new(Simulator::builder().capabilities(capabilities).build());
     let allocator = Allocator::new(driver, Config::preset(Preset::Vramp)).unwrap();
     let refused = allocator.host_backing(MIB(2), 0).unwrap_err();
-    assert!(matches!(refused, HostedError::NotSupported), "{refused}");
+    assert!(matches!(refused, HostBackingError::NotSupported), "{refused}");
 }
 
 #[test]
@@ -108,12 +106,12 @@ fn memory_that_left_before_is_no_obstacle_and_neither_are_its_old_mappings() {
     rig.fill(AddrRange::new(block.addr(), MIB(128)), 5);
     let (memory, door) = rig.host(MIB(32));
     rig.fill(door.range(), 3);
-    range.host_part(MIB(64), &memory).unwrap();
+    range.map_host_part(MIB(64), &memory).unwrap();
     rig.holds(part(&range, MIB(64), MIB(32)), 3);
     rig.holds(AddrRange::new(block.addr(), MIB(128)), 5);
     rig.allocator.free(block, rig.stream).unwrap();
     rig.allocator.audit().unwrap();
-    range.unhost_part(MIB(64), MIB(32)).unwrap();
+    range.unmap_host_part(MIB(64), MIB(32)).unwrap();
     range.back(rig.stream).unwrap();
     rig.fill(range.range(), 6);
     rig.holds(door.range(), 3);
@@ -127,7 +125,7 @@ fn a_dropped_range_unmaps_its_host_memory_unless_work_on_it_is_under_way() {
         let (memory, door) = rig.host(MIB(16));
         if noted {
             rig.sim.fill(rig.queue, door.range(), 1).unwrap();
-            door.used_on(rig.stream);
+            door.record_use(rig.stream);
         }
         drop((memory, door));
         let census = rig.allocator.census();
@@ -143,11 +141,11 @@ fn a_dropped_range_unmaps_its_host_memory_unless_work_on_it_is_under_way() {
 
 /// Spills the second half of a range to the host, reads it there, and brings it back. Returns what
 /// failed; what is whole is checked on the way.
-fn there_and_back(rig: &Rig, range: &StableRange) -> Result<(), HostedError> {
+fn there_and_back(rig: &Rig, range: &StableRange) -> Result<(), HostBackingError> {
     let (at, len) = (MIB(32), MIB(32));
     let memory = rig.allocator.host_backing(len, 0)?;
-    let door = rig.allocator.stable_range(len, len).map_err(|_| HostedError::NotSupported)?;
-    door.host_part(Bytes::ZERO, &memory)?;
+    let door = rig.allocator.stable_range(len, len).map_err(|_| HostBackingError::NotSupported)?;
+    door.map_host_part(Bytes::ZERO, &memory)?;
     let copy = |from: AddrRange, to: AddrRange| {
         rig.sim.copy(rig.queue, DeviceCopy { from: from.start, to: to.start, len })?;
         // What was queued has to be over before anything is unmapped.
@@ -158,10 +156,10 @@ fn there_and_back(rig: &Rig, range: &StableRange) -> Result<(), HostedError> {
     };
     copy(part(range, at, len), door.range())?;
     range.lend(&[(Bytes::ZERO, at)]);
-    range.host_part(at, &memory)?;
+    range.map_host_part(at, &memory)?;
     rig.holds(part(range, at, len), 9);
-    range.unhost_part(at, len)?;
-    range.back(rig.stream).map_err(|_| HostedError::NotSupported)?;
+    range.unmap_host_part(at, len)?;
+    range.back(rig.stream).map_err(|_| HostBackingError::NotSupported)?;
     copy(door.range(), part(range, at, len))?;
     rig.holds(part(range, at, len), 9);
     Ok(())
@@ -187,8 +185,8 @@ fn every_driver_call_fails_once_and_the_rest_of_the_range_stays_whole() {
             break;
         }
         // What is not spoilt serves again, whole.
-        for (from, len) in range.hosted_parts() {
-            range.unhost_part(from, len).unwrap();
+        for (from, len) in range.host_parts() {
+            range.unmap_host_part(from, len).unwrap();
         }
         if rig.allocator.census().quarantined_addresses.is_zero() {
             range.back(rig.stream).unwrap();
@@ -212,15 +210,15 @@ fn host_memory_that_is_neither_allowed_nor_unmapped_leaves_addresses_out_of_use(
     let range = rig.allocator.stable_range(MIB(16), MIB(16)).unwrap();
     rig.sim
         .set_faults(FaultPlan::nth_of(Call::SetAccess, 1).and(FaultPlan::nth_of(Call::Unmap, 1)));
-    assert!(matches!(range.host_part(Bytes::ZERO, &memory), Err(HostedError::Driver(_))));
+    assert!(matches!(range.map_host_part(Bytes::ZERO, &memory), Err(HostBackingError::Driver(_))));
     assert_eq!(rig.allocator.census().quarantined_addresses, MIB(16));
-    let gone = range.host_part(Bytes::ZERO, &memory).unwrap_err();
-    assert!(matches!(gone, HostedError::NotVacant(NotVacant::Quarantined)), "{gone}");
+    let gone = range.map_host_part(Bytes::ZERO, &memory).unwrap_err();
+    assert!(matches!(gone, HostBackingError::NotVacant(NotVacant::Quarantined)), "{gone}");
     assert!(range.back(rig.stream).unwrap_err().is_out_of_memory());
     rig.sim.set_faults(FaultPlan::nth_of(Call::Unmap, 1));
-    assert!(matches!(door.unhost_part(Bytes::ZERO, MIB(16)), Err(HostedError::Driver(_))));
+    assert!(matches!(door.unmap_host_part(Bytes::ZERO, MIB(16)), Err(HostBackingError::Driver(_))));
     assert_eq!(door.memory().hosted, MIB(16), "it is mapped as before");
-    door.unhost_part(Bytes::ZERO, MIB(16)).unwrap();
+    door.unmap_host_part(Bytes::ZERO, MIB(16)).unwrap();
     door.back(rig.stream).unwrap();
     rig.allocator.audit().unwrap();
 }
@@ -256,15 +254,15 @@ fn parts_are_backed_lent_and_hosted_at_random_and_keep_their_bytes() {
                     let kept = (0..count as usize).filter(stays);
                     let keep: Vec<_> = kept.map(|kept| (piece * kept as u64, piece)).collect();
                     range.lend(&keep);
-                    match range.host_part(at, &memory) {
+                    match range.map_host_part(at, &memory) {
                         Ok(()) => hosts[index] = Some((memory, door)),
                         // A long handle that a neighbour keeps stays whole, with its bytes.
-                        Err(HostedError::NotVacant(NotVacant::Backed)) => {}
+                        Err(HostBackingError::NotVacant(NotVacant::Backed)) => {}
                         Err(error) => panic!("seed {seed}: {error}"),
                     }
                 }
                 3 if is_hosted => {
-                    range.unhost_part(at, piece).unwrap();
+                    range.unmap_host_part(at, piece).unwrap();
                     let (_memory, door) = hosts[index].take().unwrap();
                     match range.back_part(at, piece, rig.stream) {
                         Ok(()) => rig.copy(door.range(), place(index)),

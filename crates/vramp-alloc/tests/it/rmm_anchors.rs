@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::random::Random;
 use crate::common::{PAGE, Rig, pages};
+use vramp_alloc::history::HistorySize;
+use vramp_alloc::observe::Event;
 use vramp_alloc::{
-    AllocError, Allocation, Allocator, Bytes, Config, CreateError, Driver, Event, HistorySize,
-    Preset, StreamId,
+    AllocError, Allocation, Allocator, Bytes, Config, CreateError, Driver, Preset, StreamId,
 };
 use vramp_driver::Call;
 use vramp_driver::sim::{FaultPlan, LiveObjects, Simulator};
@@ -379,7 +380,7 @@ fn what_was_never_freed_is_found_with_the_stack_that_asked_for_it() {
         let rig = Rig::new(preset);
         let place = Arc::new(Mutex::new("tidy"));
         let source = Arc::clone(&place);
-        let stacks: vramp_alloc::StackSource = Arc::new(move || {
+        let stacks: vramp_alloc::history::StackSource = Arc::new(move || {
             let name = *source.lock().expect("whole");
             vec![(name.to_owned(), "job.py".to_owned(), 3)]
         });

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::common::{PAGE, Rig, pages};
-use vramp_alloc::{
-    AllocError, Allocation, Allocator, Bytes, Config, Driver, Event, Preset, StreamError,
-};
+use vramp_alloc::error::StreamError;
+use vramp_alloc::observe::Event;
+use vramp_alloc::{AllocError, Allocation, Allocator, Bytes, Config, Driver, Preset};
 use vramp_driver::sim::Simulator;
 
 fn limited(count: u64) -> Rig {
@@ -15,7 +15,7 @@ fn limited(count: u64) -> Rig {
     Rig::on(Simulator::builder(), config)
 }
 
-fn report_of(error: AllocError) -> vramp_alloc::Report {
+fn report_of(error: AllocError) -> vramp_alloc::error::OutOfMemoryReport {
     match error {
         AllocError::OutOfMemory(report) => *report,
         other => panic!("{other}"),
@@ -38,7 +38,7 @@ fn the_report_tells_who_holds_what_and_what_to_do() {
     assert_eq!(report.shortage.requested, pages(40));
     assert_eq!(report.shortage.limit, Some(pages(64)));
     assert_eq!(report.pool, "main");
-    assert_eq!(report.holders[0].stream, other);
+    assert_eq!(report.streams[0].stream, other);
     assert_eq!((report.tags[0].name.as_str(), report.tags[0].live), ("weights", pages(20)));
     assert_eq!((report.others[0].name.as_str(), report.others[0].reserved), ("side", pages(8)));
     for part in ["limit of 128.00 MiB", "raise it", "tag 'weights'", "pool 'side'", "stream1"] {
@@ -132,8 +132,8 @@ fn a_handler_is_asked_before_a_request_fails_and_may_use_the_allocator() {
     assert_eq!(asked.load(Ordering::Relaxed), 2);
     assert_eq!(allocator.memory_stats().expect("no call fails").num_alloc_retries, 2);
     assert!(allocator.malloc(pages(12), stream).is_err(), "the cache is empty");
-    assert!(allocator.forget(registration));
-    assert!(!allocator.forget(registration));
+    assert!(allocator.unregister(registration));
+    assert!(!allocator.unregister(registration));
     allocator.free(block, stream).expect("it is the allocator's");
     assert_eq!(allocator.memory_stats().expect("no call fails").num_ooms, 1);
 }
@@ -269,7 +269,7 @@ fn observers_hear_of_everything_and_may_allocate() {
     let small = rig.allocator.malloc(Bytes::new(100), rig.stream).expect("it is at hand");
     let heard = words(&log);
     assert_eq!(heard.iter().filter(|word| **word == "allocated").count(), 2, "{heard:?}");
-    assert!(rig.allocator.forget(registration));
+    assert!(rig.allocator.unregister(registration));
     rig.allocator.free(small, rig.stream).expect("it is ours");
     assert!(words(&log).is_empty());
 }

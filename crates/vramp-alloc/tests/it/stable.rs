@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use crate::common::stable::{MIB, Rig, part};
-use vramp_alloc::{AllocError, Allocator, ArenaError, Bytes, Config, Driver, Preset};
+use vramp_alloc::graph::ArenaError;
+use vramp_alloc::{AllocError, Allocator, Bytes, Config, Driver, Preset};
 use vramp_core::AddrRange;
 
 /// A card of which the allocator may have 256 MiB.
@@ -172,7 +173,7 @@ fn a_dropped_ranges_memory_serves_others_behind_the_work_that_was_noted() {
         let queues = [user, other].map(|stream| rig.allocator.stream(stream).unwrap());
         rig.sim.fill(queues[0], range.range(), 4).unwrap();
         if noted {
-            range.used_on(user);
+            range.record_use(user);
         }
         drop(range);
         let block = rig.allocator.malloc(MIB(256), other).unwrap();

@@ -1,7 +1,8 @@
 //! Statistics by PyTorch's names, histories and snapshots.
 
 use crate::common::{Rig, pages};
-use vramp_alloc::{Bytes, HistorySize, Preset};
+use vramp_alloc::history::HistorySize;
+use vramp_alloc::{Bytes, Preset};
 use vramp_trace::{BlockState, EventKind, ReadLimits, read_trace};
 
 #[test]
@@ -69,7 +70,7 @@ fn counts_of_several_threads_add_up() {
 #[test]
 fn a_snapshot_shows_every_block_and_reads_back() {
     let rig = Rig::new(Preset::Vramp);
-    let frames: vramp_alloc::StackSource =
+    let frames: vramp_alloc::history::StackSource =
         std::sync::Arc::new(|| vec![("forward".to_owned(), "model.py".to_owned(), 20)]);
     let recording = rig.allocator.record_history(HistorySize::default(), Some(frames));
     let small = rig.allocator.malloc(Bytes::new(700), rig.stream).expect("there is memory");

@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::random::Random;
 use crate::common::{Rig, pages};
-use vramp_alloc::{
-    AllocError, Allocation, Bytes, Config, Driver, Event, MemoryStats, Preset, TorchConfig,
-};
+use vramp_alloc::config::TorchConfig;
+use vramp_alloc::observe::Event;
+use vramp_alloc::stats::MemoryStats;
+use vramp_alloc::{AllocError, Allocation, Bytes, Config, Driver, Preset};
 use vramp_core::AddrRange;
 use vramp_driver::HostSlice;
 use vramp_driver::sim::{Contents, Simulator};

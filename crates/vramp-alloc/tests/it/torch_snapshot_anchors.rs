@@ -4,7 +4,9 @@
 use std::sync::{Arc, Mutex};
 
 use crate::common::{Rig, pages};
-use vramp_alloc::{Allocation, Bytes, Config, Event, HistorySize, Preset};
+use vramp_alloc::history::HistorySize;
+use vramp_alloc::observe::Event;
+use vramp_alloc::{Allocation, Bytes, Config, Preset};
 use vramp_driver::sim::Simulator;
 use vramp_trace::{BlockState, EventKind, Trace};
 
@@ -17,7 +19,7 @@ fn malloc(rig: &Rig, size: Bytes) -> Allocation {
 }
 
 /// A stack that says where in a made program it was taken.
-fn stacks(place: &Arc<Mutex<&'static str>>) -> vramp_alloc::StackSource {
+fn stacks(place: &Arc<Mutex<&'static str>>) -> vramp_alloc::history::StackSource {
     let place = Arc::clone(place);
     Arc::new(move || {
         let name = *place.lock().expect("whole");

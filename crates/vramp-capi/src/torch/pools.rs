@@ -18,7 +18,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
-use vramp_alloc::{ArenaConfig, AttachedCapture, CaptureError, GraphArena, GraphHold, StreamId};
+use vramp_alloc::StreamId;
+use vramp_alloc::graph::{ArenaConfig, AttachedCapture, CaptureError, GraphArena, GraphHold};
 
 use crate::abi::vramp_status_t::*;
 use crate::context::Context;

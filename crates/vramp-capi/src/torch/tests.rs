@@ -358,7 +358,7 @@ fn a_capture_that_an_arena_serves_already_is_not_pytorchs() {
     torch.begin_pool(0, POOL).unwrap();
     // SAFETY: on the simulator any value is a stream.
     let stream = unsafe { context.adopt(raw(SIDE)) }.unwrap();
-    let arena = context.create_arena(vramp_alloc::ArenaConfig::default()).unwrap();
+    let arena = context.create_arena(vramp_alloc::graph::ArenaConfig::default()).unwrap();
     context.begin_capture(arena, stream).unwrap();
     let inside = torch.get(1 << 20, SIDE).unwrap();
     assert!(torch.is_in_arena(inside));

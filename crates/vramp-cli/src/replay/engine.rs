@@ -5,10 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use sha2::{Digest, Sha256};
+use vramp_alloc::config::Progress;
+use vramp_alloc::device::OpenError;
+use vramp_alloc::error::{Inconsistency, UseError};
+use vramp_alloc::inspect::{Mark, PoolAddr};
+use vramp_alloc::torch::TorchSegment;
 use vramp_alloc::{
     AllocError, Allocation, Allocator, Bytes, Config, CreateError, DeviceAddr, Driver, DriverError,
-    FreeError, Inconsistency, Mark, OpenError, PoolAddr, Progress, StreamId, TorchSegment,
-    UseError,
+    FreeError, StreamId,
 };
 use vramp_driver::sim::Hazard;
 use vramp_driver::{Call, MeterSnapshot, Metered, Stream};
@@ -224,7 +228,7 @@ impl<'a> Run<'a> {
     ) -> Result<Run<'a>, ReplayError> {
         let outstanding = Arc::new(Mutex::new(Outstanding::default()));
         let table = Arc::clone(&outstanding);
-        let progress = Progress::Told(Arc::new(move |last: Mark| lock(&table).reached(last)));
+        let progress = Progress::External(Arc::new(move |last: Mark| lock(&table).reached(last)));
         let driver: Arc<dyn Driver> = Arc::clone(meter) as _;
         config.progress = progress;
         let allocator = Allocator::new(driver, config)?;
@@ -334,7 +338,7 @@ impl<'a> Run<'a> {
         for ((block, stream), allocation) in blocks.zip(restored) {
             let Some(allocation) = allocation else { continue };
             let size = sizes[block as usize];
-            self.decisions.extend(allocation.spot().map(PoolAddr::number));
+            self.decisions.extend(allocation.pool_addr().map(PoolAddr::number));
             if let Some(auditor) = &mut self.auditor {
                 auditor.allocated(&allocation, size, raw(&self.allocator, stream))?;
             }
@@ -387,7 +391,7 @@ impl<'a> Run<'a> {
         {
             lock(&self.outstanding).spread(now);
         }
-        let decision = match allocation.spot() {
+        let decision = match allocation.pool_addr() {
             Some(spot) => spot.number(),
             None if self.has_own_pool => LEFT_TO_DRIVER,
             None => {

@@ -10,7 +10,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use vramp_alloc::{Epoch, Mark, StreamId};
+use vramp_alloc::StreamId;
+use vramp_alloc::config::Epoch;
+use vramp_alloc::inspect::Mark;
 
 /// What holds each stream back.
 #[derive(Debug, Default)]

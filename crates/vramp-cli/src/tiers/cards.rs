@@ -1,7 +1,7 @@
 //! The cards whose memory is a tier: all that the driver shows, or a simulated one.
 
 use anyhow::Result;
-use vramp_alloc::OpenError;
+use vramp_alloc::device::OpenError;
 use vramp_cuda::DeviceSummary;
 use vramp_host::NumaNode;
 use vramp_host::topology::{PciAddress, Topology};

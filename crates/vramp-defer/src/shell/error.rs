@@ -3,7 +3,9 @@
 use crate::core::{
     AddError, DeferConfigError, ExposeError, HeldError, LeaseRefused, UnknownBuffer,
 };
-use vramp_alloc::{AllocError, ArenaError, DriverError, HostedError};
+use vramp_alloc::graph::ArenaError;
+use vramp_alloc::range::HostBackingError;
+use vramp_alloc::{AllocError, DriverError};
 use vramp_core::Bytes;
 use vramp_driver::Stream;
 
@@ -51,7 +53,7 @@ pub enum SpillError {
     NotReadable(&'static str),
     /// Host memory could not be taken away from the buffer's address.
     #[error(transparent)]
-    Hosted(#[from] HostedError),
+    Hosted(#[from] HostBackingError),
     /// The buffer was removed.
     #[error(transparent)]
     Unknown(#[from] UnknownBuffer),

@@ -4,7 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::core::{Fill, Granted, Lower, RangeId};
-use vramp_alloc::{AllocError, Driver, StableRange};
+use vramp_alloc::range::StableRange;
+use vramp_alloc::{AllocError, Driver};
 use vramp_core::Bytes;
 use vramp_driver::{Event, Stream};
 

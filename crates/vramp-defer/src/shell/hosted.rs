@@ -15,7 +15,8 @@
 use std::sync::Arc;
 
 use crate::core::{BufferId, CopyOut, Fill, PieceId, PieceState, RangeId, UseToken};
-use vramp_alloc::{Driver, DriverError, HostBacking, HostedError, StableRange, StreamId};
+use vramp_alloc::range::{HostBacking, HostBackingError, StableRange};
+use vramp_alloc::{Driver, DriverError, StreamId};
 use vramp_core::Bytes;
 use vramp_driver::{DeviceCopy, Stream};
 
@@ -93,7 +94,7 @@ impl Shared {
         let charge = self.mover.pool().space().charge(len).ok()?;
         let memory = Arc::new(self.allocator.host_backing(len, node).ok()?);
         let door = self.allocator.stable_range(len, len).ok()?;
-        door.host_part(Bytes::ZERO, &memory).ok()?;
+        door.map_host_part(Bytes::ZERO, &memory).ok()?;
         Some(Hosted { memory, door, mounted: None, _charge: charge })
     }
 
@@ -177,7 +178,7 @@ impl Shared {
             (home, holds.map(|holds| holds.uses).unwrap_or_default())
         };
         let parts = || {
-            let parts = home.hosted_parts().into_iter();
+            let parts = home.host_parts().into_iter();
             parts.filter(|&(at, _)| from <= at && at < from + len).collect::<Vec<_>>()
         };
         if parts().is_empty() {
@@ -188,8 +189,8 @@ impl Shared {
         // Copies that count no more may have been unmapped by whoever saw first that they are unread.
         let parts = parts();
         for (at, len) in parts {
-            home.unhost_part(at, len).map_err(|error| match error {
-                HostedError::Driver(error) => SpillError::Driver(error),
+            home.unmap_host_part(at, len).map_err(|error| match error {
+                HostBackingError::Driver(error) => SpillError::Driver(error),
                 error => SpillError::Hosted(error),
             })?;
             state.forget_mount(range, at);
@@ -255,7 +256,7 @@ impl State {
                 && let Some(home) = self.homes.get(&range)
             {
                 // Where it fails, the next lease tries again.
-                let _ = home.range.unhost_part(at, hosted.memory.len());
+                let _ = home.range.unmap_host_part(at, hosted.memory.len());
             }
             let readable = self.readable.as_mut().expect("it was there above");
             if !over {

@@ -3,7 +3,8 @@
 use std::sync::{Arc, Weak};
 
 use crate::core::{Access, DeferCensus, DeferCounters, RangeId, Rates};
-use vramp_alloc::{Allocator, Driver, Registration, StreamId};
+use vramp_alloc::observe::Registration;
+use vramp_alloc::{Allocator, Driver, StreamId};
 use vramp_core::{AddrRange, Bytes, Inconsistency, Shortage};
 use vramp_tiers::Priority;
 
@@ -375,7 +376,7 @@ fn answer(shared: &Weak<Shared>, shortage: &Shortage) -> bool {
 
 impl Drop for SpillManager {
     fn drop(&mut self) {
-        self.shared.allocator.forget(self.registration);
+        self.shared.allocator.unregister(self.registration);
     }
 }
 

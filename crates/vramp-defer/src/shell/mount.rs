@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use crate::core::{BufferId, PieceId, PieceState, RangeId};
-use vramp_alloc::{HostBacking, StableRange};
+use vramp_alloc::range::{HostBacking, StableRange};
 use vramp_core::Bytes;
 
 use super::state::{Shared, State};
@@ -30,7 +30,7 @@ impl Shared {
         for Mounts { range, home, parts } in mounts {
             let failed: Vec<Bytes> = parts
                 .iter()
-                .filter(|(at, memory)| home.host_part(*at, memory).is_err())
+                .filter(|(at, memory)| home.map_host_part(*at, memory).is_err())
                 .map(|&(at, _)| at)
                 .collect();
             let mut state = self.lock();

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use crate::core::{Lower, PieceId, Push, RangeId};
-use vramp_alloc::HostedError;
+use vramp_alloc::range::HostBackingError;
 use vramp_core::{AddrRange, Bytes};
 
 use super::error::SpillError;
@@ -73,8 +73,8 @@ impl Shared {
         let Some((range, at, len)) = state.mount_of(push) else { return Ok(()) };
         let home = Arc::clone(&state.homes[&range].range);
         drop(state);
-        home.unhost_part(at, len).map_err(|error| match error {
-            HostedError::Driver(error) => SpillError::Driver(error),
+        home.unmap_host_part(at, len).map_err(|error| match error {
+            HostBackingError::Driver(error) => SpillError::Driver(error),
             error => SpillError::Hosted(error),
         })?;
         self.lock().forget_mount(range, at);

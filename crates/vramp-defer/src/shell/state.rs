@@ -9,7 +9,8 @@ use crate::core::{
     BufferId, DeferConfig, Deferrables, Drop as CopyDrop, Extent, Lower, PieceId, RangeId, Rates,
     Room, UseToken,
 };
-use vramp_alloc::{Allocator, Driver, DriverError, StableRange, StreamId};
+use vramp_alloc::range::StableRange;
+use vramp_alloc::{Allocator, Driver, DriverError, StreamId};
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::Stream;
 

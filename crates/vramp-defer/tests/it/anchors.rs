@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use vramp_alloc::{AllocError, CaptureMode, Driver};
+use vramp_alloc::device::CaptureMode;
+use vramp_alloc::{AllocError, Driver};
 use vramp_defer::{Moved, PieceState, SpillError};
 use vramp_driver::sim::Kernel;
 

@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use vramp_alloc::{CaptureMode, Driver};
+use vramp_alloc::Driver;
+use vramp_alloc::device::CaptureMode;
 use vramp_defer::SpillError;
 use vramp_driver::Call;
 use vramp_driver::sim::Kernel;

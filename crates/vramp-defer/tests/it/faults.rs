@@ -81,7 +81,7 @@ fn a_handler_or_observer_that_panics_refuses_the_lease_and_loses_nothing() {
         let buffers: Vec<_> = (1..=4).map(|byte| rig.filled(MIB(24), byte)).collect();
         let panics = match observes {
             true => rig.allocator.observe(|event| {
-                if let vramp_alloc::Event::Short(_) = event {
+                if let vramp_alloc::observe::Event::Short(_) = event {
                     panic!("an observer that gives up");
                 }
             }),
@@ -96,7 +96,7 @@ fn a_handler_or_observer_that_panics_refuses_the_lease_and_loses_nothing() {
             rig.check();
         }
         assert!(refused > 0);
-        assert!(rig.allocator.forget(panics));
+        assert!(rig.allocator.unregister(panics));
         let census = rig.manager.census();
         assert_eq!((census.leases, census.moves, census.waiting), (0, 0, 0));
         for (buffer, byte) in buffers.iter().zip(1..) {

@@ -3,7 +3,8 @@
 
 use std::sync::mpsc;
 
-use vramp_alloc::{CaptureMode, Driver};
+use vramp_alloc::Driver;
+use vramp_alloc::device::CaptureMode;
 use vramp_defer::Moved;
 use vramp_defer::core::{Copies, PieceState};
 use vramp_driver::Call;

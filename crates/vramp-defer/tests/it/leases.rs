@@ -230,7 +230,7 @@ fn wrong_uses_are_errors_that_say_what_to_do() {
     let ended = rig.allocator.create_stream().unwrap();
     rig.allocator.destroy_stream(ended).unwrap();
     assert!(buffer.lease(Access::Shared, ended).is_err());
-    rig.sim.begin_capture(rig.queue, vramp_alloc::CaptureMode::ThreadLocal).unwrap();
+    rig.sim.begin_capture(rig.queue, vramp_alloc::device::CaptureMode::ThreadLocal).unwrap();
     let captured = buffer.lease(Access::Shared, rig.stream).unwrap_err();
     assert!(matches!(captured, SpillError::Capturing(_)), "{captured}");
     rig.sim.end_capture(rig.queue).unwrap();

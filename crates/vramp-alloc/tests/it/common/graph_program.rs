@@ -3,10 +3,10 @@
 //! happens-before checker or a look at the bytes finds is the allocator's fault, or the device's.
 use std::sync::Arc;
 
-use vramp_alloc::{
-    Allocation, Allocator, ArenaConfig, ArenaPolicy, Bytes, CapturedGraph, Config, Driver,
-    GraphArena, LaunchError, Lease, Overlap, StreamId,
+use vramp_alloc::graph::{
+    ArenaConfig, ArenaPolicy, CapturedGraph, GraphArena, LaunchError, Lease, Overlap,
 };
+use vramp_alloc::{Allocation, Allocator, Bytes, Config, Driver, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::sim::{Kernel, Simulator};
 use vramp_driver::{DeviceCopy, Stream};
@@ -226,7 +226,7 @@ impl Program {
                 self.graphs.push(Known { graph, result, byte, escaped, replayed: None });
             }
             Ok((_, Err(finding))) => return Err(finding),
-            Err(vramp_alloc::CaptureError::Alloc(error)) if error.is_out_of_memory() => {
+            Err(vramp_alloc::graph::CaptureError::Alloc(error)) if error.is_out_of_memory() => {
                 self.summary.refused += 1;
                 self.held.push(Held { block: result, last: streams[0] });
             }

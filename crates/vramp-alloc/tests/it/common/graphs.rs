@@ -1,9 +1,7 @@
 //! What the tests of captured graphs share: a checked card that stores bytes, two streams, and the
 //! work of a program on them.
-use vramp_alloc::{
-    Allocation, ArenaConfig, ArenaPolicy, Bytes, CapturedGraph, Config, Driver, GraphArena,
-    StreamId,
-};
+use vramp_alloc::graph::{ArenaConfig, ArenaPolicy, CapturedGraph, GraphArena};
+use vramp_alloc::{Allocation, Bytes, Config, Driver, StreamId};
 use vramp_driver::sim::{Contents, Kernel, Simulator, SimulatorBuilder};
 use vramp_driver::{DeviceCopy, Stream};
 

@@ -9,7 +9,8 @@ pub mod torture;
 
 use std::sync::Arc;
 
-use vramp_alloc::{Allocation, Allocator, Bytes, Census, Config, Driver, Preset, StreamId};
+use vramp_alloc::stats::Census;
+use vramp_alloc::{Allocation, Allocator, Bytes, Config, Driver, Preset, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::sim::{LiveObjects, Simulator, SimulatorBuilder};
 use vramp_driver::{Call, Stream};

@@ -2,7 +2,8 @@
 //! to and read from it at an address.
 use std::sync::Arc;
 
-use vramp_alloc::{Allocator, Bytes, Config, Preset, StableRange, StreamId};
+use vramp_alloc::range::StableRange;
+use vramp_alloc::{Allocator, Bytes, Config, Preset, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::sim::{Contents, Simulator};
 use vramp_driver::{DeviceCopy, Driver, Stream};

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
-use vramp_alloc::{Allocation, ArenaConfig, Bytes, CapturedGraph, GraphArena, StreamId};
+use vramp_alloc::graph::{ArenaConfig, CapturedGraph, GraphArena};
+use vramp_alloc::{Allocation, Bytes, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::{Call, DeviceInfo, MeterSnapshot};
 

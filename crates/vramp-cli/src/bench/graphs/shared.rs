@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 use serde::Serialize;
-use vramp_alloc::{ArenaConfig, Bytes, CapturedGraph, GraphArena};
+use vramp_alloc::Bytes;
+use vramp_alloc::graph::{ArenaConfig, CapturedGraph, GraphArena};
 
 use super::Site;
 use super::program::Program;

@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 use serde::Serialize;
-use vramp_alloc::{Bytes, Call};
+use vramp_alloc::Bytes;
+use vramp_alloc::device::Call;
 use vramp_defer::Access;
 use vramp_driver::MeterSnapshot;
 

@@ -80,7 +80,7 @@ impl Events {
         for last in pool.pending() {
             match progress {
                 Progress::Events => self.poll_events(driver, pool, last)?,
-                Progress::Told(told) => {
+                Progress::External(told) => {
                     let epoch = told(last).min(last.epoch);
                     self.believe(driver, pool, Mark { epoch, ..last })?;
                 }

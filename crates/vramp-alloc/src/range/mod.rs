@@ -13,16 +13,23 @@
 //!
 //! Deliberately absent: copies, and who may use the range when.
 
+mod host_backing;
+
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use vramp_core::{AddrRange, ArenaId, Bytes, Mark, PoolAddr, StreamId};
+use vramp_core::{ArenaId, Bytes, Mark, PoolAddr, StreamId};
+
+pub use vramp_core::{AddrRange, NotVacant};
+
+pub use crate::graph::ArenaError;
+pub use host_backing::{HostBacking, HostBackingError};
 
 use crate::allocator::{Allocator, Relief};
-use crate::error::{AllocError, ArenaError};
+use crate::error::AllocError;
+use crate::observe::Event;
 use crate::shared::Shared;
 use crate::virtual_pool::Refusal;
-use crate::watch::Event;
 
 /// What is behind a stable range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,14 +39,14 @@ pub struct RangeMemory {
     /// Memory at its addresses that others may take.
     pub lent: Bytes,
     /// Host memory at its addresses.
-    pub hosted: Bytes,
+    pub host: Bytes,
 }
 
 /// Addresses that stay its own until it is dropped. It must not be used after its allocator was
 /// closed.
 ///
 /// Dropped, its memory serves others once the work that was noted by
-/// [`used_on`](StableRange::used_on) is over.
+/// [`record_use`](StableRange::record_use) is over.
 pub struct StableRange {
     pub(crate) shared: Arc<Shared>,
     pub(crate) id: ArenaId,
@@ -61,9 +68,9 @@ impl Allocator {
         let mut inner = shared.lock()?;
         let pool = inner.manager.virtual_pool_mut().filter(|pool| pool.heaps_serve.is_some());
         let pool = pool.ok_or(ArenaError::NotSupported)?;
-        let most = PoolAddr::SPAN_LIMIT.round_down(pool.pool.config().page);
-        if len.is_zero() || len > most {
-            return Err(ArenaError::Capacity { capacity: len, most });
+        let max = PoolAddr::SPAN_LIMIT.round_down(pool.pool.config().page);
+        if len.is_zero() || len > max {
+            return Err(ArenaError::Capacity { capacity: len, max });
         }
         let id = pool.add_range(len)?;
         pool.pool.set_arena_chunk(id, handle);
@@ -93,8 +100,8 @@ impl StableRange {
         }
         let Some(pool) = inner.manager.virtual_pool_mut() else { return RangeMemory::default() };
         let memory = pool.pool.arena_memory(self.id);
-        let hosted = pool.pool.hosted(self.id).iter().map(|&(_, len)| len).sum();
-        RangeMemory { backed: memory.backed, lent: memory.lent, hosted }
+        let host = pool.pool.hosted(self.id).iter().map(|&(_, len)| len).sum();
+        RangeMemory { backed: memory.backed, lent: memory.lent, host }
     }
 
     /// Brings memory behind all of it for work on `stream`, which then runs behind whatever still
@@ -103,7 +110,7 @@ impl StableRange {
     ///
     /// # Errors
     /// [`AllocError::OutOfMemory`] after handlers and patience, as for a malloc;
-    /// [`AllocError::Hosted`] where host memory is behind it. What was there stays there.
+    /// [`AllocError::HostMapped`] where host memory is behind it. What was there stays there.
     pub fn back(&self, stream: StreamId) -> Result<(), AllocError> {
         self.back_part(Bytes::ZERO, self.range.len, stream)
     }
@@ -127,10 +134,10 @@ impl StableRange {
                 Err(Refusal::Driver(error)) => return Err(AllocError::Driver(error)),
                 Err(Refusal::Arena(error)) => return Err(AllocError::Arena(Box::new(error))),
             };
-            shared.watchers.tell(&Event::Short(&shortage));
+            shared.observers.notify(&Event::Short(&shortage));
             if !shared.relieve(&mut relief, &shortage)? {
                 let report = Box::new(shared.report(*shortage, call, stream));
-                shared.watchers.tell(&Event::OutOfMemory(&report));
+                shared.observers.notify(&Event::OutOfMemory(&report));
                 return Err(AllocError::OutOfMemory(report));
             }
         }
@@ -149,7 +156,7 @@ impl StableRange {
         let end = from + len;
         let hosted = pool.pool.hosted(self.id).into_iter();
         if let Some((at, _)) = hosted.into_iter().find(|&(at, long)| at < end && from < at + long) {
-            return Err(AllocError::Hosted { at });
+            return Err(AllocError::HostMapped { at });
         }
         let backed = pool.back_part(self.id, from, len, stream).and_then(|()| {
             let mut before = pool.pool.arena_inherited(self.id);
@@ -176,12 +183,12 @@ impl StableRange {
         let lent = pool.pool.lend(self.id, keep);
         self.shared.refresh(inner);
         drop(guard);
-        self.shared.memory_came_back();
+        self.shared.notify_waiters();
         lent
     }
 
     /// Notes that the work queued on `stream` by now uses the range, for when it is dropped.
-    pub fn used_on(&self, stream: StreamId) {
+    pub fn record_use(&self, stream: StreamId) {
         let mut inner = self.shared.lock_anyway();
         // A stream that nobody knows has no work.
         if inner.closed || inner.open_stream(stream, &self.shared.group).is_none() {
@@ -209,7 +216,7 @@ impl Drop for StableRange {
         }
         self.shared.refresh(&mut inner);
         drop(inner);
-        self.shared.memory_came_back();
+        self.shared.notify_waiters();
     }
 }
 

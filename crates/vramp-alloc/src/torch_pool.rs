@@ -10,8 +10,8 @@ use vramp_model::{
 };
 
 use crate::allocation::Owner;
+use crate::completion::Events;
 use crate::config::Progress;
-use crate::events::Events;
 use crate::manager::Found;
 use crate::virtual_pool::Refusal;
 

@@ -1,51 +1,63 @@
-//! Opening a device by name.
+//! Devices: opening one by name, the [`Driver`] trait and the types that its calls use.
+//!
+//! [`sim`] is a simulated card. [`CudaDriver`] is a card behind `libcuda`, loaded at run time.
 
 use std::sync::Arc;
 
-use vramp_cuda::CudaDriver;
-use vramp_driver::Driver;
 use vramp_driver::sim::{Preset, Simulator, UnknownPreset};
 
-/// A device, and how it came to be this one.
+pub use vramp_core::{AddrRange, DeviceAddr};
+pub use vramp_cuda::{CudaDriver, OpenError as CudaOpenError};
+pub use vramp_driver::{
+    Call, Capabilities, CaptureInfo, CaptureMode, DeviceCopy, DeviceInfo, Driver, DriverError,
+    ErrorKind, Event, Graph, GraphExec, GraphNode, Handle, HostBuffer, HostMemory, HostSlice,
+    Limits, MemoryInfo, MemoryLocation, PoolUsage, Stream, sim,
+};
+
+/// An open device.
 pub struct Opened {
     /// The device.
     pub driver: Arc<dyn Driver>,
-    /// Why `auto` did not take a card, if it did not.
+    /// Why `auto` opened the simulator instead of a card; `None` if it did not.
     pub fell_back: Option<String>,
 }
 
-/// A device that cannot be opened.
+/// Error of [`open`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The name is of no known form.
+    /// The name has no known form.
     #[error("there is no device '{name}': use auto, sim, sim:CARD, cuda or cuda:N")]
     Name {
-        /// What was given.
+        /// Name that was given.
         name: String,
     },
-    /// No such simulated card.
+    /// There is no simulated card of this name.
     #[error(transparent)]
     Card(#[from] UnknownPreset),
-    /// The card cannot be opened. The text has the cause in it, so the cause is no source: who
-    /// prints all sources would print it twice.
+    /// The card cannot be opened. The text contains the cause, so the cause is not a source: a
+    /// program that prints all sources would print it twice.
     #[error("{0}; use 'sim' for a simulated card")]
-    Cuda(vramp_cuda::OpenError),
+    Cuda(CudaOpenError),
 }
 
-impl From<vramp_cuda::OpenError> for OpenError {
-    fn from(error: vramp_cuda::OpenError) -> OpenError {
+impl From<CudaOpenError> for OpenError {
+    fn from(error: CudaOpenError) -> OpenError {
         OpenError::Cuda(error)
     }
 }
 
-/// The simulated card that stands in where none is named.
+/// The card that `sim` and `auto` simulate.
 const DEFAULT_CARD: &str = "h200";
 
 /// Opens a device by name: `auto` (a card if there is one, else the simulator), `sim` or
 /// `sim:CARD`, `cuda` or `cuda:N`.
+///
+/// # Errors
+/// [`OpenError::Name`] and [`OpenError::Card`] for an unknown name, [`OpenError::Cuda`] if the card
+/// cannot be opened.
 pub fn open(name: &str) -> Result<Opened, OpenError> {
-    let refuse = || OpenError::Name { name: name.to_owned() };
+    let unknown = || OpenError::Name { name: name.to_owned() };
     let (kind, detail) = match name.split_once(':') {
         Some((kind, detail)) => (kind, Some(detail)),
         None => (name, None),
@@ -63,10 +75,10 @@ pub fn open(name: &str) -> Result<Opened, OpenError> {
             Ok(Opened { driver, fell_back: None })
         }
         ("cuda", ordinal) => {
-            let ordinal = ordinal.unwrap_or("0").parse().map_err(|_| refuse())?;
+            let ordinal = ordinal.unwrap_or("0").parse().map_err(|_| unknown())?;
             Ok(Opened { driver: Arc::new(CudaDriver::open(ordinal)?), fell_back: None })
         }
-        _ => Err(refuse()),
+        _ => Err(unknown()),
     }
 }
 

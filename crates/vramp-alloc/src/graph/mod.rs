@@ -24,27 +24,32 @@
 //! ```
 
 mod attached;
+mod error;
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use vramp_core::{
-    ArenaId, ArenaPolicy, Bytes, Layout, LeaseId, Overlap, PoolAddr, Recording, Shortage, StreamId,
-    pack,
+use vramp_core::{ArenaId, Bytes, Layout, LeaseId, PoolAddr, Recording, Shortage, StreamId, pack};
+use vramp_driver::DriverError;
+
+pub use vramp_core::{
+    ArenaAllocError, ArenaBusy, ArenaFull, ArenaPolicy, ArenaResetError, NodeId, Overlap,
+    UnknownNode,
 };
-use vramp_driver::{CaptureMode, DriverError, GraphExec};
+pub use vramp_driver::{CaptureMode, DeviceCopy, Graph, GraphExec};
 
 use crate::allocation::Allocation;
 use crate::allocator::{Allocator, Relief};
 use crate::arenas::NoLease;
-use crate::error::{AllocError, ArenaError, CaptureError, LaunchError};
+use crate::error::AllocError;
+use crate::observe::Event;
 use crate::shared::Shared;
 use crate::virtual_pool::Refusal;
-use crate::watch::Event;
 
 pub use attached::{AttachedCapture, GraphHold};
+pub use error::{ArenaError, CaptureError, LaunchError};
 
 /// What an arena is told when it is made.
 #[derive(Clone, Copy, Debug)]
@@ -260,9 +265,9 @@ impl Allocator {
         if !shared.driver.info().capabilities.graphs {
             return Err(ArenaError::NotSupported);
         }
-        let most = PoolAddr::SPAN_LIMIT.round_down(pool.pool.config().page);
-        if config.capacity.is_zero() || config.capacity > most {
-            return Err(ArenaError::Capacity { capacity: config.capacity, most });
+        let max = PoolAddr::SPAN_LIMIT.round_down(pool.pool.config().page);
+        if config.capacity.is_zero() || config.capacity > max {
+            return Err(ArenaError::Capacity { capacity: config.capacity, max });
         }
         let id = pool.add_arena(config.policy, config.capacity)?;
         let handle = Handle {
@@ -408,7 +413,7 @@ impl Capture {
                         let _ = inner.free(&allocation, self.stream, shared.number);
                     }
                 }
-                return Err(CaptureError::Spoilt(error));
+                return Err(CaptureError::Invalidated(error));
             }
         };
         let kept = captured.kept.iter().map(Allocation::requested).sum();
@@ -456,10 +461,10 @@ impl CapturedGraph {
                 Tried::Launched(lease) => return Ok(lease),
                 Tried::Short(shortage, call) => (shortage, call),
             };
-            shared.watchers.tell(&Event::Short(&shortage));
+            shared.observers.notify(&Event::Short(&shortage));
             if !shared.relieve(&mut relief, &shortage).map_err(LaunchError::Alloc)? {
                 let report = Box::new(shared.report(shortage, call, stream));
-                shared.watchers.tell(&Event::OutOfMemory(&report));
+                shared.observers.notify(&Event::OutOfMemory(&report));
                 return Err(LaunchError::Alloc(AllocError::OutOfMemory(report)));
             }
         }

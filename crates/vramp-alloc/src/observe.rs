@@ -1,65 +1,70 @@
-//! Who is told what happens, and who is asked for memory when it runs short. Never under a lock.
+//! Observers of an allocator's events, and handlers that free memory when a request runs short.
+//!
+//! Both run without a lock, on the thread that caused the event.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use vramp_core::{Bytes, DeviceAddr, Shortage, StreamId};
+use vramp_core::{Bytes, DeviceAddr, StreamId};
+
+pub use vramp_core::Shortage;
 
 use crate::Allocation;
-use crate::error::Report;
+use crate::error::OutOfMemoryReport;
 
 /// Something that happened in an allocator.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// Memory was handed out.
+    /// A block was allocated.
     Allocated(&'a Allocation),
-    /// Memory was taken back; work of other streams may still use it.
+    /// A block was freed; work of other streams may still use it.
     Freed {
-        /// Where it began.
+        /// Address of the block.
         addr: DeviceAddr,
-        /// How long it was.
+        /// Length of the block.
         len: Bytes,
-        /// How much was asked for.
+        /// Bytes that were requested.
         requested: Bytes,
-        /// The stream it was freed on.
+        /// Stream that it was freed on.
         stream: StreamId,
     },
-    /// The allocator took physical memory from the card.
+    /// The allocator reserved physical memory of the card.
     Grown {
-        /// How much.
+        /// Bytes reserved.
         bytes: Bytes,
     },
-    /// The allocator gave physical memory back to the card.
+    /// The allocator returned physical memory to the card.
     Shrunk {
-        /// How much.
+        /// Bytes returned.
         bytes: Bytes,
     },
-    /// Free memory was moved to where it was needed.
+    /// Free chunks were remapped to build a larger block.
     Remapped {
-        /// How many chunks.
+        /// Chunks moved.
         chunks: u64,
-        /// How much memory.
+        /// Bytes moved.
         bytes: Bytes,
     },
-    /// A request could not be served at first.
+    /// A request found no memory. It may still succeed after handlers ran.
     Short(&'a Shortage),
-    /// A request failed for good.
-    OutOfMemory(&'a Report),
+    /// A request failed.
+    OutOfMemory(&'a OutOfMemoryReport),
 }
 
 type Observer = dyn Fn(&Event<'_>) + Send + Sync;
 type Handler = dyn Fn(&Shortage) -> bool + Send + Sync;
 
-/// Names what was registered, to take it back.
+/// Handle of a registered observer or handler, for
+/// [`Allocator::unregister`](crate::Allocator::unregister).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Registration(u64);
 
-/// All that is registered with an allocator.
+/// The observers and handlers of an allocator.
 #[derive(Default)]
-pub(crate) struct Watchers {
-    /// True if there are observers: what a hit looks at.
-    watched: AtomicBool,
+pub(crate) struct Observers {
+    /// True if there are observers. A cache hit reads only this.
+    observed: AtomicBool,
     lists: RwLock<Lists>,
 }
 
@@ -70,21 +75,21 @@ struct Lists {
     handlers: Vec<(u64, Arc<Handler>)>,
 }
 
-impl Watchers {
+impl Observers {
     #[inline]
-    pub(crate) fn is_watched(&self) -> bool {
-        self.watched.load(Ordering::Relaxed)
+    pub(crate) fn is_observed(&self) -> bool {
+        self.observed.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn observe(&self, observer: Arc<Observer>) -> Registration {
+    pub(crate) fn add_observer(&self, observer: Arc<Observer>) -> Registration {
         self.change(|lists, number| lists.observers.push((number, observer)))
     }
 
-    pub(crate) fn handle(&self, handler: Arc<Handler>) -> Registration {
+    pub(crate) fn add_handler(&self, handler: Arc<Handler>) -> Registration {
         self.change(|lists, number| lists.handlers.push((number, handler)))
     }
 
-    /// True if it was registered.
+    /// Removes an observer or handler. Returns false if it was removed before.
     pub(crate) fn remove(&self, Registration(gone): Registration) -> bool {
         let mut found = false;
         self.change(|lists, _| {
@@ -101,13 +106,13 @@ impl Watchers {
         let number = lists.next;
         lists.next += 1;
         change(&mut lists, number);
-        self.watched.store(!lists.observers.is_empty(), Ordering::Relaxed);
+        self.observed.store(!lists.observers.is_empty(), Ordering::Relaxed);
         Registration(number)
     }
 
-    /// Tells every observer, in the order they came.
-    pub(crate) fn tell(&self, event: &Event<'_>) {
-        if !self.is_watched() {
+    /// Calls every observer, in order of registration.
+    pub(crate) fn notify(&self, event: &Event<'_>) {
+        if !self.is_observed() {
             return;
         }
         let observers: Vec<_> = {
@@ -117,16 +122,16 @@ impl Watchers {
         observers.iter().for_each(|observer| observer(event));
     }
 
-    /// Asks for memory. True if somebody gave some.
-    pub(crate) fn ask(&self, shortage: &Shortage) -> bool {
+    /// Calls every handler, in order of registration. Returns true if one freed memory.
+    pub(crate) fn run_handlers(&self, shortage: &Shortage) -> bool {
         let handlers: Vec<_> = {
             let lists = self.lists.read().unwrap_or_else(PoisonError::into_inner);
             lists.handlers.iter().map(|(_, handler)| Arc::clone(handler)).collect()
         };
-        let mut given = false;
+        let mut freed = false;
         for handler in handlers {
-            given |= handler(shortage);
+            freed |= handler(shortage);
         }
-        given
+        freed
     }
 }

@@ -41,11 +41,11 @@ use std::sync::atomic::Ordering;
 use vramp_core::StreamId;
 use vramp_driver::{CaptureInfo, DriverError};
 
-use super::{CaptureReport, GraphArena, Handle};
+use super::{CaptureError, CaptureReport, GraphArena, Handle};
 use crate::allocation::Allocation;
 use crate::allocator::Allocator;
 use crate::arenas::NotAttached;
-use crate::error::{CaptureError, FreeError, StreamError};
+use crate::error::{FreeError, StreamError};
 use crate::virtual_pool::Refusal;
 
 /// A capture under way that somebody else began and will end, served by an arena.
@@ -112,7 +112,7 @@ impl Allocator {
         capture.number = attached.map_err(|refused| match refused {
             NotAttached::NoCapture => CaptureError::NotCapturing(stream),
             NotAttached::Served => CaptureError::Served(stream),
-            NotAttached::Refused(Refusal::Driver(error)) => CaptureError::Ask { stream, error },
+            NotAttached::Refused(Refusal::Driver(error)) => CaptureError::Query { stream, error },
             NotAttached::Refused(refusal) => CaptureError::Alloc(self.refused(refusal, stream)),
         })?;
         shared.captures.fetch_add(1, Ordering::Relaxed);

@@ -2,8 +2,8 @@
 //!
 //! 1. [`Allocator::host_backing`] makes host memory that the device can map.
 //! 2. [`StableRange::lend`] gives the part away that is to be backed by it.
-//! 3. [`StableRange::host_part`] maps it there; what of the pool's is there goes back to the card.
-//! 4. [`StableRange::unhost_part`] unmaps it, and [`StableRange::back_part`] brings memory of the
+//! 3. [`StableRange::map_host_part`] maps it there; what of the pool's is there goes back to the card.
+//! 4. [`StableRange::unmap_host_part`] unmaps it, and [`StableRange::back_part`] brings memory of the
 //!    card again.
 //!
 //! A range without memory of the card can have it too: that is how copies reach host memory that
@@ -17,7 +17,7 @@ use vramp_core::{AddrRange, Bytes, Inconsistency, NotVacant};
 use vramp_driver::{Driver, DriverError, Handle, MemoryLocation};
 
 use crate::allocator::Allocator;
-use crate::stable::StableRange;
+use crate::range::StableRange;
 use crate::virtual_pool::VirtualPool;
 
 /// Host memory that a device can map at its own addresses. Dropped, it goes back to the host once
@@ -31,7 +31,7 @@ pub struct HostBacking {
 /// Why addresses have no host memory behind them.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum HostedError {
+pub enum HostBackingError {
     /// The device cannot, or the allocator has no stable addresses.
     #[error(
         "host memory at a device's addresses needs the preset vramp on a device that maps memory of NUMA nodes: copy it to the card instead"
@@ -78,17 +78,17 @@ impl Allocator {
     /// Makes `len` bytes of memory on NUMA node `node` of the host. One driver call.
     ///
     /// # Errors
-    /// [`HostedError::NotSupported`] where the device lacks it, [`HostedError::Length`] for what is
+    /// [`HostBackingError::NotSupported`] where the device lacks it, [`HostBackingError::Length`] for what is
     /// no whole number of pages, and what the driver says.
-    pub fn host_backing(&self, len: Bytes, node: u32) -> Result<HostBacking, HostedError> {
+    pub fn host_backing(&self, len: Bytes, node: u32) -> Result<HostBacking, HostBackingError> {
         let driver = self.driver();
         let info = driver.info();
         if !(info.capabilities.host_numa && info.capabilities.virtual_memory) {
-            return Err(HostedError::NotSupported);
+            return Err(HostBackingError::NotSupported);
         }
         let page = info.limits.page;
         if len.is_zero() || len != len.round_down(page) {
-            return Err(HostedError::Length { len, page });
+            return Err(HostBackingError::Length { len, page });
         }
         let handle = driver.create(len, MemoryLocation::HostNuma(node))?;
         Ok(HostBacking { driver: Arc::clone(driver), handle, len })
@@ -125,13 +125,13 @@ impl StableRange {
     /// memory that is there goes back to the card, in whole handles. Two driver calls, and three or
     /// more for each handle that goes.
     ///
-    /// Memory stays mapped until [`unhost_part`](StableRange::unhost_part), also behind the end of
+    /// Memory stays mapped until [`unmap_host_part`](StableRange::unmap_host_part), also behind the end of
     /// `memory`.
     ///
     /// # Errors
     /// The part is not lent, or work that used its memory before is not known to be over; or a
     /// driver call failed. Nothing is mapped then; lent memory may have gone.
-    pub fn host_part(&self, from: Bytes, memory: &HostBacking) -> Result<(), HostedError> {
+    pub fn map_host_part(&self, from: Bytes, memory: &HostBacking) -> Result<(), HostBackingError> {
         let len = memory.len;
         let mut guard = self.shared.lock()?;
         let inner = &mut *guard;
@@ -143,7 +143,7 @@ impl StableRange {
         });
         self.shared.refresh(inner);
         drop(guard);
-        self.shared.memory_came_back();
+        self.shared.notify_waiters();
         mapped
     }
 
@@ -153,11 +153,11 @@ impl StableRange {
     ///
     /// # Errors
     /// The part was not mapped so, or a driver call failed. It is as before.
-    pub fn unhost_part(&self, from: Bytes, len: Bytes) -> Result<(), HostedError> {
+    pub fn unmap_host_part(&self, from: Bytes, len: Bytes) -> Result<(), HostBackingError> {
         let mut guard = self.shared.lock()?;
         let pool = guard.manager.virtual_pool_mut().expect("it made the range");
         if !pool.pool.hosted(self.id).contains(&(from, len)) {
-            return Err(HostedError::NotHosted { from, len });
+            return Err(HostBackingError::NotHosted { from, len });
         }
         let at = AddrRange::new(self.range().start + from, len);
         pool.exec.driver.unmap(at)?;
@@ -166,7 +166,7 @@ impl StableRange {
     }
 
     /// The parts with host memory behind them: offsets and lengths, sorted. O(its parts).
-    pub fn hosted_parts(&self) -> Vec<(Bytes, Bytes)> {
+    pub fn host_parts(&self) -> Vec<(Bytes, Bytes)> {
         let inner = self.shared.lock_anyway();
         if inner.closed {
             return Vec::new();
@@ -174,13 +174,13 @@ impl StableRange {
         inner.manager.virtual_pool().map(|pool| pool.pool.hosted(self.id)).unwrap_or_default()
     }
 
-    fn check_part(&self, from: Bytes, len: Bytes, page: Bytes) -> Result<(), HostedError> {
+    fn check_part(&self, from: Bytes, len: Bytes, page: Bytes) -> Result<(), HostBackingError> {
         let whole = self.range().len;
         let inside = from.checked_add(len).is_some_and(|end| end <= whole);
         let pages = from == from.round_down(page) && len == len.round_down(page);
         match inside && pages {
             true => Ok(()),
-            false => Err(HostedError::Part { from, len, whole }),
+            false => Err(HostBackingError::Part { from, len, whole }),
         }
     }
 }
@@ -192,7 +192,7 @@ impl VirtualPool {
         id: vramp_core::ArenaId,
         from: Bytes,
         len: Bytes,
-    ) -> Result<(), HostedError> {
+    ) -> Result<(), HostBackingError> {
         let mut learned = false;
         loop {
             match self.pool.vacate(id, from, len) {
@@ -215,7 +215,7 @@ impl VirtualPool {
         from: Bytes,
         at: AddrRange,
         handle: Handle,
-    ) -> Result<(), HostedError> {
+    ) -> Result<(), HostBackingError> {
         self.exec.driver.map(at.start, handle)?;
         self.pool.set_hosted(id, from, at.len);
         let Err(error) = self.exec.driver.set_access(at) else { return Ok(()) };

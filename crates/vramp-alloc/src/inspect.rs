@@ -1,0 +1,8 @@
+//! The state of the virtual pool, for diagnostics: what [`Allocator::inspect`] gives access to.
+//!
+//! [`Allocator::inspect`]: crate::Allocator::inspect
+
+pub use vramp_core::{
+    ArenaId, Block, BlockId, Census, Counters, Epoch, Inconsistency, Mark, PartKind, Policy, Pool,
+    PoolAddr, PoolConfig, SpanId, Stretch, StretchPart, UnknownBlock,
+};

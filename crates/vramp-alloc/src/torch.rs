@@ -1,0 +1,10 @@
+//! PyTorch's caching allocator: its settings, its state and its statistics.
+//!
+//! [`Allocator::inspect_torch`](crate::Allocator::inspect_torch) gives access to the state behind
+//! the presets `torch` and `torch-expandable`.
+
+pub use vramp_model::{
+    Divisions, SegmentId, Stat, StatByPool, TorchAttempt, TorchBlock, TorchConfig,
+    TorchConfigError, TorchOp, TorchPlan, TorchPool, TorchRelease, TorchSegment, TorchStats,
+    TorchStep, TorchStretch,
+};
