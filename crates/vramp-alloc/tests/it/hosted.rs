@@ -37,7 +37,7 @@ fn what_was_copied_to_the_host_is_read_at_the_address_it_had_on_the_card() {
     range.lend(&[(Bytes::ZERO, MIB(32))]);
     range.map_host_part(MIB(32), &memory).unwrap();
     let had = range.memory();
-    assert_eq!((had.backed, had.lent, had.hosted), (MIB(32), Bytes::ZERO, MIB(32)));
+    assert_eq!((had.backed, had.lent, had.host), (MIB(32), Bytes::ZERO, MIB(32)));
     assert_eq!(rig.allocator.census().hosted, MIB(64), "the door counts as well");
     rig.allocator.audit().unwrap();
     // The card's memory is free for others, all of it.
@@ -217,7 +217,7 @@ fn host_memory_that_is_neither_allowed_nor_unmapped_leaves_addresses_out_of_use(
     assert!(range.back(rig.stream).unwrap_err().is_out_of_memory());
     rig.sim.set_faults(FaultPlan::nth_of(Call::Unmap, 1));
     assert!(matches!(door.unmap_host_part(Bytes::ZERO, MIB(16)), Err(HostBackingError::Driver(_))));
-    assert_eq!(door.memory().hosted, MIB(16), "it is mapped as before");
+    assert_eq!(door.memory().host, MIB(16), "it is mapped as before");
     door.unmap_host_part(Bytes::ZERO, MIB(16)).unwrap();
     door.back(rig.stream).unwrap();
     rig.allocator.audit().unwrap();

@@ -146,7 +146,7 @@ fn a_pool_that_is_gone_is_not_asked_when_memory_runs_out() {
         drop(side);
         let error = main.malloc(Bytes::mib(200), stream).expect_err("the card is smaller");
         let AllocError::OutOfMemory(report) = error else { panic!("{error}") };
-        assert_eq!(report.others, [], "{}", preset.name());
+        assert_eq!(report.siblings, [], "{}", preset.name());
         let block = main.malloc(Bytes::mib(100), stream).expect("there is memory");
         main.free(block, stream).expect("it is its own");
     }
