@@ -68,7 +68,7 @@
 //!
 //! Deliberately absent: globals (but which spaces a thread is spilling), environment variables, and
 //! all decisions about who gets what, which are the ledger's and the queue's in
-//! [`crate::ledger::core`] and [`vramp_defer::core`].
+//! [`crate::ledger::core`] and [`vramp_defer::planner`].
 #![forbid(unsafe_code)]
 
 mod config;

@@ -1,7 +1,7 @@
 //! Every invariant of the buffers, checked from scratch. One named check each.
 
-use super::piece::{Motion, Piece, Place};
-use super::{Access, Deferrables, Lower, PieceId};
+use super::piece::{ContentPlace, Piece, PieceMove};
+use super::{Access, Deferrables, PieceId, SpillTier};
 use vramp_core::{Bytes, Inconsistency};
 
 type Check = Result<(), String>;
@@ -21,7 +21,7 @@ impl Deferrables {
             self.leased_pieces_have_memory(),
             self.uses_are_listed(),
             self.sums_agree(),
-            self.line_is_in_order(),
+            self.queue_is_in_order(),
         ];
         checks.into_iter().collect::<Check>().map_err(|what| Inconsistency { what })
     }
@@ -30,17 +30,17 @@ impl Deferrables {
         for id in self.buffers.keys().flat_map(|buffer| self.pieces_of(buffer)) {
             let piece = self.piece(id);
             let holds = match piece.place {
-                Place::Empty => !piece.copies.any(),
-                Place::Card => piece.backed,
-                Place::Lower => piece.copies.any(),
+                ContentPlace::Empty => !piece.copies.any(),
+                ContentPlace::Card => piece.backed,
+                ContentPlace::SpillTier => piece.copies.any(),
             };
             if !holds || !motion_is_possible(piece) {
                 return Err(format!("{id} cannot be like this: {piece:?}"));
             }
-            let needs_memory = matches!(piece.motion, Some(Motion::Fill { .. }))
+            let needs_memory = matches!(piece.motion, Some(PieceMove::Restore { .. }))
                 || self.buffers[id.buffer].holders.len()
                     > self.buffers[id.buffer].in_place as usize;
-            if piece.place == Place::Lower && piece.backed != needs_memory {
+            if piece.place == ContentPlace::SpillTier && piece.backed != needs_memory {
                 return Err(format!("{id} is spilled, with memory: {}", piece.backed));
             }
         }
@@ -64,7 +64,7 @@ impl Deferrables {
             let mut end = Bytes::ZERO;
             for (&offset, tenant) in &range.tenants {
                 let buffer = self.buffers.get(tenant.buffer);
-                let fits = |b: &super::buffer::Buffer| {
+                let fits = |b: &super::buffer_state::Buffer| {
                     b.range == id && b.offset == offset && b.len <= tenant.len && offset >= end
                 };
                 if !buffer.is_some_and(fits) {
@@ -90,7 +90,7 @@ impl Deferrables {
         for (&id, &piece) in &self.moves {
             let known =
                 self.buffers.get(piece.buffer).and_then(|b| b.pieces.get(piece.index as usize));
-            if known.and_then(|piece| piece.motion).map(Motion::id) != Some(id) {
+            if known.and_then(|piece| piece.motion).map(PieceMove::id) != Some(id) {
                 return Err(format!("{id} does not move {piece}"));
             }
         }
@@ -115,7 +115,7 @@ impl Deferrables {
         if holders != held {
             return Err(format!("{holders} holders of {held} leased buffers"));
         }
-        let shared = |b: &&super::buffer::Buffer| {
+        let shared = |b: &&super::buffer_state::Buffer| {
             b.holders.len() > 1 && b.holders.iter().any(|&(_, access)| access == Access::Exclusive)
         };
         match self.buffers.values().find(shared) {
@@ -124,10 +124,11 @@ impl Deferrables {
         }
     }
 
-    fn line_is_in_order(&self) -> Check {
+    fn queue_is_in_order(&self) -> Check {
         let given = |ticket: &super::Ticket| ticket.0 <= self.next;
-        let once = |waiter: &super::line::Waiter| waiter.buffers.is_sorted_by(|a, b| a.0 < b.0);
-        match self.line.iter().find(|(ticket, waiter)| !given(ticket) || !once(waiter)) {
+        let once =
+            |waiter: &super::wait_queue::Waiter| waiter.buffers.is_sorted_by(|a, b| a.0 < b.0);
+        match self.wait_queue.iter().find(|(ticket, waiter)| !given(ticket) || !once(waiter)) {
             Some((ticket, waiter)) => Err(format!("{ticket} was not given: {waiter:?}")),
             None => Ok(()),
         }
@@ -140,7 +141,8 @@ impl Deferrables {
             let lacks = |piece: &Piece| match buffer.in_place {
                 0 => held > 0 && !piece.backed,
                 _ => {
-                    piece.place == Place::Empty || matches!(piece.motion, Some(Motion::Fill { .. }))
+                    piece.place == ContentPlace::Empty
+                        || matches!(piece.motion, Some(PieceMove::Restore { .. }))
                 }
             };
             if buffer.pieces.iter().any(lacks) {
@@ -150,8 +152,8 @@ impl Deferrables {
                 return Err(format!("{id} is read in place and used on the card"));
             }
             let leaves =
-                |piece: &Piece| matches!(piece.motion, Some(Motion::Out { leaving: true, .. }));
-            let stays = buffer.stays() || self.ranges[buffer.range].anchors > 0;
+                |piece: &Piece| matches!(piece.motion, Some(PieceMove::Out { leaving: true, .. }));
+            let stays = buffer.stays() || self.ranges[buffer.range].unevictable_count > 0;
             if stays && buffer.pieces.iter().any(leaves) {
                 return Err(format!("{id} may not leave and was chosen"));
             }
@@ -179,14 +181,19 @@ impl Deferrables {
         let (mut committed, mut occupied) = (Bytes::ZERO, Bytes::ZERO);
         for (id, range) in &self.ranges {
             let buffers = range.tenants.values().map(|tenant| &self.buffers[tenant.buffer]);
-            let anchors = buffers.clone().filter(|buffer| buffer.may_not_leave()).count();
+            let unevictable_count =
+                buffers.clone().filter(|buffer| buffer.is_unevictable()).count();
             let pieces = buffers.flat_map(|buffer| &buffer.pieces).filter(|piece| piece.backed);
             let pages: Bytes = pieces.clone().map(|piece| self.config.pages(piece.len)).sum();
             let backed = pieces.count();
-            if (range.anchors as usize, range.backed as usize) != (anchors, backed) {
-                return Err(format!("{id} has {anchors} anchors and {backed} pieces: {range:?}"));
+            if (range.unevictable_count as usize, range.backed as usize)
+                != (unevictable_count, backed)
+            {
+                return Err(format!(
+                    "{id} has {unevictable_count} unevictable_count and {backed} pieces: {range:?}"
+                ));
             }
-            committed += if anchors > 0 { range.len } else { Bytes::ZERO };
+            committed += if unevictable_count > 0 { range.len } else { Bytes::ZERO };
             occupied += match range.is_group {
                 true if backed > 0 => range.len,
                 true => Bytes::ZERO,
@@ -195,9 +202,9 @@ impl Deferrables {
         }
         let (mut host, mut disk) = (Bytes::ZERO, Bytes::ZERO);
         for piece in self.buffers.values().flat_map(|buffer| &buffer.pieces) {
-            match piece.motion.and_then(Motion::promised) {
-                Some(Lower::Host) => host += piece.len,
-                Some(Lower::Disk) => disk += piece.len,
+            match piece.motion.and_then(PieceMove::promised) {
+                Some(SpillTier::Host) => host += piece.len,
+                Some(SpillTier::Disk) => disk += piece.len,
                 None => {}
             }
         }
@@ -206,7 +213,7 @@ impl Deferrables {
         agree("committed", self.committed, committed)?;
         agree("occupied", self.occupied, occupied)?;
         let sum = self.census();
-        agree("of all states", sum.total, sum.empty + sum.resident + sum.spilled + sum.filling)?;
+        agree("of all states", sum.total, sum.empty + sum.resident + sum.spilled + sum.restoring)?;
         agree("resident", sum.resident, sum.dirty + sum.clean)?;
         agree("spilled", sum.spilled, sum.spilled_host + sum.spilled_disk)
     }
@@ -215,13 +222,17 @@ impl Deferrables {
 fn motion_is_possible(piece: &Piece) -> bool {
     match piece.motion {
         None => true,
-        Some(Motion::Out { to: Some(_), .. }) => piece.place == Place::Card && piece.backed,
-        Some(Motion::Out { to: None, leaving: true, .. }) => piece.backed && !piece.is_dirty(),
-        Some(Motion::Out { to: None, .. }) => piece.place != Place::Lower,
-        Some(Motion::Fill { from, .. }) => {
-            piece.place == Place::Lower && piece.backed && piece.copies.iter().any(|c| c == from)
+        Some(PieceMove::Out { to: Some(_), .. }) => {
+            piece.place == ContentPlace::Card && piece.backed
         }
-        Some(Motion::Push { .. }) => piece.place == Place::Lower && piece.copies.host,
+        Some(PieceMove::Out { to: None, leaving: true, .. }) => piece.backed && !piece.is_dirty(),
+        Some(PieceMove::Out { to: None, .. }) => piece.place != ContentPlace::SpillTier,
+        Some(PieceMove::Restore { from, .. }) => {
+            piece.place == ContentPlace::SpillTier
+                && piece.backed
+                && piece.copies.iter().any(|c| c == from)
+        }
+        Some(PieceMove::Push { .. }) => piece.place == ContentPlace::SpillTier && piece.copies.host,
     }
 }
 

@@ -1,7 +1,7 @@
 //! All buffers, summed.
 
 use super::Deferrables;
-use super::piece::{Motion, Place};
+use super::piece::{ContentPlace, PieceMove};
 use vramp_core::Bytes;
 
 /// What happened since the start.
@@ -14,7 +14,7 @@ pub struct DeferCounters {
     /// Victims chosen.
     pub victims: u64,
     /// Pieces that were chosen and stayed.
-    pub rescues: u64,
+    pub evictions_cancelled: u64,
     /// Contents that left the card.
     pub spilled_bytes: u64,
     /// Of those, what left without a copy being made.
@@ -22,7 +22,7 @@ pub struct DeferCounters {
     /// Contents copied out, for spills and ahead of them. Copies that came too late not counted.
     pub copied_out_bytes: u64,
     /// Contents brought back.
-    pub filled_bytes: u64,
+    pub restored_bytes: u64,
     /// Contents moved from the host to the disk.
     pub pushed_bytes: u64,
     /// Copies dropped because contents changed, or the host was short.
@@ -65,7 +65,7 @@ pub struct DeferCensus {
     /// Of the spilled, what is being pushed from the host to the disk.
     pub pushing: Bytes,
     /// On the way back.
-    pub filling: Bytes,
+    pub restoring: Bytes,
     /// All copies on the host that count.
     pub host_copies: Bytes,
     /// All copies on the disk that count.
@@ -91,7 +91,7 @@ impl Deferrables {
         let mut sum = DeferCensus {
             buffers: self.buffers.len(),
             leases: self.leases.len(),
-            waiting: self.line.len(),
+            waiting: self.wait_queue.len(),
             moves: self.moves.len(),
             occupied: self.occupied,
             committed: self.committed,
@@ -118,24 +118,24 @@ impl DeferCensus {
         let when = |is: bool| if is { len } else { Bytes::ZERO };
         self.host_copies += when(piece.copies.host);
         self.disk_copies += when(piece.copies.disk);
-        let leaving = matches!(piece.motion, Some(Motion::Out { leaving: true, .. }));
-        let copying = matches!(piece.motion, Some(Motion::Out { to: Some(_), .. }));
+        let leaving = matches!(piece.motion, Some(PieceMove::Out { leaving: true, .. }));
+        let copying = matches!(piece.motion, Some(PieceMove::Out { to: Some(_), .. }));
         self.leaving += when(leaving);
         self.cleaning += when(copying && !leaving);
-        let filling = matches!(piece.motion, Some(Motion::Fill { .. }));
+        let restoring = matches!(piece.motion, Some(PieceMove::Restore { .. }));
         match piece.place {
-            Place::Empty => self.empty += len,
-            Place::Card => {
+            ContentPlace::Empty => self.empty += len,
+            ContentPlace::Card => {
                 self.resident += len;
                 self.dirty += when(piece.is_dirty());
                 self.clean += when(!piece.is_dirty());
             }
-            Place::Lower if filling => self.filling += len,
-            Place::Lower => {
+            ContentPlace::SpillTier if restoring => self.restoring += len,
+            ContentPlace::SpillTier => {
                 self.spilled += len;
                 self.spilled_host += when(piece.copies.host);
                 self.spilled_disk += when(!piece.copies.host);
-                self.pushing += when(matches!(piece.motion, Some(Motion::Push { .. })));
+                self.pushing += when(matches!(piece.motion, Some(PieceMove::Push { .. })));
             }
         }
     }

@@ -3,28 +3,28 @@
 
 use std::fmt;
 
-use super::buffer::{Buffer, Hint};
-use super::piece::Place;
-use super::{DeferConfig, Lower, Rates};
+use super::buffer_state::{Buffer, Hint};
+use super::piece::ContentPlace;
+use super::{DeferConfig, Rates, SpillTier};
 use vramp_core::Bytes;
 
 /// Which victims come before which, whatever they cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Standing {
+pub enum EvictionClass {
     /// Nothing speaks against it.
     #[default]
     Idle,
     /// It was brought back a moment ago, or is said to be needed soon.
-    Wanted,
+    SplitRequest,
     /// Work on it is not over: its memory takes a wait.
     InUse,
 }
 
 /// Why a victim was chosen, in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Why {
+pub struct EvictionCost {
     /// The lower one leaves first.
-    pub standing: Standing,
+    pub standing: EvictionClass,
     /// Among equals, the lower one leaves first.
     pub priority: i32,
     /// Contents that have to be copied out.
@@ -39,7 +39,7 @@ pub struct Why {
     pub idle_ns: u64,
 }
 
-impl Why {
+impl EvictionCost {
     /// What it costs to choose it: the time to write back, and the expected time to refill.
     pub fn cost_ns(&self) -> u64 {
         let refill = u128::from(self.refill_ns) * u128::from(self.need_per_mille) / 1000;
@@ -47,7 +47,7 @@ impl Why {
     }
 
     /// One more piece that leaves with it.
-    pub(super) fn join(&mut self, other: Why) {
+    pub(super) fn join(&mut self, other: EvictionCost) {
         self.standing = self.standing.max(other.standing);
         self.priority = self.priority.max(other.priority);
         self.dirty += other.dirty;
@@ -58,7 +58,7 @@ impl Why {
     }
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for EvictionCost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = |ns: u64| ns as f64 / 1e6;
         match self.dirty.is_zero() {
@@ -72,32 +72,32 @@ impl fmt::Display for Why {
             write!(f, "; priority {}", self.priority)?;
         }
         f.write_str(match self.standing {
-            Standing::Idle => "",
-            Standing::Wanted => "; wanted soon, nothing else was left",
-            Standing::InUse => "; in use, nothing idle was left",
+            EvictionClass::Idle => "",
+            EvictionClass::SplitRequest => "; wanted soon, nothing else was left",
+            EvictionClass::InUse => "; in use, nothing idle was left",
         })
     }
 }
 
 /// What the cost of one buffer's pieces depends on.
-pub(super) struct Market<'a> {
+pub(super) struct CostModel<'a> {
     pub config: &'a DeferConfig,
     pub rates: &'a Rates,
     pub now_ns: u64,
 }
 
-impl Market<'_> {
+impl CostModel<'_> {
     /// The cost of one piece; `to` is where contents go that have no copy.
-    pub fn why(&self, buffer: &Buffer, index: usize, to: Option<Lower>) -> Why {
+    pub fn why(&self, buffer: &Buffer, index: usize, to: Option<SpillTier>) -> EvictionCost {
         let piece = &buffer.pieces[index];
         let idle_ns = self.now_ns.saturating_sub(buffer.last_use_ns);
-        let base = Why {
+        let base = EvictionCost {
             standing: self.standing(buffer),
             priority: buffer.priority,
             idle_ns,
-            ..Why::default()
+            ..EvictionCost::default()
         };
-        if piece.place != Place::Card {
+        if piece.place != ContentPlace::Card {
             return base;
         }
         let dirty = if piece.copies.any() { Bytes::ZERO } else { piece.len };
@@ -105,17 +105,17 @@ impl Market<'_> {
         let source = piece.copies.best().or(to);
         let refill_ns = source.map_or(0, |from| self.rates.in_ns(from, piece.len));
         let need_per_mille = self.need_per_mille(buffer.hint, idle_ns);
-        Why { dirty, write_back_ns, refill_ns, need_per_mille, ..base }
+        EvictionCost { dirty, write_back_ns, refill_ns, need_per_mille, ..base }
     }
 
-    fn standing(&self, buffer: &Buffer) -> Standing {
+    fn standing(&self, buffer: &Buffer) -> EvictionClass {
         let cool_at = buffer.retrieved_ns.map(|at| at.saturating_add(self.config.cooldown_ns));
         if !buffer.uses.is_empty() {
-            Standing::InUse
+            EvictionClass::InUse
         } else if buffer.hint == Hint::WillNeed || cool_at.is_some_and(|at| self.now_ns < at) {
-            Standing::Wanted
+            EvictionClass::SplitRequest
         } else {
-            Standing::Idle
+            EvictionClass::Idle
         }
     }
 

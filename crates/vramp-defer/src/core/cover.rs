@@ -7,7 +7,7 @@
 use std::cmp::Ordering;
 
 use super::victims::Candidate;
-use super::{Room, Standing};
+use super::{EvictionClass, SpillRoom};
 use vramp_core::Bytes;
 
 impl Candidate {
@@ -23,7 +23,7 @@ impl Candidate {
             .then_with(|| self.pieces.cmp(&other.pieces))
     }
 
-    fn class(&self) -> (Standing, i32) {
+    fn class(&self) -> (EvictionClass, i32) {
         (self.why.standing, self.why.priority)
     }
 }
@@ -36,7 +36,7 @@ pub(super) struct Cover {
 
 /// Picks of sorted candidates what covers the deficit, at most one candidate above it: all of the
 /// classes that come first, and of the last what costs least.
-pub(super) fn cover(candidates: &[Candidate], deficit: Bytes, mut room: Room) -> Cover {
+pub(super) fn cover(candidates: &[Candidate], deficit: Bytes, mut room: SpillRoom) -> Cover {
     let mut picked: Vec<usize> = Vec::new();
     let (mut freed, mut cost, mut no_room) = (Bytes::ZERO, 0u128, Bytes::ZERO);
     let mut first = 0;

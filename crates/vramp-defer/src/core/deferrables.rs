@@ -4,15 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use slotmap::SlotMap;
 
-use super::buffer::{Buffer, Exposed, Hint};
-use super::lease::Lease;
-use super::line::Waiter;
-use super::piece::{Copies, Motion, Piece, Place};
+use super::buffer_state::{Buffer, Exposures, Hint};
+use super::grant::Lease;
+use super::piece::{ContentPlace, Copies, Piece, PieceMove};
 use super::range::{BLOCK_ALIGN, Range, Tenant, merged};
 use super::uses::Uses;
+use super::wait_queue::Waiter;
 use super::{
-    AddError, BufferId, DeferConfig, DeferConfigError, DeferCounters, Drop, Extent, HeldError,
-    LeaseId, MoveId, PieceId, PieceState, RangeId, Room, Ticket, UnknownBuffer, UnknownRange,
+    AddError, BufferId, BufferLeaseId, DeferConfig, DeferConfigError, DeferCounters, HeldError,
+    MoveId, PieceId, PieceState, RangeId, RangeSlice, SpillRoom, StaleCopy, Ticket, UnknownBuffer,
+    UnknownRange,
 };
 use vramp_core::{Bytes, PoolAddr};
 
@@ -22,9 +23,9 @@ pub struct Deferrables {
     pub(super) config: DeferConfig,
     pub(super) buffers: SlotMap<BufferId, Buffer>,
     pub(super) ranges: SlotMap<RangeId, Range>,
-    pub(super) leases: BTreeMap<LeaseId, Lease>,
+    pub(super) leases: BTreeMap<BufferLeaseId, Lease>,
     /// Requests that wait, the oldest first.
-    pub(super) line: BTreeMap<Ticket, Waiter>,
+    pub(super) wait_queue: BTreeMap<Ticket, Waiter>,
     pub(super) moves: BTreeMap<MoveId, PieceId>,
     /// Buffers with work that is not known to be over.
     pub(super) in_use: BTreeSet<BufferId>,
@@ -33,18 +34,18 @@ pub struct Deferrables {
     /// What is behind addresses now.
     pub(super) occupied: Bytes,
     /// What moves under way will take of the room below.
-    pub(super) promised: Room,
+    pub(super) promised: SpillRoom,
     pub(super) counters: DeferCounters,
     pub(super) next: u64,
 }
 
 /// A buffer that was added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Added {
+pub struct AddedBuffer {
     /// Its name.
     pub buffer: BufferId,
     /// Where it lies.
-    pub at: Extent,
+    pub at: RangeSlice,
 }
 
 impl Deferrables {
@@ -59,12 +60,12 @@ impl Deferrables {
             buffers: SlotMap::with_key(),
             ranges: SlotMap::with_key(),
             leases: BTreeMap::new(),
-            line: BTreeMap::new(),
+            wait_queue: BTreeMap::new(),
             moves: BTreeMap::new(),
             in_use: BTreeSet::new(),
             committed: Bytes::ZERO,
             occupied: Bytes::ZERO,
-            promised: Room::default(),
+            promised: SpillRoom::default(),
             counters: DeferCounters::default(),
             next: 0,
         })
@@ -89,7 +90,7 @@ impl Deferrables {
     ///
     /// # Errors
     /// No length, or more addresses than there can be.
-    pub fn add_buffer(&mut self, len: Bytes) -> Result<Added, AddError> {
+    pub fn add_buffer(&mut self, len: Bytes) -> Result<AddedBuffer, AddError> {
         self.check_len(len, PoolAddr::SPAN_LIMIT.round_down(self.config.page))?;
         let range = Range::new(self.config.pages(len), false);
         let range = self.ranges.insert(range);
@@ -109,7 +110,7 @@ impl Deferrables {
     ///
     /// # Errors
     /// There is no such group, or no place of that length.
-    pub fn add_tenant(&mut self, group: RangeId, len: Bytes) -> Result<Added, AddError> {
+    pub fn add_tenant(&mut self, group: RangeId, len: Bytes) -> Result<AddedBuffer, AddError> {
         let unknown = UnknownRange { range: group };
         let range = self.ranges.get(group).filter(|range| range.is_group).ok_or(unknown)?;
         self.check_len(len, self.config.piece)?;
@@ -126,7 +127,7 @@ impl Deferrables {
         Ok(())
     }
 
-    fn add(&mut self, range: RangeId, offset: Bytes, len: Bytes) -> Added {
+    fn add(&mut self, range: RangeId, offset: Bytes, len: Bytes) -> AddedBuffer {
         let piece = self.config.piece;
         let mut pieces = vec![Piece::new(piece); (len.count() / piece.count()) as usize];
         let rest = len - piece * pieces.len() as u64;
@@ -148,12 +149,12 @@ impl Deferrables {
             readable: false,
             uses: Uses::default(),
             pins: 0,
-            exposed: Exposed::default(),
-            anchored: false,
+            exposed: Exposures::default(),
+            is_counted: false,
         });
         let whole = len.checked_round_up(BLOCK_ALIGN).expect("lengths are below the span limit");
         self.ranges[range].tenants.insert(offset, Tenant { buffer, len: whole });
-        Added { buffer, at: Extent { range, offset, len } }
+        AddedBuffer { buffer, at: RangeSlice { range, offset, len } }
     }
 
     /// Makes contents nothing: they are neither copied out nor in any more. Returns the copies to
@@ -162,17 +163,17 @@ impl Deferrables {
     /// # Errors
     /// A lease, a pin, an exposure or a move holds it: end that first. Nothing changes. Work that
     /// is not over is no obstacle.
-    pub fn discard(&mut self, buffer: BufferId) -> Result<Vec<Drop>, HeldError> {
+    pub fn discard(&mut self, buffer: BufferId) -> Result<Vec<StaleCopy>, HeldError> {
         let mut holds = self.holds(buffer)?;
         holds.uses.clear();
         if !holds.is_free() {
             return Err(HeldError::Held { buffer, holds });
         }
-        let drops = self.drop_copies(buffer, |_| true);
+        let stale = self.drop_copies(buffer, |_| true);
         for piece in &mut self.buffers[buffer].pieces {
-            piece.place = Place::Empty;
+            piece.place = ContentPlace::Empty;
         }
-        Ok(drops)
+        Ok(stale)
     }
 
     /// Ends a buffer; one of its own range takes the range with it. Returns the copies to drop.
@@ -180,12 +181,12 @@ impl Deferrables {
     /// # Errors
     /// A lease, a pin, an exposure, a move or work that is not over holds it: end that first.
     /// Nothing changes.
-    pub fn remove(&mut self, buffer: BufferId) -> Result<Vec<Drop>, HeldError> {
+    pub fn remove(&mut self, buffer: BufferId) -> Result<Vec<StaleCopy>, HeldError> {
         let holds = self.holds(buffer)?;
         if !holds.is_free() {
             return Err(HeldError::Held { buffer, holds });
         }
-        let drops = self.discard(buffer)?;
+        let stale = self.discard(buffer)?;
         for index in 0..self.buffers[buffer].pieces.len() {
             self.set_backed(PieceId { buffer, index: index as u32 }, false);
         }
@@ -195,7 +196,7 @@ impl Deferrables {
         if !range.is_group {
             self.ranges.remove(gone.range);
         }
-        Ok(drops)
+        Ok(stale)
     }
 
     /// Ends a group that has no tenants. False if it has some, or does not exist.
@@ -211,9 +212,9 @@ impl Deferrables {
     }
 
     /// Where a buffer lies.
-    pub fn extent(&self, buffer: BufferId) -> Result<Extent, UnknownBuffer> {
+    pub fn extent(&self, buffer: BufferId) -> Result<RangeSlice, UnknownBuffer> {
         let Buffer { range, offset, len, .. } = *self.get(buffer)?;
-        Ok(Extent { range, offset, len })
+        Ok(RangeSlice { range, offset, len })
     }
 
     /// What each piece of a buffer is and does, in order.
@@ -223,7 +224,7 @@ impl Deferrables {
 
     /// What of a range needs its memory, as offsets and lengths: sorted, merged, not overlapping.
     /// The rest may be lent, all work on it is over. O(pieces).
-    pub fn keep(&self, range: RangeId) -> Result<Vec<(Bytes, Bytes)>, UnknownRange> {
+    pub fn needed_memory(&self, range: RangeId) -> Result<Vec<(Bytes, Bytes)>, UnknownRange> {
         let tenants = &self.ranges.get(range).ok_or(UnknownRange { range })?.tenants;
         let pieces = tenants.values().flat_map(|tenant| {
             let buffer = &self.buffers[tenant.buffer];
@@ -250,16 +251,16 @@ impl Deferrables {
         &mut self.buffers[id.buffer].pieces[id.index as usize]
     }
 
-    pub(super) fn extent_of(&self, id: PieceId) -> Extent {
+    pub(super) fn extent_of(&self, id: PieceId) -> RangeSlice {
         let buffer = &self.buffers[id.buffer];
         let offset = buffer.offset + self.config.piece * u64::from(id.index);
-        Extent { range: buffer.range, offset, len: self.piece(id).len }
+        RangeSlice { range: buffer.range, offset, len: self.piece(id).len }
     }
 
     pub(super) fn begin(
         &mut self,
         piece: PieceId,
-        motion: impl FnOnce(MoveId) -> Motion,
+        motion: impl FnOnce(MoveId) -> PieceMove,
     ) -> MoveId {
         let id = MoveId(self.next());
         self.moves.insert(id, piece);
@@ -309,40 +310,45 @@ impl Deferrables {
             self.in_use.insert(id);
         }
         buffer.exposed.stream_scoped &= !(buffer.holders.is_empty() && buffer.uses.is_empty());
-        let anchored = buffer.may_not_leave();
-        if buffer.anchored == anchored {
+        let is_counted = buffer.is_unevictable();
+        if buffer.is_counted == is_counted {
             return;
         }
-        buffer.anchored = anchored;
+        buffer.is_counted = is_counted;
         let range = &mut self.ranges[buffer.range];
-        if anchored {
-            range.anchors += 1;
-            if range.anchors == 1 {
+        if is_counted {
+            range.unevictable_count += 1;
+            if range.unevictable_count == 1 {
                 self.committed += range.len;
             }
         } else {
-            range.anchors -= 1;
-            if range.anchors == 0 {
+            range.unevictable_count -= 1;
+            if range.unevictable_count == 0 {
                 self.committed -= range.len;
             }
         }
     }
 
     /// Forgets the copies of some pieces. A copy that is being made of one is worth nothing.
-    pub(super) fn drop_copies(&mut self, id: BufferId, of: impl Fn(usize) -> bool) -> Vec<Drop> {
+    pub(super) fn drop_copies(
+        &mut self,
+        id: BufferId,
+        of: impl Fn(usize) -> bool,
+    ) -> Vec<StaleCopy> {
         let buffer = &mut self.buffers[id];
         let after = buffer.uses.writes();
-        let mut drops = Vec::new();
+        let mut stale = Vec::new();
         for (index, piece) in buffer.pieces.iter_mut().enumerate().filter(|(index, _)| of(*index)) {
-            if let Some(Motion::Out { torn, .. }) = &mut piece.motion {
+            if let Some(PieceMove::Out { torn, .. }) = &mut piece.motion {
                 *torn = true;
             }
             let id = PieceId { buffer: id, index: index as u32 };
             let copies = std::mem::replace(&mut piece.copies, Copies::NONE);
-            let gone = copies.iter().map(|from| Drop { piece: id, from, after: after.clone() });
-            drops.extend(gone);
+            let gone =
+                copies.iter().map(|from| StaleCopy { piece: id, from, after: after.clone() });
+            stale.extend(gone);
         }
-        self.counters.copies_dropped += drops.len() as u64;
-        drops
+        self.counters.copies_dropped += stale.len() as u64;
+        stale
     }
 }

@@ -1,13 +1,13 @@
 //! Pins, pointers that were handed outside, and hints.
 
 use super::{
-    Access, BufferId, Deferrables, Drop, ExposeError, Hint, LeaseId, UnknownBuffer, UnknownLease,
-    UseToken,
+    Access, BufferId, BufferLeaseId, Deferrables, ExposeError, Hint, StaleCopy, UnknownBuffer,
+    UnknownBufferLease, UseToken,
 };
 
 /// What is known of a pointer that outlives its lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Grade {
+pub enum PointerScope {
     /// It does not: the leases tell everything.
     Leased,
     /// It is used on streams that are known: by the uses at the lease's end, and those noted by
@@ -29,17 +29,17 @@ impl Deferrables {
     /// The lease does not exist, or does not hold the buffer.
     pub fn expose(
         &mut self,
-        lease: LeaseId,
+        lease: BufferLeaseId,
         buffer: BufferId,
-        grade: Grade,
+        grade: PointerScope,
     ) -> Result<(), ExposeError> {
         self.check_leased(lease, buffer)?;
         let exposed = &mut self.buffers[buffer].exposed;
         match grade {
-            Grade::Leased => {}
-            Grade::StreamScoped => exposed.stream_scoped = true,
-            Grade::Quiesced => exposed.quiesced = true,
-            Grade::Opaque => exposed.opaque += 1,
+            PointerScope::Leased => {}
+            PointerScope::StreamScoped => exposed.stream_scoped = true,
+            PointerScope::Quiesced => exposed.quiesced = true,
+            PointerScope::Opaque => exposed.opaque += 1,
         }
         self.refresh(buffer);
         Ok(())
@@ -56,7 +56,7 @@ impl Deferrables {
         buffer: BufferId,
         token: UseToken,
         access: Access,
-    ) -> Result<Vec<Drop>, ExposeError> {
+    ) -> Result<Vec<StaleCopy>, ExposeError> {
         let known = self.get_mut(buffer)?;
         let exposed = known.exposed;
         let outside = exposed.stream_scoped || exposed.quiesced || exposed.opaque > 0;
@@ -72,7 +72,7 @@ impl Deferrables {
         })
     }
 
-    /// Ends the epoch: pointers of the grade [`Grade::Quiesced`] are not used any more, and work on
+    /// Ends the epoch: pointers of the grade [`PointerScope::Quiesced`] are not used any more, and work on
     /// them is complete. Returns the buffers that were exposed so. O(buffers).
     pub fn end_epoch(&mut self) -> Vec<BufferId> {
         let quiesced = self.buffers.iter().filter(|(_, buffer)| buffer.exposed.quiesced);
@@ -101,15 +101,15 @@ impl Deferrables {
     /// # Errors
     /// The lease does not exist, or does not hold the buffer: it may be off the card, and what is
     /// pinned has to fit beside what is leased.
-    pub fn pin(&mut self, lease: LeaseId, buffer: BufferId) -> Result<(), ExposeError> {
+    pub fn pin(&mut self, lease: BufferLeaseId, buffer: BufferId) -> Result<(), ExposeError> {
         self.check_leased(lease, buffer)?;
         self.buffers[buffer].pins += 1;
         self.refresh(buffer);
         Ok(())
     }
 
-    fn check_leased(&self, lease: LeaseId, buffer: BufferId) -> Result<(), ExposeError> {
-        let known = self.leases.get(&lease).ok_or(UnknownLease { lease })?;
+    fn check_leased(&self, lease: BufferLeaseId, buffer: BufferId) -> Result<(), ExposeError> {
+        let known = self.leases.get(&lease).ok_or(UnknownBufferLease { lease })?;
         if known.in_place.contains(&buffer) {
             return Err(ExposeError::InPlace { buffer });
         }

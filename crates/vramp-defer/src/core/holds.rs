@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-use super::piece::Motion;
-use super::{BufferId, Deferrables, LeaseId, MoveId, UnknownBuffer, UseToken};
+use super::piece::PieceMove;
+use super::{BufferId, BufferLeaseId, Deferrables, MoveId, UnknownBuffer, UseToken};
 
 /// Everything that has to end before all of a buffer may leave the card.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holds {
     /// Leases.
-    pub leases: Vec<LeaseId>,
+    pub leases: Vec<BufferLeaseId>,
     /// How often it is pinned.
     pub pins: u32,
     /// How many holders of its pointer nobody knows.
@@ -59,7 +59,11 @@ impl Deferrables {
             opaque: buffer.exposed.opaque,
             epoch: buffer.exposed.quiesced,
             uses: buffer.uses.all(),
-            moves: buffer.pieces.iter().filter_map(|piece| piece.motion.map(Motion::id)).collect(),
+            moves: buffer
+                .pieces
+                .iter()
+                .filter_map(|piece| piece.motion.map(PieceMove::id))
+                .collect(),
         })
     }
 }

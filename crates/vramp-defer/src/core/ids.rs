@@ -64,9 +64,9 @@ impl fmt::Display for MoveId {
 
 /// Names one lease until it ends; never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LeaseId(pub(super) u64);
+pub struct BufferLeaseId(pub(super) u64);
 
-impl fmt::Display for LeaseId {
+impl fmt::Display for BufferLeaseId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "lease {}", self.0)
     }
@@ -117,25 +117,25 @@ pub enum Access {
 
 /// Where contents go that leave the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Lower {
+pub enum SpillTier {
     /// Pinned memory of the host.
     Host,
     /// Files.
     Disk,
 }
 
-impl fmt::Display for Lower {
+impl fmt::Display for SpillTier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Lower::Host => "host",
-            Lower::Disk => "disk",
+            SpillTier::Host => "host",
+            SpillTier::Disk => "disk",
         })
     }
 }
 
 /// Where a piece lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub struct RangeSlice {
     /// In which range.
     pub range: RangeId,
     /// How far from its start.

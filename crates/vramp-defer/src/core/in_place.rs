@@ -6,15 +6,15 @@
 
 use smallvec::SmallVec;
 
-use super::piece::{Motion, Piece, Place};
+use super::piece::{ContentPlace, Piece, PieceMove};
 use super::{
-    Access, BufferId, Deferrables, Drop, Granted, LeaseId, LeaseRefused, LeaseRequest, Lower,
-    MoveId, PieceId, PieceState, Room, UnknownBuffer, UseToken,
+    Access, BufferId, BufferLeaseId, Deferrables, GrantedLease, LeaseRefused, LeaseRequest, MoveId,
+    PieceId, PieceState, SpillRoom, SpillTier, StaleCopy, UnknownBuffer, UseToken,
 };
 
 /// What is asked for, by where it would be used now. Each buffer once.
 #[derive(Clone, Debug)]
-pub(super) struct Wanted {
+pub(super) struct SplitRequest {
     /// On the card.
     pub come: SmallVec<[(BufferId, Access); 4]>,
     /// Read where it is.
@@ -35,9 +35,9 @@ impl Deferrables {
 
     /// Forgets the host copy of a piece that is on the card, since it is none that can be read below:
     /// when the piece leaves, another is made. `None` if there is none, or the piece moves.
-    pub fn forget_host_copy(&mut self, id: PieceId) -> Option<Drop> {
+    pub fn forget_host_copy(&mut self, id: PieceId) -> Option<StaleCopy> {
         let piece = self.get(id.buffer).ok()?.pieces.get(id.index as usize)?;
-        let there = piece.place == Place::Card && piece.motion.is_none();
+        let there = piece.place == ContentPlace::Card && piece.motion.is_none();
         (there && piece.copies.host).then(|| self.drop_host_copy(id))
     }
 
@@ -53,14 +53,14 @@ impl Deferrables {
         reads > 0 && reads >= self.config.promote_after
     }
 
-    /// The same as [`lease`](Deferrables::lease), but of the buffers that the shell says `may_stay`
+    /// The same as [`lease`](Deferrables::lease), but of the buffers that the shell says `in_place_allowed`
     /// it brings nothing back: those that are only read, that the shell can have read where they
     /// are, and of which a part is below. They take nothing of the capacity, so a set may be larger
     /// than the card. What was chosen to leave of them stays.
     ///
     /// A buffer is leased as usual where that is as good, or needed: all of it is on the card, a
     /// piece is neither there nor on the host, or is on its way, or somebody holds it to use it on
-    /// the card. Which they are, [`Granted::in_place`] tells. All or nothing. O(pieces).
+    /// the card. Which they are, [`GrantedLease::in_place`] tells. All or nothing. O(pieces).
     ///
     /// # Errors
     /// As [`lease`](Deferrables::lease), about the buffers that are leased as usual; or somebody who
@@ -68,38 +68,43 @@ impl Deferrables {
     pub fn lease_in_place(
         &mut self,
         request: &LeaseRequest<'_>,
-        may_stay: &[BufferId],
+        in_place_allowed: &[BufferId],
         now_ns: u64,
-    ) -> Result<Granted, LeaseRefused> {
-        let buffers = self.strongest(request.buffers)?;
-        let wanted = self.by_place(&buffers, may_stay);
+    ) -> Result<GrantedLease, LeaseRefused> {
+        let buffers = self.by_strongest_access(request.buffers)?;
+        let wanted = self.split_by_place(&buffers, in_place_allowed);
         self.check_lease(&wanted, request)?;
         Ok(self.grant(buffers, wanted.stay, request, now_ns))
     }
 
     /// Parts what is asked for into what comes and what stays. What is not there any more comes.
-    pub(super) fn by_place(&self, buffers: &[(BufferId, Access)], may_stay: &[BufferId]) -> Wanted {
+    pub(super) fn split_by_place(
+        &self,
+        buffers: &[(BufferId, Access)],
+        in_place_allowed: &[BufferId],
+    ) -> SplitRequest {
         let stays = |&(id, access): &(BufferId, Access)| {
-            access == Access::Shared && may_stay.contains(&id) && self.can_stay(id)
+            access == Access::Shared && in_place_allowed.contains(&id) && self.can_read_in_place(id)
         };
         let stay = buffers.iter().filter(|named| stays(named)).map(|&(id, _)| id).collect();
-        Wanted { come: buffers.iter().copied().filter(|named| !stays(named)).collect(), stay }
+        SplitRequest { come: buffers.iter().copied().filter(|named| !stays(named)).collect(), stay }
     }
 
     /// True if all of a buffer is somewhere, a part of it below, and nobody uses it on the card.
-    fn can_stay(&self, id: BufferId) -> bool {
+    fn can_read_in_place(&self, id: BufferId) -> bool {
         let Ok(buffer) = self.get(id) else { return false };
         let is_there = |state| match state {
             PieceState::Resident { .. }
             | PieceState::Cleaning { .. }
             | PieceState::Leaving { .. } => true,
             PieceState::Spilled { copies } => copies.host,
-            PieceState::Empty | PieceState::Filling { .. } | PieceState::Pushing { .. } => false,
+            PieceState::Empty | PieceState::Restoring { .. } | PieceState::Pushing { .. } => false,
         };
         let mut pieces = buffer.pieces.iter();
         // What leaves without contents is empty, whatever else it is.
-        let there = pieces.all(|piece| piece.place != Place::Empty && is_there(piece.state()));
-        let below = buffer.pieces.iter().any(|piece| piece.place == Place::Lower);
+        let there =
+            pieces.all(|piece| piece.place != ContentPlace::Empty && is_there(piece.state()));
+        let below = buffer.pieces.iter().any(|piece| piece.place == ContentPlace::SpillTier);
         let held = buffer.holders.len() > buffer.in_place as usize || buffer.pins > 0;
         buffer.readable && there && below && !held
     }
@@ -108,11 +113,11 @@ impl Deferrables {
     pub(super) fn hold_in_place(
         &mut self,
         id: BufferId,
-        lease: LeaseId,
+        lease: BufferLeaseId,
         now_ns: u64,
     ) -> Vec<UseToken> {
         let buffer = &mut self.buffers[id];
-        let fills = |piece: &Piece| matches!(piece.motion, Some(Motion::Fill { .. }));
+        let fills = |piece: &Piece| matches!(piece.motion, Some(PieceMove::Restore { .. }));
         debug_assert!(!buffer.pieces.iter().any(fills), "what is filled is held");
         buffer.holders.push((lease, Access::Shared));
         buffer.in_place += 1;
@@ -130,7 +135,7 @@ impl Deferrables {
         let Some(&piece) = self.moves.get(&id) else { return false };
         let piece = self.piece_mut(piece);
         let (len, has_copy) = (piece.len, piece.copies.any());
-        let Some(Motion::Out { to, leaving: true, queued: None, .. }) = &mut piece.motion else {
+        let Some(PieceMove::Out { to, leaving: true, queued: None, .. }) = &mut piece.motion else {
             return false;
         };
         let Some(lower) = to.take_if(|_| has_copy) else { return false };
@@ -140,13 +145,13 @@ impl Deferrables {
 
     /// Where one more copy of a piece that leaves is made, for it to be readable below: only the
     /// disk has one, and the host has room to spare.
-    pub(super) fn copy_to_read(&self, id: PieceId, spare: &mut Room) -> Option<Lower> {
+    pub(super) fn copy_to_read(&self, id: PieceId, spare: &mut SpillRoom) -> Option<SpillTier> {
         let piece = self.piece(id);
-        let wanted = self.buffers[id.buffer].readable && piece.place == Place::Card;
+        let wanted = self.buffers[id.buffer].readable && piece.place == ContentPlace::Card;
         if !wanted || piece.copies.host || piece.len > spare.host {
             return None;
         }
         spare.host -= piece.len;
-        Some(Lower::Host)
+        Some(SpillTier::Host)
     }
 }

@@ -7,17 +7,17 @@
 //! 1. [`Deferrables::add_buffer`], or [`Deferrables::add_tenant`] for one shorter than a piece. It
 //!    is empty: no contents, no memory.
 //! 2. [`Deferrables::lease`] gives the right to use a set of buffers, all of them or none, and says
-//!    which pieces to bring back first ([`Fill`]) and what work the streams wait for. Whoever is
-//!    refused may line up and ask again; others do not pass it ([`Deferrables::line_up`]).
+//!    which pieces to bring back first ([`Restore`]) and what work the streams wait for. Whoever is
+//!    refused may line up and ask again; others do not pass it ([`Deferrables::enqueue`]).
 //! 3. The shell backs the ranges, performs the fills and tells what came of each:
 //!    [`Deferrables::settle`] once a move is seen complete, [`Deferrables::queued`] for a fill that
 //!    is only queued, [`Deferrables::abandon`] for one that failed.
 //! 4. [`Deferrables::end_lease`] notes the work that uses the buffers, and which copies below the
 //!    card are stale now; [`Deferrables::cancel_lease`] says that nothing was launched.
-//!    [`Deferrables::use_over`] forgets work that is complete.
+//!    [`Deferrables::complete_use`] forgets work that is complete.
 //! 5. When memory is short, [`Deferrables::choose`] picks what leaves ([`Victim`]). A settled one
 //!    is off the card, and [`Deferrables::keep`] says what of its range is still needed.
-//! 6. When the host is short, [`Deferrables::choose_lower`] drops copies and pushes others to disk.
+//! 6. When the host is short, [`Deferrables::reclaim_host`] stale copies and pushes others to disk.
 //!    When the link is idle, [`Deferrables::clean`] copies out ahead of need.
 //! 7. [`Deferrables::discard`] says that contents are not needed, [`Deferrables::remove`] ends it.
 //!
@@ -26,8 +26,8 @@
 //!
 //! ```
 //! use vramp_core::Bytes;
-//! use vramp_defer::core::{
-//!     Access, Deferrables, DeferConfig, LeaseEnd, LeaseRequest, Room, Settled, Short,
+//! use vramp_defer::planner::{
+//!     Access, Deferrables, DeferConfig, LeaseEnd, LeaseRequest, SpillRoom, Settled, Short,
 //! };
 //! let mut buffers = Deferrables::new(DeferConfig::new(Bytes::gib(1)))?;
 //! let a = buffers.add_buffer(Bytes::mib(64))?.buffer;
@@ -36,7 +36,7 @@
 //! let granted = buffers.lease(&request, 0)?;
 //! buffers.end_lease(granted.lease, &LeaseEnd::default(), 10)?;
 //!
-//! let room = Room { host: Bytes::gib(8), disk: Bytes::ZERO };
+//! let room = SpillRoom { host: Bytes::gib(8), disk: Bytes::ZERO };
 //! let short = Short { deficit: Bytes::mib(20), room, ..Short::default() };
 //! let choice = buffers.choose(&short, 20);
 //! assert_eq!(choice.victims.len(), 1); // one piece of the two
@@ -52,45 +52,45 @@
 //! of nanoseconds that the caller passes). One thread at a time calls.
 
 mod audit;
-mod buffer;
+mod buffer_state;
 mod census;
-mod config;
 mod cost;
 mod cover;
+mod defer_config;
 mod deferrables;
-mod errors;
 mod expose;
+mod grant;
 mod holds;
+mod host_reclaim;
 mod ids;
 mod in_place;
-mod lease;
-mod line;
-mod lower;
 mod moves;
 mod piece;
 mod range;
+mod refusal;
 #[cfg(test)]
 mod tests;
 mod uses;
 mod victims;
+mod wait_queue;
 
-pub use buffer::Hint;
+pub use buffer_state::Hint;
 pub use census::{DeferCensus, DeferCounters};
-pub use config::{DeferConfig, DeferConfigError, Rates, Room};
-pub use cost::{Standing, Why};
-pub use deferrables::{Added, Deferrables};
-pub use errors::{
-    AddError, ExposeError, HeldError, LeaseEndError, LeaseRefused, SettleError, UnknownBuffer,
-    UnknownLease, UnknownMove, UnknownRange,
-};
-pub use expose::Grade;
+pub use cost::{EvictionClass, EvictionCost};
+pub use defer_config::{DeferConfig, DeferConfigError, Rates, SpillRoom};
+pub use deferrables::{AddedBuffer, Deferrables};
+pub use expose::PointerScope;
+pub use grant::{BufferUse, GrantedLease, LeaseEnd, LeaseRequest, Writes, WrittenRange};
 pub use holds::Holds;
+pub use host_reclaim::{HostDemand, HostReclaim};
 pub use ids::{
-    Access, BufferId, Extent, HolderKey, LeaseId, Lower, MoveId, PieceId, RangeId, StreamKey,
-    Ticket, UseToken,
+    Access, BufferId, BufferLeaseId, HolderKey, MoveId, PieceId, RangeId, RangeSlice, SpillTier,
+    StreamKey, Ticket, UseToken,
 };
-pub use lease::{Granted, LeaseEnd, LeaseRequest, Use, Writes, Written};
-pub use lower::{LowerChoice, LowerShort};
-pub use moves::{Abandoned, CopyOut, Drop, Fill, Push, Settled};
+pub use moves::{Abandoned, CopyOut, Push, Restore, Settled, StaleCopy};
 pub use piece::{Copies, PieceState};
-pub use victims::{Choice, Short, Shortfall, Victim};
+pub use refusal::{
+    AddError, ExposeError, HeldError, LeaseEndError, LeaseRefused, SettleError, UnknownBuffer,
+    UnknownBufferLease, UnknownMove, UnknownRange,
+};
+pub use victims::{Shortfall, SpillDemand, Victim, VictimChoice};

@@ -1,23 +1,23 @@
 //! Moves of pieces: what they are, and what came of them.
 
-use super::piece::{Copies, Motion, Place};
+use super::piece::{ContentPlace, Copies, PieceMove};
 use super::{
-    Access, Deferrables, Extent, Lower, MoveId, PieceId, PieceState, RangeId, SettleError,
+    Access, Deferrables, MoveId, PieceId, PieceState, RangeId, RangeSlice, SettleError, SpillTier,
     UnknownMove, UseToken,
 };
 use vramp_core::Bytes;
 
 /// A piece to bring back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fill {
+pub struct Restore {
     /// Its name.
     pub id: MoveId,
     /// Which piece.
     pub piece: PieceId,
     /// To where.
-    pub at: Extent,
+    pub at: RangeSlice,
     /// Which copy is read. It stays.
-    pub from: Lower,
+    pub from: SpillTier,
 }
 
 /// A piece to copy out.
@@ -28,9 +28,9 @@ pub struct CopyOut {
     /// Which piece.
     pub piece: PieceId,
     /// From where.
-    pub at: Extent,
+    pub at: RangeSlice,
     /// To where; nothing is copied where there is a copy, or nothing to keep.
-    pub to: Option<Lower>,
+    pub to: Option<SpillTier>,
     /// Work that the copy comes behind: what writes.
     pub copy_after: Vec<UseToken>,
     /// Work that has to be over before the memory is another's: all of it.
@@ -50,11 +50,11 @@ pub struct Push {
 
 /// A copy that counts no more.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Drop {
+pub struct StaleCopy {
     /// Of which piece.
     pub piece: PieceId,
     /// Where it is.
-    pub from: Lower,
+    pub from: SpillTier,
     /// What may still read it: fills that were queued, and what came behind them.
     pub after: Vec<UseToken>,
 }
@@ -63,7 +63,7 @@ pub struct Drop {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settled {
     /// The piece is back.
-    Filled {
+    Restored {
         /// Which.
         piece: PieceId,
     },
@@ -72,7 +72,7 @@ pub enum Settled {
         /// Which.
         piece: PieceId,
         /// Where the copy is.
-        to: Lower,
+        to: SpillTier,
     },
     /// The piece left.
     Spilled {
@@ -88,7 +88,7 @@ pub enum Settled {
         /// Which.
         piece: PieceId,
         /// Where a copy was made that is stale: drop it.
-        stale: Option<Lower>,
+        stale: Option<SpillTier>,
     },
     /// The copy is on the disk: drop the host's.
     Pushed {
@@ -117,23 +117,23 @@ impl Deferrables {
     pub fn settle(&mut self, id: MoveId) -> Result<Settled, SettleError> {
         let piece = self.move_of(id)?;
         match self.motion(piece) {
-            Motion::Fill { .. } => Ok(self.settle_fill(piece)),
-            Motion::Push { .. } => {
+            PieceMove::Restore { .. } => Ok(self.settle_restore(piece)),
+            PieceMove::Push { .. } => {
                 let moved = self.end_move(piece);
                 moved.copies = Copies { host: false, disk: true };
                 let len = moved.len;
                 self.counters.pushed_bytes += len.count();
                 Ok(Settled::Pushed { piece })
             }
-            Motion::Out { leaving: true, to, .. } => self.settle_leaving(piece, to),
-            Motion::Out { to: Some(to), torn: false, .. } => {
+            PieceMove::Out { leaving: true, to, .. } => self.settle_leaving(piece, to),
+            PieceMove::Out { to: Some(to), torn: false, .. } => {
                 let moved = self.end_move(piece);
                 moved.copies.add(to);
                 let len = moved.len;
                 self.counters.copied_out_bytes += len.count();
                 Ok(Settled::Cleaned { piece, to })
             }
-            Motion::Out { to: stale, .. } => {
+            PieceMove::Out { to: stale, .. } => {
                 self.end_move(piece);
                 Ok(Settled::Stays { piece, stale })
             }
@@ -145,14 +145,14 @@ impl Deferrables {
     ///
     /// # Errors
     /// There is no such move, or it is no fill. Nothing changes.
-    pub fn queued(&mut self, id: MoveId, token: UseToken) -> Result<Settled, SettleError> {
+    pub fn restore_queued(&mut self, id: MoveId, token: UseToken) -> Result<Settled, SettleError> {
         let piece = self.move_of(id)?;
-        if !matches!(self.motion(piece), Motion::Fill { .. }) {
-            return Err(SettleError::NotAFill { id });
+        if !matches!(self.motion(piece), PieceMove::Restore { .. }) {
+            return Err(SettleError::NotARestore { id });
         }
         self.buffers[piece.buffer].uses.note(token, Access::Exclusive);
         self.refresh(piece.buffer);
-        Ok(self.settle_fill(piece))
+        Ok(self.settle_restore(piece))
     }
 
     /// All of a copy out is queued, into room that it has, and over when `token` is: whoever writes
@@ -160,12 +160,12 @@ impl Deferrables {
     ///
     /// # Errors
     /// There is no such move, or it copies nothing out. Nothing changes.
-    pub fn copying(&mut self, id: MoveId, token: UseToken) -> Result<(), SettleError> {
+    pub fn copy_queued(&mut self, id: MoveId, token: UseToken) -> Result<(), SettleError> {
         let piece = self.move_of(id)?;
         let motion = self.motion(piece);
         let len = self.piece(piece).len;
         match &mut self.piece_mut(piece).motion {
-            Some(Motion::Out { to: Some(_), queued, .. }) => *queued = Some(token),
+            Some(PieceMove::Out { to: Some(_), queued, .. }) => *queued = Some(token),
             _ => return Err(SettleError::NotACopy { id }),
         }
         if let Some(to) = motion.promised() {
@@ -184,7 +184,9 @@ impl Deferrables {
         self.end_move(piece);
         self.counters.moves_abandoned += 1;
         let unheld = self.buffers[piece.buffer].holders.is_empty();
-        let gone = self.piece(piece).place == Place::Lower && self.piece(piece).backed && unheld;
+        let gone = self.piece(piece).place == ContentPlace::SpillTier
+            && self.piece(piece).backed
+            && unheld;
         if gone {
             self.set_backed(piece, false);
         }
@@ -193,12 +195,12 @@ impl Deferrables {
     }
 
     /// What was chosen in a range and has not left stays: a tenant alone would free nothing.
-    pub(super) fn rescue(&mut self, range: super::RangeId) {
+    pub(super) fn cancel_evictions(&mut self, range: super::RangeId) {
         for buffer in self.tenants(range).collect::<Vec<_>>() {
             for piece in &mut self.buffers[buffer].pieces {
-                if let Some(Motion::Out { leaving: leaving @ true, .. }) = &mut piece.motion {
+                if let Some(PieceMove::Out { leaving: leaving @ true, .. }) = &mut piece.motion {
                     *leaving = false;
-                    self.counters.rescues += 1;
+                    self.counters.evictions_cancelled += 1;
                 }
             }
         }
@@ -208,7 +210,7 @@ impl Deferrables {
         self.moves.get(&id).copied().ok_or(UnknownMove { id })
     }
 
-    fn motion(&self, piece: PieceId) -> Motion {
+    fn motion(&self, piece: PieceId) -> PieceMove {
         self.piece(piece).motion.expect("a move in the list moves its piece")
     }
 
@@ -222,19 +224,19 @@ impl Deferrables {
         self.piece_mut(piece)
     }
 
-    fn settle_fill(&mut self, piece: PieceId) -> Settled {
+    fn settle_restore(&mut self, piece: PieceId) -> Settled {
         let filled = self.end_move(piece);
-        filled.place = Place::Card;
+        filled.place = ContentPlace::Card;
         let len = filled.len;
         self.buffers[piece.buffer].reads = 0;
-        self.counters.filled_bytes += len.count();
-        Settled::Filled { piece }
+        self.counters.restored_bytes += len.count();
+        Settled::Restored { piece }
     }
 
     fn settle_leaving(
         &mut self,
         piece: PieceId,
-        to: Option<Lower>,
+        to: Option<SpillTier>,
     ) -> Result<Settled, SettleError> {
         let uses = self.buffers[piece.buffer].uses.all();
         if !uses.is_empty() {
@@ -245,8 +247,8 @@ impl Deferrables {
             left.copies.add(to);
         }
         let len = left.len;
-        if left.place == Place::Card {
-            left.place = Place::Lower;
+        if left.place == ContentPlace::Card {
+            left.place = ContentPlace::SpillTier;
             self.counters.spilled_bytes += len.count();
             match to {
                 Some(_) => self.counters.copied_out_bytes += len.count(),

@@ -1,6 +1,6 @@
 //! One piece: where its contents are, and how it is moving.
 
-use super::{Lower, MoveId, UseToken};
+use super::{MoveId, SpillTier, UseToken};
 use vramp_core::Bytes;
 
 /// Which whole and equal copies of a piece exist below the card.
@@ -22,46 +22,46 @@ impl Copies {
     }
 
     /// The one that is read fastest.
-    pub const fn best(self) -> Option<Lower> {
+    pub const fn best(self) -> Option<SpillTier> {
         match self {
-            Copies { host: true, .. } => Some(Lower::Host),
-            Copies { disk: true, .. } => Some(Lower::Disk),
+            Copies { host: true, .. } => Some(SpillTier::Host),
+            Copies { disk: true, .. } => Some(SpillTier::Disk),
             Copies::NONE => None,
         }
     }
 
     /// All of them, the fastest first.
-    pub fn iter(self) -> impl Iterator<Item = Lower> {
-        let host = self.host.then_some(Lower::Host);
-        host.into_iter().chain(self.disk.then_some(Lower::Disk))
+    pub fn iter(self) -> impl Iterator<Item = SpillTier> {
+        let host = self.host.then_some(SpillTier::Host);
+        host.into_iter().chain(self.disk.then_some(SpillTier::Disk))
     }
 
-    pub(super) fn add(&mut self, lower: Lower) {
+    pub(super) fn add(&mut self, lower: SpillTier) {
         match lower {
-            Lower::Host => self.host = true,
-            Lower::Disk => self.disk = true,
+            SpillTier::Host => self.host = true,
+            SpillTier::Disk => self.disk = true,
         }
     }
 }
 
 /// Where a piece's contents are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum ContentPlace {
     /// Nowhere: nothing was written yet.
     Empty,
     /// On the card, and perhaps below.
     Card,
     /// Below the card only.
-    Lower,
+    SpillTier,
 }
 
 /// A move that was decided and has neither been settled nor abandoned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Motion {
+pub(super) enum PieceMove {
     Out {
         id: MoveId,
         /// Where a copy is being made; none is needed where nothing is dirty.
-        to: Option<Lower>,
+        to: Option<SpillTier>,
         /// The memory is to be had when the copy is made.
         leaving: bool,
         /// The contents changed since: the copy is worth nothing.
@@ -69,9 +69,9 @@ pub(super) enum Motion {
         /// All of the copy is queued, has its room, and is over when this is.
         queued: Option<UseToken>,
     },
-    Fill {
+    Restore {
         id: MoveId,
-        from: Lower,
+        from: SpillTier,
     },
     /// From the host to the disk.
     Push {
@@ -79,19 +79,21 @@ pub(super) enum Motion {
     },
 }
 
-impl Motion {
+impl PieceMove {
     pub fn id(self) -> MoveId {
         match self {
-            Motion::Out { id, .. } | Motion::Fill { id, .. } | Motion::Push { id } => id,
+            PieceMove::Out { id, .. } | PieceMove::Restore { id, .. } | PieceMove::Push { id } => {
+                id
+            }
         }
     }
 
     /// Where it will take room that it does not have yet, as far as is known.
-    pub fn promised(self) -> Option<Lower> {
+    pub fn promised(self) -> Option<SpillTier> {
         match self {
-            Motion::Out { to, queued: None, .. } => to,
-            Motion::Push { .. } => Some(Lower::Disk),
-            Motion::Out { .. } | Motion::Fill { .. } => None,
+            PieceMove::Out { to, queued: None, .. } => to,
+            PieceMove::Push { .. } => Some(SpillTier::Disk),
+            PieceMove::Out { .. } | PieceMove::Restore { .. } => None,
         }
     }
 }
@@ -101,40 +103,42 @@ impl Motion {
 pub(super) struct Piece {
     /// Bytes of contents.
     pub len: Bytes,
-    pub place: Place,
+    pub place: ContentPlace,
     pub copies: Copies,
     /// It has memory on the card.
     pub backed: bool,
-    pub motion: Option<Motion>,
+    pub motion: Option<PieceMove>,
 }
 
 impl Piece {
     pub fn new(len: Bytes) -> Piece {
-        Piece { len, place: Place::Empty, copies: Copies::NONE, backed: false, motion: None }
+        Piece { len, place: ContentPlace::Empty, copies: Copies::NONE, backed: false, motion: None }
     }
 
     /// The end of a copy that reads it, where that is queued.
     pub fn copied_until(&self) -> Option<UseToken> {
         match self.motion {
-            Some(Motion::Out { queued, .. }) => queued,
+            Some(PieceMove::Out { queued, .. }) => queued,
             _ => None,
         }
     }
 
     pub fn is_dirty(&self) -> bool {
-        self.place == Place::Card && !self.copies.any()
+        self.place == ContentPlace::Card && !self.copies.any()
     }
 
     pub fn state(&self) -> PieceState {
         let copies = self.copies;
         match (self.place, self.motion) {
-            (_, Some(Motion::Out { to, leaving: true, .. })) => PieceState::Leaving { copies, to },
-            (_, Some(Motion::Out { to: Some(to), .. })) => PieceState::Cleaning { copies, to },
-            (_, Some(Motion::Fill { from, .. })) => PieceState::Filling { copies, from },
-            (_, Some(Motion::Push { .. })) => PieceState::Pushing { copies },
-            (Place::Empty, _) => PieceState::Empty,
-            (Place::Card, _) => PieceState::Resident { copies },
-            (Place::Lower, _) => PieceState::Spilled { copies },
+            (_, Some(PieceMove::Out { to, leaving: true, .. })) => {
+                PieceState::Leaving { copies, to }
+            }
+            (_, Some(PieceMove::Out { to: Some(to), .. })) => PieceState::Cleaning { copies, to },
+            (_, Some(PieceMove::Restore { from, .. })) => PieceState::Restoring { copies, from },
+            (_, Some(PieceMove::Push { .. })) => PieceState::Pushing { copies },
+            (ContentPlace::Empty, _) => PieceState::Empty,
+            (ContentPlace::Card, _) => PieceState::Resident { copies },
+            (ContentPlace::SpillTier, _) => PieceState::Spilled { copies },
         }
     }
 }
@@ -154,14 +158,14 @@ pub enum PieceState {
         /// Below, as yet.
         copies: Copies,
         /// Where one more is being made.
-        to: Lower,
+        to: SpillTier,
     },
     /// A victim: still on the card, until the copy is made and all uses are over.
     Leaving {
         /// Below, as yet.
         copies: Copies,
         /// Where one is being made, if one is needed.
-        to: Option<Lower>,
+        to: Option<SpillTier>,
     },
     /// Below the card only.
     Spilled {
@@ -169,11 +173,11 @@ pub enum PieceState {
         copies: Copies,
     },
     /// Being brought back for a lease.
-    Filling {
+    Restoring {
         /// At least one.
         copies: Copies,
         /// Which of them is read.
-        from: Lower,
+        from: SpillTier,
     },
     /// Spilled, and on its way from the host to the disk.
     Pushing {

@@ -19,7 +19,7 @@ pub(super) struct Range {
     /// By offset.
     pub tenants: BTreeMap<Bytes, Tenant>,
     /// How many tenants may not leave.
-    pub anchors: u32,
+    pub unevictable_count: u32,
     /// How many pieces have memory.
     pub backed: u32,
 }
@@ -33,7 +33,7 @@ pub(super) struct Tenant {
 
 impl Range {
     pub fn new(len: Bytes, is_group: bool) -> Range {
-        Range { len, is_group, tenants: BTreeMap::new(), anchors: 0, backed: 0 }
+        Range { len, is_group, tenants: BTreeMap::new(), unevictable_count: 0, backed: 0 }
     }
 
     /// The lowest gap of at least `len`. O(tenants).

@@ -45,12 +45,12 @@ impl Uses {
 
     /// What a reader waits for, in the order of the streams.
     pub fn writes(&self) -> Vec<UseToken> {
-        furthest(self.writes.iter())
+        latest_by_stream(self.writes.iter())
     }
 
     /// What a writer waits for, in the order of the streams.
     pub fn all(&self) -> Vec<UseToken> {
-        furthest(self.writes.iter().chain(&self.reads))
+        latest_by_stream(self.writes.iter().chain(&self.reads))
     }
 
     pub fn before(&self, access: Access) -> Vec<UseToken> {
@@ -62,7 +62,7 @@ impl Uses {
 }
 
 /// One token for each stream, the furthest.
-pub(super) fn furthest<'a>(tokens: impl Iterator<Item = &'a UseToken>) -> Vec<UseToken> {
+pub(super) fn latest_by_stream<'a>(tokens: impl Iterator<Item = &'a UseToken>) -> Vec<UseToken> {
     let mut by_stream: BTreeMap<StreamKey, u64> = BTreeMap::new();
     for token in tokens {
         let number = by_stream.entry(token.stream).or_insert(token.number);

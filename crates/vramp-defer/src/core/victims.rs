@@ -4,23 +4,23 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use super::buffer::Buffer;
-use super::cost::Market;
+use super::buffer_state::Buffer;
+use super::cost::CostModel;
 use super::cover::cover;
-use super::piece::{Motion, Piece, Place};
+use super::piece::{ContentPlace, Piece, PieceMove};
 use super::range::Range;
-use super::{CopyOut, Deferrables, PieceId, Rates, Room, Why};
+use super::{CopyOut, Deferrables, EvictionCost, PieceId, Rates, SpillRoom};
 use vramp_core::Bytes;
 
 /// How much is short, and what it costs to move.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Short {
+pub struct SpillDemand {
     /// What has to be freed.
     pub deficit: Bytes,
     /// How fast contents move.
     pub rates: Rates,
     /// What is free below the card, promised or not.
-    pub room: Room,
+    pub room: SpillRoom,
 }
 
 /// What leaves at once: a piece, or all that is there of a group.
@@ -31,12 +31,12 @@ pub struct Victim {
     /// A piece each.
     pub moves: SmallVec<[CopyOut; 1]>,
     /// Why it was chosen.
-    pub why: Why,
+    pub why: EvictionCost,
 }
 
 /// What was chosen, the cheapest by byte first within each class.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Choice {
+pub struct VictimChoice {
     /// Marked already: each move has to be settled or abandoned.
     pub victims: Vec<Victim>,
     /// What all of them free.
@@ -81,12 +81,12 @@ pub(super) struct Candidate {
     pub frees: Bytes,
     /// The lengths of dirty pieces.
     dirty: SmallVec<[Bytes; 1]>,
-    pub why: Why,
+    pub why: EvictionCost,
 }
 
 impl Candidate {
     /// Takes the room it needs below the card. False if there is too little.
-    pub fn takes(&self, room: &mut Room) -> bool {
+    pub fn takes(&self, room: &mut SpillRoom) -> bool {
         self.dirty.iter().all(|&bytes| room.take(bytes).is_some())
     }
 }
@@ -99,11 +99,11 @@ impl Deferrables {
     /// Idle buffers come before those that are wanted soon, and those before the ones in use; lower
     /// priorities first. Among equals what costs least: the time to write back what is dirty, and
     /// the time to refill times the odds of an early use. O(n log n) in pieces.
-    pub fn choose(&mut self, short: &Short, now_ns: u64) -> Choice {
+    pub fn choose(&mut self, short: &SpillDemand, now_ns: u64) -> VictimChoice {
         if short.deficit.is_zero() {
-            return Choice::default();
+            return VictimChoice::default();
         }
-        let short = &Short { room: short.room.beside(self.promised), ..*short };
+        let short = &SpillDemand { room: short.room.beside(self.promised), ..*short };
         let mut shortfall = Shortfall::default();
         let mut candidates = self.candidates(short, now_ns, &mut shortfall);
         candidates.sort_by(Candidate::before);
@@ -123,11 +123,16 @@ impl Deferrables {
         shortfall.no_room += cover.no_room;
         self.counters.victims += victims.len() as u64;
         let short = (!shortfall.missing.is_zero()).then_some(shortfall);
-        Choice { victims, frees, short }
+        VictimChoice { victims, frees, short }
     }
 
     /// What is dirty takes of `room`; of `spare` what need not be copied.
-    fn send(&mut self, candidate: &Candidate, room: &mut Room, spare: &mut Room) -> Victim {
+    fn send(
+        &mut self,
+        candidate: &Candidate,
+        room: &mut SpillRoom,
+        spare: &mut SpillRoom,
+    ) -> Victim {
         let mut moves = SmallVec::new();
         for &piece in &candidate.pieces {
             let dirty = self.piece(piece).is_dirty().then(|| self.piece(piece).len);
@@ -143,10 +148,11 @@ impl Deferrables {
     pub(super) fn begin_out(
         &mut self,
         piece: PieceId,
-        to: Option<super::Lower>,
+        to: Option<super::SpillTier>,
         leaving: bool,
     ) -> CopyOut {
-        let id = self.begin(piece, |id| Motion::Out { id, to, leaving, torn: false, queued: None });
+        let id =
+            self.begin(piece, |id| PieceMove::Out { id, to, leaving, torn: false, queued: None });
         let uses = &self.buffers[piece.buffer].uses;
         let (copy_after, lend_after) = (uses.writes(), uses.all());
         CopyOut { id, piece, at: self.extent_of(piece), to, copy_after, lend_after }
@@ -155,11 +161,11 @@ impl Deferrables {
     /// All that may leave now, in no order that matters. What may not is added to the shortfall.
     pub(super) fn candidates(
         &self,
-        short: &Short,
+        short: &SpillDemand,
         now_ns: u64,
         stay: &mut Shortfall,
     ) -> Vec<Candidate> {
-        let market = Market { config: &self.config, rates: &short.rates, now_ns };
+        let market = CostModel { config: &self.config, rates: &short.rates, now_ns };
         let mut all = Vec::new();
         for range in self.ranges.values() {
             let buffers = range.tenants.values().map(|tenant| tenant.buffer);
@@ -179,10 +185,10 @@ impl Deferrables {
 
     fn candidate(
         &self,
-        market: &Market<'_>,
+        market: &CostModel<'_>,
         range: &Range,
         pieces: SmallVec<[PieceId; 1]>,
-        room: Room,
+        room: SpillRoom,
         stay: &mut Shortfall,
     ) -> Option<Candidate> {
         let first = *pieces.first()?;
@@ -201,7 +207,7 @@ impl Deferrables {
         }
         let mut left = room;
         let mut candidate =
-            Candidate { pieces, frees, dirty: SmallVec::new(), why: Why::default() };
+            Candidate { pieces, frees, dirty: SmallVec::new(), why: EvictionCost::default() };
         for (place, id) in candidate.pieces.iter().enumerate() {
             let piece: &Piece = self.piece(*id);
             let dirty = piece.is_dirty().then_some(piece.len);
@@ -217,7 +223,9 @@ impl Deferrables {
                 _ => candidate.why.join(why),
             }
         }
-        debug_assert!(candidate.pieces.iter().all(|&id| self.piece(id).place != Place::Lower));
+        debug_assert!(
+            candidate.pieces.iter().all(|&id| self.piece(id).place != ContentPlace::SpillTier)
+        );
         Some(candidate)
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use vramp_core::Bytes;
 
-use super::config::CleanerConfig;
+use super::spill_config::CleanerConfig;
 use super::state::Shared;
 use crate::sync::{Condvar, Mutex, lock};
 

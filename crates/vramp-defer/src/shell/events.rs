@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use crate::core::{StreamKey, UseToken};
+use crate::planner::{StreamKey, UseToken};
 use vramp_alloc::{Allocator, Driver, DriverError};
 use vramp_driver::{Event, Stream};
 

@@ -2,20 +2,20 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::core::{Access, DeferCensus, DeferCounters, RangeId, Rates};
+use crate::planner::{Access, DeferCensus, DeferCounters, RangeId, Rates};
 use vramp_alloc::observe::Registration;
 use vramp_alloc::{Allocator, Driver, StreamId};
 use vramp_core::{AddrRange, Bytes, Inconsistency, Shortage};
 use vramp_tiers::Priority;
 
-use super::buffer::{DeferrableBuffer, Owner};
+use super::acquire::InPlaceMode;
+use super::buffer_handle::{DeferrableBuffer, Owner};
 use super::cleaner::Cleaner;
-use super::config::SpillConfig;
-use super::error::SpillError;
-use super::in_place::Stay;
-use super::lease::LeaseSet;
+use super::lease_set::LeaseSet;
 use super::report::{FailedMove, MoveRecord, SpillStats, Spilled, WaitRecord};
-use super::state::{Home, Shared};
+use super::spill_config::SpillConfig;
+use super::spill_error::SpillError;
+use super::state::{RangeBacking, Shared};
 use crate::sync::Mutex;
 use vramp_tiers::Deadline;
 use vramp_tiers::DiskStore;
@@ -131,7 +131,7 @@ impl SpillManager {
             Ok(range) => {
                 let addresses = AddrRange::new(range.range().start, len);
                 let range = Arc::new(range);
-                let home = Home { range, is_group: false, whole: false, behind: None };
+                let home = RangeBacking { range, is_group: false, whole: false, behind: None };
                 state.homes.insert(added.at.range, home);
                 drop(guard);
                 Ok(DeferrableBuffer::new(Owner::new(&self.shared, added.buffer, addresses)))
@@ -179,7 +179,7 @@ impl SpillManager {
         streams: &[StreamId],
         deadline: impl Into<Deadline>,
     ) -> Result<LeaseSet, SpillError> {
-        self.shared.lease(buffers, streams, deadline.into(), Stay::Nowhere)
+        self.shared.lease(buffers, streams, deadline.into(), InPlaceMode::Nowhere)
     }
 
     /// The same as [`lease`](SpillManager::lease), but what is only read, and was made
@@ -290,9 +290,9 @@ impl SpillManager {
     pub fn end_epoch(&self) {
         let mut state = self.shared.lock();
         state.core.end_epoch();
-        state.bury();
+        state.reap();
         drop(state);
-        self.shared.tell();
+        self.shared.notify();
     }
 
     /// All buffers, summed.
@@ -417,8 +417,12 @@ impl BufferGroup {
                 match made {
                     Ok((addresses, added)) => {
                         let addresses = Arc::new(addresses);
-                        let home =
-                            Home { range: addresses, is_group: true, whole: false, behind: None };
+                        let home = RangeBacking {
+                            range: addresses,
+                            is_group: true,
+                            whole: false,
+                            behind: None,
+                        };
                         state.homes.insert(range, home);
                         ranges.push(range);
                         added
@@ -441,6 +445,6 @@ impl Drop for BufferGroup {
         let mut guard = self.shared.lock();
         let state = &mut *guard;
         state.ended_groups.extend(crate::sync::lock(&self.ranges).drain(..));
-        state.bury();
+        state.reap();
     }
 }

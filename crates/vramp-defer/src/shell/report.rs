@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-use crate::core::{BufferId, LeaseRefused, Lower, PieceId, Shortfall, Why};
+use crate::planner::{BufferId, EvictionCost, LeaseRefused, PieceId, Shortfall, SpillTier};
 use vramp_core::Bytes;
 
 /// What was done since the manager was made.
@@ -49,7 +49,7 @@ pub struct FailedMove {
     /// Which piece.
     pub piece: PieceId,
     /// What was to be done.
-    pub what: Moved,
+    pub what: MoveKind,
     /// When it failed, by the device's clock.
     pub at_ns: u64,
     /// What the card, the host or the disk said.
@@ -60,12 +60,14 @@ impl fmt::Display for FailedMove {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let FailedMove { piece, what, error, .. } = self;
         match what {
-            Moved::Spilled(Some(to)) | Moved::Cleaned(to) => {
+            MoveKind::Spilled(Some(to)) | MoveKind::Cleaned(to) => {
                 write!(f, "{piece} did not go to the {to}: {error}")
             }
-            Moved::Spilled(None) => write!(f, "{piece} did not leave: {error}"),
-            Moved::Filled(from) => write!(f, "{piece} did not come back from the {from}: {error}"),
-            Moved::Pushed => write!(f, "{piece} did not go from host to disk: {error}"),
+            MoveKind::Spilled(None) => write!(f, "{piece} did not leave: {error}"),
+            MoveKind::Restored(from) => {
+                write!(f, "{piece} did not come back from the {from}: {error}")
+            }
+            MoveKind::Pushed => write!(f, "{piece} did not go from host to disk: {error}"),
         }
     }
 }
@@ -78,24 +80,24 @@ pub struct MoveRecord {
     /// How much.
     pub bytes: Bytes,
     /// What was done.
-    pub what: Moved,
+    pub what: MoveKind,
     /// When it began, by the device's clock.
     pub began_ns: u64,
     /// How long it took.
     pub took_ns: u64,
     /// Why this one was chosen, where it was a choice.
-    pub why: Option<Why>,
+    pub why: Option<EvictionCost>,
 }
 
 /// What was done with a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moved {
+pub enum MoveKind {
     /// It left the card; copied there, or nowhere because a copy was there.
-    Spilled(Option<Lower>),
+    Spilled(Option<SpillTier>),
     /// It was copied ahead of need, and stays.
-    Cleaned(Lower),
+    Cleaned(SpillTier),
     /// It came back.
-    Filled(Lower),
+    Restored(SpillTier),
     /// It went from the host to the disk.
     Pushed,
 }
@@ -104,11 +106,11 @@ impl fmt::Display for MoveRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let MoveRecord { piece, bytes, what, took_ns, .. } = self;
         match what {
-            Moved::Spilled(Some(to)) => write!(f, "{piece}: {bytes} spilled to {to}")?,
-            Moved::Spilled(None) => write!(f, "{piece}: {bytes} left, a copy was there")?,
-            Moved::Cleaned(to) => write!(f, "{piece}: {bytes} copied ahead to {to}")?,
-            Moved::Filled(from) => write!(f, "{piece}: {bytes} came back from {from}")?,
-            Moved::Pushed => write!(f, "{piece}: {bytes} went from host to disk")?,
+            MoveKind::Spilled(Some(to)) => write!(f, "{piece}: {bytes} spilled to {to}")?,
+            MoveKind::Spilled(None) => write!(f, "{piece}: {bytes} left, a copy was there")?,
+            MoveKind::Cleaned(to) => write!(f, "{piece}: {bytes} copied ahead to {to}")?,
+            MoveKind::Restored(from) => write!(f, "{piece}: {bytes} came back from {from}")?,
+            MoveKind::Pushed => write!(f, "{piece}: {bytes} went from host to disk")?,
         }
         write!(f, " in {} us", took_ns / 1000)?;
         match &self.why {

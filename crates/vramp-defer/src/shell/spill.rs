@@ -3,26 +3,27 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::core::{
-    CopyOut, Lower, MoveId, PieceId, Rates, SettleError, Settled, Short, UseToken, Why,
+use crate::planner::{
+    CopyOut, EvictionCost, MoveId, PieceId, Rates, SettleError, Settled, SpillDemand, SpillTier,
+    UseToken,
 };
 use vramp_core::{AddrRange, Bytes};
 
-use super::error::SpillError;
-use super::hosted::Hosted;
-use super::report::{FailedMove, MoveRecord, Moved, Spilled};
+use super::mapped_copy::MappedCopy;
+use super::report::{FailedMove, MoveKind, MoveRecord, Spilled};
+use super::spill_error::SpillError;
 use super::state::{Shared, State};
 use vramp_tiers::HostAllocation;
 use vramp_tiers::{CopyDependency, DiskBudget, DiskCopy, MoveError};
 
 /// What was chosen is sent; if it freed less than it should, because handles are longer than
 /// pieces, more is chosen. So often.
-const ROUNDS_MOST: usize = 8;
+const MAX_ROUNDS: usize = 8;
 
 /// A piece on its way out.
-struct Flying {
+struct CopyInFlight {
     out: CopyOut,
-    why: Option<Why>,
+    why: Option<EvictionCost>,
     began_ns: u64,
     copy: Copy,
 }
@@ -33,7 +34,7 @@ enum Copy {
     None,
     ToHost(HostAllocation, Option<UseToken>),
     /// To what the device maps.
-    ToHosted(Hosted, Option<UseToken>),
+    ToMapped(MappedCopy, Option<UseToken>),
     /// It begins when it is waited for: staging is for one after the other.
     ToDisk,
 }
@@ -49,7 +50,7 @@ struct Sent {
 enum Copied {
     None,
     ToHost(HostAllocation),
-    ToHosted(Hosted),
+    ToMapped(MappedCopy),
     ToDisk(DiskCopy),
 }
 
@@ -65,14 +66,14 @@ impl Shared {
         }
         self.lock().stats.spills += 1;
         let mut room_was_made = false;
-        for _ in 0..ROUNDS_MOST {
+        for _ in 0..MAX_ROUNDS {
             let missing = deficit.saturating_sub(spilled.freed);
             if missing.is_zero() {
                 break;
             }
-            let came_back = self.take_what_is_over();
-            spilled.freed += came_back;
-            let missing = missing.saturating_sub(came_back);
+            let reclaimed = self.reap_completed();
+            spilled.freed += reclaimed;
+            let missing = missing.saturating_sub(reclaimed);
             if missing.is_zero() {
                 break;
             }
@@ -80,7 +81,7 @@ impl Shared {
             self.lock().drop_needless(self, missing);
             let choice = {
                 let mut state = self.lock();
-                let short = Short { deficit: missing, rates: state.rates, room: self.room() };
+                let short = SpillDemand { deficit: missing, rates: state.rates, room: self.room() };
                 state.core.choose(&short, self.driver.now_ns())
             };
             let moves = choice.victims.into_iter().flat_map(|victim| {
@@ -97,7 +98,7 @@ impl Shared {
                     continue;
                 }
             }
-            if left().is_zero() || (freed.is_zero() && !self.wait_for_unlent()) {
+            if left().is_zero() || (freed.is_zero() && !self.wait_for_pending_release()) {
                 break;
             }
         }
@@ -107,24 +108,24 @@ impl Shared {
             (spilled.short, spilled.failed) = (None, None);
         }
         drop(state);
-        self.tell();
+        self.notify();
         spilled
     }
 
     /// Learns what is over. Returns the memory that others can have since.
-    fn take_what_is_over(&self) -> Bytes {
+    fn reap_completed(&self) -> Bytes {
         let mut state = self.lock();
-        let before = state.came_back;
+        let before = state.reclaimed;
         // What cannot be asked counts as in use.
         let _ = state.poll();
-        state.came_back - before
+        state.reclaimed - before
     }
 
     /// Waits for the work behind which memory that nobody needs can be lent. False if there is none.
-    fn wait_for_unlent(&self) -> bool {
+    fn wait_for_pending_release(&self) -> bool {
         let behind: Vec<UseToken> = {
             let state = self.lock();
-            let homes = state.unlent.iter().filter_map(|range| state.homes.get(range));
+            let homes = state.pending_release.iter().filter_map(|range| state.homes.get(range));
             homes.filter_map(|home| home.behind).collect()
         };
         !behind.is_empty() && self.wait_for(&behind).is_ok()
@@ -148,8 +149,12 @@ impl Shared {
     }
 
     /// Performs moves, a few at a time, until nothing is missing any more.
-    fn send(&self, mut moves: VecDeque<(CopyOut, Option<Why>)>, left: &dyn Fn() -> Bytes) -> Sent {
-        let mut flying: VecDeque<Flying> = VecDeque::new();
+    fn send(
+        &self,
+        mut moves: VecDeque<(CopyOut, Option<EvictionCost>)>,
+        left: &dyn Fn() -> Bytes,
+    ) -> Sent {
+        let mut flying: VecDeque<CopyInFlight> = VecDeque::new();
         let mut sent = Sent::default();
         let mut enough = false;
         loop {
@@ -161,14 +166,19 @@ impl Shared {
                     self.give_up(out.id);
                     continue;
                 }
-                match self.launch_in_any_case(&mut out) {
+                match self.start_copy_or_skip(&mut out) {
                     Ok(copy) => {
-                        flying.push_back(Flying { out, why, began_ns: self.driver.now_ns(), copy });
+                        flying.push_back(CopyInFlight {
+                            out,
+                            why,
+                            began_ns: self.driver.now_ns(),
+                            copy,
+                        });
                     }
                     Err(error) => self.fail_out(&out, &error, &mut sent),
                 }
             }
-            let Some(Flying { out, why, began_ns, copy }) = flying.pop_front() else {
+            let Some(CopyInFlight { out, why, began_ns, copy }) = flying.pop_front() else {
                 return sent;
             };
             match self.land(&out, why, began_ns, copy) {
@@ -180,7 +190,7 @@ impl Shared {
     }
 
     fn fail_out(&self, out: &CopyOut, error: &SpillError, sent: &mut Sent) {
-        let failed = self.fail(out.id, out.piece, Moved::Spilled(out.to), error);
+        let failed = self.fail(out.id, out.piece, MoveKind::Spilled(out.to), error);
         sent.failed = sent.failed.take().or(failed);
     }
 
@@ -195,10 +205,10 @@ impl Shared {
         &self,
         id: MoveId,
         piece: PieceId,
-        what: Moved,
+        what: MoveKind,
         error: &SpillError,
     ) -> Option<FailedMove> {
-        if error.is_want() {
+        if error.is_capacity_error() {
             self.give_up(id);
             return None;
         }
@@ -209,7 +219,7 @@ impl Shared {
 
     /// The same as [`launch`](Shared::launch), but what has a copy leaves even if one more, to be read
     /// below, cannot be made.
-    fn launch_in_any_case(&self, out: &mut CopyOut) -> Result<Copy, SpillError> {
+    fn start_copy_or_skip(&self, out: &mut CopyOut) -> Result<Copy, SpillError> {
         let error = match self.launch(out) {
             Ok(copy) => return Ok(copy),
             Err(error) => error,
@@ -218,8 +228,8 @@ impl Shared {
         if !state.core.leave_without_copy(out.id) {
             return Err(error);
         }
-        if !error.is_want() {
-            state.note_failed(out.piece, Moved::Spilled(out.to), &error);
+        if !error.is_capacity_error() {
+            state.note_failed(out.piece, MoveKind::Spilled(out.to), &error);
         }
         out.to = None;
         Ok(Copy::None)
@@ -230,11 +240,11 @@ impl Shared {
     fn launch(&self, out: &CopyOut) -> Result<Copy, SpillError> {
         match out.to {
             None => Ok(Copy::None),
-            Some(Lower::Disk) => Ok(Copy::ToDisk),
-            Some(Lower::Host) => {
-                if let Some(hosted) = self.hosted_for(out.piece, out.at.len) {
-                    let token = self.copy_to_hosted(out, &hosted)?;
-                    return Ok(Copy::ToHosted(hosted, token));
+            Some(SpillTier::Disk) => Ok(Copy::ToDisk),
+            Some(SpillTier::Host) => {
+                if let Some(hosted) = self.mapped_copy_for(out.piece, out.at.len) {
+                    let token = self.copy_to_mapped(out, &hosted)?;
+                    return Ok(Copy::ToMapped(hosted, token));
                 }
                 let (range, after) = self.source(out);
                 let host = self.mover.pool().allocate(out.at.len).map_err(MoveError::from)?;
@@ -244,7 +254,7 @@ impl Shared {
                 let host = moving.start()?.finish_on(self.leaving)?;
                 let mut guard = self.lock();
                 let token = guard.events.note_or_wait(self.leaving);
-                guard.note_copying(out, token);
+                guard.note_copy_queued(out, token);
                 Ok(Copy::ToHost(host, token))
             }
         }
@@ -277,15 +287,16 @@ impl Shared {
         mut transfer: impl FnMut() -> Result<T, SpillError>,
     ) -> Result<T, SpillError> {
         loop {
-            let (way, before) = OnItsWay::begin(self);
+            let (way, before) = StagedTransfer::begin(self);
             let done = transfer();
             let after = way.end();
-            if !done.as_ref().is_err_and(SpillError::lacks_blocks) || (before, after) == (0, 0) {
+            if !done.as_ref().is_err_and(SpillError::lacks_host_blocks) || (before, after) == (0, 0)
+            {
                 return done;
             }
             // Those who were there before may be done by now.
             if after > 0 {
-                drop(self.wait_a_moment(self.lock()));
+                drop(self.wait_briefly(self.lock()));
             }
         }
     }
@@ -295,7 +306,7 @@ impl Shared {
     fn land(
         &self,
         out: &CopyOut,
-        why: Option<Why>,
+        why: Option<EvictionCost>,
         mut began_ns: u64,
         copy: Copy,
     ) -> Result<Bytes, SpillError> {
@@ -306,8 +317,8 @@ impl Shared {
                 self.wait_for(token.as_slice())?;
                 Copied::ToHost(host)
             }
-            Copy::ToHosted(hosted, token) => match self.wait_for(token.as_slice()) {
-                Ok(()) => Copied::ToHosted(hosted),
+            Copy::ToMapped(hosted, token) => match self.wait_for(token.as_slice()) {
+                Ok(()) => Copied::ToMapped(hosted),
                 Err(error) => {
                     // The copy may be under way.
                     self.lock().retire(out.piece.buffer, hosted, token.as_slice());
@@ -340,45 +351,45 @@ impl Shared {
             let freed = state.note_out(out, settled, copied);
             state.note_rate(out.to, out.at.len, took_ns);
             let what = match settled {
-                Settled::Spilled { .. } => Some(Moved::Spilled(out.to)),
-                Settled::Cleaned { to, .. } => Some(Moved::Cleaned(to)),
+                Settled::Spilled { .. } => Some(MoveKind::Spilled(out.to)),
+                Settled::Cleaned { to, .. } => Some(MoveKind::Cleaned(to)),
                 _ => None,
             };
             if let Some(what) = what {
                 let (piece, bytes) = (out.piece, out.at.len);
                 state.history.push(MoveRecord { piece, bytes, what, began_ns, took_ns, why });
             }
-            state.bury();
+            state.reap();
             drop(guard);
-            self.tell();
+            self.notify();
             return Ok(freed);
         }
     }
 }
 
 /// A transfer to or from the disk, from when it asks for staging until it has given it back.
-struct OnItsWay<'a>(&'a Shared);
+struct StagedTransfer<'a>(&'a Shared);
 
-impl<'a> OnItsWay<'a> {
+impl<'a> StagedTransfer<'a> {
     /// Returns how many there were before, too.
-    fn begin(shared: &'a Shared) -> (OnItsWay<'a>, usize) {
+    fn begin(shared: &'a Shared) -> (StagedTransfer<'a>, usize) {
         let mut state = shared.lock();
-        state.staged += 1;
-        (OnItsWay(shared), state.staged - 1)
+        state.staged_transfers += 1;
+        (StagedTransfer(shared), state.staged_transfers - 1)
     }
 
     /// Returns how many others there are.
     fn end(self) -> usize {
         let shared = self.0;
         drop(self);
-        shared.lock().staged
+        shared.lock().staged_transfers
     }
 }
 
-impl Drop for OnItsWay<'_> {
+impl Drop for StagedTransfer<'_> {
     fn drop(&mut self) {
-        self.0.lock().staged -= 1;
-        self.0.tell();
+        self.0.lock().staged_transfers -= 1;
+        self.0.notify();
     }
 }
 
@@ -397,7 +408,7 @@ impl State {
     pub(super) fn note_failed(
         &mut self,
         piece: PieceId,
-        what: Moved,
+        what: MoveKind,
         error: &SpillError,
     ) -> FailedMove {
         let at_ns = self.events.now_ns();
@@ -408,9 +419,9 @@ impl State {
     }
 
     /// All of a copy out is queued and over when `token` is; without one it is over.
-    pub(super) fn note_copying(&mut self, out: &CopyOut, token: Option<UseToken>) {
+    pub(super) fn note_copy_queued(&mut self, out: &CopyOut, token: Option<UseToken>) {
         if let Some(token) = token {
-            let noted = self.core.copying(out.id, token);
+            let noted = self.core.copy_queued(out.id, token);
             debug_assert!(noted.is_ok(), "{} was given out: {noted:?}", out.id);
         }
     }
@@ -420,9 +431,9 @@ impl State {
         let counts = !matches!(settled, Settled::Stays { .. });
         match copied {
             copied if counts => self.keep_copy(out.piece, copied),
-            Copied::ToHosted(stale) => self.retire(out.piece.buffer, stale, &[]),
+            Copied::ToMapped(stale) => self.retire(out.piece.buffer, stale, &[]),
             // Its charge calls whoever waits for the host's budget: not behind the lock.
-            stale => self.gone.push(Box::new(stale)),
+            stale => self.to_drop.push(Box::new(stale)),
         }
         match settled {
             Settled::Spilled { range, frees, .. } if !frees.is_zero() => {
@@ -439,22 +450,22 @@ impl State {
         match copied {
             Copied::None => {}
             Copied::ToHost(host) => below.host = Some(host),
-            Copied::ToHosted(hosted) => below.hosted = Some(hosted),
+            Copied::ToMapped(hosted) => below.hosted = Some(hosted),
             Copied::ToDisk(stored) => below.disk = Some(Arc::new(stored)),
         }
     }
 
     /// Learns from a copy how fast copies are, the last ones the most.
-    pub(super) fn note_rate(&mut self, to: Option<Lower>, bytes: Bytes, took_ns: u64) {
+    pub(super) fn note_rate(&mut self, to: Option<SpillTier>, bytes: Bytes, took_ns: u64) {
         let Rates { to_host, to_disk, .. } = &mut self.rates;
         match to {
             None => {}
-            Some(Lower::Host) => {
+            Some(SpillTier::Host) => {
                 self.stats.to_host_bytes += bytes.count();
                 self.stats.to_host_ns += took_ns;
                 learn(to_host, bytes, took_ns);
             }
-            Some(Lower::Disk) => {
+            Some(SpillTier::Disk) => {
                 self.stats.to_disk_bytes += bytes.count();
                 self.stats.to_disk_ns += took_ns;
                 learn(to_disk, bytes, took_ns);

@@ -5,21 +5,21 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use crate::core::{
-    BufferId, DeferConfig, Deferrables, Drop as CopyDrop, Extent, Lower, PieceId, RangeId, Rates,
-    Room, UseToken,
+use crate::planner::{
+    BufferId, DeferConfig, Deferrables, PieceId, RangeId, RangeSlice, Rates, SpillRoom, SpillTier,
+    StaleCopy, UseToken,
 };
 use vramp_alloc::range::StableRange;
 use vramp_alloc::{Allocator, Driver, DriverError, StreamId};
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::Stream;
 
-use super::config::SpillConfig;
-use super::error::SpillError;
 use super::events::Events;
-use super::hosted::{Hosted, Readable};
-use super::lease::Ending;
+use super::lease_set::LeaseEnding;
+use super::mapped_copy::{InPlacePool, MappedCopy};
 use super::report::{History, SpillStats};
+use super::spill_config::SpillConfig;
+use super::spill_error::SpillError;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock};
 use vramp_tiers::Charge;
 use vramp_tiers::DiskStore;
@@ -29,16 +29,16 @@ use vramp_tiers::{DiskCopy, Mover, MoverConfig};
 
 /// The copies of a piece below the card.
 #[derive(Default)]
-pub(super) struct Below {
+pub(super) struct SpilledCopies {
     /// In blocks.
     pub host: Option<HostAllocation>,
     /// On the host as well, mapped for the device.
-    pub hosted: Option<Hosted>,
+    pub hosted: Option<MappedCopy>,
     pub disk: Option<Arc<DiskCopy>>,
 }
 
 /// Addresses of a buffer, or of a group.
-pub(super) struct Home {
+pub(super) struct RangeBacking {
     pub range: Arc<StableRange>,
     /// Of several small buffers.
     pub is_group: bool,
@@ -51,35 +51,35 @@ pub(super) struct Home {
 pub(super) struct State {
     pub core: Deferrables,
     pub events: Events,
-    pub copies: BTreeMap<PieceId, Below>,
-    pub homes: BTreeMap<RangeId, Home>,
+    pub copies: BTreeMap<PieceId, SpilledCopies>,
+    pub homes: BTreeMap<RangeId, RangeBacking>,
     /// Buffers that nobody has any more, and that something still holds.
-    pub dying: Vec<BufferId>,
+    pub orphans: Vec<BufferId>,
     /// Leases that end once their streams capture no more.
-    pub late: Vec<Ending>,
+    pub deferred_ends: Vec<LeaseEnding>,
     /// Ranges of which less is needed, and whose memory others' work may still use.
-    pub unlent: Vec<RangeId>,
+    pub pending_release: Vec<RangeId>,
     /// Memory that others can have since buffers and leases ended.
-    pub came_back: Bytes,
+    pub reclaimed: Bytes,
     /// Groups that get no more buffers.
     pub ended_groups: Vec<RangeId>,
     /// What pays for the memory on the card, where a space is charged.
     pub charges: Vec<Charge>,
     /// What is being charged.
-    pub paying: Bytes,
+    pub charging: Bytes,
     pub rates: Rates,
     /// What buffers share that are readable while spilled; none before the first.
-    pub readable: Option<Readable>,
+    pub readable: Option<InPlacePool>,
     /// Ranges of which memory was lent, and copies may be mapped there instead.
-    pub unmounted: Vec<RangeId>,
+    pub to_map: Vec<RangeId>,
     /// Ranges where copies are being mapped, with the lock free.
-    pub mounting: BTreeSet<RangeId>,
+    pub mapping_now: BTreeSet<RangeId>,
     /// How many transfers are on their way to or from the disk.
-    pub staged: usize,
+    pub staged_transfers: usize,
     pub stats: SpillStats,
     pub history: History,
     /// What is not needed any more. To drop it tells those who wait for budgets, and calls theirs.
-    pub gone: Vec<Box<dyn Send>>,
+    pub to_drop: Vec<Box<dyn Send>>,
 }
 
 /// The lock. What became needless behind it is dropped once it is free, and what is to be mapped is
@@ -108,10 +108,10 @@ impl DerefMut for Locked<'_> {
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
         if let Some(mut state) = self.guard.take() {
-            let gone = std::mem::take(&mut state.gone);
-            let mounts = state.begin_mounts();
+            let gone = std::mem::take(&mut state.to_drop);
+            let maps = state.begin_maps();
             drop(state);
-            self.shared.mount(mounts);
+            self.shared.map_copies(maps);
             drop(gone);
         }
     }
@@ -163,21 +163,21 @@ impl Shared {
             events: Events::new(allocator),
             copies: BTreeMap::new(),
             homes: BTreeMap::new(),
-            dying: Vec::new(),
-            late: Vec::new(),
-            unlent: Vec::new(),
-            came_back: Bytes::ZERO,
+            orphans: Vec::new(),
+            deferred_ends: Vec::new(),
+            pending_release: Vec::new(),
+            reclaimed: Bytes::ZERO,
             ended_groups: Vec::new(),
             charges: Vec::new(),
-            paying: Bytes::ZERO,
+            charging: Bytes::ZERO,
             rates: config.rates,
             readable: None,
-            unmounted: Vec::new(),
-            mounting: BTreeSet::new(),
-            staged: 0,
+            to_map: Vec::new(),
+            mapping_now: BTreeSet::new(),
+            staged_transfers: 0,
             stats: SpillStats::default(),
             history: History::keeping(config.history),
-            gone: Vec::new(),
+            to_drop: Vec::new(),
         };
         Ok(Shared {
             allocator: Arc::clone(allocator),
@@ -198,13 +198,13 @@ impl Shared {
     }
 
     /// Tells those who wait that something changed.
-    pub fn tell(&self) {
+    pub fn notify(&self) {
         self.changed.notify_all();
     }
 
     /// Waits for a change, but not long: work that ends tells nobody.
-    pub fn wait_a_moment<'a>(&'a self, mut state: Locked<'a>) -> Locked<'a> {
-        if !state.gone.is_empty() || state.has_mounts() {
+    pub fn wait_briefly<'a>(&'a self, mut state: Locked<'a>) -> Locked<'a> {
+        if !state.to_drop.is_empty() || state.has_pending_maps() {
             drop(state);
             return self.lock();
         }
@@ -226,13 +226,13 @@ impl Shared {
 
     /// What is free below the card, promised or not. Where there is a disk, the last blocks of the
     /// host are kept for the way there and back.
-    pub fn room(&self) -> Room {
+    pub fn room(&self) -> SpillRoom {
         let free = |space: &MemorySpace| space.capacity().saturating_sub(space.total());
         let host = free(self.mover.pool().space());
-        let Some(store) = &self.disk else { return Room { host, disk: Bytes::ZERO } };
+        let Some(store) = &self.disk else { return SpillRoom { host, disk: Bytes::ZERO } };
         let MoverConfig { step, staging_pieces, .. } = *self.mover.config();
         let staging = step * u64::from(staging_pieces);
-        Room { host: host.saturating_sub(staging), disk: free(store.space()) }
+        SpillRoom { host: host.saturating_sub(staging), disk: free(store.space()) }
     }
 
     /// Waits on the host until work is over.
@@ -257,8 +257,8 @@ impl Drop for Shared {
         // The addresses go with the state, and their memory to others: not before the work on it.
         let mut state = self.lock();
         let _ = state.poll();
-        state.unmounted.clear();
-        let mut over = state.late.is_empty();
+        state.to_map.clear();
+        let mut over = state.deferred_ends.is_empty();
         for event in state.events.last() {
             over &= self.driver.synchronize_event(event).is_ok();
         }
@@ -277,40 +277,40 @@ impl State {
     /// # Errors
     /// Some could not be asked: their work counts as under way.
     pub fn poll(&mut self) -> Result<(), DriverError> {
-        for ending in std::mem::take(&mut self.late) {
+        for ending in std::mem::take(&mut self.deferred_ends) {
             self.end_lease(ending);
         }
         let (over, asked) = self.events.poll();
         for token in over {
-            self.core.use_over(token);
+            self.core.complete_use(token);
         }
-        for range in std::mem::take(&mut self.unlent) {
+        for range in std::mem::take(&mut self.pending_release) {
             let lent = self.lend(range);
-            self.came_back += lent;
+            self.reclaimed += lent;
         }
-        self.restock();
-        if !self.dying.is_empty() || !self.ended_groups.is_empty() {
-            self.bury();
+        self.recycle_copies();
+        if !self.orphans.is_empty() || !self.ended_groups.is_empty() {
+            self.reap();
         }
         asked
     }
 
     /// Ends buffers that nobody has, as soon as nothing holds them.
-    pub fn bury(&mut self) {
+    pub fn reap(&mut self) {
         let before = self.core.occupied();
-        for buffer in std::mem::take(&mut self.dying) {
+        for buffer in std::mem::take(&mut self.orphans) {
             let extent = self.core.extent(buffer);
             match (self.core.remove(buffer), extent) {
-                (Ok(drops), Ok(extent)) => {
-                    self.drop_copies(&drops);
+                (Ok(stale), Ok(extent)) => {
+                    self.drop_copies(&stale);
                     self.leave(extent.range);
                 }
                 (Err(_), Ok(_)) => {
                     // Nobody reads it any more: it is not copied out.
-                    if let Ok(drops) = self.core.discard(buffer) {
-                        self.drop_copies(&drops);
+                    if let Ok(stale) = self.core.discard(buffer) {
+                        self.drop_copies(&stale);
                     }
-                    self.dying.push(buffer);
+                    self.orphans.push(buffer);
                 }
                 (_, Err(_)) => {}
             }
@@ -318,17 +318,17 @@ impl State {
         for range in std::mem::take(&mut self.ended_groups) {
             if self.core.remove_group(range) {
                 self.homes.remove(&range);
-            } else if self.core.keep(range).is_ok() {
+            } else if self.core.needed_memory(range).is_ok() {
                 self.ended_groups.push(range);
             }
         }
-        self.came_back += before.saturating_sub(self.core.occupied());
+        self.reclaimed += before.saturating_sub(self.core.occupied());
         self.settle_charges();
     }
 
     /// A buffer of this range is gone: its addresses go with the last.
     fn leave(&mut self, range: RangeId) {
-        if self.core.keep(range).is_err() {
+        if self.core.needed_memory(range).is_err() {
             self.homes.remove(&range);
         } else {
             self.lend(range);
@@ -338,18 +338,18 @@ impl State {
     /// Lets the pool have what the core does not need. Returns how much that was; nothing while
     /// others' work may still use the memory: then it is lent once that is over.
     pub fn lend(&mut self, range: RangeId) -> Bytes {
-        let Ok(keep) = self.core.keep(range) else { return Bytes::ZERO };
+        let Ok(keep) = self.core.needed_memory(range) else { return Bytes::ZERO };
         let home = self.homes.get_mut(&range).expect(HOME);
         home.whole = false;
         if home.behind.is_some_and(|token| !self.events.is_over(token)) {
-            if !self.unlent.contains(&range) {
-                self.unlent.push(range);
+            if !self.pending_release.contains(&range) {
+                self.pending_release.push(range);
             }
             return Bytes::ZERO;
         }
         home.behind = None;
-        if self.readable.is_some() && !self.unmounted.contains(&range) {
-            self.unmounted.push(range);
+        if self.readable.is_some() && !self.to_map.contains(&range) {
+            self.to_map.push(range);
         }
         home.range.lend(&keep)
     }
@@ -361,7 +361,7 @@ impl State {
         while !over.is_zero() {
             let Some(charge) = self.charges.last_mut() else { return };
             let now = over.min(charge.bytes());
-            self.gone.push(Box::new(charge.split(now)));
+            self.to_drop.push(Box::new(charge.split(now)));
             over -= now;
             if charge.bytes().is_zero() {
                 self.charges.pop();
@@ -370,23 +370,23 @@ impl State {
     }
 
     /// Drops copies that count no more. Blocks that queued copies still read serve again after them.
-    pub fn drop_copies(&mut self, drops: &[CopyDrop]) {
-        for gone in drops {
+    pub fn drop_copies(&mut self, stale: &[StaleCopy]) {
+        for gone in stale {
             let Some(below) = self.copies.get_mut(&gone.piece) else { continue };
             match gone.from {
-                Lower::Host => {
-                    self.gone.extend(below.host.take().map(needless));
+                SpillTier::Host => {
+                    self.to_drop.extend(below.host.take().map(needless));
                     if let Some(hosted) = below.hosted.take() {
                         self.retire(gone.piece.buffer, hosted, &gone.after);
                     }
                 }
-                Lower::Disk => self.gone.extend(below.disk.take().map(needless)),
+                SpillTier::Disk => self.to_drop.extend(below.disk.take().map(needless)),
             }
         }
     }
 
     /// The addresses of a part of a range.
-    pub fn addresses(&self, at: Extent) -> AddrRange {
+    pub fn addresses(&self, at: RangeSlice) -> AddrRange {
         let start = self.homes.get(&at.range).expect(HOME).range.range().start;
         AddrRange::new(start + at.offset, at.len)
     }

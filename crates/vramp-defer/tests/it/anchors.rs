@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use vramp_alloc::device::CaptureMode;
 use vramp_alloc::{AllocError, Driver};
-use vramp_defer::{Moved, PieceState, SpillError};
+use vramp_defer::SpillError;
+use vramp_defer::report::{MoveKind, PieceState};
 use vramp_driver::sim::Kernel;
 
 use super::*;
@@ -148,11 +149,11 @@ fn statistics_tell_what_moved_where_and_how_long_it_took() {
     assert_eq!((counters.spilled_bytes, counters.spilled_clean_bytes), (2 * bytes, bytes));
     assert_eq!(counters.pushed_bytes, bytes);
     let moves: Vec<_> = rig.manager.history().iter().map(|record| record.what).collect();
-    let of = |what: fn(&Moved) -> bool| moves.iter().filter(|moved| what(moved)).count();
-    assert_eq!(of(|moved| matches!(moved, Moved::Spilled(Some(_)))), 2);
-    assert_eq!(of(|moved| matches!(moved, Moved::Spilled(None))), 2);
-    assert_eq!(of(|moved| matches!(moved, Moved::Pushed)), 2);
-    assert_eq!(of(|moved| matches!(moved, Moved::Filled(_))), 4);
+    let of = |what: fn(&MoveKind) -> bool| moves.iter().filter(|moved| what(moved)).count();
+    assert_eq!(of(|moved| matches!(moved, MoveKind::Spilled(Some(_)))), 2);
+    assert_eq!(of(|moved| matches!(moved, MoveKind::Spilled(None))), 2);
+    assert_eq!(of(|moved| matches!(moved, MoveKind::Pushed)), 2);
+    assert_eq!(of(|moved| matches!(moved, MoveKind::Restored(_))), 4);
     assert!(rig.manager.rates().to_host.is_some_and(|rate| rate > 0));
     rig.check();
 }
@@ -167,7 +168,7 @@ fn a_shortage_tells_what_keeps_the_rest_on_the_card() {
     let pin = lease.pin(0).unwrap();
     drop(lease);
     let lease = shown.lease(Access::Shared, rig.stream).unwrap();
-    let exposure = lease.expose(0, vramp_defer::Grade::Opaque).unwrap();
+    let exposure = lease.expose(0, vramp_defer::pointers::PointerScope::Opaque).unwrap();
     drop(lease);
     let spilled = rig.manager.spill(MIB(64));
     assert_eq!(spilled.freed, MIB(24));

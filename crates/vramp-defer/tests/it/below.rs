@@ -215,7 +215,7 @@ fn of_a_set_whose_last_buffer_cannot_come_back_the_others_are_whole_and_held_by_
     for _ in 0..2 {
         rig.manager.lease(&set, rig.stream).unwrap_err();
         let census = rig.manager.census();
-        assert_eq!((census.leases, census.moves, census.filling), (0, 0, Bytes::ZERO));
+        assert_eq!((census.leases, census.moves, census.restoring), (0, 0, Bytes::ZERO));
     }
     let alone = [&good, &bad].map(|buffer| buffer.lease(Access::Shared, rig.stream).is_ok());
     assert_eq!(alone.iter().filter(|came| **came).count(), 1);

@@ -256,7 +256,7 @@ fn a_pointer_that_is_used_by_a_capture_is_refused() {
     let rig = rig();
     let buffer = rig.filled(MIB(8), 1);
     let lease = buffer.lease(Access::Exclusive, rig.stream).unwrap();
-    let exposure = lease.expose(0, vramp_defer::Grade::Opaque).unwrap();
+    let exposure = lease.expose(0, vramp_defer::pointers::PointerScope::Opaque).unwrap();
     drop(lease);
     rig.sim.begin_capture(rig.queue, CaptureMode::Relaxed).unwrap();
     let refused = exposure.used_on(rig.stream, Access::Shared).unwrap_err();

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use vramp_defer::LeaseRefused;
 use vramp_defer::SpillError;
-use vramp_defer::core::LeaseRefused;
 use vramp_host::Direction;
 
 use super::below::{to_disk, until};
@@ -36,7 +36,7 @@ impl Rig {
 }
 
 fn is_behind(lease: Result<vramp_defer::LeaseSet, SpillError>) -> bool {
-    matches!(lease, Err(SpillError::Refused(LeaseRefused::Behind { .. })))
+    matches!(lease, Err(SpillError::Refused(LeaseRefused::OlderWaiters { .. })))
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn a_write_comes_behind_a_copy_that_leaves_and_the_host_does_not_wait() {
     assert_eq!(heard.try_recv().unwrap(), (true, true, true));
     drop(subscription);
     assert_eq!(
-        rig.manager.counters().rescues,
+        rig.manager.counters().evictions_cancelled,
         1,
         "it stayed, and left again with what was written"
     );

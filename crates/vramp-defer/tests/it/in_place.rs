@@ -2,7 +2,7 @@
 //! back, who waits for whom, and what is left when a driver call fails.
 
 use vramp_alloc::Driver;
-use vramp_defer::core::{ExposeError, LeaseRefused};
+use vramp_defer::planner::{ExposeError, LeaseRefused};
 use vramp_defer::{LeaseSet, SpillError};
 use vramp_driver::sim::Kernel;
 use vramp_driver::{Call, Capabilities};

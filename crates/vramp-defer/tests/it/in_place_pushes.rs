@@ -5,8 +5,8 @@ use std::sync::mpsc;
 
 use vramp_alloc::Driver;
 use vramp_alloc::device::CaptureMode;
-use vramp_defer::Moved;
-use vramp_defer::core::{Copies, PieceState};
+use vramp_defer::planner::{Copies, PieceState};
+use vramp_defer::report::MoveKind;
 use vramp_driver::Call;
 use vramp_driver::sim::Kernel;
 use vramp_host::Direction;
@@ -42,7 +42,7 @@ fn a_short_host_sends_copies_that_the_device_maps_to_the_disk() {
     assert!(are(&buffer, DISK));
     assert!(rig.sim.calls_of(Call::CopyToHost) > registered, "the card copies them");
     assert!(total(&rig, SpaceId::host(0)) + MIB(24) <= before);
-    let pushed = rig.manager.history().iter().filter(|one| one.what == Moved::Pushed).count();
+    let pushed = rig.manager.history().iter().filter(|one| one.what == MoveKind::Pushed).count();
     assert_eq!(pushed, 3);
     rig.check();
     // The disk cannot be read in place, so it comes; and is readable below when it left again.
@@ -193,7 +193,7 @@ fn a_disk_that_fails_or_is_full_leaves_copies_where_they_are_read() {
         assert_eq!(rig.manager.relieve_host(MIB(24)), Bytes::ZERO);
         assert!(are(&buffer, HOST));
         let told = rig.manager.failures();
-        assert!(told.iter().all(|failed| failed.what == Moved::Pushed), "{told:?}");
+        assert!(told.iter().all(|failed| failed.what == MoveKind::Pushed), "{told:?}");
         assert_eq!(told.len() as u64, rig.manager.stats().failures);
         assert!(!told.is_empty());
         let lease = buffer.read_in_place(rig.stream).unwrap();

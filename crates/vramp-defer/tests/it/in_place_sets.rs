@@ -4,8 +4,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use vramp_alloc::Driver;
+use vramp_defer::LeaseRefused;
 use vramp_defer::SpillError;
-use vramp_defer::core::LeaseRefused;
 use vramp_driver::sim::Kernel;
 use vramp_tiers::Deadline;
 

@@ -1,5 +1,6 @@
 use vramp_alloc::Driver;
-use vramp_defer::{Grade, SpillError};
+use vramp_defer::SpillError;
+use vramp_defer::pointers::PointerScope;
 use vramp_driver::sim::Kernel;
 
 use super::*;
@@ -193,17 +194,17 @@ fn exposed_pointers_keep_a_buffer_as_long_as_their_grade_says() {
         rig.sim.synchronize_stream(rig.queue).unwrap();
         (buffer, exposure)
     };
-    let (buffer, _leased) = exposed(Grade::Leased);
+    let (buffer, _leased) = exposed(PointerScope::Leased);
     assert!(!stays(&buffer));
-    let (buffer, _quiesced) = exposed(Grade::Quiesced);
+    let (buffer, _quiesced) = exposed(PointerScope::Quiesced);
     assert!(stays(&buffer));
     rig.manager.end_epoch();
     assert!(!stays(&buffer));
-    let (buffer, opaque) = exposed(Grade::Opaque);
+    let (buffer, opaque) = exposed(PointerScope::Opaque);
     assert!(stays(&buffer));
     drop(opaque);
     assert!(!stays(&buffer));
-    let (buffer, scoped) = exposed(Grade::StreamScoped);
+    let (buffer, scoped) = exposed(PointerScope::StreamScoped);
     assert!(!stays(&buffer), "the lease's work is over");
     assert!(scoped.used_on(rig.stream, Access::Shared).is_err(), "it may have left");
     let lease = buffer.lease(Access::Shared, rig.stream).unwrap();
@@ -225,7 +226,10 @@ fn wrong_uses_are_errors_that_say_what_to_do() {
     assert!(rig.manager.buffer(Bytes::tib(100)).is_err());
     assert!(rig.manager.group().buffer(PIECE + Bytes::new(1)).is_err());
     let lease = buffer.lease(Access::Shared, rig.stream).unwrap();
-    assert!(matches!(lease.expose(1, Grade::Opaque), Err(SpillError::NotNamed { index: 1 })));
+    assert!(matches!(
+        lease.expose(1, PointerScope::Opaque),
+        Err(SpillError::NotNamed { index: 1 })
+    ));
     lease.cancel();
     let ended = rig.allocator.create_stream().unwrap();
     rig.allocator.destroy_stream(ended).unwrap();

@@ -1,5 +1,5 @@
 use vramp_alloc::Driver;
-use vramp_defer::PieceState;
+use vramp_defer::report::PieceState;
 use vramp_driver::Call;
 
 use super::*;
@@ -255,7 +255,7 @@ fn a_reservation_makes_buffers_leave_and_what_is_on_the_card_is_charged() {
 
 #[test]
 fn a_thread_of_the_manager_copies_ahead_between_the_levels() {
-    let cleaner = vramp_defer::CleanerConfig {
+    let cleaner = vramp_defer::config::CleanerConfig {
         above: 0.3,
         every: std::time::Duration::from_millis(1),
         budget: MIB(64),

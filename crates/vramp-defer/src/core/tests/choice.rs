@@ -30,7 +30,7 @@ fn scenario(buffers: &[(u64, bool, u64)]) -> Deferrables {
         let buffer = written(&mut core, len, last_use);
         if clean {
             core.hint(buffer, Hint::WontNeed).unwrap();
-            let room = Room { host: b(1000), disk: b(0) };
+            let room = SpillRoom { host: b(1000), disk: b(0) };
             for out in core.clean(b(1000), room, last_use + 50) {
                 match out.piece.buffer == buffer {
                     true => assert!(core.settle(out.id).is_ok()),

@@ -3,7 +3,7 @@ use super::*;
 use Access::{Exclusive, Shared};
 
 /// A buffer whose pointer was handed outside under a lease that has ended.
-fn exposed(core: &mut Deferrables, grade: Grade) -> BufferId {
+fn exposed(core: &mut Deferrables, grade: PointerScope) -> BufferId {
     let a = written(core, 16, 0);
     let reader = lease(core, a, Shared, 0);
     core.expose(reader, a, grade).unwrap();
@@ -14,19 +14,19 @@ fn exposed(core: &mut Deferrables, grade: Grade) -> BufferId {
 #[test]
 fn a_leased_pointer_is_over_with_its_lease() {
     let mut core = core();
-    let a = exposed(&mut core, Grade::Leased);
-    core.use_over(token(S1, 5));
+    let a = exposed(&mut core, PointerScope::Leased);
+    core.complete_use(token(S1, 5));
     assert_eq!(spill(&mut core, 16, 9), [piece(a, 0)]);
 }
 
 #[test]
 fn a_pointer_for_known_streams_holds_until_their_uses_are_over() {
     let mut core = core();
-    let a = exposed(&mut core, Grade::StreamScoped);
+    let a = exposed(&mut core, PointerScope::StreamScoped);
     assert_eq!(core.note_use(a, token(S2, 3), Shared).unwrap(), []);
-    core.use_over(token(S1, 5));
+    core.complete_use(token(S1, 5));
     assert_eq!(core.choose(&short(16), 9).short.unwrap().exposed, b(16));
-    assert_eq!(core.use_over(token(S2, 3)), [a]);
+    assert_eq!(core.complete_use(token(S2, 3)), [a]);
     assert_eq!(spill(&mut core, 16, 9), [piece(a, 0)]);
     let late = core.note_use(a, token(S2, 4), Shared);
     assert_eq!(late, Err(ExposeError::NotExposed { buffer: a }), "it may have left");
@@ -35,8 +35,8 @@ fn a_pointer_for_known_streams_holds_until_their_uses_are_over() {
 #[test]
 fn a_quiesced_pointer_holds_until_the_epoch_ends() {
     let mut core = core();
-    let a = exposed(&mut core, Grade::Quiesced);
-    core.use_over(token(S1, 5));
+    let a = exposed(&mut core, PointerScope::Quiesced);
+    core.complete_use(token(S1, 5));
     assert!(core.holds(a).unwrap().epoch);
     assert_eq!(core.choose(&short(16), 9).victims, []);
     assert_eq!(core.end_epoch(), [a]);
@@ -47,11 +47,11 @@ fn a_quiesced_pointer_holds_until_the_epoch_ends() {
 #[test]
 fn an_unknown_holder_that_outlives_the_lease_holds_until_it_releases() {
     let mut core = core();
-    let a = exposed(&mut core, Grade::Opaque);
+    let a = exposed(&mut core, PointerScope::Opaque);
     let reader = lease(&mut core, a, Shared, 6);
-    core.expose(reader, a, Grade::Opaque).unwrap();
+    core.expose(reader, a, PointerScope::Opaque).unwrap();
     end(&mut core, reader, 6);
-    core.use_over(token(S1, 5));
+    core.complete_use(token(S1, 5));
     assert_eq!(core.release(a), Ok(1));
     assert_eq!(core.choose(&short(16), 9).victims, []);
     assert_eq!(core.release(a), Ok(0));
@@ -75,7 +75,7 @@ fn pins_are_counted_and_outlive_the_lease() {
     assert_eq!(core.holds(a).unwrap().to_string(), "nothing, it may leave at once");
     assert_eq!(spill(&mut core, 16, 3), [piece(a, 0)]);
     let refused = core.pin(reader, a);
-    assert_eq!(refused, Err(ExposeError::Lease(UnknownLease { lease: reader })));
+    assert_eq!(refused, Err(ExposeError::Lease(UnknownBufferLease { lease: reader })));
 }
 
 #[test]
@@ -97,11 +97,11 @@ fn a_pointer_is_handed_out_under_a_lease_only() {
     let mut core = core();
     let (a, c) = (written(&mut core, 16, 0), written(&mut core, 16, 0));
     let reader = lease(&mut core, a, Shared, 0);
-    let refused = core.expose(reader, c, Grade::Opaque);
+    let refused = core.expose(reader, c, PointerScope::Opaque);
     assert_eq!(refused, Err(ExposeError::NotLeased { buffer: c }));
     end(&mut core, reader, 0);
-    let refused = core.expose(reader, a, Grade::Opaque);
-    assert_eq!(refused, Err(ExposeError::Lease(UnknownLease { lease: reader })));
+    let refused = core.expose(reader, a, PointerScope::Opaque);
+    assert_eq!(refused, Err(ExposeError::Lease(UnknownBufferLease { lease: reader })));
 }
 
 #[test]
@@ -110,14 +110,14 @@ fn what_is_written_through_an_exposed_pointer_is_never_clean() {
     let a = written(&mut core, 32, 0);
     spill(&mut core, 32, 1);
     let writer = lease(&mut core, a, Exclusive, 2);
-    core.expose(writer, a, Grade::Opaque).unwrap();
+    core.expose(writer, a, PointerScope::Opaque).unwrap();
     let nothing = LeaseEnd { uses: &[], writes: Writes::Only(&[]) };
     assert_eq!(core.end_lease(writer, &nothing, 3).unwrap().len(), 2, "who knows what it writes");
-    let room = Room { host: b(100), disk: b(0) };
+    let room = SpillRoom { host: b(100), disk: b(0) };
     assert_eq!(core.clean(b(100), room, 1000), [], "and it goes on writing");
     core.release(a).unwrap();
     let choice = core.choose(&short(32), 1000);
-    assert!(choice.victims.iter().all(|victim| victim.moves[0].to == Some(Lower::Host)));
+    assert!(choice.victims.iter().all(|victim| victim.moves[0].to == Some(SpillTier::Host)));
 }
 
 #[test]
@@ -126,9 +126,9 @@ fn a_noted_write_makes_copies_stale_and_an_exclusive_lease_excludes_it() {
     let a = written(&mut core, 16, 0);
     spill(&mut core, 16, 1);
     let reader = lease(&mut core, a, Shared, 2);
-    core.expose(reader, a, Grade::StreamScoped).unwrap();
-    let drops = core.note_use(a, token(S2, 1), Exclusive).unwrap();
-    assert_eq!((drops[0].from, &drops[0].after[..]), (Lower::Host, &[token(S2, 1)][..]));
+    core.expose(reader, a, PointerScope::StreamScoped).unwrap();
+    let stale = core.note_use(a, token(S2, 1), Exclusive).unwrap();
+    assert_eq!((stale[0].from, &stale[0].after[..]), (SpillTier::Host, &[token(S2, 1)][..]));
     end(&mut core, reader, 2);
     let writer = try_lease(&mut core, &[(a, Exclusive)], S1, 3).unwrap();
     assert_eq!(writer.after, [token(S2, 1)]);

@@ -39,7 +39,7 @@ fn tenants_leave_together_or_not_at_all() {
     all.iter().for_each(|&buffer| write(&mut core, buffer, 0));
     assert_eq!(core.occupied(), b(4096));
     let held = lease(&mut core, all[1], Shared, 1);
-    let wide = Short { room: Room { host: b(4096), disk: b(0) }, ..short(1) };
+    let wide = SpillDemand { room: SpillRoom { host: b(4096), disk: b(0) }, ..short(1) };
     let refused = core.choose(&wide, 2);
     assert_eq!((refused.victims.len(), refused.short.unwrap().leased), (0, b(4096)));
     end(&mut core, held, 2);
@@ -50,7 +50,7 @@ fn tenants_leave_together_or_not_at_all() {
     let outs = choice.victims[0].moves.clone();
     core.settle(outs[0].id).unwrap();
     assert_eq!(core.occupied(), b(4096), "the others are still there");
-    assert_eq!(core.keep(group).unwrap(), [(b(512), b(1024))]);
+    assert_eq!(core.needed_memory(group).unwrap(), [(b(512), b(1024))]);
     core.settle(outs[1].id).unwrap();
     let last = core.settle(outs[2].id).unwrap();
     assert_eq!(last, Settled::Spilled { piece: outs[2].piece, range: group, frees: b(4096) });
@@ -61,15 +61,15 @@ fn tenants_leave_together_or_not_at_all() {
 fn a_lease_on_one_tenant_keeps_those_that_have_not_left() {
     let (mut core, group, all) = grouped(&[512, 512, 512]);
     all.iter().for_each(|&buffer| write(&mut core, buffer, 0));
-    let room = Room { host: b(4096), disk: b(0) };
-    let outs = core.choose(&Short { room, ..short(1) }, 1).victims[0].moves.clone();
+    let room = SpillRoom { host: b(4096), disk: b(0) };
+    let outs = core.choose(&SpillDemand { room, ..short(1) }, 1).victims[0].moves.clone();
     core.settle(outs[0].id).unwrap();
     let back = lease(&mut core, all[0], Shared, 2);
     for out in &outs[1..] {
         assert!(matches!(core.settle(out.id), Ok(Settled::Cleaned { .. })), "it frees nothing");
     }
     end(&mut core, back, 2);
-    assert_eq!(core.keep(group).unwrap(), [(b(0), b(1536))]);
+    assert_eq!(core.needed_memory(group).unwrap(), [(b(0), b(1536))]);
     assert_eq!(core.census().clean, b(1536));
 }
 
@@ -77,13 +77,13 @@ fn a_lease_on_one_tenant_keeps_those_that_have_not_left() {
 fn one_tenant_comes_back_alone() {
     let (mut core, group, all) = grouped(&[512, 512]);
     all.iter().for_each(|&buffer| write(&mut core, buffer, 0));
-    let room = Room { host: b(4096), disk: b(0) };
-    let choice = core.choose(&Short { room, ..short(1) }, 1);
+    let room = SpillRoom { host: b(4096), disk: b(0) };
+    let choice = core.choose(&SpillDemand { room, ..short(1) }, 1);
     settle_all(&mut core, &choice);
     let granted = try_lease(&mut core, &[(all[1], Shared)], S1, 2).unwrap();
-    assert_eq!(granted.fill.len(), 1);
-    assert_eq!(granted.fill[0].at, Extent { range: group, offset: b(512), len: b(512) });
-    assert_eq!(core.keep(group).unwrap(), [(b(512), b(512))]);
+    assert_eq!(granted.restores.len(), 1);
+    assert_eq!(granted.restores[0].at, RangeSlice { range: group, offset: b(512), len: b(512) });
+    assert_eq!(core.needed_memory(group).unwrap(), [(b(512), b(512))]);
     assert_eq!(core.census().committed, b(4096));
 }
 
@@ -101,7 +101,7 @@ fn what_is_kept_is_sorted_and_merged() {
     let mut core = core();
     let a = written(&mut core, 90, 0);
     let range = core.extent(a).unwrap().range;
-    assert_eq!(core.keep(range).unwrap(), [(b(0), b(90))]);
+    assert_eq!(core.needed_memory(range).unwrap(), [(b(0), b(90))]);
     let choice = core.choose(&short(90), 1);
     for out in choice.victims.iter().map(|victim| &victim.moves[0]) {
         match [1, 4].contains(&out.piece.index) {
@@ -110,5 +110,5 @@ fn what_is_kept_is_sorted_and_merged() {
         }
     }
     core.audit().unwrap();
-    assert_eq!(core.keep(range).unwrap(), [(b(0), b(16)), (b(32), b(32)), (b(80), b(10))]);
+    assert_eq!(core.needed_memory(range).unwrap(), [(b(0), b(16)), (b(32), b(32)), (b(80), b(10))]);
 }

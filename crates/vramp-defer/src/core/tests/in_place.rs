@@ -14,21 +14,21 @@ fn readable(core: &mut Deferrables, spilled: u64) -> BufferId {
 fn try_read(
     core: &mut Deferrables,
     buffers: &[(BufferId, Access)],
-) -> Result<Granted, LeaseRefused> {
-    let may_stay: Vec<BufferId> = buffers.iter().map(|&(id, _)| id).collect();
+) -> Result<GrantedLease, LeaseRefused> {
+    let in_place_allowed: Vec<BufferId> = buffers.iter().map(|&(id, _)| id).collect();
     let request = LeaseRequest { buffers, streams: &[S1], ..LeaseRequest::default() };
-    let granted = core.lease_in_place(&request, &may_stay, 2);
+    let granted = core.lease_in_place(&request, &in_place_allowed, 2);
     core.audit().unwrap();
     granted
 }
 
 /// A lease on one buffer where it is; `None`, and no lease, if it would have to come.
-fn read(core: &mut Deferrables, a: BufferId) -> Option<Granted> {
+fn read(core: &mut Deferrables, a: BufferId) -> Option<GrantedLease> {
     let granted = try_read(core, &[(a, Shared)]).ok()?;
     if granted.in_place == [a] {
         return Some(granted);
     }
-    for fill in &granted.fill {
+    for fill in &granted.restores {
         core.abandon(fill.id).unwrap();
     }
     core.cancel_lease(granted.lease).unwrap();
@@ -49,7 +49,7 @@ fn a_read_in_place_fills_nothing_and_takes_nothing_of_the_capacity() {
     core.set_capacity(b(32));
     let a = readable(&mut core, 2);
     let granted = read(&mut core, a).unwrap();
-    assert_eq!((granted.fill, granted.ranges, core.occupied()), (vec![], vec![], b(0)));
+    assert_eq!((granted.restores, granted.ranges, core.occupied()), (vec![], vec![], b(0)));
     let other = add(&mut core, 32);
     let card = lease(&mut core, other, Exclusive, 3);
     end(&mut core, card, 3);
@@ -89,10 +89,10 @@ fn what_is_read_in_place_moves_in_no_direction() {
     }
     let again = read(&mut core, a).expect("readers share");
     assert_eq!(core.choose(&short(16), 3).victims, []);
-    let lower = core.choose_lower(&LowerShort { deficit: b(32), disk_room: b(100) });
-    assert_eq!((lower.drops, lower.pushes), (vec![], vec![]));
+    let lower = core.reclaim_host(&HostDemand { deficit: b(32), disk_room: b(100) });
+    assert_eq!((lower.stale, lower.pushes), (vec![], vec![]));
     assert!(core.discard(a).is_err() && core.remove(a).is_err());
-    for result in [core.pin(again.lease, a), core.expose(again.lease, a, Grade::Opaque)] {
+    for result in [core.pin(again.lease, a), core.expose(again.lease, a, PointerScope::Opaque)] {
         assert_eq!(result, Err(ExposeError::InPlace { buffer: a }));
     }
     core.cancel_lease(again.lease).unwrap();
@@ -126,7 +126,7 @@ fn a_usual_lease_is_taken_where_nothing_is_below_or_something_is_nowhere_or_movi
     core.set_readable(plain).unwrap();
     let granted = try_lease(&mut core, &[(plain, Shared)], S2, 3).unwrap();
     assert_eq!(read(&mut core, plain), None, "it is on its way back");
-    core.settle(granted.fill[0].id).unwrap();
+    core.settle(granted.restores[0].id).unwrap();
     end(&mut core, granted.lease, 3);
     end(&mut core, card, 3);
 }
@@ -141,15 +141,18 @@ fn of_a_set_what_is_readable_stays_and_the_rest_comes() {
     let set = [(a, Shared), (plain, Shared), (out, Exclusive)];
     let granted = try_read(&mut core, &set).expect("what stays takes nothing of the card");
     assert_eq!(granted.in_place, [a]);
-    assert_eq!((granted.fill.len(), granted.ranges.len()), (2, 2));
+    assert_eq!((granted.restores.len(), granted.ranges.len()), (2, 2));
     assert!(matches!(
         core.end_lease(granted.lease, &LeaseEnd::default(), 3),
-        Err(LeaseEndError::NotFilled { .. })
+        Err(LeaseEndError::NotRestored { .. })
     ));
-    settle(&mut core, granted.fill.iter().map(|fill| fill.id));
+    settle(&mut core, granted.restores.iter().map(|fill| fill.id));
     assert_eq!(core.pin(granted.lease, a), Err(ExposeError::InPlace { buffer: a }));
     core.pin(granted.lease, plain).unwrap();
-    let uses = [Use { buffer: a, token: token(S1, 1) }, Use { buffer: out, token: token(S1, 1) }];
+    let uses = [
+        BufferUse { buffer: a, token: token(S1, 1) },
+        BufferUse { buffer: out, token: token(S1, 1) },
+    ];
     let end = LeaseEnd { uses: &uses, writes: Writes::All };
     core.end_lease(granted.lease, &end, 3).unwrap();
     core.audit().unwrap();
@@ -177,8 +180,8 @@ fn a_buffer_named_twice_and_written_once_comes() {
     let mut core = core();
     let a = readable(&mut core, 1);
     let granted = try_read(&mut core, &[(a, Shared), (a, Exclusive)]).unwrap();
-    assert_eq!((granted.in_place.len(), granted.fill.len()), (0, 1));
-    settle(&mut core, granted.fill.iter().map(|fill| fill.id));
+    assert_eq!((granted.in_place.len(), granted.restores.len()), (0, 1));
+    settle(&mut core, granted.restores.iter().map(|fill| fill.id));
     end(&mut core, granted.lease, 3);
 }
 
@@ -189,7 +192,7 @@ fn copies_that_are_read_below_leave_the_host_after_all_others_and_not_while_they
     let plain = written(&mut core, 16, 50);
     assert_eq!(spill(&mut core, 16, 51), [piece(plain, 0)]);
     let lower = |core: &mut Deferrables, deficit| {
-        let choice = core.choose_lower(&LowerShort { deficit: b(deficit), disk_room: b(100) });
+        let choice = core.reclaim_host(&HostDemand { deficit: b(deficit), disk_room: b(100) });
         core.audit().unwrap();
         choice.pushes
     };
@@ -212,7 +215,7 @@ fn copies_that_are_read_below_leave_the_host_after_all_others_and_not_while_they
 fn what_was_pushed_to_the_disk_is_readable_below_once_it_came_back_and_left() {
     let mut core = core();
     let a = readable(&mut core, 2);
-    let choice = core.choose_lower(&LowerShort { deficit: b(1), disk_room: b(100) });
+    let choice = core.reclaim_host(&HostDemand { deficit: b(1), disk_room: b(100) });
     core.settle(choice.pushes[0].id).unwrap();
     assert_eq!(read(&mut core, a), None, "the disk cannot be read in place");
     let back = lease(&mut core, a, Shared, 4);
@@ -226,21 +229,21 @@ fn what_was_pushed_to_the_disk_is_readable_below_once_it_came_back_and_left() {
     );
     let reading = read(&mut core, a).unwrap();
     end(&mut core, reading.lease, 101);
-    let choice = core.choose_lower(&LowerShort { deficit: b(1), disk_room: b(0) });
-    assert_eq!(choice.drops[0].piece, piece(a, 0), "it is on the disk already");
+    let choice = core.reclaim_host(&HostDemand { deficit: b(1), disk_room: b(0) });
+    assert_eq!(choice.stale[0].piece, piece(a, 0), "it is on the disk already");
 }
 
 #[test]
 fn a_copy_only_to_read_takes_no_room_from_what_has_to_be_copied() {
     let mut core = core();
     let a = readable(&mut core, 2);
-    let choice = core.choose_lower(&LowerShort { deficit: b(32), disk_room: b(100) });
+    let choice = core.reclaim_host(&HostDemand { deficit: b(32), disk_room: b(100) });
     settle(&mut core, choice.pushes.iter().map(|push| push.id));
     let back = lease(&mut core, a, Shared, 4);
     end(&mut core, back, 4);
     let dirty = written(&mut core, 16, 4);
-    let room = Room { host: b(20), disk: b(0) };
-    let choice = core.choose(&Short { room, ..short(48) }, 100);
+    let room = SpillRoom { host: b(20), disk: b(0) };
+    let choice = core.choose(&SpillDemand { room, ..short(48) }, 100);
     core.audit().unwrap();
     let moves = choice.victims.iter().flat_map(|victim| &victim.moves);
     let copied: Vec<_> = moves.filter(|out| out.to.is_some()).map(|out| out.piece).collect();
@@ -257,7 +260,7 @@ fn a_copy_that_cannot_be_read_below_is_forgotten_while_its_piece_is_on_the_card(
     let back = lease(&mut core, a, Shared, 3);
     end(&mut core, back, 3);
     let gone = core.forget_host_copy(below).unwrap();
-    assert_eq!((gone.piece, gone.from), (below, Lower::Host));
+    assert_eq!((gone.piece, gone.from), (below, SpillTier::Host));
     core.audit().unwrap();
     let copied = core.counters().copied_out_bytes;
     assert_eq!(spill(&mut core, 32, 100).len(), 2);
@@ -268,7 +271,7 @@ fn a_copy_that_cannot_be_read_below_is_forgotten_while_its_piece_is_on_the_card(
 fn what_has_a_copy_leaves_without_the_one_that_could_not_be_made() {
     let mut core = core();
     let a = readable(&mut core, 2);
-    let choice = core.choose_lower(&LowerShort { deficit: b(16), disk_room: b(100) });
+    let choice = core.reclaim_host(&HostDemand { deficit: b(16), disk_room: b(100) });
     settle(&mut core, choice.pushes.iter().map(|push| push.id));
     let back = lease(&mut core, a, Shared, 4);
     end(&mut core, back, 4);

@@ -7,11 +7,14 @@ fn a_new_buffer_has_no_contents_and_no_memory_until_it_is_leased() {
     let mut core = core();
     let added = core.add_buffer(b(37)).unwrap();
     assert_eq!(core.states(added.buffer).unwrap(), [PieceState::Empty; 3]);
-    assert_eq!((core.occupied(), core.keep(added.at.range).unwrap()), (b(0), vec![]));
+    assert_eq!((core.occupied(), core.needed_memory(added.at.range).unwrap()), (b(0), vec![]));
     let granted = try_lease(&mut core, &[(added.buffer, Shared)], S1, 0).unwrap();
-    assert!(granted.fill.is_empty(), "there is nothing to bring back");
+    assert!(granted.restores.is_empty(), "there is nothing to bring back");
     assert_eq!(granted.ranges, [added.at.range]);
-    assert_eq!((core.occupied(), core.keep(added.at.range).unwrap()), (b(40), vec![(b(0), b(37))]));
+    assert_eq!(
+        (core.occupied(), core.needed_memory(added.at.range).unwrap()),
+        (b(40), vec![(b(0), b(37))])
+    );
     end(&mut core, granted.lease, 1);
     assert_eq!(core.states(added.buffer).unwrap(), [PieceState::Empty; 3], "nothing was written");
 }
@@ -102,7 +105,7 @@ fn a_reader_waits_for_the_last_write_and_a_writer_for_all() {
     end_used(&mut core, same.lease, a, 6);
     let reader = try_lease(&mut core, &[(a, Shared)], S2, 1).unwrap();
     assert_eq!(reader.after, [token(S1, 5)], "the read at 6 is no obstacle");
-    let uses = [Use { buffer: a, token: token(S2, 9) }];
+    let uses = [BufferUse { buffer: a, token: token(S2, 9) }];
     let read = LeaseEnd { uses: &uses, writes: Writes::All };
     core.end_lease(reader.lease, &read, 2).unwrap();
     let both = [S1, S2];
@@ -121,9 +124,9 @@ fn a_use_that_is_over_is_waited_for_no_more() {
     let a = add(&mut core, 16);
     let writer = lease(&mut core, a, Exclusive, 0);
     end_used(&mut core, writer, a, 5);
-    assert_eq!(core.use_over(token(S1, 4)), []);
+    assert_eq!(core.complete_use(token(S1, 4)), []);
     assert_eq!(core.holds(a).unwrap().uses, [token(S1, 5)]);
-    assert_eq!(core.use_over(token(S1, 7)), [a]);
+    assert_eq!(core.complete_use(token(S1, 7)), [a]);
     assert!(core.holds(a).unwrap().is_free());
     assert_eq!(try_lease(&mut core, &[(a, Exclusive)], S2, 1).unwrap().after, []);
 }
@@ -162,15 +165,15 @@ fn exceptions_between_lease_and_launch_leave_nothing_held_and_nothing_written() 
     let a = written(&mut core, 32, 0);
     spill(&mut core, 32, 1);
     let granted = try_lease(&mut core, &[(a, Exclusive)], S1, 2).unwrap();
-    core.settle(granted.fill[0].id).unwrap();
+    core.settle(granted.restores[0].id).unwrap();
     let range = core.extent(a).unwrap().range;
     assert_eq!(core.cancel_lease(granted.lease).unwrap(), [], "the second fill is on its way");
     core.audit().unwrap();
-    let settled = core.settle(granted.fill[1].id).unwrap();
-    assert_eq!(settled, Settled::Filled { piece: piece(a, 1) });
+    let settled = core.settle(granted.restores[1].id).unwrap();
+    assert_eq!(settled, Settled::Restored { piece: piece(a, 1) });
     core.audit().unwrap();
     assert_eq!(core.states(a).unwrap(), [PieceState::Resident { copies: HOST }; 2], "still clean");
-    assert_eq!(core.keep(range).unwrap(), [(b(0), b(32))]);
+    assert_eq!(core.needed_memory(range).unwrap(), [(b(0), b(32))]);
     assert!(core.holds(a).unwrap().is_free());
 }
 
@@ -182,7 +185,7 @@ fn a_cancelled_lease_of_an_empty_buffer_gives_its_memory_back() {
     let range = core.extent(a).unwrap().range;
     assert_eq!(core.cancel_lease(granted.lease).unwrap(), [range]);
     core.audit().unwrap();
-    assert_eq!((core.occupied(), core.keep(range).unwrap()), (b(0), vec![]));
+    assert_eq!((core.occupied(), core.needed_memory(range).unwrap()), (b(0), vec![]));
 }
 
 #[test]
@@ -190,8 +193,8 @@ fn only_the_streams_and_buffers_of_a_lease_end_it() {
     let mut core = core();
     let (a, c) = (written(&mut core, 32, 0), written(&mut core, 32, 0));
     let lease = lease(&mut core, a, Shared, 1);
-    let other = [Use { buffer: c, token: token(S1, 1) }];
-    let foreign = [Use { buffer: a, token: token(S2, 1) }];
+    let other = [BufferUse { buffer: c, token: token(S1, 1) }];
+    let foreign = [BufferUse { buffer: a, token: token(S2, 1) }];
     let wrong_uses = [
         (&other, LeaseEndError::OtherBuffer { buffer: c }),
         (&foreign, LeaseEndError::OtherStream { stream: S2 }),
@@ -200,7 +203,7 @@ fn only_the_streams_and_buffers_of_a_lease_end_it() {
         let end = LeaseEnd { uses, writes: Writes::All };
         assert_eq!(core.end_lease(lease, &end, 2), Err(error));
     }
-    let range = [Written { buffer: a, offset: b(0), len: b(1) }];
+    let range = [WrittenRange { buffer: a, offset: b(0), len: b(1) }];
     let wrote = LeaseEnd { uses: &[], writes: Writes::Only(&range) };
     let refused = core.end_lease(lease, &wrote, 2).unwrap_err();
     assert!(refused.to_string().contains("does not allow to write"), "{refused}");
@@ -214,14 +217,15 @@ fn writing_part_of_a_buffer_leaves_the_copies_of_the_rest() {
     spill(&mut core, 64, 1);
     let writer = lease(&mut core, a, Exclusive, 2);
     let stretches = [
-        Written { buffer: a, offset: b(17), len: b(2) },
-        Written { buffer: a, offset: b(64), len: b(0) },
-        Written { buffer: a, offset: b(31), len: b(2) },
+        WrittenRange { buffer: a, offset: b(17), len: b(2) },
+        WrittenRange { buffer: a, offset: b(64), len: b(0) },
+        WrittenRange { buffer: a, offset: b(31), len: b(2) },
     ];
     let wrote = LeaseEnd { uses: &[], writes: Writes::Only(&stretches) };
-    let drops = core.end_lease(writer, &wrote, 3).unwrap();
-    let dropped: Vec<(PieceId, Lower)> = drops.iter().map(|drop| (drop.piece, drop.from)).collect();
-    assert_eq!(dropped, [(piece(a, 1), Lower::Host), (piece(a, 2), Lower::Host)]);
+    let stale = core.end_lease(writer, &wrote, 3).unwrap();
+    let dropped: Vec<(PieceId, SpillTier)> =
+        stale.iter().map(|drop| (drop.piece, drop.from)).collect();
+    assert_eq!(dropped, [(piece(a, 1), SpillTier::Host), (piece(a, 2), SpillTier::Host)]);
     let census = core.census();
     assert_eq!((census.clean, census.dirty), (b(32), b(32)));
     core.audit().unwrap();
@@ -234,9 +238,12 @@ fn two_threads_that_retrieve_one_buffer_fill_it_once() {
     spill(&mut core, 16, 1);
     let first = try_lease(&mut core, &[(a, Shared)], S1, 2).unwrap();
     let refused = try_lease(&mut core, &[(a, Shared)], S2, 2).unwrap_err();
-    assert_eq!(refused, LeaseRefused::Settling { moves: vec![(first.fill[0].id, piece(a, 0))] });
-    core.settle(first.fill[0].id).unwrap();
-    assert_eq!(try_lease(&mut core, &[(a, Shared)], S2, 2).unwrap().fill, []);
+    assert_eq!(
+        refused,
+        LeaseRefused::Settling { moves: vec![(first.restores[0].id, piece(a, 0))] }
+    );
+    core.settle(first.restores[0].id).unwrap();
+    assert_eq!(try_lease(&mut core, &[(a, Shared)], S2, 2).unwrap().restores, []);
 }
 
 #[test]
@@ -246,11 +253,11 @@ fn a_fill_that_is_only_queued_is_waited_for_by_other_streams() {
     spill(&mut core, 16, 1);
     let first = try_lease(&mut core, &[(a, Shared)], S1, 2).unwrap();
     let copies = StreamKey(7);
-    core.queued(first.fill[0].id, token(copies, 3)).unwrap();
+    core.restore_queued(first.restores[0].id, token(copies, 3)).unwrap();
     let second = try_lease(&mut core, &[(a, Shared)], S2, 2).unwrap();
-    assert_eq!((second.after, second.fill), (vec![token(copies, 3)], vec![]));
+    assert_eq!((second.after, second.restores), (vec![token(copies, 3)], vec![]));
     end(&mut core, first.lease, 3);
     end(&mut core, second.lease, 3);
-    let host = core.choose_lower(&LowerShort { deficit: b(1), disk_room: b(0) });
-    assert_eq!(host.drops[0].after, [token(copies, 3)], "the copy may still be read");
+    let host = core.reclaim_host(&HostDemand { deficit: b(1), disk_room: b(0) });
+    assert_eq!(host.stale[0].after, [token(copies, 3)], "the copy may still be read");
 }

@@ -3,14 +3,14 @@
 mod choice;
 mod exposure;
 mod groups;
+mod host_reclaim;
 mod in_place;
 mod leases;
-mod line;
-mod lower;
 mod model;
 mod moves;
 mod twin;
 mod victims;
+mod wait_queue;
 
 use super::*;
 use vramp_core::Bytes;
@@ -52,7 +52,7 @@ fn try_lease(
     buffers: &[(BufferId, Access)],
     stream: StreamKey,
     now_ns: u64,
-) -> Result<Granted, LeaseRefused> {
+) -> Result<GrantedLease, LeaseRefused> {
     let granted = core
         .lease(&LeaseRequest { buffers, streams: &[stream], ..LeaseRequest::default() }, now_ns);
     core.audit().unwrap();
@@ -60,27 +60,32 @@ fn try_lease(
 }
 
 /// A lease of one buffer, with all that was missing brought back.
-fn lease(core: &mut Deferrables, buffer: BufferId, access: Access, now_ns: u64) -> LeaseId {
+fn lease(core: &mut Deferrables, buffer: BufferId, access: Access, now_ns: u64) -> BufferLeaseId {
     let granted = try_lease(core, &[(buffer, access)], S1, now_ns).unwrap();
-    for fill in granted.fill {
+    for fill in granted.restores {
         core.settle(fill.id).unwrap();
     }
     granted.lease
 }
 
-fn end(core: &mut Deferrables, lease: LeaseId, now_ns: u64) -> Vec<Drop> {
-    let drops = core.end_lease(lease, &LeaseEnd::default(), now_ns).unwrap();
+fn end(core: &mut Deferrables, lease: BufferLeaseId, now_ns: u64) -> Vec<StaleCopy> {
+    let stale = core.end_lease(lease, &LeaseEnd::default(), now_ns).unwrap();
     core.audit().unwrap();
-    drops
+    stale
 }
 
 /// Ends a lease with work of the first stream on the buffer.
-fn end_used(core: &mut Deferrables, lease: LeaseId, buffer: BufferId, number: u64) -> Vec<Drop> {
-    let uses = [Use { buffer, token: token(S1, number) }];
+fn end_used(
+    core: &mut Deferrables,
+    lease: BufferLeaseId,
+    buffer: BufferId,
+    number: u64,
+) -> Vec<StaleCopy> {
+    let uses = [BufferUse { buffer, token: token(S1, number) }];
     let end = LeaseEnd { uses: &uses, writes: Writes::All };
-    let drops = core.end_lease(lease, &end, number).unwrap();
+    let stale = core.end_lease(lease, &end, number).unwrap();
     core.audit().unwrap();
-    drops
+    stale
 }
 
 /// A buffer with contents on the card and no copy, last used at `now_ns`.
@@ -92,12 +97,12 @@ fn written(core: &mut Deferrables, len: u64, now_ns: u64) -> BufferId {
 }
 
 /// A shortage of `deficit` bytes with much room below and the same rate everywhere: 1 byte each ns.
-fn short(deficit: u64) -> Short {
+fn short(deficit: u64) -> SpillDemand {
     let rate = Some(1_000_000_000);
-    Short {
+    SpillDemand {
         deficit: b(deficit),
         rates: Rates { to_host: rate, from_host: rate, to_disk: rate, from_disk: rate },
-        room: Room { host: b(10_000), disk: b(10_000) },
+        room: SpillRoom { host: b(10_000), disk: b(10_000) },
     }
 }
 
@@ -108,7 +113,7 @@ fn spill(core: &mut Deferrables, deficit: u64, now_ns: u64) -> Vec<PieceId> {
     settle_all(core, &choice)
 }
 
-fn settle_all(core: &mut Deferrables, choice: &Choice) -> Vec<PieceId> {
+fn settle_all(core: &mut Deferrables, choice: &VictimChoice) -> Vec<PieceId> {
     let before = core.occupied();
     let moves: Vec<CopyOut> =
         choice.victims.iter().flat_map(|victim| victim.moves.clone()).collect();

@@ -19,7 +19,7 @@ enum Act {
     Lease { which: [usize; 2], writes: [bool; 2], stream: u64, stays: bool, waits: bool },
     Ask { which: usize, stays: bool },
     Leave { which: usize },
-    Readable { which: usize },
+    InPlacePool { which: usize },
     Queue { which: usize },
     LeaveWithout { which: usize },
     End { which: usize, used: bool, part: bool },
@@ -27,7 +27,7 @@ enum Act {
     Finish { which: usize, fails: bool, queued: bool },
     Over { stream: u64 },
     Choose { deficit: u64, room: u64 },
-    Lower { deficit: u64, room: u64 },
+    SpillTier { deficit: u64, room: u64 },
     Clean { budget: u64 },
     Pin { which: usize, on: bool },
     Expose { which: usize, grade: u8 },
@@ -49,7 +49,7 @@ fn act() -> impl Strategy<Value = Act> {
         }),
         4 => (which(), any::<bool>()).prop_map(|(which, stays)| Act::Ask { which, stays }),
         1 => which().prop_map(|which| Act::Leave { which }),
-        2 => which().prop_map(|which| Act::Readable { which }),
+        2 => which().prop_map(|which| Act::InPlacePool { which }),
         3 => which().prop_map(|which| Act::Queue { which }),
         1 => which().prop_map(|which| Act::LeaveWithout { which }),
         6 => (which(), any::<bool>(), any::<bool>())
@@ -59,7 +59,7 @@ fn act() -> impl Strategy<Value = Act> {
             .prop_map(|(which, fails, queued)| Act::Finish { which, fails: fails == 0, queued }),
         4 => (0u64..3).prop_map(|stream| Act::Over { stream }),
         6 => (1u64..6000, 0u64..9000).prop_map(|(deficit, room)| Act::Choose { deficit, room }),
-        2 => (1u64..4000, 0u64..4000).prop_map(|(deficit, room)| Act::Lower { deficit, room }),
+        2 => (1u64..4000, 0u64..4000).prop_map(|(deficit, room)| Act::SpillTier { deficit, room }),
         2 => (1u64..4000).prop_map(|budget| Act::Clean { budget }),
         1 => (which(), any::<bool>()).prop_map(|(which, on)| Act::Pin { which, on }),
         1 => (which(), 0u8..3).prop_map(|(which, grade)| Act::Expose { which, grade }),
@@ -75,7 +75,7 @@ fn begin_out(world: &mut World, out: &CopyOut, leaving: bool) -> Result<(), Test
     prop_assert!(world.may_leave(twin.range), "{} may not leave", out.piece);
     let dirty = bits.card.is_some() && bits.host.is_none() && bits.disk.is_none();
     let reads = twin.readable && bits.card.is_some() && bits.host.is_none();
-    let may = dirty || (reads && out.to == Some(Lower::Host));
+    let may = dirty || (reads && out.to == Some(SpillTier::Host));
     prop_assert!(!dirty || out.to.is_some(), "{:?} has to be copied", bits);
     prop_assert!(out.to.is_none() || may, "{:?} need not be copied", bits);
     let writes: Vec<u64> = twin.writes.keys().copied().collect();
@@ -99,19 +99,19 @@ fn lease_step(
     ticket: Option<Ticket>,
 ) -> Result<bool, TestCaseError> {
     let Ask { stream, ref buffers, stays } = *ask;
-    let wanted = &world.by_place(ask);
+    let wanted = &world.split_by_place(ask);
     let held = |lease: &&TwinLease| excludes(&lease.ways(), wanted);
-    let busy: Vec<LeaseId> = world.leases.iter().filter(held).map(|lease| lease.id).collect();
+    let busy: Vec<BufferLeaseId> = world.leases.iter().filter(held).map(|lease| lease.id).collect();
     let in_the_way = |one: &&TwinMove| {
         let way = wanted.get(&one.piece.buffer);
         way.is_some_and(|way| match one.kind {
             Kind::Out(to) => *way == Way::Exclusive && to.is_some() && one.queued.is_none(),
-            Kind::Fill(_) | Kind::Push => *way != Way::InPlace,
+            Kind::Restore(_) | Kind::Push => *way != Way::InPlace,
         })
     };
-    let older = world.line.iter().take_while(|waiter| Some(waiter.ticket) != ticket);
+    let older = world.wait_queue.iter().take_while(|waiter| Some(waiter.ticket) != ticket);
     let behind = older.enumerate().filter(|(place, older)| {
-        world.comes_after(core, &world.by_place(&older.ask), wanted)
+        world.comes_after(core, &world.split_by_place(&older.ask), wanted)
             && !world.waits_for(core, *place).contains(&stream)
     });
     let behind: Vec<Ticket> = behind.map(|(_, older)| older.ticket).collect();
@@ -122,7 +122,7 @@ fn lease_step(
     let streams = [StreamKey(stream)];
     let holder = HolderKey(stream);
     let request = LeaseRequest { buffers: &list, streams: &streams, holder, ticket };
-    let granted = core.lease_in_place(&request, &ask.may_stay(), world.now);
+    let granted = core.lease_in_place(&request, &ask.in_place_allowed(), world.now);
     let given = granted.is_ok();
     match granted {
         Ok(granted) => {
@@ -151,9 +151,9 @@ fn lease_step(
             after.remove(&stream);
             let told = granted.after.iter().map(|token| (token.stream.0, token.number));
             prop_assert_eq!(told.collect::<BTreeMap<u64, u64>>(), after);
-            for fill in &granted.fill {
+            for fill in &granted.restores {
                 prop_assert_eq!(world.bits(fill.piece).card, None);
-                world.begin(fill.id, fill.piece, Kind::Fill(fill.from))?;
+                world.begin(fill.id, fill.piece, Kind::Restore(fill.from))?;
             }
             let buffers = buffers.clone();
             world.leases.push(TwinLease { id: granted.lease, stream, buffers, in_place });
@@ -166,7 +166,7 @@ fn lease_step(
             prop_assert_eq!(committed.count(), world.committed(core));
             prop_assert!(committed + needed > b(CAPACITY));
         }
-        Err(LeaseRefused::Behind { waiting }) => prop_assert_eq!(waiting, behind),
+        Err(LeaseRefused::OlderWaiters { waiting }) => prop_assert_eq!(waiting, behind),
         Err(other) => prop_assert!(false, "{other}"),
     }
     Ok(given)
@@ -178,12 +178,12 @@ fn ask_step(
     world: &mut World,
     place: usize,
 ) -> Result<bool, TestCaseError> {
-    let TwinWaiter { ticket, ask } = world.line[place].clone();
+    let TwinWaiter { ticket, ask } = world.wait_queue[place].clone();
     let removed = ask.buffers.keys().any(|&id| world.find(id).is_none());
     let done = removed || lease_step(core, world, &ask, Some(ticket))?;
     if done {
-        prop_assert!(core.leave_line(ticket));
-        world.line.remove(place);
+        prop_assert!(core.dequeue(ticket));
+        world.wait_queue.remove(place);
     }
     Ok(done)
 }
@@ -197,11 +197,11 @@ fn wait_step(
 ) -> Result<(), TestCaseError> {
     let holder = HolderKey(ask.stream);
     let request = LeaseRequest { buffers: &ask.list(), holder, ticket, ..LeaseRequest::default() };
-    let given = core.line_up(&request, &ask.may_stay()).unwrap();
+    let given = core.enqueue(&request, &ask.in_place_allowed()).unwrap();
     prop_assert!(ticket.is_none_or(|ticket| ticket == given), "it lost its place");
-    match world.line.iter_mut().find(|waiter| waiter.ticket == given) {
+    match world.wait_queue.iter_mut().find(|waiter| waiter.ticket == given) {
         Some(waiter) => waiter.ask = ask,
-        None => world.line.push(TwinWaiter { ticket: given, ask }),
+        None => world.wait_queue.push(TwinWaiter { ticket: given, ask }),
     }
     Ok(())
 }
@@ -220,19 +220,20 @@ fn end_step(
     let lease = world.leases[place].clone();
     world.point += 1;
     let now = token(StreamKey(lease.stream), world.point);
-    let uses: Vec<Use> = lease.buffers.keys().map(|&buffer| Use { buffer, token: now }).collect();
+    let uses: Vec<BufferUse> =
+        lease.buffers.keys().map(|&buffer| BufferUse { buffer, token: now }).collect();
     let exclusive = |(_, access): &(&BufferId, &Access)| **access == Access::Exclusive;
     let first = lease.buffers.iter().filter(exclusive).map(|(&buffer, _)| buffer);
-    let parts: Vec<Written> =
-        first.map(|buffer| Written { buffer, offset: b(0), len: b(1) }).collect();
+    let parts: Vec<WrittenRange> =
+        first.map(|buffer| WrittenRange { buffer, offset: b(0), len: b(1) }).collect();
     let writes = if part { Writes::Only(&parts) } else { Writes::All };
     let end = LeaseEnd { uses: if used { &uses } else { &[] }, writes };
     let is_there = |bits: &Bits| bits.card.is_some() || bits.latest == 0;
     let ids: Vec<BufferId> = lease.buffers.keys().copied().collect();
     let mut brought = ids.iter().filter(|id| !lease.in_place.contains(id));
     let filled = brought.all(|&id| world.twin(id).pieces.iter().all(is_there));
-    let drops = match core.end_lease(lease.id, &end, world.now) {
-        Ok(drops) => drops,
+    let stale = match core.end_lease(lease.id, &end, world.now) {
+        Ok(stale) => stale,
         Err(error) => {
             prop_assert!(!filled, "{error}");
             return Ok(());
@@ -263,7 +264,7 @@ fn end_step(
             (0..count as u32).for_each(|index| write(world, piece(id, index)));
         }
     }
-    world.drop_copies(&drops)?;
+    world.drop_copies(&stale)?;
     for twin in &world.buffers {
         for bits in &twin.pieces {
             let stale = |copy: Option<u64>| copy.is_some_and(|copy| copy != bits.latest);
@@ -288,10 +289,10 @@ fn finish_step(
     let wrote = world.bits(piece).latest > began;
     if fails {
         prop_assert_eq!(core.abandon(id).unwrap().piece, piece);
-    } else if queued && matches!(kind, Kind::Fill(_)) {
+    } else if queued && matches!(kind, Kind::Restore(_)) {
         world.point += 1;
         let point = world.point;
-        core.queued(id, token(StreamKey(9), point)).unwrap();
+        core.restore_queued(id, token(StreamKey(9), point)).unwrap();
         world.twin(piece.buffer).writes.insert(9, point);
         world.bits(piece).card = read;
     } else {
@@ -310,13 +311,13 @@ fn finish_step(
         let leaves = world.may_leave(range);
         let bits = world.bits(piece);
         match (settled, kind) {
-            (Settled::Filled { .. }, Kind::Fill(_)) => bits.card = read,
+            (Settled::Restored { .. }, Kind::Restore(_)) => bits.card = read,
             (Settled::Pushed { .. }, Kind::Push) => (bits.host, bits.disk) = (None, read),
             (Settled::Spilled { .. }, Kind::Out(to)) => {
                 prop_assert!(leaves && idle && !wrote, "{piece} is needed");
                 match to {
-                    Some(Lower::Host) => bits.host = read,
-                    Some(Lower::Disk) => bits.disk = read,
+                    Some(SpillTier::Host) => bits.host = read,
+                    Some(SpillTier::Disk) => bits.disk = read,
                     None => {}
                 }
                 bits.card = None;
@@ -326,8 +327,8 @@ fn finish_step(
             (Settled::Cleaned { .. }, Kind::Out(Some(to))) => {
                 prop_assert!(!wrote, "a torn copy counts");
                 match to {
-                    Lower::Host => bits.host = read,
-                    Lower::Disk => bits.disk = read,
+                    SpillTier::Host => bits.host = read,
+                    SpillTier::Disk => bits.disk = read,
                 }
             }
             (Settled::Stays { stale, .. }, Kind::Out(to)) => prop_assert_eq!(stale, to),
@@ -353,7 +354,7 @@ fn queue_step(
     world.point += 1;
     let point = world.point;
     let copies = matches!(kind, Kind::Out(Some(_)));
-    prop_assert_eq!(core.copying(id, token(StreamKey(COPIES), point)).is_ok(), copies);
+    prop_assert_eq!(core.copy_queued(id, token(StreamKey(COPIES), point)).is_ok(), copies);
     if copies {
         if world.moves[place].queued.is_none() {
             prop_assert_eq!(world.bits(piece).card, read, "others wrote before it was read");
@@ -379,7 +380,7 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
                 Act::Add { len } => (core.add_buffer(b(len)), len.div_ceil(PIECE)),
                 _ => (core.add_tenant(group, b(100)), 1),
             };
-            let Ok(Added { buffer: id, at }) = added else {
+            let Ok(AddedBuffer { buffer: id, at }) = added else {
                 prop_assert!(matches!(act, Act::Tenant));
                 return Ok(());
             };
@@ -412,8 +413,8 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
             } else {
                 let discarded = core.discard(id);
                 prop_assert_eq!(discarded.is_ok(), !held && !busy);
-                if let Ok(drops) = discarded {
-                    world.drop_copies(&drops)?;
+                if let Ok(stale) = discarded {
+                    world.drop_copies(&stale)?;
                     world.twin(id).pieces.fill(Bits::default());
                 }
             }
@@ -432,16 +433,16 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
             }
         }
         Act::Ask { which, stays } => {
-            if world.line.is_empty() {
+            if world.wait_queue.is_empty() {
                 return Ok(());
             }
-            let place = which % world.line.len();
+            let place = which % world.wait_queue.len();
             if !ask_step(core, world, place)? {
-                let TwinWaiter { ticket, ask } = world.line[place].clone();
+                let TwinWaiter { ticket, ask } = world.wait_queue[place].clone();
                 wait_step(core, world, Ask { stays, ..ask }, Some(ticket))?;
             }
         }
-        Act::Readable { which } => {
+        Act::InPlacePool { which } => {
             let Some(id) = id(world, which) else { return Ok(()) };
             let range = world.twin(id).range;
             if world.group != Some(range) {
@@ -450,9 +451,9 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
             }
         }
         Act::Leave { which } => {
-            if !world.line.is_empty() {
-                let gone = world.line.remove(which % world.line.len());
-                prop_assert!(core.leave_line(gone.ticket) && !core.leave_line(gone.ticket));
+            if !world.wait_queue.is_empty() {
+                let gone = world.wait_queue.remove(which % world.wait_queue.len());
+                prop_assert!(core.dequeue(gone.ticket) && !core.dequeue(gone.ticket));
             }
         }
         Act::Queue { which } => queue_step(core, world, which)?,
@@ -478,16 +479,16 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
         Act::Finish { which, fails, queued } => finish_step(core, world, which, fails, queued)?,
         Act::Over { stream } => {
             let stream = if stream == 0 { 9 } else { stream };
-            core.use_over(token(StreamKey(stream), world.point));
+            core.complete_use(token(StreamKey(stream), world.point));
             for twin in &mut world.buffers {
                 twin.reads.remove(&stream);
                 twin.writes.remove(&stream);
             }
         }
         Act::Choose { deficit, room } => {
-            let room = Room { host: b(room), disk: b(room / 2) };
-            let promised = [Lower::Host, Lower::Disk].map(|lower| world.promised(lower));
-            let choice = core.choose(&Short { room, ..short(deficit) }, world.now);
+            let room = SpillRoom { host: b(room), disk: b(room / 2) };
+            let promised = [SpillTier::Host, SpillTier::Disk].map(|lower| world.promised(lower));
+            let choice = core.choose(&SpillDemand { room, ..short(deficit) }, world.now);
             let longest = choice.victims.iter().map(|victim| victim.frees).max();
             let longest = longest.unwrap_or_default();
             prop_assert!(choice.frees < b(deficit) + longest.max(b(1)));
@@ -495,7 +496,7 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
             for out in choice.victims.iter().flat_map(|victim| &victim.moves) {
                 begin_out(world, out, true)?;
             }
-            for (lower, (before, free)) in [Lower::Host, Lower::Disk]
+            for (lower, (before, free)) in [SpillTier::Host, SpillTier::Disk]
                 .into_iter()
                 .zip(promised.into_iter().zip([room.host, room.disk]))
             {
@@ -503,13 +504,13 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
                 prop_assert!(now == before || now <= free.count(), "{lower} is promised twice");
             }
         }
-        Act::Lower { deficit, room } => {
-            let choice = core.choose_lower(&LowerShort { deficit: b(deficit), disk_room: b(room) });
-            for gone in &choice.drops {
+        Act::SpillTier { deficit, room } => {
+            let choice = core.reclaim_host(&HostDemand { deficit: b(deficit), disk_room: b(room) });
+            for gone in &choice.stale {
                 let read = world.is_read_in_place(gone.piece.buffer);
                 prop_assert!(!read || world.bits(gone.piece).card.is_some(), "somebody reads it");
             }
-            world.drop_copies(&choice.drops)?;
+            world.drop_copies(&choice.stale)?;
             for push in &choice.pushes {
                 prop_assert_eq!(world.bits(push.piece).card, None);
                 prop_assert!(!world.is_read_in_place(push.piece.buffer));
@@ -517,10 +518,10 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
             }
         }
         Act::Clean { budget } => {
-            let room = Room { host: b(9000), disk: b(0) };
+            let room = SpillRoom { host: b(9000), disk: b(0) };
             for out in core.clean(b(budget), room, world.now) {
                 let twin = world.twin(out.piece.buffer).clone();
-                prop_assert!(!world.may_not_leave(&twin), "others may write it");
+                prop_assert!(!world.is_unevictable(&twin), "others may write it");
                 let range = twin.range;
                 let alone = world.may_leave(range);
                 if alone {
@@ -554,7 +555,7 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), Test
             }
             let lease = world.leases[which % world.leases.len()].clone();
             let id = *lease.buffers.keys().next().expect("a lease is of a buffer at least");
-            let grades = [Grade::StreamScoped, Grade::Quiesced, Grade::Opaque];
+            let grades = [PointerScope::StreamScoped, PointerScope::Quiesced, PointerScope::Opaque];
             if lease.in_place.contains(&id) {
                 prop_assert!(core.expose(lease.id, id, grades[grade as usize]).is_err());
                 return Ok(());
@@ -600,7 +601,7 @@ fn compare(core: &Deferrables, world: &World) -> Result<(), TestCaseError> {
                     copies
                 }
                 PieceState::Spilled { copies }
-                | PieceState::Filling { copies, .. }
+                | PieceState::Restoring { copies, .. }
                 | PieceState::Pushing { copies } => {
                     prop_assert_eq!(bits.card, None);
                     copies
@@ -616,7 +617,7 @@ fn compare(core: &Deferrables, world: &World) -> Result<(), TestCaseError> {
     let census = core.census();
     prop_assert_eq!(census.moves, counts[0]);
     prop_assert_eq!(census.leases, world.leases.len());
-    prop_assert_eq!(census.waiting, world.line.len());
+    prop_assert_eq!(census.waiting, world.wait_queue.len());
     prop_assert_eq!(census.buffers, world.buffers.len());
     prop_assert_eq!(census.committed.count(), world.committed(core));
     Ok(())
@@ -644,18 +645,18 @@ fn serve_the_line(core: &mut Deferrables, world: &mut World) -> Result<(), TestC
             (twin.pins, twin.grades[1], twin.grades[2]) = (0, 0, 0);
         }
         core.end_epoch();
-        if world.line.is_empty() {
+        if world.wait_queue.is_empty() {
             return Ok(());
         }
         let all: u64 = {
-            let ranges = world.ranges_of(&world.by_place(&world.line[0].ask));
+            let ranges = world.ranges_of(&world.split_by_place(&world.wait_queue[0].ask));
             ranges.iter().map(|&range| world.range_len(core, range)).sum()
         };
         let served = ask_step(core, world, 0)?;
         prop_assert_eq!(served, all <= CAPACITY);
         if !served {
-            let gone = world.line.remove(0);
-            prop_assert!(core.leave_line(gone.ticket));
+            let gone = world.wait_queue.remove(0);
+            prop_assert!(core.dequeue(gone.ticket));
         }
     }
 }

@@ -9,17 +9,17 @@ fn contents_leave_and_come_back_and_the_copy_stays_good() {
     assert_eq!(core.states(a).unwrap(), [PieceState::Resident { copies: Copies::NONE }]);
     let choice = core.choose(&short(16), 1);
     let out = choice.victims[0].moves[0].clone();
-    assert_eq!(out.to, Some(Lower::Host));
-    let leaving = PieceState::Leaving { copies: Copies::NONE, to: Some(Lower::Host) };
+    assert_eq!(out.to, Some(SpillTier::Host));
+    let leaving = PieceState::Leaving { copies: Copies::NONE, to: Some(SpillTier::Host) };
     assert_eq!(core.states(a).unwrap(), [leaving]);
     settle_all(&mut core, &choice);
     assert_eq!(core.states(a).unwrap(), [PieceState::Spilled { copies: HOST }]);
-    assert_eq!(core.keep(out.at.range).unwrap(), []);
+    assert_eq!(core.needed_memory(out.at.range).unwrap(), []);
     let granted = try_lease(&mut core, &[(a, Shared)], S1, 2).unwrap();
-    let fill = granted.fill[0];
-    assert_eq!((fill.at, fill.from), (out.at, Lower::Host), "to the address it had");
-    let filling = PieceState::Filling { copies: HOST, from: Lower::Host };
-    assert_eq!(core.states(a).unwrap(), [filling]);
+    let fill = granted.restores[0];
+    assert_eq!((fill.at, fill.from), (out.at, SpillTier::Host), "to the address it had");
+    let restoring = PieceState::Restoring { copies: HOST, from: SpillTier::Host };
+    assert_eq!(core.states(a).unwrap(), [restoring]);
     core.settle(fill.id).unwrap();
     end(&mut core, granted.lease, 3);
     assert_eq!(core.states(a).unwrap(), [PieceState::Resident { copies: HOST }]);
@@ -35,13 +35,13 @@ fn a_write_makes_every_copy_stale() {
     let mut core = core();
     let a = written(&mut core, 32, 0);
     spill(&mut core, 32, 1);
-    let push = core.choose_lower(&LowerShort { deficit: b(16), disk_room: b(16) }).pushes[0];
+    let push = core.reclaim_host(&HostDemand { deficit: b(16), disk_room: b(16) }).pushes[0];
     core.settle(push.id).unwrap();
     let writer = lease(&mut core, a, Exclusive, 2);
-    let drops = end_used(&mut core, writer, a, 3);
-    let from: Vec<Lower> = drops.iter().map(|drop| drop.from).collect();
-    assert_eq!(from, [Lower::Disk, Lower::Host]);
-    assert_eq!(drops[0].after, [token(S1, 3)]);
+    let stale = end_used(&mut core, writer, a, 3);
+    let from: Vec<SpillTier> = stale.iter().map(|drop| drop.from).collect();
+    assert_eq!(from, [SpillTier::Disk, SpillTier::Host]);
+    assert_eq!(stale[0].after, [token(S1, 3)]);
     assert_eq!(core.census().dirty, b(32));
 }
 
@@ -64,18 +64,18 @@ fn a_retrieve_that_fails_half_way_leaves_the_buffer_spilled_and_whole() {
     let a = written(&mut core, 48, 0);
     spill(&mut core, 48, 1);
     let granted = try_lease(&mut core, &[(a, Exclusive)], S1, 2).unwrap();
-    core.settle(granted.fill[0].id).unwrap();
-    let abandoned = core.abandon(granted.fill[1].id).unwrap();
+    core.settle(granted.restores[0].id).unwrap();
+    let abandoned = core.abandon(granted.restores[1].id).unwrap();
     assert_eq!(abandoned.state, PieceState::Spilled { copies: HOST });
     assert_eq!(abandoned.less, None, "the lease still needs the memory");
     core.audit().unwrap();
     let early = core.end_lease(granted.lease, &LeaseEnd::default(), 3).unwrap_err();
-    assert_eq!(early, LeaseEndError::NotFilled { piece: piece(a, 1) });
+    assert_eq!(early, LeaseEndError::NotRestored { piece: piece(a, 1) });
     let range = core.extent(a).unwrap().range;
     assert_eq!(core.cancel_lease(granted.lease).unwrap(), [range]);
     core.audit().unwrap();
-    assert_eq!(core.keep(range).unwrap(), [(b(0), b(16)), (b(32), b(16))]);
-    let last = core.abandon(granted.fill[2].id).unwrap();
+    assert_eq!(core.needed_memory(range).unwrap(), [(b(0), b(16)), (b(32), b(16))]);
+    let last = core.abandon(granted.restores[2].id).unwrap();
     assert_eq!(last.less, Some(range), "nobody waits for it any more");
     core.audit().unwrap();
     assert_eq!(core.census().host_copies, b(48), "all of it is still below");
@@ -89,17 +89,17 @@ fn memory_is_not_taken_from_under_work_on_any_stream() {
     let writer = lease(&mut core, a, Exclusive, 0);
     end_used(&mut core, writer, a, 5);
     let reader = try_lease(&mut core, &[(a, Shared)], S2, 0).unwrap().lease;
-    let uses = [Use { buffer: a, token: token(S2, 8) }];
+    let uses = [BufferUse { buffer: a, token: token(S2, 8) }];
     core.end_lease(reader, &LeaseEnd { uses: &uses, writes: Writes::All }, 1).unwrap();
     let victim = core.choose(&short(16), 2).victims.remove(0);
     let out = &victim.moves[0];
     assert_eq!(out.copy_after, [token(S1, 5)], "the copy reads: readers are no obstacle");
     assert_eq!(out.lend_after, [token(S1, 5), token(S2, 8)]);
-    core.use_over(token(S1, 5));
+    core.complete_use(token(S1, 5));
     let refused = core.settle(out.id).unwrap_err();
     let uses = vec![token(S2, 8)];
     assert_eq!(refused, SettleError::StillUsed { piece: piece(a, 0), uses });
-    core.use_over(token(S2, 8));
+    core.complete_use(token(S2, 8));
     assert!(matches!(core.settle(out.id), Ok(Settled::Spilled { .. })));
 }
 
@@ -112,13 +112,13 @@ fn a_victim_that_is_leased_before_it_left_stays_and_its_copy_counts() {
     let first = choice.victims[0].moves[0].clone();
     core.settle(first.id).unwrap();
     let granted = try_lease(&mut core, &[(a, Shared)], S1, 2).unwrap();
-    assert_eq!(granted.fill.len(), 1, "only what left has to come back");
+    assert_eq!(granted.restores.len(), 1, "only what left has to come back");
     let second = &choice.victims[1].moves[0];
-    let cleaning = PieceState::Cleaning { copies: Copies::NONE, to: Lower::Host };
+    let cleaning = PieceState::Cleaning { copies: Copies::NONE, to: SpillTier::Host };
     assert_eq!(core.states(a).unwrap()[second.piece.index as usize], cleaning);
     let settled = core.settle(second.id).unwrap();
-    assert_eq!(settled, Settled::Cleaned { piece: second.piece, to: Lower::Host });
-    assert_eq!(core.counters().rescues, 1);
+    assert_eq!(settled, Settled::Cleaned { piece: second.piece, to: SpillTier::Host });
+    assert_eq!(core.counters().evictions_cancelled, 1);
 }
 
 #[test]
@@ -148,30 +148,30 @@ fn a_writer_waits_for_a_copy_only_until_it_is_queued() {
     let reader = try_lease(&mut core, &[(a, Shared)], S1, 2).unwrap();
     assert_eq!(reader.after, [], "a copy only reads");
     end(&mut core, reader.lease, 3);
-    core.copying(out.id, token(S2, 4)).unwrap();
+    core.copy_queued(out.id, token(S2, 4)).unwrap();
     core.audit().unwrap();
     let writer = try_lease(&mut core, &[(a, Exclusive)], S1, 5).unwrap();
-    assert_eq!((writer.after, writer.fill), (vec![token(S2, 4)], vec![]), "it did not leave");
+    assert_eq!((writer.after, writer.restores), (vec![token(S2, 4)], vec![]), "it did not leave");
     let settled = core.settle(out.id).unwrap();
-    assert_eq!(settled, Settled::Cleaned { piece: out.piece, to: Lower::Host }, "it was whole");
-    let drops = end(&mut core, writer.lease, 6);
-    assert_eq!(drops.len(), 1, "and is stale when the write counts");
+    assert_eq!(settled, Settled::Cleaned { piece: out.piece, to: SpillTier::Host }, "it was whole");
+    let stale = end(&mut core, writer.lease, 6);
+    assert_eq!(stale.len(), 1, "and is stale when the write counts");
     let fill = MoveId(77);
-    assert!(core.copying(fill, token(S2, 5)).is_err());
+    assert!(core.copy_queued(fill, token(S2, 5)).is_err());
 }
 
 #[test]
 fn a_copy_that_a_writer_overtook_is_worth_nothing() {
     let mut core = core();
     let a = written(&mut core, 16, 0);
-    let room = Room { host: b(100), disk: b(0) };
+    let room = SpillRoom { host: b(100), disk: b(0) };
     let out = core.clean(b(100), room, 100).remove(0);
-    core.copying(out.id, token(S2, 1)).unwrap();
+    core.copy_queued(out.id, token(S2, 1)).unwrap();
     let writer = try_lease(&mut core, &[(a, Exclusive)], S1, 101).unwrap();
     assert_eq!(writer.after, [token(S2, 1)], "no copy mixes what was with what is written");
     assert_eq!(end(&mut core, writer.lease, 102), [], "no copy counts yet");
     let settled = core.settle(out.id).unwrap();
-    assert_eq!(settled, Settled::Stays { piece: piece(a, 0), stale: Some(Lower::Host) });
+    assert_eq!(settled, Settled::Stays { piece: piece(a, 0), stale: Some(SpillTier::Host) });
     core.audit().unwrap();
     assert_eq!(core.census().dirty, b(16));
 }
@@ -180,12 +180,12 @@ fn a_copy_that_a_writer_overtook_is_worth_nothing() {
 fn a_copy_that_readers_meet_is_good() {
     let mut core = core();
     let a = written(&mut core, 16, 0);
-    let room = Room { host: b(100), disk: b(0) };
+    let room = SpillRoom { host: b(100), disk: b(0) };
     let out = core.clean(b(100), room, 100).remove(0);
     let reader = try_lease(&mut core, &[(a, Shared)], S1, 101).unwrap();
     end_used(&mut core, reader.lease, a, 102);
     let settled = core.settle(out.id).unwrap();
-    assert_eq!(settled, Settled::Cleaned { piece: piece(a, 0), to: Lower::Host });
+    assert_eq!(settled, Settled::Cleaned { piece: piece(a, 0), to: SpillTier::Host });
     let cancelled = try_lease(&mut core, &[(a, Exclusive)], S1, 103).unwrap();
     core.cancel_lease(cancelled.lease).unwrap();
     assert_eq!(core.states(a).unwrap(), [PieceState::Resident { copies: HOST }]);
@@ -196,7 +196,7 @@ fn only_a_fill_is_as_good_as_done_when_it_is_queued() {
     let mut core = core();
     written(&mut core, 16, 0);
     let out = core.choose(&short(16), 1).victims[0].moves[0].id;
-    assert_eq!(core.queued(out, token(S1, 1)), Err(SettleError::NotAFill { id: out }));
+    assert_eq!(core.restore_queued(out, token(S1, 1)), Err(SettleError::NotARestore { id: out }));
 }
 
 #[test]
@@ -204,16 +204,16 @@ fn discarded_contents_are_neither_copied_out_nor_in() {
     let mut core = core();
     let a = written(&mut core, 32, 0);
     spill(&mut core, 16, 1);
-    let drops = core.discard(a).unwrap();
+    let stale = core.discard(a).unwrap();
     core.audit().unwrap();
-    assert_eq!(drops.len(), 1, "the copy of the spilled piece");
+    assert_eq!(stale.len(), 1, "the copy of the spilled piece");
     let choice = core.choose(&short(32), 2);
     assert_eq!(choice.frees, b(16));
     assert_eq!(choice.victims[0].moves[0].to, None);
     assert_eq!(choice.victims[0].why.cost_ns(), 0);
     settle_all(&mut core, &choice);
     assert_eq!(core.states(a).unwrap(), [PieceState::Empty; 2]);
-    assert_eq!(try_lease(&mut core, &[(a, Shared)], S1, 3).unwrap().fill, []);
+    assert_eq!(try_lease(&mut core, &[(a, Shared)], S1, 3).unwrap().restores, []);
 }
 
 #[test]
@@ -221,12 +221,12 @@ fn removing_a_spilled_buffer_drops_its_copies_on_host_and_disk() {
     let mut core = core();
     let a = written(&mut core, 32, 0);
     spill(&mut core, 32, 1);
-    let push = core.choose_lower(&LowerShort { deficit: b(1), disk_room: b(100) }).pushes[0];
+    let push = core.reclaim_host(&HostDemand { deficit: b(1), disk_room: b(100) }).pushes[0];
     assert!(matches!(core.remove(a), Err(HeldError::Held { .. })), "a push is on its way");
     core.settle(push.id).unwrap();
-    let mut from: Vec<Lower> = core.remove(a).unwrap().iter().map(|drop| drop.from).collect();
+    let mut from: Vec<SpillTier> = core.remove(a).unwrap().iter().map(|drop| drop.from).collect();
     from.sort();
-    assert_eq!(from, [Lower::Host, Lower::Disk]);
+    assert_eq!(from, [SpillTier::Host, SpillTier::Disk]);
     core.audit().unwrap();
     assert_eq!(core.census(), DeferCensus::default());
 }
@@ -241,7 +241,7 @@ fn a_buffer_that_somebody_needs_is_not_removed_and_says_by_whom() {
     end_used(&mut core, reader, a, 4);
     assert!(core.remove(a).unwrap_err().to_string().contains("1 uses to be over"));
     core.discard(a).unwrap();
-    core.use_over(token(S1, 4));
+    core.complete_use(token(S1, 4));
     let reader = lease(&mut core, a, Shared, 1);
     core.pin(reader, a).unwrap();
     end(&mut core, reader, 5);

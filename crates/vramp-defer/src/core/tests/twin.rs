@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Room for three tenants in a group.
+/// SpillRoom for three tenants in a group.
 pub const PIECE: u64 = 1536;
 pub const CAPACITY: u64 = 9000;
 
@@ -42,14 +42,14 @@ pub struct Twin {
 
 #[derive(Clone, Debug)]
 pub struct TwinLease {
-    pub id: LeaseId,
+    pub id: BufferLeaseId,
     pub stream: u64,
     pub buffers: BTreeMap<BufferId, Access>,
     pub in_place: Vec<BufferId>,
 }
 
 impl TwinLease {
-    pub fn ways(&self) -> Wanted {
+    pub fn ways(&self) -> SplitRequest {
         let way = |(&id, &access): (&BufferId, &Access)| match self.in_place.contains(&id) {
             true => (id, Way::InPlace),
             false => (id, access.into()),
@@ -60,8 +60,8 @@ impl TwinLease {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    Out(Option<Lower>),
-    Fill(Lower),
+    Out(Option<SpillTier>),
+    Restore(SpillTier),
     Push,
 }
 
@@ -92,7 +92,7 @@ impl Ask {
         self.buffers.iter().map(|(&id, &access)| (id, access)).collect()
     }
 
-    pub fn may_stay(&self) -> Vec<BufferId> {
+    pub fn in_place_allowed(&self) -> Vec<BufferId> {
         self.buffers.keys().copied().filter(|_| self.stays).collect()
     }
 }
@@ -121,13 +121,13 @@ impl From<Access> for Way {
     }
 }
 
-pub type Wanted = BTreeMap<BufferId, Way>;
+pub type SplitRequest = BTreeMap<BufferId, Way>;
 
 #[derive(Clone, Debug, Default)]
 pub struct World {
     pub buffers: Vec<Twin>,
     pub leases: Vec<TwinLease>,
-    pub line: Vec<TwinWaiter>,
+    pub wait_queue: Vec<TwinWaiter>,
     pub moves: Vec<TwinMove>,
     pub written: u64,
     pub point: u64,
@@ -164,7 +164,7 @@ impl World {
     }
 
     /// All of it is somewhere and at rest, a part below, and nobody uses it on the card.
-    pub fn can_stay(&self, id: BufferId) -> bool {
+    pub fn can_read_in_place(&self, id: BufferId) -> bool {
         let Some(twin) = self.find(id) else { return false };
         let in_the_way =
             |one: &TwinMove| one.piece.buffer == id && !matches!(one.kind, Kind::Out(_));
@@ -178,10 +178,10 @@ impl World {
     }
 
     /// What an ask would have now.
-    pub fn by_place(&self, ask: &Ask) -> Wanted {
+    pub fn split_by_place(&self, ask: &Ask) -> SplitRequest {
         let way = |(&id, &access): (&BufferId, &Access)| match ask.stays
             && access == Access::Shared
-            && self.can_stay(id)
+            && self.can_read_in_place(id)
         {
             true => (id, Way::InPlace),
             false => (id, access.into()),
@@ -189,21 +189,21 @@ impl World {
         ask.buffers.iter().map(way).collect()
     }
 
-    pub fn may_not_leave(&self, twin: &Twin) -> bool {
+    pub fn is_unevictable(&self, twin: &Twin) -> bool {
         self.is_leased(twin.id) || twin.pins > 0 || twin.grades != [0; 3]
     }
 
     /// No buffer of the range is held, the pieces' own or their group's.
     pub fn may_leave(&self, range: RangeId) -> bool {
-        !self.buffers.iter().any(|twin| twin.range == range && self.may_not_leave(twin))
+        !self.buffers.iter().any(|twin| twin.range == range && self.is_unevictable(twin))
     }
 
     pub fn committed(&self, core: &Deferrables) -> u64 {
-        let anchored = |twin: &&Twin| {
+        let is_counted = |twin: &&Twin| {
             self.is_used(twin.id) || twin.pins > 0 || twin.grades[1] + twin.grades[2] > 0
         };
         let mut ranges: Vec<RangeId> =
-            self.buffers.iter().filter(anchored).map(|twin| twin.range).collect();
+            self.buffers.iter().filter(is_counted).map(|twin| twin.range).collect();
         ranges.sort();
         ranges.dedup();
         ranges.iter().map(|&range| self.range_len(core, range)).sum()
@@ -219,7 +219,7 @@ impl World {
     }
 
     /// What has to be on the card.
-    pub fn ranges_of(&self, wanted: &Wanted) -> Vec<RangeId> {
+    pub fn ranges_of(&self, wanted: &SplitRequest) -> Vec<RangeId> {
         let comes = |twin: &&Twin| wanted.get(&twin.id).is_some_and(|way| *way != Way::InPlace);
         let named = self.buffers.iter().filter(comes);
         let mut ranges: Vec<RangeId> = named.map(|twin| twin.range).collect();
@@ -229,23 +229,23 @@ impl World {
     }
 
     /// Somebody has it pinned or has its pointer.
-    pub fn is_kept(&self, range: RangeId) -> bool {
+    pub fn is_pinned_or_exposed(&self, range: RangeId) -> bool {
         let kept = |twin: &Twin| twin.pins > 0 || twin.grades[1] + twin.grades[2] > 0;
         self.buffers.iter().any(|twin| twin.range == range && kept(twin))
     }
 
     pub fn is_anchored(&self, range: RangeId) -> bool {
         let used = |twin: &Twin| twin.range == range && self.is_used(twin.id);
-        self.is_kept(range) || self.buffers.iter().any(used)
+        self.is_pinned_or_exposed(range) || self.buffers.iter().any(used)
     }
 
     /// It waits for room that leases have.
-    pub fn lacks_room(&self, core: &Deferrables, wanted: &Wanted) -> bool {
+    pub fn lacks_room(&self, core: &Deferrables, wanted: &SplitRequest) -> bool {
         let own = self.ranges_of(wanted);
         let new = own.iter().filter(|&&range| !self.is_anchored(range));
         let new: u64 = new.map(|&range| self.range_len(core, range)).sum();
         let mut alone: Vec<RangeId> = self.buffers.iter().map(|twin| twin.range).collect();
-        alone.retain(|range| self.is_kept(*range) || own.contains(range));
+        alone.retain(|range| self.is_pinned_or_exposed(*range) || own.contains(range));
         alone.sort();
         alone.dedup();
         let alone: u64 = alone.iter().map(|&range| self.range_len(core, range)).sum();
@@ -256,9 +256,14 @@ impl World {
     }
 
     /// The younger one must not pass the older one.
-    pub fn comes_after(&self, core: &Deferrables, older: &Wanted, wanted: &Wanted) -> bool {
+    pub fn comes_after(
+        &self,
+        core: &Deferrables,
+        older: &SplitRequest,
+        wanted: &SplitRequest,
+    ) -> bool {
         let needed = self.ranges_of(older);
-        let takes = |range: &RangeId| !needed.contains(range) && !self.is_kept(*range);
+        let takes = |range: &RangeId| !needed.contains(range) && !self.is_pinned_or_exposed(*range);
         excludes(older, wanted)
             || self.lacks_room(core, older) && self.ranges_of(wanted).iter().any(takes)
     }
@@ -269,7 +274,7 @@ impl World {
         loop {
             let before = (waiters.len(), streams.len());
             for place in waiters.clone() {
-                let wanted = self.by_place(&self.line[place].ask);
+                let wanted = self.split_by_place(&self.wait_queue[place].ask);
                 let full = self.lacks_room(core, &wanted);
                 for lease in &self.leases {
                     let has_room = lease.in_place.len() < lease.buffers.len();
@@ -279,9 +284,9 @@ impl World {
                         streams.push(lease.stream);
                     }
                 }
-                for (other, waits) in self.line.iter().enumerate() {
+                for (other, waits) in self.wait_queue.iter().enumerate() {
                     let in_front = other < place
-                        && self.comes_after(core, &self.by_place(&waits.ask), &wanted);
+                        && self.comes_after(core, &self.split_by_place(&waits.ask), &wanted);
                     if (in_front || streams.contains(&waits.ask.stream))
                         && !waiters.contains(&other)
                     {
@@ -296,10 +301,10 @@ impl World {
     }
 
     /// What lower room is promised to moves under way.
-    pub fn promised(&self, to: Lower) -> u64 {
+    pub fn promised(&self, to: SpillTier) -> u64 {
         let takes = |one: &&TwinMove| match one.kind {
             Kind::Out(Some(lower)) => lower == to && one.queued.is_none(),
-            Kind::Push => to == Lower::Disk,
+            Kind::Push => to == SpillTier::Disk,
             _ => false,
         };
         self.moves.iter().filter(takes).map(|one| self.piece_len(one.piece)).sum()
@@ -310,12 +315,12 @@ impl World {
         PIECE.min(whole - PIECE * u64::from(piece.index))
     }
 
-    pub fn drop_copies(&mut self, drops: &[Drop]) -> Result<(), TestCaseError> {
-        for drop in drops {
+    pub fn drop_copies(&mut self, stale: &[StaleCopy]) -> Result<(), TestCaseError> {
+        for drop in stale {
             let bits = self.bits(drop.piece);
             let copy = match drop.from {
-                Lower::Host => bits.host.take(),
-                Lower::Disk => bits.disk.take(),
+                SpillTier::Host => bits.host.take(),
+                SpillTier::Disk => bits.disk.take(),
             };
             prop_assert!(copy.is_some(), "there is no copy of {} on the {}", drop.piece, drop.from);
         }
@@ -329,8 +334,8 @@ impl World {
         bits.busy = true;
         let read = match kind {
             Kind::Out(_) => bits.card,
-            Kind::Fill(Lower::Disk) => bits.disk,
-            Kind::Fill(Lower::Host) | Kind::Push => bits.host,
+            Kind::Restore(SpillTier::Disk) => bits.disk,
+            Kind::Restore(SpillTier::Host) | Kind::Push => bits.host,
         };
         self.moves.push(TwinMove { id, piece, kind, read, began, queued: None });
         Ok(())
@@ -348,7 +353,7 @@ impl World {
 }
 
 /// They name a buffer that one of them writes, or that only one of them has on the card.
-pub fn excludes(one: &Wanted, other: &Wanted) -> bool {
+pub fn excludes(one: &SplitRequest, other: &SplitRequest) -> bool {
     let both = |(id, way): (&BufferId, &Way)| Some((*way, *other.get(id)?));
     one.iter().filter_map(both).any(|(one, other)| one != other || one == Way::Exclusive)
 }

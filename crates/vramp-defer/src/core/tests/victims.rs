@@ -2,7 +2,7 @@ use super::*;
 
 use Access::Shared;
 
-fn pieces(choice: &Choice) -> Vec<PieceId> {
+fn pieces(choice: &VictimChoice) -> Vec<PieceId> {
     choice.victims.iter().flat_map(|victim| &victim.moves).map(|out| out.piece).collect()
 }
 
@@ -21,7 +21,7 @@ fn a_spill_stops_within_one_piece_of_the_deficit() {
 fn nothing_is_spilled_where_nothing_is_short() {
     let mut core = core();
     written(&mut core, 100, 0);
-    assert_eq!(core.choose(&short(0), 1), Choice::default());
+    assert_eq!(core.choose(&short(0), 1), VictimChoice::default());
 }
 
 #[test]
@@ -30,26 +30,26 @@ fn room_that_moves_under_way_will_take_is_given_to_nobody_else() {
     for _ in 0..5 {
         written(&mut core, 16, 0);
     }
-    let room = Room { host: b(32), disk: b(16) };
-    let first = core.choose(&Short { room, ..short(16) }, 1).victims.remove(0);
-    let second = core.choose(&Short { room, ..short(16) }, 1).victims.remove(0);
-    let third = core.choose(&Short { room, ..short(16) }, 1).victims.remove(0);
+    let room = SpillRoom { host: b(32), disk: b(16) };
+    let first = core.choose(&SpillDemand { room, ..short(16) }, 1).victims.remove(0);
+    let second = core.choose(&SpillDemand { room, ..short(16) }, 1).victims.remove(0);
+    let third = core.choose(&SpillDemand { room, ..short(16) }, 1).victims.remove(0);
     let to: Vec<_> = [&first, &second, &third].iter().map(|one| one.moves[0].to).collect();
-    assert_eq!(to, [Some(Lower::Host), Some(Lower::Host), Some(Lower::Disk)]);
-    let fourth = core.choose(&Short { room, ..short(16) }, 1);
+    assert_eq!(to, [Some(SpillTier::Host), Some(SpillTier::Host), Some(SpillTier::Disk)]);
+    let fourth = core.choose(&SpillDemand { room, ..short(16) }, 1);
     assert_eq!(fourth.victims, [], "all of it is promised");
     assert_eq!(fourth.short.unwrap().no_room, b(32));
     assert_eq!(core.clean(b(16), room, 100), []);
     // Its blocks are taken: they are not free any more, and not promised either.
-    core.copying(first.moves[0].id, token(S1, 1)).unwrap();
+    core.copy_queued(first.moves[0].id, token(S1, 1)).unwrap();
     core.audit().unwrap();
-    let taken = Room { host: b(16), disk: b(16) };
-    assert_eq!(core.choose(&Short { room: taken, ..short(16) }, 1).victims, []);
+    let taken = SpillRoom { host: b(16), disk: b(16) };
+    assert_eq!(core.choose(&SpillDemand { room: taken, ..short(16) }, 1).victims, []);
     // Given up, it is promised to nobody.
     core.abandon(second.moves[0].id).unwrap();
     core.audit().unwrap();
-    let again = core.choose(&Short { room: taken, ..short(16) }, 1).victims.remove(0);
-    assert_eq!(again.moves[0].to, Some(Lower::Host));
+    let again = core.choose(&SpillDemand { room: taken, ..short(16) }, 1).victims.remove(0);
+    assert_eq!(again.moves[0].to, Some(SpillTier::Host));
 }
 
 #[test]
@@ -71,10 +71,11 @@ fn a_retrieve_that_needs_memory_spills_neither_itself_nor_what_it_waits_for() {
     let (a, c) = (written(&mut core, 64, 0), written(&mut core, 64, 0));
     let a_out = core.choose(&short(64), 1);
     assert_eq!(settle_all(&mut core, &a_out).len(), 4);
-    let spilled = if core.keep(core.extent(a).unwrap().range).unwrap().is_empty() { a } else { c };
+    let spilled =
+        if core.needed_memory(core.extent(a).unwrap().range).unwrap().is_empty() { a } else { c };
     let other = if spilled == a { c } else { a };
     let granted = try_lease(&mut core, &[(spilled, Shared)], S1, 2).unwrap();
-    assert_eq!(granted.fill.len(), 4);
+    assert_eq!(granted.restores.len(), 4);
     let inside = core.choose(&short(1000), 3);
     assert!(pieces(&inside).iter().all(|piece| piece.buffer == other));
     assert_eq!(inside.short.unwrap().leased, b(64));
@@ -91,7 +92,7 @@ fn leased_pinned_and_exposed_buffers_are_no_victims_and_the_shortfall_names_them
     core.pin(pinning, c).unwrap();
     end(&mut core, pinning, 3);
     let exposing = lease(&mut core, d, Shared, 3);
-    core.expose(exposing, d, Grade::Opaque).unwrap();
+    core.expose(exposing, d, PointerScope::Opaque).unwrap();
     end(&mut core, exposing, 3);
     let choice = core.choose(&short(16), 100);
     assert_eq!(choice.victims, []);
@@ -184,14 +185,15 @@ fn what_was_retrieved_a_moment_ago_is_not_spilled_before_the_others() {
 fn a_full_host_sends_contents_to_the_disk_and_a_full_disk_keeps_them() {
     let mut core = core();
     let a = written(&mut core, 48, 0);
-    let room = Room { host: b(16), disk: b(31) };
-    let choice = core.choose(&Short { room, ..short(48) }, 1);
-    let to: Vec<Option<Lower>> = choice.victims.iter().map(|victim| victim.moves[0].to).collect();
-    assert_eq!(to, [Some(Lower::Host), Some(Lower::Disk)]);
+    let room = SpillRoom { host: b(16), disk: b(31) };
+    let choice = core.choose(&SpillDemand { room, ..short(48) }, 1);
+    let to: Vec<Option<SpillTier>> =
+        choice.victims.iter().map(|victim| victim.moves[0].to).collect();
+    assert_eq!(to, [Some(SpillTier::Host), Some(SpillTier::Disk)]);
     let shortfall = choice.short.unwrap();
     assert_eq!((shortfall.missing, shortfall.no_room), (b(16), b(16)));
     settle_all(&mut core, &choice);
-    let none = Short { room: Room::default(), ..short(16) };
+    let none = SpillDemand { room: SpillRoom::default(), ..short(16) };
     assert_eq!(core.choose(&none, 2).victims, []);
     let resident = PieceState::Resident { copies: Copies::NONE };
     assert_eq!(core.states(a).unwrap().iter().filter(|&&state| state == resident).count(), 1);
@@ -204,7 +206,7 @@ fn contents_on_a_slow_disk_cost_more_than_on_the_host() {
     let all = core.choose(&short(32), 1);
     settle_all(&mut core, &all);
     core.hint(on_disk, Hint::None).unwrap();
-    let pushes = core.choose_lower(&LowerShort { deficit: b(32), disk_room: b(32) }).pushes;
+    let pushes = core.reclaim_host(&HostDemand { deficit: b(32), disk_room: b(32) }).pushes;
     for push in pushes {
         match push.piece.buffer == on_disk {
             true => assert!(core.settle(push.id).is_ok()),
@@ -215,7 +217,7 @@ fn contents_on_a_slow_disk_cost_more_than_on_the_host() {
         let reader = lease(&mut core, buffer, Shared, 2);
         end(&mut core, reader, 2);
     }
-    let unknown = Short { rates: Rates::default(), ..short(16) };
+    let unknown = SpillDemand { rates: Rates::default(), ..short(16) };
     assert_eq!(pieces(&core.choose(&unknown, 100)), [piece(on_host, 0)]);
 }
 
@@ -226,7 +228,7 @@ fn memory_without_contents_leaves_for_nothing() {
     let empty = add(&mut core, 16);
     let looked = lease(&mut core, empty, Shared, 90);
     end(&mut core, looked, 90);
-    let choice = core.choose(&Short { room: Room::default(), ..short(16) }, 91);
+    let choice = core.choose(&SpillDemand { room: SpillRoom::default(), ..short(16) }, 91);
     assert_eq!(pieces(&choice), [piece(empty, 0)]);
     settle_all(&mut core, &choice);
     assert_eq!(core.states(empty).unwrap(), [PieceState::Empty]);

@@ -1,6 +1,6 @@
 //! How long pieces are, how much the card holds, and how fast data moves.
 
-use super::Lower;
+use super::SpillTier;
 use vramp_core::Bytes;
 
 /// What buffers and their pieces are measured by.
@@ -88,28 +88,28 @@ pub struct Rates {
 }
 
 impl Rates {
-    pub(super) fn out_ns(&self, to: Lower, bytes: Bytes) -> u64 {
+    pub(super) fn out_ns(&self, to: SpillTier, bytes: Bytes) -> u64 {
         let rate = match to {
-            Lower::Host => self.to_host,
-            Lower::Disk => self.to_disk,
+            SpillTier::Host => self.to_host,
+            SpillTier::Disk => self.to_disk,
         };
         move_ns(rate, to, bytes)
     }
 
-    pub(super) fn in_ns(&self, from: Lower, bytes: Bytes) -> u64 {
+    pub(super) fn in_ns(&self, from: SpillTier, bytes: Bytes) -> u64 {
         let rate = match from {
-            Lower::Host => self.from_host,
-            Lower::Disk => self.from_disk,
+            SpillTier::Host => self.from_host,
+            SpillTier::Disk => self.from_disk,
         };
         move_ns(rate, from, bytes)
     }
 }
 
 /// Nanoseconds to move `bytes`, either way.
-fn move_ns(rate: Option<u64>, lower: Lower, bytes: Bytes) -> u64 {
+fn move_ns(rate: Option<u64>, lower: SpillTier, bytes: Bytes) -> u64 {
     let stand_in = match lower {
-        Lower::Host => 25_000_000_000,
-        Lower::Disk => 2_500_000_000,
+        SpillTier::Host => 25_000_000_000,
+        SpillTier::Disk => 2_500_000_000,
     };
     let rate = rate.filter(|&rate| rate > 0).unwrap_or(stand_in);
     let ns = u128::from(bytes.count()) * 1_000_000_000 / u128::from(rate);
@@ -118,37 +118,37 @@ fn move_ns(rate: Option<u64>, lower: Lower, bytes: Bytes) -> u64 {
 
 /// What is free below the card. What moves under way will take of it is counted by the core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Room {
+pub struct SpillRoom {
     /// In pinned memory.
     pub host: Bytes,
     /// In files.
     pub disk: Bytes,
 }
 
-impl Room {
-    pub(super) fn of(&mut self, lower: Lower) -> &mut Bytes {
+impl SpillRoom {
+    pub(super) fn of(&mut self, lower: SpillTier) -> &mut Bytes {
         match lower {
-            Lower::Host => &mut self.host,
-            Lower::Disk => &mut self.disk,
+            SpillTier::Host => &mut self.host,
+            SpillTier::Disk => &mut self.disk,
         }
     }
 
     /// What is left beside what was promised.
-    pub(super) fn beside(self, promised: Room) -> Room {
-        Room {
+    pub(super) fn beside(self, promised: SpillRoom) -> SpillRoom {
+        SpillRoom {
             host: self.host.saturating_sub(promised.host),
             disk: self.disk.saturating_sub(promised.disk),
         }
     }
 
     /// Takes room for contents that leave the card: the host if it has any, else the disk.
-    pub(super) fn take(&mut self, bytes: Bytes) -> Option<Lower> {
+    pub(super) fn take(&mut self, bytes: Bytes) -> Option<SpillTier> {
         if bytes <= self.host {
             self.host -= bytes;
-            Some(Lower::Host)
+            Some(SpillTier::Host)
         } else if bytes <= self.disk {
             self.disk -= bytes;
-            Some(Lower::Disk)
+            Some(SpillTier::Disk)
         } else {
             None
         }

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::core::{Access, BufferId, Hint, PieceState};
+use crate::planner::{Access, BufferId, Hint, PieceState};
 use vramp_alloc::StreamId;
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
-use super::error::SpillError;
-use super::in_place::Stay;
-use super::lease::LeaseSet;
+use super::acquire::InPlaceMode;
+use super::lease_set::LeaseSet;
+use super::spill_error::SpillError;
 use super::state::Shared;
 use vramp_tiers::Deadline;
 
@@ -32,11 +32,11 @@ impl Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
-        state.dying.push(self.id);
+        state.orphans.push(self.id);
         // What cannot be asked counts as in use.
         let _ = state.poll();
         drop(state);
-        self.shared.tell();
+        self.shared.notify();
     }
 }
 
@@ -106,7 +106,7 @@ impl DeferrableBuffer {
     /// As [`SpillManager::lease`](super::SpillManager::lease).
     pub fn lease(&self, access: Access, stream: StreamId) -> Result<LeaseSet, SpillError> {
         let deadline = Deadline::from(self.owner.shared.config.patience);
-        self.owner.shared.lease(&[(self, access)], &[stream], deadline, Stay::Nowhere)
+        self.owner.shared.lease(&[(self, access)], &[stream], deadline, InPlaceMode::Nowhere)
     }
 
     /// Lets it be read at its address also while it is spilled: its copies are then kept in host
@@ -182,7 +182,7 @@ impl DeferrableBuffer {
     pub fn prefetch(&self) -> Result<(), SpillError> {
         let now = Deadline::from(std::time::Instant::now());
         let wanted = [(self, Access::Shared)];
-        let lease = self.owner.shared.lease(&wanted, &[], now, Stay::Nowhere)?;
+        let lease = self.owner.shared.lease(&wanted, &[], now, InPlaceMode::Nowhere)?;
         lease.cancel();
         Ok(())
     }
@@ -195,8 +195,8 @@ impl DeferrableBuffer {
     pub fn discard(&self) -> Result<(), SpillError> {
         let mut state = self.owner.shared.lock();
         state.poll()?;
-        let drops = state.core.discard(self.owner.id)?;
-        state.drop_copies(&drops);
+        let stale = state.core.discard(self.owner.id)?;
+        state.drop_copies(&stale);
         Ok(())
     }
 
@@ -256,6 +256,6 @@ impl Drop for Pin {
     fn drop(&mut self) {
         let unpinned = self.owner.shared.lock().core.unpin(self.owner.id);
         debug_assert!(unpinned.is_ok(), "a pin is taken off once: {unpinned:?}");
-        self.owner.shared.tell();
+        self.owner.shared.notify();
     }
 }

@@ -7,19 +7,19 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::core::{Access, BufferId, Granted};
+use crate::planner::{Access, BufferId, GrantedLease};
 use vramp_alloc::{Driver, StreamId};
 use vramp_driver::Stream;
 
-use super::buffer::DeferrableBuffer;
-use super::error::SpillError;
-use super::lease::LeaseSet;
+use super::buffer_handle::DeferrableBuffer;
+use super::lease_set::LeaseSet;
+use super::spill_error::SpillError;
 use super::state::{Shared, State};
 use vramp_tiers::Deadline;
 
 /// Which buffers of a lease may stay where they are, if they can be read there.
 #[derive(Clone, Copy)]
-pub(super) enum Stay<'a> {
+pub(super) enum InPlaceMode<'a> {
     /// None.
     Nowhere,
     /// All that are only read, but these: they should be on the card by now.
@@ -38,7 +38,7 @@ impl Shared {
         let hot = self.hot(wanted);
         if !hot.is_empty() {
             let now = Deadline::from(Instant::now());
-            match self.lease(wanted, streams, now, Stay::AllBut(&hot)) {
+            match self.lease(wanted, streams, now, InPlaceMode::AllBut(&hot)) {
                 // There is no room for them, so they are read where they are.
                 Err(
                     SpillError::Refused(_) | SpillError::NoMemory { .. } | SpillError::NoBudget(_),
@@ -46,7 +46,7 @@ impl Shared {
                 leased => return leased,
             }
         }
-        self.lease(wanted, streams, deadline, Stay::AllBut(&[]))
+        self.lease(wanted, streams, deadline, InPlaceMode::AllBut(&[]))
     }
 
     /// The buffers that were read in place so often that they should be on the card.
@@ -57,9 +57,9 @@ impl Shared {
     }
 
     /// Lets the streams come behind the work that had the memory before of what stays on the card.
-    pub(super) fn order_behind_memory(
+    pub(super) fn order_after_memory(
         &self,
-        granted: &Granted,
+        granted: &GrantedLease,
         streams: &[Stream],
     ) -> Result<(), SpillError> {
         for &buffer in &granted.in_place {
@@ -79,16 +79,20 @@ impl Shared {
 
 impl State {
     /// The buffers of a lease that may stay, because all that is spilled of them is mapped.
-    pub fn may_stay(&self, wanted: &[(BufferId, Access)], stay: Stay<'_>) -> Vec<BufferId> {
-        let Stay::AllBut(hot) = stay else { return Vec::new() };
+    pub fn in_place_allowed(
+        &self,
+        wanted: &[(BufferId, Access)],
+        stay: InPlaceMode<'_>,
+    ) -> Vec<BufferId> {
+        let InPlaceMode::AllBut(hot) = stay else { return Vec::new() };
         let wanted = wanted.iter().map(|&(id, _)| id);
-        wanted.filter(|id| !hot.contains(id) && self.is_mounted(*id)).collect()
+        wanted.filter(|id| !hot.contains(id) && self.is_mapped(*id)).collect()
     }
 
     /// Counts what a lease reads in place, and what it brought because that was done so often.
-    pub fn note_reads(&mut self, granted: &Granted, hot: &[BufferId]) {
+    pub fn note_reads(&mut self, granted: &GrantedLease, hot: &[BufferId]) {
         self.stats.reads_in_place += granted.in_place.len() as u64;
-        let came = |id: &&BufferId| granted.fill.iter().any(|fill| fill.piece.buffer == **id);
+        let came = |id: &&BufferId| granted.restores.iter().any(|fill| fill.piece.buffer == **id);
         self.stats.promotions += hot.iter().filter(came).count() as u64;
     }
 }

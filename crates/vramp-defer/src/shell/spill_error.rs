@@ -1,6 +1,6 @@
 //! Why a buffer was not made, leased, or moved. Every error says what to do.
 
-use crate::core::{
+use crate::planner::{
     AddError, DeferConfigError, ExposeError, HeldError, LeaseRefused, UnknownBuffer,
 };
 use vramp_alloc::graph::ArenaError;
@@ -53,7 +53,7 @@ pub enum SpillError {
     NotReadable(&'static str),
     /// Host memory could not be taken away from the buffer's address.
     #[error(transparent)]
-    Hosted(#[from] HostBackingError),
+    HostBacking(#[from] HostBackingError),
     /// The buffer was removed.
     #[error(transparent)]
     Unknown(#[from] UnknownBuffer),
@@ -110,7 +110,7 @@ pub enum SpillError {
 
 impl SpillError {
     /// True if blocks of the host were missing that others may give back.
-    pub(super) fn lacks_blocks(&self) -> bool {
+    pub(super) fn lacks_host_blocks(&self) -> bool {
         matches!(
             self,
             SpillError::Move(MoveError::Host(
@@ -120,11 +120,11 @@ impl SpillError {
     }
 
     /// True if something was missing that others may give back, and nothing is broken.
-    pub(super) fn is_want(&self) -> bool {
+    pub(super) fn is_capacity_error(&self) -> bool {
         let disk_is_full =
             matches!(self, SpillError::Move(MoveError::Disk { error: DiskTierError::Full(_), .. }));
         let no_memory = matches!(self, SpillError::NoMemory { .. } | SpillError::NoBudget(_));
-        disk_is_full || no_memory || self.lacks_blocks()
+        disk_is_full || no_memory || self.lacks_host_blocks()
     }
 }
 

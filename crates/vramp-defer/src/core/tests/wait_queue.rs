@@ -17,7 +17,7 @@ fn ask(
     holder: HolderKey,
     buffers: Buffers<'_>,
     ticket: Option<Ticket>,
-) -> Result<LeaseId, LeaseRefused> {
+) -> Result<BufferLeaseId, LeaseRefused> {
     let request = LeaseRequest { buffers, streams: &[S1], holder, ticket };
     let granted = core.lease(&request, 0);
     core.audit().unwrap();
@@ -28,13 +28,13 @@ fn ask(
 fn wait(core: &mut Deferrables, holder: HolderKey, buffers: Buffers<'_>) -> Ticket {
     assert!(ask(core, holder, buffers, None).is_err(), "it need not wait");
     let request = LeaseRequest { buffers, holder, ..LeaseRequest::default() };
-    let ticket = core.line_up(&request, &[]).unwrap();
+    let ticket = core.enqueue(&request, &[]).unwrap();
     core.audit().unwrap();
     ticket
 }
 
 fn behind(tickets: &[Ticket]) -> LeaseRefused {
-    LeaseRefused::Behind { waiting: tickets.to_vec() }
+    LeaseRefused::OlderWaiters { waiting: tickets.to_vec() }
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn readers_do_not_pass_a_writer_who_waits() {
     end(&mut core, first, 1);
     assert_eq!(ask(&mut core, C, &[(a, Shared)], Some(reader)), Err(behind(&[writer])));
     let wrote = ask(&mut core, B, &[(a, Exclusive)], Some(writer)).unwrap();
-    assert!(core.leave_line(writer));
+    assert!(core.dequeue(writer));
     end(&mut core, wrote, 2);
     assert!(ask(&mut core, C, &[(a, Shared)], Some(reader)).is_ok());
 }
@@ -79,7 +79,7 @@ fn small_sets_do_not_take_the_room_that_a_large_one_waits_for() {
     assert_eq!(late, behind(&[ticket]), "it would keep what is to be freed");
     end(&mut core, first, 1);
     assert!(ask(&mut core, C, &[(large, Exclusive)], Some(ticket)).is_ok());
-    core.leave_line(ticket);
+    core.dequeue(ticket);
     assert!(ask(&mut core, D, &[(small[1], Shared)], None).is_ok(), "nobody waits any more");
     end(&mut core, second, 2);
 }
@@ -146,7 +146,7 @@ fn whoever_leaves_the_line_keeps_nobody_waiting() {
     let a = written(&mut core, 16, 0);
     let _first = ask(&mut core, A, &[(a, Shared)], None).unwrap();
     let writer = wait(&mut core, B, &[(a, Exclusive)]);
-    assert!(core.leave_line(writer) && !core.leave_line(writer));
+    assert!(core.dequeue(writer) && !core.dequeue(writer));
     assert!(ask(&mut core, C, &[(a, Shared)], None).is_ok());
     assert_eq!(core.census().waiting, 0);
 }
@@ -178,10 +178,10 @@ fn read(
     holder: HolderKey,
     buffers: Buffers<'_>,
     ticket: Option<Ticket>,
-) -> Result<LeaseId, LeaseRefused> {
-    let may_stay: Vec<BufferId> = buffers.iter().map(|&(id, _)| id).collect();
+) -> Result<BufferLeaseId, LeaseRefused> {
+    let in_place_allowed: Vec<BufferId> = buffers.iter().map(|&(id, _)| id).collect();
     let request = LeaseRequest { buffers, streams: &[S1], holder, ticket };
-    let granted = core.lease_in_place(&request, &may_stay, 2);
+    let granted = core.lease_in_place(&request, &in_place_allowed, 2);
     core.audit().unwrap();
     granted.map(|granted| granted.lease)
 }
@@ -189,9 +189,9 @@ fn read(
 /// The same where it has to wait.
 fn wait_to_read(core: &mut Deferrables, holder: HolderKey, buffers: Buffers<'_>) -> Ticket {
     assert!(read(core, holder, buffers, None).is_err(), "it need not wait");
-    let may_stay: Vec<BufferId> = buffers.iter().map(|&(id, _)| id).collect();
+    let in_place_allowed: Vec<BufferId> = buffers.iter().map(|&(id, _)| id).collect();
     let request = LeaseRequest { buffers, holder, ..LeaseRequest::default() };
-    let ticket = core.line_up(&request, &may_stay).unwrap();
+    let ticket = core.enqueue(&request, &in_place_allowed).unwrap();
     core.audit().unwrap();
     ticket
 }
@@ -259,7 +259,7 @@ fn whoever_waits_on_keeps_its_place_and_says_anew_what_may_stay() {
     let builds = wait_to_read(&mut core, B, &set);
     let late = wait(&mut core, C, &[(a, Shared)]);
     let request = LeaseRequest { buffers: &set, holder: B, ticket: Some(builds), streams: &[] };
-    assert_eq!(core.line_up(&request, &[]), Ok(builds), "it cannot be read there any more");
+    assert_eq!(core.enqueue(&request, &[]), Ok(builds), "it cannot be read there any more");
     assert_eq!(core.census().waiting, 2);
     assert!(ask(&mut core, C, &[(a, Shared)], Some(late)).is_ok(), "both use it on the card");
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::core::Rates;
+use crate::planner::Rates;
 use vramp_core::Bytes;
 
 /// How deferrable buffers of a card are kept.

@@ -1,10 +1,10 @@
-//! Room on the host: copies that are not needed go, others are pushed to the disk.
+//! SpillRoom on the host: copies that are not needed go, others are pushed to the disk.
 
-use crate::core::LowerShort;
+use crate::planner::HostDemand;
 use vramp_core::Bytes;
 
-use super::error::SpillError;
-use super::report::Moved;
+use super::report::MoveKind;
+use super::spill_error::SpillError;
 use super::state::{Shared, State};
 use vramp_tiers::{DiskCopy, MoveError};
 use vramp_tiers::{HostAllocation, HostPoolError};
@@ -27,11 +27,11 @@ impl Shared {
         let pushes = {
             let mut state = self.lock();
             let disk_room = self.room().disk;
-            shed = state.shed_stock();
+            shed = state.release_spare_copies();
             let deficit = deficit.saturating_sub(shed);
-            let choice = state.core.choose_lower(&LowerShort { deficit, disk_room });
-            state.drop_copies(&choice.drops);
-            state.shed_stock();
+            let choice = state.core.reclaim_host(&HostDemand { deficit, disk_room });
+            state.drop_copies(&choice.stale);
+            state.release_spare_copies();
             let made = deficit.saturating_sub(choice.missing);
             if choice.pushes.is_empty() {
                 return shed + made;
@@ -41,7 +41,7 @@ impl Shared {
         let store = self.disk.as_ref().expect("without a disk there is no room on it");
         let mut made = shed;
         for push in pushes {
-            if let Some(freed) = self.push_hosted(&push, store) {
+            if let Some(freed) = self.push_mapped(&push, store) {
                 made += freed;
                 continue;
             }
@@ -58,10 +58,10 @@ impl Shared {
                 }
                 Err(error) => {
                     self.lock().copies.entry(push.piece).or_default().host = Some(host);
-                    self.fail(push.id, push.piece, Moved::Pushed, &error.into());
+                    self.fail(push.id, push.piece, MoveKind::Pushed, &error.into());
                 }
             }
-            self.tell();
+            self.notify();
         }
         made
     }
@@ -74,10 +74,10 @@ impl State {
         let room = shared.room().host + self.core.census().clean;
         let deficit = leaving.saturating_sub(room);
         if !deficit.is_zero() {
-            let deficit = deficit.saturating_sub(self.shed_stock());
-            let short = LowerShort { deficit, disk_room: Bytes::ZERO };
-            let choice = self.core.choose_lower(&short);
-            self.drop_copies(&choice.drops);
+            let deficit = deficit.saturating_sub(self.release_spare_copies());
+            let short = HostDemand { deficit, disk_room: Bytes::ZERO };
+            let choice = self.core.reclaim_host(&short);
+            self.drop_copies(&choice.stale);
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Copies below the card: what the host gives up, and what is copied out ahead of need.
 
-use super::buffer::{Buffer, Hint};
-use super::piece::{Motion, Place};
-use super::{CopyOut, Deferrables, Drop, Lower, PieceId, Push, Room};
+use super::buffer_state::{Buffer, Hint};
+use super::piece::{ContentPlace, PieceMove};
+use super::{CopyOut, Deferrables, PieceId, Push, SpillRoom, SpillTier, StaleCopy};
 use vramp_core::Bytes;
 
 /// How much the host is short of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LowerShort {
+pub struct HostDemand {
     /// What has to be freed of pinned memory.
     pub deficit: Bytes,
     /// What is free in files, promised or not.
@@ -16,9 +16,9 @@ pub struct LowerShort {
 
 /// What the host gives up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LowerChoice {
+pub struct HostReclaim {
     /// Copies that count no more: to be dropped.
-    pub drops: Vec<Drop>,
+    pub stale: Vec<StaleCopy>,
     /// Copies to move to the disk: each has to be settled or abandoned.
     pub pushes: Vec<Push>,
     /// What is missing after all of them.
@@ -31,20 +31,22 @@ impl Deferrables {
     /// are on the disk as well. What is only on the host is pushed to the disk, the longest unused
     /// first, but not where a fill failed and a lease is still held. Last goes what is below and
     /// readable there, but nothing while it is read. O(n log n) in pieces.
-    pub fn choose_lower(&mut self, short: &LowerShort) -> LowerChoice {
-        let mut choice = LowerChoice { missing: short.deficit, ..LowerChoice::default() };
+    pub fn reclaim_host(&mut self, short: &HostDemand) -> HostReclaim {
+        let mut choice = HostReclaim { missing: short.deficit, ..HostReclaim::default() };
         let mut on_host: Vec<(PieceId, u64)> = self
             .all_pieces()
             .filter(|&(id, _)| {
                 let piece = self.piece(id);
-                let is_read = self.buffers[id.buffer].in_place > 0 && piece.place == Place::Lower;
+                let is_read =
+                    self.buffers[id.buffer].in_place > 0 && piece.place == ContentPlace::SpillTier;
                 piece.copies.host && piece.motion.is_none() && !is_read
             })
             .collect();
         on_host.sort_by_key(|&(id, last_use_ns)| (last_use_ns, id));
         let place = |core: &Deferrables, id: PieceId| core.piece(id).place;
-        let resident = on_host.iter().rev().filter(|(id, _)| place(self, *id) == Place::Card);
-        let spilled = on_host.iter().filter(|(id, _)| place(self, *id) == Place::Lower);
+        let resident =
+            on_host.iter().rev().filter(|(id, _)| place(self, *id) == ContentPlace::Card);
+        let spilled = on_host.iter().filter(|(id, _)| place(self, *id) == ContentPlace::SpillTier);
         let (readable, others): (Vec<PieceId>, Vec<PieceId>) =
             spilled.map(|&(id, _)| id).partition(|id| self.buffers[id.buffer].readable);
         let (twice, once): (Vec<PieceId>, Vec<PieceId>) =
@@ -55,14 +57,14 @@ impl Deferrables {
                 return choice;
             }
             choice.missing = choice.missing.saturating_sub(self.piece(id).len);
-            choice.drops.push(self.drop_host_copy(id));
+            choice.stale.push(self.drop_host_copy(id));
         }
         let mut disk_room = short.disk_room.saturating_sub(self.promised.disk);
         for id in once.into_iter().chain(readable) {
             let len = self.piece(id).len;
             if self.piece(id).copies.disk && !choice.missing.is_zero() {
                 choice.missing = choice.missing.saturating_sub(len);
-                choice.drops.push(self.drop_host_copy(id));
+                choice.stale.push(self.drop_host_copy(id));
                 continue;
             }
             let leased = !self.buffers[id.buffer].holders.is_empty();
@@ -71,23 +73,23 @@ impl Deferrables {
             }
             disk_room -= len;
             choice.missing = choice.missing.saturating_sub(len);
-            let push = self.begin(id, |id| Motion::Push { id });
+            let push = self.begin(id, |id| PieceMove::Push { id });
             choice.pushes.push(Push { id: push, piece: id, len });
         }
         choice
     }
 
-    pub(super) fn drop_host_copy(&mut self, id: PieceId) -> Drop {
+    pub(super) fn drop_host_copy(&mut self, id: PieceId) -> StaleCopy {
         self.piece_mut(id).copies.host = false;
         self.counters.copies_dropped += 1;
         let after = self.buffers[id.buffer].uses.writes();
-        Drop { piece: id, from: Lower::Host, after }
+        StaleCopy { piece: id, from: SpillTier::Host, after }
     }
 
     /// Chooses what to copy out ahead of need, and marks it: dirty contents that nobody uses, the
     /// longest unused first, as much as the budget and the room allow. They stay on the card; a
     /// later spill of them copies nothing. O(n log n) in pieces.
-    pub fn clean(&mut self, budget: Bytes, mut room: Room, now_ns: u64) -> Vec<CopyOut> {
+    pub fn clean(&mut self, budget: Bytes, mut room: SpillRoom, now_ns: u64) -> Vec<CopyOut> {
         let is_idle = |buffer: &Buffer| {
             let since = buffer.last_use_ns.saturating_add(self.config.clean_after_ns);
             let wanted = buffer.hint == Hint::WillNeed;

@@ -10,11 +10,11 @@ fn spilled(core: &mut Deferrables, now_ns: u64) -> BufferId {
     buffer
 }
 
-fn dropped(choice: &LowerChoice) -> Vec<BufferId> {
-    choice.drops.iter().map(|drop| drop.piece.buffer).collect()
+fn dropped(choice: &HostReclaim) -> Vec<BufferId> {
+    choice.stale.iter().map(|drop| drop.piece.buffer).collect()
 }
 
-fn pushed(choice: &LowerChoice) -> Vec<BufferId> {
+fn pushed(choice: &HostReclaim) -> Vec<BufferId> {
     choice.pushes.iter().map(|push| push.piece.buffer).collect()
 }
 
@@ -26,11 +26,11 @@ fn host_pressure_drops_copies_of_what_is_on_the_card_before_it_writes_anything()
         let reader = lease(&mut core, buffer, Shared, now);
         end(&mut core, reader, now);
     }
-    let choice = core.choose_lower(&LowerShort { deficit: b(17), disk_room: b(100) });
+    let choice = core.reclaim_host(&HostDemand { deficit: b(17), disk_room: b(100) });
     core.audit().unwrap();
     assert_eq!(dropped(&choice), [recent, old], "what leaves first keeps its copy longest");
     assert_eq!((pushed(&choice), choice.missing), (vec![], b(0)));
-    let choice = core.choose_lower(&LowerShort { deficit: b(20), disk_room: b(100) });
+    let choice = core.reclaim_host(&HostDemand { deficit: b(20), disk_room: b(100) });
     assert_eq!((pushed(&choice), choice.missing), (vec![gone], b(4)));
 }
 
@@ -38,11 +38,11 @@ fn host_pressure_drops_copies_of_what_is_on_the_card_before_it_writes_anything()
 fn the_longest_unused_copy_goes_to_the_disk_first() {
     let mut core = core();
     let all = [30, 10, 20].map(|now| spilled(&mut core, now));
-    let choice = core.choose_lower(&LowerShort { deficit: b(32), disk_room: b(100) });
+    let choice = core.reclaim_host(&HostDemand { deficit: b(32), disk_room: b(100) });
     assert_eq!(pushed(&choice), [all[1], all[2]]);
     assert_eq!(core.states(all[1]).unwrap(), [PieceState::Pushing { copies: HOST }]);
     assert_eq!(
-        pushed(&core.choose_lower(&LowerShort { deficit: b(48), disk_room: b(100) })),
+        pushed(&core.reclaim_host(&HostDemand { deficit: b(48), disk_room: b(100) })),
         [all[0]]
     );
     let settled = core.settle(choice.pushes[0].id).unwrap();
@@ -56,15 +56,15 @@ fn the_longest_unused_copy_goes_to_the_disk_first() {
     );
     core.audit().unwrap();
     let back = try_lease(&mut core, &[(all[1], Shared)], S1, 40).unwrap();
-    assert_eq!(back.fill[0].from, Lower::Disk);
+    assert_eq!(back.restores[0].from, SpillTier::Disk);
 }
 
 #[test]
 fn a_full_disk_leaves_copies_on_the_host() {
     let mut core = core();
     let a = spilled(&mut core, 0);
-    let choice = core.choose_lower(&LowerShort { deficit: b(16), disk_room: b(15) });
-    assert_eq!(choice, LowerChoice { missing: b(16), ..LowerChoice::default() });
+    let choice = core.reclaim_host(&HostDemand { deficit: b(16), disk_room: b(15) });
+    assert_eq!(choice, HostReclaim { missing: b(16), ..HostReclaim::default() });
     assert_eq!(core.states(a).unwrap(), [PieceState::Spilled { copies: HOST }]);
 }
 
@@ -72,25 +72,28 @@ fn a_full_disk_leaves_copies_on_the_host() {
 fn a_lease_waits_for_a_push_or_gives_it_up() {
     let mut core = core();
     let a = spilled(&mut core, 0);
-    let push = core.choose_lower(&LowerShort { deficit: b(1), disk_room: b(16) }).pushes[0].id;
+    let push = core.reclaim_host(&HostDemand { deficit: b(1), disk_room: b(16) }).pushes[0].id;
     let refused = try_lease(&mut core, &[(a, Shared)], S1, 1).unwrap_err();
     assert_eq!(refused, LeaseRefused::Settling { moves: vec![(push, piece(a, 0))] });
     core.abandon(push).unwrap();
-    assert_eq!(try_lease(&mut core, &[(a, Shared)], S1, 1).unwrap().fill[0].from, Lower::Host);
+    assert_eq!(
+        try_lease(&mut core, &[(a, Shared)], S1, 1).unwrap().restores[0].from,
+        SpillTier::Host
+    );
 }
 
 #[test]
 fn a_copy_on_host_and_disk_leaves_the_host_for_nothing() {
     let mut core = core();
     let a = spilled(&mut core, 0);
-    let push = core.choose_lower(&LowerShort { deficit: b(1), disk_room: b(16) }).pushes[0].id;
+    let push = core.reclaim_host(&HostDemand { deficit: b(1), disk_room: b(16) }).pushes[0].id;
     core.settle(push).unwrap();
     let reader = lease(&mut core, a, Shared, 1);
     end(&mut core, reader, 1);
     assert_eq!(core.states(a).unwrap(), [PieceState::Resident { copies: DISK }]);
     spill(&mut core, 16, 100);
     assert_eq!(core.counters().copied_out_bytes, 16, "the disk's copy still counts");
-    assert_eq!(dropped(&core.choose_lower(&LowerShort { deficit: b(1), disk_room: b(0) })), []);
+    assert_eq!(dropped(&core.reclaim_host(&HostDemand { deficit: b(1), disk_room: b(0) })), []);
 }
 
 #[test]
@@ -99,7 +102,7 @@ fn what_is_idle_and_dirty_is_cleaned_ahead_within_the_budget() {
     let [a, c, d, e] = [0, 10, 20, 60].map(|now| written(&mut core, 16, now));
     core.hint(c, Hint::WillNeed).unwrap();
     let held = lease(&mut core, d, Shared, 20);
-    let room = Room { host: b(100), disk: b(0) };
+    let room = SpillRoom { host: b(100), disk: b(0) };
     let chosen = core.clean(b(33), room, 100);
     let pieces: Vec<PieceId> = chosen.iter().map(|out| out.piece).collect();
     assert_eq!(pieces, [piece(a, 0)], "one is wanted, one leased, one was used too lately");
@@ -108,7 +111,7 @@ fn what_is_idle_and_dirty_is_cleaned_ahead_within_the_budget() {
     let chosen = core.clean(b(31), room, 200);
     assert_eq!(chosen[0].piece, piece(d, 0), "and the budget is enough for one");
     assert_eq!(chosen.len(), 1);
-    assert_eq!(core.clean(b(31), Room::default(), 200), [], "no room, no copy");
+    assert_eq!(core.clean(b(31), SpillRoom::default(), 200), [], "no room, no copy");
     core.audit().unwrap();
     assert_eq!(core.choose(&short(100), 200).short.unwrap().moving, b(32));
     assert!(core.holds(e).unwrap().moves.len() == 1, "it was chosen as a victim");
@@ -119,10 +122,10 @@ fn a_piece_whose_fill_failed_is_not_pushed_while_the_lease_is_held() {
     let mut core = core();
     let a = spilled(&mut core, 0);
     let granted = try_lease(&mut core, &[(a, Shared)], S1, 1).unwrap();
-    core.abandon(granted.fill[0].id).unwrap();
-    let pressure = LowerShort { deficit: b(1), disk_room: b(16) };
-    assert_eq!(core.choose_lower(&pressure).missing, b(1));
+    core.abandon(granted.restores[0].id).unwrap();
+    let pressure = HostDemand { deficit: b(1), disk_room: b(16) };
+    assert_eq!(core.reclaim_host(&pressure).missing, b(1));
     core.cancel_lease(granted.lease).unwrap();
     core.audit().unwrap();
-    assert_eq!(pushed(&core.choose_lower(&pressure)), [a]);
+    assert_eq!(pushed(&core.reclaim_host(&pressure)), [a]);
 }

@@ -3,15 +3,15 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::core::{Fill, Granted, Lower, RangeId};
+use crate::planner::{GrantedLease, RangeId, Restore, SpillTier};
 use vramp_alloc::range::StableRange;
 use vramp_alloc::{AllocError, Driver};
 use vramp_core::Bytes;
 use vramp_driver::{Event, Stream};
 
-use super::error::SpillError;
-use super::report::{FailedMove, MoveRecord, Moved};
+use super::report::{FailedMove, MoveKind, MoveRecord};
 use super::spill::learn;
+use super::spill_error::SpillError;
 use super::state::Shared;
 use vramp_tiers::CopyDependency;
 
@@ -24,14 +24,18 @@ impl Shared {
     /// # Errors
     /// Fills that are not queued are given up, and what is below the card is whole; so is what came
     /// back.
-    pub(super) fn bring(&self, granted: &Granted, streams: &[Stream]) -> Result<(), SpillError> {
-        let mut fills: Vec<Fill> = granted.fill.clone();
+    pub(super) fn restore_all(
+        &self,
+        granted: &GrantedLease,
+        streams: &[Stream],
+    ) -> Result<(), SpillError> {
+        let mut fills: Vec<Restore> = granted.restores.clone();
         let failures = self.lock().stats.failures;
-        let brought = self.pay().and_then(|()| {
+        let brought = self.charge_occupied().and_then(|()| {
             granted
                 .ranges
                 .iter()
-                .try_for_each(|&range| self.bring_range(range, &mut fills, streams))
+                .try_for_each(|&range| self.restore_range(range, &mut fills, streams))
         });
         let brought = brought.map_err(|error| match error {
             // A device that failed frees nothing, which looks like a lack of memory.
@@ -59,10 +63,10 @@ impl Shared {
         last.filter(|_| state.stats.failures > failures).map(Box::new)
     }
 
-    fn bring_range(
+    fn restore_range(
         &self,
         range: RangeId,
-        fills: &mut Vec<Fill>,
+        fills: &mut Vec<Restore>,
         streams: &[Stream],
     ) -> Result<(), SpillError> {
         let (home, keep) = {
@@ -71,12 +75,12 @@ impl Shared {
             if home.whole && fills.iter().all(|fill| fill.at.range != range) {
                 let behind = home.behind.and_then(|token| state.events.of(token));
                 drop(state);
-                return self.order_behind(behind, streams);
+                return self.order_after(behind, streams);
             }
-            let keep = state.core.keep(range).expect("a leased range is there");
+            let keep = state.core.needed_memory(range).expect("a leased range is there");
             (Arc::clone(&home.range), keep)
         };
-        let brought = self.bring_parts(range, &home, keep, fills, streams);
+        let brought = self.restore_parts(range, &home, keep, fills, streams);
         // What came by now runs behind the work that had its memory before.
         let behind = {
             let mut guard = self.lock();
@@ -88,20 +92,20 @@ impl Shared {
             home.whole = brought.is_ok() && !home.is_group;
             token.and_then(|token| state.events.of(token))
         };
-        brought.and(self.order_behind(behind, streams))
+        brought.and(self.order_after(behind, streams))
     }
 
-    fn order_behind(&self, event: Option<Event>, streams: &[Stream]) -> Result<(), SpillError> {
+    fn order_after(&self, event: Option<Event>, streams: &[Stream]) -> Result<(), SpillError> {
         let Some(event) = event else { return Ok(()) };
         Ok(streams.iter().try_for_each(|&stream| self.driver.wait(stream, event))?)
     }
 
-    fn bring_parts(
+    fn restore_parts(
         &self,
         range: RangeId,
         home: &StableRange,
         keep: Vec<(Bytes, Bytes)>,
-        fills: &mut Vec<Fill>,
+        fills: &mut Vec<Restore>,
         streams: &[Stream],
     ) -> Result<(), SpillError> {
         let piece = self.config.piece;
@@ -110,7 +114,7 @@ impl Shared {
             let mut at = start;
             while at < end {
                 let next = (at.round_down(piece) + piece).min(end);
-                self.unmount_part(range, at, next - at)?;
+                self.unmap_part(range, at, next - at)?;
                 self.back(home, at, next - at)?;
                 while let Some(place) = fills.iter().position(|fill| {
                     fill.at.range == range && at <= fill.at.offset && fill.at.offset < next
@@ -118,7 +122,7 @@ impl Shared {
                     let fill = fills[place];
                     if let Err(error) = self.fill(&fill, streams) {
                         fills.swap_remove(place);
-                        self.fail(fill.id, fill.piece, Moved::Filled(fill.from), &error);
+                        self.fail(fill.id, fill.piece, MoveKind::Restored(fill.from), &error);
                         return Err(error);
                     }
                     fills.swap_remove(place);
@@ -148,12 +152,12 @@ impl Shared {
     }
 
     /// Brings one piece back.
-    fn fill(&self, fill: &Fill, streams: &[Stream]) -> Result<(), SpillError> {
+    fn fill(&self, fill: &Restore, streams: &[Stream]) -> Result<(), SpillError> {
         let began_ns = self.driver.now_ns();
         let len = fill.at.len;
         match fill.from {
-            Lower::Host if self.fill_from_hosted(fill, streams)? => {}
-            Lower::Host => {
+            SpillTier::Host if self.restore_from_mapped(fill, streams)? => {}
+            SpillTier::Host => {
                 let (range, host) = {
                     let mut state = self.lock();
                     let below = state.copies.get_mut(&fill.piece);
@@ -178,12 +182,12 @@ impl Shared {
                 let token = state.events.note_or_wait(on);
                 let event = token.and_then(|token| state.events.of(token));
                 let done = match token {
-                    Some(token) => state.core.queued(fill.id, token),
+                    Some(token) => state.core.restore_queued(fill.id, token),
                     None => state.core.settle(fill.id),
                 };
                 done.expect("the fill was given out and not settled");
                 state.stats.from_host_bytes += len.count();
-                state.forget_blocks(fill.piece);
+                state.forget_unmapped_host_copy(fill.piece);
                 drop(guard);
                 for &other in streams.iter().skip(1) {
                     if let Some(event) = event {
@@ -191,7 +195,7 @@ impl Shared {
                     }
                 }
             }
-            Lower::Disk => {
+            SpillTier::Disk => {
                 let (range, stored) = {
                     let state = self.lock();
                     let below = state.copies.get(&fill.piece);
@@ -214,30 +218,30 @@ impl Shared {
             }
         }
         let took_ns = self.driver.now_ns().saturating_sub(began_ns);
-        let (piece, what) = (fill.piece, Moved::Filled(fill.from));
+        let (piece, what) = (fill.piece, MoveKind::Restored(fill.from));
         let record = MoveRecord { piece, bytes: len, what, began_ns, took_ns, why: None };
         self.lock().history.push(record);
         Ok(())
     }
 
     /// Charges the card's space for what is to be there, if one is charged; others leave for it.
-    fn pay(&self) -> Result<(), SpillError> {
+    fn charge_occupied(&self) -> Result<(), SpillError> {
         let Some(space) = &self.budget else { return Ok(()) };
         loop {
             let missing = {
                 let mut state = self.lock();
                 let paid: Bytes = state.charges.iter().map(vramp_tiers::Charge::bytes).sum();
-                let missing = state.core.occupied().saturating_sub(paid + state.paying);
+                let missing = state.core.occupied().saturating_sub(paid + state.charging);
                 if missing.is_zero() {
                     return Ok(());
                 }
-                state.paying += missing;
+                state.charging += missing;
                 missing
             };
             // With no lock held: whoever is told of it may ask the manager.
             let charged = space.charge(missing);
             let mut state = self.lock();
-            state.paying -= missing;
+            state.charging -= missing;
             match charged {
                 Ok(charge) => {
                     state.charges.push(charge);

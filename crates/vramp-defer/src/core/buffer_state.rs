@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::piece::Piece;
 use super::uses::Uses;
-use super::{Access, LeaseId, RangeId};
+use super::{Access, BufferLeaseId, RangeId};
 use vramp_core::Bytes;
 
 /// What the user knows of the next use.
@@ -21,7 +21,7 @@ pub enum Hint {
 
 /// What is known of pointers that were handed outside.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Exposed {
+pub(super) struct Exposures {
     /// Until all leases and noted uses are over.
     pub stream_scoped: bool,
     /// Until the epoch ends.
@@ -40,7 +40,7 @@ pub(super) struct Buffer {
     pub hint: Hint,
     pub last_use_ns: u64,
     pub retrieved_ns: Option<u64>,
-    pub holders: SmallVec<[(LeaseId, Access); 2]>,
+    pub holders: SmallVec<[(BufferLeaseId, Access); 2]>,
     /// How many of the holders read it where it is.
     pub in_place: u32,
     /// How often it was read where it is since a piece came back.
@@ -49,24 +49,24 @@ pub(super) struct Buffer {
     pub readable: bool,
     pub uses: Uses,
     pub pins: u32,
-    pub exposed: Exposed,
-    /// What [`Buffer::may_not_leave`] said when the range's anchors were counted.
-    pub anchored: bool,
+    pub exposed: Exposures,
+    /// What [`Buffer::is_unevictable`] said when the range's anchors were counted.
+    pub is_counted: bool,
 }
 
 impl Buffer {
     /// It stays on the card until somebody says otherwise.
-    pub fn may_not_leave(&self) -> bool {
-        self.holders.len() > self.in_place as usize || self.is_kept()
+    pub fn is_unevictable(&self) -> bool {
+        self.holders.len() > self.in_place as usize || self.is_pinned_or_exposed()
     }
 
     /// The same if no lease were held.
-    pub fn is_kept(&self) -> bool {
+    pub fn is_pinned_or_exposed(&self) -> bool {
         self.pins > 0 || self.exposed.quiesced || self.exposed.opaque > 0
     }
 
     /// It cannot be a victim now, though perhaps as soon as its uses are over.
     pub fn stays(&self) -> bool {
-        self.may_not_leave() || self.in_place > 0 || self.exposed.stream_scoped
+        self.is_unevictable() || self.in_place > 0 || self.exposed.stream_scoped
     }
 }

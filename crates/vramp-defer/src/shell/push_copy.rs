@@ -6,12 +6,12 @@
 
 use std::sync::Arc;
 
-use crate::core::{Lower, PieceId, Push, RangeId};
+use crate::planner::{PieceId, Push, RangeId, SpillTier};
 use vramp_alloc::range::HostBackingError;
 use vramp_core::{AddrRange, Bytes};
 
-use super::error::SpillError;
-use super::report::{MoveRecord, Moved};
+use super::report::{MoveKind, MoveRecord};
+use super::spill_error::SpillError;
 use super::state::{Shared, State};
 use vramp_tiers::DiskStore;
 use vramp_tiers::{DiskBudget, DiskCopy};
@@ -19,14 +19,14 @@ use vramp_tiers::{DiskBudget, DiskCopy};
 impl Shared {
     /// Moves a copy that the device maps to the disk. Returns how much of the host that freed;
     /// `None` if the piece's copy is no such one.
-    pub(super) fn push_hosted(&self, push: &Push, store: &Arc<DiskStore>) -> Option<Bytes> {
+    pub(super) fn push_mapped(&self, push: &Push, store: &Arc<DiskStore>) -> Option<Bytes> {
         let mut state = self.lock();
         // What is being mapped was marked before the push was: nothing is after it.
-        while state.is_mounting(push.piece.buffer) {
-            state = self.wait_a_moment(state);
+        while state.is_mapping(push.piece.buffer) {
+            state = self.wait_briefly(state);
         }
         let hosted = state.copies.get(&push.piece)?.hosted.as_ref()?;
-        let from = AddrRange::new(hosted.door.range().start, push.len);
+        let from = AddrRange::new(hosted.copy_mapping.range().start, push.len);
         drop(state);
         // Asking whether copies are done would spoil a capture.
         if self.allocator.any_captures().unwrap_or(true) {
@@ -34,28 +34,28 @@ impl Shared {
             return Some(Bytes::ZERO);
         }
         let began_ns = self.driver.now_ns();
-        let pushed = self.write_hosted(from, store).and_then(|stored| {
+        let pushed = self.write_mapped(from, store).and_then(|stored| {
             let took_ns = self.driver.now_ns().saturating_sub(began_ns);
-            self.unmount_pushed(push)?;
+            self.unmap_pushed(push)?;
             Ok((stored, took_ns))
         });
         let freed = match pushed {
             Ok((stored, took_ns)) => {
                 let mut state = self.lock();
                 state.note_pushed(push, stored, began_ns, took_ns);
-                state.let_go(push.piece)
+                state.drop_mapped_copy(push.piece)
             }
             Err(error) => {
-                self.fail(push.id, push.piece, Moved::Pushed, &error);
+                self.fail(push.id, push.piece, MoveKind::Pushed, &error);
                 Bytes::ZERO
             }
         };
-        self.tell();
+        self.notify();
         Some(freed)
     }
 
     /// Writes what is behind a copy's door. Its contents are complete since the piece left.
-    fn write_hosted(
+    fn write_mapped(
         &self,
         from: AddrRange,
         store: &Arc<DiskStore>,
@@ -65,28 +65,28 @@ impl Shared {
 
     /// Unmaps the copy once all who read it at its address are done. No others come: what is pushed
     /// is not leased.
-    fn unmount_pushed(&self, push: &Push) -> Result<(), SpillError> {
+    fn unmap_pushed(&self, push: &Push) -> Result<(), SpillError> {
         let uses = self.lock().core.holds(push.piece.buffer)?.uses;
         self.wait_for(&uses)?;
         let mut state = self.lock();
         state.poll()?;
-        let Some((range, at, len)) = state.mount_of(push) else { return Ok(()) };
+        let Some((range, at, len)) = state.mapping_of(push) else { return Ok(()) };
         let home = Arc::clone(&state.homes[&range].range);
         drop(state);
         home.unmap_host_part(at, len).map_err(|error| match error {
             HostBackingError::Driver(error) => SpillError::Driver(error),
-            error => SpillError::Hosted(error),
+            error => SpillError::HostBacking(error),
         })?;
-        self.lock().forget_mount(range, at);
+        self.lock().forget_mapping(range, at);
         Ok(())
     }
 }
 
 impl State {
     /// Where the copy is mapped beside its door.
-    fn mount_of(&self, push: &Push) -> Option<(RangeId, Bytes, Bytes)> {
+    fn mapping_of(&self, push: &Push) -> Option<(RangeId, Bytes, Bytes)> {
         let hosted = self.copies.get(&push.piece)?.hosted.as_ref()?;
-        let (range, at) = hosted.mounted?;
+        let (range, at) = hosted.mapped_at?;
         Some((range, at, hosted.memory.len()))
     }
 
@@ -102,26 +102,26 @@ impl State {
         below.disk = Some(Arc::new(stored));
         let settled = self.core.settle(push.id);
         debug_assert!(settled.is_ok(), "{} was pushed: {settled:?}", push.piece);
-        self.note_rate(Some(Lower::Disk), push.len, took_ns);
-        let (piece, bytes, what) = (push.piece, push.len, Moved::Pushed);
+        self.note_rate(Some(SpillTier::Disk), push.len, took_ns);
+        let (piece, bytes, what) = (push.piece, push.len, MoveKind::Pushed);
         self.history.push(MoveRecord { piece, bytes, what, began_ns, took_ns, why: None });
     }
 
     /// The mapped copy of a piece goes. Returns how much that frees.
-    fn let_go(&mut self, piece: PieceId) -> Bytes {
+    fn drop_mapped_copy(&mut self, piece: PieceId) -> Bytes {
         let below = self.copies.get_mut(&piece).and_then(|below| below.hosted.take());
         let hosted = below.expect("what is pushed stays until it was");
         let freed = hosted.memory.len();
-        self.gone.push(Box::new(hosted));
+        self.to_drop.push(Box::new(hosted));
         freed
     }
 
     /// Lets memory go that is kept for later copies. Returns how much.
-    pub fn shed_stock(&mut self) -> Bytes {
+    pub fn release_spare_copies(&mut self) -> Bytes {
         let Some(readable) = self.readable.as_mut() else { return Bytes::ZERO };
         let stock = std::mem::take(&mut readable.stock);
         let freed = stock.iter().map(|hosted| hosted.memory.len()).sum();
-        self.gone.extend(stock.into_iter().map(|hosted| Box::new(hosted) as Box<dyn Send>));
+        self.to_drop.extend(stock.into_iter().map(|hosted| Box::new(hosted) as Box<dyn Send>));
         freed
     }
 }

@@ -3,22 +3,22 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::core::{
-    Access, BufferId, Grade, Granted, LeaseEnd, LeaseId, LeaseRefused, Use, UseToken, Writes,
-    Written,
+use crate::planner::{
+    Access, BufferId, BufferLeaseId, BufferUse, GrantedLease, LeaseEnd, LeaseRefused, PointerScope,
+    UseToken, Writes, WrittenRange,
 };
 use smallvec::SmallVec;
 use vramp_alloc::{Driver, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::Stream;
 
-use super::buffer::{DeferrableBuffer, Owner, Pin};
-use super::error::SpillError;
+use super::acquire::InPlaceMode;
+use super::buffer_handle::{DeferrableBuffer, Owner, Pin};
 use super::events::key;
-use super::in_place::Stay;
+use super::queued_request::QueuedRequest;
 use super::report::WaitRecord;
+use super::spill_error::SpillError;
 use super::state::{Shared, State};
-use super::turn::Turn;
 use vramp_tiers::Deadline;
 
 /// The right to use a set of buffers on the card, at their addresses, for work on the lease's
@@ -32,11 +32,11 @@ use vramp_tiers::Deadline;
 #[must_use = "a lease that is dropped at once covers nothing that is queued later"]
 pub struct LeaseSet {
     shared: Arc<Shared>,
-    lease: LeaseId,
+    lease: BufferLeaseId,
     /// Where the buffers lie, as they were named; each keeps its buffer alive.
     named: Vec<Named>,
     streams: SmallVec<[Stream; 2]>,
-    written: Option<Vec<Written>>,
+    written: Option<Vec<WrittenRange>>,
     ended: bool,
 }
 
@@ -56,11 +56,11 @@ struct Wait {
 }
 
 /// What is needed to end a lease.
-pub(super) struct Ending {
-    lease: LeaseId,
+pub(super) struct LeaseEnding {
+    lease: BufferLeaseId,
     buffers: Vec<BufferId>,
     streams: SmallVec<[Stream; 2]>,
-    written: Option<Vec<Written>>,
+    written: Option<Vec<WrittenRange>>,
 }
 
 impl Shared {
@@ -70,16 +70,16 @@ impl Shared {
         wanted: &[(&DeferrableBuffer, Access)],
         streams: &[StreamId],
         deadline: Deadline,
-        stay: Stay<'_>,
+        stay: InPlaceMode<'_>,
     ) -> Result<LeaseSet, SpillError> {
         if wanted.iter().any(|(buffer, _)| !Arc::ptr_eq(&buffer.owner.shared, self)) {
             return Err(SpillError::OtherManager);
         }
-        let raw = self.raw_streams(streams)?;
+        let raw = self.driver_streams(streams)?;
         let named: Vec<(BufferId, Access)> =
             wanted.iter().map(|(buffer, access)| (buffer.owner.id, *access)).collect();
         let granted = self.grant_and_bring(&named, &raw, deadline, stay)?;
-        if let Stay::AllBut(hot) = stay {
+        if let InPlaceMode::AllBut(hot) = stay {
             self.lock().note_reads(&granted, hot);
         }
         let mut set = LeaseSet {
@@ -101,32 +101,32 @@ impl Shared {
         buffers: &[(BufferId, Access)],
         streams: &[Stream],
         deadline: Deadline,
-        stay: Stay<'_>,
-    ) -> Result<Granted, SpillError> {
-        let mut turn = Turn::new(self, buffers, streams, stay);
+        stay: InPlaceMode<'_>,
+    ) -> Result<GrantedLease, SpillError> {
+        let mut turn = QueuedRequest::new(self, buffers, streams, stay);
         loop {
             let granted = self.grant(&mut turn, deadline)?;
             let ready = self.order(&granted, streams);
-            let ready = ready.and_then(|()| self.order_behind_memory(&granted, streams));
-            let ready = ready.and_then(|()| self.bring(&granted, streams));
+            let ready = ready.and_then(|()| self.order_after_memory(&granted, streams));
+            let ready = ready.and_then(|()| self.restore_all(&granted, streams));
             let Err(error) = ready else { return Ok(granted) };
             self.cancel(granted.lease);
-            if error.lacks_blocks() {
+            if error.lacks_host_blocks() {
                 self.lower(self.mover.config().step);
             }
-            let may_help = error.lacks_blocks()
+            let may_help = error.lacks_host_blocks()
                 || matches!(error, SpillError::NoMemory { .. } | SpillError::NoBudget(_));
             if !may_help || deadline.instant().is_some_and(|end| Instant::now() >= end) {
                 return Err(error);
             }
             let mut state = self.lock();
-            turn.line_up(&mut state)?;
-            drop(self.wait_a_moment(state));
+            turn.enqueue(&mut state)?;
+            drop(self.wait_briefly(state));
         }
     }
 
     /// The driver's streams. One call for each, which asks whether it captures.
-    fn raw_streams(&self, streams: &[StreamId]) -> Result<SmallVec<[Stream; 2]>, SpillError> {
+    fn driver_streams(&self, streams: &[StreamId]) -> Result<SmallVec<[Stream; 2]>, SpillError> {
         let raw = |&id: &StreamId| {
             let raw = self.allocator.stream(id);
             let raw = raw.ok_or_else(|| SpillError::UnknownStream(id.to_string()))?;
@@ -139,7 +139,11 @@ impl Shared {
     }
 
     /// Asks until the deadline; whoever waits holds nothing, and is served in the order of arrival.
-    fn grant(&self, turn: &mut Turn<'_>, deadline: Deadline) -> Result<Granted, SpillError> {
+    fn grant(
+        &self,
+        turn: &mut QueuedRequest<'_>,
+        deadline: Deadline,
+    ) -> Result<GrantedLease, SpillError> {
         let mut waits: Option<Wait> = None;
         let mut guard = self.lock();
         loop {
@@ -162,7 +166,7 @@ impl Shared {
                 LeaseRefused::Busy { .. }
                     | LeaseRefused::Settling { .. }
                     | LeaseRefused::Full { .. }
-                    | LeaseRefused::Behind { .. }
+                    | LeaseRefused::OlderWaiters { .. }
             );
             let over = deadline.instant().is_some_and(|end| Instant::now() >= end);
             if !may_help || over {
@@ -174,16 +178,16 @@ impl Shared {
                     refused => SpillError::Refused(refused),
                 });
             }
-            turn.line_up(state)?;
+            turn.enqueue(state)?;
             let (since, began_ns) =
                 waits.map_or_else(|| (Instant::now(), now_ns), |wait| (wait.since, wait.began_ns));
             waits = Some(Wait { since, began_ns, refused });
-            guard = self.wait_a_moment(guard);
+            guard = self.wait_briefly(guard);
         }
     }
 
     /// Lets the streams come behind the work that used the buffers before.
-    fn order(&self, granted: &Granted, streams: &[Stream]) -> Result<(), SpillError> {
+    fn order(&self, granted: &GrantedLease, streams: &[Stream]) -> Result<(), SpillError> {
         for &token in &granted.after {
             let event = self.lock().events.of(token);
             let Some(event) = event else { continue };
@@ -198,44 +202,44 @@ impl Shared {
     }
 
     /// Ends a lease under which nothing was launched.
-    fn cancel(&self, lease: LeaseId) {
+    fn cancel(&self, lease: BufferLeaseId) {
         let mut guard = self.lock();
         let state = &mut *guard;
         if let Ok(less) = state.core.cancel_lease(lease) {
             for range in less {
                 state.lend(range);
             }
-            state.bury();
+            state.reap();
         }
         drop(guard);
-        self.tell();
+        self.notify();
     }
 }
 
 impl State {
     /// Ends a lease at what is queued on its streams; if one of them captures, once it does not.
-    pub(super) fn end_lease(&mut self, ending: Ending) {
-        let Ending { lease, buffers, streams, written } = &ending;
+    pub(super) fn end_lease(&mut self, ending: LeaseEnding) {
+        let LeaseEnding { lease, buffers, streams, written } = &ending;
         if streams.iter().any(|&stream| self.events.captures(stream)) {
-            self.late.push(ending);
+            self.deferred_ends.push(ending);
             return;
         }
         // A stream without a token has no work any more.
         let tokens: SmallVec<[UseToken; 2]> =
             streams.iter().filter_map(|&stream| self.events.note_or_wait(stream)).collect();
-        let of = |&buffer: &BufferId| tokens.iter().map(move |&token| Use { buffer, token });
-        let uses: Vec<Use> = buffers.iter().flat_map(of).collect();
+        let of = |&buffer: &BufferId| tokens.iter().map(move |&token| BufferUse { buffer, token });
+        let uses: Vec<BufferUse> = buffers.iter().flat_map(of).collect();
         let writes = written.as_deref().map_or(Writes::All, Writes::Only);
         let now_ns = self.events.now_ns();
         let ended = self.core.end_lease(*lease, &LeaseEnd { uses: &uses, writes }, now_ns);
         match ended {
-            Ok(drops) => self.drop_copies(&drops),
+            Ok(stale) => self.drop_copies(&stale),
             // It stays held: that keeps what is in use where it is.
             Err(why) => debug_assert!(false, "a lease that is held ends: {why}"),
         }
     }
 
-    fn note_wait(&mut self, wait: Wait, turn: &Turn<'_>, served: bool) {
+    fn note_wait(&mut self, wait: Wait, turn: &QueuedRequest<'_>, served: bool) {
         let Wait { since, began_ns, refused } = wait;
         let waited_ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.stats.waits += 1;
@@ -252,14 +256,14 @@ impl LeaseSet {
         named: &[(BufferId, Access)],
         in_place: &[BufferId],
     ) {
-        let strongest = |id: BufferId| {
+        let by_strongest_access = |id: BufferId| {
             let same = named.iter().filter(|(other, _)| *other == id);
             same.map(|(_, access)| *access).max().unwrap_or(Access::Shared)
         };
         let name = |buffer: &DeferrableBuffer| Named {
             owner: Arc::clone(&buffer.owner),
             range: buffer.addresses(),
-            access: strongest(buffer.owner.id),
+            access: by_strongest_access(buffer.owner.id),
             in_place: in_place.contains(&buffer.owner.id),
         };
         self.named = wanted.iter().map(|(buffer, _)| name(buffer)).collect();
@@ -305,17 +309,17 @@ impl LeaseSet {
         }
         let base = range.start.number() - owner.start().number();
         let offset = vramp_core::Bytes::new(base) + offset;
-        let written = Written { buffer: owner.id, offset, len };
+        let written = WrittenRange { buffer: owner.id, offset, len };
         self.written.get_or_insert_default().push(written);
         Ok(())
     }
 
-    /// Hands a pointer outside that lives longer than the lease. See [`Grade`] for when the buffer
+    /// Hands a pointer outside that lives longer than the lease. See [`PointerScope`] for when the buffer
     /// may move again.
     ///
     /// # Errors
     /// Fewer buffers were named.
-    pub fn expose(&self, index: usize, grade: Grade) -> Result<Exposure, SpillError> {
+    pub fn expose(&self, index: usize, grade: PointerScope) -> Result<Exposure, SpillError> {
         let Named { owner, range, .. } = self.named(index)?;
         self.shared.lock().core.expose(self.lease, owner.id, grade)?;
         Ok(Exposure { owner: Arc::clone(owner), addresses: *range, grade })
@@ -349,7 +353,7 @@ impl LeaseSet {
 impl Drop for LeaseSet {
     fn drop(&mut self) {
         if !self.ended {
-            let ending = Ending {
+            let ending = LeaseEnding {
                 lease: self.lease,
                 buffers: self.named.iter().map(|named| named.owner.id).collect(),
                 streams: std::mem::take(&mut self.streams),
@@ -357,9 +361,9 @@ impl Drop for LeaseSet {
             };
             let mut state = self.shared.lock();
             state.end_lease(ending);
-            state.bury();
+            state.reap();
             drop(state);
-            self.shared.tell();
+            self.shared.notify();
         }
     }
 }
@@ -370,13 +374,13 @@ impl std::fmt::Debug for LeaseSet {
     }
 }
 
-/// A pointer that was handed outside. One of the grade [`Grade::Opaque`] keeps the buffer on the
+/// A pointer that was handed outside. One of the grade [`PointerScope::Opaque`] keeps the buffer on the
 /// card until this is dropped.
 #[must_use = "an opaque exposure ends when this is dropped"]
 pub struct Exposure {
     owner: Arc<Owner>,
     addresses: AddrRange,
-    grade: Grade,
+    grade: PointerScope,
 }
 
 impl Exposure {
@@ -399,18 +403,18 @@ impl Exposure {
             return Err(SpillError::Capturing(raw));
         }
         let token = state.events.note(raw)?;
-        let drops = state.core.note_use(self.owner.id, token, access)?;
-        state.drop_copies(&drops);
+        let stale = state.core.note_use(self.owner.id, token, access)?;
+        state.drop_copies(&stale);
         Ok(())
     }
 }
 
 impl Drop for Exposure {
     fn drop(&mut self) {
-        if self.grade == Grade::Opaque {
+        if self.grade == PointerScope::Opaque {
             let released = self.owner.shared.lock().core.release(self.owner.id);
             debug_assert!(released.is_ok(), "an exposure is released once: {released:?}");
-            self.owner.shared.tell();
+            self.owner.shared.notify();
         }
     }
 }

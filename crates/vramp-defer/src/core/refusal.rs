@@ -1,6 +1,8 @@
 //! What may be wrong with a request. A refused request changes nothing.
 
-use super::{BufferId, Holds, LeaseId, MoveId, PieceId, RangeId, StreamKey, Ticket, UseToken};
+use super::{
+    BufferId, BufferLeaseId, Holds, MoveId, PieceId, RangeId, StreamKey, Ticket, UseToken,
+};
 use vramp_core::Bytes;
 
 /// A buffer that is not there.
@@ -22,9 +24,9 @@ pub struct UnknownRange {
 /// A lease that is not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{lease} does not exist: it ended, or was never given")]
-pub struct UnknownLease {
+pub struct UnknownBufferLease {
     /// What was given.
-    pub lease: LeaseId,
+    pub lease: BufferLeaseId,
 }
 
 /// A move that is not there.
@@ -95,7 +97,7 @@ pub enum LeaseRefused {
     #[error("{} other leases hold the buffers: try again when one has ended", held_by.len())]
     Busy {
         /// Whose end to wait for.
-        held_by: Vec<LeaseId>,
+        held_by: Vec<BufferLeaseId>,
     },
     /// Some pieces are on their way in, or further down; or a copy out may still begin to read what
     /// would be written.
@@ -117,11 +119,11 @@ pub enum LeaseRefused {
         /// What leased buffers may have.
         capacity: Bytes,
         /// All leases of something on the card; none if only pins and exposures are in the way.
-        held_by: Vec<LeaseId>,
+        held_by: Vec<BufferLeaseId>,
     },
     /// Others have waited longer for the same.
     #[error("{} older requests wait for the same: try again once they are served", waiting.len())]
-    Behind {
+    OlderWaiters {
         /// The oldest first.
         waiting: Vec<Ticket>,
     },
@@ -132,10 +134,10 @@ pub enum LeaseRefused {
 pub enum LeaseEndError {
     /// There is none.
     #[error(transparent)]
-    Unknown(#[from] UnknownLease),
+    Unknown(#[from] UnknownBufferLease),
     /// Work on pieces that are not there.
     #[error("{piece} was not brought back: settle its fill first, or cancel the lease")]
-    NotFilled {
+    NotRestored {
         /// The first such.
         piece: PieceId,
     },
@@ -153,7 +155,7 @@ pub enum LeaseEndError {
     },
     /// A shared lease does not allow writing, and nobody writes behind the end.
     #[error("the lease does not allow to write {len} at {offset} of {buffer}")]
-    Written {
+    WrittenRange {
         /// Which.
         buffer: BufferId,
         /// From where.
@@ -170,7 +172,7 @@ pub enum SettleError {
     #[error(transparent)]
     Unknown(#[from] UnknownMove),
     /// Memory is never taken from under work.
-    #[error("{piece} is still used by {} streams: report their ends with use_over first", uses.len())]
+    #[error("{piece} is still used by {} streams: report their ends with complete_use first", uses.len())]
     StillUsed {
         /// Which.
         piece: PieceId,
@@ -179,7 +181,7 @@ pub enum SettleError {
     },
     /// Only fills can be as good as done while they are queued.
     #[error("{id} does not bring anything back: settle it when it is complete")]
-    NotAFill {
+    NotARestore {
         /// What was given.
         id: MoveId,
     },
@@ -199,7 +201,7 @@ pub enum ExposeError {
     Buffer(#[from] UnknownBuffer),
     /// There is no such lease.
     #[error(transparent)]
-    Lease(#[from] UnknownLease),
+    Lease(#[from] UnknownBufferLease),
     /// Without a lease the buffer may be gone before the pointer is used.
     #[error("the lease does not hold {buffer}: pin it and hand pointers out under a lease")]
     NotLeased {

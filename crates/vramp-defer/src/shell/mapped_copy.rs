@@ -7,20 +7,20 @@
 //!    come through the door, and the copy stays good until somebody writes.
 //! 4. A copy that counts no more serves the next piece, once nobody reads it.
 //!
-//! `mount.rs` maps copies, `in_place.rs` leases what is mapped, `push.rs` moves copies to the disk.
+//! `map_copies.rs` maps copies, `acquire.rs` leases what is mapped, `push_copy.rs` moves copies to the disk.
 //!
 //! Where any of it fails, the contents are whole and only not readable in place: in blocks of the
 //! host, or behind the door.
 
 use std::sync::Arc;
 
-use crate::core::{BufferId, CopyOut, Fill, PieceId, PieceState, RangeId, UseToken};
+use crate::planner::{BufferId, CopyOut, PieceId, PieceState, RangeId, Restore, UseToken};
 use vramp_alloc::range::{HostBacking, HostBackingError, StableRange};
 use vramp_alloc::{Driver, DriverError, StreamId};
 use vramp_core::Bytes;
 use vramp_driver::{DeviceCopy, Stream};
 
-use super::error::SpillError;
+use super::spill_error::SpillError;
 use super::state::{Shared, State};
 use vramp_tiers::Charge;
 
@@ -28,22 +28,22 @@ use vramp_tiers::Charge;
 const STOCK: usize = 4;
 
 /// A copy that the device can map.
-pub(super) struct Hosted {
+pub(super) struct MappedCopy {
     pub memory: Arc<HostBacking>,
-    pub door: StableRange,
+    pub copy_mapping: StableRange,
     /// Where it is mapped beside its door, or being mapped.
-    pub mounted: Option<(RangeId, Bytes)>,
+    pub mapped_at: Option<(RangeId, Bytes)>,
     _charge: Charge,
 }
 
 /// What readable buffers share.
-pub(super) struct Readable {
+pub(super) struct InPlacePool {
     /// Their copies run here.
     pub stream: (StreamId, Stream),
     node: u32,
-    pub stock: Vec<Hosted>,
+    pub stock: Vec<MappedCopy>,
     /// Copies that count no more, and what may still read them.
-    retired: Vec<(Hosted, Vec<UseToken>)>,
+    retired: Vec<(MappedCopy, Vec<UseToken>)>,
 }
 
 impl Shared {
@@ -62,7 +62,7 @@ impl Shared {
         if state.readable.is_none() {
             let id = self.allocator.create_stream()?;
             let raw = self.allocator.stream(id).expect("it was made just now");
-            state.readable = Some(Readable {
+            state.readable = Some(InPlacePool {
                 stream: (id, raw),
                 node: info.host_numa.unwrap_or(0),
                 stock: Vec::new(),
@@ -71,19 +71,19 @@ impl Shared {
         }
         state.core.set_readable(buffer)?;
         let pieces = state.core.states(buffer)?.len() as u32;
-        (0..pieces).for_each(|index| state.forget_blocks(PieceId { buffer, index }));
+        (0..pieces).for_each(|index| state.forget_unmapped_host_copy(PieceId { buffer, index }));
         Ok(())
     }
 
     /// Host memory for a copy of a piece, if the buffer is readable and there is some.
-    pub(super) fn hosted_for(&self, piece: PieceId, len: Bytes) -> Option<Hosted> {
+    pub(super) fn mapped_copy_for(&self, piece: PieceId, len: Bytes) -> Option<MappedCopy> {
         let len = len.checked_round_up(self.driver.info().limits.page)?;
         let node = {
             let mut guard = self.lock();
             if !guard.core.is_readable(piece.buffer) {
                 return None;
             }
-            guard.restock();
+            guard.recycle_copies();
             let readable = guard.readable.as_mut()?;
             let fits = readable.stock.iter().position(|hosted| hosted.memory.len() == len);
             if let Some(place) = fits {
@@ -93,31 +93,31 @@ impl Shared {
         };
         let charge = self.mover.pool().space().charge(len).ok()?;
         let memory = Arc::new(self.allocator.host_backing(len, node).ok()?);
-        let door = self.allocator.stable_range(len, len).ok()?;
-        door.map_host_part(Bytes::ZERO, &memory).ok()?;
-        Some(Hosted { memory, door, mounted: None, _charge: charge })
+        let copy_mapping = self.allocator.stable_range(len, len).ok()?;
+        copy_mapping.map_host_part(Bytes::ZERO, &memory).ok()?;
+        Some(MappedCopy { memory, copy_mapping, mapped_at: None, _charge: charge })
     }
 
     /// Copies a piece out through the door. The caller waits for the token.
     ///
     /// # Errors
     /// A driver call failed; nothing is under way.
-    pub(super) fn copy_to_hosted(
+    pub(super) fn copy_to_mapped(
         &self,
         out: &CopyOut,
-        hosted: &Hosted,
+        hosted: &MappedCopy,
     ) -> Result<Option<UseToken>, DriverError> {
         let mut guard = self.lock();
         let state = &mut *guard;
         let from = state.addresses(out.at).start;
-        let (to, len) = (hosted.door.range().start, out.at.len);
+        let (to, len) = (hosted.copy_mapping.range().start, out.at.len);
         let stream = state.readable.as_ref().expect("there is a copy").stream.1;
         for event in out.copy_after.iter().filter_map(|&token| state.events.of(token)) {
             self.driver.wait(stream, event)?;
         }
         self.driver.copy(stream, DeviceCopy { from, to, len })?;
         let token = state.events.note_or_wait(stream);
-        state.note_copying(out, token);
+        state.note_copy_queued(out, token);
         Ok(token)
     }
 
@@ -126,16 +126,16 @@ impl Shared {
     ///
     /// # Errors
     /// A driver call failed: nothing came, or not all streams come behind it.
-    pub(super) fn fill_from_hosted(
+    pub(super) fn restore_from_mapped(
         &self,
-        fill: &Fill,
+        fill: &Restore,
         streams: &[Stream],
     ) -> Result<bool, SpillError> {
         let mut guard = self.lock();
         let state = &mut *guard;
         let hosted = state.copies.get(&fill.piece).and_then(|below| below.hosted.as_ref());
         let Some(hosted) = hosted else { return Ok(false) };
-        let (from, len) = (hosted.door.range().start, fill.at.len);
+        let (from, len) = (hosted.copy_mapping.range().start, fill.at.len);
         let to = state.addresses(fill.at).start;
         let stream = state.readable.as_ref().expect("there is a copy").stream.1;
         // Behind the work that had the memory before.
@@ -148,7 +148,7 @@ impl Shared {
         let token = state.events.note_or_wait(stream);
         let event = token.and_then(|token| state.events.of(token));
         let done = match token {
-            Some(token) => state.core.queued(fill.id, token),
+            Some(token) => state.core.restore_queued(fill.id, token),
             None => state.core.settle(fill.id),
         };
         done.expect("the fill was given out and not settled");
@@ -164,7 +164,7 @@ impl Shared {
     ///
     /// # Errors
     /// A driver call failed.
-    pub(super) fn unmount_part(
+    pub(super) fn unmap_part(
         &self,
         range: RangeId,
         from: Bytes,
@@ -191,9 +191,9 @@ impl Shared {
         for (at, len) in parts {
             home.unmap_host_part(at, len).map_err(|error| match error {
                 HostBackingError::Driver(error) => SpillError::Driver(error),
-                error => SpillError::Hosted(error),
+                error => SpillError::HostBacking(error),
             })?;
-            state.forget_mount(range, at);
+            state.forget_mapping(range, at);
         }
         Ok(())
     }
@@ -202,7 +202,7 @@ impl Shared {
 impl State {
     /// Drops the copy of a readable buffer's piece on the card if it lies in blocks, which cannot be
     /// mapped: when the piece leaves, it is copied to where it can be read.
-    pub fn forget_blocks(&mut self, piece: PieceId) {
+    pub fn forget_unmapped_host_copy(&mut self, piece: PieceId) {
         let in_blocks = self.copies.get(&piece).is_some_and(|below| below.host.is_some());
         if in_blocks
             && self.core.is_readable(piece.buffer)
@@ -213,46 +213,46 @@ impl State {
     }
 
     /// True if each spilled piece can be read at its address.
-    pub fn is_mounted(&self, buffer: BufferId) -> bool {
+    pub fn is_mapped(&self, buffer: BufferId) -> bool {
         let states = self.core.states(buffer).unwrap_or_default();
         (0..).zip(states).all(|(index, state)| {
             let below = self.copies.get(&PieceId { buffer, index });
             let hosted = below.and_then(|below| below.hosted.as_ref());
             !matches!(state, PieceState::Spilled { .. })
-                || hosted.is_some_and(|hosted| hosted.mounted.is_some())
+                || hosted.is_some_and(|hosted| hosted.mapped_at.is_some())
         })
     }
 
     /// Nothing is mapped there any more.
-    pub fn forget_mount(&mut self, range: RangeId, at: Bytes) {
+    pub fn forget_mapping(&mut self, range: RangeId, at: Bytes) {
         let current = self.copies.values_mut().filter_map(|below| below.hosted.as_mut());
         let retired = self.readable.iter_mut().flat_map(|readable| &mut readable.retired);
         for hosted in current.chain(retired.map(|(hosted, _)| hosted)) {
-            if hosted.mounted == Some((range, at)) {
-                hosted.mounted = None;
+            if hosted.mapped_at == Some((range, at)) {
+                hosted.mapped_at = None;
             }
         }
     }
 
     /// A copy counts no more. It serves again once the work is over that may still read it.
-    pub fn retire(&mut self, buffer: BufferId, hosted: Hosted, after: &[UseToken]) {
+    pub fn retire(&mut self, buffer: BufferId, hosted: MappedCopy, after: &[UseToken]) {
         let holds = self.core.holds(buffer).map(|holds| holds.uses).unwrap_or_default();
         let readers = after.iter().copied().chain(holds).collect();
         self.readable.as_mut().expect("there is a copy").retired.push((hosted, readers));
-        self.restock();
+        self.recycle_copies();
     }
 
     /// What nobody reads any more serves again, or goes back to the host.
-    pub fn restock(&mut self) {
+    pub fn recycle_copies(&mut self) {
         let Some(readable) = self.readable.as_mut() else { return };
         let retired = std::mem::take(&mut readable.retired);
         for (mut hosted, readers) in retired {
-            let mounting = |&(range, _): &(RangeId, Bytes)| self.mounting.contains(&range);
-            let over = !hosted.mounted.as_ref().is_some_and(mounting)
+            let mapping_now = |&(range, _): &(RangeId, Bytes)| self.mapping_now.contains(&range);
+            let over = !hosted.mapped_at.as_ref().is_some_and(mapping_now)
                 && readers.iter().all(|&token| self.events.is_over(token));
             // One call under the lock: nobody else may unmap it, or serve it to the next piece.
             if over
-                && let Some((range, at)) = hosted.mounted.take()
+                && let Some((range, at)) = hosted.mapped_at.take()
                 && let Some(home) = self.homes.get(&range)
             {
                 // Where it fails, the next lease tries again.
@@ -264,7 +264,7 @@ impl State {
             } else if readable.stock.len() < STOCK {
                 readable.stock.push(hosted);
             } else {
-                self.gone.push(Box::new(hosted));
+                self.to_drop.push(Box::new(hosted));
             }
         }
     }

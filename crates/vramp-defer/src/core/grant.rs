@@ -3,19 +3,20 @@
 //! A lease is given at once or refused with what to wait for, and whoever waits holds nothing. All
 //! leases together never need more than the capacity. So leases cannot deadlock with each other
 //! unless one caller takes a second while it holds a first. Who is served before whom is in
-//! `line.rs`.
+//! `wait_queue.rs`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 
-use super::buffer::Buffer;
-use super::in_place::Wanted;
-use super::piece::{Motion, Piece, Place};
-use super::uses::furthest;
+use super::buffer_state::Buffer;
+use super::in_place::SplitRequest;
+use super::piece::{ContentPlace, Piece, PieceMove};
+use super::uses::latest_by_stream;
 use super::{
-    Access, BufferId, Deferrables, Drop, Fill, Hint, HolderKey, LeaseEndError, LeaseId,
-    LeaseRefused, PieceId, RangeId, StreamKey, Ticket, UnknownBuffer, UnknownLease, UseToken,
+    Access, BufferId, BufferLeaseId, Deferrables, Hint, HolderKey, LeaseEndError, LeaseRefused,
+    PieceId, RangeId, Restore, StaleCopy, StreamKey, Ticket, UnknownBuffer, UnknownBufferLease,
+    UseToken,
 };
 use vramp_core::Bytes;
 
@@ -44,14 +45,14 @@ pub struct LeaseRequest<'a> {
 /// A lease that was given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a lease that never ends keeps its buffers on the card"]
-pub struct Granted {
+pub struct GrantedLease {
     /// Its name.
-    pub lease: LeaseId,
+    pub lease: BufferLeaseId,
     /// What each of its streams waits for first, itself left out: the writes before a shared use,
     /// all uses before an exclusive one. In the order of the streams.
     pub after: Vec<UseToken>,
     /// What to bring back first.
-    pub fill: Vec<Fill>,
+    pub restores: Vec<Restore>,
     /// The ranges that need all their memory, or that of the tenants leased.
     pub ranges: Vec<RangeId>,
     /// What stays where it is, see [`Deferrables::lease_in_place`].
@@ -60,7 +61,7 @@ pub struct Granted {
 
 /// Queued work that used a leased buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Use {
+pub struct BufferUse {
     /// What it used.
     pub buffer: BufferId,
     /// The work, of one of the lease's streams.
@@ -69,7 +70,7 @@ pub struct Use {
 
 /// A stretch that was written under an exclusive lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Written {
+pub struct WrittenRange {
     /// Of which buffer.
     pub buffer: BufferId,
     /// From where.
@@ -86,14 +87,14 @@ pub enum Writes<'a> {
     All,
     /// These stretches only: other pieces stay clean. Buffers whose pointers are out count as
     /// written all the same.
-    Only(&'a [Written]),
+    Only(&'a [WrittenRange]),
 }
 
 /// What was done under a lease.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LeaseEnd<'a> {
     /// Work that is not over. None for a buffer that was used and is not any more.
-    pub uses: &'a [Use],
+    pub uses: &'a [BufferUse],
     /// What was written, where that was allowed.
     pub writes: Writes<'a>,
 }
@@ -110,36 +111,36 @@ impl Deferrables {
         &mut self,
         request: &LeaseRequest<'_>,
         now_ns: u64,
-    ) -> Result<Granted, LeaseRefused> {
+    ) -> Result<GrantedLease, LeaseRefused> {
         self.lease_in_place(request, &[], now_ns)
     }
 
     /// Says why a request cannot be served now, if it cannot.
     pub(super) fn check_lease(
         &mut self,
-        wanted: &Wanted,
+        wanted: &SplitRequest,
         request: &LeaseRequest<'_>,
     ) -> Result<(), LeaseRefused> {
         let come = &wanted.come;
         let refused = self.fits(come).and_then(|()| self.is_free(come));
         let refused = refused.and_then(|()| self.has_settled(come));
         let refused = refused.and_then(|()| self.has_room(come));
-        let refused = refused.and_then(|()| self.is_in_turn(wanted, request));
+        let refused = refused.and_then(|()| self.check_queue(wanted, request));
         self.counters.leases_refused += u64::from(refused.is_err() && request.ticket.is_none());
         refused
     }
 
-    pub(super) fn strongest(
+    pub(super) fn by_strongest_access(
         &self,
         named: &[(BufferId, Access)],
     ) -> Result<SmallVec<[(BufferId, Access); 4]>, UnknownBuffer> {
-        let mut strongest = BTreeMap::new();
+        let mut by_strongest_access = BTreeMap::new();
         for &(buffer, access) in named {
             self.get(buffer)?;
-            let known = strongest.entry(buffer).or_insert(access);
+            let known = by_strongest_access.entry(buffer).or_insert(access);
             *known = access.max(*known);
         }
-        Ok(strongest.into_iter().collect())
+        Ok(by_strongest_access.into_iter().collect())
     }
 
     /// Of those that are there.
@@ -157,7 +158,7 @@ impl Deferrables {
     }
 
     fn is_free(&self, buffers: &[(BufferId, Access)]) -> Result<(), LeaseRefused> {
-        let held_by = self.holders_of(buffers);
+        let held_by = self.excluding_leases(buffers);
         if !held_by.is_empty() {
             return Err(LeaseRefused::Busy { held_by: held_by.into_iter().collect() });
         }
@@ -165,7 +166,10 @@ impl Deferrables {
     }
 
     /// The leases that exclude a lease on these.
-    pub(super) fn holders_of(&self, buffers: &[(BufferId, Access)]) -> BTreeSet<LeaseId> {
+    pub(super) fn excluding_leases(
+        &self,
+        buffers: &[(BufferId, Access)],
+    ) -> BTreeSet<BufferLeaseId> {
         let holders = |&(buffer, wanted): &(BufferId, Access)| {
             let Buffer { holders, in_place, .. } = &self.buffers[buffer];
             // Who reads in place has it stay there.
@@ -183,11 +187,11 @@ impl Deferrables {
         let of = |&(id, access)| self.pieces_of(id).map(move |piece| (piece, access));
         let all = buffers.iter().flat_map(of);
         let in_the_way = all.filter_map(|(id, access)| match self.piece(id).motion? {
-            Motion::Fill { id: name, .. } | Motion::Push { id: name } => Some((name, id)),
-            Motion::Out { id: name, to: Some(_), queued: None, .. } => {
+            PieceMove::Restore { id: name, .. } | PieceMove::Push { id: name } => Some((name, id)),
+            PieceMove::Out { id: name, to: Some(_), queued: None, .. } => {
                 (access == Access::Exclusive).then_some((name, id))
             }
-            Motion::Out { .. } => None,
+            PieceMove::Out { .. } => None,
         });
         let moves: Vec<_> = in_the_way.collect();
         if !moves.is_empty() {
@@ -198,7 +202,8 @@ impl Deferrables {
 
     pub(super) fn has_room(&self, buffers: &[(BufferId, Access)]) -> Result<(), LeaseRefused> {
         let ranges = self.ranges_of(buffers).into_iter().map(|range| &self.ranges[range]);
-        let needed = ranges.filter(|range| range.anchors == 0).map(|range| range.len).sum();
+        let needed =
+            ranges.filter(|range| range.unevictable_count == 0).map(|range| range.len).sum();
         let (committed, capacity) = (self.committed, self.config.capacity);
         if committed + needed > capacity && !needed.is_zero() {
             let held_by = self.leases_with_room().collect();
@@ -208,7 +213,7 @@ impl Deferrables {
     }
 
     /// Those that have something on the card. One that reads all of its set in place takes no room.
-    pub(super) fn leases_with_room(&self) -> impl Iterator<Item = LeaseId> {
+    pub(super) fn leases_with_room(&self) -> impl Iterator<Item = BufferLeaseId> {
         let has_some = |lease: &Lease| lease.buffers.len() > lease.in_place.len();
         self.leases.iter().filter(move |(_, lease)| has_some(lease)).map(|(&id, _)| id)
     }
@@ -220,12 +225,12 @@ impl Deferrables {
         in_place: SmallVec<[BufferId; 2]>,
         request: &LeaseRequest<'_>,
         now_ns: u64,
-    ) -> Granted {
-        let lease = LeaseId(self.next());
-        self.ranges_of(&buffers).into_iter().for_each(|range| self.rescue(range));
+    ) -> GrantedLease {
+        let lease = BufferLeaseId(self.next());
+        self.ranges_of(&buffers).into_iter().for_each(|range| self.cancel_evictions(range));
         let mut ranges = BTreeSet::new();
         let mut after = Vec::new();
-        let mut fill = Vec::new();
+        let mut restores = Vec::new();
         for &(id, access) in &buffers {
             if in_place.contains(&id) {
                 after.extend(self.hold_in_place(id, lease, now_ns));
@@ -240,32 +245,32 @@ impl Deferrables {
             if access == Access::Exclusive {
                 after.extend(buffer.pieces.iter().filter_map(Piece::copied_until));
             }
-            let filled = fill.len();
+            let restored_before = restores.len();
             for piece in self.pieces_of(id).collect::<SmallVec<[PieceId; 8]>>() {
                 self.set_backed(piece, true);
-                fill.extend(self.begin_fill(piece));
+                restores.extend(self.begin_restore(piece));
             }
-            if fill.len() > filled {
+            if restores.len() > restored_before {
                 self.buffers[id].retrieved_ns = Some(now_ns);
             }
             self.refresh(id);
         }
-        let mut after = furthest(after.iter());
+        let mut after = latest_by_stream(after.iter());
         after.retain(|token| request.streams != [token.stream]);
         let (ranges, stay) = (ranges.into_iter().collect(), in_place.to_vec());
         let (streams, holder) = (request.streams.into(), request.holder);
         self.leases.insert(lease, Lease { buffers, streams, holder, in_place });
         self.counters.leases += 1;
-        Granted { lease, after, fill, ranges, in_place: stay }
+        GrantedLease { lease, after, restores, ranges, in_place: stay }
     }
 
-    fn begin_fill(&mut self, piece: PieceId) -> Option<Fill> {
-        if self.piece(piece).place != Place::Lower {
+    fn begin_restore(&mut self, piece: PieceId) -> Option<Restore> {
+        if self.piece(piece).place != ContentPlace::SpillTier {
             return None;
         }
         let from = self.piece(piece).copies.best().expect("a spilled piece has a copy");
-        let id = self.begin(piece, |id| Motion::Fill { id, from });
-        Some(Fill { id, piece, at: self.extent_of(piece), from })
+        let id = self.begin(piece, |id| PieceMove::Restore { id, from });
+        Some(Restore { id, piece, at: self.extent_of(piece), from })
     }
 
     pub(super) fn pieces_of(&self, buffer: BufferId) -> impl Iterator<Item = PieceId> + use<> {
@@ -283,13 +288,13 @@ impl Deferrables {
     /// Nothing changes.
     pub fn end_lease(
         &mut self,
-        lease: LeaseId,
+        lease: BufferLeaseId,
         end: &LeaseEnd<'_>,
         now_ns: u64,
-    ) -> Result<Vec<Drop>, LeaseEndError> {
+    ) -> Result<Vec<StaleCopy>, LeaseEndError> {
         self.check_end(lease, end)?;
         let ended = self.leases.remove(&lease).expect("it was checked");
-        let mut drops = Vec::new();
+        let mut stale = Vec::new();
         for (id, access) in ended.buffers {
             let tokens = end.uses.iter().filter(|use_| use_.buffer == id).map(|use_| use_.token);
             let buffer = &mut self.buffers[id];
@@ -303,25 +308,25 @@ impl Deferrables {
                 if !tokens.is_empty() {
                     buffer.uses.replace(tokens.into_iter());
                 }
-                drops.extend(self.end_writing(id, end.writes));
+                stale.extend(self.end_writing(id, end.writes));
             }
             self.refresh(id);
         }
-        Ok(drops)
+        Ok(stale)
     }
 
-    fn check_end(&self, lease: LeaseId, end: &LeaseEnd<'_>) -> Result<(), LeaseEndError> {
-        let held = self.leases.get(&lease).ok_or(UnknownLease { lease })?;
+    fn check_end(&self, lease: BufferLeaseId, end: &LeaseEnd<'_>) -> Result<(), LeaseEndError> {
+        let held = self.leases.get(&lease).ok_or(UnknownBufferLease { lease })?;
         let access = |buffer: BufferId| {
             let found = held.buffers.iter().find(|(held, _)| *held == buffer);
             found.map(|&(_, access)| access).ok_or(LeaseEndError::OtherBuffer { buffer })
         };
         let lacking = |id: &PieceId| {
-            !held.in_place.contains(&id.buffer) && self.piece(*id).place == Place::Lower
+            !held.in_place.contains(&id.buffer) && self.piece(*id).place == ContentPlace::SpillTier
         };
         let mut pieces = held.buffers.iter().flat_map(|&(buffer, _)| self.pieces_of(buffer));
         if let Some(piece) = pieces.find(lacking) {
-            return Err(LeaseEndError::NotFilled { piece });
+            return Err(LeaseEndError::NotRestored { piece });
         }
         for use_ in end.uses {
             access(use_.buffer)?;
@@ -331,17 +336,17 @@ impl Deferrables {
             }
         }
         let Writes::Only(written) = end.writes else { return Ok(()) };
-        for &Written { buffer, offset, len } in written {
+        for &WrittenRange { buffer, offset, len } in written {
             let allowed = access(buffer)? == Access::Exclusive;
             let whole = self.buffers[buffer].len;
             if !allowed || offset.checked_add(len).is_none_or(|end| end > whole) {
-                return Err(LeaseEndError::Written { buffer, offset, len });
+                return Err(LeaseEndError::WrittenRange { buffer, offset, len });
             }
         }
         Ok(())
     }
 
-    fn end_writing(&mut self, id: BufferId, writes: Writes<'_>) -> Vec<Drop> {
+    fn end_writing(&mut self, id: BufferId, writes: Writes<'_>) -> Vec<StaleCopy> {
         let exposed = self.buffers[id].exposed;
         let is_out = exposed.stream_scoped || exposed.quiesced || exposed.opaque > 0;
         let piece = self.config.piece;
@@ -364,11 +369,15 @@ impl Deferrables {
         &mut self,
         id: BufferId,
         which: impl Fn(usize) -> bool,
-    ) -> Vec<Drop> {
+    ) -> Vec<StaleCopy> {
         for (index, piece) in self.buffers[id].pieces.iter_mut().enumerate() {
             if which(index) {
-                debug_assert_ne!(piece.place, Place::Lower, "piece {index} of {id} is not there");
-                piece.place = Place::Card;
+                debug_assert_ne!(
+                    piece.place,
+                    ContentPlace::SpillTier,
+                    "piece {index} of {id} is not there"
+                );
+                piece.place = ContentPlace::Card;
             }
         }
         self.drop_copies(id, which)
@@ -379,8 +388,11 @@ impl Deferrables {
     ///
     /// # Errors
     /// There is no such lease.
-    pub fn cancel_lease(&mut self, lease: LeaseId) -> Result<Vec<RangeId>, UnknownLease> {
-        let cancelled = self.leases.remove(&lease).ok_or(UnknownLease { lease })?;
+    pub fn cancel_lease(
+        &mut self,
+        lease: BufferLeaseId,
+    ) -> Result<Vec<RangeId>, UnknownBufferLease> {
+        let cancelled = self.leases.remove(&lease).ok_or(UnknownBufferLease { lease })?;
         let mut less = BTreeSet::new();
         for (id, _) in cancelled.buffers {
             let buffer = &mut self.buffers[id];
@@ -395,9 +407,9 @@ impl Deferrables {
                 let held = !holders.is_empty();
                 let state = self.piece(piece);
                 let needless = match state.place {
-                    Place::Card => false,
-                    Place::Lower => !held && state.motion.is_none(),
-                    Place::Empty => unused,
+                    ContentPlace::Card => false,
+                    ContentPlace::SpillTier => !held && state.motion.is_none(),
+                    ContentPlace::Empty => unused,
                 };
                 if state.backed && needless {
                     self.set_backed(piece, false);
@@ -410,7 +422,7 @@ impl Deferrables {
 
     /// Forgets work of a stream up to a point: it is complete. Returns the buffers of which no work
     /// is left. O(buffers with work).
-    pub fn use_over(&mut self, token: UseToken) -> Vec<BufferId> {
+    pub fn complete_use(&mut self, token: UseToken) -> Vec<BufferId> {
         let in_use: Vec<BufferId> = self.in_use.iter().copied().collect();
         for &id in &in_use {
             self.buffers[id].uses.over(token);
