@@ -226,7 +226,7 @@ mod tests {
         }
         assert!(
             message("preset=best")
-                .contains("use vramp_alloc, vpmm, stream-ordered, torch or torch-expandable")
+                .contains("use vramp, vpmm, stream-ordered, torch or torch-expandable")
         );
         assert!(message("page=0").contains("a size above zero"));
     }

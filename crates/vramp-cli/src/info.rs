@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Info, out: &mut dyn Write) -> Result<()> {
         pci: info.pci.as_deref(),
         uuid: info.uuid.as_deref(),
         host_numa: info.host_numa,
-        fell_back: device.fell_back.as_deref(),
+        fell_back: device.fell_back(),
         capabilities: BTreeMap::from([
             ("virtual_memory", can.virtual_memory),
             ("stream_ordered_pool", can.stream_ordered_pool),

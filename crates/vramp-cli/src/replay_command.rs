@@ -12,7 +12,7 @@ use vramp_alloc::{Config, Preset};
 use vramp_trace::{ReadLimits, Trace, Workload, read_trace};
 
 use crate::args::Replay;
-use crate::device::Device;
+use crate::device::{self, Device};
 use crate::replay::{Options, Outcome, Recorded, replay};
 use crate::table;
 
@@ -29,10 +29,8 @@ pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
     let device = Device::open(&args.device)?;
     let configs = configs(args)?;
     let mut unfaithful = Vec::new();
-    if !args.json
-        && let Some(reason) = &device.fell_back
-    {
-        writeln!(out, "Simulating, for there is no card to use: {reason}\n")?;
+    if let Some(notice) = device::notice(&device).filter(|_| !args.json) {
+        writeln!(out, "{notice}\n")?;
     }
     let without_effect = args.torch_config.iter().flat_map(|config| &config.without_effect);
     for key in without_effect.filter(|_| !args.json) {

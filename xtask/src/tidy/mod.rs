@@ -18,7 +18,7 @@ use crate::tree::Tree;
 use scan::Sources;
 
 /// The crates, each of which may name only those before it.
-const LAYERS: [&str; 12] = [
+const LAYERS: [&str; 13] = [
     "vramp-core",
     "vramp-model",
     "vramp-host",
@@ -29,6 +29,7 @@ const LAYERS: [&str; 12] = [
     "vramp-tiers",
     "vramp-defer",
     "vramp",
+    "vramp-bench",
     "vramp-capi",
     "vramp-cli",
 ];

@@ -1,4 +1,4 @@
-//! What `vramp bench` can be asked for.
+//! Arguments of `vramp bench`.
 
 use std::path::PathBuf;
 
@@ -15,106 +15,106 @@ pub struct Bench {
     pub measure: Measure,
 }
 
-/// What can be measured.
+/// The measurements.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Measure {
-    /// One block taken and freed, over and over, on one thread
+    /// Malloc/free pairs of one block on one thread
     ///
-    /// Batches of a few milliseconds take turns: the system's malloc and free of 64 bytes, the
-    /// driver's own pool, and each allocator, for each size. A row tells the median over batches,
-    /// and the median of the ratios to the malloc batch just before it, so that what disturbs the
-    /// machine disturbs both. Memory is warm: the first pairs are not timed.
+    /// Batches of a few milliseconds alternate: the system's malloc and free of 64 bytes, the driver's
+    /// own pool, and each allocator, for each size. A row shows the median over batches and the median
+    /// ratio to the preceding batch of the system's malloc, so that a disturbance of the machine
+    /// affects both. The first pairs are not timed, so the memory is warm.
     ///
     /// On the simulator the pairs of the driver's pool are not timed but modelled.
     Hit(Hit),
-    /// Pairs on several threads at once, each with a stream of its own
+    /// Malloc/free pairs on several threads at once, each with its own stream
     ///
-    /// Each thread holds 32 blocks of random sizes, frees one of them at random and takes another,
-    /// until the time is over. The same sizes in the same order for every allocator, for the
-    /// system's malloc and, on a card, for the driver's own pool; they take turns, three times,
-    /// and a row tells the median. The ratio is to the same allocator on one thread.
+    /// Each thread holds 32 blocks of random sizes. It frees one of them at random and allocates
+    /// another, until the time is over. Sizes and their order are the same for every allocator, for
+    /// the system's malloc and, on a card, for the driver's own pool. They alternate three times; a
+    /// row shows the median. The ratio is to the same allocator on one thread.
     Threads(Threads),
-    /// Memory taken for the first time
+    /// Memory created for the first time
     ///
-    /// A new allocator takes so many bytes in blocks of one size. The calls to the driver and their
-    /// time are those of one run; times are medians over all runs.
+    /// A new allocator allocates a total in blocks of one size. Driver calls and their time are those
+    /// of one run; times are medians over all runs.
     Grow(Grow),
-    /// Fragmented memory turned into one block
+    /// Fragmented memory remapped into one block
     ///
-    /// A new allocator, limited to so many bytes, takes them in blocks of one size and frees every
-    /// other one; then half of all is asked for as one block, which is what is timed. Old mappings
-    /// that stay behind as aliases are unmapped later and not timed. The driver's pool cannot move
-    /// memory: it has no limit here, and may grow.
+    /// A new allocator, limited to a total, fills it with blocks of one size and frees every other
+    /// one. The timed request is one block of half the total. Old mappings that stay as aliases are
+    /// unmapped later and not timed. The driver's pool cannot move memory: it has no limit here and
+    /// may grow.
     Remap(Remap),
     /// Captured graphs that share an arena
     ///
-    /// Four measurements. Shared: so many graphs of different sizes are captured over one arena; what
-    /// it holds then, over what the largest of them takes. Same: each of them is executed call by call
-    /// and replayed, in random order, and the results compared byte by byte. Lent: an idle arena lends,
-    /// ordinary blocks take 90 % of it under a limit, and a launch brings it back; `freed` where the
-    /// blocks are gone by then, `held` where other memory has to come. Calls: what a malloc and free
-    /// costs within a capture and outside, and a launch with and without a lease. Medians of several
-    /// rounds, in which memory goes back to where it lay in the round before.
+    /// Four measurements. Sharing: many graphs of different sizes are captured over one arena; its
+    /// memory over that of the largest graph. Replays: each graph is executed call by call and
+    /// replayed, in random order, and the results are compared byte by byte. Lending: an idle arena
+    /// lends its memory, ordinary blocks use 90 % of it under a limit, and a launch takes it back;
+    /// `freed` if the blocks are freed before, `held` if new memory has to be created. Requests: a
+    /// malloc/free pair within a capture and outside, and a launch with and without a lease. Medians
+    /// of several rounds; each round finds memory at the addresses of the round before.
     ///
-    /// On the simulator the compared blocks are at most 1 MiB, and lending and calls cost what the
-    /// model says.
+    /// On the simulator the compared blocks are at most 1 MiB, and lending and requests have modelled
+    /// costs.
     Graphs(Graphs),
     /// Bytes written to a directory and read back
     ///
-    /// So many bytes, by turns: in plain direct transfers of one block size to one preallocated
-    /// file, by io_uring and by threads; and by the store of the disk tier, in steps of 16 MiB of
-    /// which four are under way, with extents, budget and checksums. Each turn writes new files;
-    /// the store's turn includes getting their blocks. Afterwards, and not timed, every byte is read
-    /// again and compared. A row tells the median over rounds, and the median of the ratios to the
-    /// faster of the plain ones in the same round.
+    /// In turn: plain direct transfers of one block size to one preallocated file, by io_uring and by
+    /// threads; and the store of the disk tier, in steps of 16 MiB of which four are in flight, with
+    /// extents, budget and checksums. Each turn writes new files; the store's turn includes the
+    /// allocation of disk blocks. Afterwards, and not timed, every byte is read again and compared. A
+    /// row shows the median over rounds and the median ratio to the fastest plain transfers of the
+    /// same round.
     ///
-    /// With `--compress` the store moves them with and without compression as well, and so it does
-    /// bytes of which every other half KiB is zero; what was written is then told as a part of the
-    /// bytes, and the rate as one of the store's without compression, in the same round.
+    /// With `--compress` the store runs with and without compression, and also writes data of which
+    /// every other half KiB is zero. Then a row also shows the bytes on disk over the bytes written,
+    /// and the ratio to the store without compression in the same round.
     ///
-    /// Files have no name and are gone afterwards.
+    /// The files are unnamed and disappear when closed.
     Disk(Disk),
-    /// Bytes moved between the card and pinned blocks of the host
+    /// Bytes copied between the card and pinned blocks of the host
     ///
-    /// For each size and direction, by turns: one plain copy of all of it from or to one buffer that
-    /// the driver pinned, on one stream (two for both directions at once); and a mover, which copies
-    /// in steps on two streams a direction from or to blocks of a pool. Time goes from the first call
-    /// until the host knows that all has arrived. A row tells the median over moves, and the median of
-    /// the ratios to the plain copy just before. One round is for warming up.
+    /// For each size and direction, in turn: one plain copy from or to one pinned buffer on one stream
+    /// (two streams for both directions at once); and a mover, which copies in steps on two streams a
+    /// direction from or to blocks of a pool. Time is measured from the first call until the host sees
+    /// the completion. A row shows the median over moves and the median ratio to the preceding plain
+    /// copy. The first round is for warming up.
     ///
     /// On the simulator time is modelled; copies in one direction share the link.
-    Copy(Copy),
-    /// Buffers that leave the card and come back
+    Copy(CopyArgs),
+    /// Spillable buffers evicted to the host and restored
     ///
-    /// Five measurements. Rate: a buffer is written, spilled, and leased again until its contents are
-    /// there, each just behind one plain copy of as much between the card and one pinned buffer; then
-    /// it leaves once more, clean: asked to, pressed by a malloc whose place is new, and by one whose
-    /// place is known. Overlap: a series of copies, and of fills, of blocks on the card, alone, beside
-    /// a buffer that leaves and comes back all the time, and beside plain copies. Workload: buffers of twice
-    /// the card's limit, of which a fifth gets four fifths of the accesses; the time over what the
-    /// bytes that moved take in plain copies. Calls: what a spill and a retrieve call the driver for.
-    /// Overshoot: what leaves beyond what was asked for. Medians of several rounds.
+    /// Five measurements. Rate: a dirty buffer is spilled and restored, each right after one plain copy of
+    /// the same length; then it is spilled again, clean. The eviction is on request, by a malloc at a
+    /// new address, and by a malloc whose address is still mapped. Overlap: a series of copies, and of
+    /// fills, on the card: alone, beside a buffer that is spilled and restored continually, and beside
+    /// plain copies. Workload: buffers of twice the card's limit, of which a fifth gets four fifths of
+    /// the accesses; the time over that of plain copies of the moved bytes. Calls: driver calls of a
+    /// spill and of a restore. Overshoot: bytes evicted beyond the requested ones. Medians of several
+    /// rounds.
     ///
-    /// On the simulator time is modelled; copies share the link, and nothing else is competed for.
+    /// On the simulator time is modelled; copies share the link and compete for nothing else.
     Spill(Spill),
-    /// Reservations, waits, and memory that they pay for
+    /// Reservations, waits, and budgeted mallocs
     ///
-    /// What a reservation and its release take, alone and while others wait; what it takes until one
-    /// who waits has what another thread released; and what malloc and free take on an allocator with
-    /// and without a budget. Batches take turns; a row tells the median.
+    /// The time of a reservation and its release, alone and beside waiters; from a release until the
+    /// blocked waiter on another thread has its reservation; and of malloc and free on an allocator
+    /// with and without a budget. Batches alternate; a row shows the median.
     Reserve(Reserve),
 }
 
-/// What all of them have in common.
+/// Options of every measurement on a device.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Common {
-    /// vramp, vpmm, stream-ordered or all
+    /// Allocators: vramp, vpmm, stream-ordered, torch, torch-expandable or all
     #[arg(long, default_value = "vramp", value_parser = parse_allocators, value_name = "NAME")]
     pub allocator: Allocators,
-    /// auto, sim, sim:CARD, cuda or cuda:N
+    /// Device: auto, sim, sim:CARD, cuda or cuda:N
     #[arg(long, default_value = "auto")]
     pub device: String,
-    /// How long to measure, in seconds
+    /// Time to measure, in seconds
     #[arg(long, default_value = "3", value_parser = parse_seconds, allow_negative_numbers = true)]
     pub seconds: f64,
     /// Print one JSON object per row and nothing else
@@ -125,10 +125,10 @@ pub struct Common {
 /// Options of `hit`.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Hit {
-    /// What all of them have in common.
+    /// The common options.
     #[command(flatten)]
     pub common: Common,
-    /// Sizes to measure
+    /// Block sizes
     #[arg(
         long,
         value_delimiter = ',',
@@ -141,7 +141,7 @@ pub struct Hit {
 /// Options of `threads`.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Threads {
-    /// What all of them have in common.
+    /// The common options.
     #[command(flatten)]
     pub common: Common,
     /// Numbers of threads; 1,2,4,8,16 up to the machine's cores by default
@@ -152,40 +152,30 @@ pub struct Threads {
         value_parser = clap::value_parser!(u16).range(1..=1024)
     )]
     pub threads: Vec<u16>,
-    /// How sizes from 512 B to 4 MiB are drawn
-    #[arg(long, value_enum, default_value_t = Sizes::Uniform, value_name = "HOW")]
+    /// Distribution of block sizes from 512 B to 4 MiB
+    #[arg(long, value_enum, default_value_t = Sizes::Uniform, value_name = "DISTRIBUTION")]
     pub sizes: Sizes,
 }
 
-/// How random sizes are drawn.
+/// Distribution of block sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Sizes {
-    /// Every number of bytes is as likely
+    /// Every size is equally likely
     Uniform,
-    /// The logarithm is: as many between 512 B and 1 KiB as between 2 and 4 MiB
+    /// Every size class is equally likely: as many from 512 B to 1 KiB as from 2 to 4 MiB
     LogUniform,
-}
-
-impl Sizes {
-    /// The name used in options and results.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Sizes::Uniform => "uniform",
-            Sizes::LogUniform => "log-uniform",
-        }
-    }
 }
 
 /// Options of `grow`.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Grow {
-    /// What all of them have in common.
+    /// The common options.
     #[command(flatten)]
     pub common: Common,
-    /// How much memory to take
+    /// Memory to allocate
     #[arg(long, default_value = "8GiB", value_name = "SIZE")]
     pub total: Bytes,
-    /// In blocks of this size
+    /// Size of each block
     #[arg(long, default_value = "64MiB", value_name = "SIZE")]
     pub block: Bytes,
 }
@@ -193,13 +183,13 @@ pub struct Grow {
 /// Options of `remap`.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Remap {
-    /// What all of them have in common.
+    /// The common options.
     #[command(flatten)]
     pub common: Common,
-    /// How much memory to fragment
+    /// Memory to fragment
     #[arg(long, default_value = "4GiB", value_name = "SIZE")]
     pub total: Bytes,
-    /// In blocks of this size
+    /// Size of each block
     #[arg(long, default_value = "16MiB", value_name = "SIZE")]
     pub block: Bytes,
 }
@@ -207,10 +197,10 @@ pub struct Remap {
 /// Options of `graphs`.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Graphs {
-    /// What all of them have in common.
+    /// The common options.
     #[command(flatten)]
     pub common: Common,
-    /// How many graphs share the arena
+    /// Number of graphs that share the arena
     #[arg(
         long,
         default_value = "200",
@@ -218,10 +208,10 @@ pub struct Graphs {
         value_parser = clap::value_parser!(u32).range(1..=100_000)
     )]
     pub graphs: u32,
-    /// The largest block of a graph; the least is 64 KiB
+    /// Largest block of a graph; the smallest is 64 KiB
     #[arg(long, default_value = "64MiB", value_name = "SIZE")]
     pub block: Bytes,
-    /// How large the arena is that lends; 8GiB by default, 1GiB on the simulator
+    /// Size of the arena that lends; 8GiB by default, 1GiB on the simulator
     #[arg(long, value_name = "SIZE")]
     pub arena: Option<Bytes>,
 }
@@ -229,16 +219,16 @@ pub struct Graphs {
 /// Options of `disk`.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Disk {
-    /// Where to write
+    /// Directory to write to
     #[arg(long, default_value = ".", value_name = "DIR")]
     pub dir: PathBuf,
-    /// How many bytes, in whole 16 MiB
+    /// Bytes to write, in whole steps of 16 MiB
     #[arg(long, default_value = "2GiB", value_name = "SIZE")]
     pub total: Bytes,
-    /// The most that one call moves
+    /// Most bytes of one I/O request
     #[arg(long, default_value = "1MiB", value_name = "SIZE")]
     pub block: Bytes,
-    /// How many calls are under way at the same time
+    /// I/O requests in flight
     #[arg(
         long,
         default_value = "32",
@@ -246,13 +236,13 @@ pub struct Disk {
         value_parser = clap::value_parser!(u16).range(1..=64)
     )]
     pub depth: u16,
-    /// The store's engine
+    /// I/O engine of the store
     #[arg(long, value_enum, default_value_t = Engine::Auto, value_name = "NAME")]
     pub engine: Engine,
     /// Measure the store with compression, too
     #[arg(long, value_enum, value_name = "WHEN")]
     pub compress: Option<Compress>,
-    /// How long to measure, in seconds; one round at least
+    /// Time to measure, in seconds; at least one round
     #[arg(long, default_value = "10", value_parser = parse_seconds, allow_negative_numbers = true)]
     pub seconds: f64,
     /// Print one JSON object per row and nothing else
@@ -262,17 +252,17 @@ pub struct Disk {
 
 /// Options of `copy`.
 #[derive(Clone, Debug, ClapArgs)]
-pub struct Copy {
-    /// What all of them have in common.
+pub struct CopyArgs {
+    /// The common options.
     #[command(flatten)]
     pub common: Common,
-    /// Sizes to move; 1MiB to 4GiB by default, to 256MiB on the simulator
+    /// Sizes to copy; 1MiB to 4GiB by default, to 256MiB on the simulator
     #[arg(long, value_delimiter = ',', value_name = "SIZE")]
     pub sizes: Vec<Bytes>,
-    /// How much the mover queues at a time, from 4MiB to 32MiB
+    /// Bytes that the mover queues at a time, from 4MiB to 32MiB
     #[arg(long, default_value = "16MiB", value_name = "SIZE")]
     pub step: Bytes,
-    /// Take blocks of which no two are neighbours: a copy for each
+    /// Use host blocks of which no two are adjacent, so that each needs its own copy
     #[arg(long)]
     pub scattered: bool,
 }
@@ -280,25 +270,25 @@ pub struct Copy {
 /// Options of `spill`.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Spill {
-    /// What all of them have in common.
+    /// The common options.
     #[command(flatten)]
     pub common: Common,
-    /// What to measure; all by default
+    /// Measurements; all by default
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME")]
     pub measure: Vec<SpillMeasure>,
     /// Lengths of buffers; 64MiB, 256MiB and 1GiB by default, the first two on the simulator
     #[arg(long, value_delimiter = ',', value_name = "SIZE")]
     pub sizes: Vec<Bytes>,
-    /// How much leaves or comes at once, from 4MiB to 32MiB
+    /// Bytes evicted or restored at once, from 4MiB to 32MiB
     #[arg(long, default_value = "32MiB", value_name = "SIZE")]
     pub piece: Bytes,
-    /// What the workload may have of the card; 4GiB by default, 512MiB on the simulator
+    /// Memory limit of the workload; 4GiB by default, 512MiB on the simulator
     #[arg(long, value_name = "SIZE")]
     pub card: Option<Bytes>,
-    /// How long each of the workload's buffers is; a 64th of what it may have by default
+    /// Length of each of the workload's buffers; a 64th of its limit by default
     #[arg(long, value_name = "SIZE")]
     pub buffer: Option<Bytes>,
-    /// How often the workload uses buffers, one to three at a time
+    /// Accesses of the workload, each to one to three buffers
     #[arg(
         long,
         default_value = "2000",
@@ -306,7 +296,7 @@ pub struct Spill {
         value_parser = clap::value_parser!(u32).range(1..=1_000_000)
     )]
     pub accesses: u32,
-    /// How many of a hundred accesses write
+    /// Percentage of accesses that write
     #[arg(
         long,
         default_value = "30",
@@ -314,23 +304,23 @@ pub struct Spill {
         value_parser = clap::value_parser!(u8).range(0..=100)
     )]
     pub writes: u8,
-    /// Where chance begins
+    /// Seed of the random choices
     #[arg(long, default_value = "1")]
     pub seed: u64,
 }
 
-/// What is measured of buffers that leave and come back.
+/// The measurements of spillable buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SpillMeasure {
-    /// How fast they leave and come back
+    /// Rates of eviction and restore
     Rate,
-    /// What that costs work beside it
+    /// Slowdown of other work on the card
     Overlap,
-    /// More buffers than the card holds
+    /// More buffers than fit on the card
     Workload,
     /// Driver calls
     Calls,
-    /// What leaves needlessly
+    /// Bytes evicted beyond the requested ones
     Overshoot,
 }
 
@@ -348,10 +338,10 @@ impl SpillMeasure {
 /// Options of `reserve`.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Reserve {
-    /// What all of them have in common.
+    /// The common options.
     #[command(flatten)]
     pub common: Common,
-    /// Beside how many who wait
+    /// Numbers of waiters to measure beside
     #[arg(
         long,
         value_delimiter = ',',
@@ -362,7 +352,7 @@ pub struct Reserve {
     pub waiters: Vec<u16>,
 }
 
-/// Which engine moves the store's bytes.
+/// I/O engine of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Engine {
     /// io_uring where the kernel allows it, threads elsewhere
@@ -376,9 +366,9 @@ pub enum Engine {
 /// When the store compresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Compress {
-    /// What its samples and its measured rates say
+    /// If samples and measured rates predict a gain
     Paying,
-    /// Whatever a sample makes an eighth shorter
+    /// Whenever a sample shrinks by an eighth
     Always,
 }
 

@@ -1,63 +1,221 @@
-//! `vramp bench`: what allocators cost on a device.
+//! `vramp bench`: costs of allocators on a device.
 //!
-//! - [`args`] says what can be asked for, and the help of each command how it measures.
-//! - `subject` is what is measured, `hit`, `threads`, `grow`, `remap`, `graphs`, `disk`, `copy`,
-//!   `spill` and `reserve` are the measurements.
-//!
-//! Whatever is compared is measured in the same run, in turns.
+//! [`args`] holds the arguments; the help of each command says how it measures. `tables` makes
+//! tables of the rows. The measurements are those of [`vramp_bench`].
 
 pub mod args;
-mod copy;
-mod cost;
-mod disk;
-mod graphs;
-mod grow;
-mod hit;
-mod remap;
-mod reserve;
-mod spill;
-mod subject;
-mod threads;
+mod tables;
 
 use std::io::Write;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, bail};
-use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
-use vramp_alloc::{Bytes, Driver};
+use vramp_alloc::Preset;
+use vramp_bench::{Bench, copy, disk, graphs, grow, hit, remap, reserve, spill, threads};
 use vramp_driver::DeviceInfo;
+use vramp_host::IoChoice;
 
-use crate::device::Device;
+use crate::device;
+use tables::Column;
 
-/// Measures what was asked for.
+/// Measures what the arguments name.
 pub(crate) fn run(args: &args::Bench, out: &mut dyn Write) -> Result<()> {
     match &args.measure {
-        args::Measure::Hit(hit) => hit::run(hit, out),
-        args::Measure::Threads(threads) => threads::run(threads, out),
-        args::Measure::Grow(grow) => grow::run(grow, out),
-        args::Measure::Remap(remap) => remap::run(remap, out),
-        args::Measure::Graphs(graphs) => graphs::run(graphs, out),
-        args::Measure::Disk(disk) => disk::run(disk, out),
-        args::Measure::Copy(copy) => copy::run(copy, out),
-        args::Measure::Spill(spill) => spill::run(spill, out),
-        args::Measure::Reserve(reserve) => reserve::run(reserve, out),
+        args::Measure::Hit(args) => hit(args, out),
+        args::Measure::Threads(args) => threads(args, out),
+        args::Measure::Grow(args) => grow(args, out),
+        args::Measure::Remap(args) => remap(args, out),
+        args::Measure::Graphs(args) => graphs(args, out),
+        args::Measure::Disk(args) => disk(args, out),
+        args::Measure::Copy(args) => copy(args, out),
+        args::Measure::Spill(args) => spill(args, out),
+        args::Measure::Reserve(args) => reserve(args, out),
     }
 }
 
-/// The device and what all measurements have in common.
-struct Bench {
-    device: Device,
-    info: DeviceInfo,
-    duration: Duration,
-    json: bool,
+fn hit(args: &args::Hit, out: &mut dyn Write) -> Result<()> {
+    let mut output = Output::open(&args.common, out)?;
+    let presets = args.common.allocator.0.clone();
+    let rows = hit::run(&output.bench, &hit::Options { presets, sizes: args.sizes.clone() })?;
+    output.write("hit", &rows, &tables::HIT)?;
+    output.write_device()
 }
 
-/// One row with what it is a row of. Serialised, this is the line that `--json` prints.
+fn threads(args: &args::Threads, out: &mut dyn Write) -> Result<()> {
+    let mut output = Output::open(&args.common, out)?;
+    let options = threads::Options {
+        presets: args.common.allocator.0.clone(),
+        threads: args.threads.clone(),
+        sizes: match args.sizes {
+            args::Sizes::Uniform => threads::SizeDistribution::Uniform,
+            args::Sizes::LogUniform => threads::SizeDistribution::LogUniform,
+        },
+    };
+    let rows = threads::run(&output.bench, &options)?;
+    output.write("threads", &rows, &tables::THREADS)?;
+    output.write_device()?;
+    let cores = std::thread::available_parallelism()?.get();
+    if !output.json && args.threads.iter().any(|&count| usize::from(count) > cores) {
+        writeln!(
+            output.out,
+            "This machine runs {cores} threads at a time; more of them alternate."
+        )?;
+    }
+    Ok(())
+}
+
+fn grow(args: &args::Grow, out: &mut dyn Write) -> Result<()> {
+    let mut output = Output::open(&args.common, out)?;
+    let presets = args.common.allocator.0.clone();
+    let options = grow::Options { presets, total: args.total, block: args.block };
+    let rows = grow::run(&output.bench, &options)?;
+    output.write("grow", &rows, &tables::GROW)?;
+    output.write_device()
+}
+
+fn remap(args: &args::Remap, out: &mut dyn Write) -> Result<()> {
+    let mut output = Output::open(&args.common, out)?;
+    let presets = args.common.allocator.0.clone();
+    let options = remap::Options { presets, total: args.total, block: args.block };
+    let rows = remap::run(&output.bench, &options)?;
+    output.write("remap", &rows, &tables::REMAP)?;
+    output.write_device()
+}
+
+fn graphs(args: &args::Graphs, out: &mut dyn Write) -> Result<()> {
+    only_vramp(&args.common, "only vramp captures graphs into arenas")?;
+    let mut output = Output::open(&args.common, out)?;
+    let options = graphs::Options { graphs: args.graphs, block: args.block, arena: args.arena };
+    let bench = output.bench.clone();
+    let graphs = graphs::Graphs::new(&bench, options)?;
+    output.write("graphs", &[graphs.sharing()?], &tables::SHARING)?;
+    let replays = graphs.replays()?;
+    let differing = replays.differing_bytes;
+    output.write("graphs", &[replays], &tables::REPLAYS)?;
+    output.write("graphs", &graphs.lending()?, &tables::LENDING)?;
+    output.write("graphs", &graphs.requests()?, &tables::REQUESTS)?;
+    output.write_device()?;
+    if differing > 0 {
+        output.out.flush()?;
+        bail!("{differing} bytes of replays differ from those of the same calls without a graph");
+    }
+    Ok(())
+}
+
+fn copy(args: &args::CopyArgs, out: &mut dyn Write) -> Result<()> {
+    only_vramp(&args.common, "copies do not use an allocator")?;
+    let mut output = Output::open(&args.common, out)?;
+    let (sizes, step, scattered) = (args.sizes.clone(), args.step, args.scattered);
+    let rows = copy::run(&output.bench, &copy::Options { sizes, step, scattered })?;
+    output.write("copy", &rows, &tables::COPY)?;
+    output.write_device()
+}
+
+fn spill(args: &args::Spill, out: &mut dyn Write) -> Result<()> {
+    only_vramp(&args.common, "only vramp spills buffers")?;
+    let mut output = Output::open(&args.common, out)?;
+    let options = spill::Options {
+        sizes: args.sizes.clone(),
+        piece: args.piece,
+        card: args.card,
+        buffer: args.buffer,
+        accesses: args.accesses,
+        writes: args.writes,
+        seed: args.seed,
+    };
+    let bench = output.bench.clone();
+    let spill = spill::Spill::new(&bench, options)?;
+    let all = &args::SpillMeasure::ALL[..];
+    let wanted = if args.measure.is_empty() { all } else { &args.measure };
+    let share = bench.duration() / wanted.len() as u32;
+    for measure in all.iter().filter(|measure| wanted.contains(measure)) {
+        match measure {
+            args::SpillMeasure::Rate => {
+                output.write("spill", &spill.rates(share)?, &tables::SPILL_RATES)?;
+            }
+            args::SpillMeasure::Overlap => {
+                output.write("spill", &spill.overlap(share)?, &tables::SPILL_OVERLAP)?;
+            }
+            args::SpillMeasure::Workload => {
+                output.write("spill", &spill.workload()?, &tables::SPILL_WORKLOAD)?;
+            }
+            args::SpillMeasure::Calls => {
+                output.write("spill", &spill.calls()?, &tables::SPILL_CALLS)?;
+            }
+            args::SpillMeasure::Overshoot => {
+                output.write("spill", &[spill.overshoot(share)?], &tables::SPILL_OVERSHOOT)?;
+            }
+        }
+    }
+    output.write_device()
+}
+
+fn reserve(args: &args::Reserve, out: &mut dyn Write) -> Result<()> {
+    let mut output = Output::open(&args.common, out)?;
+    let presets = args.common.allocator.0.clone();
+    let options = reserve::Options { presets, waiters: args.waiters.clone() };
+    let rows = reserve::run(&output.bench, &options)?;
+    output.write("reserve", &rows, &tables::RESERVE)?;
+    output.write_device()
+}
+
+/// Needs no device.
+fn disk(args: &args::Disk, out: &mut dyn Write) -> Result<()> {
+    let report = disk::run(&disk::Options {
+        directory: args.dir.clone(),
+        total: args.total,
+        block: args.block,
+        depth: args.depth,
+        engine: match args.engine {
+            args::Engine::Auto => IoChoice::Auto,
+            args::Engine::Uring => IoChoice::Uring,
+            args::Engine::Threads => IoChoice::Threads,
+        },
+        compression: args.compress.map(|compress| match compress {
+            args::Compress::Paying => disk::Compression::WhenFaster,
+            args::Compress::Always => disk::Compression::WhenSmaller,
+        }),
+        duration: Duration::from_secs_f64(args.seconds),
+    })?;
+    if args.json {
+        return report
+            .rows
+            .iter()
+            .try_for_each(|row| write_line(out, &Line { bench: "disk", row }));
+    }
+    if let Some(reason) = report.fell_back {
+        writeln!(out, "The store uses threads instead of io_uring: {reason}\n")?;
+    }
+    tables::write(out, &report.rows, &tables::DISK)
+}
+
+/// Refuses another allocator than vramp, for measurements that do not compare allocators.
+fn only_vramp(common: &args::Common, reason: &str) -> Result<()> {
+    if common.allocator.0 != [Preset::Vramp] {
+        bail!("{reason}: omit --allocator");
+    }
+    Ok(())
+}
+
+/// Where rows go, and the device that they are of.
+struct Output<'a> {
+    bench: Bench,
+    json: bool,
+    out: &'a mut dyn Write,
+}
+
+/// A row of `vramp bench --json`.
 #[derive(Serialize)]
 struct Line<'a, R> {
     bench: &'static str,
+    #[serde(flatten)]
+    row: &'a R,
+}
+
+/// A row with its device.
+#[derive(Serialize)]
+struct DeviceRow<'a, R> {
     device: &'a str,
     driver: &'a str,
     simulated: bool,
@@ -65,122 +223,44 @@ struct Line<'a, R> {
     row: &'a R,
 }
 
-/// One column of a table for people: its head, and what stands there in a row.
-type Column<R> = (&'static str, fn(&R) -> Cell);
-
-/// What stands in a table.
-enum Cell {
-    Words(String),
-    Number(String),
-}
-
-impl Bench {
-    /// Opens the device and says so where it is not the one a person might expect.
-    fn open(common: &args::Common, out: &mut dyn Write) -> Result<Bench> {
-        let device = Device::open(&common.device)?;
-        let info = device.fresh(false)?.driver.info().clone();
-        if !common.json
-            && let Some(reason) = &device.fell_back
-        {
-            writeln!(out, "Simulating, for there is no card to use: {reason}\n")?;
+impl<'a> Output<'a> {
+    /// Opens the device and says so if it is simulated instead of a card.
+    fn open(common: &args::Common, out: &'a mut dyn Write) -> Result<Output<'a>> {
+        let bench = Bench::new(&common.device, Duration::from_secs_f64(common.seconds))?;
+        if let Some(notice) = device::notice(bench.device()).filter(|_| !common.json) {
+            writeln!(out, "{notice}\n")?;
         }
-        let duration = Duration::from_secs_f64(common.seconds);
-        Ok(Bench { device, info, duration, json: common.json })
+        Ok(Output { bench, json: common.json, out })
     }
 
-    /// The device as nobody used it before.
-    fn driver(&self) -> Result<Arc<dyn Driver>> {
-        Ok(self.device.fresh(false)?.driver)
-    }
-
-    /// Does `work` at least once, and again until a `shares`th of the time is over.
-    fn repeat(&self, shares: usize, mut work: impl FnMut() -> Result<()>) -> Result<()> {
-        let share = self.duration / shares.max(1) as u32;
-        let begun = Instant::now();
-        loop {
-            work()?;
-            if begun.elapsed() >= share {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Writes rows: a JSON object each, or a table and the device.
+    /// Writes rows: a JSON object each, or a table.
     fn write<R: Serialize>(
-        &self,
-        out: &mut dyn Write,
+        &mut self,
         bench: &'static str,
         rows: &[R],
         columns: &[Column<R>],
     ) -> Result<()> {
-        self.write_rows(out, bench, rows, columns)?;
-        self.write_device(out)
-    }
-
-    /// Writes rows: a JSON object each, or a table and an empty line.
-    fn write_rows<R: Serialize>(
-        &self,
-        out: &mut dyn Write,
-        bench: &'static str,
-        rows: &[R],
-        columns: &[Column<R>],
-    ) -> Result<()> {
-        let DeviceInfo { id, driver, simulated, .. } = &self.info;
-        if self.json {
-            for row in rows {
-                let line = Line { bench, device: id, driver, simulated: *simulated, row };
-                serde_json::to_writer(&mut *out, &line)?;
-                writeln!(out)?;
-            }
-            return Ok(());
+        if !self.json {
+            return tables::write(self.out, rows, columns);
         }
-        write_table(out, rows, columns)
+        let DeviceInfo { id, driver, simulated, .. } = self.bench.info();
+        rows.iter().try_for_each(|row| {
+            let row = DeviceRow { device: id, driver, simulated: *simulated, row };
+            write_line(self.out, &Line { bench, row: &row })
+        })
     }
 
-    /// Names the device, for people.
-    fn write_device(&self, out: &mut dyn Write) -> Result<()> {
-        let DeviceInfo { id, name, driver, .. } = &self.info;
+    /// Names the device below the tables.
+    fn write_device(&mut self) -> Result<()> {
+        let DeviceInfo { id, name, driver, .. } = self.bench.info();
         if self.json {
             return Ok(());
         }
-        Ok(writeln!(out, "{id} ({name}), driver {driver}")?)
+        Ok(writeln!(self.out, "{id} ({name}), driver {driver}")?)
     }
 }
 
-/// Writes a table for people, and an empty line.
-fn write_table<R>(out: &mut dyn Write, rows: &[R], columns: &[Column<R>]) -> Result<()> {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table.set_header(columns.iter().map(|(head, _)| *head));
-    for row in rows {
-        table.add_row(columns.iter().map(|(_, cell)| match cell(row) {
-            Cell::Words(text) => comfy_table::Cell::new(text),
-            Cell::Number(text) => comfy_table::Cell::new(text).set_alignment(CellAlignment::Right),
-        }));
-    }
-    Ok(writeln!(out, "{}\n", table.trim_fmt())?)
-}
-
-/// More blocks take longer than anybody waits.
-const BLOCKS_MOST: u64 = 1 << 20;
-
-/// How many blocks go into `total`.
-fn blocks_in(total: Bytes, block: Bytes) -> Result<u64> {
-    match total.count().checked_div(block.count()) {
-        Some(count @ 1..=BLOCKS_MOST) => Ok(count),
-        Some(count @ 1..) => bail!(
-            "{count} blocks are more than {BLOCKS_MOST}: give a smaller --total or a larger --block"
-        ),
-        _ => bail!("{total} holds no block of {block}: give a larger --total or a smaller --block"),
-    }
-}
-
-fn nanos(duration: Duration) -> u64 {
-    duration.as_nanos().try_into().unwrap_or(u64::MAX)
-}
-
-/// The middle one; of two middle ones the upper. Not a number for no values.
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+fn write_line(out: &mut dyn Write, line: &impl Serialize) -> Result<()> {
+    serde_json::to_writer(&mut *out, line)?;
+    Ok(writeln!(out)?)
 }

@@ -8,7 +8,7 @@ fn bench(args: &[&str]) -> Command {
     command
 }
 
-/// What it prints about a device that is there everywhere, in hardly any time.
+/// Returns the output on a simulated card, after a measurement of hardly any time.
 fn short(args: &[&str]) -> String {
     let mut command = bench(args);
     let assert = command.args(["--device", "sim:h200", "--seconds", "0.01"]).assert().success();
@@ -35,7 +35,7 @@ fn refused(args: &[&str], words: &str) {
 }
 
 #[test]
-fn hits_stand_beside_malloc_and_the_drivers_pool_and_call_no_driver() {
+fn hits_are_compared_with_malloc_and_the_drivers_pool_and_make_no_driver_call() {
     let rows = rows(&["hit", "--sizes", "512,4MiB"]);
     let named = |row: &Value| {
         (row["allocator"].as_str().unwrap().to_owned(), row["size_bytes"].as_u64().unwrap())
@@ -82,7 +82,7 @@ fn threads_are_compared_with_one_for_each_allocator() {
 }
 
 #[test]
-fn growth_creates_what_it_takes_and_costs_modelled_time() {
+fn growth_creates_the_allocated_memory_in_modelled_time() {
     let rows = rows(&["grow", "--total", "256MiB", "--block", "32MiB", "--allocator", "all"]);
     assert_eq!(rows.len(), 5);
     for row in &rows {
@@ -99,7 +99,7 @@ fn growth_creates_what_it_takes_and_costs_modelled_time() {
 }
 
 #[test]
-fn a_remap_moves_what_was_freed_and_does_not_grow() {
+fn a_remap_moves_freed_memory_and_does_not_grow() {
     let rows = rows(&["remap", "--total", "512MiB", "--block", "16MiB", "--allocator", "all"]);
     assert_eq!(rows.len(), 3);
     for row in &rows[..2] {
@@ -113,7 +113,7 @@ fn a_remap_moves_what_was_freed_and_does_not_grow() {
 }
 
 #[test]
-fn graphs_share_an_arena_and_replays_write_what_the_calls_did() {
+fn graphs_share_an_arena_and_replays_write_the_same_bytes_as_the_calls() {
     let rows = rows(&["graphs", "--graphs", "12", "--block", "16MiB", "--arena", "720MiB"]);
     let of = |measure: &str| -> Vec<&Value> {
         rows.iter().filter(|row| row["measure"] == measure).collect()
@@ -139,7 +139,7 @@ fn graphs_share_an_arena_and_replays_write_what_the_calls_did() {
         match (row["phase"].as_str().unwrap(), row["borrower"].as_str().unwrap()) {
             ("lend", _) => assert_eq!((maps, creates), (0, 0), "{row}"),
             ("bring back", "held") => assert!(creates > 0 && maps >= creates, "{row}"),
-            // It lies where it lay in the round before.
+            // The memory is at the addresses of the round before.
             _ => assert_eq!((maps, creates), (0, 0), "{row}"),
         }
         let [borrowed, arena] =
@@ -159,7 +159,7 @@ fn graphs_share_an_arena_and_replays_write_what_the_calls_did() {
 }
 
 #[test]
-fn copies_stand_beside_plain_ones_in_each_direction_and_in_both() {
+fn copies_are_compared_with_plain_ones_in_each_direction_and_in_both() {
     for scattered in [&[][..], &["--scattered"]] {
         let args = ["copy", "--sizes", "1MiB,9MiB", "--step", "4MiB"];
         let rows = rows(&[&args[..], scattered].concat());
@@ -187,7 +187,7 @@ fn copies_stand_beside_plain_ones_in_each_direction_and_in_both() {
 }
 
 #[test]
-fn reservations_are_timed_alone_and_beside_those_who_wait_and_mallocs_with_what_they_cost_more() {
+fn reservations_are_timed_alone_and_beside_waiters_and_mallocs_with_their_extra_time() {
     let rows = rows(&["reserve", "--waiters", "1,8"]);
     let of = |what: &str| -> Vec<&Value> {
         rows.iter().filter(|row| row["what"].as_str().unwrap().starts_with(what)).collect()
@@ -208,7 +208,7 @@ fn reservations_are_timed_alone_and_beside_those_who_wait_and_mallocs_with_what_
 }
 
 #[test]
-fn buffers_leave_and_come_back_without_a_wait_for_the_device_or_a_needless_copy() {
+fn buffers_are_spilled_and_restored_without_a_device_wait_or_a_needless_copy() {
     let small =
         ["--piece", "4MiB", "--sizes", "8MiB,32MiB", "--card", "64MiB", "--accesses", "400"];
     let rows = rows(&[&["spill"], &small[..]].concat());
@@ -260,52 +260,52 @@ fn tables_name_the_device_and_what_is_modelled() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_refused_with_what_to_do() {
+fn invalid_options_are_refused_with_a_hint() {
     refused(&["hit", "--seconds", "nan"], "give a number of seconds above 0");
     refused(&["hit", "--seconds", "-1"], "give a number of seconds above 0");
     refused(
         &["hit", "--allocator", "malloc"],
-        "use vramp_alloc, vpmm, stream-ordered, torch or torch-expandable",
+        "use vramp, vpmm, stream-ordered, torch or torch-expandable",
     );
-    refused(&["remap", "--device", "sim", "--allocator", "torch"], "use vramp_alloc, vpmm or");
+    refused(&["remap", "--device", "sim", "--allocator", "torch"], "use vramp, vpmm or");
     refused(&["hit", "--device", "tpu"], "there is no device 'tpu'");
     refused(&["hit", "--device", "sim", "--sizes", "16EiB"], "--sizes");
     refused(&["hit", "--device", "sim", "--sizes", "2TiB"], "2.00 TiB");
     refused(&["threads", "--threads", "0"], "0 is not in 1..=1024");
-    refused(&["grow", "--block", "0"], "give a larger --total or a smaller --block");
-    refused(&["grow", "--block", "1"], "give a smaller --total or a larger --block");
+    refused(&["grow", "--block", "0"], "give a larger total or a smaller block");
+    refused(&["grow", "--block", "1"], "give a smaller total or a larger block");
     refused(&["grow", "--device", "sim", "--total", "1TiB", "--block", "1GiB"], "out of memory");
     let graphs = |args: &[&str], words: &str| {
         refused(&[&["graphs", "--device", "sim"], args].concat(), words);
     };
     graphs(&["--allocator", "vpmm"], "only vramp captures graphs");
     graphs(&["--graphs", "0"], "0 is not in 1..=100000");
-    graphs(&["--block", "4KiB"], "give a --block between");
-    graphs(&["--block", "2TiB"], "give a --block between");
-    graphs(&["--arena", "1MiB"], "give an --arena from 360.00 MiB");
-    graphs(&["--arena", "1TiB"], "give an --arena from 360.00 MiB");
+    graphs(&["--block", "4KiB"], "give a block between");
+    graphs(&["--block", "2TiB"], "give a block between");
+    graphs(&["--arena", "1MiB"], "give an arena from 360.00 MiB");
+    graphs(&["--arena", "1TiB"], "give an arena from 360.00 MiB");
     graphs(&["--graphs", "40", "--block", "1TiB"], "out of memory");
     let copy = |args: &[&str], words: &str| {
         refused(&[&["copy", "--device", "sim"], args].concat(), words);
     };
-    copy(&["--allocator", "vpmm"], "no allocator takes part in copies");
-    copy(&["--sizes", "0"], "give --sizes from 1 B to 256.00 MiB");
-    copy(&["--sizes", "1MiB,8GiB"], "give --sizes from 1 B to 256.00 MiB");
+    copy(&["--allocator", "vpmm"], "copies do not use an allocator: omit --allocator");
+    copy(&["--sizes", "0"], "give sizes from 1 B to 256.00 MiB");
+    copy(&["--sizes", "1MiB,8GiB"], "give sizes from 1 B to 256.00 MiB");
     copy(&["--sizes", "1MiB", "--step", "1MiB"], "between 4 MiB and 32 MiB");
     let spill = |args: &[&str], words: &str| {
         refused(&[&["spill", "--device", "sim"], args].concat(), words);
     };
-    spill(&["--allocator", "vpmm"], "only vramp's memory leaves");
-    spill(&["--sizes", "1MiB"], "give --sizes from a piece of 32.00 MiB to 1.00 GiB");
-    spill(&["--sizes", "2GiB"], "give --sizes from a piece of 32.00 MiB to 1.00 GiB");
-    spill(&["--sizes", "64MiB", "--piece", "1MiB"], "give a --piece from 4.00 MiB to 32.00 MiB");
+    spill(&["--allocator", "vpmm"], "only vramp spills buffers");
+    spill(&["--sizes", "1MiB"], "give sizes from a piece of 32.00 MiB to 1.00 GiB");
+    spill(&["--sizes", "2GiB"], "give sizes from a piece of 32.00 MiB to 1.00 GiB");
+    spill(&["--sizes", "64MiB", "--piece", "1MiB"], "give a piece from 4.00 MiB to 32.00 MiB");
     spill(&["--measure", "speed"], "invalid value 'speed'");
     spill(&["--writes", "101"], "101 is not in 0..=100");
     let workload = |args: &[&str], words: &str| {
         spill(&[&["--measure", "workload"], args].concat(), words);
     };
-    workload(&["--card", "64MiB", "--buffer", "32MiB"], "--buffer from 2.00 MiB to 16.00 MiB");
-    workload(&["--card", "1TiB"], "give a --card of no more");
+    workload(&["--card", "64MiB", "--buffer", "32MiB"], "a buffer from 2.00 MiB to 16.00 MiB");
+    workload(&["--card", "1TiB"], "give a card limit of no more");
     refused(&["reserve", "--waiters", "5000"], "5000 is not in 1..=4096");
     let most = "18446744073709551615";
     refused(&["remap", "--total", most, "--block", most], "one block cannot be fragmented");
@@ -348,8 +348,8 @@ fn a_disk_is_measured_plain_and_by_the_store_and_left_as_it_was() {
     assert_eq!(on_disk("random"), 1.0);
     assert!((0.5..0.6).contains(&on_disk("half zero")), "{printed}");
 
-    refused(&["disk", "--total", "1MiB"], "give a larger --total");
-    refused(&["disk", "--block", "3MiB"], "give a --block of 4KiB to 16MiB");
+    refused(&["disk", "--total", "1MiB"], "give a larger total");
+    refused(&["disk", "--block", "3MiB"], "give a block of 4KiB to 16MiB");
     refused(&["disk", "--depth", "0"], "0 is not in 1..=64");
     refused(&["disk", "--dir", "/sys", "--total", "16MiB"], "/sys/vramp-bench.data");
 }

@@ -1,4 +1,4 @@
-//! An allocator with a manager of buffers and pinned blocks for what leaves; and plain copies.
+//! An allocator with a spill manager and pinned blocks, and plain copies to compare with.
 
 use std::sync::Arc;
 
@@ -11,43 +11,43 @@ use vramp_tiers::{
     HostPool, HostPoolConfig, Level, Mover, MoverConfig, ReservationManager, SpaceConfig, SpaceId,
 };
 
-use crate::bench::Bench;
+use crate::Bench;
 
-/// What a site is made for.
-pub(super) struct Plan {
-    /// How much leaves or comes at once.
+/// Configuration of a rig.
+pub(super) struct RigConfig {
+    /// Bytes evicted or restored at once.
     pub piece: Bytes,
-    /// What the allocator may have of the card.
+    /// Memory limit of the allocator.
     pub limit: Option<Bytes>,
-    /// What may lie on the host at once; pinned ahead, so that no measured spill pins.
-    pub host: Bytes,
+    /// Host memory for evicted buffers, pinned ahead of time: no measured spill pins.
+    pub pinned: Bytes,
 }
 
-/// A card's buffers, and one stream to use them on.
-pub(super) struct Site {
+/// A spill manager and one stream to use its buffers on.
+pub(super) struct Rig {
     pub driver: Arc<dyn Driver>,
     meter: Arc<Metered<Arc<dyn Driver>>>,
     allocator: Arc<Allocator>,
     pub manager: SpillManager,
     pub stream: StreamId,
-    /// The same as the driver knows it.
+    /// The driver's handle of `stream`.
     pub queue: Stream,
 }
 
-impl Site {
-    pub(super) fn new(bench: &Bench, plan: &Plan) -> Result<Site> {
+impl Rig {
+    pub(super) fn new(bench: &Bench, config: &RigConfig) -> Result<Rig> {
         let meter = Arc::new(Metered::new(bench.driver()?));
         let driver: Arc<dyn Driver> = Arc::clone(&meter) as _;
-        let config = Config { limit: plan.limit, ..Config::preset(Preset::Vramp) };
-        let allocator = Arc::new(Allocator::new(Arc::clone(&driver), config)?);
-        let pool = pool(&driver, plan.host)?;
+        let allocator_config = Config { limit: config.limit, ..Config::preset(Preset::Vramp) };
+        let allocator = Arc::new(Allocator::new(Arc::clone(&driver), allocator_config)?);
+        let pool = pool(&driver, config.pinned)?;
         let mover = Mover::new(Arc::clone(&driver), &pool, MoverConfig::default())?;
-        let config = SpillConfig { piece: plan.piece, ..SpillConfig::default() };
+        let spill_config = SpillConfig { piece: config.piece, ..SpillConfig::default() };
         let allocator_too = Arc::clone(&allocator);
         let parts = SpillParts { allocator: allocator_too, mover, disk: None, budget: None };
-        let manager = SpillManager::new(parts, config)?;
+        let manager = SpillManager::new(parts, spill_config)?;
         let (stream, queue) = new_stream(&allocator)?;
-        Ok(Site { driver, meter, allocator, manager, stream, queue })
+        Ok(Rig { driver, meter, allocator, manager, stream, queue })
     }
 
     pub(super) fn new_stream(&self) -> Result<(StreamId, Stream)> {
@@ -59,24 +59,25 @@ impl Site {
         let lease = buffer.lease(Access::Exclusive, self.stream)?;
         self.driver.fill(self.queue, lease.address(0), 0x5A)?;
         drop(lease);
-        self.finish()
+        self.synchronize()
     }
 
-    /// Makes all of a buffer leave. How long that took.
+    /// Spills all of a buffer and returns the time.
     pub(super) fn spill(&self, buffer: &DeferrableBuffer) -> Result<u64> {
         let begun = self.driver.now_ns();
         let spilled = self.manager.spill(buffer.len());
         let took_ns = self.driver.now_ns() - begun;
         let freed = spilled.freed;
-        ensure!(freed >= buffer.len(), "{freed} of {} left: {:?}", buffer.len(), spilled.short);
+        ensure!(freed >= buffer.len(), "evicted {freed} of {}: {:?}", buffer.len(), spilled.short);
         Ok(took_ns)
     }
 
-    /// Lets a malloc take the buffer's memory, the only one there is, and frees that again. How long
-    /// the malloc took.
-    pub(super) fn press(&self, buffer: &DeferrableBuffer) -> Result<u64> {
+    /// Evicts a buffer by a malloc of its length under a limit of that length. Frees the block again
+    /// and returns the time of the malloc.
+    pub(super) fn evict_by_malloc(&self, buffer: &DeferrableBuffer) -> Result<u64> {
         let page = self.driver.info().limits.page;
-        let len = buffer.len().checked_round_up(page).context("a card has no such memory")?;
+        let len =
+            buffer.len().checked_round_up(page).context("the length is larger than any card")?;
         self.allocator.set_limit(Some(len))?;
         let begun = self.driver.now_ns();
         let block = self.allocator.malloc(len, self.stream)?;
@@ -86,23 +87,23 @@ impl Site {
         Ok(took_ns)
     }
 
-    /// Gives all idle memory back to the card, and all mappings of it with it.
-    pub(super) fn forget(&self) -> Result<()> {
+    /// Releases all idle memory and its mappings.
+    pub(super) fn empty_cache(&self) -> Result<()> {
         Ok(self.allocator.empty_cache()?)
     }
 
-    /// Brings a buffer back and waits until its contents are there. How long that took.
-    pub(super) fn retrieve(&self, buffer: &DeferrableBuffer) -> Result<u64> {
+    /// Restores a buffer, waits until its contents are there, and returns the time.
+    pub(super) fn restore(&self, buffer: &DeferrableBuffer) -> Result<u64> {
         let begun = self.driver.now_ns();
         let lease = buffer.lease(Access::Shared, self.stream)?;
-        self.finish()?;
+        self.synchronize()?;
         let took_ns = self.driver.now_ns() - begun;
         drop(lease);
         Ok(took_ns)
     }
 
-    /// Waits until all that is queued on the stream is done.
-    pub(super) fn finish(&self) -> Result<()> {
+    /// Waits for all work queued on the stream.
+    pub(super) fn synchronize(&self) -> Result<()> {
         Ok(self.driver.synchronize_stream(self.queue)?)
     }
 
@@ -114,29 +115,29 @@ impl Site {
         self.meter.snapshot()
     }
 
-    /// Counts from here on.
+    /// Sets all counts to zero.
     pub(super) fn reset_calls(&self) {
         self.meter.reset();
     }
 
-    /// Checks the books, gives everything back, and tells what failed. Buffers are gone by then.
+    /// Audits the manager, releases everything and returns the first error. No buffer may be left.
     pub(super) fn close(self) -> Result<()> {
-        let Site { allocator, manager, .. } = self;
+        let Rig { allocator, manager, .. } = self;
         manager.audit()?;
         drop(manager);
         let allocator =
-            Arc::into_inner(allocator).context("the manager and its buffers are gone")?;
+            Arc::into_inner(allocator).context("neither the manager nor a buffer is left")?;
         Ok(allocator.close()?)
     }
 }
 
 fn new_stream(allocator: &Allocator) -> Result<(StreamId, Stream)> {
     let stream = allocator.create_stream()?;
-    let queue = allocator.stream(stream).context("the stream was made a moment ago")?;
+    let queue = allocator.stream(stream).context("the stream was just created")?;
     Ok((stream, queue))
 }
 
-/// A pool of pinned blocks for `len`, all pinned ahead.
+/// Returns a pool of blocks for `len`, pinned ahead of time.
 fn pool(driver: &Arc<dyn Driver>, len: Bytes) -> Result<HostPool> {
     let config = HostPoolConfig { spare_blocks: 0, ..HostPoolConfig::default() };
     let each = config.block * u64::from(config.blocks_per_pool);
@@ -148,32 +149,33 @@ fn pool(driver: &Arc<dyn Driver>, len: Bytes) -> Result<HostPool> {
     let space = manager.space(host).context("it was configured")?;
     let config = HostPoolConfig { initial_pools: u32::try_from(pools)?, ..config };
     let pinned = HostPool::new(&space, config, [Arc::clone(driver)]);
-    pinned.with_context(|| format!("{capacity} of the host's memory cannot be pinned"))
+    pinned.with_context(|| format!("cannot pin {capacity} of host memory"))
 }
 
-/// One pinned buffer and as much of the card, to copy between on one stream.
-pub(super) struct Plain {
+/// Plain copies between one pinned buffer and memory of the card, on one stream.
+pub(super) struct PlainCopies {
     driver: Arc<dyn Driver>,
     memory: DeviceAddr,
     pinned: HostBuffer,
     queue: Stream,
 }
 
-impl Plain {
-    pub(super) fn new(site: &Site, largest: Bytes) -> Result<Plain> {
-        let driver = Arc::clone(&site.driver);
+impl PlainCopies {
+    pub(super) fn new(rig: &Rig, largest: Bytes) -> Result<PlainCopies> {
+        let driver = Arc::clone(&rig.driver);
         let memory = driver.alloc_memory(largest);
-        let memory = memory.with_context(|| format!("the card has no {largest} beside"))?;
+        let memory =
+            memory.with_context(|| format!("the card has no {largest} for plain copies"))?;
         let pinned = driver.alloc_host(largest)?;
         let queue = driver.create_stream()?;
-        Ok(Plain { driver, memory, pinned, queue })
+        Ok(PlainCopies { driver, memory, pinned, queue })
     }
 
     fn slice(&self, len: Bytes) -> HostSlice {
         HostSlice { buffer: self.pinned, offset: Bytes::ZERO, len }
     }
 
-    /// How long a copy to the host takes, until the host knows that it is there.
+    /// Copies to the host and returns the time until the host sees the completion.
     pub(super) fn to_host(&self, len: Bytes) -> Result<u64> {
         let begun = self.driver.now_ns();
         self.driver.copy_to_host(self.queue, self.memory, self.slice(len))?;
@@ -181,7 +183,7 @@ impl Plain {
         Ok(self.driver.now_ns() - begun)
     }
 
-    /// How long a copy to the card takes, until the host knows that it is there.
+    /// Copies to the card and returns the time until the host sees the completion.
     pub(super) fn to_device(&self, len: Bytes) -> Result<u64> {
         let begun = self.driver.now_ns();
         self.driver.copy_to_device(self.queue, self.slice(len), self.memory)?;
@@ -190,7 +192,7 @@ impl Plain {
     }
 
     pub(super) fn close(self) -> Result<()> {
-        let Plain { driver, memory, pinned, queue } = self;
+        let PlainCopies { driver, memory, pinned, queue } = self;
         driver.free_memory(memory)?;
         driver.free_host(pinned)?;
         Ok(driver.destroy_stream(queue)?)

@@ -1,51 +1,67 @@
-//! `vramp bench reserve`: what budgets cost.
+//! Costs of reservations, of waits for them, and of budgeted mallocs.
+//!
+//! Batches alternate; a row holds the median.
 
 use std::hint::black_box;
-use std::io::Write;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
-use vramp_alloc::{Allocator, Bytes, Config, StreamId};
+use vramp_alloc::{Allocator, Bytes, Config, Preset, StreamId};
 use vramp_tiers::ledger::core::{Ledger, Queue, Request};
 use vramp_tiers::{
     DeadlockCheck, ManagerConfig, MemorySpace, Owner, Policies, Priority, ReservationManager,
     Scope, SpaceConfig, SpaceId, Strategy, Tag, Tier, Tracked,
 };
 
-use super::args::Reserve;
-use super::{Bench, Cell, Column, median, nanos};
-use crate::count::Count;
+use crate::Bench;
+use crate::statistics::{median, nanos};
 
 const GPU: SpaceId = SpaceId::gpu(0);
-/// How much is allocated at a time.
+/// Size of the allocated blocks.
 const BLOCK: Bytes = Bytes::kib(64);
-/// How long a batch should take: short against what disturbs a machine, long against the clock.
+/// Length of a batch: short against disturbances of the machine, long against the clock's
+/// resolution.
 const BATCH: Duration = Duration::from_millis(2);
-/// Calls before anything is timed.
+/// Calls before the first timed batch.
 const WARM_CALLS: u64 = 1000;
-/// Fewer batches say nothing.
-const BATCHES_LEAST: usize = 5;
-/// Each wakes a thread.
-const HAND_OVERS_LEAST: usize = 50;
-const FALLS_ASLEEP: Duration = Duration::from_micros(100);
+/// Fewer batches give no stable median.
+const BATCHES_MIN: usize = 5;
+/// Fewer hand-overs give no stable median.
+const HAND_OVERS_MIN: usize = 50;
+/// Time in which a thread that has queued blocks in the kernel.
+const BLOCKS_WITHIN: Duration = Duration::from_micros(100);
 
-/// One row.
-#[derive(Debug, Serialize)]
-struct Row {
-    what: String,
-    allocator: Option<&'static str>,
-    waiters: u64,
-    calls: u64,
-    call_ns: f64,
-    /// Over the same without a budget.
-    extra_ns: Option<f64>,
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Allocators whose budgeted mallocs are measured, in order.
+    pub presets: Vec<Preset>,
+    /// Numbers of waiters beside which a charge and a queue operation are measured.
+    pub waiters: Vec<u16>,
 }
 
-/// Something that is timed in batches.
+/// The result for one operation.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// The operation.
+    pub what: &'static str,
+    /// The allocator's name, for mallocs.
+    pub allocator: Option<&'static str>,
+    /// Waiters in the queue meanwhile.
+    pub waiters: u64,
+    /// Number of timed calls.
+    pub calls: u64,
+    /// Time of one call.
+    pub call_ns: f64,
+    /// Time above that of the same call without a budget.
+    pub extra_ns: Option<f64>,
+}
+
+/// An operation that is timed in batches.
 struct Case<'a> {
-    what: String,
+    what: &'static str,
     allocator: Option<&'static str>,
     waiters: u64,
     calls: u64,
@@ -55,9 +71,9 @@ struct Case<'a> {
 }
 
 impl<'a> Case<'a> {
-    fn new(what: impl Into<String>, run: impl FnMut(u64) -> Result<()> + 'a) -> Case<'a> {
+    fn new(what: &'static str, run: impl FnMut(u64) -> Result<()> + 'a) -> Case<'a> {
         let (call_ns, extra_ns) = (Vec::new(), Vec::new());
-        let (what, run) = (what.into(), Box::new(run));
+        let run = Box::new(run);
         Case { what, allocator: None, waiters: 0, calls: 0, run, call_ns, extra_ns }
     }
 
@@ -83,27 +99,30 @@ impl<'a> Case<'a> {
     }
 }
 
-pub(super) fn run(args: &Reserve, out: &mut dyn Write) -> Result<()> {
-    let bench = Bench::open(&args.common, out)?;
-    let groups = 3 + args.common.allocator.0.len() + 2 * args.waiters.len();
+/// Measures reservations, hand-overs, charges beside waiters, and budgeted mallocs.
+///
+/// # Errors
+/// An allocator fails, or the waiters' threads cannot be started.
+pub fn run(bench: &Bench, options: &Options) -> Result<Vec<Row>> {
+    let groups = 3 + options.presets.len() + 2 * options.waiters.len();
     let share = bench.duration / groups as u32;
     let mut rows = reservations(share)?;
     rows.extend(hand_over(share)?);
-    for &waiters in &args.waiters {
+    for &waiters in &options.waiters {
         rows.extend(beside(waiters.into(), share)?);
         rows.extend(serving(waiters.into(), share)?);
     }
-    for &preset in &args.common.allocator.0 {
+    for &preset in &options.presets {
         let allocator = Allocator::new(bench.driver()?, Config::preset(preset))
             .with_context(|| format!("cannot set up {}", preset.name()))?;
         rows.extend(mallocs(preset.name(), &Arc::new(allocator), share)?);
     }
-    bench.write(out, "reserve", &rows, &COLUMNS)
+    Ok(rows)
 }
 
-/// Lets the cases take turns until the time is over. With `compared` the first is what the others
-/// are compared with.
-fn turns(mut cases: Vec<Case<'_>>, share: Duration, compared: bool) -> Result<Vec<Row>> {
+/// Runs a batch of each case in turn until the time is over. With `compared` the first case is the
+/// yardstick of the others.
+fn alternate(mut cases: Vec<Case<'_>>, share: Duration, compared: bool) -> Result<Vec<Row>> {
     for case in &mut cases {
         let begun = Instant::now();
         (case.run)(WARM_CALLS)?;
@@ -111,7 +130,7 @@ fn turns(mut cases: Vec<Case<'_>>, share: Duration, compared: bool) -> Result<Ve
     }
     let begun = Instant::now();
     let mut round = 0;
-    while round < BATCHES_LEAST || begun.elapsed() < share {
+    while round < BATCHES_MIN || begun.elapsed() < share {
         let mut first_ns = None;
         for case in &mut cases {
             let begun = Instant::now();
@@ -155,10 +174,10 @@ fn reservations(share: Duration) -> Result<Vec<Row>> {
         Case::new("reserve and release, one space", reserve(Strategy::Specific(GPU))),
         Case::new("reserve and release, a tier", reserve(Strategy::AnyInTier(Tier::Gpu))),
     ];
-    turns(cases, share, false)
+    alternate(cases, share, false)
 }
 
-/// From the moment one thread releases until another one, which slept, has the reservation.
+/// Measures from the release by one thread until a blocked waiter has the reservation.
 fn hand_over(share: Duration) -> Result<Vec<Row>> {
     let (manager, space) = manager()?;
     let all = space.limit();
@@ -166,10 +185,10 @@ fn hand_over(share: Duration) -> Result<Vec<Row>> {
     let (again, next) = mpsc::channel();
     let mut call_ns = Vec::new();
     std::thread::scope(|scope| {
-        let waiting = &space;
+        let space_too = &space;
         let waits = move || {
             while next.recv().is_ok() {
-                let Ok(held) = waiting.request(all).wait() else { break };
+                let Ok(held) = space_too.request(all).wait() else { break };
                 let at = Instant::now();
                 drop(held);
                 if done.send(at).is_err() {
@@ -180,13 +199,13 @@ fn hand_over(share: Duration) -> Result<Vec<Row>> {
         let begun = Instant::now();
         let mut held = space.request(all).now()?;
         scope.spawn(waits);
-        while call_ns.len() < HAND_OVERS_LEAST || begun.elapsed() < share {
+        while call_ns.len() < HAND_OVERS_MIN || begun.elapsed() < share {
             again.send(())?;
             while manager.waiting() == 0 {
                 std::thread::yield_now();
             }
-            // Who has just queued is not asleep yet.
-            std::thread::sleep(FALLS_ASLEEP);
+            // A thread that has just queued does not block yet.
+            std::thread::sleep(BLOCKS_WITHIN);
             let released = Instant::now();
             drop(held);
             call_ns.push(nanos(served.recv()? - released) as f64);
@@ -200,7 +219,7 @@ fn hand_over(share: Duration) -> Result<Vec<Row>> {
     Ok(vec![Row { calls, ..case.beside(1).row() }])
 }
 
-/// What a charge and a release cost that can serve nobody, while so many wait.
+/// Measures a charge and its release that can serve no waiter, beside a number of waiters.
 fn beside(waiters: usize, share: Duration) -> Result<Vec<Row>> {
     let (manager, space) = manager()?;
     let _rest = space.request(space.limit() - Bytes::mib(1)).now()?;
@@ -210,7 +229,7 @@ fn beside(waiters: usize, share: Duration) -> Result<Vec<Row>> {
             let thread = std::thread::Builder::new().stack_size(64 << 10);
             if let Err(error) = thread.spawn_scoped(scope, wait) {
                 manager.shutdown();
-                return Err(error).context("so many threads cannot be made: name fewer --waiters");
+                return Err(error).context("cannot start that many threads: give fewer waiters");
             }
         }
         while manager.waiting() < waiters {
@@ -223,18 +242,18 @@ fn beside(waiters: usize, share: Duration) -> Result<Vec<Row>> {
             Ok(())
         };
         let case = Case::new("charge and release", charge).beside(waiters as u64);
-        let rows = turns(vec![case], share, false);
+        let rows = alternate(vec![case], share, false);
         manager.shutdown();
         rows
     })
 }
 
-/// What the queue alone takes to release one, serve the next and let another one wait.
+/// Measures the wait queue alone: release, serve the next waiter, queue another one.
 fn serving(waiters: u64, share: Duration) -> Result<Vec<Row>> {
     let mut ledger = Ledger::new([(GPU, SpaceConfig::gpu(Bytes::gib(8)))])?;
     let mut queue = Queue::default();
     let tag = Tag::NONE;
-    let ask = |owner| Request {
+    let request = |owner| Request {
         candidates: [GPU].into_iter().collect(),
         bytes: Bytes::mib(1),
         priority: Priority::default(),
@@ -245,22 +264,23 @@ fn serving(waiters: u64, share: Duration) -> Result<Vec<Row>> {
     ledger.reserve(GPU, ledger.levels(GPU)?.limit - Bytes::mib(1), Owner(0), tag)?;
     let mut held = ledger.reserve(GPU, Bytes::mib(1), Owner(0), tag)?;
     for owner in 0..waiters {
-        let _waits = queue.submit(&mut ledger, ask(owner), 0)?;
+        let _waits = queue.submit(&mut ledger, request(owner), 0)?;
     }
     let serve = move |calls| {
         for _ in 0..calls {
             let _bytes = ledger.release(held)?;
             let grants = queue.on_change(&mut ledger, GPU);
             held = grants.first().context("the first one fits now")?.reservation;
-            let _waits = queue.submit(&mut ledger, ask(1), 0)?;
+            let _waits = queue.submit(&mut ledger, request(1), 0)?;
         }
         Ok(())
     };
     let case = Case::new("serve the first, in the core alone", serve).beside(waiters);
-    turns(vec![case], share, false)
+    alternate(vec![case], share, false)
 }
 
-/// Pairs on one allocator: without a budget, and in the ways in which one can pay. A stream each.
+/// Measures pairs on one allocator: without a budget, and with each kind of budget. Each case has
+/// a stream of its own.
 fn mallocs(name: &'static str, allocator: &Arc<Allocator>, share: Duration) -> Result<Vec<Row>> {
     let (_, space) = manager()?;
     let streams = || allocator.create_stream();
@@ -297,21 +317,7 @@ fn mallocs(name: &'static str, allocator: &Arc<Allocator>, share: Duration) -> R
         Case::new("malloc and free, counted as well", move |calls| paid(counting, counted, calls)),
     ];
     let cases = cases.into_iter().map(|case| case.on(name)).collect();
-    let rows = turns(cases, share, true);
+    let rows = alternate(cases, share, true);
     drop(counter);
     rows
 }
-
-const COLUMNS: [Column<Row>; 6] = [
-    ("what", |row| Cell::Words(row.what.clone())),
-    ("allocator", |row| Cell::Words(row.allocator.unwrap_or("-").to_owned())),
-    ("waiters", |row| Cell::Number(Count(row.waiters).to_string())),
-    ("ns", |row| Cell::Number(format!("{:.1}", row.call_ns))),
-    ("extra ns", |row| {
-        Cell::Number(match row.extra_ns {
-            Some(extra_ns) => format!("{extra_ns:+.1}"),
-            None => "-".to_owned(),
-        })
-    }),
-    ("calls", |row| Cell::Number(Count(row.calls).to_string())),
-];

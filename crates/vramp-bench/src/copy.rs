@@ -1,12 +1,16 @@
-//! `vramp bench copy`: what a mover's steps and blocks leave of the link's rate.
+//! The mover, which copies in steps, beside plain copies of the same length.
+//!
+//! For each size and direction, in turn: one plain copy from or to one pinned buffer on one stream
+//! (two streams for both directions at once), and a mover, which copies in steps on two streams a
+//! direction from or to blocks of a host pool. Time is measured from the first call until the host
+//! sees the completion. The first round is for warming up.
 
-use std::io::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use vramp_alloc::{Bytes, Driver, Preset};
+use vramp_alloc::{Bytes, Driver};
 use vramp_core::AddrRange;
 use vramp_driver::{DeviceInfo, HostBuffer, HostSlice, Metered, Stream};
 use vramp_tiers::{
@@ -14,53 +18,72 @@ use vramp_tiers::{
     SpaceConfig, SpaceId,
 };
 
-use super::args::Copy;
-use super::{Bench, Cell, Column, median};
-use crate::count::Count;
+use crate::statistics::median;
+use crate::{Bench, TimeSource};
 
-/// Fewer rounds say nothing.
-const ROUNDS_LEAST: usize = 5;
-/// Small sizes are moved more than once a round.
-const MOVED_A_ROUND: Bytes = Bytes::mib(64);
-const MOVES_MOST: u64 = 16;
-/// What a card and its host have room for, and what a simulator's host has.
+/// Fewer rounds give no stable median.
+const ROUNDS_MIN: usize = 5;
+/// Bytes to copy in a round: smaller sizes are copied several times.
+const BYTES_PER_ROUND: Bytes = Bytes::mib(64);
+const COPIES_PER_ROUND_MAX: u64 = 16;
+/// Largest size on a card and on a simulator, whose pinned memory is real.
 const LARGEST: [Bytes; 2] = [Bytes::gib(4), Bytes::mib(256)];
 
-/// One row.
-#[derive(Debug, Serialize)]
-struct Row {
-    direction: &'static str,
-    size_bytes: u64,
-    step_bytes: u64,
-    scattered: bool,
-    moves: u64,
-    plain_bytes_per_s: f64,
-    mover_bytes_per_s: f64,
-    of_plain: f64,
-    driver_calls_each: u64,
-    time_is: &'static str,
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Sizes to copy; 1 MiB to the largest in steps of four times if empty.
+    pub sizes: Vec<Bytes>,
+    /// Bytes that the mover queues at a time.
+    pub step: Bytes,
+    /// Use host blocks of which no two are adjacent, so that each needs a copy of its own.
+    pub scattered: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Direction {
+/// The result for one size and direction.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// Direction of the copies.
+    pub direction: Direction,
+    /// Bytes copied in each direction.
+    pub size_bytes: u64,
+    /// Bytes that the mover queues at a time.
+    pub step_bytes: u64,
+    /// True if no two host blocks are adjacent.
+    pub scattered: bool,
+    /// Number of timed moves.
+    pub moves: u64,
+    /// Rate of the plain copies.
+    pub plain_bytes_per_s: f64,
+    /// Rate of the mover.
+    pub mover_bytes_per_s: f64,
+    /// Ratio of the mover's rate to the plain one's.
+    pub of_plain: f64,
+    /// Driver calls of one move.
+    pub driver_calls_each: u64,
+    /// Source of the times.
+    pub time_is: TimeSource,
+}
+
+/// Direction of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Direction {
+    /// From the card to the host.
+    #[serde(rename = "to host")]
     ToHost,
+    /// From the host to the card.
+    #[serde(rename = "to device")]
     ToDevice,
+    /// Both at once.
+    #[serde(rename = "both")]
     Both,
 }
 
 impl Direction {
     const ALL: [Direction; 3] = [Direction::ToHost, Direction::ToDevice, Direction::Both];
-
-    fn name(self) -> &'static str {
-        match self {
-            Direction::ToHost => "to host",
-            Direction::ToDevice => "to device",
-            Direction::Both => "both",
-        }
-    }
 }
 
-/// One size in one direction: what each move took.
+/// One size in one direction, with the times so far.
 struct Case {
     direction: Direction,
     size: Bytes,
@@ -70,55 +93,59 @@ struct Case {
     driver_calls: u64,
 }
 
-pub(super) fn run(args: &Copy, out: &mut dyn Write) -> Result<()> {
-    if args.common.allocator.0 != [Preset::Vramp] {
-        bail!("no allocator takes part in copies: leave --allocator away");
+impl Case {
+    fn new(size: Bytes, direction: Direction) -> Case {
+        Case {
+            direction,
+            size,
+            plain_ns: Vec::new(),
+            mover_ns: Vec::new(),
+            ratios: Vec::new(),
+            driver_calls: 0,
+        }
     }
-    let bench = Bench::open(&args.common, out)?;
-    let sizes = sizes(args, &bench.info)?;
+}
+
+/// Measures every size in every direction.
+///
+/// # Errors
+/// A size or the step is out of range, memory lacks, or the driver fails.
+pub fn run(bench: &Bench, options: &Options) -> Result<Vec<Row>> {
+    let sizes = sizes(options, bench.info())?;
     let largest = sizes.iter().copied().max().unwrap_or_default();
-    let mut site = Site::new(&bench, args, largest)?;
-    let case = |size, direction| Case {
-        direction,
-        size,
-        plain_ns: Vec::new(),
-        mover_ns: Vec::new(),
-        ratios: Vec::new(),
-        driver_calls: 0,
-    };
-    let each = sizes.iter().flat_map(|&size| Direction::ALL.map(|direction| case(size, direction)));
+    let mut rig = Rig::new(bench, options, largest)?;
+    let each =
+        sizes.iter().flat_map(|&size| Direction::ALL.map(|direction| Case::new(size, direction)));
     let mut cases: Vec<Case> = each.collect();
     let begun = Instant::now();
-    // The first round is for warming up.
     let mut round = 0;
-    while round <= ROUNDS_LEAST || begun.elapsed() < bench.duration {
+    while round <= ROUNDS_MIN || begun.elapsed() < bench.duration {
         for case in &mut cases {
-            let fitting = MOVED_A_ROUND.count() / case.size.count();
-            for _ in 0..fitting.clamp(1, MOVES_MOST) {
-                site.compare(case, round > 0)?;
+            let fitting = BYTES_PER_ROUND.count() / case.size.count();
+            for _ in 0..fitting.clamp(1, COPIES_PER_ROUND_MAX) {
+                rig.compare(case, round > 0)?;
             }
         }
         round += 1;
     }
-    site.close()?;
-    let rows: Vec<Row> = cases.into_iter().map(|case| row(args, &bench.info, case)).collect();
-    bench.write(out, "copy", &rows, &COLUMNS)
+    rig.close()?;
+    Ok(cases.into_iter().map(|case| row(options, bench.time_source(), case)).collect())
 }
 
-fn sizes(args: &Copy, info: &DeviceInfo) -> Result<Vec<Bytes>> {
+fn sizes(options: &Options, info: &DeviceInfo) -> Result<Vec<Bytes>> {
     let largest = LARGEST[usize::from(info.simulated)];
-    if !args.sizes.is_empty() {
+    if !options.sizes.is_empty() {
         let fit = |size: &&Bytes| !size.is_zero() && **size <= largest;
-        let all = args.sizes.iter().all(|size| fit(&size));
-        ensure!(all, "give --sizes from 1 B to {largest} on {}", info.id);
-        return Ok(args.sizes.clone());
+        let all = options.sizes.iter().all(|size| fit(&size));
+        ensure!(all, "give sizes from 1 B to {largest} on {}", info.id);
+        return Ok(options.sizes.clone());
     }
     let powers = (0..).map(|power| Bytes::mib(1 << (2 * power)));
     Ok(powers.take_while(|size| *size <= largest).collect())
 }
 
-/// The device, plain pinned memory, and a mover with its blocks: each for both directions.
-struct Site {
+/// The device, plain pinned memory, and a mover with its blocks, all for both directions.
+struct Rig {
     driver: Arc<dyn Driver>,
     meter: Arc<Metered<Arc<dyn Driver>>>,
     memory: [AddrRange; 2],
@@ -128,38 +155,38 @@ struct Site {
     blocks: [Option<HostAllocation>; 2],
 }
 
-const HERE: &str = "blocks come back from each move";
+const RETURNED: &str = "each move returns its blocks";
 
-impl Site {
-    fn new(bench: &Bench, args: &Copy, largest: Bytes) -> Result<Site> {
+impl Rig {
+    fn new(bench: &Bench, options: &Options, largest: Bytes) -> Result<Rig> {
         let meter = Arc::new(Metered::new(bench.driver()?));
         let driver: Arc<dyn Driver> = Arc::clone(&meter) as _;
-        let pool = pool(&driver, args.scattered, largest)?;
-        let config = MoverConfig { step: args.step, ..MoverConfig::default() };
+        let pool = pool(&driver, options.scattered, largest)?;
+        let config = MoverConfig { step: options.step, ..MoverConfig::default() };
         let mover = Mover::new(Arc::clone(&driver), &pool, config)?;
-        let take = |pool: &HostPool| match args.scattered {
+        let blocks = |pool: &HostPool| match options.scattered {
             false => Ok(pool.allocate(largest)?),
             true => scattered(pool, largest),
         };
-        let blocks = [Some(take(&pool)?), Some(take(&pool)?)];
+        let blocks = [Some(blocks(&pool)?), Some(blocks(&pool)?)];
         let memory = || {
             let at = driver.alloc_memory(largest);
-            let at = at.with_context(|| format!("the card has no {largest} twice"))?;
+            let at = at.with_context(|| format!("the card has no room for {largest} twice"))?;
             anyhow::Ok(AddrRange::new(at, largest))
         };
         let memory = [memory()?, memory()?];
         let pinned = [driver.alloc_host(largest)?, driver.alloc_host(largest)?];
         let streams = [driver.create_stream()?, driver.create_stream()?];
-        Ok(Site { driver, meter, memory, pinned, streams, mover, blocks })
+        Ok(Rig { driver, meter, memory, pinned, streams, mover, blocks })
     }
 
-    /// One plain copy each way that is asked for, and the same by the mover.
-    fn compare(&mut self, case: &mut Case, counts: bool) -> Result<()> {
-        let plain_ns = self.plain(case.direction, case.size)? as f64;
+    /// Does one plain copy in each direction of the case, and then the same by the mover.
+    fn compare(&mut self, case: &mut Case, timed: bool) -> Result<()> {
+        let plain_ns = self.plain_ns(case.direction, case.size)? as f64;
         let before = self.meter.snapshot().total().calls;
-        let mover_ns = self.moved(case.direction, case.size)? as f64;
+        let mover_ns = self.mover_ns(case.direction, case.size)? as f64;
         case.driver_calls = self.meter.snapshot().total().calls - before;
-        if counts {
+        if timed {
             case.plain_ns.push(plain_ns);
             case.mover_ns.push(mover_ns);
             case.ratios.push(plain_ns / mover_ns);
@@ -167,8 +194,8 @@ impl Site {
         Ok(())
     }
 
-    fn plain(&self, direction: Direction, size: Bytes) -> Result<u64> {
-        let Site { driver, memory, pinned, streams, .. } = self;
+    fn plain_ns(&self, direction: Direction, size: Bytes) -> Result<u64> {
+        let Rig { driver, memory, pinned, streams, .. } = self;
         let slice = |buffer| HostSlice { buffer, offset: Bytes::ZERO, len: size };
         let begun = driver.now_ns();
         if direction != Direction::ToDevice {
@@ -186,11 +213,12 @@ impl Site {
         Ok(driver.now_ns() - begun)
     }
 
-    fn moved(&mut self, direction: Direction, size: Bytes) -> Result<u64> {
+    fn mover_ns(&mut self, direction: Direction, size: Bytes) -> Result<u64> {
         let [down, up] = self.memory.map(|memory| AddrRange::new(memory.start, size));
         let [down_blocks, up_blocks] = &mut self.blocks;
-        let mut start_down = || self.mover.to_host(down, down_blocks.take().expect(HERE)).start();
-        let mut start_up = || self.mover.to_device(up, up_blocks.take().expect(HERE)).start();
+        let mut start_down =
+            || self.mover.to_host(down, down_blocks.take().expect(RETURNED)).start();
+        let mut start_up = || self.mover.to_device(up, up_blocks.take().expect(RETURNED)).start();
         let begun = self.driver.now_ns();
         let (down, up) = match direction {
             Direction::ToHost => (Some(start_down()?), None),
@@ -219,9 +247,9 @@ impl Site {
         Ok(took_ns)
     }
 
-    /// Gives everything back, and tells what failed.
+    /// Releases everything and returns the first error.
     fn close(self) -> Result<()> {
-        let Site { driver, memory, pinned, streams, mover, blocks, .. } = self;
+        let Rig { driver, memory, pinned, streams, mover, blocks, .. } = self;
         drop((mover, blocks));
         for index in 0..2 {
             driver.free_memory(memory[index].start)?;
@@ -232,7 +260,8 @@ impl Site {
     }
 }
 
-/// A pool for blocks of both directions, all pinned ahead; twice as many to scatter them.
+/// Returns a pool for the blocks of both directions, pinned ahead of time; twice as large if the
+/// blocks are to be scattered.
 fn pool(driver: &Arc<dyn Driver>, scattered: bool, largest: Bytes) -> Result<HostPool> {
     let config = HostPoolConfig { spare_blocks: 0, ..HostPoolConfig::default() };
     let blocks = 2 * largest.count().div_ceil(config.block.count());
@@ -245,15 +274,15 @@ fn pool(driver: &Arc<dyn Driver>, scattered: bool, largest: Bytes) -> Result<Hos
     let space = manager.space(host).context("it was configured")?;
     let config = HostPoolConfig { initial_pools: pools as u32, ..config };
     let pinned = HostPool::new(&space, config, [Arc::clone(driver)]);
-    pinned.with_context(|| format!("{capacity} of the host's memory cannot be pinned"))
+    pinned.with_context(|| format!("cannot pin {capacity} of host memory"))
 }
 
-/// Blocks of which no two are neighbours.
+/// Returns blocks of which no two are adjacent.
 fn scattered(pool: &HostPool, len: Bytes) -> Result<HostAllocation> {
     let free = pool.stats().free_blocks;
     let singles = (0..free).map(|_| pool.allocate(pool.block()));
     let mut singles = singles.collect::<Result<Vec<_>, _>>()?;
-    // What lies between is held until the others are taken.
+    // Every other block stays allocated until the request is served.
     let mut index = 0_u64;
     singles.retain(|_| {
         index += 1;
@@ -262,35 +291,20 @@ fn scattered(pool: &HostPool, len: Bytes) -> Result<HostAllocation> {
     Ok(pool.allocate(len)?)
 }
 
-fn row(args: &Copy, info: &DeviceInfo, case: Case) -> Row {
-    let ways = if case.direction == Direction::Both { 2 } else { 1 };
-    let bytes = (case.size * ways).count() as f64;
+fn row(options: &Options, time_is: TimeSource, case: Case) -> Row {
+    let directions = if case.direction == Direction::Both { 2 } else { 1 };
+    let bytes = (case.size * directions).count() as f64;
     let moves = case.mover_ns.len() as u64;
     Row {
-        direction: case.direction.name(),
+        direction: case.direction,
         size_bytes: case.size.count(),
-        step_bytes: args.step.count(),
-        scattered: args.scattered,
+        step_bytes: options.step.count(),
+        scattered: options.scattered,
         moves,
         plain_bytes_per_s: bytes * 1e9 / median(case.plain_ns),
         mover_bytes_per_s: bytes * 1e9 / median(case.mover_ns),
         of_plain: median(case.ratios),
         driver_calls_each: case.driver_calls,
-        time_is: if info.simulated { "modelled" } else { "measured" },
+        time_is,
     }
 }
-
-fn gigabytes(bytes_per_s: f64, row: &Row) -> Cell {
-    let modelled = if row.time_is == "modelled" { " (modelled)" } else { "" };
-    Cell::Number(format!("{:.2}{modelled}", bytes_per_s / 1e9))
-}
-
-const COLUMNS: [Column<Row>; 7] = [
-    ("direction", |row| Cell::Words(row.direction.to_owned())),
-    ("size", |row| Cell::Number(Bytes::new(row.size_bytes).to_string())),
-    ("plain GB/s", |row| gigabytes(row.plain_bytes_per_s, row)),
-    ("mover GB/s", |row| gigabytes(row.mover_bytes_per_s, row)),
-    ("of plain", |row| Cell::Number(format!("{:.3}", row.of_plain))),
-    ("moves", |row| Cell::Number(Count(row.moves).to_string())),
-    ("driver calls", |row| Cell::Number(Count(row.driver_calls_each).to_string())),
-];
