@@ -13,10 +13,10 @@ use serde::Serialize;
 use vramp_alloc::{Bytes, Driver};
 use vramp_core::AddrRange;
 use vramp_driver::{DeviceInfo, HostBuffer, HostSlice, Metered, Stream};
-use vramp_tiers::{
-    HostAllocation, HostPool, HostPoolConfig, Level, Mover, MoverConfig, ReservationManager,
-    SpaceConfig, SpaceId,
-};
+use vramp_tiers::host::{HostAllocation, HostPoolConfig};
+use vramp_tiers::movers::MoverConfig;
+use vramp_tiers::space::Level;
+use vramp_tiers::{HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};
 
 use crate::statistics::median;
 use crate::{Bench, TimeSource};

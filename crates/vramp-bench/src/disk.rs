@@ -17,10 +17,8 @@ use vramp_host::{
     BlockIo, DirectFile, Direction, DiskError, FileTransfer, HostMemory, HostSpan, IoChoice,
     OpenedIo, PageKind, open_io, submit_transfers,
 };
-use vramp_tiers::{
-    ChargeTo, CompressionConfig, DiskConfig, DiskStore, DiskTransfer, ReservationManager,
-    SpaceConfig, SpaceId, StoredBytes,
-};
+use vramp_tiers::disk::{ChargeTo, CompressionConfig, DiskConfig, DiskTransfer, StoredBytes};
+use vramp_tiers::{DiskStore, ReservationManager, SpaceConfig, SpaceId};
 
 use crate::statistics::{median, nanos};
 

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
 use vramp_alloc::{Allocator, Bytes, Config, Preset, StreamId};
-use vramp_tiers::ledger::core::{Ledger, Queue, Request};
+use vramp_tiers::ledger::{Ledger, Request, WaitQueue};
 use vramp_tiers::{
-    DeadlockCheck, ManagerConfig, MemorySpace, Owner, Policies, Priority, ReservationManager,
-    Scope, SpaceConfig, SpaceId, Strategy, Tag, Tier, Tracked,
+    ManagerConfig, MemorySpace, Owner, Priority, ReservationManager, SpaceConfig, SpaceId,
+    Strategy, Tier, TrackedAllocator,
 };
 
 use crate::Bench;
@@ -251,7 +251,7 @@ fn beside(waiters: usize, share: Duration) -> Result<Vec<Row>> {
 /// Measures the wait queue alone: release, serve the next waiter, queue another one.
 fn serving(waiters: u64, share: Duration) -> Result<Vec<Row>> {
     let mut ledger = Ledger::new([(GPU, SpaceConfig::gpu(Bytes::gib(8)))])?;
-    let mut queue = Queue::default();
+    let mut queue = WaitQueue::default();
     let tag = Tag::NONE;
     let request = |owner| Request {
         candidates: [GPU].into_iter().collect(),
@@ -269,7 +269,7 @@ fn serving(waiters: u64, share: Duration) -> Result<Vec<Row>> {
     let serve = move |calls| {
         for _ in 0..calls {
             let _bytes = ledger.release(held)?;
-            let grants = queue.on_change(&mut ledger, GPU);
+            let grants = queue.serve_waiters(&mut ledger, GPU);
             held = grants.first().context("the first one fits now")?.reservation;
             let _waits = queue.submit(&mut ledger, request(1), 0)?;
         }
@@ -286,9 +286,9 @@ fn mallocs(name: &'static str, allocator: &Arc<Allocator>, share: Duration) -> R
     let streams = || allocator.create_stream();
     let [plain, space_pays, reservation_pays, counted] =
         [streams()?, streams()?, streams()?, streams()?];
-    let tracked = Tracked::new(Arc::clone(allocator), &space, Policies::default());
+    let tracked = TrackedAllocator::new(Arc::clone(allocator), &space, Policies::default());
     tracked.attach(Scope::Stream(reservation_pays), space.request(Bytes::gib(1)).now()?)?;
-    let counting = Tracked::new(Arc::clone(allocator), &space, Policies::default());
+    let counting = TrackedAllocator::new(Arc::clone(allocator), &space, Policies::default());
     counting.attach(Scope::Stream(counted), space.request(Bytes::gib(1)).now()?)?;
     let counter = counting.count();
     let untracked = |calls| {
@@ -298,7 +298,7 @@ fn mallocs(name: &'static str, allocator: &Arc<Allocator>, share: Duration) -> R
         }
         Ok(())
     };
-    let paid = |tracked: &Tracked, stream: StreamId, calls| {
+    let paid = |tracked: &TrackedAllocator, stream: StreamId, calls| {
         for _ in 0..calls {
             let block = tracked.malloc(BLOCK, stream)?;
             tracked.free(black_box(block), stream).map_err(|error| anyhow!("{error}"))?;

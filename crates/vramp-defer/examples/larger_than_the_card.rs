@@ -15,9 +15,9 @@ use vramp_alloc::{Allocator, Config, Driver, StreamId};
 use vramp_defer::{Access, DeferrableBuffer, LeaseSet, SpillConfig, SpillManager, SpillParts};
 use vramp_driver::sim::{Contents, Simulator};
 use vramp_driver::{HostBuffer, HostSlice, Stream};
-use vramp_tiers::{
-    Bytes, HostPool, HostPoolConfig, Mover, MoverConfig, ReservationManager, SpaceConfig, SpaceId,
-};
+use vramp_tiers::host::HostPoolConfig;
+use vramp_tiers::movers::MoverConfig;
+use vramp_tiers::{Bytes, HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 

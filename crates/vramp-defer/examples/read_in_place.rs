@@ -12,9 +12,9 @@ use vramp_core::AddrRange;
 use vramp_defer::{Access, SpillConfig, SpillManager, SpillParts};
 use vramp_driver::sim::{Contents, Simulator};
 use vramp_driver::{DeviceCopy, HostSlice};
-use vramp_tiers::{
-    Bytes, HostPool, HostPoolConfig, Mover, MoverConfig, ReservationManager, SpaceConfig, SpaceId,
-};
+use vramp_tiers::host::HostPoolConfig;
+use vramp_tiers::movers::MoverConfig;
+use vramp_tiers::{Bytes, HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};
 
 const PATTERN: u8 = 0x6B;
 

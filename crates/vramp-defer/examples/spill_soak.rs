@@ -21,10 +21,10 @@ use vramp_defer::{
 };
 use vramp_driver::sim::{Contents, Simulator};
 use vramp_driver::{DeviceCopy, HostBuffer, HostSlice, Stream};
-use vramp_tiers::{
-    Bytes, CompressionConfig, DiskConfig, DiskStore, HostPool, HostPoolConfig, HostPoolError,
-    MoveError, Mover, MoverConfig, ReservationManager, SpaceConfig, SpaceId,
-};
+use vramp_tiers::disk::{CompressionConfig, DiskConfig};
+use vramp_tiers::host::{HostPoolConfig, HostPoolError};
+use vramp_tiers::movers::{MoveError, MoverConfig};
+use vramp_tiers::{Bytes, DiskStore, HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T> = std::result::Result<T, Error>;

@@ -49,5 +49,6 @@ pub mod error {
     pub use vramp_alloc::{AllocError, DriverError};
     pub use vramp_core::Inconsistency;
     pub use vramp_driver::Stream;
-    pub use vramp_tiers::{MoveError, SpaceFull};
+    pub use vramp_tiers::movers::MoveError;
+    pub use vramp_tiers::reserve::SpaceFull;
 }

@@ -5,10 +5,9 @@
 //! use std::sync::Arc;
 //! use std::time::Duration;
 //! use vramp_alloc::{Allocator, Bytes, Config, Preset};
-//! use vramp_tiers::{
-//!     LimitPolicy, Policies, ReservationManager, Scope, SpaceConfig, SpaceId, Strategy, Tier,
-//!     Tracked,
-//! };
+//! use vramp_tiers::reserve::LimitPolicy;
+//! use vramp_tiers::tracked::{Policies, Scope};
+//! use vramp_tiers::{ReservationManager, SpaceConfig, SpaceId, Strategy, Tier, TrackedAllocator};
 //!
 //! let manager = ReservationManager::new([
 //!     (SpaceId::gpu(0), SpaceConfig::gpu(Bytes::gib(8))),
@@ -26,7 +25,7 @@
 //! let allocator = Arc::new(Allocator::new(device, Config::preset(Preset::Vramp))?);
 //! let stream = allocator.create_stream()?;
 //! let gpu = manager.space(SpaceId::gpu(0)).expect("it was configured");
-//! let memory = Tracked::new(allocator, &gpu, Policies::default());
+//! let memory = TrackedAllocator::new(allocator, &gpu, Policies::default());
 //! memory.attach(Scope::Stream(stream), sort)?;
 //! let block = memory.malloc(Bytes::gib(1), stream)?;
 //! assert_eq!(gpu.total(), Bytes::gib(2));
@@ -43,11 +42,11 @@
 //!
 //! 1. [`ReservationManager::request`] says where, how much, how urgently and until when. Its last
 //!    word asks: all [`now`](RequestBuilder::now) or nothing, all as soon as it is our turn
-//!    ([`wait`](RequestBuilder::wait)), or as much as there is ([`upto`](RequestBuilder::upto)).
+//!    ([`wait`](RequestBuilder::wait)), or as much as there is ([`up_to`](RequestBuilder::up_to)).
 //! 2. Who waits is woken with the reservation in hand, or with the reason why not: no wake-up is
 //!    lost and nobody wakes in vain.
-//!    Until then it makes room itself, if somebody can spill ([`MemorySpace::on_shortage`]).
-//! 3. [`Tracked`] charges it with what is allocated. [`Reservation::charge`] does so for memory of
+//!    Until then it makes room itself, if somebody can spill ([`MemorySpace::register_spiller`]).
+//! 3. [`TrackedAllocator`] charges it with what is allocated. [`Reservation::charge`] does so for memory of
 //!    other kinds.
 //! 4. It grows, shrinks, splits and merges.
 //! 5. Dropping it returns the rest, and whoever fits now is served in the same step.
@@ -71,37 +70,57 @@
 //! [`crate::ledger::core`] and [`vramp_defer::planner`].
 #![forbid(unsafe_code)]
 
-mod config;
-mod disk;
+pub mod config;
+pub mod disk;
 mod extents;
-mod host;
+pub mod host;
 pub mod ledger;
-mod movers;
+pub mod movers;
 mod sync;
 
-pub use config::{
-    Card, ConfigError, DiskSpaceConfig, GpuChoice, GpuSpaceConfig, HostBlocks, HostCapacity,
-    HostPer, HostSpaceConfig, SpaceLevels, TiersBuilder, TiersConfig,
-};
-pub use disk::{
-    ChargeTo, Checksum, CompressionConfig, CompressionStats, DiskConfig, DiskConfigError,
-    DiskStats, DiskStore, DiskTierError, DiskTransfer, FileNames, StoredBytes, SweepReport,
-    TransferStats,
-};
-pub use host::{
-    HostAllocation, HostPool, HostPoolConfig, HostPoolError, HostPoolStats, SmallHostAllocation,
-};
-pub use ledger::core::{
-    ChargeError, Crossed, Distance, GrowthFactor, Hop, Level, Levels, LimitPolicy, Links, Over,
-    OverAnswer, Overtaking, Owner, Pressure, Priority, QueueConfig, Rate, Refused, ReservationId,
-    SpaceCensus, SpaceConfig, SpaceId, SplitError, Strategy, Tag, TagCensus, Tier,
-};
-pub use ledger::shell::*;
-pub use movers::{
-    CopyDependency, CopyEndpoint, DiskBudget, DiskCopy, DiskSource, DiskTarget, GpuEndpoint,
-    InFlightCopy, InFlightGpuCopy, InFlightRead, InFlightWrite, MeasuredLink, MeasuredPair,
-    MoveError, MoveFailed, Mover, MoverConfig, Profile, Profiler, ProfilerConfig, StagedPiece,
-    StagedTransfer, Transfer, TransferBuilder, TransferProgress, UnmeasuredLink,
-};
+pub use disk::DiskStore;
+pub use host::HostPool;
+pub use ledger::core::{Owner, Priority, SpaceConfig, SpaceId, Strategy, Tier};
+pub use ledger::shell::error::ReserveError;
+pub use ledger::shell::manager::{ManagerConfig, ReservationManager};
+pub use ledger::shell::reservation::Reservation;
+pub use ledger::shell::space::MemorySpace;
+pub use ledger::shell::tracked::TrackedAllocator;
+pub use ledger::shell::wait::{CancelToken, Deadline, RequestBuilder};
+pub use ledger::shell::{notify, spill, streams, tracked};
+pub use movers::Mover;
 pub use vramp_core::Bytes;
-pub use vramp_host::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutOfBounds, PageKind};
+
+/// Requests for memory, the reservations they become, and why a request failed.
+pub mod reserve {
+    pub use crate::ledger::core::{
+        Bound, ChargeError, FactorError, GrowthFactor, Holder, LedgerError, LimitPolicy,
+        MergeError, Overrun, OverrunAction, Overtaking, Owner, Priority, QueueConfig,
+        ReservationId, ReservationRecord, SpaceRefusal, SplitError, StaleReservation, Strategy,
+        StrategyError, Tag, UnknownTag,
+    };
+    pub use crate::ledger::shell::charge::{Charge, LimitRule, Payer};
+    pub use crate::ledger::shell::error::{
+        MergeRejected, MergeRejection, Refusal, ReserveError, SpaceFull, StuckOwner,
+    };
+    pub use crate::ledger::shell::manager::{DeadlockCheck, ManagerConfig, ReservationManager};
+    pub use crate::ledger::shell::reservation::Reservation;
+    pub use crate::ledger::shell::retry::RetryPolicy;
+    pub use crate::ledger::shell::wait::{CancelToken, Deadline, RequestBuilder};
+    pub use vramp_core::Inconsistency;
+}
+
+/// Memory spaces: their configuration, levels, pressure and statistics.
+pub mod space {
+    pub use crate::ledger::core::{
+        Crossing, Level, LevelName, Levels, Pressure, SpaceCensus, SpaceConfig, SpaceConfigError,
+        SpaceCounters, SpaceId, TagCensus, Tier,
+    };
+    pub use crate::ledger::shell::pressure::{PressureWatch, Subscription};
+    pub use crate::ledger::shell::space::MemorySpace;
+}
+
+/// Transfer rates between spaces, by which strategies choose the nearest one.
+pub mod links {
+    pub use crate::ledger::core::{Distance, LinkKey, Links, Rate};
+}

@@ -7,9 +7,10 @@ use vramp_alloc::{Allocator, Bytes, Config, Driver, Preset, StreamId};
 use vramp_core::DeviceAddr;
 use vramp_defer::{Access, DeferrableBuffer, SpillConfig, SpillManager, SpillParts, SpillStats};
 use vramp_driver::{HostBuffer, HostSlice, MeterSnapshot, Metered, Stream};
-use vramp_tiers::{
-    HostPool, HostPoolConfig, Level, Mover, MoverConfig, ReservationManager, SpaceConfig, SpaceId,
-};
+use vramp_tiers::host::HostPoolConfig;
+use vramp_tiers::movers::MoverConfig;
+use vramp_tiers::space::Level;
+use vramp_tiers::{HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};
 
 use crate::Bench;
 

@@ -5,14 +5,14 @@ use vramp_alloc::device::OpenError;
 use vramp_cuda::DeviceSummary;
 use vramp_host::NumaNode;
 use vramp_host::topology::{PciAddress, Topology};
-use vramp_tiers::Card;
+use vramp_tiers::config::GpuInfo;
 
 use crate::device::Device;
 
 /// The cards and their names.
 pub(super) struct Cards {
     /// For drawing up spaces.
-    pub(super) cards: Vec<Card>,
+    pub(super) cards: Vec<GpuInfo>,
     /// What each is called, in the same order.
     pub(super) names: Vec<String>,
     /// Where each is plugged in, in the same order.
@@ -65,7 +65,7 @@ impl Cards {
         let driver = Device::open(name)?.fresh(false)?.driver;
         let info = driver.info();
         Ok(Cards {
-            cards: vec![Card { index: 0, memory: info.limits.memory, node: None }],
+            cards: vec![GpuInfo { index: 0, memory: info.limits.memory, node: None }],
             names: vec![info.name.clone()],
             places: vec![None],
             shown: 0,
@@ -80,7 +80,7 @@ impl Cards {
         let cards = devices.iter().zip(&places).map(|(device, &place)| {
             let listed = || topology.gpu_at(place?)?.pci.numa;
             let node = device.host_numa.map(NumaNode).or_else(listed);
-            Card { index: device.ordinal, memory: device.memory, node }
+            GpuInfo { index: device.ordinal, memory: device.memory, node }
         });
         Cards {
             cards: cards.collect(),

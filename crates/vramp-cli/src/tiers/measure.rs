@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use vramp_core::AddrRange;
-use vramp_tiers::{
-    Bytes, DiskConfig, DiskStore, HostPool, HostPoolConfig, Mover, MoverConfig, Profile, Profiler,
-    ProfilerConfig, ReservationManager, SpaceId, TiersConfig,
-};
+use vramp_tiers::config::TiersConfig;
+use vramp_tiers::disk::DiskConfig;
+use vramp_tiers::host::HostPoolConfig;
+use vramp_tiers::movers::{MoverConfig, Profile, Profiler, ProfilerConfig};
+use vramp_tiers::{Bytes, DiskStore, HostPool, Mover, ReservationManager, SpaceId};
 
 use super::cards::Cards;
 use crate::device::Device;

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use vramp_alloc::Bytes;
 use vramp_host::topology::{Topology, VisibleDevices};
-use vramp_tiers::{Card, TiersBuilder, TiersConfig};
+use vramp_tiers::config::{GpuInfo, TiersBuilder, TiersConfig};
 
 use crate::args::Tiers;
 use cards::Cards;
@@ -59,7 +59,7 @@ fn read(path: &Path) -> Result<TiersConfig> {
 }
 
 /// The spaces that fit the machine, with a disk for each directory.
-fn draw_up(topology: &Topology, cards: &[Card], directories: &[PathBuf]) -> Result<TiersConfig> {
+fn draw_up(topology: &Topology, cards: &[GpuInfo], directories: &[PathBuf]) -> Result<TiersConfig> {
     let mut builder = TiersBuilder::new(topology, cards);
     for path in directories {
         let directory = topology.directory(path)?;

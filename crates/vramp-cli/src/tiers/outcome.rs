@@ -6,7 +6,9 @@ use vramp_host::topology::{
     Disk, DiskKind, Gpu, LinkState, Nic, NicCheck, NodeInfo, PathType, PciDevice, Topology,
     VisibleDevices,
 };
-use vramp_tiers::{Profile, SpaceId, TiersConfig, UnmeasuredLink};
+use vramp_tiers::SpaceId;
+use vramp_tiers::config::TiersConfig;
+use vramp_tiers::movers::{Profile, UnmeasuredLink};
 
 use super::cards::Cards;
 

@@ -217,7 +217,7 @@ impl DeferrableBuffer {
         let range = AddrRange::new(self.addresses().start + offset, len);
         let mut host = shared.blocks(len)?;
         host.write(Bytes::ZERO, bytes).expect("as many blocks were asked for");
-        let after = vramp_tiers::CopyDependency::Stream(shared.stream.1);
+        let after = vramp_tiers::movers::CopyDependency::Stream(shared.stream.1);
         shared.mover.to_device(range, host).after(after).start()?.wait()?;
         Ok(())
     }
@@ -237,7 +237,7 @@ impl DeferrableBuffer {
         let lease = self.lease(Access::Shared, shared.stream.0)?;
         let range = AddrRange::new(self.addresses().start + offset, len);
         let host = shared.blocks(len)?;
-        let after = vramp_tiers::CopyDependency::Stream(shared.stream.1);
+        let after = vramp_tiers::movers::CopyDependency::Stream(shared.stream.1);
         let mut transfer = shared.mover.to_host(range, host).after(after).start()?;
         transfer.wait()?;
         transfer.into_host().read(Bytes::ZERO, into).expect("as many blocks were asked for");

@@ -21,17 +21,17 @@ use vramp_tiers::Deadline;
 use vramp_tiers::DiskStore;
 use vramp_tiers::MemorySpace;
 use vramp_tiers::Mover;
-use vramp_tiers::SpillerRegistration;
+use vramp_tiers::spill::SpillerRegistration;
 
 /// The deferrable buffers of one card.
 ///
 /// ```
 /// use std::sync::Arc;
 /// use vramp_alloc::{Allocator, Bytes, Config, Preset};
-/// use vramp_tiers::{
-///     Access, HostPool, HostPoolConfig, Mover, MoverConfig, ReservationManager, SpaceConfig,
-///     SpaceId, SpillConfig, SpillManager, SpillParts,
-/// };
+/// use vramp_defer::{Access, SpillConfig, SpillManager, SpillParts};
+/// use vramp_tiers::host::HostPoolConfig;
+/// use vramp_tiers::movers::MoverConfig;
+/// use vramp_tiers::{HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};
 ///
 /// let device = vramp_alloc::open("sim:h200")?.driver;
 /// let limit = Some(Bytes::mib(256));
@@ -110,10 +110,13 @@ impl SpillManager {
         let registration = allocator.on_shortage(move |shortage| answer(&weak, shortage));
         let spiller = budget.map(|space| {
             let weak = Arc::downgrade(&shared);
-            space.on_shortage(Priority::default(), move |shortage: &vramp_tiers::Shortage<'_>| {
-                let Some(shared) = Weak::upgrade(&weak) else { return Bytes::ZERO };
-                shared.spill(shortage.bytes(), &|| shortage.left()).freed
-            })
+            space.register_spiller(
+                Priority::default(),
+                move |shortage: &vramp_tiers::spill::SpillRequest<'_>| {
+                    let Some(shared) = Weak::upgrade(&weak) else { return Bytes::ZERO };
+                    shared.spill(shortage.bytes(), &|| shortage.left()).freed
+                },
+            )
         });
         let cleaner = cleaner.map(|how| Cleaner::start(&shared, how));
         Ok(SpillManager { shared, registration, _spiller: spiller, _cleaner: cleaner })
@@ -194,7 +197,7 @@ impl SpillManager {
     /// [`LeaseSet::is_in_place`] tells which stayed.
     ///
     /// ```no_run
-    /// # use vramp_tiers::{Access, DeferrableBuffer, SpillError, SpillManager};
+    /// # use vramp_defer::{Access, DeferrableBuffer, SpillError, SpillManager};
     /// # fn join(manager: &SpillManager, column: &DeferrableBuffer, table: &DeferrableBuffer,
     /// #     stream: vramp_alloc::StreamId) -> Result<(), SpillError> {
     /// let set = [(column, Access::Shared), (table, Access::Exclusive)];

@@ -22,7 +22,7 @@ use vramp_driver::{DeviceCopy, Stream};
 
 use super::spill_error::SpillError;
 use super::state::{Shared, State};
-use vramp_tiers::Charge;
+use vramp_tiers::reserve::Charge;
 
 /// So many copies that nobody needs are kept for the next pieces.
 const STOCK: usize = 4;

@@ -14,7 +14,7 @@ use super::report::{MoveKind, MoveRecord};
 use super::spill_error::SpillError;
 use super::state::{Shared, State};
 use vramp_tiers::DiskStore;
-use vramp_tiers::{DiskBudget, DiskCopy};
+use vramp_tiers::movers::{DiskBudget, DiskCopy};
 
 impl Shared {
     /// Moves a copy that the device maps to the disk. Returns how much of the host that freed;

@@ -6,8 +6,8 @@ use vramp_core::Bytes;
 use super::report::MoveKind;
 use super::spill_error::SpillError;
 use super::state::{Shared, State};
-use vramp_tiers::{DiskCopy, MoveError};
-use vramp_tiers::{HostAllocation, HostPoolError};
+use vramp_tiers::host::{HostAllocation, HostPoolError};
+use vramp_tiers::movers::{DiskCopy, MoveError};
 
 impl Shared {
     /// Blocks of the host for a copy on somebody's behalf; copies that are not needed go for them.

@@ -13,7 +13,7 @@ use super::report::{FailedMove, MoveKind, MoveRecord};
 use super::spill::learn;
 use super::spill_error::SpillError;
 use super::state::Shared;
-use vramp_tiers::CopyDependency;
+use vramp_tiers::movers::CopyDependency;
 
 impl Shared {
     /// Brings a lease's buffers to the card. What is queued on `streams` later comes behind it.
@@ -230,7 +230,8 @@ impl Shared {
         loop {
             let missing = {
                 let mut state = self.lock();
-                let paid: Bytes = state.charges.iter().map(vramp_tiers::Charge::bytes).sum();
+                let paid: Bytes =
+                    state.charges.iter().map(vramp_tiers::reserve::Charge::bytes).sum();
                 let missing = state.core.occupied().saturating_sub(paid + state.charging);
                 if missing.is_zero() {
                     return Ok(());

@@ -13,8 +13,8 @@ use super::mapped_copy::MappedCopy;
 use super::report::{FailedMove, MoveKind, MoveRecord, Spilled};
 use super::spill_error::SpillError;
 use super::state::{Shared, State};
-use vramp_tiers::HostAllocation;
-use vramp_tiers::{CopyDependency, DiskBudget, DiskCopy, MoveError};
+use vramp_tiers::host::HostAllocation;
+use vramp_tiers::movers::{CopyDependency, DiskBudget, DiskCopy, MoveError};
 
 /// What was chosen is sent; if it freed less than it should, because handles are longer than
 /// pieces, more is chosen. So often.

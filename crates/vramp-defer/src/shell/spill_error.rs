@@ -10,10 +10,10 @@ use vramp_core::Bytes;
 use vramp_driver::Stream;
 
 use super::report::FailedMove;
-use vramp_tiers::DiskTierError;
-use vramp_tiers::HostPoolError;
-use vramp_tiers::SpaceFull;
-use vramp_tiers::{MoveError, MoveFailed};
+use vramp_tiers::disk::DiskTierError;
+use vramp_tiers::host::HostPoolError;
+use vramp_tiers::movers::{MoveError, MoveFailed};
+use vramp_tiers::reserve::SpaceFull;
 
 /// Why the manager did not do what it was asked. What was asked about is as before.
 #[derive(Debug, thiserror::Error)]

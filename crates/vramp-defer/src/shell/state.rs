@@ -21,11 +21,12 @@ use super::report::{History, SpillStats};
 use super::spill_config::SpillConfig;
 use super::spill_error::SpillError;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock};
-use vramp_tiers::Charge;
 use vramp_tiers::DiskStore;
-use vramp_tiers::HostAllocation;
 use vramp_tiers::MemorySpace;
-use vramp_tiers::{DiskCopy, Mover, MoverConfig};
+use vramp_tiers::Mover;
+use vramp_tiers::host::HostAllocation;
+use vramp_tiers::movers::{DiskCopy, MoverConfig};
+use vramp_tiers::reserve::Charge;
 
 /// The copies of a piece below the card.
 #[derive(Default)]

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use vramp_defer::SpillError;
 use vramp_host::{Direction, IoRequest};
-use vramp_tiers::{DiskTierError, MoveError};
+use vramp_tiers::disk::DiskTierError;
+use vramp_tiers::movers::MoveError;
 
 use super::faulty::{EINTR, EIO, ENOSPC, Fault, Faulty};
 use super::*;
@@ -403,10 +404,13 @@ fn callbacks_that_panic_while_buffers_move_are_contained() {
         .iter()
         .map(|space| {
             let heard = Arc::clone(&heard);
-            space.on_shortage(vramp_tiers::Priority(9), move |_: &vramp_tiers::Shortage<'_>| {
-                heard.fetch_add(1, Ordering::Relaxed);
-                panic!("a spiller that gives up")
-            })
+            space.register_spiller(
+                vramp_tiers::Priority(9),
+                move |_: &vramp_tiers::spill::SpillRequest<'_>| {
+                    heard.fetch_add(1, Ordering::Relaxed);
+                    panic!("a spiller that gives up")
+                },
+            )
         })
         .collect();
     let buffers: Vec<_> = (1..=4).map(|byte| rig.filled(MIB(48), byte)).collect();

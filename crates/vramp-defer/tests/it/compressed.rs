@@ -3,7 +3,8 @@
 use vramp_defer::SpillError;
 use vramp_driver::HostSlice;
 use vramp_host::Direction;
-use vramp_tiers::{DiskTierError, MoveError};
+use vramp_tiers::disk::DiskTierError;
+use vramp_tiers::movers::MoveError;
 
 use super::below::{fail, flip, to_disk};
 use super::faulty::{EINTR, EIO, ENOSPC, Fault, Faulty};

@@ -29,10 +29,10 @@ use vramp_defer::{Access, DeferrableBuffer, SpillConfig, SpillManager, SpillPart
 use vramp_driver::Stream;
 use vramp_driver::sim::{Contents, FaultPlan, Simulator, SimulatorBuilder};
 use vramp_host::{BlockIo, IoChoice, open_io};
-use vramp_tiers::{
-    Bytes, CompressionConfig, DiskConfig, DiskStore, FileNames, HostPool, HostPoolConfig, Mover,
-    MoverConfig, ReservationManager, SpaceConfig, SpaceId,
-};
+use vramp_tiers::disk::{CompressionConfig, DiskConfig, FileNames};
+use vramp_tiers::host::HostPoolConfig;
+use vramp_tiers::movers::MoverConfig;
+use vramp_tiers::{Bytes, DiskStore, HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};
 
 const MIB: fn(u64) -> Bytes = Bytes::mib;
 const PIECE: Bytes = Bytes::mib(8);

@@ -13,7 +13,7 @@ use super::spaces::{DiskSpaceConfig, GpuSpaceConfig, HostBlocks, HostSpaceConfig
 
 /// A card that is visible, and how much memory it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Card {
+pub struct GpuInfo {
     /// Its number, as CUDA counts those that are visible.
     pub index: u32,
     /// All of its memory.
@@ -24,25 +24,25 @@ pub struct Card {
 
 /// Which cards to use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum GpuChoice {
+pub enum GpuSelection {
     /// All that are visible.
     #[default]
     All,
     /// The first so many.
     First(usize),
     /// Those with these numbers, in this order.
-    These(Vec<u32>),
+    Listed(Vec<u32>),
 }
 
 /// How many spaces the host has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum HostPer {
+pub enum HostLayout {
     /// One for each NUMA node that a chosen card is near to, numbered as the nodes are. All nodes
     /// count if nobody knows where some card is.
     #[default]
-    Node,
+    PerNode,
     /// One for each chosen card, numbered as the cards are, with memory of the node near to it.
-    Gpu,
+    PerGpu,
 }
 
 /// How much memory the host's spaces get.
@@ -50,7 +50,7 @@ pub enum HostPer {
 pub enum HostCapacity {
     /// Each space so much. A fraction is one of its node's memory, in equal shares for the spaces
     /// of one node.
-    Each(Level),
+    PerSpace(Level),
     /// All spaces together so much, in equal shares. A fraction is one of all nodes' memory.
     Total(Level),
 }
@@ -63,9 +63,11 @@ pub enum HostCapacity {
 ///
 /// ```
 /// use vramp_host::topology::Topology;
-/// use vramp_tiers::{Bytes, Card, HostCapacity, Level, TiersBuilder};
+/// use vramp_tiers::config::{GpuInfo, HostCapacity, TiersBuilder};
+/// use vramp_tiers::space::Level;
+/// use vramp_tiers::Bytes;
 /// let machine = Topology::discover()?;
-/// let card = Card { index: 0, memory: Bytes::gib(80), node: None };
+/// let card = GpuInfo { index: 0, memory: Bytes::gib(80), node: None };
 /// let config = TiersBuilder::new(&machine, &[card])
 ///     .gpu_usage(Level::Fraction(0.5))
 ///     .host_capacity(HostCapacity::Total(Level::Bytes(Bytes::mib(256))))
@@ -77,11 +79,11 @@ pub enum HostCapacity {
 #[derive(Clone, Debug)]
 pub struct TiersBuilder<'a> {
     topology: &'a Topology,
-    cards: &'a [Card],
-    choice: GpuChoice,
+    cards: &'a [GpuInfo],
+    choice: GpuSelection,
     usage: Level,
     gpu_levels: SpaceLevels,
-    host_per: HostPer,
+    host_layout: HostLayout,
     host_capacity: HostCapacity,
     host_levels: SpaceLevels,
     blocks: HostBlocks,
@@ -91,15 +93,15 @@ pub struct TiersBuilder<'a> {
 
 impl<'a> TiersBuilder<'a> {
     /// For this machine with these cards.
-    pub fn new(topology: &'a Topology, cards: &'a [Card]) -> TiersBuilder<'a> {
+    pub fn new(topology: &'a Topology, cards: &'a [GpuInfo]) -> TiersBuilder<'a> {
         TiersBuilder {
             topology,
             cards,
-            choice: GpuChoice::All,
+            choice: GpuSelection::All,
             usage: Level::Fraction(1.0),
             gpu_levels: SpaceLevels::default(),
-            host_per: HostPer::Node,
-            host_capacity: HostCapacity::Each(Level::Fraction(0.5)),
+            host_layout: HostLayout::PerNode,
+            host_capacity: HostCapacity::PerSpace(Level::Fraction(0.5)),
             host_levels: SpaceLevels::default(),
             blocks: HostBlocks::default(),
             disks: Vec::new(),
@@ -108,7 +110,7 @@ impl<'a> TiersBuilder<'a> {
     }
 
     /// Which cards to use.
-    pub fn gpus(mut self, choice: GpuChoice) -> TiersBuilder<'a> {
+    pub fn gpus(mut self, choice: GpuSelection) -> TiersBuilder<'a> {
         self.choice = choice;
         self
     }
@@ -126,8 +128,8 @@ impl<'a> TiersBuilder<'a> {
     }
 
     /// How many spaces the host has.
-    pub fn host_per(mut self, per: HostPer) -> TiersBuilder<'a> {
-        self.host_per = per;
+    pub fn host_layout(mut self, per: HostLayout) -> TiersBuilder<'a> {
+        self.host_layout = per;
         self
     }
 
@@ -178,23 +180,23 @@ impl<'a> TiersBuilder<'a> {
         Ok(config)
     }
 
-    fn chosen(&self) -> Result<Vec<Card>, ConfigError> {
+    fn chosen(&self) -> Result<Vec<GpuInfo>, ConfigError> {
         let there = self.cards.len();
         match &self.choice {
-            GpuChoice::All => Ok(self.cards.to_vec()),
-            &GpuChoice::First(asked) if asked > there => {
+            GpuSelection::All => Ok(self.cards.to_vec()),
+            &GpuSelection::First(asked) if asked > there => {
                 Err(ConfigError::TooManyGpus { asked, there })
             }
-            &GpuChoice::First(asked) => Ok(self.cards[..asked].to_vec()),
-            GpuChoice::These(indices) => {
-                let mut chosen: Vec<Card> = Vec::new();
+            &GpuSelection::First(asked) => Ok(self.cards[..asked].to_vec()),
+            GpuSelection::Listed(indices) => {
+                let mut chosen: Vec<GpuInfo> = Vec::new();
                 for &index in indices {
                     let Some(card) = self.cards.iter().find(|card| card.index == index) else {
                         let there = self.cards.iter().map(|card| card.index).collect();
                         return Err(ConfigError::UnknownGpu { index, there });
                     };
                     if chosen.contains(card) {
-                        return Err(ConfigError::GpuTwice { index });
+                        return Err(ConfigError::DuplicateGpu { index });
                     }
                     chosen.push(*card);
                 }
@@ -203,8 +205,8 @@ impl<'a> TiersBuilder<'a> {
         }
     }
 
-    fn gpu(&self, card: &Card) -> Result<GpuSpaceConfig, ConfigError> {
-        let &Card { index, memory, .. } = card;
+    fn gpu(&self, card: &GpuInfo) -> Result<GpuSpaceConfig, ConfigError> {
+        let &GpuInfo { index, memory, .. } = card;
         let of = || format!("card {index}");
         let capacity = amount(self.usage, memory, Bytes::mib(1), of)?;
         if capacity > memory {
@@ -213,7 +215,7 @@ impl<'a> TiersBuilder<'a> {
         Ok(GpuSpaceConfig::new(index, capacity, self.gpu_levels))
     }
 
-    fn hosts(&self, cards: &[Card]) -> Result<Vec<HostSpaceConfig>, ConfigError> {
+    fn hosts(&self, cards: &[GpuInfo]) -> Result<Vec<HostSpaceConfig>, ConfigError> {
         let places = self.host_places(cards);
         let mut hosts = Vec::new();
         for &(index, node) in &places {
@@ -225,7 +227,7 @@ impl<'a> TiersBuilder<'a> {
         for node in self.topology.host_nodes() {
             let mut here = hosts.iter().filter(|host| host.node == Some(node.node.0));
             let asked = here.try_fold(Bytes::ZERO, |sum, host| sum.checked_add(host.capacity));
-            let asked = asked.ok_or(ConfigError::TooMuch)?;
+            let asked = asked.ok_or(ConfigError::CapacityOverflow)?;
             if let Some(memory) = node.memory
                 && asked > memory
             {
@@ -236,14 +238,14 @@ impl<'a> TiersBuilder<'a> {
     }
 
     /// The number of each space of the host, and the node it is at.
-    fn host_places(&self, cards: &[Card]) -> Vec<(u32, Option<NumaNode>)> {
+    fn host_places(&self, cards: &[GpuInfo]) -> Vec<(u32, Option<NumaNode>)> {
         let mut all = self.topology.host_nodes().map(|node| node.node);
         let first = all.next();
         let only = first.filter(|_| all.next().is_none());
-        let near = |card: &Card| card.node.filter(|&node| self.is_host(node)).or(only);
-        match self.host_per {
-            HostPer::Gpu => cards.iter().map(|card| (card.index, near(card))).collect(),
-            HostPer::Node => {
+        let near = |card: &GpuInfo| card.node.filter(|&node| self.is_host(node)).or(only);
+        match self.host_layout {
+            HostLayout::PerGpu => cards.iter().map(|card| (card.index, near(card))).collect(),
+            HostLayout::PerNode => {
                 let known: Option<Vec<NumaNode>> = cards.iter().map(near).collect();
                 let mut nodes = match known {
                     Some(nodes) if !nodes.is_empty() => nodes,
@@ -275,12 +277,12 @@ impl<'a> TiersBuilder<'a> {
             block => block,
         };
         let (level, base, of, shares) = match self.host_capacity {
-            HostCapacity::Each(Level::Bytes(bytes)) => return Ok(bytes),
-            HostCapacity::Each(level) => {
+            HostCapacity::PerSpace(Level::Bytes(bytes)) => return Ok(bytes),
+            HostCapacity::PerSpace(level) => {
                 let here = places.iter().filter(|(_, other)| *other == node).count();
                 let info = node.and_then(|node| self.topology.node(node));
                 let memory = info.and_then(|info| info.memory);
-                (level, memory.ok_or(ConfigError::NodeUnknown { node })?, node, here)
+                (level, memory.ok_or(ConfigError::UnknownNodeMemory { node })?, node, here)
             }
             HostCapacity::Total(level @ Level::Bytes(_)) => {
                 (level, Bytes::ZERO, None, places.len())
@@ -294,11 +296,11 @@ impl<'a> TiersBuilder<'a> {
 
     fn all_host_memory(&self) -> Result<Bytes, ConfigError> {
         let add = |sum: Bytes, node: &NodeInfo| {
-            let unknown = ConfigError::NodeUnknown { node: Some(node.node) };
-            sum.checked_add(node.memory.ok_or(unknown)?).ok_or(ConfigError::TooMuch)
+            let unknown = ConfigError::UnknownNodeMemory { node: Some(node.node) };
+            sum.checked_add(node.memory.ok_or(unknown)?).ok_or(ConfigError::CapacityOverflow)
         };
         match self.topology.host_nodes().next() {
-            None => Err(ConfigError::NodeUnknown { node: None }),
+            None => Err(ConfigError::UnknownNodeMemory { node: None }),
             Some(_) => self.topology.host_nodes().try_fold(Bytes::ZERO, add),
         }
     }
@@ -318,6 +320,6 @@ fn amount(
             let bytes = Bytes::new((base.count() as f64 * part) as u64);
             Ok(bytes.min(base).round_down(unit))
         }
-        Level::Fraction(part) => Err(ConfigError::NotAPart { part, of: of() }),
+        Level::Fraction(part) => Err(ConfigError::InvalidFraction { part, of: of() }),
     }
 }

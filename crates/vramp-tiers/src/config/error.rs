@@ -18,16 +18,16 @@ pub enum ConfigError {
     },
     /// It has no space.
     #[error("the configuration has no space: give it a [[gpu]], a [[host]] or a [[disk]]")]
-    NoSpace,
+    NoSpaces,
     /// One space is there twice.
     #[error("{space} is there twice: give each [[{}]] an index of its own", space.tier)]
-    Twice {
+    DuplicateSpace {
         /// Which.
         space: SpaceId,
     },
     /// The levels of a space make no sense.
     #[error("[[{}]] with index {}: {error}", space.tier, space.index)]
-    Space {
+    InvalidLevels {
         /// Which.
         space: SpaceId,
         /// What is wrong with them.
@@ -38,7 +38,7 @@ pub enum ConfigError {
         "[[host]] with index {}: blocks of {block} are no whole pages: use a multiple of 4 KiB",
         space.index
     )]
-    Block {
+    PartialPageBlock {
         /// Whose.
         space: SpaceId,
         /// How large.
@@ -46,7 +46,7 @@ pub enum ConfigError {
     },
     /// Pools have no block.
     #[error("[[host]] with index {}: blocks_per_pool is 0: use 1 or more", space.index)]
-    NoBlocks {
+    ZeroBlocksPerPool {
         /// Whose.
         space: SpaceId,
     },
@@ -56,7 +56,7 @@ pub enum ConfigError {
          {capacity}: use fewer pools or smaller ones",
         space.index
     )]
-    Pools {
+    InitialPoolsTooLarge {
         /// Whose.
         space: SpaceId,
         /// What they take.
@@ -66,7 +66,7 @@ pub enum ConfigError {
     },
     /// A disk has no directory.
     #[error("[[disk]] with index {}: directory is empty: name one", space.index)]
-    NoDirectory {
+    EmptyDirectory {
         /// Whose.
         space: SpaceId,
     },
@@ -77,7 +77,7 @@ pub enum ConfigError {
         spaces[0],
         spaces[1]
     )]
-    DirectoryTwice {
+    DuplicateDirectory {
         /// Which.
         directory: PathBuf,
         /// Whose.
@@ -85,7 +85,7 @@ pub enum ConfigError {
     },
     /// The sum of all capacities fits in no number.
     #[error("all spaces together hold more than 2^64 bytes: use smaller capacities")]
-    TooMuch,
+    CapacityOverflow,
     /// More cards were asked for than there are.
     #[error("{asked} cards were asked for and there are {there}: ask for at most as many")]
     TooManyGpus {
@@ -104,13 +104,13 @@ pub enum ConfigError {
     },
     /// A card was asked for twice.
     #[error("card {index} was asked for twice: name each once")]
-    GpuTwice {
+    DuplicateGpu {
         /// Its number.
         index: u32,
     },
     /// A part that is no part.
     #[error("{part} is no part of the memory of {of}: use more than 0 and at most 1")]
-    NotAPart {
+    InvalidFraction {
         /// What was given.
         part: f64,
         /// Of what.
@@ -138,7 +138,7 @@ pub enum ConfigError {
     },
     /// A part of a node's memory was asked for, and nobody knows how much that is.
     #[error("nobody knows how much memory {0} has: ask for host memory in bytes", node_text(.node))]
-    NodeUnknown {
+    UnknownNodeMemory {
         /// Which. `None` for the node of a card that is at no known one.
         node: Option<NumaNode>,
     },

@@ -6,7 +6,8 @@
 //! 3. [`TiersConfig::spaces`] is what a [`ReservationManager`](crate::ReservationManager) takes.
 //!
 //! ```
-//! use vramp_tiers::{Bytes, ReservationManager, SpaceId, TiersConfig};
+//! use vramp_tiers::config::TiersConfig;
+//! use vramp_tiers::{Bytes, ReservationManager, SpaceId};
 //! let config = TiersConfig::from_toml(
 //!     r#"
 //!     [[gpu]]
@@ -41,7 +42,7 @@ use crate::ledger::core::{SpaceConfig, SpaceId};
 use serde::{Deserialize, Serialize};
 use vramp_core::Bytes;
 
-pub use builder::{Card, GpuChoice, HostCapacity, HostPer, TiersBuilder};
+pub use builder::{GpuInfo, GpuSelection, HostCapacity, HostLayout, TiersBuilder};
 pub use error::ConfigError;
 pub use spaces::{DiskSpaceConfig, GpuSpaceConfig, HostBlocks, HostSpaceConfig, SpaceLevels};
 
@@ -102,33 +103,33 @@ impl TiersConfig {
     pub fn check(&self) -> Result<(), ConfigError> {
         let spaces = self.spaces();
         if spaces.is_empty() {
-            return Err(ConfigError::NoSpace);
+            return Err(ConfigError::NoSpaces);
         }
         for (nth, (space, _)) in spaces.iter().enumerate() {
             if spaces[..nth].iter().any(|(earlier, _)| earlier == space) {
-                return Err(ConfigError::Twice { space: *space });
+                return Err(ConfigError::DuplicateSpace { space: *space });
             }
         }
         for host in &self.hosts {
             host.check()?;
         }
         for (space, config) in spaces {
-            config.levels().map_err(|error| ConfigError::Space { space, error })?;
+            config.levels().map_err(|error| ConfigError::InvalidLevels { space, error })?;
         }
         for (nth, disk) in self.disks.iter().enumerate() {
             if disk.directory.as_os_str().is_empty() {
-                return Err(ConfigError::NoDirectory { space: disk.id() });
+                return Err(ConfigError::EmptyDirectory { space: disk.id() });
             }
             let same = |earlier: &&DiskSpaceConfig| earlier.directory == disk.directory;
             if let Some(earlier) = self.disks[..nth].iter().find(same) {
-                return Err(ConfigError::DirectoryTwice {
+                return Err(ConfigError::DuplicateDirectory {
                     directory: disk.directory.clone(),
                     spaces: [earlier.id(), disk.id()],
                 });
             }
         }
         if self.capacity().is_none() {
-            return Err(ConfigError::TooMuch);
+            return Err(ConfigError::CapacityOverflow);
         }
         Ok(())
     }

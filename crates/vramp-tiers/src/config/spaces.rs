@@ -193,15 +193,15 @@ impl HostSpaceConfig {
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         let (space, block, capacity) = (self.id(), self.block, self.capacity);
         if block.is_zero() || !block.is_multiple_of(PAGE) {
-            return Err(ConfigError::Block { space, block });
+            return Err(ConfigError::PartialPageBlock { space, block });
         }
         if self.blocks_per_pool == 0 {
-            return Err(ConfigError::NoBlocks { space });
+            return Err(ConfigError::ZeroBlocksPerPool { space });
         }
         let blocks = u64::from(self.blocks_per_pool) * u64::from(self.initial_pools);
         let pools = Bytes::new(block.count().saturating_mul(blocks));
         if pools > capacity {
-            return Err(ConfigError::Pools { space, pools, capacity });
+            return Err(ConfigError::InitialPoolsTooLarge { space, pools, capacity });
         }
         Ok(())
     }

@@ -2,7 +2,8 @@
 //!
 //! ```
 //! use vramp_host::{HostMemory, HostSpan, PageKind};
-//! use vramp_tiers::{Bytes, DiskConfig, DiskStore, ChargeTo, ReservationManager, SpaceConfig, SpaceId};
+//! use vramp_tiers::disk::{DiskConfig, ChargeTo};
+//! use vramp_tiers::{Bytes, DiskStore, ReservationManager, SpaceConfig, SpaceId};
 //!
 //! # let dir = tempfile::tempdir()?;
 //! # let dir = dir.path();

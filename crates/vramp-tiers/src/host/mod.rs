@@ -25,3 +25,4 @@ mod small;
 pub use allocation::HostAllocation;
 pub use pool::{HostPool, HostPoolConfig, HostPoolError, HostPoolStats};
 pub use small::SmallHostAllocation;
+pub use vramp_host::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutOfBounds, PageKind};

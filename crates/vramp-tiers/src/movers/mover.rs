@@ -14,7 +14,7 @@ use super::staged::StagedTransfer;
 use super::transfer::{Transfer, Way};
 use crate::disk::DiskStore;
 use crate::host::{HostAllocation, HostPool};
-use crate::ledger::shell::cancel::CancelToken;
+use crate::ledger::shell::wait::CancelToken;
 
 /// How a mover moves.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! How fast data moves between spaces, as it was measured.
 
-use crate::ledger::core::{Hop, Rate, SpaceId};
+use crate::ledger::core::{LinkKey, Rate, SpaceId};
 use serde::{Deserialize, Serialize};
 use vramp_core::Bytes;
 
@@ -74,7 +74,7 @@ pub struct Profile {
 
 impl Profile {
     /// For each way the rate of the largest size, ready to be collected into [`Links`](crate::ledger::core::Links).
-    pub fn rates(&self) -> impl Iterator<Item = (Hop, Rate)> {
+    pub fn rates(&self) -> impl Iterator<Item = (LinkKey, Rate)> {
         let largest = |link: &&MeasuredLink| {
             let same = |other: &&MeasuredLink| (other.from, other.to) == (link.from, link.to);
             let most = self.links.iter().filter(same).map(|other| other.size_bytes).max();
@@ -82,7 +82,7 @@ impl Profile {
         };
         self.links.iter().filter(largest).map(|link| {
             let MeasuredLink { from, to, bytes_per_s, .. } = *link;
-            (Hop { from, to }, Rate { bytes_per_s })
+            (LinkKey { from, to }, Rate { bytes_per_s })
         })
     }
 

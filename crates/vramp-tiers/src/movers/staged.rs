@@ -14,7 +14,7 @@ use super::gpu::GpuEndpoint;
 use super::mover::{CopyDependency, Shared};
 use super::transfer::TransferProgress;
 use crate::host::{HostAllocation, HostPoolError};
-use crate::ledger::shell::cancel::CancelToken;
+use crate::ledger::shell::wait::CancelToken;
 
 /// A part of what is transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use super::error::{MoveError, MoveFailed};
 use super::lane::{Lane, LaneError, Piece, Pieces, Ticket};
 use super::mover::Shared;
 use crate::host::{HostAllocation, HostPoolError};
-use crate::ledger::shell::cancel::CancelToken;
+use crate::ledger::shell::wait::CancelToken;
 
 /// Which way data goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

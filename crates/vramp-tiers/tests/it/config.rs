@@ -4,11 +4,13 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 use vramp_host::NumaNode;
 use vramp_host::topology::{NodeInfo, Topology};
-use vramp_tiers::{
-    Bytes, Card, ConfigError, DiskSpaceConfig, GpuChoice, GpuSpaceConfig, HostBlocks, HostCapacity,
-    HostPer, HostPool, HostPoolConfig, HostSpaceConfig, Level, ReservationManager, SpaceId,
-    SpaceLevels, TiersBuilder, TiersConfig,
+use vramp_tiers::config::{
+    ConfigError, DiskSpaceConfig, GpuInfo, GpuSelection, GpuSpaceConfig, HostBlocks, HostCapacity,
+    HostLayout, HostSpaceConfig, SpaceLevels, TiersBuilder, TiersConfig,
 };
+use vramp_tiers::host::HostPoolConfig;
+use vramp_tiers::space::Level;
+use vramp_tiers::{Bytes, HostPool, ReservationManager, SpaceId};
 
 /// A node with so much memory.
 fn node(number: u32, memory: Option<Bytes>, cpus: &str) -> NodeInfo {
@@ -26,8 +28,8 @@ fn machine() -> Topology {
 }
 
 /// Four cards of 80 GiB: two at each node.
-fn cards() -> Vec<Card> {
-    let card = |index| Card { index, memory: Bytes::gib(80), node: Some(NumaNode(index / 2)) };
+fn cards() -> Vec<GpuInfo> {
+    let card = |index| GpuInfo { index, memory: Bytes::gib(80), node: Some(NumaNode(index / 2)) };
     (0..4).map(card).collect()
 }
 
@@ -149,7 +151,7 @@ fn two_disks_in_one_directory_and_more_bytes_than_count_are_refused() {
     assert!(error.to_string().contains("both disk0 and disk1"), "{error}");
     let gpu = |index| GpuSpaceConfig::new(index, Bytes::new(u64::MAX), SpaceLevels::default());
     let config = TiersConfig { gpus: vec![gpu(0), gpu(1)], ..Default::default() };
-    assert_eq!(config.check(), Err(ConfigError::TooMuch));
+    assert_eq!(config.check(), Err(ConfigError::CapacityOverflow));
 }
 
 #[test]
@@ -161,7 +163,8 @@ fn a_configuration_for_a_machine_uses_all_cards_and_half_of_the_nodes_near_them(
     assert_eq!(hosts(&config), [(0, Some(0), half), (1, Some(1), half)]);
     ReservationManager::new(config.spaces()).unwrap();
     // Cards at one node need no other.
-    let config = TiersBuilder::new(&machine(), &cards()).gpus(GpuChoice::First(2)).build().unwrap();
+    let config =
+        TiersBuilder::new(&machine(), &cards()).gpus(GpuSelection::First(2)).build().unwrap();
     assert_eq!(hosts(&config), [(0, Some(0), half)]);
 }
 
@@ -169,13 +172,13 @@ fn a_configuration_for_a_machine_uses_all_cards_and_half_of_the_nodes_near_them(
 fn host_memory_is_shared_by_cards_or_nodes_and_never_more_than_a_node_has() {
     let (machine, cards) = (machine(), cards());
     let builder = TiersBuilder::new(&machine, &cards);
-    let each = |level| HostCapacity::Each(level);
-    let per_gpu = builder.clone().host_per(HostPer::Gpu).build().unwrap();
+    let each = |level| HostCapacity::PerSpace(level);
+    let per_gpu = builder.clone().host_layout(HostLayout::PerGpu).build().unwrap();
     let quarter = Bytes::gib(128);
     assert_eq!(hosts(&per_gpu), [0, 1, 2, 3].map(|card| (card, Some(card / 2), quarter)));
     let total = builder
         .clone()
-        .host_per(HostPer::Gpu)
+        .host_layout(HostLayout::PerGpu)
         .host_capacity(HostCapacity::Total(Level::Bytes(Bytes::new((4 << 30) + 12_345))))
         .build()
         .unwrap();
@@ -186,7 +189,7 @@ fn host_memory_is_shared_by_cards_or_nodes_and_never_more_than_a_node_has() {
     assert_eq!(all.hosts[1].capacity, Bytes::gib(512));
     let error = builder
         .clone()
-        .host_per(HostPer::Gpu)
+        .host_layout(HostLayout::PerGpu)
         .host_capacity(each(Level::Bytes(Bytes::gib(300))))
         .build()
         .unwrap_err();
@@ -203,22 +206,22 @@ fn host_memory_is_shared_by_cards_or_nodes_and_never_more_than_a_node_has() {
 fn a_machine_whose_nodes_nobody_knows_has_one_space_of_so_many_bytes() {
     let unknown = Topology::default();
     let builder = TiersBuilder::new(&unknown, &[]);
-    assert_eq!(builder.build(), Err(ConfigError::NodeUnknown { node: None }));
+    assert_eq!(builder.build(), Err(ConfigError::UnknownNodeMemory { node: None }));
     let config =
-        builder.host_capacity(HostCapacity::Each(Level::Bytes(Bytes::gib(1)))).build().unwrap();
+        builder.host_capacity(HostCapacity::PerSpace(Level::Bytes(Bytes::gib(1)))).build().unwrap();
     assert_eq!(hosts(&config), [(0, None, Bytes::gib(1))]);
     // With one node there is no question where a card is.
     let small =
         Topology { nodes: vec![node(0, Some(Bytes::gib(8)), "0-3")], ..Topology::default() };
-    let lost = [Card { index: 0, memory: Bytes::gib(1), node: None }];
-    let config = TiersBuilder::new(&small, &lost).host_per(HostPer::Gpu).build().unwrap();
+    let lost = [GpuInfo { index: 0, memory: Bytes::gib(1), node: None }];
+    let config = TiersBuilder::new(&small, &lost).host_layout(HostLayout::PerGpu).build().unwrap();
     assert_eq!(hosts(&config), [(0, Some(0), Bytes::gib(4))]);
 }
 
 #[test]
 fn asking_for_more_cards_than_there_are_is_an_error_with_both_numbers() {
     let machine = machine();
-    let error = TiersBuilder::new(&machine, &cards()).gpus(GpuChoice::First(5)).build();
+    let error = TiersBuilder::new(&machine, &cards()).gpus(GpuSelection::First(5)).build();
     assert_eq!(error, Err(ConfigError::TooManyGpus { asked: 5, there: 4 }));
 }
 
@@ -226,11 +229,11 @@ fn asking_for_more_cards_than_there_are_is_an_error_with_both_numbers() {
 fn asking_for_a_card_that_is_not_there_or_for_one_twice_is_an_error() {
     let (machine, cards) = (machine(), cards());
     let these = |indices: &[u32]| {
-        TiersBuilder::new(&machine, &cards).gpus(GpuChoice::These(indices.to_vec())).build()
+        TiersBuilder::new(&machine, &cards).gpus(GpuSelection::Listed(indices.to_vec())).build()
     };
     let error = these(&[1, 9]).unwrap_err();
     assert_eq!(error, ConfigError::UnknownGpu { index: 9, there: vec![0, 1, 2, 3] });
-    assert_eq!(these(&[2, 2]), Err(ConfigError::GpuTwice { index: 2 }));
+    assert_eq!(these(&[2, 2]), Err(ConfigError::DuplicateGpu { index: 2 }));
     let chosen: Vec<u32> = these(&[3, 1]).unwrap().gpus.iter().map(|gpu| gpu.index).collect();
     assert_eq!(chosen, [3, 1]);
 }
@@ -246,7 +249,7 @@ fn more_memory_than_a_card_has_is_an_error_in_bytes_and_in_parts() {
     );
     for part in [0.0, -0.5, 1.01, f64::NAN, f64::INFINITY] {
         assert!(
-            matches!(usage(Level::Fraction(part)), Err(ConfigError::NotAPart { .. })),
+            matches!(usage(Level::Fraction(part)), Err(ConfigError::InvalidFraction { .. })),
             "{part}"
         );
     }
@@ -312,7 +315,10 @@ fn pools_that_exceed_what_the_host_may_hold_are_an_error() {
         .build()
         .unwrap_err();
     let (pools, capacity) = (Bytes::gib(512), Bytes::gib(256));
-    assert_eq!(error, ConfigError::Pools { space: SpaceId::host(0), pools, capacity });
+    assert_eq!(
+        error,
+        ConfigError::InitialPoolsTooLarge { space: SpaceId::host(0), pools, capacity }
+    );
 }
 
 fn any_level() -> impl Strategy<Value = Option<Level>> {

@@ -5,7 +5,8 @@ use std::thread;
 use crate::common::budget::{Bench, KIB};
 use vramp_driver::Call;
 use vramp_driver::sim::FaultPlan;
-use vramp_tiers::{Bytes, Count, Counts, MallocError, Policies, Scope};
+use vramp_tiers::Bytes;
+use vramp_tiers::tracked::{Count, Counts, MallocError, Policies, Scope};
 
 /// A card with a budget of 16 MiB.
 fn bench() -> Bench {

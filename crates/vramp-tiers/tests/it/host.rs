@@ -8,10 +8,9 @@ use vramp_alloc::Driver;
 use vramp_core::AddrRange;
 use vramp_driver::sim::{Contents, FaultPlan, Kernel, Simulator};
 use vramp_driver::{Call, HostSlice, MemoryLocation};
-use vramp_tiers::{
-    Bytes, HostMemoryError, HostPool, HostPoolConfig, HostPoolError, LimitPolicy, NumaNode,
-    ReservationManager, SpaceConfig, SpaceId,
-};
+use vramp_tiers::host::{HostMemoryError, HostPoolConfig, HostPoolError, NumaNode};
+use vramp_tiers::reserve::LimitPolicy;
+use vramp_tiers::{Bytes, HostPool, ReservationManager, SpaceConfig, SpaceId};
 
 const PAGE: Bytes = Bytes::mib(2);
 

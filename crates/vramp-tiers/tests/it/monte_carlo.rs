@@ -9,10 +9,12 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use vramp_tiers::reserve::{Charge, LimitPolicy, Overtaking, QueueConfig};
+use vramp_tiers::space::Level;
+use vramp_tiers::spill::{RetryPolicy, SpillRequest, Spilling};
 use vramp_tiers::{
-    Bytes, CancelToken, Charge, Level, LimitPolicy, ManagerConfig, Overtaking, Owner, Priority,
-    QueueConfig, Reservation, ReservationManager, ReserveError, Retries, Shortage, SpaceConfig,
-    SpaceId, Spilling, Strategy, Tier,
+    Bytes, CancelToken, ManagerConfig, Owner, Priority, Reservation, ReservationManager,
+    ReserveError, SpaceConfig, SpaceId, Strategy, Tier,
 };
 
 const GPUS: [SpaceId; 2] = [SpaceId::gpu(0), SpaceId::gpu(1)];
@@ -36,9 +38,9 @@ fn manager(random: &mut fastrand::Rng) -> ReservationManager {
                 count: random.u32(0..20),
                 bytes: Bytes::new(random.u64(0..3000)),
             },
-            patience: random.bool().then(|| random.u32(1..20)),
+            promote_after: random.bool().then(|| random.u32(1..20)),
         },
-        spill: Retries { most: 3, first_pause: pause, longest_pause: pause * 4 },
+        spill: RetryPolicy { most: 3, first_pause: pause, max_pause: pause * 4 },
         ..ManagerConfig::default()
     };
     let spaces = [(GPUS[0], space(4096)), (GPUS[1], space(4096)), (HOST, space(8192))];
@@ -180,7 +182,7 @@ fn round(seed: u64, length: Duration) -> Tally {
     let spilled = Arc::new(AtomicU64::new(0));
     for gpu in GPUS {
         let (idle, handle, spilled) = (Arc::clone(&idle), manager.clone(), Arc::clone(&spilled));
-        let spill = move |shortage: &Shortage<'_>| {
+        let spill = move |shortage: &SpillRequest<'_>| {
             let mut freed = Bytes::ZERO;
             while !shortage.left().is_zero() {
                 let mut idle = idle.lock().unwrap();
@@ -195,7 +197,7 @@ fn round(seed: u64, length: Duration) -> Tally {
             assert!(fastrand::u32(0..500) > 0, "a spiller fails now and then");
             freed
         };
-        spillers.push(manager.space(gpu).unwrap().on_shortage(Priority(0), spill));
+        spillers.push(manager.space(gpu).unwrap().register_spiller(Priority(0), spill));
     }
     let world = World { manager, idle, card, tally, token: CancelToken::new() };
     let end = Instant::now() + length;
@@ -207,7 +209,7 @@ fn round(seed: u64, length: Duration) -> Tally {
         let tasks: Vec<_> = (0..TASKS).map(|n| scope.spawn(task(n))).collect();
         while Instant::now() < end {
             thread::sleep(length / 20);
-            spillers.iter().for_each(vramp_tiers::SpillerRegistration::offer);
+            spillers.iter().for_each(vramp_tiers::spill::SpillerRegistration::notify_spillable);
             world.manager.audit().unwrap();
         }
         // Waits without an end are cancelled, or the manager is shut down.

@@ -6,11 +6,15 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::reserving::{GPU, ask, reserve};
+use vramp_tiers::links::{LinkKey, Rate};
+use vramp_tiers::notify::{NotificationChannel, WaitStatus, notify_on_exit};
+use vramp_tiers::reserve::{
+    Charge, LimitPolicy, MergeRejection, OverrunAction, Overtaking, QueueConfig,
+};
+use vramp_tiers::space::{Crossing, Level};
 use vramp_tiers::{
-    Bytes, Charge, Crossed, Hop, Level, LimitPolicy, ManagerConfig, MergeRefused,
-    NotificationChannel, OverAnswer, Overtaking, Owner, QueueConfig, Rate, Reservation,
-    ReservationManager, ReserveError, SpaceConfig, SpaceId, Strategy, Tier, WaitStatus,
-    notify_on_exit,
+    Bytes, ManagerConfig, Owner, Reservation, ReservationManager, ReserveError, SpaceConfig,
+    SpaceId, Strategy, Tier,
 };
 
 const HOST: SpaceId = SpaceId::host(0);
@@ -75,15 +79,15 @@ fn an_exact_request_is_never_cut_short_and_says_whether_waiting_helps() {
 fn as_much_as_there_is_may_be_less_but_not_too_little() {
     let manager = manager();
     let _most = reserve(&manager, 80);
-    let upto = |least| ask(&manager, 50).upto(Bytes::new(least));
-    assert_eq!(upto(5).unwrap().bytes(), Bytes::new(10));
-    assert!(matches!(upto(11).unwrap_err(), ReserveError::NotNow(_)));
+    let up_to = |least| ask(&manager, 50).up_to(Bytes::new(least));
+    assert_eq!(up_to(5).unwrap().bytes(), Bytes::new(10));
+    assert!(matches!(up_to(11).unwrap_err(), ReserveError::NotNow(_)));
     let _rest = reserve(&manager, 10);
-    let mut empty = upto(0).unwrap();
+    let mut empty = up_to(0).unwrap();
     assert_eq!(empty.bytes(), Bytes::ZERO);
     assert!(empty.grow(Bytes::new(1)).is_err());
     let tiers = Strategy::AnyInTiers([Tier::Gpu, Tier::Host].into_iter().collect());
-    let there = manager.request(tiers, Bytes::new(500)).upto(Bytes::new(1)).unwrap();
+    let there = manager.request(tiers, Bytes::new(500)).up_to(Bytes::new(1)).unwrap();
     assert_eq!((there.space(), there.bytes()), (HOST, Bytes::new(180)));
 }
 
@@ -130,10 +134,10 @@ fn a_reservation_grows_shrinks_splits_and_merges_exactly() {
     );
     let other = manager.request(Strategy::Specific(HOST), Bytes::new(5)).now().unwrap();
     let refused = whole.merge(other).unwrap_err();
-    assert!(matches!(refused.why, MergeRefused::Core(_)));
+    assert!(matches!(refused.why, MergeRejection::Core(_)));
     assert_eq!(refused.from.bytes(), Bytes::new(5));
     let foreign = reserve(&self::manager(), 5);
-    assert_eq!(whole.merge(foreign).unwrap_err().why, MergeRefused::OtherManager);
+    assert_eq!(whole.merge(foreign).unwrap_err().why, MergeRejection::OtherManager);
     drop((whole, used));
     assert_eq!(gpu.total(), Bytes::ZERO);
     manager.audit().unwrap();
@@ -211,9 +215,9 @@ fn each_crossing_is_told_once_in_order_and_with_no_lock_held() {
         drop(low);
         assert!(gpu.should_stop_downgrading());
     }
-    let expected = [Crossed::Trigger, Crossed::Stop, Crossed::Trigger, Crossed::Stop];
+    let expected = [Crossing::Trigger, Crossing::Stop, Crossing::Trigger, Crossing::Stop];
     assert_eq!(*heard.lock().unwrap(), expected.map(|crossed| (GPU, crossed)));
-    assert_eq!(std::iter::from_fn(|| watch.next_crossed()).collect::<Vec<_>>(), expected);
+    assert_eq!(std::iter::from_fn(|| watch.next_crossing()).collect::<Vec<_>>(), expected);
     drop(subscription);
     drop(reserve(&manager, 80));
     assert_eq!(heard.lock().unwrap().len(), 4);
@@ -234,7 +238,7 @@ fn crossings_by_many_threads_alternate_for_each_subscriber() {
     let heard = heard.lock().unwrap();
     assert_eq!(heard.len(), 4000);
     for pair in heard.chunks(2) {
-        assert_eq!(pair, [Crossed::Trigger, Crossed::Stop]);
+        assert_eq!(pair, [Crossing::Trigger, Crossing::Stop]);
     }
 }
 
@@ -255,7 +259,7 @@ fn a_callback_that_panics_is_contained_and_counted() {
 fn a_rule_that_panics_says_no() {
     let manager = manager();
     let reservation = reserve(&manager, 10);
-    let rule = |_: &vramp_tiers::Over| -> OverAnswer { panic!("on purpose") };
+    let rule = |_: &vramp_tiers::reserve::Overrun| -> OverrunAction { panic!("on purpose") };
     assert!(reservation.charge(Bytes::new(11), &rule).is_err());
     assert_eq!((manager.panics(), reservation.used()), (1, Bytes::ZERO));
 }
@@ -326,7 +330,7 @@ fn sixty_four_threads_at_random_leave_nothing_behind() {
         let census = space.census();
         assert_eq!((census.total, census.reservations), (Bytes::ZERO, 0));
         assert!(census.peak <= census.levels.capacity);
-        assert!(census.counters.overs > 0);
+        assert!(census.counters.overruns > 0);
     }
     // It ends empty, so that triggers and stops are equally many.
     assert_eq!(crossings.load(Ordering::Relaxed) % 2, 0);
@@ -358,7 +362,7 @@ fn one_of_many(manager: &ReservationManager, seed: u64, operations: usize) {
             }
             (2, _) => {
                 let strategy = Strategy::Downgrade(GPU);
-                let request = manager.request(strategy, bytes).upto(Bytes::ZERO);
+                let request = manager.request(strategy, bytes).up_to(Bytes::ZERO);
                 held.extend(request.map(|reservation| (reservation, Vec::new())));
             }
             (3, Some((reservation, _))) => drop(reservation.grow(bytes)),
@@ -394,7 +398,7 @@ fn strategies_take_the_fastest_link_once_rates_are_known() {
         manager.request(Strategy::Downgrade(GPU), Bytes::mib(1)).now().unwrap().space()
     };
     assert_eq!(below(&manager), HOST, "nothing is known: by number");
-    let hop = Hop { from: GPU, to: other };
+    let hop = LinkKey { from: GPU, to: other };
     manager.set_links([(hop, Rate { bytes_per_s: 1 << 30 })].into_iter().collect());
     assert_eq!(manager.links().rate(hop), Some(Rate { bytes_per_s: 1 << 30 }));
     assert_eq!(below(&manager), other);

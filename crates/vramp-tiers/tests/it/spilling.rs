@@ -6,26 +6,27 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::reserving::{GPU, ask, ends_empty, reserve, space, until};
+use vramp_tiers::spill::{RetryPolicy, SpillRequest, SpillerRegistration, Spilling};
 use vramp_tiers::{
     Bytes, CancelToken, ManagerConfig, Owner, Priority, Reservation, ReservationManager,
-    ReserveError, Retries, Shortage, SpaceId, SpillerRegistration, Spilling, Strategy, Tier,
+    ReserveError, SpaceId, Strategy, Tier,
 };
 
 const HOST: SpaceId = SpaceId::host(0);
 
 /// A card of 100 bytes and a host of 50.
 fn manager() -> ReservationManager {
-    manager_with(Retries::default())
+    manager_with(RetryPolicy::default())
 }
 
-fn manager_with(spill: Retries) -> ReservationManager {
+fn manager_with(spill: RetryPolicy) -> ReservationManager {
     let spaces = [(GPU, space(100)), (HOST, space(50))];
     let config = ManagerConfig { spill, ..ManagerConfig::default() };
     ReservationManager::with_config(spaces, config).unwrap()
 }
 
-fn once() -> Retries {
-    Retries { most: 0, ..Retries::default() }
+fn once() -> RetryPolicy {
+    RetryPolicy { most: 0, ..RetryPolicy::default() }
 }
 
 /// Data in blocks of `step` bytes that may leave the card.
@@ -40,14 +41,14 @@ fn store(manager: &ReservationManager, step: u64, count: usize) -> Arc<Store> {
     Arc::new_cyclic(|store: &std::sync::Weak<Store>| {
         let blocks = (0..count).map(|_| reserve(manager, step)).collect();
         let store = store.clone();
-        let spill = move |shortage: &Shortage<'_>| {
+        let spill = move |shortage: &SpillRequest<'_>| {
             store.upgrade().map_or(Bytes::ZERO, |store| store.spill(shortage.bytes()))
         };
         Store {
             blocks: Mutex::new(blocks),
             freed: AtomicU64::new(0),
             calls: AtomicU32::new(0),
-            _registration: manager.space(GPU).unwrap().on_shortage(Priority(0), spill),
+            _registration: manager.space(GPU).unwrap().register_spiller(Priority(0), spill),
         }
     })
 }
@@ -139,7 +140,7 @@ fn memory_that_comes_from_elsewhere_is_not_spilled() {
     let gpu = manager.space(GPU).unwrap();
     let left = Arc::new(Mutex::new(Vec::new()));
     let told = Arc::clone(&left);
-    let slow = gpu.on_shortage(Priority(0), move |shortage: &Shortage<'_>| {
+    let slow = gpu.register_spiller(Priority(0), move |shortage: &SpillRequest<'_>| {
         told.lock().unwrap().push((shortage.bytes(), shortage.left()));
         drop(other.lock().unwrap().take());
         told.lock().unwrap().push((shortage.bytes(), shortage.left()));
@@ -161,16 +162,16 @@ fn the_most_important_spiller_is_asked_first_and_the_next_for_the_rest() {
     let calls = Arc::new(Mutex::new(Vec::new()));
     let spiller = |name: &'static str, most: u64| {
         let (held, calls) = (Arc::clone(&held), Arc::clone(&calls));
-        move |shortage: &Shortage<'_>| {
+        move |shortage: &SpillRequest<'_>| {
             calls.lock().unwrap().push((name, shortage.bytes().count()));
             let part = held.lock().unwrap().split(shortage.bytes().min(Bytes::new(most)));
             part.map_or(Bytes::ZERO, |part| part.bytes())
         }
     };
-    let _last = gpu.on_shortage(Priority(-1), spiller("last", 100));
-    let _first = gpu.on_shortage(Priority(1), spiller("first", 10));
-    let _second = gpu.on_shortage(Priority(0), spiller("second", 15));
-    let gone = gpu.on_shortage(Priority(9), spiller("gone", 100));
+    let _last = gpu.register_spiller(Priority(-1), spiller("last", 100));
+    let _first = gpu.register_spiller(Priority(1), spiller("first", 10));
+    let _second = gpu.register_spiller(Priority(0), spiller("second", 15));
+    let gone = gpu.register_spiller(Priority(9), spiller("gone", 100));
     drop(gone);
     let part = ask(&manager, 60).wait().unwrap();
     assert_eq!(*calls.lock().unwrap(), [("first", 60), ("second", 50), ("last", 35)]);
@@ -182,7 +183,8 @@ fn a_spiller_that_panics_is_contained_and_the_next_is_asked() {
     let manager = manager();
     let gpu = manager.space(GPU).unwrap();
     let store = store(&manager, 10, 10);
-    let broken = gpu.on_shortage(Priority(1), |_: &Shortage<'_>| -> Bytes { panic!("on purpose") });
+    let broken =
+        gpu.register_spiller(Priority(1), |_: &SpillRequest<'_>| -> Bytes { panic!("on purpose") });
     drop(ask(&manager, 10).wait().unwrap());
     assert_eq!((manager.panics(), store.freed()), (1, 10));
     // The thread is not taken for one that spills still.
@@ -193,20 +195,20 @@ fn a_spiller_that_panics_is_contained_and_the_next_is_asked() {
 
 #[test]
 fn spilling_is_retried_so_often_and_then_only_waits() {
-    let retries = Retries {
+    let retries = RetryPolicy {
         most: 3,
         first_pause: Duration::from_micros(10),
-        longest_pause: Duration::from_micros(20),
+        max_pause: Duration::from_micros(20),
     };
     let manager = manager_with(retries);
     let all = reserve(&manager, 100);
     let attempts = Arc::new(Mutex::new(Vec::new()));
     let told = Arc::clone(&attempts);
-    let nothing = move |shortage: &Shortage<'_>| {
+    let nothing = move |shortage: &SpillRequest<'_>| {
         told.lock().unwrap().push(shortage.attempt());
         Bytes::ZERO
     };
-    let _nothing = manager.space(GPU).unwrap().on_shortage(Priority(0), nothing);
+    let _nothing = manager.space(GPU).unwrap().register_spiller(Priority(0), nothing);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| ask(&manager, 1).wait());
         until(|| attempts.lock().unwrap().len() == 4);
@@ -224,21 +226,21 @@ fn spilling_is_retried_so_often_and_then_only_waits() {
 
 #[test]
 fn a_spiller_that_lies_about_what_it_freed_is_asked_again_within_the_bound() {
-    let retries = Retries {
+    let retries = RetryPolicy {
         most: 3,
         first_pause: Duration::from_micros(10),
-        longest_pause: Duration::from_micros(20),
+        max_pause: Duration::from_micros(20),
     };
     let manager = manager_with(retries);
     let _all = reserve(&manager, 100);
     let calls = Arc::new(AtomicU32::new(0));
     let count = Arc::clone(&calls);
-    let liar = move |_: &Shortage<'_>| {
+    let liar = move |_: &SpillRequest<'_>| {
         count.fetch_add(1, Ordering::Relaxed);
         Bytes::new(u64::MAX)
     };
     let gpu = manager.space(GPU).unwrap();
-    let _liar = gpu.on_shortage(Priority(0), liar);
+    let _liar = gpu.register_spiller(Priority(0), liar);
     let request = gpu.request(Bytes::new(10)).deadline(Duration::from_millis(20)).wait();
     assert!(matches!(request, Err(ReserveError::TimedOut(_))));
     assert_eq!(calls.load(Ordering::Relaxed), 4);
@@ -254,7 +256,7 @@ fn what_is_offered_later_is_spilled_for_those_who_wait() {
     let give = Arc::clone(&held);
     let calls = Arc::new(AtomicU32::new(0));
     let count = Arc::clone(&calls);
-    let registration = gpu.on_shortage(Priority(0), move |_: &Shortage<'_>| {
+    let registration = gpu.register_spiller(Priority(0), move |_: &SpillRequest<'_>| {
         count.fetch_add(1, Ordering::Relaxed);
         let given: Option<Reservation> = give.lock().unwrap().take();
         given.map_or(Bytes::ZERO, |given| given.bytes())
@@ -263,7 +265,7 @@ fn what_is_offered_later_is_spilled_for_those_who_wait() {
         let waiter = scope.spawn(|| gpu.request(Bytes::new(40)).wait());
         until(|| calls.load(Ordering::Relaxed) == 1);
         *held.lock().unwrap() = all.lock().unwrap().take();
-        registration.offer();
+        registration.notify_spillable();
         drop(waiter.join().unwrap().unwrap());
     });
     assert_eq!(calls.load(Ordering::Relaxed), 2);
@@ -273,7 +275,7 @@ fn what_is_offered_later_is_spilled_for_those_who_wait() {
         let waiter = scope.spawn(|| gpu.request(Bytes::new(40)).wait());
         until(|| calls.load(Ordering::Relaxed) == 3);
         let all = Mutex::new(Some(all));
-        let late = gpu.on_shortage(Priority(0), move |_: &Shortage<'_>| {
+        let late = gpu.register_spiller(Priority(0), move |_: &SpillRequest<'_>| {
             all.lock().unwrap().take().map_or(Bytes::ZERO, |all| all.bytes())
         });
         drop(waiter.join().unwrap().unwrap());
@@ -291,7 +293,7 @@ fn a_spiller_may_wait_where_its_data_goes_and_not_in_the_space_it_empties() {
     ]));
     let errors = Arc::new(Mutex::new(Vec::new()));
     let (handle, told, to) = (manager.clone(), Arc::clone(&errors), Arc::clone(&below));
-    let down = move |shortage: &Shortage<'_>| {
+    let down = move |shortage: &SpillRequest<'_>| {
         let here = ask(&handle, 1);
         told.lock().unwrap().push(here.wait().unwrap_err());
         assert_eq!(handle.space(GPU).unwrap().spill(Bytes::new(1)), Bytes::ZERO);
@@ -300,12 +302,12 @@ fn a_spiller_may_wait_where_its_data_goes_and_not_in_the_space_it_empties() {
         to.lock().unwrap().push(room);
         store.lock().unwrap().split(shortage.bytes()).unwrap().bytes()
     };
-    let further = move |_: &Shortage<'_>| {
+    let further = move |_: &SpillRequest<'_>| {
         let old = below.lock().unwrap().remove(0);
         old.bytes()
     };
-    let _down = manager.space(GPU).unwrap().on_shortage(Priority(0), down);
-    let _further = manager.space(HOST).unwrap().on_shortage(Priority(0), further);
+    let _down = manager.space(GPU).unwrap().register_spiller(Priority(0), down);
+    let _further = manager.space(HOST).unwrap().register_spiller(Priority(0), further);
     let part = ask(&manager, 30).wait().unwrap();
     assert_eq!(part.bytes(), Bytes::new(30));
     let errors = std::mem::take(&mut *errors.lock().unwrap());
@@ -320,13 +322,13 @@ fn a_cancelled_waiter_stops_spilling_after_the_call_under_way() {
     let token = CancelToken::new();
     let (cancel, calls) = (token.clone(), Arc::new(AtomicU32::new(0)));
     let count = Arc::clone(&calls);
-    let spiller = move |shortage: &Shortage<'_>| {
+    let spiller = move |shortage: &SpillRequest<'_>| {
         count.fetch_add(1, Ordering::Relaxed);
         cancel.cancel();
         assert_eq!(shortage.left(), Bytes::ZERO, "nobody waits for it");
         Bytes::ZERO
     };
-    let _spiller = manager.space(GPU).unwrap().on_shortage(Priority(0), spiller);
+    let _spiller = manager.space(GPU).unwrap().register_spiller(Priority(0), spiller);
     assert!(matches!(
         ask(&manager, 10).cancel_token(&token).wait(),
         Err(ReserveError::Cancelled(_))
@@ -339,11 +341,11 @@ fn a_shutdown_amid_spilling_ends_the_wait() {
     let manager = manager();
     let _all = reserve(&manager, 100);
     let handle = manager.clone();
-    let spiller = move |_: &Shortage<'_>| {
+    let spiller = move |_: &SpillRequest<'_>| {
         handle.shutdown();
         Bytes::ZERO
     };
-    let _spiller = manager.space(GPU).unwrap().on_shortage(Priority(0), spiller);
+    let _spiller = manager.space(GPU).unwrap().register_spiller(Priority(0), spiller);
     assert!(matches!(ask(&manager, 10).wait(), Err(ReserveError::ShutDown(_))));
 }
 
@@ -353,9 +355,10 @@ fn one_who_can_spill_its_own_memory_is_in_no_deadlock() {
     let owner = Owner(7);
     let own = ask(&manager, 80).owner(owner).now().unwrap();
     let own = Mutex::new(Some(own));
-    let spill =
-        move |_: &Shortage<'_>| own.lock().unwrap().take().map_or(Bytes::ZERO, |own| own.bytes());
-    let _spiller = manager.space(GPU).unwrap().on_shortage(Priority(0), spill);
+    let spill = move |_: &SpillRequest<'_>| {
+        own.lock().unwrap().take().map_or(Bytes::ZERO, |own| own.bytes())
+    };
+    let _spiller = manager.space(GPU).unwrap().register_spiller(Priority(0), spill);
     let more = ask(&manager, 50).owner(owner).wait();
     let more = more.unwrap();
     // Now there is nothing to spill: it waits for what it holds itself.
@@ -371,10 +374,10 @@ fn the_next_space_is_asked_where_the_first_has_too_little_to_spill() {
     let rest = reserve(&manager, 80);
     let below = manager.request(Strategy::Specific(HOST), Bytes::new(50)).now().unwrap();
     let below = Mutex::new(Some(below));
-    let spill = move |_: &Shortage<'_>| {
+    let spill = move |_: &SpillRequest<'_>| {
         below.lock().unwrap().take().map_or(Bytes::ZERO, |below| below.bytes())
     };
-    let _spiller = manager.space(HOST).unwrap().on_shortage(Priority(0), spill);
+    let _spiller = manager.space(HOST).unwrap().register_spiller(Priority(0), spill);
     let tiers = Strategy::AnyInTiers([Tier::Gpu, Tier::Host].into_iter().collect());
     let part = manager.request(tiers, Bytes::new(40)).wait().unwrap();
     assert_eq!((part.space(), store.freed()), (HOST, 20));
@@ -402,7 +405,7 @@ fn a_subscriber_to_pressure_keeps_the_space_below_its_trigger() {
     let store = store(&manager, 10, 7);
     let handle = gpu.clone();
     let _subscription = gpu.subscribe(move |_, crossed| {
-        if crossed == vramp_tiers::Crossed::Trigger {
+        if crossed == vramp_tiers::space::Crossing::Trigger {
             handle.spill(handle.amount_to_downgrade());
         }
     });

@@ -9,12 +9,15 @@ use crate::common::budget::{Bench, GPU, KIB};
 use vramp_alloc::{Allocator, Config, Driver, Preset};
 use vramp_driver::Call;
 use vramp_driver::sim::{FaultPlan, Simulator};
-use vramp_tiers::{
-    Acquire, AttachError, BackOff, Bytes, GrowthFactor, LimitPolicy, MallocError, MemoryShortage,
-    Origin, OutOf, OutOfMemory, OverAnswer, Policies, Priority, Remedy, ReservationManager,
-    Retries, Scope, Shortage, SpaceConfig, SpillAndRetry, StreamPool, StreamPoolError, Tracked,
-    TrackedFreeError,
+use vramp_tiers::reserve::{GrowthFactor, LimitPolicy, OverrunAction, Payer};
+use vramp_tiers::spill::{RetryPolicy, SpillAndRetry, SpillRequest};
+use vramp_tiers::streams::{AcquirePolicy, StreamPool, StreamPoolError};
+use vramp_tiers::tracked::OutOfMemoryHandler;
+use vramp_tiers::tracked::{
+    AttachError, BackOff, ExhaustedResource, MallocError, MemoryShortage, Policies, RecoveryAction,
+    Scope, TrackedFreeError,
 };
+use vramp_tiers::{Bytes, Priority, ReservationManager, SpaceConfig, TrackedAllocator};
 
 /// A card with a budget of one MiB, of which 90 % can be reserved.
 fn bench() -> Bench {
@@ -29,9 +32,9 @@ fn policies(limit: LimitPolicy) -> Policies {
     Policies { limit: Arc::new(limit), ..Policies::default() }
 }
 
-fn handled_by(handler: impl OutOfMemory + 'static) -> Policies {
+fn handled_by(handler: impl OutOfMemoryHandler + 'static) -> Policies {
     let pauses = Duration::from_micros(1);
-    let retries = Retries { most: 5, first_pause: pauses, longest_pause: pauses * 4 };
+    let retries = RetryPolicy { most: 5, first_pause: pauses, max_pause: pauses * 4 };
     Policies { out_of_memory: Arc::new(handler), retries, ..Policies::default() }
 }
 
@@ -46,7 +49,7 @@ fn what_is_allocated_is_charged_to_the_reservation_by_its_exact_length() {
     let lengths = blocks.iter().map(|block| block.len()).sum::<Bytes>();
     assert_eq!(tracked.attached(scope).unwrap().used, lengths);
     assert_eq!(space.total(), KIB(100));
-    assert!(matches!(blocks[0].origin(), Origin::Reservation(_)));
+    assert!(matches!(blocks[0].payer(), Payer::Reservation(_)));
     blocks.into_iter().for_each(|block| tracked.free(block, stream).unwrap());
     assert_eq!(tracked.attached(scope).unwrap().used, Bytes::ZERO);
     drop(tracked.detach(scope));
@@ -62,7 +65,7 @@ fn a_charge_is_exact_in_every_manager_of_memory_and_for_odd_granules() {
         let config = SpaceConfig { granule: Bytes::new(700), ..SpaceConfig::gpu(Bytes::gib(1)) };
         let manager = ReservationManager::new([(GPU, config)]).unwrap();
         let space = manager.space(GPU).unwrap();
-        let tracked = Tracked::new(allocator, &space, Policies::default());
+        let tracked = TrackedAllocator::new(allocator, &space, Policies::default());
         for reserved in [false, true] {
             if reserved {
                 let reservation = space.request(Bytes::mib(100)).now().unwrap();
@@ -106,7 +109,7 @@ fn memory_outlives_its_reservation_and_stays_charged_to_the_space() {
     drop(tracked.detach(Scope::Stream(stream)));
     assert_eq!((space.total(), space.active_reservations()), (KIB(64), 0));
     let loose = tracked.malloc(KIB(8), stream).unwrap();
-    assert_eq!((loose.origin(), space.total()), (Origin::Space, KIB(72)));
+    assert_eq!((loose.payer(), space.total()), (Payer::Space, KIB(72)));
     tracked.free(block, stream).unwrap();
     tracked.free(loose, stream).unwrap();
     assert_eq!(space.total(), Bytes::ZERO);
@@ -168,12 +171,12 @@ fn a_policy_of_ones_own_decides() {
     let Bench { manager, space, tracked, streams: [stream, _], .. } = bench();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let note = Arc::clone(&seen);
-    let rule = move |over: &vramp_tiers::Over| {
+    let rule = move |over: &vramp_tiers::reserve::Overrun| {
         note.lock().unwrap().push(over.by);
         if over.by > KIB(10) {
             panic!("on purpose");
         }
-        OverAnswer::Ignore
+        OverrunAction::Ignore
     };
     let policies = Policies { limit: Arc::new(rule), ..Policies::default() };
     let reservation = space.request(KIB(64)).now().unwrap();
@@ -197,13 +200,14 @@ fn the_policies_an_allocator_is_made_with_hold_for_what_is_attached() {
 #[test]
 fn a_threads_reservation_is_that_of_one_allocator_and_goes_before_the_streams() {
     let Bench { space, tracked, streams: [stream, _], .. } = bench();
-    let second = Tracked::new(Arc::clone(tracked.allocator()), &space, Policies::default());
+    let second =
+        TrackedAllocator::new(Arc::clone(tracked.allocator()), &space, Policies::default());
     let scope = Scope::this_thread();
     tracked.attach(scope, space.request(KIB(64)).now().unwrap()).unwrap();
     tracked.attach(Scope::Stream(stream), space.request(KIB(64)).now().unwrap()).unwrap();
     let mine = tracked.malloc(KIB(8), stream).unwrap();
     let seconds = second.malloc(KIB(8), stream).unwrap();
-    assert_eq!(seconds.origin(), Origin::Space);
+    assert_eq!(seconds.payer(), Payer::Space);
     let others =
         thread::scope(|s| s.spawn(|| tracked.malloc(KIB(4), stream).unwrap()).join().unwrap());
     assert_eq!(tracked.attached(scope).unwrap().used, KIB(8));
@@ -240,11 +244,14 @@ fn a_handler_that_spills_is_asked_again_until_there_is_room() {
     let spill = Arc::clone(&cold);
     let handler = move |attempt: u32, shortage: &MemoryShortage<'_>| {
         assert_eq!(spill.lock().unwrap().len(), 3 - attempt as usize);
-        assert!(matches!(shortage.out_of, OutOf::Budget(refused) if refused.requested == KIB(800)));
+        assert!(
+            matches!(shortage.exhausted, ExhaustedResource::Budget(refused) if refused.requested == KIB(800))
+        );
         drop(spill.lock().unwrap().remove(0));
-        Remedy::Retry
+        RecoveryAction::Retry
     };
-    let second = Tracked::new(Arc::clone(tracked.allocator()), &space, handled_by(handler));
+    let second =
+        TrackedAllocator::new(Arc::clone(tracked.allocator()), &space, handled_by(handler));
     let block = second.malloc(KIB(800), stream).unwrap();
     assert_eq!((cold.lock().unwrap().len(), space.total()), (0, KIB(800)));
     second.free(block, stream).unwrap();
@@ -256,15 +263,15 @@ fn retries_are_bounded_and_a_panicking_handler_gives_up() {
     let counted = Arc::clone(&calls);
     let handler = move |_: u32, _: &MemoryShortage<'_>| {
         counted.fetch_add(1, Ordering::Relaxed);
-        Remedy::Retry
+        RecoveryAction::Retry
     };
     let Bench { manager, space, tracked, streams: [stream, _], .. } =
         bench_with(handled_by(handler));
     assert!(matches!(tracked.malloc(Bytes::mib(2), stream), Err(MallocError::SpaceFull(_))));
     assert_eq!(calls.load(Ordering::Relaxed), 5);
-    let loud = |_: u32, _: &MemoryShortage<'_>| -> Remedy { panic!("on purpose") };
+    let loud = |_: u32, _: &MemoryShortage<'_>| -> RecoveryAction { panic!("on purpose") };
     for (handler, panics) in [(handled_by(BackOff), 0), (handled_by(loud), 1)] {
-        let tracked = Tracked::new(Arc::clone(tracked.allocator()), &space, handler);
+        let tracked = TrackedAllocator::new(Arc::clone(tracked.allocator()), &space, handler);
         assert!(tracked.malloc(Bytes::mib(2), stream).unwrap_err().is_out_of_memory());
         assert_eq!(manager.panics(), panics);
     }
@@ -276,9 +283,9 @@ fn a_full_card_is_out_of_memory_and_a_failed_one_is_not() {
     let calls = Arc::new(AtomicU32::new(0));
     let counted = Arc::clone(&calls);
     let handler = move |_: u32, shortage: &MemoryShortage<'_>| {
-        assert!(matches!(shortage.out_of, OutOf::Device(_)));
+        assert!(matches!(shortage.exhausted, ExhaustedResource::Device(_)));
         counted.fetch_add(1, Ordering::Relaxed);
-        Remedy::Retry
+        RecoveryAction::Retry
     };
     let Bench { device, space, tracked, streams: [stream, _], .. } =
         bench_with(handled_by(handler));
@@ -340,15 +347,15 @@ fn threads_that_attach_detach_and_allocate_at_random_leave_nothing_behind() {
 fn a_borrowed_stream_is_one_borrowers_and_comes_back() {
     let pool = StreamPool::new(Arc::clone(bench().tracked.allocator()), 2).unwrap();
     let (one, other) =
-        (pool.acquire(Acquire::Block).unwrap(), pool.acquire(Acquire::Block).unwrap());
+        (pool.acquire(AcquirePolicy::Block).unwrap(), pool.acquire(AcquirePolicy::Block).unwrap());
     assert_ne!(one.id(), other.id());
-    let error = pool.acquire_until(Acquire::Block, Duration::from_millis(2)).unwrap_err();
+    let error = pool.acquire_until(AcquirePolicy::Block, Duration::from_millis(2)).unwrap_err();
     assert!(matches!(error, StreamPoolError::TimedOut { streams: 2 }), "{error}");
-    let third = pool.acquire(Acquire::Grow).unwrap();
+    let third = pool.acquire(AcquirePolicy::Grow).unwrap();
     assert_eq!((pool.streams(), pool.idle()), (3, 0));
     let id = other.id();
     thread::scope(|scope| {
-        let waiter = scope.spawn(|| pool.acquire(Acquire::Block).unwrap().id());
+        let waiter = scope.spawn(|| pool.acquire(AcquirePolicy::Block).unwrap().id());
         drop(other);
         assert_eq!(waiter.join().unwrap(), id);
     });
@@ -365,7 +372,9 @@ fn threads_never_share_a_borrowed_stream_and_none_is_lost() {
             scope.spawn(|| {
                 for _ in 0..300 {
                     let patience = Duration::from_micros(200);
-                    let Ok(stream) = pool.acquire_until(Acquire::Block, patience) else { continue };
+                    let Ok(stream) = pool.acquire_until(AcquirePolicy::Block, patience) else {
+                        continue;
+                    };
                     let mut lent_now = lent.lock().unwrap();
                     assert!(!lent_now.contains(&stream.id()));
                     lent_now.push(stream.id());
@@ -382,9 +391,10 @@ fn threads_never_share_a_borrowed_stream_and_none_is_lost() {
 #[test]
 fn a_pools_shutdown_ends_every_wait_for_a_stream() {
     let pool = StreamPool::new(Arc::clone(bench().tracked.allocator()), 1).unwrap();
-    let lent = pool.acquire(Acquire::Block).unwrap();
+    let lent = pool.acquire(AcquirePolicy::Block).unwrap();
     thread::scope(|scope| {
-        let waiters = [(); 4].map(|()| scope.spawn(|| pool.acquire(Acquire::Block).map(drop)));
+        let waiters =
+            [(); 4].map(|()| scope.spawn(|| pool.acquire(AcquirePolicy::Block).map(drop)));
         pool.shutdown();
         for waiter in waiters {
             assert!(matches!(waiter.join().unwrap(), Err(StreamPoolError::ShutDown)));
@@ -392,7 +402,7 @@ fn a_pools_shutdown_ends_every_wait_for_a_stream() {
     });
     drop(lent);
     let empty = StreamPool::new(Arc::clone(bench().tracked.allocator()), 0).unwrap();
-    assert!(matches!(empty.acquire(Acquire::Block), Err(StreamPoolError::Empty)));
+    assert!(matches!(empty.acquire(AcquirePolicy::Block), Err(StreamPoolError::Empty)));
 }
 
 #[test]
@@ -401,11 +411,11 @@ fn the_handler_that_spills_retries_until_enough_has_left_and_begins_anew_each_ti
     let idle = Mutex::new(Some(space.charge(Bytes::kib(1000)).unwrap()));
     let asked = Arc::new(Mutex::new(Vec::new()));
     let told = Arc::clone(&asked);
-    let spill = move |shortage: &Shortage<'_>| {
+    let spill = move |shortage: &SpillRequest<'_>| {
         told.lock().unwrap().push(shortage.bytes());
         idle.lock().unwrap().take().map_or(Bytes::ZERO, |idle| idle.bytes())
     };
-    let _spiller = space.on_shortage(Priority(0), spill);
+    let _spiller = space.register_spiller(Priority(0), spill);
     let policies = handled_by(SpillAndRetry { space: space.clone() });
     let paid = space.request(Bytes::ZERO).now().unwrap();
     let policies = Policies { limit: Arc::new(LimitPolicy::Ignore), ..policies };

@@ -5,9 +5,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::reserving::{GPU, ask, ends_empty, reserve, space, until};
+use vramp_tiers::reserve::{DeadlockCheck, Overtaking, QueueConfig};
 use vramp_tiers::{
-    Bytes, CancelToken, DeadlockCheck, ManagerConfig, Overtaking, Owner, QueueConfig, Reservation,
-    ReservationManager, ReserveError, SpaceId, Strategy, Tier,
+    Bytes, CancelToken, ManagerConfig, Owner, Reservation, ReservationManager, ReserveError,
+    SpaceId, Strategy, Tier,
 };
 
 const OTHER: SpaceId = SpaceId::gpu(1);

@@ -5,7 +5,7 @@ use vramp_core::Bytes;
 use crate::disk::DiskConfigError;
 
 /// When a store compresses what it writes. Never, unless one of these is in its
-/// [`DiskConfig`](crate::DiskConfig).
+/// [`DiskConfig`](crate::disk::DiskConfig).
 ///
 /// A part of each write is compressed to see what that would save. The rest is compressed as well if
 /// that is enough, and takes less time than the disk would for what is saved, both as measured by
@@ -17,10 +17,8 @@ use crate::disk::DiskConfigError;
 ///
 /// ```
 /// use vramp_host::{HostMemory, HostSpan, PageKind};
-/// use vramp_tiers::{
-///     Bytes, CompressionConfig, DiskConfig, DiskStore, ChargeTo, ReservationManager, SpaceConfig,
-///     SpaceId,
-/// };
+/// use vramp_tiers::disk::{CompressionConfig, DiskConfig, ChargeTo};
+/// use vramp_tiers::{Bytes, DiskStore, ReservationManager, SpaceConfig, SpaceId};
 ///
 /// # let dir = tempfile::tempdir()?;
 /// # let dir = dir.path();

@@ -166,14 +166,15 @@ impl SpaceConfig {
     pub fn levels(&self) -> Result<Levels, SpaceConfigError> {
         let &SpaceConfig { capacity, granule, .. } = self;
         if granule.is_zero() {
-            return Err(SpaceConfigError::NoGranule);
+            return Err(SpaceConfigError::ZeroGranule);
         }
         let round = |bytes: Bytes| bytes.round_down(granule);
         if round(capacity).is_zero() {
-            return Err(SpaceConfigError::NoCapacity { capacity, granule });
+            return Err(SpaceConfigError::ZeroCapacity { capacity, granule });
         }
         let resolve = |name: LevelName, level: Level| {
-            let bytes = level.of(capacity).ok_or(SpaceConfigError::NotAPart { name, level })?;
+            let bytes =
+                level.of(capacity).ok_or(SpaceConfigError::InvalidFraction { name, level })?;
             if bytes > capacity {
                 return Err(SpaceConfigError::AboveCapacity { name, bytes, capacity });
             }
@@ -253,7 +254,7 @@ impl fmt::Display for LevelName {
 pub enum SpaceConfigError {
     /// The capacity is less than one granule.
     #[error("a capacity of {capacity} holds no granule of {granule}: give the space memory")]
-    NoCapacity {
+    ZeroCapacity {
         /// What was given.
         capacity: Bytes,
         /// The unit.
@@ -261,10 +262,10 @@ pub enum SpaceConfigError {
     },
     /// The granule is zero.
     #[error("the granule is zero: use 1 B for amounts that are not rounded")]
-    NoGranule,
+    ZeroGranule,
     /// A fraction that is not between 0 and 1.
     #[error("the {name} {level:?} is no part of the capacity: use a fraction from 0 to 1")]
-    NotAPart {
+    InvalidFraction {
         /// Which level.
         name: LevelName,
         /// What was given.

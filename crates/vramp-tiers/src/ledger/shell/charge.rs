@@ -3,19 +3,39 @@
 use std::sync::Arc;
 
 use crate::ledger::core::{
-    ChargeError, Charged, Ledger, Over, OverAnswer, Refused, ReservationId, SpaceId, Tag,
-    UnreservedError,
+    ChargeError, Charged, Ledger, LimitPolicy, Overrun, OverrunAction, ReservationId, SpaceId,
+    SpaceRefusal, Tag, UnreservedError,
 };
 use vramp_core::Bytes;
 
 use crate::ledger::shell::error::SpaceFull;
 use crate::ledger::shell::shared::{Shared, State};
 use crate::ledger::shell::space::MemorySpace;
-use crate::ledger::shell::tracked::LimitRule;
+
+/// Decides about an allocation that exceeds its reservation. Called with no lock held; a panic is
+/// contained, counted, and taken for [`OverrunAction::Fail`].
+///
+/// The stock rules are [`LimitPolicy`]'s: fail, ignore, increase. Any closure is one too.
+pub trait LimitRule: Send + Sync {
+    /// What to do about it.
+    fn answer(&self, over: &Overrun) -> OverrunAction;
+}
+
+impl LimitRule for LimitPolicy {
+    fn answer(&self, over: &Overrun) -> OverrunAction {
+        LimitPolicy::answer(*self, over)
+    }
+}
+
+impl<F: Fn(&Overrun) -> OverrunAction + Send + Sync> LimitRule for F {
+    fn answer(&self, over: &Overrun) -> OverrunAction {
+        self(over)
+    }
+}
 
 /// Who pays for an allocation, and gets its bytes back when it is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum Payer {
     /// A reservation, released or not.
     Reservation(ReservationId),
     /// The space, for memory outside any reservation.
@@ -33,22 +53,22 @@ impl Shared {
     ) -> Result<(), ChargeError> {
         match self.act(|state| state.ledger.charge(id, bytes))? {
             Charged::Within => Ok(()),
-            Charged::Over(over) => self.charge_over(id, bytes, &over, rule),
+            Charged::Overrun(over) => self.charge_overrun(id, bytes, &over, rule),
         }
     }
 
     #[cold]
-    fn charge_over(
+    fn charge_overrun(
         &self,
         id: ReservationId,
         bytes: Bytes,
-        over: &Over,
+        over: &Overrun,
         rule: &dyn LimitRule,
     ) -> Result<(), ChargeError> {
-        let answer = self.contain(|| rule.answer(over)).unwrap_or(OverAnswer::Fail);
+        let answer = self.contain(|| rule.answer(over)).unwrap_or(OverrunAction::Fail);
         self.act(|state| {
             let before = charged(&state.ledger, id);
-            state.ledger.charge_over(id, bytes, answer)?;
+            state.ledger.charge_overrun(id, bytes, answer)?;
             // A reservation that others had overdrawn may hold less than before once it grows.
             let after = charged(&state.ledger, id);
             state.returned(over.space, before.saturating_sub(after));
@@ -57,7 +77,7 @@ impl Shared {
     }
 
     #[inline]
-    pub fn charge_unreserved(&self, space: SpaceId, bytes: Bytes) -> Result<(), Box<Refused>> {
+    pub fn charge_unreserved(&self, space: SpaceId, bytes: Bytes) -> Result<(), Box<SpaceRefusal>> {
         match self.act(|state| state.ledger.charge_unreserved(space, bytes, Tag::NONE)) {
             Ok(()) => Ok(()),
             Err(UnreservedError::Refused(refused)) => Err(refused),
@@ -67,16 +87,16 @@ impl Shared {
 
     /// Credits a free to whoever paid.
     #[inline]
-    pub fn uncharge(&self, space: SpaceId, origin: Origin, bytes: Bytes) {
+    pub fn uncharge(&self, space: SpaceId, payer: Payer, bytes: Bytes) {
         if bytes.is_zero() {
             // Nothing keeps the name of a reservation alive for it.
             return;
         }
         self.act(|state| {
             let State { ledger, .. } = state;
-            let returned = match origin {
-                Origin::Reservation(id) => ledger.uncharge(id, bytes).map_err(|e| e.to_string()),
-                Origin::Space => {
+            let returned = match payer {
+                Payer::Reservation(id) => ledger.uncharge(id, bytes).map_err(|e| e.to_string()),
+                Payer::Space => {
                     ledger.uncharge_unreserved(space, bytes, Tag::NONE).map_err(|e| e.to_string())
                 }
             };
@@ -90,7 +110,7 @@ impl Shared {
 }
 
 fn charged(ledger: &Ledger, id: ReservationId) -> Bytes {
-    ledger.reservation(id).map(crate::ledger::core::Reservation::charged).unwrap_or_default()
+    ledger.reservation(id).map(crate::ledger::core::ReservationRecord::charged).unwrap_or_default()
 }
 
 /// Memory that is accounted for until this is dropped, wherever that happens. For memory whose
@@ -99,7 +119,7 @@ fn charged(ledger: &Ledger, id: ReservationId) -> Bytes {
 pub struct Charge {
     shared: Arc<Shared>,
     space: SpaceId,
-    origin: Origin,
+    payer: Payer,
     bytes: Bytes,
 }
 
@@ -110,7 +130,7 @@ impl Charge {
         bytes: Bytes,
     ) -> Result<Charge, SpaceFull> {
         shared.charge_unreserved(space, bytes).map_err(|refused| SpaceFull { refused })?;
-        Ok(Charge { shared: Arc::clone(shared), space, origin: Origin::Space, bytes })
+        Ok(Charge { shared: Arc::clone(shared), space, payer: Payer::Space, bytes })
     }
 
     pub(crate) fn reserved(
@@ -121,7 +141,7 @@ impl Charge {
     ) -> Result<Charge, ChargeError> {
         let (id, space) = reservation;
         shared.charge(id, bytes, rule)?;
-        Ok(Charge { shared: Arc::clone(shared), space, origin: Origin::Reservation(id), bytes })
+        Ok(Charge { shared: Arc::clone(shared), space, payer: Payer::Reservation(id), bytes })
     }
 
     /// How much, as it was asked for.
@@ -146,23 +166,23 @@ impl Charge {
     pub fn split(&mut self, bytes: Bytes) -> Charge {
         assert!(bytes <= self.bytes, "cannot split {bytes} off a charge of {}", self.bytes);
         self.bytes -= bytes;
-        Charge { shared: Arc::clone(&self.shared), space: self.space, origin: self.origin, bytes }
+        Charge { shared: Arc::clone(&self.shared), space: self.space, payer: self.payer, bytes }
     }
 
     /// Who pays.
-    pub fn origin(&self) -> Origin {
-        self.origin
+    pub fn payer(&self) -> Payer {
+        self.payer
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        self.shared.uncharge(self.space, self.origin, self.bytes);
+        self.shared.uncharge(self.space, self.payer, self.bytes);
     }
 }
 
 impl std::fmt::Debug for Charge {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} in {} paid by {:?}", self.bytes, self.space, self.origin)
+        write!(f, "{} in {} paid by {:?}", self.bytes, self.space, self.payer)
     }
 }

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use crate::ledger::core::{MergeError, Owner, Refused, ReservationId, StrategyError, UnknownTag};
+use crate::ledger::core::{
+    MergeError, Owner, ReservationId, SpaceRefusal, StrategyError, UnknownTag,
+};
 use smallvec::SmallVec;
 use vramp_core::Bytes;
 
@@ -12,7 +14,7 @@ pub struct Refusal {
     /// What was asked.
     pub requested: Bytes,
     /// For each space that would do: what is available, its limit, and who holds the most.
-    pub spaces: Vec<Refused>,
+    pub spaces: Vec<SpaceRefusal>,
     /// How many requests wait.
     pub waiting: usize,
 }
@@ -125,16 +127,16 @@ impl ReserveError {
 /// Why two reservations were not merged. Nothing changed.
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
-pub struct NotMerged {
+pub struct MergeRejected {
     /// Why not.
-    pub why: MergeRefused,
+    pub why: MergeRejection,
     /// Still the caller's.
     pub from: crate::Reservation,
 }
 
 /// What stands against a merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MergeRefused {
+pub enum MergeRejection {
     /// They are two managers' reservations.
     #[error("reservations of two managers cannot be merged: release one and grow the other")]
     OtherManager,
@@ -148,5 +150,5 @@ pub enum MergeRefused {
 #[error("{refused}")]
 pub struct SpaceFull {
     /// The space as it is.
-    pub refused: Box<Refused>,
+    pub refused: Box<SpaceRefusal>,
 }

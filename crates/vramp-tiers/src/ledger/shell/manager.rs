@@ -8,10 +8,10 @@ use crate::ledger::core::{
 };
 use vramp_core::{Bytes, Inconsistency};
 
-use crate::ledger::shell::request::RequestBuilder;
+use crate::ledger::shell::retry::RetryPolicy;
 use crate::ledger::shell::shared::{self, Shared};
 use crate::ledger::shell::space::MemorySpace;
-use crate::ledger::shell::tracked::Retries;
+use crate::ledger::shell::wait::RequestBuilder;
 
 /// When a manager looks for waiters that can never be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub struct ManagerConfig {
     /// When deadlocks are looked for.
     pub deadlock: DeadlockCheck,
     /// How often and how fast one who waits asks spillers again.
-    pub spill: Retries,
+    pub spill: RetryPolicy,
 }
 
 /// Gives reservations in all spaces of a program. Clones are the same manager; when the last one
@@ -90,7 +90,7 @@ impl ReservationManager {
     }
 
     /// Asks for `bytes` in a space of the strategy's choice. Nothing happens before one of the
-    /// builder's last words: `now`, `wait` or `upto`.
+    /// builder's last words: `now`, `wait` or `up_to`.
     #[inline]
     pub fn request(&self, strategy: Strategy, bytes: Bytes) -> RequestBuilder<'_> {
         RequestBuilder::new(&self.handle.shared, strategy, bytes)

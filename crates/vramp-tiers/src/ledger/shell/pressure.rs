@@ -9,12 +9,12 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-use crate::ledger::core::{Crossed, Ledger, SpaceId, Watch};
+use crate::ledger::core::{Crossing, CrossingCursor, Ledger, SpaceId};
 
 use crate::ledger::shell::shared::Shared;
 use crate::sync::{Mutex, lock};
 
-type Callback = dyn Fn(SpaceId, Crossed) + Send + Sync;
+type Callback = dyn Fn(SpaceId, Crossing) + Send + Sync;
 
 pub(crate) struct Subscriber {
     space: SpaceId,
@@ -23,15 +23,15 @@ pub(crate) struct Subscriber {
 }
 
 struct Inbox {
-    watch: Watch,
-    news: VecDeque<Crossed>,
+    watch: CrossingCursor,
+    news: VecDeque<Crossing>,
     /// A thread calls the callback.
     busy: bool,
     gone: bool,
 }
 
 impl Subscriber {
-    pub fn new(watch: Watch, callback: Box<Callback>) -> Subscriber {
+    pub fn new(watch: CrossingCursor, callback: Box<Callback>) -> Subscriber {
         let space = watch.space();
         let inbox = Inbox { watch, news: VecDeque::new(), busy: false, gone: false };
         Subscriber { space, callback, inbox: Mutex::new(inbox) }
@@ -41,7 +41,7 @@ impl Subscriber {
     pub fn note(&self, ledger: &Ledger) -> bool {
         let mut inbox = lock(&self.inbox);
         let Inbox { watch, news, .. } = &mut *inbox;
-        news.extend(std::iter::from_fn(|| ledger.next_crossed(watch)));
+        news.extend(std::iter::from_fn(|| ledger.next_crossing(watch)));
         !news.is_empty()
     }
 
@@ -81,12 +81,12 @@ impl Drop for Subscription {
 /// Asks for crossings instead of being told.
 pub struct PressureWatch {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) watch: Watch,
+    pub(crate) watch: CrossingCursor,
 }
 
 impl PressureWatch {
     /// The next crossing that was not asked for yet. Each comes once, in order. O(1).
-    pub fn next_crossed(&mut self) -> Option<Crossed> {
-        self.shared.look().ledger.next_crossed(&mut self.watch)
+    pub fn next_crossing(&mut self) -> Option<Crossing> {
+        self.shared.look().ledger.next_crossing(&mut self.watch)
     }
 }

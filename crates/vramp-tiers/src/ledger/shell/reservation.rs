@@ -10,10 +10,10 @@ use crate::ledger::core::{
 use vramp_core::Bytes;
 
 use crate::ledger::shell::charge::Charge;
-use crate::ledger::shell::error::{MergeRefused, NotMerged, ReserveError};
-use crate::ledger::shell::request::{Deadline, RequestBuilder};
+use crate::ledger::shell::charge::LimitRule;
+use crate::ledger::shell::error::{MergeRejected, MergeRejection, ReserveError};
 use crate::ledger::shell::shared::Shared;
-use crate::ledger::shell::tracked::LimitRule;
+use crate::ledger::shell::wait::{Deadline, RequestBuilder};
 
 const HELD: &str = "a reservation exists as long as its holder";
 
@@ -82,7 +82,7 @@ impl Reservation {
         self.record().tag
     }
 
-    fn record(&self) -> crate::ledger::core::Reservation {
+    fn record(&self) -> crate::ledger::core::ReservationRecord {
         *self.shared.look().ledger.reservation(self.id).expect(HELD)
     }
 
@@ -171,9 +171,9 @@ impl Reservation {
     ///
     /// # Errors
     /// It lies in another space, or is another manager's; it is in the error.
-    pub fn merge(&mut self, from: Reservation) -> Result<(), NotMerged> {
+    pub fn merge(&mut self, from: Reservation) -> Result<(), MergeRejected> {
         if !Arc::ptr_eq(&self.shared, &from.shared) {
-            return Err(NotMerged { why: MergeRefused::OtherManager, from });
+            return Err(MergeRejected { why: MergeRejection::OtherManager, from });
         }
         let merged = self.shared.act(|state| {
             let before = state.ledger.total(self.space).expect(HELD);
@@ -183,7 +183,7 @@ impl Reservation {
             Ok(())
         });
         // Once merged, what is dropped here is a stale name, and releases nothing.
-        merged.map_err(|why| NotMerged { why: MergeRefused::Core(why), from })
+        merged.map_err(|why| MergeRejected { why: MergeRejection::Core(why), from })
     }
 
     /// Accounts for memory whose allocator knows nothing of budgets, until the charge is dropped,

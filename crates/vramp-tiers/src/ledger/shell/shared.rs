@@ -6,18 +6,18 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use crate::ledger::core::{
-    Granted, Ledger, Links, Owner, Queue, Request, ReservationId, SpaceId, UnknownSpace, WaiterId,
-    WayOut,
+    Granted, Ledger, Links, Owner, Request, ReservationId, Resolution, SpaceId, UnknownSpace,
+    WaitQueue, WaiterId,
 };
 use vramp_core::Bytes;
 
-use crate::ledger::shell::channel::{EventNotifier, NotificationChannel};
 use crate::ledger::shell::error::{Refusal, StuckOwner};
 use crate::ledger::shell::manager::{DeadlockCheck, ManagerConfig};
+use crate::ledger::shell::notify::{EventNotifier, NotificationChannel};
 use crate::ledger::shell::pressure::Subscriber;
-use crate::ledger::shell::seat::Seat;
+use crate::ledger::shell::retry::RetryPolicy;
 use crate::ledger::shell::spill::Registered;
-use crate::ledger::shell::tracked::Retries;
+use crate::ledger::shell::wait::WaitSlot;
 use crate::sync::{Mutex, MutexGuard, lock};
 
 /// How a wait ended.
@@ -26,10 +26,10 @@ pub(crate) enum Outcome {
     TimedOut,
     Cancelled,
     ShutDown,
-    GiveUp(Box<StuckOwner>),
+    Deadlock(Box<StuckOwner>),
 }
 
-type Gift = (Arc<Seat<Outcome>>, Outcome);
+type Completion = (Arc<WaitSlot<Outcome>>, Outcome);
 
 /// Owners of requests without a named one: never a user's number by accident.
 const FIRST_NAMELESS: u64 = 1 << 63;
@@ -39,8 +39,8 @@ const REST_PER_CHECK: u32 = 20;
 
 pub(crate) struct State {
     pub ledger: Ledger,
-    pub queue: Queue,
-    seats: BTreeMap<WaiterId, Arc<Seat<Outcome>>>,
+    pub queue: WaitQueue,
+    seats: BTreeMap<WaiterId, Arc<WaitSlot<Outcome>>>,
     pub subscribers: Vec<Arc<Subscriber>>,
     /// The most important first.
     pub spillers: Vec<Arc<Registered>>,
@@ -49,7 +49,7 @@ pub(crate) struct State {
     next_owner: u64,
     next_check: Instant,
     /// What is to be said once the lock is free.
-    gifts: Vec<Gift>,
+    gifts: Vec<Completion>,
     returned: Vec<SpaceId>,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Shared {
     start: Instant,
     check: DeadlockCheck,
     /// Of spilling.
-    pub retries: Retries,
+    pub retries: RetryPolicy,
     links: RwLock<Links>,
     panics: AtomicU64,
 }
@@ -90,7 +90,7 @@ impl State {
         if bytes.is_zero() {
             return;
         }
-        let grants = self.queue.on_change(&mut self.ledger, space);
+        let grants = self.queue.serve_waiters(&mut self.ledger, space);
         if !grants.is_empty() {
             self.give(grants);
         }
@@ -113,14 +113,14 @@ impl State {
     }
 
     /// A seat for one who begins to wait.
-    pub fn sit(&mut self, waiter: WaiterId) -> Arc<Seat<Outcome>> {
-        let seat = Arc::new(Seat::default());
+    pub fn sit(&mut self, waiter: WaiterId) -> Arc<WaitSlot<Outcome>> {
+        let seat = Arc::new(WaitSlot::default());
         self.seats.insert(waiter, Arc::clone(&seat));
         seat
     }
 
     /// The seats of those who wait for a space.
-    pub fn seats_at(&self, space: SpaceId) -> Vec<Arc<Seat<Outcome>>> {
+    pub fn seats_at(&self, space: SpaceId) -> Vec<Arc<WaitSlot<Outcome>>> {
         let waiting = self.queue.waiting();
         let here = waiting.filter(|(_, request)| request.candidates.contains(&space));
         here.filter_map(|(waiter, _)| self.seats.get(&waiter).map(Arc::clone)).collect()
@@ -144,7 +144,7 @@ impl Shared {
         let spaces = ledger.spaces().collect();
         let state = State {
             ledger,
-            queue: Queue::new(queue),
+            queue: WaitQueue::new(queue),
             seats: BTreeMap::new(),
             subscribers: Vec::new(),
             spillers: Vec::new(),
@@ -325,19 +325,21 @@ impl Shared {
 pub(crate) fn break_deadlocks(state: &mut State) -> usize {
     let mut broken = 0;
     while let Some(deadlock) = state.queue.deadlock(&state.ledger) {
-        match deadlock.way_out {
-            WayOut::GiveUp { owner, waiter, reservations } => {
+        match deadlock.resolution {
+            Resolution::Abort { owner, waiter, reservations } => {
                 let Ok(grants) = state.queue.cancel(&mut state.ledger, waiter) else { break };
                 let others = deadlock.cycle.iter().map(|link| link.owner);
                 let others = others.filter(|&other| other != owner).collect();
                 let stuck = StuckOwner { owner, reservations, others };
-                state.end(waiter, Outcome::GiveUp(Box::new(stuck)));
+                state.end(waiter, Outcome::Deadlock(Box::new(stuck)));
                 state.give(grants);
             }
-            WayOut::LetPass(waiter) => match state.queue.let_pass(&mut state.ledger, waiter) {
-                Ok(grants) if !grants.is_empty() => state.give(grants),
-                _ => break,
-            },
+            Resolution::GrantOutOfOrder(waiter) => {
+                match state.queue.grant_out_of_order(&mut state.ledger, waiter) {
+                    Ok(grants) if !grants.is_empty() => state.give(grants),
+                    _ => break,
+                }
+            }
         }
         broken += 1;
     }

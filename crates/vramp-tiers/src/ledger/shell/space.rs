@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use crate::ledger::core::{
-    Bound, Crossed, Levels, Pressure, Priority, SpaceCensus, SpaceId, Strategy, Tag, TagCensus,
+    Bound, Crossing, Levels, Pressure, Priority, SpaceCensus, SpaceId, Strategy, Tag, TagCensus,
 };
 use vramp_core::Bytes;
 
-use crate::ledger::shell::channel::NotificationChannel;
 use crate::ledger::shell::charge::Charge;
 use crate::ledger::shell::error::SpaceFull;
+use crate::ledger::shell::notify::NotificationChannel;
 use crate::ledger::shell::pressure::{PressureWatch, Subscriber, Subscription};
-use crate::ledger::shell::request::RequestBuilder;
 use crate::ledger::shell::shared::Shared;
 use crate::ledger::shell::spill::{Spiller, SpillerRegistration};
+use crate::ledger::shell::wait::RequestBuilder;
 
 const KNOWN: &str = "a space's handle comes from the manager that has the space";
 
@@ -123,7 +123,7 @@ impl MemorySpace {
     /// it is contained and counted ([`panics`](crate::ReservationManager::panics)).
     pub fn subscribe(
         &self,
-        callback: impl Fn(SpaceId, Crossed) + Send + Sync + 'static,
+        callback: impl Fn(SpaceId, Crossing) + Send + Sync + 'static,
     ) -> Subscription {
         let subscriber = self.shared.act(|state| {
             let watch = state.ledger.watch(self.id).expect(KNOWN);
@@ -143,7 +143,7 @@ impl MemorySpace {
     /// Registers one who can move data out of the space. Requests that have to wait here call it, and
     /// so does [`spill`](MemorySpace::spill); of several the one with the highest priority first, and
     /// then the oldest. Those who wait already try it at once.
-    pub fn on_shortage(
+    pub fn register_spiller(
         &self,
         priority: Priority,
         spiller: impl Spiller + 'static,

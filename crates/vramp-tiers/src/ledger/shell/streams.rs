@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use vramp_alloc::{Allocator, DriverError, StreamId};
 
-use crate::ledger::shell::request::Deadline;
-use crate::ledger::shell::seat::Seat;
+use crate::ledger::shell::wait::Deadline;
+use crate::ledger::shell::wait::WaitSlot;
 use crate::sync::{Mutex, lock};
 
 /// What to do when all streams are lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Acquire {
+pub enum AcquirePolicy {
     /// Wait for one, behind those who wait already.
     Block,
     /// Make one more.
@@ -41,12 +41,12 @@ pub enum StreamPoolError {
     Driver(#[from] DriverError),
 }
 
-type Gift = Option<StreamId>;
+type Completion = Option<StreamId>;
 
 #[derive(Default)]
 struct State {
     idle: VecDeque<StreamId>,
-    waiters: VecDeque<Arc<Seat<Gift>>>,
+    waiters: VecDeque<Arc<WaitSlot<Completion>>>,
     /// Idle and lent ones.
     streams: usize,
     shut_down: bool,
@@ -102,7 +102,7 @@ impl StreamPool {
     ///
     /// # Errors
     /// The pool was shut down, or the driver made no stream.
-    pub fn acquire(&self, how: Acquire) -> Result<BorrowedStream, StreamPoolError> {
+    pub fn acquire(&self, how: AcquirePolicy) -> Result<BorrowedStream, StreamPoolError> {
         self.acquire_until(how, Deadline::NEVER)
     }
 
@@ -112,7 +112,7 @@ impl StreamPool {
     /// As [`acquire`](StreamPool::acquire), or the deadline passed.
     pub fn acquire_until(
         &self,
-        how: Acquire,
+        how: AcquirePolicy,
         deadline: impl Into<Deadline>,
     ) -> Result<BorrowedStream, StreamPoolError> {
         let seat = {
@@ -124,14 +124,14 @@ impl StreamPool {
             if let Some(stream) = state.idle.pop_front() {
                 return Ok(self.lend(stream));
             }
-            if how == Acquire::Grow {
+            if how == AcquirePolicy::Grow {
                 drop(state);
                 return self.grow();
             }
             if state.streams == 0 {
                 return Err(StreamPoolError::Empty);
             }
-            let seat = Arc::new(Seat::default());
+            let seat = Arc::new(WaitSlot::default());
             state.waiters.push_back(Arc::clone(&seat));
             seat
         };
@@ -154,7 +154,7 @@ impl StreamPool {
     }
 
     /// Gets up after the deadline. What was given at the last moment is taken along.
-    fn leave(&self, seat: &Arc<Seat<Gift>>) -> Option<Gift> {
+    fn leave(&self, seat: &Arc<WaitSlot<Completion>>) -> Option<Completion> {
         let mut state = lock(&self.shared.state);
         let before = state.waiters.len();
         state.waiters.retain(|other| !Arc::ptr_eq(other, seat));

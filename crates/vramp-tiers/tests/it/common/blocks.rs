@@ -1,8 +1,7 @@
 //! What the tests of pinned blocks and of movers share: small pools in a space of the host.
 
-use vramp_tiers::{
-    Bytes, HostPoolConfig, MemorySpace, PageKind, ReservationManager, SpaceConfig, SpaceId,
-};
+use vramp_tiers::host::{HostPoolConfig, PageKind};
+use vramp_tiers::{Bytes, MemorySpace, ReservationManager, SpaceConfig, SpaceId};
 
 pub const MIB: Bytes = Bytes::mib(1);
 

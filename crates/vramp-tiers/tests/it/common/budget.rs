@@ -3,9 +3,8 @@ use std::sync::Arc;
 
 use vramp_alloc::{Allocator, Config, Driver, Preset, StreamId};
 use vramp_driver::sim::Simulator;
-use vramp_tiers::{
-    Bytes, MemorySpace, Policies, ReservationManager, SpaceConfig, SpaceId, Tracked,
-};
+use vramp_tiers::tracked::Policies;
+use vramp_tiers::{Bytes, MemorySpace, ReservationManager, SpaceConfig, SpaceId, TrackedAllocator};
 
 pub const GPU: SpaceId = SpaceId::gpu(0);
 pub const KIB: fn(u64) -> Bytes = Bytes::kib;
@@ -14,7 +13,7 @@ pub struct Bench {
     pub device: Arc<Simulator>,
     pub manager: ReservationManager,
     pub space: MemorySpace,
-    pub tracked: Tracked,
+    pub tracked: TrackedAllocator,
     pub streams: [StreamId; 2],
 }
 
@@ -27,7 +26,7 @@ impl Bench {
         let streams = [(); 2].map(|()| allocator.create_stream().unwrap());
         let manager = ReservationManager::new([(GPU, SpaceConfig::gpu(budget))]).unwrap();
         let space = manager.space(GPU).unwrap();
-        let tracked = Tracked::new(allocator, &space, defaults);
+        let tracked = TrackedAllocator::new(allocator, &space, defaults);
         Bench { device, manager, space, tracked, streams }
     }
 }

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use vramp_tiers::FileNames;
+use vramp_tiers::disk::FileNames;
 
 /// Where the child of a test shall work.
 pub const DIR: &str = "VRAMP_TEST_CHILD_DIR";

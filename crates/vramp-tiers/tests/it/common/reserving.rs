@@ -2,8 +2,9 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use vramp_tiers::space::Level;
 use vramp_tiers::{
-    Bytes, Level, RequestBuilder, Reservation, ReservationManager, SpaceConfig, SpaceId, Strategy,
+    Bytes, RequestBuilder, Reservation, ReservationManager, SpaceConfig, SpaceId, Strategy,
 };
 
 pub const GPU: SpaceId = SpaceId::gpu(0);

@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
 use vramp_host::{Direction, DiskErrorKind, IoChoice, IoRequest};
-use vramp_tiers::{ChargeTo, Checksum, CompressionConfig, DiskConfig, DiskTierError, LimitPolicy};
+use vramp_tiers::disk::{ChargeTo, Checksum, CompressionConfig, DiskConfig, DiskTierError};
+use vramp_tiers::reserve::LimitPolicy;
 
 use super::faults::{flip, kind};
 use super::faulty::{EINTR, EIO, ENOSPC, Fault, Faulty, fail, stumbling};
@@ -29,7 +30,7 @@ fn faulty_world() -> (Arc<Faulty>, World) {
 }
 
 impl World {
-    fn write(&self, data: &[u8]) -> Result<vramp_tiers::StoredBytes, DiskTierError> {
+    fn write(&self, data: &[u8]) -> Result<vramp_tiers::disk::StoredBytes, DiskTierError> {
         self.store.write(&[span(data)], ChargeTo::Space)
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use vramp_host::DiskErrorKind;
-use vramp_tiers::{ChargeTo, DiskTierError, SweepReport};
+use vramp_tiers::disk::{ChargeTo, DiskTierError, SweepReport};
 
 use super::*;
 

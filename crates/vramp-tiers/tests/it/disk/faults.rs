@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
 use vramp_host::{Direction, DiskErrorKind, IoChoice};
-use vramp_tiers::{ChargeTo, Checksum, DiskConfig, DiskTierError};
+use vramp_tiers::disk::{ChargeTo, Checksum, DiskConfig, DiskTierError};
 
 use super::faulty::{EINTR, EIO, ENOSPC, Fault, Faulty, fail, stumbling};
 use super::*;

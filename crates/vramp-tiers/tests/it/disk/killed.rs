@@ -4,7 +4,7 @@ use crate::common::child;
 use std::process::Command;
 
 use crate::common::child::Child;
-use vramp_tiers::{ChargeTo, SweepReport};
+use vramp_tiers::disk::{ChargeTo, SweepReport};
 
 use super::*;
 

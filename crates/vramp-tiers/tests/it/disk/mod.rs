@@ -13,10 +13,8 @@ use std::sync::Arc;
 
 use tempfile::TempDir;
 use vramp_host::{BlockIo, HostMemory, HostSpan, IoChoice, PageKind, open_io};
-use vramp_tiers::{
-    Bytes, DiskConfig, DiskStore, DiskTierError, FileNames, MemorySpace, ReservationManager,
-    SpaceConfig, SpaceId,
-};
+use vramp_tiers::disk::{DiskConfig, DiskTierError, FileNames};
+use vramp_tiers::{Bytes, DiskStore, MemorySpace, ReservationManager, SpaceConfig, SpaceId};
 
 const DISK: SpaceId = SpaceId::disk(0);
 
@@ -26,7 +24,7 @@ const SMALL: DiskConfig = DiskConfig {
     io: IoChoice::Auto,
     depth: 8,
     piece: Bytes::kib(64),
-    checksum: vramp_tiers::Checksum::Crc32,
+    checksum: vramp_tiers::disk::Checksum::Crc32,
     names: FileNames::Shown,
     compression: None,
 };
@@ -76,7 +74,7 @@ impl World {
         assert_eq!((self.store.stats().extents.used, self.space.total()), (bytes, bytes));
     }
 
-    fn read(&self, stored: &vramp_tiers::StoredBytes) -> Result<Vec<u8>, DiskTierError> {
+    fn read(&self, stored: &vramp_tiers::disk::StoredBytes) -> Result<Vec<u8>, DiskTierError> {
         let into = zeros(stored.len().count());
         self.store.read(stored, std::slice::from_ref(&into))?;
         Ok(bytes_of(&into))

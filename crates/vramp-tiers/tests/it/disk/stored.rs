@@ -1,10 +1,9 @@
 //! What is written comes back, and costs what it takes.
 
 use vramp_host::{HostMemory, HostSpan, IoChoice, PageKind};
-use vramp_tiers::{
-    Bytes, ChargeTo, DiskConfig, DiskStore, DiskTierError, FileNames, LimitPolicy, SpaceId,
-    Strategy,
-};
+use vramp_tiers::disk::{ChargeTo, DiskConfig, DiskTierError, FileNames};
+use vramp_tiers::reserve::LimitPolicy;
+use vramp_tiers::{Bytes, DiskStore, SpaceId, Strategy};
 
 use super::*;
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use vramp_host::BlockIo;
-use vramp_tiers::{ChargeTo, DiskTierError};
+use vramp_tiers::disk::{ChargeTo, DiskTierError};
 
 use super::faulty::Faulty;
 use super::*;

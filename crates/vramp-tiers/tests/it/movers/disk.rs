@@ -4,10 +4,10 @@ use std::sync::atomic::Ordering;
 
 use tempfile::TempDir;
 use vramp_host::{Direction, DiskErrorKind, IoChoice};
-use vramp_tiers::{
-    Checksum, DiskBudget, DiskConfig, DiskCopy, DiskStore, DiskTierError, FileNames, LimitPolicy,
-    MemorySpace,
-};
+use vramp_tiers::disk::{Checksum, DiskConfig, DiskTierError, FileNames};
+use vramp_tiers::movers::{DiskBudget, DiskCopy};
+use vramp_tiers::reserve::LimitPolicy;
+use vramp_tiers::{DiskStore, MemorySpace};
 
 use super::faulty::{EIO, ENOSPC, Fault, Faulty, fail};
 use super::*;

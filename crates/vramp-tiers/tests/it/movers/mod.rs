@@ -15,11 +15,9 @@ use vramp_alloc::Driver;
 use vramp_core::{AddrRange, DeviceAddr};
 use vramp_driver::sim::{Contents, FaultPlan, Kernel, LiveObjects, LoggedCall, Simulator};
 use vramp_driver::{Call, CaptureMode, MemoryLocation, Stream};
-use vramp_tiers::{
-    Bytes, CancelToken, CopyDependency, HostAllocation, HostPool, HostPoolConfig, HostPoolError,
-    MoveError, Mover, MoverConfig, ReservationManager, SpaceConfig, SpaceId, Transfer,
-    TransferProgress,
-};
+use vramp_tiers::host::{HostAllocation, HostPoolConfig, HostPoolError};
+use vramp_tiers::movers::{CopyDependency, MoveError, MoverConfig, Transfer, TransferProgress};
+use vramp_tiers::{Bytes, CancelToken, HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};
 
 /// The smallest steps there are.
 const SMALL: MoverConfig =

@@ -1,9 +1,9 @@
 //! Measured links.
 
-use vramp_tiers::{
-    DiskConfig, DiskStore, Hop, Links, MeasuredLink, Profile, Profiler, ProfilerConfig,
-    UnmeasuredLink,
-};
+use vramp_tiers::DiskStore;
+use vramp_tiers::disk::DiskConfig;
+use vramp_tiers::links::{LinkKey, Links};
+use vramp_tiers::movers::{MeasuredLink, Profile, Profiler, ProfilerConfig, UnmeasuredLink};
 
 use super::*;
 
@@ -67,7 +67,7 @@ fn a_large_move_is_as_fast_as_the_link_and_a_tiny_one_tells_the_latency() {
     let sizes = [Bytes::kib(4), Bytes::mib(64)];
     let profile = measured(&sizes, Bytes::mib(128), Bytes::mib(64));
     let links: Links = profile.rates().collect();
-    let rate = |from, to| links.rate(Hop { from, to }).unwrap().bytes_per_s as f64 / 1e9;
+    let rate = |from, to| links.rate(LinkKey { from, to }).unwrap().bytes_per_s as f64 / 1e9;
     // The simulated link is two streams wide: streams do not compete there.
     for (from, to, alone) in [(GPUS[0], HOST, 55.4), (HOST, GPUS[1], 55.6)] {
         let rate = rate(from, to);

@@ -12,7 +12,7 @@ fn an_exact_reservation_is_never_smaller_than_asked_in_any_tier() {
     for space in [GPU, HOST, DISK] {
         for too_much in [81, 101, u64::MAX] {
             let error = ledger.reserve(space, b(too_much), Owner(1), Tag::NONE).unwrap_err();
-            let ReserveError::Refused(refused) = error else { panic!("{error}") };
+            let LedgerReserveError::Refused(refused) = error else { panic!("{error}") };
             assert_eq!((refused.requested, refused.available), (b(too_much), b(80)));
             assert!(refused.never_fits());
         }
@@ -26,10 +26,10 @@ fn an_exact_reservation_is_never_smaller_than_asked_in_any_tier() {
 fn up_to_grants_all_there_is_in_whole_granules_and_says_how_much() {
     let config = SpaceConfig { granule: b(8), ..plain(120, 100) };
     let mut ledger = Ledger::new([(HOST, config)]).unwrap();
-    let got = ledger.reserve_upto(HOST, b(1)..=b(90), Owner(1), Tag::NONE).unwrap();
+    let got = ledger.reserve_up_to(HOST, b(1)..=b(90), Owner(1), Tag::NONE).unwrap();
     assert_eq!(got.bytes, b(96));
-    assert!(ledger.reserve_upto(HOST, b(1)..=b(9), Owner(1), Tag::NONE).is_err());
-    let empty = ledger.reserve_upto(HOST, b(0)..=b(9), Owner(1), Tag::NONE).unwrap();
+    assert!(ledger.reserve_up_to(HOST, b(1)..=b(9), Owner(1), Tag::NONE).is_err());
+    let empty = ledger.reserve_up_to(HOST, b(0)..=b(9), Owner(1), Tag::NONE).unwrap();
     assert_eq!(empty.bytes, b(0));
     ledger.release(got.id).unwrap();
     ledger.grow(empty.id, b(17)).unwrap();
@@ -44,7 +44,7 @@ fn a_refusal_names_the_largest_holders() {
     }
     reserve(&mut ledger, GPU1, 90, 7);
     let error = ledger.reserve(GPU, b(28), Owner(9), Tag::NONE).unwrap_err();
-    let ReserveError::Refused(refused) = &error else { panic!("{error}") };
+    let LedgerReserveError::Refused(refused) = &error else { panic!("{error}") };
     let owners: Vec<u64> = refused.largest.iter().map(|holder| holder.owner.0).collect();
     assert_eq!(owners, [2, 4, 3, 5]);
     assert_eq!((refused.reserved, refused.reservations), (b(73), 6));
@@ -59,7 +59,7 @@ fn a_grown_reservation_is_charged_once_and_all_of_it_comes_back() {
     let id = reserve(&mut ledger, GPU, 10, 1);
     assert_eq!(ledger.charge(id, b(8)).unwrap(), Charged::Within);
     let done = ledger.charge_by(id, b(10), QUARTER_MORE).unwrap();
-    assert_eq!(done, OverCharged::Grown { by: b(10) }); // 8 are missing, and a quarter
+    assert_eq!(done, OverrunOutcome::Grown { by: b(10) }); // 8 are missing, and a quarter
     assert_eq!(total(&ledger, GPU), 20);
     assert_eq!(ledger.uncharge(id, b(10)).unwrap(), b(0));
     assert_eq!(ledger.uncharge(id, b(8)).unwrap(), b(0));
@@ -73,7 +73,7 @@ fn a_growth_with_no_room_for_the_padding_is_exact_and_one_with_no_room_at_all_is
     let id = reserve(&mut ledger, GPU, 90, 1);
     assert_eq!(ledger.charge(id, b(90)).unwrap(), Charged::Within);
     let done = ledger.charge_by(id, b(9), QUARTER_MORE).unwrap();
-    assert_eq!(done, OverCharged::Grown { by: b(9) });
+    assert_eq!(done, OverrunOutcome::Grown { by: b(9) });
     let before = *ledger.reservation(id).unwrap();
     let error = ledger.charge_by(id, b(2), QUARTER_MORE).unwrap_err();
     assert!(matches!(error, ChargeError::Refused(ref refused) if refused.available == b(1)));
@@ -87,9 +87,9 @@ fn beyond_limit_is_read_and_ends_at_the_capacity() {
     let policy = LimitPolicy::Increase { factor: GrowthFactor::default(), beyond_limit: true };
     let id = reserve(&mut ledger, GPU, 100, 1);
     assert_eq!(ledger.charge(id, b(100)).unwrap(), Charged::Within);
-    assert_eq!(ledger.charge_by(id, b(8), policy).unwrap(), OverCharged::Grown { by: b(10) });
+    assert_eq!(ledger.charge_by(id, b(8), policy).unwrap(), OverrunOutcome::Grown { by: b(10) });
     assert!(ledger.reservation(id).unwrap().beyond_limit);
-    assert_eq!(ledger.charge_by(id, b(12), policy).unwrap(), OverCharged::Grown { by: b(10) });
+    assert_eq!(ledger.charge_by(id, b(12), policy).unwrap(), OverrunOutcome::Grown { by: b(10) });
     assert_eq!(total(&ledger, GPU), 120);
     assert!(ledger.charge_by(id, b(1), policy).is_err());
     ledger.uncharge(id, b(120)).unwrap();
@@ -101,9 +101,9 @@ fn ignored_excess_is_charged_to_the_space_up_to_its_capacity() {
     let mut ledger = ledger();
     let id = reserve(&mut ledger, GPU, 10, 1);
     let done = ledger.charge_by(id, b(15), LimitPolicy::Ignore).unwrap();
-    assert_eq!(done, OverCharged::Ignored { by: b(5) });
+    assert_eq!(done, OverrunOutcome::Ignored { by: b(5) });
     let done = ledger.charge_by(id, b(100), LimitPolicy::Ignore).unwrap();
-    assert_eq!(done, OverCharged::Ignored { by: b(100) });
+    assert_eq!(done, OverrunOutcome::Ignored { by: b(100) });
     assert_eq!(total(&ledger, GPU), 115);
     assert!(ledger.charge_by(id, b(6), LimitPolicy::Ignore).is_err());
     assert_eq!(ledger.uncharge(id, b(100)).unwrap(), b(100));
@@ -125,11 +125,14 @@ fn the_policy_that_fails_changes_nothing() {
 fn a_rule_of_the_users_own_decides_with_all_the_numbers() {
     let mut ledger = ledger();
     let id = reserve(&mut ledger, GPU, 10, 1);
-    let Charged::Over(over) = ledger.charge(id, b(14)).unwrap() else { panic!("it fits") };
-    let answer = OverAnswer::Grow { wanted: over.by * 3, least: over.by, beyond_limit: false };
-    assert_eq!(ledger.charge_over(id, b(14), answer).unwrap(), OverCharged::Grown { by: b(12) });
-    let mean = OverAnswer::Grow { wanted: b(1), least: b(0), beyond_limit: true };
-    let error = ledger.charge_over(id, b(14), mean).unwrap_err();
+    let Charged::Overrun(over) = ledger.charge(id, b(14)).unwrap() else { panic!("it fits") };
+    let answer = OverrunAction::Grow { wanted: over.by * 3, least: over.by, beyond_limit: false };
+    assert_eq!(
+        ledger.charge_overrun(id, b(14), answer).unwrap(),
+        OverrunOutcome::Grown { by: b(12) }
+    );
+    let mean = OverrunAction::Grow { wanted: b(1), least: b(0), beyond_limit: true };
+    let error = ledger.charge_overrun(id, b(14), mean).unwrap_err();
     assert!(matches!(error, ChargeError::OverReservation { .. }), "{error}");
     assert_eq!(total(&ledger, GPU), 22);
 }
@@ -181,7 +184,7 @@ fn a_stale_id_never_reaches_the_reservation_that_took_its_place() {
 fn a_reservation_of_another_tier_is_charged_where_it_is() {
     let mut ledger = ledger();
     let host = reserve(&mut ledger, HOST, 500, 1);
-    let Charged::Over(over) = ledger.charge(host, b(501)).unwrap() else { panic!("it fits") };
+    let Charged::Overrun(over) = ledger.charge(host, b(501)).unwrap() else { panic!("it fits") };
     assert_eq!(over.space, HOST);
     assert_eq!((total(&ledger, GPU), total(&ledger, HOST)), (0, 500));
 }
@@ -191,7 +194,7 @@ fn two_cards_of_one_thread_have_their_own_reservations() {
     let mut ledger = ledger();
     let (a, other) = (reserve(&mut ledger, GPU, 50, 1), reserve(&mut ledger, GPU1, 20, 1));
     assert_eq!(ledger.charge(a, b(50)).unwrap(), Charged::Within);
-    assert!(matches!(ledger.charge(other, b(21)).unwrap(), Charged::Over(_)));
+    assert!(matches!(ledger.charge(other, b(21)).unwrap(), Charged::Overrun(_)));
     assert_eq!((total(&ledger, GPU), total(&ledger, GPU1)), (50, 20));
 }
 
@@ -297,15 +300,15 @@ fn amounts_of_any_size_are_refused_and_not_added_up() {
             assert!(ledger.charge_by(id, huge, policy).is_err());
         }
     }
-    let upto = ledger.reserve_upto(GPU, b(1)..=huge, Owner(1), Tag::NONE).unwrap();
-    assert!(ledger.available(GPU, Bound::Limit).unwrap() < b(256), "{upto:?}");
+    let up_to = ledger.reserve_up_to(GPU, b(1)..=huge, Owner(1), Tag::NONE).unwrap();
+    assert!(ledger.available(GPU, Bound::Limit).unwrap() < b(256), "{up_to:?}");
     ledger.audit().unwrap();
 }
 
 #[test]
 fn reserving_and_releasing_takes_no_heap_memory_once_warm() {
     let mut ledger = ledger();
-    let mut queue = Queue::default();
+    let mut queue = WaitQueue::default();
     let mut round = |ledger: &mut Ledger| {
         let id = reserve(ledger, GPU, 40, 1);
         assert_eq!(ledger.charge(id, b(30)).unwrap(), Charged::Within);
@@ -317,7 +320,7 @@ fn reserving_and_releasing_takes_no_heap_memory_once_warm() {
         ledger.release(id).unwrap();
         let (id, space) = serve(&mut queue, ledger, ask(&[GPU], 10, 1));
         ledger.release(id).unwrap();
-        assert!(queue.on_change(ledger, space).is_empty());
+        assert!(queue.serve_waiters(ledger, space).is_empty());
     };
     round(&mut ledger);
     let used = allocation_counter::measure(|| (0..100).for_each(|_| round(&mut ledger)));

@@ -2,57 +2,60 @@
 
 use super::*;
 
-fn strict(count: u32, bytes: u64) -> Queue {
-    Queue::new(QueueConfig { overtaking: Overtaking { count, bytes: b(bytes) }, patience: None })
+fn strict(count: u32, bytes: u64) -> WaitQueue {
+    WaitQueue::new(QueueConfig {
+        overtaking: Overtaking { count, bytes: b(bytes) },
+        promote_after: None,
+    })
 }
 
 #[test]
 fn one_release_serves_all_who_fit_and_nobody_else() {
-    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
     let all = reserve(&mut ledger, GPU, 100, 1);
     let waiters = [40, 30, 50, 30, 1].map(|n| wait(&mut queue, &mut ledger, ask(&[GPU], n, n)));
     ledger.release(all).unwrap();
-    let grants = queue.on_change(&mut ledger, GPU);
+    let grants = queue.serve_waiters(&mut ledger, GPU);
     assert_eq!(who(&grants), [waiters[0], waiters[1], waiters[3]], "50 do not fit, nor does 1");
     assert_eq!((total(&ledger, GPU), queue.len()), (100, 2));
-    assert!(queue.on_change(&mut ledger, GPU).is_empty());
+    assert!(queue.serve_waiters(&mut ledger, GPU).is_empty());
     ledger.release(grants[0].reservation).unwrap();
-    let grants = queue.on_change(&mut ledger, GPU);
+    let grants = queue.serve_waiters(&mut ledger, GPU);
     assert_eq!(who(&grants), [waiters[4]]);
 }
 
 #[test]
 fn a_free_or_a_shrink_wakes_like_a_release() {
-    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
     let id = reserve(&mut ledger, GPU, 100, 1);
     let _ = ledger.charge(id, b(60)).unwrap();
     let waiters = [40, 30, 30].map(|n| wait(&mut queue, &mut ledger, ask(&[GPU], n, 2)));
     assert_eq!(ledger.shrink_to_fit(id).unwrap(), b(40));
-    assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [waiters[0]]);
+    assert_eq!(who(&queue.serve_waiters(&mut ledger, GPU)), [waiters[0]]);
     assert_eq!(ledger.release(id).unwrap(), b(0));
     assert_eq!(ledger.uncharge(id, b(30)).unwrap(), b(30));
-    assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [waiters[1]]);
+    assert_eq!(who(&queue.serve_waiters(&mut ledger, GPU)), [waiters[1]]);
     assert_eq!(ledger.uncharge(id, b(30)).unwrap(), b(30));
-    assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [waiters[2]]);
+    assert_eq!(who(&queue.serve_waiters(&mut ledger, GPU)), [waiters[2]]);
     total(&ledger, GPU);
 }
 
 #[test]
 fn a_waiter_watches_all_its_candidates_and_is_served_once() {
-    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
     let full = [reserve(&mut ledger, GPU, 100, 1), reserve(&mut ledger, GPU1, 100, 1)];
     let waiter = wait(&mut queue, &mut ledger, ask(&[GPU, GPU1], 60, 2));
     ledger.release(full[1]).unwrap();
-    let grants = queue.on_change(&mut ledger, GPU1);
+    let grants = queue.serve_waiters(&mut ledger, GPU1);
     assert_eq!((who(&grants), grants[0].space), (vec![waiter], GPU1));
     ledger.release(full[0]).unwrap();
-    assert!(queue.on_change(&mut ledger, GPU).is_empty());
+    assert!(queue.serve_waiters(&mut ledger, GPU).is_empty());
     assert_eq!((total(&ledger, GPU), total(&ledger, GPU1)), (0, 60));
 }
 
 #[test]
 fn the_first_candidate_that_fits_is_taken_in_order_of_preference() {
-    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
     reserve(&mut ledger, GPU1, 50, 1);
     let (_, space) = serve(&mut queue, &mut ledger, ask(&[GPU1, GPU, HOST], 60, 2));
     assert_eq!(space, GPU);
@@ -62,7 +65,7 @@ fn the_first_candidate_that_fits_is_taken_in_order_of_preference() {
 
 #[test]
 fn priority_goes_first_and_age_decides_among_equals() {
-    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
     let all = reserve(&mut ledger, GPU, 100, 1);
     let waiters = [0, 5, 0, 5].map(|priority| {
         let request = Request { priority: Priority(priority), ..ask(&[GPU], 25, 2) };
@@ -72,7 +75,7 @@ fn priority_goes_first_and_age_decides_among_equals() {
     let expected = [1, 3, 0, 2].map(|place: usize| waiters[place]);
     assert_eq!(order, expected);
     ledger.release(all).unwrap();
-    assert_eq!(who(&queue.on_change(&mut ledger, GPU)), expected);
+    assert_eq!(who(&queue.serve_waiters(&mut ledger, GPU)), expected);
 }
 
 #[test]
@@ -84,12 +87,15 @@ fn a_small_one_overtakes_only_so_often() {
     let _ = serve(&mut queue, &mut ledger, ask(&[GPU], 1, 3));
     let third = wait(&mut queue, &mut ledger, ask(&[GPU], 1, 3));
     ledger.release(first).unwrap();
-    assert!(queue.on_change(&mut ledger, GPU).is_empty(), "there is room, but not for the big one");
+    assert!(
+        queue.serve_waiters(&mut ledger, GPU).is_empty(),
+        "there is room, but not for the big one"
+    );
     let error = queue.submit_now(&mut ledger, ask(&[GPU], 1, 3)).unwrap_err();
     assert!(matches!(error, SubmitError::NotNow { waiting: 2, .. }), "{error}");
     let _ = serve(&mut queue, &mut ledger, ask(&[GPU1], 1, 3));
     ledger.release(half).unwrap();
-    assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [big, third]);
+    assert_eq!(who(&queue.serve_waiters(&mut ledger, GPU)), [big, third]);
 }
 
 #[test]
@@ -129,15 +135,15 @@ fn whoever_was_kept_back_is_served_when_the_one_ahead_leaves() {
 #[test]
 fn a_waiter_passed_too_often_by_higher_priorities_becomes_urgent() {
     let (mut ledger, config) =
-        (ledger(), QueueConfig { patience: Some(3), ..QueueConfig::default() });
-    let mut queue = Queue::new(config);
+        (ledger(), QueueConfig { promote_after: Some(3), ..QueueConfig::default() });
+    let mut queue = WaitQueue::new(config);
     let mut held = reserve(&mut ledger, GPU, 100, 1);
     let low = wait(&mut queue, &mut ledger, ask(&[GPU], 100, 2));
     for round in 0..5 {
         let request = Request { priority: Priority(9), ..ask(&[GPU], 100, 3) };
         let high = wait(&mut queue, &mut ledger, request);
         ledger.release(held).unwrap();
-        let grants = queue.on_change(&mut ledger, GPU);
+        let grants = queue.serve_waiters(&mut ledger, GPU);
         if round == 3 {
             assert_eq!(who(&grants), [low]);
             return;
@@ -151,8 +157,8 @@ fn a_waiter_passed_too_often_by_higher_priorities_becomes_urgent() {
 #[test]
 fn a_grant_that_makes_a_waiter_urgent_serves_it_at_once_if_it_fits() {
     let config =
-        QueueConfig { overtaking: Overtaking { count: 0, bytes: b(0) }, patience: Some(1) };
-    let (mut ledger, mut queue) = (ledger(), Queue::new(config));
+        QueueConfig { overtaking: Overtaking { count: 0, bytes: b(0) }, promote_after: Some(1) };
+    let (mut ledger, mut queue) = (ledger(), WaitQueue::new(config));
     reserve(&mut ledger, GPU, 50, 1);
     let held = reserve(&mut ledger, GPU1, 100, 1);
     let high = |priority| Priority(priority);
@@ -160,7 +166,10 @@ fn a_grant_that_makes_a_waiter_urgent_serves_it_at_once_if_it_fits() {
     let low = wait(&mut queue, &mut ledger, ask(&[GPU, GPU1], 50, 3));
     ledger.shrink_to_fit(held).unwrap();
     let grown = ledger.reserve(GPU1, b(60), Owner(1), Tag::NONE).unwrap();
-    assert!(queue.on_change(&mut ledger, GPU1).is_empty(), "kept out of the first card by order");
+    assert!(
+        queue.serve_waiters(&mut ledger, GPU1).is_empty(),
+        "kept out of the first card by order"
+    );
     let request = Request { priority: high(2), ..ask(&[GPU1], 40, 4) };
     let Ok(Submitted::Granted { space, others, .. }) = queue.submit(&mut ledger, request, 0) else {
         panic!("nobody of its priority waits for the second card")
@@ -172,7 +181,7 @@ fn a_grant_that_makes_a_waiter_urgent_serves_it_at_once_if_it_fits() {
 
 #[test]
 fn what_can_never_fit_is_refused_at_once_with_the_limits() {
-    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
     let error = queue.submit(&mut ledger, ask(&[GPU, HOST], 1001, 1), 0).unwrap_err();
     assert!(error.to_string().contains("gpu0 100 B, host0 1000 B"), "{error}");
     let error = queue.submit(&mut ledger, ask(&[], 1, 1), 0).unwrap_err();
@@ -186,7 +195,7 @@ fn what_can_never_fit_is_refused_at_once_with_the_limits() {
 
 #[test]
 fn a_request_that_is_late_already_is_served_or_refused_but_does_not_wait() {
-    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
     let late = |bytes| Request { deadline: Some(5), ..ask(&[GPU], bytes, 1) };
     let submitted = queue.submit(&mut ledger, late(60), 5).unwrap();
     assert!(matches!(submitted, Submitted::Granted { .. }));
@@ -196,7 +205,7 @@ fn a_request_that_is_late_already_is_served_or_refused_but_does_not_wait() {
 
 #[test]
 fn shutdown_ends_every_wait_and_afterwards_nobody_waits() {
-    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
     let all = reserve(&mut ledger, GPU, 100, 1);
     let waiters: Vec<WaiterId> =
         (0..1000).map(|_| wait(&mut queue, &mut ledger, ask(&[GPU], 10, 2))).collect();
@@ -205,13 +214,13 @@ fn shutdown_ends_every_wait_and_afterwards_nobody_waits() {
     let error = queue.submit(&mut ledger, ask(&[GPU], 1, 2), 0).unwrap_err();
     assert_eq!(error, SubmitError::ShutDown { bytes: b(1) });
     ledger.release(all).unwrap();
-    assert!(queue.on_change(&mut ledger, GPU).is_empty());
+    assert!(queue.serve_waiters(&mut ledger, GPU).is_empty());
     let _ = serve(&mut queue, &mut ledger, ask(&[GPU], 1, 2));
 }
 
 #[test]
 fn no_two_waiters_spill_for_one_deficit() {
-    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
     let holder = reserve(&mut ledger, GPU, 95, 1);
     let [one, two] = [50, 30].map(|n| wait(&mut queue, &mut ledger, ask(&[GPU], n, n)));
     assert_eq!(queue.claim_deficit(&ledger, GPU, one).unwrap(), Some(b(45)));
@@ -220,12 +229,12 @@ fn no_two_waiters_spill_for_one_deficit() {
     assert_eq!(queue.claim_deficit(&ledger, GPU1, two).unwrap(), None, "not where it waits");
     let part = ledger.split(holder, b(30)).unwrap();
     ledger.release(part).unwrap();
-    assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [two], "it overtakes");
+    assert_eq!(who(&queue.serve_waiters(&mut ledger, GPU)), [two], "it overtakes");
     assert_eq!(queue.left_of_claim(&ledger, one).unwrap(), b(15), "the other is in midst of it");
     assert!(queue.spilled(&ledger, two, b(0)).is_err(), "it waits no more, and brings nothing");
     assert_eq!(queue.left_of_claim(&ledger, one).unwrap(), b(45));
     ledger.release(holder).unwrap();
-    assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [one]);
+    assert_eq!(who(&queue.serve_waiters(&mut ledger, GPU)), [one]);
 }
 
 #[test]
@@ -243,10 +252,10 @@ fn a_claim_shrinks_when_memory_comes_from_elsewhere_and_can_be_renewed() {
     let step = ledger.split(a, b(30)).unwrap();
     ledger.release(step).unwrap();
     assert_eq!(queue.spilled(&ledger, waiter, b(30)).unwrap(), b(0));
-    assert!(queue.on_change(&mut ledger, GPU).is_empty(), "the small one took 20 of it");
+    assert!(queue.serve_waiters(&mut ledger, GPU).is_empty(), "the small one took 20 of it");
     assert_eq!(queue.claim_deficit(&ledger, GPU, waiter).unwrap(), Some(b(20)));
     ledger.release(small).unwrap();
-    assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [waiter]);
+    assert_eq!(who(&queue.serve_waiters(&mut ledger, GPU)), [waiter]);
 }
 
 #[test]
@@ -266,7 +275,7 @@ fn a_reservation_that_grows_passes_waiters_only_to_the_bound() {
     let _ = ledger.charge_by(grows, b(30), LimitPolicy::Ignore).unwrap();
     assert!(queue.grow(&mut ledger, grows, b(5)).unwrap().is_empty());
     ledger.release(rest).unwrap();
-    assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [large]);
+    assert_eq!(who(&queue.serve_waiters(&mut ledger, GPU)), [large]);
     queue.audit().unwrap();
 }
 
@@ -278,17 +287,20 @@ fn what_is_allocated_beyond_a_reservation_does_not_queue() {
     // It is in the midst of its work: were it kept out, it would keep its 60 while it waits.
     let factor = GrowthFactor::new(1.0).unwrap();
     let policy = LimitPolicy::Increase { factor, beyond_limit: false };
-    assert_eq!(ledger.charge_by(works, b(70), policy).unwrap(), OverCharged::Grown { by: b(10) });
+    assert_eq!(
+        ledger.charge_by(works, b(70), policy).unwrap(),
+        OverrunOutcome::Grown { by: b(10) }
+    );
     assert!(ledger.charge_unreserved(GPU, b(10), Tag::NONE).is_ok());
-    assert!(queue.on_change(&mut ledger, GPU).is_empty());
+    assert!(queue.serve_waiters(&mut ledger, GPU).is_empty());
     assert_eq!(ledger.uncharge(works, b(70)).unwrap(), b(0));
     assert_eq!(ledger.release(works).unwrap(), b(70));
-    assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [waiter]);
+    assert_eq!(who(&queue.serve_waiters(&mut ledger, GPU)), [waiter]);
 }
 
 #[test]
 fn one_served_in_the_midst_of_spilling_is_still_counted_on() {
-    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
     let holder = reserve(&mut ledger, GPU, 100, 1);
     let [one, two] = [12, 5].map(|n| wait(&mut queue, &mut ledger, ask(&[GPU], n, n)));
     assert_eq!(queue.claim_deficit(&ledger, GPU, one).unwrap(), Some(b(12)));
@@ -297,7 +309,7 @@ fn one_served_in_the_midst_of_spilling_is_still_counted_on() {
     for bytes in [5, 7] {
         let step = ledger.split(holder, b(bytes)).unwrap();
         ledger.release(step).unwrap();
-        let served = who(&queue.on_change(&mut ledger, GPU));
+        let served = who(&queue.serve_waiters(&mut ledger, GPU));
         assert_eq!(served, if bytes == 5 { vec![two] } else { vec![] });
     }
     assert_eq!(queue.spilled(&ledger, one, b(5)).unwrap(), b(0));
@@ -305,6 +317,6 @@ fn one_served_in_the_midst_of_spilling_is_still_counted_on() {
     assert_eq!(queue.claim_deficit(&ledger, GPU, one).unwrap(), None, "the rest is on its way");
     let step = ledger.split(holder, b(5)).unwrap();
     ledger.release(step).unwrap();
-    assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [one]);
+    assert_eq!(who(&queue.serve_waiters(&mut ledger, GPU)), [one]);
     assert!(queue.deadlock(&ledger).is_none());
 }

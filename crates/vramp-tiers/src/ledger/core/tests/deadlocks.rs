@@ -9,23 +9,23 @@ use super::*;
 
 #[test]
 fn two_who_hold_half_and_want_more_are_a_deadlock_and_the_youngest_gives_up() {
-    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
     let held = [1, 2].map(|owner| reserve(&mut ledger, GPU, 50, owner));
     let one = wait(&mut queue, &mut ledger, ask(&[GPU], 10, 1));
     assert_eq!(queue.deadlock(&ledger), None, "the second one can still end");
     let two = wait(&mut queue, &mut ledger, ask(&[GPU], 10, 2));
     let deadlock = queue.deadlock(&ledger).unwrap();
     assert_eq!(deadlock.stuck, [one, two]);
-    let WayOut::GiveUp { owner, waiter, reservations } = deadlock.way_out else { panic!() };
+    let Resolution::Abort { owner, waiter, reservations } = deadlock.resolution else { panic!() };
     assert_eq!((owner, waiter, reservations), (Owner(2), two, vec![held[1]]));
     queue.cancel(&mut ledger, two).unwrap();
     ledger.release(held[1]).unwrap();
-    assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [one]);
+    assert_eq!(who(&queue.serve_waiters(&mut ledger, GPU)), [one]);
 }
 
 #[test]
 fn the_lowest_priority_gives_up_whatever_its_age() {
-    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
     for owner in 1..=3 {
         reserve(
             &mut ledger,
@@ -43,12 +43,12 @@ fn the_lowest_priority_gives_up_whatever_its_age() {
     let next: BTreeMap<u64, u64> =
         (0..3).map(|n| (deadlock.cycle[n].owner.0, deadlock.cycle[(n + 1) % 3].owner.0)).collect();
     assert_eq!(next, BTreeMap::from([(1, 2), (2, 3), (3, 1)]));
-    assert!(matches!(deadlock.way_out, WayOut::GiveUp { waiter, .. } if waiter == waits[1]));
+    assert!(matches!(deadlock.resolution, Resolution::Abort { waiter, .. } if waiter == waits[1]));
 }
 
 #[test]
 fn one_who_holds_too_much_for_its_own_wish_is_a_deadlock_alone() {
-    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
     reserve(&mut ledger, GPU, 60, 1);
     let waiter = wait(&mut queue, &mut ledger, ask(&[GPU], 50, 1));
     let deadlock = queue.deadlock(&ledger).unwrap();
@@ -57,7 +57,7 @@ fn one_who_holds_too_much_for_its_own_wish_is_a_deadlock_alone() {
 
 #[test]
 fn another_candidate_whose_holder_goes_on_is_no_deadlock() {
-    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
     reserve(&mut ledger, GPU, 60, 1);
     reserve(&mut ledger, GPU1, 60, 2);
     wait(&mut queue, &mut ledger, ask(&[GPU, GPU1], 50, 1));
@@ -66,7 +66,7 @@ fn another_candidate_whose_holder_goes_on_is_no_deadlock() {
 
 #[test]
 fn orphaned_memory_is_held_by_its_owner_and_unreserved_memory_by_nobody() {
-    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
     let id = reserve(&mut ledger, GPU, 60, 1);
     let _ = ledger.charge(id, b(60)).unwrap();
     ledger.release(id).unwrap();
@@ -81,19 +81,20 @@ fn orphaned_memory_is_held_by_its_owner_and_unreserved_memory_by_nobody() {
 
 #[test]
 fn order_alone_never_locks_for_ever() {
-    let config = QueueConfig { overtaking: Overtaking { count: 0, bytes: b(0) }, patience: None };
-    let (mut ledger, mut queue) = (ledger(), Queue::new(config));
+    let config =
+        QueueConfig { overtaking: Overtaking { count: 0, bytes: b(0) }, promote_after: None };
+    let (mut ledger, mut queue) = (ledger(), WaitQueue::new(config));
     let held = reserve(&mut ledger, GPU, 50, 1);
     let big = wait(&mut queue, &mut ledger, ask(&[GPU], 60, 2));
     let small = wait(&mut queue, &mut ledger, ask(&[GPU], 10, 1));
     let deadlock = queue.deadlock(&ledger).unwrap();
-    assert_eq!(deadlock.way_out, WayOut::LetPass(small));
-    assert!(queue.let_pass(&mut ledger, big).unwrap().is_empty(), "it does not fit");
-    let grants = queue.let_pass(&mut ledger, small).unwrap();
+    assert_eq!(deadlock.resolution, Resolution::GrantOutOfOrder(small));
+    assert!(queue.grant_out_of_order(&mut ledger, big).unwrap().is_empty(), "it does not fit");
+    let grants = queue.grant_out_of_order(&mut ledger, small).unwrap();
     assert_eq!(who(&grants), [small]);
     ledger.release(grants[0].reservation).unwrap();
     ledger.release(held).unwrap();
-    assert_eq!(who(&queue.on_change(&mut ledger, GPU)), [big]);
+    assert_eq!(who(&queue.serve_waiters(&mut ledger, GPU)), [big]);
 }
 
 /// Everything that can be reached from here, by any order of grants and ends.
@@ -149,7 +150,7 @@ proptest! {
         holdings in prop::collection::vec((1u64..4, 0u8..2, 1u64..70), 0..5),
         wishes in prop::collection::vec((1u64..4, 1u8..4, 1u64..101), 1..5),
     ) {
-        let (mut ledger, mut queue) = (ledger(), Queue::default());
+        let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
         let mut held = Vec::new();
         for (owner, space, bytes) in holdings {
             let space = [GPU, GPU1][space as usize];
@@ -172,9 +173,9 @@ proptest! {
         let never: Vec<WaiterId> =
             waiting.iter().map(|waiter| waiter.0).filter(|id| !served.contains(id)).collect();
         let deadlock = queue.deadlock(&ledger);
-        let found = deadlock.as_ref().filter(|d| matches!(d.way_out, WayOut::GiveUp { .. }));
+        let found = deadlock.as_ref().filter(|d| matches!(d.resolution, Resolution::Abort { .. }));
         prop_assert_eq!(found.map_or(&[][..], |deadlock| &deadlock.stuck), &never[..]);
-        if let Some(Deadlock { cycle, way_out: WayOut::GiveUp { reservations, .. }, .. }) = deadlock {
+        if let Some(Deadlock { cycle, resolution: Resolution::Abort { reservations, .. }, .. }) = deadlock {
             prop_assert!(!reservations.is_empty());
             for (place, link) in cycle.iter().enumerate() {
                 let before = &cycle[(place + cycle.len() - 1) % cycle.len()];
@@ -195,11 +196,11 @@ proptest! {
         plans in prop::collection::vec(
             prop::collection::vec((1u8..4, 1u64..101, -1i32..2), 1..6), 1..7),
         count in 0u32..3,
-        patience in prop::option::of(1u32..4),
+        promote_after in prop::option::of(1u32..4),
         choices in prop::collection::vec(any::<u16>(), 200),
     ) {
         let overtaking = Overtaking { count, bytes: b(40) };
-        let mut queue = Queue::new(QueueConfig { overtaking, patience });
+        let mut queue = WaitQueue::new(QueueConfig { overtaking, promote_after });
         let mut ledger = ledger();
         let mut plans = plans;
         let mut held: Vec<Vec<ReservationId>> = vec![Vec::new(); plans.len()];
@@ -214,12 +215,12 @@ proptest! {
             let mut grants = Grants::new();
             if running.is_empty() {
                 let deadlock = queue.deadlock(&ledger).expect("all wait");
-                match deadlock.way_out {
-                    WayOut::LetPass(waiter) => {
-                        grants = queue.let_pass(&mut ledger, waiter).unwrap();
+                match deadlock.resolution {
+                    Resolution::GrantOutOfOrder(waiter) => {
+                        grants = queue.grant_out_of_order(&mut ledger, waiter).unwrap();
                         prop_assert!(who(&grants).contains(&waiter));
                     }
-                    WayOut::GiveUp { owner, waiter, .. } => {
+                    Resolution::Abort { owner, waiter, .. } => {
                         let n = owner.0 as usize;
                         prop_assert_eq!(waits[n].take(), Some(waiter));
                         grants.extend(queue.cancel(&mut ledger, waiter).unwrap());
@@ -228,7 +229,7 @@ proptest! {
                             ledger.release(id).unwrap();
                         }
                         for space in [GPU, GPU1] {
-                            grants.extend(queue.on_change(&mut ledger, space));
+                            grants.extend(queue.serve_waiters(&mut ledger, space));
                         }
                     }
                 }
@@ -250,7 +251,7 @@ proptest! {
                             ledger.release(id).unwrap();
                         }
                     for space in [GPU, GPU1] {
-                        grants.extend(queue.on_change(&mut ledger, space));
+                        grants.extend(queue.serve_waiters(&mut ledger, space));
                     }
                 }
             }
@@ -269,7 +270,7 @@ proptest! {
 
 #[test]
 fn one_who_spills_is_in_no_deadlock_before_it_gives_that_up() {
-    let (mut ledger, mut queue) = (ledger(), Queue::default());
+    let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
     reserve(&mut ledger, GPU, 80, 1);
     let waiter = wait(&mut queue, &mut ledger, ask(&[GPU], 50, 1));
     assert!(queue.deadlock(&ledger).is_some());

@@ -41,12 +41,12 @@ fn levels_that_make_no_sense_are_named() {
     let good = plain(120, 100);
     let level = |bytes| Level::Bytes(b(bytes));
     let error = |config: SpaceConfig| config.levels().unwrap_err();
-    assert!(matches!(error(SpaceConfig { capacity: b(0), ..good }), E::NoCapacity { .. }));
-    assert!(matches!(error(SpaceConfig { granule: b(0), ..good }), E::NoGranule));
-    assert!(matches!(error(SpaceConfig { granule: b(121), ..good }), E::NoCapacity { .. }));
+    assert!(matches!(error(SpaceConfig { capacity: b(0), ..good }), E::ZeroCapacity { .. }));
+    assert!(matches!(error(SpaceConfig { granule: b(0), ..good }), E::ZeroGranule));
+    assert!(matches!(error(SpaceConfig { granule: b(121), ..good }), E::ZeroCapacity { .. }));
     for part in [f64::NAN, -0.1, 1.1, f64::INFINITY] {
         let config = SpaceConfig { trigger: Level::Fraction(part), ..good };
-        assert!(matches!(error(config), E::NotAPart { name: LevelName::Trigger, .. }));
+        assert!(matches!(error(config), E::InvalidFraction { name: LevelName::Trigger, .. }));
     }
     let config = SpaceConfig { limit: level(121), ..good };
     assert!(matches!(error(config), E::AboveCapacity { name: LevelName::Limit, .. }));
@@ -58,7 +58,7 @@ fn levels_that_make_no_sense_are_named() {
     assert!(matches!(error(coarse), E::StopNotBelowTrigger { .. }), "equal once rounded");
     assert_eq!(Ledger::new([]).unwrap_err(), LedgerError::NoSpaces);
     let twice = Ledger::new([(GPU, good), (GPU, good)]).unwrap_err();
-    assert_eq!(twice, LedgerError::Twice { space: GPU });
+    assert_eq!(twice, LedgerError::Duplicate { space: GPU });
     let named = Ledger::new([(HOST, SpaceConfig { capacity: b(0), ..good })]).unwrap_err();
     assert!(named.to_string().starts_with("host0: a capacity of 0 B"), "{named}");
 }
@@ -88,27 +88,27 @@ fn each_crossing_is_seen_exactly_once_by_each_subscriber() {
     let mut ledger = ledger();
     let mut watches = [ledger.watch(GPU).unwrap(), ledger.watch(GPU).unwrap()];
     let id = reserve(&mut ledger, GPU, 74, 1);
-    assert_eq!(ledger.next_crossed(&mut watches[0]), None);
+    assert_eq!(ledger.next_crossing(&mut watches[0]), None);
     ledger.grow(id, b(1)).unwrap();
-    assert_eq!(ledger.next_crossed(&mut watches[0]), Some(Crossed::Trigger));
-    assert_eq!(ledger.next_crossed(&mut watches[0]), None);
+    assert_eq!(ledger.next_crossing(&mut watches[0]), Some(Crossing::Trigger));
+    assert_eq!(ledger.next_crossing(&mut watches[0]), None);
     ledger.grow(id, b(25)).unwrap();
     let part = ledger.split(id, b(49)).unwrap();
     ledger.release(part).unwrap();
-    assert_eq!(ledger.next_crossed(&mut watches[0]), None, "51 is above the stop");
+    assert_eq!(ledger.next_crossing(&mut watches[0]), None, "51 is above the stop");
     let again = reserve(&mut ledger, GPU, 30, 1);
-    assert_eq!(ledger.next_crossed(&mut watches[0]), None, "it never was at the stop");
+    assert_eq!(ledger.next_crossing(&mut watches[0]), None, "it never was at the stop");
     ledger.release(again).unwrap();
     ledger.release(id).unwrap();
     let late = ledger.watch(GPU).unwrap();
     reserve(&mut ledger, GPU, 100, 1);
     for watch in &mut watches {
-        let seen: Vec<Crossed> = std::iter::from_fn(|| ledger.next_crossed(watch)).collect();
-        assert_eq!(seen[seen.len() - 2..], [Crossed::Stop, Crossed::Trigger]);
+        let seen: Vec<Crossing> = std::iter::from_fn(|| ledger.next_crossing(watch)).collect();
+        assert_eq!(seen[seen.len() - 2..], [Crossing::Stop, Crossing::Trigger]);
     }
     let mut late = late;
-    assert_eq!(ledger.next_crossed(&mut late), Some(Crossed::Trigger));
-    assert_eq!((late.space(), ledger.next_crossed(&mut late)), (GPU, None));
+    assert_eq!(ledger.next_crossing(&mut late), Some(Crossing::Trigger));
+    assert_eq!((late.space(), ledger.next_crossing(&mut late)), (GPU, None));
 }
 
 #[test]

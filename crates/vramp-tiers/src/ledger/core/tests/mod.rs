@@ -58,7 +58,7 @@ fn ask(spaces: &[SpaceId], bytes: u64, owner: u64) -> Request {
 }
 
 /// The waiter's id of a request that has to wait.
-fn wait(queue: &mut Queue, ledger: &mut Ledger, request: Request) -> WaiterId {
+fn wait(queue: &mut WaitQueue, ledger: &mut Ledger, request: Request) -> WaiterId {
     match queue.submit(ledger, request, 0) {
         Ok(Submitted::Waiting(waiter)) => waiter,
         other => panic!("it should wait: {other:?}"),
@@ -66,7 +66,7 @@ fn wait(queue: &mut Queue, ledger: &mut Ledger, request: Request) -> WaiterId {
 }
 
 /// The reservation of a request that is served at once.
-fn serve(queue: &mut Queue, ledger: &mut Ledger, request: Request) -> (ReservationId, SpaceId) {
+fn serve(queue: &mut WaitQueue, ledger: &mut Ledger, request: Request) -> (ReservationId, SpaceId) {
     match queue.submit(ledger, request, 0) {
         Ok(Submitted::Granted { reservation, space, .. }) => (reservation, space),
         other => panic!("it should be served: {other:?}"),

@@ -71,7 +71,7 @@ struct Naive {
     all: Vec<Twin>,
     unreserved: [u64; 3],
     peak: u64,
-    crossings: Vec<Crossed>,
+    crossings: Vec<Crossing>,
 }
 
 fn up(bytes: u64) -> u64 {
@@ -109,9 +109,9 @@ impl Naive {
         self.peak = self.peak.max(total);
         let high = self.crossings.len() % 2 == 1;
         if high && total <= STOP {
-            self.crossings.push(Crossed::Stop);
+            self.crossings.push(Crossing::Stop);
         } else if !high && total >= TRIGGER {
-            self.crossings.push(Crossed::Trigger);
+            self.crossings.push(Crossing::Trigger);
         }
     }
 }
@@ -134,7 +134,7 @@ fn step(ledger: &mut Ledger, naive: &mut Naive, act: Act) -> Result<(), TestCase
         Act::Upto { least, more } => {
             let room = LIMIT.saturating_sub(naive.total());
             let sizes = b(least)..=b(least + more);
-            match ledger.reserve_upto(GPU, sizes, Owner(1), Tag::NONE) {
+            match ledger.reserve_up_to(GPU, sizes, Owner(1), Tag::NONE) {
                 Ok(Reserved { id, bytes }) => {
                     prop_assert!(up(least) <= room);
                     prop_assert_eq!(bytes.count(), up(least + more).min(room));
@@ -304,8 +304,8 @@ proptest! {
                 .map_err(|error| TestCaseError::fail(format!("{act:?} of {before:?}: {error}")))?;
             ledger.audit().map_err(|error| TestCaseError::fail(error.to_string()))?;
         }
-        let crossings: Vec<Crossed> =
-            std::iter::from_fn(|| ledger.next_crossed(&mut watch)).collect();
+        let crossings: Vec<Crossing> =
+            std::iter::from_fn(|| ledger.next_crossing(&mut watch)).collect();
         prop_assert_eq!(crossings, naive.crossings);
         for twin in naive.all {
             if !twin.released {

@@ -116,7 +116,11 @@ impl Naive {
                 other.overtaken_bytes += twin.bytes;
             } else if other.age < twin.age {
                 other.passed += 1;
-                if self.config.patience.is_some_and(|patience| other.passed >= patience) {
+                if self
+                    .config
+                    .promote_after
+                    .is_some_and(|promote_after| other.passed >= promote_after)
+                {
                     urgent.push(place);
                 }
             }
@@ -143,8 +147,8 @@ impl Naive {
 
     /// At most so many younger ones get memory that a waiter could have had.
     fn nobody_starves(&self) -> bool {
-        let Some(patience) = self.config.patience else { return true };
-        let most = self.config.overtaking.count + patience;
+        let Some(promote_after) = self.config.promote_after else { return true };
+        let most = self.config.overtaking.count + promote_after;
         self.waiting.iter().all(|twin| {
             twin.younger <= most
                 && twin.overtaken <= self.config.overtaking.count
@@ -158,7 +162,7 @@ fn pairs(grants: &[Granted]) -> Vec<(u64, SpaceId)> {
 }
 
 fn run(config: QueueConfig, acts: Vec<Act>) -> Result<(), TestCaseError> {
-    let (mut ledger, mut queue) = (ledger(), Queue::new(config));
+    let (mut ledger, mut queue) = (ledger(), WaitQueue::new(config));
     let mut naive = Naive { config, waiting: Vec::new(), taken: [0, 0] };
     let mut held: Vec<(ReservationId, SpaceId, u64)> = Vec::new();
     let (mut now, mut age) = (0, 0);
@@ -191,7 +195,7 @@ fn run(config: QueueConfig, acts: Vec<Act>) -> Result<(), TestCaseError> {
                 let (id, space, bytes) = held.swap_remove(which % held.len());
                 prop_assert_eq!(ledger.release(id).unwrap(), b(bytes));
                 naive.taken[card(space)] -= bytes;
-                grants = queue.on_change(&mut ledger, space);
+                grants = queue.serve_waiters(&mut ledger, space);
             }
             Act::Grow { which, by } if !held.is_empty() => {
                 let place = which % held.len();
@@ -254,9 +258,9 @@ proptest! {
         acts in prop::collection::vec(act(), 1..150),
         count in 0u32..5,
         bytes in prop_oneof![Just(0u64), 1u64..120, Just(u64::MAX)],
-        patience in prop::option::weighted(0.8, 1u32..5),
+        promote_after in prop::option::weighted(0.8, 1u32..5),
     ) {
-        run(QueueConfig { overtaking: Overtaking { count, bytes: b(bytes) }, patience }, acts)?;
+        run(QueueConfig { overtaking: Overtaking { count, bytes: b(bytes) }, promote_after }, acts)?;
     }
 
     #[test]
@@ -264,7 +268,7 @@ proptest! {
         free in 0u64..101,
         wishes in prop::collection::vec(1u64..101, 1..8),
     ) {
-        let (mut ledger, mut queue) = (ledger(), Queue::default());
+        let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
         reserve(&mut ledger, GPU, 100 - free, 99);
         let mut queued = Vec::new();
         for (owner, bytes) in wishes.into_iter().enumerate() {

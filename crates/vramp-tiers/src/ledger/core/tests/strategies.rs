@@ -62,9 +62,9 @@ fn a_space_known_twice_is_one_candidate() {
 #[test]
 fn of_equals_the_fastest_known_link_comes_first_then_the_unknown_by_their_numbers() {
     let rates = [(HOST, 10), (SpaceId::host(1), 50), (DISK, 99)];
-    let rate = |(to, rate)| (Hop { from: GPU, to }, Rate { bytes_per_s: rate });
+    let rate = |(to, rate)| (LinkKey { from: GPU, to }, Rate { bytes_per_s: rate });
     let mut links: Links = rates.into_iter().map(rate).collect();
-    links.set(Hop { from: GPU, to: SpaceId::gpu(2) }, Rate { bytes_per_s: 1 });
+    links.set(LinkKey { from: GPU, to: SpaceId::gpu(2) }, Rate { bytes_per_s: 1 });
     let of = |strategy: Strategy| {
         let found = strategy.candidates(&KNOWN, links.distance_from(GPU)).unwrap();
         found.iter().map(SpaceId::to_string).collect::<Vec<_>>()
@@ -81,9 +81,9 @@ fn of_equals_the_fastest_known_link_comes_first_then_the_unknown_by_their_number
     // The way back is another link, and nobody knows it.
     let up = Strategy::Upgrade(HOST).candidates(&KNOWN, links.distance_from(HOST)).unwrap();
     assert_eq!(up.as_slice(), [GPU, GPU1, SpaceId::gpu(2)]);
-    let back = Hop { from: HOST, to: GPU };
+    let back = LinkKey { from: HOST, to: GPU };
     assert_eq!((links.rate(back), links.iter().count()), (None, 4));
-    let hop = Hop { from: GPU, to: HOST };
+    let hop = LinkKey { from: GPU, to: HOST };
     assert_eq!(links.forget(hop), Some(Rate { bytes_per_s: 10 }));
     assert_eq!(links.rate(hop), None);
 }

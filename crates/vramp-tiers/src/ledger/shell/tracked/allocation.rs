@@ -5,22 +5,22 @@ use std::ops::Deref;
 
 use vramp_alloc::Allocation;
 
-use crate::ledger::shell::charge::Origin;
+use crate::ledger::shell::charge::Payer;
 
-/// Memory, and who pays for it. Freed by [`Tracked::free`](super::Tracked::free), which takes it by
+/// Memory, and who pays for it. Freed by [`TrackedAllocator::free`](super::TrackedAllocator::free), which takes it by
 /// value. Dropped without a free it stays taken, and charged.
 #[must_use = "memory that is dropped without a free stays taken and charged"]
 pub struct TrackedAllocation {
     pub(super) allocation: Allocation,
-    pub(super) origin: Origin,
+    pub(super) payer: Payer,
     /// The number of its allocator.
     pub(super) tracked: u64,
 }
 
 impl TrackedAllocation {
     /// Who pays for it.
-    pub fn origin(&self) -> Origin {
-        self.origin
+    pub fn payer(&self) -> Payer {
+        self.payer
     }
 }
 
@@ -34,6 +34,6 @@ impl Deref for TrackedAllocation {
 
 impl fmt::Debug for TrackedAllocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}, paid by {:?}", self.allocation, self.origin)
+        write!(f, "{:?}, paid by {:?}", self.allocation, self.payer)
     }
 }

@@ -8,7 +8,7 @@ use std::thread::{self, ThreadId};
 
 use vramp_core::Bytes;
 
-use super::Tracked;
+use super::TrackedAllocator;
 use crate::sync::{Mutex, lock};
 
 /// One amount over time.
@@ -114,7 +114,7 @@ impl Counters {
 /// Counts from its beginning until it is dropped.
 #[must_use = "it counts no more once it is dropped"]
 pub struct Counter<'a> {
-    tracked: &'a Tracked,
+    tracked: &'a TrackedAllocator,
     number: u64,
 }
 
@@ -139,7 +139,7 @@ impl std::fmt::Debug for Counter<'_> {
     }
 }
 
-impl Tracked {
+impl TrackedAllocator {
     /// Counts what all threads allocate and free here from now on. Another lock for each call while
     /// there is a counter.
     pub fn count(&self) -> Counter<'_> {

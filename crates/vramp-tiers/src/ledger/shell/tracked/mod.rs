@@ -1,15 +1,15 @@
 //! An allocator whose memory is paid for.
 //!
-//! 1. [`Tracked::attach`] ties a reservation to a stream, or to a thread, with the policies for
+//! 1. [`TrackedAllocator::attach`] ties a reservation to a stream, or to a thread, with the policies for
 //!    what exceeds it and for shortage.
-//! 2. [`Tracked::malloc`] charges it, asks the allocator, and corrects the charge to the exact
+//! 2. [`TrackedAllocator::malloc`] charges it, asks the allocator, and corrects the charge to the exact
 //!    length that the allocator gave. Without a reservation the space is charged.
-//! 3. [`Tracked::free`] credits whoever paid, on whatever stream and thread it happens, and also
+//! 3. [`TrackedAllocator::free`] credits whoever paid, on whatever stream and thread it happens, and also
 //!    after the reservation has ended.
-//! 4. [`Tracked::detach`] gives the reservation back. What is allocated from it stays charged.
+//! 4. [`TrackedAllocator::detach`] gives the reservation back. What is allocated from it stays charged.
 //!
-//! Deliberately absent: spilling. A handler ([`OutOfMemory`]) may do it, such as
-//! [`SpillAndRetry`](crate::SpillAndRetry). What is outstanding, with the stacks that asked for it, the
+//! Deliberately absent: spilling. A handler ([`OutOfMemoryHandler`]) may do it, such as
+//! [`SpillAndRetry`](crate::spill::SpillAndRetry). What is outstanding, with the stacks that asked for it, the
 //! [`Allocator`] tells.
 
 mod allocation;
@@ -23,18 +23,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::{self, ThreadId};
 
-use crate::ledger::core::{ChargeError, LimitPolicy, Refused, ReservationId, SpaceId};
+use crate::ledger::core::{ChargeError, ReservationId, SpaceId, SpaceRefusal};
 use vramp_alloc::{AllocError, Allocator, FreeError, StreamId};
 use vramp_core::Bytes;
 
-use crate::ledger::shell::charge::Origin;
+pub use crate::ledger::core::{GrowthFactor, LimitPolicy, Overrun, OverrunAction};
+pub use crate::ledger::shell::charge::{LimitRule, Payer};
 use crate::ledger::shell::error::SpaceFull;
+pub use crate::ledger::shell::retry::RetryPolicy;
 use crate::{MemorySpace, Reservation};
 pub use allocation::TrackedAllocation;
 use counting::Counters;
 pub use counting::{Count, Counter, Counts};
 pub use errors::{AttachError, MallocError, TrackedFreeError};
-pub use policies::{BackOff, Fail, LimitRule, MemoryShortage, OutOf, OutOfMemory, Remedy, Retries};
+pub use policies::{
+    BackOff, ExhaustedResource, Fail, MemoryShortage, OutOfMemoryHandler, RecoveryAction,
+};
 
 /// What an allocation that the default preset gives is a multiple of.
 const BLOCK_ALIGN: Bytes = Bytes::new(512);
@@ -45,9 +49,9 @@ pub struct Policies {
     /// What happens to an allocation that exceeds it.
     pub limit: Arc<dyn LimitRule>,
     /// What happens when memory runs out.
-    pub out_of_memory: Arc<dyn OutOfMemory>,
+    pub out_of_memory: Arc<dyn OutOfMemoryHandler>,
     /// How often and how fast to try again.
-    pub retries: Retries,
+    pub retries: RetryPolicy,
 }
 
 impl Default for Policies {
@@ -56,7 +60,7 @@ impl Default for Policies {
         Policies {
             limit: Arc::new(LimitPolicy::Fail),
             out_of_memory: Arc::new(Fail),
-            retries: Retries::default(),
+            retries: RetryPolicy::default(),
         }
     }
 }
@@ -118,7 +122,7 @@ impl Table {
 }
 
 /// An [`Allocator`] of one card behind the budget of its space.
-pub struct Tracked {
+pub struct TrackedAllocator {
     allocator: Arc<Allocator>,
     space: MemorySpace,
     id: SpaceId,
@@ -136,7 +140,7 @@ enum Short {
     /// The rule of the reservation says no, or the reservation is gone.
     Refused(ChargeError),
     /// The space has no room.
-    Budget(Box<Refused>),
+    Budget(Box<SpaceRefusal>),
     /// The allocator has none, or its device failed.
     Device(AllocError),
 }
@@ -161,13 +165,17 @@ impl From<Short> for MallocError {
     }
 }
 
-impl Tracked {
+impl TrackedAllocator {
     /// Puts an allocator behind the budget of a space. Memory without a reservation is charged to
     /// the space; `defaults` decide about shortage then, and about reservations that are attached
     /// without policies of their own.
-    pub fn new(allocator: Arc<Allocator>, space: &MemorySpace, defaults: Policies) -> Tracked {
+    pub fn new(
+        allocator: Arc<Allocator>,
+        space: &MemorySpace,
+        defaults: Policies,
+    ) -> TrackedAllocator {
         static COUNT: AtomicU64 = AtomicU64::new(1);
-        Tracked {
+        TrackedAllocator {
             allocator,
             space: space.clone(),
             id: space.id(),
@@ -242,7 +250,7 @@ impl Tracked {
 
     /// What the reservation of a stream or a thread is, what of it is used and was at most. `None`
     /// without one.
-    pub fn attached(&self, scope: Scope) -> Option<crate::ledger::core::Reservation> {
+    pub fn attached(&self, scope: Scope) -> Option<crate::ledger::core::ReservationRecord> {
         let id = self.read().of(scope)?.reservation.id();
         self.space.shared.look().ledger.reservation(id).copied()
     }
@@ -273,19 +281,19 @@ impl Tracked {
     fn try_malloc(&self, size: Bytes, stream: StreamId) -> Result<TrackedAllocation, Short> {
         // What the allocator will most likely give; corrected below to what it gave.
         let expected = size.max(Bytes::new(1)).checked_round_up(BLOCK_ALIGN).unwrap_or(size);
-        let origin = self.charge(expected, stream)?;
+        let payer = self.charge(expected, stream)?;
         let allocation = match self.allocator.malloc(size, stream) {
             Ok(allocation) => allocation,
             Err(error) => {
-                self.space.shared.uncharge(self.id, origin, expected);
+                self.space.shared.uncharge(self.id, payer, expected);
                 return Err(Short::Device(error));
             }
         };
         if allocation.len() != expected {
-            return self.correct(allocation, origin, expected, stream);
+            return self.correct(allocation, payer, expected, stream);
         }
         self.counters.allocated(expected);
-        Ok(TrackedAllocation { allocation, origin, tracked: self.number })
+        Ok(TrackedAllocation { allocation, payer, tracked: self.number })
     }
 
     /// Makes the charge what the allocator gave.
@@ -293,7 +301,7 @@ impl Tracked {
     fn correct(
         &self,
         allocation: vramp_alloc::Allocation,
-        origin: Origin,
+        payer: Payer,
         expected: Bytes,
         stream: StreamId,
     ) -> Result<TrackedAllocation, Short> {
@@ -303,45 +311,45 @@ impl Tracked {
         let (given, charged) = (granules(allocation.len()), granules(expected));
         let less = charged.saturating_sub(given);
         if !less.is_zero() {
-            shared.uncharge(self.id, origin, less);
+            shared.uncharge(self.id, payer, less);
         }
         let more = given.saturating_sub(charged);
         if !more.is_zero() {
-            let paid = match origin {
-                Origin::Reservation(id) => {
+            let paid = match payer {
+                Payer::Reservation(id) => {
                     let rule = self.rule_of(id);
                     shared.charge(id, more, &*rule).map_err(Short::from)
                 }
-                Origin::Space => shared.charge_unreserved(self.id, more).map_err(Short::Budget),
+                Payer::Space => shared.charge_unreserved(self.id, more).map_err(Short::Budget),
             };
             if let Err(short) = paid {
                 if let Err(error) = self.allocator.free(allocation, stream) {
                     debug_assert!(false, "what was just allocated can be freed: {error}");
                 }
-                shared.uncharge(self.id, origin, expected);
+                shared.uncharge(self.id, payer, expected);
                 return Err(short);
             }
         }
         self.counters.allocated(allocation.len());
-        Ok(TrackedAllocation { allocation, origin, tracked: self.number })
+        Ok(TrackedAllocation { allocation, payer, tracked: self.number })
     }
 
     /// Charges whoever pays for this thread and stream.
     #[inline]
-    fn charge(&self, bytes: Bytes, stream: StreamId) -> Result<Origin, Short> {
+    fn charge(&self, bytes: Bytes, stream: StreamId) -> Result<Payer, Short> {
         let table = self.read();
         let Some(attached) = table.find(stream) else {
             drop(table);
             let paid = self.space.shared.charge_unreserved(self.id, bytes);
             paid.map_err(Short::Budget)?;
-            return Ok(Origin::Space);
+            return Ok(Payer::Space);
         };
         let id = attached.reservation.id();
         // A charge within the reservation changes no total: there is nothing to tell. So no foreign
         // code runs while the table is held, which it may want to change.
         let charged = self.space.shared.look().ledger.charge(id, bytes);
         if let Ok(crate::ledger::core::Charged::Within) = charged {
-            return Ok(Origin::Reservation(id));
+            return Ok(Payer::Reservation(id));
         }
         let rule = Arc::clone(&attached.policies.limit);
         drop(table);
@@ -355,9 +363,9 @@ impl Tracked {
         bytes: Bytes,
         stream: StreamId,
         rule: &dyn LimitRule,
-    ) -> Result<Origin, Short> {
+    ) -> Result<Payer, Short> {
         match self.space.shared.charge(id, bytes, rule) {
-            Ok(()) => Ok(Origin::Reservation(id)),
+            Ok(()) => Ok(Payer::Reservation(id)),
             // Another thread detached and released it: whoever pays now is another one.
             Err(ChargeError::Stale(_)) => self.charge(bytes, stream),
             Err(error) => Err(error.into()),
@@ -384,20 +392,24 @@ impl Tracked {
             table.find(stream).map_or(&self.defaults, |attached| &attached.policies).clone()
         };
         for attempt in 1..=policies.retries.most {
-            let out_of = match &short {
-                Short::Budget(refused) => Some(OutOf::Budget(refused)),
-                Short::Device(error) if error.is_out_of_memory() => Some(OutOf::Device(error)),
+            let exhausted = match &short {
+                Short::Budget(refused) => Some(ExhaustedResource::Budget(refused)),
+                Short::Device(error) if error.is_out_of_memory() => {
+                    Some(ExhaustedResource::Device(error))
+                }
                 // It was detached and released amid the charge: somebody else pays.
                 Short::Refused(ChargeError::Stale(_)) => None,
                 Short::Refused(_) | Short::Device(_) => break,
             };
-            if let Some(out_of) = out_of {
-                let shortage = MemoryShortage { requested: size, out_of };
+            if let Some(exhausted) = exhausted {
+                let shortage = MemoryShortage { requested: size, exhausted };
                 let handler = &policies.out_of_memory;
                 match self.space.shared.contain(|| handler.handle(attempt, &shortage)) {
-                    None | Some(Remedy::GiveUp) => break,
-                    Some(Remedy::Retry) => {}
-                    Some(Remedy::RetryLater) => thread::sleep(policies.retries.pause(attempt)),
+                    None | Some(RecoveryAction::Fail) => break,
+                    Some(RecoveryAction::Retry) => {}
+                    Some(RecoveryAction::RetryAfterPause) => {
+                        thread::sleep(policies.retries.pause(attempt))
+                    }
                 }
             }
             short = match self.try_malloc(size, stream) {
@@ -419,25 +431,25 @@ impl Tracked {
         allocation: TrackedAllocation,
         stream: StreamId,
     ) -> Result<(), TrackedFreeError> {
-        let TrackedAllocation { allocation, origin, tracked } = allocation;
+        let TrackedAllocation { allocation, payer, tracked } = allocation;
         if tracked != self.number {
-            let foreign = TrackedAllocation { allocation, origin, tracked };
+            let foreign = TrackedAllocation { allocation, payer, tracked };
             return Err(TrackedFreeError::Foreign(foreign));
         }
         let len = allocation.len();
         match self.allocator.free(allocation, stream) {
             Ok(()) => {
-                self.space.shared.uncharge(self.id, origin, len);
+                self.space.shared.uncharge(self.id, payer, len);
                 self.counters.freed(len);
                 Ok(())
             }
-            Err(error) => Err(self.not_freed(error, origin, len)),
+            Err(error) => Err(self.not_freed(error, payer, len)),
         }
     }
 
     #[cold]
-    fn not_freed(&self, error: FreeError, origin: Origin, len: Bytes) -> TrackedFreeError {
-        let back = |allocation| TrackedAllocation { allocation, origin, tracked: self.number };
+    fn not_freed(&self, error: FreeError, payer: Payer, len: Bytes) -> TrackedFreeError {
+        let back = |allocation| TrackedAllocation { allocation, payer, tracked: self.number };
         match error {
             FreeError::Foreign(allocation) => TrackedFreeError::Foreign(back(allocation)),
             FreeError::UnknownStream { stream, allocation } => {
@@ -445,7 +457,7 @@ impl Tracked {
             }
             FreeError::Driver(failed) => {
                 if !failed.is_device_lost() {
-                    self.space.shared.uncharge(self.id, origin, len);
+                    self.space.shared.uncharge(self.id, payer, len);
                     self.counters.freed(len);
                 }
                 TrackedFreeError::Failed(FreeError::Driver(failed))
@@ -465,7 +477,7 @@ impl Tracked {
     }
 }
 
-impl fmt::Debug for Tracked {
+impl fmt::Debug for TrackedAllocator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} in {:?}", self.allocator.name(), self.space)
     }

@@ -4,7 +4,8 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use super::{Over, Owner, ReservationId, SpaceConfigError, SpaceId, Tag};
+use super::{Overrun, Owner, ReservationId, Tag};
+use crate::ledger::core::{SpaceConfigError, SpaceId};
 use vramp_core::Bytes;
 
 /// A space that the ledger does not know.
@@ -31,13 +32,13 @@ pub enum LedgerError {
     NoSpaces,
     /// Two spaces of one name.
     #[error("{space} is configured twice: give each space its own index")]
-    Twice {
+    Duplicate {
         /// Which.
         space: SpaceId,
     },
     /// Levels that make no sense.
     #[error("{space}: {why}")]
-    Config {
+    InvalidLevels {
         /// Which space.
         space: SpaceId,
         /// What is wrong with it.
@@ -96,7 +97,7 @@ impl fmt::Display for Holder {
 
 /// A request that does not fit now, and everything that explains it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct SpaceRefusal {
     /// Where.
     pub space: SpaceId,
     /// What was asked, in whole granules.
@@ -119,7 +120,7 @@ pub struct Refused {
     pub largest: SmallVec<[Holder; 4]>,
 }
 
-impl Refused {
+impl SpaceRefusal {
     /// True if it would not fit in an empty space either: waiting cannot help.
     pub fn never_fits(&self) -> bool {
         match self.bound {
@@ -129,11 +130,11 @@ impl Refused {
     }
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for SpaceRefusal {}
 
-impl fmt::Display for Refused {
+impl fmt::Display for SpaceRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let &Refused { space, requested, available, limit, capacity, .. } = self;
+        let &SpaceRefusal { space, requested, available, limit, capacity, .. } = self;
         let bound = match self.bound {
             Bound::Limit => "limit",
             Bound::Capacity => "capacity",
@@ -156,7 +157,7 @@ impl fmt::Display for Refused {
 
 /// Why nothing was reserved.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ReserveError {
+pub enum LedgerReserveError {
     /// There is no such space.
     #[error(transparent)]
     UnknownSpace(#[from] UnknownSpace),
@@ -165,7 +166,7 @@ pub enum ReserveError {
     UnknownTag(#[from] UnknownTag),
     /// No room.
     #[error(transparent)]
-    Refused(#[from] Box<Refused>),
+    Refused(#[from] Box<SpaceRefusal>),
 }
 
 /// Why a reservation did not grow.
@@ -186,7 +187,7 @@ pub enum GrowError {
     Stale(#[from] StaleReservation),
     /// No room.
     #[error(transparent)]
-    Refused(#[from] Box<Refused>),
+    Refused(#[from] Box<SpaceRefusal>),
 }
 
 /// Why a reservation was not split.
@@ -240,11 +241,11 @@ pub enum ChargeError {
     )]
     OverReservation {
         /// The allocation.
-        over: Over,
+        over: Overrun,
     },
     /// The space has no room for it.
     #[error(transparent)]
-    Refused(#[from] Box<Refused>),
+    Refused(#[from] Box<SpaceRefusal>),
 }
 
 /// Why a free was not credited.
@@ -276,7 +277,7 @@ pub enum UnreservedError {
     UnknownTag(#[from] UnknownTag),
     /// The space has no room for it.
     #[error(transparent)]
-    Refused(#[from] Box<Refused>),
+    Refused(#[from] Box<SpaceRefusal>),
     /// More than was charged.
     #[error("{freed} cannot be freed: only {used} are charged to {space} under this tag")]
     TooMuch {

@@ -1,6 +1,7 @@
 //! What happens to an allocation that exceeds its reservation.
 
-use super::{ReservationId, SpaceId};
+use super::ReservationId;
+use crate::ledger::core::SpaceId;
 use vramp_core::Bytes;
 
 /// What came of a charge.
@@ -9,13 +10,13 @@ use vramp_core::Bytes;
 pub enum Charged {
     /// It fits in the reservation and is accounted for.
     Within,
-    /// It does not, and nothing changed: decide and call [`charge_over`](super::Ledger::charge_over).
-    Over(Over),
+    /// It does not, and nothing changed: decide and call [`charge_overrun`](super::Ledger::charge_overrun).
+    Overrun(Overrun),
 }
 
 /// An allocation that does not fit in its reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Over {
+pub struct Overrun {
     /// Which reservation.
     pub reservation: ReservationId,
     /// Where.
@@ -30,7 +31,7 @@ pub struct Over {
     pub used: Bytes,
 }
 
-/// A stock answer to [`Over`].
+/// A stock answer to [`Overrun`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum LimitPolicy {
     /// The allocation fails.
@@ -49,20 +50,20 @@ pub enum LimitPolicy {
 
 impl LimitPolicy {
     /// What to do about `over`.
-    pub fn answer(self, over: &Over) -> OverAnswer {
+    pub fn answer(self, over: &Overrun) -> OverrunAction {
         match self {
-            LimitPolicy::Fail => OverAnswer::Fail,
-            LimitPolicy::Ignore => OverAnswer::Ignore,
+            LimitPolicy::Fail => OverrunAction::Fail,
+            LimitPolicy::Ignore => OverrunAction::Ignore,
             LimitPolicy::Increase { factor, beyond_limit } => {
-                OverAnswer::Grow { wanted: factor.times(over.by), least: over.by, beyond_limit }
+                OverrunAction::Grow { wanted: factor.times(over.by), least: over.by, beyond_limit }
             }
         }
     }
 }
 
-/// A decision about [`Over`], by a [`LimitPolicy`] or by the caller's own rule.
+/// A decision about [`Overrun`], by a [`LimitPolicy`] or by the caller's own rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OverAnswer {
+pub enum OverrunAction {
     /// Refuse the allocation.
     Fail,
     /// Charge the excess to the space, up to its capacity.
@@ -79,9 +80,9 @@ pub enum OverAnswer {
     },
 }
 
-/// What was done about [`Over`]. The allocation is accounted for.
+/// What was done about [`Overrun`]. The allocation is accounted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OverCharged {
+pub enum OverrunOutcome {
     /// It fits by now: the reservation has grown, or something was freed.
     Within,
     /// So much of it is charged to the space, outside the reservation.

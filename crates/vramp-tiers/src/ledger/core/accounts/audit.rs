@@ -1,32 +1,9 @@
-//! Every sum of the ledger, taken again from its reservations, and the index of the queue.
+//! Checks of the ledger: every sum, taken again from the reservations.
 
-use super::books::Space;
+use super::Ledger;
 use super::record::Share;
-use super::{Ledger, Queue};
+use super::space_account::SpaceAccount;
 use vramp_core::{Bytes, Inconsistency};
-
-impl Queue {
-    /// Checks that order and index hold exactly those who wait. O(waiters).
-    ///
-    /// # Errors
-    /// One that does not hold: a bug in the queue, never a user's mistake.
-    pub fn audit(&self) -> Result<(), Inconsistency> {
-        let places = self.waiters.values().map(|waiter| waiter.request.candidates.len()).sum();
-        let sizes: usize = self.sizes.values().map(std::collections::BTreeSet::len).sum();
-        let missing = self.waiters.iter().find(|&(&id, waiter)| {
-            let indexed = |space| {
-                let sizes = self.sizes.get(space);
-                sizes.is_some_and(|sizes| sizes.contains(&(waiter.request.bytes, id)))
-            };
-            !self.order.contains(&waiter.rank(id)) || !waiter.request.candidates.iter().all(indexed)
-        });
-        match missing {
-            Some((id, _)) => Err(Inconsistency { what: format!("{id} is not in order and index") }),
-            None if (self.order.len(), sizes) == (self.waiters.len(), places) => Ok(()),
-            None => Err(Inconsistency { what: "order or index hold one who does not wait".into() }),
-        }
-    }
-}
 
 type Check = Result<(), String>;
 
@@ -47,7 +24,7 @@ impl Ledger {
         self.records_are_possible().map_err(|what| Inconsistency { what })
     }
 
-    fn sums_agree(&self, space: &Space) -> Check {
+    fn sums_agree(&self, space: &SpaceAccount) -> Check {
         let mut sum = Share::default();
         let mut active = 0;
         for (_, record) in self.records.iter().filter(|(_, record)| record.space == space.id) {
@@ -66,11 +43,11 @@ impl Ledger {
         Ok(())
     }
 
-    fn tags_agree(&self, space: &Space) -> Check {
+    fn tags_agree(&self, space: &SpaceAccount) -> Check {
         let mut unreserved = Bytes::ZERO;
         for (number, tag) in space.tags.iter().enumerate() {
             let name = &self.tags[number];
-            let of_tag = |record: &super::Reservation| {
+            let of_tag = |record: &super::ReservationRecord| {
                 record.space == space.id && record.tag.index() == number
             };
             let shares = self.records.values().filter(|r| of_tag(r)).map(|r| r.share());
@@ -89,7 +66,7 @@ impl Ledger {
         agree("unreserved", space.unreserved, unreserved)
     }
 
-    fn limit_holds(&self, space: &Space) -> Check {
+    fn limit_holds(&self, space: &SpaceAccount) -> Check {
         let excused = self.records.values().any(|r| r.space == space.id && r.beyond_limit);
         if space.reserved > space.levels.limit && !excused {
             return Err(format!("{} are reserved above the limit", space.reserved));
@@ -110,7 +87,7 @@ impl Ledger {
     }
 }
 
-fn bounds_hold(space: &Space) -> Check {
+fn bounds_hold(space: &SpaceAccount) -> Check {
     let total = space.total();
     let levels = &space.levels;
     if total > levels.capacity {

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crate::sync::{Condvar, Mutex, lock};
 
-pub(crate) struct Seat<T> {
+pub(crate) struct WaitSlot<T> {
     slot: Mutex<Slot<T>>,
     woken: Condvar,
 }
@@ -28,14 +28,14 @@ pub(crate) enum Woken<T> {
     Late,
 }
 
-impl<T> Default for Seat<T> {
-    fn default() -> Seat<T> {
+impl<T> Default for WaitSlot<T> {
+    fn default() -> WaitSlot<T> {
         let slot = Slot { given: None, called: false };
-        Seat { slot: Mutex::new(slot), woken: Condvar::new() }
+        WaitSlot { slot: Mutex::new(slot), woken: Condvar::new() }
     }
 }
 
-impl<T> Seat<T> {
+impl<T> WaitSlot<T> {
     /// Gives its waiter something, once.
     pub fn give(&self, gift: T) {
         lock(&self.slot).given = Some(gift);

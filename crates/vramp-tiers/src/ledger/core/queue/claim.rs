@@ -1,16 +1,17 @@
 //! Who spills how much for whom, so that no deficit is spilled twice.
 //!
-//! 1. A waiter asks what is missing for it: [`Queue::claim_deficit`]. What others already spill is
+//! 1. A waiter asks what is missing for it: [`WaitQueue::claim_deficit`]. What others already spill is
 //!    counted as if it had come, and what they wait for as if it were taken.
-//! 2. It spills in steps, and gives each step back to the ledger and to [`Queue::on_change`].
-//! 3. After each step it says so: [`Queue::spilled`] tells what is left of the claim, which is
+//! 2. It spills in steps, and gives each step back to the ledger and to [`WaitQueue::serve_waiters`].
+//! 3. After each step it says so: [`WaitQueue::spilled`] tells what is left of the claim, which is
 //!    less if memory came from elsewhere. At zero it stops.
-//! 4. It ends its claim: [`Queue::end_claim`]. Not before: one that is served in the midst of a step
+//! 4. It ends its claim: [`WaitQueue::end_claim`]. Not before: one that is served in the midst of a step
 //!    still brings what it is spilling, for those who count on it.
 //!
 //! Until then a waiter is taken for one that will be served: it is part of no deadlock.
 
-use super::{Bound, Ledger, Queue, SpaceId, UnknownWaiter, WaiterId};
+use super::{UnknownWaiter, WaitQueue, WaiterId};
+use crate::ledger::core::{Bound, Ledger, SpaceId};
 use vramp_core::Bytes;
 
 /// A waiter's promise to spill.
@@ -20,7 +21,7 @@ pub(super) struct Claim {
     pub left: Bytes,
 }
 
-impl Queue {
+impl WaitQueue {
     /// What `waiter` shall spill from `space` to be served there. `None` if nothing is missing, if
     /// it spills already, or if this is no candidate of its. O(claims).
     ///

@@ -1,14 +1,14 @@
 //! Making room by moving data away, while a request waits.
 //!
 //! 1. Whoever holds memory that could leave a space registers a [`Spiller`] there
-//!    ([`MemorySpace::on_shortage`](crate::MemorySpace::on_shortage)).
+//!    ([`MemorySpace::register_spiller`](crate::MemorySpace::register_spiller)).
 //! 2. A request that has to wait claims what is missing for it, of each of its spaces in turn, and
 //!    calls the spillers there in its own thread, with no lock held. What others already spill is no
 //!    part of its claim: no two spill for one deficit.
 //! 3. What a spiller frees serves waiters in the moment in which it is freed. After each call the
 //!    claim is what is still missing; at zero it stops.
-//! 4. If memory still lacks, it tries again after pauses, as [`Retries`](crate::Retries) say, then only waits. News
-//!    of more to spill ([`SpillerRegistration::offer`]) begin the tries anew.
+//! 4. If memory still lacks, it tries again after pauses, as [`RetryPolicy`](crate::reserve::RetryPolicy) say, then only waits. News
+//!    of more to spill ([`SpillerRegistration::notify_spillable`]) begin the tries anew.
 //!
 //! A spiller may reserve memory where its data goes, and that may spill there in turn. In the space
 //! that it empties it cannot wait: the thread remembers which spaces it is spilling, and a wait for
@@ -18,16 +18,21 @@ use std::cell::RefCell;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crate::ledger::core::{Candidates, Priority, SpaceId, WaiterId};
+use crate::ledger::core::{Candidates, SpaceId, WaiterId};
 use smallvec::SmallVec;
 use vramp_core::Bytes;
 
+pub use crate::ledger::core::Priority;
+pub use crate::ledger::shell::retry::RetryPolicy;
+
 use crate::ledger::shell::shared::{Shared, State};
-use crate::ledger::shell::tracked::{MemoryShortage, OutOf, OutOfMemory, Remedy};
+use crate::ledger::shell::tracked::{
+    ExhaustedResource, MemoryShortage, OutOfMemoryHandler, RecoveryAction,
+};
 use crate::sync::thread_local;
 
 /// What a space lacks, for a spiller.
-pub struct Shortage<'a> {
+pub struct SpillRequest<'a> {
     space: SpaceId,
     bytes: Bytes,
     attempt: u32,
@@ -35,7 +40,7 @@ pub struct Shortage<'a> {
     claim: Option<(&'a Shared, WaiterId)>,
 }
 
-impl Shortage<'_> {
+impl SpillRequest<'_> {
     /// Where.
     pub fn space(&self) -> SpaceId {
         self.space
@@ -69,12 +74,12 @@ impl Shortage<'_> {
 pub trait Spiller: Send + Sync {
     /// Frees at least what the shortage says and no more than one step beyond it, or what there is;
     /// returns how much that was. All of it has come back to the space by then; whoever can free
-    /// more later says so by [`SpillerRegistration::offer`].
-    fn spill(&self, shortage: &Shortage<'_>) -> Bytes;
+    /// more later says so by [`SpillerRegistration::notify_spillable`].
+    fn spill(&self, shortage: &SpillRequest<'_>) -> Bytes;
 }
 
-impl<F: Fn(&Shortage<'_>) -> Bytes + Send + Sync> Spiller for F {
-    fn spill(&self, shortage: &Shortage<'_>) -> Bytes {
+impl<F: Fn(&SpillRequest<'_>) -> Bytes + Send + Sync> Spiller for F {
+    fn spill(&self, shortage: &SpillRequest<'_>) -> Bytes {
         self(shortage)
     }
 }
@@ -112,9 +117,9 @@ pub struct SpillerRegistration {
 impl SpillerRegistration {
     /// Says that there is more to spill than at the last call: those who wait here try again.
     /// O(waiters), and nothing if nobody waits.
-    pub fn offer(&self) {
+    pub fn notify_spillable(&self) {
         if let Some(shared) = self.shared.upgrade() {
-            shared.offer(self.registered.space);
+            shared.notify_spillable(self.registered.space);
         }
     }
 }
@@ -136,22 +141,24 @@ impl std::fmt::Debug for SpillerRegistration {
 }
 
 /// Spills what an allocation lacks and tries again; pauses if nothing was to be had. A handler of
-/// shortages for [`Policies`](crate::Policies).
+/// shortages for [`Policies`](crate::tracked::Policies).
 #[derive(Clone, Debug)]
 pub struct SpillAndRetry {
     /// Where to make room.
     pub space: crate::MemorySpace,
 }
 
-impl OutOfMemory for SpillAndRetry {
-    fn handle(&self, _attempt: u32, shortage: &MemoryShortage<'_>) -> Remedy {
-        let lacks = match shortage.out_of {
-            OutOf::Budget(refused) => refused.requested.saturating_sub(refused.available),
-            OutOf::Device(_) => shortage.requested,
+impl OutOfMemoryHandler for SpillAndRetry {
+    fn handle(&self, _attempt: u32, shortage: &MemoryShortage<'_>) -> RecoveryAction {
+        let lacks = match shortage.exhausted {
+            ExhaustedResource::Budget(refused) => {
+                refused.requested.saturating_sub(refused.available)
+            }
+            ExhaustedResource::Device(_) => shortage.requested,
         };
         match self.space.spill(lacks) {
-            Bytes::ZERO => Remedy::RetryLater,
-            _ => Remedy::Retry,
+            Bytes::ZERO => RecoveryAction::RetryAfterPause,
+            _ => RecoveryAction::Retry,
         }
     }
 }
@@ -172,7 +179,7 @@ pub(crate) fn empties_all(shared: &Shared, spaces: &[SpaceId]) -> bool {
 }
 
 /// Calls a spiller, in which this thread does not spill the same space again.
-fn call(shared: &Shared, registered: &Registered, shortage: &Shortage<'_>) -> Bytes {
+fn call(shared: &Shared, registered: &Registered, shortage: &SpillRequest<'_>) -> Bytes {
     EMPTYING.with(|spaces| {
         spaces.borrow_mut().push((std::ptr::from_ref(shared).addr(), shortage.space));
     });
@@ -207,12 +214,12 @@ impl Shared {
             let place = state.spillers.partition_point(|known| known.priority >= priority);
             state.spillers.insert(place, Arc::clone(&registered));
         });
-        self.offer(space);
+        self.notify_spillable(space);
         SpillerRegistration { shared: Arc::downgrade(self), registered }
     }
 
     /// Lets those who wait for a space try to spill again.
-    fn offer(&self, space: SpaceId) {
+    fn notify_spillable(&self, space: SpaceId) {
         let seats = self.act(|state| state.seats_at(space));
         seats.iter().for_each(|seat| seat.call());
     }
@@ -228,7 +235,7 @@ impl Shared {
             if left.is_zero() {
                 break;
             }
-            let shortage = Shortage { space, bytes: left, attempt: 1, claim: None };
+            let shortage = SpillRequest { space, bytes: left, attempt: 1, claim: None };
             let freed = call(self, &registered, &shortage);
             spilled = spilled.checked_add(freed).unwrap_or(Bytes::new(u64::MAX));
         }
@@ -349,7 +356,7 @@ impl<'a> Tries<'a> {
         };
         for registered in spillers {
             let claim = Some((&**shared, waiter));
-            let shortage = Shortage { space, bytes: left, attempt: self.attempt, claim };
+            let shortage = SpillRequest { space, bytes: left, attempt: self.attempt, claim };
             let freed = call(shared, &registered, &shortage);
             let told = shared.act(|state| {
                 // What came back lessens what is missing by itself, unless others took it. That

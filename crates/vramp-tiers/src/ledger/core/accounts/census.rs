@@ -1,8 +1,9 @@
-//! What the books say, summed.
+//! What the account say, summed.
 
 use super::Ledger;
-use super::books::Space;
-use super::{Levels, Pressure, SpaceId, Tag, UnknownSpace};
+use super::space_account::SpaceAccount;
+use super::{Pressure, Tag, UnknownSpace};
+use crate::ledger::core::{Levels, SpaceId};
 use vramp_core::Bytes;
 
 /// How often what happened in a space.
@@ -15,7 +16,7 @@ pub struct SpaceCounters {
     /// Reservations released.
     pub releases: u64,
     /// Allocations that exceeded their reservation, whatever was decided.
-    pub overs: u64,
+    pub overruns: u64,
 }
 
 /// What is charged to a space under one tag.
@@ -78,19 +79,19 @@ pub struct TagCensus {
 impl Ledger {
     /// One space, summed. O(1).
     pub fn census(&self, space: SpaceId) -> Result<SpaceCensus, UnknownSpace> {
-        let books: &Space = self.space(space)?;
+        let account: &SpaceAccount = self.space(space)?;
         Ok(SpaceCensus {
             space,
-            levels: books.levels,
-            total: books.total(),
-            reserved: books.reserved,
-            over: books.over,
-            orphaned: books.orphaned,
-            unreserved: books.unreserved,
-            reservations: books.active,
-            peak: books.peak,
+            levels: account.levels,
+            total: account.total(),
+            reserved: account.reserved,
+            over: account.over,
+            orphaned: account.orphaned,
+            unreserved: account.unreserved,
+            reservations: account.active,
+            peak: account.peak,
             pressure: self.pressure(space)?,
-            counters: books.counters,
+            counters: account.counters,
         })
     }
 
@@ -99,8 +100,8 @@ impl Ledger {
     /// # Errors
     /// There is no such space.
     pub fn tag_census(&self, space: SpaceId, tag: Tag) -> Result<TagCensus, UnknownSpace> {
-        let books = self.space(space)?;
-        let tag = books.tags.get(tag.index()).copied().unwrap_or_default();
+        let account = self.space(space)?;
+        let tag = account.tags.get(tag.index()).copied().unwrap_or_default();
         let TagUse { charged, used, peak_charged, peak_used, .. } = tag;
         Ok(TagCensus { charged, used, peak_charged, peak_used })
     }
@@ -110,10 +111,10 @@ impl Ledger {
     /// # Errors
     /// There is no such space.
     pub fn reset_peaks(&mut self, space: SpaceId) -> Result<(), UnknownSpace> {
-        let books = self.spaces.iter_mut().find(|books| books.id == space);
-        let books = books.ok_or(UnknownSpace { space })?;
-        books.peak = books.total();
-        for tag in &mut books.tags {
+        let account = self.spaces.iter_mut().find(|account| account.id == space);
+        let account = account.ok_or(UnknownSpace { space })?;
+        account.peak = account.total();
+        for tag in &mut account.tags {
             (tag.peak_charged, tag.peak_used) = (tag.charged, tag.used);
         }
         Ok(())

@@ -3,9 +3,10 @@
 use smallvec::SmallVec;
 
 use super::{
-    Bound, ChargeError, Charged, Ledger, LimitPolicy, Over, OverAnswer, OverCharged, Reservation,
-    ReservationId, SpaceId, StaleReservation, Tag, UnchargeError, UnreservedError,
+    Bound, ChargeError, Charged, Ledger, LimitPolicy, Overrun, OverrunAction, OverrunOutcome,
+    ReservationId, ReservationRecord, StaleReservation, Tag, UnchargeError, UnreservedError,
 };
+use crate::ledger::core::SpaceId;
 use vramp_core::Bytes;
 
 impl Ledger {
@@ -19,7 +20,7 @@ impl Ledger {
         let space = &mut self.spaces[record.place as usize];
         let bytes = space.levels.round_up(bytes);
         if bytes > record.unused() {
-            return Ok(Charged::Over(over(id, record, bytes)));
+            return Ok(Charged::Overrun(over(id, record, bytes)));
         }
         // What a reservation holds is charged already: only its use changes.
         record.used += bytes;
@@ -33,16 +34,16 @@ impl Ledger {
     /// Charges by a stock policy: [`charge`](Ledger::charge), and what it says about the excess.
     ///
     /// # Errors
-    /// As [`charge_over`](Ledger::charge_over).
+    /// As [`charge_overrun`](Ledger::charge_overrun).
     pub fn charge_by(
         &mut self,
         id: ReservationId,
         bytes: Bytes,
         policy: LimitPolicy,
-    ) -> Result<OverCharged, ChargeError> {
+    ) -> Result<OverrunOutcome, ChargeError> {
         match self.charge(id, bytes)? {
-            Charged::Within => Ok(OverCharged::Within),
-            Charged::Over(over) => self.charge_over(id, bytes, policy.answer(&over)),
+            Charged::Within => Ok(OverrunOutcome::Within),
+            Charged::Overrun(over) => self.charge_overrun(id, bytes, policy.answer(&over)),
         }
     }
 
@@ -51,32 +52,32 @@ impl Ledger {
     ///
     /// # Errors
     /// The answer is to fail or grants too little, or the space has no room. Nothing changes.
-    pub fn charge_over(
+    pub fn charge_overrun(
         &mut self,
         id: ReservationId,
         bytes: Bytes,
-        answer: OverAnswer,
-    ) -> Result<OverCharged, ChargeError> {
+        answer: OverrunAction,
+    ) -> Result<OverrunOutcome, ChargeError> {
         let record = *self.active(id)?;
         let levels = *self.levels_of(&record);
         let bytes = levels.round_up(bytes);
         if bytes <= record.unused() {
-            self.replace(id, Reservation { used: record.used + bytes, ..record });
-            return Ok(OverCharged::Within);
+            self.replace(id, ReservationRecord { used: record.used + bytes, ..record });
+            return Ok(OverrunOutcome::Within);
         }
         let over = over(id, &record, bytes);
-        self.spaces[record.place as usize].counters.overs += 1;
+        self.spaces[record.place as usize].counters.overruns += 1;
         match answer {
-            OverAnswer::Fail => Err(ChargeError::OverReservation { over }),
-            OverAnswer::Ignore => {
+            OverrunAction::Fail => Err(ChargeError::OverReservation { over }),
+            OverrunAction::Ignore => {
                 let by = bytes - record.unused();
                 if !self.spaces[record.place as usize].fits(by, Bound::Capacity) {
                     return Err(self.refuse(&record, by, Bound::Capacity).into());
                 }
-                self.replace(id, Reservation { used: record.used + bytes, ..record });
-                Ok(OverCharged::Ignored { by })
+                self.replace(id, ReservationRecord { used: record.used + bytes, ..record });
+                Ok(OverrunOutcome::Ignored { by })
             }
-            OverAnswer::Grow { wanted, least, beyond_limit } => {
+            OverrunAction::Grow { wanted, least, beyond_limit } => {
                 let bound = if beyond_limit { Bound::Capacity } else { Bound::Limit };
                 let sizes = [wanted, least].map(|by| levels.round_up(by)).into_iter();
                 let enough: SmallVec<[Bytes; 2]> = sizes.filter(|&by| by >= over.by).collect();
@@ -89,7 +90,7 @@ impl Ledger {
                     return Err(self.refuse(&record, over.by, bound).into());
                 };
                 self.replace(id, grown);
-                Ok(OverCharged::Grown { by })
+                Ok(OverrunOutcome::Grown { by })
             }
         }
     }
@@ -113,7 +114,7 @@ impl Ledger {
             return Ok(Bytes::ZERO);
         }
         let record = *record;
-        let after = Reservation { used: record.used - freed, ..record };
+        let after = ReservationRecord { used: record.used - freed, ..record };
         self.replace(id, after);
         if after.released && after.used.is_zero() {
             self.records.remove(id);
@@ -161,23 +162,23 @@ impl Ledger {
     ) -> Result<Bytes, UnreservedError> {
         let place = self.place(space)?;
         self.tag_name(tag)?;
-        let books = &mut self.spaces[place];
-        let freed = books.levels.round_up(bytes);
-        let use_ = &mut books.tags[tag.index()];
+        let account = &mut self.spaces[place];
+        let freed = account.levels.round_up(bytes);
+        let use_ = &mut account.tags[tag.index()];
         if freed > use_.unreserved {
             return Err(UnreservedError::TooMuch { space, freed, used: use_.unreserved });
         }
         use_.unreserved -= freed;
         use_.charged -= freed;
         use_.used -= freed;
-        books.unreserved -= freed;
-        books.settle(tag);
+        account.unreserved -= freed;
+        account.settle(tag);
         Ok(freed)
     }
 }
 
-fn over(id: ReservationId, record: &Reservation, bytes: Bytes) -> Over {
-    let &Reservation { space, size, used, .. } = record;
+fn over(id: ReservationId, record: &ReservationRecord, bytes: Bytes) -> Overrun {
+    let &ReservationRecord { space, size, used, .. } = record;
     let needed = used.checked_add(bytes).unwrap_or(Bytes::new(u64::MAX));
-    Over { reservation: id, space, bytes, by: needed - size, size, used }
+    Overrun { reservation: id, space, bytes, by: needed - size, size, used }
 }

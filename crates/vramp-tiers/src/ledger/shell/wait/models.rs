@@ -8,7 +8,7 @@ use loom::thread;
 
 use crate::{
     Bytes, CancelToken, Level, ManagerConfig, Priority, Reservation, ReservationManager,
-    ReserveError, Retries, Shortage, SpaceConfig, SpaceId, SpillerRegistration, Strategy,
+    ReserveError, RetryPolicy, SpaceConfig, SpaceId, SpillRequest, SpillerRegistration, Strategy,
 };
 
 const GPU: SpaceId = SpaceId::gpu(0);
@@ -21,7 +21,7 @@ fn manager() -> ReservationManager {
         ..SpaceConfig::gpu(Bytes::new(10))
     };
     // Without pauses: in a model no time passes.
-    let spill = Retries { most: 0, ..Retries::default() };
+    let spill = RetryPolicy { most: 0, ..RetryPolicy::default() };
     let spill = ManagerConfig { spill, ..ManagerConfig::default() };
     ReservationManager::with_config([(GPU, config)], spill).expect("its levels make sense")
 }
@@ -124,7 +124,7 @@ type Store = Arc<Mutex<Option<Reservation>>>;
 fn spiller(manager: &ReservationManager, store: &Store) -> SpillerRegistration {
     let store = Arc::clone(store);
     let space = manager.space(GPU).expect("it was configured");
-    space.on_shortage(Priority(0), move |_: &Shortage<'_>| {
+    space.register_spiller(Priority(0), move |_: &SpillRequest<'_>| {
         let spilled = store.lock().unwrap_or_else(PoisonError::into_inner).take();
         spilled.map_or(Bytes::ZERO, |spilled| spilled.bytes())
     })
@@ -142,7 +142,7 @@ fn what_is_offered_is_spilled_whenever_the_waiter_looks() {
             thread::spawn(move || drop(wait(&manager, 10).expect("it fits in the end")))
         };
         *store.lock().unwrap_or_else(PoisonError::into_inner) = Some(all);
-        registration.offer();
+        registration.notify_spillable();
         waiter.join().expect("a waiter does not panic");
         drop(registration);
         ends_empty(&manager);

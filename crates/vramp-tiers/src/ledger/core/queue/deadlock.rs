@@ -14,16 +14,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 
-use super::order::Gates;
-use super::queue::fitting;
-use super::{
-    Candidates, Ledger, Owner, Queue, Request, Reservation, ReservationId, SpaceId, WaiterId,
-};
+use super::order::Allowances;
+use super::wait_queue::fitting;
+use super::{Request, WaitQueue, WaiterId};
+use crate::ledger::core::{Candidates, Ledger, Owner, ReservationId, ReservationRecord, SpaceId};
 use vramp_core::Bytes;
 
 /// One owner who waits for the next one of a [`Deadlock`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Link {
+pub struct CycleMember {
     /// Who.
     pub owner: Owner,
     /// Its request.
@@ -34,10 +33,10 @@ pub struct Link {
 
 /// How to get out of a deadlock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum WayOut {
+pub enum Resolution {
     /// Cancel this request and return what its owner holds: the one of the cycle with the lowest
     /// priority, and the youngest of those.
-    GiveUp {
+    Abort {
         /// Whose request.
         owner: Owner,
         /// Which one.
@@ -45,8 +44,8 @@ pub enum WayOut {
         /// What to release: what its owner holds of what the one before it waits for.
         reservations: Vec<ReservationId>,
     },
-    /// There is memory for this one, only the order keeps it out: [`Queue::let_pass`].
-    LetPass(WaiterId),
+    /// There is memory for this one, only the order keeps it out: [`WaitQueue::grant_out_of_order`].
+    GrantOutOfOrder(WaiterId),
 }
 
 /// Waiters that can never be served, whoever else ends.
@@ -56,9 +55,9 @@ pub struct Deadlock {
     pub stuck: Vec<WaiterId>,
     /// Each waits for memory of the next, the last for the first. Empty if only the order is in
     /// the way.
-    pub cycle: Vec<Link>,
+    pub cycle: Vec<CycleMember>,
     /// What to do about it. There can be more cycles: ask again.
-    pub way_out: WayOut,
+    pub resolution: Resolution,
 }
 
 /// What is taken in each space, by those who have not ended.
@@ -67,7 +66,7 @@ type Taken = BTreeMap<SpaceId, Bytes>;
 /// Owners who are stuck, and the request by which each is.
 type StuckOwners = BTreeMap<Owner, WaiterId>;
 
-impl Queue {
+impl WaitQueue {
     /// Looks for waiters that can never be served. O((waiters + reservations) times waiters); for when
     /// somebody begins to wait, or has waited for long.
     pub fn deadlock(&self, ledger: &Ledger) -> Option<Deadlock> {
@@ -82,8 +81,8 @@ impl Queue {
         let pass = self.waiting().find(|(id, request)| {
             stuck.contains(id) && fitting(ledger, request, |_| true).is_some()
         })?;
-        let way_out = WayOut::LetPass(pass.0);
-        Some(Deadlock { stuck: stuck.into_iter().collect(), cycle: Vec::new(), way_out })
+        let resolution = Resolution::GrantOutOfOrder(pass.0);
+        Some(Deadlock { stuck: stuck.into_iter().collect(), cycle: Vec::new(), resolution })
     }
 
     /// Who is left when everybody has gone on who can: as the order allows, or as memory does. An
@@ -104,7 +103,7 @@ impl Queue {
         }
         let mut stuck: BTreeSet<WaiterId> = self.waiters.keys().copied().collect();
         loop {
-            let mut gates = Gates::default();
+            let mut allowances = Allowances::default();
             let mut served = Vec::new();
             for rank in self.order.iter().filter(|rank| stuck.contains(&rank.id)) {
                 let waiter = &self.waiters[&rank.id];
@@ -117,12 +116,12 @@ impl Queue {
                     let Ok(levels) = ledger.levels(space) else { return false };
                     let bytes = levels.round_up(waiter.request.bytes);
                     let free = levels.limit.saturating_sub(taken[&space]);
-                    bytes <= free && (!ordered || gates.admit(space, waiter.request.bytes))
+                    bytes <= free && (!ordered || allowances.admit(space, waiter.request.bytes))
                 };
                 if waiter.request.candidates.iter().any(fits) {
                     served.push(rank.id);
                 } else {
-                    gates.narrow(waiter);
+                    allowances.narrow(waiter);
                 }
             }
             if served.is_empty() {
@@ -143,7 +142,7 @@ impl Queue {
     /// The cycle among owners who are stuck, reached from the oldest request.
     fn cycle(&self, ledger: &Ledger, stuck: BTreeSet<WaiterId>, owners: &StuckOwners) -> Deadlock {
         let first = *owners.values().min().expect("who is stuck waits for an owner who is");
-        let mut path = vec![Link {
+        let mut path = vec![CycleMember {
             owner: self.waiters[&first].request.owner,
             waiter: first,
             holds: Vec::new(),
@@ -164,22 +163,22 @@ impl Queue {
                 (self.waiters[&link.waiter].request.priority, std::cmp::Reverse(link.waiter))
             })
             .expect("a cycle has a link");
-        let way_out = WayOut::GiveUp {
+        let resolution = Resolution::Abort {
             owner: least.owner,
             waiter: least.waiter,
             reservations: least.holds.clone(),
         };
-        Deadlock { stuck: stuck.into_iter().collect(), cycle: path, way_out }
+        Deadlock { stuck: stuck.into_iter().collect(), cycle: path, resolution }
     }
 
     /// Whom `waiter` waits for: the first other owner who is stuck and holds memory where there
     /// would be room without the others, or its own if there is no such space.
-    fn next_link(&self, ledger: &Ledger, waiter: WaiterId, stuck: &StuckOwners) -> Link {
+    fn next_link(&self, ledger: &Ledger, waiter: WaiterId, stuck: &StuckOwners) -> CycleMember {
         let Request { candidates, bytes, owner: asker, .. } = &self.waiters[&waiter].request;
         let held_by = |owner: Owner, space: SpaceId| {
             let records = ledger.reservations().map(|(_, record)| record);
             let held = records.filter(|record| record.owner == owner && record.space == space);
-            held.map(Reservation::charged).sum::<Bytes>()
+            held.map(ReservationRecord::charged).sum::<Bytes>()
         };
         let has_room = |&space: &SpaceId| {
             let Ok(levels) = ledger.levels(space) else { return false };
@@ -196,8 +195,14 @@ impl Queue {
         let other = others
             .find(|&(&owner, _)| possible.iter().any(|&space| !held_by(owner, space).is_zero()));
         match other {
-            Some((&owner, &waiter)) => Link { owner, waiter, holds: holds(owner, &possible) },
-            None => Link { owner: *asker, waiter: stuck[asker], holds: holds(*asker, candidates) },
+            Some((&owner, &waiter)) => {
+                CycleMember { owner, waiter, holds: holds(owner, &possible) }
+            }
+            None => CycleMember {
+                owner: *asker,
+                waiter: stuck[asker],
+                holds: holds(*asker, candidates),
+            },
         }
     }
 }

@@ -10,21 +10,21 @@ use std::ops::RangeInclusive;
 use slotmap::SlotMap;
 use smallvec::SmallVec;
 
-use super::books::Space;
 use super::census::{SpaceCounters, TagUse};
 use super::pressure::Hysteresis;
 use super::record::Share;
+use super::space_account::SpaceAccount;
 use super::{
-    Bound, GrowError, Holder, LedgerError, Levels, MergeError, Owner, Refused, Reservation,
-    ReservationId, ReserveError, SpaceConfig, SpaceId, SplitError, StaleReservation, Tag,
-    UnknownSpace, UnknownTag,
+    Bound, GrowError, Holder, LedgerError, LedgerReserveError, MergeError, Owner, ReservationId,
+    ReservationRecord, SpaceRefusal, SplitError, StaleReservation, Tag, UnknownSpace, UnknownTag,
 };
+use crate::ledger::core::{Levels, SpaceConfig, SpaceId};
 use vramp_core::Bytes;
 
 /// How many holders a refusal names.
 const HOLDERS_NAMED: usize = 4;
 
-/// What [`Ledger::reserve_upto`] got.
+/// What [`Ledger::reserve_up_to`] got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reserved {
     /// Its name.
@@ -46,8 +46,8 @@ pub struct Merge {
 #[derive(Clone, Debug)]
 pub struct Ledger {
     /// Sorted by id.
-    pub(super) spaces: Vec<Space>,
-    pub(super) records: SlotMap<ReservationId, Reservation>,
+    pub(super) spaces: Vec<SpaceAccount>,
+    pub(super) records: SlotMap<ReservationId, ReservationRecord>,
     pub(super) tags: Vec<String>,
 }
 
@@ -60,8 +60,9 @@ impl Ledger {
         spaces: impl IntoIterator<Item = (SpaceId, SpaceConfig)>,
     ) -> Result<Ledger, LedgerError> {
         let resolve = |(id, config): (SpaceId, SpaceConfig)| {
-            let levels = config.levels().map_err(|why| LedgerError::Config { space: id, why })?;
-            Ok(Space {
+            let levels =
+                config.levels().map_err(|why| LedgerError::InvalidLevels { space: id, why })?;
+            Ok(SpaceAccount {
                 id,
                 levels,
                 reserved: Bytes::ZERO,
@@ -75,13 +76,14 @@ impl Ledger {
                 tags: vec![TagUse::default()],
             })
         };
-        let mut spaces: Vec<Space> = spaces.into_iter().map(resolve).collect::<Result<_, _>>()?;
+        let mut spaces: Vec<SpaceAccount> =
+            spaces.into_iter().map(resolve).collect::<Result<_, _>>()?;
         spaces.sort_by_key(|space| space.id);
         if spaces.is_empty() {
             return Err(LedgerError::NoSpaces);
         }
         if let Some(pair) = spaces.windows(2).find(|pair| pair[0].id == pair[1].id) {
-            return Err(LedgerError::Twice { space: pair[0].id });
+            return Err(LedgerError::Duplicate { space: pair[0].id });
         }
         Ok(Ledger { spaces, records: SlotMap::with_key(), tags: vec![String::new()] })
     }
@@ -114,7 +116,7 @@ impl Ledger {
 
     /// What a refusal of `bytes` in this space would say now, whether or not they would fit.
     /// O(reservations), and counted nowhere.
-    pub fn explain(&self, space: SpaceId, bytes: Bytes) -> Result<Box<Refused>, UnknownSpace> {
+    pub fn explain(&self, space: SpaceId, bytes: Bytes) -> Result<Box<SpaceRefusal>, UnknownSpace> {
         let place = self.place(space)?;
         let bytes = self.spaces[place].levels.round_up(bytes);
         Ok(self.refusal(place, bytes, Bound::Limit))
@@ -136,12 +138,12 @@ impl Ledger {
     }
 
     /// A reservation as it stands, until nothing is charged to it any more.
-    pub fn reservation(&self, id: ReservationId) -> Option<&Reservation> {
+    pub fn reservation(&self, id: ReservationId) -> Option<&ReservationRecord> {
         self.records.get(id)
     }
 
     /// All reservations that anything is charged to, released ones included.
-    pub fn reservations(&self) -> impl Iterator<Item = (ReservationId, &Reservation)> {
+    pub fn reservations(&self) -> impl Iterator<Item = (ReservationId, &ReservationRecord)> {
         self.records.iter()
     }
 
@@ -155,10 +157,10 @@ impl Ledger {
         bytes: Bytes,
         owner: Owner,
         tag: Tag,
-    ) -> Result<ReservationId, ReserveError> {
+    ) -> Result<ReservationId, LedgerReserveError> {
         let place = self.place(space)?;
         let bytes = self.spaces[place].levels.round_up(bytes);
-        Ok(self.reserve_upto(space, bytes..=bytes, owner, tag)?.id)
+        Ok(self.reserve_up_to(space, bytes..=bytes, owner, tag)?.id)
     }
 
     /// Reserves as much below the limit as there is of `sizes`, and says how much. From zero on it
@@ -166,16 +168,16 @@ impl Ledger {
     ///
     /// # Errors
     /// Less than the smallest size is available.
-    pub fn reserve_upto(
+    pub fn reserve_up_to(
         &mut self,
         space: SpaceId,
         sizes: RangeInclusive<Bytes>,
         owner: Owner,
         tag: Tag,
-    ) -> Result<Reserved, ReserveError> {
+    ) -> Result<Reserved, LedgerReserveError> {
         let place = self.place(space)?;
         self.tag_name(tag)?;
-        let Space { levels, .. } = &self.spaces[place];
+        let SpaceAccount { levels, .. } = &self.spaces[place];
         let least = levels.round_up(*sizes.start());
         let most = levels.round_up(*sizes.end()).max(least);
         if !self.spaces[place].fits(least, Bound::Limit) {
@@ -183,7 +185,7 @@ impl Ledger {
             return Err(self.refusal(place, least, Bound::Limit).into());
         }
         let bytes = most.min(self.spaces[place].available(Bound::Limit));
-        let record = Reservation {
+        let record = ReservationRecord {
             space,
             owner,
             tag,
@@ -222,7 +224,7 @@ impl Ledger {
     /// There is no such reservation.
     pub fn shrink_to_fit(&mut self, id: ReservationId) -> Result<Bytes, StaleReservation> {
         let record = *self.active(id)?;
-        self.replace(id, Reservation { size: record.size.min(record.used), ..record });
+        self.replace(id, ReservationRecord { size: record.size.min(record.used), ..record });
         Ok(record.unused())
     }
 
@@ -248,7 +250,7 @@ impl Ledger {
         }
         self.records[id].size = record.size - bytes;
         self.spaces[record.place as usize].active += 1;
-        Ok(self.records.insert(Reservation {
+        Ok(self.records.insert(ReservationRecord {
             size: bytes,
             used: Bytes::ZERO,
             peak: Bytes::ZERO,
@@ -269,12 +271,12 @@ impl Ledger {
         if into.place != from.place {
             return Err(MergeError::OtherSpace { from: from.space, into: into.space });
         }
-        let larger = Reservation {
+        let larger = ReservationRecord {
             size: into.size + from.unused(),
             beyond_limit: into.beyond_limit || from.beyond_limit,
             ..into
         };
-        let smaller = Reservation { size: from.size.min(from.used), ..from };
+        let smaller = ReservationRecord { size: from.size.min(from.used), ..from };
         let space = &mut self.spaces[into.place as usize];
         space.put(from.tag, from.share(), smaller.share());
         space.put(into.tag, into.share(), larger.share());
@@ -296,7 +298,7 @@ impl Ledger {
         space.active -= 1;
         space.counters.releases += 1;
         let released =
-            Reservation { size: Bytes::ZERO, released: true, beyond_limit: false, ..record };
+            ReservationRecord { size: Bytes::ZERO, released: true, beyond_limit: false, ..record };
         self.replace(id, released);
         if released.used.is_zero() {
             self.records.remove(id);
@@ -304,7 +306,7 @@ impl Ledger {
         Ok(record.unused())
     }
 
-    pub(super) fn space(&self, space: SpaceId) -> Result<&Space, UnknownSpace> {
+    pub(super) fn space(&self, space: SpaceId) -> Result<&SpaceAccount, UnknownSpace> {
         Ok(&self.spaces[self.place(space)?])
     }
 
@@ -313,11 +315,14 @@ impl Ledger {
         found.map_err(|_| UnknownSpace { space })
     }
 
-    pub(super) fn levels_of(&self, record: &Reservation) -> &Levels {
+    pub(in crate::ledger::core) fn levels_of(&self, record: &ReservationRecord) -> &Levels {
         &self.spaces[record.place as usize].levels
     }
 
-    pub(super) fn active(&self, id: ReservationId) -> Result<&Reservation, StaleReservation> {
+    pub(in crate::ledger::core) fn active(
+        &self,
+        id: ReservationId,
+    ) -> Result<&ReservationRecord, StaleReservation> {
         match self.records.get(id) {
             None => Err(StaleReservation::Unknown { id }),
             Some(record) if record.released => {
@@ -328,7 +333,7 @@ impl Ledger {
     }
 
     /// The one place where what a reservation takes from its space changes.
-    pub(super) fn replace(&mut self, id: ReservationId, mut after: Reservation) {
+    pub(super) fn replace(&mut self, id: ReservationId, mut after: ReservationRecord) {
         after.peak = after.peak.max(after.used);
         let before = std::mem::replace(&mut self.records[id], after);
         let space = &mut self.spaces[after.place as usize];
@@ -339,16 +344,16 @@ impl Ledger {
     /// `record` with `by` more room and `bytes` more use, if both stay below the bound.
     pub(super) fn grown(
         &self,
-        record: Reservation,
+        record: ReservationRecord,
         by: Bytes,
         bytes: Bytes,
         bound: Bound,
-    ) -> Option<Reservation> {
+    ) -> Option<ReservationRecord> {
         let space = &self.spaces[record.place as usize];
         let size = record.size.checked_add(by)?;
         let reserved = space.reserved.checked_add(by)?;
         let used = record.used.checked_add(bytes)?;
-        let mut grown = Reservation { size, used, ..record };
+        let mut grown = ReservationRecord { size, used, ..record };
         let more = grown.charged() - record.charged();
         if reserved > space.bound(bound) || !more.is_zero() && !space.fits(more, bound) {
             return None;
@@ -359,15 +364,20 @@ impl Ledger {
 
     pub(super) fn refuse(
         &mut self,
-        record: &Reservation,
+        record: &ReservationRecord,
         bytes: Bytes,
         bound: Bound,
-    ) -> Box<Refused> {
+    ) -> Box<SpaceRefusal> {
         self.spaces[record.place as usize].counters.refusals += 1;
         self.refusal(record.place as usize, bytes, bound)
     }
 
-    pub(super) fn refusal(&self, place: usize, requested: Bytes, bound: Bound) -> Box<Refused> {
+    pub(super) fn refusal(
+        &self,
+        place: usize,
+        requested: Bytes,
+        bound: Bound,
+    ) -> Box<SpaceRefusal> {
         let space = &self.spaces[place];
         let mut largest: SmallVec<[Holder; HOLDERS_NAMED]> = SmallVec::new();
         for (reservation, record) in self.records.iter().filter(|(_, r)| r.space == space.id) {
@@ -375,11 +385,11 @@ impl Ledger {
             let rank = largest.partition_point(|holder| charged(holder) >= record.charged());
             if rank < HOLDERS_NAMED {
                 largest.truncate(HOLDERS_NAMED - 1);
-                let &Reservation { owner, tag, size, used, .. } = record;
+                let &ReservationRecord { owner, tag, size, used, .. } = record;
                 largest.insert(rank, Holder { reservation, owner, tag, size, used });
             }
         }
-        Box::new(Refused {
+        Box::new(SpaceRefusal {
             space: space.id,
             requested,
             available: space.available(bound),

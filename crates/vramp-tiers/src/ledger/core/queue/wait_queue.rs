@@ -1,21 +1,21 @@
 //! The broker: who gets memory next.
 //!
 //! Waiters stand in one order: urgent ones by age, then the others by priority and age. Whoever returned memory
-//! to a space calls [`Queue::on_change`], and exactly those that now fit are granted, there and
+//! to a space calls [`WaitQueue::serve_waiters`], and exactly those that now fit are granted, there and
 //! then: a wake-up cannot be lost, because a waiter is woken with its reservation in hand, and
 //! nobody is woken in vain.
 //!
 //! A request that fits may pass those ahead of it that do not, but only so often and by so much
 //! ([`Overtaking`](super::Overtaking)): a waiter that has been passed to its bound keeps everybody behind it out of
 //! the spaces it waits for, so that memory gathers for it. Being passed by younger requests of
-//! higher priority is bounded too ([`QueueConfig::patience`]): after that a waiter is urgent. So
-//! nobody starves: at most `overtaking.count + patience` younger requests get memory that a waiter
+//! higher priority is bounded too ([`QueueConfig::promote_after`]): after that a waiter is urgent. So
+//! nobody starves: at most `overtaking.count + promote_after` younger requests get memory that a waiter
 //! could have had.
 //!
-//! A reservation that grows passes those who wait as a new request would ([`Queue::grow`]).
+//! A reservation that grows passes those who wait as a new request would ([`WaitQueue::grow`]).
 //! What is allocated, within a reservation or beyond it, does not queue: whoever allocates is in the
 //! midst of its work, and would keep what it holds while it waits. [`Ledger::reserve`] and
-//! [`Ledger::grow`] do not queue either; use [`Queue::submit_now`] for a request that shall not wait.
+//! [`Ledger::grow`] do not queue either; use [`WaitQueue::submit_now`] for a request that shall not wait.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,17 +23,19 @@ use std::ops::Bound::{Excluded, Unbounded};
 use std::ops::ControlFlow;
 
 use super::claim::Claim;
-use super::order::{Gates, Rank, Waiter};
+use super::order::{Allowances, Rank, Waiter};
 use super::{
-    Bound, Candidates, Expired, Granted, Grants, GrowError, Ledger, Priority, QueueConfig, Request,
-    ReservationId, ReserveError, SpaceId, SubmitError, Submitted, UnknownSpace, UnknownWaiter,
-    WaiterId,
+    Expired, Granted, Grants, Priority, QueueConfig, Request, SubmitError, Submitted,
+    UnknownWaiter, WaiterId,
+};
+use crate::ledger::core::{
+    Bound, Candidates, GrowError, Ledger, LedgerReserveError, ReservationId, SpaceId, UnknownSpace,
 };
 use vramp_core::Bytes;
 
 /// Everybody who waits for memory.
 #[derive(Clone, Debug, Default)]
-pub struct Queue {
+pub struct WaitQueue {
     config: QueueConfig,
     pub(super) waiters: BTreeMap<WaiterId, Waiter>,
     pub(super) order: BTreeSet<Rank>,
@@ -46,10 +48,10 @@ pub struct Queue {
     closed: bool,
 }
 
-impl Queue {
+impl WaitQueue {
     /// An empty queue.
-    pub fn new(config: QueueConfig) -> Queue {
-        Queue { config, ..Queue::default() }
+    pub fn new(config: QueueConfig) -> WaitQueue {
+        WaitQueue { config, ..WaitQueue::default() }
     }
 
     /// How many wait.
@@ -62,7 +64,7 @@ impl Queue {
         self.waiters.is_empty()
     }
 
-    /// True after [`shutdown`](Queue::shutdown).
+    /// True after [`shutdown`](WaitQueue::shutdown).
     pub fn is_shut_down(&self) -> bool {
         self.closed
     }
@@ -72,7 +74,7 @@ impl Queue {
         self.order.iter().map(|rank| (rank.id, &self.waiters[&rank.id].request))
     }
 
-    /// When [`expire`](Queue::expire) has something to do next, in nanoseconds. O(waiters).
+    /// When [`expire`](WaitQueue::expire) has something to do next, in nanoseconds. O(waiters).
     pub fn next_deadline(&self) -> Option<u64> {
         self.waiters.values().filter_map(|waiter| waiter.request.deadline).min()
     }
@@ -112,7 +114,7 @@ impl Queue {
         Ok(Submitted::Waiting(id))
     }
 
-    /// As [`submit`](Queue::submit), but never waits.
+    /// As [`submit`](WaitQueue::submit), but never waits.
     ///
     /// # Errors
     /// It cannot be served now, or never.
@@ -137,8 +139,8 @@ impl Queue {
     /// smallest request there fits; else O(those ahead of the last that is served), and the same
     /// again for each.
     #[must_use = "these waiters have to be woken"]
-    pub fn on_change(&mut self, ledger: &mut Ledger, space: SpaceId) -> Grants {
-        if self.is_empty() || !self.room_for_any(ledger, space, &Gates::default()) {
+    pub fn serve_waiters(&mut self, ledger: &mut Ledger, space: SpaceId) -> Grants {
+        if self.is_empty() || !self.room_for_any(ledger, space, &Allowances::default()) {
             return Grants::new();
         }
         self.settle(ledger)
@@ -166,11 +168,11 @@ impl Queue {
             return Ok(Grants::new());
         }
         let rank = self.newest(Priority::default());
-        let mut gates = Gates::default();
+        let mut allowances = Allowances::default();
         for ahead in self.order.range(..rank) {
-            gates.narrow(&self.waiters[&ahead.id]);
+            allowances.narrow(&self.waiters[&ahead.id]);
         }
-        if !gates.admit(record.space, more)
+        if !allowances.admit(record.space, more)
             && ledger.can_reserve(record.space, more).unwrap_or(false)
         {
             return Err(GrowError::Behind { id, by, waiting: self.len() });
@@ -223,11 +225,11 @@ impl Queue {
     }
 
     /// Serves a waiter that fits, whomever it passes: the way out of a deadlock by order alone
-    /// ([`WayOut::LetPass`](super::WayOut)). Empty if it does not fit.
+    /// ([`Resolution::GrantOutOfOrder`](super::Resolution)). Empty if it does not fit.
     ///
     /// # Errors
     /// It does not wait.
-    pub fn let_pass(
+    pub fn grant_out_of_order(
         &mut self,
         ledger: &mut Ledger,
         waiter: WaiterId,
@@ -285,41 +287,43 @@ impl Queue {
 
     /// The first candidate where there is room and those ahead of `rank` let it pass.
     fn admitted(&self, ledger: &Ledger, request: &Request, rank: Rank) -> Option<SpaceId> {
-        let mut gates = Gates::default();
-        let open =
-            |gates: &Gates| fitting(ledger, request, |space| gates.admit(space, request.bytes));
-        let mut space = open(&gates)?;
+        let mut allowances = Allowances::default();
+        let open = |allowances: &Allowances| {
+            fitting(ledger, request, |space| allowances.admit(space, request.bytes))
+        };
+        let mut space = open(&allowances)?;
         for ahead in self.order.range(..rank) {
-            if gates.narrow(&self.waiters[&ahead.id]) {
-                space = open(&gates)?;
+            if allowances.narrow(&self.waiters[&ahead.id]) {
+                space = open(&allowances)?;
             }
         }
         Some(space)
     }
 
     /// True if the smallest request that waits for `space` has room there and is let pass.
-    fn room_for_any(&self, ledger: &Ledger, space: SpaceId, gates: &Gates) -> bool {
+    fn room_for_any(&self, ledger: &Ledger, space: SpaceId, allowances: &Allowances) -> bool {
         // What is available is whole granules, so that rounding up changes nothing here.
         let available = ledger.available(space, Bound::Limit).unwrap_or_default();
         let smallest = self.sizes.get(&space).and_then(|sizes| sizes.first());
-        smallest.is_some_and(|&(bytes, _)| bytes <= available && gates.admit(space, bytes))
+        smallest.is_some_and(|&(bytes, _)| bytes <= available && allowances.admit(space, bytes))
     }
 
     /// Serves everybody who can be, in order, until nobody can.
     fn settle(&mut self, ledger: &mut Ledger) -> Grants {
         let mut grants = Grants::new();
         'again: loop {
-            let mut gates = Gates::default();
+            let mut allowances = Allowances::default();
             let mut cursor = self.order.first().copied();
             let mut narrower = true;
             while let Some(rank) = cursor {
-                let any = |&space: &SpaceId| self.room_for_any(ledger, space, &gates);
+                let any = |&space: &SpaceId| self.room_for_any(ledger, space, &allowances);
                 if std::mem::take(&mut narrower) && !self.sizes.keys().any(any) {
                     return grants;
                 }
                 let waiter = &self.waiters[&rank.id];
                 let bytes = waiter.request.bytes;
-                let space = fitting(ledger, &waiter.request, |space| gates.admit(space, bytes));
+                let space =
+                    fitting(ledger, &waiter.request, |space| allowances.admit(space, bytes));
                 match space {
                     Some(space) => {
                         if self.grant(ledger, rank, space, &mut grants) {
@@ -327,11 +331,11 @@ impl Queue {
                         }
                         // Those ahead leave less now, also in the other spaces they wait for.
                         for ahead in self.order.range(..rank) {
-                            gates.narrow(&self.waiters[&ahead.id]);
+                            allowances.narrow(&self.waiters[&ahead.id]);
                         }
                         narrower = true;
                     }
-                    None => narrower = gates.narrow(waiter),
+                    None => narrower = allowances.narrow(waiter),
                 }
                 cursor = self.order.range((Excluded(rank), Unbounded)).next().copied();
             }
@@ -368,7 +372,11 @@ impl Queue {
             let other = waiter.rank(id);
             if other > rank && waiter.waits_for(space) {
                 waiter.passed += 1;
-                if self.config.patience.is_some_and(|patience| waiter.passed >= patience) {
+                if self
+                    .config
+                    .promote_after
+                    .is_some_and(|promote_after| waiter.passed >= promote_after)
+                {
                     urgent.push(other);
                 }
             }
@@ -409,6 +417,6 @@ pub(super) fn fitting(
 
 fn reserve(ledger: &mut Ledger, space: SpaceId, request: &Request) -> ReservationId {
     let Request { bytes, owner, tag, .. } = *request;
-    let reserved: Result<_, ReserveError> = ledger.reserve(space, bytes, owner, tag);
+    let reserved: Result<_, LedgerReserveError> = ledger.reserve(space, bytes, owner, tag);
     reserved.unwrap_or_else(|error| panic!("{bytes} fit in {space} a moment ago: {error}"))
 }

@@ -4,7 +4,8 @@ use std::cmp::Reverse;
 
 use smallvec::SmallVec;
 
-use super::{Overtaking, Priority, Request, SpaceId, WaiterId};
+use super::{Overtaking, Priority, Request, WaiterId};
+use crate::ledger::core::SpaceId;
 use vramp_core::Bytes;
 
 /// A place in the order: urgent ones by age, then the others by priority and age.
@@ -40,9 +41,9 @@ impl Waiter {
 
 /// What those ahead leave to the others, by space.
 #[derive(Default)]
-pub(super) struct Gates(SmallVec<[(SpaceId, Overtaking); 8]>);
+pub(super) struct Allowances(SmallVec<[(SpaceId, Overtaking); 8]>);
 
-impl Gates {
+impl Allowances {
     pub(super) fn admit(&self, space: SpaceId, bytes: Bytes) -> bool {
         let gate = self.0.iter().find(|(gated, _)| *gated == space);
         gate.is_none_or(|(_, left)| left.count > 0 && left.bytes >= bytes)

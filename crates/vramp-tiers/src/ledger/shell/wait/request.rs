@@ -9,12 +9,12 @@ use crate::ledger::core::{
 };
 use vramp_core::Bytes;
 
-use crate::ledger::shell::cancel::CancelToken;
 use crate::ledger::shell::error::ReserveError;
 use crate::ledger::shell::reservation::Reservation;
-use crate::ledger::shell::seat::{Seat, Woken};
 use crate::ledger::shell::shared::{Outcome, Shared, State};
 use crate::ledger::shell::spill::{Spilling, Tries, empties_all};
+use crate::ledger::shell::wait::CancelToken;
+use crate::ledger::shell::wait::slot::{WaitSlot, Woken};
 
 /// When to give up. An [`Instant`], or a [`Duration`] from now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,8 +44,8 @@ impl From<Duration> for Deadline {
 }
 
 /// A request in the making. Its last word is [`now`](RequestBuilder::now),
-/// [`wait`](RequestBuilder::wait) or [`upto`](RequestBuilder::upto).
-#[must_use = "nothing is asked before `now`, `wait` or `upto`"]
+/// [`wait`](RequestBuilder::wait) or [`up_to`](RequestBuilder::up_to).
+#[must_use = "nothing is asked before `now`, `wait` or `up_to`"]
 pub struct RequestBuilder<'a> {
     shared: &'a Arc<Shared>,
     strategy: Strategy,
@@ -62,7 +62,7 @@ pub struct RequestBuilder<'a> {
 /// What came of a request that may wait.
 enum Begun {
     Served(Reservation),
-    Waits { waiter: WaiterId, seat: Arc<Seat<Outcome>>, checked: bool },
+    Waits { waiter: WaiterId, seat: Arc<WaitSlot<Outcome>>, checked: bool },
 }
 
 impl<'a> RequestBuilder<'a> {
@@ -220,7 +220,7 @@ impl<'a> RequestBuilder<'a> {
             Outcome::TimedOut => ReserveError::TimedOut(refusal()),
             Outcome::Cancelled => ReserveError::Cancelled(refusal()),
             Outcome::ShutDown => ReserveError::ShutDown(refusal()),
-            Outcome::GiveUp(stuck) => ReserveError::Deadlock { stuck, refusal: refusal() },
+            Outcome::Deadlock(stuck) => ReserveError::Deadlock { stuck, refusal: refusal() },
         })
     }
 
@@ -230,7 +230,7 @@ impl<'a> RequestBuilder<'a> {
     ///
     /// # Errors
     /// There is less than `least`, or those who wait are before it.
-    pub fn upto(mut self, least: Bytes) -> Result<Reservation, ReserveError> {
+    pub fn up_to(mut self, least: Bytes) -> Result<Reservation, ReserveError> {
         let mut request = self.take_request()?;
         self.shared
             .act(|state| {
@@ -315,7 +315,7 @@ impl<'a> RequestBuilder<'a> {
         &self,
         waiter: WaiterId,
         candidates: &Candidates,
-        seat: &Seat<Outcome>,
+        seat: &WaitSlot<Outcome>,
         mut checked: bool,
     ) -> Outcome {
         let deadline = self.deadline.0;

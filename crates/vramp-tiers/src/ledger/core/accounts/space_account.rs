@@ -3,12 +3,13 @@
 use super::census::{SpaceCounters, TagUse};
 use super::pressure::Hysteresis;
 use super::record::Share;
-use super::{Bound, Levels, SpaceId, Tag};
+use super::{Bound, Tag};
+use crate::ledger::core::{Levels, SpaceId};
 use vramp_core::Bytes;
 
 /// The sums of one space.
 #[derive(Clone, Debug)]
-pub(super) struct Space {
+pub(super) struct SpaceAccount {
     pub id: SpaceId,
     pub levels: Levels,
     /// The sizes of its active reservations.
@@ -27,7 +28,7 @@ pub(super) struct Space {
     pub tags: Vec<TagUse>,
 }
 
-impl Space {
+impl SpaceAccount {
     pub(super) fn total(&self) -> Bytes {
         self.reserved + self.over + self.orphaned + self.unreserved
     }
@@ -47,7 +48,7 @@ impl Space {
         bytes <= self.available(bound)
     }
 
-    /// Replaces one reservation's part of the sums. [`Space::settle`] has to follow.
+    /// Replaces one reservation's part of the sums. [`SpaceAccount::settle`] has to follow.
     pub(super) fn put(&mut self, tag: Tag, before: Share, after: Share) {
         self.reserved = self.reserved + after.reserved - before.reserved;
         self.over = self.over + after.over - before.over;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use slotmap::{Key, KeyData, new_key_type};
 
-use super::SpaceId;
+use crate::ledger::core::SpaceId;
 use vramp_core::Bytes;
 
 new_key_type! {
@@ -43,7 +43,7 @@ impl fmt::Display for Owner {
 
 /// What memory is for: a name registered by [`Ledger::add_tag`](super::Ledger::add_tag).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Tag(pub(super) u32);
+pub struct Tag(pub(in crate::ledger::core) u32);
 
 impl Tag {
     /// For nothing in particular.
@@ -57,7 +57,7 @@ impl Tag {
 
 /// One reservation as it stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reservation {
+pub struct ReservationRecord {
     /// Where.
     pub space: SpaceId,
     /// Whose.
@@ -77,7 +77,7 @@ pub struct Reservation {
     pub(super) place: u32,
 }
 
-impl Reservation {
+impl ReservationRecord {
     /// What it takes from the space: the larger of its size and its use.
     pub fn charged(&self) -> Bytes {
         self.size.max(self.used)

@@ -2,11 +2,12 @@
 //!
 //! Between the stop and the trigger nothing changes: a space that filled up to the trigger is
 //! under pressure until it has emptied to the stop. Crossings therefore alternate, and counting
-//! them is enough: a [`Watch`] remembers how many it has seen, so any number of subscribers see
+//! them is enough: a [`CrossingCursor`] remembers how many it has seen, so any number of subscribers see
 //! each crossing exactly once, and one that never looks costs nothing.
 
-use super::books::Space;
-use super::{Ledger, Levels, SpaceId, UnknownSpace};
+use super::space_account::SpaceAccount;
+use super::{Ledger, UnknownSpace};
+use crate::ledger::core::{Levels, SpaceId};
 use vramp_core::Bytes;
 
 /// How full a space is against its levels. All three have one base: zero bytes, of the capacity.
@@ -41,7 +42,7 @@ impl Pressure {
 
 /// Which level was crossed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Crossed {
+pub enum Crossing {
     /// The space filled to the trigger: begin to downgrade.
     Trigger,
     /// The space emptied to the stop: end.
@@ -50,12 +51,12 @@ pub enum Crossed {
 
 /// A subscriber's place in the crossings of one space.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Watch {
+pub struct CrossingCursor {
     pub(super) space: SpaceId,
     pub(super) seen: u64,
 }
 
-impl Watch {
+impl CrossingCursor {
     /// Which space.
     pub fn space(&self) -> SpaceId {
         self.space
@@ -79,11 +80,11 @@ impl Hysteresis {
     }
 
     /// The crossing after the `seen` first ones.
-    pub(super) fn after(self, seen: u64) -> Option<Crossed> {
+    pub(super) fn after(self, seen: u64) -> Option<Crossing> {
         match seen {
             seen if seen >= self.crossings => None,
-            seen if seen % 2 == 0 => Some(Crossed::Trigger),
-            _ => Some(Crossed::Stop),
+            seen if seen % 2 == 0 => Some(Crossing::Trigger),
+            _ => Some(Crossing::Stop),
         }
     }
 }
@@ -91,7 +92,7 @@ impl Hysteresis {
 impl Ledger {
     /// How full the space is against its levels.
     pub fn pressure(&self, space: SpaceId) -> Result<Pressure, UnknownSpace> {
-        let Space { levels, hysteresis, .. } = self.space(space)?;
+        let SpaceAccount { levels, hysteresis, .. } = self.space(space)?;
         Ok(Pressure {
             used: self.total(space)?,
             trigger: levels.trigger,
@@ -101,13 +102,13 @@ impl Ledger {
     }
 
     /// Subscribes to the crossings of a space from now on.
-    pub fn watch(&self, space: SpaceId) -> Result<Watch, UnknownSpace> {
-        Ok(Watch { space, seen: self.space(space)?.hysteresis.crossings })
+    pub fn watch(&self, space: SpaceId) -> Result<CrossingCursor, UnknownSpace> {
+        Ok(CrossingCursor { space, seen: self.space(space)?.hysteresis.crossings })
     }
 
     /// The next crossing that this subscriber has not seen. Each comes exactly once, in order; the
     /// first after a subscription under pressure is the stop.
-    pub fn next_crossed(&self, watch: &mut Watch) -> Option<Crossed> {
+    pub fn next_crossing(&self, watch: &mut CrossingCursor) -> Option<Crossing> {
         let crossed = self.space(watch.space).ok()?.hysteresis.after(watch.seen)?;
         watch.seen += 1;
         Some(crossed)

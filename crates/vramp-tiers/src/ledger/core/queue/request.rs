@@ -4,7 +4,9 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use super::{Candidates, Owner, ReservationId, SpaceId, Tag, UnknownSpace, UnknownTag};
+use crate::ledger::core::{
+    Candidates, Owner, ReservationId, SpaceId, Tag, UnknownSpace, UnknownTag,
+};
 use vramp_core::Bytes;
 
 /// How important a request is: the larger, the more.
@@ -51,12 +53,12 @@ pub struct QueueConfig {
     pub overtaking: Overtaking,
     /// After how many grants to younger requests of higher priority a waiter goes before all
     /// priorities. `None` for never: strict priorities, under which a waiter can starve.
-    pub patience: Option<u32>,
+    pub promote_after: Option<u32>,
 }
 
 impl Default for QueueConfig {
     fn default() -> QueueConfig {
-        QueueConfig { overtaking: Overtaking::default(), patience: Some(256) }
+        QueueConfig { overtaking: Overtaking::default(), promote_after: Some(256) }
     }
 }
 
@@ -108,7 +110,7 @@ pub enum Submitted {
     Waiting(WaiterId),
 }
 
-/// What [`Queue::expire`](super::Queue::expire) did.
+/// What [`WaitQueue::expire`](super::WaitQueue::expire) did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use = "these waiters have to be woken"]
 pub struct Expired {

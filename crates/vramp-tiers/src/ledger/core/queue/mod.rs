@@ -1,0 +1,15 @@
+//! Who waits for memory, who is served next, what a waiter has spilled, and deadlocks.
+
+mod audit;
+mod claim;
+mod deadlock;
+mod order;
+mod request;
+mod wait_queue;
+
+pub use deadlock::{CycleMember, Deadlock, Resolution};
+pub use request::{
+    Expired, Granted, Grants, Overtaking, Priority, QueueConfig, Request, SubmitError, Submitted,
+    UnknownWaiter, WaiterId,
+};
+pub use wait_queue::WaitQueue;
