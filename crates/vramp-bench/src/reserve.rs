@@ -10,6 +10,8 @@ use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
 use vramp_alloc::{Allocator, Bytes, Config, Preset, StreamId};
 use vramp_tiers::ledger::{Ledger, Request, WaitQueue};
+use vramp_tiers::reserve::{DeadlockCheck, Tag};
+use vramp_tiers::tracked::{Policies, Scope};
 use vramp_tiers::{
     ManagerConfig, MemorySpace, Owner, Priority, ReservationManager, SpaceConfig, SpaceId,
     Strategy, Tier, TrackedAllocator,
