@@ -3,6 +3,7 @@
 
 mod bindings;
 mod bundle;
+mod charts;
 mod ci;
 mod compare;
 mod header;
@@ -53,6 +54,8 @@ enum Task {
     Bindings,
     /// Writes the C header anew from the sources of `vramp-capi`.
     Header,
+    /// Draws the charts of the pages anew from the results in `bench/results`.
+    Charts,
     /// Builds libvramp.so and puts it into a folder with its header and the Python module.
     Library {
         /// The folder, made if it is not there.
@@ -84,6 +87,7 @@ fn perform(task: &Task, root: &Path) -> Result<()> {
         Task::Loom { preemptions } => models::run(root, *preemptions),
         Task::Compare { base, new, traces } => compare::run(root, base, new.as_deref(), traces),
         Task::Bindings => bindings::run(root),
+        Task::Charts => charts::write(root),
         Task::Header => header::write(root),
         Task::Library { out } => library::run(root, &root.join(out)),
         Task::GpuBundle { traces } => bundle::run(root, traces),

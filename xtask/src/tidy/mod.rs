@@ -13,8 +13,8 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 
-use crate::header;
 use crate::tree::Tree;
+use crate::{charts, header};
 use scan::Sources;
 
 /// The crates, each of which may name only those before it.
@@ -85,6 +85,9 @@ pub fn run(root: &Path) -> Result<()> {
     findings.extend(docs::links_resolve(&tree));
     findings
         .extend(header::difference(root)?.map(|message| Finding::new(header::PATH, None, message)));
+    for (path, message) in charts::differences(root)? {
+        findings.push(Finding::new(&path, None, message));
+    }
     for note in long_ones(&tree, &sources) {
         println!("note: {note}");
     }
