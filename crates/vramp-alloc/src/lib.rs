@@ -130,8 +130,3 @@ pub use config::{Config, Preset};
 pub use device::{Driver, DriverError, open};
 pub use error::{AllocError, CreateError, FreeError};
 pub use vramp_core::{Bytes, DeviceAddr, StreamId};
-
-/// The page people read first: its examples are tests here.
-#[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct Readme;

@@ -1,8 +1,55 @@
-//! vramp
+//! A GPU memory allocator that avoids running out of memory through fragmentation: it maps free
+//! physical pages side by side where a large block is needed.
+//!
+//! This is the crate to depend on. Without a GPU everything runs on a simulated one.
+//!
+//! ```
+//! use vramp::{AllocError, Allocator, Bytes, Config};
+//!
+//! let device = vramp::open("sim:h200")?.driver;          // or "auto", "cuda:0"
+//! let config = Config { limit: Some(Bytes::gib(1)), ..Config::default() };
+//! let allocator = Allocator::new(device, config)?;
+//! let (compute, copies) = (allocator.create_stream()?, allocator.create_stream()?);
+//!
+//! let block = allocator.malloc(Bytes::mib(64), compute)?;
+//! allocator.record_use(&block, copies)?;                 // the other stream uses it too
+//! allocator.free(block, compute)?;                       // never waits
+//!
+//! let weights = allocator.malloc(Bytes::mib(700), compute)?;
+//! match allocator.malloc(Bytes::mib(400), compute) {
+//!     Err(AllocError::OutOfMemory(report)) => eprintln!("{report}"),
+//!     Err(other) => return Err(other.into()),
+//!     Ok(block) => allocator.free(block, compute)?,
+//! }
+//! allocator.free(weights, compute)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! | to do this | use | feature |
+//! |---|---|---|
+//! | allocate and free on streams, limit, trim, measure | [`Allocator`] | |
+//! | keep addresses for captured CUDA graphs | [`graph`] | |
+//! | react to a shortage, or watch every request | [`observe`] | |
+//! | record events, write snapshots for PyTorch's viewers, read recordings | `history`, `trace` | `history` |
+//! | reserve memory of cards, hosts and disks before using it | `tiers` | `tiers` |
+//! | keep more data than the card holds | `defer` | `defer` |
+//!
+//! The features are on by default, so that what the pages show compiles after `cargo add vramp`.
+//! `default-features = false` leaves the allocator and the simulator.
+//!
+//! Programs that use all of it are in `examples/`: `allocator`, `reservations`, `spill_manager`.
 #![forbid(unsafe_code)]
 
 pub use vramp_alloc::*;
+
 #[cfg(feature = "defer")]
 pub use vramp_defer as defer;
 #[cfg(feature = "tiers")]
 pub use vramp_tiers as tiers;
+#[cfg(feature = "history")]
+pub use vramp_trace as trace;
+
+/// The front page of the project: its examples are tests here.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
