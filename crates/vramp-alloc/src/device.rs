@@ -4,14 +4,17 @@
 
 use std::sync::Arc;
 
-use vramp_driver::sim::{Preset, Simulator, UnknownPreset};
+#[cfg(feature = "sim")]
+use vramp_driver::sim::{CardModel, Simulator, UnknownCard};
 
 pub use vramp_core::{AddrRange, DeviceAddr};
 pub use vramp_cuda::{CudaDriver, OpenError as CudaOpenError};
+#[cfg(feature = "sim")]
+pub use vramp_driver::sim;
 pub use vramp_driver::{
     Call, Capabilities, CaptureInfo, CaptureMode, DeviceCopy, DeviceInfo, Driver, DriverError,
     ErrorKind, Event, Graph, GraphExec, GraphNode, Handle, HostBuffer, HostMemory, HostSlice,
-    Limits, MemoryInfo, MemoryLocation, PoolUsage, Stream, sim,
+    Limits, MemoryInfo, MemoryLocation, PoolUsage, Stream,
 };
 
 /// An open device.
@@ -33,8 +36,12 @@ pub enum OpenError {
         name: String,
     },
     /// There is no simulated card of this name.
+    #[cfg(feature = "sim")]
     #[error(transparent)]
-    Card(#[from] UnknownPreset),
+    Card(#[from] UnknownCard),
+    /// This build has no simulator.
+    #[error("no simulated card: build with the feature `sim`, or use cuda or cuda:N")]
+    NoSimulator,
     /// The card cannot be opened. The text contains the cause, so the cause is not a source: a
     /// program that prints all sources would print it twice.
     #[error("{0}; use 'sim' for a simulated card")]
@@ -55,7 +62,7 @@ const DEFAULT_CARD: &str = "h200";
 ///
 /// # Errors
 /// [`OpenError::Name`] and [`OpenError::Card`] for an unknown name, [`OpenError::Cuda`] if the card
-/// cannot be opened.
+/// cannot be opened, [`OpenError::NoSimulator`] in a build without the feature `sim`.
 pub fn open(name: &str) -> Result<Opened, OpenError> {
     let unknown = || OpenError::Name { name: name.to_owned() };
     let (kind, detail) = match name.split_once(':') {
@@ -65,6 +72,7 @@ pub fn open(name: &str) -> Result<Opened, OpenError> {
     match (kind, detail) {
         ("auto", None) => match CudaDriver::open(0) {
             Ok(card) => Ok(Opened { driver: Arc::new(card), fell_back: None }),
+            Err(error) if !cfg!(feature = "sim") => Err(error.into()),
             Err(error) => {
                 let driver = simulated(DEFAULT_CARD)?;
                 Ok(Opened { driver, fell_back: Some(error.to_string()) })
@@ -82,6 +90,12 @@ pub fn open(name: &str) -> Result<Opened, OpenError> {
     }
 }
 
-fn simulated(card: &str) -> Result<Arc<dyn Driver>, UnknownPreset> {
-    Ok(Arc::new(Simulator::builder().card(Preset::find(card)?).build()))
+#[cfg(feature = "sim")]
+fn simulated(card: &str) -> Result<Arc<dyn Driver>, OpenError> {
+    Ok(Arc::new(Simulator::builder().card(CardModel::find(card)?).build()))
+}
+
+#[cfg(not(feature = "sim"))]
+fn simulated(_: &str) -> Result<Arc<dyn Driver>, OpenError> {
+    Err(OpenError::NoSimulator)
 }

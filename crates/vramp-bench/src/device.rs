@@ -5,7 +5,7 @@ use std::sync::Arc;
 use vramp_alloc::Driver;
 use vramp_alloc::device::{OpenError, Opened};
 use vramp_driver::DeviceInfo;
-use vramp_driver::sim::{Contents, Preset, Simulator};
+use vramp_driver::sim::{CardModel, Contents, Simulator};
 
 /// A device found by name, which is opened anew for each run.
 #[derive(Clone)]
@@ -19,7 +19,7 @@ pub struct Device {
 enum Kind {
     /// Kept open, so that the card's context outlives a run.
     Card(Arc<dyn Driver>),
-    Simulated(&'static Preset),
+    Simulated(&'static CardModel),
 }
 
 /// A device without memory, streams or call counts of earlier runs.
@@ -39,7 +39,7 @@ impl Device {
         let Opened { driver, fell_back, .. } = vramp_alloc::open(name)?;
         let info = driver.info().clone();
         let kind = if info.simulated {
-            Kind::Simulated(Preset::find(&info.id)?)
+            Kind::Simulated(CardModel::find(&info.id)?)
         } else {
             Kind::Card(driver)
         };

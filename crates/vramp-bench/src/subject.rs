@@ -9,7 +9,8 @@ use anyhow::{Context, Result, anyhow};
 use vramp_alloc::{
     Allocation, Allocator, Bytes, Config, DeviceAddr, Driver, DriverError, Preset, StreamId,
 };
-use vramp_driver::{Metered, Stream};
+use vramp_driver::Stream;
+use vramp_driver::meter::Metered;
 
 /// A source of memory that any thread may use.
 pub(crate) trait Subject: Sync {

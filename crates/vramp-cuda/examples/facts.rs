@@ -246,7 +246,7 @@ struct Trial {
     call: &'static str,
     /// Whether our design counts on it being legal, in this mode and from this thread.
     expected: fn(CaptureMode, Thread) -> Option<bool>,
-    run: fn(&CudaDriver, Scene) -> Result<(), DriverError>,
+    run: fn(&CudaDriver, Rig) -> Result<(), DriverError>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -257,7 +257,7 @@ enum Thread {
 
 /// What the trials work on, made before the capture began.
 #[derive(Clone, Copy)]
-struct Scene {
+struct Rig {
     at: DeviceAddr,
     page: Bytes,
     beside: Stream,
@@ -285,10 +285,10 @@ const TRIALS: [Trial; 7] = [
     Trial {
         call: "create, map, set-access, unmap, release",
         expected: always,
-        run: |driver, scene| {
-            let range = AddrRange::new(scene.at, scene.page);
-            let handle = driver.create(scene.page, MemoryLocation::Device)?;
-            driver.map(scene.at, handle)?;
+        run: |driver, rig| {
+            let range = AddrRange::new(rig.at, rig.page);
+            let handle = driver.create(rig.page, MemoryLocation::Device)?;
+            driver.map(rig.at, handle)?;
             driver.set_access(range)?;
             driver.unmap(range)?;
             driver.release(handle)
@@ -297,33 +297,33 @@ const TRIALS: [Trial; 7] = [
     Trial {
         call: "record on another stream",
         expected: always,
-        run: |driver, scene| driver.record(scene.event, scene.beside),
+        run: |driver, rig| driver.record(rig.event, rig.beside),
     },
     Trial {
         call: "query",
         expected: unsafe_call,
-        run: |driver, scene| driver.query(scene.event).map(drop),
+        run: |driver, rig| driver.query(rig.event).map(drop),
     },
     Trial {
         call: "query, thread relaxed",
         expected: unknown,
-        run: |driver, scene| {
-            driver.relaxed(|| driver.query(scene.event).map(drop)).unwrap_or_else(|error| {
+        run: |driver, rig| {
+            driver.relaxed(|| driver.query(rig.event).map(drop)).unwrap_or_else(|error| {
                 eprintln!("cannot relax the thread: {error}");
-                driver.query(scene.event).map(drop)
+                driver.query(rig.event).map(drop)
             })
         },
     },
     Trial {
         call: "alloc-host, free-host",
         expected: unknown,
-        run: |driver, scene| driver.free_host(driver.alloc_host(scene.page)?),
+        run: |driver, rig| driver.free_host(driver.alloc_host(rig.page)?),
     },
     Trial {
         call: "register-host, free-host",
         expected: always,
-        run: |driver, scene| {
-            let memory = HostMemory::new(scene.page, None, PageKind::Transparent);
+        run: |driver, rig| {
+            let memory = HostMemory::new(rig.page, None, PageKind::Transparent);
             let memory = memory.expect("the host has a page");
             driver.free_host(driver.register_host(&memory)?)
         },
@@ -331,9 +331,9 @@ const TRIALS: [Trial; 7] = [
     Trial {
         call: "malloc-async, free-async on another stream",
         expected: unknown,
-        run: |driver, scene| {
-            let at = driver.malloc_async(scene.beside, scene.page)?;
-            driver.free_async(scene.beside, at)
+        run: |driver, rig| {
+            let at = driver.malloc_async(rig.beside, rig.page)?;
+            driver.free_async(rig.beside, at)
         },
     },
 ];
@@ -350,7 +350,7 @@ fn capture_probes(driver: &CudaDriver) -> Outcome<Vec<Probe>> {
     let event = driver.create_event()?;
     driver.record(event, beside)?;
     driver.synchronize_event(event)?;
-    let scene = Scene { at, page, beside, event };
+    let rig = Rig { at, page, beside, event };
 
     let mut probes = Vec::new();
     for mode in CaptureMode::ALL {
@@ -359,8 +359,8 @@ fn capture_probes(driver: &CudaDriver) -> Outcome<Vec<Probe>> {
                 driver.begin_capture(captured, mode)?;
                 driver.fill(captured, target, 1)?;
                 let outcome = match thread {
-                    Thread::Capturing => (trial.run)(driver, scene),
-                    Thread::Other => on_another_thread(|| (trial.run)(driver, scene)),
+                    Thread::Capturing => (trial.run)(driver, rig),
+                    Thread::Other => on_another_thread(|| (trial.run)(driver, rig)),
                 };
                 let capture_survived = match driver.end_capture(captured) {
                     Ok(graph) => {

@@ -17,7 +17,7 @@ use crate::host::Pinned;
 use crate::identity;
 use crate::load::{Cuda, entry};
 use crate::memory::Physical;
-use crate::nodes::Nodes;
+use crate::node_ids::Nodes;
 use crate::stream::RawStream;
 use crate::sys::{
     CUctx_st, CUdevice, CUdevice_attribute, CUevent_st, CUgraphExec_st, CUmemPoolHandle_st,
@@ -45,7 +45,7 @@ pub struct CudaDriver {
     pub(crate) graphs: Table<RawGraph>,
     pub(crate) execs: Table<Opaque<CUgraphExec_st>>,
     pub(crate) nodes: Mutex<Nodes>,
-    /// Waits for the work of every stream that was destroyed or forgotten: see [`crate::drop`].
+    /// Waits for the work of every stream that was destroyed or forgotten: see [`crate::teardown`].
     pub(crate) departed: OnceLock<Opaque<CUstream_st>>,
     /// Ours alone, so that its numbers are. `None` where the card has no such pools.
     pub(crate) pool: Option<Opaque<CUmemPoolHandle_st>>,

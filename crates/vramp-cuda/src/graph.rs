@@ -15,7 +15,7 @@ use vramp_driver::{
 use crate::device::{CudaDriver, refused, symbol};
 use crate::error::{EntryError, invalid_id};
 use crate::load::entry;
-use crate::nodes::{Nodes, RawNode};
+use crate::node_ids::{Nodes, RawNode};
 use crate::stream::RawStream;
 use crate::sys::{
     CUgraph_st, CUgraphEdgeData, CUresult, CUstreamCaptureMode, CUstreamCaptureStatus,

@@ -18,18 +18,19 @@
 mod addresses;
 mod copy;
 mod device;
-mod drop;
+
 mod error;
 mod graph;
 mod host;
 mod identity;
 mod load;
 mod memory;
-mod nodes;
+mod node_ids;
 mod pool;
 mod stream;
 mod sys;
 mod table;
+mod teardown;
 
 #[cfg(test)]
 mod fake;

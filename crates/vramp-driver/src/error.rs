@@ -1,255 +1,94 @@
-//! What a driver call that failed says: which call, which code, and what kind of failure it is.
+//! Errors of driver calls.
 
 use std::borrow::Cow;
 use std::fmt;
 
-/// The calls a device understands, one for each method of [`crate::Driver`] that can fail.
-///
-/// Costs, counts and injected failures are all keyed by this.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Deserialize, serde::Serialize,
-)]
-#[serde(rename_all = "kebab-case")]
-pub enum Call {
-    /// Reserve a range of addresses.
-    Reserve,
-    /// Give a range of addresses back.
-    FreeAddresses,
-    /// Create physical memory.
-    Create,
-    /// Release physical memory.
-    Release,
-    /// Map physical memory at an address.
-    Map,
-    /// Unmap a range of addresses.
-    Unmap,
-    /// Let the device touch a range of addresses.
-    SetAccess,
-    /// Allocate device memory.
-    AllocMemory,
-    /// Free device memory.
-    FreeMemory,
-    /// Create a stream.
-    CreateStream,
-    /// Destroy a stream.
-    DestroyStream,
-    /// Wait on the host until a stream is empty.
-    SynchronizeStream,
-    /// Create an event.
-    CreateEvent,
-    /// Destroy an event.
-    DestroyEvent,
-    /// Ask whether a stream captures a graph.
-    IsCapturing,
-    /// Record an event on a stream.
-    Record,
-    /// Ask whether an event was reached.
-    Query,
-    /// Make a stream wait for an event.
-    Wait,
-    /// Wait on the host for an event.
-    SynchronizeEvent,
-    /// Fill device memory.
-    Fill,
-    /// Copy between device addresses.
-    Copy,
-    /// Copy from pinned host memory to the device.
-    CopyToDevice,
-    /// Copy from the device to pinned host memory.
-    CopyToHost,
-    /// Allocate from the device's own stream-ordered pool.
-    MallocAsync,
-    /// Free into the device's own stream-ordered pool.
-    FreeAsync,
-    /// Read the size of the device's own stream-ordered pool.
-    PoolUsage,
-    /// Set how much the device's own stream-ordered pool keeps.
-    SetPoolThreshold,
-    /// Give memory of the device's own stream-ordered pool back.
-    TrimPool,
-    /// Allocate pinned host memory.
-    AllocHost,
-    /// Pin host memory.
-    RegisterHost,
-    /// Free pinned host memory.
-    FreeHost,
-    /// Read or write pinned host memory from the host.
-    AccessHost,
-    /// Ask how much memory is free.
-    MemoryInfo,
-    /// Let a stream capture a graph.
-    BeginCapture,
-    /// End a capture.
-    EndCapture,
-    /// Ask where in its capture a stream is.
-    CaptureInfo,
-    /// Ask which nodes a node comes behind.
-    NodeDependencies,
-    /// Count the nodes of a graph.
-    GraphNodes,
-    /// Make a graph ready to launch.
-    Instantiate,
-    /// Launch a graph.
-    LaunchGraph,
-    /// Destroy a graph.
-    DestroyGraph,
-    /// Destroy an instantiated graph.
-    DestroyGraphExec,
+use crate::Call;
+
+/// Result of a driver call.
+pub type DriverResult<T> = Result<T, DriverError>;
+
+/// What a failure means for the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The device has no memory or no addresses left. Freeing some and retrying may help.
+    OutOfMemory,
+    /// The device or its driver cannot do this at all.
+    NotSupported,
+    /// An argument is wrong: an unknown id, a bad alignment, a range that is not mapped whole.
+    InvalidUse,
+    /// The call is not allowed while a stream captures a graph, or its capture is invalidated.
+    Capturing,
+    /// The device is lost for this process. Sticky: every later call fails the same way.
+    DeviceLost,
+    /// Any other code of the driver.
+    Other,
 }
 
-impl Call {
-    /// Every call, in declaration order.
-    pub const ALL: [Call; 42] = [
-        Call::Reserve,
-        Call::FreeAddresses,
-        Call::Create,
-        Call::Release,
-        Call::Map,
-        Call::Unmap,
-        Call::SetAccess,
-        Call::AllocMemory,
-        Call::FreeMemory,
-        Call::CreateStream,
-        Call::DestroyStream,
-        Call::SynchronizeStream,
-        Call::CreateEvent,
-        Call::DestroyEvent,
-        Call::IsCapturing,
-        Call::Record,
-        Call::Query,
-        Call::Wait,
-        Call::SynchronizeEvent,
-        Call::Fill,
-        Call::Copy,
-        Call::CopyToDevice,
-        Call::CopyToHost,
-        Call::MallocAsync,
-        Call::FreeAsync,
-        Call::PoolUsage,
-        Call::SetPoolThreshold,
-        Call::TrimPool,
-        Call::AllocHost,
-        Call::RegisterHost,
-        Call::FreeHost,
-        Call::AccessHost,
-        Call::MemoryInfo,
-        Call::BeginCapture,
-        Call::EndCapture,
-        Call::CaptureInfo,
-        Call::NodeDependencies,
-        Call::GraphNodes,
-        Call::Instantiate,
-        Call::LaunchGraph,
-        Call::DestroyGraph,
-        Call::DestroyGraphExec,
-    ];
-
-    /// The name used in files and messages: `set-access`.
-    pub const fn name(self) -> &'static str {
+impl ErrorKind {
+    /// Returns what the caller can do, as a clause for an error text. `None` for
+    /// [`ErrorKind::Other`].
+    pub const fn hint(self) -> Option<&'static str> {
         match self {
-            Call::Reserve => "reserve",
-            Call::FreeAddresses => "free-addresses",
-            Call::Create => "create",
-            Call::Release => "release",
-            Call::Map => "map",
-            Call::Unmap => "unmap",
-            Call::SetAccess => "set-access",
-            Call::AllocMemory => "alloc-memory",
-            Call::FreeMemory => "free-memory",
-            Call::CreateStream => "create-stream",
-            Call::DestroyStream => "destroy-stream",
-            Call::SynchronizeStream => "synchronize-stream",
-            Call::CreateEvent => "create-event",
-            Call::DestroyEvent => "destroy-event",
-            Call::IsCapturing => "is-capturing",
-            Call::Record => "record",
-            Call::Query => "query",
-            Call::Wait => "wait",
-            Call::SynchronizeEvent => "synchronize-event",
-            Call::Fill => "fill",
-            Call::Copy => "copy",
-            Call::CopyToDevice => "copy-to-device",
-            Call::CopyToHost => "copy-to-host",
-            Call::MallocAsync => "malloc-async",
-            Call::FreeAsync => "free-async",
-            Call::PoolUsage => "pool-usage",
-            Call::SetPoolThreshold => "set-pool-threshold",
-            Call::TrimPool => "trim-pool",
-            Call::AllocHost => "alloc-host",
-            Call::RegisterHost => "register-host",
-            Call::FreeHost => "free-host",
-            Call::AccessHost => "access-host",
-            Call::MemoryInfo => "memory-info",
-            Call::BeginCapture => "begin-capture",
-            Call::EndCapture => "end-capture",
-            Call::CaptureInfo => "capture-info",
-            Call::NodeDependencies => "node-dependencies",
-            Call::GraphNodes => "graph-nodes",
-            Call::Instantiate => "instantiate",
-            Call::LaunchGraph => "launch-graph",
-            Call::DestroyGraph => "destroy-graph",
-            Call::DestroyGraphExec => "destroy-graph-exec",
+            ErrorKind::OutOfMemory => Some("free memory and retry"),
+            ErrorKind::NotSupported => Some("check the device's capabilities"),
+            ErrorKind::InvalidUse => Some("check the arguments"),
+            ErrorKind::Capturing => Some("retry outside the capture"),
+            ErrorKind::DeviceLost => Some("restart the process"),
+            ErrorKind::Other => None,
         }
     }
 }
 
-impl fmt::Display for Call {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// What a failure means for whoever made the call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ErrorKind {
-    /// The device has no room left. Giving memory back and trying again may help.
-    OutOfMemory,
-    /// This device or driver cannot do this at all.
-    NotSupported,
-    /// The arguments were wrong: an unknown id, a bad alignment, a range that is not mapped whole.
-    InvalidUse,
-    /// The call is refused while a stream captures a graph.
-    Capturing,
-    /// The device is lost for this process. Sticky: every later call fails the same way.
-    DeviceLost,
-    /// Anything else the driver reported.
-    Other,
-}
-
-/// A driver call that failed. The device is as it was before the call, unless the kind is
-/// [`ErrorKind::DeviceLost`], or [`ErrorKind::Capturing`]: such a refusal may have spoilt a capture,
-/// and one that is spoilt or not joined is over once its end was refused.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("driver call {call} failed: {name} ({code}){}{detail}", if detail.is_empty() { "" } else { ": " })]
+/// A driver call that failed.
+///
+/// The device is as it was before the call, with two exceptions. [`ErrorKind::DeviceLost`] loses it.
+/// [`ErrorKind::Capturing`] may have invalidated a capture, and the refused end of an invalidated or
+/// unjoined capture ends it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverError {
-    /// Which call failed.
+    /// Call that failed.
     pub call: Call,
-    /// The driver's own code (a `CUresult` number; the simulator uses the same numbers).
+    /// Code of the driver, a `CUresult` number. The simulator uses the same numbers.
     pub code: i32,
-    /// The driver's own name for the code, such as `CUDA_ERROR_OUT_OF_MEMORY`.
+    /// Name of the code in the driver, such as `CUDA_ERROR_OUT_OF_MEMORY`.
     pub name: Cow<'static, str>,
     /// What the failure means.
     pub kind: ErrorKind,
-    /// What was asked, where the code alone does not tell. May be empty.
+    /// Arguments or state that explain the code. May be empty.
     pub detail: Cow<'static, str>,
 }
 
+impl fmt::Display for DriverError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "driver call {} failed: {} ({})", self.call, self.name, self.code)?;
+        if !self.detail.is_empty() {
+            write!(f, ": {}", self.detail)?;
+        }
+        match self.kind.hint() {
+            Some(hint) => write!(f, "; {hint}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for DriverError {}
+
 impl DriverError {
-    /// True if giving memory back and trying again may help.
+    /// Returns true if freeing memory and retrying may help.
     pub fn is_out_of_memory(&self) -> bool {
         self.kind == ErrorKind::OutOfMemory
     }
 
-    /// True if every later call on this device will fail too.
+    /// Returns true if every later call on this device will fail too.
     pub fn is_device_lost(&self) -> bool {
         self.kind == ErrorKind::DeviceLost
     }
 }
 
-/// The codes worth telling apart: number, name, and what it means for the caller.
-///
-/// The numbers are those of `CUresult` in the CUDA driver interface, which keeps them stable.
+/// Known codes: number, name and kind. The numbers are those of `CUresult` in the CUDA driver API,
+/// which keeps them stable.
 const CODES: &[(i32, &str, ErrorKind)] = &[
     (1, "CUDA_ERROR_INVALID_VALUE", ErrorKind::InvalidUse),
     (2, "CUDA_ERROR_OUT_OF_MEMORY", ErrorKind::OutOfMemory),
@@ -292,18 +131,18 @@ const CODES: &[(i32, &str, ErrorKind)] = &[
 ];
 
 impl DriverError {
-    /// The error with the driver's own number `code`, named and sorted by what it means.
+    /// Returns the error of `call` with the driver's `code`, with the name and kind of that code.
     ///
-    /// An unlisted number keeps its value, is named `CUDA_ERROR_<number>` and is of kind
-    /// [`ErrorKind::Other`].
+    /// A code that is not listed is named `CUDA_ERROR_<number>` and is of kind [`ErrorKind::Other`].
     ///
     /// ```
     /// use vramp_driver::{Call, DriverError};
-    /// let error = DriverError::from_code(Call::Create, 2, "2.00 MiB asked, 0 B free");
+    /// let error = DriverError::from_code(Call::Create, 2, "2.00 MiB requested, 0 B free");
     /// assert!(error.is_out_of_memory());
     /// assert_eq!(
     ///     error.to_string(),
-    ///     "driver call create failed: CUDA_ERROR_OUT_OF_MEMORY (2): 2.00 MiB asked, 0 B free",
+    ///     "driver call create failed: CUDA_ERROR_OUT_OF_MEMORY (2): 2.00 MiB requested, 0 B free; \
+    ///      free memory and retry",
     /// );
     /// ```
     pub fn from_code(call: Call, code: i32, detail: impl Into<Cow<'static, str>>) -> DriverError {
@@ -320,18 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_call_has_a_name_of_its_own_in_declaration_order() {
-        let mut names: Vec<_> = Call::ALL.iter().map(|call| call.name()).collect();
-        for (index, call) in Call::ALL.iter().enumerate() {
-            assert_eq!(*call as usize, index, "{call}");
-        }
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), Call::ALL.len());
-    }
-
-    #[test]
-    fn codes_are_sorted_by_what_they_mean() {
+    fn each_code_has_its_kind() {
         for (code, kind) in [
             (1, ErrorKind::InvalidUse),
             (2, ErrorKind::OutOfMemory),

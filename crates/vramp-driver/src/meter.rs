@@ -1,4 +1,4 @@
-//! What driver calls cost, counted around any device.
+//! Counts and times of driver calls, for any device.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,13 +13,13 @@ use crate::{
 
 /// A device that counts and times the calls made to it.
 ///
-/// Times are differences of [`Driver::now_ns`]: measured on a card, modelled on the simulator. With
-/// several threads on the simulator, one thread's call may be charged what another one spent
-/// meanwhile. Adds two looks at the clock and four atomic operations to each call.
+/// Times are differences of [`Driver::now_ns`]: measured on a card, modelled on the simulator. On the
+/// simulator all threads share one clock, so a call may include the cost of concurrent calls.
+/// Adds two reads of the clock and four atomic operations to each call.
 ///
 /// ```
-/// use vramp_driver::{Call, Driver, Metered, sim::Simulator};
-/// let device = Metered::new(Simulator::preset("h200")?);
+/// use vramp_driver::{Call, Driver, meter::Metered, sim::Simulator};
+/// let device = Metered::new(Simulator::card("h200")?);
 /// device.create_event()?;
 /// let counts = device.snapshot();
 /// assert_eq!((counts.of(Call::CreateEvent).calls, counts.of(Call::CreateEvent).total_ns), (1, 130));
@@ -40,37 +40,37 @@ struct Counter {
     max_ns: AtomicU64,
 }
 
-/// What calls of one kind came to.
+/// Counts and times of one kind of call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallStats {
-    /// Calls made, failed ones included.
+    /// Calls, including failed ones.
     pub calls: u64,
     /// Calls that failed.
     pub failures: u64,
-    /// Host time they took together, in nanoseconds.
+    /// Host time of all calls, in nanoseconds.
     pub total_ns: u64,
-    /// Host time the longest one took, in nanoseconds.
+    /// Host time of the longest call, in nanoseconds.
     pub max_ns: u64,
 }
 
-/// The counts of every kind of call.
+/// Counts and times of every kind of call at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MeterSnapshot {
     stats: [CallStats; Call::ALL.len()],
 }
 
 impl MeterSnapshot {
-    /// The counts of one kind.
+    /// Returns the counts of one kind.
     pub fn of(&self, call: Call) -> CallStats {
         self.stats[call as usize]
     }
 
-    /// Every kind that was called, in the order of [`Call::ALL`].
+    /// Returns each kind that was called, in the order of [`Call::ALL`].
     pub fn iter(&self) -> impl Iterator<Item = (Call, CallStats)> + '_ {
         Call::ALL.into_iter().zip(self.stats).filter(|(_, stats)| stats.calls > 0)
     }
 
-    /// All kinds together; `max_ns` is the longest call of all.
+    /// Returns the sum over all kinds; `max_ns` is the maximum.
     pub fn total(&self) -> CallStats {
         self.iter().fold(CallStats::default(), |sum, (_, stats)| CallStats {
             calls: sum.calls + stats.calls,
@@ -82,17 +82,17 @@ impl MeterSnapshot {
 }
 
 impl<D: Driver> Metered<D> {
-    /// Counts the calls to `device` from now on.
+    /// Wraps `device` with all counts at zero.
     pub fn new(device: D) -> Metered<D> {
         Metered { device, counters: std::array::from_fn(|_| Counter::default()) }
     }
 
-    /// The device itself. Calls made on it directly are not counted.
+    /// Returns the wrapped device. Calls made on it directly are not counted.
     pub fn device(&self) -> &D {
         &self.device
     }
 
-    /// The counts so far. Calls under way on other threads may be counted in part.
+    /// Returns the counts so far. A concurrent call may be counted in part.
     pub fn snapshot(&self) -> MeterSnapshot {
         let read = |counter: &Counter| CallStats {
             calls: counter.calls.load(Relaxed),
@@ -103,7 +103,7 @@ impl<D: Driver> Metered<D> {
         MeterSnapshot { stats: self.counters.each_ref().map(read) }
     }
 
-    /// Sets all counts to zero.
+    /// Resets all counts to zero.
     pub fn reset(&self) {
         for counter in &self.counters {
             for part in [&counter.calls, &counter.failures, &counter.total_ns, &counter.max_ns] {
@@ -263,7 +263,7 @@ impl<D: Driver> Driver for Metered<D> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "sim"))]
 mod tests {
     use super::*;
     use crate::sim::{FaultPlan, Simulator};

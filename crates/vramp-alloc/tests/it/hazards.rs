@@ -9,7 +9,8 @@ use vramp_alloc::config::Progress;
 use vramp_alloc::{Allocation, Allocator, Bytes, Config, Driver, Preset, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::sim::{Hazard, Kernel, Simulator};
-use vramp_driver::{Call, Stream, Wrapped};
+use vramp_driver::wrapper::Wrapped;
+use vramp_driver::{Call, Stream};
 
 const PAGE: Bytes = Bytes::mib(2);
 

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use crate::common::{Rig, pages};
 use vramp_alloc::{AllocError, Allocator, Bytes, Config, Driver, FreeError, Preset};
+use vramp_driver::Call;
+use vramp_driver::meter::Metered;
 use vramp_driver::sim::Simulator;
-use vramp_driver::{Call, Metered};
 
 /// What an allocator holds of the card.
 fn reserved(allocator: &Allocator) -> Bytes {

@@ -7,7 +7,8 @@ use serde::Serialize;
 use vramp_alloc::graph::{ArenaConfig, CapturedGraph, GraphArena};
 use vramp_alloc::{Allocation, Bytes, StreamId};
 use vramp_core::AddrRange;
-use vramp_driver::{Call, DeviceInfo, MeterSnapshot};
+use vramp_driver::meter::MeterSnapshot;
+use vramp_driver::{Call, DeviceInfo};
 
 use super::Rig;
 use crate::subject::Subject;

@@ -5,7 +5,7 @@ use serde::Serialize;
 use vramp_alloc::Bytes;
 use vramp_alloc::device::Call;
 use vramp_defer::Access;
-use vramp_driver::MeterSnapshot;
+use vramp_driver::meter::MeterSnapshot;
 
 use super::rig::{Rig, RigConfig};
 use crate::{Bench, TimeSource};

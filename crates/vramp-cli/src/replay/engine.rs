@@ -14,8 +14,9 @@ use vramp_alloc::{
     AllocError, Allocation, Allocator, Bytes, Config, CreateError, DeviceAddr, Driver, DriverError,
     FreeError, StreamId,
 };
+use vramp_driver::meter::{MeterSnapshot, Metered};
 use vramp_driver::sim::Hazard;
-use vramp_driver::{Call, MeterSnapshot, Metered, Stream};
+use vramp_driver::{Call, Stream};
 use vramp_trace::{Request, Workload};
 
 use super::audit::{Auditor, raw};
@@ -187,7 +188,7 @@ fn ms(ns: u64) -> f64 {
 }
 
 fn by_kind(calls: &MeterSnapshot) -> BTreeMap<&'static str, CallCount> {
-    let count = |(call, stats): (Call, vramp_driver::CallStats)| {
+    let count = |(call, stats): (Call, vramp_driver::meter::CallStats)| {
         (call.name(), CallCount { count: stats.calls, ms: ms(stats.total_ns) })
     };
     calls.iter().map(count).collect()

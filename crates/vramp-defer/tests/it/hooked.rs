@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use vramp_alloc::Driver;
 use vramp_core::AddrRange;
 use vramp_driver::sim::Simulator;
-use vramp_driver::{DriverResult, Event, Wrapped, Wrapper};
+use vramp_driver::wrapper::{Wrapped, Wrapper};
+use vramp_driver::{DriverResult, Event};
 
 type Hook = Box<dyn Fn(AddrRange) + Send>;
 

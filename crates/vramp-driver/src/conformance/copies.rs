@@ -5,7 +5,7 @@ use std::sync::Arc;
 use vramp_core::{AddrRange, Bytes};
 use vramp_host::PageKind;
 
-use super::bench::{Bench, pattern, refused};
+use super::rig::{Rig, pattern, refused};
 use super::{Checked, Failure, ensure, rules};
 use crate::{Capabilities, DeviceCopy, ErrorKind, HostBuffer, HostMemory, HostSlice};
 
@@ -24,21 +24,21 @@ rules! {
     memory_is_pinned_as_often_as_it_is_unpinned: PINNED,
 }
 
-fn the_host_reads_what_it_wrote(bench: &Bench) -> Checked {
+fn the_host_reads_what_it_wrote(rig: &Rig) -> Checked {
     let len = Bytes::mib(3);
-    let buffer = bench.host(len)?;
+    let buffer = rig.host(len)?;
     let bytes = pattern(1, len);
-    bench.device.write_host(buffer, Bytes::ZERO, &bytes)?;
+    rig.device.write_host(buffer, Bytes::ZERO, &bytes)?;
     let mut back = vec![0; 1000];
-    bench.device.read_host(buffer, Bytes::new(12_345), &mut back)?;
+    rig.device.read_host(buffer, Bytes::new(12_345), &mut back)?;
     ensure!(back == bytes[12_345..13_345], "host memory does not hold what was written");
     Ok(())
 }
 
-fn host_memory_is_bounded(bench: &Bench) -> Checked {
+fn host_memory_is_bounded(rig: &Rig) -> Checked {
     let invalid = ErrorKind::InvalidUse;
-    let buffer = bench.host(Bytes::kib(64))?;
-    let device = bench.device;
+    let buffer = rig.host(Bytes::kib(64))?;
+    let device = rig.device;
     let mut two = [0; 2];
     for offset in [Bytes::kib(64) - Bytes::new(1), Bytes::kib(65), Bytes::new(u64::MAX)] {
         refused("read beyond the end", invalid, device.read_host(buffer, offset, &mut two))?;
@@ -48,105 +48,105 @@ fn host_memory_is_bounded(bench: &Bench) -> Checked {
     Ok(())
 }
 
-fn host_memory_is_freed_once(bench: &Bench) -> Checked {
+fn host_memory_is_freed_once(rig: &Rig) -> Checked {
     let invalid = ErrorKind::InvalidUse;
-    let buffer = bench.host(Bytes::kib(64))?;
-    bench.free_host(buffer)?;
-    refused("free twice", invalid, bench.free_host(buffer))?;
-    let read = bench.device.read_host(buffer, Bytes::ZERO, &mut [0]);
+    let buffer = rig.host(Bytes::kib(64))?;
+    rig.free_host(buffer)?;
+    refused("free twice", invalid, rig.free_host(buffer))?;
+    let read = rig.device.read_host(buffer, Bytes::ZERO, &mut [0]);
     refused("read what was freed", invalid, read)?;
     let foreign = HostBuffer::from_number(u64::MAX - 1);
-    refused("free a foreign buffer", invalid, bench.free_host(foreign))
+    refused("free a foreign buffer", invalid, rig.free_host(foreign))
 }
 
-fn bytes_come_back_across_handles_and_at_odd_offsets(bench: &Bench) -> Checked {
-    let range = bench.memory(&[1, 2, 1].map(|pages| bench.pages(pages)))?;
-    let stream = bench.stream()?;
-    let inside = bench.page - Bytes::new(777);
-    let bytes = pattern(5, bench.pages(2) + Bytes::new(1234));
-    bench.write(stream, range.start + inside, &bytes)?;
+fn bytes_come_back_across_handles_and_at_odd_offsets(rig: &Rig) -> Checked {
+    let range = rig.memory(&[1, 2, 1].map(|pages| rig.pages(pages)))?;
+    let stream = rig.stream()?;
+    let inside = rig.page - Bytes::new(777);
+    let bytes = pattern(5, rig.pages(2) + Bytes::new(1234));
+    rig.write(stream, range.start + inside, &bytes)?;
     let written = AddrRange::new(range.start + inside, Bytes::new(bytes.len() as u64));
-    bench.expect_bytes(stream, written, &bytes)
+    rig.expect_bytes(stream, written, &bytes)
 }
 
-fn a_copy_moves_its_range_and_nothing_beside(bench: &Bench) -> Checked {
-    let from = bench.memory(&[bench.page, bench.page])?;
-    let to = bench.memory(&[bench.pages(2)])?;
-    let stream = bench.stream()?;
+fn a_copy_moves_its_range_and_nothing_beside(rig: &Rig) -> Checked {
+    let from = rig.memory(&[rig.page, rig.page])?;
+    let to = rig.memory(&[rig.pages(2)])?;
+    let stream = rig.stream()?;
     let bytes = pattern(7, from.len);
-    bench.write(stream, from.start, &bytes)?;
-    bench.device.fill(stream, to, 0xEE)?;
-    let (source, target, len) = (Bytes::new(1001), Bytes::new(3), bench.page + Bytes::new(5));
+    rig.write(stream, from.start, &bytes)?;
+    rig.device.fill(stream, to, 0xEE)?;
+    let (source, target, len) = (Bytes::new(1001), Bytes::new(3), rig.page + Bytes::new(5));
     let copy = DeviceCopy { from: from.start + source, to: to.start + target, len };
-    bench.device.copy(stream, copy)?;
+    rig.device.copy(stream, copy)?;
     let mut expected = vec![0xEE; to.len.count() as usize];
     let (source, target, len) =
         (source.count() as usize, target.count() as usize, len.count() as usize);
     expected[target..target + len].copy_from_slice(&bytes[source..source + len]);
-    bench.expect_bytes(stream, to, &expected)
+    rig.expect_bytes(stream, to, &expected)
 }
 
-fn a_fill_writes_its_range_and_nothing_beside(bench: &Bench) -> Checked {
-    let range = bench.memory(&[bench.page, bench.page])?;
-    let stream = bench.stream()?;
-    bench.device.fill(stream, range, 0x01)?;
-    let offset = bench.page - Bytes::new(3);
+fn a_fill_writes_its_range_and_nothing_beside(rig: &Rig) -> Checked {
+    let range = rig.memory(&[rig.page, rig.page])?;
+    let stream = rig.stream()?;
+    rig.device.fill(stream, range, 0x01)?;
+    let offset = rig.page - Bytes::new(3);
     let part = AddrRange::new(range.start + offset, Bytes::new(7));
-    bench.device.fill(stream, part, 0x02)?;
+    rig.device.fill(stream, part, 0x02)?;
     let mut expected = vec![0x01; range.len.count() as usize];
     let offset = offset.count() as usize;
     expected[offset..offset + 7].fill(0x02);
-    bench.expect_bytes(stream, range, &expected)
+    rig.expect_bytes(stream, range, &expected)
 }
 
-fn a_copy_beyond_host_memory_is_refused(bench: &Bench) -> Checked {
-    let range = bench.memory(&[bench.page])?;
-    let buffer = bench.host(Bytes::kib(64))?;
-    let stream = bench.stream()?;
+fn a_copy_beyond_host_memory_is_refused(rig: &Rig) -> Checked {
+    let range = rig.memory(&[rig.page])?;
+    let buffer = rig.host(Bytes::kib(64))?;
+    let stream = rig.stream()?;
     let slice = HostSlice { buffer, offset: Bytes::kib(32), len: Bytes::kib(33) };
-    let in_copy = bench.device.copy_to_device(stream, slice, range.start);
+    let in_copy = rig.device.copy_to_device(stream, slice, range.start);
     refused("copy from beyond the end", ErrorKind::InvalidUse, in_copy)?;
-    let out_copy = bench.device.copy_to_host(stream, range.start, slice);
+    let out_copy = rig.device.copy_to_host(stream, range.start, slice);
     refused("copy to beyond the end", ErrorKind::InvalidUse, out_copy)
 }
 
-fn memory_of_ones_own_is_pinned_and_copied_from_and_to(bench: &Bench) -> Checked {
-    let memory = own_memory(bench.page)?;
-    let range = bench.memory(&[bench.page])?;
-    let stream = bench.stream()?;
-    let bytes = pattern(11, bench.page);
+fn memory_of_ones_own_is_pinned_and_copied_from_and_to(rig: &Rig) -> Checked {
+    let memory = own_memory(rig.page)?;
+    let range = rig.memory(&[rig.page])?;
+    let stream = rig.stream()?;
+    let bytes = pattern(11, rig.page);
     memory.write(Bytes::ZERO, &bytes).expect("the pattern is as long as the memory");
-    let buffer = bench.register(&memory)?;
-    let whole = HostSlice { buffer, offset: Bytes::ZERO, len: bench.page };
-    bench.device.copy_to_device(stream, whole, range.start)?;
-    bench.expect_bytes(stream, range, &bytes)?;
-    bench.device.fill(stream, range, 0x5A)?;
+    let buffer = rig.register(&memory)?;
+    let whole = HostSlice { buffer, offset: Bytes::ZERO, len: rig.page };
+    rig.device.copy_to_device(stream, whole, range.start)?;
+    rig.expect_bytes(stream, range, &bytes)?;
+    rig.device.fill(stream, range, 0x5A)?;
     let (offset, len) = (Bytes::new(4097), Bytes::new(70_000));
-    bench.device.copy_to_host(stream, range.start, HostSlice { buffer, offset, len })?;
-    bench.device.synchronize_stream(stream)?;
+    rig.device.copy_to_host(stream, range.start, HostSlice { buffer, offset, len })?;
+    rig.device.synchronize_stream(stream)?;
     let mut expected = bytes;
     expected[4097..74_097].fill(0x5A);
     let mut back = vec![0; expected.len()];
     memory.read(Bytes::ZERO, &mut back).expect("the copy is as long as the memory");
     ensure!(back == expected, "memory of one's own does not hold what was copied to it");
     let mut seen = vec![0; 70_002];
-    bench.device.read_host(buffer, Bytes::new(4096), &mut seen)?;
+    rig.device.read_host(buffer, Bytes::new(4096), &mut seen)?;
     ensure!(seen == expected[4096..74_098], "the device's view of pinned memory differs");
     Ok(())
 }
 
-fn memory_is_pinned_as_often_as_it_is_unpinned(bench: &Bench) -> Checked {
+fn memory_is_pinned_as_often_as_it_is_unpinned(rig: &Rig) -> Checked {
     let memory = own_memory(Bytes::mib(3))?;
-    let (first, second) = (bench.register(&memory)?, bench.register(&memory)?);
+    let (first, second) = (rig.register(&memory)?, rig.register(&memory)?);
     ensure!(first != second, "two pins share a name");
-    bench.device.write_host(first, Bytes::new(5), &[6])?;
-    bench.free_host(first)?;
+    rig.device.write_host(first, Bytes::new(5), &[6])?;
+    rig.free_host(first)?;
     let mut byte = [0];
-    bench.device.read_host(second, Bytes::new(5), &mut byte)?;
+    rig.device.read_host(second, Bytes::new(5), &mut byte)?;
     ensure!(byte == [6], "two pins of one memory differ");
-    bench.free_host(second)?;
-    let third = bench.register(&memory)?;
-    bench.free_host(third)?;
+    rig.free_host(second)?;
+    let third = rig.register(&memory)?;
+    rig.free_host(third)?;
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 
 use vramp_core::AddrRange;
 
-use super::bench::Bench;
+use super::rig::Rig;
 use super::{Checked, ensure, rules};
 use crate::{Capabilities, ErrorKind};
 
@@ -15,31 +15,31 @@ rules! {
     a_new_mapping_does_not_inherit_access: VIRTUAL,
 }
 
-fn memory_without_access_cannot_be_touched(bench: &Bench) -> Checked {
-    let range = bench.reserve(bench.page)?;
-    bench.map(range, bench.create(bench.page)?)?;
-    touching_fails(bench, range)
+fn memory_without_access_cannot_be_touched(rig: &Rig) -> Checked {
+    let range = rig.reserve(rig.page)?;
+    rig.map(range, rig.create(rig.page)?)?;
+    touching_fails(rig, range)
 }
 
-fn unmapped_memory_cannot_be_touched(bench: &Bench) -> Checked {
-    let range = bench.reserve(bench.page)?;
-    touching_fails(bench, range)
+fn unmapped_memory_cannot_be_touched(rig: &Rig) -> Checked {
+    let range = rig.reserve(rig.page)?;
+    touching_fails(rig, range)
 }
 
-fn a_new_mapping_does_not_inherit_access(bench: &Bench) -> Checked {
-    let range = bench.memory(&[bench.page])?;
-    bench.unmap(range)?;
-    bench.map(range, bench.create(bench.page)?)?;
-    touching_fails(bench, range)
+fn a_new_mapping_does_not_inherit_access(rig: &Rig) -> Checked {
+    let range = rig.memory(&[rig.page])?;
+    rig.unmap(range)?;
+    rig.map(range, rig.create(rig.page)?)?;
+    touching_fails(rig, range)
 }
 
 /// The fill is refused, or the device is lost and stays lost.
-fn touching_fails(bench: &Bench, range: AddrRange) -> Checked {
-    let stream = bench.stream()?;
-    let event = bench.event()?;
-    let refusal = match bench.device.fill(stream, range, 1) {
+fn touching_fails(rig: &Rig, range: AddrRange) -> Checked {
+    let stream = rig.stream()?;
+    let event = rig.event()?;
+    let refusal = match rig.device.fill(stream, range, 1) {
         Err(error) => error,
-        Ok(()) => match bench.device.synchronize_stream(stream) {
+        Ok(()) => match rig.device.synchronize_stream(stream) {
             Err(error) => error,
             Ok(()) => {
                 return Err(super::Failure(format!("{range} was filled")));
@@ -49,7 +49,7 @@ fn touching_fails(bench: &Bench, range: AddrRange) -> Checked {
     match refusal.kind {
         ErrorKind::InvalidUse => Ok(()),
         ErrorKind::DeviceLost => {
-            let later = bench.device.query(event);
+            let later = rig.device.query(event);
             let stays_lost = matches!(&later, Err(error) if error.is_device_lost());
             ensure!(stays_lost, "after {refusal}, a query answered {later:?}");
             Ok(())

@@ -16,7 +16,6 @@
 //! [`destructive_cases`] lose the device on purpose. Run each with [`Case::run`] on a device of its
 //! own; on a card, in a process of its own.
 
-mod bench;
 mod captures;
 mod copies;
 mod graphs;
@@ -24,11 +23,12 @@ mod lost;
 mod memory;
 mod plain;
 mod pool;
+mod rig;
 mod streams;
 
 use std::fmt;
 
-use bench::Bench;
+use rig::Rig;
 
 use crate::{Capabilities, Driver};
 
@@ -39,7 +39,7 @@ pub struct Case {
     pub name: &'static str,
     /// What the device must be able to do for the rule to matter.
     needs: fn(&Capabilities) -> bool,
-    check: fn(&Bench) -> Checked,
+    check: fn(&Rig) -> Checked,
 }
 
 /// Whether a device keeps a rule.
@@ -96,9 +96,9 @@ impl Case {
         if !(self.needs)(&device.info().capabilities) {
             return Verdict::NotApplicable;
         }
-        let bench = Bench::new(device);
-        let checked = (self.check)(&bench);
-        let cleaned = bench.clean_up();
+        let rig = Rig::new(device);
+        let checked = (self.check)(&rig);
+        let cleaned = rig.clean_up();
         match checked.and(cleaned) {
             Ok(()) => Verdict::Passed,
             Err(failure) => Verdict::Failed(failure.0),

@@ -2,7 +2,7 @@
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
-use super::bench::{Bench, pattern, refused};
+use super::rig::{Rig, pattern, refused};
 use super::{Checked, ensure, rules};
 use crate::{Capabilities, ErrorKind};
 
@@ -21,72 +21,72 @@ rules! {
 
 const BLOCK: Bytes = Bytes::mib(48);
 
-fn allocated_memory_holds_bytes(bench: &Bench) -> Checked {
-    let stream = bench.stream()?;
+fn allocated_memory_holds_bytes(rig: &Rig) -> Checked {
+    let stream = rig.stream()?;
     // No whole number of pages.
     let len = Bytes::new(5 * 1024 * 1024 + 512);
-    let (first, second) = (bench.alloc(len)?, bench.alloc(len)?);
+    let (first, second) = (rig.alloc(len)?, rig.alloc(len)?);
     let (a, b) = (pattern(1, len), pattern(2, len));
-    bench.write(stream, first.start, &a)?;
-    bench.write(stream, second.start, &b)?;
-    bench.expect_bytes(stream, first, &a)?;
-    bench.expect_bytes(stream, second, &b)
+    rig.write(stream, first.start, &a)?;
+    rig.write(stream, second.start, &b)?;
+    rig.expect_bytes(stream, first, &a)?;
+    rig.expect_bytes(stream, second, &b)
 }
 
-fn an_allocation_is_freed_once_and_by_its_start(bench: &Bench) -> Checked {
-    let range = bench.alloc(BLOCK)?;
-    let inside = bench.free_alloc(range.start + Bytes::mib(2));
+fn an_allocation_is_freed_once_and_by_its_start(rig: &Rig) -> Checked {
+    let range = rig.alloc(BLOCK)?;
+    let inside = rig.free_alloc(range.start + Bytes::mib(2));
     refused("free an address inside", ErrorKind::InvalidUse, inside)?;
-    bench.free_alloc(range.start)?;
-    let again = bench.free_alloc(range.start);
+    rig.free_alloc(range.start)?;
+    let again = rig.free_alloc(range.start);
     refused("free twice", ErrorKind::InvalidUse, again)?;
-    let foreign = bench.free_alloc(DeviceAddr::new(0x1000));
+    let foreign = rig.free_alloc(DeviceAddr::new(0x1000));
     refused("free a foreign address", ErrorKind::InvalidUse, foreign)
 }
 
-fn an_allocation_cannot_be_taken_apart(bench: &Bench) -> Checked {
-    let len = bench.pages(4);
-    let whole = bench.alloc(len)?;
-    let device = bench.device;
+fn an_allocation_cannot_be_taken_apart(rig: &Rig) -> Checked {
+    let len = rig.pages(4);
+    let whole = rig.alloc(len)?;
+    let device = rig.device;
     refused("unmap an allocation", ErrorKind::InvalidUse, device.unmap(whole))?;
     let addresses = device.free_addresses(whole);
     refused("give its addresses back", ErrorKind::InvalidUse, addresses)?;
-    let handle = bench.create(bench.page)?;
+    let handle = rig.create(rig.page)?;
     refused("map over it", ErrorKind::InvalidUse, device.map(whole.start, handle))?;
-    let mapped = bench.memory(&[len])?;
-    let plain = bench.free_alloc(mapped.start);
+    let mapped = rig.memory(&[len])?;
+    let plain = rig.free_alloc(mapped.start);
     refused("free mapped memory as an allocation", ErrorKind::InvalidUse, plain)
 }
 
-fn freeing_waits_for_work_in_flight(bench: &Bench) -> Checked {
-    let stream = bench.stream()?;
-    let event = bench.event()?;
-    let range = bench.alloc(BLOCK)?;
+fn freeing_waits_for_work_in_flight(rig: &Rig) -> Checked {
+    let stream = rig.stream()?;
+    let event = rig.event()?;
+    let range = rig.alloc(BLOCK)?;
     for byte in 0..64 {
-        bench.device.fill(stream, range, byte)?;
+        rig.device.fill(stream, range, byte)?;
     }
-    bench.device.record(event, stream)?;
-    bench.free_alloc(range.start)?;
-    ensure!(bench.device.query(event)?, "work on freed memory is still in flight");
+    rig.device.record(event, stream)?;
+    rig.free_alloc(range.start)?;
+    ensure!(rig.device.query(event)?, "work on freed memory is still in flight");
     Ok(())
 }
 
-fn allocated_memory_is_missing_from_what_is_free_until_freed(bench: &Bench) -> Checked {
-    let free = || bench.device.memory_info().map(|info| info.free);
+fn allocated_memory_is_missing_from_what_is_free_until_freed(rig: &Rig) -> Checked {
+    let free = || rig.device.memory_info().map(|info| info.free);
     let before = free()?;
-    let range = AddrRange::new(bench.alloc(BLOCK * 4)?.start, BLOCK * 4);
+    let range = AddrRange::new(rig.alloc(BLOCK * 4)?.start, BLOCK * 4);
     let during = free()?;
     ensure!(during + BLOCK * 3 <= before, "{before} free before, {during} during");
-    bench.free_alloc(range.start)?;
+    rig.free_alloc(range.start)?;
     let after = free()?;
     ensure!(after >= during + BLOCK * 3, "{during} free during, {after} after");
     Ok(())
 }
 
-fn nothing_and_more_than_the_card_has_cannot_be_allocated(bench: &Bench) -> Checked {
-    refused("allocate nothing", ErrorKind::InvalidUse, bench.alloc(Bytes::ZERO))?;
-    let too_much = bench.device.memory_info()?.total + Bytes::gib(1);
-    refused("more than the card has", ErrorKind::OutOfMemory, bench.alloc(too_much))?;
-    bench.alloc(BLOCK)?;
+fn nothing_and_more_than_the_card_has_cannot_be_allocated(rig: &Rig) -> Checked {
+    refused("allocate nothing", ErrorKind::InvalidUse, rig.alloc(Bytes::ZERO))?;
+    let too_much = rig.device.memory_info()?.total + Bytes::gib(1);
+    refused("more than the card has", ErrorKind::OutOfMemory, rig.alloc(too_much))?;
+    rig.alloc(BLOCK)?;
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use vramp_core::{AddrRange, Bytes};
 
-use super::bench::{Bench, refused};
+use super::rig::{Rig, refused};
 use super::{Checked, ensure, rules};
 use crate::{Capabilities, DeviceCopy, ErrorKind, Event};
 
@@ -24,138 +24,138 @@ rules! {
 }
 
 /// Memory large enough that work on it outlasts the calls that queue it.
-fn large(bench: &Bench) -> Checked<AddrRange> {
-    Ok(bench.memory(&[bench.whole_pages(Bytes::mib(128))])?)
+fn large(rig: &Rig) -> Checked<AddrRange> {
+    Ok(rig.memory(&[rig.whole_pages(Bytes::mib(128))])?)
 }
 
 /// A page at the end, which fills reach last.
-fn last_page(bench: &Bench, of: AddrRange) -> AddrRange {
-    AddrRange::new(of.start + (of.len - bench.page), bench.page)
+fn last_page(rig: &Rig, of: AddrRange) -> AddrRange {
+    AddrRange::new(of.start + (of.len - rig.page), rig.page)
 }
 
-fn work_on_one_stream_runs_in_order(bench: &Bench) -> Checked {
-    let (a, b) = (large(bench)?, large(bench)?);
-    let stream = bench.stream()?;
+fn work_on_one_stream_runs_in_order(rig: &Rig) -> Checked {
+    let (a, b) = (large(rig)?, large(rig)?);
+    let stream = rig.stream()?;
     for byte in [1, 2, 3] {
-        bench.device.fill(stream, a, byte)?;
-        bench.device.copy(stream, DeviceCopy { from: a.start, to: b.start, len: a.len })?;
+        rig.device.fill(stream, a, byte)?;
+        rig.device.copy(stream, DeviceCopy { from: a.start, to: b.start, len: a.len })?;
     }
-    bench.device.fill(stream, a, 4)?;
-    bench.expect_filled(stream, last_page(bench, b), 3)?;
-    bench.expect_filled(stream, last_page(bench, a), 4)
+    rig.device.fill(stream, a, 4)?;
+    rig.expect_filled(stream, last_page(rig, b), 3)?;
+    rig.expect_filled(stream, last_page(rig, a), 4)
 }
 
-fn a_waiting_stream_sees_what_was_before_the_event(bench: &Bench) -> Checked {
-    let (a, b) = (large(bench)?, large(bench)?);
-    let (first, second) = (bench.stream()?, bench.stream()?);
-    let event = bench.event()?;
+fn a_waiting_stream_sees_what_was_before_the_event(rig: &Rig) -> Checked {
+    let (a, b) = (large(rig)?, large(rig)?);
+    let (first, second) = (rig.stream()?, rig.stream()?);
+    let event = rig.event()?;
     for round in 0..8 {
         for byte in [0x10, 0x20, 0x30 + round] {
-            bench.device.fill(first, a, byte)?;
+            rig.device.fill(first, a, byte)?;
         }
-        bench.device.record(event, first)?;
-        bench.device.wait(second, event)?;
-        bench.device.copy(second, DeviceCopy { from: a.start, to: b.start, len: a.len })?;
-        bench.expect_filled(second, last_page(bench, b), 0x30 + round)?;
+        rig.device.record(event, first)?;
+        rig.device.wait(second, event)?;
+        rig.device.copy(second, DeviceCopy { from: a.start, to: b.start, len: a.len })?;
+        rig.expect_filled(second, last_page(rig, b), 0x30 + round)?;
     }
     Ok(())
 }
 
-fn a_wait_goes_by_the_last_record(bench: &Bench) -> Checked {
-    let (a, b) = (large(bench)?, large(bench)?);
-    let (first, second) = (bench.stream()?, bench.stream()?);
-    let event = bench.event()?;
-    bench.device.fill(first, a, 1)?;
-    bench.device.record(event, first)?;
-    bench.device.fill(first, a, 2)?;
-    bench.device.record(event, first)?;
-    bench.device.wait(second, event)?;
-    bench.device.copy(second, DeviceCopy { from: a.start, to: b.start, len: a.len })?;
-    bench.expect_filled(second, last_page(bench, b), 2)
+fn a_wait_goes_by_the_last_record(rig: &Rig) -> Checked {
+    let (a, b) = (large(rig)?, large(rig)?);
+    let (first, second) = (rig.stream()?, rig.stream()?);
+    let event = rig.event()?;
+    rig.device.fill(first, a, 1)?;
+    rig.device.record(event, first)?;
+    rig.device.fill(first, a, 2)?;
+    rig.device.record(event, first)?;
+    rig.device.wait(second, event)?;
+    rig.device.copy(second, DeviceCopy { from: a.start, to: b.start, len: a.len })?;
+    rig.expect_filled(second, last_page(rig, b), 2)
 }
 
-fn waiting_for_an_event_never_recorded_does_nothing(bench: &Bench) -> Checked {
-    let range = bench.memory(&[bench.page])?;
-    let stream = bench.stream()?;
-    bench.device.wait(stream, bench.event()?)?;
-    bench.device.fill(stream, range, 7)?;
-    bench.expect_filled(stream, range, 7)
+fn waiting_for_an_event_never_recorded_does_nothing(rig: &Rig) -> Checked {
+    let range = rig.memory(&[rig.page])?;
+    let stream = rig.stream()?;
+    rig.device.wait(stream, rig.event()?)?;
+    rig.device.fill(stream, range, 7)?;
+    rig.expect_filled(stream, range, 7)
 }
 
-fn an_event_never_recorded_is_reached(bench: &Bench) -> Checked {
-    let event = bench.event()?;
-    ensure!(bench.device.query(event)?, "a fresh event was not reached");
-    bench.device.synchronize_event(event)?;
+fn an_event_never_recorded_is_reached(rig: &Rig) -> Checked {
+    let event = rig.event()?;
+    ensure!(rig.device.query(event)?, "a fresh event was not reached");
+    rig.device.synchronize_event(event)?;
     Ok(())
 }
 
-fn a_true_query_means_that_the_bytes_are_there(bench: &Bench) -> Checked {
-    let range = large(bench)?;
-    let stream = bench.stream()?;
-    let buffer = bench.host(bench.page)?;
-    let event = bench.event()?;
+fn a_true_query_means_that_the_bytes_are_there(rig: &Rig) -> Checked {
+    let range = large(rig)?;
+    let stream = rig.stream()?;
+    let buffer = rig.host(rig.page)?;
+    let event = rig.event()?;
     for byte in 1..=32 {
-        bench.device.fill(stream, range, byte)?;
+        rig.device.fill(stream, range, byte)?;
     }
-    let to = crate::HostSlice { buffer, offset: Bytes::ZERO, len: bench.page };
-    bench.device.copy_to_host(stream, last_page(bench, range).start, to)?;
-    bench.device.record(event, stream)?;
-    poll(bench, event)?;
-    let mut bytes = vec![0; bench.page.count() as usize];
-    bench.device.read_host(buffer, Bytes::ZERO, &mut bytes)?;
+    let to = crate::HostSlice { buffer, offset: Bytes::ZERO, len: rig.page };
+    rig.device.copy_to_host(stream, last_page(rig, range).start, to)?;
+    rig.device.record(event, stream)?;
+    poll(rig, event)?;
+    let mut bytes = vec![0; rig.page.count() as usize];
+    rig.device.read_host(buffer, Bytes::ZERO, &mut bytes)?;
     ensure!(bytes.iter().all(|byte| *byte == 32), "the event was reached before the work");
-    ensure!(bench.device.query(event)?, "an event that was reached is not reached any more");
+    ensure!(rig.device.query(event)?, "an event that was reached is not reached any more");
     Ok(())
 }
 
-fn poll(bench: &Bench, event: Event) -> Checked {
-    let begun_ns = bench.device.now_ns();
-    while !bench.device.query(event)? {
-        let waited_ns = bench.device.now_ns() - begun_ns;
+fn poll(rig: &Rig, event: Event) -> Checked {
+    let begun_ns = rig.device.now_ns();
+    while !rig.device.query(event)? {
+        let waited_ns = rig.device.now_ns() - begun_ns;
         ensure!(waited_ns < PATIENCE_NS, "the event was not reached in {waited_ns} ns");
     }
     Ok(())
 }
 
-fn a_synchronised_event_means_that_the_bytes_are_there(bench: &Bench) -> Checked {
-    let range = large(bench)?;
-    let stream = bench.stream()?;
-    let buffer = bench.host(bench.page)?;
-    let event = bench.event()?;
+fn a_synchronised_event_means_that_the_bytes_are_there(rig: &Rig) -> Checked {
+    let range = large(rig)?;
+    let stream = rig.stream()?;
+    let buffer = rig.host(rig.page)?;
+    let event = rig.event()?;
     for byte in 1..=8 {
-        bench.device.fill(stream, range, byte)?;
+        rig.device.fill(stream, range, byte)?;
     }
-    let to = crate::HostSlice { buffer, offset: Bytes::ZERO, len: bench.page };
-    bench.device.copy_to_host(stream, last_page(bench, range).start, to)?;
-    bench.device.record(event, stream)?;
-    bench.device.synchronize_event(event)?;
-    let mut bytes = vec![0; bench.page.count() as usize];
-    bench.device.read_host(buffer, Bytes::ZERO, &mut bytes)?;
+    let to = crate::HostSlice { buffer, offset: Bytes::ZERO, len: rig.page };
+    rig.device.copy_to_host(stream, last_page(rig, range).start, to)?;
+    rig.device.record(event, stream)?;
+    rig.device.synchronize_event(event)?;
+    let mut bytes = vec![0; rig.page.count() as usize];
+    rig.device.read_host(buffer, Bytes::ZERO, &mut bytes)?;
     ensure!(bytes.iter().all(|byte| *byte == 8), "synchronising returned before the work");
-    ensure!(bench.device.query(event)?, "a synchronised event is not reached");
+    ensure!(rig.device.query(event)?, "a synchronised event is not reached");
     Ok(())
 }
 
-fn work_of_a_destroyed_stream_still_runs(bench: &Bench) -> Checked {
-    let range = large(bench)?;
-    let (doomed, reader) = (bench.stream()?, bench.stream()?);
-    let event = bench.event()?;
-    bench.device.fill(doomed, range, 0x61)?;
-    bench.device.record(event, doomed)?;
-    bench.destroy_stream(doomed)?;
-    bench.device.synchronize_event(event)?;
-    bench.expect_filled(reader, last_page(bench, range), 0x61)
+fn work_of_a_destroyed_stream_still_runs(rig: &Rig) -> Checked {
+    let range = large(rig)?;
+    let (doomed, reader) = (rig.stream()?, rig.stream()?);
+    let event = rig.event()?;
+    rig.device.fill(doomed, range, 0x61)?;
+    rig.device.record(event, doomed)?;
+    rig.destroy_stream(doomed)?;
+    rig.device.synchronize_event(event)?;
+    rig.expect_filled(reader, last_page(rig, range), 0x61)
 }
 
-fn streams_and_events_are_destroyed_once(bench: &Bench) -> Checked {
+fn streams_and_events_are_destroyed_once(rig: &Rig) -> Checked {
     let invalid = ErrorKind::InvalidUse;
-    let (stream, event) = (bench.stream()?, bench.event()?);
-    let (live_stream, live_event) = (bench.stream()?, bench.event()?);
-    bench.destroy_stream(stream)?;
-    bench.destroy_event(event)?;
-    let device = bench.device;
-    refused("destroy a stream twice", invalid, bench.destroy_stream(stream))?;
-    refused("destroy an event twice", invalid, bench.destroy_event(event))?;
+    let (stream, event) = (rig.stream()?, rig.event()?);
+    let (live_stream, live_event) = (rig.stream()?, rig.event()?);
+    rig.destroy_stream(stream)?;
+    rig.destroy_event(event)?;
+    let device = rig.device;
+    refused("destroy a stream twice", invalid, rig.destroy_stream(stream))?;
+    refused("destroy an event twice", invalid, rig.destroy_event(event))?;
     refused("synchronise a dead stream", invalid, device.synchronize_stream(stream))?;
     refused("query a dead event", invalid, device.query(event))?;
     refused("record a dead event", invalid, device.record(event, live_stream))?;

@@ -5,9 +5,9 @@ use std::sync::Mutex;
 use vramp_core::Bytes;
 
 use super::bytes::Contents;
+use super::card::CardModel;
 use super::cost::CostTable;
 use super::fault::FaultPlan;
-use super::preset::Preset;
 use super::state::{Config, State};
 use super::{Simulator, pool};
 use crate::{Capabilities, DeviceInfo, Limits};
@@ -63,13 +63,13 @@ impl Default for SimulatorBuilder {
             faults: FaultPlan::none(),
             costs: CostTable::h200(),
         };
-        SimulatorBuilder { info, address_space: Bytes::ZERO, config }.card(&Preset::all()[0])
+        SimulatorBuilder { info, address_space: Bytes::ZERO, config }.card(&CardModel::all()[0])
     }
 }
 
 impl SimulatorBuilder {
     /// Takes name, memory, limits and the origin of the costs from a known card.
-    pub fn card(mut self, preset: &Preset) -> SimulatorBuilder {
+    pub fn card(mut self, preset: &CardModel) -> SimulatorBuilder {
         self.info.name = format!("{} (simulated)", preset.name);
         self.info.id = format!("sim:{}", preset.id);
         self.config.costs.measured = preset.measured;

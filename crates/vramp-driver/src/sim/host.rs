@@ -69,7 +69,7 @@ impl HostBuffers {
 
     fn add(&mut self, len: Bytes, bytes: HostBytes) -> Outcome<HostBuffer> {
         let Some(held) = self.held.checked_add(len) else {
-            return Err(Refusal::out_of_memory(format!("{len} of host memory asked")));
+            return Err(Refusal::out_of_memory(format!("{len} of host memory requested")));
         };
         self.held = held;
         self.made += 1;

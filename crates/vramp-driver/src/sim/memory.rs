@@ -390,7 +390,10 @@ impl Memory {
     pub fn charge(&mut self, len: Bytes) -> Outcome<()> {
         let free = self.capacity - self.used;
         if len.count() > free {
-            return Err(Refusal::out_of_memory(format!("{len} asked, {} free", Bytes::new(free))));
+            return Err(Refusal::out_of_memory(format!(
+                "{len} requested, {} free",
+                Bytes::new(free)
+            )));
         }
         self.used += len.count();
         Ok(())

@@ -30,6 +30,7 @@
 mod builder;
 mod bytes;
 mod capture;
+mod card;
 mod cost;
 mod driver;
 mod fault;
@@ -40,7 +41,6 @@ mod host;
 mod log;
 mod memory;
 mod pool;
-mod preset;
 mod refusal;
 mod state;
 mod streams;
@@ -52,11 +52,11 @@ use vramp_core::{AddrRange, Bytes};
 
 pub use builder::SimulatorBuilder;
 pub use bytes::Contents;
+pub use card::{CardModel, UnknownCard};
 pub use cost::{CostError, CostTable};
 pub use fault::FaultPlan;
 pub use hazard::{Access, Hazard};
 pub use log::LoggedCall;
-pub use preset::{Preset, UnknownPreset};
 pub use streams::{Gate, Kernel};
 
 use crate::{Call, DeviceInfo, DriverResult, Stream};
@@ -67,7 +67,7 @@ use state::State;
 /// ```
 /// use vramp_core::Bytes;
 /// use vramp_driver::{Driver, MemoryLocation, sim::Simulator};
-/// let device = Simulator::preset("h200")?;
+/// let device = Simulator::card("h200")?;
 /// let range = vramp_core::AddrRange::new(device.reserve(Bytes::mib(4), Bytes::mib(2))?, Bytes::mib(4));
 /// let handle = device.create(range.len, MemoryLocation::Device)?;
 /// device.map(range.start, handle)?;
@@ -131,12 +131,12 @@ pub struct DeviceLoss {
 }
 
 impl Simulator {
-    /// A simulated card by name: see [`Preset::all`].
+    /// A simulated card by name: see [`CardModel::all`].
     ///
     /// # Errors
-    /// [`UnknownPreset`] lists the cards there are.
-    pub fn preset(id: &str) -> Result<Simulator, UnknownPreset> {
-        Ok(Simulator::builder().card(Preset::find(id)?).build())
+    /// [`UnknownCard`] lists the cards there are.
+    pub fn card(id: &str) -> Result<Simulator, UnknownCard> {
+        Ok(Simulator::builder().card(CardModel::find(id)?).build())
     }
 
     /// A simulated card put together by hand; an H200 unless told otherwise.

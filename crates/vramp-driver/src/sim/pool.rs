@@ -93,7 +93,7 @@ impl Pool {
         let grown = needed.saturating_sub(self.reserved).next_multiple_of(self.granule);
         if grown > card_free.count() {
             return Err(Refusal::out_of_memory(format!(
-                "{} asked of the stream-ordered pool, which holds {} ({} in use); {card_free} free",
+                "{} requested from the stream-ordered pool ({} reserved, {} used); {card_free} free",
                 Bytes::new(len),
                 Bytes::new(self.reserved),
                 Bytes::new(self.used)

@@ -8,24 +8,24 @@ use vramp_driver::{
 
 const PAGE: Bytes = Bytes::mib(2);
 
-struct Scene {
+struct Rig {
     device: Simulator,
     range: AddrRange,
     a: Stream,
     b: Stream,
 }
 
-fn scene() -> Scene {
+fn rig() -> Rig {
     let device = Simulator::builder().checked().contents(Contents::Stored).build();
     let range = AddrRange::new(device.reserve(PAGE, PAGE).unwrap(), PAGE);
     let handle = device.create(PAGE, MemoryLocation::Device).unwrap();
     device.map(range.start, handle).unwrap();
     device.set_access(range).unwrap();
     let (a, b) = (device.create_stream().unwrap(), device.create_stream().unwrap());
-    Scene { device, range, a, b }
+    Rig { device, range, a, b }
 }
 
-impl Scene {
+impl Rig {
     fn begin(&self, stream: Stream) {
         self.device.begin_capture(stream, CaptureMode::Global).unwrap();
     }
@@ -73,158 +73,158 @@ fn capturing(code: i32) -> (i32, ErrorKind) {
 
 #[test]
 fn captured_work_is_seen_only_when_it_is_launched() {
-    let scene = scene();
-    scene.write("outside", scene.b);
-    scene.begin(scene.a);
-    scene.write("captured", scene.a);
-    let exec = scene.ready(scene.a);
-    assert_eq!(scene.device.hazards(), []);
-    scene.device.launch_graph(exec, scene.a).unwrap();
-    assert_eq!(scene.labels(), [("outside".to_owned(), "captured".to_owned())]);
+    let rig = rig();
+    rig.write("outside", rig.b);
+    rig.begin(rig.a);
+    rig.write("captured", rig.a);
+    let exec = rig.ready(rig.a);
+    assert_eq!(rig.device.hazards(), []);
+    rig.device.launch_graph(exec, rig.a).unwrap();
+    assert_eq!(rig.labels(), [("outside".to_owned(), "captured".to_owned())]);
 }
 
 #[test]
 fn branches_beside_each_other_have_no_order() {
-    let scene = scene();
-    scene.begin(scene.a);
-    scene.follow(scene.b, scene.a);
-    scene.write("left", scene.a);
-    scene.write("right", scene.b);
-    scene.follow(scene.a, scene.b);
-    let exec = scene.ready(scene.a);
-    scene.device.launch_graph(exec, scene.a).unwrap();
-    assert_eq!(scene.labels(), [("left".to_owned(), "right".to_owned())]);
+    let rig = rig();
+    rig.begin(rig.a);
+    rig.follow(rig.b, rig.a);
+    rig.write("left", rig.a);
+    rig.write("right", rig.b);
+    rig.follow(rig.a, rig.b);
+    let exec = rig.ready(rig.a);
+    rig.device.launch_graph(exec, rig.a).unwrap();
+    assert_eq!(rig.labels(), [("left".to_owned(), "right".to_owned())]);
 }
 
 #[test]
 fn what_the_capture_ordered_is_in_order_at_each_launch() {
-    let scene = scene();
-    scene.begin(scene.a);
-    scene.write("first", scene.a);
-    scene.follow(scene.b, scene.a);
-    scene.read("left", scene.a);
-    scene.read("right", scene.b);
-    scene.follow(scene.a, scene.b);
-    scene.write("last", scene.a);
-    let exec = scene.ready(scene.a);
-    for stream in [scene.a, scene.b, scene.a] {
-        scene.device.launch_graph(exec, stream).unwrap();
+    let rig = rig();
+    rig.begin(rig.a);
+    rig.write("first", rig.a);
+    rig.follow(rig.b, rig.a);
+    rig.read("left", rig.a);
+    rig.read("right", rig.b);
+    rig.follow(rig.a, rig.b);
+    rig.write("last", rig.a);
+    let exec = rig.ready(rig.a);
+    for stream in [rig.a, rig.b, rig.a] {
+        rig.device.launch_graph(exec, stream).unwrap();
     }
-    assert_eq!(scene.device.hazards(), []);
+    assert_eq!(rig.device.hazards(), []);
 }
 
 #[test]
 fn a_join_that_was_recorded_too_early_is_found_at_the_launch() {
-    let scene = scene();
-    scene.begin(scene.a);
-    scene.follow(scene.b, scene.a);
-    scene.read("before the event", scene.b);
-    let early = scene.after(scene.b);
-    scene.write("behind the event", scene.b);
-    scene.device.wait(scene.a, early).unwrap();
-    scene.read("reader", scene.a);
-    scene.follow(scene.a, scene.b);
-    let exec = scene.ready(scene.a);
-    scene.device.launch_graph(exec, scene.a).unwrap();
-    let hazard = scene.labels();
+    let rig = rig();
+    rig.begin(rig.a);
+    rig.follow(rig.b, rig.a);
+    rig.read("before the event", rig.b);
+    let early = rig.after(rig.b);
+    rig.write("behind the event", rig.b);
+    rig.device.wait(rig.a, early).unwrap();
+    rig.read("reader", rig.a);
+    rig.follow(rig.a, rig.b);
+    let exec = rig.ready(rig.a);
+    rig.device.launch_graph(exec, rig.a).unwrap();
+    let hazard = rig.labels();
     assert_eq!(hazard.len(), 1, "{hazard:?}");
     assert_eq!(hazard[0], ("behind the event".to_owned(), "reader".to_owned()));
 }
 
 #[test]
 fn launches_of_two_graphs_on_two_streams_have_no_order() {
-    let scene = scene();
+    let rig = rig();
     let execs = ["one", "two"].map(|name| {
-        scene.begin(scene.a);
-        scene.write(name, scene.a);
-        scene.ready(scene.a)
+        rig.begin(rig.a);
+        rig.write(name, rig.a);
+        rig.ready(rig.a)
     });
-    scene.device.launch_graph(execs[0], scene.a).unwrap();
-    scene.device.launch_graph(execs[1], scene.b).unwrap();
-    assert_eq!(scene.labels(), [("one".to_owned(), "two".to_owned())]);
+    rig.device.launch_graph(execs[0], rig.a).unwrap();
+    rig.device.launch_graph(execs[1], rig.b).unwrap();
+    assert_eq!(rig.labels(), [("one".to_owned(), "two".to_owned())]);
 }
 
 #[test]
 fn launches_of_two_graphs_in_order_are_in_order() {
-    let scene = scene();
+    let rig = rig();
     let execs = ["one", "two"].map(|name| {
-        scene.begin(scene.a);
-        scene.follow(scene.b, scene.a);
-        scene.read(name, scene.a);
-        scene.follow(scene.b, scene.a);
-        scene.write(name, scene.b);
-        scene.follow(scene.a, scene.b);
-        scene.ready(scene.a)
+        rig.begin(rig.a);
+        rig.follow(rig.b, rig.a);
+        rig.read(name, rig.a);
+        rig.follow(rig.b, rig.a);
+        rig.write(name, rig.b);
+        rig.follow(rig.a, rig.b);
+        rig.ready(rig.a)
     });
-    scene.device.launch_graph(execs[0], scene.a).unwrap();
-    scene.device.launch_graph(execs[1], scene.a).unwrap();
-    scene.follow(scene.b, scene.a);
-    scene.device.launch_graph(execs[0], scene.b).unwrap();
-    assert_eq!(scene.device.hazards(), []);
+    rig.device.launch_graph(execs[0], rig.a).unwrap();
+    rig.device.launch_graph(execs[1], rig.a).unwrap();
+    rig.follow(rig.b, rig.a);
+    rig.device.launch_graph(execs[0], rig.b).unwrap();
+    assert_eq!(rig.device.hazards(), []);
 }
 
 #[test]
 fn work_beside_a_launch_is_found_and_work_behind_it_is_not() {
-    let scene = scene();
-    scene.begin(scene.a);
-    scene.follow(scene.b, scene.a);
-    scene.write("side", scene.b);
-    scene.follow(scene.a, scene.b);
-    let exec = scene.ready(scene.a);
-    scene.device.launch_graph(exec, scene.a).unwrap();
-    scene.write("behind", scene.a);
-    assert_eq!(scene.device.hazards(), []);
-    scene.read("beside", scene.b);
-    assert_eq!(scene.labels(), [("behind".to_owned(), "beside".to_owned())]);
+    let rig = rig();
+    rig.begin(rig.a);
+    rig.follow(rig.b, rig.a);
+    rig.write("side", rig.b);
+    rig.follow(rig.a, rig.b);
+    let exec = rig.ready(rig.a);
+    rig.device.launch_graph(exec, rig.a).unwrap();
+    rig.write("behind", rig.a);
+    assert_eq!(rig.device.hazards(), []);
+    rig.read("beside", rig.b);
+    assert_eq!(rig.labels(), [("behind".to_owned(), "beside".to_owned())]);
 }
 
 #[test]
 fn every_branch_of_a_launch_comes_behind_what_was_on_its_stream() {
-    let scene = scene();
-    scene.begin(scene.a);
-    scene.follow(scene.b, scene.a);
-    scene.device.launch(scene.a, Kernel::new("nothing")).unwrap();
-    scene.read("side", scene.b);
-    scene.follow(scene.a, scene.b);
-    let exec = scene.ready(scene.a);
-    scene.write("before", scene.a);
-    scene.device.launch_graph(exec, scene.a).unwrap();
-    assert_eq!(scene.device.hazards(), []);
-    scene.write("behind", scene.a);
-    scene.device.launch_graph(exec, scene.b).unwrap();
-    assert_eq!(scene.labels(), [("behind".to_owned(), "side".to_owned())]);
+    let rig = rig();
+    rig.begin(rig.a);
+    rig.follow(rig.b, rig.a);
+    rig.device.launch(rig.a, Kernel::new("nothing")).unwrap();
+    rig.read("side", rig.b);
+    rig.follow(rig.a, rig.b);
+    let exec = rig.ready(rig.a);
+    rig.write("before", rig.a);
+    rig.device.launch_graph(exec, rig.a).unwrap();
+    assert_eq!(rig.device.hazards(), []);
+    rig.write("behind", rig.a);
+    rig.device.launch_graph(exec, rig.b).unwrap();
+    assert_eq!(rig.labels(), [("behind".to_owned(), "side".to_owned())]);
 }
 
 #[test]
 fn the_host_sees_a_launch_complete_through_its_stream() {
-    let scene = scene();
-    scene.begin(scene.a);
-    scene.follow(scene.b, scene.a);
-    scene.write("side", scene.b);
-    scene.follow(scene.a, scene.b);
-    let exec = scene.ready(scene.a);
-    scene.device.launch_graph(exec, scene.a).unwrap();
-    let event = scene.after(scene.a);
-    assert_eq!(scene.device.query(event), Ok(false));
-    scene.device.synchronize_event(event).unwrap();
-    scene.device.unmap(scene.range).unwrap();
-    assert_eq!(scene.device.hazards(), []);
+    let rig = rig();
+    rig.begin(rig.a);
+    rig.follow(rig.b, rig.a);
+    rig.write("side", rig.b);
+    rig.follow(rig.a, rig.b);
+    let exec = rig.ready(rig.a);
+    rig.device.launch_graph(exec, rig.a).unwrap();
+    let event = rig.after(rig.a);
+    assert_eq!(rig.device.query(event), Ok(false));
+    rig.device.synchronize_event(event).unwrap();
+    rig.device.unmap(rig.range).unwrap();
+    assert_eq!(rig.device.hazards(), []);
 }
 
 #[test]
 fn memory_unmapped_under_a_launch_loses_the_device() {
-    let scene = scene();
-    scene.begin(scene.a);
-    scene.write("captured", scene.a);
-    let exec = scene.ready(scene.a);
-    scene.device.launch_graph(exec, scene.a).unwrap();
-    assert_eq!(failed(scene.device.unmap(scene.range)), (700, ErrorKind::DeviceLost));
-    assert!(scene.device.device_loss().unwrap().explanation.contains("captured"));
+    let rig = rig();
+    rig.begin(rig.a);
+    rig.write("captured", rig.a);
+    let exec = rig.ready(rig.a);
+    rig.device.launch_graph(exec, rig.a).unwrap();
+    assert_eq!(failed(rig.device.unmap(rig.range)), (700, ErrorKind::DeviceLost));
+    assert!(rig.device.device_loss().unwrap().explanation.contains("captured"));
 }
 
 #[test]
 fn a_replay_over_unmapped_memory_or_a_freed_buffer_loses_the_device() {
-    let unmapped = scene();
+    let unmapped = rig();
     unmapped.begin(unmapped.a);
     unmapped.write("captured", unmapped.a);
     let exec = unmapped.ready(unmapped.a);
@@ -233,7 +233,7 @@ fn a_replay_over_unmapped_memory_or_a_freed_buffer_loses_the_device() {
     let lost = failed(unmapped.device.synchronize_stream(unmapped.a));
     assert_eq!(lost, (700, ErrorKind::DeviceLost));
 
-    let freed = scene();
+    let freed = rig();
     let buffer = freed.device.alloc_host(PAGE).unwrap();
     freed.begin(freed.a);
     let from = HostSlice { buffer, offset: Bytes::ZERO, len: PAGE };
@@ -248,61 +248,61 @@ fn a_replay_over_unmapped_memory_or_a_freed_buffer_loses_the_device() {
 
 #[test]
 fn branches_run_at_the_same_time_and_order_takes_its_time() {
-    let scene = scene();
-    let nothing = |stream| scene.device.launch(stream, Kernel::new("k").lasting(1_000_000));
-    scene.begin(scene.a);
-    nothing(scene.a).unwrap();
-    scene.follow(scene.b, scene.a);
-    nothing(scene.a).unwrap();
-    nothing(scene.b).unwrap();
-    scene.follow(scene.a, scene.b);
-    nothing(scene.a).unwrap();
-    let exec = scene.ready(scene.a);
+    let rig = rig();
+    let nothing = |stream| rig.device.launch(stream, Kernel::new("k").lasting(1_000_000));
+    rig.begin(rig.a);
+    nothing(rig.a).unwrap();
+    rig.follow(rig.b, rig.a);
+    nothing(rig.a).unwrap();
+    nothing(rig.b).unwrap();
+    rig.follow(rig.a, rig.b);
+    nothing(rig.a).unwrap();
+    let exec = rig.ready(rig.a);
     for _ in 0..3 {
-        let begun_ns = scene.device.now_ns();
-        scene.device.launch_graph(exec, scene.a).unwrap();
-        scene.device.synchronize_stream(scene.a).unwrap();
-        let took_ns = scene.device.now_ns() - begun_ns;
+        let begun_ns = rig.device.now_ns();
+        rig.device.launch_graph(exec, rig.a).unwrap();
+        rig.device.synchronize_stream(rig.a).unwrap();
+        let took_ns = rig.device.now_ns() - begun_ns;
         assert!((3_000_000..3_100_000).contains(&took_ns), "{took_ns}");
     }
 }
 
 #[test]
 fn streams_of_destroyed_graphs_are_used_again_without_a_false_order() {
-    let scene = scene();
+    let rig = rig();
     let fork = |name: &'static str| {
-        scene.begin(scene.a);
-        scene.follow(scene.b, scene.a);
+        rig.begin(rig.a);
+        rig.follow(rig.b, rig.a);
         // Takes the first lane, so that the write runs on a stream of the graph's own.
-        scene.device.launch(scene.a, Kernel::new("nothing")).unwrap();
-        scene.write(name, scene.b);
-        scene.follow(scene.a, scene.b);
-        scene.ready(scene.a)
+        rig.device.launch(rig.a, Kernel::new("nothing")).unwrap();
+        rig.write(name, rig.b);
+        rig.follow(rig.a, rig.b);
+        rig.ready(rig.a)
     };
-    let before = scene.device.create_stream().unwrap().number();
+    let before = rig.device.create_stream().unwrap().number();
     for _ in 0..100 {
         let exec = fork("seen");
-        scene.device.launch_graph(exec, scene.a).unwrap();
-        scene.device.synchronize_stream(scene.a).unwrap();
-        scene.device.destroy_graph_exec(exec).unwrap();
+        rig.device.launch_graph(exec, rig.a).unwrap();
+        rig.device.synchronize_stream(rig.a).unwrap();
+        rig.device.destroy_graph_exec(exec).unwrap();
     }
-    let after = scene.device.create_stream().unwrap().number();
+    let after = rig.device.create_stream().unwrap().number();
     assert_eq!(after - before, 2, "one stream of a graph's own served all hundred");
     // Not seen complete: the next graph may not run as if it came behind.
     let exec = fork("one");
-    scene.device.launch_graph(exec, scene.a).unwrap();
-    scene.device.advance(1_000_000);
-    scene.device.destroy_graph_exec(exec).unwrap();
-    let c = scene.device.create_stream().unwrap();
-    scene.device.launch_graph(fork("two"), c).unwrap();
-    assert_eq!(scene.labels(), [("one".to_owned(), "two".to_owned())]);
+    rig.device.launch_graph(exec, rig.a).unwrap();
+    rig.device.advance(1_000_000);
+    rig.device.destroy_graph_exec(exec).unwrap();
+    let c = rig.device.create_stream().unwrap();
+    rig.device.launch_graph(fork("two"), c).unwrap();
+    assert_eq!(rig.labels(), [("one".to_owned(), "two".to_owned())]);
 }
 
 #[test]
 fn each_way_to_spoil_a_capture_counts_once_and_has_its_code() {
-    let scene = scene();
-    let device = &scene.device;
-    let outside = scene.after(scene.b);
+    let rig = rig();
+    let device = &rig.device;
+    let outside = rig.after(rig.b);
     let inside = device.create_event().unwrap();
     let plain = device.alloc_memory(PAGE).unwrap();
     let buffer = device.alloc_host(PAGE).unwrap();
@@ -314,21 +314,21 @@ fn each_way_to_spoil_a_capture_counts_once_and_has_its_code() {
         (900, Box::new(|| device.free_memory(plain))),
         (900, Box::new(|| device.alloc_host(PAGE).map(drop))),
         (900, Box::new(|| device.free_host(buffer))),
-        (900, Box::new(|| device.synchronize_stream(scene.a))),
-        (900, Box::new(|| device.destroy_stream(scene.a))),
-        (905, Box::new(|| device.wait(scene.a, outside))),
+        (900, Box::new(|| device.synchronize_stream(rig.a))),
+        (900, Box::new(|| device.destroy_stream(rig.a))),
+        (905, Box::new(|| device.wait(rig.a, outside))),
         (907, Box::new(|| device.query(inside).map(drop))),
     ];
     for (n, (code, attempt)) in attempts.iter().enumerate() {
-        scene.begin(scene.a);
-        device.record(inside, scene.a).unwrap();
+        rig.begin(rig.a);
+        device.record(inside, rig.a).unwrap();
         assert_eq!(failed(attempt()), capturing(*code), "attempt {n}");
         let _ = attempt();
         assert_eq!(device.invalidated_captures(), n as u64 + 1);
-        assert_eq!(failed(device.record(inside, scene.a)), capturing(901));
-        assert_eq!(failed(device.launch(scene.a, Kernel::new("k"))), capturing(901));
-        assert_eq!(failed(device.end_capture(scene.a)), capturing(901), "attempt {n}");
-        assert_eq!(failed(device.end_capture(scene.a)), (401, ErrorKind::InvalidUse));
+        assert_eq!(failed(device.record(inside, rig.a)), capturing(901));
+        assert_eq!(failed(device.launch(rig.a, Kernel::new("k"))), capturing(901));
+        assert_eq!(failed(device.end_capture(rig.a)), capturing(901), "attempt {n}");
+        assert_eq!(failed(device.end_capture(rig.a)), (401, ErrorKind::InvalidUse));
     }
     device.free_memory(plain).unwrap();
     device.free_host(buffer).unwrap();
@@ -336,51 +336,51 @@ fn each_way_to_spoil_a_capture_counts_once_and_has_its_code() {
 
 #[test]
 fn an_event_of_a_capture_that_is_over_must_be_recorded_anew() {
-    let scene = scene();
-    scene.begin(scene.a);
-    let event = scene.after(scene.a);
-    let exec = scene.ready(scene.a);
-    assert_eq!(failed(scene.device.wait(scene.b, event)), capturing(907));
-    assert_eq!(failed(scene.device.query(event)), capturing(907));
-    scene.device.launch_graph(exec, scene.a).unwrap();
-    scene.device.record(event, scene.a).unwrap();
-    scene.device.wait(scene.b, event).unwrap();
-    scene.device.synchronize_event(event).unwrap();
+    let rig = rig();
+    rig.begin(rig.a);
+    let event = rig.after(rig.a);
+    let exec = rig.ready(rig.a);
+    assert_eq!(failed(rig.device.wait(rig.b, event)), capturing(907));
+    assert_eq!(failed(rig.device.query(event)), capturing(907));
+    rig.device.launch_graph(exec, rig.a).unwrap();
+    rig.device.record(event, rig.a).unwrap();
+    rig.device.wait(rig.b, event).unwrap();
+    rig.device.synchronize_event(event).unwrap();
 }
 
 #[test]
 fn what_the_model_lacks_is_not_supported_and_spoils_nothing() {
-    let scene = scene();
-    scene.begin(scene.a);
-    scene.write("captured", scene.a);
-    let exec = scene.ready(scene.a);
-    let pooled = scene.device.malloc_async(scene.b, PAGE).unwrap();
-    scene.begin(scene.a);
+    let rig = rig();
+    rig.begin(rig.a);
+    rig.write("captured", rig.a);
+    let exec = rig.ready(rig.a);
+    let pooled = rig.device.malloc_async(rig.b, PAGE).unwrap();
+    rig.begin(rig.a);
     for error in [
-        scene.device.malloc_async(scene.a, PAGE).unwrap_err(),
-        scene.device.free_async(scene.a, pooled).unwrap_err(),
-        scene.device.launch_graph(exec, scene.a).unwrap_err(),
+        rig.device.malloc_async(rig.a, PAGE).unwrap_err(),
+        rig.device.free_async(rig.a, pooled).unwrap_err(),
+        rig.device.launch_graph(exec, rig.a).unwrap_err(),
     ] {
         assert_eq!(error.kind, ErrorKind::NotSupported, "{error}");
         assert!(error.detail.contains("model"), "{error}");
     }
-    scene.device.free_async(scene.b, pooled).unwrap();
-    scene.device.end_capture(scene.a).unwrap();
-    assert_eq!(scene.device.invalidated_captures(), 0);
+    rig.device.free_async(rig.b, pooled).unwrap();
+    rig.device.end_capture(rig.a).unwrap();
+    assert_eq!(rig.device.invalidated_captures(), 0);
 }
 
 #[test]
 fn captures_graphs_and_their_like_are_counted_among_what_lives() {
-    let scene = scene();
-    scene.begin(scene.a);
-    assert_eq!(scene.device.live().captures, 1);
-    let graph = scene.device.end_capture(scene.a).unwrap();
-    let exec = scene.device.instantiate(graph).unwrap();
-    let live = scene.device.live();
+    let rig = rig();
+    rig.begin(rig.a);
+    assert_eq!(rig.device.live().captures, 1);
+    let graph = rig.device.end_capture(rig.a).unwrap();
+    let exec = rig.device.instantiate(graph).unwrap();
+    let live = rig.device.live();
     assert_eq!((live.captures, live.graphs, live.graph_execs), (0, 1, 1));
-    scene.device.destroy_graph(graph).unwrap();
-    scene.device.destroy_graph_exec(exec).unwrap();
-    let live = scene.device.live();
+    rig.device.destroy_graph(graph).unwrap();
+    rig.device.destroy_graph_exec(exec).unwrap();
+    let live = rig.device.live();
     assert_eq!((live.graphs, live.graph_execs), (0, 0));
-    assert_eq!(scene.device.calls_of(Call::Instantiate), 1);
+    assert_eq!(rig.device.calls_of(Call::Instantiate), 1);
 }

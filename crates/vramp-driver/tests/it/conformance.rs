@@ -2,12 +2,13 @@
 
 use vramp_core::Bytes;
 use vramp_driver::conformance::{self, Verdict};
-use vramp_driver::sim::{Contents, FaultPlan, Preset, Simulator};
-use vramp_driver::{Call, Capabilities, Driver, Metered};
+use vramp_driver::meter::Metered;
+use vramp_driver::sim::{CardModel, Contents, FaultPlan, Simulator};
+use vramp_driver::{Call, Capabilities, Driver};
 
 #[test]
 fn every_preset_passes_the_suite_without_hazards_and_gives_all_back() {
-    for preset in Preset::all() {
+    for preset in CardModel::all() {
         let device = Simulator::builder().card(preset).contents(Contents::Stored).checked().build();
         let before = device.live();
         let report = conformance::run_all(&device);

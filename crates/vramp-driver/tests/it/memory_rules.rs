@@ -75,7 +75,7 @@ fn addresses_run_out_and_come_back() {
 
 #[test]
 fn an_h200_gives_fifteen_reservations_of_8_tib() {
-    let device = Simulator::preset("sim:h200").unwrap();
+    let device = Simulator::card("sim:h200").unwrap();
     for _ in 0..15 {
         device.reserve(Bytes::tib(8), PAGE).unwrap();
     }

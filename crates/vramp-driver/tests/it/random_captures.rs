@@ -58,24 +58,24 @@ impl Model {
     }
 }
 
-struct Scene {
+struct Rig {
     device: Simulator,
     memory: AddrRange,
     streams: Vec<Stream>,
     events: Vec<Event>,
 }
 
-fn scene() -> Scene {
+fn rig() -> Rig {
     let device = Simulator::builder().checked().build();
     let memory = AddrRange::new(device.reserve(PAGE * PAGES, PAGE).unwrap(), PAGE * PAGES);
     device.map(memory.start, device.create(memory.len, MemoryLocation::Device).unwrap()).unwrap();
     device.set_access(memory).unwrap();
     let streams = (0..STREAMS).map(|_| device.create_stream().unwrap()).collect();
     let events = (0..EVENTS).map(|_| device.create_event().unwrap()).collect();
-    Scene { device, memory, streams, events }
+    Rig { device, memory, streams, events }
 }
 
-impl Scene {
+impl Rig {
     /// Does one step on both, if it belongs to the capture.
     fn step(&self, model: &mut Model, step: Step) {
         match step {
@@ -126,31 +126,31 @@ proptest! {
 
     #[test]
     fn a_launch_has_the_captured_order_and_no_other(steps in prop::collection::vec(step(), 1..60)) {
-        let scene = scene();
+        let rig = rig();
         let mut model = Model::default();
         model.streams.insert(0, BTreeSet::new());
-        scene.device.begin_capture(scene.streams[0], CaptureMode::Global).unwrap();
+        rig.device.begin_capture(rig.streams[0], CaptureMode::Global).unwrap();
         for step in steps {
-            scene.step(&mut model, step);
+            rig.step(&mut model, step);
         }
         for stream in 1..STREAMS {
-            scene.step(&mut model, Step::Record { event: 0, stream });
-            scene.step(&mut model, Step::Wait { stream: 0, event: 0 });
+            rig.step(&mut model, Step::Record { event: 0, stream });
+            rig.step(&mut model, Step::Wait { stream: 0, event: 0 });
         }
-        let graph = scene.device.end_capture(scene.streams[0]).unwrap();
-        prop_assert_eq!(scene.device.graph_nodes(graph), Ok(model.nodes.len()));
-        let exec = scene.device.instantiate(graph).unwrap();
-        scene.device.launch_graph(exec, scene.streams[1]).unwrap();
-        prop_assert_eq!(scene.device.hazards_found() > 0, model.has_conflict());
+        let graph = rig.device.end_capture(rig.streams[0]).unwrap();
+        prop_assert_eq!(rig.device.graph_nodes(graph), Ok(model.nodes.len()));
+        let exec = rig.device.instantiate(graph).unwrap();
+        rig.device.launch_graph(exec, rig.streams[1]).unwrap();
+        prop_assert_eq!(rig.device.hazards_found() > 0, model.has_conflict());
 
         // Launched again elsewhere, it comes behind itself.
-        let found = scene.device.hazards_found();
-        scene.device.launch_graph(exec, scene.streams[2]).unwrap();
-        prop_assert_eq!(scene.device.hazards_found() > 0, model.has_conflict());
+        let found = rig.device.hazards_found();
+        rig.device.launch_graph(exec, rig.streams[2]).unwrap();
+        prop_assert_eq!(rig.device.hazards_found() > 0, model.has_conflict());
         if found == 0 {
-            scene.device.synchronize_stream(scene.streams[2]).unwrap();
-            scene.device.unmap(scene.memory).unwrap();
-            prop_assert_eq!(scene.device.hazards(), []);
+            rig.device.synchronize_stream(rig.streams[2]).unwrap();
+            rig.device.unmap(rig.memory).unwrap();
+            prop_assert_eq!(rig.device.hazards(), []);
         }
     }
 
@@ -158,19 +158,19 @@ proptest! {
     fn a_capture_ends_well_exactly_if_all_work_is_joined(
         steps in prop::collection::vec(step(), 1..40),
     ) {
-        let scene = scene();
+        let rig = rig();
         let mut model = Model::default();
         model.streams.insert(0, BTreeSet::new());
-        scene.device.begin_capture(scene.streams[0], CaptureMode::Global).unwrap();
+        rig.device.begin_capture(rig.streams[0], CaptureMode::Global).unwrap();
         for step in steps {
-            scene.step(&mut model, step);
+            rig.step(&mut model, step);
         }
         let joined = model.streams[&0].len() == model.nodes.len();
-        let ended = scene.device.end_capture(scene.streams[0]);
+        let ended = rig.device.end_capture(rig.streams[0]);
         prop_assert_eq!(ended.is_ok(), joined, "{:?}", ended);
-        prop_assert_eq!(scene.device.invalidated_captures(), u64::from(!joined));
-        for stream in &scene.streams {
-            prop_assert_eq!(scene.device.is_capturing(*stream), Ok(false));
+        prop_assert_eq!(rig.device.invalidated_captures(), u64::from(!joined));
+        for stream in &rig.streams {
+            prop_assert_eq!(rig.device.is_capturing(*stream), Ok(false));
         }
     }
 }

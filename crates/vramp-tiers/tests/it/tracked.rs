@@ -59,7 +59,7 @@ fn what_is_allocated_is_charged_to_the_reservation_by_its_exact_length() {
 #[test]
 fn a_charge_is_exact_in_every_manager_of_memory_and_for_odd_granules() {
     for preset in Preset::ALL {
-        let device: Arc<dyn Driver> = Arc::new(Simulator::preset("h200").unwrap());
+        let device: Arc<dyn Driver> = Arc::new(Simulator::card("h200").unwrap());
         let allocator = Arc::new(Allocator::new(device, Config::preset(preset)).unwrap());
         let stream = allocator.create_stream().unwrap();
         let config = SpaceConfig { granule: Bytes::new(700), ..SpaceConfig::gpu(Bytes::gib(1)) };

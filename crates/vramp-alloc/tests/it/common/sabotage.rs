@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use vramp_alloc::Driver;
 use vramp_driver::sim::Simulator;
-use vramp_driver::{Call, CaptureInfo, DriverResult, Event, GraphNode, Stream, Wrapped, Wrapper};
+use vramp_driver::wrapper::{Wrapped, Wrapper};
+use vramp_driver::{Call, CaptureInfo, DriverResult, Event, GraphNode, Stream};
 
 /// A simulator that leaves out calls of one kind, and says that they went well.
 pub struct Saboteur {

@@ -20,7 +20,7 @@ pub struct Bench {
 impl Bench {
     /// 90 % of the budget can be reserved.
     pub fn new(budget: Bytes, defaults: Policies) -> Bench {
-        let device = Arc::new(Simulator::preset("h200").unwrap());
+        let device = Arc::new(Simulator::card("h200").unwrap());
         let driver: Arc<dyn Driver> = device.clone();
         let allocator = Arc::new(Allocator::new(driver, Config::preset(Preset::Vramp)).unwrap());
         let streams = [(); 2].map(|()| allocator.create_stream().unwrap());

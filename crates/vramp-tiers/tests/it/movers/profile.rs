@@ -13,7 +13,7 @@ const DISK: SpaceId = SpaceId::disk(0);
 
 /// Two cards, a host and a disk, measured for a moment. Bytes are not kept.
 fn measured(sizes: &[Bytes], memory_len: Bytes, disk: Bytes) -> Profile {
-    let devices = [(); 2].map(|()| Arc::new(Simulator::preset("h200").unwrap()));
+    let devices = [(); 2].map(|()| Arc::new(Simulator::card("h200").unwrap()));
     let manager = ReservationManager::new([(DISK, SpaceConfig::disk(disk))]).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let config = DiskConfig { file_size: Bytes::mib(16), ..DiskConfig::default() };

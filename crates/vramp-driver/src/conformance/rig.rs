@@ -11,7 +11,7 @@ use crate::{
     HostBuffer, HostMemory, HostSlice, MemoryLocation, Stream,
 };
 
-pub(super) struct Bench<'a> {
+pub(super) struct Rig<'a> {
     pub device: &'a dyn Driver,
     pub page: Bytes,
     taken: RefCell<Taken>,
@@ -33,9 +33,9 @@ struct Taken {
     execs: Vec<GraphExec>,
 }
 
-impl<'a> Bench<'a> {
-    pub fn new(device: &'a dyn Driver) -> Bench<'a> {
-        Bench { device, page: device.info().limits.page, taken: RefCell::default() }
+impl<'a> Rig<'a> {
+    pub fn new(device: &'a dyn Driver) -> Rig<'a> {
+        Rig { device, page: device.info().limits.page, taken: RefCell::default() }
     }
 
     pub fn pages(&self, count: u64) -> Bytes {

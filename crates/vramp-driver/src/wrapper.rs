@@ -1,7 +1,7 @@
-//! Devices before other devices.
+//! Devices that forward to another device: pointers, and wrappers that override some calls.
 //!
-//! A pointer to a device is a device, so that one card can be shared and its kind chosen at run
-//! time. A [`Wrapper`] is one that does some calls in its own way.
+//! A reference, [`Box`] or [`Arc`] to a device is a device, so that one card can be shared and its
+//! kind chosen at run time.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -29,17 +29,18 @@ macro_rules! forward {
         }
     };
     (@wrapper $($method:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
-        /// A device before another one: each call is made there, but for those that it does in its
-        /// own way. [`Wrapped`] makes it a [`Driver`].
+        /// A device that forwards each call to another one, except those that it overrides.
+        /// [`Wrapped`] makes it a [`Driver`].
         ///
         /// ```
         /// use vramp_core::AddrRange;
-        /// use vramp_driver::{Driver, DriverResult, Wrapped, Wrapper, sim::Simulator};
+        /// use vramp_driver::wrapper::{Wrapped, Wrapper};
+        /// use vramp_driver::{Driver, DriverResult, sim::Simulator};
         ///
-        /// /// Shows what is unmapped.
-        /// struct Showing(Simulator);
+        /// /// Prints each range that is unmapped.
+        /// struct Printing(Simulator);
         ///
-        /// impl Wrapper for Showing {
+        /// impl Wrapper for Printing {
         ///     type Device = Simulator;
         ///
         ///     fn device(&self) -> &Simulator {
@@ -52,19 +53,19 @@ macro_rules! forward {
         ///     }
         /// }
         ///
-        /// let device = Wrapped(Showing(Simulator::preset("h200")?));
+        /// let device = Wrapped(Printing(Simulator::card("h200")?));
         /// device.create_event()?;
         /// # Ok::<(), Box<dyn std::error::Error>>(())
         /// ```
         pub trait Wrapper: Send + Sync {
-            /// What is behind it.
+            /// Type of the device that calls are forwarded to.
             type Device: Driver;
 
-            /// Where calls are made.
+            /// Returns the device that calls are forwarded to.
             fn device(&self) -> &Self::Device;
 
             $(
-                #[doc = concat!("As [`Driver::", stringify!($method), "`] of the device behind.")]
+                #[doc = concat!("Forwards to [`Driver::", stringify!($method), "`] unless overridden.")]
                 fn $method(&self $(, $argument: $type)*) -> $result {
                     self.device().$method($($argument),*)
                 }
@@ -79,7 +80,7 @@ macro_rules! forward {
     };
 }
 
-/// A [`Wrapper`] as a device.
+/// A [`Wrapper`] as a [`Driver`].
 #[derive(Clone, Debug)]
 pub struct Wrapped<W>(pub W);
 

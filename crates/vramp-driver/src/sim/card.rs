@@ -4,7 +4,7 @@ use vramp_core::Bytes;
 
 /// What is known about one card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Preset {
+pub struct CardModel {
     /// The short name: `h200`, asked for as `sim:h200`.
     pub id: &'static str,
     /// The card's full name.
@@ -28,8 +28,8 @@ const ADDRESS_SPACE: Bytes = Bytes::tib(127);
 /// Granularity as measured on the H200; NVIDIA states 2 MiB pages for all cards here.
 const PAGE: Bytes = Bytes::mib(2);
 
-const PRESETS: [Preset; 4] = [
-    Preset {
+const PRESETS: [CardModel; 4] = [
+    CardModel {
         id: "h200",
         name: "NVIDIA H200",
         memory: Bytes::mib(143_771),
@@ -38,7 +38,7 @@ const PRESETS: [Preset; 4] = [
         measured: true,
         source: "nvidia-smi on an H200 (sold as 141 GB); costs measured with driver 580.159.04",
     },
-    Preset {
+    CardModel {
         id: "h100",
         name: "NVIDIA H100 80GB HBM3",
         memory: Bytes::gib(80),
@@ -47,7 +47,7 @@ const PRESETS: [Preset; 4] = [
         measured: false,
         source: "NVIDIA H100 datasheet: 80 GB; costs are those measured on the H200",
     },
-    Preset {
+    CardModel {
         id: "a100-80g",
         name: "NVIDIA A100-SXM4-80GB",
         memory: Bytes::gib(80),
@@ -56,7 +56,7 @@ const PRESETS: [Preset; 4] = [
         measured: false,
         source: "NVIDIA A100 80GB datasheet: 80 GB; costs are those measured on the H200",
     },
-    Preset {
+    CardModel {
         id: "rtx4090",
         name: "NVIDIA GeForce RTX 4090",
         memory: Bytes::gib(24),
@@ -70,32 +70,32 @@ const PRESETS: [Preset; 4] = [
 /// A card that is not in the list.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no simulated card is called '{asked}': known are {}", known.join(", "))]
-pub struct UnknownPreset {
+pub struct UnknownCard {
     /// What was asked for.
     pub asked: String,
     /// What there is.
     pub known: Vec<&'static str>,
 }
 
-impl Preset {
+impl CardModel {
     /// Every card, the default first.
-    pub fn all() -> &'static [Preset] {
+    pub fn all() -> &'static [CardModel] {
         &PRESETS
     }
 
     /// The card called `id`, with or without `sim:` before it.
     ///
     /// ```
-    /// use vramp_driver::sim::Preset;
-    /// assert_eq!(Preset::find("sim:h200"), Preset::find("h200"));
-    /// assert!(Preset::find("voodoo").unwrap_err().to_string().contains("known are h200, h100"));
+    /// use vramp_driver::sim::CardModel;
+    /// assert_eq!(CardModel::find("sim:h200"), CardModel::find("h200"));
+    /// assert!(CardModel::find("voodoo").unwrap_err().to_string().contains("known are h200, h100"));
     /// ```
     ///
     /// # Errors
-    /// [`UnknownPreset`] lists the cards there are.
-    pub fn find(id: &str) -> Result<&'static Preset, UnknownPreset> {
+    /// [`UnknownCard`] lists the cards there are.
+    pub fn find(id: &str) -> Result<&'static CardModel, UnknownCard> {
         let wanted = id.strip_prefix("sim:").unwrap_or(id);
-        PRESETS.iter().find(|preset| preset.id == wanted).ok_or_else(|| UnknownPreset {
+        PRESETS.iter().find(|preset| preset.id == wanted).ok_or_else(|| UnknownCard {
             asked: id.to_owned(),
             known: PRESETS.iter().map(|preset| preset.id).collect(),
         })

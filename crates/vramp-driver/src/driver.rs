@@ -1,0 +1,258 @@
+//! The trait that every device implements, and the types of its arguments.
+
+use std::sync::Arc;
+
+use vramp_core::{AddrRange, Bytes, DeviceAddr};
+
+use crate::{
+    CaptureInfo, CaptureMode, DeviceInfo, DriverResult, Event, Graph, GraphExec, GraphNode, Handle,
+    HostBuffer, HostMemory, MemoryInfo, PoolUsage, Stream,
+};
+
+/// Where physical memory is allocated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MemoryLocation {
+    /// On the card.
+    Device,
+    /// In host memory of this NUMA node. Kernels access it through device addresses.
+    /// Needs [`Capabilities::host_numa`](crate::Capabilities::host_numa).
+    HostNuma(u32),
+}
+
+/// A copy between device addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceCopy {
+    /// First byte read.
+    pub from: DeviceAddr,
+    /// First byte written.
+    pub to: DeviceAddr,
+    /// Number of bytes.
+    pub len: Bytes,
+}
+
+/// A part of a pinned host buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostSlice {
+    /// Buffer that the part lies in.
+    pub buffer: HostBuffer,
+    /// Distance of the part's first byte from the buffer's.
+    pub offset: Bytes,
+    /// Number of bytes.
+    pub len: Bytes,
+}
+
+/// A GPU, real or simulated. The [crate's page](crate) lists the rules that it keeps.
+///
+/// Any thread may call any method. The costs named are medians on one H200 with driver 580
+/// (`vramp-driver/costs/h200.toml`). A failed call changes nothing, except as [`DriverError`] says.
+///
+/// [`DriverError`]: crate::DriverError
+pub trait Driver: Send + Sync {
+    /// Returns identity, limits and capabilities. No driver call.
+    fn info(&self) -> &DeviceInfo;
+
+    /// Returns the host time of this device in nanoseconds: a monotonic clock on a card, the sum of
+    /// modelled costs on the simulator. Use differences. No driver call.
+    fn now_ns(&self) -> u64;
+
+    // --- addresses ---
+
+    /// Reserves `len` addresses that no other allocation uses, without physical memory. 4 us.
+    ///
+    /// `len` and `alignment` are multiples of the page; `alignment` is a power of two.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if no such range is left. A smaller
+    /// one may be.
+    fn reserve(&self, len: Bytes, alignment: Bytes) -> DriverResult<DeviceAddr>;
+
+    /// Frees a range exactly as [`Driver::reserve`] returned it. Nothing may be mapped in it.
+    fn free_addresses(&self, range: AddrRange) -> DriverResult<()>;
+
+    // --- physical memory ---
+
+    /// Allocates `len` bytes of physical memory, a multiple of the page. 7 to 64 us.
+    fn create(&self, len: Bytes, location: MemoryLocation) -> DriverResult<Handle>;
+
+    /// Releases a handle. Its memory lives until the last mapping is unmapped. 9 us to 1 ms, by size.
+    fn release(&self, handle: Handle) -> DriverResult<()>;
+
+    /// Maps the whole of `handle` at `at`, which must be reserved and unmapped. 0.5 us.
+    fn map(&self, at: DeviceAddr, handle: Handle) -> DriverResult<()>;
+
+    /// Unmaps every mapping in `range`, which must consist of whole mappings without gaps.
+    /// 13 us and more, by the number of mappings.
+    ///
+    /// The host must have observed the completion of all work that accesses the range.
+    fn unmap(&self, range: AddrRange) -> DriverResult<()>;
+
+    /// Makes `range` readable and writable for the device. It must consist of whole mappings without
+    /// gaps. 20 us and more, by the number of mappings.
+    fn set_access(&self, range: AddrRange) -> DriverResult<()>;
+
+    // --- plain allocations ---
+
+    /// Allocates `len` bytes that are accessible at once, as `cuMemAlloc` does. May wait for work in
+    /// flight. 30 to 75 us, by size.
+    ///
+    /// `len` is any size above zero. The card allocates whole pages.
+    fn alloc_memory(&self, len: Bytes) -> DriverResult<DeviceAddr>;
+
+    /// Waits for all work on the device, then frees what [`Driver::alloc_memory`] returned. 26 to
+    /// 286 us, by size, and the wait.
+    fn free_memory(&self, at: DeviceAddr) -> DriverResult<()>;
+
+    // --- streams and events ---
+
+    /// Creates a stream that does not synchronise with the default stream.
+    fn create_stream(&self) -> DriverResult<Stream>;
+
+    /// Destroys a stream. Work queued on it still runs.
+    fn destroy_stream(&self, stream: Stream) -> DriverResult<()>;
+
+    /// Blocks the host until all work queued on `stream` is complete.
+    fn synchronize_stream(&self, stream: Stream) -> DriverResult<()>;
+
+    /// Creates an event without timing. 0.13 us.
+    fn create_event(&self) -> DriverResult<Event>;
+
+    /// Destroys an event. 0.12 us.
+    fn destroy_event(&self, event: Event) -> DriverResult<()>;
+
+    /// Records `event` on `stream`, after all work queued there so far. 0.19 us.
+    fn record(&self, event: Event, stream: Stream) -> DriverResult<()>;
+
+    /// Returns true if the work before the event's last record is complete, or if the event was
+    /// never recorded. 0.21 us.
+    ///
+    /// # Errors
+    /// [`ErrorKind::DeviceLost`](crate::ErrorKind::DeviceLost) if that work failed. A lost device
+    /// never looks like work in flight.
+    fn query(&self, event: Event) -> DriverResult<bool>;
+
+    /// Makes later work on `stream` wait for the event's last record. Does not block the host.
+    /// 0.15 us.
+    fn wait(&self, stream: Stream, event: Event) -> DriverResult<()>;
+
+    /// Blocks the host until the work before the event's last record is complete.
+    fn synchronize_event(&self, event: Event) -> DriverResult<()>;
+
+    // --- work ---
+
+    /// Queues a fill of `range` with `byte` on `stream`.
+    fn fill(&self, stream: Stream, range: AddrRange, byte: u8) -> DriverResult<()>;
+
+    /// Queues a copy between device addresses on `stream`. The ranges may not overlap.
+    fn copy(&self, stream: Stream, copy: DeviceCopy) -> DriverResult<()>;
+
+    /// Queues a copy from pinned host memory to the device on `stream`.
+    fn copy_to_device(&self, stream: Stream, from: HostSlice, to: DeviceAddr) -> DriverResult<()>;
+
+    /// Queues a copy from the device to pinned host memory on `stream`.
+    fn copy_to_host(&self, stream: Stream, from: DeviceAddr, to: HostSlice) -> DriverResult<()>;
+
+    // --- captures and graphs ---
+
+    /// Begins a capture: later work on `stream` becomes nodes of a graph and does not run. See
+    /// [`CaptureMode`] for what it forbids, and the [crate's page](crate) for the rules.
+    /// Cost not measured.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidUse`](crate::ErrorKind::InvalidUse) or
+    /// [`ErrorKind::Capturing`](crate::ErrorKind::Capturing) if the stream is capturing already.
+    fn begin_capture(&self, stream: Stream, mode: CaptureMode) -> DriverResult<()>;
+
+    /// Ends the capture that began on `stream`. Every stream that joined it leaves it, also if it is
+    /// invalidated.
+    ///
+    /// Unless the mode is [`CaptureMode::Relaxed`], only the thread that began the capture ends it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Capturing`](crate::ErrorKind::Capturing) if a refused call invalidated the
+    /// capture, if a forked stream was not joined, or if the capture began on another stream or
+    /// thread. In the last case the capture goes on.
+    /// [`ErrorKind::InvalidUse`](crate::ErrorKind::InvalidUse) if the stream is not capturing.
+    fn end_capture(&self, stream: Stream) -> DriverResult<Graph>;
+
+    /// Returns true while `stream` is capturing, also if its capture is invalidated. 0.5 us.
+    fn is_capturing(&self, stream: Stream) -> DriverResult<bool>;
+
+    /// Returns the capture that `stream` is part of and the dependencies of its next work. `None`
+    /// outside a capture. Legal in every mode.
+    ///
+    /// On a card, one thread at a time may use the streams of one capture.
+    ///
+    /// Costs as [`Driver::is_capturing`], plus one driver call for each node not seen before.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Capturing`](crate::ErrorKind::Capturing) if the capture is invalidated.
+    fn capture_info(&self, stream: Stream) -> DriverResult<Option<CaptureInfo>>;
+
+    /// Returns the direct dependencies of `node`, each once. Legal during the capture. No driver
+    /// call.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidUse`](crate::ErrorKind::InvalidUse) after the capture ended without a
+    /// graph, or after the graph was destroyed.
+    fn node_dependencies(&self, node: GraphNode) -> DriverResult<Vec<GraphNode>>;
+
+    /// Returns the number of nodes of `graph`.
+    fn graph_nodes(&self, graph: Graph) -> DriverResult<usize>;
+
+    /// Instantiates `graph`, which may then be destroyed. Costs by the number of nodes; not measured.
+    fn instantiate(&self, graph: Graph) -> DriverResult<GraphExec>;
+
+    /// Queues the work of `exec` on `stream`, after all work queued there and after earlier launches
+    /// of `exec`. Cost not measured.
+    ///
+    /// The work accesses what is mapped at its addresses when it runs. Pinned memory that it copies
+    /// from or to must still exist. Launches of different graphs on different streams are unordered.
+    fn launch_graph(&self, exec: GraphExec, stream: Stream) -> DriverResult<()>;
+
+    /// Destroys a graph. What was instantiated from it stays.
+    fn destroy_graph(&self, graph: Graph) -> DriverResult<()>;
+
+    /// Destroys an instantiated graph. A launch in flight still completes.
+    fn destroy_graph_exec(&self, exec: GraphExec) -> DriverResult<()>;
+
+    // --- the device's own stream-ordered pool ---
+
+    /// Allocates in stream order from the device's own pool. 0.4 us on a hit.
+    fn malloc_async(&self, stream: Stream, len: Bytes) -> DriverResult<DeviceAddr>;
+
+    /// Frees in stream order what [`Driver::malloc_async`] returned. 0.5 us.
+    fn free_async(&self, stream: Stream, at: DeviceAddr) -> DriverResult<()>;
+
+    /// Returns the statistics of that pool.
+    fn pool_usage(&self) -> DriverResult<PoolUsage>;
+
+    /// Sets the release threshold: the bytes that the pool keeps when a stream or event is
+    /// synchronised. Zero at first.
+    fn set_pool_threshold(&self, keep: Bytes) -> DriverResult<()>;
+
+    /// Releases unused memory of that pool until at most `keep` bytes are reserved.
+    fn trim_pool(&self, keep: Bytes) -> DriverResult<()>;
+
+    // --- host memory ---
+
+    /// Allocates pinned host memory. 0.4 ms per MiB: never on a hot path.
+    fn alloc_host(&self, len: Bytes) -> DriverResult<HostBuffer>;
+
+    /// Pins `memory` and keeps it alive until [`Driver::free_host`]. Several devices may pin the
+    /// same memory. 13 us per MiB with large pages that were touched before: never on a hot path.
+    fn register_host(&self, memory: &Arc<HostMemory>) -> DriverResult<HostBuffer>;
+
+    /// Frees or unpins pinned host memory. Copies from or to it must be complete.
+    fn free_host(&self, buffer: HostBuffer) -> DriverResult<()>;
+
+    /// Writes `bytes` from the host into pinned host memory at `offset`.
+    fn write_host(&self, buffer: HostBuffer, offset: Bytes, bytes: &[u8]) -> DriverResult<()>;
+
+    /// Reads pinned host memory from `offset` on into `bytes`.
+    fn read_host(&self, buffer: HostBuffer, offset: Bytes, bytes: &mut [u8]) -> DriverResult<()>;
+
+    // --- statistics ---
+
+    /// Returns free and total memory of the card.
+    fn memory_info(&self) -> DriverResult<MemoryInfo>;
+}

@@ -1,0 +1,79 @@
+//! What a device is, what it can do, and what it has left.
+
+use vramp_core::Bytes;
+
+/// Identity, limits and capabilities of a device. Constant for the life of the device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Name of the card, such as `NVIDIA H200`.
+    pub name: String,
+    /// Short name used in options and results: `sim:h200`, `cuda:0`.
+    pub id: String,
+    /// Version of the driver as the driver prints it, or what the simulator models.
+    pub driver: String,
+    /// True if no card is behind this device.
+    pub simulated: bool,
+    /// PCI address of the card, `0000:3b:00.0`. `None` for a simulated card, and where the driver
+    /// does not report it.
+    pub pci: Option<String>,
+    /// UUID of the card, `GPU-8932f937-...`. `None` as for `pci`.
+    pub uuid: Option<String>,
+    /// NUMA node of the host that is nearest to the card. `None` as for `pci`.
+    pub host_numa: Option<u32>,
+    /// Sizes and granularities.
+    pub limits: Limits,
+    /// Groups of calls that work on this device.
+    pub capabilities: Capabilities,
+}
+
+/// Sizes and granularities of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Memory on the card.
+    pub memory: Bytes,
+    /// Granularity of physical memory: handles and mappings are multiples of it.
+    pub page: Bytes,
+    /// Granularity that the driver recommends. Equal to `page` on every card measured so far.
+    pub recommended_page: Bytes,
+    /// Address space that one process can reserve in total, where known.
+    pub address_space: Option<Bytes>,
+}
+
+/// Groups of calls that work on a device. A call of a group that is off fails with
+/// [`ErrorKind::NotSupported`](crate::ErrorKind::NotSupported).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Reserve, create, map, unmap, set-access.
+    pub virtual_memory: bool,
+    /// The device's own stream-ordered pool.
+    pub stream_ordered_pool: bool,
+    /// Physical memory on a host NUMA node, mapped for the device.
+    pub host_numa: bool,
+    /// Pinned host memory.
+    pub pinned_host: bool,
+    /// Mappings may change while kernels access other ranges. False below compute capability 8.0,
+    /// where this has faulted (kvcached issue 465).
+    pub remap_beside_kernels: bool,
+    /// Stream capture and graphs.
+    pub graphs: bool,
+}
+
+/// Memory of the card as the driver counts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// Bytes not allocated by any process.
+    pub free: Bytes,
+    /// Bytes on the card.
+    pub total: Bytes,
+}
+
+/// Statistics of the device's own stream-ordered pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolUsage {
+    /// Physical memory that the pool has reserved.
+    pub reserved: Bytes,
+    /// High-water mark of `reserved`.
+    pub reserved_peak: Bytes,
+    /// Bytes allocated from the pool.
+    pub used: Bytes,
+}
