@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_driver_refused_is_as_before() {
+    fn mappings_that_were_put_back_are_as_before() {
         let mut book = book();
         let taken = book.take_mappings(range(1000, 30)).unwrap();
         book.put_mappings(taken);

@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_code_has_the_kind_that_tells_a_caller_what_to_do() {
+    fn each_code_has_its_kind() {
         for (codes, kind) in [
             (&[2][..], ErrorKind::OutOfMemory),
             (&[34, 36, 801], ErrorKind::NotSupported),

@@ -33,7 +33,7 @@ enum Capture {
     #[default]
     None,
     Sound,
-    Spoilt,
+    Invalidated,
 }
 
 /// The number of every capture.
@@ -95,8 +95,8 @@ pub(crate) fn refuse_end(code: u32) {
 }
 
 /// What a refused call does to a capture.
-pub(crate) fn spoil_capture() {
-    with(|state| state.capture = Capture::Spoilt);
+pub(crate) fn invalidate_capture() {
+    with(|state| state.capture = Capture::Invalidated);
 }
 
 /// Makes another context current on this thread, as another library would.
@@ -166,7 +166,7 @@ unsafe extern "C" fn end_capture(_: CUstream, graph: *mut CUgraph) -> CUresult {
     let capture = with(|state| std::mem::take(&mut state.capture));
     let code = called("cuStreamEndCapture", |state| put(graph, fresh(state) as CUgraph));
     match capture {
-        Capture::Spoilt => CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+        Capture::Invalidated => CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
         Capture::None | Capture::Sound => code,
     }
 }
@@ -244,7 +244,7 @@ fakes! {
         put(status, match s.capture {
             Capture::None => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
             Capture::Sound => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
-            Capture::Spoilt => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED,
+            Capture::Invalidated => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED,
         });
         if s.capture == Capture::Sound {
             put(id, CAPTURE);

@@ -49,7 +49,7 @@ pub(crate) fn begin_capture(
     // SAFETY: the stream is held, so it is alive.
     let code = unsafe { begin(stream.raw.0, raw_mode(mode)) };
     driver.settle(call, code, || format!("stream {id:#x}"))?;
-    // Once it is spoilt, the driver does not tell its number any more.
+    // Once it is invalidated, the driver does not tell its number any more.
     if let Ok(Position::Sound { capture, .. }) = position(driver, call, &stream) {
         driver.nodes().see(id, Some(capture));
     }
@@ -68,7 +68,7 @@ pub(crate) fn end_capture(driver: &CudaDriver, stream: Stream) -> DriverResult<G
     // SAFETY: the stream is held; `raw` outlives the call.
     let code = unsafe { end(stream.raw.0, &mut raw) };
     let code = match code {
-        // So a spoilt capture is told in NVIDIA's manual, while drivers return the code.
+        // So an invalidated capture is told in NVIDIA's manual, while drivers return the code.
         CUresult::CUDA_SUCCESS if raw.is_null() => CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
         code => code,
     };
@@ -79,7 +79,7 @@ pub(crate) fn end_capture(driver: &CudaDriver, stream: Stream) -> DriverResult<G
             // Ended by another stream or thread than it began, a capture goes on.
             Err(_) => match position(driver, call, &stream) {
                 Ok(Position::Outside) => nodes.forget(capture),
-                Ok(Position::Sound { .. } | Position::Spoilt) | Err(_) => {}
+                Ok(Position::Sound { .. } | Position::Invalidated) | Err(_) => {}
             },
         }
     }
@@ -91,7 +91,7 @@ pub(crate) fn end_capture(driver: &CudaDriver, stream: Stream) -> DriverResult<G
 enum Position {
     Outside,
     Sound { capture: u64, dependencies: Vec<RawNode> },
-    Spoilt,
+    Invalidated,
 }
 
 fn position(driver: &CudaDriver, call: Call, stream: &RawStream) -> DriverResult<Position> {
@@ -119,7 +119,7 @@ fn position(driver: &CudaDriver, call: Call, stream: &RawStream) -> DriverResult
                 dependencies: dependencies.iter().map(|node| *node as RawNode).collect(),
             })
         }
-        _ => Ok(Position::Spoilt),
+        _ => Ok(Position::Invalidated),
     }
 }
 
@@ -138,7 +138,7 @@ pub(crate) fn capture_info(
             return Ok(None);
         }
         Position::Sound { capture, dependencies } => (capture, dependencies),
-        Position::Spoilt => {
+        Position::Invalidated => {
             let code = CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
             return driver.settle(call, code, || format!("stream {id:#x}")).map(|()| None);
         }

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_brings_the_names_of_all_before_it_and_each_is_read_once() {
+    fn a_node_gets_ids_for_all_its_ancestors_and_each_is_read_once() {
         let mut nodes = Nodes::default();
         let mut reads = Vec::new();
         let mut read = |raw| {
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pointer_that_comes_again_in_another_capture_is_another_node() {
+    fn a_pointer_reused_in_another_capture_is_another_node() {
         let mut nodes = Nodes::default();
         let first = nodes.name(1, 1, &mut diamond).unwrap();
         assert_ne!(nodes.name(2, 1, &mut diamond), Ok(first));
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_cannot_be_read_leaves_no_name_without_dependencies() {
+    fn a_node_that_cannot_be_read_leaves_no_id_without_dependencies() {
         let mut nodes = Nodes::default();
         let error = crate::error::invalid(vramp_driver::Call::CaptureInfo, "made up");
         let mut broken = |raw| if raw == 1 { Err(error.clone()) } else { diamond(raw) };

@@ -37,7 +37,7 @@ fn mapped(driver: &CudaDriver) -> (AddrRange, Handle) {
 }
 
 #[test]
-fn a_device_says_what_its_driver_says() {
+fn a_device_reports_what_its_driver_reports() {
     let driver = open();
     let info = driver.info();
     assert_eq!((info.name.as_str(), info.id.as_str()), ("Fake", "cuda:0"));
@@ -56,7 +56,7 @@ fn a_card_is_named_as_the_kernel_and_nvidias_tools_name_it() {
 }
 
 #[test]
-fn a_driver_that_does_not_say_which_card_it_is_opens_it_all_the_same() {
+fn a_card_without_pci_address_or_uuid_can_be_opened() {
     let driver = fake::open(|api| api.cuDeviceGetPCIBusId = Err(fake::absent())).unwrap();
     assert_eq!(driver.info().pci, None);
     fake::fail("cuDeviceGetUuid_v2", 801);
@@ -67,7 +67,7 @@ fn a_driver_that_does_not_say_which_card_it_is_opens_it_all_the_same() {
 }
 
 #[test]
-fn each_way_of_having_no_device_is_its_own_error() {
+fn each_reason_for_having_no_device_is_its_own_error() {
     fake::set_devices(0, 13_000);
     assert_eq!(fake::open(|_| ()).err(), Some(OpenError::NoDevice));
     fake::set_devices(1, 9_000);
@@ -214,7 +214,7 @@ fn what_the_driver_refuses_can_be_tried_again() {
 }
 
 #[test]
-fn a_lost_device_stays_lost_and_is_not_asked_again() {
+fn a_lost_device_stays_lost_and_is_not_called_again() {
     let driver = open();
     let event = driver.create_event().unwrap();
     assert_eq!(driver.query(event), Ok(false));
@@ -233,7 +233,7 @@ fn a_lost_device_stays_lost_and_is_not_asked_again() {
 }
 
 #[test]
-fn a_capture_in_progress_is_told_apart_and_loses_nothing() {
+fn a_capture_in_progress_has_its_own_kind_and_loses_nothing() {
     let driver = open();
     let event = driver.create_event().unwrap();
     fake::fail("cuEventQuery", 900);
@@ -309,7 +309,7 @@ fn a_graph_is_captured_launched_and_destroyed_once() {
 }
 
 #[test]
-fn nodes_keep_their_names_until_the_graph_is_destroyed() {
+fn nodes_keep_their_ids_until_the_graph_is_destroyed() {
     let driver = open();
     let stream = driver.create_stream().unwrap();
     assert_eq!(driver.capture_info(stream), Ok(None));
@@ -329,13 +329,13 @@ fn nodes_keep_their_names_until_the_graph_is_destroyed() {
 }
 
 #[test]
-fn a_spoilt_capture_says_so_and_leaves_no_graph_and_no_nodes() {
+fn an_invalidated_capture_is_an_error_and_leaves_no_graph_and_no_nodes() {
     let driver = open();
     let stream = driver.create_stream().unwrap();
     driver.begin_capture(stream, CaptureMode::Global).unwrap();
     let last = driver.capture_info(stream).unwrap().unwrap().dependencies[0];
     let before = driver.node_dependencies(last).unwrap();
-    fake::spoil_capture();
+    fake::invalidate_capture();
     let error = driver.capture_info(stream).unwrap_err();
     assert_eq!((error.kind, error.code), (ErrorKind::Capturing, 901));
     assert_eq!(driver.node_dependencies(last), Ok(before));
@@ -346,7 +346,7 @@ fn a_spoilt_capture_says_so_and_leaves_no_graph_and_no_nodes() {
 }
 
 #[test]
-fn an_end_that_is_refused_to_a_stream_or_thread_forgets_no_node() {
+fn an_end_refused_for_its_stream_or_thread_removes_no_node() {
     let driver = open();
     let stream = driver.create_stream().unwrap();
     driver.begin_capture(stream, CaptureMode::Global).unwrap();
@@ -360,7 +360,7 @@ fn an_end_that_is_refused_to_a_stream_or_thread_forgets_no_node() {
 }
 
 #[test]
-fn a_graph_that_cannot_be_made_ready_is_still_there() {
+fn a_graph_that_cannot_be_instantiated_still_exists() {
     let driver = open();
     let stream = driver.create_stream().unwrap();
     driver.begin_capture(stream, CaptureMode::Global).unwrap();
@@ -372,7 +372,7 @@ fn a_graph_that_cannot_be_made_ready_is_still_there() {
 }
 
 #[test]
-fn a_driver_without_the_calls_of_captures_has_no_graphs() {
+fn a_driver_without_capture_calls_has_no_graphs() {
     let driver = fake::open(|api| api.cuStreamGetCaptureInfo_v3 = Err(fake::absent())).unwrap();
     assert!(!driver.info().capabilities.graphs);
     let stream = driver.create_stream().unwrap();
@@ -395,7 +395,7 @@ fn host_bytes_are_zero_at_first_and_read_back_as_written() {
 }
 
 #[test]
-fn memory_of_ones_own_is_registered_once_for_all_devices_and_outlives_none() {
+fn host_memory_is_registered_once_for_all_devices() {
     let memory = HostMemory::new(Bytes::mib(1), None, PageKind::Small).unwrap();
     let (first, second) = (open(), open());
     calls();

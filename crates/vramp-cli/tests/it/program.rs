@@ -196,7 +196,7 @@ fn wrong_input_is_one_clear_sentence() {
         refused(&mut vramp(&args), &words);
     }
     for (device, words) in [
-        ("sim:voodoo", ["voodoo", "known are h200"]),
+        ("sim:voodoo", ["voodoo", "known cards: h200"]),
         ("tpu", ["no device 'tpu'", "use auto"]),
         ("cuda:x", ["no device 'cuda:x'", "cuda:N"]),
     ] {

@@ -15,19 +15,19 @@ const WITH_HOST: fn(&Capabilities) -> bool = |can| VIRTUAL(can) && can.pinned_ho
 rules! {
     memory_is_built_and_taken_down_during_any_capture: VIRTUAL,
     an_event_is_recorded_and_waited_for_beside_any_capture: ANY,
-    a_query_is_refused_as_the_mode_says_and_spoils_the_capture: ANY,
-    allocating_is_refused_as_the_mode_says_and_spoils_the_capture: ANY,
-    a_capturing_stream_is_neither_synchronised_nor_asked_about: ANY,
-    a_stream_works_as_before_after_a_spoilt_capture: WITH_HOST,
+    a_query_is_refused_as_the_mode_says_and_invalidates_the_capture: ANY,
+    allocating_is_refused_as_the_mode_says_and_invalidates_the_capture: ANY,
+    a_capturing_stream_is_neither_synchronised_nor_queried: ANY,
+    a_stream_works_as_before_after_an_invalidated_capture: WITH_HOST,
     a_stream_begins_one_capture_at_a_time: ANY,
     only_a_capturing_stream_ends_a_capture: ANY,
     a_capture_ends_on_the_stream_it_began_on: ANY,
     a_relaxed_capture_ends_on_any_thread_and_others_on_their_own: ANY,
-    a_capture_of_nothing_is_an_empty_graph: ANY,
-    a_fork_that_is_not_joined_is_no_graph: VIRTUAL,
+    an_empty_capture_makes_an_empty_graph: ANY,
+    a_fork_that_is_not_joined_makes_no_graph: VIRTUAL,
     a_capture_waits_for_nothing_outside_of_it: VIRTUAL,
     two_captures_do_not_merge: VIRTUAL,
-    captures_on_two_streams_are_told_apart: VIRTUAL,
+    captures_on_two_streams_have_different_numbers: VIRTUAL,
 }
 
 /// Which thread does something while another one captures.
@@ -122,7 +122,7 @@ fn an_event_is_recorded_and_waited_for_beside_any_capture(rig: &Rig) -> Checked 
     in_every_capture(rig, order, legal)
 }
 
-fn a_query_is_refused_as_the_mode_says_and_spoils_the_capture(rig: &Rig) -> Checked {
+fn a_query_is_refused_as_the_mode_says_and_invalidates_the_capture(rig: &Rig) -> Checked {
     let event = recorded_and_reached(rig)?;
     in_every_capture(rig, |device| device.query(event), forbidden_as_the_mode_says)
 }
@@ -134,7 +134,7 @@ fn recorded_and_reached(rig: &Rig) -> Checked<Event> {
     Ok(event)
 }
 
-fn allocating_is_refused_as_the_mode_says_and_spoils_the_capture(rig: &Rig) -> Checked {
+fn allocating_is_refused_as_the_mode_says_and_invalidates_the_capture(rig: &Rig) -> Checked {
     let stream = rig.stream()?;
     for mode in CaptureMode::ALL {
         for thread in Thread::BOTH {
@@ -156,7 +156,7 @@ fn page_of(device: &dyn Driver) -> Bytes {
     device.info().limits.page
 }
 
-fn a_capturing_stream_is_neither_synchronised_nor_asked_about(rig: &Rig) -> Checked {
+fn a_capturing_stream_is_neither_synchronised_nor_queried(rig: &Rig) -> Checked {
     let stream = rig.stream()?;
     let event = rig.event()?;
     for mode in CaptureMode::ALL {
@@ -176,7 +176,7 @@ fn a_capturing_stream_is_neither_synchronised_nor_asked_about(rig: &Rig) -> Chec
     Ok(())
 }
 
-fn a_stream_works_as_before_after_a_spoilt_capture(rig: &Rig) -> Checked {
+fn a_stream_works_as_before_after_an_invalidated_capture(rig: &Rig) -> Checked {
     let range = rig.memory(&[rig.page])?;
     let stream = rig.stream()?;
     let event = recorded_and_reached(rig)?;
@@ -184,7 +184,7 @@ fn a_stream_works_as_before_after_a_spoilt_capture(rig: &Rig) -> Checked {
     rig.begin_capture(stream, CaptureMode::Global)?;
     rig.device.fill(stream, range, 2)?;
     refused("query", ErrorKind::Capturing, rig.device.query(event))?;
-    ensure!(rig.device.is_capturing(stream)?, "a spoilt capture is over before its end");
+    ensure!(rig.device.is_capturing(stream)?, "an invalidated capture is over before its end");
     refused("where it is", ErrorKind::Capturing, rig.device.capture_info(stream))?;
     refused("more work", ErrorKind::Capturing, rig.device.fill(stream, range, 3))?;
     refused("the end", ErrorKind::Capturing, rig.end_capture(stream))?;
@@ -209,7 +209,7 @@ fn a_stream_begins_one_capture_at_a_time(rig: &Rig) -> Checked {
     for mode in CaptureMode::ALL {
         rig.begin_capture(stream, mode)?;
         refused_somehow("a second beginning", rig.device.begin_capture(stream, mode))?;
-        // Whether that spoilt the capture is not stated; the stream is out of it in any case.
+        // Whether that invalidated the capture is not stated; the stream is out of it in any case.
         let _ = rig.end_capture(stream);
         ensure!(!rig.device.is_capturing(stream)?, "the stream still captures after the end");
     }
@@ -238,7 +238,7 @@ fn a_capture_ends_on_the_stream_it_began_on(rig: &Rig) -> Checked {
     fork(rig, origin, other)?;
     let ended = rig.device.end_capture(other);
     refused("the end on another stream", ErrorKind::Capturing, ended)?;
-    // Whether that spoilt the capture is not stated.
+    // Whether that invalidated the capture is not stated.
     let _ = rig.end_capture(origin);
     for stream in [origin, other] {
         ensure!(!rig.device.is_capturing(stream)?, "a stream still captures after the end");
@@ -258,14 +258,14 @@ fn a_relaxed_capture_ends_on_any_thread_and_others_on_their_own(rig: &Rig) -> Ch
             continue;
         }
         refused(&format!("{mode:?}: the end on another thread"), ErrorKind::Capturing, ended)?;
-        // Whether that spoilt the capture is not stated.
+        // Whether that invalidated the capture is not stated.
         let _ = rig.end_capture(stream);
         ensure!(!device.is_capturing(stream)?, "the stream still captures after the end");
     }
     Ok(())
 }
 
-fn a_capture_of_nothing_is_an_empty_graph(rig: &Rig) -> Checked {
+fn an_empty_capture_makes_an_empty_graph(rig: &Rig) -> Checked {
     let stream = rig.stream()?;
     rig.begin_capture(stream, CaptureMode::Global)?;
     let info = rig.device.capture_info(stream)?;
@@ -284,7 +284,7 @@ fn page(rig: &Rig) -> Checked<AddrRange> {
     Ok(rig.memory(&[rig.page])?)
 }
 
-fn a_fork_that_is_not_joined_is_no_graph(rig: &Rig) -> Checked {
+fn a_fork_that_is_not_joined_makes_no_graph(rig: &Rig) -> Checked {
     let (range, beside) = (page(rig)?, page(rig)?);
     let (origin, other) = (rig.stream()?, rig.stream()?);
     rig.begin_capture(origin, CaptureMode::Global)?;
@@ -327,7 +327,7 @@ fn two_captures_do_not_merge(rig: &Rig) -> Checked {
     Ok(())
 }
 
-fn captures_on_two_streams_are_told_apart(rig: &Rig) -> Checked {
+fn captures_on_two_streams_have_different_numbers(rig: &Rig) -> Checked {
     let (first, second) = (rig.stream()?, rig.stream()?);
     let (a, b) = (page(rig)?, page(rig)?);
     rig.begin_capture(first, CaptureMode::Global)?;

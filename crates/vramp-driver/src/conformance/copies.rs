@@ -20,8 +20,8 @@ rules! {
     a_copy_moves_its_range_and_nothing_beside: WITH_MEMORY,
     a_fill_writes_its_range_and_nothing_beside: WITH_MEMORY,
     a_copy_beyond_host_memory_is_refused: WITH_MEMORY,
-    memory_of_ones_own_is_pinned_and_copied_from_and_to: WITH_MEMORY,
-    memory_is_pinned_as_often_as_it_is_unpinned: PINNED,
+    registered_memory_is_copied_from_and_to: WITH_MEMORY,
+    one_memory_is_registered_several_times: PINNED,
 }
 
 fn the_host_reads_what_it_wrote(rig: &Rig) -> Checked {
@@ -110,7 +110,7 @@ fn a_copy_beyond_host_memory_is_refused(rig: &Rig) -> Checked {
     refused("copy to beyond the end", ErrorKind::InvalidUse, out_copy)
 }
 
-fn memory_of_ones_own_is_pinned_and_copied_from_and_to(rig: &Rig) -> Checked {
+fn registered_memory_is_copied_from_and_to(rig: &Rig) -> Checked {
     let memory = own_memory(rig.page)?;
     let range = rig.memory(&[rig.page])?;
     let stream = rig.stream()?;
@@ -135,7 +135,7 @@ fn memory_of_ones_own_is_pinned_and_copied_from_and_to(rig: &Rig) -> Checked {
     Ok(())
 }
 
-fn memory_is_pinned_as_often_as_it_is_unpinned(rig: &Rig) -> Checked {
+fn one_memory_is_registered_several_times(rig: &Rig) -> Checked {
     let memory = own_memory(Bytes::mib(3))?;
     let (first, second) = (rig.register(&memory)?, rig.register(&memory)?);
     ensure!(first != second, "two pins share a name");

@@ -21,9 +21,9 @@ rules! {
     launches_of_one_graph_come_one_after_the_other: WITH_HOST,
     a_graph_is_captured_on_one_stream_and_launched_on_another: WITH_HOST,
     work_of_a_joined_stream_runs_in_the_captured_order: WITH_HOST,
-    nodes_tell_the_order_of_one_stream: VIRTUAL,
-    nodes_tell_forks_and_joins: VIRTUAL,
-    nodes_are_known_until_the_graph_is_destroyed: VIRTUAL,
+    dependencies_follow_the_order_of_one_stream: VIRTUAL,
+    dependencies_show_forks_and_joins: VIRTUAL,
+    nodes_are_valid_until_the_graph_is_destroyed: VIRTUAL,
     graphs_are_destroyed_once_and_in_any_order: WITH_HOST,
     a_graph_destroyed_in_flight_still_completes: WITH_HOST,
 }
@@ -231,7 +231,7 @@ fn reaches(rig: &Rig, node: GraphNode, dependencies: &[GraphNode]) -> Checked<bo
     Ok(false)
 }
 
-fn nodes_tell_the_order_of_one_stream(rig: &Rig) -> Checked {
+fn dependencies_follow_the_order_of_one_stream(rig: &Rig) -> Checked {
     let range = page(rig)?;
     let stream = rig.stream()?;
     let mut seen: Vec<GraphNode> = Vec::new();
@@ -250,7 +250,7 @@ fn nodes_tell_the_order_of_one_stream(rig: &Rig) -> Checked {
     Ok(())
 }
 
-fn nodes_tell_forks_and_joins(rig: &Rig) -> Checked {
+fn dependencies_show_forks_and_joins(rig: &Rig) -> Checked {
     let (a, b, c) = (page(rig)?, page(rig)?, page(rig)?);
     let (origin, side) = (rig.stream()?, rig.stream()?);
     let device = rig.device;
@@ -288,7 +288,7 @@ fn nodes_tell_forks_and_joins(rig: &Rig) -> Checked {
     Ok(())
 }
 
-fn nodes_are_known_until_the_graph_is_destroyed(rig: &Rig) -> Checked {
+fn nodes_are_valid_until_the_graph_is_destroyed(rig: &Rig) -> Checked {
     let range = page(rig)?;
     let stream = rig.stream()?;
     let device = rig.device;
@@ -310,7 +310,7 @@ fn nodes_are_known_until_the_graph_is_destroyed(rig: &Rig) -> Checked {
     refused("synchronise", ErrorKind::Capturing, device.synchronize_stream(stream))?;
     refused("the end", ErrorKind::Capturing, rig.end_capture(stream))?;
     let gone = device.node_dependencies(anew);
-    refused("a node of a spoilt capture", ErrorKind::InvalidUse, gone)
+    refused("a node of an invalidated capture", ErrorKind::InvalidUse, gone)
 }
 
 fn graphs_are_destroyed_once_and_in_any_order(rig: &Rig) -> Checked {

@@ -10,10 +10,10 @@ const VIRTUAL: fn(&Capabilities) -> bool = |can| can.virtual_memory;
 const WITH_HOST: fn(&Capabilities) -> bool = |can| can.virtual_memory && can.pinned_host;
 
 rules! {
-    reservations_do_not_overlap_and_come_back: VIRTUAL,
+    reservations_do_not_overlap_and_are_freed: VIRTUAL,
     reservations_are_aligned_as_asked: VIRTUAL,
     sizes_that_are_no_whole_pages_are_refused: VIRTUAL,
-    only_a_whole_empty_reservation_is_given_back: VIRTUAL,
+    only_a_whole_empty_reservation_is_freed: VIRTUAL,
     a_handle_maps_only_into_free_reserved_addresses: VIRTUAL,
     a_mapping_is_unmapped_only_whole: VIRTUAL,
     one_unmap_covers_many_mappings: VIRTUAL,
@@ -26,7 +26,7 @@ rules! {
     released_memory_lives_until_its_last_mapping_goes: WITH_HOST,
     stale_handles_are_refused: VIRTUAL,
     more_than_the_card_has_is_out_of_memory: VIRTUAL,
-    created_memory_is_missing_from_what_is_free: VIRTUAL,
+    created_memory_is_subtracted_from_free_memory: VIRTUAL,
     host_memory_is_mapped_like_device_memory: |can| WITH_HOST(can) && can.host_numa,
     host_memory_can_back_an_address_of_device_memory: |can| WITH_HOST(can) && can.host_numa,
     what_the_device_cannot_do_is_not_supported: |_| true,
@@ -39,7 +39,7 @@ fn part(of: AddrRange, offset: Bytes, len: Bytes) -> AddrRange {
     AddrRange::new(of.start + offset, len)
 }
 
-fn reservations_do_not_overlap_and_come_back(rig: &Rig) -> Checked {
+fn reservations_do_not_overlap_and_are_freed(rig: &Rig) -> Checked {
     let len = rig.pages(64);
     let mut ranges = Vec::new();
     for _ in 0..16 {
@@ -79,7 +79,7 @@ fn sizes_that_are_no_whole_pages_are_refused(rig: &Rig) -> Checked {
     refused("map between two pages", ErrorKind::InvalidUse, rig.map(between, handle))
 }
 
-fn only_a_whole_empty_reservation_is_given_back(rig: &Rig) -> Checked {
+fn only_a_whole_empty_reservation_is_freed(rig: &Rig) -> Checked {
     let range = rig.memory(&[rig.pages(2)])?;
     let half = part(range, Bytes::ZERO, rig.page);
     refused("free a mapped range", ErrorKind::InvalidUse, rig.free_addresses(range))?;
@@ -268,7 +268,7 @@ fn more_than_the_card_has_is_out_of_memory(rig: &Rig) -> Checked {
     Ok(())
 }
 
-fn created_memory_is_missing_from_what_is_free(rig: &Rig) -> Checked {
+fn created_memory_is_subtracted_from_free_memory(rig: &Rig) -> Checked {
     let created = rig.whole_pages(Bytes::mib(256));
     let before = rig.device.memory_info()?.free;
     let handle = rig.create(created)?;

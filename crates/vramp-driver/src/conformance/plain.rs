@@ -15,8 +15,8 @@ rules! {
     an_allocation_is_freed_once_and_by_its_start: ANY,
     an_allocation_cannot_be_taken_apart: VIRTUAL,
     freeing_waits_for_work_in_flight: ANY,
-    allocated_memory_is_missing_from_what_is_free_until_freed: ANY,
-    nothing_and_more_than_the_card_has_cannot_be_allocated: ANY,
+    allocated_memory_is_subtracted_from_free_memory_until_freed: ANY,
+    zero_bytes_and_more_than_the_card_has_cannot_be_allocated: ANY,
 }
 
 const BLOCK: Bytes = Bytes::mib(48);
@@ -71,7 +71,7 @@ fn freeing_waits_for_work_in_flight(rig: &Rig) -> Checked {
     Ok(())
 }
 
-fn allocated_memory_is_missing_from_what_is_free_until_freed(rig: &Rig) -> Checked {
+fn allocated_memory_is_subtracted_from_free_memory_until_freed(rig: &Rig) -> Checked {
     let free = || rig.device.memory_info().map(|info| info.free);
     let before = free()?;
     let range = AddrRange::new(rig.alloc(BLOCK * 4)?.start, BLOCK * 4);
@@ -83,7 +83,7 @@ fn allocated_memory_is_missing_from_what_is_free_until_freed(rig: &Rig) -> Check
     Ok(())
 }
 
-fn nothing_and_more_than_the_card_has_cannot_be_allocated(rig: &Rig) -> Checked {
+fn zero_bytes_and_more_than_the_card_has_cannot_be_allocated(rig: &Rig) -> Checked {
     refused("allocate nothing", ErrorKind::InvalidUse, rig.alloc(Bytes::ZERO))?;
     let too_much = rig.device.memory_info()?.total + Bytes::gib(1);
     refused("more than the card has", ErrorKind::OutOfMemory, rig.alloc(too_much))?;

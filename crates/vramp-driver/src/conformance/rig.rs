@@ -276,7 +276,7 @@ impl<'a> Rig<'a> {
         let mut taken = self.taken.into_inner();
         let device = self.device;
         for stream in taken.captures {
-            // Most captures here were spoilt on purpose and are over.
+            // Most captures here were invalidated on purpose and are over.
             if let Ok(graph) = device.end_capture(stream) {
                 taken.graphs.push(graph);
             }

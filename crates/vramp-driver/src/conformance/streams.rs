@@ -16,7 +16,7 @@ rules! {
     a_waiting_stream_sees_what_was_before_the_event: WITH_HOST,
     a_wait_goes_by_the_last_record: WITH_HOST,
     waiting_for_an_event_never_recorded_does_nothing: WITH_HOST,
-    an_event_never_recorded_is_reached: |_| true,
+    an_event_never_recorded_is_complete: |_| true,
     a_true_query_means_that_the_bytes_are_there: WITH_HOST,
     a_synchronised_event_means_that_the_bytes_are_there: WITH_HOST,
     work_of_a_destroyed_stream_still_runs: WITH_HOST,
@@ -82,7 +82,7 @@ fn waiting_for_an_event_never_recorded_does_nothing(rig: &Rig) -> Checked {
     rig.expect_filled(stream, range, 7)
 }
 
-fn an_event_never_recorded_is_reached(rig: &Rig) -> Checked {
+fn an_event_never_recorded_is_complete(rig: &Rig) -> Checked {
     let event = rig.event()?;
     ensure!(rig.device.query(event)?, "a fresh event was not reached");
     rig.device.synchronize_event(event)?;

@@ -1,4 +1,4 @@
-//! How a simulated card is put together.
+//! Builder of simulated cards.
 
 use std::sync::Mutex;
 
@@ -12,8 +12,8 @@ use super::state::{Config, State};
 use super::{Simulator, pool};
 use crate::{Capabilities, DeviceInfo, Limits};
 
-/// A simulated card put together by hand. Begins as an H200 with phantom bytes, no checker, no log
-/// and no failures.
+/// Builder of a simulated card. The default is an H200 that discards contents, without race detector,
+/// log and injected faults.
 ///
 /// ```
 /// use vramp_core::Bytes;
@@ -68,22 +68,22 @@ impl Default for SimulatorBuilder {
 }
 
 impl SimulatorBuilder {
-    /// Takes name, memory, limits and the origin of the costs from a known card.
-    pub fn card(mut self, preset: &CardModel) -> SimulatorBuilder {
-        self.info.name = format!("{} (simulated)", preset.name);
-        self.info.id = format!("sim:{}", preset.id);
-        self.config.costs.measured = preset.measured;
-        self.config.costs.source = preset.source.to_owned();
-        self.memory(preset.memory).page(preset.page).address_space(preset.address_space)
+    /// Sets name, memory, limits and the source of the costs from a card model.
+    pub fn card(mut self, model: &CardModel) -> SimulatorBuilder {
+        self.info.name = format!("{} (simulated)", model.name);
+        self.info.id = format!("sim:{}", model.id);
+        self.config.costs.measured = model.measured;
+        self.config.costs.source = model.source.to_owned();
+        self.memory(model.memory).page(model.page).address_space(model.address_space)
     }
 
-    /// Memory on the card.
+    /// Sets the memory on the card.
     pub fn memory(mut self, memory: Bytes) -> SimulatorBuilder {
         self.info.limits.memory = memory;
         self
     }
 
-    /// The granule of physical memory.
+    /// Sets the granularity of physical memory.
     ///
     /// # Panics
     /// If it is not a power of two.
@@ -94,26 +94,26 @@ impl SimulatorBuilder {
         self
     }
 
-    /// Addresses that can be reserved in all; more than 2 to the 55 are cut to that.
+    /// Sets the address space that can be reserved in total, at most 2 to the 55 bytes.
     pub fn address_space(mut self, len: Bytes) -> SimulatorBuilder {
         self.address_space = len.min(Bytes::new(pool::POOL_BASE / 2));
         self.info.limits.address_space = Some(self.address_space);
         self
     }
 
-    /// Whether bytes are kept.
+    /// Sets whether bytes are stored.
     pub fn contents(mut self, contents: Contents) -> SimulatorBuilder {
         self.config.contents = contents;
         self
     }
 
-    /// What random failures are drawn from.
+    /// Sets the seed of random faults.
     pub fn seed(mut self, seed: u64) -> SimulatorBuilder {
         self.config.seed = seed;
         self
     }
 
-    /// Turns the happens-before checker on.
+    /// Turns the race detector on.
     pub fn checked(mut self) -> SimulatorBuilder {
         self.config.checker = true;
         self
@@ -125,25 +125,25 @@ impl SimulatorBuilder {
         self
     }
 
-    /// Charges calls by this table.
+    /// Sets the cost table.
     pub fn costs(mut self, costs: CostTable) -> SimulatorBuilder {
         self.config.costs = costs;
         self
     }
 
-    /// Fails calls by this plan.
+    /// Sets the fault plan.
     pub fn faults(mut self, plan: FaultPlan) -> SimulatorBuilder {
         self.config.faults = plan;
         self
     }
 
-    /// Sets what works at all.
+    /// Sets the capabilities.
     pub fn capabilities(mut self, capabilities: Capabilities) -> SimulatorBuilder {
         self.info.capabilities = capabilities;
         self
     }
 
-    /// The card.
+    /// Builds the card.
     pub fn build(mut self) -> Simulator {
         let costs = &self.config.costs;
         let origin = if costs.measured { "measured" } else { "costs not measured on this card" };

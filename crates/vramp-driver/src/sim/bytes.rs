@@ -1,28 +1,28 @@
-//! What simulated memory contains.
+//! Contents of simulated memory.
 //!
-//! Bytes are kept in blocks that appear when first written, so a test that fills one page of a
-//! large handle pays for that page only. Memory never written reads as [`UNWRITTEN`]: nothing may
-//! rely on fresh memory being zero.
+//! Bytes are stored in blocks that are allocated when first written, so a test that fills one page of
+//! a large handle pays for that page only. Memory never written reads as [`UNWRITTEN`], because fresh
+//! device memory is not zero.
 
 use std::collections::BTreeMap;
 
 const BLOCK: usize = 64 << 10;
 
-/// What memory that was never written reads as.
+/// Value of bytes that were never written.
 pub(super) const UNWRITTEN: u8 = 0xCD;
 
-/// Whether a simulated device keeps the bytes that work writes.
+/// Whether a simulated device stores the bytes that work writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Contents {
-    /// Only sizes and addresses are kept; copies and fills take time and nothing else. For traces
-    /// larger than the host's memory.
+    /// Only sizes and addresses are kept; copies and fills only take time. For traces larger than
+    /// the host's memory.
     #[default]
     Discarded,
-    /// Bytes are kept, so that contents can be verified through double mappings and moves.
+    /// Bytes are stored, so that tests can verify them through alias mappings and remapping.
     Stored,
 }
 
-/// The bytes of one piece of memory.
+/// Bytes of one physical allocation.
 #[derive(Debug, Default)]
 pub(super) struct Content {
     blocks: BTreeMap<u64, Block>,
@@ -30,13 +30,13 @@ pub(super) struct Content {
 
 #[derive(Debug)]
 enum Block {
-    /// All bytes alike, as fills leave them.
+    /// All bytes equal, as a fill leaves them.
     Uniform(u8),
     Mixed(Box<[u8]>),
 }
 
 impl Block {
-    /// The bytes one by one, to write some of them.
+    /// Returns the bytes individually, to write some of them.
     fn mixed(&mut self) -> &mut [u8] {
         if let Block::Uniform(byte) = self {
             *self = Block::Mixed(vec![*byte; BLOCK].into_boxed_slice());
@@ -84,8 +84,8 @@ impl Content {
     }
 }
 
-/// Cuts `len` bytes from `offset` on at block borders: block number, place within the block, and
-/// the matching part of the caller's slice.
+/// Splits `len` bytes from `offset` on at block boundaries: block number, offset within the block,
+/// and the matching part of the caller's slice.
 fn parts(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_across_a_block_border_is_read_back() {
+    fn bytes_written_across_a_block_boundary_are_read_back() {
         let mut content = Content::default();
         let pattern: Vec<u8> = (0..200_000u32).map(|i| (i % 251) as u8).collect();
         content.write(60_000, &pattern);

@@ -1,7 +1,7 @@
-//! Captures: which streams are part of one, what they captured, and what spoils it.
+//! Captures: which streams are part of one, what they captured, and what invalidates it.
 //!
 //! Life of a capture: *begun* on a stream, *grows* by work and by streams that wait for its events,
-//! may be *spoilt* by a call that is refused, *ends* on the stream it began on: as nodes of a graph,
+//! may be *invalidated* by a call that is refused, *ends* on the stream it began on: as nodes of a graph,
 //! or as an error. Until then nothing of it runs.
 //!
 //! Nodes are kept in the order they were captured, so each comes behind earlier ones only.
@@ -40,7 +40,7 @@ struct Capture {
     origin: usize,
     mode: CaptureMode,
     thread: ThreadId,
-    spoilt: bool,
+    invalidated: bool,
     nodes: Vec<Node>,
     /// For every stream that is part of it, what its next work comes behind.
     dependencies: BTreeMap<usize, Vec<usize>>,
@@ -50,8 +50,8 @@ struct Capture {
 pub(super) struct Captures {
     made: u64,
     open: BTreeMap<u64, Capture>,
-    /// How many were spoilt so far.
-    pub spoilt: u64,
+    /// How many were invalidated so far.
+    pub invalidated: u64,
 }
 
 /// How a node's number is made of its capture's and its place.
@@ -66,8 +66,8 @@ pub(super) fn node_place(node: GraphNode) -> (u64, usize) {
     (node.number() >> PLACES, (node.number() & ((1 << PLACES) - 1)) as usize)
 }
 
-fn spoilt() -> Refusal {
-    Refusal { code: 901, detail: "a refused call spoilt the capture".to_owned() }
+fn invalidated() -> Refusal {
+    Refusal { code: 901, detail: "a refused call invalidated the capture".to_owned() }
 }
 
 impl Captures {
@@ -93,23 +93,23 @@ impl Captures {
             origin: stream,
             mode,
             thread: std::thread::current().id(),
-            spoilt: false,
+            invalidated: false,
             nodes: Vec::new(),
             dependencies: BTreeMap::from([(stream, Vec::new())]),
         };
         self.open.insert(self.made, capture);
     }
 
-    /// The capture, unless it is over or spoilt.
+    /// The capture, unless it is over or invalidated.
     fn sound(&mut self, capture: u64) -> Outcome<&mut Capture> {
         match self.open.get_mut(&capture) {
-            Some(open) if open.spoilt => Err(spoilt()),
+            Some(open) if open.invalidated => Err(invalidated()),
             Some(open) => Ok(open),
             None => Err(captured_event("its capture is over: record it anew")),
         }
     }
 
-    /// Refuses if `stream` is part of a capture that is spoilt.
+    /// Refuses if `stream` is part of a capture that is invalidated.
     pub fn check_sound(&mut self, stream: usize) -> Outcome<()> {
         match self.of(stream) {
             Some(capture) => self.sound(capture).map(drop),
@@ -145,16 +145,16 @@ impl Captures {
         Ok(())
     }
 
-    pub fn spoil(&mut self, capture: u64) {
+    pub fn invalidate(&mut self, capture: u64) {
         if let Some(open) = self.open.get_mut(&capture)
-            && !open.spoilt
+            && !open.invalidated
         {
-            open.spoilt = true;
-            self.spoilt += 1;
+            open.invalidated = true;
+            self.invalidated += 1;
         }
     }
 
-    /// Refuses a call that a capture forbids to the calling thread, and spoils all that do.
+    /// Refuses a call that a capture forbids to the calling thread, and invalidates all that do.
     pub fn refuse_unsafe(&mut self) -> Outcome<()> {
         if self.open.is_empty() {
             return Ok(());
@@ -168,7 +168,7 @@ impl Captures {
         let forbidding = self.open.iter().filter(|(_, open)| forbids(open));
         let forbidding: Vec<(u64, usize)> =
             forbidding.map(|(capture, open)| (*capture, open.origin)).collect();
-        forbidding.iter().for_each(|(capture, _)| self.spoil(*capture));
+        forbidding.iter().for_each(|(capture, _)| self.invalidate(*capture));
         match forbidding.first() {
             None => Ok(()),
             Some((_, origin)) => {
@@ -192,13 +192,13 @@ impl Captures {
             return Err(Refusal { code: 908, detail });
         }
         let over = self.open.remove(&capture).expect("it was found by its stream");
-        if over.spoilt {
-            return Err(spoilt());
+        if over.invalidated {
+            return Err(invalidated());
         }
         match over.unjoined() {
             None => Ok((capture, over.nodes)),
             Some(stream) => {
-                self.spoilt += 1;
+                self.invalidated += 1;
                 let detail = format!("the last work of stream {} was not joined", stream + 1);
                 Err(Refusal { code: 904, detail })
             }
@@ -299,14 +299,14 @@ impl State {
             }
             (Some(own), Recorded::Captured { capture, .. }) => {
                 self.captures.check_sound(index)?;
-                self.captures.spoil(own);
-                self.captures.spoil(capture);
+                self.captures.invalidate(own);
+                self.captures.invalidate(capture);
                 let detail = "the event belongs to another capture".to_owned();
                 return Err(Refusal { code: 902, detail });
             }
             (Some(own), Recorded::Never | Recorded::At(_)) => {
                 self.captures.check_sound(index)?;
-                self.captures.spoil(own);
+                self.captures.invalidate(own);
                 let detail = "the event was recorded outside of the capture".to_owned();
                 return Err(Refusal { code: 905, detail });
             }
@@ -318,7 +318,7 @@ impl State {
     pub fn point_for_host(&mut self, event: Event) -> Outcome<Option<Point>> {
         let point = match self.recorded(event)? {
             Recorded::Captured { capture, .. } => {
-                self.captures.spoil(capture);
+                self.captures.invalidate(capture);
                 return Err(captured_event("nothing of it runs before the graph is launched"));
             }
             Recorded::Never => None,
@@ -328,12 +328,12 @@ impl State {
         Ok(point)
     }
 
-    /// Refuses what cannot be done to a stream that captures, and spoils its capture.
+    /// Refuses what cannot be done to a stream that captures, and invalidates its capture.
     pub fn refuse_capturing(&mut self, stream: usize) -> Outcome<()> {
         match self.captures.of(stream) {
             None => Ok(()),
             Some(capture) => {
-                self.captures.spoil(capture);
+                self.captures.invalidate(capture);
                 Err(Refusal::capturing("the stream captures a graph"))
             }
         }

@@ -1,34 +1,34 @@
-//! Cards the simulator knows by name.
+//! Models of cards, by name.
 
 use vramp_core::Bytes;
 
-/// What is known about one card.
+/// Name, memory and limits of a card that can be simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CardModel {
-    /// The short name: `h200`, asked for as `sim:h200`.
+    /// Short name: `h200`, opened as `sim:h200`.
     pub id: &'static str,
-    /// The card's full name.
+    /// Full name of the card.
     pub name: &'static str,
     /// Memory on the card.
     pub memory: Bytes,
-    /// The granule of physical memory.
+    /// Granularity of physical memory.
     pub page: Bytes,
-    /// Addresses that one process can reserve in all.
+    /// Address space that one process can reserve in total.
     pub address_space: Bytes,
-    /// True if the costs were measured on this card, false if they are those of the H200.
+    /// True if the costs were measured on this card; false if they are those of the H200.
     pub measured: bool,
-    /// Where the memory size and limits come from.
+    /// Source of the memory size and the limits.
     pub source: &'static str,
 }
 
-/// Fifteen reservations of 8 TiB succeeded on an H200 and the sixteenth failed: of the 128 TiB that
-/// 47 address bits give a process, its own part is taken. The same driver serves every card here.
+/// Fifteen reservations of 8 TiB succeeded on an H200 and the sixteenth failed: the process itself
+/// uses a part of the 128 TiB of 47 address bits. The driver is the same for every card here.
 const ADDRESS_SPACE: Bytes = Bytes::tib(127);
 
 /// Granularity as measured on the H200; NVIDIA states 2 MiB pages for all cards here.
 const PAGE: Bytes = Bytes::mib(2);
 
-const PRESETS: [CardModel; 4] = [
+const MODELS: [CardModel; 4] = [
     CardModel {
         id: "h200",
         name: "NVIDIA H200",
@@ -67,37 +67,37 @@ const PRESETS: [CardModel; 4] = [
     },
 ];
 
-/// A card that is not in the list.
+/// Error for a name that no card model has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no simulated card is called '{asked}': known are {}", known.join(", "))]
+#[error("unknown simulated card '{name}'; known cards: {}", known.join(", "))]
 pub struct UnknownCard {
-    /// What was asked for.
-    pub asked: String,
-    /// What there is.
+    /// Name that was given.
+    pub name: String,
+    /// Names of all card models.
     pub known: Vec<&'static str>,
 }
 
 impl CardModel {
-    /// Every card, the default first.
+    /// Returns every card model, the default first.
     pub fn all() -> &'static [CardModel] {
-        &PRESETS
+        &MODELS
     }
 
-    /// The card called `id`, with or without `sim:` before it.
+    /// Returns the card model named `id`, with or without the prefix `sim:`.
     ///
     /// ```
     /// use vramp_driver::sim::CardModel;
     /// assert_eq!(CardModel::find("sim:h200"), CardModel::find("h200"));
-    /// assert!(CardModel::find("voodoo").unwrap_err().to_string().contains("known are h200, h100"));
+    /// assert!(CardModel::find("voodoo").unwrap_err().to_string().contains("known cards: h200, h100"));
     /// ```
     ///
     /// # Errors
-    /// [`UnknownCard`] lists the cards there are.
+    /// [`UnknownCard`] lists the names.
     pub fn find(id: &str) -> Result<&'static CardModel, UnknownCard> {
         let wanted = id.strip_prefix("sim:").unwrap_or(id);
-        PRESETS.iter().find(|preset| preset.id == wanted).ok_or_else(|| UnknownCard {
-            asked: id.to_owned(),
-            known: PRESETS.iter().map(|preset| preset.id).collect(),
+        MODELS.iter().find(|model| model.id == wanted).ok_or_else(|| UnknownCard {
+            name: id.to_owned(),
+            known: MODELS.iter().map(|model| model.id).collect(),
         })
     }
 }

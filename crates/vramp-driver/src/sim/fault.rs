@@ -1,11 +1,11 @@
-//! Which driver calls fail on purpose.
+//! Fault injection: driver calls that fail by plan.
 
 use crate::{Call, DriverError};
 
-/// A plan for failing driver calls. An injected failure changes nothing on the device and takes no
-/// time, except that one of kind [`crate::ErrorKind::DeviceLost`] loses the device for good.
+/// Plan of injected faults. An injected fault changes nothing on the device and takes no time, except
+/// that one of kind [`crate::ErrorKind::DeviceLost`] loses the device.
 ///
-/// Calls are numbered from 1, over all kinds or within a kind, since the plan was set.
+/// Calls are numbered from 1 since the plan was set, over all kinds or within one kind.
 ///
 /// ```
 /// use vramp_core::Bytes;
@@ -37,39 +37,39 @@ enum When {
 }
 
 impl FaultPlan {
-    /// No call fails.
+    /// Returns a plan in which no call fails.
     pub fn none() -> FaultPlan {
         FaultPlan::default()
     }
 
-    /// The `n`-th call of all fails.
+    /// Returns a plan in which the `n`-th call of any kind fails.
     pub fn nth(n: u64) -> FaultPlan {
         FaultPlan::rule(When::Nth(n))
     }
 
-    /// The `n`-th call of this kind fails.
+    /// Returns a plan in which the `n`-th call of this kind fails.
     pub fn nth_of(call: Call, n: u64) -> FaultPlan {
         FaultPlan::rule(When::NthOf(call, n))
     }
 
-    /// Every call of this kind fails, from the `n`-th on.
+    /// Returns a plan in which every call of this kind fails from the `n`-th on.
     pub fn from_nth_of(call: Call, n: u64) -> FaultPlan {
         FaultPlan::rule(When::FromNthOf(call, n))
     }
 
-    /// Each call fails with this probability, as drawn from the device's seed.
+    /// Returns a plan in which each call fails with this probability, drawn from the device's seed.
     pub fn randomly(probability: f64) -> FaultPlan {
         FaultPlan::rule(When::Randomly { call: None, probability })
     }
 
-    /// Each call of this kind fails with this probability, as drawn from the device's seed.
+    /// Returns a plan in which each call of this kind fails with this probability, drawn from the
+    /// device's seed.
     pub fn randomly_of(call: Call, probability: f64) -> FaultPlan {
         FaultPlan::rule(When::Randomly { call: Some(call), probability })
     }
 
-    /// The same plan, failing with the driver's code `code`: see [`DriverError::from_code`].
-    ///
-    /// Without it, calls fail with 2, `CUDA_ERROR_OUT_OF_MEMORY`.
+    /// Sets the driver code that calls fail with: see [`DriverError::from_code`]. The default is 2,
+    /// `CUDA_ERROR_OUT_OF_MEMORY`.
     pub fn with_code(mut self, code: i32) -> FaultPlan {
         for rule in &mut self.rules {
             rule.code = code;
@@ -77,7 +77,7 @@ impl FaultPlan {
         self
     }
 
-    /// This plan and another one. Where both fail a call, the first one's code counts.
+    /// Combines two plans. If both fail a call, `self` determines the code.
     pub fn and(mut self, other: FaultPlan) -> FaultPlan {
         self.rules.extend(other.rules);
         self
@@ -88,7 +88,7 @@ impl FaultPlan {
     }
 }
 
-/// A plan under way.
+/// A plan with its counts so far.
 #[derive(Debug)]
 pub(super) struct Faults {
     plan: FaultPlan,
@@ -102,7 +102,7 @@ impl Faults {
         Faults { plan, calls: 0, calls_of: [0; Call::ALL.len()], random: SplitMix(seed) }
     }
 
-    /// Counts one call, and returns the error it must fail with, if any.
+    /// Counts one call and returns its injected error, if any.
     pub fn next(&mut self, call: Call) -> Option<DriverError> {
         self.calls += 1;
         self.calls_of[call as usize] += 1;
@@ -126,13 +126,13 @@ impl Faults {
     }
 }
 
-/// SplitMix64 (Steele, Lea and Flood 2014): one multiply-and-shift generator is all that drawing
-/// failures needs, and its sequence never changes with a library's version.
+/// SplitMix64 (Steele, Lea and Flood 2014). Its sequence does not change with the version of a
+/// library.
 #[derive(Debug)]
 struct SplitMix(u64);
 
 impl SplitMix {
-    /// At least 0, below 1.
+    /// Returns a number from 0 to 1, excluding 1.
     fn unit(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;

@@ -1,4 +1,4 @@
-//! A record of driver calls, for tests that pin how many calls an operation makes.
+//! Log of driver calls, for tests that assert the calls of an operation.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -7,18 +7,18 @@ use vramp_core::{Bytes, DeviceAddr};
 
 use crate::{Call, Stream};
 
-/// One driver call as it was made.
+/// A logged driver call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoggedCall {
-    /// Which call.
+    /// Kind of call.
     pub call: Call,
-    /// The address it was about, if any. Addresses that a call returned are not logged.
+    /// Address argument, if any. Returned addresses are not logged.
     pub at: Option<DeviceAddr>,
-    /// The amount of memory it named, if any.
+    /// Length argument, if any.
     pub len: Option<Bytes>,
-    /// The stream it named, if any.
+    /// Stream argument, if any.
     pub stream: Option<Stream>,
-    /// The code it failed with, if it did.
+    /// Error code, if the call failed.
     pub error: Option<i32>,
 }
 
@@ -64,7 +64,7 @@ impl fmt::Display for LoggedCall {
 
 #[derive(Debug)]
 pub(super) struct Log {
-    /// How many calls to keep; the oldest go first.
+    /// Number of calls to keep; the oldest are dropped first.
     capacity: usize,
     calls: VecDeque<LoggedCall>,
 }

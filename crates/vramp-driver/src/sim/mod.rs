@@ -1,31 +1,34 @@
-//! A simulated GPU: the same rules and costs as a card, in virtual time, on any machine.
+//! A simulated GPU: the rules and costs of a card, in virtual time, on any machine.
 //!
-//! [`Simulator`] implements [`crate::Driver`] and adds what only a simulation can offer: kernels as
-//! ranges they touch and a duration ([`Simulator::launch`]), gates that keep work in flight
-//! ([`Simulator::gate`]), failures on purpose ([`FaultPlan`]), a happens-before checker
-//! ([`Simulator::hazards`]), counts and a log of driver calls, and the list of what is alive
-//! ([`Simulator::live`]).
+//! [`Simulator`] implements [`crate::Driver`]. It adds what only a simulation can offer:
 //!
-//! Time: the host's clock moves only by what calls cost ([`CostTable`]) and by
-//! [`Simulator::advance`]. Work on streams runs beside it, in order of virtual time, and is carried
-//! out as far as the host's clock has come whenever the host makes a call. Identical calls on
-//! equally built simulators give identical results, to the nanosecond.
+//! - kernels, as the ranges that they access and a duration ([`Simulator::launch`]);
+//! - gates that keep work in flight ([`Simulator::gate`]);
+//! - fault injection ([`FaultPlan`]);
+//! - a race detector ([`Simulator::hazards`]);
+//! - counts and a log of driver calls, and counts of live objects ([`Simulator::live`]).
 //!
-//! Faults: work that touches memory that is unmapped or without access loses the device, and so
-//! does unmapping memory that queued or running work touches. [`Simulator::fault`] tells which work
-//! and address it was.
+//! Time: the host clock advances only by the cost of calls ([`CostTable`]) and by
+//! [`Simulator::advance`]. Work on streams runs concurrently in virtual time. Each host call first
+//! carries out the work that is due by the host clock. Identical calls on equal simulators give
+//! identical results, to the nanosecond.
 //!
-//! Stricter than a card may be: unmap and set-access take whole mappings inside one reservation;
-//! unmapping under work that has not started is a fault although other memory could be mapped there
-//! in time. While a capture forbids queries it also forbids to allocate and free plain and pinned
-//! memory and to synchronise events; a capturing stream cannot be destroyed; and waiting for an event
-//! that was never recorded does not belong to a capture either. Not modelled: allocating from the
-//! device's own pool in a capture, graphs within graphs, several devices, competition between streams
-//! for the card.
+//! Device loss: work that accesses memory that is unmapped or has no access loses the device. So
+//! does unmapping memory that queued or running work accesses. [`Simulator::device_loss`] returns
+//! the work and the address.
 //!
-//! Captures: what is queued on a capturing stream is kept as nodes, which run when the graph is
-//! launched, in exactly the captured order. To the checker, and in its reports, branches of a graph
-//! beside each other are streams of their own.
+//! Stricter than a card may be: unmap and set-access take whole mappings inside one reservation.
+//! Unmapping under queued work is a fault, although other memory could be mapped there before the
+//! work starts. A capture that forbids queries also forbids allocating and freeing plain and pinned
+//! memory and synchronising events. A capturing stream cannot be destroyed, and cannot wait for an
+//! event that was never recorded.
+//!
+//! Not modelled: allocation from the device's own pool in a capture, child graphs, several devices,
+//! contention between streams for the card.
+//!
+//! Captures: work queued on a capturing stream is kept as nodes, which run when the graph is
+//! launched, in exactly the captured order. In reports of the race detector, concurrent branches of
+//! a graph are separate streams.
 
 mod builder;
 mod bytes;
@@ -84,20 +87,20 @@ pub struct Simulator {
     state: Mutex<State>,
 }
 
-/// What a device holds. Two equal censuses mean that nothing leaked in between.
+/// Counts and bytes of live objects. Equal values before and after mean that nothing leaked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LiveObjects {
-    /// Reserved ranges of addresses.
+    /// Address reservations.
     pub reservations: usize,
-    /// Addresses in them.
+    /// Bytes of addresses in reservations.
     pub reserved_addresses: Bytes,
-    /// Handles not released.
+    /// Physical handles not released.
     pub handles: usize,
-    /// Handles released that a mapping keeps alive.
+    /// Released handles that a mapping keeps alive.
     pub handles_released_but_mapped: usize,
     /// Mappings.
     pub mappings: usize,
-    /// Memory of the card in handles, in plain allocations and in the device's own pool.
+    /// Device memory in handles, plain allocations and the device's own pool.
     pub device_bytes: Bytes,
     /// Streams not destroyed.
     pub streams: usize,
@@ -109,132 +112,132 @@ pub struct LiveObjects {
     pub graphs: usize,
     /// Instantiated graphs not destroyed.
     pub graph_execs: usize,
-    /// Buffers of pinned host memory.
+    /// Pinned host buffers.
     pub host_buffers: usize,
-    /// Memory in them.
+    /// Bytes in pinned host buffers.
     pub host_bytes: Bytes,
-    /// Plain allocations; they count among neither handles nor mappings.
+    /// Plain allocations. They count neither as handles nor as mappings.
     pub allocations: usize,
     /// Allocations from the device's own pool.
     pub pool_allocations: usize,
-    /// Memory in them.
+    /// Bytes allocated from the device's own pool.
     pub pool_bytes: Bytes,
 }
 
 /// Why the device was lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceLoss {
-    /// The driver's code, such as 700.
+    /// Code of the driver, such as 700.
     pub code: i32,
-    /// Which work touched which address, and what was wrong with it.
+    /// Work and address that caused the loss, and the rule that was broken.
     pub explanation: String,
 }
 
 impl Simulator {
-    /// A simulated card by name: see [`CardModel::all`].
+    /// Returns a simulated card by name. [`CardModel::all`] lists the names.
     ///
     /// # Errors
-    /// [`UnknownCard`] lists the cards there are.
+    /// [`UnknownCard`] lists the names.
     pub fn card(id: &str) -> Result<Simulator, UnknownCard> {
         Ok(Simulator::builder().card(CardModel::find(id)?).build())
     }
 
-    /// A simulated card put together by hand; an H200 unless told otherwise.
+    /// Returns a builder of a simulated card, an H200 by default.
     pub fn builder() -> SimulatorBuilder {
         SimulatorBuilder::default()
     }
 
     // --- work ---
 
-    /// Queues a kernel on `stream`, or captures it. Costs the host what queueing a fill costs.
+    /// Queues a kernel on `stream`, or captures it. Costs the host as much as queueing a fill.
     ///
-    /// Not a driver call of the trait: it is not counted, logged, or failed on purpose.
+    /// Not a call of the trait: it is neither counted nor logged, and no fault is injected.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidUse`] for an unknown stream or gate, and
-    /// [`crate::ErrorKind::DeviceLost`] once the device is lost. Touching memory it may not touch
-    /// shows only when the kernel starts.
+    /// [`crate::ErrorKind::DeviceLost`] once the device is lost. An access to inaccessible memory
+    /// loses the device only when the kernel starts.
     pub fn launch(&self, stream: Stream, kernel: Kernel) -> DriverResult<()> {
         self.lock().launch(stream, kernel)
     }
 
-    /// A new, closed gate. A kernel queued with [`Kernel::until`] runs until it is open.
+    /// Creates a closed gate. A kernel queued with [`Kernel::until`] runs until it is open.
     pub fn gate(&self) -> Gate {
         self.lock().streams.gate()
     }
 
-    /// Opens a gate: kernels held by it end now, and pass it at once from now on.
+    /// Opens a gate: kernels that wait for it end now, and later ones do not wait.
     ///
-    /// To the checker this says nothing: the host still has to see the kernel complete.
+    /// This is no synchronisation for the race detector: the host still has to observe the
+    /// completion of the kernel.
     ///
     /// # Panics
-    /// If the gate is another simulator's.
+    /// If the gate belongs to another simulator.
     pub fn open(&self, gate: Gate) {
-        assert!(self.lock().open(gate), "gate {} is not this simulator's", gate.0);
+        assert!(self.lock().open(gate), "gate {} belongs to another simulator", gate.0);
     }
 
-    /// Lets `ns` nanoseconds pass on the host.
+    /// Advances the host clock by `ns` nanoseconds.
     pub fn advance(&self, ns: u64) {
         self.lock().advance(ns);
     }
 
-    // --- looking in ---
+    // --- diagnostics ---
 
-    /// Why the device was lost, if it was.
+    /// Returns why the device was lost, if it was.
     pub fn device_loss(&self) -> Option<DeviceLoss> {
         self.lock().device_loss()
     }
 
-    /// Accesses without order that were found so far: the first thousand in full. Empty if the
-    /// checker is off.
+    /// Returns the first thousand races found so far. Empty if the race detector is off.
     pub fn hazards(&self) -> Vec<Hazard> {
         self.lock().hazards()
     }
 
-    /// How many accesses without order were found so far.
+    /// Returns the number of races found so far.
     pub fn hazards_found(&self) -> u64 {
         self.lock().hazards_found()
     }
 
-    /// How many captures were spoilt so far, or ended with a fork that was not joined.
+    /// Returns the number of captures that were invalidated or ended with an unjoined fork.
     pub fn invalidated_captures(&self) -> u64 {
-        self.lock().captures.spoilt
+        self.lock().captures.invalidated
     }
 
-    /// What the device holds.
+    /// Returns counts and bytes of live objects.
     pub fn live(&self) -> LiveObjects {
         self.lock().live()
     }
 
-    /// The bytes of `range` as they are now, or `None` if bytes are not stored or the range cannot
-    /// be touched. Takes no time and waits for nothing.
+    /// Returns the bytes of `range` as they are now. `None` if bytes are not stored or the range is
+    /// not accessible. Takes no time and does not synchronise.
     pub fn peek(&self, range: AddrRange) -> Option<Vec<u8>> {
         self.lock().peek(range)
     }
 
-    /// Driver calls so far, failed ones included.
+    /// Returns the number of driver calls so far, including failed ones.
     pub fn calls(&self) -> u64 {
         self.lock().calls.iter().sum()
     }
 
-    /// Driver calls of one kind so far, failed ones included.
+    /// Returns the number of driver calls of one kind so far, including failed ones.
     pub fn calls_of(&self, call: Call) -> u64 {
         self.lock().calls[call as usize]
     }
 
-    /// Replaces the plan for failing calls. Its counting begins with the next call.
+    /// Replaces the fault plan. It counts from the next call.
     pub fn set_faults(&self, plan: FaultPlan) {
         self.lock().set_faults(plan);
     }
 
-    /// Takes the log of driver calls since it was last taken. Empty if no log is kept.
+    /// Removes and returns the logged driver calls. Empty if no log is kept.
     pub fn take_log(&self) -> Vec<LoggedCall> {
         self.lock().log.take()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic while the lock was held is a bug of this crate that its own message tells; other
-        // threads may go on to report theirs.
+        // A panic while holding the lock is a bug of this crate with its own message. Other threads
+        // may go on and report theirs.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

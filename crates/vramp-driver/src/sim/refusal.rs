@@ -1,6 +1,6 @@
-//! Why the simulated device refuses a call, before it is known which call it was.
+//! Errors of the simulated device, before the driver call is attached.
 
-/// A driver code and what was wrong, in words.
+/// A driver code and its explanation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub code: i32,
@@ -10,7 +10,7 @@ pub(super) struct Refusal {
 pub(super) type Outcome<T> = std::result::Result<T, Refusal>;
 
 impl Refusal {
-    /// The arguments were wrong.
+    /// An argument is wrong.
     pub fn invalid(detail: impl Into<String>) -> Refusal {
         Refusal { code: 1, detail: detail.into() }
     }
@@ -20,17 +20,17 @@ impl Refusal {
         Refusal { code: 400, detail: format!("{what} {number:#x} does not exist") }
     }
 
-    /// A stream captures a graph.
+    /// A stream is capturing.
     pub fn capturing(detail: impl Into<String>) -> Refusal {
         Refusal { code: 900, detail: detail.into() }
     }
 
-    /// Nothing left.
+    /// No memory or addresses are left.
     pub fn out_of_memory(detail: impl Into<String>) -> Refusal {
         Refusal { code: 2, detail: detail.into() }
     }
 
-    /// The device cannot do this at all.
+    /// The device does not support the call.
     pub fn not_supported(detail: impl Into<String>) -> Refusal {
         Refusal { code: 801, detail: detail.into() }
     }

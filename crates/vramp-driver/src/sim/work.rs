@@ -68,7 +68,7 @@ impl State {
         freed.then_some((DeviceAddr::new(0), "an offset in pinned host memory that was freed"))
     }
 
-    /// Refuses a stream that takes no work: an unknown one, or one whose capture is spoilt.
+    /// Refuses a stream that takes no work: an unknown one, or one whose capture is invalidated.
     pub fn takes_work(&mut self, stream: Stream) -> Outcome<()> {
         let index = self.streams.index(stream)?;
         self.captures.check_sound(index)

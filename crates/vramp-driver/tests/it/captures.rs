@@ -1,4 +1,4 @@
-//! Captures of graphs on the simulator: what the checker sees of a launch, and what spoils a capture.
+//! Captures of graphs on the simulator: what the checker sees of a launch, and what invalidates a capture.
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::sim::{Contents, Kernel, Simulator};
 use vramp_driver::{
@@ -299,7 +299,7 @@ fn streams_of_destroyed_graphs_are_used_again_without_a_false_order() {
 }
 
 #[test]
-fn each_way_to_spoil_a_capture_counts_once_and_has_its_code() {
+fn each_way_to_invalidate_a_capture_counts_once_and_has_its_code() {
     let rig = rig();
     let device = &rig.device;
     let outside = rig.after(rig.b);
@@ -349,7 +349,7 @@ fn an_event_of_a_capture_that_is_over_must_be_recorded_anew() {
 }
 
 #[test]
-fn what_the_model_lacks_is_not_supported_and_spoils_nothing() {
+fn what_the_model_lacks_is_not_supported_and_invalidates_nothing() {
     let rig = rig();
     rig.begin(rig.a);
     rig.write("captured", rig.a);
@@ -370,7 +370,7 @@ fn what_the_model_lacks_is_not_supported_and_spoils_nothing() {
 }
 
 #[test]
-fn captures_graphs_and_their_like_are_counted_among_what_lives() {
+fn captures_and_graphs_are_counted_as_live_objects() {
     let rig = rig();
     rig.begin(rig.a);
     assert_eq!(rig.device.live().captures, 1);

@@ -7,7 +7,7 @@ use vramp_driver::sim::{CardModel, Contents, FaultPlan, Simulator};
 use vramp_driver::{Call, Capabilities, Driver};
 
 #[test]
-fn every_preset_passes_the_suite_without_hazards_and_gives_all_back() {
+fn every_card_model_passes_the_suite_without_hazards_or_leaks() {
     for preset in CardModel::all() {
         let device = Simulator::builder().card(preset).contents(Contents::Stored).checked().build();
         let before = device.live();
@@ -31,7 +31,7 @@ fn a_metered_device_passes_the_suite() {
 }
 
 #[test]
-fn a_card_with_fewer_abilities_passes_what_is_left() {
+fn a_card_with_fewer_capabilities_passes_what_is_left() {
     let all = Simulator::builder().build().info().capabilities;
     for capabilities in [
         Capabilities { virtual_memory: false, ..all },
@@ -68,7 +68,7 @@ fn a_device_that_keeps_no_bytes_fails_the_suite() {
 }
 
 #[test]
-fn a_failing_case_gives_back_what_it_took() {
+fn a_failing_case_frees_what_it_allocated() {
     for call in [
         Call::Map,
         Call::Create,

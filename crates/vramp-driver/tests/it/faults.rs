@@ -37,7 +37,7 @@ fn device(plan: FaultPlan) -> Simulator {
 }
 
 #[test]
-fn every_call_can_be_made_to_fail_and_changes_nothing_then() {
+fn every_call_can_be_made_to_fail_and_then_changes_nothing() {
     let clean = device(FaultPlan::none());
     program(&clean).unwrap();
     assert_eq!(clean.calls(), 23);

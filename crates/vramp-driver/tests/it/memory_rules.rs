@@ -63,7 +63,7 @@ fn reservations_are_aligned_and_never_overlap() {
 }
 
 #[test]
-fn addresses_run_out_and_come_back() {
+fn addresses_run_out_and_are_freed() {
     let device = small();
     let all: Vec<_> = (0..8).map(|_| device.reserve(Bytes::mib(8), PAGE).unwrap()).collect();
     assert_eq!(kind(device.reserve(PAGE, PAGE)), FULL);
@@ -83,7 +83,7 @@ fn an_h200_gives_fifteen_reservations_of_8_tib() {
 }
 
 #[test]
-fn only_a_whole_empty_reservation_is_given_back() {
+fn only_a_whole_empty_reservation_is_freed() {
     let device = small();
     let (range, handle) = memory(&device, Bytes::mib(4));
     assert_eq!(kind(device.free_addresses(AddrRange::new(range.start, PAGE))), INVALID);
@@ -274,7 +274,7 @@ fn unmapping_under_queued_work_loses_the_device() {
 }
 
 #[test]
-fn memory_mapped_before_the_work_starts_is_good_enough() {
+fn memory_may_be_mapped_between_queueing_and_start() {
     let device = small();
     let range = range(device.reserve(PAGE, PAGE).unwrap(), PAGE);
     let stream = device.create_stream().unwrap();

@@ -95,7 +95,7 @@ fn a_gate_holds_its_kernel_until_it_is_opened() {
 }
 
 #[test]
-fn waiting_for_a_closed_gate_is_an_error_that_says_who_is_stuck() {
+fn waiting_for_a_closed_gate_is_an_error_that_names_the_blocked_streams() {
     let device = device();
     let (a, b) = (device.create_stream().unwrap(), device.create_stream().unwrap());
     let event = device.create_event().unwrap();
