@@ -1,51 +1,49 @@
-//! How a store keeps its bytes.
+//! Options of a disk store.
 
 use vramp_core::Bytes;
 use vramp_host::{DISK_BLOCK, IoChoice};
 
 use super::CompressionConfig;
 
-/// Whether what is read is compared with what was written.
+/// Whether reads are verified against a checksum of what was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checksum {
-    /// A CRC-32 for each extent, taken beside the transfer.
+    /// A CRC-32 for each extent, computed by workers during the transfer.
     #[default]
     Crc32,
-    /// None: the disk is believed. What is compressed has sums anyway: one bit of it decides about
-    /// many.
+    /// No checksums, except for compressed bytes: there one wrong bit changes many bytes.
     Off,
 }
 
-/// Whether the directory shows the files.
+/// Whether the files of a store have names in its directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FileNames {
-    /// Files have no name. Their blocks are free again when the process ends, however it ends,
-    /// also if no other ever comes to sweep: a job that is killed leaves a disk as it found it.
-    /// What it takes meanwhile is told by [`stats`](super::DiskStore::stats) and `df`. (Where the
-    /// filesystem has no such files, they are unlinked once they are made.)
+    /// Files have no name (`O_TMPFILE`). The kernel frees their blocks when the process ends, even
+    /// if it is killed. [`stats`](super::DiskStore::stats) and `df` show the bytes in use. On a
+    /// filesystem without such files they are unlinked right after their creation.
     #[default]
     Hidden,
-    /// Files are seen by `ls` and `du` as long as the store lives. What a killed process left is
-    /// swept by the next store that opens the directory.
+    /// Files are visible to `ls` and `du` until the store is dropped. The next store that opens the
+    /// directory removes files of a killed process.
     Shown,
 }
 
 /// Options of a [`DiskStore`](super::DiskStore).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskConfig {
-    /// How much is preallocated at a time, in one file: 1 GiB.
+    /// Bytes preallocated at a time, in one file. The default is 1 GiB.
     pub file_size: Bytes,
-    /// Which engine: io_uring where the kernel allows it, threads elsewhere.
+    /// I/O engine. The default is io_uring where the kernel allows it, else threads.
     pub io: IoChoice,
-    /// How many pieces are under way at the same time: 32, at most 64.
+    /// Most pieces in flight, from 1 to 64. The default is 32.
     pub depth: usize,
-    /// The most that one call of the kernel moves: 1 MiB, at most 64 MiB.
+    /// Most bytes of one I/O request, up to 64 MiB. The default is 1 MiB.
     pub piece: Bytes,
-    /// Whether reads are verified.
+    /// Whether reads are verified against checksums.
     pub checksum: Checksum,
-    /// Whether the directory shows the files.
+    /// Whether the files have names in the directory.
     pub names: FileNames,
-    /// When to compress what is written: never, with `None`.
+    /// When writes are compressed. `None` for never.
     pub compression: Option<CompressionConfig>,
 }
 
@@ -63,23 +61,25 @@ impl Default for DiskConfig {
     }
 }
 
-/// What is wrong with a [`DiskConfig`].
+/// Why a [`DiskConfig`] was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DiskConfigError {
-    /// Segments that hold no block, or more than files can.
-    #[error("segments of {0}: use whole 4 KiB, from 4 KiB to 8 TiB")]
+    /// The file size is not whole blocks, or out of range.
+    #[error("files of {0}: use whole 4 KiB, from 4 KiB to 8 TiB")]
     FileSize(Bytes),
-    /// Pieces that no direct transfer can move.
+    /// The piece size is not whole blocks, or out of range.
     #[error("pieces of {0}: use whole 4 KiB, from 4 KiB to 64 MiB")]
-    Piece(Bytes),
-    /// No request, or more than the engines take.
+    IoPiece(Bytes),
+    /// The depth is zero, or more than the engines accept.
     #[error("a depth of {0}: use 1 to 64")]
     Depth(usize),
-    /// Thousandths beyond a thousand.
+    /// A share exceeds 1000 thousandths.
     #[error("compression with {0} thousandths: use 0 to 1000")]
     PerMille(u16),
-    /// The space counts in granules that blocks do not come in.
-    #[error("the space's granule of {0} is no part of 4 KiB: real bytes come in whole 4 KiB")]
+    /// The granule of the space does not divide 4 KiB.
+    #[error(
+        "the space's granule of {0} does not divide 4 KiB: disk bytes are charged in whole 4 KiB"
+    )]
     Granule(Bytes),
 }
 
@@ -92,12 +92,14 @@ impl DiskConfig {
             return Err(DiskConfigError::FileSize(self.file_size));
         }
         if !fits(self.piece, Bytes::mib(64)) {
-            return Err(DiskConfigError::Piece(self.piece));
+            return Err(DiskConfigError::IoPiece(self.piece));
         }
         if !(1..=64).contains(&self.depth) {
             return Err(DiskConfigError::Depth(self.depth));
         }
-        self.compression.map_or(Ok(()), CompressionConfig::check)?;
+        if let Some(excess) = self.compression.and_then(CompressionConfig::excess) {
+            return Err(DiskConfigError::PerMille(excess));
+        }
         match DISK_BLOCK.is_multiple_of(granule) {
             true => Ok(()),
             false => Err(DiskConfigError::Granule(granule)),

@@ -1,4 +1,4 @@
-//! Why a store could not keep or return bytes.
+//! Errors of a disk store.
 
 use std::path::PathBuf;
 
@@ -9,96 +9,96 @@ use vramp_host::{DiskError, HostMemoryError, IoUnavailable, OsCode};
 use super::DiskConfigError;
 use crate::ledger::shell::error::SpaceFull;
 
-/// Why a store could not do what it was asked. Nothing is charged or kept after a failed write,
-/// and nothing stored is lost by a failed read.
+/// Why an operation of a store failed. After a failed write nothing is charged or stored. A failed
+/// read loses nothing that is stored.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DiskTierError {
     /// The directory cannot be read.
-    #[error("{}: no directory to keep files in ({code}): make it, or name another", .path.display())]
+    #[error("{}: the directory cannot be read ({code}): create it, or choose another", .path.display())]
     NoDirectory {
-        /// What was named.
+        /// Directory that was given.
         path: PathBuf,
-        /// What the kernel said.
+        /// Error code of the kernel.
         code: OsCode,
     },
-    /// The options make no sense.
+    /// The options are invalid.
     #[error(transparent)]
     Config(#[from] DiskConfigError),
-    /// The kernel does not offer the engine that was chosen.
+    /// The kernel does not offer the chosen engine.
     #[error(transparent)]
     NoEngine(#[from] IoUnavailable),
-    /// The disk failed, or is full.
+    /// The disk failed or is full.
     #[error(transparent)]
     Disk(#[from] DiskError),
-    /// What was read is not what was written. Take the data from where it came from.
+    /// The bytes read differ from the bytes written. Restore the data from its source.
     #[error(
-        "{}: {len} from {offset} on have the sum {found:#010x} and were written with \
-         {expected:#010x}: the disk or somebody else changed them",
+        "{}: {len} at {offset} have checksum {found:#010x} and were written with \
+         {expected:#010x}: the disk or another process changed them",
         .file.display()
     )]
     Corrupt {
-        /// Which file.
+        /// File that was read.
         file: PathBuf,
-        /// Where in the file.
+        /// First byte in the file.
         offset: Bytes,
-        /// How many bytes the sum is of.
+        /// Bytes that the checksum covers.
         len: Bytes,
-        /// The sum when it was written.
+        /// Checksum of what was written.
         expected: u32,
-        /// The sum of what was read.
+        /// Checksum of what was read.
         found: u32,
     },
-    /// What was read has the sum of what was written, and is not what the compressor made.
+    /// The compressed bytes have the right checksum, but do not decompress.
     #[error(
-        "{compressed} on the disk do not decompress to the {len} that they were: {why}; take the \
-         data from where it came from"
+        "{compressed} on the disk do not decompress to {len}: {why}; restore the data from its \
+         source"
     )]
-    Garbled {
-        /// What was compressed.
+    Undecodable {
+        /// Length before compression.
         len: Bytes,
-        /// Into how much.
+        /// Length after compression.
         compressed: Bytes,
-        /// What the decompressor said.
+        /// Error of the decompressor.
         why: String,
     },
-    /// The space has no room for bytes that no reservation pays for.
+    /// The space cannot be charged.
     #[error(transparent)]
     Full(#[from] SpaceFull),
-    /// The reservation does not pay for so much.
+    /// The reservation cannot be charged.
     #[error(transparent)]
     NotReserved(#[from] ChargeError),
-    /// The space is no disk's.
-    #[error("{0} is no disk: give the store a space of the tier Disk")]
+    /// The space is not of the tier Disk.
+    #[error("{0} is not a disk: open the store with a space of the tier Disk")]
     NotADisk(SpaceId),
-    /// A reservation of another space.
-    #[error("a reservation in {given} does not pay for bytes in {store}: reserve there")]
+    /// The reservation is in another space.
+    #[error("a reservation in {given} cannot pay for bytes in {store}: reserve in {store}")]
     OtherSpace {
-        /// The store's.
+        /// Space of the store.
         store: SpaceId,
-        /// The reservation's.
+        /// Space of the reservation.
         given: SpaceId,
     },
-    /// Bytes that another store keeps.
-    #[error("the bytes are kept by another store: ask that one")]
+    /// Another store wrote the bytes.
+    #[error("another store wrote the bytes: read them with that store")]
     OtherStore,
-    /// Memory of another length than what is stored.
-    #[error("{stored} are stored and there is memory for {given}: give exactly as much")]
+    /// The memory differs in length from the stored bytes.
+    #[error("{stored} are stored and the memory has {given}: use memory of the same length")]
     Length {
-        /// What is stored.
+        /// Length of the stored bytes.
         stored: Bytes,
-        /// The memory's length.
+        /// Length of the memory.
         given: Bytes,
     },
-    /// There is no memory to put unaligned data in order.
+    /// The kernel has no memory for bounce blocks.
     #[error(transparent)]
     NoMemory(#[from] HostMemoryError),
-    /// It was cancelled before all of it had begun.
-    #[error("cancelled: {moved} of {len} had moved")]
+    /// The transfer was cancelled before all pieces had begun.
+    #[error("cancelled after {moved} of {len}")]
     Cancelled {
-        /// What had moved.
+        /// Bytes transferred before.
         moved: Bytes,
-        /// What there was to move.
+        /// Bytes to transfer.
         len: Bytes,
     },
 }

@@ -1,10 +1,10 @@
-//! The first block of every file: whose it is.
+//! The header: the first block of every file, with its owner.
 //!
 //! ```text
 //! 0   8  "vrampseg"
 //! 8   4  version, 1
 //! 12  4  process id of the owner
-//! 16  8  what tells the owner from others of that id
+//! 16  8  random number of the owner
 //! 24  8  length of the file, header included
 //! 32  4  CRC-32 of the bytes 0 to 32
 //! ```
@@ -18,14 +18,14 @@ const MAGIC: [u8; 8] = *b"vrampseg";
 const VERSION: u32 = 1;
 const LEN: usize = DISK_BLOCK.count() as usize;
 
-/// A store of a process that lives or once lived.
+/// Identifies a store: its process and a random number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OwnerId {
     pub pid: u32,
     pub nonce: u64,
 }
 
-/// What a file's first block says.
+/// Contents of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub owner: OwnerId,
@@ -45,7 +45,7 @@ impl Header {
         block
     }
 
-    /// `None` for anything that [`encode`](Header::encode) did not write.
+    /// Returns `None` for anything that [`encode`](Header::encode) did not write.
     pub fn decode(block: &[u8]) -> Option<Header> {
         let word = |at: usize| Some(u32::from_le_bytes(block.get(at..at + 4)?.try_into().ok()?));
         let long = |at: usize| Some(u64::from_le_bytes(block.get(at..at + 8)?.try_into().ok()?));
@@ -58,17 +58,17 @@ impl Header {
     }
 }
 
-/// The name of an owner's file number `index`.
+/// Returns the name of the owner's file number `index`.
 pub(super) fn file_name(owner: OwnerId, index: u32) -> String {
     format!("vramp-{}-{:016x}-{index}.segment", owner.pid, owner.nonce)
 }
 
-/// Whose file has this name, if it is one of ours.
+/// Returns the owner in a file name, if the name has the form of [`file_name`].
 pub(super) fn owner_of(name: &str) -> Option<OwnerId> {
     let mut parts = name.strip_prefix("vramp-")?.strip_suffix(".segment")?.split('-');
     let (pid, nonce, index) = (parts.next()?, parts.next()?, parts.next()?);
     let owner = OwnerId { pid: pid.parse().ok()?, nonce: u64::from_str_radix(nonce, 16).ok()? };
-    // Only what we would have written ourselves.
+    // A name in another form with the same fields is not accepted.
     (file_name(owner, index.parse().ok()?) == name).then_some(owner)
 }
 
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_read_back_and_others_are_nobodys() {
+    fn names_are_read_back_and_others_have_no_owner() {
         assert_eq!(owner_of(&file_name(OWNER, 12)), Some(OWNER));
         for other in [
             "vramp-4711-feed-0.segment",

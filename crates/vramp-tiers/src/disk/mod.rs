@@ -1,9 +1,9 @@
-//! Bytes on a disk, charged to a space of the tier Disk by what they really take.
+//! A store of bytes in files of one directory, charged to a space of the tier Disk.
 //!
 //! ```
-//! use vramp_host::{HostMemory, HostSpan, PageKind};
-//! use vramp_tiers::disk::{DiskConfig, ChargeTo};
-//! use vramp_tiers::{Bytes, DiskStore, ReservationManager, SpaceConfig, SpaceId};
+//! use vramp_tiers::disk::{ChargeTo, DiskConfig, DiskStore};
+//! use vramp_tiers::host::{HostMemory, HostSpan, PageKind};
+//! use vramp_tiers::{Bytes, ReservationManager, SpaceConfig, SpaceId};
 //!
 //! # let dir = tempfile::tempdir()?;
 //! # let dir = dir.path();
@@ -30,46 +30,63 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The life of what is stored:
+//! The life of stored bytes:
 //!
-//! 1. [`DiskStore::open`] sweeps away what killed processes left in the directory.
-//! 2. [`begin_write`](DiskStore::begin_write) charges whole blocks of 4 KiB, takes extents for them
-//!    in files that have their blocks already, and starts the first pieces. Each piece that ends
-//!    starts the next; sums are taken meanwhile.
-//! 3. A piece that the disk cannot write goes elsewhere, once. Its first place is quarantined.
-//! 4. [`DiskTransfer::wait`] returns [`StoredBytes`], or an error with nothing charged or kept.
-//! 5. [`begin_read`](DiskStore::begin_read) moves them to any memory of that length, and compares
-//!    the sums.
-//! 6. Dropping [`StoredBytes`] frees the extents, then the charge. Files stay for the next write
-//!    until [`trim`](DiskStore::trim), or until the store is dropped: nothing survives it.
+//! 1. [`DiskStore::open`] sweeps the directory: it removes files that killed processes left.
+//! 2. [`begin_write`](DiskStore::begin_write) charges whole blocks of 4 KiB, allocates extents in
+//!    preallocated files, and starts the first pieces. Each piece that completes starts the next.
+//!    ThreadPool take checksums meanwhile.
+//! 3. A piece that the disk cannot write is written elsewhere, once. Its first place is
+//!    quarantined.
+//! 4. [`DiskTransfer::wait`] returns [`StoredBytes`].
+//! 5. [`begin_read`](DiskStore::begin_read) reads them into any memory of that length and verifies
+//!    the checksums.
+//! 6. Dropping [`StoredBytes`] frees the extents, then credits the charge. Files stay for the next
+//!    write until [`trim`](DiskStore::trim). The store removes them when it is dropped: no file
+//!    outlives the process.
 //!
-//! Memory in whole blocks moves directly. The end of an odd length, and memory that begins in the
-//! middle of a block, are copied through blocks of their own.
+//! # Cost
 //!
-//! With [`DiskConfig::compression`] what a sample finds worth it is compressed beside all that, and
-//! charged by what it then takes.
+//! Memory in whole aligned blocks moves by direct I/O, without a copy. The tail of an odd length and
+//! unaligned memory are copied through bounce blocks. A write or read makes one request for each
+//! [`DiskConfig::piece`], at most [`DiskConfig::depth`] at a time. A write preallocates a file when
+//! no extent is free. With [`DiskConfig::compression`] workers compress what a sample finds worth
+//! it; such bytes are charged by their compressed length.
 //!
-//! Deliberately absent: what is worth storing, copies to and from cards, sync to the
-//! medium (nothing is to survive the process), and devices that tell how full they are.
+//! # Errors
+//!
+//! [`DiskTierError`]. A write that fails is charged nothing and keeps nothing. A read that fails
+//! loses nothing that is stored. Bytes that differ from what was written are
+//! [`Corrupt`](DiskTierError::Corrupt), never returned as good.
+//!
+//! Deliberately absent: choosing what to store, copies to and from devices
+//! ([`movers`](crate::movers)), sync to the medium (nothing survives the process), and devices that
+//! report how full they are.
 
 mod audit;
 mod compress;
 mod config;
+mod core;
 mod error;
-mod flight;
 mod header;
-mod shelf;
+mod raw;
+mod shared;
 mod spans;
 mod stats;
 mod store;
 mod sweep;
 mod transfer;
 
-pub use compress::{CompressionConfig, CompressionStats};
 pub use config::{Checksum, DiskConfig, DiskConfigError, FileNames};
+pub use core::compression::CompressionConfig;
 pub use error::DiskTierError;
-pub use shelf::StoredBytes;
-pub use stats::{DiskStats, TransferStats};
+pub use shared::StoredBytes;
+pub use stats::{CompressionStats, DiskStats, TransferStats};
 pub use store::{ChargeTo, DiskStore};
 pub use sweep::SweepReport;
 pub use transfer::DiskTransfer;
+
+pub use crate::extents::ExtentCensus;
+pub use vramp_host::{
+    BlockIo, DiskError, DiskErrorKind, HostMemoryError, HostSpan, IoChoice, IoUnavailable, OsCode,
+};

@@ -1,4 +1,4 @@
-//! Several pieces of memory as one row of bytes, and how that is cut for direct transfers.
+//! Memory spans as one sequence of bytes, and how it is cut into pieces for direct I/O.
 
 use std::sync::Arc;
 
@@ -6,17 +6,17 @@ use crate::extents::Extent;
 use vramp_core::Bytes;
 use vramp_host::{DISK_BLOCK, DirectFile, HostMemory, HostMemoryError, HostSpan, PageKind};
 
-/// Memory in the order of its bytes.
+/// Memory spans, concatenated.
 #[derive(Clone, Debug)]
-pub(super) struct Spans {
+pub(super) struct SpanList {
     spans: Vec<HostSpan>,
-    /// Where each begins in the row.
+    /// First byte of each span in the sequence.
     starts: Vec<Bytes>,
     len: Bytes,
 }
 
-impl Spans {
-    pub fn new(spans: &[HostSpan]) -> Spans {
+impl SpanList {
+    pub fn new(spans: &[HostSpan]) -> SpanList {
         let spans: Vec<HostSpan> = spans.iter().filter(|span| !span.is_empty()).cloned().collect();
         let mut len = Bytes::ZERO;
         let starts = spans.iter().map(|span| {
@@ -24,14 +24,14 @@ impl Spans {
             len += span.len();
             start
         });
-        Spans { starts: starts.collect(), spans, len }
+        SpanList { starts: starts.collect(), spans, len }
     }
 
     pub fn len(&self) -> Bytes {
         self.len
     }
 
-    /// What of one span lies from `at` on, at most `most`.
+    /// Returns the memory from `at` to the end of its span, at most `most`.
     fn run(&self, at: Bytes, most: Bytes) -> HostSpan {
         let index = self.starts.partition_point(|start| *start <= at) - 1;
         let (span, skipped) = (&self.spans[index], at - self.starts[index]);
@@ -50,12 +50,12 @@ impl Spans {
         })
     }
 
-    /// The memory of `len` bytes from `at` on.
+    /// Returns the memory of `len` bytes from `at`.
     pub fn part(&self, at: Bytes, len: Bytes) -> Vec<HostSpan> {
         self.runs(at, len).collect()
     }
 
-    /// Copies the bytes from `at` on into `into`.
+    /// Copies the bytes from `at` to `into`.
     pub fn read(&self, at: Bytes, into: &mut [u8]) {
         let mut rest = into;
         for run in self.runs(at, Bytes::new(rest.len() as u64)) {
@@ -65,7 +65,7 @@ impl Spans {
         }
     }
 
-    /// Replaces the bytes from `at` on by `from`.
+    /// Overwrites the bytes from `at` with `from`.
     pub fn write(&self, at: Bytes, from: &[u8]) {
         let mut rest = from;
         for run in self.runs(at, Bytes::new(from.len() as u64)) {
@@ -75,8 +75,7 @@ impl Spans {
         }
     }
 
-    /// `len` bytes from `at` on, copied to whole blocks of their own. The rest of the last one is
-    /// zero.
+    /// Copies `len` bytes from `at` into new whole blocks. The rest of the last block is zero.
     pub fn gather(&self, at: Bytes, len: Bytes) -> Result<HostSpan, HostMemoryError> {
         let blocks = blocks(len)?;
         let mut to = Bytes::ZERO;
@@ -89,7 +88,7 @@ impl Spans {
         Ok(blocks)
     }
 
-    /// The first `len` bytes of `from`, copied to where they belong.
+    /// Copies the first `len` bytes of `from` to `at`.
     pub fn scatter(&self, at: Bytes, len: Bytes, from: &HostSpan) {
         let mut done = Bytes::ZERO;
         for run in self.runs(at, len) {
@@ -104,35 +103,35 @@ impl Spans {
     }
 }
 
-/// Memory for `len` bytes, in whole blocks.
+/// Allocates whole blocks for `len` bytes.
 pub(super) fn blocks(len: Bytes) -> Result<HostSpan, HostMemoryError> {
     let memory = HostMemory::new(len, None, PageKind::Small)?;
     Ok(HostSpan::new(&memory, Bytes::ZERO, memory.len()).expect("the whole of it"))
 }
 
-/// Bytes that one extent holds.
+/// One extent of a file, and how much of it is data.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct FileRange {
     pub file: Arc<DirectFile>,
     pub extent: Extent,
-    /// How many of the extent's bytes are data.
+    /// Bytes of the extent that are data.
     pub data: Bytes,
 }
 
-/// What one transfer of the engine moves.
+/// Bytes that one I/O request moves.
 #[derive(Clone, Debug)]
-pub(super) struct Piece {
-    /// Where on the disk, in whole blocks.
-    pub place: Place,
-    /// Which of the row's bytes come first.
+pub(super) struct IoPiece {
+    /// Range of the file, in whole blocks.
+    pub place: FileRange,
+    /// First byte in the sequence.
     pub start: Bytes,
-    /// The memory itself, where a disk can reach it.
+    /// The caller's memory, if it is aligned for direct I/O.
     pub direct: Option<HostSpan>,
 }
 
-/// Cuts a row into pieces of at most `most`. Whole blocks of memory that begin at a block move
-/// directly; what lies between goes through memory of its own.
-pub(super) fn cut(spans: &Spans, places: &[Place], most: Bytes) -> Vec<Piece> {
+/// Cuts `spans` into pieces of at most `most`. Whole blocks of aligned memory move directly; the rest
+/// goes through bounce blocks.
+pub(super) fn cut(spans: &SpanList, places: &[FileRange], most: Bytes) -> Vec<IoPiece> {
     let mut pieces = Vec::new();
     let mut start = Bytes::ZERO;
     for place in places {
@@ -149,7 +148,7 @@ pub(super) fn cut(spans: &Spans, places: &[Place], most: Bytes) -> Vec<Piece> {
             let len = data.checked_round_up(DISK_BLOCK).expect("less than an extent");
             let extent = Extent { offset: place.extent.offset + done, len, ..place.extent };
             let file = Arc::clone(&place.file);
-            pieces.push(Piece { place: Place { file, extent, data }, start, direct });
+            pieces.push(IoPiece { place: FileRange { file, extent, data }, start, direct });
             start += data;
             done += data;
         }
@@ -169,24 +168,24 @@ mod tests {
         HostSpan::new(memory, Bytes::new(offset), Bytes::new(len)).unwrap()
     }
 
-    fn place(file: &Arc<DirectFile>, offset: u64, data: u64) -> Place {
+    fn place(file: &Arc<DirectFile>, offset: u64, data: u64) -> FileRange {
         let data = Bytes::new(data);
         let len = data.checked_round_up(DISK_BLOCK).unwrap();
         let backing = crate::extents::BackingId(0);
         let extent = Extent { backing, offset: Bytes::new(offset), len };
-        Place { file: Arc::clone(file), extent, data }
+        FileRange { file: Arc::clone(file), extent, data }
     }
 
     #[test]
-    fn aligned_blocks_move_directly_and_only_what_is_not_is_copied() {
+    fn aligned_blocks_move_directly_and_only_the_rest_is_copied() {
         let dir = tempfile::tempdir().unwrap();
         let file = Arc::new(DirectFile::create(&dir.path().join("a")).unwrap());
         let memory = memory(64 << 10);
-        let shape = |spans: &[HostSpan], places: &[Place]| -> Vec<(u64, u64, u64, bool)> {
-            cut(&Spans::new(spans), places, Bytes::kib(16))
+        let shape = |spans: &[HostSpan], places: &[FileRange]| -> Vec<(u64, u64, u64, bool)> {
+            cut(&SpanList::new(spans), places, Bytes::kib(16))
                 .iter()
                 .map(|piece| {
-                    let Place { extent, data, .. } = &piece.place;
+                    let FileRange { extent, data, .. } = &piece.place;
                     (
                         extent.offset.count() >> 10,
                         extent.len.count() >> 10,
@@ -196,7 +195,7 @@ mod tests {
                 })
                 .collect()
         };
-        // Pieces end where the memory, the extent, or the most that is moved at once ends.
+        // Pieces end where the memory, the extent, or the largest request ends.
         let whole = [span(&memory, 0, 24 << 10), span(&memory, 32 << 10, 8 << 10)];
         assert_eq!(
             shape(&whole, &[place(&file, 0, 28 << 10), place(&file, 64 << 10, 4 << 10)]),
@@ -207,10 +206,10 @@ mod tests {
                 (64, 4, 4 << 10, true),
             ]
         );
-        // The last bytes of an odd length go through a block of their own.
+        // The tail of an odd length goes through a bounce block.
         let odd = [span(&memory, 0, 5000)];
         assert_eq!(shape(&odd, &[place(&file, 0, 5000)]), [(0, 4, 4096, true), (4, 4, 904, false)]);
-        // Memory that begins anywhere is copied in pieces.
+        // Unaligned memory is copied in pieces.
         let unaligned = [span(&memory, 7, 20 << 10)];
         assert_eq!(
             shape(&unaligned, &[place(&file, 0, 20 << 10)]),
@@ -220,14 +219,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gathered_from_many_spans_is_scattered_to_others() {
+    fn bytes_gathered_from_many_spans_are_scattered_to_others() {
         let from = memory(16 << 10);
         let bytes: Vec<u8> = (0..16 << 10).map(|i| (i % 253) as u8).collect();
         from.write(Bytes::ZERO, &bytes).unwrap();
         let parts = [span(&from, 3, 100), span(&from, 9000, 5000), span(&from, 1, 0)];
-        let gathered = Spans::new(&parts).gather(Bytes::new(50), Bytes::new(5000)).unwrap();
+        let gathered = SpanList::new(&parts).gather(Bytes::new(50), Bytes::new(5000)).unwrap();
         let to = memory(16 << 10);
-        let other = Spans::new(&[span(&to, 5, 4999), span(&to, 8192, 1)]);
+        let other = SpanList::new(&[span(&to, 5, 4999), span(&to, 8192, 1)]);
         other.scatter(Bytes::ZERO, Bytes::new(5000), &gathered);
         let mut back = vec![0; 16 << 10];
         to.read(Bytes::ZERO, &mut back).unwrap();

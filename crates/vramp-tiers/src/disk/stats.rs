@@ -1,50 +1,71 @@
-//! What a store has done.
+//! Statistics of a store.
 
 use crate::extents::ExtentCensus;
 use vramp_core::Bytes;
 use vramp_host::DiskErrorKind;
 
-use super::{CompressionStats, DiskTierError};
+use super::DiskTierError;
 
 /// Transfers in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TransferStats {
     /// Transfers that moved all their bytes.
     pub transfers: u64,
-    /// Their bytes on the disk, not rounded.
+    /// Bytes that these moved to or from the disk, before rounding to blocks.
     pub bytes: Bytes,
-    /// Their times from begin to end, added up. Several at the same time count each.
+    /// Sum of their times from begin to end. Transfers that overlap count each.
     pub total_ns: u64,
     /// Transfers that failed or were cancelled.
     pub failed: u64,
 }
 
-/// What a store has done since it was opened, and what it holds now.
+/// Activity of a store since it was opened, and its present contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskStats {
-    /// Which engine moves the bytes.
+    /// Name of the I/O engine.
     pub engine: &'static str,
-    /// False if the filesystem has transfers go through the page cache.
+    /// True with direct I/O. False if the filesystem goes through the page cache.
     pub direct: bool,
-    /// What was written.
+    /// Writes.
     pub writes: TransferStats,
-    /// What was read.
+    /// Reads.
     pub reads: TransferStats,
-    /// Pieces that went elsewhere for the disk could not write their first place.
+    /// Pieces written elsewhere because the disk could not write their first place.
     pub relocated_pieces: u64,
-    /// Failures of the disk's medium.
+    /// Media errors that the disk reported.
     pub media_errors: u64,
-    /// Writes that found no blocks.
+    /// Writes that failed because the disk or quota was full.
     pub full_errors: u64,
-    /// ExtentAllocator that were read back changed.
+    /// Extents that failed verification when read.
     pub corrupt_extents: u64,
-    /// What compression saved, and took.
+    /// Savings and cost of compression.
     pub compression: CompressionStats,
-    /// The segments and what they hold.
+    /// Files and their extents, added up.
     pub extents: ExtentCensus,
 }
 
-/// What is counted as it happens.
+/// Savings and cost of compression in one store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CompressionStats {
+    /// Writes with at least one compressed frame.
+    pub writes: u64,
+    /// Bytes of those writes before compression.
+    pub bytes: Bytes,
+    /// Bytes of those writes on the disk, in whole blocks.
+    pub on_disk: Bytes,
+    /// Writes left uncompressed because the sample saved too little.
+    pub saved_too_little: u64,
+    /// Writes left uncompressed because the disk was faster than compressing.
+    pub disk_faster: u64,
+    /// Nanoseconds of compressing, samples included, over all threads.
+    pub compressing_ns: u64,
+    /// Bytes that decompression produced.
+    pub decompressed: Bytes,
+    /// Nanoseconds of decompressing, over all threads.
+    pub decompressing_ns: u64,
+}
+
+/// Event counters of a store.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counters {
     pub writes: TransferStats,

@@ -1,4 +1,4 @@
-//! A directory that keeps bytes.
+//! The store: opening it, and starting writes and reads.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::Path;
@@ -11,13 +11,14 @@ use vramp_host::{
     BlockIo, DISK_BLOCK, Direction, HostSpan, IoUnavailable, OsCode, ThreadPool, open_io,
 };
 
-use super::compress::{Compressing, Decompressing, THREADS_MOST};
+use super::compress::{CompressedRead, CompressedWrite};
 use super::config::DiskConfig;
+use super::core::growth::worker_threads;
 use super::error::DiskTierError;
-use super::flight::Flight;
 use super::header::OwnerId;
-use super::shelf::{Shelf, StoredBytes};
-use super::spans::{Place, Spans, cut};
+use super::raw::RawTransfer;
+use super::shared::{Shared, StoredBytes};
+use super::spans::{FileRange, SpanList, cut};
 use super::stats::DiskStats;
 use super::sweep::{SweepReport, sweep};
 use super::transfer::DiskTransfer;
@@ -26,35 +27,32 @@ use crate::ledger::shell::reservation::Reservation;
 use crate::ledger::shell::space::MemorySpace;
 use crate::ledger::shell::tracked::LimitRule;
 
-/// Threads that take sums: one of them keeps up with some GiB a second.
-const WORKERS_MOST: usize = 4;
-
-/// Who pays for what is written.
+/// What pays for the bytes of a write.
 #[derive(Clone, Copy)]
 pub enum ChargeTo<'a> {
-    /// The space itself, up to its capacity.
+    /// The store's space, up to its capacity.
     Space,
-    /// A reservation in the store's space. The rule decides about what exceeds it.
+    /// A reservation in the store's space. The rule decides about bytes that exceed it.
     Reservation(&'a Reservation, &'a dyn LimitRule),
 }
 
-/// Files in one directory that keep bytes for this process alone. All of them go with it.
+/// Files in one directory that store bytes for this process. No file outlives the process.
 ///
-/// Calls may come from any thread. Transfers share an engine, and its depth.
+/// The store is `Sync`. Its transfers share one I/O engine and its depth.
 pub struct DiskStore {
-    shelf: Arc<Shelf>,
+    shared: Arc<Shared>,
     swept: SweepReport,
     fell_back: Option<IoUnavailable>,
     direct: bool,
 }
 
 impl DiskStore {
-    /// A store in `dir` whose bytes are charged to `space`. Looks at every file of the directory,
-    /// and removes those that killed stores left. Preallocates nothing yet.
+    /// Opens a store in `dir` whose bytes are charged to `space`. Removes the files in `dir` that
+    /// killed processes left; see [`swept`](DiskStore::swept). Preallocates nothing. O(files).
     ///
     /// # Errors
-    /// The options make no sense, the directory is none or cannot be written, or the kernel does
-    /// not offer the engine that was chosen.
+    /// The options are invalid, the directory cannot be read or written, or the kernel does not
+    /// offer the chosen engine.
     pub fn open(
         dir: impl AsRef<Path>,
         config: DiskConfig,
@@ -67,8 +65,8 @@ impl DiskStore {
         Ok(store)
     }
 
-    /// The same with an engine that others may use too; `config.io` and `config.depth` are not
-    /// looked at.
+    /// Opens a store that uses `io`, which other stores may share. `config.io` and `config.depth`
+    /// are ignored.
     ///
     /// # Errors
     /// As [`open`](DiskStore::open).
@@ -88,59 +86,57 @@ impl DiskStore {
             code: OsCode::of(error),
         };
         let swept = sweep(dir).map_err(|error| no_directory(&error))?;
-        // Not what the current directory will be by then.
+        // The current directory may change later.
         let dir = std::path::absolute(dir).map_err(|error| no_directory(&error))?;
         let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
-        let count = match config.compression {
-            None => (cores / 4).clamp(1, WORKERS_MOST),
-            Some(_) => (cores / 2).clamp(1, THREADS_MOST),
-        };
+        let count = worker_threads(cores, config.compression.is_some());
         let workers = ThreadPool::new("vramp-sums", count);
         let workers = workers
             .map_err(|error| IoUnavailable { engine: "threads", code: OsCode::of(&error) })?;
         let nonce = RandomState::new().build_hasher().finish();
         let owner = OwnerId { pid: std::process::id(), nonce };
-        let shelf = Shelf::new(dir, config, space.clone(), io, workers, owner);
-        // A first file, gone at once, tells what the directory is good for.
-        let direct = shelf.make_file(Bytes::ZERO)?.is_direct();
-        Ok(DiskStore { shelf: Arc::new(shelf), swept, fell_back: None, direct })
+        let shared = Shared::new(dir, config, space.clone(), io, workers, owner);
+        // An empty file, dropped at once, shows whether the directory supports direct I/O.
+        let direct = shared.make_file(Bytes::ZERO)?.is_direct();
+        Ok(DiskStore { shared: Arc::new(shared), swept, fell_back: None, direct })
     }
 
-    /// Starts to write the bytes of `spans`, one after the other, as one.
+    /// Starts to write the bytes of `spans`, concatenated.
     ///
     /// # Errors
-    /// Nobody pays, or there are no blocks for them. Nothing is charged or kept. With compression,
-    /// waiting tells whether there are blocks: how many it takes, workers find out.
+    /// The charge or the extents are refused. Nothing stays charged or allocated. With compression,
+    /// extents are allocated later, so [`DiskTransfer::wait`] returns that error.
     pub fn begin_write(
         &self,
         spans: &[HostSpan],
-        paid: ChargeTo<'_>,
+        payer: ChargeTo<'_>,
     ) -> Result<DiskTransfer<StoredBytes>, DiskTierError> {
-        let spans = Spans::new(spans);
-        let charge = self.charge(spans.len(), paid)?;
-        if let Some(compressor) = &self.shelf.compressor
+        let spans = SpanList::new(spans);
+        let charge = self.charge(spans.len(), payer)?;
+        if let Some(compressor) = &self.shared.compressor
             && spans.len() > DISK_BLOCK
         {
-            return Ok(DiskTransfer::new(Compressing::begin(
-                &self.shelf,
+            return Ok(DiskTransfer::new(CompressedWrite::begin(
+                &self.shared,
                 compressor,
                 spans,
                 charge,
             )));
         }
-        let holding = Arc::new(self.shelf.hold(spans.len(), charge)?);
-        let places = self.shelf.places(&holding, spans.len());
-        let pieces = cut(&spans, &places, self.shelf.config.piece);
-        let summed = self.shelf.verifies();
-        let flight = Flight::begin(holding, Direction::Write, spans, Vec::new(), pieces, summed);
-        Ok(DiskTransfer::new(flight))
+        let allocation = Arc::new(self.shared.allocate(spans.len(), charge)?);
+        let places = self.shared.places(&allocation, spans.len());
+        let pieces = cut(&spans, &places, self.shared.config.piece);
+        let summed = self.shared.verifies();
+        let raw =
+            RawTransfer::begin(allocation, Direction::Write, spans, Vec::new(), pieces, summed);
+        Ok(DiskTransfer::new(raw))
     }
 
-    fn charge(&self, len: Bytes, paid: ChargeTo<'_>) -> Result<Charge, DiskTierError> {
-        // Memory holds less than the last whole block that 64 bits can count.
+    fn charge(&self, len: Bytes, payer: ChargeTo<'_>) -> Result<Charge, DiskTierError> {
+        // Saturates beyond the last block that 64 bits can count; no memory is that large.
         let bytes = len.checked_round_up(DISK_BLOCK).unwrap_or(len);
-        let space = &self.shelf.space;
-        Ok(match paid {
+        let space = &self.shared.space;
+        Ok(match payer {
             ChargeTo::Space => space.charge(bytes)?,
             ChargeTo::Reservation(reservation, rule) => {
                 let same = Arc::ptr_eq(reservation.shared(), &space.shared);
@@ -153,47 +149,48 @@ impl DiskStore {
         })
     }
 
-    /// Starts to read what is stored into the bytes of `spans`, one after the other.
+    /// Starts to read stored bytes into `spans`, concatenated.
     ///
     /// # Errors
-    /// The memory is shorter or longer, or another store keeps the bytes.
+    /// The memory has another length, or another store wrote the bytes.
     pub fn begin_read(
         &self,
         stored: &StoredBytes,
         spans: &[HostSpan],
     ) -> Result<DiskTransfer<()>, DiskTierError> {
-        if !Arc::ptr_eq(&stored.holding.shelf, &self.shelf) {
+        if !Arc::ptr_eq(&stored.allocation.shared, &self.shared) {
             return Err(DiskTierError::OtherStore);
         }
-        let spans = Spans::new(spans);
+        let spans = SpanList::new(spans);
         if spans.len() != stored.len() {
             return Err(DiskTierError::Length { stored: stored.len(), given: spans.len() });
         }
-        if let (Some(frames), Some(compressor)) = (&stored.frames, &self.shelf.compressor) {
-            let read = Decompressing::begin(stored, frames, spans, compressor)?;
+        if let (Some(frames), Some(compressor)) = (&stored.frames, &self.shared.compressor) {
+            let read = CompressedRead::begin(stored, frames, spans, compressor)?;
             return Ok(DiskTransfer::new(read));
         }
-        let places: Vec<Place> = stored.extents.iter().map(|extent| extent.place.clone()).collect();
-        let pieces = cut(&spans, &places, self.shelf.config.piece);
-        let (holding, expected) = (Arc::clone(&stored.holding), stored.extents.clone());
-        let summed = self.shelf.verifies();
-        let flight = Flight::begin(holding, Direction::Read, spans, expected, pieces, summed);
-        Ok(DiskTransfer::new(flight))
+        let places: Vec<FileRange> =
+            stored.extents.iter().map(|extent| extent.place.clone()).collect();
+        let pieces = cut(&spans, &places, self.shared.config.piece);
+        let (allocation, expected) = (Arc::clone(&stored.allocation), stored.extents.clone());
+        let summed = self.shared.verifies();
+        let raw = RawTransfer::begin(allocation, Direction::Read, spans, expected, pieces, summed);
+        Ok(DiskTransfer::new(raw))
     }
 
-    /// Writes and waits.
+    /// Writes, and waits until all bytes are written.
     ///
     /// # Errors
     /// As [`begin_write`](DiskStore::begin_write) and [`DiskTransfer::wait`].
     pub fn write(
         &self,
         spans: &[HostSpan],
-        paid: ChargeTo<'_>,
+        payer: ChargeTo<'_>,
     ) -> Result<StoredBytes, DiskTierError> {
-        self.begin_write(spans, paid)?.wait()
+        self.begin_write(spans, payer)?.wait()
     }
 
-    /// Reads and waits.
+    /// Reads, and waits until all bytes are read and verified.
     ///
     /// # Errors
     /// As [`begin_read`](DiskStore::begin_read) and [`DiskTransfer::wait`].
@@ -201,41 +198,41 @@ impl DiskStore {
         self.begin_read(stored, spans)?.wait()
     }
 
-    /// Removes the files that hold nothing, and returns what the disk got back. Memory that was kept
-    /// to compress goes, too.
+    /// Removes files without used extents and frees buffers kept for compression. Returns the bytes
+    /// freed on the disk.
     pub fn trim(&self) -> Bytes {
-        if let Some(compressor) = &self.shelf.compressor {
+        if let Some(compressor) = &self.shared.compressor {
             compressor.trim();
         }
-        self.shelf.trim()
+        self.shared.trim()
     }
 
-    /// Where the files are.
+    /// Returns the directory of the files.
     pub fn dir(&self) -> &Path {
-        &self.shelf.dir
+        &self.shared.dir
     }
 
-    /// What pays.
+    /// Returns the space that is charged.
     pub fn space(&self) -> &MemorySpace {
-        &self.shelf.space
+        &self.shared.space
     }
 
-    /// What opening it found of other stores.
+    /// Returns what the sweep found when the store was opened.
     pub fn swept(&self) -> SweepReport {
         self.swept
     }
 
-    /// Why the engine is not io_uring, where [`Auto`](vramp_host::IoChoice::Auto) would have it.
+    /// Returns why [`Auto`](vramp_host::IoChoice::Auto) did not choose io_uring.
     pub fn fell_back(&self) -> Option<&IoUnavailable> {
         self.fell_back.as_ref()
     }
 
-    /// What it has done, and holds. O(extents).
+    /// Returns statistics. O(extents).
     pub fn stats(&self) -> DiskStats {
-        let state = self.shelf.state();
+        let state = self.shared.state();
         let counters = &state.counters;
         DiskStats {
-            engine: self.shelf.io.name(),
+            engine: self.shared.io.name(),
             direct: self.direct,
             writes: counters.writes,
             reads: counters.reads,
@@ -243,30 +240,30 @@ impl DiskStore {
             media_errors: counters.media_errors,
             full_errors: counters.full_errors,
             corrupt_extents: counters.corrupt_extents,
-            compression: self.shelf.compressor.as_ref().map(|own| own.stats()).unwrap_or_default(),
+            compression: self.shared.compressor.as_ref().map(|own| own.stats()).unwrap_or_default(),
             extents: state.extents.census(),
         }
     }
 
-    /// Compares the store's books with its extents, its files and its space. O(n log n).
+    /// Checks that allocations agree with extents, files and space. O(n log n).
     ///
     /// # Errors
-    /// The first that does not agree, in words.
+    /// Describes the first disagreement.
     pub fn audit(&self) -> Result<(), String> {
-        self.shelf.audit()
+        self.shared.audit()
     }
 }
 
 impl Drop for DiskStore {
     fn drop(&mut self) {
-        // Transfers under way go on in files without a name.
-        self.shelf.unlink();
+        // Transfers in flight continue in unlinked files.
+        self.shared.unlink();
     }
 }
 
 impl std::fmt::Debug for DiskStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let used = self.shelf.state().extents.used();
-        write!(f, "{used} in {} by {}", self.shelf.dir.display(), self.shelf.io.name())
+        let used = self.shared.state().extents.used();
+        write!(f, "{used} stored in {} by {}", self.shared.dir.display(), self.shared.io.name())
     }
 }

@@ -1,4 +1,4 @@
-//! What killed processes left in a directory.
+//! Removes files that killed processes left in a directory.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
@@ -10,63 +10,64 @@ use vramp_host::DISK_BLOCK;
 
 use super::header::{Header, OwnerId, owner_of};
 
-/// What a sweep met.
+/// What a sweep found in a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SweepReport {
-    /// Files of dead processes, now removed.
+    /// Files of dead processes. They were removed.
     pub removed: u64,
-    /// The lengths of those.
+    /// Length of the removed files.
     pub bytes: Bytes,
-    /// Files of stores that live.
+    /// Files of living stores. They stay.
     pub in_use: u64,
-    /// Files with a name like ours that are not ours, or that could not be looked at. They stay.
+    /// Files named like those of a store that have another owner in their header, or cannot be
+    /// read. They stay.
     pub foreign: u64,
 }
 
-/// How long files of processes that are gone are waited for: the kernel lets go of a file only
-/// when the transfers that were under way in it have ended.
-const LETTING_GO: Duration = Duration::from_millis(250);
+/// Longest wait for files of processes that have ended. The kernel unlocks a file only after the
+/// transfers in flight on it.
+const UNLOCK_WAIT: Duration = Duration::from_millis(250);
 
-/// Removes what dead processes left. A file goes only if its name is one of ours, nobody holds its
-/// lock, and its first block is that of the owner in its name, or was never written.
+/// Removes files of dead processes: those with a name of this format, without a lock, and with a
+/// first block that names the same owner or was never written.
 pub(super) fn sweep(dir: &Path) -> std::io::Result<SweepReport> {
     let mut swept = SweepReport::default();
-    let mut held = Vec::new();
+    let mut locked = Vec::new();
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
         let name = entry.file_name();
         let Some(owner) = name.to_str().and_then(owner_of) else { continue };
-        // A pipe of that name would block whoever opens it.
+        // Opening a named pipe would block.
         match entry.file_type().is_ok_and(|kind| kind.is_file()) {
-            true if swept.meet(&entry.path(), owner) => held.push((entry.path(), owner)),
+            true if swept.complete(&entry.path(), owner) => locked.push((entry.path(), owner)),
             true => {}
             false => swept.foreign += 1,
         }
     }
-    // Seen from another container a living process may seem gone: its lock decides all the same.
-    held.retain(|(_, owner)| is_gone(owner.pid));
+    // A process of another container may look dead here. Its lock still decides.
+    locked.retain(|(_, owner)| is_gone(owner.pid));
     let begun = Instant::now();
-    while !held.is_empty() && begun.elapsed() < LETTING_GO {
+    while !locked.is_empty() && begun.elapsed() < UNLOCK_WAIT {
         std::thread::sleep(Duration::from_millis(2));
-        held.retain(|(path, owner)| {
+        locked.retain(|(path, owner)| {
             swept.in_use -= 1;
-            swept.meet(path, *owner)
+            swept.complete(path, *owner)
         });
     }
     Ok(swept)
 }
 
-/// Nothing is decided by it but whether to wait a little.
+/// Only decides whether to wait for a lock.
 fn is_gone(pid: u32) -> bool {
     !Path::new("/proc").join(pid.to_string()).exists()
 }
 
 impl SweepReport {
-    /// Removes the file if it is abandoned. True if it is locked.
-    fn meet(&mut self, path: &Path, owner: OwnerId) -> bool {
+    /// Removes the file if it is abandoned. Returns true if it is locked.
+    fn complete(&mut self, path: &Path, owner: OwnerId) -> bool {
         let file = match OpenOptions::new().read(true).open(path) {
             Ok(file) => file,
-            // Its owner ended properly just now.
+            // Its store was dropped meanwhile.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return false,
             Err(_) => {
                 self.foreign += 1;
@@ -94,7 +95,7 @@ enum Abandoned {
     NotOurs,
 }
 
-/// The lock that this takes is held until `file` is dropped.
+/// The lock taken here is held until `file` is dropped.
 fn abandoned(mut file: &File, owner: OwnerId) -> std::io::Result<Abandoned> {
     match file.try_lock() {
         Ok(()) => {}

@@ -1,137 +1,137 @@
-//! One write or read under way, for whoever began it.
+//! Handles of writes and reads in flight.
 
 use std::sync::Arc;
 
 use vramp_core::Bytes;
 use vramp_host::Direction;
 
-use super::compress::{Compressing, Decompressing};
+use super::compress::{CompressedRead, CompressedWrite};
 use super::error::DiskTierError;
-use super::flight::Flight;
-use super::shelf::StoredBytes;
+use super::raw::RawTransfer;
+use super::shared::StoredBytes;
 
-/// A write or a read that has begun. Wait for it; dropping it cancels what has not begun and
-/// waits for what has. The memory must not change until a write is done, and is not to be read
-/// until a read is.
-#[must_use = "a transfer is cancelled when this is dropped"]
+/// A write or read in flight. The memory must not change until a write has ended, and has no
+/// defined contents until a read has ended.
+///
+/// Dropping this cancels the pieces that have not begun, and waits for the others.
+#[must_use = "dropping this cancels the transfer"]
 pub struct DiskTransfer<T> {
-    course: Box<dyn CourseTo<T> + Send + Sync>,
+    running: Box<dyn TransferOf<T> + Send + Sync>,
 }
 
-/// What is under way.
-pub(super) trait Course {
+/// A transfer of any kind.
+pub(super) trait RunningTransfer {
     fn direction(&self) -> Direction;
-    /// How many bytes of memory it is about.
+    /// Returns the bytes of memory to transfer.
     fn len(&self) -> Bytes;
-    /// How many bytes went to or came from the disk.
+    /// Returns the bytes transferred to or from the disk so far.
     fn moved(&self) -> Bytes;
-    fn is_over(&self) -> bool;
+    fn has_ended(&self) -> bool;
     fn cancel(&self);
-    /// Waits until it is over, and lets go of what it held.
-    fn let_go(&self);
+    /// Waits until the transfer has ended, then frees what it holds.
+    fn release(&self);
 }
 
-/// The same, and what it comes to.
-pub(super) trait CourseTo<T>: Course {
-    /// Asked once.
+/// A transfer that yields a `T`.
+pub(super) trait TransferOf<T>: RunningTransfer {
+    /// Waits for the result. Called once.
     fn wait(&self) -> Result<T, DiskTierError>;
 }
 
 impl<T> DiskTransfer<T> {
-    pub(super) fn new(course: impl CourseTo<T> + Send + Sync + 'static) -> DiskTransfer<T> {
-        DiskTransfer { course: Box::new(course) }
+    pub(super) fn new(running: impl TransferOf<T> + Send + Sync + 'static) -> DiskTransfer<T> {
+        DiskTransfer { running: Box::new(running) }
     }
 
-    /// How many bytes it moves.
+    /// Returns the bytes to transfer.
     pub fn len(&self) -> Bytes {
-        self.course.len()
+        self.running.len()
     }
 
-    /// True for a transfer of no bytes.
+    /// Returns true for zero bytes.
     pub fn is_empty(&self) -> bool {
         self.len().is_zero()
     }
 
-    /// True once waiting takes no time.
+    /// Returns true once [`wait`](DiskTransfer::wait) would not block.
     pub fn is_done(&self) -> bool {
-        self.course.is_over()
+        self.running.has_ended()
     }
 
-    /// Lets no further piece begin. What it ends with is told by waiting: success, if all had
-    /// begun.
+    /// Stops further pieces from beginning. [`wait`](DiskTransfer::wait) succeeds if all had begun.
     pub fn cancel(&self) {
-        self.course.cancel();
+        self.running.cancel();
     }
 }
 
 impl DiskTransfer<StoredBytes> {
-    /// Waits until all is written.
+    /// Waits until all bytes are written.
     ///
     /// # Errors
-    /// The disk failed or is full, or it was cancelled. ExtentAllocator and charge are given back.
+    /// The disk failed or is full, or the write was cancelled. Extents and charge are returned.
     pub fn wait(self) -> Result<StoredBytes, DiskTierError> {
-        self.course.wait()
+        self.running.wait()
     }
 }
 
 impl DiskTransfer<()> {
-    /// Waits until all is read, and compares it with what was written.
+    /// Waits until all bytes are read, and verifies their checksums.
     ///
     /// # Errors
-    /// The disk failed, what was read is not what was written, or it was cancelled. Some of the
-    /// memory may be overwritten; what is stored stays.
+    /// The disk failed, a checksum differs, or the read was cancelled. The memory may be partly
+    /// overwritten. The stored bytes are unchanged.
     pub fn wait(self) -> Result<(), DiskTierError> {
-        self.course.wait()
+        self.running.wait()
     }
 }
 
 impl<T> Drop for DiskTransfer<T> {
     fn drop(&mut self) {
-        self.course.cancel();
-        self.course.let_go();
+        self.running.cancel();
+        self.running.release();
     }
 }
 
 impl<T> std::fmt::Debug for DiskTransfer<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (direction, moved) = (self.course.direction(), self.course.moved());
-        write!(f, "{direction:?} of {}: {moved} moved", self.len())
+        let (direction, moved) = (self.running.direction(), self.running.moved());
+        write!(f, "{direction:?} of {}: {moved} transferred", self.len())
     }
 }
 
-impl Course for Arc<Flight> {
+impl RunningTransfer for Arc<RawTransfer> {
     fn direction(&self) -> Direction {
-        Flight::direction(self)
+        RawTransfer::direction(self)
     }
 
     fn len(&self) -> Bytes {
-        Flight::len(self)
+        RawTransfer::len(self)
     }
 
     fn moved(&self) -> Bytes {
-        Flight::moved(self)
+        RawTransfer::moved(self)
     }
 
-    fn is_over(&self) -> bool {
-        Flight::is_over(self)
+    fn has_ended(&self) -> bool {
+        RawTransfer::has_ended(self)
     }
 
     fn cancel(&self) {
-        Flight::cancel(self);
+        RawTransfer::cancel(self);
     }
 
-    fn let_go(&self) {
-        Flight::let_go(self);
+    fn release(&self) {
+        RawTransfer::release(self);
     }
 }
 
-impl CourseTo<StoredBytes> for Arc<Flight> {
+impl TransferOf<StoredBytes> for Arc<RawTransfer> {
     fn wait(&self) -> Result<StoredBytes, DiskTierError> {
         self.stored()
     }
 }
 
-impl CourseTo<()> for Arc<Flight> {
+impl TransferOf<()> for Arc<RawTransfer> {
     fn wait(&self) -> Result<(), DiskTierError> {
         let verified = self.verified();
         self.count(verified.as_ref().err());
@@ -139,66 +139,66 @@ impl CourseTo<()> for Arc<Flight> {
     }
 }
 
-impl Course for Arc<Compressing> {
+impl RunningTransfer for Arc<CompressedWrite> {
     fn direction(&self) -> Direction {
         Direction::Write
     }
 
     fn len(&self) -> Bytes {
-        Compressing::len(self)
+        CompressedWrite::len(self)
     }
 
     fn moved(&self) -> Bytes {
-        Compressing::moved(self)
+        CompressedWrite::moved(self)
     }
 
-    fn is_over(&self) -> bool {
-        Compressing::is_over(self)
+    fn has_ended(&self) -> bool {
+        CompressedWrite::has_ended(self)
     }
 
     fn cancel(&self) {
-        Compressing::cancel(self);
+        CompressedWrite::cancel(self);
     }
 
-    fn let_go(&self) {
-        Compressing::let_go(self);
+    fn release(&self) {
+        CompressedWrite::release(self);
     }
 }
 
-impl CourseTo<StoredBytes> for Arc<Compressing> {
+impl TransferOf<StoredBytes> for Arc<CompressedWrite> {
     fn wait(&self) -> Result<StoredBytes, DiskTierError> {
-        Compressing::wait(self)
+        CompressedWrite::wait(self)
     }
 }
 
-impl Course for Decompressing {
+impl RunningTransfer for CompressedRead {
     fn direction(&self) -> Direction {
         Direction::Read
     }
 
     fn len(&self) -> Bytes {
-        Decompressing::len(self)
+        CompressedRead::len(self)
     }
 
     fn moved(&self) -> Bytes {
-        Decompressing::moved(self)
+        CompressedRead::moved(self)
     }
 
-    fn is_over(&self) -> bool {
-        Decompressing::is_over(self)
+    fn has_ended(&self) -> bool {
+        CompressedRead::has_ended(self)
     }
 
     fn cancel(&self) {
-        Decompressing::cancel(self);
+        CompressedRead::cancel(self);
     }
 
-    fn let_go(&self) {
+    fn release(&self) {
         self.settle();
     }
 }
 
-impl CourseTo<()> for Decompressing {
+impl TransferOf<()> for CompressedRead {
     fn wait(&self) -> Result<(), DiskTierError> {
-        Decompressing::wait(self)
+        CompressedRead::wait(self)
     }
 }

@@ -1,4 +1,4 @@
-//! Blocks that somebody has.
+//! Allocations of whole blocks.
 
 use std::sync::Arc;
 
@@ -13,18 +13,19 @@ use super::returns::{Returned, Uses};
 use crate::ledger::shell::charge::Charge;
 use crate::sync::lock;
 
-/// A run with its memory.
+/// A run of adjacent blocks, with the memory they lie in.
 #[derive(Clone)]
 pub(super) struct Part {
     pub run: Extent,
     pub memory: Arc<HostMemory>,
 }
 
-/// Whole blocks of the host's memory. Its bytes are numbered through, whatever runs they lie in.
+/// Whole blocks of pinned host memory. Offsets count through all of them, in whatever runs they
+/// lie.
 ///
-/// Dropped, it is no longer charged, and its blocks serve again once the work that was noted by
-/// [`record_stream`](HostAllocation::record_stream) is done.
-#[must_use = "the blocks go back to their pool when this is dropped"]
+/// Dropping this credits the charge. The blocks are reused once the work noted by
+/// [`record_stream`](HostAllocation::record_stream) is complete.
+#[must_use = "the blocks are freed when this is dropped"]
 pub struct HostAllocation {
     shared: Arc<Shared>,
     parts: Vec<Part>,
@@ -38,47 +39,47 @@ impl HostAllocation {
         HostAllocation { shared, parts, charges: vec![charge], uses: Uses::new() }
     }
 
-    /// How much it is: whole blocks.
+    /// Returns the length: whole blocks.
     pub fn len(&self) -> Bytes {
         self.parts.iter().map(|part| part.run.len).sum()
     }
 
-    /// True if it has no blocks.
+    /// Returns true for zero blocks.
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty()
     }
 
-    /// How many blocks it has.
+    /// Returns the number of blocks.
     pub fn blocks(&self) -> usize {
         (self.len().count() / self.shared.config.block.count()) as usize
     }
 
-    /// The length of a block.
+    /// Returns the length of a block.
     pub fn block_size(&self) -> Bytes {
         self.shared.config.block
     }
 
-    /// The bytes of one block, counted from zero. `None` if it has no such block.
+    /// Returns the memory of one block, or `None` if `index` is out of range.
     pub fn block(&self, index: usize) -> Option<HostSpan> {
         let block = self.shared.config.block;
         let offset = block.count().checked_mul(u64::try_from(index).ok()?)?;
         self.spans(Bytes::new(offset), block).ok()?.into_iter().next()
     }
 
-    /// `len` bytes from `offset` on, in as few pieces as they lie in.
+    /// Returns the memory of `len` bytes from `offset`, one span for each run.
     ///
     /// # Errors
-    /// They do not lie inside.
+    /// The range lies outside the allocation.
     pub fn spans(&self, offset: Bytes, len: Bytes) -> Result<Vec<HostSpan>, OutOfBounds> {
         self.cut(offset, len, |part, within, len| {
-            span_of(part).part(within, len).expect("it was cut to lie inside")
+            span_of(part).part(within, len).expect("the range lies in the run")
         })
     }
 
-    /// The same as `device` names it in copies.
+    /// Returns the same range as `device` addresses it in copies.
     ///
     /// # Errors
-    /// They do not lie inside, or the pool is not pinned for the device.
+    /// The range lies outside the allocation, or the pool is not pinned for the device.
     pub fn slices(
         &self,
         device: &Arc<dyn Driver>,
@@ -92,7 +93,7 @@ impl HostAllocation {
         })?)
     }
 
-    /// Calls `piece` with each part of `len` bytes from `offset` on: the run, where in it, how long.
+    /// Calls `piece` for each run of the range, with the offset in the run and the length.
     fn cut<T>(
         &self,
         offset: Bytes,
@@ -115,10 +116,10 @@ impl HostAllocation {
         Ok(pieces)
     }
 
-    /// Copies the bytes from `offset` on into `into`. Work that writes them has to be done.
+    /// Copies bytes from `offset` to `into`. Work that writes them must be complete.
     ///
     /// # Errors
-    /// They do not lie inside.
+    /// The range lies outside the allocation.
     pub fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<(), OutOfBounds> {
         let mut rest = into;
         for span in self.spans(offset, Bytes::new(rest.len() as u64))? {
@@ -129,10 +130,10 @@ impl HostAllocation {
         Ok(())
     }
 
-    /// Replaces the bytes from `offset` on by `bytes`. Work that touches them has to be done.
+    /// Overwrites the bytes from `offset` with `bytes`. Work that uses them must be complete.
     ///
     /// # Errors
-    /// They do not lie inside.
+    /// The range lies outside the allocation.
     pub fn write(&mut self, offset: Bytes, bytes: &[u8]) -> Result<(), OutOfBounds> {
         let mut rest = bytes;
         for span in self.spans(offset, Bytes::new(rest.len() as u64))? {
@@ -143,11 +144,11 @@ impl HostAllocation {
         Ok(())
     }
 
-    /// Notes that the work queued on `stream` by now uses the blocks: once dropped, they serve
-    /// others only when it is done. Two driver calls at most.
+    /// Notes that work queued on `stream` uses the blocks. Once dropped, they are reused only after
+    /// that work. At most two driver calls.
     ///
     /// # Errors
-    /// The pool is not pinned for the device, or its driver refused.
+    /// The pool is not pinned for the device, or a driver call failed.
     pub fn record_stream(
         &mut self,
         device: &Arc<dyn Driver>,
@@ -159,27 +160,27 @@ impl HostAllocation {
         Ok(())
     }
 
-    /// Adds `by` in whole blocks at the end, charged to the space.
+    /// Appends `by` in whole blocks, charged to the space.
     ///
     /// # Errors
-    /// As [`HostPool::allocate`](super::HostPool::allocate). It stays as it is.
+    /// As [`HostPool::allocate`](super::HostPool::allocate). The allocation is unchanged.
     pub fn grow(&mut self, by: Bytes) -> Result<(), HostPoolError> {
         let charge = self.shared.space.charge(self.shared.whole(by))?;
         self.grow_with(charge)
     }
 
-    /// Adds as much as was charged at the end.
+    /// Appends the blocks that `charge` pays for.
     ///
     /// # Errors
-    /// As [`HostPool::allocate_with`](super::HostPool::allocate_with). It stays as it is.
+    /// As [`HostPool::allocate_with`](super::HostPool::allocate_with). The allocation is unchanged.
     pub fn grow_with(&mut self, charge: Charge) -> Result<(), HostPoolError> {
         self.parts.extend(self.shared.take(&charge)?);
         self.charges.push(charge);
         Ok(())
     }
 
-    /// Cuts it to `len` in whole blocks and returns the rest, with what paid for it. `None` if it
-    /// is no longer than that.
+    /// Shortens the allocation to `len` in whole blocks, and returns the rest with its part of the
+    /// charge. `None` if there is no rest.
     pub fn trim(&mut self, len: Bytes) -> Option<HostAllocation> {
         let keep = self.shared.whole(len);
         let mut rest = Some(self.len().saturating_sub(keep)).filter(|rest| !rest.is_zero())?;
@@ -190,7 +191,7 @@ impl HostAllocation {
             uses: Uses::new(),
         };
         while !rest.is_zero() {
-            let part = self.parts.last_mut().expect("what is cut off lies in parts");
+            let part = self.parts.last_mut().expect("the rest lies in runs");
             let len = rest.min(part.run.len);
             part.run.len -= len;
             let run = Extent { offset: part.run.end(), len, ..part.run };
@@ -203,7 +204,7 @@ impl HostAllocation {
         tail.parts.reverse();
         let mut state = lock(&self.shared.state);
         for used in &self.uses {
-            // The same work may use both. If it cannot be noted, neither goes back too early.
+            // The same work may use both. If it cannot be noted for the rest, wait for it now.
             let noted = state.returns.note(
                 &self.shared.devices,
                 &mut tail.uses,
@@ -217,11 +218,11 @@ impl HostAllocation {
         Some(tail)
     }
 
-    /// Takes `bytes` of what was paid, the newest first.
+    /// Splits `bytes` off the charges, the newest first.
     fn cut_charges(&mut self, mut bytes: Bytes) -> Vec<Charge> {
         let mut cut = Vec::new();
         while !bytes.is_zero() {
-            let charge = self.charges.last_mut().expect("blocks are paid for");
+            let charge = self.charges.last_mut().expect("all blocks are charged");
             let now = bytes.min(charge.bytes());
             cut.push(charge.split(now));
             bytes -= now;
@@ -236,14 +237,14 @@ impl HostAllocation {
 impl Drop for HostAllocation {
     fn drop(&mut self) {
         let runs = self.parts.drain(..).map(|part| part.run).collect();
-        self.shared.give(Returned::Runs(runs), std::mem::take(&mut self.uses));
-        // Only now may others charge what they then find free.
+        self.shared.put_back(Returned::Runs(runs), std::mem::take(&mut self.uses));
+        // Credited after the blocks are returned, so that a waiter woken by the credit finds them.
         self.charges.clear();
     }
 }
 
 impl std::fmt::Debug for HostAllocation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} in {} runs of the host's blocks", self.len(), self.parts.len())
+        write!(f, "{} of host blocks in {} runs", self.len(), self.parts.len())
     }
 }

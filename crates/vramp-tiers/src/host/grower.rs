@@ -1,4 +1,4 @@
-//! The thread that pins memory before it is needed.
+//! The thread that pins memory ahead of need.
 
 use std::sync::{Arc, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -7,60 +7,60 @@ use super::pool::{Growth, Shared};
 use crate::sync::{Condvar, Mutex, lock};
 
 #[derive(Default)]
-struct Wish {
+struct Request {
     grow: bool,
     end: bool,
 }
 
-type Bell = Arc<(Mutex<Wish>, Condvar)>;
+type Signal = Arc<(Mutex<Request>, Condvar)>;
 
-/// Begins with the first wish, ends with the pool.
+/// The background thread of a pool. It starts with the first request and ends with the pool.
 pub(super) struct Grower {
-    bell: Bell,
+    signal: Signal,
     pool: Weak<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Grower {
     pub fn new(pool: &Arc<Shared>) -> Grower {
-        Grower { bell: Arc::default(), pool: Arc::downgrade(pool), thread: Mutex::new(None) }
+        Grower { signal: Arc::default(), pool: Arc::downgrade(pool), thread: Mutex::new(None) }
     }
 
-    /// Lets more be pinned if few blocks are left. Nobody waits for it.
+    /// Has the thread pin more if few blocks are free. Never blocks on pinning.
     pub fn wake_if_low(&self, shared: &Shared) {
         if shared.config.spare_blocks == 0 || !shared.is_low() {
             return;
         }
         let mut thread = lock(&self.thread);
         if thread.is_none() {
-            let (bell, pool) = (Arc::clone(&self.bell), Weak::clone(&self.pool));
+            let (signal, pool) = (Arc::clone(&self.signal), Weak::clone(&self.pool));
             let builder = std::thread::Builder::new().name("vramp-host-pool".to_owned());
-            // Without a thread the pool grows when blocks are needed, and those who need them wait.
-            *thread = builder.spawn(move || work(&bell, &pool)).ok();
+            // Without a thread the pool grows on demand, in the thread that allocates.
+            *thread = builder.spawn(move || work(&signal, &pool)).ok();
         }
         drop(thread);
-        let (wish, rung) = &*self.bell;
-        lock(wish).grow = true;
-        rung.notify_one();
+        let (request, changed) = &*self.signal;
+        lock(request).grow = true;
+        changed.notify_one();
     }
 }
 
-fn work(bell: &Bell, pool: &Weak<Shared>) {
-    let (wish, rung) = &**bell;
+fn work(signal: &Signal, pool: &Weak<Shared>) {
+    let (request, changed) = &**signal;
     loop {
-        let mut wished = lock(wish);
-        while !wished.grow && !wished.end {
-            wished = rung.wait(wished).unwrap_or_else(PoisonError::into_inner);
+        let mut requested = lock(request);
+        while !requested.grow && !requested.end {
+            requested = changed.wait(requested).unwrap_or_else(PoisonError::into_inner);
         }
-        if wished.end {
+        if requested.end {
             return;
         }
-        wished.grow = false;
-        drop(wished);
+        requested.grow = false;
+        drop(requested);
         let Some(shared) = pool.upgrade() else { return };
         while shared.is_low() {
-            // Whoever needs blocks meets the same error, and hears of it.
-            if shared.grow(Growth::Ahead).is_err() || lock(wish).end {
+            // A later allocation meets the same error and returns it.
+            if shared.grow(Growth::Ahead).is_err() || lock(request).end {
                 break;
             }
         }
@@ -69,12 +69,12 @@ fn work(bell: &Bell, pool: &Weak<Shared>) {
 
 impl Drop for Grower {
     fn drop(&mut self) {
-        let (wish, rung) = &*self.bell;
-        lock(wish).end = true;
-        rung.notify_one();
+        let (request, changed) = &*self.signal;
+        lock(request).end = true;
+        changed.notify_one();
         let thread = lock(&self.thread).take();
         if let Some(thread) = thread {
-            // It may be the thread itself that drops the last handle.
+            // The thread itself may drop the last handle of the pool.
             if thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join();
             }

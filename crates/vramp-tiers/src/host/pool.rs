@@ -1,4 +1,4 @@
-//! The pools of blocks, and how they grow and shrink.
+//! The pool: its pinned memory, and how it grows and shrinks.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
@@ -11,6 +11,7 @@ use vramp_driver::{HostBuffer, HostSlice};
 use vramp_host::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutOfBounds, PageKind};
 
 use super::allocation::{HostAllocation, Part};
+use super::core::growth::{Held, to_unpin};
 use super::grower::Grower;
 use super::returns::{Free, Return, Returned, Returns, Uses};
 use super::small::{Slabs, SmallHostAllocation};
@@ -19,28 +20,28 @@ use crate::ledger::shell::error::SpaceFull;
 use crate::ledger::shell::space::MemorySpace;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock};
 
-/// Threads that make the kernel give the pages of a new pool.
-const TOUCHING_THREADS: usize = 8;
+/// Threads that touch the pages of newly mapped memory.
+const TOUCH_THREADS: usize = 8;
 
-/// How a pool of the host's blocks is built.
+/// Options of a [`HostPool`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPoolConfig {
-    /// The length of a block: whole pages of 4 KiB, and whole granules of the space.
+    /// Length of a block: whole pages of 4 KiB, and whole granules of the space.
     pub block: Bytes,
-    /// How many blocks are pinned at a time.
+    /// Blocks pinned at a time.
     pub blocks_per_pool: u32,
-    /// How many pools are pinned from the start.
+    /// Number of such groups of blocks pinned by [`HostPool::new`].
     pub initial_pools: u32,
-    /// When fewer blocks are free, more are pinned in the background. Zero for never.
+    /// Least number of free blocks. With fewer, a background thread pins more. Zero for never.
     pub spare_blocks: u32,
-    /// Where the memory lies. `None` for wherever the kernel puts it.
+    /// NUMA node of the memory. `None` leaves the choice to the kernel.
     pub node: Option<NumaNode>,
-    /// Which pages it is made of.
+    /// Kind of pages.
     pub pages: PageKind,
 }
 
 impl Default for HostPoolConfig {
-    /// Pools of 128 blocks of 1 MiB, one at first, a quarter of a pool always spare.
+    /// 128 blocks of 1 MiB at a time, once at first, and at least 32 blocks free.
     fn default() -> HostPoolConfig {
         HostPoolConfig {
             block: Bytes::mib(1),
@@ -53,64 +54,66 @@ impl Default for HostPoolConfig {
     }
 }
 
-/// Why the host gave no blocks. Nothing is charged.
+/// Why blocks could not be allocated. Nothing is charged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostPoolError {
-    /// The budget is used up.
+    /// The space or reservation cannot be charged.
     #[error(transparent)]
     Full(#[from] SpaceFull),
-    /// The kernel gave no memory.
+    /// The kernel has no memory.
     #[error(transparent)]
     NoMemory(#[from] HostMemoryError),
-    /// A device could not pin it.
+    /// A device could not pin the memory.
     #[error("host memory could not be pinned: {0}")]
     Pin(#[from] DriverError),
-    /// The configuration makes no sense.
-    #[error("a pool of host blocks cannot be made: {0}")]
+    /// The configuration is invalid.
+    #[error("invalid host pool configuration: {0}")]
     Config(&'static str),
-    /// The charge is another space's, or not as much as is needed.
-    #[error("{0} do not pay for {1} of this pool: charge its own space, in whole blocks")]
+    /// The charge is to another space, or not for whole blocks.
+    #[error(
+        "a charge of {0} cannot pay for {1} of this pool: charge its own space, in whole blocks"
+    )]
     WrongCharge(String, Bytes),
-    /// The pool is not pinned for this device.
-    #[error("the pool is not pinned for {0}: name all devices when it is made")]
+    /// The pool is not pinned for the device.
+    #[error("the pool is not pinned for {0}: pass all devices to HostPool::new")]
     NotPinnedFor(String),
-    /// A part that is not there.
+    /// The range lies outside the allocation.
     #[error(transparent)]
     Outside(#[from] OutOfBounds),
-    /// What is charged fits, but the blocks are not to be had.
+    /// The charge was accepted, but the blocks cannot be pinned: the space has other users.
     #[error(
-        "{asked} blocks of the host are not free and cannot be made, of {total}: somebody \
-         charges the space without using this pool; give each its own space"
+        "{asked} host blocks are neither free nor can be pinned, of {total}: the space is charged \
+         for other memory too; use one space for each pool"
     )]
     Exhausted {
-        /// How many were asked for.
+        /// Number of blocks requested.
         asked: u64,
-        /// How many there are.
+        /// Number of blocks that the capacity of the space allows.
         total: u64,
     },
 }
 
-/// What a pool did and has.
+/// Blocks and activity of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostPoolStats {
-    /// Blocks that there are.
+    /// Pinned blocks.
     pub blocks: u64,
-    /// Blocks that nobody has.
+    /// Free blocks.
     pub free_blocks: u64,
-    /// Blocks that were returned while work still used them.
+    /// Blocks that were dropped while work on a stream uses them.
     pub pending_blocks: u64,
-    /// Pools that were pinned because somebody waited for blocks.
+    /// Times that memory was pinned while an allocation waited.
     pub pools_on_demand: u64,
-    /// Pools that were pinned before anybody needed them, the first ones included.
+    /// Times that memory was pinned ahead of need, including by [`HostPool::new`].
     pub pools_ahead: u64,
-    /// Pools that were unpinned.
+    /// Times that memory was unpinned.
     pub pools_unpinned: u64,
-    /// Times that blocks were waited for until work was done.
+    /// Times that an allocation waited for work on a stream.
     pub waits_for_work: u64,
 }
 
-/// One pool's memory, and its name at each device.
+/// Blocks pinned together, with their handle on each device.
 pub(super) struct Pinned {
     pub memory: Arc<HostMemory>,
     buffers: Vec<HostBuffer>,
@@ -123,13 +126,13 @@ impl Pinned {
 }
 
 pub(super) struct State {
-    /// Which blocks are free, in one segment a pool.
+    /// Free blocks. Each `Pinned` is a backing.
     pub blocks: ExtentAllocator,
     pub pools: BTreeMap<BackingId, Pinned>,
     pub returns: Returns,
     pub slabs: Slabs,
     growing: bool,
-    /// How many threads wait for the work of a return that they took out.
+    /// Number of threads that wait for the work of a return they took from `returns`.
     waiting_for_work: usize,
     stats: HostPoolStats,
 }
@@ -139,21 +142,21 @@ pub(super) struct Shared {
     pub config: HostPoolConfig,
     pub devices: Vec<Arc<dyn Driver>>,
     pub state: Mutex<State>,
-    /// A pool was added, or could not be; or what was waited for came back.
+    /// Memory was pinned or could not be, or blocks were returned.
     changed: Condvar,
-    /// What the space holds, in whole blocks.
+    /// Capacity of the space, in whole blocks.
     most: Bytes,
 }
 
-/// Why a pool is pinned.
+/// Why memory is pinned.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Growth {
     Needed,
     Ahead,
 }
 
-/// Blocks of the host's memory. Clones are the same pool; it ends with the last clone and the last
-/// allocation, after the work that was noted.
+/// Pinned host memory in blocks. Clones share the pool. Its memory is unpinned with the last clone
+/// and the last allocation, after all noted work.
 #[derive(Clone)]
 pub struct HostPool {
     shared: Arc<Shared>,
@@ -161,10 +164,12 @@ pub struct HostPool {
 }
 
 impl HostPool {
-    /// A pool that is charged to `space` and pinned for `devices`, or for none.
+    /// Creates a pool that is charged to `space` and pinned for `devices`. Without devices the
+    /// memory is pageable.
     ///
     /// # Errors
-    /// The space is no host's, the configuration makes no sense, or there is no memory.
+    /// The space is not of the tier Host, the configuration is invalid, or memory could not be
+    /// pinned.
     pub fn new(
         space: &MemorySpace,
         config: HostPoolConfig,
@@ -173,21 +178,21 @@ impl HostPool {
         let levels = space.levels();
         let bad = HostPoolError::Config;
         if space.id().tier != Tier::Host {
-            return Err(bad("the space is not one of the host"));
+            return Err(bad("the space is not of the tier Host"));
         }
         if config.block.is_zero() || !config.block.is_multiple_of(Bytes::kib(4)) {
-            return Err(bad("a block has to be whole pages of 4 KiB"));
+            return Err(bad("a block must be whole pages of 4 KiB"));
         }
         if !config.block.is_multiple_of(levels.granule) {
-            return Err(bad("a block has to be whole granules of the space"));
+            return Err(bad("a block must be whole granules of the space"));
         }
         if config.blocks_per_pool == 0 {
-            return Err(bad("a pool needs a block at least"));
+            return Err(bad("at least one block must be pinned at a time"));
         }
         let most = levels.capacity.round_down(config.block);
         let first = u64::from(config.initial_pools) * u64::from(config.blocks_per_pool);
         if first > most.count() / config.block.count() {
-            return Err(bad("the first pools exceed the capacity of the space"));
+            return Err(bad("the initial pools exceed the capacity of the space"));
         }
         let state = State {
             blocks: ExtentAllocator::new(config.block),
@@ -214,56 +219,57 @@ impl HostPool {
         Ok(HostPool { shared, grower })
     }
 
-    /// The space that is charged.
+    /// Returns the space that is charged.
     pub fn space(&self) -> &MemorySpace {
         &self.shared.space
     }
 
-    /// The length of a block.
+    /// Returns the length of a block.
     pub fn block(&self) -> Bytes {
         self.shared.config.block
     }
 
-    /// Refuses a device that the pool is not pinned for.
+    /// Returns an error if the pool is not pinned for `device`.
     pub(crate) fn check_device(&self, device: &Arc<dyn Driver>) -> Result<(), HostPoolError> {
         self.shared.device(device).map(|_| ())
     }
 
-    /// `len` of the host's memory in whole blocks, charged to the space. No driver call if blocks
-    /// are free.
+    /// Allocates `len` in whole blocks, charged to the space. No driver call if enough blocks are
+    /// free and no returned block is in use.
     ///
     /// # Errors
-    /// The budget is used up, or more memory could not be pinned.
+    /// The space is full, or more memory could not be pinned.
     pub fn allocate(&self, len: Bytes) -> Result<HostAllocation, HostPoolError> {
         let charge = self.shared.space.charge(self.shared.whole(len))?;
         self.allocate_with(charge)
     }
 
-    /// As much of the host's memory as was charged, to a reservation for example
-    /// ([`Reservation::charge`](crate::Reservation::charge)), in whole blocks.
+    /// Allocates the blocks that `charge` pays for, for example a charge to a reservation
+    /// ([`Reservation::charge`](crate::Reservation::charge)).
     ///
     /// # Errors
-    /// The charge is another space's or no whole number of blocks, or more memory could not be
-    /// pinned. The charge is credited.
+    /// The charge is to another space or not for whole blocks, or more memory could not be pinned.
+    /// The charge is credited.
     pub fn allocate_with(&self, charge: Charge) -> Result<HostAllocation, HostPoolError> {
         let parts = self.shared.take(&charge)?;
         self.grower.wake_if_low(&self.shared);
         Ok(HostAllocation::new(&self.shared, parts, charge))
     }
 
-    /// A piece of 64 KiB or less, cut from a block that is shared with others. The block is charged
-    /// to the space.
+    /// Allocates 1 B to 64 KiB from a block that such allocations share. The block is charged to
+    /// the space.
     ///
     /// # Errors
-    /// As [`allocate`](HostPool::allocate), or `len` is zero or larger.
+    /// As [`allocate`](HostPool::allocate), or `len` is out of range.
     pub fn allocate_small(&self, len: Bytes) -> Result<SmallHostAllocation, HostPoolError> {
         let slab = Slabs::allocate(&self.shared, len)?;
         self.grower.wake_if_low(&self.shared);
         Ok(slab)
     }
 
-    /// Ends blocks of small pieces that nobody uses, and unpins pools that are wholly free until no more than `keep` is held, and returns how much
-    /// was unpinned. Work in progress is not waited for. Two driver calls a pool and device.
+    /// Unpins memory that is wholly free until at most `keep` is pinned, and returns the bytes
+    /// unpinned. Frees shared blocks without small allocations first. Does not wait for work. Two
+    /// driver calls for each device and unpinned memory.
     pub fn shrink(&self, keep: Bytes) -> Bytes {
         let mut unpinned = Vec::new();
         let charges;
@@ -272,64 +278,64 @@ impl HostPool {
             self.shared.sweep(&mut state);
             let State { blocks, pools, slabs, stats, .. } = &mut *state;
             charges = slabs.end_idle(blocks);
-            let idle: Vec<BackingId> = blocks.idle().collect();
-            let mut held: Bytes = pools.values().map(Pinned::len).sum();
-            // The newest first: blocks are taken from the oldest.
-            for pool in idle.into_iter().rev() {
-                let len = pools.get(&pool).map_or(Bytes::ZERO, Pinned::len);
-                if held >= keep + len && blocks.remove(pool).is_ok() {
-                    held -= len;
-                    stats.pools_unpinned += 1;
-                    unpinned.extend(pools.remove(&pool));
-                }
+            let len_of = |pool| pools.get(&pool).map_or(Bytes::ZERO, Pinned::len);
+            let idle: Vec<_> = blocks.idle().map(|pool| (pool, len_of(pool))).collect();
+            let pinned = pools.values().map(Pinned::len).sum();
+            for pool in to_unpin(&idle, pinned, keep) {
+                blocks.remove(pool).expect("an idle backing has no used blocks");
+                stats.pools_unpinned += 1;
+                unpinned.extend(pools.remove(&pool));
             }
         }
         drop(charges);
         unpinned.into_iter().map(|pinned| self.shared.unpin(pinned)).sum()
     }
 
-    /// What the pool did and has.
+    /// Returns statistics. Queries events of returned blocks.
     pub fn stats(&self) -> HostPoolStats {
         let mut state = lock(&self.shared.state);
         self.shared.sweep(&mut state);
         HostPoolStats {
-            blocks: self.shared.count(state.held()),
+            blocks: self.shared.count(state.pinned()),
             free_blocks: self.shared.count(state.blocks.free_bytes()),
             pending_blocks: self.shared.count(state.returns.bytes()),
             ..state.stats
         }
     }
 
-    /// Checks what must always hold.
+    /// Checks every invariant.
     ///
     /// # Errors
-    /// What does not.
+    /// Describes the first invariant that does not hold.
     pub fn audit(&self) -> Result<(), vramp_core::Inconsistency> {
         let state = lock(&self.shared.state);
         let bad = |what| Err(vramp_core::Inconsistency { what });
         if let Err(what) = state.blocks.audit() {
             return bad(what);
         }
-        let (held, listed) = (state.held(), state.blocks.census().capacity);
-        if held > self.shared.most || held != listed {
-            return bad(format!("{held} pinned, {listed} listed, of {}", self.shared.most));
+        let (pinned, listed) = (state.pinned(), state.blocks.census().capacity);
+        if pinned > self.shared.most || pinned != listed {
+            return bad(format!(
+                "{pinned} pinned, {listed} as extents, at most {}",
+                self.shared.most
+            ));
         }
         Ok(())
     }
 }
 
 impl Shared {
-    /// How many blocks that is.
+    /// Returns the number of blocks in `len`.
     fn count(&self, len: Bytes) -> u64 {
         len.count() / self.config.block.count()
     }
 
-    /// `len` in whole blocks. What no number can hold is what no space has.
+    /// Rounds up to whole blocks. Saturates at a length that no space has.
     pub fn whole(&self, len: Bytes) -> Bytes {
         len.checked_round_up(self.config.block).unwrap_or(Bytes::new(u64::MAX))
     }
 
-    /// Takes the blocks that were paid for.
+    /// Allocates the blocks that `charge` pays for.
     pub fn take(&self, charge: &Charge) -> Result<Vec<Part>, HostPoolError> {
         let len = charge.bytes();
         if !charge.is_in(&self.space) || !len.is_multiple_of(self.config.block) {
@@ -347,7 +353,7 @@ impl Shared {
                 self.wait_for_others(state);
                 continue;
             }
-            let full = state.held() >= self.most;
+            let full = state.pinned() >= self.most;
             drop(state);
             let failure = match full {
                 true => HostPoolError::Exhausted {
@@ -365,8 +371,8 @@ impl Shared {
         }
     }
 
-    /// Waits until the work is done that uses the blocks returned first. False if there is nothing
-    /// to wait for and too little is free.
+    /// Waits for the work that uses the blocks returned first. Returns false if no returned block
+    /// is in use and too few are free.
     fn wait_for_work(&self, len: Bytes) -> Result<bool, HostPoolError> {
         let mut state = lock(&self.state);
         if state.blocks.free_bytes() >= len {
@@ -398,37 +404,38 @@ impl Shared {
         }
     }
 
-    /// Waits until another thread added a pool or brought something back, or could not.
+    /// Waits until another thread has pinned memory, returned blocks, or failed to.
     fn wait_for_others(&self, state: MutexGuard<'_, State>) {
         drop(self.changed.wait(state).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Takes back what no work uses any more. True if there was something.
+    /// Frees returned blocks whose work is complete. Returns true if there were any.
     pub fn sweep(&self, state: &mut State) -> bool {
         let State { returns, blocks, slabs, .. } = state;
         returns.sweep(&self.devices, Free { blocks, slabs })
     }
 
-    /// Takes something back, at once or once the work is done.
-    pub fn give(&self, what: Returned, uses: Uses) {
+    /// Returns blocks, at once or after the work that uses them.
+    pub fn put_back(&self, what: Returned, uses: Uses) {
         let mut state = lock(&self.state);
         let State { returns, blocks, slabs, .. } = &mut *state;
         returns.give(&self.devices, Free { blocks, slabs }, Return::new(what, uses));
     }
 
-    /// Pins one pool more, or less where the space holds no whole one. One at a time.
+    /// Pins memory for one more group of blocks, shorter where the capacity ends. Does nothing
+    /// while another thread pins.
     pub fn grow(&self, why: Growth) -> Result<(), HostPoolError> {
         let len = {
             let mut state = lock(&self.state);
-            let pool = self.config.block * u64::from(self.config.blocks_per_pool);
-            let len = pool.min(self.most - state.held());
+            let wanted = self.config.block * u64::from(self.config.blocks_per_pool);
+            let len = self.held(&state).next_len(wanted);
             if state.growing || len.is_zero() {
                 return Ok(());
             }
             state.growing = true;
             len
         };
-        // The lock is free while the kernel and the driver work: that takes milliseconds.
+        // Unlocked while the kernel and the driver work, which takes milliseconds.
         let pinned = self.pin(len);
         let mut state = lock(&self.state);
         state.growing = false;
@@ -444,16 +451,20 @@ impl Shared {
         result
     }
 
-    /// True if few blocks are left and there may be more.
+    /// Returns true if few blocks are free and the capacity allows more.
     pub fn is_low(&self) -> bool {
-        let state = lock(&self.state);
+        let spare = self.config.block * u64::from(self.config.spare_blocks);
+        self.held(&lock(&self.state)).is_low(spare)
+    }
+
+    fn held(&self, state: &State) -> Held {
         let free = state.blocks.free_bytes() + state.returns.bytes();
-        free < self.config.block * u64::from(self.config.spare_blocks) && state.held() < self.most
+        Held { pinned: state.pinned(), free, most: self.most }
     }
 
     fn pin(&self, len: Bytes) -> Result<Pinned, HostPoolError> {
         let memory = HostMemory::new(len, self.config.node, self.config.pages)?;
-        memory.prefault(TOUCHING_THREADS);
+        memory.prefault(TOUCH_THREADS);
         let mut pinned = Pinned { memory, buffers: Vec::new() };
         for device in &self.devices {
             match device.register_host(&pinned.memory) {
@@ -467,7 +478,8 @@ impl Shared {
         Ok(pinned)
     }
 
-    /// Returns how much it was. A device that fails here keeps it pinned, and alive with it.
+    /// Unpins memory and returns its length. If a device fails to, the memory stays pinned and
+    /// mapped.
     fn unpin(&self, pinned: Pinned) -> Bytes {
         for (device, buffer) in self.devices.iter().zip(&pinned.buffers) {
             let _ = device.free_host(*buffer);
@@ -475,17 +487,17 @@ impl Shared {
         pinned.memory.len()
     }
 
-    /// The number of a device among those that the pool is pinned for.
+    /// Returns the index of a device among those that the pool is pinned for.
     pub fn device(&self, driver: &Arc<dyn Driver>) -> Result<usize, HostPoolError> {
         let known = self.devices.iter().position(|device| Arc::ptr_eq(device, driver));
         known.ok_or_else(|| HostPoolError::NotPinnedFor(driver.info().id.clone()))
     }
 
-    /// A part of a pool's memory as a device names it.
+    /// Returns a range of pinned memory as a device addresses it.
     pub fn slice(&self, device: usize, run: Extent) -> HostSlice {
         let state = lock(&self.state);
         let pinned = state.pools.get(&run.backing);
-        let pinned = pinned.expect("a pool with allocated blocks is not unpinned");
+        let pinned = pinned.expect("memory with allocated blocks stays pinned");
         HostSlice { buffer: pinned.buffers[device], offset: run.offset, len: run.len }
     }
 }
@@ -496,31 +508,31 @@ impl State {
         returns.finish(returned, Free { blocks, slabs });
     }
 
-    /// How much is pinned. O(pools).
-    fn held(&self) -> Bytes {
+    /// Returns the pinned bytes. O(groups).
+    fn pinned(&self) -> Bytes {
         self.pools.values().map(Pinned::len).sum()
     }
 
-    /// The runs with their memory.
+    /// Pairs runs with their memory.
     fn parts(&self, runs: ExtentList) -> Vec<Part> {
         let part = |run: Extent| {
-            let pinned = self.pools.get(&run.backing).expect("runs lie in pools that there are");
+            let pinned = self.pools.get(&run.backing).expect("runs lie in pinned memory");
             Part { run, memory: Arc::clone(&pinned.memory) }
         };
         runs.into_iter().map(part).collect()
     }
 }
 
-/// The bytes of a run.
+/// Returns the memory of a run.
 pub(super) fn span_of(part: &Part) -> HostSpan {
     let Extent { offset, len, .. } = part.run;
-    HostSpan::new(&part.memory, offset, len).expect("a run lies in its pool's memory")
+    HostSpan::new(&part.memory, offset, len).expect("a run lies in its memory")
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
         let mut state = lock(&self.state);
-        // Memory that work still uses must not go before it.
+        // Memory must stay until no work uses it.
         while let Some(oldest) = state.returns.take_oldest() {
             let _ = oldest.wait(&self.devices);
             state.finish(oldest);

@@ -1,4 +1,4 @@
-//! Blocks that were returned while work still uses them.
+//! Returned blocks that work on streams still uses.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,41 +9,65 @@ use vramp_alloc::{Driver, DriverError};
 use vramp_core::Bytes;
 use vramp_driver::{Event, Stream};
 
+use super::core::progress::{StreamProgress, last_on_each_stream};
 use super::small::{Piece, Slabs};
 
-/// A stream of a device, and an event behind the work that uses something.
+/// Work on a stream that uses blocks, with an event recorded behind it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Use {
     pub device: usize,
     pub stream: Stream,
     pub event: Event,
-    /// Counts what was noted: of two uses on one stream the one with the lower number ends first.
+    /// Increases with each record. On one stream, work with a lower number completes first.
     number: u64,
 }
 
-/// All work that uses something.
+impl Use {
+    /// Returns the stream, and the place of the work in its order.
+    fn place(&self) -> ((usize, Stream), u64) {
+        ((self.device, self.stream), self.number)
+    }
+
+    fn query(self, devices: &[Arc<dyn Driver>], progress: &mut Progress) -> bool {
+        let (stream, number) = self.place();
+        let complete = is_complete(devices, &self);
+        progress.note(stream, number, complete);
+        complete
+    }
+
+    /// Returns whether the work is complete. Queries the event only if that does not follow from
+    /// earlier queries.
+    fn is_complete(self, devices: &[Arc<dyn Driver>], progress: &mut Progress) -> bool {
+        let (stream, number) = self.place();
+        progress.is_complete(stream, number).unwrap_or_else(|| self.query(devices, progress))
+    }
+}
+
+type Progress = StreamProgress<(usize, Stream)>;
+
+/// All noted work of one allocation.
 pub(super) type Uses = SmallVec<[Use; 2]>;
 
-/// What comes back.
+/// Blocks or a small allocation, to be freed.
 pub(super) enum Returned {
     Runs(ExtentList),
     Piece(Piece),
 }
 
-/// Blocks, and what has to be done before they serve again.
+/// Something to free once its uses are complete.
 pub(super) struct Return {
     what: Returned,
     uses: Uses,
 }
 
-/// Where things go that no work uses any more.
+/// Where blocks are freed to.
 pub(super) struct Free<'a> {
     pub blocks: &'a mut ExtentAllocator,
     pub slabs: &'a mut Slabs,
 }
 
 impl Free<'_> {
-    fn again(&mut self) -> Free<'_> {
+    fn reborrow(&mut self) -> Free<'_> {
         Free { blocks: self.blocks, slabs: self.slabs }
     }
 }
@@ -53,78 +77,22 @@ impl Return {
         Return { what, uses }
     }
 
-    /// Waits for the work.
+    /// Waits for all uses.
     pub fn wait(&self, devices: &[Arc<dyn Driver>]) -> Result<(), DriverError> {
         self.uses.iter().try_for_each(|used| devices[used.device].synchronize_event(used.event))
     }
 }
 
-/// In the order in which they came, with a stock of unused events for each device.
+/// Returns in the order in which they were dropped, and events for reuse.
 #[derive(Default)]
 pub(super) struct Returns {
     waiting: VecDeque<Return>,
-    stock: Vec<(usize, Event)>,
+    spare_events: Vec<(usize, Event)>,
     noted: u64,
 }
 
-/// What was learnt of the streams that uses are on.
-#[derive(Default)]
-struct Learnt {
-    streams: SmallVec<[Known; 4]>,
-}
-
-/// What was learnt of one stream.
-struct Known {
-    on: (usize, Stream),
-    /// The last use on it that waits.
-    last: Use,
-    /// All up to this number are over.
-    over: u64,
-    /// From this number on none is.
-    open: u64,
-}
-
-impl Learnt {
-    /// What to ask first: if the last use of a stream is over, all of them are.
-    fn new(waiting: &VecDeque<Return>) -> Learnt {
-        let mut streams: SmallVec<[Known; 4]> = SmallVec::new();
-        for used in waiting.iter().flat_map(|returned| &returned.uses) {
-            let on = (used.device, used.stream);
-            match streams.iter_mut().find(|known| known.on == on) {
-                Some(known) if known.last.number < used.number => known.last = *used,
-                Some(_) => {}
-                None => streams.push(Known { on, last: *used, over: 0, open: u64::MAX }),
-            }
-        }
-        Learnt { streams }
-    }
-
-    fn ask_the_last(&mut self, devices: &[Arc<dyn Driver>]) {
-        for known in &mut self.streams {
-            match is_over(devices, &known.last) {
-                true => known.over = known.last.number,
-                false => known.open = known.last.number,
-            }
-        }
-    }
-
-    /// True once the work is over. A query where that does not follow from what is known.
-    fn is_over(&mut self, devices: &[Arc<dyn Driver>], used: &Use) -> bool {
-        let on = (used.device, used.stream);
-        let known = self.streams.iter_mut().find(|known| known.on == on);
-        let known = known.expect("every stream was looked at");
-        if used.number > known.over && used.number < known.open {
-            match is_over(devices, used) {
-                true => known.over = used.number,
-                false => known.open = used.number,
-            }
-        }
-        used.number <= known.over
-    }
-}
-
 impl Returns {
-    /// Notes that what is queued on `stream` by now uses something. Two driver calls at most.
+    /// Notes that work queued on `stream` uses something. At most two driver calls.
     pub fn note(
         &mut self,
         devices: &[Arc<dyn Driver>],
@@ -140,65 +108,70 @@ impl Returns {
             known.number = number;
             return Ok(());
         }
-        let at_hand = self.stock.iter().position(|(other, _)| *other == device);
-        let event = match at_hand {
-            Some(at) => self.stock.swap_remove(at).1,
+        let spare = self.spare_events.iter().position(|(other, _)| *other == device);
+        let event = match spare {
+            Some(at) => self.spare_events.swap_remove(at).1,
             None => driver.create_event()?,
         };
         if let Err(error) = driver.record(event, stream) {
-            self.stock.push((device, event));
+            self.spare_events.push((device, event));
             return Err(error);
         }
         uses.push(Use { device, stream, event, number });
         Ok(())
     }
 
-    /// Takes blocks back, at once or once the work is done.
+    /// Frees a return now if its uses are complete, else later.
     pub fn give(&mut self, devices: &[Arc<dyn Driver>], free: Free<'_>, returned: Return) {
-        match returned.uses.iter().all(|used| is_over(devices, used)) {
+        match returned.uses.iter().all(|used| is_complete(devices, used)) {
             true => self.finish(returned, free),
             false => self.waiting.push_back(returned),
         }
     }
 
-    /// Takes back all whose work is done. True if there was something. A query for each stream where
-    /// all is over; one for each use up to the first open one else.
+    /// Frees all returns whose uses are complete. Returns true if there were any. One query for
+    /// each stream if all its uses are complete, else also one for each use up to the first
+    /// incomplete one.
     pub fn sweep(&mut self, devices: &[Arc<dyn Driver>], mut free: Free<'_>) -> bool {
         let waiting = std::mem::take(&mut self.waiting);
         let before = waiting.len();
-        let mut learnt = Learnt::new(&waiting);
-        learnt.ask_the_last(devices);
+        let uses = waiting.iter().flat_map(|returned| &returned.uses).copied();
+        let mut progress = StreamProgress::new();
+        for last in last_on_each_stream(uses, Use::place) {
+            last.query(devices, &mut progress);
+        }
         for returned in waiting {
-            match returned.uses.iter().all(|used| learnt.is_over(devices, used)) {
-                true => self.finish(returned, free.again()),
+            let mut uses = returned.uses.iter();
+            match uses.all(|used| used.is_complete(devices, &mut progress)) {
+                true => self.finish(returned, free.reborrow()),
                 false => self.waiting.push_back(returned),
             }
         }
         self.waiting.len() < before
     }
 
-    /// What came first, to wait for it without the lock.
+    /// Takes the oldest return, so that the caller can wait for it without the lock.
     pub fn take_oldest(&mut self) -> Option<Return> {
         self.waiting.pop_front()
     }
 
-    /// Undoes [`take_oldest`](Returns::take_oldest).
+    /// Reverts [`take_oldest`](Returns::take_oldest).
     pub fn put_back(&mut self, returned: Return) {
         self.waiting.push_front(returned);
     }
 
-    /// Frees the blocks of a return whose work is done.
+    /// Frees a return whose uses are complete.
     pub fn finish(&mut self, returned: Return, free: Free<'_>) {
-        self.stock.extend(returned.uses.iter().map(|used| (used.device, used.event)));
+        self.spare_events.extend(returned.uses.iter().map(|used| (used.device, used.event)));
         match returned.what {
             Returned::Runs(runs) => runs.into_iter().for_each(|run| {
-                free.blocks.free(run).expect("what was allocated is returned once");
+                free.blocks.free(run).expect("allocated blocks are returned once");
             }),
             Returned::Piece(piece) => free.slabs.free(piece),
         }
     }
 
-    /// How much waits for work.
+    /// Returns the bytes that wait for work.
     pub fn bytes(&self) -> Bytes {
         let runs = self.waiting.iter().map(|returned| match &returned.what {
             Returned::Runs(runs) => runs.as_slice(),
@@ -207,17 +180,16 @@ impl Returns {
         runs.flatten().map(|run: &Extent| run.len).sum()
     }
 
-    /// Destroys the events in stock.
+    /// Destroys the events kept for reuse.
     pub fn end(&mut self, devices: &[Arc<dyn Driver>]) {
-        for (device, event) in self.stock.drain(..) {
-            // Nobody is left to tell; the device ends what stays.
+        for (device, event) in self.spare_events.drain(..) {
+            // Dropping cannot report an error. The device destroys the event in the end.
             let _ = devices[device].destroy_event(event);
         }
     }
 }
 
-/// A device that failed does no work any more, but it is asked again: what it left half done must not
-/// be handed out as if it were whole.
-fn is_over(devices: &[Arc<dyn Driver>], used: &Use) -> bool {
+/// An error counts as incomplete: what a failed device left half done must not be reused as whole.
+fn is_complete(devices: &[Arc<dyn Driver>], used: &Use) -> bool {
     devices[used.device].query(used.event).unwrap_or(false)
 }

@@ -1,4 +1,4 @@
-//! Pieces of blocks, for what is much smaller than a block.
+//! Small allocations, carved from shared blocks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use super::returns::{Returned, Uses};
 use crate::ledger::shell::charge::Charge;
 use crate::sync::lock;
 
-/// The lengths of pieces: powers of two from here on.
+/// Least size class. Classes are powers of two.
 const SMALLEST: u64 = 512;
-/// To here.
+/// Largest size class.
 const LARGEST: u64 = 64 << 10;
 
-/// A block that is cut into pieces of one length.
+/// A block divided into pieces of one size class.
 struct Slab {
     part: Part,
     charge: Charge,
@@ -28,7 +28,7 @@ struct Slab {
     pieces: usize,
 }
 
-/// Which piece: the length of the pieces of its slab, the slab's number, and its place.
+/// Identifies a piece: its size class, its slab, and its index in the slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Piece {
     class: u64,
@@ -36,7 +36,7 @@ pub(super) struct Piece {
     index: u32,
 }
 
-/// All slabs: by the length of their pieces, and then by number.
+/// All slabs, by size class and number.
 #[derive(Default)]
 pub(super) struct Slabs {
     slabs: BTreeMap<(u64, u64), Slab>,
@@ -44,7 +44,7 @@ pub(super) struct Slabs {
 }
 
 impl Slabs {
-    /// A piece of `len` or a little more.
+    /// Allocates a piece of the smallest class that holds `len`.
     pub fn allocate(
         shared: &Arc<Shared>,
         len: Bytes,
@@ -52,7 +52,7 @@ impl Slabs {
         let block = shared.config.block.count();
         if len.is_zero() || len.count() > LARGEST.min(block) {
             return Err(HostPoolError::Config(
-                "a small piece is 1 B to 64 KiB, and no more than a block: allocate blocks",
+                "a small allocation is 1 B to 64 KiB, and at most a block: use allocate",
             ));
         }
         let class = len.count().next_power_of_two().max(SMALLEST);
@@ -71,13 +71,13 @@ impl Slabs {
         }
     }
 
-    /// Takes a piece back that no work uses.
+    /// Frees a piece that no work uses.
     pub fn free(&mut self, piece: Piece) {
         let slab = self.slabs.get_mut(&(piece.class, piece.slab));
         slab.expect("a slab outlives its pieces").free.push(piece.index);
     }
 
-    /// Ends the slabs of which nobody has a piece, and returns what paid for them.
+    /// Frees the blocks of slabs without allocated pieces, and returns their charges.
     pub fn end_idle(&mut self, blocks: &mut ExtentAllocator) -> Vec<Charge> {
         let (idle, used) = std::mem::take(&mut self.slabs)
             .into_iter()
@@ -110,10 +110,10 @@ impl Slabs {
     }
 }
 
-/// A small piece of the host's memory, aligned to its length up to 4 KiB.
+/// Up to 64 KiB of pinned host memory, aligned to its size class, at most to 4 KiB.
 ///
-/// Dropped, it serves again; if work was noted, once that is done.
-#[must_use = "the piece goes back to its block when this is dropped"]
+/// Dropping this frees the memory once noted work is complete.
+#[must_use = "the memory is freed when this is dropped"]
 pub struct SmallHostAllocation {
     shared: Arc<Shared>,
     piece: Piece,
@@ -123,28 +123,28 @@ pub struct SmallHostAllocation {
 }
 
 impl SmallHostAllocation {
-    /// How much was asked for.
+    /// Returns the length that was requested.
     pub fn len(&self) -> Bytes {
         self.len
     }
 
-    /// Never: a piece has a length.
+    /// Returns false.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Where in its block it begins.
+    /// Returns the first byte in the block.
     fn offset(&self) -> Bytes {
         Bytes::new(self.piece.class * u64::from(self.piece.index))
     }
 
-    /// Its bytes.
+    /// Returns the memory.
     pub fn span(&self) -> HostSpan {
         let whole = super::pool::span_of(&self.part);
         whole.part(self.offset(), self.len).expect("a piece lies in its block")
     }
 
-    /// The same as `device` names it in copies.
+    /// Returns the memory as `device` addresses it in copies.
     ///
     /// # Errors
     /// The pool is not pinned for the device.
@@ -155,27 +155,27 @@ impl SmallHostAllocation {
         Ok(self.shared.slice(device, run))
     }
 
-    /// Copies the bytes from `offset` on into `into`.
+    /// Copies bytes from `offset` to `into`.
     ///
     /// # Errors
-    /// They do not lie inside.
+    /// The range lies outside the allocation.
     pub fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<(), OutOfBounds> {
         self.span().read(offset, into)
     }
 
-    /// Replaces the bytes from `offset` on by `bytes`.
+    /// Overwrites the bytes from `offset` with `bytes`.
     ///
     /// # Errors
-    /// They do not lie inside.
+    /// The range lies outside the allocation.
     pub fn write(&mut self, offset: Bytes, bytes: &[u8]) -> Result<(), OutOfBounds> {
         self.span().write(offset, bytes)
     }
 
-    /// Notes that the work queued on `stream` by now uses it: once dropped, it serves others only
-    /// when that is done. Two driver calls at most.
+    /// Notes that work queued on `stream` uses the memory. Once dropped, it is reused only after
+    /// that work. At most two driver calls.
     ///
     /// # Errors
-    /// The pool is not pinned for the device, or its driver refused.
+    /// The pool is not pinned for the device, or a driver call failed.
     pub fn record_stream(
         &mut self,
         device: &Arc<dyn Driver>,
@@ -191,12 +191,12 @@ impl SmallHostAllocation {
 impl Drop for SmallHostAllocation {
     fn drop(&mut self) {
         let uses = std::mem::take(&mut self.uses);
-        self.shared.give(Returned::Piece(self.piece), uses);
+        self.shared.put_back(Returned::Piece(self.piece), uses);
     }
 }
 
 impl std::fmt::Debug for SmallHostAllocation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} of a shared block of the host", self.len)
+        write!(f, "{} of a shared host block", self.len)
     }
 }

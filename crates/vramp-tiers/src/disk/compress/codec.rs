@@ -1,4 +1,4 @@
-//! LZ4 blocks, and what it takes to make and read them.
+//! Compresses and decompresses LZ4 blocks.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -9,18 +9,18 @@ use vramp_core::Bytes;
 
 use super::frames::FRAME;
 
-/// Memory for one frame on both sides, used by one thread at a time: compressing takes no other.
+/// Buffers for one frame, used by one thread at a time. Compressing allocates nothing else.
 pub(in crate::disk) struct Codec {
-    /// What is to be compressed, or was decompressed.
+    /// Bytes to compress, or the result of decompressing.
     pub plain: Vec<u8>,
-    /// What was compressed, or is to be decompressed.
+    /// The result of compressing, or bytes to decompress.
     pub compressed: Vec<u8>,
     table: CompressTable,
 }
 
-/// What is not what was compressed.
+/// Why bytes do not decompress.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Garbled(pub String);
+pub(super) struct DecodeError(pub String);
 
 impl Codec {
     pub fn new() -> Codec {
@@ -32,27 +32,27 @@ impl Codec {
         }
     }
 
-    /// Compresses the first `len` bytes of `plain`. `None` if that cannot be done.
+    /// Compresses the first `len` bytes of `plain`. Returns `None` if the library fails.
     pub fn compress(&mut self, len: usize) -> Option<Bytes> {
         let Codec { plain, compressed, table } = self;
-        // Whatever is wrong within the library: the bytes go as they are.
+        // A panic of the library leaves the frame uncompressed.
         let done = catch_unwind(AssertUnwindSafe(|| {
             compress_into_with_table(&plain[..len], compressed, table)
         }));
         done.ok()?.ok().map(|len| Bytes::new(len as u64))
     }
 
-    /// Makes the first `len` bytes of `plain` of the first `compressed` ones.
-    pub fn decompress(&mut self, compressed: usize, len: usize) -> Result<(), Garbled> {
+    /// Decompresses the first `compressed` bytes of `compressed` to `len` bytes of `plain`.
+    pub fn decompress(&mut self, compressed: usize, len: usize) -> Result<(), DecodeError> {
         let Codec { plain, compressed: from, .. } = self;
         let done = catch_unwind(AssertUnwindSafe(|| {
             decompress_into(&from[..compressed], &mut plain[..len])
         }));
         match done {
             Ok(Ok(made)) if made == len => Ok(()),
-            Ok(Ok(made)) => Err(Garbled(format!("they give {made} bytes"))),
-            Ok(Err(error)) => Err(Garbled(error.to_string())),
-            Err(_) => Err(Garbled("the decompressor panicked".into())),
+            Ok(Ok(made)) => Err(DecodeError(format!("they decompress to {made} bytes"))),
+            Ok(Err(error)) => Err(DecodeError(error.to_string())),
+            Err(_) => Err(DecodeError("the decompressor panicked".into())),
         }
     }
 }
@@ -61,7 +61,7 @@ impl Codec {
 mod tests {
     use super::*;
 
-    /// Half of it comes again.
+    /// Fills `plain` with bytes of which every second half word is zero.
     fn words(codec: &mut Codec, len: usize) -> Vec<u8> {
         let mut random = fastrand::Rng::with_seed(len as u64);
         for word in codec.plain[..len].chunks_mut(16) {
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_of_any_length_come_back() {
+    fn frames_of_any_length_decompress_to_the_same_bytes() {
         let mut codec = Codec::new();
         for len in [0, 1, 15, 16, 4096, 65_534, 65_535, 65_536, 300_007, FRAME.count() as usize] {
             let len = len / 16 * 16;

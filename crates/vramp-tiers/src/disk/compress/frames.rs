@@ -1,45 +1,45 @@
-//! What a write is cut into, and what became of each part.
+//! The frames that a write is divided into.
 
 use std::sync::Arc;
 
 use vramp_core::Bytes;
 use vramp_host::{DISK_BLOCK, HostMemory, HostSpan};
 
-use crate::disk::spans::Spans;
+use crate::disk::spans::SpanList;
 
-/// What is compressed at once. More saves little; less lets more threads work on one write, and
-/// loses more to the rounding of its last block.
+/// Length of a frame. Longer frames save little; shorter ones let more threads work on one write,
+/// but lose more to rounding up to blocks.
 pub(super) const FRAME: Bytes = Bytes::kib(512);
 
-/// A part of a write, compressed on its own.
+/// A part of a write that is compressed on its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::disk) struct Frame {
-    /// Where it begins in the write, and in memory for compressed bytes.
+    /// First byte in the write, and in the memory for compressed bytes.
     pub start: Bytes,
-    /// How long it is.
+    /// Length before compression.
     pub len: Bytes,
-    /// How long it is compressed; `None` for one that stays as it is.
+    /// Length after compression. `None` for an uncompressed frame.
     pub compressed: Option<Bytes>,
 }
 
 impl Frame {
-    /// What it takes on the disk. Only the last of a write may be no whole block.
+    /// Returns the bytes on the disk. Only the last frame of a write may be a partial block.
     pub fn on_disk(&self) -> Bytes {
         self.compressed.map_or(self.len, whole_blocks)
     }
 }
 
-/// Rounded up to whole blocks.
+/// Rounds up to whole blocks.
 pub(super) fn whole_blocks(bytes: Bytes) -> Bytes {
     bytes.checked_round_up(DISK_BLOCK).expect("memory holds less than 64 bits count")
 }
 
-/// A write's frames, in order.
+/// The frames of a write, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::disk) struct Frames(Vec<Frame>);
 
 impl Frames {
-    /// Those of `len` bytes, of which none is compressed.
+    /// Divides `len` bytes into uncompressed frames.
     pub fn of(len: Bytes) -> Frames {
         let starts = (0..len.count()).step_by(FRAME.count() as usize).map(Bytes::new);
         let frame = |start| Frame { start, len: FRAME.min(len - start), compressed: None };
@@ -58,7 +58,7 @@ impl Frames {
         self.0.len()
     }
 
-    /// Notes what became of one.
+    /// Records that a frame was compressed.
     pub fn set(&mut self, index: usize, compressed: Bytes) {
         self.0[index].compressed = Some(compressed);
     }
@@ -67,9 +67,9 @@ impl Frames {
         self.0.iter().any(|frame| frame.compressed.is_some())
     }
 
-    /// The bytes of the disk in memory, one frame after the other: compressed ones in `compressed`,
-    /// others in `plain`.
-    pub fn row(&self, plain: &Spans, compressed: &Arc<HostMemory>) -> Spans {
+    /// Concatenates what goes to the disk: compressed frames from `compressed`, others from
+    /// `plain`.
+    pub fn list(&self, plain: &SpanList, compressed: &Arc<HostMemory>) -> SpanList {
         let spans: Vec<HostSpan> = self
             .0
             .iter()
@@ -81,6 +81,6 @@ impl Frames {
                 None => plain.part(frame.start, frame.len),
             })
             .collect();
-        Spans::new(&spans)
+        SpanList::new(&spans)
     }
 }

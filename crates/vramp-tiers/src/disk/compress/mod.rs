@@ -1,27 +1,27 @@
 //! Writes that take fewer bytes on the disk than in memory, where that pays.
 //!
-//! 1. A write is charged for all its bytes. A worker of the store compresses a few
-//!    [samples](sample) of it, and [`decide`](decide::decide) says whether the rest is worth it.
-//! 2. If so, workers compress it [frame](frames::Frame) by frame into memory of the store's own. A
-//!    frame that saves too little stays as it is.
-//! 3. The last of them takes extents for what is left, and the [write](write::Compressing) goes on
-//!    as any other, from that memory. What was charged beyond is credited to whoever waits.
-//! 4. A [read](read::Decompressing) brings the bytes of the disk, compares their sums, and only then
-//!    do workers decompress them to where they belong.
+//! 1. A write is charged for all its bytes. A worker compresses a [sample](sample) of it, and
+//!    [`decide`](crate::disk::core::compression::decide) decides about the rest.
+//! 2. ThreadPool compress the rest [frame](frames::Frame) by frame into memory of the store. A frame
+//!    that saves too little stays uncompressed.
+//! 3. The worker that finishes last allocates extents, and the [write](write::CompressedWrite)
+//!    continues as any other, from that memory. The charge beyond that is credited when the caller
+//!    waits.
+//! 4. A [read](read::CompressedRead) reads the compressed bytes, verifies their checksums, and only
+//!    then has workers decompress them into the caller's memory.
 //!
-//! Sums are of the bytes on the disk, so that nothing that changed there is ever decompressed. What
-//! is compressed is summed up with [`Checksum::Off`](super::Checksum::Off) too: there one bit decides
-//! about many bytes.
+//! Checksums are of the bytes on the disk, so no damaged byte is ever decompressed. Compressed
+//! bytes have checksums with [`Checksum::Off`](super::Checksum::Off) too, because one wrong bit
+//! changes many bytes of the result.
 //!
-//! Deliberately absent: levels and other codecs, dictionaries, and reading a part of a write.
+//! Deliberately absent: levels, other codecs, dictionaries, and reading a part of a write.
 
 mod codec;
-mod decide;
 mod frames;
 mod meter;
+mod object_pool;
 mod read;
 mod sample;
-mod stock;
 mod write;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,58 +30,37 @@ use std::time::Instant;
 use vramp_core::Bytes;
 use vramp_host::HostMemory;
 
-pub use decide::CompressionConfig;
 pub(super) use frames::Frames;
-pub(super) use read::Decompressing;
-pub(super) use write::Compressing;
+pub(super) use read::CompressedRead;
+pub(super) use write::CompressedWrite;
 
+use super::core::compression::{CompressionConfig, Decision};
+use super::core::growth::COMPRESSION_THREADS_MOST;
+use super::core::rates::Throughput;
+use super::stats::CompressionStats;
 use codec::Codec;
-use decide::Decision;
-use meter::{DiskMeter, Tally};
-use stock::Stock;
+use meter::DiskMeter;
+use object_pool::ObjectPool;
 
-/// Threads of a store that compresses. It takes several times as long as sums do.
-pub(super) const THREADS_MOST: usize = 8;
-/// Memory that is kept for the compressed bytes of so many writes or reads.
+/// Most buffers for compressed bytes that stay allocated. Each serves one write or read.
 const MEMORY_KEPT_MOST: usize = 4;
 
-/// What a store did to save bytes on the disk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CompressionStats {
-    /// Writes of which some or all was compressed.
-    pub writes: u64,
-    /// Their bytes.
-    pub bytes: Bytes,
-    /// What they took on the disk, in whole blocks.
-    pub on_disk: Bytes,
-    /// Writes left as they were, for their samples saved too little.
-    pub saved_too_little: u64,
-    /// Writes left as they were, for the disk takes less time than compressing.
-    pub disk_faster: u64,
-    /// Nanoseconds of compressing, samples included, over all threads.
-    pub compressing_ns: u64,
-    /// What was decompressed, as it was before it was compressed.
-    pub decompressed: Bytes,
-    /// Nanoseconds of that, over all threads.
-    pub decompressing_ns: u64,
-}
-
-/// What the writes and reads of a store that compresses have in common.
+/// State shared by all compressed writes and reads of a store.
 pub(super) struct Compressor {
     pub config: CompressionConfig,
-    /// What the disk writes, for whatever reason.
+    /// Throughput of all writes to the disk.
     pub disk: Arc<DiskMeter>,
-    codecs: Arc<Stock<Codec>>,
+    codecs: Arc<ObjectPool<Codec>>,
     /// Memory for compressed bytes.
-    memory: Arc<Stock<Arc<HostMemory>>>,
+    memory: Arc<ObjectPool<Arc<HostMemory>>>,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
     stats: CompressionStats,
-    /// What one thread compresses in a time.
-    tally: Tally,
+    /// Compression by one thread.
+    throughput: Throughput,
 }
 
 impl Compressor {
@@ -89,13 +68,13 @@ impl Compressor {
         Compressor {
             config,
             disk: Arc::default(),
-            codecs: Arc::new(Stock::of_at_most(THREADS_MOST)),
-            memory: Arc::new(Stock::of_at_most(MEMORY_KEPT_MOST)),
+            codecs: Arc::new(ObjectPool::with_capacity(COMPRESSION_THREADS_MOST)),
+            memory: Arc::new(ObjectPool::with_capacity(MEMORY_KEPT_MOST)),
             state: Mutex::default(),
         }
     }
 
-    /// Gives memory up that nothing uses now.
+    /// Frees memory that is not in use.
     pub fn trim(&self) {
         self.codecs.clear();
         self.memory.clear();
@@ -109,14 +88,14 @@ impl Compressor {
         self.state().stats
     }
 
-    /// Bytes that `threads` compress in a second, if any were yet.
+    /// Returns the bytes per second that `threads` compress. `None` before the first measurement.
     fn rate(&self, threads: usize) -> Option<u64> {
-        Some(self.state().tally.rate()?.saturating_mul(threads as u64))
+        Some(self.state().throughput.rate()?.saturating_mul(threads as u64))
     }
 
     fn count_compressing(&self, bytes: Bytes, ns: u64) {
         let state = &mut *self.state();
-        state.tally.add(bytes, ns);
+        state.throughput.add(bytes, ns);
         state.stats.compressing_ns += ns;
     }
 

@@ -1,4 +1,4 @@
-//! A read of which workers decompress what the disk returned.
+//! A read of compressed bytes: the disk first, then workers that decompress.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -6,64 +6,65 @@ use std::time::Instant;
 use vramp_core::Bytes;
 use vramp_host::{Direction, HostMemory};
 
-use super::codec::Garbled;
+use super::codec::DecodeError;
 use super::frames::{Frame, Frames};
-use super::stock::Lent;
+use super::object_pool::Pooled;
 use super::{Compressor, elapsed_ns};
 use crate::disk::DiskTierError;
-use crate::disk::flight::Flight;
-use crate::disk::shelf::StoredBytes;
-use crate::disk::spans::{Place, Spans, cut};
+use crate::disk::raw::RawTransfer;
+use crate::disk::shared::StoredBytes;
+use crate::disk::spans::{FileRange, SpanList, cut};
 
-/// A read under way. It goes on from the disk to the workers when somebody asks or waits.
-pub(in crate::disk) struct Decompressing {
-    flight: Arc<Flight>,
+/// A read in flight. The caller's thread hands the bytes to the workers when it polls or waits.
+pub(in crate::disk) struct CompressedRead {
+    raw: Arc<RawTransfer>,
     frames: Arc<Frames>,
     work: Arc<Work>,
-    /// Kept until no worker reads it.
-    memory: Lent<Arc<HostMemory>>,
+    /// Memory of the compressed bytes, until no worker reads it.
+    memory: Pooled<Arc<HostMemory>>,
 }
 
-/// What workers have in hand.
+/// State shared with the workers.
 struct Work {
     compressor: Arc<Compressor>,
-    target: Spans,
+    target: SpanList,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    /// The disk has returned all, or has failed.
-    landed: bool,
-    /// Frames that are not decompressed.
+    /// The disk part has ended, and its checksums are verified or about to be.
+    disk_done: bool,
+    /// Frames that are not decompressed yet.
     left: usize,
     cancelled: bool,
     failed: Option<DiskTierError>,
 }
 
-impl Decompressing {
-    /// Begins to read `stored`, of which `frames` are compressed, into `target`.
+impl CompressedRead {
+    /// Begins to read `stored` into `target`.
     ///
     /// # Errors
     /// There is no memory for the compressed bytes.
     pub fn begin(
         stored: &StoredBytes,
         frames: &Arc<Frames>,
-        target: Spans,
+        target: SpanList,
         compressor: &Arc<Compressor>,
-    ) -> Result<Decompressing, DiskTierError> {
+    ) -> Result<CompressedRead, DiskTierError> {
         let memory = compressor.memory(stored.len())?;
-        let row = frames.row(&target, &memory);
-        let places: Vec<Place> = stored.extents.iter().map(|extent| extent.place.clone()).collect();
-        let holding = Arc::clone(&stored.holding);
-        let pieces = cut(&row, &places, holding.shelf.config.piece);
+        let list = frames.list(&target, &memory);
+        let places: Vec<FileRange> =
+            stored.extents.iter().map(|extent| extent.place.clone()).collect();
+        let allocation = Arc::clone(&stored.allocation);
+        let pieces = cut(&list, &places, allocation.shared.config.piece);
         let expected = stored.extents.clone();
-        let flight = Flight::begin(holding, Direction::Read, row, expected, pieces, true);
+        let raw = RawTransfer::begin(allocation, Direction::Read, list, expected, pieces, true);
         let (state, changed) = (Mutex::default(), Condvar::new());
         let compressor = Arc::clone(compressor);
         let work = Arc::new(Work { compressor, target, state, changed });
-        Ok(Decompressing { flight, frames: Arc::clone(frames), work, memory })
+        Ok(CompressedRead { raw, frames: Arc::clone(frames), work, memory })
     }
 
     pub fn len(&self) -> Bytes {
@@ -71,51 +72,53 @@ impl Decompressing {
     }
 
     pub fn moved(&self) -> Bytes {
-        self.flight.moved()
+        self.raw.moved()
     }
 
-    /// True once all is decompressed. What has landed is given to the workers.
-    pub fn is_over(&self) -> bool {
-        self.flight.is_over() && {
-            self.land();
+    /// Returns true once all frames are decompressed. Once the disk is done, hands frames to
+    /// workers.
+    pub fn has_ended(&self) -> bool {
+        self.raw.has_ended() && {
+            self.decompress_all();
             self.work.lock().left == 0
         }
     }
 
     pub fn cancel(&self) {
         self.work.lock().cancelled = true;
-        self.flight.cancel();
+        self.raw.cancel();
     }
 
-    /// Waits until all is decompressed.
+    /// Waits until all frames are decompressed.
     pub fn wait(&self) -> Result<(), DiskTierError> {
         self.settle();
         let failed = self.work.lock().failed.take();
-        self.flight.count(failed.as_ref());
+        self.raw.count(failed.as_ref());
         failed.map_or(Ok(()), Err)
     }
 
-    /// Waits until neither the disk nor a worker has anything to do with it.
+    /// Waits until neither the disk nor a worker uses the memory.
     pub fn settle(&self) {
-        self.flight.join();
-        self.land();
+        self.raw.join();
+        self.decompress_all();
         let mut state = self.work.lock();
         while state.left > 0 {
             state = self.work.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// Compares the sums of what the disk returned, and has it decompressed. Once.
-    fn land(&self) {
+    /// Verifies the checksums and hands the compressed frames to workers. Does nothing if called
+    /// again.
+    fn decompress_all(&self) {
         let mut state = self.work.lock();
-        if state.landed {
+        if state.disk_done {
             return;
         }
-        state.landed = true;
-        // Not over before the sums are compared, whoever else asks.
+        state.disk_done = true;
+        // Keeps another thread from seeing the end before the checksums are verified.
         state.left = 1;
         drop(state);
-        let verified = self.flight.verified();
+        let verified = self.raw.verified();
         let mut state = self.work.lock();
         if let Err(error) = verified {
             (state.failed, state.left) = (Some(error), 0);
@@ -126,7 +129,7 @@ impl Decompressing {
             self.frames.iter().filter(|frame| frame.compressed.is_some()).collect();
         state.left = compressed.len();
         drop(state);
-        self.flight.shelf().workers.run(compressed.into_iter().map(|frame| {
+        self.raw.shared().workers.run(compressed.into_iter().map(|frame| {
             let (work, memory) = (Arc::clone(&self.work), Arc::clone(&self.memory));
             move || work.decompress(frame, &memory)
         }));
@@ -165,7 +168,7 @@ impl Work {
         memory.read(start, &mut codec.compressed[..from]).expect("it was read to there");
         codec
             .decompress(from, len.count() as usize)
-            .map_err(|Garbled(why)| DiskTierError::Garbled { len, compressed, why })?;
+            .map_err(|DecodeError(why)| DiskTierError::Undecodable { len, compressed, why })?;
         self.target.write(start, &codec.plain[..len.count() as usize]);
         self.compressor.count_decompressing(len, elapsed_ns(begun));
         Ok(())

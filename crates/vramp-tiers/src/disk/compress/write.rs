@@ -8,23 +8,23 @@ use vramp_core::Bytes;
 use vramp_host::{Direction, HostMemory, HostMemoryError, PageKind};
 
 use super::codec::Codec;
-use super::decide::{Decision, Prospect, Room, Speeds, decide};
 use super::frames::{Frames, whole_blocks};
+use super::object_pool::Pooled;
 use super::sample::sample;
-use super::stock::Lent;
 use super::{Compressor, elapsed_ns};
 use crate::disk::DiskTierError;
-use crate::disk::flight::Flight;
-use crate::disk::shelf::{Holding, Shelf, StoredBytes};
-use crate::disk::spans::{Spans, cut};
+use crate::disk::core::compression::{Decision, Facts, Rates, SpaceLeft, decide};
+use crate::disk::raw::RawTransfer;
+use crate::disk::shared::{DiskAllocation, Shared, StoredBytes};
+use crate::disk::spans::{SpanList, cut};
 use crate::ledger::shell::charge::Charge;
 
-/// A write under way, from its samples to its last byte on the disk. Workers drive it; whoever began
-/// it only waits.
-pub(in crate::disk) struct Compressing {
-    shelf: Arc<Shelf>,
+/// A write in flight, from its sample to its last byte on the disk. ThreadPool drive it; the caller
+/// only waits.
+pub(in crate::disk) struct CompressedWrite {
+    shared: Arc<Shared>,
     compressor: Arc<Compressor>,
-    spans: Spans,
+    spans: SpanList,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -35,52 +35,52 @@ struct State {
 }
 
 enum Stage {
-    /// Workers sample or compress it.
-    Preparing(Preparing),
-    /// A worker makes a flight of it.
-    Between,
-    Flying(Flying),
-    /// Nothing is held but the charge: whoever is told of its end may do anything, so that is for
-    /// whoever waits.
+    /// ThreadPool sample or compress the bytes.
+    Compressing(Compressing),
+    /// A worker starts the transfer to the disk.
+    Starting,
+    Writing(Writing),
+    /// Only the charge is left. The waiting thread drops it, because the credit may run callbacks
+    /// of any length.
     Failed(DiskTierError, Vec<Charge>),
-    /// It was waited for.
-    Over,
+    /// The result was taken.
+    Done,
 }
 
-struct Preparing {
-    /// For all of it, as it is in memory.
+struct Compressing {
+    /// Covers all bytes before compression.
     charge: Charge,
     frames: Frames,
-    memory: Option<Lent<Arc<HostMemory>>>,
-    /// Frames that workers have not looked at.
+    memory: Option<Pooled<Arc<HostMemory>>>,
+    /// Frames that workers have not compressed yet.
     left: usize,
 }
 
-struct Flying {
-    flight: Arc<Flight>,
-    /// What is charged beyond what is written.
+struct Writing {
+    raw: Arc<RawTransfer>,
+    /// Charged bytes beyond those that are written.
     surplus: Charge,
-    /// Where any frame is compressed.
+    /// `Some` if at least one frame is compressed.
     frames: Option<Frames>,
-    _memory: Option<Lent<Arc<HostMemory>>>,
+    _memory: Option<Pooled<Arc<HostMemory>>>,
 }
 
-impl Compressing {
-    /// Has a worker look at the bytes of `spans`, which `charge` pays for as they are.
+impl CompressedWrite {
+    /// Queues the sampling of `spans`. `charge` covers all their bytes.
     pub fn begin(
-        shelf: &Arc<Shelf>,
+        shared: &Arc<Shared>,
         compressor: &Arc<Compressor>,
-        spans: Spans,
+        spans: SpanList,
         charge: Charge,
-    ) -> Arc<Compressing> {
+    ) -> Arc<CompressedWrite> {
         let frames = Frames::of(spans.len());
-        let stage = Stage::Preparing(Preparing { charge, frames, memory: None, left: 0 });
+        let stage = Stage::Compressing(Compressing { charge, frames, memory: None, left: 0 });
         let state = Mutex::new(State { cancelled: false, stage });
-        let (shelf, compressor) = (Arc::clone(shelf), Arc::clone(compressor));
+        let (shared, compressor) = (Arc::clone(shared), Arc::clone(compressor));
         let changed = Condvar::new();
-        let own = Arc::new(Compressing { shelf, compressor, spans, state, changed });
+        let own = Arc::new(CompressedWrite { shared, compressor, spans, state, changed });
         let next = Arc::clone(&own);
-        own.shelf.workers.run([move || next.look()]);
+        own.shared.workers.run([move || next.start()]);
         own
     }
 
@@ -92,35 +92,35 @@ impl Compressing {
         self.spans.len()
     }
 
-    /// How much has reached the disk.
+    /// Returns the bytes that have reached the disk.
     pub fn moved(&self) -> Bytes {
         match &self.lock().stage {
-            Stage::Flying(flying) => flying.flight.moved(),
+            Stage::Writing(writing) => writing.raw.moved(),
             _ => Bytes::ZERO,
         }
     }
 
-    pub fn is_over(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         match &self.lock().stage {
-            Stage::Preparing(_) | Stage::Between => false,
-            Stage::Flying(flying) => flying.flight.is_over(),
-            Stage::Failed(..) | Stage::Over => true,
+            Stage::Compressing(_) | Stage::Starting => false,
+            Stage::Writing(writing) => writing.raw.has_ended(),
+            Stage::Failed(..) | Stage::Done => true,
         }
     }
 
     pub fn cancel(&self) {
         let mut state = self.lock();
         state.cancelled = true;
-        if let Stage::Flying(flying) = &state.stage {
-            flying.flight.cancel();
+        if let Stage::Writing(writing) = &state.stage {
+            writing.raw.cancel();
         }
     }
 
-    /// Waits until all is written, or cancelled, or has failed.
+    /// Waits until all bytes are written, or the write has failed or was cancelled.
     pub fn wait(&self) -> Result<StoredBytes, DiskTierError> {
         match self.settle() {
-            Stage::Flying(Flying { flight, surplus, frames, _memory }) => {
-                let (stored, on_disk) = (flight.stored(), flight.len());
+            Stage::Writing(Writing { raw, surplus, frames, _memory }) => {
+                let (stored, on_disk) = (raw.stored(), raw.len());
                 drop(surplus);
                 let stored = stored?;
                 if frames.is_some() {
@@ -130,54 +130,54 @@ impl Compressing {
             }
             Stage::Failed(error, charges) => {
                 drop(charges);
-                self.shelf.state().counters.writes.failed += 1;
+                self.shared.state().counters.writes.failed += 1;
                 Err(error)
             }
             _ => unreachable!("a transfer is waited for once"),
         }
     }
 
-    /// Waits until it is over, and lets go of what it held.
-    pub fn let_go(&self) {
-        if let Stage::Flying(flying) = self.settle() {
-            flying.flight.let_go();
+    /// Waits until the write has ended, then frees what it holds.
+    pub fn release(&self) {
+        if let Stage::Writing(writing) = self.settle() {
+            writing.raw.release();
         }
     }
 
-    /// Waits until workers and the disk have done with it, and takes what it came to.
+    /// Waits until no worker and no I/O uses the write, and takes its last stage.
     fn settle(&self) -> Stage {
         let mut state = self.lock();
-        while matches!(state.stage, Stage::Preparing(_) | Stage::Between) {
+        while matches!(state.stage, Stage::Compressing(_) | Stage::Starting) {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let stage = std::mem::replace(&mut state.stage, Stage::Over);
+        let stage = std::mem::replace(&mut state.stage, Stage::Done);
         drop(state);
-        if let Stage::Flying(flying) = &stage {
-            flying.flight.join();
+        if let Stage::Writing(writing) = &stage {
+            writing.raw.join();
         }
         stage
     }
 
-    /// Samples it, and goes on as that suggests.
-    fn look(self: Arc<Compressing>) {
+    /// Samples the write. Then queues its frames for compression, or starts to write it as it is.
+    fn start(self: Arc<CompressedWrite>) {
         let decision = self.decided();
         self.compressor.count_decision(decision);
         let memory = match decision {
             Decision::Compress => self.compressor.memory(self.len()).ok(),
             _ => None,
         };
-        let Some(memory) = memory else { return self.fly() };
-        let held = Arc::clone(&memory);
+        let Some(memory) = memory else { return self.start_write() };
+        let record = Arc::clone(&memory);
         let frames = {
             let mut state = self.lock();
-            let Stage::Preparing(preparing) = &mut state.stage else { return };
-            preparing.memory = Some(memory);
-            preparing.left = preparing.frames.count();
-            preparing.left
+            let Stage::Compressing(compressing) = &mut state.stage else { return };
+            compressing.memory = Some(memory);
+            compressing.left = compressing.frames.count();
+            compressing.left
         };
-        self.shelf.workers.run((0..frames).map(|index| {
-            let (own, held) = (Arc::clone(&self), Arc::clone(&held));
-            move || own.compress(index, &held)
+        self.shared.workers.run((0..frames).map(|index| {
+            let (own, record) = (Arc::clone(&self), Arc::clone(&record));
+            move || own.compress(index, &record)
         }));
     }
 
@@ -186,37 +186,37 @@ impl Compressing {
         let begun = Instant::now();
         let sample = sample(&self.spans, &mut codec);
         self.compressor.count_compressing(sample.bytes, elapsed_ns(begun));
-        let rates = Speeds {
-            compressor: self.compressor.rate(self.shelf.workers.count()),
+        let rates = Rates {
+            compressor: self.compressor.rate(self.shared.workers.count()),
             disk: self.compressor.disk.rate(),
         };
-        let space = &self.shelf.space;
-        let room = Room { left: space.available(), capacity: space.capacity() };
-        decide(self.compressor.config, &Prospect { sample, rates, room })
+        let space = &self.shared.space;
+        let space = SpaceLeft { available: space.available(), capacity: space.capacity() };
+        decide(self.compressor.config, &Facts { sample, rates, space })
     }
 
-    /// Compresses one frame. The last one to be done lets all go on.
-    fn compress(self: Arc<Compressing>, index: usize, memory: &HostMemory) {
+    /// Compresses one frame. The last frame to finish starts the transfer to the disk.
+    fn compress(self: Arc<CompressedWrite>, index: usize, memory: &HostMemory) {
         let compressed = self.compressed(index, memory);
         let mut state = self.lock();
-        let Stage::Preparing(preparing) = &mut state.stage else { return };
+        let Stage::Compressing(compressing) = &mut state.stage else { return };
         if let Some(compressed) = compressed {
-            preparing.frames.set(index, compressed);
+            compressing.frames.set(index, compressed);
         }
-        preparing.left -= 1;
-        let last = preparing.left == 0;
+        compressing.left -= 1;
+        let last = compressing.left == 0;
         drop(state);
         if last {
-            self.fly();
+            self.start_write();
         }
     }
 
-    /// How long a frame is compressed; `None` if it stays as it is.
+    /// Returns the compressed length of a frame, or `None` if it stays uncompressed.
     fn compressed(&self, index: usize, memory: &HostMemory) -> Option<Bytes> {
         let frame = {
             let state = self.lock();
             match &state.stage {
-                Stage::Preparing(preparing) if !state.cancelled => preparing.frames.at(index),
+                Stage::Compressing(compressing) if !state.cancelled => compressing.frames.at(index),
                 _ => return None,
             }
         };
@@ -231,19 +231,19 @@ impl Compressing {
         if !self.compressor.config.saves_enough(frame.len, whole) {
             return None;
         }
-        // What others left there is nobody's to keep.
+        // Bytes of an earlier frame must not reach the disk.
         codec.compressed[compressed.count() as usize..whole.count() as usize].fill(0);
         let bytes = &codec.compressed[..whole.count() as usize];
         memory.write(frame.start, bytes).expect("it is no longer than before");
         Some(compressed)
     }
 
-    /// Takes extents, and begins to write.
-    fn fly(&self) {
-        let (preparing, cancelled) = {
+    /// Allocates extents and starts the transfer to the disk.
+    fn start_write(&self) {
+        let (compressing, cancelled) = {
             let mut state = self.lock();
-            match std::mem::replace(&mut state.stage, Stage::Between) {
-                Stage::Preparing(preparing) => (preparing, state.cancelled),
+            match std::mem::replace(&mut state.stage, Stage::Starting) {
+                Stage::Compressing(compressing) => (compressing, state.cancelled),
                 other => {
                     state.stage = other;
                     return;
@@ -253,51 +253,53 @@ impl Compressing {
         let stage = match cancelled {
             true => {
                 let error = DiskTierError::Cancelled { moved: Bytes::ZERO, len: self.len() };
-                Stage::Failed(error, vec![preparing.charge])
+                Stage::Failed(error, vec![compressing.charge])
             }
-            false => self.begin_flight(preparing),
+            false => self.begin_raw(compressing),
         };
         let mut state = self.lock();
-        if let Stage::Flying(flying) = &stage
+        if let Stage::Writing(writing) = &stage
             && state.cancelled
         {
-            flying.flight.cancel();
+            writing.raw.cancel();
         }
         state.stage = stage;
         drop(state);
         self.changed.notify_all();
     }
 
-    fn begin_flight(&self, preparing: Preparing) -> Stage {
-        let Preparing { mut charge, frames, memory, .. } = preparing;
+    fn begin_raw(&self, compressing: Compressing) -> Stage {
+        let Compressing { mut charge, frames, memory, .. } = compressing;
         let frames = frames.any_compressed().then_some(frames);
-        let row = match (&frames, &memory) {
-            (Some(frames), Some(memory)) => frames.row(&self.spans, memory),
+        let list = match (&frames, &memory) {
+            (Some(frames), Some(memory)) => frames.list(&self.spans, memory),
             _ => self.spans.clone(),
         };
-        let len = row.len();
+        let len = list.len();
         let pays = charge.split(whole_blocks(len));
-        let id = match self.shelf.take_extents(len, pays.bytes()) {
+        let id = match self.shared.allocate_extents(len, pays.bytes()) {
             Ok(id) => id,
             Err(error) => return Stage::Failed(error, vec![pays, charge]),
         };
-        let holding = Arc::new(Holding { shelf: Arc::clone(&self.shelf), id, _charge: pays });
-        let places = self.shelf.places(&holding, len);
-        let pieces = cut(&row, &places, self.shelf.config.piece);
-        let summed = frames.is_some() || self.shelf.verifies();
-        let flight = Flight::begin(holding, Direction::Write, row, Vec::new(), pieces, summed);
-        Stage::Flying(Flying { flight, surplus: charge, frames, _memory: memory })
+        let allocation =
+            Arc::new(DiskAllocation { shared: Arc::clone(&self.shared), id, charge: pays });
+        let places = self.shared.places(&allocation, len);
+        let pieces = cut(&list, &places, self.shared.config.piece);
+        let summed = frames.is_some() || self.shared.verifies();
+        let raw =
+            RawTransfer::begin(allocation, Direction::Write, list, Vec::new(), pieces, summed);
+        Stage::Writing(Writing { raw, surplus: charge, frames, _memory: memory })
     }
 }
 
 impl Compressor {
-    pub(super) fn codec(&self) -> Lent<Codec> {
+    pub(super) fn codec(&self) -> Pooled<Codec> {
         let Ok(codec) = self.codecs.take(|_| true, || Ok::<_, Infallible>(Codec::new()));
         codec
     }
 
-    /// Memory for `len` compressed bytes at least.
-    pub(super) fn memory(&self, len: Bytes) -> Result<Lent<Arc<HostMemory>>, HostMemoryError> {
+    /// Takes a buffer of at least `len` bytes.
+    pub(super) fn memory(&self, len: Bytes) -> Result<Pooled<Arc<HostMemory>>, HostMemoryError> {
         let fits = |memory: &Arc<HostMemory>| memory.len() >= len;
         self.memory.take(fits, || HostMemory::new(len, None, PageKind::Small))
     }

@@ -1,4 +1,4 @@
-//! A store's files, and which of their bytes are whose.
+//! State of a store: its files, and which extents of them are allocated.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,28 +12,29 @@ use vramp_host::{
 
 use super::compress::{Compressor, Frames};
 use super::config::{Checksum, DiskConfig, FileNames};
+use super::core::growth::{FileLen, without};
 use super::error::DiskTierError;
 use super::header::{Header, OwnerId, file_name};
-use super::spans::{Place, blocks};
+use super::spans::{FileRange, blocks};
 use super::stats::Counters;
 use crate::ledger::shell::charge::Charge;
 use crate::ledger::shell::space::MemorySpace;
 
-/// Names that others may have taken before a file is given up.
+/// File names to try before creating a file fails.
 const NAMES_TRIED: u32 = 8;
 
-/// What the store, its transfers and what it keeps have in common.
-pub(super) struct Shelf {
+/// State shared by a store, its transfers and its [`StoredBytes`].
+pub(super) struct Shared {
     pub dir: PathBuf,
     pub config: DiskConfig,
     pub space: MemorySpace,
     pub io: Arc<dyn BlockIo>,
-    /// Take sums beside the transfers, and do what would keep the engine waiting.
+    /// Threads for checksums, bounce copies and compression.
     pub workers: ThreadPool,
     pub owner: OwnerId,
-    /// Where writes may be compressed.
+    /// `None` if the store never compresses.
     pub compressor: Option<Arc<Compressor>>,
-    /// Held while a file is made, which takes milliseconds; the state is not.
+    /// Locked while a file is created, which takes milliseconds. The state is not locked meanwhile.
     growing: Mutex<()>,
     state: Mutex<State>,
 }
@@ -41,23 +42,23 @@ pub(super) struct Shelf {
 pub(super) struct State {
     pub extents: ExtentAllocator,
     pub files: BTreeMap<BackingId, Arc<DirectFile>>,
-    pub held: BTreeMap<HoldingId, Held>,
+    pub allocations: BTreeMap<AllocationId, AllocationRecord>,
     pub counters: Counters,
-    next_holding: u64,
+    next_allocation: u64,
     next_file: u32,
-    /// The store is gone: files have no names any more.
+    /// The store was dropped, so new files are unlinked too.
     unlinked: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct HoldingId(u64);
+pub(super) struct AllocationId(u64);
 
-/// What one write got.
+/// The extents of one write.
 #[derive(Clone, Debug)]
-pub(super) struct Held {
+pub(super) struct AllocationRecord {
     pub extents: ExtentList,
     pub charged: Bytes,
-    /// What of it was quarantined and has no other place yet.
+    /// Quarantined bytes that have no new place yet.
     pub lost: Bytes,
 }
 
@@ -65,7 +66,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Shelf {
+impl Shared {
     pub fn new(
         dir: PathBuf,
         config: DiskConfig,
@@ -73,19 +74,19 @@ impl Shelf {
         io: Arc<dyn BlockIo>,
         workers: ThreadPool,
         owner: OwnerId,
-    ) -> Shelf {
+    ) -> Shared {
         let state = State {
             extents: ExtentAllocator::new(DISK_BLOCK),
             files: BTreeMap::new(),
-            held: BTreeMap::new(),
+            allocations: BTreeMap::new(),
             counters: Counters::default(),
-            next_holding: 0,
+            next_allocation: 0,
             next_file: 0,
             unlinked: false,
         };
         let (growing, state) = (Mutex::new(()), Mutex::new(state));
         let compressor = config.compression.map(|how| Arc::new(Compressor::new(how)));
-        Shelf { dir, config, space, io, workers, owner, compressor, growing, state }
+        Shared { dir, config, space, io, workers, owner, compressor, growing, state }
     }
 
     pub fn state(&self) -> MutexGuard<'_, State> {
@@ -96,57 +97,64 @@ impl Shelf {
         self.config.checksum == Checksum::Crc32
     }
 
-    /// ExtentAllocator for `len` bytes that `charge` pays for, in new files if need be.
-    pub fn hold(self: &Arc<Shelf>, len: Bytes, charge: Charge) -> Result<Holding, DiskTierError> {
-        let id = self.take_extents(len, charge.bytes())?;
-        Ok(Holding { shelf: Arc::clone(self), id, _charge: charge })
+    /// Allocates extents for `len` bytes, in new files if needed. `charge` pays for them.
+    pub fn allocate(
+        self: &Arc<Shared>,
+        len: Bytes,
+        charge: Charge,
+    ) -> Result<DiskAllocation, DiskTierError> {
+        let id = self.allocate_extents(len, charge.bytes())?;
+        Ok(DiskAllocation { shared: Arc::clone(self), id, charge })
     }
 
-    /// The same for a charge of so much, which stays the caller's until there is a [`Holding`].
-    pub fn take_extents(&self, len: Bytes, charged: Bytes) -> Result<HoldingId, DiskTierError> {
-        self.with_room(|state| {
+    /// Allocates extents for `len` bytes. The caller keeps the charge of `charged` until it makes a
+    /// [`DiskAllocation`].
+    pub fn allocate_extents(
+        &self,
+        len: Bytes,
+        charged: Bytes,
+    ) -> Result<AllocationId, DiskTierError> {
+        self.with_growth(|state| {
             let extents = state.extents.alloc(len)?;
-            let id = HoldingId(state.next_holding);
-            state.next_holding += 1;
-            state.held.insert(id, Held { extents, charged, lost: Bytes::ZERO });
+            let id = AllocationId(state.next_allocation);
+            state.next_allocation += 1;
+            state.allocations.insert(id, AllocationRecord { extents, charged, lost: Bytes::ZERO });
             Ok(id)
         })
     }
 
-    /// Asks again after each file that is added, until there is room or no further file.
-    fn with_room<T>(
+    /// Calls `alloc`, and again after each file that is added, until it succeeds or no file can be
+    /// added.
+    fn with_growth<T>(
         &self,
-        mut ask: impl FnMut(&mut State) -> Result<T, OutOfExtents>,
+        mut alloc: impl FnMut(&mut State) -> Result<T, OutOfExtents>,
     ) -> Result<T, DiskTierError> {
-        if let Ok(got) = ask(&mut self.state()) {
+        if let Ok(got) = alloc(&mut self.state()) {
             return Ok(got);
         }
         let _alone = lock(&self.growing);
         loop {
-            // Somebody else may have added what is missing.
-            let asked = ask(&mut self.state());
-            match asked {
+            // Another thread may have added a file meanwhile.
+            let allocated = alloc(&mut self.state());
+            match allocated {
                 Ok(got) => return Ok(got),
                 Err(OutOfExtents { asked, free }) => self.grow(asked - free)?,
             }
         }
     }
 
-    /// Adds a file: a whole segment, less where the space's capacity or the disk ends.
+    /// Adds a file for at least `missing` bytes, shorter than configured if the disk is nearly full.
     fn grow(&self, missing: Bytes) -> Result<(), DiskTierError> {
         let census = self.state().extents.census();
-        let allowed = self.space.capacity() + census.quarantined;
-        let allowed = allowed.saturating_sub(census.capacity).max(missing);
-        let whole =
-            self.config.file_size.min(allowed.checked_round_up(DISK_BLOCK).unwrap_or(allowed));
-        let least = whole.min(missing);
-        let mut len = whole;
+        let config = &self.config;
+        let mut file_len =
+            FileLen::first(config.file_size, self.space.capacity(), &census, missing);
         let made = loop {
-            match self.make_file(len) {
-                Err(error) if error.kind == DiskErrorKind::Full && len > least => {
-                    len = Bytes::new(len.count() / 2).round_down(DISK_BLOCK).max(least);
+            match (self.make_file(file_len.len()), file_len.shorter()) {
+                (Err(error), Some(shorter)) if error.kind == DiskErrorKind::Full => {
+                    file_len = shorter;
                 }
-                made => break made,
+                (made, _) => break made,
             }
         };
         let mut state = self.state();
@@ -155,7 +163,7 @@ impl Shelf {
                 if state.unlinked {
                     drop(file.unlink());
                 }
-                let id = state.extents.add(len);
+                let id = state.extents.add(file_len.len());
                 state.files.insert(id, Arc::new(file));
                 Ok(())
             }
@@ -167,7 +175,7 @@ impl Shelf {
         }
     }
 
-    /// A file with its header, locked, hidden if it shall be, and with blocks for `len` bytes.
+    /// Creates a locked file with its header and preallocated blocks for `len` bytes.
     pub fn make_file(&self, len: Bytes) -> Result<DirectFile, DiskError> {
         let mut tried = 0;
         let file = loop {
@@ -183,7 +191,7 @@ impl Shelf {
                 FileNames::Shown => DirectFile::create(&path),
             };
             match made {
-                // A sweep met it before it was locked.
+                // A sweep of another store removed it before it was locked.
                 Err(error) if error.kind == DiskErrorKind::Exists && tried < NAMES_TRIED => {}
                 made => break made?,
             }
@@ -198,45 +206,50 @@ impl Shelf {
         Ok(file)
     }
 
-    /// Where the bytes of a holding lie, in order. All but the last of `len` bytes fill their
-    /// extents.
-    pub fn places(&self, holding: &Holding, len: Bytes) -> Vec<Place> {
+    /// Returns where the first `len` bytes of an allocation lie, in order. All extents but the last
+    /// are full.
+    pub fn places(&self, allocation: &DiskAllocation, len: Bytes) -> Vec<FileRange> {
         let state = self.state();
         let mut left = len;
-        let extents = state.held[&holding.id].extents.iter();
+        let extents = state.allocations[&allocation.id].extents.iter();
         let places = extents.map(|extent| {
             let data = extent.len.min(left);
             left -= data;
-            Place { file: state.file(extent.backing), extent: *extent, data }
+            FileRange { file: state.file(extent.backing), extent: *extent, data }
         });
         places.collect()
     }
 
-    /// Takes a part of a holding out of use for good, for the disk cannot write it.
-    pub fn quarantine(&self, holding: HoldingId, bad: &Place) {
-        self.state().quarantine(holding, bad.extent);
+    /// Withdraws a part of an allocation that the disk cannot write.
+    pub fn quarantine(&self, allocation: AllocationId, bad: &FileRange) {
+        self.state().quarantine(allocation, bad.extent);
     }
 
-    /// Another place for a quarantined part of a holding, in one stretch.
-    pub fn replace(&self, holding: HoldingId, bad: &Place) -> Result<Place, DiskTierError> {
-        self.with_room(|state| {
+    /// Allocates one extent in place of a quarantined part of an allocation.
+    pub fn replace(
+        &self,
+        allocation: AllocationId,
+        bad: &FileRange,
+    ) -> Result<FileRange, DiskTierError> {
+        self.with_growth(|state| {
             let list = state.extents.alloc(bad.extent.len)?;
             let &[extent] = list.as_slice() else {
-                // In parts it would take as many pieces: a new file has it whole.
+                // Several extents would need as many pieces. A new file has it in one.
                 for part in list {
                     state.extents.free(part).expect("it was just allocated");
                 }
                 return Err(OutOfExtents { asked: bad.extent.len, free: Bytes::ZERO });
             };
-            let held = state.held.get_mut(&holding).expect("a transfer holds it");
-            held.extents.push(extent);
-            held.lost -= extent.len;
+            let record =
+                state.allocations.get_mut(&allocation).expect("its transfer has not ended");
+            record.extents.push(extent);
+            record.lost -= extent.len;
             state.counters.relocated_pieces += 1;
-            Ok(Place { file: state.file(extent.backing), extent, data: bad.data })
+            Ok(FileRange { file: state.file(extent.backing), extent, data: bad.data })
         })
     }
 
-    /// Removes files that hold nothing. Returns what the disk got back.
+    /// Removes files without used extents. Returns the bytes freed on the disk.
     pub fn trim(&self) -> Bytes {
         let _alone = lock(&self.growing);
         let mut state = self.state();
@@ -250,95 +263,85 @@ impl Shelf {
         files.iter().filter_map(|file| file.len().ok()).sum()
     }
 
-    /// Takes the names of all files away, and of those to come.
+    /// Unlinks all files, and files that are created later.
     pub fn unlink(&self) {
         let mut state = self.state();
         state.unlinked = true;
-        // What the directory does not let go, the next sweep finds.
+        // The sweep of a later store removes what cannot be unlinked now.
         state.files.values().for_each(|file| drop(file.unlink()));
     }
 }
 
-/// What the kernel says when it has no memory.
+/// `ENOMEM`.
 const NO_MEMORY: i32 = 12;
 
 impl State {
-    fn file(&self, segment: BackingId) -> Arc<DirectFile> {
-        Arc::clone(self.files.get(&segment).expect("a file stays as long as its segment"))
+    fn file(&self, id: BackingId) -> Arc<DirectFile> {
+        Arc::clone(self.files.get(&id).expect("a file outlives its extents"))
     }
 
-    fn quarantine(&mut self, holding: HoldingId, bad: Extent) {
-        self.extents.quarantine(bad).expect("a part of a holding is used");
-        let held = self.held.get_mut(&holding).expect("a transfer holds it");
-        let around = held.extents.iter().flat_map(|extent| {
-            let hit = extent.backing == bad.backing
-                && extent.offset <= bad.offset
-                && bad.end() <= extent.end();
-            let front = Extent { len: bad.offset.saturating_sub(extent.offset), ..*extent };
-            let back = Extent {
-                offset: bad.end(),
-                len: extent.end().saturating_sub(bad.end()),
-                ..*extent
-            };
-            if hit { [front, back] } else { [*extent, Extent { len: Bytes::ZERO, ..*extent }] }
-        });
-        held.extents = around.filter(|extent| !extent.len.is_zero()).collect();
-        held.lost += bad.len;
+    fn quarantine(&mut self, allocation: AllocationId, bad: Extent) {
+        self.extents.quarantine(bad).expect("a part of an allocation is used");
+        let record = self.allocations.get_mut(&allocation).expect("its transfer has not ended");
+        record.extents = without(&record.extents, bad);
+        record.lost += bad.len;
     }
 }
 
-/// ExtentAllocator and what pays for them, until this is dropped.
-pub(super) struct Holding {
-    pub shelf: Arc<Shelf>,
-    pub id: HoldingId,
-    /// Credited last: whoever is woken by it finds the extents free.
-    pub _charge: Charge,
+/// Extents and the charge for them. Dropping it frees the extents, then credits the charge.
+pub(super) struct DiskAllocation {
+    pub shared: Arc<Shared>,
+    pub id: AllocationId,
+    /// Dropped after the extents are freed, so that a waiter woken by the credit finds them free.
+    pub charge: Charge,
 }
 
-impl Drop for Holding {
+impl Drop for DiskAllocation {
     fn drop(&mut self) {
-        let mut state = self.shelf.state();
-        for extent in state.held.remove(&self.id).into_iter().flat_map(|held| held.extents) {
+        let mut state = self.shared.state();
+        for extent in
+            state.allocations.remove(&self.id).into_iter().flat_map(|record| record.extents)
+        {
             let freed = state.extents.free(extent);
-            debug_assert!(freed.is_ok(), "a holding's extents are used: {freed:?}");
+            debug_assert!(freed.is_ok(), "an allocation's extents are used: {freed:?}");
         }
     }
 }
 
-/// One extent of what is stored, and the sum of its data.
+/// One extent of stored bytes, and the checksum of its data.
 #[derive(Clone, Debug)]
 pub(super) struct StoredExtent {
-    pub place: Place,
+    pub place: FileRange,
     pub sum: Option<u32>,
 }
 
-/// Bytes that a store keeps until this is dropped.
-#[must_use = "the bytes are given up when this is dropped"]
+/// Bytes on the disk of a [`DiskStore`](super::DiskStore). Dropping this frees them.
+#[must_use = "the bytes are freed when this is dropped"]
 pub struct StoredBytes {
-    pub(super) holding: Arc<Holding>,
+    pub(super) allocation: Arc<DiskAllocation>,
     pub(super) extents: Vec<StoredExtent>,
-    /// Where some of them are compressed.
+    /// `Some` if at least one frame is compressed.
     pub(super) frames: Option<Arc<Frames>>,
     pub(super) len: Bytes,
 }
 
 impl StoredBytes {
-    /// How many bytes were written.
+    /// Returns the length of what was written.
     pub fn len(&self) -> Bytes {
         self.len
     }
 
-    /// True for none.
+    /// Returns true for zero bytes.
     pub fn is_empty(&self) -> bool {
         self.len.is_zero()
     }
 
-    /// What is charged for them: whole blocks of 4 KiB, as many as they take on the disk.
+    /// Returns the charged bytes: whole blocks of 4 KiB, as many as are used on the disk.
     pub fn charged(&self) -> Bytes {
-        self.holding._charge.bytes()
+        self.allocation.charge.bytes()
     }
 
-    /// How many stretches of the disk they are in.
+    /// Returns the number of extents.
     pub fn extents(&self) -> usize {
         self.extents.len()
     }
