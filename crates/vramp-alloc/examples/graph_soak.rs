@@ -1,7 +1,7 @@
 //! A long random program of captures, forks, joins, replays and memory under pressure, on a
 //! simulated card with the happens-before checker on.
 //!
-//! `cargo run --release -p vramp --example graph_soak -- [--steps N] [--seed N] [--stored]`
+//! `cargo run --release -p vramp-alloc --example graph_soak -- [--steps N] [--seed N] [--stored]`
 
 #[path = "../tests/it/common/graph_program.rs"]
 mod graph_program;

@@ -1,6 +1,6 @@
 //! Captures a graph, replays it, and lends its memory while it rests.
 //!
-//! `cargo run -p vramp --example graphs [DEVICE]`: DEVICE is `auto` unless told otherwise, which is
+//! `cargo run -p vramp-alloc --example graphs [DEVICE]`: DEVICE is `auto` by default, which is
 //! a card if there is one and a simulated H200 else.
 
 use vramp_alloc::graph::ArenaConfig;

@@ -1,6 +1,6 @@
 //! Fragments a pool on purpose and shows what it does about it.
 //!
-//! `cargo run -p vramp --example hello [DEVICE]`: DEVICE is `auto` unless told otherwise, which is
+//! `cargo run -p vramp-alloc --example hello [DEVICE]`: DEVICE is `auto` by default, which is
 //! a card if there is one and a simulated H200 else.
 
 use vramp_alloc::{Allocator, Bytes, Config};

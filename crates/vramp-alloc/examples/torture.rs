@@ -1,6 +1,6 @@
 //! Minutes of a random program on nearly full memory that compares every byte it looks at.
 //!
-//! `cargo run --release -p vramp --example torture -- [DEVICE] [--seconds N] [--preset NAME]
+//! `cargo run --release -p vramp-alloc --example torture -- [DEVICE] [--seconds N] [--preset NAME]
 //! [--fill PERCENT]`. On a card it leaves nothing of the memory untouched; a simulated card stores
 //! real bytes and is therefore made small.
 

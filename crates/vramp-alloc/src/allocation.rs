@@ -1,81 +1,81 @@
-//! What a user holds.
+//! A block of memory as its user holds it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use vramp_core::{ArenaBlockId, ArenaId, BlockId, Bytes, DeviceAddr, PoolAddr, StreamId};
 
-/// Memory in a user's hands. Freed by [`crate::Allocator::free`], which takes it by value: a
-/// second free does not compile.
+/// An allocated block. [`Allocator::free`](crate::Allocator::free) takes it by value, so a second
+/// free does not compile.
 ///
-/// Dropping it without a free leaks the memory until the allocator goes: nothing is known of when
-/// its work ends.
-#[must_use = "memory that is dropped without a free stays taken until the allocator goes"]
+/// Dropping it without a free leaks the memory until the allocator is closed: nothing says when
+/// work on it ends.
+#[must_use = "a block that is dropped without a free leaks until the allocator is closed"]
 pub struct Allocation {
     pub(crate) addr: DeviceAddr,
     pub(crate) len: Bytes,
     pub(crate) requested: Bytes,
     pub(crate) stream: StreamId,
     pub(crate) owner: Owner,
-    /// The allocator's number.
+    /// Number of the allocator.
     pub(crate) allocator: u64,
-    /// One more than its tag's place in the allocator's list; zero for none.
+    /// One more than the index of its tag; zero for none.
     pub(crate) tag: u16,
-    /// True if it was at hand: the pool does not know of the work that the memory saw before.
-    pub(crate) recycled: bool,
-    /// True once a use on another stream was noted.
-    pub(crate) noted: AtomicBool,
+    /// True if it came from a thread's cache: the pool did not see the work on it before.
+    pub(crate) from_cache: bool,
+    /// True once a use on another stream was recorded.
+    pub(crate) has_recorded_uses: AtomicBool,
 }
 
-/// Who handed it out.
+/// Which manager allocated a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// The pool itself.
+    /// The virtual pool.
     Pool { id: BlockId, at: PoolAddr },
     /// The heap of the allocation's stream.
     Heap { id: BlockId, at: PoolAddr },
-    /// The driver's own pool.
+    /// The driver's stream-ordered pool.
     Driver { slot: u64 },
     /// PyTorch's caching allocator.
     Caching { id: BlockId, at: PoolAddr },
-    /// A graph arena. In the same shape as the others: a hit makes its owner in registers.
+    /// A graph arena. In the same shape as the others: a hit builds its owner in registers.
     Arena { arena: ArenaId, number: u64 },
 }
 
 impl Owner {
-    pub(crate) fn of_arena(block: ArenaBlockId) -> Owner {
+    pub(crate) fn in_arena(block: ArenaBlockId) -> Owner {
         Owner::Arena { arena: block.arena(), number: block.number() }
     }
 }
 
 impl Allocation {
-    /// Where it begins. Good until the allocation is freed; only a number to the host.
+    /// Returns the address of its first byte, valid until the allocation is freed.
     pub fn addr(&self) -> DeviceAddr {
         self.addr
     }
 
-    /// How many bytes may be used: what was asked, or a little more.
+    /// Returns the usable bytes: those requested, rounded up.
     pub fn len(&self) -> Bytes {
         self.len
     }
 
-    /// How many bytes were asked for.
+    /// Returns the bytes requested.
     pub fn requested(&self) -> Bytes {
         self.requested
     }
 
-    /// The stream it was asked for.
+    /// Returns the stream it was allocated for.
     pub fn stream(&self) -> StreamId {
         self.stream
     }
 
-    /// True if no bytes may be used. Never so: a request for nothing gets a grain.
+    /// Returns false: a request for zero bytes gets 512.
     pub fn is_empty(&self) -> bool {
         self.len.is_zero()
     }
 
-    /// The pool's own name for the place, the same on every device; `None` for memory that the
-    /// driver's pool or a graph arena placed.
+    /// Returns the block's address in the pool's own numbers, the same on every device. `None` for
+    /// memory of the driver's pool or of a graph arena.
     pub fn pool_addr(&self) -> Option<PoolAddr> {
         match self.owner {
             Owner::Pool { at, .. } | Owner::Heap { at, .. } | Owner::Caching { at, .. } => Some(at),
@@ -83,7 +83,8 @@ impl Allocation {
         }
     }
 
-    /// The block's id in the pool, for prints; `None` for memory that a heap or the driver placed.
+    /// Returns the block's id in the pool, for diagnostics. `None` for memory of a heap, of the
+    /// driver's pool or of a graph arena.
     pub fn id(&self) -> Option<BlockId> {
         match self.owner {
             Owner::Pool { id, .. } | Owner::Caching { id, .. } => Some(id),
@@ -91,14 +92,14 @@ impl Allocation {
         }
     }
 
-    /// True if a graph arena placed it.
-    pub fn is_of_arena(&self) -> bool {
+    /// Returns true if it lies in a graph arena.
+    pub fn is_in_arena(&self) -> bool {
         matches!(self.owner, Owner::Arena { .. })
     }
 
     #[inline]
-    pub(crate) fn is_noted(&self) -> bool {
-        self.noted.load(Ordering::Relaxed)
+    pub(crate) fn has_recorded_uses(&self) -> bool {
+        self.has_recorded_uses.load(Ordering::Relaxed)
     }
 }
 

@@ -1,47 +1,50 @@
-//! One thread's blocks at hand: freed a moment ago, asked for again in the same size.
+//! A thread's cache of freed blocks, for its next requests of the same size.
 //!
-//! Small blocks lie in a table by size. Of all others only one is kept, and only if it was freed
-//! right after it was made: then the pool would place the next block of its size just there, so
-//! that keeping it changes no decision. Keeping more would hide free memory from the pool, which
+//! Small blocks lie in a table by size. Of all others only one is cached, and only if it was freed
+//! right after it was allocated: the pool would place the next block of its size in the same place,
+//! so caching it changes no decision. Caching more would hide free memory from the pool, which
 //! places by address to keep large blocks together.
 //!
-//! A table of slots that only its thread fills and takes from, and that any thread may empty. A
-//! slot's tag is the whole protocol: zero is vacant, [`BUSY`] is being emptied by somebody, anything
-//! else names the stream and length of the block in it. Taking costs one compare-exchange, filling a
-//! release store; no lock, no heap memory.
+//! Only the owning thread fills the slots of the table and takes from them; any thread may empty
+//! them. A slot's tag is the whole protocol: zero is vacant, [`BUSY`] is being emptied by another
+//! thread, anything else is the stream and length of the block. Taking costs one compare-exchange,
+//! filling a release store; no lock, no heap memory.
 //!
-//! The data beside the tag is written only while the tag is zero, by the owner, and read only by
-//! whoever changed the tag from a name to zero (the owner) or to `BUSY` (somebody else).
+//! The data beside the tag is written only while the tag is zero, by the owner. It is read only by
+//! the thread that changed the tag from a name to zero (the owner) or to `BUSY` (another thread).
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// Somebody else is reading the slot.
+/// Tag of a slot that another thread is reading.
 const BUSY: u64 = u64::MAX;
 const WAYS: usize = 4;
 const SETS: usize = 16;
-/// Lengths in grains take this many bits of a tag, the next one who placed it, the rest the stream.
+/// Unit of lengths, and alignment of blocks, in bytes.
+pub(crate) const BLOCK_ALIGN: u64 = 512;
+/// Bits of a tag for the length in units. The next bit says whether the pool placed the block; the
+/// rest is the stream.
 const LEN_BITS: u32 = 36;
 const OF_POOL: u64 = 1 << LEN_BITS;
 const STREAM_SHIFT: u32 = LEN_BITS + 1;
-/// Lengths up to this many grains are small.
-const SMALL_MOST: u64 = (64 << 10) / 512;
+/// Largest length of a small block, in units.
+const SMALL_MAX: u64 = (64 << 10) / BLOCK_ALIGN;
 
-/// Which blocks are alike: same stream, same length in grains of 512 bytes. Never zero. One bit
-/// beside tells who placed the block.
+/// Stream and length, in units of 512 bytes, of a block; and whether the pool placed it. Never
+/// zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tag(u64);
 
 impl Tag {
-    /// A block that a heap placed, or any. `None` for what is too large or too far down the list of
-    /// streams to be kept at hand.
+    /// Returns the tag of a block that a heap placed. `None` if the length or the stream's index is
+    /// too large for a tag.
     #[inline]
-    pub(crate) fn new(stream: usize, grains: u64) -> Option<Tag> {
+    pub(crate) fn new(stream: usize, units: u64) -> Option<Tag> {
         let stream = stream as u64 + 1;
-        let fits = grains < 1 << LEN_BITS && stream < (1 << (64 - STREAM_SHIFT)) - 1;
-        fits.then_some(Tag(stream << STREAM_SHIFT | grains))
+        let fits = units < 1 << LEN_BITS && stream < (1 << (64 - STREAM_SHIFT)) - 1;
+        fits.then_some(Tag(stream << STREAM_SHIFT | units))
     }
 
-    /// The same for a block that the pool placed.
+    /// Returns the tag of such a block that the pool placed.
     #[inline]
     pub(crate) fn of_pool(self) -> Tag {
         Tag(self.0 | OF_POOL)
@@ -56,13 +59,13 @@ impl Tag {
         (self.0 >> STREAM_SHIFT) as usize - 1
     }
 
-    pub(crate) fn grains(self) -> u64 {
+    pub(crate) fn units(self) -> u64 {
         self.0 & ((1 << LEN_BITS) - 1)
     }
 
     #[inline]
     fn is_small(self) -> bool {
-        self.grains() <= SMALL_MOST && !self.is_of_pool()
+        self.units() <= SMALL_MAX && !self.is_of_pool()
     }
 
     #[inline]
@@ -71,9 +74,9 @@ impl Tag {
     }
 }
 
-/// What a slot keeps of a block.
+/// A block in a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Kept {
+pub(crate) struct CachedBlock {
     pub addr: u64,
     pub at: u64,
     pub id: u64,
@@ -89,7 +92,7 @@ struct Slot {
 
 impl Slot {
     #[inline]
-    fn take(&self, tag: Tag) -> Option<(Tag, Kept)> {
+    fn take(&self, tag: Tag) -> Option<(Tag, CachedBlock)> {
         let found = self.tag.load(Ordering::Relaxed);
         let taken = found & !OF_POOL == tag.0
             && self.tag.compare_exchange(found, 0, Ordering::Acquire, Ordering::Relaxed).is_ok();
@@ -97,33 +100,33 @@ impl Slot {
     }
 
     #[inline]
-    fn put(&self, tag: Tag, kept: Kept) -> bool {
-        // Acquire: whoever emptied the slot has read it.
+    fn put(&self, tag: Tag, block: CachedBlock) -> bool {
+        // Acquire: the thread that emptied the slot has read it.
         if self.tag.load(Ordering::Acquire) != 0 {
             return false;
         }
-        self.addr.store(kept.addr, Ordering::Relaxed);
-        self.at.store(kept.at, Ordering::Relaxed);
-        self.id.store(kept.id, Ordering::Relaxed);
+        self.addr.store(block.addr, Ordering::Relaxed);
+        self.at.store(block.at, Ordering::Relaxed);
+        self.id.store(block.id, Ordering::Relaxed);
         self.tag.store(tag.0, Ordering::Release);
         true
     }
 
-    fn empty(&self, mut to: impl FnMut(Tag, Kept)) {
+    fn empty(&self, mut to: impl FnMut(Tag, CachedBlock)) {
         let tag = self.tag.load(Ordering::Relaxed);
         if tag != 0
             && tag != BUSY
             && self.tag.compare_exchange(tag, BUSY, Ordering::Acquire, Ordering::Relaxed).is_ok()
         {
-            let kept = self.read();
+            let block = self.read();
             self.tag.store(0, Ordering::Release);
-            to(Tag(tag), kept);
+            to(Tag(tag), block);
         }
     }
 
     #[inline]
-    fn read(&self) -> Kept {
-        Kept {
+    fn read(&self) -> CachedBlock {
+        CachedBlock {
             addr: self.addr.load(Ordering::Relaxed),
             at: self.at.load(Ordering::Relaxed),
             id: self.id.load(Ordering::Relaxed),
@@ -136,7 +139,7 @@ pub(crate) struct Cache {
     sets: [[Slot; WAYS]; SETS],
     /// A block that is not small.
     last: Slot,
-    /// Where the thread's newest block that is not small begins, until it makes or frees another.
+    /// Address of the thread's newest block that is not small; zero once it was freed.
     newest: AtomicU64,
 }
 
@@ -149,9 +152,9 @@ impl Cache {
         self.sets.iter().flatten().chain([&self.last])
     }
 
-    /// A block of this stream and length. Only the thread that owns the cache may ask.
+    /// Takes a block of this stream and length. Only the owning thread may call this.
     #[inline]
-    pub(crate) fn take(&self, tag: Tag) -> Option<(Tag, Kept)> {
+    pub(crate) fn take(&self, tag: Tag) -> Option<(Tag, CachedBlock)> {
         if !tag.is_small() {
             let found = self.last.take(tag)?;
             self.newest.store(found.1.addr, Ordering::Relaxed);
@@ -160,39 +163,39 @@ impl Cache {
         self.sets[tag.set()].iter().find_map(|slot| slot.take(tag))
     }
 
-    /// Keeps a block. False if there is no room. Only the thread that owns the cache may ask.
+    /// Puts a block in. Returns false if there is no room. Only the owning thread may call this.
     #[inline]
-    pub(crate) fn put(&self, tag: Tag, kept: Kept) -> bool {
+    pub(crate) fn put(&self, tag: Tag, block: CachedBlock) -> bool {
         if !tag.is_small() {
-            let newest = self.newest.load(Ordering::Relaxed) == kept.addr;
+            let newest = self.newest.load(Ordering::Relaxed) == block.addr;
             self.newest.store(0, Ordering::Relaxed);
-            return newest && self.last.put(tag, kept);
+            return newest && self.last.put(tag, block);
         }
-        self.sets[tag.set()].iter().any(|slot| slot.put(tag, kept))
+        self.sets[tag.set()].iter().any(|slot| slot.put(tag, block))
     }
 
-    /// Notes that the thread got a block of so many grains at `addr` from elsewhere. Only the
-    /// thread that owns the cache may do so.
+    /// Records that the thread allocated a block of `units` at `addr`, not from the cache. Only the
+    /// owning thread may call this.
     #[inline]
-    pub(crate) fn made(&self, grains: u64, addr: u64) {
-        if grains > SMALL_MOST {
+    pub(crate) fn note_new(&self, units: u64, addr: u64) {
+        if units > SMALL_MAX {
             self.newest.store(addr, Ordering::Relaxed);
         }
     }
 
     /// Empties the cache, from any thread.
-    pub(crate) fn drain(&self, mut to: impl FnMut(Tag, Kept)) {
+    pub(crate) fn drain(&self, mut to: impl FnMut(Tag, CachedBlock)) {
         self.all().for_each(|slot| slot.empty(&mut to));
     }
 
     /// Empties only the slot for blocks that are not small, from any thread.
-    pub(crate) fn drain_last(&self, to: impl FnMut(Tag, Kept)) {
+    pub(crate) fn drain_last(&self, to: impl FnMut(Tag, CachedBlock)) {
         self.last.empty(to);
     }
 
-    /// Bytes at hand, as of now.
-    pub(crate) fn grains(&self) -> u64 {
+    /// Returns the bytes in the cache at this moment.
+    pub(crate) fn bytes(&self) -> u64 {
         let tags = self.all().map(|slot| slot.tag.load(Ordering::Relaxed));
-        tags.filter(|&tag| tag != 0 && tag != BUSY).map(|tag| Tag(tag).grains()).sum()
+        tags.filter(|&tag| tag != 0 && tag != BUSY).map(|tag| Tag(tag).units() * BLOCK_ALIGN).sum()
     }
 }

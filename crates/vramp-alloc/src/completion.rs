@@ -1,4 +1,4 @@
-//! Events: recorded late, kept in order, used again.
+//! Completion of work: recorded events of each stream, in order, and a stock of unused ones.
 
 use std::collections::VecDeque;
 
@@ -8,15 +8,15 @@ use vramp_model::TorchPool;
 
 use crate::config::Progress;
 
-/// What is told how far streams have come.
-pub(crate) trait Ledger {
-    /// Streams with recorded events that somebody waits for, each with the last mark recorded.
+/// A pool that tracks the completion of work on its streams.
+pub(crate) trait Completions {
+    /// Streams with recorded events that free memory waits for, each with the last mark recorded.
     fn pending(&self) -> Vec<Mark>;
-    /// The work before `mark` is over.
+    /// Records that the work before `mark` is over.
     fn reached(&mut self, mark: Mark);
 }
 
-impl Ledger for Pool {
+impl Completions for Pool {
     fn pending(&self) -> Vec<Mark> {
         self.pending().collect()
     }
@@ -26,7 +26,7 @@ impl Ledger for Pool {
     }
 }
 
-impl Ledger for TorchPool {
+impl Completions for TorchPool {
     fn pending(&self) -> Vec<Mark> {
         self.pending()
     }
@@ -36,7 +36,7 @@ impl Ledger for TorchPool {
     }
 }
 
-/// Recorded events of every stream, oldest first, and a stock of unused ones.
+/// Recorded events of every stream, oldest first, and unused ones.
 #[derive(Default)]
 pub(crate) struct Events {
     open: Vec<VecDeque<(Mark, Event)>>,
@@ -44,7 +44,8 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Records an event for `mark`. Two driver calls at most: an event is created if none is unused.
+    /// Records an event for `mark`. Two driver calls at most: an event is created if none is
+    /// unused.
     pub(crate) fn record(
         &mut self,
         driver: &dyn Driver,
@@ -63,26 +64,26 @@ impl Events {
         Ok(())
     }
 
-    /// The oldest open event that covers `mark`.
+    /// Returns the oldest open event that covers `mark`.
     pub(crate) fn covering(&self, mark: Mark) -> Option<Event> {
         let open = self.open.get(mark.stream.index())?;
         open.iter().find(|(recorded, _)| recorded.epoch >= mark.epoch).map(|&(_, event)| event)
     }
 
-    /// Learns which epochs were reached. One query for a stream that is done with all it has, one
-    /// for each event up to the first open one else.
+    /// Queries which epochs were reached. One query for a stream whose work is all over, else one
+    /// for each event up to the first open one.
     pub(crate) fn poll(
         &mut self,
         driver: &dyn Driver,
-        pool: &mut impl Ledger,
+        pool: &mut impl Completions,
         progress: &Progress,
     ) -> DriverResult<()> {
         for last in pool.pending() {
             match progress {
                 Progress::Events => self.poll_events(driver, pool, last)?,
-                Progress::External(told) => {
-                    let epoch = told(last).min(last.epoch);
-                    self.believe(driver, pool, Mark { epoch, ..last })?;
+                Progress::External(reached) => {
+                    let epoch = reached(last).min(last.epoch);
+                    self.wait_for_external(driver, pool, Mark { epoch, ..last })?;
                 }
             }
         }
@@ -92,13 +93,13 @@ impl Events {
     fn poll_events(
         &mut self,
         driver: &dyn Driver,
-        pool: &mut impl Ledger,
+        pool: &mut impl Completions,
         last: Mark,
     ) -> DriverResult<()> {
         let open = self.of(last.stream);
         let Some(&(newest, event)) = open.back() else { return Ok(()) };
         if driver.query(event)? {
-            self.seen(pool, newest);
+            self.complete(pool, newest);
             return Ok(());
         }
         let mut done = None;
@@ -109,41 +110,42 @@ impl Events {
             done = Some(mark);
         }
         if let Some(mark) = done {
-            self.seen(pool, mark);
+            self.complete(pool, mark);
         }
         Ok(())
     }
 
-    /// Somebody says that `mark` was reached: waits until the driver agrees.
-    fn believe(
+    /// Waits on the host until the driver's events have reached `mark`, which the external source
+    /// returned.
+    fn wait_for_external(
         &mut self,
         driver: &dyn Driver,
-        pool: &mut impl Ledger,
+        pool: &mut impl Completions,
         mark: Mark,
     ) -> DriverResult<()> {
         let covered =
             self.of(mark.stream).iter().rev().find(|(known, _)| known.epoch <= mark.epoch);
         let Some(&(known, event)) = covered else { return Ok(()) };
         driver.synchronize_event(event)?;
-        self.seen(pool, known);
+        self.complete(pool, known);
         Ok(())
     }
 
-    /// Waits on the host until the work before `mark`, for which an event was recorded, is over.
+    /// Waits on the host until the work before `mark` is over. An event was recorded for it.
     pub(crate) fn wait_for(
         &mut self,
         driver: &dyn Driver,
-        pool: &mut impl Ledger,
+        pool: &mut impl Completions,
         mark: Mark,
     ) -> DriverResult<()> {
         if let Some(event) = self.covering(mark) {
             driver.synchronize_event(event)?;
         }
-        self.seen(pool, mark);
+        self.complete(pool, mark);
         Ok(())
     }
 
-    fn seen(&mut self, pool: &mut impl Ledger, mark: Mark) {
+    fn complete(&mut self, pool: &mut impl Completions, mark: Mark) {
         pool.reached(mark);
         while let Some(&(known, event)) = self.of(mark.stream).front() {
             if known.epoch > mark.epoch {

@@ -1,4 +1,4 @@
-//! What an allocator is told when it is made.
+//! Configuration of an allocator.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use vramp_core::Policy;
 pub use vramp_core::{Bytes, ConfigError, Epoch, Mark, Mixed, ParseBytesError};
 pub use vramp_model::{Divisions, TorchConfig, TorchConfigError};
 
-/// Which manager stands behind the allocator.
+/// Memory manager of an allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Preset {
     /// The default: chunks of mixed sizes, growth in place.
     Vramp,
     /// OpenVM's VPMM, as its document describes it.
     Vpmm,
-    /// The driver's own pool (`cudaMallocAsync`), keeping all it ever got.
+    /// The driver's pool (`cudaMallocAsync`), which keeps all memory that it reserved.
     StreamOrdered,
     /// PyTorch's caching allocator with the settings of [`Config::torch`].
     Torch,
@@ -34,7 +34,7 @@ impl Preset {
         Preset::TorchExpandable,
     ];
 
-    /// The name used in options and results.
+    /// Returns the name used in options and results.
     pub const fn name(self) -> &'static str {
         match self {
             Preset::Vramp => "vramp",
@@ -45,19 +45,19 @@ impl Preset {
         }
     }
 
-    /// True if PyTorch's caching allocator stands behind it.
+    /// Returns true for PyTorch's caching allocator.
     pub const fn is_torch(self) -> bool {
         matches!(self, Preset::Torch | Preset::TorchExpandable)
     }
 }
 
-/// A name that is no preset.
+/// Error of parsing a [`Preset`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "there is no allocator '{name}': use vramp, vpmm, stream-ordered, torch or torch-expandable"
 )]
 pub struct UnknownPreset {
-    /// What was given.
+    /// Name that was given.
     pub name: String,
 }
 
@@ -70,15 +70,15 @@ impl FromStr for Preset {
     }
 }
 
-/// How the allocator learns that work is over.
+/// Source of the completion of work.
 #[derive(Clone, Default)]
 pub enum Progress {
-    /// It asks the driver's events.
+    /// The driver's events.
     #[default]
     Events,
-    /// Somebody else decides: given a stream's last recorded mark, the function returns the epoch
-    /// it has reached, at most that one. The allocator still waits for the driver's event before
-    /// it believes it, so memory is never reused early; but decisions do not depend on a clock.
+    /// A function: given a stream's last recorded mark, it returns the epoch that the stream has
+    /// reached, at most that one. The allocator still waits for the driver's event of that epoch,
+    /// so memory is never reused early; but decisions do not depend on a clock.
     External(Arc<dyn Fn(Mark) -> Epoch + Send + Sync>),
 }
 
@@ -91,39 +91,37 @@ impl std::fmt::Debug for Progress {
     }
 }
 
-/// What an allocator is told when it is made. Every field has a default.
+/// Configuration of an [`Allocator`](crate::Allocator). Every field has a default.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Which manager.
+    /// Memory manager.
     pub preset: Preset,
-    /// The most physical memory it may hold. Unlimited by default: the card is the limit.
+    /// Most physical memory to reserve. `None`, the default: as much as the card has.
     pub limit: Option<Bytes>,
-    /// Above this share of the limit, or of the card where there is none, idle memory is given back
-    /// whenever a request had to go beyond what was free. Between 0 and 1; never by default.
+    /// Fraction of the limit, or of the card where there is none, between 0 and 1. After a miss,
+    /// idle memory above it is returned to the card. `None`, the default: never.
     pub garbage_collection_threshold: Option<f64>,
-    /// How long a request that finds no memory waits for other threads to give some back. Not at
-    /// all by default.
+    /// Time that a request without memory waits for other threads to free some. Zero by default.
     pub patience: Duration,
-    /// Memory to take from the card at once.
+    /// Memory to reserve at the start.
     pub prefill: Bytes,
-    /// The granule of VPMM's pool. The device's own by default.
+    /// Page size of the pool, a multiple of the device's granularity. `None`, the default: the
+    /// granularity.
     pub page: Option<Bytes>,
-    /// Addresses reserved at a time: 8 TiB, or less where the device has less.
+    /// Length of each address reservation: 8 TiB, or less where the device has less.
     pub span: Bytes,
-    /// The numbers of the default manager.
+    /// Settings of the default manager.
     pub mixed: Mixed,
-    /// The settings of PyTorch's allocator. `torch-expandable` has expandable segments whatever they
-    /// say.
+    /// Settings of PyTorch's allocator. `torch-expandable` has expandable segments in any case.
     pub torch: TorchConfig,
-    /// How the allocator learns that work is over.
+    /// Source of the completion of work.
     pub progress: Progress,
-    /// The same in pages of whatever size the pool has, as VPMM's variable says it. Comes before
-    /// `prefill`.
+    /// Pages to reserve at the start, as in VPMM's variable. Takes precedence over `prefill`.
     pub prefill_pages: Option<u64>,
 }
 
 impl Config {
-    /// The defaults of a preset.
+    /// Returns the defaults of a preset.
     pub fn preset(preset: Preset) -> Config {
         Config {
             preset,
@@ -140,12 +138,12 @@ impl Config {
         }
     }
 
-    /// Lets VPMM's variables change this configuration: `VPMM_PAGE_SIZE`, `VPMM_VA_SIZE` (bytes,
-    /// or with a unit such as `2MiB`) and `VPMM_PAGES` (a count). `lookup` returns a variable's
-    /// value; the library itself never reads the environment.
+    /// Returns this configuration with VPMM's variables applied: `VPMM_PAGE_SIZE`, `VPMM_VA_SIZE`
+    /// (bytes, or with a unit such as `2MiB`) and `VPMM_PAGES` (a count). `lookup` returns a
+    /// variable's value; the library itself never reads the environment.
     ///
     /// # Errors
-    /// Names the variable and what it should be.
+    /// A variable has an impossible value.
     pub fn with_vpmm_variables(
         mut self,
         lookup: impl Fn(&str) -> Option<String>,
@@ -180,7 +178,7 @@ impl Config {
         Ok(self)
     }
 
-    /// The bytes to take at once, given the page.
+    /// Returns the bytes to reserve at the start; `None` if they do not fit 64 bits.
     pub(crate) fn prefill_bytes(&self, page: Bytes) -> Option<Bytes> {
         match self.prefill_pages {
             Some(pages) => page.count().checked_mul(pages).map(Bytes::new),
@@ -202,14 +200,14 @@ impl Default for Config {
     }
 }
 
-/// A variable of VPMM that cannot be used.
+/// Error of a variable of VPMM with an impossible value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{variable}='{value}' cannot be used: it should be {expected}")]
 pub struct EnvError {
-    /// The variable's name.
+    /// Name of the variable.
     pub variable: &'static str,
-    /// Its value.
+    /// Value of the variable.
     pub value: String,
-    /// What would be right.
+    /// Description of a possible value.
     pub expected: &'static str,
 }

@@ -1,7 +1,8 @@
-//! Performing plans: the only place where the pool's names meet the driver's handles.
+//! Performs plans: the only place where the pool's ids are mapped to the driver's handles.
 //!
 //! A plan is performed in order. If an operation fails, those before it are undone, last first, and
-//! the pool is told what could not be: the device is then as it was, and so is the pool.
+//! the plan is abandoned with the list of what could not be undone. The device and the pool are
+//! then as before.
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use vramp_driver::{
 
 use crate::completion::Events;
 
-/// The device as the pool knows it: its names and what they stand for.
+/// A device, and its handles by the pool's ids.
 pub(crate) struct Executor {
     pub driver: Arc<dyn Driver>,
     pub streams: Vec<Stream>,
@@ -79,14 +80,14 @@ impl Executor {
                 let waiter = self.stream(stream);
                 match self.events.covering(on) {
                     Some(event) => self.driver.wait(waiter, event),
-                    // Already seen to be over.
+                    // The work is known to be over.
                     None => Ok(()),
                 }
             }
         }
     }
 
-    /// Reserves `wanted` addresses, or half as often as need be, but at least `least`.
+    /// Reserves `wanted` addresses. Halves the length on failure, down to `least`.
     fn reserve(&self, least: Bytes, wanted: Bytes) -> DriverResult<AddrRange> {
         let page = self.page;
         let least = least.checked_round_up(page).unwrap_or(least);
@@ -127,7 +128,7 @@ impl Executor {
                     }
                 }
                 (Op::Create { chunk, len }, Some(_)) => {
-                    // Released while mapped it would live on uncounted.
+                    // A handle released while mapped would stay allocated and uncounted.
                     let kept =
                         stuck.contains(&chunk) || self.driver.release(self.handle(chunk)).is_err();
                     if kept {
@@ -146,7 +147,7 @@ impl Executor {
         self.spans[at.span().index()].start + at.offset()
     }
 
-    /// Every reservation, in order of the spans' ids.
+    /// Returns every reservation, by span id.
     pub(crate) fn spans(&self) -> &[AddrRange] {
         &self.spans
     }
@@ -163,8 +164,8 @@ impl Executor {
         self.streams[stream.index()]
     }
 
-    /// Waits for `streams`, then gives everything back: mappings, chunks, addresses, events. Goes
-    /// on after a failure and returns the first one.
+    /// Waits for `streams`, then returns everything to the device: mappings, chunks, addresses,
+    /// events. Goes on after a failure and returns the first one.
     pub(crate) fn close(&mut self, pool: &Pool, streams: &[Stream]) -> DriverResult<()> {
         let mut first: DriverResult<()> = Ok(());
         let mut note = |result: DriverResult<()>| {
@@ -189,7 +190,7 @@ impl Executor {
     }
 }
 
-/// The error of a request that no address space is left for.
-pub(crate) fn is_full(error: &DriverError) -> bool {
+/// Returns true for the error of a device that has no memory or no addresses left.
+pub(crate) fn is_capacity_error(error: &DriverError) -> bool {
     error.kind == ErrorKind::OutOfMemory && matches!(error.call, Call::Create | Call::Reserve)
 }

@@ -1,4 +1,4 @@
-//! What an allocator and the pools made from it have in common: streams, and one limit.
+//! Groups: an allocator and the pools created from it share streams and one limit.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -8,11 +8,11 @@ use vramp_driver::{Driver, DriverError, Stream};
 
 use crate::shared::Shared;
 
-/// A stream that allocators of a group know.
+/// A stream of a group.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Known {
+pub(crate) struct GroupStream {
     pub raw: Stream,
-    /// Made here, so destroyed here.
+    /// True if the group created the stream, and so destroys it.
     owned: bool,
     pub ended: bool,
 }
@@ -20,15 +20,15 @@ pub(crate) struct Known {
 /// Allocators that share streams and a limit.
 #[derive(Default)]
 pub(crate) struct Group {
-    streams: Mutex<Vec<Known>>,
+    streams: Mutex<Vec<GroupStream>>,
     members: Mutex<Vec<Weak<Shared>>>,
     limit: Mutex<Option<Bytes>>,
-    /// Held while one of several members may grow under a limit.
+    /// Held while one of several members may reserve memory under a limit.
     growing: Mutex<()>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each is changed in one step, so a panic elsewhere leaves it whole.
+    // Each is changed in one step, so a panic elsewhere leaves it consistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -39,20 +39,20 @@ impl Group {
 
     pub(crate) fn add_stream(&self, raw: Stream, owned: bool) -> StreamId {
         let mut streams = lock(&self.streams);
-        streams.push(Known { raw, owned, ended: false });
+        streams.push(GroupStream { raw, owned, ended: false });
         StreamId::new(streams.len() as u32 - 1)
     }
 
-    /// Streams from the `from`-th on.
-    pub(crate) fn streams_from(&self, from: usize) -> Vec<Known> {
-        lock(&self.streams).get(from..).map(<[Known]>::to_vec).unwrap_or_default()
+    /// Returns the streams from index `from` on.
+    pub(crate) fn streams_from(&self, from: usize) -> Vec<GroupStream> {
+        lock(&self.streams).get(from..).map(<[GroupStream]>::to_vec).unwrap_or_default()
     }
 
-    pub(crate) fn stream(&self, id: StreamId) -> Option<Known> {
+    pub(crate) fn stream(&self, id: StreamId) -> Option<GroupStream> {
         lock(&self.streams).get(id.index()).copied()
     }
 
-    /// Marks a stream as ended and destroys it if it was made here.
+    /// Marks a stream as ended and destroys it if the group created it.
     pub(crate) fn end_stream(&self, id: StreamId, driver: &dyn Driver) -> Result<(), DriverError> {
         let known = {
             let mut streams = lock(&self.streams);
@@ -71,7 +71,7 @@ impl Group {
         lock(&self.members).iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// A member is closed. The last one destroys the streams.
+    /// Removes a closed member. The last one destroys the streams.
     pub(crate) fn leave(&self, number: u64, driver: &dyn Driver) -> Result<(), DriverError> {
         let mut members = lock(&self.members);
         members.retain(|member| member.upgrade().is_some_and(|known| known.number != number));
@@ -96,7 +96,8 @@ impl Group {
         *lock(&self.limit) = limit;
     }
 
-    /// The right to grow and what the others hold. `None` where nobody else counts.
+    /// Returns the right to reserve memory, and what the other members have reserved. `None`
+    /// without a limit or other members.
     pub(crate) fn share(&self, number: u64) -> Option<(MutexGuard<'_, ()>, Bytes)> {
         self.limit()?;
         if lock(&self.members).len() < 2 {

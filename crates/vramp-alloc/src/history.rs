@@ -1,4 +1,20 @@
-//! The last events of an allocator, and a snapshot of all it holds, as PyTorch's viewers read them.
+//! Recorded events of an allocator, and snapshots of its memory, in PyTorch's formats.
+//!
+//! ```
+//! use vramp_alloc::history::HistorySize;
+//! use vramp_alloc::{Allocator, Bytes, Config};
+//!
+//! let device = vramp_alloc::open("sim:h200")?.driver;
+//! let allocator = Allocator::new(device, Config::default())?;
+//! let stream = allocator.create_stream()?;
+//! let recording = allocator.record_history(HistorySize::default(), None);
+//! let block = allocator.malloc(Bytes::mib(64), stream)?;
+//! let mut file = Vec::new();
+//! allocator.snapshot(Some(&recording)).write_snapshot(&mut file)?;   // for pytorch.org/memory_viz
+//! allocator.stop_history(&recording);
+//! # allocator.free(block, stream)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -13,23 +29,24 @@ use crate::observe::{Event, Registration};
 use crate::shared::Inner;
 use crate::virtual_pool::VirtualPool;
 
-/// A caller's stack, innermost frame first.
+/// A call stack, innermost frame first: function, file and line of each frame.
 pub type OwnedFrames = Vec<(String, String, u32)>;
 
-/// Takes the stack of whoever is calling: function, file and line of each frame.
+/// Function that captures the stack of the calling thread.
 pub type StackSource = Arc<dyn Fn() -> OwnedFrames + Send + Sync>;
 
-/// A running recording: see [`Allocator::record_history`].
+/// A recording of events: see [`Allocator::record_history`].
 pub struct HistoryRecording {
     history: Arc<Mutex<History>>,
     registration: Registration,
 }
 
 impl Allocator {
-    /// Records every event from now on in a ring of the last ones; with `stacks`, who asked.
+    /// Records every event from now on in a ring of the last ones; with `stacks`, the call stack of
+    /// each.
     ///
-    /// Costs a lock shared by all threads for each malloc and free, and what taking a stack takes:
-    /// for finding out, not for every day. End it with [`Allocator::stop_history`].
+    /// Cost: a lock shared by all threads for each malloc and free, and the capture of a stack. For
+    /// diagnosis. End it with [`Allocator::stop_history`].
     pub fn record_history(
         &self,
         size: HistorySize,
@@ -53,7 +70,7 @@ impl Allocator {
                 }));
             }
             history.record(&record);
-            // Whether other streams still use it is the pool's secret: to its user it is free.
+            // For the caller the block is free, also while other streams still use it.
             if record.kind == EventKind::FreeRequested {
                 history.record(&Record { kind: EventKind::FreeCompleted, ..record });
             }
@@ -61,14 +78,14 @@ impl Allocator {
         HistoryRecording { history, registration }
     }
 
-    /// Ends a recording. What it holds can still be written.
+    /// Ends a recording. Its events can still be written. Returns false if it was ended before.
     pub fn stop_history(&self, recording: &HistoryRecording) -> bool {
         self.unregister(recording.registration)
     }
 
-    /// All memory by address, with the events of a recording: a trace that `write_snapshot` turns
-    /// into a file for `torch/cuda/_memory_viz.py` and its viewer, and `write_perfetto` into a
-    /// timeline. No segments for the driver's pool. O(n log n).
+    /// Returns all memory by address, with the events of a recording. [`Trace::write_snapshot`]
+    /// writes it for `torch/cuda/_memory_viz.py` and its viewer, [`Trace::write_perfetto`] as a
+    /// timeline. There are no segments for the driver's pool. O(n log n).
     pub fn snapshot(&self, recording: Option<&HistoryRecording>) -> Trace {
         let mut trace = match recording {
             Some(recording) => {
@@ -84,7 +101,7 @@ impl Allocator {
     }
 }
 
-/// An event as a line of a history; `None` for what PyTorch's format has no word for.
+/// Returns the history record of an event; `None` if PyTorch's format has no kind for it.
 fn record_of(event: &Event<'_>) -> Option<Record> {
     let (kind, stream, address, size) = match *event {
         Event::Allocated(allocation) => {
@@ -115,7 +132,7 @@ fn record_of(event: &Event<'_>) -> Option<Record> {
     })
 }
 
-/// Writes what the manager holds: one segment for each stretch of memory without a gap.
+/// Adds the manager's memory: one segment for each stretch of memory without a gap.
 fn segments(inner: &mut Inner, trace: &mut Trace) {
     if let Some(pool) = inner.manager.virtual_pool() {
         segments_of_pool(pool, trace);
@@ -173,7 +190,7 @@ fn block(part: &StretchPart, address: DeviceAddr) -> Block {
     }
 }
 
-/// What PyTorch's format says of a segment beside its memory.
+/// Attributes of a segment in PyTorch's format.
 struct Shape {
     is_small: bool,
     is_expandable: bool,

@@ -1,5 +1,5 @@
-//! What a thread knows of an allocator: its cache and tally, and copies of what rarely changes, so
-//! that a hit takes no lock that threads share.
+//! A thread's local state of an allocator: its cache and tally, and copies of lists that rarely
+//! change, so that a hit takes no shared lock.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};
@@ -11,20 +11,20 @@ use crate::shared::Shared;
 use crate::tally::Tally;
 use crate::virtual_pool::HeapCell;
 
-/// One thread's part of one allocator.
+/// Local state of one thread for one allocator.
 pub(crate) struct Local {
     shared: Weak<Shared>,
     allocator: u64,
     pub cache: Arc<Cache>,
     pub tally: Arc<Tally>,
-    /// By stream; may be behind the allocator's own list.
+    /// Heaps by stream. May be shorter than the allocator's list.
     pub heaps: Vec<Arc<HeapCell>>,
-    /// Where spans begin; may be behind, too.
+    /// Start addresses of spans. May be shorter, too.
     pub spans: Vec<DeviceAddr>,
 }
 
 impl Local {
-    /// The address of a place, if its span is known here.
+    /// Returns the device address of a place, if its span is in the local list.
     #[inline]
     pub(crate) fn addr(&self, at: PoolAddr) -> Option<DeviceAddr> {
         Some(*self.spans.get(at.span().index())? + at.offset())
@@ -32,7 +32,7 @@ impl Local {
 }
 
 impl Drop for Local {
-    /// A thread ends: what it had at hand goes back, its counts stay.
+    /// Returns the cached blocks of an ending thread to the pool and folds its counts in.
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade() {
             shared.retire(&self.cache, &self.tally);
@@ -44,8 +44,8 @@ thread_local! {
     static LOCALS: RefCell<Vec<Local>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Lets `work` see the thread's part of an allocator; `None` where it has none yet, or the thread
-/// is ending.
+/// Calls `work` with the thread's local state of an allocator. `None` if it has none yet, or the
+/// thread is ending.
 #[inline]
 pub(crate) fn with<R>(allocator: u64, work: impl FnOnce(&Local) -> R) -> Option<R> {
     LOCALS
@@ -58,7 +58,7 @@ pub(crate) fn with<R>(allocator: u64, work: impl FnOnce(&Local) -> R) -> Option<
         .flatten()
 }
 
-/// Brings the thread's part up to date, or makes it. `None` where the thread is ending.
+/// Updates the thread's local state, or creates it. `None` if the thread is ending.
 pub(crate) fn refresh(
     shared: &Arc<Shared>,
     heaps: &[Arc<HeapCell>],
@@ -74,7 +74,7 @@ pub(crate) fn refresh(
                 local.spans.extend(spans.skip(known));
                 return Some(());
             }
-            // Parts of allocators that are gone are of no use.
+            // Drops the state of allocators that were dropped.
             locals.retain(|local| local.shared.strong_count() > 0);
             let (cache, tally) = (Arc::new(Cache::new()), Arc::new(Tally::default()));
             enlist(&cache, &tally);

@@ -1,4 +1,4 @@
-//! The managers that may stand behind an allocator, with one set of verbs.
+//! The memory managers of an allocator, with one interface.
 
 use std::sync::Arc;
 
@@ -16,23 +16,23 @@ use crate::stream_ordered::{OrderedOutcome, OrderedPool};
 use crate::torch_pool::CachingPool;
 use crate::virtual_pool::{Refusal, VirtualPool};
 
-/// Who decides where memory lies.
+/// The manager that places blocks.
 #[expect(clippy::large_enum_variant, reason = "there is one for each allocator")]
 pub(crate) enum Manager {
-    /// The virtual pool. VPMM leaves requests under a page to the driver's pool.
+    /// The virtual pool. In VPMM the driver's pool serves requests under a page.
     Virtual { pool: VirtualPool, under_a_page: Option<OrderedPool> },
-    /// The driver's own pool.
+    /// The driver's stream-ordered pool.
     Ordered(OrderedPool),
     /// PyTorch's caching allocator.
     Caching(CachingPool),
 }
 
-/// Memory that a manager found.
+/// Memory that a manager allocated.
 pub(crate) struct Found {
     pub addr: DeviceAddr,
     pub len: Bytes,
     pub owner: Owner,
-    /// No driver call had to make it.
+    /// True if no driver call created it.
     pub hit: bool,
 }
 
@@ -73,7 +73,7 @@ impl Manager {
         }
     }
 
-    /// PyTorch's caching allocator, if it is that.
+    /// Returns PyTorch's caching allocator, if the manager is that.
     pub(crate) fn caching(&self) -> Option<&CachingPool> {
         match self {
             Manager::Caching(caching) => Some(caching),
@@ -103,7 +103,7 @@ impl Manager {
         }
     }
 
-    /// Makes the next stream known.
+    /// Adds the next stream.
     pub(crate) fn add_stream(&mut self, stream: Stream) {
         match self {
             Manager::Virtual { pool, .. } => {
@@ -116,7 +116,7 @@ impl Manager {
         }
     }
 
-    /// A stream ends: its memory is free for all once its work is over.
+    /// Ends a stream: its memory is free for all streams once its work is over.
     pub(crate) fn end_stream(&mut self, id: StreamId, raw: Stream) -> Result<(), DriverError> {
         match self {
             Manager::Virtual { pool, under_a_page } => {
@@ -178,7 +178,8 @@ impl Manager {
         }
     }
 
-    /// Takes memory back. It is free even if a driver call failed, unless `owns` still says so.
+    /// Frees an allocation. It is free even if a driver call failed, unless `owns` still returns
+    /// true.
     pub(crate) fn free(
         &mut self,
         allocation: &Allocation,
@@ -187,7 +188,7 @@ impl Manager {
     ) -> Result<(), DriverError> {
         match (self, allocation.owner) {
             (Manager::Virtual { pool, .. }, Owner::Pool { id, .. }) => {
-                if allocation.recycled && stream != allocation.stream {
+                if allocation.from_cache && stream != allocation.stream {
                     let used = pool.pool.record_use(id, allocation.stream);
                     used.expect("the block was looked up");
                 }
@@ -210,13 +211,13 @@ impl Manager {
         }
     }
 
-    /// True if the allocation's memory is this manager's, and held.
+    /// Returns true if the allocation is live in this manager.
     pub(crate) fn owns(&self, allocation: &Allocation) -> bool {
         match (self, allocation.owner) {
-            (Manager::Virtual { pool, .. }, Owner::Pool { id, at }) => pool.knows(id, at),
+            (Manager::Virtual { pool, .. }, Owner::Pool { id, at }) => pool.is_live(id, at),
             (Manager::Virtual { .. }, Owner::Heap { .. }) => true,
             (Manager::Virtual { pool, .. }, Owner::Arena { arena, number }) => {
-                pool.arenas.knows(ArenaBlockId::new(arena, number))
+                pool.arenas.is_live(ArenaBlockId::new(arena, number))
             }
             (
                 Manager::Virtual { under_a_page: Some(ordered), .. } | Manager::Ordered(ordered),
@@ -239,7 +240,7 @@ impl Manager {
         }
     }
 
-    /// Adds memory ahead of demand.
+    /// Reserves memory ahead of demand.
     pub(crate) fn prefill(&mut self, len: Bytes, stream: StreamId) -> Result<(), Refusal> {
         match self {
             Manager::Virtual { pool, .. } => match pool.prefill(len, stream) {
@@ -267,7 +268,7 @@ impl Manager {
         }
     }
 
-    /// Sets the most memory it may hold, and how much of that others hold.
+    /// Sets the limit, and how much of it other pools have reserved.
     pub(crate) fn set_limit(&mut self, limit: Option<Bytes>, elsewhere: Bytes) {
         match self {
             Manager::Virtual { pool, .. } => pool.pool.set_limit(limit, elsewhere),
@@ -280,7 +281,7 @@ impl Manager {
         }
     }
 
-    /// What was done on the card. A driver call where the driver's pool is part of it.
+    /// Returns the counts of driver work. One driver call where the driver's pool is in use.
     pub(crate) fn counters(&self) -> Result<Counters, DriverError> {
         let mut counters = self.known_counters().unwrap_or_default();
         if let Some(ordered) = self.ordered() {
@@ -291,17 +292,18 @@ impl Manager {
         Ok(counters)
     }
 
-    /// Physical memory it holds, without a driver call: not that of the driver's pool.
+    /// Returns the physical memory reserved, without that of the driver's pool. No driver call.
     pub(crate) fn reserved(&self) -> Bytes {
         self.known_counters().map_or(Bytes::ZERO, |counters| counters.reserved)
     }
 
-    /// Blocks that the driver's pool placed: neither hits nor misses, for nobody knows.
+    /// Returns the blocks that the driver's pool placed: the driver does not say whether they were
+    /// hits.
     pub(crate) fn placed_by_driver(&self) -> u64 {
         self.ordered().map_or(0, OrderedPool::placed)
     }
 
-    /// What was done on the card, without a driver call: not in the driver's pool.
+    /// Returns the counts of driver work, without that of the driver's pool. No driver call.
     pub(crate) fn known_counters(&self) -> Option<Counters> {
         match self {
             Manager::Virtual { pool, .. } => Some(pool.pool.counters()),
@@ -310,7 +312,7 @@ impl Manager {
         }
     }
 
-    /// Lets the peak of physical memory begin anew; that of the driver's pool is the driver's.
+    /// Resets the peak of physical memory, except that of the driver's pool.
     pub(crate) fn reset_peaks(&mut self) {
         match self {
             Manager::Virtual { pool, .. } => pool.pool.reset_peaks(),
@@ -331,8 +333,8 @@ impl Manager {
         self.virtual_pool().map(VirtualPool::census).unwrap_or_default()
     }
 
-    /// Waits for the streams and gives everything back. Goes on after a failure and returns the
-    /// first one.
+    /// Waits for the streams and returns everything to the device. Goes on after a failure and
+    /// returns the first one.
     pub(crate) fn close(&mut self, streams: &[Stream]) -> Result<(), DriverError> {
         match self {
             Manager::Virtual { pool, under_a_page } => {
@@ -360,7 +362,7 @@ fn from_ordered(
     }
 }
 
-/// PyTorch's allocator on a device.
+/// Creates PyTorch's allocator on a device.
 fn caching_pool(driver: &Arc<dyn Driver>, config: &Config) -> Result<CachingPool, CreateError> {
     let info = driver.info();
     let expandable_segments =

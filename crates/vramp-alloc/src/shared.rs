@@ -1,4 +1,4 @@
-//! The part of an allocator that its threads keep a hold of, and the lock around the manager.
+//! The state that an allocator's threads share, and the lock around its manager.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -18,23 +18,23 @@ use crate::stats::SeenPeaks;
 use crate::tally::{Base, Tally};
 use crate::virtual_pool::HeapsServe;
 
-/// What all of an allocator's threads share.
+/// State that all threads of an allocator share.
 pub(crate) struct Shared {
-    /// Names the allocator for its threads and allocations.
+    /// Number of the allocator, unique in the process: its threads and allocations refer to it.
     pub number: u64,
-    /// What people call it.
+    /// Name of the allocator.
     pub name: String,
     pub driver: Arc<dyn Driver>,
-    /// Which requests are the heaps'; `None` where the manager has no use for them.
+    /// Sizes of requests that heaps serve; `None` where the manager has no heaps.
     pub heaps_serve: Option<HeapsServe>,
     pub group: Arc<Group>,
     pub observers: Observers,
-    /// Physical memory held, as of the last call that held the lock.
+    /// Physical memory reserved, as of the last call that held the lock.
     pub reserved: AtomicU64,
-    /// Somebody waits for memory to come back: frees go through the lock.
+    /// True while a request waits for memory: frees take the lock.
     pub has_waiters: AtomicBool,
-    /// How many captures into arenas are under way: requests go through the lock, which knows whose
-    /// they are.
+    /// Captures into arenas under way. While there are any, requests take the lock, where their
+    /// capture is looked up.
     pub captures: AtomicU32,
     /// True while threads contend for the lock: a copy for requests that do not take it.
     contended: AtomicBool,
@@ -42,30 +42,30 @@ pub(crate) struct Shared {
     inner: Mutex<Inner>,
 }
 
-/// What the lock protects.
+/// State that the lock protects.
 pub(crate) struct Inner {
     pub manager: Manager,
     contention: Contention,
-    /// By id. May be behind the group's list.
+    /// Streams by id. May be shorter than the group's list.
     pub streams: Vec<Stream>,
-    /// By id.
+    /// Whether each stream was destroyed, by id.
     pub ended: Vec<bool>,
     pub base: Base,
-    /// Of every thread that allocated here and lives.
+    /// Tallies of live threads that allocated here.
     pub tallies: Vec<Arc<Tally>>,
     pub tags: Vec<TagUsage>,
     pub seen_peaks: SeenPeaks,
     /// Requests that failed for want of memory.
     pub ooms: u64,
-    /// Requests that were tried again after a handler or a wait.
+    /// Requests that were retried after a handler or a wait.
     pub retries: u64,
     pub closed: bool,
 }
 
-/// The right to grow, where several pools share a limit.
-pub(crate) type Turn<'a> = Option<MutexGuard<'a, ()>>;
+/// Exclusive right to reserve memory, where several pools share a limit.
+pub(crate) type GrowthGuard<'a> = Option<MutexGuard<'a, ()>>;
 
-/// Only tells allocators apart.
+/// Number of the next allocator.
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
 impl Shared {
@@ -129,21 +129,21 @@ impl Shared {
         Ok(inner)
     }
 
-    /// The lock, for calls that may take memory: what the others of the group hold counts, and they
-    /// take none while the first part is held.
+    /// Takes the lock for a call that may reserve memory. Memory of the group's other pools counts
+    /// against the limit, and they reserve none while the first guard is held.
     pub(crate) fn lock_for_memory(
         &self,
-    ) -> Result<(Turn<'_>, MutexGuard<'_, Inner>), Inconsistency> {
+    ) -> Result<(GrowthGuard<'_>, MutexGuard<'_, Inner>), Inconsistency> {
         let share = self.group.share(self.number);
         let mut inner = self.lock()?;
         if let Some(limit) = self.group.limit() {
             let elsewhere = share.as_ref().map_or(Bytes::ZERO, |&(_, elsewhere)| elsewhere);
             inner.manager.set_limit(Some(limit), elsewhere);
         }
-        Ok((share.map(|(turn, _)| turn), inner))
+        Ok((share.map(|(guard, _)| guard), inner))
     }
 
-    /// The lock, for looking and for the end.
+    /// Takes the lock for a call that reads or closes. A panic elsewhere is ignored.
     pub(crate) fn lock_anyway(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -154,13 +154,13 @@ impl Shared {
         self.contended.load(Ordering::Relaxed)
     }
 
-    /// Where a place of the virtual pool is.
+    /// Returns the device address of a place in the virtual pool.
     pub(crate) fn addr(&self, at: PoolAddr) -> DeviceAddr {
         let inner = self.lock_anyway();
         inner.manager.virtual_pool().expect("a heap has a pool").exec.addr(at)
     }
 
-    /// Brings the calling thread's copies up to date and folds its counts in.
+    /// Updates the calling thread's local state and folds its counts in.
     pub(crate) fn refresh(self: &Arc<Shared>, inner: &mut Inner) {
         let Inner { manager, tallies, base, .. } = inner;
         let (heaps, spans, caches) = match manager.virtual_pool_mut() {
@@ -176,27 +176,27 @@ impl Shared {
         local::with(self.number, |local| base.fold(&local.tally, all));
     }
 
-    /// A thread has ended.
+    /// Removes the local state of a thread that ended.
     pub(crate) fn retire(&self, cache: &Arc<Cache>, tally: &Arc<Tally>) {
         let mut inner = self.lock_anyway();
         let Inner { base, tallies, .. } = &mut *inner;
         base.fold(tally, tallies.iter().map(|tally| &**tally));
-        inner.tallies.retain(|known| !Arc::ptr_eq(known, tally));
+        inner.tallies.retain(|other| !Arc::ptr_eq(other, tally));
         if let Some(pool) = inner.manager.virtual_pool_mut() {
             pool.drain(cache);
-            pool.caches.retain(|known| !Arc::ptr_eq(known, cache));
+            pool.caches.retain(|other| !Arc::ptr_eq(other, cache));
         }
     }
 
-    /// Waits until memory comes back, at most so long. The lock is open meanwhile.
-    pub(crate) fn wait_for_memory(&self, inner: MutexGuard<'_, Inner>, most: Duration) {
+    /// Waits until memory is freed, at most `max`. The lock is released meanwhile.
+    pub(crate) fn wait_for_memory(&self, inner: MutexGuard<'_, Inner>, max: Duration) {
         self.has_waiters.store(true, Ordering::Relaxed);
-        // Short waits: another thread's cache, or a pool beside this one, does not wake anybody.
-        let most = most.min(Duration::from_millis(5));
-        drop(self.memory_freed.wait_timeout(inner, most));
+        // Short waits: memory in another thread's cache or in another pool wakes no waiter.
+        let max = max.min(Duration::from_millis(5));
+        drop(self.memory_freed.wait_timeout(inner, max));
     }
 
-    /// Memory came back: whoever waits for it tries again.
+    /// Wakes the requests that wait for memory.
     pub(crate) fn notify_waiters(&self) {
         if self.has_waiters.load(Ordering::Relaxed) {
             self.memory_freed.notify_all();
@@ -205,13 +205,13 @@ impl Shared {
 }
 
 impl Inner {
-    /// The driver's stream, if requests may be made for it. Learns of streams made through others
-    /// of the group.
+    /// Returns the driver's stream if requests may be made for it. Adds streams that were created
+    /// through other pools of the group.
     pub(crate) fn open_stream(&mut self, id: StreamId, group: &Group) -> Option<Stream> {
         self.any_stream(id, group).filter(|_| !self.ended[id.index()])
     }
 
-    /// The driver's stream, ended or not.
+    /// Returns the driver's stream, destroyed or not.
     pub(crate) fn any_stream(&mut self, id: StreamId, group: &Group) -> Option<Stream> {
         if self.streams.len() <= id.index() {
             for known in group.streams_from(self.streams.len()) {
@@ -228,7 +228,8 @@ impl Inner {
         self.streams.get(id.index()).copied()
     }
 
-    /// Counts what the calling thread did. Where it is ending, the allocator counts itself.
+    /// Counts an act of the calling thread: in the thread's tally, or in the allocator's if the
+    /// thread is ending.
     pub(crate) fn count(&mut self, number: u64, note: impl Fn(&Tally)) {
         if local::with(number, |local| note(&local.tally)).is_none() {
             let own = Tally::default();
@@ -237,15 +238,16 @@ impl Inner {
         }
     }
 
-    /// All counts, with what threads have not folded in yet.
+    /// Returns all counts, including those that threads have not folded in yet.
     pub(crate) fn counts(&self) -> Base {
         self.base.with(self.tallies.iter().map(|tally| &**tally))
     }
 
-    /// What each stream holds, the one with most first.
+    /// Returns the memory of each stream, largest first.
     pub(crate) fn stream_usage(&self) -> Vec<StreamUsage> {
         let shares = self.manager.virtual_pool().map(|pool| pool.pool.shares()).unwrap_or_default();
-        let mut streams: Vec<StreamUsage> = shares
+        let total = |usage: &StreamUsage| usage.used + usage.free + usage.waiting;
+        let mut usages: Vec<StreamUsage> = shares
             .into_iter()
             .map(|share| StreamUsage {
                 stream: share.stream,
@@ -253,10 +255,10 @@ impl Inner {
                 free: share.free,
                 waiting: share.waiting,
             })
-            .filter(|holder| holder.used + holder.free + holder.waiting > Bytes::ZERO)
+            .filter(|usage| !total(usage).is_zero())
             .collect();
-        streams.sort_by_key(|holder| std::cmp::Reverse(holder.used + holder.waiting + holder.free));
-        streams
+        usages.sort_by_key(|usage| std::cmp::Reverse(total(usage)));
+        usages
     }
 
     pub(crate) fn close(&mut self, shared: &Shared) -> Result<(), DriverError> {

@@ -13,47 +13,46 @@ pub use crate::error::{SiblingPool, StreamUsage, TagUsage};
 
 use crate::Allocator;
 
-/// What PyTorch users read in `torch.cuda.memory_stats`. Bytes where the name says so.
+/// Statistics as in `torch.cuda.memory_stats`. Bytes where the name says so.
 ///
-/// `small_pool` and `large_pool` tell requests up to 1 MiB from larger ones; this allocator serves
-/// both from the same memory, so what is about memory of the card has only `all`. With the presets
-/// `torch` and `torch-expandable` what is about memory of the card is what PyTorch's own allocator
-/// would tell.
+/// `small_pool` counts requests up to 1 MiB and `large_pool` the others. The virtual pool serves
+/// both from the same memory, so statistics of the card's memory have only `all`. With the presets
+/// `torch` and `torch-expandable` those are the ones of PyTorch's allocator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryStats {
-    /// Blocks handed out.
+    /// Live blocks.
     pub allocation: StatByPool,
-    /// Their bytes, rounding included.
+    /// Bytes of live blocks, rounding included.
     pub allocated_bytes: StatByPool,
-    /// The bytes that were asked for.
+    /// Bytes of live blocks as requested.
     pub requested_bytes: StatByPool,
-    /// Bytes handed out, or freed while work of other streams may still use them.
+    /// Bytes of live blocks, and of freed ones that work of other streams may still use.
     pub active_bytes: Stat,
-    /// Physical memory.
+    /// Physical memory reserved.
     pub reserved_bytes: Stat,
-    /// Physical handles: what PyTorch calls segments.
+    /// Physical handles, which PyTorch calls segments.
     pub segment: Stat,
-    /// Physical memory that is in no block: free or at hand. Where it comes from and goes to is
-    /// counted by PyTorch's allocator alone.
+    /// Physical memory in no live block: free or in a thread's cache. `allocated` and `freed` are
+    /// counted for PyTorch's allocator only.
     pub inactive_split_bytes: Stat,
-    /// Requests that were tried again after a handler gave memory or another thread freed some, or
-    /// after PyTorch's allocator gave its cache back.
+    /// Requests retried after a handler or another thread freed memory, or after PyTorch's
+    /// allocator returned its cache to the card.
     pub num_alloc_retries: u64,
     /// Requests that failed for want of memory.
     pub num_ooms: u64,
-    /// Handles made.
+    /// Handles created.
     pub num_device_alloc: u64,
     /// Handles released.
     pub num_device_free: u64,
 }
 
 impl Allocator {
-    /// Statistics as PyTorch tells them. A driver call where the driver's pool is part of it; O(n)
-    /// in the regions of the pool.
+    /// Returns statistics by PyTorch's names. One driver call where the driver's pool is in use;
+    /// O(n) in the regions of the pool.
     ///
-    /// With several threads peaks may be off by what they hold between two misses; the peaks of
-    /// `active`, `inactive_split` and `segment` are those at the moments when this was asked, but
-    /// exact in PyTorch's allocator.
+    /// With several threads peaks may be off by what they allocate between two misses. The peaks of
+    /// `active`, `inactive_split` and `segment` are taken when this method is called; those of
+    /// PyTorch's allocator are exact.
     pub fn memory_stats(&self) -> Result<MemoryStats, DriverError> {
         let mut inner = self.shared().lock_anyway();
         let counts = inner.counts();
@@ -109,7 +108,7 @@ impl Allocator {
         Ok(torch.map_or(stats, |torch| stats.with_memory_of(&torch)))
     }
 
-    /// Lets all peaks begin anew at what is held now, as `torch.cuda.reset_peak_memory_stats` does.
+    /// Resets all peaks to the current values, as `torch.cuda.reset_peak_memory_stats` does.
     pub fn reset_peak_stats(&self) {
         let mut guard = self.shared().lock_anyway();
         let inner = &mut *guard;
@@ -121,7 +120,7 @@ impl Allocator {
     }
 }
 
-/// Peaks of what is only known when it is asked for.
+/// Peaks of quantities that are computed only when statistics are read.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SeenPeaks {
     active: u64,
@@ -130,7 +129,7 @@ pub(crate) struct SeenPeaks {
 }
 
 impl MemoryStats {
-    /// The same, with what PyTorch's allocator counts of its memory.
+    /// Replaces the statistics of the card's memory with those of PyTorch's allocator.
     fn with_memory_of(self, torch: &TorchStats) -> MemoryStats {
         MemoryStats {
             active_bytes: torch.active_bytes.all,
@@ -144,7 +143,7 @@ impl MemoryStats {
         }
     }
 
-    /// Every number under PyTorch's name for it, such as `allocated_bytes.all.peak`.
+    /// Returns every number under PyTorch's name, such as `allocated_bytes.all.peak`.
     pub fn by_name(&self) -> BTreeMap<String, u64> {
         let mut named = BTreeMap::new();
         let mut add = |name: &str, pool: &str, stat: Stat| {
@@ -186,7 +185,7 @@ impl MemoryStats {
         named
     }
 
-    /// Memory that PyTorch's allocator would call fragmented: reserved and in no block.
+    /// Returns the bytes that PyTorch counts as fragmented: reserved and in no block.
     pub fn unused(&self) -> Bytes {
         Bytes::new(self.inactive_split_bytes.current)
     }

@@ -1,7 +1,7 @@
-//! The driver's own stream-ordered pool behind the allocator's interface.
+//! The driver's stream-ordered pool as a manager.
 //!
-//! It decides where memory lies and when it is reused; what is added here is the book-keeping:
-//! sizes, uses on other streams, a limit.
+//! The driver decides where memory lies and when it is reused. This module adds the records of
+//! sizes, uses on other streams, and a limit.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use vramp_driver::{Driver, DriverResult, Event, PoolUsage, Stream};
 
 struct Held {
     addr: DeviceAddr,
-    /// The stream it was made for, and those that were noted.
+    /// The stream it was allocated for, and those whose use was recorded.
     uses: Vec<StreamId>,
 }
 
-/// The driver's pool, keeping all it ever got.
+/// The driver's pool, which keeps all memory that it reserved.
 pub(crate) struct OrderedPool {
     driver: Arc<dyn Driver>,
     limit: Option<Bytes>,
     held: BTreeMap<u64, Held>,
     next_slot: u64,
     fence: Option<Event>,
-    /// The last point of each stream that ended.
+    /// Event at the end of the work of each stream that ended.
     ended: BTreeMap<StreamId, Event>,
     placed: u64,
 }
@@ -46,7 +46,7 @@ impl OrderedPool {
         })
     }
 
-    /// One driver call; two where a limit has to be watched.
+    /// Allocates. One driver call; two with a limit.
     pub(crate) fn malloc(
         &mut self,
         size: Bytes,
@@ -54,7 +54,7 @@ impl OrderedPool {
         stream: Stream,
     ) -> DriverResult<OrderedOutcome> {
         let len = size.max(Bytes::new(1));
-        // More than the card has is a shortage, whatever the driver calls it.
+        // More than the card has is a shortage, whichever error the driver returns.
         if len > self.driver.info().limits.memory {
             return Ok(OrderedOutcome::Full(
                 shortage((size, id), self.driver.pool_usage()?, None),
@@ -86,11 +86,11 @@ impl OrderedPool {
         Ok(OrderedOutcome::Placed { addr, len, slot })
     }
 
-    /// Remembers the last point of a stream that ends. Two driver calls.
+    /// Records an event at the end of a stream's work. Two driver calls.
     pub(crate) fn end_stream(&mut self, id: StreamId, stream: Stream) -> DriverResult<()> {
         let event = self.driver.create_event()?;
         if let Err(error) = self.driver.record(event, stream) {
-            // It names nothing: whether it can be destroyed changes nothing either.
+            // The event is unused, so a failure to destroy it changes nothing.
             let _ = self.driver.destroy_event(event);
             return Err(error);
         }
@@ -110,8 +110,8 @@ impl OrderedPool {
         }
     }
 
-    /// One driver call, and two more for each other stream that used the block: the driver wants a
-    /// block's free behind its allocation.
+    /// Frees a block. One driver call, and two more for each other stream that used it: the driver
+    /// requires that the free is ordered behind the allocation.
     pub(crate) fn free(&mut self, slot: u64, id: StreamId, streams: &[Stream]) -> DriverResult<()> {
         let stream = streams[id.index()];
         let Some(held) = self.held.get(&slot) else { return Ok(()) };
@@ -132,12 +132,12 @@ impl OrderedPool {
         Ok(())
     }
 
-    /// What the driver says it holds. One driver call.
+    /// Returns the driver's usage of its pool. One driver call.
     pub(crate) fn usage(&self) -> DriverResult<PoolUsage> {
         self.driver.pool_usage()
     }
 
-    /// How many blocks it handed out.
+    /// Returns the number of blocks allocated so far.
     pub(crate) fn placed(&self) -> u64 {
         self.placed
     }
@@ -150,8 +150,8 @@ impl OrderedPool {
         self.driver.trim_pool(to)
     }
 
-    /// Gives everything back, behind the work of all streams. Goes on after a failure and returns
-    /// the first one.
+    /// Waits for the work of all streams and returns everything. Goes on after a failure and
+    /// returns the first one.
     pub(crate) fn close(&mut self, streams: &[Stream]) -> DriverResult<()> {
         let mut first: DriverResult<()> = Ok(());
         let mut note = |result: DriverResult<()>| {

@@ -1,43 +1,44 @@
-//! Counts that a thread keeps for itself, so that a hit writes nothing that others read.
+//! Counts of one thread, so that a hit writes no shared cache line.
 //!
-//! Only the owner writes; anybody may read. What a thread did goes into the allocator's base when it
-//! next takes the allocator's lock, so the sums are exact at any time. The peaks of bytes over all
-//! requests are exact as long as one thread allocates. With several they take one thread's most together with
-//! what the others hold at a later moment, and so may be off either way by what those held
-//! differently: 1 % in a PyTorch job, whose backward passes have a thread of their own. The peaks of
-//! counts and those by pool may always miss what lies between two such moments.
+//! Only the owning thread writes them; any thread may read. A thread's counts are folded into the
+//! allocator's when it next takes the allocator's lock, so the sums are exact at any time.
+//!
+//! The peaks of bytes over all requests are exact as long as one thread allocates. With several
+//! threads a peak is one thread's maximum plus the others' values at a later moment, so it may be
+//! off either way: 1 % in a PyTorch job, whose backward passes have a thread of their own. The
+//! peaks of counts, and those by pool, may miss what lies between two folds.
 
 use vramp_core::Bytes;
 use vramp_model::{Stat, StatByPool};
 
 use crate::sync::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
-/// Requests up to this size are PyTorch's small ones.
-const SMALL_MOST: Bytes = Bytes::mib(1);
+/// Largest request of PyTorch's small pool.
+const SMALL_MAX: Bytes = Bytes::mib(1);
 
-/// Small, large, all.
+/// Classes of requests: small, large, all.
 pub(crate) const CLASSES: usize = 3;
 const ALL: usize = 2;
-/// Blocks, their bytes, the bytes asked for.
+/// Kinds of counts: blocks, their bytes, the bytes requested.
 pub(crate) const KINDS: usize = 3;
 
 type Grid<T> = [[T; KINDS]; CLASSES];
 
-/// Kinds whose peak over all requests is watched at every step: bytes, and bytes asked for.
-const WATCHED: [usize; 2] = [1, 2];
+/// Kinds whose peak over all requests is updated at every step: bytes, and bytes requested.
+const PEAK_KINDS: [usize; 2] = [1, 2];
 
-/// One thread's counts since its last fold.
+/// Counts of one thread since its last fold.
 #[derive(Default)]
 pub(crate) struct Tally {
     placed: [[AtomicU64; KINDS]; ALL],
     freed: [[AtomicU64; KINDS]; ALL],
-    now: [AtomicI64; WATCHED.len()],
-    high: [AtomicI64; WATCHED.len()],
+    now: [AtomicI64; PEAK_KINDS.len()],
+    high: [AtomicI64; PEAK_KINDS.len()],
     misses: AtomicU64,
 }
 
 fn class_of(requested: Bytes) -> usize {
-    usize::from(requested > SMALL_MOST)
+    usize::from(requested > SMALL_MAX)
 }
 
 impl Tally {
@@ -48,11 +49,11 @@ impl Tally {
         for (counter, amount) in placed.iter().zip(amounts) {
             add(counter, amount);
         }
-        for (watched, kind) in WATCHED.into_iter().enumerate() {
-            let now = self.now[watched].load(Relaxed) + amounts[kind] as i64;
-            self.now[watched].store(now, Relaxed);
-            if now > self.high[watched].load(Relaxed) {
-                self.high[watched].store(now, Relaxed);
+        for (index, kind) in PEAK_KINDS.into_iter().enumerate() {
+            let now = self.now[index].load(Relaxed) + amounts[kind] as i64;
+            self.now[index].store(now, Relaxed);
+            if now > self.high[index].load(Relaxed) {
+                self.high[index].store(now, Relaxed);
             }
         }
         if !hit {
@@ -67,15 +68,15 @@ impl Tally {
         for (counter, amount) in freed.iter().zip(amounts) {
             add(counter, amount);
         }
-        for (watched, kind) in WATCHED.into_iter().enumerate() {
-            let now = &self.now[watched];
+        for (index, kind) in PEAK_KINDS.into_iter().enumerate() {
+            let now = &self.now[index];
             now.store(now.load(Relaxed) - amounts[kind] as i64, Relaxed);
         }
     }
 
-    /// Bytes, and bytes asked for, that are held more than at the last fold.
-    fn now(&self) -> [i64; WATCHED.len()] {
-        [0, 1].map(|watched| self.now[watched].load(Relaxed))
+    /// Returns the change of live bytes, and of those requested, since the last fold.
+    fn now(&self) -> [i64; PEAK_KINDS.len()] {
+        [0, 1].map(|index| self.now[index].load(Relaxed))
     }
 }
 
@@ -84,7 +85,7 @@ fn add(counter: &AtomicU64, amount: u64) {
     counter.store(counter.load(Relaxed) + amount, Relaxed);
 }
 
-/// The allocator's counts: what threads folded in.
+/// Counts of an allocator: the sums that its threads folded in.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Base {
     now: Grid<i64>,
@@ -94,17 +95,18 @@ pub(crate) struct Base {
     misses: u64,
 }
 
-/// What threads hold more, or less, than the base knows.
-fn unfolded<'a>(tallies: impl Iterator<Item = &'a Tally>) -> [i64; WATCHED.len()] {
-    tallies.fold([0; WATCHED.len()], |sum, tally| {
+/// Returns the change of live bytes that the tallies have not folded in yet.
+fn unfolded<'a>(tallies: impl Iterator<Item = &'a Tally>) -> [i64; PEAK_KINDS.len()] {
+    tallies.fold([0; PEAK_KINDS.len()], |sum, tally| {
         let now = tally.now();
-        [0, 1].map(|watched| sum[watched] + now[watched])
+        [0, 1].map(|index| sum[index] + now[index])
     })
 }
 
 impl Base {
-    /// Takes a tally over. Only its owner may call this, or whoever comes after the owner's end.
-    /// What `all` have not folded counts for the peaks: one thread may free what another made.
+    /// Adds a tally and clears it. Only the owning thread may call this, or another thread after
+    /// the owner ended. Counts of `all` that are not folded yet enter the peaks: one thread may
+    /// free what another allocated.
     pub(crate) fn fold<'a>(&mut self, tally: &Tally, all: impl Iterator<Item = &'a Tally>) {
         let others = unfolded(all.filter(|other| !std::ptr::eq(*other, tally)));
         self.note_peaks(tally, others);
@@ -116,7 +118,7 @@ impl Base {
         self.note_now();
     }
 
-    /// The counts with what threads have not folded yet.
+    /// Returns the counts including those that threads have not folded yet.
     pub(crate) fn with<'a>(mut self, all: impl Iterator<Item = &'a Tally> + Clone) -> Base {
         for tally in all.clone() {
             let others = all.clone().filter(|other| !std::ptr::eq(*other, tally));
@@ -127,14 +129,14 @@ impl Base {
         self
     }
 
-    /// The most that was held while `tally` counted and others had not folded `others`.
-    fn note_peaks(&mut self, tally: &Tally, others: [i64; WATCHED.len()]) {
-        for (watched, kind) in WATCHED.into_iter().enumerate() {
-            let before = self.now[ALL][kind] + others[watched];
+    /// Updates the peaks with the maximum of `tally`, while other threads had `others` unfolded.
+    fn note_peaks(&mut self, tally: &Tally, others: [i64; PEAK_KINDS.len()]) {
+        for (index, kind) in PEAK_KINDS.into_iter().enumerate() {
+            let before = self.now[ALL][kind] + others[index];
             let peak = &mut self.peak[ALL][kind];
-            // A thread that only gave back counts as it is: before it did, others held less.
-            let high = tally.high[watched].load(Relaxed);
-            let most = if high > 0 { high } else { tally.now[watched].load(Relaxed) };
+            // A thread that only freed counts as it is now: before its frees others had less.
+            let high = tally.high[index].load(Relaxed);
+            let most = if high > 0 { high } else { tally.now[index].load(Relaxed) };
             *peak = (*peak).max(before + most);
         }
     }
@@ -154,7 +156,7 @@ impl Base {
         self.misses += tally.misses.load(Relaxed);
     }
 
-    /// What is held at this moment counts for every peak.
+    /// Updates every peak with the current values.
     fn note_now(&mut self) {
         for (peaks, nows) in self.peak.iter_mut().zip(&self.now) {
             for (peak, now) in peaks.iter_mut().zip(nows) {
@@ -163,8 +165,8 @@ impl Base {
         }
     }
 
-    /// Lets the peaks begin anew at what is held now. With several threads at work a peak between
-    /// this moment and their next fold may count from before.
+    /// Resets the peaks to the current values. While several threads allocate, a peak may include
+    /// values from before, until their next fold.
     pub(crate) fn reset_peaks<'a>(&mut self, tallies: impl Iterator<Item = &'a Tally>) {
         self.peak = self.now;
         for tally in tallies {
@@ -190,12 +192,12 @@ impl Base {
         self.freed[ALL][0]
     }
 
-    /// Blocks that needed a plan, or that the driver's pool placed.
+    /// Returns the blocks that needed a plan, or that the driver's pool placed.
     pub(crate) fn misses(&self) -> u64 {
         self.misses
     }
 
-    /// Blocks (0), their bytes (1) or the bytes asked for (2).
+    /// Returns blocks (0), their bytes (1) or the bytes requested (2).
     pub(crate) fn stats(&self, kind: usize) -> StatByPool {
         let stat = |class: usize| Stat {
             current: self.now[class][kind].max(0) as u64,

@@ -1,4 +1,4 @@
-//! PyTorch's caching allocator on a device: asks the core, performs what it says.
+//! PyTorch's caching allocator on a device: gets decisions from the model and performs them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use vramp_core::{AddrRange, BlockId, Bytes, Counters, DeviceAddr, PoolAddr, Request, StreamId};
 use vramp_driver::{Driver, DriverResult, Handle, MemoryLocation, Stream};
 use vramp_model::{
-    SegmentId, TorchAttempt, TorchBlock, TorchOp, TorchPool, TorchSegment, TorchStep, TorchStretch,
+    SegmentId, TorchAttempt, TorchBlock, TorchOp, TorchPool, TorchSegment, TorchStep,
 };
 
 use crate::allocation::Owner;
@@ -15,26 +15,26 @@ use crate::config::Progress;
 use crate::manager::Found;
 use crate::virtual_pool::Refusal;
 
-/// A caching pool and the device it lives on.
+/// A caching pool and its device.
 pub(crate) struct CachingPool {
     pub pool: TorchPool,
     pub streams: Vec<Stream>,
     driver: Arc<dyn Driver>,
     events: Events,
     progress: Progress,
-    /// By the pool's number of each.
+    /// Memory of each segment, by id.
     segments: Vec<Option<Memory>>,
-    /// Handles whose release failed: nobody uses them any more, and `trim` and `close` try again.
+    /// Handles whose release failed: unused, and released again by `trim` and `close`.
     stuck: Vec<(Handle, Bytes)>,
-    /// Memory on the card: the pool's, and what a failed call left behind.
+    /// Memory on the card: the pool's, and handles left by a failed call.
     held: Bytes,
     held_peak: Bytes,
 }
 
-/// Handles mapped into a range: by their offsets, with their lengths.
+/// Handles mapped into a range, with their lengths, by offset.
 type Handles = BTreeMap<Bytes, (Handle, Bytes)>;
 
-/// What a segment is on the device.
+/// A segment on the device.
 enum Memory {
     Allocated(DeviceAddr),
     /// A range of addresses with handles mapped into it.
@@ -68,7 +68,7 @@ impl CachingPool {
         }
     }
 
-    /// Counts, with all memory that is held on the card. No driver call.
+    /// Returns the counts, with all memory that is reserved on the card. No driver call.
     pub(crate) fn counters(&self) -> Counters {
         Counters { reserved: self.held, reserved_peak: self.held_peak, ..self.pool.counters() }
     }
@@ -78,8 +78,9 @@ impl CachingPool {
         self.held_peak = self.held;
     }
 
-    /// Where a stretch of the pool's begins.
-    pub(crate) fn start(&self, stretch: &TorchStretch) -> DeviceAddr {
+    /// Returns the device address of a stretch of the pool.
+    #[cfg(feature = "history")]
+    pub(crate) fn start(&self, stretch: &vramp_model::TorchStretch) -> DeviceAddr {
         self.memory(stretch.segment).start() + stretch.offset
     }
 
@@ -88,8 +89,8 @@ impl CachingPool {
         self.pool.add_stream()
     }
 
-    /// Remembers the last point of a stream that ends, so that blocks it used can be seen to be
-    /// over. Two driver calls at most.
+    /// Records an event at the end of a stream's work, so that the completion of its uses can be
+    /// queried. Two driver calls at most.
     pub(crate) fn end_stream(&mut self, id: StreamId) -> DriverResult<()> {
         let mark = self.pool.now(id);
         self.events.record(&*self.driver, mark, self.streams[id.index()])?;
@@ -98,17 +99,17 @@ impl CachingPool {
         Ok(())
     }
 
-    /// A block of at least `size` bytes. No driver call on a hit but to ask about open events.
+    /// Allocates at least `size` bytes. No driver call on a hit except queries of open events.
     pub(crate) fn malloc(&mut self, size: Bytes, stream: StreamId) -> Result<Found, Refusal> {
         let mut attempt = TorchAttempt::new(Request { size, stream });
         let mut full = None;
-        let mut asked = false;
+        let mut performed = false;
         loop {
             match self.pool.place(&mut attempt) {
-                TorchStep::Placed(block) => return Ok(self.found(block, !asked)),
+                TorchStep::Placed(block) => return Ok(self.found(block, !performed)),
                 TorchStep::Poll => self.poll().map_err(Refusal::Driver)?,
                 TorchStep::Wait => self.wait().map_err(Refusal::Driver)?,
-                TorchStep::Perform(plan) => match self.perform_noting(plan.op(), &mut asked) {
+                TorchStep::Perform(plan) => match self.perform_noting(plan.op(), &mut performed) {
                     Ok(()) => self.pool.settle(plan),
                     Err(error) if error.is_out_of_memory() => {
                         attempt.full(&self.pool);
@@ -126,12 +127,12 @@ impl CachingPool {
         Found { addr: self.addr(&block), len: block.len, owner, hit }
     }
 
-    fn perform_noting(&mut self, op: TorchOp, asked: &mut bool) -> DriverResult<()> {
-        *asked = true;
+    fn perform_noting(&mut self, op: TorchOp, performed: &mut bool) -> DriverResult<()> {
+        *performed = true;
         self.perform(op)
     }
 
-    /// Begins with recorded segments: see [`TorchPool::restore`]. Empty if they are no possible ones.
+    /// Restores recorded segments: see [`TorchPool::restore`]. Empty if they are impossible.
     pub(crate) fn restore(
         &mut self,
         segments: &[TorchSegment],
@@ -150,15 +151,16 @@ impl CachingPool {
         found.is_ok_and(|block| block.at == at && self.addr(&block) == addr)
     }
 
-    /// Takes a block back. No driver call, but an event for each other stream that used it. The
-    /// block is the pool's even if recording fails: a later event covers it.
+    /// Frees a block. An event for each other stream that used it, else no driver call. The block
+    /// is free even if recording fails: a later event covers it.
     pub(crate) fn free(&mut self, id: BlockId, stream: StreamId) -> DriverResult<()> {
         let marks = self.pool.free(id, stream).expect("the allocator looked the block up");
         if marks.is_empty() { Ok(()) } else { self.record_events() }
     }
 
-    /// Gives unused segments back until the pool holds no more than `to`. Waits for freed blocks
-    /// that other streams use, as PyTorch's `empty_cache` does, and for all work on the device.
+    /// Returns unused segments to the card until no more than `to` is reserved. Waits for freed
+    /// blocks that other streams use, as PyTorch's `empty_cache` does, and for all work on the
+    /// device.
     pub(crate) fn trim(&mut self, to: Bytes) -> DriverResult<()> {
         self.wait()?;
         for (handle, len) in std::mem::take(&mut self.stuck) {
@@ -172,7 +174,7 @@ impl CachingPool {
         Ok(())
     }
 
-    /// Takes at least `len` bytes ahead of demand.
+    /// Reserves at least `len` bytes ahead of demand.
     pub(crate) fn prefill(&mut self, len: Bytes, stream: StreamId) -> Result<(), Refusal> {
         let Owner::Caching { id, .. } = self.malloc(len, stream)?.owner else {
             unreachable!("the block was made here")
@@ -210,10 +212,10 @@ impl CachingPool {
     }
 
     fn memory(&self, segment: SegmentId) -> &Memory {
-        self.segments[segment.index()].as_ref().unwrap_or_else(|| panic!("{segment} is not there"))
+        self.segments[segment.index()].as_ref().unwrap_or_else(|| panic!("{segment} has no memory"))
     }
 
-    /// Does one thing, all of it or nothing.
+    /// Performs one operation, all of it or nothing.
     fn perform(&mut self, op: TorchOp) -> DriverResult<()> {
         match op {
             TorchOp::Allocate { segment, len } => {
@@ -232,7 +234,7 @@ impl CachingPool {
                 self.add(segment, Memory::Range { range, handles: Handles::new() });
             }
             TorchOp::FreeAddresses { segment, len } => {
-                // Nothing is mapped but what could not be unmapped after a failure.
+                // Nothing is mapped except what could not be unmapped after a failure.
                 self.unmap_each(segment, Bytes::ZERO, len)?;
                 let range = AddrRange::new(self.memory(segment).start(), len);
                 self.driver.free_addresses(range)?;
@@ -241,7 +243,7 @@ impl CachingPool {
             TorchOp::Map { segment, offset, len, handle } => {
                 let done = self.map(segment, offset, len, handle);
                 if done.is_err() {
-                    // What cannot be undone stays mapped, is counted, and serves the next map.
+                    // What cannot be unmapped stays, is counted, and serves the next map.
                     let _ = self.unmap_each(segment, offset, len);
                 }
                 done?;
@@ -298,8 +300,8 @@ impl CachingPool {
         self.driver.set_access(AddrRange::new(start + offset, len))
     }
 
-    /// Unmaps and releases what is mapped in a part of a range, one handle after the other. Goes on
-    /// after a failure and returns the first one.
+    /// Unmaps and releases the handles in a part of a range, one after the other. Goes on after a
+    /// failure and returns the first one.
     fn unmap_each(&mut self, segment: SegmentId, offset: Bytes, len: Bytes) -> DriverResult<()> {
         let mut first = Ok(());
         let start = self.range(segment).0;
@@ -344,8 +346,8 @@ impl CachingPool {
         }
     }
 
-    /// Waits for `streams` and gives everything back. Goes on after a failure and returns the first
-    /// one.
+    /// Waits for `streams` and returns everything to the device. Goes on after a failure and
+    /// returns the first one.
     pub(crate) fn close(&mut self, streams: &[Stream]) -> DriverResult<()> {
         let driver = Arc::clone(&self.driver);
         let mut first: DriverResult<()> = Ok(());

@@ -1,4 +1,4 @@
-//! The virtual pool on a device: asks the core, performs what it says.
+//! The virtual pool on a device: gets decisions from the core and performs them.
 
 use std::sync::{Arc, PoisonError};
 
@@ -10,29 +10,30 @@ use vramp_driver::{Driver, DriverError, ErrorKind};
 
 use crate::allocation::Owner;
 use crate::arenas::Arenas;
-use crate::cache::{Cache, Kept, Tag};
+use crate::cache::{Cache, CachedBlock, Tag};
 use crate::config::Progress;
-use crate::exec::{Executor, is_full};
+use crate::exec::{Executor, is_capacity_error};
 use crate::sync::{Mutex, MutexGuard};
 
-/// One stream's heap behind a lock of its own, far from its neighbours' in memory.
+/// The heap of one stream with a lock of its own, on cache lines of its own.
 #[repr(align(128))]
 pub(crate) struct HeapCell(Mutex<StreamHeap>);
 
 impl HeapCell {
-    /// Comes after the pool's lock where both are held.
+    /// Takes the heap's lock. It comes after the pool's lock where both are held.
     pub(crate) fn lock(&self) -> MutexGuard<'_, StreamHeap> {
-        // Heaps are changed in steps that do not panic; the audit tells otherwise.
+        // Heaps are changed in steps that do not panic; the audit checks them.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Up to which size requests are served from their stream's heap.
+/// Largest request that the stream's heap serves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeapsServe {
-    /// While threads do not meet at the allocator's lock: the pool places the rest more tightly.
+    /// While threads do not contend for the allocator's lock: the pool places the rest more
+    /// tightly.
     pub alone: Bytes,
-    /// Once they do: what a heap serves, it serves without that lock.
+    /// While they do: a heap serves requests without that lock.
     pub contended: Bytes,
 }
 
@@ -43,36 +44,36 @@ impl HeapsServe {
     }
 }
 
-/// A pool, its heaps, and the device it lives on.
+/// A pool, its heaps, and its device.
 pub(crate) struct VirtualPool {
     pub pool: Pool,
     pub exec: Executor,
-    /// By stream.
+    /// Heaps by stream.
     pub heaps: Vec<Arc<HeapCell>>,
-    /// Of every thread that allocated here and lives.
+    /// Caches of live threads that allocated here.
     pub caches: Vec<Arc<Cache>>,
     pub arenas: Arenas,
-    /// Which requests are the heaps'. None in VPMM.
+    /// Sizes of requests that heaps serve; `None` in VPMM.
     pub heaps_serve: Option<HeapsServe>,
     progress: Progress,
     /// VPMM closes a stream's epoch at every free.
     records_each_free: bool,
 }
 
-/// Where a request was placed.
+/// A block that was placed.
 pub(crate) struct Placed {
     pub block: Block,
     pub owner: Owner,
-    /// No plan was needed.
+    /// True if no plan was needed.
     pub hit: bool,
 }
 
-/// Why no block came out.
+/// Why a request failed.
 pub(crate) enum Refusal {
-    /// Boxed, for it is the rare way out.
+    /// No memory, and the driver call that failed, if one did. Boxed: the case is rare.
     Short(Box<Shortage>, Option<DriverError>),
     Driver(DriverError),
-    /// A capture's arena says no.
+    /// The arena of the capture refused.
     Arena(ArenaAllocError),
 }
 
@@ -101,7 +102,7 @@ impl VirtualPool {
         })
     }
 
-    /// Makes another stream known.
+    /// Adds a stream.
     pub(crate) fn add_stream(&mut self, stream: vramp_driver::Stream) -> StreamId {
         let id = self.pool.add_stream();
         self.exec.streams.push(stream);
@@ -109,7 +110,7 @@ impl VirtualPool {
         id
     }
 
-    /// A block of at least `size` bytes. No driver call on a hit.
+    /// Allocates at least `size` bytes. No driver call on a hit.
     pub(crate) fn malloc(
         &mut self,
         size: Bytes,
@@ -124,7 +125,7 @@ impl VirtualPool {
             _ => {
                 let mut attempt = Attempt::new(request).roomy(contended);
                 let Served::Block(block) = self.serve(&mut attempt)? else {
-                    unreachable!("a block was asked for");
+                    unreachable!("the attempt is for a block");
                 };
                 let owner = Owner::Pool { id: block.id, at: block.at };
                 Ok(Placed { block, owner, hit: !attempt.planned() })
@@ -153,20 +154,20 @@ impl VirtualPool {
             let request = Request { size: least.unwrap_or(size), stream };
             let mut attempt = Attempt::slab(request, wanted).roomy(contended);
             let served = match self.serve(&mut attempt) {
-                // Any place that holds the block will do.
+                // A slab that holds just the block is enough.
                 Err(Refusal::Short(..)) => {
                     attempt = Attempt::slab(Request { size, stream }, size);
                     self.serve(&mut attempt)?
                 }
                 served => served?,
             };
-            let Served::Slab(slab) = served else { unreachable!("a slab was asked for") };
+            let Served::Slab(slab) = served else { unreachable!("the attempt is for a slab") };
             hit &= !attempt.planned();
             heap.lock().add(slab);
         }
     }
 
-    /// Goes up the ladder until there is what the attempt asks for.
+    /// Climbs the attempt's ladder until it succeeds or no rung is left.
     pub(crate) fn serve(&mut self, attempt: &mut Attempt) -> Result<Served, Refusal> {
         let mut full: Option<DriverError> = None;
         loop {
@@ -178,24 +179,26 @@ impl VirtualPool {
                     self.lend_idle().map_err(Refusal::Driver)?;
                 }
                 Step::Poll => self.poll().map_err(Refusal::Driver)?,
-                Step::Ask(marks) => self.ask(&marks).map_err(Refusal::Driver)?,
+                Step::Ask(marks) => self.record_and_poll(&marks).map_err(Refusal::Driver)?,
                 Step::Gather => {
-                    // A capture may be over by now.
+                    // A capture may have ended meanwhile.
                     if self.pool.holds_any() {
                         self.note_captures().map_err(Refusal::Driver)?;
                     }
                     self.gather();
                 }
-                Step::Perform(plan) if self.spoils_capture(&plan).map_err(Refusal::Driver)? => {
+                Step::Perform(plan)
+                    if self.invalidates_capture(&plan).map_err(Refusal::Driver)? =>
+                {
                     self.pool.abandon(plan, Leftovers::default());
                     attempt.again();
                 }
                 Step::Perform(plan) => {
                     let optional = plan.is_optional();
                     if let Err(error) = self.exec.perform(&mut self.pool, plan) {
-                        if is_full(&error) && attempt.out_of_memory() {
+                        if is_capacity_error(&error) && attempt.out_of_memory() {
                             full = Some(error);
-                        } else if is_full(&error) {
+                        } else if is_capacity_error(&error) {
                             return Err(Refusal::Short(
                                 Box::new(attempt.shortage(&self.pool)),
                                 Some(error),
@@ -210,10 +213,10 @@ impl VirtualPool {
         }
     }
 
-    /// Moves what is free towards a block that more is awaited for ([`Pool::assemble`]).
+    /// Remaps free chunks towards a block whose last parts are not free yet ([`Pool::assemble`]).
     pub(crate) fn assemble(&mut self, request: Request) -> Result<(), DriverError> {
         while let Some(plan) = self.pool.assemble(request) {
-            if self.spoils_capture(&plan)? {
+            if self.invalidates_capture(&plan)? {
                 self.pool.abandon(plan, Leftovers::default());
                 return Ok(());
             }
@@ -226,7 +229,7 @@ impl VirtualPool {
         Ok(())
     }
 
-    /// Ends a stream: its memory is anybody's once the event recorded here is reached.
+    /// Ends a stream: its memory serves every stream once the event recorded here is reached.
     pub(crate) fn end_stream(&mut self, stream: StreamId) -> Result<(), DriverError> {
         self.gather();
         let mark = self.pool.now(stream);
@@ -236,8 +239,8 @@ impl VirtualPool {
         Ok(())
     }
 
-    /// Takes a block back that the pool placed. No driver call, but for VPMM's event. The block is
-    /// free even if recording that event fails: the next one covers it.
+    /// Frees a block that the pool placed. No driver call, except VPMM's event. The block is free
+    /// even if recording that event fails: the next one covers it.
     pub(crate) fn free(&mut self, id: BlockId, stream: StreamId) -> Result<(), DriverError> {
         self.pool.free(id, stream).expect("the allocator looked the block up");
         if self.records_each_free && self.pool.is_open(stream) {
@@ -248,7 +251,7 @@ impl VirtualPool {
         Ok(())
     }
 
-    /// Takes a block back that the heap of `home` placed. No driver call.
+    /// Frees a block that the heap of `home` placed. No driver call.
     pub(crate) fn free_in_heap(&mut self, id: BlockId, home: StreamId, stream: StreamId) {
         let freed = self.heaps[home.index()].lock().free(id, stream, &self.pool);
         if let Freed::Surplus(slab) = freed.expect("the allocator looked the block up") {
@@ -256,27 +259,27 @@ impl VirtualPool {
         }
     }
 
-    /// Frees what a thread had at hand.
+    /// Frees the blocks in a thread's cache.
     pub(crate) fn drain(&mut self, cache: &Cache) {
-        cache.drain(|tag, kept| self.free_kept(tag, kept));
+        cache.drain(|tag, block| self.free_cached(tag, block));
     }
 
-    /// Frees what a thread has at hand that is not small.
+    /// Frees the block in a thread's cache that is not small.
     pub(crate) fn drain_last(&mut self, cache: &Cache) {
-        cache.drain_last(|tag, kept| self.free_kept(tag, kept));
+        cache.drain_last(|tag, block| self.free_cached(tag, block));
     }
 
-    fn free_kept(&mut self, tag: Tag, kept: Kept) {
+    fn free_cached(&mut self, tag: Tag, block: CachedBlock) {
         let stream = StreamId::new(tag.stream() as u32);
-        let id = BlockId::from_number(kept.id);
+        let id = BlockId::from_number(block.id);
         if tag.is_of_pool() {
-            self.pool.free(id, stream).expect("what is at hand is a block");
+            self.pool.free(id, stream).expect("a cached block is live in the pool");
         } else {
             self.free_in_heap(id, stream, stream);
         }
     }
 
-    /// Gives the pool all that threads and heaps do not need.
+    /// Returns to the pool what thread caches and heaps have free.
     pub(crate) fn gather(&mut self) {
         for cache in self.caches.clone() {
             self.drain(&cache);
@@ -290,9 +293,9 @@ impl VirtualPool {
         self.pool.heaps_await(awaited);
     }
 
-    /// True if a plan would record an event on a stream that captures a graph, or make it wait. No
-    /// driver call for a plan that does neither.
-    fn spoils_capture(&mut self, plan: &Plan) -> Result<bool, DriverError> {
+    /// Returns true if a plan would record an event on a stream that captures a graph, or make it
+    /// wait. No driver call for a plan that does neither.
+    fn invalidates_capture(&mut self, plan: &Plan) -> Result<bool, DriverError> {
         if plan.orders().next().is_none() {
             return Ok(false);
         }
@@ -300,8 +303,8 @@ impl VirtualPool {
         Ok(plan.orders().any(|stream| self.pool.is_held(stream)))
     }
 
-    /// Asks every stream whether it captures a graph: no event may be recorded on those, and while
-    /// there is one nobody may be asked whether work is over. One driver call for each open stream.
+    /// Queries every stream whether it captures a graph. No event may be recorded on those that do,
+    /// and while there is one no event may be queried. One driver call for each open stream.
     pub(crate) fn note_captures(&mut self) -> Result<bool, DriverError> {
         let mut any = false;
         for number in 0..self.exec.streams.len() {
@@ -315,7 +318,7 @@ impl VirtualPool {
         Ok(any)
     }
 
-    /// Learns which work is over; nothing while a stream captures a graph.
+    /// Queries which work is over; does nothing while a stream captures a graph.
     pub(crate) fn poll(&mut self) -> Result<(), DriverError> {
         if self.pool.pending().next().is_none() || self.note_captures()? {
             return Ok(());
@@ -324,9 +327,9 @@ impl VirtualPool {
         self.exec.events.poll(&*driver, &mut self.pool, &self.progress)
     }
 
-    /// Learns whether the work before some marks is over, too; nothing while a stream captures a
-    /// graph.
-    fn ask(&mut self, marks: &[Mark]) -> Result<(), DriverError> {
+    /// Records events for `marks`, then queries which work is over; does nothing while a stream
+    /// captures a graph.
+    fn record_and_poll(&mut self, marks: &[Mark]) -> Result<(), DriverError> {
         if self.note_captures()? {
             return Ok(());
         }
@@ -337,7 +340,7 @@ impl VirtualPool {
         self.poll()
     }
 
-    /// Adds memory ahead of demand. `Ok(false)` if the limit forbids it.
+    /// Reserves memory ahead of demand. `Ok(false)` if the limit forbids it.
     pub(crate) fn prefill(&mut self, len: Bytes, stream: StreamId) -> Result<bool, DriverError> {
         // Reserving addresses may have to come first.
         for _ in 0..2 {
@@ -351,8 +354,8 @@ impl VirtualPool {
         Ok(false)
     }
 
-    /// Gives free memory back to the card until the pool holds no more than `to`, or nothing more
-    /// is idle. Three driver calls and more for each chunk.
+    /// Returns idle memory to the card until no more than `to` is reserved, or nothing more is
+    /// idle. Three driver calls and more for each chunk.
     pub(crate) fn trim(&mut self, to: Bytes) -> Result<(), DriverError> {
         self.note_captures()?;
         self.lend_idle()?;
@@ -363,10 +366,10 @@ impl VirtualPool {
         Ok(())
     }
 
-    /// Learns of all free memory whether its work is over: an event for each stream that none covers
-    /// yet, and a query for each.
+    /// Queries for all free memory whether its work is over: an event for each stream that none
+    /// covers yet, and a query for each.
     pub(crate) fn find_idle(&mut self) -> Result<(), DriverError> {
-        // Once more where a poll set free what others waited for: it has a younger epoch.
+        // Again if a poll freed memory that waited: it has a younger epoch.
         loop {
             self.gather();
             let marks = self.pool.unrecorded();
@@ -381,8 +384,8 @@ impl VirtualPool {
         }
     }
 
-    /// True if `at` is where the block under `id` begins.
-    pub(crate) fn knows(&self, id: BlockId, at: PoolAddr) -> bool {
+    /// Returns true if `id` is a live block that begins at `at`.
+    pub(crate) fn is_live(&self, id: BlockId, at: PoolAddr) -> bool {
         self.pool.block(id).is_ok_and(|block| block.at == at)
     }
 
@@ -391,8 +394,8 @@ impl VirtualPool {
         for heap in &self.heaps {
             heap.lock().count_into(&mut census);
         }
-        let at_hand: u64 = self.caches.iter().map(|cache| cache.grains() * 512).sum();
-        census.at_hand = Bytes::new(at_hand).min(census.used);
+        let cached: u64 = self.caches.iter().map(|cache| cache.bytes()).sum();
+        census.at_hand = Bytes::new(cached).min(census.used);
         census.used -= census.at_hand;
         census
     }
@@ -417,10 +420,10 @@ impl VirtualPool {
     }
 }
 
-/// What an attempt came to.
+/// Outcome of an attempt that succeeded.
 pub(crate) enum Served {
     Block(Block),
     Slab(Slab),
-    /// Memory is behind the arena.
+    /// The arena is backed.
     Backed,
 }

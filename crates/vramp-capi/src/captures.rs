@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use vramp_alloc::StreamId;
 use vramp_alloc::graph::{
     ArenaConfig, AttachedCapture, Capture, CaptureReport, CapturedGraph, GraphArena, GraphHold,
-    Lease,
+    ReplayLease,
 };
 
 use crate::abi::vramp_status_t::{self, *};
@@ -27,7 +27,7 @@ pub(crate) struct Captures {
 /// In the order in which they go.
 #[derive(Default)]
 struct Tables {
-    leases: FxHashMap<u64, Lease>,
+    leases: FxHashMap<u64, ReplayLease>,
     under_way: FxHashMap<u64, UnderWay>,
     graphs: FxHashMap<u64, Arc<Made>>,
     arenas: FxHashMap<u64, GraphArena>,

@@ -274,7 +274,7 @@ impl Context {
 
     /// True if a block of a graph arena begins at `addr`.
     pub fn is_of_arena(&self, addr: u64) -> bool {
-        self.blocks.look(addr, Allocation::is_of_arena).unwrap_or(false)
+        self.blocks.look(addr, Allocation::is_in_arena).unwrap_or(false)
     }
 
     /// The start and length of the block that `addr` lies in. O(n).

@@ -1,4 +1,4 @@
-//! What an allocator tells of itself: counts, census, audit, and its managers' states.
+//! Statistics and diagnostics: counts, census, audit, and access to the managers' states.
 
 use vramp_core::{Bytes, Census, Counters, Inconsistency, Mark, StreamId};
 use vramp_driver::DriverError;
@@ -6,15 +6,14 @@ use vramp_model::TorchPool;
 
 use super::Allocator;
 
-/// What happened so far, over all the managers behind an allocator.
+/// Counts over all managers of an allocator.
 ///
-/// With several threads `live_peak` may be off by what they hold between two misses, a percent in a
-/// PyTorch job; all else is
-/// exact.
+/// With several threads `live_peak` may be off by what they allocate between two misses, 1 % in a
+/// PyTorch job. All other counts are exact.
 pub type Stats = Counters;
 
 impl Allocator {
-    /// What happened so far. A driver call where the driver's pool is part of it.
+    /// Returns the counts so far. One driver call where the driver's pool is in use.
     pub fn stats(&self) -> Result<Stats, DriverError> {
         let inner = self.shared.lock_anyway();
         let counts = inner.counts();
@@ -30,12 +29,12 @@ impl Allocator {
         })
     }
 
-    /// Bytes that users asked for and hold. No driver call.
+    /// Returns the live bytes, as requested. No driver call.
     pub fn live(&self) -> Bytes {
         self.shared.lock_anyway().counts().live()
     }
 
-    /// Where every byte of the virtual pool is; empty for the driver's pool. O(n).
+    /// Returns the bytes of the virtual pool by state; empty for the driver's pool. O(n).
     pub fn census(&self) -> Census {
         self.shared.lock_anyway().manager.census()
     }
@@ -45,24 +44,24 @@ impl Allocator {
         self.shared.lock_anyway().manager.audit()
     }
 
-    /// Lets `look` see the core's state: for prints, layouts and tests. `None` for the driver's
-    /// pool.
+    /// Calls `look` with the state of the virtual pool: for diagnostics and tests. `None` for the
+    /// driver's pool. `look` runs with the allocator's lock held.
     pub fn inspect<R>(&self, look: impl FnOnce(&vramp_core::Pool) -> R) -> Option<R> {
         let mut inner = self.shared.lock_anyway();
-        self.learn_streams(&mut inner);
+        self.sync_streams(&mut inner);
         inner.manager.virtual_pool().map(|pool| look(&pool.pool))
     }
 
-    /// Lets `look` see the state of PyTorch's allocator: its statistics, what the last request did
-    /// on the device. `None` for other presets.
+    /// Calls `look` with the state of PyTorch's allocator: its statistics, and the operations of
+    /// the last request. `None` for other presets. `look` runs with the allocator's lock held.
     pub fn inspect_torch<R>(&self, look: impl FnOnce(&TorchPool) -> R) -> Option<R> {
         let mut inner = self.shared.lock_anyway();
-        self.learn_streams(&mut inner);
+        self.sync_streams(&mut inner);
         inner.manager.caching().map(|caching| look(&caching.pool))
     }
 
-    /// The mark up to which memory that is freed on `stream` now is in use. `None` for the driver's
-    /// pool and for unknown streams.
+    /// Returns the mark that work queued on `stream` so far is covered by: memory freed on the
+    /// stream now is in use up to it. `None` for the driver's pool and for unknown streams.
     pub fn mark(&self, stream: StreamId) -> Option<Mark> {
         let of_torch = || self.inspect_torch(|pool| pool.now(stream));
         let of_pool = self.inspect(|pool| pool.has_stream(stream).then(|| pool.now(stream)));

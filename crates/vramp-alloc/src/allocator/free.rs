@@ -1,4 +1,4 @@
-//! The ways of a free: past the lock, and through it; and uses noted before it.
+//! Free, without the allocator's lock and with it; and the uses recorded before it.
 
 use std::sync::atomic::Ordering;
 
@@ -7,21 +7,25 @@ use vramp_driver::DriverError;
 
 use super::Allocator;
 use crate::allocation::{Allocation, Owner};
-use crate::cache::{Kept, Tag};
+use crate::cache::{BLOCK_ALIGN, CachedBlock, Tag};
 use crate::error::{FreeError, UseError};
 use crate::local::{self, Local};
 use crate::observe::Event;
 use crate::shared::Inner;
 
 impl Allocator {
-    /// Notes that work queued on `stream` so far uses the allocation. No driver call.
+    /// Records that work queued on `stream` so far uses the allocation: once freed, it is reused
+    /// only after that work. No driver call.
+    ///
+    /// # Errors
+    /// [`UseError::Foreign`] and [`UseError::UnknownStream`] change nothing.
     pub fn record_use(&self, allocation: &Allocation, stream: StreamId) -> Result<(), UseError> {
         let mut inner = self.shared.lock()?;
         inner.open_stream(stream, &self.shared.group).ok_or(UseError::UnknownStream(stream))?;
         if !self.owns(&inner, allocation) {
             return Err(UseError::Foreign(allocation.addr));
         }
-        allocation.noted.store(true, Ordering::Relaxed);
+        allocation.has_recorded_uses.store(true, Ordering::Relaxed);
         if let Some(pool) = inner.manager.virtual_pool_mut() {
             pool.note_use_in_capture(allocation, stream);
         }
@@ -29,53 +33,55 @@ impl Allocator {
         Ok(())
     }
 
-    /// Takes the memory back. All work on it must be queued on `stream`, ordered before its present
-    /// end, or noted with [`Allocator::record_use`]; `stream` may be another one than the
-    /// allocation's, and one that was ended.
+    /// Frees an allocation. All work on it must be queued on `stream`, ordered before the stream's
+    /// present end, or recorded with [`Allocator::record_use`]. `stream` may be another one than
+    /// the allocation's, and one that was destroyed.
     ///
     /// No driver call in the default preset. Never waits.
     ///
     /// # Errors
-    /// [`FreeError::Foreign`] and [`FreeError::UnknownStream`] give the allocation back and leave
-    /// everything as it was.
+    /// [`FreeError::Foreign`] and [`FreeError::UnknownStream`] return the allocation and change
+    /// nothing.
     #[inline]
     pub fn free(&self, allocation: Allocation, stream: StreamId) -> Result<(), FreeError> {
         if self.shared.heaps_serve.is_some()
             && stream == allocation.stream
             && allocation.allocator == self.shared.number
             && allocation.tag == 0
-            && !allocation.is_noted()
+            && !allocation.has_recorded_uses()
             && !self.shared.has_waiters.load(Ordering::Relaxed)
             && self.shared.captures.load(Ordering::Relaxed) == 0
-            && local::with(self.shared.number, |local| self.keep(local, &allocation))
-                .is_some_and(|kept| kept)
+            && local::with(self.shared.number, |local| self.free_local(local, &allocation))
+                .is_some_and(|freed| freed)
         {
             if self.shared.observers.is_observed() {
-                self.tell_freed(&allocation, stream);
+                self.notify_freed(&allocation, stream);
             }
             return Ok(());
         }
         self.free_shared(allocation, stream)
     }
 
-    fn tell_freed(&self, allocation: &Allocation, stream: StreamId) {
+    fn notify_freed(&self, allocation: &Allocation, stream: StreamId) {
         let Allocation { addr, len, requested, .. } = *allocation;
         self.shared.observers.notify(&Event::Freed { addr, len, requested, stream });
     }
 
-    /// Keeps a block at hand, or gives it to its heap.
+    /// Puts a block into the thread's cache, or frees it into its heap. Returns false if it has to
+    /// be freed with the allocator's lock.
     #[inline]
-    fn keep(&self, local: &Local, allocation: &Allocation) -> bool {
-        let grains = allocation.len.count() / 512;
+    fn free_local(&self, local: &Local, allocation: &Allocation) -> bool {
+        let units = allocation.len.count() / BLOCK_ALIGN;
         let (id, at, of_pool) = match allocation.owner {
             Owner::Pool { id, at } => (id, at, true),
             Owner::Heap { id, at } => (id, at, false),
             Owner::Driver { .. } | Owner::Caching { .. } | Owner::Arena { .. } => return false,
         };
-        let Some(tag) = Tag::new(allocation.stream.index(), grains) else { return false };
+        let Some(tag) = Tag::new(allocation.stream.index(), units) else { return false };
         let tag = if of_pool { tag.of_pool() } else { tag };
-        let kept = Kept { addr: allocation.addr.number(), at: at.number(), id: id.number() };
-        if !local.cache.put(tag, kept) {
+        let block =
+            CachedBlock { addr: allocation.addr.number(), at: at.number(), id: id.number() };
+        if !local.cache.put(tag, block) {
             if of_pool {
                 return false;
             }
@@ -103,7 +109,7 @@ impl Allocator {
         }
         if let Some(pool) = inner.manager.virtual_pool_mut() {
             local::with(self.shared.number, |local| pool.drain_last(&local.cache));
-            // A captured node may use it whenever the graph runs: it is the graph's from now on.
+            // A captured node may use it whenever the graph runs, so the graph owns it from now on.
             if let Some(arena) = pool.keeper_of(&allocation, stream) {
                 pool.keep_for_graph(arena, allocation);
                 return Ok(());
@@ -114,19 +120,19 @@ impl Allocator {
         drop(guard);
         self.shared.notify_waiters();
         if self.shared.observers.is_observed() {
-            self.tell_freed(&allocation, stream);
+            self.notify_freed(&allocation, stream);
         }
         Ok(freed?)
     }
 
-    /// False for what another allocator handed out.
+    /// Returns false for an allocation of another allocator.
     fn owns(&self, inner: &Inner, allocation: &Allocation) -> bool {
         allocation.allocator == self.shared.number && inner.manager.owns(allocation)
     }
 }
 
 impl Inner {
-    /// Takes back what the manager owns, and counts it.
+    /// Frees an allocation that the manager owns, and counts it.
     pub(crate) fn free(
         &mut self,
         allocation: &Allocation,
@@ -134,10 +140,10 @@ impl Inner {
         number: u64,
     ) -> Result<(), DriverError> {
         let freed = self.manager.free(allocation, stream, &self.streams);
-        // A driver's block that could not be freed is still held there.
-        let held =
+        // A block of the driver's pool stays allocated if the driver did not free it.
+        let still_live =
             matches!(allocation.owner, Owner::Driver { .. }) && self.manager.owns(allocation);
-        if !held {
+        if !still_live {
             let (len, requested) = (allocation.len, allocation.requested);
             self.count(number, |tally| tally.freed(len, requested));
             if let Some(tag) = usize::from(allocation.tag).checked_sub(1) {

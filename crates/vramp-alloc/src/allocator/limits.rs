@@ -1,4 +1,4 @@
-//! How much an allocator may hold, and what it gives back.
+//! The memory limit, and returning free memory to the card.
 
 use std::sync::atomic::Ordering;
 
@@ -10,13 +10,16 @@ use crate::observe::Event;
 use crate::shared::Inner;
 
 impl Allocator {
-    /// The most physical memory that this allocator and its pools may hold together.
+    /// Returns the most physical memory that this allocator and its pools may reserve together.
     pub fn limit(&self) -> Option<Bytes> {
         self.shared.group.limit()
     }
 
-    /// Changes the limit. What is idle above it is given back at once; what is in use stays, and
-    /// nothing more is taken until the allocator is below it.
+    /// Changes the limit. Idle memory above it is returned to the card at once. Memory in use
+    /// stays, and nothing more is reserved until the allocator is below the limit.
+    ///
+    /// # Errors
+    /// A driver call failed. The limit holds all the same.
     pub fn set_limit(&self, limit: Option<Bytes>) -> Result<(), AllocError> {
         self.shared.group.set_limit(limit);
         for member in self.shared.group.members() {
@@ -29,8 +32,8 @@ impl Allocator {
         }
     }
 
-    /// The limit as a share of the card's memory, as PyTorch's
-    /// `set_per_process_memory_fraction` has it.
+    /// Sets the limit to a fraction of the card's memory, as PyTorch's
+    /// `set_per_process_memory_fraction` does.
     ///
     /// # Errors
     /// [`AllocError::Fraction`] unless it is above 0 and at most 1.
@@ -42,8 +45,11 @@ impl Allocator {
         self.set_limit(Some(Bytes::new((memory as f64 * fraction) as u64)))
     }
 
-    /// Gives idle memory back to the card until the allocator holds no more than `to`, or nothing
-    /// more is idle. Never waits.
+    /// Returns idle memory to the card until no more than `to` is reserved, or nothing more is
+    /// idle. Never waits for work.
+    ///
+    /// # Errors
+    /// A driver call failed. What was returned before it stays returned.
     pub fn trim(&self, to: Bytes) -> Result<(), AllocError> {
         let mut inner = self.shared.lock()?;
         self.shared.refresh(&mut inner);
@@ -58,19 +64,22 @@ impl Allocator {
         Ok(trimmed?)
     }
 
-    /// Gives all idle memory back to the card, as `torch.cuda.empty_cache` does: what PyTorch's
-    /// allocator cannot give, because a live block lies in the same segment, is given too.
+    /// Returns all idle memory to the card, as `torch.cuda.empty_cache` does. Unlike PyTorch's
+    /// allocator it also returns memory that shares a segment with a live block.
+    ///
+    /// # Errors
+    /// As of [`Allocator::trim`].
     pub fn empty_cache(&self) -> Result<(), AllocError> {
         self.trim(Bytes::ZERO)
     }
 
-    /// Gives idle memory back where the threshold is passed.
+    /// Returns idle memory above the garbage collection threshold.
     pub(super) fn collect_garbage(&self, inner: &mut Inner) {
         let Some(threshold) = self.config.garbage_collection_threshold else { return };
         let whole = self.shared.group.limit().unwrap_or(self.shared.driver.info().limits.memory);
         let keep = Bytes::new((whole.count() as f64 * threshold) as u64);
         if inner.manager.reserved() > keep {
-            // The request itself was served: what a failed trim leaves, the next one finds.
+            // The request itself was served. The next trim finds what a failed one left.
             let _ = inner.manager.trim(keep);
         }
     }

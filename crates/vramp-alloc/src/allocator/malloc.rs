@@ -1,4 +1,4 @@
-//! The ways of a malloc: past the lock, and through it.
+//! Malloc, without the allocator's lock and with it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,38 +8,40 @@ use vramp_driver::DriverError;
 use super::shortage::Relief;
 use super::{Allocator, TagId};
 use crate::allocation::{Allocation, Owner};
-use crate::cache::{Kept, Tag};
+use crate::cache::{BLOCK_ALIGN, CachedBlock, Tag};
 use crate::error::AllocError;
 use crate::local::{self, Local};
 use crate::manager::Found;
 use crate::observe::Event;
 use crate::virtual_pool::{HeapsServe, Refusal};
 
-/// What one try through the lock came to.
-enum Tried {
+/// Outcome of one attempt with the lock.
+enum Attempted {
     Placed(Allocation),
     Short(Shortage, Option<DriverError>),
 }
 
 impl Allocator {
-    /// At least `size` bytes for work on `stream`. A request for nothing gets a unique address too.
+    /// Allocates at least `size` bytes for work on `stream`. A request for zero bytes gets an
+    /// address of its own too.
     ///
-    /// Cost: no driver call for memory that the stream itself freed, a query for each open event
-    /// where another stream's is looked for, one call in the driver's pool. A miss costs
-    /// one create, map and set-access for each new chunk, a map and a set-access for each moved one.
+    /// Cost: no driver call for memory that the stream itself freed; a query for each open event
+    /// before memory of another stream is used; one call in the driver's pool. A miss costs one
+    /// create, map and set-access for each new chunk, and a map and a set-access for each chunk
+    /// moved.
     ///
     /// # Errors
-    /// [`AllocError::OutOfMemory`] tells who holds what and what to do; any other driver error
-    /// leaves the allocator as it was.
+    /// [`AllocError::OutOfMemory`] reports memory by stream and tag, and the remedies. Any other
+    /// error leaves the allocator as it was.
     #[inline]
     pub fn malloc(&self, size: Bytes, stream: StreamId) -> Result<Allocation, AllocError> {
         if let Some(serve) = self.shared.heaps_serve
             && self.shared.captures.load(Ordering::Relaxed) == 0
             && let Some(hit) =
                 local::with(self.shared.number, |local| self.hit(local, size, stream, serve))
-            && let Some((found, recycled)) = hit
+            && let Some((found, from_cache)) = hit
         {
-            let allocation = self.allocation(found, size, stream, recycled, None);
+            let allocation = self.allocation(found, size, stream, from_cache, None);
             if self.shared.observers.is_observed() {
                 self.shared.observers.notify(&Event::Allocated(&allocation));
             }
@@ -48,7 +50,11 @@ impl Allocator {
         self.malloc_shared(size, stream, None)
     }
 
-    /// The same, counted under a tag. Takes the allocator's lock, as the free does.
+    /// Allocates as [`Allocator::malloc`] does and counts the bytes under a tag. Takes the
+    /// allocator's lock, and so does the free.
+    ///
+    /// # Errors
+    /// As of [`Allocator::malloc`], and [`AllocError::UnknownTag`].
     pub fn malloc_tagged(
         &self,
         size: Bytes,
@@ -58,8 +64,8 @@ impl Allocator {
         self.malloc_shared(size, stream, Some(tag))
     }
 
-    /// What the thread has at hand, or the stream's heap; true for what was at hand. The allocation
-    /// is made of it in its final place: copying one costs as much as all the rest of a hit.
+    /// Returns a block of the thread's cache, with true, or of the stream's heap. The caller builds
+    /// the allocation in its final place: copying one costs as much as all the rest of a hit.
     #[inline]
     fn hit(
         &self,
@@ -68,24 +74,24 @@ impl Allocator {
         stream: StreamId,
         serve: HeapsServe,
     ) -> Option<(Found, bool)> {
-        let grains = size.count().div_ceil(512).max(1);
-        let (addr, owner, len, recycled) = match local.cache.take(Tag::new(stream.index(), grains)?)
+        let units = size.count().div_ceil(BLOCK_ALIGN).max(1);
+        let (addr, owner, len, recycled) = match local.cache.take(Tag::new(stream.index(), units)?)
         {
-            Some((tag, Kept { addr, at, id })) => {
+            Some((tag, CachedBlock { addr, at, id })) => {
                 let (id, at) = (BlockId::from_number(id), PoolAddr::from_number(at));
                 let owner = match tag.is_of_pool() {
                     true => Owner::Pool { id, at },
                     false => Owner::Heap { id, at },
                 };
-                (DeviceAddr::new(addr), owner, Bytes::new(grains * 512), true)
+                (DeviceAddr::new(addr), owner, Bytes::new(units * BLOCK_ALIGN), true)
             }
             None if size <= serve.limit(self.shared.is_contended()) => {
                 let heap = local.heaps.get(stream.index())?;
                 let block = heap.lock().take(size)?;
                 let owner = Owner::Heap { id: block.id, at: block.at };
-                // The heap's slab came through this or another thread; here its span may be new.
+                // Another thread may have added the heap's slab, in a span that is new to this one.
                 let addr = local.addr(block.at).unwrap_or_else(|| self.shared.addr(block.at));
-                local.cache.made(grains, addr.number());
+                local.cache.note_new(units, addr.number());
                 (addr, owner, block.len, false)
             }
             None => return None,
@@ -100,7 +106,7 @@ impl Allocator {
         found: Found,
         requested: Bytes,
         stream: StreamId,
-        recycled: bool,
+        from_cache: bool,
         tag: Option<TagId>,
     ) -> Allocation {
         Allocation {
@@ -111,12 +117,12 @@ impl Allocator {
             owner: found.owner,
             allocator: self.shared.number,
             tag: tag.map_or(0, |TagId(tag)| tag),
-            recycled,
-            noted: AtomicBool::new(false),
+            from_cache,
+            has_recorded_uses: AtomicBool::new(false),
         }
     }
 
-    /// The way through the allocator's lock, with everything that may be done about a shortage.
+    /// Allocates with the allocator's lock; on a shortage runs every remedy before it fails.
     #[cold]
     pub(super) fn malloc_shared(
         &self,
@@ -127,11 +133,11 @@ impl Allocator {
         let mut relief = Relief::new(self.config.patience);
         loop {
             let (shortage, failed_call) = match self.try_malloc(size, stream, tag)? {
-                Tried::Placed(allocation) => {
+                Attempted::Placed(allocation) => {
                     self.shared.observers.notify(&Event::Allocated(&allocation));
                     return Ok(allocation);
                 }
-                Tried::Short(shortage, failed_call) => (shortage, failed_call),
+                Attempted::Short(shortage, failed_call) => (shortage, failed_call),
             };
             self.shared.observers.notify(&Event::Short(&shortage));
             if self.shared.relieve(&mut relief, &shortage)? {
@@ -148,7 +154,7 @@ impl Allocator {
         size: Bytes,
         stream: StreamId,
         tag: Option<TagId>,
-    ) -> Result<Tried, AllocError> {
+    ) -> Result<Attempted, AllocError> {
         let (_turn, mut guard) = self.shared.lock_for_memory()?;
         let inner = &mut *guard;
         let raw = inner
@@ -160,11 +166,11 @@ impl Allocator {
             return Err(AllocError::UnknownTag);
         }
         if let Some(pool) = inner.manager.virtual_pool_mut() {
-            // What this thread has at hand in other sizes is free memory to the pool.
+            // Blocks of other sizes in this thread's cache are free memory.
             local::with(self.shared.number, |local| pool.drain(&local.cache));
         }
-        let watched = self.shared.observers.is_observed();
-        let before = watched.then(|| inner.manager.known_counters()).flatten();
+        let observed = self.shared.observers.is_observed();
+        let before = observed.then(|| inner.manager.known_counters()).flatten();
         let found = match inner.manager.virtual_pool_mut() {
             Some(pool) => {
                 let captured = pool.capture_of(raw)?;
@@ -184,30 +190,30 @@ impl Allocator {
                     tagged.peak = tagged.peak.max(tagged.live);
                     tagged.blocks += 1;
                 }
-                // A heap's new slab may lie in a span that this thread has not heard of; a thread
-                // that comes for the first time gets its part.
+                // A heap's new slab may lie in a span that is new to this thread. A thread that
+                // calls for the first time gets its local state.
                 self.shared.refresh(inner);
-                let grains = len.count() / 512;
-                local::with(self.shared.number, |local| local.cache.made(grains, addr.number()));
+                let units = len.count() / BLOCK_ALIGN;
+                local::with(self.shared.number, |local| local.cache.note_new(units, addr.number()));
                 if !hit {
                     self.collect_garbage(inner);
                 }
-                Tried::Placed(self.allocation(found, size, stream, false, tag))
+                Attempted::Placed(self.allocation(found, size, stream, false, tag))
             }
             Err(Refusal::Driver(error)) => return Err(AllocError::Driver(error)),
             Err(Refusal::Arena(refused)) => return Err(AllocError::Arena(Box::new(refused))),
-            Err(Refusal::Short(shortage, failed_call)) => Tried::Short(*shortage, failed_call),
+            Err(Refusal::Short(shortage, failed_call)) => Attempted::Short(*shortage, failed_call),
         };
         self.note_reserved(inner);
-        let after = watched.then(|| inner.manager.known_counters()).flatten();
+        let after = observed.then(|| inner.manager.known_counters()).flatten();
         drop(guard);
         if let (Some(before), Some(after)) = (before, after) {
-            self.tell_changes(&before, &after);
+            self.notify_changes(&before, &after);
         }
         Ok(outcome)
     }
 
-    fn tell_changes(&self, before: &Counters, after: &Counters) {
+    fn notify_changes(&self, before: &Counters, after: &Counters) {
         let chunks = after.chunks_moved + after.chunks_reactivated
             - before.chunks_moved
             - before.chunks_reactivated;

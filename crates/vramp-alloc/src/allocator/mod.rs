@@ -1,25 +1,25 @@
-//! The allocator that people use: one set of verbs before several managers.
+//! The allocator: one interface to several memory managers.
 //!
 //! One malloc, from top to bottom:
 //!
-//! 1. the thread's cache: a block of the same length freed a moment ago (`cache.rs`);
+//! 1. the thread's cache: a block of the same length that the thread freed last (`cache.rs`);
 //! 2. the stream's heap, for small requests (`vramp_core::StreamHeap`, its own lock);
 //! 3. the allocator's lock (`shared.rs`), and the manager behind it (`manager.rs`);
-//! 4. where that is short: other pools, handlers, waiting, and at last the report (`shortage.rs`,
-//!    `watch.rs`, `error.rs`).
+//! 4. if there is no memory: trimming other pools, handlers, waiting, and then the report
+//!    (`shortage.rs`, `observe.rs`, `error/report.rs`).
 //!
 //! A free goes the same way. Locks are taken in the order group, allocator, heap.
 //!
-//! Here are the beginning and the end of an allocator; the rest has a file for each idea:
+//! This file creates and closes an allocator. The verbs have a file each:
 //!
-//! - `malloc.rs` and `free.rs`: the two ways above, past the lock and through it;
-//! - `shortage.rs`: who is asked when memory runs out, and the report;
-//! - `streams.rs`: what work is queued on;
-//! - `ahead.rs`: memory that is there before the first request;
-//! - `limits.rs`: how much an allocator may hold, and what it gives back;
-//! - `tags.rs`: what memory is for;
-//! - `look.rs`: what an allocator tells of itself. The same under PyTorch's names is in
-//!   `../stats.rs`, its recorded history in `../history.rs`.
+//! - `malloc.rs` and `free.rs`: the path above, without the lock and with it;
+//! - `shortage.rs`: handlers, waiting and the report when memory runs out;
+//! - `streams.rs`: creating, adopting and destroying streams;
+//! - `prefill.rs`: memory reserved before the first request;
+//! - `limits.rs`: the limit, and returning memory to the card;
+//! - `tags.rs`: named groups of allocations;
+//! - `diagnostics.rs`: statistics and diagnostics. `../stats.rs` has the statistics by PyTorch's
+//!   names, `../history.rs` recorded events and snapshots.
 
 mod diagnostics;
 mod free;
@@ -45,30 +45,38 @@ pub use diagnostics::Stats;
 pub(crate) use shortage::Relief;
 pub use tags::TagId;
 
-/// Memory of one device. Safe to share between threads, and made for it: a thread that works on a
-/// stream of its own shares no lock with others as long as it hits.
+/// An allocator of one device's memory.
 ///
-/// Streams belong to the allocator: [`Allocator::create_stream`] makes one, and work on memory must
-/// be queued on the stream it is allocated for, freed on, or noted with [`Allocator::record_use`].
-/// Dropping the allocator waits for its streams and gives everything back; [`Allocator::close`]
-/// does the same and tells what failed.
+/// Threads share it. A thread that works on a stream of its own takes no shared lock on a cache
+/// hit.
+///
+/// Streams belong to the allocator: [`Allocator::create_stream`] makes one. Work on memory must be
+/// queued on the stream that it is allocated for or freed on, or be recorded with
+/// [`Allocator::record_use`]. Dropping the allocator waits for its streams and returns all memory;
+/// [`Allocator::close`] does the same and reports failures.
 pub struct Allocator {
     shared: Arc<Shared>,
     config: Config,
 }
 
 impl Allocator {
-    /// An allocator on a device. Takes no memory yet, unless the configuration says so.
+    /// Creates an allocator on a device. Reserves no memory unless the configuration has a prefill.
+    ///
+    /// # Errors
+    /// The configuration is impossible, on this device or at all; or a driver call failed.
     pub fn new(driver: Arc<dyn Driver>, config: Config) -> Result<Allocator, CreateError> {
         let group = Arc::new(Group::new(config.limit));
         Allocator::in_group("main".to_owned(), driver, config, group)
     }
 
-    /// A pool of its own on the same device, isolated from this one: memory never goes from one to
-    /// the other but through the card. Dropping it, or closing it, releases all it holds as one.
+    /// Creates another pool on the same device, isolated from this one: memory moves between them
+    /// only through the card. Dropping or closing it releases all of its memory.
     ///
-    /// It has the configuration of this one, shares its streams (an id means the same stream in
-    /// both), and what both hold together counts against the limit.
+    /// It has the configuration of this one without the prefill, and the same streams: an id means
+    /// the same stream in both. The limit holds for the sum of both.
+    ///
+    /// # Errors
+    /// As of [`Allocator::new`].
     pub fn create_pool(&self, name: &str) -> Result<Allocator, CreateError> {
         let config = Config { prefill: Bytes::ZERO, prefill_pages: None, ..self.config.clone() };
         let group = Arc::clone(&self.shared.group);
@@ -95,17 +103,17 @@ impl Allocator {
         Ok(allocator)
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.shared.driver
     }
 
-    /// What people call it: `main`, or the name given to [`Allocator::create_pool`].
+    /// Returns the allocator's name: `main`, or the one given to [`Allocator::create_pool`].
     pub fn name(&self) -> &str {
         &self.shared.name
     }
 
-    /// How long a request waits for memory.
+    /// Returns how long a request waits for memory.
     pub(crate) fn patience(&self) -> std::time::Duration {
         self.config.patience
     }
@@ -114,18 +122,18 @@ impl Allocator {
         &self.shared
     }
 
-    /// Waits for the allocator's streams and gives everything back to the device. The streams go
-    /// with the last pool that shares them.
+    /// Waits for the allocator's streams and returns everything to the device. The last pool that
+    /// shares the streams destroys them.
     ///
     /// # Errors
-    /// The first call that failed; the others were made all the same.
+    /// The first driver call that failed; the others were made all the same.
     pub fn close(self) -> Result<(), DriverError> {
         self.shared.lock_anyway().close(&self.shared)
     }
 }
 
 impl std::fmt::Debug for Allocator {
-    /// The virtual pool's census and every region in address order.
+    /// Writes the virtual pool's census and every region in address order.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.shared.lock_anyway().manager.virtual_pool() {
             Some(pool) => std::fmt::Debug::fmt(&pool.pool, f),
@@ -136,7 +144,7 @@ impl std::fmt::Debug for Allocator {
 
 impl Drop for Allocator {
     fn drop(&mut self) {
-        // Nobody is left to tell; `close` is for those who want to know.
+        // A drop cannot report a failure; `close` does.
         let _ = self.shared.lock_anyway().close(&self.shared);
     }
 }

@@ -1,4 +1,4 @@
-//! Memory that is there before the first request: added ahead of demand, or taken from a recording.
+//! Memory reserved before the first request: by a prefill, or as a recording shows it.
 
 use vramp_core::{Bytes, StreamId};
 use vramp_model::TorchSegment;
@@ -14,7 +14,7 @@ impl Allocator {
             Err(CreateError::Prefill { prefill, reason: reason.to_owned() })
         };
         let Some(prefill) = prefill else {
-            return refused(Bytes::new(u64::MAX), "the number of pages does not fit any memory");
+            return refused(Bytes::new(u64::MAX), "so many pages fit no memory");
         };
         if prefill.is_zero() {
             return Ok(());
@@ -26,7 +26,10 @@ impl Allocator {
         }
     }
 
-    /// Adds `len` bytes ahead of demand, free for `stream`.
+    /// Reserves `len` bytes of physical memory ahead of demand, free for `stream`.
+    ///
+    /// # Errors
+    /// As of [`Allocator::malloc`].
     pub fn prefill(&self, len: Bytes, stream: StreamId) -> Result<(), AllocError> {
         let mut inner = self.shared.lock()?;
         inner.open_stream(stream, &self.shared.group).ok_or(AllocError::UnknownStream(stream))?;
@@ -44,16 +47,20 @@ impl Allocator {
         }
     }
 
-    /// Lets PyTorch's allocator begin with recorded segments: before the first request, see
-    /// [`TorchPool::restore`](crate::TorchPool::restore). One allocation of the driver's for each. Returns the blocks that were
-    /// in users' hands, in order; nothing for other presets and impossible segments.
+    /// Gives PyTorch's allocator recorded segments, before the first request: see
+    /// [`TorchPool::restore`](crate::torch::TorchPool::restore). Returns the blocks that were
+    /// allocated, in order; none for other presets and for impossible segments. One allocation of
+    /// the driver for each segment.
+    ///
+    /// # Errors
+    /// A driver call failed.
     pub fn restore(
         &self,
         segments: &[TorchSegment],
     ) -> Result<Vec<Option<Allocation>>, AllocError> {
         let mut guard = self.shared.lock()?;
         let inner = &mut *guard;
-        self.learn_streams(inner);
+        self.sync_streams(inner);
         self.shared.refresh(inner);
         let Some(caching) = inner.manager.caching_mut() else { return Ok(Vec::new()) };
         let found = caching.restore(segments)?;

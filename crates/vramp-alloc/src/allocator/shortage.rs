@@ -1,4 +1,4 @@
-//! Where memory runs out: whom to ask, what other pools give, and the report of who holds it.
+//! Shortages: handlers, trimming other pools, waiting, and the report.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,10 +12,10 @@ use crate::error::{AllocError, OutOfMemoryReport, SiblingPool};
 use crate::observe::{Event, Registration};
 use crate::shared::Shared;
 
-/// So often a request is tried again because a handler gave something.
-const ROUNDS_MOST: u32 = 64;
+/// Most times that a request is retried because a handler freed memory.
+const ROUNDS_MAX: u32 = 64;
 
-/// What was done for one request so far.
+/// What was done about the shortage of one request so far.
 pub(crate) struct Relief {
     rounds: u32,
     patience: Duration,
@@ -29,14 +29,15 @@ impl Relief {
 }
 
 impl Allocator {
-    /// Tells `observer` of every event from now on. It is called without a lock, by the thread that
-    /// caused the event, and may use the allocator; what it does with it is told to it, too.
+    /// Calls `observer` with every event from now on: without a lock, on the thread that caused the
+    /// event. The observer may use the allocator, and its own calls cause events too.
     pub fn observe(&self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Registration {
         self.shared.observers.add_observer(Arc::new(observer))
     }
 
-    /// Asks `handler` for memory before a request fails. It is called without a lock and may free
-    /// allocations; it returns true if it gave something, and then the request is tried again.
+    /// Calls `handler` before a request fails for want of memory: without a lock, on the thread of
+    /// the request. The handler may free allocations. It returns true if it freed something; the
+    /// request is then retried.
     pub fn on_shortage(
         &self,
         handler: impl Fn(&Shortage) -> bool + Send + Sync + 'static,
@@ -44,12 +45,12 @@ impl Allocator {
         self.shared.observers.add_handler(Arc::new(handler))
     }
 
-    /// For handlers that free memory piece by piece: moves what is free by now towards the block that
-    /// the shortage is about, so that once the last piece is free only that one is left to move. The
-    /// memory stays free, for this request and any other.
+    /// Remaps free chunks towards the block that a shortage is about. For handlers that free memory
+    /// piece by piece: once the last piece is free only that one is left to move. The memory stays
+    /// free, for this request and any other.
     ///
-    /// Costs a map for each chunk moved and a set-access; nothing for blocks that are small, for other
-    /// presets, and where memory is wanted behind addresses that are there.
+    /// Cost: a map for each chunk moved and a set-access. Does nothing for small blocks, for
+    /// presets other than `vramp`, and for memory that is to back existing addresses.
     ///
     /// # Errors
     /// A driver call failed. The pool is as before that call.
@@ -71,15 +72,15 @@ impl Allocator {
         Ok(assembled?)
     }
 
-    /// Takes an observer or handler back. False if it was taken back before.
+    /// Removes an observer or handler. Returns false if it was removed before.
     pub fn unregister(&self, registration: Registration) -> bool {
         self.shared.observers.remove(registration)
     }
 }
 
 impl Shared {
-    /// What is done about a shortage before the request fails: other pools give, then handlers,
-    /// then time. True if the request is to be tried again.
+    /// Does what is left to do about a shortage: trims other pools, runs handlers, then waits for
+    /// frees. Returns true if the request is to be retried.
     pub(crate) fn relieve(
         &self,
         relief: &mut Relief,
@@ -89,7 +90,7 @@ impl Shared {
         if relief.rounds == 1 && self.trim_others()? {
             return Ok(true);
         }
-        if relief.rounds <= ROUNDS_MOST && self.observers.run_handlers(shortage) {
+        if relief.rounds <= ROUNDS_MAX && self.observers.run_handlers(shortage) {
             self.lock()?.retries += 1;
             return Ok(true);
         }
@@ -106,9 +107,9 @@ impl Shared {
         Ok(false)
     }
 
-    /// Gives idle memory of the group's other pools back to the card. True if there was some.
+    /// Returns idle memory of the group's other pools to the card. Returns true if there was some.
     fn trim_others(&self) -> Result<bool, AllocError> {
-        let mut given = false;
+        let mut returned = false;
         for member in self.group.members() {
             if member.number == self.number {
                 continue;
@@ -116,14 +117,14 @@ impl Shared {
             let mut inner = member.lock()?;
             let before = inner.manager.reserved();
             let trimmed = inner.manager.trim(Bytes::ZERO);
-            given |= inner.manager.reserved() < before;
+            returned |= inner.manager.reserved() < before;
             member.reserved.store(inner.manager.reserved().count(), Ordering::Relaxed);
             trimmed?;
         }
-        Ok(given)
+        Ok(returned)
     }
 
-    /// Who holds what, for the error of a request that found no memory.
+    /// Returns the report of a request that found no memory.
     pub(crate) fn report(
         &self,
         shortage: Shortage,

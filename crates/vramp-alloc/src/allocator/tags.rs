@@ -1,17 +1,17 @@
-//! Names for what memory is for, counted apart.
+//! Tags: named groups of allocations, counted apart.
 
 use vramp_core::Bytes;
 
 use super::Allocator;
 use crate::error::TagUsage;
 
-/// What an allocation is for, as [`Allocator::tag`] numbered it.
+/// Id of a tag, from [`Allocator::tag`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TagId(pub(super) u16);
 
 impl Allocator {
-    /// The tag of this name, made if it is new. At most 65,535 of them: the last one serves all
-    /// further names.
+    /// Returns the tag of this name, and creates it if it is new. There are at most 65,535 tags:
+    /// the last one serves all further names.
     pub fn tag(&self, name: &str) -> TagId {
         let mut inner = self.shared.lock_anyway();
         let known = inner.tags.iter().position(|tag| tag.name == name);

@@ -1,5 +1,5 @@
-//! Blocks of a capture: which arena a request belongs to, what order the captured nodes give it,
-//! and what memory of others the graph keeps.
+//! Blocks of a capture: the arena of a request, the order of its captured nodes, and the memory
+//! from outside that the graph keeps.
 
 use vramp_core::{ArenaBlockId, ArenaId, Bytes, NodeId, StreamId};
 use vramp_driver::{Driver, DriverError, ErrorKind, GraphNode};
@@ -9,11 +9,11 @@ use crate::allocation::{Allocation, Owner};
 use crate::manager::Found;
 use crate::virtual_pool::{Refusal, VirtualPool};
 
-/// While a capture grows an arena, memory is taken ahead by this part of what it has.
+/// While a capture grows an arena, memory is reserved ahead by this part of its length.
 const AHEAD: u64 = 32;
 
 impl VirtualPool {
-    /// A block of the capture that `stream` is part of. Memory is taken where it lacks.
+    /// Allocates for the capture that `stream` is part of, and backs the block.
     pub(crate) fn malloc_in_arena(
         &mut self,
         id: ArenaId,
@@ -21,7 +21,7 @@ impl VirtualPool {
         size: Bytes,
         stream: StreamId,
     ) -> Result<Found, Refusal> {
-        let at = self.learn_nodes(id, tips).map_err(Refusal::Driver)?;
+        let at = self.add_nodes(id, tips).map_err(Refusal::Driver)?;
         let state = self.arenas.get_mut(id);
         let block = state.arena.alloc(size, &at).map_err(Refusal::Arena)?;
         let end = block.offset + block.len;
@@ -33,7 +33,7 @@ impl VirtualPool {
             let most = self.arenas.get(id).arena.capacity();
             let wanted = (end + Bytes::new(ahead)).min(most);
             let served = self.back(id, wanted, stream).map(|()| wanted);
-            // Where that is too much, what is needed will do.
+            // If that is too much, back only what is needed.
             match served.or_else(|_| self.back(id, end, stream).map(|()| end)) {
                 Ok(upto) => {
                     let capturing = &mut self.arenas.get_mut(id).capturing;
@@ -47,26 +47,26 @@ impl VirtualPool {
             }
         }
         let addr = self.exec.addr(self.pool.arena_range(id).at) + block.offset;
-        Ok(Found { addr, len: block.len, owner: Owner::of_arena(block.id), hit })
+        Ok(Found { addr, len: block.len, owner: Owner::in_arena(block.id), hit })
     }
 
-    /// Takes a block of an arena back: in its capture where `stream` is part of that, else as one
-    /// that escaped, used by what is queued on `stream`.
+    /// Frees a block of an arena: within its capture if `stream` is part of that, else as a block
+    /// that escaped the capture and is used by the work queued on `stream`.
     pub(crate) fn free_in_arena(
         &mut self,
         block: ArenaBlockId,
         stream: StreamId,
     ) -> Result<(), DriverError> {
         let id = block.arena();
-        // A capture that was spoilt says so to whoever ends it.
+        // An invalidated capture fails when it is ended.
         let captured = self.capture_of(self.exec.stream(stream)).unwrap_or_default();
         let known = "the allocator looked the block up";
         match captured.filter(|(arena, _)| *arena == id) {
-            Some((_, tips)) => match self.learn_nodes(id, &tips) {
+            Some((_, tips)) => match self.add_nodes(id, &tips) {
                 Ok(at) => {
                     self.arenas.get_mut(id).arena.free(block, &at).expect(known);
                 }
-                // Where its last use is not known it serves this capture no more.
+                // Its last use is not known, so this capture does not reuse it.
                 Err(error) => {
                     self.arenas.get_mut(id).arena.free_outside(block).expect(known);
                     return Err(error);
@@ -83,13 +83,13 @@ impl VirtualPool {
         Ok(())
     }
 
-    /// Notes that work queued on `stream` so far uses the block.
+    /// Records that work queued on `stream` so far uses the block.
     pub(crate) fn note_use_in_arena(&mut self, block: ArenaBlockId, stream: StreamId) {
         let id = block.arena();
         let captured = self.capture_of(self.exec.stream(stream)).unwrap_or_default();
         let known = "the allocator looked the block up";
         if let Some((_, tips)) = captured.filter(|(arena, _)| *arena == id)
-            && let Ok(at) = self.learn_nodes(id, &tips)
+            && let Ok(at) = self.add_nodes(id, &tips)
         {
             self.arenas.get_mut(id).arena.record_use(block, &at).expect(known);
             return;
@@ -98,7 +98,7 @@ impl VirtualPool {
         self.arenas.get_mut(id).leases.note_use(mark);
     }
 
-    /// The arena whose capture keeps what is freed on `stream` although it is not its own.
+    /// Returns the arena whose capture keeps an allocation from outside that is freed on `stream`.
     pub(crate) fn keeper_of(&self, allocation: &Allocation, stream: StreamId) -> Option<ArenaId> {
         let own = match allocation.owner {
             Owner::Arena { arena, .. } => Some(arena),
@@ -107,42 +107,42 @@ impl VirtualPool {
         let others =
             |(id, state): &(ArenaId, &ArenaState)| state.capturing.is_some() && Some(*id) != own;
         let (first, _) = self.arenas.iter().find(others)?;
-        let noted = |(_, state): &(ArenaId, &ArenaState)| {
+        let used = |(_, state): &(ArenaId, &ArenaState)| {
             state
                 .capturing
                 .as_ref()
-                .is_some_and(|capturing| capturing.noted.contains(&allocation.addr))
+                .is_some_and(|capturing| capturing.used.contains(&allocation.addr))
         };
-        if let Some((id, _)) = self.arenas.iter().filter(others).find(noted) {
+        if let Some((id, _)) = self.arenas.iter().filter(others).find(used) {
             return Some(id);
         }
         match self.capture_of(self.exec.stream(stream)) {
             Ok(captured) => captured.map(|(id, _)| id).filter(|&id| Some(id) != own),
-            // A spoilt capture makes no graph.
+            // An invalidated capture makes no graph.
             Err(error) if error.kind == ErrorKind::Capturing => None,
-            // Nobody knows: kept too long is better than freed too soon.
+            // Unknown: keeping it too long is safe, freeing it too soon is not.
             Err(_) => Some(first),
         }
     }
 
-    /// Notes that a capture which `stream` is part of uses memory of others: freed meanwhile, on
-    /// whatever stream, it is kept.
+    /// Records that a capture which `stream` is part of uses memory from outside its arena: if it
+    /// is freed meanwhile, on any stream, the graph keeps it.
     pub(crate) fn note_use_in_capture(&mut self, allocation: &Allocation, stream: StreamId) {
         if let Some(id) = self.keeper_of(allocation, stream)
             && let Some(capturing) = &mut self.arenas.get_mut(id).capturing
         {
-            capturing.noted.push(allocation.addr);
+            capturing.used.push(allocation.addr);
         }
     }
 
-    /// Keeps memory that is not the arena's for the graph that a capture makes.
+    /// Keeps memory from outside the arena for the graph of a capture.
     pub(crate) fn keep_for_graph(&mut self, id: ArenaId, allocation: Allocation) {
         let capturing = self.arenas.get_mut(id).capturing.as_mut();
         capturing.expect("the stream is part of it").kept.push(allocation);
     }
 
-    /// Tells the arena every captured node up to `tips`. Each node is read once.
-    pub(super) fn learn_nodes(
+    /// Adds every captured node up to `tips` to the arena. Each node is read once.
+    pub(super) fn add_nodes(
         &mut self,
         id: ArenaId,
         tips: &[GraphNode],
@@ -160,7 +160,7 @@ impl VirtualPool {
             match before {
                 Some(before) => {
                     let before: Vec<NodeId> = before.iter().map(name).collect();
-                    arena.add_node(name(&node), &before).expect("those before are told first");
+                    arena.add_node(name(&node), &before).expect("those before are added first");
                 }
                 None => {
                     let before = driver.node_dependencies(node)?;

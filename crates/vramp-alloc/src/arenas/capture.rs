@@ -1,4 +1,4 @@
-//! Captures into arenas: begun here or by others, ended, and planned for the next time.
+//! Captures into arenas: begun or attached, ended, and planned for the next capture.
 
 use vramp_core::{ArenaId, ArenaPolicy, Bytes, Layout, Recording, StreamId};
 use vramp_driver::{CaptureInfo, CaptureMode, Driver, DriverError, Graph, GraphNode, Stream};
@@ -8,7 +8,7 @@ use crate::allocation::Allocation;
 use crate::virtual_pool::{Refusal, VirtualPool};
 
 impl VirtualPool {
-    /// Begins a capture of `stream` into an arena. A monotone arena gets all its memory first.
+    /// Begins a capture of `stream` into an arena. A monotone arena is backed first as a whole.
     pub(crate) fn begin_arena_capture(
         &mut self,
         id: ArenaId,
@@ -20,11 +20,11 @@ impl VirtualPool {
         let begun = self.exec.driver.begin_capture(raw, mode).and_then(|()| {
             match self.exec.driver.capture_info(raw) {
                 Ok(Some(CaptureInfo { capture, .. })) => Ok(capture),
-                told => {
-                    // Whatever it is, it is not left behind.
+                info => {
+                    // Whatever it is, the stream does not stay in it.
                     let ended = self.end_driver_capture(stream);
                     let ended = ended.and_then(|graph| self.exec.driver.destroy_graph(graph));
-                    Err(told.err().or(ended.err()).expect("a stream that captures says so"))
+                    Err(info.err().or(ended.err()).expect("a stream that captures has a capture"))
                 }
             }
         });
@@ -40,16 +40,16 @@ impl VirtualPool {
         }
     }
 
-    /// Serves the capture that `stream` is part of, which somebody else began, ends and replays.
-    /// Returns its number.
+    /// Serves the capture that `stream` is part of; the caller began it with the driver, and ends
+    /// and replays it there. Returns its number.
     pub(crate) fn attach_arena(
         &mut self,
         id: ArenaId,
         stream: StreamId,
     ) -> Result<u64, NotAttached> {
         let raw = self.exec.stream(stream);
-        let told = self.exec.driver.capture_info(raw).map_err(Refusal::Driver)?;
-        let number = told.ok_or(NotAttached::NoCapture)?.capture;
+        let info = self.exec.driver.capture_info(raw).map_err(Refusal::Driver)?;
+        let number = info.ok_or(NotAttached::NoCapture)?.capture;
         if self.arenas.serving(number).is_some() {
             return Err(NotAttached::Served);
         }
@@ -59,8 +59,8 @@ impl VirtualPool {
         Ok(number)
     }
 
-    /// The memory that an arena has before its capture asks for any; from here on it lends nothing,
-    /// not to itself either. Returns up to where.
+    /// Backs the memory that an arena has before its capture allocates; from here on it lends
+    /// nothing, not to itself either. Returns the length that is backed.
     pub(super) fn prepare_capture(
         &mut self,
         id: ArenaId,
@@ -81,7 +81,8 @@ impl VirtualPool {
         }
     }
 
-    /// The capture of this number is the arena's from now on; `own` if it began it.
+    /// Serves the capture of this number from the arena from now on; `own` if this allocator began
+    /// it.
     pub(super) fn serve_capture(
         &mut self,
         id: ArenaId,
@@ -91,13 +92,13 @@ impl VirtualPool {
         own: bool,
     ) {
         let state = self.arenas.get_mut(id);
-        let (kept, noted) = (Vec::new(), Vec::new());
-        state.capturing = Some(Capturing { number, stream, own, backed, kept, noted });
+        let (kept, used) = (Vec::new(), Vec::new());
+        state.capturing = Some(Capturing { number, stream, own, backed, kept, used });
         self.pool.hold(stream, true);
     }
 
-    /// Ends a stream's capture on the device. A call that failed by itself is made once more: no
-    /// stream stays in a capture for it.
+    /// Ends a stream's capture on the device. If the call fails and the stream still captures, it
+    /// is made once more.
     pub(crate) fn end_driver_capture(&self, stream: StreamId) -> Result<Graph, DriverError> {
         let raw = self.exec.stream(stream);
         match self.exec.driver.end_capture(raw) {
@@ -110,7 +111,7 @@ impl VirtualPool {
         self.exec.driver.is_capturing(self.exec.stream(stream)).unwrap_or(false)
     }
 
-    /// Ends all captures, which come to nothing.
+    /// Ends all captures and discards their graphs.
     pub(crate) fn end_captures(&mut self) {
         let capturing = |(_, state): (ArenaId, &ArenaState)| {
             state.capturing.as_ref().filter(|capturing| capturing.own).map(|own| own.stream)
@@ -123,7 +124,7 @@ impl VirtualPool {
         }
     }
 
-    /// Takes note that a capture that [`VirtualPool::begin_arena_capture`] began has ended.
+    /// Records the end of a capture that [`VirtualPool::begin_arena_capture`] began.
     pub(crate) fn end_arena_capture(
         &mut self,
         id: ArenaId,
@@ -140,8 +141,8 @@ impl VirtualPool {
         Captured { graph, recording, kept: capturing.kept }
     }
 
-    /// Serves a capture no more that [`VirtualPool::attach_arena`] served, over or not.
-    /// Returns what it asked for, and what is kept for its graph.
+    /// Stops serving a capture that [`VirtualPool::attach_arena`] served, over or not. Returns its
+    /// requests, and the memory kept for its graph.
     pub(crate) fn detach_arena(&mut self, id: ArenaId) -> (Recording, Vec<Allocation>) {
         let state = self.arenas.get_mut(id);
         let recording = state.arena.end().expect("a capture is detached once");
@@ -151,12 +152,12 @@ impl VirtualPool {
     }
 
     pub(super) fn after_capture(&mut self, id: ArenaId) {
-        // What was drawn in is out of the capture too; where asking fails, it is asked again.
+        // Streams that were drawn in left the capture too. A failed query is repeated later.
         let _ = self.note_captures();
         self.remove_if_abandoned(id);
     }
 
-    /// Notes that graphs on any stream may have used the arena up to now. Returns the streams.
+    /// Records that graphs on any stream may have used the arena up to now. Returns the streams.
     pub(crate) fn used_anywhere(&mut self, id: ArenaId) -> Vec<StreamId> {
         let streams = (0..self.exec.streams.len() as u32).map(StreamId::new);
         let open: Vec<StreamId> = streams.filter(|&stream| self.pool.is_open(stream)).collect();
@@ -167,7 +168,8 @@ impl VirtualPool {
         open
     }
 
-    /// The arena whose capture `raw` is part of, and the nodes its next work will depend on.
+    /// Returns the arena whose capture `raw` is part of, and the nodes its next work will depend
+    /// on.
     pub(crate) fn capture_of(
         &self,
         raw: Stream,
@@ -182,15 +184,15 @@ impl VirtualPool {
         Ok(self.arenas.serving(capture).map(|id| (id, dependencies)))
     }
 
-    /// The layout that the next capture of the same shape follows, among the blocks that were live
-    /// when `recording` began.
+    /// Sets the layout that the next capture of the same shape follows, around the blocks that were
+    /// live when `recording` began.
     pub(crate) fn set_plan(&mut self, id: ArenaId, layout: Layout, recording: Recording) {
         let state = self.arenas.get_mut(id);
         state.arena.set_plan(Some(layout));
         state.planned = Some(recording);
     }
 
-    /// What to plan anew, because other blocks are live by now than the plan goes around.
+    /// Returns the recording to plan again, if other blocks are live now than the plan goes around.
     pub(crate) fn outdated_plan(&self, id: ArenaId) -> Option<Recording> {
         let state = self.arenas.get(id);
         let recording = state.planned.as_ref()?;

@@ -1,15 +1,15 @@
-//! Memory behind arenas: brought before it is used, lent while nobody does.
+//! Memory of arenas: backed before use, lent while idle.
 
 use vramp_core::{ArenaId, Attempt, Bytes, Mark, StreamId};
 use vramp_driver::{Driver, DriverError};
 
 use crate::virtual_pool::{Refusal, Served, VirtualPool};
 
-/// So often arenas are looked at that may be idle in a moment: some tens of microseconds.
-const POLLS_MOST: u32 = 64;
+/// Most polls of arenas that may be idle soon: some tens of microseconds.
+const POLLS_MAX: u32 = 64;
 
 impl VirtualPool {
-    /// Memory behind the first `upto` bytes of an arena. Nothing is asked for nothing.
+    /// Backs the first `upto` bytes of an arena. Does nothing for zero bytes.
     pub(crate) fn back(
         &mut self,
         id: ArenaId,
@@ -19,7 +19,7 @@ impl VirtualPool {
         self.back_part(id, Bytes::ZERO, upto, stream)
     }
 
-    /// Memory behind `len` bytes of an arena from `from` on.
+    /// Backs `len` bytes of an arena from `from` on.
     pub(crate) fn back_part(
         &mut self,
         id: ArenaId,
@@ -33,18 +33,18 @@ impl VirtualPool {
         let attempt = || Attempt::back_part(id, from, len, stream);
         let mut served = self.serve(&mut attempt());
         if let Err(Refusal::Short(..)) = served {
-            // Free chunks may fit no gap of the arena. Those that are idle can be cut anew.
+            // Free chunks may fit no gap of the arena. Idle ones can be replaced by chunks that do.
             self.note_captures().and_then(|_| self.find_idle()).map_err(Refusal::Driver)?;
             served = self.serve(&mut attempt());
         }
         match served? {
             Served::Backed => Ok(()),
-            _ => unreachable!("memory for an arena was asked for"),
+            _ => unreachable!("the attempt is for an arena"),
         }
     }
 
-    /// Makes an arena that grew bit by bit of few large chunks, and of no more than it needs:
-    /// bringing a chunk back costs the same at any size. Only while it is idle; what is live stays.
+    /// Backs an arena that grew in small steps with few large chunks, and no more than it needs:
+    /// restoring a chunk costs the same at any size. Only while it is idle; live blocks stay.
     pub(super) fn make_whole(&mut self, id: ArenaId, stream: StreamId) {
         let upto = self.arenas.get(id).arena.high_water();
         if !self.pool.is_ill_cut(id, upto) || !self.may_lend(id) || !self.is_over(id) {
@@ -56,12 +56,12 @@ impl VirtualPool {
                 break;
             }
         }
-        // If it fails, the replay asks again and tells.
+        // If it fails, the replay backs it again and returns the error.
         let _ = self.back(id, upto, stream);
     }
 
-    /// Lets every arena lend that nobody uses. Returns how much is lent now that was not. An event
-    /// record and a query for each stream that used one.
+    /// Lends every idle arena. Returns the bytes lent by this call. An event record and a query for
+    /// each stream that used one.
     pub(crate) fn lend_idle(&mut self) -> Result<Bytes, DriverError> {
         let backed = |id: ArenaId| !self.pool.arena_memory(id).backed.is_zero();
         let ids = self.arenas.iter().map(|(id, _)| id);
@@ -73,11 +73,11 @@ impl VirtualPool {
             let marks = self.marks_of(id);
             self.record_all(&marks)?;
         }
-        // An event that was recorded just now on an idle stream is reached in a moment.
-        for _ in 0..POLLS_MOST {
+        // An event that was recorded just now on an idle stream is reached soon.
+        for _ in 0..POLLS_MAX {
             self.poll()?;
-            let learnt = self.pool.pending().next().is_none() || self.pool.holds_any();
-            if learnt || candidates.iter().all(|&id| self.is_over(id)) {
+            let settled = self.pool.pending().next().is_none() || self.pool.holds_any();
+            if settled || candidates.iter().all(|&id| self.is_over(id)) {
                 break;
             }
         }
@@ -90,32 +90,32 @@ impl VirtualPool {
         Ok(lent)
     }
 
-    /// Lends what no live block touches.
+    /// Lends the chunks of an arena that no live block touches.
     pub(super) fn lend(&mut self, id: ArenaId) -> Bytes {
         let live: Vec<(Bytes, Bytes)> = self.arenas.get(id).arena.live_ranges().collect();
         self.pool.lend(id, &live)
     }
 
-    /// True if nobody holds the arena: it may lend once its work is over.
+    /// Returns true if no capture and no lease uses the arena: it may lend once its work is over.
     pub(super) fn may_lend(&self, id: ArenaId) -> bool {
         let state = self.arenas.get(id);
         !state.unguarded && !state.is_capturing() && state.leases.holder().is_none()
     }
 
-    /// True if nobody has a lease and all work that touched the arena is known to be over.
+    /// Returns true if there is no lease and all work on the arena is known to be over.
     pub(super) fn is_over(&self, id: ArenaId) -> bool {
         let leases = &self.arenas.get(id).leases;
         leases.is_idle(|mark| self.pool.is_over(mark)) && self.pool.arena_inherited(id).is_empty()
     }
 
-    /// All work that may still touch an arena's memory.
+    /// Returns the marks of all work that may still touch an arena's memory.
     pub(super) fn marks_of(&self, id: ArenaId) -> Vec<Mark> {
         let mut marks = self.pool.arena_inherited(id);
         marks.extend(self.arenas.get(id).leases.unfinished());
         marks
     }
 
-    /// Records events where none covers a mark, but on streams that capture.
+    /// Records an event for each mark that none covers, except on streams that capture.
     pub(super) fn record_all(&mut self, marks: &[Mark]) -> Result<(), DriverError> {
         for &mark in marks {
             if mark == self.pool.now(mark.stream)

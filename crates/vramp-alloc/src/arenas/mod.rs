@@ -1,12 +1,12 @@
-//! Graph arenas on a device: which capture a request belongs to, who may replay, what is lent.
+//! Graph arenas on a device: the capture of a request, leases for replays, and lending.
 //!
-//! The core's [`Arena`] places blocks at offsets, its pool keeps memory behind them. Here the two
-//! meet the driver: captured nodes are read off the stream, memory is backed before a block is
-//! handed out and before a replay, and idle arenas lend when the pool runs short. All of it happens
-//! behind the allocator's lock.
+//! The core's [`Arena`] places blocks at offsets, and its pool backs them with memory. This module
+//! connects both to the driver: it reads captured nodes from the stream, backs memory before a
+//! block is returned and before a replay, and lends idle arenas when the pool runs short. All of it
+//! runs while the allocator's lock is held.
 //!
-//! Here is what is known of each arena; `capture.rs`, `blocks.rs`, `memory.rs` and `replay.rs` have
-//! what is done with it.
+//! This file has the state of each arena; `capture.rs`, `blocks.rs`, `memory.rs` and `replay.rs`
+//! have the operations.
 
 mod blocks;
 mod capture;
@@ -21,7 +21,7 @@ use vramp_core::{
 use vramp_driver::{DriverError, Graph};
 
 use crate::allocation::Allocation;
-use crate::exec::is_full;
+use crate::exec::is_capacity_error;
 use crate::virtual_pool::{Refusal, VirtualPool};
 
 /// All arenas of a pool.
@@ -30,45 +30,45 @@ pub(crate) struct Arenas {
     by_id: BTreeMap<ArenaId, ArenaState>,
 }
 
-/// One arena and who uses it.
+/// One arena and its uses.
 pub(crate) struct ArenaState {
     pub arena: Arena,
     pub leases: Leases,
     capturing: Option<Capturing>,
-    /// The capture that the next one is planned by.
+    /// The capture that the layout of the next one was planned from.
     planned: Option<Recording>,
-    /// Graphs that somebody else launches, unseen, may use it at any time: it never lends.
+    /// True if graphs launched without leases may use it at any time: it never lends.
     unguarded: bool,
-    /// Its owner is gone: it goes with its last block.
+    /// True once its owner was dropped: it is removed with its last block.
     abandoned: bool,
 }
 
 /// A capture under way.
 struct Capturing {
-    /// The driver's number of it.
+    /// The driver's number of the capture.
     number: u64,
-    /// Where it began.
+    /// Stream that it began on.
     stream: StreamId,
-    /// It was begun here, and ends here.
+    /// True if this allocator began it and ends it.
     own: bool,
-    /// Up to where memory is behind the arena.
+    /// Length of the arena's start that is backed.
     backed: Bytes,
-    /// Memory of others that was freed on the capture's streams: its nodes may use it.
+    /// Memory from outside the arena that was freed on the capture's streams: its nodes may use it.
     kept: Vec<Allocation>,
-    /// Where memory of others is whose use was noted on the capture's streams.
-    noted: Vec<DeviceAddr>,
+    /// Addresses of memory from outside the arena whose use was recorded on the capture's streams.
+    used: Vec<DeviceAddr>,
 }
 
-/// What came of a capture.
+/// Result of a capture.
 pub(crate) struct Captured {
     pub graph: Result<Graph, DriverError>,
     pub recording: Recording,
     pub kept: Vec<Allocation>,
 }
 
-/// Why a capture is not served.
+/// Why an arena cannot serve a capture.
 pub(crate) enum NotAttached {
-    /// The stream is part of none.
+    /// The stream is part of no capture.
     NoCapture,
     /// An arena serves it already.
     Served,
@@ -81,7 +81,7 @@ impl From<Refusal> for NotAttached {
     }
 }
 
-/// Why a replay was not launched.
+/// Why there is no lease for a replay.
 pub(crate) enum NoLease {
     Busy(vramp_core::ArenaBusy),
     Refused(Refusal),
@@ -94,7 +94,7 @@ impl From<DriverError> for NoLease {
 }
 
 impl ArenaState {
-    /// Also while a capture that is about to begin gets its memory.
+    /// Returns true during a capture, and while one that is about to begin is backed.
     pub(crate) fn is_capturing(&self) -> bool {
         self.arena.is_capturing()
     }
@@ -102,19 +102,19 @@ impl ArenaState {
 
 impl Arenas {
     pub(crate) fn get(&self, id: ArenaId) -> &ArenaState {
-        self.by_id.get(&id).unwrap_or_else(|| panic!("{id} is gone while somebody holds it"))
+        self.by_id.get(&id).unwrap_or_else(|| panic!("{id} was removed while a handle exists"))
     }
 
     pub(crate) fn get_mut(&mut self, id: ArenaId) -> &mut ArenaState {
-        self.by_id.get_mut(&id).unwrap_or_else(|| panic!("{id} is gone while somebody holds it"))
+        self.by_id.get_mut(&id).unwrap_or_else(|| panic!("{id} was removed while a handle exists"))
     }
 
-    /// True if the arena holds the block.
-    pub(crate) fn knows(&self, block: ArenaBlockId) -> bool {
+    /// Returns true if the block is live in its arena.
+    pub(crate) fn is_live(&self, block: ArenaBlockId) -> bool {
         self.by_id.get(&block.arena()).is_some_and(|state| state.arena.block(block).is_ok())
     }
 
-    /// The arena that serves the capture with this number.
+    /// Returns the arena that serves the capture with this number.
     fn serving(&self, number: u64) -> Option<ArenaId> {
         let serves = |state: &ArenaState| {
             state.capturing.as_ref().is_some_and(|capturing| capturing.number == number)
@@ -132,7 +132,7 @@ impl Arenas {
 }
 
 impl VirtualPool {
-    /// Sets addresses aside. One driver call at most.
+    /// Reserves the addresses of an arena. One driver call at most.
     pub(crate) fn add_arena(
         &mut self,
         policy: ArenaPolicy,
@@ -151,17 +151,17 @@ impl VirtualPool {
         Ok(id)
     }
 
-    /// The same for a range that no capture knows of.
+    /// Reserves the addresses of a range that no capture uses. One driver call at most.
     pub(crate) fn add_range(&mut self, capacity: Bytes) -> Result<ArenaId, DriverError> {
-        let mut tidied = false;
+        let mut trimmed = false;
         loop {
             match self.pool.add_arena(capacity) {
                 Ok(id) => return Ok(id),
                 Err(plan) => match self.exec.perform(&mut self.pool, plan) {
                     Ok(()) => {}
-                    // Memory of former arenas may lie between the free addresses.
-                    Err(error) if is_full(&error) && !tidied => {
-                        tidied = true;
+                    // Memory of removed arenas may lie between the free addresses.
+                    Err(error) if is_capacity_error(&error) && !trimmed => {
+                        trimmed = true;
                         self.trim(Bytes::ZERO)?;
                     }
                     Err(error) => return Err(error),
@@ -170,7 +170,7 @@ impl VirtualPool {
         }
     }
 
-    /// The owner of an arena is gone. Blocks that are still held keep it.
+    /// Removes an arena whose owner was dropped, now or with its last live block.
     pub(crate) fn abandon_arena(&mut self, id: ArenaId) {
         self.arenas.get_mut(id).abandoned = true;
         self.remove_if_abandoned(id);

@@ -1,4 +1,4 @@
-//! Replays: leases, and what a stream has to wait for before it writes where others did.
+//! Replays: leases, and the waits of a stream before it writes where another stream's work did.
 
 use vramp_core::{ArenaId, Bytes, LeaseId, Mark, Overlap, StreamId};
 use vramp_driver::{Driver, DriverError};
@@ -7,8 +7,8 @@ use super::NoLease;
 use crate::virtual_pool::{Refusal, VirtualPool};
 
 impl VirtualPool {
-    /// Takes a lease for a replay on `stream` that needs the first `upto` bytes, brings the memory
-    /// there, and orders the stream behind whatever may still use it.
+    /// Takes a lease for a replay on `stream` that needs the first `upto` bytes, backs them, and
+    /// orders the stream behind work that may still use them.
     pub(crate) fn take_lease(
         &mut self,
         id: ArenaId,
@@ -44,7 +44,7 @@ impl VirtualPool {
         }
     }
 
-    /// Lets later work on `stream` run after the work before `marks`.
+    /// Makes later work on `stream` wait for the work before `marks`.
     pub(crate) fn order_behind(
         &mut self,
         stream: StreamId,
@@ -63,7 +63,7 @@ impl VirtualPool {
         Ok(())
     }
 
-    /// Ends a lease: what is queued on its stream so far uses the arena.
+    /// Ends a lease: the work queued on its stream so far uses the arena.
     pub(crate) fn end_lease(&mut self, id: ArenaId, lease: LeaseId, stream: StreamId) {
         let mark = self.pool.now(stream);
         let ended = self.arenas.get_mut(id).leases.end(lease, mark);

@@ -5,8 +5,8 @@ const WINDOW: u64 = 1024;
 /// Acquisitions within a window that had to wait, from which on threads contend. Two threads that
 /// take turns, as a program and its autograd do, stay far below it.
 const CONTENDED_FROM: u64 = WINDOW / 4;
-/// Windows in a row below [`CONTENDED_FROM`] after which threads no longer contend. Not fewer: where
-/// heaps serve threads well the lock is hardly taken, and a few acquisitions would decide.
+/// Windows in a row below [`CONTENDED_FROM`] after which threads no longer contend. Not fewer:
+/// where heaps serve threads well the lock is hardly taken, and a few acquisitions would decide.
 const CALM_WINDOWS: u64 = 64;
 
 /// Counts acquisitions of the lock, and those that had to wait.

@@ -87,7 +87,9 @@ impl fmt::Display for OutOfMemoryReport {
             write!(f, "; the card has {} of {} free", card.free, card.total)?;
         }
         match limit {
-            Some(limit) => write!(f, "; the limit is {limit}: raise it, or free memory")?,
+            Some(limit) => {
+                write!(f, "; the limit of {limit} allows no more: raise it, or free memory")?
+            }
             None => write!(f, "; free memory, request less, or use a larger card")?,
         }
         for StreamUsage { stream, used, free, waiting } in self.streams.iter().take(LINES_MAX) {
@@ -142,7 +144,7 @@ mod tests {
     #[test]
     fn the_remedy_depends_on_the_limit() {
         let text = report(true, Some(Bytes::gib(8))).to_string();
-        assert!(text.contains("the limit is 8.00 GiB: raise it"), "{text}");
+        assert!(text.contains("the limit of 8.00 GiB allows no more: raise it"), "{text}");
         let text = report(true, None).to_string();
         assert!(text.contains("request less") && !text.contains("limit"), "{text}");
     }

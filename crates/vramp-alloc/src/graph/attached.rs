@@ -1,21 +1,22 @@
-//! Captures that somebody else begins, ends and replays: an arena serves them and is told no more.
+//! Attached captures: another library begins, ends and replays the graph; an arena serves it.
 //!
-//! 1. Somebody begins a capture of a stream with the driver.
-//! 2. [`Allocator::attach_capture`]: what the capture asks for comes from an arena, and what is freed
-//!    within it is kept for the graph.
-//! 3. The capture ends, and [`AttachedCapture::detach`] leaves a [`GraphHold`].
-//! 4. The graph is launched where nobody tells. So there are no leases, and the arena is *unguarded*
-//!    from then on: its memory stays where it is and is never lent. What is freed outside of
-//!    captures serves the arena's next capture, and nobody else.
-//! 5. Dropping the hold says that the graph will not be launched again. Nobody waits: memory of the
-//!    arena and what was kept come back behind all work queued so far on every stream that the
-//!    allocator knows.
+//! 1. The caller, or another library, begins a capture of a stream with the driver.
+//! 2. [`Allocator::attach_capture`]: blocks allocated in the capture come from an arena, and memory
+//!    freed within it is kept for the graph.
+//! 3. The capture ends, and [`AttachedCapture::detach`] returns a [`GraphHold`].
+//! 4. The graph is launched with the driver, without the allocator. So there are no leases, and the
+//!    arena is *unguarded* from then on: its memory stays and is never lent. Blocks freed outside
+//!    of captures serve only the arena's next capture.
+//! 5. Dropping the hold means that the graph is not launched again. It waits for nothing: memory of
+//!    the arena, and memory kept for the graph, is reused after all work queued so far on every
+//!    stream of the allocator.
 //!
 //! ```
-//! use vramp_alloc::{Allocator, ArenaConfig, Bytes, CaptureMode, Config, Preset};
+//! use vramp_alloc::graph::{ArenaConfig, CaptureMode};
+//! use vramp_alloc::{Allocator, Bytes, Config};
 //!
 //! let device = vramp_alloc::open("sim:h200")?.driver;
-//! let allocator = Allocator::new(device.clone(), Config::preset(Preset::Vramp))?;
+//! let allocator = Allocator::new(device.clone(), Config::default())?;
 //! let stream = allocator.create_stream()?;
 //! let queue = allocator.stream(stream).expect("it is open");
 //! let arena = allocator.graph_arena(ArenaConfig::default())?;
@@ -48,10 +49,10 @@ use crate::arenas::NotAttached;
 use crate::error::{FreeError, StreamError};
 use crate::virtual_pool::Refusal;
 
-/// A capture under way that somebody else began and will end, served by an arena.
+/// A capture that another library began and ends, served by an arena.
 ///
-/// Dropping it serves the capture no more, and says that nothing of it will be launched.
-#[must_use = "a capture that is dropped is not served any more"]
+/// Dropping it stops serving the capture, and means that its graph is never launched.
+#[must_use = "a capture that is dropped is no longer served"]
 pub struct AttachedCapture {
     arena: GraphArena,
     stream: StreamId,
@@ -59,9 +60,10 @@ pub struct AttachedCapture {
     detached: bool,
 }
 
-/// What a graph that is launched elsewhere needs: its arena, and memory that was freed within its
-/// capture. Drop it before or after the graph is destroyed, but not before its last launch.
-#[must_use = "memory that a dropped hold kept may be anybody's while the graph still runs"]
+/// Keeps the memory of a graph that is launched without the allocator: its arena, and memory freed
+/// within its capture. Drop it before or after the graph is destroyed, but not before its last
+/// launch.
+#[must_use = "memory of a dropped hold is reused, also while the graph is still launched"]
 pub struct GraphHold {
     arena: GraphArena,
     kept: Vec<Allocation>,
@@ -69,22 +71,23 @@ pub struct GraphHold {
 }
 
 impl Allocator {
-    /// The number of the capture that `stream` is part of, which no other capture of the process
-    /// has; `None` if it is part of none. One driver call, legal during captures.
+    /// Returns the number of the capture that `stream` is part of, unique in the process; `None` if
+    /// it is part of none. One driver call, legal during captures.
     ///
     /// # Errors
-    /// [`StreamError::Driver`] with [`vramp_driver::ErrorKind::Capturing`] if the capture is spoilt.
-    pub fn capture_of(&self, stream: StreamId) -> Result<Option<u64>, StreamError> {
+    /// [`StreamError::Driver`] with [`ErrorKind::Capturing`](crate::error::ErrorKind::Capturing) if
+    /// the capture was invalidated.
+    pub fn capture_number(&self, stream: StreamId) -> Result<Option<u64>, StreamError> {
         let raw = self.stream(stream).ok_or(StreamError::Unknown(stream))?;
-        let told = self.driver().capture_info(raw)?;
-        Ok(told.map(|CaptureInfo { capture, .. }| capture))
+        let info = self.driver().capture_info(raw)?;
+        Ok(info.map(|CaptureInfo { capture, .. }| capture))
     }
 
-    /// Lets `arena` serve the capture that `stream` is part of, whoever began it, as
-    /// [`Allocator::capture`] does: what is asked for on its streams comes from the arena, and other
-    /// memory that is freed on them is kept. The arena never lends from now on.
+    /// Serves the capture that `stream` is part of from `arena`, as [`Allocator::capture`] does:
+    /// blocks allocated on its streams come from the arena, and other memory freed on them is kept.
+    /// The arena never lends from now on.
     ///
-    /// Beside the driver's own cost: one call now, and one for each request within the capture.
+    /// Cost beside the driver's own: one call now, and one for each request within the capture.
     ///
     /// # Errors
     /// [`CaptureError::NotCapturing`] and [`CaptureError::Served`], beside those of
@@ -103,10 +106,10 @@ impl Allocator {
         }
         let mut capture =
             AttachedCapture { arena: arena.clone(), stream, number: 0, detached: true };
-        arena.plan_anew();
+        arena.refresh_plan();
         let (_turn, mut inner) = shared.lock_for_memory()?;
         inner.open_stream(stream, &shared.group).ok_or(CaptureError::UnknownStream(stream))?;
-        let pool = inner.manager.virtual_pool_mut().expect("it made the arena");
+        let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
         let attached = pool.attach_arena(arena.0.id, stream);
         drop(inner);
         capture.number = attached.map_err(|refused| match refused {
@@ -120,8 +123,9 @@ impl Allocator {
         Ok(capture)
     }
 
-    /// Takes memory back as [`Allocator::free`] does, where an attached capture may use it although
-    /// `stream` is not part of that: it is kept for the graph. Blocks of arenas are freed as ever.
+    /// Frees an allocation that an attached capture may use although `stream` is not part of that
+    /// capture: the memory is kept for the graph. Blocks of arenas are freed as by
+    /// [`Allocator::free`].
     ///
     /// # Errors
     /// As of [`Allocator::free`].
@@ -132,7 +136,7 @@ impl Allocator {
         capture: &AttachedCapture,
     ) -> Result<(), FreeError> {
         let Handle { shared, id, .. } = &*capture.arena.0;
-        if allocation.is_of_arena() || !Arc::ptr_eq(shared, self.shared()) {
+        if allocation.is_in_arena() || !Arc::ptr_eq(shared, self.shared()) {
             return self.free(allocation, stream);
         }
         let mut inner = shared.lock()?;
@@ -142,37 +146,41 @@ impl Allocator {
         if allocation.allocator != shared.number || !inner.manager.owns(&allocation) {
             return Err(FreeError::Foreign(allocation));
         }
-        let pool = inner.manager.virtual_pool_mut().expect("it made the arena");
+        let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
         pool.keep_for_graph(*id, allocation);
         Ok(())
     }
 }
 
 impl AttachedCapture {
-    /// The driver's number of it.
+    /// Returns the driver's number of the capture.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// The stream it was attached on.
+    /// Returns the stream it was attached on.
     pub fn stream(&self) -> StreamId {
         self.stream
     }
 
-    /// True until its end. One driver call; a spoilt capture is under way until somebody ends it.
+    /// Returns true until the capture ends. One driver call. An invalidated capture is under way
+    /// until it is ended.
+    ///
+    /// # Errors
+    /// A driver call failed.
     pub fn is_under_way(&self) -> Result<bool, DriverError> {
         let Handle { shared, .. } = &*self.arena.0;
         let known = shared.group.stream(self.stream).filter(|known| !known.ended);
         let Some(known) = known else { return Ok(false) };
         match shared.driver.capture_info(known.raw) {
-            Ok(told) => Ok(told.is_some_and(|CaptureInfo { capture, .. }| capture == self.number)),
+            Ok(info) => Ok(info.is_some_and(|CaptureInfo { capture, .. }| capture == self.number)),
             Err(error) if error.kind == vramp_driver::ErrorKind::Capturing => Ok(true),
             Err(error) => Err(error),
         }
     }
 
-    /// Serves the capture no more. To be called after its end; what a capture that goes on asks for
-    /// later comes from where everything else does.
+    /// Stops serving the capture. Call it after the capture's end: later requests of a capture that
+    /// goes on are served as outside of captures.
     pub fn detach(mut self) -> GraphHold {
         self.detach_now()
     }
@@ -181,7 +189,7 @@ impl AttachedCapture {
         let Handle { shared, id, .. } = &*self.arena.0;
         self.detached = true;
         let mut inner = shared.lock_anyway();
-        let pool = inner.manager.virtual_pool_mut().expect("it made the arena");
+        let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
         let (recording, kept) = pool.detach_arena(*id);
         shared.captures.fetch_sub(1, Ordering::Relaxed);
         drop(inner);
@@ -206,12 +214,12 @@ impl fmt::Debug for AttachedCapture {
 }
 
 impl GraphHold {
-    /// What the capture needed.
+    /// Returns the memory that the capture needed.
     pub fn report(&self) -> &CaptureReport {
         &self.report
     }
 
-    /// The arena it was captured into.
+    /// Returns the arena it was captured into.
     pub fn arena(&self) -> &GraphArena {
         &self.arena
     }
@@ -224,7 +232,7 @@ impl Drop for GraphHold {
         if inner.closed {
             return;
         }
-        let pool = inner.manager.virtual_pool_mut().expect("it made the arena");
+        let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
         let users = pool.used_anywhere(*id);
         for allocation in std::mem::take(&mut self.kept) {
             for &user in &users {

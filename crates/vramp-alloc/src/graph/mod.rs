@@ -1,10 +1,11 @@
 //! Memory for CUDA graphs: arenas, captures into them, replays.
 //!
 //! ```
-//! use vramp_alloc::{Allocator, ArenaConfig, Bytes, Config, Preset};
+//! use vramp_alloc::graph::{ArenaConfig, DeviceCopy};
+//! use vramp_alloc::{Allocator, Bytes, Config};
 //!
 //! let device = vramp_alloc::open("sim:h200")?.driver;
-//! let allocator = Allocator::new(device.clone(), Config::preset(Preset::Vramp))?;
+//! let allocator = Allocator::new(device.clone(), Config::default())?;
 //! let stream = allocator.create_stream()?;
 //! let queue = allocator.stream(stream).expect("it is open");
 //!
@@ -12,11 +13,12 @@
 //! let input = allocator.malloc(Bytes::mib(64), stream)?;
 //! let (graph, output) = allocator.capture(stream, &arena, || {
 //!     let output = allocator.malloc(Bytes::mib(64), stream)?;      // from the arena
-//!     device.copy(queue, vramp_driver::DeviceCopy { from: input.addr(), to: output.addr(), len: input.len() })?;
+//!     let (from, to, len) = (input.addr(), output.addr(), input.len());
+//!     device.copy(queue, DeviceCopy { from, to, len })?;
 //!     Ok::<_, Box<dyn std::error::Error>>(output)
 //! })?;
 //! let output = output?;
-//! drop(graph.launch(stream)?);                                     // replays, as often as you like
+//! drop(graph.launch(stream)?);                                  // replays, any number of times
 //! println!("{}", graph.report());
 //! # allocator.free(output, stream)?;
 //! # allocator.free(input, stream)?;
@@ -51,25 +53,25 @@ use crate::virtual_pool::Refusal;
 pub use attached::{AttachedCapture, GraphHold};
 pub use error::{ArenaError, CaptureError, LaunchError};
 
-/// What an arena is told when it is made.
+/// Configuration of a graph arena.
 #[derive(Clone, Copy, Debug)]
 pub struct ArenaConfig {
-    /// Whether memory serves twice within a capture.
+    /// Whether memory is reused within a capture.
     pub policy: ArenaPolicy,
-    /// Addresses set aside. A reusing arena takes memory only as captures need it, so this may be
-    /// generous; a monotone one takes all of it before its first capture.
+    /// Addresses reserved. A reusing arena reserves memory only as captures need it, so this may be
+    /// generous; a monotone one backs all of it before its first capture.
     pub capacity: Bytes,
-    /// What a replay does while another stream's replay is not over.
+    /// Behaviour of a replay while another stream's replay is not over.
     pub overlap: Overlap,
-    /// Which calls of other threads a capture refuses.
+    /// Calls of other threads that are refused during a capture.
     pub mode: CaptureMode,
-    /// Plan a tighter layout after each capture of a reusing arena, for the next one of the same
-    /// shape. Milliseconds for thousands of blocks.
+    /// Whether a tighter layout is planned after each capture of a reusing arena, for the next one
+    /// of the same shape. Milliseconds for thousands of blocks.
     pub replan: bool,
 }
 
 impl Default for ArenaConfig {
-    /// Reusing, 512 GiB of addresses, more than a card has, overlapping replays refused.
+    /// Returns a reusing arena with 512 GiB of addresses that refuses overlapping replays.
     fn default() -> ArenaConfig {
         ArenaConfig {
             policy: ArenaPolicy::Reusing,
@@ -81,11 +83,11 @@ impl Default for ArenaConfig {
     }
 }
 
-/// Memory that captured graphs keep their addresses in. Graphs captured one after the other share
-/// it: together they need what the largest of them needs, and what is live between them. They never
-/// run at the same time.
+/// Memory at fixed addresses for captured graphs. Graphs captured one after the other share it:
+/// together they need what the largest of them needs, and what is live between them. They never run
+/// at the same time.
 ///
-/// A clone is the same arena. It lives as long as one of its handles, graphs or blocks does, and
+/// A clone is the same arena. The arena lives as long as one of its handles, graphs or blocks, and
 /// must not be used after its allocator was closed.
 #[derive(Clone)]
 pub struct GraphArena(Arc<Handle>);
@@ -94,9 +96,9 @@ struct Handle {
     shared: Arc<Shared>,
     id: ArenaId,
     config: ArenaConfig,
-    /// How long a replay waits for memory to bring the arena back.
+    /// Time that a replay waits for memory to back the arena.
     patience: Duration,
-    /// One capture at a time.
+    /// True during a capture: there is one at a time.
     capturing: AtomicBool,
 }
 
@@ -111,25 +113,25 @@ impl Drop for Handle {
     }
 }
 
-/// What an arena has at present.
+/// State of an arena.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ArenaReport {
-    /// Addresses.
+    /// Addresses reserved.
     pub capacity: Bytes,
-    /// Up to where blocks were ever placed.
+    /// High-water mark of the blocks placed.
     pub high_water: Bytes,
-    /// What users asked for and hold.
+    /// Live bytes, as requested.
     pub live: Bytes,
-    /// Blocks that users hold.
+    /// Live blocks.
     pub blocks: usize,
-    /// Memory of its own.
+    /// Bytes backed by memory of its own.
     pub backed: Bytes,
-    /// Memory at its addresses that others may take.
+    /// Bytes lent: still mapped, and free for other requests.
     pub lent: Bytes,
 }
 
 impl GraphArena {
-    /// What it has at present. No driver call.
+    /// Returns its present state. No driver call.
     pub fn report(&self) -> ArenaReport {
         let mut inner = self.0.shared.lock_anyway();
         if inner.closed {
@@ -148,12 +150,13 @@ impl GraphArena {
         }
     }
 
-    /// Begins anew at its start: for a monotone arena whose graphs are all done with. Graphs that
-    /// were captured before still run, and write where later ones write, one after the other.
+    /// Places the next blocks from the arena's start again: for a monotone arena whose graphs are
+    /// no longer needed. Graphs captured before still run, one after the other, and write where
+    /// later ones write.
     ///
     /// # Errors
-    /// While a capture runs, or somebody holds a block: says which.
-    pub fn reset(&self) -> Result<(), vramp_core::ArenaResetError> {
+    /// A capture runs, or a block is live.
+    pub fn reset(&self) -> Result<(), ArenaResetError> {
         let mut inner = self.0.shared.lock_anyway();
         match inner.manager.virtual_pool_mut() {
             Some(pool) => pool.arenas.get_mut(self.0.id).arena.reset(),
@@ -161,7 +164,8 @@ impl GraphArena {
         }
     }
 
-    /// Plans the next capture of a shape, if the arena is to, without the lock; and reports.
+    /// Plans a layout for the next capture of the same shape, if configured, without the lock.
+    /// Returns the report of this capture.
     fn plan(&self, recording: &Recording, kept: Bytes) -> CaptureReport {
         let config = &self.0.config;
         let mut report = CaptureReport {
@@ -181,10 +185,10 @@ impl GraphArena {
         report
     }
 
-    /// Plans around what is live by now, if that is not what the plan goes around.
-    fn plan_anew(&self) {
+    /// Plans again if other blocks are live now than the plan goes around.
+    fn refresh_plan(&self) {
         let inner = self.0.shared.lock_anyway();
-        let pool = inner.manager.virtual_pool().expect("it made the arena");
+        let pool = inner.manager.virtual_pool().expect("only a virtual pool has arenas");
         let outdated = pool.outdated_plan(self.0.id);
         drop(inner);
         if let Some(recording) = outdated {
@@ -194,12 +198,12 @@ impl GraphArena {
 
     fn set_plan(&self, layout: Layout, recording: Recording) {
         let mut inner = self.0.shared.lock_anyway();
-        let pool = inner.manager.virtual_pool_mut().expect("it made the arena");
+        let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
         pool.set_plan(self.0.id, layout, recording);
     }
 
-    /// True if both are the same arena.
-    pub fn is(&self, other: &GraphArena) -> bool {
+    /// Returns true if both are handles of the same arena.
+    pub fn is_same(&self, other: &GraphArena) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
@@ -210,22 +214,22 @@ impl fmt::Debug for GraphArena {
     }
 }
 
-/// How much memory a capture needed, under each policy.
+/// Memory that a capture needed, under each policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CaptureReport {
-    /// Blocks that the capture made.
+    /// Blocks that the capture allocated.
     pub blocks: usize,
-    /// Blocks that outlive it.
+    /// Blocks that outlive the capture.
     pub escaped: usize,
-    /// Nothing serves twice.
+    /// Bytes without reuse.
     pub monotone: Bytes,
-    /// What this capture took.
+    /// Bytes that this capture took.
     pub taken: Bytes,
-    /// What the next one of the same shape takes, where a layout was planned.
+    /// Bytes that the next capture of the same shape takes, if a layout was planned.
     pub planned: Option<Bytes>,
-    /// The most that was live at once: no layout needs less.
+    /// Peak of the live bytes: no layout needs less.
     pub lower_bound: Bytes,
-    /// Memory of others that was freed within the capture and is the graph's now.
+    /// Bytes from outside the arena that were freed within the capture: the graph keeps them.
     pub kept: Bytes,
 }
 
@@ -244,11 +248,11 @@ impl fmt::Display for CaptureReport {
     }
 }
 
-/// A graph that can be launched, and its hold on the arena it was captured into.
+/// A captured graph, ready to launch. It keeps the arena that it was captured into.
 pub struct CapturedGraph {
     arena: GraphArena,
     exec: GraphExec,
-    /// Up to where the arena has to be backed for it.
+    /// Length of the arena's start that has to be backed for it.
     upto: Bytes,
     stream: StreamId,
     kept: Vec<Allocation>,
@@ -256,7 +260,11 @@ pub struct CapturedGraph {
 }
 
 impl Allocator {
-    /// Sets an arena's addresses aside. One driver call at most, and no memory.
+    /// Creates an arena: reserves its addresses. One driver call at most, and no memory.
+    ///
+    /// # Errors
+    /// [`ArenaError::NotSupported`] unless the preset is vramp and the device has virtual memory
+    /// management and graphs; [`ArenaError::Capacity`] for an impossible capacity.
     pub fn graph_arena(&self, config: ArenaConfig) -> Result<GraphArena, ArenaError> {
         let shared = self.shared();
         let mut inner = shared.lock()?;
@@ -280,20 +288,20 @@ impl Allocator {
         Ok(GraphArena(Arc::new(handle)))
     }
 
-    /// Runs `body` while `stream` captures a graph: what it allocates on that stream, and on those
-    /// that the capture draws in, comes from `arena`. Everything else goes its usual way, also from
-    /// other threads. Memory from outside that is freed on the capture's streams stays taken until
-    /// the graph is gone, for its nodes may use it.
+    /// Runs `body` while `stream` captures a graph. Blocks allocated on that stream, and on streams
+    /// that the capture draws in, come from `arena`; all other requests are served as usual, on
+    /// this and other threads. Memory from outside the arena that is freed on the capture's streams
+    /// stays allocated until the graph is dropped, because its nodes may use it.
     ///
-    /// However `body` ends, by a panic too, the stream is out of the capture afterwards and the
-    /// allocator serves as before. What it queued has not run: launch the graph.
+    /// The capture ends with `body`, also by a panic. Work queued by `body` has not run: launch the
+    /// graph.
     ///
     /// Cost beside the driver's own: one call for each malloc and each free within the capture, and
     /// one for each captured node.
     ///
     /// # Errors
-    /// The result of `body` is lost where the capture came to nothing; blocks it made and dropped
-    /// stay in the arena.
+    /// The result of `body` is lost if the capture fails; blocks that it allocated and dropped stay
+    /// in the arena.
     pub fn capture<R>(
         &self,
         stream: StreamId,
@@ -305,8 +313,11 @@ impl Allocator {
         Ok((capture.finish(true)?, result))
     }
 
-    /// The same in two halves, for whoever has no closure: the capture ends with
-    /// [`Capture::end`], or comes to nothing when it is dropped.
+    /// Begins a capture as [`Allocator::capture`] does. It ends with [`Capture::end`], or is
+    /// discarded when it is dropped.
+    ///
+    /// # Errors
+    /// The capture did not begin.
     pub fn begin_capture(
         &self,
         stream: StreamId,
@@ -320,10 +331,10 @@ impl Allocator {
             return Err(CaptureError::ArenaBusy);
         }
         let mut capture = Capture { arena: arena.clone(), stream, ended: true };
-        arena.plan_anew();
+        arena.refresh_plan();
         let (_turn, mut inner) = shared.lock_for_memory()?;
         inner.open_stream(stream, &shared.group).ok_or(CaptureError::UnknownStream(stream))?;
-        let pool = inner.manager.virtual_pool_mut().expect("it made the arena");
+        let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
         let begun = pool.begin_arena_capture(arena.0.id, stream, arena.0.config.mode);
         drop(inner);
         match begun {
@@ -353,7 +364,7 @@ fn refused(shared: &Arc<Shared>, refusal: Refusal, stream: StreamId) -> AllocErr
 }
 
 /// A capture under way.
-#[must_use = "a capture that is dropped comes to nothing"]
+#[must_use = "a capture that is dropped is discarded"]
 pub struct Capture {
     arena: GraphArena,
     stream: StreamId,
@@ -370,7 +381,7 @@ impl Capture {
         self.finish(false)
     }
 
-    /// Ends the capture; on a thread that cannot, only if it is to end here `anyway`.
+    /// Ends the capture. On a thread that cannot, discards it if `anyway` is true.
     fn finish(&mut self, anyway: bool) -> Result<CapturedGraph, CaptureError> {
         if self.ended {
             return Err(CaptureError::Over);
@@ -381,7 +392,7 @@ impl Capture {
             self.ended = true;
             return Err(CaptureError::Over);
         }
-        let pool = inner.manager.virtual_pool_mut().expect("it made the arena");
+        let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
         let graph = match pool.end_driver_capture(self.stream) {
             Err(error) if !anyway && pool.still_captures(self.stream) => {
                 return Err(CaptureError::OtherThread(error));
@@ -392,7 +403,7 @@ impl Capture {
         let captured = pool.end_arena_capture(*id, self.stream, graph);
         shared.captures.fetch_sub(1, Ordering::Relaxed);
         drop(inner);
-        // Making a graph ready takes as long as it is large: without the lock.
+        // Instantiation takes time by the size of the graph: without the lock.
         let exec = captured.graph.and_then(|graph| {
             let exec = shared.driver.instantiate(graph);
             match (exec, shared.driver.destroy_graph(graph)) {
@@ -406,7 +417,7 @@ impl Capture {
         let exec = match exec {
             Ok(exec) => exec,
             Err(error) => {
-                // No graph will use it.
+                // No graph uses it.
                 let mut inner = shared.lock_anyway();
                 if !inner.closed {
                     for allocation in captured.kept {
@@ -439,27 +450,27 @@ impl Drop for Capture {
 }
 
 impl CapturedGraph {
-    /// Queues a replay on `stream`, with a lease on the arena: until the lease is dropped, and the
-    /// work queued on `stream` up to then is over, graphs of the arena run on no other stream. On
-    /// the same stream they run one after the other, with any number of leases.
+    /// Queues a replay on `stream` and returns a lease on the arena: until the lease is dropped,
+    /// and the work queued on `stream` up to then is over, graphs of the arena run on no other
+    /// stream. On the same stream they run one after the other, with any number of leases.
     ///
-    /// Hold the lease until whatever reads the graph's results is queued on `stream`. Memory that
-    /// the arena lent is brought back first.
+    /// Keep the lease until the work that reads the graph's results is queued on `stream`. Memory
+    /// that the arena lent is backed again first.
     ///
-    /// Cost beside the launch: one driver call, which asks whether the stream captures, where the
-    /// last replay was on the same stream and nothing was lent; otherwise an event, a query and a wait, and for each chunk that has to be
-    /// brought back an unmap, a map and a set-access.
+    /// Cost beside the launch: one driver call (whether the stream captures) if the last replay was
+    /// on the same stream and nothing was lent. Otherwise also an event, a query and a wait, and an
+    /// unmap, a map and a set-access for each chunk that has to be mapped again.
     ///
     /// # Errors
     /// [`LaunchError::Busy`] if another stream holds a lease; and unless the arena orders
     /// overlapping replays, if the work of another stream is not over.
-    pub fn launch(&self, stream: StreamId) -> Result<Lease, LaunchError> {
+    pub fn launch(&self, stream: StreamId) -> Result<ReplayLease, LaunchError> {
         let Handle { shared, patience, .. } = &*self.arena.0;
         let mut relief = Relief::new(*patience);
         loop {
             let (shortage, call) = match self.try_launch(stream)? {
-                Tried::Launched(lease) => return Ok(lease),
-                Tried::Short(shortage, call) => (shortage, call),
+                Attempted::Launched(lease) => return Ok(lease),
+                Attempted::Short(shortage, call) => (shortage, call),
             };
             shared.observers.notify(&Event::Short(&shortage));
             if !shared.relieve(&mut relief, &shortage).map_err(LaunchError::Alloc)? {
@@ -470,7 +481,7 @@ impl CapturedGraph {
         }
     }
 
-    fn try_launch(&self, stream: StreamId) -> Result<Tried, LaunchError> {
+    fn try_launch(&self, stream: StreamId) -> Result<Attempted, LaunchError> {
         let Handle { shared, id, config, .. } = &*self.arena.0;
         let (_turn, mut guard) = shared.lock_for_memory()?;
         let inner = &mut *guard;
@@ -482,7 +493,7 @@ impl CapturedGraph {
         if shared.driver.is_capturing(raw)? {
             return Err(LaunchError::Capturing(stream));
         }
-        let pool = inner.manager.virtual_pool_mut().expect("it made the arena");
+        let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
         let lease = match pool.take_lease(*id, self.upto, stream, config.overlap) {
             Ok(lease) => lease,
             Err(NoLease::Busy(busy)) => return Err(LaunchError::Busy(busy)),
@@ -490,30 +501,30 @@ impl CapturedGraph {
                 return Err(LaunchError::Driver(error));
             }
             Err(NoLease::Refused(Refusal::Short(shortage, call))) => {
-                return Ok(Tried::Short(*shortage, call));
+                return Ok(Attempted::Short(*shortage, call));
             }
             Err(NoLease::Refused(Refusal::Arena(refused))) => {
                 return Err(LaunchError::Alloc(AllocError::Arena(Box::new(refused))));
             }
         };
-        let lease = Lease { arena: self.arena.clone(), lease, stream };
+        let lease = ReplayLease { arena: self.arena.clone(), lease, stream };
         let launched = shared.driver.launch_graph(self.exec, raw);
         drop(guard);
         launched?;
-        Ok(Tried::Launched(lease))
+        Ok(Attempted::Launched(lease))
     }
 
-    /// What its capture needed.
+    /// Returns the memory that its capture needed.
     pub fn report(&self) -> &CaptureReport {
         &self.report
     }
 
-    /// The driver's own name of it.
+    /// Returns the driver's handle of the graph.
     pub fn exec(&self) -> GraphExec {
         self.exec
     }
 
-    /// The arena it was captured into.
+    /// Returns the arena it was captured into.
     pub fn arena(&self) -> &GraphArena {
         &self.arena
     }
@@ -522,7 +533,7 @@ impl CapturedGraph {
 impl Drop for CapturedGraph {
     fn drop(&mut self) {
         let Handle { shared, id, .. } = &*self.arena.0;
-        // A launch in flight completes; whoever wants to know of a failure asks the driver.
+        // A launch in flight completes. A drop cannot report a failure.
         let _ = shared.driver.destroy_graph_exec(self.exec);
         let mut inner = shared.lock_anyway();
         if inner.closed {
@@ -532,7 +543,7 @@ impl Drop for CapturedGraph {
         if kept.is_empty() {
             return;
         }
-        let pool = inner.manager.virtual_pool_mut().expect("it made the arena");
+        let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
         let leases = &pool.arenas.get(*id).leases;
         let users: Vec<StreamId> =
             leases.unfinished().map(|mark| mark.stream).chain(leases.holder()).collect();
@@ -551,30 +562,29 @@ impl fmt::Debug for CapturedGraph {
     }
 }
 
-/// What one try to launch came to.
-enum Tried {
-    Launched(Lease),
+/// Outcome of one attempt to launch.
+enum Attempted {
+    Launched(ReplayLease),
     Short(Shortage, Option<DriverError>),
 }
 
-/// The right of one stream to an arena.
-///
-/// Dropping it ends it: work queued on the stream so far is what others wait for.
+/// The right of one stream to an arena, from a launch until it is dropped. Other streams wait for
+/// the work queued on its stream until then.
 #[must_use = "a lease that is dropped at once does not cover what reads the results"]
-pub struct Lease {
+pub struct ReplayLease {
     arena: GraphArena,
     lease: LeaseId,
     stream: StreamId,
 }
 
-impl Lease {
-    /// Whose it is.
+impl ReplayLease {
+    /// Returns its stream.
     pub fn stream(&self) -> StreamId {
         self.stream
     }
 }
 
-impl Drop for Lease {
+impl Drop for ReplayLease {
     fn drop(&mut self) {
         let mut inner = self.arena.0.shared.lock_anyway();
         if !inner.closed
@@ -585,7 +595,7 @@ impl Drop for Lease {
     }
 }
 
-impl fmt::Debug for Lease {
+impl fmt::Debug for ReplayLease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "lease of {} on {:?}", self.stream, self.arena)
     }

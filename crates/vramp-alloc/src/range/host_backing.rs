@@ -1,15 +1,16 @@
-//! Stable addresses with host memory behind them: a kernel that reads them goes over the bus.
+//! Stable ranges backed by host memory: a kernel reads it over the bus.
 //!
-//! 1. [`Allocator::host_backing`] makes host memory that the device can map.
-//! 2. [`StableRange::lend`] gives the part away that is to be backed by it.
-//! 3. [`StableRange::map_host_part`] maps it there; what of the pool's is there goes back to the card.
-//! 4. [`StableRange::unmap_host_part`] unmaps it, and [`StableRange::back_part`] brings memory of the
-//!    card again.
+//! 1. [`Allocator::host_backing`] creates host memory that the device can map.
+//! 2. [`StableRange::lend`] lends the part that it is to back.
+//! 3. [`StableRange::map_host_part`] maps it there; lent memory at the same addresses returns to
+//!    the card.
+//! 4. [`StableRange::unmap_host_part`] unmaps it, and [`StableRange::back_part`] backs the part
+//!    with memory of the card again.
 //!
-//! A range without memory of the card can have it too: that is how copies reach host memory that
-//! is to be mapped elsewhere later.
+//! A range without memory of the card can be backed by host memory too: copies reach host memory
+//! through it that is mapped elsewhere later.
 //!
-//! Deliberately absent: copies, and who reads when.
+//! Deliberately absent: copies, and the order of readers.
 
 use std::sync::Arc;
 
@@ -20,50 +21,51 @@ use crate::allocator::Allocator;
 use crate::range::StableRange;
 use crate::virtual_pool::VirtualPool;
 
-/// Host memory that a device can map at its own addresses. Dropped, it goes back to the host once
-/// it is mapped nowhere any more.
+/// Host memory that a device can map at its own addresses. Once dropped, and mapped nowhere, it is
+/// released.
 pub struct HostBacking {
     driver: Arc<dyn Driver>,
     handle: Handle,
     len: Bytes,
 }
 
-/// Why addresses have no host memory behind them.
+/// Error of mapping host memory behind a range.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostBackingError {
-    /// The device cannot, or the allocator has no stable addresses.
+    /// The device cannot map host memory, or the allocator has no stable ranges.
     #[error(
-        "host memory at a device's addresses needs the preset vramp on a device that maps memory of NUMA nodes: copy it to the card instead"
+        "host memory at device addresses needs the preset vramp on a device that maps memory of NUMA \
+         nodes: copy it to the card instead"
     )]
     NotSupported,
-    /// Memory is mapped in whole pages.
-    #[error("{len} are no whole pages of {page}: round up")]
+    /// The length is not a multiple of the page.
+    #[error("{len} is not a multiple of the page of {page}: round up")]
     Length {
-        /// What was asked.
+        /// Length that was given.
         len: Bytes,
-        /// What the device maps.
+        /// Page size of the device.
         page: Bytes,
     },
     /// The part does not lie in the range, or does not begin at a page.
-    #[error("{len} from {from} on are no whole pages within a range of {whole}: ask for less")]
+    #[error("{len} from {from} on are not whole pages within a range of {whole}")]
     Part {
-        /// Where it begins.
+        /// Offset of the part.
         from: Bytes,
-        /// How long it is.
+        /// Length of the part.
         len: Bytes,
-        /// How long the range is.
+        /// Length of the range.
         whole: Bytes,
     },
-    /// What is there may not go.
+    /// Memory at the part is in use, so it cannot be replaced.
     #[error(transparent)]
     NotVacant(#[from] NotVacant),
     /// No host memory was mapped at exactly this part.
-    #[error("{len} from {from} on are not what was mapped: name the part as it was mapped")]
-    NotHosted {
-        /// Where it begins.
+    #[error("no host memory is mapped at {len} from {from} on: give the part as it was mapped")]
+    NotMapped {
+        /// Offset of the part.
         from: Bytes,
-        /// How long it is.
+        /// Length of the part.
         len: Bytes,
     },
     /// A driver call failed.
@@ -75,11 +77,11 @@ pub enum HostBackingError {
 }
 
 impl Allocator {
-    /// Makes `len` bytes of memory on NUMA node `node` of the host. One driver call.
+    /// Creates `len` bytes of host memory on NUMA node `node`. One driver call.
     ///
     /// # Errors
-    /// [`HostBackingError::NotSupported`] where the device lacks it, [`HostBackingError::Length`] for what is
-    /// no whole number of pages, and what the driver says.
+    /// [`HostBackingError::NotSupported`] if the device cannot map it, [`HostBackingError::Length`]
+    /// unless `len` is a multiple of the page, or a driver call failed.
     pub fn host_backing(&self, len: Bytes, node: u32) -> Result<HostBacking, HostBackingError> {
         let driver = self.driver();
         let info = driver.info();
@@ -96,12 +98,12 @@ impl Allocator {
 }
 
 impl HostBacking {
-    /// How long it is.
+    /// Returns the length.
     pub fn len(&self) -> Bytes {
         self.len
     }
 
-    /// Never: there is none without a length.
+    /// Returns false: the length is never zero.
     pub fn is_empty(&self) -> bool {
         self.len.is_zero()
     }
@@ -109,7 +111,7 @@ impl HostBacking {
 
 impl Drop for HostBacking {
     fn drop(&mut self) {
-        // Nobody is left to tell; it ends with the device.
+        // A drop cannot report a failure. The memory ends with the device.
         let _ = self.driver.release(self.handle);
     }
 }
@@ -122,20 +124,20 @@ impl std::fmt::Debug for HostBacking {
 
 impl StableRange {
     /// Maps host memory behind the part that begins at `from` and is as long as `memory`. Lent
-    /// memory that is there goes back to the card, in whole handles. Two driver calls, and three or
-    /// more for each handle that goes.
+    /// memory there returns to the card, in whole handles. Two driver calls, and three or more for
+    /// each such handle.
     ///
-    /// Memory stays mapped until [`unmap_host_part`](StableRange::unmap_host_part), also behind the end of
-    /// `memory`.
+    /// The memory stays mapped until [`unmap_host_part`](StableRange::unmap_host_part), also after
+    /// `memory` was dropped.
     ///
     /// # Errors
-    /// The part is not lent, or work that used its memory before is not known to be over; or a
-    /// driver call failed. Nothing is mapped then; lent memory may have gone.
+    /// The part is not lent, or work that used its memory before is not known to be over, or a
+    /// driver call failed. Nothing is mapped then; lent memory may have returned to the card.
     pub fn map_host_part(&self, from: Bytes, memory: &HostBacking) -> Result<(), HostBackingError> {
         let len = memory.len;
         let mut guard = self.shared.lock()?;
         let inner = &mut *guard;
-        let pool = inner.manager.virtual_pool_mut().expect("it made the range");
+        let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has ranges");
         self.check_part(from, len, pool.pool.config().page)?;
         let mapped = pool.vacate(self.id, from, len).and_then(|()| {
             let at = AddrRange::new(self.range().start + from, len);
@@ -147,17 +149,17 @@ impl StableRange {
         mapped
     }
 
-    /// Unmaps host memory behind a part, exactly as it was mapped. One driver call.
+    /// Unmaps the host memory of a part, exactly as it was mapped. One driver call.
     ///
     /// The caller must have *seen* all work on the part complete.
     ///
     /// # Errors
-    /// The part was not mapped so, or a driver call failed. It is as before.
+    /// No host memory was mapped at exactly this part, or a driver call failed. It is as before.
     pub fn unmap_host_part(&self, from: Bytes, len: Bytes) -> Result<(), HostBackingError> {
         let mut guard = self.shared.lock()?;
-        let pool = guard.manager.virtual_pool_mut().expect("it made the range");
+        let pool = guard.manager.virtual_pool_mut().expect("only a virtual pool has ranges");
         if !pool.pool.hosted(self.id).contains(&(from, len)) {
-            return Err(HostBackingError::NotHosted { from, len });
+            return Err(HostBackingError::NotMapped { from, len });
         }
         let at = AddrRange::new(self.range().start + from, len);
         pool.exec.driver.unmap(at)?;
@@ -165,7 +167,7 @@ impl StableRange {
         Ok(())
     }
 
-    /// The parts with host memory behind them: offsets and lengths, sorted. O(its parts).
+    /// Returns the parts backed by host memory: offsets and lengths, sorted. O(its parts).
     pub fn host_parts(&self) -> Vec<(Bytes, Bytes)> {
         let inner = self.shared.lock_anyway();
         if inner.closed {
@@ -186,21 +188,21 @@ impl StableRange {
 }
 
 impl VirtualPool {
-    /// Unmaps what is lent within a part of a range, and old mappings there.
+    /// Unmaps lent memory within a part of a range, and old mappings there.
     fn vacate(
         &mut self,
         id: vramp_core::ArenaId,
         from: Bytes,
         len: Bytes,
     ) -> Result<(), HostBackingError> {
-        let mut learned = false;
+        let mut queried = false;
         loop {
             match self.pool.vacate(id, from, len) {
                 Ok(None) => return Ok(()),
                 Ok(Some(plan)) => self.exec.perform(&mut self.pool, plan)?,
-                // It may be over, and nobody has asked yet.
-                Err(NotVacant::InUse) if !learned => {
-                    learned = true;
+                // The work may be over and not queried yet.
+                Err(NotVacant::InUse) if !queried => {
+                    queried = true;
                     self.note_captures()?;
                     self.find_idle()?;
                 }
@@ -226,8 +228,8 @@ impl VirtualPool {
         Err(error.into())
     }
 
-    /// Unmaps host memory of a range that goes. Where work on it is not known to be over it stays
-    /// until the end, and so do its addresses.
+    /// Unmaps the host memory of a range that is removed. If work on it is not known to be over it
+    /// stays until the allocator closes, and so do its addresses.
     pub(crate) fn end_hosting(&mut self, id: vramp_core::ArenaId, range: AddrRange, over: bool) {
         for (from, len) in self.pool.hosted(id) {
             let at = AddrRange::new(range.start + from, len);

@@ -1,17 +1,33 @@
-//! Addresses that stay, behind which memory comes and goes.
+//! Stable ranges: fixed addresses whose memory comes and goes.
 //!
-//! 1. [`Allocator::stable_range`] sets addresses aside for the life of the range. No memory yet.
-//! 2. [`StableRange::back`] brings memory behind all of it, in stream order.
-//! 3. [`StableRange::lend`] lets the pool have what nobody uses: no driver call. It stays mapped
-//!    until somebody needs it, and may then be moved away.
-//! 4. [`StableRange::back`] again: what is still there is taken back as it is, and the rest is
-//!    filled with other memory, at the same addresses.
+//! 1. [`Allocator::stable_range`] reserves addresses for the life of the range. No memory yet.
+//! 2. [`StableRange::back`] backs all of it with memory, in stream order.
+//! 3. [`StableRange::lend`] lends unused memory to the pool. No driver call: the memory stays
+//!    mapped until another request needs it, and is remapped then.
+//! 4. [`StableRange::back`] again reclaims lent memory that is still there and backs the rest with
+//!    other memory, at the same addresses.
 //!
-//! Parts can have host memory instead (`hosted.rs`).
+//! Parts can be backed by host memory instead (`host_backing.rs`).
 //!
-//! What the range contained is lost where it lent. Whoever lends copies first.
+//! Lending loses the contents. The caller copies them first.
 //!
-//! Deliberately absent: copies, and who may use the range when.
+//! ```
+//! use vramp_alloc::{Allocator, Bytes, Config};
+//!
+//! let device = vramp_alloc::open("sim:h200")?.driver;
+//! let allocator = Allocator::new(device.clone(), Config::default())?;
+//! let stream = allocator.create_stream()?;
+//! let range = allocator.stable_range(Bytes::mib(256), Bytes::mib(32))?;
+//! range.back(stream)?;
+//! // ... work on range.range(), then wait for it:
+//! device.synchronize_stream(allocator.stream(stream).expect("it was created above"))?;
+//! assert_eq!(range.lend(&[]), Bytes::mib(256));
+//! range.back(stream)?;                        // the same addresses
+//! assert_eq!(range.memory().backed, Bytes::mib(256));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Deliberately absent: copies, and the order of the range's users.
 
 mod host_backing;
 
@@ -31,21 +47,21 @@ use crate::observe::Event;
 use crate::shared::Shared;
 use crate::virtual_pool::Refusal;
 
-/// What is behind a stable range.
+/// Memory of a stable range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RangeMemory {
-    /// Memory of its own.
+    /// Bytes backed by memory of its own.
     pub backed: Bytes,
-    /// Memory at its addresses that others may take.
+    /// Bytes lent: still mapped, and free for other requests.
     pub lent: Bytes,
-    /// Host memory at its addresses.
+    /// Bytes backed by host memory.
     pub host: Bytes,
 }
 
-/// Addresses that stay its own until it is dropped. It must not be used after its allocator was
+/// A range of addresses, reserved until it is dropped. It must not be used after its allocator was
 /// closed.
 ///
-/// Dropped, its memory serves others once the work that was noted by
+/// Once it is dropped, its memory serves other requests as soon as the work recorded with
 /// [`record_use`](StableRange::record_use) is over.
 pub struct StableRange {
     pub(crate) shared: Arc<Shared>,
@@ -56,13 +72,14 @@ pub struct StableRange {
 }
 
 impl Allocator {
-    /// Sets `len` addresses aside, rounded up to whole pages. One driver call at most, and no
-    /// memory. New memory for it will be made in handles of `handle`, so that parts of that length can
-    /// be lent.
+    /// Reserves `len` addresses, rounded up to whole pages. One driver call at most, and no memory.
+    /// New memory for the range is created in handles of length `handle`, so that parts of that
+    /// length can be lent.
     ///
     /// # Errors
-    /// [`ArenaError::NotSupported`] but for the preset vramp on a device with virtual memory, and
-    /// [`ArenaError::Capacity`] for no addresses or more than there can be.
+    /// [`ArenaError::NotSupported`] unless the preset is vramp and the device has virtual memory
+    /// management; [`ArenaError::Capacity`] for zero addresses or more than one reservation can
+    /// have.
     pub fn stable_range(&self, len: Bytes, handle: Bytes) -> Result<StableRange, ArenaError> {
         let shared = self.shared();
         let mut inner = shared.lock()?;
@@ -87,12 +104,12 @@ impl Allocator {
 }
 
 impl StableRange {
-    /// Its addresses.
+    /// Returns the addresses.
     pub fn range(&self) -> AddrRange {
         self.range
     }
 
-    /// What is behind it. O(its parts).
+    /// Returns how its addresses are backed. O(its parts).
     pub fn memory(&self) -> RangeMemory {
         let mut inner = self.shared.lock_anyway();
         if inner.closed {
@@ -104,21 +121,21 @@ impl StableRange {
         RangeMemory { backed: memory.backed, lent: memory.lent, host }
     }
 
-    /// Brings memory behind all of it for work on `stream`, which then runs behind whatever still
-    /// uses that memory. No driver call if it is all there; for each handle a map and a set-access,
+    /// Backs all of it for work on `stream`, which is ordered behind work that still uses the
+    /// memory. No driver call if all of it is backed; else a map and a set-access for each handle,
     /// and a create where the pool has to grow.
     ///
     /// # Errors
-    /// [`AllocError::OutOfMemory`] after handlers and patience, as for a malloc;
-    /// [`AllocError::HostMapped`] where host memory is behind it. What was there stays there.
+    /// [`AllocError::OutOfMemory`] after handlers and waiting, as for a malloc;
+    /// [`AllocError::HostMapped`] where host memory is mapped. What was backed stays backed.
     pub fn back(&self, stream: StreamId) -> Result<(), AllocError> {
         self.back_part(Bytes::ZERO, self.range.len, stream)
     }
 
-    /// The same for `len` bytes from `from` on, in whole handles where handles are there.
+    /// Backs `len` bytes from `from` on, in whole handles where handles are mapped.
     ///
     /// # Errors
-    /// As [`back`](StableRange::back).
+    /// As of [`back`](StableRange::back).
     ///
     /// # Panics
     /// If the part does not lie in the range.
@@ -152,7 +169,7 @@ impl StableRange {
         let (_turn, mut guard) = self.shared.lock_for_memory()?;
         let inner = &mut *guard;
         inner.open_stream(stream, &self.shared.group).ok_or(AllocError::UnknownStream(stream))?;
-        let pool = inner.manager.virtual_pool_mut().expect("it made the range");
+        let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has ranges");
         let end = from + len;
         let hosted = pool.pool.hosted(self.id).into_iter();
         if let Some((at, _)) = hosted.into_iter().find(|&(at, long)| at < end && from < at + long) {
@@ -167,19 +184,19 @@ impl StableRange {
         Ok(backed)
     }
 
-    /// Lets the pool have all of it but `keep`: offsets and lengths, sorted, not overlapping. A
-    /// handle that `keep` touches stays whole. Returns how much is lent now that was not. No driver
-    /// call.
+    /// Lends all of it except `keep`, a sorted list of offsets and lengths that do not overlap, to
+    /// the pool. A handle that `keep` touches is not lent. Returns the bytes lent by this call. No
+    /// driver call.
     ///
-    /// The caller must have *seen* all work on what is lent complete: others may write there at
-    /// once.
+    /// The caller must have *seen* all work on the lent part complete: work of other requests may
+    /// write there at once.
     pub fn lend(&self, keep: &[(Bytes, Bytes)]) -> Bytes {
         let mut guard = self.shared.lock_anyway();
         let inner = &mut *guard;
         if inner.closed {
             return Bytes::ZERO;
         }
-        let pool = inner.manager.virtual_pool_mut().expect("it made the range");
+        let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has ranges");
         let lent = pool.pool.lend(self.id, keep);
         self.shared.refresh(inner);
         drop(guard);
@@ -187,10 +204,11 @@ impl StableRange {
         lent
     }
 
-    /// Notes that the work queued on `stream` by now uses the range, for when it is dropped.
+    /// Records that work queued on `stream` so far uses the range: once it is dropped, its memory
+    /// is reused only after that work.
     pub fn record_use(&self, stream: StreamId) {
         let mut inner = self.shared.lock_anyway();
-        // A stream that nobody knows has no work.
+        // An unknown stream has no work.
         if inner.closed || inner.open_stream(stream, &self.shared.group).is_none() {
             return;
         }

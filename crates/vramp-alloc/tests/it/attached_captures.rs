@@ -54,7 +54,7 @@ fn what_a_attached_capture_asks_for_comes_from_the_arena_and_serves_again() {
     let arena = arena(&rig);
     let (exec, hold, output) = captured(&rig, &arena, || {
         let scratch = rig.malloc(4);
-        assert!(scratch.is_of_arena());
+        assert!(scratch.is_in_arena());
         write(&rig, rig.stream, &scratch);
         rig.free(scratch);
         let output = rig.malloc(4);
@@ -82,7 +82,7 @@ fn what_a_attached_capture_asks_for_comes_from_the_arena_and_serves_again() {
 impl Rig {
     fn malloc_and_free_is_of_arena(&self) -> bool {
         let block = self.malloc(1);
-        let found = block.is_of_arena();
+        let found = block.is_in_arena();
         self.free(block);
         found
     }
@@ -181,8 +181,8 @@ fn memory_from_before_that_is_freed_inside_is_kept_until_the_hold_goes() {
     rig.close();
 }
 
-/// A graph that writes to what `body` says is launched, and its hold goes in flight. Then all memory
-/// is asked for, and written to.
+/// A graph that writes to what `body` says is launched, and its hold goes in flight. Then all
+/// memory is asked for, and written to.
 fn dropped_in_flight(body: impl Fn(&Rig, Allocation) -> Option<Allocation>) {
     for (launched_on, asked_on) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
         let config = Config { limit: Some(pages(20)), ..Config::preset(Preset::Vramp) };
@@ -305,11 +305,11 @@ fn what_cannot_be_joined_is_an_error_and_the_capture_goes_on() {
     assert!(
         matches!(attach(&one), Err(CaptureError::NotCapturing(stream)) if stream == rig.stream)
     );
-    assert_eq!(rig.allocator.capture_of(rig.stream).expect("it can be asked"), None);
+    assert_eq!(rig.allocator.capture_number(rig.stream).expect("it can be asked"), None);
     rig.sim.begin_capture(queue, CaptureMode::ThreadLocal).expect("it does not capture yet");
     assert!(matches!(attach(&foreign), Err(CaptureError::ForeignArena)));
     let capture = attach(&one).expect("the arena is free");
-    let number = rig.allocator.capture_of(rig.stream).expect("it can be asked");
+    let number = rig.allocator.capture_number(rig.stream).expect("it can be asked");
     assert_eq!(number, Some(capture.number()));
     assert!(matches!(attach(&one), Err(CaptureError::ArenaBusy)));
     assert!(matches!(attach(&two), Err(CaptureError::Served(stream)) if stream == rig.stream));

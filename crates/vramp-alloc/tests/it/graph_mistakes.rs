@@ -9,7 +9,7 @@ use crate::common::graphs::{LONG_NS, Stage, range};
 use vramp_alloc::error::StreamError;
 use vramp_alloc::graph::{
     ArenaConfig, ArenaError, ArenaPolicy, CaptureError, CapturedGraph, GraphArena, LaunchError,
-    Lease,
+    ReplayLease,
 };
 use vramp_alloc::{AllocError, Allocation, Bytes, Config, Driver, FreeError, Preset};
 use vramp_driver::sim::{FaultPlan, LiveObjects, Simulator};
@@ -566,7 +566,7 @@ struct Holdings {
     graph: Option<CapturedGraph>,
     arena: Option<GraphArena>,
     block: Option<Allocation>,
-    lease: Option<Lease>,
+    lease: Option<ReplayLease>,
 }
 
 fn orders(of: &[usize]) -> Vec<Vec<usize>> {

@@ -77,7 +77,7 @@ fn a_part_that_is_in_use_or_hosted_or_outside_is_refused_and_says_what_to_do() {
     assert!(matches!(wanted, AllocError::HostMapped { at } if at == MIB(32)), "{wanted}");
     range.back_part(Bytes::ZERO, MIB(32), rig.stream).unwrap();
     let other = range.unmap_host_part(MIB(32), MIB(16)).unwrap_err();
-    assert!(matches!(other, HostBackingError::NotHosted { .. }), "{other}");
+    assert!(matches!(other, HostBackingError::NotMapped { .. }), "{other}");
     for len in [Bytes::ZERO, Bytes::new(4096)] {
         let length = rig.allocator.host_backing(len, 0).unwrap_err();
         assert!(matches!(length, HostBackingError::Length { .. }), "{length}");

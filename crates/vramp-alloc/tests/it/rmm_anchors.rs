@@ -44,7 +44,7 @@ fn more_memory_at_once_than_the_limit_allows_is_refused() {
         let error = made(Config { prefill, limit, ..Config::preset(preset) });
         let error = error.expect_err("the limit is lower");
         assert!(matches!(error, CreateError::Prefill { .. }), "{}: {error}", preset.name());
-        assert!(error.to_string().contains("ask for less"), "{error}");
+        assert!(error.to_string().contains("use a smaller prefill"), "{error}");
     }
 }
 

@@ -116,8 +116,8 @@ fn a_snapshot_shows_every_block_and_reads_back() {
 
 #[test]
 fn a_peak_counts_what_another_thread_gave_back() {
-    // One thread makes what another frees, as a program and its autograd do: the peak stays what was
-    // held at once.
+    // One thread makes what another frees, as a program and its autograd do: the peak stays what
+    // was held at once.
     let rig = Rig::new(Preset::Vramp);
     let (to_freer, from_maker) = std::sync::mpsc::sync_channel::<vramp_alloc::Allocation>(0);
     let (done, freed) = std::sync::mpsc::sync_channel::<()>(0);

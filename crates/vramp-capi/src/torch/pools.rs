@@ -150,7 +150,7 @@ impl Pools {
         let mut state = self.lock();
         let thread = std::thread::current().id();
         // One that is spoilt serves nobody; the request itself tells so, or PyTorch at the end.
-        let Ok(Some(number)) = context.allocator().capture_of(stream) else { return Ok(()) };
+        let Ok(Some(number)) = context.allocator().capture_number(stream) else { return Ok(()) };
         let is_it = |open: &&mut Open| {
             open.capture.as_ref().is_some_and(|capture| capture.number() == number)
         };

@@ -39,7 +39,7 @@ static void out_of_memory() {
     for (int i = 0; i < 100; i++) {
         std::string text = refusal(100 << 20);
         check(text.find("CUDA out of memory") == 0, text.c_str());
-        check(text.find("asked for 100.00 MiB") != std::string::npos, text.c_str());
+        check(text.find("tried to allocate 100.00 MiB") != std::string::npos, text.c_str());
         check(text.find("limit of 256.00 MiB") != std::string::npos, text.c_str());
     }
     check(vramp_torch_pool_malloc(100 << 20, 0, nullptr) == nullptr, "null on the MemPool route");

@@ -203,7 +203,10 @@ fn out_of_memory_tells_the_whole_story() {
     let block = malloc(allocator, 48 << 20, stream).unwrap();
     assert_eq!(malloc(allocator, 32 << 20, stream), Err(VRAMP_ERROR_OUT_OF_MEMORY));
     let text = last_error();
-    assert!(text.contains("asked for 32.00 MiB") && text.contains("limit of 64.00 MiB"), "{text}");
+    assert!(
+        text.contains("tried to allocate 32.00 MiB") && text.contains("limit of 64.00 MiB"),
+        "{text}"
+    );
     assert_eq!(vramp_free(allocator, block, stream), VRAMP_OK);
     assert!(malloc(allocator, 64 << 20, stream).is_ok(), "all of it is free again");
     assert_eq!(vramp_close(allocator), VRAMP_OK);

@@ -1,10 +1,10 @@
-//! A random program of captures, forks, joins, allocations and frees, replays, ordinary memory under
-//! pressure, and letting go, that always keeps the rules of a well-behaved user. Whatever the
+//! A random program of captures, forks, joins, allocations and frees, replays, ordinary memory
+//! under pressure, and letting go, that always keeps the rules of a well-behaved user. Whatever the
 //! happens-before checker or a look at the bytes finds is the allocator's fault, or the device's.
 use std::sync::Arc;
 
 use vramp_alloc::graph::{
-    ArenaConfig, ArenaPolicy, CapturedGraph, GraphArena, LaunchError, Lease, Overlap,
+    ArenaConfig, ArenaPolicy, CapturedGraph, GraphArena, LaunchError, Overlap, ReplayLease,
 };
 use vramp_alloc::{Allocation, Allocator, Bytes, Config, Driver, StreamId};
 use vramp_core::AddrRange;
@@ -57,7 +57,7 @@ pub struct Program {
     arenas: Vec<GraphArena>,
     graphs: Vec<Known>,
     held: Vec<Held>,
-    leases: Vec<Lease>,
+    leases: Vec<ReplayLease>,
     stores_bytes: bool,
     /// Nobody is told of reads of results on other streams.
     pub careless: bool,
@@ -242,8 +242,8 @@ impl Program {
         }
         let index = self.random.below(self.graphs.len() as u64) as usize;
         let stream = *self.random.pick(&self.streams);
-        // Memory from before the capture was made on its stream: the first replay comes behind that.
-        // The others are the leases' to order.
+        // Memory from before the capture was made on its stream: the first replay comes behind
+        // that. The others are the leases' to order.
         let Known { graph, replayed, result, .. } = &self.graphs[index];
         if replayed.is_none() {
             self.order(result.stream(), stream);

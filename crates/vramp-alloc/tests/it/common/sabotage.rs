@@ -21,8 +21,8 @@ impl Saboteur {
         Wrapped(Saboteur { sim, left_out: Mutex::new(None), told: Mutex::default() })
     }
 
-    /// From now on calls of this kind do nothing; a query answers yes, and a question where a stream
-    /// is in its capture tells of joins that were never made.
+    /// From now on calls of this kind do nothing; a query answers yes, and a question where a
+    /// stream is in its capture tells of joins that were never made.
     pub fn leave_out(&self, call: Call) {
         *self.left_out.lock().unwrap_or_else(PoisonError::into_inner) = Some(call);
     }
