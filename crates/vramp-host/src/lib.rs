@@ -1,15 +1,46 @@
-//! What vramp asks of the machine around the card: memory in whole pages, files that bypass the
-//! page cache, and which cards, NUMA nodes and disks there are.
+//! The host side of vramp: page-aligned memory, direct disk I/O, and the topology of the machine.
 //!
-//! [`HostMemory`] is memory that a device can be told to pin and a disk can read and write
-//! directly. It is reached through copies, so no reference ever points into memory that a device
-//! or a disk changes meanwhile.
+//! - [`HostMemory`] is memory that a driver can pin and that a disk can read and write directly.
+//!   The host accesses it through copies, so no reference points into memory that a device or a
+//!   disk may change.
+//! - [`DirectFile`] is a preallocated file that bypasses the page cache. A [`BlockIo`] engine,
+//!   io_uring or a thread pool, moves bytes between files and host memory.
+//! - [`topology`] reads GPUs, NUMA nodes, disks and network cards from sysfs and procfs, and
+//!   classifies the PCIe path between two devices.
 //!
-//! [`topology`] reads what the machine has off the kernel's files, and says what lies between two
-//! devices.
+//! ```
+//! use std::sync::{Arc, mpsc};
+//! use vramp_core::Bytes;
+//! use vramp_host::{
+//!     DirectFile, Direction, FileTransfer, HostMemory, HostSpan, IoChoice, PageKind, open_io,
+//!     submit_transfers,
+//! };
 //!
-//! Deliberately absent: devices, budgets, policy, environment variables, and pools: a call here is
-//! a call of the operating system.
+//! # let dir = tempfile::tempdir()?;
+//! let memory = HostMemory::new(Bytes::mib(1), None, PageKind::default())?;
+//! memory.write(Bytes::ZERO, b"contents")?;
+//!
+//! // Access out of bounds is an error.
+//! assert!(memory.write(Bytes::mib(1), &[0]).is_err());
+//!
+//! // Where the kernel forbids io_uring, a thread pool takes its place and `fell_back` says why.
+//! let engine = open_io(IoChoice::Auto, 8)?;
+//! let file = Arc::new(DirectFile::create(&dir.path().join("spill"))?);
+//! file.preallocate(Bytes::mib(1))?; // A full disk is found here, before any data is written.
+//! let (completed, completion) = mpsc::channel();
+//! let transfer = FileTransfer {
+//!     file,
+//!     offset: Bytes::ZERO,
+//!     span: HostSpan::new(&memory, Bytes::ZERO, Bytes::mib(1))?,
+//!     direction: Direction::Write,
+//!     done: Box::new(move |result| completed.send(result).expect("the receiver waits")),
+//! };
+//! submit_transfers(&engine.io, [transfer]);
+//! completion.recv()??;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Deliberately absent: devices, budgets, policy, environment variables and pools.
 
 mod disk;
 mod memory;

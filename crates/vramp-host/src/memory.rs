@@ -1,4 +1,4 @@
-//! Host memory in whole pages, shared with devices and disks.
+//! Page-aligned host memory that devices and disks access directly.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -7,11 +7,11 @@ use std::sync::{Arc, PoisonError, RwLock};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use vramp_core::Bytes;
 
-/// The page that all lengths are whole multiples of, and the alignment that disks are content with.
+/// Smallest page. All lengths are multiples of it, and direct I/O needs no larger alignment.
 const PAGE: u64 = 4 << 10;
-/// A large page of the processor.
+/// Huge page of the processor.
 const HUGE_PAGE: u64 = 2 << 20;
-/// Host threads copy in and out of different stripes at the same time.
+/// Bytes per lock: host threads copy in different stripes at the same time.
 const STRIPE: u64 = 1 << 20;
 
 /// A NUMA node of this machine, numbered as the kernel numbers it.
@@ -24,70 +24,71 @@ impl fmt::Display for NumaNode {
     }
 }
 
-/// Which pages memory is made of.
+/// Page size of host memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PageKind {
-    /// Large ones where the kernel has them at hand, small ones elsewhere. Pinning them takes less
-    /// time, for there are fewer.
+    /// Transparent huge pages where the kernel has them, small pages elsewhere. Pinning takes less
+    /// time, because there are fewer pages.
     #[default]
     Transparent,
-    /// Small ones.
+    /// Small pages of 4 KiB.
     Small,
 }
 
-/// Why there is no host memory.
+/// Why host memory could not be allocated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostMemoryError {
-    /// Nothing was asked for, or more than addresses can name.
-    #[error("{asked} of host memory cannot be had: ask for more than nothing and less than 2^47")]
-    BadLength {
-        /// What was asked.
-        asked: Bytes,
-    },
-    /// The kernel gave no memory.
+    /// The length is zero, or exceeds the address space.
     #[error(
-        "the kernel gave no {asked} of host memory ({code}): ask for less, or raise the limit of \
-         the process or its control group"
+        "cannot allocate {requested} of host memory: request more than 0 and less than 2^47 bytes"
+    )]
+    BadLength {
+        /// Requested bytes.
+        requested: Bytes,
+    },
+    /// The kernel refused the mapping.
+    #[error(
+        "the kernel refused {requested} of host memory (error {code}): request less, or raise the \
+         memory limit of the process or its control group"
     )]
     Refused {
-        /// What was asked.
-        asked: Bytes,
-        /// The kernel's error code.
+        /// Requested bytes.
+        requested: Bytes,
+        /// Error number of the kernel.
         code: i32,
     },
     /// The kernel does not place memory on the node.
     #[error(
-        "the kernel places no memory on {node} ({code}): name a node that \
+        "the kernel places no memory on {node} (error {code}): use a node that \
          /sys/devices/system/node/online lists and that the process may use"
     )]
     BadNode {
-        /// Where it should lie.
+        /// Requested node.
         node: NumaNode,
-        /// The kernel's error code.
+        /// Error number of the kernel.
         code: i32,
     },
 }
 
-/// A part that does not lie within its memory.
+/// A range that exceeds its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{len} from {offset} on do not lie in host memory of {whole}")]
+#[error("{len} at offset {offset} are out of bounds of {size} of host memory")]
 pub struct OutOfBounds {
-    /// Where the part begins.
+    /// Offset of the range.
     pub offset: Bytes,
-    /// How long it is.
+    /// Length of the range.
     pub len: Bytes,
-    /// What there is.
-    pub whole: Bytes,
+    /// Size of the memory.
+    pub size: Bytes,
 }
 
-/// Memory of this process in whole pages, zero at first. Returned to the kernel with the last
-/// handle.
+/// Anonymous memory of this process in whole pages, zeroed. Unmapped with the last handle.
 ///
-/// The host reaches it through copies: no reference points into it, so a device or a disk may
-/// change it at any time. Host threads that copy the same part at the same time take turns. What
-/// devices and disks do meanwhile is for their streams and completions to order: bytes read
-/// too early are old or new ones, and nothing worse.
+/// The host accesses it through copies: no reference points into it, so a device or a disk may
+/// write it at any time. Host threads that copy the same range are serialized by a lock. Order
+/// accesses of devices and disks by streams and completions. A read without such order returns old
+/// or new bytes.
 pub struct HostMemory {
     start: NonNull<u8>,
     len: u64,
@@ -95,51 +96,53 @@ pub struct HostMemory {
     stripes: Box<[RwLock<()>]>,
 }
 
-// SAFETY: the mapping belongs to this object alone, and all access from the host goes through the
-// locks of its stripes.
+// SAFETY: this object alone owns the mapping, and all access from the host holds the lock of its
+// stripe.
 unsafe impl Send for HostMemory {}
 // SAFETY: as above.
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
-    /// `len` of memory, rounded up to whole pages of 4 KiB. The kernel gives each page when it is
-    /// first touched ([`prefault`](HostMemory::prefault)). 5 us.
+    /// Maps `len` bytes, rounded up to pages of 4 KiB. The kernel allocates each page at its first
+    /// access; see [`prefault`](HostMemory::prefault). 5 us.
     ///
-    /// With a node, pages come from there or not at all.
+    /// With `node`, all pages come from that node.
     ///
     /// # Errors
-    /// There is no such memory.
+    /// The length is invalid, or the kernel refuses the memory or the node.
     pub fn new(
         len: Bytes,
         node: Option<NumaNode>,
         pages: PageKind,
     ) -> Result<Arc<HostMemory>, HostMemoryError> {
-        let bad = HostMemoryError::BadLength { asked: len };
+        let bad = HostMemoryError::BadLength { requested: len };
         let rounded = len.checked_round_up(Bytes::new(PAGE)).ok_or(bad.clone())?.count();
         if rounded == 0 || rounded >= 1 << 47 {
             return Err(bad);
         }
         let align = if pages == PageKind::Transparent { HUGE_PAGE } else { PAGE };
-        let start = map(rounded, align)
-            .map_err(|code| HostMemoryError::Refused { asked: len, code: code.raw_os_error() })?;
+        let start = map(rounded, align).map_err(|code| HostMemoryError::Refused {
+            requested: len,
+            code: code.raw_os_error(),
+        })?;
         let stripes = (0..rounded.div_ceil(STRIPE)).map(|_| RwLock::new(())).collect();
-        // From here on the mapping has an owner who ends it.
+        // From here on `memory` owns the mapping and unmaps it.
         let memory = HostMemory { start, len: rounded, node, stripes };
         if let Some(node) = node {
             memory.bind(node)?;
         }
         if pages == PageKind::Transparent {
-            // SAFETY: the range is ours, and advice does not change what it contains.
+            // SAFETY: this object owns the range, and the advice does not change its contents.
             let advised = unsafe {
                 rustix::mm::madvise(start.as_ptr().cast(), rounded as usize, Advice::LinuxHugepage)
             };
-            // A kernel without large pages serves small ones.
+            // A kernel without huge pages uses small ones.
             let _ = advised;
         }
         Ok(Arc::new(memory))
     }
 
-    /// Where the mapping takes its pages from.
+    /// Binds the mapping to a node.
     fn bind(&self, node: NumaNode) -> Result<(), HostMemoryError> {
         let code = |code| HostMemoryError::BadNode { node, code };
         const WORD: u32 = usize::BITS;
@@ -148,9 +151,9 @@ impl HostMemory {
             return Err(code(libc::EINVAL));
         }
         *mask.last_mut().expect("it has a word at least") = 1 << (node.0 % WORD);
-        // The kernel counts one bit more than it reads.
+        // The kernel reads one bit fewer than this count.
         let bits = mask.len() * WORD as usize + 1;
-        // SAFETY: the range is ours, and the mask outlives the call.
+        // SAFETY: this object owns the range, and the mask outlives the call.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -168,8 +171,8 @@ impl HostMemory {
         }
     }
 
-    /// Makes the kernel give all pages now, by `threads` threads at once. What it contains stays.
-    /// With eight threads 22 us for each MiB in large pages, 0.28 ms in small ones.
+    /// Makes the kernel allocate all pages now, with `threads` threads. The contents stay.
+    /// With eight threads 22 us per MiB in huge pages, 0.28 ms in small ones.
     pub fn prefault(&self, threads: usize) {
         let threads = threads.clamp(1, 64);
         let share = self.len.div_ceil(threads as u64).next_multiple_of(HUGE_PAGE);
@@ -185,87 +188,87 @@ impl HostMemory {
             let _alone = self.write_lock(at);
             // SAFETY: the page lies in the mapping.
             let byte = unsafe { self.start.add(at as usize) };
-            // SAFETY: as above; no other host thread touches the stripe now.
+            // SAFETY: as above. No other host thread accesses the stripe while it is locked.
             let value = unsafe { byte.read_volatile() };
             // SAFETY: as above.
             unsafe { byte.write_volatile(value) };
         }
     }
 
-    /// How much it is.
+    /// Returns the size.
     pub fn len(&self) -> Bytes {
         Bytes::new(self.len)
     }
 
-    /// Never: memory has a length.
+    /// Returns false: the size is never zero.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Where it was asked to lie.
+    /// Returns the node it is bound to.
     pub fn node(&self) -> Option<NumaNode> {
         self.node
     }
 
-    /// Its first byte, for drivers and the kernel. Pages of 4 KiB begin here.
+    /// Returns its address, for drivers and the kernel. Aligned to 4 KiB.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// Copies the bytes from `offset` on into `into`.
+    /// Copies the bytes at `offset` into `into`.
     ///
     /// # Errors
-    /// They do not lie inside.
+    /// The range is out of bounds.
     pub fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<(), OutOfBounds> {
         self.check(offset, Bytes::new(into.len() as u64))?;
         self.for_stripes(offset, into.len(), |at, part| {
             let into = &mut into[part];
             let _shared = self.stripe(at).read().unwrap_or_else(PoisonError::into_inner);
-            // SAFETY: the part lies in the mapping, as was checked.
+            // SAFETY: the range was checked to lie in the mapping.
             let from = unsafe { self.start.add(at as usize) };
-            // SAFETY: as above; whoever would write it from the host waits for the stripe.
+            // SAFETY: as above. No other host thread writes the stripe while it is locked.
             unsafe { from.as_ptr().copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
         });
         Ok(())
     }
 
-    /// Replaces the bytes from `offset` on by `bytes`.
+    /// Copies `bytes` to `offset`.
     ///
     /// # Errors
-    /// They do not lie inside.
+    /// The range is out of bounds.
     pub fn write(&self, offset: Bytes, bytes: &[u8]) -> Result<(), OutOfBounds> {
         self.check(offset, Bytes::new(bytes.len() as u64))?;
         self.for_stripes(offset, bytes.len(), |at, part| {
             let from = &bytes[part];
             let _alone = self.write_lock(at);
-            // SAFETY: the part lies in the mapping, as was checked.
+            // SAFETY: the range was checked to lie in the mapping.
             let to = unsafe { self.start.add(at as usize) };
-            // SAFETY: as above; no other host thread touches the stripe now.
+            // SAFETY: as above. No other host thread accesses the stripe while it is locked.
             unsafe { to.as_ptr().copy_from_nonoverlapping(from.as_ptr(), from.len()) };
         });
         Ok(())
     }
 
-    /// Calls `look` with the bytes of a part, piece by piece and in order. What `look` sees may
-    /// change under it if a device or a disk writes there: call it once they are done.
+    /// Calls `visit` with copies of the bytes of a range, part by part and in order.
+    /// Call it after transfers into the range are complete.
     ///
     /// # Errors
-    /// The part does not lie inside.
+    /// The range is out of bounds.
     pub fn scan(
         &self,
         offset: Bytes,
         len: Bytes,
-        mut look: impl FnMut(&[u8]),
+        mut visit: impl FnMut(&[u8]),
     ) -> Result<(), OutOfBounds> {
         self.check(offset, len)?;
-        // A copy through the cache of the processor, so that no reference points into the memory.
+        // Copies through a small buffer, so that no reference points into the memory.
         let mut window = [0; 16 << 10];
         let mut done = 0;
         while done < len.count() {
             let now = (len.count() - done).min(window.len() as u64);
             let window = &mut window[..now as usize];
             self.read(offset + Bytes::new(done), window)?;
-            look(window);
+            visit(window);
             done += now;
         }
         Ok(())
@@ -274,7 +277,7 @@ impl HostMemory {
     fn check(&self, offset: Bytes, len: Bytes) -> Result<(), OutOfBounds> {
         match offset.checked_add(len) {
             Some(end) if end.count() <= self.len => Ok(()),
-            _ => Err(OutOfBounds { offset, len, whole: self.len() }),
+            _ => Err(OutOfBounds { offset, len, size: self.len() }),
         }
     }
 
@@ -286,7 +289,7 @@ impl HostMemory {
         self.stripe(at).write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Cuts `len` bytes from `offset` on at the borders of stripes.
+    /// Splits `len` bytes at `offset` at the boundaries of stripes.
     fn for_stripes(
         &self,
         offset: Bytes,
@@ -305,9 +308,9 @@ impl HostMemory {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and with the last handle nobody can reach it any more.
+        // SAFETY: this object owns the mapping, and no handle is left.
         let ended = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len as usize) };
-        debug_assert!(ended.is_ok(), "a mapping of ours cannot be ended: {ended:?}");
+        debug_assert!(ended.is_ok(), "a mapping cannot be unmapped: {ended:?}");
     }
 }
 
@@ -318,12 +321,12 @@ impl fmt::Debug for HostMemory {
     }
 }
 
-/// Maps `len` bytes that begin at a multiple of `align`.
+/// Maps `len` bytes at an address aligned to `align`.
 fn map(len: u64, align: u64) -> rustix::io::Result<NonNull<u8>> {
     let spare = align - PAGE;
     let whole = (len + spare) as usize;
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: the kernel chooses the addresses, so nothing of ours is there.
+    // SAFETY: the kernel chooses the address, so no existing mapping is replaced.
     let start = unsafe {
         rustix::mm::mmap_anonymous(
             std::ptr::null_mut(),
@@ -334,23 +337,23 @@ fn map(len: u64, align: u64) -> rustix::io::Result<NonNull<u8>> {
     }?;
     let address = start as u64;
     let skipped = (address.next_multiple_of(align) - address) as usize;
-    let behind = whole - skipped - len as usize;
-    // SAFETY: what was just mapped is longer than what is skipped.
+    let excess = whole - skipped - len as usize;
+    // SAFETY: the mapping is longer than `skipped`.
     let first = unsafe { start.cast::<u8>().add(skipped) };
     if skipped > 0 {
-        // SAFETY: nobody knows the pages before the first yet.
+        // SAFETY: no pointer to the pages before `first` exists.
         unsafe { rustix::mm::munmap(start, skipped) }?;
     }
-    if behind > 0 {
-        // SAFETY: the pages behind the last lie in what was just mapped.
+    if excess > 0 {
+        // SAFETY: the pages after the last lie in the mapping.
         let after = unsafe { first.add(len as usize) };
-        // SAFETY: nobody knows them yet.
-        unsafe { rustix::mm::munmap(after.cast(), behind) }?;
+        // SAFETY: no pointer to them exists.
+        unsafe { rustix::mm::munmap(after.cast(), excess) }?;
     }
     NonNull::new(first).ok_or(rustix::io::Errno::NOMEM)
 }
 
-/// A part of host memory that keeps the whole alive.
+/// A range of host memory that keeps the memory alive.
 #[derive(Clone)]
 pub struct HostSpan {
     memory: Arc<HostMemory>,
@@ -359,10 +362,10 @@ pub struct HostSpan {
 }
 
 impl HostSpan {
-    /// `len` bytes of `memory` from `offset` on.
+    /// Returns the range of `len` bytes at `offset` of `memory`.
     ///
     /// # Errors
-    /// They do not lie inside.
+    /// The range is out of bounds.
     pub fn new(
         memory: &Arc<HostMemory>,
         offset: Bytes,
@@ -372,76 +375,76 @@ impl HostSpan {
         Ok(HostSpan { memory: Arc::clone(memory), offset, len })
     }
 
-    /// The memory it is a part of.
+    /// Returns the memory it is a range of.
     pub fn memory(&self) -> &Arc<HostMemory> {
         &self.memory
     }
 
-    /// The distance of its first byte from the memory's.
+    /// Returns its offset in the memory.
     pub fn offset(&self) -> Bytes {
         self.offset
     }
 
-    /// How long it is.
+    /// Returns its length.
     pub fn len(&self) -> Bytes {
         self.len
     }
 
-    /// True for a part of no bytes.
+    /// Returns true if its length is zero.
     pub fn is_empty(&self) -> bool {
         self.len.is_zero()
     }
 
-    /// Its first byte, for drivers and the kernel.
+    /// Returns its address, for drivers and the kernel.
     pub fn as_ptr(&self) -> *mut u8 {
         self.memory.as_ptr().wrapping_add(self.offset.count() as usize)
     }
 
-    /// `len` bytes of it from `offset` on.
+    /// Returns the range of `len` bytes at `offset` of this range.
     ///
     /// # Errors
-    /// They do not lie inside.
+    /// The range is out of bounds.
     pub fn part(&self, offset: Bytes, len: Bytes) -> Result<HostSpan, OutOfBounds> {
         self.check(offset, len)?;
         let memory = Arc::clone(&self.memory);
         Ok(HostSpan { memory, offset: self.offset + offset, len })
     }
 
-    /// Copies the bytes from `offset` on into `into`.
+    /// Copies the bytes at `offset` into `into`.
     ///
     /// # Errors
-    /// They do not lie inside.
+    /// The range is out of bounds.
     pub fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<(), OutOfBounds> {
         self.check(offset, Bytes::new(into.len() as u64))?;
         self.memory.read(self.offset + offset, into)
     }
 
-    /// Replaces the bytes from `offset` on by `bytes`.
+    /// Copies `bytes` to `offset`.
     ///
     /// # Errors
-    /// They do not lie inside.
+    /// The range is out of bounds.
     pub fn write(&self, offset: Bytes, bytes: &[u8]) -> Result<(), OutOfBounds> {
         self.check(offset, Bytes::new(bytes.len() as u64))?;
         self.memory.write(self.offset + offset, bytes)
     }
 
-    /// Calls `look` with its bytes, piece by piece and in order. See [`HostMemory::scan`].
-    pub fn scan(&self, look: impl FnMut(&[u8])) {
-        let inside = self.memory.scan(self.offset, self.len, look);
-        inside.expect("a span lies in its memory from the start");
+    /// Calls `visit` with copies of its bytes, part by part and in order. See [`HostMemory::scan`].
+    pub fn scan(&self, visit: impl FnMut(&[u8])) {
+        let inside = self.memory.scan(self.offset, self.len, visit);
+        inside.expect("a span is checked to lie in its memory when it is made");
     }
 
     fn check(&self, offset: Bytes, len: Bytes) -> Result<(), OutOfBounds> {
         match offset.checked_add(len) {
             Some(end) if end <= self.len => Ok(()),
-            _ => Err(OutOfBounds { offset, len, whole: self.len }),
+            _ => Err(OutOfBounds { offset, len, size: self.len }),
         }
     }
 }
 
 impl fmt::Debug for HostSpan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} from {} on of {:?}", self.len, self.offset, self.memory)
+        write!(f, "{} at offset {} of {:?}", self.len, self.offset, self.memory)
     }
 }
 
@@ -467,11 +470,11 @@ mod tests {
     }
 
     #[test]
-    fn parts_outside_are_refused_and_nothing_is_written() {
+    fn ranges_out_of_bounds_are_refused_and_nothing_is_written() {
         let memory = HostMemory::new(Bytes::new(1), None, PageKind::Small).unwrap();
         assert_eq!(memory.len(), Bytes::kib(4));
         let outside = memory.write(Bytes::new(4095), &[1, 2]).unwrap_err();
-        assert_eq!(outside.whole, Bytes::kib(4));
+        assert_eq!(outside.size, Bytes::kib(4));
         assert!(memory.read(Bytes::new(u64::MAX), &mut [0]).is_err());
         let span = HostSpan::new(&memory, Bytes::new(8), Bytes::new(8)).unwrap();
         assert!(span.part(Bytes::new(4), Bytes::new(5)).is_err());
@@ -482,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_had_is_an_error_that_says_what_to_do() {
+    fn memory_that_cannot_be_allocated_is_an_error() {
         let nothing = HostMemory::new(Bytes::ZERO, None, PageKind::Small).unwrap_err();
         assert!(matches!(nothing, HostMemoryError::BadLength { .. }));
         let much = HostMemory::new(Bytes::new(u64::MAX), None, PageKind::Small).unwrap_err();
@@ -494,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_copy_the_same_part_take_turns() {
+    fn threads_that_copy_the_same_range_are_serialized() {
         let memory = HostMemory::new(Bytes::mib(1), None, PageKind::Small).unwrap();
         std::thread::scope(|scope| {
             for byte in 1..=2 {

@@ -1,4 +1,4 @@
-//! Reads a trace and says what is in it and how long that took:
+//! Reads a trace, and prints its contents and the time it took:
 //! `cargo run --release -p vramp-trace --example read_cost -- run.pickle.gz [out.vtrace]`.
 
 use std::error::Error;
@@ -10,7 +10,7 @@ use vramp_trace::{ReadLimits, Workload, read_trace};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args_os().skip(1);
-    let path = arguments.next().ok_or("which trace?")?;
+    let path = arguments.next().ok_or("usage: read_cost TRACE [OUT.vtrace]")?;
 
     let start = Instant::now();
     let trace = read_trace(path, &ReadLimits::default())?;

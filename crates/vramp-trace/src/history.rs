@@ -1,24 +1,25 @@
-//! The last events of a running allocator, for a snapshot when one is wanted.
+//! A ring of the last events of a running allocator, for a snapshot on demand.
 //!
 //! 1. The allocator records each event as it happens, under its own lock and with its own clock.
 //! 2. A call stack is interned first and then costs four bytes per event.
-//! 3. Once the ring is full, each event takes the place of the oldest.
-//! 4. [`History::to_trace`] gives the events as a trace: write that as a snapshot.
+//! 3. Once the ring is full, each event overwrites the oldest.
+//! 4. [`History::to_trace`] returns the events as a trace, which can be written as a snapshot.
 //!
-//! Deliberately absent: clocks, locks, and taking stacks. What the allocator holds at the end is for
-//! the allocator to say, in [`Trace::segments`].
+//! Deliberately absent: clocks, locks, and stack capture. The allocator itself fills in
+//! [`Trace::segments`].
 
 use indexmap::IndexSet;
 use vramp_core::{Bytes, DeviceAddr};
 
 use crate::{Event, EventKind, Frame, StackId, Stacks, StreamIndex, Trace};
 
-/// How much a [`History`] may hold.
+/// Capacity of a [`History`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HistorySize {
-    /// Events, of 40 bytes each. With none, events are only counted.
+    /// Maximum number of events, of 40 bytes each. With zero, events are only counted.
     pub events: u32,
-    /// Different call stacks: they are kept even if no event in the ring points to them any more.
+    /// Maximum number of different call stacks. They stay even if no event in the ring refers to
+    /// them.
     pub stacks: u32,
 }
 
@@ -29,23 +30,22 @@ impl Default for HistorySize {
     }
 }
 
-/// One thing that happened, with the stream as the driver numbers it.
+/// An event to record, with the raw handle of its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// What happened. An unknown action has no name here and becomes
-    /// [`EventKind::UserDefined`].
+    /// Kind of the event. [`EventKind::Unknown`] is recorded as [`EventKind::UserDefined`].
     pub kind: EventKind,
     /// The device's ordinal.
     pub device: u16,
     /// The raw stream (`cudaStream_t` as an integer).
     pub stream: u64,
-    /// The address it is about; for [`EventKind::Oom`] as [`Event::address`] says.
+    /// First address of the block or segment; for [`EventKind::Oom`] see [`Event::address`].
     pub address: DeviceAddr,
-    /// How many bytes were asked for.
+    /// Requested bytes.
     pub size: Bytes,
-    /// When, in microseconds since 1970.
+    /// Time in microseconds since 1970.
     pub time_us: u64,
-    /// Who asked: an id of this history's [`History::intern`].
+    /// Call stack of the request: an id from [`History::intern`] of the same history.
     pub stack: Option<StackId>,
 }
 
@@ -76,7 +76,7 @@ pub struct History {
     size: HistorySize,
     /// Grows to `size.events` and stays there.
     ring: Vec<Event>,
-    /// Where the next event goes once the ring is full: the oldest event.
+    /// Index of the oldest event, which the next one overwrites once the ring is full.
     oldest: usize,
     overwritten: u64,
     stacks: Stacks,
@@ -86,7 +86,7 @@ pub struct History {
 }
 
 impl History {
-    /// An empty history. Takes no memory until something is recorded.
+    /// Returns an empty history. It takes no heap memory until an event is recorded.
     pub fn new(size: HistorySize) -> History {
         History {
             size,
@@ -100,8 +100,8 @@ impl History {
         }
     }
 
-    /// Records an event. O(1); takes heap memory only while the ring is not full, and for a stream
-    /// it has not seen before. An id that no stack of this history has is dropped.
+    /// Records an event. O(1). Allocates heap memory only until the ring is full, and for a new
+    /// stream. A stack id that is out of range is dropped.
     pub fn record(&mut self, record: &Record) {
         let stream = self.stream(record.stream);
         self.devices = self.devices.max(u32::from(record.device) + 1);
@@ -129,43 +129,43 @@ impl History {
         }
     }
 
-    /// The id of a call stack, innermost frame first. `None` if the stack is new and there are as
-    /// many as [`HistorySize::stacks`] already: the event is then recorded without.
+    /// Interns a call stack, innermost frame first, and returns its id. Returns `None` if the stack
+    /// is new and [`HistorySize::stacks`] is reached: record the event without a stack then.
     ///
-    /// O(frames); takes heap memory only for a stack it has not seen before.
+    /// O(frames). Allocates heap memory only for a new stack.
     pub fn intern<'a>(&mut self, frames: impl IntoIterator<Item = Frame<'a>>) -> Option<StackId> {
         let id = self.stacks.add_up_to(self.size.stacks as usize, frames);
         self.stacks_refused += u64::from(id.is_none());
         id
     }
 
-    /// The events in the ring, oldest first.
+    /// Returns the events in the ring, oldest first.
     pub fn snapshot_events(&self) -> impl Iterator<Item = Event> {
         let (newest, oldest) = self.ring.split_at(self.oldest);
         oldest.iter().chain(newest).copied()
     }
 
-    /// How many events are in the ring.
+    /// Returns the number of events in the ring.
     pub fn len(&self) -> usize {
         self.ring.len()
     }
 
-    /// True if nothing was recorded yet, or everything was cleared.
+    /// Returns true if the ring holds no event.
     pub fn is_empty(&self) -> bool {
         self.ring.is_empty()
     }
 
-    /// How many events were recorded and are no longer there.
+    /// Returns the number of events that were overwritten.
     pub fn overwritten(&self) -> u64 {
         self.overwritten
     }
 
-    /// How often [`History::intern`] had no room for a stack.
+    /// Returns how often [`History::intern`] refused a stack because the limit was reached.
     pub fn stacks_refused(&self) -> u64 {
         self.stacks_refused
     }
 
-    /// Forgets all events and the counts. Stacks keep their ids, and the ring its memory.
+    /// Removes all events and resets the counts. Stacks keep their ids, and the ring its memory.
     pub fn clear(&mut self) {
         self.ring.clear();
         self.oldest = 0;
@@ -173,7 +173,7 @@ impl History {
         self.stacks_refused = 0;
     }
 
-    /// The events as a trace without segments and settings, one device after the other.
+    /// Returns the events as a trace without segments and settings, grouped by device.
     ///
     /// Copies events and stacks.
     pub fn to_trace(&self) -> Trace {

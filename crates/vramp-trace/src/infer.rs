@@ -1,9 +1,9 @@
-//! The segments of a recording that holds events alone, such as an RMM log.
+//! Infers the segments of a recording that has only events, such as an RMM log.
 //!
-//! 1. Events of segments say where the allocator held memory; blocks say where else it must have.
-//! 2. What only blocks tell of was there before the recording began. Stretches less than a page
-//!    apart are taken for one segment.
-//! 3. Blocks that nobody freed lie in their segments at the end; the rest of these is inactive.
+//! 1. Segment events show where the allocator had memory. Blocks outside of these show more.
+//! 2. Memory that only blocks show was reserved before the recording began. Ranges less than a page
+//!    apart become one segment.
+//! 3. Blocks that were never freed are active at the end. The rest of each segment is inactive.
 
 use std::collections::BTreeMap;
 
@@ -12,19 +12,19 @@ use vramp_core::{Bytes, DeviceAddr};
 use crate::trace::SIZE_MAX;
 use crate::{Block, BlockState, Event, EventKind, Segment, StackId, StreamIndex, Trace};
 
-/// PyTorch's names for segments go by this size; it is the page of every card measured too.
+/// Largest segment that PyTorch calls `small`. It is also the page size of every measured card.
 const SMALL_SEGMENT: u64 = 2 << 20;
-/// Blocks take multiples of this in PyTorch's allocator.
+/// Block alignment of PyTorch's allocator.
 const BLOCK_ALIGN: u64 = 512;
 
 impl Trace {
-    /// Gives each device that has events but no segments the segments that its events show, and
-    /// says how many. Sizes are lower bounds where no event tells of the segment itself; blocks
-    /// get their requested sizes rounded up to 512 bytes.
+    /// Adds the inferred segments of each device that has events but no segments, and returns their
+    /// number. The size of a segment without segment events is a lower bound. Blocks get their
+    /// requested sizes, rounded up to 512 bytes.
     ///
     /// Viewers need this to show the state of the allocator. A replay does not.
     ///
-    /// O(events log events) in time; holds what is live.
+    /// O(n log n) in the number of events. Needs memory for the live blocks and segments.
     pub fn infer_segments(&mut self) -> usize {
         let before = self.segments.len();
         let mut known = vec![false; self.device_count as usize];
@@ -46,9 +46,9 @@ impl Trace {
     }
 }
 
-/// Memory that the allocator holds, by its first address.
+/// A range of reserved memory, keyed by its first address.
 #[derive(Clone, Copy)]
-struct Held {
+struct Reserved {
     end: u64,
     stream: StreamIndex,
     stack: Option<StackId>,
@@ -61,13 +61,13 @@ struct Live {
     state: BlockState,
 }
 
-/// One device as far as its events tell.
+/// State of one device, from its events.
 #[derive(Default)]
 struct State {
-    /// What events of segments say.
-    told: BTreeMap<u64, Held>,
-    /// What blocks outside of these say. Apart from each other and from what is told.
-    shown: BTreeMap<u64, Held>,
+    /// Memory that segment events show.
+    by_segments: BTreeMap<u64, Reserved>,
+    /// Memory that blocks outside of `by_segments` show. No two ranges touch.
+    by_blocks: BTreeMap<u64, Reserved>,
     live: BTreeMap<u64, Live>,
 }
 
@@ -75,29 +75,33 @@ impl State {
     fn event(&mut self, event: &Event) {
         let (start, size) = (event.address.number(), event.size.count());
         let Some(end) = start.checked_add(size) else { return };
-        let held =
-            |is_expandable| Held { end, stream: event.stream, stack: event.stack, is_expandable };
+        let reserved = |is_expandable| Reserved {
+            end,
+            stream: event.stream,
+            stack: event.stack,
+            is_expandable,
+        };
         match event.kind {
-            EventKind::SegmentAlloc => self.take(start, held(false)),
-            EventKind::SegmentMap => self.take(start, held(true)),
+            EventKind::SegmentAlloc => self.reserve(start, reserved(false)),
+            EventKind::SegmentMap => self.reserve(start, reserved(true)),
             EventKind::SegmentFree | EventKind::SegmentUnmap => {
-                cut(&mut self.told, start, end);
-                cut(&mut self.shown, start, end);
+                remove_range(&mut self.by_segments, start, end);
+                remove_range(&mut self.by_blocks, start, end);
             }
             EventKind::Alloc => {
-                self.show(start, held(false));
+                self.show_block(start, reserved(false));
                 let state = BlockState::Active;
                 self.live.insert(start, Live { size, stack: event.stack, state });
             }
             EventKind::FreeRequested => {
-                self.show(start, held(false));
+                self.show_block(start, reserved(false));
                 let stack = event.stack;
                 let live = self.live.entry(start);
                 let live = live.or_insert(Live { size, stack, state: BlockState::Active });
                 live.state = BlockState::PendingFree;
             }
             EventKind::FreeCompleted => {
-                self.show(start, held(false));
+                self.show_block(start, reserved(false));
                 self.live.remove(&start);
             }
             EventKind::Snapshot
@@ -107,94 +111,95 @@ impl State {
         }
     }
 
-    /// The driver gave memory, so nothing held it before.
-    fn take(&mut self, start: u64, mut new: Held) {
-        cut(&mut self.told, start, new.end);
-        cut(&mut self.shown, start, new.end);
-        // A segment that grows in place stays one.
+    /// The allocator reserved this range, so none of it was reserved before.
+    fn reserve(&mut self, start: u64, mut new: Reserved) {
+        remove_range(&mut self.by_segments, start, new.end);
+        remove_range(&mut self.by_blocks, start, new.end);
+        // An expandable segment that grows stays one segment.
         let mut start = start;
         if new.is_expandable {
-            let joins = |old: &Held| old.is_expandable && old.stream == new.stream;
-            if let Some(next) = self.told.get(&new.end).copied().filter(joins) {
-                self.told.remove(&new.end);
+            let joins = |old: &Reserved| old.is_expandable && old.stream == new.stream;
+            if let Some(next) = self.by_segments.get(&new.end).copied().filter(joins) {
+                self.by_segments.remove(&new.end);
                 new.end = next.end;
             }
-            let before = self.told.range(..start).next_back().map(|(&at, &old)| (at, old));
+            let before = self.by_segments.range(..start).next_back().map(|(&at, &old)| (at, old));
             if let Some((at, old)) = before.filter(|(_, old)| old.end == start && joins(old)) {
                 start = at;
                 new.stack = old.stack;
             }
         }
-        self.told.insert(start, new);
+        self.by_segments.insert(start, new);
     }
 
-    /// A block shows that its memory is held, whoever told of it.
-    fn show(&mut self, start: u64, mut block: Held) {
-        // A request for nothing stands somewhere too.
+    /// A block shows that its memory is reserved.
+    fn show_block(&mut self, start: u64, mut block: Reserved) {
+        // A block of zero bytes has an address too.
         block.end = block.end.max(start.saturating_add(1));
-        if let Some((&next, _)) = self.told.range(start..block.end).next() {
+        if let Some((&next, _)) = self.by_segments.range(start..block.end).next() {
             block.end = next;
         }
-        if covered(&self.told, start) || covers(&self.shown, start, block.end) {
+        if covered(&self.by_segments, start) || covers(&self.by_blocks, start, block.end) {
             return;
         }
         let mut start = start;
-        while let Some((at, old)) = overlap(&self.shown, start, block.end) {
-            self.shown.remove(&at);
+        while let Some((at, old)) = overlap(&self.by_blocks, start, block.end) {
+            self.by_blocks.remove(&at);
             start = start.min(at);
-            block = Held { end: block.end.max(old.end), ..old };
+            block = Reserved { end: block.end.max(old.end), ..old };
         }
-        self.shown.insert(start, block);
+        self.by_blocks.insert(start, block);
     }
 
     fn segments(mut self, device: u16) -> Vec<Segment> {
         self.join_neighbours();
-        let mut held = self.told;
-        held.append(&mut self.shown);
-        held.into_iter()
-            .map(|(start, held)| {
-                // No card has more, and no reader takes more.
-                let total = (held.end - start).min(SIZE_MAX);
+        let mut ranges = self.by_segments;
+        ranges.append(&mut self.by_blocks);
+        ranges
+            .into_iter()
+            .map(|(start, range)| {
+                // Readers refuse larger sizes.
+                let total = (range.end - start).min(SIZE_MAX);
                 Segment {
                     device,
-                    stream: held.stream,
+                    stream: range.stream,
                     address: DeviceAddr::new(start),
                     total_size: Bytes::new(total),
                     segment_type: if total <= SMALL_SEGMENT { "small" } else { "large" }.to_owned(),
-                    is_expandable: held.is_expandable,
-                    stack: held.stack,
+                    is_expandable: range.is_expandable,
+                    stack: range.stack,
                     blocks: blocks(&self.live, start, start + total),
                 }
             })
             .collect()
     }
 
-    /// Makes one of stretches that blocks show with less than a page between them.
+    /// Joins ranges of `by_blocks` with less than a page between them.
     fn join_neighbours(&mut self) {
-        let mut joined: BTreeMap<u64, Held> = BTreeMap::new();
-        for (start, held) in std::mem::take(&mut self.shown) {
+        let mut joined: BTreeMap<u64, Reserved> = BTreeMap::new();
+        for (start, range) in std::mem::take(&mut self.by_blocks) {
             if let Some((_, last)) = joined.iter_mut().next_back()
                 && start - last.end < SMALL_SEGMENT
-                && self.told.range(last.end..start).next().is_none()
+                && self.by_segments.range(last.end..start).next().is_none()
             {
-                last.end = held.end;
+                last.end = range.end;
                 continue;
             }
-            joined.insert(start, held);
+            joined.insert(start, range);
         }
-        // Its last block is rounded up too, as far as there is room.
+        // The last block is rounded up too, up to the next range.
         let mut starts = joined.keys().copied().skip(1).collect::<Vec<u64>>().into_iter();
-        for held in joined.values_mut() {
+        for range in joined.values_mut() {
             let next = starts.next().unwrap_or(u64::MAX);
-            let told = self.told.range(held.end..).next().map_or(u64::MAX, |(&at, _)| at);
-            let rounded = held.end.checked_next_multiple_of(BLOCK_ALIGN).unwrap_or(held.end);
-            held.end = rounded.min(next).min(told);
+            let limit = self.by_segments.range(range.end..).next().map_or(u64::MAX, |(&at, _)| at);
+            let rounded = range.end.checked_next_multiple_of(BLOCK_ALIGN).unwrap_or(range.end);
+            range.end = rounded.min(next).min(limit);
         }
-        self.shown = joined;
+        self.by_blocks = joined;
     }
 }
 
-/// The blocks that live in a stretch, and what lies between them.
+/// Returns the live blocks in a range, and inactive blocks between them.
 fn blocks(live: &BTreeMap<u64, Live>, start: u64, end: u64) -> Vec<Block> {
     let block = |at: u64, size: u64, requested, state, stack| Block {
         address: DeviceAddr::new(at),
@@ -205,9 +210,9 @@ fn blocks(live: &BTreeMap<u64, Live>, start: u64, end: u64) -> Vec<Block> {
     };
     let mut found = Vec::new();
     let mut next = start;
-    let mut here = live.range(start..end).filter(|(_, live)| live.size > 0).peekable();
-    while let Some((&at, live)) = here.next() {
-        let limit = here.peek().map_or(end, |&(&at, _)| at);
+    let mut live_here = live.range(start..end).filter(|(_, live)| live.size > 0).peekable();
+    while let Some((&at, live)) = live_here.next() {
+        let limit = live_here.peek().map_or(end, |&(&at, _)| at);
         if at > next {
             found.push(block(next, at - next, 0, BlockState::Inactive, None));
         }
@@ -222,35 +227,35 @@ fn blocks(live: &BTreeMap<u64, Live>, start: u64, end: u64) -> Vec<Block> {
     found
 }
 
-fn covered(held: &BTreeMap<u64, Held>, address: u64) -> bool {
-    held.range(..=address).next_back().is_some_and(|(_, held)| held.end > address)
+fn covered(ranges: &BTreeMap<u64, Reserved>, address: u64) -> bool {
+    ranges.range(..=address).next_back().is_some_and(|(_, range)| range.end > address)
 }
 
-fn covers(held: &BTreeMap<u64, Held>, start: u64, end: u64) -> bool {
-    held.range(..=start).next_back().is_some_and(|(_, held)| held.end >= end)
+fn covers(ranges: &BTreeMap<u64, Reserved>, start: u64, end: u64) -> bool {
+    ranges.range(..=start).next_back().is_some_and(|(_, range)| range.end >= end)
 }
 
-/// The last stretch that touches or overlaps this one.
-fn overlap(held: &BTreeMap<u64, Held>, start: u64, end: u64) -> Option<(u64, Held)> {
-    let (&at, &found) = held.range(..=end).next_back()?;
+/// Returns the last range that touches or overlaps this one.
+fn overlap(ranges: &BTreeMap<u64, Reserved>, start: u64, end: u64) -> Option<(u64, Reserved)> {
+    let (&at, &found) = ranges.range(..=end).next_back()?;
     (found.end >= start).then_some((at, found))
 }
 
-/// Takes a stretch out of everything that holds a part of it.
-fn cut(all: &mut BTreeMap<u64, Held>, start: u64, end: u64) {
+/// Removes the addresses from `start` to `end` from all ranges.
+fn remove_range(ranges: &mut BTreeMap<u64, Reserved>, start: u64, end: u64) {
     if start == end {
         return;
     }
-    while let Some((&at, &held)) = all.range(..end).next_back() {
-        if held.end <= start {
+    while let Some((&at, &range)) = ranges.range(..end).next_back() {
+        if range.end <= start {
             return;
         }
-        all.remove(&at);
-        if held.end > end {
-            all.insert(end, Held { ..held });
+        ranges.remove(&at);
+        if range.end > end {
+            ranges.insert(end, Reserved { ..range });
         }
         if at < start {
-            all.insert(at, Held { end: start, ..held });
+            ranges.insert(at, Reserved { end: start, ..range });
             return;
         }
     }

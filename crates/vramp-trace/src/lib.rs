@@ -41,8 +41,8 @@
 //!
 //! A running allocator records into a [`History`], a ring of its last events.
 //!
-//! Feature `formats` (default): reading and writing files. Without it the crate has the trace types,
-//! [`Workload`] and [`History`], and depends on no parser or compressor.
+//! Feature `formats` (default): reading and writing files. Without it the crate has the trace
+//! types, [`Workload`] and [`History`], and depends on no parser or compressor.
 //!
 //! Deliberately absent: allocators and replay.
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! Call stacks, each text, frame and stack kept once.
+//! Call stacks. Each text, frame and stack is stored once.
 
 use std::hash::Hash;
 
@@ -6,14 +6,14 @@ use indexmap::IndexSet;
 
 use crate::StackId;
 
-/// One line of a call stack, innermost first in its stack.
+/// One frame of a call stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// The function.
+    /// Name of the function.
     pub name: &'a str,
-    /// Its file.
+    /// Source file.
     pub filename: &'a str,
-    /// The line in that file; 0 if unknown.
+    /// Line in that file; 0 if unknown.
     pub line: u32,
 }
 
@@ -24,18 +24,19 @@ pub(crate) struct FrameKey {
     pub line: u32,
 }
 
-/// Every call stack of a trace. Texts, frames and stacks are kept once, however often used.
+/// All call stacks of a trace. Texts, frames and stacks are interned.
 #[derive(Clone, Debug, Default)]
 pub struct Stacks {
     pub(crate) texts: IndexSet<Box<str>>,
     pub(crate) frames: IndexSet<FrameKey>,
     pub(crate) stacks: IndexSet<Box<[u32]>>,
-    /// The frames of the stack that is being looked up: kept, so that a known one costs no memory.
+    /// Frames of the stack that is being looked up. Kept, so that a lookup allocates no heap
+    /// memory.
     scratch: Vec<u32>,
 }
 
 impl PartialEq for Stacks {
-    /// Equal contents under equal ids: sets alone would forget the order.
+    /// Compares contents and ids. Equality of the sets alone would ignore the order.
     fn eq(&self, other: &Stacks) -> bool {
         self.texts.iter().eq(&other.texts)
             && self.frames.iter().eq(&other.frames)
@@ -44,22 +45,22 @@ impl PartialEq for Stacks {
 }
 
 impl Stacks {
-    /// How many different stacks there are.
+    /// Returns the number of different stacks.
     pub fn len(&self) -> usize {
         self.stacks.len()
     }
 
-    /// True if no event recorded who asked.
+    /// Returns true if there is no stack.
     pub fn is_empty(&self) -> bool {
         self.stacks.is_empty()
     }
 
-    /// The lines of a stack, innermost first. Empty if the id is of another trace.
+    /// Returns the frames of a stack, innermost first. Empty if the id is out of range.
     pub fn frames(&self, stack: StackId) -> impl Iterator<Item = Frame<'_>> {
         self.numbered(stack).map(|(_, frame)| frame)
     }
 
-    /// The lines of a stack, each with its number among all frames.
+    /// Returns the frames of a stack, each with its index among all frames.
     pub(crate) fn numbered(&self, stack: StackId) -> impl Iterator<Item = (usize, Frame<'_>)> {
         let frames = self.stacks.get_index(stack.index()).map_or(&[][..], |frames| &frames[..]);
         frames.iter().map(|&frame| (frame as usize, self.frame(frame)))
@@ -74,23 +75,23 @@ impl Stacks {
         }
     }
 
-    /// The id of the stack with these frames, or `None` if there are more than ids.
+    /// Interns a stack, innermost frame first. Returns its id, or `None` if all ids are used up.
     pub fn add<'a>(&mut self, frames: impl IntoIterator<Item = Frame<'a>>) -> Option<StackId> {
         self.add_up_to(usize::MAX, frames)
     }
 
-    /// As [`Stacks::add`], but adds no stack if there are `most` already. Takes heap memory only for
-    /// what is new.
+    /// As [`Stacks::add`], but adds no stack if there are `max` already. Allocates heap memory only
+    /// for a new stack.
     pub(crate) fn add_up_to<'a>(
         &mut self,
-        most: usize,
+        max: usize,
         frames: impl IntoIterator<Item = Frame<'a>>,
     ) -> Option<StackId> {
         let mut keys = std::mem::take(&mut self.scratch);
         keys.clear();
-        let is_full = self.stacks.len() >= most;
+        let is_full = self.stacks.len() >= max;
         for frame in frames {
-            // A stack with a frame that is not known is not known either.
+            // A stack with a new frame is new too.
             let found = if is_full { self.find_frame(frame) } else { self.add_frame(frame) };
             let Some(key) = found else {
                 self.scratch = keys;

@@ -1,4 +1,4 @@
-//! A recording as it was found, whatever file it came from.
+//! A recording, unchanged, whatever file it came from.
 
 use std::num::NonZeroU32;
 
@@ -6,8 +6,8 @@ use vramp_core::{Bytes, DeviceAddr};
 
 use crate::Stacks;
 
-/// Largest size in a recording: 64 PiB, so that the sum of a few hundred blocks fits in 64 bits. The
-/// largest address space in use is 128 PiB.
+/// Largest size in a recording: 64 PiB, so that the sum of a few hundred blocks fits in 64 bits.
+/// The largest address space in use is 128 PiB.
 pub(crate) const SIZE_MAX: u64 = 1 << 56;
 
 /// Returns `count` as a size, or `None` if it exceeds [`SIZE_MAX`].
@@ -15,36 +15,37 @@ pub(crate) fn size(count: u64) -> Option<Bytes> {
     (count <= SIZE_MAX).then(|| Bytes::new(count))
 }
 
-/// A recording of what a program asked of its GPUs.
+/// The memory events of a program on its GPUs, as recorded.
 ///
-/// Read one with `read_trace`; nothing here is repaired or reordered.
+/// Read one with `read_trace`. Nothing in it is repaired or reordered.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trace {
-    /// What people call it: the file's name without its endings. May be empty.
+    /// Name of the trace: the file's name without its extensions. May be empty.
     pub name: String,
-    /// How many devices the recording speaks of. Every event's device is below it.
+    /// Number of devices. The device of every event is below it.
     pub device_count: u32,
-    /// Raw stream numbers (`cudaStream_t` as an integer), each once. [`StreamIndex`] counts here.
+    /// Raw stream handles (`cudaStream_t` as an integer), without duplicates. Indexed by
+    /// [`StreamIndex`].
     pub streams: Vec<u64>,
-    /// Names of actions that [`EventKind`] has no name for. [`ActionId`] counts here.
+    /// Names of actions that [`EventKind`] has no variant for. Indexed by [`ActionId`].
     pub actions: Vec<String>,
-    /// All events: one device's history after the other, each in the order it was recorded.
+    /// All events, grouped by device; those of one device in the order of recording.
     pub events: Vec<Event>,
-    /// The call stacks that events and blocks point to.
+    /// Call stacks that events, segments and blocks refer to.
     pub stacks: Stacks,
-    /// The recorded allocator's settings in file order; nested ones are joined with a dot.
+    /// Settings of the recorded allocator in file order. Nested names are joined with a dot.
     pub allocator_settings: Vec<(String, String)>,
-    /// What the recorded allocator held when the recording was written, on all devices.
+    /// Segments of the recorded allocator at the end of the recording, on all devices.
     pub segments: Vec<Segment>,
 }
 
 impl Trace {
-    /// The raw number of a stream of this trace, or `None` if the index is not of this trace.
+    /// Returns the raw handle of a stream, or `None` if the index is out of range.
     pub fn raw_stream(&self, stream: StreamIndex) -> Option<u64> {
         self.streams.get(stream.0 as usize).copied()
     }
 
-    /// The recorded name of what an event did, such as `free_requested`.
+    /// Returns the recorded name of an event's kind, such as `free_requested`.
     pub fn action_name(&self, kind: EventKind) -> &str {
         match kind.known_name() {
             Some(name) => name,
@@ -58,43 +59,43 @@ impl Trace {
     }
 }
 
-/// A stream of a trace, counted in [`Trace::streams`].
+/// Index of a stream in [`Trace::streams`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamIndex(pub u32);
 
-/// An action without a name in [`EventKind`], counted in [`Trace::actions`].
+/// Index in [`Trace::actions`] of an action that [`EventKind`] has no variant for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ActionId(pub u16);
 
-/// A call stack, counted in [`Stacks`].
+/// Id of a call stack in [`Stacks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StackId(NonZeroU32);
 
 impl StackId {
-    /// The id of the stack at this place, or `None` past the 4,294,967,294th.
+    /// Returns the id of the stack at `index`, or `None` above 4,294,967,293.
     pub fn from_index(index: usize) -> Option<StackId> {
         let number = u32::try_from(index).ok()?.checked_add(1)?;
         NonZeroU32::new(number).map(StackId)
     }
 
-    /// The place of the stack in [`Stacks`].
+    /// Returns the index of the stack in [`Stacks`].
     pub fn index(self) -> usize {
         self.0.get() as usize - 1
     }
 }
 
-/// What an event did. The names are PyTorch's.
+/// Kind of an event. The names are PyTorch's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventKind {
-    /// A block was handed out.
+    /// A block was allocated.
     Alloc,
-    /// The program gave a block back; work on other streams may still use it.
+    /// The program freed a block. Work on other streams may still use it.
     FreeRequested,
-    /// Nothing uses the block any more.
+    /// All work on a freed block is complete.
     FreeCompleted,
-    /// The recorded allocator took memory from the driver.
+    /// The recorded allocator allocated a segment from the driver.
     SegmentAlloc,
-    /// The recorded allocator gave memory back to the driver.
+    /// The recorded allocator released a segment to the driver.
     SegmentFree,
     /// The recorded allocator mapped memory into a segment.
     SegmentMap,
@@ -102,16 +103,16 @@ pub enum EventKind {
     SegmentUnmap,
     /// The program took a snapshot.
     Snapshot,
-    /// A request failed: see [`Event::device_free`].
+    /// An allocation failed. See [`Event::device_free`].
     Oom,
-    /// A mark that the program set.
+    /// A mark set by the program.
     UserDefined,
-    /// Something this crate has no name for.
+    /// Any other action, by its recorded name.
     Unknown(ActionId),
 }
 
 impl EventKind {
-    /// Every kind with a fixed name, in the order in which `.vtrace` numbers them.
+    /// Every kind with a fixed name, in the order of their numbers in `.vtrace`.
     pub const NAMED: [EventKind; 10] = [
         EventKind::Alloc,
         EventKind::FreeRequested,
@@ -125,7 +126,7 @@ impl EventKind {
         EventKind::UserDefined,
     ];
 
-    /// The name that PyTorch writes, or `None` for an unknown action.
+    /// Returns the name that PyTorch writes, or `None` for an unknown action.
     pub const fn known_name(self) -> Option<&'static str> {
         Some(match self {
             EventKind::Alloc => "alloc",
@@ -143,84 +144,84 @@ impl EventKind {
     }
 }
 
-/// One line of a recording, in 40 bytes.
+/// One event of a recording, in 40 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// What happened.
     pub kind: EventKind,
     /// The device's ordinal.
     pub device: u16,
-    /// The stream it was asked on.
+    /// Stream of the request.
     pub stream: StreamIndex,
-    /// The address it is about. For [`EventKind::Oom`] this number is the memory that was free
-    /// on the card, or all ones if unknown: read it with [`Event::device_free`].
+    /// First address of the block or segment. For [`EventKind::Oom`] the number of bytes that were
+    /// free on the device, or all ones if unknown: read it with [`Event::device_free`].
     pub address: DeviceAddr,
-    /// How many bytes were asked for. May be zero.
+    /// Requested bytes. May be zero.
     pub size: Bytes,
-    /// Wall-clock time in microseconds since 1970, or since midnight of the first day where the
+    /// Wall-clock time in microseconds since 1970, or since midnight of the first day if the
     /// recording has no date. Zero if the recording has no times.
     pub time_us: u64,
-    /// Who asked, if recorded.
+    /// Call stack of the request, if recorded.
     pub stack: Option<StackId>,
 }
 
 const _: () = assert!(size_of::<Event>() <= 40, "a million events should not cost more than 40 MB");
 
 impl Event {
-    /// What stands in [`Event::address`] of an out-of-memory event that does not say how much
-    /// was free.
+    /// Value of [`Event::address`] in an out-of-memory event that does not record how much was
+    /// free.
     pub const UNKNOWN_FREE: DeviceAddr = DeviceAddr::new(u64::MAX);
 
-    /// Memory that was free on the card when a request failed, where the event is such a failure
-    /// and says it. What is too much to be an amount of memory, 2^56 bytes, says nothing.
+    /// Returns the bytes that were free on the device when an allocation failed. `None` for other
+    /// events, if unknown, and for numbers above 2^56.
     pub fn device_free(&self) -> Option<Bytes> {
         (self.kind == EventKind::Oom).then(|| size(self.address.number())).flatten()
     }
 }
 
-/// Memory that the recorded allocator held when the recording was written.
+/// A segment of the recorded allocator: one driver allocation, or one expandable address range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// The device's ordinal.
     pub device: u16,
-    /// The stream it serves.
+    /// Stream whose requests it serves.
     pub stream: StreamIndex,
-    /// Its first byte.
+    /// First address.
     pub address: DeviceAddr,
-    /// How much it takes on the card.
+    /// Bytes reserved on the device.
     pub total_size: Bytes,
     /// `large` or `small`, as recorded.
     pub segment_type: String,
-    /// True if it grows in place.
+    /// True if it can grow in place.
     pub is_expandable: bool,
-    /// Who made the allocator take it, if recorded.
+    /// Call stack of the request that made it, if recorded.
     pub stack: Option<StackId>,
-    /// Its parts in address order.
+    /// Blocks in address order.
     pub blocks: Vec<Block>,
 }
 
-/// A part of a segment.
+/// A block of a segment, allocated or free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Its first byte.
+    /// First address.
     pub address: DeviceAddr,
-    /// How many bytes it takes.
+    /// Bytes the block takes, rounding included.
     pub size: Bytes,
-    /// How many bytes were asked for, where recorded.
+    /// Requested bytes, if recorded.
     pub requested_size: Option<Bytes>,
-    /// Who holds it.
+    /// Whether it is allocated.
     pub state: BlockState,
-    /// Who asked for it, if recorded.
+    /// Call stack of the allocation, if recorded.
     pub stack: Option<StackId>,
 }
 
-/// Who holds a block.
+/// Whether a block is allocated, freed with work pending, or free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlockState {
-    /// The program.
+    /// Allocated.
     Active,
-    /// Nobody, but work on other streams may still use it.
+    /// Freed, while work on other streams may still use it.
     PendingFree,
-    /// Nobody.
+    /// Free.
     Inactive,
 }

@@ -1,11 +1,11 @@
-//! What a replay needs of a trace: requests on numbered blocks, for one device.
+//! The requests of one device, on numbered blocks, ready for a replay.
 //!
-//! Recordings begin in the middle and lose events. Life of a block here:
-//! 1. `Alloc`, or placed before the first event if the recording began later;
-//! 2. `Free`: the program is done with it (PyTorch's `free_requested`);
-//! 3. `FreeCompleted`: no stream touches it any more (`free_completed`).
+//! Recordings begin in the middle and lose events. The life of a block in a workload:
+//! 1. `Alloc`. A block that is older than the recording is allocated before the first event.
+//! 2. `Free`: the program frees it (PyTorch's `free_requested`).
+//! 3. `FreeCompleted`: no stream uses it any more (PyTorch's `free_completed`).
 //!
-//! Steps 2 and 3 may be missing at the end, never out of order, never twice.
+//! Each occurs at most once and in this order. The last two may be missing at the end.
 
 use std::collections::HashMap;
 
@@ -13,70 +13,69 @@ use vramp_core::{Bytes, DeviceAddr};
 
 use crate::{Block, BlockState, Event, EventKind, Repairs, StreamIndex, Trace};
 
-/// One thing a replay asks of an allocator. Blocks and streams are counted from zero within the
-/// workload.
+/// One request of a replay. Blocks and streams are numbered from zero within the workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Hand out `size` bytes (may be zero) on `stream` and call them `block`.
+    /// Allocate `size` bytes (may be zero) on `stream`, as block number `block`.
     Alloc {
-        /// The number of the block; each is allocated exactly once.
+        /// Number of the block. Each is allocated exactly once.
         block: u32,
-        /// How much was asked for, before any rounding.
+        /// Requested bytes, before any rounding.
         size: Bytes,
         /// Index into [`Workload::streams`].
         stream: u32,
     },
-    /// The program gives the block back; other streams may still work on it until `FreeCompleted`.
+    /// Free the block. Other streams may still use it until `FreeCompleted`.
     Free {
-        /// Which block.
+        /// Number of the block.
         block: u32,
     },
     /// All work on the freed block is complete.
     FreeCompleted {
-        /// Which block.
+        /// Number of the block.
         block: u32,
     },
-    /// The recorded allocator failed to hand out `size` bytes here.
+    /// The recorded allocator failed to allocate `size` bytes here.
     Oom {
-        /// How much was asked for.
+        /// Requested bytes.
         size: Bytes,
-        /// What was free on the card, where recorded.
+        /// Bytes that were free on the device, if recorded.
         device_free: Option<Bytes>,
         /// Index into [`Workload::streams`].
         stream: u32,
     },
 }
 
-/// What one device was asked for: a trace without addresses, ready to be replayed anywhere.
+/// The requests on one device of a trace, without addresses, for replay on any allocator.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
-    /// The trace's name.
+    /// Name of the trace.
     pub name: String,
     /// The device's ordinal in the trace.
     pub device: u32,
-    /// Raw stream numbers, in the order of their first request.
+    /// Raw stream handles, in the order of their first request.
     pub streams: Vec<u64>,
-    /// Everything asked, in order. Every `Free` follows its `Alloc`, every `FreeCompleted` its `Free`.
+    /// All requests in order. Every `Free` follows its `Alloc`, every `FreeCompleted` its `Free`.
     pub requests: Vec<Request>,
-    /// How many blocks there are; numbers run from zero, in the order of their `Alloc`.
+    /// Number of blocks. They are numbered from zero in the order of their `Alloc`.
     pub blocks: u32,
-    /// The highest sum of sizes of blocks between their `Alloc` and their `Free`.
+    /// Peak of the allocated bytes: the sizes of blocks between their `Alloc` and their `Free`.
     pub peak_live: Bytes,
-    /// The request that first reached the peak, an index into `requests`. Zero if there is none.
+    /// Index in `requests` of the request that first reached the peak. Zero if there is none.
     pub peak_live_request: usize,
-    /// What the recording left out.
+    /// Requests that were added or left out because the recording is incomplete.
     pub repairs: Repairs,
-    /// Where the first blocks lay: those held before the first event.
+    /// Addresses of the first blocks, which were allocated before the first event.
     earlier: Vec<DeviceAddr>,
-    /// For each request its event, or `NO_EVENT`. As long as `requests`.
+    /// Event of each request, or `NO_EVENT`. As long as `requests`.
     events: Vec<u32>,
 }
 
-/// Stands for the event of a request that was placed before the first event.
+/// Event of a request that was added before the first event.
 const NO_EVENT: u32 = u32::MAX;
 
 impl Workload {
-    /// What `device` was asked for in `trace`. Empty if the trace does not know the device.
+    /// Returns the requests on `device` in `trace`. Empty if the trace has no such device.
     ///
     /// O(events), one pass; about 36 bytes per request.
     pub fn from_trace(trace: &Trace, device: u32) -> Workload {
@@ -95,18 +94,19 @@ impl Workload {
         builder.finish(trace, device)
     }
 
-    /// The index in [`Trace::events`] of the event that a request came from, or `None` for a
-    /// request that was placed before the first event.
+    /// Returns the index in [`Trace::events`] of the event that a request came from, or `None` for
+    /// a request that was added before the first event.
     pub fn event_of(&self, request: usize) -> Option<usize> {
         self.events.get(request).filter(|&&event| event != NO_EVENT).map(|&event| event as usize)
     }
 
-    /// Where a block lay that was held before the first event; `None` for later ones.
+    /// Returns the address of a block that was allocated before the first event, `None` for later
+    /// ones.
     pub fn initial_address(&self, block: u32) -> Option<DeviceAddr> {
         self.earlier.get(block as usize).copied()
     }
 
-    /// The size of every block by its number. O(requests).
+    /// Returns the size of every block by its number. O(requests).
     pub fn block_sizes(&self) -> Vec<Bytes> {
         self.requests
             .iter()
@@ -125,25 +125,25 @@ enum State {
     Done,
 }
 
-/// What is known of the block last seen at an address.
-struct Known {
+/// The block last seen at an address.
+struct LastAt {
     block: u32,
     state: State,
 }
 
-/// A block that was there before the recording began.
+/// A block that was allocated before the recording began.
 struct Earlier {
     block: u32,
     size: Bytes,
     stream: StreamIndex,
-    /// Its free was requested before the recording began too.
+    /// True if its free was requested before the recording began too.
     freed: bool,
 }
 
 /// Numbers blocks in order of discovery; [`Builder::finish`] renumbers them in order of `Alloc`.
 #[derive(Default)]
 struct Builder {
-    known: HashMap<u64, Known>,
+    last_at: HashMap<u64, LastAt>,
     earlier: Vec<(u64, Earlier)>,
     requests: Vec<Request>,
     events: Vec<u32>,
@@ -174,8 +174,8 @@ impl Builder {
 
     fn alloc(&mut self, at: u32, event: &Event) {
         let block = self.new_block();
-        let known = Known { block, state: State::Live };
-        if let Some(before) = self.known.insert(event.address.number(), known) {
+        let known = LastAt { block, state: State::Live };
+        if let Some(before) = self.last_at.insert(event.address.number(), known) {
             match before.state {
                 State::Live => {
                     self.repairs.frees_lost += 1;
@@ -193,7 +193,7 @@ impl Builder {
     }
 
     fn free_requested(&mut self, at: u32, event: &Event) {
-        let block = match self.known.get_mut(&event.address.number()) {
+        let block = match self.last_at.get_mut(&event.address.number()) {
             Some(known) => {
                 if !matches!(known.state, State::Live) {
                     self.repairs.frees_repeated += 1;
@@ -211,7 +211,7 @@ impl Builder {
     }
 
     fn free_completed(&mut self, at: u32, event: &Event) {
-        let block = match self.known.get_mut(&event.address.number()) {
+        let block = match self.last_at.get_mut(&event.address.number()) {
             Some(known) => {
                 let before = std::mem::replace(&mut known.state, State::Done);
                 let block = known.block;
@@ -243,8 +243,8 @@ impl Builder {
             BlockState::Inactive => return,
         };
         let address = block.address.number();
-        match self.known.get(&address) {
-            Some(Known { state: State::Done, .. }) => self.repairs.blocks_unexplained += 1,
+        match self.last_at.get(&address) {
+            Some(LastAt { state: State::Done, .. }) => self.repairs.blocks_unexplained += 1,
             Some(_) => {}
             None => {
                 self.repairs.blocks_known_from_segments += 1;
@@ -252,7 +252,7 @@ impl Builder {
                 let size = block.requested_size.unwrap_or(block.size);
                 self.earlier.push((address, Earlier { block: number, size, stream, freed }));
                 let state = if freed { State::Pending } else { State::Live };
-                self.known.insert(address, Known { block: number, state });
+                self.last_at.insert(address, LastAt { block: number, state });
             }
         }
     }
@@ -262,7 +262,7 @@ impl Builder {
         let address = event.address.number();
         let earlier = Earlier { block, size: event.size, stream: event.stream, freed };
         self.earlier.push((address, earlier));
-        self.known.insert(address, Known { block, state });
+        self.last_at.insert(address, LastAt { block, state });
         block
     }
 
@@ -277,7 +277,7 @@ impl Builder {
         self.events.push(event);
     }
 
-    /// Puts what was there before the recording in front, in address order, and gives blocks and
+    /// Puts the blocks from before the recording in front, in address order, and gives blocks and
     /// streams their final numbers.
     fn finish(mut self, trace: &Trace, device: u32) -> Workload {
         let mut requests = Vec::with_capacity(self.requests.len() + self.earlier.len());
@@ -310,7 +310,7 @@ impl Builder {
 }
 
 /// Numbers blocks in the order of their `Alloc`, and streams in the order of their first use.
-/// Returns the raw numbers of the streams.
+/// Returns the raw handles of the streams.
 fn renumber(requests: &mut [Request], blocks: u32, trace: &Trace) -> Vec<u64> {
     let mut new_block = vec![0u32; blocks as usize];
     let mut next_block = 0;
@@ -339,8 +339,8 @@ fn renumber(requests: &mut [Request], blocks: u32, trace: &Trace) -> Vec<u64> {
     raw
 }
 
-/// The highest sum of live sizes and the request that first reached it. Counted in 128 bits,
-/// because nothing stops a broken recording from asking for more than there are addresses.
+/// Returns the peak of the allocated bytes and the request that first reached it. Counts in 128
+/// bits, because a broken recording may request more than the address space.
 fn peak(requests: &[Request], blocks: u32) -> (Bytes, usize) {
     let mut sizes: Vec<u64> = Vec::with_capacity(blocks as usize);
     let (mut live, mut peak, mut peak_at) = (0u128, 0u128, 0);

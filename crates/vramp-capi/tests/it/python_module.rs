@@ -15,13 +15,12 @@ fn the_scripts_for_a_machine_with_a_card_name_what_is_missing() {
 
 /// Runs a Python program of the tests, which prints "passed" at its end.
 fn passes(program: &str) {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let root = own.join("../..");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python");
     let library = std::env::current_exe().expect("a test knows where it is");
     let output = Command::new("python3")
         .arg("-B")
-        .arg(own.join("tests/python").join(program))
-        .arg(&root)
+        .arg(folder.join(program))
+        .arg(folder.join("repository"))
         .env("VRAMP_LIBRARY", library.with_file_name("libvramp_capi.so"))
         .env("VRAMP_DEVICE", "sim:h200")
         .env_remove("VRAMP_CONF")

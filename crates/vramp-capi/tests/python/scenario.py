@@ -133,7 +133,7 @@ path = os.path.join(root, "bench/torch-workloads.py")
 spec = importlib.util.spec_from_file_location("driver", path)
 driver = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(driver)
-workloads = os.path.join(root, "crates/vramp-capi/tests/python/workloads.py")
+workloads = os.path.join(os.path.dirname(os.path.abspath(__file__)), "workloads.py")
 assert driver.names_in(workloads) == ["small"]
 args = types.SimpleNamespace(workloads=workloads, names=["small"], allocator="vramp", steps=4, limit=0)
 printed = io.StringIO()

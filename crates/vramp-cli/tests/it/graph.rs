@@ -209,7 +209,7 @@ fn wrong_input_is_told_with_what_to_do() {
     for (args, words) in [
         (vec!["no/such.pickle"], vec!["no/such.pickle", "No such file"]),
         (vec!["examples/traces"], vec!["is a folder"]),
-        (vec![&noise], vec!["noise.pickle", "not a known trace format"]),
+        (vec![&noise], vec!["noise.pickle", "unknown trace format"]),
         (vec![&idle], vec!["asks for no memory", "before the capture begins"]),
         (vec![&nothing], vec!["asks for no memory"]),
         (vec![&huge], vec!["'huge' asks for more than", "--window"]),

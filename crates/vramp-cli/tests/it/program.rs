@@ -183,7 +183,7 @@ fn wrong_input_is_one_clear_sentence() {
         (vec!["replay", "no/such.pickle"], vec!["no/such.pickle", "No such file"]),
         (vec!["replay", "examples/traces"], vec!["examples/traces", "is a folder"]),
         (vec!["replay", &empty], vec!["empty.pickle", "the file is empty"]),
-        (vec!["replay", &noise], vec!["noise.pickle", "not a known trace format"]),
+        (vec!["replay", &noise], vec!["noise.pickle", "unknown trace format"]),
         (vec!["replay", &idle], vec!["idle.csv"]),
         (vec!["replay", &cut], vec!["cut.pickle.gz"]),
         (vec!["convert", GNN, &out], vec!["out.txt", ".vtrace, .pickle, .perfetto.json", "--to"]),

@@ -1,16 +1,16 @@
-//! What a disk can answer instead of doing what it was asked.
+//! Errors of files and engines.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use vramp_core::Bytes;
 
-/// An error number of the kernel.
+/// An error number of the kernel (`errno`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OsCode(pub i32);
 
 impl OsCode {
-    /// What a call of the standard library ran into.
+    /// Returns the error number of an error of the standard library, `EIO` if it has none.
     pub fn of(error: &std::io::Error) -> OsCode {
         OsCode(error.raw_os_error().unwrap_or(libc::EIO))
     }
@@ -19,8 +19,8 @@ impl OsCode {
         OsCode::of(&std::io::Error::last_os_error())
     }
 
-    /// True for a call that may succeed if it is simply made again.
-    pub(super) fn is_passing(self) -> bool {
+    /// Returns true if the call may succeed when it is repeated.
+    pub(super) fn is_transient(self) -> bool {
         self.0 == libc::EINTR || self.0 == libc::EAGAIN
     }
 }
@@ -37,23 +37,23 @@ impl fmt::Display for OsCode {
     }
 }
 
-/// What kind of failure it was, and so what can be done about it.
+/// Kind of a disk error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DiskErrorKind {
-    /// No blocks are left, or no quota, or the file may not be so large.
+    /// The disk is full, the quota is used up, or the file size limit is reached.
     Full,
-    /// The disk could not read or write these blocks.
+    /// The disk could not read or write the blocks.
     Media,
-    /// The file ends before the bytes that were asked for, or takes no more.
+    /// The file is shorter than expected.
     Short,
     /// The directory does not exist.
     Missing,
-    /// The process may not do this here.
+    /// Permission is denied.
     Denied,
-    /// Something else has this name.
+    /// A file of this name exists.
     Exists,
-    /// Anything else.
+    /// Any other error.
     Other,
 }
 
@@ -76,41 +76,43 @@ impl DiskErrorKind {
             DiskErrorKind::Full => {
                 "free space there, raise the quota or `ulimit -f`, or use another disk"
             }
-            DiskErrorKind::Media => "the disk is failing: look at the kernel's log, use another",
-            DiskErrorKind::Short => "somebody cut the file: keep others out of the directory",
-            DiskErrorKind::Missing => "make the directory first",
-            DiskErrorKind::Denied => "use a directory that this process may write",
-            DiskErrorKind::Exists => "keep others out of the directory",
+            DiskErrorKind::Media => {
+                "the disk is failing: check the kernel log and use another disk"
+            }
+            DiskErrorKind::Short => "another process truncated the file: use a private directory",
+            DiskErrorKind::Missing => "create the directory first",
+            DiskErrorKind::Denied => "use a directory that this process can write",
+            DiskErrorKind::Exists => "use a directory that no other program writes",
             DiskErrorKind::Other => "use a directory on a local disk",
         }
     }
 }
 
-/// A file could not do what it was asked.
+/// An operation on a file failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}: {len} from {offset} on: {what} ({code}): {}", .file.display(), .kind.hint())]
+#[error("{}: {what} {len} at offset {offset} failed ({code}): {}", .file.display(), .kind.hint())]
 pub struct DiskError {
-    /// What kind of failure.
+    /// Kind of the error.
     pub kind: DiskErrorKind,
-    /// What was being done.
+    /// Operation that failed.
     pub what: &'static str,
-    /// Which file.
+    /// Path of the file.
     pub file: PathBuf,
-    /// Where in it.
+    /// Offset of the operation.
     pub offset: Bytes,
-    /// How many bytes were asked for.
+    /// Length of the operation.
     pub len: Bytes,
-    /// What the kernel said.
+    /// Error number of the kernel.
     pub code: OsCode,
 }
 
 impl DiskError {
-    /// A failure of the whole file.
+    /// Returns the error of an operation on the whole file.
     pub fn of_file(what: &'static str, file: &Path, code: OsCode) -> DiskError {
         DiskError::at(what, file, Bytes::ZERO, Bytes::ZERO, code)
     }
 
-    /// A failure in one place of a file.
+    /// Returns the error of an operation on a range of the file.
     pub fn at(
         what: &'static str,
         file: &Path,
@@ -122,15 +124,15 @@ impl DiskError {
     }
 }
 
-/// The kernel does not offer an engine.
+/// The kernel does not support or allow an engine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{engine} cannot be used ({code}): choose the threads, or allow it (kernel.io_uring_disabled, \
-     the container's seccomp profile)"
+    "{engine} is not available ({code}): use the threads engine, or allow io_uring \
+     (kernel.io_uring_disabled, the container's seccomp profile)"
 )]
 pub struct IoUnavailable {
-    /// Which engine.
+    /// Name of the engine.
     pub engine: &'static str,
-    /// What the kernel said.
+    /// Error number of the kernel.
     pub code: OsCode,
 }

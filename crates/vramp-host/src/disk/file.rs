@@ -1,4 +1,4 @@
-//! One file of whole blocks, owned by this process as long as it is open.
+//! A file of whole blocks that this process owns while it is open.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::os::fd::{AsRawFd, RawFd};
@@ -13,16 +13,16 @@ use super::progress::{Next, Progress};
 use super::{Direction, DiskError, DiskErrorKind, OsCode};
 use crate::{HostMemory, HostSpan, PageKind};
 
-/// What offsets, lengths and memory are multiples of: what every disk in use is content with.
+/// Alignment of offsets, lengths and memory. No disk in use needs more.
 pub const DISK_BLOCK: Bytes = Bytes::kib(4);
 
-/// The most that is asked of one call. The kernel moves less than 2 GiB.
-pub(super) const CALL_MOST: Bytes = Bytes::gib(1);
+/// Maximum bytes of one system call. The kernel moves less than 2 GiB.
+pub(super) const MAX_CALL: Bytes = Bytes::gib(1);
 
-/// A file that this process made, holds locked, and unlinks when it is dropped.
+/// A file that this process created, keeps locked, and unlinks when it is dropped.
 ///
-/// The lock (`flock`) ends with the process, however that ends: a file by our name that can be
-/// locked is nobody's.
+/// The lock (`flock`) ends with the process. A file with a name of vramp that can be locked was
+/// left behind by a process that ended.
 #[derive(Debug)]
 pub struct DirectFile {
     file: File,
@@ -32,27 +32,25 @@ pub struct DirectFile {
 }
 
 impl DirectFile {
-    /// Makes an empty file, which only this user may read. Past the page cache where the
-    /// filesystem does that in blocks of 4 KiB, through it elsewhere
-    /// ([`is_direct`](DirectFile::is_direct)). Some system calls.
+    /// Creates an empty file that only this user can read. It bypasses the page cache if the
+    /// filesystem supports that in blocks of 4 KiB ([`is_direct`](DirectFile::is_direct)).
     ///
     /// # Errors
-    /// The file cannot be made or locked, or there is one of that name.
+    /// The file exists, or cannot be created or locked.
     pub fn create(path: &Path) -> Result<DirectFile, DiskError> {
         let made = options().create_new(true).custom_flags(libc::O_NOFOLLOW).open(path);
         let file = made
             .map_err(|error| DiskError::of_file("creating the file", path, OsCode::of(&error)))?;
         let file = DirectFile::own(file, path, true)?;
-        // Whoever sweeps the directory may have met the file before it was locked.
+        // Another process that removes abandoned files may have unlinked it before it was locked.
         match file.file.metadata() {
             Ok(known) if known.nlink() > 0 => Ok(file),
             _ => Err(DiskError::of_file("locking the file", path, OsCode(libc::EEXIST))),
         }
     }
 
-    /// The same without a name: nothing of it is left when this process ends, however it ends.
-    /// Where the filesystem has no such files, it has its name for a moment. `path` is what errors
-    /// call it.
+    /// Creates a file without a name, which never outlives the process. On a filesystem without
+    /// `O_TMPFILE` the file has its name for a moment. Errors refer to it by `path`.
     ///
     /// # Errors
     /// As [`create`](DirectFile::create).
@@ -69,7 +67,7 @@ impl DirectFile {
     }
 
     fn own(file: File, path: &Path, named: bool) -> Result<DirectFile, DiskError> {
-        // From here on the file has an owner who removes it.
+        // From here on `file` owns the file and removes it.
         let named = AtomicBool::new(named);
         let mut file = DirectFile { file, path: path.into(), direct: false, named };
         file.file.try_lock().map_err(|why| {
@@ -83,8 +81,8 @@ impl DirectFile {
         Ok(file)
     }
 
-    /// Past the page cache from here on, if that works in our blocks. The flag is set on the open
-    /// file, for a filesystem that refuses it while opening may leave a file behind.
+    /// Sets `O_DIRECT` if it works in blocks of 4 KiB, and returns whether it is set. Not set by
+    /// `open`, because a filesystem that refuses it there may leave a file behind.
     fn bypass_cache(&self) -> bool {
         let asked = StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN;
         if let Ok(known) = rustix::fs::statx(&self.file, "", AtFlags::EMPTY_PATH, asked)
@@ -100,18 +98,18 @@ impl DirectFile {
             .is_ok()
     }
 
-    /// Gets the blocks for `len` bytes. What the filesystem cannot promise is written as zeros.
+    /// Allocates the blocks for `len` bytes. Writes zeros if the filesystem cannot preallocate.
     ///
     /// # Errors
-    /// There are not so many. The file may have some of them.
+    /// The disk is full. Some blocks may be allocated.
     pub fn preallocate(&self, len: Bytes) -> Result<(), DiskError> {
-        let failed = |code| DiskError::at("getting its blocks", &self.path, Bytes::ZERO, len, code);
-        // The kernel kills a process that asks for larger files than its limit.
+        let failed = |code| DiskError::at("preallocating", &self.path, Bytes::ZERO, len, code);
+        // The kernel kills a process that exceeds its file size limit.
         let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
         if limit.is_some_and(|limit| len.count() > limit) {
             return Err(failed(OsCode(libc::EFBIG)));
         }
-        // Some filesystems take all blocks there are before they find them too few.
+        // Some filesystems allocate all free blocks before they fail.
         let stats = rustix::fs::fstatvfs(&self.file).map_err(|code| failed(code.into()))?;
         if len.count() > stats.f_bavail.saturating_mul(stats.f_frsize) {
             return Err(failed(OsCode(libc::ENOSPC)));
@@ -130,22 +128,23 @@ impl DirectFile {
     fn write_zeros(&self, len: Bytes) -> Result<(), DiskError> {
         let page = HostMemory::new(Bytes::mib(1), None, PageKind::Small);
         let zeros = page.map_err(|_| {
-            DiskError::of_file("getting memory of zeros", &self.path, OsCode(libc::ENOMEM))
+            DiskError::of_file("allocating memory to preallocate", &self.path, OsCode(libc::ENOMEM))
         })?;
         let mut at = Bytes::ZERO;
         while at < len {
             let now = (len - at).min(zeros.len());
-            let span = HostSpan::new(&zeros, Bytes::ZERO, now).expect("no more than there is");
+            let span = HostSpan::new(&zeros, Bytes::ZERO, now)
+                .expect("`now` is at most the size of the memory");
             self.transfer_now(Direction::Write, at, &span)?;
             at += now;
         }
         Ok(())
     }
 
-    /// Moves all of `span` in this thread, for the little that happens before there is an engine.
+    /// Transfers all of `span` in the calling thread.
     ///
     /// # Errors
-    /// What the disk says. Some of it may have moved.
+    /// The read or write fails. Some bytes may have been transferred.
     pub fn transfer_now(
         &self,
         direction: Direction,
@@ -154,10 +153,10 @@ impl DirectFile {
     ) -> Result<(), DiskError> {
         let mut progress = Progress::new(span.len());
         loop {
-            let part = part_left(span, &progress);
+            let part = next_part(span, &progress);
             let answer = self.call(direction, offset + progress.moved, &part);
-            match progress.note(direction, answer) {
-                Next::Again => {}
+            match progress.record(direction, answer) {
+                Next::Continue => {}
                 Next::Done => return Ok(()),
                 Next::Failed(code) => {
                     return Err(self.failed(direction, offset, span.len(), code));
@@ -166,7 +165,7 @@ impl DirectFile {
         }
     }
 
-    /// One call of the kernel.
+    /// Makes one system call.
     pub(super) fn call(
         &self,
         direction: Direction,
@@ -176,7 +175,7 @@ impl DirectFile {
         let (fd, at) = (self.raw(), offset.count() as i64);
         let (start, len) = (span.as_ptr().cast::<libc::c_void>(), span.len().count() as usize);
         let moved = match direction {
-            // SAFETY: the span lies in memory that it keeps alive, and no reference points there.
+            // SAFETY: the span keeps its memory alive, and no reference points there.
             Direction::Read => unsafe { libc::pread(fd, start, len, at) },
             // SAFETY: as above.
             Direction::Write => unsafe { libc::pwrite(fd, start, len, at) },
@@ -184,7 +183,7 @@ impl DirectFile {
         u64::try_from(moved).map(Bytes::new).map_err(|_| OsCode::last())
     }
 
-    /// `code` is `None` where the file ended.
+    /// Returns the error of a transfer. `code` is `None` at the end of the file.
     pub(super) fn failed(
         &self,
         direction: Direction,
@@ -200,10 +199,10 @@ impl DirectFile {
         }
     }
 
-    /// Takes its name away now, if it has one.
+    /// Unlinks the file, if it has a name.
     ///
     /// # Errors
-    /// The directory refuses.
+    /// The kernel refuses.
     pub fn unlink(&self) -> Result<(), DiskError> {
         if !self.named.swap(false, Ordering::Relaxed) {
             return Ok(());
@@ -212,31 +211,31 @@ impl DirectFile {
             .map_err(|error| DiskError::of_file("unlinking", &self.path, OsCode::of(&error)))
     }
 
-    /// How many bytes it has blocks for, at most, as its length says.
+    /// Returns the length of the file.
     ///
     /// # Errors
-    /// The file cannot be asked.
+    /// The metadata cannot be read.
     pub fn len(&self) -> Result<Bytes, DiskError> {
         let known = self.file.metadata();
         known.map(|known| Bytes::new(known.len())).map_err(|error| {
-            DiskError::of_file("asking for its length", &self.path, OsCode::of(&error))
+            DiskError::of_file("reading the length of", &self.path, OsCode::of(&error))
         })
     }
 
-    /// True if nothing was written or preallocated yet.
+    /// Returns true if the length is zero.
     ///
     /// # Errors
-    /// The file cannot be asked.
+    /// The metadata cannot be read.
     pub fn is_empty(&self) -> Result<bool, DiskError> {
         Ok(self.len()?.is_zero())
     }
 
-    /// The name it was made by.
+    /// Returns the path it was created with.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// True if transfers go past the page cache.
+    /// Returns true if transfers bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.direct
     }
@@ -248,7 +247,7 @@ impl DirectFile {
 
 impl Drop for DirectFile {
     fn drop(&mut self) {
-        // Nobody is left who could be told; the next sweep finds it.
+        // `drop` cannot return an error. A later search for abandoned files removes the file.
         let _ = self.unlink();
     }
 }
@@ -259,9 +258,9 @@ fn options() -> OpenOptions {
     options
 }
 
-/// What one call is asked for.
-pub(super) fn part_left(span: &HostSpan, progress: &Progress) -> HostSpan {
-    let now = progress.left().min(CALL_MOST);
+/// Returns the part of `span` that the next call transfers.
+pub(super) fn next_part(span: &HostSpan, progress: &Progress) -> HostSpan {
+    let now = progress.left().min(MAX_CALL);
     span.part(progress.moved, now).expect("no more is moved than the span holds")
 }
 
@@ -302,14 +301,14 @@ mod tests {
         assert!(File::open(&path).unwrap().try_lock().is_err());
         file.unlink().unwrap();
         assert!(!path.exists());
-        // The name may be somebody else's by now.
-        std::fs::write(&path, "theirs").unwrap();
+        // Another process may use the name by now.
+        std::fs::write(&path, "other").unwrap();
         drop(file);
         assert!(path.exists());
     }
 
     #[test]
-    fn a_hidden_file_never_has_a_name_and_keeps_what_is_written() {
+    fn an_unnamed_file_never_has_a_name_and_keeps_what_is_written() {
         let dir = tempfile::tempdir().unwrap();
         let file = DirectFile::create_unnamed(&dir.path().join("a")).unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
@@ -348,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_that_will_not_do_are_named() {
+    fn errors_name_the_file_and_its_missing_directory() {
         let dir = tempfile::tempdir().unwrap();
         let missing = DirectFile::create(&dir.path().join("no/a")).unwrap_err();
         assert_eq!(missing.kind, DiskErrorKind::Missing);

@@ -1,4 +1,4 @@
-//! The seam between what is to be moved and who moves it. Tests put failing disks here.
+//! The interface of engines. Tests implement it with failing disks.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use vramp_core::Bytes;
 use super::{DirectFile, DiskError, OsCode};
 use crate::HostSpan;
 
-/// Which way bytes move.
+/// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// From the file into memory.
@@ -25,40 +25,40 @@ impl Direction {
     }
 }
 
-/// Told once how many bytes one call of the kernel moved, or why none. Called in a thread of the
-/// engine, which waits meanwhile: it shall be quick, and may submit more.
+/// Called once with the number of bytes that one system call moved, or its error. It runs in a
+/// thread of the engine, so it must be quick. It may submit more requests.
 pub type IoCompletion = Box<dyn FnOnce(Result<Bytes, OsCode>) + Send>;
 
-/// One call of the kernel.
+/// One read or write system call.
 pub struct IoRequest {
-    /// Which file.
+    /// The file.
     pub file: Arc<DirectFile>,
-    /// Where in it. A whole number of [`DISK_BLOCK`](super::DISK_BLOCK)s where the file is direct.
+    /// Offset in the file. A multiple of [`DISK_BLOCK`](super::DISK_BLOCK) if the file is direct.
     pub offset: Bytes,
-    /// The memory, kept alive until the answer. Aligned as the offset.
+    /// Memory to read into or write from, kept alive until completion. Aligned as the offset.
     pub span: HostSpan,
-    /// Which way.
+    /// Direction of the transfer.
     pub direction: Direction,
-    /// Who is told.
+    /// Called on completion.
     pub done: IoCompletion,
 }
 
-/// Moves bytes between files and host memory, many requests at once and in no order.
+/// An engine that moves bytes between files and host memory. Requests complete in any order.
 pub trait BlockIo: Send + Sync {
-    /// Its name in tables and errors.
+    /// Returns its name for tables and errors.
     fn name(&self) -> &'static str;
 
-    /// How many requests it works on at the same time. More wait in it.
+    /// Returns the number of requests in flight at the same time. More requests are queued.
     fn depth(&self) -> usize;
 
-    /// Queues one call of the kernel for each request, and returns before they are done. Each is
-    /// answered exactly once, also when the engine is dropped meanwhile.
+    /// Queues one system call for each request and returns before they complete. Each completes
+    /// exactly once, even if the engine is dropped before.
     fn submit(&self, batch: Vec<IoRequest>);
 
-    /// Gets the blocks for `len` bytes of a file, so that no write can run out of them.
+    /// Allocates the blocks for `len` bytes of a file, so that no write can find the disk full.
     ///
     /// # Errors
-    /// There are not so many.
+    /// The disk is full.
     fn preallocate(&self, file: &DirectFile, len: Bytes) -> Result<(), DiskError> {
         file.preallocate(len)
     }

@@ -4,15 +4,15 @@
 //!
 //! 1. [`open_io`] opens an engine, a [`BlockIo`]: [`UringIo`] where the kernel allows it,
 //!    [`ThreadIo`] elsewhere.
-//! 2. [`DirectFile::create`] makes a file that no other living process takes for abandoned, and
-//!    [`BlockIo::preallocate`] gets its blocks before any data is entrusted to it.
-//! 3. [`submit_transfers`] hands [`FileTransfer`]s to the engine. What a single call of the kernel moved may
-//!    be short, or interrupted: the rest is asked for again.
-//! 4. Each transfer is answered once, in a thread of the engine: all bytes moved, or a
-//!    [`DiskError`] that names file, place and cause.
-//! 5. A file loses its name with its last handle, and an engine ends when all is answered.
+//! 2. [`DirectFile::create`] creates a locked file, and [`BlockIo::preallocate`] allocates its
+//!    blocks before any data is written.
+//! 3. [`submit_transfers`] passes [`FileTransfer`]s to the engine. After a short or interrupted
+//!    system call the rest is submitted again.
+//! 4. Each transfer completes once, in a thread of the engine: with all bytes moved, or with a
+//!    [`DiskError`] that has file, offset and cause.
+//! 5. A file is unlinked with its last handle. A dropped engine completes all requests, then ends.
 //!
-//! Deliberately absent: which bytes lie where, checksums, budgets, and caching.
+//! Deliberately absent: the layout of files, checksums, budgets and caching.
 
 mod error;
 mod file;

@@ -1,10 +1,10 @@
-//! Which engine.
+//! Opens an engine.
 
 use std::sync::Arc;
 
 use super::{BlockIo, IoUnavailable, ThreadIo, UringIo};
 
-/// Which engine moves the bytes.
+/// Choice of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoChoice {
     /// io_uring where the kernel allows it, threads elsewhere.
@@ -16,18 +16,18 @@ pub enum IoChoice {
     Threads,
 }
 
-/// An engine.
+/// An open engine.
 pub struct OpenedIo {
-    /// It.
+    /// The engine.
     pub io: Arc<dyn BlockIo>,
-    /// Why it is not io_uring, where that would have been chosen.
+    /// Why io_uring is not available, if [`IoChoice::Auto`] fell back to threads.
     pub fell_back: Option<IoUnavailable>,
 }
 
-/// Opens an engine that works on `depth` requests at the same time, from 1 to 64.
+/// Opens an engine with up to `depth` requests in flight, from 1 to 64.
 ///
 /// # Errors
-/// The kernel does not offer what was chosen.
+/// The chosen engine is not available.
 pub fn open_io(choice: IoChoice, depth: usize) -> Result<OpenedIo, IoUnavailable> {
     let depth = depth.clamp(1, 64);
     let threads = |fell_back| Ok(OpenedIo { io: Arc::new(ThreadIo::new(depth)?), fell_back });

@@ -1,13 +1,13 @@
-//! How far a transfer has come, whatever the kernel answers.
+//! Progress of a transfer over short, interrupted and failed system calls.
 
 use vramp_core::Bytes;
 
 use super::{DISK_BLOCK, Direction, OsCode};
 
-/// Calls in a row that may move nothing before a transfer is given up.
-const IDLE_CALLS_MOST: u32 = 100;
+/// Consecutive calls without progress after which a transfer fails.
+const MAX_IDLE_CALLS: u32 = 100;
 
-/// One transfer under way.
+/// Progress of one transfer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Progress {
     pub moved: Bytes,
@@ -15,14 +15,14 @@ pub(super) struct Progress {
     idle_calls: u32,
 }
 
-/// What to do after one call.
+/// What to do after a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Ask for what is left.
-    Again,
-    /// Nothing is left.
+    /// Submit the rest.
+    Continue,
+    /// All bytes are transferred.
     Done,
-    /// No further call will help. `None`: the file ends here.
+    /// The transfer fails. `None` at the end of the file.
     Failed(Option<OsCode>),
 }
 
@@ -35,13 +35,14 @@ impl Progress {
         self.len - self.moved
     }
 
-    /// Notes what one call for some of what is left answered.
-    pub fn note(&mut self, direction: Direction, answer: Result<Bytes, OsCode>) -> Next {
+    /// Records the result of a call and returns what to do next.
+    pub fn record(&mut self, direction: Direction, answer: Result<Bytes, OsCode>) -> Next {
         let before = self.moved;
         let stuck = match answer {
             Ok(moved) => {
                 let moved = (self.moved + moved).min(self.len);
-                // Direct calls begin at whole blocks: what is left of a torn one moves again.
+                // Direct calls begin at block boundaries, so a partly transferred block is
+                // repeated.
                 let whole = moved == self.len;
                 self.moved = if whole { moved } else { moved.round_down(DISK_BLOCK) };
                 if whole {
@@ -52,12 +53,12 @@ impl Progress {
                 }
                 None
             }
-            Err(code) if code.is_passing() => Some(code),
+            Err(code) if code.is_transient() => Some(code),
             Err(code) => return Next::Failed(Some(code)),
         };
         self.idle_calls = if self.moved > before { 0 } else { self.idle_calls + 1 };
-        match self.idle_calls < IDLE_CALLS_MOST {
-            true => Next::Again,
+        match self.idle_calls < MAX_IDLE_CALLS {
+            true => Next::Continue,
             false => Next::Failed(stuck),
         }
     }
@@ -77,30 +78,30 @@ mod tests {
     #[test]
     fn short_and_interrupted_calls_go_on_where_they_stopped() {
         let mut progress = Progress::new(Bytes::kib(64));
-        assert_eq!(progress.note(WRITE, moved(20)), Next::Again);
-        assert_eq!(progress.note(WRITE, Err(OsCode(libc::EINTR))), Next::Again);
-        assert_eq!(progress.note(WRITE, Err(OsCode(libc::EAGAIN))), Next::Again);
+        assert_eq!(progress.record(WRITE, moved(20)), Next::Continue);
+        assert_eq!(progress.record(WRITE, Err(OsCode(libc::EINTR))), Next::Continue);
+        assert_eq!(progress.record(WRITE, Err(OsCode(libc::EAGAIN))), Next::Continue);
         assert_eq!(progress.moved, Bytes::kib(20));
-        assert_eq!(progress.note(WRITE, moved(44)), Next::Done);
+        assert_eq!(progress.record(WRITE, moved(44)), Next::Done);
     }
 
     #[test]
     fn a_torn_block_moves_again_as_a_whole() {
         let mut progress = Progress::new(Bytes::kib(12));
-        assert_eq!(progress.note(READ, Ok(Bytes::new(5000))), Next::Again);
+        assert_eq!(progress.record(READ, Ok(Bytes::new(5000))), Next::Continue);
         assert_eq!(progress.moved, DISK_BLOCK);
-        // The end of a length that is no whole number of blocks is no tear.
+        // The last block of an unaligned length is complete.
         let mut progress = Progress::new(Bytes::new(5000));
-        assert_eq!(progress.note(READ, Ok(Bytes::new(5000))), Next::Done);
+        assert_eq!(progress.record(READ, Ok(Bytes::new(5000))), Next::Done);
     }
 
     #[test]
     fn a_file_that_ends_early_and_calls_that_never_succeed_end_the_transfer() {
         let mut progress = Progress::new(Bytes::kib(8));
-        assert_eq!(progress.note(READ, moved(0)), Next::Failed(None));
+        assert_eq!(progress.record(READ, moved(0)), Next::Failed(None));
         let forever = |answer: Result<Bytes, OsCode>| {
             let mut progress = Progress::new(Bytes::kib(8));
-            (0..1000).map(|_| progress.note(WRITE, answer)).find(|next| *next != Next::Again)
+            (0..1000).map(|_| progress.record(WRITE, answer)).find(|next| *next != Next::Continue)
         };
         assert_eq!(forever(moved(0)), Some(Next::Failed(None)));
         let interrupted = OsCode(libc::EINTR);
@@ -111,6 +112,6 @@ mod tests {
     fn a_failed_call_ends_the_transfer_at_once() {
         let mut progress = Progress::new(Bytes::kib(8));
         let broken = OsCode(libc::EIO);
-        assert_eq!(progress.note(READ, Err(broken)), Next::Failed(Some(broken)));
+        assert_eq!(progress.record(READ, Err(broken)), Next::Failed(Some(broken)));
     }
 }

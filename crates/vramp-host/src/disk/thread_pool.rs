@@ -1,4 +1,4 @@
-//! A few threads that do one thing after the other.
+//! A thread pool.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Threads that wait for work. When this is dropped they do what is left, and end.
+/// Threads that run jobs from one queue. Dropping the pool runs all queued jobs, then ends it.
 #[derive(Debug)]
 pub struct ThreadPool {
     queue: Arc<Queue>,
@@ -17,7 +17,7 @@ pub struct ThreadPool {
 #[derive(Default)]
 struct Queue {
     state: Mutex<State>,
-    news: Condvar,
+    changed: Condvar,
 }
 
 #[derive(Default)]
@@ -36,13 +36,13 @@ impl Queue {
         loop {
             if let Some(job) = state.jobs.pop_front() {
                 drop(state);
-                // What a job has to say it says itself; a panic must not end the thread.
+                // A panic in a job must not end the thread.
                 let _ = catch_unwind(AssertUnwindSafe(job));
                 state = self.lock();
             } else if state.closed {
                 return;
             } else {
-                state = self.news.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
         }
     }
@@ -55,10 +55,10 @@ impl std::fmt::Debug for Queue {
 }
 
 impl ThreadPool {
-    /// So many threads, at least one, by a name that tools show.
+    /// Starts `count` threads, at least one. Debuggers show them by `name`.
     ///
     /// # Errors
-    /// The kernel gives no thread.
+    /// A thread cannot be started.
     pub fn new(name: &str, count: usize) -> std::io::Result<ThreadPool> {
         let queue = Arc::new(Queue::default());
         let mut workers = ThreadPool { queue, threads: Vec::new() };
@@ -70,12 +70,12 @@ impl ThreadPool {
         Ok(workers)
     }
 
-    /// How many threads.
+    /// Returns the number of threads.
     pub fn count(&self) -> usize {
         self.threads.len()
     }
 
-    /// Has one of them do `jobs`, each as soon as one is free. A panic in a job ends that job.
+    /// Queues `jobs`. A panic in a job ends only that job.
     pub fn run<J: FnOnce() + Send + 'static>(&self, jobs: impl IntoIterator<Item = J>) {
         let mut state = self.queue.lock();
         let before = state.jobs.len();
@@ -83,8 +83,8 @@ impl ThreadPool {
         let added = state.jobs.len() - before;
         drop(state);
         match added {
-            1 => self.queue.news.notify_one(),
-            _ => self.queue.news.notify_all(),
+            1 => self.queue.changed.notify_one(),
+            _ => self.queue.changed.notify_all(),
         }
     }
 }
@@ -92,9 +92,9 @@ impl ThreadPool {
 impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.queue.lock().closed = true;
-        self.queue.news.notify_all();
+        self.queue.changed.notify_all();
         for thread in self.threads.drain(..) {
-            // The last handle may go within a job: a thread cannot wait for itself.
+            // The pool may be dropped by a job: a thread cannot join itself.
             if thread.thread().id() != thread::current().id() {
                 let _ = thread.join();
             }

@@ -1,18 +1,18 @@
-//! The engine for any kernel: threads that call and wait.
+//! The engine for any kernel: a thread pool that makes blocking calls.
 
 use super::{BlockIo, IoRequest, IoUnavailable, OsCode, ThreadPool};
 
-/// One call of the kernel at a time in each of some threads.
+/// An engine of threads, each with one blocking call at a time.
 #[derive(Debug)]
 pub struct ThreadIo {
     workers: ThreadPool,
 }
 
 impl ThreadIo {
-    /// `depth` threads.
+    /// Starts `depth` threads.
     ///
     /// # Errors
-    /// The kernel gives no thread.
+    /// A thread cannot be started.
     pub fn new(depth: usize) -> Result<ThreadIo, IoUnavailable> {
         let workers = ThreadPool::new("vramp-disk", depth);
         let failed = |error| IoUnavailable { engine: "threads", code: OsCode::of(&error) };

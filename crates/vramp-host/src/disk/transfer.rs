@@ -1,30 +1,32 @@
-//! Transfers that move all their bytes, in as many calls as that takes.
+//! Transfers of any length, in as many calls as needed.
 
 use std::sync::Arc;
 
 use vramp_core::Bytes;
 
-use super::file::part_left;
+use super::file::next_part;
 use super::progress::{Next, Progress};
 use super::{BlockIo, DirectFile, Direction, DiskError, IoRequest, OsCode};
 use crate::HostSpan;
 
-/// Bytes of one file to move to or from one piece of memory.
+/// A transfer between a file and host memory.
 pub struct FileTransfer {
-    /// Which file.
+    /// The file.
     pub file: Arc<DirectFile>,
-    /// Where in it. Offset, length and memory are whole [`DISK_BLOCK`](super::DISK_BLOCK)s.
+    /// Offset in the file. Offset, length and memory are aligned to
+    /// [`DISK_BLOCK`](super::DISK_BLOCK).
     pub offset: Bytes,
-    /// The memory, kept alive until the answer.
+    /// Memory to read into or write from, kept alive until completion.
     pub span: HostSpan,
-    /// Which way.
+    /// Direction of the transfer.
     pub direction: Direction,
-    /// Told once, in a thread of the engine, that all has moved, or why not.
+    /// Called once, in a thread of the engine, when all bytes are transferred or the transfer
+    /// failed.
     pub done: Box<dyn FnOnce(Result<(), DiskError>) + Send>,
 }
 
-/// Starts transfers. One costs an allocation and a call of the kernel, and one of each again for
-/// a short answer.
+/// Starts transfers. Each costs one allocation and one system call, and one of each again after a
+/// short call.
 pub fn submit_transfers(io: &Arc<dyn BlockIo>, transfers: impl IntoIterator<Item = FileTransfer>) {
     let first = |transfer: FileTransfer| {
         let progress = Progress::new(transfer.span.len());
@@ -37,24 +39,24 @@ fn next_call(io: &Arc<dyn BlockIo>, transfer: FileTransfer, progress: Progress) 
     IoRequest {
         file: Arc::clone(&transfer.file),
         offset: transfer.offset + progress.moved,
-        span: part_left(&transfer.span, &progress),
+        span: next_part(&transfer.span, &progress),
         direction: transfer.direction,
         done: {
             let io = Arc::clone(io);
-            Box::new(move |answer| go_on(&io, transfer, progress, answer))
+            Box::new(move |result| continue_transfer(&io, transfer, progress, result))
         },
     }
 }
 
-fn go_on(
+fn continue_transfer(
     io: &Arc<dyn BlockIo>,
     transfer: FileTransfer,
     mut progress: Progress,
-    answer: Result<Bytes, OsCode>,
+    result: Result<Bytes, OsCode>,
 ) {
     let FileTransfer { direction, offset, .. } = transfer;
-    match progress.note(direction, answer) {
-        Next::Again => io.submit(vec![next_call(io, transfer, progress)]),
+    match progress.record(direction, result) {
+        Next::Continue => io.submit(vec![next_call(io, transfer, progress)]),
         Next::Done => (transfer.done)(Ok(())),
         Next::Failed(code) => {
             let len = transfer.span.len();

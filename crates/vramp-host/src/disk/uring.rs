@@ -1,4 +1,4 @@
-//! The engine for kernels with io_uring: one thread keeps many requests in the kernel.
+//! The io_uring engine: one thread keeps many requests in flight.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -13,10 +13,10 @@ use vramp_core::Bytes;
 use super::{BlockIo, Direction, IoRequest, IoUnavailable, OsCode};
 
 const NAME: &str = "io_uring";
-/// What the completion of the wake-up is known by. Requests are known by their slot.
+/// User data of the wake-up's completion. That of a request is its slot.
 const WAKE: u64 = u64::MAX;
 
-/// Requests in the kernel's own queue, submitted and reaped by one thread.
+/// An engine that submits to io_uring and reaps completions in one thread.
 #[derive(Debug)]
 pub struct UringIo {
     shared: Arc<Shared>,
@@ -49,17 +49,17 @@ impl Shared {
     }
 
     fn wake(&self) {
-        // A full counter means that a wake-up is on its way already.
+        // A full counter means that a wake-up is pending already.
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 }
 
 impl UringIo {
-    /// An engine with up to `depth` requests in the kernel.
+    /// Opens an engine with up to `depth` requests in flight.
     ///
     /// # Errors
-    /// The kernel has no io_uring, is too old for reads and writes in it (before 5.6), or forbids
-    /// it to this process, as many containers do.
+    /// The kernel has no io_uring with reads and writes (before 5.6), or forbids it to this
+    /// process, as many containers do.
     pub fn new(depth: usize) -> Result<UringIo, IoUnavailable> {
         let failed = |code| IoUnavailable { engine: NAME, code };
         let depth = depth.clamp(1, 1024);
@@ -98,7 +98,7 @@ impl BlockIo for UringIo {
 
     fn submit(&self, batch: Vec<IoRequest>) {
         self.shared.lock().requests.extend(batch);
-        // The thread itself looks at the queue before it waits.
+        // The engine's own thread checks the queue before it waits.
         if self.thread.as_ref().is_none_or(|own| own.thread().id() != thread::current().id()) {
             self.shared.wake();
         }
@@ -109,7 +109,7 @@ impl Drop for UringIo {
     fn drop(&mut self) {
         self.shared.lock().closed = true;
         self.shared.wake();
-        // The last handle may go within an answer: the thread cannot wait for itself.
+        // The last handle may be dropped by a completion: a thread cannot join itself.
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != thread::current().id()
         {
@@ -118,7 +118,7 @@ impl Drop for UringIo {
     }
 }
 
-/// What the kernel works on, by slot.
+/// Requests in flight, by slot.
 struct Slots {
     requests: Vec<Option<IoRequest>>,
     free: Vec<usize>,
@@ -148,18 +148,18 @@ impl Slots {
 
 impl Drop for Slots {
     fn drop(&mut self) {
-        // The kernel may still read or write what a request names: such memory is never returned.
+        // The kernel may still access the memory of these requests, so it is leaked.
         self.requests.drain(..).flatten().for_each(std::mem::forget);
     }
 }
 
-/// The thread, and all that it alone touches.
+/// State of the engine's thread.
 struct Worker {
-    // Dropped first: closing the ring ends what the kernel still does for it.
+    // Dropped first: closing the ring cancels its requests.
     ring: IoUring,
     shared: Arc<Shared>,
     slots: Slots,
-    /// The kernel watches for wake-ups.
+    /// True while a poll for wake-ups is in flight.
     armed: bool,
 }
 
@@ -170,7 +170,7 @@ impl Worker {
                 Ok(_) => self.reap(),
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EINTR) => {}
-                    // The kernel is short of room for completions, or of memory.
+                    // The completion queue is full, or the kernel is out of memory.
                     Some(libc::EBUSY | libc::EAGAIN | libc::ENOMEM) => {
                         self.reap();
                         thread::yield_now();
@@ -181,7 +181,7 @@ impl Worker {
         }
     }
 
-    /// Gives the kernel as much as it may have. False once there is nothing left to do, for good.
+    /// Submits queued requests to free slots. Returns false once the engine is closed and idle.
     fn fill(&mut self) -> bool {
         let mut queue = self.shared.lock();
         let mut submission = self.ring.submission();
@@ -191,10 +191,10 @@ impl Worker {
             let entry = entry_of(&request);
             let slot = self.slots.put(request).expect("a slot is free");
             let entry = entry.user_data(slot as u64);
-            // SAFETY: the slot keeps file and memory alive until the kernel has answered, and
-            // longer if it never does.
+            // SAFETY: the slot keeps file and memory alive until the request completes, and leaks
+            // them if it never does.
             let pushed = unsafe { submission.push(&entry) };
-            pushed.expect("the ring has an entry for each slot, and one more");
+            pushed.expect("the ring has an entry for each slot and one for the wake-up");
         }
         if queue.closed && queue.requests.is_empty() && self.slots.is_empty() {
             return false;
@@ -203,9 +203,9 @@ impl Worker {
         if !self.armed {
             let fd = types::Fd(self.shared.wake.as_raw_fd());
             let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).build().user_data(WAKE);
-            // SAFETY: it names no memory, and the file lives as long as the thread.
+            // SAFETY: it refers to no memory, and the file lives as long as the thread.
             let pushed = unsafe { submission.push(&entry) };
-            pushed.expect("the ring has an entry for each slot, and one more");
+            pushed.expect("the ring has an entry for each slot and one for the wake-up");
             self.armed = true;
         }
         true
@@ -223,17 +223,17 @@ impl Worker {
                 done.push((request, moved.map_err(|_| OsCode(-completion.result()))));
             }
         }
-        // Refill before telling anybody: the disk shall not wait for that.
+        // Refill before the completions run, so that the disk stays busy.
         if !done.is_empty() && self.fill() {
             let _ = self.ring.submit();
         }
         for (request, answer) in done {
-            tell(request, answer);
+            complete(request, answer);
         }
     }
 
-    /// The ring is of no use any more: everything is answered, and memory that the kernel might
-    /// still touch stays.
+    /// Fails all requests after an unrecoverable error of the ring. Leaks the memory of requests in
+    /// flight, which the kernel may still access.
     fn give_up(mut self, code: OsCode) {
         for request in self.slots.requests.iter_mut().filter_map(Option::take) {
             std::mem::forget((request.span, request.file));
@@ -243,7 +243,7 @@ impl Worker {
         loop {
             let next = self.shared.lock().requests.pop_front();
             match next {
-                Some(request) => tell(request, Err(code)),
+                Some(request) => complete(request, Err(code)),
                 None if self.shared.lock().closed => return,
                 None => {
                     let mut wake = [rustix::event::PollFd::new(
@@ -258,15 +258,15 @@ impl Worker {
     }
 }
 
-/// A panic of whoever is told must not end the thread while the kernel works for it.
-fn tell(request: IoRequest, answer: Result<Bytes, OsCode>) {
+/// Calls the completion. A panic in it must not end the thread while requests are in flight.
+fn complete(request: IoRequest, answer: Result<Bytes, OsCode>) {
     let _ = catch_unwind(AssertUnwindSafe(|| (request.done)(answer)));
 }
 
 fn entry_of(request: &IoRequest) -> squeue::Entry {
     let fd = types::Fd(request.file.raw());
-    // No span that gets here is longer than a call may ask for.
-    let len = request.span.len().min(super::file::CALL_MOST).count() as u32;
+    // `next_part` limits spans to `MAX_CALL`.
+    let len = request.span.len().min(super::file::MAX_CALL).count() as u32;
     let (start, offset) = (request.span.as_ptr(), request.offset.count());
     match request.direction {
         Direction::Read => opcode::Read::new(fd, start, len).offset(offset).build(),

@@ -1,10 +1,10 @@
-//! Sets of processors.
+//! Sets of CPUs.
 
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-/// Processors by the kernel's numbers, as ranges in order: `0-3,8,10-11`.
+/// A set of CPU numbers in the kernel's list format: `0-3,8,10-11`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuSet {
     /// Sorted; no two touch.
@@ -12,29 +12,29 @@ pub struct CpuSet {
 }
 
 impl CpuSet {
-    /// How many processors.
+    /// Returns the number of CPUs.
     pub fn len(&self) -> u64 {
         self.ranges.iter().map(|range| u64::from(range.end() - range.start()) + 1).sum()
     }
 
-    /// True for none.
+    /// Returns true if the set is empty.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
-    /// True if this processor is one of them.
+    /// Returns true if the set contains `cpu`.
     pub fn contains(&self, cpu: u32) -> bool {
         self.ranges.iter().any(|range| range.contains(&cpu))
     }
 
-    /// Each of them, in order.
+    /// Returns the CPU numbers in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.ranges.iter().cloned().flatten()
     }
 }
 
 impl fmt::Display for CpuSet {
-    /// As the kernel writes it.
+    /// Writes the kernel's list format.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts: Vec<String> = self
             .ranges
@@ -48,18 +48,18 @@ impl fmt::Display for CpuSet {
     }
 }
 
-/// A text that is no list of processors.
+/// A text is not a list of CPUs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{text}' is no list of processors: write numbers and ranges, such as 0-3,8")]
+#[error("'{text}' is not a list of CPUs: write numbers and ranges, such as 0-3,8")]
 pub struct ParseCpuSetError {
-    /// What was given.
+    /// The text.
     pub text: String,
 }
 
 impl FromStr for CpuSet {
     type Err = ParseCpuSetError;
 
-    /// Reads what the kernel writes. The empty text is the empty set.
+    /// Parses the kernel's list format. The empty text is the empty set.
     fn from_str(text: &str) -> Result<CpuSet, ParseCpuSetError> {
         let refuse = || ParseCpuSetError { text: text.to_owned() };
         let mut ranges = Vec::new();

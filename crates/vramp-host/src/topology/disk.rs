@@ -1,4 +1,4 @@
-//! Disks: what they are, where they are plugged in, and what is mounted from them.
+//! Disks: kind, PCI address and mounted filesystems.
 
 use vramp_core::Bytes;
 
@@ -7,40 +7,40 @@ use super::path::PciPath;
 use super::pci::PciDevice;
 use super::tree::Tree;
 
-/// Blocks of this many bytes are what the kernel counts, whatever the disk's own are.
+/// Unit of the sizes in sysfs, whatever the block size of the disk.
 const SECTOR: u64 = 512;
-/// How many layers of volumes upon volumes are looked through.
-const DEEPEST: usize = 8;
+/// Maximum number of stacked volume layers that are followed.
+const MAX_LAYERS: usize = 8;
 
-/// What a disk is made of.
+/// Kind of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskKind {
-    /// Flash, spoken to by NVMe.
+    /// An NVMe drive.
     Nvme,
-    /// Flash behind another protocol, or what claims to be.
+    /// A non-rotational drive with another protocol.
     SolidState,
-    /// Turning plates.
+    /// A hard disk.
     Rotational,
 }
 
 /// A disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
-    /// The kernel's name for it: `nvme0n1`.
+    /// Name in the kernel: `nvme0n1`.
     pub name: String,
-    /// What it is made of, where the kernel says.
+    /// Kind of the disk, if the kernel reports it.
     pub kind: Option<DiskKind>,
-    /// What its maker calls it.
+    /// Model name.
     pub model: Option<String>,
-    /// What it holds.
+    /// Capacity.
     pub capacity: Option<Bytes>,
-    /// Where it, or its controller, is plugged in. `None` for disks behind other buses.
+    /// PCI device of the disk or its controller. `None` for disks on other buses.
     pub pci: Option<PciDevice>,
-    /// The file systems that are mounted from it, also through volumes of several disks.
+    /// Filesystems mounted from it, also through volumes that span several disks.
     pub mounts: Vec<Mount>,
 }
 
-/// All disks: block devices with hardware behind them.
+/// Reads all disks: block devices with hardware.
 pub(super) fn read(tree: &mut Tree<'_>, mounts: &[Mount]) -> Vec<Disk> {
     let names = tree.names("sys/block");
     let mut volumes = Volumes::default();
@@ -80,7 +80,7 @@ pub(super) fn read(tree: &mut Tree<'_>, mounts: &[Mount]) -> Vec<Disk> {
     disks
         .into_iter()
         .map(|(disk, devices)| {
-            let devices = volumes.upon(devices);
+            let devices = volumes.on_top_of(devices);
             let from =
                 mounts.iter().filter(|mount| devices.iter().any(|device| is_on(mount, device)));
             Disk { mounts: from.cloned().collect(), ..disk }
@@ -88,10 +88,10 @@ pub(super) fn read(tree: &mut Tree<'_>, mounts: &[Mount]) -> Vec<Disk> {
         .collect()
 }
 
-/// A block device by name and number.
+/// Name and number of a block device.
 type Device = (String, String);
 
-/// By number; by name where a file system of several disks has a number of its own.
+/// Compares by number, and by name, because filesystems of several disks have their own number.
 fn is_on(mount: &Mount, (name, number): &Device) -> bool {
     mount.device == *number || mount.source.strip_prefix("/dev/") == Some(name)
 }
@@ -111,8 +111,8 @@ fn kind(tree: &mut Tree<'_>, name: &str, folder: &str) -> Option<DiskKind> {
     })
 }
 
-/// Where the disk's controller is. A disk with several ways to it shows none of them in its own
-/// path; the first that is plugged in counts.
+/// Returns the PCI path of the disk's controller. The link of a multipath disk contains no
+/// controller, so the first controller with a PCI path is used.
 fn pci_path(tree: &mut Tree<'_>, folder: &str) -> Option<PciPath> {
     let link = tree.link(folder)?;
     if let Some(path) = PciPath::of_link(&link) {
@@ -128,10 +128,10 @@ fn pci_path(tree: &mut Tree<'_>, folder: &str) -> Option<PciPath> {
     paths.next()
 }
 
-/// Block devices that are made of others.
+/// Block devices on top of other block devices.
 #[derive(Default)]
 struct Volumes {
-    /// A volume, and the names of what it is made of.
+    /// Each volume with the names of the devices below it.
     made_of: Vec<(Device, Vec<String>)>,
 }
 
@@ -145,9 +145,9 @@ impl Volumes {
         }
     }
 
-    /// These devices, and all volumes that have a part of them.
-    fn upon(&self, mut devices: Vec<Device>) -> Vec<Device> {
-        for _ in 0..DEEPEST {
+    /// Returns these devices and all volumes on top of them.
+    fn on_top_of(&self, mut devices: Vec<Device>) -> Vec<Device> {
+        for _ in 0..MAX_LAYERS {
             let more = self.made_of.iter().filter(|(volume, parts)| {
                 !devices.contains(volume)
                     && parts.iter().any(|part| devices.iter().any(|(name, _)| name == part))

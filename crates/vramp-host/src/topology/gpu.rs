@@ -1,4 +1,4 @@
-//! NVIDIA's cards, as the bus and the driver's folder in procfs list them.
+//! NVIDIA GPUs, listed by the PCI bus and by the driver's directory in procfs.
 
 use std::collections::BTreeSet;
 
@@ -6,22 +6,22 @@ use super::pci::{PciAddress, PciDevice};
 use super::tree::Tree;
 
 const NVIDIA: u32 = 0x10de;
-/// The class of display controllers, in the upper byte of three.
+/// PCI class of display controllers: the upper byte of three.
 const DISPLAY: u32 = 0x03;
 
-/// A card.
+/// A GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// Its place on the bus.
+    /// PCI device.
     pub pci: PciDevice,
-    /// Its name, such as `NVIDIA H200`. `None` without NVIDIA's kernel module.
+    /// Model name, such as `NVIDIA H200`. `None` without NVIDIA's kernel module.
     pub model: Option<String>,
-    /// Its unique name, `GPU-8932f937-...`. `None` without NVIDIA's kernel module, or before
-    /// anybody has used the card.
+    /// UUID, `GPU-8932f937-...`. `None` without NVIDIA's kernel module, or before the first use of
+    /// the GPU.
     pub uuid: Option<String>,
 }
 
-/// All cards in the order of their addresses, which is that of `nvidia-smi`.
+/// Reads all GPUs in the order of their PCI addresses, which is that of `nvidia-smi`.
 pub(super) fn read(tree: &mut Tree<'_>) -> Vec<Gpu> {
     let mut addresses = BTreeSet::new();
     for name in tree.names("sys/bus/pci/devices") {
@@ -35,7 +35,7 @@ pub(super) fn read(tree: &mut Tree<'_>) -> Vec<Gpu> {
             addresses.insert(address);
         }
     }
-    // Containers may show the driver's folder and not the bus.
+    // Containers may expose the driver's directory and not the bus.
     let driver = tree.names("proc/driver/nvidia/gpus");
     addresses.extend(driver.iter().filter_map(|name| name.parse::<PciAddress>().ok()));
     addresses.into_iter().map(|address| read_one(tree, address)).collect()
@@ -48,7 +48,7 @@ fn read_one(tree: &mut Tree<'_>, address: PciAddress) -> Gpu {
             let (label, value) = line.split_once(':')?;
             (label.trim() == name).then(|| value.trim().to_owned())
         });
-        // A card that nobody has used shows question marks.
+        // A GPU that was never used shows question marks.
         line.filter(|value| !value.is_empty() && !value.contains('?'))
     };
     let listed = tree.exists(&format!("sys/bus/pci/devices/{address}"));
@@ -59,7 +59,7 @@ fn read_one(tree: &mut Tree<'_>, address: PciAddress) -> Gpu {
     Gpu { pci, model: field("Model"), uuid: field("GPU UUID") }
 }
 
-/// Reads `0x10de`.
+/// Parses `0x10de`.
 fn hex(text: &str) -> Option<u32> {
     u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }

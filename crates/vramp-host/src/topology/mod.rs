@@ -1,14 +1,14 @@
-//! What this machine has: cards, NUMA nodes, disks, network cards, and what lies between them.
+//! The topology of the machine: GPUs, NUMA nodes, disks, network cards and the paths between them.
 //!
-//! All of it is read from the kernel's files below a root, without a driver and without a library:
+//! All of it is read from sysfs and procfs, without a driver or a library:
 //!
-//! 1. The bus lists its devices; NVIDIA's display controllers among them are the cards. NVIDIA's
-//!    kernel module adds names and UUIDs.
-//! 2. Nodes, disks, mounts and network cards come from their own folders.
-//! 3. Where a device sits in the tree of bridges is read off its link in sysfs, and from that
-//!    follows what lies between two devices.
-//! 4. What cannot be read is `None`, and what cannot be understood is remarked on. A machine
-//!    without cards is a machine.
+//! 1. GPUs are NVIDIA's display controllers on the PCI bus. NVIDIA's kernel module adds names and
+//!    UUIDs.
+//! 2. Nodes, disks, mounts and network cards come from their own directories.
+//! 3. The link of a device in sysfs contains the bridges above it. The path between two devices
+//!    follows from the bridges that they share.
+//! 4. A value that cannot be read is `None`. A value that cannot be parsed adds a [`Warning`]. A
+//!    machine without GPUs is no error.
 //!
 //! ```
 //! use vramp_host::topology::Topology;
@@ -19,9 +19,8 @@
 //! # Ok::<(), vramp_host::topology::TopologyError>(())
 //! ```
 //!
-//! Deliberately absent: environment variables ([`VisibleDevices`] takes the text of one), the
-//! driver and NVML (and so the parts of a card split by MIG), links between cards other than PCIe,
-//! hotplug: what was read stays as it was read.
+//! Deliberately absent: environment variables ([`VisibleDevices`] takes the value as an argument),
+//! the driver and NVML (and therefore MIG devices), NVLink, and hotplug.
 
 mod cpus;
 mod disk;
@@ -50,52 +49,52 @@ pub use visible::{IgnoreReason, Ignored, MigId, ParseMigIdError, VisibleDevice, 
 use crate::NumaNode;
 use tree::Tree;
 
-/// What a machine has.
+/// The devices of a machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
-    /// The cards, in the order of their addresses on the bus. CUDA numbers them so under
-    /// `CUDA_DEVICE_ORDER=PCI_BUS_ID`, and otherwise the fastest first.
+    /// GPUs in the order of their PCI addresses. CUDA uses this order with
+    /// `CUDA_DEVICE_ORDER=PCI_BUS_ID`; by default it puts the fastest first.
     pub gpus: Vec<Gpu>,
-    /// The NUMA nodes, by number.
+    /// NUMA nodes, by number.
     pub nodes: Vec<NodeInfo>,
-    /// The disks, by name.
+    /// Disks, by name.
     pub disks: Vec<Disk>,
-    /// The network cards, by name; those without an interface last.
+    /// Network cards, by name. Those without an interface come last.
     pub nics: Vec<Nic>,
-    /// The mounted file systems.
+    /// Mounted filesystems.
     pub mounts: Vec<Mount>,
-    /// What was there and could not be made sense of.
+    /// Files that could not be read or parsed.
     pub warnings: Vec<Warning>,
 }
 
-/// Why nothing is known of a machine.
+/// Why the topology could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TopologyError {
-    /// None of the kernel's folders is there.
+    /// No directory of sysfs or procfs exists.
     #[error(
-        "nothing of this machine can be read below '{}': mount sysfs at sys and procfs at proc",
+        "no sysfs or procfs found below '{}': mount sysfs at sys and procfs at proc",
         root.display()
     )]
     NothingRead {
-        /// Where was looked.
+        /// Directory that was searched.
         root: PathBuf,
     },
 }
 
 impl Topology {
-    /// This machine's. Some hundred small files are read.
+    /// Reads the topology of this machine: a few hundred small files.
     ///
     /// # Errors
-    /// Nothing at all can be read.
+    /// Nothing can be read.
     pub fn discover() -> Result<Topology, TopologyError> {
         Topology::read(Path::new("/"))
     }
 
-    /// That of the machine whose `sys`, `proc` and `dev` lie below `root`.
+    /// Reads the topology of a machine whose `sys`, `proc` and `dev` are below `root`.
     ///
     /// # Errors
-    /// Nothing at all can be read.
+    /// Nothing can be read.
     pub fn read(root: &Path) -> Result<Topology, TopologyError> {
         let mut tree = Tree::new(root);
         let mounts = mount::read(&mut tree);
@@ -119,32 +118,32 @@ impl Topology {
         Ok(topology)
     }
 
-    /// What lies between two devices of this machine. O(bridges).
+    /// Returns the type of the path between two devices. O(bridges).
     pub fn path(&self, one: &PciDevice, other: &PciDevice) -> PathType {
         if one.address == other.address {
             return PathType::Same;
         }
-        // With one node there is no other to be far away at.
+        // A machine with one node has no path between nodes.
         let near = self.nodes.len() == 1 || one.numa.is_some() && one.numa == other.numa;
         PathType::between(one.path.as_ref(), other.path.as_ref(), near)
     }
 
-    /// The card with this address.
+    /// Returns the GPU with this PCI address.
     pub fn gpu_at(&self, address: PciAddress) -> Option<&Gpu> {
         self.gpus.iter().find(|gpu| gpu.pci.address == address)
     }
 
-    /// What is known of a NUMA node.
+    /// Returns a NUMA node by number.
     pub fn node(&self, node: NumaNode) -> Option<&NodeInfo> {
         self.nodes.iter().find(|info| info.node == node)
     }
 
-    /// The nodes with memory of the host's own: not those that are a card's memory.
+    /// Returns the nodes with host memory, without those that expose device memory.
     pub fn host_nodes(&self) -> impl Iterator<Item = &NodeInfo> {
         self.nodes.iter().filter(|node| !node.is_device_memory())
     }
 
-    /// The network cards that pass a check, the nearest to a device first.
+    /// Returns the network cards that pass a check, the nearest to a device first.
     pub fn nics_near(&self, device: &PciDevice, check: NicCheck) -> Vec<(&Nic, PathType)> {
         let mut near: Vec<(&Nic, PathType)> = self
             .nics
@@ -159,14 +158,14 @@ impl Topology {
         near
     }
 
-    /// What is known of a directory and the room in it, now. The directory is this machine's,
-    /// wherever the topology was read.
+    /// Returns the filesystem, the disk and the free space of a directory. The directory is on this
+    /// machine, even if the topology was read below another root.
     ///
     /// # Errors
-    /// There is no such directory, or it may not be looked at.
+    /// The directory does not exist or cannot be accessed.
     pub fn directory(&self, path: &Path) -> Result<Directory, DirectoryError> {
         let fail = |source| DirectoryError { path: path.to_owned(), source };
-        let (path, capacity, free) = mount::room(path).map_err(fail)?;
+        let (path, capacity, free) = mount::space(path).map_err(fail)?;
         let mount = mount::around(&self.mounts, &path).cloned();
         let disk = mount.as_ref().and_then(|mount| {
             let on = |disk: &&Disk| disk.mounts.contains(mount);
@@ -175,8 +174,8 @@ impl Topology {
         Ok(Directory { path, capacity, free, mount, disk })
     }
 
-    /// Which cards CUDA would show for this text of `CUDA_VISIBLE_DEVICES`, if it numbers them as
-    /// they are listed here.
+    /// Returns the devices that CUDA shows for this value of `CUDA_VISIBLE_DEVICES`, if CUDA
+    /// numbers GPUs in the order of [`Topology::gpus`].
     pub fn visible(&self, variable: Option<&str>) -> VisibleDevices {
         let uuids: Vec<Option<&str>> = self.gpus.iter().map(|gpu| gpu.uuid.as_deref()).collect();
         VisibleDevices::parse(variable, &uuids)

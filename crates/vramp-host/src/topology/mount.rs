@@ -1,4 +1,4 @@
-//! Which file system a directory lies in, and how much there is room for.
+//! Mounted filesystems, and the free space of a directory.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,46 +7,45 @@ use vramp_core::Bytes;
 
 use super::tree::Tree;
 
-/// A mounted file system.
+/// A mounted filesystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
-    /// The block device as the kernel numbers it, `259:1`. File systems of several disks have a
-    /// number of their own.
+    /// Number of the block device, `259:1`. Filesystems of several disks have their own number.
     pub device: String,
-    /// Where it is mounted.
+    /// Mount point.
     pub point: PathBuf,
-    /// Its kind: `ext4`, `xfs`, `overlay`.
+    /// Type of the filesystem: `ext4`, `xfs`, `overlay`.
     pub filesystem: String,
-    /// What was mounted: `/dev/nvme0n1p1`.
+    /// Source of the mount: `/dev/nvme0n1p1`.
     pub source: String,
 }
 
-/// A directory, the file system around it, and the room there.
+/// A directory with its filesystem and free space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Directory {
-    /// The directory, without links in its name.
+    /// Canonical path of the directory.
     pub path: PathBuf,
-    /// What the file system holds.
+    /// Capacity of the filesystem.
     pub capacity: Bytes,
-    /// What of it this user may still take.
+    /// Bytes of it that are available to this user.
     pub free: Bytes,
-    /// The file system. `None` if the list of mounts does not have it.
+    /// Mount of the filesystem. `None` if the list of mounts does not contain it.
     pub mount: Option<Mount>,
-    /// The disk's name, where the file system is on a disk of this machine.
+    /// Name of the disk, if the filesystem is on a disk of this machine.
     pub disk: Option<String>,
 }
 
-/// Why nothing is known of a directory.
+/// A directory cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("'{}' is no directory to store files in: {source}; name one that exists", path.display())]
+#[error("'{}' cannot be used as a directory: {source}; name one that exists", path.display())]
 pub struct DirectoryError {
-    /// What was given.
+    /// Path of the directory.
     pub path: PathBuf,
-    /// What the operating system said.
+    /// Error of the operating system.
     pub source: io::Error,
 }
 
-/// All mounts of this process, in the order in which they were made.
+/// Reads all mounts of this process, in the order in which they were made.
 pub(super) fn read(tree: &mut Tree<'_>) -> Vec<Mount> {
     const PATH: &str = "proc/self/mountinfo";
     let Some(text) = tree.text(PATH) else { return Vec::new() };
@@ -60,19 +59,19 @@ pub(super) fn read(tree: &mut Tree<'_>) -> Vec<Mount> {
     mounts
 }
 
-/// Reads `36 35 259:1 / /data rw,noatime shared:1 - ext4 /dev/nvme0n1p1 rw`.
+/// Parses `36 35 259:1 / /data rw,noatime shared:1 - ext4 /dev/nvme0n1p1 rw`.
 fn parse(line: &str) -> Option<Mount> {
-    let (before, behind) = line.split_once(" - ")?;
+    let (before, after) = line.split_once(" - ")?;
     let mut before = before.split(' ').skip(2);
     let device = before.next()?.to_owned();
     let point = PathBuf::from(unescape(before.nth(1)?));
-    let mut behind = behind.split(' ');
-    let filesystem = behind.next()?.to_owned();
-    let source = unescape(behind.next()?);
+    let mut after = after.split(' ');
+    let filesystem = after.next()?.to_owned();
+    let source = unescape(after.next()?);
     device.contains(':').then_some(Mount { device, point, filesystem, source })
 }
 
-/// Spaces, tabs, ends of lines and backslashes are written as three octal digits.
+/// Replaces escapes. Spaces, tabs, newlines and backslashes are written as three octal digits.
 fn unescape(text: &str) -> String {
     let mut parts = text.split('\\');
     let mut plain = parts.next().unwrap_or_default().to_owned();
@@ -92,21 +91,21 @@ fn unescape(text: &str) -> String {
     plain
 }
 
-/// The mount that a path without links lies in: the deepest, and of those the last made.
+/// Returns the mount that contains a canonical path: the deepest, and of several the last made.
 pub(super) fn around<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
     let above = mounts.iter().filter(|mount| path.starts_with(&mount.point));
     above.max_by_key(|mount| mount.point.components().count())
 }
 
-/// What the operating system says of the file system around a directory.
-pub(super) fn room(path: &Path) -> io::Result<(PathBuf, Bytes, Bytes)> {
+/// Returns the canonical path of a directory, and capacity and free bytes of its filesystem.
+pub(super) fn space(path: &Path) -> io::Result<(PathBuf, Bytes, Bytes)> {
     let path = path.canonicalize()?;
     if !path.is_dir() {
         return Err(io::ErrorKind::NotADirectory.into());
     }
-    let room = rustix::fs::statvfs(&path)?;
-    let bytes = |blocks: u64| Bytes::new(blocks.saturating_mul(room.f_frsize));
-    Ok((path, bytes(room.f_blocks), bytes(room.f_bavail)))
+    let space = rustix::fs::statvfs(&path)?;
+    let bytes = |blocks: u64| Bytes::new(blocks.saturating_mul(space.f_frsize));
+    Ok((path, bytes(space.f_blocks), bytes(space.f_bavail)))
 }
 
 #[cfg(test)]

@@ -4,37 +4,37 @@ use super::path::PciPath;
 use super::pci::{PciAddress, PciDevice};
 use super::tree::Tree;
 
-/// A port to a network: an interface, a device for remote memory access, or both.
+/// A port of a network card: a network interface, an RDMA device, or both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nic {
-    /// The interface, `eth0`; without one the device for remote memory access, `mlx5_0`.
+    /// Name of the interface, `eth0`, or of the RDMA device, `mlx5_0`, if there is no interface.
     pub name: String,
-    /// Where it is plugged in. `None` for ports on other buses.
+    /// PCI device. `None` for ports on other buses.
     pub pci: Option<PciDevice>,
-    /// Devices for remote memory access on the same port.
+    /// RDMA devices of the same PCI function.
     pub rdma: Vec<String>,
-    /// What a network with it gives, in million bits a second. `None` while it is down.
+    /// Link speed in megabits per second. `None` while the link is down.
     pub megabits: Option<u32>,
-    /// A network is at the other end, and its devices for remote memory access can be opened.
+    /// True if the link is up and its RDMA devices can be opened.
     pub active: bool,
-    /// It has an address in the network: an IPv6 address, or a route for IPv4.
+    /// True if the interface has an IPv6 address or an IPv4 route.
     pub addressed: bool,
 }
 
-/// How sure one wants to be that a network card is of use.
+/// Condition that a network card must meet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NicCheck {
-    /// It is there.
+    /// The card exists.
     Exists,
-    /// And a network is at the other end.
+    /// The link is up.
     Active,
-    /// And it has an address in the network.
+    /// The link is up and the interface has an address.
     #[default]
     Addressed,
 }
 
 impl Nic {
-    /// True if the card passes the check.
+    /// Returns true if the card passes the check.
     pub fn passes(&self, check: NicCheck) -> bool {
         match check {
             NicCheck::Exists => true,
@@ -44,14 +44,14 @@ impl Nic {
     }
 }
 
-/// A device for remote memory access.
+/// An RDMA device.
 struct Rdma {
     name: String,
     pci: Option<PciAddress>,
     active: bool,
 }
 
-/// All interfaces with hardware behind them, and all devices for remote memory access.
+/// Reads all interfaces with hardware, and all RDMA devices.
 pub(super) fn read(tree: &mut Tree<'_>) -> Vec<Nic> {
     let mut rdma = read_rdma(tree);
     let addressed = addressed(tree);
@@ -69,7 +69,7 @@ pub(super) fn read(tree: &mut Tree<'_>) -> Vec<Nic> {
             pci: pci.map(|address| PciDevice::read(tree, address)),
             active: up && same.iter().all(|device| device.active),
             rdma: same.iter().map(|device| device.name.clone()).collect(),
-            // Interfaces that are down say -1, or nothing.
+            // For an interface that is down the kernel reports -1 or nothing.
             megabits: tree
                 .parsed(&format!("{folder}/speed"), |text| text.parse::<i64>().ok())
                 .and_then(|speed| u32::try_from(speed).ok())
@@ -112,7 +112,7 @@ fn address_of(tree: &Tree<'_>, folder: &str) -> Option<PciAddress> {
     PciPath::of_link(&tree.link(folder)?)?.device()
 }
 
-/// The names of interfaces with an IPv6 address or a route for IPv4.
+/// Returns the names of interfaces with an IPv6 address or an IPv4 route.
 fn addressed(tree: &mut Tree<'_>) -> Vec<String> {
     let mut column = |path: &str, nth: usize, skip: usize| {
         let text = tree.text(path).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! NUMA nodes: their memory and their processors.
+//! NUMA nodes with their memory and CPUs.
 
 use vramp_core::Bytes;
 
@@ -11,29 +11,28 @@ const FOLDER: &str = "sys/devices/system/node";
 /// A NUMA node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeInfo {
-    /// Which one.
+    /// Number of the node.
     pub node: NumaNode,
-    /// Its memory.
+    /// Size of its memory.
     pub memory: Option<Bytes>,
-    /// What of it nobody uses. Memory that only caches files does not count as free.
+    /// Free memory. The page cache does not count as free.
     pub free: Option<Bytes>,
-    /// Its processors.
+    /// Its CPUs.
     pub cpus: Option<CpuSet>,
 }
 
 impl NodeInfo {
-    /// True for a node that is known to have no processors. Its memory is that of a card or of an
-    /// extension card, and not the host's own.
+    /// Returns true for a node without CPUs. Its memory is that of a device, not of the host.
     pub fn is_device_memory(&self) -> bool {
         self.cpus.as_ref().is_some_and(CpuSet::is_empty)
     }
 }
 
-/// All nodes that are online. A machine whose kernel does not know nodes is one node.
+/// Reads all nodes that are online. A kernel without NUMA support has one node.
 pub(super) fn read(tree: &mut Tree<'_>) -> Vec<NodeInfo> {
     let online: CpuSet =
         tree.parsed(&format!("{FOLDER}/online"), |text| text.parse().ok()).unwrap_or_default();
-    // A list of four thousand million nodes would be read for hours.
+    // Bounds the time for a malformed list with up to 2^32 nodes.
     let known = |node: &u32| tree.exists(&format!("{FOLDER}/node{node}"));
     let nodes: Vec<u32> = match online.len() {
         0 => Vec::new(),
@@ -73,7 +72,7 @@ fn read_one(tree: &mut Tree<'_>, node: u32) -> NodeInfo {
     NodeInfo { node: NumaNode(node), memory, free, cpus }
 }
 
-/// The amount behind `label` in lines such as `Node 0 MemTotal:  65842012 kB`.
+/// Parses the size after `label` in lines such as `Node 0 MemTotal:  65842012 kB`.
 fn memory(text: &str, label: &str) -> Option<Bytes> {
     let mut words = text.split_whitespace().skip_while(|word| *word != label).skip(1);
     let kib: u64 = words.next()?.parse().ok()?;

@@ -1,25 +1,25 @@
-//! How far two devices are from one another, by the bridges between them.
+//! The path between two PCI devices, from the bridges above them.
 
 use std::fmt;
 
 use super::pci::PciAddress;
 
-/// The bridges from the host down to a device, and the device.
+/// The bridges above a device, and the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PciPath {
-    /// The root of the tree: `pci0000:3a`.
+    /// Host bridge at the root: `pci0000:3a`.
     pub host_bridge: String,
-    /// From the root port down; the device itself comes last.
+    /// Devices from the root port down. The last is the device itself.
     pub devices: Vec<PciAddress>,
 }
 
 impl PciPath {
-    /// Reads a link of sysfs to a device or to something in it, such as
+    /// Parses the target of a sysfs link to a device or to a directory in it, such as
     /// `../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/net/eth0`.
     pub(super) fn of_link(link: &str) -> Option<PciPath> {
         let mut parts = link.split('/').skip_while(|part| !is_host_bridge(part));
         let host_bridge = parts.next()?.to_owned();
-        // Some controllers have a bus of their own below them, with a host bridge's name.
+        // Some controllers have a bus of their own, which is named like a host bridge.
         let devices: Vec<PciAddress> = parts
             .filter(|part| !is_host_bridge(part))
             .map_while(|part| part.parse().ok())
@@ -27,13 +27,13 @@ impl PciPath {
         (!devices.is_empty()).then_some(PciPath { host_bridge, devices })
     }
 
-    /// The device at the end.
+    /// Returns the device at the end.
     pub fn device(&self) -> Option<PciAddress> {
         self.devices.last().copied()
     }
 }
 
-/// `pci` and then a domain and a bus.
+/// Returns true for `pci`, a domain and a bus.
 fn is_host_bridge(part: &str) -> bool {
     let hex = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     part.strip_prefix("pci")
@@ -41,26 +41,26 @@ fn is_host_bridge(part: &str) -> bool {
         .is_some_and(|(domain, bus)| hex(domain) && hex(bus))
 }
 
-/// What lies between two devices, the nearest first. The words are those of `nvidia-smi topo`.
+/// Type of the path between two devices, in the terms of `nvidia-smi topo`. Ordered by distance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PathType {
-    /// Nothing: they are one device.
+    /// Both are the same device.
     Same,
-    /// One switch, or one slot.
+    /// At most one PCIe switch.
     Pix,
-    /// Several bridges below one root port.
+    /// Several PCIe bridges, without the host bridge.
     Pxb,
-    /// The host bridge.
+    /// A PCIe host bridge.
     Phb,
-    /// The processors of one NUMA node.
+    /// The interconnect of host bridges within a NUMA node.
     Node,
-    /// The interconnect between NUMA nodes, or nobody knows.
+    /// The interconnect between NUMA nodes, or unknown.
     Sys,
 }
 
 impl PathType {
-    /// What lies between two devices of the same machine. `near` says whether both are known to be
-    /// at the same NUMA node; it counts where they have no host bridge in common.
+    /// Returns the type of the path between two devices. `near` is true if both are on the same
+    /// NUMA node; it matters only if they share no host bridge.
     pub(super) fn between(one: Option<&PciPath>, other: Option<&PciPath>, near: bool) -> PathType {
         let far = if near { PathType::Node } else { PathType::Sys };
         let (Some(one), Some(other)) = (one, other) else { return far };
@@ -73,7 +73,7 @@ impl PathType {
         match shared {
             _ if one == other => PathType::Same,
             0 => PathType::Phb,
-            // A switch is one port above and one port below for each device.
+            // A switch has one upstream port, and one downstream port for each device.
             _ if bridges(one) <= 1 && bridges(other) <= 1 => PathType::Pix,
             _ => PathType::Pxb,
         }

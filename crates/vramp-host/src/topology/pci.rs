@@ -1,4 +1,4 @@
-//! Devices on the PCI bus: their addresses, links and neighbours.
+//! PCI devices: addresses, links and locality.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,39 +8,39 @@ use super::path::PciPath;
 use super::tree::Tree;
 use crate::NumaNode;
 
-/// Where a device sits: `0000:3b:00.0`.
+/// Address of a PCI device: `0000:3b:00.0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciAddress {
-    /// The segment, or domain. Wider than 16 bits behind some storage controllers.
+    /// Domain, also called segment. Wider than 16 bits behind some storage controllers.
     pub domain: u32,
-    /// The bus within the domain.
+    /// Bus in the domain.
     pub bus: u8,
-    /// The device on the bus, below 32.
+    /// Device on the bus, below 32.
     pub device: u8,
-    /// The function of the device, below 8.
+    /// Function of the device, below 8.
     pub function: u8,
 }
 
 impl fmt::Display for PciAddress {
-    /// As the kernel writes it.
+    /// Writes the kernel's format.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let &PciAddress { domain, bus, device, function } = self;
         f.pad(&format!("{domain:04x}:{bus:02x}:{device:02x}.{function:x}"))
     }
 }
 
-/// A text that is no address of a PCI device.
+/// A text is not a PCI address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{text}' is no address of a PCI device: write it as 0000:3b:00.0")]
+#[error("'{text}' is not a PCI address: write it as 0000:3b:00.0")]
 pub struct ParsePciAddressError {
-    /// What was given.
+    /// The text.
     pub text: String,
 }
 
 impl FromStr for PciAddress {
     type Err = ParsePciAddressError;
 
-    /// Reads `0000:3b:00.0`, CUDA's `00000000:3B:00.0`, and `3b:00.0` in domain 0.
+    /// Parses `0000:3b:00.0`, CUDA's `00000000:3B:00.0`, and `3b:00.0` in domain 0.
     fn from_str(text: &str) -> Result<PciAddress, ParsePciAddressError> {
         let refuse = || ParsePciAddressError { text: text.to_owned() };
         let digits = |part: &str, longest: usize| {
@@ -63,17 +63,17 @@ impl FromStr for PciAddress {
     }
 }
 
-/// How fast and how wide a link is.
+/// Speed and width of a PCIe link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkState {
-    /// Million transfers a second on each lane: 16,000 for PCIe 4.
+    /// Megatransfers per second on each lane: 16,000 for PCIe 4.
     pub mega_transfers: u32,
-    /// Lanes.
+    /// Number of lanes.
     pub width: u8,
 }
 
 impl LinkState {
-    /// The generation of PCIe with this speed, from 1 on. `None` for other speeds.
+    /// Returns the PCIe generation with this speed, `None` for other speeds.
     pub fn generation(&self) -> Option<u8> {
         Some(match self.mega_transfers {
             2_500 => 1,
@@ -87,12 +87,12 @@ impl LinkState {
         })
     }
 
-    /// Bytes a second in one direction, less the code of the line and before the headers of
-    /// packets: what no copy exceeds.
+    /// Returns bytes per second in one direction: after line coding, before packet headers. An
+    /// upper bound for copies.
     pub fn bytes_per_second(&self) -> u64 {
         let bits = u64::from(self.mega_transfers) * 1_000_000 * u64::from(self.width);
         match self.mega_transfers {
-            // Eight bits travel as ten; from generation 3 on 128 as 130; from 6 on as they are.
+            // 8b/10b coding up to generation 2, 128b/130b up to 5, none from 6 on.
             0..=5_000 => bits / 10,
             5_001..=32_000 => bits / 130 * 16,
             _ => bits / 8,
@@ -101,7 +101,7 @@ impl LinkState {
 }
 
 impl fmt::Display for LinkState {
-    /// `PCIe 5 x16`, or `10 GT/s x4` for an odd speed.
+    /// Writes `PCIe 5 x16`, or `10 GT/s x4` for a speed of no generation.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self.width;
         f.pad(&match self.generation() {
@@ -111,32 +111,32 @@ impl fmt::Display for LinkState {
     }
 }
 
-/// The link of a device to the bus.
+/// PCIe link of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PciLink {
-    /// As it runs now. Idle devices may run slower, to save power.
+    /// Current state. Idle devices may run slower, to save power.
     pub current: Option<LinkState>,
-    /// The most that the device can do, wherever it is plugged in.
+    /// Maximum of the device, in any slot.
     pub max: Option<LinkState>,
 }
 
-/// A device on the PCI bus, as far as the kernel tells.
+/// A PCI device, as the kernel reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PciDevice {
-    /// Where it sits.
+    /// PCI address.
     pub address: PciAddress,
-    /// The NUMA node it is near to. `None` where the firmware does not say.
+    /// Nearest NUMA node. `None` if the firmware does not report it.
     pub numa: Option<NumaNode>,
-    /// The processors it is near to.
+    /// Nearest CPUs.
     pub cpus: Option<CpuSet>,
-    /// How it is linked.
+    /// PCIe link.
     pub link: PciLink,
-    /// The bridges above it. `None` for a device that the kernel does not list.
+    /// Bridges above it. `None` for a device that the kernel does not list.
     pub path: Option<PciPath>,
 }
 
 impl PciDevice {
-    /// Nothing but an address.
+    /// Returns a device of which only the address is known.
     pub(super) fn unknown(address: PciAddress) -> PciDevice {
         PciDevice { address, numa: None, cpus: None, link: PciLink::default(), path: None }
     }
@@ -158,7 +158,7 @@ impl PciDevice {
     }
 }
 
-/// The node in a file that says -1 where nobody knows.
+/// Reads a node number. The kernel reports -1 if it is unknown.
 fn numa_node(tree: &mut Tree<'_>, path: &str) -> Option<NumaNode> {
     let number = tree.parsed(path, |text| text.parse::<i64>().ok())?;
     u32::try_from(number).ok().map(NumaNode)
@@ -170,16 +170,16 @@ fn link_state(tree: &mut Tree<'_>, folder: &str, which: &str) -> Option<LinkStat
     Some(LinkState { mega_transfers: speed?, width: width? })
 }
 
-/// The outer `None` is no width at all, the inner one a width that the kernel does not know.
+/// The outer `None` is a malformed width, the inner one an unknown width.
 fn parse_width(text: &str) -> Option<Option<u8>> {
     match text.parse::<u8>().ok()? {
-        // Links that are down, and how the kernel writes "unknown".
+        // A link that is down, and the kernel's values for "unknown".
         0 | 63 | 255 => Some(None),
         lanes => Some(Some(lanes)),
     }
 }
 
-/// Reads `16.0 GT/s PCIe`. The inner `None` is a speed that the kernel does not know.
+/// Parses `16.0 GT/s PCIe`. The inner `None` is an unknown speed.
 fn parse_speed(text: &str) -> Option<Option<u32>> {
     if text.starts_with("Unknown") {
         return Some(None);

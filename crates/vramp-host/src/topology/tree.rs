@@ -1,33 +1,33 @@
-//! Reading the kernel's small files below a root, without ever failing.
+//! Reads small files of sysfs and procfs below a root. Failures become warnings.
 
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// The kernel's files are small; whatever is longer is cut, so that nothing fills the memory.
+/// Longer files are truncated, to bound memory.
 const LONGEST_FILE: u64 = 16 << 20;
 
-/// Something that was there and could not be made sense of.
+/// A file that could not be read or parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
-    /// The file, with the root before it.
+    /// Path of the file, with the root.
     pub path: PathBuf,
-    /// What was wrong with it.
+    /// What is wrong with it.
     pub problem: Problem,
 }
 
-/// What was wrong with a file.
+/// What is wrong with a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Problem {
-    /// It could not be read.
+    /// The file cannot be read.
     Unreadable {
-        /// What the operating system said.
+        /// Error of the operating system.
         reason: String,
     },
-    /// What it says is not what such files say.
+    /// The contents cannot be parsed.
     Malformed {
-        /// What it says, at most 80 characters of it.
+        /// The first 80 characters of the contents.
         text: String,
     },
 }
@@ -37,12 +37,12 @@ impl fmt::Display for Warning {
         let path = self.path.display();
         match &self.problem {
             Problem::Unreadable { reason } => write!(f, "{path} cannot be read: {reason}"),
-            Problem::Malformed { text } => write!(f, "{path} says '{text}', which means nothing"),
+            Problem::Malformed { text } => write!(f, "{path} has unexpected contents: '{text}'"),
         }
     }
 }
 
-/// The files below a root, and what there is to warning on those that were read.
+/// The files below a root, and the warnings about those that were read.
 pub(super) struct Tree<'a> {
     root: &'a Path,
     pub(super) warnings: Vec<Warning>,
@@ -53,13 +53,12 @@ impl<'a> Tree<'a> {
         Tree { root, warnings: Vec::new() }
     }
 
-    /// What a file says, without space around it. `None` if it is not there, or the kernel has no
-    /// answer.
+    /// Returns the trimmed contents of a file. `None` if it does not exist or cannot be read.
     pub(super) fn text(&mut self, path: &str) -> Option<String> {
         let full = self.root.join(path);
         let mut bytes = Vec::new();
         let read = File::open(&full).and_then(|file| {
-            // A folder opens, too, and is found out by reading.
+            // A directory can be opened too, but not read.
             file.take(LONGEST_FILE).read_to_end(&mut bytes)
         });
         match read {
@@ -71,7 +70,7 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// What a file says, understood. `None` with a warning if it is not understood.
+    /// Returns the parsed contents of a file. `None` with a warning if they cannot be parsed.
     pub(super) fn parsed<T>(
         &mut self,
         path: &str,
@@ -85,14 +84,14 @@ impl<'a> Tree<'a> {
         value
     }
 
-    /// Remarks that a file says something odd.
+    /// Adds a warning that the contents of a file cannot be parsed.
     pub(super) fn malformed(&mut self, path: &str, text: &str) {
         let text = text.chars().take(80).collect();
         let warning = Warning { path: self.root.join(path), problem: Problem::Malformed { text } };
         self.warnings.push(warning);
     }
 
-    /// The names in a folder, sorted. Empty if there is no such folder.
+    /// Returns the names in a directory, sorted. Empty if it does not exist.
     pub(super) fn names(&mut self, path: &str) -> Vec<String> {
         let full = self.root.join(path);
         let mut names: Vec<String> = match full.read_dir() {
@@ -108,17 +107,18 @@ impl<'a> Tree<'a> {
         names
     }
 
-    /// Where a symbolic link leads, as it is written. `None` for anything else.
+    /// Returns the target of a symbolic link, unresolved. `None` if it is not a link.
     pub(super) fn link(&self, path: &str) -> Option<String> {
         self.root.join(path).read_link().ok()?.into_os_string().into_string().ok()
     }
 
-    /// True if there is something of this name.
+    /// Returns true if the path exists.
     pub(super) fn exists(&self, path: &str) -> bool {
         self.root.join(path).exists()
     }
 
-    /// `EINVAL` and its like are how drivers say that they do not know.
+    /// Adds a warning, except for errors by which drivers report an unknown value, such as
+    /// `EINVAL`.
     fn warn_unless_absent(&mut self, path: PathBuf, error: &io::Error) {
         let unknown = matches!(
             error.kind(),

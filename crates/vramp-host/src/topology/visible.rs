@@ -1,49 +1,48 @@
-//! What `CUDA_VISIBLE_DEVICES` shows.
+//! The rules of `CUDA_VISIBLE_DEVICES`.
 //!
-//! The rules, and where they are stated. *Guide* is NVIDIA's CUDA Programming Guide, section
-//! "CUDA Environment Variables"; *PyTorch* is what `test_cuda_nvml_based_avail.py` of PyTorch holds
-//! the driver to.
+//! Sources: *Guide* is NVIDIA's CUDA Programming Guide, section "CUDA Environment Variables".
+//! *PyTorch* is PyTorch's test `test_cuda_nvml_based_avail.py`.
 //!
-//! - Unset shows all cards, the empty text none. (Guide)
-//! - Numbers are those of the cards in CUDA's order, from 0. The cards are then numbered in the
-//!   order of the list. (Guide)
-//! - What is no card hides itself and all behind it: `0,2,-1,1` shows 0 and 2. (Guide)
-//! - A card goes by its UUID, too, or by as much of its beginning as no other card has. (Guide)
-//! - An ambiguous beginning is no card. (PyTorch)
-//! - A number is read as far as its digits go: `1gpu2` is 1. It may have a sign; `-0` is 0. Space
-//!   around it does not matter. (PyTorch)
-//! - The first entry says of which form all are: one of another form ends the list. (PyTorch)
-//! - A card named twice hides all. (PyTorch)
-//! - `MIG-<uuid>` and `MIG-GPU-<uuid>/<gpu instance>/<compute instance>` name a part of a card. Only
-//!   one such part is shown. (Guide)
+//! - Unset shows all GPUs. The empty text shows none. (Guide)
+//! - Numbers are GPU ordinals in CUDA's order, from 0. The visible GPUs are renumbered in the order
+//!   of the list. (Guide)
+//! - An invalid entry hides itself and all entries after it: `0,2,-1,1` shows 0 and 2. (Guide)
+//! - A GPU can be named by its UUID or by a unique prefix of it. (Guide)
+//! - An ambiguous prefix is invalid. (PyTorch)
+//! - A number ends at the first character that is not a digit: `1gpu2` is 1. It may have a sign;
+//!   `-0` is 0. Space around it is ignored. (PyTorch)
+//! - All entries must have the form of the first. An entry of another form is invalid. (PyTorch)
+//! - A duplicate entry hides all GPUs. (PyTorch)
+//! - `MIG-<uuid>` and `MIG-GPU-<uuid>/<gpu instance>/<compute instance>` name a MIG device. Only
+//!   one   MIG device is visible. (Guide)
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A part of a card that is split by MIG.
+/// Identifier of a MIG device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum MigId {
-    /// By its own UUID, or the beginning of it: `MIG-89c850dc`.
+    /// UUID of the MIG device or a prefix of it: `MIG-89c850dc`.
     Uuid(String),
-    /// By its card: `MIG-GPU-8932f937-d72c-4106-c12f-20bd9faed9f6/1/2`.
+    /// GPU and instances: `MIG-GPU-8932f937-d72c-4106-c12f-20bd9faed9f6/1/2`.
     Instance {
-        /// The card's UUID, with `GPU-` before it.
+        /// UUID of the GPU, with its prefix `GPU-`.
         gpu: String,
-        /// Which part of the card's memory.
+        /// GPU instance.
         gpu_instance: u32,
-        /// Which part of that part's processors.
+        /// Compute instance in the GPU instance.
         compute_instance: u32,
     },
 }
 
-/// A text that names no part of a card.
+/// A text is not the identifier of a MIG device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "'{text}' names no part of a card: write MIG-<uuid> or \
+    "'{text}' is not a MIG device: write MIG-<uuid> or \
      MIG-GPU-<uuid>/<gpu instance>/<compute instance>"
 )]
 pub struct ParseMigIdError {
-    /// What was given.
+    /// The text.
     pub text: String,
 }
 
@@ -87,98 +86,98 @@ impl fmt::Display for MigId {
     }
 }
 
-/// What CUDA shows as one card.
+/// A device that CUDA shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VisibleDevice {
-    /// The card at this place of the list.
+    /// The GPU at this index of the list.
     Gpu(usize),
-    /// A part of a card.
+    /// A MIG device.
     Mig {
-        /// Which part.
+        /// Identifier of the MIG device.
         id: MigId,
-        /// The card's place in the list. `None` where the part's name does not tell, or the list
-        /// has no such card.
+        /// Index of its GPU in the list. `None` if the identifier has no GPU, or the list does not
+        /// contain it.
         gpu: Option<usize>,
     },
 }
 
-/// An entry that shows nothing.
+/// An entry that shows no device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ignored {
-    /// Its place in the variable, from 0.
+    /// Index in the variable, from 0.
     pub position: usize,
-    /// What it says.
+    /// Text of the entry.
     pub text: String,
-    /// Why it shows nothing.
+    /// Reason why it is ignored.
     pub reason: IgnoreReason,
 }
 
 impl fmt::Display for Ignored {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "'{}' in CUDA_VISIBLE_DEVICES shows nothing: {}", self.text, self.reason)
+        write!(f, "'{}' in CUDA_VISIBLE_DEVICES is ignored: {}", self.text, self.reason)
     }
 }
 
-/// Why an entry shows nothing.
+/// Reason why an entry is ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IgnoreReason {
-    /// It is no number and no UUID.
+    /// It is not a number and not a UUID.
     NotADevice,
-    /// Its number is none of a card.
+    /// No GPU has this number.
     OutOfRange {
-        /// How many cards there are.
+        /// Number of GPUs.
         count: usize,
     },
-    /// No card's UUID begins so.
+    /// No GPU has a UUID with this prefix.
     UnknownUuid,
-    /// Several cards' UUIDs begin so.
+    /// Several GPUs have a UUID with this prefix.
     AmbiguousUuid {
-        /// How many.
+        /// Number of these GPUs.
         matches: usize,
     },
-    /// It is of another form than the first.
+    /// It has another form than the first entry.
     MixedForms,
-    /// It comes behind an entry that is no card.
+    /// It comes after an invalid entry.
     AfterInvalid,
-    /// It comes behind a part of a card, of which only one is shown.
+    /// It comes after a MIG device, of which only one is visible.
     ExtraMig,
-    /// Its card is named before. That hides all cards.
+    /// It is a duplicate, which hides all GPUs.
     Duplicate,
-    /// Some card is named twice. That hides all cards.
+    /// Another entry is a duplicate, which hides all GPUs.
     HiddenByDuplicate,
 }
 
 impl fmt::Display for IgnoreReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            IgnoreReason::NotADevice => write!(f, "it is no number, no GPU- and no MIG- name"),
-            IgnoreReason::OutOfRange { count: 0 } => write!(f, "there is no card"),
+            IgnoreReason::NotADevice => write!(f, "it is not a number, GPU-<uuid> or MIG-<id>"),
+            IgnoreReason::OutOfRange { count: 0 } => write!(f, "there is no GPU"),
             IgnoreReason::OutOfRange { count } => {
-                write!(f, "the cards are numbered 0 to {}", count - 1)
+                write!(f, "the GPUs are numbered 0 to {}", count - 1)
             }
-            IgnoreReason::UnknownUuid => write!(f, "no card's UUID begins so"),
+            IgnoreReason::UnknownUuid => write!(f, "no GPU has a UUID with this prefix"),
             IgnoreReason::AmbiguousUuid { matches } => {
-                write!(f, "the UUIDs of {matches} cards begin so: write more of it")
+                write!(f, "{matches} GPUs have a UUID with this prefix: write a longer prefix")
             }
-            IgnoreReason::MixedForms => write!(f, "the first entry is of another form"),
-            IgnoreReason::AfterInvalid => write!(f, "it comes behind an entry that is no card"),
-            IgnoreReason::ExtraMig => write!(f, "CUDA shows only one part of a card"),
-            IgnoreReason::Duplicate => write!(f, "the card is named twice, which hides all cards"),
-            IgnoreReason::HiddenByDuplicate => write!(f, "another card is named twice"),
+            IgnoreReason::MixedForms => write!(f, "the first entry has another form"),
+            IgnoreReason::AfterInvalid => write!(f, "it comes after an invalid entry"),
+            IgnoreReason::ExtraMig => write!(f, "CUDA shows only one MIG device"),
+            IgnoreReason::Duplicate => write!(f, "the GPU is named twice, which hides all GPUs"),
+            IgnoreReason::HiddenByDuplicate => write!(f, "another GPU is named twice"),
         }
     }
 }
 
-/// What CUDA shows, in its order, and what it does not.
+/// The devices that CUDA shows, and the entries that it ignores.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VisibleDevices {
-    /// What programs see as card 0, 1 and so on.
+    /// Visible devices in the order of their ordinals.
     pub devices: Vec<VisibleDevice>,
-    /// The entries that show nothing.
+    /// Entries that show no device.
     pub ignored: Vec<Ignored>,
 }
 
-/// How an entry names a card.
+/// Form of an entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
     Number,
@@ -197,8 +196,8 @@ impl Form {
 }
 
 impl VisibleDevices {
-    /// What CUDA makes of the variable's text, `None` if it is not set, with cards of these UUIDs
-    /// in CUDA's order. O(entries times cards).
+    /// Applies the variable's value, `None` if it is not set, to GPUs with these UUIDs in CUDA's
+    /// order. O(entries times GPUs).
     ///
     /// ```
     /// use vramp_host::topology::{VisibleDevice, VisibleDevices};
@@ -217,9 +216,9 @@ impl VisibleDevices {
         }
         let entries: Vec<&str> = text.split(',').map(str::trim).collect();
         let form = Form::of(entries[0]);
-        let mut over = None;
+        let mut ended = None;
         for (position, &entry) in entries.iter().enumerate() {
-            let outcome = match over {
+            let outcome = match ended {
                 Some(why) => Err(why),
                 None if Form::of(entry) != form => Err(IgnoreReason::MixedForms),
                 None => device(entry, form, uuids),
@@ -230,18 +229,18 @@ impl VisibleDevices {
                 }
                 Ok(device) => {
                     found.devices.push(device);
-                    over = (form == Form::Mig).then_some(IgnoreReason::ExtraMig);
+                    ended = (form == Form::Mig).then_some(IgnoreReason::ExtraMig);
                 }
                 Err(reason) => {
                     found.ignored.push(Ignored { position, text: entry.to_owned(), reason });
-                    over = over.or(Some(IgnoreReason::AfterInvalid));
+                    ended = ended.or(Some(IgnoreReason::AfterInvalid));
                 }
             }
         }
         found
     }
 
-    /// The places of the cards that are shown whole, in CUDA's order.
+    /// Returns the indices of the visible GPUs, without MIG devices, in CUDA's order.
     pub fn gpus(&self) -> impl Iterator<Item = usize> + '_ {
         self.devices.iter().filter_map(|device| match device {
             VisibleDevice::Gpu(place) => Some(*place),
@@ -273,7 +272,7 @@ fn number(entry: &str, count: usize) -> Result<usize, IgnoreReason> {
     if digits.is_empty() {
         return Err(IgnoreReason::NotADevice);
     }
-    // More digits than fit are out of range, and never some other number.
+    // A number that overflows is out of range.
     let number = digits.parse().unwrap_or(usize::MAX);
     let good = number < count && (!negative || number == 0);
     good.then_some(number).ok_or(IgnoreReason::OutOfRange { count })

@@ -1,4 +1,4 @@
-//! Engines move what they are asked for, whatever the kernel answers on the way.
+//! Engines transfer all bytes over short, interrupted and deferred system calls.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
@@ -35,22 +35,22 @@ fn start(
     direction: Direction,
     spans: &[HostSpan],
 ) -> Receiver<Result<(), DiskError>> {
-    let (tell, told) = channel();
+    let (sender, results) = channel();
     let transfers = spans.iter().enumerate().map(|(number, span)| {
-        let tell = tell.clone();
+        let sender = sender.clone();
         FileTransfer {
             file: Arc::clone(file),
             offset: PIECE * number as u64,
             span: span.clone(),
             direction,
-            done: Box::new(move |answer| tell.send(answer).unwrap()),
+            done: Box::new(move |answer| sender.send(answer).unwrap()),
         }
     });
     submit_transfers(io, transfers);
-    told
+    results
 }
 
-/// Writes 200 pieces, more than any engine works on at once, and reads them back.
+/// Writes 200 pieces, more than any engine has in flight, and reads them back.
 fn round_trip(io: &Arc<dyn BlockIo>) -> Vec<Vec<u8>> {
     let dir = tempfile::tempdir().unwrap();
     let file = Arc::new(DirectFile::create(&dir.path().join("data")).unwrap());
@@ -80,7 +80,7 @@ fn both_engines_move_the_same_bytes() {
             assert!(round_trip(&uring) == expected());
             assert!(open_io(IoChoice::Auto, 16).unwrap().fell_back.is_none());
         }
-        // Where io_uring is forbidden, that is said, and nothing else takes its place unasked.
+        // Where io_uring is forbidden, the error says so, and only `Auto` falls back to threads.
         Err(why) => {
             assert_eq!(open_io(IoChoice::Uring, 16).err(), Some(why.clone()));
             let opened = open_io(IoChoice::Auto, 16).unwrap();
@@ -89,7 +89,7 @@ fn both_engines_move_the_same_bytes() {
     }
 }
 
-/// Cuts, interrupts and defers most calls before a real engine sees them.
+/// Shortens, interrupts and defers most calls before it passes them to a real engine.
 struct Unsteady {
     io: Arc<dyn BlockIo>,
     calls: AtomicU64,
@@ -140,8 +140,8 @@ fn a_cut_file_is_named_and_not_waited_for() {
         let dir = tempfile::tempdir().unwrap();
         let io = open_io(choice, 4).unwrap().io;
         let file = Arc::new(DirectFile::create(&dir.path().join("data")).unwrap());
-        let told = start(&io, &file, Direction::Read, &[span(&[0; 4096])]);
-        let error = told.recv().unwrap().unwrap_err();
+        let results = start(&io, &file, Direction::Read, &[span(&[0; 4096])]);
+        let error = results.recv().unwrap().unwrap_err();
         assert_eq!((error.kind, error.file.as_path()), (DiskErrorKind::Short, file.path()));
     }
 }
@@ -160,8 +160,8 @@ fn a_panic_in_an_answer_ends_neither_the_engine_nor_other_transfers() {
             done: Box::new(|_| panic!("on purpose")),
         };
         submit_transfers(&io, [panics]);
-        let told = start(&io, &file, Direction::Write, &[span(&[2; 4096])]);
-        assert_eq!(told.recv().unwrap(), Ok(()));
+        let results = start(&io, &file, Direction::Write, &[span(&[2; 4096])]);
+        assert_eq!(results.recv().unwrap(), Ok(()));
     }
 }
 
@@ -172,9 +172,9 @@ fn an_engine_dropped_with_work_in_it_answers_all_of_it() {
         let io = open_io(choice, 2).unwrap().io;
         let file = Arc::new(DirectFile::create(&dir.path().join("data")).unwrap());
         let spans: Vec<_> = (0..50).map(|seed| span(&pattern(seed, 65536))).collect();
-        let told = start(&io, &file, Direction::Write, &spans);
-        // The last handle may now go in a thread of the engine itself.
+        let results = start(&io, &file, Direction::Write, &spans);
+        // The last handle may now be dropped in a thread of the engine itself.
         drop((io, file));
-        assert_eq!(told.iter().filter(Result::is_ok).count(), 50);
+        assert_eq!(results.iter().filter(Result::is_ok).count(), 50);
     }
 }

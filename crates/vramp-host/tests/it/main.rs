@@ -1,4 +1,4 @@
-//! Tests of `vramp-host` through its public interface, in one program.
+//! Tests of the public interface of `vramp-host`, in one binary.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

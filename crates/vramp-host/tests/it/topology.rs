@@ -1,4 +1,4 @@
-//! Machines made of files: what is read of them, and of broken ones.
+//! Topologies read from directories of test files, valid and malformed.
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -9,7 +9,7 @@ use vramp_core::Bytes;
 use vramp_host::NumaNode;
 use vramp_host::topology::{DiskKind, NicCheck, PathType, Topology, TopologyError};
 
-/// The files of a machine in a folder of their own.
+/// A temporary directory with the files of a machine.
 struct Machine(TempDir);
 
 impl Machine {
@@ -29,7 +29,7 @@ impl Machine {
         symlink(to, path).unwrap();
     }
 
-    /// A device below these bridges, with its folder on the bus. Returns its place in `sys`.
+    /// Adds a PCI device below these bridges. Returns its path in `sys`.
     fn pci(&self, bridges: &str, address: &str, node: i32, class: &str, vendor: &str) -> String {
         let place = format!("devices/{bridges}/{address}");
         self.link(&format!("sys/bus/pci/devices/{address}"), &format!("../../../{place}"));
@@ -76,7 +76,7 @@ impl Machine {
 
 const SWITCH: &str = "pci0000:3a/0000:3a:00.0/0000:3b:00.0";
 
-/// Two nodes and four cards: two behind one switch, one behind a port beside it, one at the other
+/// Two nodes and four GPUs: two below one switch, one below a port beside it, one at the other
 /// node.
 fn server() -> Machine {
     let machine = Machine::new();
@@ -94,7 +94,7 @@ fn server() -> Machine {
     machine
 }
 
-/// A disk behind the cards' switch with a volume on its partition, and one made of plates.
+/// Adds an NVMe drive below the GPUs' switch with a volume on its partition, and a hard disk.
 fn add_disks(machine: &Machine) {
     let bridges = format!("{SWITCH}/0000:3c:02.0");
     let slot = machine.pci(&bridges, "0000:3f:00.0", 0, "0x010802", "0x144d");
@@ -121,7 +121,7 @@ fn add_disks(machine: &Machine) {
     );
 }
 
-/// One card that is all there, one without an address, one that is down and has no interface.
+/// Adds a network card with an address, one without, and one that is down and has no interface.
 fn add_networks(machine: &Machine) {
     let bridges = format!("{SWITCH}/0000:3c:03.0");
     let slot = machine.pci(&bridges, "0000:41:00.0", 0, "0x020000", "0x15b3");
@@ -154,7 +154,7 @@ fn a_server_is_discovered_with_its_cards_and_nodes() {
     let gpu = &topology.gpus[0];
     assert_eq!(gpu.model.as_deref(), Some("NVIDIA H200"));
     assert_eq!(gpu.uuid.as_deref(), Some("GPU-aaaa1111-0000"));
-    assert_eq!(topology.gpus[3].uuid, None, "nobody has used it");
+    assert_eq!(topology.gpus[3].uuid, None, "it was never used");
     assert_eq!(gpu.pci.numa, Some(NumaNode(0)));
     assert_eq!(gpu.pci.cpus.as_ref().unwrap().to_string(), "0-31,64-95");
     assert_eq!(gpu.pci.link.max.unwrap().to_string(), "PCIe 5 x16");
@@ -270,7 +270,12 @@ fn what_cannot_be_read_is_absent_and_what_is_malformed_is_remarked_on() {
     assert_eq!(topology.host_nodes().count(), 1);
     assert_eq!(topology.disks[1].capacity, None);
     let warnings: Vec<String> = topology.warnings.iter().map(ToString::to_string).collect();
-    for words in ["cpulist says 'many'", "current_link_width", "node1/meminfo", "'no mount'"] {
+    for words in [
+        "cpulist has unexpected contents: 'many'",
+        "current_link_width",
+        "node1/meminfo",
+        "'no mount'",
+    ] {
         assert!(warnings.iter().any(|warning| warning.contains(words)), "{words}: {warnings:?}");
     }
     assert!(!warnings.iter().any(|warning| warning.contains("max_link_speed")), "{warnings:?}");

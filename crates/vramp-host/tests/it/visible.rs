@@ -1,17 +1,17 @@
-//! `CUDA_VISIBLE_DEVICES` in all its forms.
+//! All forms of `CUDA_VISIBLE_DEVICES`.
 use proptest::prelude::*;
 use vramp_host::topology::{IgnoreReason, MigId, VisibleDevice, VisibleDevices};
 
 const UUIDS: [Option<&str>; 4] =
     [Some("GPU-9942190a-aa31"), Some("GPU-9e8d35e3-a134"), Some("GPU-e429a63e-c61c"), None];
 
-/// The cards that a text shows.
+/// Returns the GPUs that a value shows.
 fn shown(variable: &str) -> Vec<usize> {
     VisibleDevices::parse(Some(variable), &UUIDS).gpus().collect()
 }
 
-/// Why entries of a text show nothing.
-fn why(variable: &str) -> Vec<IgnoreReason> {
+/// Returns the reasons why entries of a value are ignored.
+fn reasons(variable: &str) -> Vec<IgnoreReason> {
     let visible = VisibleDevices::parse(Some(variable), &UUIDS);
     visible.ignored.iter().map(|ignored| ignored.reason).collect()
 }
@@ -38,7 +38,7 @@ fn numbers_show_cards_in_the_order_of_the_list() {
 #[test]
 fn a_number_out_of_range_hides_itself_and_all_behind_it_and_is_no_error() {
     assert_eq!(shown("0,2,-1,1"), [0, 2]);
-    assert_eq!(why("0,2,-1,1"), [OUT, IgnoreReason::AfterInvalid]);
+    assert_eq!(reasons("0,2,-1,1"), [OUT, IgnoreReason::AfterInvalid]);
     assert_eq!(shown("1,4,0"), [1]);
     assert_eq!(shown("one,2"), NONE);
     assert_eq!(shown("3,two,1"), [3]);
@@ -50,7 +50,7 @@ fn a_number_out_of_range_hides_itself_and_all_behind_it_and_is_no_error() {
 #[test]
 fn a_number_that_fits_in_no_integer_is_out_of_range_and_never_another_number() {
     for number in ["4294967296", "18446744073709551616", "99999999999999999999999999"] {
-        assert_eq!(why(number), [OUT], "{number}");
+        assert_eq!(reasons(number), [OUT], "{number}");
         assert_eq!(shown(&format!("1,-{number},2")), [1]);
     }
 }
@@ -61,15 +61,15 @@ fn the_beginning_of_a_uuid_shows_the_only_card_that_has_it() {
     assert_eq!(shown("GPU-e429a63e-c61c"), [2]);
     assert_eq!(shown("GPU-9e,GPU-9,GPU-e"), [1]);
     let ambiguous = IgnoreReason::AmbiguousUuid { matches: 2 };
-    assert_eq!(why("GPU-9e,GPU-9,GPU-e"), [ambiguous, IgnoreReason::AfterInvalid]);
-    assert_eq!(why("GPU-123,GPU-e4"), [IgnoreReason::UnknownUuid, IgnoreReason::AfterInvalid]);
+    assert_eq!(reasons("GPU-9e,GPU-9,GPU-e"), [ambiguous, IgnoreReason::AfterInvalid]);
+    assert_eq!(reasons("GPU-123,GPU-e4"), [IgnoreReason::UnknownUuid, IgnoreReason::AfterInvalid]);
 }
 
 #[test]
 fn an_entry_of_another_form_ends_the_list() {
     assert_eq!(shown("GPU-e4, 1"), [2]);
     assert_eq!(shown("1,GPU-e4,0"), [1]);
-    assert_eq!(why("1,GPU-e4,0"), [IgnoreReason::MixedForms, IgnoreReason::AfterInvalid]);
+    assert_eq!(reasons("1,GPU-e4,0"), [IgnoreReason::MixedForms, IgnoreReason::AfterInvalid]);
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn a_card_named_twice_hides_all() {
     assert_eq!(shown("0,1,2,1"), NONE);
     assert_eq!(shown("GPU-e4,GPU-9e,GPU-e429"), NONE);
     let others = IgnoreReason::HiddenByDuplicate;
-    assert_eq!(why("0,0,1"), [others, IgnoreReason::Duplicate, others]);
+    assert_eq!(reasons("0,0,1"), [others, IgnoreReason::Duplicate, others]);
     assert_eq!(shown("0,-1,0"), [0], "what is hidden is not named");
 }
 
@@ -105,7 +105,7 @@ fn a_name_of_no_part_is_refused() {
         "MIG-GPU-e4/+1/2",
         "MIG-xyz",
     ] {
-        assert_eq!(why(text), [IgnoreReason::NotADevice], "{text}");
+        assert_eq!(reasons(text), [IgnoreReason::NotADevice], "{text}");
         let error = text.parse::<MigId>().unwrap_err().to_string();
         assert!(error.contains(text), "{error}");
     }

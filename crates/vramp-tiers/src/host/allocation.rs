@@ -100,9 +100,9 @@ impl HostAllocation {
         len: Bytes,
         mut piece: impl FnMut(&Part, Bytes, Bytes) -> T,
     ) -> Result<Vec<T>, OutOfBounds> {
-        let whole = self.len();
-        let outside = OutOfBounds { offset, len, whole };
-        let end = offset.checked_add(len).filter(|end| *end <= whole).ok_or(outside)?;
+        let size = self.len();
+        let outside = OutOfBounds { offset, len, size };
+        let end = offset.checked_add(len).filter(|end| *end <= size).ok_or(outside)?;
         let mut pieces = Vec::new();
         let mut start = Bytes::ZERO;
         for part in &self.parts {

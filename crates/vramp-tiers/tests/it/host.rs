@@ -72,7 +72,7 @@ fn bytes_are_numbered_through_whatever_runs_they_lie_in() {
     split.block(1).unwrap().read(Bytes::new(7), &mut second).unwrap();
     assert_eq!(second, pattern[(1 << 20) + 7..(1 << 20) + 9]);
     let outside = split.write(MIB * 3 - Bytes::new(1), &[1, 2]).unwrap_err();
-    assert_eq!(outside.whole, MIB * 3);
+    assert_eq!(outside.size, MIB * 3);
     assert!(split.spans(Bytes::new(u64::MAX), MIB).is_err());
     assert!(split.block(3).is_none() && split.block(usize::MAX).is_none());
     drop(first);

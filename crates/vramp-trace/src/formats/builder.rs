@@ -1,13 +1,13 @@
-//! Limits and growth of a trace that is being built, the same for every format.
+//! Builds a trace event by event, for every reader.
 
 use std::collections::HashMap;
 
 use crate::{ActionId, Event, EventKind, ReadError, ReadLimits, StreamIndex, Trace};
 
-/// What an amount of memory may be, for messages.
+/// Valid range of a size, for messages.
 pub(crate) const SIZE_RANGE: &str = "a whole number from 0 to 2^56";
 
-/// A trace in the making: gives streams and unknown actions their numbers and counts events.
+/// A trace under construction. Numbers streams and unknown actions, and limits events.
 pub(crate) struct TraceBuilder {
     pub trace: Trace,
     streams: HashMap<u64, StreamIndex>,
@@ -27,7 +27,8 @@ impl TraceBuilder {
         }
     }
 
-    /// The index of the stream with this raw number. Neighbouring events mostly share a stream.
+    /// Returns the index of the stream with this raw handle. Consecutive events mostly share a
+    /// stream.
     pub fn stream(&mut self, raw: u64) -> StreamIndex {
         if let Some((last, index)) = self.last_stream
             && last == raw
@@ -44,7 +45,7 @@ impl TraceBuilder {
         index
     }
 
-    /// The kind of an action without a fixed name, or `None` after 65,536 of them.
+    /// Returns the kind of an action without a fixed name, or `None` if there are 65,536 already.
     pub fn unknown_action(&mut self, name: &str) -> Option<EventKind> {
         if let Some(&id) = self.actions.get(name) {
             return Some(EventKind::Unknown(id));

@@ -1,4 +1,4 @@
-//! Why a file could not be read, where in it, and what to do about it.
+//! Errors and limits of reading.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,139 +7,135 @@ use vramp_core::Bytes;
 
 use crate::Format;
 
-/// A file that is not a trace this crate can read.
+/// Why a file could not be read.
 ///
-/// Offsets count bytes of the *uncompressed* contents. No error leaves memory behind, and none is
-/// a panic: a hostile file is a user's input like any other.
+/// Offsets count bytes of the *uncompressed* contents. No file causes a panic.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadError {
     /// The file could not be opened.
     #[error("cannot open {}: {cause}", path.display())]
     Open {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         cause: io::Error,
     },
     /// Reading or decompressing failed.
     #[error("cannot read or decompress at byte {offset}: {cause}")]
     Io {
-        /// How much had been read.
+        /// Bytes read before the failure.
         offset: u64,
-        /// What the system or the decompressor said.
+        /// Error of the operating system or the decompressor.
         cause: io::Error,
     },
-    /// There is nothing in the file.
-    #[error(
-        "the file is empty: was the program still running, or killed, when it wrote the snapshot?"
-    )]
+    /// The file is empty.
+    #[error("the file is empty: check that the program finished writing the snapshot")]
     Empty,
-    /// The contents are of no known format.
+    /// The format of the contents is unknown.
     #[error(
-        "not a known trace format (it begins with {start}): expected a PyTorch snapshot pickle \
+        "unknown trace format (the file begins with {start}): expected a PyTorch snapshot pickle \
          (protocol 2 to 5), an RMM log or a .vtrace file, plain, gzip or zstd"
     )]
     UnknownFormat {
-        /// The first bytes, in hexadecimal.
+        /// First bytes, in hexadecimal.
         start: String,
     },
-    /// The contents end too early.
-    #[error("the {format} ends too early, at byte {offset}: copy the file again, or record again")]
+    /// The file is truncated.
+    #[error("the {format} is truncated at byte {offset}: copy the file again, or record again")]
     Truncated {
-        /// What was being read.
+        /// Format of the file.
         format: Format,
-        /// Where it ends.
+        /// Offset of the end.
         offset: u64,
     },
-    /// The pickle wants to run code or to load an object.
+    /// The pickle would load an object or run code.
     #[error(
-        "refused to run the opcode {opcode} at byte {offset}: a memory snapshot is plain data, and \
-         this pickle wants to load an object or run code; save it with \
-         torch.cuda.memory._dump_snapshot"
+        "refused the opcode {opcode} at byte {offset}: this pickle would load an object or run \
+         code, and a memory snapshot is plain data; save one with torch.cuda.memory._dump_snapshot"
     )]
     Refused {
-        /// Where the opcode stands.
+        /// Offset of the opcode.
         offset: u64,
-        /// Its name in Python's pickletools.
+        /// Name of the opcode in Python's pickletools.
         opcode: &'static str,
     },
-    /// The pickle uses a protocol that PyTorch never writes.
+    /// The pickle protocol is not supported.
     #[error(
         "pickle protocol {protocol} at byte {offset} is not supported: save it with protocol 2, 3, \
          4 or 5"
     )]
     Protocol {
-        /// Where the protocol shows.
+        /// Offset of the first opcode of that protocol.
         offset: u64,
-        /// Its number.
+        /// Number of the protocol.
         protocol: u8,
     },
-    /// The bytes do not follow the rules of their format.
-    #[error("broken {format} at byte {offset}: {what}")]
+    /// The contents are malformed.
+    #[error("malformed {format} at byte {offset}: {what}")]
     Malformed {
-        /// What was being read.
+        /// Format of the file.
         format: Format,
-        /// Where it was noticed.
+        /// Offset at which it was detected.
         offset: u64,
-        /// What is wrong.
+        /// Description of the defect.
         what: &'static str,
     },
-    /// A good file of a known format that holds something else than a trace.
+    /// The pickle is valid but is not a memory snapshot.
     #[error(
         "this pickle is not a memory snapshot: {what}; save one with \
          torch.cuda.memory._dump_snapshot"
     )]
     NotASnapshot {
-        /// What is missing or different.
+        /// Description of what is missing or different.
         what: &'static str,
     },
-    /// A field has a value that it cannot have.
+    /// The value of a field is invalid.
     #[error("{place}: {field} is {found}, expected {expected}")]
     BadField {
-        /// Which event, block or line.
+        /// The event, block or line of the field.
         place: String,
-        /// Which of its fields.
+        /// Name of the field.
         field: &'static str,
-        /// What stands there.
+        /// The value found.
         found: String,
-        /// What may stand there.
+        /// The values expected.
         expected: &'static str,
     },
-    /// Reading on would cost more than the caller allows.
+    /// A limit of [`ReadLimits`](crate::ReadLimits) was reached.
     #[error("more than {allowed} {what} at byte {offset}: raise ReadLimits::{limit} to read it")]
     Limit {
-        /// The field of [`crate::ReadLimits`].
+        /// Name of the field of [`ReadLimits`](crate::ReadLimits).
         limit: &'static str,
-        /// What it counts.
+        /// What the limit counts.
         what: &'static str,
-        /// Its value.
+        /// Value of the limit.
         allowed: u64,
-        /// Where it was reached.
+        /// Offset at which it was reached.
         offset: u64,
     },
-    /// The `.vtrace` file is newer than this program.
-    #[error("a .vtrace file of version {found}; this program reads up to version {supported}")]
+    /// The version of the `.vtrace` file is not supported.
+    #[error(".vtrace version {found} is not supported: this program reads up to {supported}")]
     Version {
-        /// What the file says.
+        /// Version of the file.
         found: u16,
-        /// The newest version this crate reads.
+        /// Newest version that this crate reads.
         supported: u16,
     },
-    /// The `.vtrace` file is damaged.
+    /// The checksum of the `.vtrace` file does not match.
     #[error(
         "the .vtrace file is damaged: its checksum is {computed:#010x}, expected {stored:#010x}"
     )]
     Checksum {
-        /// What the file says.
+        /// Checksum in the file.
         stored: u32,
-        /// What its contents give.
+        /// Checksum of its contents.
         computed: u32,
     },
 }
 
-/// How much a file may cost to read. The defaults fit every recording seen so far and keep a
-/// hostile file from taking the machine down.
+/// Limits on what reading a file may cost. The defaults fit every recording seen so far and bound
+/// the cost of a hostile file.
 ///
 /// ```
 /// use vramp_core::Bytes;
@@ -148,17 +144,16 @@ pub enum ReadError {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadLimits {
-    /// Uncompressed contents. This bounds the time too: no byte is looked at more than a few times.
+    /// Bytes of uncompressed contents. This bounds the time too, which is linear in them.
     pub contents: Bytes,
-    /// Memory held while reading: events, stacks, names and what is not understood yet. Counted by
-    /// this crate, and close to what the process takes; buffers and the decompressor come on top:
-    /// under 1 MiB, or as much as 130 MiB for zstd with the longest window.
+    /// Memory for events, stacks, names and values that are not parsed yet. Buffers and the
+    /// decompressor come on top: under 1 MiB, or up to 130 MiB for zstd with the longest window.
     pub memory: Bytes,
-    /// Events in all.
+    /// Number of events.
     pub events: u32,
-    /// Containers within containers.
+    /// Nesting depth of containers.
     pub depth: u32,
-    /// One text, in bytes.
+    /// Bytes of one string.
     pub text: Bytes,
 }
 

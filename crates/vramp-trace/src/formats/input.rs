@@ -1,4 +1,4 @@
-//! Bytes as they come in: counted, limited and never past the end.
+//! A buffered reader that counts and limits the bytes read.
 
 use std::io::{self, Read};
 
@@ -8,13 +8,13 @@ use crate::{Format, ReadError};
 
 const BUFFER: usize = 128 << 10;
 
-/// Uncompressed contents, read once from front to back. Knows where it is, for errors.
+/// Uncompressed contents, read once from front to back. Tracks the offset, for errors.
 pub(crate) struct Input<R> {
     source: R,
     buffer: Box<[u8]>,
     next: usize,
     end: usize,
-    /// Bytes that came before the buffer.
+    /// Bytes before the buffer.
     passed: u64,
     allowed: u64,
     pub format: Format,
@@ -33,12 +33,12 @@ impl<R: Read> Input<R> {
         }
     }
 
-    /// How many bytes have been taken.
+    /// Returns the number of bytes consumed.
     pub fn offset(&self) -> u64 {
         self.passed + self.next as u64
     }
 
-    /// Gives the source back. What the buffer still holds is lost.
+    /// Returns the source. Bytes left in the buffer are lost.
     pub fn into_source(self) -> R {
         self.source
     }
@@ -47,7 +47,7 @@ impl<R: Read> Input<R> {
         ReadError::Malformed { format: self.format, offset: self.offset(), what }
     }
 
-    /// The next bytes without taking them: `wanted` of them, or fewer at the end of the contents.
+    /// Returns the next `wanted` bytes without consuming them, or fewer at the end of the contents.
     pub fn peek(&mut self, wanted: usize) -> Result<&[u8], ReadError> {
         while self.end - self.next < wanted && self.refill()? {}
         Ok(&self.buffer[self.next..self.end.min(self.next + wanted)])
@@ -75,9 +75,9 @@ impl<R: Read> Input<R> {
         Ok(array)
     }
 
-    /// Takes `len` bytes and hands them to `sink` in pieces, so that a length is believed only as
-    /// far as bytes really come.
-    pub fn pieces(&mut self, len: u64, mut sink: impl FnMut(&[u8])) -> Result<(), ReadError> {
+    /// Consumes `len` bytes and passes them to `sink` part by part. No buffer of `len` bytes is
+    /// allocated, because `len` comes from the file and may be wrong.
+    pub fn consume(&mut self, len: u64, mut sink: impl FnMut(&[u8])) -> Result<(), ReadError> {
         let mut left = len;
         while left > 0 {
             if self.next == self.end && !self.refill()? {
@@ -92,7 +92,7 @@ impl<R: Read> Input<R> {
         Ok(())
     }
 
-    /// Reads more behind what is left. False at the end of the contents.
+    /// Reads more into the buffer. Returns false at the end of the contents.
     fn refill(&mut self) -> Result<bool, ReadError> {
         self.buffer.copy_within(self.next..self.end, 0);
         self.passed += self.next as u64;
@@ -115,8 +115,8 @@ impl<R: Read> Input<R> {
         Ok(true)
     }
 
-    /// Truncated compressed data is a truncated file to whoever copied it. A `ReadError` that
-    /// travelled through a library comes out as it was.
+    /// Converts an error of the source. Truncated compressed data is a truncated file. A
+    /// `ReadError` that was wrapped in an `io::Error` is unwrapped.
     pub fn failed(&self, source: io::Error) -> ReadError {
         let offset = self.passed + self.end as u64;
         match source.downcast::<ReadError>() {
@@ -142,8 +142,8 @@ impl<R: Read> Input<R> {
     }
 }
 
-/// Lets a library read on where the input stands. A `ReadError` travels inside the `io::Error`;
-/// [`Input::failed`] unwraps it.
+/// Lets a library continue to read at the current offset. A `ReadError` is wrapped in the
+/// `io::Error`, and [`Input::failed`] unwraps it.
 impl<R: Read> Read for Input<R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         if self.next == self.end && !self.refill().map_err(io::Error::other)? {

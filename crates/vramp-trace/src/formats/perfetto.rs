@@ -1,13 +1,13 @@
-//! A timeline for ui.perfetto.dev and chrome://tracing, in Chrome's JSON.
+//! Writes a timeline for ui.perfetto.dev and chrome://tracing, in Chrome's JSON trace format.
 //!
-//! 1. Each device is a process. A stream has a counter of the bytes its live blocks asked for and
-//!    one of the bytes the allocator had reserved for it.
-//! 2. Each block is an asynchronous slice from its `alloc` to its `free_completed`, called by its
-//!    size and the innermost line of its stack. A mark in it says when its free was requested, if
-//!    other streams held it longer.
-//! 3. Out of memory, segments and the program's own marks are instants.
+//! 1. Each device is a process. Each stream has a counter of its allocated bytes and a counter of
+//!    its reserved bytes.
+//! 2. Each block is an asynchronous slice from its `alloc` to its `free_completed`, named after its
+//!    size and the innermost frame of its stack. If other streams used it after its free was
+//!    requested, an instant in the slice marks the request.
+//! 3. Out of memory, segment events and the program's marks are instants.
 //!
-//! Blocks from before the recording begin with it, and what nobody freed stays open.
+//! Blocks older than the recording begin with it. Blocks that are never freed stay open.
 //!
 //! Deliberately absent: whole stacks, which would make up most of the file. A snapshot has them.
 
@@ -21,17 +21,17 @@ use crate::formats::validate::validate;
 use crate::{Event, EventKind, Request, StreamIndex, Trace, Workload};
 
 impl Trace {
-    /// Writes the trace as a timeline in Chrome's JSON, which Perfetto opens.
+    /// Writes the trace as a timeline in Chrome's JSON trace format, which Perfetto opens.
     ///
-    /// Times are those of the recording, in microseconds. A recording without times gets one
-    /// microsecond per event. Reserved bytes are told where the trace has events of segments.
+    /// Times are those of the recording, in microseconds. In a recording without times each event
+    /// takes one microsecond. Reserved bytes are written only if the trace has segment events.
     ///
-    /// One object after the other, one pass over all events for each device that has any. Holds
-    /// the requests of one device at a time (36 bytes per event), 32 bytes per block, and the names
-    /// of those that live. About 150 bytes per event: give it a [`std::io::BufWriter`].
+    /// One pass over all events for each device that has any. Needs memory for the requests of one
+    /// device at a time (36 bytes per event), 32 bytes per block, and the names of live blocks.
+    /// Writes about 150 bytes per event in small parts: use a [`std::io::BufWriter`].
     ///
     /// # Errors
-    /// What `out` says; [`io::ErrorKind::InvalidInput`] if a part of the trace points outside it.
+    /// Errors of `out`; [`io::ErrorKind::InvalidInput`] if an index in the trace is out of range.
     pub fn write_perfetto(&self, out: impl Write) -> io::Result<()> {
         validate(self)?;
         let mut timeline = Timeline { out, is_first: true };
@@ -46,7 +46,7 @@ impl Trace {
     }
 }
 
-/// An array of JSON objects in the making.
+/// The array of JSON objects, written object by object.
 struct Timeline<W> {
     out: W,
     is_first: bool,
@@ -101,7 +101,7 @@ struct About<'a> {
 #[derive(Serialize)]
 struct Nothing {}
 
-/// A stream's two counters and their names.
+/// The two counters of a stream and their names.
 struct Counters {
     name: String,
     allocated_name: String,
@@ -110,25 +110,25 @@ struct Counters {
     reserved: u64,
 }
 
-/// A block as long as it lives: what its later entries repeat.
+/// A live block: the values that its later entries repeat.
 struct Slice {
     name: Box<str>,
     stream: u32,
     size: Bytes,
 }
 
-/// One device of a trace on its way to the timeline.
+/// Writes one device of a trace.
 struct Device<'a> {
     trace: &'a Trace,
     workload: Workload,
     device: u32,
     streams: Vec<Counters>,
-    /// The place in `streams` of each stream of the workload.
+    /// Index in `streams` of each stream of the workload.
     stream_of: Vec<usize>,
-    /// By block: filled by its `Alloc`, taken by its `FreeCompleted`.
+    /// Slice of each block, from its `Alloc` to its `FreeCompleted`.
     slices: Vec<Option<Slice>>,
     is_timed: bool,
-    tells_segments: bool,
+    has_segment_events: bool,
     now: u64,
 }
 
@@ -149,7 +149,7 @@ impl<'a> Device<'a> {
             }
         });
         let own = |event: &&Event| u32::from(event.device) == device;
-        let tells_segments =
+        let has_segment_events =
             trace.events.iter().filter(own).any(|event| segment_change(event).is_some());
         let first = trace.events.iter().find(own).map_or(0, |event| event.time_us);
         Device {
@@ -160,7 +160,7 @@ impl<'a> Device<'a> {
             device,
             workload,
             is_timed,
-            tells_segments,
+            has_segment_events,
             now: if is_timed { first } else { 0 },
         }
     }
@@ -171,7 +171,7 @@ impl<'a> Device<'a> {
             trace => format!("device {} ({trace})", self.device),
         };
         timeline.entry(&self.entry("process_name", "M", 0, Label { name: &name }))?;
-        if self.tells_segments {
+        if self.has_segment_events {
             for stream in 0..self.streams.len() {
                 if self.streams[stream].reserved > 0 {
                     self.count_reserved(timeline, stream)?;
@@ -184,7 +184,7 @@ impl<'a> Device<'a> {
             if u32::from(event.device) != self.device {
                 continue;
             }
-            // Repairs stand right before the event that showed the need.
+            // A repair comes directly before the event that required it.
             while next < requests.len() && self.workload.event_of(next).is_none_or(|at| at < index)
             {
                 self.request(timeline, &requests[next..], next)?;
@@ -205,7 +205,7 @@ impl<'a> Device<'a> {
 
     // --- requests ---
 
-    /// Writes the first of these requests; the second tells whether a free is over at once.
+    /// Writes the first of these requests. The second shows whether a free completes at once.
     fn request<W: Write>(
         &mut self,
         timeline: &mut Timeline<W>,
@@ -221,7 +221,7 @@ impl<'a> Device<'a> {
                 self.free_requested(timeline, block, over)
             }
             Request::FreeCompleted { block } => self.end(timeline, block),
-            // Its event is written with the other instants.
+            // Written with the other instants.
             Request::Oom { .. } => Ok(()),
         }
     }
@@ -288,7 +288,7 @@ impl<'a> Device<'a> {
             EventKind::Alloc | EventKind::FreeRequested | EventKind::FreeCompleted => return Ok(()),
             EventKind::Oom => {
                 let free = event.device_free().map(|free| format!(", {free} free on the card"));
-                format!("out of memory: {} asked{}", event.size, free.unwrap_or_default())
+                format!("out of memory: {} requested{}", event.size, free.unwrap_or_default())
             }
             EventKind::Snapshot | EventKind::UserDefined => {
                 self.trace.action_name(event.kind).to_owned()
@@ -336,7 +336,7 @@ impl<'a> Device<'a> {
         timeline.entry(&self.entry(&counters.reserved_name, "C", 0, count))
     }
 
-    /// Devices and streams count from one here: viewers take process and thread 0 for the idle one.
+    /// Devices and streams are numbered from one: viewers treat process and thread 0 as idle.
     fn entry<'e, A>(&self, name: &'e str, ph: &'static str, stream: u32, args: A) -> Entry<'e, A> {
         let (pid, tid, ts) = (self.device + 1, stream.saturating_add(1), self.now);
         Entry { name, ph, pid, tid, ts, cat: None, id: None, s: None, args }
@@ -356,7 +356,7 @@ impl<'a> Device<'a> {
     }
 }
 
-/// By how much an event changes what the allocator holds, if it is about that.
+/// Returns the change of the reserved bytes by an event, or `None` if it is not a segment event.
 fn segment_change(event: &Event) -> Option<i128> {
     let size = i128::from(event.size.count());
     match event.kind {
@@ -366,8 +366,8 @@ fn segment_change(event: &Event) -> Option<i128> {
     }
 }
 
-/// What each stream held before the first event: what it held at the end less all changes, and at
-/// least what it gave back.
+/// Returns the reserved bytes of each stream before the first event: those at the end minus all
+/// changes, and at least enough that they never become negative.
 fn reserved_at_start(trace: &Trace, device: u32) -> Vec<u64> {
     let mut sums = vec![(0i128, 0i128); trace.streams.len()];
     let own = |event: &&Event| u32::from(event.device) == device;
@@ -385,7 +385,7 @@ fn reserved_at_start(trace: &Trace, device: u32) -> Vec<u64> {
     at_start.map(|bytes| u64::try_from(bytes).unwrap_or(u64::MAX)).collect()
 }
 
-/// JSON has no integers beyond 2^53 that every reader keeps.
+/// As text, because many readers of JSON round integers above 2^53.
 fn hexadecimal(number: u64) -> String {
     format!("{number:#x}")
 }

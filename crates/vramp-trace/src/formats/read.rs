@@ -1,4 +1,4 @@
-//! From a file to a trace, whatever the file is called.
+//! Detects the format of a file by its contents and reads it.
 
 use std::fmt;
 use std::fs::File;
@@ -9,14 +9,14 @@ use super::{pickle, rmm, vtrace};
 use crate::formats::input::Input;
 use crate::{ReadError, ReadLimits, Trace};
 
-/// What a trace can be stored as. Told apart by contents, never by name.
+/// Format of a trace file. Detected by contents, never by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// PyTorch's memory snapshot.
+    /// A PyTorch memory snapshot.
     Pickle,
-    /// The log of RMM's logging resource adaptor.
+    /// A log of RMM's `logging_resource_adaptor`.
     RmmLog,
-    /// This project's own compact format.
+    /// The compact format of this project.
     Vtrace,
 }
 
@@ -31,27 +31,27 @@ impl fmt::Display for Format {
 }
 
 /// Reads the trace in a file: a PyTorch snapshot, an RMM log or a `.vtrace`, each plain or
-/// compressed by gzip or zstd. Detects the format by the contents and names the trace after the
-/// file.
+/// compressed by gzip or zstd. Detects the format by the contents. The trace is named after the
+/// file unless the file stores a name.
 ///
-/// One pass over the file; holds the trace and little else.
+/// One pass over the file. Needs memory for the trace and little else.
 ///
 /// # Errors
-/// Any [`ReadError`]; see there.
+/// Any [`ReadError`].
 pub fn read_trace(path: impl AsRef<Path>, limits: &ReadLimits) -> Result<Trace, ReadError> {
     let path = path.as_ref();
     let file =
         File::open(path).map_err(|cause| ReadError::Open { path: path.to_owned(), cause })?;
     let mut trace = read(file, limits)?;
-    // A .vtrace keeps the name of the recording it was made from.
+    // A .vtrace stores the name of its recording.
     if trace.name.is_empty() {
         trace.name = stem(path);
     }
     Ok(trace)
 }
 
-/// Reads a trace as [`read_trace`] does, from anything. A trace that carries no name stays
-/// nameless.
+/// Reads a trace as [`read_trace`] does, from any source. The name is empty unless the source
+/// stores one.
 ///
 /// # Errors
 /// Any [`ReadError`] but `Open`.
@@ -84,7 +84,7 @@ fn detect(contents: impl Read, limits: &ReadLimits) -> Result<Trace, ReadError> 
         },
         _ if start.starts_with(&vtrace::MAGIC) => vtrace::read(input, limits),
         _ if rmm::is_log(start) => rmm::read(input, limits),
-        // Cut off inside what tells the formats apart.
+        // Truncated within the first bytes, by which formats are detected.
         _ if vtrace::MAGIC.starts_with(start) => {
             Err(ReadError::Truncated { format: Format::Vtrace, offset: start.len() as u64 })
         }
@@ -97,12 +97,12 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ")
 }
 
-/// The file's name without the endings that say how it is stored.
+/// Returns the file's name without the extensions of formats and compression.
 fn stem(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let mut stem = &*name;
-    for ending in [".gz", ".zst", ".pickle", ".pkl", ".csv", ".txt", ".log", ".vtrace"] {
-        stem = stem.strip_suffix(ending).filter(|rest| !rest.is_empty()).unwrap_or(stem);
+    for extension in [".gz", ".zst", ".pickle", ".pkl", ".csv", ".txt", ".log", ".vtrace"] {
+        stem = stem.strip_suffix(extension).filter(|rest| !rest.is_empty()).unwrap_or(stem);
     }
     stem.to_owned()
 }

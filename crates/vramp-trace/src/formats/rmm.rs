@@ -1,4 +1,4 @@
-//! RMM's logs: what `logging_resource_adaptor` writes, one line per call.
+//! Reads RMM logs, which `logging_resource_adaptor` writes, one line per call.
 //!
 //! ```text
 //! Thread,Time,Action,Pointer,Size,Stream
@@ -7,10 +7,10 @@
 //! ```
 //!
 //! Columns are found by name, so older logs (`PID` for `Thread`, a colon before the microseconds,
-//! no `Stream`) are read too. A free there is complete at once: RMM frees in stream order and
-//! records nothing about other streams.
+//! no `Stream`) are read too. A free completes at once: RMM frees in stream order and records
+//! nothing about other streams.
 //!
-//! Deliberately absent: devices (a log is of one resource, hence of one device) and stacks.
+//! Deliberately absent: devices (a log is of one resource, which is on one device) and stacks.
 
 use std::io::{self, Read};
 
@@ -22,13 +22,13 @@ use crate::formats::input::Input;
 use crate::trace::size;
 use crate::{Event, EventKind, Format, ReadError, ReadLimits, Trace};
 
-/// The header stands within this many bytes, or it is none.
+/// Maximum length of the header in bytes.
 pub(crate) const LONGEST_HEADER: usize = 256;
-/// No line of a log is longer.
+/// Maximum length of a line in bytes.
 const LONGEST_LINE: usize = 16 << 10;
 const HOUR_US: u64 = 3_600_000_000;
 
-/// True if the contents begin with the header of a log.
+/// Returns true if the contents begin with the header of a log.
 pub(crate) fn is_log(start: &[u8]) -> bool {
     let line = start.split(|&byte| byte == b'\n').next().unwrap_or_default();
     let names = line.to_ascii_lowercase();
@@ -42,7 +42,7 @@ fn trim(field: &[u8]) -> &str {
         .trim_matches(|c: char| c.is_whitespace() || c == '\u{feff}')
 }
 
-/// Where each column stands.
+/// Index of each column.
 struct Columns {
     time: Option<usize>,
     action: usize,
@@ -54,7 +54,7 @@ struct Columns {
 pub(crate) fn read<R: Read>(mut input: Input<R>, limits: &ReadLimits) -> Result<Trace, ReadError> {
     input.format = Format::RmmLog;
     let guard = LineGuard { input, since_newline: 0 };
-    // Without quotes a record ends with its line, so the guard bounds both.
+    // Without quotes a record ends at the end of its line, so the guard bounds both.
     let mut reader = csv::ReaderBuilder::new().flexible(true).quoting(false).from_reader(guard);
     let header = match reader.byte_headers() {
         Ok(header) => header.clone(),
@@ -90,7 +90,7 @@ pub(crate) fn read<R: Read>(mut input: Input<R>, limits: &ReadLimits) -> Result<
 fn csv_error<R: Read>(error: csv::Error, guard: &LineGuard<R>) -> ReadError {
     match error.into_kind() {
         csv::ErrorKind::Io(source) => guard.input.failed(source),
-        _ => guard.input.malformed("a line that is no list of fields"),
+        _ => guard.input.malformed("a line is not a list of fields"),
     }
 }
 
@@ -168,7 +168,7 @@ fn line(
     Ok(())
 }
 
-/// A whole number in `radix`, or in hexadecimal if it says so. `(nil)` is how C prints zero.
+/// Parses a number in `radix`, or in hexadecimal after `0x`. C prints a null pointer as `(nil)`.
 fn number(text: &str, radix: u32) -> Option<u64> {
     match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         _ if text.starts_with('+') => None,
@@ -179,7 +179,7 @@ fn number(text: &str, radix: u32) -> Option<u64> {
     }
 }
 
-/// Turns times of day into microseconds since the first midnight.
+/// Converts times of day into microseconds since the first midnight.
 #[derive(Default)]
 struct Clock {
     days: u64,
@@ -189,7 +189,7 @@ struct Clock {
 impl Clock {
     fn read(&mut self, text: &str) -> Option<u64> {
         let time_us = time_of_day_us(text)?;
-        // Threads may log a little out of order; half a day back is the next day.
+        // Threads may log slightly out of order. A step back of half a day or more is the next day.
         if time_us + 12 * HOUR_US < self.last_us {
             self.days += 1;
         }
@@ -198,7 +198,7 @@ impl Clock {
     }
 }
 
-/// `HH:MM:SS`, with a fraction behind a point, or behind a colon as older logs have it.
+/// Parses `HH:MM:SS`, with a fraction after a point, or after a colon as in older logs.
 fn time_of_day_us(text: &str) -> Option<u64> {
     let mut parts = text.split([':', '.']);
     let mut whole = |below: u64| {
@@ -222,7 +222,7 @@ fn time_of_day_us(text: &str) -> Option<u64> {
     complete.then_some(hours * HOUR_US + minutes * 60_000_000 + seconds * 1_000_000 + fraction_us)
 }
 
-/// Stops at a line that never ends, before it fills the memory.
+/// Fails on a line longer than `LONGEST_LINE`, before it fills the memory.
 struct LineGuard<R> {
     input: Input<R>,
     since_newline: usize,
@@ -230,7 +230,7 @@ struct LineGuard<R> {
 
 impl<R: Read> Read for LineGuard<R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        // Pieces shorter than a line, so that every overlong line is seen.
+        // Reads no more than a line at once, so that every overlong line is detected.
         let room = out.len().min(LONGEST_LINE);
         let read = self.input.read(&mut out[..room])?;
         self.since_newline = match out[..read].iter().rposition(|&byte| byte == b'\n') {

@@ -1,13 +1,13 @@
-//! Whether a trace holds together, before any of it is written.
+//! Validates a trace before it is written.
 
 use std::io;
 
 use crate::trace::SIZE_MAX;
 use crate::{EventKind, StackId, StreamIndex, Trace};
 
-/// Refuses a trace that points outside itself or holds a size that no reader takes.
+/// Refuses a trace with an index out of range or a size that readers refuse.
 pub(crate) fn validate(trace: &Trace) -> io::Result<()> {
-    let refuse = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    let invalid = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     let stream = |stream: StreamIndex| (stream.0 as usize) < trace.streams.len();
     let stack = |stack: Option<StackId>| stack.is_none_or(|id| id.index() < trace.stacks.len());
     for (index, event) in trace.events.iter().enumerate() {
@@ -21,7 +21,7 @@ pub(crate) fn validate(trace: &Trace) -> io::Result<()> {
             && known
             && event.size.count() <= SIZE_MAX;
         if !inside {
-            return refuse(format!("event {index} cannot be written: {event:?}"));
+            return invalid(format!("event {index} cannot be written: {event:?}"));
         }
     }
     for (index, segment) in trace.segments.iter().enumerate() {
@@ -35,11 +35,11 @@ pub(crate) fn validate(trace: &Trace) -> io::Result<()> {
                     && sizes.into_iter().flatten().all(|size| size.count() <= SIZE_MAX)
             });
         if !inside {
-            return refuse(format!("segment {index} cannot be written"));
+            return invalid(format!("segment {index} cannot be written"));
         }
     }
     if trace.device_count > 1 << 16 {
-        return refuse(format!("{} devices are too many", trace.device_count));
+        return invalid(format!("{} devices are too many", trace.device_count));
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The last events of a running allocator: in order, counted, and without heap memory once full.
+//! The history ring: order, counts, and no heap allocation once it is full.
 use proptest::prelude::*;
 use vramp_core::{Bytes, DeviceAddr};
 use vramp_trace::{
@@ -85,7 +85,7 @@ fn stacks_beyond_the_limit_are_counted_and_known_ones_still_found() {
     let second = history.intern(line(2));
     assert_eq!(history.intern(line(3)), None);
     assert_eq!(history.intern([STACK[0], STACK[1]]), None);
-    // All of its frames are known, the stack is not.
+    // All of its frames are interned, the stack is not.
     assert_eq!(history.intern([line(1)[0], line(2)[0]]), None);
     assert_eq!((history.intern(line(1)), history.intern(line(2))), (first, second));
     assert_eq!(history.stacks_refused(), 3);
@@ -118,7 +118,7 @@ fn a_history_of_two_devices_becomes_a_snapshot_that_reads_back() {
     let mut file = Vec::new();
     trace.write_snapshot(&mut file).unwrap();
     let found = read(&file[..], &ReadLimits::default()).unwrap();
-    // Streams are numbered in the order of the file, which tells one device after the other.
+    // Streams are numbered in the order of the file, which is grouped by device.
     let raw = |trace: &vramp_trace::Trace| -> Vec<(Event, u64)> {
         let events = trace.events.iter();
         events

@@ -1,4 +1,4 @@
-//! Files that are broken, hostile or something else: a clear error each, bounded memory, no panic.
+//! Broken, hostile and foreign files: a clear error, bounded memory and no panic.
 
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -53,11 +53,11 @@ fn files_that_are_something_else_are_refused_with_advice() {
         (b"(dp0\nS'segments'\n", "expected a PyTorch snapshot pickle"),
         (b"\x80\x01}.", "pickle protocol 1 at byte 0"),
         (b"\x80\x06}.", "pickle protocol 6 at byte 0"),
-        (b"\x80", "the pickle ends too early, at byte 1"),
-        (b"\x89VTR", "the .vtrace file ends too early"),
+        (b"\x80", "the pickle is truncated at byte 1"),
+        (b"\x89VTR", "the .vtrace file is truncated"),
         (b"\x80\x04}.", "neither device_traces nor segments"),
-        (b"\x80\x04K\x05.", "outermost value is no dict"),
-        (b"a,b,c\n1,2,3\n", "not a known trace format"),
+        (b"\x80\x04K\x05.", "outermost value is not a dict"),
+        (b"a,b,c\n1,2,3\n", "unknown trace format"),
     ] {
         let message = error(bytes);
         assert!(message.contains(says), "{bytes:?}: {message}");
@@ -91,7 +91,7 @@ fn whatever_would_execute_is_refused_by_name_and_offset() {
             other => panic!("{name}: {other:?}"),
         }
     }
-    // What Python writes for an object that runs a command when it is loaded.
+    // What Python writes for an object that runs a command when it is unpickled.
     let attack =
         b"\x80\x04\x95\x1d\0\0\0\0\0\0\0\x8c\x05posix\x94\x8c\x06system\x94\x93\x94\x8c\x02id";
     let message = error(attack);
@@ -101,22 +101,22 @@ fn whatever_would_execute_is_refused_by_name_and_offset() {
 #[test]
 fn opcodes_that_break_the_rules_are_refused() {
     for (parts, says) in [
-        (&[&b"a."[..]][..], "without a list or dict"),
-        (&[b"]a."], "without a list or dict"),
-        (&[b"K\x01K\x02a."], "something that is no list"),
-        (&[b"}K\x01a."], "added to a dict"),
-        (&[b"]K\x01K\x02s."], "no dict"),
+        (&[&b"a."[..]][..], "without a container"),
+        (&[b"]a."], "without a container"),
+        (&[b"K\x01K\x02a."], "not a list"),
+        (&[b"}K\x01a."], "append to a dict"),
+        (&[b"]K\x01K\x02s."], "not a dict"),
         (&[b"}(K\x01u."], "key without a value"),
         (&[b"(K\x01d."], "key without a value"),
-        (&[b"u."], "without a list or dict"),
+        (&[b"u."], "without a container"),
         (&[b"}(0."], "below a mark"),
-        (&[b"K\x01(\x85."], "stack is empty"),
-        (&[b"t."], "no mark"),
-        (&[b"."], "stack is empty"),
-        (&[b"2."], "stack is empty"),
-        (&[b"h\x05."], "never set"),
-        (&[b"}r\xff\xff\xff\xff."], "far beyond"),
-        (&[b"\xff"], "no opcode"),
+        (&[b"K\x01(\x85."], "empty stack"),
+        (&[b"t."], "missing mark"),
+        (&[b"."], "empty stack"),
+        (&[b"2."], "empty stack"),
+        (&[b"h\x05."], "unset memo"),
+        (&[b"}r\xff\xff\xff\xff."], "far above"),
+        (&[b"\xff"], "unknown opcode"),
         (&[b"\x8a\x09\0\0\0\0\0\0\0\0\x01."], "more than 64 bits"),
         (&[b"\x8a\x09\xff\xff\xff\xff\xff\xff\xff\x7f\xff."], "more than 64 bits"),
         (&[b"\x8a\xff"], "more than 64 bits"),
@@ -125,8 +125,8 @@ fn opcodes_that_break_the_rules_are_refused() {
         (&[b"\x80\x09."], "protocol 9"),
         (&[b"X\xff\xff\xff\xff"], "raise ReadLimits::text"),
         (&[b"\x8d\xff\xff\xff\xff\xff\xff\xff\xff"], "raise ReadLimits::text"),
-        (&[b"\x8e\xff\xff\xff\xff\xff\xff\xff\xff"], "ends too early"),
-        (&[b"\x8c\x05abc"], "ends too early"),
+        (&[b"\x8e\xff\xff\xff\xff\xff\xff\xff\xff"], "is truncated"),
+        (&[b"\x8c\x05abc"], "is truncated"),
     ] {
         let bytes = pickle(parts);
         let message = error(&bytes);
@@ -161,9 +161,9 @@ fn fields_that_cannot_be_are_named_with_their_event() {
             pickle(&[b"}", &text("device_traces"), b"]]K\x07aas."]),
             "the event is 7, expected a dict",
         ),
-        (pickle(&[b"}", &text("device_traces"), b"K\x07s."]), "no list of histories"),
-        (pickle(&[b"}", &text("device_traces"), b"]K\x07as."]), "no list of histories"),
-        (pickle(&[b"}", &text("segments"), b"K\x07s."]), "segments is no list"),
+        (pickle(&[b"}", &text("device_traces"), b"K\x07s."]), "not a list of histories"),
+        (pickle(&[b"}", &text("device_traces"), b"]K\x07as."]), "not a list of histories"),
+        (pickle(&[b"}", &text("segments"), b"K\x07s."]), "segments is not a list"),
         (pickle(&[b"}", &text("segments"), b"]}as."]), "segment 0: address is missing"),
     ] {
         let message = error(&bytes);
@@ -180,11 +180,14 @@ fn addresses_up_to_64_bits_are_read() {
 }
 
 #[test]
-fn an_event_that_stands_twice_is_refused() {
+fn a_duplicate_event_is_refused() {
     let fields = [text("action"), text("snapshot")].concat();
     let twice = pickle(&[b"}", &text("device_traces"), b"]](}\x94(", &fields, b"uh\x00eas."]);
     let message = error(&twice);
-    assert!(message.contains("event 1 of device 0: the event is something"), "{message}");
+    assert!(
+        message.contains("event 1 of device 0: the event is a container used elsewhere too"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -203,14 +206,14 @@ fn events_that_the_snapshot_does_not_keep_are_refused() {
     // The same history for two devices.
     let bytes = pickle(&[b"}", &text("device_traces"), b"]]\x94", &event, b"ah\x00as."]);
     let message = error(&bytes);
-    assert!(message.contains("one history stands for two devices"), "{message}");
+    assert!(message.contains("two devices share one history"), "{message}");
 }
 
 #[test]
 fn nesting_is_bounded_with_and_without_marks() {
     let message = error(&pickle(&[&b"(".repeat(100_000), b"."]));
     assert!(message.contains("raise ReadLimits::depth"), "{message}");
-    // Lists in lists without marks: deep, but never walked.
+    // Nested lists without marks: deep, but never traversed.
     let generous = ReadLimits { memory: Bytes::mib(64), ..tight() };
     let deep = pickle(&[
         b"}",
@@ -234,7 +237,7 @@ fn nesting_is_bounded_with_and_without_marks() {
 
 #[test]
 fn sharing_without_end_costs_no_more_than_its_bytes() {
-    // Each of 40 lists holds the one before 100 times: 100^40 things, were they walked.
+    // Each of 40 lists contains the one before 100 times: 100^40 items if they were traversed.
     let mut laughs = b"]\x94".to_vec();
     for level in 0..40u8 {
         laughs.extend(b"](");
@@ -353,7 +356,10 @@ fn a_damaged_vtrace_is_never_read_as_another_trace() {
 #[test]
 fn a_newer_vtrace_says_so() {
     let message = error(b"\x89VTRACE\n\x03\0\0\0");
-    assert!(message.contains("version 3; this program reads up to version 2"), "{message}");
+    assert!(
+        message.contains(".vtrace version 3 is not supported: this program reads up to 2"),
+        "{message}"
+    );
     let message = error(b"\x89VTRACE\n\x01\0\x01\0");
     assert!(message.contains("flags"), "{message}");
 }

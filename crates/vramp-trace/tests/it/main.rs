@@ -1,4 +1,4 @@
-//! Tests of `vramp-trace` through its public interface, in one program.
+//! Tests of the public interface of `vramp-trace`, in one binary.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! RMM's logs, read and understood.
+//! Reading RMM logs.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! Snapshots as PyTorch writes them, read and understood.
+//! Reading snapshots that PyTorch wrote.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -181,7 +181,7 @@ fn a_request_for_nothing_is_kept() {
 
 #[test]
 fn the_example_traces_need_no_repair() {
-    // Events, blocks and peak as Python's pickle and a naive sum give them.
+    // Events, blocks and peak, computed with Python's pickle and a naive sum.
     for (name, events, blocks, peak, streams) in [
         ("gnn", 14_142, 4_710, 16_522_160_092, 1),
         ("llama_varlen_oom", 1_510, 456, 16_071_045_524, 1),

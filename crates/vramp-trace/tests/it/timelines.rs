@@ -1,4 +1,4 @@
-//! Timelines for Perfetto: what stands in them adds up to what the trace says.
+//! Perfetto timelines: their counters and slices agree with the trace.
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -23,7 +23,7 @@ fn of<'a>(entries: &'a [Value], ph: &'a str) -> impl Iterator<Item = &'a Value> 
     entries.iter().filter(move |entry| entry["ph"] == ph)
 }
 
-/// The values of a counter, in order.
+/// Returns the values of a counter, in order.
 fn counter(entries: &[Value], name: &str) -> Vec<u64> {
     let own = of(entries, "C").filter(|entry| entry["name"] == name);
     own.map(|entry| entry["args"]["bytes"].as_u64().unwrap()).collect()
@@ -55,7 +55,7 @@ fn counters_reach_the_peaks_of_the_recording() {
     check(&entries);
     let peak = Workload::from_trace(&trace, 0).peak_live.count();
     assert_eq!(counter(&entries, "stream 0 allocated").into_iter().max(), Some(peak));
-    // It never gives memory back.
+    // The recorded program never releases segments.
     let taken = trace.events.iter().filter(|event| event.kind == EventKind::SegmentAlloc);
     let reserved = counter(&entries, "stream 0 reserved");
     assert_eq!(reserved.last(), Some(&taken.map(|event| event.size.count()).sum()));
@@ -81,7 +81,7 @@ fn reserved_bytes_end_as_the_recording_did() {
 }
 
 #[test]
-fn slices_are_called_by_size_and_innermost_frame() {
+fn slices_are_named_by_size_and_innermost_frame() {
     let entries = timeline(&load("examples/resnet_multires_stacks.pickle.gz"));
     let first = of(&entries, "b").next().unwrap();
     assert_eq!(first["name"], "36.75 KiB convert");
@@ -99,7 +99,7 @@ fn out_of_memory_is_an_instant_with_its_numbers() {
     let instants = of(&entries, "i").filter_map(|entry| entry["name"].as_str());
     let failed: Vec<&str> = instants.filter(|name| name.starts_with("out of memory")).collect();
     let [failed] = failed[..] else { panic!("{failed:?}") };
-    assert!(failed.contains(" asked, ") && failed.ends_with(" free on the card"), "{failed}");
+    assert!(failed.contains(" requested, ") && failed.ends_with(" free on the card"), "{failed}");
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn a_log_without_segments_has_no_reserved_bytes() {
 }
 
 #[test]
-fn a_recording_without_times_is_told_event_by_event() {
+fn each_event_takes_a_microsecond_in_a_recording_without_times() {
     let mut trace = load("examples/gnn.pickle.gz");
     trace.events.iter_mut().for_each(|event| event.time_us = 0);
     let entries = timeline(&trace);
@@ -129,7 +129,7 @@ fn a_trace_without_anything_is_an_empty_timeline() {
 }
 
 proptest! {
-    /// Broken recordings too: the segments they show fit together, and both writers take them.
+    /// Broken recordings too: inferred segments are consistent, and both writers accept them.
     #[test]
     fn any_events_can_be_written(
         events in proptest::collection::vec((0usize..10, 0u64..40, 0u64..12, 0u16..2), 0..80)

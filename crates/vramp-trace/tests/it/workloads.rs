@@ -1,5 +1,5 @@
-//! Workloads made from histories that lost events, each repair from its smallest history, and the
-//! rules of a workload for any history at all.
+//! Workloads from incomplete recordings: the smallest recording for each repair, and the rules of a
+//! workload for random recordings.
 
 use proptest::prelude::*;
 use vramp_core::{Bytes, DeviceAddr};

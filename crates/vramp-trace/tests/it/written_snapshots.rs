@@ -1,4 +1,4 @@
-//! Snapshots that we write: read back, and as PyTorch's viewers need them.
+//! Writing snapshots: they read back equal, and PyTorch's viewers accept them.
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -31,7 +31,7 @@ fn snapshot(trace: &Trace) -> Vec<u8> {
     file
 }
 
-/// Reads it back under its old name: a snapshot carries none.
+/// Writes a snapshot and reads it back. A snapshot stores no name, so it is set again.
 fn again(trace: &Trace) -> Trace {
     let found = read(&snapshot(trace)[..], &ReadLimits::default()).unwrap();
     Trace { name: trace.name.clone(), ..found }
@@ -113,7 +113,7 @@ fn the_largest_numbers_come_back() {
     assert_eq!(again(&trace), trace);
 }
 
-/// Runs the project's own check, which is written in Python because PyTorch's viewers are.
+/// Runs the project's checker, which is in Python like PyTorch's viewers.
 #[test]
 fn python_and_the_viewer_understand_what_we_write() {
     let folder = tempfile::tempdir().unwrap();
@@ -183,7 +183,7 @@ fn blocks_that_do_not_fit_their_segment_are_refused() {
 
 // --- segments from events ---
 
-/// What matters of a segment: where, how large, and its blocks in use.
+/// Address, size and blocks in use of a segment.
 type Gist = (u64, u64, Vec<(u64, u64, BlockState)>);
 
 fn gist(trace: &Trace) -> Vec<Gist> {
@@ -213,11 +213,11 @@ fn events_show_the_very_segments_that_pytorch_recorded() {
             };
             assert_eq!(places(found), places(expected), "{path}");
         }
-        assert_eq!(trace.infer_segments(), 0, "they are there already");
+        assert_eq!(trace.infer_segments(), 0, "no segments are inferred twice");
     }
 }
 
-fn told(events: &[(EventKind, u64, u64)]) -> Trace {
+fn inferred(events: &[(EventKind, u64, u64)]) -> Trace {
     let event = |&(kind, address, size): &(EventKind, u64, u64)| Event {
         kind,
         device: 0,
@@ -238,10 +238,10 @@ fn told(events: &[(EventKind, u64, u64)]) -> Trace {
     trace
 }
 
-/// Segments that are mapped and unmapped piece by piece, under blocks that come and go.
+/// An expandable segment that is mapped and unmapped in steps while blocks come and go.
 fn grown_in_place() -> Trace {
     use EventKind::{Alloc, FreeCompleted, FreeRequested, SegmentMap, SegmentUnmap};
-    told(&[
+    inferred(&[
         (SegmentMap, BASE, 2 * MIB),
         (SegmentMap, BASE + 2 * MIB, 2 * MIB),
         (Alloc, BASE, 3 * MIB),
@@ -258,7 +258,7 @@ fn grown_in_place() -> Trace {
 #[test]
 fn mapped_stretches_grow_together_and_unmapping_cuts_them() {
     use EventKind::{Alloc, SegmentMap, SegmentUnmap};
-    let trace = told(&[
+    let trace = inferred(&[
         (SegmentMap, BASE, 2 * MIB),
         (SegmentMap, BASE + 4 * MIB, 2 * MIB),
         (SegmentMap, BASE + 2 * MIB, 2 * MIB),
@@ -274,11 +274,11 @@ fn mapped_stretches_grow_together_and_unmapping_cuts_them() {
 #[test]
 fn blocks_alone_show_segments_with_their_neighbours() {
     use EventKind::{Alloc, FreeCompleted, FreeRequested};
-    let trace = told(&[
+    let trace = inferred(&[
         (Alloc, BASE, 1000),
         (Alloc, BASE + MIB, 1000),
         (Alloc, BASE + 64 * MIB, 0),
-        // One from before the recording, still pending.
+        // Older than the recording, and still pending.
         (FreeRequested, BASE + 128 * MIB, 512),
         (FreeRequested, BASE, 1000),
         (FreeCompleted, BASE, 1000),
@@ -296,11 +296,11 @@ fn blocks_alone_show_segments_with_their_neighbours() {
 #[test]
 fn a_segment_freed_under_its_blocks_is_gone() {
     use EventKind::{Alloc, FreeCompleted, SegmentAlloc, SegmentFree};
-    let trace = told(&[
+    let trace = inferred(&[
         (SegmentAlloc, BASE, 2 * MIB),
         (Alloc, BASE, 512),
         (SegmentFree, BASE, 2 * MIB),
-        // From before the recording; its segment goes as well.
+        // Older than the recording. Its segment is released as well.
         (FreeCompleted, BASE + 64 * MIB, 512),
         (SegmentFree, BASE + 64 * MIB, 2 * MIB),
         (SegmentAlloc, BASE + 32 * MIB, 20 * MIB),
@@ -317,7 +317,7 @@ fn writing_streams_whatever_the_number_of_events() {
         events.push((EventKind::Alloc, BASE + number % 512 * MIB, number));
         events.push((EventKind::FreeCompleted, BASE + number % 512 * MIB, number));
     }
-    let trace = told(&events);
+    let trace = inferred(&events);
     let used = allocation_counter::measure(|| trace.write_snapshot(io::sink()).unwrap());
     assert!(used.bytes_max < 64 << 10, "{used:?}");
 }

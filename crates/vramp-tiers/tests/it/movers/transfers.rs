@@ -232,7 +232,7 @@ fn what_does_not_fit_is_refused_with_the_blocks() {
     let host = blocks(&bench.pool, Bytes::ZERO, &[42; 100]);
     let refused = bench.mover.to_device(range, host).start().unwrap_err();
     let MoveError::Outside(outside) = refused.error else { panic!("{}", refused.error) };
-    assert_eq!((outside.len, outside.whole), (range.len, MIB));
+    assert_eq!((outside.len, outside.size), (range.len, MIB));
     assert_eq!(read(&refused.host, Bytes::ZERO, Bytes::new(100)), [42; 100]);
     let far = Bytes::new(u64::MAX);
     let tiny = part(range, 0, 2);

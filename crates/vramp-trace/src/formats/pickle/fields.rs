@@ -1,11 +1,10 @@
-//! The fields of a snapshot's dicts: their names, what they may be, and what a message says of them
-//! if they are not.
+//! The fields of a snapshot's dicts: names, conversions and error messages.
 
 use super::values::{Node, TextId, Value, Values};
 use crate::{EventKind, ReadError};
 
-/// The texts that a snapshot is made of. They are interned first, behind the names of the known
-/// actions, so that comparing keys is comparing numbers.
+/// The keys of a snapshot. They are interned first, after the names of the known actions, so that
+/// comparing keys is comparing numbers.
 pub mod key {
     use super::{EventKind, TextId};
 
@@ -15,7 +14,7 @@ pub mod key {
             enum Place { $($name),* }
             $(pub const $name: TextId =
                 TextId(EventKind::NAMED.len() as u32 + Place::$name as u32);)*
-            /// Every known text, in the order of its number.
+            /// Returns every known text in the order of its id.
             pub fn all() -> impl Iterator<Item = &'static str> {
                 let actions = EventKind::NAMED.into_iter().filter_map(EventKind::known_name);
                 actions.chain([$($text),*])
@@ -41,7 +40,7 @@ pub mod key {
     }
 }
 
-/// Where a value stands, for messages; a text only once something is wrong.
+/// Location of a value, formatted only for an error message.
 #[derive(Clone, Copy)]
 pub enum Place {
     Event { index: u32, device: u32 },
@@ -83,7 +82,7 @@ pub fn describe(value: Option<Value>, values: &Values) -> String {
             Node::List(_) | Node::Histories(_) | Node::History { .. } | Node::Stack(_) => "a list",
             Node::Tuple(_) => "a tuple",
             Node::Dict(_) | Node::Frame(_) => "a dict",
-            Node::Taken => "something that already stands elsewhere",
+            Node::Taken => "a container used elsewhere too",
         }
         .to_owned(),
     }
@@ -97,7 +96,7 @@ pub fn unsigned(value: Value) -> Option<u64> {
     }
 }
 
-/// A stream is a pointer that PyTorch writes as a signed integer: the bits count.
+/// A stream is a pointer that PyTorch writes as a signed integer. Only its bits matter.
 pub fn stream_bits(value: Value) -> Option<u64> {
     match value {
         Value::Int(int) => Some(int.cast_unsigned()),
@@ -106,7 +105,7 @@ pub fn stream_bits(value: Value) -> Option<u64> {
     }
 }
 
-/// The keys of a dict that stands as keys and values in turn. A later key wins, as in Python.
+/// Returns the items of a dict stored as keys and values in turn. A later key wins, as in Python.
 pub fn pairs(items: &[Value]) -> impl Iterator<Item = (TextId, Value)> {
     items.chunks_exact(2).filter_map(|pair| match pair {
         [Value::Text(key), value] => Some((*key, *value)),
@@ -118,7 +117,7 @@ pub const INTEGER: &str = "a whole number from 0 to 2^64 - 1";
 pub const DICT: &str = "a dict";
 pub const LIST: &str = "a list";
 
-/// Takes the contents of a dict, or `None` if it is none or was taken before.
+/// Takes the contents of a dict. Returns `None` if it is not a dict or was taken before.
 pub fn take_dict(values: &mut Values, value: Value) -> Option<Vec<Value>> {
     let Value::Node(id) = value else { return None };
     match values.node_mut(id) {
@@ -131,7 +130,7 @@ pub fn take_dict(values: &mut Values, value: Value) -> Option<Vec<Value>> {
     }
 }
 
-/// Takes the contents of a list, or `None` if it is none or was taken before.
+/// Takes the contents of a list. Returns `None` if it is not a list or was taken before.
 pub fn take_list(values: &mut Values, value: Value) -> Option<Vec<Value>> {
     let Value::Node(id) = value else { return None };
     match values.node_mut(id) {

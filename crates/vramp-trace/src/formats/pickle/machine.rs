@@ -1,4 +1,4 @@
-//! Runs a pickle: a stack machine that can build plain data and nothing else.
+//! Runs a pickle on a stack machine that can build plain data and nothing else.
 
 use std::io::Read;
 
@@ -23,7 +23,7 @@ pub fn read<R: Read>(mut input: Input<R>, limits: &ReadLimits) -> Result<Trace, 
         depth_max: limits.depth as usize,
     };
     let root = machine.run()?;
-    // One look behind the end lets a decompressor compare its checksum.
+    // Reading past the end makes a decompressor verify its checksum.
     machine.input.peek(1)?;
     machine.snapshot.finish(&mut machine.values, root)
 }
@@ -33,16 +33,16 @@ struct Machine<R> {
     values: Values,
     snapshot: Snapshot,
     stack: Vec<Value>,
-    /// Heights of the stack at which a `MARK` stands.
+    /// Stack heights of the open `MARK`s.
     marks: Vec<usize>,
-    /// Room for one text.
+    /// Buffer for one string.
     text: Vec<u8>,
     text_max: u64,
     depth_max: usize,
 }
 
 impl<R: Read> Machine<R> {
-    /// Runs to `STOP` and returns what is on top of the stack then.
+    /// Runs until `STOP` and returns the top of the stack.
     fn run(&mut self) -> Result<Value, ReadError> {
         loop {
             let code = self.input.byte()?;
@@ -125,7 +125,7 @@ impl<R: Read> Machine<R> {
                         return Err(ReadError::Protocol { offset, protocol });
                     }
                 }
-                // Frames only help a reader that fetches ahead.
+                // Frames are only a hint for prefetching.
                 op::FRAME => self.input.array::<8>().map(drop)?,
                 op::STOP => return self.pop(),
                 code => self.build(code)?,
@@ -133,12 +133,12 @@ impl<R: Read> Machine<R> {
         }
     }
 
-    /// Runs an opcode that builds a container or moves what is on the stack.
+    /// Runs an opcode that builds a container or rearranges the stack.
     fn build(&mut self, code: u8) -> Result<(), ReadError> {
         match code {
             op::MARK => self.mark()?,
             op::EMPTY_LIST => {
-                let node = self.list_in_its_place();
+                let node = self.new_list();
                 self.push_node(node)?;
             }
             op::EMPTY_DICT => self.push_node(Node::Dict(Vec::new()))?,
@@ -189,7 +189,7 @@ impl<R: Read> Machine<R> {
         Ok(())
     }
 
-    /// Why an opcode is not run: it would execute, it is of an old protocol, or it is none.
+    /// Returns the error for an opcode that executes code, is of an old protocol, or is unknown.
     #[cold]
     fn refuse(&self, code: u8) -> ReadError {
         let offset = self.input.offset() - 1;
@@ -198,18 +198,15 @@ impl<R: Read> Machine<R> {
                 ReadError::Protocol { offset, protocol: 0 }
             }
             (_, Some(opcode)) => ReadError::Refused { offset, opcode },
-            (_, None) => ReadError::Malformed {
-                format: Format::Pickle,
-                offset,
-                what: "a byte that is no opcode",
-            },
+            (_, None) => {
+                ReadError::Malformed { format: Format::Pickle, offset, what: "an unknown opcode" }
+            }
         }
     }
 
     // --- the stack ---
 
-    /// Pushes a value. The stack lies in the memory budget through the bytes it was read from:
-    /// each entry is popped again or moves into a container that is counted.
+    /// Pushes a value. Growth of the stack counts against the memory limit.
     fn push(&mut self, value: Value) -> Result<(), ReadError> {
         if self.stack.len() == self.stack.capacity() {
             let more = self.stack.capacity().max(1024);
@@ -225,16 +222,16 @@ impl<R: Read> Machine<R> {
         self.push(value)
     }
 
-    /// The values above the last mark's height belong to it: nothing may reach below.
+    /// Pops a value. The values below the last mark cannot be popped.
     fn pop(&mut self) -> Result<Value, ReadError> {
         if self.marks.last().is_some_and(|&mark| mark == self.stack.len()) {
-            return Err(self.input.malformed("a value is taken from below a mark"));
+            return Err(self.input.malformed("a pop below a mark"));
         }
-        self.stack.pop().ok_or_else(|| self.input.malformed("the stack is empty"))
+        self.stack.pop().ok_or_else(|| self.input.malformed("a pop from an empty stack"))
     }
 
     fn top(&self) -> Result<Value, ReadError> {
-        self.stack.last().copied().ok_or_else(|| self.input.malformed("the stack is empty"))
+        self.stack.last().copied().ok_or_else(|| self.input.malformed("a pop from an empty stack"))
     }
 
     fn mark(&mut self) -> Result<(), ReadError> {
@@ -251,7 +248,8 @@ impl<R: Read> Machine<R> {
     }
 
     fn pop_to_mark(&mut self) -> Result<Vec<Value>, ReadError> {
-        let mark = self.marks.pop().ok_or_else(|| self.input.malformed("there is no mark"))?;
+        let mark =
+            self.marks.pop().ok_or_else(|| self.input.malformed("a pop to a missing mark"))?;
         Ok(self.stack.split_off(mark))
     }
 
@@ -262,14 +260,14 @@ impl<R: Read> Machine<R> {
                 let items = self.stack.split_off(from);
                 self.push_node(Node::Tuple(items))
             }
-            _ => Err(self.input.malformed("the stack is empty")),
+            _ => Err(self.input.malformed("a pop from an empty stack")),
         }
     }
 
     fn get(&mut self, index: usize) -> Result<(), ReadError> {
         match self.values.get(index) {
             Some(value) => self.push(value),
-            None => Err(self.input.malformed("a memo number that was never set")),
+            None => Err(self.input.malformed("a read of an unset memo entry")),
         }
     }
 
@@ -280,13 +278,12 @@ impl<R: Read> Machine<R> {
 
     // --- values ---
 
-    /// Lengths of four bytes are signed in some opcodes and unsigned in others; none may be
-    /// negative.
+    /// Reads a length of four bytes. It is signed in some opcodes, but never negative.
     fn length4(&mut self) -> Result<u64, ReadError> {
         Ok(u64::from(u32::from_le_bytes(self.input.array()?)))
     }
 
-    /// A little-endian two's-complement integer of `len` bytes.
+    /// Reads a little-endian two's-complement integer of `len` bytes.
     fn long(&mut self, len: u64) -> Result<(), ReadError> {
         let too_large = "an integer of more than 64 bits";
         let mut bytes = [0u8; 9];
@@ -321,30 +318,31 @@ impl<R: Read> Machine<R> {
             });
         }
         self.text.clear();
-        self.input.pieces(len, |piece| self.text.extend_from_slice(piece))?;
-        // Python writes lone surrogates (odd file names) as bytes that are not UTF-8.
+        self.input.consume(len, |piece| self.text.extend_from_slice(piece))?;
+        // Python writes lone surrogates, which occur in file names, as bytes that are not UTF-8.
         let text = String::from_utf8_lossy(&self.text);
         let value = self.values.add_text(&text, self.input.offset())?;
         self.push(value)
     }
 
     fn skip_bytes(&mut self, len: u64) -> Result<(), ReadError> {
-        self.input.pieces(len, |_| ())?;
+        self.input.consume(len, |_| ())?;
         self.push(Value::Opaque)
     }
 
     // --- containers ---
 
-    /// What kind of list begins here. Only the stack below tells: the histories stand under the
-    /// key `device_traces` of the outermost dict, and each list directly in them is one device's.
-    fn list_in_its_place(&self) -> Node {
+    /// Returns the node for a list that begins here. The stack shows its kind: the value of
+    /// `device_traces` in the outermost dict is the list of histories, and each list directly in it
+    /// is the history of one device.
+    fn new_list(&self) -> Node {
         let top = self.stack.len();
         let at_key = matches!(self.stack.last(), Some(Value::Text(key::DEVICE_TRACES)));
-        // In the outermost dict, keys stand at odd heights, right above the dict or its mark.
+        // In the outermost dict, keys are at odd heights, directly above the dict or its mark.
         if at_key && top.is_multiple_of(2) && matches!(self.marks[..], [] | [1]) {
             return Node::Histories(Vec::new());
         }
-        // An item stands right above its list (APPEND) or above the mark on it (APPENDS).
+        // An item is directly above its list (APPEND) or above the mark on it (APPENDS).
         let parents = [top.checked_sub(1), self.marks.last().and_then(|mark| mark.checked_sub(1))];
         for parent in parents.into_iter().flatten() {
             if let Some(&Value::Node(id)) = self.stack.get(parent)
@@ -360,7 +358,7 @@ impl<R: Read> Machine<R> {
         Node::List(Vec::new())
     }
 
-    /// Moves everything from height `from` on into the list below it.
+    /// Moves all values from height `from` into the list below them.
     fn append(&mut self, from: Option<usize>) -> Result<(), ReadError> {
         let (from, list) = self.below(from)?;
         let offset = self.input.offset();
@@ -372,17 +370,17 @@ impl<R: Read> Machine<R> {
                 self.stack.truncate(from);
                 Ok(())
             }
-            Node::Dict(_) => Err(self.input.malformed("an item is added to a dict")),
+            Node::Dict(_) => Err(self.input.malformed("an append to a dict")),
             _ => self.values.extend(list, self.stack.drain(from..), offset),
         }
     }
 
-    /// Moves the pairs from height `from` on into the dict below it.
+    /// Moves all pairs from height `from` into the dict below them.
     fn set_items(&mut self, from: Option<usize>) -> Result<(), ReadError> {
         let (from, dict) = self.below(from)?;
         self.check_pairs(self.stack.len() - from)?;
         if !matches!(self.values.node(dict), Node::Dict(_)) {
-            return Err(self.input.malformed("a key is set in something that is no dict"));
+            return Err(self.input.malformed("a key set in a value that is not a dict"));
         }
         self.values.extend(dict, self.stack.drain(from..), self.input.offset())
     }
@@ -394,14 +392,14 @@ impl<R: Read> Machine<R> {
         Err(self.input.malformed("a key without a value"))
     }
 
-    /// The container right below height `from`, where nothing may reach below a mark.
+    /// Returns the container directly below height `from`. It must be above the last mark.
     fn below(&self, from: Option<usize>) -> Result<(usize, NodeId), ReadError> {
         let floor = self.marks.last().copied().unwrap_or(0);
         let from = from.filter(|&from| from > floor);
         match from.map(|from| (from, self.stack[from - 1])) {
             Some((from, Value::Node(id))) => Ok((from, id)),
-            Some(_) => Err(self.input.malformed("an item is added to something that is no list")),
-            None => Err(self.input.malformed("an item without a list or dict to go into")),
+            Some(_) => Err(self.input.malformed("an append to a value that is not a list")),
+            None => Err(self.input.malformed("an item without a container")),
         }
     }
 }

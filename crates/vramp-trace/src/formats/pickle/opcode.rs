@@ -1,11 +1,11 @@
-//! The opcodes of pickle, by number and by the name that Python's pickletools gives them.
+//! The pickle opcodes, with their numbers and their names in Python's pickletools.
 
 /// Declares each opcode once, as a constant and as a name.
 macro_rules! opcodes {
     ($($name:ident = $code:literal),* $(,)?) => {
         $(pub const $name: u8 = $code;)*
 
-        /// The opcode's name, or `None` for a byte that is no opcode.
+        /// Returns the name of the opcode, or `None` if the byte is not an opcode.
         pub const fn name(code: u8) -> Option<&'static str> {
             match code {
                 $($name => Some(stringify!($name)),)*

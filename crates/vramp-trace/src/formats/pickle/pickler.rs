@@ -1,18 +1,18 @@
-//! Writes plain data as a pickle of protocol 4, opcode by opcode, to a stream.
+//! Writes plain data as a pickle of protocol 4.
 //!
-//! Only opcodes that PyTorch's viewer in the browser understands too. It has fewer than Python: no
-//! `POP`, no `BINUNICODE8`, and it counts what is memoised instead of storing numbers.
+//! Uses only opcodes that PyTorch's viewer in the browser supports. It has no `POP` and no
+//! `BINUNICODE8`, and it numbers memo entries in the order of `MEMOIZE`.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
 
 use super::opcode;
 
-/// The number of something that was written once and can be put in place again.
+/// Memo number of a value that was written.
 #[derive(Clone, Copy, Debug)]
 pub struct Memo(u32);
 
-/// A pickle in the making. Texts are written once and referred to afterwards.
+/// A pickle being written. Each text is written once and referred to afterwards.
 pub struct Pickler<'a, W> {
     out: W,
     texts: HashMap<&'a str, Memo>,
@@ -25,7 +25,7 @@ impl<'a, W: Write> Pickler<'a, W> {
         Ok(Pickler { out, texts: HashMap::new(), memos: 0 })
     }
 
-    /// Ends the pickle: what was written last is its value.
+    /// Ends the pickle. The last value written is its result.
     pub fn finish(mut self) -> io::Result<()> {
         self.op(opcode::STOP)?;
         self.out.flush()
@@ -35,7 +35,7 @@ impl<'a, W: Write> Pickler<'a, W> {
 
     pub fn text(&mut self, text: &'a str) -> io::Result<()> {
         if let Some(&memo) = self.texts.get(text) {
-            return self.again(memo);
+            return self.get(memo);
         }
         let len = u32::try_from(text.len())
             .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "a text beyond 4 GiB"))?;
@@ -77,7 +77,7 @@ impl<'a, W: Write> Pickler<'a, W> {
         if let Ok(four) = i32::try_from(value) {
             return self.with_number(opcode::BININT, four.cast_unsigned());
         }
-        // As few bytes as hold it, the sign in the top bit.
+        // The fewest bytes that hold the value and its sign bit.
         let bytes = value.to_le_bytes();
         let spare = if value < 0 { value.leading_ones() } else { value.leading_zeros() } - 1;
         let len = bytes.len() - (spare / 8) as usize;
@@ -91,8 +91,8 @@ impl<'a, W: Write> Pickler<'a, W> {
         self.op(opcode::EMPTY_LIST)
     }
 
-    /// Puts the value on top into the list below it. One at a time, because the viewer in the
-    /// browser passes the items of a batch as arguments, of which there may be only so many.
+    /// Appends the value on top to the list below it. One at a time, because the viewer in the
+    /// browser passes the items of a batch as arguments, whose number is limited.
     pub fn append(&mut self) -> io::Result<()> {
         self.op(opcode::APPEND)
     }
@@ -101,7 +101,7 @@ impl<'a, W: Write> Pickler<'a, W> {
         self.op(opcode::EMPTY_DICT)
     }
 
-    /// Begins a dict: keys and values follow in turn.
+    /// Begins a dict. Keys and values follow in turn.
     pub fn begin_dict(&mut self) -> io::Result<()> {
         self.out.write_all(&[opcode::EMPTY_DICT, opcode::MARK])
     }
@@ -118,7 +118,7 @@ impl<'a, W: Write> Pickler<'a, W> {
 
     // --- sharing ---
 
-    /// Numbers the value on top, so that it can be put in place again.
+    /// Memoizes the value on top and returns its number.
     pub fn memoize(&mut self) -> io::Result<Memo> {
         let memo = Memo(self.memos);
         self.memos = memo.0.checked_add(1).ok_or_else(|| {
@@ -128,8 +128,8 @@ impl<'a, W: Write> Pickler<'a, W> {
         Ok(memo)
     }
 
-    /// The same object once more, not a copy.
-    pub fn again(&mut self, memo: Memo) -> io::Result<()> {
+    /// Pushes the memoized object itself, not a copy.
+    pub fn get(&mut self, memo: Memo) -> io::Result<()> {
         match u8::try_from(memo.0) {
             Ok(number) => self.out.write_all(&[opcode::BINGET, number]),
             Err(_) => self.with_number(opcode::LONG_BINGET, memo.0),

@@ -1,4 +1,4 @@
-//! The segments of a snapshot: what the recorded allocator held at the end.
+//! Reads the segments of a snapshot.
 
 use vramp_core::DeviceAddr;
 
@@ -12,7 +12,7 @@ use crate::{Block, BlockState, ReadError, Segment};
 impl Snapshot {
     /// Reads the list of segments, once the pickle has ended.
     pub fn segments(&mut self, values: &mut Values, segments: Value) -> Result<(), ReadError> {
-        let what = "segments is no list";
+        let what = "segments is not a list";
         let items = take_list(values, segments).ok_or(ReadError::NotASnapshot { what })?;
         for (index, &segment) in items.iter().enumerate() {
             let segment = self.segment(values, index, segment)?;
@@ -93,7 +93,7 @@ impl Snapshot {
             .ok_or_else(|| Place::Segment { index: segment }.bad("blocks", blocks, values, LIST))?;
         values.meter.take(items.len() * size_of::<Block>(), 0)?;
         let mut found = Vec::with_capacity(items.len());
-        // Old snapshots do not say where a block is: it follows the one before.
+        // Old snapshots have no addresses of blocks. Each block follows the one before.
         let mut next = Some(start);
         for (index, &block) in items.iter().enumerate() {
             let block = self.block(values, Place::Block { index, segment }, next, block)?;

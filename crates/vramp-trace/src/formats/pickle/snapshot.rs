@@ -1,4 +1,4 @@
-//! From the dicts of a snapshot to a trace.
+//! Converts the dicts of a snapshot to a trace.
 
 use vramp_core::{Bytes, DeviceAddr};
 
@@ -11,9 +11,9 @@ use crate::formats::builder::{SIZE_RANGE, TraceBuilder};
 use crate::trace::size;
 use crate::{Event, EventKind, Frame, ReadError, ReadLimits, StackId, Trace};
 
-/// Settings are at most a dict in a dict.
+/// Maximum nesting of settings. PyTorch nests them once.
 const SETTINGS_DEPTH: u32 = 4;
-/// What a frame, a stack and a segment cost besides their contents: slots in hash tables.
+/// Bytes that a frame or a stack costs besides its contents: slots in hash tables.
 const SLOT: usize = 48;
 
 /// The trace so far.
@@ -28,7 +28,7 @@ impl Snapshot {
 
     // --- events ---
 
-    /// Turns the dict of an event that joins `history` into an event and frees the dict.
+    /// Converts the dict of an event that is appended to `history`, and frees the dict.
     pub fn event_of_history(
         &mut self,
         values: &mut Values,
@@ -37,7 +37,7 @@ impl Snapshot {
         offset: u64,
     ) -> Result<(), ReadError> {
         let Node::History { device, events } = values.node_mut(history) else {
-            unreachable!("the caller found a history under this id");
+            unreachable!("the caller checked that this node is a history");
         };
         let (device, index) = (*device, *events);
         *events = index.saturating_add(1);
@@ -169,7 +169,7 @@ impl Snapshot {
 
     // --- stacks ---
 
-    /// The id of a list of frames. The list is understood once, however often it is shared.
+    /// Returns the id of a list of frames. A shared list is converted once.
     pub(super) fn stack(
         &mut self,
         values: &mut Values,
@@ -245,10 +245,10 @@ impl Snapshot {
 
     // --- the outermost dict ---
 
-    /// Settles devices, settings and segments once the pickle has ended with `root`.
+    /// Converts devices, settings and segments, once the pickle has ended with `root`.
     pub fn finish(mut self, values: &mut Values, root: Value) -> Result<Trace, ReadError> {
         let Value::Node(id) = root else {
-            return Err(ReadError::NotASnapshot { what: "its outermost value is no dict" });
+            return Err(ReadError::NotASnapshot { what: "its outermost value is not a dict" });
         };
         let (mut histories, mut segments, mut settings) = (None, None, None);
         match values.take(id, Node::Taken) {
@@ -272,14 +272,14 @@ impl Snapshot {
                 *values.node_mut(id) = Node::List(items);
                 segments = Some(root);
             }
-            _ => return Err(ReadError::NotASnapshot { what: "its outermost value is no dict" }),
+            _ => return Err(ReadError::NotASnapshot { what: "its outermost value is not a dict" }),
         }
         let read = self.builder.trace.events.len() as u64;
         let found = match histories {
             Some(histories) => self.histories(values, histories)?,
             None => 0,
         };
-        // Events may have gone into a list that the outermost dict did not keep.
+        // Events may be in a list that the outermost dict does not contain.
         if found != read {
             return Err(ReadError::NotASnapshot { what: "it has events outside device_traces" });
         }
@@ -292,10 +292,10 @@ impl Snapshot {
         Ok(self.builder.trace)
     }
 
-    /// Checks that each history stands where its device number says, and reads those that were not
-    /// recognised as histories while they were built. Returns how many events the others have.
+    /// Checks that each history is at the index of its device, and reads those that were not
+    /// recognised as histories while they were built. Returns the number of events in the others.
     fn histories(&mut self, values: &mut Values, histories: Value) -> Result<u64, ReadError> {
-        let what = "device_traces is no list of histories";
+        let what = "device_traces is not a list of histories";
         let Value::Node(id) = histories else { return Err(ReadError::NotASnapshot { what }) };
         let (Node::Histories(items) | Node::List(items)) = values.take(id, Node::Taken) else {
             return Err(ReadError::NotASnapshot { what });
@@ -310,7 +310,7 @@ impl Snapshot {
                     *values.node_mut(id) = Node::History { device, events };
                 }
                 Node::History { .. } => {
-                    let what = "one history stands for two devices";
+                    let what = "two devices share one history";
                     return Err(ReadError::NotASnapshot { what });
                 }
                 Node::List(events) => {
@@ -325,12 +325,12 @@ impl Snapshot {
             }
             self.builder.trace.device_count = place + 1;
         }
-        // Histories are read in the order of their devices unless someone built them apart.
+        // Histories are in the order of their devices, unless the pickle built them separately.
         self.builder.trace.events.sort_by_key(|event| event.device);
         Ok(found)
     }
 
-    /// Writes settings as texts. Nested settings get a name with a dot.
+    /// Converts settings to texts. Names of nested settings are joined with a dot.
     fn settings(
         &mut self,
         values: &mut Values,
@@ -338,7 +338,7 @@ impl Snapshot {
         prefix: &str,
         depth: u32,
     ) -> Result<(), ReadError> {
-        let what = "allocator_settings is no dict, or nested too deeply";
+        let what = "allocator_settings is not a dict, or nested too deeply";
         let fields = take_dict(values, settings)
             .filter(|_| depth > 0)
             .ok_or(ReadError::NotASnapshot { what })?;

@@ -1,23 +1,22 @@
-//! Values of a pickle that is being read.
+//! The values of a pickle that is being read.
 //!
-//! Containers live in one arena and are named by their place in it, so a container that the memo
-//! shares a million times costs a million small numbers and no copy. Once a container has been
-//! understood it is replaced by what it means (a stack, a frame) or by nothing, and its contents
-//! are freed: a history of events never stands in memory twice.
+//! Containers are stored in one arena and referred to by index, so a shared container is never
+//! copied. Once a container is converted it is replaced by its result (a stack, a frame) or by
+//! nothing, and its contents are freed: the events are never in memory twice.
 
 use indexmap::IndexSet;
 
 use crate::{ReadError, ReadLimits, StackId};
 
-/// A text, counted in [`Values::text`]. The first few are the keys of a snapshot.
+/// Id of a text, see [`Values::text`]. The first ids are the keys of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TextId(pub u32);
 
-/// A container, counted in the arena.
+/// Index of a container in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeId(u32);
 
-/// What stands on the pickle's stack.
+/// A value on the stack of the machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Value {
     None,
@@ -28,13 +27,13 @@ pub enum Value {
     Float(f64),
     Text(TextId),
     Node(NodeId),
-    /// Bytes and sets: no snapshot uses them where it matters, so they are only stepped over.
+    /// Bytes and sets. No field that is read has them, so their contents are skipped.
     Opaque,
 }
 
 const _: () = assert!(size_of::<Value>() <= 16);
 
-/// A container and what became of it.
+/// A container or its result.
 #[derive(Clone, Debug)]
 pub enum Node {
     List(Vec<Value>),
@@ -43,22 +42,22 @@ pub enum Node {
     Dict(Vec<Value>),
     /// The list under `device_traces`: the histories of all devices.
     Histories(Vec<Value>),
-    /// A list in it, whose events go straight into the trace.
+    /// A list in it. Its events go directly into the trace.
     History {
         device: u32,
         events: u32,
     },
-    /// A list of frames that was understood.
+    /// A converted list of frames.
     Stack(StackId),
-    /// A frame that was understood.
+    /// A converted frame.
     Frame(u32),
-    /// Contents that were taken.
+    /// A container whose contents were taken.
     Taken,
 }
 
 const _: () = assert!(size_of::<Node>() <= 32);
 
-/// The arena, the texts, the memo and what they cost.
+/// The arena, the texts, the memo and their memory use.
 pub struct Values {
     pub nodes: Vec<Node>,
     texts: IndexSet<Box<str>>,
@@ -91,19 +90,19 @@ impl Meter {
         })
     }
 
-    pub fn give_back(&mut self, bytes: usize) {
+    pub fn release(&mut self, bytes: usize) {
         self.held -= bytes as u64;
     }
 }
 
 const VALUE: usize = size_of::<Value>();
-/// A text costs its bytes, its place and its slot in the hash table.
+/// Bytes that a text costs besides its contents: its entry and its slot in the hash table.
 const TEXT: usize = 48;
-/// Memo numbers may run ahead of each other (an optimiser leaves gaps), but not without end.
+/// Largest gap between memo numbers. `pickletools.optimize` leaves gaps.
 const MEMO_GAP: usize = 1 << 16;
 
 impl Values {
-    /// An empty arena in which `keys` are the first texts, in order.
+    /// Returns an empty arena in which `keys` are the first texts, in order.
     pub fn new(keys: impl Iterator<Item = &'static str>, limits: &ReadLimits) -> Values {
         Values {
             nodes: Vec::new(),
@@ -153,23 +152,23 @@ impl Values {
         &mut self.nodes[id.0 as usize]
     }
 
-    /// Takes the contents of a container out of the arena and leaves `rest` in its place. Give the
-    /// contents back to [`Values::recycle`].
+    /// Takes the contents of a container out of the arena and leaves `rest` in its place. Pass the
+    /// contents to [`Values::recycle`] after use.
     pub fn take(&mut self, id: NodeId, rest: Node) -> Node {
         std::mem::replace(self.node_mut(id), rest)
     }
 
-    /// Keeps the room of contents that were used up for the next container.
+    /// Keeps the capacity of used contents for the next container.
     pub fn recycle(&mut self, mut items: Vec<Value>) {
-        self.meter.give_back(items.capacity() * VALUE);
+        self.meter.release(items.capacity() * VALUE);
         if self.spare.len() < 2048 && items.capacity() <= 64 {
             items.clear();
             self.spare.push(items);
         }
     }
 
-    /// Moves `new` into the contents of a list or dict that is being built. What counts is the
-    /// room that the contents take, not how much of it is used.
+    /// Appends `new` to a list or dict that is being built. Its capacity counts against the memory
+    /// limit.
     pub fn extend(
         &mut self,
         id: NodeId,
@@ -189,7 +188,7 @@ impl Values {
             _ => Err(ReadError::Malformed {
                 format: crate::Format::Pickle,
                 offset,
-                what: "an item is added to a container that is no list or was already used",
+                what: "an append to a container that is not a list or was already used",
             }),
         }
     }
@@ -206,7 +205,7 @@ impl Values {
                 return Err(ReadError::Malformed {
                     format: crate::Format::Pickle,
                     offset,
-                    what: "a memo number far beyond all earlier ones",
+                    what: "a memo number far above all earlier ones",
                 });
             }
             self.meter.take((index + 1 - len) * size_of::<Option<Value>>(), offset)?;

@@ -1,4 +1,4 @@
-//! Writes a trace as the snapshot that PyTorch would have dumped.
+//! Writes a trace as a PyTorch memory snapshot.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -11,28 +11,27 @@ use super::pickler::{Memo, Pickler};
 use crate::formats::validate::validate;
 use crate::{Block, BlockState, Event, EventKind, Segment, StackId, StreamIndex, Trace};
 
-/// Stands for memory that was free on the card where nobody knows how much: PyTorch's viewer needs
-/// a number there.
+/// Written for unknown free memory of the device, because PyTorch's viewer needs a number.
 pub(super) const UNKNOWN_FREE: i64 = -1;
 
 impl Trace {
-    /// Writes the trace as a PyTorch memory snapshot, for `torch/cuda/_memory_viz.py` and the viewer
-    /// at pytorch.org/memory_viz: a pickle of protocol 4, uncompressed. Reading it gives an equal
-    /// trace, but for the name, stacks that nothing points to, and what the next lines say.
+    /// Writes the trace as a PyTorch memory snapshot, for `torch/cuda/_memory_viz.py` and the
+    /// viewer at pytorch.org/memory_viz: a pickle of protocol 4, uncompressed. Reading it returns
+    /// an equal trace except for the name, unused stacks, and the following:
     ///
-    /// - Gaps between the blocks of a segment become inactive blocks, because the viewer takes a
-    ///   block to begin where the one before ends.
+    /// - Gaps between the blocks of a segment become inactive blocks, because the viewer assumes
+    ///   that each block begins at the end of the one before.
     /// - A block whose requested size is unknown gets its size.
     ///
-    /// One pass over the trace. Holds a few bytes for each text, frame and stack; what repeats is
-    /// written once. About 45 bytes per event: give it a [`std::io::BufWriter`].
+    /// One pass over the trace. Needs a few bytes for each text, frame and stack. Writes about 45
+    /// bytes per event in small parts: use a [`std::io::BufWriter`].
     ///
-    /// The viewer shows no state of the allocator without segments: see [`Trace::infer_segments`].
+    /// Without segments the viewer shows no state of the allocator: see [`Trace::infer_segments`].
     ///
     /// # Errors
-    /// What `out` says; [`io::ErrorKind::InvalidInput`] if a part of the trace points outside it (a
-    /// device, stream, action or stack that it does not have), a size exceeds 64 PiB, or the blocks
-    /// of a segment overlap or reach beyond it.
+    /// Errors of `out`; [`io::ErrorKind::InvalidInput`] if the index of a device, stream, action or
+    /// stack is out of range, a size exceeds 64 PiB, or the blocks of a segment overlap or reach
+    /// beyond it.
     pub fn write_snapshot(&self, out: impl Write) -> io::Result<()> {
         validate(self)?;
         let pickler = Pickler::new(out)?;
@@ -60,8 +59,8 @@ struct Writer<'a, W> {
 }
 
 impl<'a, W: Write> Writer<'a, W> {
-    /// Events come first: the keys they repeat are then among the first 256 things numbered, and
-    /// referring to them takes two bytes instead of five.
+    /// Events come first. Their keys are then among the first 256 memo entries, and a reference
+    /// takes two bytes instead of five.
     fn snapshot(&mut self) -> io::Result<()> {
         self.pickler.begin_dict()?;
         self.pickler.text("device_traces")?;
@@ -142,7 +141,7 @@ impl<'a, W: Write> Writer<'a, W> {
         self.pickler.end_dict()
     }
 
-    /// The blocks and, in between, what no block takes.
+    /// Writes the blocks, and inactive blocks for the gaps.
     fn blocks(&mut self, index: usize, segment: &'a Segment) -> io::Result<()> {
         let beyond = || {
             let what = format!(
@@ -181,7 +180,8 @@ impl<'a, W: Write> Writer<'a, W> {
         self.number("size", block.size.count())?;
         self.number("requested_size", requested(block))?;
         self.pickler.text("state")?;
-        // The name that PyTorch's writer and viewer share; its documents say active_awaiting_free.
+        // PyTorch's writer and viewer use active_pending_free; its documentation says
+        // active_awaiting_free.
         self.pickler.text(match block.state {
             BlockState::Active => "active_allocated",
             BlockState::PendingFree => "active_pending_free",
@@ -192,11 +192,11 @@ impl<'a, W: Write> Writer<'a, W> {
         self.pickler.append()
     }
 
-    /// The pool of memory that is in no pool of the user's own.
+    /// Writes the id of the default pool.
     fn pool(&mut self) -> io::Result<()> {
         self.pickler.text("segment_pool_id")?;
         if let Some(memo) = self.default_pool {
-            return self.pickler.again(memo);
+            return self.pickler.get(memo);
         }
         self.pickler.unsigned(0)?;
         self.pickler.unsigned(0)?;
@@ -207,7 +207,7 @@ impl<'a, W: Write> Writer<'a, W> {
 
     // --- settings ---
 
-    /// Names with a dot become dicts in the dict, unless a setting of that name stands beside them.
+    /// Names with a dot become nested dicts, unless another setting has the name before the dot.
     fn settings(&mut self) -> io::Result<()> {
         let settings = &self.trace.allocator_settings;
         let plain: HashSet<&str> = settings.iter().map(|(name, _)| &name[..]).collect();
@@ -226,7 +226,7 @@ impl<'a, W: Write> Writer<'a, W> {
         for (name, values) in groups {
             self.pickler.text(name)?;
             if plain.contains(name) {
-                // Of a name that stands twice, Python keeps the last value.
+                // For a duplicate key Python keeps the last value.
                 let last = values.last().map_or("", |(_, value)| value);
                 self.setting(last)?;
                 continue;
@@ -241,7 +241,7 @@ impl<'a, W: Write> Writer<'a, W> {
         self.pickler.end_dict()
     }
 
-    /// A value as the type that gives this text again.
+    /// Writes a value as the type whose text is `value`.
     fn setting(&mut self, value: &'a str) -> io::Result<()> {
         match (value, value.parse::<i64>(), value.parse::<f64>()) {
             ("True" | "False", ..) => self.pickler.bool(value == "True"),
@@ -253,14 +253,14 @@ impl<'a, W: Write> Writer<'a, W> {
         }
     }
 
-    // --- what several have ---
+    // --- common fields ---
 
     fn number(&mut self, key: &'static str, value: u64) -> io::Result<()> {
         self.pickler.text(key)?;
         self.pickler.unsigned(value)
     }
 
-    /// PyTorch writes the pointer that a stream is as a signed integer.
+    /// PyTorch writes a stream, which is a pointer, as a signed integer.
     fn stream(&mut self, stream: StreamIndex) -> io::Result<()> {
         self.pickler.text("stream")?;
         let raw = self.trace.raw_stream(stream).expect("the trace was checked");
@@ -274,7 +274,7 @@ impl<'a, W: Write> Writer<'a, W> {
             None => self.no_stack,
         };
         if let Some(memo) = known {
-            return self.pickler.again(memo);
+            return self.pickler.get(memo);
         }
         self.pickler.empty_list()?;
         let memo = self.pickler.memoize()?;
@@ -285,7 +285,7 @@ impl<'a, W: Write> Writer<'a, W> {
         let trace = self.trace;
         for (index, frame) in stack.into_iter().flat_map(|stack| trace.stacks.numbered(stack)) {
             match self.frames[index] {
-                Some(memo) => self.pickler.again(memo)?,
+                Some(memo) => self.pickler.get(memo)?,
                 None => {
                     self.pickler.begin_dict()?;
                     self.pickler.text("name")?;
@@ -303,7 +303,7 @@ impl<'a, W: Write> Writer<'a, W> {
     }
 }
 
-/// The events of one device after those of another, each in their order.
+/// Returns the events grouped by device, those of one device in their order.
 fn by_device(events: &[Event]) -> Cow<'_, [Event]> {
     if events.is_sorted_by_key(|event| event.device) {
         return Cow::Borrowed(events);
@@ -317,7 +317,7 @@ fn requested(block: &Block) -> u64 {
     block.requested_size.unwrap_or(block.size).count()
 }
 
-/// Nothing stops a broken recording from holding more than there are addresses.
+/// Saturates, because sizes in a broken recording may exceed the address space.
 fn sum(sizes: impl Iterator<Item = u64>) -> u64 {
     sizes.fold(0, u64::saturating_add)
 }

@@ -1,4 +1,4 @@
-//! Reads a `.vtrace`, believing nothing it says before it is checked.
+//! Reads a `.vtrace`. Every value is checked before it is used.
 
 use std::io::Read;
 
@@ -13,7 +13,7 @@ use crate::{
     StreamIndex, Trace,
 };
 
-/// What the first event is told apart from.
+/// Event that the first event is encoded against.
 pub(super) const FIRST: Event = Event {
     kind: EventKind::Alloc,
     device: 0,
@@ -33,7 +33,7 @@ pub(crate) fn read<R: Read>(mut input: Input<R>, limits: &ReadLimits) -> Result<
         return Err(ReadError::Version { found: version, supported: VERSION });
     }
     if u16::from_le_bytes(input.array()?) != 0 {
-        return Err(input.malformed("flags that no version has"));
+        return Err(input.malformed("unknown flags in the header"));
     }
     let len = u64::from_le_bytes(input.array()?);
     let stored = u32::from_le_bytes(input.array()?);
@@ -59,7 +59,7 @@ pub(crate) fn read<R: Read>(mut input: Input<R>, limits: &ReadLimits) -> Result<
     Ok(body.trace)
 }
 
-/// Sums up everything that is read through it.
+/// Computes the checksum of everything that is read through it.
 struct Crc<R> {
     source: R,
     hasher: crc32fast::Hasher,
@@ -73,7 +73,7 @@ impl<R: Read> Read for Crc<R> {
     }
 }
 
-/// The uncompressed contents and the trace that comes out of them.
+/// The uncompressed contents and the trace read from them.
 struct Body<R> {
     input: Input<R>,
     version: u16,
@@ -89,7 +89,7 @@ impl<R: Read> Body<R> {
         self.trace.device_count = self.number_up_to(1 << 16, "more than 65,536 devices")?;
         for _ in 0..self.count()? {
             let raw = self.number()?;
-            self.hold::<u64>(0)?;
+            self.charge::<u64>(0)?;
             self.trace.streams.push(raw);
         }
         let actions = self.count()?;
@@ -119,7 +119,7 @@ impl<R: Read> Body<R> {
     // --- parts ---
 
     fn stacks(&mut self) -> Result<(), ReadError> {
-        let twice = "a text, frame or stack stands twice";
+        let twice = "a duplicate text, frame or stack";
         for _ in 0..self.count()? {
             let text = self.text()?;
             if !self.trace.stacks.texts.insert(text.into()) {
@@ -132,16 +132,16 @@ impl<R: Read> Body<R> {
                 filename: self.index(self.trace.stacks.texts.len())?,
                 line: self.number_up_to(u32::MAX, "a line number beyond 32 bits")?,
             };
-            self.hold::<FrameKey>(32)?;
+            self.charge::<FrameKey>(32)?;
             if !self.trace.stacks.frames.insert(frame) {
                 return Err(self.input.malformed(twice));
             }
         }
         for _ in 0..self.count()? {
             let mut frames = Vec::new();
-            self.hold::<Vec<u32>>(32)?;
+            self.charge::<Vec<u32>>(32)?;
             for _ in 0..self.count()? {
-                self.hold::<u32>(0)?;
+                self.charge::<u32>(0)?;
                 frames.push(self.index(self.trace.stacks.frames.len())?);
             }
             if !self.trace.stacks.stacks.insert(frames.into_boxed_slice()) {
@@ -152,7 +152,7 @@ impl<R: Read> Body<R> {
     }
 
     fn segment(&mut self) -> Result<Segment, ReadError> {
-        self.hold::<Segment>(0)?;
+        self.charge::<Segment>(0)?;
         let device = self.device()?;
         let stream = self.stream()?;
         let address = DeviceAddr::new(self.number()?);
@@ -184,7 +184,7 @@ impl<R: Read> Body<R> {
     }
 
     fn block(&mut self, next: u64) -> Result<Block, ReadError> {
-        self.hold::<Block>(0)?;
+        self.charge::<Block>(0)?;
         let address = DeviceAddr::new(self.step(next)?);
         let size_of_block = self.size()?;
         let requested_size = match self.number()?.checked_sub(1) {
@@ -211,10 +211,11 @@ impl<R: Read> Body<R> {
                 offset: self.input.offset(),
             });
         }
-        // Believed: each event takes at least four bytes, and `count` checked that they may come.
+        // `count` checked that at least one byte per event is left, so the loop is bounded by the
+        // file.
         let mut before = FIRST;
         for _ in 0..count {
-            self.hold::<Event>(0)?;
+            self.charge::<Event>(0)?;
             before = self.event(&before)?;
             self.trace.events.push(before);
         }
@@ -234,7 +235,7 @@ impl<R: Read> Body<R> {
             },
         };
         if head & !(KIND_BITS | NEW_DEVICE | NEW_STREAM | NEW_STACK) != 0 {
-            return Err(self.input.malformed("an event with a bit that version 1 does not have"));
+            return Err(self.input.malformed("an event with an unknown bit in its head"));
         }
         let device = if head & NEW_DEVICE != 0 { self.device()? } else { before.device };
         let stream = if head & NEW_STREAM != 0 { self.stream()? } else { before.stream };
@@ -242,7 +243,7 @@ impl<R: Read> Body<R> {
         let inside = u32::from(device) < self.trace.device_count
             && (stream.0 as usize) < self.trace.streams.len();
         if !inside {
-            return Err(self.input.malformed("an event on a device or stream that is not there"));
+            return Err(self.input.malformed("an event with a device or stream out of range"));
         }
         Ok(Event {
             kind,
@@ -273,33 +274,33 @@ impl<R: Read> Body<R> {
         Err(self.input.malformed("a number beyond 64 bits"))
     }
 
-    fn number_up_to(&mut self, most: u32, what: &'static str) -> Result<u32, ReadError> {
+    fn number_up_to(&mut self, max: u32, what: &'static str) -> Result<u32, ReadError> {
         match u32::try_from(self.number()?) {
-            Ok(number) if number <= most => Ok(number),
+            Ok(number) if number <= max => Ok(number),
             _ => Err(self.input.malformed(what)),
         }
     }
 
-    /// How many things follow. Each takes at least a byte, so there cannot be more than bytes.
+    /// Reads the length of a list. Each item takes at least a byte, so the bytes left bound it.
     fn count(&mut self) -> Result<u64, ReadError> {
         let count = self.number()?;
         if count > self.len.saturating_sub(self.input.offset()) {
-            return Err(self.input.malformed("a count of more things than there are bytes"));
+            return Err(self.input.malformed("a list longer than the rest of the file"));
         }
         Ok(count)
     }
 
-    /// An index below `len`.
+    /// Reads an index below `len`.
     fn index(&mut self, len: usize) -> Result<u32, ReadError> {
         match u32::try_from(self.number()?) {
             Ok(index) if (index as usize) < len => Ok(index),
-            _ => Err(self.input.malformed("an index of something that is not there")),
+            _ => Err(self.input.malformed("an index out of range")),
         }
     }
 
     fn step(&mut self, from: u64) -> Result<u64, ReadError> {
-        let way = self.number()?;
-        Ok(from.wrapping_add((way >> 1) ^ (way & 1).wrapping_neg()))
+        let delta = self.number()?;
+        Ok(from.wrapping_add((delta >> 1) ^ (delta & 1).wrapping_neg()))
     }
 
     fn size(&mut self) -> Result<Bytes, ReadError> {
@@ -321,9 +322,9 @@ impl<R: Read> Body<R> {
                 offset: self.input.offset(),
             });
         }
-        self.hold::<String>(len)?;
+        self.charge::<String>(len)?;
         let mut bytes = Vec::new();
-        self.input.pieces(len, |piece| bytes.extend_from_slice(piece))?;
+        self.input.consume(len, |piece| bytes.extend_from_slice(piece))?;
         String::from_utf8(bytes).map_err(|_| self.input.malformed("a text that is not UTF-8"))
     }
 
@@ -331,7 +332,7 @@ impl<R: Read> Body<R> {
         let device = self.number()?;
         match u16::try_from(device) {
             Ok(device) if u32::from(device) < self.trace.device_count => Ok(device),
-            _ => Err(self.input.malformed("a device that is not there")),
+            _ => Err(self.input.malformed("a device out of range")),
         }
     }
 
@@ -346,8 +347,8 @@ impl<R: Read> Body<R> {
         }
     }
 
-    /// Counts a value and `more` bytes behind it against the memory limit.
-    fn hold<T>(&mut self, more: u64) -> Result<(), ReadError> {
+    /// Counts a value and `more` bytes of heap memory against the memory limit.
+    fn charge<T>(&mut self, more: u64) -> Result<(), ReadError> {
         self.held += size_of::<T>() as u64 + more;
         if self.held <= self.limits.memory.count() {
             return Ok(());

@@ -6,18 +6,17 @@ use super::{KIND_UNKNOWN, MAGIC, NEW_DEVICE, NEW_STACK, NEW_STREAM, VERSION};
 use crate::formats::validate::validate;
 use crate::{Block, BlockState, Event, EventKind, Segment, StackId, Trace};
 
-/// Small and still quick to write: 1.2 million events take about a second.
+/// Small files at moderate cost: 1.2 million events take about a second.
 const ZSTD_LEVEL: i32 = 9;
 
 impl Trace {
-    /// Writes the trace in this project's own format. Reading it gives an equal trace.
+    /// Writes the trace in the compact format of this project. Reading it returns an equal trace.
     ///
-    /// Holds the uncompressed contents meanwhile, about 10 bytes per event.
+    /// Needs memory for the uncompressed contents, about 10 bytes per event.
     ///
     /// # Errors
-    /// What `out` says; [`io::ErrorKind::InvalidInput`] if a part of the trace points outside it
-    /// (a device, stream, action or stack that it does not have) or a size exceeds 64 PiB, for no
-    /// one could read that back.
+    /// Errors of `out`; [`io::ErrorKind::InvalidInput`] if the index of a device, stream, action or
+    /// stack is out of range, or a size exceeds 64 PiB.
     pub fn write_vtrace(&self, mut out: impl Write) -> io::Result<()> {
         let body = Body::of(self)?.0;
         out.write_all(&MAGIC)?;
@@ -64,7 +63,7 @@ impl Body {
         Ok(body)
     }
 
-    /// Seven bits per byte, lowest first; the top bit says that more follow.
+    /// Writes seven bits per byte, lowest first. The top bit is set if more follow.
     fn number(&mut self, mut number: u64) {
         while number >= 0x80 {
             self.0.push(number as u8 | 0x80);
@@ -73,10 +72,10 @@ impl Body {
         self.0.push(number as u8);
     }
 
-    /// The way from one number to the next around the circle of 2^64, small ways as small numbers.
+    /// Writes the difference modulo 2^64, zigzag-encoded, so that small differences are short.
     fn step(&mut self, from: u64, to: u64) {
-        let way = to.wrapping_sub(from).cast_signed();
-        self.number(((way << 1) ^ (way >> 63)).cast_unsigned());
+        let delta = to.wrapping_sub(from).cast_signed();
+        self.number(((delta << 1) ^ (delta >> 63)).cast_unsigned());
     }
 
     fn text(&mut self, text: &str) {

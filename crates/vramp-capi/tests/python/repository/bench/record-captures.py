@@ -1,0 +1,1 @@
+../../../../../../bench/record-captures.py

@@ -1,0 +1,1 @@
+../../../../../../python/vramp_torch.py
