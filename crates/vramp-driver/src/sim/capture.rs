@@ -1,10 +1,13 @@
-//! Captures: which streams are part of one, what they captured, and what invalidates it.
+//! Captures: their streams, their nodes, and the calls that invalidate them.
 //!
-//! Life of a capture: *begun* on a stream, *grows* by work and by streams that wait for its events,
-//! may be *invalidated* by a call that is refused, *ends* on the stream it began on: as nodes of a graph,
-//! or as an error. Until then nothing of it runs.
+//! Life of a capture:
 //!
-//! Nodes are kept in the order they were captured, so each comes behind earlier ones only.
+//! 1. It *begins* on a stream.
+//! 2. It *grows* by work, and by streams that wait for its events.
+//! 3. A refused call may *invalidate* it.
+//! 4. It *ends* on the stream it began on, with a graph or an error. Until then none of its work runs.
+//!
+//! Nodes are stored in capture order, so each depends on earlier ones only.
 
 use std::collections::BTreeMap;
 use std::thread::ThreadId;
@@ -19,16 +22,16 @@ use crate::{CaptureInfo, CaptureMode, Event, GraphNode, Stream};
 pub(super) struct Node {
     pub kernel: Kernel,
     pub effect: Effect,
-    /// The nodes it comes directly behind, by their places.
+    /// Direct dependencies, by index.
     pub after: Vec<usize>,
 }
 
-/// What an event stands for.
+/// The last record of an event.
 #[derive(Clone, Debug)]
 pub(super) enum Recorded {
     Never,
     At(Point),
-    /// The dependencies of a stream that captured.
+    /// Recorded in a capture, with the dependencies of its stream.
     Captured {
         capture: u64,
         dependencies: Vec<usize>,
@@ -42,7 +45,7 @@ struct Capture {
     thread: ThreadId,
     invalidated: bool,
     nodes: Vec<Node>,
-    /// For every stream that is part of it, what its next work comes behind.
+    /// Dependencies of the next work of every stream of the capture.
     dependencies: BTreeMap<usize, Vec<usize>>,
 }
 
@@ -50,20 +53,20 @@ struct Capture {
 pub(super) struct Captures {
     made: u64,
     open: BTreeMap<u64, Capture>,
-    /// How many were invalidated so far.
+    /// Number of captures invalidated so far.
     pub invalidated: u64,
 }
 
-/// How a node's number is made of its capture's and its place.
-const PLACES: u32 = 32;
+/// Bits of a node's number for its index; the rest is the number of its capture.
+const INDEX_BITS: u32 = 32;
 
-pub(super) fn node_id(capture: u64, place: usize) -> GraphNode {
-    GraphNode::from_number(capture << PLACES | place as u64)
+pub(super) fn node_id(capture: u64, index: usize) -> GraphNode {
+    GraphNode::from_number(capture << INDEX_BITS | index as u64)
 }
 
-/// The capture and the place of a node.
-pub(super) fn node_place(node: GraphNode) -> (u64, usize) {
-    (node.number() >> PLACES, (node.number() & ((1 << PLACES) - 1)) as usize)
+/// Returns the capture and the index of a node.
+pub(super) fn node_index(node: GraphNode) -> (u64, usize) {
+    (node.number() >> INDEX_BITS, (node.number() & ((1 << INDEX_BITS) - 1)) as usize)
 }
 
 fn invalidated() -> Refusal {
@@ -71,7 +74,7 @@ fn invalidated() -> Refusal {
 }
 
 impl Captures {
-    /// The capture that `stream` is part of.
+    /// Returns the capture that `stream` is part of.
     pub fn of(&self, stream: usize) -> Option<u64> {
         self.open
             .iter()
@@ -79,7 +82,7 @@ impl Captures {
             .map(|(id, _)| *id)
     }
 
-    pub fn under_way(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.open.len()
     }
 
@@ -100,28 +103,28 @@ impl Captures {
         self.open.insert(self.made, capture);
     }
 
-    /// The capture, unless it is over or invalidated.
-    fn sound(&mut self, capture: u64) -> Outcome<&mut Capture> {
+    /// Returns the capture unless it ended or is invalidated.
+    fn valid(&mut self, capture: u64) -> Outcome<&mut Capture> {
         match self.open.get_mut(&capture) {
             Some(open) if open.invalidated => Err(invalidated()),
             Some(open) => Ok(open),
-            None => Err(captured_event("its capture is over: record it anew")),
+            None => Err(captured_event("its capture ended: record it again")),
         }
     }
 
     /// Refuses if `stream` is part of a capture that is invalidated.
-    pub fn check_sound(&mut self, stream: usize) -> Outcome<()> {
+    pub fn check_valid(&mut self, stream: usize) -> Outcome<()> {
         match self.of(stream) {
-            Some(capture) => self.sound(capture).map(drop),
+            Some(capture) => self.valid(capture).map(drop),
             None => Ok(()),
         }
     }
 
     fn dependencies(&mut self, capture: u64, stream: usize) -> Outcome<Vec<usize>> {
-        Ok(self.sound(capture)?.dependencies[&stream].clone())
+        Ok(self.valid(capture)?.dependencies[&stream].clone())
     }
 
-    /// Takes work of `stream` in.
+    /// Adds work of `stream` as a node.
     pub fn add(
         &mut self,
         capture: u64,
@@ -129,16 +132,16 @@ impl Captures {
         kernel: Kernel,
         effect: Effect,
     ) -> Outcome<()> {
-        let open = self.sound(capture)?;
-        let place = open.nodes.len();
-        let after = std::mem::replace(open.dependencies.entry(stream).or_default(), vec![place]);
+        let open = self.valid(capture)?;
+        let index = open.nodes.len();
+        let after = std::mem::replace(open.dependencies.entry(stream).or_default(), vec![index]);
         open.nodes.push(Node { kernel, effect, after });
         Ok(())
     }
 
-    /// Lets `stream`, which may be new to the capture, come behind `dependencies` too.
+    /// Adds `dependencies` to the next work of `stream`, which may be new to the capture.
     fn join(&mut self, capture: u64, stream: usize, dependencies: &[usize]) -> Outcome<()> {
-        let own = self.sound(capture)?.dependencies.entry(stream).or_default();
+        let own = self.valid(capture)?.dependencies.entry(stream).or_default();
         own.extend(dependencies);
         own.sort_unstable();
         own.dedup();
@@ -154,7 +157,8 @@ impl Captures {
         }
     }
 
-    /// Refuses a call that a capture forbids to the calling thread, and invalidates all that do.
+    /// Refuses a call that a capture forbids to the calling thread. Invalidates every capture that
+    /// forbids it.
     pub fn refuse_unsafe(&mut self) -> Outcome<()> {
         if self.open.is_empty() {
             return Ok(());
@@ -172,7 +176,7 @@ impl Captures {
         match forbidding.first() {
             None => Ok(()),
             Some((_, origin)) => {
-                Err(Refusal::capturing(format!("stream {} captures a graph", origin + 1)))
+                Err(Refusal::capturing(format!("stream {} is capturing", origin + 1)))
             }
         }
     }
@@ -180,7 +184,7 @@ impl Captures {
     /// Ends the capture that began on `stream`.
     fn end(&mut self, stream: usize) -> Outcome<(u64, Vec<Node>)> {
         let Some(capture) = self.of(stream) else {
-            return Err(Refusal { code: 401, detail: "the stream does not capture".to_owned() });
+            return Err(Refusal { code: 401, detail: "the stream is not capturing".to_owned() });
         };
         let open = &self.open[&capture];
         if open.origin != stream {
@@ -191,15 +195,16 @@ impl Captures {
             let detail = "the capture began on another thread".to_owned();
             return Err(Refusal { code: 908, detail });
         }
-        let over = self.open.remove(&capture).expect("it was found by its stream");
-        if over.invalidated {
+        let ended = self.open.remove(&capture).expect("it was found by its stream");
+        if ended.invalidated {
             return Err(invalidated());
         }
-        match over.unjoined() {
-            None => Ok((capture, over.nodes)),
+        match ended.unjoined() {
+            None => Ok((capture, ended.nodes)),
             Some(stream) => {
                 self.invalidated += 1;
-                let detail = format!("the last work of stream {} was not joined", stream + 1);
+                let detail =
+                    format!("the last work of stream {} was not joined to the origin", stream + 1);
                 Err(Refusal { code: 904, detail })
             }
         }
@@ -207,12 +212,12 @@ impl Captures {
 }
 
 impl Capture {
-    /// A stream whose last work the origin does not come behind.
+    /// Returns a stream whose last work the origin does not depend on.
     fn unjoined(&self) -> Option<usize> {
         let mut joined = vec![false; self.nodes.len()];
         self.dependencies[&self.origin].iter().for_each(|node| joined[*node] = true);
-        for (place, node) in self.nodes.iter().enumerate().rev() {
-            if joined[place] {
+        for (index, node) in self.nodes.iter().enumerate().rev() {
+            if joined[index] {
                 node.after.iter().for_each(|before| joined[*before] = true);
             }
         }
@@ -232,13 +237,16 @@ impl State {
     pub fn begin_capture(&mut self, stream: Stream, mode: CaptureMode) -> Outcome<()> {
         let index = self.streams.index(stream)?;
         if self.captures.of(index).is_some() {
-            return Err(Refusal { code: 401, detail: "the stream captures already".to_owned() });
+            return Err(Refusal {
+                code: 401,
+                detail: "the stream is capturing already".to_owned(),
+            });
         }
         self.captures.begin(index, mode);
         Ok(())
     }
 
-    /// The number of the capture that ended, and its nodes.
+    /// Ends a capture and returns its number and its nodes.
     pub fn end_capture(&mut self, stream: Stream) -> Outcome<(u64, Vec<Node>)> {
         let index = self.streams.index(stream)?;
         self.captures.end(index)
@@ -248,11 +256,11 @@ impl State {
         let index = self.streams.index(stream)?;
         let Some(capture) = self.captures.of(index) else { return Ok(None) };
         let dependencies = self.captures.dependencies(capture, index)?;
-        let dependencies = dependencies.into_iter().map(|place| node_id(capture, place)).collect();
+        let dependencies = dependencies.into_iter().map(|index| node_id(capture, index)).collect();
         Ok(Some(CaptureInfo { capture, dependencies }))
     }
 
-    /// What the event was last recorded as.
+    /// Returns the last record of an event.
     pub fn recorded(&self, event: Event) -> Outcome<Recorded> {
         let known = self.events.get(&event.number()).cloned();
         known.ok_or_else(|| Refusal::unknown("event", event.number()))
@@ -265,7 +273,7 @@ impl State {
             Some(capture) => {
                 let dependencies = self.captures.dependencies(capture, index)?;
                 if let Some(checker) = &mut self.checker {
-                    checker.forget_event(event.number());
+                    checker.remove_event(event.number());
                 }
                 Recorded::Captured { capture, dependencies }
             }
@@ -298,28 +306,28 @@ impl State {
                 self.captures.join(capture, index, &dependencies)?;
             }
             (Some(own), Recorded::Captured { capture, .. }) => {
-                self.captures.check_sound(index)?;
+                self.captures.check_valid(index)?;
                 self.captures.invalidate(own);
                 self.captures.invalidate(capture);
                 let detail = "the event belongs to another capture".to_owned();
                 return Err(Refusal { code: 902, detail });
             }
             (Some(own), Recorded::Never | Recorded::At(_)) => {
-                self.captures.check_sound(index)?;
+                self.captures.check_valid(index)?;
                 self.captures.invalidate(own);
-                let detail = "the event was recorded outside of the capture".to_owned();
+                let detail = "the event was recorded outside the capture".to_owned();
                 return Err(Refusal { code: 905, detail });
             }
         }
         Ok(())
     }
 
-    /// The point that the host asks about or waits for. Refused where a capture is in the way.
+    /// Returns the point that the host queries or waits for. Refused if a capture forbids it.
     pub fn point_for_host(&mut self, event: Event) -> Outcome<Option<Point>> {
         let point = match self.recorded(event)? {
             Recorded::Captured { capture, .. } => {
                 self.captures.invalidate(capture);
-                return Err(captured_event("nothing of it runs before the graph is launched"));
+                return Err(captured_event("its work runs only when the graph is launched"));
             }
             Recorded::Never => None,
             Recorded::At(point) => Some(point),
@@ -328,13 +336,13 @@ impl State {
         Ok(point)
     }
 
-    /// Refuses what cannot be done to a stream that captures, and invalidates its capture.
+    /// Refuses a call that a capturing stream does not allow, and invalidates its capture.
     pub fn refuse_capturing(&mut self, stream: usize) -> Outcome<()> {
         match self.captures.of(stream) {
             None => Ok(()),
             Some(capture) => {
                 self.captures.invalidate(capture);
-                Err(Refusal::capturing("the stream captures a graph"))
+                Err(Refusal::capturing("the stream is capturing"))
             }
         }
     }

@@ -1,9 +1,9 @@
-//! What each driver call costs on the host, and each piece of work on a stream: a file read once.
+//! Cost tables: host time of each driver call, and duration of each kind of work on a stream.
 //!
-//! A call on handles costs by their sizes: the first handle costs what a call on it alone costs,
-//! each further one what the file says a further one adds. The further ones are the other handles
-//! in the range of one call (set-access, unmap), or those of an unbroken run of the same call
-//! (create, map, release). See `costs/h200.toml` for where the numbers come from.
+//! The cost of a call on handles depends on their sizes. The first handle costs as much as a call on
+//! it alone; the table lists what each further one adds. Further handles are the other ones in the
+//! range of one call (set-access, unmap), or those of an unbroken run of the same call (create, map,
+//! release). `costs/h200.toml` lists the sources of the numbers.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::Call;
 /// Sizes up to this many MiB are looked up instead of interpolated.
 const TABLED_MIB: usize = 512;
 
-/// Calls whose costs the file gives by size.
+/// Calls with costs by size.
 const BY_SIZE: [Call; 7] = [
     Call::Create,
     Call::Map,
@@ -37,11 +37,11 @@ const BY_SIZE: [Call; 7] = [
 /// ```
 #[derive(Clone, Debug)]
 pub struct CostTable {
-    /// What the file calls it.
+    /// Name of the table.
     pub name: String,
-    /// True if the numbers were measured on the card they stand for.
+    /// True if the numbers were measured on the card of this name.
     pub measured: bool,
-    /// Where the numbers come from.
+    /// Source of the numbers.
     pub source: String,
     sized: BTreeMap<Call, Sized>,
     fixed_ns: [u64; Call::ALL.len()],
@@ -54,15 +54,15 @@ pub struct CostTable {
     pool: PoolCosts,
 }
 
-/// A cost table that cannot be used.
+/// Error for a cost table that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CostError {
-    /// The text is not TOML of the right shape.
-    #[error("the cost table cannot be read: {0}")]
+    /// The text is not TOML, or has missing or unknown keys.
+    #[error("cannot read the cost table: {0}")]
     Syntax(String),
-    /// A number or call is missing or makes no sense.
-    #[error("the cost table cannot be used: {0}")]
+    /// A call is missing, or a number is out of range.
+    #[error("invalid cost table: {0}")]
     Value(String),
 }
 
@@ -96,7 +96,7 @@ struct PerMib {
     set_access_host_numa: f64,
 }
 
-/// GB/s, which is also bytes per nanosecond.
+/// Rates in GB/s, which is also bytes per nanosecond.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Rates {
@@ -104,14 +104,14 @@ pub(super) struct Rates {
     pub to_host: f64,
     pub fill: f64,
     pub copy: f64,
-    /// Memory of the host that is mapped for the device: copies and fills.
+    /// Copies and fills of host memory that is mapped for the device.
     pub host_numa_copy: f64,
-    /// The same for kernels.
+    /// Kernels that access host memory that is mapped for the device.
     pub host_numa_kernel: f64,
 }
 
 impl Rates {
-    /// How long moving `len` bytes takes at `rate`.
+    /// Returns the nanoseconds that `len` bytes take at `rate`.
     pub fn ns(rate: f64, len: Bytes) -> u64 {
         (len.count() as f64 / rate).ceil() as u64
     }
@@ -127,21 +127,21 @@ struct PoolFile {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PoolCosts {
     pub granule: Bytes,
-    /// For each granule by which the pool grows.
+    /// Cost of each granule by which the pool grows.
     pub growth_ns: u64,
 }
 
 impl CostTable {
-    /// The costs measured on an H200.
+    /// Returns the costs measured on an H200.
     pub fn h200() -> CostTable {
         CostTable::from_toml(include_str!("../../costs/h200.toml"))
             .expect("the embedded cost table is read by a test")
     }
 
-    /// Reads a cost table; `costs/h200.toml` explains the format.
+    /// Reads a cost table. `costs/h200.toml` explains the format.
     ///
     /// # Errors
-    /// [`CostError`] says what cannot be read or used.
+    /// [`CostError`] names the key or the value.
     pub fn from_toml(text: &str) -> Result<CostTable, CostError> {
         let file: File =
             toml::from_str(text).map_err(|error| CostError::Syntax(error.to_string()))?;
@@ -155,16 +155,18 @@ impl CostTable {
         }
         for call in BY_SIZE {
             if !sized.contains_key(&call) {
-                return Err(CostError::Value(format!("no costs by size for {call}")));
+                return Err(CostError::Value(format!(
+                    "no costs by size for {call}: add [sized.{call}]"
+                )));
             }
         }
         let Rates { to_device, to_host, fill, copy, host_numa_copy, host_numa_kernel } = file.rates;
         let rates = [to_device, to_host, fill, copy, host_numa_copy, host_numa_kernel];
         if rates.iter().any(|rate| !(rate.is_finite() && *rate > 0.0)) {
-            return Err(CostError::Value("a rate is not above zero".to_owned()));
+            return Err(CostError::Value("every rate must be a number above zero".to_owned()));
         }
         if file.pool.granule_mib == 0 || file.pool.granule_mib >= 1 << 40 {
-            return Err(CostError::Value("the pool's granule is out of range".to_owned()));
+            return Err(CostError::Value("granule_mib is out of range".to_owned()));
         }
         let per_mib = |us: f64, what| to_ns(us, what).map(|_| us * 1000.0);
         Ok(CostTable {
@@ -189,7 +191,7 @@ impl CostTable {
         })
     }
 
-    /// What one set-access or unmap over mapped handles of these sizes costs.
+    /// Returns the cost of one set-access or unmap over mapped handles of these sizes.
     ///
     /// The largest handle counts as the first.
     pub fn range_ns(&self, call: Call, handles: &[Bytes]) -> u64 {
@@ -200,8 +202,8 @@ impl CostTable {
         further.saturating_add_signed(first.max().unwrap_or(0))
     }
 
-    /// What one create, map or release of a handle costs: `in_a_run` if the call before it was the
-    /// same.
+    /// Returns the cost of one create, map or release. `in_a_run` is true if the call before it was
+    /// of the same kind.
     pub fn handle_ns(&self, call: Call, len: Bytes, in_a_run: bool) -> u64 {
         match self.sized.get(&call) {
             Some(sized) if in_a_run => sized.further.ns(len),
@@ -210,32 +212,32 @@ impl CostTable {
         }
     }
 
-    /// What a call costs that does not depend on its arguments.
+    /// Returns the cost of a call that does not depend on its arguments.
     pub fn fixed_ns(&self, call: Call) -> u64 {
         self.fixed_ns[call as usize]
     }
 
-    /// What allocating `len` of pinned host memory costs.
+    /// Returns the cost of allocating `len` of pinned host memory.
     pub fn alloc_host_ns(&self, len: Bytes) -> u64 {
         per_mib_ns(self.alloc_host_ns_per_mib, len)
     }
 
-    /// What pinning `len` of host memory costs.
+    /// Returns the cost of pinning `len` of host memory.
     pub fn register_host_ns(&self, len: Bytes) -> u64 {
         per_mib_ns(self.register_host_ns_per_mib, len)
     }
 
-    /// What freeing `len` of pinned host memory costs.
+    /// Returns the cost of freeing or unpinning `len` of host memory.
     pub fn free_host_ns(&self, len: Bytes) -> u64 {
         per_mib_ns(self.free_host_ns_per_mib, len)
     }
 
-    /// What creating `len` of physical memory on a host NUMA node costs.
+    /// Returns the cost of creating `len` of physical memory on a host NUMA node.
     pub fn create_host_numa_ns(&self, len: Bytes) -> u64 {
         per_mib_ns(self.create_host_numa_ns_per_mib, len)
     }
 
-    /// What setting access to `len` of memory on a host NUMA node costs beyond other memory.
+    /// Returns what set-access to `len` on a host NUMA node costs more than to device memory.
     pub fn set_access_host_numa_ns(&self, len: Bytes) -> u64 {
         per_mib_ns(self.set_access_host_numa_ns_per_mib, len)
     }
@@ -257,7 +259,7 @@ fn to_ns(us: f64, what: &str) -> Result<u64, CostError> {
     if us.is_finite() && (0.0..1e12).contains(&us) {
         Ok((us * 1000.0).round() as u64)
     } else {
-        Err(CostError::Value(format!("{what}: {us} us is no cost")))
+        Err(CostError::Value(format!("{what}: {us} us is not a valid cost")))
     }
 }
 
@@ -281,7 +283,7 @@ impl Sized {
 struct Curve {
     /// (log2 of the size in MiB, log2 of the cost in ns), sizes ascending.
     points: Vec<(f64, f64)>,
-    /// By whole MiB, from 0 on.
+    /// Costs by whole MiB, from 0 on.
     table: Vec<u64>,
 }
 
@@ -321,7 +323,7 @@ impl Curve {
         let (low, high) = (self.points[above - 1], self.points[above]);
         let mut slope = (high.1 - low.1) / (high.0 - low.0);
         if at > last.0 {
-            // Nothing gets cheaper by being larger than what was measured.
+            // Beyond the measured sizes, a larger handle never costs less.
             slope = slope.max(0.0);
             return (high.1 + slope * (at - high.0)).exp2().round() as u64;
         }
@@ -335,7 +337,7 @@ mod tests {
 
     fn assert_near(what: &str, modelled_ns: u64, measured_us: f64) {
         let modelled_us = modelled_ns as f64 / 1000.0;
-        // Whole microseconds were printed, so a small number may be half of one off.
+        // Whole microseconds were printed, so a small number may be off by half of one.
         let tolerance = (0.15 * measured_us).max(if measured_us < 4.0 { 0.5 } else { 0.0 });
         assert!(
             (modelled_us - measured_us).abs() <= tolerance,
@@ -346,7 +348,7 @@ mod tests {
     const CALLS: [Call; 5] = [Call::Create, Call::Map, Call::SetAccess, Call::Unmap, Call::Release];
 
     #[test]
-    fn single_calls_cost_what_was_measured() {
+    fn single_calls_cost_as_measured() {
         let costs = CostTable::h200();
         for (mib, measured_us) in [
             (2, [7.5, 0.5, 22.3, 13.2, 8.5]),
@@ -365,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn building_and_moving_two_gib_costs_what_was_measured() {
+    fn building_and_moving_two_gib_costs_as_measured() {
         let costs = CostTable::h200();
         for (mib, measured_us) in [
             (2, [10474.0, 1084.0, 25973.0, 16070.0, 18926.0]),
@@ -402,13 +404,13 @@ mod tests {
     fn a_broken_cost_table_is_refused_with_the_reason() {
         let good = include_str!("../../costs/h200.toml");
         for (from, to, reason) in [
-            ("[rates]", "[rates", "cannot be read"),
+            ("[rates]", "[rates", "cannot read"),
             ("\ncopy = 1782.0", "\ncopy = 0.0", "rate"),
             ("host_numa_kernel = 51.0", "host_numa_kernel = 0.0", "rate"),
             ("record = 0.19", "record = -1.0", "record"),
             ("[[2, 13.2], [32", "[[2, 13.2], [1", "unmap"),
             ("granule_mib = 32", "granule_mib = 0", "granule"),
-            ("[fixed]", "[fixed]\nfly = 1.0", "cannot be read"),
+            ("[fixed]", "[fixed]\nfly = 1.0", "cannot read"),
         ] {
             assert!(good.contains(from), "{from}");
             let error = CostTable::from_toml(&good.replace(from, to)).expect_err(from);

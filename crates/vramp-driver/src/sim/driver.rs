@@ -1,4 +1,4 @@
-//! The driver calls, one by one.
+//! The simulator as a [`Driver`].
 
 use std::sync::Arc;
 
@@ -39,26 +39,26 @@ fn log_range(call: Call, range: AddrRange) -> LoggedCall {
 }
 
 fn need_virtual_memory(state: &State) -> Outcome<()> {
-    state.need(|can| can.virtual_memory, "this device has no virtual memory calls")
+    state.need(|can| can.virtual_memory, "no virtual memory management")
 }
 
 fn need_pinned_host(state: &State) -> Outcome<()> {
-    state.need(|can| can.pinned_host, "this device has no pinned host memory")
+    state.need(|can| can.pinned_host, "no pinned host memory")
 }
 
 fn need_pool(state: &State) -> Outcome<()> {
-    state.need(|can| can.stream_ordered_pool, "this device has no stream-ordered pool")
+    state.need(|can| can.stream_ordered_pool, "no stream-ordered pool")
 }
 
 fn need_graphs(state: &State) -> Outcome<()> {
-    state.need(|can| can.graphs, "this device captures no graphs")
+    state.need(|can| can.graphs, "no stream capture")
 }
 
 fn need_no_capture(state: &State, stream: usize) -> Outcome<()> {
     match state.captures.of(stream) {
         None => Ok(()),
         Some(_) => Err(Refusal::not_supported(
-            "the simulator does not model memory of the device's own pool in a graph",
+            "the simulator does not model the stream-ordered pool in a capture",
         )),
     }
 }
@@ -101,7 +101,7 @@ impl Driver for Simulator {
         self.call(log(Call::Create).len(len), |state| {
             need_virtual_memory(state)?;
             if place != MemoryLocation::Device {
-                state.need(|can| can.host_numa, "this device maps no host memory")?;
+                state.need(|can| can.host_numa, "no mapping of host memory")?;
             }
             let handle = state.memory.create(len, place)?;
             match place {
@@ -116,7 +116,7 @@ impl Driver for Simulator {
         self.call(log(Call::Release), |state| {
             need_virtual_memory(state)?;
             let len = state.memory.release(handle)?;
-            state.forget_dead();
+            state.forget_destroyed();
             state.spend_on_handle(Call::Release, len);
             Ok(())
         })
@@ -165,7 +165,7 @@ impl Driver for Simulator {
             state.captures.refuse_unsafe()?;
             state.wait_for_everything()?;
             let len = state.memory.free_allocation(at)?;
-            state.forget_dead();
+            state.forget_destroyed();
             state.spend_on_handle(Call::FreeMemory, len);
             Ok(())
         })
@@ -194,7 +194,7 @@ impl Driver for Simulator {
             state.refuse_capturing(index)?;
             state.run_to(state.streams.end_of(index))?;
             if let Some(checker) = &mut state.checker {
-                checker.host_saw_stream(stream);
+                checker.host_observed_stream(stream);
             }
             state.trim_pool_to_threshold();
             state.spend(Call::SynchronizeStream);
@@ -225,7 +225,7 @@ impl Driver for Simulator {
             state.recorded(event)?;
             state.events.remove(&event.number());
             if let Some(checker) = &mut state.checker {
-                checker.forget_event(event.number());
+                checker.remove_event(event.number());
             }
             state.spend(Call::DestroyEvent);
             Ok(())
@@ -245,7 +245,7 @@ impl Driver for Simulator {
             let point = state.point_for_host(event)?;
             let done = point.is_none_or(|point| state.streams.is_done(point));
             if done && let Some(checker) = &mut state.checker {
-                checker.host_saw_event(event.number());
+                checker.host_observed_event(event.number());
             }
             state.spend(Call::Query);
             Ok(done)
@@ -266,7 +266,7 @@ impl Driver for Simulator {
                 state.run_to(point)?;
             }
             if let Some(checker) = &mut state.checker {
-                checker.host_saw_event(event.number());
+                checker.host_observed_event(event.number());
             }
             state.trim_pool_to_threshold();
             state.spend(Call::SynchronizeEvent);
@@ -466,8 +466,8 @@ impl Driver for Simulator {
     fn trim_pool(&self, keep: Bytes) -> DriverResult<()> {
         self.call(log(Call::TrimPool).len(keep), |state| {
             need_pool(state)?;
-            let given_back = state.pool.trim(keep);
-            state.memory.refund(given_back);
+            let freed = state.pool.trim(keep);
+            state.memory.refund(freed);
             state.spend(Call::TrimPool);
             Ok(())
         })
@@ -509,7 +509,7 @@ impl Driver for Simulator {
             let len = state.host.free(buffer)?;
             if let Some(checker) = &mut state.checker {
                 checker.host_access("free-host", host_buffer_part(number, Bytes::ZERO, len, true));
-                checker.forget_body(Body::HostBuffer(number));
+                checker.remove_body(Body::HostBuffer(number));
             }
             state.now_ns += state.costs.free_host_ns(len);
             Ok(())
@@ -550,7 +550,7 @@ impl Driver for Simulator {
     }
 }
 
-/// Tells the checker that a stream takes or gives a block of the pool.
+/// Reports to the race detector that a stream allocates or frees a block of the pool.
 fn touch_pool(state: &mut State, stream: Stream, range: AddrRange, label: &str, renew: bool) {
     let Some(checker) = &mut state.checker else { return };
     let (offset, len) = (range.start.number() - POOL_BASE, range.len.count());
@@ -562,7 +562,7 @@ fn touch_pool(state: &mut State, stream: Stream, range: AddrRange, label: &str, 
     checker.access(&stamp, label, &[(part, None)]);
 }
 
-/// Tells the checker that the host touches pinned memory.
+/// Reports to the race detector that the host accesses pinned memory.
 fn touch_host(state: &mut State, buffer: HostBuffer, offset: Bytes, len: Bytes, writes: bool) {
     let Some(checker) = &mut state.checker else { return };
     if !len.is_zero() {

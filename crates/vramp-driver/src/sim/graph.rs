@@ -1,15 +1,14 @@
-//! Graphs, and their launches.
+//! Graphs and their launches.
 //!
-//! A graph made ready is laid out in *lanes*: in one lane every node comes behind all earlier ones
-//! by its dependencies, so a lane can run as a stream does without adding an order that the capture
-//! did not have. The first lane runs on the stream of the launch, the others on streams of the
-//! graph's own that no caller can name. A launch begins behind the launch before it, as CUDA
-//! promises.
+//! The nodes of an instantiated graph are assigned to *lanes*. In a lane every node depends on all
+//! earlier ones, so a lane can run on a stream without adding an order that the capture did not have.
+//! The first lane runs on the stream of the launch, the others on internal streams of the graph. A
+//! launch runs after the previous launch of the same graph, as CUDA guarantees.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::capture::{Node, node_id, node_place};
+use super::capture::{Node, node_id, node_index};
 use super::hazard::Stamp;
 use super::refusal::{Outcome, Refusal};
 use super::state::State;
@@ -18,33 +17,33 @@ use crate::{Call, Graph, GraphExec, GraphNode, Stream};
 
 #[derive(Debug, Default)]
 pub(super) struct Graphs {
-    /// By the number of the capture that each was.
+    /// By the number of the capture.
     graphs: BTreeMap<u64, Arc<Vec<Node>>>,
     execs: BTreeMap<u64, Exec>,
     execs_made: u64,
-    /// Lanes of destroyed graphs.
+    /// Internal streams of destroyed graphs, to be reused.
     spare: Vec<usize>,
 }
 
 #[derive(Clone, Debug)]
 struct Exec {
     layout: Arc<Layout>,
-    /// The streams of all lanes but the first.
+    /// Streams of all lanes but the first.
     lanes: Vec<usize>,
-    /// The end of the last launch.
+    /// End of the last launch.
     last: Option<Mark>,
 }
 
-/// A graph's nodes in lanes.
+/// Assignment of nodes to lanes.
 #[derive(Debug)]
 struct Layout {
     nodes: Arc<Vec<Node>>,
-    /// The lane of each node.
+    /// Lane of each node.
     lane_of: Vec<usize>,
     lanes: usize,
 }
 
-/// A point in a stream's work, for the streams and for the checker.
+/// A point in a stream's work, for the streams and for the race detector.
 #[derive(Clone, Debug)]
 struct Mark {
     point: Point,
@@ -55,13 +54,13 @@ impl Layout {
     /// O(nodes x lanes).
     fn new(nodes: Arc<Vec<Node>>) -> Layout {
         let mut lane_of = Vec::with_capacity(nodes.len());
-        // How many nodes each lane has, and how many of them each node comes behind or is.
+        // Number of nodes of each lane, and how many of them each node depends on or is.
         let mut lengths: Vec<usize> = Vec::new();
-        let mut behind: Vec<Vec<usize>> = Vec::with_capacity(nodes.len());
+        let mut reached: Vec<Vec<usize>> = Vec::with_capacity(nodes.len());
         for node in nodes.iter() {
             let mut known = vec![0; lengths.len()];
             for before in &node.after {
-                for (most, count) in known.iter_mut().zip(&behind[*before]) {
+                for (most, count) in known.iter_mut().zip(&reached[*before]) {
                     *most = (*most).max(*count);
                 }
             }
@@ -74,7 +73,7 @@ impl Layout {
             lengths[lane] += 1;
             known[lane] = lengths[lane];
             lane_of.push(lane);
-            behind.push(known);
+            reached.push(known);
         }
         Layout { nodes, lane_of, lanes: lengths.len() }
     }
@@ -101,7 +100,7 @@ impl State {
     }
 
     pub fn node_dependencies(&self, node: GraphNode) -> Outcome<Vec<GraphNode>> {
-        let (capture, place) = node_place(node);
+        let (capture, place) = node_index(node);
         let kept = self.graphs.graphs.get(&capture).map(|nodes| nodes.as_slice());
         let known = self.captures.nodes(capture).or(kept).and_then(|nodes| nodes.get(place));
         let known = known.ok_or_else(|| Refusal::unknown("graph node", node.number()))?;
@@ -121,12 +120,13 @@ impl State {
         Ok(GraphExec::from_number(self.graphs.execs_made))
     }
 
-    /// A stream for a lane. One of a destroyed graph will do once the host saw all its work
-    /// complete: then it orders nothing that is not ordered anyway.
+    /// Returns a stream for a lane. Reuses one of a destroyed graph if the host observed the
+    /// completion of all its work, because then it adds no order.
     fn lane(&mut self) -> usize {
         let (streams, checker) = (&self.streams, &mut self.checker);
         let over = |lane: &usize| {
-            let seen = checker.as_mut().is_none_or(|checker| checker.host_saw_all_of(name(*lane)));
+            let seen =
+                checker.as_mut().is_none_or(|checker| checker.host_observed_all_of(name(*lane)));
             seen && streams.is_done(streams.end_of(*lane))
         };
         match self.graphs.spare.iter().position(over) {
@@ -142,7 +142,7 @@ impl State {
             self.graphs.execs.get(&exec.number()).ok_or_else(unknown)?.clone();
         if self.captures.of(index).is_some() {
             let detail =
-                "a graph launched on a capturing stream: graphs within graphs are not modelled";
+                "the simulator does not model child graphs (a launch on a capturing stream)";
             return Err(Refusal::not_supported(detail));
         }
         self.spend(Call::LaunchGraph);
@@ -178,18 +178,18 @@ impl State {
 
     pub fn destroy_graph_exec(&mut self, exec: GraphExec) -> Outcome<()> {
         let unknown = || Refusal::unknown("instantiated graph", exec.number());
-        let gone = self.graphs.execs.remove(&exec.number()).ok_or_else(unknown)?;
-        self.graphs.spare.extend(gone.lanes);
+        let removed = self.graphs.execs.remove(&exec.number()).ok_or_else(unknown)?;
+        self.graphs.spare.extend(removed.lanes);
         Ok(())
     }
 
-    /// The point behind everything queued on `stream`.
+    /// Returns the point after all work queued on `stream`.
     fn mark(&mut self, stream: usize) -> Mark {
         let stamp = self.checker.as_mut().map(|checker| checker.point(name(stream)));
         Mark { point: self.streams.end_of(stream), stamp }
     }
 
-    /// Lets later work on `stream` come behind `mark`.
+    /// Orders later work on `stream` after `mark`.
     fn follow(&mut self, stream: usize, mark: &Mark) {
         self.streams.push_wait(stream, mark.point, self.now_ns);
         if let (Some(checker), Some(stamp)) = (&mut self.checker, &mark.stamp) {

@@ -1,20 +1,20 @@
-//! The happens-before checker: finds memory touched twice without order, even where the accident of
-//! timing made it come out right.
+//! Race detector: finds two accesses to the same memory without a happens-before order, whatever their
+//! timing was.
 //!
-//! Every stream, and the host, counts its own steps and knows how far each other one is ordered
-//! before it (a vector clock). Knowledge flows along what CUDA promises and nothing else:
+//! Every stream, and the host, counts its own steps and has a vector clock of the steps of the others
+//! that are ordered before it. Order comes from what CUDA guarantees and from nothing else:
 //!
-//! 1. along a stream, from one piece of work to the next;
-//! 2. from the host to whatever it queues;
+//! 1. along a stream, from each piece of work to the next;
+//! 2. from the host to all work that it queues;
 //! 3. from a stream to an event recorded on it, and on to a stream that waits for the event;
-//! 4. from an event or a stream to the host, when a query returned true or a synchronise returned;
-//! 5. along the dependencies of a launched graph: from what was queued on its stream, and from the
-//!    launch before it, to its nodes, and from all of them to what its stream does next.
+//! 4. from an event or a stream to the host, after a query returned true or a synchronise returned;
+//! 5. along the dependencies of a launched graph: from earlier work of its stream, and from its last
+//!    launch, to its nodes, and from all nodes to later work of its stream.
 //!
-//! Opening a gate adds nothing: it lets a kernel end, which is not to have seen it end.
+//! Opening a gate adds no order: the kernel can end, but the host has not observed its completion.
 //!
-//! Accesses are remembered by *physical* bytes, so two addresses of one handle are one memory. An
-//! access that the host has seen complete is ordered before all that follows, and is forgotten.
+//! Accesses are recorded by *physical* bytes, so alias mappings of one handle are one memory. An
+//! access whose completion the host observed is ordered before all later ones, and is dropped.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -25,30 +25,30 @@ use vramp_core::AddrRange;
 use super::history::History;
 use crate::Stream;
 
-/// Hazards kept in full; beyond it they are only counted.
+/// Number of hazards kept in full; further ones are only counted.
 const HAZARDS_KEPT: usize = 1000;
 
-/// Two accesses to the same bytes, at least one of them a write, that nothing orders.
+/// A race: two unordered accesses to the same bytes, at least one of them a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hazard {
-    /// The access that was queued first.
+    /// Access that was queued first.
     pub earlier: Access,
-    /// The access that could run before the earlier one is over.
+    /// Access that could run before the earlier one is complete.
     pub later: Access,
-    /// Which order is missing, in words.
+    /// Order that is missing, as a sentence.
     pub missing: String,
 }
 
-/// Who touched what.
+/// An access to memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// The kernel's name, or the driver call.
+    /// Name of the kernel or of the driver call.
     pub label: String,
-    /// On which stream; `None` for the host.
+    /// Stream of the access; `None` for the host.
     pub stream: Option<Stream>,
-    /// Through which addresses. For pinned host memory, offsets in its buffer.
+    /// Addresses of the access. For pinned host memory, offsets in its buffer.
     pub range: AddrRange,
-    /// True for a write, and for taking the memory away.
+    /// True for a write, an unmap and a free.
     pub writes: bool,
 }
 
@@ -75,7 +75,7 @@ impl fmt::Display for Hazard {
     }
 }
 
-/// What was touched: physical bytes, however they were reached.
+/// Physical memory that was accessed, by whatever address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Body {
     Handle(u64),
@@ -109,7 +109,7 @@ impl fmt::Display for Actor {
     }
 }
 
-/// A step of one actor, and what is ordered before it.
+/// A step of one actor, and the steps that are ordered before it.
 #[derive(Clone, Debug)]
 pub(super) struct Stamp {
     actor: Actor,
@@ -117,7 +117,7 @@ pub(super) struct Stamp {
     before: Clock,
 }
 
-/// The last step of each actor that is ordered before something.
+/// Vector clock: the last step of each actor that is ordered before a step.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Clock(Arc<Vec<u64>>);
 
@@ -147,7 +147,7 @@ impl Clock {
 }
 
 impl Stamp {
-    /// What is remembered of an access to `range` in this step.
+    /// Returns the record of an access to `range` in this step.
     pub fn touch(&self, label: u32, range: AddrRange) -> Touch {
         Touch { actor: self.actor, step: self.step, label, range }
     }
@@ -157,7 +157,7 @@ impl Stamp {
     }
 }
 
-/// One remembered access.
+/// Record of an access.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Touch {
     pub actor: Actor,
@@ -170,11 +170,11 @@ pub(super) struct Touch {
 struct ActorState {
     step: u64,
     before: Clock,
-    /// The host's knowledge that is already part of `before`.
+    /// Version of the host's clock that is already part of `before`.
     host_version: u64,
 }
 
-/// A range of bytes of one body, touched through `range`.
+/// A range of bytes of one body, accessed through `range`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
     pub body: Body,
@@ -187,11 +187,11 @@ pub(super) struct Part {
 #[derive(Debug, Default)]
 pub(super) struct Checker {
     actors: Vec<ActorState>,
-    /// Counts what the host did or learned.
+    /// Counts the changes of the host's clock.
     host_version: u64,
     events: HashMap<u64, Stamp>,
     bodies: HashMap<Body, History>,
-    /// The last access of each actor through each mapping, by the mapping's first address.
+    /// Last access of each actor through each mapping, by the mapping's first address.
     mappings: HashMap<u64, Vec<Touch>>,
     labels: Vec<String>,
     label_numbers: HashMap<String, u32>,
@@ -202,10 +202,10 @@ pub(super) struct Checker {
 impl Checker {
     // --- order ---
 
-    /// A new step of `stream`, behind all that it and the host did so far.
+    /// Adds a step of `stream`, ordered after all earlier steps of the stream and the host.
     pub fn step(&mut self, stream: Stream) -> Stamp {
         let actor = Actor::of(Some(stream));
-        self.learn_from_host(actor);
+        self.join_host(actor);
         let state = self.actor(actor);
         state.step += 1;
         Stamp { actor, step: state.step, before: state.before.clone() }
@@ -218,10 +218,10 @@ impl Checker {
         Stamp { actor: Actor::HOST, step: host.step, before: host.before.clone() }
     }
 
-    /// The point behind everything queued on `stream`, without a step.
+    /// Returns the point after all work queued on `stream`, without a step.
     pub fn point(&mut self, stream: Stream) -> Stamp {
         let actor = Actor::of(Some(stream));
-        self.learn_from_host(actor);
+        self.join_host(actor);
         let state = self.actor(actor);
         Stamp { actor, step: state.step, before: state.before.clone() }
     }
@@ -233,46 +233,46 @@ impl Checker {
 
     pub fn wait(&mut self, stream: Stream, event: u64) {
         if let Some(point) = self.events.get(&event).cloned() {
-            self.learn(Actor::of(Some(stream)), &point);
+            self.join(Actor::of(Some(stream)), &point);
         }
     }
 
-    /// Later work on `stream` comes behind `point`.
+    /// Orders later work on `stream` after `point`.
     pub fn follow(&mut self, stream: Stream, point: &Stamp) {
-        self.learn(Actor::of(Some(stream)), point);
+        self.join(Actor::of(Some(stream)), point);
     }
 
-    /// True if nothing done on `stream` is beyond what the host saw complete.
-    pub fn host_saw_all_of(&mut self, stream: Stream) -> bool {
+    /// Returns true if the host observed the completion of all work on `stream`.
+    pub fn host_observed_all_of(&mut self, stream: Stream) -> bool {
         let actor = Actor::of(Some(stream));
         let step = self.actor(actor).step;
         self.actor(Actor::HOST).before.of(actor) >= step
     }
 
-    pub fn forget_event(&mut self, event: u64) {
+    pub fn remove_event(&mut self, event: u64) {
         self.events.remove(&event);
     }
 
-    pub fn host_saw_event(&mut self, event: u64) {
+    pub fn host_observed_event(&mut self, event: u64) {
         if let Some(point) = self.events.get(&event).cloned() {
             self.host_version += 1;
-            self.learn(Actor::HOST, &point);
+            self.join(Actor::HOST, &point);
         }
     }
 
-    pub fn host_saw_stream(&mut self, stream: Stream) {
+    pub fn host_observed_stream(&mut self, stream: Stream) {
         let point = self.point(stream);
         self.host_version += 1;
-        self.learn(Actor::HOST, &point);
+        self.join(Actor::HOST, &point);
     }
 
-    fn learn(&mut self, actor: Actor, point: &Stamp) {
+    fn join(&mut self, actor: Actor, point: &Stamp) {
         let state = self.actor(actor);
         state.before.join(&point.before);
         state.before.raise(point.actor, point.step);
     }
 
-    fn learn_from_host(&mut self, actor: Actor) {
+    fn join_host(&mut self, actor: Actor) {
         let version = self.host_version;
         if self.actor(actor).host_version == version {
             return;
@@ -294,8 +294,7 @@ impl Checker {
 
     // --- accesses ---
 
-    /// Checks the accesses of one piece of work, each with the mapping it went through, if any, and
-    /// remembers them.
+    /// Checks and records the accesses of one piece of work, each with its mapping, if any.
     pub fn access(&mut self, stamp: &Stamp, label: &str, parts: &[(Part, Option<u64>)]) {
         let label = self.label_number(label);
         let seen = self.actor(Actor::HOST).before.clone();
@@ -319,14 +318,14 @@ impl Checker {
         }
     }
 
-    /// Checks an access by the host itself to bytes of one body.
+    /// Checks and records an access by the host.
     pub fn host_access(&mut self, label: &str, part: Part) {
         let stamp = self.host_step();
         self.access(&stamp, label, &[(part, None)]);
     }
 
-    /// Checks that the host saw all work complete that went through the mapping at `mapping`,
-    /// before it is taken away as part of `range`.
+    /// Checks that the host observed the completion of all accesses through the mapping at
+    /// `mapping`, which is unmapped as part of `range`.
     pub fn unmap(&mut self, mapping: u64, range: AddrRange) {
         let Some(touches) = self.mappings.remove(&mapping) else { return };
         let stamp = self.host_step();
@@ -339,12 +338,12 @@ impl Checker {
         }
     }
 
-    /// Forgets memory that is gone.
-    pub fn forget_body(&mut self, body: Body) {
+    /// Drops the records of memory that was destroyed.
+    pub fn remove_body(&mut self, body: Body) {
         self.bodies.remove(&body);
     }
 
-    /// Forgets what was done to bytes that now begin a new life, ordered by their owner.
+    /// Drops the records of bytes that are allocated anew, ordered by their allocator.
     pub fn renew(&mut self, body: Body, offset: u64, len: u64) {
         let Some(history) = self.bodies.get_mut(&body) else { return };
         history.split(offset);
@@ -362,7 +361,7 @@ impl Checker {
         self.hazards_found
     }
 
-    /// Reports two accesses without order, each with whether it writes.
+    /// Reports two unordered accesses, each with whether it writes.
     fn report(&mut self, stamp: &Stamp, later: (Touch, bool), earlier: (Touch, bool)) {
         self.hazards_found += 1;
         if self.hazards.len() >= HAZARDS_KEPT {
@@ -380,19 +379,19 @@ impl Checker {
         let name = &earlier_access.label;
         let missing = match (by, stamp.before.of(of)) {
             (Actor::HOST, 0) => {
-                format!("the host has seen nothing on {of} complete")
+                format!("the host has observed no completion on {of}")
             }
-            (Actor::HOST, known) => format!(
-                "what the host has seen complete on {of} ends {} before `{name}` does",
-                steps(earlier.step - known)
+            (Actor::HOST, seen) => format!(
+                "the last completion on {of} that the host has observed is {} before `{name}`",
+                steps(earlier.step - seen)
             ),
             (_, 0) => format!(
-                "{by} waits for no event of {of}, and the host had not seen `{name}` complete"
+                "{by} waits for no event of {of}, and the host had not observed the completion of `{name}`"
             ),
-            (_, known) => format!(
-                "the last point of {of} that {by} is ordered behind lies {} before the end of \
-                 `{name}`: the event was recorded too early",
-                steps(earlier.step - known)
+            (_, seen) => format!(
+                "{by} is ordered after a point of {of} that is {} before the end of `{name}`: the \
+                 event was recorded too early",
+                steps(earlier.step - seen)
             ),
         };
         self.hazards.push(Hazard { earlier: earlier_access, later: later_access, missing });

@@ -1,14 +1,14 @@
-//! Who touched which bytes of one body last: an interval map.
+//! Last accesses to each byte of one body: an interval map.
 //!
-//! Each stretch of bytes remembers its last write and, since then, the last read of each actor.
-//! That is enough: whoever is ordered behind those is ordered behind all before them, or the lack
-//! of order was reported already.
+//! Each stretch of bytes records its last write and the last read of each actor since then. That is
+//! enough: an access ordered after those is ordered after all earlier ones, or a race was reported
+//! already.
 
 use std::collections::BTreeMap;
 
 use super::hazard::{Clock, Part, Stamp, Touch};
 
-/// Accesses to one stretch of bytes that may still matter.
+/// Recorded accesses to one stretch of bytes.
 #[derive(Clone, Debug, Default)]
 struct Stretch {
     end: u64,
@@ -47,8 +47,8 @@ impl History {
         }
     }
 
-    /// Remembers one access, and returns the earlier ones that conflict with it without order, each
-    /// with whether it writes.
+    /// Records one access and returns the earlier ones that it races with, each with whether it
+    /// writes.
     pub fn access(
         &mut self,
         stamp: &Stamp,
@@ -87,7 +87,7 @@ impl History {
             covered_to = stretch.end;
         }
         if part.writes {
-            // All that was there is ordered before this write, or reported: the write stands for it.
+            // Earlier accesses are ordered before this write or reported, so the write replaces them.
             if met > 1 || !gaps.is_empty() {
                 self.forget_within(part.offset, end);
             }

@@ -1,4 +1,4 @@
-//! Pinned host memory. Its bytes are always kept: the host reads and writes them itself.
+//! Pinned host memory. Its bytes are always stored, because the host reads and writes them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ struct Buffer {
     bytes: HostBytes,
 }
 
-/// What pinned memory contains: simulated bytes, or memory of this process.
+/// Bytes of pinned memory: simulated, or memory of this process.
 #[derive(Debug)]
 pub(super) enum HostBytes {
     Simulated(Content),
@@ -58,7 +58,7 @@ fn inside(result: Result<(), OutOfBounds>) {
 impl HostBuffers {
     pub fn alloc(&mut self, len: Bytes) -> Outcome<HostBuffer> {
         if len.is_zero() {
-            return Err(Refusal::invalid("no host memory was asked for"));
+            return Err(Refusal::invalid("the length is zero"));
         }
         self.add(len, HostBytes::Simulated(Content::default()))
     }
@@ -77,7 +77,7 @@ impl HostBuffers {
         Ok(HostBuffer::from_number(self.made))
     }
 
-    /// Returns the buffer's length.
+    /// Frees a buffer and returns its length.
     pub fn free(&mut self, buffer: HostBuffer) -> Outcome<Bytes> {
         match self.buffers.remove(&buffer.number()) {
             Some(freed) => {
@@ -88,12 +88,12 @@ impl HostBuffers {
         }
     }
 
-    /// Refuses a part that does not lie in a living buffer.
+    /// Refuses a part that does not lie in a live buffer.
     pub fn check(&self, buffer: HostBuffer, offset: Bytes, len: Bytes) -> Outcome<()> {
         let held = self.buffers.get(&buffer.number()).ok_or_else(|| unknown(buffer))?;
         if offset.checked_add(len).is_none_or(|end| end > held.len) {
             return Err(Refusal::invalid(format!(
-                "{len} at offset {offset} do not lie in host buffer {} of {}",
+                "{len} at offset {offset} are not inside host buffer {} of {}",
                 buffer.number(),
                 held.len
             )));
@@ -101,17 +101,17 @@ impl HostBuffers {
         Ok(())
     }
 
-    /// `None` if the buffer was freed meanwhile.
+    /// Returns the bytes of a buffer; `None` if it was freed.
     pub fn content(&self, buffer: u64) -> Option<&HostBytes> {
         self.buffers.get(&buffer).map(|buffer| &buffer.bytes)
     }
 
-    /// `None` if the buffer was freed meanwhile.
+    /// Returns the bytes of a buffer; `None` if it was freed.
     pub fn content_mut(&mut self, buffer: u64) -> Option<&mut HostBytes> {
         self.buffers.get_mut(&buffer).map(|buffer| &mut buffer.bytes)
     }
 
-    pub fn living(&self) -> usize {
+    pub fn live(&self) -> usize {
         self.buffers.len()
     }
 

@@ -1,13 +1,11 @@
 //! Addresses, physical memory and the mappings between them.
 //!
-//! 1. A *reservation* takes addresses out of the holes and gives them back whole.
-//! 2. A *handle* is physical memory. It is released by its owner, and dies with its last mapping.
-//! 3. A *mapping* ties one whole handle to addresses inside one reservation. It can be touched
-//!    once access was set.
+//! 1. A *reservation* takes addresses out of the holes and is freed whole.
+//! 2. A *handle* is physical memory. The caller releases it; it is destroyed with its last mapping.
+//! 3. A *mapping* maps one whole handle inside one reservation. It is accessible after set-access.
+//! 4. A plain *allocation* is all three in one. The calls on the parts refuse it.
 //!
-//! 4. A plain *allocation* is all three in one; nobody can take it apart.
-//!
-//! Nothing here knows time, streams or costs.
+//! Deliberately absent: time, streams and costs.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -17,14 +15,14 @@ use super::bytes::Content;
 use super::refusal::{Outcome, Refusal};
 use crate::{Handle, MemoryLocation};
 
-/// Where the addresses that can be reserved begin.
+/// First address that can be reserved.
 const FIRST_ADDRESS: u64 = 1 << 40;
 
 #[derive(Debug)]
 pub(super) struct Memory {
     page: u64,
     capacity: u64,
-    /// Device memory of all living handles and of the driver's own pool.
+    /// Device memory of all live handles and of the driver's own pool.
     used: u64,
     /// Free addresses: start to length. Never adjacent, never empty.
     holes: BTreeMap<u64, u64>,
@@ -35,11 +33,11 @@ pub(super) struct Memory {
     mappings: BTreeMap<u64, Mapping>,
     physical: HashMap<u64, Physical>,
     handles_made: u64,
-    /// Living handles of host memory.
+    /// Live handles of host memory.
     host_handles: usize,
     handles_released_but_mapped: usize,
-    /// Physical memory that died since [`Memory::take_dead`] was last called.
-    dead: Vec<u64>,
+    /// Physical memory destroyed since the last [`Memory::take_destroyed`].
+    destroyed: Vec<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -61,19 +59,19 @@ struct Physical {
 /// A part of one handle that an address range runs through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// Which physical memory.
+    /// Number of the physical memory.
     pub physical: u64,
-    /// The distance of the part's first byte from the handle's.
+    /// Distance of the part's first byte from the handle's.
     pub offset: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub len: u64,
-    /// The first address of the mapping it was reached through.
+    /// First address of the mapping that the range runs through.
     pub mapping: u64,
 }
 
-/// Why an address cannot be touched.
+/// First inaccessible address of a range, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Untouchable {
+pub(super) struct Inaccessible {
     pub at: DeviceAddr,
     pub why: &'static str,
 }
@@ -92,7 +90,7 @@ impl Memory {
             handles_made: 0,
             host_handles: 0,
             handles_released_but_mapped: 0,
-            dead: Vec::new(),
+            destroyed: Vec::new(),
         }
     }
 
@@ -103,7 +101,7 @@ impl Memory {
         let alignment = alignment.count();
         if !alignment.is_power_of_two() || !alignment.is_multiple_of(self.page) {
             return Err(Refusal::invalid(format!(
-                "an alignment of {} is not a power of two and a multiple of the page",
+                "the alignment {} is not a power of two and a multiple of the page",
                 Bytes::new(alignment)
             )));
         }
@@ -112,7 +110,7 @@ impl Memory {
         Ok(DeviceAddr::new(at))
     }
 
-    /// The first hole that fits, or what is wrong.
+    /// Takes addresses from the first hole that fits.
     fn take_hole(&mut self, len: u64, alignment: u64) -> Outcome<u64> {
         let fit = self.holes.iter().find_map(|(&start, &hole)| {
             let at = start.checked_next_multiple_of(alignment)?;
@@ -123,7 +121,7 @@ impl Memory {
         });
         let Some((start, hole, at)) = fit else {
             return Err(Refusal::out_of_memory(format!(
-                "no {} of addresses are left in one piece",
+                "no contiguous {} of address space is left",
                 Bytes::new(len)
             )));
         };
@@ -140,17 +138,19 @@ impl Memory {
     pub fn free_addresses(&mut self, range: AddrRange) -> Outcome<()> {
         let (start, len) = (range.start.number(), range.len.count());
         if self.reservations.get(&start) != Some(&len) {
-            return Err(Refusal::invalid(format!("{range} is not a range as it was reserved")));
+            return Err(Refusal::invalid(format!("{range} is not a whole reservation")));
         }
         if let Some((at, _)) = self.mappings.range(start..start + len).next() {
-            return Err(Refusal::invalid(format!("{range} still holds a mapping at {at:#x}")));
+            return Err(Refusal::invalid(format!(
+                "{range} has a mapping at {at:#x}; unmap it first"
+            )));
         }
         self.reservations.remove(&start);
         self.make_hole(start, len);
         Ok(())
     }
 
-    /// Gives addresses back.
+    /// Returns addresses to the holes and coalesces them.
     fn make_hole(&mut self, mut start: u64, mut len: u64) {
         if let Some((&before, &hole)) = self.holes.range(..start).next_back()
             && before + hole == start
@@ -166,11 +166,10 @@ impl Memory {
 
     // --- plain allocations ---
 
-    /// Memory that can be touched, in whole pages.
+    /// Allocates whole pages that are accessible at once.
     pub fn alloc(&mut self, len: Bytes) -> Outcome<DeviceAddr> {
         let whole = len.checked_round_up(Bytes::new(self.page)).filter(|len| !len.is_zero());
-        let whole =
-            whole.ok_or_else(|| Refusal::invalid(format!("{len} is no size to allocate")))?;
+        let whole = whole.ok_or_else(|| Refusal::invalid(format!("{len} is not a valid size")))?;
         self.charge(whole)?;
         let at = self.take_hole(whole.count(), self.page).inspect_err(|_| {
             self.used -= whole.count();
@@ -190,18 +189,18 @@ impl Memory {
         Ok(DeviceAddr::new(at))
     }
 
-    /// The length of an allocation.
+    /// Returns the length of an allocation.
     pub fn allocation(&self, at: DeviceAddr) -> Outcome<Bytes> {
         let len = self.allocations.get(&at.number()).copied().map(Bytes::new);
-        len.ok_or_else(|| Refusal::invalid(format!("{at} was not allocated")))
+        len.ok_or_else(|| Refusal::invalid(format!("{at} is not the start of an allocation")))
     }
 
-    /// Gives an allocation back. Returns its length.
+    /// Frees an allocation and returns its length.
     pub fn free_allocation(&mut self, at: DeviceAddr) -> Outcome<Bytes> {
         let len = self.allocation(at)?;
         self.allocations.remove(&at.number());
         let mapping = self.mappings.remove(&at.number()).expect("an allocation is mapped");
-        self.drop_physical(mapping.physical);
+        self.destroy_physical(mapping.physical);
         self.make_hole(at.number(), len.count());
         Ok(len)
     }
@@ -226,20 +225,20 @@ impl Memory {
         Ok(Handle::from_number(self.handles_made))
     }
 
-    /// Returns the handle's length, which release costs go by.
+    /// Releases a handle and returns its length.
     pub fn release(&mut self, handle: Handle) -> Outcome<Bytes> {
         let owned = self.owned(handle)?;
         let len = Bytes::new(owned.len);
         owned.released = true;
         if owned.mappings == 0 {
-            self.drop_physical(handle.number());
+            self.destroy_physical(handle.number());
         } else {
             self.handles_released_but_mapped += 1;
         }
         Ok(len)
     }
 
-    /// Returns the handle's length.
+    /// Maps a handle and returns its length.
     pub fn map(&mut self, at: DeviceAddr, handle: Handle) -> Outcome<Bytes> {
         let start = at.number();
         let len = self.owned(handle)?.len;
@@ -258,7 +257,8 @@ impl Memory {
         Ok(range.len)
     }
 
-    /// The mappings that exactly make up `range`, as their lengths, or why they do not.
+    /// Returns the lengths of the mappings that `range` consists of, or why it does not consist of
+    /// whole mappings.
     pub fn whole_mappings(&self, range: AddrRange) -> Outcome<Vec<Bytes>> {
         let mut lengths = Vec::new();
         let end = self.end_within_reservation(range)?;
@@ -276,7 +276,7 @@ impl Memory {
         Ok(lengths)
     }
 
-    /// `range` must be made of whole mappings: see [`Memory::whole_mappings`].
+    /// `range` must consist of whole mappings: see [`Memory::whole_mappings`].
     pub fn unmap(&mut self, range: AddrRange) {
         let mut at = range.start.number();
         let end = at + range.len.count();
@@ -288,23 +288,23 @@ impl Memory {
             physical.mappings -= 1;
             if physical.released && physical.mappings == 0 {
                 self.handles_released_but_mapped -= 1;
-                self.drop_physical(mapping.physical);
+                self.destroy_physical(mapping.physical);
             }
         }
     }
 
-    /// The numbers of physical memory that died since the last time.
-    pub fn take_dead(&mut self) -> impl Iterator<Item = u64> + '_ {
-        self.dead.drain(..)
+    /// Removes and returns the physical memory destroyed since the last call.
+    pub fn take_destroyed(&mut self) -> impl Iterator<Item = u64> + '_ {
+        self.destroyed.drain(..)
     }
 
-    /// The first addresses of the mappings in `range`.
+    /// Returns the first address of each mapping in `range`.
     pub fn mappings_in(&self, range: AddrRange) -> impl Iterator<Item = u64> + '_ {
         let start = range.start.number();
         self.mappings.range(start..start + range.len.count()).map(|(start, _)| *start)
     }
 
-    /// How much of `range` lies in host memory. It must be made of whole mappings.
+    /// Returns the bytes of `range` in host memory. It must consist of whole mappings.
     pub fn host_part(&self, range: AddrRange) -> Bytes {
         let start = range.start.number();
         let mappings = self.mappings.range(start..start + range.len.count());
@@ -314,12 +314,12 @@ impl Memory {
             .sum()
     }
 
-    /// True if there is memory of the host that a device can map.
+    /// Returns true if handles of host memory exist.
     pub fn has_host_memory(&self) -> bool {
         self.host_handles > 0
     }
 
-    /// How much of what `range` runs through lies in host memory. Nothing where it cannot be touched.
+    /// Returns the bytes of `range` in host memory; zero if the range is not accessible.
     pub fn touched_on_host(&self, range: AddrRange) -> Bytes {
         let mut on_host = 0;
         let touched = self.pieces(range, |piece| {
@@ -330,7 +330,7 @@ impl Memory {
         touched.map_or(Bytes::ZERO, |()| Bytes::new(on_host))
     }
 
-    /// `range` must be made of whole mappings: see [`Memory::whole_mappings`].
+    /// `range` must consist of whole mappings: see [`Memory::whole_mappings`].
     pub fn set_access(&mut self, range: AddrRange) {
         let start = range.start.number();
         for (_, mapping) in self.mappings.range_mut(start..start + range.len.count()) {
@@ -338,18 +338,18 @@ impl Memory {
         }
     }
 
-    // --- touching ---
+    // --- access ---
 
-    /// Calls `touch` for every part of physical memory that `range` runs through, in address order.
+    /// Calls `visit` for every part of physical memory that `range` runs through, in address order.
     pub fn pieces(
         &self,
         range: AddrRange,
-        mut touch: impl FnMut(Piece),
-    ) -> Result<(), Untouchable> {
+        mut visit: impl FnMut(Piece),
+    ) -> Result<(), Inaccessible> {
         let mut at = range.start.number();
-        let untouchable = |at, why| Untouchable { at: DeviceAddr::new(at), why };
+        let inaccessible = |at, why| Inaccessible { at: DeviceAddr::new(at), why };
         let Some(end) = range.checked_end().map(DeviceAddr::number) else {
-            return Err(untouchable(at, "beyond the address space"));
+            return Err(inaccessible(at, "beyond the address space"));
         };
         let mut next = self.mappings.range(..=at).next_back();
         let mut following = self.mappings.range(at.saturating_add(1)..);
@@ -357,36 +357,36 @@ impl Memory {
             let Some((&start, mapping)) =
                 next.filter(|(start, mapping)| at < **start + mapping.len)
             else {
-                return Err(untouchable(at, "not mapped"));
+                return Err(inaccessible(at, "not mapped"));
             };
             if start > at {
-                return Err(untouchable(at, "not mapped"));
+                return Err(inaccessible(at, "not mapped"));
             }
             if !mapping.accessible {
-                return Err(untouchable(at, "mapped without access"));
+                return Err(inaccessible(at, "mapped without access"));
             }
             let offset = at - start;
             let len = (mapping.len - offset).min(end - at);
-            touch(Piece { physical: mapping.physical, offset, len, mapping: start });
+            visit(Piece { physical: mapping.physical, offset, len, mapping: start });
             at += len;
             next = following.next();
         }
         Ok(())
     }
 
-    /// The content of living physical memory.
+    /// Returns the content of live physical memory.
     pub fn content(&self, physical: u64) -> &Content {
-        &self.physical.get(&physical).expect("a piece names living memory").content
+        &self.physical.get(&physical).expect("a piece names live memory").content
     }
 
-    /// The content of living physical memory, to write.
+    /// Returns the content of live physical memory, to write.
     pub fn content_mut(&mut self, physical: u64) -> &mut Content {
-        &mut self.physical.get_mut(&physical).expect("a piece names living memory").content
+        &mut self.physical.get_mut(&physical).expect("a piece names live memory").content
     }
 
-    // --- counts ---
+    // --- statistics ---
 
-    /// Takes `len` bytes of the card, for a handle or for the driver's own pool.
+    /// Allocates `len` bytes of the card, for a handle or for the driver's own pool.
     pub fn charge(&mut self, len: Bytes) -> Outcome<()> {
         let free = self.capacity - self.used;
         if len.count() > free {
@@ -399,7 +399,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Gives `len` bytes of the card back.
+    /// Frees `len` bytes of the card.
     pub fn refund(&mut self, len: Bytes) {
         self.used -= len.count();
     }
@@ -428,7 +428,7 @@ impl Memory {
         self.allocations.len()
     }
 
-    /// Handles that their owner has not released.
+    /// Returns the number of handles that are not released.
     pub fn handles(&self) -> usize {
         self.physical.len() - self.handles_released_but_mapped - self.allocations.len()
     }
@@ -446,26 +446,26 @@ impl Memory {
             .ok_or_else(|| Refusal::unknown("handle", handle.number()))
     }
 
-    fn drop_physical(&mut self, number: u64) {
-        let dropped = self.physical.remove(&number).expect("only living memory is dropped");
-        match dropped.place {
-            MemoryLocation::Device => self.used -= dropped.len,
+    fn destroy_physical(&mut self, number: u64) {
+        let destroyed = self.physical.remove(&number).expect("the caller holds a live number");
+        match destroyed.place {
+            MemoryLocation::Device => self.used -= destroyed.len,
             MemoryLocation::HostNuma(_) => self.host_handles -= 1,
         }
-        self.dead.push(number);
+        self.destroyed.push(number);
     }
 
     fn check_pages(&self, what: &str, len: u64) -> Outcome<()> {
         if len == 0 || !len.is_multiple_of(self.page) {
             return Err(Refusal::invalid(format!(
-                "{what}, {len} bytes, is not a multiple of the page of {}",
+                "{what}, {len} bytes, is not a positive multiple of the page of {}",
                 Bytes::new(self.page)
             )));
         }
         Ok(())
     }
 
-    /// The end of a range that is not empty and lies in one reservation.
+    /// Returns the end of a range that is not empty and lies in one reservation.
     fn end_within_reservation(&self, range: AddrRange) -> Outcome<u64> {
         let start = range.start.number();
         let outside = || Refusal::invalid(format!("{range} does not lie in one reservation"));

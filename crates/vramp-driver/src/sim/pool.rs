@@ -1,15 +1,15 @@
-//! A model of the driver's own stream-ordered pool. The real one is closed; this is what its
-//! documentation and measurements from outside allow to say.
+//! Model of the driver's own stream-ordered pool. The source of the real one is not public; the model
+//! follows its documentation and measurements.
 //!
-//! - Addresses: best fit among free blocks, cut at 512 bytes, coalesced with their neighbours.
-//!   Blocks that are ready for the asking stream go first; else the pool puts a wait on the
-//!   stream itself.
-//! - Physical memory: never more than what is in use needs, in whole granules: measured on five
-//!   recorded workloads with everything kept, the real one held 1.01 to 1.09 times what was live,
-//!   so it must move pages to addresses that need them. The model moves them perfectly, and so holds
-//!   a little less than the real one.
-//! - Costs: a hit costs what a hit was measured to cost; an address range that was not mapped
-//!   before costs the growth of as many granules.
+//! - Addresses: best fit among free blocks, split at multiples of 512 bytes, coalesced with their
+//!   neighbours. Blocks that are ready for the allocating stream are preferred; otherwise the pool
+//!   makes the stream wait.
+//! - Physical memory: the allocated bytes in whole granules, and what the threshold keeps. The real
+//!   pool reserved 1.01 to 1.09 times the allocated bytes on five recorded workloads with an
+//!   unlimited threshold, so it must remap pages. The model remaps without overhead, and so reserves
+//!   slightly less.
+//! - Costs: a hit costs as measured. An address range that was not mapped before costs the growth of
+//!   as many granules.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,23 +18,23 @@ use vramp_core::{Bytes, DeviceAddr};
 use super::refusal::{Outcome, Refusal};
 use super::streams::Point;
 
-/// Where the pool's addresses begin: above all that can be reserved.
+/// First address of the pool, above all that can be reserved.
 pub(super) const POOL_BASE: u64 = 1 << 56;
 
-/// What sizes are rounded up to.
+/// Sizes are rounded up to a multiple of this.
 const CUT: u64 = 512;
 
-/// How many free blocks of a fitting size are asked whether they are ready.
+/// Number of free blocks of a fitting size that are checked for readiness.
 const BLOCKS_TRIED: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct Pool {
     pub granule: u64,
-    /// Physical memory held.
+    /// Reserved bytes.
     pub reserved: u64,
     pub reserved_peak: u64,
     pub used: u64,
-    /// What synchronising leaves in place.
+    /// Release threshold.
     pub threshold: u64,
     live: BTreeMap<u64, u64>,
     free: BTreeMap<u64, FreeBlock>,
@@ -45,20 +45,20 @@ pub(super) struct Pool {
 #[derive(Clone, Debug)]
 struct FreeBlock {
     len: u64,
-    /// The last use on each stream.
+    /// Last use on each stream.
     after: Vec<Point>,
 }
 
-/// A block about to be handed out.
+/// A block that an allocation returns.
 #[derive(Debug)]
 pub(super) struct Grant {
     pub at: DeviceAddr,
     pub len: Bytes,
-    /// What the asking stream must wait for.
+    /// Points that the allocating stream must wait for.
     pub waits: Vec<Point>,
-    /// Granules of addresses that get pages now.
+    /// Granules of addresses that are newly mapped.
     pub granules_mapped: u64,
-    /// Physical memory the pool took from the card for it.
+    /// Physical memory that the pool reserved for it.
     pub grown: Bytes,
 }
 
@@ -77,7 +77,7 @@ impl Pool {
         }
     }
 
-    /// Hands out a block of at least `len` bytes, if the card's `card_free` bytes allow it.
+    /// Allocates a block of at least `len` bytes, with `card_free` bytes free on the card.
     pub fn malloc(
         &mut self,
         len: Bytes,
@@ -87,7 +87,7 @@ impl Pool {
     ) -> Outcome<Grant> {
         let len = match len.checked_round_up(Bytes::new(CUT)) {
             Some(len) if !len.is_zero() && len.count() < 1 << 48 => len.count(),
-            _ => return Err(Refusal::invalid(format!("{len} is no size to allocate"))),
+            _ => return Err(Refusal::invalid(format!("{len} is not a valid size"))),
         };
         let needed = self.used + len;
         let grown = needed.saturating_sub(self.reserved).next_multiple_of(self.granule);
@@ -122,11 +122,13 @@ impl Pool {
         })
     }
 
-    /// Takes a block back that may be used again behind `after`. Returns its length.
+    /// Frees a block, which may be reused after `after`. Returns its length.
     pub fn free(&mut self, at: DeviceAddr, after: Point) -> Outcome<Bytes> {
         let start = at.number();
         let Some(len) = self.live.remove(&start) else {
-            return Err(Refusal::invalid(format!("{at} was not allocated from the pool")));
+            return Err(Refusal::invalid(format!(
+                "{at} is not the start of an allocation from the pool"
+            )));
         };
         self.used -= len;
         let mut block = FreeBlock { len, after: vec![after] };
@@ -144,16 +146,16 @@ impl Pool {
         Ok(Bytes::new(len))
     }
 
-    /// Gives physical memory back until `keep` is left or all is in use. Returns how much.
+    /// Trims reserved memory to `keep` or to what is allocated. Returns the bytes freed.
     pub fn trim(&mut self, keep: Bytes) -> Bytes {
         let needed = self.used.next_multiple_of(self.granule);
         let kept = self.reserved.min(needed.max(keep.count() / self.granule * self.granule));
-        let given_back = self.reserved - kept;
+        let freed = self.reserved - kept;
         self.reserved = kept;
-        Bytes::new(given_back)
+        Bytes::new(freed)
     }
 
-    /// True if the whole range lies in one block that is handed out.
+    /// Returns true if the whole range lies in one allocated block.
     pub fn is_live(&self, start: u64, len: u64) -> bool {
         self.live
             .range(..=start)

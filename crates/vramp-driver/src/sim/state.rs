@@ -1,5 +1,4 @@
-//! The simulated device behind its lock: what every call goes through, time passing, and memory being
-//! taken away.
+//! State of the simulated device: the steps common to all calls, virtual time, and unmapping.
 
 use std::collections::HashMap;
 
@@ -34,7 +33,7 @@ pub(super) struct Config {
 #[derive(Debug)]
 pub(super) struct State {
     pub now_ns: u64,
-    /// When each direction of the bus is free again: to the host, to the card.
+    /// When each direction of the bus is free: to the host, to the card.
     pub bus_free_ns: [u64; 2],
     pub costs: CostTable,
     pub memory: Memory,
@@ -44,7 +43,7 @@ pub(super) struct State {
     pub log: Log,
     pub calls: [u64; Call::ALL.len()],
     pub checker: Option<Checker>,
-    /// The last record of each event.
+    /// Last record of each event.
     pub events: HashMap<u64, Recorded>,
     pub events_made: u64,
     pub captures: Captures,
@@ -54,7 +53,7 @@ pub(super) struct State {
     pub pool_content: Content,
     faults: Faults,
     seed: u64,
-    /// The call before the one under way.
+    /// Kind of the call before the current one.
     previous: Option<Call>,
     pub lost: Option<DeviceLoss>,
 }
@@ -88,8 +87,8 @@ impl State {
 
     // --- calls ---
 
-    /// Everything a driver call goes through: counted, failed on purpose or because the device is
-    /// lost, carried out, logged. A refused call takes no time.
+    /// Runs a driver call: counts it, fails it if a fault is injected or the device is lost, carries
+    /// it out and logs it. A refused call takes no time.
     pub fn call<T>(
         &mut self,
         mut entry: LoggedCall,
@@ -99,7 +98,7 @@ impl State {
         self.calls[call as usize] += 1;
         let result = self.admit(call).and_then(|()| {
             body(self).map_err(|refusal| {
-                // A device lost by this very call says so instead.
+                // A call that loses the device reports the loss.
                 self.lost_error(call)
                     .unwrap_or_else(|| DriverError::from_code(call, refusal.code, refusal.detail))
             })
@@ -135,12 +134,12 @@ impl State {
         Some(DriverError::from_code(call, lost.code, format!("device lost: {}", lost.explanation)))
     }
 
-    /// Charges what a call on one handle costs.
+    /// Charges the cost of a call on one handle.
     pub fn spend_on_handle(&mut self, call: Call, len: Bytes) {
         self.now_ns += self.costs.handle_ns(call, len, self.previous == Some(call));
     }
 
-    /// Charges what the call costs whatever its arguments.
+    /// Charges the fixed cost of a call.
     pub fn spend(&mut self, call: Call) {
         self.now_ns += self.costs.fixed_ns(call);
     }
@@ -155,7 +154,7 @@ impl State {
 
     // --- time ---
 
-    /// Carries out all work that is over by `until_ns`, in order of virtual time.
+    /// Carries out all work that is complete by `until_ns`, in order of virtual time.
     pub fn run_until(&mut self, until_ns: u64) {
         if self.streams.quiet_until(until_ns) {
             return;
@@ -170,13 +169,13 @@ impl State {
         }
     }
 
-    /// Lets the host wait until `point` is done.
+    /// Blocks the host until `point` is done.
     pub fn run_to(&mut self, point: Point) -> Outcome<()> {
         while !self.streams.is_done(point) {
             let Some((due_ns, stream)) = self.streams.next_due() else {
                 return Err(Refusal {
                     code: 600,
-                    detail: format!("this would wait for ever: {}", self.streams.describe_stuck()),
+                    detail: format!("deadlock: {}", self.streams.describe_stuck()),
                 });
             };
             self.step(stream, due_ns);
@@ -188,12 +187,12 @@ impl State {
         Ok(())
     }
 
-    /// Lets the host wait until all streams are empty.
+    /// Blocks the host until the work of all streams is complete.
     pub fn wait_for_everything(&mut self) -> Outcome<()> {
         for stream in 0..self.streams.made() {
             self.run_to(self.streams.end_of(stream))?;
             if let Some(checker) = &mut self.checker {
-                checker.host_saw_stream(Stream::from_number(stream as u64 + 1));
+                checker.host_observed_stream(Stream::from_number(stream as u64 + 1));
             }
         }
         Ok(())
@@ -218,9 +217,9 @@ impl State {
         }
     }
 
-    // --- taking memory away ---
+    // --- unmapping ---
 
-    /// Unmaps `range`, losing the device if work still touches it.
+    /// Unmaps `range`. Loses the device if work in flight accesses it.
     pub fn unmap(&mut self, range: AddrRange) -> Outcome<()> {
         let handles = self.memory.whole_mappings(range)?;
         if let Some(checker) = &mut self.checker {
@@ -229,11 +228,11 @@ impl State {
             }
         }
         if let Some((stream, work)) =
-            self.streams.find_pending(|work| work.touches(range).is_some())
+            self.streams.find_pending(|work| work.accesses(range).is_some())
         {
-            let touched = work.touches(range).expect("it was found by this");
+            let accessed = work.accesses(range).expect("it was found by this");
             let explanation = format!(
-                "{range} was unmapped while `{}` on stream {} still touches {touched}",
+                "{range} was unmapped while `{}` on stream {} still accesses {accessed}",
                 work.kernel.name,
                 stream.number()
             );
@@ -241,26 +240,26 @@ impl State {
             return Err(Refusal { code: 700, detail: String::new() });
         }
         self.memory.unmap(range);
-        self.forget_dead();
+        self.forget_destroyed();
         self.now_ns += self.costs.range_ns(Call::Unmap, &handles);
         Ok(())
     }
 
-    pub fn forget_dead(&mut self) {
-        let dead = self.memory.take_dead();
+    pub fn forget_destroyed(&mut self) {
+        let destroyed = self.memory.take_destroyed();
         match &mut self.checker {
-            Some(checker) => dead.for_each(|number| checker.forget_body(Body::Handle(number))),
-            None => drop(dead),
+            Some(checker) => destroyed.for_each(|number| checker.remove_body(Body::Handle(number))),
+            None => drop(destroyed),
         }
     }
 
-    /// What synchronising does to the device's own pool.
+    /// Trims the device's own pool to its release threshold, as synchronising does.
     pub fn trim_pool_to_threshold(&mut self) {
-        let given_back = self.pool.trim(Bytes::new(self.pool.threshold));
-        self.memory.refund(given_back);
+        let freed = self.pool.trim(Bytes::new(self.pool.threshold));
+        self.memory.refund(freed);
     }
 
-    // --- looking in ---
+    // --- diagnostics ---
 
     pub fn device_loss(&self) -> Option<DeviceLoss> {
         self.lost.clone()
@@ -282,12 +281,12 @@ impl State {
             handles_released_but_mapped: self.memory.handles_released_but_mapped(),
             mappings: self.memory.mappings(),
             device_bytes: self.memory.used(),
-            streams: self.streams.living(),
+            streams: self.streams.live(),
             events: self.events.len(),
-            captures: self.captures.under_way(),
+            captures: self.captures.count(),
             graphs: self.graphs.graphs(),
             graph_execs: self.graphs.execs(),
-            host_buffers: self.host.living(),
+            host_buffers: self.host.live(),
             host_bytes: self.host.held(),
             allocations: self.memory.allocations(),
             pool_allocations: self.pool.allocations(),

@@ -1,13 +1,12 @@
 //! Streams as queues in virtual time.
 //!
-//! Life of an item: *queued* on a stream, *started* when everything before it on that stream is
-//! done, *done* when its time is over. Positions count the items ever queued on a stream, so "done
-//! up to position p" is all that an event needs to remember. A wait holds its stream until another
-//! one is done up to a position; a gated kernel runs until the host opens its gate.
+//! Life of an item: *queued* on a stream, *started* when all earlier items of the stream are done,
+//! *done* when its duration is over. A position counts the items ever queued on a stream, so an event
+//! stores a stream and a position. A wait blocks its stream until another one is done up to a
+//! position. A gated kernel runs until the host opens its gate.
 //!
-//! [`Streams`] only keeps the order and the time. What work does to memory is decided by whoever
-//! steps it: [`Streams::next_due`] tells which stream moves next and when, [`Streams::step`] moves
-//! it.
+//! [`Streams`] keeps order and time only. [`Streams::next_due`] returns which stream advances next
+//! and when, [`Streams::step`] advances it, and the caller applies the effect to memory.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -22,7 +21,7 @@ use crate::Stream;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Gate(pub(super) usize);
 
-/// A kernel as far as memory is concerned: what it touches, and for how long.
+/// A kernel, modelled as the ranges that it accesses and a duration.
 ///
 /// ```
 /// use vramp_core::{AddrRange, Bytes, DeviceAddr};
@@ -33,50 +32,50 @@ pub struct Gate(pub(super) usize);
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kernel {
-    /// What it is called in explanations.
+    /// Name in messages.
     pub name: Cow<'static, str>,
-    /// The ranges it reads.
+    /// Ranges that it reads.
     pub reads: Vec<AddrRange>,
-    /// The ranges it writes. Their bytes do not change: what a kernel computes is not modelled.
+    /// Ranges that it writes. Their bytes do not change, because computation is not modelled.
     pub writes: Vec<AddrRange>,
-    /// How long it runs, in nanoseconds.
+    /// Duration in nanoseconds.
     pub duration_ns: u64,
-    /// If set, it also runs until this gate is open.
+    /// Gate that must be open before it ends, if any.
     pub until: Option<Gate>,
 }
 
 impl Kernel {
-    /// A kernel that touches nothing and takes no time.
+    /// Returns a kernel that accesses nothing and takes no time.
     pub fn new(name: impl Into<Cow<'static, str>>) -> Kernel {
         Kernel { name: name.into(), ..Kernel::default() }
     }
 
-    /// The same kernel that also reads `range`.
+    /// Adds a range that it reads.
     pub fn reading(mut self, range: AddrRange) -> Kernel {
         self.reads.push(range);
         self
     }
 
-    /// The same kernel that also writes `range`.
+    /// Adds a range that it writes.
     pub fn writing(mut self, range: AddrRange) -> Kernel {
         self.writes.push(range);
         self
     }
 
-    /// The same kernel that runs for `duration_ns` nanoseconds.
+    /// Sets the duration in nanoseconds.
     pub fn lasting(mut self, duration_ns: u64) -> Kernel {
         self.duration_ns = duration_ns;
         self
     }
 
-    /// The same kernel that does not end before `gate` is open.
+    /// Sets a gate that must be open before it ends.
     pub fn until(mut self, gate: Gate) -> Kernel {
         self.until = Some(gate);
         self
     }
 }
 
-/// What work does to bytes when it is done.
+/// Effect of work on bytes when it is done.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Effect {
     Nothing,
@@ -87,7 +86,7 @@ pub(super) enum Effect {
 }
 
 impl Effect {
-    /// The direction of the bus that it takes: 0 to the host, 1 to the card.
+    /// Returns the direction of the bus that it uses: 0 to the host, 1 to the card.
     pub fn direction(&self) -> Option<usize> {
         match self {
             Effect::ToHost { .. } => Some(0),
@@ -96,7 +95,7 @@ impl Effect {
         }
     }
 
-    /// The pinned host memory it touches, if any.
+    /// Returns the pinned host buffer that it accesses, if any.
     pub fn host_buffer(&self) -> Option<u64> {
         match self {
             Effect::ToDevice { buffer, .. } | Effect::ToHost { buffer, .. } => Some(*buffer),
@@ -110,15 +109,15 @@ impl Effect {
 pub(super) struct Work {
     pub kernel: Kernel,
     pub effect: Effect,
-    /// Known to be wrong when it was queued: it faults when it starts.
+    /// Invalid access found when it was queued: it faults when it starts.
     pub doomed: Option<(DeviceAddr, &'static str)>,
-    /// Its place in the order of things, while the checker still has to look at it.
+    /// Its order, while the race detector still has to check it.
     pub unchecked: Option<Stamp>,
 }
 
 impl Work {
-    /// The first range it touches that shares an address with `range`.
-    pub fn touches(&self, range: AddrRange) -> Option<AddrRange> {
+    /// Returns the first range that it accesses and that overlaps `range`.
+    pub fn accesses(&self, range: AddrRange) -> Option<AddrRange> {
         let overlaps = |other: &&AddrRange| {
             let (a, b) = (range.start.number(), other.start.number());
             a < b.saturating_add(other.len.count()) && b < a.saturating_add(range.len.count())
@@ -127,7 +126,7 @@ impl Work {
     }
 }
 
-/// A point in a stream's work: done when the stream is done up to `position`.
+/// A point in a stream's work, done when the stream is done up to `position`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Point {
     pub stream: usize,
@@ -149,38 +148,38 @@ struct Queued {
 #[derive(Debug, Default)]
 struct Queue {
     items: VecDeque<Queued>,
-    /// Items ever queued.
+    /// Number of items ever queued.
     queued: u64,
-    /// Items done.
+    /// Number of items done.
     done: u64,
-    /// When the last done item was done.
+    /// Time at which the last done item was done.
     free_ns: u64,
-    /// When the first item was started, if it was.
+    /// Time at which the first item was started, if it was.
     started_ns: Option<u64>,
     destroyed: bool,
 }
 
-/// What moved.
+/// How a stream advanced.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// The first work of the stream begins; see [`Streams::running`].
+    /// The first work of the stream started; see [`Streams::running`].
     Started,
-    /// Work is over.
+    /// Work is done.
     Done(Box<Work>),
-    /// A wait is over.
+    /// A wait is done.
     Passed,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Streams {
     queues: Vec<Queue>,
-    /// When each gate was opened.
+    /// Time at which each gate was opened.
     gates: Vec<Option<u64>>,
-    /// Items not done, over all streams.
+    /// Number of items not done, over all streams.
     pending: usize,
-    /// No stream moves before this. A lower bound, so that most host calls need not look.
+    /// No stream advances before this. A lower bound, which spares most host calls the search.
     quiet_until_ns: u64,
-    /// The virtual time of the last step.
+    /// Virtual time of the last step.
     stepped_ns: u64,
 }
 
@@ -190,7 +189,7 @@ impl Streams {
         Stream::from_number(self.queues.len() as u64)
     }
 
-    /// A stream that no caller can name.
+    /// Creates a stream without an id for callers.
     pub fn create_unnamed(&mut self) -> usize {
         self.queues.push(Queue { destroyed: true, ..Queue::default() });
         self.queues.len() - 1
@@ -210,12 +209,12 @@ impl Streams {
         self.queues[stream].destroyed = true;
     }
 
-    /// How many streams were ever created.
+    /// Returns the number of streams ever created.
     pub fn made(&self) -> usize {
         self.queues.len()
     }
 
-    pub fn living(&self) -> usize {
+    pub fn live(&self) -> usize {
         self.queues.iter().filter(|queue| !queue.destroyed).count()
     }
 
@@ -224,7 +223,7 @@ impl Streams {
         Gate(self.gates.len() - 1)
     }
 
-    /// False if the gate is unknown. Opening an open gate changes nothing.
+    /// Returns false if the gate is unknown. Opening an open gate changes nothing.
     pub fn open(&mut self, gate: Gate, now_ns: u64) -> bool {
         let Some(opened) = self.gates.get_mut(gate.0) else { return false };
         opened.get_or_insert(now_ns);
@@ -257,7 +256,7 @@ impl Streams {
         }
     }
 
-    /// The point behind everything queued on `stream` so far.
+    /// Returns the point after all work queued on `stream`.
     pub fn end_of(&self, stream: usize) -> Point {
         Point { stream, position: self.queues[stream].queued }
     }
@@ -266,18 +265,18 @@ impl Streams {
         self.queues[point.stream].done >= point.position
     }
 
-    /// True if no stream moves before `now_ns` is over. Cheap; may say false without need.
+    /// Returns true if no stream advances until `now_ns`. O(1); may return false without need.
     pub fn quiet_until(&self, now_ns: u64) -> bool {
         self.pending == 0 || self.quiet_until_ns > now_ns
     }
 
-    /// When the first work of a stream began, if it has.
+    /// Returns when the first work of a stream started, if it did.
     pub fn started_ns(&self, stream: usize) -> Option<u64> {
         self.queues[stream].started_ns
     }
 
-    /// Which stream moves next, and when. `None` if none ever does: all wait for closed gates, or
-    /// for streams that do.
+    /// Returns which stream advances next, and when. `None` if all wait for closed gates, or for
+    /// streams that do.
     pub fn next_due(&mut self) -> Option<(u64, usize)> {
         let mut next: Option<(u64, usize)> = None;
         for stream in 0..self.queues.len() {
@@ -297,7 +296,7 @@ impl Streams {
         let ready_ns = queue.free_ns.max(first.queued_ns);
         match (&first.item, queue.started_ns) {
             (Item::Wait(point), _) => {
-                // A wait that was held up ends when the other stream got there: at the last step.
+                // A blocked wait ends when the other stream reaches the point, which is the last step.
                 self.is_done(*point).then(|| ready_ns.max(self.stepped_ns))
             }
             (Item::Work(_), None) => Some(ready_ns),
@@ -311,7 +310,7 @@ impl Streams {
         }
     }
 
-    /// Moves `stream` at `due_ns`, as [`Streams::next_due`] told.
+    /// Advances `stream` at `due_ns`, as [`Streams::next_due`] returned.
     pub fn step(&mut self, stream: usize, due_ns: u64) -> Step {
         self.stepped_ns = self.stepped_ns.max(due_ns);
         self.quiet_until_ns = 0;
@@ -331,7 +330,7 @@ impl Streams {
         }
     }
 
-    /// The work that `stream` is running.
+    /// Returns the work that `stream` is running.
     pub fn running(&mut self, stream: usize) -> Option<&mut Work> {
         match &mut self.queues[stream].items.front_mut()?.item {
             Item::Work(work) => Some(work),
@@ -339,7 +338,7 @@ impl Streams {
         }
     }
 
-    /// The first queued or running work that fulfils `wanted`, with its stream.
+    /// Returns the first queued or running work that `wanted` accepts, with its stream.
     pub fn find_pending(&self, wanted: impl Fn(&Work) -> bool) -> Option<(Stream, &Work)> {
         if self.pending == 0 {
             return None;
@@ -354,7 +353,7 @@ impl Streams {
         })
     }
 
-    /// What each stream that still has work is stuck at, in words.
+    /// Describes what blocks each stream that has work left.
     pub fn describe_stuck(&self) -> String {
         let mut words = Vec::new();
         for (queue, number) in self.queues.iter().zip(1..) {

@@ -1,4 +1,4 @@
-//! Work on streams: queued, started, checked, and carried out on the bytes of memory.
+//! Work on streams: queued, started, checked, and applied to the bytes of memory.
 
 use std::ops::Range;
 
@@ -15,12 +15,12 @@ use super::state::State;
 use super::streams::{Effect, Kernel, Work};
 use crate::{Call, DriverError, DriverResult, Stream};
 
-/// How much is moved at once when bytes are copied.
+/// Bytes that are copied at once.
 const COPY_STEP: u64 = 1 << 20;
 
 impl State {
     pub fn launch(&mut self, stream: Stream, kernel: Kernel) -> DriverResult<()> {
-        // Not a call of the trait; its errors name the call that queues work most like it.
+        // Not a call of the trait; its errors name the call that is most similar.
         let fail =
             |refusal: Refusal| DriverError::from_code(Call::Fill, refusal.code, refusal.detail);
         if let Some(error) = self.lost_error(Call::Fill) {
@@ -53,7 +53,7 @@ impl State {
         work.doomed = self.freed_pool_memory(&work).or_else(|| self.freed_host_memory(&work));
         if let Some(checker) = &mut self.checker {
             let stamp = checker.step(Stream::from_number(stream as u64 + 1));
-            // Memory may still be mapped before the work starts: then it is looked at again.
+            // Memory may be mapped before the work starts. Then it is checked again.
             if !self.check_order(&work, &stamp) {
                 work.unchecked = Some(stamp);
             }
@@ -61,20 +61,21 @@ impl State {
         self.streams.push(stream, work, self.now_ns);
     }
 
-    /// A graph may outlive the pinned memory that it copies from or to.
+    /// Checks for freed pinned memory: a graph may outlive the buffers that it copies from or to.
     fn freed_host_memory(&self, work: &Work) -> Option<(DeviceAddr, &'static str)> {
         let buffer = work.effect.host_buffer()?;
         let freed = self.host.content(buffer).is_none();
         freed.then_some((DeviceAddr::new(0), "an offset in pinned host memory that was freed"))
     }
 
-    /// Refuses a stream that takes no work: an unknown one, or one whose capture is invalidated.
+    /// Refuses a stream that cannot take work: an unknown one, or one whose capture is invalidated.
     pub fn takes_work(&mut self, stream: Stream) -> Outcome<()> {
         let index = self.streams.index(stream)?;
-        self.captures.check_sound(index)
+        self.captures.check_valid(index)
     }
 
-    /// The pool's memory lives in stream order, so whether work may touch it is known at once.
+    /// Checks for freed memory of the pool. It is freed in stream order, so the check is final when
+    /// work is queued.
     fn freed_pool_memory(&self, work: &Work) -> Option<(DeviceAddr, &'static str)> {
         ranges(work).find_map(|(range, _)| {
             let start = range.start.number();
@@ -83,8 +84,7 @@ impl State {
         })
     }
 
-    /// Lets the first work of a stream begin: how long it takes beside what runs, and whether it may
-    /// touch what it touches.
+    /// Starts the first work of a stream: determines its duration and checks its accesses.
     pub fn start(&mut self, stream: usize) {
         let now_ns = self.streams.started_ns(stream).unwrap_or(self.now_ns);
         let Some(work) = self.streams.running(stream) else { return };
@@ -92,7 +92,7 @@ impl State {
         let rates = self.costs.rates();
         let over_bus_ns = over_bus_ns(&self.memory, rates, work);
         work.kernel.duration_ns = work.kernel.duration_ns.max(over_bus_ns);
-        // Copies in one direction share the bus: who comes second is done after the first.
+        // Copies in one direction share the bus: the second one is done after the first.
         if let Some(direction) = work.effect.direction() {
             let free_ns = &mut self.bus_free_ns[direction];
             work.kernel.duration_ns += free_ns.saturating_sub(now_ns);
@@ -107,7 +107,7 @@ impl State {
         }
         if let Some((at, why)) = wrong {
             let explanation =
-                format!("`{}` on stream {} touched {at}, {why}", work.kernel.name, stream + 1);
+                format!("`{}` on stream {} accessed {at}, {why}", work.kernel.name, stream + 1);
             self.lost = Some(DeviceLoss { code: 700, explanation });
             return;
         }
@@ -122,7 +122,8 @@ impl State {
         }
     }
 
-    /// Shows all accesses of `work` to the checker. False if some memory cannot be touched now.
+    /// Passes all accesses of `work` to the race detector. Returns false if some memory is
+    /// inaccessible now.
     fn check_order(&mut self, work: &Work, stamp: &Stamp) -> bool {
         let Some(checker) = &mut self.checker else { return true };
         let mut parts = Vec::new();
@@ -149,7 +150,7 @@ impl State {
         true
     }
 
-    /// Does to memory what finished work does.
+    /// Applies the effect of finished work to memory.
     pub fn carry_out(&mut self, work: &Work) {
         match work.effect {
             Effect::Nothing => {}
@@ -178,7 +179,7 @@ impl State {
         }
     }
 
-    /// Calls `step` with place and length of every part of `len` bytes, if bytes are kept at all.
+    /// Calls `step` with offset and length of every part of `len` bytes, if bytes are stored.
     fn in_steps(&mut self, len: Bytes, mut step: impl FnMut(&mut State, u64, usize)) {
         if self.contents == Contents::Discarded {
             return;
@@ -215,7 +216,7 @@ impl State {
             self.memory.content(piece.physical).read(piece.offset, &mut bytes[done..end]);
             done = end;
         });
-        assert_eq!(read, Ok(()), "work that started may touch its memory until it is done");
+        assert_eq!(read, Ok(()), "work that started may access its memory until it is done");
         bytes
     }
 
@@ -227,7 +228,7 @@ impl State {
         self.contents(at, len, |content, offset, part| content.fill(offset, part.len(), byte));
     }
 
-    /// Calls `change` for every content that `len` bytes from `at` on run through: with the offset
+    /// Calls `change` for every content that `len` bytes from `at` on run through, with the offset
     /// in the content and the part of the bytes.
     fn contents(
         &mut self,
@@ -242,7 +243,7 @@ impl State {
         let mut pieces = Vec::new();
         let range = AddrRange::new(at, Bytes::new(len as u64));
         let found = self.memory.pieces(range, |piece| pieces.push(piece));
-        assert_eq!(found, Ok(()), "work that started may touch its memory until it is done");
+        assert_eq!(found, Ok(()), "work that started may access its memory until it is done");
         let mut done = 0;
         for piece in pieces {
             let end = done + piece.len as usize;
@@ -252,10 +253,8 @@ impl State {
     }
 }
 
-/// The least time in which work reads and writes what it touches of the host's memory at the card's
-/// addresses. Both directions of the bus are used at once.
-///
-/// What is mapped when work starts decides: a graph reads where the pages are that it finds.
+/// Returns the least time in which work accesses the host memory that is mapped at its addresses
+/// when it starts. Both directions of the bus are used concurrently.
 fn over_bus_ns(memory: &Memory, rates: Rates, work: &Work) -> u64 {
     if !memory.has_host_memory() {
         return 0;
@@ -273,13 +272,13 @@ fn over_bus_ns(memory: &Memory, rates: Rates, work: &Work) -> u64 {
     directions.into_iter().map(|len| Rates::ns(rate, len)).max().unwrap_or(0)
 }
 
-/// The ranges of device memory that work touches, and whether it writes them.
+/// Returns the ranges of device addresses that work accesses, and whether it writes them.
 fn ranges(work: &Work) -> impl Iterator<Item = (AddrRange, bool)> + '_ {
     let reads = work.kernel.reads.iter().map(|range| (*range, false));
     reads.chain(work.kernel.writes.iter().map(|range| (*range, true)))
 }
 
-/// The part of pinned host memory that work touches.
+/// Returns the part of pinned host memory that work accesses.
 fn host_part(effect: &Effect) -> Option<Part> {
     let (buffer, offset, len, writes) = match *effect {
         Effect::ToDevice { buffer, offset, to } => (buffer, offset, to.len, false),
@@ -289,7 +288,7 @@ fn host_part(effect: &Effect) -> Option<Part> {
     Some(host_buffer_part(buffer, offset, len, writes))
 }
 
-/// A part of pinned host memory; the range names offsets.
+/// Returns a part of pinned host memory; its range consists of offsets.
 pub(super) fn host_buffer_part(buffer: u64, offset: Bytes, len: Bytes, writes: bool) -> Part {
     Part {
         body: Body::HostBuffer(buffer),

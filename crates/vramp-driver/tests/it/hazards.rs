@@ -83,8 +83,8 @@ fn a_missing_event_between_two_writes_is_found_and_named() {
         hazard.to_string(),
         format!(
             "`new owner` on stream 2 writes {0} unordered after `old owner` on stream 1, which \
-             writes {0}: stream 2 waits for no event of stream 1, and the host had not seen `old \
-             owner` complete",
+             writes {0}: stream 2 waits for no event of stream 1, and the host had not observed the \
+             completion of `old owner`",
             rig.range
         )
     );
@@ -298,7 +298,7 @@ fn unmapping_before_completion_was_seen_is_found_even_if_it_is_over() {
     rig.device.unmap(rig.range).unwrap();
     let hazard = rig.the_hazard();
     assert_eq!((hazard.later.label.as_str(), hazard.later.stream), ("unmap", None));
-    assert!(hazard.missing.contains("seen nothing on stream 1"), "{hazard}");
+    assert!(hazard.missing.contains("observed no completion on stream 1"), "{hazard}");
 }
 
 #[test]
