@@ -88,7 +88,7 @@ pub(super) struct CostModel<'a> {
 
 impl CostModel<'_> {
     /// The cost of one piece; `to` is where contents go that have no copy.
-    pub fn why(&self, buffer: &Buffer, index: usize, to: Option<SpillTier>) -> EvictionCost {
+    pub fn cost(&self, buffer: &Buffer, index: usize, to: Option<SpillTier>) -> EvictionCost {
         let piece = &buffer.pieces[index];
         let idle_ns = self.now_ns.saturating_sub(buffer.last_use_ns);
         let base = EvictionCost {

@@ -14,17 +14,17 @@ impl Candidate {
     /// The cheaper by byte first; of equals the one unused longest, then the older name.
     pub fn before(&self, other: &Candidate) -> Ordering {
         let per_byte = |one: &Candidate, by: &Candidate| {
-            u128::from(one.why.cost_ns()) * u128::from(by.frees.count())
+            u128::from(one.cost.cost_ns()) * u128::from(by.frees.count())
         };
         self.class()
             .cmp(&other.class())
             .then_with(|| per_byte(self, other).cmp(&per_byte(other, self)))
-            .then_with(|| other.why.idle_ns.cmp(&self.why.idle_ns))
+            .then_with(|| other.cost.idle_ns.cmp(&self.cost.idle_ns))
             .then_with(|| self.pieces.cmp(&other.pieces))
     }
 
     fn class(&self) -> (EvictionClass, i32) {
-        (self.why.standing, self.why.priority)
+        (self.cost.standing, self.cost.priority)
     }
 }
 
@@ -48,7 +48,7 @@ pub(super) fn cover(candidates: &[Candidate], deficit: Bytes, mut room: SpillRoo
                 no_room += candidate.frees;
                 continue;
             }
-            let total = cost + u128::from(candidate.why.cost_ns());
+            let total = cost + u128::from(candidate.cost.cost_ns());
             if freed + candidate.frees >= deficit {
                 if best.is_none_or(|(least, ..)| total < least) {
                     best = Some((total, picked.len(), index));

@@ -212,7 +212,7 @@ impl Deferrables {
     }
 
     /// Where a buffer lies.
-    pub fn extent(&self, buffer: BufferId) -> Result<RangeSlice, UnknownBuffer> {
+    pub fn slice(&self, buffer: BufferId) -> Result<RangeSlice, UnknownBuffer> {
         let Buffer { range, offset, len, .. } = *self.get(buffer)?;
         Ok(RangeSlice { range, offset, len })
     }
@@ -251,7 +251,7 @@ impl Deferrables {
         &mut self.buffers[id.buffer].pieces[id.index as usize]
     }
 
-    pub(super) fn extent_of(&self, id: PieceId) -> RangeSlice {
+    pub(super) fn piece_slice(&self, id: PieceId) -> RangeSlice {
         let buffer = &self.buffers[id.buffer];
         let offset = buffer.offset + self.config.piece * u64::from(id.index);
         RangeSlice { range: buffer.range, offset, len: self.piece(id).len }

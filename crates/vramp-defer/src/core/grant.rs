@@ -270,7 +270,7 @@ impl Deferrables {
         }
         let from = self.piece(piece).copies.best().expect("a spilled piece has a copy");
         let id = self.begin(piece, |id| PieceMove::Restore { id, from });
-        Some(Restore { id, piece, at: self.extent_of(piece), from })
+        Some(Restore { id, piece, at: self.piece_slice(piece), from })
     }
 
     pub(super) fn pieces_of(&self, buffer: BufferId) -> impl Iterator<Item = PieceId> + use<> {

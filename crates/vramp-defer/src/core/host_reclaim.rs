@@ -86,6 +86,12 @@ impl Deferrables {
         StaleCopy { piece: id, from: SpillTier::Host, after }
     }
 
+    /// Returns the host bytes to reclaim before `leaving` bytes leave the card. Clean contents take
+    /// no room, and their copies are needed for that. O(pieces).
+    pub fn host_deficit(&self, leaving: Bytes, host_room: Bytes) -> Bytes {
+        leaving.saturating_sub(host_room + self.census().clean)
+    }
+
     /// Chooses what to copy out ahead of need, and marks it: dirty contents that nobody uses, the
     /// longest unused first, as much as the budget and the room allow. They stay on the card; a
     /// later spill of them copies nothing. O(n log n) in pieces.

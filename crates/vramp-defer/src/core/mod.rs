@@ -59,6 +59,7 @@ mod cover;
 mod defer_config;
 mod deferrables;
 mod expose;
+mod failure;
 mod grant;
 mod holds;
 mod host_reclaim;
@@ -67,7 +68,10 @@ mod in_place;
 mod moves;
 mod piece;
 mod range;
+mod rates;
 mod refusal;
+mod spill_room;
+mod spill_rounds;
 #[cfg(test)]
 mod tests;
 mod uses;
@@ -77,9 +81,10 @@ mod wait_queue;
 pub use buffer_state::Hint;
 pub use census::{DeferCensus, DeferCounters};
 pub use cost::{EvictionClass, EvictionCost};
-pub use defer_config::{DeferConfig, DeferConfigError, Rates, SpillRoom};
+pub use defer_config::{DeferConfig, DeferConfigError};
 pub use deferrables::{AddedBuffer, Deferrables};
 pub use expose::PointerScope;
+pub(crate) use failure::{Failure, RestoreRetry, StagingRetry};
 pub use grant::{BufferUse, GrantedLease, LeaseEnd, LeaseRequest, Writes, WrittenRange};
 pub use holds::Holds;
 pub use host_reclaim::{HostDemand, HostReclaim};
@@ -89,8 +94,11 @@ pub use ids::{
 };
 pub use moves::{Abandoned, CopyOut, Push, Restore, Settled, StaleCopy};
 pub use piece::{Copies, PieceState};
+pub use rates::Rates;
 pub use refusal::{
     AddError, ExposeError, HeldError, LeaseEndError, LeaseRefused, SettleError, UnknownBuffer,
     UnknownBufferLease, UnknownMove, UnknownRange,
 };
+pub use spill_room::SpillRoom;
+pub(crate) use spill_rounds::{AfterRound, SpillRounds, allocation_deficit};
 pub use victims::{Shortfall, SpillDemand, Victim, VictimChoice};

@@ -31,7 +31,7 @@ pub struct Victim {
     /// A piece each.
     pub moves: SmallVec<[CopyOut; 1]>,
     /// Why it was chosen.
-    pub why: EvictionCost,
+    pub cost: EvictionCost,
 }
 
 /// What was chosen, the cheapest by byte first within each class.
@@ -81,7 +81,7 @@ pub(super) struct Candidate {
     pub frees: Bytes,
     /// The lengths of dirty pieces.
     dirty: SmallVec<[Bytes; 1]>,
-    pub why: EvictionCost,
+    pub cost: EvictionCost,
 }
 
 impl Candidate {
@@ -142,7 +142,7 @@ impl Deferrables {
             };
             moves.push(self.begin_out(piece, to, true));
         }
-        Victim { frees: candidate.frees, moves, why: candidate.why }
+        Victim { frees: candidate.frees, moves, cost: candidate.cost }
     }
 
     pub(super) fn begin_out(
@@ -155,7 +155,7 @@ impl Deferrables {
             self.begin(piece, |id| PieceMove::Out { id, to, leaving, torn: false, queued: None });
         let uses = &self.buffers[piece.buffer].uses;
         let (copy_after, lend_after) = (uses.writes(), uses.all());
-        CopyOut { id, piece, at: self.extent_of(piece), to, copy_after, lend_after }
+        CopyOut { id, piece, at: self.piece_slice(piece), to, copy_after, lend_after }
     }
 
     /// All that may leave now, in no order that matters. What may not is added to the shortfall.
@@ -165,7 +165,7 @@ impl Deferrables {
         now_ns: u64,
         stay: &mut Shortfall,
     ) -> Vec<Candidate> {
-        let market = CostModel { config: &self.config, rates: &short.rates, now_ns };
+        let model = CostModel { config: &self.config, rates: &short.rates, now_ns };
         let mut all = Vec::new();
         for range in self.ranges.values() {
             let buffers = range.tenants.values().map(|tenant| tenant.buffer);
@@ -173,10 +173,10 @@ impl Deferrables {
             let backed = pieces.filter(|&id| self.piece(id).backed);
             if range.is_group {
                 let together: SmallVec<[PieceId; 1]> = backed.collect();
-                all.extend(self.candidate(&market, range, together, short.room, stay));
+                all.extend(self.candidate(&model, range, together, short.room, stay));
             } else {
                 all.extend(backed.filter_map(|id| {
-                    self.candidate(&market, range, SmallVec::from_elem(id, 1), short.room, stay)
+                    self.candidate(&model, range, SmallVec::from_elem(id, 1), short.room, stay)
                 }));
             }
         }
@@ -185,7 +185,7 @@ impl Deferrables {
 
     fn candidate(
         &self,
-        market: &CostModel<'_>,
+        model: &CostModel<'_>,
         range: &Range,
         pieces: SmallVec<[PieceId; 1]>,
         room: SpillRoom,
@@ -207,7 +207,7 @@ impl Deferrables {
         }
         let mut left = room;
         let mut candidate =
-            Candidate { pieces, frees, dirty: SmallVec::new(), why: EvictionCost::default() };
+            Candidate { pieces, frees, dirty: SmallVec::new(), cost: EvictionCost::default() };
         for (place, id) in candidate.pieces.iter().enumerate() {
             let piece: &Piece = self.piece(*id);
             let dirty = piece.is_dirty().then_some(piece.len);
@@ -217,10 +217,10 @@ impl Deferrables {
                 return None;
             }
             candidate.dirty.extend(dirty);
-            let why = market.why(&self.buffers[id.buffer], id.index as usize, to);
+            let cost = model.cost(&self.buffers[id.buffer], id.index as usize, to);
             match place {
-                0 => candidate.why = why,
-                _ => candidate.why.join(why),
+                0 => candidate.cost = cost,
+                _ => candidate.cost.join(cost),
             }
         }
         debug_assert!(

@@ -106,7 +106,7 @@ impl DeferrableBuffer {
     /// As [`SpillManager::lease`](super::SpillManager::lease).
     pub fn lease(&self, access: Access, stream: StreamId) -> Result<LeaseSet, SpillError> {
         let deadline = Deadline::from(self.owner.shared.config.patience);
-        self.owner.shared.lease(&[(self, access)], &[stream], deadline, InPlaceMode::Nowhere)
+        self.owner.shared.lease(&[(self, access)], &[stream], deadline, InPlaceMode::Never)
     }
 
     /// Lets it be read at its address also while it is spilled: its copies are then kept in host
@@ -182,7 +182,7 @@ impl DeferrableBuffer {
     pub fn prefetch(&self) -> Result<(), SpillError> {
         let now = Deadline::from(std::time::Instant::now());
         let wanted = [(self, Access::Shared)];
-        let lease = self.owner.shared.lease(&wanted, &[], now, InPlaceMode::Nowhere)?;
+        let lease = self.owner.shared.lease(&wanted, &[], now, InPlaceMode::Never)?;
         lease.cancel();
         Ok(())
     }

@@ -1,46 +1,40 @@
-//! The right to use buffers, for work on streams.
+//! The lease that a caller holds, and pointers exposed under it.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use crate::planner::{
-    Access, BufferId, BufferLeaseId, BufferUse, GrantedLease, LeaseEnd, LeaseRefused, PointerScope,
-    UseToken, Writes, WrittenRange,
+    Access, BufferId, BufferLeaseId, BufferUse, GrantedLease, LeaseEnd, PointerScope, UseToken,
+    Writes, WrittenRange,
 };
 use smallvec::SmallVec;
 use vramp_alloc::{Driver, StreamId};
-use vramp_core::AddrRange;
+use vramp_core::{AddrRange, Bytes};
 use vramp_driver::Stream;
 
-use super::acquire::InPlaceMode;
 use super::buffer_handle::{DeferrableBuffer, Owner, Pin};
-use super::events::key;
-use super::queued_request::QueuedRequest;
-use super::report::WaitRecord;
 use super::spill_error::SpillError;
 use super::state::{Shared, State};
-use vramp_tiers::Deadline;
 
 /// The right to use a set of buffers on the card, at their addresses, for work on the lease's
-/// streams. While it is held, none of them moves.
+/// streams. None of them moves while it is held.
 ///
-/// Dropped, it ends at what is queued on its streams so far: an event on each says when the buffers
-/// may move again. Nobody waits for that. All of an exclusively leased buffer counts as written;
-/// [`wrote_only`](LeaseSet::wrote_only) says otherwise.
+/// Dropping it ends the lease at the work queued on its streams so far. An event recorded on each
+/// stream marks when the buffers may move again; no thread waits for it. All of an exclusively
+/// leased buffer counts as written, unless [`wrote_only`](LeaseSet::wrote_only) limits it.
 ///
-/// For a graph, hold the lease of what its nodes use around the launch.
+/// For a graph, hold a lease on all that its nodes use around the launch.
 #[must_use = "a lease that is dropped at once covers nothing that is queued later"]
 pub struct LeaseSet {
     shared: Arc<Shared>,
     lease: BufferLeaseId,
-    /// Where the buffers lie, as they were named; each keeps its buffer alive.
+    /// In the order of the request; each keeps its buffer alive.
     named: Vec<Named>,
     streams: SmallVec<[Stream; 2]>,
     written: Option<Vec<WrittenRange>>,
     ended: bool,
 }
 
-/// A buffer as a lease names it.
+/// A buffer of the request.
 struct Named {
     owner: Arc<Owner>,
     range: AddrRange,
@@ -48,14 +42,7 @@ struct Named {
     in_place: bool,
 }
 
-/// Since when somebody waits, and for what.
-struct Wait {
-    since: Instant,
-    began_ns: u64,
-    refused: LeaseRefused,
-}
-
-/// What is needed to end a lease.
+/// Arguments to end a lease.
 pub(super) struct LeaseEnding {
     lease: BufferLeaseId,
     buffers: Vec<BufferId>,
@@ -63,168 +50,16 @@ pub(super) struct LeaseEnding {
     written: Option<Vec<WrittenRange>>,
 }
 
-impl Shared {
-    /// Takes a lease on all of the buffers, or none. Those that may stay where they are stay there.
-    pub(super) fn lease(
-        self: &Arc<Shared>,
-        wanted: &[(&DeferrableBuffer, Access)],
-        streams: &[StreamId],
-        deadline: Deadline,
-        stay: InPlaceMode<'_>,
-    ) -> Result<LeaseSet, SpillError> {
-        if wanted.iter().any(|(buffer, _)| !Arc::ptr_eq(&buffer.owner.shared, self)) {
-            return Err(SpillError::OtherManager);
-        }
-        let raw = self.driver_streams(streams)?;
-        let named: Vec<(BufferId, Access)> =
-            wanted.iter().map(|(buffer, access)| (buffer.owner.id, *access)).collect();
-        let granted = self.grant_and_bring(&named, &raw, deadline, stay)?;
-        if let InPlaceMode::AllBut(hot) = stay {
-            self.lock().note_reads(&granted, hot);
-        }
-        let mut set = LeaseSet {
-            shared: Arc::clone(self),
-            lease: granted.lease,
-            named: Vec::new(),
-            streams: raw,
-            written: None,
-            ended: false,
-        };
-        set.name(wanted, &named, &granted.in_place);
-        Ok(set)
-    }
-
-    /// Asks, and brings what is missing. Where others have the memory, it holds nothing while it
-    /// waits for them, but its place in line.
-    fn grant_and_bring(
-        &self,
-        buffers: &[(BufferId, Access)],
-        streams: &[Stream],
-        deadline: Deadline,
-        stay: InPlaceMode<'_>,
-    ) -> Result<GrantedLease, SpillError> {
-        let mut turn = QueuedRequest::new(self, buffers, streams, stay);
-        loop {
-            let granted = self.grant(&mut turn, deadline)?;
-            let ready = self.order(&granted, streams);
-            let ready = ready.and_then(|()| self.order_after_memory(&granted, streams));
-            let ready = ready.and_then(|()| self.restore_all(&granted, streams));
-            let Err(error) = ready else { return Ok(granted) };
-            self.cancel(granted.lease);
-            if error.lacks_host_blocks() {
-                self.lower(self.mover.config().step);
-            }
-            let may_help = error.lacks_host_blocks()
-                || matches!(error, SpillError::NoMemory { .. } | SpillError::NoBudget(_));
-            if !may_help || deadline.instant().is_some_and(|end| Instant::now() >= end) {
-                return Err(error);
-            }
-            let mut state = self.lock();
-            turn.enqueue(&mut state)?;
-            drop(self.wait_briefly(state));
-        }
-    }
-
-    /// The driver's streams. One call for each, which asks whether it captures.
-    fn driver_streams(&self, streams: &[StreamId]) -> Result<SmallVec<[Stream; 2]>, SpillError> {
-        let raw = |&id: &StreamId| {
-            let raw = self.allocator.stream(id);
-            let raw = raw.ok_or_else(|| SpillError::UnknownStream(id.to_string()))?;
-            match self.driver.is_capturing(raw)? {
-                true => Err(SpillError::Capturing(raw)),
-                false => Ok(raw),
-            }
-        };
-        streams.iter().map(raw).collect()
-    }
-
-    /// Asks until the deadline; whoever waits holds nothing, and is served in the order of arrival.
-    fn grant(
-        &self,
-        turn: &mut QueuedRequest<'_>,
-        deadline: Deadline,
-    ) -> Result<GrantedLease, SpillError> {
-        let mut waits: Option<Wait> = None;
-        let mut guard = self.lock();
-        loop {
-            guard.poll()?;
-            let capacity = self.capacity();
-            let state = &mut *guard;
-            state.core.set_capacity(capacity);
-            let now_ns = self.driver.now_ns();
-            let refused = match turn.ask(state, now_ns) {
-                Ok(granted) => {
-                    if let Some(wait) = waits {
-                        state.note_wait(wait, turn, true);
-                    }
-                    return Ok(granted);
-                }
-                Err(refused) => refused,
-            };
-            let may_help = matches!(
-                refused,
-                LeaseRefused::Busy { .. }
-                    | LeaseRefused::Settling { .. }
-                    | LeaseRefused::Full { .. }
-                    | LeaseRefused::OlderWaiters { .. }
-            );
-            let over = deadline.instant().is_some_and(|end| Instant::now() >= end);
-            if !may_help || over {
-                if let Some(wait) = waits {
-                    state.note_wait(Wait { refused: refused.clone(), ..wait }, turn, false);
-                }
-                return Err(match refused {
-                    LeaseRefused::Unknown(unknown) => unknown.into(),
-                    refused => SpillError::Refused(refused),
-                });
-            }
-            turn.enqueue(state)?;
-            let (since, began_ns) =
-                waits.map_or_else(|| (Instant::now(), now_ns), |wait| (wait.since, wait.began_ns));
-            waits = Some(Wait { since, began_ns, refused });
-            guard = self.wait_briefly(guard);
-        }
-    }
-
-    /// Lets the streams come behind the work that used the buffers before.
-    fn order(&self, granted: &GrantedLease, streams: &[Stream]) -> Result<(), SpillError> {
-        for &token in &granted.after {
-            let event = self.lock().events.of(token);
-            let Some(event) = event else { continue };
-            for &stream in streams.iter().filter(|&&stream| key(stream) != token.stream) {
-                self.driver.wait(stream, event)?;
-            }
-            if streams.is_empty() {
-                self.driver.synchronize_event(event)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Ends a lease under which nothing was launched.
-    fn cancel(&self, lease: BufferLeaseId) {
-        let mut guard = self.lock();
-        let state = &mut *guard;
-        if let Ok(less) = state.core.cancel_lease(lease) {
-            for range in less {
-                state.lend(range);
-            }
-            state.reap();
-        }
-        drop(guard);
-        self.notify();
-    }
-}
-
 impl State {
-    /// Ends a lease at what is queued on its streams; if one of them captures, once it does not.
+    /// Ends a lease at the work queued on its streams. If one of them captures, the lease ends once
+    /// it no longer does.
     pub(super) fn end_lease(&mut self, ending: LeaseEnding) {
         let LeaseEnding { lease, buffers, streams, written } = &ending;
         if streams.iter().any(|&stream| self.events.captures(stream)) {
             self.deferred_ends.push(ending);
             return;
         }
-        // A stream without a token has no work any more.
+        // A stream without a token was synchronized.
         let tokens: SmallVec<[UseToken; 2]> =
             streams.iter().filter_map(|&stream| self.events.note_or_wait(stream)).collect();
         let of = |&buffer: &BufferId| tokens.iter().map(move |&token| BufferUse { buffer, token });
@@ -234,70 +69,65 @@ impl State {
         let ended = self.core.end_lease(*lease, &LeaseEnd { uses: &uses, writes }, now_ns);
         match ended {
             Ok(stale) => self.drop_copies(&stale),
-            // It stays held: that keeps what is in use where it is.
-            Err(why) => debug_assert!(false, "a lease that is held ends: {why}"),
+            // It stays held, so that nothing that is in use moves.
+            Err(error) => debug_assert!(false, "a lease that is held ends: {error}"),
         }
-    }
-
-    fn note_wait(&mut self, wait: Wait, turn: &QueuedRequest<'_>, served: bool) {
-        let Wait { since, began_ns, refused } = wait;
-        let waited_ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.stats.waits += 1;
-        self.stats.waited_ns += waited_ns;
-        let buffers = turn.buffers();
-        self.history.push_wait(WaitRecord { buffers, began_ns, waited_ns, refused, served });
     }
 }
 
 impl LeaseSet {
-    fn name(
-        &mut self,
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        granted: GrantedLease,
         wanted: &[(&DeferrableBuffer, Access)],
-        named: &[(BufferId, Access)],
-        in_place: &[BufferId],
-    ) {
-        let by_strongest_access = |id: BufferId| {
-            let same = named.iter().filter(|(other, _)| *other == id);
+        streams: SmallVec<[Stream; 2]>,
+    ) -> LeaseSet {
+        let GrantedLease { lease, in_place, .. } = granted;
+        let strongest = |id: BufferId| {
+            let same = wanted.iter().filter(|(other, _)| other.owner.id == id);
             same.map(|(_, access)| *access).max().unwrap_or(Access::Shared)
         };
         let name = |buffer: &DeferrableBuffer| Named {
             owner: Arc::clone(&buffer.owner),
             range: buffer.addresses(),
-            access: by_strongest_access(buffer.owner.id),
+            access: strongest(buffer.owner.id),
             in_place: in_place.contains(&buffer.owner.id),
         };
-        self.named = wanted.iter().map(|(buffer, _)| name(buffer)).collect();
+        let named = wanted.iter().map(|(buffer, _)| name(buffer)).collect();
+        let shared = Arc::clone(shared);
+        LeaseSet { shared, lease, named, streams, written: None, ended: false }
     }
 
-    /// Where the buffers lie, in the order in which they were named; of a view, its part.
+    /// Returns the addresses of the buffers, in the order of the request; of a view, its part.
     pub fn addresses(&self) -> impl ExactSizeIterator<Item = AddrRange> {
         self.named.iter().map(|named| named.range)
     }
 
-    /// Where the buffer lies that was named at this place.
+    /// Returns the address range of the buffer at `index` in the request.
     ///
     /// # Panics
-    /// If fewer were named.
+    /// If the request had fewer buffers.
     pub fn address(&self, index: usize) -> AddrRange {
         self.named[index].range
     }
 
-    /// True if what was named at this place is read where it is, over the bus where it is spilled.
-    /// False if fewer were named.
+    /// Returns true if the buffer at `index` is read in place: over the bus where it is spilled.
+    /// False if the request had fewer buffers.
     pub fn is_in_place(&self, index: usize) -> bool {
         self.named.get(index).is_some_and(|named| named.in_place)
     }
 
-    /// Says what was written of a buffer named at this place, from an offset in what was named on:
-    /// copies of the rest stay good. Called at all, nothing counts as written but what calls say.
+    /// Limits what was written of the buffer at `index`, by a range relative to the buffer or view.
+    /// Copies of other pieces stay valid. After the first call, for any buffer of the lease, only
+    /// what such calls name counts as written.
     ///
     /// # Errors
-    /// The part does not lie in what was named, or is not leased exclusive. Nothing changes.
+    /// The range does not lie in the buffer, or the lease on it is shared. Nothing changes.
     pub fn wrote_only(
         &mut self,
         index: usize,
-        offset: vramp_core::Bytes,
-        len: vramp_core::Bytes,
+        offset: Bytes,
+        len: Bytes,
     ) -> Result<(), SpillError> {
         let Named { owner, range, access, .. } = self.named(index)?;
         if *access != Access::Exclusive {
@@ -308,28 +138,27 @@ impl LeaseSet {
             return Err(SpillError::Outside { offset, len, whole });
         }
         let base = range.start.number() - owner.start().number();
-        let offset = vramp_core::Bytes::new(base) + offset;
+        let offset = Bytes::new(base) + offset;
         let written = WrittenRange { buffer: owner.id, offset, len };
         self.written.get_or_insert_default().push(written);
         Ok(())
     }
 
-    /// Hands a pointer outside that lives longer than the lease. See [`PointerScope`] for when the buffer
-    /// may move again.
+    /// Exposes a pointer that outlives the lease. [`PointerScope`] says when the buffer may move
+    /// again.
     ///
     /// # Errors
-    /// Fewer buffers were named.
-    pub fn expose(&self, index: usize, grade: PointerScope) -> Result<Exposure, SpillError> {
+    /// The request had fewer buffers, or this one is read in place.
+    pub fn expose(&self, index: usize, scope: PointerScope) -> Result<Exposure, SpillError> {
         let Named { owner, range, .. } = self.named(index)?;
-        self.shared.lock().core.expose(self.lease, owner.id, grade)?;
-        Ok(Exposure { owner: Arc::clone(owner), addresses: *range, grade })
+        self.shared.lock().core.expose(self.lease, owner.id, scope)?;
+        Ok(Exposure { owner: Arc::clone(owner), addresses: *range, scope })
     }
 
-    /// Keeps the buffer named at this place on the card behind the lease's end, until the pin is
-    /// dropped.
+    /// Keeps the buffer at `index` on the card after the lease's end, until the pin is dropped.
     ///
     /// # Errors
-    /// Fewer buffers were named.
+    /// The request had fewer buffers, or this one is read in place.
     pub fn pin(&self, index: usize) -> Result<Pin, SpillError> {
         let Named { owner, .. } = self.named(index)?;
         self.shared.lock().core.pin(self.lease, owner.id)?;
@@ -340,10 +169,10 @@ impl LeaseSet {
         self.named.get(index).ok_or(SpillError::NotNamed { index })
     }
 
-    /// Ends it, as dropping does.
+    /// Ends the lease, as dropping it does.
     pub fn end(self) {}
 
-    /// Ends it where nothing was queued and nothing written.
+    /// Ends a lease under which nothing was queued and nothing was written.
     pub fn cancel(mut self) {
         self.ended = true;
         self.shared.cancel(self.lease);
@@ -374,22 +203,22 @@ impl std::fmt::Debug for LeaseSet {
     }
 }
 
-/// A pointer that was handed outside. One of the grade [`PointerScope::Opaque`] keeps the buffer on the
+/// A pointer that outlives its lease. One of scope [`PointerScope::Opaque`] keeps the buffer on the
 /// card until this is dropped.
 #[must_use = "an opaque exposure ends when this is dropped"]
 pub struct Exposure {
     owner: Arc<Owner>,
     addresses: AddrRange,
-    grade: PointerScope,
+    scope: PointerScope,
 }
 
 impl Exposure {
-    /// Where it points.
+    /// Returns the exposed addresses.
     pub fn addresses(&self) -> AddrRange {
         self.addresses
     }
 
-    /// Notes that the work queued on `stream` by now uses the pointer.
+    /// Records that the work queued on `stream` so far uses the pointer.
     ///
     /// # Errors
     /// The buffer may have left since, the stream captures a graph, or a driver call failed.
@@ -411,7 +240,7 @@ impl Exposure {
 
 impl Drop for Exposure {
     fn drop(&mut self) {
-        if self.grade == PointerScope::Opaque {
+        if self.scope == PointerScope::Opaque {
             let released = self.owner.shared.lock().core.release(self.owner.id);
             debug_assert!(released.is_ok(), "an exposure is released once: {released:?}");
             self.owner.shared.notify();

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::planner::{Access, DeferCensus, DeferCounters, RangeId, Rates};
+use crate::planner::{Access, DeferCensus, DeferCounters, RangeId, Rates, allocation_deficit};
 use vramp_alloc::observe::Registration;
 use vramp_alloc::{Allocator, Driver, StreamId};
 use vramp_core::{AddrRange, Bytes, Inconsistency, Shortage};
@@ -134,7 +134,8 @@ impl SpillManager {
             Ok(range) => {
                 let addresses = AddrRange::new(range.range().start, len);
                 let range = Arc::new(range);
-                let home = RangeBacking { range, is_group: false, whole: false, behind: None };
+                let home =
+                    RangeBacking { range, is_group: false, fully_backed: false, ready_after: None };
                 state.homes.insert(added.at.range, home);
                 drop(guard);
                 Ok(DeferrableBuffer::new(Owner::new(&self.shared, added.buffer, addresses)))
@@ -182,7 +183,7 @@ impl SpillManager {
         streams: &[StreamId],
         deadline: impl Into<Deadline>,
     ) -> Result<LeaseSet, SpillError> {
-        self.shared.lease(buffers, streams, deadline.into(), InPlaceMode::Nowhere)
+        self.shared.lease(buffers, streams, deadline.into(), InPlaceMode::Never)
     }
 
     /// The same as [`lease`](SpillManager::lease), but what is only read, and was made
@@ -285,7 +286,7 @@ impl SpillManager {
 
     /// Makes room on the host: copies that are not needed go, others move to the disk.
     pub fn relieve_host(&self, bytes: Bytes) -> Bytes {
-        self.shared.lower(bytes)
+        self.shared.relieve_host(bytes)
     }
 
     /// Ends the epoch: pointers that were exposed until then are not used any more, and work on them
@@ -347,7 +348,7 @@ impl SpillManager {
         let hosts = state
             .copies
             .values()
-            .filter(|below| below.host.is_some() || below.hosted.is_some())
+            .filter(|below| below.host.is_some() || below.mapped.is_some())
             .count();
         let disks = state.copies.values().filter(|below| below.disk.is_some()).count();
         let bad = |what: String| Err(Inconsistency { what });
@@ -364,17 +365,15 @@ impl SpillManager {
 /// What the allocator's request lacks leaves the card.
 fn answer(shared: &Weak<Shared>, shortage: &Shortage) -> bool {
     let Some(shared) = shared.upgrade() else { return false };
-    let growth =
-        shortage.limit.map_or(Bytes::ZERO, |limit| limit.saturating_sub(shortage.reserved));
     let page = shared.driver.info().limits.page;
-    let lacks = shortage.requested.saturating_sub(shortage.largest + growth).max(page);
+    let deficit = allocation_deficit(shortage, page);
     // While the next piece is copied, what left is moved to where the block will lie.
     let left = || {
         // Ahead of need only: if it fails, the request itself finds out.
         let _ = shared.allocator.assemble(shortage);
-        lacks
+        deficit
     };
-    !shared.spill(lacks, &left).freed.is_zero()
+    !shared.spill(deficit, &left).freed.is_zero()
 }
 
 impl Drop for SpillManager {
@@ -423,8 +422,8 @@ impl BufferGroup {
                         let home = RangeBacking {
                             range: addresses,
                             is_group: true,
-                            whole: false,
-                            behind: None,
+                            fully_backed: false,
+                            ready_after: None,
                         };
                         state.homes.insert(range, home);
                         ranges.push(range);

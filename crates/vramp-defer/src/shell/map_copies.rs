@@ -77,11 +77,11 @@ impl State {
         for (index, state) in (0..).zip(states) {
             let PieceState::Spilled { copies } = state else { continue };
             let below = self.copies.get_mut(&PieceId { buffer, index });
-            let Some(hosted) = below.and_then(|below| below.hosted.as_mut()) else { continue };
-            if copies.host && hosted.mapped_at.is_none() {
+            let Some(mapped) = below.and_then(|below| below.mapped.as_mut()) else { continue };
+            if copies.host && mapped.mapped_at.is_none() {
                 let at = piece * u64::from(index);
-                hosted.mapped_at = Some((range, at));
-                parts.push((at, Arc::clone(&hosted.memory)));
+                mapped.mapped_at = Some((range, at));
+                parts.push((at, Arc::clone(&mapped.memory)));
             }
         }
         if parts.is_empty() {
@@ -94,6 +94,6 @@ impl State {
     /// True while copies of a buffer are being mapped at its addresses.
     pub fn is_mapping(&self, buffer: BufferId) -> bool {
         !self.mapping_now.is_empty()
-            && self.core.extent(buffer).is_ok_and(|at| self.mapping_now.contains(&at.range))
+            && self.core.slice(buffer).is_ok_and(|at| self.mapping_now.contains(&at.range))
     }
 }

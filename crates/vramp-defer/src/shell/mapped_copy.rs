@@ -55,7 +55,7 @@ impl Shared {
         }
         let mut guard = self.lock();
         let state = &mut *guard;
-        let range = state.core.extent(buffer)?.range;
+        let range = state.core.slice(buffer)?.range;
         if state.homes[&range].is_group {
             return Err(SpillError::NotReadable("it shares memory with others of its group"));
         }
@@ -85,7 +85,7 @@ impl Shared {
             }
             guard.recycle_copies();
             let readable = guard.readable.as_mut()?;
-            let fits = readable.stock.iter().position(|hosted| hosted.memory.len() == len);
+            let fits = readable.stock.iter().position(|mapped| mapped.memory.len() == len);
             if let Some(place) = fits {
                 return Some(readable.stock.swap_remove(place));
             }
@@ -105,12 +105,12 @@ impl Shared {
     pub(super) fn copy_to_mapped(
         &self,
         out: &CopyOut,
-        hosted: &MappedCopy,
+        mapped: &MappedCopy,
     ) -> Result<Option<UseToken>, DriverError> {
         let mut guard = self.lock();
         let state = &mut *guard;
         let from = state.addresses(out.at).start;
-        let (to, len) = (hosted.copy_mapping.range().start, out.at.len);
+        let (to, len) = (mapped.copy_mapping.range().start, out.at.len);
         let stream = state.readable.as_ref().expect("there is a copy").stream.1;
         for event in out.copy_after.iter().filter_map(|&token| state.events.of(token)) {
             self.driver.wait(stream, event)?;
@@ -133,9 +133,9 @@ impl Shared {
     ) -> Result<bool, SpillError> {
         let mut guard = self.lock();
         let state = &mut *guard;
-        let hosted = state.copies.get(&fill.piece).and_then(|below| below.hosted.as_ref());
-        let Some(hosted) = hosted else { return Ok(false) };
-        let (from, len) = (hosted.copy_mapping.range().start, fill.at.len);
+        let mapped = state.copies.get(&fill.piece).and_then(|below| below.mapped.as_ref());
+        let Some(mapped) = mapped else { return Ok(false) };
+        let (from, len) = (mapped.copy_mapping.range().start, fill.at.len);
         let to = state.addresses(fill.at).start;
         let stream = state.readable.as_ref().expect("there is a copy").stream.1;
         // Behind the work that had the memory before.
@@ -217,28 +217,28 @@ impl State {
         let states = self.core.states(buffer).unwrap_or_default();
         (0..).zip(states).all(|(index, state)| {
             let below = self.copies.get(&PieceId { buffer, index });
-            let hosted = below.and_then(|below| below.hosted.as_ref());
+            let mapped = below.and_then(|below| below.mapped.as_ref());
             !matches!(state, PieceState::Spilled { .. })
-                || hosted.is_some_and(|hosted| hosted.mapped_at.is_some())
+                || mapped.is_some_and(|mapped| mapped.mapped_at.is_some())
         })
     }
 
     /// Nothing is mapped there any more.
     pub fn forget_mapping(&mut self, range: RangeId, at: Bytes) {
-        let current = self.copies.values_mut().filter_map(|below| below.hosted.as_mut());
+        let current = self.copies.values_mut().filter_map(|below| below.mapped.as_mut());
         let retired = self.readable.iter_mut().flat_map(|readable| &mut readable.retired);
-        for hosted in current.chain(retired.map(|(hosted, _)| hosted)) {
-            if hosted.mapped_at == Some((range, at)) {
-                hosted.mapped_at = None;
+        for mapped in current.chain(retired.map(|(mapped, _)| mapped)) {
+            if mapped.mapped_at == Some((range, at)) {
+                mapped.mapped_at = None;
             }
         }
     }
 
     /// A copy counts no more. It serves again once the work is over that may still read it.
-    pub fn retire(&mut self, buffer: BufferId, hosted: MappedCopy, after: &[UseToken]) {
+    pub fn retire(&mut self, buffer: BufferId, mapped: MappedCopy, after: &[UseToken]) {
         let holds = self.core.holds(buffer).map(|holds| holds.uses).unwrap_or_default();
         let readers = after.iter().copied().chain(holds).collect();
-        self.readable.as_mut().expect("there is a copy").retired.push((hosted, readers));
+        self.readable.as_mut().expect("there is a copy").retired.push((mapped, readers));
         self.recycle_copies();
     }
 
@@ -246,25 +246,25 @@ impl State {
     pub fn recycle_copies(&mut self) {
         let Some(readable) = self.readable.as_mut() else { return };
         let retired = std::mem::take(&mut readable.retired);
-        for (mut hosted, readers) in retired {
+        for (mut mapped, readers) in retired {
             let mapping_now = |&(range, _): &(RangeId, Bytes)| self.mapping_now.contains(&range);
-            let over = !hosted.mapped_at.as_ref().is_some_and(mapping_now)
+            let over = !mapped.mapped_at.as_ref().is_some_and(mapping_now)
                 && readers.iter().all(|&token| self.events.is_over(token));
             // One call under the lock: nobody else may unmap it, or serve it to the next piece.
             if over
-                && let Some((range, at)) = hosted.mapped_at.take()
+                && let Some((range, at)) = mapped.mapped_at.take()
                 && let Some(home) = self.homes.get(&range)
             {
                 // Where it fails, the next lease tries again.
-                let _ = home.range.unmap_host_part(at, hosted.memory.len());
+                let _ = home.range.unmap_host_part(at, mapped.memory.len());
             }
             let readable = self.readable.as_mut().expect("it was there above");
             if !over {
-                readable.retired.push((hosted, readers));
+                readable.retired.push((mapped, readers));
             } else if readable.stock.len() < STOCK {
-                readable.stock.push(hosted);
+                readable.stock.push(mapped);
             } else {
-                self.to_drop.push(Box::new(hosted));
+                self.to_drop.push(Box::new(mapped));
             }
         }
     }

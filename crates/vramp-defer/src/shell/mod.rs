@@ -23,6 +23,7 @@
 mod acquire;
 mod buffer_handle;
 mod cleaner;
+mod copy_out;
 mod events;
 mod lease_set;
 mod manager;
@@ -36,6 +37,7 @@ mod restore;
 mod spill;
 mod spill_config;
 mod spill_error;
+mod staging;
 mod state;
 
 pub use buffer_handle::{DeferrableBuffer, Pin};

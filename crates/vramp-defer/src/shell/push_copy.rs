@@ -25,8 +25,8 @@ impl Shared {
         while state.is_mapping(push.piece.buffer) {
             state = self.wait_briefly(state);
         }
-        let hosted = state.copies.get(&push.piece)?.hosted.as_ref()?;
-        let from = AddrRange::new(hosted.copy_mapping.range().start, push.len);
+        let mapped = state.copies.get(&push.piece)?.mapped.as_ref()?;
+        let from = AddrRange::new(mapped.copy_mapping.range().start, push.len);
         drop(state);
         // Asking whether copies are done would spoil a capture.
         if self.allocator.any_captures().unwrap_or(true) {
@@ -85,9 +85,9 @@ impl Shared {
 impl State {
     /// Where the copy is mapped beside its door.
     fn mapping_of(&self, push: &Push) -> Option<(RangeId, Bytes, Bytes)> {
-        let hosted = self.copies.get(&push.piece)?.hosted.as_ref()?;
-        let (range, at) = hosted.mapped_at?;
-        Some((range, at, hosted.memory.len()))
+        let mapped = self.copies.get(&push.piece)?.mapped.as_ref()?;
+        let (range, at) = mapped.mapped_at?;
+        Some((range, at, mapped.memory.len()))
     }
 
     /// What the host had of a piece is on the disk now, and counts there alone.
@@ -104,15 +104,15 @@ impl State {
         debug_assert!(settled.is_ok(), "{} was pushed: {settled:?}", push.piece);
         self.note_rate(Some(SpillTier::Disk), push.len, took_ns);
         let (piece, bytes, what) = (push.piece, push.len, MoveKind::Pushed);
-        self.history.push(MoveRecord { piece, bytes, what, began_ns, took_ns, why: None });
+        self.history.push(MoveRecord { piece, bytes, what, began_ns, took_ns, cost: None });
     }
 
     /// The mapped copy of a piece goes. Returns how much that frees.
     fn drop_mapped_copy(&mut self, piece: PieceId) -> Bytes {
-        let below = self.copies.get_mut(&piece).and_then(|below| below.hosted.take());
-        let hosted = below.expect("what is pushed stays until it was");
-        let freed = hosted.memory.len();
-        self.to_drop.push(Box::new(hosted));
+        let below = self.copies.get_mut(&piece).and_then(|below| below.mapped.take());
+        let mapped = below.expect("what is pushed stays until it was");
+        let freed = mapped.memory.len();
+        self.to_drop.push(Box::new(mapped));
         freed
     }
 
@@ -120,8 +120,8 @@ impl State {
     pub fn release_spare_copies(&mut self) -> Bytes {
         let Some(readable) = self.readable.as_mut() else { return Bytes::ZERO };
         let stock = std::mem::take(&mut readable.stock);
-        let freed = stock.iter().map(|hosted| hosted.memory.len()).sum();
-        self.to_drop.extend(stock.into_iter().map(|hosted| Box::new(hosted) as Box<dyn Send>));
+        let freed = stock.iter().map(|mapped| mapped.memory.len()).sum();
+        self.to_drop.extend(stock.into_iter().map(|mapped| Box::new(mapped) as Box<dyn Send>));
         freed
     }
 }

@@ -14,7 +14,7 @@ impl Shared {
     pub(super) fn blocks(&self, len: Bytes) -> Result<HostAllocation, SpillError> {
         let pool = self.mover.pool();
         let mut blocks = pool.allocate(len);
-        if matches!(blocks, Err(HostPoolError::Full(_))) && !self.lower(len).is_zero() {
+        if matches!(blocks, Err(HostPoolError::Full(_))) && !self.relieve_host(len).is_zero() {
             blocks = pool.allocate(len);
         }
         Ok(blocks.map_err(MoveError::from)?)
@@ -22,7 +22,7 @@ impl Shared {
 
     /// Makes room on the host: copies that are not needed go, others are written to the disk.
     /// Returns how much.
-    pub(super) fn lower(&self, deficit: Bytes) -> Bytes {
+    pub(super) fn relieve_host(&self, deficit: Bytes) -> Bytes {
         let shed;
         let pushes = {
             let mut state = self.lock();
@@ -68,15 +68,13 @@ impl Shared {
 }
 
 impl State {
-    /// Gives host copies up that are not needed, if the host has less room than is to leave. What is
-    /// clean takes no room when it leaves, and its copies are needed for that.
-    pub(super) fn drop_needless(&mut self, shared: &Shared, leaving: Bytes) {
-        let room = shared.room().host + self.core.census().clean;
-        let deficit = leaving.saturating_sub(room);
+    /// Drops host copies that are not needed, if the host has less room than `leaving` bytes take.
+    pub(super) fn drop_excess_host_copies(&mut self, shared: &Shared, leaving: Bytes) {
+        let deficit = self.core.host_deficit(leaving, shared.room().host);
         if !deficit.is_zero() {
             let deficit = deficit.saturating_sub(self.release_spare_copies());
-            let short = HostDemand { deficit, disk_room: Bytes::ZERO };
-            let choice = self.core.reclaim_host(&short);
+            let demand = HostDemand { deficit, disk_room: Bytes::ZERO };
+            let choice = self.core.reclaim_host(&demand);
             self.drop_copies(&choice.stale);
         }
     }

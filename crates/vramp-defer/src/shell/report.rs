@@ -86,7 +86,7 @@ pub struct MoveRecord {
     /// How long it took.
     pub took_ns: u64,
     /// Why this one was chosen, where it was a choice.
-    pub why: Option<EvictionCost>,
+    pub cost: Option<EvictionCost>,
 }
 
 /// What was done with a piece.
@@ -113,8 +113,8 @@ impl fmt::Display for MoveRecord {
             MoveKind::Pushed => write!(f, "{piece}: {bytes} went from host to disk")?,
         }
         write!(f, " in {} us", took_ns / 1000)?;
-        match &self.why {
-            Some(why) => write!(f, "; {why}"),
+        match &self.cost {
+            Some(cost) => write!(f, "; {cost}"),
             None => Ok(()),
         }
     }

@@ -10,7 +10,6 @@ use vramp_core::Bytes;
 use vramp_driver::{Event, Stream};
 
 use super::report::{FailedMove, MoveKind, MoveRecord};
-use super::spill::learn;
 use super::spill_error::SpillError;
 use super::state::Shared;
 use vramp_tiers::movers::CopyDependency;
@@ -29,13 +28,13 @@ impl Shared {
         granted: &GrantedLease,
         streams: &[Stream],
     ) -> Result<(), SpillError> {
-        let mut fills: Vec<Restore> = granted.restores.clone();
+        let mut restores: Vec<Restore> = granted.restores.clone();
         let failures = self.lock().stats.failures;
         let brought = self.charge_occupied().and_then(|()| {
             granted
                 .ranges
                 .iter()
-                .try_for_each(|&range| self.restore_range(range, &mut fills, streams))
+                .try_for_each(|&range| self.restore_range(range, &mut restores, streams))
         });
         let brought = brought.map_err(|error| match error {
             // A device that failed frees nothing, which looks like a lack of memory.
@@ -47,9 +46,9 @@ impl Shared {
         });
         if brought.is_err() {
             let mut state = self.lock();
-            for fill in fills {
+            for restore in restores {
                 // What came back by now is not in the list any more, nor what failed.
-                let _ = state.core.abandon(fill.id);
+                let _ = state.core.abandon(restore.id);
                 state.stats.given_up += 1;
             }
         }
@@ -66,33 +65,33 @@ impl Shared {
     fn restore_range(
         &self,
         range: RangeId,
-        fills: &mut Vec<Restore>,
+        restores: &mut Vec<Restore>,
         streams: &[Stream],
     ) -> Result<(), SpillError> {
         let (home, keep) = {
             let state = self.lock();
             let home = &state.homes[&range];
-            if home.whole && fills.iter().all(|fill| fill.at.range != range) {
-                let behind = home.behind.and_then(|token| state.events.of(token));
+            if home.fully_backed && restores.iter().all(|restore| restore.at.range != range) {
+                let event = home.ready_after.and_then(|token| state.events.of(token));
                 drop(state);
-                return self.order_after(behind, streams);
+                return self.order_after(event, streams);
             }
             let keep = state.core.needed_memory(range).expect("a leased range is there");
             (Arc::clone(&home.range), keep)
         };
-        let brought = self.restore_parts(range, &home, keep, fills, streams);
+        let brought = self.restore_parts(range, &home, keep, restores, streams);
         // What came by now runs behind the work that had its memory before.
-        let behind = {
+        let event = {
             let mut guard = self.lock();
             let state = &mut *guard;
             let token = state.events.note_or_wait(self.stream.1);
             let home = state.homes.get_mut(&range).expect("a leased range is there");
-            home.behind = token;
+            home.ready_after = token;
             // A leased buffer needs all of its own range; in a group others may be missing.
-            home.whole = brought.is_ok() && !home.is_group;
+            home.fully_backed = brought.is_ok() && !home.is_group;
             token.and_then(|token| state.events.of(token))
         };
-        brought.and(self.order_after(behind, streams))
+        brought.and(self.order_after(event, streams))
     }
 
     fn order_after(&self, event: Option<Event>, streams: &[Stream]) -> Result<(), SpillError> {
@@ -105,7 +104,7 @@ impl Shared {
         range: RangeId,
         home: &StableRange,
         keep: Vec<(Bytes, Bytes)>,
-        fills: &mut Vec<Restore>,
+        restores: &mut Vec<Restore>,
         streams: &[Stream],
     ) -> Result<(), SpillError> {
         let piece = self.config.piece;
@@ -116,16 +115,21 @@ impl Shared {
                 let next = (at.round_down(piece) + piece).min(end);
                 self.unmap_part(range, at, next - at)?;
                 self.back(home, at, next - at)?;
-                while let Some(place) = fills.iter().position(|fill| {
-                    fill.at.range == range && at <= fill.at.offset && fill.at.offset < next
+                while let Some(place) = restores.iter().position(|restore| {
+                    restore.at.range == range && at <= restore.at.offset && restore.at.offset < next
                 }) {
-                    let fill = fills[place];
-                    if let Err(error) = self.fill(&fill, streams) {
-                        fills.swap_remove(place);
-                        self.fail(fill.id, fill.piece, MoveKind::Restored(fill.from), &error);
+                    let restore = restores[place];
+                    if let Err(error) = self.fill(&restore, streams) {
+                        restores.swap_remove(place);
+                        self.fail(
+                            restore.id,
+                            restore.piece,
+                            MoveKind::Restored(restore.from),
+                            &error,
+                        );
                         return Err(error);
                     }
-                    fills.swap_remove(place);
+                    restores.swap_remove(place);
                 }
                 at = next;
             }
@@ -152,17 +156,17 @@ impl Shared {
     }
 
     /// Brings one piece back.
-    fn fill(&self, fill: &Restore, streams: &[Stream]) -> Result<(), SpillError> {
+    fn fill(&self, restore: &Restore, streams: &[Stream]) -> Result<(), SpillError> {
         let began_ns = self.driver.now_ns();
-        let len = fill.at.len;
-        match fill.from {
-            SpillTier::Host if self.restore_from_mapped(fill, streams)? => {}
+        let len = restore.at.len;
+        match restore.from {
+            SpillTier::Host if self.restore_from_mapped(restore, streams)? => {}
             SpillTier::Host => {
                 let (range, host) = {
                     let mut state = self.lock();
-                    let below = state.copies.get_mut(&fill.piece);
+                    let below = state.copies.get_mut(&restore.piece);
                     let host = below.and_then(|below| below.host.take());
-                    (state.addresses(fill.at), host.expect("the core counts the copy"))
+                    (state.addresses(restore.at), host.expect("the core counts the copy"))
                 };
                 let moving =
                     self.mover.to_device(range, host).after(CopyDependency::Stream(self.stream.1));
@@ -174,7 +178,7 @@ impl Shared {
                 };
                 let mut guard = self.lock();
                 let state = &mut *guard;
-                state.copies.entry(fill.piece).or_default().host = Some(host);
+                state.copies.entry(restore.piece).or_default().host = Some(host);
                 if let Some(error) = failed {
                     return Err(error.into());
                 }
@@ -182,12 +186,12 @@ impl Shared {
                 let token = state.events.note_or_wait(on);
                 let event = token.and_then(|token| state.events.of(token));
                 let done = match token {
-                    Some(token) => state.core.restore_queued(fill.id, token),
-                    None => state.core.settle(fill.id),
+                    Some(token) => state.core.restore_queued(restore.id, token),
+                    None => state.core.settle(restore.id),
                 };
-                done.expect("the fill was given out and not settled");
+                done.expect("the restore was given out and not settled");
                 state.stats.from_host_bytes += len.count();
-                state.forget_unmapped_host_copy(fill.piece);
+                state.forget_unmapped_host_copy(restore.piece);
                 drop(guard);
                 for &other in streams.iter().skip(1) {
                     if let Some(event) = event {
@@ -198,9 +202,9 @@ impl Shared {
             SpillTier::Disk => {
                 let (range, stored) = {
                     let state = self.lock();
-                    let below = state.copies.get(&fill.piece);
+                    let below = state.copies.get(&restore.piece);
                     let stored = below.and_then(|below| below.disk.clone());
-                    (state.addresses(fill.at), stored.expect("the core counts the copy"))
+                    (state.addresses(restore.at), stored.expect("the core counts the copy"))
                 };
                 self.with_staging(|| {
                     let staged = self.mover.from_disk(&stored, range)?;
@@ -210,16 +214,16 @@ impl Shared {
                 })?;
                 let took_ns = self.driver.now_ns().saturating_sub(began_ns);
                 let mut state = self.lock();
-                let settled = state.core.settle(fill.id);
-                settled.expect("the fill was given out and not settled");
+                let settled = state.core.settle(restore.id);
+                settled.expect("the restore was given out and not settled");
                 state.stats.from_disk_bytes += len.count();
                 state.stats.from_disk_ns += took_ns;
-                learn(&mut state.rates.from_disk, len, took_ns);
+                state.rates.record_in(SpillTier::Disk, len, took_ns);
             }
         }
         let took_ns = self.driver.now_ns().saturating_sub(began_ns);
-        let (piece, what) = (fill.piece, MoveKind::Restored(fill.from));
-        let record = MoveRecord { piece, bytes: len, what, began_ns, took_ns, why: None };
+        let (piece, what) = (restore.piece, MoveKind::Restored(restore.from));
+        let record = MoveRecord { piece, bytes: len, what, began_ns, took_ns, cost: None };
         self.lock().history.push(record);
         Ok(())
     }

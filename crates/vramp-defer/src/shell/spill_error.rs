@@ -1,7 +1,7 @@
 //! Why a buffer was not made, leased, or moved. Every error says what to do.
 
 use crate::planner::{
-    AddError, DeferConfigError, ExposeError, HeldError, LeaseRefused, UnknownBuffer,
+    AddError, DeferConfigError, ExposeError, Failure, HeldError, LeaseRefused, UnknownBuffer,
 };
 use vramp_alloc::graph::ArenaError;
 use vramp_alloc::range::HostBackingError;
@@ -109,22 +109,20 @@ pub enum SpillError {
 }
 
 impl SpillError {
-    /// True if blocks of the host were missing that others may give back.
-    pub(super) fn lacks_host_blocks(&self) -> bool {
-        matches!(
-            self,
+    /// Returns the kind of failure, by which the planner decides what follows.
+    pub(super) fn failure(&self) -> Failure {
+        match self {
+            SpillError::Refused(_) => Failure::Refused,
+            SpillError::NoMemory { .. } => Failure::CardFull,
+            SpillError::NoBudget(_) => Failure::BudgetFull,
             SpillError::Move(MoveError::Host(
-                HostPoolError::Full(_) | HostPoolError::Exhausted { .. }
-            ))
-        )
-    }
-
-    /// True if something was missing that others may give back, and nothing is broken.
-    pub(super) fn is_capacity_error(&self) -> bool {
-        let disk_is_full =
-            matches!(self, SpillError::Move(MoveError::Disk { error: DiskTierError::Full(_), .. }));
-        let no_memory = matches!(self, SpillError::NoMemory { .. } | SpillError::NoBudget(_));
-        disk_is_full || no_memory || self.lacks_host_blocks()
+                HostPoolError::Full(_) | HostPoolError::Exhausted { .. },
+            )) => Failure::HostFull,
+            SpillError::Move(MoveError::Disk { error: DiskTierError::Full(_), .. }) => {
+                Failure::DiskFull
+            }
+            _ => Failure::Broken,
+        }
     }
 }
 

@@ -34,7 +34,7 @@ pub(super) struct SpilledCopies {
     /// In blocks.
     pub host: Option<HostAllocation>,
     /// On the host as well, mapped for the device.
-    pub hosted: Option<MappedCopy>,
+    pub mapped: Option<MappedCopy>,
     pub disk: Option<Arc<DiskCopy>>,
 }
 
@@ -44,9 +44,9 @@ pub(super) struct RangeBacking {
     /// Of several small buffers.
     pub is_group: bool,
     /// Nothing was lent since all of it was brought.
-    pub whole: bool,
+    pub fully_backed: bool,
     /// What its memory was brought behind: others' work on that memory may not be over before.
-    pub behind: Option<UseToken>,
+    pub ready_after: Option<UseToken>,
 }
 
 pub(super) struct State {
@@ -300,7 +300,7 @@ impl State {
     pub fn reap(&mut self) {
         let before = self.core.occupied();
         for buffer in std::mem::take(&mut self.orphans) {
-            let extent = self.core.extent(buffer);
+            let extent = self.core.slice(buffer);
             match (self.core.remove(buffer), extent) {
                 (Ok(stale), Ok(extent)) => {
                     self.drop_copies(&stale);
@@ -341,14 +341,14 @@ impl State {
     pub fn lend(&mut self, range: RangeId) -> Bytes {
         let Ok(keep) = self.core.needed_memory(range) else { return Bytes::ZERO };
         let home = self.homes.get_mut(&range).expect(HOME);
-        home.whole = false;
-        if home.behind.is_some_and(|token| !self.events.is_over(token)) {
+        home.fully_backed = false;
+        if home.ready_after.is_some_and(|token| !self.events.is_over(token)) {
             if !self.pending_release.contains(&range) {
                 self.pending_release.push(range);
             }
             return Bytes::ZERO;
         }
-        home.behind = None;
+        home.ready_after = None;
         if self.readable.is_some() && !self.to_map.contains(&range) {
             self.to_map.push(range);
         }
@@ -377,8 +377,8 @@ impl State {
             match gone.from {
                 SpillTier::Host => {
                     self.to_drop.extend(below.host.take().map(needless));
-                    if let Some(hosted) = below.hosted.take() {
-                        self.retire(gone.piece.buffer, hosted, &gone.after);
+                    if let Some(mapped) = below.mapped.take() {
+                        self.retire(gone.piece.buffer, mapped, &gone.after);
                     }
                 }
                 SpillTier::Disk => self.to_drop.extend(below.disk.take().map(needless)),

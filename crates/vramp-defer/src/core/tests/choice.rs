@@ -14,7 +14,7 @@ fn least(candidates: &[Candidate], deficit: Bytes) -> Option<u128> {
         for (index, candidate) in candidates.iter().enumerate() {
             if subset & 1 << index != 0 {
                 freed += candidate.frees;
-                cost += u128::from(candidate.why.cost_ns());
+                cost += u128::from(candidate.cost.cost_ns());
             }
         }
         (freed >= deficit).then_some(cost)
@@ -49,7 +49,7 @@ fn cost_of_choice(core: &Deferrables, deficit: u64, now: u64) -> (Vec<Candidate>
     all.sort_by(Candidate::before);
     let picked = cover(&all, short.deficit, short.room).picked;
     let frees = picked.iter().map(|&index| all[index].frees).sum();
-    let cost = picked.iter().map(|&index| u128::from(all[index].why.cost_ns())).sum();
+    let cost = picked.iter().map(|&index| u128::from(all[index].cost.cost_ns())).sum();
     (all, frees, cost)
 }
 

@@ -21,7 +21,7 @@ fn write(core: &mut Deferrables, buffer: BufferId, now_ns: u64) {
 fn tenants_take_the_lowest_place_and_a_full_group_says_so() {
     let (mut core, group, all) = grouped(&[700, 100, 512]);
     let offsets: Vec<u64> =
-        all.iter().map(|&buffer| core.extent(buffer).unwrap().offset.count()).collect();
+        all.iter().map(|&buffer| core.slice(buffer).unwrap().offset.count()).collect();
     assert_eq!(offsets, [0, 1024, 1536]);
     core.remove(all[0]).unwrap();
     core.audit().unwrap();
@@ -46,7 +46,7 @@ fn tenants_leave_together_or_not_at_all() {
     let choice = core.choose(&wide, 200);
     assert_eq!((choice.victims.len(), choice.frees), (1, b(4096)));
     assert_eq!(choice.victims[0].moves.len(), 3);
-    assert_eq!(choice.victims[0].why.dirty, b(1536));
+    assert_eq!(choice.victims[0].cost.dirty, b(1536));
     let outs = choice.victims[0].moves.clone();
     core.settle(outs[0].id).unwrap();
     assert_eq!(core.occupied(), b(4096), "the others are still there");
@@ -100,7 +100,7 @@ fn a_group_counts_once_towards_what_fits() {
 fn what_is_kept_is_sorted_and_merged() {
     let mut core = core();
     let a = written(&mut core, 90, 0);
-    let range = core.extent(a).unwrap().range;
+    let range = core.slice(a).unwrap().range;
     assert_eq!(core.needed_memory(range).unwrap(), [(b(0), b(90))]);
     let choice = core.choose(&short(90), 1);
     for out in choice.victims.iter().map(|victim| &victim.moves[0]) {

@@ -166,7 +166,7 @@ fn exceptions_between_lease_and_launch_leave_nothing_held_and_nothing_written() 
     spill(&mut core, 32, 1);
     let granted = try_lease(&mut core, &[(a, Exclusive)], S1, 2).unwrap();
     core.settle(granted.restores[0].id).unwrap();
-    let range = core.extent(a).unwrap().range;
+    let range = core.slice(a).unwrap().range;
     assert_eq!(core.cancel_lease(granted.lease).unwrap(), [], "the second fill is on its way");
     core.audit().unwrap();
     let settled = core.settle(granted.restores[1].id).unwrap();
@@ -182,7 +182,7 @@ fn a_cancelled_lease_of_an_empty_buffer_gives_its_memory_back() {
     let mut core = core();
     let a = add(&mut core, 32);
     let granted = try_lease(&mut core, &[(a, Exclusive)], S1, 0).unwrap();
-    let range = core.extent(a).unwrap().range;
+    let range = core.slice(a).unwrap().range;
     assert_eq!(core.cancel_lease(granted.lease).unwrap(), [range]);
     core.audit().unwrap();
     assert_eq!((core.occupied(), core.needed_memory(range).unwrap()), (b(0), vec![]));

@@ -71,7 +71,7 @@ fn a_retrieve_that_fails_half_way_leaves_the_buffer_spilled_and_whole() {
     core.audit().unwrap();
     let early = core.end_lease(granted.lease, &LeaseEnd::default(), 3).unwrap_err();
     assert_eq!(early, LeaseEndError::NotRestored { piece: piece(a, 1) });
-    let range = core.extent(a).unwrap().range;
+    let range = core.slice(a).unwrap().range;
     assert_eq!(core.cancel_lease(granted.lease).unwrap(), [range]);
     core.audit().unwrap();
     assert_eq!(core.needed_memory(range).unwrap(), [(b(0), b(16)), (b(32), b(16))]);
@@ -210,7 +210,7 @@ fn discarded_contents_are_neither_copied_out_nor_in() {
     let choice = core.choose(&short(32), 2);
     assert_eq!(choice.frees, b(16));
     assert_eq!(choice.victims[0].moves[0].to, None);
-    assert_eq!(choice.victims[0].why.cost_ns(), 0);
+    assert_eq!(choice.victims[0].cost.cost_ns(), 0);
     settle_all(&mut core, &choice);
     assert_eq!(core.states(a).unwrap(), [PieceState::Empty; 2]);
     assert_eq!(try_lease(&mut core, &[(a, Shared)], S1, 3).unwrap().restores, []);

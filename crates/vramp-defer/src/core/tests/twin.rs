@@ -215,7 +215,7 @@ impl World {
         }
         let whole = |twin: &&Twin| twin.range == range;
         let twin = self.buffers.iter().find(whole).expect("a range of its own has a buffer");
-        core.extent(twin.id).unwrap().len.count().next_multiple_of(4)
+        core.slice(twin.id).unwrap().len.count().next_multiple_of(4)
     }
 
     /// What has to be on the card.

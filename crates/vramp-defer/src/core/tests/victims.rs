@@ -72,7 +72,7 @@ fn a_retrieve_that_needs_memory_spills_neither_itself_nor_what_it_waits_for() {
     let a_out = core.choose(&short(64), 1);
     assert_eq!(settle_all(&mut core, &a_out).len(), 4);
     let spilled =
-        if core.needed_memory(core.extent(a).unwrap().range).unwrap().is_empty() { a } else { c };
+        if core.needed_memory(core.slice(a).unwrap().range).unwrap().is_empty() { a } else { c };
     let other = if spilled == a { c } else { a };
     let granted = try_lease(&mut core, &[(spilled, Shared)], S1, 2).unwrap();
     assert_eq!(granted.restores.len(), 4);
@@ -112,11 +112,11 @@ fn a_clean_piece_leaves_before_a_dirty_one() {
     let dirty = written(&mut core, 16, 0);
     let choice = core.choose(&short(16), 100);
     assert_eq!(pieces(&choice), [piece(clean, 0)]);
-    assert!(choice.victims[0].why.to_string().starts_with("clean, nothing to write;"));
+    assert!(choice.victims[0].cost.to_string().starts_with("clean, nothing to write;"));
     let next = core.choose(&short(16), 100);
     assert_eq!(pieces(&next), [piece(dirty, 0)]);
-    let why = next.victims[0].why.to_string();
-    assert!(why.starts_with("16 B to write in"), "{why}");
+    let cost = next.victims[0].cost.to_string();
+    assert!(cost.starts_with("16 B to write in"), "{cost}");
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn lower_priorities_leave_first_whatever_they_cost() {
     core.set_priority(recent, -1).unwrap();
     let choice = core.choose(&short(32), 100);
     assert_eq!(pieces(&choice), [piece(recent, 0), piece(old, 0)]);
-    assert!(choice.victims[0].why.to_string().contains("priority -1"));
+    assert!(choice.victims[0].cost.to_string().contains("priority -1"));
 }
 
 #[test]
@@ -146,12 +146,12 @@ fn hints_decide_until_the_next_lease() {
     core.hint(d, Hint::WontNeed).unwrap();
     let choice = core.choose(&short(48), 100);
     assert_eq!(pieces(&choice), [piece(d, 0), piece(c, 0), piece(a, 0)]);
-    assert!(choice.victims[2].why.to_string().ends_with("wanted soon, nothing else was left"));
+    assert!(choice.victims[2].cost.to_string().ends_with("wanted soon, nothing else was left"));
     settle_all(&mut core, &choice);
     let again = lease(&mut core, d, Shared, 200);
     end(&mut core, again, 200);
-    let why = core.choose(&short(16), 250).victims[0].why;
-    assert_eq!(why.need_per_mille, 666, "half as likely at 100 ns, this is 50 ns later");
+    let cost = core.choose(&short(16), 250).victims[0].cost;
+    assert_eq!(cost.need_per_mille, 666, "half as likely at 100 ns, this is 50 ns later");
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn a_buffer_in_use_leaves_after_the_others() {
     core.set_priority(idle, 5).unwrap();
     let choice = core.choose(&short(32), 100);
     assert_eq!(pieces(&choice), [piece(idle, 0), piece(used, 0)]);
-    assert!(choice.victims[1].why.to_string().ends_with("in use, nothing idle was left"));
+    assert!(choice.victims[1].cost.to_string().ends_with("in use, nothing idle was left"));
 }
 
 #[test]

@@ -1,0 +1,150 @@
+//! What to do after a failure: wait and retry, make room first, fall back, or report.
+//!
+//! The shell maps its errors to a [`Failure`]. The answers are here.
+
+use super::LeaseRefused;
+
+/// Kinds of failures of a lease or a move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// The planner refused the lease.
+    Refused,
+    /// No memory on the card.
+    CardFull,
+    /// No budget for memory on the card.
+    BudgetFull,
+    /// No free blocks of pinned memory.
+    HostFull,
+    /// No space on the disk.
+    DiskFull,
+    /// A driver call, a transfer or a callback failed, or the call was wrong.
+    Broken,
+}
+
+/// What to do after the buffers of a granted lease could not be restored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RestoreRetry {
+    /// Reclaim pinned memory first.
+    pub reclaim_host: bool,
+    /// Wait in the queue and retry, until the deadline.
+    pub waits: bool,
+}
+
+/// What to do after a transfer between card and disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StagingRetry {
+    /// Return the result.
+    Return,
+    /// Retry at once: a concurrent transfer has released its staging blocks.
+    Now,
+    /// Wait for a concurrent transfer, then retry.
+    AfterOthers,
+}
+
+impl Failure {
+    /// Returns true if something was full that other work may release. The move is then given up
+    /// without a failure record.
+    pub fn is_capacity(self) -> bool {
+        match self {
+            Failure::CardFull | Failure::BudgetFull | Failure::HostFull | Failure::DiskFull => true,
+            Failure::Refused | Failure::Broken => false,
+        }
+    }
+
+    /// Returns what a lease does whose buffers could not be restored. A full disk is no reason to
+    /// wait: restoring takes no disk space.
+    pub fn restore_retry(self) -> RestoreRetry {
+        let waits = matches!(self, Failure::CardFull | Failure::BudgetFull | Failure::HostFull);
+        RestoreRetry { reclaim_host: self == Failure::HostFull, waits }
+    }
+
+    /// Returns true if buffers that should be promoted are read in place instead.
+    pub fn reads_in_place_instead(self) -> bool {
+        matches!(self, Failure::Refused | Failure::CardFull | Failure::BudgetFull)
+    }
+
+    /// Returns what a transfer through staging blocks does, given how many others were in flight
+    /// when it began and ended. A transfer that has some blocks proceeds with those, so one of them
+    /// always completes.
+    pub fn staging_retry(self, others_before: usize, others_after: usize) -> StagingRetry {
+        match (self, others_before, others_after) {
+            (Failure::HostFull, 0, 0) => StagingRetry::Return,
+            (Failure::HostFull, _, 0) => StagingRetry::Now,
+            (Failure::HostFull, _, _) => StagingRetry::AfterOthers,
+            _ => StagingRetry::Return,
+        }
+    }
+}
+
+impl LeaseRefused {
+    /// Returns true if the same request may be granted later. False for a buffer that does not
+    /// exist and for a set that never fits.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            LeaseRefused::Busy { .. }
+            | LeaseRefused::Settling { .. }
+            | LeaseRefused::Full { .. }
+            | LeaseRefused::OlderWaiters { .. } => true,
+            LeaseRefused::Unknown(_) | LeaseRefused::TooLarge { .. } => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{BufferId, UnknownBuffer};
+    use super::*;
+    use vramp_core::Bytes;
+
+    #[test]
+    fn each_failure_has_its_answers() {
+        use Failure::*;
+        // is_capacity, reclaim_host, waits, reads_in_place_instead
+        for (failure, answers) in [
+            (Refused, [false, false, false, true]),
+            (CardFull, [true, false, true, true]),
+            (BudgetFull, [true, false, true, true]),
+            (HostFull, [true, true, true, false]),
+            (DiskFull, [true, false, false, false]),
+            (Broken, [false, false, false, false]),
+        ] {
+            let RestoreRetry { reclaim_host, waits } = failure.restore_retry();
+            let found =
+                [failure.is_capacity(), reclaim_host, waits, failure.reads_in_place_instead()];
+            assert_eq!(found, answers, "{failure:?}");
+        }
+    }
+
+    #[test]
+    fn a_transfer_waits_for_staging_only_where_others_have_it() {
+        use Failure::*;
+        for (failure, before, after, retry) in [
+            (HostFull, 0, 0, StagingRetry::Return),
+            (HostFull, 1, 0, StagingRetry::Now),
+            (HostFull, 0, 1, StagingRetry::AfterOthers),
+            (HostFull, 2, 2, StagingRetry::AfterOthers),
+            (DiskFull, 1, 1, StagingRetry::Return),
+            (Broken, 1, 1, StagingRetry::Return),
+        ] {
+            let found = failure.staging_retry(before, after);
+            assert_eq!(found, retry, "{failure:?} {before} {after}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_is_transient_where_waiting_may_help() {
+        let (needed, capacity) = (Bytes::new(2), Bytes::new(1));
+        let committed = capacity;
+        let unknown = UnknownBuffer { buffer: BufferId::from_number(0) };
+        for (refused, transient) in [
+            (LeaseRefused::Unknown(unknown), false),
+            (LeaseRefused::TooLarge { needed, capacity }, false),
+            (LeaseRefused::Busy { held_by: Vec::new() }, true),
+            (LeaseRefused::Settling { moves: Vec::new() }, true),
+            (LeaseRefused::Full { needed, committed, capacity, held_by: Vec::new() }, true),
+            (LeaseRefused::OlderWaiters { waiting: Vec::new() }, true),
+        ] {
+            assert_eq!(refused.is_transient(), transient, "{refused}");
+        }
+    }
+}
