@@ -1,4 +1,4 @@
-//! Every invariant of the buffers, checked from scratch. One named check each.
+//! The invariants of the state, each checked from scratch by a named function.
 
 use super::piece::{ContentPlace, Piece, PieceMove};
 use super::{Access, Deferrables, PieceId, SpillTier};
@@ -10,7 +10,7 @@ impl Deferrables {
     /// Checks every invariant. O(pieces log pieces): for tests, and after an error.
     ///
     /// # Errors
-    /// One that does not hold: a bug in the core, never a user's mistake.
+    /// The first invariant that does not hold: a bug in the planner, not in its use.
     pub fn audit(&self) -> Result<(), Inconsistency> {
         let checks = [
             self.pieces_are_possible(),
@@ -134,7 +134,7 @@ impl Deferrables {
         }
     }
 
-    /// Nobody takes memory from under a lease, and nothing is chosen that may not leave.
+    /// A leased piece has memory, and no unevictable buffer is a victim.
     fn leased_pieces_have_memory(&self) -> Check {
         for (id, buffer) in &self.buffers {
             let held = buffer.holders.len();
@@ -190,7 +190,7 @@ impl Deferrables {
                 != (unevictable_count, backed)
             {
                 return Err(format!(
-                    "{id} has {unevictable_count} unevictable_count and {backed} pieces: {range:?}"
+                    "{id} has {unevictable_count} unevictable tenants and {backed} pieces: {range:?}"
                 ));
             }
             committed += if unevictable_count > 0 { range.len } else { Bytes::ZERO };

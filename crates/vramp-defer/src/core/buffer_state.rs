@@ -1,4 +1,4 @@
-//! One buffer: its pieces, who uses it, and what keeps it where it is.
+//! One buffer: its pieces, its uses, and what keeps it where it is.
 
 use smallvec::SmallVec;
 
@@ -7,26 +7,26 @@ use super::uses::Uses;
 use super::{Access, BufferLeaseId, RangeId};
 use vramp_core::Bytes;
 
-/// What the user knows of the next use.
+/// When the next use of a buffer comes, as the caller expects it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Hint {
-    /// Nothing: its last use tells.
+    /// Unknown: estimated by the last use.
     #[default]
     None,
-    /// It comes soon: spill others first, and do not copy it out ahead.
+    /// Soon: others leave first, and it is not copied out ahead of need.
     WillNeed,
-    /// It does not come soon: what bringing it back costs does not count.
+    /// Not soon: the cost of restoring it does not count.
     WontNeed,
 }
 
-/// What is known of pointers that were handed outside.
+/// Exposures of a buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Exposures {
-    /// Until all leases and noted uses are over.
+    /// Until all leases and recorded uses are over.
     pub stream_scoped: bool,
     /// Until the epoch ends.
     pub quiesced: bool,
-    /// So many holders have to say that they are done.
+    /// Number of opaque exposures.
     pub opaque: u32,
 }
 
@@ -41,31 +41,31 @@ pub(super) struct Buffer {
     pub last_use_ns: u64,
     pub retrieved_ns: Option<u64>,
     pub holders: SmallVec<[(BufferLeaseId, Access); 2]>,
-    /// How many of the holders read it where it is.
+    /// Number of holders that read it in place.
     pub in_place: u32,
-    /// How often it was read where it is since a piece came back.
+    /// Number of reads in place since a piece was restored.
     pub reads: u32,
-    /// Its spilled pieces are readable at their addresses.
+    /// Host copies of its spilled pieces are mapped at their addresses.
     pub readable: bool,
     pub uses: Uses,
     pub pins: u32,
     pub exposed: Exposures,
-    /// What [`Buffer::is_unevictable`] said when the range's anchors were counted.
+    /// True if it counts in the range's `unevictable_count`.
     pub is_counted: bool,
 }
 
 impl Buffer {
-    /// It stays on the card until somebody says otherwise.
+    /// Returns true if it must stay on the card.
     pub fn is_unevictable(&self) -> bool {
         self.holders.len() > self.in_place as usize || self.is_pinned_or_exposed()
     }
 
-    /// The same if no lease were held.
+    /// Returns true if it must stay on the card even without leases.
     pub fn is_pinned_or_exposed(&self) -> bool {
         self.pins > 0 || self.exposed.quiesced || self.exposed.opaque > 0
     }
 
-    /// It cannot be a victim now, though perhaps as soon as its uses are over.
+    /// Returns true if it cannot be a victim now. It may become one when its uses are over.
     pub fn stays(&self) -> bool {
         self.is_unevictable() || self.in_place > 0 || self.exposed.stream_scoped
     }

@@ -1,48 +1,48 @@
-//! All buffers, summed.
+//! Counters, and sums over all buffers.
 
 use super::Deferrables;
 use super::piece::{ContentPlace, PieceMove};
 use vramp_core::Bytes;
 
-/// What happened since the start.
+/// Counters since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeferCounters {
-    /// Leases given.
+    /// Leases granted.
     pub leases: u64,
-    /// Leases refused, for whatever reason but a wrong name; whoever waits in line is counted once.
+    /// Leases refused, except for an unknown buffer. A request in the queue counts once.
     pub leases_refused: u64,
     /// Victims chosen.
     pub victims: u64,
-    /// Pieces that were chosen and stayed.
+    /// Victim pieces that were leased before they left, and stayed.
     pub evictions_cancelled: u64,
-    /// Contents that left the card.
+    /// Bytes of contents that left the card.
     pub spilled_bytes: u64,
-    /// Of those, what left without a copy being made.
+    /// Bytes of those that left without a copy being made.
     pub spilled_clean_bytes: u64,
-    /// Contents copied out, for spills and ahead of them. Copies that came too late not counted.
+    /// Bytes copied out, for spills and ahead of them. Stale copies do not count.
     pub copied_out_bytes: u64,
-    /// Contents brought back.
+    /// Bytes of contents restored.
     pub restored_bytes: u64,
-    /// Contents moved from the host to the disk.
+    /// Bytes of contents moved from the host to the disk.
     pub pushed_bytes: u64,
-    /// Copies dropped because contents changed, or the host was short.
+    /// Copies dropped because contents changed, or the host was full.
     pub copies_dropped: u64,
     /// Moves that failed or were given up.
     pub moves_abandoned: u64,
 }
 
-/// Contents in bytes by state. `empty + resident + spilled + filling` is `total`.
+/// Bytes of contents by state. `empty + resident + spilled + restoring` is `total`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeferCensus {
-    /// How many buffers.
+    /// Number of buffers.
     pub buffers: usize,
-    /// How many leases.
+    /// Number of leases.
     pub leases: usize,
-    /// How many requests wait in line.
+    /// Number of requests in the queue.
     pub waiting: usize,
-    /// How many moves are neither settled nor abandoned.
+    /// Number of moves that are neither settled nor abandoned.
     pub moves: usize,
-    /// The lengths of all buffers.
+    /// Length of all buffers.
     pub total: Bytes,
     /// Without contents.
     pub empty: Bytes,
@@ -50,43 +50,43 @@ pub struct DeferCensus {
     pub resident: Bytes,
     /// On the card only.
     pub dirty: Bytes,
-    /// On the card and below.
+    /// On the card, with a copy below.
     pub clean: Bytes,
-    /// Of the resident, what is being copied out and stays.
+    /// Resident, and being copied out ahead of need.
     pub cleaning: Bytes,
-    /// Of all with memory, what was chosen to leave.
+    /// Mapped, and chosen to leave.
     pub leaving: Bytes,
-    /// Below the card only, and not on the way back: `spilled_host + spilled_disk`.
+    /// Below the card only, and not being restored: `spilled_host + spilled_disk`.
     pub spilled: Bytes,
-    /// Of that, what the host has.
+    /// Spilled, with a copy on the host.
     pub spilled_host: Bytes,
-    /// Of that, what only the disk has.
+    /// Spilled, with a copy on the disk only.
     pub spilled_disk: Bytes,
-    /// Of the spilled, what is being pushed from the host to the disk.
+    /// Spilled, and being pushed from the host to the disk.
     pub pushing: Bytes,
-    /// On the way back.
+    /// Being restored.
     pub restoring: Bytes,
-    /// All copies on the host that count.
+    /// Valid copies on the host.
     pub host_copies: Bytes,
-    /// All copies on the disk that count.
+    /// Valid copies on the disk.
     pub disk_copies: Bytes,
     /// In leased buffers.
     pub leased: Bytes,
-    /// In buffers that are pinned or exposed.
+    /// In pinned or exposed buffers.
     pub held: Bytes,
     /// Memory on the card, in whole pages and whole groups.
     pub occupied: Bytes,
-    /// Ranges of which something may not leave, whole.
+    /// Whole ranges with an unevictable tenant.
     pub committed: Bytes,
 }
 
 impl Deferrables {
-    /// What happened since the start.
+    /// Returns the counters since the start.
     pub fn counters(&self) -> DeferCounters {
         self.counters
     }
 
-    /// Everything, summed anew. O(pieces).
+    /// Sums all buffers anew. O(pieces).
     pub fn census(&self) -> DeferCensus {
         let mut sum = DeferCensus {
             buffers: self.buffers.len(),

@@ -1,5 +1,5 @@
-//! What it costs to let a piece leave: the time to write it back, and the time to bring it back
-//! times the odds that it is needed soon.
+//! The cost of an eviction: the time to write back, plus the time to restore times the probability
+//! of an early use.
 
 use std::fmt;
 
@@ -8,45 +8,45 @@ use super::piece::ContentPlace;
 use super::{DeferConfig, Rates, SpillTier};
 use vramp_core::Bytes;
 
-/// Which victims come before which, whatever they cost.
+/// Classes of victims. A lower class leaves first, whatever it costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EvictionClass {
-    /// Nothing speaks against it.
+    /// No reason to keep it.
     #[default]
     Idle,
-    /// It was brought back a moment ago, or is said to be needed soon.
+    /// Restored within the cooldown, or hinted as needed soon.
     SplitRequest,
-    /// Work on it is not over: its memory takes a wait.
+    /// Work on it is in flight: freeing its memory takes a wait.
     InUse,
 }
 
-/// Why a victim was chosen, in numbers.
+/// Cost of evicting a victim.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EvictionCost {
-    /// The lower one leaves first.
+    /// Class; the lower one leaves first.
     pub standing: EvictionClass,
-    /// Among equals, the lower one leaves first.
+    /// Priority; within a class the lower one leaves first.
     pub priority: i32,
     /// Contents that have to be copied out.
     pub dirty: Bytes,
-    /// How long that takes.
+    /// Time to copy them out.
     pub write_back_ns: u64,
-    /// How long it takes to bring all contents back.
+    /// Time to restore all contents.
     pub refill_ns: u64,
-    /// How likely they are needed soon, in thousandths.
+    /// Probability of an early use, in thousandths.
     pub need_per_mille: u32,
-    /// How long ago the last use was.
+    /// Time since the last use.
     pub idle_ns: u64,
 }
 
 impl EvictionCost {
-    /// What it costs to choose it: the time to write back, and the expected time to refill.
+    /// Returns the cost: the time to write back, plus the expected time to restore.
     pub fn cost_ns(&self) -> u64 {
         let refill = u128::from(self.refill_ns) * u128::from(self.need_per_mille) / 1000;
         self.write_back_ns.saturating_add(u64::try_from(refill).unwrap_or(u64::MAX))
     }
 
-    /// One more piece that leaves with it.
+    /// Adds a piece that leaves together with this one.
     pub(super) fn join(&mut self, other: EvictionCost) {
         self.standing = self.standing.max(other.standing);
         self.priority = self.priority.max(other.priority);
@@ -79,7 +79,7 @@ impl fmt::Display for EvictionCost {
     }
 }
 
-/// What the cost of one buffer's pieces depends on.
+/// What the cost of a buffer's pieces depends on.
 pub(super) struct CostModel<'a> {
     pub config: &'a DeferConfig,
     pub rates: &'a Rates,
@@ -87,7 +87,7 @@ pub(super) struct CostModel<'a> {
 }
 
 impl CostModel<'_> {
-    /// The cost of one piece; `to` is where contents go that have no copy.
+    /// Returns the cost of one piece; `to` is the tier that dirty contents go to.
     pub fn cost(&self, buffer: &Buffer, index: usize, to: Option<SpillTier>) -> EvictionCost {
         let piece = &buffer.pieces[index];
         let idle_ns = self.now_ns.saturating_sub(buffer.last_use_ns);
@@ -119,7 +119,8 @@ impl CostModel<'_> {
         }
     }
 
-    /// All but certain right after a use, one half after the recency, and less and less.
+    /// Probability of an early use: nearly 1 right after a use, one half after the recency, falling
+    /// towards 0.
     fn need_per_mille(&self, hint: Hint, idle_ns: u64) -> u32 {
         let recency = u128::from(self.config.recency_ns.max(1));
         match hint {

@@ -1,8 +1,8 @@
-//! Which of many candidates cover a deficit at the least cost.
+//! Which candidates cover a deficit at the least cost.
 //!
-//! Finding the very least is a knapsack. Taking the cheapest by byte first, and trying each
-//! candidate as the one that completes, costs twice the least at most, and the least itself where
-//! all free the same. O(n log n) with the sorting.
+//! The exact minimum is a knapsack problem. This takes the cheapest by byte first, and tries each
+//! candidate as the last one. The cost is at most twice the minimum, and the minimum itself if all
+//! candidates free the same. O(n log n) with the sorting.
 
 use std::cmp::Ordering;
 
@@ -11,7 +11,7 @@ use super::{EvictionClass, SpillRoom};
 use vramp_core::Bytes;
 
 impl Candidate {
-    /// The cheaper by byte first; of equals the one unused longest, then the older name.
+    /// Orders by cost by byte; of equals the least recently used, then the older id comes first.
     pub fn before(&self, other: &Candidate) -> Ordering {
         let per_byte = |one: &Candidate, by: &Candidate| {
             u128::from(one.cost.cost_ns()) * u128::from(by.frees.count())
@@ -28,14 +28,14 @@ impl Candidate {
     }
 }
 
-/// What was picked, as indices, and what lower room refused.
+/// Picked candidates by index, and what lacked room below the card.
 pub(super) struct Cover {
     pub picked: Vec<usize>,
     pub no_room: Bytes,
 }
 
-/// Picks of sorted candidates what covers the deficit, at most one candidate above it: all of the
-/// classes that come first, and of the last what costs least.
+/// Picks from sorted candidates what covers the deficit, by at most one candidate more: all of the
+/// lower classes, and of the last class what costs least.
 pub(super) fn cover(candidates: &[Candidate], deficit: Bytes, mut room: SpillRoom) -> Cover {
     let mut picked: Vec<usize> = Vec::new();
     let (mut freed, mut cost, mut no_room) = (Bytes::ZERO, 0u128, Bytes::ZERO);
@@ -70,7 +70,7 @@ pub(super) fn cover(candidates: &[Candidate], deficit: Bytes, mut room: SpillRoo
     Cover { picked, no_room }
 }
 
-/// The dearest first: what is not needed any more beside what came after it.
+/// Removes what later picks made superfluous, the most expensive first.
 fn drop_needless(candidates: &[Candidate], deficit: Bytes, picked: &mut Vec<usize>) {
     let freed: Bytes = picked.iter().map(|&index| candidates[index].frees).sum();
     let mut spare = freed.saturating_sub(deficit);

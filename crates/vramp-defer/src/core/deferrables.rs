@@ -1,4 +1,4 @@
-//! All buffers, their ranges, leases and moves.
+//! The state: all buffers, their ranges, leases and moves. Adding and removing buffers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,23 +17,23 @@ use super::{
 };
 use vramp_core::{Bytes, PoolAddr};
 
-/// The state of all deferrable buffers of one card.
+/// State of all deferrable buffers of one card.
 #[derive(Clone, Debug)]
 pub struct Deferrables {
     pub(super) config: DeferConfig,
     pub(super) buffers: SlotMap<BufferId, Buffer>,
     pub(super) ranges: SlotMap<RangeId, Range>,
     pub(super) leases: BTreeMap<BufferLeaseId, Lease>,
-    /// Requests that wait, the oldest first.
+    /// Waiting requests, the oldest first.
     pub(super) wait_queue: BTreeMap<Ticket, Waiter>,
     pub(super) moves: BTreeMap<MoveId, PieceId>,
-    /// Buffers with work that is not known to be over.
+    /// Buffers with work that may still run.
     pub(super) in_use: BTreeSet<BufferId>,
-    /// The lengths of the ranges that have anchors.
+    /// Sum of the lengths of ranges with an unevictable tenant.
     pub(super) committed: Bytes,
-    /// What is behind addresses now.
+    /// Memory mapped at the ranges now.
     pub(super) occupied: Bytes,
-    /// What moves under way will take of the room below.
+    /// Room below the card that moves in flight will take.
     pub(super) promised: SpillRoom,
     pub(super) counters: DeferCounters,
     pub(super) next: u64,
@@ -42,17 +42,17 @@ pub struct Deferrables {
 /// A buffer that was added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddedBuffer {
-    /// Its name.
+    /// Id of the buffer.
     pub buffer: BufferId,
-    /// Where it lies.
+    /// Addresses of the buffer.
     pub at: RangeSlice,
 }
 
 impl Deferrables {
-    /// No buffers yet.
+    /// Returns a state without buffers.
     ///
     /// # Errors
-    /// Pieces that are not whole pages, or longer than 32 MiB.
+    /// The piece length is not a whole number of pages, or more than 32 MiB.
     pub fn new(config: DeferConfig) -> Result<Deferrables, DeferConfigError> {
         config.check()?;
         Ok(Deferrables {
@@ -71,25 +71,25 @@ impl Deferrables {
         })
     }
 
-    /// What it was made with.
+    /// Returns the configuration.
     pub fn config(&self) -> DeferConfig {
         self.config
     }
 
-    /// Changes what leased buffers may have on the card. Leases that were granted stay.
+    /// Sets the most memory that leased buffers may occupy. Granted leases stay.
     pub fn set_capacity(&mut self, capacity: Bytes) {
         self.config.capacity = capacity;
     }
 
-    /// The memory behind addresses now, in whole pages. O(1).
+    /// Returns the memory mapped at the ranges now, in whole pages. O(1).
     pub fn occupied(&self) -> Bytes {
         self.occupied
     }
 
-    /// Adds a buffer with a range of its own: as many addresses, in whole pages. O(pieces).
+    /// Adds a buffer with a range of its own, as long as the buffer in whole pages. O(pieces).
     ///
     /// # Errors
-    /// No length, or more addresses than there can be.
+    /// The length is zero, or more than the address space.
     pub fn add_buffer(&mut self, len: Bytes) -> Result<AddedBuffer, AddError> {
         self.check_len(len, PoolAddr::SPAN_LIMIT.round_down(self.config.page))?;
         let range = Range::new(self.config.pages(len), false);
@@ -97,19 +97,19 @@ impl Deferrables {
         Ok(self.add(range, Bytes::ZERO, len))
     }
 
-    /// Makes a range for small buffers that are used together and live as long as each other.
+    /// Adds a range for small buffers that are used together and have the same lifetime.
     ///
     /// # Errors
-    /// No length, or longer than a piece.
+    /// The length is zero, or more than a piece.
     pub fn add_group(&mut self, len: Bytes) -> Result<RangeId, AddError> {
         self.check_len(len, self.config.piece)?;
         Ok(self.ranges.insert(Range::new(self.config.pages(len), true)))
     }
 
-    /// Adds a buffer to a group, at the lowest place where it fits. O(tenants).
+    /// Adds a buffer to a group, in the lowest gap where it fits. O(tenants).
     ///
     /// # Errors
-    /// There is no such group, or no place of that length.
+    /// The group does not exist, or has no such gap.
     pub fn add_tenant(&mut self, group: RangeId, len: Bytes) -> Result<AddedBuffer, AddError> {
         let unknown = UnknownRange { range: group };
         let range = self.ranges.get(group).filter(|range| range.is_group).ok_or(unknown)?;
@@ -157,12 +157,12 @@ impl Deferrables {
         AddedBuffer { buffer, at: RangeSlice { range, offset, len } }
     }
 
-    /// Makes contents nothing: they are neither copied out nor in any more. Returns the copies to
-    /// drop. Memory stays behind it until it is chosen, or the buffer removed.
+    /// Discards contents: they are neither copied out nor restored. Returns the stale copies.
+    /// Memory stays mapped until it is chosen, or the buffer is removed.
     ///
     /// # Errors
-    /// A lease, a pin, an exposure or a move holds it: end that first. Nothing changes. Work that
-    /// is not over is no obstacle.
+    /// A lease, a pin, an exposure or a move holds the buffer. Nothing changes. Work in flight is
+    /// no obstacle.
     pub fn discard(&mut self, buffer: BufferId) -> Result<Vec<StaleCopy>, HeldError> {
         let mut holds = self.holds(buffer)?;
         holds.uses.clear();
@@ -176,11 +176,10 @@ impl Deferrables {
         Ok(stale)
     }
 
-    /// Ends a buffer; one of its own range takes the range with it. Returns the copies to drop.
+    /// Removes a buffer, and its range unless that is a group's. Returns the stale copies.
     ///
     /// # Errors
-    /// A lease, a pin, an exposure, a move or work that is not over holds it: end that first.
-    /// Nothing changes.
+    /// A lease, a pin, an exposure, a move or work in flight holds the buffer. Nothing changes.
     pub fn remove(&mut self, buffer: BufferId) -> Result<Vec<StaleCopy>, HeldError> {
         let holds = self.holds(buffer)?;
         if !holds.is_free() {
@@ -199,31 +198,31 @@ impl Deferrables {
         Ok(stale)
     }
 
-    /// Ends a group that has no tenants. False if it has some, or does not exist.
+    /// Removes a group without tenants. Returns false if it has some, or does not exist.
     pub fn remove_group(&mut self, group: RangeId) -> bool {
         let empty = |range: &Range| range.is_group && range.tenants.is_empty();
         self.ranges.get(group).is_some_and(empty) && self.ranges.remove(group).is_some()
     }
 
-    /// The buffers of a range, by offset.
+    /// Returns the buffers of a range, by offset.
     pub fn tenants(&self, range: RangeId) -> impl Iterator<Item = BufferId> {
         let tenants = self.ranges.get(range).map(|range| range.tenants.values());
         tenants.into_iter().flatten().map(|tenant| tenant.buffer)
     }
 
-    /// Where a buffer lies.
+    /// Returns the addresses of a buffer.
     pub fn slice(&self, buffer: BufferId) -> Result<RangeSlice, UnknownBuffer> {
         let Buffer { range, offset, len, .. } = *self.get(buffer)?;
         Ok(RangeSlice { range, offset, len })
     }
 
-    /// What each piece of a buffer is and does, in order.
+    /// Returns the state of each piece of a buffer, in order.
     pub fn states(&self, buffer: BufferId) -> Result<Vec<PieceState>, UnknownBuffer> {
         Ok(self.get(buffer)?.pieces.iter().map(Piece::state).collect())
     }
 
-    /// What of a range needs its memory, as offsets and lengths: sorted, merged, not overlapping.
-    /// The rest may be lent, all work on it is over. O(pieces).
+    /// Returns the parts of a range that need memory, as offsets and lengths: sorted, merged,
+    /// disjoint. The rest may be lent to the pool: all work on it is complete. O(pieces).
     pub fn needed_memory(&self, range: RangeId) -> Result<Vec<(Bytes, Bytes)>, UnknownRange> {
         let tenants = &self.ranges.get(range).ok_or(UnknownRange { range })?.tenants;
         let pieces = tenants.values().flat_map(|tenant| {
@@ -278,8 +277,8 @@ impl Deferrables {
         self.next
     }
 
-    /// Gives a piece memory or takes it. Returns the memory that came or went with it: a piece's
-    /// pages, or all of a group for the first and the last.
+    /// Marks a piece as backed by memory or not. Returns the memory that is mapped or unmapped with
+    /// it: the piece's pages, or all of a group for its first and its last piece.
     pub(super) fn set_backed(&mut self, id: PieceId, backed: bool) -> Bytes {
         let piece = self.piece_mut(id);
         if piece.backed == backed {
@@ -301,7 +300,7 @@ impl Deferrables {
         memory
     }
 
-    /// Brings what follows from leases, pins, exposures and uses up to date.
+    /// Updates what depends on leases, pins, exposures and uses.
     pub(super) fn refresh(&mut self, id: BufferId) {
         let buffer = &mut self.buffers[id];
         if buffer.uses.is_empty() {
@@ -329,7 +328,7 @@ impl Deferrables {
         }
     }
 
-    /// Forgets the copies of some pieces. A copy that is being made of one is worth nothing.
+    /// Invalidates the copies of some pieces, and copies of them in flight.
     pub(super) fn drop_copies(
         &mut self,
         id: BufferId,

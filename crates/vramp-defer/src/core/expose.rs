@@ -1,32 +1,32 @@
-//! Pins, pointers that were handed outside, and hints.
+//! Pins, exposed pointers, and hints.
 
 use super::{
     Access, BufferId, BufferLeaseId, Deferrables, ExposeError, Hint, StaleCopy, UnknownBuffer,
     UnknownBufferLease, UseToken,
 };
 
-/// What is known of a pointer that outlives its lease.
+/// How long an exposed pointer is used after its lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PointerScope {
-    /// It does not: the leases tell everything.
+    /// Not at all: only under leases.
     Leased,
-    /// It is used on streams that are known: by the uses at the lease's end, and those noted by
-    /// [`Deferrables::note_use`] before they are over.
+    /// By work on known streams: the uses at the lease's end, and those recorded by
+    /// [`Deferrables::note_use`] before that work is complete.
     StreamScoped,
     /// Until [`Deferrables::end_epoch`].
     Quiesced,
-    /// Nobody knows: until [`Deferrables::release`], once for each time.
+    /// Until [`Deferrables::release`], once for each exposure.
     Opaque,
 }
 
 impl Deferrables {
-    /// Notes that a leased buffer's pointer was handed outside. Grades add up.
+    /// Records that a leased buffer's pointer was exposed. Scopes add up.
     ///
-    /// What is written through it has to be allowed by the lease: contents of a buffer that is
+    /// The lease must allow what is written through the pointer: contents of a buffer that is
     /// exposed under a shared lease count as unchanged.
     ///
     /// # Errors
-    /// The lease does not exist, or does not hold the buffer.
+    /// The lease does not exist, does not hold the buffer, or reads it in place.
     pub fn expose(
         &mut self,
         lease: BufferLeaseId,
@@ -45,12 +45,12 @@ impl Deferrables {
         Ok(())
     }
 
-    /// Notes work that uses an exposed buffer behind its lease. Returns the copies to drop, for
-    /// work that writes.
+    /// Records work that uses an exposed buffer after its lease. Returns the stale copies, for work
+    /// that writes.
     ///
     /// # Errors
-    /// The buffer may have left: it is not exposed, or its uses are over. Or a lease excludes all
-    /// others: note the use where that ends.
+    /// The buffer may have left: it is not exposed, or its uses are complete. Or it is leased
+    /// exclusively: record the use where that lease ends.
     pub fn note_use(
         &mut self,
         buffer: BufferId,
@@ -72,8 +72,8 @@ impl Deferrables {
         })
     }
 
-    /// Ends the epoch: pointers of the grade [`PointerScope::Quiesced`] are not used any more, and work on
-    /// them is complete. Returns the buffers that were exposed so. O(buffers).
+    /// Ends the epoch: pointers of scope [`PointerScope::Quiesced`] are no longer used, and work on
+    /// them is complete. Returns their buffers. O(buffers).
     pub fn end_epoch(&mut self) -> Vec<BufferId> {
         let quiesced = self.buffers.iter().filter(|(_, buffer)| buffer.exposed.quiesced);
         let quiesced: Vec<BufferId> = quiesced.map(|(id, _)| id).collect();
@@ -84,7 +84,7 @@ impl Deferrables {
         quiesced
     }
 
-    /// One unknown holder is done with the pointer. Returns how many are left.
+    /// Ends one exposure of scope [`PointerScope::Opaque`]. Returns how many are left.
     ///
     /// # Errors
     /// There was none.
@@ -96,11 +96,11 @@ impl Deferrables {
         Ok(left)
     }
 
-    /// Keeps a leased buffer on the card behind the lease's end, until it is unpinned as often.
+    /// Keeps a leased buffer on the card after the lease's end, until it is unpinned as often.
     ///
     /// # Errors
-    /// The lease does not exist, or does not hold the buffer: it may be off the card, and what is
-    /// pinned has to fit beside what is leased.
+    /// The lease does not exist, does not hold the buffer, or reads it in place: a pinned buffer
+    /// must be on the card, within the capacity.
     pub fn pin(&mut self, lease: BufferLeaseId, buffer: BufferId) -> Result<(), ExposeError> {
         self.check_leased(lease, buffer)?;
         self.buffers[buffer].pins += 1;
@@ -119,7 +119,7 @@ impl Deferrables {
         Ok(())
     }
 
-    /// Takes one pin off. Returns how many are left.
+    /// Removes one pin. Returns how many are left.
     ///
     /// # Errors
     /// There was none.
@@ -131,13 +131,13 @@ impl Deferrables {
         Ok(left)
     }
 
-    /// Says when the next use comes. Forgotten with the next lease.
+    /// Sets when the next use comes. The next lease resets it.
     pub fn hint(&mut self, buffer: BufferId, hint: Hint) -> Result<(), UnknownBuffer> {
         self.get_mut(buffer)?.hint = hint;
         Ok(())
     }
 
-    /// Buffers of lower priority leave first. At first it is 0.
+    /// Sets the priority, 0 at first. Buffers of lower priority leave first.
     pub fn set_priority(&mut self, buffer: BufferId, priority: i32) -> Result<(), UnknownBuffer> {
         self.get_mut(buffer)?.priority = priority;
         Ok(())

@@ -1,9 +1,8 @@
-//! Leases: the right to use a set of buffers, all of them or none.
+//! Granting and ending leases: the right to use a set of buffers, all or nothing.
 //!
-//! A lease is given at once or refused with what to wait for, and whoever waits holds nothing. All
-//! leases together never need more than the capacity. So leases cannot deadlock with each other
-//! unless one caller takes a second while it holds a first. Who is served before whom is in
-//! `wait_queue.rs`.
+//! A request is granted at once, or refused with what to wait for; a waiter holds nothing. All
+//! leases together never need more than the capacity. So leases cannot deadlock, unless a caller
+//! takes a second one while it holds a first. `wait_queue.rs` has the order of waiters.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,88 +24,87 @@ pub(super) struct Lease {
     pub buffers: SmallVec<[(BufferId, Access); 4]>,
     streams: SmallVec<[StreamKey; 2]>,
     pub holder: HolderKey,
-    /// For these it brought nothing back.
+    /// Buffers that are read in place: nothing of them was restored.
     pub in_place: SmallVec<[BufferId; 2]>,
 }
 
-/// Which buffers a lease is for.
+/// A request for a lease.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LeaseRequest<'a> {
-    /// A buffer named twice is leased once, by the stronger access.
+    /// Buffers to lease. One that is named twice is leased once, with the stronger access.
     pub buffers: &'a [(BufferId, Access)],
-    /// The streams whose work will use them; none for work that is over when the lease ends.
+    /// Streams whose work will use the buffers. Empty for work that is complete when the lease
+    /// ends.
     pub streams: &'a [StreamKey],
-    /// Who asks.
+    /// Holder of the lease.
     pub holder: HolderKey,
-    /// Its place in line, if it has one.
+    /// Place in the queue of a request that waits.
     pub ticket: Option<Ticket>,
 }
 
-/// A lease that was given.
+/// A lease that was granted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a lease that never ends keeps its buffers on the card"]
 pub struct GrantedLease {
-    /// Its name.
+    /// Id of the lease.
     pub lease: BufferLeaseId,
-    /// What each of its streams waits for first, itself left out: the writes before a shared use,
+    /// Work that each stream of the lease waits for, except its own: writes before a shared use,
     /// all uses before an exclusive one. In the order of the streams.
     pub after: Vec<UseToken>,
-    /// What to bring back first.
+    /// Pieces to restore first.
     pub restores: Vec<Restore>,
-    /// The ranges that need all their memory, or that of the tenants leased.
+    /// Ranges that need all their memory, or that of the leased tenants.
     pub ranges: Vec<RangeId>,
-    /// What stays where it is, see [`Deferrables::lease_in_place`].
+    /// Buffers that stay where they are, see [`Deferrables::lease_in_place`].
     pub in_place: Vec<BufferId>,
 }
 
 /// Queued work that used a leased buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferUse {
-    /// What it used.
+    /// The leased buffer.
     pub buffer: BufferId,
-    /// The work, of one of the lease's streams.
+    /// The work, on one of the lease's streams.
     pub token: UseToken,
 }
 
-/// A stretch that was written under an exclusive lease.
+/// Bytes that were written under an exclusive lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WrittenRange {
-    /// Of which buffer.
+    /// The leased buffer.
     pub buffer: BufferId,
-    /// From where.
+    /// Offset of the first byte.
     pub offset: Bytes,
-    /// How much.
+    /// Number of bytes.
     pub len: Bytes,
 }
 
-/// What exclusive access was used for.
+/// What was written under exclusive access.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Writes<'a> {
     /// All of each buffer.
     #[default]
     All,
-    /// These stretches only: other pieces stay clean. Buffers whose pointers are out count as
-    /// written all the same.
+    /// These bytes only; other pieces stay clean. An exposed buffer counts as written as a whole.
     Only(&'a [WrittenRange]),
 }
 
 /// What was done under a lease.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LeaseEnd<'a> {
-    /// Work that is not over. None for a buffer that was used and is not any more.
+    /// Work in flight. None for a buffer whose work is complete.
     pub uses: &'a [BufferUse],
-    /// What was written, where that was allowed.
+    /// What was written of the exclusively leased buffers.
     pub writes: Writes<'a>,
 }
 
 impl Deferrables {
-    /// Gives a lease on all of the buffers. From now on none of them is a victim, and one that was
-    /// chosen and has not left stays. A lease that ends without uses is how to fetch ahead.
-    /// O(pieces).
+    /// Grants a lease on all of the buffers. None of them is a victim while it is held, and one
+    /// that was chosen and has not left stays. To prefetch, end the lease without uses. O(pieces).
     ///
     /// # Errors
-    /// Any of them is not there, held, or on its way, they do not fit on the card, or somebody waits
-    /// for the same who came before. Nothing changes, and nothing is held.
+    /// A buffer does not exist, is held or in flight, the set does not fit on the card, or an older
+    /// waiter conflicts with it. Nothing changes, and nothing is held.
     pub fn lease(
         &mut self,
         request: &LeaseRequest<'_>,
@@ -115,7 +113,7 @@ impl Deferrables {
         self.lease_in_place(request, &[], now_ns)
     }
 
-    /// Says why a request cannot be served now, if it cannot.
+    /// Returns why a request cannot be granted now.
     pub(super) fn check_lease(
         &mut self,
         wanted: &SplitRequest,
@@ -143,7 +141,7 @@ impl Deferrables {
         Ok(by_strongest_access.into_iter().collect())
     }
 
-    /// Of those that are there.
+    /// Returns the ranges of the buffers that exist.
     pub(super) fn ranges_of(&self, buffers: &[(BufferId, Access)]) -> BTreeSet<RangeId> {
         buffers.iter().filter_map(|&(id, _)| Some(self.buffers.get(id)?.range)).collect()
     }
@@ -165,14 +163,14 @@ impl Deferrables {
         Ok(())
     }
 
-    /// The leases that exclude a lease on these.
+    /// Returns the leases that exclude a lease on these buffers.
     pub(super) fn excluding_leases(
         &self,
         buffers: &[(BufferId, Access)],
     ) -> BTreeSet<BufferLeaseId> {
         let holders = |&(buffer, wanted): &(BufferId, Access)| {
             let Buffer { holders, in_place, .. } = &self.buffers[buffer];
-            // Who reads in place has it stay there.
+            // A buffer that is read in place must not move.
             let stays = *in_place > 0;
             let excludes = move |held: Access| stays || held.max(wanted) == Access::Exclusive;
             let holders = holders.iter();
@@ -181,8 +179,9 @@ impl Deferrables {
         buffers.iter().flat_map(holders).collect()
     }
 
-    /// What leaves need not settle: it stays. But who writes comes behind each copy of it, so that no
-    /// copy mixes old and new contents, and behind what is known of a copy is its queued end only.
+    /// A victim need not settle: it stays. But a writer waits for each copy of it, so that no copy
+    /// mixes old and new contents. It can wait for a copy in stream order only if all of that is
+    /// queued.
     fn has_settled(&self, buffers: &[(BufferId, Access)]) -> Result<(), LeaseRefused> {
         let of = |&(id, access)| self.pieces_of(id).map(move |piece| (piece, access));
         let all = buffers.iter().flat_map(of);
@@ -212,13 +211,14 @@ impl Deferrables {
         Ok(())
     }
 
-    /// Those that have something on the card. One that reads all of its set in place takes no room.
+    /// Returns the leases that occupy memory on the card. One that reads all of its set in place
+    /// does not.
     pub(super) fn leases_with_room(&self) -> impl Iterator<Item = BufferLeaseId> {
         let has_some = |lease: &Lease| lease.buffers.len() > lease.in_place.len();
         self.leases.iter().filter(move |(_, lease)| has_some(lease)).map(|(&id, _)| id)
     }
 
-    /// Gives it. Of the buffers, those `in_place` stay where they are.
+    /// Records the lease. Buffers of `in_place` stay where they are.
     pub(super) fn grant(
         &mut self,
         buffers: SmallVec<[(BufferId, Access); 4]>,
@@ -278,14 +278,14 @@ impl Deferrables {
         (0..count).map(move |index| PieceId { buffer, index })
     }
 
-    /// Ends a lease under which work was queued, or done. Returns the copies that are stale now.
+    /// Ends a lease under which work was queued, or done. Returns the stale copies.
     ///
-    /// The work of an exclusive lease takes the place of all uses before it, since it waited for
-    /// them. O(pieces).
+    /// The work of an exclusive lease replaces all earlier uses, since it waited for them.
+    /// O(pieces).
     ///
     /// # Errors
-    /// There is no such lease, a piece was not brought back, or the uses are not the lease's.
-    /// Nothing changes.
+    /// The lease does not exist, a piece was not restored, or the uses are not the lease's. Nothing
+    /// changes.
     pub fn end_lease(
         &mut self,
         lease: BufferLeaseId,
@@ -364,7 +364,7 @@ impl Deferrables {
         }
     }
 
-    /// Some pieces have new contents.
+    /// Records new contents of some pieces.
     pub(super) fn note_written(
         &mut self,
         id: BufferId,
@@ -383,11 +383,12 @@ impl Deferrables {
         self.drop_copies(id, which)
     }
 
-    /// Ends a lease under which nothing was launched: nothing is written. Fills on their way go on.
-    /// Returns the ranges of which less is needed now, see [`Deferrables::keep`]. O(pieces).
+    /// Ends a lease under which nothing was launched. Nothing counts as written. Restores in flight
+    /// continue. Returns the ranges that need less memory now, see [`Deferrables::needed_memory`].
+    /// O(pieces).
     ///
     /// # Errors
-    /// There is no such lease.
+    /// The lease does not exist.
     pub fn cancel_lease(
         &mut self,
         lease: BufferLeaseId,
@@ -420,8 +421,8 @@ impl Deferrables {
         Ok(less.into_iter().collect())
     }
 
-    /// Forgets work of a stream up to a point: it is complete. Returns the buffers of which no work
-    /// is left. O(buffers with work).
+    /// Records that a stream's work up to a point is complete. Returns the buffers without work in
+    /// flight. O(buffers with work).
     pub fn complete_use(&mut self, token: UseToken) -> Vec<BufferId> {
         let in_use: Vec<BufferId> = self.in_use.iter().copied().collect();
         for &id in &in_use {

@@ -1,30 +1,30 @@
-//! What keeps a buffer where it is.
+//! What holds a buffer where it is.
 
 use std::fmt;
 
 use super::piece::PieceMove;
 use super::{BufferId, BufferLeaseId, Deferrables, MoveId, UnknownBuffer, UseToken};
 
-/// Everything that has to end before all of a buffer may leave the card.
+/// Everything that must end before all of a buffer may leave the card.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holds {
-    /// Leases.
+    /// Leases on the buffer.
     pub leases: Vec<BufferLeaseId>,
-    /// How often it is pinned.
+    /// Number of pins.
     pub pins: u32,
-    /// How many holders of its pointer nobody knows.
+    /// Number of opaque exposures.
     pub opaque: u32,
-    /// Its pointer is out until the epoch ends.
+    /// Exposed until the epoch ends.
     pub epoch: bool,
-    /// Work that is not over: it can be chosen, and leaves when this ends. Where its pointer is
-    /// out to streams, it is not chosen before.
+    /// Work in flight. The buffer can be chosen, and leaves when the work is complete. A buffer
+    /// exposed to streams is not chosen before that.
     pub uses: Vec<UseToken>,
     /// Moves of its pieces.
     pub moves: Vec<MoveId>,
 }
 
 impl Holds {
-    /// True if it may leave at once.
+    /// Returns true if the buffer may leave at once.
     pub fn is_free(&self) -> bool {
         *self == Holds::default()
     }
@@ -34,7 +34,7 @@ impl fmt::Display for Holds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts = [
             (self.leases.len(), "leases to end"),
-            (self.pins as usize, "pins to take off"),
+            (self.pins as usize, "pins to remove"),
             (self.opaque as usize, "exposures to release"),
             (usize::from(self.epoch), "epoch to end"),
             (self.uses.len(), "uses to be over"),
@@ -43,14 +43,14 @@ impl fmt::Display for Holds {
         let parts = parts.iter().filter(|(count, _)| *count > 0);
         let parts: Vec<String> = parts.map(|(count, what)| format!("{count} {what}")).collect();
         match parts.is_empty() {
-            true => f.write_str("nothing, it may leave at once"),
+            true => f.write_str("nothing holds it"),
             false => f.write_str(&parts.join(", ")),
         }
     }
 }
 
 impl Deferrables {
-    /// When a buffer may move again. O(pieces).
+    /// Returns what holds a buffer. O(pieces).
     pub fn holds(&self, buffer: BufferId) -> Result<Holds, UnknownBuffer> {
         let buffer = self.get(buffer)?;
         Ok(Holds {

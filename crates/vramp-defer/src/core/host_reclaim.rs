@@ -1,36 +1,37 @@
-//! Copies below the card: what the host gives up, and what is copied out ahead of need.
+//! Reclaiming host memory: which host copies are dropped, pushed to the disk, or made ahead of
+//! need.
 
 use super::buffer_state::{Buffer, Hint};
 use super::piece::{ContentPlace, PieceMove};
 use super::{CopyOut, Deferrables, PieceId, Push, SpillRoom, SpillTier, StaleCopy};
 use vramp_core::Bytes;
 
-/// How much the host is short of.
+/// Host bytes to reclaim.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostDemand {
-    /// What has to be freed of pinned memory.
+    /// Bytes of pinned memory to free.
     pub deficit: Bytes,
-    /// What is free in files, promised or not.
+    /// Free disk space, promises to moves in flight included.
     pub disk_room: Bytes,
 }
 
-/// What the host gives up.
+/// How host memory is reclaimed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostReclaim {
-    /// Copies that count no more: to be dropped.
+    /// Copies to drop; they are invalid already.
     pub stale: Vec<StaleCopy>,
     /// Copies to move to the disk: each has to be settled or abandoned.
     pub pushes: Vec<Push>,
-    /// What is missing after all of them.
+    /// Bytes that are missing after all of them.
     pub missing: Bytes,
 }
 
 impl Deferrables {
-    /// Chooses what leaves the host, and marks it. Copies go that are not needed: first of pieces
-    /// that are on the card, the latest used first, since those leave last; then of pieces that
-    /// are on the disk as well. What is only on the host is pushed to the disk, the longest unused
-    /// first, but not where a fill failed and a lease is still held. Last goes what is below and
-    /// readable there, but nothing while it is read. O(n log n) in pieces.
+    /// Chooses host copies to drop or to push to the disk, and marks them. In this order: copies of
+    /// pieces on the card, the most recently used first, since those leave last; copies of pieces
+    /// that are on the disk as well; then copies that only the host has, the least recently used
+    /// first, which are pushed unless the buffer is leased; at last copies that are mapped to be
+    /// read in place, but none while it is read. O(n log n) in pieces.
     pub fn reclaim_host(&mut self, short: &HostDemand) -> HostReclaim {
         let mut choice = HostReclaim { missing: short.deficit, ..HostReclaim::default() };
         let mut on_host: Vec<(PieceId, u64)> = self
@@ -92,9 +93,9 @@ impl Deferrables {
         leaving.saturating_sub(host_room + self.census().clean)
     }
 
-    /// Chooses what to copy out ahead of need, and marks it: dirty contents that nobody uses, the
-    /// longest unused first, as much as the budget and the room allow. They stay on the card; a
-    /// later spill of them copies nothing. O(n log n) in pieces.
+    /// Chooses dirty idle contents to copy out ahead of need, and marks them: the least recently
+    /// used first, within the budget and the room. They stay on the card; a later spill copies
+    /// nothing. O(n log n) in pieces.
     pub fn clean(&mut self, budget: Bytes, mut room: SpillRoom, now_ns: u64) -> Vec<CopyOut> {
         let is_idle = |buffer: &Buffer| {
             let since = buffer.last_use_ns.saturating_add(self.config.clean_after_ns);
@@ -122,7 +123,7 @@ impl Deferrables {
         chosen
     }
 
-    /// All pieces, and when their buffers were used last.
+    /// Returns all pieces, and when their buffers were used last.
     fn all_pieces(&self) -> impl Iterator<Item = (PieceId, u64)> {
         let of = |(id, buffer): (_, &Buffer)| {
             let last_use_ns = buffer.last_use_ns;

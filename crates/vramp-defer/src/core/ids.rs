@@ -1,4 +1,4 @@
-//! Names of buffers, ranges, pieces, moves, leases and uses.
+//! Ids of buffers, ranges, pieces, moves, leases and uses.
 
 use std::fmt;
 
@@ -7,19 +7,19 @@ use slotmap::{Key, KeyData, new_key_type};
 use vramp_core::Bytes;
 
 new_key_type! {
-    /// Names a buffer until it is removed. A stale id misses.
+    /// Id of a buffer until it is removed. A stale id misses.
     pub struct BufferId;
-    /// Names a range of addresses, of one buffer or of a group. A stale id misses.
+    /// Id of an address range, of one buffer or of a group. A stale id misses.
     pub struct RangeId;
 }
 
 impl BufferId {
-    /// The id as one number, for C and Python.
+    /// Returns the id as a number, for C and Python.
     pub fn number(self) -> u64 {
         self.data().as_ffi()
     }
 
-    /// The id with this number. Any number is safe: one that names nothing misses.
+    /// Returns the id with this number. One that names no buffer misses.
     pub fn from_number(number: u64) -> BufferId {
         KeyData::from_ffi(number).into()
     }
@@ -37,12 +37,12 @@ impl fmt::Display for RangeId {
     }
 }
 
-/// One piece of a buffer: what moves at once.
+/// One piece of a buffer: the unit of moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PieceId {
-    /// Whose.
+    /// The buffer.
     pub buffer: BufferId,
-    /// The first is 0.
+    /// Index of the piece; the first is 0.
     pub index: u32,
 }
 
@@ -52,7 +52,7 @@ impl fmt::Display for PieceId {
     }
 }
 
-/// Names one move of one piece, until it is settled or abandoned; never used again.
+/// Id of one move of one piece; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MoveId(pub(super) u64);
 
@@ -62,7 +62,7 @@ impl fmt::Display for MoveId {
     }
 }
 
-/// Names one lease until it ends; never used again.
+/// Id of a lease on buffers; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BufferLeaseId(pub(super) u64);
 
@@ -72,7 +72,7 @@ impl fmt::Display for BufferLeaseId {
     }
 }
 
-/// The place in line of a request that waits; never used again. The older is the smaller.
+/// Place of a request in the wait queue; never reused. The older is the smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub(super) u64);
 
@@ -82,21 +82,21 @@ impl fmt::Display for Ticket {
     }
 }
 
-/// Who takes leases, by a number of the caller's: whoever would wait for its own leases, a thread for
-/// example.
+/// Holder of leases, by a number of the caller's choice. One that waits for its own lease would
+/// deadlock: a thread, for example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HolderKey(pub u64);
 
-/// A stream, by a number of the caller's.
+/// A stream, by a number of the caller's choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamKey(pub u64);
 
-/// Work that uses a buffer: a stream up to a point of its own. Numbers of one stream grow.
+/// Work on a stream up to a point. The numbers of one stream grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UseToken {
-    /// Whose work.
+    /// The stream.
     pub stream: StreamKey,
-    /// Up to where.
+    /// The point, counted by stream.
     pub number: u64,
 }
 
@@ -106,16 +106,16 @@ impl fmt::Display for UseToken {
     }
 }
 
-/// What a lease allows. The stronger is the greater.
+/// Access that a lease allows. The stronger is the greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Access {
-    /// Reading, beside others.
+    /// Reading, together with other readers.
     Shared,
     /// Writing, alone.
     Exclusive,
 }
 
-/// Where contents go that leave the card.
+/// Tiers that contents are spilled to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SpillTier {
     /// Pinned memory of the host.
@@ -133,13 +133,13 @@ impl fmt::Display for SpillTier {
     }
 }
 
-/// Where a piece lies.
+/// A part of a range: the addresses of a buffer or a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RangeSlice {
-    /// In which range.
+    /// The range.
     pub range: RangeId,
-    /// How far from its start.
+    /// Offset from the start of the range.
     pub offset: Bytes,
-    /// How many bytes of contents.
+    /// Length in bytes of contents.
     pub len: Bytes,
 }

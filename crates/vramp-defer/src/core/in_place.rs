@@ -1,8 +1,8 @@
 //! Reading in place: leases on buffers that stay where they are, on the card or below it.
 //!
-//! The shell can keep a spilled piece's host copy behind the piece's address. Whether it does is
-//! its own knowledge; here is what follows: while such a lease is held, no piece of the buffer moves
-//! in any direction, and nobody writes. Other buffers of the same lease come to the card as usual.
+//! The shell can map a spilled piece's host copy at the piece's address, and says so with each
+//! request. While such a lease is held, no piece of the buffer moves in any direction, and no work
+//! writes it. Other buffers of the same lease come to the card as usual.
 
 use smallvec::SmallVec;
 
@@ -12,59 +12,59 @@ use super::{
     PieceId, PieceState, SpillRoom, SpillTier, StaleCopy, UnknownBuffer, UseToken,
 };
 
-/// What is asked for, by where it would be used now. Each buffer once.
+/// The buffers of a request by where they would be used now, each once.
 #[derive(Clone, Debug)]
 pub(super) struct SplitRequest {
     /// On the card.
     pub come: SmallVec<[(BufferId, Access); 4]>,
-    /// Read where it is.
+    /// Read in place.
     pub stay: SmallVec<[BufferId; 2]>,
 }
 
 impl Deferrables {
-    /// Notes that the shell keeps host copies of the buffer's spilled pieces behind its address. To
-    /// relieve the host they go after all others, and never while they are read there. A piece that
-    /// leaves gets a host copy even if the disk has one, where the host has room.
+    /// Records that the shell maps host copies of the buffer's spilled pieces. They are the last to
+    /// be reclaimed from the host, and never while they are read. A piece that leaves gets a host
+    /// copy even if it has one on disk, where the host has room.
     ///
     /// # Errors
-    /// There is no such buffer.
+    /// The buffer does not exist.
     pub fn set_readable(&mut self, buffer: BufferId) -> Result<(), UnknownBuffer> {
         self.get_mut(buffer)?.readable = true;
         Ok(())
     }
 
-    /// Forgets the host copy of a piece that is on the card, since it is none that can be read below:
-    /// when the piece leaves, another is made. `None` if there is none, or the piece moves.
+    /// Invalidates the host copy of a piece on the card because it cannot be mapped: another one is
+    /// made when the piece leaves. Returns `None` if there is none, or the piece is in flight.
     pub fn forget_host_copy(&mut self, id: PieceId) -> Option<StaleCopy> {
         let piece = self.get(id.buffer).ok()?.pieces.get(id.index as usize)?;
         let there = piece.place == ContentPlace::Card && piece.motion.is_none();
         (there && piece.copies.host).then(|| self.drop_host_copy(id))
     }
 
-    /// What [`set_readable`](Deferrables::set_readable) said. False if there is no such buffer.
+    /// Returns true after [`set_readable`](Deferrables::set_readable). False if the buffer does not
+    /// exist.
     pub fn is_readable(&self, buffer: BufferId) -> bool {
         self.get(buffer).is_ok_and(|buffer| buffer.readable)
     }
 
-    /// True if a buffer was read in place so often since a piece of it came back that it should be on
-    /// the card. False if there is no such buffer.
+    /// Returns true if a buffer should be promoted: it was read in place often enough since a piece
+    /// of it was restored. False if the buffer does not exist.
     pub fn is_hot(&self, buffer: BufferId) -> bool {
         let reads = self.get(buffer).map_or(0, |buffer| buffer.reads);
         reads > 0 && reads >= self.config.promote_after
     }
 
-    /// The same as [`lease`](Deferrables::lease), but of the buffers that the shell says `in_place_allowed`
-    /// it brings nothing back: those that are only read, that the shell can have read where they
-    /// are, and of which a part is below. They take nothing of the capacity, so a set may be larger
-    /// than the card. What was chosen to leave of them stays.
+    /// Grants a lease as [`lease`](Deferrables::lease) does, but restores nothing of some buffers:
+    /// those of `in_place_allowed` that are only read and partly spilled. They take nothing of the
+    /// capacity, so a set may be larger than the card. Victims among them stay.
     ///
-    /// A buffer is leased as usual where that is as good, or needed: all of it is on the card, a
-    /// piece is neither there nor on the host, or is on its way, or somebody holds it to use it on
-    /// the card. Which they are, [`GrantedLease::in_place`] tells. All or nothing. O(pieces).
+    /// Such a buffer is leased as usual if all of it is on the card, a piece is in flight or has
+    /// neither memory nor a host copy, or another lease uses it on the card.
+    /// [`GrantedLease::in_place`] names those that stay. All or nothing. O(pieces).
     ///
     /// # Errors
-    /// As [`lease`](Deferrables::lease), about the buffers that are leased as usual; or somebody who
-    /// came before waits to use on the card what would stay.
+    /// As [`lease`](Deferrables::lease), about the buffers that are leased as usual; or an older
+    /// waiter needs on the card what would stay.
     pub fn lease_in_place(
         &mut self,
         request: &LeaseRequest<'_>,
@@ -77,7 +77,7 @@ impl Deferrables {
         Ok(self.grant(buffers, wanted.stay, request, now_ns))
     }
 
-    /// Parts what is asked for into what comes and what stays. What is not there any more comes.
+    /// Splits a request by place. A buffer that does not exist comes to the card.
     pub(super) fn split_by_place(
         &self,
         buffers: &[(BufferId, Access)],
@@ -90,7 +90,8 @@ impl Deferrables {
         SplitRequest { come: buffers.iter().copied().filter(|named| !stays(named)).collect(), stay }
     }
 
-    /// True if all of a buffer is somewhere, a part of it below, and nobody uses it on the card.
+    /// Returns true if all of a buffer is readable, part of it is spilled, and no lease uses it on
+    /// the card.
     fn can_read_in_place(&self, id: BufferId) -> bool {
         let Ok(buffer) = self.get(id) else { return false };
         let is_there = |state| match state {
@@ -101,7 +102,7 @@ impl Deferrables {
             PieceState::Empty | PieceState::Restoring { .. } | PieceState::Pushing { .. } => false,
         };
         let mut pieces = buffer.pieces.iter();
-        // What leaves without contents is empty, whatever else it is.
+        // A piece without contents is empty, also while it leaves.
         let there =
             pieces.all(|piece| piece.place != ContentPlace::Empty && is_there(piece.state()));
         let below = buffer.pieces.iter().any(|piece| piece.place == ContentPlace::SpillTier);
@@ -109,7 +110,7 @@ impl Deferrables {
         buffer.readable && there && below && !held
     }
 
-    /// Holds a buffer where it is. Returns what a reader comes behind.
+    /// Holds a buffer where it is. Returns what a reader waits for.
     pub(super) fn hold_in_place(
         &mut self,
         id: BufferId,
@@ -128,9 +129,9 @@ impl Deferrables {
         after
     }
 
-    /// Lets a piece leave without the copy that is to be made of it, since there is another one: the
-    /// room it was promised is free again. False, and nothing changes, where there is none, or the
-    /// copy is queued, or the piece does not leave any more.
+    /// Lets a victim leave without another copy, since it has one, and returns the room promised to
+    /// it. Returns false, and changes nothing, if it has none, the copy is queued, or the piece no
+    /// longer leaves.
     pub fn leave_without_copy(&mut self, id: MoveId) -> bool {
         let Some(&piece) = self.moves.get(&id) else { return false };
         let piece = self.piece_mut(piece);
@@ -143,8 +144,8 @@ impl Deferrables {
         true
     }
 
-    /// Where one more copy of a piece that leaves is made, for it to be readable below: only the
-    /// disk has one, and the host has room to spare.
+    /// Returns the tier of one more copy of a victim, to be read in place: only the disk has one,
+    /// and the host has room to spare.
     pub(super) fn copy_to_read(&self, id: PieceId, spare: &mut SpillRoom) -> Option<SpillTier> {
         let piece = self.piece(id);
         let wanted = self.buffers[id.buffer].readable && piece.place == ContentPlace::Card;

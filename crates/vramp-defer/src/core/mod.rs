@@ -1,33 +1,33 @@
-//! Deferrable buffers: contents that leave the card while nobody uses them, and come back before
-//! the next use at the same address.
+//! The planner: pure decisions about the deferrable buffers of one card.
 //!
-//! A buffer is a row of *pieces* of one length. It has a range of addresses for life, its own or a
-//! place in a group's; whether memory is behind a piece changes. The life of a buffer:
+//! A buffer is a row of *pieces* of one length. It has an address range for life, its own or a part
+//! of a group's; which pieces are backed by memory changes. The life of a buffer:
 //!
 //! 1. [`Deferrables::add_buffer`], or [`Deferrables::add_tenant`] for one shorter than a piece. It
 //!    is empty: no contents, no memory.
-//! 2. [`Deferrables::lease`] gives the right to use a set of buffers, all of them or none, and says
-//!    which pieces to bring back first ([`Restore`]) and what work the streams wait for. Whoever is
-//!    refused may line up and ask again; others do not pass it ([`Deferrables::enqueue`]).
-//! 3. The shell backs the ranges, performs the fills and tells what came of each:
-//!    [`Deferrables::settle`] once a move is seen complete, [`Deferrables::queued`] for a fill that
-//!    is only queued, [`Deferrables::abandon`] for one that failed.
-//! 4. [`Deferrables::end_lease`] notes the work that uses the buffers, and which copies below the
-//!    card are stale now; [`Deferrables::cancel_lease`] says that nothing was launched.
+//! 2. [`Deferrables::lease`] grants the right to use a set of buffers, all or nothing. It returns
+//!    the pieces to restore first ([`Restore`]) and the work that the streams wait for. A request
+//!    that is refused may wait in the queue ([`Deferrables::enqueue`]).
+//! 3. The shell maps memory, performs the restores and reports each result:
+//!    [`Deferrables::settle`] once a move is observed complete, [`Deferrables::restore_queued`] for
+//!    a restore that is only queued, [`Deferrables::abandon`] for one that failed.
+//! 4. [`Deferrables::end_lease`] records the work that uses the buffers, and returns the copies that
+//!    are stale now. [`Deferrables::cancel_lease`] ends a lease under which nothing was launched.
 //!    [`Deferrables::complete_use`] forgets work that is complete.
-//! 5. When memory is short, [`Deferrables::choose`] picks what leaves ([`Victim`]). A settled one
-//!    is off the card, and [`Deferrables::keep`] says what of its range is still needed.
-//! 6. When the host is short, [`Deferrables::reclaim_host`] stale copies and pushes others to disk.
+//! 5. When memory is short, [`Deferrables::choose`] picks what leaves ([`Victim`]). Once a victim is
+//!    settled it is off the card, and [`Deferrables::needed_memory`] returns what of its range still
+//!    needs memory.
+//! 6. When the host is short, [`Deferrables::reclaim_host`] drops copies and pushes others to disk.
 //!    When the link is idle, [`Deferrables::clean`] copies out ahead of need.
-//! 7. [`Deferrables::discard`] says that contents are not needed, [`Deferrables::remove`] ends it.
+//! 7. [`Deferrables::discard`] forgets contents, [`Deferrables::remove`] ends the buffer.
 //!
-//! What a call chooses is marked at once: nobody else can choose it, so nothing is spilled twice
-//! and no spill can cause another of the same piece. A victim that is leased before it left stays.
+//! A call marks what it chooses, so no other call can choose it: nothing is spilled twice, and no
+//! spill can cause another one of the same piece. A victim that is leased before it left stays.
 //!
 //! ```
 //! use vramp_core::Bytes;
 //! use vramp_defer::planner::{
-//!     Access, Deferrables, DeferConfig, LeaseEnd, LeaseRequest, SpillRoom, Settled, Short,
+//!     Access, DeferConfig, Deferrables, LeaseEnd, LeaseRequest, Settled, SpillDemand, SpillRoom,
 //! };
 //! let mut buffers = Deferrables::new(DeferConfig::new(Bytes::gib(1)))?;
 //! let a = buffers.add_buffer(Bytes::mib(64))?.buffer;
@@ -37,8 +37,8 @@
 //! buffers.end_lease(granted.lease, &LeaseEnd::default(), 10)?;
 //!
 //! let room = SpillRoom { host: Bytes::gib(8), disk: Bytes::ZERO };
-//! let short = Short { deficit: Bytes::mib(20), room, ..Short::default() };
-//! let choice = buffers.choose(&short, 20);
+//! let demand = SpillDemand { deficit: Bytes::mib(20), room, ..SpillDemand::default() };
+//! let choice = buffers.choose(&demand, 20);
 //! assert_eq!(choice.victims.len(), 1); // one piece of the two
 //! for out in &choice.victims[0].moves {
 //!     // Copy it to `out.to`, wait for its uses, and then:
@@ -48,8 +48,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Deliberately absent: memory, copies, files, streams, locks, threads and clocks (time is a number
-//! of nanoseconds that the caller passes). One thread at a time calls.
+//! Deliberately absent: memory, copies, files, streams, locks, threads and clocks. Time is a number
+//! of nanoseconds that the caller passes. One thread at a time calls.
 
 mod audit;
 mod buffer_state;

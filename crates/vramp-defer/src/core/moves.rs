@@ -1,4 +1,4 @@
-//! Moves of pieces: what they are, and what came of them.
+//! Moves of pieces, and how they end.
 
 use super::piece::{ContentPlace, Copies, PieceMove};
 use super::{
@@ -7,113 +7,113 @@ use super::{
 };
 use vramp_core::Bytes;
 
-/// A piece to bring back.
+/// A piece to restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Restore {
-    /// Its name.
+    /// Id of the move.
     pub id: MoveId,
-    /// Which piece.
+    /// The piece.
     pub piece: PieceId,
-    /// To where.
+    /// Addresses to restore it to.
     pub at: RangeSlice,
-    /// Which copy is read. It stays.
+    /// Tier of the copy that is read. The copy stays.
     pub from: SpillTier,
 }
 
 /// A piece to copy out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyOut {
-    /// Its name.
+    /// Id of the move.
     pub id: MoveId,
-    /// Which piece.
+    /// The piece.
     pub piece: PieceId,
-    /// From where.
+    /// Addresses of the piece.
     pub at: RangeSlice,
-    /// To where; nothing is copied where there is a copy, or nothing to keep.
+    /// Tier to copy it to. `None` if it has a copy, or no contents.
     pub to: Option<SpillTier>,
-    /// Work that the copy comes behind: what writes.
+    /// Work that the copy waits for: all that writes the buffer.
     pub copy_after: Vec<UseToken>,
-    /// Work that has to be over before the memory is another's: all of it.
+    /// Work that must be complete before the memory is lent: all that uses the buffer.
     pub lend_after: Vec<UseToken>,
 }
 
 /// A host copy to move to the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Push {
-    /// Its name.
+    /// Id of the move.
     pub id: MoveId,
-    /// Which piece.
+    /// The piece.
     pub piece: PieceId,
-    /// How much.
+    /// Length of the copy.
     pub len: Bytes,
 }
 
-/// A copy that counts no more.
+/// A copy that is invalid now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StaleCopy {
-    /// Of which piece.
+    /// The piece.
     pub piece: PieceId,
-    /// Where it is.
+    /// Tier of the copy.
     pub from: SpillTier,
-    /// What may still read it: fills that were queued, and what came behind them.
+    /// Work that may still read it: restores that were queued, and work ordered after them.
     pub after: Vec<UseToken>,
 }
 
-/// What came of a move.
+/// Result of a settled move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settled {
-    /// The piece is back.
+    /// The piece is on the card again.
     Restored {
-        /// Which.
+        /// The piece.
         piece: PieceId,
     },
-    /// The piece is on the card, and the copy counts.
+    /// The piece is on the card, and the copy is valid.
     Cleaned {
-        /// Which.
+        /// The piece.
         piece: PieceId,
-        /// Where the copy is.
+        /// Tier of the copy.
         to: SpillTier,
     },
-    /// The piece left.
+    /// The piece left the card.
     Spilled {
-        /// Which.
+        /// The piece.
         piece: PieceId,
-        /// Of which less is needed now, see [`Deferrables::keep`].
+        /// Range that needs less memory now, see [`Deferrables::needed_memory`].
         range: RangeId,
-        /// Memory that can be had, in whole pages. Nothing while other tenants are there.
+        /// Memory that becomes free, in whole pages. Zero while other tenants of a group are there.
         frees: Bytes,
     },
-    /// The piece stays: it was wanted before it left.
+    /// The piece stays: it was leased before it left.
     Stays {
-        /// Which.
+        /// The piece.
         piece: PieceId,
-        /// Where a copy was made that is stale: drop it.
+        /// Tier of a copy that was made and is stale: drop it.
         stale: Option<SpillTier>,
     },
     /// The copy is on the disk: drop the host's.
     Pushed {
-        /// Of which piece.
+        /// The piece.
         piece: PieceId,
     },
 }
 
-/// What is left of a move that was given up.
+/// Result of an abandoned move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abandoned {
-    /// Which piece.
+    /// The piece.
     pub piece: PieceId,
-    /// As before the move.
+    /// Its state, as before the move.
     pub state: PieceState,
-    /// Of which less is needed now, see [`Deferrables::keep`].
+    /// Range that needs less memory now, see [`Deferrables::needed_memory`].
     pub less: Option<RangeId>,
 }
 
 impl Deferrables {
-    /// A move was *seen* complete. For a copy out with the memory to follow, all uses have to be
-    /// over as well; the range may be lent at once. O(1), and O(tenants) in a group.
+    /// Settles a move that was *observed* complete. For a victim all uses must be complete as well;
+    /// its range may be lent at once. O(1), and O(tenants) in a group.
     ///
     /// # Errors
-    /// There is no such move, or the piece is still used. Nothing changes.
+    /// The move does not exist, or the piece is still used. Nothing changes.
     pub fn settle(&mut self, id: MoveId) -> Result<Settled, SettleError> {
         let piece = self.move_of(id)?;
         match self.motion(piece) {
@@ -140,11 +140,11 @@ impl Deferrables {
         }
     }
 
-    /// A fill was queued and cannot fail any more but with the device. It counts as done, and as
-    /// work that writes the buffer: others come behind it until it is over.
+    /// Settles a restore that is queued and can fail only with the device. It then counts as work
+    /// that writes the buffer: later uses wait for it.
     ///
     /// # Errors
-    /// There is no such move, or it is no fill. Nothing changes.
+    /// The move does not exist, or is no restore. Nothing changes.
     pub fn restore_queued(&mut self, id: MoveId, token: UseToken) -> Result<Settled, SettleError> {
         let piece = self.move_of(id)?;
         if !matches!(self.motion(piece), PieceMove::Restore { .. }) {
@@ -155,11 +155,11 @@ impl Deferrables {
         Ok(self.settle_restore(piece))
     }
 
-    /// All of a copy out is queued, into room that it has, and over when `token` is: whoever writes
-    /// its buffer comes behind that, and does not wait for the copy to be settled. O(1).
+    /// Records that all of a copy out is queued, in room that it has, and complete when `token` is.
+    /// A writer of the buffer waits for that token, and not for the move to settle. O(1).
     ///
     /// # Errors
-    /// There is no such move, or it copies nothing out. Nothing changes.
+    /// The move does not exist, or copies nothing out. Nothing changes.
     pub fn copy_queued(&mut self, id: MoveId, token: UseToken) -> Result<(), SettleError> {
         let piece = self.move_of(id)?;
         let motion = self.motion(piece);
@@ -174,11 +174,11 @@ impl Deferrables {
         Ok(())
     }
 
-    /// A move failed or was given up, and nothing of it runs any more: the piece is as it was
-    /// before, whole. O(1), and O(tenants) in a group.
+    /// Abandons a move that failed or was given up, and of which nothing is in flight. The piece is
+    /// as before, with all its contents. O(1), and O(tenants) in a group.
     ///
     /// # Errors
-    /// There is no such move.
+    /// The move does not exist.
     pub fn abandon(&mut self, id: MoveId) -> Result<Abandoned, UnknownMove> {
         let piece = self.move_of(id)?;
         self.end_move(piece);
@@ -194,7 +194,8 @@ impl Deferrables {
         Ok(Abandoned { piece, state: self.piece(piece).state(), less })
     }
 
-    /// What was chosen in a range and has not left stays: a tenant alone would free nothing.
+    /// Keeps victims of a range on the card that have not left. A tenant that left alone would free
+    /// nothing.
     pub(super) fn cancel_evictions(&mut self, range: super::RangeId) {
         for buffer in self.tenants(range).collect::<Vec<_>>() {
             for piece in &mut self.buffers[buffer].pieces {

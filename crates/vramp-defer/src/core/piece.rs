@@ -1,9 +1,9 @@
-//! One piece: where its contents are, and how it is moving.
+//! One piece: the state of its contents, and its move.
 
 use super::{MoveId, SpillTier, UseToken};
 use vramp_core::Bytes;
 
-/// Which whole and equal copies of a piece exist below the card.
+/// Valid copies of a piece below the card. Each is complete and equal to the contents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Copies {
     /// In pinned memory.
@@ -13,15 +13,15 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// None: what is on the card is *dirty*.
+    /// No copy: contents on the card are *dirty*.
     pub const NONE: Copies = Copies { host: false, disk: false };
 
-    /// True if there is one: what is on the card is *clean*.
+    /// Returns true if there is a copy: contents on the card are *clean*.
     pub const fn any(self) -> bool {
         self.host || self.disk
     }
 
-    /// The one that is read fastest.
+    /// Returns the tier that is read fastest.
     pub const fn best(self) -> Option<SpillTier> {
         match self {
             Copies { host: true, .. } => Some(SpillTier::Host),
@@ -30,7 +30,7 @@ impl Copies {
         }
     }
 
-    /// All of them, the fastest first.
+    /// Returns all tiers with a copy, the fastest first.
     pub fn iter(self) -> impl Iterator<Item = SpillTier> {
         let host = self.host.then_some(SpillTier::Host);
         host.into_iter().chain(self.disk.then_some(SpillTier::Disk))
@@ -49,24 +49,24 @@ impl Copies {
 pub(super) enum ContentPlace {
     /// Nowhere: nothing was written yet.
     Empty,
-    /// On the card, and perhaps below.
+    /// On the card, with or without copies below.
     Card,
     /// Below the card only.
     SpillTier,
 }
 
-/// A move that was decided and has neither been settled nor abandoned.
+/// A move that is neither settled nor abandoned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PieceMove {
     Out {
         id: MoveId,
-        /// Where a copy is being made; none is needed where nothing is dirty.
+        /// Tier of the copy being made. `None` if nothing is dirty.
         to: Option<SpillTier>,
-        /// The memory is to be had when the copy is made.
+        /// The piece is a victim: its memory becomes free when the move settles.
         leaving: bool,
-        /// The contents changed since: the copy is worth nothing.
+        /// The contents changed since: the copy is invalid.
         torn: bool,
-        /// All of the copy is queued, has its room, and is over when this is.
+        /// Token at which the copy is complete, once all of it is queued and has its room.
         queued: Option<UseToken>,
     },
     Restore {
@@ -88,7 +88,7 @@ impl PieceMove {
         }
     }
 
-    /// Where it will take room that it does not have yet, as far as is known.
+    /// Returns the tier where the move will take room that it does not have yet.
     pub fn promised(self) -> Option<SpillTier> {
         match self {
             PieceMove::Out { to, queued: None, .. } => to,
@@ -98,14 +98,14 @@ impl PieceMove {
     }
 }
 
-/// One piece.
+/// One piece of a buffer.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
     /// Bytes of contents.
     pub len: Bytes,
     pub place: ContentPlace,
     pub copies: Copies,
-    /// It has memory on the card.
+    /// Memory on the card is mapped at its address.
     pub backed: bool,
     pub motion: Option<PieceMove>,
 }
@@ -115,7 +115,7 @@ impl Piece {
         Piece { len, place: ContentPlace::Empty, copies: Copies::NONE, backed: false, motion: None }
     }
 
-    /// The end of a copy that reads it, where that is queued.
+    /// Returns the token at which a queued copy has read the piece.
     pub fn copied_until(&self) -> Option<UseToken> {
         match self.motion {
             Some(PieceMove::Out { queued, .. }) => queued,
@@ -143,45 +143,45 @@ impl Piece {
     }
 }
 
-/// What a piece is and does, as `docs/states.md` draws it.
+/// State of a piece, as `docs/states.md` draws it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PieceState {
-    /// Nothing was written yet: it is neither copied out nor in.
+    /// No contents: it is neither copied out nor restored.
     Empty,
     /// On the card; clean if there are copies.
     Resident {
-        /// Below.
+        /// Copies below the card.
         copies: Copies,
     },
-    /// On the card, readable, and a copy is being made.
+    /// On the card and usable; a copy is being made ahead of need.
     Cleaning {
-        /// Below, as yet.
+        /// Copies below the card, without the one in flight.
         copies: Copies,
-        /// Where one more is being made.
+        /// Tier of the copy in flight.
         to: SpillTier,
     },
-    /// A victim: still on the card, until the copy is made and all uses are over.
+    /// A victim: on the card until its copy is complete and all uses are over.
     Leaving {
-        /// Below, as yet.
+        /// Copies below the card, without the one in flight.
         copies: Copies,
-        /// Where one is being made, if one is needed.
+        /// Tier of the copy in flight. `None` if none is needed.
         to: Option<SpillTier>,
     },
     /// Below the card only.
     Spilled {
-        /// At least one.
+        /// Copies below the card; at least one.
         copies: Copies,
     },
-    /// Being brought back for a lease.
+    /// Being restored for a lease.
     Restoring {
-        /// At least one.
+        /// Copies below the card; at least one.
         copies: Copies,
-        /// Which of them is read.
+        /// Tier that is read.
         from: SpillTier,
     },
-    /// Spilled, and on its way from the host to the disk.
+    /// Spilled, and being moved from the host to the disk.
     Pushing {
-        /// The host's.
+        /// Copies below the card; the host's at least.
         copies: Copies,
     },
 }

@@ -1,33 +1,33 @@
-//! Ranges of addresses: one buffer's own, or shared by the small buffers of a group.
+//! Address ranges: one buffer's own, or shared by the small buffers of a group.
 //!
-//! A buffer's own range gives memory back piece by piece. A group is one piece long at most, and
-//! its memory goes back only when no tenant needs any: so its tenants leave together.
+//! A buffer's own range frees memory piece by piece. A group is at most one piece long, and its
+//! memory becomes free only when no tenant needs any. So its tenants leave together.
 
 use std::collections::BTreeMap;
 
 use super::BufferId;
 use vramp_core::Bytes;
 
-/// Tenants begin at multiples of it.
+/// Alignment of tenants.
 pub(super) const BLOCK_ALIGN: Bytes = Bytes::new(512);
 
 #[derive(Clone, Debug)]
 pub(super) struct Range {
-    /// Whole pages.
+    /// A whole number of pages.
     pub len: Bytes,
     pub is_group: bool,
     /// By offset.
     pub tenants: BTreeMap<Bytes, Tenant>,
-    /// How many tenants may not leave.
+    /// Number of tenants that must stay on the card.
     pub unevictable_count: u32,
-    /// How many pieces have memory.
+    /// Number of pieces with memory.
     pub backed: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tenant {
     pub buffer: BufferId,
-    /// Whole grains.
+    /// A multiple of [`BLOCK_ALIGN`].
     pub len: Bytes,
 }
 
@@ -36,7 +36,7 @@ impl Range {
         Range { len, is_group, tenants: BTreeMap::new(), unevictable_count: 0, backed: 0 }
     }
 
-    /// The lowest gap of at least `len`. O(tenants).
+    /// Returns the lowest gap of at least `len`. O(tenants).
     pub fn gap(&self, len: Bytes) -> Option<Bytes> {
         let mut start = Bytes::ZERO;
         for (&offset, tenant) in &self.tenants {
@@ -59,7 +59,7 @@ impl Range {
     }
 }
 
-/// Joins stretches that touch. They come sorted.
+/// Joins adjacent stretches. They come sorted.
 pub(super) fn merged(stretches: impl Iterator<Item = (Bytes, Bytes)>) -> Vec<(Bytes, Bytes)> {
     let mut all: Vec<(Bytes, Bytes)> = Vec::new();
     for (offset, len) in stretches {

@@ -1,64 +1,64 @@
-//! What may be wrong with a request. A refused request changes nothing.
+//! Errors of the planner. A refused call changes nothing.
 
 use super::{
     BufferId, BufferLeaseId, Holds, MoveId, PieceId, RangeId, StreamKey, Ticket, UseToken,
 };
 use vramp_core::Bytes;
 
-/// A buffer that is not there.
+/// A buffer id that names no buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{buffer} does not exist: it was removed, or is another card's")]
+#[error("{buffer} does not exist: it was removed, or belongs to another card")]
 pub struct UnknownBuffer {
-    /// What was given.
+    /// The id.
     pub buffer: BufferId,
 }
 
-/// A range that is not there, or no group where one is wanted.
+/// A range id that names no range, or no group where one is required.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{range} is not there, or is no group: make one with add_group")]
+#[error("{range} does not exist, or is not a group: make one with add_group")]
 pub struct UnknownRange {
-    /// What was given.
+    /// The id.
     pub range: RangeId,
 }
 
-/// A lease that is not there.
+/// A lease id that names no lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{lease} does not exist: it ended, or was never given")]
+#[error("{lease} does not exist: it ended, or was never granted")]
 pub struct UnknownBufferLease {
-    /// What was given.
+    /// The id.
     pub lease: BufferLeaseId,
 }
 
-/// A move that is not there.
+/// A move id that names no move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{id} does not exist: it was settled or abandoned")]
 pub struct UnknownMove {
-    /// What was given.
+    /// The id.
     pub id: MoveId,
 }
 
 /// Why no buffer was added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddError {
-    /// Nothing, or too much.
-    #[error("{len} will not do: ask for at least 1 B and at most {most}")]
+    /// The length is zero, or too large.
+    #[error("length {len} is invalid: request at least 1 B and at most {most}")]
     Length {
-        /// What was asked.
+        /// Requested length.
         len: Bytes,
-        /// The most there can be.
+        /// Largest length allowed.
         most: Bytes,
     },
-    /// No such group.
+    /// The group does not exist.
     #[error(transparent)]
     Unknown(#[from] UnknownRange),
-    /// The group has no such gap.
-    #[error("{group} has no room for {len}, {longest} at most: make another group")]
+    /// The group has no gap of that length.
+    #[error("{group} has no gap of {len}, the longest is {longest}: make another group")]
     Full {
-        /// Which.
+        /// The group.
         group: RangeId,
-        /// What was asked.
+        /// Requested length.
         len: Bytes,
-        /// Its longest gap.
+        /// Longest gap of the group.
         longest: Bytes,
     },
 }
@@ -66,65 +66,65 @@ pub enum AddError {
 /// Why a buffer was not discarded or removed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeldError {
-    /// There is none.
+    /// The buffer does not exist.
     #[error(transparent)]
     Unknown(#[from] UnknownBuffer),
-    /// Somebody needs it.
+    /// The buffer is held.
     #[error("{buffer} is still needed: {holds}")]
     Held {
-        /// Which.
+        /// The buffer.
         buffer: BufferId,
-        /// By what.
+        /// What holds it.
         holds: Holds,
     },
 }
 
-/// Why no lease was given. None of the buffers is held.
+/// Why no lease was granted. None of the buffers is held.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LeaseRefused {
-    /// A buffer is not there.
+    /// A buffer does not exist.
     #[error(transparent)]
     Unknown(#[from] UnknownBuffer),
-    /// They never fit at once: waiting does not help.
+    /// The set never fits: waiting does not help.
     #[error("the buffers need {needed} at once, the card has {capacity} for them: lease fewer")]
     TooLarge {
-        /// In whole pages.
+        /// Memory of the set, in whole pages.
         needed: Bytes,
-        /// What leased buffers may have.
+        /// Most memory that leased buffers may occupy.
         capacity: Bytes,
     },
-    /// Others use them in a way that excludes this one.
+    /// Other leases exclude this one.
     #[error("{} other leases hold the buffers: try again when one has ended", held_by.len())]
     Busy {
-        /// Whose end to wait for.
+        /// Leases to wait for.
         held_by: Vec<BufferLeaseId>,
     },
-    /// Some pieces are on their way in, or further down; or a copy out may still begin to read what
-    /// would be written.
-    #[error("{} pieces are on their way: try again when they have settled", moves.len())]
+    /// Pieces are being restored or pushed to the disk, or would be written while a copy out that is
+    /// not queued yet may read them.
+    #[error("{} pieces are in flight: try again when they have settled", moves.len())]
     Settling {
-        /// Which moves to wait for. One that goes to disk may be abandoned instead.
+        /// Moves to wait for. A push to the disk may be abandoned instead.
         moves: Vec<(MoveId, PieceId)>,
     },
-    /// Too much of the card may not leave it now.
+    /// Too much of the card is unevictable.
     #[error(
         "the buffers need {needed} more, and {committed} of {capacity} may not leave the card: \
          try again when a lease, a pin or an exposure has ended"
     )]
     Full {
-        /// In whole pages, without what is there and may not leave.
+        /// Memory of the set, in whole pages, without what is unevictable already.
         needed: Bytes,
-        /// What is leased, pinned or exposed.
+        /// Memory that is leased, pinned or exposed.
         committed: Bytes,
-        /// What leased buffers may have.
+        /// Most memory that leased buffers may occupy.
         capacity: Bytes,
-        /// All leases of something on the card; none if only pins and exposures are in the way.
+        /// Leases that occupy memory on the card. Empty if only pins and exposures do.
         held_by: Vec<BufferLeaseId>,
     },
-    /// Others have waited longer for the same.
+    /// Older waiters conflict with this request.
     #[error("{} older requests wait for the same: try again once they are served", waiting.len())]
     OlderWaiters {
-        /// The oldest first.
+        /// The conflicting waiters, the oldest first.
         waiting: Vec<Ticket>,
     },
 }
@@ -132,106 +132,111 @@ pub enum LeaseRefused {
 /// Why a lease did not end. It is still held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LeaseEndError {
-    /// There is none.
+    /// The lease does not exist.
     #[error(transparent)]
     Unknown(#[from] UnknownBufferLease),
-    /// Work on pieces that are not there.
-    #[error("{piece} was not brought back: settle its fill first, or cancel the lease")]
+    /// A piece is not on the card.
+    #[error("{piece} was not restored: settle its restore first, or cancel the lease")]
     NotRestored {
-        /// The first such.
+        /// The first such piece.
         piece: PieceId,
     },
     /// Work on a buffer that the lease does not hold.
-    #[error("the lease does not hold {buffer}: name the buffers it was given for")]
+    #[error("the lease does not hold {buffer}: name buffers that it was granted for")]
     OtherBuffer {
-        /// Which.
+        /// The buffer.
         buffer: BufferId,
     },
-    /// Work of a stream that did not wait for what came before.
-    #[error("the lease is not for stream {}: ask for a lease with all streams that use it", stream.0)]
+    /// Work on a stream that did not wait for earlier uses.
+    #[error("the lease is not for stream {}: name every stream in the request", stream.0)]
     OtherStream {
-        /// Which.
+        /// The stream.
         stream: StreamKey,
     },
-    /// A shared lease does not allow writing, and nobody writes behind the end.
-    #[error("the lease does not allow to write {len} at {offset} of {buffer}")]
-    WrittenRange {
-        /// Which.
+    /// The lease is shared, or the bytes lie outside the buffer.
+    #[error("the lease does not allow writing {len} at {offset} of {buffer}")]
+    Written {
+        /// The buffer.
         buffer: BufferId,
-        /// From where.
+        /// Offset of the first byte.
         offset: Bytes,
-        /// How much.
+        /// Number of bytes.
         len: Bytes,
     },
 }
 
-/// Why a move was not settled. It goes on.
+/// Why a move was not settled. It is still in flight.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SettleError {
-    /// There is none.
+    /// The move does not exist.
     #[error(transparent)]
     Unknown(#[from] UnknownMove),
-    /// Memory is never taken from under work.
-    #[error("{piece} is still used by {} streams: report their ends with complete_use first", uses.len())]
+    /// Work that uses the piece is in flight: its memory must not be unmapped.
+    #[error(
+        "{piece} is still used by {} streams: report their ends with complete_use first",
+        uses.len()
+    )]
     StillUsed {
-        /// Which.
+        /// The piece.
         piece: PieceId,
-        /// What to wait for.
+        /// Work to wait for.
         uses: Vec<UseToken>,
     },
-    /// Only fills can be as good as done while they are queued.
-    #[error("{id} does not bring anything back: settle it when it is complete")]
+    /// Only a restore may be settled while it is queued.
+    #[error("{id} restores nothing: settle it when it is complete")]
     NotARestore {
-        /// What was given.
+        /// The move.
         id: MoveId,
     },
-    /// Only copies out are read behind.
+    /// Only a copy out can be waited for in stream order.
     #[error("{id} copies nothing out: settle it when it is complete")]
     NotACopy {
-        /// What was given.
+        /// The move.
         id: MoveId,
     },
 }
 
-/// Why an exposure or a use was not noted, or not released.
+/// Why a pin, an exposure or a use was not recorded, or not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExposeError {
-    /// There is no such buffer.
+    /// The buffer does not exist.
     #[error(transparent)]
     Buffer(#[from] UnknownBuffer),
-    /// There is no such lease.
+    /// The lease does not exist.
     #[error(transparent)]
     Lease(#[from] UnknownBufferLease),
-    /// Without a lease the buffer may be gone before the pointer is used.
-    #[error("the lease does not hold {buffer}: pin it and hand pointers out under a lease")]
+    /// Without a lease the buffer may leave before the pointer is used.
+    #[error("the lease does not hold {buffer}: pin and expose buffers that it was granted for")]
     NotLeased {
-        /// Which.
+        /// The buffer.
         buffer: BufferId,
     },
-    /// The lease says nothing of the card.
-    #[error("{buffer} is read where it is: pin it and hand pointers out under a usual lease")]
-    InPlace {
-        /// Which.
-        buffer: BufferId,
-    },
-    /// Nothing says that the buffer is on the card.
+    /// The lease does not keep the buffer on the card.
     #[error(
-        "{buffer} is not exposed to streams: note uses of a leased buffer where the lease ends"
+        "{buffer} is read in place: pin and expose it under a lease that brings it to the card"
+    )]
+    InPlace {
+        /// The buffer.
+        buffer: BufferId,
+    },
+    /// The buffer may be off the card.
+    #[error(
+        "{buffer} is not exposed to streams: record uses of a leased buffer where the lease ends"
     )]
     NotExposed {
-        /// Which.
+        /// The buffer.
         buffer: BufferId,
     },
     /// Released more often than exposed.
     #[error("{buffer} has no exposure to release")]
     NotOpaque {
-        /// Which.
+        /// The buffer.
         buffer: BufferId,
     },
     /// Unpinned more often than pinned.
     #[error("{buffer} is not pinned")]
     NotPinned {
-        /// Which.
+        /// The buffer.
         buffer: BufferId,
     },
 }

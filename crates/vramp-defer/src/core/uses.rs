@@ -1,4 +1,4 @@
-//! Work on a buffer that is not known to be over.
+//! Work on a buffer that may still run.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::{Access, StreamKey, UseToken};
 
-/// For each stream the furthest work that reads, and the furthest that writes. Lists of a few.
+/// The last reading and the last writing work of each stream. Short lists.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Uses {
     writes: SmallVec<[UseToken; 2]>,
@@ -29,7 +29,7 @@ impl Uses {
         }
     }
 
-    /// These writes run behind all that was noted before: when they are over, so is the rest.
+    /// Replaces all uses by writes that were ordered after them.
     pub fn replace(&mut self, writes: impl Iterator<Item = UseToken>) {
         *self = Uses::default();
         writes.for_each(|token| self.note(token, Access::Exclusive));
@@ -43,12 +43,12 @@ impl Uses {
         self.reads.retain(goes_on);
     }
 
-    /// What a reader waits for, in the order of the streams.
+    /// Returns what a reader waits for, in the order of the streams.
     pub fn writes(&self) -> Vec<UseToken> {
         latest_by_stream(self.writes.iter())
     }
 
-    /// What a writer waits for, in the order of the streams.
+    /// Returns what a writer waits for, in the order of the streams.
     pub fn all(&self) -> Vec<UseToken> {
         latest_by_stream(self.writes.iter().chain(&self.reads))
     }
@@ -61,7 +61,7 @@ impl Uses {
     }
 }
 
-/// One token for each stream, the furthest.
+/// Returns the last token of each stream.
 pub(super) fn latest_by_stream<'a>(tokens: impl Iterator<Item = &'a UseToken>) -> Vec<UseToken> {
     let mut by_stream: BTreeMap<StreamKey, u64> = BTreeMap::new();
     for token in tokens {

@@ -12,51 +12,51 @@ use super::range::Range;
 use super::{CopyOut, Deferrables, EvictionCost, PieceId, Rates, SpillRoom};
 use vramp_core::Bytes;
 
-/// How much is short, and what it costs to move.
+/// Bytes to free, and what moves cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpillDemand {
-    /// What has to be freed.
+    /// Bytes to free.
     pub deficit: Bytes,
-    /// How fast contents move.
+    /// Transfer rates.
     pub rates: Rates,
-    /// What is free below the card, promised or not.
+    /// Free space below the card, promises to moves in flight included.
     pub room: SpillRoom,
 }
 
-/// What leaves at once: a piece, or all that is there of a group.
+/// What leaves together: a piece, or all mapped pieces of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Victim {
-    /// Memory that can be had once all its moves are settled, in whole pages.
+    /// Memory that becomes free once all its moves are settled, in whole pages.
     pub frees: Bytes,
-    /// A piece each.
+    /// A move for each piece.
     pub moves: SmallVec<[CopyOut; 1]>,
-    /// Why it was chosen.
+    /// Cost by which it was chosen.
     pub cost: EvictionCost,
 }
 
-/// What was chosen, the cheapest by byte first within each class.
+/// Victims of one request, within each class the cheapest by byte first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VictimChoice {
-    /// Marked already: each move has to be settled or abandoned.
+    /// Victims, marked as such. Each of their moves has to be settled or abandoned.
     pub victims: Vec<Victim>,
-    /// What all of them free.
+    /// Memory that all of them free.
     pub frees: Bytes,
-    /// What keeps the rest on the card, if they do not free enough.
+    /// What keeps the rest on the card. `None` if the victims free enough.
     pub short: Option<Shortfall>,
 }
 
 /// Why too little could be chosen, in bytes of memory on the card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shortfall {
-    /// What is missing.
+    /// Bytes that are missing.
     pub missing: Bytes,
     /// Held by leases.
     pub leased: Bytes,
     /// Pinned.
     pub pinned: Bytes,
-    /// Handed outside.
+    /// Exposed.
     pub exposed: Bytes,
-    /// Chosen before, or being copied out.
+    /// In flight: chosen before, or being copied out.
     pub moving: Bytes,
     /// Dirty, with no room on host and disk.
     pub no_room: Bytes,
@@ -66,39 +66,36 @@ impl fmt::Display for Shortfall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} more cannot leave the card:", self.missing)?;
         let Shortfall { leased, pinned, exposed, moving, no_room, .. } = self;
-        write!(
-            f,
-            " {leased} are leased, {pinned} pinned, {exposed} exposed, {moving} on their way,"
-        )?;
+        write!(f, " {leased} are leased, {pinned} pinned, {exposed} exposed, {moving} in flight,")?;
         write!(f, " {no_room} have no room on host and disk")
     }
 }
 
-/// What could leave at once.
+/// A possible victim.
 #[derive(Clone, Debug)]
 pub(super) struct Candidate {
     pub pieces: SmallVec<[PieceId; 1]>,
     pub frees: Bytes,
-    /// The lengths of dirty pieces.
+    /// Lengths of its dirty pieces.
     dirty: SmallVec<[Bytes; 1]>,
     pub cost: EvictionCost,
 }
 
 impl Candidate {
-    /// Takes the room it needs below the card. False if there is too little.
+    /// Takes the room it needs below the card. Returns false if there is too little.
     pub fn takes(&self, room: &mut SpillRoom) -> bool {
         self.dirty.iter().all(|&bytes| room.take(bytes).is_some())
     }
 }
 
 impl Deferrables {
-    /// Chooses what leaves the card, and marks it: at most one piece more than the deficit. Never
-    /// what is leased, pinned, exposed or on its way. Each move has to be performed and settled, or
-    /// abandoned.
+    /// Chooses victims and marks them. They free at most one piece more than the deficit. Leased,
+    /// pinned, exposed and moving buffers are never chosen. Each move has to be performed and
+    /// settled, or abandoned.
     ///
-    /// Idle buffers come before those that are wanted soon, and those before the ones in use; lower
-    /// priorities first. Among equals what costs least: the time to write back what is dirty, and
-    /// the time to refill times the odds of an early use. O(n log n) in pieces.
+    /// Idle buffers come first, then those wanted soon, then those in use; within a class lower
+    /// priorities first. Among equals the cheapest comes first: the time to write back, plus the
+    /// time to restore times the probability of an early use. O(n log n) in pieces.
     pub fn choose(&mut self, short: &SpillDemand, now_ns: u64) -> VictimChoice {
         if short.deficit.is_zero() {
             return VictimChoice::default();
@@ -111,7 +108,7 @@ impl Deferrables {
         let (mut room, mut spare) = (short.room, short.room);
         for &index in &cover.picked {
             let covered = candidates[index].takes(&mut spare);
-            debug_assert!(covered, "the cover took it as well");
+            debug_assert!(covered, "the cover took the same room");
         }
         let victims: Vec<Victim> = cover
             .picked
@@ -126,7 +123,7 @@ impl Deferrables {
         VictimChoice { victims, frees, short }
     }
 
-    /// What is dirty takes of `room`; of `spare` what need not be copied.
+    /// Dirty pieces take of `room`, additional copies of `spare`.
     fn send(
         &mut self,
         candidate: &Candidate,
@@ -137,7 +134,7 @@ impl Deferrables {
         for &piece in &candidate.pieces {
             let dirty = self.piece(piece).is_dirty().then(|| self.piece(piece).len);
             let to = match dirty {
-                Some(len) => Some(room.take(len).expect("the cover took it as well")),
+                Some(len) => Some(room.take(len).expect("the cover took the same room")),
                 None => self.copy_to_read(piece, spare),
             };
             moves.push(self.begin_out(piece, to, true));
@@ -158,7 +155,7 @@ impl Deferrables {
         CopyOut { id, piece, at: self.piece_slice(piece), to, copy_after, lend_after }
     }
 
-    /// All that may leave now, in no order that matters. What may not is added to the shortfall.
+    /// Returns all possible victims, in any order, and adds what cannot leave to the shortfall.
     pub(super) fn candidates(
         &self,
         short: &SpillDemand,
@@ -230,7 +227,7 @@ impl Deferrables {
     }
 }
 
-/// Where memory is counted that a buffer keeps on the card.
+/// Returns the sum in which a buffer that cannot leave is counted.
 fn reason_to_stay<'a>(buffer: &Buffer, stay: &'a mut Shortfall) -> &'a mut Bytes {
     if !buffer.holders.is_empty() {
         &mut stay.leased

@@ -1,18 +1,20 @@
-//! The line: requests that were refused and wait, in the order of their arrival.
+//! The wait queue: refused requests in order of arrival.
 //!
-//! 1. A refused request lines up ([`Deferrables::enqueue`]). In line it holds nothing.
-//! 2. It asks again with its ticket, whenever something changed. A lease is given only if nobody
-//!    older in line waits for the same, so no stream of others can keep it waiting for ever.
-//! 3. Served or not, whoever waited leaves ([`Deferrables::dequeue`]).
+//! 1. A refused request enters the queue ([`Deferrables::enqueue`]). It holds nothing there.
+//! 2. It retries with its ticket after each change. A lease is granted only if no older waiter
+//!    conflicts with it, so a sequence of later requests cannot starve a waiter.
+//! 3. Granted or not, it leaves the queue ([`Deferrables::dequeue`]).
 //!
-//! Two requests want the same if they name a buffer that one of them writes, or that one of them uses
-//! on the card and the other reads below it; or if the older one lacks room and the younger one would
-//! keep some from it. There is one exception: whoever holds
-//! what the older one waits for, directly or through others that wait, passes it. It would wait for
-//! itself otherwise. So who takes one lease after another and always holds one of them passes others
-//! as before.
+//! Two requests conflict if
+//! - both name a buffer that one of them writes, or that one uses on the card and the other reads
+//!   in place; or
+//! - the older one lacks room, and the younger one would keep some from it.
 //!
-//! Deliberately absent: deadlines. Nobody is served by waiting alone; whoever gives up leaves.
+//! There is one exception. The holder of a lease that an older waiter needs, directly or through
+//! other waiters, may overtake it: else it would wait for itself. So a thread that takes one lease
+//! after another, and always holds one of them, overtakes others.
+//!
+//! Deliberately absent: deadlines. The caller that gives up leaves the queue.
 
 use std::collections::BTreeSet;
 
@@ -25,23 +27,22 @@ use super::{
 };
 use vramp_core::Bytes;
 
-/// Whoever waits.
+/// A request in the queue.
 #[derive(Clone, Debug)]
 pub(super) struct Waiter {
-    /// Each once, by the stronger access.
+    /// Each once, with the stronger access.
     pub buffers: SmallVec<[(BufferId, Access); 4]>,
-    /// What it reads where it is, if that can be when it is served.
+    /// Buffers that it reads in place if possible when it is granted.
     pub in_place_allowed: SmallVec<[BufferId; 2]>,
     pub holder: HolderKey,
 }
 
 impl Deferrables {
-    /// Puts a request into the line, behind all that wait already. It stays there until it leaves. A
-    /// request that is in line keeps its place: from now on it waits for this, and for the buffers
-    /// that `in_place_allowed` where they are.
+    /// Adds a request to the end of the queue. A request that is in the queue keeps its place, and
+    /// now waits for these buffers and what `in_place_allowed` names.
     ///
     /// # Errors
-    /// A buffer is not there.
+    /// A buffer does not exist.
     pub fn enqueue(
         &mut self,
         request: &LeaseRequest<'_>,
@@ -56,13 +57,14 @@ impl Deferrables {
         Ok(ticket)
     }
 
-    /// Takes a request out of the line, served or not. False if it was not there.
+    /// Removes a request from the queue, granted or not. Returns false if it was not there.
     pub fn dequeue(&mut self, ticket: Ticket) -> bool {
         self.wait_queue.remove(&ticket).is_some()
     }
 
-    /// Whom a request must not overtake, the oldest first. O(1) while nobody waits, O(line * pieces)
-    /// for whoever holds nothing, and O(line^3 * pieces) at most.
+    /// Refuses a request with the older waiters that it must not overtake, the oldest first. O(1)
+    /// if the queue is empty, O(queue * pieces) for a holder without leases, at most O(queue^3 *
+    /// pieces).
     pub(super) fn check_queue(
         &self,
         wanted: &SplitRequest,
@@ -89,13 +91,13 @@ impl Deferrables {
         self.split_by_place(&waiter.buffers, &waiter.in_place_allowed)
     }
 
-    /// True if the younger one would take, or keep, what the older one waits for.
+    /// Returns true if the younger request would take, or keep, what the older one waits for.
     fn conflict(&self, older: &SplitRequest, younger: &SplitRequest) -> bool {
         let same = |&(buffer, access): &(BufferId, Access)| {
             let mut others = older.come.iter();
             others.any(|&(other, held)| other == buffer && access.max(held) == Access::Exclusive)
         };
-        // Nobody uses on the card what is read where it is.
+        // No work uses a buffer on the card while it is read in place.
         let apart = |one: &SplitRequest, other: &SplitRequest| {
             one.stay.iter().any(|id| other.come.iter().any(|(come, _)| come == id))
         };
@@ -105,14 +107,14 @@ impl Deferrables {
         if !self.lacks_room(older) {
             return false;
         }
-        // What the older one needs as well, and what is kept anyway, is not taken from it.
+        // What the older one needs too, and what no lease keeps on the card, is not taken from it.
         let needed = self.ranges_of(&older.come);
         let mut ranges = self.ranges_of(&younger.come).into_iter();
         ranges.any(|range| !needed.contains(&range) && !self.is_pinned_or_exposed(range))
     }
 
-    /// True if it waits for room that it can have once leases end. Whoever waits for more, for a pin
-    /// to be taken off, does not keep others waiting.
+    /// Returns true if a request waits for room that it can have once leases end. One that waits
+    /// for more, for a pin to be removed, holds up no other.
     fn lacks_room(&self, wanted: &SplitRequest) -> bool {
         let all_there = wanted.come.iter().all(|&(id, _)| self.buffers.contains_key(id));
         if !all_there || self.has_room(&wanted.come).is_ok() {
@@ -128,12 +130,12 @@ impl Deferrables {
         kept + needed <= self.config.capacity
     }
 
-    /// True if a range would stay on the card without any lease.
+    /// Returns true if a range would stay on the card without any lease.
     fn is_pinned_or_exposed(&self, range: super::RangeId) -> bool {
         self.tenants(range).any(|id| self.buffers[id].is_pinned_or_exposed())
     }
 
-    /// True if a waiter cannot be served before `holder` ends a lease.
+    /// Returns true if a waiter cannot be granted before `holder` ends a lease.
     fn is_waited_for_by(&self, holder: HolderKey, ticket: Ticket) -> bool {
         if !self.leases.values().any(|lease| lease.holder == holder) {
             return false;
@@ -155,7 +157,8 @@ impl Deferrables {
         holders.contains(&holder)
     }
 
-    /// Leases that have to end before a waiter can be served. What stays waits for none.
+    /// Returns the leases that must end before a waiter can be granted. What is read in place waits
+    /// for none.
     fn leases_before(&self, wanted: &SplitRequest) -> BTreeSet<BufferLeaseId> {
         let there = |&&(id, _): &&(BufferId, Access)| self.buffers.contains_key(id);
         let there: SmallVec<[_; 4]> = wanted.come.iter().filter(there).copied().collect();

@@ -1,4 +1,4 @@
-//! Buffers as their users hold them: owners, views, pins and hints.
+//! Handles of buffers: owners, views, pins and hints.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::spill_error::SpillError;
 use super::state::Shared;
 use vramp_tiers::Deadline;
 
-/// What all handles of a buffer share. With the last one the buffer goes.
+/// Shared by all handles of a buffer. The buffer ends with the last of them.
 pub(super) struct Owner {
     pub shared: Arc<Shared>,
     pub id: BufferId,
@@ -33,15 +33,16 @@ impl Drop for Owner {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         state.orphans.push(self.id);
-        // What cannot be asked counts as in use.
+        // Work that cannot be queried counts as in flight.
         let _ = state.poll();
         drop(state);
         self.shared.notify();
     }
 }
 
-/// Contents that may leave the card while nobody uses them, at an address that stays. Clones and
-/// views are the same buffer: it leaves and comes back as a whole, and goes with the last of them.
+/// A buffer whose contents may leave the card while no lease holds it. Its address stays. Clones
+/// and views are the same buffer: it is evicted and restored as a whole, and ends with the last of
+/// them.
 #[derive(Clone)]
 pub struct DeferrableBuffer {
     pub(super) owner: Arc<Owner>,
@@ -62,28 +63,28 @@ impl DeferrableBuffer {
         DeferrableBuffer { owner: Arc::new(owner), offset: Bytes::ZERO, len }
     }
 
-    /// How long it is.
+    /// Returns its length.
     pub fn len(&self) -> Bytes {
         self.len
     }
 
-    /// Never: a buffer has a length. A view may have none.
+    /// Returns true for an empty view. A buffer is never empty.
     pub fn is_empty(&self) -> bool {
         self.len.is_zero()
     }
 
-    /// Where it lies, for its whole life. Only a lease says that something is there: whoever reads
-    /// the address without one loses the device.
+    /// Returns its addresses, which never change. Memory is behind them only under a lease: work
+    /// that uses the addresses without one loses the device.
     pub fn addresses(&self) -> AddrRange {
         AddrRange::new(self.owner.start() + self.offset, self.len)
     }
 
-    /// Its name in records and reports.
+    /// Returns its id in records and reports.
     pub fn id(&self) -> BufferId {
         self.owner.id
     }
 
-    /// A part of it, as a buffer: it shares leases, place and life with the whole.
+    /// Returns a part of it as a buffer, which shares leases, place and lifetime with the whole.
     ///
     /// # Errors
     /// The part does not lie inside.
@@ -100,7 +101,7 @@ impl DeferrableBuffer {
         }
     }
 
-    /// A lease on it alone, for work on `stream`; waits as long as the manager's patience.
+    /// Leases this buffer alone, for work on `stream`; waits for at most the manager's patience.
     ///
     /// # Errors
     /// As [`SpillManager::lease`](super::SpillManager::lease).
@@ -109,25 +110,26 @@ impl DeferrableBuffer {
         self.owner.shared.lease(&[(self, access)], &[stream], deadline, InPlaceMode::Never)
     }
 
-    /// Lets it be read at its address also while it is spilled: its copies are then kept in host
-    /// memory that is mapped there, and [`read_in_place`](DeferrableBuffer::read_in_place) brings
-    /// nothing back. For the buffer's life; what is spilled by now is so once it was back.
+    /// Allows reading it in place while it is spilled: its copies lie in host memory that is mapped
+    /// at its addresses, and [`read_in_place`](DeferrableBuffer::read_in_place) restores nothing.
+    /// For the buffer's lifetime. What is spilled already can be read in place only after it was
+    /// restored and left again.
     ///
-    /// Such copies count against the host's space, and take driver calls for each piece that
-    /// leaves: create, map and allow, and those that end its handle. Where the host is short they
-    /// go to the disk after all others, and what is there cannot be read in place until it was back
-    /// and left again.
+    /// Such copies count against the host's space. Each piece that leaves costs a create, a map and
+    /// a set-access, and later the calls that release the handle. When the host is short they are
+    /// the last copies to be pushed to the disk. What is there can be read in place only after it
+    /// was restored and left again.
     ///
     /// # Errors
-    /// The device maps no host memory, or the buffer is one of a group.
+    /// The device maps no host memory, or the buffer is part of a group.
     pub fn readable_while_spilled(&self) -> Result<(), SpillError> {
         self.owner.shared.make_readable(self.owner.id)
     }
 
-    /// A shared lease that leaves each piece where it is: what is spilled is read over the bus.
-    /// While it is held nothing of the buffer moves. Where that cannot be, and once it was read so
-    /// [often](super::SpillConfig::promote_after) that it should be on the card and can be, it is a
-    /// usual lease. For sets see [`lease_in_place`](super::SpillManager::lease_in_place).
+    /// Leases it shared without moving it: spilled pieces are read over the bus, and no piece moves
+    /// while the lease is held. If that is not possible, or after enough [reads in
+    /// place](super::SpillConfig::promote_after) if it can be restored, this is a usual lease. For
+    /// sets see [`lease_in_place`](super::SpillManager::lease_in_place).
     ///
     /// # Errors
     /// As [`lease`](DeferrableBuffer::lease).
@@ -136,12 +138,13 @@ impl DeferrableBuffer {
         self.owner.shared.lease_in_place(&[(self, Access::Shared)], &[stream], deadline)
     }
 
-    /// What each of its pieces is and does.
+    /// Returns the state of each piece.
     pub fn states(&self) -> Vec<PieceState> {
         self.owner.shared.lock().core.states(self.owner.id).unwrap_or_default()
     }
 
-    /// True if all that it contains is on the card now. Without a lease that may change at once.
+    /// Returns true if all its contents are on the card now. Without a lease that may change at
+    /// once.
     pub fn is_resident(&self) -> bool {
         self.states().iter().all(|state| {
             matches!(
@@ -154,12 +157,12 @@ impl DeferrableBuffer {
         })
     }
 
-    /// Says that it is needed soon: others leave first.
+    /// Hints that it is needed soon: others leave first.
     pub fn will_need(&self) {
         self.hint(Hint::WillNeed);
     }
 
-    /// Says that it is not needed soon: it leaves before others.
+    /// Hints that it is not needed soon: it leaves before others.
     pub fn wont_need(&self) {
         self.hint(Hint::WontNeed);
     }
@@ -169,16 +172,16 @@ impl DeferrableBuffer {
         hinted.expect("a buffer lives as long as its handles");
     }
 
-    /// Buffers of lower priority leave first. At first it is 0.
+    /// Sets the priority, 0 at first. Buffers of lower priority leave first.
     pub fn set_priority(&self, priority: i32) {
         let set = self.owner.shared.lock().core.set_priority(self.owner.id, priority);
         set.expect("a buffer lives as long as its handles");
     }
 
-    /// Brings it to the card ahead of need, without a lease. Nobody waits for the copies.
+    /// Restores it ahead of need, without a lease. The calling thread does not wait for the copies.
     ///
     /// # Errors
-    /// As [`lease`](DeferrableBuffer::lease), but it does not wait for others.
+    /// As [`lease`](DeferrableBuffer::lease), but without waiting for other leases.
     pub fn prefetch(&self) -> Result<(), SpillError> {
         let now = Deadline::from(std::time::Instant::now());
         let wanted = [(self, Access::Shared)];
@@ -187,11 +190,10 @@ impl DeferrableBuffer {
         Ok(())
     }
 
-    /// Says that what it contains is not needed: it is neither copied out nor in any more until it
-    /// is written.
+    /// Discards its contents: they are neither copied out nor restored until it is written.
     ///
     /// # Errors
-    /// Somebody holds it.
+    /// A lease, a pin, an exposure or a move holds it.
     pub fn discard(&self) -> Result<(), SpillError> {
         let mut state = self.owner.shared.lock();
         state.poll()?;
@@ -200,8 +202,8 @@ impl DeferrableBuffer {
         Ok(())
     }
 
-    /// Replaces the bytes from `offset` on by `bytes`, from the host, and waits until they are there.
-    /// It is brought to the card for that.
+    /// Writes `bytes` at `offset` from the host, and waits until they are there. The buffer is
+    /// restored for that.
     ///
     /// # Errors
     /// As [`lease`](DeferrableBuffer::lease), or the bytes do not fit.
@@ -222,8 +224,8 @@ impl DeferrableBuffer {
         Ok(())
     }
 
-    /// Copies the bytes from `offset` on into `into`, to the host, behind the work that writes them.
-    /// It is brought to the card for that.
+    /// Reads from `offset` into `into` on the host, after work in flight that writes the buffer. It
+    /// is restored for that.
     ///
     /// # Errors
     /// As [`lease`](DeferrableBuffer::lease), or there are not so many bytes.

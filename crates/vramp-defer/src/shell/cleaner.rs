@@ -1,4 +1,4 @@
-//! The thread that copies out ahead of need.
+//! The thread that copies contents out ahead of need.
 
 use std::sync::{Arc, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -10,12 +10,12 @@ use super::spill_config::CleanerConfig;
 use super::state::Shared;
 use crate::sync::{Condvar, Mutex, lock};
 
-/// A thread that never rests would only take the lock from others.
+/// Shortest period: a thread that never sleeps would keep the lock from others.
 const SHORTEST: Duration = Duration::from_micros(100);
 
 type Bell = Arc<(Mutex<bool>, Condvar)>;
 
-/// Ends with its manager.
+/// The cleaner's thread; dropping this ends it.
 pub(super) struct Cleaner {
     bell: Bell,
     thread: Option<JoinHandle<()>>,
@@ -26,7 +26,7 @@ impl Cleaner {
         let bell = Bell::default();
         let (ring, weak) = (Arc::clone(&bell), Arc::downgrade(shared));
         let builder = std::thread::Builder::new().name("vramp-cleaner".to_owned());
-        // Without a thread nothing is copied ahead; everything else works.
+        // Without a thread nothing is copied ahead of need. All else works.
         let thread = builder.spawn(move || work(&ring, &weak, how)).ok();
         Cleaner { bell, thread }
     }
@@ -36,7 +36,7 @@ fn work((ended, rung): &(Mutex<bool>, Condvar), shared: &Weak<Shared>, how: Clea
     loop {
         let mut over = lock(ended);
         if !*over {
-            // Looking a little early does no harm.
+            // A spurious wake-up does no harm.
             let waited = rung.wait_timeout(over, how.every.max(SHORTEST));
             over = waited.unwrap_or_else(PoisonError::into_inner).0;
         }

@@ -1,4 +1,4 @@
-//! Work that uses buffers: events on streams, and what the core calls them.
+//! Work that uses buffers: events on streams, and the tokens by which the planner names them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use crate::planner::{StreamKey, UseToken};
 use vramp_alloc::{Allocator, Driver, DriverError};
 use vramp_driver::{Event, Stream};
 
-/// Recorded events of every stream, oldest first, and a stock of unused ones.
+/// Recorded events of every stream, oldest first, and unused events for reuse.
 pub(super) struct Events {
     allocator: Arc<Allocator>,
     driver: Arc<dyn Driver>,
@@ -21,7 +21,7 @@ struct Open {
     events: VecDeque<(u64, Event)>,
 }
 
-/// What the core calls a stream.
+/// Returns the planner's key of a stream.
 pub(super) fn key(stream: Stream) -> StreamKey {
     StreamKey(stream.number())
 }
@@ -32,7 +32,8 @@ impl Events {
         Events { allocator, driver, streams: BTreeMap::new(), stock: Vec::new() }
     }
 
-    /// A name for all that is queued on `stream` by now. Two driver calls at most.
+    /// Records an event on `stream`. Returns a token for all that is queued by now. At most two
+    /// driver calls.
     pub fn note(&mut self, stream: Stream) -> Result<UseToken, DriverError> {
         let event = match self.stock.pop() {
             Some(event) => event,
@@ -48,8 +49,8 @@ impl Events {
         Ok(UseToken { stream: key(stream), number: open.last })
     }
 
-    /// The same; `None` if no event could be recorded and the stream was waited for instead. A device
-    /// that can do neither does no work any more.
+    /// Records an event, or, if that fails, waits for the stream and returns `None`. A device that
+    /// can do neither runs no more work.
     pub fn note_or_wait(&mut self, stream: Stream) -> Option<UseToken> {
         let noted = self.note(stream);
         if noted.is_err() {
@@ -58,40 +59,41 @@ impl Events {
         noted.ok()
     }
 
-    /// True if what is queued on a stream becomes part of a graph.
+    /// Returns true if work queued on a stream becomes part of a graph.
     pub fn captures(&self, stream: Stream) -> bool {
         self.driver.is_capturing(stream).unwrap_or(false)
     }
 
-    /// The device's clock.
+    /// Returns the time of the device's clock.
     pub fn now_ns(&self) -> u64 {
         self.driver.now_ns()
     }
 
-    /// The event that tells when the work is over; `None` once that is known.
+    /// Returns the event of a token; `None` once its work is known to be complete.
     pub fn of(&self, token: UseToken) -> Option<Event> {
         let open = self.streams.get(&token.stream)?;
-        // Its own: the next one would have whoever waits wait for later work as well.
+        // The token's own event: a later one would make the waiter wait for later work too.
         open.events.iter().find(|(number, _)| *number == token.number).map(|&(_, event)| event)
     }
 
-    /// True if the work is over. A query, and a call for each stream, where that is not known yet.
+    /// Returns true if the work is complete. If that is not known yet, one query and one call for
+    /// each stream.
     pub fn is_over(&self, token: UseToken) -> bool {
         let Some(event) = self.of(token) else { return true };
-        // What cannot be asked counts as under way.
+        // Work that cannot be queried counts as in flight.
         !self.allocator.any_captures().unwrap_or(true) && self.driver.query(event).unwrap_or(false)
     }
 
-    /// The last event of each stream with work that is not known to be over.
+    /// Returns the last event of each stream with work in flight.
     pub fn last(&self) -> impl Iterator<Item = Event> {
         self.streams.values().filter_map(|open| open.events.back().map(|&(_, event)| event))
     }
 
-    /// The work of each stream that is over and was not known to be, and whether all could be
-    /// asked. Nobody is asked while a stream captures.
+    /// Returns the work of each stream that completed since the last call, and whether all queries
+    /// succeeded. While a stream captures there are none.
     ///
-    /// A query for each stream with work that was done with all of it; one for each event up to the
-    /// first open one else.
+    /// One query for a stream whose work is all complete; for another one, a query for each event
+    /// up to the first that is not.
     pub fn poll(&mut self) -> (Vec<UseToken>, Result<(), DriverError>) {
         let mut over = Vec::new();
         if self.last().next().is_none() {
@@ -137,7 +139,7 @@ impl Drop for Events {
     fn drop(&mut self) {
         let open = std::mem::take(&mut self.streams).into_values().flat_map(|open| open.events);
         for event in self.stock.drain(..).chain(open.map(|(_, event)| event)) {
-            // Nobody is left to tell; the device ends what stays.
+            // No caller is left to report to. The device destroys what stays.
             let _ = self.driver.destroy_event(event);
         }
     }

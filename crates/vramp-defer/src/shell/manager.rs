@@ -1,4 +1,4 @@
-//! Who keeps a card's deferrable buffers, and answers when memory runs short.
+//! The manager of a card's deferrable buffers. It spills them when memory runs short.
 
 use std::sync::{Arc, Weak};
 
@@ -21,50 +21,12 @@ use vramp_tiers::Deadline;
 use vramp_tiers::DiskStore;
 use vramp_tiers::MemorySpace;
 use vramp_tiers::Mover;
-use vramp_tiers::spill::SpillerRegistration;
+use vramp_tiers::SpillerRegistration;
 
-/// The deferrable buffers of one card.
+/// The deferrable buffers of one card. [The crate's page](crate) has an example.
 ///
-/// ```
-/// use std::sync::Arc;
-/// use vramp_alloc::{Allocator, Bytes, Config, Preset};
-/// use vramp_defer::{Access, SpillConfig, SpillManager, SpillParts};
-/// use vramp_tiers::host::HostPoolConfig;
-/// use vramp_tiers::movers::MoverConfig;
-/// use vramp_tiers::{HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};
-///
-/// let device = vramp_alloc::open("sim:h200")?.driver;
-/// let limit = Some(Bytes::mib(256));
-/// let config = Config { limit, ..Config::preset(Preset::Vramp) };
-/// let allocator = Arc::new(Allocator::new(Arc::clone(&device), config)?);
-/// let stream = allocator.create_stream()?;
-/// let queue = allocator.stream(stream).expect("it was made just now");
-///
-/// // What leaves the card goes to a GiB of pinned memory.
-/// let spaces = ReservationManager::new([(SpaceId::host(0), SpaceConfig::host(Bytes::gib(1)))])?;
-/// let host = spaces.space(SpaceId::host(0)).expect("it was configured");
-/// let pool = HostPool::new(&host, HostPoolConfig::default(), [Arc::clone(&device)])?;
-/// let mover = Mover::new(Arc::clone(&device), &pool, MoverConfig::default())?;
-/// let parts = SpillParts { allocator, mover, disk: None, budget: None };
-/// let manager = SpillManager::new(parts, SpillConfig::default())?;
-///
-/// // Four buffers of 128 MiB, on a card of which 256 MiB may be used.
-/// let buffers = (0..4).map(|_| manager.buffer(Bytes::mib(128))).collect::<Result<Vec<_>, _>>()?;
-/// for buffer in &buffers {
-///     let lease = buffer.lease(Access::Exclusive, stream)?;
-///     device.fill(queue, lease.address(0), 7)?; // or a kernel
-/// }
-/// assert!(!buffers[0].is_resident() && buffers[3].is_resident());
-///
-/// // A kernel that uses two of them finds both, where they always are.
-/// let both = [(&buffers[0], Access::Shared), (&buffers[1], Access::Exclusive)];
-/// let lease = manager.lease(&both, stream)?;
-/// assert_eq!(lease.address(0), buffers[0].addresses());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// As long as it lives, the allocator's requests, and reservations in the space that it charges,
-/// make buffers leave when memory runs short. It must live as long as its buffers are used.
+/// While the manager lives, allocations of its allocator, and reservations in the space that it
+/// charges, spill buffers when memory runs short. It must live as long as its buffers are used.
 pub struct SpillManager {
     shared: Arc<Shared>,
     registration: Registration,
@@ -72,36 +34,38 @@ pub struct SpillManager {
     _cleaner: Option<Cleaner>,
 }
 
-/// What a manager is made of.
+/// Parts that a manager is made of.
 #[derive(Clone)]
 pub struct SpillParts {
-    /// Whose memory the buffers have. Of the preset vramp, on a device with virtual memory.
+    /// Allocator of the buffers' memory: of the preset vramp, on a device with virtual memory.
     pub allocator: Arc<Allocator>,
-    /// Moves between the card and the host's pool. Of the allocator's device.
+    /// Mover between the allocator's device and the host pool.
     pub mover: Mover,
-    /// Where contents go when the host is full.
+    /// Disk store for contents that the host has no room for.
     pub disk: Option<Arc<DiskStore>>,
-    /// What is charged for buffers on the card, and spills for reservations.
+    /// Space that is charged for buffers on the card, and whose reservations may spill them.
     pub budget: Option<MemorySpace>,
 }
 
 impl SpillManager {
-    /// A manager without buffers. A stream is made for it.
+    /// Returns a manager without buffers. It creates streams of its own.
     ///
     /// # Errors
-    /// The configuration makes no sense, or the mover is another device's.
+    /// The configuration is invalid, or the mover is of another device.
     pub fn new(parts: SpillParts, config: SpillConfig) -> Result<SpillManager, SpillError> {
         let SpillParts { allocator, mover, disk, budget } = parts;
         if !Arc::ptr_eq(allocator.driver(), mover.driver()) {
-            return Err(SpillError::Settings("the mover is another device's than the allocator"));
+            return Err(SpillError::Settings(
+                "the mover and the allocator are of different devices",
+            ));
         }
         if config.piece < Bytes::mib(4) && config.piece < mover.driver().info().limits.page * 2 {
-            return Err(SpillError::Settings("a piece has to be 4 MiB at least"));
+            return Err(SpillError::Settings("a piece must be at least 4 MiB"));
         }
         if let Some(cleaner) = &config.cleaner
             && !(0.0..=1.0).contains(&cleaner.above)
         {
-            return Err(SpillError::Settings("the cleaner's level is no part of the capacity"));
+            return Err(SpillError::Settings("the cleaner's level must lie between 0 and 1"));
         }
         let cleaner = config.cleaner;
         let shared = Shared::new(&allocator, mover, disk, budget.clone(), config)?;
@@ -110,22 +74,19 @@ impl SpillManager {
         let registration = allocator.on_shortage(move |shortage| answer(&weak, shortage));
         let spiller = budget.map(|space| {
             let weak = Arc::downgrade(&shared);
-            space.register_spiller(
-                Priority::default(),
-                move |shortage: &vramp_tiers::spill::SpillRequest<'_>| {
-                    let Some(shared) = Weak::upgrade(&weak) else { return Bytes::ZERO };
-                    shared.spill(shortage.bytes(), &|| shortage.left()).freed
-                },
-            )
+            space.on_shortage(Priority::default(), move |shortage: &vramp_tiers::Shortage<'_>| {
+                let Some(shared) = Weak::upgrade(&weak) else { return Bytes::ZERO };
+                shared.spill(shortage.bytes(), &|| shortage.left()).freed
+            })
         });
         let cleaner = cleaner.map(|how| Cleaner::start(&shared, how));
         Ok(SpillManager { shared, registration, _spiller: spiller, _cleaner: cleaner })
     }
 
-    /// A buffer of `len`, empty: addresses, and no memory before the first lease.
+    /// Returns an empty buffer of `len`. It has addresses, and no memory before the first lease.
     ///
     /// # Errors
-    /// No length, or no addresses.
+    /// The length is zero, or the addresses could not be reserved.
     pub fn buffer(&self, len: Bytes) -> Result<DeferrableBuffer, SpillError> {
         let mut guard = self.shared.lock();
         let state = &mut *guard;
@@ -142,29 +103,29 @@ impl SpillManager {
             }
             Err(error) => {
                 let removed = state.core.remove(added.buffer);
-                debug_assert!(removed.is_ok(), "nobody holds a buffer that nobody knows");
+                debug_assert!(removed.is_ok(), "a new buffer is not held");
                 Err(error.into())
             }
         }
     }
 
-    /// A group of small buffers that are used together and live as long as each other. They share
-    /// memory, and leave together.
+    /// Returns a group for small buffers that are used together and have the same lifetime. They
+    /// share memory, and leave together.
     pub fn group(&self) -> BufferGroup {
         BufferGroup { shared: Arc::clone(&self.shared), ranges: Mutex::default() }
     }
 
-    /// The right to use all of the buffers, for work on `stream`: brings them to the card, at their
-    /// addresses, and lets the stream come behind the copies and behind others' work on them. All or
-    /// nothing; it waits for others as long as the manager's patience, in the order of arrival, and
+    /// Leases all of the buffers, for work on `stream`. Restores them at their addresses; the
+    /// stream waits for the copies and for earlier work on the buffers. All or nothing. If other
+    /// leases are in the way, waits in order of arrival, for at most [`SpillConfig::patience`], and
     /// holds nothing meanwhile.
     ///
-    /// Beside what moves: a driver call for each stream, one for each piece of work to wait for, and
-    /// at the end another call and an event for each stream.
+    /// Beside what moves: one driver call for each stream, one for each stream to wait for, and at
+    /// the end a call and an event for each stream.
     ///
     /// # Errors
-    /// They do not fit on the card at once, others hold them too long, or memory or data did not
-    /// come. The buffers are then where they were, or where they went, whole.
+    /// The set does not fit on the card, other leases did not end in time, or memory or contents
+    /// could not be restored. Contents stay whole, on the card or below.
     pub fn lease(
         &self,
         buffers: &[(&DeferrableBuffer, Access)],
@@ -173,7 +134,7 @@ impl SpillManager {
         self.lease_on(buffers, &[stream], self.shared.config.patience)
     }
 
-    /// The same for several streams, waiting until a deadline.
+    /// Leases for work on several streams, waiting until a deadline.
     ///
     /// # Errors
     /// As [`lease`](SpillManager::lease).
@@ -186,16 +147,15 @@ impl SpillManager {
         self.shared.lease(buffers, streams, deadline.into(), InPlaceMode::Never)
     }
 
-    /// The same as [`lease`](SpillManager::lease), but what is only read, and was made
+    /// Leases as [`lease`](SpillManager::lease) does, but a buffer that is only read, and was made
     /// [readable while spilled](DeferrableBuffer::readable_while_spilled), stays where it is: its
-    /// spilled pieces are read over the bus. The rest of the set comes to the card, and only the
-    /// rest has to fit there. All or nothing.
+    /// spilled pieces are read over the bus. Only the rest of the set has to fit on the card. All
+    /// or nothing.
     ///
-    /// It is decided for each buffer alone. One of the set comes as usual if it is written, if all
-    /// of it is on the card already, if a piece is on the disk or on its way, or if somebody holds
-    /// it to use it on the card; and once it was read in place
-    /// [often](super::SpillConfig::promote_after), if it can come without waiting.
-    /// [`LeaseSet::is_in_place`] tells which stayed.
+    /// Each buffer is decided on its own. It comes to the card if it is written, if a piece is on
+    /// the disk or in flight, or if another lease uses it on the card. It also comes after enough
+    /// [reads in place](SpillConfig::promote_after), if it can without waiting.
+    /// [`LeaseSet::is_in_place`] returns which stayed.
     ///
     /// ```no_run
     /// # use vramp_defer::{Access, DeferrableBuffer, SpillError, SpillManager};
@@ -209,7 +169,7 @@ impl SpillManager {
     /// ```
     ///
     /// # Errors
-    /// As [`lease`](SpillManager::lease), about what has to come.
+    /// As [`lease`](SpillManager::lease), about what has to come to the card.
     pub fn lease_in_place(
         &self,
         buffers: &[(&DeferrableBuffer, Access)],
@@ -218,7 +178,7 @@ impl SpillManager {
         self.lease_in_place_on(buffers, &[stream], self.shared.config.patience)
     }
 
-    /// The same for several streams, waiting until a deadline.
+    /// Leases in place for work on several streams, waiting until a deadline.
     ///
     /// # Errors
     /// As [`lease_in_place`](SpillManager::lease_in_place).
@@ -246,7 +206,7 @@ impl SpillManager {
         Ok(result)
     }
 
-    /// Leases, launches, and lets the lease end when the stream has passed what was queued.
+    /// Leases, launches, and ends the lease at what was queued on the stream.
     ///
     /// # Errors
     /// As [`lease`](SpillManager::lease).
@@ -260,8 +220,7 @@ impl SpillManager {
         Ok(launch(&lease))
     }
 
-    /// Waits for `stream`. Leases that were taken for work on it have then ended; nobody has to call
-    /// this for them to end.
+    /// Waits for `stream`. Leases for work on it have ended then; they end without this call too.
     ///
     /// # Errors
     /// The work failed, or the stream is unknown.
@@ -273,24 +232,24 @@ impl SpillManager {
         Ok(())
     }
 
-    /// Makes buffers leave the card until `bytes` of it are free that were not, or none may leave.
+    /// Evicts buffers until `bytes` more of the card are free, or none may leave.
     pub fn spill(&self, bytes: Bytes) -> Spilled {
         self.shared.spill(bytes, &|| bytes)
     }
 
-    /// Copies what was not used for long out, as much as `budget`; it stays on the card. What leaves
-    /// later then leaves without a copy. Returns how much was chosen.
+    /// Copies out contents that were not used for long, up to `budget`. They stay on the card, and
+    /// leave later without a copy. Returns the number of bytes chosen.
     pub fn clean(&self, budget: Bytes) -> Bytes {
         self.shared.clean(budget)
     }
 
-    /// Makes room on the host: copies that are not needed go, others move to the disk.
+    /// Reclaims host memory: drops copies that are not needed, and moves others to the disk.
+    /// Returns the bytes freed.
     pub fn relieve_host(&self, bytes: Bytes) -> Bytes {
         self.shared.relieve_host(bytes)
     }
 
-    /// Ends the epoch: pointers that were exposed until then are not used any more, and work on them
-    /// is over.
+    /// Ends the epoch: pointers exposed until now are no longer used, and work on them is complete.
     pub fn end_epoch(&self) {
         let mut state = self.shared.lock();
         state.core.end_epoch();
@@ -299,48 +258,48 @@ impl SpillManager {
         self.shared.notify();
     }
 
-    /// All buffers, summed.
+    /// Sums all buffers.
     pub fn census(&self) -> DeferCensus {
         let mut state = self.shared.lock();
-        // What cannot be asked counts as in use.
+        // Work that cannot be queried counts as in flight.
         let _ = state.poll();
         state.core.census()
     }
 
-    /// What was decided since the start.
+    /// Returns the planner's counters since the start.
     pub fn counters(&self) -> DeferCounters {
         self.shared.lock().core.counters()
     }
 
-    /// What was done since the start.
+    /// Returns the statistics of transfers and waits since the start.
     pub fn stats(&self) -> SpillStats {
         self.shared.lock().stats
     }
 
-    /// How fast data moves, as measured by its own copies.
+    /// Returns the transfer rates measured on the manager's own copies.
     pub fn rates(&self) -> Rates {
         self.shared.lock().rates
     }
 
-    /// The last moves, the oldest first, with the reason of each choice.
+    /// Returns the last moves, the oldest first, with the cost by which each was chosen.
     pub fn history(&self) -> Vec<MoveRecord> {
         self.shared.lock().history.all()
     }
 
-    /// The last moves that failed with an error, the oldest first: of a disk that dies, for example.
+    /// Returns the last moves that failed with an error, the oldest first.
     pub fn failures(&self) -> Vec<FailedMove> {
         self.shared.lock().history.failed().cloned().collect()
     }
 
-    /// The last requests for leases that had to wait, the oldest first, with what they waited for.
+    /// Returns the last lease requests that waited, the oldest first, with what they waited for.
     pub fn waits(&self) -> Vec<WaitRecord> {
         self.shared.lock().history.waits()
     }
 
-    /// Checks what must always hold.
+    /// Checks the invariants. O(pieces log pieces).
     ///
     /// # Errors
-    /// What does not.
+    /// The first invariant that does not hold.
     pub fn audit(&self) -> Result<(), Inconsistency> {
         let state = self.shared.lock();
         state.core.audit()?;
@@ -353,23 +312,23 @@ impl SpillManager {
         let disks = state.copies.values().filter(|below| below.disk.is_some()).count();
         let bad = |what: String| Err(Inconsistency { what });
         if (census.moves, census.host_copies.is_zero()) == (0, true) && hosts > 0 {
-            return bad(format!("{hosts} host copies that count for nothing"));
+            return bad(format!("{hosts} host copies that the planner does not count"));
         }
         if (census.moves, census.disk_copies.is_zero()) == (0, true) && disks > 0 {
-            return bad(format!("{disks} disk copies that count for nothing"));
+            return bad(format!("{disks} disk copies that the planner does not count"));
         }
         Ok(())
     }
 }
 
-/// What the allocator's request lacks leaves the card.
+/// Spills what an allocation lacks.
 fn answer(shared: &Weak<Shared>, shortage: &Shortage) -> bool {
     let Some(shared) = shared.upgrade() else { return false };
     let page = shared.driver.info().limits.page;
     let deficit = allocation_deficit(shortage, page);
-    // While the next piece is copied, what left is moved to where the block will lie.
+    // While the next piece is copied, freed memory is remapped to where the block will lie.
     let left = || {
-        // Ahead of need only: if it fails, the request itself finds out.
+        // Only ahead of need: if it fails, the allocation itself reports it.
         let _ = shared.allocator.assemble(shortage);
         deficit
     };
@@ -396,10 +355,10 @@ pub struct BufferGroup {
 }
 
 impl BufferGroup {
-    /// A buffer of `len`, no longer than a piece.
+    /// Returns a buffer of `len`, at most a piece.
     ///
     /// # Errors
-    /// No length, longer than a piece, or no addresses.
+    /// The length is zero or more than a piece, or no addresses could be reserved.
     pub fn buffer(&self, len: Bytes) -> Result<DeferrableBuffer, SpillError> {
         let mut ranges = crate::sync::lock(&self.ranges);
         let mut guard = self.shared.lock();

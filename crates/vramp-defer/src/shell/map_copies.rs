@@ -1,12 +1,12 @@
-//! Mapping copies at their pieces' own addresses, with the lock free.
+//! Mapping host copies at their pieces' own addresses, with the lock released.
 //!
-//! 1. [`State::lend`] notes a range of which memory was lent.
-//! 2. Whoever has the lock lets it go: what can be mapped is marked first ([`State::begin_maps`]).
-//! 3. The calls are made behind the lock ([`Shared::mount`]), and what came of them is noted.
+//! 1. [`State::lend`] records a range of which memory was lent.
+//! 2. A thread that unlocks first marks what can be mapped ([`State::begin_maps`]).
+//! 3. It makes the calls after unlocking ([`Shared::map_copies`]), and records their results.
 //!
-//! Between the marks nobody else maps or unmaps there: leases wait as for a move on its way
-//! ([`State::is_mapping`]), so does a push of a copy to the disk, and a copy that counts no more
-//! meanwhile is unmapped behind it.
+//! Until then no other thread maps or unmaps there. Leases wait as for a move in flight
+//! ([`State::is_mapping`]), and so does a push to the disk. A copy that becomes stale meanwhile is
+//! unmapped afterwards.
 
 use std::sync::Arc;
 
@@ -20,12 +20,12 @@ use super::state::{Shared, State};
 pub(super) struct PendingMaps {
     range: RangeId,
     home: Arc<StableRange>,
-    /// Where, and what.
+    /// Offsets in the range, and the memory to map there.
     parts: Vec<(Bytes, Arc<HostBacking>)>,
 }
 
 impl Shared {
-    /// Maps what was marked. What cannot be mapped is not readable in place.
+    /// Maps what was marked. A copy that cannot be mapped cannot be read in place.
     pub(super) fn map_copies(&self, maps: Vec<PendingMaps>) {
         for PendingMaps { range, home, parts } in maps {
             let failed: Vec<Bytes> = parts
@@ -38,7 +38,7 @@ impl Shared {
             state.mapping_now.remove(&range);
             state.recycle_copies();
             drop(state);
-            // The range may have been kept by this alone.
+            // This may be the last reference to the range.
             drop(home);
             self.notify();
         }
@@ -46,7 +46,7 @@ impl Shared {
 }
 
 impl State {
-    /// Marks what can be mapped now. Whoever calls has it mapped as soon as the lock is free.
+    /// Marks what can be mapped now. The caller maps it directly after unlocking.
     pub fn begin_maps(&mut self) -> Vec<PendingMaps> {
         if self.to_map.is_empty() {
             return Vec::new();
@@ -58,14 +58,14 @@ impl State {
         ranges.into_iter().filter_map(|range| self.begin_map(range)).collect()
     }
 
-    /// True if there is something to map.
+    /// Returns true if there is something to map.
     pub fn has_pending_maps(&self) -> bool {
         self.to_map.iter().any(|range| !self.mapping_now.contains(range))
     }
 
     fn begin_map(&mut self, range: RangeId) -> Option<PendingMaps> {
         let buffer = self.core.tenants(range).next()?;
-        // Whoever leases it brings memory there; if that fails, the range is lent again.
+        // A leased buffer is being restored. If that fails, the range is lent again.
         let is_leased = self.core.holds(buffer).is_ok_and(|holds| !holds.leases.is_empty());
         if is_leased || !self.core.is_readable(buffer) {
             return None;
@@ -91,7 +91,7 @@ impl State {
         Some(PendingMaps { range, home, parts })
     }
 
-    /// True while copies of a buffer are being mapped at its addresses.
+    /// Returns true while copies of a buffer are being mapped at its addresses.
     pub fn is_mapping(&self, buffer: BufferId) -> bool {
         !self.mapping_now.is_empty()
             && self.core.slice(buffer).is_ok_and(|at| self.mapping_now.contains(&at.range))

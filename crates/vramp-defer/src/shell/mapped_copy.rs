@@ -1,16 +1,17 @@
-//! Copies on the host that a kernel reads at the address their contents had on the card.
+//! Host copies that the device maps, so that kernels can read them in place.
 //!
-//! 1. A piece of a readable buffer leaves by a copy of the device's own into host memory that the
-//!    device maps: through its *door*, addresses that are always the copy's.
-//! 2. Once the piece's memory is lent, the copy is mapped at the piece's own address as well.
-//! 3. Before memory comes back there, all who read have to be done, and it is unmapped. The contents
-//!    come through the door, and the copy stays good until somebody writes.
-//! 4. A copy that counts no more serves the next piece, once nobody reads it.
+//! 1. A victim of a readable buffer is copied by the device into host memory through the *copy
+//!    mapping*: addresses of the copy's own.
+//! 2. Once the piece's memory is lent, the copy is mapped at the piece's address as well.
+//! 3. Before the piece is restored, all readers must be done, and that mapping is removed. The
+//!    contents are read through the copy mapping; the copy stays valid until the piece is written.
+//! 4. A stale copy's memory serves another piece once its readers are done.
 //!
-//! `map_copies.rs` maps copies, `acquire.rs` leases what is mapped, `push_copy.rs` moves copies to the disk.
+//! `map_copies.rs` maps copies, `acquire.rs` leases what is mapped, `push_copy.rs` moves copies to
+//! the disk.
 //!
-//! Where any of it fails, the contents are whole and only not readable in place: in blocks of the
-//! host, or behind the door.
+//! If any of it fails the contents are whole, but cannot be read in place: they are in blocks of
+//! the host, or behind the copy mapping alone.
 
 use std::sync::Arc;
 
@@ -24,40 +25,40 @@ use super::spill_error::SpillError;
 use super::state::{Shared, State};
 use vramp_tiers::reserve::Charge;
 
-/// So many copies that nobody needs are kept for the next pieces.
+/// Number of spare copies kept for later pieces.
 const STOCK: usize = 4;
 
-/// A copy that the device can map.
+/// Host memory that the device maps.
 pub(super) struct MappedCopy {
     pub memory: Arc<HostBacking>,
     pub copy_mapping: StableRange,
-    /// Where it is mapped beside its door, or being mapped.
+    /// Where it is mapped, or being mapped, beside the copy mapping.
     pub mapped_at: Option<(RangeId, Bytes)>,
     _charge: Charge,
 }
 
-/// What readable buffers share.
+/// Shared by all readable buffers.
 pub(super) struct InPlacePool {
-    /// Their copies run here.
+    /// Stream of their copies.
     pub stream: (StreamId, Stream),
     node: u32,
     pub stock: Vec<MappedCopy>,
-    /// Copies that count no more, and what may still read them.
+    /// Stale copies, and what may still read them.
     retired: Vec<(MappedCopy, Vec<UseToken>)>,
 }
 
 impl Shared {
-    /// Lets a buffer be read at its address while it is spilled.
+    /// Lets a buffer be read in place while it is spilled.
     pub(super) fn make_readable(&self, buffer: BufferId) -> Result<(), SpillError> {
         let info = self.driver.info();
         if !info.capabilities.host_numa {
-            return Err(SpillError::NotReadable("this device maps no memory of the host"));
+            return Err(SpillError::NotReadable("this device cannot map host memory"));
         }
         let mut guard = self.lock();
         let state = &mut *guard;
         let range = state.core.slice(buffer)?.range;
         if state.homes[&range].is_group {
-            return Err(SpillError::NotReadable("it shares memory with others of its group"));
+            return Err(SpillError::NotReadable("it shares memory with its group"));
         }
         if state.readable.is_none() {
             let id = self.allocator.create_stream()?;
@@ -75,7 +76,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Host memory for a copy of a piece, if the buffer is readable and there is some.
+    /// Returns host memory for a copy of a piece, if the buffer is readable and memory is to be
+    /// had.
     pub(super) fn mapped_copy_for(&self, piece: PieceId, len: Bytes) -> Option<MappedCopy> {
         let len = len.checked_round_up(self.driver.info().limits.page)?;
         let node = {
@@ -98,10 +100,10 @@ impl Shared {
         Some(MappedCopy { memory, copy_mapping, mapped_at: None, _charge: charge })
     }
 
-    /// Copies a piece out through the door. The caller waits for the token.
+    /// Copies a piece out through the copy mapping. The caller waits for the token.
     ///
     /// # Errors
-    /// A driver call failed; nothing is under way.
+    /// A driver call failed; nothing is in flight.
     pub(super) fn copy_to_mapped(
         &self,
         out: &CopyOut,
@@ -121,11 +123,11 @@ impl Shared {
         Ok(token)
     }
 
-    /// Brings a piece back through the door. What is queued on `streams` later comes behind it.
-    /// False if its copy is no such.
+    /// Restores a piece through the copy mapping. Work queued on `streams` later runs after it.
+    /// Returns false if its copy is not mapped.
     ///
     /// # Errors
-    /// A driver call failed: nothing came, or not all streams come behind it.
+    /// A driver call failed: nothing was copied, or not all streams wait for it.
     pub(super) fn restore_from_mapped(
         &self,
         fill: &Restore,
@@ -138,7 +140,7 @@ impl Shared {
         let (from, len) = (mapped.copy_mapping.range().start, fill.at.len);
         let to = state.addresses(fill.at).start;
         let stream = state.readable.as_ref().expect("there is a copy").stream.1;
-        // Behind the work that had the memory before.
+        // After the work of the memory's earlier owners.
         if let Some(token) = state.events.note_or_wait(self.stream.1)
             && let Some(event) = state.events.of(token)
         {
@@ -151,7 +153,7 @@ impl Shared {
             Some(token) => state.core.restore_queued(fill.id, token),
             None => state.core.settle(fill.id),
         };
-        done.expect("the fill was given out and not settled");
+        done.expect("a restore that was begun is not settled");
         state.stats.from_host_bytes += len.count();
         drop(guard);
         if let Some(event) = event {
@@ -160,7 +162,7 @@ impl Shared {
         Ok(true)
     }
 
-    /// Unmaps what is read in place within a part of a range, once all who read it are done.
+    /// Unmaps the copies within a part of a range, once all readers are done.
     ///
     /// # Errors
     /// A driver call failed.
@@ -186,7 +188,7 @@ impl Shared {
         }
         self.wait_for(&uses)?;
         let mut state = self.lock();
-        // Copies that count no more may have been unmapped by whoever saw first that they are unread.
+        // Another thread may have unmapped stale copies since.
         let parts = parts();
         for (at, len) in parts {
             home.unmap_host_part(at, len).map_err(|error| match error {
@@ -200,8 +202,8 @@ impl Shared {
 }
 
 impl State {
-    /// Drops the copy of a readable buffer's piece on the card if it lies in blocks, which cannot be
-    /// mapped: when the piece leaves, it is copied to where it can be read.
+    /// Drops the host copy of a readable buffer's piece on the card if it lies in blocks, which
+    /// cannot be mapped. When the piece leaves, it is copied to memory that can.
     pub fn forget_unmapped_host_copy(&mut self, piece: PieceId) {
         let in_blocks = self.copies.get(&piece).is_some_and(|below| below.host.is_some());
         if in_blocks
@@ -212,7 +214,7 @@ impl State {
         }
     }
 
-    /// True if each spilled piece can be read at its address.
+    /// Returns true if each spilled piece can be read at its address.
     pub fn is_mapped(&self, buffer: BufferId) -> bool {
         let states = self.core.states(buffer).unwrap_or_default();
         (0..).zip(states).all(|(index, state)| {
@@ -223,7 +225,7 @@ impl State {
         })
     }
 
-    /// Nothing is mapped there any more.
+    /// Records that no copy is mapped there.
     pub fn forget_mapping(&mut self, range: RangeId, at: Bytes) {
         let current = self.copies.values_mut().filter_map(|below| below.mapped.as_mut());
         let retired = self.readable.iter_mut().flat_map(|readable| &mut readable.retired);
@@ -234,7 +236,7 @@ impl State {
         }
     }
 
-    /// A copy counts no more. It serves again once the work is over that may still read it.
+    /// Retires a stale copy. Its memory is reused once the work is complete that may still read it.
     pub fn retire(&mut self, buffer: BufferId, mapped: MappedCopy, after: &[UseToken]) {
         let holds = self.core.holds(buffer).map(|holds| holds.uses).unwrap_or_default();
         let readers = after.iter().copied().chain(holds).collect();
@@ -242,7 +244,7 @@ impl State {
         self.recycle_copies();
     }
 
-    /// What nobody reads any more serves again, or goes back to the host.
+    /// Reuses or frees the memory of retired copies without readers.
     pub fn recycle_copies(&mut self) {
         let Some(readable) = self.readable.as_mut() else { return };
         let retired = std::mem::take(&mut readable.retired);
@@ -250,12 +252,13 @@ impl State {
             let mapping_now = |&(range, _): &(RangeId, Bytes)| self.mapping_now.contains(&range);
             let over = !mapped.mapped_at.as_ref().is_some_and(mapping_now)
                 && readers.iter().all(|&token| self.events.is_over(token));
-            // One call under the lock: nobody else may unmap it, or serve it to the next piece.
+            // One call while holding the lock: no other thread may unmap it, or reuse it for
+            // another piece.
             if over
                 && let Some((range, at)) = mapped.mapped_at.take()
                 && let Some(home) = self.homes.get(&range)
             {
-                // Where it fails, the next lease tries again.
+                // If it fails, the next lease retries.
                 let _ = home.range.unmap_host_part(at, mapped.memory.len());
             }
             let readable = self.readable.as_mut().expect("it was there above");

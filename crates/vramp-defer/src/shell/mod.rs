@@ -1,24 +1,24 @@
-//! Deferrable buffers: contents that leave the card while nobody uses them, at addresses that stay.
+//! The shell: threads, copies and driver calls of a [`SpillManager`]. The planner decides.
 //!
 //! 1. A [`SpillManager`] keeps a card's buffers, beside an allocator and a mover.
 //! 2. A [`DeferrableBuffer`] has an address for life. Memory is behind it while it is needed.
-//! 3. Each use takes a lease ([`SpillManager::lease`]) on all the buffers of a kernel: what is not
-//!    there is brought, behind which the stream waits. The host does not. Where others hold it, who
-//!    asks has its turn in the order of arrival (`queued_request.rs`).
-//! 4. The lease ends when it is dropped: an event says when the stream has passed. No device is
-//!    ever synchronised.
-//! 5. When memory runs short, for a malloc, a lease or a reservation, just enough of what nobody
-//!    uses leaves, piece by piece: copied to the host or the disk unless a copy is there, its memory
-//!    lent to the pool. Other memory comes to the same addresses later.
+//! 3. Each use takes a lease ([`SpillManager::lease`]) on all the buffers of a kernel. What is not
+//!    on the card is restored; the stream waits for that, the host does not. If other leases are in
+//!    the way the request waits in order of arrival (`acquire.rs`, `queued_request.rs`).
+//! 4. Dropping the lease ends it: an event marks when the stream has passed. No device is ever
+//!    synchronized.
+//! 5. When memory is short for an allocation, a lease or a reservation, just enough unused pieces
+//!    leave: copied to the host or the disk unless they have a copy, their memory lent to the pool.
+//!    Other memory comes to the same addresses later (`spill.rs`, `copy_out.rs`, `restore.rs`).
 //!
-//! A buffer can be made readable while spilled: its copies are then mapped at its address, a kernel
-//! reads them over the bus, and what is read often comes back (`mapped_copy.rs`, `acquire.rs`).
+//! A buffer can be made readable while spilled: its copies are then mapped at its addresses, and
+//! kernels read them over the bus (`mapped_copy.rs`).
 //!
-//! Whoever needs the memory does the work, in its own thread, with no lock held while it waits.
-//! What is chosen is marked first, so nothing is spilled twice, and spilling never asks for memory
-//! of the card, so it cannot cause itself.
+//! The thread that needs memory does the work, and holds no lock while it waits. Victims are marked
+//! first, so nothing is spilled twice. Spilling allocates no memory of the card, so it cannot cause
+//! itself.
 //!
-//! Deliberately absent: choosing, which is [`crate::planner`]'s; user callbacks.
+//! Deliberately absent: decisions, which are the [`planner`](crate::planner)'s; user callbacks.
 
 mod acquire;
 mod buffer_handle;

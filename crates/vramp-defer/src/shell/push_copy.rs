@@ -1,8 +1,8 @@
-//! Copies that the device maps, on their way to the disk when the host is short.
+//! Pushing mapped copies to the disk when the host is short.
 //!
-//! The host has no pointer to them: the card copies them into staging blocks, which are written. Only
-//! when all is on the disk, and nobody reads the copy at its address any more, it is unmapped; then
-//! its memory goes. Until that was done the copy counts, and a failure leaves it where it is.
+//! The host has no pointer to them: the device copies them into staging blocks, which are written.
+//! When all is on the disk and no work reads the copy at its address, it is unmapped and its memory
+//! freed. Until then the copy is valid, and a failure leaves it mapped.
 
 use std::sync::Arc;
 
@@ -17,18 +17,18 @@ use vramp_tiers::DiskStore;
 use vramp_tiers::movers::{DiskBudget, DiskCopy};
 
 impl Shared {
-    /// Moves a copy that the device maps to the disk. Returns how much of the host that freed;
-    /// `None` if the piece's copy is no such one.
+    /// Moves a mapped copy to the disk. Returns the host bytes that this freed; `None` if the
+    /// piece's copy is not mapped.
     pub(super) fn push_mapped(&self, push: &Push, store: &Arc<DiskStore>) -> Option<Bytes> {
         let mut state = self.lock();
-        // What is being mapped was marked before the push was: nothing is after it.
+        // A mapping in progress was marked before the push was chosen. None begins after it.
         while state.is_mapping(push.piece.buffer) {
             state = self.wait_briefly(state);
         }
         let mapped = state.copies.get(&push.piece)?.mapped.as_ref()?;
         let from = AddrRange::new(mapped.copy_mapping.range().start, push.len);
         drop(state);
-        // Asking whether copies are done would spoil a capture.
+        // Querying events would invalidate the capture.
         if self.allocator.any_captures().unwrap_or(true) {
             self.give_up(push.id);
             return Some(Bytes::ZERO);
@@ -54,7 +54,7 @@ impl Shared {
         Some(freed)
     }
 
-    /// Writes what is behind a copy's door. Its contents are complete since the piece left.
+    /// Writes a copy to the disk. Its contents are complete since the piece left.
     fn write_mapped(
         &self,
         from: AddrRange,
@@ -63,7 +63,7 @@ impl Shared {
         self.with_staging(|| Ok(self.mover.to_disk(from, store, DiskBudget::Space)?.finish()?))
     }
 
-    /// Unmaps the copy once all who read it at its address are done. No others come: what is pushed
+    /// Unmaps the copy once all its readers are done. No other can begin: a buffer that is pushed
     /// is not leased.
     fn unmap_pushed(&self, push: &Push) -> Result<(), SpillError> {
         let uses = self.lock().core.holds(push.piece.buffer)?.uses;
@@ -83,14 +83,14 @@ impl Shared {
 }
 
 impl State {
-    /// Where the copy is mapped beside its door.
+    /// Returns where the copy is mapped beside the copy mapping.
     fn mapping_of(&self, push: &Push) -> Option<(RangeId, Bytes, Bytes)> {
         let mapped = self.copies.get(&push.piece)?.mapped.as_ref()?;
         let (range, at) = mapped.mapped_at?;
         Some((range, at, mapped.memory.len()))
     }
 
-    /// What the host had of a piece is on the disk now, and counts there alone.
+    /// Records a completed push: the copy is on the disk alone.
     pub(super) fn note_pushed(
         &mut self,
         push: &Push,
@@ -107,7 +107,7 @@ impl State {
         self.history.push(MoveRecord { piece, bytes, what, began_ns, took_ns, cost: None });
     }
 
-    /// The mapped copy of a piece goes. Returns how much that frees.
+    /// Drops the mapped copy of a piece. Returns the bytes that frees.
     fn drop_mapped_copy(&mut self, piece: PieceId) -> Bytes {
         let below = self.copies.get_mut(&piece).and_then(|below| below.mapped.take());
         let mapped = below.expect("what is pushed stays until it was");
@@ -116,7 +116,7 @@ impl State {
         freed
     }
 
-    /// Lets memory go that is kept for later copies. Returns how much.
+    /// Frees the memory kept for later copies. Returns its length.
     pub fn release_spare_copies(&mut self) -> Bytes {
         let Some(readable) = self.readable.as_mut() else { return Bytes::ZERO };
         let stock = std::mem::take(&mut readable.stock);

@@ -1,4 +1,4 @@
-//! SpillRoom on the host: copies that are not needed go, others are pushed to the disk.
+//! Reclaiming host memory: copies that are not needed are dropped, others are pushed to the disk.
 
 use crate::planner::HostDemand;
 use vramp_core::Bytes;
@@ -10,7 +10,8 @@ use vramp_tiers::host::{HostAllocation, HostPoolError};
 use vramp_tiers::movers::{DiskCopy, MoveError};
 
 impl Shared {
-    /// Blocks of the host for a copy on somebody's behalf; copies that are not needed go for them.
+    /// Allocates blocks of the host for a user's copy. Copies that are not needed are dropped for
+    /// them.
     pub(super) fn blocks(&self, len: Bytes) -> Result<HostAllocation, SpillError> {
         let pool = self.mover.pool();
         let mut blocks = pool.allocate(len);
@@ -20,8 +21,7 @@ impl Shared {
         Ok(blocks.map_err(MoveError::from)?)
     }
 
-    /// Makes room on the host: copies that are not needed go, others are written to the disk.
-    /// Returns how much.
+    /// Reclaims host memory. Returns the bytes freed.
     pub(super) fn relieve_host(&self, deficit: Bytes) -> Bytes {
         let shed;
         let pushes = {
@@ -47,7 +47,7 @@ impl Shared {
             }
             let began_ns = self.driver.now_ns();
             let host = self.lock().copies.get_mut(&push.piece).and_then(|below| below.host.take());
-            let host = host.expect("what the core counts on the host is there");
+            let host = host.expect("the planner counts the copy");
             let written = DiskCopy::write(store, &host, push.len, self.mover.config().step);
             let took_ns = self.driver.now_ns().saturating_sub(began_ns);
             match written {

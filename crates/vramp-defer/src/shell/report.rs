@@ -1,4 +1,4 @@
-//! What moved, where, how fast, and why.
+//! Statistics, and records of moves, failures and waits.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -6,53 +6,53 @@ use std::fmt;
 use crate::planner::{BufferId, EvictionCost, LeaseRefused, PieceId, Shortfall, SpillTier};
 use vramp_core::Bytes;
 
-/// What was done since the manager was made.
+/// Statistics since the manager was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpillStats {
-    /// Times that memory was asked for.
+    /// Spill requests.
     pub spills: u64,
-    /// Memory that was freed for that.
+    /// Bytes that they freed.
     pub freed_bytes: u64,
-    /// Contents copied to the host.
+    /// Bytes copied to the host.
     pub to_host_bytes: u64,
-    /// Nanoseconds that took, copies side by side counted each.
+    /// Nanoseconds of those copies; concurrent copies count each.
     pub to_host_ns: u64,
-    /// Contents copied to the disk, from the card or the host.
+    /// Bytes copied to the disk, from the card or the host.
     pub to_disk_bytes: u64,
-    /// Nanoseconds that took.
+    /// Nanoseconds of those copies.
     pub to_disk_ns: u64,
-    /// Contents queued from the host to the card.
+    /// Bytes queued for a copy from the host to the card.
     pub from_host_bytes: u64,
-    /// Contents read back from the disk.
+    /// Bytes read back from the disk.
     pub from_disk_bytes: u64,
-    /// Nanoseconds that took.
+    /// Nanoseconds of those reads.
     pub from_disk_ns: u64,
-    /// How often leases read a spilled buffer where it is.
+    /// Spilled buffers that a lease read in place.
     pub reads_in_place: u64,
-    /// Buffers that came back because they were read so often.
+    /// Buffers restored because they were read in place often.
     pub promotions: u64,
-    /// Leases that had to wait for others, and how long in all.
+    /// Lease requests that waited.
     pub waits: u64,
-    /// Nanoseconds.
+    /// Nanoseconds that they waited.
     pub waited_ns: u64,
-    /// Moves that failed with an error, as [`SpillManager::failures`](super::SpillManager::failures)
-    /// tells of the last ones. What they were about stayed where it was.
+    /// Moves that failed with an error; [`SpillManager::failures`](super::SpillManager::failures)
+    /// returns the last ones. Their contents stayed where they were.
     pub failures: u64,
-    /// Moves that were given up with nothing broken: there was no room for them, or nobody needed them
-    /// any more.
+    /// Moves that were given up without an error: there was no room for them, or they were not
+    /// needed any more.
     pub given_up: u64,
 }
 
-/// A move that failed with an error. What it was about stayed where it was.
+/// A move that failed with an error. The contents stayed where they were.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailedMove {
-    /// Which piece.
+    /// The piece.
     pub piece: PieceId,
-    /// What was to be done.
+    /// The kind of move.
     pub what: MoveKind,
-    /// When it failed, by the device's clock.
+    /// Time of the failure, by the device's clock.
     pub at_ns: u64,
-    /// What the card, the host or the disk said.
+    /// The error's text.
     pub error: String,
 }
 
@@ -65,40 +65,40 @@ impl fmt::Display for FailedMove {
             }
             MoveKind::Spilled(None) => write!(f, "{piece} did not leave: {error}"),
             MoveKind::Restored(from) => {
-                write!(f, "{piece} did not come back from the {from}: {error}")
+                write!(f, "{piece} was not restored from the {from}: {error}")
             }
-            MoveKind::Pushed => write!(f, "{piece} did not go from host to disk: {error}"),
+            MoveKind::Pushed => write!(f, "{piece} was not pushed from host to disk: {error}"),
         }
     }
 }
 
-/// One move that was made.
+/// A move that was made.
 #[derive(Clone, Debug)]
 pub struct MoveRecord {
-    /// Which piece.
+    /// The piece.
     pub piece: PieceId,
-    /// How much.
+    /// Length of the contents.
     pub bytes: Bytes,
-    /// What was done.
+    /// The kind of move.
     pub what: MoveKind,
-    /// When it began, by the device's clock.
+    /// Start, by the device's clock.
     pub began_ns: u64,
-    /// How long it took.
+    /// Duration in nanoseconds.
     pub took_ns: u64,
-    /// Why this one was chosen, where it was a choice.
+    /// Cost by which the victim was chosen. `None` for other moves.
     pub cost: Option<EvictionCost>,
 }
 
-/// What was done with a piece.
+/// Kinds of moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MoveKind {
-    /// It left the card; copied there, or nowhere because a copy was there.
+    /// Left the card, copied to a tier. `None` if it had a copy already.
     Spilled(Option<SpillTier>),
-    /// It was copied ahead of need, and stays.
+    /// Copied ahead of need to a tier; the piece stayed.
     Cleaned(SpillTier),
-    /// It came back.
+    /// Restored from a tier.
     Restored(SpillTier),
-    /// It went from the host to the disk.
+    /// Moved from the host to the disk.
     Pushed,
 }
 
@@ -107,10 +107,12 @@ impl fmt::Display for MoveRecord {
         let MoveRecord { piece, bytes, what, took_ns, .. } = self;
         match what {
             MoveKind::Spilled(Some(to)) => write!(f, "{piece}: {bytes} spilled to {to}")?,
-            MoveKind::Spilled(None) => write!(f, "{piece}: {bytes} left, a copy was there")?,
-            MoveKind::Cleaned(to) => write!(f, "{piece}: {bytes} copied ahead to {to}")?,
-            MoveKind::Restored(from) => write!(f, "{piece}: {bytes} came back from {from}")?,
-            MoveKind::Pushed => write!(f, "{piece}: {bytes} went from host to disk")?,
+            MoveKind::Spilled(None) => {
+                write!(f, "{piece}: {bytes} evicted without a copy, it had one")?
+            }
+            MoveKind::Cleaned(to) => write!(f, "{piece}: {bytes} copied ahead of need to {to}")?,
+            MoveKind::Restored(from) => write!(f, "{piece}: {bytes} restored from {from}")?,
+            MoveKind::Pushed => write!(f, "{piece}: {bytes} was pushed from host to disk")?,
         }
         write!(f, " in {} us", took_ns / 1000)?;
         match &self.cost {
@@ -120,25 +122,25 @@ impl fmt::Display for MoveRecord {
     }
 }
 
-/// A request for a lease that had to wait.
+/// A lease request that waited.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WaitRecord {
-    /// What it was for.
+    /// The buffers of the request.
     pub buffers: Vec<BufferId>,
-    /// When it began to wait, by the device's clock.
+    /// Start of the wait, by the device's clock.
     pub began_ns: u64,
-    /// How long, by the host's clock: nanoseconds.
+    /// Duration of the wait in nanoseconds, by the host's clock.
     pub waited_ns: u64,
-    /// What it waited for, when it was refused last.
+    /// The last refusal.
     pub refused: LeaseRefused,
-    /// True if it was given in the end.
+    /// True if the lease was granted in the end.
     pub served: bool,
 }
 
 impl fmt::Display for WaitRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let WaitRecord { buffers, waited_ns, refused, served, .. } = self;
-        let end = if *served { "then it came" } else { "in vain" };
+        let end = if *served { "then it was granted" } else { "then it was refused" };
         write!(f, "a lease on {} buffers", buffers.len())?;
         if let Some(first) = buffers.first() {
             write!(f, ", {first} first,")?;
@@ -155,7 +157,7 @@ pub(super) struct History {
     waits: VecDeque<WaitRecord>,
 }
 
-/// So many of the last failures are remembered.
+/// Number of failures kept.
 const FAILURES: usize = 16;
 
 impl History {
@@ -176,12 +178,12 @@ impl History {
         push_last(&mut self.waits, self.most, wait);
     }
 
-    /// The last waits, the oldest first.
+    /// Returns the last waits, the oldest first.
     pub fn waits(&self) -> Vec<WaitRecord> {
         self.waits.iter().cloned().collect()
     }
 
-    /// The last failures, the oldest first.
+    /// Returns the last failures, the oldest first.
     pub fn failed(&self) -> impl DoubleEndedIterator<Item = &FailedMove> {
         self.failed.iter()
     }
@@ -201,13 +203,13 @@ fn push_last<T>(kept: &mut VecDeque<T>, most: usize, last: T) {
     }
 }
 
-/// What came of asking for memory.
+/// Result of a spill.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Spilled {
-    /// What others can have now.
+    /// Bytes freed.
     pub freed: Bytes,
-    /// What keeps the rest on the card, if it was too little.
+    /// What keeps the rest on the card, if too little was freed.
     pub short: Option<Shortfall>,
-    /// The first move that failed with an error, if it was too little.
+    /// The first move that failed with an error, if too little was freed.
     pub failed: Option<FailedMove>,
 }

@@ -1,4 +1,4 @@
-//! Back to the card: memory first, then contents, behind which the stream waits.
+//! Restoring: memory first, then contents, in stream order.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -15,14 +15,13 @@ use super::state::Shared;
 use vramp_tiers::movers::CopyDependency;
 
 impl Shared {
-    /// Brings a lease's buffers to the card. What is queued on `streams` later comes behind it.
+    /// Restores a lease's buffers. Work queued on `streams` later runs after it.
     ///
-    /// Memory and contents come piece by piece, so that what has to leave for them leaves while
-    /// what came before is copied.
+    /// Memory and contents come piece by piece, so that the eviction of one piece overlaps the
+    /// copies of earlier ones.
     ///
     /// # Errors
-    /// Fills that are not queued are given up, and what is below the card is whole; so is what came
-    /// back.
+    /// Restores that are not queued are given up. Contents stay whole: below the card, or restored.
     pub(super) fn restore_all(
         &self,
         granted: &GrantedLease,
@@ -37,7 +36,7 @@ impl Shared {
                 .try_for_each(|&range| self.restore_range(range, &mut restores, streams))
         });
         let brought = brought.map_err(|error| match error {
-            // A device that failed frees nothing, which looks like a lack of memory.
+            // A lost device frees nothing, which looks like a lack of memory.
             SpillError::NoMemory { error, .. } => match self.driver.memory_info() {
                 Ok(_) => SpillError::NoMemory { error, failed: self.failed_since(failures) },
                 Err(error) => SpillError::Driver(error),
@@ -47,7 +46,7 @@ impl Shared {
         if brought.is_err() {
             let mut state = self.lock();
             for restore in restores {
-                // What came back by now is not in the list any more, nor what failed.
+                // Restores that completed or failed are no longer in the list.
                 let _ = state.core.abandon(restore.id);
                 state.stats.given_up += 1;
             }
@@ -55,7 +54,7 @@ impl Shared {
         brought
     }
 
-    /// The last move that failed, if some did.
+    /// Returns the last move that failed, if one failed since.
     fn failed_since(&self, failures: u64) -> Option<Box<FailedMove>> {
         let state = self.lock();
         let last = state.history.failed().next_back().cloned();
@@ -80,14 +79,14 @@ impl Shared {
             (Arc::clone(&home.range), keep)
         };
         let brought = self.restore_parts(range, &home, keep, restores, streams);
-        // What came by now runs behind the work that had its memory before.
+        // What was mapped by now is used after the work of its earlier owners.
         let event = {
             let mut guard = self.lock();
             let state = &mut *guard;
             let token = state.events.note_or_wait(self.stream.1);
             let home = state.homes.get_mut(&range).expect("a leased range is there");
             home.ready_after = token;
-            // A leased buffer needs all of its own range; in a group others may be missing.
+            // A lease needs all of a buffer's own range; in a group other tenants may be spilled.
             home.fully_backed = brought.is_ok() && !home.is_group;
             token.and_then(|token| state.events.of(token))
         };
@@ -137,10 +136,10 @@ impl Shared {
         Ok(())
     }
 
-    /// Brings memory. What is free may be of handles that do not fit and that can be cut anew only
-    /// once the work on them is over: the work that the manager's own stream comes behind.
+    /// Maps memory. Free handles may not fit, and can be cut anew only when the work on them is
+    /// complete. The manager's own stream runs after that work.
     fn back(&self, home: &StableRange, at: Bytes, len: Bytes) -> Result<(), SpillError> {
-        // The allocator asks its users for memory. If one panics, all that was begun here is given up
+        // The allocator runs handlers and observers. If one panics, what was begun here is given up
         // as after any other error.
         let back = || {
             let back = || home.back_part(at, len, self.stream.0);
@@ -155,7 +154,7 @@ impl Shared {
         backed.map_err(no_memory)
     }
 
-    /// Brings one piece back.
+    /// Restores one piece.
     fn fill(&self, restore: &Restore, streams: &[Stream]) -> Result<(), SpillError> {
         let began_ns = self.driver.now_ns();
         let len = restore.at.len;
@@ -166,7 +165,7 @@ impl Shared {
                     let mut state = self.lock();
                     let below = state.copies.get_mut(&restore.piece);
                     let host = below.and_then(|below| below.host.take());
-                    (state.addresses(restore.at), host.expect("the core counts the copy"))
+                    (state.addresses(restore.at), host.expect("the planner counts the copy"))
                 };
                 let moving =
                     self.mover.to_device(range, host).after(CopyDependency::Stream(self.stream.1));
@@ -182,14 +181,14 @@ impl Shared {
                 if let Some(error) = failed {
                     return Err(error.into());
                 }
-                // Without a token it was waited for.
+                // Without a token it is complete.
                 let token = state.events.note_or_wait(on);
                 let event = token.and_then(|token| state.events.of(token));
                 let done = match token {
                     Some(token) => state.core.restore_queued(restore.id, token),
                     None => state.core.settle(restore.id),
                 };
-                done.expect("the restore was given out and not settled");
+                done.expect("a restore that was begun is not settled");
                 state.stats.from_host_bytes += len.count();
                 state.forget_unmapped_host_copy(restore.piece);
                 drop(guard);
@@ -204,7 +203,7 @@ impl Shared {
                     let state = self.lock();
                     let below = state.copies.get(&restore.piece);
                     let stored = below.and_then(|below| below.disk.clone());
-                    (state.addresses(restore.at), stored.expect("the core counts the copy"))
+                    (state.addresses(restore.at), stored.expect("the planner counts the copy"))
                 };
                 self.with_staging(|| {
                     let staged = self.mover.from_disk(&stored, range)?;
@@ -215,7 +214,7 @@ impl Shared {
                 let took_ns = self.driver.now_ns().saturating_sub(began_ns);
                 let mut state = self.lock();
                 let settled = state.core.settle(restore.id);
-                settled.expect("the restore was given out and not settled");
+                settled.expect("a restore that was begun is not settled");
                 state.stats.from_disk_bytes += len.count();
                 state.stats.from_disk_ns += took_ns;
                 state.rates.record_in(SpillTier::Disk, len, took_ns);
@@ -228,7 +227,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Charges the card's space for what is to be there, if one is charged; others leave for it.
+    /// Charges the card's space, if there is one, for the memory to be mapped. Buffers are spilled
+    /// for it.
     fn charge_occupied(&self) -> Result<(), SpillError> {
         let Some(space) = &self.budget else { return Ok(()) };
         loop {
@@ -243,7 +243,7 @@ impl Shared {
                 state.charging += missing;
                 missing
             };
-            // With no lock held: whoever is told of it may ask the manager.
+            // Not while holding the lock: callbacks of the space may call the manager.
             let charged = space.charge(missing);
             let mut state = self.lock();
             state.charging -= missing;

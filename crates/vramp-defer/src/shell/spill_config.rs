@@ -1,53 +1,53 @@
-//! How buffers are cut and moved.
+//! Configuration of a manager and its cleaner.
 
 use std::time::Duration;
 
 use crate::planner::Rates;
 use vramp_core::Bytes;
 
-/// How deferrable buffers of a card are kept.
+/// Configuration of a [`SpillManager`](super::SpillManager).
 #[derive(Clone, Debug, PartialEq)]
 pub struct SpillConfig {
-    /// What moves at once: whole pages, from 4 to 32 MiB. A spill frees at most one more than is
-    /// missing.
+    /// Length of a piece, the unit of moves: whole pages, from 4 to 32 MiB. A spill overshoots by
+    /// at most one.
     pub piece: Bytes,
-    /// What buffers may have on the card. `None` for all that the allocator's limit or the card
-    /// leaves beside other allocations.
+    /// Most memory that leased buffers may occupy. `None` for all that the allocator's limit, or
+    /// the card, leaves beside live allocations.
     pub capacity: Option<Bytes>,
-    /// How long a lease waits for others to end.
+    /// Longest time that a lease waits for others to end.
     pub patience: Duration,
-    /// How long a buffer that was retrieved stays behind the others as a victim.
+    /// Time after a restore during which a buffer is evicted after others.
     pub cooldown: Duration,
-    /// After so long without a use, a buffer is as likely to be needed soon as not.
+    /// Idle time after which the next use is as likely to come soon as not.
     pub recency: Duration,
-    /// Contents unused for so long may be copied out ahead of need.
+    /// Idle time after which contents may be copied out ahead of need.
     pub clean_after: Duration,
-    /// A buffer that was read in place so often is brought back by the next read, if it can be.
+    /// Number of reads in place after which the next one restores the buffer if it can.
     pub promote_after: u32,
-    /// How many pieces are on their way at once.
+    /// Number of pieces in flight at once.
     pub in_flight: usize,
-    /// Copies out ahead of need, by a thread of the manager.
+    /// A thread that copies contents out ahead of need. `None` for no thread.
     pub cleaner: Option<CleanerConfig>,
-    /// Measured rates, where known; own transfers correct them.
+    /// Known transfer rates. The manager's own copies update them.
     pub rates: Rates,
-    /// So many of the last moves are remembered with their reasons.
+    /// Number of moves kept in the history.
     pub history: usize,
 }
 
-/// When contents are copied out ahead of need: between the two levels, nothing leaves the card, but
-/// what would leave next has a copy.
+/// When the cleaner copies contents out ahead of need. They stay on the card, and leave later
+/// without a copy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CleanerConfig {
-    /// Above this part of the capacity.
+    /// Part of the capacity, from 0 to 1, above which it copies.
     pub above: f64,
-    /// How often it looks.
+    /// Period.
     pub every: Duration,
-    /// How much it copies each time at most.
+    /// Most bytes copied in a period.
     pub budget: Bytes,
 }
 
 impl Default for SpillConfig {
-    /// Pieces of 32 MiB, leases that wait up to ten seconds, no cleaner.
+    /// Returns pieces of 32 MiB, leases that wait up to ten seconds, and no cleaner.
     fn default() -> SpillConfig {
         SpillConfig {
             piece: Bytes::mib(32),
@@ -66,7 +66,7 @@ impl Default for SpillConfig {
 }
 
 impl Default for CleanerConfig {
-    /// Above 70 % of the capacity, every 10 ms, 128 MiB at a time.
+    /// Returns a cleaner above 70 % of the capacity, every 10 ms, 128 MiB at a time.
     fn default() -> CleanerConfig {
         CleanerConfig { above: 0.7, every: Duration::from_millis(10), budget: Bytes::mib(128) }
     }

@@ -1,4 +1,4 @@
-//! Why a buffer was not made, leased, or moved. Every error says what to do.
+//! Why a buffer was not made, leased or moved. Every error says what to do.
 
 use crate::planner::{
     AddError, DeferConfigError, ExposeError, Failure, HeldError, LeaseRefused, UnknownBuffer,
@@ -15,95 +15,97 @@ use vramp_tiers::host::HostPoolError;
 use vramp_tiers::movers::{MoveError, MoveFailed};
 use vramp_tiers::reserve::SpaceFull;
 
-/// Why the manager did not do what it was asked. What was asked about is as before.
+/// Why a call of the manager failed. A failed call changes nothing that it was to change.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpillError {
-    /// The configuration makes no sense.
+    /// The planner rejected the configuration.
     #[error(transparent)]
     Config(#[from] DeferConfigError),
-    /// The levels or numbers make no sense.
-    #[error("a manager of deferrable buffers cannot be made: {0}")]
+    /// The manager rejected the configuration or a part it was given.
+    #[error("the spill manager cannot be made: {0}")]
     Settings(&'static str),
-    /// No buffer of that length, or no place in the group.
+    /// The length is invalid, or the group is full.
     #[error(transparent)]
     Add(#[from] AddError),
-    /// No addresses.
+    /// No addresses could be reserved.
     #[error(transparent)]
     Addresses(#[from] ArenaError),
-    /// The buffer is another manager's.
-    #[error("the buffer is another manager's: lease it there")]
+    /// The buffer belongs to another manager.
+    #[error("the buffer belongs to another manager: lease it there")]
     OtherManager,
-    /// A lease was asked about a buffer that it was not taken for.
-    #[error(
-        "the lease names no buffer at place {index}: count from zero in the order it was asked in"
-    )]
+    /// The lease has no buffer at that index.
+    #[error("the lease has no buffer at index {index}: count from zero in the request's order")]
     NotNamed {
-        /// What was asked.
+        /// The index.
         index: usize,
     },
-    /// Something was said to be written that the lease only reads.
-    #[error("the lease only reads what it names at place {index}: lease it exclusive to write it")]
+    /// A write was declared for a buffer that is leased shared.
+    #[error("the lease on the buffer at index {index} is shared: lease it exclusive to write it")]
     NotWritable {
-        /// What was asked.
+        /// The index.
         index: usize,
     },
-    /// The buffer cannot be read at its address while it is spilled.
+    /// The buffer cannot be read in place.
     #[error("the buffer cannot be made readable while spilled: {0}; lease it to read it")]
     NotReadable(&'static str),
-    /// Host memory could not be taken away from the buffer's address.
+    /// A host copy could not be unmapped from the buffer's addresses.
     #[error(transparent)]
     HostBacking(#[from] HostBackingError),
     /// The buffer was removed.
     #[error(transparent)]
     Unknown(#[from] UnknownBuffer),
-    /// The stream is not one of the allocator's.
+    /// The stream is unknown to the allocator.
     #[error("stream {0} is unknown to the allocator: use one that its create_stream returned")]
     UnknownStream(String),
-    /// Whatever is queued on the stream becomes part of a graph, and no event tells when it is done.
-    #[error("stream {} captures a graph: take the lease before the capture, or around the launch", .0.number())]
+    /// The stream captures a graph: what is queued on it runs at each launch, after no one event.
+    #[error(
+        "stream {} captures a graph: take the lease before the capture, or around the launch",
+        .0.number()
+    )]
     Capturing(Stream),
-    /// The lease was refused, and waiting did not or cannot help.
+    /// The lease was refused, and waiting did not help or cannot.
     #[error("no lease: {0}")]
     Refused(LeaseRefused),
-    /// Memory for the buffers could not be had. They stay where they were, whole.
+    /// The allocator had no memory for the buffers. Their contents stay whole, on the card or below.
     #[error(
-        "no memory to bring the buffers back, end leases, pins or exposures, or free memory: {error}{}",
+        "no memory to restore the buffers: end leases, pins or exposures, or free memory: \
+         {error}{}",
         .failed.iter().map(|failed| format!("; meanwhile {failed}")).collect::<String>()
     )]
     NoMemory {
-        /// What the allocator said.
+        /// The allocator's error.
         error: Box<AllocError>,
-        /// A move that failed meanwhile: why nothing could leave, perhaps.
+        /// A move that failed meanwhile, which may be why nothing could leave.
         failed: Option<Box<FailedMove>>,
     },
-    /// The budget of the card's space is used up by what may not leave.
-    #[error("no budget to bring the buffers back: {0}")]
+    /// The card's space has no budget left for the buffers.
+    #[error("no budget to restore the buffers: {0}")]
     NoBudget(SpaceFull),
-    /// A handler or an observer of the allocator panicked while memory was had for the buffers. They
-    /// stay where they were, whole.
-    #[error("a handler or an observer of the allocator panicked: see its message, and ask again")]
+    /// A handler or an observer of the allocator panicked while memory was allocated for the
+    /// buffers. Their contents stay whole, on the card or below.
+    #[error("a handler or an observer of the allocator panicked: see its message, then retry")]
     Panicked,
-    /// Data did not move. It is where it was.
+    /// A transfer failed. The contents stay where they were.
     #[error(transparent)]
     Move(#[from] MoveError),
     /// A driver call failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The part does not lie in the buffer.
-    #[error("{len} from {offset} on do not lie in a buffer of {whole}")]
+    /// The bytes do not lie in the buffer.
+    #[error("{len} at offset {offset} do not lie in a buffer of {whole}")]
     Outside {
-        /// Where the part begins.
+        /// Offset of the first byte.
         offset: Bytes,
-        /// How long it is.
+        /// Number of bytes.
         len: Bytes,
-        /// What there is.
+        /// Length of the buffer or view.
         whole: Bytes,
     },
-    /// A pin or an exposure is not there, or the buffer not leased.
+    /// A pin or an exposure was refused.
     #[error(transparent)]
     Expose(#[from] ExposeError),
-    /// Somebody still needs the contents.
+    /// The buffer is held.
     #[error(transparent)]
     Held(#[from] HeldError),
 }

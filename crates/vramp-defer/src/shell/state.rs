@@ -1,4 +1,4 @@
-//! The one lock, what it protects, and what is done behind it.
+//! The manager's state, the lock around it, and what is done while holding the lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
@@ -28,24 +28,25 @@ use vramp_tiers::host::HostAllocation;
 use vramp_tiers::movers::{DiskCopy, MoverConfig};
 use vramp_tiers::reserve::Charge;
 
-/// The copies of a piece below the card.
+/// Copies of a piece below the card.
 #[derive(Default)]
 pub(super) struct SpilledCopies {
-    /// In blocks.
+    /// In blocks of the host pool.
     pub host: Option<HostAllocation>,
-    /// On the host as well, mapped for the device.
+    /// On the host, in memory that the device maps.
     pub mapped: Option<MappedCopy>,
     pub disk: Option<Arc<DiskCopy>>,
 }
 
-/// Addresses of a buffer, or of a group.
+/// Address range of a buffer or of a group.
 pub(super) struct RangeBacking {
     pub range: Arc<StableRange>,
-    /// Of several small buffers.
+    /// Shared by several small buffers.
     pub is_group: bool,
-    /// Nothing was lent since all of it was brought.
+    /// All of it is backed: nothing was lent since it was restored.
     pub fully_backed: bool,
-    /// What its memory was brought behind: others' work on that memory may not be over before.
+    /// Work after which the memory may be used: earlier owners' work on it may be in flight until
+    /// then.
     pub ready_after: Option<UseToken>,
 }
 
@@ -54,37 +55,37 @@ pub(super) struct State {
     pub events: Events,
     pub copies: BTreeMap<PieceId, SpilledCopies>,
     pub homes: BTreeMap<RangeId, RangeBacking>,
-    /// Buffers that nobody has any more, and that something still holds.
+    /// Buffers without handles that something still holds.
     pub orphans: Vec<BufferId>,
-    /// Leases that end once their streams capture no more.
+    /// Leases that end once their streams no longer capture.
     pub deferred_ends: Vec<LeaseEnding>,
-    /// Ranges of which less is needed, and whose memory others' work may still use.
+    /// Ranges that need less memory, which earlier owners' work may still use.
     pub pending_release: Vec<RangeId>,
-    /// Memory that others can have since buffers and leases ended.
+    /// Total memory that became free as buffers and leases ended.
     pub reclaimed: Bytes,
     /// Groups that get no more buffers.
     pub ended_groups: Vec<RangeId>,
-    /// What pays for the memory on the card, where a space is charged.
+    /// Charges for the memory on the card, if a space is charged.
     pub charges: Vec<Charge>,
-    /// What is being charged.
+    /// Bytes for which a charge is being requested.
     pub charging: Bytes,
     pub rates: Rates,
-    /// What buffers share that are readable while spilled; none before the first.
+    /// Shared by the readable buffers; `None` before the first.
     pub readable: Option<InPlacePool>,
-    /// Ranges of which memory was lent, and copies may be mapped there instead.
+    /// Ranges of which memory was lent: copies may be mapped there.
     pub to_map: Vec<RangeId>,
-    /// Ranges where copies are being mapped, with the lock free.
+    /// Ranges where copies are being mapped, with the lock released.
     pub mapping_now: BTreeSet<RangeId>,
-    /// How many transfers are on their way to or from the disk.
+    /// Number of transfers in flight to or from the disk.
     pub staged_transfers: usize,
     pub stats: SpillStats,
     pub history: History,
-    /// What is not needed any more. To drop it tells those who wait for budgets, and calls theirs.
+    /// Values to drop after unlocking: dropping them wakes waiters of a budget and runs its
+    /// callbacks.
     pub to_drop: Vec<Box<dyn Send>>,
 }
 
-/// The lock. What became needless behind it is dropped once it is free, and what is to be mapped is
-/// mapped then.
+/// The held lock. After unlocking it drops what is in `to_drop`, and maps what can be mapped.
 pub(super) struct Locked<'a> {
     guard: Option<MutexGuard<'a, State>>,
     shared: &'a Shared,
@@ -125,16 +126,16 @@ pub(super) struct Shared {
     pub disk: Option<Arc<DiskStore>>,
     pub budget: Option<MemorySpace>,
     pub config: SpillConfig,
-    /// Behind it memory is brought, and ahead of need data.
+    /// The manager's own stream: memory is mapped, and data prefetched, in its order.
     pub stream: (StreamId, Stream),
-    /// It passes the ends of copies to the host.
+    /// Stream that waits for the ends of copies to the host.
     pub leaving: Stream,
     state: Mutex<State>,
-    /// A lease ended, a move settled, or work is known to be over.
+    /// Notified when a lease ends, a move settles, or work is observed complete.
     changed: Condvar,
 }
 
-const HOME: &str = "a range of the core has addresses";
+const HOME: &str = "each range has addresses";
 
 impl Shared {
     pub fn new(
@@ -198,12 +199,12 @@ impl Shared {
         Locked { guard: Some(lock(&self.state)), shared: self }
     }
 
-    /// Tells those who wait that something changed.
+    /// Wakes all waiters.
     pub fn notify(&self) {
         self.changed.notify_all();
     }
 
-    /// Waits for a change, but not long: work that ends tells nobody.
+    /// Waits for a change, but not long: work that completes notifies no thread.
     pub fn wait_briefly<'a>(&'a self, mut state: Locked<'a>) -> Locked<'a> {
         if !state.to_drop.is_empty() || state.has_pending_maps() {
             drop(state);
@@ -215,7 +216,7 @@ impl Shared {
         Locked { guard: Some(guard), shared: self }
     }
 
-    /// What leased buffers may have on the card now.
+    /// Returns the most memory that leased buffers may occupy now.
     pub fn capacity(&self) -> Bytes {
         let all = || {
             let card = self.driver.info().limits.memory;
@@ -225,8 +226,8 @@ impl Shared {
         self.config.capacity.unwrap_or_else(all)
     }
 
-    /// What is free below the card, promised or not. Where there is a disk, the last blocks of the
-    /// host are kept for the way there and back.
+    /// Returns the free space below the card, promises included. With a disk, the last blocks of
+    /// the host are kept as staging.
     pub fn room(&self) -> SpillRoom {
         let free = |space: &MemorySpace| space.capacity().saturating_sub(space.total());
         let host = free(self.mover.pool().space());
@@ -236,7 +237,7 @@ impl Shared {
         SpillRoom { host: host.saturating_sub(staging), disk: free(store.space()) }
     }
 
-    /// Waits on the host until work is over.
+    /// Waits on the host until work is complete.
     pub fn wait_for(&self, uses: &[UseToken]) -> Result<(), DriverError> {
         for &token in uses {
             let event = self.lock().events.of(token);
@@ -248,14 +249,15 @@ impl Shared {
     }
 }
 
-/// Boxed, to be dropped once the lock is free.
+/// Boxes a value to be dropped after unlocking.
 fn needless<T: Send + 'static>(what: T) -> Box<dyn Send> {
     Box::new(what)
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // The addresses go with the state, and their memory to others: not before the work on it.
+        // The addresses go with the state, and their memory to other owners: not before the work on
+        // it is complete.
         let mut state = self.lock();
         let _ = state.poll();
         state.to_map.clear();
@@ -264,7 +266,7 @@ impl Drop for Shared {
             over &= self.driver.synchronize_event(event).is_ok();
         }
         if !over {
-            // Nobody can tell when it is.
+            // No query can tell when that is: the addresses and copies are leaked.
             std::mem::forget(std::mem::take(&mut state.homes));
             std::mem::forget(std::mem::take(&mut state.copies));
             std::mem::forget(state.readable.take());
@@ -273,10 +275,10 @@ impl Drop for Shared {
 }
 
 impl State {
-    /// Learns which work is over, and does what waited for it. A query for each stream with work.
+    /// Processes completed work and what waited for it. One query for each stream with work.
     ///
     /// # Errors
-    /// Some could not be asked: their work counts as under way.
+    /// A query failed: that work counts as in flight.
     pub fn poll(&mut self) -> Result<(), DriverError> {
         for ending in std::mem::take(&mut self.deferred_ends) {
             self.end_lease(ending);
@@ -296,7 +298,7 @@ impl State {
         asked
     }
 
-    /// Ends buffers that nobody has, as soon as nothing holds them.
+    /// Ends buffers without handles once nothing holds them.
     pub fn reap(&mut self) {
         let before = self.core.occupied();
         for buffer in std::mem::take(&mut self.orphans) {
@@ -307,7 +309,7 @@ impl State {
                     self.leave(extent.range);
                 }
                 (Err(_), Ok(_)) => {
-                    // Nobody reads it any more: it is not copied out.
+                    // No handle can read it: it is not copied out.
                     if let Ok(stale) = self.core.discard(buffer) {
                         self.drop_copies(&stale);
                     }
@@ -327,7 +329,7 @@ impl State {
         self.settle_charges();
     }
 
-    /// A buffer of this range is gone: its addresses go with the last.
+    /// Ends a buffer's use of a range. The addresses go with the last buffer.
     fn leave(&mut self, range: RangeId) {
         if self.core.needed_memory(range).is_err() {
             self.homes.remove(&range);
@@ -336,8 +338,8 @@ impl State {
         }
     }
 
-    /// Lets the pool have what the core does not need. Returns how much that was; nothing while
-    /// others' work may still use the memory: then it is lent once that is over.
+    /// Lends the pool what the planner does not need, and returns its length. If earlier owners'
+    /// work may still use the memory, it is lent later, and the result is zero.
     pub fn lend(&mut self, range: RangeId) -> Bytes {
         let Ok(keep) = self.core.needed_memory(range) else { return Bytes::ZERO };
         let home = self.homes.get_mut(&range).expect(HOME);
@@ -355,7 +357,7 @@ impl State {
         home.range.lend(&keep)
     }
 
-    /// Credits what is charged for more than what is on the card.
+    /// Returns charges beyond the memory on the card.
     pub fn settle_charges(&mut self) {
         let paid: Bytes = self.charges.iter().map(Charge::bytes).sum();
         let mut over = paid.saturating_sub(self.core.occupied());
@@ -370,7 +372,7 @@ impl State {
         }
     }
 
-    /// Drops copies that count no more. Blocks that queued copies still read serve again after them.
+    /// Drops stale copies. Blocks that queued copies still read are reused after those.
     pub fn drop_copies(&mut self, stale: &[StaleCopy]) {
         for gone in stale {
             let Some(below) = self.copies.get_mut(&gone.piece) else { continue };
@@ -386,7 +388,7 @@ impl State {
         }
     }
 
-    /// The addresses of a part of a range.
+    /// Returns the addresses of a slice.
     pub fn addresses(&self, at: RangeSlice) -> AddrRange {
         let start = self.homes.get(&at.range).expect(HOME).range.range().start;
         AddrRange::new(start + at.offset, at.len)

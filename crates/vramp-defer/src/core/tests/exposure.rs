@@ -69,10 +69,10 @@ fn pins_are_counted_and_outlive_the_lease() {
     end(&mut core, reader, 1);
     assert_eq!(core.unpin(a), Ok(1));
     assert_eq!(core.choose(&short(16), 2).victims, []);
-    assert_eq!(core.holds(a).unwrap().to_string(), "1 pins to take off");
+    assert_eq!(core.holds(a).unwrap().to_string(), "1 pins to remove");
     assert_eq!(core.unpin(a), Ok(0));
     assert_eq!(core.unpin(a), Err(ExposeError::NotPinned { buffer: a }));
-    assert_eq!(core.holds(a).unwrap().to_string(), "nothing, it may leave at once");
+    assert_eq!(core.holds(a).unwrap().to_string(), "nothing holds it");
     assert_eq!(spill(&mut core, 16, 3), [piece(a, 0)]);
     let refused = core.pin(reader, a);
     assert_eq!(refused, Err(ExposeError::Lease(UnknownBufferLease { lease: reader })));

@@ -206,7 +206,7 @@ fn only_the_streams_and_buffers_of_a_lease_end_it() {
     let range = [WrittenRange { buffer: a, offset: b(0), len: b(1) }];
     let wrote = LeaseEnd { uses: &[], writes: Writes::Only(&range) };
     let refused = core.end_lease(lease, &wrote, 2).unwrap_err();
-    assert!(refused.to_string().contains("does not allow to write"), "{refused}");
+    assert!(refused.to_string().contains("does not allow writing"), "{refused}");
     assert_eq!(core.holds(a).unwrap().leases, [lease]);
 }
 
