@@ -1,4 +1,90 @@
-//! Deferrable buffers.
+//! Deferrable buffers: contents that leave a card while no lease holds them, and are restored
+//! before their next use, at the same addresses. A program may keep more buffers than fit.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use vramp_alloc::{Allocator, Bytes, Config, Preset};
+//! use vramp_defer::{
+//!     Access, Deadline, LeaseRefused, SpillConfig, SpillError, SpillManager, SpillParts,
+//! };
+//! use vramp_tiers::host::HostPoolConfig;
+//! use vramp_tiers::movers::MoverConfig;
+//! use vramp_tiers::{HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};
+//!
+//! let device = vramp_alloc::open("sim:h200")?.driver;
+//! let limit = Some(Bytes::mib(256));
+//! let config = Config { limit, ..Config::preset(Preset::Vramp) };
+//! let allocator = Arc::new(Allocator::new(Arc::clone(&device), config)?);
+//! let stream = allocator.create_stream()?;
+//! let queue = allocator.stream(stream).expect("it was made just now");
+//!
+//! // What leaves the card goes to at most a GiB of pinned memory.
+//! let spaces = ReservationManager::new([(SpaceId::host(0), SpaceConfig::host(Bytes::gib(1)))])?;
+//! let host = spaces.space(SpaceId::host(0)).expect("it was configured");
+//! let pool = HostPool::new(&host, HostPoolConfig::default(), [Arc::clone(&device)])?;
+//! let mover = Mover::new(Arc::clone(&device), &pool, MoverConfig::default())?;
+//! let parts = SpillParts { allocator: Arc::clone(&allocator), mover, disk: None, budget: None };
+//! let manager = SpillManager::new(parts, SpillConfig::default())?;
+//!
+//! // Four buffers of 128 MiB, under a limit of 256 MiB: the first two leave for the others.
+//! let buffers = (0..4).map(|_| manager.buffer(Bytes::mib(128))).collect::<Result<Vec<_>, _>>()?;
+//! for buffer in &buffers {
+//!     let lease = buffer.lease(Access::Exclusive, stream)?;
+//!     device.fill(queue, lease.address(0), 7)?; // or a kernel
+//! }
+//! assert!(!buffers[0].is_resident() && buffers[3].is_resident());
+//!
+//! // A lease on two buffers brings back what is missing. The stream waits for it, the host does
+//! // not. Dropping the lease ends it once the stream has passed what was queued by then.
+//! let both = [(&buffers[0], Access::Shared), (&buffers[1], Access::Exclusive)];
+//! let lease = manager.lease(&both, stream)?;
+//! assert_eq!(lease.address(0), buffers[0].addresses());
+//! drop(lease);
+//!
+//! // An allocation that finds too little free memory evicts as much as it lacks.
+//! let block = allocator.malloc(Bytes::mib(160), stream)?;
+//! allocator.free(block, stream)?;
+//! println!("{} B were spilled for mallocs and leases", manager.stats().freed_bytes);
+//! for record in manager.history() {
+//!     println!("{record}"); // what moved, where to, and by which cost it was chosen
+//! }
+//!
+//! // Three of them never fit at once: the lease is refused, with the sizes.
+//! let three = [0, 1, 2].map(|index| (&buffers[index], Access::Shared));
+//! let at_once = Deadline::from(std::time::Instant::now());
+//! match manager.lease_on(&three, &[stream], at_once) {
+//!     Err(SpillError::Refused(LeaseRefused::TooLarge { needed, capacity })) => {
+//!         assert_eq!((needed, capacity), (Bytes::mib(384), Bytes::mib(256)));
+//!     }
+//!     // These may succeed later: other leases, work or memory are in the way.
+//!     Err(SpillError::Refused(refused)) => println!("in the way: {refused}"),
+//!     Err(SpillError::NoMemory { error, .. }) => println!("even after spilling: {error}"),
+//!     // A driver call, the disk or the host pool failed. Contents stay where they were.
+//!     Err(error) => return Err(error.into()),
+//!     Ok(_) => unreachable!("384 MiB do not fit below 256 MiB"),
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! `docs/deferrable.md` has the rules, costs and limits.
+//!
+//! # Map
+//!
+//! Two folders. `core/` decides and does nothing: it is the module [`planner`], a state machine
+//! without locks, clocks and devices. `shell/` acts and decides nothing: threads, copies, driver
+//! calls. Their files share no name.
+//!
+//! | question | `core/` decides | `shell/` acts |
+//! |---|---|---|
+//! | Who gets a lease, and when? | `grant`, `wait_queue`, `uses` | `acquire`, `queued_request`, `lease_set` |
+//! | What is read in place? | `in_place` | `acquire`, `mapped_copy`, `map_copies` |
+//! | What leaves the card? | `victims`, `cost`, `cover`, `rates`, `spill_rounds` | `spill`, `copy_out`, `staging` |
+//! | What comes back? | `grant`, `moves` | `restore` |
+//! | What leaves the host? | `host_reclaim` | `relieve_host`, `push_copy`, `cleaner` |
+//! | What follows a failure? | `failure`, `refusal` | `spill_error` |
+//! | What keeps a buffer on the card? | `expose`, `holds` | `lease_set`, `buffer_handle` |
+//! | What is the state? | `deferrables`, `buffer_state`, `piece`, `range` | `state`, `events` |
+//! | What does it look like from outside? | `census`, `audit` | `manager`, `report` |
 #![forbid(unsafe_code)]
 
 // The folder is `core/`, as in every crate: pure code, checked by `cargo xtask tidy`. The module has
@@ -27,7 +113,7 @@ pub mod pointers {
     pub use crate::shell::{Exposure, Pin};
 }
 
-/// What moved, why, and what waited: statistics, records, and the state of each piece.
+/// Statistics, records of moves and waits, and the state of each piece.
 pub mod report {
     pub use crate::planner::{
         Copies, DeferCensus, DeferCounters, EvictionClass, EvictionCost, PieceId, PieceState,
@@ -50,5 +136,5 @@ pub mod error {
     pub use vramp_core::Inconsistency;
     pub use vramp_driver::Stream;
     pub use vramp_tiers::movers::MoveError;
-    pub use vramp_tiers::reserve::SpaceFull;
+    pub use vramp_tiers::reserve::{LedgerError, SpaceFull, SpaceRefusal};
 }

@@ -9,8 +9,8 @@ use super::mapped_copy::MappedCopy;
 use super::report::{MoveKind, MoveRecord};
 use super::spill_error::SpillError;
 use super::state::{Shared, State};
-use vramp_tiers::HostAllocation;
-use vramp_tiers::{CopyDependency, DiskBudget, DiskCopy, MoveError};
+use vramp_tiers::host::HostAllocation;
+use vramp_tiers::movers::{CopyDependency, DiskBudget, DiskCopy, MoveError};
 
 /// A piece whose copy was started.
 pub(super) struct CopyInFlight {

@@ -21,7 +21,7 @@ use vramp_tiers::Deadline;
 use vramp_tiers::DiskStore;
 use vramp_tiers::MemorySpace;
 use vramp_tiers::Mover;
-use vramp_tiers::SpillerRegistration;
+use vramp_tiers::spill::{SpillRequest, SpillerRegistration};
 
 /// The deferrable buffers of one card. [The crate's page](crate) has an example.
 ///
@@ -74,9 +74,9 @@ impl SpillManager {
         let registration = allocator.on_shortage(move |shortage| answer(&weak, shortage));
         let spiller = budget.map(|space| {
             let weak = Arc::downgrade(&shared);
-            space.on_shortage(Priority::default(), move |shortage: &vramp_tiers::Shortage<'_>| {
+            space.register_spiller(Priority::default(), move |request: &SpillRequest<'_>| {
                 let Some(shared) = Weak::upgrade(&weak) else { return Bytes::ZERO };
-                shared.spill(shortage.bytes(), &|| shortage.left()).freed
+                shared.spill(request.bytes(), &|| request.left()).freed
             })
         });
         let cleaner = cleaner.map(|how| Cleaner::start(&shared, how));
