@@ -10,6 +10,7 @@ mod header;
 mod library;
 mod models;
 mod shell;
+mod site;
 mod tidy;
 mod tree;
 
@@ -54,6 +55,10 @@ enum Task {
     Bindings,
     /// Writes the C header anew from the sources of `vramp-capi`.
     Header,
+    /// Checks licences, advisories and duplicates of the dependencies; needs cargo-deny.
+    Deny,
+    /// Builds the documentation as one site into `target/site`, and checks its links.
+    Site,
     /// Draws the charts of the pages anew from the results in `bench/results`.
     Charts,
     /// Builds libvramp.so and puts it into a folder with its header and the Python module.
@@ -87,6 +92,10 @@ fn perform(task: &Task, root: &Path) -> Result<()> {
         Task::Loom { preemptions } => models::run(root, *preemptions),
         Task::Compare { base, new, traces } => compare::run(root, base, new.as_deref(), traces),
         Task::Bindings => bindings::run(root),
+        Task::Deny => shell::run(
+            std::process::Command::new("cargo").current_dir(root).args(["deny", "check"]),
+        ),
+        Task::Site => site::run(root),
         Task::Charts => charts::write(root),
         Task::Header => header::write(root),
         Task::Library { out } => library::run(root, &root.join(out)),
