@@ -1,19 +1,23 @@
 //! `cargo xtask ci`: what every change must pass, cheapest first.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
-use crate::{models, shell, tidy};
+use crate::{models, shell, site, tidy};
 
-/// Examples that need no card, as package and name. Each runs to its end and must succeed.
-const EXAMPLES: [(&str, &str); 4] = [
-    ("vramp-alloc", "hello"),
-    ("vramp-defer", "larger_than_the_card"),
-    ("vramp-defer", "read_in_place"),
-    ("vramp-defer", "spill_soak"),
+/// Examples that need no card. Each runs to its end and must succeed.
+const EXAMPLES: [&str; 7] = [
+    "hello",
+    "allocator",
+    "reservations",
+    "spill_manager",
+    "larger_than_the_card",
+    "read_in_place",
+    "spill_soak",
 ];
 
 /// Runs every step; the first failure ends it and says what to do.
@@ -37,20 +41,23 @@ pub fn run(root: &Path) -> Result<()> {
     step("documentation", "mend the links: `cargo doc --workspace --no-deps`", || {
         let mut doc = cargo(root);
         doc.env("RUSTDOCFLAGS", "-D warnings");
-        shell::run(doc.args([
-            "doc",
-            "--workspace",
-            "--no-deps",
-            "--document-private-items",
-            "--locked",
-        ]))
+        let args = ["doc", "--workspace", "--no-deps", "--document-private-items", "--locked"];
+        shell::run(doc.args(args))
     })?;
-    step("examples", "run the failed one: `cargo run -p CRATE --example NAME`", || {
-        shell::run(cargo(root).args(["build", "--workspace", "--examples", "--locked"]))?;
-        EXAMPLES.iter().try_for_each(|(package, name)| {
-            shell::run(cargo(root).args(["run", "--locked", "-p", package, "--example", name]))
-        })
+    step("site", "mend the links: `cargo xtask site`", || site::run(root))?;
+    step("examples", "run the failed one: `cargo run -p CRATE --example NAME`", || examples(root))?;
+    step("features", "build it alone: `cargo check -p vramp --no-default-features`", || {
+        shell::run(cargo(root).args(["check", "-p", "vramp", "--no-default-features", "--locked"]))
     })?;
+    step("packages", "see `cargo publish --workspace --dry-run`", || {
+        let args = ["--workspace", "--dry-run", "--no-verify", "--allow-dirty", "--quiet"];
+        shell::run(cargo(root).arg("publish").args(args))
+    })?;
+    step(
+        "oldest Rust",
+        "check with it alone: `rustup run VERSION cargo check --workspace --lib`",
+        || oldest(root),
+    )?;
     println!("ci: everything passed in {:.0} s", start.elapsed().as_secs_f64());
     Ok(())
 }
@@ -61,32 +68,47 @@ fn cargo(root: &Path) -> Command {
     command
 }
 
-/// Unit and integration tests: with nextest where it is installed, which prints one summary.
-fn tests(root: &Path) -> Result<()> {
-    let nextest = cargo(root)
-        .args(["nextest", "--version"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .is_ok_and(|status| status.success());
-    if nextest {
-        shell::run(cargo(root).args([
-            "nextest",
-            "run",
-            "--workspace",
-            "--locked",
-            "--no-fail-fast",
-        ]))
-    } else {
-        shell::run(cargo(root).args([
-            "test",
-            "--workspace",
-            "--lib",
-            "--bins",
-            "--tests",
-            "--locked",
-        ]))
+/// Builds what users build, with the oldest Rust that the manifest promises.
+fn oldest(root: &Path) -> Result<()> {
+    let manifest: toml::Table = std::fs::read_to_string(root.join("Cargo.toml"))?.parse()?;
+    let version = manifest["workspace"]["package"]["rust-version"].as_str();
+    let version = version.context("the workspace names no rust-version")?;
+    if Command::new("rustup").arg("--version").output().is_err() {
+        println!("ci: no rustup here, so Rust {version} is not tried");
+        return Ok(());
     }
+    let mut check = Command::new("rustup");
+    // The variables with which cargo started this program choose its own toolchain.
+    check.current_dir(root).env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO");
+    let args = ["cargo", "check", "--workspace", "--lib", "--bins", "--exclude", "xtask"];
+    shell::run(check.args(["run", "--install", version]).args(args).arg("--locked"))
+}
+
+/// Builds the examples with the features of the whole workspace, as the tests are, and runs them.
+fn examples(root: &Path) -> Result<()> {
+    let mut build = cargo(root);
+    build.args(["build", "--workspace", "--locked", "--message-format=json-render-diagnostics"]);
+    EXAMPLES.iter().for_each(|name| {
+        build.args(["--example", name]);
+    });
+    let messages = shell::output(&mut build)?;
+    let mut ran = 0;
+    for line in messages.lines() {
+        let message: Value = serde_json::from_str(line)?;
+        if let Some(program) = message["executable"].as_str() {
+            println!("ci: example {}", message["target"]["name"]);
+            shell::run(Command::new(program).current_dir(root))?;
+            ran += 1;
+        }
+    }
+    ensure!(ran == EXAMPLES.len(), "{ran} examples ran of {}", EXAMPLES.len());
+    Ok(())
+}
+
+/// Unit and integration tests, one program after the other.
+fn tests(root: &Path) -> Result<()> {
+    let args = ["test", "--workspace", "--lib", "--bins", "--tests", "--locked", "--no-fail-fast"];
+    shell::run(cargo(root).args(args))
 }
 
 /// Runs one step between two lines that name it and its time.
