@@ -39,6 +39,15 @@ pub fn core_is_pure(sources: &Sources) -> Vec<Finding> {
     })
 }
 
+/// Programs that show how to use the project depend on its front crate alone.
+pub fn front_examples_name_the_front_crate(sources: &Sources) -> Vec<Finding> {
+    find(sources, |path, used| {
+        let inner = used.what.starts_with("vramp_");
+        (inner && path.starts_with("crates/vramp/examples/"))
+            .then(|| format!("`{}`: users depend on `vramp` alone; export it there", used.what))
+    })
+}
+
 /// Settings are arguments; only a program reads the environment.
 pub fn environment_is_read_at_the_edge(sources: &Sources) -> Vec<Finding> {
     find(sources, |path, used| {
@@ -117,6 +126,14 @@ mod tests {
             assert!(core_is_pure(&in_file(shell, planted)).is_empty(), "{planted}");
         }
         assert!(core_is_pure(&in_file("crates/vramp-core/src/a.rs", "use std::fmt;")).is_empty());
+    }
+
+    #[test]
+    fn an_example_of_the_front_crate_that_names_an_inner_one_is_found() {
+        let check = |path, text| front_examples_name_the_front_crate(&in_file(path, text)).len();
+        assert_eq!(check("crates/vramp/examples/a.rs", "use vramp_core::Bytes;"), 1);
+        assert_eq!(check("crates/vramp/examples/a.rs", "use vramp::Bytes;"), 0);
+        assert_eq!(check("crates/vramp-alloc/examples/a.rs", "use vramp_core::Bytes;"), 0);
     }
 
     #[test]

@@ -37,6 +37,31 @@ pub fn anchor_tests_exist(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
+/// Lines of the README, at most: what a stranger reads before a decision.
+const README_LINES: usize = 120;
+/// Rows of the glossary, at most: words that the field does not have.
+const GLOSSARY_ROWS: usize = 60;
+
+/// The README and the glossary stay short.
+pub fn front_pages_are_short(tree: &Tree) -> Vec<Finding> {
+    let lines = tree.text("README.md").map_or(0, |page| page.lines().count());
+    let glossary = tree.text("docs/glossary.md").unwrap_or_default();
+    let rows =
+        glossary.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| word |"));
+    let rows = rows.count();
+    let mut findings = Vec::new();
+    if lines > README_LINES {
+        let message =
+            format!("{lines} lines, at most {README_LINES}: move detail to a page of docs");
+        findings.push(Finding::new("README.md", None, message));
+    }
+    if rows > GLOSSARY_ROWS {
+        let message = format!("{rows} rows, at most {GLOSSARY_ROWS}: use the field's word instead");
+        findings.push(Finding::new("docs/glossary.md", None, message));
+    }
+    findings
+}
+
 /// Our tests are named as sentences: words joined by underscores, perhaps behind a module path.
 fn is_test_name(code: &str) -> bool {
     code.contains('_')
@@ -106,6 +131,19 @@ mod tests {
         let found = anchor_tests_exist(&tree);
         assert_eq!(found.len(), 1);
         assert!(found[0].message.contains("a_promised_test"));
+    }
+
+    #[test]
+    fn a_long_readme_and_a_long_glossary_are_found() {
+        let long = "line\n".repeat(README_LINES + 1);
+        let table = |rows| format!("| word | meaning |\n|---|---|\n{}", "| a | b |\n".repeat(rows));
+        let found = |readme: &str, rows| {
+            let glossary = table(rows);
+            let tree = Tree::of(&[("README.md", readme), ("docs/glossary.md", &glossary)]);
+            front_pages_are_short(&tree).len()
+        };
+        assert_eq!(found("short", GLOSSARY_ROWS), 0);
+        assert_eq!(found(&long, GLOSSARY_ROWS + 1), 2);
     }
 
     #[test]

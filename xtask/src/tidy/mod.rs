@@ -76,12 +76,14 @@ pub fn run(root: &Path) -> Result<()> {
     findings.extend(manifests::layer_order(&tree));
     findings.extend(manifests::unsafe_fence(&tree));
     findings.extend(calls::core_is_pure(&sources));
+    findings.extend(calls::front_examples_name_the_front_crate(&sources));
     findings.extend(calls::environment_is_read_at_the_edge(&sources));
     findings.extend(calls::nothing_unfinished(&sources));
     findings.extend(calls::sources_are_ascii(&tree));
     findings.extend(words::plain_words(&tree));
     findings.extend(words::no_shadowed_prelude(&sources));
     findings.extend(docs::anchor_tests_exist(&tree));
+    findings.extend(docs::front_pages_are_short(&tree));
     findings.extend(docs::links_resolve(&tree));
     findings
         .extend(header::difference(root)?.map(|message| Finding::new(header::PATH, None, message)));
