@@ -1,4 +1,4 @@
-//! Blocks: stretches of a segment, linked to their neighbours and listed where they are free.
+//! Blocks: parts of a segment, linked to their neighbours, and listed while free.
 
 use std::collections::BTreeSet;
 
@@ -25,11 +25,11 @@ pub(crate) type Slot = u32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// A user holds it.
+    /// Allocated.
     Used,
-    /// Freed; this many marks are not reached yet.
+    /// Freed; so many marks are not reached yet.
     Waiting(u32),
-    /// Listed in its class.
+    /// Free, and listed in its class.
     Free,
     /// Addresses of an expandable segment with no memory behind them.
     Unmapped,
@@ -53,7 +53,7 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// True if it shares its segment.
+    /// Returns true if it shares its segment.
     pub(crate) fn is_split(&self) -> bool {
         self.prev.is_some() || self.next.is_some()
     }
@@ -100,14 +100,14 @@ impl Blocks {
         BlockId::new(slot, self.generations[slot as usize])
     }
 
-    /// The block a user holds under this id.
+    /// Returns the allocated block with this id.
     pub(crate) fn used(&self, id: BlockId) -> Option<&Block> {
         let current = self.generations.get(id.slot() as usize) == Some(&id.generation());
         let entry = self.entries.get(id.slot() as usize)?.as_ref();
         entry.filter(|block| current && block.state == State::Used)
     }
 
-    /// Ids of this slot handed out so far name nothing any more.
+    /// Makes all ids of this slot stale.
     pub(crate) fn retire_id(&mut self, slot: Slot) {
         let generation = &mut self.generations[slot as usize];
         *generation = generation.wrapping_add(1);
@@ -118,8 +118,8 @@ impl Blocks {
         entries.filter_map(|(slot, block)| Some((slot, block.as_ref()?)))
     }
 
-    /// Cuts a block in two: the front of `len` bytes becomes a block of its own and stands before
-    /// what is left of `slot`. Returns the front.
+    /// Splits a block: the front of `len` bytes becomes a block of its own, before the rest in
+    /// `slot`. Returns the front.
     pub(crate) fn split_front(&mut self, slot: Slot, len: u64) -> Slot {
         let rest = self.get_mut(slot);
         let front = Block { len, next: Some(slot), ..rest.clone() };
@@ -134,7 +134,7 @@ impl Blocks {
         front
     }
 
-    /// Lets `into` take over its neighbour `from`, which goes.
+    /// Merges the neighbour `from` into `into`.
     pub(crate) fn absorb(&mut self, into: Slot, from: Slot) {
         let gone = self.remove(from);
         let grown = self.get_mut(into);
@@ -162,6 +162,6 @@ pub(crate) struct Lists {
     pub free: BTreeSet<(StreamId, u64, PoolAddr, Slot)>,
     /// Lowest first, by stream.
     pub unmapped: BTreeSet<(StreamId, PoolAddr, Slot)>,
-    /// How often it was searched while garbage was collected.
+    /// Searches since garbage collection was enabled.
     pub searches: u64,
 }

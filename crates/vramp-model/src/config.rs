@@ -1,14 +1,14 @@
-//! What PyTorch's allocator can be told, and its syntax: `parse.rs` reads it.
+//! Settings of PyTorch's allocator. `parse.rs` reads their syntax.
 
 use vramp_core::Bytes;
 
-/// Sizes that PyTorch never lets anyone change.
+/// Sizes that no setting of PyTorch changes.
 pub(crate) mod fixed {
     /// Blocks begin and end at multiples of this.
     pub(crate) const BLOCK_ALIGN: u64 = 512;
     /// Requests up to this come from the small pool.
     pub(crate) const SMALL_LIMIT: u64 = 1 << 20;
-    /// What the small pool takes from the driver at a time.
+    /// Segment size of the small pool.
     pub(crate) const SMALL_SEGMENT: u64 = 2 << 20;
     /// Large requests below this share segments.
     pub(crate) const SHARED_BELOW: u64 = 10 << 20;
@@ -19,10 +19,10 @@ pub(crate) mod fixed {
 /// The settings of PyTorch's allocator, as `PYTORCH_CUDA_ALLOC_CONF` names them.
 ///
 /// ```
-/// use vramp_core::{Bytes, TorchConfig};
+/// use vramp_model::{Bytes, TorchConfig};
 /// let config: TorchConfig = "max_split_size_mb:128,expandable_segments:False".parse()?;
 /// assert_eq!(config.max_split_size, Some(Bytes::mib(128)));
-/// # Ok::<(), vramp_core::TorchConfigError>(())
+/// # Ok::<(), vramp_model::TorchConfigError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct TorchConfig {
@@ -32,17 +32,17 @@ pub struct TorchConfig {
     pub max_split_size: Option<Bytes>,
     /// `max_non_split_rounding_mb`: how much larger than its request an unsplit block may be.
     pub max_non_split_rounding: Bytes,
-    /// `large_segment_size_mb`: what large requests under 10 MiB share, and the handle of the
-    /// large pool's expandable segments.
+    /// `large_segment_size_mb`: size of the segments that large requests under 10 MiB share, and of
+    /// the handles of the large pool's expandable segments.
     pub large_segment_size: Bytes,
     /// `roundup_power2_divisions`: how sizes are rounded.
     pub roundup_power2_divisions: Divisions,
-    /// `garbage_collection_threshold`: the part of the limit above which old unused segments are
-    /// given back. Acts only where there is a limit.
+    /// `garbage_collection_threshold`: fraction of the limit above which old unused segments are
+    /// released. Acts only with a limit.
     pub garbage_collection_threshold: Option<f64>,
-    /// `per_process_memory_fraction`: the part of the card that may be taken, as a limit.
+    /// `per_process_memory_fraction`: fraction of the card that may be reserved, as a limit.
     pub per_process_memory_fraction: Option<f64>,
-    /// Keys that were given and change nothing here: host memory, locks, captures.
+    /// Keys that were given and have no effect here: host memory, locks, captures.
     pub without_effect: Vec<String>,
 }
 
@@ -61,22 +61,22 @@ impl Default for TorchConfig {
     }
 }
 
-/// Into how many parts each interval between two powers of two is divided: sizes are rounded up to
-/// the next part. One number for each power of two from 1 MiB to 32 GiB; smaller and larger sizes
-/// take the first and the last. Zero and one mean no such rounding.
+/// Number of parts that each interval between two powers of two is divided into: sizes are rounded
+/// up to the next part. One number for each power of two from 1 MiB to 32 GiB; smaller and larger
+/// sizes use the first and the last. Zero and one mean no such rounding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Divisions(pub(crate) [u64; Divisions::INTERVALS]);
 
 impl Divisions {
-    /// How many intervals there are.
+    /// Number of intervals.
     pub const INTERVALS: usize = 16;
 
-    /// The same number everywhere.
+    /// Returns the same number for every interval.
     pub fn everywhere(divisions: u64) -> Divisions {
         Divisions([divisions; Divisions::INTERVALS])
     }
 
-    /// The interval of a size in bytes.
+    /// Returns the divisions of the interval that a size in bytes lies in.
     fn of(&self, size: u64) -> u64 {
         let above_1_mib = size.checked_ilog2().unwrap_or(0).saturating_sub(20) as usize;
         self.0[above_1_mib.min(Divisions::INTERVALS - 1)]
@@ -84,7 +84,7 @@ impl Divisions {
 }
 
 impl TorchConfig {
-    /// What a request is rounded up to, or `None` if that is more than there are addresses.
+    /// Returns the rounded size of a request, or `None` if it is larger than the address space.
     pub fn round(&self, size: Bytes) -> Option<Bytes> {
         let size = size.count();
         if size < fixed::BLOCK_ALIGN {
@@ -92,7 +92,7 @@ impl TorchConfig {
         }
         let divisions = self.roundup_power2_divisions.of(size);
         let unit = if divisions > 1 && size > fixed::BLOCK_ALIGN * divisions {
-            // One part of the interval that the size lies in. A power of two begins one.
+            // One part of the interval that the size lies in. A power of two begins an interval.
             (1u64 << size.ilog2()) / divisions
         } else {
             fixed::BLOCK_ALIGN
@@ -100,7 +100,7 @@ impl TorchConfig {
         size.checked_next_multiple_of(unit).map(Bytes::new)
     }
 
-    /// What is taken from the driver for a rounded size that nothing fits.
+    /// Returns the size of a new segment for a rounded size.
     pub(crate) fn segment_size(&self, rounded: u64) -> Option<u64> {
         if rounded <= fixed::SMALL_LIMIT {
             Some(fixed::SMALL_SEGMENT)
@@ -111,7 +111,7 @@ impl TorchConfig {
         }
     }
 
-    /// Blocks from here on are oversize: see [`TorchConfig::max_split_size`].
+    /// Returns the size from which blocks are oversize: see [`TorchConfig::max_split_size`].
     pub(crate) fn oversize(&self) -> u64 {
         self.max_split_size.map_or(u64::MAX, Bytes::count)
     }

@@ -1,4 +1,4 @@
-//! Free blocks: found, cut, merged and listed.
+//! Free blocks: search, split, merge, list.
 
 use super::block::{Class, Slot, State};
 use super::config::fixed::{BLOCK_ALIGN, SMALL_LIMIT};
@@ -6,7 +6,7 @@ use super::pool::TorchPool;
 use vramp_core::{PoolAddr, StreamId};
 
 impl TorchPool {
-    /// Makes a block free that nobody uses any more, merged with its free neighbours.
+    /// Makes a block free that no stream uses any more, and merges it with its free neighbours.
     pub(crate) fn make_free(&mut self, slot: Slot) {
         let block = self.blocks.get(slot);
         let (class, len, requested) = (block.class, block.len, block.requested);
@@ -30,8 +30,8 @@ impl TorchPool {
         self.stats.requested_bytes.decrease(class, requested);
     }
 
-    /// Lets an unlisted block absorb the neighbours that are in the same state, free or unmapped.
-    /// Returns the lengths of those that are gone.
+    /// Merges the neighbours in the same state, free or unmapped, into an unlisted block. Returns
+    /// the lengths of the merged ones.
     pub(crate) fn merge_neighbours(&mut self, slot: Slot) -> impl Iterator<Item = u64> + use<> {
         let block = self.blocks.get(slot);
         let (state, neighbours) = (block.state, [block.prev, block.next]);
@@ -80,7 +80,8 @@ impl TorchPool {
         assert!(listed, "block {slot} is {state:?} and not listed");
     }
 
-    /// The best fit for `len` bytes: the smallest free block of the stream, then the lowest.
+    /// Returns the best fit for `len` bytes: the smallest free block of the stream, then the
+    /// lowest.
     pub(crate) fn best_fit(&mut self, class: Class, stream: StreamId, len: u64) -> Option<Slot> {
         let counts_searches = self.collects_garbage();
         let lists = self.lists_mut(class);
@@ -90,7 +91,7 @@ impl TorchPool {
             lists.free.range((stream, len, PoolAddr::default(), 0)..).take_while(|e| e.0 == stream);
         let &(_, mut found, _, mut slot) = fitting.next()?;
         if self.config.expandable_segments {
-            // A block counts as large as it can be grown in place.
+            // A block counts with the length it can be grown to in place.
             for &(_, _, _, next) in fitting {
                 if self.expanded_len(next) >= self.expanded_len(slot) {
                     break;
@@ -115,7 +116,7 @@ impl TorchPool {
         block.len + behind
     }
 
-    /// True if what is left of a block of `len` bytes for a request of `wanted` becomes a free block.
+    /// Returns true if the rest of a block of `len` bytes after `wanted` becomes a free block.
     pub(crate) fn splits(&self, class: Class, len: u64, wanted: u64) -> bool {
         let rest = len - wanted;
         if class == Class::Small || self.config.expandable_segments {
@@ -125,7 +126,7 @@ impl TorchPool {
         }
     }
 
-    /// True if unused segments are given back by their age.
+    /// Returns true if unused segments are released by age.
     pub(crate) fn collects_garbage(&self) -> bool {
         self.limit.is_some() && self.config.garbage_collection_threshold.is_some()
     }

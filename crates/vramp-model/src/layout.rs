@@ -1,4 +1,4 @@
-//! What the caching allocator's segments hold, for snapshots.
+//! The layout of the caching allocator's segments, for snapshots.
 
 use super::block::{Block, Class, State};
 use super::pool::TorchPool;
@@ -6,23 +6,23 @@ use crate::SegmentId;
 use vramp_core::Bytes;
 use vramp_core::{PartKind, Stretch, StretchPart};
 
-/// Memory side by side in one segment: all of it, or a mapped part of an expandable one.
+/// Contiguous memory of one segment: all of it, or a mapped part of an expandable one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TorchStretch {
-    /// The segment it lies in.
+    /// Segment that it lies in.
     pub segment: SegmentId,
-    /// How far from the segment's start.
+    /// Distance from the segment's start.
     pub offset: Bytes,
     /// True in the pool of requests up to 1 MiB.
     pub is_small: bool,
     /// True in an expandable segment.
     pub is_expandable: bool,
-    /// What it holds.
+    /// Blocks in it.
     pub memory: Stretch,
 }
 
 impl TorchPool {
-    /// Every stretch of memory by address, as PyTorch's snapshots have them. O(n log n).
+    /// Returns every stretch of memory by address, as in PyTorch's snapshots. O(n log n).
     pub fn stretches(&self) -> Vec<TorchStretch> {
         let mut blocks: Vec<&Block> = self.blocks.iter().map(|(_, block)| block).collect();
         blocks.retain(|block| block.state != State::Unmapped);

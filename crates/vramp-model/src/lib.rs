@@ -1,26 +1,50 @@
-//! PyTorch's caching allocator as a state machine: the presets `torch` and `torch-expandable`.
+//! PyTorch's caching allocator as a pure state machine: the presets `torch` and `torch-expandable`.
+//!
+//! The pool makes decisions; the caller performs them on a device, or without one as here:
+//!
+//! ```
+//! use vramp_model::{Bytes, Request, TorchAttempt, TorchConfig, TorchPool, TorchStep};
+//!
+//! let config: TorchConfig = "max_split_size_mb:128".parse()?;
+//! let mut pool = TorchPool::new(config, Bytes::gib(80), None);
+//! let stream = pool.add_stream();
+//!
+//! let mut attempt = TorchAttempt::new(Request { size: Bytes::mib(3), stream });
+//! let block = loop {
+//!     match pool.place(&mut attempt) {
+//!         TorchStep::Placed(block) => break block,
+//!         TorchStep::Perform(plan) => pool.settle(plan),     // after plan.op() on the device
+//!         other => unreachable!("an empty pool neither polls nor waits: {other:?}"),
+//!     }
+//! };
+//! assert_eq!(pool.stats().reserved_bytes.all.current, Bytes::mib(20).count());
+//! assert_eq!(block.len, Bytes::mib(3));
+//! assert!(pool.free(block.id, stream)?.is_empty());          // no other stream to wait for
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //!
 //! Life of a request:
 //!
-//! 1. [`TorchPool::place`] learns which freed blocks are over, and looks for the best fit among the
+//! 1. [`TorchPool::place`] frees blocks whose work is over, then searches the best fit among the
 //!    free blocks of the request's stream (`place.rs`).
-//! 2. Failing that it asks the shell for a segment of the driver's, or for more of an expandable
-//!    one to be mapped: a [`TorchStep::Perform`] with one [`TorchOp`].
-//! 3. [`TorchPool::settle`] makes a performed operation true (`settle.rs`); one that failed changes
-//!    nothing. If the card or the limit is full, unused segments are given back (`release.rs`).
-//! 4. What is larger than needed is split, and the rest stays free.
-//! 5. [`TorchPool::free`] merges the block with its free neighbours. One that other streams use waits
-//!    for them first.
+//! 2. On a miss it plans a new segment, or more mapped memory in an expandable one: a
+//!    [`TorchStep::Perform`] with one [`TorchOp`].
+//! 3. [`TorchPool::settle`] applies a performed operation to the state (`settle.rs`). A plan that
+//!    is dropped changes nothing. If the card or the limit is full, unused segments are released
+//!    (`release.rs`).
+//! 4. A block that is larger than needed is split, and the rest stays free.
+//! 5. [`TorchPool::free`] merges the block with its free neighbours. A block that other streams use
+//!    waits for them first.
 //!
-//! Small requests (up to 1 MiB) and large ones have pools of their own, and each stream its own
-//! free blocks: that, and segments that cannot be given back while any block in them is used, is
-//! what makes PyTorch hold more than it needs.
+//! Small requests (up to 1 MiB) and large ones have separate pools, each stream has its own free
+//! blocks, and a segment is released only as a whole: this is why PyTorch reserves more than it
+//! needs.
 //!
 //! Deliberately absent: a device and a clock; captures of graphs and private pools; memory shared
 //! between processes.
 #![forbid(unsafe_code)]
 
-mod arenas;
+mod addresses;
 mod audit;
 mod block;
 mod config;
@@ -47,3 +71,8 @@ pub use restore::TorchSegment;
 pub use segment::SegmentId;
 pub use settle::{TorchOp, TorchPlan};
 pub use stats::{Stat, StatByPool, TorchStats};
+
+pub use vramp_core::{
+    BlockId, Bytes, Counters, DeviceAddr, Epoch, Inconsistency, Mark, PartKind, PoolAddr, Request,
+    Shortage, StreamId, Stretch, StretchPart, UnknownBlock,
+};

@@ -1,4 +1,4 @@
-//! PyTorch's own syntax of settings: `key:value,key:value`.
+//! PyTorch's syntax of settings: `key:value,key:value`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 use super::config::{Divisions, TorchConfig};
 use vramp_core::Bytes;
 
-/// Keys that this allocator follows.
+/// Keys that have an effect here.
 const HONOURED: [&str; 8] = [
     "backend",
     "expandable_segments",
@@ -18,8 +18,7 @@ const HONOURED: [&str; 8] = [
     "roundup_power2_divisions",
 ];
 
-/// Keys that PyTorch knows and that cannot change which device memory is taken, each with what it
-/// takes.
+/// Keys of PyTorch that have no effect on device memory, each with its kind of value.
 const WITHOUT_EFFECT: [(&str, Takes); 10] = [
     ("expandable_segments_reserve", Takes::Anything),
     ("expandable_segments_reserve_by_class", Takes::Anything),
@@ -41,30 +40,30 @@ enum Takes {
     Threads,
 }
 
-/// Settings that cannot be used.
+/// Error of parsing settings.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TorchConfigError {
-    /// A key that PyTorch does not know.
-    #[error("'{key}' is no setting of PyTorch's allocator: known are {}", Known)]
+    /// The key is not a setting of PyTorch's allocator.
+    #[error("'{key}' is not a setting of PyTorch's allocator: use one of {}", Known)]
     Key {
-        /// What was given.
+        /// Key that was given.
         key: String,
     },
-    /// A value that its key does not take.
+    /// The value is not possible for its key.
     #[error("{key}:{value} cannot be used: it should be {expected}")]
     Value {
-        /// The key.
+        /// Key that was given.
         key: String,
-        /// Its value.
+        /// Value that was given.
         value: String,
-        /// What would be right.
+        /// Description of a possible value.
         expected: &'static str,
     },
     /// A key without a value.
     #[error("'{key}' has no value: write settings as key:value, separated by commas")]
     NoValue {
-        /// The key.
+        /// Key that was given.
         key: String,
     },
 }
@@ -89,19 +88,19 @@ impl FromStr for TorchConfig {
 }
 
 impl TorchConfig {
-    /// Reads settings as the variable `PYTORCH_CUDA_ALLOC_CONF` holds them. Nothing given, nothing
-    /// changed; of a key given twice the last counts.
+    /// Parses settings in the syntax of `PYTORCH_CUDA_ALLOC_CONF`. Settings that are not given keep
+    /// their defaults; of a key given twice the last value counts.
     ///
     /// # Errors
-    /// [`TorchConfigError`] lists the known keys, or says what a value should be.
+    /// [`TorchConfigError`] lists the known keys, or describes a possible value.
     pub fn parse(text: &str) -> Result<TorchConfig, TorchConfigError> {
         text.parse()
     }
 
-    /// Changes what `text` names and keeps the rest.
+    /// Returns this configuration with the settings of `text` applied.
     ///
     /// # Errors
-    /// As [`TorchConfig::parse`].
+    /// As of [`TorchConfig::parse`].
     pub fn with(mut self, text: &str) -> Result<TorchConfig, TorchConfigError> {
         let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
         for setting in split_outside_brackets(&text) {
@@ -201,7 +200,7 @@ impl Setting<'_> {
         expected: &'static str,
     ) -> Result<u64, TorchConfigError> {
         let count = self.value.parse().ok();
-        // Bytes must fit 64 bits too; nobody has a card that large.
+        // The number of bytes must fit 64 bits too.
         let count = count.filter(|&count| count < 1 << 32 && possible(count));
         count.ok_or_else(|| self.refused(expected))
     }
@@ -215,8 +214,8 @@ impl Setting<'_> {
         number.ok_or_else(|| self.refused(expected))
     }
 
-    /// One number for all sizes, or a list such as `[256:1,512:2,>:8]`: sizes from 256 MiB to
-    /// 512 MiB in one part, and so on. Sizes below the first interval are divided as it is.
+    /// Parses one number for all sizes, or a list such as `[256:1,512:2,>:8]`: sizes from 256 MiB
+    /// to 512 MiB in one part, and so on. Sizes below the first interval are divided as that one.
     fn divisions(&self) -> Result<Divisions, TorchConfigError> {
         const EXPECTED: &str = "a power of two, or a list such as [256:1,512:2,>:8] of powers of two \
                                 in MiB with the divisions of each, a power of two or 0";
@@ -251,7 +250,7 @@ fn is_known(key: &str) -> bool {
     HONOURED.contains(&key) || WITHOUT_EFFECT.iter().any(|(known, _)| *known == key)
 }
 
-/// The parts between commas, but for those inside brackets. Empty parts are left out.
+/// Returns the parts between commas outside of brackets, without empty ones.
 fn split_outside_brackets(text: &str) -> Vec<&str> {
     let (mut parts, mut begin, mut depth) = (Vec::new(), 0, 0i32);
     for (at, c) in text.char_indices() {

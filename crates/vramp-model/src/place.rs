@@ -1,12 +1,12 @@
-//! The decision of malloc: a free block, an operation to be performed first, or a shortage.
+//! The decision of malloc: a free block, an operation to perform first, or a shortage.
 //!
-//! A [`TorchAttempt`] climbs this ladder, and the shell performs what it asks for:
+//! A [`TorchAttempt`] climbs this ladder, and the caller performs the steps:
 //!
-//! 1. `Poll`: learn which freed blocks are over.
+//! 1. `Poll`: query which freed blocks are free of work.
 //! 2. `Search`: the best fit of the stream. No driver call.
-//! 3. `Collect`: give old unused segments back, if the pool is told to and holds too much.
-//! 4. `Grow`: take a segment from the driver, or map more of an expandable one.
-//! 5. `Available`: where blocks may be too large to be split, give back those that make room; grow.
+//! 3. `Collect`: release old unused segments, if garbage collection is on and the threshold passed.
+//! 4. `Grow`: allocate a segment, or map more of an expandable one.
+//! 5. `Available`: with a bound on splitting, release oversize blocks that make room; grow.
 //! 6. `Wait` for all streams that freed blocks wait for, `Release` everything unused; grow.
 //!
 //! The end of the ladder is the [`Shortage`].
@@ -26,7 +26,7 @@ use vramp_core::{Request, Shortage};
 pub struct TorchAttempt {
     request: Request,
     rung: Rung,
-    /// What the present rung gives back.
+    /// Blocks that the present rung releases.
     victims: Victims,
     /// True once something had to be performed.
     planned: bool,
@@ -51,30 +51,30 @@ enum Try {
     Last,
 }
 
-/// What the shell does next.
+/// What the caller does next.
 #[derive(Debug)]
-#[must_use = "the attempt goes on only when the shell does what the step says"]
+#[must_use = "the attempt goes on only when the caller performs the step"]
 pub enum TorchStep {
-    /// The block. The attempt is over.
+    /// The block is allocated. The attempt is over.
     Placed(TorchBlock),
-    /// Ask about [`TorchPool::pending`] events, tell [`TorchPool::reached`], call again.
+    /// Query the events of [`TorchPool::pending`], call [`TorchPool::reached`], then place again.
     Poll,
-    /// Wait for [`TorchPool::waited_for`], tell [`TorchPool::reached`], call again.
+    /// Wait for [`TorchPool::waited_for`], call [`TorchPool::reached`], then place again.
     Wait,
-    /// Perform and settle this, call again. If the card has no memory for it, call
-    /// [`TorchAttempt::full`] first.
+    /// Perform and settle the plan, then place again. If the card has no memory for it, call
+    /// [`TorchAttempt::full`] instead of settling.
     Perform(TorchPlan),
-    /// No way is left. The attempt is over.
+    /// There is no memory. The attempt is over.
     Short(Shortage),
 }
 
 impl TorchAttempt {
-    /// The request at the foot of the ladder.
+    /// Returns a request at the first rung.
     pub fn new(request: Request) -> TorchAttempt {
         TorchAttempt { request, rung: Rung::Poll, victims: Victims::new(), planned: false }
     }
 
-    /// Tells the attempt that the card has no memory for what it wanted to take.
+    /// Records that the card has no memory for the last plan: the attempt goes on at the next rung.
     pub fn full(&mut self, pool: &TorchPool) {
         self.rung = match self.rung {
             Rung::Grow(Try::First) => {
@@ -93,7 +93,10 @@ impl TorchAttempt {
 }
 
 impl TorchPool {
-    /// Takes the attempt as far as it goes without the device.
+    /// Advances the attempt to the next step that needs the caller.
+    ///
+    /// # Panics
+    /// If the stream is unknown to the pool.
     pub fn place(&mut self, attempt: &mut TorchAttempt) -> TorchStep {
         let stream = attempt.request.stream;
         assert!(stream.index() < self.streams.len(), "{stream} is unknown to the pool");
@@ -113,7 +116,7 @@ impl TorchPool {
                 Rung::Search => {
                     if let Some(slot) = self.best_fit(class, stream, rounded) {
                         self.unlist(slot);
-                        return TorchStep::Placed(self.hand_out(slot, rounded, attempt));
+                        return TorchStep::Placed(self.allocate(slot, rounded, attempt));
                     }
                     attempt.planned = true;
                     attempt.victims = self.garbage();
@@ -126,7 +129,7 @@ impl TorchPool {
                 Rung::Grow(_) => match self.grow(class, stream, rounded, segment_len) {
                     Grown::Block(slot) => {
                         self.unlist(slot);
-                        return TorchStep::Placed(self.hand_out(slot, rounded, attempt));
+                        return TorchStep::Placed(self.allocate(slot, rounded, attempt));
                     }
                     Grown::Perform(plan) => return TorchStep::Perform(plan),
                     Grown::Full => attempt.full(self),
@@ -163,7 +166,7 @@ impl TorchPool {
         }
     }
 
-    /// The class of a request, what it is rounded up to, and what is taken for it if nothing fits.
+    /// Returns the class of a request, its rounded size, and the size of a new segment for it.
     fn fit(&self, size: Bytes) -> Option<(Class, u64, u64)> {
         let rounded = self.config.round(size)?.count();
         let class = if rounded <= SMALL_LIMIT { Class::Small } else { Class::Large };
@@ -187,8 +190,8 @@ impl TorchPool {
         })
     }
 
-    /// Makes an unlisted free block the user's, and what is left of it a free block of its own.
-    fn hand_out(&mut self, slot: Slot, rounded: u64, attempt: &TorchAttempt) -> TorchBlock {
+    /// Allocates an unlisted free block, and makes its rest a free block of its own.
+    fn allocate(&mut self, slot: Slot, rounded: u64, attempt: &TorchAttempt) -> TorchBlock {
         let block = self.blocks.get(slot);
         let (class, was_split, len) = (block.class, block.is_split(), block.len);
         let counted = !self.is_expandable(block);
@@ -220,7 +223,7 @@ impl TorchPool {
                 (false, false) => {}
             }
         }
-        self.count_handed_out(class, taken_len, attempt.request.size);
+        self.count_allocated(class, taken_len, attempt.request.size);
         if attempt.planned {
             self.counters.misses += 1;
         } else {
@@ -229,7 +232,7 @@ impl TorchPool {
         self.block(self.blocks.id(taken)).expect("the block was made a moment ago")
     }
 
-    pub(crate) fn count_handed_out(&mut self, class: Class, len: u64, requested: Bytes) {
+    pub(crate) fn count_allocated(&mut self, class: Class, len: u64, requested: Bytes) {
         self.stats.allocation.increase(class, 1);
         self.stats.active.increase(class, 1);
         self.stats.allocated_bytes.increase(class, len);
@@ -248,8 +251,8 @@ impl TorchPool {
 
     fn grow(&mut self, class: Class, stream: StreamId, rounded: u64, segment_len: u64) -> Grown {
         let fresh = self.fresh.take();
-        // As PyTorch does, before an expandable segment rounds up to whole handles: it may end up to
-        // one handle above the limit.
+        // As in PyTorch: checked before an expandable segment rounds up to whole handles, so the
+        // pool may end up to one handle above the limit.
         let under_limit = |limit| self.reserved.saturating_add(segment_len) <= limit;
         if fresh.is_none() && !self.limit.is_none_or(under_limit) {
             return Grown::Full;
@@ -260,18 +263,18 @@ impl TorchPool {
         if let Some(slot) = fresh {
             return Grown::Block(slot);
         }
-        let Some(start) = self.arenas.find(segment_len) else { return Grown::Full };
+        let Some(start) = self.addresses.find(segment_len) else { return Grown::Full };
         let op = TorchOp::Allocate { segment: self.vacant_segment(), len: Bytes::new(segment_len) };
         let at = PoolAddr::new(SpanId::new(0), Bytes::new(start));
         Grown::Perform(TorchPlan { op, target: Target::New { class, stream, at } })
     }
 
-    /// Goes on until a free block of an expandable segment is large enough: `fresh` is what was
-    /// mapped last.
+    /// Plans one step until a free block of an expandable segment is large enough. `fresh` is the
+    /// block that was mapped last.
     fn expand(&self, class: Class, stream: StreamId, rounded: u64, fresh: Option<Slot>) -> Grown {
         let handle = self.handle_size(class);
         let Some(found) = fresh.or_else(|| self.expandable_block(class, stream, rounded)) else {
-            // As PyTorch does: room for all of the card and an eighth more.
+            // As in PyTorch: addresses for all of the card and an eighth more.
             let len = (self.card + self.card / 8).next_multiple_of(handle);
             if rounded > len || len > PoolAddr::SPAN_LIMIT.count() {
                 return Grown::Full;
@@ -299,8 +302,8 @@ impl TorchPool {
         Grown::Perform(TorchPlan { op, target: Target::Block(target) })
     }
 
-    /// The lowest free or unmapped block of the stream's expandable segments from which on enough
-    /// lies free or unmapped.
+    /// Returns the lowest free or unmapped block of the stream's expandable segments that begins
+    /// enough free or unmapped bytes in a row.
     fn expandable_block(&self, class: Class, stream: StreamId, len: u64) -> Option<Slot> {
         let idle =
             |slot: Slot| matches!(self.blocks.get(slot).state, State::Free | State::Unmapped);
@@ -320,7 +323,7 @@ impl TorchPool {
         None
     }
 
-    /// What the expandable segments of a class are mapped in.
+    /// Returns the handle size of a class's expandable segments.
     pub(crate) fn handle_size(&self, class: Class) -> u64 {
         match class {
             Class::Small => SMALL_SEGMENT,

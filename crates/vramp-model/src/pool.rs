@@ -1,10 +1,10 @@
-//! The state of the caching allocator, and the life of its blocks but for placing them.
+//! The state of the caching allocator, and the life of its blocks except their placement.
 
 use std::collections::VecDeque;
 
 use smallvec::SmallVec;
 
-use super::arenas::Arenas;
+use super::addresses::DriverAddresses;
 use super::block::{Block, Blocks, Class, Lists, Slot, State};
 use super::config::TorchConfig;
 use super::settle::TorchOp;
@@ -14,43 +14,43 @@ use vramp_core::Bytes;
 use vramp_core::{BlockId, Epoch, Mark, PoolAddr, StreamId};
 use vramp_core::{Counters, UnknownBlock};
 
-/// A block as handed out.
+/// An allocated block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TorchBlock {
-    /// Names it until it is freed.
+    /// Id, valid until it is freed.
     pub id: BlockId,
-    /// Where it begins, in the pool's own numbers.
+    /// Start, in the pool's own numbers.
     pub at: PoolAddr,
-    /// How many bytes may be used: what was asked, rounded up.
+    /// Usable bytes: those requested, rounded up.
     pub len: Bytes,
-    /// The segment it lies in.
+    /// Segment that it lies in.
     pub segment: SegmentId,
-    /// How far from the segment's start.
+    /// Distance from the segment's start.
     pub offset: Bytes,
 }
 
-/// Memory of the driver's: one allocation, or one range of addresses with handles mapped into it.
+/// A segment: one allocation of the driver, or one range of addresses with handles mapped into it.
 #[derive(Clone, Debug)]
 pub(crate) struct Segment {
     pub at: PoolAddr,
     /// The size of the allocation, or of the range.
     pub len: u64,
-    /// What an expandable segment is mapped in.
+    /// Handle size of an expandable segment.
     pub handle: Option<u64>,
 }
 
-/// A stream's progress: blocks freed while it used them wait in the order of their frees.
+/// Progress of a stream. Blocks freed while the stream used them wait in the order of their frees.
 #[derive(Clone, Debug)]
 pub(crate) struct Progress {
     pub current: Epoch,
     /// Everything up to here is known to be over.
     pub reached: Epoch,
-    /// Destroyed: its last event covers all it will ever do.
+    /// Destroyed: its last event covers all of its work.
     pub ended: bool,
     pub waiting: VecDeque<(Epoch, Slot)>,
 }
 
-/// PyTorch's caching allocator. See the module's page.
+/// PyTorch's caching allocator. See the [crate's page](crate).
 #[derive(Clone, Debug)]
 pub struct TorchPool {
     pub(crate) config: TorchConfig,
@@ -63,19 +63,20 @@ pub struct TorchPool {
     pub(crate) large: Lists,
     /// By id; vacant ones are used again.
     pub(crate) segments: Vec<Option<Segment>>,
-    pub(crate) arenas: Arenas,
+    pub(crate) addresses: DriverAddresses,
     pub(crate) streams: Vec<Progress>,
     pub(crate) reserved: u64,
-    /// What the operation settled last made: the block that the attempt goes on with.
+    /// The block that the last settled operation created: the attempt goes on with it.
     pub(crate) fresh: Option<Slot>,
-    /// What was settled for the last request or release.
+    /// Operations settled for the last request or release.
     pub(crate) performed: Vec<TorchOp>,
     pub(crate) counters: Counters,
     pub(crate) stats: TorchStats,
 }
 
 impl TorchPool {
-    /// An empty pool for a card with `card` bytes of memory, of which it takes `limit` at most.
+    /// Creates an empty pool for a card with `card` bytes of memory, of which it reserves at most
+    /// `limit`.
     pub fn new(config: TorchConfig, card: Bytes, limit: Option<Bytes>) -> TorchPool {
         let mut pool = TorchPool {
             config,
@@ -85,7 +86,7 @@ impl TorchPool {
             small: Lists::default(),
             large: Lists::default(),
             segments: Vec::new(),
-            arenas: Arenas::default(),
+            addresses: DriverAddresses::default(),
             streams: Vec::new(),
             reserved: 0,
             fresh: None,
@@ -97,27 +98,27 @@ impl TorchPool {
         pool
     }
 
-    /// What the pool was told when it was made.
+    /// Returns the configuration.
     pub fn config(&self) -> &TorchConfig {
         &self.config
     }
 
-    /// Counts with PyTorch's own meaning.
+    /// Returns the counts with PyTorch's meaning.
     pub fn stats(&self) -> &TorchStats {
         &self.stats
     }
 
-    /// What was settled for the last request that was placed, or for the last release, in order.
+    /// Returns the operations settled for the last request or release, in order.
     pub fn performed(&self) -> &[TorchOp] {
         &self.performed
     }
 
-    /// What happened so far. A chunk is a segment, or a handle of an expandable one.
+    /// Returns the counts so far. A chunk is a segment, or a handle of an expandable one.
     pub fn counters(&self) -> Counters {
         Counters { reserved: Bytes::new(self.reserved), ..self.counters }
     }
 
-    /// Makes another stream known.
+    /// Adds a stream.
     pub fn add_stream(&mut self) -> StreamId {
         let first = Epoch::START.next();
         self.streams.push(Progress {
@@ -130,7 +131,10 @@ impl TorchPool {
         StreamId::new(number.expect("fewer than four billion streams"))
     }
 
-    /// The block a user holds under this id.
+    /// Returns the allocated block with this id.
+    ///
+    /// # Errors
+    /// No allocated block has this id.
     pub fn block(&self, id: BlockId) -> Result<TorchBlock, UnknownBlock> {
         let block = self.blocks.used(id).ok_or(UnknownBlock { id })?;
         Ok(TorchBlock {
@@ -142,7 +146,7 @@ impl TorchPool {
         })
     }
 
-    /// Free bytes, and the largest free block.
+    /// Returns the free bytes, and the length of the largest free block.
     pub(crate) fn free_bytes(&self) -> (u64, u64) {
         let sizes = [&self.small, &self.large].map(|lists| lists.free.iter().map(|entry| entry.1));
         sizes.into_iter().flatten().fold((0, 0), |(sum, most), len| (sum + len, most.max(len)))
@@ -150,14 +154,15 @@ impl TorchPool {
 
     // --- progress ---
 
-    /// Streams with recorded events that blocks wait for, each with the last epoch recorded.
+    /// Returns the streams with recorded events that blocks wait for, each with the last epoch
+    /// recorded.
     pub fn pending(&self) -> Vec<Mark> {
         self.marks(|stream| stream.waiting.front().is_some_and(|(e, _)| *e < stream.current))
             .map(|mark| Mark { epoch: mark.epoch.previous(), ..mark })
             .collect()
     }
 
-    /// Streams that blocks wait for at an epoch for which no event was recorded yet.
+    /// Returns the streams that blocks wait for at an epoch for which no event was recorded yet.
     pub fn unrecorded(&self) -> Vec<Mark> {
         self.marks(|stream| stream.waiting.back().is_some_and(|(e, _)| *e == stream.current))
             .collect()
@@ -170,41 +175,44 @@ impl TorchPool {
             .map(|(id, stream)| Mark { stream: id, epoch: stream.current })
     }
 
-    /// The mark that an event recorded on `stream` now would have.
+    /// Returns the mark that an event recorded on `stream` now would have.
     pub fn now(&self, stream: StreamId) -> Mark {
         let known = &self.streams[stream.index()];
         let epoch = if known.ended { known.current.previous() } else { known.current };
         Mark { stream, epoch }
     }
 
-    /// Tells the pool that an event was recorded for the stream's present epoch.
+    /// Records that an event was recorded for the stream's present epoch.
+    ///
+    /// # Panics
+    /// If `mark` is of another epoch.
     pub fn recorded(&mut self, mark: Mark) {
         let stream = &mut self.streams[mark.stream.index()];
         assert_eq!(mark.epoch, stream.current, "{} records its present epoch", mark.stream);
         stream.current = stream.current.next();
     }
 
-    /// Ends a stream for which an event was just recorded: it covers all that the stream will do.
+    /// Ends a stream for which an event was just recorded: it covers all of the stream's work.
     pub fn end_stream(&mut self, stream: StreamId) {
         self.streams[stream.index()].ended = true;
     }
 
-    /// The most memory it takes from now on. The setting `per_process_memory_fraction` stays in
-    /// force beside it.
+    /// Sets the limit from now on. The setting `per_process_memory_fraction` stays in force beside
+    /// it.
     pub fn set_limit(&mut self, limit: Option<Bytes>) {
         let part = |fraction: f64| (self.card as f64 * fraction) as u64;
         let fraction = self.config.per_process_memory_fraction.map(part);
         self.limit = limit.map(Bytes::count).into_iter().chain(fraction).min();
     }
 
-    /// Lets all peaks begin anew at what is held now.
+    /// Resets all peaks to the current values.
     pub fn reset_peaks(&mut self) {
         self.stats.reset_peaks();
         self.counters.reserved_peak = Bytes::new(self.reserved);
         self.counters.live_peak = self.counters.live;
     }
 
-    /// Tells the pool that the work before `mark` is over: blocks that waited for it are free.
+    /// Records that the work before `mark` is over: blocks that waited for it become free.
     pub fn reached(&mut self, mark: Mark) {
         let known = &mut self.streams[mark.stream.index()];
         known.reached = known.reached.max(mark.epoch);
@@ -225,7 +233,10 @@ impl TorchPool {
 
     // --- blocks ---
 
-    /// Notes that `stream` uses the block too.
+    /// Records that `stream` uses the block too.
+    ///
+    /// # Errors
+    /// No allocated block has this id.
     pub fn record_use(&mut self, id: BlockId, stream: StreamId) -> Result<(), UnknownBlock> {
         self.block(id)?;
         let block = self.blocks.get_mut(id.slot());
@@ -235,9 +246,12 @@ impl TorchPool {
         Ok(())
     }
 
-    /// Takes a block back. Work on it must be queued on its own stream or on `stream`, or noted by
-    /// [`TorchPool::record_use`]. Returns the marks it waits for: none if it is free at once. An
-    /// event has to be recorded for each, followed by [`TorchPool::recorded`].
+    /// Frees a block. Work on it must be queued on its own stream or on `stream`, or be recorded
+    /// with [`TorchPool::record_use`]. Returns the marks that the block waits for; none if it is
+    /// free at once. The caller records an event for each, then calls [`TorchPool::recorded`].
+    ///
+    /// # Errors
+    /// No allocated block has this id.
     pub fn free(
         &mut self,
         id: BlockId,

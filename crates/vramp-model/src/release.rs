@@ -1,4 +1,4 @@
-//! Giving unused memory back: by age, by size, or all of it.
+//! Releasing unused memory: by age, by size, or all of it.
 
 use std::collections::VecDeque;
 
@@ -8,10 +8,10 @@ use super::settle::{Target, TorchOp, TorchPlan};
 use vramp_core::Bytes;
 use vramp_core::{Mark, PoolAddr, StreamId};
 
-/// Free blocks whose memory is to be given back, in order.
+/// Free blocks whose memory is to be released, in order.
 pub(crate) type Victims = VecDeque<Slot>;
 
-/// Everything unused being given back: PyTorch's `empty_cache`.
+/// A release of all unused memory under way: PyTorch's `empty_cache`.
 #[derive(Clone, Debug)]
 pub struct TorchRelease {
     keep: u64,
@@ -19,16 +19,17 @@ pub struct TorchRelease {
 }
 
 impl TorchPool {
-    /// Begins to give unused memory back until no more than `keep` is held. Blocks that wait for
-    /// other streams have to be waited for before: see [`TorchPool::waited_for`].
+    /// Begins a release of unused memory until no more than `keep` is reserved. The caller first
+    /// waits for [`TorchPool::waited_for`], so that freed blocks are free.
     pub fn release(&mut self, keep: Bytes) -> TorchRelease {
         self.performed.clear();
         TorchRelease { keep: keep.count(), victims: self.all_unused() }
     }
 
-    /// What to give back next: perform and settle it, then ask again. `None` at the end.
+    /// Returns the next plan of a release: perform and settle it, then call again. `None` at the
+    /// end.
     pub fn next_release(&self, release: &mut TorchRelease) -> Option<TorchPlan> {
-        // An empty range of addresses holds no memory, and goes in any case.
+        // An empty range of addresses has no memory, and is freed in any case.
         if let Some(plan) = self.empty_range() {
             return Some(plan);
         }
@@ -38,7 +39,7 @@ impl TorchPool {
         self.next_victim(&mut release.victims)
     }
 
-    /// The marks that blocks wait for, on every stream.
+    /// Returns the marks that freed blocks wait for, on every stream.
     pub fn waited_for(&self) -> Vec<Mark> {
         let last = |(id, stream): (StreamId, &super::pool::Progress)| {
             stream.waiting.back().map(|&(epoch, _)| Mark { stream: id, epoch })
@@ -46,18 +47,18 @@ impl TorchPool {
         (0..).map(StreamId::new).zip(&self.streams).filter_map(last).collect()
     }
 
-    /// The plan for the next victim that can be given back.
+    /// Returns the plan for the next victim that can be released.
     pub(crate) fn next_victim(&self, victims: &mut Victims) -> Option<TorchPlan> {
         loop {
             let slot = victims.pop_front()?;
-            if let Some(plan) = self.give_back(slot) {
+            if let Some(plan) = self.release_block(slot) {
                 return Some(plan);
             }
         }
     }
 
-    /// How a free block's memory is given back; `None` if it covers no whole handle.
-    fn give_back(&self, slot: Slot) -> Option<TorchPlan> {
+    /// Returns the plan that releases a free block's memory; `None` if it covers no whole handle.
+    fn release_block(&self, slot: Slot) -> Option<TorchPlan> {
         let block = self.blocks.get(slot);
         let segment = self.segment(block.segment);
         let id = block.segment;
@@ -82,7 +83,7 @@ impl TorchPool {
         Some(TorchPlan { op, target: Target::Block(slot) })
     }
 
-    /// An expandable segment with nothing mapped.
+    /// Returns the plan that frees an expandable segment with nothing mapped, if there is one.
     pub(crate) fn empty_range(&self) -> Option<TorchPlan> {
         let lists = [&self.large, &self.small];
         let unmapped = lists.into_iter().flat_map(|lists| &lists.unmapped);
@@ -94,21 +95,21 @@ impl TorchPool {
         Some(TorchPlan { op: TorchOp::FreeAddresses { segment, len }, target: Target::Block(slot) })
     }
 
-    /// Every free block that can be given back: large ones first, each class in its order.
+    /// Returns every free block that can be released: large ones first, each class in its order.
     pub(crate) fn all_unused(&self) -> Victims {
         let of = |class| self.lists(class).free.iter().map(|&(_, _, _, slot)| slot);
         Class::ALL.into_iter().flat_map(of).filter(|&slot| self.is_whole(slot)).collect()
     }
 
-    /// True if it is a segment of its own, or part of an expandable one.
+    /// Returns true if it is a segment of its own, or part of an expandable one.
     fn is_whole(&self, slot: Slot) -> bool {
         let block = self.blocks.get(slot);
         !block.is_split() || self.is_expandable(block)
     }
 
-    /// Oversize blocks of the stream that make room for `len` bytes: the smallest one that is large
-    /// enough, or several from the largest on. `None` if they do not suffice; blocks are given back
-    /// even then, as PyTorch does.
+    /// Returns oversize blocks of the stream that make room for `len` bytes: the smallest one that
+    /// is large enough, or several from the largest on. False if they do not suffice; they are
+    /// released even then, as in PyTorch.
     pub(crate) fn oversize_victims(
         &self,
         class: Class,
@@ -144,8 +145,8 @@ impl TorchPool {
         (victims, released >= needed)
     }
 
-    /// Segments to give back because the pool holds more than the threshold: those that were unused
-    /// for longer than the average, and again, until it holds no more.
+    /// Returns the segments to release because the pool has reserved more than the threshold: those
+    /// unused for longer than the average, and again, until it has not.
     pub(crate) fn garbage(&self) -> Victims {
         let mut victims = Victims::new();
         let (Some(limit), Some(threshold)) = (self.limit, self.config.garbage_collection_threshold)

@@ -1,8 +1,8 @@
-//! Beginning where a recorded allocator stood: its segments, and the blocks in users' hands.
+//! Restoring the state of a recorded allocator: its segments, and the blocks allocated in them.
 //!
-//! Recordings often begin in the middle. What was free then decides what is taken later, so a replay
-//! that is to foretell the recorded segments has to begin with the same free blocks at addresses in
-//! the same order.
+//! Recordings often begin in the middle. The free blocks at that moment decide which segments are
+//! allocated later. A replay that predicts them has to begin with the same free blocks, at
+//! addresses in the same order.
 
 use super::block::{Class, State};
 use super::config::fixed::{BLOCK_ALIGN, SMALL_LIMIT, SMALL_SEGMENT};
@@ -15,21 +15,20 @@ use vramp_core::{PoolAddr, SpanId, StreamId};
 /// A segment as it was recorded; not an expandable one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TorchSegment {
-    /// Where it began.
+    /// Start address.
     pub start: DeviceAddr,
-    /// How long it is.
+    /// Length.
     pub len: Bytes,
-    /// The stream it serves.
+    /// Stream that it serves.
     pub stream: StreamId,
-    /// Blocks in users' hands, in address order: where each begins, and what was asked for. All
-    /// else is free.
+    /// Allocated blocks in address order: start address and requested bytes. All else is free.
     pub held: Vec<(DeviceAddr, Bytes)>,
 }
 
 impl TorchPool {
-    /// The operations that give an empty pool these segments, one for each, in address order:
+    /// Returns the plans that give an empty pool these segments, one for each, in address order:
     /// perform and settle all, then call [`TorchPool::hold_restored`]. `None` if the pool is not
-    /// empty, has expandable segments, or the recorded addresses are no possible ones.
+    /// empty, has expandable segments, or the recorded addresses are impossible.
     pub fn restore(&self, segments: &[TorchSegment]) -> Option<Vec<TorchPlan>> {
         if self.config.expandable_segments || !self.segments.is_empty() {
             return None;
@@ -39,14 +38,14 @@ impl TorchPool {
             .max()
             .flatten()
             .unwrap_or(0)
-            .checked_next_multiple_of(super::arenas::ARENA_UNIT)?;
+            .checked_next_multiple_of(super::addresses::AREA_UNIT)?;
         let mut end = 0;
         let plans = (0..).zip(segments).map(|(index, segment)| {
             let (start, len) = (segment.start.number(), segment.len);
             let in_order =
                 start >= end && !len.is_zero() && segment.stream.index() < self.streams.len();
             end = start.checked_add(len.count())?;
-            // The highest address becomes the highest of ours.
+            // The highest recorded address becomes the highest of the pool.
             let offset = PoolAddr::SPAN_LIMIT
                 .count()
                 .checked_sub(top.checked_sub(start)?)
@@ -59,8 +58,8 @@ impl TorchPool {
         plans.collect()
     }
 
-    /// Hands out what was in users' hands, in the order of the segments and of the blocks in them.
-    /// `None` for a block that lies in no free memory of its segment.
+    /// Allocates the recorded blocks, in the order of the segments and of the blocks in them.
+    /// `None` for a block that does not lie in free memory of its segment.
     pub fn hold_restored(&mut self, segments: &[TorchSegment]) -> Vec<Option<TorchBlock>> {
         let mut blocks = Vec::new();
         for (index, segment) in (0..).zip(segments) {
@@ -79,8 +78,8 @@ impl TorchPool {
         blocks
     }
 
-    /// How long a block is whose right neighbour in use begins at `next`: a rest that is too small
-    /// to be a free block is its own.
+    /// Returns the length of a block whose next allocated neighbour begins at `next`: a rest that
+    /// is too small to be a free block belongs to it.
     fn len_until(&self, class: Class, start: u64, requested: Bytes, next: u64) -> Option<u64> {
         let rounded = self.config.round(requested)?.count();
         let rest = next.checked_sub(start)?.checked_sub(rounded)?;
@@ -116,7 +115,7 @@ impl TorchPool {
         let block = self.blocks.get_mut(taken);
         block.state = State::Used;
         block.requested = requested.count();
-        self.count_handed_out(class, len, requested);
+        self.count_allocated(class, len, requested);
         self.block(self.blocks.id(taken)).ok()
     }
 

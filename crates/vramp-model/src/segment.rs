@@ -1,18 +1,18 @@
-//! Names of segments.
+//! Ids of segments.
 
 use std::fmt;
 
-/// What PyTorch's allocator takes from the driver: an allocation, or a range of addresses.
+/// Id of a segment of PyTorch's allocator: an allocation of the driver, or a range of addresses.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentId(u32);
 
 impl SegmentId {
-    /// The id with this number.
+    /// Returns the id with this number.
     pub const fn new(number: u32) -> SegmentId {
         SegmentId(number)
     }
 
-    /// The plain number: ids are dense, so it serves as an index.
+    /// Returns the number as an index: ids are dense.
     pub const fn index(self) -> usize {
         self.0 as usize
     }

@@ -1,4 +1,4 @@
-//! Driver operations as values, and the one place where performed ones change the pool.
+//! Driver operations as values, and the only place where performed ones change the pool.
 
 use super::block::{Block, Class, Slot, State};
 use super::pool::{Segment, TorchPool};
@@ -6,94 +6,94 @@ use crate::SegmentId;
 use vramp_core::Bytes;
 use vramp_core::{PoolAddr, StreamId};
 
-/// One thing to do on the device, all of it or nothing.
+/// One operation on the device, performed as a whole or not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TorchOp {
-    /// Allocate memory, and call it `segment`.
+    /// Allocates memory as a new segment.
     Allocate {
-        /// Its name from now on.
+        /// Id of the new segment.
         segment: SegmentId,
-        /// How much.
+        /// Length of the segment.
         len: Bytes,
     },
-    /// Free what was allocated. Waits for all work on the device.
+    /// Frees an allocated segment. Waits for all work on the device.
     Free {
-        /// Which.
+        /// Segment to free.
         segment: SegmentId,
-        /// How much that is.
+        /// Length of the segment.
         len: Bytes,
     },
-    /// Reserve a range of addresses, and call it `segment`.
+    /// Reserves a range of addresses as a new segment.
     Reserve {
-        /// Its name from now on.
+        /// Id of the new segment.
         segment: SegmentId,
-        /// How long.
+        /// Length of the range.
         len: Bytes,
     },
-    /// Give a range of addresses back. Nothing is mapped in it.
+    /// Frees a range of addresses. Nothing is mapped in it.
     FreeAddresses {
-        /// Which.
+        /// Segment to free.
         segment: SegmentId,
-        /// How long it is.
+        /// Length of the range.
         len: Bytes,
     },
-    /// Create handles, map them side by side and set access.
+    /// Creates handles, maps them side by side and sets access.
     Map {
-        /// In which range.
+        /// Segment whose range is meant.
         segment: SegmentId,
-        /// The distance of the first handle from the range's start.
+        /// Distance of the first handle from the range's start.
         offset: Bytes,
-        /// How much in all.
+        /// Length of all handles together.
         len: Bytes,
-        /// The size of each handle.
+        /// Length of each handle.
         handle: Bytes,
     },
-    /// Wait for `stream`, then unmap and release handles.
+    /// Waits for `stream`, then unmaps and releases handles.
     Unmap {
-        /// In which range.
+        /// Segment whose range is meant.
         segment: SegmentId,
-        /// Whose work may still touch the memory.
+        /// Stream whose work may still touch the memory.
         stream: StreamId,
-        /// The distance of the first handle from the range's start.
+        /// Distance of the first handle from the range's start.
         offset: Bytes,
-        /// How much in all.
+        /// Length of all handles together.
         len: Bytes,
-        /// The size of each handle.
+        /// Length of each handle.
         handle: Bytes,
     },
 }
 
-/// What the operation is for.
+/// The block or segment that an operation is for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target {
-    /// The block that it maps, unmaps or gives back.
+    /// The block that it maps, unmaps or releases.
     Block(Slot),
-    /// A segment that is not there yet.
+    /// A new segment.
     New { class: Class, stream: StreamId, at: PoolAddr },
 }
 
-/// An operation to be performed and then settled. Dropped without, nothing has changed.
+/// An operation to perform and then settle. Dropping it changes nothing.
 #[derive(Debug)]
-#[must_use = "an operation that is performed and not settled is lost to the pool"]
+#[must_use = "the pool does not see an operation that is performed and not settled"]
 pub struct TorchPlan {
     pub(crate) op: TorchOp,
     pub(crate) target: Target,
 }
 
 impl TorchPlan {
-    /// What to do on the device.
+    /// Returns the operation to perform on the device.
     pub fn op(&self) -> TorchOp {
         self.op
     }
 }
 
 impl TorchPool {
-    /// Makes a performed operation true.
+    /// Applies a performed operation to the state.
     pub fn settle(&mut self, plan: TorchPlan) {
         self.performed.push(plan.op);
         match (plan.op, plan.target) {
             (TorchOp::Allocate { segment, len }, Target::New { class, stream, at }) => {
-                self.arenas.take(at.offset().count(), len.count());
+                self.addresses.take(at.offset().count(), len.count());
                 let slot = self.add_segment(segment, at, len.count(), None, class, stream);
                 self.list(slot);
                 self.fresh = Some(slot);
@@ -106,7 +106,7 @@ impl TorchPool {
             (TorchOp::Free { segment, len }, Target::Block(slot)) => {
                 self.unlist(slot);
                 let block = self.blocks.remove(slot);
-                self.arenas.give_back(block.at.offset().count(), len.count());
+                self.addresses.free(block.at.offset().count(), len.count());
                 self.segments[segment.index()] = None;
                 self.shrunk(block.class, len, 1);
                 self.stats.segment.decrease(block.class, 1);
@@ -169,7 +169,7 @@ impl TorchPool {
         })
     }
 
-    /// The front of an unmapped block is memory now: free, and merged with what is free beside it.
+    /// Makes the mapped front of an unmapped block free, and merges it with its free neighbours.
     fn mapped(&mut self, slot: Slot, len: u64) -> Slot {
         self.unlist(slot);
         let front = if len < self.blocks.get(slot).len {
@@ -185,7 +185,7 @@ impl TorchPool {
         front
     }
 
-    /// A part of a free block has no memory any more.
+    /// Makes an unmapped part of a free block unmapped in the state.
     fn unmapped(&mut self, slot: Slot, start: PoolAddr, len: u64) {
         self.unlist(slot);
         let before = start.since(self.blocks.get(slot).at);

@@ -5,13 +5,13 @@ use super::block::Class;
 /// One quantity over time: a number of blocks, or bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
-    /// Now.
+    /// Current value.
     pub current: u64,
-    /// The most it was.
+    /// High-water mark.
     pub peak: u64,
-    /// The sum of all increases.
+    /// Sum of all increases.
     pub allocated: u64,
-    /// The sum of all decreases.
+    /// Sum of all decreases.
     pub freed: u64,
 }
 
@@ -33,9 +33,9 @@ impl Stat {
 pub struct StatByPool {
     /// Both pools.
     pub all: Stat,
-    /// The pool of requests up to 1 MiB.
+    /// Pool of requests up to 1 MiB.
     pub small_pool: Stat,
-    /// The pool of larger ones.
+    /// Pool of larger requests.
     pub large_pool: Stat,
 }
 
@@ -64,41 +64,40 @@ impl StatByPool {
     }
 }
 
-/// What happened in a [`super::TorchPool`], as `torch.cuda.memory_stats` counts it.
+/// Counts of a [`TorchPool`](crate::TorchPool), as in `torch.cuda.memory_stats`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TorchStats {
-    /// Blocks in users' hands.
+    /// Allocated blocks.
     pub allocation: StatByPool,
-    /// Memory taken from the driver in one piece; expandable segments do not count.
+    /// Segments allocated from the driver, without expandable ones.
     pub segment: StatByPool,
-    /// Blocks in users' hands, or freed and still used by another stream.
+    /// Allocated blocks, and freed ones that another stream still uses.
     pub active: StatByPool,
-    /// Free blocks that share a segment, so that they cannot be given back; without expandable
-    /// segments.
+    /// Free blocks that share a segment, so they cannot be released; without expandable segments.
     pub inactive_split: StatByPool,
     /// Bytes of `allocation`, rounded up.
     pub allocated_bytes: StatByPool,
-    /// Bytes taken from the driver.
+    /// Bytes reserved from the driver.
     pub reserved_bytes: StatByPool,
     /// Bytes of `active`.
     pub active_bytes: StatByPool,
     /// Bytes of `inactive_split`.
     pub inactive_split_bytes: StatByPool,
-    /// Bytes of `active` as they were asked for.
+    /// Bytes of `active`, as requested.
     pub requested_bytes: StatByPool,
-    /// Blocks in users' hands that are too large to be split.
+    /// Allocated blocks that are too large to be split.
     pub oversize_allocations: Stat,
     /// Segments that are too large to be split.
     pub oversize_segments: Stat,
-    /// Requests that the driver refused until all unused segments were given back.
+    /// Requests retried after all unused segments were released.
     pub num_alloc_retries: u64,
     /// Requests that failed.
     pub num_ooms: u64,
-    /// Times all streams with freed blocks were waited for.
+    /// Waits for all streams that freed blocks wait for.
     pub num_sync_all_streams: u64,
-    /// Times memory was taken from the driver.
+    /// Calls that reserved memory from the driver.
     pub num_device_alloc: u64,
-    /// Times memory was given back to the driver.
+    /// Calls that released memory to the driver.
     pub num_device_free: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Captures that somebody else begins, ends and replays: served by an arena, guarded by a hold.
+//! Captures that another library begins, ends and replays: served by an arena, kept by a hold.
 
 use crate::common::{Rig, pages, range};
 use vramp_alloc::device::CaptureMode;
@@ -124,7 +124,7 @@ fn an_arena_that_lent_its_memory_has_it_back_when_it_is_attached() {
         rig.free(block);
     });
     let (guarded, ()) = guarded.expect("nothing spoilt it");
-    drop(guarded.launch(rig.stream).expect("nobody uses the arena"));
+    drop(guarded.launch(rig.stream).expect("no stream uses the arena"));
     rig.sim.advance(1_000_000_000);
     let taker = rig.malloc(8);
     rig.allocator.trim(Bytes::ZERO).expect("nothing fails");
@@ -136,7 +136,7 @@ fn an_arena_that_lent_its_memory_has_it_back_when_it_is_attached() {
     });
     assert!(arena.report().backed >= pages(16));
     rig.sim.launch_graph(exec, rig.raw(rig.stream)).expect("it is ready");
-    drop(guarded.launch(rig.stream).expect("nobody uses the arena"));
+    drop(guarded.launch(rig.stream).expect("no stream uses the arena"));
     rig.allocator.trim(Bytes::ZERO).expect("nothing fails");
     assert!(arena.report().backed >= pages(32), "it lends no more");
     rig.sim.advance(1_000_000_000);

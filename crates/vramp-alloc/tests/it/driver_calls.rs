@@ -1,4 +1,4 @@
-//! What each operation costs in driver calls, as exact lists: nobody makes one dearer unnoticed.
+//! What each operation costs in driver calls, as exact lists, so that no operation gets dearer unnoticed.
 
 use crate::common::Rig;
 use vramp_alloc::{AllocError, Allocation, Bytes, Config, Preset, StreamId};
@@ -65,7 +65,7 @@ fn the_first_malloc_reserves_addresses_and_creates_chunks() {
 
 #[test]
 fn a_free_calls_nothing_but_vpmms_event_and_a_hit_calls_nothing() {
-    // VPMM's first event stays open, for nobody asked about it: the second free needs another.
+    // VPMM's first event stays open, because it was not queried: the second free needs another.
     for (preset, freeing) in
         [(Preset::Vramp, vec![]), (Preset::Vpmm, vec!["create-event", "record"])]
     {
@@ -276,7 +276,7 @@ fn what_is_assembled_ahead_leaves_the_last_piece_alone_to_move() {
         rig.allocator.assemble(&shortage).unwrap();
         assert_eq!(calls(&rig), [] as [&str; 0], "there is nothing left to move");
     }
-    // It is still free, for anybody.
+    // It is still free, for any request.
     let other = rig.allocator.malloc(Bytes::mib(32), rig.stream).unwrap();
     rig.free(other);
     ranges[7].lend(&[]);
@@ -329,7 +329,7 @@ fn memory_that_others_freed_comes_back_to_its_addresses_without_a_call_that_move
     rig.sim.take_log();
     range.back(rig.stream).unwrap();
     let moved = calls(&rig);
-    // Nobody had asked yet whether the other stream's work is over. It is.
+    // The other stream's work is over, and that was not queried yet.
     assert_eq!(moved, ["create-event", "record", "query"]);
     assert_eq!(range.memory().backed, Bytes::mib(32));
 }

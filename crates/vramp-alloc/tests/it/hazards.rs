@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use crate::common::sabotage::Saboteur;
+use crate::common::skipping_driver::SkippingDriver;
 use vramp_alloc::config::Progress;
 use vramp_alloc::{Allocation, Allocator, Bytes, Config, Driver, Preset, StreamId};
 use vramp_core::AddrRange;
@@ -17,33 +17,33 @@ const PAGE: Bytes = Bytes::mib(2);
 /// How long a kernel runs that is still running when the test looks.
 const LONG_NS: u64 = 1 << 40;
 
-/// An allocator on a checked card that can be told to leave calls out, and three streams.
-struct Scene {
+/// An allocator on a checked card that can skip calls, and three streams.
+struct HazardRig {
     sim: Arc<Simulator>,
-    saboteur: Arc<Wrapped<Saboteur>>,
+    skipping: Arc<Wrapped<SkippingDriver>>,
     allocator: Allocator,
     a: StreamId,
     b: StreamId,
     c: StreamId,
 }
 
-impl Scene {
-    fn new(preset: Preset) -> Scene {
-        Scene::with(Config::preset(preset))
+impl HazardRig {
+    fn new(preset: Preset) -> HazardRig {
+        HazardRig::with(Config::preset(preset))
     }
 
     /// A pool that may not grow beyond `count` pages.
-    fn limited(preset: Preset, count: u64) -> Scene {
-        Scene::with(Config { limit: Some(PAGE * count), ..Config::preset(preset) })
+    fn limited(preset: Preset, count: u64) -> HazardRig {
+        HazardRig::with(Config { limit: Some(PAGE * count), ..Config::preset(preset) })
     }
 
-    fn with(config: Config) -> Scene {
+    fn with(config: Config) -> HazardRig {
         let sim = Arc::new(Simulator::builder().checked().build());
-        let saboteur = Arc::new(Saboteur::on(Arc::clone(&sim)));
-        let driver: Arc<dyn Driver> = Arc::clone(&saboteur) as Arc<dyn Driver>;
+        let skipping = Arc::new(SkippingDriver::on(Arc::clone(&sim)));
+        let driver: Arc<dyn Driver> = Arc::clone(&skipping) as Arc<dyn Driver>;
         let allocator = Allocator::new(driver, config).unwrap();
         let [a, b, c] = [(); 3].map(|()| allocator.create_stream().unwrap());
-        Scene { sim, saboteur, allocator, a, b, c }
+        HazardRig { sim, skipping, allocator, a, b, c }
     }
 
     fn raw(&self, stream: StreamId) -> Stream {
@@ -105,30 +105,30 @@ const VIRTUAL: [Preset; 2] = [Preset::Vramp, Preset::Vpmm];
 // --- rule: memory freed on a stream is that stream's at once ---
 
 /// The block goes from A to C by the program's own order, is used there, and is freed on B.
-fn freed_on_a_stream_without_order(noted: bool) -> Scene {
-    let scene = Scene::limited(Preset::Vramp, 4);
-    let block = scene.malloc(4, scene.a);
-    scene.order(scene.a, scene.c);
-    scene.write("old owner", scene.c, &block, LONG_NS);
+fn freed_on_a_stream_without_order(noted: bool) -> HazardRig {
+    let rig = HazardRig::limited(Preset::Vramp, 4);
+    let block = rig.malloc(4, rig.a);
+    rig.order(rig.a, rig.c);
+    rig.write("old owner", rig.c, &block, LONG_NS);
     if noted {
-        scene.allocator.record_use(&block, scene.c).unwrap();
+        rig.allocator.record_use(&block, rig.c).unwrap();
     }
-    scene.free(block, scene.b);
-    let block = scene.malloc(4, scene.b);
-    scene.write("new owner", scene.b, &block, 1);
-    scene
+    rig.free(block, rig.b);
+    let block = rig.malloc(4, rig.b);
+    rig.write("new owner", rig.b, &block, 1);
+    rig
 }
 
 #[test]
 fn the_stream_that_uses_a_block_may_free_and_take_it_at_once() {
     for preset in Preset::ALL {
-        let scene = Scene::new(preset);
+        let rig = HazardRig::new(preset);
         for name in ["first", "second", "third"] {
-            let block = scene.malloc(4, scene.a);
-            scene.write(name, scene.a, &block, LONG_NS);
-            scene.free(block, scene.a);
+            let block = rig.malloc(4, rig.a);
+            rig.write(name, rig.a, &block, LONG_NS);
+            rig.free(block, rig.a);
         }
-        scene.assert_ordered();
+        rig.assert_ordered();
     }
 }
 
@@ -141,35 +141,35 @@ fn a_free_on_the_wrong_stream_is_found() {
 
 // --- rule: uses on other streams are part of what a free block waits for ---
 
-fn read_on_another_stream(preset: Preset, noted: bool, left_out: Option<Call>) -> Scene {
+fn read_on_another_stream(preset: Preset, noted: bool, left_out: Option<Call>) -> HazardRig {
     // The default pool must come back to this memory; the others take it first anyhow.
-    let scene = match preset {
-        Preset::Vramp => Scene::limited(preset, 4),
-        _ => Scene::new(preset),
+    let rig = match preset {
+        Preset::Vramp => HazardRig::limited(preset, 4),
+        _ => HazardRig::new(preset),
     };
-    let block = scene.malloc(4, scene.a);
-    scene.write("producer", scene.a, &block, 1);
-    scene.order(scene.a, scene.b);
-    scene.read("reader", scene.b, &block, LONG_NS);
+    let block = rig.malloc(4, rig.a);
+    rig.write("producer", rig.a, &block, 1);
+    rig.order(rig.a, rig.b);
+    rig.read("reader", rig.b, &block, LONG_NS);
     if noted {
-        scene.allocator.record_use(&block, scene.b).unwrap();
+        rig.allocator.record_use(&block, rig.b).unwrap();
     }
     if let Some(call) = left_out {
-        scene.saboteur.leave_out(call);
+        rig.skipping.skip(call);
     }
-    scene.free(block, scene.a);
-    let block = scene.malloc(4, scene.a);
-    scene.write("overwriter", scene.a, &block, 1);
-    scene
+    rig.free(block, rig.a);
+    let block = rig.malloc(4, rig.a);
+    rig.write("overwriter", rig.a, &block, 1);
+    rig
 }
 
 #[test]
 fn a_use_that_was_not_noted_is_found() {
     for preset in VIRTUAL {
         read_on_another_stream(preset, true, None).assert_ordered();
-        let scene = read_on_another_stream(preset, false, None);
-        let hazard = scene.assert_meets("reader", "overwriter");
-        assert_eq!(hazard.earlier.stream, Some(scene.raw(scene.b)));
+        let rig = read_on_another_stream(preset, false, None);
+        let hazard = rig.assert_meets("reader", "overwriter");
+        assert_eq!(hazard.earlier.stream, Some(rig.raw(rig.b)));
         assert!(!hazard.earlier.writes);
     }
 }
@@ -177,8 +177,8 @@ fn a_use_that_was_not_noted_is_found() {
 #[test]
 fn a_noted_use_without_its_wait_is_found() {
     for left_out in [Call::Wait, Call::Record] {
-        let scene = read_on_another_stream(Preset::Vramp, true, Some(left_out));
-        scene.assert_meets("reader", "overwriter");
+        let rig = read_on_another_stream(Preset::Vramp, true, Some(left_out));
+        rig.assert_meets("reader", "overwriter");
     }
 }
 
@@ -186,27 +186,27 @@ fn a_noted_use_without_its_wait_is_found() {
 fn the_drivers_pool_waits_for_noted_uses_before_it_takes_memory_back() {
     read_on_another_stream(Preset::StreamOrdered, true, None).assert_ordered();
     for left_out in [Call::Wait, Call::Record] {
-        let scene = read_on_another_stream(Preset::StreamOrdered, true, Some(left_out));
-        let hazards = scene.sim.hazards();
+        let rig = read_on_another_stream(Preset::StreamOrdered, true, Some(left_out));
+        let hazards = rig.sim.hazards();
         assert_eq!(hazards.first().map(|hazard| &*hazard.earlier.label), Some("reader"));
     }
 }
 
-// --- rule: idle memory is anybody's once its event was seen complete ---
+// --- rule: idle memory serves every stream once its event was seen complete ---
 
-fn taken_over_when_idle(preset: Preset, kernel_ns: u64, left_out: Option<Call>) -> Scene {
-    let scene = Scene::new(preset);
-    let block = scene.malloc(4, scene.a);
-    scene.write("old owner", scene.a, &block, kernel_ns);
+fn taken_over_when_idle(preset: Preset, kernel_ns: u64, left_out: Option<Call>) -> HazardRig {
+    let rig = HazardRig::new(preset);
+    let block = rig.malloc(4, rig.a);
+    rig.write("old owner", rig.a, &block, kernel_ns);
     if let Some(call) = left_out {
-        scene.saboteur.leave_out(call);
+        rig.skipping.skip(call);
     }
-    scene.free(block, scene.a);
-    scene.sim.advance(1000);
-    scene.look_for_idle_memory();
-    let block = scene.malloc(4, scene.b);
-    scene.write("new owner", scene.b, &block, 1);
-    scene
+    rig.free(block, rig.a);
+    rig.sim.advance(1000);
+    rig.look_for_idle_memory();
+    let block = rig.malloc(4, rig.b);
+    rig.write("new owner", rig.b, &block, 1);
+    rig
 }
 
 #[test]
@@ -214,8 +214,8 @@ fn memory_whose_event_was_not_seen_complete_is_found() {
     for preset in VIRTUAL {
         for kernel_ns in [1, LONG_NS] {
             taken_over_when_idle(preset, kernel_ns, None).assert_ordered();
-            let scene = taken_over_when_idle(preset, kernel_ns, Some(Call::Query));
-            scene.assert_meets("old owner", "new owner");
+            let rig = taken_over_when_idle(preset, kernel_ns, Some(Call::Query));
+            rig.assert_meets("old owner", "new owner");
         }
     }
 }
@@ -223,25 +223,25 @@ fn memory_whose_event_was_not_seen_complete_is_found() {
 #[test]
 fn an_event_that_records_nothing_is_found() {
     for preset in VIRTUAL {
-        let scene = taken_over_when_idle(preset, LONG_NS, Some(Call::Record));
-        scene.assert_meets("old owner", "new owner");
+        let rig = taken_over_when_idle(preset, LONG_NS, Some(Call::Record));
+        rig.assert_meets("old owner", "new owner");
     }
 }
 
-/// The allocator is told how far streams have come, and told too much.
-fn told_too_early(left_out: Option<Call>) -> Scene {
+/// The external source of completion reports more than the streams have reached.
+fn told_too_early(left_out: Option<Call>) -> HazardRig {
     let progress = Progress::External(Arc::new(|mark: vramp_alloc::inspect::Mark| mark.epoch));
-    let scene = Scene::with(Config { progress, ..Config::preset(Preset::Vramp) });
-    let block = scene.malloc(4, scene.a);
-    scene.write("old owner", scene.a, &block, 1_000_000);
-    scene.free(block, scene.a);
+    let rig = HazardRig::with(Config { progress, ..Config::preset(Preset::Vramp) });
+    let block = rig.malloc(4, rig.a);
+    rig.write("old owner", rig.a, &block, 1_000_000);
+    rig.free(block, rig.a);
     if let Some(call) = left_out {
-        scene.saboteur.leave_out(call);
+        rig.skipping.skip(call);
     }
-    scene.look_for_idle_memory();
-    let block = scene.malloc(4, scene.b);
-    scene.write("new owner", scene.b, &block, 1);
-    scene
+    rig.look_for_idle_memory();
+    let block = rig.malloc(4, rig.b);
+    rig.write("new owner", rig.b, &block, 1);
+    rig
 }
 
 #[test]
@@ -252,17 +252,17 @@ fn told_progress_is_believed_only_behind_the_event() {
 
 // --- rule: memory in use is another stream's only behind a wait ---
 
-fn taken_over_behind_a_wait(preset: Preset, left_out: Option<Call>) -> Scene {
-    let scene = Scene::limited(preset, 4);
-    let block = scene.malloc(4, scene.a);
-    scene.write("old owner", scene.a, &block, LONG_NS);
+fn taken_over_behind_a_wait(preset: Preset, left_out: Option<Call>) -> HazardRig {
+    let rig = HazardRig::limited(preset, 4);
+    let block = rig.malloc(4, rig.a);
+    rig.write("old owner", rig.a, &block, LONG_NS);
     if let Some(call) = left_out {
-        scene.saboteur.leave_out(call);
+        rig.skipping.skip(call);
     }
-    scene.free(block, scene.a);
-    let block = scene.malloc(4, scene.b);
-    scene.write("new owner", scene.b, &block, 1);
-    scene
+    rig.free(block, rig.a);
+    let block = rig.malloc(4, rig.b);
+    rig.write("new owner", rig.b, &block, 1);
+    rig
 }
 
 #[test]
@@ -270,29 +270,29 @@ fn a_wait_that_was_not_made_is_found() {
     for preset in VIRTUAL {
         taken_over_behind_a_wait(preset, None).assert_ordered();
         for left_out in [Call::Wait, Call::Record] {
-            let scene = taken_over_behind_a_wait(preset, Some(left_out));
-            let hazard = scene.assert_meets("old owner", "new owner");
-            assert_eq!(hazard.earlier.stream, Some(scene.raw(scene.a)));
-            assert_eq!(hazard.later.stream, Some(scene.raw(scene.b)));
+            let rig = taken_over_behind_a_wait(preset, Some(left_out));
+            let hazard = rig.assert_meets("old owner", "new owner");
+            assert_eq!(hazard.earlier.stream, Some(rig.raw(rig.a)));
+            assert_eq!(hazard.later.stream, Some(rig.raw(rig.b)));
         }
     }
 }
 
 /// A's memory goes to B behind a wait, and from B, which does not touch it, to C.
-fn handed_on(preset: Preset, first_wait: bool) -> Scene {
-    let scene = Scene::limited(preset, 4);
-    let block = scene.malloc(4, scene.a);
-    scene.write("first owner", scene.a, &block, LONG_NS);
-    scene.free(block, scene.a);
+fn handed_on(preset: Preset, first_wait: bool) -> HazardRig {
+    let rig = HazardRig::limited(preset, 4);
+    let block = rig.malloc(4, rig.a);
+    rig.write("first owner", rig.a, &block, LONG_NS);
+    rig.free(block, rig.a);
     if !first_wait {
-        scene.saboteur.leave_out(Call::Wait);
+        rig.skipping.skip(Call::Wait);
     }
-    let block = scene.malloc(4, scene.b);
-    scene.saboteur.behave();
-    scene.free(block, scene.b);
-    let block = scene.malloc(4, scene.c);
-    scene.write("third owner", scene.c, &block, 1);
-    scene
+    let block = rig.malloc(4, rig.b);
+    rig.skipping.skip_nothing();
+    rig.free(block, rig.b);
+    let block = rig.malloc(4, rig.c);
+    rig.write("third owner", rig.c, &block, 1);
+    rig
 }
 
 #[test]
@@ -306,31 +306,31 @@ fn order_is_handed_on_by_an_owner_that_does_no_work() {
 // --- rule: moved memory is the same memory ---
 
 /// Four of eight pages, every second pair, move to a new address for another stream.
-fn moved_for_another_stream(preset: Preset, left_out: Option<Call>) -> Scene {
+fn moved_for_another_stream(preset: Preset, left_out: Option<Call>) -> HazardRig {
     let mut config = Config { limit: Some(PAGE * 8), ..Config::preset(preset) };
     (config.mixed.chunk_min, config.mixed.chunk_usual) = (PAGE, PAGE);
-    let scene = Scene::with(config);
-    let blocks = [(); 4].map(|()| scene.malloc(2, scene.a));
+    let rig = HazardRig::with(config);
+    let blocks = [(); 4].map(|()| rig.malloc(2, rig.a));
     for block in &blocks {
-        scene.write("old owner", scene.a, block, LONG_NS);
+        rig.write("old owner", rig.a, block, LONG_NS);
     }
     if let Some(call) = left_out {
-        scene.saboteur.leave_out(call);
+        rig.skipping.skip(call);
     }
     let [first, _second, third, _fourth] = blocks;
-    scene.free(first, scene.a);
-    scene.free(third, scene.a);
-    let block = scene.malloc(4, scene.b);
-    scene.write("new owner", scene.b, &block, 1);
-    scene
+    rig.free(first, rig.a);
+    rig.free(third, rig.a);
+    let block = rig.malloc(4, rig.b);
+    rig.write("new owner", rig.b, &block, 1);
+    rig
 }
 
 #[test]
 fn moved_memory_without_its_wait_is_found_at_its_new_address() {
     for preset in VIRTUAL {
         moved_for_another_stream(preset, None).assert_ordered();
-        let scene = moved_for_another_stream(preset, Some(Call::Wait));
-        let hazard = scene.assert_meets("old owner", "new owner");
+        let rig = moved_for_another_stream(preset, Some(Call::Wait));
+        let hazard = rig.assert_meets("old owner", "new owner");
         let [old, new] = [hazard.earlier.range, hazard.later.range];
         assert!(old.checked_end().unwrap() <= new.start || new.checked_end().unwrap() <= old.start);
     }
@@ -339,47 +339,47 @@ fn moved_memory_without_its_wait_is_found_at_its_new_address() {
 // --- rule: an old mapping goes only after the work through it was seen complete ---
 
 /// VPMM unmaps old mappings at the next malloc; the default when it wants their addresses.
-fn unmapped_early(kernel_ns: u64, left_out: Option<Call>) -> Scene {
-    let scene = Scene::new(Preset::Vpmm);
-    let blocks = [(); 4].map(|()| scene.malloc(2, scene.a));
+fn unmapped_early(kernel_ns: u64, left_out: Option<Call>) -> HazardRig {
+    let rig = HazardRig::new(Preset::Vpmm);
+    let blocks = [(); 4].map(|()| rig.malloc(2, rig.a));
     let [first, _second, third, _fourth] = blocks;
-    scene.write("through the old address", scene.a, &first, kernel_ns);
+    rig.write("through the old address", rig.a, &first, kernel_ns);
     if let Some(call) = left_out {
-        scene.saboteur.leave_out(call);
+        rig.skipping.skip(call);
     }
-    scene.free(first, scene.a);
-    scene.free(third, scene.a);
-    let _moved = scene.malloc(4, scene.a);
-    scene.sim.advance(1000);
+    rig.free(first, rig.a);
+    rig.free(third, rig.a);
+    let _moved = rig.malloc(4, rig.a);
+    rig.sim.advance(1000);
     // The unmap is optional: where it fails, the request is served another way.
-    let _ = scene.allocator.malloc(PAGE, scene.a);
-    scene
+    let _ = rig.allocator.malloc(PAGE, rig.a);
+    rig
 }
 
 #[test]
 fn an_old_mapping_that_goes_too_early_is_found() {
     for kernel_ns in [1, LONG_NS] {
         unmapped_early(kernel_ns, None).assert_ordered();
-        let scene = unmapped_early(kernel_ns, Some(Call::Query));
-        let hazard = scene.assert_meets("through the old address", "unmap");
+        let rig = unmapped_early(kernel_ns, Some(Call::Query));
+        let hazard = rig.assert_meets("through the old address", "unmap");
         assert_eq!(hazard.later.stream, None, "the host unmaps");
-        assert_eq!(scene.sim.device_loss().is_some(), kernel_ns == LONG_NS);
+        assert_eq!(rig.sim.device_loss().is_some(), kernel_ns == LONG_NS);
     }
 }
 
 // --- rule: memory is given back only after its work was seen complete ---
 
-fn given_back(preset: Preset, kernel_ns: u64, left_out: Option<Call>) -> Scene {
-    let scene = Scene::new(preset);
-    let block = scene.malloc(4, scene.a);
-    scene.write("last user", scene.a, &block, kernel_ns);
+fn given_back(preset: Preset, kernel_ns: u64, left_out: Option<Call>) -> HazardRig {
+    let rig = HazardRig::new(preset);
+    let block = rig.malloc(4, rig.a);
+    rig.write("last user", rig.a, &block, kernel_ns);
     if let Some(call) = left_out {
-        scene.saboteur.leave_out(call);
+        rig.skipping.skip(call);
     }
-    scene.free(block, scene.a);
-    scene.sim.advance(1000);
-    let _ = scene.allocator.trim(Bytes::ZERO);
-    scene
+    rig.free(block, rig.a);
+    rig.sim.advance(1000);
+    let _ = rig.allocator.trim(Bytes::ZERO);
+    rig
 }
 
 #[test]
@@ -388,21 +388,21 @@ fn memory_given_back_too_early_is_found() {
         for kernel_ns in [1, LONG_NS] {
             given_back(preset, kernel_ns, None).assert_ordered();
             for left_out in [Call::Query, Call::Record] {
-                let scene = given_back(preset, kernel_ns, Some(left_out));
-                scene.assert_meets("last user", "unmap");
+                let rig = given_back(preset, kernel_ns, Some(left_out));
+                rig.assert_meets("last user", "unmap");
             }
         }
     }
 }
 
 fn closed(preset: Preset, left_out: Option<Call>) -> Arc<Simulator> {
-    let scene = Scene::new(preset);
-    let block = scene.malloc(4, scene.a);
-    scene.write("last user", scene.a, &block, 1_000_000);
+    let rig = HazardRig::new(preset);
+    let block = rig.malloc(4, rig.a);
+    rig.write("last user", rig.a, &block, 1_000_000);
     if let Some(call) = left_out {
-        scene.saboteur.leave_out(call);
+        rig.skipping.skip(call);
     }
-    let Scene { sim, allocator, .. } = scene;
+    let HazardRig { sim, allocator, .. } = rig;
     let _ = allocator.close();
     sim
 }
@@ -421,67 +421,67 @@ fn closing_without_waiting_for_the_streams_is_found() {
 // --- rule: small blocks keep the same rules inside their slab ---
 
 /// A slab's two halves; one is freed on another stream while that stream works on it.
-fn small_block_freed_on_another_stream(noted: bool, left_out: Option<Call>) -> Scene {
-    let scene = Scene::limited(Preset::Vramp, 1);
+fn small_block_freed_on_another_stream(noted: bool, left_out: Option<Call>) -> HazardRig {
+    let rig = HazardRig::limited(Preset::Vramp, 1);
     let half = Bytes::mib(1);
-    let [first, _second] = [(); 2].map(|()| scene.allocator.malloc(half, scene.a).unwrap());
-    scene.order(scene.a, scene.b);
-    scene.write("small reader", scene.b, &first, LONG_NS);
+    let [first, _second] = [(); 2].map(|()| rig.allocator.malloc(half, rig.a).unwrap());
+    rig.order(rig.a, rig.b);
+    rig.write("small reader", rig.b, &first, LONG_NS);
     if let Some(call) = left_out {
-        scene.saboteur.leave_out(call);
+        rig.skipping.skip(call);
     }
-    scene.free(first, if noted { scene.b } else { scene.a });
-    let again = scene.allocator.malloc(half, scene.a).unwrap();
-    scene.write("small overwriter", scene.a, &again, 1);
-    scene
+    rig.free(first, if noted { rig.b } else { rig.a });
+    let again = rig.allocator.malloc(half, rig.a).unwrap();
+    rig.write("small overwriter", rig.a, &again, 1);
+    rig
 }
 
 #[test]
 fn a_small_block_goes_back_to_its_slab_behind_the_stream_that_freed_it() {
     small_block_freed_on_another_stream(true, None).assert_ordered();
-    for scene in [
+    for rig in [
         small_block_freed_on_another_stream(false, None),
         small_block_freed_on_another_stream(true, Some(Call::Wait)),
         small_block_freed_on_another_stream(true, Some(Call::Record)),
     ] {
-        scene.assert_meets("small reader", "small overwriter");
+        rig.assert_meets("small reader", "small overwriter");
     }
 }
 
 /// A block waits on A for a reader on B; A's event of that time is over long before A waits for B.
 #[test]
 fn a_block_that_waited_is_idle_only_behind_its_wait() {
-    let scene = Scene::limited(Preset::Vramp, 8);
-    let [first, second] = [(); 2].map(|()| scene.malloc(2, scene.a));
-    let [_rest, one] = [3, 1].map(|count| scene.malloc(count, scene.a));
+    let rig = HazardRig::limited(Preset::Vramp, 8);
+    let [first, second] = [(); 2].map(|()| rig.malloc(2, rig.a));
+    let [_rest, one] = [3, 1].map(|count| rig.malloc(count, rig.a));
     for block in [&first, &second] {
-        scene.order(scene.a, scene.b);
-        scene.read("reader", scene.b, block, LONG_NS);
-        scene.allocator.record_use(block, scene.b).unwrap();
+        rig.order(rig.a, rig.b);
+        rig.read("reader", rig.b, block, LONG_NS);
+        rig.allocator.record_use(block, rig.b).unwrap();
     }
     for block in [first, second, one] {
-        scene.free(block, scene.a);
+        rig.free(block, rig.a);
     }
-    scene.look_for_idle_memory();
-    let _one = scene.malloc(1, scene.a);
-    let _first = scene.malloc(2, scene.a);
-    let second = scene.malloc(2, scene.c);
-    scene.write("third stream", scene.c, &second, 1);
-    scene.assert_ordered();
+    rig.look_for_idle_memory();
+    let _one = rig.malloc(1, rig.a);
+    let _first = rig.malloc(2, rig.a);
+    let second = rig.malloc(2, rig.c);
+    rig.write("third stream", rig.c, &second, 1);
+    rig.assert_ordered();
 }
 
 /// What a block inherits from its stream's earlier work is not lost when another stream frees it.
 #[test]
 fn a_block_that_nobody_touched_still_carries_earlier_work() {
     for preset in VIRTUAL {
-        let scene = Scene::new(preset);
-        let block = scene.malloc(4, scene.a);
-        scene.write("old owner", scene.a, &block, LONG_NS);
-        scene.free(block, scene.a);
-        let untouched = scene.malloc(4, scene.a);
-        scene.free(untouched, scene.b);
-        let block = scene.malloc(4, scene.b);
-        scene.write("new owner", scene.b, &block, 1);
-        scene.assert_ordered();
+        let rig = HazardRig::new(preset);
+        let block = rig.malloc(4, rig.a);
+        rig.write("old owner", rig.a, &block, LONG_NS);
+        rig.free(block, rig.a);
+        let untouched = rig.malloc(4, rig.a);
+        rig.free(untouched, rig.b);
+        let block = rig.malloc(4, rig.b);
+        rig.write("new owner", rig.b, &block, 1);
+        rig.assert_ordered();
     }
 }

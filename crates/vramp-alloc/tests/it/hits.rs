@@ -88,7 +88,7 @@ fn small_blocks_with_32_outstanding_take_no_heap_memory_and_call_no_driver() {
 #[test]
 fn a_heap_serves_blocks_that_are_not_at_hand_without_heap_memory_or_a_driver_call() {
     let rig = rig();
-    // More of one size than a thread keeps at hand.
+    // More of one size than a thread caches.
     let take = || rig.allocator.malloc(Bytes::kib(4), rig.stream).unwrap();
     let give = |block| rig.allocator.free(block, rig.stream).unwrap();
     let mut blocks = Vec::with_capacity(64);

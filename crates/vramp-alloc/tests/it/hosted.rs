@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::common::stable::{MIB, Rig, part};
+use crate::common::range_rig::{MIB, RangeRig, part};
 use vramp_alloc::range::{HostBacking, HostBackingError, NotVacant, StableRange};
 use vramp_alloc::{AllocError, Allocator, Bytes, Config, Driver, Preset};
 use vramp_core::AddrRange;
@@ -11,11 +11,11 @@ use vramp_driver::sim::{FaultPlan, Simulator};
 use vramp_driver::{Call, Capabilities, DeviceCopy};
 
 /// A card of which the allocator may have 128 MiB.
-fn rig() -> Rig {
-    Rig::limited(MIB(128))
+fn rig() -> RangeRig {
+    RangeRig::limited(MIB(128))
 }
 
-impl Rig {
+impl RangeRig {
     /// Host memory of `len`, and addresses through which copies reach it.
     fn host(&self, len: Bytes) -> (HostBacking, StableRange) {
         let memory = self.allocator.host_backing(len, 0).unwrap();
@@ -132,7 +132,7 @@ fn a_dropped_range_unmaps_its_host_memory_unless_work_on_it_is_under_way() {
         assert!(census.hosted.is_zero());
         assert_eq!(census.quarantined_addresses, if noted { MIB(16) } else { Bytes::ZERO });
         rig.allocator.audit().unwrap();
-        let Rig { sim, allocator, .. } = rig;
+        let RangeRig { sim, allocator, .. } = rig;
         allocator.close().unwrap();
         assert_eq!((sim.live().handles, sim.live().mappings), (0, 0), "noted: {noted}");
         assert!(sim.hazards().is_empty(), "{:?}", sim.hazards());
@@ -141,7 +141,7 @@ fn a_dropped_range_unmaps_its_host_memory_unless_work_on_it_is_under_way() {
 
 /// Spills the second half of a range to the host, reads it there, and brings it back. Returns what
 /// failed; what is whole is checked on the way.
-fn there_and_back(rig: &Rig, range: &StableRange) -> Result<(), HostBackingError> {
+fn there_and_back(rig: &RangeRig, range: &StableRange) -> Result<(), HostBackingError> {
     let (at, len) = (MIB(32), MIB(32));
     let memory = rig.allocator.host_backing(len, 0)?;
     let door = rig.allocator.stable_range(len, len).map_err(|_| HostBackingError::NotSupported)?;
@@ -193,9 +193,9 @@ fn every_driver_call_fails_once_and_the_rest_of_the_range_stays_whole() {
         }
         rig.allocator.audit().unwrap();
         drop(range);
-        let Rig { sim, allocator, .. } = rig;
+        let RangeRig { sim, allocator, .. } = rig;
         allocator.close().unwrap();
-        // A release that failed where it is dropped has nobody to tell.
+        // A drop cannot report a release that failed.
         let untold = usize::from(result.is_ok());
         assert!(sim.live().handles <= untold, "call {nth}: {:?}", sim.live());
         assert_eq!(sim.live().mappings, 0, "call {nth}");
@@ -295,7 +295,7 @@ fn parts_are_backed_lent_and_hosted_at_random_and_keep_their_bytes() {
         }
         drop((hosts, range));
         rig.allocator.audit().unwrap();
-        let Rig { sim, allocator, .. } = rig;
+        let RangeRig { sim, allocator, .. } = rig;
         allocator.close().unwrap();
         assert_eq!((sim.live().handles, sim.live().mappings), (0, 0), "seed {seed}");
         assert!(sim.hazards().is_empty(), "{:?}", sim.hazards());

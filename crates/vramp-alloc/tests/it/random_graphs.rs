@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::common::graph_program::{Program, Summary};
-use crate::common::sabotage::Saboteur;
+use crate::common::skipping_driver::SkippingDriver;
 use vramp_driver::Call;
 use vramp_driver::sim::{Contents, Simulator};
 
@@ -43,15 +43,15 @@ fn random_replays_leave_what_was_captured() {
 }
 
 /// How many of some programs find something once a bug is planted.
-fn found(plant: impl Fn(&Saboteur, &mut Program)) -> usize {
+fn found(plant: impl Fn(&SkippingDriver, &mut Program)) -> usize {
     let finds = |seed: &u64| {
         let sim = card(Contents::Discarded);
-        let saboteur = Arc::new(Saboteur::on(Arc::clone(&sim)));
-        let mut program = Program::new(Arc::clone(&sim), Arc::clone(&saboteur) as _, *seed, false);
-        plant(&saboteur, &mut program);
+        let driver = Arc::new(SkippingDriver::on(Arc::clone(&sim)));
+        let mut program = Program::new(Arc::clone(&sim), Arc::clone(&driver) as _, *seed, false);
+        plant(&driver, &mut program);
         // A device that is lost ends the program where it stands.
         let ran = catch_unwind(AssertUnwindSafe(|| program.run(3000)));
-        saboteur.behave();
+        driver.skip_nothing();
         let found = !sim.hazards().is_empty() || sim.device_loss().is_some();
         assert!(found || matches!(ran, Ok(Ok(()))), "{ran:?}");
         found
@@ -66,22 +66,22 @@ fn without_a_planted_bug_nothing_is_found() {
 
 #[test]
 fn a_replay_whose_wait_is_swallowed_is_found() {
-    assert!(found(|saboteur, _| saboteur.leave_out(Call::Wait)) >= 5);
+    assert!(found(|driver, _| driver.skip(Call::Wait)) >= 5);
 }
 
 #[test]
 fn an_order_whose_event_is_not_recorded_is_found() {
-    assert!(found(|saboteur, _| saboteur.leave_out(Call::Record)) >= 5);
+    assert!(found(|driver, _| driver.skip(Call::Record)) >= 5);
 }
 
 #[test]
 fn memory_that_is_lent_while_work_runs_is_found() {
-    assert!(found(|saboteur, _| saboteur.leave_out(Call::Query)) >= 5);
+    assert!(found(|driver, _| driver.skip(Call::Query)) >= 5);
 }
 
 #[test]
-fn a_join_that_was_told_and_never_made_is_found() {
-    assert!(found(|saboteur, _| saboteur.leave_out(Call::CaptureInfo)) >= 5);
+fn a_join_that_was_reported_and_never_made_is_found() {
+    assert!(found(|driver, _| driver.skip(Call::CaptureInfo)) >= 5);
 }
 
 #[test]

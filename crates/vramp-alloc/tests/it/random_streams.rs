@@ -103,7 +103,7 @@ impl Program {
         }
     }
 
-    /// On any stream; work on the others is noted first. A block that nobody worked on is freed
+    /// On any stream; work on the others is recorded first. A block without work is freed
     /// without a word about the stream it was made for.
     fn free(&mut self) {
         if self.held.is_empty() {

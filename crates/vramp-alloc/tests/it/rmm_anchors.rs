@@ -331,7 +331,7 @@ fn one_thread_frees_what_another_allocates_on_the_same_and_on_another_stream() {
                     for _ in 0..500 {
                         let size = random_size(&mut random);
                         let block = rig.allocator.malloc(size, rig.stream).expect("room");
-                        send.send(block).expect("somebody receives");
+                        send.send(block).expect("the receiver is alive");
                     }
                 });
                 scope.spawn(move || {
@@ -467,9 +467,9 @@ fn the_log_has_every_request_and_free_and_every_failure_in_order() {
             matches!(event.kind, Alloc | FreeRequested | Oom)
         });
         let logged: Vec<_> = logged.map(|event| (event.kind, event.address)).collect();
-        let told: Vec<_> = logged.iter().map(|&(kind, _)| kind).collect();
+        let kinds: Vec<_> = logged.iter().map(|&(kind, _)| kind).collect();
         use EventKind::{Alloc, FreeRequested, Oom};
-        assert_eq!(told, [Alloc, Alloc, FreeRequested, Oom, FreeRequested], "{}", preset.name());
+        assert_eq!(kinds, [Alloc, Alloc, FreeRequested, Oom, FreeRequested], "{}", preset.name());
         let ours = [logged[0].1, logged[1].1, logged[2].1, logged[4].1];
         assert_eq!(ours, [addrs[0], addrs[1], addrs[0], addrs[1]]);
     }

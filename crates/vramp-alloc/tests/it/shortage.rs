@@ -122,7 +122,7 @@ fn a_handler_is_asked_before_a_request_fails_and_may_use_the_allocator() {
         move |shortage| {
             assert_eq!(shortage.requested, pages(12));
             asked.fetch_add(1, Ordering::Relaxed);
-            let Some(block) = cache.lock().expect("nobody panicked").pop() else { return false };
+            let Some(block) = cache.lock().expect("no thread panicked").pop() else { return false };
             let allocator = allocator.upgrade().expect("the allocator asks");
             allocator.free(block, stream).expect("it is the allocator's");
             true
@@ -144,10 +144,17 @@ fn a_patient_request_waits_for_another_thread_and_not_for_ever() {
         Config { limit: Some(pages(16)), patience: Duration::from_secs(20), ..Config::default() };
     let rig = Rig::on(Simulator::builder(), config);
     let block = rig.malloc(12);
+    let (sender, shortages) = std::sync::mpsc::channel();
+    rig.allocator.observe(move |event| {
+        if matches!(event, Event::Short(_)) {
+            sender.send(()).expect("the test keeps the receiver");
+        }
+    });
     let begun = Instant::now();
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| rig.allocator.malloc(pages(12), rig.stream));
-        std::thread::sleep(Duration::from_millis(50));
+        // The request waits between its attempts, so the second shortage shows that it waited.
+        (0..2).for_each(|_| shortages.recv().expect("the request finds no memory"));
         rig.allocator.free(block, rig.stream).expect("it is the allocator's");
         let late = waiter.join().expect("no panic").expect("the memory came back");
         rig.allocator.free(late, rig.stream).expect("it is the allocator's");
@@ -243,7 +250,7 @@ fn observers_hear_of_everything_and_may_allocate() {
             Event::OutOfMemory(_) => "out of memory",
             _ => "new",
         };
-        sink.lock().expect("nobody panicked").push(word);
+        sink.lock().expect("no thread panicked").push(word);
     });
     let words = |log: &Mutex<Vec<&'static str>>| std::mem::take(&mut *log.lock().expect("whole"));
     let blocks = [8, 8, 8, 8].map(|count| rig.malloc(count));
@@ -266,7 +273,7 @@ fn observers_hear_of_everything_and_may_allocate() {
     assert!(words(&log).contains(&"shrunk"));
     let small = rig.allocator.malloc(Bytes::new(100), rig.stream).expect("there is memory");
     rig.allocator.free(small, rig.stream).expect("it is ours");
-    let small = rig.allocator.malloc(Bytes::new(100), rig.stream).expect("it is at hand");
+    let small = rig.allocator.malloc(Bytes::new(100), rig.stream).expect("it is cached");
     let heard = words(&log);
     assert_eq!(heard.iter().filter(|word| **word == "allocated").count(), 2, "{heard:?}");
     assert!(rig.allocator.unregister(registration));

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use crate::common::stable::{MIB, Rig, part};
+use crate::common::range_rig::{MIB, RangeRig, part};
 use vramp_alloc::graph::ArenaError;
 use vramp_alloc::{AllocError, Allocator, Bytes, Config, Driver, Preset};
 use vramp_core::AddrRange;
 
 /// A card of which the allocator may have 256 MiB.
-fn rig() -> Rig {
-    Rig::limited(MIB(256))
+fn rig() -> RangeRig {
+    RangeRig::limited(MIB(256))
 }
 
 #[test]

@@ -276,8 +276,8 @@ fn running_out_is_an_error_with_and_without_a_split_size() {
 fn observers_are_told_of_each_request_that_failed() {
     for preset in Preset::ALL {
         let rig = on_card(64, Config::preset(preset));
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let sink = Arc::clone(&told);
+        let requested = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&requested);
         rig.allocator.observe(move |event| {
             if let Event::OutOfMemory(report) = event {
                 sink.lock().expect("whole").push(report.shortage.requested);
@@ -286,8 +286,8 @@ fn observers_are_told_of_each_request_that_failed() {
         for mib in [100, 200] {
             assert!(rig.allocator.malloc(Bytes::mib(mib), rig.stream).is_err());
         }
-        let told = told.lock().expect("whole");
-        assert_eq!(*told, [Bytes::mib(100), Bytes::mib(200)], "{}", preset.name());
+        let requested = requested.lock().expect("whole");
+        assert_eq!(*requested, [Bytes::mib(100), Bytes::mib(200)], "{}", preset.name());
     }
 }
 

@@ -214,7 +214,7 @@ fn a_pool_of_a_pool_is_isolated_from_both() {
         assert_eq!((reserved(&rig.allocator), reserved(&outer)), (Bytes::ZERO, Bytes::ZERO));
         outer.close().expect("nothing is in the way");
         inner.free(block, rig.stream).expect("it is its own");
-        let again = inner.malloc(pages(20), rig.stream).expect("it is at hand");
+        let again = inner.malloc(pages(20), rig.stream).expect("it is cached");
         assert_eq!(again.addr(), addr, "{}", preset.name());
         inner.free(again, rig.stream).expect("it is its own");
         inner.close().expect("nothing is in the way");

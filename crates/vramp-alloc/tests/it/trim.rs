@@ -1,4 +1,4 @@
-//! One trim gives back whatever is idle, however it came to lie there.
+//! One trim returns all idle memory, however it became idle.
 
 use crate::common::{Rig, pages};
 use vramp_alloc::{Bytes, Config, Preset};

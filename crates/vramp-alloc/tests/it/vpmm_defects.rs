@@ -224,7 +224,7 @@ fn v13_a_new_free_does_not_poison_its_idle_neighbour() {
     let [hundred, one] = [100, 1].map(|count| rig.malloc(count));
     rig.free(hundred);
     // The hundred pages are seen to be idle.
-    rig.allocator.trim(rig.census().reserved).expect("nothing to give back");
+    rig.allocator.trim(rig.census().reserved).expect("there is nothing to return");
     let long = Kernel::new("long").writing(AddrRange::new(one.addr(), one.len())).lasting(1 << 40);
     rig.sim.launch(raw, long).expect("it can be queued");
     rig.free(one);
@@ -243,7 +243,7 @@ fn v14_idle_neighbours_of_different_streams_merge() {
     for (block, &stream) in blocks.into_iter().zip(&streams) {
         rig.free_on(block, stream);
     }
-    rig.allocator.trim(rig.census().reserved).expect("nothing to give back");
+    rig.allocator.trim(rig.census().reserved).expect("there is nothing to return");
     let (maps, all) = rig.calls(Call::Map, || rig.malloc(64));
     assert_eq!(maps, 0);
     assert_eq!(rig.held(), 64);

@@ -233,7 +233,7 @@ fn wrong_usage_ends_with_code_two_and_says_what_is_known() {
             vec!["replay", GNN, "--allocator", "jemalloc"],
             "stream-ordered, torch or torch-expandable, or all",
         ),
-        (vec!["replay", GNN, "--torch-config", "foo:1"], "known are backend, expandable_segments"),
+        (vec!["replay", GNN, "--torch-config", "foo:1"], "use one of backend, expandable_segments"),
         (vec!["replay", GNN, "--torch-config", "max_split_size_mb:2"], "above 20"),
         (vec!["replay", GNN, "--limit", "80 parsecs"], "80GB"),
         (vec!["convert", GNN, "x.svg", "--to", "svg"], "vtrace, pickle, perfetto"),

@@ -1,4 +1,4 @@
-//! The caching allocator on paper: its rules one by one, then random programs.
+//! The caching allocator without a device: its rules one by one, then random programs.
 
 mod expandable;
 mod random;
@@ -11,29 +11,29 @@ use vramp_core::{BlockId, Bytes, Shortage, StreamId};
 
 const MIB: u64 = 1 << 20;
 
-/// A pool on a card that is a number.
-struct Paper {
+/// A pool on a card that is only a number of bytes.
+struct Rig {
     pool: TorchPool,
     card: u64,
     taken: u64,
-    /// The operation that fails next, counted down.
+    /// Operations until one fails.
     fails_in: Option<u32>,
 }
 
-impl Paper {
-    fn new(settings: &str, card: Bytes, limit: Option<Bytes>) -> Paper {
+impl Rig {
+    fn new(settings: &str, card: Bytes, limit: Option<Bytes>) -> Rig {
         let config = TorchConfig::parse(settings).unwrap();
         let mut pool = TorchPool::new(config, card, limit);
         pool.add_stream();
-        Paper { pool, card: card.count(), taken: 0, fails_in: None }
+        Rig { pool, card: card.count(), taken: 0, fails_in: None }
     }
 
-    fn plain() -> Paper {
-        Paper::new("", Bytes::gib(80), None)
+    fn plain() -> Rig {
+        Rig::new("", Bytes::gib(80), None)
     }
 
-    fn expandable() -> Paper {
-        Paper::new("expandable_segments:True", Bytes::gib(80), None)
+    fn expandable() -> Rig {
+        Rig::new("expandable_segments:True", Bytes::gib(80), None)
     }
 
     fn stream(number: u32) -> StreamId {
@@ -45,14 +45,14 @@ impl Paper {
     }
 
     fn try_malloc(&mut self, size: u64, stream: u32) -> Result<TorchBlock, Shortage> {
-        let request = Request { size: Bytes::new(size), stream: Paper::stream(stream) };
+        let request = Request { size: Bytes::new(size), stream: Rig::stream(stream) };
         let mut attempt = TorchAttempt::new(request);
         loop {
             let step = self.pool.place(&mut attempt);
             self.pool.audit().unwrap();
             match step {
                 TorchStep::Placed(block) => return Ok(block),
-                // Nothing is over before somebody waits for it.
+                // Work is over only once the test waits for it.
                 TorchStep::Poll => {}
                 TorchStep::Wait => self.wait(),
                 TorchStep::Perform(plan) => {
@@ -73,7 +73,7 @@ impl Paper {
     }
 
     fn free_on(&mut self, id: BlockId, stream: u32) {
-        for mark in self.pool.free(id, Paper::stream(stream)).unwrap() {
+        for mark in self.pool.free(id, Rig::stream(stream)).unwrap() {
             self.pool.recorded(mark);
         }
         self.pool.audit().unwrap();
@@ -126,8 +126,8 @@ impl Paper {
         Bytes::new(self.taken)
     }
 
-    /// Sizes taken from the driver by the last request.
-    fn taken_by_last(&self) -> Vec<u64> {
+    /// Returns the sizes reserved by the last request, in MiB.
+    fn reserved_by_last(&self) -> Vec<u64> {
         let taken = |op: &TorchOp| match op {
             TorchOp::Allocate { len, .. } | TorchOp::Map { len, .. } => Some(len.count() / MIB),
             _ => None,
@@ -135,12 +135,12 @@ impl Paper {
         self.pool.performed().iter().filter_map(taken).collect()
     }
 
-    /// Sizes given back by the last request.
-    fn given_by_last(&self) -> Vec<u64> {
-        let given = |op: &TorchOp| match op {
+    /// Returns the sizes released by the last request, in MiB.
+    fn released_by_last(&self) -> Vec<u64> {
+        let released = |op: &TorchOp| match op {
             TorchOp::Free { len, .. } | TorchOp::Unmap { len, .. } => Some(len.count() / MIB),
             _ => None,
         };
-        self.pool.performed().iter().filter_map(given).collect()
+        self.pool.performed().iter().filter_map(released).collect()
     }
 }

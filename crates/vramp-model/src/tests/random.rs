@@ -37,21 +37,21 @@ fn settings() -> impl Strategy<Value = &'static str> {
 }
 
 proptest! {
-    /// Every step keeps every invariant (the audit runs in each), no two blocks overlap, and at the
-    /// end nothing is left.
+    /// Every step keeps every invariant (the audit runs in each), no two blocks overlap, and all
+    /// memory is released at the end.
     #[test]
     fn random_programs_keep_every_invariant(
         settings in settings(),
         steps in prop::collection::vec(step(), 1..60),
     ) {
-        let mut paper = Paper::new(settings, Bytes::mib(600), Some(Bytes::mib(500)));
-        paper.pool.add_stream();
-        paper.pool.add_stream();
+        let mut rig = Rig::new(settings, Bytes::mib(600), Some(Bytes::mib(500)));
+        rig.pool.add_stream();
+        rig.pool.add_stream();
         let mut held: Vec<TorchBlock> = Vec::new();
         for step in steps {
             match step {
                 Step::Malloc { size, stream } => {
-                    if let Ok(block) = paper.try_malloc(size, stream) {
+                    if let Ok(block) = rig.try_malloc(size, stream) {
                         prop_assert!(block.len.count() >= size);
                         let end = block.at.plus(block.len.count());
                         for other in &held {
@@ -63,27 +63,27 @@ proptest! {
                 }
                 Step::Free { pick, stream } if !held.is_empty() => {
                     let block = held.swap_remove(pick % held.len());
-                    paper.free_on(block.id, stream);
-                    prop_assert!(paper.pool.block(block.id).is_err());
+                    rig.free_on(block.id, stream);
+                    prop_assert!(rig.pool.block(block.id).is_err());
                 }
                 Step::Use { pick, stream } if !held.is_empty() => {
                     let block = held[pick % held.len()];
-                    paper.pool.record_use(block.id, Paper::stream(stream)).unwrap();
+                    rig.pool.record_use(block.id, Rig::stream(stream)).unwrap();
                 }
-                Step::Reach => paper.wait(),
-                Step::EmptyCache => paper.empty_cache(),
-                Step::Fail { after } => paper.fails_in = Some(after),
+                Step::Reach => rig.wait(),
+                Step::EmptyCache => rig.empty_cache(),
+                Step::Fail { after } => rig.fails_in = Some(after),
                 _ => {}
             }
             // PyTorch checks the limit before it rounds up to whole handles.
             let rounding = if settings.contains("expandable") { 20 } else { 0 };
-            prop_assert!(paper.reserved() <= Bytes::mib(500 + rounding));
+            prop_assert!(rig.reserved() <= Bytes::mib(500 + rounding));
         }
         for block in held {
-            paper.free(block);
+            rig.free(block);
         }
-        paper.empty_cache();
-        prop_assert_eq!(paper.reserved(), Bytes::ZERO);
-        prop_assert_eq!(paper.pool.counters().live, Bytes::ZERO);
+        rig.empty_cache();
+        prop_assert_eq!(rig.reserved(), Bytes::ZERO);
+        prop_assert_eq!(rig.pool.counters().live, Bytes::ZERO);
     }
 }

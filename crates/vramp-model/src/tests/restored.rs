@@ -27,19 +27,19 @@ fn recorded(pool: &TorchPool) -> (Vec<TorchSegment>, Vec<BlockId>) {
     (segments, ids)
 }
 
-fn restored(from: &TorchPool) -> (Paper, Vec<(BlockId, BlockId)>) {
-    let mut paper = Paper::plain();
-    paper.pool.add_stream();
-    paper.pool.add_stream();
+fn restored(from: &TorchPool) -> (Rig, Vec<(BlockId, BlockId)>) {
+    let mut rig = Rig::plain();
+    rig.pool.add_stream();
+    rig.pool.add_stream();
     let (segments, ids) = recorded(from);
-    for plan in paper.pool.restore(&segments).unwrap() {
-        assert!(paper.perform(plan.op()));
-        paper.pool.settle(plan);
+    for plan in rig.pool.restore(&segments).unwrap() {
+        assert!(rig.perform(plan.op()));
+        rig.pool.settle(plan);
     }
-    let blocks = paper.pool.hold_restored(&segments);
-    paper.pool.audit().unwrap();
+    let blocks = rig.pool.hold_restored(&segments);
+    rig.pool.audit().unwrap();
     let twins = ids.into_iter().zip(blocks.into_iter().map(|block| block.unwrap().id)).collect();
-    (paper, twins)
+    (rig, twins)
 }
 
 proptest! {
@@ -49,7 +49,7 @@ proptest! {
         before in prop::collection::vec(step(), 1..40),
         after in prop::collection::vec(step(), 1..40),
     ) {
-        let mut first = Paper::plain();
+        let mut first = Rig::plain();
         first.pool.add_stream();
         first.pool.add_stream();
         let mut held: Vec<BlockId> = Vec::new();
@@ -93,27 +93,27 @@ fn impossible_segments_are_not_restored() {
     let segment = |start, len| TorchSegment {
         start: vramp_core::DeviceAddr::new(start),
         len: Bytes::new(len),
-        stream: Paper::stream(0),
+        stream: Rig::stream(0),
         held: Vec::new(),
     };
-    let pool = Paper::plain().pool;
+    let pool = Rig::plain().pool;
     for segments in [
         vec![segment(2 * MIB, 2 * MIB), segment(MIB, 2 * MIB)],
         vec![segment(0, 0)],
         vec![segment(0, 2 * MIB), segment(1 << 60, 2 * MIB)],
         vec![segment(u64::MAX - 5, 2 * MIB)],
-        vec![TorchSegment { stream: Paper::stream(7), ..segment(0, MIB) }],
+        vec![TorchSegment { stream: Rig::stream(7), ..segment(0, MIB) }],
     ] {
         assert!(pool.restore(&segments).is_none(), "{segments:?}");
     }
-    let mut used = Paper::plain();
+    let mut used = Rig::plain();
     used.malloc(1);
     assert!(used.pool.restore(&[]).is_none(), "only an empty pool begins anew");
 }
 
 #[test]
 fn a_recorded_block_outside_of_free_memory_is_left_out() {
-    let mut paper = Paper::plain();
+    let mut rig = Rig::plain();
     let address = |mib: u64| vramp_core::DeviceAddr::new(mib * MIB);
     let held = vec![
         (address(64), Bytes::mib(3)),
@@ -121,13 +121,13 @@ fn a_recorded_block_outside_of_free_memory_is_left_out() {
         (address(90), Bytes::mib(1)),
     ];
     let segment =
-        TorchSegment { start: address(64), len: Bytes::mib(20), stream: Paper::stream(0), held };
+        TorchSegment { start: address(64), len: Bytes::mib(20), stream: Rig::stream(0), held };
     let segments = [segment];
-    for plan in paper.pool.restore(&segments).unwrap() {
-        assert!(paper.perform(plan.op()));
-        paper.pool.settle(plan);
+    for plan in rig.pool.restore(&segments).unwrap() {
+        assert!(rig.perform(plan.op()));
+        rig.pool.settle(plan);
     }
-    let blocks = paper.pool.hold_restored(&segments);
+    let blocks = rig.pool.hold_restored(&segments);
     assert_eq!(blocks.iter().map(Option::is_some).collect::<Vec<_>>(), [false, true, false]);
-    paper.pool.audit().unwrap();
+    rig.pool.audit().unwrap();
 }

@@ -6,7 +6,7 @@ const KIB: u64 = 1 << 10;
 
 #[test]
 fn segments_have_the_sizes_of_their_class() {
-    let mut paper = Paper::plain();
+    let mut rig = Rig::plain();
     for (size, segment) in [
         (1, 2),
         (MIB, 2),
@@ -16,231 +16,231 @@ fn segments_have_the_sizes_of_their_class() {
         (10 * MIB + 1, 12),
         (100 * MIB, 100),
     ] {
-        let mut paper = Paper::plain();
-        paper.malloc(size);
-        assert_eq!(paper.taken_by_last(), [segment], "{size}");
+        let mut rig = Rig::plain();
+        rig.malloc(size);
+        assert_eq!(rig.reserved_by_last(), [segment], "{size}");
     }
-    assert_eq!(paper.malloc(0).len, Bytes::new(512), "nothing gets an address too");
+    assert_eq!(rig.malloc(0).len, Bytes::new(512), "nothing gets an address too");
 }
 
 #[test]
 fn small_blocks_are_split_down_to_512_bytes_and_large_ones_down_to_a_megabyte() {
-    let mut paper = Paper::plain();
-    let a = paper.malloc(MIB);
-    let b = paper.malloc(MIB - 512);
+    let mut rig = Rig::plain();
+    let a = rig.malloc(MIB);
+    let b = rig.malloc(MIB - 512);
     assert_eq!((a.segment, a.offset + a.len), (b.segment, b.offset));
-    let c = paper.malloc(512);
+    let c = rig.malloc(512);
     assert_eq!((c.segment, c.len), (a.segment, Bytes::new(512)));
-    assert_eq!(paper.reserved(), Bytes::mib(2));
+    assert_eq!(rig.reserved(), Bytes::mib(2));
 
-    let a = paper.malloc(9 * MIB);
-    let b = paper.malloc(9 * MIB + 512);
+    let a = rig.malloc(9 * MIB);
+    let b = rig.malloc(9 * MIB + 512);
     assert_eq!(a.segment, b.segment);
-    assert_eq!(paper.reserved(), Bytes::mib(22), "both share one segment");
-    let unsplit = paper.malloc(19 * MIB);
+    assert_eq!(rig.reserved(), Bytes::mib(22), "both share one segment");
+    let unsplit = rig.malloc(19 * MIB);
     assert_eq!(unsplit.len, Bytes::mib(20), "a rest of up to 1 MiB stays with the block");
 }
 
 #[test]
 fn freed_blocks_merge_with_both_neighbours() {
-    let mut paper = Paper::plain();
-    let [a, b, c] = [4, 4, 4].map(|mib| paper.malloc(mib * MIB));
-    paper.free(a);
-    paper.free(c);
-    assert_eq!(paper.pool.stats().inactive_split.all.current, 2);
-    paper.free(b);
-    assert_eq!(paper.pool.stats().inactive_split.all.current, 0);
-    assert_eq!(paper.malloc(20 * MIB).at, a.at, "the whole segment is one block again");
-    assert_eq!(paper.reserved(), Bytes::mib(20));
+    let mut rig = Rig::plain();
+    let [a, b, c] = [4, 4, 4].map(|mib| rig.malloc(mib * MIB));
+    rig.free(a);
+    rig.free(c);
+    assert_eq!(rig.pool.stats().inactive_split.all.current, 2);
+    rig.free(b);
+    assert_eq!(rig.pool.stats().inactive_split.all.current, 0);
+    assert_eq!(rig.malloc(20 * MIB).at, a.at, "the whole segment is one block again");
+    assert_eq!(rig.reserved(), Bytes::mib(20));
 }
 
 #[test]
 fn the_smallest_block_that_fits_is_taken_and_of_equal_ones_the_lowest() {
-    let mut paper = Paper::plain();
-    let [a, b, c] = [40, 30, 30].map(|mib| paper.malloc(mib * MIB));
+    let mut rig = Rig::plain();
+    let [a, b, c] = [40, 30, 30].map(|mib| rig.malloc(mib * MIB));
     assert!(c.at < b.at, "addresses go downwards");
     for block in [a, b, c] {
-        paper.free(block);
+        rig.free(block);
     }
-    assert_eq!(paper.malloc(28 * MIB).at, c.at);
-    assert_eq!(paper.malloc(28 * MIB).at, b.at);
-    assert_eq!(paper.malloc(28 * MIB).at, a.at);
+    assert_eq!(rig.malloc(28 * MIB).at, c.at);
+    assert_eq!(rig.malloc(28 * MIB).at, b.at);
+    assert_eq!(rig.malloc(28 * MIB).at, a.at);
 }
 
 #[test]
 fn a_stream_never_gets_another_streams_free_block() {
-    let mut paper = Paper::plain();
-    let other = paper.pool.add_stream();
-    let block = paper.malloc(30 * MIB);
-    paper.free(block);
-    let theirs = paper.try_malloc(30 * MIB, other.index() as u32).unwrap();
+    let mut rig = Rig::plain();
+    let other = rig.pool.add_stream();
+    let block = rig.malloc(30 * MIB);
+    rig.free(block);
+    let theirs = rig.try_malloc(30 * MIB, other.index() as u32).unwrap();
     assert_ne!(theirs.segment, block.segment);
-    assert_eq!(paper.reserved(), Bytes::mib(60));
+    assert_eq!(rig.reserved(), Bytes::mib(60));
 }
 
 #[test]
 fn a_block_used_on_another_stream_is_free_once_that_use_is_over() {
-    let mut paper = Paper::plain();
-    let other = paper.pool.add_stream();
-    let block = paper.malloc(30 * MIB);
-    paper.pool.record_use(block.id, other).unwrap();
-    paper.free(block);
-    let stats = *paper.pool.stats();
+    let mut rig = Rig::plain();
+    let other = rig.pool.add_stream();
+    let block = rig.malloc(30 * MIB);
+    rig.pool.record_use(block.id, other).unwrap();
+    rig.free(block);
+    let stats = *rig.pool.stats();
     assert_eq!((stats.allocation.all.current, stats.active.all.current), (0, 1));
-    assert!(paper.pool.block(block.id).is_err(), "its id is gone");
-    assert_ne!(paper.malloc(30 * MIB).at, block.at);
-    let pending = paper.pool.pending();
+    assert!(rig.pool.block(block.id).is_err(), "its id is gone");
+    assert_ne!(rig.malloc(30 * MIB).at, block.at);
+    let pending = rig.pool.pending();
     assert_eq!(pending.len(), 1);
-    paper.pool.reached(pending[0]);
-    assert_eq!(paper.malloc(30 * MIB).at, block.at);
+    rig.pool.reached(pending[0]);
+    assert_eq!(rig.malloc(30 * MIB).at, block.at);
 }
 
 #[test]
 fn a_block_freed_on_another_stream_waits_for_it() {
-    let mut paper = Paper::plain();
-    let other = paper.pool.add_stream();
-    let block = paper.malloc(30 * MIB);
-    paper.free_on(block.id, other.index() as u32);
-    assert_eq!(paper.pool.pending().len(), 1);
-    assert!(paper.pool.free(block.id, other).is_err(), "a second free misses");
+    let mut rig = Rig::plain();
+    let other = rig.pool.add_stream();
+    let block = rig.malloc(30 * MIB);
+    rig.free_on(block.id, other.index() as u32);
+    assert_eq!(rig.pool.pending().len(), 1);
+    assert!(rig.pool.free(block.id, other).is_err(), "a second free misses");
 }
 
 #[test]
 fn an_event_that_could_not_be_recorded_is_made_up_for() {
-    let mut paper = Paper::plain();
-    let other = paper.pool.add_stream();
-    let block = paper.malloc(30 * MIB);
-    let marks = paper.pool.free(block.id, other).unwrap();
-    assert_eq!(paper.pool.unrecorded(), marks.to_vec());
-    assert_eq!(paper.pool.pending(), []);
-    paper.pool.recorded(marks[0]);
-    assert_eq!(paper.pool.unrecorded(), []);
-    assert_eq!(paper.pool.pending(), marks.to_vec());
+    let mut rig = Rig::plain();
+    let other = rig.pool.add_stream();
+    let block = rig.malloc(30 * MIB);
+    let marks = rig.pool.free(block.id, other).unwrap();
+    assert_eq!(rig.pool.unrecorded(), marks.to_vec());
+    assert_eq!(rig.pool.pending(), []);
+    rig.pool.recorded(marks[0]);
+    assert_eq!(rig.pool.unrecorded(), []);
+    assert_eq!(rig.pool.pending(), marks.to_vec());
 }
 
 #[test]
 fn oversize_blocks_are_not_split_and_serve_only_requests_of_nearly_their_size() {
-    let mut paper = Paper::new("max_split_size_mb:40", Bytes::gib(80), None);
-    let large = paper.malloc(100 * MIB);
-    assert_eq!(paper.pool.stats().oversize_allocations.current, 1);
-    paper.free(large);
-    assert_eq!(paper.malloc(10 * MIB).len, Bytes::mib(10), "too small for an oversize block");
-    assert_eq!(paper.malloc(60 * MIB).len, Bytes::mib(60), "more than 20 MiB smaller");
-    let near = paper.malloc(90 * MIB);
+    let mut rig = Rig::new("max_split_size_mb:40", Bytes::gib(80), None);
+    let large = rig.malloc(100 * MIB);
+    assert_eq!(rig.pool.stats().oversize_allocations.current, 1);
+    rig.free(large);
+    assert_eq!(rig.malloc(10 * MIB).len, Bytes::mib(10), "too small for an oversize block");
+    assert_eq!(rig.malloc(60 * MIB).len, Bytes::mib(60), "more than 20 MiB smaller");
+    let near = rig.malloc(90 * MIB);
     assert_eq!((near.at, near.len), (large.at, Bytes::mib(100)), "used whole");
-    assert_eq!(paper.pool.stats().oversize_segments.current, 2);
+    assert_eq!(rig.pool.stats().oversize_segments.current, 2);
 }
 
 #[test]
 fn how_much_an_unsplit_block_may_be_too_large_can_be_set() {
     let settings = "max_split_size_mb:40,max_non_split_rounding_mb:60";
-    let mut paper = Paper::new(settings, Bytes::gib(80), None);
-    let large = paper.malloc(100 * MIB);
-    paper.free(large);
-    assert_eq!(paper.malloc(60 * MIB).at, large.at);
+    let mut rig = Rig::new(settings, Bytes::gib(80), None);
+    let large = rig.malloc(100 * MIB);
+    rig.free(large);
+    assert_eq!(rig.malloc(60 * MIB).at, large.at);
 }
 
 #[test]
 fn oversize_blocks_make_room_before_everything_else_does() {
-    let mut paper = Paper::new("max_split_size_mb:40", Bytes::mib(290), None);
-    let blocks = [100, 80, 60, 30].map(|mib| paper.malloc(mib * MIB));
+    let mut rig = Rig::new("max_split_size_mb:40", Bytes::mib(290), None);
+    let blocks = [100, 80, 60, 30].map(|mib| rig.malloc(mib * MIB));
     for block in blocks {
-        paper.free(block);
+        rig.free(block);
     }
-    paper.malloc(130 * MIB);
-    assert_eq!(paper.given_by_last(), [100, 80], "from the largest on, until it is enough");
-    assert_eq!(paper.pool.stats().num_alloc_retries, 0);
-    paper.malloc(35 * MIB);
-    paper.malloc(39 * MIB);
-    assert_eq!(paper.given_by_last(), [60], "the smallest that is large enough");
+    rig.malloc(130 * MIB);
+    assert_eq!(rig.released_by_last(), [100, 80], "from the largest on, until it is enough");
+    assert_eq!(rig.pool.stats().num_alloc_retries, 0);
+    rig.malloc(35 * MIB);
+    rig.malloc(39 * MIB);
+    assert_eq!(rig.released_by_last(), [60], "the smallest that is large enough");
 }
 
 #[test]
 fn a_full_card_makes_all_unused_segments_go_and_the_request_is_tried_again() {
-    let mut paper = Paper::new("", Bytes::mib(100), None);
-    let kept = paper.malloc(4 * MIB);
-    let blocks = [40, 30].map(|mib| paper.malloc(mib * MIB));
+    let mut rig = Rig::new("", Bytes::mib(100), None);
+    let kept = rig.malloc(4 * MIB);
+    let blocks = [40, 30].map(|mib| rig.malloc(mib * MIB));
     for block in blocks {
-        paper.free(block);
+        rig.free(block);
     }
-    paper.malloc(60 * MIB);
-    assert_eq!(paper.given_by_last(), [30, 40], "in the order of their sizes");
-    assert_eq!(paper.pool.stats().num_alloc_retries, 1);
-    assert_eq!(paper.reserved(), Bytes::mib(80), "the shared segment stays");
-    paper.free(kept);
+    rig.malloc(60 * MIB);
+    assert_eq!(rig.released_by_last(), [30, 40], "in the order of their sizes");
+    assert_eq!(rig.pool.stats().num_alloc_retries, 1);
+    assert_eq!(rig.reserved(), Bytes::mib(80), "the shared segment stays");
+    rig.free(kept);
 }
 
 #[test]
 fn freed_blocks_of_other_streams_are_waited_for_before_memory_is_given_up() {
-    let mut paper = Paper::new("", Bytes::mib(100), None);
-    let other = paper.pool.add_stream();
-    let block = paper.malloc(80 * MIB);
-    paper.pool.record_use(block.id, other).unwrap();
-    paper.free(block);
-    paper.malloc(60 * MIB);
-    assert_eq!(paper.given_by_last(), [80]);
-    assert_eq!(paper.pool.stats().num_sync_all_streams, 1);
+    let mut rig = Rig::new("", Bytes::mib(100), None);
+    let other = rig.pool.add_stream();
+    let block = rig.malloc(80 * MIB);
+    rig.pool.record_use(block.id, other).unwrap();
+    rig.free(block);
+    rig.malloc(60 * MIB);
+    assert_eq!(rig.released_by_last(), [80]);
+    assert_eq!(rig.pool.stats().num_sync_all_streams, 1);
 }
 
 #[test]
 fn a_request_that_nothing_can_serve_is_a_shortage_with_numbers() {
-    let mut paper = Paper::new("", Bytes::mib(100), Some(Bytes::mib(64)));
-    let held = paper.malloc(20 * MIB);
-    let shortage = paper.try_malloc(50 * MIB, 0).unwrap_err();
+    let mut rig = Rig::new("", Bytes::mib(100), Some(Bytes::mib(64)));
+    let held = rig.malloc(20 * MIB);
+    let shortage = rig.try_malloc(50 * MIB, 0).unwrap_err();
     assert_eq!(shortage.requested, Bytes::mib(50));
     assert_eq!((shortage.reserved, shortage.used), (Bytes::mib(20), Bytes::mib(20)));
     assert_eq!(shortage.limit, Some(Bytes::mib(64)));
-    assert_eq!(paper.pool.stats().num_ooms, 1);
-    paper.free(held);
-    paper.malloc(50 * MIB);
+    assert_eq!(rig.pool.stats().num_ooms, 1);
+    rig.free(held);
+    rig.malloc(50 * MIB);
     for absurd in [u64::MAX, 1 << 60, 1 << 45] {
-        assert!(paper.try_malloc(absurd, 0).is_err(), "{absurd}");
+        assert!(rig.try_malloc(absurd, 0).is_err(), "{absurd}");
     }
 }
 
 #[test]
 fn the_memory_fraction_is_a_limit() {
-    let mut paper = Paper::new("per_process_memory_fraction:0.5", Bytes::mib(100), None);
-    paper.malloc(30 * MIB);
-    assert!(paper.try_malloc(30 * MIB, 0).is_err());
+    let mut rig = Rig::new("per_process_memory_fraction:0.5", Bytes::mib(100), None);
+    rig.malloc(30 * MIB);
+    assert!(rig.try_malloc(30 * MIB, 0).is_err());
 }
 
 #[test]
 fn garbage_is_collected_by_age_above_the_threshold_of_the_limit() {
     let settings = "garbage_collection_threshold:0.8";
-    let mut paper = Paper::new(settings, Bytes::gib(80), Some(Bytes::mib(200)));
-    let [old, young] = [60, 50].map(|mib| paper.malloc(mib * MIB));
-    paper.free(old);
+    let mut rig = Rig::new(settings, Bytes::gib(80), Some(Bytes::mib(200)));
+    let [old, young] = [60, 50].map(|mib| rig.malloc(mib * MIB));
+    rig.free(old);
     for _ in 0..10 {
-        let churn = paper.malloc(62 * MIB);
-        paper.free(churn);
+        let churn = rig.malloc(62 * MIB);
+        rig.free(churn);
     }
-    paper.free(young);
-    paper.malloc(64 * MIB);
-    assert_eq!(paper.given_by_last(), [60], "the old one alone: it is enough");
-    assert_eq!(paper.pool.stats().num_alloc_retries, 0);
-    let mut without_limit = Paper::new(settings, Bytes::gib(80), None);
+    rig.free(young);
+    rig.malloc(64 * MIB);
+    assert_eq!(rig.released_by_last(), [60], "the old one alone: it is enough");
+    assert_eq!(rig.pool.stats().num_alloc_retries, 0);
+    let mut without_limit = Rig::new(settings, Bytes::gib(80), None);
     let block = without_limit.malloc(60 * MIB);
     without_limit.free(block);
     without_limit.malloc(70 * MIB);
-    assert_eq!(without_limit.given_by_last(), [0u64; 0]);
+    assert_eq!(without_limit.released_by_last(), [0u64; 0]);
 }
 
 #[test]
 fn statistics_are_pytorchs() {
-    let mut paper = Paper::plain();
-    let a = paper.malloc(KIB - 100);
-    let b = paper.malloc(3 * MIB);
-    let stats = *paper.pool.stats();
+    let mut rig = Rig::plain();
+    let a = rig.malloc(KIB - 100);
+    let b = rig.malloc(3 * MIB);
+    let stats = *rig.pool.stats();
     assert_eq!(stats.allocated_bytes.small_pool.current, KIB);
     assert_eq!(stats.requested_bytes.small_pool.current, KIB - 100);
     assert_eq!(stats.reserved_bytes.all.current, 22 * MIB);
     assert_eq!(stats.inactive_split_bytes.large_pool.current, 17 * MIB);
     assert_eq!((stats.segment.all.current, stats.num_device_alloc), (2, 2));
-    paper.free(a);
-    paper.free(b);
-    paper.empty_cache();
-    let stats = *paper.pool.stats();
+    rig.free(a);
+    rig.free(b);
+    rig.empty_cache();
+    let stats = *rig.pool.stats();
     for now in [stats.allocation, stats.segment, stats.active, stats.reserved_bytes] {
         assert_eq!((now.all.current, now.all.allocated), (0, now.all.freed));
         assert!(now.all.peak > 0);

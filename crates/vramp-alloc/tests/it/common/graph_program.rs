@@ -44,7 +44,7 @@ struct Known {
     byte: u8,
     /// In the arena: what the graph writes first, for others to read under the lease.
     escaped: Option<Allocation>,
-    /// Who replayed it last, if anybody did since its result was last seen.
+    /// Stream that replayed it last, if one did since its result was last read.
     replayed: Option<StreamId>,
 }
 
@@ -59,7 +59,7 @@ pub struct Program {
     held: Vec<Held>,
     leases: Vec<ReplayLease>,
     stores_bytes: bool,
-    /// Nobody is told of reads of results on other streams.
+    /// Reads of results on other streams are not recorded.
     pub careless: bool,
     /// Plan a layout after each capture. Slow: a planner that reaches no bound uses its budget up.
     pub replan: bool,
@@ -516,7 +516,7 @@ impl Body<'_> {
         }
     }
 
-    /// New work on a stream: nobody is ordered behind it yet.
+    /// Records new work on a stream: no stream is ordered behind it yet.
     fn worked(&mut self, on: usize) {
         for other in 0..self.streams.len() {
             self.ordered[other][on] = other == on;

@@ -12,8 +12,8 @@ pub use crate::common::range;
 pub const LONG_NS: u64 = 1 << 40;
 
 /// An allocator on a checked card that stores bytes, and two streams.
-pub struct Stage {
-    pub rig: Rig,
+pub struct GraphRig {
+    pub base: Rig,
     pub a: StreamId,
     pub b: StreamId,
 }
@@ -22,25 +22,25 @@ pub fn card() -> SimulatorBuilder {
     Simulator::builder().contents(Contents::Stored).checked()
 }
 
-impl Stage {
-    pub fn new() -> Stage {
-        Stage::with(card(), Config::default())
+impl GraphRig {
+    pub fn new() -> GraphRig {
+        GraphRig::with(card(), Config::default())
     }
 
     /// A pool that may not grow beyond `limit`.
-    pub fn limited(limit: Bytes) -> Stage {
-        Stage::with(card(), Config { limit: Some(limit), ..Config::default() })
+    pub fn limited(limit: Bytes) -> GraphRig {
+        GraphRig::with(card(), Config { limit: Some(limit), ..Config::default() })
     }
 
-    pub fn with(card: SimulatorBuilder, config: Config) -> Stage {
+    pub fn with(card: SimulatorBuilder, config: Config) -> GraphRig {
         let rig = Rig::on(card, config);
         let a = rig.stream;
         let b = rig.allocator.create_stream().expect("a stream can be made");
-        Stage { rig, a, b }
+        GraphRig { base: rig, a, b }
     }
 
     pub fn raw(&self, stream: StreamId) -> Stream {
-        self.rig.raw(stream)
+        self.base.raw(stream)
     }
 
     // --- memory ---
@@ -55,15 +55,15 @@ impl Stage {
     }
 
     pub fn arena_of(&self, config: ArenaConfig) -> GraphArena {
-        self.rig.allocator.graph_arena(config).expect("there are addresses")
+        self.base.allocator.graph_arena(config).expect("there are addresses")
     }
 
     pub fn malloc(&self, size: Bytes, stream: StreamId) -> Allocation {
-        self.rig.allocator.malloc(size, stream).expect("there is memory")
+        self.base.allocator.malloc(size, stream).expect("there is memory")
     }
 
     pub fn free(&self, block: Allocation, stream: StreamId) {
-        self.rig.allocator.free(block, stream).expect("the block is this allocator's");
+        self.base.allocator.free(block, stream).expect("the block is this allocator's");
     }
 
     /// A capture that must come to something, and an audit.
@@ -73,13 +73,13 @@ impl Stage {
         arena: &GraphArena,
         body: impl FnOnce() -> R,
     ) -> (CapturedGraph, R) {
-        let captured = self.rig.allocator.capture(stream, arena, body);
+        let captured = self.base.allocator.capture(stream, arena, body);
         let captured = captured.expect("the capture is not disturbed");
         self.audit();
         captured
     }
 
-    /// A replay whose lease ends at once: nobody reads its results on another stream.
+    /// A replay whose lease ends at once: no other stream reads its results.
     pub fn replay(&self, graph: &CapturedGraph, stream: StreamId) {
         drop(graph.launch(stream).expect("the arena is free for it"));
         self.audit();
@@ -88,7 +88,7 @@ impl Stage {
     // --- work ---
 
     pub fn fill(&self, stream: StreamId, block: &Allocation, byte: u8) {
-        let filled = self.rig.sim.fill(self.raw(stream), range(block), byte);
+        let filled = self.base.sim.fill(self.raw(stream), range(block), byte);
         filled.expect("the stream takes work");
     }
 
@@ -96,7 +96,7 @@ impl Stage {
     pub fn copy(&self, stream: StreamId, from: &Allocation, to: &Allocation) {
         let len = from.len().min(to.len());
         let copy = DeviceCopy { from: from.addr(), to: to.addr(), len };
-        self.rig.sim.copy(self.raw(stream), copy).expect("the stream takes work");
+        self.base.sim.copy(self.raw(stream), copy).expect("the stream takes work");
     }
 
     pub fn write(&self, name: &'static str, stream: StreamId, block: &Allocation, ns: u64) {
@@ -108,23 +108,23 @@ impl Stage {
     }
 
     pub fn launch(&self, stream: StreamId, kernel: Kernel) {
-        self.rig.sim.launch(self.raw(stream), kernel).expect("the stream takes work");
+        self.base.sim.launch(self.raw(stream), kernel).expect("the stream takes work");
     }
 
     /// As [`Rig::order`]: while `earlier` captures, a fork or a join.
     pub fn order(&self, earlier: StreamId, later: StreamId) {
-        self.rig.order(earlier, later);
+        self.base.order(earlier, later);
     }
 
     pub fn sync(&self, stream: StreamId) {
-        self.rig.sim.synchronize_stream(self.raw(stream)).expect("its work is sound");
+        self.base.sim.synchronize_stream(self.raw(stream)).expect("its work is sound");
     }
 
     /// What is in a block once both streams are done.
     pub fn bytes(&self, block: &Allocation) -> Vec<u8> {
         self.sync(self.a);
         self.sync(self.b);
-        self.rig.sim.peek(range(block)).expect("the block can be touched")
+        self.base.sim.peek(range(block)).expect("the block can be touched")
     }
 
     /// The one byte that fills a block.
@@ -138,14 +138,14 @@ impl Stage {
     // --- looking ---
 
     pub fn audit(&self) {
-        self.rig.allocator.audit().expect("every step keeps every invariant");
-        assert_eq!(self.rig.sim.hazards(), []);
-        assert_eq!(self.rig.sim.device_loss(), None);
-        self.rig.assert_accounts_agree();
+        self.base.allocator.audit().expect("every step keeps every invariant");
+        assert_eq!(self.base.sim.hazards(), []);
+        assert_eq!(self.base.sim.device_loss(), None);
+        self.base.assert_accounts_agree();
     }
 
     pub fn is_capturing(&self, stream: StreamId) -> bool {
-        self.rig.sim.is_capturing(self.raw(stream)).expect("the stream is known")
+        self.base.sim.is_capturing(self.raw(stream)).expect("the stream is known")
     }
 
     /// A stream is out of every capture, the allocator serves it, and nothing is amiss.
@@ -166,8 +166,8 @@ impl Stage {
         self.sync(self.a);
         self.sync(self.b);
         self.audit();
-        let live = self.rig.allocator.stats().expect("no call fails").live;
+        let live = self.base.allocator.stats().expect("no call fails").live;
         assert_eq!(live, Bytes::ZERO, "no block was lost");
-        self.rig.close();
+        self.base.close();
     }
 }

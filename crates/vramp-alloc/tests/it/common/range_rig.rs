@@ -12,21 +12,21 @@ use crate::common;
 
 pub const MIB: fn(u64) -> Bytes = Bytes::mib;
 
-pub struct Rig {
+pub struct RangeRig {
     pub sim: Arc<Simulator>,
     pub allocator: Allocator,
     pub stream: StreamId,
     pub queue: Stream,
 }
 
-impl Rig {
+impl RangeRig {
     /// A card of which the allocator may have so much.
-    pub fn limited(limit: Bytes) -> Rig {
+    pub fn limited(limit: Bytes) -> RangeRig {
         let card = Simulator::builder().memory(Bytes::gib(1)).contents(Contents::Stored).checked();
         let config = Config { limit: Some(limit), ..Config::preset(Preset::Vramp) };
         let rig = common::Rig::on(card, config);
         let queue = rig.raw(rig.stream);
-        Rig { sim: rig.sim, allocator: rig.allocator, stream: rig.stream, queue }
+        RangeRig { sim: rig.sim, allocator: rig.allocator, stream: rig.stream, queue }
     }
 
     pub fn fill(&self, range: AddrRange, byte: u8) {
