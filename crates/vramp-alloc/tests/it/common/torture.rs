@@ -65,7 +65,7 @@ struct Parcel(Block, Event);
 pub fn run(allocator: &Allocator, torture: &Torture) -> Outcome<Summary> {
     let parcels = Mutex::new(Vec::new());
     let end = Instant::now() + torture.time;
-    // Takes up what nobody else does. Made first: a full card has no room for another stream.
+    // Takes the parcels that no worker takes. Created first: a full card has no room for a stream.
     let mut last = Worker::new(allocator, torture, torture.threads, &parcels)?;
     let summaries = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..torture.threads)
