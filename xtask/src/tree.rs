@@ -25,7 +25,8 @@ impl Tree {
         )?;
         let files = listed
             .split_terminator('\0')
-            .filter(|path| root.join(path).is_file())
+            // A link is another name of a file that is read anyway.
+            .filter(|path| root.join(path).symlink_metadata().is_ok_and(|data| data.is_file()))
             .map(|path| {
                 let bytes = std::fs::read(root.join(path))?;
                 Ok((path.to_owned(), String::from_utf8(bytes).unwrap_or_default()))
