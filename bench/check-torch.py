@@ -29,7 +29,7 @@ CHECKS = {}
 
 
 class Check:
-    """A function of PyTorch and vramp_torch; what it returns is told after PASS."""
+    """A function of PyTorch and vramp_torch; what it returns is printed after PASS."""
 
     def __init__(self, function, environment):
         self.function = function
@@ -610,7 +610,7 @@ def run_child(name, timeout):
     except subprocess.TimeoutExpired:
         return False, f"did not end in {timeout} s"
     lines = ran.stdout.strip().splitlines()
-    # vramp tells on stderr what no caller could be told of: that is a failure too.
+    # vramp prints on stderr what it cannot return to a caller: that is a failure too.
     told = [line for line in ran.stderr.splitlines() if line.startswith("vramp:")]
     if ran.returncode == 0 and not told:
         return True, lines[-1] if lines else ""

@@ -65,7 +65,7 @@ def load(path, name):
 
 
 class LastLoss:
-    """What `backward` was last called on: the loss of any training step, whoever computes it."""
+    """What `backward` was last called on: the loss of any training step."""
 
     def __init__(self, torch):
         self.value = None
@@ -161,7 +161,7 @@ def run_one(args):
 
 
 def environment(allocator, limit):
-    """What a child is told through its environment."""
+    """The environment of a child process."""
     own = {k: v for k, v in os.environ.items() if k not in ("PYTORCH_ALLOC_CONF", "VRAMP_DEVICE")}
     own.pop("PYTORCH_CUDA_ALLOC_CONF", None)
     if allocator == "expandable":

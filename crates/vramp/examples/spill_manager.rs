@@ -6,7 +6,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use vramp::defer::{Access, Deadline, LeaseRefused, SpillConfig, SpillError, SpillManager, SpillParts};
+use vramp::defer::{
+    Access, Deadline, LeaseRefused, SpillConfig, SpillError, SpillManager, SpillParts,
+};
 use vramp::tiers::host::HostPoolConfig;
 use vramp::tiers::movers::MoverConfig;
 use vramp::tiers::{HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};

@@ -7,11 +7,11 @@ use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 use super::Finding;
 use crate::tree::Tree;
 
-const ANCHOR_TESTS: &str = "docs/anchor-tests.md";
+const PEER_TESTS: &str = "docs/peer-tests.md";
 
-/// Every test that the table of anchor tests names is a function somewhere.
-pub fn anchor_tests_exist(tree: &Tree) -> Vec<Finding> {
-    let Some(page) = tree.text(ANCHOR_TESTS) else { return Vec::new() };
+/// Every test that the table of peer tests names is a function somewhere.
+pub fn peer_tests_exist(tree: &Tree) -> Vec<Finding> {
+    let Some(page) = tree.text(PEER_TESTS) else { return Vec::new() };
     let known: BTreeSet<&str> =
         functions(tree, ".rs", "fn ").chain(functions(tree, ".py", "def ")).collect();
     let mut findings = Vec::new();
@@ -24,11 +24,7 @@ pub fn anchor_tests_exist(tree: &Tree) -> Vec<Finding> {
                 let name = code.rsplit("::").next().unwrap_or(&code);
                 if !known.contains(name) {
                     let line = page[..place.start].lines().count();
-                    findings.push(Finding::new(
-                        ANCHOR_TESTS,
-                        line,
-                        format!("no function `{name}`"),
-                    ));
+                    findings.push(Finding::new(PEER_TESTS, line, format!("no function `{name}`")));
                 }
             }
             _ => {}
@@ -125,10 +121,10 @@ mod tests {
         let page = "Words like `not_a_test` are free.\n\n| theirs | ours |\n|---|---|\n\
                     | `Theirs` | `pool::a_real_test` |\n| x | `a_promised_test` |\n";
         let tree = Tree::of(&[
-            (ANCHOR_TESTS, page),
+            (PEER_TESTS, page),
             ("a.rs", "proptest! { #[test] fn a_real_test(x in 0..3) {} }"),
         ]);
-        let found = anchor_tests_exist(&tree);
+        let found = peer_tests_exist(&tree);
         assert_eq!(found.len(), 1);
         assert!(found[0].message.contains("a_promised_test"));
     }

@@ -82,7 +82,7 @@ pub fn run(root: &Path) -> Result<()> {
     findings.extend(calls::sources_are_ascii(&tree));
     findings.extend(words::plain_words(&tree));
     findings.extend(words::no_shadowed_prelude(&sources));
-    findings.extend(docs::anchor_tests_exist(&tree));
+    findings.extend(docs::peer_tests_exist(&tree));
     findings.extend(docs::front_pages_are_short(&tree));
     findings.extend(docs::links_resolve(&tree));
     findings

@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
 
-mod anchors;
 mod below;
 mod child;
 mod compressed;
@@ -17,6 +16,7 @@ mod in_place_sets;
 mod killed;
 mod leases;
 mod moves;
+mod peers;
 mod random;
 mod sharing;
 

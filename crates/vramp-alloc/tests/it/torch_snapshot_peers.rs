@@ -1,5 +1,5 @@
 //! Counterparts of PyTorch's tests of snapshots and histories, by the promise that each of them
-//! makes. `docs/anchor-tests.md` says which is whose.
+//! makes. `docs/peer-tests.md` says which is whose.
 
 use std::sync::{Arc, Mutex};
 
