@@ -1,12 +1,12 @@
-//! The addresses that are ours: reservations with what is mapped in them, plain allocations, and
-//! what the driver's own pool handed out.
+//! Table of the device's addresses: reservations with their mappings, plain allocations, and
+//! allocations from the driver's own pool.
 //!
-//! With this book no call of ours can reach memory that belongs to anyone else in the process, and
-//! the rules of mapping are kept before the driver is asked, so that a refused call changes
-//! nothing. Whatever a call changes is entered before the driver is asked and put back if it
-//! refuses: an address freed by one thread may be handed to another at once.
+//! The table keeps calls away from memory of other code in the process, and checks the rules of
+//! mapping before the driver call, so that a refused call changes nothing. A call that frees
+//! addresses removes its entry before the driver call and restores it if the driver refuses,
+//! because the driver may return a freed address to another thread at once.
 //!
-//! Not here: handles, streams, and whether work in flight still touches a range.
+//! Deliberately absent: handles, streams, and whether work in flight accesses a range.
 
 use std::collections::BTreeMap;
 
@@ -15,41 +15,41 @@ use vramp_core::{AddrRange, Bytes, DeviceAddr};
 /// Why a range was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadRange {
-    #[error("the range is empty or runs past the end of the addresses")]
+    #[error("the range is empty or ends beyond the address space")]
     NoRange,
-    #[error("the range is not inside one reservation")]
+    #[error("the range is not inside one reservation of this device")]
     NotReserved,
-    #[error("this is not a range as it was reserved")]
+    #[error("the range is not a whole reservation")]
     NotAReservation,
-    #[error("something is still mapped in the range")]
+    #[error("the range has mappings; unmap them first")]
     StillMapped,
-    #[error("something is already mapped in the range")]
+    #[error("the range has a mapping already")]
     AlreadyMapped,
-    #[error("the range is not made of whole mappings without gaps")]
+    #[error("the range does not consist of whole mappings without gaps")]
     NotWholeMappings,
-    #[error("the range is neither in a reservation nor in one allocation")]
-    NotOurs,
-    #[error("no memory was allocated at this address")]
+    #[error("the range is not inside a reservation or allocation of this device")]
+    NotOwned,
+    #[error("the address is not the start of an allocation")]
     NotAllocated,
 }
 
-/// What is mapped in one reservation: start to length.
+/// Mappings of one reservation: start to length.
 type Mappings = BTreeMap<u64, u64>;
 
-/// Everything that is ours.
+/// Reservations and allocations of one device.
 #[derive(Debug, Default)]
-pub(crate) struct Addresses {
+pub(crate) struct AddressTable {
     reservations: BTreeMap<u64, (u64, Mappings)>,
     plain: BTreeMap<u64, u64>,
-    allocations: BTreeMap<u64, u64>,
+    pooled: BTreeMap<u64, u64>,
 }
 
-impl Addresses {
-    pub(crate) fn reserved(&mut self, range: AddrRange) {
+impl AddressTable {
+    pub(crate) fn insert_reservation(&mut self, range: AddrRange) {
         self.reservations.insert(range.start.number(), (range.len.count(), Mappings::new()));
     }
 
-    /// Takes out a reservation that holds no mapping. Undone by [`Addresses::reserved`].
+    /// Removes a reservation without mappings. Undone by [`AddressTable::insert_reservation`].
     pub(crate) fn take_reservation(&mut self, range: AddrRange) -> Result<(), BadRange> {
         let start = range.start.number();
         match self.reservations.get(&start) {
@@ -63,8 +63,8 @@ impl Addresses {
         }
     }
 
-    /// Enters a mapping. Undone by [`Addresses::take_mappings`] of the same range.
-    pub(crate) fn map(&mut self, range: AddrRange) -> Result<(), BadRange> {
+    /// Inserts a mapping. Undone by [`AddressTable::take_mappings`] of the same range.
+    pub(crate) fn insert_mapping(&mut self, range: AddrRange) -> Result<(), BadRange> {
         let (start, end) = bounds(range)?;
         let (_, mappings) = self.reservation_around(start, end)?;
         if overlaps(mappings, start, end) {
@@ -74,7 +74,7 @@ impl Addresses {
         Ok(())
     }
 
-    /// Refuses a range that is not made of whole mappings of one reservation.
+    /// Refuses a range that does not consist of whole mappings of one reservation.
     pub(crate) fn check_mapped(&mut self, range: AddrRange) -> Result<(), BadRange> {
         let (start, end) = bounds(range)?;
         let (_, mappings) = self.reservation_around(start, end)?;
@@ -88,7 +88,7 @@ impl Addresses {
         if reached == end { Ok(()) } else { Err(BadRange::NotWholeMappings) }
     }
 
-    /// Takes out the mappings that make up `range`. Undone by [`Addresses::put_mappings`].
+    /// Removes the mappings that `range` consists of. Undone by [`AddressTable::restore_mappings`].
     pub(crate) fn take_mappings(&mut self, range: AddrRange) -> Result<Mappings, BadRange> {
         self.check_mapped(range)?;
         let (start, end) = bounds(range)?;
@@ -98,7 +98,7 @@ impl Addresses {
         Ok(taken)
     }
 
-    pub(crate) fn put_mappings(&mut self, mut taken: Mappings) {
+    pub(crate) fn restore_mappings(&mut self, mut taken: Mappings) {
         let Some((&start, _)) = taken.first_key_value() else { return };
         let Some((&last, &len)) = taken.last_key_value() else { return };
         if let Ok((_, mappings)) = self.reservation_around(start, last + len) {
@@ -106,42 +106,42 @@ impl Addresses {
         }
     }
 
-    /// Enters a plain allocation.
-    pub(crate) fn plain(&mut self, at: DeviceAddr, len: Bytes) {
+    /// Inserts a plain allocation.
+    pub(crate) fn insert_plain(&mut self, at: DeviceAddr, len: Bytes) {
         self.plain.insert(at.number(), len.count());
     }
 
-    /// Takes out a plain allocation. Undone by [`Addresses::plain`].
+    /// Removes a plain allocation. Undone by [`AddressTable::insert_plain`].
     pub(crate) fn take_plain(&mut self, at: DeviceAddr) -> Result<Bytes, BadRange> {
         self.plain.remove(&at.number()).map(Bytes::new).ok_or(BadRange::NotAllocated)
     }
 
-    /// Every plain allocation, taken out for good.
+    /// Removes and returns every plain allocation.
     pub(crate) fn drain_plain(&mut self) -> Vec<DeviceAddr> {
         std::mem::take(&mut self.plain).into_keys().map(DeviceAddr::new).collect()
     }
 
-    pub(crate) fn allocated(&mut self, at: DeviceAddr, len: Bytes) {
-        self.allocations.insert(at.number(), len.count());
+    pub(crate) fn insert_pooled(&mut self, at: DeviceAddr, len: Bytes) {
+        self.pooled.insert(at.number(), len.count());
     }
 
-    /// Takes out an allocation of the pool. Undone by [`Addresses::allocated`].
-    pub(crate) fn take_allocation(&mut self, at: DeviceAddr) -> Result<Bytes, BadRange> {
-        self.allocations.remove(&at.number()).map(Bytes::new).ok_or(BadRange::NotAllocated)
+    /// Removes an allocation from the pool. Undone by [`AddressTable::insert_pooled`].
+    pub(crate) fn take_pooled(&mut self, at: DeviceAddr) -> Result<Bytes, BadRange> {
+        self.pooled.remove(&at.number()).map(Bytes::new).ok_or(BadRange::NotAllocated)
     }
 
-    /// Refuses a range that is not inside something of ours.
-    pub(crate) fn check_ours(&self, range: AddrRange) -> Result<(), BadRange> {
+    /// Refuses a range that is not inside a reservation or allocation.
+    pub(crate) fn check_owned(&self, range: AddrRange) -> Result<(), BadRange> {
         let (start, end) = bounds(range)?;
         let reserved = last_at_or_below(&self.reservations, start)
             .is_some_and(|(at, (len, _))| end <= at + len);
-        let allocated = [&self.allocations, &self.plain]
+        let allocated = [&self.pooled, &self.plain]
             .into_iter()
-            .any(|book| last_at_or_below(book, start).is_some_and(|(at, len)| end <= at + len));
-        if reserved || allocated { Ok(()) } else { Err(BadRange::NotOurs) }
+            .any(|table| last_at_or_below(table, start).is_some_and(|(at, len)| end <= at + len));
+        if reserved || allocated { Ok(()) } else { Err(BadRange::NotOwned) }
     }
 
-    /// Every reservation with its mappings, and every allocation, taken out for good.
+    /// Removes and returns every reservation with its mappings, and every allocation from the pool.
     pub(crate) fn drain(&mut self) -> (Vec<(AddrRange, Vec<AddrRange>)>, Vec<DeviceAddr>) {
         let range = |at, len| AddrRange::new(DeviceAddr::new(at), Bytes::new(len));
         let reservations = std::mem::take(&mut self.reservations)
@@ -152,7 +152,7 @@ impl Addresses {
             })
             .collect();
         let allocations =
-            std::mem::take(&mut self.allocations).into_keys().map(DeviceAddr::new).collect();
+            std::mem::take(&mut self.pooled).into_keys().map(DeviceAddr::new).collect();
         (reservations, allocations)
     }
 
@@ -193,73 +193,73 @@ mod tests {
     }
 
     /// 100 addresses from 1000 on, with 10 mapped at 1000, 20 at 1010 and 10 at 1040.
-    fn book() -> Addresses {
-        let mut book = Addresses::default();
-        book.reserved(range(1000, 100));
+    fn table() -> AddressTable {
+        let mut table = AddressTable::default();
+        table.insert_reservation(range(1000, 100));
         for mapping in [range(1000, 10), range(1010, 20), range(1040, 10)] {
-            book.map(mapping).unwrap();
+            table.insert_mapping(mapping).unwrap();
         }
-        book
+        table
     }
 
     #[test]
     fn a_mapping_stays_inside_one_reservation_and_beside_the_others() {
-        let mut book = book();
-        assert_eq!(book.map(range(990, 20)), Err(BadRange::NotReserved));
-        assert_eq!(book.map(range(1095, 10)), Err(BadRange::NotReserved));
-        assert_eq!(book.map(range(1030, 11)), Err(BadRange::AlreadyMapped));
-        assert_eq!(book.map(range(1005, 1)), Err(BadRange::AlreadyMapped));
-        assert_eq!(book.map(range(1030, 10)), Ok(()));
+        let mut table = table();
+        assert_eq!(table.insert_mapping(range(990, 20)), Err(BadRange::NotReserved));
+        assert_eq!(table.insert_mapping(range(1095, 10)), Err(BadRange::NotReserved));
+        assert_eq!(table.insert_mapping(range(1030, 11)), Err(BadRange::AlreadyMapped));
+        assert_eq!(table.insert_mapping(range(1005, 1)), Err(BadRange::AlreadyMapped));
+        assert_eq!(table.insert_mapping(range(1030, 10)), Ok(()));
     }
 
     #[test]
     fn only_whole_mappings_without_gaps_are_unmapped() {
-        let mut book = book();
+        let mut table = table();
         for bad in [range(1000, 5), range(1005, 5), range(1000, 50), range(1030, 10)] {
-            assert_eq!(book.take_mappings(bad), Err(BadRange::NotWholeMappings), "{bad}");
+            assert_eq!(table.take_mappings(bad), Err(BadRange::NotWholeMappings), "{bad}");
         }
-        assert_eq!(book.take_mappings(range(1000, 30)).unwrap().len(), 2);
-        assert_eq!(book.check_mapped(range(1040, 10)), Ok(()));
-        assert_eq!(book.check_mapped(range(1000, 10)), Err(BadRange::NotWholeMappings));
+        assert_eq!(table.take_mappings(range(1000, 30)).unwrap().len(), 2);
+        assert_eq!(table.check_mapped(range(1040, 10)), Ok(()));
+        assert_eq!(table.check_mapped(range(1000, 10)), Err(BadRange::NotWholeMappings));
     }
 
     #[test]
     fn mappings_that_were_put_back_are_as_before() {
-        let mut book = book();
-        let taken = book.take_mappings(range(1000, 30)).unwrap();
-        book.put_mappings(taken);
-        assert_eq!(book.check_mapped(range(1000, 30)), Ok(()));
-        assert_eq!(book.take_reservation(range(1000, 100)), Err(BadRange::StillMapped));
+        let mut table = table();
+        let taken = table.take_mappings(range(1000, 30)).unwrap();
+        table.restore_mappings(taken);
+        assert_eq!(table.check_mapped(range(1000, 30)), Ok(()));
+        assert_eq!(table.take_reservation(range(1000, 100)), Err(BadRange::StillMapped));
     }
 
     #[test]
     fn a_reservation_is_given_back_only_whole_and_empty() {
-        let mut book = Addresses::default();
-        book.reserved(range(1000, 100));
+        let mut table = AddressTable::default();
+        table.insert_reservation(range(1000, 100));
         for bad in [range(1000, 50), range(1010, 90), range(5, 1)] {
-            assert_eq!(book.take_reservation(bad), Err(BadRange::NotAReservation), "{bad}");
+            assert_eq!(table.take_reservation(bad), Err(BadRange::NotAReservation), "{bad}");
         }
-        assert_eq!(book.take_reservation(range(1000, 100)), Ok(()));
-        assert_eq!(book.take_reservation(range(1000, 100)), Err(BadRange::NotAReservation));
+        assert_eq!(table.take_reservation(range(1000, 100)), Ok(()));
+        assert_eq!(table.take_reservation(range(1000, 100)), Err(BadRange::NotAReservation));
     }
 
     #[test]
-    fn work_reaches_only_what_is_ours() {
-        let mut book = book();
-        book.allocated(DeviceAddr::new(5000), Bytes::new(64));
-        book.plain(DeviceAddr::new(7000), Bytes::new(64));
-        assert_eq!(book.check_ours(range(7000, 64)), Ok(()));
-        assert_eq!(book.take_allocation(DeviceAddr::new(7000)), Err(BadRange::NotAllocated));
-        assert_eq!(book.take_plain(DeviceAddr::new(7000)), Ok(Bytes::new(64)));
-        assert_eq!(book.check_ours(range(7000, 64)), Err(BadRange::NotOurs));
-        assert_eq!(book.check_ours(range(1000, 100)), Ok(()));
-        assert_eq!(book.check_ours(range(5000, 64)), Ok(()));
+    fn work_accesses_only_addresses_of_this_device() {
+        let mut table = table();
+        table.insert_pooled(DeviceAddr::new(5000), Bytes::new(64));
+        table.insert_plain(DeviceAddr::new(7000), Bytes::new(64));
+        assert_eq!(table.check_owned(range(7000, 64)), Ok(()));
+        assert_eq!(table.take_pooled(DeviceAddr::new(7000)), Err(BadRange::NotAllocated));
+        assert_eq!(table.take_plain(DeviceAddr::new(7000)), Ok(Bytes::new(64)));
+        assert_eq!(table.check_owned(range(7000, 64)), Err(BadRange::NotOwned));
+        assert_eq!(table.check_owned(range(1000, 100)), Ok(()));
+        assert_eq!(table.check_owned(range(5000, 64)), Ok(()));
         for bad in [range(999, 2), range(1000, 101), range(5063, 2), range(0, 1)] {
-            assert_eq!(book.check_ours(bad), Err(BadRange::NotOurs), "{bad}");
+            assert_eq!(table.check_owned(bad), Err(BadRange::NotOwned), "{bad}");
         }
-        assert_eq!(book.check_ours(range(u64::MAX, 2)), Err(BadRange::NoRange));
-        assert_eq!(book.take_allocation(DeviceAddr::new(5001)), Err(BadRange::NotAllocated));
-        assert_eq!(book.take_allocation(DeviceAddr::new(5000)), Ok(Bytes::new(64)));
-        assert_eq!(book.check_ours(range(5000, 64)), Err(BadRange::NotOurs));
+        assert_eq!(table.check_owned(range(u64::MAX, 2)), Err(BadRange::NoRange));
+        assert_eq!(table.take_pooled(DeviceAddr::new(5001)), Err(BadRange::NotAllocated));
+        assert_eq!(table.take_pooled(DeviceAddr::new(5000)), Ok(Bytes::new(64)));
+        assert_eq!(table.check_owned(range(5000, 64)), Err(BadRange::NotOwned));
     }
 }

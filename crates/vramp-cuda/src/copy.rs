@@ -1,4 +1,4 @@
-//! Fills and copies, only ever between memory that is ours.
+//! Fills and copies, only between memory of this device.
 
 use std::sync::Arc;
 
@@ -21,9 +21,9 @@ pub(crate) fn fill(
     let _entered = driver.enter(call)?;
     let fill = symbol!(driver, call, cuMemsetD8Async);
     let stream = held(driver, call, stream)?;
-    check_ours(driver, call, range)?;
-    // SAFETY: the stream is held, so it is alive; the range is ours, so no memory of others is
-    // written. Unmapped parts of it fault on the device and cannot harm the host.
+    check_owned(driver, call, range)?;
+    // SAFETY: the stream is held, so it is alive; the range belongs to the device, so no
+    // memory of other code is written. Unmapped parts fault on the device and cannot harm the host.
     let code = unsafe { fill(range.start.number(), byte, size(range.len), stream.raw.0) };
     driver.settle(call, code, || range.to_string())
 }
@@ -34,8 +34,8 @@ pub(crate) fn copy(driver: &CudaDriver, stream: Stream, copy: DeviceCopy) -> Dri
     let run = symbol!(driver, call, cuMemcpyDtoDAsync_v2);
     let stream = held(driver, call, stream)?;
     let (from, to) = (AddrRange::new(copy.from, copy.len), AddrRange::new(copy.to, copy.len));
-    check_ours(driver, call, from)?;
-    check_ours(driver, call, to)?;
+    check_owned(driver, call, from)?;
+    check_owned(driver, call, to)?;
     if copy.from.number().abs_diff(copy.to.number()) < copy.len.count() {
         return Err(invalid(call, format!("{from} and {to} overlap")));
     }
@@ -57,9 +57,9 @@ pub(crate) fn copy_to_device(
     let buffer = pinned(driver, call, from)?;
     let start = buffer.part(call, from.offset, from.len)?;
     let range = AddrRange::new(to, from.len);
-    check_ours(driver, call, range)?;
-    // SAFETY: the device side as in `fill`; the host side lies inside a living buffer, whose owner
-    // frees it only once copies are done, which the driver's free waits for in any case.
+    check_owned(driver, call, range)?;
+    // SAFETY: the device side as in `fill`; the host side lies inside a live buffer, and
+    // freeing it waits for copies in flight.
     let code = unsafe { run(to.number(), start.cast(), size(from.len), stream.raw.0) };
     driver.settle(call, code, || range.to_string())
 }
@@ -77,7 +77,7 @@ pub(crate) fn copy_to_host(
     let buffer = pinned(driver, call, to)?;
     let start = buffer.part(call, to.offset, to.len)?;
     let range = AddrRange::new(from, to.len);
-    check_ours(driver, call, range)?;
+    check_owned(driver, call, range)?;
     // SAFETY: as in `copy_to_device`.
     let code = unsafe { run(start.cast(), from.number(), size(to.len), stream.raw.0) };
     driver.settle(call, code, || range.to_string())
@@ -93,6 +93,6 @@ fn pinned(driver: &CudaDriver, call: Call, slice: HostSlice) -> DriverResult<Arc
     driver.buffers.get(id).map_err(refused(call, "host buffer", id))
 }
 
-fn check_ours(driver: &CudaDriver, call: Call, range: AddrRange) -> DriverResult<()> {
-    driver.addresses().check_ours(range).map_err(bad(call, range))
+fn check_owned(driver: &CudaDriver, call: Call, range: AddrRange) -> DriverResult<()> {
+    driver.addresses().check_owned(range).map_err(bad(call, range))
 }

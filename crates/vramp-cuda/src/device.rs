@@ -1,4 +1,4 @@
-//! One card: opening it, making its context current, and what every call has in common.
+//! One card: opening it, making its context current, and the steps common to all calls.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
@@ -10,14 +10,14 @@ use vramp_driver::{
     Limits, MemoryInfo, MemoryLocation, PoolUsage, Stream,
 };
 
-use crate::addresses::Addresses;
+use crate::addresses::AddressTable;
 use crate::error::{OpenError, invalid_id, kind_of};
 use crate::graph::RawGraph;
 use crate::host::Pinned;
 use crate::identity;
 use crate::load::{Cuda, entry};
 use crate::memory::Physical;
-use crate::node_ids::Nodes;
+use crate::node_ids::NodeIds;
 use crate::stream::RawStream;
 use crate::sys::{
     CUctx_st, CUdevice, CUdevice_attribute, CUevent_st, CUgraphExec_st, CUmemPoolHandle_st,
@@ -28,8 +28,8 @@ use crate::{copy, graph, host, memory, pool, stream};
 
 /// One CUDA card.
 ///
-/// Calls may come from any thread. A thread that has no CUDA context keeps this card's after its
-/// first call; one that has another gets its own back after each call.
+/// Any thread may call it. A thread without a CUDA context keeps this card's context after its first
+/// call. A thread with another context gets it back after each call.
 pub struct CudaDriver {
     pub(crate) cuda: Cuda,
     pub(crate) device: CUdevice,
@@ -37,49 +37,49 @@ pub struct CudaDriver {
     pub(crate) info: DeviceInfo,
     opened: Instant,
     lost: OnceLock<DriverError>,
-    addresses: Mutex<Addresses>,
+    addresses: Mutex<AddressTable>,
     pub(crate) handles: Table<Physical>,
     pub(crate) streams: Table<RawStream>,
     pub(crate) events: Table<Opaque<CUevent_st>>,
     pub(crate) buffers: Table<Pinned>,
     pub(crate) graphs: Table<RawGraph>,
     pub(crate) execs: Table<Opaque<CUgraphExec_st>>,
-    pub(crate) nodes: Mutex<Nodes>,
-    /// Waits for the work of every stream that was destroyed or forgotten: see [`crate::teardown`].
-    pub(crate) departed: OnceLock<Opaque<CUstream_st>>,
-    /// Ours alone, so that its numbers are. `None` where the card has no such pools.
+    pub(crate) node_ids: Mutex<NodeIds>,
+    /// Tail stream: waits for the work of every destroyed stream; see [`crate::teardown`].
+    pub(crate) tail: OnceLock<Opaque<CUstream_st>>,
+    /// Pool of this device only. `None` if the card has no such pools.
     pub(crate) pool: Option<Opaque<CUmemPoolHandle_st>>,
 }
 
-/// A card that the driver sees.
+/// A card that the driver finds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSummary {
-    /// Its number for [`CudaDriver::open`].
+    /// Number for [`CudaDriver::open`].
     pub ordinal: u32,
-    /// Its name, such as `NVIDIA H200`.
+    /// Name, such as `NVIDIA H200`.
     pub name: String,
     /// Memory on the card.
     pub memory: Bytes,
-    /// Its compute capability: major, minor.
+    /// Compute capability: major, minor.
     pub compute: (u32, u32),
-    /// Its address on the PCI bus, `0000:3b:00.0`. `None` if the driver does not tell.
+    /// PCI address, `0000:3b:00.0`. `None` if the driver does not report it.
     pub pci: Option<String>,
-    /// Its unique name, `GPU-8932f937-...`. `None` if the driver does not tell.
+    /// UUID, `GPU-8932f937-...`. `None` if the driver does not report it.
     pub uuid: Option<String>,
-    /// The NUMA node of the host that it is near to. `None` if the driver does not tell.
+    /// Nearest NUMA node of the host. `None` if the driver does not report it.
     pub host_numa: Option<u32>,
 }
 
-/// Every card that the driver of this machine sees, without opening any.
+/// Returns every card that the driver of this machine finds, without opening any.
 ///
 /// # Errors
-/// As [`CudaDriver::open`], less the errors of one card.
+/// As [`CudaDriver::open`], except [`OpenError::NoSuchDevice`].
 pub fn devices() -> Result<Vec<DeviceSummary>, OpenError> {
     let cuda = Cuda::open()?;
     (0..cuda.device_count()?).map(|ordinal| Ok(summary(&cuda, ordinal)?.1)).collect()
 }
 
-/// The function of this name, or an early return of "not supported" for `$call`.
+/// Evaluates to the function of this name, or returns early with "not supported" for `$call`.
 macro_rules! symbol {
     ($driver:expr, $call:expr, $name:ident) => {
         match &$driver.cuda.$name {
@@ -93,11 +93,11 @@ pub(crate) use symbol;
 impl CudaDriver {
     /// Opens card number `ordinal`, counted from zero as the driver numbers them.
     ///
-    /// Keeps the card's primary context, the one that CUDA's runtime uses, so that addresses are
-    /// good for every library in the process. The first open in a process takes some 100 ms.
+    /// Retains the card's primary context, which the CUDA runtime uses too, so that addresses are
+    /// valid for every library in the process. The first open in a process takes about 100 ms.
     ///
     /// # Errors
-    /// [`OpenError`] says whether the library, the driver or the card is missing.
+    /// [`OpenError`] names what is missing: the library, the driver or the card.
     pub fn open(ordinal: u32) -> Result<CudaDriver, OpenError> {
         CudaDriver::open_on(Cuda::open()?, ordinal)
     }
@@ -148,32 +148,32 @@ impl CudaDriver {
             buffers: Table::default(),
             graphs: Table::default(),
             execs: Table::default(),
-            nodes: Mutex::default(),
-            departed: OnceLock::new(),
+            node_ids: Mutex::default(),
+            tail: OnceLock::new(),
             pool,
         })
     }
 
-    /// Makes this card's context current for one call. Refuses at once if the device is lost.
+    /// Makes this card's context current for one call. Fails at once if the device is lost.
     pub(crate) fn enter(&self, call: Call) -> DriverResult<Entered<'_>> {
         self.refuse_if_lost(call)?;
         let current = symbol!(self, call, cuCtxGetCurrent);
         let mut before = std::ptr::null_mut();
         // SAFETY: `before` outlives the call.
         let code = unsafe { current(&mut before) };
-        self.settle(call, code, || "reading the current context".into())?;
+        self.settle(call, code, || "cuCtxGetCurrent".into())?;
         if before == self.context.0 {
             return Ok(Entered { driver: self, restore: None });
         }
         let set = symbol!(self, call, cuCtxSetCurrent);
         // SAFETY: the context is retained for as long as this device lives.
         let code = unsafe { set(self.context.0) };
-        self.settle(call, code, || "making the context current".into())?;
+        self.settle(call, code, || "cuCtxSetCurrent".into())?;
         let restore = (!before.is_null()).then_some(Opaque(before));
         Ok(Entered { driver: self, restore })
     }
 
-    /// The error of `call` if the device is lost.
+    /// Fails `call` if the device is lost.
     pub(crate) fn refuse_if_lost(&self, call: Call) -> DriverResult<()> {
         match self.lost.get() {
             Some(first) => Err(DriverError { call, ..first.clone() }),
@@ -181,7 +181,7 @@ impl CudaDriver {
         }
     }
 
-    /// What the driver's answer to `call` means. A code that loses the device is remembered.
+    /// Converts the driver's code for `call` to a result. Records a code that loses the device.
     pub(crate) fn settle(
         &self,
         call: Call,
@@ -199,32 +199,32 @@ impl CudaDriver {
             detail: detail().into(),
         };
         if error.is_device_lost() {
-            // Another thread may have been first; its error is then the one that stays.
+            // If another thread was first, its error stays.
             let _ = self.lost.set(error.clone());
         }
         Err(error)
     }
 
-    /// The book of addresses. Never held while the driver is called.
-    pub(crate) fn addresses(&self) -> MutexGuard<'_, Addresses> {
+    /// Locks the address table. The lock is never held during a driver call.
+    pub(crate) fn addresses(&self) -> MutexGuard<'_, AddressTable> {
         self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// An id that the driver was not asked about.
+/// Returns the error for an id that its table refused.
 pub(crate) fn refused(call: Call, what: &'static str, id: u64) -> impl Fn(Refusal) -> DriverError {
     move |refusal| invalid_id(call, format!("{what} {id:#x}: {refusal}"))
 }
 
-/// While this lives, the card's context is current on this thread.
+/// Guard: the card's context is current on this thread while it lives.
 pub(crate) struct Entered<'a> {
     driver: &'a CudaDriver,
     restore: Option<Opaque<CUctx_st>>,
 }
 
 impl Entered<'_> {
-    /// Leaves the card's context current, and tells which other was before.
-    pub(crate) fn stay(mut self) -> Option<Opaque<CUctx_st>> {
+    /// Leaves the card's context current and returns the previous one, if it was another.
+    pub(crate) fn keep_current(mut self) -> Option<Opaque<CUctx_st>> {
         self.restore.take()
     }
 }
@@ -232,8 +232,8 @@ impl Entered<'_> {
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         if let (Some(before), Ok(set)) = (&self.restore, &self.driver.cuda.cuCtxSetCurrent) {
-            // SAFETY: the context was current on this thread when we came. If its owner destroyed
-            // it meanwhile, the driver refuses, and there is nothing to restore.
+            // SAFETY: the context was current on this thread before. If its owner destroyed it
+            // since then, the driver refuses, and there is nothing to restore.
             let _ = unsafe { set(before.0) };
         }
     }
@@ -264,7 +264,7 @@ fn summary(cuda: &Cuda, ordinal: u32) -> Result<(CUdevice, DeviceSummary), OpenE
         compute,
         pci: identity::pci_address(cuda, device),
         uuid: identity::uuid(cuda, device),
-        // The driver says -1 where it does not know.
+        // The driver returns -1 for an unknown node.
         host_numa: known_attribute(cuda, device, host_numa).and_then(|id| u32::try_from(id).ok()),
     };
     Ok((device, summary))
@@ -280,12 +280,12 @@ fn device_name(cuda: &Cuda, device: CUdevice) -> Result<String, OpenError> {
     Ok(String::from_utf8_lossy(name).into_owned())
 }
 
-/// An attribute of the card; zero, "no", where the driver does not know it.
+/// Returns an attribute of the card, or zero ("no") if the driver does not know it.
 fn attribute(cuda: &Cuda, device: CUdevice, which: CUdevice_attribute) -> i32 {
     known_attribute(cuda, device, which).unwrap_or(0)
 }
 
-/// An attribute of the card. `None` where the driver does not know it.
+/// Returns an attribute of the card, or `None` if the driver does not know it.
 fn known_attribute(cuda: &Cuda, device: CUdevice, which: CUdevice_attribute) -> Option<i32> {
     let ask = cuda.cuDeviceGetAttribute.as_ref().ok()?;
     let mut value = 0;
@@ -394,7 +394,7 @@ impl Driver for CudaDriver {
     }
 
     fn is_capturing(&self, stream: Stream) -> DriverResult<bool> {
-        stream::asks_capturing(self, stream)
+        stream::stream_is_capturing(self, stream)
     }
 
     fn create_event(&self) -> DriverResult<Event> {

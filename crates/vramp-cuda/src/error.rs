@@ -1,45 +1,47 @@
-//! What can go wrong: opening a device, one entry point of libcuda, and what each code means.
+//! Errors of opening a device and of libcuda calls, and the kind of each code.
 
 use vramp_driver::{Call, DriverError, ErrorKind};
 
 use crate::sys::CUresult;
 
-/// Why no device could be opened.
+/// Error of opening a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// No NVIDIA driver is installed, as far as the loader can see.
-    #[error("no CUDA driver library: {}", tried.join("; "))]
+    /// The loader finds no NVIDIA driver.
+    #[error("no CUDA driver library found ({}); install the NVIDIA driver", tried.join("; "))]
     NoLibrary {
-        /// What the loader said to each name, in the order tried.
+        /// Message of the loader for each name, in the order tried.
         tried: Vec<String>,
     },
-    /// The library is the toolkit's stub, which has the symbols and nothing behind them.
+    /// The library is the toolkit's stub, which has the symbols but no implementation.
     #[error(
-        "the CUDA driver library is the toolkit's stub; install the driver or mend the library path"
+        "the CUDA driver library is the toolkit's stub; install the NVIDIA driver or correct the library path"
     )]
     StubLibrary,
-    /// The driver is there and sees no device.
-    #[error("the CUDA driver sees no device")]
+    /// The driver finds no device.
+    #[error("the CUDA driver finds no device; check CUDA_VISIBLE_DEVICES and nvidia-smi")]
     NoDevice,
-    /// There are devices, but not this one.
-    #[error("no CUDA device {ordinal}: the driver sees {count}")]
+    /// The ordinal is out of range.
+    #[error("no CUDA device {ordinal}; the driver finds {count}, numbered from 0")]
     NoSuchDevice {
-        /// The number asked for.
+        /// Ordinal that was given.
         ordinal: u32,
-        /// How many there are, numbered from zero.
+        /// Number of devices.
         count: u32,
     },
-    /// The driver is from before virtual memory.
-    #[error("the CUDA driver is too old: it speaks CUDA {version}, at least {oldest} is needed")]
+    /// The driver is older than virtual memory management.
+    #[error(
+        "the CUDA driver is too old: it supports CUDA {version}; install one for {oldest} or later"
+    )]
     DriverTooOld {
-        /// What the driver speaks, as 1000 times the major plus 10 times the minor version.
+        /// CUDA version that the driver supports: 1000 times the major plus 10 times the minor one.
         version: i32,
-        /// The oldest that would do, counted the same way.
+        /// Oldest version that is sufficient, in the same form.
         oldest: i32,
     },
-    /// A call that opening a device cannot do without failed. The text has the call's error in it,
-    /// so that is no source: who prints all sources would print it twice.
+    /// A call that opening a device needs failed. The text contains the call's error, so it is not a
+    /// source: a program that prints all sources would print it twice.
     #[error("cannot open the CUDA device: {0}")]
     Failed(EntryError),
 }
@@ -50,52 +52,52 @@ impl From<EntryError> for OpenError {
     }
 }
 
-/// One entry point of libcuda that failed, or is not there.
+/// Error of one entry point of libcuda: it failed or is missing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{entry} failed: {name} ({code})")]
 pub struct EntryError {
-    /// The symbol.
+    /// Symbol of the entry point.
     pub entry: &'static str,
-    /// The driver's code, a `CUresult` number.
+    /// Code of the driver, a `CUresult` number.
     pub code: i32,
-    /// The driver's name for the code.
+    /// Name of the code in the driver.
     pub name: String,
 }
 
 impl EntryError {
-    /// The installed driver has no such symbol.
+    /// Returns the error for a symbol that the installed driver lacks.
     pub(crate) fn missing(entry: &'static str) -> EntryError {
-        let name = "this driver has no such function".to_owned();
+        let name = "missing in this driver".to_owned();
         EntryError { entry, code: CUresult::CUDA_ERROR_NOT_SUPPORTED.0.cast_signed(), name }
     }
 
-    /// What the failure means.
+    /// Returns what the failure means.
     pub fn kind(&self) -> ErrorKind {
         kind_of(CUresult(self.code.cast_unsigned()))
     }
 }
 
-/// The driver lacks the function that `call` needs.
+/// Returns the error of a call whose function the driver lacks.
 pub(crate) fn missing(call: Call, entry: &'static str) -> DriverError {
     refused(
         call,
         CUresult::CUDA_ERROR_NOT_SUPPORTED,
         "CUDA_ERROR_NOT_SUPPORTED",
-        format!("this driver has no {entry}"),
+        format!("the installed driver has no {entry}"),
     )
 }
 
-/// The device cannot do what `call` needs.
+/// Returns the error of a call that the device does not support.
 pub(crate) fn unsupported(call: Call, detail: &str) -> DriverError {
     refused(call, CUresult::CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", detail.to_owned())
 }
 
-/// The arguments break a rule of the contract. The driver was not asked.
+/// Returns the error of a call with invalid arguments, which was not passed to the driver.
 pub(crate) fn invalid(call: Call, detail: impl Into<String>) -> DriverError {
     refused(call, CUresult::CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", detail.into())
 }
 
-/// The id is stale, foreign, or being destroyed. The driver was not asked.
+/// Returns the error of a call with an id that is stale, foreign, or in use.
 pub(crate) fn invalid_id(call: Call, detail: impl Into<String>) -> DriverError {
     refused(call, CUresult::CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", detail.into())
 }
@@ -110,11 +112,11 @@ fn refused(call: Call, code: CUresult, name: &'static str, detail: String) -> Dr
     }
 }
 
-/// What a code means for whoever made the call.
+/// Returns what a code means for the caller.
 ///
-/// Lost are the codes of which `cuda.h` says that the process must be relaunched or the context
-/// made anew, and those after which nothing of ours is left: the driver shutting down, the device
-/// gone, our context destroyed by someone, a memory or link error that cannot be corrected.
+/// [`ErrorKind::DeviceLost`] is the kind of codes after which `cuda.h` requires a new process or
+/// context, and of those after which the context no longer exists: driver shut down, device removed,
+/// context destroyed by other code, uncorrectable memory or link error.
 pub(crate) fn kind_of(code: CUresult) -> ErrorKind {
     match code {
         CUresult::CUDA_ERROR_OUT_OF_MEMORY => ErrorKind::OutOfMemory,
@@ -182,7 +184,7 @@ mod tests {
         }
     }
 
-    /// The simulator sorts the codes it knows as a card does.
+    /// The simulator and this crate map the same codes to the same kinds.
     #[test]
     fn simulator_and_card_agree_on_what_a_code_means() {
         for code in 1..=1000 {

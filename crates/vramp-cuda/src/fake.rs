@@ -1,6 +1,6 @@
-//! A libcuda of our own for tests: a table of functions that count, remember and fail on demand.
+//! A fake libcuda for tests: functions that count calls, keep state and fail on request.
 //!
-//! Its state belongs to the thread, so tests do not meet.
+//! Its state is thread-local, so tests do not affect each other.
 #![allow(non_snake_case, reason = "the functions have the driver's names")]
 
 use std::cell::RefCell;
@@ -15,36 +15,36 @@ use crate::sys::*;
 #[derive(Default)]
 struct State {
     calls: Vec<&'static str>,
-    /// The function that fails from now on, and how.
+    /// Function that fails, and its code.
     failing: Option<(&'static str, u32)>,
     current: usize,
     made: usize,
     devices: i32,
     version: i32,
-    /// What the streams are said to be in.
+    /// State that every stream reports.
     capture: Capture,
-    /// The code with which an end of a capture is refused and ends nothing; zero for none.
+    /// Code with which the end of a capture is refused; zero for none.
     end_refused: u32,
 }
 
-/// A capture whose last node comes behind one other: see [`FIRST`] and [`LAST`].
+/// A capture whose last node depends on one other: see [`FIRST`] and [`LAST`].
 #[derive(Clone, Copy, Default, PartialEq)]
 enum Capture {
     #[default]
     None,
-    Sound,
+    Valid,
     Invalidated,
 }
 
-/// The number of every capture.
+/// Number of every capture.
 pub(crate) const CAPTURE: u64 = 7;
 const FIRST: usize = 0x20;
 const LAST: usize = 0x40;
 
-/// An array of the driver's own.
+/// An array owned by the driver.
 struct Nodes([CUgraphNode; 1]);
 
-// SAFETY: nobody looks behind the pointer in it.
+// SAFETY: no code dereferences the pointer in it.
 unsafe impl Sync for Nodes {}
 
 static TIPS: Nodes = Nodes([LAST as CUgraphNode]);
@@ -55,14 +55,14 @@ thread_local! {
     static STATE: RefCell<State> = RefCell::new(State { devices: 1, version: 13_000, ..State::default() });
 }
 
-/// The context every fake device has.
+/// Context of every fake device.
 pub(crate) const CONTEXT: usize = 0xc0;
 
 fn with<R>(use_it: impl FnOnce(&mut State) -> R) -> R {
     STATE.with(|state| use_it(&mut state.borrow_mut()))
 }
 
-/// Notes the call; runs `answer` unless the function is to fail.
+/// Records the call; runs `answer` unless the function fails.
 fn called(name: &'static str, answer: impl FnOnce(&mut State)) -> CUresult {
     with(|state| {
         state.calls.push(name);
@@ -76,7 +76,7 @@ fn called(name: &'static str, answer: impl FnOnce(&mut State)) -> CUresult {
     })
 }
 
-/// Lets one function fail with `code` until [`heal`].
+/// Makes one function fail with `code` until [`heal`].
 pub(crate) fn fail(name: &'static str, code: u32) {
     with(|state| state.failing = Some((name, code)));
 }
@@ -89,12 +89,12 @@ pub(crate) fn set_devices(count: i32, version: i32) {
     with(|state| (state.devices, state.version) = (count, version));
 }
 
-/// Lets the end of a capture be refused, as to a wrong thread.
+/// Makes the end of a capture fail, as on a wrong thread.
 pub(crate) fn refuse_end(code: u32) {
     with(|state| state.end_refused = code);
 }
 
-/// What a refused call does to a capture.
+/// Invalidates the capture, as a refused call does.
 pub(crate) fn invalidate_capture() {
     with(|state| state.capture = Capture::Invalidated);
 }
@@ -108,13 +108,13 @@ pub(crate) fn context() -> usize {
     with(|state| state.current)
 }
 
-/// The calls since the last time, less those that only look at the context.
+/// Removes and returns the calls, except those on the current context.
 pub(crate) fn calls() -> Vec<&'static str> {
     let calls = with(|state| std::mem::take(&mut state.calls));
     calls.into_iter().filter(|name| !name.starts_with("cuCtx")).collect()
 }
 
-/// A device on this library, with `change` made to its symbols first.
+/// Opens a device on this library after `change` to its symbols.
 pub(crate) fn open(change: impl FnOnce(&mut Api)) -> Result<CudaDriver, OpenError> {
     let mut api = api();
     change(&mut api);
@@ -123,12 +123,12 @@ pub(crate) fn open(change: impl FnOnce(&mut Api)) -> Result<CudaDriver, OpenErro
     driver
 }
 
-/// What a symbol that the library lacks looks like.
+/// Returns the error of a missing symbol.
 pub(crate) fn absent() -> libloading::Error {
     libloading::Error::DlSymUnknown
 }
 
-/// Writes `value` where the driver would.
+/// Writes `value` as the driver would.
 fn put<T>(to: *mut T, value: T) {
     // SAFETY: the tests pass pointers to variables of their own, as the device does.
     unsafe { to.write(value) };
@@ -157,7 +157,7 @@ macro_rules! fakes {
     };
 }
 
-/// Ends the capture, also where it fails.
+/// Ends the capture, even if it fails.
 unsafe extern "C" fn end_capture(_: CUstream, graph: *mut CUgraph) -> CUresult {
     let refused = with(|state| state.end_refused);
     if refused != 0 {
@@ -167,7 +167,7 @@ unsafe extern "C" fn end_capture(_: CUstream, graph: *mut CUgraph) -> CUresult {
     let code = called("cuStreamEndCapture", |state| put(graph, fresh(state) as CUgraph));
     match capture {
         Capture::Invalidated => CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
-        Capture::None | Capture::Sound => code,
+        Capture::None | Capture::Valid => code,
     }
 }
 
@@ -181,7 +181,7 @@ unsafe extern "C" fn error_name(code: CUresult, text: *mut *const c_char) -> CUr
     CUresult::CUDA_SUCCESS
 }
 
-/// Never done, unless told to fail.
+/// Reports work in flight, unless set to fail.
 unsafe extern "C" fn event_query(_: CUevent) -> CUresult {
     match called("cuEventQuery", |_| ()) {
         CUresult::CUDA_SUCCESS => CUresult::CUDA_ERROR_NOT_READY,
@@ -239,14 +239,14 @@ fakes! {
         put(start, memory.as_mut_ptr().cast())
     }
     cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus) s { put(status, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE) }
-    cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode) s { s.capture = Capture::Sound }
+    cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode) s { s.capture = Capture::Valid }
     cuStreamGetCaptureInfo_v3(stream: CUstream, status: *mut CUstreamCaptureStatus, id: *mut cuuint64_t, graph: *mut CUgraph, nodes: *mut *const CUgraphNode, edges: *mut *const CUgraphEdgeData, count: *mut usize) s {
         put(status, match s.capture {
             Capture::None => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
-            Capture::Sound => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
+            Capture::Valid => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
             Capture::Invalidated => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED,
         });
-        if s.capture == Capture::Sound {
+        if s.capture == Capture::Valid {
             put(id, CAPTURE);
             put(nodes, TIPS.0.as_ptr());
             put(edges, EDGES.as_ptr());

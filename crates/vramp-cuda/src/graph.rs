@@ -1,9 +1,8 @@
-//! Captures, and the graphs that become of them.
+//! Captures and graphs.
 //!
-//! What belongs to a graph is asked for under one lock, because the driver wants the calls on one
-//! graph to come one after the other. It cannot cover the work that callers queue meanwhile on the
-//! capturing streams: one thread at a time works with those, as
-//! [`vramp_driver::Driver::capture_info`] says.
+//! Calls on graphs hold one lock, because the driver requires calls on one graph to be serialised. The
+//! lock does not cover work that callers queue on capturing streams: one thread at a time may use
+//! those, as [`vramp_driver::Driver::capture_info`] says.
 
 use std::ptr::null_mut;
 use std::sync::{MutexGuard, PoisonError};
@@ -15,14 +14,14 @@ use vramp_driver::{
 use crate::device::{CudaDriver, refused, symbol};
 use crate::error::{EntryError, invalid_id};
 use crate::load::entry;
-use crate::node_ids::{Nodes, RawNode};
+use crate::node_ids::{NodeIds, RawNode};
 use crate::stream::RawStream;
 use crate::sys::{
     CUgraph_st, CUgraphEdgeData, CUresult, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use crate::table::Opaque;
 
-/// A graph as the driver names it, with the capture that it was.
+/// A raw graph with the number of its capture.
 pub(crate) struct RawGraph {
     pub(crate) raw: Opaque<CUgraph_st>,
     capture: Option<u64>,
@@ -46,12 +45,12 @@ pub(crate) fn begin_capture(
     let begin = symbol!(driver, call, cuStreamBeginCapture_v2);
     let id = stream.number();
     let stream = driver.streams.get(id).map_err(refused(call, "stream", id))?;
-    // SAFETY: the stream is held, so it is alive.
+    // SAFETY: the stream is held, so it is live.
     let code = unsafe { begin(stream.raw.0, raw_mode(mode)) };
     driver.settle(call, code, || format!("stream {id:#x}"))?;
-    // Once it is invalidated, the driver does not tell its number any more.
-    if let Ok(Position::Sound { capture, .. }) = position(driver, call, &stream) {
-        driver.nodes().see(id, Some(capture));
+    // The driver does not report the number of an invalidated capture.
+    if let Ok(CaptureState::Valid { capture, .. }) = capture_state(driver, call, &stream) {
+        driver.node_ids().observe(id, Some(capture));
     }
     Ok(())
 }
@@ -62,13 +61,13 @@ pub(crate) fn end_capture(driver: &CudaDriver, stream: Stream) -> DriverResult<G
     let end = symbol!(driver, call, cuStreamEndCapture);
     let id = stream.number();
     let stream = driver.streams.get(id).map_err(refused(call, "stream", id))?;
-    let mut nodes = driver.nodes();
-    let capture = nodes.seen(id);
+    let mut nodes = driver.node_ids();
+    let capture = nodes.capture_of(id);
     let mut raw = null_mut();
     // SAFETY: the stream is held; `raw` outlives the call.
     let code = unsafe { end(stream.raw.0, &mut raw) };
     let code = match code {
-        // So an invalidated capture is told in NVIDIA's manual, while drivers return the code.
+        // NVIDIA's manual describes this result for an invalidated capture; drivers return the code.
         CUresult::CUDA_SUCCESS if raw.is_null() => CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
         code => code,
     };
@@ -76,10 +75,10 @@ pub(crate) fn end_capture(driver: &CudaDriver, stream: Stream) -> DriverResult<G
     if let Some(capture) = capture {
         match ended {
             Ok(()) => nodes.keep(capture),
-            // Ended by another stream or thread than it began, a capture goes on.
-            Err(_) => match position(driver, call, &stream) {
-                Ok(Position::Outside) => nodes.forget(capture),
-                Ok(Position::Sound { .. } | Position::Invalidated) | Err(_) => {}
+            // A capture goes on if its end was refused because of the stream or thread.
+            Err(_) => match capture_state(driver, call, &stream) {
+                Ok(CaptureState::Outside) => nodes.remove(capture),
+                Ok(CaptureState::Valid { .. } | CaptureState::Invalidated) | Err(_) => {}
             },
         }
     }
@@ -87,39 +86,43 @@ pub(crate) fn end_capture(driver: &CudaDriver, stream: Stream) -> DriverResult<G
     Ok(Graph::from_number(driver.graphs.insert(RawGraph { raw: Opaque(raw), capture })))
 }
 
-/// Where in a capture a stream is.
-enum Position {
+/// State of a stream with regard to captures.
+enum CaptureState {
     Outside,
-    Sound { capture: u64, dependencies: Vec<RawNode> },
+    Valid { capture: u64, dependencies: Vec<RawNode> },
     Invalidated,
 }
 
-fn position(driver: &CudaDriver, call: Call, stream: &RawStream) -> DriverResult<Position> {
-    let ask = symbol!(driver, call, cuStreamGetCaptureInfo_v3);
+fn capture_state(
+    driver: &CudaDriver,
+    call: Call,
+    stream: &RawStream,
+) -> DriverResult<CaptureState> {
+    let get = symbol!(driver, call, cuStreamGetCaptureInfo_v3);
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let (mut capture, mut count) = (0, 0);
     let (mut nodes, mut edges) = (std::ptr::null(), std::ptr::null());
-    // SAFETY: the stream is held; all that is written to outlives the call. Nobody wants the graph,
-    // for which null may stand.
+    // SAFETY: the stream is held; all outputs outlive the call. Null skips the graph, which is not
+    // needed.
     let code = unsafe {
-        ask(stream.raw.0, &mut status, &mut capture, null_mut(), &mut nodes, &mut edges, &mut count)
+        get(stream.raw.0, &mut status, &mut capture, null_mut(), &mut nodes, &mut edges, &mut count)
     };
     driver.settle(call, code, String::new)?;
     match status {
-        CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(Position::Outside),
+        CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(CaptureState::Outside),
         CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE if nodes.is_null() => {
-            Ok(Position::Sound { capture, dependencies: Vec::new() })
+            Ok(CaptureState::Valid { capture, dependencies: Vec::new() })
         }
         CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => {
-            // SAFETY: the driver's array of `count` nodes is good until the stream is used again,
+            // SAFETY: the driver's array of `count` nodes is valid until the stream is used again,
             // which callers do from one thread at a time.
             let dependencies = unsafe { std::slice::from_raw_parts(nodes, count) };
-            Ok(Position::Sound {
+            Ok(CaptureState::Valid {
                 capture,
                 dependencies: dependencies.iter().map(|node| *node as RawNode).collect(),
             })
         }
-        _ => Ok(Position::Invalidated),
+        _ => Ok(CaptureState::Invalidated),
     }
 }
 
@@ -131,37 +134,37 @@ pub(crate) fn capture_info(
     let _entered = driver.enter(call)?;
     let id = stream.number();
     let stream = driver.streams.get(id).map_err(refused(call, "stream", id))?;
-    let mut nodes = driver.nodes();
-    let (capture, dependencies) = match position(driver, call, &stream)? {
-        Position::Outside => {
-            nodes.see(id, None);
+    let mut nodes = driver.node_ids();
+    let (capture, dependencies) = match capture_state(driver, call, &stream)? {
+        CaptureState::Outside => {
+            nodes.observe(id, None);
             return Ok(None);
         }
-        Position::Sound { capture, dependencies } => (capture, dependencies),
-        Position::Invalidated => {
+        CaptureState::Valid { capture, dependencies } => (capture, dependencies),
+        CaptureState::Invalidated => {
             let code = CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
             return driver.settle(call, code, || format!("stream {id:#x}")).map(|()| None);
         }
     };
-    nodes.see(id, Some(capture));
+    nodes.observe(id, Some(capture));
     let mut read = |node| read_dependencies(driver, call, node);
-    let dependencies = dependencies.into_iter().map(|node| nodes.name(capture, node, &mut read));
+    let dependencies = dependencies.into_iter().map(|node| nodes.id_of(capture, node, &mut read));
     Ok(Some(CaptureInfo { capture, dependencies: dependencies.collect::<DriverResult<_>>()? }))
 }
 
-/// What a node of a sound capture comes directly behind.
+/// Reads the direct dependencies of a node of a valid capture.
 fn read_dependencies(driver: &CudaDriver, call: Call, node: RawNode) -> DriverResult<Vec<RawNode>> {
-    let ask = symbol!(driver, call, cuGraphNodeGetDependencies_v2);
+    let get = symbol!(driver, call, cuGraphNodeGetDependencies_v2);
     let node = node as crate::sys::CUgraphNode;
-    // Most nodes come behind one or two others. An array that was filled may have been too short.
+    // Most nodes have one or two dependencies. A full array may have been too short.
     let mut room = 8;
     let before = loop {
         let mut before = vec![null_mut(); room];
         let mut edges = vec![CUgraphEdgeData::default(); room];
         let mut count = room;
-        // SAFETY: the capture is sound, so its nodes are alive; there is room for `count` of each.
-        let code = unsafe { ask(node, before.as_mut_ptr(), edges.as_mut_ptr(), &mut count) };
-        driver.settle(call, code, || "reading the dependencies of a node".into())?;
+        // SAFETY: the capture is valid, so its nodes are live; both arrays have `count` elements.
+        let code = unsafe { get(node, before.as_mut_ptr(), edges.as_mut_ptr(), &mut count) };
+        driver.settle(call, code, || "cuGraphNodeGetDependencies".into())?;
         if count < room {
             before.truncate(count);
             break before;
@@ -169,7 +172,7 @@ fn read_dependencies(driver: &CudaDriver, call: Call, node: RawNode) -> DriverRe
         room *= 4;
     };
     let mut before: Vec<RawNode> = before.into_iter().map(|node| node as RawNode).collect();
-    // Two edges of different kinds may lead to one node.
+    // Two edges of different types may lead to one node.
     before.sort_unstable();
     before.dedup();
     Ok(before)
@@ -181,22 +184,22 @@ pub(crate) fn node_dependencies(
 ) -> DriverResult<Vec<GraphNode>> {
     let call = Call::NodeDependencies;
     driver.refuse_if_lost(call)?;
-    let nodes = driver.nodes();
+    let nodes = driver.node_ids();
     let unknown =
-        || invalid_id(call, format!("graph node {:#x}: no such id, or no longer", node.number()));
-    Ok(nodes.behind(node).ok_or_else(unknown)?.to_vec())
+        || invalid_id(call, format!("graph node {:#x}: unknown or destroyed", node.number()));
+    Ok(nodes.dependencies(node).ok_or_else(unknown)?.to_vec())
 }
 
 pub(crate) fn graph_nodes(driver: &CudaDriver, graph: Graph) -> DriverResult<usize> {
     let call = Call::GraphNodes;
     let _entered = driver.enter(call)?;
-    let ask = symbol!(driver, call, cuGraphGetNodes);
+    let get = symbol!(driver, call, cuGraphGetNodes);
     let id = graph.number();
     let graph = driver.graphs.get(id).map_err(refused(call, "graph", id))?;
-    let _one_at_a_time = driver.nodes();
+    let _one_at_a_time = driver.node_ids();
     let mut count = 0;
-    // SAFETY: the graph is held, so it is alive; null asks for the number alone.
-    let code = unsafe { ask(graph.raw.0, null_mut(), &mut count) };
+    // SAFETY: the graph is held, so it is live; null requests only the number.
+    let code = unsafe { get(graph.raw.0, null_mut(), &mut count) };
     driver.settle(call, code, || format!("graph {id:#x}"))?;
     Ok(count)
 }
@@ -207,9 +210,9 @@ pub(crate) fn instantiate(driver: &CudaDriver, graph: Graph) -> DriverResult<Gra
     let instantiate = symbol!(driver, call, cuGraphInstantiateWithFlags);
     let id = graph.number();
     let graph = driver.graphs.get(id).map_err(refused(call, "graph", id))?;
-    let _one_at_a_time = driver.nodes();
+    let _one_at_a_time = driver.node_ids();
     let mut ready = null_mut();
-    // SAFETY: the graph is held; `ready` outlives the call; zero stands for no flag.
+    // SAFETY: the graph is held; `ready` outlives the call; zero is no flag.
     let code = unsafe { instantiate(&mut ready, graph.raw.0, 0) };
     driver.settle(call, code, || format!("graph {id:#x}"))?;
     Ok(GraphExec::from_number(driver.execs.insert(Opaque(ready))))
@@ -226,7 +229,7 @@ pub(crate) fn launch_graph(
     let (exec_id, stream_id) = (exec.number(), stream.number());
     let stream = driver.streams.get(stream_id).map_err(refused(call, "stream", stream_id))?;
     let exec = driver.execs.get(exec_id).map_err(refused(call, "instantiated graph", exec_id))?;
-    // SAFETY: both are held, so they are alive.
+    // SAFETY: both are held, so they are live.
     let code = unsafe { launch(exec.0, stream.raw.0) };
     driver.settle(call, code, || format!("graph {exec_id:#x} on stream {stream_id:#x}"))
 }
@@ -236,13 +239,13 @@ pub(crate) fn destroy_graph(driver: &CudaDriver, graph: Graph) -> DriverResult<(
     let _entered = driver.enter(call)?;
     let destroy = symbol!(driver, call, cuGraphDestroy);
     let id = graph.number();
-    let mut nodes = driver.nodes();
+    let mut nodes = driver.node_ids();
     let claim = driver.graphs.claim(id).map_err(refused(call, "graph", id))?;
-    // SAFETY: the claim says that the graph is ours, alive, and in no other call.
+    // SAFETY: the claim proves that the graph is live and in no other call.
     let code = unsafe { destroy(claim.object().raw.0) };
     driver.settle(call, code, || format!("graph {id:#x}"))?;
     if let Some(capture) = claim.object().capture {
-        nodes.forget(capture);
+        nodes.remove(capture);
     }
     claim.destroyed();
     Ok(())
@@ -254,7 +257,7 @@ pub(crate) fn destroy_graph_exec(driver: &CudaDriver, exec: GraphExec) -> Driver
     let destroy = symbol!(driver, call, cuGraphExecDestroy);
     let id = exec.number();
     let claim = driver.execs.claim(id).map_err(refused(call, "instantiated graph", id))?;
-    // SAFETY: the claim says that the graph is ours, alive, and in no other call.
+    // SAFETY: the claim proves that the graph is live and in no other call.
     let code = unsafe { destroy(claim.object().0) };
     driver.settle(call, code, || format!("instantiated graph {id:#x}"))?;
     claim.destroyed();
@@ -262,12 +265,14 @@ pub(crate) fn destroy_graph_exec(driver: &CudaDriver, exec: GraphExec) -> Driver
 }
 
 impl CudaDriver {
-    /// Runs `calls` with this thread exempt from the rules of captures on other streams
-    /// (`cuThreadExchangeStreamCaptureMode`).
+    /// Runs `calls` with this thread in relaxed capture mode (`cuThreadExchangeStreamCaptureMode`):
+    /// captures of other threads then forbid it nothing.
+    ///
+    /// # Errors
+    /// [`EntryError`] if the driver lacks the entry point or refuses the mode.
     pub fn relaxed<R>(&self, calls: impl FnOnce() -> R) -> Result<R, EntryError> {
         const ENTRY: &str = "cuThreadExchangeStreamCaptureMode";
-        // Stands for a call that the contract of a device does not know. Never shown: the error
-        // names the entry point.
+        // A placeholder, because the contract has no such call. The error names the entry point.
         let call = Call::BeginCapture;
         let of_entry = |error: DriverError| EntryError {
             entry: ENTRY,
@@ -285,20 +290,20 @@ impl CudaDriver {
         Ok(calls())
     }
 
-    /// The same where the driver has that, and plainly where it has not: for calls that no capture
-    /// could mean, such as pinning memory ahead from a thread of its own.
+    /// Runs `call` in relaxed capture mode if the driver supports it. For calls that do not affect
+    /// captures, such as pinning memory on a background thread.
     pub(crate) fn beside_captures<R>(&self, call: impl Fn() -> R) -> R {
         self.relaxed(&call).unwrap_or_else(|_| call())
     }
 
-    /// What is known of nodes; whoever holds it is alone with all graphs.
-    fn nodes(&self) -> MutexGuard<'_, Nodes> {
-        // What a panic may have left is at worst a node without a name.
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Locks the node ids, and with them all calls on graphs.
+    fn node_ids(&self) -> MutexGuard<'_, NodeIds> {
+        // A panic leaves at worst a node without an id.
+        self.node_ids.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Gives the thread its own mode back.
+/// Restores the capture mode of the thread.
 struct RestoreMode<'a> {
     driver: &'a CudaDriver,
     mode: CUstreamCaptureMode,

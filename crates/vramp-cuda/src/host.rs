@@ -1,4 +1,4 @@
-//! Pinned host memory, the driver's and the caller's, reached from the host only through copies.
+//! Pinned host memory, allocated or registered. The host accesses it only through copies.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,41 +12,43 @@ use crate::memory::size;
 use crate::sys::{CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_PORTABLE};
 use crate::table::Opaque;
 
-/// How many devices of this process use each piece of registered memory, by its first address. The
-/// driver refuses to register twice, and what one context registered as portable serves all.
+/// Number of devices of this process that use each registered memory, by its first address. The
+/// driver refuses a second registration, and memory registered as portable serves every context.
 static REGISTERED: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
 
 fn registered() -> MutexGuard<'static, BTreeMap<usize, usize>> {
-    // Nothing panics under the lock, so the content is whole whatever the flag says.
+    // Nothing panics while holding the lock, so the content is consistent.
     REGISTERED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One piece of pinned memory.
+/// A pinned buffer.
 pub(crate) struct Pinned {
     bytes: Source,
     len: Bytes,
 }
 
-/// Whose it is.
+/// Origin of a pinned buffer.
 pub(crate) enum Source {
     /// The driver allocated it.
     Allocated {
         start: Opaque<u8>,
-        /// One host thread at a time copies in or out. What the device does meanwhile is for its
-        /// streams to order.
+        /// Held by the host thread that copies in or out. Streams order the accesses of the device.
         copying: Mutex<()>,
     },
-    /// The caller's, registered with the driver.
+    /// Memory of the caller, registered with the driver.
     Registered(Arc<HostMemory>),
 }
 
 impl Pinned {
-    /// The first byte of a part, which must lie inside.
+    /// Returns the first byte of a part, which must lie inside the buffer.
     pub(crate) fn part(&self, call: Call, offset: Bytes, len: Bytes) -> DriverResult<*mut u8> {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
         if !inside || len.is_zero() {
             let whole = self.len;
-            return Err(invalid(call, format!("{len} from {offset} on, in a buffer of {whole}")));
+            return Err(invalid(
+                call,
+                format!("{len} at offset {offset} are not inside a buffer of {whole}"),
+            ));
         }
         Ok(self.start().wrapping_add(size(offset)))
     }
@@ -58,20 +60,20 @@ impl Pinned {
         }
     }
 
-    /// Keeps registered memory until the process ends, because work in flight may still touch it.
+    /// Leaks registered memory, because work in flight may still access it.
     pub(crate) fn leak(&self) {
         if let Source::Registered(memory) = &self.bytes {
             std::mem::forget(Arc::clone(memory));
         }
     }
 
-    /// Gives it back to where it came from. Nobody else may hold it.
-    pub(crate) fn end(&self, driver: &CudaDriver, call: Call) -> DriverResult<()> {
+    /// Frees or unregisters the buffer. No other call may hold it.
+    pub(crate) fn free(&self, driver: &CudaDriver, call: Call) -> DriverResult<()> {
         let what = || format!("host memory of {}", self.len);
         match &self.bytes {
             Source::Allocated { start, .. } => {
                 let free = symbol!(driver, call, cuMemFreeHost);
-                // SAFETY: the driver gave us this address, and by the caller's word nobody uses
+                // SAFETY: the driver returned this address and, as the caller ensures, no call uses
                 // it; the driver waits for copies in flight.
                 let code = unsafe { free(start.0.cast()) };
                 driver.settle(call, code, what)
@@ -103,7 +105,7 @@ pub(crate) fn alloc(driver: &CudaDriver, len: Bytes) -> DriverResult<HostBuffer>
     let _entered = driver.enter(call)?;
     let allocate = symbol!(driver, call, cuMemHostAlloc);
     if !driver.info.capabilities.pinned_host {
-        return Err(unsupported(call, "this driver cannot free what it would pin"));
+        return Err(unsupported(call, "no pinned host memory"));
     }
     if len.is_zero() {
         return Err(invalid(call, "zero bytes"));
@@ -112,8 +114,8 @@ pub(crate) fn alloc(driver: &CudaDriver, len: Bytes) -> DriverResult<HostBuffer>
     // SAFETY: `start` outlives the call.
     let code = unsafe { allocate(&mut start, size(len), CU_MEMHOSTALLOC_PORTABLE) };
     driver.settle(call, code, || len.to_string())?;
-    // Host memory is readable from the first moment on, so it must not begin as garbage.
-    // SAFETY: the driver just gave us `len` bytes from `start` on.
+    // The host may read it at once, so it must be initialised.
+    // SAFETY: the driver returned `len` bytes from `start` on.
     unsafe { start.cast::<u8>().write_bytes(0, size(len)) };
     let bytes = Source::Allocated { start: Opaque(start.cast()), copying: Mutex::new(()) };
     Ok(HostBuffer::from_number(driver.buffers.insert(Pinned { bytes, len })))
@@ -124,7 +126,7 @@ pub(crate) fn register(driver: &CudaDriver, memory: &Arc<HostMemory>) -> DriverR
     let _entered = driver.enter(call)?;
     let pin = symbol!(driver, call, cuMemHostRegister_v2);
     if !driver.info.capabilities.pinned_host {
-        return Err(unsupported(call, "this driver cannot free what it would pin"));
+        return Err(unsupported(call, "no pinned host memory"));
     }
     let len = memory.len();
     let mut registered = registered();
@@ -146,7 +148,7 @@ pub(crate) fn free(driver: &CudaDriver, buffer: HostBuffer) -> DriverResult<()> 
     let _entered = driver.enter(call)?;
     let id = buffer.number();
     let claim = driver.buffers.claim(id).map_err(refused(call, "host buffer", id))?;
-    claim.object().end(driver, call)?;
+    claim.object().free(driver, call)?;
     claim.destroyed();
     Ok(())
 }
@@ -167,8 +169,8 @@ pub(crate) fn write(
     match &memory.bytes {
         Source::Allocated { copying, .. } => {
             let _alone = copying.lock().unwrap_or_else(PoisonError::into_inner);
-            // SAFETY: the part lies inside a living buffer that no reference ever points into, and
-            // no other host thread touches it now.
+            // SAFETY: the part lies inside a live buffer that no reference points into, and no other
+            // host thread accesses it now.
             unsafe { start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         }
         Source::Registered(memory) => memory.write(offset, bytes).expect(INSIDE),
@@ -190,7 +192,7 @@ pub(crate) fn read(
     match &memory.bytes {
         Source::Allocated { copying, .. } => {
             let _alone = copying.lock().unwrap_or_else(PoisonError::into_inner);
-            // SAFETY: as in `write`; the buffer was zeroed when it was made, so every byte is
+            // SAFETY: as in `write`; the buffer was zeroed when allocated, so every byte is
             // initialised.
             unsafe { start.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
         }

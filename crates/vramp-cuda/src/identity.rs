@@ -1,9 +1,9 @@
-//! Which card it is, in words that other programs use.
+//! PCI address and UUID of a card, as other programs print them.
 
 use crate::load::Cuda;
 use crate::sys::{CUdevice, CUresult, CUuuid};
 
-/// The card's place on the bus. Nobody needs it to use the card, so no failure is an error.
+/// Returns the PCI address. A failure is no error, because no call needs the address.
 pub(crate) fn pci_address(cuda: &Cuda, device: CUdevice) -> Option<String> {
     let ask = cuda.cuDeviceGetPCIBusId.as_ref().ok()?;
     let mut text = [0u8; 32];
@@ -11,11 +11,11 @@ pub(crate) fn pci_address(cuda: &Cuda, device: CUdevice) -> Option<String> {
     let code = unsafe { ask(text.as_mut_ptr().cast(), text.len() as i32, device) };
     let address = text.split(|&byte| byte == 0).next().unwrap_or_default();
     let known = code == CUresult::CUDA_SUCCESS && !address.is_empty();
-    // The kernel writes small letters.
+    // The kernel prints lower case.
     known.then(|| String::from_utf8_lossy(address).to_ascii_lowercase())
 }
 
-/// The card's unique name as `nvidia-smi` writes it.
+/// Returns the UUID as `nvidia-smi` prints it.
 pub(crate) fn uuid(cuda: &Cuda, device: CUdevice) -> Option<String> {
     let ask = cuda.cuDeviceGetUuid_v2.as_ref().ok()?;
     let mut uuid = CUuuid::default();

@@ -1,4 +1,4 @@
-//! The generated structs against those of another project's declarations.
+//! Compares the generated structs with the declarations of cudarc.
 
 use std::mem::{align_of, offset_of, size_of};
 

@@ -1,18 +1,34 @@
-//! The device behind libcuda: [`CudaDriver`] does what [`vramp_driver::Driver`] promises, on a
-//! card.
+//! A CUDA card as a [`vramp_driver::Driver`], through libcuda, which is loaded at run time.
+//!
+//! ```no_run
+//! use vramp_cuda::{CudaDriver, OpenError};
+//! use vramp_driver::Driver;
+//!
+//! match CudaDriver::open(0) {
+//!     Ok(device) => println!("{}, {}", device.info().name, device.memory_info()?.free),
+//!     Err(OpenError::NoLibrary { tried }) => println!("no NVIDIA driver: {}", tried.join("; ")),
+//!     Err(error) => println!("{error}"),
+//! }
+//! # Ok::<(), vramp_driver::DriverError>(())
+//! ```
 //!
 //! Life of a device:
 //!
-//! 1. [`CudaDriver::open`] loads libcuda at run time, keeps the card's primary context and makes a
-//!    stream-ordered pool of its own. No driver, an old one, or no card is an [`OpenError`].
-//! 2. Every call makes the context current on the calling thread, turns ids into the driver's
-//!    handles, refuses what is not ours, and then makes one driver call.
-//! 3. A code after which the context is useless loses the device: each later call fails at once
-//!    with the same code.
-//! 4. Dropping the device releases what is left, unless work is still in flight; then memory is
-//!    left to the end of the process, because unmapping under running work is a fault.
+//! 1. [`CudaDriver::open`] loads libcuda, retains the card's primary context and creates a
+//!    stream-ordered pool for this device. A missing or old driver, or a missing card, is an
+//!    [`OpenError`].
+//! 2. Each call makes the context current on the calling thread, translates ids to raw handles,
+//!    refuses ids and addresses that are not the device's, and makes one driver call. The rules are
+//!    those of [`vramp_driver`].
+//! 3. A code that invalidates the context loses the device: each later call fails at once with the
+//!    same code.
+//! 4. Dropping the device frees everything that is left, unless work is in flight: unmapping under
+//!    running work is a fault, so the memory then stays allocated until the process ends.
 //!
-//! This is the only crate with raw CUDA calls. A raw handle or pointer never leaves it.
+//! A symbol that the installed libcuda lacks turns off a
+//! [capability](vramp_driver::Capabilities); its calls fail as not supported.
+//!
+//! This is the only crate with raw CUDA calls. No raw handle or pointer leaves it.
 //! Deliberately absent: policy, retries, kernels, environment variables.
 
 mod addresses;

@@ -1,7 +1,7 @@
 //! Opening libcuda at run time.
 //!
-//! A missing library or symbol is a value, never a panic: the first is an [`OpenError`], the second
-//! stays an error in its field of [`Api`], and a call that needs it is refused as not supported.
+//! A missing library is an [`OpenError`]. A missing symbol is an error in its field of [`Api`], and a
+//! call that needs it fails as not supported. Neither panics.
 
 use std::error::Error;
 use std::ffi::CStr;
@@ -13,16 +13,16 @@ use libloading::Library;
 use crate::error::{EntryError, OpenError};
 use crate::sys::{Api, CUresult};
 
-/// What the loader tries, in this order. A bare `libcuda.so` may be the toolkit's stub, so it
-/// comes last.
+/// Names that the loader tries, in this order. A bare `libcuda.so` may be the toolkit's stub, so it
+/// is last.
 const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
-/// CUDA 10.2, the first driver with the calls of virtual memory.
+/// CUDA 10.2, the first version with virtual memory management.
 const OLDEST_DRIVER: i32 = 10_020;
 
 /// libcuda, opened and initialised.
 ///
-/// Never closed: the driver keeps threads of its own, whose code must stay where it is.
+/// Never unloaded, because the driver runs threads of its own.
 pub(crate) struct Cuda(ManuallyDrop<Api>);
 
 impl Deref for Cuda {
@@ -32,7 +32,7 @@ impl Deref for Cuda {
     }
 }
 
-/// The function of this name, or an early return of "this libcuda lacks it" while a device opens.
+/// Evaluates to the function of this name, or returns early with an error if libcuda lacks it.
 macro_rules! entry {
     ($api:expr, $name:ident) => {
         match &$api.$name {
@@ -44,12 +44,12 @@ macro_rules! entry {
 pub(crate) use entry;
 
 impl Cuda {
-    /// Opens and initialises the library of this machine.
+    /// Loads and initialises the library of this machine.
     pub(crate) fn open() -> Result<Cuda, OpenError> {
         Cuda::start(load(&NAMES)?)
     }
 
-    /// Initialises an opened library.
+    /// Initialises a loaded library.
     pub(crate) fn start(api: Api) -> Result<Cuda, OpenError> {
         let cuda = Cuda(ManuallyDrop::new(api));
         let init = entry!(cuda, cuInit);
@@ -63,7 +63,7 @@ impl Cuda {
         Ok(cuda)
     }
 
-    /// The newest CUDA that the driver speaks: 13000 for 13.0.
+    /// Returns the newest CUDA version that the driver supports: 13000 for 13.0.
     pub(crate) fn version(&self) -> Result<i32, OpenError> {
         let ask = entry!(self, cuDriverGetVersion);
         let mut version = 0;
@@ -73,7 +73,7 @@ impl Cuda {
         Ok(version)
     }
 
-    /// How many devices there are.
+    /// Returns the number of devices.
     pub(crate) fn device_count(&self) -> Result<u32, OpenError> {
         let ask = entry!(self, cuDeviceGetCount);
         let mut count = 0;
@@ -83,7 +83,7 @@ impl Cuda {
         Ok(u32::try_from(count).unwrap_or(0))
     }
 
-    /// What failed while a device was being opened.
+    /// Returns the error of `entry` for a code that opening a device got.
     pub(crate) fn check_open(&self, entry: &'static str, code: CUresult) -> Result<(), OpenError> {
         match code {
             CUresult::CUDA_SUCCESS => Ok(()),
@@ -97,12 +97,12 @@ impl Cuda {
         }
     }
 
-    /// The failure of one entry point.
+    /// Returns the error of one entry point.
     pub(crate) fn entry_error(&self, entry: &'static str, code: CUresult) -> EntryError {
         EntryError { entry, code: code.0.cast_signed(), name: self.name_of(code) }
     }
 
-    /// The driver's own name for a code, or its number where the driver has none.
+    /// Returns the driver's name for a code, or its number if the driver has none.
     pub(crate) fn name_of(&self, code: CUresult) -> String {
         let mut text = std::ptr::null();
         let known = self.cuGetErrorName.as_ref().is_ok_and(|ask| {
@@ -113,13 +113,13 @@ impl Cuda {
         if !known || text.is_null() {
             return format!("CUresult {}", code.0);
         }
-        // SAFETY: the driver answered with a string of its own, ended by a zero, that it never frees.
+        // SAFETY: the driver returned a static string that ends with a zero.
         let name = unsafe { CStr::from_ptr(text) };
         name.to_string_lossy().into_owned()
     }
 }
 
-/// Opens the first library of `names` that is there.
+/// Loads the first library of `names` that exists.
 fn load(names: &[&str]) -> Result<Api, OpenError> {
     let mut tried = Vec::new();
     for name in names {
@@ -128,7 +128,7 @@ fn load(names: &[&str]) -> Result<Api, OpenError> {
         match unsafe { Library::new(*name) } {
             Ok(library) => return Ok(declare(library)),
             Err(error) => {
-                // The loader's own words, which name the library.
+                // The message of the loader, which names the library.
                 tried.push(error.source().map_or(error.to_string(), ToString::to_string));
             }
         }
@@ -148,7 +148,7 @@ fn declare(library: Library) -> Api {
 pub(crate) mod tests {
     use super::*;
 
-    /// A library with none of the symbols: this very process.
+    /// Returns a library without the symbols: this process.
     pub(crate) fn empty_api() -> Api {
         declare(libloading::os::unix::Library::this().into())
     }

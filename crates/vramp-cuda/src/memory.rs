@@ -1,4 +1,4 @@
-//! Addresses, physical memory, and the mappings between them.
+//! AddressTable, physical memory, and the mappings between them.
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_driver::{Call, DriverError, DriverResult, Handle, MemoryInfo, MemoryLocation};
@@ -13,19 +13,19 @@ use crate::sys::{
     CUmemGenericAllocationHandle, CUmemLocation, CUmemLocation_st__bindgen_ty_1, CUmemLocationType,
 };
 
-/// The page of every card measured so far, told where the driver has no virtual memory to ask about.
+/// Page of every card measured so far, for drivers without virtual memory management.
 pub(crate) const USUAL_PAGE: Bytes = Bytes::mib(2);
 
-/// Physical memory as the driver names it. Kept with its size because it is mapped only whole.
+/// Raw handle of physical memory with its size, because it is mapped only whole.
 pub(crate) struct Physical {
     pub(crate) raw: CUmemGenericAllocationHandle,
     len: Bytes,
 }
 
-/// The smallest and the recommended granule of physical memory.
+/// Returns the minimum and the recommended granularity of physical memory.
 pub(crate) fn granules(cuda: &Cuda, device: CUdevice) -> Result<(Bytes, Bytes), OpenError> {
     let ask = entry!(cuda, cuMemGetAllocationGranularity);
-    let wanted = properties(location(device, MemoryLocation::Device));
+    let wanted = properties(raw_location(device, MemoryLocation::Device));
     let granule = |option| -> Result<Bytes, OpenError> {
         let mut bytes = 0;
         // SAFETY: `bytes` and `wanted` outlive the call.
@@ -50,15 +50,15 @@ pub(crate) fn reserve(
     check_pages(driver, call, "the length", len.count())?;
     check_pages(driver, call, "the alignment", alignment.count())?;
     if !alignment.count().is_power_of_two() {
-        return Err(invalid(call, format!("the alignment {alignment} is no power of two")));
+        return Err(invalid(call, format!("the alignment {alignment} is not a power of two")));
     }
     let ask = symbol!(driver, call, cuMemAddressReserve);
     let mut start = 0;
-    // SAFETY: `start` outlives the call; there is no wish for a fixed address and no flag.
+    // SAFETY: `start` outlives the call; no fixed address and no flag is requested.
     let code = unsafe { ask(&mut start, size(len), size(alignment), 0, 0) };
     driver.settle(call, code, || format!("{len} of addresses"))?;
     let at = DeviceAddr::new(start);
-    driver.addresses().reserved(AddrRange::new(at, len));
+    driver.addresses().insert_reservation(AddrRange::new(at, len));
     Ok(at)
 }
 
@@ -67,31 +67,31 @@ pub(crate) fn free_addresses(driver: &CudaDriver, range: AddrRange) -> DriverRes
     let _entered = driver.enter(call)?;
     let give_back = symbol!(driver, call, cuMemAddressFree);
     driver.addresses().take_reservation(range).map_err(bad(call, range))?;
-    // SAFETY: the book says that the range is a whole reservation of ours with nothing mapped.
+    // SAFETY: the table shows that the range is a whole reservation without mappings.
     let code = unsafe { give_back(range.start.number(), size(range.len)) };
     driver
         .settle(call, code, || range.to_string())
-        .inspect_err(|_| driver.addresses().reserved(range))
+        .inspect_err(|_| driver.addresses().insert_reservation(range))
 }
 
 pub(crate) fn create(
     driver: &CudaDriver,
     len: Bytes,
-    place: MemoryLocation,
+    location: MemoryLocation,
 ) -> DriverResult<Handle> {
     let call = Call::Create;
     let _entered = driver.enter(call)?;
     need_virtual_memory(driver, call)?;
     check_pages(driver, call, "the length", len.count())?;
-    if place != MemoryLocation::Device && !driver.info.capabilities.host_numa {
-        return Err(unsupported(call, "host memory cannot be mapped for this card"));
+    if location != MemoryLocation::Device && !driver.info.capabilities.host_numa {
+        return Err(unsupported(call, "no mapping of host memory"));
     }
     let make = symbol!(driver, call, cuMemCreate);
-    let wanted = properties(location(driver.device, place));
+    let wanted = properties(raw_location(driver.device, location));
     let mut raw = 0;
     // SAFETY: `raw` and `wanted` outlive the call; zero is the only flag there is.
     let code = unsafe { make(&mut raw, size(len), &wanted, 0) };
-    driver.settle(call, code, || format!("{len} at {place:?}"))?;
+    driver.settle(call, code, || format!("{len} at {location:?}"))?;
     Ok(Handle::from_number(driver.handles.insert(Physical { raw, len })))
 }
 
@@ -101,7 +101,7 @@ pub(crate) fn release(driver: &CudaDriver, handle: Handle) -> DriverResult<()> {
     let release = symbol!(driver, call, cuMemRelease);
     let id = handle.number();
     let claim = driver.handles.claim(id).map_err(refused(call, "handle", id))?;
-    // SAFETY: the claim says that the handle is ours, alive, and in no other call.
+    // SAFETY: the claim proves that the handle is live and in no other call.
     let code = unsafe { release(claim.object().raw) };
     driver.settle(call, code, || format!("handle {id:#x} of {}", claim.object().len))?;
     claim.destroyed();
@@ -116,12 +116,12 @@ pub(crate) fn map(driver: &CudaDriver, at: DeviceAddr, handle: Handle) -> Driver
     let physical = driver.handles.get(id).map_err(refused(call, "handle", id))?;
     let range = AddrRange::new(at, physical.len);
     check_pages(driver, call, "the address", at.number())?;
-    driver.addresses().map(range).map_err(bad(call, range))?;
-    // SAFETY: the book says that the range is reserved by us and vacant; the handle is held, so it
-    // is alive, and is mapped whole.
+    driver.addresses().insert_mapping(range).map_err(bad(call, range))?;
+    // SAFETY: the table shows that the range is reserved and vacant; the handle is held, so it
+    // is live, and is mapped whole.
     let code = unsafe { map(at.number(), size(physical.len), 0, physical.raw, 0) };
     driver.settle(call, code, || format!("handle {id:#x} at {range}")).inspect_err(|_| {
-        // The entry of a moment ago is still there: nobody may unmap what is not yet mapped.
+        // The entry is still there: no caller may unmap a range that is not mapped yet.
         let _ = driver.addresses().take_mappings(range);
     })
 }
@@ -131,12 +131,12 @@ pub(crate) fn unmap(driver: &CudaDriver, range: AddrRange) -> DriverResult<()> {
     let _entered = driver.enter(call)?;
     let unmap = symbol!(driver, call, cuMemUnmap);
     let taken = driver.addresses().take_mappings(range).map_err(bad(call, range))?;
-    // SAFETY: the book says that the range is made of whole mappings of ours. Work in flight that
-    // still touches it faults on the device; it cannot harm the host.
+    // SAFETY: the table shows that the range consists of whole mappings. Work in flight that
+    // accesses it faults on the device; it cannot harm the host.
     let code = unsafe { unmap(range.start.number(), size(range.len)) };
     driver
         .settle(call, code, || range.to_string())
-        .inspect_err(|_| driver.addresses().put_mappings(taken))
+        .inspect_err(|_| driver.addresses().restore_mappings(taken))
 }
 
 pub(crate) fn set_access(driver: &CudaDriver, range: AddrRange) -> DriverResult<()> {
@@ -145,7 +145,7 @@ pub(crate) fn set_access(driver: &CudaDriver, range: AddrRange) -> DriverResult<
     let set = symbol!(driver, call, cuMemSetAccess);
     driver.addresses().check_mapped(range).map_err(bad(call, range))?;
     let wanted = CUmemAccessDesc {
-        location: location(driver.device, MemoryLocation::Device),
+        location: raw_location(driver.device, MemoryLocation::Device),
         flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     };
     // SAFETY: `wanted` is the one description that the count names, and outlives the call.
@@ -165,7 +165,7 @@ pub(crate) fn alloc(driver: &CudaDriver, len: Bytes) -> DriverResult<DeviceAddr>
     let code = unsafe { allocate(&mut start, size(len)) };
     driver.settle(call, code, || len.to_string())?;
     let at = DeviceAddr::new(start);
-    driver.addresses().plain(at, len);
+    driver.addresses().insert_plain(at, len);
     Ok(at)
 }
 
@@ -175,10 +175,12 @@ pub(crate) fn free(driver: &CudaDriver, at: DeviceAddr) -> DriverResult<()> {
     let free = symbol!(driver, call, cuMemFree_v2);
     let place = AddrRange::new(at, Bytes::ZERO);
     let len = driver.addresses().take_plain(at).map_err(bad(call, place))?;
-    // SAFETY: the book says that the driver gave us this address. The call waits for work that
-    // still touches the memory.
+    // SAFETY: the table shows that the driver returned this address. The call waits for work that
+    // accesses the memory.
     let code = unsafe { free(at.number()) };
-    driver.settle(call, code, || at.to_string()).inspect_err(|_| driver.addresses().plain(at, len))
+    driver
+        .settle(call, code, || at.to_string())
+        .inspect_err(|_| driver.addresses().insert_plain(at, len))
 }
 
 pub(crate) fn memory_info(driver: &CudaDriver) -> DriverResult<MemoryInfo> {
@@ -192,9 +194,9 @@ pub(crate) fn memory_info(driver: &CudaDriver) -> DriverResult<MemoryInfo> {
     Ok(MemoryInfo { free: Bytes::new(free as u64), total: Bytes::new(total as u64) })
 }
 
-/// A place as the driver names it. A node number that is none is for the driver to refuse.
-pub(crate) fn location(device: CUdevice, place: MemoryLocation) -> CUmemLocation {
-    let (type_, id) = match place {
+/// Returns a location in the driver's terms. The driver refuses an invalid node number.
+pub(crate) fn raw_location(device: CUdevice, location: MemoryLocation) -> CUmemLocation {
+    let (type_, id) = match location {
         MemoryLocation::Device => (CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, device),
         MemoryLocation::HostNuma(node) => {
             (CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA, node.cast_signed())
@@ -203,7 +205,7 @@ pub(crate) fn location(device: CUdevice, place: MemoryLocation) -> CUmemLocation
     CUmemLocation { type_, __bindgen_anon_1: CUmemLocation_st__bindgen_ty_1 { id } }
 }
 
-/// Plain pinned memory at `location`, for this process alone.
+/// Returns the properties of pinned memory at `location`, for this process only.
 fn properties(location: CUmemLocation) -> CUmemAllocationProp {
     CUmemAllocationProp {
         type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -213,28 +215,31 @@ fn properties(location: CUmemLocation) -> CUmemAllocationProp {
     }
 }
 
-/// A length as the driver's header has it. vramp runs where both are 64 bits wide.
+/// Returns a length as the driver's `size_t`. vramp supports 64-bit hosts only.
 pub(crate) fn size(len: Bytes) -> usize {
     len.count() as usize
 }
 
-/// The error for a range that the book refused.
+/// Returns the error for a range that the table refused.
 pub(crate) fn bad(call: Call, range: AddrRange) -> impl Fn(BadRange) -> DriverError {
     move |reason| invalid(call, format!("{range}: {reason}"))
 }
 
-/// The two calls that everything else needs something from refuse what can lead nowhere.
+/// Refuses reserve and create, which every other call needs, without virtual memory management.
 fn need_virtual_memory(driver: &CudaDriver, call: Call) -> DriverResult<()> {
     match driver.info.capabilities.virtual_memory {
         true => Ok(()),
-        false => Err(unsupported(call, "this card or driver has no virtual memory calls")),
+        false => Err(unsupported(call, "no virtual memory management")),
     }
 }
 
 fn check_pages(driver: &CudaDriver, call: Call, what: &str, number: u64) -> DriverResult<()> {
     let page = driver.info.limits.page;
     if number == 0 || !number.is_multiple_of(page.count()) {
-        return Err(invalid(call, format!("{what} {number:#x} is no multiple of {page}")));
+        return Err(invalid(
+            call,
+            format!("{what} {number:#x} is not a positive multiple of the page of {page}"),
+        ));
     }
     Ok(())
 }

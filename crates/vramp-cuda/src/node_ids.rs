@@ -1,40 +1,40 @@
-//! The nodes that captures were seen to have.
+//! Ids of graph nodes.
 //!
-//! The driver names a node by a pointer, which may come again once the node is gone. So a pointer
-//! means something only together with the capture it was seen in, whose number never comes again,
-//! and what a node comes behind is read once, while the capture is known to be sound.
+//! The driver identifies a node by a pointer, which it may reuse once the node is destroyed. So an id
+//! stands for a pointer and the number of its capture, which is never reused. The dependencies of a
+//! node are read once, while its capture is valid.
 //!
-//! A node is forgotten with its graph, or when its capture ended without one. The end of a capture
-//! that somebody else began shows when its streams are asked about again.
+//! A node is removed with its graph, or when its capture ended without one. The end of a capture that
+//! other code ended is noticed at the next call on one of its streams.
 
 use std::collections::HashMap;
 
 use vramp_driver::{DriverResult, GraphNode};
 
-/// A node as the driver names it.
+/// A raw node: the pointer of the driver as a number.
 pub(crate) type RawNode = usize;
 
 #[derive(Default)]
-pub(crate) struct Nodes {
+pub(crate) struct NodeIds {
     made: u64,
     captures: HashMap<u64, Captured>,
-    /// What each node comes directly behind.
-    behind: HashMap<GraphNode, Vec<GraphNode>>,
-    /// The capture that each stream was last seen in.
+    /// Direct dependencies of each node.
+    dependencies: HashMap<GraphNode, Vec<GraphNode>>,
+    /// Capture that each stream was last part of.
     seen: HashMap<u64, u64>,
 }
 
 #[derive(Default)]
 struct Captured {
-    named: HashMap<RawNode, GraphNode>,
-    /// True if it became a graph that is still there.
+    ids: HashMap<RawNode, GraphNode>,
+    /// True if it became a graph that still exists.
     kept: bool,
 }
 
-impl Nodes {
-    /// Takes note of the capture that `stream` is in now. Forgets the one before if no other stream
-    /// was seen in it last.
-    pub(crate) fn see(&mut self, stream: u64, capture: Option<u64>) {
+impl NodeIds {
+    /// Records the capture that `stream` is part of now. Removes the previous one if no other stream
+    /// is part of it.
+    pub(crate) fn observe(&mut self, stream: u64, capture: Option<u64>) {
         let before = match capture {
             Some(capture) => self.seen.insert(stream, capture),
             None => self.seen.remove(&stream),
@@ -43,40 +43,41 @@ impl Nodes {
             && !self.seen.values().any(|other| *other == before)
             && self.captures.get(&before).is_some_and(|captured| !captured.kept)
         {
-            self.forget(before);
+            self.remove(before);
         }
     }
 
-    /// The capture that `stream` was last seen in.
-    pub(crate) fn seen(&self, stream: u64) -> Option<u64> {
+    /// Returns the capture that `stream` was last part of.
+    pub(crate) fn capture_of(&self, stream: u64) -> Option<u64> {
         self.seen.get(&stream).copied()
     }
 
-    /// The name of a node, and of all nodes before it. `read` tells what a node comes behind.
-    pub(crate) fn name(
+    /// Returns the id of a node, and assigns ids to all its ancestors. `read` returns the direct
+    /// dependencies of a node.
+    pub(crate) fn id_of(
         &mut self,
         capture: u64,
         raw: RawNode,
         read: &mut impl FnMut(RawNode) -> DriverResult<Vec<RawNode>>,
     ) -> DriverResult<GraphNode> {
-        let named = &mut self.captures.entry(capture).or_default().named;
-        if let Some(node) = named.get(&raw) {
+        let ids = &mut self.captures.entry(capture).or_default().ids;
+        if let Some(node) = ids.get(&raw) {
             return Ok(*node);
         }
         let mut path = vec![(raw, read(raw)?)];
         loop {
             let (raw, before) = path.last().expect("it ends with the return below");
             let raw = *raw;
-            if let Some(unnamed) = before.iter().find(|before| !named.contains_key(before)) {
+            if let Some(unnamed) = before.iter().find(|before| !ids.contains_key(before)) {
                 let unnamed = *unnamed;
                 path.push((unnamed, read(unnamed)?));
                 continue;
             }
             self.made += 1;
             let node = GraphNode::from_number(self.made);
-            let before = before.iter().map(|before| named[before]).collect();
-            self.behind.insert(node, before);
-            named.insert(raw, node);
+            let before = before.iter().map(|before| ids[before]).collect();
+            self.dependencies.insert(node, before);
+            ids.insert(raw, node);
             path.pop();
             if path.is_empty() {
                 return Ok(node);
@@ -84,12 +85,12 @@ impl Nodes {
         }
     }
 
-    /// What `node` comes directly behind; `None` if it is unknown, or forgotten.
-    pub(crate) fn behind(&self, node: GraphNode) -> Option<&[GraphNode]> {
-        self.behind.get(&node).map(Vec::as_slice)
+    /// Returns the direct dependencies of `node`; `None` if it is unknown or removed.
+    pub(crate) fn dependencies(&self, node: GraphNode) -> Option<&[GraphNode]> {
+        self.dependencies.get(&node).map(Vec::as_slice)
     }
 
-    /// The capture became a graph: its nodes stay until [`Nodes::forget`].
+    /// Records that the capture became a graph: its nodes stay until [`NodeIds::remove`].
     pub(crate) fn keep(&mut self, capture: u64) {
         self.seen.retain(|_, seen| *seen != capture);
         if let Some(captured) = self.captures.get_mut(&capture) {
@@ -97,12 +98,12 @@ impl Nodes {
         }
     }
 
-    /// The capture, or its graph, is gone.
-    pub(crate) fn forget(&mut self, capture: u64) {
+    /// Removes the nodes of a capture or of its graph.
+    pub(crate) fn remove(&mut self, capture: u64) {
         self.seen.retain(|_, seen| *seen != capture);
         if let Some(captured) = self.captures.remove(&capture) {
-            for node in captured.named.values() {
-                self.behind.remove(node);
+            for node in captured.ids.values() {
+                self.dependencies.remove(node);
             }
         }
     }
@@ -123,59 +124,59 @@ mod tests {
 
     #[test]
     fn a_node_gets_ids_for_all_its_ancestors_and_each_is_read_once() {
-        let mut nodes = Nodes::default();
+        let mut nodes = NodeIds::default();
         let mut reads = Vec::new();
         let mut read = |raw| {
             reads.push(raw);
             diamond(raw)
         };
-        let last = nodes.name(7, 4, &mut read).unwrap();
-        let [left, right] = nodes.behind(last).unwrap() else { panic!("two were joined") };
-        assert_eq!(nodes.behind(*left), nodes.behind(*right));
-        assert_eq!(nodes.behind(nodes.behind(*left).unwrap()[0]), Some(&[][..]));
+        let last = nodes.id_of(7, 4, &mut read).unwrap();
+        let [left, right] = nodes.dependencies(last).unwrap() else { panic!("two were joined") };
+        assert_eq!(nodes.dependencies(*left), nodes.dependencies(*right));
+        assert_eq!(nodes.dependencies(nodes.dependencies(*left).unwrap()[0]), Some(&[][..]));
         let (left, right) = (*left, *right);
-        assert_eq!(nodes.name(7, 2, &mut read), Ok(left));
-        assert_eq!(nodes.name(7, 3, &mut read), Ok(right));
-        assert_eq!(nodes.name(7, 4, &mut read), Ok(last));
+        assert_eq!(nodes.id_of(7, 2, &mut read), Ok(left));
+        assert_eq!(nodes.id_of(7, 3, &mut read), Ok(right));
+        assert_eq!(nodes.id_of(7, 4, &mut read), Ok(last));
         reads.sort_unstable();
         assert_eq!(reads, [1, 2, 3, 4]);
     }
 
     #[test]
     fn a_pointer_reused_in_another_capture_is_another_node() {
-        let mut nodes = Nodes::default();
-        let first = nodes.name(1, 1, &mut diamond).unwrap();
-        assert_ne!(nodes.name(2, 1, &mut diamond), Ok(first));
+        let mut nodes = NodeIds::default();
+        let first = nodes.id_of(1, 1, &mut diamond).unwrap();
+        assert_ne!(nodes.id_of(2, 1, &mut diamond), Ok(first));
     }
 
     #[test]
     fn nodes_live_as_long_as_their_capture_or_graph() {
-        let mut nodes = Nodes::default();
-        nodes.see(10, Some(1));
-        nodes.see(11, Some(1));
-        let node = nodes.name(1, 4, &mut diamond).unwrap();
-        nodes.see(10, None);
-        assert!(nodes.behind(node).is_some(), "another stream is still in it");
-        nodes.see(11, Some(2));
-        assert_eq!(nodes.behind(node), None);
+        let mut nodes = NodeIds::default();
+        nodes.observe(10, Some(1));
+        nodes.observe(11, Some(1));
+        let node = nodes.id_of(1, 4, &mut diamond).unwrap();
+        nodes.observe(10, None);
+        assert!(nodes.dependencies(node).is_some(), "another stream is still part of it");
+        nodes.observe(11, Some(2));
+        assert_eq!(nodes.dependencies(node), None);
 
-        nodes.see(10, Some(3));
-        let node = nodes.name(3, 4, &mut diamond).unwrap();
+        nodes.observe(10, Some(3));
+        let node = nodes.id_of(3, 4, &mut diamond).unwrap();
         nodes.keep(3);
-        nodes.see(10, None);
-        assert!(nodes.behind(node).is_some(), "it is a graph now");
-        nodes.forget(3);
-        assert_eq!(nodes.behind(node), None);
-        assert!(nodes.behind.is_empty() && nodes.captures.is_empty());
+        nodes.observe(10, None);
+        assert!(nodes.dependencies(node).is_some(), "it is a graph now");
+        nodes.remove(3);
+        assert_eq!(nodes.dependencies(node), None);
+        assert!(nodes.dependencies.is_empty() && nodes.captures.is_empty());
     }
 
     #[test]
     fn a_node_that_cannot_be_read_leaves_no_id_without_dependencies() {
-        let mut nodes = Nodes::default();
+        let mut nodes = NodeIds::default();
         let error = crate::error::invalid(vramp_driver::Call::CaptureInfo, "made up");
         let mut broken = |raw| if raw == 1 { Err(error.clone()) } else { diamond(raw) };
-        assert!(nodes.name(1, 4, &mut broken).is_err());
-        let node = nodes.name(1, 4, &mut diamond).unwrap();
-        assert_eq!(nodes.behind(node).map(<[_]>::len), Some(2));
+        assert!(nodes.id_of(1, 4, &mut broken).is_err());
+        let node = nodes.id_of(1, 4, &mut diamond).unwrap();
+        assert_eq!(nodes.dependencies(node).map(<[_]>::len), Some(2));
     }
 }

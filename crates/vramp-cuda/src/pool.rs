@@ -1,4 +1,5 @@
-//! The driver's own stream-ordered pool: one for this device alone, so that its numbers are ours.
+//! The stream-ordered pool of the driver: one for this device, so that its statistics are not mixed
+//! with those of other libraries.
 
 use std::ffi::c_void;
 
@@ -8,14 +9,14 @@ use vramp_driver::{Call, DriverResult, MemoryLocation, PoolUsage, Stream};
 use crate::device::{CudaDriver, refused, symbol};
 use crate::error::{OpenError, invalid, unsupported};
 use crate::load::{Cuda, entry};
-use crate::memory::{bad, location, size};
+use crate::memory::{bad, raw_location, size};
 use crate::sys::{
     CUdevice, CUmemAllocationHandleType, CUmemAllocationType, CUmemPool_attribute,
     CUmemPoolHandle_st, CUmemPoolProps, CUmemoryPool,
 };
 use crate::table::Opaque;
 
-/// A pool on the card. Keeps nothing across synchronisation until told to.
+/// Creates a pool on the card with a release threshold of zero.
 pub(crate) fn create(
     cuda: &Cuda,
     device: CUdevice,
@@ -24,7 +25,7 @@ pub(crate) fn create(
     let wanted = CUmemPoolProps {
         allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
         handleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
-        location: location(device, MemoryLocation::Device),
+        location: raw_location(device, MemoryLocation::Device),
         ..CUmemPoolProps::default()
     };
     let mut pool = std::ptr::null_mut();
@@ -53,7 +54,7 @@ pub(crate) fn malloc_async(
     let code = unsafe { allocate(&mut start, size(len), pool, stream.raw.0) };
     driver.settle(call, code, || len.to_string())?;
     let at = DeviceAddr::new(start);
-    driver.addresses().allocated(at, len);
+    driver.addresses().insert_pooled(at, len);
     Ok(at)
 }
 
@@ -64,12 +65,12 @@ pub(crate) fn free_async(driver: &CudaDriver, stream: Stream, at: DeviceAddr) ->
     let id = stream.number();
     let stream = driver.streams.get(id).map_err(refused(call, "stream", id))?;
     let place = AddrRange::new(at, Bytes::ZERO);
-    let len = driver.addresses().take_allocation(at).map_err(bad(call, place))?;
-    // SAFETY: the book says that the pool gave us this address; the stream is held.
+    let len = driver.addresses().take_pooled(at).map_err(bad(call, place))?;
+    // SAFETY: the table shows that the pool returned this address; the stream is held.
     let code = unsafe { free(at.number(), stream.raw.0) };
     driver
         .settle(call, code, || at.to_string())
-        .inspect_err(|_| driver.addresses().allocated(at, len))
+        .inspect_err(|_| driver.addresses().insert_pooled(at, len))
 }
 
 pub(crate) fn usage(driver: &CudaDriver) -> DriverResult<PoolUsage> {
@@ -80,7 +81,7 @@ pub(crate) fn usage(driver: &CudaDriver) -> DriverResult<PoolUsage> {
     let read = |which: CUmemPool_attribute| -> DriverResult<Bytes> {
         let mut bytes: u64 = 0;
         let value: *mut c_void = (&raw mut bytes).cast();
-        // SAFETY: all attributes asked for are `cuuint64_t`, and `bytes` outlives the call.
+        // SAFETY: all attributes read are `cuuint64_t`, and `bytes` outlives the call.
         let code = unsafe { ask(pool, which, value) };
         driver.settle(call, code, String::new)?;
         Ok(Bytes::new(bytes))

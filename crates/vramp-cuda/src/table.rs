@@ -1,14 +1,14 @@
-//! Tables from ids to the driver's raw objects.
+//! Tables from ids to raw objects of the driver.
 //!
 //! An id is a generational key, so a stale one is refused here and never reaches the driver. A raw
-//! object is destroyed only while nobody else uses it: users hold it in an [`Arc`], a destroyer
-//! holds a [`Claim`], and a claim is given only when no user is left.
+//! object is destroyed only while no other call uses it: calls hold it in an [`Arc`], the destroying
+//! call holds a [`Claim`], and a claim is granted only when no other call holds the object.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 
-/// A pointer that only the driver looks behind.
+/// A pointer that only the driver dereferences.
 #[derive(Debug)]
 pub(crate) struct Opaque<T>(pub(crate) *mut T);
 
@@ -18,18 +18,18 @@ unsafe impl<T> Send for Opaque<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Opaque<T> {}
 
-/// Why an id was refused.
+/// Why an id is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
-    #[error("no such id, or no longer")]
+    #[error("unknown or destroyed")]
     Unknown,
-    #[error("in use by another thread at this moment")]
+    #[error("in use by a concurrent call")]
     InUse,
 }
 
-/// Objects of one sort by id. Never holds its lock while the driver is called.
+/// Objects of one type by id. The lock is never held during a driver call.
 pub(crate) struct Table<T> {
-    /// `None` while a destroyer holds the claim.
+    /// `None` while a claim holds the object.
     slots: Mutex<SlotMap<DefaultKey, Option<Arc<T>>>>,
 }
 
@@ -40,12 +40,12 @@ impl<T> Default for Table<T> {
 }
 
 impl<T> Table<T> {
-    /// Takes an object in and names it.
+    /// Inserts an object and returns its id.
     pub(crate) fn insert(&self, object: T) -> u64 {
         self.lock().insert(Some(Arc::new(object))).data().as_ffi()
     }
 
-    /// The object, for one call.
+    /// Returns the object for one call.
     pub(crate) fn get(&self, id: u64) -> Result<Arc<T>, Refusal> {
         match self.lock().get(key(id)) {
             Some(Some(object)) => Ok(Arc::clone(object)),
@@ -54,7 +54,7 @@ impl<T> Table<T> {
         }
     }
 
-    /// The object, to destroy it.
+    /// Claims the object, to destroy it.
     pub(crate) fn claim(&self, id: u64) -> Result<Claim<'_, T>, Refusal> {
         let mut slots = self.lock();
         let slot = slots.get_mut(key(id)).ok_or(Refusal::Unknown)?;
@@ -69,14 +69,14 @@ impl<T> Table<T> {
         }
     }
 
-    /// Every object that is left, in the order of the slots.
+    /// Removes and returns every object, in slot order.
     pub(crate) fn drain(&mut self) -> Vec<Arc<T>> {
         let slots = self.slots.get_mut().unwrap_or_else(PoisonError::into_inner);
         slots.drain().filter_map(|(_, object)| object).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, SlotMap<DefaultKey, Option<Arc<T>>>> {
-        // Nothing panics under the lock, so the content is whole whatever the flag says.
+        // Nothing panics while holding the lock, so the content is consistent.
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -85,8 +85,8 @@ fn key(id: u64) -> DefaultKey {
     KeyData::from_ffi(id).into()
 }
 
-/// The sole right to an object. Dropped without [`Claim::destroyed`], the object is back under its
-/// id.
+/// Exclusive access to an object. Dropping it without [`Claim::destroyed`] restores the object under
+/// its id.
 pub(crate) struct Claim<'a, T> {
     table: &'a Table<T>,
     id: u64,
@@ -94,12 +94,12 @@ pub(crate) struct Claim<'a, T> {
 }
 
 impl<T> Claim<'_, T> {
-    /// The object.
+    /// Returns the object.
     pub(crate) fn object(&self) -> &T {
         self.object.as_ref().expect("a claim holds its object until it ends")
     }
 
-    /// The driver destroyed it: the id is stale from now on.
+    /// Removes the id after the driver destroyed the object.
     pub(crate) fn destroyed(mut self) {
         self.object = None;
         self.table.lock().remove(key(self.id));

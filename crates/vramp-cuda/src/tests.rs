@@ -1,5 +1,5 @@
-//! Every call of the device against a libcuda of our own: what reaches the driver, what does not,
-//! and what a failure leaves.
+//! Every call of the device on the fake libcuda: which calls reach the driver, and the state after a
+//! failure.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ fn open() -> CudaDriver {
     fake::open(|_| ()).unwrap()
 }
 
-/// What the error tells a caller.
+/// Returns the kind of the error.
 fn kind<T: std::fmt::Debug>(result: Result<T, DriverError>) -> ErrorKind {
     result.unwrap_err().kind
 }
@@ -83,7 +83,7 @@ fn each_reason_for_having_no_device_is_its_own_error() {
     fake::fail("cuInit", 802);
     let Some(OpenError::Failed(error)) = fake::open(|_| ()).err() else { panic!() };
     assert_eq!((error.entry, error.code), ("cuInit", 802));
-    // The text says it; a source would say it again.
+    // The text contains the cause; a source would repeat it.
     let error = OpenError::Failed(error);
     assert!(error.to_string().contains("cuInit failed"));
     assert!(std::error::Error::source(&error).is_none());
@@ -153,7 +153,7 @@ fn foreign_and_stale_ids_never_reach_the_driver() {
 }
 
 #[test]
-fn addresses_that_are_not_ours_never_reach_the_driver() {
+fn addresses_of_other_code_never_reach_the_driver() {
     let driver = open();
     let stream = driver.create_stream().unwrap();
     let (range, handle) = mapped(&driver);
@@ -457,7 +457,7 @@ fn a_device_dropped_under_work_in_flight_unmaps_nothing() {
 #[test]
 fn an_adopted_stream_is_never_destroyed() {
     let driver = open();
-    // SAFETY: the fake looks behind no stream.
+    // SAFETY: the fake dereferences no stream.
     let stream = unsafe { driver.adopt_stream(std::ptr::null_mut()) };
     let event = driver.create_event().unwrap();
     driver.record(event, stream).unwrap();
