@@ -49,7 +49,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Ok(_) => return Err("three buffers of 128 MiB fitted into 256 MiB".into()),
     }
     drop(lease);
-    manager.lease(&third, stream)?;
+    drop(manager.lease(&third, stream)?);
     println!("{} evicted, {} restored", evicted(&manager), restored(&manager));
     Ok(())
 }
