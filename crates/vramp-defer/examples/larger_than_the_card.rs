@@ -1,7 +1,7 @@
 //! Sorts three times as much as the card may hold, under leases, and checks the result.
 //!
-//! `cargo run -p vramp-tiers --example larger_than_the_card [DEVICE]`: DEVICE is `auto` unless told
-//! otherwise, which is a card if there is one and a small simulated one else.
+//! `cargo run -p vramp-defer --example larger_than_the_card [DEVICE]`: by default DEVICE is `auto`,
+//! a card if there is one, else a small simulated one.
 //!
 //! The numbers lie in twelve buffers, of which four fit at once. Neighbours are merged in turn: the
 //! lower half stays left, the upper half goes right. After as many rounds as there are buffers all is
@@ -75,7 +75,7 @@ fn run() -> Result<()> {
     let moved = |bytes| Bytes::new(bytes);
     println!("{} numbers are in order", after.count);
     println!(
-        "{} left the card, {} came back",
+        "{} left the card, {} were restored",
         moved(stats.to_host_bytes),
         moved(stats.from_host_bytes)
     );
@@ -89,12 +89,12 @@ struct Sorter {
     manager: SpillManager,
     stream: StreamId,
     queue: Stream,
-    /// Pinned memory for what two buffers contain.
+    /// Pinned memory for the contents of two buffers.
     window: HostBuffer,
 }
 
 impl Sorter {
-    /// On a device that may hold so many buffers, whose length is the second value.
+    /// On a device that holds so many buffers, whose length is the second value.
     fn new(name: &str) -> Result<(Sorter, Bytes)> {
         let mut driver = vramp_alloc::open(name)?.driver;
         let mut each = Bytes::mib(64);
@@ -127,7 +127,8 @@ impl Sorter {
         Ok((Sorter { driver, manager, stream, queue, window }, each))
     }
 
-    /// Does `kernel` on what the buffers contain, one behind the other, under a lease on all of them.
+    /// Runs `kernel` on the contents of the buffers, one after the other, under a lease on all of
+    /// them.
     fn work(
         &self,
         buffers: &[&DeferrableBuffer],
@@ -152,7 +153,8 @@ impl Sorter {
             for (to, slice) in self.windows(&lease) {
                 self.driver.copy_to_device(self.queue, slice, to)?;
             }
-            // The window serves again. The buffers could leave without this: their lease tells.
+            // The window is reused now. Without this wait the lease alone would be right for the
+            // buffers.
             self.driver.synchronize_stream(self.queue)?;
         }
         Ok(())
@@ -170,7 +172,7 @@ impl Sorter {
     }
 }
 
-/// The same for the same numbers in any order.
+/// A sum that is the same for the same numbers in any order.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Sum {
     count: usize,

@@ -1,8 +1,7 @@
-//! Reads a buffer where it lies in the host's memory, at the address it has on the card, and checks
-//! what was read.
+//! Reads a spilled buffer in host memory, at the address it has on the card, and checks the bytes.
 //!
-//! `cargo run -p vramp-tiers --example read_in_place [DEVICE]`: DEVICE is `auto` unless told
-//! otherwise, which is a card if there is one and a small simulated one else.
+//! `cargo run -p vramp-defer --example read_in_place [DEVICE]`: by default DEVICE is `auto`, a card
+//! if there is one, else a small simulated one.
 
 use std::process::ExitCode;
 use std::sync::Arc;

@@ -1,11 +1,10 @@
-//! Minutes of leases, spills, retrieves and mallocs at random, by several threads on four streams,
-//! that compares what it looks at.
+//! Minutes of random leases, spills, restores and mallocs, by several threads on four streams, with
+//! samples of the contents compared.
 //!
-//! `cargo run --release -p vramp-tiers --example spill_soak -- [DEVICE] [--seconds N]`. Buffers of
-//! three times the limit lie on the card, the host and a disk; some are read where they are. Work on
-//! the card fills and copies
-//! parts of them; parts at random are copied to pinned memory and compared. A simulated card keeps
-//! real bytes, is therefore made small, and looks for accesses without order.
+//! `cargo run --release -p vramp-defer --example spill_soak -- [DEVICE] [--seconds N]`. Buffers of
+//! three times the limit lie on the card, the host and a disk; some are read in place. Work on the
+//! card fills and copies parts of them; parts at random are copied to pinned memory and compared. A
+//! simulated card keeps real bytes, so it is small, and checks for races.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -31,7 +30,7 @@ type Result<T> = std::result::Result<T, Error>;
 
 /// Each part of a buffer is filled with one byte. The last one of a buffer may be shorter.
 const PART: Bytes = Bytes::kib(256);
-/// So much of a part is compared, somewhere in it.
+/// Number of bytes of a part that are compared, at a random place.
 const LOOK: Bytes = Bytes::kib(4);
 const STREAMS: usize = 4;
 /// Buffers of all threads together; each is a 16th of the limit on average.
@@ -45,22 +44,22 @@ struct Args {
     /// `auto`, `cuda:N`, or `sim` for a small simulated card.
     #[arg(default_value = "auto")]
     device: String,
-    /// How long.
+    /// Seconds to run.
     #[arg(long, default_value_t = 5)]
     seconds: u64,
-    /// What may be held of the card; 4GiB by default, 96MiB of a simulated one.
+    /// Limit of the card; by default 4GiB, 96MiB of a simulated one.
     #[arg(long)]
     limit: Option<Bytes>,
     /// Threads.
     #[arg(long, default_value_t = 4)]
     threads: u64,
-    /// Where the disk tier lies; a directory for files of the moment by default.
+    /// Directory of the disk tier; by default a temporary one.
     #[arg(long)]
     dir: Option<PathBuf>,
     /// Compress what goes to the disk, however long that takes.
     #[arg(long)]
     compress: bool,
-    /// Where chance begins.
+    /// Seed of the random numbers.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -111,7 +110,7 @@ fn run() -> Result<()> {
     Ok(())
 }
 
-/// Every access came behind what it had to.
+/// Checks that every access was ordered after what it depends on.
 fn check_order(simulator: &Simulator) -> Result<()> {
     if let Some(fault) = simulator.device_loss() {
         return Err(format!("the card is lost: {fault:?}").into());
@@ -122,7 +121,7 @@ fn check_order(simulator: &Simulator) -> Result<()> {
     }
 }
 
-/// What all threads use.
+/// Shared by all threads.
 struct Soak {
     driver: Arc<dyn Driver>,
     allocator: Arc<Allocator>,
@@ -137,7 +136,7 @@ struct Soak {
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     leases: u64,
-    /// Others held what it would need for longer than the manager's patience.
+    /// Leases refused because others held what they needed for longer than the manager's patience.
     refused: u64,
     without_memory: u64,
     without_blocks: u64,
@@ -208,7 +207,7 @@ impl Soak {
                 scope.spawn(move || {
                     let random = fastrand::Rng::with_seed(seed * 1000 + thread);
                     let result = Worker::run(self, threads, random, until, failed);
-                    // The others need not go on.
+                    // The other threads may stop.
                     failed.fetch_or(result.is_err(), Relaxed);
                     result
                 })
@@ -232,7 +231,7 @@ impl Soak {
         Ok(())
     }
 
-    /// Everything goes; what is left of it is a fault.
+    /// Drops everything; what is left of it is a fault.
     fn close(self) -> Result<()> {
         let Soak { allocator, pool, store, manager, .. } = self;
         for &(_, queue) in &self.streams {
@@ -247,7 +246,7 @@ impl Soak {
             );
         }
         drop((manager, pool, store));
-        let allocator = Arc::into_inner(allocator).ok_or("somebody holds the allocator")?;
+        let allocator = Arc::into_inner(allocator).ok_or("the allocator is still shared")?;
         Ok(allocator.close()?)
     }
 }
@@ -266,7 +265,7 @@ impl Known {
     }
 }
 
-/// One thread with buffers of its own. Streams are everybody's.
+/// One thread with buffers of its own. Streams are shared.
 struct Worker<'a> {
     soak: &'a Soak,
     random: fastrand::Rng,
@@ -317,7 +316,7 @@ impl Worker<'_> {
             50..80 => self.look(index)?,
             80..85 => self.malloc()?,
             85..90 => {
-                // Somebody may hold it, or there is no room: it was only a wish.
+                // It may be held, or there is no room: a prefetch is only a hint.
                 let _ = self.buffers[index].buffer.prefetch();
                 self.counts.prefetches += 1;
             }
@@ -348,7 +347,7 @@ impl Worker<'_> {
         self.stamp
     }
 
-    /// A lease, unless others have what it would need: then nothing changed.
+    /// Leases, unless others hold what it would need: then nothing changed.
     fn granted(
         &mut self,
         lease: std::result::Result<LeaseSet, SpillError>,
@@ -364,7 +363,7 @@ impl Worker<'_> {
             {
                 self.counts.without_memory += 1;
             }
-            // Others' pieces on their way to and from the disk have the last blocks of the host.
+            // Transfers to and from the disk may have the last blocks of the host.
             Err(SpillError::Move(MoveError::Host(HostPoolError::Full(_)))) => {
                 self.counts.without_blocks += 1;
                 self.soak.manager.relieve_host(Bytes::mib(16));
@@ -393,7 +392,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// A run of parts, half of them at most.
+    /// A run of parts, at most half of them.
     fn some_parts(&mut self, of: usize) -> (usize, usize) {
         let first = self.random.usize(..of);
         (first, self.random.usize(1..=(of - first).min(of / 2).max(1)))
@@ -477,7 +476,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Memory of the card for something else, for a moment.
+    /// Allocates memory of the card for something else, for a moment.
     fn malloc(&mut self) -> Result<()> {
         let (stream, queue) = self.stream();
         let len = Bytes::new(self.random.u64(1..self.soak.limit.count() / 8));

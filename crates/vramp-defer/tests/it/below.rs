@@ -1,5 +1,5 @@
-//! What fails below the card: disks, bits, callbacks, and shutdowns. Each buffer is whole where it
-//! was or where it went.
+//! Failures below the card: disks, bits, callbacks, and shutdowns. Each buffer stays whole, where
+//! it was or where it went.
 
 use std::io::{Seek, SeekFrom, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use vramp_tiers::movers::MoveError;
 use super::faulty::{EINTR, EIO, ENOSPC, Fault, Faulty};
 use super::*;
 
-/// All that a host of 16 MiB has is on the way to the disk and back.
+/// All of a host of 16 MiB is kept as staging for the disk.
 pub fn to_disk(io: Option<Arc<dyn BlockIo>>) -> Plan {
     Plan { host: MIB(16), disk: Some(MIB(512)), io, ..Plan::default() }
 }
@@ -28,11 +28,11 @@ pub fn fail(direction: Direction, code: i32) -> impl FnMut(&IoRequest) -> Fault 
     move |request| if request.direction == direction { Fault::Fail(code) } else { Fault::None }
 }
 
-/// Until something is so; a minute is for ever.
+/// Waits until a condition holds; fails after a minute.
 pub fn until(so: impl Fn() -> bool) {
     let begin = std::time::Instant::now();
     while !so() {
-        assert!(begin.elapsed() < Duration::from_secs(60), "it never was");
+        assert!(begin.elapsed() < Duration::from_secs(60), "the condition never held");
         std::thread::yield_now();
     }
 }
@@ -42,7 +42,7 @@ impl Rig {
         self.spaces.space(id).unwrap().total()
     }
 
-    /// Nothing is left of any buffer.
+    /// Checks that nothing is left of any buffer.
     pub fn expect_nothing(&self) {
         self.sim.synchronize_stream(self.queue).unwrap();
         self.manager.census();
@@ -93,7 +93,7 @@ fn whichever_transfer_of_the_disk_fails_each_buffer_is_whole() {
                 }
             });
             for buffer in &buffers {
-                // Whatever comes of it.
+                // It may fail.
                 let _ = buffer.lease(Access::Shared, rig.stream);
                 let _ = buffer.prefetch();
             }
@@ -134,7 +134,7 @@ fn failures_of_card_and_disk_at_random_lose_no_contents_and_no_bytes_of_any_budg
             match random.u32(..5) {
                 0 | 1 => {
                     let lease = buffer.lease(Access::Exclusive, rig.stream);
-                    // The fill itself does not fail: what is written is known.
+                    // The buffer's fill does not fail, so the test tracks what was written.
                     rig.fail(FaultPlan::none());
                     if let Ok(lease) = lease {
                         rig.sim.fill(rig.queue, lease.address(0), byte).unwrap();
@@ -178,7 +178,7 @@ fn a_disk_that_cannot_be_read_refuses_the_lease_and_the_contents_stay_below() {
     rig.expect_nothing();
 }
 
-/// Flips one bit of the only file, behind the store's back.
+/// Flips one bit of the only file, without the store's knowledge.
 pub fn flip(rig: &Rig, offset: u64) {
     let path = std::fs::read_dir(rig.own.path()).unwrap().next().unwrap().unwrap().path();
     let byte = std::fs::read(&path).unwrap()[usize::try_from(offset).unwrap()];
@@ -209,7 +209,7 @@ fn of_a_set_whose_last_buffer_cannot_come_back_the_others_are_whole_and_held_by_
     let rig = Plan { names: FileNames::Shown, ..to_disk(None) }.build();
     let (good, bad) = (rig.filled(MIB(16), 1), rig.filled(MIB(16), 2));
     assert_eq!(rig.manager.spill(MIB(32)).freed, MIB(32));
-    // Which of the two lies there, the lease tells.
+    // The lease shows which of the two lies there.
     let at = 4096 + (20 << 20);
     flip(&rig, at);
     let set = [(&good, Access::Exclusive), (&bad, Access::Exclusive)];

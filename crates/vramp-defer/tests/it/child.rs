@@ -1,5 +1,4 @@
-//! A test's own process once more, to be killed: it runs that test alone and finds a directory to
-//! work in.
+//! Runs a test of its own executable in a child process, to be killed.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -7,18 +6,18 @@ use std::process::{Command, Stdio};
 
 use vramp_tiers::disk::FileNames;
 
-/// Where the child of a test shall work.
+/// Directory in which the child of a test works.
 pub const DIR: &str = "VRAMP_TEST_CHILD_DIR";
-/// Set where its files shall be hidden.
+/// Set if the child hides its files.
 const HIDDEN: &str = "VRAMP_TEST_CHILD_HIDDEN";
 const READY: &str = "the child is at work";
 
-/// The directory, if this is the child.
+/// Returns the directory, if this process is the child.
 pub fn directory() -> Option<PathBuf> {
     std::env::var_os(DIR).map(PathBuf::from)
 }
 
-/// In the child: whether its files are seen.
+/// In the child: returns whether its files are visible.
 pub fn names() -> FileNames {
     std::env::var_os(HIDDEN).map_or(FileNames::Shown, |_| FileNames::Hidden)
 }
@@ -30,7 +29,7 @@ pub fn ready() {
 
 pub struct Child {
     process: std::process::Child,
-    /// Where its temporary files are: it has no time to remove them.
+    /// Temporary files of the child, which cannot remove them itself.
     _scratch: tempfile::TempDir,
 }
 

@@ -1,4 +1,4 @@
-//! Contents that take fewer bytes on the disk, whichever way they get there.
+//! Contents that take fewer bytes on the disk, from the card and from the host.
 
 use vramp_defer::SpillError;
 use vramp_driver::HostSlice;
@@ -10,7 +10,7 @@ use super::below::{fail, flip, to_disk};
 use super::faulty::{EINTR, EIO, ENOSPC, Fault, Faulty};
 use super::*;
 
-/// Whatever saves a tenth is compressed, however long that takes.
+/// Compresses whatever saves a tenth, however long that takes.
 const ALWAYS: CompressionConfig =
     CompressionConfig { least_saving_per_mille: 100, short_below_per_mille: 1000 };
 
@@ -33,7 +33,7 @@ fn plan(way: Way, io: Option<Arc<dyn BlockIo>>) -> Plan {
     Plan { host, compression: Some(ALWAYS), ..to_disk(io) }
 }
 
-/// By turns a MiB of words of which every other is zero, one that does not compress, and one byte.
+/// In turn a MiB of words of which every other is zero, one that does not compress, and one byte.
 fn mixture(seed: u64, len: u64) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut bytes = vec![seed as u8; len as usize];
@@ -62,14 +62,14 @@ impl Rig {
         buffer
     }
 
-    /// Every byte of it, under a lease.
+    /// Reads all its bytes, under a lease.
     fn bytes_of(&self, buffer: &DeferrableBuffer) -> Result<Vec<u8>, SpillError> {
         let lease = buffer.lease(Access::Shared, self.stream)?;
         self.sim.synchronize_stream(self.queue).unwrap();
         Ok(self.sim.peek(lease.address(0)).unwrap())
     }
 
-    /// Everything leaves for the disk, as far as it can.
+    /// Evicts everything to the disk, as far as possible.
     fn send(&self, way: Way) {
         self.manager.spill(MIB(64));
         if matches!(way, Way::Pushed) {
@@ -101,7 +101,7 @@ fn compressed_contents_come_back_whichever_way_they_reached_the_disk() {
         let stats = rig.store.as_ref().unwrap().stats().compression;
         assert!(stats.writes > 0 && stats.bytes > stats.on_disk, "{stats:?}");
         assert!(stats.decompressed * 2 > stats.bytes, "{stats:?}");
-        // What moved is told in the bytes of the contents.
+        // What moved is counted in bytes of the contents.
         assert_eq!(rig.manager.stats().to_disk_bytes, all);
         drop(buffers);
         rig.expect_nothing();
@@ -165,7 +165,7 @@ fn contents_whose_compressed_bytes_cannot_be_written_or_read_stay_whole_where_th
             rig.check();
             io.heal();
             assert!(rig.bytes_of(&buffer).unwrap() == bytes);
-            // Written anew, it has no copy below.
+            // Written again, it has no copy below.
             drop(buffer.lease(Access::Exclusive, rig.stream).unwrap());
         }
         rig.send(way);
@@ -199,7 +199,7 @@ fn failures_of_the_disk_at_random_lose_no_compressed_contents() {
         for _ in 0..8 {
             rig.send(way);
             for buffer in &buffers {
-                // Whatever comes of it.
+                // It may fail.
                 let _ = buffer.lease(Access::Exclusive, rig.stream);
             }
             rig.manager.audit().unwrap();

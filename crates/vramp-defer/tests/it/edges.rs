@@ -1,4 +1,4 @@
-//! Where work, captures, callbacks and failing calls meet buffers that leave.
+//! Buffers that leave while work, captures, callbacks or failing calls are in flight.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,7 +12,7 @@ use super::*;
 
 const SLOW_NS: u64 = 50_000_000;
 
-/// A buffer on the card, dropped while a kernel writes it.
+/// Drops a buffer on the card while a kernel writes it.
 fn dropped_in_use(rig: &Rig, len: Bytes) -> AddrRange {
     let buffer = rig.filled(len, 1);
     let range = buffer.addresses();
@@ -24,7 +24,7 @@ fn dropped_in_use(rig: &Rig, len: Bytes) -> AddrRange {
     range
 }
 
-/// Frees all that there is of the card while work of another stream still writes it.
+/// Frees all of the card while work of another stream still writes it.
 fn free_while_written(rig: &Rig) {
     let other = rig.allocator.create_stream().unwrap();
     let queue = rig.allocator.stream(other).unwrap();
@@ -131,7 +131,7 @@ fn a_question_that_fails_forgets_no_answer_before_it() {
                 (buffer, lease)
             })
             .collect();
-        // Nobody has asked yet whether the work of either is over.
+        // No query has seen yet that the work of either is complete.
         let buffers: Vec<_> = buffers.into_iter().map(|(buffer, _)| buffer).collect();
         for stream in [rig.stream, other] {
             rig.sim.synchronize_stream(rig.allocator.stream(stream).unwrap()).unwrap();

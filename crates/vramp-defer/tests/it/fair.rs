@@ -1,4 +1,4 @@
-//! Who is served before whom, and what is told of moves that fail.
+//! Fairness of leases, and reports of moves that fail.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use super::faulty::{EIO, Fault, Faulty};
 use super::in_place::{ends, spilled};
 use super::*;
 
-/// Nobody in these tests waits for so long.
+/// No wait of these tests takes so long.
 const LONG: Duration = Duration::from_secs(60);
 
 fn patient() -> Plan {
@@ -25,7 +25,7 @@ impl Rig {
         self.manager.census().waiting
     }
 
-    /// A lease that is given now or not at all.
+    /// Requests a lease without waiting.
     fn now(
         &self,
         buffer: &DeferrableBuffer,
@@ -59,7 +59,7 @@ fn a_writer_is_served_though_readers_never_stop() {
     let waits = rig.manager.waits();
     assert_eq!(waits.len(), 2);
     assert!(waits.iter().all(|wait| wait.served && wait.waited_ns > 0), "{waits:?}");
-    // The writer came first; what it waited for were readers, and the reader waited for it.
+    // The writer came first: it waited for readers, and the reader waited for it.
     assert!(matches!(waits[0].refused, LeaseRefused::Busy { .. }), "{}", waits[0]);
     rig.check();
 }
@@ -190,7 +190,8 @@ fn a_prefetch_does_not_pass_a_writer_who_waits() {
 
 #[test]
 fn a_write_comes_behind_a_copy_that_leaves_and_the_host_does_not_wait() {
-    // The second copy needs the last blocks, which is told while the first one is under way.
+    // The second copy needs the last blocks; the subscription reports that while the first one is
+    // in flight.
     let rig = Arc::new(Plan { host: MIB(16), ..Plan::default() }.build());
     let (first, second) = (rig.filled(PIECE, 1), rig.filled(PIECE, 2));
     let (told, heard) = std::sync::mpsc::channel();
@@ -266,7 +267,7 @@ fn write_beside_copies(readable: bool) {
     rig.check();
 }
 
-/// Eight buffers of 16 MiB, of which four threads at once have spilled as much as fits.
+/// Eight buffers of 16 MiB, spilled by four threads at once as far as they fit.
 fn spilled_by_four(rig: &Rig) -> Vec<DeferrableBuffer> {
     let buffers: Vec<_> = (1..=8).map(|byte| rig.filled(MIB(16), byte)).collect();
     rig.sim.synchronize_stream(rig.queue).unwrap();
@@ -282,7 +283,7 @@ fn spilled_by_four(rig: &Rig) -> Vec<DeferrableBuffer> {
 
 #[test]
 fn threads_that_send_contents_to_the_disk_at_once_fail_no_moves() {
-    // All of the host is kept for the way to the disk, and one transfer may take all of it.
+    // All of the host is kept as staging for the disk, and one transfer may take all of it.
     let rig = Plan { limit: MIB(128), ..to_disk(None) }.build();
     let buffers = spilled_by_four(&rig);
     assert!(buffers.iter().all(|buffer| !buffer.is_resident()));
@@ -294,10 +295,10 @@ fn threads_that_send_contents_to_the_disk_at_once_fail_no_moves() {
 
 #[test]
 fn threads_that_choose_at_once_promise_room_once() {
-    // Room for half of it: a choice that counted on others' room would fail.
+    // Room for half of it: a choice that counted on promised room would fail.
     let rig = Plan { limit: MIB(128), host: MIB(64), ..Plan::default() }.build();
     let buffers = spilled_by_four(&rig);
-    // For a moment a copy has its blocks and is still promised them: who chooses then takes less.
+    // For a moment a copy has its blocks and the promise of them: a choice then takes less.
     rig.manager.spill(MIB(64));
     assert_eq!(rig.manager.census().spilled, MIB(64), "as much as there is room for");
     let stats = rig.manager.stats();
@@ -321,7 +322,7 @@ fn a_disk_that_dies_is_told_with_its_error() {
     assert!(failed.to_string().contains("did not go to the disk"), "{failed}");
     let told = rig.manager.failures();
     assert_eq!((told.len() as u64, &told[0]), (rig.manager.stats().failures, &failed));
-    // What cannot leave is missing elsewhere, and there the disk is named as well.
+    // What cannot leave is missing elsewhere; that error names the disk as well.
     let third = rig.manager.buffer(MIB(48)).unwrap();
     let refused = third.lease(Access::Exclusive, rig.stream).unwrap_err();
     assert!(refused.to_string().contains("did not go to the disk"), "{refused}");

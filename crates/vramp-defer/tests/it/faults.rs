@@ -3,7 +3,7 @@ use vramp_driver::Call;
 
 use super::*;
 
-/// Calls that may fail while something leaves or comes back.
+/// Calls that may fail while something is evicted or restored.
 pub const CALLS: [Call; 9] = [
     Call::Create,
     Call::Map,
@@ -25,7 +25,7 @@ fn a_failing_call_leaves_each_buffer_whole_where_it_was_or_where_it_went() {
             rig.sim.synchronize_stream(rig.queue).unwrap();
             rig.fail(FaultPlan::nth_of(call, n).with_code(304));
             for buffer in &buffers {
-                // Whatever comes of it.
+                // It may fail.
                 let _ = buffer.lease(Access::Shared, rig.stream);
             }
             let block = rig.allocator.malloc(MIB(20), rig.stream);

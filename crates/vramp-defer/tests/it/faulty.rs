@@ -10,23 +10,23 @@ pub const EINTR: i32 = 4;
 pub const EIO: i32 = 5;
 pub const ENOSPC: i32 = 28;
 
-/// What happens to one call.
+/// Outcome of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     None,
-    /// It fails with this code.
+    /// Fails with this code.
     Fail(i32),
-    /// It moves so much at most.
+    /// Moves at most so many bytes.
     Short(Bytes),
 }
 
 type Rule = Box<dyn FnMut(&IoRequest) -> Fault + Send>;
 
-/// A real engine behind rules that tests change.
+/// A real engine with faults that tests set.
 pub struct Faulty {
     io: Arc<dyn BlockIo>,
     rule: Mutex<Rule>,
-    /// Files can have no more than this.
+    /// Largest size of a file.
     pub room: AtomicU64,
     /// The largest call so far.
     pub largest: AtomicU64,
@@ -54,7 +54,7 @@ impl Faulty {
         self.set(|_| Fault::None);
     }
 
-    /// From here on no call ends.
+    /// From here on no call returns.
     pub fn close_gate(&self) {
         self.held.lock().unwrap().get_or_insert_default();
     }

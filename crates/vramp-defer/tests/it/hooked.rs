@@ -1,4 +1,4 @@
-//! A device that tells of accesses that are set, while they are, and of the end of a wait.
+//! A device with hooks in set-access and after waits for events.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -27,7 +27,7 @@ impl Hooked {
         *self.hook.lock().unwrap_or_else(PoisonError::into_inner) = hook;
     }
 
-    /// Called once, when the next wait for an event is over and before whoever waited goes on.
+    /// Called once, when the next wait for an event has ended and before its thread continues.
     pub fn after_wait(&self, hook: impl FnOnce() + Send + 'static) {
         *self.waited.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(hook));
     }

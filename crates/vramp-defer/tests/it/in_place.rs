@@ -1,5 +1,5 @@
-//! Buffers that are readable while spilled: what a kernel reads at their addresses, when they come
-//! back, who waits for whom, and what is left when a driver call fails.
+//! Buffers that are readable while spilled: what a kernel reads at their addresses, when they are
+//! restored, which requests wait for which, and what is left when a driver call fails.
 
 use vramp_alloc::Driver;
 use vramp_defer::planner::{ExposeError, LeaseRefused};
@@ -19,12 +19,12 @@ pub fn spilled(rig: &Rig, len: Bytes, byte: u8) -> DeferrableBuffer {
     buffer
 }
 
-/// A kernel reads the buffer under the lease; returns the first and the last byte it finds.
+/// Reads the buffer in a kernel under the lease; returns the first and the last byte.
 pub fn ends(rig: &Rig, lease: &LeaseSet) -> [u8; 2] {
     ends_of(rig, lease, 0)
 }
 
-/// The same of what was named at a place.
+/// Reads the buffer at an index of the lease in the same way.
 pub fn ends_of(rig: &Rig, lease: &LeaseSet, index: usize) -> [u8; 2] {
     let range = lease.address(index);
     rig.sim.launch(rig.queue, Kernel::new("read").reading(range)).unwrap();
@@ -106,7 +106,7 @@ fn nobody_moves_or_writes_what_is_being_read_in_place() {
     assert_eq!(ends(&rig, &reading), [3, 3]);
     rig.check();
     again.cancel();
-    // Its work goes on behind the lease, and is waited for before anything is unmapped.
+    // Its work outlasts the lease, and is waited for before anything is unmapped.
     let long = Kernel::new("long").reading(reading.address(0)).lasting(5_000_000);
     rig.sim.launch(rig.queue, long).unwrap();
     drop(reading);
@@ -162,7 +162,7 @@ fn copies_count_against_the_host_and_go_to_blocks_or_the_disk_where_it_is_full()
     rig.fill(&buffer, 6);
     rig.manager.spill(MIB(40));
     assert!(rig.spaces.space(SpaceId::host(0)).unwrap().total() <= MIB(16));
-    // What is on the disk cannot be read in place: the lease brings it.
+    // What is on the disk cannot be read in place: the lease restores it.
     assert_eq!(ends(&rig, &buffer.read_in_place(rig.stream).unwrap()), [6, 6]);
     assert!(buffer.is_resident());
     rig.check();
@@ -215,7 +215,7 @@ fn a_failing_call_leaves_a_readable_buffer_whole() {
             rig.sim.synchronize_stream(rig.queue).unwrap();
             rig.fail(FaultPlan::nth_of(call, n).with_code(304));
             for buffer in buffers.iter().chain(&buffers) {
-                // Whatever comes of it.
+                // It may fail.
                 drop(buffer.read_in_place(rig.stream));
                 rig.manager.spill(MIB(8));
             }

@@ -1,5 +1,5 @@
-//! Copies that the device maps, and a host that is short: they go to the disk through the card, and
-//! stay where they are whatever fails.
+//! Mapped copies when the host is short: they go to the disk through the card, and stay where they
+//! are whatever fails.
 
 use std::sync::mpsc;
 
@@ -45,7 +45,8 @@ fn a_short_host_sends_copies_that_the_device_maps_to_the_disk() {
     let pushed = rig.manager.history().iter().filter(|one| one.what == MoveKind::Pushed).count();
     assert_eq!(pushed, 3);
     rig.check();
-    // The disk cannot be read in place, so it comes; and is readable below when it left again.
+    // What is on the disk cannot be read in place, so it is restored; it is readable below once it
+    // left again.
     let lease = buffer.read_in_place(rig.stream).unwrap();
     assert!(!lease.is_in_place(0) && buffer.is_resident());
     assert_eq!(ends(&rig, &lease), [7, 7]);
@@ -56,7 +57,7 @@ fn a_short_host_sends_copies_that_the_device_maps_to_the_disk() {
     assert!(lease.is_in_place(0));
     assert_eq!(ends(&rig, &lease), [7, 7]);
     drop(lease);
-    // What is on the disk by now leaves the host for nothing.
+    // What is on the disk by now is dropped from the host at no cost.
     let written = rig.manager.stats().to_disk_bytes;
     assert_eq!(rig.manager.relieve_host(MIB(24)), MIB(24));
     assert_eq!(rig.manager.stats().to_disk_bytes, written);
@@ -82,7 +83,7 @@ fn what_somebody_else_unmaps_while_a_lease_waits_for_its_readers_is_no_failure()
     rig.expect(&buffer, 7);
     rig.manager.spill(MIB(24));
     assert!(are(&buffer, Copies { host: true, disk: true }));
-    // The copy is dropped while a kernel reads it, so it stays mapped until that is over.
+    // The copy is dropped while a kernel reads it, so it stays mapped until that is done.
     let reading = buffer.read_in_place(rig.stream).unwrap();
     let long = Kernel::new("long").reading(reading.address(0)).lasting(50_000_000);
     rig.sim.launch(rig.queue, long).unwrap();
@@ -133,7 +134,7 @@ fn what_is_read_in_place_is_pushed_once_nobody_reads_it() {
     let reading = buffer.read_in_place(rig.stream).unwrap();
     assert_eq!(rig.manager.relieve_host(MIB(24)), Bytes::ZERO);
     assert!(are(&buffer, HOST));
-    // Work goes on behind the lease: it is waited for before anything is unmapped.
+    // Work outlasts the lease: it is waited for before anything is unmapped.
     let began = rig.sim.now_ns();
     let long = Kernel::new("long").reading(reading.address(0)).lasting(50_000_000);
     rig.sim.launch(rig.queue, long).unwrap();
@@ -250,7 +251,7 @@ fn memory_that_is_kept_for_later_copies_goes_first() {
     let rig = with_disk().build();
     let buffer = spilled(&rig, MIB(24), 3);
     let kept = spilled(&rig, MIB(16), 4);
-    // A write makes the copies worth nothing: their memory is kept.
+    // A write makes the copies stale: their memory is kept.
     rig.fill(&buffer, 5);
     rig.sim.synchronize_stream(rig.queue).unwrap();
     rig.manager.census();

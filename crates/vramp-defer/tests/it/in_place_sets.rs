@@ -1,4 +1,4 @@
-//! Sets of which some buffers are read where they are and others come to the card.
+//! Sets of which some buffers are read in place and others come to the card.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -192,7 +192,7 @@ fn a_failing_call_leaves_the_buffers_of_a_set_whole_and_held_by_nobody() {
             set.extend([(&plain, Access::Shared), (&table, Access::Exclusive)]);
             rig.fail(FaultPlan::nth_of(call, n).with_code(304));
             for _ in 0..4 {
-                // Whatever comes of it. What was read often comes, and leaves for the others.
+                // It may fail. What was read often is promoted, and leaves for the others.
                 if let Ok(lease) = rig.manager.lease_in_place(&set, rig.stream) {
                     let reads = lease.addresses().take(4);
                     let kernel = reads.fold(Kernel::new("join"), Kernel::reading);
@@ -240,7 +240,7 @@ fn copies_are_mapped_with_the_lock_free() {
             let end = addresses.start + addresses.len;
             if addresses.start <= range.start && range.start < end {
                 ask.send(()).unwrap();
-                // Whoever holds the lock here would never be answered.
+                // If the calling thread held the lock there would be no answer.
                 count.send(answered.recv_timeout(Duration::from_secs(20)).is_ok()).unwrap();
             }
         })));
@@ -274,7 +274,7 @@ fn a_buffer_that_becomes_readable_late_is_so_once_it_was_back() {
     rig.check();
 }
 
-/// Copies are mapped with the lock free: others lease, write, push and drop meanwhile.
+/// Copies are mapped with the lock released: other threads lease, write, push and drop meanwhile.
 #[test]
 fn threads_that_read_in_place_and_move_everything_at_random_corrupt_nothing() {
     for seed in 0..4 {
@@ -322,7 +322,7 @@ fn threads_that_read_in_place_and_move_everything_at_random_corrupt_nothing() {
                             }
                         }
                     }
-                    // A buffer that nobody has goes once the work on it is over.
+                    // A buffer without handles ends once the work on it is complete.
                     rig.sim.synchronize_stream(queue).unwrap();
                 });
             }

@@ -12,7 +12,7 @@ fn spilling(directory: &Path, names: FileNames) -> Rig {
     Plan { names, directory: Some(directory.to_owned()), ..to_disk(None) }.build()
 }
 
-/// In the child: sends buffers to the disk and takes them back until it is killed.
+/// In the child: spills buffers to the disk and restores them until it is killed.
 fn spill_until_killed(directory: &Path) -> ! {
     let rig = spilling(directory, child::names());
     let buffers: Vec<_> = (1..=4).map(|byte| rig.filled(MIB(24), byte)).collect();
@@ -43,7 +43,7 @@ fn of_a_process_killed_while_it_spills_no_file_is_left_at_the_next_start() {
     child.kill();
     assert!(files(directory.path()) > 0);
     let next = || spilling(directory.path(), FileNames::Shown);
-    // The kernel lets go of the last files once their transfers have ended.
+    // The kernel closes the last files once their transfers have ended.
     until(|| next().store.as_ref().unwrap().swept().in_use == 0);
     assert_eq!(files(directory.path()), 0);
     let rig = next();

@@ -3,6 +3,7 @@ use vramp_defer::SpillError;
 use vramp_defer::pointers::PointerScope;
 use vramp_driver::sim::Kernel;
 
+use super::below::until;
 use super::*;
 
 #[test]
@@ -61,7 +62,7 @@ fn one_who_waits_is_served_when_the_other_ends() {
     let held = buffer.lease(Access::Exclusive, rig.stream).unwrap();
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| buffer.lease(Access::Shared, rig.stream).map(drop));
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        until(|| rig.manager.census().waiting == 1);
         drop(held);
         waits.join().unwrap().unwrap();
     });
@@ -141,7 +142,7 @@ fn a_panic_or_an_error_between_lease_and_launch_releases_it() {
     }));
     assert!(panicked.is_err());
     rig.manager.spill(MIB(64));
-    assert!(!buffer.is_resident(), "nobody holds it");
+    assert!(!buffer.is_resident(), "no lease holds it");
     let sum = rig
         .manager
         .lock_and_launch(&[(&buffer, Access::Exclusive)], rig.stream, |lease| {
@@ -186,10 +187,10 @@ fn exposed_pointers_keep_a_buffer_as_long_as_their_grade_says() {
         rig.manager.spill(MIB(64));
         buffer.is_resident()
     };
-    let exposed = |grade| {
+    let exposed = |scope| {
         let buffer = rig.filled(PIECE, 1);
         let lease = buffer.lease(Access::Shared, rig.stream).unwrap();
-        let exposure = lease.expose(0, grade).unwrap();
+        let exposure = lease.expose(0, scope).unwrap();
         drop(lease);
         rig.sim.synchronize_stream(rig.queue).unwrap();
         (buffer, exposure)

@@ -37,23 +37,23 @@ use vramp_tiers::{Bytes, DiskStore, HostPool, Mover, ReservationManager, SpaceCo
 const MIB: fn(u64) -> Bytes = Bytes::mib;
 const PIECE: Bytes = Bytes::mib(8);
 
-/// What a rig is made of.
+/// Parts of a rig.
 struct Plan {
     limit: Bytes,
     host: Bytes,
     disk: Option<Bytes>,
     budget: bool,
-    /// The disk's engine, if it is not the usual one.
+    /// Engine of the disk, if not the usual one.
     io: Option<Arc<dyn BlockIo>>,
     names: FileNames,
     compression: Option<CompressionConfig>,
-    /// Where the disk's files are, if not in a directory of the rig's own.
+    /// Directory of the disk's files, if not one of the rig's own.
     directory: Option<PathBuf>,
     config: SpillConfig,
 }
 
 impl Default for Plan {
-    /// 64 MiB of a card, 512 MiB of the host, no disk.
+    /// Returns 64 MiB of a card, 512 MiB of the host, and no disk.
     fn default() -> Plan {
         let config = SpillConfig {
             piece: PIECE,
@@ -86,7 +86,7 @@ struct Rig {
     own: tempfile::TempDir,
 }
 
-/// Every access is checked against those before it.
+/// A simulator that checks every access against earlier ones.
 fn simulator() -> SimulatorBuilder {
     Simulator::builder().memory(Bytes::gib(1)).contents(Contents::Stored).checked()
 }
@@ -105,7 +105,7 @@ impl Plan {
         self.build_behind(sim.clone(), sim)
     }
 
-    /// On a device that passes calls on to the simulator.
+    /// Builds on a device that forwards calls to the simulator.
     fn build_behind(self, driver: Arc<dyn Driver>, sim: Arc<Simulator>) -> Rig {
         let config = Config { limit: Some(self.limit), ..Config::preset(Preset::Vramp) };
         let allocator = Arc::new(Allocator::new(Arc::clone(&driver), config).unwrap());
@@ -146,7 +146,7 @@ impl Plan {
 }
 
 impl Rig {
-    /// A buffer filled with one byte, under a lease that has ended.
+    /// Returns a buffer filled with one byte, under a lease that has ended.
     fn filled(&self, len: Bytes, byte: u8) -> DeferrableBuffer {
         let buffer = self.manager.buffer(len).unwrap();
         self.fill(&buffer, byte);
@@ -158,7 +158,7 @@ impl Rig {
         self.sim.fill(self.queue, lease.address(0), byte).unwrap();
     }
 
-    /// What a kernel on the stream finds at the ends of each page, under a lease.
+    /// Checks the bytes that a kernel on the stream finds at the ends of each page, under a lease.
     fn expect(&self, buffer: &DeferrableBuffer, byte: u8) {
         let lease = buffer.lease(Access::Shared, self.stream).unwrap();
         let range = lease.address(0);

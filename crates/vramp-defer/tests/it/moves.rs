@@ -84,7 +84,7 @@ fn a_buffer_that_was_only_read_leaves_again_without_a_copy() {
         assert_eq!(rig.manager.spill(MIB(32)).freed, MIB(32));
     }
     assert_eq!(rig.manager.stats().to_host_bytes, copied, "nothing is copied twice");
-    // What is written of it, and no more, is copied again.
+    // Only the written bytes are copied again.
     let mut lease = buffer.lease(Access::Exclusive, rig.stream).unwrap();
     let part = AddrRange::new(lease.address(0).start + MIB(9), MIB(1));
     rig.sim.fill(rig.queue, part, 8).unwrap();

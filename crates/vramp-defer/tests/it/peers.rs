@@ -1,4 +1,4 @@
-//! What the spill tests of others ask, one buffer and one thread at a time.
+//! Spill tests of other projects, each with one buffer and one thread.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use vramp_driver::sim::Kernel;
 
 use super::*;
 
-/// Long enough that no cooldown and no use just now decides who leaves.
+/// Long enough that neither the cooldown nor the last use decides what leaves.
 const LATER_NS: u64 = 1_000_000_000;
 
 impl Rig {
-    /// All work is over, and has been for long.
+    /// All work is complete, and has been for long.
     fn later(&self) {
         self.sim.synchronize_stream(self.queue).unwrap();
         self.manager.census();
@@ -272,7 +272,7 @@ fn a_lease_that_is_leaked_keeps_its_buffer_and_nothing_else() {
     let refused = leaked.lease(Access::Exclusive, rig.stream).unwrap_err();
     assert!(matches!(refused, SpillError::Refused(_)), "{refused}");
     drop(leaked);
-    assert_eq!(rig.manager.census().buffers, 2, "nobody else can end it");
+    assert_eq!(rig.manager.census().buffers, 2, "no other handle can end it");
     rig.check();
 }
 
@@ -301,7 +301,7 @@ fn a_malloc_that_spilling_cannot_serve_is_a_shortage_and_the_next_is_served() {
         let before = rig.manager.stats().spills;
         let error = rig.allocator.malloc(MIB(32), rig.stream).unwrap_err();
         assert!(matches!(error, AllocError::OutOfMemory(_)), "{error}");
-        assert!(rig.manager.stats().spills - before <= 4, "it is not asked for ever");
+        assert!(rig.manager.stats().spills - before <= 4, "it is not tried for ever");
     }
     drop(lease);
     for _ in 0..3 {

@@ -1,5 +1,5 @@
-//! Random programs: kernels on four streams, leases, spills, mallocs. The happens-before checker and
-//! the bytes say whether anything went wrong.
+//! Random programs: kernels on four streams, leases, spills, mallocs, checked by the race detector
+//! and by the bytes.
 
 use vramp_alloc::Driver;
 use vramp_driver::sim::Kernel;

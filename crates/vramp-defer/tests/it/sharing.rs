@@ -226,7 +226,7 @@ fn a_manager_may_end_while_others_spill_through_it() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 begin.wait();
-                // Between the end of the manager and of its buffer nobody makes room.
+                // Between the end of the manager and of its buffer no thread makes room.
                 if let Ok(block) = rig.allocator.malloc(MIB(40), rig.stream) {
                     rig.allocator.free(block, rig.stream).unwrap();
                 }

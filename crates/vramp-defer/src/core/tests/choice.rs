@@ -1,4 +1,4 @@
-//! What is chosen against what every subset would cost.
+//! Compares what is chosen with the cost of every subset.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::super::cover::cover;
 use super::super::victims::Candidate;
 use super::*;
 
-/// The least that any subset costs which covers the deficit.
+/// Returns the least cost of a subset that covers the deficit.
 fn least(candidates: &[Candidate], deficit: Bytes) -> Option<u128> {
     let sums = (0u32..1 << candidates.len()).filter_map(|subset| {
         let mut freed = Bytes::ZERO;

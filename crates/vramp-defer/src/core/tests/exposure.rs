@@ -2,7 +2,7 @@ use super::*;
 
 use Access::{Exclusive, Shared};
 
-/// A buffer whose pointer was handed outside under a lease that has ended.
+/// A buffer that was exposed under a lease that has ended.
 fn exposed(core: &mut Deferrables, grade: PointerScope) -> BufferId {
     let a = written(core, 16, 0);
     let reader = lease(core, a, Shared, 0);

@@ -2,7 +2,7 @@ use super::*;
 
 use Access::{Exclusive, Shared};
 
-/// A buffer of two pieces of which `spilled` are on the host, readable there.
+/// A readable buffer of two pieces, of which `spilled` are on the host.
 fn readable(core: &mut Deferrables, spilled: u64) -> BufferId {
     let a = written(core, 32, 0);
     core.set_readable(a).unwrap();
@@ -10,7 +10,7 @@ fn readable(core: &mut Deferrables, spilled: u64) -> BufferId {
     a
 }
 
-/// A lease on a set of which all may stay where it is.
+/// Leases a set of which all buffers may be read in place.
 fn try_read(
     core: &mut Deferrables,
     buffers: &[(BufferId, Access)],
@@ -22,7 +22,7 @@ fn try_read(
     granted
 }
 
-/// A lease on one buffer where it is; `None`, and no lease, if it would have to come.
+/// Leases one buffer in place; `None`, and no lease, if it would have to be restored.
 fn read(core: &mut Deferrables, a: BufferId) -> Option<GrantedLease> {
     let granted = try_read(core, &[(a, Shared)]).ok()?;
     if granted.in_place == [a] {
@@ -122,10 +122,10 @@ fn a_usual_lease_is_taken_where_nothing_is_below_or_something_is_nowhere_or_movi
     let plain = written(&mut core, 16, 0);
     let card = lease(&mut core, card, Shared, 1);
     assert_eq!(spill(&mut core, 16, 1), [piece(plain, 0)]);
-    assert_eq!(read(&mut core, plain), None, "nobody said that it is readable");
+    assert_eq!(read(&mut core, plain), None, "it was not made readable");
     core.set_readable(plain).unwrap();
     let granted = try_lease(&mut core, &[(plain, Shared)], S2, 3).unwrap();
-    assert_eq!(read(&mut core, plain), None, "it is on its way back");
+    assert_eq!(read(&mut core, plain), None, "it is being restored");
     core.settle(granted.restores[0].id).unwrap();
     end(&mut core, granted.lease, 3);
     end(&mut core, card, 3);
@@ -169,7 +169,7 @@ fn a_set_is_read_in_place_all_or_nothing() {
     let held = lease(&mut core, other, Exclusive, 1);
     let refused = try_read(&mut core, &[(a, Shared), (other, Shared)]).unwrap_err();
     assert_eq!(refused, LeaseRefused::Busy { held_by: vec![held] });
-    assert!(core.holds(a).unwrap().is_free(), "who waits holds nothing");
+    assert!(core.holds(a).unwrap().is_free(), "a waiter holds nothing");
     core.set_capacity(b(31));
     let refused = try_read(&mut core, &[(a, Exclusive)]).unwrap_err();
     assert!(matches!(refused, LeaseRefused::TooLarge { .. }), "who writes needs it on the card");
@@ -205,7 +205,7 @@ fn copies_that_are_read_below_leave_the_host_after_all_others_and_not_while_they
     let order: Vec<PieceId> = pushes.iter().map(|push| push.piece).collect();
     assert_eq!(order, [piece(plain, 0), piece(a, 0)], "the younger goes first all the same");
     let refused = try_read(&mut core, &[(a, Shared)]).unwrap_err();
-    assert!(matches!(refused, LeaseRefused::Settling { .. }), "not while it is on its way");
+    assert!(matches!(refused, LeaseRefused::Settling { .. }), "not while it is in flight");
     core.abandon(pushes[1].id).unwrap();
     let reading = read(&mut core, a).expect("a push that failed changes nothing");
     end(&mut core, reading.lease, 61);

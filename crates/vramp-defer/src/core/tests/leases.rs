@@ -9,7 +9,7 @@ fn a_new_buffer_has_no_contents_and_no_memory_until_it_is_leased() {
     assert_eq!(core.states(added.buffer).unwrap(), [PieceState::Empty; 3]);
     assert_eq!((core.occupied(), core.needed_memory(added.at.range).unwrap()), (b(0), vec![]));
     let granted = try_lease(&mut core, &[(added.buffer, Shared)], S1, 0).unwrap();
-    assert!(granted.restores.is_empty(), "there is nothing to bring back");
+    assert!(granted.restores.is_empty(), "there is nothing to restore");
     assert_eq!(granted.ranges, [added.at.range]);
     assert_eq!(
         (core.occupied(), core.needed_memory(added.at.range).unwrap()),
@@ -101,7 +101,7 @@ fn a_reader_waits_for_the_last_write_and_a_writer_for_all() {
     let writer = lease(&mut core, a, Exclusive, 0);
     end_used(&mut core, writer, a, 5);
     let same = try_lease(&mut core, &[(a, Shared)], S1, 1).unwrap();
-    assert_eq!(same.after, [], "a stream runs behind itself");
+    assert_eq!(same.after, [], "a stream is ordered with itself");
     end_used(&mut core, same.lease, a, 6);
     let reader = try_lease(&mut core, &[(a, Shared)], S2, 1).unwrap();
     assert_eq!(reader.after, [token(S1, 5)], "the read at 6 is no obstacle");
@@ -115,7 +115,7 @@ fn a_reader_waits_for_the_last_write_and_a_writer_for_all() {
     assert_eq!(next.after, [token(S1, 6), token(S2, 9)]);
     core.end_lease(next.lease, &read, 3).unwrap();
     let after = try_lease(&mut core, &[(a, Exclusive)], S1, 3).unwrap().after;
-    assert_eq!(after, [token(S2, 9)], "the write came behind all before it");
+    assert_eq!(after, [token(S2, 9)], "the write waited for all before it");
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn exceptions_between_lease_and_launch_leave_nothing_held_and_nothing_written() 
     let granted = try_lease(&mut core, &[(a, Exclusive)], S1, 2).unwrap();
     core.settle(granted.restores[0].id).unwrap();
     let range = core.slice(a).unwrap().range;
-    assert_eq!(core.cancel_lease(granted.lease).unwrap(), [], "the second fill is on its way");
+    assert_eq!(core.cancel_lease(granted.lease).unwrap(), [], "the second restore is in flight");
     core.audit().unwrap();
     let settled = core.settle(granted.restores[1].id).unwrap();
     assert_eq!(settled, Settled::Restored { piece: piece(a, 1) });

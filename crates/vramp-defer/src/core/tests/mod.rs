@@ -1,4 +1,4 @@
-//! Tests of deferrable buffers: by name what is right, by random programs against a naive twin.
+//! Tests of the planner: named cases, and random programs against a naive twin.
 
 mod choice;
 mod exposure;
@@ -59,7 +59,7 @@ fn try_lease(
     granted
 }
 
-/// A lease of one buffer, with all that was missing brought back.
+/// Leases one buffer and restores what is missing.
 fn lease(core: &mut Deferrables, buffer: BufferId, access: Access, now_ns: u64) -> BufferLeaseId {
     let granted = try_lease(core, &[(buffer, access)], S1, now_ns).unwrap();
     for fill in granted.restores {
@@ -96,7 +96,7 @@ fn written(core: &mut Deferrables, len: u64, now_ns: u64) -> BufferId {
     buffer
 }
 
-/// A shortage of `deficit` bytes with much room below and the same rate everywhere: 1 byte each ns.
+/// A demand of `deficit` bytes with much room below and the same rate everywhere: 1 byte each ns.
 fn short(deficit: u64) -> SpillDemand {
     let rate = Some(1_000_000_000);
     SpillDemand {
@@ -106,7 +106,7 @@ fn short(deficit: u64) -> SpillDemand {
     }
 }
 
-/// Chooses, and lets what was chosen leave.
+/// Chooses victims and lets them leave.
 fn spill(core: &mut Deferrables, deficit: u64, now_ns: u64) -> Vec<PieceId> {
     let choice = core.choose(&short(deficit), now_ns);
     core.audit().unwrap();

@@ -1,4 +1,4 @@
-//! Random programs: the buffers and their twin do the same, and have to agree.
+//! Random programs: the planner and its naive twin do the same, and must agree.
 
 use std::collections::BTreeMap;
 
@@ -10,6 +10,9 @@ use super::*;
 /// The stream of copies out.
 const COPIES: u64 = 8;
 
+/// Result of a step: an error where the buffers and their twin disagree.
+type Step = Result<(), TestCaseError>;
+
 #[derive(Clone, Debug)]
 enum Act {
     Add { len: u64 },
@@ -17,9 +20,9 @@ enum Act {
     Remove { which: usize },
     Discard { which: usize },
     Lease { which: [usize; 2], writes: [bool; 2], stream: u64, stays: bool, waits: bool },
-    Ask { which: usize, stays: bool },
+    Retry { which: usize, stays: bool },
     Leave { which: usize },
-    InPlacePool { which: usize },
+    Readable { which: usize },
     Queue { which: usize },
     LeaveWithout { which: usize },
     End { which: usize, used: bool, part: bool },
@@ -27,10 +30,11 @@ enum Act {
     Finish { which: usize, fails: bool, queued: bool },
     Over { stream: u64 },
     Choose { deficit: u64, room: u64 },
-    SpillTier { deficit: u64, room: u64 },
+    Reclaim { deficit: u64, room: u64 },
     Clean { budget: u64 },
-    Pin { which: usize, on: bool },
-    Expose { which: usize, grade: u8 },
+    Pin { which: usize },
+    Unpin { which: usize },
+    Expose { which: usize, scope: usize },
     Release { which: usize },
     EndEpoch,
     Hint { which: usize, hint: u8 },
@@ -47,9 +51,9 @@ fn act() -> impl Strategy<Value = Act> {
         8 => lease.prop_map(|(a, c, writes, stream, stays, waits)| {
             Act::Lease { which: [a, c], writes, stream, stays, waits }
         }),
-        4 => (which(), any::<bool>()).prop_map(|(which, stays)| Act::Ask { which, stays }),
+        4 => (which(), any::<bool>()).prop_map(|(which, stays)| Act::Retry { which, stays }),
         1 => which().prop_map(|which| Act::Leave { which }),
-        2 => which().prop_map(|which| Act::InPlacePool { which }),
+        2 => which().prop_map(|which| Act::Readable { which }),
         3 => which().prop_map(|which| Act::Queue { which }),
         1 => which().prop_map(|which| Act::LeaveWithout { which }),
         6 => (which(), any::<bool>(), any::<bool>())
@@ -59,17 +63,20 @@ fn act() -> impl Strategy<Value = Act> {
             .prop_map(|(which, fails, queued)| Act::Finish { which, fails: fails == 0, queued }),
         4 => (0u64..3).prop_map(|stream| Act::Over { stream }),
         6 => (1u64..6000, 0u64..9000).prop_map(|(deficit, room)| Act::Choose { deficit, room }),
-        2 => (1u64..4000, 0u64..4000).prop_map(|(deficit, room)| Act::SpillTier { deficit, room }),
+        2 => (1u64..4000, 0u64..4000).prop_map(|(deficit, room)| Act::Reclaim { deficit, room }),
         2 => (1u64..4000).prop_map(|budget| Act::Clean { budget }),
-        1 => (which(), any::<bool>()).prop_map(|(which, on)| Act::Pin { which, on }),
-        1 => (which(), 0u8..3).prop_map(|(which, grade)| Act::Expose { which, grade }),
+        1 => (which(), any::<bool>()).prop_map(|(which, on)| match on {
+            true => Act::Pin { which },
+            false => Act::Unpin { which },
+        }),
+        1 => (which(), 0usize..3).prop_map(|(which, scope)| Act::Expose { which, scope }),
         1 => which().prop_map(|which| Act::Release { which }),
         1 => Just(Act::EndEpoch),
         1 => (which(), 0u8..3).prop_map(|(which, hint)| Act::Hint { which, hint }),
     ]
 }
 
-fn begin_out(world: &mut World, out: &CopyOut, leaving: bool) -> Result<(), TestCaseError> {
+fn begin_out(world: &mut World, out: &CopyOut, leaving: bool) -> Step {
     let twin = world.twin(out.piece.buffer).clone();
     let bits = twin.pieces[out.piece.index as usize];
     prop_assert!(world.may_leave(twin.range), "{} may not leave", out.piece);
@@ -172,7 +179,7 @@ fn lease_step(
     Ok(given)
 }
 
-/// Asks for whoever waits at a place; served, it leaves the line.
+/// Retries the request at a place of the queue; granted, it leaves the queue.
 fn ask_step(
     core: &mut Deferrables,
     world: &mut World,
@@ -188,13 +195,8 @@ fn ask_step(
     Ok(done)
 }
 
-/// Lines up, or waits on in its place for what may stay now.
-fn wait_step(
-    core: &mut Deferrables,
-    world: &mut World,
-    ask: Ask,
-    ticket: Option<Ticket>,
-) -> Result<(), TestCaseError> {
+/// Enters the queue, or keeps its place there with what may be read in place now.
+fn wait_step(core: &mut Deferrables, world: &mut World, ask: Ask, ticket: Option<Ticket>) -> Step {
     let holder = HolderKey(ask.stream);
     let request = LeaseRequest { buffers: &ask.list(), holder, ticket, ..LeaseRequest::default() };
     let given = core.enqueue(&request, &ask.in_place_allowed()).unwrap();
@@ -212,7 +214,7 @@ fn end_step(
     which: usize,
     used: bool,
     part: bool,
-) -> Result<(), TestCaseError> {
+) -> Step {
     if world.leases.is_empty() {
         return Ok(());
     }
@@ -259,7 +261,7 @@ fn end_step(
             _ => {}
         }
         if access == Access::Exclusive {
-            let all = !part || twin.grades != [0; 3];
+            let all = !part || twin.scopes != [0; 3];
             let count = if all { twin.pieces.len() } else { 1 };
             (0..count as u32).for_each(|index| write(world, piece(id, index)));
         }
@@ -280,7 +282,7 @@ fn finish_step(
     which: usize,
     fails: bool,
     queued: bool,
-) -> Result<(), TestCaseError> {
+) -> Step {
     if world.moves.is_empty() {
         return Ok(());
     }
@@ -340,12 +342,8 @@ fn finish_step(
     Ok(())
 }
 
-/// All of a copy out is queued: nobody wrote before it reads, and nobody is about to.
-fn queue_step(
-    core: &mut Deferrables,
-    world: &mut World,
-    which: usize,
-) -> Result<(), TestCaseError> {
+/// All of a copy out is queued: no write came before it reads, and none may come.
+fn queue_step(core: &mut Deferrables, world: &mut World, which: usize) -> Step {
     if world.moves.is_empty() {
         return Ok(());
     }
@@ -357,235 +355,283 @@ fn queue_step(
     prop_assert_eq!(core.copy_queued(id, token(StreamKey(COPIES), point)).is_ok(), copies);
     if copies {
         if world.moves[place].queued.is_none() {
-            prop_assert_eq!(world.bits(piece).card, read, "others wrote before it was read");
+            prop_assert_eq!(world.bits(piece).card, read, "it was written before it was read");
             let writes =
                 |lease: &TwinLease| lease.buffers.get(&piece.buffer) == Some(&Access::Exclusive);
-            prop_assert!(!world.leases.iter().any(writes), "others write what is read");
+            prop_assert!(!world.leases.iter().any(writes), "it is written while it is read");
         }
         world.moves[place].queued = Some(point);
     }
     Ok(())
 }
 
-fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Result<(), TestCaseError> {
+fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Step {
     world.now += 7;
-    let id = |world: &World, which: usize| {
-        let count = world.buffers.len().max(1);
-        world.buffers.get(which % count).map(|twin| twin.id)
-    };
-    match *act {
-        Act::Add { .. } | Act::Tenant => {
-            let group = world.group.expect("it is made at the start");
-            let (added, count) = match *act {
-                Act::Add { len } => (core.add_buffer(b(len)), len.div_ceil(PIECE)),
-                _ => (core.add_tenant(group, b(100)), 1),
-            };
-            let Ok(AddedBuffer { buffer: id, at }) = added else {
-                prop_assert!(matches!(act, Act::Tenant));
-                return Ok(());
-            };
-            let pieces = vec![Bits::default(); count as usize];
-            let twin = Twin {
-                id,
-                range: at.range,
-                len: at.len.count(),
-                pieces,
-                pins: 0,
-                readable: false,
-                grades: [0; 3],
-                reads: BTreeMap::new(),
-                writes: BTreeMap::new(),
-            };
-            world.buffers.push(twin);
-        }
-        Act::Remove { which } | Act::Discard { which } => {
-            let Some(id) = id(world, which) else { return Ok(()) };
-            let twin = world.twin(id).clone();
-            let scoped = twin.grades[0] > 0 && !world.is_leased(id);
-            let held = world.is_leased(id) || twin.pins > 0 || twin.grades[1] + twin.grades[2] > 0;
-            let busy = twin.pieces.iter().any(|bits| bits.busy);
-            let used = !twin.reads.is_empty() || !twin.writes.is_empty();
-            prop_assert!(!scoped || used);
-            if matches!(act, Act::Remove { .. }) {
-                let removed = core.remove(id);
-                prop_assert_eq!(removed.is_ok(), !held && !busy && !used);
-                world.buffers.retain(|twin| twin.id != id || removed.is_err());
-            } else {
-                let discarded = core.discard(id);
-                prop_assert_eq!(discarded.is_ok(), !held && !busy);
-                if let Ok(stale) = discarded {
-                    world.drop_copies(&stale)?;
-                    world.twin(id).pieces.fill(Bits::default());
-                }
-            }
-        }
+    let done = match *act {
+        Act::Add { len } => add_step(core, world, len),
+        Act::Tenant => tenant_step(core, world),
+        Act::Remove { which } => remove_step(core, world, which),
+        Act::Discard { which } => discard_step(core, world, which),
         Act::Lease { which, writes, stream, stays, waits } => {
-            let access = |writes| if writes { Access::Exclusive } else { Access::Shared };
-            let mut wanted = BTreeMap::new();
-            for (which, writes) in which.into_iter().zip(writes) {
-                let Some(id) = id(world, which) else { return Ok(()) };
-                let known = wanted.entry(id).or_insert(Access::Shared);
-                *known = access(writes).max(*known);
-            }
-            let ask = Ask { stream, buffers: wanted, stays };
-            if !lease_step(core, world, &ask, None)? && waits {
-                wait_step(core, world, ask, None)?;
-            }
+            request_step(core, world, (which, writes), (stream, stays), waits)
         }
-        Act::Ask { which, stays } => {
-            if world.wait_queue.is_empty() {
-                return Ok(());
-            }
-            let place = which % world.wait_queue.len();
-            if !ask_step(core, world, place)? {
-                let TwinWaiter { ticket, ask } = world.wait_queue[place].clone();
-                wait_step(core, world, Ask { stays, ..ask }, Some(ticket))?;
-            }
-        }
-        Act::InPlacePool { which } => {
-            let Some(id) = id(world, which) else { return Ok(()) };
-            let range = world.twin(id).range;
-            if world.group != Some(range) {
-                core.set_readable(id).unwrap();
-                world.twin(id).readable = true;
-            }
-        }
-        Act::Leave { which } => {
-            if !world.wait_queue.is_empty() {
-                let gone = world.wait_queue.remove(which % world.wait_queue.len());
-                prop_assert!(core.dequeue(gone.ticket) && !core.dequeue(gone.ticket));
-            }
-        }
-        Act::Queue { which } => queue_step(core, world, which)?,
-        Act::LeaveWithout { which } => {
-            if !world.moves.is_empty() {
-                let place = which % world.moves.len();
-                let one = world.moves[place];
-                if core.leave_without_copy(one.id) {
-                    let bits = *world.bits(one.piece);
-                    prop_assert!(matches!(one.kind, Kind::Out(Some(_))) && one.queued.is_none());
-                    prop_assert!(bits.host.or(bits.disk) == Some(bits.latest), "it is lost");
-                    world.moves[place].kind = Kind::Out(None);
-                }
-            }
-        }
-        Act::End { which, used, part } => end_step(core, world, which, used, part)?,
-        Act::Cancel { which } => {
-            if !world.leases.is_empty() {
-                let lease = world.leases.remove(which % world.leases.len());
-                core.cancel_lease(lease.id).unwrap();
-            }
-        }
-        Act::Finish { which, fails, queued } => finish_step(core, world, which, fails, queued)?,
-        Act::Over { stream } => {
-            let stream = if stream == 0 { 9 } else { stream };
-            core.complete_use(token(StreamKey(stream), world.point));
-            for twin in &mut world.buffers {
-                twin.reads.remove(&stream);
-                twin.writes.remove(&stream);
-            }
-        }
-        Act::Choose { deficit, room } => {
-            let room = SpillRoom { host: b(room), disk: b(room / 2) };
-            let promised = [SpillTier::Host, SpillTier::Disk].map(|lower| world.promised(lower));
-            let choice = core.choose(&SpillDemand { room, ..short(deficit) }, world.now);
-            let longest = choice.victims.iter().map(|victim| victim.frees).max();
-            let longest = longest.unwrap_or_default();
-            prop_assert!(choice.frees < b(deficit) + longest.max(b(1)));
-            prop_assert_eq!(choice.short.is_some(), choice.frees < b(deficit));
-            for out in choice.victims.iter().flat_map(|victim| &victim.moves) {
-                begin_out(world, out, true)?;
-            }
-            for (lower, (before, free)) in [SpillTier::Host, SpillTier::Disk]
-                .into_iter()
-                .zip(promised.into_iter().zip([room.host, room.disk]))
-            {
-                let now = world.promised(lower);
-                prop_assert!(now == before || now <= free.count(), "{lower} is promised twice");
-            }
-        }
-        Act::SpillTier { deficit, room } => {
-            let choice = core.reclaim_host(&HostDemand { deficit: b(deficit), disk_room: b(room) });
-            for gone in &choice.stale {
-                let read = world.is_read_in_place(gone.piece.buffer);
-                prop_assert!(!read || world.bits(gone.piece).card.is_some(), "somebody reads it");
-            }
-            world.drop_copies(&choice.stale)?;
-            for push in &choice.pushes {
-                prop_assert_eq!(world.bits(push.piece).card, None);
-                prop_assert!(!world.is_read_in_place(push.piece.buffer));
-                world.begin(push.id, push.piece, Kind::Push)?;
-            }
-        }
-        Act::Clean { budget } => {
-            let room = SpillRoom { host: b(9000), disk: b(0) };
-            for out in core.clean(b(budget), room, world.now) {
-                let twin = world.twin(out.piece.buffer).clone();
-                prop_assert!(!world.is_unevictable(&twin), "others may write it");
-                let range = twin.range;
-                let alone = world.may_leave(range);
-                if alone {
-                    begin_out(world, &out, false)?;
-                } else {
-                    world.begin(out.id, out.piece, Kind::Out(out.to))?;
-                }
-            }
-        }
-        Act::Pin { which, on } => {
-            let Some(id) = id(world, which) else { return Ok(()) };
-            let pins = world.twin(id).pins;
-            if on {
-                let mut holders = world.leases.iter();
-                let holder = holders.find(|lease| lease.buffers.contains_key(&id));
-                let Some(lease) = holder.cloned() else { return Ok(()) };
-                if lease.in_place.contains(&id) {
-                    prop_assert!(core.pin(lease.id, id).is_err());
-                    return Ok(());
-                }
-                core.pin(lease.id, id).unwrap();
-                world.twin(id).pins += 1;
-            } else {
-                prop_assert_eq!(core.unpin(id).is_ok(), pins > 0);
-                world.twin(id).pins = pins.saturating_sub(1);
-            }
-        }
-        Act::Expose { which, grade } => {
-            if world.leases.is_empty() {
-                return Ok(());
-            }
-            let lease = world.leases[which % world.leases.len()].clone();
-            let id = *lease.buffers.keys().next().expect("a lease is of a buffer at least");
-            let grades = [PointerScope::StreamScoped, PointerScope::Quiesced, PointerScope::Opaque];
-            if lease.in_place.contains(&id) {
-                prop_assert!(core.expose(lease.id, id, grades[grade as usize]).is_err());
-                return Ok(());
-            }
-            core.expose(lease.id, id, grades[grade as usize]).unwrap();
-            let count = &mut world.twin(id).grades[grade as usize];
-            *count = if grade == 2 { *count + 1 } else { 1 };
-        }
-        Act::Release { which } => {
-            let Some(id) = id(world, which) else { return Ok(()) };
-            let count = world.twin(id).grades[2];
-            prop_assert_eq!(core.release(id).is_ok(), count > 0);
-            world.twin(id).grades[2] = count.saturating_sub(1);
-        }
-        Act::EndEpoch => {
-            core.end_epoch();
-            world.buffers.iter_mut().for_each(|twin| twin.grades[1] = 0);
-        }
-        Act::Hint { which, hint } => {
-            let Some(id) = id(world, which) else { return Ok(()) };
-            let hints = [Hint::None, Hint::WillNeed, Hint::WontNeed];
-            core.hint(id, hints[hint as usize]).unwrap();
-            core.set_priority(id, i32::from(hint)).unwrap();
-        }
-    }
+        Act::Retry { which, stays } => retry_step(core, world, which, stays),
+        Act::Leave { which } => leave_step(core, world, which),
+        Act::Readable { which } => readable_step(core, world, which),
+        Act::Queue { which } => queue_step(core, world, which),
+        Act::LeaveWithout { which } => leave_without_step(core, world, which),
+        Act::End { which, used, part } => end_step(core, world, which, used, part),
+        Act::Cancel { which } => cancel_step(core, world, which),
+        Act::Finish { which, fails, queued } => finish_step(core, world, which, fails, queued),
+        Act::Over { stream } => over_step(core, world, stream),
+        Act::Choose { deficit, room } => choose_step(core, world, deficit, room),
+        Act::Reclaim { deficit, room } => reclaim_step(core, world, deficit, room),
+        Act::Clean { budget } => clean_step(core, world, budget),
+        Act::Pin { which } => pin_step(core, world, which),
+        Act::Unpin { which } => unpin_step(core, world, which),
+        Act::Expose { which, scope } => expose_step(core, world, which, scope),
+        Act::Release { which } => release_step(core, world, which),
+        Act::EndEpoch => end_epoch_step(core, world),
+        Act::Hint { which, hint } => hint_step(core, world, which, hint),
+    };
     world.end_scopes();
+    done
+}
+
+fn add_step(core: &mut Deferrables, world: &mut World, len: u64) -> Step {
+    let added = core.add_buffer(b(len)).expect("a length within the limits");
+    world.add(added, len.div_ceil(PIECE));
     Ok(())
 }
 
-fn compare(core: &Deferrables, world: &World) -> Result<(), TestCaseError> {
+fn tenant_step(core: &mut Deferrables, world: &mut World) -> Step {
+    let group = world.group.expect("it is made at the start");
+    if let Ok(added) = core.add_tenant(group, b(100)) {
+        world.add(added, 1);
+    }
+    Ok(())
+}
+
+fn remove_step(core: &mut Deferrables, world: &mut World, which: usize) -> Step {
+    let Some(id) = world.pick(which) else { return Ok(()) };
+    let twin = world.twin(id).clone();
+    let used = !twin.reads.is_empty() || !twin.writes.is_empty();
+    let movable = !world.is_held_or_moves(id)? && !used;
+    let removed = core.remove(id);
+    prop_assert_eq!(removed.is_ok(), movable);
+    world.buffers.retain(|twin| twin.id != id || removed.is_err());
+    Ok(())
+}
+
+fn discard_step(core: &mut Deferrables, world: &mut World, which: usize) -> Step {
+    let Some(id) = world.pick(which) else { return Ok(()) };
+    let movable = !world.is_held_or_moves(id)?;
+    let discarded = core.discard(id);
+    prop_assert_eq!(discarded.is_ok(), movable);
+    if let Ok(stale) = discarded {
+        world.drop_copies(&stale)?;
+        world.twin(id).pieces.fill(Bits::default());
+    }
+    Ok(())
+}
+
+fn request_step(
+    core: &mut Deferrables,
+    world: &mut World,
+    (which, writes): ([usize; 2], [bool; 2]),
+    (stream, stays): (u64, bool),
+    waits: bool,
+) -> Step {
+    let access = |writes| if writes { Access::Exclusive } else { Access::Shared };
+    let mut wanted = BTreeMap::new();
+    for (which, writes) in which.into_iter().zip(writes) {
+        let Some(id) = world.pick(which) else { return Ok(()) };
+        let known = wanted.entry(id).or_insert(Access::Shared);
+        *known = access(writes).max(*known);
+    }
+    let ask = Ask { stream, buffers: wanted, stays };
+    if !lease_step(core, world, &ask, None)? && waits {
+        wait_step(core, world, ask, None)?;
+    }
+    Ok(())
+}
+
+fn retry_step(core: &mut Deferrables, world: &mut World, which: usize, stays: bool) -> Step {
+    if world.wait_queue.is_empty() {
+        return Ok(());
+    }
+    let place = which % world.wait_queue.len();
+    if !ask_step(core, world, place)? {
+        let TwinWaiter { ticket, ask } = world.wait_queue[place].clone();
+        wait_step(core, world, Ask { stays, ..ask }, Some(ticket))?;
+    }
+    Ok(())
+}
+
+fn leave_step(core: &mut Deferrables, world: &mut World, which: usize) -> Step {
+    if !world.wait_queue.is_empty() {
+        let gone = world.wait_queue.remove(which % world.wait_queue.len());
+        prop_assert!(core.dequeue(gone.ticket) && !core.dequeue(gone.ticket));
+    }
+    Ok(())
+}
+
+fn readable_step(core: &mut Deferrables, world: &mut World, which: usize) -> Step {
+    let Some(id) = world.pick(which) else { return Ok(()) };
+    let range = world.twin(id).range;
+    if world.group != Some(range) {
+        core.set_readable(id).unwrap();
+        world.twin(id).readable = true;
+    }
+    Ok(())
+}
+
+fn leave_without_step(core: &mut Deferrables, world: &mut World, which: usize) -> Step {
+    if world.moves.is_empty() {
+        return Ok(());
+    }
+    let place = which % world.moves.len();
+    let one = world.moves[place];
+    if core.leave_without_copy(one.id) {
+        let bits = *world.bits(one.piece);
+        prop_assert!(matches!(one.kind, Kind::Out(Some(_))) && one.queued.is_none());
+        prop_assert!(bits.host.or(bits.disk) == Some(bits.latest), "it is lost");
+        world.moves[place].kind = Kind::Out(None);
+    }
+    Ok(())
+}
+
+fn cancel_step(core: &mut Deferrables, world: &mut World, which: usize) -> Step {
+    if !world.leases.is_empty() {
+        let lease = world.leases.remove(which % world.leases.len());
+        core.cancel_lease(lease.id).unwrap();
+    }
+    Ok(())
+}
+
+fn over_step(core: &mut Deferrables, world: &mut World, stream: u64) -> Step {
+    let stream = if stream == 0 { 9 } else { stream };
+    core.complete_use(token(StreamKey(stream), world.point));
+    for twin in &mut world.buffers {
+        twin.reads.remove(&stream);
+        twin.writes.remove(&stream);
+    }
+    Ok(())
+}
+
+fn choose_step(core: &mut Deferrables, world: &mut World, deficit: u64, room: u64) -> Step {
+    let room = SpillRoom { host: b(room), disk: b(room / 2) };
+    let promised = [SpillTier::Host, SpillTier::Disk].map(|tier| world.promised(tier));
+    let choice = core.choose(&SpillDemand { room, ..short(deficit) }, world.now);
+    let longest = choice.victims.iter().map(|victim| victim.frees).max();
+    let longest = longest.unwrap_or_default();
+    prop_assert!(choice.frees < b(deficit) + longest.max(b(1)));
+    prop_assert_eq!(choice.short.is_some(), choice.frees < b(deficit));
+    for out in choice.victims.iter().flat_map(|victim| &victim.moves) {
+        begin_out(world, out, true)?;
+    }
+    for (tier, (before, free)) in [SpillTier::Host, SpillTier::Disk]
+        .into_iter()
+        .zip(promised.into_iter().zip([room.host, room.disk]))
+    {
+        let now = world.promised(tier);
+        prop_assert!(now == before || now <= free.count(), "{tier} is promised twice");
+    }
+    Ok(())
+}
+
+fn reclaim_step(core: &mut Deferrables, world: &mut World, deficit: u64, room: u64) -> Step {
+    let choice = core.reclaim_host(&HostDemand { deficit: b(deficit), disk_room: b(room) });
+    for gone in &choice.stale {
+        let read = world.is_read_in_place(gone.piece.buffer);
+        prop_assert!(!read || world.bits(gone.piece).card.is_some(), "it is being read");
+    }
+    world.drop_copies(&choice.stale)?;
+    for push in &choice.pushes {
+        prop_assert_eq!(world.bits(push.piece).card, None);
+        prop_assert!(!world.is_read_in_place(push.piece.buffer));
+        world.begin(push.id, push.piece, Kind::Push)?;
+    }
+    Ok(())
+}
+
+fn clean_step(core: &mut Deferrables, world: &mut World, budget: u64) -> Step {
+    let room = SpillRoom { host: b(9000), disk: b(0) };
+    for out in core.clean(b(budget), room, world.now) {
+        let twin = world.twin(out.piece.buffer).clone();
+        prop_assert!(!world.is_unevictable(&twin), "a lease may write it");
+        let range = twin.range;
+        let alone = world.may_leave(range);
+        if alone {
+            begin_out(world, &out, false)?;
+        } else {
+            world.begin(out.id, out.piece, Kind::Out(out.to))?;
+        }
+    }
+    Ok(())
+}
+
+fn pin_step(core: &mut Deferrables, world: &mut World, which: usize) -> Step {
+    let Some(id) = world.pick(which) else { return Ok(()) };
+    let mut holders = world.leases.iter();
+    let holder = holders.find(|lease| lease.buffers.contains_key(&id));
+    let Some(lease) = holder.cloned() else { return Ok(()) };
+    if lease.in_place.contains(&id) {
+        prop_assert!(core.pin(lease.id, id).is_err());
+        return Ok(());
+    }
+    core.pin(lease.id, id).unwrap();
+    world.twin(id).pins += 1;
+    Ok(())
+}
+
+fn unpin_step(core: &mut Deferrables, world: &mut World, which: usize) -> Step {
+    let Some(id) = world.pick(which) else { return Ok(()) };
+    let pins = world.twin(id).pins;
+    prop_assert_eq!(core.unpin(id).is_ok(), pins > 0);
+    world.twin(id).pins = pins.saturating_sub(1);
+    Ok(())
+}
+
+fn expose_step(core: &mut Deferrables, world: &mut World, which: usize, scope: usize) -> Step {
+    if world.leases.is_empty() {
+        return Ok(());
+    }
+    let lease = world.leases[which % world.leases.len()].clone();
+    let id = *lease.buffers.keys().next().expect("a lease is of a buffer at least");
+    let scopes = [PointerScope::StreamScoped, PointerScope::Quiesced, PointerScope::Opaque];
+    let exposed = core.expose(lease.id, id, scopes[scope]);
+    prop_assert_eq!(exposed.is_err(), lease.in_place.contains(&id));
+    if exposed.is_ok() {
+        let count = &mut world.twin(id).scopes[scope];
+        *count = if scope == 2 { *count + 1 } else { 1 };
+    }
+    Ok(())
+}
+
+fn release_step(core: &mut Deferrables, world: &mut World, which: usize) -> Step {
+    let Some(id) = world.pick(which) else { return Ok(()) };
+    let count = world.twin(id).scopes[2];
+    prop_assert_eq!(core.release(id).is_ok(), count > 0);
+    world.twin(id).scopes[2] = count.saturating_sub(1);
+    Ok(())
+}
+
+fn end_epoch_step(core: &mut Deferrables, world: &mut World) -> Step {
+    core.end_epoch();
+    world.buffers.iter_mut().for_each(|twin| twin.scopes[1] = 0);
+    Ok(())
+}
+
+fn hint_step(core: &mut Deferrables, world: &mut World, which: usize, hint: u8) -> Step {
+    let Some(id) = world.pick(which) else { return Ok(()) };
+    let hints = [Hint::None, Hint::WillNeed, Hint::WontNeed];
+    core.hint(id, hints[hint as usize]).unwrap();
+    core.set_priority(id, i32::from(hint)).unwrap();
+    Ok(())
+}
+
+fn compare(core: &Deferrables, world: &World) -> Step {
     let mut counts = [0usize; 5];
     for twin in &world.buffers {
         for (state, bits) in core.states(twin.id).unwrap().into_iter().zip(&twin.pieces) {
@@ -623,8 +669,8 @@ fn compare(core: &Deferrables, world: &World) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Once everybody ends what he holds, whoever waits longest is served, and then the next.
-fn serve_the_line(core: &mut Deferrables, world: &mut World) -> Result<(), TestCaseError> {
+/// Once all leases end, the oldest waiter is granted, and then the next.
+fn serve_the_line(core: &mut Deferrables, world: &mut World) -> Step {
     loop {
         for lease in std::mem::take(&mut world.leases) {
             core.cancel_lease(lease.id).unwrap();
@@ -634,15 +680,15 @@ fn serve_the_line(core: &mut Deferrables, world: &mut World) -> Result<(), TestC
             world.bits(one.piece).busy = false;
         }
         for index in 0..world.buffers.len() {
-            let Twin { id, pins, grades, .. } = world.buffers[index].clone();
+            let Twin { id, pins, scopes, .. } = world.buffers[index].clone();
             for _ in 0..pins {
                 core.unpin(id).unwrap();
             }
-            for _ in 0..grades[2] {
+            for _ in 0..scopes[2] {
                 core.release(id).unwrap();
             }
             let twin = &mut world.buffers[index];
-            (twin.pins, twin.grades[1], twin.grades[2]) = (0, 0, 0);
+            (twin.pins, twin.scopes[1], twin.scopes[2]) = (0, 0, 0);
         }
         core.end_epoch();
         if world.wait_queue.is_empty() {

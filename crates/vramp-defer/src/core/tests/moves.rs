@@ -76,7 +76,7 @@ fn a_retrieve_that_fails_half_way_leaves_the_buffer_spilled_and_whole() {
     core.audit().unwrap();
     assert_eq!(core.needed_memory(range).unwrap(), [(b(0), b(16)), (b(32), b(16))]);
     let last = core.abandon(granted.restores[2].id).unwrap();
-    assert_eq!(last.less, Some(range), "nobody waits for it any more");
+    assert_eq!(last.less, Some(range), "no lease needs it any more");
     core.audit().unwrap();
     assert_eq!(core.census().host_copies, b(48), "all of it is still below");
     assert_eq!(core.occupied(), b(16));

@@ -1,5 +1,5 @@
-//! The naive twin: a list of pieces with what they contain, wherever that is, and the rules of leases
-//! and of the line in the plainest words.
+//! The naive twin: a list of pieces with their contents in every tier, and the rules of leases and
+//! of the wait queue in the plainest words.
 //!
 //! The twin writes a new number for each write and carries it along with each copy. A piece that is
 //! read has to show the number that was written last.
@@ -10,14 +10,14 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// SpillRoom for three tenants in a group.
+/// Room for three tenants in a group.
 pub const PIECE: u64 = 1536;
 pub const CAPACITY: u64 = 9000;
 
 /// Contents are numbers; 0 is none.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Bits {
-    /// What was written last.
+    /// The number written last.
     pub latest: u64,
     pub card: Option<u64>,
     pub host: Option<u64>,
@@ -34,8 +34,8 @@ pub struct Twin {
     pub pins: u32,
     pub readable: bool,
     /// Stream-scoped, quiesced, opaque.
-    pub grades: [u32; 3],
-    /// By stream, the furthest.
+    pub scopes: [u32; 3],
+    /// By stream, the last.
     pub reads: BTreeMap<u64, u64>,
     pub writes: BTreeMap<u64, u64>,
 }
@@ -78,12 +78,12 @@ pub struct TwinMove {
     pub queued: Option<u64>,
 }
 
-/// What is asked for. Streams hold leases here: each is one that would wait for itself.
+/// A request. Streams hold leases here: each is a holder that would wait for itself.
 #[derive(Clone, Debug)]
 pub struct Ask {
     pub stream: u64,
     pub buffers: BTreeMap<BufferId, Access>,
-    /// All of it may be read where it is.
+    /// All of it may be read in place.
     pub stays: bool,
 }
 
@@ -97,14 +97,14 @@ impl Ask {
     }
 }
 
-/// A request in line.
+/// A request in the queue.
 #[derive(Clone, Debug)]
 pub struct TwinWaiter {
     pub ticket: Ticket,
     pub ask: Ask,
 }
 
-/// How a buffer is used: on the card but for the last.
+/// How a buffer is used: on the card, except for the last one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Shared,
@@ -136,8 +136,36 @@ pub struct World {
 }
 
 impl World {
+    pub fn pick(&self, which: usize) -> Option<BufferId> {
+        self.buffers.get(which % self.buffers.len().max(1)).map(|twin| twin.id)
+    }
+
+    pub fn add(&mut self, added: AddedBuffer, pieces: u64) {
+        self.buffers.push(Twin {
+            id: added.buffer,
+            range: added.at.range,
+            len: added.at.len.count(),
+            pieces: vec![Bits::default(); pieces as usize],
+            pins: 0,
+            readable: false,
+            scopes: [0; 3],
+            reads: BTreeMap::new(),
+            writes: BTreeMap::new(),
+        });
+    }
+
+    /// True if a lease, a pin, an exposure or a move holds the buffer.
+    pub fn is_held_or_moves(&mut self, id: BufferId) -> Result<bool, TestCaseError> {
+        let leased = self.is_leased(id);
+        let twin = self.twin(id);
+        let scoped = twin.scopes[0] > 0 && !leased;
+        prop_assert!(!scoped || !twin.reads.is_empty() || !twin.writes.is_empty());
+        let held = leased || twin.pins > 0 || twin.scopes[1] + twin.scopes[2] > 0;
+        Ok(held || twin.pieces.iter().any(|bits| bits.busy))
+    }
+
     pub fn twin(&mut self, id: BufferId) -> &mut Twin {
-        self.buffers.iter_mut().find(|twin| twin.id == id).expect("the core knows it as well")
+        self.buffers.iter_mut().find(|twin| twin.id == id).expect("the planner has it too")
     }
 
     pub fn bits(&mut self, piece: PieceId) -> &mut Bits {
@@ -152,7 +180,7 @@ impl World {
         self.leases.iter().any(|lease| lease.buffers.contains_key(&id))
     }
 
-    /// Leased, and not only to be read where it is.
+    /// Leased, and not only to be read in place.
     pub fn is_used(&self, id: BufferId) -> bool {
         let uses =
             |lease: &TwinLease| lease.buffers.contains_key(&id) && !lease.in_place.contains(&id);
@@ -163,7 +191,7 @@ impl World {
         self.leases.iter().any(|lease| lease.in_place.contains(&id))
     }
 
-    /// All of it is somewhere and at rest, a part below, and nobody uses it on the card.
+    /// All of it is readable and at rest, a part is spilled, and no lease uses it on the card.
     pub fn can_read_in_place(&self, id: BufferId) -> bool {
         let Some(twin) = self.find(id) else { return false };
         let in_the_way =
@@ -177,7 +205,7 @@ impl World {
             && twin.pins == 0
     }
 
-    /// What an ask would have now.
+    /// What a request would have now.
     pub fn split_by_place(&self, ask: &Ask) -> SplitRequest {
         let way = |(&id, &access): (&BufferId, &Access)| match ask.stays
             && access == Access::Shared
@@ -190,7 +218,7 @@ impl World {
     }
 
     pub fn is_unevictable(&self, twin: &Twin) -> bool {
-        self.is_leased(twin.id) || twin.pins > 0 || twin.grades != [0; 3]
+        self.is_leased(twin.id) || twin.pins > 0 || twin.scopes != [0; 3]
     }
 
     /// No buffer of the range is held, the pieces' own or their group's.
@@ -200,7 +228,7 @@ impl World {
 
     pub fn committed(&self, core: &Deferrables) -> u64 {
         let is_counted = |twin: &&Twin| {
-            self.is_used(twin.id) || twin.pins > 0 || twin.grades[1] + twin.grades[2] > 0
+            self.is_used(twin.id) || twin.pins > 0 || twin.scopes[1] + twin.scopes[2] > 0
         };
         let mut ranges: Vec<RangeId> =
             self.buffers.iter().filter(is_counted).map(|twin| twin.range).collect();
@@ -218,7 +246,7 @@ impl World {
         core.slice(twin.id).unwrap().len.count().next_multiple_of(4)
     }
 
-    /// What has to be on the card.
+    /// Buffers that have to be on the card.
     pub fn ranges_of(&self, wanted: &SplitRequest) -> Vec<RangeId> {
         let comes = |twin: &&Twin| wanted.get(&twin.id).is_some_and(|way| *way != Way::InPlace);
         let named = self.buffers.iter().filter(comes);
@@ -228,9 +256,9 @@ impl World {
         ranges
     }
 
-    /// Somebody has it pinned or has its pointer.
+    /// Pinned or exposed.
     pub fn is_pinned_or_exposed(&self, range: RangeId) -> bool {
-        let kept = |twin: &Twin| twin.pins > 0 || twin.grades[1] + twin.grades[2] > 0;
+        let kept = |twin: &Twin| twin.pins > 0 || twin.scopes[1] + twin.scopes[2] > 0;
         self.buffers.iter().any(|twin| twin.range == range && kept(twin))
     }
 
@@ -239,7 +267,7 @@ impl World {
         self.is_pinned_or_exposed(range) || self.buffers.iter().any(used)
     }
 
-    /// It waits for room that leases have.
+    /// Waits for room that leases occupy.
     pub fn lacks_room(&self, core: &Deferrables, wanted: &SplitRequest) -> bool {
         let own = self.ranges_of(wanted);
         let new = own.iter().filter(|&&range| !self.is_anchored(range));
@@ -255,7 +283,7 @@ impl World {
             && alone <= CAPACITY
     }
 
-    /// The younger one must not pass the older one.
+    /// The younger request must not overtake the older one.
     pub fn comes_after(
         &self,
         core: &Deferrables,
@@ -268,7 +296,7 @@ impl World {
             || self.lacks_room(core, older) && self.ranges_of(wanted).iter().any(takes)
     }
 
-    /// Whose leases have to end before a waiter is served: all that follows, until nothing more does.
+    /// Streams whose leases have to end before a waiter is granted, with all that follows from it.
     pub fn waits_for(&self, core: &Deferrables, place: usize) -> Vec<u64> {
         let (mut waiters, mut streams) = (vec![place], Vec::new());
         loop {
@@ -300,7 +328,7 @@ impl World {
         }
     }
 
-    /// What lower room is promised to moves under way.
+    /// Room below the card that is promised to moves in flight.
     pub fn promised(&self, to: SpillTier) -> u64 {
         let takes = |one: &&TwinMove| match one.kind {
             Kind::Out(Some(lower)) => lower == to && one.queued.is_none(),
@@ -346,13 +374,13 @@ impl World {
             let twin = &self.buffers[index];
             let over = twin.reads.is_empty() && twin.writes.is_empty() && !self.is_leased(twin.id);
             if over {
-                self.buffers[index].grades[0] = 0;
+                self.buffers[index].scopes[0] = 0;
             }
         }
     }
 }
 
-/// They name a buffer that one of them writes, or that only one of them has on the card.
+/// Both name a buffer that one of them writes, or that only one of them has on the card.
 pub fn excludes(one: &SplitRequest, other: &SplitRequest) -> bool {
     let both = |(id, way): (&BufferId, &Way)| Some((*way, *other.get(id)?));
     one.iter().filter_map(both).any(|(one, other)| one != other || one == Way::Exclusive)

@@ -45,7 +45,7 @@ fn room_that_moves_under_way_will_take_is_given_to_nobody_else() {
     core.audit().unwrap();
     let taken = SpillRoom { host: b(16), disk: b(16) };
     assert_eq!(core.choose(&SpillDemand { room: taken, ..short(16) }, 1).victims, []);
-    // Given up, it is promised to nobody.
+    // Once given up, it is promised to no move.
     core.abandon(second.moves[0].id).unwrap();
     core.audit().unwrap();
     let again = core.choose(&SpillDemand { room: taken, ..short(16) }, 1).victims.remove(0);

@@ -1,10 +1,10 @@
-//! Who is served before whom.
+//! Which requests are granted before which.
 
 use super::*;
 
 use Access::{Exclusive, Shared};
 
-/// Who asks in these tests.
+/// Holders in these tests.
 const A: HolderKey = HolderKey(1);
 const B: HolderKey = HolderKey(2);
 const C: HolderKey = HolderKey(3);
@@ -24,7 +24,7 @@ fn ask(
     granted.map(|granted| granted.lease)
 }
 
-/// Is refused, and lines up.
+/// Is refused, and enters the queue.
 fn wait(core: &mut Deferrables, holder: HolderKey, buffers: Buffers<'_>) -> Ticket {
     assert!(ask(core, holder, buffers, None).is_err(), "it need not wait");
     let request = LeaseRequest { buffers, holder, ..LeaseRequest::default() };
@@ -80,7 +80,7 @@ fn small_sets_do_not_take_the_room_that_a_large_one_waits_for() {
     end(&mut core, first, 1);
     assert!(ask(&mut core, C, &[(large, Exclusive)], Some(ticket)).is_ok());
     core.dequeue(ticket);
-    assert!(ask(&mut core, D, &[(small[1], Shared)], None).is_ok(), "nobody waits any more");
+    assert!(ask(&mut core, D, &[(small[1], Shared)], None).is_ok(), "the queue is empty");
     end(&mut core, second, 2);
 }
 
@@ -93,7 +93,7 @@ fn room_that_no_lease_has_is_waited_for_by_oneself() {
     core.pin(lease, pinned).unwrap();
     end(&mut core, lease, 1);
     wait(&mut core, B, &[(large, Shared)]);
-    assert!(ask(&mut core, C, &[(small, Shared)], None).is_ok(), "a pin has no end in sight");
+    assert!(ask(&mut core, C, &[(small, Shared)], None).is_ok(), "a pin ends at no known time");
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn a_buffer_that_is_removed_keeps_nobody_waiting() {
     assert!(ask(&mut core, C, &[(other, Shared)], None).is_ok());
 }
 
-/// A buffer on the host, readable there.
+/// A readable buffer on the host.
 fn below(core: &mut Deferrables, len: u64) -> BufferId {
     let a = written(core, len, 0);
     core.set_readable(a).unwrap();
@@ -172,7 +172,7 @@ fn below(core: &mut Deferrables, len: u64) -> BufferId {
     a
 }
 
-/// Asks for a set of which what is only read may stay.
+/// Requests a set of which what is only read may stay in place.
 fn read(
     core: &mut Deferrables,
     holder: HolderKey,
@@ -186,7 +186,7 @@ fn read(
     granted.map(|granted| granted.lease)
 }
 
-/// The same where it has to wait.
+/// Is refused, and enters the queue.
 fn wait_to_read(core: &mut Deferrables, holder: HolderKey, buffers: Buffers<'_>) -> Ticket {
     assert!(read(core, holder, buffers, None).is_err(), "it need not wait");
     let in_place_allowed: Vec<BufferId> = buffers.iter().map(|&(id, _)| id).collect();
