@@ -1,73 +1,82 @@
-//! Memory that is reserved before it is used: cards, pinned host memory and disks under budgets
-//! that hold.
+//! Memory reservations for GPUs, pinned host memory and disks, under budgets that hold.
 //!
 //! ```
-//! use std::sync::Arc;
+//! use std::sync::Mutex;
 //! use std::time::Duration;
-//! use vramp_alloc::{Allocator, Bytes, Config, Preset};
-//! use vramp_tiers::reserve::LimitPolicy;
-//! use vramp_tiers::tracked::{Policies, Scope};
-//! use vramp_tiers::{ReservationManager, SpaceConfig, SpaceId, Strategy, Tier, TrackedAllocator};
+//! use vramp_tiers::spill::SpillRequest;
+//! use vramp_tiers::{
+//!     Bytes, Priority, ReservationManager, ReserveError, SpaceConfig, SpaceId, Strategy, Tier,
+//! };
 //!
+//! let gpu = SpaceId::gpu(0);
 //! let manager = ReservationManager::new([
-//!     (SpaceId::gpu(0), SpaceConfig::gpu(Bytes::gib(8))),
+//!     (gpu, SpaceConfig::gpu(Bytes::gib(8))),
 //!     (SpaceId::host(0), SpaceConfig::host(Bytes::gib(64))),
 //! ])?;
 //!
-//! // Two GiB of a card, as soon as it is our turn.
+//! // A cache that can be dropped. Its spiller is called when a request has to wait.
+//! let cache = manager.request(Strategy::Specific(gpu), Bytes::gib(6)).now()?;
+//! let cache = Mutex::new(Some(cache));
+//! let spiller = move |_: &SpillRequest<'_>| match cache.lock() {
+//!     Ok(mut cache) => cache.take().map_or(Bytes::ZERO, |cache| cache.bytes()),
+//!     Err(_) => Bytes::ZERO,
+//! };
+//! let space = manager.space(gpu).expect("it was configured");
+//! let _registration = space.register_spiller(Priority(0), spiller);
+//!
+//! // 4 GiB of a GPU within ten seconds.
 //! let sort = manager
-//!     .request(Strategy::AnyInTier(Tier::Gpu), Bytes::gib(2))
+//!     .request(Strategy::AnyInTier(Tier::Gpu), Bytes::gib(4))
 //!     .deadline(Duration::from_secs(10))
 //!     .wait()?;
+//! assert_eq!(space.total(), Bytes::gib(4));
 //!
-//! // All that is allocated on this stream is paid from it.
-//! let device = vramp_alloc::open("sim:h200")?.driver;
-//! let allocator = Arc::new(Allocator::new(device, Config::preset(Preset::Vramp))?);
-//! let stream = allocator.create_stream()?;
-//! let gpu = manager.space(SpaceId::gpu(0)).expect("it was configured");
-//! let memory = TrackedAllocator::new(allocator, &gpu, Policies::default());
-//! memory.attach(Scope::Stream(stream), sort)?;
-//! let block = memory.malloc(Bytes::gib(1), stream)?;
-//! assert_eq!(gpu.total(), Bytes::gib(2));
-//!
-//! // Without the reservation the block alone is charged, and nothing once it is freed.
-//! drop(memory.detach(Scope::Stream(stream)));
-//! assert_eq!(gpu.total(), Bytes::gib(1));
-//! memory.free(block, stream)?;
-//! assert_eq!(gpu.total(), Bytes::ZERO);
+//! // The error of a request that fails says what is available and which reservations are largest.
+//! match manager.request(Strategy::Specific(gpu), Bytes::gib(4)).now() {
+//!     Ok(_) => unreachable!("3.2 GiB are available"),
+//!     Err(ReserveError::NotNow(refusal) | ReserveError::TimedOut(refusal)) => {
+//!         assert!(refusal.available() < Bytes::gib(4));
+//!         assert_eq!(refusal.spaces[0].largest[0].reservation, sort.id());
+//!     }
+//!     Err(error) => return Err(error.into()),
+//! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! The life of a reservation:
 //!
-//! 1. [`ReservationManager::request`] says where, how much, how urgently and until when. Its last
-//!    word asks: all [`now`](RequestBuilder::now) or nothing, all as soon as it is our turn
-//!    ([`wait`](RequestBuilder::wait)), or as much as there is ([`up_to`](RequestBuilder::up_to)).
-//! 2. Who waits is woken with the reservation in hand, or with the reason why not: no wake-up is
-//!    lost and nobody wakes in vain.
-//!    Until then it makes room itself, if somebody can spill ([`MemorySpace::register_spiller`]).
-//! 3. [`TrackedAllocator`] charges it with what is allocated. [`Reservation::charge`] does so for memory of
-//!    other kinds.
-//! 4. It grows, shrinks, splits and merges.
-//! 5. Dropping it returns the rest, and whoever fits now is served in the same step.
+//! 1. [`ReservationManager::request`] takes a [`Strategy`] and an amount; the builder adds priority,
+//!    owner and deadline. It finishes with [`now`](RequestBuilder::now): all bytes or an error;
+//!    [`wait`](RequestBuilder::wait): all bytes, in order; or [`up_to`](RequestBuilder::up_to): as
+//!    many as there are.
+//! 2. While a request waits, its thread calls the spillers of the space ([`spill`]). It is woken once,
+//!    with its reservation or with the reason why there is none.
+//! 3. [`TrackedAllocator`] charges allocations of device memory to the reservation
+//!    ([`tracked`]). [`Reservation::charge`] does so for other memory.
+//! 4. A reservation can grow, shrink, split and merge.
+//! 5. Dropping it returns the unused bytes, and the waiters that fit now are served in the same
+//!    step.
 //!
-//! [`MemorySpace::subscribe`] tells when a space fills up to its trigger and when it has emptied to
-//! its stop.
+//! Where to find what:
 //!
-//! Which spaces there are is told in code, read from TOML ([`TiersConfig`]), or drawn up for the
-//! machine ([`TiersBuilder`]).
+//! | module | content |
+//! |---|---|
+//! | [`reserve`] | requests, reservations, charges, and their errors |
+//! | [`space`] | levels, pressure and statistics of a space |
+//! | [`spill`] | spillers |
+//! | [`tracked`] | an allocator whose memory is charged to reservations |
+//! | [`streams`], [`links`], [`notify`] | stream pools, transfer rates, notification channels |
+//! | [`config`] | spaces read from TOML, or drawn up for the machine |
+//! | [`host`], [`disk`] | pinned memory of a host space, files of a disk space |
+//! | [`movers`] | transfers between a device, the host and disks |
+//! | [`ledger`] | the same budgets and wait queue as a pure state machine |
 //!
-//! What it costs: a request that is served at once and its release are two turns of one lock; one
-//! more turn for each malloc and each free. While others wait, a turn that can serve nobody costs
-//! the same; one that serves somebody costs O(those ahead).
+//! Cost: a request that is served at once takes the lock once, and so do its release, and each
+//! charged malloc and free. While other requests wait, a release that serves none costs the same;
+//! one that serves a waiter costs O(waiters ahead of it).
 //!
-//! [`HostPool`] holds the memory behind a host's space, [`DiskStore`] the files behind a disk's, and a
-//! [`Mover`] moves data between them and a card. With all of them, a [`SpillManager`] keeps
-//! [`DeferrableBuffer`]s, which leave the card while nobody uses them.
-//!
-//! Deliberately absent: globals (but which spaces a thread is spilling), environment variables, and
-//! all decisions about who gets what, which are the ledger's and the queue's in
-//! [`crate::ledger::core`] and [`vramp_defer::planner`].
+//! Deliberately absent: global state, environment variables, and decisions about who gets memory:
+//! these are the [`ledger`]'s. The one thread-local record is which spaces a thread is spilling.
 #![forbid(unsafe_code)]
 
 pub mod config;

@@ -255,7 +255,7 @@ impl Shared {
                 }
                 Err(full) => {
                     drop(state);
-                    let lacks = missing.saturating_sub(full.refused.available);
+                    let lacks = missing.saturating_sub(full.refusal.available);
                     let freed = self.spill(lacks, &|| lacks).freed;
                     if freed.is_zero() {
                         return Err(SpillError::NoBudget(full));

@@ -31,7 +31,7 @@ fn blocks_are_charged_while_somebody_has_them() {
     assert_eq!(pool.space().total(), MIB * 3);
     let rest = pool.allocate(MIB * 7).unwrap();
     let Err(HostPoolError::Full(full)) = pool.allocate(MIB) else { panic!("there is no room") };
-    assert_eq!(full.refused.available, Bytes::ZERO);
+    assert_eq!(full.refusal.available, Bytes::ZERO);
     drop(three);
     assert_eq!(pool.space().total(), MIB * 7);
     drop(rest);

@@ -1,17 +1,18 @@
-//! Tasks at random over a model of an allocator: they reserve, wait with deadlines and cancellations,
-//! grow, shrink, split, merge, charge, spill for one another, run into deadlocks and give up. All must
-//! end, nothing may be left, and no space may ever hold more than it can.
+//! Random tasks over a model of an allocator: they reserve, wait with deadlines and cancellations,
+//! grow, shrink, split, merge, charge, spill for one another, and end deadlocks. Every task must end,
+//! every space must be empty at the end, and no total may exceed a capacity.
 //!
 //! Two seconds; longer by `VRAMP_MONTE_CARLO_S`, with seeds from `VRAMP_MONTE_CARLO_SEED` on.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use vramp_tiers::reserve::{Charge, LimitPolicy, Overtaking, QueueConfig};
 use vramp_tiers::space::Level;
-use vramp_tiers::spill::{RetryPolicy, SpillRequest, Spilling};
+use vramp_tiers::spill::{RetryPolicy, SpillRequest, SpillerRegistration, Spilling};
 use vramp_tiers::{
     Bytes, CancelToken, ManagerConfig, Owner, Priority, Reservation, ReservationManager,
     ReserveError, SpaceConfig, SpaceId, Strategy, Tier,
@@ -40,14 +41,14 @@ fn manager(random: &mut fastrand::Rng) -> ReservationManager {
             },
             promote_after: random.bool().then(|| random.u32(1..20)),
         },
-        spill: RetryPolicy { most: 3, first_pause: pause, max_pause: pause * 4 },
+        spill_retries: RetryPolicy { max_retries: 3, first_pause: pause, max_pause: pause * 4 },
         ..ManagerConfig::default()
     };
     let spaces = [(GPUS[0], space(4096)), (GPUS[1], space(4096)), (HOST, space(8192))];
     ReservationManager::with_config(spaces, config).unwrap()
 }
 
-/// The model of an allocator of one card: what of it is really in use, by nobody twice.
+/// Model of an allocator of one card: its bytes in use, and their high-water mark.
 #[derive(Default)]
 struct Card {
     used: AtomicU64,
@@ -80,16 +81,18 @@ struct Tally {
 
 struct World {
     manager: ReservationManager,
+    /// Says that data became idle, and so can be spilled.
+    became_idle: SyncSender<()>,
     idle: Idle,
     card: Card,
     tally: Tally,
     token: CancelToken,
 }
 
-/// One task: what it holds it gives back in the end, whatever happens.
+/// One task. It returns all its memory in the end.
 fn task(world: &World, seed: u64, end: Instant) {
     let mut random = fastrand::Rng::with_seed(seed);
-    let World { manager, idle, card, tally, token } = world;
+    let World { manager, became_idle, idle, card, tally, token } = world;
     let owner = Owner(seed);
     let mut held: Vec<Reservation> = Vec::new();
     let mut charges: Vec<(Charge, u64)> = Vec::new();
@@ -118,7 +121,7 @@ fn task(world: &World, seed: u64, end: Instant) {
                         &tally.served
                     }
                     Err(ReserveError::Deadlock { .. }) => {
-                        // As it is told: it gives up all and begins again.
+                        // It releases everything and begins anew, as the error says.
                         charges.drain(..).for_each(|(_, bytes)| card.free(bytes));
                         held.clear();
                         &tally.deadlocks
@@ -164,14 +167,30 @@ fn task(world: &World, seed: u64, end: Instant) {
                 drop(charge);
             }
             (12, Some(reservation)) if reservation.used().is_zero() => {
-                // It is not needed now, and may leave.
+                // It is not needed now, and may be spilled.
                 idle.lock().unwrap().push(held.swap_remove(at));
+                // A full channel holds a message that is received after this push.
+                drop(became_idle.try_send(()));
             }
             (_, Some(_)) => drop(held.swap_remove(at)),
             _ => thread::yield_now(),
         }
     }
     charges.drain(..).for_each(|(_, bytes)| card.free(bytes));
+}
+
+/// Lets waiters spill again whenever data has become idle, and audits the manager, until `end`.
+fn watch(
+    manager: &ReservationManager,
+    spillers: &[SpillerRegistration],
+    became_idle: &Receiver<()>,
+    end: Instant,
+) {
+    let left = || end.saturating_duration_since(Instant::now());
+    while became_idle.recv_timeout(left()).is_ok() {
+        spillers.iter().for_each(SpillerRegistration::notify_spillable);
+        manager.audit().unwrap();
+    }
 }
 
 fn round(seed: u64, length: Duration) -> Tally {
@@ -199,7 +218,8 @@ fn round(seed: u64, length: Duration) -> Tally {
         };
         spillers.push(manager.space(gpu).unwrap().register_spiller(Priority(0), spill));
     }
-    let world = World { manager, idle, card, tally, token: CancelToken::new() };
+    let (became_idle, idle_news) = sync_channel(1);
+    let world = World { manager, became_idle, idle, card, tally, token: CancelToken::new() };
     let end = Instant::now() + length;
     thread::scope(|scope| {
         let task = |n| {
@@ -207,12 +227,8 @@ fn round(seed: u64, length: Duration) -> Tally {
             move || task(world, seed * TASKS + n, end)
         };
         let tasks: Vec<_> = (0..TASKS).map(|n| scope.spawn(task(n))).collect();
-        while Instant::now() < end {
-            thread::sleep(length / 20);
-            spillers.iter().for_each(vramp_tiers::spill::SpillerRegistration::notify_spillable);
-            world.manager.audit().unwrap();
-        }
-        // Waits without an end are cancelled, or the manager is shut down.
+        watch(&world.manager, &spillers, &idle_news, end);
+        // Waits without a deadline are cancelled, or ended by the shutdown.
         match random.bool() {
             true => world.token.cancel(),
             false => world.manager.shutdown(),
@@ -243,7 +259,7 @@ fn tasks_at_random_all_end_and_leave_nothing_behind() {
     let sum = |of: fn(&Tally) -> &AtomicU64| -> u64 {
         tallies.iter().map(|tally| of(tally).load(Ordering::Relaxed)).sum()
     };
-    // It is no test of waiting and spilling if nobody did.
+    // Without waits and spills this would be no test of them.
     assert!(sum(|tally| &tally.served) > 0, "{tallies:?}");
     assert!(sum(|tally| &tally.timeouts) > 0, "{tallies:?}");
     assert!(sum(|tally| &tally.spilled) > 0, "{tallies:?}");

@@ -5,7 +5,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::common::reserving::{GPU, ask, reserve};
+use crate::common::reserving::{GPU, ask, reserve, until};
 use vramp_tiers::links::{LinkKey, Rate};
 use vramp_tiers::notify::{NotificationChannel, WaitStatus, notify_on_exit};
 use vramp_tiers::reserve::{
@@ -134,10 +134,10 @@ fn a_reservation_grows_shrinks_splits_and_merges_exactly() {
     );
     let other = manager.request(Strategy::Specific(HOST), Bytes::new(5)).now().unwrap();
     let refused = whole.merge(other).unwrap_err();
-    assert!(matches!(refused.why, MergeRejection::Core(_)));
+    assert!(matches!(refused.reason, MergeRejection::Ledger(_)));
     assert_eq!(refused.from.bytes(), Bytes::new(5));
     let foreign = reserve(&self::manager(), 5);
-    assert_eq!(whole.merge(foreign).unwrap_err().why, MergeRejection::OtherManager);
+    assert_eq!(whole.merge(foreign).unwrap_err().reason, MergeRejection::OtherManager);
     drop((whole, used));
     assert_eq!(gpu.total(), Bytes::ZERO);
     manager.audit().unwrap();
@@ -152,15 +152,11 @@ fn a_shrink_and_a_free_wake_waiters_as_a_release_does() {
     thread::scope(|scope| {
         let wait = || ask(&manager, 45).wait().unwrap();
         let first = scope.spawn(wait);
-        while manager.waiting() == 0 {
-            thread::yield_now();
-        }
+        until(|| manager.waiting() == 1);
         drop(loose);
         let first = first.join().unwrap();
         let second = scope.spawn(wait);
-        while manager.waiting() == 0 {
-            thread::yield_now();
-        }
+        until(|| manager.waiting() == 1);
         half.shrink_to_fit();
         drop((second.join().unwrap(), first));
     });
@@ -424,9 +420,7 @@ fn a_reservation_that_grows_does_not_pass_those_who_were_passed_enough() {
             let request = manager.request(Strategy::Specific(GPU), Bytes::kib(50));
             drop(request.wait().unwrap());
         });
-        while manager.waiting() == 0 {
-            thread::yield_now();
-        }
+        until(|| manager.waiting() == 1);
         assert!(matches!(grows.grow(Bytes::kib(3)), Err(ReserveError::NotNow(_))));
         grows.grow(Bytes::kib(2)).unwrap();
         assert!(matches!(grows.grow(Bytes::kib(1)), Err(ReserveError::NotNow(_))));

@@ -21,12 +21,12 @@ fn manager() -> ReservationManager {
 
 fn manager_with(spill: RetryPolicy) -> ReservationManager {
     let spaces = [(GPU, space(100)), (HOST, space(50))];
-    let config = ManagerConfig { spill, ..ManagerConfig::default() };
+    let config = ManagerConfig { spill_retries: spill, ..ManagerConfig::default() };
     ReservationManager::with_config(spaces, config).unwrap()
 }
 
 fn once() -> RetryPolicy {
-    RetryPolicy { most: 0, ..RetryPolicy::default() }
+    RetryPolicy { max_retries: 0, ..RetryPolicy::default() }
 }
 
 /// Data in blocks of `step` bytes that may leave the card.
@@ -196,7 +196,7 @@ fn a_spiller_that_panics_is_contained_and_the_next_is_asked() {
 #[test]
 fn spilling_is_retried_so_often_and_then_only_waits() {
     let retries = RetryPolicy {
-        most: 3,
+        max_retries: 3,
         first_pause: Duration::from_micros(10),
         max_pause: Duration::from_micros(20),
     };
@@ -227,7 +227,7 @@ fn spilling_is_retried_so_often_and_then_only_waits() {
 #[test]
 fn a_spiller_that_lies_about_what_it_freed_is_asked_again_within_the_bound() {
     let retries = RetryPolicy {
-        most: 3,
+        max_retries: 3,
         first_pause: Duration::from_micros(10),
         max_pause: Duration::from_micros(20),
     };

@@ -34,7 +34,7 @@ fn policies(limit: LimitPolicy) -> Policies {
 
 fn handled_by(handler: impl OutOfMemoryHandler + 'static) -> Policies {
     let pauses = Duration::from_micros(1);
-    let retries = RetryPolicy { most: 5, first_pause: pauses, max_pause: pauses * 4 };
+    let retries = RetryPolicy { max_retries: 5, first_pause: pauses, max_pause: pauses * 4 };
     Policies { out_of_memory: Arc::new(handler), retries, ..Policies::default() }
 }
 
@@ -171,9 +171,9 @@ fn a_policy_of_ones_own_decides() {
     let Bench { manager, space, tracked, streams: [stream, _], .. } = bench();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let note = Arc::clone(&seen);
-    let rule = move |over: &vramp_tiers::reserve::Overrun| {
-        note.lock().unwrap().push(over.by);
-        if over.by > KIB(10) {
+    let rule = move |overrun: &vramp_tiers::reserve::Overrun| {
+        note.lock().unwrap().push(overrun.by);
+        if overrun.by > KIB(10) {
             panic!("on purpose");
         }
         OverrunAction::Ignore

@@ -326,7 +326,7 @@ fn a_deadlock_is_found_on_demand() {
 
 #[test]
 fn a_check_that_was_put_off_finds_the_deadlock_later() {
-    let deadlock = DeadlockCheck::OnWait { steps: 0, later: Duration::from_millis(1) };
+    let deadlock = DeadlockCheck::OnWait { max_steps: 0, delay: Duration::from_millis(1) };
     let config = ManagerConfig { deadlock, ..ManagerConfig::default() };
     let manager = ReservationManager::with_config([(GPU, space(100))], config).unwrap();
     let (mut first, mut second) = (reserve(&manager, 50), reserve(&manager, 50));

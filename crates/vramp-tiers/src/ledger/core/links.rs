@@ -1,4 +1,4 @@
-//! How fast data moves between spaces, for strategies that choose among equals.
+//! Transfer rates between spaces, for strategies that choose among equal spaces.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -6,19 +6,19 @@ use std::fmt;
 
 use super::SpaceId;
 
-/// From where to where data moves.
+/// Source and destination of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkKey {
-    /// Where it is.
+    /// Source space.
     pub from: SpaceId,
-    /// Where it goes.
+    /// Destination space.
     pub to: SpaceId,
 }
 
-/// Bytes per second.
+/// A transfer rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rate {
-    /// So many in a second.
+    /// Bytes per second.
     pub bytes_per_s: u64,
 }
 
@@ -28,28 +28,29 @@ impl fmt::Display for Rate {
     }
 }
 
-/// How far a space is by the rate of its link: the space itself, then the faster ones, then those
-/// whose rate is unknown. Of equals a [`Strategy`](super::Strategy) takes the smallest index.
+/// Distance of a space by the rate of its link: the space itself, then faster before slower links,
+/// then links of unknown rate. Of equals a [`Strategy`](super::Strategy) takes the smallest index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Distance {
-    /// It is the space itself.
+    /// The space itself.
     Here,
-    /// The faster, the nearer.
+    /// A link of known rate: the faster, the nearer.
     Link(Reverse<Rate>),
-    /// Nobody has measured it.
+    /// A link of unknown rate.
     Unknown,
 }
 
-/// The known rates between spaces, in each direction on its own. Spaces need not exist.
+/// Known transfer rates between spaces, for each direction. The spaces need not exist.
 ///
 /// ```
-/// use crate::ledger::core::{Links, Rate, LinkKey, SpaceId, Strategy};
+/// use vramp_tiers::links::{LinkKey, Links, Rate};
+/// use vramp_tiers::{SpaceId, Strategy};
 /// let (gpu, near, far) = (SpaceId::gpu(0), SpaceId::host(1), SpaceId::host(0));
 /// let mut links = Links::default();
 /// links.set(LinkKey { from: gpu, to: near }, Rate { bytes_per_s: 55_000_000_000 });
 /// let down = Strategy::Downgrade(gpu).candidates(&[gpu, far, near], links.distance_from(gpu))?;
 /// assert_eq!(down.as_slice(), [near, far]);
-/// # Ok::<(), crate::ledger::core::StrategyError>(())
+/// # Ok::<(), vramp_tiers::reserve::StrategyError>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Links {
@@ -57,27 +58,28 @@ pub struct Links {
 }
 
 impl Links {
-    /// Notes a rate, in place of the one known so far.
-    pub fn set(&mut self, hop: LinkKey, rate: Rate) {
-        self.rates.insert(hop, rate);
+    /// Sets the rate of a link.
+    pub fn set(&mut self, link: LinkKey, rate: Rate) {
+        self.rates.insert(link, rate);
     }
 
-    /// Forgets a rate, and returns it.
-    pub fn forget(&mut self, hop: LinkKey) -> Option<Rate> {
-        self.rates.remove(&hop)
+    /// Removes a rate and returns it.
+    pub fn forget(&mut self, link: LinkKey) -> Option<Rate> {
+        self.rates.remove(&link)
     }
 
-    /// The rate of a hop; `None` if it is unknown. O(log n).
-    pub fn rate(&self, hop: LinkKey) -> Option<Rate> {
-        self.rates.get(&hop).copied()
+    /// Returns the rate of a link; `None` if it is unknown. O(log n).
+    pub fn rate(&self, link: LinkKey) -> Option<Rate> {
+        self.rates.get(&link).copied()
     }
 
-    /// All that is known, in the order of the spaces.
+    /// All known rates, in the order of the spaces.
     pub fn iter(&self) -> impl Iterator<Item = (LinkKey, Rate)> {
-        self.rates.iter().map(|(&hop, &rate)| (hop, rate))
+        self.rates.iter().map(|(&link, &rate)| (link, rate))
     }
 
-    /// For [`Strategy::candidates`](super::Strategy::candidates): how far each space is from one.
+    /// Returns the distance of each space from `from`, for
+    /// [`Strategy::candidates`](super::Strategy::candidates).
     pub fn distance_from(&self, from: SpaceId) -> impl Fn(SpaceId) -> Distance {
         move |to| match self.rate(LinkKey { from, to }) {
             _ if from == to => Distance::Here,

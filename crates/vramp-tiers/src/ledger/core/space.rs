@@ -1,25 +1,25 @@
-//! Tiers, the spaces in them, and the levels of a space.
+//! Tiers, spaces, and the levels of a space.
 
 use std::fmt;
 
 use vramp_core::Bytes;
 
-/// A kind of memory. Ordered from the fastest and smallest down.
+/// A kind of memory, ordered from the fastest to the slowest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
-    /// Memory of a card.
+    /// Device memory of a GPU.
     Gpu,
-    /// Pinned memory of the host.
+    /// Pinned host memory.
     Host,
-    /// Files.
+    /// Files on a disk.
     Disk,
 }
 
 impl Tier {
-    /// All of them, the fastest first.
+    /// All tiers, the fastest first.
     pub const ALL: [Tier; 3] = [Tier::Gpu, Tier::Host, Tier::Disk];
 
-    /// Where data goes next when it has to leave.
+    /// The next slower tier, to which data is spilled.
     pub const fn below(self) -> Option<Tier> {
         match self {
             Tier::Gpu => Some(Tier::Host),
@@ -28,7 +28,7 @@ impl Tier {
         }
     }
 
-    /// Where data goes next on its way back.
+    /// The next faster tier, to which data is restored.
     pub const fn above(self) -> Option<Tier> {
         match self {
             Tier::Gpu => None,
@@ -48,17 +48,19 @@ impl fmt::Display for Tier {
     }
 }
 
-/// One place that holds memory: a card, a NUMA node of the host, a directory on a disk.
+/// Id of a space: one place that holds memory, such as a GPU, a NUMA node of the host, or a
+/// directory on a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpaceId {
-    /// Of which kind.
+    /// Tier of the space.
     pub tier: Tier,
-    /// Which one: a GPU's ordinal, a NUMA node, a number that the user chose for a directory.
+    /// Index in its tier: the ordinal of a GPU, the number of a NUMA node, or a number chosen for a
+    /// directory.
     pub index: u32,
 }
 
 impl SpaceId {
-    /// The card with this ordinal.
+    /// The GPU with this ordinal.
     pub const fn gpu(index: u32) -> SpaceId {
         SpaceId { tier: Tier::Gpu, index }
     }
@@ -80,12 +82,12 @@ impl fmt::Display for SpaceId {
     }
 }
 
-/// A level of a space: so many bytes, or a part of its capacity. Both have the same base.
+/// A level of a space, in bytes or as a fraction of its capacity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Level {
-    /// An amount.
+    /// An amount of bytes.
     Bytes(Bytes),
-    /// A part of the capacity, from 0 to 1.
+    /// A fraction of the capacity, from 0 to 1.
     Fraction(f64),
 }
 
@@ -106,23 +108,23 @@ impl Level {
     }
 }
 
-/// How much a space holds, and at which fill what happens.
+/// Capacity and levels of a space.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SpaceConfig {
-    /// What the space can hold. Nothing is ever charged above it.
+    /// Bytes that the space can hold. No charge exceeds it.
     pub capacity: Bytes,
-    /// Up to where reservations are given.
+    /// Upper bound of reservations.
     pub limit: Level,
-    /// At this fill or above, data should leave for a lower tier.
+    /// From this total up, data should be spilled.
     pub trigger: Level,
-    /// At this fill or below, enough has left.
+    /// From this total down, spilling should stop.
     pub stop: Level,
-    /// All amounts are multiples of this: requests are rounded up, levels down.
+    /// Unit of all amounts: requests are rounded up to it, levels down.
     pub granule: Bytes,
 }
 
 impl SpaceConfig {
-    /// A card: reservations up to 90 %, data leaves from 75 % down to 65 %, granules of 256 bytes.
+    /// A GPU: reservations up to 90 %, spilling from 75 % down to 65 %, granules of 256 bytes.
     pub const fn gpu(capacity: Bytes) -> SpaceConfig {
         SpaceConfig {
             capacity,
@@ -133,13 +135,12 @@ impl SpaceConfig {
         }
     }
 
-    /// Pinned memory: levels as for a card, granules of one block of 1 MiB.
+    /// Pinned host memory: the levels of a GPU, granules of one block of 1 MiB.
     pub const fn host(capacity: Bytes) -> SpaceConfig {
         SpaceConfig { granule: Bytes::mib(1), ..SpaceConfig::gpu(capacity) }
     }
 
-    /// A directory: reservations up to 100 %, data leaves from 95 % down to 90 %, granules of
-    /// 4 KiB.
+    /// A directory: reservations up to 100 %, spilling from 95 % down to 90 %, granules of 4 KiB.
     pub const fn disk(capacity: Bytes) -> SpaceConfig {
         SpaceConfig {
             capacity,
@@ -162,7 +163,7 @@ impl SpaceConfig {
     /// The levels in bytes, rounded down to granules.
     ///
     /// # Errors
-    /// What is wrong with them, by name: not `stop < trigger <= limit <= capacity`.
+    /// They violate `stop < trigger <= limit <= capacity`.
     pub fn levels(&self) -> Result<Levels, SpaceConfigError> {
         let &SpaceConfig { capacity, granule, .. } = self;
         if granule.is_zero() {
@@ -202,21 +203,21 @@ impl SpaceConfig {
 /// granule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Levels {
-    /// Nothing is charged above it.
+    /// Upper bound of all charges.
     pub capacity: Bytes,
-    /// Up to where reservations are given.
+    /// Upper bound of reservations.
     pub limit: Bytes,
-    /// From here up, data should leave.
+    /// From this total up, data should be spilled.
     pub trigger: Bytes,
-    /// From here down, enough has left.
+    /// From this total down, spilling should stop.
     pub stop: Bytes,
-    /// What all amounts are multiples of.
+    /// Unit of all amounts.
     pub granule: Bytes,
 }
 
 impl Levels {
-    /// `bytes` rounded up to granules. An amount that does not fit in 64 bits becomes the largest,
-    /// which fits in no space.
+    /// Returns `bytes` rounded up to granules; on overflow the largest amount, which fits in no
+    /// space.
     #[inline]
     pub(super) fn round_up(&self, bytes: Bytes) -> Bytes {
         let granule = self.granule.count();
@@ -228,7 +229,7 @@ impl Levels {
     }
 }
 
-/// Which level.
+/// Name of a level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LevelName {
     /// [`SpaceConfig::limit`].
@@ -249,56 +250,58 @@ impl fmt::Display for LevelName {
     }
 }
 
-/// Why levels make no sense.
+/// Why a space configuration is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum SpaceConfigError {
-    /// The capacity is less than one granule.
-    #[error("a capacity of {capacity} holds no granule of {granule}: give the space memory")]
+    /// The capacity is smaller than one granule.
+    #[error(
+        "a capacity of {capacity} is smaller than one granule of {granule}: use a larger capacity"
+    )]
     ZeroCapacity {
-        /// What was given.
+        /// Configured capacity.
         capacity: Bytes,
-        /// The unit.
+        /// Configured granule.
         granule: Bytes,
     },
     /// The granule is zero.
-    #[error("the granule is zero: use 1 B for amounts that are not rounded")]
+    #[error("the granule is zero: use 1 B for no rounding")]
     ZeroGranule,
-    /// A fraction that is not between 0 and 1.
-    #[error("the {name} {level:?} is no part of the capacity: use a fraction from 0 to 1")]
+    /// A fraction is not between 0 and 1.
+    #[error("the {name} {level:?} is no fraction of the capacity: use 0 to 1")]
     InvalidFraction {
-        /// Which level.
+        /// Name of the level.
         name: LevelName,
-        /// What was given.
+        /// Configured level.
         level: Level,
     },
-    /// A level that cannot be reached.
+    /// A level is above the capacity.
     #[error("the {name} of {bytes} is above the capacity of {capacity}")]
     AboveCapacity {
-        /// Which level.
+        /// Name of the level.
         name: LevelName,
-        /// What was given.
+        /// Configured level in bytes.
         bytes: Bytes,
-        /// What the space holds.
+        /// Capacity of the space.
         capacity: Bytes,
     },
-    /// Reservations alone would never start a downgrade.
+    /// The trigger is above the limit: reservations alone would never reach it.
     #[error(
         "the trigger at {trigger} is above the limit at {limit}: reservations would never reach it"
     )]
     TriggerAboveLimit {
-        /// In bytes, rounded.
+        /// Trigger in bytes, rounded down.
         trigger: Bytes,
-        /// In bytes, rounded.
+        /// Limit in bytes, rounded down.
         limit: Bytes,
     },
-    /// A downgrade would never begin, or never end.
+    /// The stop is not below the trigger.
     #[error("the stop at {stop} is not below the trigger at {trigger}, in granules of {granule}")]
     StopNotBelowTrigger {
-        /// In bytes, rounded.
+        /// Stop in bytes, rounded down.
         stop: Bytes,
-        /// In bytes, rounded.
+        /// Trigger in bytes, rounded down.
         trigger: Bytes,
-        /// What both were rounded down to.
+        /// Granule of the space.
         granule: Bytes,
     },
 }

@@ -1,4 +1,4 @@
-//! Which spaces will do, the best first.
+//! Strategies: which spaces are candidates for a request, the best first.
 
 use smallvec::SmallVec;
 
@@ -7,40 +7,40 @@ use super::{SpaceId, Tier};
 /// Spaces in order of preference.
 pub type Candidates = SmallVec<[SpaceId; 4]>;
 
-/// How to choose spaces.
+/// How the candidates of a request are chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Strategy {
-    /// This one, and no other.
+    /// This space alone.
     Specific(SpaceId),
-    /// Any of a tier, the nearest first.
+    /// Any space of a tier, the nearest first.
     AnyInTier(Tier),
-    /// This one first, then the others of its tier, the nearest first.
+    /// This space first, then the others of its tier, the nearest first.
     Prefer(SpaceId),
-    /// Any of these tiers, in their order; in a tier the nearest first.
+    /// Any space of these tiers, in this order; within a tier the nearest first.
     AnyInTiers(SmallVec<[Tier; 3]>),
-    /// Where data of this space can go to make room: the tiers below it, the next one first.
+    /// Spaces to which data of this space can be spilled: the lower tiers, the next one first.
     Downgrade(SpaceId),
-    /// Where data of this space can go to be used: the tiers above it, the next one first.
+    /// Spaces to which data of this space can be restored: the higher tiers, the next one first.
     Upgrade(SpaceId),
 }
 
-/// Why a strategy names no space.
+/// Why a strategy has no candidate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StrategyError {
-    /// It starts from a space that does not exist.
-    #[error("there is no space {space}: {} exist", names(known))]
+    /// The strategy starts from a space that does not exist.
+    #[error("there is no space {space}: the spaces are {}", names(known))]
     UnknownSpace {
-        /// What was given.
+        /// The given space.
         space: SpaceId,
-        /// What exists.
+        /// Spaces that exist.
         known: Candidates,
     },
-    /// No space is of the kinds it allows.
-    #[error("no space will do for {strategy:?}: {} exist", names(known))]
+    /// No space is of a tier that the strategy allows.
+    #[error("no space is a candidate for {strategy:?}: the spaces are {}", names(known))]
     NoCandidate {
-        /// What was given.
+        /// The given strategy.
         strategy: Strategy,
-        /// What exists.
+        /// Spaces that exist.
         known: Candidates,
     },
 }
@@ -51,12 +51,12 @@ fn names(spaces: &[SpaceId]) -> String {
 }
 
 impl Strategy {
-    /// The spaces of `known` that will do, the best first, each once. Of those that the strategy
-    /// holds equal the one with the smallest `distance` (in any unit: hops, nanoseconds a byte)
-    /// comes first, then the one with the smallest index. O(n log n).
+    /// Returns the candidates among `known`, the best first, each once. Among spaces that the
+    /// strategy ranks equal, a smaller `distance` (in any unit) comes first, then a smaller index.
+    /// O(n log n).
     ///
     /// # Errors
-    /// There is none.
+    /// There is no candidate.
     pub fn candidates<D: Ord>(
         &self,
         known: &[SpaceId],
@@ -77,7 +77,7 @@ impl Strategy {
         Ok(ranked.into_iter().map(|(_, _, space)| space).collect())
     }
 
-    /// The space that the strategy starts from, whose links tell which of its equals are near.
+    /// The space that the strategy starts from: distances are measured from it.
     pub fn start(&self) -> Option<SpaceId> {
         match *self {
             Strategy::Specific(space)
@@ -88,7 +88,7 @@ impl Strategy {
         }
     }
 
-    /// How good a space is, the smaller the better; `None` for one that will not do.
+    /// Rank of a space, the best first; `None` if it is no candidate.
     fn rank(&self, space: SpaceId) -> Option<usize> {
         let down = |from: Tier| (space.tier as usize).checked_sub(from as usize);
         let up = |from: Tier| (from as usize).checked_sub(space.tier as usize);

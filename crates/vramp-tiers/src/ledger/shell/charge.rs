@@ -1,4 +1,4 @@
-//! Memory that is allocated, and who pays for it.
+//! Charges for allocated memory, to a reservation or to a space.
 
 use std::sync::Arc;
 
@@ -12,38 +12,38 @@ use crate::ledger::shell::error::SpaceFull;
 use crate::ledger::shell::shared::{Shared, State};
 use crate::ledger::shell::space::MemorySpace;
 
-/// Decides about an allocation that exceeds its reservation. Called with no lock held; a panic is
-/// contained, counted, and taken for [`OverrunAction::Fail`].
+/// Decides about an allocation that exceeds its reservation. Called with no lock held. A panic is
+/// caught, counted, and taken for [`OverrunAction::Fail`].
 ///
-/// The stock rules are [`LimitPolicy`]'s: fail, ignore, increase. Any closure is one too.
+/// [`LimitPolicy`] has the predefined rules: fail, ignore, increase. Any closure is a rule.
 pub trait LimitRule: Send + Sync {
-    /// What to do about it.
-    fn answer(&self, over: &Overrun) -> OverrunAction;
+    /// Returns the action for an overrun.
+    fn decide(&self, overrun: &Overrun) -> OverrunAction;
 }
 
 impl LimitRule for LimitPolicy {
-    fn answer(&self, over: &Overrun) -> OverrunAction {
-        LimitPolicy::answer(*self, over)
+    fn decide(&self, overrun: &Overrun) -> OverrunAction {
+        LimitPolicy::decide(*self, overrun)
     }
 }
 
 impl<F: Fn(&Overrun) -> OverrunAction + Send + Sync> LimitRule for F {
-    fn answer(&self, over: &Overrun) -> OverrunAction {
-        self(over)
+    fn decide(&self, overrun: &Overrun) -> OverrunAction {
+        self(overrun)
     }
 }
 
-/// Who pays for an allocation, and gets its bytes back when it is freed.
+/// What an allocation is charged to, and what its free is credited to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Payer {
     /// A reservation, released or not.
     Reservation(ReservationId),
-    /// The space, for memory outside any reservation.
+    /// The space, outside any reservation.
     Space,
 }
 
 impl Shared {
-    /// Charges a reservation; what exceeds it is decided by `rule`, with no lock held.
+    /// Charges a reservation. `rule` decides about an overrun, with no lock held.
     #[inline]
     pub fn charge(
         &self,
@@ -51,9 +51,9 @@ impl Shared {
         bytes: Bytes,
         rule: &dyn LimitRule,
     ) -> Result<(), ChargeError> {
-        match self.act(|state| state.ledger.charge(id, bytes))? {
+        match self.update(|state| state.ledger.charge(id, bytes))? {
             Charged::Within => Ok(()),
-            Charged::Overrun(over) => self.charge_overrun(id, bytes, &over, rule),
+            Charged::Overrun(overrun) => self.charge_overrun(id, bytes, &overrun, rule),
         }
     }
 
@@ -62,37 +62,37 @@ impl Shared {
         &self,
         id: ReservationId,
         bytes: Bytes,
-        over: &Overrun,
+        overrun: &Overrun,
         rule: &dyn LimitRule,
     ) -> Result<(), ChargeError> {
-        let answer = self.contain(|| rule.answer(over)).unwrap_or(OverrunAction::Fail);
-        self.act(|state| {
+        let action = self.catch_panic(|| rule.decide(overrun)).unwrap_or(OverrunAction::Fail);
+        self.update(|state| {
             let before = charged(&state.ledger, id);
-            state.ledger.charge_overrun(id, bytes, answer)?;
-            // A reservation that others had overdrawn may hold less than before once it grows.
+            state.ledger.charge_overrun(id, bytes, action)?;
+            // A reservation whose use exceeded its size may be charged less after it has grown.
             let after = charged(&state.ledger, id);
-            state.returned(over.space, before.saturating_sub(after));
+            state.returned(overrun.space, before.saturating_sub(after));
             Ok(())
         })
     }
 
     #[inline]
     pub fn charge_unreserved(&self, space: SpaceId, bytes: Bytes) -> Result<(), Box<SpaceRefusal>> {
-        match self.act(|state| state.ledger.charge_unreserved(space, bytes, Tag::NONE)) {
+        match self.update(|state| state.ledger.charge_unreserved(space, bytes, Tag::NONE)) {
             Ok(()) => Ok(()),
             Err(UnreservedError::Refused(refused)) => Err(refused),
             Err(other) => panic!("the space and the tag are the manager's own: {other}"),
         }
     }
 
-    /// Credits a free to whoever paid.
+    /// Credits a free to the payer of the allocation.
     #[inline]
     pub fn uncharge(&self, space: SpaceId, payer: Payer, bytes: Bytes) {
         if bytes.is_zero() {
-            // Nothing keeps the name of a reservation alive for it.
+            // An empty charge does not keep the id of a reservation valid.
             return;
         }
-        self.act(|state| {
+        self.update(|state| {
             let State { ledger, .. } = state;
             let returned = match payer {
                 Payer::Reservation(id) => ledger.uncharge(id, bytes).map_err(|e| e.to_string()),
@@ -102,8 +102,8 @@ impl Shared {
             };
             match returned {
                 Ok(bytes) => state.returned(space, bytes),
-                // Whoever frees has the charge by value, and gives it up: it cannot come twice.
-                Err(why) => debug_assert!(false, "what was charged comes back once: {why}"),
+                // The charge is consumed by its free, so it cannot be credited twice.
+                Err(why) => debug_assert!(false, "a charge is credited once: {why}"),
             }
         });
     }
@@ -113,8 +113,8 @@ fn charged(ledger: &Ledger, id: ReservationId) -> Bytes {
     ledger.reservation(id).map(crate::ledger::core::ReservationRecord::charged).unwrap_or_default()
 }
 
-/// Memory that is accounted for until this is dropped, wherever that happens. For memory whose
-/// allocator knows nothing of budgets: blocks of the host, files.
+/// A charge that is credited when it is dropped, in any thread. For memory whose allocator has no
+/// budget of its own, such as host blocks and files.
 #[must_use = "the bytes are credited when this is dropped"]
 pub struct Charge {
     shared: Arc<Shared>,
@@ -129,7 +129,7 @@ impl Charge {
         space: SpaceId,
         bytes: Bytes,
     ) -> Result<Charge, SpaceFull> {
-        shared.charge_unreserved(space, bytes).map_err(|refused| SpaceFull { refused })?;
+        shared.charge_unreserved(space, bytes).map_err(|refusal| SpaceFull { refusal })?;
         Ok(Charge { shared: Arc::clone(shared), space, payer: Payer::Space, bytes })
     }
 
@@ -144,32 +144,32 @@ impl Charge {
         Ok(Charge { shared: Arc::clone(shared), space, payer: Payer::Reservation(id), bytes })
     }
 
-    /// How much, as it was asked for.
+    /// Returns the charged bytes, as they were requested.
     pub fn bytes(&self) -> Bytes {
         self.bytes
     }
 
-    /// Where.
+    /// Returns the charged space.
     pub fn space(&self) -> SpaceId {
         self.space
     }
 
-    /// True if `space` is charged, by the manager that the space is of.
+    /// True if the charge is to `space` of the same manager.
     pub(crate) fn is_in(&self, space: &MemorySpace) -> bool {
         self.space == space.id() && Arc::ptr_eq(&self.shared, &space.shared)
     }
 
-    /// Splits `bytes` off into a charge of its own. Both parts must be whole granules of the space.
+    /// Splits `bytes` off into a second charge. Both parts must be whole granules of the space.
     ///
     /// # Panics
-    /// If `bytes` is more than is charged.
+    /// `bytes` exceeds the charge.
     pub fn split(&mut self, bytes: Bytes) -> Charge {
         assert!(bytes <= self.bytes, "cannot split {bytes} off a charge of {}", self.bytes);
         self.bytes -= bytes;
         Charge { shared: Arc::clone(&self.shared), space: self.space, payer: self.payer, bytes }
     }
 
-    /// Who pays.
+    /// Returns what the memory is charged to.
     pub fn payer(&self) -> Payer {
         self.payer
     }
@@ -183,6 +183,6 @@ impl Drop for Charge {
 
 impl std::fmt::Debug for Charge {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} in {} paid by {:?}", self.bytes, self.space, self.payer)
+        write!(f, "{} in {} charged to {:?}", self.bytes, self.space, self.payer)
     }
 }

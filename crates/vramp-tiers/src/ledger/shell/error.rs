@@ -1,4 +1,4 @@
-//! Why there is no reservation, or it did not become what was asked. Every error says what to do.
+//! Errors of reservations. Each says what to do.
 
 use std::fmt;
 
@@ -8,24 +8,24 @@ use crate::ledger::core::{
 use smallvec::SmallVec;
 use vramp_core::Bytes;
 
-/// Why a request was not served, space by space.
+/// Report of a request that was not served, with each candidate space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// What was asked.
+    /// Requested bytes.
     pub requested: Bytes,
-    /// For each space that would do: what is available, its limit, and who holds the most.
+    /// For each candidate: available bytes, limit, and the largest reservations.
     pub spaces: Vec<SpaceRefusal>,
-    /// How many requests wait.
+    /// Number of waiting requests.
     pub waiting: usize,
 }
 
 impl Refusal {
-    /// The most that one of the spaces has available.
+    /// Returns the largest number of bytes available in one of the spaces.
     pub fn available(&self) -> Bytes {
         self.spaces.iter().map(|space| space.available).max().unwrap_or_default()
     }
 
-    /// The highest limit of the spaces.
+    /// Returns the highest limit of the spaces.
     pub fn limit(&self) -> Bytes {
         self.spaces.iter().map(|space| space.limit).max().unwrap_or_default()
     }
@@ -33,8 +33,8 @@ impl Refusal {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (place, space) in self.spaces.iter().enumerate() {
-            write!(f, "{}{space}", if place == 0 { "" } else { "; " })?;
+        for (nth, space) in self.spaces.iter().enumerate() {
+            write!(f, "{}{space}", if nth == 0 { "" } else { "; " })?;
         }
         match self.waiting {
             0 => Ok(()),
@@ -43,14 +43,14 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Who shall give up to end a deadlock.
+/// Owner whose wait was ended because of a deadlock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StuckOwner {
-    /// Whose request ended.
+    /// Owner of the request.
     pub owner: Owner,
-    /// What it has to release so that the others can go on.
+    /// Reservations that it has to release so that the other owners can go on.
     pub reservations: Vec<ReservationId>,
-    /// The others of the cycle.
+    /// Other owners of the cycle.
     pub others: Vec<Owner>,
 }
 
@@ -59,11 +59,11 @@ impl fmt::Display for StuckOwner {
         let others: SmallVec<[String; 4]> = self.others.iter().map(Owner::to_string).collect();
         write!(f, "{} waits for memory", self.owner)?;
         if others.is_empty() {
-            write!(f, " that it holds itself")?;
+            write!(f, " that it has reserved itself")?;
         } else {
-            write!(f, " of {}, which wait for its own", others.join(", "))?;
+            write!(f, " of {}, who wait for memory of {}", others.join(", "), self.owner)?;
         }
-        write!(f, ": release its {} reservations and begin again", self.reservations.len())
+        write!(f, ": release its {} reservations, then request anew", self.reservations.len())
     }
 }
 
@@ -71,45 +71,45 @@ impl fmt::Display for StuckOwner {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReserveError {
-    /// No space will do.
+    /// The strategy has no candidate.
     #[error(transparent)]
     NoSpace(#[from] StrategyError),
     /// The tag is another manager's.
     #[error(transparent)]
     UnknownTag(#[from] UnknownTag),
-    /// It would not fit in an empty space either: waiting cannot help.
-    #[error("it fits in no space that will do: {0}")]
+    /// The request exceeds the limit of every candidate: waiting cannot help.
+    #[error("the request fits in no candidate space: {0}")]
     NeverFits(Box<Refusal>),
-    /// There is no room now, or others are before it.
-    #[error("it cannot be had at once: {0}")]
+    /// There is no room now, or waiters go first.
+    #[error("there is no room now: {0}")]
     NotNow(Box<Refusal>),
     /// The deadline passed.
-    #[error("it could not be had by the deadline: {0}")]
+    #[error("there was no room before the deadline: {0}")]
     TimedOut(Box<Refusal>),
     /// Its [`CancelToken`](crate::CancelToken) was cancelled.
     #[error("the request was cancelled: {0}")]
     Cancelled(Box<Refusal>),
-    /// The manager was shut down, or dropped: nobody may wait any more.
-    #[error("the manager is shut down, and nobody may wait: {0}")]
+    /// The manager was shut down or dropped: no request may wait.
+    #[error("the manager is shut down, no request may wait: {0}")]
     ShutDown(Box<Refusal>),
-    /// A spiller would wait for the memory that it shall free.
+    /// A spiller would wait for memory of the space that it has to empty.
     #[error(
-        "a spiller cannot wait for memory of the space it empties: reserve before it is called, or \
-         where the data goes: {0}"
+        "a spiller cannot wait for memory of the space that it empties: reserve before the call, \
+         or in the space where the data goes: {0}"
     )]
     InSpiller(Box<Refusal>),
-    /// Waiting on would be for ever.
+    /// The wait was part of a deadlock.
     #[error("deadlock: {stuck}")]
     Deadlock {
-        /// Who gives up what.
+        /// Owner, and the reservations it has to release.
         stuck: Box<StuckOwner>,
-        /// The spaces as they are.
+        /// State of the candidate spaces.
         refusal: Box<Refusal>,
     },
 }
 
 impl ReserveError {
-    /// What was asked, what there is, and who has it; `None` for a request that names nothing.
+    /// Returns the report of the candidate spaces; `None` for an invalid request.
     pub fn refusal(&self) -> Option<&Refusal> {
         match self {
             ReserveError::NoSpace(_) | ReserveError::UnknownTag(_) => None,
@@ -126,29 +126,29 @@ impl ReserveError {
 
 /// Why two reservations were not merged. Nothing changed.
 #[derive(Debug, thiserror::Error)]
-#[error("{why}")]
+#[error("{reason}")]
 pub struct MergeRejected {
-    /// Why not.
-    pub why: MergeRejection,
-    /// Still the caller's.
+    /// Reason.
+    pub reason: MergeRejection,
+    /// The reservation that was to be merged; still the caller's.
     pub from: crate::Reservation,
 }
 
-/// What stands against a merge.
+/// Reason against a merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MergeRejection {
-    /// They are two managers' reservations.
-    #[error("reservations of two managers cannot be merged: release one and grow the other")]
+    /// The reservations are of different managers.
+    #[error("reservations of different managers cannot be merged: release one and grow the other")]
     OtherManager,
-    /// They lie in different spaces.
+    /// The reservations are in different spaces.
     #[error(transparent)]
-    Core(#[from] MergeError),
+    Ledger(#[from] MergeError),
 }
 
 /// Why memory outside any reservation was not charged. Nothing changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{refused}")]
+#[error("{refusal}")]
 pub struct SpaceFull {
-    /// The space as it is.
-    pub refused: Box<SpaceRefusal>,
+    /// State of the space.
+    pub refusal: Box<SpaceRefusal>,
 }

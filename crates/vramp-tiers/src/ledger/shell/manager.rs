@@ -1,4 +1,4 @@
-//! All spaces of a program behind one lock, and the first things to ask of them.
+//! The reservation manager: all spaces of a program.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,42 +13,43 @@ use crate::ledger::shell::shared::{self, Shared};
 use crate::ledger::shell::space::MemorySpace;
 use crate::ledger::shell::wait::RequestBuilder;
 
-/// When a manager looks for waiters that can never be served.
+/// When a manager checks for deadlocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeadlockCheck {
-    /// When somebody begins to wait.
+    /// At the start of each wait.
     OnWait {
-        /// Not at once, if it takes more steps than this: a check takes up to
-        /// `waiters * (waiters + reservations)`, a few nanoseconds each.
-        steps: usize,
-        /// Then after this time, if the request still waits; at most a twentieth of the time goes
-        /// to such checks.
-        later: Duration,
+        /// Maximum number of steps of such a check. A check takes up to
+        /// `waiters * (waiters + reservations)` steps of a few nanoseconds. A longer one is
+        /// postponed.
+        max_steps: usize,
+        /// Time after which a postponed check is made, if the request still waits. At most a
+        /// twentieth of the time goes to postponed checks.
+        delay: Duration,
     },
     /// Only in [`ReservationManager::break_deadlocks`].
     OnDemand,
 }
 
 impl Default for DeadlockCheck {
-    /// At once up to 64 Ki steps, else after 100 ms.
+    /// At once up to 64 Ki steps, otherwise after 100 ms.
     fn default() -> DeadlockCheck {
-        DeadlockCheck::OnWait { steps: 1 << 16, later: Duration::from_millis(100) }
+        DeadlockCheck::OnWait { max_steps: 1 << 16, delay: Duration::from_millis(100) }
     }
 }
 
-/// How a manager decides who is next.
+/// Configuration of a manager.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ManagerConfig {
-    /// How fair the queue is.
+    /// Fairness of the wait queue.
     pub queue: QueueConfig,
-    /// When deadlocks are looked for.
+    /// When deadlocks are checked for.
     pub deadlock: DeadlockCheck,
-    /// How often and how fast one who waits asks spillers again.
-    pub spill: RetryPolicy,
+    /// Retries of spilling for a waiting request.
+    pub spill_retries: RetryPolicy,
 }
 
-/// Gives reservations in all spaces of a program. Clones are the same manager; when the last one
-/// goes it is shut down. Reservations may outlive it.
+/// Makes reservations in all spaces of a program. Clones are handles of one manager. Dropping the
+/// last one shuts it down. Reservations may outlive it.
 #[derive(Clone)]
 pub struct ReservationManager {
     handle: Arc<Handle>,
@@ -66,17 +67,17 @@ impl Drop for Handle {
 }
 
 impl ReservationManager {
-    /// A manager of these spaces, with nothing reserved.
+    /// Returns a manager of these spaces.
     ///
     /// # Errors
-    /// No space, one twice, or levels that make no sense.
+    /// There is no space, a space occurs twice, or its levels are invalid.
     pub fn new(
         spaces: impl IntoIterator<Item = (SpaceId, SpaceConfig)>,
     ) -> Result<ReservationManager, LedgerError> {
         ReservationManager::with_config(spaces, ManagerConfig::default())
     }
 
-    /// The same, with another order or other checks.
+    /// Returns a manager of these spaces with a configuration.
     ///
     /// # Errors
     /// As [`new`](ReservationManager::new).
@@ -89,14 +90,14 @@ impl ReservationManager {
         Ok(ReservationManager { handle: Arc::new(Handle { shared: Arc::new(shared) }) })
     }
 
-    /// Asks for `bytes` in a space of the strategy's choice. Nothing happens before one of the
-    /// builder's last words: `now`, `wait` or `up_to`.
+    /// Begins a request for `bytes` in a space of the strategy's choice. Finish it with `now`, `wait`
+    /// or `up_to`.
     #[inline]
     pub fn request(&self, strategy: Strategy, bytes: Bytes) -> RequestBuilder<'_> {
         RequestBuilder::new(&self.handle.shared, strategy, bytes)
     }
 
-    /// A space. `None` if the manager has no such one.
+    /// Returns a space; `None` if the manager does not have it.
     pub fn space(&self, id: SpaceId) -> Option<MemorySpace> {
         let shared = &self.handle.shared;
         let known = shared.spaces.contains(&id);
@@ -114,27 +115,27 @@ impl ReservationManager {
         self.spaces().filter(move |space| space.id().tier == tier)
     }
 
-    /// What can be reserved now, in all spaces or in those of one tier.
+    /// Returns the bytes that can be reserved now, in all spaces or in one tier.
     pub fn available(&self, tier: Option<Tier>) -> Bytes {
         self.sum(tier, |ledger, space| ledger.available(space, Bound::Limit).unwrap_or_default())
     }
 
-    /// What is reserved, in all spaces or in those of one tier.
+    /// Returns the reserved bytes, in all spaces or in one tier.
     pub fn total_reserved(&self, tier: Option<Tier>) -> Bytes {
         self.sum(tier, |ledger, space| {
             ledger.census(space).map(|census| census.reserved).unwrap_or_default()
         })
     }
 
-    /// How many reservations there are, in all spaces or in those of one tier.
+    /// Returns the number of reservations, in all spaces or in one tier.
     pub fn active_reservations(&self, tier: Option<Tier>) -> usize {
-        let state = self.handle.shared.look();
+        let state = self.handle.shared.read();
         let counts = self.of_tier(tier).filter_map(|space| state.ledger.census(space).ok());
         counts.map(|census| census.reservations).sum()
     }
 
     fn sum(&self, tier: Option<Tier>, amount: impl Fn(&Ledger, SpaceId) -> Bytes) -> Bytes {
-        let state = self.handle.shared.look();
+        let state = self.handle.shared.read();
         self.of_tier(tier).map(|space| amount(&state.ledger, space)).sum()
     }
 
@@ -143,50 +144,50 @@ impl ReservationManager {
         spaces.filter(move |space| tier.is_none_or(|tier| space.tier == tier))
     }
 
-    /// The rates between spaces that strategies know of; none at first.
+    /// Returns the transfer rates between spaces by which strategies choose; none at first.
     pub fn links(&self) -> Links {
         self.handle.shared.links().clone()
     }
 
-    /// Tells the rates between spaces, as measured: from the next request on, strategies take the
-    /// fastest of their equals first, as seen from the space that they start from or from
+    /// Sets the transfer rates between spaces. From the next request on, strategies order equal
+    /// spaces by the rate of the link from their start, or from
     /// [`nearest_to`](RequestBuilder::nearest_to).
     pub fn set_links(&self, links: Links) {
         self.handle.shared.set_links(links);
     }
 
-    /// How many requests wait.
+    /// Returns the number of waiting requests.
     pub fn waiting(&self) -> usize {
-        self.handle.shared.look().queue.len()
+        self.handle.shared.read().queue.len()
     }
 
-    /// The tag of this name, for requests; the same one for the same name.
+    /// Returns the tag of this name, for requests. Equal names have equal tags.
     pub fn add_tag(&self, name: &str) -> Tag {
-        self.handle.shared.act(|state| state.ledger.add_tag(name))
+        self.handle.shared.update(|state| state.ledger.add_tag(name))
     }
 
-    /// Looks for waiters that can never be served and ends one wait for each deadlock, with
-    /// [`ReserveError::Deadlock`](crate::ReserveError::Deadlock), or lets one pass where only the
-    /// order is in the way. Returns how many deadlocks there were.
+    /// Ends one wait of each deadlock with [`ReserveError::Deadlock`](crate::ReserveError::Deadlock),
+    /// or serves a waiter out of order where only the order blocks it. Returns the number of
+    /// deadlocks.
     pub fn break_deadlocks(&self) -> usize {
-        self.handle.shared.act(shared::break_deadlocks)
+        self.handle.shared.update(shared::break_deadlocks)
     }
 
-    /// Ends every wait with [`ReserveError::ShutDown`](crate::ReserveError::ShutDown) and lets
-    /// nobody wait from now on. What fits at once is still given.
+    /// Ends every wait with [`ReserveError::ShutDown`](crate::ReserveError::ShutDown). From now on a
+    /// request is served at once or fails.
     pub fn shutdown(&self) {
         self.handle.shared.shutdown();
     }
 
-    /// How many callbacks and policies have panicked. Each was taken for one that says no.
+    /// Returns the number of panics in callbacks, spillers and policies. Each was taken for a refusal.
     pub fn panics(&self) -> u64 {
         self.handle.shared.panics()
     }
 
-    /// Checks every sum and that all who wait can be woken. O(reservations times spaces).
+    /// Checks every sum of the ledger, and that each waiter can be woken. O(reservations times spaces).
     ///
     /// # Errors
-    /// One that does not hold: a bug in this crate, never a user's mistake.
+    /// The first invariant that does not hold: a bug in this crate, never a caller's mistake.
     pub fn audit(&self) -> Result<(), Inconsistency> {
         self.handle.shared.audit()
     }

@@ -1,27 +1,27 @@
-//! News that something was returned, for whoever wants to look again.
+//! Notification channels: broadcasts that memory came back to a space.
 //!
-//! Waiting for memory needs none of this: a waiting request is served in order, with its reservation
-//! in hand. A channel tells those who do something else with the news, each of them every time.
+//! Requests do not need them: a waiting request is woken with its reservation made. A channel is for
+//! threads that do something else when memory comes back. Every listener gets every notification.
 
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::sync::{Condvar, Mutex, lock};
 
-/// Why a [`Listener::wait`] ended.
+/// Why [`Listener::wait`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitStatus {
-    /// Nobody is left who could notify.
+    /// No notifier is left.
     Idle,
-    /// Somebody notified since the last wait of this listener.
+    /// There was a notification since the last wait of this listener.
     Notified,
     /// The channel was shut down.
     Shutdown,
-    /// The time was over. Only where one was given.
+    /// The time was over.
     TimedOut,
 }
 
-/// Tells all its listeners that something happened. Clones are the same channel.
+/// Broadcasts notifications to its listeners. Clones are handles of one channel.
 #[derive(Clone, Default)]
 pub struct NotificationChannel {
     inner: Arc<Inner>,
@@ -29,98 +29,98 @@ pub struct NotificationChannel {
 
 #[derive(Default)]
 struct Inner {
-    state: Mutex<News>,
+    state: Mutex<ChannelState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct News {
-    /// How often somebody notified.
+struct ChannelState {
+    /// Number of notifications so far.
     count: u64,
     notifiers: usize,
     shut_down: bool,
 }
 
-/// One who hears of every notification, even of those made while it did something else.
+/// Receiver of notifications, also of those made between its waits.
 #[derive(Clone)]
 pub struct Listener {
     channel: NotificationChannel,
-    heard: u64,
+    seen: u64,
 }
 
-/// May notify a channel. While there is one, waiting makes sense.
+/// Sender of notifications. Listeners wait as long as there is one.
 pub struct EventNotifier {
     channel: NotificationChannel,
 }
 
-/// Notifies when it goes out of scope.
+/// Notifies a channel when it is dropped.
 pub struct NotifyOnExit {
     notifier: EventNotifier,
 }
 
 impl NotificationChannel {
-    /// A channel without notifiers.
+    /// Returns a channel without notifiers.
     pub fn new() -> NotificationChannel {
         NotificationChannel::default()
     }
 
-    /// Tells every listener. Wakes all who wait.
+    /// Notifies every listener, and wakes those that wait.
     pub fn notify(&self) {
         lock(&self.inner.state).count += 1;
         self.inner.changed.notify_all();
     }
 
-    /// Ends all waits, now and later.
+    /// Ends all waits, present and future ones.
     pub fn shutdown(&self) {
         lock(&self.inner.state).shut_down = true;
         self.inner.changed.notify_all();
     }
 
-    /// One who may notify.
+    /// Returns a notifier.
     pub fn notifier(&self) -> EventNotifier {
         lock(&self.inner.state).notifiers += 1;
         EventNotifier { channel: self.clone() }
     }
 
-    /// One who hears of all notifications from now on.
+    /// Returns a listener for all notifications from now on.
     pub fn listen(&self) -> Listener {
-        Listener { channel: self.clone(), heard: lock(&self.inner.state).count }
+        Listener { channel: self.clone(), seen: lock(&self.inner.state).count }
     }
 }
 
 impl Listener {
-    /// Waits for news. Several notifications since the last wait are one piece of news.
+    /// Waits for a notification. Several notifications since the last wait count as one.
     pub fn wait(&mut self) -> WaitStatus {
         self.wait_until(None)
     }
 
-    /// As [`wait`](Listener::wait), but not longer than `time`.
+    /// As [`wait`](Listener::wait), for at most `time`.
     pub fn wait_for(&mut self, time: Duration) -> WaitStatus {
         self.wait_until(Some(Instant::now() + time))
     }
 
     fn wait_until(&mut self, until: Option<Instant>) -> WaitStatus {
         let inner = &*self.channel.inner;
-        let mut news = lock(&inner.state);
+        let mut state = lock(&inner.state);
         loop {
-            if news.shut_down {
+            if state.shut_down {
                 return WaitStatus::Shutdown;
             }
-            if news.count > self.heard {
-                self.heard = news.count;
+            if state.count > self.seen {
+                self.seen = state.count;
                 return WaitStatus::Notified;
             }
-            if news.notifiers == 0 {
+            if state.notifiers == 0 {
                 return WaitStatus::Idle;
             }
-            news = match until {
-                None => inner.changed.wait(news).unwrap_or_else(PoisonError::into_inner),
+            state = match until {
+                None => inner.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(until) => {
                     let left = until.saturating_duration_since(Instant::now());
                     if left.is_zero() {
                         return WaitStatus::TimedOut;
                     }
-                    let woken = inner.changed.wait_timeout(news, left);
+                    let woken = inner.changed.wait_timeout(state, left);
                     woken.unwrap_or_else(PoisonError::into_inner).0
                 }
             };
@@ -129,7 +129,7 @@ impl Listener {
 }
 
 impl EventNotifier {
-    /// Tells every listener of the channel.
+    /// Notifies every listener of the channel.
     pub fn post(&self) {
         self.channel.notify();
     }
@@ -137,17 +137,17 @@ impl EventNotifier {
 
 impl Drop for EventNotifier {
     fn drop(&mut self) {
-        let mut news = lock(&self.channel.inner.state);
-        news.notifiers -= 1;
-        let last = news.notifiers == 0;
-        drop(news);
+        let mut state = lock(&self.channel.inner.state);
+        state.notifiers -= 1;
+        let last = state.notifiers == 0;
+        drop(state);
         if last {
             self.channel.inner.changed.notify_all();
         }
     }
 }
 
-/// Notifies when the result goes out of scope, also by a panic or an early return.
+/// Returns a guard that notifies when it is dropped, also by a panic or an early return.
 pub fn notify_on_exit(notifier: EventNotifier) -> NotifyOnExit {
     NotifyOnExit { notifier }
 }

@@ -1,10 +1,9 @@
-//! Who is told when a space crosses a level.
+//! Subscriptions to level crossings.
 //!
-//! 1. Whatever changes the books notes, behind the lock, which crossings each subscriber has not
-//!    heard of.
-//! 2. Once the lock is free it calls them, unless another thread is just doing so: that one then
-//!    calls for the new crossing too. So every subscriber hears each crossing once, in order, and
-//!    is never called by two threads at a time.
+//! 1. A change of the ledger records new crossings for each subscriber, while holding the lock.
+//! 2. After unlocking, the thread calls the subscribers. If another thread is calling one of them,
+//!    that thread also delivers the new crossing. So each subscriber gets each crossing once, in
+//!    order, and from one thread at a time.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -23,45 +22,45 @@ pub(crate) struct Subscriber {
 }
 
 struct Inbox {
-    watch: CrossingCursor,
-    news: VecDeque<Crossing>,
-    /// A thread calls the callback.
+    cursor: CrossingCursor,
+    undelivered: VecDeque<Crossing>,
+    /// True while a thread calls the callback.
     busy: bool,
     gone: bool,
 }
 
 impl Subscriber {
-    pub fn new(watch: CrossingCursor, callback: Box<Callback>) -> Subscriber {
-        let space = watch.space();
-        let inbox = Inbox { watch, news: VecDeque::new(), busy: false, gone: false };
+    pub fn new(cursor: CrossingCursor, callback: Box<Callback>) -> Subscriber {
+        let space = cursor.space();
+        let inbox = Inbox { cursor, undelivered: VecDeque::new(), busy: false, gone: false };
         Subscriber { space, callback, inbox: Mutex::new(inbox) }
     }
 
-    /// Notes new crossings. True if there are some.
-    pub fn note(&self, ledger: &Ledger) -> bool {
+    /// Records new crossings. True if any is undelivered.
+    pub fn record(&self, ledger: &Ledger) -> bool {
         let mut inbox = lock(&self.inbox);
-        let Inbox { watch, news, .. } = &mut *inbox;
-        news.extend(std::iter::from_fn(|| ledger.next_crossing(watch)));
-        !news.is_empty()
+        let Inbox { cursor, undelivered, .. } = &mut *inbox;
+        undelivered.extend(std::iter::from_fn(|| ledger.next_crossing(cursor)));
+        !undelivered.is_empty()
     }
 
-    /// Tells the subscriber what was noted.
+    /// Delivers the recorded crossings.
     pub fn call(&self, shared: &Shared) {
         let mut inbox = lock(&self.inbox);
         if inbox.busy {
             return;
         }
-        while let Some(crossed) = inbox.news.pop_front().filter(|_| !inbox.gone) {
+        while let Some(crossed) = inbox.undelivered.pop_front().filter(|_| !inbox.gone) {
             inbox.busy = true;
             drop(inbox);
-            shared.contain(|| (self.callback)(self.space, crossed));
+            shared.catch_panic(|| (self.callback)(self.space, crossed));
             inbox = lock(&self.inbox);
             inbox.busy = false;
         }
     }
 }
 
-/// A subscription; ends when it is dropped. A call that is under way ends by itself.
+/// Subscription to level crossings; ends when it is dropped. A call in progress ends by itself.
 #[must_use = "the subscription ends when this is dropped"]
 pub struct Subscription {
     pub(crate) shared: Weak<Shared>,
@@ -73,20 +72,20 @@ impl Drop for Subscription {
         lock(&self.subscriber.inbox).gone = true;
         if let Some(shared) = self.shared.upgrade() {
             let is_it = |other: &Arc<Subscriber>| Arc::ptr_eq(other, &self.subscriber);
-            shared.look().subscribers.retain(|other| !is_it(other));
+            shared.read().subscribers.retain(|other| !is_it(other));
         }
     }
 }
 
-/// Asks for crossings instead of being told.
+/// Polls for level crossings, without a callback.
 pub struct PressureWatch {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) watch: CrossingCursor,
+    pub(crate) cursor: CrossingCursor,
 }
 
 impl PressureWatch {
-    /// The next crossing that was not asked for yet. Each comes once, in order. O(1).
+    /// Returns the next crossing, each once and in order. O(1).
     pub fn next_crossing(&mut self) -> Option<Crossing> {
-        self.shared.look().ledger.next_crossing(&mut self.watch)
+        self.shared.read().ledger.next_crossing(&mut self.cursor)
     }
 }

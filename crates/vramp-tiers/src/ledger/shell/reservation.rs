@@ -1,4 +1,4 @@
-//! Memory that is kept free for its owner, until it is dropped.
+//! A reservation: memory kept free for its owner.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::ledger::shell::error::{MergeRejected, MergeRejection, ReserveError};
 use crate::ledger::shell::shared::Shared;
 use crate::ledger::shell::wait::{Deadline, RequestBuilder};
 
-const HELD: &str = "a reservation exists as long as its holder";
+const HELD: &str = "a reservation exists as long as its handle";
 
-/// Bytes of one space that nobody else gets. Dropping it returns what is not allocated; what is
-/// stays charged to the space until it is freed. It may outlive its manager.
+/// Bytes of one space reserved for the holder. Dropping it returns the unused bytes; allocated bytes
+/// stay charged to the space until they are freed. It may outlive its manager.
 #[must_use = "a reservation is released when it is dropped"]
 pub struct Reservation {
     shared: Arc<Shared>,
@@ -36,65 +36,65 @@ impl Reservation {
         &self.shared
     }
 
-    /// Its name in errors.
+    /// Returns the id, as it appears in errors.
     pub fn id(&self) -> ReservationId {
         self.id
     }
 
-    /// Where.
+    /// Returns the space.
     pub fn space(&self) -> SpaceId {
         self.space
     }
 
-    /// Its size: what was asked, in whole granules of the space.
+    /// Returns the size: the requested bytes, in whole granules of the space.
     pub fn bytes(&self) -> Bytes {
         self.record().size
     }
 
-    /// What is allocated from it. May exceed its size, if a policy let it.
+    /// Returns the bytes allocated from it. They may exceed the size if a policy allows it.
     pub fn used(&self) -> Bytes {
         self.record().used
     }
 
-    /// The most that was allocated from it at once, since it was made or the last
-    /// [`reset_peak`](Reservation::reset_peak).
+    /// Returns the high-water mark of [`used`](Reservation::used) since the reservation was made or
+    /// since the last [`reset_peak`](Reservation::reset_peak).
     pub fn peak(&self) -> Bytes {
         self.record().peak
     }
 
-    /// Makes what is allocated now the peak.
+    /// Resets the peak to the present use.
     pub fn reset_peak(&mut self) {
-        self.shared.act(|state| state.ledger.reset_peak(self.id)).expect(HELD);
+        self.shared.update(|state| state.ledger.reset_peak(self.id)).expect(HELD);
     }
 
-    /// What can still be allocated from it.
+    /// Returns the bytes that can still be allocated from it.
     pub fn unused(&self) -> Bytes {
         self.record().unused()
     }
 
-    /// Whose it is.
+    /// Returns the owner.
     pub fn owner(&self) -> Owner {
         self.record().owner
     }
 
-    /// What it is for.
+    /// Returns the tag.
     pub fn tag(&self) -> Tag {
         self.record().tag
     }
 
     fn record(&self) -> crate::ledger::core::ReservationRecord {
-        *self.shared.look().ledger.reservation(self.id).expect(HELD)
+        *self.shared.read().ledger.reservation(self.id).expect(HELD)
     }
 
-    /// Makes it larger at once. Does not pass those who wait further than they allow.
+    /// Grows the reservation at once. Overtakes waiters only within their bound.
     ///
     /// # Errors
-    /// There is no room, or never will be, or others are before it. It stays as it is.
+    /// There is no room, or never will be, or waiters go first. The reservation does not change.
     pub fn grow(&mut self, by: Bytes) -> Result<(), ReserveError> {
         self.fits_at_all(by)?;
-        let grown = self.shared.act(|state| {
+        let grown = self.shared.update(|state| {
             let grants = state.queue.grow(&mut state.ledger, self.id, by)?;
-            state.give(grants);
+            state.complete_granted(grants);
             Ok(())
         });
         match grown {
@@ -106,11 +106,12 @@ impl Reservation {
         }
     }
 
-    /// Makes it larger when it is its turn. Meanwhile it is kept: two that wait for one another
-    /// are a deadlock, and one of them is told.
+    /// Waits until the reservation has grown. Two reservations that wait for each other's memory are a
+    /// deadlock, and one of the waits ends with
+    /// [`ReserveError::Deadlock`](crate::ReserveError::Deadlock).
     ///
     /// # Errors
-    /// As [`RequestBuilder::wait`]. It stays as it is.
+    /// As [`RequestBuilder::wait`]. The reservation does not change.
     pub fn grow_wait(
         &mut self,
         by: Bytes,
@@ -123,14 +124,14 @@ impl Reservation {
             .tag(record.tag)
             .deadline(deadline)
             .wait()?;
-        self.merge(part).expect("a part of the same space, by another name");
+        self.merge(part).expect("both are of one space, with different ids");
         Ok(())
     }
 
-    /// An error if it cannot have so much more in an empty space.
+    /// Fails if the grown reservation would exceed the limit of the space.
     fn fits_at_all(&self, by: Bytes) -> Result<(), ReserveError> {
         let size = self.bytes();
-        let limit = self.shared.look().ledger.levels(self.space).expect(HELD).limit;
+        let limit = self.shared.read().ledger.levels(self.space).expect(HELD).limit;
         match size.checked_add(by).is_some_and(|size| size <= limit) {
             true => Ok(()),
             false => Err(ReserveError::NeverFits(self.shared.refusal(&self.part(by)))),
@@ -149,48 +150,48 @@ impl Reservation {
         }
     }
 
-    /// Cuts it to what is allocated from it, and returns what came back to the space.
+    /// Shrinks the reservation to its use. Returns the bytes that came back to the space.
     pub fn shrink_to_fit(&mut self) -> Bytes {
-        self.shared.act(|state| {
+        self.shared.update(|state| {
             let bytes = state.ledger.shrink_to_fit(self.id).expect(HELD);
             state.returned(self.space, bytes);
             bytes
         })
     }
 
-    /// Makes `bytes` of its unused part a reservation of their own.
+    /// Splits `bytes` of the unused part off into a second reservation.
     ///
     /// # Errors
-    /// The unused part is smaller. It stays as it is.
+    /// The unused part is smaller. The reservation does not change.
     pub fn split(&mut self, bytes: Bytes) -> Result<Reservation, SplitError> {
-        let id = self.shared.act(|state| state.ledger.split(self.id, bytes))?;
+        let id = self.shared.update(|state| state.ledger.split(self.id, bytes))?;
         Ok(Reservation::new(&self.shared, id, self.space))
     }
 
-    /// Takes over the unused part of another one and releases that.
+    /// Adds the unused part of `from` and releases `from`.
     ///
     /// # Errors
-    /// It lies in another space, or is another manager's; it is in the error.
+    /// `from` is in another space or of another manager. The error contains it.
     pub fn merge(&mut self, from: Reservation) -> Result<(), MergeRejected> {
         if !Arc::ptr_eq(&self.shared, &from.shared) {
-            return Err(MergeRejected { why: MergeRejection::OtherManager, from });
+            return Err(MergeRejected { reason: MergeRejection::OtherManager, from });
         }
-        let merged = self.shared.act(|state| {
+        let merged = self.shared.update(|state| {
             let before = state.ledger.total(self.space).expect(HELD);
             state.ledger.merge(Merge { into: self.id, from: from.id })?;
             let after = state.ledger.total(self.space).expect(HELD);
             state.returned(self.space, before.saturating_sub(after));
             Ok(())
         });
-        // Once merged, what is dropped here is a stale name, and releases nothing.
-        merged.map_err(|why| MergeRejected { why: MergeRejection::Core(why), from })
+        // After a merge the id of `from` is stale, and dropping it releases nothing.
+        merged.map_err(|error| MergeRejected { reason: MergeRejection::Ledger(error), from })
     }
 
-    /// Accounts for memory whose allocator knows nothing of budgets, until the charge is dropped,
-    /// before or after the reservation. `rule` decides about what exceeds it.
+    /// Charges memory whose allocator has no budget of its own, until the charge is dropped, before or
+    /// after the reservation. `rule` decides about an overrun.
     ///
     /// # Errors
-    /// It exceeds the reservation, and the rule or the space says no.
+    /// The allocation exceeds the reservation, and the rule fails it or the space has no room.
     pub fn charge(&self, bytes: Bytes, rule: &dyn LimitRule) -> Result<Charge, ChargeError> {
         Charge::reserved(&self.shared, (self.id, self.space), bytes, rule)
     }

@@ -1,16 +1,16 @@
-//! How often and how fast something is tried again.
+//! Retries and their pauses.
 
 use std::time::Duration;
 
-/// How often and how fast something is tried again: an allocation, whatever its handler says, and
-/// spilling for a request.
+/// Number and pauses of retries: of an allocation that failed for lack of memory, and of spilling
+/// for a waiting request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryPolicy {
-    /// So often at most, after the first try.
-    pub most: u32,
-    /// The first pause of [`RecoveryAction::RetryAfterPause`]; each one is twice the last.
+    /// Maximum number of retries after the first attempt.
+    pub max_retries: u32,
+    /// First pause. Each further one is twice as long.
     pub first_pause: Duration,
-    /// But not longer than this.
+    /// Longest pause.
     pub max_pause: Duration,
 }
 
@@ -18,7 +18,7 @@ impl Default for RetryPolicy {
     /// 16 retries, with pauses from 1 ms to 250 ms.
     fn default() -> RetryPolicy {
         RetryPolicy {
-            most: 16,
+            max_retries: 16,
             first_pause: Duration::from_millis(1),
             max_pause: Duration::from_millis(250),
         }
@@ -26,9 +26,9 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// The pause before the retry with this number, from 1.
-    pub(crate) fn pause(&self, attempt: u32) -> Duration {
-        let doublings = attempt.saturating_sub(1).min(31);
+    /// Returns the pause before a retry, numbered from 1.
+    pub(crate) fn pause(&self, retry: u32) -> Duration {
+        let doublings = retry.saturating_sub(1).min(31);
         self.first_pause.saturating_mul(1 << doublings).min(self.max_pause)
     }
 }

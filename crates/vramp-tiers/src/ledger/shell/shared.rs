@@ -1,4 +1,9 @@
-//! The one lock, what it protects, and who is told what happened behind it.
+//! The state behind the lock, and what is delivered after it is released.
+//!
+//! 1. [`Shared::update`] takes the lock and changes the ledger and the queue. Completions of waits,
+//!    level crossings and notifications that follow are collected meanwhile.
+//! 2. Once the lock is free they are delivered: slots are completed, channels notified, and
+//!    subscribers called. No callback runs while the lock is held.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,10 +11,10 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use crate::ledger::core::{
-    Granted, Ledger, Links, Owner, Request, ReservationId, Resolution, SpaceId, UnknownSpace,
-    WaitQueue, WaiterId,
+    Candidates, Granted, Ledger, Links, Owner, Request, ReservationId, Resolution, SpaceId,
+    UnknownSpace, WaitQueue, WaiterId,
 };
-use vramp_core::Bytes;
+use vramp_core::{Bytes, Inconsistency};
 
 use crate::ledger::shell::error::{Refusal, StuckOwner};
 use crate::ledger::shell::manager::{DeadlockCheck, ManagerConfig};
@@ -29,27 +34,29 @@ pub(crate) enum Outcome {
     Deadlock(Box<StuckOwner>),
 }
 
+/// The slot of a wait that ended, and how.
 type Completion = (Arc<WaitSlot<Outcome>>, Outcome);
 
-/// Owners of requests without a named one: never a user's number by accident.
-const FIRST_NAMELESS: u64 = 1 << 63;
+/// First owner of requests without a named owner, above the numbers that programs use.
+const FIRST_ANONYMOUS: u64 = 1 << 63;
 
-/// Checks that were put off cost at most one part in so many of the time.
+/// Postponed deadlock checks take at most this part of the time: one in so many.
 const REST_PER_CHECK: u32 = 20;
 
 pub(crate) struct State {
     pub ledger: Ledger,
     pub queue: WaitQueue,
-    seats: BTreeMap<WaiterId, Arc<WaitSlot<Outcome>>>,
+    slots: BTreeMap<WaiterId, Arc<WaitSlot<Outcome>>>,
     pub subscribers: Vec<Arc<Subscriber>>,
-    /// The most important first.
+    /// The highest priority first.
     pub spillers: Vec<Arc<Registered>>,
-    /// With their notifiers: as long as the space is there, it may notify.
+    /// With a notifier each, so that no listener sees an idle channel while the manager lives.
     pub channels: Vec<(SpaceId, NotificationChannel, EventNotifier)>,
     next_owner: u64,
     next_check: Instant,
-    /// What is to be said once the lock is free.
-    gifts: Vec<Completion>,
+    /// To deliver once the lock is free.
+    completions: Vec<Completion>,
+    /// Spaces to which memory came back, for their channels.
     returned: Vec<SpaceId>,
 }
 
@@ -59,79 +66,75 @@ pub(crate) struct Shared {
     pub spaces: Box<[SpaceId]>,
     start: Instant,
     check: DeadlockCheck,
-    /// Of spilling.
-    pub retries: RetryPolicy,
+    /// Retries of spilling.
+    pub spill_retries: RetryPolicy,
     links: RwLock<Links>,
     panics: AtomicU64,
 }
 
 impl State {
-    /// An owner that nobody named.
-    pub fn nameless(&mut self) -> Owner {
+    /// Returns a new owner for a request without a named one.
+    pub fn anonymous_owner(&mut self) -> Owner {
         self.next_owner += 1;
         Owner(self.next_owner)
     }
 
-    /// Wakes those who were served, once the lock is free.
-    pub fn give(&mut self, grants: impl IntoIterator<Item = Granted>) {
+    /// Completes the waits of served waiters, once the lock is free.
+    #[inline]
+    pub fn complete_granted(&mut self, grants: impl IntoIterator<Item = Granted>) {
         for granted in grants {
-            self.end(granted.waiter, Outcome::Granted(granted));
+            self.complete(granted.waiter, Outcome::Granted(granted));
         }
     }
 
-    fn end(&mut self, waiter: WaiterId, outcome: Outcome) {
-        if let Some(seat) = self.seats.remove(&waiter) {
-            self.gifts.push((seat, outcome));
+    fn complete(&mut self, waiter: WaiterId, outcome: Outcome) {
+        if let Some(slot) = self.slots.remove(&waiter) {
+            self.completions.push((slot, outcome));
         }
     }
 
-    /// Has to follow whatever may have returned memory to a space.
+    /// Serves waiters after `bytes` came back to a space. Follows every change that may return
+    /// memory.
     pub fn returned(&mut self, space: SpaceId, bytes: Bytes) {
         if bytes.is_zero() {
             return;
         }
         let grants = self.queue.serve_waiters(&mut self.ledger, space);
         if !grants.is_empty() {
-            self.give(grants);
+            self.complete_granted(grants);
         }
         if !self.channels.is_empty() {
             self.returned.push(space);
         }
     }
 
-    /// What the queue would do with a request that fits while nobody waits, who could be passed: the
-    /// common case, in half the time. `None` for everything else.
-    #[inline]
-    pub fn serve(&mut self, request: &Request) -> Option<(ReservationId, SpaceId)> {
-        if !self.queue.is_empty() {
-            return None;
-        }
-        let Request { bytes, owner, tag, ref candidates, .. } = *request;
-        let fits = |space| self.ledger.can_reserve(space, bytes).unwrap_or(false);
-        let space = candidates.iter().copied().find(|&space| fits(space))?;
-        Some((self.ledger.reserve(space, bytes, owner, tag).ok()?, space))
+    /// Returns a slot for a new waiter.
+    pub fn add_slot(&mut self, waiter: WaiterId) -> Arc<WaitSlot<Outcome>> {
+        let slot = Arc::new(WaitSlot::default());
+        self.slots.insert(waiter, Arc::clone(&slot));
+        slot
     }
 
-    /// A seat for one who begins to wait.
-    pub fn sit(&mut self, waiter: WaiterId) -> Arc<WaitSlot<Outcome>> {
-        let seat = Arc::new(WaitSlot::default());
-        self.seats.insert(waiter, Arc::clone(&seat));
-        seat
-    }
-
-    /// The seats of those who wait for a space.
-    pub fn seats_at(&self, space: SpaceId) -> Vec<Arc<WaitSlot<Outcome>>> {
+    /// Returns the slots of the waiters that wait for a space.
+    pub fn slots_waiting_for(&self, space: SpaceId) -> Vec<Arc<WaitSlot<Outcome>>> {
         let waiting = self.queue.waiting();
         let here = waiting.filter(|(_, request)| request.candidates.contains(&space));
-        here.filter_map(|(waiter, _)| self.seats.get(&waiter).map(Arc::clone)).collect()
+        here.filter_map(|(waiter, _)| self.slots.get(&waiter).map(Arc::clone)).collect()
     }
 
-    fn audit(&self) -> Result<(), vramp_core::Inconsistency> {
+    /// Claims what a new waiter lacks in a space that has a spiller. False if no candidate has one.
+    pub fn claim_first_spillable(&mut self, waiter: WaiterId, candidates: &Candidates) -> bool {
+        let State { ledger, queue, spillers, .. } = self;
+        let has_spiller = |space| spillers.iter().any(|known| known.space() == space);
+        queue.claim_first_spillable(ledger, waiter, candidates, has_spiller)
+    }
+
+    fn audit(&self) -> Result<(), Inconsistency> {
         self.ledger.audit()?;
         self.queue.audit()?;
-        if self.seats.len() != self.queue.len() {
-            let what = format!("{} have a seat, {} wait", self.seats.len(), self.queue.len());
-            return Err(vramp_core::Inconsistency { what });
+        if self.slots.len() != self.queue.len() {
+            let what = format!("{} slots for {} waiters", self.slots.len(), self.queue.len());
+            return Err(Inconsistency { what });
         }
         Ok(())
     }
@@ -139,19 +142,19 @@ impl State {
 
 impl Shared {
     pub fn new(ledger: Ledger, config: ManagerConfig) -> Shared {
-        let ManagerConfig { queue, deadlock: check, spill: retries } = config;
+        let ManagerConfig { queue, deadlock: check, spill_retries } = config;
         let start = Instant::now();
         let spaces = ledger.spaces().collect();
         let state = State {
             ledger,
             queue: WaitQueue::new(queue),
-            seats: BTreeMap::new(),
+            slots: BTreeMap::new(),
             subscribers: Vec::new(),
             spillers: Vec::new(),
             channels: Vec::new(),
-            next_owner: FIRST_NAMELESS,
+            next_owner: FIRST_ANONYMOUS,
             next_check: start,
-            gifts: Vec::new(),
+            completions: Vec::new(),
             returned: Vec::new(),
         };
         Shared {
@@ -159,7 +162,7 @@ impl Shared {
             spaces,
             start,
             check,
-            retries,
+            spill_retries,
             links: RwLock::default(),
             panics: AtomicU64::new(0),
         }
@@ -173,129 +176,129 @@ impl Shared {
         *self.links.write().unwrap_or_else(PoisonError::into_inner) = links;
     }
 
-    /// To look; whatever changes something goes through [`Shared::act`].
-    pub fn look(&self) -> MutexGuard<'_, State> {
+    /// Locks the state for reading. Changes that may complete a wait or cross a level go through
+    /// [`Shared::update`].
+    pub fn read(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
 
-    /// Does something behind the lock, and tells everybody concerned once it is free.
+    /// Changes the state while holding the lock, and delivers what follows after unlocking.
     #[inline]
-    pub fn act<R>(&self, act: impl FnOnce(&mut State) -> R) -> R {
+    pub fn update<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
         let mut state = lock(&self.state);
-        let result = act(&mut state);
-        if state.gifts.is_empty() && state.subscribers.is_empty() && state.returned.is_empty() {
+        let result = change(&mut state);
+        if state.completions.is_empty() && state.subscribers.is_empty() && state.returned.is_empty()
+        {
             return result;
         }
-        self.tell(state);
+        self.deliver(state);
         result
     }
 
     #[cold]
-    fn tell(&self, mut guard: MutexGuard<'_, State>) {
+    fn deliver(&self, mut guard: MutexGuard<'_, State>) {
         let state = &mut *guard;
-        let gifts = std::mem::take(&mut state.gifts);
+        let completions = std::mem::take(&mut state.completions);
         let returned = std::mem::take(&mut state.returned);
-        let concerned: Vec<Arc<Subscriber>> = state
+        let crossed: Vec<Arc<Subscriber>> = state
             .subscribers
             .iter()
-            .filter(|subscriber| subscriber.note(&state.ledger))
+            .filter(|subscriber| subscriber.record(&state.ledger))
             .map(Arc::clone)
             .collect();
-        let posts = state.channels.iter().filter(|(space, ..)| returned.contains(space));
-        let posts: Vec<_> = posts.map(|(_, channel, _)| channel.clone()).collect();
+        let channels = state.channels.iter().filter(|(space, ..)| returned.contains(space));
+        let channels: Vec<_> = channels.map(|(_, channel, _)| channel.clone()).collect();
         drop(guard);
-        gifts.into_iter().for_each(|(seat, outcome)| seat.give(outcome));
-        posts.iter().for_each(NotificationChannel::notify);
-        concerned.iter().for_each(|subscriber| subscriber.call(self));
+        completions.into_iter().for_each(|(slot, outcome)| slot.complete(outcome));
+        channels.iter().for_each(NotificationChannel::notify);
+        crossed.iter().for_each(|subscriber| subscriber.call(self));
     }
 
-    /// Nanoseconds since the manager was made: the queue's clock.
-    pub fn now(&self) -> u64 {
-        self.number(Instant::now())
+    /// Returns the time of the queue's clock: nanoseconds since the manager was created.
+    pub fn now_ns(&self) -> u64 {
+        self.clock_ns(Instant::now())
     }
 
-    /// An instant on the queue's clock.
-    pub fn number(&self, instant: Instant) -> u64 {
+    /// Returns an instant on the queue's clock.
+    pub fn clock_ns(&self, instant: Instant) -> u64 {
         let since = instant.saturating_duration_since(self.start).as_nanos();
         u64::try_from(since).unwrap_or(u64::MAX)
     }
 
     /// Ends the waits whose deadline has passed.
     pub fn expire(&self) {
-        let now = self.now();
-        self.act(|state| {
+        let now = self.now_ns();
+        self.update(|state| {
             let expired = state.queue.expire(&mut state.ledger, now);
             for waiter in expired.timed_out {
-                state.end(waiter, Outcome::TimedOut);
+                state.complete(waiter, Outcome::TimedOut);
             }
-            state.give(expired.granted);
+            state.complete_granted(expired.granted);
         });
     }
 
-    /// Ends one wait, unless it has ended.
+    /// Cancels one wait, unless it has ended.
     pub fn cancel(&self, waiter: WaiterId) {
-        self.act(|state| {
+        self.update(|state| {
             if let Ok(grants) = state.queue.cancel(&mut state.ledger, waiter) {
-                state.end(waiter, Outcome::Cancelled);
-                state.give(grants);
+                state.complete(waiter, Outcome::Cancelled);
+                state.complete_granted(grants);
             }
         });
     }
 
     pub fn shutdown(&self) {
-        self.act(|state| {
+        self.update(|state| {
             for waiter in state.queue.shutdown() {
-                state.end(waiter, Outcome::ShutDown);
+                state.complete(waiter, Outcome::ShutDown);
             }
         });
-        let channels = std::mem::take(&mut self.look().channels);
+        let channels = std::mem::take(&mut self.read().channels);
         channels.iter().for_each(|(_, channel, _)| channel.shutdown());
     }
 
     pub fn release(&self, id: ReservationId, space: SpaceId) {
-        self.act(|state| {
+        self.update(|state| {
             if let Ok(bytes) = state.ledger.release(id) {
                 state.returned(space, bytes);
             }
         });
     }
 
-    /// Looks for deadlock as somebody begins to wait. False if that was put off, for there is much
-    /// to look at.
-    pub fn check_at_start(&self, state: &mut State) -> bool {
-        let DeadlockCheck::OnWait { steps, .. } = self.check else { return true };
-        let waiters = state.queue.len();
-        let most = steps / waiters.max(1);
-        if waiters + state.ledger.reservations().take(most + 1).count() > most {
+    /// Checks for deadlock at the start of a wait. False if the check is postponed, because it
+    /// would take too many steps.
+    pub fn check_deadlock_now(&self, state: &mut State) -> bool {
+        let DeadlockCheck::OnWait { max_steps, .. } = self.check else { return true };
+        if !state.queue.deadlock_check_is_within(&state.ledger, max_steps) {
             return false;
         }
         break_deadlocks(state);
         true
     }
 
-    /// How long to wait before a check that was put off.
-    pub fn put_off(&self) -> Option<Duration> {
+    /// Returns the time after which a postponed check is made.
+    pub fn deadlock_check_delay(&self) -> Option<Duration> {
         match self.check {
-            DeadlockCheck::OnWait { later, .. } => Some(later),
+            DeadlockCheck::OnWait { delay, .. } => Some(delay),
             DeadlockCheck::OnDemand => None,
         }
     }
 
-    /// Makes a check that was put off, unless there was one just now.
-    pub fn check_late(&self) {
-        let DeadlockCheck::OnWait { later, .. } = self.check else { return };
+    /// Makes a postponed check, unless another one was made recently.
+    pub fn check_deadlock_late(&self) {
+        let DeadlockCheck::OnWait { delay, .. } = self.check else { return };
         let begin = Instant::now();
-        self.act(|state| {
+        self.update(|state| {
             if begin >= state.next_check {
                 break_deadlocks(state);
-                state.next_check = begin + later.max(begin.elapsed() * REST_PER_CHECK);
+                state.next_check = begin + delay.max(begin.elapsed() * REST_PER_CHECK);
             }
         });
     }
 
-    /// Why `request` is not served now.
+    /// Returns the report of a request that is not served now.
     pub fn refusal(&self, request: &Request) -> Box<Refusal> {
-        let state = self.look();
+        let state = self.read();
         let explain = |&space| -> Result<_, UnknownSpace> {
             Ok(*state.ledger.explain(space, request.bytes)?)
         };
@@ -303,12 +306,12 @@ impl Shared {
         Box::new(Refusal { requested: request.bytes, spaces, waiting: state.queue.len() })
     }
 
-    pub fn audit(&self) -> Result<(), vramp_core::Inconsistency> {
-        self.look().audit()
+    pub fn audit(&self) -> Result<(), Inconsistency> {
+        self.read().audit()
     }
 
-    /// Calls foreign code; `None` if it panicked, which is counted.
-    pub fn contain<R>(&self, call: impl FnOnce() -> R) -> Option<R> {
+    /// Calls a callback of the program; `None` if it panicked, which is counted.
+    pub fn catch_panic<R>(&self, call: impl FnOnce() -> R) -> Option<R> {
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call));
         if result.is_err() {
             self.panics.fetch_add(1, Ordering::Relaxed);
@@ -321,22 +324,22 @@ impl Shared {
     }
 }
 
-/// Ends deadlocks, one after the other, and says how many. Each round ends the wait of one.
+/// Ends deadlocks one after the other, each by ending or serving one wait. Returns their number.
 pub(crate) fn break_deadlocks(state: &mut State) -> usize {
     let mut broken = 0;
     while let Some(deadlock) = state.queue.deadlock(&state.ledger) {
         match deadlock.resolution {
             Resolution::Abort { owner, waiter, reservations } => {
                 let Ok(grants) = state.queue.cancel(&mut state.ledger, waiter) else { break };
-                let others = deadlock.cycle.iter().map(|link| link.owner);
+                let others = deadlock.cycle.iter().map(|member| member.owner);
                 let others = others.filter(|&other| other != owner).collect();
                 let stuck = StuckOwner { owner, reservations, others };
-                state.end(waiter, Outcome::Deadlock(Box::new(stuck)));
-                state.give(grants);
+                state.complete(waiter, Outcome::Deadlock(Box::new(stuck)));
+                state.complete_granted(grants);
             }
             Resolution::GrantOutOfOrder(waiter) => {
                 match state.queue.grant_out_of_order(&mut state.ledger, waiter) {
-                    Ok(grants) if !grants.is_empty() => state.give(grants),
+                    Ok(grants) if !grants.is_empty() => state.complete_granted(grants),
                     _ => break,
                 }
             }

@@ -1,4 +1,4 @@
-//! One place that holds memory, as its users see it.
+//! The handle of a space.
 
 use std::sync::Arc;
 
@@ -15,9 +15,10 @@ use crate::ledger::shell::shared::Shared;
 use crate::ledger::shell::spill::{Spiller, SpillerRegistration};
 use crate::ledger::shell::wait::RequestBuilder;
 
-const KNOWN: &str = "a space's handle comes from the manager that has the space";
+const KNOWN: &str = "the manager of a handle has its space";
 
-/// A card, a NUMA node or a directory with its budget. Equal to every handle of the same space.
+/// Handle of a space: a GPU, a NUMA node or a directory with its budget. Handles of one space are
+/// equal.
 #[derive(Clone)]
 pub struct MemorySpace {
     pub(crate) shared: Arc<Shared>,
@@ -25,143 +26,143 @@ pub struct MemorySpace {
 }
 
 impl MemorySpace {
-    /// Which space.
+    /// Returns the id of the space.
     pub fn id(&self) -> SpaceId {
         self.id
     }
 
-    /// Asks for `bytes` here and nowhere else.
+    /// Begins a request for `bytes` in this space alone.
     pub fn request(&self, bytes: Bytes) -> RequestBuilder<'_> {
         RequestBuilder::new(&self.shared, Strategy::Specific(self.id), bytes)
     }
 
-    /// Accounts for memory without a reservation, up to the capacity, until the charge is dropped.
+    /// Charges memory without a reservation, up to the capacity, until the charge is dropped.
     ///
     /// # Errors
-    /// The space has no room for it.
+    /// The space has no room.
     pub fn charge(&self, bytes: Bytes) -> Result<Charge, SpaceFull> {
         Charge::unreserved(&self.shared, self.id, bytes)
     }
 
-    /// The books of the space.
+    /// Returns the statistics of the space.
     pub fn census(&self) -> SpaceCensus {
-        self.shared.look().ledger.census(self.id).expect(KNOWN)
+        self.shared.read().ledger.census(self.id).expect(KNOWN)
     }
 
-    /// What is charged to the space under one tag. Zeros for a tag of another manager.
+    /// Returns the statistics of one tag in the space; zeros for another manager's tag.
     pub fn tag_census(&self, tag: Tag) -> TagCensus {
-        self.shared.look().ledger.tag_census(self.id, tag).expect(KNOWN)
+        self.shared.read().ledger.tag_census(self.id, tag).expect(KNOWN)
     }
 
-    /// Its levels in bytes.
+    /// Returns the levels in bytes.
     pub fn levels(&self) -> Levels {
-        self.shared.look().ledger.levels(self.id).expect(KNOWN)
+        self.shared.read().ledger.levels(self.id).expect(KNOWN)
     }
 
-    /// What it can hold.
+    /// Returns the capacity.
     pub fn capacity(&self) -> Bytes {
         self.levels().capacity
     }
 
-    /// Up to where reservations are given.
+    /// Returns the upper bound of reservations.
     pub fn limit(&self) -> Bytes {
         self.levels().limit
     }
 
-    /// What can be reserved now, if nobody waits for it.
+    /// Returns the bytes below the limit that are free now.
     pub fn available(&self) -> Bytes {
-        self.shared.look().ledger.available(self.id, Bound::Limit).expect(KNOWN)
+        self.shared.read().ledger.available(self.id, Bound::Limit).expect(KNOWN)
     }
 
-    /// Everything charged to it: reservations, what exceeds them, and memory outside any.
+    /// Returns all charges: reservations, overruns, and memory outside reservations.
     pub fn total(&self) -> Bytes {
-        self.shared.look().ledger.total(self.id).expect(KNOWN)
+        self.shared.read().ledger.total(self.id).expect(KNOWN)
     }
 
-    /// The sizes of all reservations.
+    /// Returns the sum of the sizes of all reservations.
     pub fn total_reserved(&self) -> Bytes {
         self.census().reserved
     }
 
-    /// How many reservations there are.
+    /// Returns the number of reservations.
     pub fn active_reservations(&self) -> usize {
         self.census().reservations
     }
 
-    /// The largest total since the last [`reset_peaks`](MemorySpace::reset_peaks).
+    /// Returns the high-water mark of the total since the last [`reset_peaks`](MemorySpace::reset_peaks).
     pub fn peak(&self) -> Bytes {
         self.census().peak
     }
 
-    /// Makes the present totals the peaks, of the space and of its tags.
+    /// Resets the peaks of the space and of its tags to the present totals.
     pub fn reset_peaks(&self) {
-        self.shared.act(|state| state.ledger.reset_peaks(self.id)).expect(KNOWN);
+        self.shared.update(|state| state.ledger.reset_peaks(self.id)).expect(KNOWN);
     }
 
-    /// How full it is against its levels.
+    /// Returns the total against the levels.
     pub fn pressure(&self) -> Pressure {
-        self.shared.look().ledger.pressure(self.id).expect(KNOWN)
+        self.shared.read().ledger.pressure(self.id).expect(KNOWN)
     }
 
-    /// True at the trigger and above: data should leave.
+    /// True at the trigger and above: data should be spilled.
     pub fn should_downgrade(&self) -> bool {
         self.pressure().should_downgrade()
     }
 
-    /// True at the stop and below: enough has left.
+    /// True at the stop and below: spilling should stop.
     pub fn should_stop_downgrading(&self) -> bool {
         self.pressure().should_stop()
     }
 
-    /// What has to leave to reach the stop.
+    /// Returns the bytes to spill to reach the stop.
     pub fn amount_to_downgrade(&self) -> Bytes {
         self.pressure().amount_to_downgrade()
     }
 
-    /// Calls `callback` once for each crossing of the trigger or the stop from now on, in order,
-    /// in the thread that crossed it and with no lock held. It may reserve and release. A panic in
-    /// it is contained and counted ([`panics`](crate::ReservationManager::panics)).
+    /// Calls `callback` once for each crossing of the trigger or the stop from now on, in order, in
+    /// the thread of the crossing and with no lock held. It may reserve and release. A panic is
+    /// caught and counted ([`panics`](crate::ReservationManager::panics)).
     pub fn subscribe(
         &self,
         callback: impl Fn(SpaceId, Crossing) + Send + Sync + 'static,
     ) -> Subscription {
-        let subscriber = self.shared.act(|state| {
-            let watch = state.ledger.watch(self.id).expect(KNOWN);
-            let subscriber = Arc::new(Subscriber::new(watch, Box::new(callback)));
+        let subscriber = self.shared.update(|state| {
+            let cursor = state.ledger.watch(self.id).expect(KNOWN);
+            let subscriber = Arc::new(Subscriber::new(cursor, Box::new(callback)));
             state.subscribers.push(Arc::clone(&subscriber));
             subscriber
         });
         Subscription { shared: Arc::downgrade(&self.shared), subscriber }
     }
 
-    /// The same crossings for one who asks.
+    /// Returns a watch to poll for the same crossings.
     pub fn watch(&self) -> PressureWatch {
-        let watch = self.shared.look().ledger.watch(self.id).expect(KNOWN);
-        PressureWatch { shared: Arc::clone(&self.shared), watch }
+        let cursor = self.shared.read().ledger.watch(self.id).expect(KNOWN);
+        PressureWatch { shared: Arc::clone(&self.shared), cursor }
     }
 
-    /// Registers one who can move data out of the space. Requests that have to wait here call it, and
-    /// so does [`spill`](MemorySpace::spill); of several the one with the highest priority first, and
-    /// then the oldest. Those who wait already try it at once.
+    /// Registers a spiller, which can move data out of the space. Requests that have to wait here
+    /// call it, and so does [`spill`](MemorySpace::spill): the highest priority first, then the
+    /// oldest. Present waiters try it at once.
     pub fn register_spiller(
         &self,
         priority: Priority,
         spiller: impl Spiller + 'static,
     ) -> SpillerRegistration {
-        self.shared.register(self.id, priority, Box::new(spiller))
+        self.shared.register_spiller(self.id, priority, Box::new(spiller))
     }
 
-    /// Has so many bytes moved out of the space, in this thread, and returns how many were: more by
-    /// the last step, fewer if there is no more, none if called by a spiller of the space itself.
-    /// Requests that wait spill by themselves; this is for keeping memory free ahead of them.
+    /// Calls the spillers to free `bytes`, in this thread. Returns the freed bytes: up to one step
+    /// more, or fewer if the spillers have no more; zero if called by a spiller of this space.
+    /// Waiting requests call spillers themselves. This call frees memory ahead of them.
     pub fn spill(&self, bytes: Bytes) -> Bytes {
         self.shared.spill(self.id, bytes)
     }
 
-    /// A channel that is notified whenever memory comes back to the space, and shut down with the
-    /// manager.
+    /// Returns a channel that is notified whenever memory comes back to the space. It is shut down
+    /// with the manager.
     pub fn channel(&self) -> NotificationChannel {
-        self.shared.act(|state| {
+        self.shared.update(|state| {
             let known = state.channels.iter().find(|(space, ..)| *space == self.id);
             if let Some((_, channel, _)) = known {
                 return channel.clone();

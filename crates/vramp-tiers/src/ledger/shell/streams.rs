@@ -1,4 +1,4 @@
-//! Streams to borrow, each by one borrower at a time.
+//! A pool of streams, each lent to one borrower at a time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,45 +9,46 @@ use crate::ledger::shell::wait::Deadline;
 use crate::ledger::shell::wait::WaitSlot;
 use crate::sync::{Mutex, lock};
 
-/// What to do when all streams are lent.
+/// What [`StreamPool::acquire`] does when all streams are lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AcquirePolicy {
-    /// Wait for one, behind those who wait already.
+    /// Wait for a stream, in order of arrival.
     Block,
-    /// Make one more.
+    /// Create one more stream.
     Grow,
 }
 
-/// Why no stream was lent.
+/// Why no stream was acquired.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamPoolError {
     /// The deadline passed.
     #[error(
-        "no stream came back by the deadline, all {streams} are lent: wait longer, or let the pool grow"
+        "all {streams} streams were lent until the deadline: wait longer, or let the pool grow"
     )]
     TimedOut {
-        /// How many the pool has.
+        /// Number of streams of the pool.
         streams: usize,
     },
     /// The pool was shut down.
-    #[error("the pool of streams is shut down: nobody may wait any more")]
+    #[error("the stream pool is shut down")]
     ShutDown,
-    /// A pool without streams, in which everybody would wait for ever.
-    #[error("a pool of streams that does not grow needs at least one: ask for some")]
+    /// The pool has no stream: a wait would never end.
+    #[error("the stream pool has no stream: create it with at least one, or let it grow")]
     Empty,
-    /// The stream could not be made.
+    /// The driver created no stream.
     #[error(transparent)]
     Driver(#[from] DriverError),
 }
 
+/// The stream for a waiter; `None` after a shutdown.
 type Completion = Option<StreamId>;
 
 #[derive(Default)]
 struct State {
     idle: VecDeque<StreamId>,
     waiters: VecDeque<Arc<WaitSlot<Completion>>>,
-    /// Idle and lent ones.
+    /// Idle and lent streams.
     streams: usize,
     shut_down: bool,
 }
@@ -57,15 +58,15 @@ struct Shared {
     state: Mutex<State>,
 }
 
-/// Streams of one allocator. Clones are the same pool. The streams end with the last of the pool
-/// and its borrowers.
+/// Pool of streams of one allocator. Clones are handles of one pool. The streams are destroyed with
+/// the last handle and borrower.
 #[derive(Clone)]
 pub struct StreamPool {
     shared: Arc<Shared>,
 }
 
-/// A stream that nobody else has until this is dropped. Work queued on it may then still run; the
-/// next borrower's comes behind it.
+/// A stream lent to one borrower until this is dropped. Work queued on it may still run then; the
+/// next borrower's work is ordered after it.
 #[must_use = "the stream goes back to its pool when this is dropped"]
 pub struct BorrowedStream {
     shared: Arc<Shared>,
@@ -73,10 +74,10 @@ pub struct BorrowedStream {
 }
 
 impl StreamPool {
-    /// A pool of so many streams. One driver call each.
+    /// Returns a pool of `streams` streams. One driver call each.
     ///
     /// # Errors
-    /// A stream could not be made; those made before are ended.
+    /// The driver created no stream. Those created before are destroyed.
     pub fn new(allocator: Arc<Allocator>, streams: usize) -> Result<StreamPool, DriverError> {
         let shared = Arc::new(Shared { allocator, state: Mutex::default() });
         for _ in 0..streams {
@@ -88,25 +89,25 @@ impl StreamPool {
         Ok(StreamPool { shared })
     }
 
-    /// How many streams there are, lent ones included.
+    /// Returns the number of streams, lent ones included.
     pub fn streams(&self) -> usize {
         lock(&self.shared.state).streams
     }
 
-    /// How many are not lent.
+    /// Returns the number of streams that are not lent.
     pub fn idle(&self) -> usize {
         lock(&self.shared.state).idle.len()
     }
 
-    /// Lends a stream: the one that came back first, so that its work is most likely over.
+    /// Acquires a stream: the one that was returned first, whose work is most likely complete.
     ///
     /// # Errors
-    /// The pool was shut down, or the driver made no stream.
+    /// The pool was shut down, or the driver created no stream.
     pub fn acquire(&self, how: AcquirePolicy) -> Result<BorrowedStream, StreamPoolError> {
         self.acquire_until(how, Deadline::NEVER)
     }
 
-    /// The same, waiting no longer than this.
+    /// As [`acquire`](StreamPool::acquire), with a deadline.
     ///
     /// # Errors
     /// As [`acquire`](StreamPool::acquire), or the deadline passed.
@@ -115,12 +116,12 @@ impl StreamPool {
         how: AcquirePolicy,
         deadline: impl Into<Deadline>,
     ) -> Result<BorrowedStream, StreamPoolError> {
-        let seat = {
+        let slot = {
             let mut state = lock(&self.shared.state);
             if state.shut_down {
                 return Err(StreamPoolError::ShutDown);
             }
-            // Whoever came before is served before; streams come back into waiting hands.
+            // A returned stream goes to the first waiter, so an idle one means that none waits.
             if let Some(stream) = state.idle.pop_front() {
                 return Ok(self.lend(stream));
             }
@@ -131,12 +132,12 @@ impl StreamPool {
             if state.streams == 0 {
                 return Err(StreamPoolError::Empty);
             }
-            let seat = Arc::new(WaitSlot::default());
-            state.waiters.push_back(Arc::clone(&seat));
-            seat
+            let slot = Arc::new(WaitSlot::default());
+            state.waiters.push_back(Arc::clone(&slot));
+            slot
         };
-        let gift = seat.wait(deadline.into().instant()).or_else(|| self.leave(&seat));
-        match gift {
+        let completion = slot.wait(deadline.into().instant()).or_else(|| self.leave_queue(&slot));
+        match completion {
             Some(Some(stream)) => Ok(self.lend(stream)),
             Some(None) => Err(StreamPoolError::ShutDown),
             None => Err(StreamPoolError::TimedOut { streams: self.streams() }),
@@ -153,29 +154,29 @@ impl StreamPool {
         BorrowedStream { shared: Arc::clone(&self.shared), stream }
     }
 
-    /// Gets up after the deadline. What was given at the last moment is taken along.
-    fn leave(&self, seat: &Arc<WaitSlot<Completion>>) -> Option<Completion> {
+    /// Ends a wait after its deadline. Takes a stream that was handed over at the last moment.
+    fn leave_queue(&self, slot: &Arc<WaitSlot<Completion>>) -> Option<Completion> {
         let mut state = lock(&self.shared.state);
         let before = state.waiters.len();
-        state.waiters.retain(|other| !Arc::ptr_eq(other, seat));
+        state.waiters.retain(|other| !Arc::ptr_eq(other, slot));
         let left = state.waiters.len() < before;
         drop(state);
-        if left { None } else { seat.wait(None) }
+        if left { None } else { slot.wait(None) }
     }
 
-    /// Ends every wait, and lends nothing from now on. What is lent stays its borrower's.
+    /// Ends every wait, and lends no stream from now on. Lent streams stay with their borrowers.
     pub fn shutdown(&self) {
         let waiters = {
             let mut state = lock(&self.shared.state);
             state.shut_down = true;
             std::mem::take(&mut state.waiters)
         };
-        waiters.iter().for_each(|seat| seat.give(None));
+        waiters.iter().for_each(|slot| slot.complete(None));
     }
 }
 
 impl BorrowedStream {
-    /// The stream.
+    /// Returns the id of the stream.
     pub fn id(&self) -> StreamId {
         self.stream
     }
@@ -185,9 +186,9 @@ impl Drop for BorrowedStream {
     fn drop(&mut self) {
         let mut state = lock(&self.shared.state);
         match state.waiters.pop_front() {
-            Some(seat) => {
+            Some(slot) => {
                 drop(state);
-                seat.give(Some(self.stream));
+                slot.complete(Some(self.stream));
             }
             None => state.idle.push_back(self.stream),
         }
@@ -198,7 +199,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         let streams = std::mem::take(&mut lock(&self.state).idle);
         for stream in streams {
-            // Nobody is left to tell; the allocator ends what stays open.
+            // A drop cannot report an error. The allocator destroys remaining streams.
             let _ = self.allocator.destroy_stream(stream);
         }
     }

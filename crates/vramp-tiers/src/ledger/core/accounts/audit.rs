@@ -11,7 +11,7 @@ impl Ledger {
     /// Checks every invariant. O(reservations times spaces): for tests, and after an error.
     ///
     /// # Errors
-    /// One that does not hold: a bug in the ledger, never a user's mistake.
+    /// The first invariant that does not hold: a bug in the ledger, never a caller's mistake.
     pub fn audit(&self) -> Result<(), Inconsistency> {
         let checks = self.spaces.iter().map(|space| {
             self.sums_agree(space)
@@ -30,15 +30,15 @@ impl Ledger {
         for (_, record) in self.records.iter().filter(|(_, record)| record.space == space.id) {
             let share = record.share();
             sum.reserved += share.reserved;
-            sum.over += share.over;
+            sum.overrun += share.overrun;
             sum.orphaned += share.orphaned;
             active += usize::from(!record.released);
         }
         agree("reserved", space.reserved, sum.reserved)?;
-        agree("over", space.over, sum.over)?;
+        agree("overrun", space.overrun, sum.overrun)?;
         agree("orphaned", space.orphaned, sum.orphaned)?;
         if space.active != active {
-            return Err(format!("{} reservations are counted, {active} exist", space.active));
+            return Err(format!("the counter says {} reservations, {active} exist", space.active));
         }
         Ok(())
     }
@@ -59,7 +59,7 @@ impl Ledger {
             agree(&format!("charged under '{name}'"), tag.charged, charged)?;
             agree(&format!("used under '{name}'"), tag.used, used)?;
             if tag.peak_charged < charged || tag.peak_used < used {
-                return Err(format!("a peak under '{name}' is below what is charged now"));
+                return Err(format!("a peak under '{name}' is below the present charge"));
             }
             unreserved += tag.unreserved;
         }
@@ -80,7 +80,7 @@ impl Ledger {
                 return Err(format!("{id} is in no space"));
             }
             if record.released && (record.used.is_zero() || !record.size.is_zero()) {
-                return Err(format!("{id} was released and holds {}", record.size));
+                return Err(format!("{id} was released and still reserves {}", record.size));
             }
         }
         Ok(())
@@ -91,7 +91,7 @@ fn bounds_hold(space: &SpaceAccount) -> Check {
     let total = space.total();
     let levels = &space.levels;
     if total > levels.capacity {
-        return Err(format!("{total} are charged to a capacity of {}", levels.capacity));
+        return Err(format!("{total} are charged, above the capacity of {}", levels.capacity));
     }
     if space.peak < total {
         return Err(format!("the peak {} is below the total {total}", space.peak));
@@ -107,5 +107,5 @@ fn agree(what: &str, counted: Bytes, summed: Bytes) -> Check {
     if counted == summed {
         return Ok(());
     }
-    Err(format!("{what}: {counted} are counted, the sum is {summed}"))
+    Err(format!("{what}: the counter says {counted}, the sum is {summed}"))
 }

@@ -1,25 +1,24 @@
-//! What the account say, summed.
+//! Statistics of spaces and tags.
 
 use super::Ledger;
-use super::space_account::SpaceAccount;
 use super::{Pressure, Tag, UnknownSpace};
 use crate::ledger::core::{Levels, SpaceId};
 use vramp_core::Bytes;
 
-/// How often what happened in a space.
+/// Event counters of a space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpaceCounters {
-    /// Reservations made, parts split off not counted.
+    /// Reservations made; parts split off are not counted.
     pub reserves: u64,
-    /// Requests that had no room.
+    /// Requests refused for lack of room.
     pub refusals: u64,
     /// Reservations released.
     pub releases: u64,
-    /// Allocations that exceeded their reservation, whatever was decided.
+    /// Allocations that exceeded their reservation, whatever the policy decided.
     pub overruns: u64,
 }
 
-/// What is charged to a space under one tag.
+/// Sums of one tag in one space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct TagUse {
     pub charged: Bytes,
@@ -36,56 +35,56 @@ impl TagUse {
     }
 }
 
-/// One space, summed. All amounts are multiples of its granule.
+/// Statistics of one space. All amounts are multiples of its granule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpaceCensus {
-    /// Which space.
+    /// Id of the space.
     pub space: SpaceId,
-    /// Its levels.
+    /// Levels of the space.
     pub levels: Levels,
-    /// Everything charged: `reserved + over + orphaned + unreserved`.
+    /// All charges: `reserved + overrun + orphaned + unreserved`.
     pub total: Bytes,
-    /// The sizes of active reservations.
+    /// Sum of the sizes of active reservations.
     pub reserved: Bytes,
-    /// What active reservations use above their sizes.
-    pub over: Bytes,
-    /// What is still allocated from released reservations.
+    /// Bytes that active reservations use beyond their sizes.
+    pub overrun: Bytes,
+    /// Bytes still allocated from released reservations.
     pub orphaned: Bytes,
-    /// Allocated without a reservation.
+    /// Bytes allocated without a reservation.
     pub unreserved: Bytes,
-    /// How many reservations are active.
+    /// Number of active reservations.
     pub reservations: usize,
-    /// The largest total since the peaks were reset.
+    /// High-water mark of `total` since the peaks were reset.
     pub peak: Bytes,
-    /// How full it is.
+    /// Total against the levels.
     pub pressure: Pressure,
-    /// How often what happened.
+    /// Event counters.
     pub counters: SpaceCounters,
 }
 
-/// One tag in one space, summed.
+/// Statistics of one tag in one space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TagCensus {
-    /// What the tag adds to the space's total.
+    /// Bytes that the tag adds to the space's total.
     pub charged: Bytes,
-    /// What is allocated under it.
+    /// Bytes allocated under the tag.
     pub used: Bytes,
-    /// The largest `charged` since the peaks were reset.
+    /// High-water mark of `charged` since the peaks were reset.
     pub peak_charged: Bytes,
-    /// The largest `used` since the peaks were reset.
+    /// High-water mark of `used` since the peaks were reset.
     pub peak_used: Bytes,
 }
 
 impl Ledger {
-    /// One space, summed. O(1).
+    /// Returns the statistics of a space. O(1).
     pub fn census(&self, space: SpaceId) -> Result<SpaceCensus, UnknownSpace> {
-        let account: &SpaceAccount = self.space(space)?;
+        let account = self.space(space)?;
         Ok(SpaceCensus {
             space,
             levels: account.levels,
             total: account.total(),
             reserved: account.reserved,
-            over: account.over,
+            overrun: account.overrun,
             orphaned: account.orphaned,
             unreserved: account.unreserved,
             reservations: account.active,
@@ -95,7 +94,7 @@ impl Ledger {
         })
     }
 
-    /// One tag in one space, summed. O(1). Zeros for a tag that is not of this ledger.
+    /// Returns the statistics of one tag in one space; zeros for another ledger's tag. O(1).
     ///
     /// # Errors
     /// There is no such space.
@@ -106,7 +105,7 @@ impl Ledger {
         Ok(TagCensus { charged, used, peak_charged, peak_used })
     }
 
-    /// Makes the present totals the peaks of a space and of its tags.
+    /// Resets the peaks of a space and of its tags to the present totals.
     ///
     /// # Errors
     /// There is no such space.

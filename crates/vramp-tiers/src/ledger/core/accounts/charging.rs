@@ -1,4 +1,4 @@
-//! What is allocated: charges of reservations and outside of any, and the credits for their frees.
+//! Charges for allocations, with and without a reservation, and credits for frees.
 
 use smallvec::SmallVec;
 
@@ -10,19 +10,19 @@ use crate::ledger::core::SpaceId;
 use vramp_core::Bytes;
 
 impl Ledger {
-    /// Accounts for an allocation of `bytes`, if it fits in the reservation.
+    /// Charges an allocation of `bytes` if it fits in the reservation.
     ///
     /// # Errors
-    /// There is no such reservation. An allocation that does not fit is no error yet.
+    /// There is no such reservation. An allocation that does not fit is not an error here.
     pub fn charge(&mut self, id: ReservationId, bytes: Bytes) -> Result<Charged, StaleReservation> {
         self.active(id)?;
         let record = &mut self.records[id];
         let space = &mut self.spaces[record.place as usize];
         let bytes = space.levels.round_up(bytes);
         if bytes > record.unused() {
-            return Ok(Charged::Overrun(over(id, record, bytes)));
+            return Ok(Charged::Overrun(overrun(id, record, bytes)));
         }
-        // What a reservation holds is charged already: only its use changes.
+        // The size of the reservation is charged already: only its use changes.
         record.used += bytes;
         record.peak = record.peak.max(record.used);
         let tag = &mut space.tags[record.tag.index()];
@@ -31,7 +31,7 @@ impl Ledger {
         Ok(Charged::Within)
     }
 
-    /// Charges by a stock policy: [`charge`](Ledger::charge), and what it says about the excess.
+    /// Charges an allocation; [`LimitPolicy`] decides about an overrun.
     ///
     /// # Errors
     /// As [`charge_overrun`](Ledger::charge_overrun).
@@ -43,20 +43,20 @@ impl Ledger {
     ) -> Result<OverrunOutcome, ChargeError> {
         match self.charge(id, bytes)? {
             Charged::Within => Ok(OverrunOutcome::Within),
-            Charged::Overrun(over) => self.charge_overrun(id, bytes, policy.answer(&over)),
+            Charged::Overrun(overrun) => self.charge_overrun(id, bytes, policy.decide(&overrun)),
         }
     }
 
-    /// Accounts for an allocation that exceeds its reservation, as decided. Exact: what a grown
-    /// reservation holds is charged once, as part of it.
+    /// Charges an allocation that exceeds its reservation, as `action` says. Exact: the bytes by which
+    /// a reservation grows are charged once.
     ///
     /// # Errors
-    /// The answer is to fail or grants too little, or the space has no room. Nothing changes.
+    /// The action is to fail or grows too little, or the space has no room. Nothing changes.
     pub fn charge_overrun(
         &mut self,
         id: ReservationId,
         bytes: Bytes,
-        answer: OverrunAction,
+        action: OverrunAction,
     ) -> Result<OverrunOutcome, ChargeError> {
         let record = *self.active(id)?;
         let levels = *self.levels_of(&record);
@@ -65,10 +65,10 @@ impl Ledger {
             self.replace(id, ReservationRecord { used: record.used + bytes, ..record });
             return Ok(OverrunOutcome::Within);
         }
-        let over = over(id, &record, bytes);
+        let overrun = overrun(id, &record, bytes);
         self.spaces[record.place as usize].counters.overruns += 1;
-        match answer {
-            OverrunAction::Fail => Err(ChargeError::OverReservation { over }),
+        match action {
+            OverrunAction::Fail => Err(ChargeError::OverReservation { overrun }),
             OverrunAction::Ignore => {
                 let by = bytes - record.unused();
                 if !self.spaces[record.place as usize].fits(by, Bound::Capacity) {
@@ -77,17 +77,17 @@ impl Ledger {
                 self.replace(id, ReservationRecord { used: record.used + bytes, ..record });
                 Ok(OverrunOutcome::Ignored { by })
             }
-            OverrunAction::Grow { wanted, least, beyond_limit } => {
+            OverrunAction::Grow { preferred, min, beyond_limit } => {
                 let bound = if beyond_limit { Bound::Capacity } else { Bound::Limit };
-                let sizes = [wanted, least].map(|by| levels.round_up(by)).into_iter();
-                let enough: SmallVec<[Bytes; 2]> = sizes.filter(|&by| by >= over.by).collect();
+                let sizes = [preferred, min].map(|by| levels.round_up(by)).into_iter();
+                let enough: SmallVec<[Bytes; 2]> = sizes.filter(|&by| by >= overrun.by).collect();
                 if enough.is_empty() {
-                    return Err(ChargeError::OverReservation { over });
+                    return Err(ChargeError::OverReservation { overrun });
                 }
                 let grown = |&by: &Bytes| Some((by, self.grown(record, by, bytes, bound)?));
                 let choice = enough.iter().find_map(grown);
                 let Some((by, grown)) = choice else {
-                    return Err(self.refuse(&record, over.by, bound).into());
+                    return Err(self.refuse(&record, overrun.by, bound).into());
                 };
                 self.replace(id, grown);
                 Ok(OverrunOutcome::Grown { by })
@@ -95,11 +95,11 @@ impl Ledger {
         }
     }
 
-    /// Credits a free to the reservation that was charged for it, released or not, and returns
-    /// what came back to the space: the rest stays reserved.
+    /// Credits a free to the reservation that was charged, released or not. Returns the bytes that
+    /// came back to the space; the others stay reserved.
     ///
     /// # Errors
-    /// Less is charged to it.
+    /// Fewer bytes are charged to it.
     pub fn uncharge(&mut self, id: ReservationId, bytes: Bytes) -> Result<Bytes, UnchargeError> {
         let record = self.records.get_mut(id).ok_or(StaleReservation::Unknown { id })?;
         let space = &mut self.spaces[record.place as usize];
@@ -108,7 +108,7 @@ impl Ledger {
             return Err(UnchargeError::TooMuch { id, freed, used: record.used });
         }
         if record.used <= record.size {
-            // All of it was inside the reservation, and stays reserved.
+            // All use is within the size, so the bytes stay reserved.
             record.used -= freed;
             space.tags[record.tag.index()].used -= freed;
             return Ok(Bytes::ZERO);
@@ -122,7 +122,7 @@ impl Ledger {
         Ok(record.charged() - after.charged())
     }
 
-    /// Accounts for an allocation without a reservation, up to the capacity.
+    /// Charges an allocation without a reservation, up to the capacity.
     ///
     /// # Errors
     /// The space has no room.
@@ -141,19 +141,19 @@ impl Ledger {
             return Err(self.refusal(place, bytes, Bound::Capacity).into());
         }
         space.unreserved += bytes;
-        let use_ = &mut space.tags[tag.index()];
-        use_.unreserved += bytes;
-        use_.charged += bytes;
-        use_.used += bytes;
+        let sums = &mut space.tags[tag.index()];
+        sums.unreserved += bytes;
+        sums.charged += bytes;
+        sums.used += bytes;
         space.settle(tag);
         Ok(())
     }
 
-    /// Takes back [`charge_unreserved`](Ledger::charge_unreserved): all of `bytes` came back to
-    /// the space. Returns them in whole granules.
+    /// Undoes [`charge_unreserved`](Ledger::charge_unreserved). Returns the bytes that came back to the
+    /// space, in whole granules.
     ///
     /// # Errors
-    /// Less is charged under this tag.
+    /// Fewer bytes are charged under this tag.
     pub fn uncharge_unreserved(
         &mut self,
         space: SpaceId,
@@ -164,20 +164,20 @@ impl Ledger {
         self.tag_name(tag)?;
         let account = &mut self.spaces[place];
         let freed = account.levels.round_up(bytes);
-        let use_ = &mut account.tags[tag.index()];
-        if freed > use_.unreserved {
-            return Err(UnreservedError::TooMuch { space, freed, used: use_.unreserved });
+        let sums = &mut account.tags[tag.index()];
+        if freed > sums.unreserved {
+            return Err(UnreservedError::TooMuch { space, freed, used: sums.unreserved });
         }
-        use_.unreserved -= freed;
-        use_.charged -= freed;
-        use_.used -= freed;
+        sums.unreserved -= freed;
+        sums.charged -= freed;
+        sums.used -= freed;
         account.unreserved -= freed;
         account.settle(tag);
         Ok(freed)
     }
 }
 
-fn over(id: ReservationId, record: &ReservationRecord, bytes: Bytes) -> Overrun {
+fn overrun(id: ReservationId, record: &ReservationRecord, bytes: Bytes) -> Overrun {
     let &ReservationRecord { space, size, used, .. } = record;
     let needed = used.checked_add(bytes).unwrap_or(Bytes::new(u64::MAX));
     Overrun { reservation: id, space, bytes, by: needed - size, size, used }

@@ -1,4 +1,4 @@
-//! Why a budget said no: what was asked, what there is, and who has it.
+//! Errors of the ledger, with the amounts and the largest reservations.
 
 use std::fmt;
 
@@ -8,84 +8,84 @@ use super::{Overrun, Owner, ReservationId, Tag};
 use crate::ledger::core::{SpaceConfigError, SpaceId};
 use vramp_core::Bytes;
 
-/// A space that the ledger does not know.
+/// A space that the ledger does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no space {space}: name one that the ledger was made with")]
+#[error("there is no space {space}: use one that the ledger was created with")]
 pub struct UnknownSpace {
-    /// What was given.
+    /// The given value.
     pub space: SpaceId,
 }
 
-/// A tag that the ledger does not know.
+/// A tag that the ledger does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{tag:?} is not a tag of this ledger: register its name first")]
 pub struct UnknownTag {
-    /// What was given.
+    /// The given value.
     pub tag: Tag,
 }
 
-/// Why a ledger was not made.
+/// Why a ledger or a manager was not created.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum LedgerError {
-    /// There is nothing to account for.
+    /// There is no space.
     #[error("a ledger needs at least one space")]
     NoSpaces,
-    /// Two spaces of one name.
+    /// Two spaces have the same id.
     #[error("{space} is configured twice: give each space its own index")]
     Duplicate {
-        /// Which.
+        /// Id of the space.
         space: SpaceId,
     },
-    /// Levels that make no sense.
-    #[error("{space}: {why}")]
+    /// The levels of a space are invalid.
+    #[error("{space}: {error}")]
     InvalidLevels {
-        /// Which space.
+        /// Id of the space.
         space: SpaceId,
-        /// What is wrong with it.
-        why: SpaceConfigError,
+        /// Reason.
+        error: SpaceConfigError,
     },
 }
 
-/// A reservation that is not there.
+/// A reservation that does not exist any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StaleReservation {
-    /// It ended, with all that was charged to it, or is of another ledger.
-    #[error("{id} does not exist: it was released and all its memory freed, or never made")]
+    /// It ended and nothing is charged to it, or it is another ledger's.
+    #[error("{id} does not exist: it was released and its memory freed, or never made")]
     Unknown {
-        /// What was given.
+        /// The given id.
         id: ReservationId,
     },
-    /// Its owner gave it up; only frees still name it.
-    #[error("{id} was released; {used} allocated from it can still be freed, nothing else")]
+    /// It was released. Only frees may still use its id.
+    #[error("{id} was released; the {used} allocated from it can only be freed")]
     Released {
-        /// What was given.
+        /// The given id.
         id: ReservationId,
-        /// What is still charged to it.
+        /// Bytes still charged to it.
         used: Bytes,
     },
 }
 
-/// The bound that a refused request would have passed.
+/// The level against which a request is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// Up to where reservations are given.
+    /// Upper bound of reservations.
     Limit,
-    /// Up to where anything is charged.
+    /// Upper bound of all charges.
     Capacity,
 }
 
-/// Who holds how much.
+/// A reservation listed by a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// By which reservation.
+    /// Id of the reservation.
     pub reservation: ReservationId,
-    /// Who.
+    /// Owner of the reservation.
     pub owner: Owner,
-    /// For what.
+    /// Tag of the reservation.
     pub tag: Tag,
-    /// The reservation's size; zero once released.
+    /// Size of the reservation; zero once released.
     pub size: Bytes,
-    /// What is allocated from it.
+    /// Bytes allocated from it.
     pub used: Bytes,
 }
 
@@ -95,33 +95,33 @@ impl fmt::Display for Holder {
     }
 }
 
-/// A request that does not fit now, and everything that explains it.
+/// Report of a space that has no room for a request now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpaceRefusal {
-    /// Where.
+    /// Id of the space.
     pub space: SpaceId,
-    /// What was asked, in whole granules.
+    /// Requested bytes, in whole granules.
     pub requested: Bytes,
-    /// What could be had: up to `bound`.
+    /// Bytes available below `bound`.
     pub available: Bytes,
-    /// Which bound it was measured against.
+    /// Level against which the request was measured.
     pub bound: Bound,
-    /// Up to where reservations are given.
+    /// Upper bound of reservations.
     pub limit: Bytes,
-    /// Up to where anything is charged.
+    /// Upper bound of all charges.
     pub capacity: Bytes,
-    /// The sizes of all reservations.
+    /// Sum of the sizes of all reservations.
     pub reserved: Bytes,
-    /// Charged outside any reservation, orphaned use included.
+    /// Bytes charged outside any reservation, overruns and orphaned bytes included.
     pub unreserved: Bytes,
-    /// How many reservations are active.
+    /// Number of active reservations.
     pub reservations: usize,
-    /// The largest of them, the largest first. Four at most.
+    /// The largest reservations, the largest first. Four at most.
     pub largest: SmallVec<[Holder; 4]>,
 }
 
 impl SpaceRefusal {
-    /// True if it would not fit in an empty space either: waiting cannot help.
+    /// True if the request would not fit in the empty space: waiting cannot help.
     pub fn never_fits(&self) -> bool {
         match self.bound {
             Bound::Limit => self.requested > self.limit,
@@ -141,21 +141,21 @@ impl fmt::Display for SpaceRefusal {
         };
         write!(
             f,
-            "{space} has {available} below its {bound}, {requested} were requested (limit {limit}, \
-             capacity {capacity}, {} reservations of {}, {} outside any)",
+            "{space} has {available} available below its {bound}, {requested} were requested (limit \
+             {limit}, capacity {capacity}, {} reservations of {} in all, {} outside reservations)",
             self.reservations, self.reserved, self.unreserved
         )?;
         for (place, holder) in self.largest.iter().enumerate() {
             write!(f, "{}{holder}", if place == 0 { "; the largest: " } else { ", " })?;
         }
         f.write_str(match self.never_fits() {
-            true => ": ask for less, or configure more",
-            false => ": release something, wait, or ask another space",
+            true => ": ask for less, or configure a larger space",
+            false => ": release a reservation, wait, or try another space",
         })
     }
 }
 
-/// Why nothing was reserved.
+/// Why the ledger reserved nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LedgerReserveError {
     /// There is no such space.
@@ -164,7 +164,7 @@ pub enum LedgerReserveError {
     /// There is no such tag.
     #[error(transparent)]
     UnknownTag(#[from] UnknownTag),
-    /// No room.
+    /// The space has no room.
     #[error(transparent)]
     Refused(#[from] Box<SpaceRefusal>),
 }
@@ -172,20 +172,20 @@ pub enum LedgerReserveError {
 /// Why a reservation did not grow.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrowError {
-    /// There is room, but those who wait for it have been passed often enough.
-    #[error("{id} cannot grow by {by} before those who wait ({waiting}): wait for its turn")]
+    /// There is room, but waiters have been overtaken up to their bound.
+    #[error("{id} cannot grow by {by} before the {waiting} waiters: use a growth that waits")]
     Behind {
-        /// Which.
+        /// Id of the reservation.
         id: ReservationId,
-        /// What was asked, in whole granules.
+        /// Requested growth, in whole granules.
         by: Bytes,
-        /// How many requests wait.
+        /// Number of waiters.
         waiting: usize,
     },
     /// There is no such reservation.
     #[error(transparent)]
     Stale(#[from] StaleReservation),
-    /// No room.
+    /// The space has no room.
     #[error(transparent)]
     Refused(#[from] Box<SpaceRefusal>),
 }
@@ -196,12 +196,12 @@ pub enum SplitError {
     /// There is no such reservation.
     #[error(transparent)]
     Stale(#[from] StaleReservation),
-    /// More than its unused part.
+    /// The size exceeds the unused part.
     #[error("{requested} cannot be split off: {unused} of the reservation are unused")]
     TooLarge {
-        /// What was asked, in whole granules.
+        /// Requested bytes, in whole granules.
         requested: Bytes,
-        /// What could be split off.
+        /// Unused bytes of the reservation.
         unused: Bytes,
     },
 }
@@ -212,38 +212,44 @@ pub enum MergeError {
     /// One of them does not exist.
     #[error(transparent)]
     Stale(#[from] StaleReservation),
-    /// It is one reservation.
+    /// Both are the same reservation.
     #[error("{id} cannot be merged with itself")]
     Itself {
-        /// Which.
+        /// Id of the reservation.
         id: ReservationId,
     },
-    /// Bytes do not move between spaces by a merge.
+    /// They are in different spaces.
     #[error("a reservation in {from} cannot be merged into one in {into}")]
     OtherSpace {
-        /// Where the one is.
+        /// Space of the reservation to release.
         from: SpaceId,
-        /// Where the other is.
+        /// Space of the reservation to grow.
         into: SpaceId,
     },
 }
 
-/// Why an allocation over its reservation was not charged.
+/// Why an allocation was not charged to a reservation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChargeError {
     /// There is no such reservation.
     #[error(transparent)]
     Stale(#[from] StaleReservation),
-    /// The policy is to fail, or grants less than needed.
+    /// It exceeds the reservation, and the policy fails it or grows the reservation by too little.
     #[error(
-        "{} in {}: an allocation of {} exceeds it by {}: {} of {} are used; reserve more, or let it \
-         grow", over.reservation, over.space, over.bytes, over.by, over.used, over.size
+        "an allocation of {} exceeds {} in {} by {} ({} of {} are used): reserve more, or set a policy \
+         that lets it grow",
+        overrun.bytes,
+        overrun.reservation,
+        overrun.space,
+        overrun.by,
+        overrun.used,
+        overrun.size
     )]
     OverReservation {
-        /// The allocation.
-        over: Overrun,
+        /// The allocation and its reservation.
+        overrun: Overrun,
     },
-    /// The space has no room for it.
+    /// The space has no room.
     #[error(transparent)]
     Refused(#[from] Box<SpaceRefusal>),
 }
@@ -251,22 +257,22 @@ pub enum ChargeError {
 /// Why a free was not credited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnchargeError {
-    /// Nothing is charged to such a reservation.
+    /// There is no such reservation.
     #[error(transparent)]
     Stale(#[from] StaleReservation),
-    /// More than was charged.
+    /// More bytes than are charged.
     #[error("{freed} cannot be freed from {id}: only {used} are charged to it")]
     TooMuch {
-        /// The origin that was given.
+        /// Id of the reservation.
         id: ReservationId,
-        /// What was to be credited, in whole granules.
+        /// Bytes of the free, in whole granules.
         freed: Bytes,
-        /// What there is.
+        /// Bytes charged.
         used: Bytes,
     },
 }
 
-/// Why memory outside any reservation was not accounted for.
+/// Why memory outside any reservation was not charged or credited.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnreservedError {
     /// There is no such space.
@@ -275,17 +281,17 @@ pub enum UnreservedError {
     /// There is no such tag.
     #[error(transparent)]
     UnknownTag(#[from] UnknownTag),
-    /// The space has no room for it.
+    /// The space has no room.
     #[error(transparent)]
     Refused(#[from] Box<SpaceRefusal>),
-    /// More than was charged.
+    /// More bytes than are charged.
     #[error("{freed} cannot be freed: only {used} are charged to {space} under this tag")]
     TooMuch {
-        /// Where.
+        /// Id of the space.
         space: SpaceId,
-        /// What was to be freed, in whole granules.
+        /// Bytes of the free, in whole granules.
         freed: Bytes,
-        /// What there is.
+        /// Bytes charged.
         used: Bytes,
     },
 }

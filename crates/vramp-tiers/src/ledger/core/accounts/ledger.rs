@@ -1,9 +1,9 @@
-//! The books: spaces, and what is reserved in them.
+//! The ledger: spaces, and the reservations in them.
 //!
-//! Every call does all it says or nothing, in O(1) and, once as many reservations have existed at
-//! a time as now, without heap memory. Only a refusal costs O(reservations), for its explanation.
-//! All amounts are rounded up to the granule of their space, in each call: what is charged in
-//! pieces has to be freed in the same pieces.
+//! A call succeeds as a whole or changes nothing. It takes O(1), and heap memory only to hold more
+//! reservations at a time than ever before. Only a refusal costs O(reservations), for its report.
+//! Each call rounds its amount up to the granule of the space: memory that was charged in several
+//! calls has to be uncharged in the same amounts.
 
 use std::ops::RangeInclusive;
 
@@ -21,28 +21,28 @@ use super::{
 use crate::ledger::core::{Levels, SpaceConfig, SpaceId};
 use vramp_core::Bytes;
 
-/// How many holders a refusal names.
+/// Number of reservations that a refusal lists.
 const HOLDERS_NAMED: usize = 4;
 
-/// What [`Ledger::reserve_up_to`] got.
+/// Result of [`Ledger::reserve_up_to`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reserved {
-    /// Its name.
+    /// Id of the reservation.
     pub id: ReservationId,
-    /// Its size: a multiple of the granule.
+    /// Size of the reservation: a multiple of the granule.
     pub bytes: Bytes,
 }
 
-/// Which reservation ends and which one takes its unused part over.
+/// Two reservations to merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Merge {
-    /// Goes on, larger.
+    /// Reservation that grows.
     pub into: ReservationId,
-    /// Is released.
+    /// Reservation that is released.
     pub from: ReservationId,
 }
 
-/// All spaces and all that is charged to them.
+/// All spaces, and all charges to them.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     /// Sorted by id.
@@ -52,21 +52,21 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// An empty ledger of these spaces.
+    /// Returns a ledger of these spaces without reservations.
     ///
     /// # Errors
-    /// No space, one twice, or levels that make no sense.
+    /// There is no space, a space occurs twice, or its levels are invalid.
     pub fn new(
         spaces: impl IntoIterator<Item = (SpaceId, SpaceConfig)>,
     ) -> Result<Ledger, LedgerError> {
         let resolve = |(id, config): (SpaceId, SpaceConfig)| {
             let levels =
-                config.levels().map_err(|why| LedgerError::InvalidLevels { space: id, why })?;
+                config.levels().map_err(|error| LedgerError::InvalidLevels { space: id, error })?;
             Ok(SpaceAccount {
                 id,
                 levels,
                 reserved: Bytes::ZERO,
-                over: Bytes::ZERO,
+                overrun: Bytes::ZERO,
                 orphaned: Bytes::ZERO,
                 unreserved: Bytes::ZERO,
                 active: 0,
@@ -88,41 +88,41 @@ impl Ledger {
         Ok(Ledger { spaces, records: SlotMap::with_key(), tags: vec![String::new()] })
     }
 
-    /// All spaces, sorted: the fastest tier first.
+    /// All spaces, the fastest tier first.
     pub fn spaces(&self) -> impl Iterator<Item = SpaceId> {
         self.spaces.iter().map(|space| space.id)
     }
 
-    /// The levels of a space.
+    /// Returns the levels of a space.
     pub fn levels(&self, space: SpaceId) -> Result<Levels, UnknownSpace> {
         Ok(self.space(space)?.levels)
     }
 
-    /// Everything charged to the space. Never above its capacity.
+    /// Returns all charges to the space. Never above its capacity.
     pub fn total(&self, space: SpaceId) -> Result<Bytes, UnknownSpace> {
         Ok(self.space(space)?.total())
     }
 
-    /// What can be had at once below `bound`.
+    /// Returns the bytes available below `bound`.
     pub fn available(&self, space: SpaceId, bound: Bound) -> Result<Bytes, UnknownSpace> {
         Ok(self.space(space)?.available(bound))
     }
 
-    /// True if a reservation of `bytes` would be given now. O(1), and without an explanation.
+    /// True if `bytes` can be reserved now. O(1).
     pub fn can_reserve(&self, space: SpaceId, bytes: Bytes) -> Result<bool, UnknownSpace> {
         let space = self.space(space)?;
         Ok(space.fits(space.levels.round_up(bytes), Bound::Limit))
     }
 
-    /// What a refusal of `bytes` in this space would say now, whether or not they would fit.
-    /// O(reservations), and counted nowhere.
+    /// Returns the report that a refusal of `bytes` would carry now, whether or not they fit.
+    /// O(reservations). Not counted as a refusal.
     pub fn explain(&self, space: SpaceId, bytes: Bytes) -> Result<Box<SpaceRefusal>, UnknownSpace> {
         let place = self.place(space)?;
         let bytes = self.spaces[place].levels.round_up(bytes);
         Ok(self.refusal(place, bytes, Bound::Limit))
     }
 
-    /// The tag of this name, registered if it is new.
+    /// Returns the tag of this name, registered if it is new.
     pub fn add_tag(&mut self, name: &str) -> Tag {
         let number = self.tags.iter().position(|known| known == name).unwrap_or_else(|| {
             self.tags.push(name.to_owned());
@@ -132,25 +132,25 @@ impl Ledger {
         Tag(u32::try_from(number).expect("fewer than four billion tags"))
     }
 
-    /// The name of a tag; empty for [`Tag::NONE`].
+    /// Returns the name of a tag; empty for [`Tag::NONE`].
     pub fn tag_name(&self, tag: Tag) -> Result<&str, UnknownTag> {
         self.tags.get(tag.index()).map(String::as_str).ok_or(UnknownTag { tag })
     }
 
-    /// A reservation as it stands, until nothing is charged to it any more.
+    /// Returns the state of a reservation, as long as anything is charged to it.
     pub fn reservation(&self, id: ReservationId) -> Option<&ReservationRecord> {
         self.records.get(id)
     }
 
-    /// All reservations that anything is charged to, released ones included.
+    /// All reservations to which anything is charged, released ones included.
     pub fn reservations(&self) -> impl Iterator<Item = (ReservationId, &ReservationRecord)> {
         self.records.iter()
     }
 
-    /// Reserves exactly `bytes`, below the limit.
+    /// Reserves exactly `bytes` below the limit.
     ///
     /// # Errors
-    /// No room: never fewer bytes than asked.
+    /// There is no room.
     pub fn reserve(
         &mut self,
         space: SpaceId,
@@ -163,8 +163,8 @@ impl Ledger {
         Ok(self.reserve_up_to(space, bytes..=bytes, owner, tag)?.id)
     }
 
-    /// Reserves as much below the limit as there is of `sizes`, and says how much. From zero on it
-    /// always succeeds, possibly with an empty reservation that may grow.
+    /// Reserves as much below the limit as is available within `sizes`. A range from zero always
+    /// succeeds, possibly with an empty reservation, which can grow.
     ///
     /// # Errors
     /// Less than the smallest size is available.
@@ -178,13 +178,13 @@ impl Ledger {
         let place = self.place(space)?;
         self.tag_name(tag)?;
         let SpaceAccount { levels, .. } = &self.spaces[place];
-        let least = levels.round_up(*sizes.start());
-        let most = levels.round_up(*sizes.end()).max(least);
-        if !self.spaces[place].fits(least, Bound::Limit) {
+        let min = levels.round_up(*sizes.start());
+        let max = levels.round_up(*sizes.end()).max(min);
+        if !self.spaces[place].fits(min, Bound::Limit) {
             self.spaces[place].counters.refusals += 1;
-            return Err(self.refusal(place, least, Bound::Limit).into());
+            return Err(self.refusal(place, min, Bound::Limit).into());
         }
-        let bytes = most.min(self.spaces[place].available(Bound::Limit));
+        let bytes = max.min(self.spaces[place].available(Bound::Limit));
         let record = ReservationRecord {
             space,
             owner,
@@ -207,7 +207,7 @@ impl Ledger {
     /// Makes a reservation larger, below the limit.
     ///
     /// # Errors
-    /// No room; the reservation stays as it is.
+    /// There is no room. The reservation does not change.
     pub fn grow(&mut self, id: ReservationId, by: Bytes) -> Result<(), GrowError> {
         let record = *self.active(id)?;
         let by = self.levels_of(&record).round_up(by);
@@ -218,7 +218,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Cuts a reservation to what is used of it. Returns what came back to the space.
+    /// Shrinks a reservation to its use. Returns the bytes that came back to the space.
     ///
     /// # Errors
     /// There is no such reservation.
@@ -228,7 +228,7 @@ impl Ledger {
         Ok(record.unused())
     }
 
-    /// Makes the present use of a reservation its peak.
+    /// Resets the peak of a reservation to its present use.
     ///
     /// # Errors
     /// There is no such reservation.
@@ -238,7 +238,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Makes `bytes` of the unused part a reservation of their own, of the same owner and tag.
+    /// Splits `bytes` of the unused part off into a new reservation of the same owner and tag.
     ///
     /// # Errors
     /// The unused part is smaller.
@@ -258,11 +258,11 @@ impl Ledger {
         }))
     }
 
-    /// Gives the unused part of one reservation to another one and releases the first. What is
-    /// still allocated from it is orphaned, as with [`release`](Ledger::release).
+    /// Moves the unused part of one reservation to another one and releases the first. Bytes still
+    /// allocated from it are orphaned, as by [`release`](Ledger::release).
     ///
     /// # Errors
-    /// They lie in different spaces, or are one.
+    /// They are in different spaces, or are the same reservation.
     pub fn merge(&mut self, pair: Merge) -> Result<(), MergeError> {
         let (into, from) = (*self.active(pair.into)?, *self.active(pair.from)?);
         if pair.into == pair.from {
@@ -287,11 +287,11 @@ impl Ledger {
         Ok(())
     }
 
-    /// Ends a reservation and returns what came back to the space. What is still allocated stays
-    /// charged to the space, under this id, until it is freed.
+    /// Ends a reservation and returns the bytes that came back to the space. Bytes still allocated
+    /// stay charged under this id until they are freed.
     ///
     /// # Errors
-    /// It does not exist, or was released already.
+    /// It does not exist, or was released before.
     pub fn release(&mut self, id: ReservationId) -> Result<Bytes, StaleReservation> {
         let record = *self.active(id)?;
         let space = &mut self.spaces[record.place as usize];
@@ -332,7 +332,7 @@ impl Ledger {
         }
     }
 
-    /// The one place where what a reservation takes from its space changes.
+    /// Replaces a reservation and updates the sums of its space.
     pub(super) fn replace(&mut self, id: ReservationId, mut after: ReservationRecord) {
         after.peak = after.peak.max(after.used);
         let before = std::mem::replace(&mut self.records[id], after);
@@ -341,7 +341,7 @@ impl Ledger {
         space.settle(after.tag);
     }
 
-    /// `record` with `by` more room and `bytes` more use, if both stay below the bound.
+    /// Returns `record` with `by` more size and `bytes` more use, if both stay below the bound.
     pub(super) fn grown(
         &self,
         record: ReservationRecord,
@@ -397,7 +397,7 @@ impl Ledger {
             limit: space.levels.limit,
             capacity: space.levels.capacity,
             reserved: space.reserved,
-            unreserved: space.unreserved + space.orphaned + space.over,
+            unreserved: space.unreserved + space.orphaned + space.overrun,
             reservations: space.active,
             largest,
         })

@@ -1,103 +1,107 @@
-//! What happens to an allocation that exceeds its reservation.
+//! Allocations that exceed their reservation, and policies for them.
 
 use super::ReservationId;
 use crate::ledger::core::SpaceId;
 use vramp_core::Bytes;
 
-/// What came of a charge.
+/// Result of a charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "what is over was not charged"]
+#[must_use = "an overrun was not charged"]
 pub enum Charged {
-    /// It fits in the reservation and is accounted for.
+    /// The allocation fits in the reservation and is charged.
     Within,
-    /// It does not, and nothing changed: decide and call [`charge_overrun`](super::Ledger::charge_overrun).
+    /// It does not fit, and nothing changed: decide, then call
+    /// [`charge_overrun`](super::Ledger::charge_overrun).
     Overrun(Overrun),
 }
 
-/// An allocation that does not fit in its reservation.
+/// An allocation that exceeds its reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overrun {
-    /// Which reservation.
+    /// Id of the reservation.
     pub reservation: ReservationId,
-    /// Where.
+    /// Space of the reservation.
     pub space: SpaceId,
-    /// The size of the allocation, in whole granules.
+    /// Size of the allocation, in whole granules.
     pub bytes: Bytes,
-    /// By how much the reservation is too small: `used + bytes - size`.
+    /// Bytes by which the reservation is too small: `used + bytes - size`.
     pub by: Bytes,
-    /// The reservation's size.
+    /// Size of the reservation.
     pub size: Bytes,
-    /// What is charged to it already.
+    /// Bytes charged to the reservation before.
     pub used: Bytes,
 }
 
-/// A stock answer to [`Overrun`].
+/// A predefined policy for an [`Overrun`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum LimitPolicy {
     /// The allocation fails.
     #[default]
     Fail,
-    /// The excess is charged to the space, up to its capacity.
+    /// The overrun is charged to the space, up to its capacity.
     Ignore,
-    /// The reservation grows by what it lacks times the factor, or else by exactly what it lacks.
+    /// The reservation grows by the overrun times the factor, or by the overrun alone if there is no
+    /// room for more.
     Increase {
-        /// At least 1.
+        /// Growth per overrun, at least 1.
         factor: GrowthFactor,
-        /// It may grow past the limit, up to the capacity.
+        /// True if it may grow past the limit, up to the capacity.
         beyond_limit: bool,
     },
 }
 
 impl LimitPolicy {
-    /// What to do about `over`.
-    pub fn answer(self, over: &Overrun) -> OverrunAction {
+    /// Returns the action for `overrun`.
+    pub fn decide(self, overrun: &Overrun) -> OverrunAction {
         match self {
             LimitPolicy::Fail => OverrunAction::Fail,
             LimitPolicy::Ignore => OverrunAction::Ignore,
-            LimitPolicy::Increase { factor, beyond_limit } => {
-                OverrunAction::Grow { wanted: factor.times(over.by), least: over.by, beyond_limit }
-            }
+            LimitPolicy::Increase { factor, beyond_limit } => OverrunAction::Grow {
+                preferred: factor.times(overrun.by),
+                min: overrun.by,
+                beyond_limit,
+            },
         }
     }
 }
 
-/// A decision about [`Overrun`], by a [`LimitPolicy`] or by the caller's own rule.
+/// What to do about an [`Overrun`], decided by a [`LimitPolicy`] or by the caller's own rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OverrunAction {
-    /// Refuse the allocation.
+    /// Fail the allocation.
     Fail,
-    /// Charge the excess to the space, up to its capacity.
+    /// Charge the overrun to the space, up to its capacity.
     Ignore,
-    /// Grow the reservation by `wanted`, or by `least` if that has no room. Either is refused if
-    /// it is less than what the reservation lacks.
+    /// Grow the reservation by `preferred` bytes, or by `min` if there is no room for that. An amount
+    /// below the overrun is not tried.
     Grow {
-        /// First choice.
-        wanted: Bytes,
-        /// Second choice.
-        least: Bytes,
-        /// May pass the limit, up to the capacity.
+        /// First amount to try.
+        preferred: Bytes,
+        /// Second amount to try.
+        min: Bytes,
+        /// True if it may grow past the limit, up to the capacity.
         beyond_limit: bool,
     },
 }
 
-/// What was done about [`Overrun`]. The allocation is accounted for.
+/// What was done about an [`Overrun`]. The allocation is charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OverrunOutcome {
-    /// It fits by now: the reservation has grown, or something was freed.
+    /// It fit after all: the reservation had grown, or memory was freed.
     Within,
-    /// So much of it is charged to the space, outside the reservation.
+    /// The overrun is charged to the space.
     Ignored {
-        /// How much.
+        /// Bytes beyond the reservation.
         by: Bytes,
     },
-    /// The reservation grew, and holds all of it.
+    /// The reservation grew.
     Grown {
-        /// How much.
+        /// Bytes by which it grew.
         by: Bytes,
     },
 }
 
-/// How much more than needed a reservation grows: finite, at least 1.
+/// Factor by which a reservation grows beyond its overrun: finite, at least 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GrowthFactor(f64);
 
@@ -111,10 +115,10 @@ impl GrowthFactor {
     /// 1.25, the default.
     pub const QUARTER_MORE: GrowthFactor = GrowthFactor(1.25);
 
-    /// A factor of at least 1.
+    /// Returns a growth factor.
     ///
     /// # Errors
-    /// Below 1, infinite or NaN.
+    /// `factor` is below 1, infinite or NaN.
     pub fn new(factor: f64) -> Result<GrowthFactor, FactorError> {
         if factor.is_finite() && factor >= 1.0 {
             Ok(GrowthFactor(factor))
@@ -123,16 +127,16 @@ impl GrowthFactor {
         }
     }
 
-    /// At least `bytes`; saturates at the largest amount.
+    /// Returns the product, at least `bytes`; saturates at the largest amount.
     fn times(self, bytes: Bytes) -> Bytes {
         Bytes::new((bytes.count() as f64 * self.0).ceil() as u64).max(bytes)
     }
 }
 
-/// A factor by which nothing can grow.
+/// A factor that is no growth factor.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("a reservation cannot grow by a factor of {factor}: use a finite number of at least 1")]
 pub struct FactorError {
-    /// What was given.
+    /// The given factor.
     pub factor: f64,
 }

@@ -1,25 +1,25 @@
-//! How full a space is, and when that crossed a level.
+//! Pressure: the total of a space against its levels, and crossings of the levels.
 //!
-//! Between the stop and the trigger nothing changes: a space that filled up to the trigger is
-//! under pressure until it has emptied to the stop. Crossings therefore alternate, and counting
-//! them is enough: a [`CrossingCursor`] remembers how many it has seen, so any number of subscribers see
-//! each crossing exactly once, and one that never looks costs nothing.
+//! Crossings have hysteresis: a space whose total reached the trigger is under pressure until the
+//! total has fallen to the stop. So crossings alternate, and a counter is enough to record them. A
+//! [`CrossingCursor`] is a position in that count: each subscriber sees each crossing exactly once,
+//! and an idle subscriber costs nothing.
 
 use super::space_account::SpaceAccount;
 use super::{Ledger, UnknownSpace};
 use crate::ledger::core::{Levels, SpaceId};
 use vramp_core::Bytes;
 
-/// How full a space is against its levels. All three have one base: zero bytes, of the capacity.
+/// Total of a space against its levels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pressure {
-    /// The space's total: reservations, what exceeds them, orphaned and unreserved use.
+    /// Total of the space: all charges.
     pub used: Bytes,
-    /// From here up, data should leave.
+    /// From this total up, data should be spilled.
     pub trigger: Bytes,
-    /// From here down, enough has left.
+    /// From this total down, spilling should stop.
     pub stop: Bytes,
-    /// The trigger was crossed and the stop not since.
+    /// True from a crossing of the trigger until the next crossing of the stop.
     pub high: bool,
 }
 
@@ -34,22 +34,22 @@ impl Pressure {
         self.used <= self.stop
     }
 
-    /// What has to leave to reach the stop; zero below it.
+    /// Bytes to spill to reach the stop; zero below it.
     pub fn amount_to_downgrade(&self) -> Bytes {
         self.used.saturating_sub(self.stop)
     }
 }
 
-/// Which level was crossed.
+/// A crossing of a level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crossing {
-    /// The space filled to the trigger: begin to downgrade.
+    /// The total rose to the trigger: spilling should begin.
     Trigger,
-    /// The space emptied to the stop: end.
+    /// The total fell to the stop: spilling should end.
     Stop,
 }
 
-/// A subscriber's place in the crossings of one space.
+/// A subscriber's position in the crossings of one space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CrossingCursor {
     pub(super) space: SpaceId,
@@ -57,13 +57,13 @@ pub struct CrossingCursor {
 }
 
 impl CrossingCursor {
-    /// Which space.
+    /// Id of the space.
     pub fn space(&self) -> SpaceId {
         self.space
     }
 }
 
-/// Counts crossings: an odd number means pressure.
+/// Counter of crossings: an odd number means pressure.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Hysteresis {
     pub crossings: u64,
@@ -79,7 +79,7 @@ impl Hysteresis {
         self.crossings += u64::from(crossed);
     }
 
-    /// The crossing after the `seen` first ones.
+    /// The crossing after the first `seen` ones.
     pub(super) fn after(self, seen: u64) -> Option<Crossing> {
         match seen {
             seen if seen >= self.crossings => None,
@@ -90,7 +90,7 @@ impl Hysteresis {
 }
 
 impl Ledger {
-    /// How full the space is against its levels.
+    /// Returns the total of a space against its levels.
     pub fn pressure(&self, space: SpaceId) -> Result<Pressure, UnknownSpace> {
         let SpaceAccount { levels, hysteresis, .. } = self.space(space)?;
         Ok(Pressure {
@@ -101,16 +101,16 @@ impl Ledger {
         })
     }
 
-    /// Subscribes to the crossings of a space from now on.
+    /// Returns a cursor for the crossings of a space from now on.
     pub fn watch(&self, space: SpaceId) -> Result<CrossingCursor, UnknownSpace> {
         Ok(CrossingCursor { space, seen: self.space(space)?.hysteresis.crossings })
     }
 
-    /// The next crossing that this subscriber has not seen. Each comes exactly once, in order; the
-    /// first after a subscription under pressure is the stop.
-    pub fn next_crossing(&self, watch: &mut CrossingCursor) -> Option<Crossing> {
-        let crossed = self.space(watch.space).ok()?.hysteresis.after(watch.seen)?;
-        watch.seen += 1;
+    /// Returns the next crossing and moves the cursor past it. A cursor made under pressure sees the
+    /// stop first.
+    pub fn next_crossing(&self, cursor: &mut CrossingCursor) -> Option<Crossing> {
+        let crossed = self.space(cursor.space).ok()?.hysteresis.after(cursor.seen)?;
+        cursor.seen += 1;
         Some(crossed)
     }
 }

@@ -1,4 +1,4 @@
-//! One reservation, and the names it goes by.
+//! One reservation, and its ids.
 
 use std::fmt;
 
@@ -8,17 +8,17 @@ use crate::ledger::core::SpaceId;
 use vramp_core::Bytes;
 
 new_key_type! {
-    /// Names a reservation for as long as anything is charged to it. A stale id misses.
+    /// Id of a reservation, valid as long as anything is charged to it. A stale id is not found.
     pub struct ReservationId;
 }
 
 impl ReservationId {
-    /// The id as one number, for C and Python.
+    /// Returns the id as one number, for C and Python.
     pub fn number(self) -> u64 {
         self.data().as_ffi()
     }
 
-    /// The id with this number. Any number is safe: one that names nothing misses.
+    /// Returns the id with this number. A number without a reservation is not found.
     pub fn from_number(number: u64) -> ReservationId {
         KeyData::from_ffi(number).into()
     }
@@ -30,8 +30,8 @@ impl fmt::Display for ReservationId {
     }
 }
 
-/// One line of work: a task, or a thread. While it waits it does not go on, so that what it holds
-/// is held until it is served. Work that goes on in several threads has several owners.
+/// Owner of reservations: a task or a thread. Deadlock detection assumes that an owner keeps all
+/// its reservations while it waits. Work in several threads has several owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner(pub u64);
 
@@ -41,49 +41,49 @@ impl fmt::Display for Owner {
     }
 }
 
-/// What memory is for: a name registered by [`Ledger::add_tag`](super::Ledger::add_tag).
+/// A purpose of memory, for statistics; registered by [`Ledger::add_tag`](super::Ledger::add_tag).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tag(pub(in crate::ledger::core) u32);
 
 impl Tag {
-    /// For nothing in particular.
+    /// No purpose.
     pub const NONE: Tag = Tag(0);
 
-    /// The plain number: tags are dense, so it serves as an index.
+    /// Returns the number of the tag. Tags are dense, so it serves as an index.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// One reservation as it stands.
+/// State of a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReservationRecord {
-    /// Where.
+    /// Space of the reservation.
     pub space: SpaceId,
-    /// Whose.
+    /// Owner of the reservation.
     pub owner: Owner,
-    /// For what.
+    /// Tag for statistics.
     pub tag: Tag,
-    /// What it keeps free for its owner; zero once released.
+    /// Bytes kept free for the owner; zero once released.
     pub size: Bytes,
-    /// What is allocated from it.
+    /// Bytes allocated from it.
     pub used: Bytes,
-    /// The most that was allocated from it at once, since it was made or its peak was reset.
+    /// High-water mark of `used` since the reservation was made or the peak was reset.
     pub peak: Bytes,
-    /// Its owner has given it up: what is still used is orphaned.
+    /// True once released: bytes still in use are orphaned.
     pub released: bool,
-    /// A policy let it grow past the limit.
+    /// True if a policy let it grow past the limit.
     pub beyond_limit: bool,
     pub(super) place: u32,
 }
 
 impl ReservationRecord {
-    /// What it takes from the space: the larger of its size and its use.
+    /// Bytes charged to the space: the larger of size and use.
     pub fn charged(&self) -> Bytes {
         self.size.max(self.used)
     }
 
-    /// What can still be allocated from it.
+    /// Bytes that can still be allocated from it.
     pub fn unused(&self) -> Bytes {
         self.size.saturating_sub(self.used)
     }
@@ -92,24 +92,24 @@ impl ReservationRecord {
         let beyond = self.used.saturating_sub(self.size);
         Share {
             reserved: self.size,
-            over: if self.released { Bytes::ZERO } else { beyond },
+            overrun: if self.released { Bytes::ZERO } else { beyond },
             orphaned: if self.released { beyond } else { Bytes::ZERO },
             used: self.used,
         }
     }
 }
 
-/// What one reservation adds to the sums of its space.
+/// A reservation's share of the sums of its space.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Share {
     pub reserved: Bytes,
-    pub over: Bytes,
+    pub overrun: Bytes,
     pub orphaned: Bytes,
     pub used: Bytes,
 }
 
 impl Share {
     pub(super) fn charged(&self) -> Bytes {
-        self.reserved + self.over + self.orphaned
+        self.reserved + self.overrun + self.orphaned
     }
 }

@@ -1,4 +1,4 @@
-//! The sums of one space, and what follows from them.
+//! The sums of one space.
 
 use super::census::{SpaceCounters, TagUse};
 use super::pressure::Hysteresis;
@@ -7,30 +7,30 @@ use super::{Bound, Tag};
 use crate::ledger::core::{Levels, SpaceId};
 use vramp_core::Bytes;
 
-/// The sums of one space.
+/// Sums of one space, with its peak and level crossings.
 #[derive(Clone, Debug)]
 pub(super) struct SpaceAccount {
     pub id: SpaceId,
     pub levels: Levels,
-    /// The sizes of its active reservations.
+    /// Sum of the sizes of active reservations.
     pub reserved: Bytes,
-    /// What active reservations use above their sizes.
-    pub over: Bytes,
-    /// What is still allocated from released reservations.
+    /// Bytes that active reservations use beyond their sizes.
+    pub overrun: Bytes,
+    /// Bytes still allocated from released reservations.
     pub orphaned: Bytes,
-    /// Allocated without a reservation.
+    /// Bytes allocated without a reservation.
     pub unreserved: Bytes,
     pub active: usize,
     pub peak: Bytes,
     pub hysteresis: Hysteresis,
     pub counters: SpaceCounters,
-    /// By the number of the tag.
+    /// Indexed by tag.
     pub tags: Vec<TagUse>,
 }
 
 impl SpaceAccount {
     pub(super) fn total(&self) -> Bytes {
-        self.reserved + self.over + self.orphaned + self.unreserved
+        self.reserved + self.overrun + self.orphaned + self.unreserved
     }
 
     pub(super) fn bound(&self, bound: Bound) -> Bytes {
@@ -48,17 +48,17 @@ impl SpaceAccount {
         bytes <= self.available(bound)
     }
 
-    /// Replaces one reservation's part of the sums. [`SpaceAccount::settle`] has to follow.
+    /// Replaces one reservation's share of the sums. [`SpaceAccount::settle`] has to follow.
     pub(super) fn put(&mut self, tag: Tag, before: Share, after: Share) {
         self.reserved = self.reserved + after.reserved - before.reserved;
-        self.over = self.over + after.over - before.over;
+        self.overrun = self.overrun + after.overrun - before.overrun;
         self.orphaned = self.orphaned + after.orphaned - before.orphaned;
         let tag = &mut self.tags[tag.index()];
         tag.charged = tag.charged + after.charged() - before.charged();
         tag.used = tag.used + after.used - before.used;
     }
 
-    /// Brings what follows from the sums up to date: peaks, and crossings of levels.
+    /// Updates the peaks and the level crossings to the sums.
     pub(super) fn settle(&mut self, tag: Tag) {
         let total = self.total();
         self.peak = self.peak.max(total);

@@ -1,16 +1,18 @@
 //! Checks of the wait queue.
 
+use std::collections::BTreeSet;
+
 use super::WaitQueue;
 use vramp_core::Inconsistency;
 
 impl WaitQueue {
-    /// Checks that order and index hold exactly those who wait. O(waiters).
+    /// Checks that the order and the size index hold exactly the waiters. O(waiters).
     ///
     /// # Errors
-    /// One that does not hold: a bug in the queue, never a user's mistake.
+    /// The first invariant that does not hold: a bug in the queue, never a caller's mistake.
     pub fn audit(&self) -> Result<(), Inconsistency> {
-        let places = self.waiters.values().map(|waiter| waiter.request.candidates.len()).sum();
-        let sizes: usize = self.sizes.values().map(std::collections::BTreeSet::len).sum();
+        let candidates = self.waiters.values().map(|waiter| waiter.request.candidates.len()).sum();
+        let sizes: usize = self.sizes.values().map(BTreeSet::len).sum();
         let missing = self.waiters.iter().find(|&(&id, waiter)| {
             let indexed = |space| {
                 let sizes = self.sizes.get(space);
@@ -20,8 +22,10 @@ impl WaitQueue {
         });
         match missing {
             Some((id, _)) => Err(Inconsistency { what: format!("{id} is not in order and index") }),
-            None if (self.order.len(), sizes) == (self.waiters.len(), places) => Ok(()),
-            None => Err(Inconsistency { what: "order or index hold one who does not wait".into() }),
+            None if (self.order.len(), sizes) == (self.waiters.len(), candidates) => Ok(()),
+            None => {
+                Err(Inconsistency { what: "order or index hold an id without a waiter".into() })
+            }
         }
     }
 }

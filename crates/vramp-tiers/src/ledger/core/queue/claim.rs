@@ -1,20 +1,21 @@
-//! Who spills how much for whom, so that no deficit is spilled twice.
+//! Claims on a deficit, so that no two waiters have the same deficit spilled.
 //!
-//! 1. A waiter asks what is missing for it: [`WaitQueue::claim_deficit`]. What others already spill is
-//!    counted as if it had come, and what they wait for as if it were taken.
-//! 2. It spills in steps, and gives each step back to the ledger and to [`WaitQueue::serve_waiters`].
-//! 3. After each step it says so: [`WaitQueue::spilled`] tells what is left of the claim, which is
-//!    less if memory came from elsewhere. At zero it stops.
-//! 4. It ends its claim: [`WaitQueue::end_claim`]. Not before: one that is served in the midst of a step
-//!    still brings what it is spilling, for those who count on it.
+//! 1. [`WaitQueue::claim_deficit`] returns what a waiter lacks in a space. Bytes that other
+//!    waiters have claimed count as available, and the bytes these waiters ask for as taken.
+//! 2. The waiter has memory spilled in steps. Each step returns memory to the ledger and calls
+//!    [`WaitQueue::serve_waiters`].
+//! 3. [`WaitQueue::record_spilled`] follows each step and returns the rest of the claim. The rest
+//!    also shrinks when memory comes back from elsewhere. At zero the waiter stops.
+//! 4. [`WaitQueue::end_claim`] ends the claim. A waiter that is served in the middle of a step
+//!    keeps its claim until the step is over: other waiters count on these bytes.
 //!
-//! Until then a waiter is taken for one that will be served: it is part of no deadlock.
+//! A waiter with a claim is taken for one that will be served: it is part of no deadlock.
 
 use super::{UnknownWaiter, WaitQueue, WaiterId};
-use crate::ledger::core::{Bound, Ledger, SpaceId};
+use crate::ledger::core::{Bound, Candidates, Ledger, SpaceId};
 use vramp_core::Bytes;
 
-/// A waiter's promise to spill.
+/// Bytes that a waiter has undertaken to have spilled from a space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Claim {
     pub space: SpaceId,
@@ -22,11 +23,11 @@ pub(super) struct Claim {
 }
 
 impl WaitQueue {
-    /// What `waiter` shall spill from `space` to be served there. `None` if nothing is missing, if
-    /// it spills already, or if this is no candidate of its. O(claims).
+    /// Claims the bytes that `waiter` lacks in `space`. `None` if nothing is missing, if it has an
+    /// unfinished claim, or if it does not wait for this space. O(claims).
     ///
     /// # Errors
-    /// It does not wait.
+    /// The waiter is not in the queue.
     pub fn claim_deficit(
         &mut self,
         ledger: &Ledger,
@@ -43,11 +44,41 @@ impl WaitQueue {
         Ok((!left.is_zero()).then_some(left))
     }
 
-    /// What is left of a claim at this moment. Zero without one. O(claims).
+    /// Ends the waiter's claim and claims what it lacks in `space` now, as
+    /// [`claim_deficit`](WaitQueue::claim_deficit) does.
     ///
     /// # Errors
-    /// It does not wait any more: nothing is missing for it.
-    pub fn left_of_claim(&self, ledger: &Ledger, waiter: WaiterId) -> Result<Bytes, UnknownWaiter> {
+    /// The waiter is not in the queue.
+    pub fn renew_claim(
+        &mut self,
+        ledger: &Ledger,
+        space: SpaceId,
+        waiter: WaiterId,
+    ) -> Result<Option<Bytes>, UnknownWaiter> {
+        self.end_claim(waiter);
+        self.claim_deficit(ledger, space, waiter)
+    }
+
+    /// Claims what a new waiter lacks in the first of `candidates` that has a spiller. Returns
+    /// false if none has one: then no memory will be spilled for the waiter.
+    pub fn claim_first_spillable(
+        &mut self,
+        ledger: &Ledger,
+        waiter: WaiterId,
+        candidates: &Candidates,
+        has_spiller: impl Fn(SpaceId) -> bool,
+    ) -> bool {
+        let Some(&space) = candidates.iter().find(|&&space| has_spiller(space)) else {
+            return false;
+        };
+        self.claim_deficit(ledger, space, waiter).is_ok()
+    }
+
+    /// Returns the rest of a claim at this moment; zero without a claim. O(claims).
+    ///
+    /// # Errors
+    /// The waiter is not in the queue: nothing is missing any more.
+    pub fn claim_left(&self, ledger: &Ledger, waiter: WaiterId) -> Result<Bytes, UnknownWaiter> {
         if !self.waiters.contains_key(&waiter) {
             return Err(UnknownWaiter { waiter });
         }
@@ -57,12 +88,31 @@ impl WaitQueue {
         Ok(left.min(self.deficit(ledger, space, waiter)))
     }
 
-    /// Says that a waiter has spilled `bytes` of its claim, after the ledger got them back, and
-    /// returns what is left of it. O(claims).
+    /// Records that a spiller freed `freed` bytes for a claim of which `before` were left when it
+    /// was called, after the ledger got the bytes back. Returns the rest of the claim. O(claims).
+    ///
+    /// Bytes that came back reduce the deficit by themselves unless another request took them. In
+    /// that case they still count as spilled: the next attempt claims what is missing then.
     ///
     /// # Errors
-    /// It does not wait any more: there is nothing left to spill, and its claim has ended.
-    pub fn spilled(
+    /// The waiter is not in the queue: its claim has ended.
+    pub fn record_spilled(
+        &mut self,
+        ledger: &Ledger,
+        waiter: WaiterId,
+        before: Bytes,
+        freed: Bytes,
+    ) -> Result<Bytes, UnknownWaiter> {
+        let now = self.claim_left(ledger, waiter).unwrap_or_default();
+        let taken_by_others = freed.saturating_sub(before.saturating_sub(now));
+        self.reduce_claim(ledger, waiter, taken_by_others)
+    }
+
+    /// Takes `bytes` off a claim and returns its rest. O(claims).
+    ///
+    /// # Errors
+    /// The waiter is not in the queue: its claim has ended.
+    pub fn reduce_claim(
         &mut self,
         ledger: &Ledger,
         waiter: WaiterId,
@@ -80,18 +130,18 @@ impl WaitQueue {
         Ok(left)
     }
 
-    /// Ends a claim, kept or not: what is left of it will not come, and others may claim it.
+    /// Ends a claim, finished or not: other waiters may claim the rest.
     pub fn end_claim(&mut self, waiter: WaiterId) {
         self.claims.remove(&waiter);
     }
 
-    /// What a space lacks for this waiter and all others who wait and spill there, beyond what those
-    /// still spill, and those who were served in the midst of it.
+    /// Bytes that `space` lacks for this waiter and for all waiters with a claim there, beyond what
+    /// is already claimed.
     fn deficit(&self, ledger: &Ledger, space: SpaceId, waiter: WaiterId) -> Bytes {
         let Ok(levels) = ledger.levels(space) else { return Bytes::ZERO };
         let mut needed = 0u128;
         let mut coming = ledger.available(space, Bound::Limit).unwrap_or_default().count() as u128;
-        // Above the limit, what exceeds it has to go first.
+        // The total has to fall to the limit first.
         let excess = ledger.total(space).unwrap_or_default().saturating_sub(levels.limit);
         needed += excess.count() as u128;
         let need = |id| self.waiters.get(&id).map(|other| other.request.bytes);

@@ -1,14 +1,14 @@
-//! Whether everybody who waits can still be served.
+//! Deadlock detection: waiters that can never be served.
 //!
-//! A waiter waits for the owners who hold memory in its candidate spaces. Owners who do not wait
-//! are taken to end at some time and to return all they hold; memory outside any reservation too.
-//! Then a waiter that fits is served, its owner goes on, ends, and returns all. Who is left when
-//! this goes no further waits for ever: those wait for one another, in a cycle.
+//! A waiter waits for the owners of memory in its candidate spaces. The check assumes that owners
+//! without a waiter end some time and return all their memory, and that memory outside any
+//! reservation is freed. Then waiters that fit are served, and their owners end in turn. The
+//! waiters that are left when no other fits wait for one another, in a cycle.
 //!
-//! A waiter that spills is taken to be served by that, for as long as it has a claim.
+//! A waiter with a claim counts as served: memory is being spilled for it.
 //!
-//! Order can do the same without any lack of memory: a waiter that was passed to its bound keeps
-//! out those whose memory it waits for. Then one of them has to be let pass.
+//! The order alone can block waiters too: a waiter that was overtaken up to its bound keeps out
+//! the owners whose memory it waits for. Then one of them has to be served out of order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,55 +20,63 @@ use super::{Request, WaitQueue, WaiterId};
 use crate::ledger::core::{Candidates, Ledger, Owner, ReservationId, ReservationRecord, SpaceId};
 use vramp_core::Bytes;
 
-/// One owner who waits for the next one of a [`Deadlock`].
+/// An owner in the cycle of a [`Deadlock`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CycleMember {
-    /// Who.
+    /// Owner that waits for memory of the next member.
     pub owner: Owner,
-    /// Its request.
+    /// Its waiter.
     pub waiter: WaiterId,
-    /// What it holds in the spaces that the one before it waits for.
+    /// Reservations that it holds in the spaces that the member before it waits for.
     pub holds: Vec<ReservationId>,
 }
 
-/// How to get out of a deadlock.
+/// How to end a deadlock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resolution {
-    /// Cancel this request and return what its owner holds: the one of the cycle with the lowest
-    /// priority, and the youngest of those.
+    /// Cancel one waiter and release its owner's reservations. It is the waiter of the cycle with
+    /// the lowest priority, and the youngest of these.
     Abort {
-        /// Whose request.
+        /// Owner of the waiter.
         owner: Owner,
-        /// Which one.
+        /// Waiter to cancel.
         waiter: WaiterId,
-        /// What to release: what its owner holds of what the one before it waits for.
+        /// Reservations to release: those that the member before it waits for.
         reservations: Vec<ReservationId>,
     },
-    /// There is memory for this one, only the order keeps it out: [`WaitQueue::grant_out_of_order`].
+    /// Serve this waiter by [`WaitQueue::grant_out_of_order`]: it fits, and only the order keeps it
+    /// out.
     GrantOutOfOrder(WaiterId),
 }
 
-/// Waiters that can never be served, whoever else ends.
+/// Waiters that can never be served, whichever other owners end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deadlock {
-    /// All of them, in the order of their age.
+    /// All such waiters, the oldest first.
     pub stuck: Vec<WaiterId>,
-    /// Each waits for memory of the next, the last for the first. Empty if only the order is in
-    /// the way.
+    /// Each member waits for memory of the next, and the last for the first. Empty if only the order
+    /// blocks them.
     pub cycle: Vec<CycleMember>,
-    /// What to do about it. There can be more cycles: ask again.
+    /// How to end it. There can be further cycles: check again afterwards.
     pub resolution: Resolution,
 }
 
-/// What is taken in each space, by those who have not ended.
+/// Bytes of each space held by owners that have not ended.
 type Taken = BTreeMap<SpaceId, Bytes>;
 
-/// Owners who are stuck, and the request by which each is.
+/// Owners that are stuck, and the waiter of each.
 type StuckOwners = BTreeMap<Owner, WaiterId>;
 
 impl WaitQueue {
-    /// Looks for waiters that can never be served. O((waiters + reservations) times waiters); for when
-    /// somebody begins to wait, or has waited for long.
+    /// True if a check for deadlock now takes at most `max_steps` steps. O(`max_steps` / waiters).
+    pub fn deadlock_check_is_within(&self, ledger: &Ledger, max_steps: usize) -> bool {
+        let waiters = self.len();
+        let max = max_steps / waiters.max(1);
+        waiters + ledger.reservations().take(max + 1).count() <= max
+    }
+
+    /// Looks for waiters that can never be served. O((waiters + reservations) times waiters): meant
+    /// for the start of a wait, and for waits that take long.
     pub fn deadlock(&self, ledger: &Ledger) -> Option<Deadlock> {
         if self.is_empty() {
             return None;
@@ -78,16 +86,16 @@ impl WaitQueue {
             return Some(self.cycle(ledger, stuck, &owners));
         }
         let (stuck, _) = self.stuck(ledger, true);
-        let pass = self.waiting().find(|(id, request)| {
+        let fits = self.waiting().find(|(id, request)| {
             stuck.contains(id) && fitting(ledger, request, |_| true).is_some()
         })?;
-        let resolution = Resolution::GrantOutOfOrder(pass.0);
+        let resolution = Resolution::GrantOutOfOrder(fits.0);
         Some(Deadlock { stuck: stuck.into_iter().collect(), cycle: Vec::new(), resolution })
     }
 
-    /// Who is left when everybody has gone on who can: as the order allows, or as memory does. An
-    /// owner with several requests goes on as soon as one of them is served: only owners of whom
-    /// none is, are stuck, each by its oldest request.
+    /// The waiters that are left when no other can be served: with `ordered` as the order permits,
+    /// otherwise as memory does. An owner with several requests goes on as soon as one of them is
+    /// served. It is stuck only if none is, and then by its oldest request.
     fn stuck(&self, ledger: &Ledger, ordered: bool) -> (BTreeSet<WaiterId>, StuckOwners) {
         let mut waiting: StuckOwners = BTreeMap::new();
         for (&id, waiter) in &self.waiters {
@@ -108,7 +116,7 @@ impl WaitQueue {
             for rank in self.order.iter().filter(|rank| stuck.contains(&rank.id)) {
                 let waiter = &self.waiters[&rank.id];
                 if self.claims.contains_key(&rank.id) {
-                    // It spills what it lacks.
+                    // Memory is being spilled for it.
                     served.push(rank.id);
                     continue;
                 }
@@ -121,7 +129,7 @@ impl WaitQueue {
                 if waiter.request.candidates.iter().any(fits) {
                     served.push(rank.id);
                 } else {
-                    allowances.narrow(waiter);
+                    allowances.restrict(waiter);
                 }
             }
             if served.is_empty() {
@@ -139,16 +147,16 @@ impl WaitQueue {
         }
     }
 
-    /// The cycle among owners who are stuck, reached from the oldest request.
+    /// The cycle among stuck owners that is reached from the oldest waiter.
     fn cycle(&self, ledger: &Ledger, stuck: BTreeSet<WaiterId>, owners: &StuckOwners) -> Deadlock {
-        let first = *owners.values().min().expect("who is stuck waits for an owner who is");
+        let first = *owners.values().min().expect("a stuck waiter waits for a stuck owner");
         let mut path = vec![CycleMember {
             owner: self.waiters[&first].request.owner,
             waiter: first,
             holds: Vec::new(),
         }];
         loop {
-            let last = path.last().expect("the path begins with the first who is stuck");
+            let last = path.last().expect("the path begins with the first stuck owner");
             let link = self.next_link(ledger, last.waiter, owners);
             if let Some(start) = path.iter().position(|known| known.owner == link.owner) {
                 path.drain(..start);
@@ -157,22 +165,22 @@ impl WaitQueue {
             }
             path.push(link);
         }
-        let least = path
+        let victim = path
             .iter()
             .min_by_key(|link| {
                 (self.waiters[&link.waiter].request.priority, std::cmp::Reverse(link.waiter))
             })
             .expect("a cycle has a link");
         let resolution = Resolution::Abort {
-            owner: least.owner,
-            waiter: least.waiter,
-            reservations: least.holds.clone(),
+            owner: victim.owner,
+            waiter: victim.waiter,
+            reservations: victim.holds.clone(),
         };
         Deadlock { stuck: stuck.into_iter().collect(), cycle: path, resolution }
     }
 
-    /// Whom `waiter` waits for: the first other owner who is stuck and holds memory where there
-    /// would be room without the others, or its own if there is no such space.
+    /// The owner that `waiter` waits for: the first other stuck owner with memory in a space where
+    /// the request would fit beside its owner's own memory. Its own owner if there is no such space.
     fn next_link(&self, ledger: &Ledger, waiter: WaiterId, stuck: &StuckOwners) -> CycleMember {
         let Request { candidates, bytes, owner: asker, .. } = &self.waiters[&waiter].request;
         let held_by = |owner: Owner, space: SpaceId| {

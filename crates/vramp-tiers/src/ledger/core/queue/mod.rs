@@ -5,6 +5,7 @@ mod claim;
 mod deadlock;
 mod order;
 mod request;
+mod spill_rounds;
 mod wait_queue;
 
 pub use deadlock::{CycleMember, Deadlock, Resolution};
@@ -12,4 +13,5 @@ pub use request::{
     Expired, Granted, Grants, Overtaking, Priority, QueueConfig, Request, SubmitError, Submitted,
     UnknownWaiter, WaiterId,
 };
+pub use spill_rounds::{SpillResult, SpillRounds};
 pub use wait_queue::WaitQueue;

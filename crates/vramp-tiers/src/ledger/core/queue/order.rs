@@ -1,4 +1,4 @@
-//! Who stands where in the queue, and how far those ahead may be passed.
+//! The order of the wait queue, and how far waiters may still be overtaken.
 
 use std::cmp::Reverse;
 
@@ -8,7 +8,7 @@ use super::{Overtaking, Priority, Request, WaiterId};
 use crate::ledger::core::SpaceId;
 use vramp_core::Bytes;
 
-/// A place in the order: urgent ones by age, then the others by priority and age.
+/// A waiter's position: urgent waiters by age, then the others by priority and age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     pub urgent: Reverse<bool>,
@@ -18,18 +18,19 @@ pub(super) struct Rank {
 
 #[derive(Clone, Debug)]
 pub(super) struct Waiter {
-    /// With those candidates that are large enough.
+    /// The request, with only those candidates that are large enough.
     pub request: Request,
     pub urgent: bool,
-    /// What those behind it may still take before it.
+    /// Overtaking that this waiter still permits.
     pub left: Overtaking,
-    /// How often it was passed by younger ones of higher priority.
+    /// Grants to younger requests of higher priority so far.
     pub passed: u32,
 }
 
 impl Waiter {
     pub(super) fn rank(&self, id: WaiterId) -> Rank {
-        // Among the urgent only age counts: by priority they could pass one another for ever.
+        // Urgent waiters are ordered by age alone: by priority they could overtake one another
+        // without end.
         let priority = if self.urgent { Priority::default() } else { self.request.priority };
         Rank { urgent: Reverse(self.urgent), priority: Reverse(priority), id }
     }
@@ -39,33 +40,34 @@ impl Waiter {
     }
 }
 
-/// What those ahead leave to the others, by space.
+/// Overtaking that the waiters seen so far permit, for each space.
 #[derive(Default)]
 pub(super) struct Allowances(SmallVec<[(SpaceId, Overtaking); 8]>);
 
 impl Allowances {
+    /// True if a request of `bytes` may overtake all waiters seen so far in `space`.
     pub(super) fn admit(&self, space: SpaceId, bytes: Bytes) -> bool {
-        let gate = self.0.iter().find(|(gated, _)| *gated == space);
-        gate.is_none_or(|(_, left)| left.count > 0 && left.bytes >= bytes)
+        let allowance = self.0.iter().find(|(restricted, _)| *restricted == space);
+        allowance.is_none_or(|(_, left)| left.count > 0 && left.bytes >= bytes)
     }
 
-    /// True if less is left than before.
-    pub(super) fn narrow(&mut self, waiter: &Waiter) -> bool {
-        let mut narrower = false;
+    /// Adds one more waiter. True if less is permitted than before.
+    pub(super) fn restrict(&mut self, waiter: &Waiter) -> bool {
+        let mut restricted = false;
         for &space in &waiter.request.candidates {
-            match self.0.iter_mut().find(|(gated, _)| *gated == space) {
+            match self.0.iter_mut().find(|(known, _)| *known == space) {
                 Some((_, left)) => {
                     let before = *left;
                     left.count = left.count.min(waiter.left.count);
                     left.bytes = left.bytes.min(waiter.left.bytes);
-                    narrower |= before != *left;
+                    restricted |= before != *left;
                 }
                 None => {
                     self.0.push((space, waiter.left));
-                    narrower = true;
+                    restricted = true;
                 }
             }
         }
-        narrower
+        restricted
     }
 }

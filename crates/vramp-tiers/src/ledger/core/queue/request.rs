@@ -1,4 +1,4 @@
-//! What is asked of the queue, and what becomes of it.
+//! Requests to the wait queue, and their results.
 
 use std::fmt;
 
@@ -9,33 +9,33 @@ use crate::ledger::core::{
 };
 use vramp_core::Bytes;
 
-/// How important a request is: the larger, the more.
+/// Priority of a request or of a spiller: the larger number goes first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Priority(pub i32);
 
-/// A wish for memory in one of several spaces.
+/// A request for memory in one of several spaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Where, the best first. From a [`Strategy`](super::Strategy).
+    /// Candidate spaces, the best first. A [`Strategy`](super::Strategy) computes them.
     pub candidates: Candidates,
-    /// How much, all in one space.
+    /// Bytes to reserve, all in one space.
     pub bytes: Bytes,
-    /// How important.
+    /// Priority in the queue.
     pub priority: Priority,
-    /// Who asks, and does not go on meanwhile.
+    /// Owner, which does not run while the request waits.
     pub owner: Owner,
-    /// For what.
+    /// Tag for statistics.
     pub tag: Tag,
-    /// When to give up, in nanoseconds of the caller's clock. `None` for never.
+    /// End of the wait, in nanoseconds of the caller's clock. `None` for no deadline.
     pub deadline: Option<u64>,
 }
 
-/// How far a waiter may be passed by those behind it.
+/// How far requests behind a waiter may overtake it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overtaking {
-    /// By so many of them.
+    /// Maximum number of overtaking requests.
     pub count: u32,
-    /// By so many bytes, all of them together.
+    /// Maximum sum of their sizes.
     pub bytes: Bytes,
 }
 
@@ -46,13 +46,13 @@ impl Default for Overtaking {
     }
 }
 
-/// How fair a queue is.
+/// Fairness of a wait queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueConfig {
-    /// How far a waiter may be passed by those behind it.
+    /// How far requests behind a waiter may overtake it.
     pub overtaking: Overtaking,
-    /// After how many grants to younger requests of higher priority a waiter goes before all
-    /// priorities. `None` for never: strict priorities, under which a waiter can starve.
+    /// Grants to younger requests of higher priority after which a waiter becomes urgent and goes
+    /// before all priorities. `None` for never: priorities are strict, and a waiter can starve.
     pub promote_after: Option<u32>,
 }
 
@@ -62,12 +62,12 @@ impl Default for QueueConfig {
     }
 }
 
-/// Names one waiter until it is served or leaves; never used again. Younger ones are larger.
+/// Id of a waiter, never reused. A younger waiter has a larger id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WaiterId(pub(super) u64);
 
 impl WaiterId {
-    /// The plain number: how many requests came before it.
+    /// Returns the id as a number: the number of requests before it.
     pub const fn number(self) -> u64 {
         self.0
     }
@@ -79,110 +79,110 @@ impl fmt::Display for WaiterId {
     }
 }
 
-/// A waiter that was served: it waits no more and has its reservation.
+/// A waiter that was served: it is out of the queue and has its reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
-    /// Who.
+    /// The waiter to wake.
     pub waiter: WaiterId,
-    /// What it waited for.
+    /// Its reservation.
     pub reservation: ReservationId,
-    /// Where.
+    /// Space of the reservation.
     pub space: SpaceId,
 }
 
 /// Waiters to wake, in the order in which they were served.
 pub type Grants = SmallVec<[Granted; 4]>;
 
-/// What became of a request.
+/// Result of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use = "a waiter that nobody remembers cannot be woken"]
+#[must_use = "a waiter whose id is lost cannot be woken"]
 pub enum Submitted {
-    /// It was served at once.
+    /// The request was served at once.
     Granted {
-        /// What it asked for.
+        /// Its reservation.
         reservation: ReservationId,
-        /// Where.
+        /// Space of the reservation.
         space: SpaceId,
-        /// Waiters that became urgent by this grant and are served too. Nearly always empty.
+        /// Waiters that became urgent by this grant and were served too. Nearly always empty.
         others: Grants,
     },
-    /// It waits: for a grant, its deadline, or the end.
+    /// The request waits for a grant, its deadline, or the shutdown.
     Waiting(WaiterId),
 }
 
-/// What [`WaitQueue::expire`](super::WaitQueue::expire) did.
+/// Result of [`WaitQueue::expire`](super::WaitQueue::expire).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use = "these waiters have to be woken"]
 pub struct Expired {
-    /// Waiters whose deadline has passed, in its order. They wait no more and have nothing.
+    /// Waiters whose deadline has passed, the earliest deadline first. They have no reservation.
     pub timed_out: Vec<WaiterId>,
-    /// Waiters that were kept back by those.
+    /// Waiters that could be served once those were gone.
     pub granted: Grants,
 }
 
 /// Why a request was neither served nor queued.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// It names no space.
+    /// The request has no candidate.
     #[error("the request names no space: give it at least one candidate")]
     NoCandidates,
-    /// It names a space that does not exist.
+    /// A candidate does not exist.
     #[error(transparent)]
     UnknownSpace(#[from] UnknownSpace),
-    /// It names a tag that does not exist.
+    /// The tag does not exist.
     #[error(transparent)]
     UnknownTag(#[from] UnknownTag),
-    /// Waiting could not help.
-    #[error(
-        "{bytes} fit in none of the candidates, even empty: {}: ask for less",
-        limits(limits_of)
-    )]
+    /// The request is larger than every candidate's limit: waiting cannot help.
+    #[error("{bytes} exceed the limit of every candidate: {}: ask for less", list(limits_of))]
     NeverFits {
-        /// What was asked.
+        /// Requested bytes.
         bytes: Bytes,
-        /// The candidates and their limits.
+        /// Limit of each candidate.
         limits_of: Vec<(SpaceId, Bytes)>,
     },
-    /// There is no room now, or others are before it, and it shall not wait.
+    /// There is no room now, or waiters go first, and the request may not wait.
     #[error(
-        "{bytes} cannot be had at once ({}; {waiting} requests wait): wait, or ask for less",
-        limits(available)
+        "{bytes} are not available now ({}; {waiting} requests wait): wait, or ask for less",
+        list(available)
     )]
     NotNow {
-        /// What was asked.
+        /// Requested bytes.
         bytes: Bytes,
-        /// The candidates and what is available below their limits.
+        /// Bytes available below the limit of each candidate.
         available: Vec<(SpaceId, Bytes)>,
-        /// How many wait.
+        /// Number of waiters.
         waiting: usize,
     },
-    /// It does not fit now and its deadline is over.
-    #[error("there was no room for {bytes} by the deadline {deadline}, it is {now}")]
+    /// There is no room now and the deadline has passed.
+    #[error("there was no room for {bytes} by the deadline {deadline} ns; now it is {now} ns")]
     TooLate {
-        /// What was asked.
+        /// Requested bytes.
         bytes: Bytes,
-        /// When it ended, in nanoseconds.
+        /// Deadline in nanoseconds.
         deadline: u64,
-        /// When it was asked, in nanoseconds.
+        /// Time of the request in nanoseconds.
         now: u64,
     },
-    /// It does not fit now and nobody waits any more.
-    #[error("there is no room for {bytes}, and the queue is shut down: nobody may wait any more")]
+    /// There is no room now, and the queue accepts no waiter after its shutdown.
+    #[error("there is no room for {bytes}, and the queue is shut down: no request may wait")]
     ShutDown {
-        /// What was asked.
+        /// Requested bytes.
         bytes: Bytes,
     },
 }
 
-fn limits(of: &[(SpaceId, Bytes)]) -> String {
-    let each: Vec<String> = of.iter().map(|(space, bytes)| format!("{space} {bytes}")).collect();
+fn list(amounts: &[(SpaceId, Bytes)]) -> String {
+    let each: Vec<String> =
+        amounts.iter().map(|(space, bytes)| format!("{space} {bytes}")).collect();
     each.join(", ")
 }
 
-/// A waiter that does not wait.
+/// A [`WaiterId`] that is not in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{waiter} does not wait: it was served, timed out, cancelled, or is of another queue")]
+#[error(
+    "{waiter} is not in this queue: it was served, timed out, cancelled, or is another queue's"
+)]
 pub struct UnknownWaiter {
-    /// What was given.
+    /// The given id.
     pub waiter: WaiterId,
 }

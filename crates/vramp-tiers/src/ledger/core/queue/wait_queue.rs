@@ -1,26 +1,24 @@
-//! The broker: who gets memory next.
+//! The wait queue: which request gets memory next.
 //!
-//! Waiters stand in one order: urgent ones by age, then the others by priority and age. Whoever returned memory
-//! to a space calls [`WaitQueue::serve_waiters`], and exactly those that now fit are granted, there and
-//! then: a wake-up cannot be lost, because a waiter is woken with its reservation in hand, and
-//! nobody is woken in vain.
+//! Waiters stand in one order: urgent ones by age, then the others by priority and age. After
+//! memory came back to a space, [`WaitQueue::serve_waiters`] grants the waiters that fit now. A
+//! waiter is woken with its reservation made, so no wake-up is lost and none is spurious.
 //!
-//! A request that fits may pass those ahead of it that do not, but only so often and by so much
-//! ([`Overtaking`](super::Overtaking)): a waiter that has been passed to its bound keeps everybody behind it out of
-//! the spaces it waits for, so that memory gathers for it. Being passed by younger requests of
-//! higher priority is bounded too ([`QueueConfig::promote_after`]): after that a waiter is urgent. So
-//! nobody starves: at most `overtaking.count + promote_after` younger requests get memory that a waiter
-//! could have had.
+//! A request that fits may overtake waiters that do not, within a bound
+//! ([`Overtaking`](super::Overtaking)). A waiter that was overtaken up to its bound keeps all
+//! requests behind it out of the spaces it waits for, so that memory gathers for it. Grants to
+//! younger requests of higher priority are bounded too ([`QueueConfig::promote_after`]): after
+//! that many a waiter becomes urgent. So no waiter starves: at most
+//! `overtaking.count + promote_after` younger requests get memory that a waiter could have had.
 //!
-//! A reservation that grows passes those who wait as a new request would ([`WaitQueue::grow`]).
-//! What is allocated, within a reservation or beyond it, does not queue: whoever allocates is in the
-//! midst of its work, and would keep what it holds while it waits. [`Ledger::reserve`] and
-//! [`Ledger::grow`] do not queue either; use [`WaitQueue::submit_now`] for a request that shall not wait.
+//! A reservation that grows counts as a new request ([`WaitQueue::grow`]). Allocations do not
+//! queue, within a reservation or beyond it: their owner would keep what it holds while it waits.
+//! [`Ledger::reserve`] and [`Ledger::grow`] bypass the queue. [`WaitQueue::submit_now`] is for a
+//! request that may not wait.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};
-use std::ops::ControlFlow;
 
 use super::claim::Claim;
 use super::order::{Allowances, Rank, Waiter};
@@ -33,16 +31,15 @@ use crate::ledger::core::{
 };
 use vramp_core::Bytes;
 
-/// Everybody who waits for memory.
+/// The waiters of all spaces, in the order in which they are served.
 #[derive(Clone, Debug, Default)]
 pub struct WaitQueue {
     config: QueueConfig,
     pub(super) waiters: BTreeMap<WaiterId, Waiter>,
     pub(super) order: BTreeSet<Rank>,
-    /// Also of some that were served in the midst of spilling.
+    /// Includes claims of waiters that were served during a step of their spilling.
     pub(super) claims: BTreeMap<WaiterId, Claim>,
-    /// What waits for each space, the smallest first: whether anybody there can be served is told
-    /// without asking everybody.
+    /// Waiters of each space by size, so that one look at the smallest says whether any fits.
     pub(super) sizes: BTreeMap<SpaceId, BTreeSet<(Bytes, WaiterId)>>,
     next: u64,
     closed: bool,
@@ -54,12 +51,12 @@ impl WaitQueue {
         WaitQueue { config, ..WaitQueue::default() }
     }
 
-    /// How many wait.
+    /// Number of waiters.
     pub fn len(&self) -> usize {
         self.waiters.len()
     }
 
-    /// True if nobody waits.
+    /// True without waiters.
     pub fn is_empty(&self) -> bool {
         self.waiters.is_empty()
     }
@@ -69,33 +66,47 @@ impl WaitQueue {
         self.closed
     }
 
-    /// Who waits for what, the next first.
+    /// The waiters and their requests, the first in the order first.
     pub fn waiting(&self) -> impl Iterator<Item = (WaiterId, &Request)> {
         self.order.iter().map(|rank| (rank.id, &self.waiters[&rank.id].request))
     }
 
-    /// When [`expire`](WaitQueue::expire) has something to do next, in nanoseconds. O(waiters).
+    /// The earliest deadline, in nanoseconds. O(waiters).
     pub fn next_deadline(&self) -> Option<u64> {
         self.waiters.values().filter_map(|waiter| waiter.request.deadline).min()
     }
 
-    /// Serves the request in the first candidate where it fits and passes nobody too far, or
-    /// remembers who waits. After a shutdown it is served if that is possible at once, and refused
-    /// otherwise. O(waiters); without heap memory if nobody waits.
+    /// Serves the request in the first candidate with room where no waiter is overtaken too far, or
+    /// queues it. After a shutdown it is served at once or refused. O(waiters); without waiters
+    /// O(candidates) and without heap memory.
     ///
     /// # Errors
-    /// It can never be served, or it cannot wait.
+    /// It can never be served, or may not wait.
+    #[inline]
     pub fn submit(
         &mut self,
         ledger: &mut Ledger,
-        request: Request,
+        request: &Request,
         now: u64,
     ) -> Result<Submitted, SubmitError> {
+        match self.serve_uncontended(ledger, request) {
+            Some(granted) => Ok(granted),
+            None => self.submit_contended(ledger, request, now),
+        }
+    }
+
+    fn submit_contended(
+        &mut self,
+        ledger: &mut Ledger,
+        request: &Request,
+        now: u64,
+    ) -> Result<Submitted, SubmitError> {
+        let candidates = large_enough(ledger, request)?;
+        let request = Request { candidates, ..request.clone() };
+        if let Some(granted) = self.serve_in_order(ledger, &request) {
+            return Ok(granted);
+        }
         let bytes = request.bytes;
-        let request = match self.try_serve(ledger, request)? {
-            ControlFlow::Break(submitted) => return Ok(submitted),
-            ControlFlow::Continue(request) => request,
-        };
         if self.closed {
             return Err(SubmitError::ShutDown { bytes });
         }
@@ -114,30 +125,78 @@ impl WaitQueue {
         Ok(Submitted::Waiting(id))
     }
 
-    /// As [`submit`](WaitQueue::submit), but never waits.
+    /// As [`submit`](WaitQueue::submit), but the request never waits.
     ///
     /// # Errors
     /// It cannot be served now, or never.
+    #[inline]
     pub fn submit_now(
         &mut self,
         ledger: &mut Ledger,
-        request: Request,
+        request: &Request,
     ) -> Result<Submitted, SubmitError> {
-        match self.try_serve(ledger, request)? {
-            ControlFlow::Break(submitted) => Ok(submitted),
-            ControlFlow::Continue(Request { bytes, candidates, .. }) => {
-                let mut available = Vec::new();
-                for space in candidates {
-                    available.push((space, ledger.available(space, Bound::Limit)?));
-                }
-                Err(SubmitError::NotNow { bytes, available, waiting: self.len() })
-            }
+        match self.serve_uncontended(ledger, request) {
+            Some(granted) => Ok(granted),
+            None => self.submit_now_contended(ledger, request),
         }
     }
 
-    /// Serves everybody who fits, after memory came back to a space. O(log waiters) if not even the
-    /// smallest request there fits; else O(those ahead of the last that is served), and the same
-    /// again for each.
+    fn submit_now_contended(
+        &mut self,
+        ledger: &mut Ledger,
+        request: &Request,
+    ) -> Result<Submitted, SubmitError> {
+        let candidates = large_enough(ledger, request)?;
+        let request = Request { candidates, ..request.clone() };
+        if let Some(granted) = self.serve_in_order(ledger, &request) {
+            return Ok(granted);
+        }
+        let mut available = Vec::new();
+        for space in request.candidates {
+            available.push((space, ledger.available(space, Bound::Limit)?));
+        }
+        Err(SubmitError::NotNow { bytes: request.bytes, available, waiting: self.len() })
+    }
+
+    /// Reserves between `min` and `request.bytes` now, as much as possible, in the candidate with
+    /// the most room; of equals in the first one. With a `min` of zero it succeeds even without
+    /// room, with an empty reservation in the first candidate. Never waits.
+    ///
+    /// # Errors
+    /// Less than `min` is available in every candidate, or waiters go first.
+    pub fn submit_up_to(
+        &mut self,
+        ledger: &mut Ledger,
+        request: &Request,
+        min: Bytes,
+    ) -> Result<Submitted, SubmitError> {
+        let room = |&space: &SpaceId| {
+            let available = ledger.available(space, Bound::Limit).unwrap_or_default();
+            (available.min(request.bytes).max(min), space)
+        };
+        let mut choices: Vec<(Bytes, SpaceId)> = request.candidates.iter().map(room).collect();
+        // The sort is stable: equal spaces keep the order of preference.
+        choices.sort_by_key(|&(room, _)| Reverse(room));
+        let mut refused = SubmitError::NoCandidates;
+        for (bytes, space) in choices {
+            let candidates = Candidates::from_slice(&[space]);
+            let part = Request { bytes, candidates, ..request.clone() };
+            match self.submit_now(ledger, &part) {
+                Ok(granted) => return Ok(granted),
+                Err(error) => refused = error,
+            }
+        }
+        if let Some(&space) = request.candidates.first().filter(|_| min.is_zero())
+            && let Ok(reservation) = ledger.reserve(space, min, request.owner, request.tag)
+        {
+            return Ok(Submitted::Granted { reservation, space, others: Grants::new() });
+        }
+        Err(refused)
+    }
+
+    /// Serves all waiters that fit, after memory came back to `space`. O(log waiters) if not even the
+    /// smallest request there fits. Otherwise O(waiters ahead of the last one served), and as much
+    /// again for each waiter that becomes urgent.
     #[must_use = "these waiters have to be woken"]
     pub fn serve_waiters(&mut self, ledger: &mut Ledger, space: SpaceId) -> Grants {
         if self.is_empty() || !self.room_for_any(ledger, space, &Allowances::default()) {
@@ -146,12 +205,11 @@ impl WaitQueue {
         self.settle(ledger)
     }
 
-    /// Makes a reservation larger at once, if there is room and those who wait let it pass, as they
-    /// would the youngest request of priority zero. Returns waiters that became urgent by this and are
-    /// served too.
+    /// Makes a reservation larger now, if there is room and the waiters may be overtaken by a new
+    /// request of priority zero. Returns waiters that became urgent by this and were served too.
     ///
     /// # Errors
-    /// No room, or others are before it; the reservation stays as it is.
+    /// There is no room, or waiters go first. The reservation does not change.
     pub fn grow(
         &mut self,
         ledger: &mut Ledger,
@@ -162,7 +220,7 @@ impl WaitQueue {
         let by = ledger.levels_of(&record).round_up(by);
         let size = record.size.checked_add(by).unwrap_or(Bytes::new(u64::MAX));
         let more = size.max(record.used) - record.charged();
-        // What it uses beyond its size already is taken from nobody.
+        // Bytes that it uses beyond its size are charged already.
         if self.is_empty() || more.is_zero() {
             ledger.grow(id, by)?;
             return Ok(Grants::new());
@@ -170,7 +228,7 @@ impl WaitQueue {
         let rank = self.newest(Priority::default());
         let mut allowances = Allowances::default();
         for ahead in self.order.range(..rank) {
-            allowances.narrow(&self.waiters[&ahead.id]);
+            allowances.restrict(&self.waiters[&ahead.id]);
         }
         if !allowances.admit(record.space, more)
             && ledger.can_reserve(record.space, more).unwrap_or(false)
@@ -183,7 +241,7 @@ impl WaitQueue {
         Ok(if promoted { self.settle(ledger) } else { Grants::new() })
     }
 
-    /// Ends the wait of those whose deadline is `now` or before.
+    /// Ends the waits whose deadline is `now` or earlier.
     pub fn expire(&mut self, ledger: &mut Ledger, now: u64) -> Expired {
         let mut late: Vec<(u64, WaiterId)> = self
             .waiters
@@ -200,10 +258,10 @@ impl WaitQueue {
         Expired { timed_out, granted: self.settle(ledger) }
     }
 
-    /// Ends one wait, and serves those that were kept back by it.
+    /// Ends one wait, and serves the waiters that were behind it and fit.
     ///
     /// # Errors
-    /// It does not wait: if it was served, its reservation has to be released.
+    /// The waiter is not in the queue. If it was served, its reservation has to be released.
     pub fn cancel(
         &mut self,
         ledger: &mut Ledger,
@@ -213,8 +271,8 @@ impl WaitQueue {
         Ok(self.settle(ledger))
     }
 
-    /// Ends every wait and lets nobody wait from now on. Returns all who waited, in their order:
-    /// each has to be woken, and has nothing.
+    /// Ends every wait and accepts no waiter from now on. Returns all waiters in their order: each
+    /// has to be woken, and has no reservation.
     #[must_use = "these waiters have to be woken"]
     pub fn shutdown(&mut self) -> Vec<WaiterId> {
         self.closed = true;
@@ -224,11 +282,11 @@ impl WaitQueue {
         std::mem::take(&mut self.order).into_iter().map(|rank| rank.id).collect()
     }
 
-    /// Serves a waiter that fits, whomever it passes: the way out of a deadlock by order alone
-    /// ([`Resolution::GrantOutOfOrder`](super::Resolution)). Empty if it does not fit.
+    /// Serves a waiter that fits, however many waiters it overtakes. Ends a deadlock that the order
+    /// alone causes ([`Resolution::GrantOutOfOrder`](super::Resolution)). Empty if it does not fit.
     ///
     /// # Errors
-    /// It does not wait.
+    /// The waiter is not in the queue.
     pub fn grant_out_of_order(
         &mut self,
         ledger: &mut Ledger,
@@ -244,48 +302,42 @@ impl WaitQueue {
         Ok(grants)
     }
 
-    /// The request with its possible candidates, or what became of it.
-    fn try_serve(
-        &mut self,
-        ledger: &mut Ledger,
-        mut request: Request,
-    ) -> Result<ControlFlow<Submitted, Request>, SubmitError> {
-        ledger.tag_name(request.tag)?;
-        if request.candidates.is_empty() {
-            return Err(SubmitError::NoCandidates);
+    /// Serves a request that fits while no request waits: the common case. `None` for all else.
+    #[inline]
+    fn serve_uncontended(&mut self, ledger: &mut Ledger, request: &Request) -> Option<Submitted> {
+        if !self.is_empty() {
+            return None;
         }
-        let bytes = request.bytes;
-        let mut large_enough = Candidates::new();
+        let mut first = None;
         for &space in &request.candidates {
-            // Limits are whole granules, so that rounding up changes nothing here.
-            if bytes <= ledger.levels(space)?.limit {
-                large_enough.push(space);
-            }
+            // An unknown space is an error of the whole request, wherever it stands.
+            let fits = ledger.can_reserve(space, request.bytes).ok()?;
+            first = first.or(fits.then_some(space));
         }
-        if large_enough.is_empty() {
-            let limit = |&space: &SpaceId| Ok((space, ledger.levels(space)?.limit));
-            let limits_of =
-                request.candidates.iter().map(limit).collect::<Result<_, UnknownSpace>>();
-            return Err(SubmitError::NeverFits { bytes, limits_of: limits_of? });
-        }
-        request.candidates = large_enough;
-        let rank = self.newest(request.priority);
-        let Some(space) = self.admitted(ledger, &request, rank) else {
-            return Ok(ControlFlow::Continue(request));
-        };
-        let reservation = reserve(ledger, space, &request);
+        let space = first?;
+        let Request { bytes, owner, tag, .. } = *request;
+        let reservation = ledger.reserve(space, bytes, owner, tag).ok()?;
         self.next += 1;
-        let promoted = self.note_passing(rank, space, bytes);
-        let others = if promoted { self.settle(ledger) } else { Grants::new() };
-        Ok(ControlFlow::Break(Submitted::Granted { reservation, space, others }))
+        Some(Submitted::Granted { reservation, space, others: Grants::new() })
     }
 
-    /// The place of a request that comes now.
+    /// Serves a request if the waiters ahead of it let it pass.
+    fn serve_in_order(&mut self, ledger: &mut Ledger, request: &Request) -> Option<Submitted> {
+        let rank = self.newest(request.priority);
+        let space = self.admitted(ledger, request, rank)?;
+        let reservation = reserve(ledger, space, request);
+        self.next += 1;
+        let promoted = self.note_passing(rank, space, request.bytes);
+        let others = if promoted { self.settle(ledger) } else { Grants::new() };
+        Some(Submitted::Granted { reservation, space, others })
+    }
+
+    /// The rank of a request that arrives now.
     fn newest(&self, priority: Priority) -> Rank {
         Rank { urgent: Reverse(false), priority: Reverse(priority), id: WaiterId(self.next) }
     }
 
-    /// The first candidate where there is room and those ahead of `rank` let it pass.
+    /// The first candidate with room where the waiters ahead of `rank` may be overtaken.
     fn admitted(&self, ledger: &Ledger, request: &Request, rank: Rank) -> Option<SpaceId> {
         let mut allowances = Allowances::default();
         let open = |allowances: &Allowances| {
@@ -293,14 +345,14 @@ impl WaitQueue {
         };
         let mut space = open(&allowances)?;
         for ahead in self.order.range(..rank) {
-            if allowances.narrow(&self.waiters[&ahead.id]) {
+            if allowances.restrict(&self.waiters[&ahead.id]) {
                 space = open(&allowances)?;
             }
         }
         Some(space)
     }
 
-    /// True if the smallest request that waits for `space` has room there and is let pass.
+    /// True if the smallest request that waits for `space` fits there and may overtake.
     fn room_for_any(&self, ledger: &Ledger, space: SpaceId, allowances: &Allowances) -> bool {
         // What is available is whole granules, so that rounding up changes nothing here.
         let available = ledger.available(space, Bound::Limit).unwrap_or_default();
@@ -308,16 +360,16 @@ impl WaitQueue {
         smallest.is_some_and(|&(bytes, _)| bytes <= available && allowances.admit(space, bytes))
     }
 
-    /// Serves everybody who can be, in order, until nobody can.
+    /// Serves waiters in order until none can be served.
     fn settle(&mut self, ledger: &mut Ledger) -> Grants {
         let mut grants = Grants::new();
         'again: loop {
             let mut allowances = Allowances::default();
             let mut cursor = self.order.first().copied();
-            let mut narrower = true;
+            let mut restricted = true;
             while let Some(rank) = cursor {
                 let any = |&space: &SpaceId| self.room_for_any(ledger, space, &allowances);
-                if std::mem::take(&mut narrower) && !self.sizes.keys().any(any) {
+                if std::mem::take(&mut restricted) && !self.sizes.keys().any(any) {
                     return grants;
                 }
                 let waiter = &self.waiters[&rank.id];
@@ -329,13 +381,13 @@ impl WaitQueue {
                         if self.grant(ledger, rank, space, &mut grants) {
                             continue 'again;
                         }
-                        // Those ahead leave less now, also in the other spaces they wait for.
+                        // Waiters ahead permit less now, also in other spaces they wait for.
                         for ahead in self.order.range(..rank) {
-                            allowances.narrow(&self.waiters[&ahead.id]);
+                            allowances.restrict(&self.waiters[&ahead.id]);
                         }
-                        narrower = true;
+                        restricted = true;
                     }
-                    None => narrower = allowances.narrow(waiter),
+                    None => restricted = allowances.restrict(waiter),
                 }
                 cursor = self.order.range((Excluded(rank), Unbounded)).next().copied();
             }
@@ -343,7 +395,7 @@ impl WaitQueue {
         }
     }
 
-    /// Serves one waiter. True if another one became urgent by it.
+    /// Serves one waiter. True if another waiter became urgent by it.
     fn grant(
         &mut self,
         ledger: &mut Ledger,
@@ -351,17 +403,17 @@ impl WaitQueue {
         space: SpaceId,
         grants: &mut Grants,
     ) -> bool {
-        let waiter = self.remove(rank.id).expect("the order holds only those who wait");
+        let waiter = self.remove(rank.id).expect("the order holds only waiters");
         let reservation = reserve(ledger, space, &waiter.request);
         grants.push(Granted { waiter: rank.id, reservation, space });
         self.note_passing(rank, space, waiter.request.bytes)
     }
 
-    /// Counts a grant against those it passed: ahead of it, or older and behind it for its
-    /// priority. True if one of those became urgent.
+    /// Counts a grant for the waiters it overtook, and for older waiters of lower priority. True if
+    /// one of the latter became urgent.
     fn note_passing(&mut self, rank: Rank, space: SpaceId, bytes: Bytes) -> bool {
         for ahead in self.order.range(..rank) {
-            let waiter = self.waiters.get_mut(&ahead.id).expect("those in the order wait");
+            let waiter = self.waiters.get_mut(&ahead.id).expect("the order holds only waiters");
             if waiter.waits_for(space) {
                 waiter.left.count = waiter.left.count.saturating_sub(1);
                 waiter.left.bytes = waiter.left.bytes.saturating_sub(bytes);
@@ -383,7 +435,7 @@ impl WaitQueue {
         }
         let mut promoted = false;
         for rank in urgent {
-            let waiter = self.waiters.get_mut(&rank.id).expect("those in the order wait");
+            let waiter = self.waiters.get_mut(&rank.id).expect("the order holds only waiters");
             promoted |= !waiter.urgent;
             waiter.urgent = true;
             let new = waiter.rank(rank.id);
@@ -413,6 +465,28 @@ pub(super) fn fitting(
 ) -> Option<SpaceId> {
     let fits = |space| ledger.can_reserve(space, request.bytes).unwrap_or(false);
     request.candidates.iter().copied().find(|&space| fits(space) && allowed(space))
+}
+
+/// The candidates whose limit is not below the requested size.
+fn large_enough(ledger: &Ledger, request: &Request) -> Result<Candidates, SubmitError> {
+    ledger.tag_name(request.tag)?;
+    if request.candidates.is_empty() {
+        return Err(SubmitError::NoCandidates);
+    }
+    let bytes = request.bytes;
+    let mut large_enough = Candidates::new();
+    for &space in &request.candidates {
+        // Limits are whole granules, so that rounding up changes nothing here.
+        if bytes <= ledger.levels(space)?.limit {
+            large_enough.push(space);
+        }
+    }
+    if !large_enough.is_empty() {
+        return Ok(large_enough);
+    }
+    let limit = |&space: &SpaceId| Ok((space, ledger.levels(space)?.limit));
+    let limits_of = request.candidates.iter().map(limit).collect::<Result<_, UnknownSpace>>();
+    Err(SubmitError::NeverFits { bytes, limits_of: limits_of? })
 }
 
 fn reserve(ledger: &mut Ledger, space: SpaceId, request: &Request) -> ReservationId {

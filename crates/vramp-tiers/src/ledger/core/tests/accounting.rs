@@ -116,8 +116,8 @@ fn the_policy_that_fails_changes_nothing() {
     let mut ledger = ledger();
     let id = reserve(&mut ledger, GPU, 10, 1);
     let error = ledger.charge_by(id, b(11), LimitPolicy::Fail).unwrap_err();
-    let ChargeError::OverReservation { over } = error else { panic!("{error}") };
-    assert_eq!((over.by, over.size, over.used), (b(1), b(10), b(0)));
+    let ChargeError::OverReservation { overrun } = error else { panic!("{error}") };
+    assert_eq!((overrun.by, overrun.size, overrun.used), (b(1), b(10), b(0)));
     assert_eq!(total(&ledger, GPU), 10);
 }
 
@@ -125,13 +125,14 @@ fn the_policy_that_fails_changes_nothing() {
 fn a_rule_of_the_users_own_decides_with_all_the_numbers() {
     let mut ledger = ledger();
     let id = reserve(&mut ledger, GPU, 10, 1);
-    let Charged::Overrun(over) = ledger.charge(id, b(14)).unwrap() else { panic!("it fits") };
-    let answer = OverrunAction::Grow { wanted: over.by * 3, least: over.by, beyond_limit: false };
+    let Charged::Overrun(overrun) = ledger.charge(id, b(14)).unwrap() else { panic!("it fits") };
+    let answer =
+        OverrunAction::Grow { preferred: overrun.by * 3, min: overrun.by, beyond_limit: false };
     assert_eq!(
         ledger.charge_overrun(id, b(14), answer).unwrap(),
         OverrunOutcome::Grown { by: b(12) }
     );
-    let mean = OverrunAction::Grow { wanted: b(1), least: b(0), beyond_limit: true };
+    let mean = OverrunAction::Grow { preferred: b(1), min: b(0), beyond_limit: true };
     let error = ledger.charge_overrun(id, b(14), mean).unwrap_err();
     assert!(matches!(error, ChargeError::OverReservation { .. }), "{error}");
     assert_eq!(total(&ledger, GPU), 22);
@@ -184,8 +185,8 @@ fn a_stale_id_never_reaches_the_reservation_that_took_its_place() {
 fn a_reservation_of_another_tier_is_charged_where_it_is() {
     let mut ledger = ledger();
     let host = reserve(&mut ledger, HOST, 500, 1);
-    let Charged::Overrun(over) = ledger.charge(host, b(501)).unwrap() else { panic!("it fits") };
-    assert_eq!(over.space, HOST);
+    let Charged::Overrun(overrun) = ledger.charge(host, b(501)).unwrap() else { panic!("it fits") };
+    assert_eq!(overrun.space, HOST);
     assert_eq!((total(&ledger, GPU), total(&ledger, HOST)), (0, 500));
 }
 

@@ -91,7 +91,7 @@ fn a_small_one_overtakes_only_so_often() {
         queue.serve_waiters(&mut ledger, GPU).is_empty(),
         "there is room, but not for the big one"
     );
-    let error = queue.submit_now(&mut ledger, ask(&[GPU], 1, 3)).unwrap_err();
+    let error = queue.submit_now(&mut ledger, &ask(&[GPU], 1, 3)).unwrap_err();
     assert!(matches!(error, SubmitError::NotNow { waiting: 2, .. }), "{error}");
     let _ = serve(&mut queue, &mut ledger, ask(&[GPU1], 1, 3));
     ledger.release(half).unwrap();
@@ -171,7 +171,8 @@ fn a_grant_that_makes_a_waiter_urgent_serves_it_at_once_if_it_fits() {
         "kept out of the first card by order"
     );
     let request = Request { priority: high(2), ..ask(&[GPU1], 40, 4) };
-    let Ok(Submitted::Granted { space, others, .. }) = queue.submit(&mut ledger, request, 0) else {
+    let Ok(Submitted::Granted { space, others, .. }) = queue.submit(&mut ledger, &request, 0)
+    else {
         panic!("nobody of its priority waits for the second card")
     };
     assert_eq!((space, who(&others), others[0].space), (GPU1, vec![low], GPU));
@@ -182,14 +183,14 @@ fn a_grant_that_makes_a_waiter_urgent_serves_it_at_once_if_it_fits() {
 #[test]
 fn what_can_never_fit_is_refused_at_once_with_the_limits() {
     let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
-    let error = queue.submit(&mut ledger, ask(&[GPU, HOST], 1001, 1), 0).unwrap_err();
+    let error = queue.submit(&mut ledger, &ask(&[GPU, HOST], 1001, 1), 0).unwrap_err();
     assert!(error.to_string().contains("gpu0 100 B, host0 1000 B"), "{error}");
-    let error = queue.submit(&mut ledger, ask(&[], 1, 1), 0).unwrap_err();
+    let error = queue.submit(&mut ledger, &ask(&[], 1, 1), 0).unwrap_err();
     assert_eq!(error, SubmitError::NoCandidates);
-    let error = queue.submit(&mut ledger, ask(&[GPU, DISK], 1, 1), 0).unwrap_err();
+    let error = queue.submit(&mut ledger, &ask(&[GPU, DISK], 1, 1), 0).unwrap_err();
     assert_eq!(error, UnknownSpace { space: DISK }.into());
     let bad_tag = Request { tag: Tag(7), ..ask(&[GPU], 1, 1) };
-    assert!(matches!(queue.submit(&mut ledger, bad_tag, 0), Err(SubmitError::UnknownTag(_))));
+    assert!(matches!(queue.submit(&mut ledger, &bad_tag, 0), Err(SubmitError::UnknownTag(_))));
     assert!(queue.is_empty());
 }
 
@@ -197,9 +198,9 @@ fn what_can_never_fit_is_refused_at_once_with_the_limits() {
 fn a_request_that_is_late_already_is_served_or_refused_but_does_not_wait() {
     let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
     let late = |bytes| Request { deadline: Some(5), ..ask(&[GPU], bytes, 1) };
-    let submitted = queue.submit(&mut ledger, late(60), 5).unwrap();
+    let submitted = queue.submit(&mut ledger, &late(60), 5).unwrap();
     assert!(matches!(submitted, Submitted::Granted { .. }));
-    let error = queue.submit(&mut ledger, late(60), 5).unwrap_err();
+    let error = queue.submit(&mut ledger, &late(60), 5).unwrap_err();
     assert_eq!(error, SubmitError::TooLate { bytes: b(60), deadline: 5, now: 5 });
 }
 
@@ -211,7 +212,7 @@ fn shutdown_ends_every_wait_and_afterwards_nobody_waits() {
         (0..1000).map(|_| wait(&mut queue, &mut ledger, ask(&[GPU], 10, 2))).collect();
     assert_eq!(queue.shutdown(), waiters);
     assert!(queue.shutdown().is_empty() && queue.is_shut_down());
-    let error = queue.submit(&mut ledger, ask(&[GPU], 1, 2), 0).unwrap_err();
+    let error = queue.submit(&mut ledger, &ask(&[GPU], 1, 2), 0).unwrap_err();
     assert_eq!(error, SubmitError::ShutDown { bytes: b(1) });
     ledger.release(all).unwrap();
     assert!(queue.serve_waiters(&mut ledger, GPU).is_empty());
@@ -230,9 +231,12 @@ fn no_two_waiters_spill_for_one_deficit() {
     let part = ledger.split(holder, b(30)).unwrap();
     ledger.release(part).unwrap();
     assert_eq!(who(&queue.serve_waiters(&mut ledger, GPU)), [two], "it overtakes");
-    assert_eq!(queue.left_of_claim(&ledger, one).unwrap(), b(15), "the other is in midst of it");
-    assert!(queue.spilled(&ledger, two, b(0)).is_err(), "it waits no more, and brings nothing");
-    assert_eq!(queue.left_of_claim(&ledger, one).unwrap(), b(45));
+    assert_eq!(queue.claim_left(&ledger, one).unwrap(), b(15), "the other is in midst of it");
+    assert!(
+        queue.reduce_claim(&ledger, two, b(0)).is_err(),
+        "it waits no more, and brings nothing"
+    );
+    assert_eq!(queue.claim_left(&ledger, one).unwrap(), b(45));
     ledger.release(holder).unwrap();
     assert_eq!(who(&queue.serve_waiters(&mut ledger, GPU)), [one]);
 }
@@ -245,13 +249,13 @@ fn a_claim_shrinks_when_memory_comes_from_elsewhere_and_can_be_renewed() {
     assert_eq!(queue.claim_deficit(&ledger, GPU, waiter).unwrap(), Some(b(80)));
     let step = ledger.split(a, b(10)).unwrap();
     ledger.release(step).unwrap();
-    assert_eq!(queue.spilled(&ledger, waiter, b(10)).unwrap(), b(70));
+    assert_eq!(queue.reduce_claim(&ledger, waiter, b(10)).unwrap(), b(70));
     ledger.release(other).unwrap();
-    assert_eq!(queue.spilled(&ledger, waiter, b(0)).unwrap(), b(30));
+    assert_eq!(queue.reduce_claim(&ledger, waiter, b(0)).unwrap(), b(30));
     let (small, _) = serve(&mut queue, &mut ledger, ask(&[GPU], 20, 3));
     let step = ledger.split(a, b(30)).unwrap();
     ledger.release(step).unwrap();
-    assert_eq!(queue.spilled(&ledger, waiter, b(30)).unwrap(), b(0));
+    assert_eq!(queue.reduce_claim(&ledger, waiter, b(30)).unwrap(), b(0));
     assert!(queue.serve_waiters(&mut ledger, GPU).is_empty(), "the small one took 20 of it");
     assert_eq!(queue.claim_deficit(&ledger, GPU, waiter).unwrap(), Some(b(20)));
     ledger.release(small).unwrap();
@@ -312,7 +316,7 @@ fn one_served_in_the_midst_of_spilling_is_still_counted_on() {
         let served = who(&queue.serve_waiters(&mut ledger, GPU));
         assert_eq!(served, if bytes == 5 { vec![two] } else { vec![] });
     }
-    assert_eq!(queue.spilled(&ledger, one, b(5)).unwrap(), b(0));
+    assert_eq!(queue.reduce_claim(&ledger, one, b(5)).unwrap(), b(0));
     queue.end_claim(one);
     assert_eq!(queue.claim_deficit(&ledger, GPU, one).unwrap(), None, "the rest is on its way");
     let step = ledger.split(holder, b(5)).unwrap();

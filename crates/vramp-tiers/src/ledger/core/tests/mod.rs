@@ -7,6 +7,7 @@ mod levels;
 mod model;
 mod queue_model;
 mod strategies;
+mod submit;
 
 use super::*;
 use vramp_core::Bytes;
@@ -31,7 +32,7 @@ fn plain(capacity: u64, limit: u64) -> SpaceConfig {
     }
 }
 
-/// Two cards of 120 bytes with a limit of 100, and a host of 1200 with a limit of 1000.
+/// Two GPUs of 120 bytes with a limit of 100, and a host of 1200 with a limit of 1000.
 fn ledger() -> Ledger {
     let spaces = [(GPU, plain(120, 100)), (GPU1, plain(120, 100)), (HOST, plain(1200, 1000))];
     Ledger::new(spaces).unwrap()
@@ -59,7 +60,7 @@ fn ask(spaces: &[SpaceId], bytes: u64, owner: u64) -> Request {
 
 /// The waiter's id of a request that has to wait.
 fn wait(queue: &mut WaitQueue, ledger: &mut Ledger, request: Request) -> WaiterId {
-    match queue.submit(ledger, request, 0) {
+    match queue.submit(ledger, &request, 0) {
         Ok(Submitted::Waiting(waiter)) => waiter,
         other => panic!("it should wait: {other:?}"),
     }
@@ -67,7 +68,7 @@ fn wait(queue: &mut WaitQueue, ledger: &mut Ledger, request: Request) -> WaiterI
 
 /// The reservation of a request that is served at once.
 fn serve(queue: &mut WaitQueue, ledger: &mut Ledger, request: Request) -> (ReservationId, SpaceId) {
-    match queue.submit(ledger, request, 0) {
+    match queue.submit(ledger, &request, 0) {
         Ok(Submitted::Granted { reservation, space, .. }) => (reservation, space),
         other => panic!("it should be served: {other:?}"),
     }

@@ -1,4 +1,4 @@
-//! The ledger against a naive twin: a list of reservations, summed anew after every step.
+//! The ledger against a naive twin: a list of reservations that is summed after every step.
 
 use proptest::prelude::*;
 use proptest::strategy::Strategy;
@@ -15,7 +15,7 @@ const STOP: u64 = 100;
 #[derive(Clone, Debug)]
 enum Act {
     Reserve { bytes: u64, tag: u32 },
-    Upto { least: u64, more: u64 },
+    UpTo { min: u64, more: u64 },
     Grow { which: usize, by: u64 },
     Shrink { which: usize },
     Split { which: usize, bytes: u64 },
@@ -43,7 +43,7 @@ fn act() -> impl Strategy<Value = Act> {
     let which = || 0usize..16;
     prop_oneof![
         3 => (0u64..120, 0u32..3).prop_map(|(bytes, tag)| Act::Reserve { bytes, tag }),
-        1 => (0u64..60, 0u64..120).prop_map(|(least, more)| Act::Upto { least, more }),
+        1 => (0u64..60, 0u64..120).prop_map(|(min, more)| Act::UpTo { min, more }),
         1 => (which(), 0u64..60).prop_map(|(which, by)| Act::Grow { which, by }),
         1 => which().prop_map(|which| Act::Shrink { which }),
         1 => (which(), 0u64..60).prop_map(|(which, bytes)| Act::Split { which, bytes }),
@@ -64,6 +64,12 @@ struct Twin {
     size: u64,
     used: u64,
     released: bool,
+}
+
+impl Twin {
+    fn new(id: ReservationId, tag: u32, size: u64) -> Twin {
+        Twin { id, tag, size, used: 0, released: false }
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -92,7 +98,44 @@ impl Naive {
         self.all.iter().map(|twin| twin.size).sum()
     }
 
-    /// The change, if what it makes of the totals stays below the bound.
+    /// Charges an allocation by a policy. False, and nothing changed, if that is refused.
+    fn charge(&mut self, at: usize, bytes: u64, policy: Policy) -> bool {
+        let twin = &self.all[at];
+        let missing = (twin.used + up(bytes)).saturating_sub(twin.size);
+        if twin.released {
+            return false;
+        }
+        if missing == 0 || bytes == 0 {
+            self.all[at].used += up(bytes);
+            return true;
+        }
+        let padded = up((missing as f64 * 1.25).ceil() as u64);
+        match policy {
+            Policy::Fail => false,
+            Policy::Ignore => {
+                let mut after = self.clone();
+                after.all[at].used += up(bytes);
+                let fits = after.total() <= CAPACITY;
+                if fits {
+                    *self = after;
+                }
+                fits
+            }
+            Policy::Increase { beyond_limit } => {
+                let bound = if beyond_limit { CAPACITY } else { LIMIT };
+                let mut grow = |by: u64| {
+                    self.total() <= bound
+                        && self.bounded(bound, |after| {
+                            after.all[at].size += by;
+                            after.all[at].used += up(bytes);
+                        })
+                };
+                grow(padded) || grow(missing)
+            }
+        }
+    }
+
+    /// Makes the change if the totals stay below the bound.
     fn bounded(&mut self, bound: u64, change: impl FnOnce(&mut Naive)) -> bool {
         let mut after = self.clone();
         change(&mut after);
@@ -116,150 +159,162 @@ impl Naive {
     }
 }
 
-fn step(ledger: &mut Ledger, naive: &mut Naive, act: Act) -> Result<(), TestCaseError> {
-    let count = naive.all.len().max(1);
-    let get = |naive: &Naive, which: usize| naive.all.get(which % count).cloned();
-    let new = |id, tag, size| Twin { id, tag, size, used: 0, released: false };
-    match act {
-        Act::Reserve { bytes, tag } => {
-            let fits = naive.total() + up(bytes) <= LIMIT || bytes == 0 && naive.total() >= LIMIT;
-            match ledger.reserve(GPU, b(bytes), Owner(1), Tag(tag)) {
-                Ok(id) => {
-                    prop_assert!(fits);
-                    naive.all.push(new(id, tag, up(bytes)));
-                }
-                Err(_) => prop_assert!(!fits),
+type Checked = Result<(), TestCaseError>;
+
+/// The ledger and its twin, with one function for each act.
+struct Model {
+    ledger: Ledger,
+    naive: Naive,
+}
+
+impl Model {
+    fn step(&mut self, act: Act) -> Checked {
+        match act {
+            Act::Reserve { bytes, tag } => self.reserve(bytes, tag)?,
+            Act::UpTo { min, more } => self.reserve_up_to(min, more)?,
+            Act::Unreserved { bytes, tag } => self.charge_unreserved(bytes, tag)?,
+            Act::FreeUnreserved { bytes, tag } => self.free_unreserved(bytes, tag)?,
+            Act::Grow { which, by } => self.on(which, |model, at| model.grow(at, by))?,
+            Act::Shrink { which } => self.on(which, Model::shrink)?,
+            Act::Split { which, bytes } => self.on(which, |model, at| model.split(at, bytes))?,
+            Act::Merge { into, from } => {
+                self.on(into, |model, into| model.on(from, |model, from| model.merge(into, from)))?;
+            }
+            Act::Release { which } => self.on(which, Model::release)?,
+            Act::Charge { which, bytes, policy } => {
+                self.on(which, |model, at| model.charge(at, bytes, policy))?;
+            }
+            Act::Uncharge { which, bytes } => {
+                self.on(which, |model, at| model.uncharge(at, bytes))?;
             }
         }
-        Act::Upto { least, more } => {
-            let room = LIMIT.saturating_sub(naive.total());
-            let sizes = b(least)..=b(least + more);
-            match ledger.reserve_up_to(GPU, sizes, Owner(1), Tag::NONE) {
-                Ok(Reserved { id, bytes }) => {
-                    prop_assert!(up(least) <= room);
-                    prop_assert_eq!(bytes.count(), up(least + more).min(room));
-                    naive.all.push(new(id, 0, bytes.count()));
-                }
-                Err(_) => prop_assert!(up(least) > room),
-            }
-        }
-        Act::Grow { which, by } => {
-            let Some(twin) = get(naive, which) else { return Ok(()) };
-            let grown = !twin.released
-                && naive.bounded(LIMIT, |after| after.all[which % count].size += up(by));
-            prop_assert_eq!(ledger.grow(twin.id, b(by)).is_ok(), grown);
-        }
-        Act::Shrink { which } => {
-            let Some(twin) = get(naive, which) else { return Ok(()) };
-            match ledger.shrink_to_fit(twin.id) {
-                Ok(back) => {
-                    prop_assert!(!twin.released);
-                    naive.all[which % count].size = twin.size.min(twin.used);
-                    prop_assert_eq!(back.count(), twin.size.saturating_sub(twin.used));
-                }
-                Err(_) => prop_assert!(twin.released),
-            }
-        }
-        Act::Split { which, bytes } => {
-            let Some(twin) = get(naive, which) else { return Ok(()) };
-            let fits = !twin.released && twin.used + up(bytes) <= twin.size.max(twin.used);
-            match ledger.split(twin.id, b(bytes)) {
-                Ok(id) => {
-                    prop_assert!(fits);
-                    naive.all[which % count].size -= up(bytes);
-                    naive.all.push(new(id, twin.tag, up(bytes)));
-                }
-                Err(_) => prop_assert!(!fits),
-            }
-        }
-        Act::Merge { into, from } => {
-            let (Some(a), Some(c)) = (get(naive, into), get(naive, from)) else { return Ok(()) };
-            let good = a.id != c.id && !a.released && !c.released;
-            let merged = ledger.merge(Merge { into: a.id, from: c.id });
-            prop_assert_eq!(merged.is_ok(), good);
-            if good {
-                let unused = c.size.saturating_sub(c.used);
-                // Room for the use above the size of the one that goes on is found as well.
-                naive.all[into % count].size += unused;
-                naive.all[from % count].size = 0;
-                naive.all[from % count].released = true;
-            }
-        }
-        Act::Release { which } => {
-            let Some(twin) = get(naive, which) else { return Ok(()) };
-            prop_assert_eq!(ledger.release(twin.id).is_ok(), !twin.released);
-            naive.all[which % count].released = true;
-            naive.all[which % count].size = 0;
-        }
-        Act::Charge { which, bytes, policy } => {
-            let Some(twin) = get(naive, which) else { return Ok(()) };
-            let place = which % count;
-            let lacking = (twin.used + up(bytes)).saturating_sub(twin.size);
-            let padded = up((lacking as f64 * 1.25).ceil() as u64);
-            let mut done = false;
-            if !twin.released && (lacking == 0 || bytes == 0) {
-                done = true;
-                naive.all[place].used += up(bytes);
-            } else if !twin.released {
-                let grow = |naive: &mut Naive, by: u64, bound: u64| {
-                    let new = |after: &mut Naive| {
-                        after.all[place].size += by;
-                        after.all[place].used += up(bytes);
-                    };
-                    let fits = naive.total() <= bound;
-                    fits && naive.bounded(bound, new)
-                };
-                done = match policy {
-                    Policy::Fail => false,
-                    Policy::Ignore => {
-                        let mut after = naive.clone();
-                        after.all[place].used += up(bytes);
-                        let fits = after.total() <= CAPACITY;
-                        if fits {
-                            *naive = after;
-                        }
-                        fits
-                    }
-                    Policy::Increase { beyond_limit } => {
-                        let bound = if beyond_limit { CAPACITY } else { LIMIT };
-                        grow(naive, padded, bound) || grow(naive, lacking, bound)
-                    }
-                };
-            }
-            let policy = match policy {
-                Policy::Fail => LimitPolicy::Fail,
-                Policy::Ignore => LimitPolicy::Ignore,
-                Policy::Increase { beyond_limit } => {
-                    LimitPolicy::Increase { factor: GrowthFactor::QUARTER_MORE, beyond_limit }
-                }
-            };
-            prop_assert_eq!(ledger.charge_by(twin.id, b(bytes), policy).is_ok(), done);
-        }
-        Act::Uncharge { which, bytes } => {
-            let Some(twin) = get(naive, which) else { return Ok(()) };
-            let before = naive.total();
-            match ledger.uncharge(twin.id, b(bytes)) {
-                Ok(back) => {
-                    prop_assert!(up(bytes) <= twin.used);
-                    naive.all[which % count].used -= up(bytes);
-                    prop_assert_eq!(back.count(), before - naive.total());
-                }
-                Err(_) => prop_assert!(up(bytes) > twin.used),
-            }
-        }
-        Act::Unreserved { bytes, tag } => {
-            let fits = naive.total() + up(bytes) <= CAPACITY;
-            prop_assert_eq!(ledger.charge_unreserved(GPU, b(bytes), Tag(tag)).is_ok(), fits);
-            naive.unreserved[tag as usize] += if fits { up(bytes) } else { 0 };
-        }
-        Act::FreeUnreserved { bytes, tag } => {
-            let fits = up(bytes) <= naive.unreserved[tag as usize];
-            prop_assert_eq!(ledger.uncharge_unreserved(GPU, b(bytes), Tag(tag)).is_ok(), fits);
-            naive.unreserved[tag as usize] -= if fits { up(bytes) } else { 0 };
+        self.naive.end_step();
+        Ok(())
+    }
+
+    /// Acts on one of the reservations, if there is any.
+    fn on(&mut self, which: usize, act: impl FnOnce(&mut Model, usize) -> Checked) -> Checked {
+        match self.naive.all.len() {
+            0 => Ok(()),
+            count => act(self, which % count),
         }
     }
-    naive.end_step();
-    Ok(())
+
+    fn reserve(&mut self, bytes: u64, tag: u32) -> Checked {
+        let total = self.naive.total();
+        let fits = total + up(bytes) <= LIMIT || bytes == 0 && total >= LIMIT;
+        let reserved = self.ledger.reserve(GPU, b(bytes), Owner(1), Tag(tag));
+        prop_assert_eq!(reserved.is_ok(), fits);
+        self.naive.all.extend(reserved.map(|id| Twin::new(id, tag, up(bytes))));
+        Ok(())
+    }
+
+    fn reserve_up_to(&mut self, min: u64, more: u64) -> Checked {
+        let room = LIMIT.saturating_sub(self.naive.total());
+        let sizes = b(min)..=b(min + more);
+        let reserved = self.ledger.reserve_up_to(GPU, sizes, Owner(1), Tag::NONE);
+        prop_assert_eq!(reserved.is_ok(), up(min) <= room);
+        if let Ok(Reserved { id, bytes }) = reserved {
+            prop_assert_eq!(bytes.count(), up(min + more).min(room));
+            self.naive.all.push(Twin::new(id, 0, bytes.count()));
+        }
+        Ok(())
+    }
+
+    fn grow(&mut self, at: usize, by: u64) -> Checked {
+        let Twin { id, released, .. } = self.naive.all[at];
+        let grown = !released && self.naive.bounded(LIMIT, |after| after.all[at].size += up(by));
+        prop_assert_eq!(self.ledger.grow(id, b(by)).is_ok(), grown);
+        Ok(())
+    }
+
+    fn shrink(&mut self, at: usize) -> Checked {
+        let twin = &mut self.naive.all[at];
+        let shrunk = self.ledger.shrink_to_fit(twin.id);
+        prop_assert_eq!(shrunk.is_ok(), !twin.released);
+        if let Ok(back) = shrunk {
+            prop_assert_eq!(back.count(), twin.size.saturating_sub(twin.used));
+            twin.size = twin.size.min(twin.used);
+        }
+        Ok(())
+    }
+
+    fn split(&mut self, at: usize, bytes: u64) -> Checked {
+        let twin = &mut self.naive.all[at];
+        let fits = !twin.released && twin.used + up(bytes) <= twin.size.max(twin.used);
+        let split = self.ledger.split(twin.id, b(bytes));
+        prop_assert_eq!(split.is_ok(), fits);
+        if let Ok(id) = split {
+            twin.size -= up(bytes);
+            let tag = twin.tag;
+            self.naive.all.push(Twin::new(id, tag, up(bytes)));
+        }
+        Ok(())
+    }
+
+    fn merge(&mut self, into: usize, from: usize) -> Checked {
+        let (a, c) = (self.naive.all[into].clone(), self.naive.all[from].clone());
+        let good = a.id != c.id && !a.released && !c.released;
+        let merged = self.ledger.merge(Merge { into: a.id, from: c.id });
+        prop_assert_eq!(merged.is_ok(), good);
+        if good {
+            // Room for the use above the size of the one that goes on is found as well.
+            self.naive.all[into].size += c.size.saturating_sub(c.used);
+            self.naive.all[from].size = 0;
+            self.naive.all[from].released = true;
+        }
+        Ok(())
+    }
+
+    fn release(&mut self, at: usize) -> Checked {
+        let twin = &mut self.naive.all[at];
+        prop_assert_eq!(self.ledger.release(twin.id).is_ok(), !twin.released);
+        twin.released = true;
+        twin.size = 0;
+        Ok(())
+    }
+
+    fn charge(&mut self, at: usize, bytes: u64, policy: Policy) -> Checked {
+        let id = self.naive.all[at].id;
+        let charged = self.naive.charge(at, bytes, policy);
+        let policy = match policy {
+            Policy::Fail => LimitPolicy::Fail,
+            Policy::Ignore => LimitPolicy::Ignore,
+            Policy::Increase { beyond_limit } => {
+                LimitPolicy::Increase { factor: GrowthFactor::QUARTER_MORE, beyond_limit }
+            }
+        };
+        prop_assert_eq!(self.ledger.charge_by(id, b(bytes), policy).is_ok(), charged);
+        Ok(())
+    }
+
+    fn uncharge(&mut self, at: usize, bytes: u64) -> Checked {
+        let before = self.naive.total();
+        let Twin { id, used, .. } = self.naive.all[at];
+        let uncharged = self.ledger.uncharge(id, b(bytes));
+        prop_assert_eq!(uncharged.is_ok(), up(bytes) <= used);
+        if let Ok(back) = uncharged {
+            self.naive.all[at].used -= up(bytes);
+            prop_assert_eq!(back.count(), before - self.naive.total());
+        }
+        Ok(())
+    }
+
+    fn charge_unreserved(&mut self, bytes: u64, tag: u32) -> Checked {
+        let fits = self.naive.total() + up(bytes) <= CAPACITY;
+        let charged = self.ledger.charge_unreserved(GPU, b(bytes), Tag(tag));
+        prop_assert_eq!(charged.is_ok(), fits);
+        self.naive.unreserved[tag as usize] += if fits { up(bytes) } else { 0 };
+        Ok(())
+    }
+
+    fn free_unreserved(&mut self, bytes: u64, tag: u32) -> Checked {
+        let fits = up(bytes) <= self.naive.unreserved[tag as usize];
+        let freed = self.ledger.uncharge_unreserved(GPU, b(bytes), Tag(tag));
+        prop_assert_eq!(freed.is_ok(), fits);
+        self.naive.unreserved[tag as usize] -= if fits { up(bytes) } else { 0 };
+        Ok(())
+    }
 }
 
 fn compare(ledger: &Ledger, naive: &Naive) -> Result<(), TestCaseError> {
@@ -296,14 +351,16 @@ proptest! {
         ledger.add_tag("one");
         ledger.add_tag("two");
         let mut watch = ledger.watch(GPU).unwrap();
-        let mut naive = Naive::default();
+        let mut model = Model { ledger, naive: Naive::default() };
         for act in acts {
-            let before = naive.clone();
-            step(&mut ledger, &mut naive, act.clone())?;
-            compare(&ledger, &naive)
+            let before = model.naive.clone();
+            model.step(act.clone())?;
+            let Model { ledger, naive } = &model;
+            compare(ledger, naive)
                 .map_err(|error| TestCaseError::fail(format!("{act:?} of {before:?}: {error}")))?;
             ledger.audit().map_err(|error| TestCaseError::fail(error.to_string()))?;
         }
+        let Model { mut ledger, naive } = model;
         let crossings: Vec<Crossing> =
             std::iter::from_fn(|| ledger.next_crossing(&mut watch)).collect();
         prop_assert_eq!(crossings, naive.crossings);

@@ -145,8 +145,8 @@ impl Naive {
         }
     }
 
-    /// At most so many younger ones get memory that a waiter could have had.
-    fn nobody_starves(&self) -> bool {
+    /// True if the grants to younger requests are within their bounds for every waiter.
+    fn no_waiter_starves(&self) -> bool {
         let Some(promote_after) = self.config.promote_after else { return true };
         let most = self.config.overtaking.count + promote_after;
         self.waiting.iter().all(|twin| {
@@ -161,91 +161,137 @@ fn pairs(grants: &[Granted]) -> Vec<(u64, SpaceId)> {
     grants.iter().map(|granted| (granted.waiter.number(), granted.space)).collect()
 }
 
-fn run(config: QueueConfig, acts: Vec<Act>) -> Result<(), TestCaseError> {
-    let (mut ledger, mut queue) = (ledger(), WaitQueue::new(config));
-    let mut naive = Naive { config, waiting: Vec::new(), taken: [0, 0] };
-    let mut held: Vec<(ReservationId, SpaceId, u64)> = Vec::new();
-    let (mut now, mut age) = (0, 0);
-    for act in acts {
-        let mut grants = Grants::new();
+type Checked = Result<Grants, TestCaseError>;
+
+/// The queue and its twin, with one function for each act. Each returns the grants that follow.
+struct Model {
+    ledger: Ledger,
+    queue: WaitQueue,
+    naive: Naive,
+    held: Vec<(ReservationId, SpaceId, u64)>,
+    now: u64,
+    /// Age of the next request.
+    age: u64,
+}
+
+impl Model {
+    fn new(config: QueueConfig) -> Model {
+        Model {
+            ledger: ledger(),
+            queue: WaitQueue::new(config),
+            naive: Naive { config, waiting: Vec::new(), taken: [0, 0] },
+            held: Vec::new(),
+            now: 0,
+            age: 0,
+        }
+    }
+
+    fn act(&mut self, act: Act) -> Checked {
         match act {
             Act::Submit { spaces, bytes, priority, deadline } => {
-                let spaces: Vec<SpaceId> =
-                    [GPU1, GPU].into_iter().filter(|s| spaces >> s.index & 1 == 1).collect();
-                let deadline = deadline.map(|after| now + after);
-                let twin = Twin::new(age, spaces.clone(), bytes, priority, deadline);
-                let place = naive.place_for(&twin);
-                let priority = Priority(priority);
-                let request = Request { priority, deadline, ..ask(&spaces, bytes, age) };
-                age += 1;
-                match queue.submit(&mut ledger, request, now).unwrap() {
-                    Submitted::Waiting(id) => {
-                        prop_assert_eq!((id.number(), place), (twin.age, None));
-                        naive.waiting.push(twin);
-                    }
-                    Submitted::Granted { reservation, space, others } => {
-                        prop_assert_eq!(place, Some(space));
-                        naive.serve(&twin, space);
-                        held.push((reservation, space, bytes));
-                        grants = others;
-                    }
-                }
+                self.submit(spaces, bytes, priority, deadline)
             }
-            Act::Release { which } if !held.is_empty() => {
-                let (id, space, bytes) = held.swap_remove(which % held.len());
-                prop_assert_eq!(ledger.release(id).unwrap(), b(bytes));
-                naive.taken[card(space)] -= bytes;
-                grants = queue.serve_waiters(&mut ledger, space);
-            }
-            Act::Grow { which, by } if !held.is_empty() => {
-                let place = which % held.len();
-                let (id, space, bytes) = held[place];
-                let twin = Twin::new(age, vec![space], by, 0, None);
-                // Nothing is taken from nobody; else it is one more request, while somebody waits.
-                let can = by == 0 || naive.place_for(&twin).is_some();
-                let counts = by > 0 && can && !naive.waiting.is_empty();
-                let grown = queue.grow(&mut ledger, id, b(by));
-                prop_assert_eq!(grown.is_ok(), can);
-                if can {
-                    held[place].2 = bytes + by;
-                    grants = grown.unwrap();
-                }
-                if counts {
-                    age += 1;
-                    naive.serve(&twin, space);
-                } else if can {
-                    naive.taken[card(space)] += by;
-                }
-            }
-            Act::Cancel { which } if !naive.waiting.is_empty() => {
-                let twin = naive.waiting.remove(which % naive.waiting.len());
-                let id = queue.waiting().map(|(id, _)| id).find(|id| id.number() == twin.age);
-                grants = queue.cancel(&mut ledger, id.unwrap()).unwrap();
-            }
-            Act::Expire { after } => {
-                now += after;
-                let late = |twin: &Twin| twin.deadline.is_some_and(|deadline| deadline <= now);
-                let mut gone: Vec<_> = naive.waiting.iter().filter(|t| late(t)).cloned().collect();
-                gone.sort_by_key(|twin| (twin.deadline, twin.age));
-                naive.waiting.retain(|twin| !late(twin));
-                let expired = queue.expire(&mut ledger, now);
-                let out: Vec<u64> = expired.timed_out.iter().map(|id| id.number()).collect();
-                prop_assert_eq!(out, gone.iter().map(|twin| twin.age).collect::<Vec<_>>());
-                grants = expired.granted;
-            }
-            Act::Release { .. } | Act::Grow { .. } | Act::Cancel { .. } => {}
+            Act::Release { which } if !self.held.is_empty() => self.release(which),
+            Act::Grow { which, by } if !self.held.is_empty() => self.grow(which, by),
+            Act::Cancel { which } if !self.naive.waiting.is_empty() => self.cancel(which),
+            Act::Expire { after } => self.expire(after),
+            Act::Release { .. } | Act::Grow { .. } | Act::Cancel { .. } => Ok(Grants::new()),
         }
-        prop_assert_eq!(pairs(&grants), naive.settle());
-        for granted in &grants {
-            let bytes = ledger.reservation(granted.reservation).unwrap().size.count();
-            held.push((granted.reservation, granted.space, bytes));
+    }
+
+    fn submit(&mut self, spaces: u8, bytes: u64, priority: i32, deadline: Option<u64>) -> Checked {
+        let spaces: Vec<SpaceId> =
+            [GPU1, GPU].into_iter().filter(|s| spaces >> s.index & 1 == 1).collect();
+        let deadline = deadline.map(|after| self.now + after);
+        let twin = Twin::new(self.age, spaces.clone(), bytes, priority, deadline);
+        let place = self.naive.place_for(&twin);
+        let priority = Priority(priority);
+        let request = Request { priority, deadline, ..ask(&spaces, bytes, self.age) };
+        self.age += 1;
+        match self.queue.submit(&mut self.ledger, &request, self.now).unwrap() {
+            Submitted::Waiting(id) => {
+                prop_assert_eq!((id.number(), place), (twin.age, None));
+                self.naive.waiting.push(twin);
+                Ok(Grants::new())
+            }
+            Submitted::Granted { reservation, space, others } => {
+                prop_assert_eq!(place, Some(space));
+                self.naive.serve(&twin, space);
+                self.held.push((reservation, space, bytes));
+                Ok(others)
+            }
         }
-        prop_assert!(naive.nobody_starves());
-        queue.audit().unwrap();
-        prop_assert_eq!(queue.len(), naive.waiting.len());
+    }
+
+    fn release(&mut self, which: usize) -> Checked {
+        let (id, space, bytes) = self.held.swap_remove(which % self.held.len());
+        prop_assert_eq!(self.ledger.release(id).unwrap(), b(bytes));
+        self.naive.taken[card(space)] -= bytes;
+        Ok(self.queue.serve_waiters(&mut self.ledger, space))
+    }
+
+    fn grow(&mut self, which: usize, by: u64) -> Checked {
+        let place = which % self.held.len();
+        let (id, space, bytes) = self.held[place];
+        let twin = Twin::new(self.age, vec![space], by, 0, None);
+        // A growth by nothing takes no memory. Any other counts as a request while others wait.
+        let can = by == 0 || self.naive.place_for(&twin).is_some();
+        let counts = by > 0 && can && !self.naive.waiting.is_empty();
+        let grown = self.queue.grow(&mut self.ledger, id, b(by));
+        prop_assert_eq!(grown.is_ok(), can);
+        if counts {
+            self.age += 1;
+            self.naive.serve(&twin, space);
+        } else if can {
+            self.naive.taken[card(space)] += by;
+        }
+        if can {
+            self.held[place].2 = bytes + by;
+        }
+        Ok(grown.unwrap_or_default())
+    }
+
+    fn cancel(&mut self, which: usize) -> Checked {
+        let twin = self.naive.waiting.remove(which % self.naive.waiting.len());
+        let id = self.queue.waiting().map(|(id, _)| id).find(|id| id.number() == twin.age);
+        Ok(self.queue.cancel(&mut self.ledger, id.unwrap()).unwrap())
+    }
+
+    fn expire(&mut self, after: u64) -> Checked {
+        self.now += after;
+        let now = self.now;
+        let late = |twin: &Twin| twin.deadline.is_some_and(|deadline| deadline <= now);
+        let mut gone: Vec<_> = self.naive.waiting.iter().filter(|t| late(t)).cloned().collect();
+        gone.sort_by_key(|twin| (twin.deadline, twin.age));
+        self.naive.waiting.retain(|twin| !late(twin));
+        let expired = self.queue.expire(&mut self.ledger, now);
+        let out: Vec<u64> = expired.timed_out.iter().map(|id| id.number()).collect();
+        prop_assert_eq!(out, gone.iter().map(|twin| twin.age).collect::<Vec<_>>());
+        Ok(expired.granted)
+    }
+
+    /// Compares the grants with the twin's, and both states.
+    fn compare(&mut self, grants: &Grants) -> Result<(), TestCaseError> {
+        prop_assert_eq!(pairs(grants), self.naive.settle());
+        for granted in grants {
+            let bytes = self.ledger.reservation(granted.reservation).unwrap().size.count();
+            self.held.push((granted.reservation, granted.space, bytes));
+        }
+        prop_assert!(self.naive.no_waiter_starves());
+        self.queue.audit().unwrap();
+        prop_assert_eq!(self.queue.len(), self.naive.waiting.len());
         for space in [GPU, GPU1] {
-            prop_assert_eq!(total(&ledger, space), naive.taken[card(space)]);
+            prop_assert_eq!(total(&self.ledger, space), self.naive.taken[card(space)]);
         }
+        Ok(())
+    }
+}
+
+fn run(config: QueueConfig, acts: Vec<Act>) -> Result<(), TestCaseError> {
+    let mut model = Model::new(config);
+    for act in acts {
+        let grants = model.act(act)?;
+        model.compare(&grants)?;
     }
     Ok(())
 }
@@ -273,7 +319,7 @@ proptest! {
         let mut queued = Vec::new();
         for (owner, bytes) in wishes.into_iter().enumerate() {
             let request = ask(&[GPU], bytes, owner as u64);
-            match queue.submit(&mut ledger, request, 0).unwrap() {
+            match queue.submit(&mut ledger, &request, 0).unwrap() {
                 Submitted::Waiting(id) => queued.push((id, bytes)),
                 Submitted::Granted { .. } => {}
             }

@@ -1,24 +1,25 @@
-//! Making room by moving data away, while a request waits.
+//! Spilling: moving data out of a space while a request waits for its memory.
 //!
-//! 1. Whoever holds memory that could leave a space registers a [`Spiller`] there
+//! 1. A program that holds data which may leave a space registers a [`Spiller`] there
 //!    ([`MemorySpace::register_spiller`](crate::MemorySpace::register_spiller)).
-//! 2. A request that has to wait claims what is missing for it, of each of its spaces in turn, and
-//!    calls the spillers there in its own thread, with no lock held. What others already spill is no
-//!    part of its claim: no two spill for one deficit.
-//! 3. What a spiller frees serves waiters in the moment in which it is freed. After each call the
-//!    claim is what is still missing; at zero it stops.
-//! 4. If memory still lacks, it tries again after pauses, as [`RetryPolicy`](crate::reserve::RetryPolicy) say, then only waits. News
-//!    of more to spill ([`SpillerRegistration::notify_spillable`]) begin the tries anew.
+//! 2. A request that has to wait claims the missing bytes in each of its candidates in turn, and
+//!    calls the spillers there in its own thread, with no lock held. Bytes that other waiters have
+//!    claimed are no part of its claim, so no deficit is spilled twice.
+//! 3. Bytes that a spiller frees serve waiters at once. After each call the claim is what is still
+//!    missing; at zero the waiter stops.
+//! 4. If bytes are still missing, it tries again after pauses, as [`RetryPolicy`] says. Then it only
+//!    waits. [`SpillerRegistration::notify_spillable`] starts the attempts anew.
 //!
-//! A spiller may reserve memory where its data goes, and that may spill there in turn. In the space
-//! that it empties it cannot wait: the thread remembers which spaces it is spilling, and a wait for
-//! them alone is an error. So spilling is never deeper than there are spaces.
+//! A spiller may reserve memory where its data goes, which may call spillers there in turn. In the
+//! space that it empties it cannot wait: each thread records the spaces that it is spilling, and a
+//! wait for these alone is an error. So spilling nests no deeper than there are spaces.
+
+mod attempts;
 
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
 
-use crate::ledger::core::{Candidates, SpaceId, WaiterId};
+use crate::ledger::core::{SpaceId, WaiterId};
 use smallvec::SmallVec;
 use vramp_core::Bytes;
 
@@ -26,73 +27,72 @@ pub use crate::ledger::core::Priority;
 pub use crate::ledger::shell::retry::RetryPolicy;
 
 use crate::ledger::shell::shared::{Shared, State};
-use crate::ledger::shell::tracked::{
-    ExhaustedResource, MemoryShortage, OutOfMemoryHandler, RecoveryAction,
-};
+use crate::ledger::shell::tracked::{MemoryShortage, OutOfMemoryHandler, RecoveryAction};
 use crate::sync::thread_local;
+pub(crate) use attempts::SpillAttempts;
 
-/// What a space lacks, for a spiller.
+/// Bytes that a spiller is asked to free.
 pub struct SpillRequest<'a> {
     space: SpaceId,
     bytes: Bytes,
     attempt: u32,
-    /// Whose it is; `None` on demand.
+    /// The waiter with its claim; `None` for spilling on demand.
     claim: Option<(&'a Shared, WaiterId)>,
 }
 
 impl SpillRequest<'_> {
-    /// Where.
+    /// Returns the space to spill from.
     pub fn space(&self) -> SpaceId {
         self.space
     }
 
-    /// How much was missing when the spiller was called.
+    /// Returns the bytes that were missing when the spiller was called.
     pub fn bytes(&self) -> Bytes {
         self.bytes
     }
 
-    /// The how manieth try it is for one request, from 1.
+    /// Returns the attempt number for this waiter, from 1.
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
 
-    /// What is missing now, to be asked between steps: less than before once memory came back, from
-    /// this spiller or from elsewhere, and zero if the request does not wait any more. On demand
-    /// nobody waits, and it stays what it was. One lock, O(requests that spill).
+    /// Returns the bytes that are missing now, for use between steps: fewer than before once memory
+    /// came back from any side, and zero once the waiter is out of the queue. For spilling on
+    /// demand always [`bytes`](SpillRequest::bytes). One lock, O(claims).
     pub fn left(&self) -> Bytes {
         let Some((shared, waiter)) = self.claim else { return self.bytes };
-        let state = shared.look();
-        // Nothing is missing for one that waits no more.
-        state.queue.left_of_claim(&state.ledger, waiter).unwrap_or_default()
+        let state = shared.read();
+        // Nothing is missing for a waiter that has left the queue.
+        state.queue.claim_left(&state.ledger, waiter).unwrap_or_default()
     }
 }
 
 /// Moves data out of a space when memory there runs short.
 ///
-/// Called by the thread that needs the memory, by several at once, and with no lock held. A panic
-/// is contained, counted, and taken for zero bytes. Any closure of the same form is one too.
+/// Called by the thread that needs the memory, by several threads at once, and with no lock held. A
+/// panic is caught, counted, and taken for zero bytes. Any closure of the same form is a spiller.
 pub trait Spiller: Send + Sync {
-    /// Frees at least what the shortage says and no more than one step beyond it, or what there is;
-    /// returns how much that was. All of it has come back to the space by then; whoever can free
-    /// more later says so by [`SpillerRegistration::notify_spillable`].
-    fn spill(&self, shortage: &SpillRequest<'_>) -> Bytes;
+    /// Frees at least the requested bytes and at most one step more, or what there is. Returns the
+    /// freed bytes: all of them have come back to the space by then. A spiller that can free more
+    /// later calls [`SpillerRegistration::notify_spillable`].
+    fn spill(&self, request: &SpillRequest<'_>) -> Bytes;
 }
 
 impl<F: Fn(&SpillRequest<'_>) -> Bytes + Send + Sync> Spiller for F {
-    fn spill(&self, shortage: &SpillRequest<'_>) -> Bytes {
-        self(shortage)
+    fn spill(&self, request: &SpillRequest<'_>) -> Bytes {
+        self(request)
     }
 }
 
-/// When a request makes others' data move.
+/// When spillers are called for a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Spilling {
-    /// Never: it takes what is free.
+    /// Never: the request takes free memory only.
     Never,
-    /// When it has to wait.
+    /// When the request has to wait.
     #[default]
     BeforeWaiting,
-    /// Also when it does not want to wait: [`now`](crate::RequestBuilder::now) then asks each
+    /// Also for a request that does not wait: [`now`](crate::RequestBuilder::now) then calls each
     /// spiller once.
     AlsoNow,
 }
@@ -104,19 +104,24 @@ pub(crate) struct Registered {
     spiller: Box<dyn Spiller>,
 }
 
+impl Registered {
+    pub fn space(&self) -> SpaceId {
+        self.space
+    }
+}
+
 type Spillers = SmallVec<[Arc<Registered>; 4]>;
 
-/// Keeps a spiller registered; it is called no more once this is dropped. A call that is under way
-/// ends by itself.
-#[must_use = "the spiller is called no more when this is dropped"]
+/// Keeps a spiller registered until it is dropped. A call in progress ends by itself.
+#[must_use = "the spiller is not called any more once this is dropped"]
 pub struct SpillerRegistration {
     shared: Weak<Shared>,
     registered: Arc<Registered>,
 }
 
 impl SpillerRegistration {
-    /// Says that there is more to spill than at the last call: those who wait here try again.
-    /// O(waiters), and nothing if nobody waits.
+    /// Says that more can be spilled than at the last call: waiters of the space try again.
+    /// O(waiters).
     pub fn notify_spillable(&self) {
         if let Some(shared) = self.shared.upgrade() {
             shared.notify_spillable(self.registered.space);
@@ -127,8 +132,8 @@ impl SpillerRegistration {
 impl Drop for SpillerRegistration {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade() {
-            let gone = |other: &Arc<Registered>| !Arc::ptr_eq(other, &self.registered);
-            shared.act(|state| state.spillers.retain(gone));
+            let is_it = |other: &Arc<Registered>| Arc::ptr_eq(other, &self.registered);
+            shared.update(|state| state.spillers.retain(|other| !is_it(other)));
         }
     }
 }
@@ -136,27 +141,21 @@ impl Drop for SpillerRegistration {
 impl std::fmt::Debug for SpillerRegistration {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Registered { space, priority, .. } = *self.registered;
-        write!(f, "a spiller of {space} with priority {}", priority.0)
+        write!(f, "spiller of {space} with priority {}", priority.0)
     }
 }
 
-/// Spills what an allocation lacks and tries again; pauses if nothing was to be had. A handler of
-/// shortages for [`Policies`](crate::tracked::Policies).
+/// Out-of-memory handler for [`Policies`](crate::tracked::Policies) that spills the missing bytes
+/// and retries.
 #[derive(Clone, Debug)]
 pub struct SpillAndRetry {
-    /// Where to make room.
+    /// Space to spill from.
     pub space: crate::MemorySpace,
 }
 
 impl OutOfMemoryHandler for SpillAndRetry {
     fn handle(&self, _attempt: u32, shortage: &MemoryShortage<'_>) -> RecoveryAction {
-        let lacks = match shortage.exhausted {
-            ExhaustedResource::Budget(refused) => {
-                refused.requested.saturating_sub(refused.available)
-            }
-            ExhaustedResource::Device(_) => shortage.requested,
-        };
-        match self.space.spill(lacks) {
+        match self.space.spill(shortage.missing()) {
             Bytes::ZERO => RecoveryAction::RetryAfterPause,
             _ => RecoveryAction::Retry,
         }
@@ -164,53 +163,46 @@ impl OutOfMemoryHandler for SpillAndRetry {
 }
 
 thread_local! {
-    /// The spaces that this thread is spilling, each of one manager, told by its address.
-    static EMPTYING: RefCell<Vec<(usize, SpaceId)>> = RefCell::default();
+    /// Spaces that this thread is spilling, each with the address of its manager.
+    static SPILLING: RefCell<Vec<(usize, SpaceId)>> = RefCell::default();
 }
 
-fn empties(shared: &Shared, space: SpaceId) -> bool {
+fn is_spilling(shared: &Shared, space: SpaceId) -> bool {
     let entry = (std::ptr::from_ref(shared).addr(), space);
-    EMPTYING.with(|spaces| spaces.borrow().contains(&entry))
+    SPILLING.with(|spaces| spaces.borrow().contains(&entry))
 }
 
-/// True if this thread is spilling every one of these spaces: nobody would spill for it.
-pub(crate) fn empties_all(shared: &Shared, spaces: &[SpaceId]) -> bool {
-    spaces.iter().all(|&space| empties(shared, space))
+/// True if this thread is spilling every one of these spaces: then no spiller is called for it.
+pub(crate) fn is_spilling_all(shared: &Shared, spaces: &[SpaceId]) -> bool {
+    spaces.iter().all(|&space| is_spilling(shared, space))
 }
 
-/// Calls a spiller, in which this thread does not spill the same space again.
-fn call(shared: &Shared, registered: &Registered, shortage: &SpillRequest<'_>) -> Bytes {
-    EMPTYING.with(|spaces| {
-        spaces.borrow_mut().push((std::ptr::from_ref(shared).addr(), shortage.space));
+/// Calls a spiller. Meanwhile this thread does not spill the same space again.
+fn call(shared: &Shared, registered: &Registered, request: &SpillRequest<'_>) -> Bytes {
+    SPILLING.with(|spaces| {
+        spaces.borrow_mut().push((std::ptr::from_ref(shared).addr(), request.space));
     });
-    let freed = shared.contain(|| registered.spiller.spill(shortage));
-    EMPTYING.with(|spaces| spaces.borrow_mut().pop());
+    let freed = shared.catch_panic(|| registered.spiller.spill(request));
+    SPILLING.with(|spaces| spaces.borrow_mut().pop());
     freed.unwrap_or_default()
 }
 
 impl State {
-    /// The spillers of a space, the most important first.
+    /// Returns the spillers of a space, the highest priority first.
     fn spillers_of(&self, space: SpaceId) -> Spillers {
         self.spillers.iter().filter(|known| known.space == space).map(Arc::clone).collect()
-    }
-
-    /// Claims what a new waiter lacks where somebody can spill it. False if nobody can.
-    pub fn claim_at_start(&mut self, waiter: WaiterId, candidates: &[SpaceId]) -> bool {
-        let spilled = |space: &&SpaceId| self.spillers.iter().any(|known| known.space == **space);
-        let Some(&space) = candidates.iter().find(spilled) else { return false };
-        self.queue.claim_deficit(&self.ledger, space, waiter).is_ok()
     }
 }
 
 impl Shared {
-    pub fn register(
+    pub fn register_spiller(
         self: &Arc<Shared>,
         space: SpaceId,
         priority: Priority,
         spiller: Box<dyn Spiller>,
     ) -> SpillerRegistration {
         let registered = Arc::new(Registered { space, priority, spiller });
-        self.act(|state| {
+        self.update(|state| {
             let place = state.spillers.partition_point(|known| known.priority >= priority);
             state.spillers.insert(place, Arc::clone(&registered));
         });
@@ -218,162 +210,27 @@ impl Shared {
         SpillerRegistration { shared: Arc::downgrade(self), registered }
     }
 
-    /// Lets those who wait for a space try to spill again.
+    /// Wakes the waiters of a space to try spilling again.
     fn notify_spillable(&self, space: SpaceId) {
-        let seats = self.act(|state| state.seats_at(space));
-        seats.iter().for_each(|seat| seat.call());
+        let slots = self.update(|state| state.slots_waiting_for(space));
+        slots.iter().for_each(|slot| slot.notify());
     }
 
-    /// Spills on demand, and says how much.
+    /// Spills on demand. Returns the freed bytes.
     pub fn spill(&self, space: SpaceId, bytes: Bytes) -> Bytes {
         let mut spilled = Bytes::ZERO;
-        if empties(self, space) {
+        if is_spilling(self, space) {
             return spilled;
         }
-        for registered in self.act(|state| state.spillers_of(space)) {
+        for registered in self.update(|state| state.spillers_of(space)) {
             let left = bytes.saturating_sub(spilled);
             if left.is_zero() {
                 break;
             }
-            let shortage = SpillRequest { space, bytes: left, attempt: 1, claim: None };
-            let freed = call(self, &registered, &shortage);
+            let request = SpillRequest { space, bytes: left, attempt: 1, claim: None };
+            let freed = call(self, &registered, &request);
             spilled = spilled.checked_add(freed).unwrap_or(Bytes::new(u64::MAX));
         }
         spilled
-    }
-}
-
-/// How far a waiter came with its claim on one space.
-enum Claimed {
-    /// Nobody spills there, or nothing is missing.
-    Nothing,
-    /// All of it was spilled.
-    All,
-    /// Some of it is still missing.
-    Short,
-    /// It waits no more, or has no time left.
-    Ended,
-}
-
-/// One waiter's tries to spill what it lacks.
-pub(crate) struct Tries<'a> {
-    shared: &'a Arc<Shared>,
-    waiter: WaiterId,
-    candidates: &'a Candidates,
-    until: Option<Instant>,
-    attempt: u32,
-    over: bool,
-    /// It has a claim, or had one.
-    claims: bool,
-}
-
-impl Drop for Tries<'_> {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-impl<'a> Tries<'a> {
-    pub fn new(
-        shared: &'a Arc<Shared>,
-        waiter: WaiterId,
-        candidates: &'a Candidates,
-        until: Option<Instant>,
-    ) -> Tries<'a> {
-        // The request may have claimed something as it began to wait.
-        Tries { shared, waiter, candidates, until, attempt: 0, over: false, claims: true }
-    }
-
-    /// There may be more to spill than before.
-    pub fn renew(&mut self) {
-        self.attempt = 0;
-        self.over = false;
-    }
-
-    /// True if nothing more will be tried.
-    pub fn are_over(&self) -> bool {
-        self.over
-    }
-
-    /// Goes round the spaces once. Returns after which time to go again; `None` if the tries are
-    /// over, by the last of them or because there is nobody to ask.
-    pub fn go_round(&mut self) -> Option<Duration> {
-        if self.over {
-            return None;
-        }
-        self.attempt += 1;
-        let mut asked = false;
-        for &space in self.candidates {
-            match self.claim(space) {
-                Claimed::Nothing => continue,
-                Claimed::Short => asked = true,
-                Claimed::All => {
-                    asked = true;
-                    break;
-                }
-                Claimed::Ended => {
-                    self.over = true;
-                    return None;
-                }
-            }
-        }
-        let retries = self.shared.retries;
-        if asked && self.attempt <= retries.most {
-            return Some(retries.pause(self.attempt));
-        }
-        self.end();
-        None
-    }
-
-    /// Gives the claim up: from now on the request only waits.
-    pub fn end(&mut self) {
-        self.over = true;
-        if std::mem::take(&mut self.claims) {
-            self.shared.act(|state| state.queue.end_claim(self.waiter));
-        }
-    }
-
-    fn claim(&mut self, space: SpaceId) -> Claimed {
-        let Tries { shared, waiter, .. } = *self;
-        if empties(shared, space) {
-            return Claimed::Nothing;
-        }
-        self.claims = true;
-        let (spillers, claimed) = shared.act(|state| {
-            let spillers = state.spillers_of(space);
-            if spillers.is_empty() {
-                return (spillers, Ok(None));
-            }
-            state.queue.end_claim(waiter);
-            (spillers, state.queue.claim_deficit(&state.ledger, space, waiter))
-        });
-        let mut left = match claimed {
-            Err(_) => return Claimed::Ended,
-            Ok(None) if spillers.is_empty() => return Claimed::Nothing,
-            // Others spill for all who lack memory here.
-            Ok(None) => return Claimed::All,
-            Ok(Some(left)) => left,
-        };
-        for registered in spillers {
-            let claim = Some((&**shared, waiter));
-            let shortage = SpillRequest { space, bytes: left, attempt: self.attempt, claim };
-            let freed = call(shared, &registered, &shortage);
-            let told = shared.act(|state| {
-                // What came back lessens what is missing by itself, unless others took it. That
-                // part of the claim is done too: what they left missing is for the next try.
-                let now = state.queue.left_of_claim(&state.ledger, waiter).unwrap_or_default();
-                let taken = freed.saturating_sub(left.saturating_sub(now));
-                state.queue.spilled(&state.ledger, waiter, taken)
-            });
-            left = match told {
-                Err(_) => return Claimed::Ended,
-                Ok(Bytes::ZERO) => return Claimed::All,
-                Ok(left) => left,
-            };
-            if self.until.is_some_and(|until| until <= Instant::now()) {
-                return Claimed::Ended;
-            }
-        }
-        Claimed::Short
     }
 }

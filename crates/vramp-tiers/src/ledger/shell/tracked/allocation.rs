@@ -1,4 +1,4 @@
-//! What a user of a tracked allocator holds.
+//! An allocation of a tracked allocator.
 
 use std::fmt;
 use std::ops::Deref;
@@ -7,18 +7,19 @@ use vramp_alloc::Allocation;
 
 use crate::ledger::shell::charge::Payer;
 
-/// Memory, and who pays for it. Freed by [`TrackedAllocator::free`](super::TrackedAllocator::free), which takes it by
-/// value. Dropped without a free it stays taken, and charged.
-#[must_use = "memory that is dropped without a free stays taken and charged"]
+/// An allocation and what it is charged to. Freed by
+/// [`TrackedAllocator::free`](super::TrackedAllocator::free), which takes it by value. Dropped
+/// without a free it stays allocated and charged.
+#[must_use = "memory that is dropped without a free stays allocated and charged"]
 pub struct TrackedAllocation {
     pub(super) allocation: Allocation,
     pub(super) payer: Payer,
-    /// The number of its allocator.
+    /// Number of its allocator.
     pub(super) tracked: u64,
 }
 
 impl TrackedAllocation {
-    /// Who pays for it.
+    /// Returns what the allocation is charged to.
     pub fn payer(&self) -> Payer {
         self.payer
     }
@@ -34,6 +35,6 @@ impl Deref for TrackedAllocation {
 
 impl fmt::Debug for TrackedAllocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}, paid by {:?}", self.allocation, self.payer)
+        write!(f, "{:?}, charged to {:?}", self.allocation, self.payer)
     }
 }

@@ -1,7 +1,7 @@
-//! What a part of a program allocates and frees, counted while somebody wants to know.
+//! Counters of the allocations and frees of a part of a program.
 //!
-//! Counters nest and overlap as they like: each counts from where it was begun, and an inner one
-//! takes nothing from an outer one. Without any, counting costs one look at a number.
+//! Counters may nest and overlap: each counts from its start, whatever others count. Without a
+//! counter an allocation costs one atomic load more.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, ThreadId};
@@ -11,41 +11,41 @@ use vramp_core::Bytes;
 use super::TrackedAllocator;
 use crate::sync::{Mutex, lock};
 
-/// One amount over time.
+/// A count with its peak and total.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// What came less what went. Negative if more of what was there before went.
+    /// Allocated minus freed. Negative if memory from before the start was freed.
     pub now: i64,
-    /// The largest that `now` ever was; at least zero.
+    /// High-water mark of `now`; at least zero.
     pub peak: i64,
-    /// All that came.
+    /// Sum of all allocations.
     pub total: u64,
 }
 
 impl Count {
-    fn come(&mut self, amount: u64) {
+    fn add(&mut self, amount: u64) {
         self.now = self.now.saturating_add_unsigned(amount);
         self.peak = self.peak.max(self.now);
         self.total = self.total.saturating_add(amount);
     }
 
-    fn go(&mut self, amount: u64) {
+    fn subtract(&mut self, amount: u64) {
         self.now = self.now.saturating_sub_unsigned(amount);
     }
 }
 
-/// What a [`Counter`] has seen.
+/// Counts of a [`Counter`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Bytes, in the exact lengths that the allocator gave.
+    /// Bytes, by the exact lengths of the allocations.
     pub bytes: Count,
-    /// Allocations.
+    /// Number of allocations.
     pub blocks: Count,
 }
 
 struct Open {
     number: u64,
-    /// Whose calls it counts; `None` for everybody's.
+    /// Thread whose calls are counted; `None` for all threads.
     thread: Option<ThreadId>,
     counts: Counts,
 }
@@ -59,7 +59,7 @@ struct List {
 /// The counters of one allocator.
 #[derive(Default)]
 pub(super) struct Counters {
-    /// How many are open.
+    /// Number of open counters.
     open: AtomicUsize,
     list: Mutex<List>,
 }
@@ -84,8 +84,8 @@ impl Counters {
     pub(super) fn allocated(&self, len: Bytes) {
         if self.open.load(Ordering::Relaxed) > 0 {
             self.count(|counts| {
-                counts.bytes.come(len.count());
-                counts.blocks.come(1);
+                counts.bytes.add(len.count());
+                counts.blocks.add(1);
             });
         }
     }
@@ -94,8 +94,8 @@ impl Counters {
     pub(super) fn freed(&self, len: Bytes) {
         if self.open.load(Ordering::Relaxed) > 0 {
             self.count(|counts| {
-                counts.bytes.go(len.count());
-                counts.blocks.go(1);
+                counts.bytes.subtract(len.count());
+                counts.blocks.subtract(1);
             });
         }
     }
@@ -111,15 +111,15 @@ impl Counters {
     }
 }
 
-/// Counts from its beginning until it is dropped.
-#[must_use = "it counts no more once it is dropped"]
+/// Counts from its creation until it is dropped.
+#[must_use = "a counter stops when it is dropped"]
 pub struct Counter<'a> {
     tracked: &'a TrackedAllocator,
     number: u64,
 }
 
 impl Counter<'_> {
-    /// What it has seen so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> Counts {
         let list = lock(&self.tracked.counters.list);
         let this = list.open.iter().find(|open| open.number == self.number);
@@ -140,13 +140,13 @@ impl std::fmt::Debug for Counter<'_> {
 }
 
 impl TrackedAllocator {
-    /// Counts what all threads allocate and free here from now on. Another lock for each call while
-    /// there is a counter.
+    /// Counts allocations and frees of all threads from now on. Each costs one lock more while there is
+    /// a counter.
     pub fn count(&self) -> Counter<'_> {
         Counter { tracked: self, number: self.counters.begin(None) }
     }
 
-    /// Counts what the calling thread allocates and frees: a free counts where it happens.
+    /// Counts allocations and frees by the calling thread from now on.
     pub fn count_this_thread(&self) -> Counter<'_> {
         Counter { tracked: self, number: self.counters.begin(Some(thread::current().id())) }
     }

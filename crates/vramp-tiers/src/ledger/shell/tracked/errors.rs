@@ -1,4 +1,4 @@
-//! Why nothing was attached, allocated or freed.
+//! Errors of tracked allocators.
 
 use crate::ledger::core::{ChargeError, SpaceId};
 use vramp_alloc::{AllocError, FreeError, StreamId};
@@ -7,23 +7,23 @@ use super::{Scope, TrackedAllocation};
 use crate::Reservation;
 use crate::ledger::shell::error::SpaceFull;
 
-/// Why a reservation was not attached; it is in the error.
+/// Why a reservation was not attached. The error contains it.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// There is one already.
+    /// The scope has a reservation already.
     #[error("{scope} has a reservation already: detach it first")]
     Occupied {
-        /// Whose.
+        /// The given scope.
         scope: Scope,
-        /// Still the caller's.
+        /// The reservation; still the caller's.
         reservation: Reservation,
     },
-    /// It is of another space, or of another manager.
-    #[error("{reservation:?} is not of {space}, whose memory this allocator gives")]
+    /// The reservation is of another space or another manager.
+    #[error("{reservation:?} is not of {space}, the space of this allocator")]
     OtherSpace {
-        /// The allocator's space.
+        /// Space of the allocator.
         space: SpaceId,
-        /// Still the caller's.
+        /// The reservation; still the caller's.
         reservation: Reservation,
     },
 }
@@ -32,22 +32,22 @@ pub enum AttachError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MallocError {
-    /// The reservation is exceeded, and its rule is to fail.
+    /// The allocation exceeds its reservation, and the rule fails it.
     #[error(transparent)]
     OverReservation(#[from] ChargeError),
     /// The space has no room.
     #[error(transparent)]
     SpaceFull(#[from] SpaceFull),
-    /// The card has no memory left, or the allocator's own limit is reached.
-    #[error("within the budget, but {0}")]
+    /// The device is out of memory, or the allocator's own limit is reached.
+    #[error("the budget has room, but {0}")]
     OutOfMemory(AllocError),
-    /// The device failed: not a lack of memory, and never retried.
+    /// The device failed. Not a lack of memory, and never retried.
     #[error(transparent)]
     Device(AllocError),
 }
 
 impl MallocError {
-    /// True if freeing something and trying again may help. Never for a failed device.
+    /// True if a retry may succeed after memory was freed. False for a failed device.
     pub fn is_out_of_memory(&self) -> bool {
         !matches!(self, MallocError::Device(_))
     }
@@ -57,19 +57,18 @@ impl MallocError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrackedFreeError {
-    /// Another allocator's.
+    /// The allocation is another allocator's.
     #[error("the allocation at {} belongs to another allocator: free it there", .0.addr())]
     Foreign(TrackedAllocation),
-    /// No stream of this allocator.
+    /// The stream is not of this allocator.
     #[error("{stream} is unknown to this allocator: use a stream that its create_stream returned")]
     UnknownStream {
-        /// What was given.
+        /// The given stream.
         stream: StreamId,
-        /// Still the caller's.
+        /// The allocation; still the caller's.
         allocation: TrackedAllocation,
     },
-    /// A driver call failed. The memory is free all the same, and credited, unless the device is
-    /// lost.
+    /// A driver call failed. The memory is freed and credited even so, unless the device is lost.
     #[error(transparent)]
     Failed(FreeError),
 }

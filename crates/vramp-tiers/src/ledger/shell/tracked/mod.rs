@@ -1,16 +1,16 @@
-//! An allocator whose memory is paid for.
+//! An allocator whose memory is charged to reservations.
 //!
-//! 1. [`TrackedAllocator::attach`] ties a reservation to a stream, or to a thread, with the policies for
-//!    what exceeds it and for shortage.
-//! 2. [`TrackedAllocator::malloc`] charges it, asks the allocator, and corrects the charge to the exact
-//!    length that the allocator gave. Without a reservation the space is charged.
-//! 3. [`TrackedAllocator::free`] credits whoever paid, on whatever stream and thread it happens, and also
-//!    after the reservation has ended.
-//! 4. [`TrackedAllocator::detach`] gives the reservation back. What is allocated from it stays charged.
+//! 1. [`TrackedAllocator::attach`] attaches a reservation to a stream or to a thread, with policies
+//!    for overruns and for out of memory.
+//! 2. [`TrackedAllocator::malloc`] charges the reservation, allocates, and corrects the charge to the
+//!    exact length of the allocation. Without a reservation it charges the space.
+//! 3. [`TrackedAllocator::free`] credits what was charged, on any stream and thread, and also after
+//!    the reservation has ended.
+//! 4. [`TrackedAllocator::detach`] returns the reservation. Allocated bytes stay charged to it.
 //!
-//! Deliberately absent: spilling. A handler ([`OutOfMemoryHandler`]) may do it, such as
-//! [`SpillAndRetry`](crate::spill::SpillAndRetry). What is outstanding, with the stacks that asked for it, the
-//! [`Allocator`] tells.
+//! Deliberately absent: spilling, which an [`OutOfMemoryHandler`] may do, such as
+//! [`SpillAndRetry`](crate::spill::SpillAndRetry); and lists of live allocations, which the
+//! [`Allocator`] has.
 
 mod allocation;
 mod counting;
@@ -40,22 +40,22 @@ pub use policies::{
     BackOff, ExhaustedResource, Fail, MemoryShortage, OutOfMemoryHandler, RecoveryAction,
 };
 
-/// What an allocation that the default preset gives is a multiple of.
+/// Alignment of block lengths in the default preset.
 const BLOCK_ALIGN: Bytes = Bytes::new(512);
 
-/// What decides about an attached reservation.
+/// Policies of an attached reservation.
 #[derive(Clone)]
 pub struct Policies {
-    /// What happens to an allocation that exceeds it.
+    /// Decides about an allocation that exceeds the reservation.
     pub limit: Arc<dyn LimitRule>,
-    /// What happens when memory runs out.
+    /// Decides about an allocation that fails for lack of memory.
     pub out_of_memory: Arc<dyn OutOfMemoryHandler>,
-    /// How often and how fast to try again.
+    /// Retries of such an allocation.
     pub retries: RetryPolicy,
 }
 
 impl Default for Policies {
-    /// Both fail.
+    /// Policies that fail the allocation in both cases.
     fn default() -> Policies {
         Policies {
             limit: Arc::new(LimitPolicy::Fail),
@@ -65,17 +65,17 @@ impl Default for Policies {
     }
 }
 
-/// Whose allocations a reservation pays for.
+/// Allocations that are charged to an attached reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scope {
-    /// Those on a stream, by any thread.
+    /// Allocations on a stream, by any thread.
     Stream(StreamId),
-    /// Those of a thread that has one, on any stream: before the stream's.
+    /// Allocations by a thread, on any stream. Precedes the stream's reservation.
     Thread(ThreadId),
 }
 
 impl Scope {
-    /// The calling thread.
+    /// Returns the scope of the calling thread.
     pub fn this_thread() -> Scope {
         Scope::Thread(thread::current().id())
     }
@@ -97,7 +97,7 @@ struct Attached {
 
 #[derive(Default)]
 struct Table {
-    /// By the number of the stream.
+    /// Indexed by stream.
     streams: Vec<Option<Attached>>,
     threads: HashMap<ThreadId, Attached>,
 }
@@ -121,27 +121,27 @@ impl Table {
     }
 }
 
-/// An [`Allocator`] of one card behind the budget of its space.
+/// An [`Allocator`] of one device whose memory is charged to the device's space.
 pub struct TrackedAllocator {
     allocator: Arc<Allocator>,
     space: MemorySpace,
     id: SpaceId,
-    /// Amounts in the space are multiples of it.
+    /// Granule of the space.
     granule: Bytes,
-    /// Tells its allocations from those of others.
+    /// Distinguishes its allocations from other allocators'.
     number: u64,
     table: RwLock<Table>,
     defaults: Policies,
     counters: Counters,
 }
 
-/// Why one try came to nothing.
+/// Why one attempt failed.
 enum Short {
-    /// The rule of the reservation says no, or the reservation is gone.
+    /// The rule of the reservation failed the allocation, or the reservation is gone.
     Refused(ChargeError),
     /// The space has no room.
     Budget(Box<SpaceRefusal>),
-    /// The allocator has none, or its device failed.
+    /// The allocator is out of memory, or its device failed.
     Device(AllocError),
 }
 
@@ -158,7 +158,7 @@ impl From<Short> for MallocError {
     fn from(short: Short) -> MallocError {
         match short {
             Short::Refused(error) => MallocError::OverReservation(error),
-            Short::Budget(refused) => MallocError::SpaceFull(SpaceFull { refused }),
+            Short::Budget(refusal) => MallocError::SpaceFull(SpaceFull { refusal }),
             Short::Device(error) if error.is_out_of_memory() => MallocError::OutOfMemory(error),
             Short::Device(error) => MallocError::Device(error),
         }
@@ -166,9 +166,8 @@ impl From<Short> for MallocError {
 }
 
 impl TrackedAllocator {
-    /// Puts an allocator behind the budget of a space. Memory without a reservation is charged to
-    /// the space; `defaults` decide about shortage then, and about reservations that are attached
-    /// without policies of their own.
+    /// Returns an allocator that charges `space`. `defaults` are the policies for memory without a
+    /// reservation, and for reservations that are attached without policies of their own.
     pub fn new(
         allocator: Arc<Allocator>,
         space: &MemorySpace,
@@ -187,29 +186,28 @@ impl TrackedAllocator {
         }
     }
 
-    /// The allocator behind it.
+    /// Returns the underlying allocator.
     pub fn allocator(&self) -> &Arc<Allocator> {
         &self.allocator
     }
 
-    /// The space that pays.
+    /// Returns the space that is charged.
     pub fn space(&self) -> &MemorySpace {
         &self.space
     }
 
-    /// Lets a reservation pay for the allocations of a stream or a thread, by the policies that
-    /// this allocator was made with.
+    /// Attaches a reservation to a stream or a thread, with the allocator's default policies.
     ///
     /// # Errors
-    /// It is of another space, or there is one already.
+    /// The reservation is of another space, or the scope has one already.
     pub fn attach(&self, scope: Scope, reservation: Reservation) -> Result<(), AttachError> {
         self.attach_with(scope, reservation, self.defaults.clone())
     }
 
-    /// The same with policies of its own.
+    /// Attaches a reservation with policies of its own.
     ///
     /// # Errors
-    /// It is of another space, or there is one already.
+    /// The reservation is of another space, or the scope has one already.
     pub fn attach_with(
         &self,
         scope: Scope,
@@ -237,7 +235,7 @@ impl TrackedAllocator {
         Ok(())
     }
 
-    /// Gives a reservation back; `None` if there is none.
+    /// Detaches and returns a reservation; `None` if the scope has none.
     pub fn detach(&self, scope: Scope) -> Option<Reservation> {
         let mut table = self.write();
         let attached = match scope {
@@ -248,27 +246,26 @@ impl TrackedAllocator {
         attached.map(|attached| attached.reservation)
     }
 
-    /// What the reservation of a stream or a thread is, what of it is used and was at most. `None`
-    /// without one.
+    /// Returns the state of a scope's reservation; `None` if it has none.
     pub fn attached(&self, scope: Scope) -> Option<crate::ledger::core::ReservationRecord> {
         let id = self.read().of(scope)?.reservation.id();
-        self.space.shared.look().ledger.reservation(id).copied()
+        self.space.shared.read().ledger.reservation(id).copied()
     }
 
-    /// Makes what a stream or a thread uses of its reservation now the peak of it. False without one.
+    /// Resets the peak of a scope's reservation to its present use. False if the scope has none.
     pub fn reset_peak(&self, scope: Scope) -> bool {
         let table = self.read();
         let Some(attached) = table.of(scope) else { return false };
         let id = attached.reservation.id();
-        self.space.shared.look().ledger.reset_peak(id).is_ok()
+        self.space.shared.read().ledger.reset_peak(id).is_ok()
     }
 
-    /// Memory for work on `stream`, paid for by the thread's reservation, the stream's, or the
-    /// space. Costs what [`Allocator::malloc`] does and one more lock.
+    /// Allocates memory for work on `stream`, charged to the thread's reservation, the stream's, or
+    /// the space. Costs one lock more than [`Allocator::malloc`].
     ///
     /// # Errors
-    /// The reservation is exceeded or memory has run out, after what the policies did about it; or
-    /// the device failed.
+    /// The allocation exceeds its reservation or memory ran out, and the policies did not help. Or the
+    /// device failed.
     #[inline]
     pub fn malloc(&self, size: Bytes, stream: StreamId) -> Result<TrackedAllocation, MallocError> {
         match self.try_malloc(size, stream) {
@@ -279,7 +276,7 @@ impl TrackedAllocator {
 
     #[inline]
     fn try_malloc(&self, size: Bytes, stream: StreamId) -> Result<TrackedAllocation, Short> {
-        // What the allocator will most likely give; corrected below to what it gave.
+        // The most likely length; corrected below to the actual one.
         let expected = size.max(Bytes::new(1)).checked_round_up(BLOCK_ALIGN).unwrap_or(size);
         let payer = self.charge(expected, stream)?;
         let allocation = match self.allocator.malloc(size, stream) {
@@ -296,7 +293,7 @@ impl TrackedAllocator {
         Ok(TrackedAllocation { allocation, payer, tracked: self.number })
     }
 
-    /// Makes the charge what the allocator gave.
+    /// Corrects the charge to the length of the allocation.
     #[cold]
     fn correct(
         &self,
@@ -306,7 +303,7 @@ impl TrackedAllocator {
         stream: StreamId,
     ) -> Result<TrackedAllocation, Short> {
         let shared = &self.space.shared;
-        // In whole granules, so that the parts add up to what the free will credit.
+        // In whole granules, so that the parts add up to the credit of the free.
         let granules = |bytes: Bytes| bytes.checked_round_up(self.granule).unwrap_or(bytes);
         let (given, charged) = (granules(allocation.len()), granules(expected));
         let less = charged.saturating_sub(given);
@@ -324,7 +321,7 @@ impl TrackedAllocator {
             };
             if let Err(short) = paid {
                 if let Err(error) = self.allocator.free(allocation, stream) {
-                    debug_assert!(false, "what was just allocated can be freed: {error}");
+                    debug_assert!(false, "a new allocation can be freed: {error}");
                 }
                 shared.uncharge(self.id, payer, expected);
                 return Err(short);
@@ -334,7 +331,7 @@ impl TrackedAllocator {
         Ok(TrackedAllocation { allocation, payer, tracked: self.number })
     }
 
-    /// Charges whoever pays for this thread and stream.
+    /// Charges the reservation of this thread or stream, or the space.
     #[inline]
     fn charge(&self, bytes: Bytes, stream: StreamId) -> Result<Payer, Short> {
         let table = self.read();
@@ -345,9 +342,9 @@ impl TrackedAllocator {
             return Ok(Payer::Space);
         };
         let id = attached.reservation.id();
-        // A charge within the reservation changes no total: there is nothing to tell. So no foreign
-        // code runs while the table is held, which it may want to change.
-        let charged = self.space.shared.look().ledger.charge(id, bytes);
+        // A charge within the reservation changes no total, so nothing is delivered and no callback
+        // runs while the table is locked. A callback may want to change the table.
+        let charged = self.space.shared.read().ledger.charge(id, bytes);
         if let Ok(crate::ledger::core::Charged::Within) = charged {
             return Ok(Payer::Reservation(id));
         }
@@ -366,7 +363,7 @@ impl TrackedAllocator {
     ) -> Result<Payer, Short> {
         match self.space.shared.charge(id, bytes, rule) {
             Ok(()) => Ok(Payer::Reservation(id)),
-            // Another thread detached and released it: whoever pays now is another one.
+            // Another thread detached and released it: now another payer is charged.
             Err(ChargeError::Stale(_)) => self.charge(bytes, stream),
             Err(error) => Err(error.into()),
         }
@@ -379,7 +376,7 @@ impl TrackedAllocator {
         Arc::clone(&found.map_or(&self.defaults, |attached| &attached.policies).limit)
     }
 
-    /// Asks the policies about a shortage until they give up or there is memory.
+    /// Retries the allocation as the policies say.
     #[cold]
     fn relieve(
         &self,
@@ -391,20 +388,20 @@ impl TrackedAllocator {
             let table = self.read();
             table.find(stream).map_or(&self.defaults, |attached| &attached.policies).clone()
         };
-        for attempt in 1..=policies.retries.most {
+        for attempt in 1..=policies.retries.max_retries {
             let exhausted = match &short {
                 Short::Budget(refused) => Some(ExhaustedResource::Budget(refused)),
                 Short::Device(error) if error.is_out_of_memory() => {
                     Some(ExhaustedResource::Device(error))
                 }
-                // It was detached and released amid the charge: somebody else pays.
+                // It was detached and released during the charge: another payer is charged.
                 Short::Refused(ChargeError::Stale(_)) => None,
                 Short::Refused(_) | Short::Device(_) => break,
             };
             if let Some(exhausted) = exhausted {
                 let shortage = MemoryShortage { requested: size, exhausted };
                 let handler = &policies.out_of_memory;
-                match self.space.shared.contain(|| handler.handle(attempt, &shortage)) {
+                match self.space.shared.catch_panic(|| handler.handle(attempt, &shortage)) {
                     None | Some(RecoveryAction::Fail) => break,
                     Some(RecoveryAction::Retry) => {}
                     Some(RecoveryAction::RetryAfterPause) => {
@@ -420,11 +417,12 @@ impl TrackedAllocator {
         Err(short.into())
     }
 
-    /// Takes memory back and credits whoever paid, on whatever stream and thread. What
-    /// [`Allocator::free`] says about work on it holds.
+    /// Frees memory and credits what it was charged to, on any stream and thread. Work on the memory
+    /// is ordered as by [`Allocator::free`].
     ///
     /// # Errors
-    /// A foreign allocation or stream; the allocation is in the error. Or a driver call failed.
+    /// The allocation or the stream is not of this allocator; the error contains the allocation. Or
+    /// a driver call failed.
     #[inline]
     pub fn free(
         &self,
@@ -462,7 +460,7 @@ impl TrackedAllocator {
                 }
                 TrackedFreeError::Failed(FreeError::Driver(failed))
             }
-            // The pool is unusable, and the memory is not free.
+            // The pool is unusable, and the memory was not freed.
             other => TrackedFreeError::Failed(other),
         }
     }

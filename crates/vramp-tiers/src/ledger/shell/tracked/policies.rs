@@ -1,43 +1,56 @@
-//! Who decides when a reservation is exceeded or memory runs out.
+//! Out-of-memory handlers.
 
 use crate::ledger::core::SpaceRefusal;
 use vramp_core::Bytes;
 
-/// What ran out.
+/// The resource that ran out.
 #[derive(Clone, Copy, Debug)]
 pub enum ExhaustedResource<'a> {
-    /// The space has no room for what the reservation does not cover.
+    /// The budget of the space.
     Budget(&'a SpaceRefusal),
-    /// The card itself, or the allocator's own limit.
+    /// The memory of the device, or the allocator's own limit.
     Device(&'a vramp_alloc::AllocError),
 }
 
 /// An allocation that failed for lack of memory.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryShortage<'a> {
-    /// What was asked.
+    /// Requested bytes.
     pub requested: Bytes,
-    /// What ran out. Never another failure of the device.
+    /// The resource that ran out. A failed device is not reported here.
     pub exhausted: ExhaustedResource<'a>,
+}
+
+impl MemoryShortage<'_> {
+    /// Returns the bytes to free before a retry can succeed: what the space lacks, or the whole
+    /// allocation if the device is out of memory.
+    pub fn missing(&self) -> Bytes {
+        match self.exhausted {
+            ExhaustedResource::Budget(refusal) => {
+                refusal.requested.saturating_sub(refusal.available)
+            }
+            ExhaustedResource::Device(_) => self.requested,
+        }
+    }
 }
 
 /// What to do about a shortage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecoveryAction {
-    /// The allocation fails.
+    /// Fail the allocation.
     Fail,
-    /// Try again at once: something was freed.
+    /// Retry at once: memory was freed.
     Retry,
-    /// Try again after a pause, twice as long each time: others may free something.
+    /// Retry after a pause, twice as long each time: other threads may free memory.
     RetryAfterPause,
 }
 
-/// Decides about a shortage: spill something and retry, or give up. Called with no lock held, by
-/// the thread that allocates; a panic is contained, counted, and taken for [`RecoveryAction::Fail`].
+/// Decides about a shortage: free memory and retry, or fail. Called with no lock held, by the
+/// allocating thread. A panic is caught, counted, and taken for [`RecoveryAction::Fail`].
 ///
-/// Any closure of the same form is one too.
+/// Any closure of the same form is a handler.
 pub trait OutOfMemoryHandler: Send + Sync {
-    /// What to do. `attempt` counts from 1 for each allocation.
+    /// Returns the action for a shortage. `attempt` counts from 1 for each allocation.
     fn handle(&self, attempt: u32, shortage: &MemoryShortage<'_>) -> RecoveryAction;
 }
 
@@ -57,7 +70,7 @@ impl OutOfMemoryHandler for Fail {
     }
 }
 
-/// Pauses and tries again, as often as [`RetryPolicy`] allows.
+/// Retries after pauses, as often as [`RetryPolicy`](crate::reserve::RetryPolicy) allows.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BackOff;
 

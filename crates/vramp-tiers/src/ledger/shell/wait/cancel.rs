@@ -1,4 +1,4 @@
-//! Ending waits from another thread.
+//! Cancellation of waits from another thread.
 
 use std::sync::{Arc, Weak};
 
@@ -7,7 +7,8 @@ use crate::ledger::core::WaiterId;
 use crate::ledger::shell::shared::Shared;
 use crate::sync::{Mutex, lock};
 
-/// Ends the waits that were given a clone of it, now and later. Cancels once and for all.
+/// Cancels the waits that were given a clone of it, present and future ones. A token stays
+/// cancelled.
 #[derive(Clone, Default)]
 pub struct CancelToken {
     inner: Arc<Mutex<Inner>>,
@@ -20,14 +21,14 @@ struct Inner {
 }
 
 impl CancelToken {
-    /// A token that is not cancelled.
+    /// Returns a token that is not cancelled.
     pub fn new() -> CancelToken {
         CancelToken::default()
     }
 
-    /// Ends every wait that has this token, with
-    /// [`ReserveError::Cancelled`](crate::ReserveError::Cancelled). A request that was served at
-    /// the same moment stays served.
+    /// Ends every wait that has this token with
+    /// [`ReserveError::Cancelled`](crate::ReserveError::Cancelled). A request that is served at the
+    /// same moment stays served.
     pub fn cancel(&self) {
         let waits = {
             let mut inner = lock(&self.inner);
@@ -46,7 +47,7 @@ impl CancelToken {
         lock(&self.inner).cancelled
     }
 
-    /// Cancels `waiter` with the token. False if the token is cancelled already.
+    /// Adds a waiter to cancel. False if the token is cancelled already.
     pub(crate) fn watch(&self, shared: &Arc<Shared>, waiter: WaiterId) -> bool {
         let mut inner = lock(&self.inner);
         if !inner.cancelled {
@@ -55,7 +56,7 @@ impl CancelToken {
         !inner.cancelled
     }
 
-    /// Forgets a waiter that waits no more.
+    /// Removes a waiter whose wait is over.
     pub(crate) fn forget(&self, shared: &Arc<Shared>, waiter: WaiterId) {
         let mut inner = lock(&self.inner);
         let is_it = |known: &Weak<Shared>| std::ptr::eq(known.as_ptr(), Arc::as_ptr(shared));

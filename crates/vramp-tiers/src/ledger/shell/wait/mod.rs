@@ -1,4 +1,9 @@
-//! How requests wait: from the builder to how the wait ended.
+//! How requests wait: the request builder, the slot in which a waiter sleeps, and cancellation.
+//!
+//! 1. [`RequestBuilder::wait`] submits the request to the core's wait queue.
+//! 2. A request that is queued gets a [`WaitSlot`]. Its thread calls spillers, then sleeps there.
+//! 3. Whatever ends the wait (a grant, a deadline, a cancellation, a deadlock, the shutdown) takes
+//!    the waiter out of the queue and completes its slot, once the lock is free.
 
 mod cancel;
 #[cfg(all(test, loom))]

@@ -21,8 +21,8 @@ fn manager() -> ReservationManager {
         ..SpaceConfig::gpu(Bytes::new(10))
     };
     // Without pauses: in a model no time passes.
-    let spill = RetryPolicy { most: 0, ..RetryPolicy::default() };
-    let spill = ManagerConfig { spill, ..ManagerConfig::default() };
+    let spill = RetryPolicy { max_retries: 0, ..RetryPolicy::default() };
+    let spill = ManagerConfig { spill_retries: spill, ..ManagerConfig::default() };
     ReservationManager::with_config([(GPU, config)], spill).expect("its levels make sense")
 }
 

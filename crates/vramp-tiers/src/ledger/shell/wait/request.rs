@@ -1,30 +1,30 @@
-//! A wish for memory, from its words to the reservation.
+//! The request builder, and the wait of one request.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::ledger::core::{
-    Bound, Candidates, Granted, Owner, Priority, Request, SpaceId, Strategy, StrategyError,
-    SubmitError, Submitted, Tag, WaiterId,
+    Candidates, Granted, Grants, Owner, Priority, Request, ReservationId, SpaceId, Strategy,
+    StrategyError, SubmitError, Submitted, Tag, WaiterId,
 };
 use vramp_core::Bytes;
 
+use super::slot::{WaitEnd, WaitSlot};
 use crate::ledger::shell::error::ReserveError;
 use crate::ledger::shell::reservation::Reservation;
 use crate::ledger::shell::shared::{Outcome, Shared, State};
-use crate::ledger::shell::spill::{Spilling, Tries, empties_all};
+use crate::ledger::shell::spill::{SpillAttempts, Spilling, is_spilling_all};
 use crate::ledger::shell::wait::CancelToken;
-use crate::ledger::shell::wait::slot::{WaitSlot, Woken};
 
-/// When to give up. An [`Instant`], or a [`Duration`] from now.
+/// End of a wait: an [`Instant`], or a [`Duration`] from now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Deadline(Option<Instant>);
 
 impl Deadline {
-    /// Not before the manager is shut down.
+    /// No deadline: the wait ends at the latest with the shutdown of the manager.
     pub const NEVER: Deadline = Deadline(None);
 
-    /// The moment, if there is one.
+    /// Returns the instant of the deadline, if there is one.
     pub fn instant(self) -> Option<Instant> {
         self.0
     }
@@ -37,15 +37,15 @@ impl From<Instant> for Deadline {
 }
 
 impl From<Duration> for Deadline {
-    /// A time too long for the clock is never over.
+    /// A duration beyond the range of the clock means no deadline.
     fn from(time: Duration) -> Deadline {
         Deadline(Instant::now().checked_add(time))
     }
 }
 
-/// A request in the making. Its last word is [`now`](RequestBuilder::now),
+/// Reservation request builder. Finish with [`now`](RequestBuilder::now),
 /// [`wait`](RequestBuilder::wait) or [`up_to`](RequestBuilder::up_to).
-#[must_use = "nothing is asked before `now`, `wait` or `up_to`"]
+#[must_use = "nothing is requested before `now`, `wait` or `up_to`"]
 pub struct RequestBuilder<'a> {
     shared: &'a Arc<Shared>,
     strategy: Strategy,
@@ -59,10 +59,10 @@ pub struct RequestBuilder<'a> {
     spilling: Spilling,
 }
 
-/// What came of a request that may wait.
+/// Result of submitting a request that may wait.
 enum Begun {
     Served(Reservation),
-    Waits { waiter: WaiterId, seat: Arc<WaitSlot<Outcome>>, checked: bool },
+    Queued { waiter: WaiterId, slot: Arc<WaitSlot<Outcome>>, deadlock_checked: bool },
 }
 
 impl<'a> RequestBuilder<'a> {
@@ -97,15 +97,15 @@ impl<'a> RequestBuilder<'a> {
         }
     }
 
-    /// Of spaces that the strategy holds equal, tries the one with the smallest distance first, and
-    /// of those the one with the smallest index. If not given, the one to which the link from the
-    /// strategy's own space is the fastest ([`set_links`](crate::ReservationManager::set_links)).
+    /// Sets the distance by which spaces that the strategy ranks equal are ordered; of equal
+    /// distances the smallest index comes first. By default the distance is the rate of the link
+    /// from the strategy's own space ([`set_links`](crate::ReservationManager::set_links)).
     pub fn near<D: Ord>(mut self, distance: impl Fn(SpaceId) -> D) -> RequestBuilder<'a> {
         self.candidates = self.strategy.candidates(&self.shared.spaces, distance);
         self
     }
 
-    /// The same by the rates of the links from a space.
+    /// Orders spaces that the strategy ranks equal by the rates of the links from `from`.
     pub fn nearest_to(mut self, from: SpaceId) -> RequestBuilder<'a> {
         let links = self.shared.links();
         self.candidates = self.strategy.candidates(&self.shared.spaces, links.distance_from(from));
@@ -113,102 +113,95 @@ impl<'a> RequestBuilder<'a> {
         self
     }
 
-    /// Whether others' data shall move for it. Before it waits, if not given.
+    /// Sets when spillers are called for the request; before it waits by default.
     pub fn spilling(mut self, spilling: Spilling) -> RequestBuilder<'a> {
         self.spilling = spilling;
         self
     }
 
-    /// How important it is: the larger, the more. Zero if not given.
+    /// Sets the priority; a larger number goes first. Zero by default.
     pub fn priority(mut self, priority: i32) -> RequestBuilder<'a> {
         self.priority = Priority(priority);
         self
     }
 
-    /// Who asks, and does not go on meanwhile: from it deadlocks are found, for while an owner
-    /// waits it is taken to keep all its reservations. If not given the reservation has an owner of
-    /// its own, which can wait only in [`Reservation::grow_wait`].
+    /// Sets the owner, for deadlock detection: while an owner waits it is taken to keep all its
+    /// reservations. Without one the reservation gets an owner of its own, which can wait only in
+    /// [`Reservation::grow_wait`].
     pub fn owner(mut self, owner: Owner) -> RequestBuilder<'a> {
         self.owner = Some(owner);
         self
     }
 
-    /// For what, from [`add_tag`](crate::ReservationManager::add_tag).
+    /// Sets the tag, from [`add_tag`](crate::ReservationManager::add_tag).
     pub fn tag(mut self, tag: Tag) -> RequestBuilder<'a> {
         self.tag = tag;
         self
     }
 
-    /// When a [`wait`](RequestBuilder::wait) gives up. Never if not given.
+    /// Sets the end of a [`wait`](RequestBuilder::wait). No deadline by default.
     pub fn deadline(mut self, deadline: impl Into<Deadline>) -> RequestBuilder<'a> {
         self.deadline = deadline.into();
         self
     }
 
-    /// Ends a [`wait`](RequestBuilder::wait) when it is cancelled.
+    /// Sets a token that cancels a [`wait`](RequestBuilder::wait).
     pub fn cancel_token(mut self, token: &CancelToken) -> RequestBuilder<'a> {
         self.token = Some(token.clone());
         self
     }
 
-    /// All of it at once, or nothing. Does not pass those who wait further than they allow. With
-    /// [`Spilling::AlsoNow`] it asks each spiller once, and stands in the queue meanwhile.
+    /// Reserves all bytes at once or fails. Overtakes waiters only within their bound. With
+    /// [`Spilling::AlsoNow`] each spiller is called once, while the request is queued.
     ///
     /// # Errors
-    /// There is no room, or never will be.
+    /// There is no room now, or never will be.
     #[inline]
     pub fn now(mut self) -> Result<Reservation, ReserveError> {
         let mut request = self.take_request()?;
-        if self.spilling == Spilling::AlsoNow && !empties_all(self.shared, &request.candidates) {
+        if self.spilling == Spilling::AlsoNow && !is_spilling_all(self.shared, &request.candidates)
+        {
             return self.spill_now(request);
         }
         self.shared
-            .act(|state| {
-                request.owner = self.owned(state);
-                if let Some((reservation, space)) = state.serve(&request) {
-                    return Ok(Reservation::new(self.shared, reservation, space));
-                }
-                match state.queue.submit_now(&mut state.ledger, request.clone())? {
-                    Submitted::Granted { reservation, space, others } => {
-                        state.give(others);
-                        Ok(Reservation::new(self.shared, reservation, space))
-                    }
-                    Submitted::Waiting(waiter) => unreachable!("{waiter} shall not wait"),
-                }
+            .update(|state| {
+                request.owner = self.owner_in(state);
+                let submitted = state.queue.submit_now(&mut state.ledger, &request)?;
+                Ok(self.served_now(state, submitted))
             })
-            .map_err(|refused| self.error(refused, &request))
+            .map_err(|error| self.error(error, &request))
     }
 
-    /// All of it, as soon as it is this request's turn; never less. What is missing is spilled
-    /// meanwhile, in this thread: a deadline or a cancellation ends that after the spiller's call that
-    /// is under way.
+    /// Waits until all bytes are reserved. Missing bytes are spilled meanwhile, in this thread: a
+    /// deadline or a cancellation takes effect after the call of a spiller that is in progress.
     ///
     /// # Errors
-    /// It can never be had, the deadline passed, it was cancelled, the manager was shut down, a spiller
-    /// waits for what it shall free, or waiting would be for ever. Nothing is reserved then.
+    /// The request can never be served, the deadline passed, it was cancelled, the manager was shut
+    /// down, a spiller would wait for memory that it has to free, or the wait is a deadlock.
+    /// Nothing is reserved then.
     pub fn wait(mut self) -> Result<Reservation, ReserveError> {
         let mut request = self.take_request()?;
         if self.token.as_ref().is_some_and(CancelToken::is_cancelled) {
             return Err(ReserveError::Cancelled(self.shared.refusal(&request)));
         }
-        if empties_all(self.shared, &request.candidates) {
+        if is_spilling_all(self.shared, &request.candidates) {
             (self.candidates, self.spilling) = (Ok(request.candidates), Spilling::Never);
             return self.now().map_err(|error| match error {
                 ReserveError::NotNow(refusal) => ReserveError::InSpiller(refusal),
                 other => other,
             });
         }
-        let begun = self.begin(&mut request).map_err(|refused| self.error(refused, &request))?;
-        let (waiter, seat, checked) = match begun {
+        let begun = self.begin(&mut request).map_err(|error| self.error(error, &request))?;
+        let (waiter, slot, checked) = match begun {
             Begun::Served(reservation) => return Ok(reservation),
-            Begun::Waits { waiter, seat, checked } => (waiter, seat, checked),
+            Begun::Queued { waiter, slot, deadlock_checked } => (waiter, slot, deadlock_checked),
         };
         if let Some(token) = &self.token
             && !token.watch(self.shared, waiter)
         {
             self.shared.cancel(waiter);
         }
-        let outcome = self.outcome(waiter, &request.candidates, &seat, checked);
+        let outcome = self.outcome(waiter, &request.candidates, &slot, checked);
         if let Some(token) = &self.token {
             token.forget(self.shared, waiter);
         }
@@ -224,48 +217,21 @@ impl<'a> RequestBuilder<'a> {
         })
     }
 
-    /// As much as there is at once, in the space that has the most of it: all, if possible, and not
-    /// less than `least`. [`Reservation::bytes`] says how much. From zero on it always succeeds,
-    /// possibly with an empty reservation that may grow.
+    /// Reserves at least `min` bytes at once, and as many of the requested bytes as the candidate
+    /// with the most room has. [`Reservation::bytes`] returns how many. With a `min` of zero it
+    /// always succeeds, possibly with an empty reservation, which can grow.
     ///
     /// # Errors
-    /// There is less than `least`, or those who wait are before it.
-    pub fn up_to(mut self, least: Bytes) -> Result<Reservation, ReserveError> {
+    /// Less than `min` is available, or waiters go first.
+    pub fn up_to(mut self, min: Bytes) -> Result<Reservation, ReserveError> {
         let mut request = self.take_request()?;
         self.shared
-            .act(|state| {
-                request.owner = self.owned(state);
-                let room = |&space: &SpaceId| {
-                    let room = state.ledger.available(space, Bound::Limit).unwrap_or_default();
-                    (room.min(request.bytes).max(least), space)
-                };
-                let mut choices: Vec<(Bytes, SpaceId)> =
-                    request.candidates.iter().map(room).collect();
-                // The sort is stable: among equals the strategy's order holds.
-                choices.sort_by_key(|&(room, _)| std::cmp::Reverse(room));
-                let mut refused = None;
-                for (bytes, space) in choices {
-                    let candidates = Candidates::from_slice(&[space]);
-                    let part = Request { bytes, candidates, ..request.clone() };
-                    match state.queue.submit_now(&mut state.ledger, part) {
-                        Ok(Submitted::Granted { reservation, space, others }) => {
-                            state.give(others);
-                            return Ok(Reservation::new(self.shared, reservation, space));
-                        }
-                        Ok(Submitted::Waiting(waiter)) => unreachable!("{waiter} shall not wait"),
-                        Err(error) => refused = Some(error),
-                    }
-                }
-                let Request { owner, tag, .. } = request;
-                let space = request.candidates[0];
-                if least.is_zero()
-                    && let Ok(empty) = state.ledger.reserve(space, least, owner, tag)
-                {
-                    return Ok(Reservation::new(self.shared, empty, space));
-                }
-                Err(refused.unwrap_or(SubmitError::NoCandidates))
+            .update(|state| {
+                request.owner = self.owner_in(state);
+                let submitted = state.queue.submit_up_to(&mut state.ledger, &request, min)?;
+                Ok(self.served_now(state, submitted))
             })
-            .map_err(|refused| self.error(refused, &Request { bytes: least, ..request }))
+            .map_err(|error| self.error(error, &Request { bytes: min, ..request }))
     }
 
     #[inline]
@@ -277,88 +243,111 @@ impl<'a> RequestBuilder<'a> {
             priority: self.priority,
             owner: self.owner.unwrap_or(Owner(0)),
             tag: self.tag,
-            deadline: self.deadline.0.map(|at| self.shared.number(at)),
+            deadline: self.deadline.0.map(|at| self.shared.clock_ns(at)),
         })
     }
 
     #[inline]
-    fn owned(&self, state: &mut State) -> Owner {
-        self.owner.unwrap_or_else(|| state.nameless())
+    fn owner_in(&self, state: &mut State) -> Owner {
+        self.owner.unwrap_or_else(|| state.anonymous_owner())
+    }
+
+    #[inline]
+    fn served_now(&self, state: &mut State, submitted: Submitted) -> Reservation {
+        match submitted {
+            Submitted::Granted { reservation, space, others } => {
+                self.granted(state, (reservation, space), others)
+            }
+            Submitted::Waiting(waiter) => unreachable!("{waiter} was submitted not to wait"),
+        }
+    }
+
+    #[inline]
+    fn granted(
+        &self,
+        state: &mut State,
+        (reservation, space): (ReservationId, SpaceId),
+        others: Grants,
+    ) -> Reservation {
+        state.complete_granted(others);
+        Reservation::new(self.shared, reservation, space)
     }
 
     fn begin(&self, request: &mut Request) -> Result<Begun, SubmitError> {
-        self.shared.act(|state| {
-            request.owner = self.owned(state);
-            if let Some((reservation, space)) = state.serve(request) {
-                return Ok(Begun::Served(Reservation::new(self.shared, reservation, space)));
-            }
-            Ok(match state.queue.submit(&mut state.ledger, request.clone(), self.shared.now())? {
+        self.shared.update(|state| {
+            request.owner = self.owner_in(state);
+            // The queue reads the clock for a deadline alone.
+            let now = request.deadline.map_or(0, |_| self.shared.now_ns());
+            Ok(match state.queue.submit(&mut state.ledger, request, now)? {
                 Submitted::Granted { reservation, space, others } => {
-                    state.give(others);
-                    Begun::Served(Reservation::new(self.shared, reservation, space))
+                    Begun::Served(self.granted(state, (reservation, space), others))
                 }
                 Submitted::Waiting(waiter) => {
-                    let seat = state.sit(waiter);
-                    // Who can have memory spilled is in no deadlock before that has failed.
+                    let slot = state.add_slot(waiter);
+                    // A waiter with a claim is in no deadlock before spilling has failed.
                     let spills = self.spilling != Spilling::Never
-                        && state.claim_at_start(waiter, &request.candidates);
-                    let checked = !spills && self.shared.check_at_start(state);
-                    Begun::Waits { waiter, seat, checked }
+                        && state.claim_first_spillable(waiter, &request.candidates);
+                    let deadlock_checked = !spills && self.shared.check_deadlock_now(state);
+                    Begun::Queued { waiter, slot, deadlock_checked }
                 }
             })
         })
     }
 
-    /// Spills what the request lacks, waits until it is out of the queue, and for what it was given
-    /// then.
+    /// Has missing bytes spilled, and waits for the completion of the slot.
     fn outcome(
         &self,
         waiter: WaiterId,
         candidates: &Candidates,
-        seat: &WaitSlot<Outcome>,
-        mut checked: bool,
+        slot: &WaitSlot<Outcome>,
+        mut deadlock_checked: bool,
     ) -> Outcome {
         let deadline = self.deadline.0;
-        let mut tries = Tries::new(self.shared, waiter, candidates, deadline);
+        let mut attempts = SpillAttempts::new(self.shared, waiter, candidates, deadline);
         if self.spilling == Spilling::Never {
-            tries.end();
+            attempts.end();
         }
         loop {
-            let pause = tries.go_round();
-            let put_off = self.shared.put_off().filter(|_| tries.are_over() && !checked);
-            let later = pause.or(put_off).and_then(|pause| Instant::now().checked_add(pause));
+            let retry_pause = attempts.try_candidates();
+            let check_delay = self
+                .shared
+                .deadlock_check_delay()
+                .filter(|_| attempts.are_over() && !deadlock_checked);
+            let pause = retry_pause.or(check_delay);
+            let later = pause.and_then(|pause| Instant::now().checked_add(pause));
             let until = [deadline, later].into_iter().flatten().min();
-            match seat.wait_or_call(until) {
-                Woken::Given(outcome) => return outcome,
-                Woken::Called if self.spilling == Spilling::Never => {}
-                Woken::Called => {
-                    tries.renew();
-                    checked = false;
+            match slot.wait_or_notified(until) {
+                WaitEnd::Completed(outcome) => return outcome,
+                WaitEnd::Notified if self.spilling == Spilling::Never => {}
+                WaitEnd::Notified => {
+                    attempts.restart();
+                    deadlock_checked = false;
                 }
-                Woken::Late if deadline.is_some_and(|deadline| deadline <= Instant::now()) => {
-                    // Whoever ended the wait, now or a moment ago, gives something.
+                WaitEnd::TimedOut if deadline.is_some_and(|at| at <= Instant::now()) => {
+                    // Another thread may have ended the wait a moment ago. In both cases the slot
+                    // gets its completion.
                     self.shared.expire();
-                    return seat.wait(None).expect("a wait without an end ends with a gift");
+                    return slot.wait(None).expect("a wait without a deadline is completed");
                 }
-                Woken::Late if tries.are_over() => self.shared.check_late(),
-                Woken::Late => {}
+                WaitEnd::TimedOut if attempts.are_over() => self.shared.check_deadlock_late(),
+                WaitEnd::TimedOut => {}
             }
         }
     }
 
-    /// Asks each spiller once, and takes what there is then.
+    /// Calls each spiller once, then takes what is available.
     fn spill_now(&self, mut request: Request) -> Result<Reservation, ReserveError> {
         request.deadline = None;
         let not_now = |request: &Request| ReserveError::NotNow(self.shared.refusal(request));
-        let (waiter, seat) = match self.begin(&mut request) {
+        let (waiter, slot) = match self.begin(&mut request) {
             Ok(Begun::Served(reservation)) => return Ok(reservation),
-            Ok(Begun::Waits { waiter, seat, .. }) => (waiter, seat),
+            Ok(Begun::Queued { waiter, slot, .. }) => (waiter, slot),
             Err(SubmitError::ShutDown { .. }) => return Err(not_now(&request)),
-            Err(refused) => return Err(self.error(refused, &request)),
+            Err(error) => return Err(self.error(error, &request)),
         };
-        Tries::new(self.shared, waiter, &request.candidates, None).go_round();
+        SpillAttempts::new(self.shared, waiter, &request.candidates, None).try_candidates();
         self.shared.cancel(waiter);
-        match seat.wait(None) {
+        match slot.wait(None) {
             Some(Outcome::Granted(Granted { reservation, space, .. })) => {
                 Ok(Reservation::new(self.shared, reservation, space))
             }
@@ -366,16 +355,16 @@ impl<'a> RequestBuilder<'a> {
         }
     }
 
-    fn error(&self, refused: SubmitError, request: &Request) -> ReserveError {
+    fn error(&self, error: SubmitError, request: &Request) -> ReserveError {
         let refusal = || self.shared.refusal(request);
-        match refused {
+        match error {
             SubmitError::UnknownTag(unknown) => ReserveError::UnknownTag(unknown),
             SubmitError::NeverFits { .. } => ReserveError::NeverFits(refusal()),
             SubmitError::NotNow { .. } => ReserveError::NotNow(refusal()),
             SubmitError::TooLate { .. } => ReserveError::TimedOut(refusal()),
             SubmitError::ShutDown { .. } => ReserveError::ShutDown(refusal()),
             SubmitError::NoCandidates | SubmitError::UnknownSpace(_) => {
-                unreachable!("candidates are spaces of the manager, at least one: {refused}")
+                unreachable!("candidates are spaces of the manager, at least one: {error}")
             }
         }
     }

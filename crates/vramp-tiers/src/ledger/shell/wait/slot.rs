@@ -1,7 +1,7 @@
-//! Where one waiter sits until it gets something in hand.
+//! The slot in which one waiting thread sleeps until its wait is completed.
 //!
-//! Each waiter has a seat of its own, so that exactly those are woken who were given something, and
-//! what was given before the waiter sat down is not lost. Neither is a call to get up and try again.
+//! Each waiter has a slot of its own, so that exactly the completed waiters are woken. A completion
+//! or a notification that comes before the thread sleeps is kept.
 
 use std::sync::PoisonError;
 use std::time::Instant;
@@ -9,74 +9,75 @@ use std::time::Instant;
 use crate::sync::{Condvar, Mutex, lock};
 
 pub(crate) struct WaitSlot<T> {
-    slot: Mutex<Slot<T>>,
-    woken: Condvar,
+    state: Mutex<SlotState<T>>,
+    changed: Condvar,
 }
 
-struct Slot<T> {
-    given: Option<T>,
-    called: bool,
+struct SlotState<T> {
+    completion: Option<T>,
+    notified: bool,
 }
 
-/// Why a waiter got up.
-pub(crate) enum Woken<T> {
-    /// It was given something.
-    Given(T),
-    /// There is something new that it may try.
-    Called,
+/// Why the wait returned.
+pub(crate) enum WaitEnd<T> {
+    /// The wait is completed.
+    Completed(T),
+    /// The waiter was notified: it may try again.
+    Notified,
     /// The time is over.
-    Late,
+    TimedOut,
 }
 
 impl<T> Default for WaitSlot<T> {
     fn default() -> WaitSlot<T> {
-        let slot = Slot { given: None, called: false };
-        WaitSlot { slot: Mutex::new(slot), woken: Condvar::new() }
+        let state = SlotState { completion: None, notified: false };
+        WaitSlot { state: Mutex::new(state), changed: Condvar::new() }
     }
 }
 
 impl<T> WaitSlot<T> {
-    /// Gives its waiter something, once.
-    pub fn give(&self, gift: T) {
-        lock(&self.slot).given = Some(gift);
-        self.woken.notify_one();
+    /// Completes the wait. Called once.
+    pub fn complete(&self, completion: T) {
+        lock(&self.state).completion = Some(completion);
+        self.changed.notify_one();
     }
 
-    /// Calls its waiter.
-    pub fn call(&self) {
-        lock(&self.slot).called = true;
-        self.woken.notify_one();
+    /// Wakes the waiter without completing the wait.
+    pub fn notify(&self) {
+        lock(&self.state).notified = true;
+        self.changed.notify_one();
     }
 
-    /// What is given, as soon as it is; `None` once `until` has passed.
+    /// Waits for the completion, through notifications; `None` once `until` has passed.
     pub fn wait(&self, until: Option<Instant>) -> Option<T> {
         loop {
-            match self.wait_or_call(until) {
-                Woken::Given(gift) => return Some(gift),
-                Woken::Called => {}
-                Woken::Late => return None,
+            match self.wait_or_notified(until) {
+                WaitEnd::Completed(completion) => return Some(completion),
+                WaitEnd::Notified => {}
+                WaitEnd::TimedOut => return None,
             }
         }
     }
 
-    /// The same for one that comes when it is called, once for all calls since the last time.
-    pub fn wait_or_call(&self, until: Option<Instant>) -> Woken<T> {
-        let mut slot = lock(&self.slot);
+    /// Waits for the completion or a notification. Several notifications since the last wait are
+    /// one.
+    pub fn wait_or_notified(&self, until: Option<Instant>) -> WaitEnd<T> {
+        let mut state = lock(&self.state);
         loop {
-            if let Some(gift) = slot.given.take() {
-                return Woken::Given(gift);
+            if let Some(completion) = state.completion.take() {
+                return WaitEnd::Completed(completion);
             }
-            if std::mem::take(&mut slot.called) {
-                return Woken::Called;
+            if std::mem::take(&mut state.notified) {
+                return WaitEnd::Notified;
             }
-            slot = match until {
-                None => self.woken.wait(slot).unwrap_or_else(PoisonError::into_inner),
+            state = match until {
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(until) => {
                     let left = until.saturating_duration_since(Instant::now());
                     if left.is_zero() {
-                        return Woken::Late;
+                        return WaitEnd::TimedOut;
                     }
-                    let woken = self.woken.wait_timeout(slot, left);
+                    let woken = self.changed.wait_timeout(state, left);
                     woken.unwrap_or_else(PoisonError::into_inner).0
                 }
             };

@@ -1,0 +1,114 @@
+//! One waiter's attempts to have missing bytes spilled. The core decides: what is claimed, which
+//! candidate comes next, and whether another round follows.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::ledger::core::{Candidates, SpaceId, SpillResult, SpillRounds, WaiterId};
+
+use super::{SpillRequest, call, is_spilling};
+use crate::ledger::shell::shared::Shared;
+
+/// One waiter's attempts to have missing bytes spilled.
+pub(crate) struct SpillAttempts<'a> {
+    shared: &'a Arc<Shared>,
+    waiter: WaiterId,
+    candidates: &'a Candidates,
+    deadline: Option<Instant>,
+    rounds: SpillRounds,
+    /// The waiter may have a claim in the queue.
+    may_claim: bool,
+}
+
+impl Drop for SpillAttempts<'_> {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl<'a> SpillAttempts<'a> {
+    pub fn new(
+        shared: &'a Arc<Shared>,
+        waiter: WaiterId,
+        candidates: &'a Candidates,
+        deadline: Option<Instant>,
+    ) -> SpillAttempts<'a> {
+        let rounds = SpillRounds::new(shared.spill_retries.max_retries);
+        // The request may have a claim from the start of its wait.
+        SpillAttempts { shared, waiter, candidates, deadline, rounds, may_claim: true }
+    }
+
+    /// Begins anew: there may be more to spill than before.
+    pub fn restart(&mut self) {
+        self.rounds.restart();
+    }
+
+    /// True if nothing more is tried.
+    pub fn are_over(&self) -> bool {
+        self.rounds.is_over()
+    }
+
+    /// Calls the spillers of each candidate once. Returns the pause before the next round; `None` if
+    /// the attempts are over.
+    pub fn try_candidates(&mut self) -> Option<Duration> {
+        let attempt = self.rounds.begin_round()?;
+        for &space in self.candidates {
+            let result = self.spill_from(space, attempt);
+            if !self.rounds.report(result) {
+                break;
+            }
+        }
+        if self.rounds.is_over() {
+            return None;
+        }
+        let retry = self.rounds.end_round();
+        if retry.is_none() {
+            self.end();
+        }
+        retry.map(|number| self.shared.spill_retries.pause(number))
+    }
+
+    /// Ends the attempts and the claim: from now on the request only waits.
+    pub fn end(&mut self) {
+        self.rounds.stop();
+        if std::mem::take(&mut self.may_claim) {
+            self.shared.update(|state| state.queue.end_claim(self.waiter));
+        }
+    }
+
+    fn spill_from(&mut self, space: SpaceId, attempt: u32) -> SpillResult {
+        let SpillAttempts { shared, waiter, .. } = *self;
+        if is_spilling(shared, space) {
+            return SpillResult::NoSpiller;
+        }
+        self.may_claim = true;
+        let (spillers, claimed) = shared.update(|state| {
+            let spillers = state.spillers_of(space);
+            let claimed = match spillers.is_empty() {
+                true => Ok(None),
+                false => state.queue.renew_claim(&state.ledger, space, waiter),
+            };
+            (spillers, claimed)
+        });
+        let mut left = match claimed {
+            Err(_) => return SpillResult::WaitOver,
+            Ok(None) if spillers.is_empty() => return SpillResult::NoSpiller,
+            Ok(None) => return SpillResult::Covered,
+            Ok(Some(left)) => left,
+        };
+        for registered in spillers {
+            let claim = Some((&**shared, waiter));
+            let freed =
+                call(shared, &registered, &SpillRequest { space, bytes: left, attempt, claim });
+            let rest = shared.update(|state| {
+                state.queue.record_spilled(&state.ledger, waiter, left, freed).ok()
+            });
+            let passed = self.deadline.is_some_and(|deadline| deadline <= Instant::now());
+            if let Some(result) = SpillResult::after_call(rest, passed) {
+                return result;
+            }
+            left = rest.unwrap_or_default();
+        }
+        SpillResult::Short
+    }
+}
