@@ -170,7 +170,7 @@ fn task(world: &World, seed: u64, end: Instant) {
                 // It is not needed now, and may be spilled.
                 idle.lock().unwrap().push(held.swap_remove(at));
                 // A full channel holds a message that is received after this push.
-                drop(became_idle.try_send(()));
+                let _ = became_idle.try_send(());
             }
             (_, Some(_)) => drop(held.swap_remove(at)),
             _ => thread::yield_now(),
