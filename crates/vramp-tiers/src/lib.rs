@@ -45,12 +45,12 @@
 //!
 //! The life of a reservation:
 //!
-//! 1. [`ReservationManager::request`] takes a [`Strategy`] and an amount; the builder adds priority,
-//!    owner and deadline. It finishes with [`now`](RequestBuilder::now): all bytes or an error;
-//!    [`wait`](RequestBuilder::wait): all bytes, in order; or [`up_to`](RequestBuilder::up_to): as
-//!    many as there are.
-//! 2. While a request waits, its thread calls the spillers of the space ([`spill`]). It is woken once,
-//!    with its reservation or with the reason why there is none.
+//! 1. [`ReservationManager::request`] takes a [`Strategy`] and an amount; the builder adds
+//!    priority, owner and deadline. It finishes with [`now`](RequestBuilder::now): all bytes or an
+//!    error; [`wait`](RequestBuilder::wait): all bytes, in order; or
+//!    [`up_to`](RequestBuilder::up_to): as many as there are.
+//! 2. While a request waits, its thread calls the spillers of the space ([`spill`]). It is woken
+//!    once, with its reservation or with the reason why there is none.
 //! 3. [`TrackedAllocator`] charges allocations of device memory to the reservation
 //!    ([`tracked`]). [`Reservation::charge`] does so for other memory.
 //! 4. A reservation can grow, shrink, split and merge.

@@ -1,4 +1,4 @@
-//! Locks and condition variables, in the form that the model checker can watch.
+//! Locks and condition variables; under `cfg(loom)` those of the model checker.
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
@@ -12,7 +12,8 @@ pub(crate) use loom::thread_local;
 
 use std::sync::PoisonError;
 
-/// The lock, whoever panicked while holding it: what it protects is changed in single steps.
+/// Locks a mutex, also after a panic of another holder: the protected state changes in single
+/// steps.
 #[inline]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

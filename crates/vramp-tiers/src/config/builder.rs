@@ -1,4 +1,4 @@
-//! Drawing up the spaces for a machine.
+//! Builds a configuration for a machine.
 
 use std::path::PathBuf;
 
@@ -11,58 +11,57 @@ use super::TiersConfig;
 use super::error::ConfigError;
 use super::spaces::{DiskSpaceConfig, GpuSpaceConfig, HostBlocks, HostSpaceConfig, SpaceLevels};
 
-/// A card that is visible, and how much memory it has.
+/// A visible GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuInfo {
-    /// Its number, as CUDA counts those that are visible.
+    /// Index, as CUDA numbers the visible GPUs.
     pub index: u32,
-    /// All of its memory.
+    /// Size of its memory.
     pub memory: Bytes,
-    /// The NUMA node it is near to, where somebody knows.
+    /// Nearest NUMA node, if known.
     pub node: Option<NumaNode>,
 }
 
-/// Which cards to use.
+/// GPUs to use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum GpuSelection {
-    /// All that are visible.
+    /// All visible GPUs.
     #[default]
     All,
-    /// The first so many.
+    /// The first GPUs, by number.
     First(usize),
-    /// Those with these numbers, in this order.
+    /// The GPUs with these indices, in this order.
     Listed(Vec<u32>),
 }
 
-/// How many spaces the host has.
+/// Division of host memory into spaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HostLayout {
-    /// One for each NUMA node that a chosen card is near to, numbered as the nodes are. All nodes
-    /// count if nobody knows where some card is.
+    /// One space for each NUMA node near a chosen GPU, with the number of the node. If the node of
+    /// a GPU is unknown, one space for each node.
     #[default]
     PerNode,
-    /// One for each chosen card, numbered as the cards are, with memory of the node near to it.
+    /// One space for each chosen GPU, with the index of the GPU and memory of its nearest node.
     PerGpu,
 }
 
-/// How much memory the host's spaces get.
+/// Capacity of the host spaces.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum HostCapacity {
-    /// Each space so much. A fraction is one of its node's memory, in equal shares for the spaces
-    /// of one node.
+    /// Capacity of each space. A fraction is one of the node's memory, shared equally by the spaces
+    /// of the node.
     PerSpace(Level),
-    /// All spaces together so much, in equal shares. A fraction is one of all nodes' memory.
+    /// Capacity of all spaces together, shared equally. A fraction is one of all nodes' memory.
     Total(Level),
 }
 
-/// Draws up a [`TiersConfig`] for a machine.
+/// Builds a [`TiersConfig`] for a machine.
 ///
-/// By default: all of the memory of all cards, half of the memory of the NUMA nodes near them, and
-/// no disk. Capacities that come from fractions are rounded down to whole MiB, on the host to whole
-/// blocks.
+/// By default it uses all memory of all GPUs, half of the memory of the NUMA nodes near them, and
+/// no disk. Capacities from fractions are rounded down to whole MiB, on the host to whole blocks.
 ///
 /// ```
-/// use vramp_host::topology::Topology;
+/// use vramp_tiers::config::topology::Topology;
 /// use vramp_tiers::config::{GpuInfo, HostCapacity, TiersBuilder};
 /// use vramp_tiers::space::Level;
 /// use vramp_tiers::Bytes;
@@ -92,7 +91,7 @@ pub struct TiersBuilder<'a> {
 }
 
 impl<'a> TiersBuilder<'a> {
-    /// For this machine with these cards.
+    /// Returns a builder for this machine with these GPUs.
     pub fn new(topology: &'a Topology, cards: &'a [GpuInfo]) -> TiersBuilder<'a> {
         TiersBuilder {
             topology,
@@ -109,65 +108,65 @@ impl<'a> TiersBuilder<'a> {
         }
     }
 
-    /// Which cards to use.
+    /// Sets the GPUs to use.
     pub fn gpus(mut self, choice: GpuSelection) -> TiersBuilder<'a> {
         self.choice = choice;
         self
     }
 
-    /// How much of each card's memory to use: an amount, or a part of the card's.
+    /// Sets the capacity of each GPU: an amount, or a fraction of its memory.
     pub fn gpu_usage(mut self, usage: Level) -> TiersBuilder<'a> {
         self.usage = usage;
         self
     }
 
-    /// The levels of every card. Fractions are those of what is used of a card, not of all it has.
+    /// Sets the levels of every GPU. Fractions are of the capacity, not of all the memory.
     pub fn gpu_levels(mut self, levels: SpaceLevels) -> TiersBuilder<'a> {
         self.gpu_levels = levels;
         self
     }
 
-    /// How many spaces the host has.
+    /// Sets the division of host memory into spaces.
     pub fn host_layout(mut self, per: HostLayout) -> TiersBuilder<'a> {
         self.host_layout = per;
         self
     }
 
-    /// How much memory they get.
+    /// Sets the capacity of the host spaces.
     pub fn host_capacity(mut self, capacity: HostCapacity) -> TiersBuilder<'a> {
         self.host_capacity = capacity;
         self
     }
 
-    /// The levels of every one of them.
+    /// Sets the levels of every host space.
     pub fn host_levels(mut self, levels: SpaceLevels) -> TiersBuilder<'a> {
         self.host_levels = levels;
         self
     }
 
-    /// How their memory is taken.
+    /// Sets the blocks of the host pools.
     pub fn host_blocks(mut self, blocks: HostBlocks) -> TiersBuilder<'a> {
         self.blocks = blocks;
         self
     }
 
-    /// One more directory, and what its files may take. The first is disk 0.
+    /// Adds a directory, and the capacity of its files. The first one is disk 0.
     pub fn disk(mut self, directory: impl Into<PathBuf>, capacity: Bytes) -> TiersBuilder<'a> {
         self.disks.push((directory.into(), capacity));
         self
     }
 
-    /// The levels of every directory.
+    /// Sets the levels of every directory.
     pub fn disk_levels(mut self, levels: SpaceLevels) -> TiersBuilder<'a> {
         self.disk_levels = levels;
         self
     }
 
-    /// The configuration, checked.
+    /// Builds and checks the configuration.
     ///
     /// # Errors
-    /// More cards than there are or one that is not there, more memory than a card or a node has,
-    /// and what [`TiersConfig::check`] says.
+    /// A chosen GPU does not exist, a GPU or a node has less memory than requested, or
+    /// [`TiersConfig::check`] fails.
     pub fn build(&self) -> Result<TiersConfig, ConfigError> {
         let cards = self.chosen()?;
         let gpus = cards.iter().map(|card| self.gpu(card)).collect::<Result<Vec<_>, _>>()?;
@@ -207,7 +206,7 @@ impl<'a> TiersBuilder<'a> {
 
     fn gpu(&self, card: &GpuInfo) -> Result<GpuSpaceConfig, ConfigError> {
         let &GpuInfo { index, memory, .. } = card;
-        let of = || format!("card {index}");
+        let of = || format!("GPU {index}");
         let capacity = amount(self.usage, memory, Bytes::mib(1), of)?;
         if capacity > memory {
             return Err(ConfigError::GpuTooSmall { index, asked: capacity, memory });
@@ -237,7 +236,7 @@ impl<'a> TiersBuilder<'a> {
         Ok(hosts)
     }
 
-    /// The number of each space of the host, and the node it is at.
+    /// Index and node of each host space.
     fn host_places(&self, cards: &[GpuInfo]) -> Vec<(u32, Option<NumaNode>)> {
         let mut all = self.topology.host_nodes().map(|node| node.node);
         let first = all.next();
@@ -261,12 +260,12 @@ impl<'a> TiersBuilder<'a> {
         }
     }
 
-    /// True for a node with memory of the host's own.
+    /// True for a node with host memory.
     fn is_host(&self, node: NumaNode) -> bool {
         self.topology.node(node).is_some_and(|info| !info.is_device_memory())
     }
 
-    /// What one space at this node gets.
+    /// Capacity of one space at this node.
     fn host_share(
         &self,
         node: Option<NumaNode>,
@@ -306,7 +305,7 @@ impl<'a> TiersBuilder<'a> {
     }
 }
 
-/// What was asked, of `base`. An amount stays what it is; a part is rounded down to `unit`.
+/// Resolves a level of `base`. A fraction is rounded down to `unit`.
 fn amount(
     asked: Level,
     base: Bytes,
@@ -316,7 +315,7 @@ fn amount(
     match asked {
         Level::Bytes(bytes) => Ok(bytes),
         Level::Fraction(part) if part > 0.0 && part <= 1.0 => {
-            // Large numbers are rounded to the nearest that a fraction can be taken of.
+            // The conversion to floating point rounds large numbers.
             let bytes = Bytes::new((base.count() as f64 * part) as u64);
             Ok(bytes.min(base).round_down(unit))
         }

@@ -1,4 +1,4 @@
-//! Why a configuration makes no sense.
+//! Errors of a configuration.
 
 use std::path::PathBuf;
 
@@ -6,71 +6,71 @@ use crate::ledger::core::{SpaceConfigError, SpaceId};
 use vramp_core::Bytes;
 use vramp_host::NumaNode;
 
-/// Why a configuration cannot be read, drawn up or used.
+/// Why a configuration cannot be read, built or used.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// It is no TOML, or has keys or values that do not belong there.
+    /// The text is not TOML, or has unknown keys or invalid values.
     #[error("the configuration cannot be read: {message}")]
     Toml {
-        /// The place and what is wrong there.
+        /// Location and reason.
         message: String,
     },
-    /// It has no space.
-    #[error("the configuration has no space: give it a [[gpu]], a [[host]] or a [[disk]]")]
+    /// The configuration has no space.
+    #[error("the configuration has no space: add a [[gpu]], a [[host]] or a [[disk]]")]
     NoSpaces,
-    /// One space is there twice.
-    #[error("{space} is there twice: give each [[{}]] an index of its own", space.tier)]
+    /// Two spaces have the same id.
+    #[error("{space} occurs twice: give each [[{}]] its own index", space.tier)]
     DuplicateSpace {
-        /// Which.
+        /// Id of the space.
         space: SpaceId,
     },
-    /// The levels of a space make no sense.
+    /// The levels of a space are invalid.
     #[error("[[{}]] with index {}: {error}", space.tier, space.index)]
     InvalidLevels {
-        /// Which.
+        /// Id of the space.
         space: SpaceId,
-        /// What is wrong with them.
+        /// Reason.
         error: SpaceConfigError,
     },
-    /// Blocks are not whole pages.
+    /// The block size is not a multiple of the page size.
     #[error(
-        "[[host]] with index {}: blocks of {block} are no whole pages: use a multiple of 4 KiB",
+        "[[host]] with index {}: a block of {block} is not a multiple of the page size, 4 KiB",
         space.index
     )]
     PartialPageBlock {
-        /// Whose.
+        /// Id of the space.
         space: SpaceId,
-        /// How large.
+        /// Configured block size.
         block: Bytes,
     },
-    /// Pools have no block.
+    /// A pool would have no block.
     #[error("[[host]] with index {}: blocks_per_pool is 0: use 1 or more", space.index)]
     ZeroBlocksPerPool {
-        /// Whose.
+        /// Id of the space.
         space: SpaceId,
     },
-    /// The pools at the start are more than the space may hold.
+    /// The initial pools exceed the capacity of the space.
     #[error(
-        "[[host]] with index {}: initial_pools take {pools}, more than the capacity of \
-         {capacity}: use fewer pools or smaller ones",
+        "[[host]] with index {}: initial_pools need {pools}, more than the capacity of \
+         {capacity}: use fewer or smaller pools",
         space.index
     )]
     InitialPoolsTooLarge {
-        /// Whose.
+        /// Id of the space.
         space: SpaceId,
-        /// What they take.
+        /// Size of the initial pools.
         pools: Bytes,
-        /// What the space holds.
+        /// Capacity of the space.
         capacity: Bytes,
     },
-    /// A disk has no directory.
+    /// The directory of a disk is empty.
     #[error("[[disk]] with index {}: directory is empty: name one", space.index)]
     EmptyDirectory {
-        /// Whose.
+        /// Id of the space.
         space: SpaceId,
     },
-    /// Two disks share a directory.
+    /// Two disks have the same directory.
     #[error(
         "'{}' is the directory of both {} and {}: give each its own",
         directory.display(),
@@ -78,68 +78,71 @@ pub enum ConfigError {
         spaces[1]
     )]
     DuplicateDirectory {
-        /// Which.
+        /// The directory.
         directory: PathBuf,
-        /// Whose.
+        /// Ids of the two spaces.
         spaces: [SpaceId; 2],
     },
-    /// The sum of all capacities fits in no number.
-    #[error("all spaces together hold more than 2^64 bytes: use smaller capacities")]
+    /// The sum of all capacities overflows.
+    #[error("the sum of all capacities exceeds 2^64 bytes: use smaller capacities")]
     CapacityOverflow,
-    /// More cards were asked for than there are.
-    #[error("{asked} cards were asked for and there are {there}: ask for at most as many")]
+    /// More GPUs were requested than exist.
+    #[error("{asked} GPUs were requested, {there} exist: request fewer")]
     TooManyGpus {
-        /// How many were asked for.
+        /// Requested number.
         asked: usize,
-        /// How many there are.
+        /// Number of GPUs.
         there: usize,
     },
-    /// A card that does not exist was asked for.
-    #[error("there is no card {index}: the cards are {there:?}")]
+    /// A requested GPU does not exist.
+    #[error("there is no GPU {index}: the GPUs are {there:?}")]
     UnknownGpu {
-        /// Its number.
+        /// Index of the GPU.
         index: u32,
-        /// The numbers that exist.
+        /// Indices of the GPUs.
         there: Vec<u32>,
     },
-    /// A card was asked for twice.
-    #[error("card {index} was asked for twice: name each once")]
+    /// A GPU was requested twice.
+    #[error("GPU {index} was requested twice: list each GPU once")]
     DuplicateGpu {
-        /// Its number.
+        /// Index of the GPU.
         index: u32,
     },
-    /// A part that is no part.
-    #[error("{part} is no part of the memory of {of}: use more than 0 and at most 1")]
+    /// A fraction is not between 0 and 1.
+    #[error("{part} is no fraction of the memory of {of}: use more than 0 and at most 1")]
     InvalidFraction {
-        /// What was given.
+        /// The given fraction.
         part: f64,
-        /// Of what.
+        /// Memory that it is a fraction of.
         of: String,
     },
-    /// A card was to give more than it has.
-    #[error("card {index} has {memory} and was to give {asked}: ask for at most as much")]
+    /// More memory was requested than a GPU has.
+    #[error("{asked} of GPU {index} were requested, it has {memory}: request less")]
     GpuTooSmall {
-        /// Its number.
+        /// Index of the GPU.
         index: u32,
-        /// What was asked.
+        /// Requested bytes.
         asked: Bytes,
-        /// What it has.
+        /// Size of its memory.
         memory: Bytes,
     },
-    /// A NUMA node was to give more than it has.
-    #[error("{node} has {memory} and was to give {asked}: ask for less host memory")]
+    /// More memory was requested than a NUMA node has.
+    #[error("{asked} of {node} were requested, it has {memory}: request less host memory")]
     NodeTooSmall {
-        /// Which.
+        /// The node.
         node: NumaNode,
-        /// What was asked of it, by all spaces there.
+        /// Requested bytes of all spaces at the node.
         asked: Bytes,
-        /// What it has.
+        /// Size of its memory.
         memory: Bytes,
     },
-    /// A part of a node's memory was asked for, and nobody knows how much that is.
-    #[error("nobody knows how much memory {0} has: ask for host memory in bytes", node_text(.node))]
+    /// A fraction of a node's memory was requested, and its size is unknown.
+    #[error(
+        "the size of the memory of {0} is unknown: request host memory in bytes",
+        node_text(.node)
+    )]
     UnknownNodeMemory {
-        /// Which. `None` for the node of a card that is at no known one.
+        /// The node. `None` for the node of a GPU whose node is unknown.
         node: Option<NumaNode>,
     },
 }

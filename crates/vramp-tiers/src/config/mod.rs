@@ -1,9 +1,10 @@
-//! Which spaces a program has: told in code, read from TOML, or drawn up for a machine.
+//! Configuration of the spaces of a program: in code, from TOML, or drawn up for a machine.
 //!
-//! 1. A [`TiersConfig`] lists spaces. It is written by hand, read from TOML
-//!    ([`TiersConfig::from_toml`]), or drawn up by a [`TiersBuilder`] from what the machine has.
-//! 2. [`TiersConfig::check`] refuses what makes no sense, with the table and the key.
-//! 3. [`TiersConfig::spaces`] is what a [`ReservationManager`](crate::ReservationManager) takes.
+//! 1. A [`TiersConfig`] lists the spaces. It is written by hand, read from TOML
+//!    ([`TiersConfig::from_toml`]), or built by a [`TiersBuilder`] from the machine's topology.
+//! 2. [`TiersConfig::check`] rejects an invalid configuration, with the table and the key.
+//! 3. [`TiersConfig::spaces`] returns the argument of
+//!    [`ReservationManager::new`](crate::ReservationManager::new).
 //!
 //! ```
 //! use vramp_tiers::config::TiersConfig;
@@ -13,7 +14,7 @@
 //!     [[gpu]]
 //!     index = 0
 //!     capacity = "80GiB"
-//!     limit = 0.9           # a part of the capacity
+//!     limit = 0.9           # a fraction of the capacity
 //!     trigger = "60GiB"     # or an amount
 //!
 //!     [[host]]
@@ -27,11 +28,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Levels keep the form they are given in, and every fraction is one of the space's own capacity:
-//! an amount is never turned into a part of some other memory and back.
+//! Levels keep the form in which they are given. Every fraction is a fraction of the space's own
+//! capacity.
 //!
-//! Deliberately absent: files and environment variables (a program reads them), and making the
-//! memory: a configuration is only numbers.
+//! Deliberately absent: reading files and environment variables, and allocating the memory. A
+//! configuration is only numbers.
 
 mod builder;
 mod error;
@@ -45,12 +46,13 @@ use vramp_core::Bytes;
 pub use builder::{GpuInfo, GpuSelection, HostCapacity, HostLayout, TiersBuilder};
 pub use error::ConfigError;
 pub use spaces::{DiskSpaceConfig, GpuSpaceConfig, HostBlocks, HostSpaceConfig, SpaceLevels};
+pub use vramp_host::{NumaNode, topology};
 
-/// All spaces of a program.
+/// Configuration of all spaces of a program.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TiersConfig {
-    /// The cards.
+    /// GPUs.
     #[serde(default, rename = "gpu", skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<GpuSpaceConfig>,
     /// Pinned memory of the host.
@@ -62,10 +64,11 @@ pub struct TiersConfig {
 }
 
 impl TiersConfig {
-    /// Reads and checks a configuration. Keys that do not exist are refused.
+    /// Reads and checks a configuration. Unknown keys are errors.
     ///
     /// # Errors
-    /// What is wrong, with the line or the table and the key.
+    /// The text or the configuration is invalid; the error names the line, or the table and the
+    /// key.
     pub fn from_toml(text: &str) -> Result<TiersConfig, ConfigError> {
         let config: TiersConfig = toml::from_str(text)
             .map_err(|error| ConfigError::Toml { message: error.to_string() })?;
@@ -73,15 +76,16 @@ impl TiersConfig {
         Ok(config)
     }
 
-    /// The configuration as [`from_toml`](TiersConfig::from_toml) reads it, every byte kept.
+    /// Returns the configuration as TOML that [`from_toml`](TiersConfig::from_toml) reads. Amounts
+    /// are exact.
     ///
     /// # Errors
-    /// A directory's name is not Unicode.
+    /// The path of a directory is not Unicode.
     pub fn to_toml(&self) -> Result<String, ConfigError> {
         toml::to_string(self).map_err(|error| ConfigError::Toml { message: error.to_string() })
     }
 
-    /// The spaces, the fastest tier first.
+    /// Returns the spaces, the fastest tier first.
     pub fn spaces(&self) -> Vec<(SpaceId, SpaceConfig)> {
         let gpus = self.gpus.iter().map(|gpu| (gpu.id(), gpu.space()));
         let hosts = self.hosts.iter().map(|host| (host.id(), host.space()));
@@ -89,17 +93,17 @@ impl TiersConfig {
         gpus.chain(hosts).chain(disks).collect()
     }
 
-    /// What all spaces hold.
+    /// Returns the sum of all capacities; `None` on overflow.
     pub fn capacity(&self) -> Option<Bytes> {
         let mut all = self.spaces().into_iter().map(|(_, space)| space.capacity);
         all.try_fold(Bytes::ZERO, Bytes::checked_add)
     }
 
-    /// Whether a manager can be made of it.
+    /// Checks that a manager can be created with this configuration.
     ///
     /// # Errors
-    /// The first thing that is wrong: no space, one twice, levels that make no sense, blocks that
-    /// are no whole pages, pools that exceed their space, a directory of two spaces.
+    /// The first defect: no space, a duplicate space or directory, invalid levels, blocks that are
+    /// not whole pages, or pools that exceed their space.
     pub fn check(&self) -> Result<(), ConfigError> {
         let spaces = self.spaces();
         if spaces.is_empty() {

@@ -1,4 +1,4 @@
-//! The spaces of a configuration, tier by tier.
+//! Configuration of the spaces of each tier.
 
 use std::path::PathBuf;
 
@@ -11,18 +11,18 @@ use super::error::ConfigError;
 use super::text;
 use crate::host::HostPoolConfig;
 
-/// What the kernel and disks count in.
+/// Page size of the kernel.
 const PAGE: Bytes = Bytes::kib(4);
 
-/// At which fill of a space what happens. What is not said is as the tier has it
-/// ([`SpaceConfig::gpu`] and its like).
+/// Levels of a space. A level that is `None` has the default of the tier, as in
+/// [`SpaceConfig::gpu`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SpaceLevels {
-    /// Up to where reservations are given.
+    /// Upper bound of reservations.
     pub limit: Option<Level>,
-    /// At this fill or above, data should leave for a lower tier.
+    /// From this total up, data should be spilled.
     pub trigger: Option<Level>,
-    /// At this fill or below, enough has left.
+    /// From this total down, spilling should stop.
     pub stop: Option<Level>,
 }
 
@@ -37,13 +37,13 @@ impl SpaceLevels {
     }
 }
 
-/// A card.
+/// Configuration of a GPU space.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuSpaceConfig {
-    /// The card's number, as CUDA counts those that are visible.
+    /// Index of the GPU, as CUDA numbers the visible ones.
     pub index: u32,
-    /// What may be used of its memory.
+    /// Capacity of the space.
     #[serde(with = "text::bytes")]
     pub capacity: Bytes,
     /// See [`SpaceLevels::limit`].
@@ -58,32 +58,32 @@ pub struct GpuSpaceConfig {
 }
 
 impl GpuSpaceConfig {
-    /// A card with these levels.
+    /// Returns a GPU space with these levels.
     pub fn new(index: u32, capacity: Bytes, levels: SpaceLevels) -> GpuSpaceConfig {
         let SpaceLevels { limit, trigger, stop } = levels;
         GpuSpaceConfig { index, capacity, limit, trigger, stop }
     }
 
-    /// The space's name.
+    /// Returns the id of the space.
     pub fn id(&self) -> SpaceId {
         SpaceId::gpu(self.index)
     }
 
-    /// The space's budget.
+    /// Returns the configuration of the budget.
     pub fn space(&self) -> SpaceConfig {
         let &GpuSpaceConfig { capacity, limit, trigger, stop, .. } = self;
         SpaceLevels { limit, trigger, stop }.onto(SpaceConfig::gpu(capacity))
     }
 }
 
-/// How pinned memory is taken from the host.
+/// Blocks and pools of pinned host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostBlocks {
-    /// The unit that is handed out.
+    /// Size of a block, the unit of allocation.
     pub block: Bytes,
-    /// How many of them are pinned at once.
+    /// Number of blocks that are pinned at once, as a pool.
     pub blocks_per_pool: u32,
-    /// How many pools are pinned at the start.
+    /// Number of pools that are pinned at the start.
     pub initial_pools: u32,
 }
 
@@ -110,16 +110,16 @@ const fn default_initial_pools() -> u32 {
     1
 }
 
-/// Pinned memory of the host.
+/// Configuration of a host space.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostSpaceConfig {
-    /// The space's number: that of a NUMA node or of a card, as the user likes.
+    /// Index of the space, such as the number of a NUMA node or of a GPU.
     pub index: u32,
-    /// The NUMA node to take memory from. Without one the kernel chooses.
+    /// NUMA node of the memory. Without one the kernel chooses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<u32>,
-    /// What may be used of its memory.
+    /// Capacity of the space.
     #[serde(with = "text::bytes")]
     pub capacity: Bytes,
     /// See [`SpaceLevels::limit`].
@@ -143,7 +143,7 @@ pub struct HostSpaceConfig {
 }
 
 impl HostSpaceConfig {
-    /// Memory of one node, or of any, with these levels, in pools as they usually are.
+    /// Returns a host space with these levels and the default blocks.
     pub fn new(
         index: u32,
         node: Option<u32>,
@@ -165,25 +165,25 @@ impl HostSpaceConfig {
         }
     }
 
-    /// The same in other blocks.
+    /// Returns the configuration with other blocks.
     pub fn with_blocks(self, blocks: HostBlocks) -> HostSpaceConfig {
         let HostBlocks { block, blocks_per_pool, initial_pools } = blocks;
         HostSpaceConfig { block, blocks_per_pool, initial_pools, ..self }
     }
 
-    /// For the pool that holds its memory.
+    /// Returns the configuration of the pool that holds its memory.
     pub fn pool(&self) -> HostPoolConfig {
         let &HostSpaceConfig { block, blocks_per_pool, initial_pools, .. } = self;
         let node = self.node.map(NumaNode);
         HostPoolConfig { block, blocks_per_pool, initial_pools, node, ..HostPoolConfig::default() }
     }
 
-    /// The space's name.
+    /// Returns the id of the space.
     pub fn id(&self) -> SpaceId {
         SpaceId::host(self.index)
     }
 
-    /// The space's budget, in blocks.
+    /// Returns the configuration of the budget, with blocks as granules.
     pub fn space(&self) -> SpaceConfig {
         let &HostSpaceConfig { capacity, limit, trigger, stop, block, .. } = self;
         let space = SpaceConfig { granule: block, ..SpaceConfig::host(capacity) };
@@ -207,15 +207,15 @@ impl HostSpaceConfig {
     }
 }
 
-/// A directory on a disk.
+/// Configuration of a disk space.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskSpaceConfig {
-    /// The space's number, as the user likes.
+    /// Index of the space, chosen by the user.
     pub index: u32,
-    /// Where its files are.
+    /// Directory of its files.
     pub directory: PathBuf,
-    /// What they may take.
+    /// Capacity of the space.
     #[serde(with = "text::bytes")]
     pub capacity: Bytes,
     /// See [`SpaceLevels::limit`].
@@ -230,7 +230,7 @@ pub struct DiskSpaceConfig {
 }
 
 impl DiskSpaceConfig {
-    /// A directory with these levels.
+    /// Returns a disk space with these levels.
     pub fn new(
         index: u32,
         directory: PathBuf,
@@ -241,12 +241,12 @@ impl DiskSpaceConfig {
         DiskSpaceConfig { index, directory, capacity, limit, trigger, stop }
     }
 
-    /// The space's name.
+    /// Returns the id of the space.
     pub fn id(&self) -> SpaceId {
         SpaceId::disk(self.index)
     }
 
-    /// The space's budget.
+    /// Returns the configuration of the budget.
     pub fn space(&self) -> SpaceConfig {
         let &DiskSpaceConfig { capacity, limit, trigger, stop, .. } = self;
         SpaceLevels { limit, trigger, stop }.onto(SpaceConfig::disk(capacity))

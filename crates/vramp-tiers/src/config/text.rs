@@ -1,4 +1,4 @@
-//! Amounts and levels as TOML has them.
+//! Amounts and levels in TOML.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use crate::ledger::core::Level;
 use serde::de::{self, Deserializer, Visitor};
 use vramp_core::Bytes;
 
-/// An amount in the largest unit that keeps every byte: `12GiB`, `4096B`.
+/// Formats an amount in the largest unit that is exact: `12GiB`, `4096B`.
 fn exact(bytes: Bytes) -> String {
     let count = bytes.count();
     for (unit, shift) in [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)] {
@@ -17,14 +17,14 @@ fn exact(bytes: Bytes) -> String {
     format!("{count}B")
 }
 
-/// Reads a level. A number without a unit is a part of the capacity and has to look like one.
+/// Reads a level: a fraction as a number with a decimal point, or an amount as a text with a unit.
 struct LevelVisitor;
 
 impl Visitor<'_> for LevelVisitor {
     type Value = Level;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a part of the capacity such as 0.85, or an amount such as \"12GiB\"")
+        write!(f, "a fraction of the capacity such as 0.85, or an amount such as \"12GiB\"")
     }
 
     fn visit_f64<E: de::Error>(self, part: f64) -> Result<Level, E> {
@@ -85,7 +85,7 @@ pub(super) mod bytes {
     }
 }
 
-/// A level that is there: a part as a number, an amount as a text.
+/// A level that is set: a fraction as a number, an amount as a text.
 pub(super) mod level {
     use serde::Serializer;
 

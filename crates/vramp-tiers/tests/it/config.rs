@@ -120,15 +120,15 @@ fn a_mistake_in_a_file_is_an_error_that_names_the_key() {
         (space("limit = 1"), "0.85"),
         (space("limit = \"0.9\""), "limit = \"0.9\""),
         (space("limit = 1.5"), "[[gpu]] with index 0: the limit"),
-        (space("limit = nan"), "no part of the capacity"),
+        (space("limit = nan"), "no fraction of the capacity"),
         (space("trigger = 0.95"), "[[gpu]] with index 0: the trigger"),
         (space("limit = \"9GiB\""), "above the capacity"),
         (space("stop = 0.75"), "not below the trigger"),
-        (format!("{}{}", space(""), space("")), "gpu0 is there twice"),
-        (host("block = \"5KiB\""), "[[host]] with index 3: blocks of 5.00 KiB"),
-        (host("block = 0"), "whole pages"),
+        (format!("{}{}", space(""), space("")), "gpu0 occurs twice"),
+        (host("block = \"5KiB\""), "[[host]] with index 3: a block of 5.00 KiB"),
+        (host("block = 0"), "multiple of the page size"),
         (host("blocks_per_pool = 0"), "blocks_per_pool is 0"),
-        (host("initial_pools = 9"), "initial_pools take 1.12 GiB"),
+        (host("initial_pools = 9"), "initial_pools need 1.12 GiB"),
         (host("initial_pools = 4294967295\nblock = \"1TiB\""), "initial_pools"),
         ("[[disk]]\nindex = 0\ndirectory = \"\"\ncapacity = \"1GiB\"".to_owned(), "directory"),
         ("[[gpu]".to_owned(), "line 1"),
@@ -199,7 +199,10 @@ fn host_memory_is_shared_by_cards_or_nodes_and_never_more_than_a_node_has() {
         ConfigError::NodeTooSmall { node: NumaNode(0), asked, memory: Bytes::gib(512) }
     );
     let error = builder.host_capacity(each(Level::Fraction(1.5))).build().unwrap_err();
-    assert!(error.to_string().contains("1.5 is no part of the memory of NUMA node 0"), "{error}");
+    assert!(
+        error.to_string().contains("1.5 is no fraction of the memory of NUMA node 0"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -278,8 +281,8 @@ fn a_trigger_as_high_as_the_limit_is_reached_by_reservations_alone() {
     assert!(gpu.should_stop_downgrading());
 }
 
-/// cuCascade makes a limit in bytes a part of the card's memory and takes that part of the capacity:
-/// 30 GiB of a card of 80 GiB, half of which is used, become 15 GiB.
+/// cuCascade makes a limit in bytes a part of the card's memory and takes that part of the
+/// capacity: 30 GiB of a card of 80 GiB, half of which is used, become 15 GiB.
 #[test]
 fn a_limit_in_bytes_stays_that_many_bytes_whatever_part_of_the_card_is_used() {
     let levels = SpaceLevels {

@@ -1,4 +1,4 @@
-//! What is counted for a part of a program, for a stream and for its reservation.
+//! Counters of allocations, and peaks of streams and reservations.
 
 use std::thread;
 

@@ -1,6 +1,6 @@
 //! Random tasks over a model of an allocator: they reserve, wait with deadlines and cancellations,
-//! grow, shrink, split, merge, charge, spill for one another, and end deadlocks. Every task must end,
-//! every space must be empty at the end, and no total may exceed a capacity.
+//! grow, shrink, split, merge, charge, spill for one another, and end deadlocks. Every task must
+//! end, every space must be empty at the end, and no total may exceed a capacity.
 //!
 //! Two seconds; longer by `VRAMP_MONTE_CARLO_S`, with seeds from `VRAMP_MONTE_CARLO_SEED` on.
 

@@ -1,4 +1,4 @@
-//! What spaces and reservations say, and what happens at their levels.
+//! Spaces, reservations, pressure and notification channels.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
@@ -193,7 +193,7 @@ fn each_crossing_is_told_once_in_order_and_with_no_lock_held() {
     let subscription = {
         let (heard, manager) = (Arc::clone(&heard), manager.clone());
         gpu.subscribe(move |space, crossed| {
-            // It may ask, and reserve.
+            // A callback may reserve.
             drop(manager.request(Strategy::Specific(HOST), Bytes::new(1)).now());
             heard.lock().unwrap().push((space, crossed));
         })
@@ -206,7 +206,7 @@ fn each_crossing_is_told_once_in_order_and_with_no_lock_held() {
         assert!(gpu.should_downgrade() && !gpu.should_stop_downgrading());
         assert_eq!(gpu.amount_to_downgrade(), Bytes::new(10));
         drop(high);
-        // Between the levels nothing is said.
+        // Between the levels there is no crossing.
         drop(reserve(&manager, 2));
         drop(low);
         assert!(gpu.should_stop_downgrading());
@@ -224,8 +224,8 @@ fn crossings_by_many_threads_alternate_for_each_subscriber() {
     let manager = manager();
     let gpu = manager.space(GPU).unwrap();
     let heard = Arc::new(Mutex::new(Vec::new()));
-    let told = Arc::clone(&heard);
-    let _subscription = gpu.subscribe(move |_, crossed| told.lock().unwrap().push(crossed));
+    let recorded = Arc::clone(&heard);
+    let _subscription = gpu.subscribe(move |_, crossed| recorded.lock().unwrap().push(crossed));
     thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| (0..500).for_each(|_| drop(ask(&manager, 80).wait())));
@@ -281,7 +281,7 @@ fn a_channel_wakes_every_listener_and_says_when_nobody_is_left() {
         drop(notify_on_exit(channel.notifier()));
         assert!(both.into_iter().all(|one| one.join().unwrap() == WaitStatus::Notified));
     });
-    // News from before the wait is not lost.
+    // A notification before the wait is not lost.
     assert_eq!(listener.wait(), WaitStatus::Notified);
     drop(notifier);
     assert_eq!(listener.wait(), WaitStatus::Idle);
@@ -328,7 +328,7 @@ fn sixty_four_threads_at_random_leave_nothing_behind() {
         assert!(census.peak <= census.levels.capacity);
         assert!(census.counters.overruns > 0);
     }
-    // It ends empty, so that triggers and stops are equally many.
+    // It ends empty, so there are as many stops as triggers.
     assert_eq!(crossings.load(Ordering::Relaxed) % 2, 0);
     drop(subscription);
 }
@@ -342,7 +342,7 @@ fn one_of_many(manager: &ReservationManager, seed: u64, operations: usize) {
         let at = pick(&mut random, held.len());
         match (random.u8(0..9), held.get_mut(at)) {
             (0, _) => {
-                // Who waits with nothing in hand cannot be part of a deadlock.
+                // A thread that waits without reservations is in no deadlock.
                 held.clear();
                 let strategy = Strategy::AnyInTier(Tier::Gpu);
                 let request = manager.request(strategy, bytes).priority(random.i32(0..3));
@@ -393,10 +393,10 @@ fn strategies_take_the_fastest_link_once_rates_are_known() {
     let below = |manager: &ReservationManager| {
         manager.request(Strategy::Downgrade(GPU), Bytes::mib(1)).now().unwrap().space()
     };
-    assert_eq!(below(&manager), HOST, "nothing is known: by number");
-    let hop = LinkKey { from: GPU, to: other };
-    manager.set_links([(hop, Rate { bytes_per_s: 1 << 30 })].into_iter().collect());
-    assert_eq!(manager.links().rate(hop), Some(Rate { bytes_per_s: 1 << 30 }));
+    assert_eq!(below(&manager), HOST, "without rates: by index");
+    let link = LinkKey { from: GPU, to: other };
+    manager.set_links([(link, Rate { bytes_per_s: 1 << 30 })].into_iter().collect());
+    assert_eq!(manager.links().rate(link), Some(Rate { bytes_per_s: 1 << 30 }));
     assert_eq!(below(&manager), other);
     let near = |from| {
         let request = manager.request(Strategy::AnyInTier(Tier::Host), Bytes::mib(1));

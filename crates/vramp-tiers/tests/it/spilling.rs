@@ -1,4 +1,4 @@
-//! Who makes room for whom, how much, and how that ends.
+//! Spillers: how much they free, for which request, and how that ends.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
@@ -108,7 +108,7 @@ fn now_asks_each_spiller_once_and_then_takes_what_there_is() {
     assert_eq!((store.freed(), store.calls.load(Ordering::Relaxed)), (30, 1));
     assert_eq!(ask(30).unwrap().bytes(), Bytes::new(30));
     manager.shutdown();
-    assert!(matches!(ask(50), Err(ReserveError::NotNow(_))), "it does not want to wait");
+    assert!(matches!(ask(50), Err(ReserveError::NotNow(_))), "it may not wait");
     drop(rest);
     ends_empty(&manager);
 }
@@ -139,11 +139,11 @@ fn memory_that_comes_from_elsewhere_is_not_spilled() {
     let other = Mutex::new(holder.lock().unwrap().as_mut().unwrap().split(Bytes::new(60)).ok());
     let gpu = manager.space(GPU).unwrap();
     let left = Arc::new(Mutex::new(Vec::new()));
-    let told = Arc::clone(&left);
+    let recorded = Arc::clone(&left);
     let slow = gpu.register_spiller(Priority(0), move |shortage: &SpillRequest<'_>| {
-        told.lock().unwrap().push((shortage.bytes(), shortage.left()));
+        recorded.lock().unwrap().push((shortage.bytes(), shortage.left()));
         drop(other.lock().unwrap().take());
-        told.lock().unwrap().push((shortage.bytes(), shortage.left()));
+        recorded.lock().unwrap().push((shortage.bytes(), shortage.left()));
         Bytes::ZERO
     });
     let late = ask(&manager, 80).deadline(Duration::from_millis(5)).wait();
@@ -187,7 +187,7 @@ fn a_spiller_that_panics_is_contained_and_the_next_is_asked() {
         gpu.register_spiller(Priority(1), |_: &SpillRequest<'_>| -> Bytes { panic!("on purpose") });
     drop(ask(&manager, 10).wait().unwrap());
     assert_eq!((manager.panics(), store.freed()), (1, 10));
-    // The thread is not taken for one that spills still.
+    // The thread is not recorded as spilling any more.
     drop(broken);
     drop(ask(&manager, 20).wait().unwrap());
     assert_eq!((manager.panics(), store.freed()), (1, 20));
@@ -203,9 +203,9 @@ fn spilling_is_retried_so_often_and_then_only_waits() {
     let manager = manager_with(retries);
     let all = reserve(&manager, 100);
     let attempts = Arc::new(Mutex::new(Vec::new()));
-    let told = Arc::clone(&attempts);
+    let recorded = Arc::clone(&attempts);
     let nothing = move |shortage: &SpillRequest<'_>| {
-        told.lock().unwrap().push(shortage.attempt());
+        recorded.lock().unwrap().push(shortage.attempt());
         Bytes::ZERO
     };
     let _nothing = manager.space(GPU).unwrap().register_spiller(Priority(0), nothing);
@@ -269,7 +269,7 @@ fn what_is_offered_later_is_spilled_for_those_who_wait() {
         drop(waiter.join().unwrap().unwrap());
     });
     assert_eq!(calls.load(Ordering::Relaxed), 2);
-    // So is what a spiller brings that is registered while they wait.
+    // So is what a new spiller can free.
     let all = reserve(&manager, 100);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| gpu.request(Bytes::new(40)).wait());
@@ -292,12 +292,12 @@ fn a_spiller_may_wait_where_its_data_goes_and_not_in_the_space_it_empties() {
         manager.request(Strategy::Specific(HOST), Bytes::new(50)).now().unwrap(),
     ]));
     let errors = Arc::new(Mutex::new(Vec::new()));
-    let (handle, told, to) = (manager.clone(), Arc::clone(&errors), Arc::clone(&below));
+    let (handle, recorded, to) = (manager.clone(), Arc::clone(&errors), Arc::clone(&below));
     let down = move |shortage: &SpillRequest<'_>| {
         let here = ask(&handle, 1);
-        told.lock().unwrap().push(here.wait().unwrap_err());
+        recorded.lock().unwrap().push(here.wait().unwrap_err());
         assert_eq!(handle.space(GPU).unwrap().spill(Bytes::new(1)), Bytes::ZERO);
-        // This one has the host's data moved on, to nowhere.
+        // This request spills the host's data, which is dropped.
         let room = handle.request(Strategy::Downgrade(GPU), shortage.bytes()).wait().unwrap();
         to.lock().unwrap().push(room);
         store.lock().unwrap().split(shortage.bytes()).unwrap().bytes()
@@ -325,7 +325,7 @@ fn a_cancelled_waiter_stops_spilling_after_the_call_under_way() {
     let spiller = move |shortage: &SpillRequest<'_>| {
         count.fetch_add(1, Ordering::Relaxed);
         cancel.cancel();
-        assert_eq!(shortage.left(), Bytes::ZERO, "nobody waits for it");
+        assert_eq!(shortage.left(), Bytes::ZERO, "the waiter is gone");
         Bytes::ZERO
     };
     let _spiller = manager.space(GPU).unwrap().register_spiller(Priority(0), spiller);
@@ -361,7 +361,7 @@ fn one_who_can_spill_its_own_memory_is_in_no_deadlock() {
     let _spiller = manager.space(GPU).unwrap().register_spiller(Priority(0), spill);
     let more = ask(&manager, 50).owner(owner).wait();
     let more = more.unwrap();
-    // Now there is nothing to spill: it waits for what it holds itself.
+    // Nothing is left to spill: the owner waits for its own memory.
     let error = ask(&manager, 60).owner(owner).wait();
     assert!(matches!(error, Err(ReserveError::Deadlock { .. })), "{error:?}");
     drop(more);
@@ -389,7 +389,7 @@ fn the_next_space_is_asked_where_the_first_has_too_little_to_spill() {
 fn a_space_spills_on_demand_and_says_how_much() {
     let manager = manager();
     let gpu = manager.space(GPU).unwrap();
-    assert_eq!(gpu.spill(Bytes::new(10)), Bytes::ZERO, "there is nobody to ask");
+    assert_eq!(gpu.spill(Bytes::new(10)), Bytes::ZERO, "no spiller is registered");
     let store = store(&manager, 10, 5);
     assert_eq!(gpu.spill(Bytes::ZERO), Bytes::ZERO);
     assert_eq!(store.calls.load(Ordering::Relaxed), 0);

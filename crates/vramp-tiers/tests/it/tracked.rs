@@ -1,4 +1,4 @@
-//! An allocator behind a budget: who pays, what happens above the reservation and in shortage.
+//! Tracked allocators: what is charged, overruns, out of memory, and stream pools.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -410,9 +410,9 @@ fn the_handler_that_spills_retries_until_enough_has_left_and_begins_anew_each_ti
     let Bench { space, tracked, streams: [stream, _], .. } = bench();
     let idle = Mutex::new(Some(space.charge(Bytes::kib(1000)).unwrap()));
     let asked = Arc::new(Mutex::new(Vec::new()));
-    let told = Arc::clone(&asked);
+    let recorded = Arc::clone(&asked);
     let spill = move |shortage: &SpillRequest<'_>| {
-        told.lock().unwrap().push(shortage.bytes());
+        recorded.lock().unwrap().push(shortage.bytes());
         idle.lock().unwrap().take().map_or(Bytes::ZERO, |idle| idle.bytes())
     };
     let _spiller = space.register_spiller(Priority(0), spill);

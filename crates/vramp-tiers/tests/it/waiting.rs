@@ -1,4 +1,4 @@
-//! Who waits, who is woken, and how every wait ends.
+//! Waits: their order, and how they end.
 
 use std::sync::mpsc;
 use std::thread;
@@ -74,7 +74,7 @@ fn shutdown_amid_a_thousand_waiters_ends_every_wait() {
             assert!(matches!(error, ReserveError::ShutDown(_)), "{error}");
         }
     });
-    // What fits is still given, and nobody waits.
+    // A request that fits is still served, and no request waits.
     drop(all);
     drop(reserve(&manager, 100));
     let all = reserve(&manager, 100);

@@ -90,8 +90,8 @@ impl ReservationManager {
         Ok(ReservationManager { handle: Arc::new(Handle { shared: Arc::new(shared) }) })
     }
 
-    /// Begins a request for `bytes` in a space of the strategy's choice. Finish it with `now`, `wait`
-    /// or `up_to`.
+    /// Begins a request for `bytes` in a space of the strategy's choice. Finish it with `now`,
+    /// `wait` or `up_to`.
     #[inline]
     pub fn request(&self, strategy: Strategy, bytes: Bytes) -> RequestBuilder<'_> {
         RequestBuilder::new(&self.handle.shared, strategy, bytes)
@@ -166,25 +166,27 @@ impl ReservationManager {
         self.handle.shared.update(|state| state.ledger.add_tag(name))
     }
 
-    /// Ends one wait of each deadlock with [`ReserveError::Deadlock`](crate::ReserveError::Deadlock),
-    /// or serves a waiter out of order where only the order blocks it. Returns the number of
-    /// deadlocks.
+    /// Ends one wait of each deadlock with
+    /// [`ReserveError::Deadlock`](crate::ReserveError::Deadlock), or serves a waiter out of order
+    /// where only the order blocks it. Returns the number of deadlocks.
     pub fn break_deadlocks(&self) -> usize {
         self.handle.shared.update(shared::break_deadlocks)
     }
 
-    /// Ends every wait with [`ReserveError::ShutDown`](crate::ReserveError::ShutDown). From now on a
-    /// request is served at once or fails.
+    /// Ends every wait with [`ReserveError::ShutDown`](crate::ReserveError::ShutDown). From now on
+    /// a request is served at once or fails.
     pub fn shutdown(&self) {
         self.handle.shared.shutdown();
     }
 
-    /// Returns the number of panics in callbacks, spillers and policies. Each was taken for a refusal.
+    /// Returns the number of panics in callbacks, spillers and policies. Each was taken for a
+    /// refusal.
     pub fn panics(&self) -> u64 {
         self.handle.shared.panics()
     }
 
-    /// Checks every sum of the ledger, and that each waiter can be woken. O(reservations times spaces).
+    /// Checks every sum of the ledger, and that each waiter can be woken. O(reservations times
+    /// spaces).
     ///
     /// # Errors
     /// The first invariant that does not hold: a bug in this crate, never a caller's mistake.

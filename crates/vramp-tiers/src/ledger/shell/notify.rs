@@ -1,7 +1,8 @@
 //! Notification channels: broadcasts that memory came back to a space.
 //!
-//! Requests do not need them: a waiting request is woken with its reservation made. A channel is for
-//! threads that do something else when memory comes back. Every listener gets every notification.
+//! Requests do not need them: a waiting request is woken with its reservation made. A channel is
+//! for threads that do something else when memory comes back. Every listener gets every
+//! notification.
 
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};

@@ -17,8 +17,8 @@ use crate::ledger::shell::wait::{Deadline, RequestBuilder};
 
 const HELD: &str = "a reservation exists as long as its handle";
 
-/// Bytes of one space reserved for the holder. Dropping it returns the unused bytes; allocated bytes
-/// stay charged to the space until they are freed. It may outlive its manager.
+/// Bytes of one space reserved for the holder. Dropping it returns the unused bytes; allocated
+/// bytes stay charged to the space until they are freed. It may outlive its manager.
 #[must_use = "a reservation is released when it is dropped"]
 pub struct Reservation {
     shared: Arc<Shared>,
@@ -106,8 +106,8 @@ impl Reservation {
         }
     }
 
-    /// Waits until the reservation has grown. Two reservations that wait for each other's memory are a
-    /// deadlock, and one of the waits ends with
+    /// Waits until the reservation has grown. Two reservations that wait for each other's memory
+    /// are a deadlock, and one of the waits ends with
     /// [`ReserveError::Deadlock`](crate::ReserveError::Deadlock).
     ///
     /// # Errors
@@ -187,8 +187,8 @@ impl Reservation {
         merged.map_err(|error| MergeRejected { reason: MergeRejection::Ledger(error), from })
     }
 
-    /// Charges memory whose allocator has no budget of its own, until the charge is dropped, before or
-    /// after the reservation. `rule` decides about an overrun.
+    /// Charges memory whose allocator has no budget of its own, until the charge is dropped, before
+    /// or after the reservation. `rule` decides about an overrun.
     ///
     /// # Errors
     /// The allocation exceeds the reservation, and the rule fails it or the space has no room.

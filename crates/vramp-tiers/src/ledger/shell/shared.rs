@@ -1,4 +1,4 @@
-//! The state behind the lock, and what is delivered after it is released.
+//! The state that the lock protects, and what is delivered after unlocking.
 //!
 //! 1. [`Shared::update`] takes the lock and changes the ledger and the queue. Completions of waits,
 //!    level crossings and notifications that follow are collected meanwhile.

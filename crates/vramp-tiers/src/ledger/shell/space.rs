@@ -89,7 +89,8 @@ impl MemorySpace {
         self.census().reservations
     }
 
-    /// Returns the high-water mark of the total since the last [`reset_peaks`](MemorySpace::reset_peaks).
+    /// Returns the high-water mark of the total since the last
+    /// [`reset_peaks`](MemorySpace::reset_peaks).
     pub fn peak(&self) -> Bytes {
         self.census().peak
     }

@@ -1,4 +1,4 @@
-//! What the tests of tracked allocators share: a card behind a budget.
+//! Shared by the tests of tracked allocators: a simulated GPU with a budget.
 use std::sync::Arc;
 
 use vramp_alloc::{Allocator, Config, Driver, Preset, StreamId};

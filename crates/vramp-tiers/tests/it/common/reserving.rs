@@ -1,4 +1,4 @@
-//! What the tests of reservations share: a card in single bytes, and what is asked of it.
+//! Shared by the tests of reservations: a GPU in single bytes, and requests for it.
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use vramp_tiers::{
 
 pub const GPU: SpaceId = SpaceId::gpu(0);
 
-/// All of a space can be reserved, to the byte.
+/// A space of which all bytes can be reserved.
 pub fn space(capacity: u64) -> SpaceConfig {
     SpaceConfig {
         limit: Level::Fraction(1.0),
@@ -34,7 +34,7 @@ pub fn until(what: impl Fn() -> bool) {
     }
 }
 
-/// Nobody waits, and nothing is reserved or charged anywhere.
+/// Asserts that no request waits and nothing is charged.
 pub fn ends_empty(manager: &ReservationManager) {
     manager.audit().unwrap();
     assert_eq!(manager.waiting(), 0);

@@ -47,8 +47,8 @@ impl Ledger {
         }
     }
 
-    /// Charges an allocation that exceeds its reservation, as `action` says. Exact: the bytes by which
-    /// a reservation grows are charged once.
+    /// Charges an allocation that exceeds its reservation, as `action` says. Exact: the bytes by
+    /// which a reservation grows are charged once.
     ///
     /// # Errors
     /// The action is to fail or grows too little, or the space has no room. Nothing changes.
@@ -149,8 +149,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Undoes [`charge_unreserved`](Ledger::charge_unreserved). Returns the bytes that came back to the
-    /// space, in whole granules.
+    /// Undoes [`charge_unreserved`](Ledger::charge_unreserved). Returns the bytes that came back to
+    /// the space, in whole granules.
     ///
     /// # Errors
     /// Fewer bytes are charged under this tag.

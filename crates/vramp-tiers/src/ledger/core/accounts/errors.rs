@@ -141,8 +141,8 @@ impl fmt::Display for SpaceRefusal {
         };
         write!(
             f,
-            "{space} has {available} available below its {bound}, {requested} were requested (limit \
-             {limit}, capacity {capacity}, {} reservations of {} in all, {} outside reservations)",
+            "{space} has {available} available below its {bound}, {requested} were requested \
+             (limit {limit}, capacity {capacity}, {} reservations of {} in all, {} outside reservations)",
             self.reservations, self.reserved, self.unreserved
         )?;
         for (place, holder) in self.largest.iter().enumerate() {
@@ -236,8 +236,8 @@ pub enum ChargeError {
     Stale(#[from] StaleReservation),
     /// It exceeds the reservation, and the policy fails it or grows the reservation by too little.
     #[error(
-        "an allocation of {} exceeds {} in {} by {} ({} of {} are used): reserve more, or set a policy \
-         that lets it grow",
+        "an allocation of {} exceeds {} in {} by {} ({} of {} are used): reserve more, or set a \
+         policy that lets it grow",
         overrun.bytes,
         overrun.reservation,
         overrun.space,

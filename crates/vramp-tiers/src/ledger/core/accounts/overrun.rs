@@ -40,8 +40,8 @@ pub enum LimitPolicy {
     Fail,
     /// The overrun is charged to the space, up to its capacity.
     Ignore,
-    /// The reservation grows by the overrun times the factor, or by the overrun alone if there is no
-    /// room for more.
+    /// The reservation grows by the overrun times the factor, or by the overrun alone if there is
+    /// no room for more.
     Increase {
         /// Growth per overrun, at least 1.
         factor: GrowthFactor,
@@ -72,8 +72,8 @@ pub enum OverrunAction {
     Fail,
     /// Charge the overrun to the space, up to its capacity.
     Ignore,
-    /// Grow the reservation by `preferred` bytes, or by `min` if there is no room for that. An amount
-    /// below the overrun is not tried.
+    /// Grow the reservation by `preferred` bytes, or by `min` if there is no room for that. An
+    /// amount below the overrun is not tried.
     Grow {
         /// First amount to try.
         preferred: Bytes,

@@ -106,8 +106,8 @@ impl Ledger {
         Ok(CrossingCursor { space, seen: self.space(space)?.hysteresis.crossings })
     }
 
-    /// Returns the next crossing and moves the cursor past it. A cursor made under pressure sees the
-    /// stop first.
+    /// Returns the next crossing and moves the cursor past it. A cursor made under pressure sees
+    /// the stop first.
     pub fn next_crossing(&self, cursor: &mut CrossingCursor) -> Option<Crossing> {
         let crossed = self.space(cursor.space).ok()?.hysteresis.after(cursor.seen)?;
         cursor.seen += 1;

@@ -54,8 +54,8 @@ pub enum Resolution {
 pub struct Deadlock {
     /// All such waiters, the oldest first.
     pub stuck: Vec<WaiterId>,
-    /// Each member waits for memory of the next, and the last for the first. Empty if only the order
-    /// blocks them.
+    /// Each member waits for memory of the next, and the last for the first. Empty if only the
+    /// order blocks them.
     pub cycle: Vec<CycleMember>,
     /// How to end it. There can be further cycles: check again afterwards.
     pub resolution: Resolution,
@@ -180,7 +180,8 @@ impl WaitQueue {
     }
 
     /// The owner that `waiter` waits for: the first other stuck owner with memory in a space where
-    /// the request would fit beside its owner's own memory. Its own owner if there is no such space.
+    /// the request would fit beside its owner's own memory. Its own owner if there is no such
+    /// space.
     fn next_link(&self, ledger: &Ledger, waiter: WaiterId, stuck: &StuckOwners) -> CycleMember {
         let Request { candidates, bytes, owner: asker, .. } = &self.waiters[&waiter].request;
         let held_by = |owner: Owner, space: SpaceId| {

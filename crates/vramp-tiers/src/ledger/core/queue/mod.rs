@@ -1,4 +1,4 @@
-//! Who waits for memory, who is served next, what a waiter has spilled, and deadlocks.
+//! The wait queue, claims and rounds of spilling, and deadlock detection.
 
 mod audit;
 mod claim;

@@ -194,9 +194,9 @@ impl WaitQueue {
         Err(refused)
     }
 
-    /// Serves all waiters that fit, after memory came back to `space`. O(log waiters) if not even the
-    /// smallest request there fits. Otherwise O(waiters ahead of the last one served), and as much
-    /// again for each waiter that becomes urgent.
+    /// Serves all waiters that fit, after memory came back to `space`. O(log waiters) if not even
+    /// the smallest request there fits. Otherwise O(waiters ahead of the last one served), and as
+    /// much again for each waiter that becomes urgent.
     #[must_use = "these waiters have to be woken"]
     pub fn serve_waiters(&mut self, ledger: &mut Ledger, space: SpaceId) -> Grants {
         if self.is_empty() || !self.room_for_any(ledger, space, &Allowances::default()) {

@@ -1,4 +1,4 @@
-//! What is charged where. Each test is named after what is right.
+//! Charges and credits of reservations, and refusals.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Who is served when. Each test is named after what is right.
+//! The order in which waiters are served, and claims.
 
 use super::*;
 
@@ -60,7 +60,7 @@ fn the_first_candidate_that_fits_is_taken_in_order_of_preference() {
     let (_, space) = serve(&mut queue, &mut ledger, ask(&[GPU1, GPU, HOST], 60, 2));
     assert_eq!(space, GPU);
     let (_, space) = serve(&mut queue, &mut ledger, ask(&[GPU1, GPU, HOST], 600, 2));
-    assert_eq!(space, HOST, "the cards are too small for it");
+    assert_eq!(space, HOST, "the GPUs are too small for it");
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn a_small_one_overtakes_only_so_often() {
     ledger.release(first).unwrap();
     assert!(
         queue.serve_waiters(&mut ledger, GPU).is_empty(),
-        "there is room, but not for the big one"
+        "the order keeps the room for the big one"
     );
     let error = queue.submit_now(&mut ledger, &ask(&[GPU], 1, 3)).unwrap_err();
     assert!(matches!(error, SubmitError::NotNow { waiting: 2, .. }), "{error}");
@@ -168,12 +168,12 @@ fn a_grant_that_makes_a_waiter_urgent_serves_it_at_once_if_it_fits() {
     let grown = ledger.reserve(GPU1, b(60), Owner(1), Tag::NONE).unwrap();
     assert!(
         queue.serve_waiters(&mut ledger, GPU1).is_empty(),
-        "kept out of the first card by order"
+        "kept out of the first GPU by the order"
     );
     let request = Request { priority: high(2), ..ask(&[GPU1], 40, 4) };
     let Ok(Submitted::Granted { space, others, .. }) = queue.submit(&mut ledger, &request, 0)
     else {
-        panic!("nobody of its priority waits for the second card")
+        panic!("no waiter of its priority waits for the second GPU")
     };
     assert_eq!((space, who(&others), others[0].space), (GPU1, vec![low], GPU));
     ledger.release(grown).unwrap();
@@ -225,17 +225,14 @@ fn no_two_waiters_spill_for_one_deficit() {
     let holder = reserve(&mut ledger, GPU, 95, 1);
     let [one, two] = [50, 30].map(|n| wait(&mut queue, &mut ledger, ask(&[GPU], n, n)));
     assert_eq!(queue.claim_deficit(&ledger, GPU, one).unwrap(), Some(b(45)));
-    assert_eq!(queue.claim_deficit(&ledger, GPU, one).unwrap(), None, "it spills already");
+    assert_eq!(queue.claim_deficit(&ledger, GPU, one).unwrap(), None, "it has an unfinished claim");
     assert_eq!(queue.claim_deficit(&ledger, GPU, two).unwrap(), Some(b(30)));
     assert_eq!(queue.claim_deficit(&ledger, GPU1, two).unwrap(), None, "not where it waits");
     let part = ledger.split(holder, b(30)).unwrap();
     ledger.release(part).unwrap();
     assert_eq!(who(&queue.serve_waiters(&mut ledger, GPU)), [two], "it overtakes");
-    assert_eq!(queue.claim_left(&ledger, one).unwrap(), b(15), "the other is in midst of it");
-    assert!(
-        queue.reduce_claim(&ledger, two, b(0)).is_err(),
-        "it waits no more, and brings nothing"
-    );
+    assert_eq!(queue.claim_left(&ledger, one).unwrap(), b(15), "the other claim is in progress");
+    assert!(queue.reduce_claim(&ledger, two, b(0)).is_err(), "it has left the queue");
     assert_eq!(queue.claim_left(&ledger, one).unwrap(), b(45));
     ledger.release(holder).unwrap();
     assert_eq!(who(&queue.serve_waiters(&mut ledger, GPU)), [one]);
@@ -275,7 +272,7 @@ fn a_reservation_that_grows_passes_waiters_only_to_the_bound() {
     assert!(queue.grow(&mut ledger, grows, b(1)).is_err(), "it was passed twice");
     let error = queue.grow(&mut ledger, grows, b(90)).unwrap_err();
     assert!(matches!(error, GrowError::Refused(_)), "{error}");
-    // What it uses beyond its size already is taken from nobody.
+    // Bytes that it uses beyond its size are charged already.
     let _ = ledger.charge_by(grows, b(30), LimitPolicy::Ignore).unwrap();
     assert!(queue.grow(&mut ledger, grows, b(5)).unwrap().is_empty());
     ledger.release(rest).unwrap();
@@ -288,7 +285,7 @@ fn what_is_allocated_beyond_a_reservation_does_not_queue() {
     let (mut ledger, mut queue) = (ledger(), strict(0, 0));
     let works = reserve(&mut ledger, GPU, 60, 1);
     let waiter = wait(&mut queue, &mut ledger, ask(&[GPU], 50, 2));
-    // It is in the midst of its work: were it kept out, it would keep its 60 while it waits.
+    // If it had to queue, it would keep its 60 bytes while it waits.
     let factor = GrowthFactor::new(1.0).unwrap();
     let policy = LimitPolicy::Increase { factor, beyond_limit: false };
     assert_eq!(
@@ -309,7 +306,7 @@ fn one_served_in_the_midst_of_spilling_is_still_counted_on() {
     let [one, two] = [12, 5].map(|n| wait(&mut queue, &mut ledger, ask(&[GPU], n, n)));
     assert_eq!(queue.claim_deficit(&ledger, GPU, one).unwrap(), Some(b(12)));
     assert_eq!(queue.claim_deficit(&ledger, GPU, two).unwrap(), Some(b(5)));
-    // The first spills all it claimed; the second passes it with the first step.
+    // The first spills all it claimed; the second overtakes it with the first step.
     for bytes in [5, 7] {
         let step = ledger.split(holder, b(bytes)).unwrap();
         ledger.release(step).unwrap();
@@ -318,7 +315,7 @@ fn one_served_in_the_midst_of_spilling_is_still_counted_on() {
     }
     assert_eq!(queue.reduce_claim(&ledger, one, b(5)).unwrap(), b(0));
     queue.end_claim(one);
-    assert_eq!(queue.claim_deficit(&ledger, GPU, one).unwrap(), None, "the rest is on its way");
+    assert_eq!(queue.claim_deficit(&ledger, GPU, one).unwrap(), None, "the rest is claimed");
     let step = ledger.split(holder, b(5)).unwrap();
     ledger.release(step).unwrap();
     assert_eq!(who(&queue.serve_waiters(&mut ledger, GPU)), [one]);

@@ -1,5 +1,4 @@
-//! Waiters who wait for one another, found exactly when a search through all ways to go on finds
-//! none.
+//! Deadlock detection against a search through all orders of grants and ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +11,7 @@ fn two_who_hold_half_and_want_more_are_a_deadlock_and_the_youngest_gives_up() {
     let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
     let held = [1, 2].map(|owner| reserve(&mut ledger, GPU, 50, owner));
     let one = wait(&mut queue, &mut ledger, ask(&[GPU], 10, 1));
-    assert_eq!(queue.deadlock(&ledger), None, "the second one can still end");
+    assert_eq!(queue.deadlock(&ledger), None, "the second owner can still end");
     let two = wait(&mut queue, &mut ledger, ask(&[GPU], 10, 2));
     let deadlock = queue.deadlock(&ledger).unwrap();
     assert_eq!(deadlock.stuck, [one, two]);
@@ -97,14 +96,14 @@ fn order_alone_never_locks_for_ever() {
     assert_eq!(who(&queue.serve_waiters(&mut ledger, GPU)), [big]);
 }
 
-/// Everything that can be reached from here, by any order of grants and ends.
+/// A state of the search.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct World {
     /// Owner, space, bytes.
     held: Vec<(u64, SpaceId, u64)>,
     /// Waiter, owner, candidates, bytes.
     waiting: Vec<(WaiterId, u64, Vec<SpaceId>, u64)>,
-    /// Owners who have been served and so may end.
+    /// Owners that were served, and so may end.
     served: BTreeSet<u64>,
 }
 
@@ -175,7 +174,9 @@ proptest! {
         let deadlock = queue.deadlock(&ledger);
         let found = deadlock.as_ref().filter(|d| matches!(d.resolution, Resolution::Abort { .. }));
         prop_assert_eq!(found.map_or(&[][..], |deadlock| &deadlock.stuck), &never[..]);
-        if let Some(Deadlock { cycle, resolution: Resolution::Abort { reservations, .. }, .. }) = deadlock {
+        if let Some(Deadlock { cycle, resolution: Resolution::Abort { reservations, .. }, .. }) =
+            deadlock
+        {
             prop_assert!(!reservations.is_empty());
             for (place, link) in cycle.iter().enumerate() {
                 let before = &cycle[(place + cycle.len() - 1) % cycle.len()];
@@ -189,8 +190,8 @@ proptest! {
         }
     }
 
-    /// Owners take more and more, then end. Whenever all of them wait, there is a way out, and with
-    /// it all come to their end.
+    /// Owners reserve more and more, then end. Whenever all of them wait there is a resolution, and
+    /// with it all owners end.
     #[test]
     fn with_the_way_out_everybody_comes_to_an_end(
         plans in prop::collection::vec(
@@ -210,8 +211,9 @@ proptest! {
         let mut steps = 0;
         while !live.is_empty() {
             steps += 1;
-            prop_assert!(steps < 1000, "it goes on for ever");
-            let running: Vec<usize> = live.iter().copied().filter(|&n| waits[n].is_none()).collect();
+            prop_assert!(steps < 1000, "it does not end");
+            let running = live.iter().copied().filter(|&n| waits[n].is_none());
+            let running: Vec<usize> = running.collect();
             let mut grants = Grants::new();
             if running.is_empty() {
                 let deadlock = queue.deadlock(&ledger).expect("all wait");
@@ -257,7 +259,7 @@ proptest! {
             }
             for granted in grants {
                 let n = waits.iter().position(|&wait| wait == Some(granted.waiter));
-                let n = n.expect("only those who wait are served");
+                let n = n.expect("only waiters are served");
                 waits[n] = None;
                 held[n].push(granted.reservation);
             }

@@ -1,4 +1,4 @@
-//! Tests of the tiers: by name what is right, by random programs against naive twins.
+//! Tests of the ledger and the wait queue: cases, and random programs against naive twins.
 
 mod accounting;
 mod broker;
@@ -58,7 +58,7 @@ fn ask(spaces: &[SpaceId], bytes: u64, owner: u64) -> Request {
     }
 }
 
-/// The waiter's id of a request that has to wait.
+/// Returns the waiter of a request that has to wait.
 fn wait(queue: &mut WaitQueue, ledger: &mut Ledger, request: Request) -> WaiterId {
     match queue.submit(ledger, &request, 0) {
         Ok(Submitted::Waiting(waiter)) => waiter,
@@ -66,7 +66,7 @@ fn wait(queue: &mut WaitQueue, ledger: &mut Ledger, request: Request) -> WaiterI
     }
 }
 
-/// The reservation of a request that is served at once.
+/// Returns the reservation of a request that is served at once.
 fn serve(queue: &mut WaitQueue, ledger: &mut Ledger, request: Request) -> (ReservationId, SpaceId) {
     match queue.submit(ledger, &request, 0) {
         Ok(Submitted::Granted { reservation, space, .. }) => (reservation, space),

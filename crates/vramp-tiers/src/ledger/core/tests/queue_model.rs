@@ -306,7 +306,8 @@ proptest! {
         bytes in prop_oneof![Just(0u64), 1u64..120, Just(u64::MAX)],
         promote_after in prop::option::weighted(0.8, 1u32..5),
     ) {
-        run(QueueConfig { overtaking: Overtaking { count, bytes: b(bytes) }, promote_after }, acts)?;
+        let overtaking = Overtaking { count, bytes: b(bytes) };
+        run(QueueConfig { overtaking, promote_after }, acts)?;
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Which spaces will do, in which order.
+//! The candidates of each strategy, and their order.
 
 use smallvec::smallvec;
 
@@ -78,12 +78,12 @@ fn of_equals_the_fastest_known_link_comes_first_then_the_unknown_by_their_number
     assert_eq!(of(Strategy::Prefer(GPU1)), ["gpu1", "gpu0", "gpu2"]);
     let tiers = Strategy::AnyInTiers(smallvec![Tier::Disk, Tier::Host]);
     assert_eq!(of(tiers), ["disk0", "host1", "host0"]);
-    // The way back is another link, and nobody knows it.
+    // The opposite direction is another link, of unknown rate.
     let up = Strategy::Upgrade(HOST).candidates(&KNOWN, links.distance_from(HOST)).unwrap();
     assert_eq!(up.as_slice(), [GPU, GPU1, SpaceId::gpu(2)]);
     let back = LinkKey { from: HOST, to: GPU };
     assert_eq!((links.rate(back), links.iter().count()), (None, 4));
-    let hop = LinkKey { from: GPU, to: HOST };
-    assert_eq!(links.forget(hop), Some(Rate { bytes_per_s: 10 }));
-    assert_eq!(links.rate(hop), None);
+    let link = LinkKey { from: GPU, to: HOST };
+    assert_eq!(links.forget(link), Some(Rate { bytes_per_s: 10 }));
+    assert_eq!(links.rate(link), None);
 }

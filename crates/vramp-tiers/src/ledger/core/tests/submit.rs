@@ -122,8 +122,8 @@ fn spilled_bytes_that_another_request_took_still_count_for_the_claim() {
 #[test]
 fn rounds_of_spilling_go_on_as_long_as_a_spiller_may_free_more() {
     use SpillResult::{Covered, NoSpiller, Short, WaitOver};
-    // Results of one round, how many of them are asked for, and whether a retry follows.
-    for (results, asked, retried) in [
+    // Results of one round, the number of candidates tried, and whether a retry follows.
+    for (results, tried, retried) in [
         (&[NoSpiller, NoSpiller][..], 2, false),
         (&[NoSpiller, Short], 2, true),
         (&[Short, Short], 2, true),
@@ -135,7 +135,7 @@ fn rounds_of_spilling_go_on_as_long_as_a_spiller_may_free_more() {
         let mut rounds = SpillRounds::new(1);
         assert_eq!(rounds.begin_round(), Some(1));
         let goes_on = results.iter().take_while(|&&result| rounds.report(result)).count();
-        assert_eq!((goes_on + 1).min(results.len()), asked, "{results:?}");
+        assert_eq!((goes_on + 1).min(results.len()), tried, "{results:?}");
         assert_eq!(rounds.end_round(), retried.then_some(1), "{results:?}");
         assert_eq!(rounds.is_over(), !retried);
         assert_eq!(rounds.begin_round(), retried.then_some(2), "{results:?}");

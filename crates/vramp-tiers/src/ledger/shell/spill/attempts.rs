@@ -48,8 +48,8 @@ impl<'a> SpillAttempts<'a> {
         self.rounds.is_over()
     }
 
-    /// Calls the spillers of each candidate once. Returns the pause before the next round; `None` if
-    /// the attempts are over.
+    /// Calls the spillers of each candidate once. Returns the pause before the next round; `None`
+    /// if the attempts are over.
     pub fn try_candidates(&mut self) -> Option<Duration> {
         let attempt = self.rounds.begin_round()?;
         for &space in self.candidates {

@@ -7,8 +7,8 @@
 //!    claimed are no part of its claim, so no deficit is spilled twice.
 //! 3. Bytes that a spiller frees serve waiters at once. After each call the claim is what is still
 //!    missing; at zero the waiter stops.
-//! 4. If bytes are still missing, it tries again after pauses, as [`RetryPolicy`] says. Then it only
-//!    waits. [`SpillerRegistration::notify_spillable`] starts the attempts anew.
+//! 4. If bytes are still missing, it tries again after pauses, as [`RetryPolicy`] says. Then it
+//!    only waits. [`SpillerRegistration::notify_spillable`] starts the attempts anew.
 //!
 //! A spiller may reserve memory where its data goes, which may call spillers there in turn. In the
 //! space that it empties it cannot wait: each thread records the spaces that it is spilling, and a
@@ -31,7 +31,7 @@ use crate::ledger::shell::tracked::{MemoryShortage, OutOfMemoryHandler, Recovery
 use crate::sync::thread_local;
 pub(crate) use attempts::SpillAttempts;
 
-/// Bytes that a spiller is asked to free.
+/// Argument of a spiller: the bytes to free.
 pub struct SpillRequest<'a> {
     space: SpaceId,
     bytes: Bytes,

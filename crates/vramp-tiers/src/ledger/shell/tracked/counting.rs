@@ -140,8 +140,8 @@ impl std::fmt::Debug for Counter<'_> {
 }
 
 impl TrackedAllocator {
-    /// Counts allocations and frees of all threads from now on. Each costs one lock more while there is
-    /// a counter.
+    /// Counts allocations and frees of all threads from now on. Each costs one lock more while
+    /// there is a counter.
     pub fn count(&self) -> Counter<'_> {
         Counter { tracked: self, number: self.counters.begin(None) }
     }

@@ -2,8 +2,8 @@
 //!
 //! 1. [`TrackedAllocator::attach`] attaches a reservation to a stream or to a thread, with policies
 //!    for overruns and for out of memory.
-//! 2. [`TrackedAllocator::malloc`] charges the reservation, allocates, and corrects the charge to the
-//!    exact length of the allocation. Without a reservation it charges the space.
+//! 2. [`TrackedAllocator::malloc`] charges the reservation, allocates, and corrects the charge to
+//!    the exact length of the allocation. Without a reservation it charges the space.
 //! 3. [`TrackedAllocator::free`] credits what was charged, on any stream and thread, and also after
 //!    the reservation has ended.
 //! 4. [`TrackedAllocator::detach`] returns the reservation. Allocated bytes stay charged to it.
@@ -264,8 +264,8 @@ impl TrackedAllocator {
     /// the space. Costs one lock more than [`Allocator::malloc`].
     ///
     /// # Errors
-    /// The allocation exceeds its reservation or memory ran out, and the policies did not help. Or the
-    /// device failed.
+    /// The allocation exceeds its reservation or memory ran out, and the policies did not help. Or
+    /// the device failed.
     #[inline]
     pub fn malloc(&self, size: Bytes, stream: StreamId) -> Result<TrackedAllocation, MallocError> {
         match self.try_malloc(size, stream) {
@@ -417,8 +417,8 @@ impl TrackedAllocator {
         Err(short.into())
     }
 
-    /// Frees memory and credits what it was charged to, on any stream and thread. Work on the memory
-    /// is ordered as by [`Allocator::free`].
+    /// Frees memory and credits what it was charged to, on any stream and thread. Work on the
+    /// memory is ordered as by [`Allocator::free`].
     ///
     /// # Errors
     /// The allocation or the stream is not of this allocator; the error contains the allocation. Or

@@ -1,5 +1,6 @@
 //! Models of the hand-off: every order in which releases, waits, cancellations, offers of spillers
-//! and the shutdown can run. `cargo xtask loom` explores them. A lost wake-up shows as a thread that never ends.
+//! and the shutdown can run. `cargo xtask loom` explores them. A lost wake-up shows as a thread
+//! that never ends.
 
 use std::sync::{Arc, PoisonError};
 
@@ -35,7 +36,7 @@ fn wait(manager: &ReservationManager, bytes: u64) -> Result<Reservation, Reserve
 }
 
 fn ends_empty(manager: &ReservationManager) {
-    manager.audit().expect("the books are in order");
+    manager.audit().expect("the ledger is consistent");
     let space = manager.space(GPU).expect("it was configured");
     assert_eq!((manager.waiting(), space.total()), (0, Bytes::ZERO));
 }
@@ -120,7 +121,7 @@ fn a_cancelled_waiter_has_its_memory_or_nothing() {
 
 type Store = Arc<Mutex<Option<Reservation>>>;
 
-/// Spills whatever is in the store.
+/// Registers a spiller of the reservation in the store.
 fn spiller(manager: &ReservationManager, store: &Store) -> SpillerRegistration {
     let store = Arc::clone(store);
     let space = manager.space(GPU).expect("it was configured");
