@@ -1,22 +1,23 @@
-//! A disk as one end of a staged transfer.
+//! The disk endpoints of a staged transfer.
 
 use std::sync::Arc;
 
 use vramp_core::Bytes;
 
+use super::core::pipeline::StagedPiece;
 use super::error::MoveError;
-use super::staged::{CopyEndpoint, InFlightCopy, StagedPiece, StagedTransfer};
+use super::staged::{CopyEndpoint, InFlightCopy, StagedTransfer};
 use crate::disk::{ChargeTo, DiskStore, DiskTierError, DiskTransfer, StoredBytes};
 use crate::host::HostAllocation;
 use crate::ledger::shell::reservation::Reservation;
 use crate::ledger::shell::tracked::LimitRule;
 
-/// Who pays for what goes to a disk.
+/// What pays for the bytes that a transfer writes to a disk.
 #[derive(Clone)]
 pub enum DiskBudget {
     /// The store's space, up to its capacity.
     Space,
-    /// A reservation in the store's space. The rule decides about what exceeds it.
+    /// A reservation in the store's space. The rule decides about bytes that exceed it.
     Reservation(Arc<Reservation>, Arc<dyn LimitRule>),
 }
 
@@ -31,7 +32,7 @@ impl DiskBudget {
     }
 }
 
-/// What a move to a disk leaves there, until it is dropped.
+/// A copy of a range on a disk. Dropping it frees the bytes.
 #[derive(Debug)]
 #[must_use = "what is on the disk is freed when this is dropped"]
 pub struct DiskCopy {
@@ -42,11 +43,11 @@ pub struct DiskCopy {
 }
 
 impl DiskCopy {
-    /// Writes `len` bytes of blocks of the host, charged to the store's space, in pieces of `piece`,
+    /// Writes the first `len` bytes of `host` in pieces of `piece`, charged to the store's space,
     /// and waits.
     ///
     /// # Errors
-    /// The disk is full or failed. What was written is given back.
+    /// The disk is full or failed. The bytes already written are freed.
     pub fn write(
         store: &Arc<DiskStore>,
         host: &HostAllocation,
@@ -68,17 +69,17 @@ impl DiskCopy {
         Ok(written)
     }
 
-    /// How much it is.
+    /// Returns the length.
     pub fn len(&self) -> Bytes {
         self.len
     }
 
-    /// True for no bytes.
+    /// Returns true for zero bytes.
     pub fn is_empty(&self) -> bool {
         self.len.is_zero()
     }
 
-    /// Who keeps it.
+    /// Returns the store that has the bytes.
     pub fn store(&self) -> &Arc<DiskStore> {
         &self.store
     }
@@ -105,37 +106,37 @@ impl DiskTarget {
     }
 }
 
-/// A piece on its way to a disk.
+/// A piece that is being written to a disk.
 pub struct InFlightWrite {
     transfer: Option<DiskTransfer<StoredBytes>>,
     stored: Option<StoredBytes>,
 }
 
 impl CopyEndpoint for DiskTarget {
-    type InFlightCopy = InFlightWrite;
+    type InFlight = InFlightWrite;
 
     fn begin(
         &mut self,
-        part: StagedPiece,
+        piece: StagedPiece,
         staging: Option<&HostAllocation>,
     ) -> Result<Option<InFlightWrite>, MoveError> {
-        let spans = staging.map(|host| host.spans(Bytes::ZERO, part.len)).transpose()?;
+        let spans = staging.map(|host| host.spans(Bytes::ZERO, piece.len)).transpose()?;
         let transfer = self.copy.store.begin_write(&spans.unwrap_or_default(), self.payer.paid());
         Ok(Some(InFlightWrite { transfer: Some(transfer.map_err(failed)?), stored: None }))
     }
 
-    fn wait_for_room(&mut self) -> Result<(), MoveError> {
+    fn wait_for_capacity(&mut self) -> Result<(), MoveError> {
         Ok(())
     }
 
-    fn finished(&mut self, flight: InFlightWrite) {
-        if let Some(stored) = flight.stored {
+    fn finished(&mut self, copy: InFlightWrite) {
+        if let Some(stored) = copy.stored {
             self.copy.len += stored.len();
             self.copy.pieces.push(stored);
         }
     }
 
-    fn keep_until_idle(&self, _staging: &mut HostAllocation) {}
+    fn record_use(&self, _staging: &mut HostAllocation) {}
 }
 
 impl InFlightCopy for InFlightWrite {
@@ -154,17 +155,18 @@ impl InFlightCopy for InFlightWrite {
     }
 
     fn settle(&mut self) -> Result<(), MoveError> {
-        // A transfer that was waited for has ended, well or not.
+        // A transfer that was waited for has ended.
         self.transfer = None;
         Ok(())
     }
 }
 
 impl<F: CopyEndpoint> StagedTransfer<F, DiskTarget> {
-    /// Waits until all is on the disk.
+    /// Waits until all bytes are on the disk.
     ///
     /// # Errors
-    /// As [`poll`](Staged::poll). What was written is given back, and the source is as it was.
+    /// As [`poll`](StagedTransfer::poll). The bytes already written are freed, and the source is
+    /// unchanged.
     pub fn finish(mut self) -> Result<DiskCopy, MoveError> {
         self.wait()?;
         Ok(self.into_target().copy)
@@ -182,31 +184,31 @@ impl DiskSource {
     }
 }
 
-/// A piece on its way from a disk.
+/// A piece that is being read from a disk.
 pub struct InFlightRead {
     transfer: Option<DiskTransfer<()>>,
 }
 
 impl CopyEndpoint for DiskSource {
-    type InFlightCopy = InFlightRead;
+    type InFlight = InFlightRead;
 
     fn begin(
         &mut self,
-        part: StagedPiece,
+        piece: StagedPiece,
         staging: Option<&HostAllocation>,
     ) -> Result<Option<InFlightRead>, MoveError> {
-        let spans = staging.map(|host| host.spans(Bytes::ZERO, part.len)).transpose()?;
-        let index = part.offset.count() / self.copy.piece.count();
+        let spans = staging.map(|host| host.spans(Bytes::ZERO, piece.len)).transpose()?;
+        let index = piece.offset.count() / self.copy.piece.count();
         let stored = &self.copy.pieces[index as usize];
         let transfer = self.copy.store.begin_read(stored, &spans.unwrap_or_default());
         Ok(Some(InFlightRead { transfer: Some(transfer.map_err(failed)?) }))
     }
 
-    fn wait_for_room(&mut self) -> Result<(), MoveError> {
+    fn wait_for_capacity(&mut self) -> Result<(), MoveError> {
         Ok(())
     }
 
-    fn keep_until_idle(&self, _staging: &mut HostAllocation) {}
+    fn record_use(&self, _staging: &mut HostAllocation) {}
 }
 
 impl InFlightCopy for InFlightRead {
@@ -222,7 +224,7 @@ impl InFlightCopy for InFlightRead {
     }
 
     fn settle(&mut self) -> Result<(), MoveError> {
-        // A transfer that was waited for has ended, well or not.
+        // A transfer that was waited for has ended.
         self.transfer = None;
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Why data did not move, or not all of it.
+//! Errors of transfers.
 
 use vramp_alloc::DriverError;
 use vramp_core::{AddrRange, Bytes};
@@ -7,66 +7,65 @@ use vramp_host::OutOfBounds;
 use crate::disk::DiskTierError;
 use crate::host::{HostAllocation, HostPoolError};
 
-/// Why data did not move, or not all of it. What it was copied from is as it was.
+/// Why a transfer failed. Its source is unchanged.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MoveError {
-    /// A driver call failed. The error keeps the driver's code, and is out of memory only if the
-    /// driver said so.
-    #[error("the device failed when {moved} of {of} had arrived: {error}")]
+    /// A driver call failed. It is an out-of-memory error only if the driver returned one.
+    #[error("the device failed after {moved} of {of}: {error}")]
     Device {
-        /// How much had arrived, from the front.
+        /// Bytes that had arrived, from the front.
         moved: Bytes,
-        /// Of how much.
+        /// Bytes to transfer.
         of: Bytes,
-        /// What failed.
+        /// Error of the driver.
         error: DriverError,
     },
-    /// The blocks of the host are not to be had, or not pinned for the device.
+    /// Host blocks could not be allocated, or are not pinned for the device.
     #[error(transparent)]
     Host(#[from] HostPoolError),
-    /// The disk is full or failed, nobody pays for it, or it does not return what was written.
-    #[error("the disk failed when {moved} of {of} had arrived: {error}")]
+    /// The disk is full or failed, the charge was refused, or the bytes read are corrupt.
+    #[error("the disk failed after {moved} of {of}: {error}")]
     Disk {
-        /// How much had arrived, from the front. To a disk: what is given back again.
+        /// Bytes that had arrived, from the front. Bytes written to a disk are freed.
         moved: Bytes,
-        /// Of how much.
+        /// Bytes to transfer.
         of: Bytes,
-        /// What failed.
+        /// Error of the store.
         error: DiskTierError,
     },
-    /// The part of the host's memory is not there.
+    /// The range lies outside the host memory.
     #[error(transparent)]
     Outside(#[from] OutOfBounds),
     /// The addresses end beyond the address space.
-    #[error("{0} ends beyond the address space: name addresses that were allocated")]
+    #[error("{0} ends beyond the address space: use allocated addresses")]
     BadRange(AddrRange),
-    /// Two ranges of different lengths.
-    #[error("{from} do not fit into {to}: name ranges of one length")]
+    /// Source and target differ in length.
+    #[error("{from} do not fit into {to}: use ranges of the same length")]
     OtherLength {
-        /// What should move.
+        /// Length of the source.
         from: Bytes,
-        /// What there is for it.
+        /// Length of the target.
         to: Bytes,
     },
-    /// Copies of a mover are not part of anybody's graph.
-    #[error("the stream captures a graph: move data before the capture begins or after it ends")]
+    /// The stream captures a graph. The copies would become nodes of it.
+    #[error("the stream captures a graph: transfer before the capture begins or after it ends")]
     Capturing,
-    /// It was cancelled.
-    #[error("the move was cancelled when {moved} of {of} had arrived")]
+    /// The transfer was cancelled.
+    #[error("cancelled after {moved} of {of}")]
     Cancelled {
-        /// How much had arrived, from the front.
+        /// Bytes that had arrived, from the front.
         moved: Bytes,
-        /// Of how much.
+        /// Bytes to transfer.
         of: Bytes,
     },
-    /// The configuration makes no sense.
-    #[error("a mover cannot be made: {0}")]
+    /// The configuration is invalid.
+    #[error("invalid mover configuration: {0}")]
     Config(&'static str),
 }
 
 impl MoveError {
-    /// What the driver said, if it was the driver.
+    /// Returns the error of the driver, if there is one.
     pub fn driver_error(&self) -> Option<&DriverError> {
         match self {
             MoveError::Device { error, .. } | MoveError::Host(HostPoolError::Pin(error)) => {
@@ -77,19 +76,19 @@ impl MoveError {
     }
 }
 
-/// A move that was refused or could not be finished, with the caller's blocks.
+/// A transfer that was refused or failed, with the caller's blocks.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct MoveFailed {
-    /// Why.
+    /// Why it failed.
     #[source]
     pub error: MoveError,
-    /// Still the caller's. No copy uses them any more, or they are noted as used by it.
+    /// The caller's blocks. No copy uses them, or its stream is recorded on them.
     pub host: HostAllocation,
 }
 
 impl From<Box<MoveFailed>> for MoveError {
-    /// Lets go of the blocks.
+    /// Drops the blocks.
     fn from(failed: Box<MoveFailed>) -> MoveError {
         failed.error
     }

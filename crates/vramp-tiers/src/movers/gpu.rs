@@ -1,4 +1,4 @@
-//! A range of a device as one end of a staged transfer.
+//! The device endpoint of a staged transfer.
 
 use std::sync::Arc;
 
@@ -7,66 +7,68 @@ use vramp_alloc::DriverError;
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::DeviceCopy;
 
+use super::copy_queue::{CopyQueue, QueueError, QueuedCopy};
+use super::core::pipeline::StagedPiece;
+use super::core::window::StepId;
 use super::error::MoveError;
-use super::lane::{Lane, LaneError, Piece, Ticket};
 use super::mover::{CopyDependency, Shared};
-use super::staged::{CopyEndpoint, InFlightCopy, StagedPiece};
-use super::transfer::Way;
+use super::staged::{CopyEndpoint, InFlightCopy};
+use super::transfer::CopyDirection;
 use crate::host::HostAllocation;
 
-/// A range of a device, read or written piece by piece.
+/// A range of a device that is read or written piece by piece.
 pub struct GpuEndpoint {
     mover: Arc<Shared>,
-    does: Does,
+    role: Role,
 }
 
 #[derive(Clone, Copy)]
-enum Does {
-    /// Copies of a range from or to staging.
-    Moves(Way, AddrRange),
+enum Role {
+    /// Copies between a range and staging.
+    Staged(CopyDirection, AddrRange),
     /// Copies within the device.
-    Copies { from: AddrRange, to: AddrRange },
-    /// Nothing: the other end does it all.
-    Nothing,
+    WithinDevice { from: AddrRange, to: AddrRange },
+    /// No copy: the other endpoint does the whole transfer.
+    Idle,
 }
 
-/// Copies in flight.
+/// Copies of one piece in flight.
 pub struct InFlightGpuCopy {
     mover: Arc<Shared>,
-    does: Does,
-    /// `None` for nothing.
-    step: Option<Ticket>,
+    role: Role,
+    /// `None` if there is no copy.
+    step: Option<StepId>,
 }
 
 impl GpuEndpoint {
     pub(super) fn to_host(mover: &Arc<Shared>, range: AddrRange) -> GpuEndpoint {
-        GpuEndpoint { mover: Arc::clone(mover), does: Does::Moves(Way::ToHost, range) }
+        GpuEndpoint { mover: Arc::clone(mover), role: Role::Staged(CopyDirection::ToHost, range) }
     }
 
     pub(super) fn to_device(mover: &Arc<Shared>, range: AddrRange) -> GpuEndpoint {
-        GpuEndpoint { mover: Arc::clone(mover), does: Does::Moves(Way::ToDevice, range) }
+        GpuEndpoint { mover: Arc::clone(mover), role: Role::Staged(CopyDirection::ToDevice, range) }
     }
 
     pub(super) fn within(mover: &Arc<Shared>, from: AddrRange, to: AddrRange) -> GpuEndpoint {
-        GpuEndpoint { mover: Arc::clone(mover), does: Does::Copies { from, to } }
+        GpuEndpoint { mover: Arc::clone(mover), role: Role::WithinDevice { from, to } }
     }
 
-    /// Lets all that begins later come behind other work.
+    /// Orders all later copies behind other work.
     pub(super) fn order(&self, after: CopyDependency) -> Result<(), MoveError> {
-        self.mover.order(self.does.lane(&self.mover), after)
+        self.mover.order(self.role.queue(&self.mover), after)
     }
 
-    pub(super) fn nothing(mover: &Arc<Shared>) -> GpuEndpoint {
-        GpuEndpoint { mover: Arc::clone(mover), does: Does::Nothing }
+    pub(super) fn idle(mover: &Arc<Shared>) -> GpuEndpoint {
+        GpuEndpoint { mover: Arc::clone(mover), role: Role::Idle }
     }
 }
 
-impl Does {
-    /// Copies within a device go with those to it, and so does what they come behind.
-    fn lane(self, mover: &Shared) -> &Lane {
+impl Role {
+    /// Copies within a device share the queue of copies to it.
+    fn queue(self, mover: &Shared) -> &CopyQueue {
         match self {
-            Does::Moves(way, _) => way.lane(mover),
-            Does::Copies { .. } | Does::Nothing => &mover.to_device,
+            Role::Staged(direction, _) => direction.queue(mover),
+            Role::WithinDevice { .. } | Role::Idle => &mover.to_device,
         }
     }
 }
@@ -76,47 +78,47 @@ fn failed(error: DriverError) -> MoveError {
 }
 
 impl CopyEndpoint for GpuEndpoint {
-    type InFlightCopy = InFlightGpuCopy;
+    type InFlight = InFlightGpuCopy;
 
     fn uses_staging(&self) -> bool {
-        matches!(self.does, Does::Moves(..))
+        matches!(self.role, Role::Staged(..))
     }
 
     fn begin(
         &mut self,
-        part: StagedPiece,
+        piece: StagedPiece,
         staging: Option<&HostAllocation>,
     ) -> Result<Option<InFlightGpuCopy>, MoveError> {
-        let at = |range: AddrRange| AddrRange::new(range.start + part.offset, part.len);
-        let pieces = match (self.does, staging) {
-            (Does::Moves(way, range), Some(host)) => {
-                way.pieces(&self.mover, at(range), host, Bytes::ZERO)?
+        let at = |range: AddrRange| AddrRange::new(range.start + piece.offset, piece.len);
+        let copies = match (self.role, staging) {
+            (Role::Staged(direction, range), Some(host)) => {
+                direction.copies(&self.mover, at(range), host, Bytes::ZERO)?
             }
-            (Does::Copies { from, to }, _) => {
+            (Role::WithinDevice { from, to }, _) => {
                 let (from, to) = (at(from).start, at(to).start);
-                smallvec![Piece::Within(DeviceCopy { from, to, len: part.len })]
+                smallvec![QueuedCopy::Within(DeviceCopy { from, to, len: piece.len })]
             }
-            (Does::Nothing, _) | (Does::Moves(..), None) => {
-                let (mover, does) = (Arc::clone(&self.mover), self.does);
-                return Ok(Some(InFlightGpuCopy { mover, does, step: None }));
+            (Role::Idle, _) | (Role::Staged(..), None) => {
+                let (mover, role) = (Arc::clone(&self.mover), self.role);
+                return Ok(Some(InFlightGpuCopy { mover, role, step: None }));
             }
         };
-        match self.does.lane(&self.mover).queue(&pieces) {
+        match self.role.queue(&self.mover).queue(&copies) {
             Ok(step) => Ok(step.map(|step| {
-                let (mover, does) = (Arc::clone(&self.mover), self.does);
-                InFlightGpuCopy { mover, does, step: Some(step) }
+                let (mover, role) = (Arc::clone(&self.mover), self.role);
+                InFlightGpuCopy { mover, role, step: Some(step) }
             })),
-            Err(LaneError { error, .. }) => Err(failed(error)),
+            Err(QueueError { error, .. }) => Err(failed(error)),
         }
     }
 
-    fn wait_for_room(&mut self) -> Result<(), MoveError> {
-        self.does.lane(&self.mover).wait_for_room().map_err(failed)
+    fn wait_for_capacity(&mut self) -> Result<(), MoveError> {
+        self.role.queue(&self.mover).wait_for_capacity().map_err(failed)
     }
 
-    fn keep_until_idle(&self, staging: &mut HostAllocation) {
-        for stream in self.does.lane(&self.mover).streams() {
-            // A device that cannot even say this does not copy any more.
+    fn record_use(&self, staging: &mut HostAllocation) {
+        for stream in self.role.queue(&self.mover).streams() {
+            // A device that cannot record an event runs no copy either.
             let _ = staging.record_stream(&self.mover.driver, stream);
         }
     }
@@ -124,17 +126,17 @@ impl CopyEndpoint for GpuEndpoint {
 
 impl InFlightCopy for InFlightGpuCopy {
     fn is_done(&mut self) -> Result<bool, MoveError> {
-        let lane = self.does.lane(&self.mover);
-        self.step.map_or(Ok(true), |step| lane.is_done(step)).map_err(failed)
+        let queue = self.role.queue(&self.mover);
+        self.step.map_or(Ok(true), |step| queue.is_done(step)).map_err(failed)
     }
 
     fn wait(&mut self) -> Result<(), MoveError> {
-        let lane = self.does.lane(&self.mover);
-        self.step.map_or(Ok(()), |step| lane.wait(step)).map_err(failed)
+        let queue = self.role.queue(&self.mover);
+        self.step.map_or(Ok(()), |step| queue.wait(step)).map_err(failed)
     }
 
     fn settle(&mut self) -> Result<(), MoveError> {
-        let lane = self.does.lane(&self.mover);
-        self.step.map_or(Ok(()), |step| lane.settle(step)).map_err(failed)
+        let queue = self.role.queue(&self.mover);
+        self.step.map_or(Ok(()), |step| queue.settle(step)).map_err(failed)
     }
 }

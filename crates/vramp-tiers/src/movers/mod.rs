@@ -1,38 +1,86 @@
-//! Data on its way between tiers: in steps, on streams of its own, and never behind anybody's back.
+//! Copies between tiers, in steps, on streams of their own.
 //!
-//! 1. [`Mover::new`] makes two streams for each direction of one device, once.
-//! 2. [`Mover::to_host`] and [`Mover::to_device`] describe a move, in the words of [`TransferBuilder`];
-//!    [`TransferBuilder::start`] makes it a [`Transfer`].
-//! 3. A transfer cuts its range into steps and keeps a few of them in flight. It has no thread: it
-//!    advances when somebody asks ([`Transfer::poll`]), waits ([`Transfer::wait`]) or looks for the
-//!    next part that has arrived ([`Transfer::wait_part`]).
-//! 4. [`Transfer::cancel`], a [`CancelToken`](crate::CancelToken) or dropping it ends it between two
-//!    steps, after what is in flight. [`Transfer::finish_on`] queues all that is left and orders a
-//!    stream behind it; the host does not wait.
-//! 5. [`Mover::to_disk`], [`Mover::from_disk`] and [`Mover::between`] go through a few pinned blocks
-//!    of the host ([`StagedTransfer`]): one piece leaves them while the next one comes.
-//! 6. [`Profiler`] measures how fast all this is.
+//! ```
+//! use vramp_tiers::host::{HostPool, HostPoolConfig};
+//! use vramp_tiers::movers::{AddrRange, CopyDependency, Mover, MoverConfig};
+//! use vramp_tiers::{Bytes, ReservationManager, SpaceConfig, SpaceId};
 //!
-//! Nothing here waits for a whole device: what has to be ordered is ordered by events.
+//! let device = vramp_alloc::open("sim:h200")?.driver;
+//! let host = SpaceId::host(0);
+//! let manager = ReservationManager::new([(host, SpaceConfig::host(Bytes::gib(1)))])?;
+//! let space = manager.space(host).expect("it was configured");
+//! let pool = HostPool::new(&space, HostPoolConfig::default(), [device.clone()])?;
+//! let mover = Mover::new(device.clone(), &pool, MoverConfig::default())?;
 //!
-//! Deliberately absent: threads, budgets (blocks are charged by their pool, extents by their
-//! store), and choosing what moves.
+//! let range = AddrRange::new(device.alloc_memory(Bytes::mib(64))?, Bytes::mib(64));
+//! let compute = device.create_stream()?;
+//!
+//! // Evict the range, behind the work queued on `compute`.
+//! let blocks = pool.allocate(range.len)?;
+//! let out = mover.to_host(range, blocks).after(CopyDependency::Stream(compute));
+//! let mut out = out.start()?;
+//! while let Some(part) = out.wait_part()? {
+//!     println!("{part} has arrived");
+//! }
+//!
+//! // Restore it. Work queued on `compute` from here on runs after the copies.
+//! let back = mover.to_device(range, out.into_host()).start()?;
+//! let blocks = back.finish_on(compute)?;
+//! drop(blocks);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The life of a transfer:
+//!
+//! 1. [`Mover::new`] creates two streams for each direction of one device.
+//! 2. [`Mover::to_host`] and [`Mover::to_device`] return a [`TransferBuilder`], which names the work
+//!    that has to come first. [`TransferBuilder::start`] returns a [`Transfer`].
+//! 3. A transfer queues its range in steps and keeps a few of them in flight. It has no thread: it
+//!    advances when the caller polls ([`Transfer::poll`]) or waits ([`Transfer::wait`],
+//!    [`Transfer::wait_part`]).
+//! 4. [`Transfer::cancel`], a [`CancelToken`](crate::CancelToken) or a drop ends it between two
+//!    steps, after the copies in flight. [`Transfer::finish_on`] queues the rest and orders a stream
+//!    behind it, without waiting on the host.
+//! 5. [`Mover::to_disk`], [`Mover::from_disk`] and [`Mover::between`] copy through a few host blocks,
+//!    the staging buffers of a [`StagedTransfer`]: one piece leaves them while the next one arrives.
+//!
+//! A [`Profiler`] measures the rates of all links.
+//!
+//! # Cost
+//!
+//! A step makes one copy call for each run of host blocks, one to record its event, and one to query
+//! it or wait for it. With the default step a transfer of 64 MiB makes 12 driver calls. Events are
+//! reused. No call waits for the whole device.
+//!
+//! # Errors
+//!
+//! [`MoveError`]; the source is unchanged. [`MoveFailed`] returns the host blocks with it. After an
+//! error no copy is in flight, or the blocks record the stream that may still copy.
+//!
+//! Deliberately absent: threads, budgets (the pool charges blocks and the store charges extents), and
+//! choosing what to evict.
 
+mod copy_queue;
+mod core;
 mod disk;
 mod error;
 mod gpu;
-mod lane;
 mod mover;
-mod profile;
 mod profiler;
 mod staged;
 mod transfer;
 
+pub use core::pipeline::StagedPiece;
+pub use core::profile::{MeasuredLink, MeasuredPair, Profile, UnmeasuredLink};
 pub use disk::{DiskBudget, DiskCopy, DiskSource, DiskTarget, InFlightRead, InFlightWrite};
 pub use error::{MoveError, MoveFailed};
 pub use gpu::{GpuEndpoint, InFlightGpuCopy};
 pub use mover::{CopyDependency, Mover, MoverConfig, TransferBuilder};
-pub use profile::{MeasuredLink, MeasuredPair, Profile, UnmeasuredLink};
 pub use profiler::{Profiler, ProfilerConfig};
-pub use staged::{CopyEndpoint, InFlightCopy, StagedPiece, StagedTransfer};
+pub use staged::{CopyEndpoint, InFlightCopy, StagedTransfer};
 pub use transfer::{Transfer, TransferProgress};
+
+pub use vramp_alloc::{Driver, DriverError};
+pub use vramp_core::AddrRange;
+pub use vramp_driver::{Event, Stream};
+pub use vramp_host::OutOfBounds;

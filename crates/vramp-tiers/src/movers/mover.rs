@@ -1,4 +1,4 @@
-//! What moves data from and to one device.
+//! The mover: starts transfers between a device, host blocks and disks.
 
 use std::sync::Arc;
 
@@ -6,31 +6,31 @@ use vramp_alloc::{Driver, DriverError};
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::{Event, Stream};
 
+use super::copy_queue::CopyQueue;
 use super::disk::{DiskBudget, DiskCopy, DiskSource, DiskTarget};
 use super::error::{MoveError, MoveFailed};
 use super::gpu::GpuEndpoint;
-use super::lane::Lane;
 use super::staged::StagedTransfer;
-use super::transfer::{Transfer, Way};
+use super::transfer::{CopyDirection, Transfer};
 use crate::disk::DiskStore;
 use crate::host::{HostAllocation, HostPool};
 use crate::ledger::shell::wait::CancelToken;
 
-/// How a mover moves.
+/// Options of a [`Mover`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MoverConfig {
-    /// How much is queued at a time, from 4 MiB to 32 MiB. Less stops sooner when cancelled, more
-    /// takes fewer driver calls.
+    /// Bytes queued at a time, from 4 MiB to 32 MiB. Smaller steps cancel sooner, larger ones make
+    /// fewer driver calls.
     pub step: Bytes,
-    /// How many steps are in flight in a direction at most, from 1 to 64, over all transfers.
+    /// Most steps in flight in one direction, from 1 to 64, over all transfers.
     pub steps_in_flight: u32,
-    /// How many pieces of a step each are on their way through the host at most, from 2 to 64, in
-    /// one staged transfer.
+    /// Most pieces of one staged transfer in host memory, from 2 to 64. A piece has the length of a
+    /// step.
     pub staging_pieces: u32,
 }
 
 impl Default for MoverConfig {
-    /// Steps of 16 MiB, two on each stream, four pieces of staging.
+    /// Steps of 16 MiB, four in flight in each direction, and four pieces of staging.
     fn default() -> MoverConfig {
         MoverConfig { step: Bytes::mib(16), steps_in_flight: 4, staging_pieces: 4 }
     }
@@ -40,24 +40,24 @@ impl MoverConfig {
     fn check(&self) -> Result<(), MoveError> {
         let bad = |what| Err(MoveError::Config(what));
         if !(Bytes::mib(4)..=Bytes::mib(32)).contains(&self.step) {
-            return bad("a step has to be between 4 MiB and 32 MiB");
+            return bad("a step must be between 4 MiB and 32 MiB");
         }
         if !(1..=64).contains(&self.steps_in_flight) {
-            return bad("1 to 64 steps can be in flight");
+            return bad("steps_in_flight must be between 1 and 64");
         }
         if !(2..=64).contains(&self.staging_pieces) {
-            return bad("2 to 64 pieces of staging keep both ends busy");
+            return bad("staging_pieces must be between 2 and 64");
         }
         Ok(())
     }
 }
 
-/// What a transfer comes behind.
+/// Work that a transfer has to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyDependency {
-    /// What is queued on a stream by now.
+    /// The work queued on a stream so far.
     Stream(Stream),
-    /// An event's last record, on a stream that captures nothing.
+    /// The last record of an event, on a stream that captures no graph.
     Event(Event),
 }
 
@@ -65,23 +65,23 @@ pub(super) struct Shared {
     pub driver: Arc<dyn Driver>,
     pub pool: HostPool,
     pub config: MoverConfig,
-    pub to_host: Lane,
-    pub to_device: Lane,
+    pub to_host: CopyQueue,
+    pub to_device: CopyQueue,
 }
 
-/// Moves data between one device and blocks of one pool of the host. Clones are the same mover; its
-/// four streams end with the last of it and its transfers.
+/// Transfers between one device, blocks of one host pool, and disks. Clones share four streams,
+/// which are destroyed with the last clone and the last transfer.
 #[derive(Clone)]
 pub struct Mover {
     pub(super) shared: Arc<Shared>,
 }
 
 impl Mover {
-    /// A mover for a device and a pool that is pinned for it. Four driver calls.
+    /// Creates a mover for a device and a pool that is pinned for it. Four driver calls.
     ///
     /// # Errors
-    /// The configuration makes no sense, the pool is not pinned for the device, or a stream could
-    /// not be made.
+    /// The configuration is invalid, the pool is not pinned for the device, or a stream could not
+    /// be created.
     pub fn new(
         driver: Arc<dyn Driver>,
         pool: &HostPool,
@@ -90,47 +90,48 @@ impl Mover {
         config.check()?;
         pool.check_device(&driver)?;
         let most = config.step * u64::from(config.steps_in_flight);
-        let lane = || {
+        let queue = || {
             let device = |error| MoveError::Device { moved: Bytes::ZERO, of: Bytes::ZERO, error };
-            Lane::new(&driver, most).map_err(device)
+            CopyQueue::new(&driver, most).map_err(device)
         };
-        let (to_host, to_device) = (lane()?, lane()?);
+        let (to_host, to_device) = (queue()?, queue()?);
         let pool = pool.clone();
         Ok(Mover { shared: Arc::new(Shared { driver, pool, config, to_host, to_device }) })
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.shared.driver
     }
 
-    /// The pool that staged transfers take their blocks from.
+    /// Returns the pool that staging is allocated from.
     pub fn pool(&self) -> &HostPool {
         &self.shared.pool
     }
 
-    /// How it moves.
+    /// Returns the options.
     pub fn config(&self) -> &MoverConfig {
         &self.shared.config
     }
 
-    /// How much is in flight to the host and to the device, as far as is known. No driver call.
+    /// Returns the bytes in flight to the host and to the device, as of the last query. No driver
+    /// call.
     pub fn in_flight(&self) -> (Bytes, Bytes) {
         (self.shared.to_host.in_flight(), self.shared.to_device.in_flight())
     }
 
-    /// Describes a copy of `range` into blocks of the host.
+    /// Returns a builder for a copy of `range` into host blocks.
     pub fn to_host(&self, range: AddrRange, host: HostAllocation) -> TransferBuilder {
-        TransferBuilder::new(&self.shared, Way::ToHost, range, host)
+        TransferBuilder::new(&self.shared, CopyDirection::ToHost, range, host)
     }
 
-    /// Describes a copy from blocks of the host into `range`.
+    /// Returns a builder for a copy of host blocks into `range`.
     pub fn to_device(&self, range: AddrRange, host: HostAllocation) -> TransferBuilder {
-        TransferBuilder::new(&self.shared, Way::ToDevice, range, host)
+        TransferBuilder::new(&self.shared, CopyDirection::ToDevice, range, host)
     }
 
-    /// Copies `range` of the device to a disk, through blocks of the pool: one piece is written while
-    /// others come from the device. [`StagedTransfer::finish`] returns what lies there then.
+    /// Copies `range` of the device to a disk. StepCopies are written while others leave the device.
+    /// [`StagedTransfer::finish`] returns the [`DiskCopy`].
     ///
     /// # Errors
     /// The range ends beyond the address space.
@@ -145,8 +146,8 @@ impl Mover {
         Ok(StagedTransfer::new(&self.shared, fill, drain, range.len))
     }
 
-    /// Copies what lies on a disk into `range`, through blocks of the pool: one piece goes to the
-    /// device while others are read and compared with their sums. It stays on the disk.
+    /// Copies a [`DiskCopy`] into `range`. StepCopies go to the device while others are read and
+    /// verified. The copy stays on the disk.
     ///
     /// # Errors
     /// The range has another length, or ends beyond the address space.
@@ -160,17 +161,17 @@ impl Mover {
         }
         let (fill, piece) = (DiskSource::new(copy), copy.piece());
         let drain = GpuEndpoint::to_device(&self.shared, check_range(range)?);
-        Ok(StagedTransfer::new(&self.shared, fill, drain, range.len).in_pieces_of(piece))
+        Ok(StagedTransfer::new(&self.shared, fill, drain, range.len).with_piece(piece))
     }
 
-    /// Copies `from` of this device to `to` of the other one: through blocks of this mover's pool,
-    /// which is pinned for both, or at once if it is the same device.
+    /// Copies `from` of this device to `to` of the device of `other`: through this mover's pool, or
+    /// directly if it is the same device.
     ///
-    /// Work that still writes `from` or uses `to` has to come before: name it by `after`, of this
-    /// device and of the other one.
+    /// Other work that writes `from` or uses `to` must come first: see [`StagedTransfer::after`]
+    /// and [`StagedTransfer::after_at_target`].
     ///
     /// # Errors
-    /// The ranges are not of one length, or the pool is not pinned for the other device.
+    /// The ranges differ in length, or the pool is not pinned for the other device.
     pub fn between(
         &self,
         from: AddrRange,
@@ -185,7 +186,7 @@ impl Mover {
             let copy = GpuEndpoint::within(&self.shared, source, target);
             return Ok(StagedTransfer::new(
                 &self.shared,
-                GpuEndpoint::nothing(&self.shared),
+                GpuEndpoint::idle(&self.shared),
                 copy,
                 from.len,
             ));
@@ -200,7 +201,7 @@ impl Mover {
 impl std::fmt::Debug for Mover {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (down, up) = self.in_flight();
-        write!(f, "{down} on their way from {}, {up} to it", self.shared.driver.info().id)
+        write!(f, "{down} in flight from {}, {up} to it", self.shared.driver.info().id)
     }
 }
 
@@ -209,20 +210,21 @@ pub(super) fn check_range(range: AddrRange) -> Result<AddrRange, MoveError> {
 }
 
 impl Shared {
-    /// Lets later steps of a lane come behind other work.
-    pub fn order(&self, lane: &Lane, after: CopyDependency) -> Result<(), MoveError> {
+    /// Orders later steps of a queue behind other work.
+    pub fn order(&self, queue: &CopyQueue, after: CopyDependency) -> Result<(), MoveError> {
         let device =
             |error: DriverError| MoveError::Device { moved: Bytes::ZERO, of: Bytes::ZERO, error };
         match after {
-            CopyDependency::Event(event) => lane.order_behind_event(event).map_err(device),
+            CopyDependency::Event(event) => queue.order_behind_event(event).map_err(device),
             CopyDependency::Stream(stream) => {
                 self.refuse_capturing(stream)?;
-                lane.order_behind_stream(stream).map_err(device)
+                queue.order_behind_stream(stream).map_err(device)
             }
         }
     }
 
-    /// Events between a mover and a capturing stream would make copies nodes of its graph.
+    /// Returns an error if the stream captures: an event between the two would make copies nodes of
+    /// its graph.
     pub fn refuse_capturing(&self, stream: Stream) -> Result<(), MoveError> {
         match self.driver.is_capturing(stream) {
             Ok(false) => Ok(()),
@@ -232,11 +234,11 @@ impl Shared {
     }
 }
 
-/// A move in words, before it starts.
-#[must_use = "nothing moves until it is started"]
+/// Builder of a [`Transfer`]. Finish with [`start`](TransferBuilder::start).
+#[must_use = "call start to begin the transfer"]
 pub struct TransferBuilder {
     mover: Arc<Shared>,
-    way: Way,
+    direction: CopyDirection,
     range: AddrRange,
     host: HostAllocation,
     offset: Bytes,
@@ -247,49 +249,49 @@ pub struct TransferBuilder {
 impl TransferBuilder {
     fn new(
         mover: &Arc<Shared>,
-        way: Way,
+        direction: CopyDirection,
         range: AddrRange,
         host: HostAllocation,
     ) -> TransferBuilder {
         let (mover, offset, after) = (Arc::clone(mover), Bytes::ZERO, Vec::new());
-        TransferBuilder { mover, way, range, host, offset, after, cancel: None }
+        TransferBuilder { mover, direction, range, host, offset, after, cancel: None }
     }
 
-    /// Where in the host's blocks the range begins; at their first byte otherwise.
+    /// Sets where the range begins in the host blocks. The default is their first byte.
     pub fn at(mut self, offset: Bytes) -> TransferBuilder {
         self.offset = offset;
         self
     }
 
-    /// Lets it come behind other work: what writes the data, what still uses the place it goes to.
-    /// Other transfers of the same direction that start later come behind it too. The host does not
-    /// wait. Two driver calls, four for a stream.
+    /// Orders the transfer behind other work, such as kernels that write the source or use the
+    /// target. Later transfers of the same direction are ordered behind it too. The host does not
+    /// wait. Two driver calls, or four for a stream.
     pub fn after(mut self, after: CopyDependency) -> TransferBuilder {
         self.after.push(after);
         self
     }
 
-    /// Lets the token end it, between two steps.
+    /// Lets `token` cancel the transfer, between two steps.
     pub fn cancelled_by(mut self, token: &CancelToken) -> TransferBuilder {
         self.cancel = Some(token.clone());
         self
     }
 
-    /// Starts it, with the first steps in flight.
+    /// Starts the transfer and queues its first steps.
     ///
     /// # Errors
-    /// The range does not lie in the blocks or in the address space, a stream captures a graph, or a
-    /// driver call failed. Nothing is in flight.
+    /// The range lies outside the blocks or the address space, a stream captures a graph, or a
+    /// driver call failed. No copy is in flight.
     pub fn start(self) -> Result<Transfer, Box<MoveFailed>> {
-        let TransferBuilder { mover, way, range, host, offset, after, cancel } = self;
+        let TransferBuilder { mover, direction, range, host, offset, after, cancel } = self;
         let checked = check_range(range).and_then(|_| {
-            // An offset that no number can hold is outside as well.
+            // Also refuses an offset that overflows.
             host.spans(offset, range.len).map_err(MoveError::from)?;
-            let lane = way.lane(&mover);
-            after.into_iter().try_for_each(|after| mover.order(lane, after))
+            let queue = direction.queue(&mover);
+            after.into_iter().try_for_each(|after| mover.order(queue, after))
         });
         match checked {
-            Ok(()) => Transfer::start(mover, way, range, host, offset, cancel),
+            Ok(()) => Transfer::start(mover, direction, range, host, offset, cancel),
             Err(error) => Err(Box::new(MoveFailed { error, host })),
         }
     }

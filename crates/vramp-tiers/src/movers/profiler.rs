@@ -1,7 +1,7 @@
-//! Measures how fast data moves between the spaces of this machine.
+//! Measures transfer rates between the spaces of this machine.
 //!
-//! Time is the devices' own ([`Driver::now_ns`]): the clock on a card, modelled time on the simulator.
-//! Where a disk takes part the clock on the wall counts too. The slowest of them is what a move took.
+//! Time is that of the devices ([`Driver::now_ns`]): the clock of the card, or simulated time.
+//! Links with a disk are also timed by the clock on the wall. The longest of these times counts.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,40 +10,41 @@ use crate::ledger::core::SpaceId;
 use vramp_alloc::Driver;
 use vramp_core::{AddrRange, Bytes};
 
+use super::core::profile::{MeasuredLink, MeasuredPair, Profile, UnmeasuredLink, median, rate};
 use super::disk::{DiskBudget, DiskCopy};
 use super::error::MoveError;
 use super::mover::Mover;
-use super::profile::{MeasuredLink, MeasuredPair, Profile, UnmeasuredLink, rate};
 use crate::disk::{ChargeTo, DiskStore, DiskTierError};
 use crate::host::{HostAllocation, HostPool};
 
-/// What is measured how often.
+/// Options of a [`Profiler`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProfilerConfig {
-    /// How much is moved at a time.
+    /// Bytes to move at a time.
     pub sizes: Vec<Bytes>,
-    /// Moves before anything is timed.
+    /// Rounds before the timed ones.
     pub warm_up: u32,
-    /// Moves that are timed; the median counts.
+    /// Timed rounds. Their median counts.
     pub rounds: u32,
 }
 
 impl Default for ProfilerConfig {
-    /// 4 KiB, which tells the latency, and 1, 16, 64 and 256 MiB; ten rounds after three.
+    /// 4 KiB, for the latency, and 1, 16, 64 and 256 MiB. Three rounds of warm-up and ten timed
+    /// ones.
     fn default() -> ProfilerConfig {
         let sizes = [Bytes::kib(4)].into_iter().chain([1, 16, 64, 256].map(Bytes::mib));
         ProfilerConfig { sizes: sizes.collect(), warm_up: 3, rounds: 10 }
     }
 }
 
-/// A card, with memory on it that may be overwritten.
+/// A device, with memory that may be overwritten.
 struct Gpu {
     space: SpaceId,
     mover: Mover,
     memory: AddrRange,
 }
 
-/// Measures the ways between the spaces that it is told of.
+/// Measures the links between the spaces that were added.
 #[derive(Default)]
 pub struct Profiler {
     config: ProfilerConfig,
@@ -52,13 +53,13 @@ pub struct Profiler {
 }
 
 impl Profiler {
-    /// A profiler that knows no space yet.
+    /// Returns a profiler without spaces.
     pub fn new(config: ProfilerConfig) -> Profiler {
         Profiler { config, ..Profiler::default() }
     }
 
-    /// Adds a card and the memory of the host that its mover's pool holds. `memory` is overwritten,
-    /// and bounds the sizes; what still uses it has to be done.
+    /// Adds a device and the host space of its mover's pool. `memory` is overwritten and bounds the
+    /// sizes. No work may use it.
     pub fn gpu(mut self, space: SpaceId, mover: &Mover, memory: AddrRange) -> Profiler {
         self.gpus.push(Gpu { space, mover: mover.clone(), memory });
         self
@@ -70,9 +71,9 @@ impl Profiler {
         self
     }
 
-    /// Measures: each card to and from its host, alone and both at once, each card to each other
-    /// one, and each disk to and from cards and hosts. A way that cannot be measured is told with the
-    /// reason. Blocks of the host are pinned if there are not enough.
+    /// Measures each device to and from its host, alone and in both directions at once, each pair
+    /// of devices, and each disk to and from devices and hosts. A link that fails is listed in
+    /// [`Profile::unmeasured`] with the reason. Pins host blocks if too few are free.
     ///
     /// # Errors
     /// A device was lost.
@@ -95,7 +96,7 @@ impl Profiler {
         Ok(run.profile)
     }
 
-    /// The movers' pools, each space once.
+    /// Returns the pools of the movers, one for each space.
     fn pools(&self) -> Vec<&HostPool> {
         let mut pools: Vec<&HostPool> = Vec::new();
         for pool in self.gpus.iter().map(|gpu| gpu.mover.pool()) {
@@ -107,7 +108,7 @@ impl Profiler {
     }
 }
 
-/// The clocks that a move is timed by.
+/// Clocks that a transfer is timed by.
 struct Clocks<'a> {
     devices: Vec<(&'a Arc<dyn Driver>, u64)>,
     wall: Option<Instant>,
@@ -131,14 +132,14 @@ impl<'a> Clocks<'a> {
     }
 }
 
-/// A measurement under way.
+/// A measurement in progress.
 struct Run<'a> {
     config: &'a ProfilerConfig,
     profile: Profile,
 }
 
 impl Run<'_> {
-    /// Measures one way at every size. `once` moves so much and tells how long it took.
+    /// Measures one link at every size. `once` moves some bytes and returns the nanoseconds.
     fn link(
         &mut self,
         (from, to): (SpaceId, SpaceId),
@@ -162,9 +163,7 @@ impl Run<'_> {
             once()?;
         }
         let rounds = 0..self.config.rounds.max(1);
-        let mut took = rounds.map(|_| once()).collect::<Result<Vec<_>, _>>()?;
-        took.sort_unstable();
-        Ok(took[took.len() / 2])
+        Ok(median(rounds.map(|_| once()).collect::<Result<Vec<_>, _>>()?))
     }
 
     fn unmeasured(
@@ -302,7 +301,7 @@ impl Gpu {
         }
     }
 
-    /// Two parts beside each other.
+    /// Returns two adjacent ranges.
     fn parts(&self, len: Bytes) -> Result<(AddrRange, AddrRange), MoveError> {
         self.part(len * 2)?;
         let (start, len) = (self.memory.start, len);
@@ -310,7 +309,7 @@ impl Gpu {
     }
 }
 
-/// Blocks for so much: those at hand, or others.
+/// Takes the blocks of the last round if they suffice, or allocates new ones.
 fn take(
     at_hand: &mut Option<HostAllocation>,
     pool: &HostPool,
@@ -318,7 +317,7 @@ fn take(
 ) -> Result<HostAllocation, MoveError> {
     match at_hand.take() {
         Some(blocks) if blocks.len() >= size => Ok(blocks),
-        // What was at hand goes first: there may be no room for both.
+        // Freed first, because the space may not hold both.
         other => {
             drop(other);
             Ok(pool.allocate(size)?)

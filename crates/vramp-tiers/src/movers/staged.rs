@@ -1,14 +1,15 @@
-//! Data on its way through blocks of the host, piece by piece: one piece leaves while others come.
+//! Transfers through host memory, piece by piece.
 //!
-//! 1. The first end fills a piece of staging, the second one drains it. Both begin in order.
-//! 2. A piece that was drained is filled again. So staging is a few pieces, whatever the length.
-//! 3. After a failure, or cancelled, nothing begins any more; what is in flight is waited for.
+//! 1. One endpoint fills a staging buffer, the other drains it. Both begin in order.
+//! 2. A drained buffer is filled again, so a few buffers suffice for any length.
+//! 3. After a failure or cancellation no piece begins, and pieces in flight are waited for.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use vramp_core::Bytes;
 
+use super::core::pipeline::{NextWait, Pipeline, Stage, StagedPiece, next_wait};
 use super::error::MoveError;
 use super::gpu::GpuEndpoint;
 use super::mover::{CopyDependency, Shared};
@@ -16,103 +17,106 @@ use super::transfer::TransferProgress;
 use crate::host::{HostAllocation, HostPoolError};
 use crate::ledger::shell::wait::CancelToken;
 
-/// A part of what is transferred.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StagedPiece {
-    /// Where it begins.
-    pub offset: Bytes,
-    /// How long it is.
-    pub len: Bytes,
-}
-
-/// Something that fills staging or drains it: a range of a device, a file.
+/// Fills staging buffers or drains them: a device range, or a disk.
 pub trait CopyEndpoint: Send {
-    /// A part in flight.
-    type InFlightCopy: InFlightCopy;
+    /// A piece that this endpoint copies.
+    type InFlight: InFlightCopy;
 
-    /// False if parts go without staging.
+    /// Returns false if the endpoint needs no staging buffer.
     fn uses_staging(&self) -> bool {
         true
     }
 
-    /// Begins one part; staging is used from its first byte on. `None` if there is no room now.
+    /// Begins to copy a piece from or to the first bytes of `staging`. Returns `None` if too much
+    /// is in flight.
     ///
     /// # Errors
-    /// It could not begin. Nothing of it is in flight, as far as can be known.
+    /// The copy could not begin. None of it is in flight, unless the device cannot report that.
     fn begin(
         &mut self,
-        part: StagedPiece,
+        piece: StagedPiece,
         staging: Option<&HostAllocation>,
-    ) -> Result<Option<Self::InFlightCopy>, MoveError>;
+    ) -> Result<Option<Self::InFlight>, MoveError>;
 
-    /// Waits until something in flight is done.
+    /// Waits until a copy in flight completes.
     ///
     /// # Errors
-    /// What is in flight failed.
-    fn wait_for_room(&mut self) -> Result<(), MoveError>;
+    /// A copy in flight failed.
+    fn wait_for_capacity(&mut self) -> Result<(), MoveError>;
 
-    /// Takes a flight that is done. In order.
-    fn finished(&mut self, flight: Self::InFlightCopy) {
-        drop(flight);
+    /// Takes a completed piece. StepCopies complete in order.
+    fn finished(&mut self, copy: Self::InFlight) {
+        drop(copy);
     }
 
-    /// Notes that staging must not serve others before this end's work is done, which is not known.
-    fn keep_until_idle(&self, staging: &mut HostAllocation);
+    /// Notes on `staging` that copies of this endpoint may still use it, after their completion
+    /// could not be determined.
+    fn record_use(&self, staging: &mut HostAllocation);
 }
 
-/// A part that an [`CopyEndpoint`] has begun.
+/// A piece that a [`CopyEndpoint`] has begun to copy.
 pub trait InFlightCopy: Send {
-    /// True if it is done. Never blocks.
+    /// Returns true if the copy is complete. Never blocks.
     ///
     /// # Errors
-    /// It failed.
+    /// The copy failed.
     fn is_done(&mut self) -> Result<bool, MoveError>;
 
-    /// Waits for it.
+    /// Waits for the copy.
     ///
     /// # Errors
-    /// It failed.
+    /// The copy failed.
     fn wait(&mut self) -> Result<(), MoveError>;
 
-    /// Waits until nothing of it is in flight, after it failed.
+    /// Waits until no part of a failed copy is in flight.
     ///
     /// # Errors
-    /// It cannot be known.
+    /// The device cannot report that.
     fn settle(&mut self) -> Result<(), MoveError>;
 }
 
-enum Stage<F, D> {
+enum SlotState<F, D> {
     Filling(F),
     Filled,
     Draining(D),
 }
 
-struct Slot<F, D> {
-    part: StagedPiece,
-    staging: Option<HostAllocation>,
-    stage: Stage<F, D>,
+impl<F, D> SlotState<F, D> {
+    fn stage(&self) -> Stage {
+        match self {
+            SlotState::Filling(_) => Stage::Filling,
+            SlotState::Filled => Stage::Filled,
+            SlotState::Draining(_) => Stage::Draining,
+        }
+    }
 }
 
-/// Data on its way from one [`CopyEndpoint`] to another. It advances only when it is asked.
+/// A piece between the endpoints, with its staging buffer.
+struct Slot<F, D> {
+    piece: StagedPiece,
+    staging: Option<HostAllocation>,
+    state: SlotState<F, D>,
+}
+
+/// A transfer through staging buffers. It advances only when the caller polls or waits.
 ///
-/// Dropped before its end it is cancelled, and what is in flight is waited for.
-#[must_use = "nothing moves until it is asked"]
+/// Dropping it cancels the transfer and waits for pieces in flight.
+#[must_use = "a staged transfer advances only when polled"]
 pub struct StagedTransfer<F: CopyEndpoint, D: CopyEndpoint> {
     mover: Arc<Shared>,
     fill: F,
-    /// Taken when it ends.
+    /// `None` once it was taken by [`into_target`](StagedTransfer::into_target).
     drain: Option<D>,
-    len: Bytes,
-    piece: Bytes,
+    pipeline: Pipeline,
     begun: Bytes,
     moved: Bytes,
-    slots: VecDeque<Slot<F::InFlightCopy, D::InFlightCopy>>,
+    slots: VecDeque<Slot<F::InFlight, D::InFlight>>,
     idle: Vec<HostAllocation>,
     cancel: Option<CancelToken>,
     failure: Option<MoveError>,
 }
 
-const HERE: &str = "an end is there until it is taken";
+const TAKEN: &str = "the endpoint is taken once";
 
 impl<F: CopyEndpoint, D: CopyEndpoint> StagedTransfer<F, D> {
     pub(super) fn new(mover: &Arc<Shared>, fill: F, drain: D, len: Bytes) -> StagedTransfer<F, D> {
@@ -120,8 +124,11 @@ impl<F: CopyEndpoint, D: CopyEndpoint> StagedTransfer<F, D> {
             mover: Arc::clone(mover),
             fill,
             drain: Some(drain),
-            len,
-            piece: mover.config.step,
+            pipeline: Pipeline {
+                len,
+                piece: mover.config.step,
+                most: mover.config.staging_pieces as usize,
+            },
             begun: Bytes::ZERO,
             moved: Bytes::ZERO,
             slots: VecDeque::new(),
@@ -131,23 +138,23 @@ impl<F: CopyEndpoint, D: CopyEndpoint> StagedTransfer<F, D> {
         }
     }
 
-    /// The same in pieces of another length.
-    pub(super) fn in_pieces_of(mut self, piece: Bytes) -> StagedTransfer<F, D> {
-        self.piece = piece;
+    /// Sets the length of a piece.
+    pub(super) fn with_piece(mut self, piece: Bytes) -> StagedTransfer<F, D> {
+        self.pipeline.piece = piece;
         self
     }
 
-    /// Lets the token end it, between two pieces.
+    /// Lets `token` cancel the transfer, between two pieces.
     pub fn cancelled_by(mut self, token: &CancelToken) -> Self {
         self.cancel = Some(token.clone());
         self
     }
 
-    /// Notes what is done and begins what can begin. True if all has arrived. Never blocks, unless
-    /// something fails: then it waits for what is in flight.
+    /// Records completed copies and begins further ones. Returns true if all bytes have arrived.
+    /// Never blocks, unless a copy fails: then it waits for pieces in flight.
     ///
     /// # Errors
-    /// It failed or was cancelled, now or before.
+    /// The transfer failed or was cancelled, now or before.
     pub fn poll(&mut self) -> Result<bool, MoveError> {
         self.check()?;
         if self.cancel.as_ref().is_some_and(CancelToken::is_cancelled) && !self.is_done() {
@@ -160,10 +167,10 @@ impl<F: CopyEndpoint, D: CopyEndpoint> StagedTransfer<F, D> {
         }
     }
 
-    /// Waits until all has arrived.
+    /// Waits until all bytes have arrived.
     ///
     /// # Errors
-    /// As [`poll`](Staged::poll).
+    /// As [`poll`](StagedTransfer::poll).
     pub fn wait(&mut self) -> Result<(), MoveError> {
         while !self.poll()? {
             if let Err(error) = self.wait_for_one() {
@@ -173,31 +180,35 @@ impl<F: CopyEndpoint, D: CopyEndpoint> StagedTransfer<F, D> {
         Ok(())
     }
 
-    /// Begins nothing more, waits for what is in flight, and tells how much has arrived, from the
-    /// front.
+    /// Cancels the transfer, waits for pieces in flight, and returns the bytes that arrived, from
+    /// the front.
     pub fn cancel(&mut self) -> Bytes {
         self.settle();
         if !self.is_done() {
-            let (moved, of) = (self.moved, self.len);
+            let (moved, of) = (self.moved, self.pipeline.len);
             self.failure.get_or_insert(MoveError::Cancelled { moved, of });
         }
         self.moved
     }
 
-    /// How far it is. No driver call.
+    /// Returns the progress. No driver call.
     pub fn progress(&self) -> TransferProgress {
-        TransferProgress { moved: self.moved, in_flight: self.begun - self.moved, total: self.len }
+        TransferProgress {
+            moved: self.moved,
+            in_flight: self.begun - self.moved,
+            total: self.pipeline.len,
+        }
     }
 
-    /// True if all has arrived, as far as is known.
+    /// Returns true if all bytes have arrived, as of the last poll.
     pub fn is_done(&self) -> bool {
-        self.moved == self.len
+        self.moved == self.pipeline.len
     }
 
-    /// The end that data goes to, after what is in flight.
+    /// Waits for pieces in flight and returns the endpoint that drains.
     pub(super) fn into_target(mut self) -> D {
         self.settle();
-        self.drain.take().expect(HERE)
+        self.drain.take().expect(TAKEN)
     }
 
     fn check(&self) -> Result<(), MoveError> {
@@ -213,24 +224,24 @@ impl<F: CopyEndpoint, D: CopyEndpoint> StagedTransfer<F, D> {
 
     fn note_filled(&mut self) -> Result<(), MoveError> {
         for slot in &mut self.slots {
-            if let Stage::Filling(flight) = &mut slot.stage {
-                if !flight.is_done()? {
+            if let SlotState::Filling(copy) = &mut slot.state {
+                if !copy.is_done()? {
                     break;
                 }
-                slot.stage = Stage::Filled;
+                slot.state = SlotState::Filled;
             }
         }
         Ok(())
     }
 
     fn begin_drains(&mut self) -> Result<(), MoveError> {
-        let drain = self.drain.as_mut().expect(HERE);
+        let drain = self.drain.as_mut().expect(TAKEN);
         for slot in &mut self.slots {
-            match slot.stage {
-                Stage::Draining(_) => continue,
-                Stage::Filling(_) => break,
-                Stage::Filled => match drain.begin(slot.part, slot.staging.as_ref())? {
-                    Some(flight) => slot.stage = Stage::Draining(flight),
+            match slot.state {
+                SlotState::Draining(_) => continue,
+                SlotState::Filling(_) => break,
+                SlotState::Filled => match drain.begin(slot.piece, slot.staging.as_ref())? {
+                    Some(copy) => slot.state = SlotState::Draining(copy),
                     None => break,
                 },
             }
@@ -239,8 +250,8 @@ impl<F: CopyEndpoint, D: CopyEndpoint> StagedTransfer<F, D> {
     }
 
     fn note_drained(&mut self) -> Result<(), MoveError> {
-        while let Some(Slot { stage: Stage::Draining(flight), .. }) = self.slots.front_mut() {
-            if !flight.is_done()? {
+        while let Some(Slot { state: SlotState::Draining(copy), .. }) = self.slots.front_mut() {
+            if !copy.is_done()? {
                 break;
             }
             self.take_drained();
@@ -250,37 +261,34 @@ impl<F: CopyEndpoint, D: CopyEndpoint> StagedTransfer<F, D> {
 
     fn take_drained(&mut self) {
         let Some(slot) = self.slots.pop_front() else { return };
-        self.moved += slot.part.len;
+        self.moved += slot.piece.len;
         self.idle.extend(slot.staging);
-        if let Stage::Draining(flight) = slot.stage {
-            self.drain.as_mut().expect(HERE).finished(flight);
+        if let SlotState::Draining(copy) = slot.state {
+            self.drain.as_mut().expect(TAKEN).finished(copy);
         }
     }
 
     fn begin_fills(&mut self) -> Result<(), MoveError> {
-        let most = self.mover.config.staging_pieces as usize;
-        while self.slots.len() < most && self.begun < self.len {
-            let len = self.piece.min(self.len - self.begun);
-            let part = StagedPiece { offset: self.begun, len };
+        while let Some(piece) = self.pipeline.next_piece(self.begun, self.slots.len()) {
             let staging = match self.take_staging() {
                 Ok(staging) => staging,
-                // It goes on with less.
+                // Continue with fewer buffers.
                 Err(_) if !self.slots.is_empty() => return Ok(()),
                 Err(error) => return Err(error.into()),
             };
-            let begun = self.fill.begin(part, staging.as_ref());
+            let begun = self.fill.begin(piece, staging.as_ref());
             match begun {
-                Ok(Some(flight)) => {
-                    let stage = Stage::Filling(flight);
-                    self.slots.push_back(Slot { part, staging, stage });
-                    self.begun += len;
+                Ok(Some(copy)) => {
+                    let state = SlotState::Filling(copy);
+                    self.slots.push_back(Slot { piece, staging, state });
+                    self.begun += piece.len;
                 }
                 Ok(None) => {
                     self.idle.extend(staging);
                     return Ok(());
                 }
                 Err(error) => {
-                    self.give_up(staging);
+                    self.discard(staging);
                     return Err(error);
                 }
             }
@@ -288,35 +296,33 @@ impl<F: CopyEndpoint, D: CopyEndpoint> StagedTransfer<F, D> {
         Ok(())
     }
 
-    /// A piece of staging, if any is needed.
+    /// Takes a staging buffer, if the endpoints need one.
     fn take_staging(&mut self) -> Result<Option<HostAllocation>, HostPoolError> {
-        if !self.fill.uses_staging() && !self.drain.as_ref().expect(HERE).uses_staging() {
+        if !self.fill.uses_staging() && !self.drain.as_ref().expect(TAKEN).uses_staging() {
             return Ok(None);
         }
         if let Some(idle) = self.idle.pop() {
             return Ok(Some(idle));
         }
-        self.mover.pool.allocate(self.piece.min(self.len)).map(Some)
+        self.mover.pool.allocate(self.pipeline.piece.min(self.pipeline.len)).map(Some)
     }
 
-    /// Waits for one thing that lets others begin.
+    /// Waits for a copy whose completion lets another begin.
     fn wait_for_one(&mut self) -> Result<(), MoveError> {
-        let filling = |slot: &&mut Slot<_, _>| matches!(slot.stage, Stage::Filling(_));
-        if let Some(Slot { stage: Stage::Filling(flight), .. }) =
-            self.slots.iter_mut().find(filling)
-        {
-            return flight.wait();
-        }
-        match self.slots.front_mut().map(|slot| &mut slot.stage) {
-            Some(Stage::Draining(flight)) => flight.wait(),
-            Some(_) => self.drain.as_mut().expect(HERE).wait_for_room(),
-            None => self.fill.wait_for_room(),
+        match next_wait(self.slots.iter().map(|slot| slot.state.stage())) {
+            NextWait::Piece(index) => match &mut self.slots[index].state {
+                SlotState::Filling(copy) => copy.wait(),
+                SlotState::Draining(copy) => copy.wait(),
+                SlotState::Filled => Ok(()),
+            },
+            NextWait::Drain => self.drain.as_mut().expect(TAKEN).wait_for_capacity(),
+            NextWait::Fill => self.fill.wait_for_capacity(),
         }
     }
 
     fn fail(&mut self, error: MoveError) -> MoveError {
         self.settle();
-        let (moved, of) = (self.moved, self.len);
+        let (moved, of) = (self.moved, self.pipeline.len);
         let error = match error {
             MoveError::Device { error, .. } => MoveError::Device { moved, of, error },
             MoveError::Disk { error, .. } => MoveError::Disk { moved, of, error },
@@ -325,40 +331,40 @@ impl<F: CopyEndpoint, D: CopyEndpoint> StagedTransfer<F, D> {
         self.failure.get_or_insert(error).clone()
     }
 
-    /// Waits for all that is in flight. What arrived without a gap counts.
+    /// Waits for all pieces in flight. Counts those that arrived without a gap.
     fn settle(&mut self) {
         let mut gap = false;
         while let Some(mut slot) = self.slots.pop_front() {
-            let (known, arrived) = match &mut slot.stage {
-                Stage::Filling(flight) => (ended(flight).0, false),
-                Stage::Filled => (true, false),
-                Stage::Draining(flight) => ended(flight),
+            let (known, arrived) = match &mut slot.state {
+                SlotState::Filling(copy) => (ended(copy).0, false),
+                SlotState::Filled => (true, false),
+                SlotState::Draining(copy) => ended(copy),
             };
             gap |= !arrived;
             if !gap {
-                self.moved += slot.part.len;
+                self.moved += slot.piece.len;
             }
             match known {
                 true => self.idle.extend(slot.staging),
-                false => self.give_up(slot.staging),
+                false => self.discard(slot.staging),
             }
         }
         self.begun = self.moved;
         self.idle.clear();
     }
 
-    /// Gives staging away that copies may still use.
-    fn give_up(&self, staging: Option<HostAllocation>) {
+    /// Drops a buffer that copies may still use.
+    fn discard(&self, staging: Option<HostAllocation>) {
         let Some(mut staging) = staging else { return };
-        self.fill.keep_until_idle(&mut staging);
+        self.fill.record_use(&mut staging);
         if let Some(drain) = &self.drain {
-            drain.keep_until_idle(&mut staging);
+            drain.record_use(&mut staging);
         }
     }
 }
 
 impl<D: CopyEndpoint> StagedTransfer<GpuEndpoint, D> {
-    /// Lets it come behind other work on the device it comes from.
+    /// Orders the transfer behind other work on the source device.
     ///
     /// # Errors
     /// The stream captures a graph, or a driver call failed.
@@ -369,21 +375,21 @@ impl<D: CopyEndpoint> StagedTransfer<GpuEndpoint, D> {
 }
 
 impl<F: CopyEndpoint> StagedTransfer<F, GpuEndpoint> {
-    /// Lets it come behind other work on the device it goes to.
+    /// Orders the transfer behind other work on the target device.
     ///
     /// # Errors
     /// The stream captures a graph, or a driver call failed.
     pub fn after_at_target(self, after: CopyDependency) -> Result<Self, MoveError> {
-        self.drain.as_ref().expect(HERE).order(after)?;
+        self.drain.as_ref().expect(TAKEN).order(after)?;
         Ok(self)
     }
 }
 
-/// Whether nothing of it is in flight, and whether it arrived.
-fn ended(flight: &mut impl InFlightCopy) -> (bool, bool) {
-    match flight.wait() {
+/// Returns whether no part of the copy is in flight, and whether it succeeded.
+fn ended(copy: &mut impl InFlightCopy) -> (bool, bool) {
+    match copy.wait() {
         Ok(()) => (true, true),
-        Err(_) => (flight.settle().is_ok(), false),
+        Err(_) => (copy.settle().is_ok(), false),
     }
 }
 
@@ -398,6 +404,6 @@ impl<F: CopyEndpoint, D: CopyEndpoint> Drop for StagedTransfer<F, D> {
 impl<F: CopyEndpoint, D: CopyEndpoint> std::fmt::Debug for StagedTransfer<F, D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let TransferProgress { moved, in_flight, total } = self.progress();
-        write!(f, "{moved} of {total} moved, {in_flight} in between")
+        write!(f, "{moved} of {total} transferred, {in_flight} between the endpoints")
     }
 }

@@ -1,4 +1,4 @@
-//! One range on its way between a device and blocks of the host.
+//! Transfers between a range of a device and host blocks.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,88 +8,88 @@ use vramp_alloc::DriverError;
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::Stream;
 
+use super::copy_queue::{CopyQueue, QueueError, QueuedCopy, StepCopies};
+use super::core::window::StepId;
 use super::error::{MoveError, MoveFailed};
-use super::lane::{Lane, LaneError, Piece, Pieces, Ticket};
 use super::mover::Shared;
 use crate::host::{HostAllocation, HostPoolError};
 use crate::ledger::shell::wait::CancelToken;
 
-/// Which way data goes.
+/// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum CopyDirection {
     ToHost,
     ToDevice,
 }
 
-impl Way {
-    pub fn lane(self, mover: &Shared) -> &Lane {
+impl CopyDirection {
+    pub fn queue(self, mover: &Shared) -> &CopyQueue {
         match self {
-            Way::ToHost => &mover.to_host,
-            Way::ToDevice => &mover.to_device,
+            CopyDirection::ToHost => &mover.to_host,
+            CopyDirection::ToDevice => &mover.to_device,
         }
     }
 
-    /// The copies of a part of a device's memory: one for each run of blocks.
-    pub fn pieces(
+    /// Returns the copies of a device range: one for each run of host blocks.
+    pub fn copies(
         self,
         mover: &Shared,
         part: AddrRange,
         host: &HostAllocation,
         offset: Bytes,
-    ) -> Result<Pieces, HostPoolError> {
+    ) -> Result<StepCopies, HostPoolError> {
         let mut at = part.start;
         let slices = host.slices(&mover.driver, offset, part.len)?;
         let piece = |slice: vramp_driver::HostSlice| {
             let device = at;
             at = at + slice.len;
             match self {
-                Way::ToHost => Piece::ToHost { from: device, to: slice },
-                Way::ToDevice => Piece::ToDevice { from: slice, to: device },
+                CopyDirection::ToHost => QueuedCopy::ToHost { from: device, to: slice },
+                CopyDirection::ToDevice => QueuedCopy::ToDevice { from: slice, to: device },
             }
         };
         Ok(slices.into_iter().map(piece).collect())
     }
 }
 
-/// How far a transfer is.
+/// Progress of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransferProgress {
-    /// Known to have arrived, from the front.
+    /// Bytes that have arrived, from the front.
     pub moved: Bytes,
-    /// Queued behind that.
+    /// Bytes queued after those.
     pub in_flight: Bytes,
-    /// All of it.
+    /// Bytes to transfer.
     pub total: Bytes,
 }
 
-/// A range on its way. It advances only when it is asked; see the
-/// [movers' page](crate::Mover).
+/// A transfer in flight. It advances only when the caller polls or waits.
 ///
-/// Dropped before its end it is cancelled, and what is in flight is waited for: no copy outlives it.
-#[must_use = "dropped, it is cancelled"]
+/// Dropping it cancels the transfer and waits for copies in flight: no copy outlives it.
+#[must_use = "dropping this cancels the transfer"]
 pub struct Transfer {
     mover: Arc<Shared>,
-    way: Way,
+    direction: CopyDirection,
     range: AddrRange,
-    /// Taken when it ends.
+    /// `None` once the transfer has ended.
     host: Option<HostAllocation>,
     offset: Bytes,
     cancel: Option<CancelToken>,
     queued: Bytes,
     moved: Bytes,
-    told: Bytes,
-    in_flight: VecDeque<(Ticket, Bytes)>,
+    reported: Bytes,
+    in_flight: VecDeque<(StepId, Bytes)>,
     failure: Option<MoveError>,
-    /// Copies may be in flight that no ticket stands for.
+    /// True if copies may be in flight that `in_flight` does not list.
     unsettled: bool,
 }
 
-const HERE: &str = "a transfer has its blocks until it ends";
+const TAKEN: &str = "the blocks are taken once, at the end";
 
 impl Transfer {
     pub(super) fn start(
         mover: Arc<Shared>,
-        way: Way,
+        direction: CopyDirection,
         range: AddrRange,
         host: HostAllocation,
         offset: Bytes,
@@ -97,14 +97,14 @@ impl Transfer {
     ) -> Result<Transfer, Box<MoveFailed>> {
         let mut transfer = Transfer {
             mover,
-            way,
+            direction,
             range,
             host: Some(host),
             offset,
             cancel,
             queued: Bytes::ZERO,
             moved: Bytes::ZERO,
-            told: Bytes::ZERO,
+            reported: Bytes::ZERO,
             in_flight: VecDeque::new(),
             failure: None,
             unsettled: false,
@@ -115,12 +115,12 @@ impl Transfer {
         }
     }
 
-    /// Notes what has arrived and queues what there is room for. True if all has arrived. Never
-    /// blocks, unless a driver call fails: then it waits for what is in flight. A driver call for
-    /// each step that arrived, and two and more for each that is queued.
+    /// Records completed steps and queues further ones. Returns true if all bytes have arrived.
+    /// Never blocks, unless a driver call fails: then it waits for copies in flight. One driver
+    /// call for each completed step, and at least two for each queued step.
     ///
     /// # Errors
-    /// It failed or was cancelled, now or before.
+    /// The transfer failed or was cancelled, now or before.
     pub fn poll(&mut self) -> Result<bool, MoveError> {
         self.check()?;
         self.note_arrivals()?;
@@ -128,7 +128,7 @@ impl Transfer {
         Ok(self.is_done())
     }
 
-    /// Waits until all has arrived.
+    /// Waits until all bytes have arrived.
     ///
     /// # Errors
     /// As [`poll`](Transfer::poll).
@@ -140,26 +140,26 @@ impl Transfer {
         Ok(())
     }
 
-    /// The next part of the range that has arrived and was not told before, in order. `None` if
-    /// there is none yet, or all was told. Never blocks.
+    /// Polls, and returns the part of the range that arrived since the last part was returned.
+    /// Parts are in order. `None` if no more has arrived. Never blocks.
     ///
     /// # Errors
-    /// As [`poll`](Transfer::poll), once all that arrived was told.
+    /// As [`poll`](Transfer::poll), once all arrived parts were returned.
     pub fn poll_part(&mut self) -> Result<Option<AddrRange>, MoveError> {
         let polled = self.poll();
-        match self.tell() {
+        match self.next_part() {
             Some(part) => Ok(Some(part)),
             None => polled.map(|_| None),
         }
     }
 
-    /// The same, and waits for it. `None` once all was told.
+    /// Waits for the next part of the range and returns it. `None` once all parts were returned.
     ///
     /// # Errors
-    /// As [`poll`](Transfer::poll), once all that arrived was told.
+    /// As [`poll`](Transfer::poll), once all arrived parts were returned.
     pub fn wait_part(&mut self) -> Result<Option<AddrRange>, MoveError> {
         loop {
-            if let Some(part) = self.tell() {
+            if let Some(part) = self.next_part() {
                 return Ok(Some(part));
             }
             self.check()?;
@@ -167,16 +167,16 @@ impl Transfer {
                 return Ok(None);
             }
             if let Err(error) = self.advance() {
-                return self.tell().map(Some).ok_or(error);
+                return self.next_part().map(Some).ok_or(error);
             }
         }
     }
 
-    /// Queues nothing more, waits for what is in flight, and tells how much has arrived, from the
-    /// front. If that is all, it is not cancelled but done.
+    /// Cancels the transfer, waits for copies in flight, and returns the bytes that arrived, from
+    /// the front. A transfer of which all bytes arrive counts as complete, not as cancelled.
     ///
     /// # Errors
-    /// It failed, now or before.
+    /// The transfer failed, now or before.
     pub fn cancel(&mut self) -> Result<Bytes, MoveError> {
         if let Some(error) = self.settle() {
             return Err(self.fail(error));
@@ -187,57 +187,57 @@ impl Transfer {
         }
     }
 
-    /// How far it is. No driver call.
+    /// Returns the progress. No driver call.
     pub fn progress(&self) -> TransferProgress {
         let in_flight = self.in_flight.iter().map(|(_, bytes)| *bytes).sum();
         TransferProgress { moved: self.moved, in_flight, total: self.range.len }
     }
 
-    /// True if all has arrived, as far as is known.
+    /// Returns true if all bytes have arrived, as of the last poll.
     pub fn is_done(&self) -> bool {
         self.moved == self.range.len
     }
 
-    /// The blocks, after what is in flight; what was not queued stays where it is.
+    /// Cancels the rest, waits for copies in flight, and returns the blocks.
     pub fn into_host(mut self) -> HostAllocation {
         self.end()
     }
 
-    /// Queues all that is left, and lets what is queued on `stream` later come behind it. The host
-    /// does not wait, and what may be in flight is not bounded. The blocks are noted as used: dropped,
-    /// they serve others only once the copies are done.
+    /// Queues the rest and orders work queued on `stream` later behind it. The host does not wait,
+    /// and the bytes in flight are not bounded. The returned blocks record the copies: once
+    /// dropped, they are reused only after them.
     ///
     /// # Errors
-    /// It failed or was cancelled, the stream captures a graph, or a driver call failed. Nothing is
-    /// in flight any more.
+    /// The transfer failed or was cancelled, the stream captures a graph, or a driver call failed.
+    /// No copy is in flight.
     pub fn finish_on(mut self, stream: Stream) -> Result<HostAllocation, Box<MoveFailed>> {
         match self.queue_rest(stream) {
             Ok(()) => {
                 self.in_flight.clear();
                 self.moved = self.range.len;
-                Ok(self.host.take().expect(HERE))
+                Ok(self.host.take().expect(TAKEN))
             }
             Err(error) => Err(Box::new(MoveFailed { error, host: self.end() })),
         }
     }
 
-    fn lane(&self) -> &Lane {
-        self.way.lane(&self.mover)
+    fn queue(&self) -> &CopyQueue {
+        self.direction.queue(&self.mover)
     }
 
     fn check(&self) -> Result<(), MoveError> {
         self.failure.clone().map_or(Ok(()), Err)
     }
 
-    fn tell(&mut self) -> Option<AddrRange> {
-        let part = AddrRange::new(self.range.start + self.told, self.moved - self.told);
-        self.told = self.moved;
+    fn next_part(&mut self) -> Option<AddrRange> {
+        let part = AddrRange::new(self.range.start + self.reported, self.moved - self.reported);
+        self.reported = self.moved;
         (!part.len.is_zero()).then_some(part)
     }
 
     fn note_arrivals(&mut self) -> Result<(), MoveError> {
-        while let Some(&(ticket, bytes)) = self.in_flight.front() {
-            match self.lane().is_done(ticket) {
+        while let Some(&(step, bytes)) = self.in_flight.front() {
+            match self.queue().is_done(step) {
                 Ok(false) => return Ok(()),
                 Ok(true) => {
                     self.in_flight.pop_front();
@@ -249,13 +249,13 @@ impl Transfer {
         Ok(())
     }
 
-    /// Queues what there is room for, and waits for the step that is to arrive next.
+    /// Queues further steps, and waits for the next step to arrive.
     fn advance(&mut self) -> Result<(), MoveError> {
         self.queue_steps()?;
         let waited = match self.in_flight.front() {
-            Some(&(ticket, _)) => self.lane().wait(ticket),
-            // Others have taken all the room.
-            None => self.lane().wait_for_room(),
+            Some(&(step, _)) => self.queue().wait(step),
+            // Other transfers use the whole window.
+            None => self.queue().wait_for_capacity(),
         };
         match waited {
             Ok(()) => {}
@@ -267,12 +267,12 @@ impl Transfer {
         Ok(())
     }
 
-    /// The part of the range from `queued` on that makes one step.
-    fn next_step(&self, queued: Bytes) -> Result<Pieces, HostPoolError> {
+    /// Returns the copies of the step that begins at `queued`.
+    fn next_step(&self, queued: Bytes) -> Result<StepCopies, HostPoolError> {
         let len = self.mover.config.step.min(self.range.len - queued);
         let part = AddrRange::new(self.range.start + queued, len);
-        let host = self.host.as_ref().expect(HERE);
-        self.way.pieces(&self.mover, part, host, self.offset + queued)
+        let host = self.host.as_ref().expect(TAKEN);
+        self.direction.copies(&self.mover, part, host, self.offset + queued)
     }
 
     fn queue_steps(&mut self) -> Result<(), MoveError> {
@@ -287,17 +287,17 @@ impl Transfer {
                 Ok(step) => step,
                 Err(error) => {
                     self.settle();
-                    return Err(self.keep(error.into()));
+                    return Err(self.record_failure(error.into()));
                 }
             };
             let len = self.mover.config.step.min(self.range.len - self.queued);
-            match self.lane().queue(&step) {
+            match self.queue().queue(&step) {
                 Ok(None) => return Ok(()),
-                Ok(Some(ticket)) => {
+                Ok(Some(step)) => {
                     self.queued += len;
-                    self.in_flight.push_back((ticket, len));
+                    self.in_flight.push_back((step, len));
                 }
-                Err(LaneError { error, settled }) => {
+                Err(QueueError { error, settled }) => {
                     self.unsettled |= !settled;
                     return Err(self.fail_after_settling(error));
                 }
@@ -318,23 +318,23 @@ impl Transfer {
             steps.push(self.next_step(self.queued)?);
             self.queued += self.mover.config.step.min(self.range.len - self.queued);
         }
-        let queued = self.lane().queue_all(&steps);
-        let queued = queued.map_err(|LaneError { error, settled }| {
+        let queued = self.queue().queue_all(&steps);
+        let queued = queued.map_err(|QueueError { error, settled }| {
             self.unsettled |= !settled;
             self.fail_after_settling(error)
         })?;
-        let mine = self.in_flight.iter().map(|(ticket, _)| *ticket);
-        let all: SmallVec<[Ticket; 8]> = mine.chain(queued).collect();
+        let mine = self.in_flight.iter().map(|(step, _)| *step);
+        let all: SmallVec<[StepId; 8]> = mine.chain(queued).collect();
         if all.is_empty() {
             return Ok(());
         }
-        // From here on there are copies that no step of ours stands for.
+        // From here on copies are in flight that `in_flight` does not list.
         self.unsettled = true;
-        let lane = self.way.lane(&self.mover);
-        let ordered = lane.order_before(stream, &all);
-        let host = self.host.as_mut().expect(HERE);
+        let queue = self.direction.queue(&self.mover);
+        let ordered = queue.order_before(stream, &all);
+        let host = self.host.as_mut().expect(TAKEN);
         let noted = ordered.map_err(HostPoolError::Pin).and_then(|()| {
-            let mut used = lane.streams().into_iter();
+            let mut used = queue.streams().into_iter();
             used.try_for_each(|on| host.record_stream(&self.mover.driver, on))
         });
         match noted {
@@ -344,22 +344,23 @@ impl Transfer {
             }
             Err(error) => {
                 let waited =
-                    all.iter().map(|step| lane.wait(*step).or_else(|_| lane.settle(*step)));
+                    all.iter().map(|step| queue.wait(*step).or_else(|_| queue.settle(*step)));
                 self.unsettled = waited.filter(Result::is_err).count() > 0;
                 self.in_flight.clear();
-                Err(self.keep(error.into()))
+                Err(self.record_failure(error.into()))
             }
         }
     }
 
-    /// Waits for all that is in flight. What arrived without a gap counts. The first error, if any.
+    /// Waits for all steps in flight, and counts those that arrived without a gap. Returns the
+    /// first error.
     fn settle(&mut self) -> Option<DriverError> {
         let mut first = None;
         let mut gap = false;
-        while let Some((ticket, bytes)) = self.in_flight.pop_front() {
-            if let Err(error) = self.lane().wait(ticket) {
+        while let Some((step, bytes)) = self.in_flight.pop_front() {
+            if let Err(error) = self.queue().wait(step) {
                 first.get_or_insert(error);
-                gap |= self.lane().settle(ticket).is_err();
+                gap |= self.queue().settle(step).is_err();
             }
             if !gap {
                 self.moved += bytes;
@@ -376,30 +377,30 @@ impl Transfer {
 
     fn fail(&mut self, error: DriverError) -> MoveError {
         let (moved, of) = (self.moved, self.range.len);
-        self.keep(MoveError::Device { moved, of, error })
+        self.record_failure(MoveError::Device { moved, of, error })
     }
 
     fn end_cancelled(&mut self) -> Option<MoveError> {
         let (moved, of) = (self.moved, self.range.len);
         match self.failure {
             None if moved == of => None,
-            None => Some(self.keep(MoveError::Cancelled { moved, of })),
+            None => Some(self.record_failure(MoveError::Cancelled { moved, of })),
             Some(ref failure) => Some(failure.clone()),
         }
     }
 
-    /// The first failure is the one that is told from now on.
-    fn keep(&mut self, error: MoveError) -> MoveError {
+    /// Records the first failure, which all later calls return.
+    fn record_failure(&mut self, error: MoveError) -> MoveError {
         self.failure.get_or_insert(error).clone()
     }
 
-    /// Waits for what is in flight and gives the blocks away.
+    /// Waits for copies in flight and takes the blocks.
     fn end(&mut self) -> HostAllocation {
         self.settle();
-        let mut host = self.host.take().expect(HERE);
+        let mut host = self.host.take().expect(TAKEN);
         if self.unsettled {
-            for stream in self.lane().streams() {
-                // A device that cannot even say this does not copy any more.
+            for stream in self.queue().streams() {
+                // A device that cannot record an event runs no copy either.
                 let _ = host.record_stream(&self.mover.driver, stream);
             }
         }
@@ -418,6 +419,6 @@ impl Drop for Transfer {
 impl std::fmt::Debug for Transfer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let TransferProgress { moved, in_flight, total } = self.progress();
-        write!(f, "{moved} of {total} moved, {in_flight} in flight")
+        write!(f, "{moved} of {total} transferred, {in_flight} in flight")
     }
 }

@@ -1,4 +1,4 @@
-//! Pinned blocks of the host: what they are charged to, where they lie, and when they serve again.
+//! The host pool: charges, runs of blocks, and reuse after work on streams.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -168,7 +168,7 @@ fn blocks_serve_again_once_the_work_that_uses_them_is_done() {
     drop(blocks);
     assert_eq!(pool.space().total(), Bytes::ZERO, "what is dropped is not charged");
     assert_eq!(pool.stats().pending_blocks, 4);
-    // All four are still written to, and there is room for no more: this waits for the copy.
+    // A copy still writes to all four, and the capacity is used up: this waits for the copy.
     let again = pool.allocate(MIB).unwrap();
     assert_eq!(pool.stats().waits_for_work, 1);
     let mut byte = [0];
@@ -189,7 +189,7 @@ fn one_question_to_a_stream_brings_all_its_blocks_back() {
     }
     let all: Vec<_> = (0..32).map(|_| pool.allocate(MIB).unwrap()).collect();
     for (count, mut blocks) in all.into_iter().enumerate() {
-        // Work that holds later blocks back, and that blocks returned before do not wait for.
+        // Work behind which the later blocks wait, and the earlier ones do not.
         if count == 28 {
             sim.launch(second, Kernel::new("late").until(sim.gate())).unwrap();
         }
@@ -199,7 +199,7 @@ fn one_question_to_a_stream_brings_all_its_blocks_back() {
     gates.iter().for_each(|&(_, gate)| sim.open(gate));
     let before = sim.calls_of(Call::Query);
     let block = pool.allocate(MIB).unwrap();
-    // One to each stream, and one to each use on the second up to the first that is not over.
+    // One query for each stream, and one for each use on the second up to the first incomplete one.
     assert_eq!(sim.calls_of(Call::Query) - before, 2 + 15);
     assert_eq!(pool.stats().pending_blocks, 2, "the last two on the second stream");
     drop(block);
@@ -299,7 +299,7 @@ fn small_pieces_share_a_block_and_return_in_stream_order_too() {
 }
 
 #[test]
-fn a_pool_that_nobody_uses_is_unpinned_and_one_in_use_is_not() {
+fn free_memory_is_unpinned_and_memory_in_use_is_not() {
     let sim = Arc::new(simulator());
     let device: Arc<dyn Driver> = sim.clone();
     let pool = HostPool::new(&space(Bytes::mib(20)), BLOCKS, [device]).unwrap();
@@ -327,7 +327,7 @@ fn blocks_are_pinned_before_they_are_needed() {
         std::thread::yield_now();
     }
     let four = pool.allocate(MIB * 4).unwrap();
-    assert_eq!(pool.stats().pools_on_demand, 0, "nobody waited for a pool");
+    assert_eq!(pool.stats().pools_on_demand, 0, "no allocation waited for pinning");
     drop((three, four));
 }
 

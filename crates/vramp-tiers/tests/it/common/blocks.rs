@@ -1,11 +1,11 @@
-//! What the tests of pinned blocks and of movers share: small pools in a space of the host.
+//! Small host pools for the tests of pools and of movers.
 
 use vramp_tiers::host::{HostPoolConfig, PageKind};
 use vramp_tiers::{Bytes, MemorySpace, ReservationManager, SpaceConfig, SpaceId};
 
 pub const MIB: Bytes = Bytes::mib(1);
 
-/// Pools of four blocks of 1 MiB, none spare.
+/// Four blocks of 1 MiB at a time, none spare.
 pub const BLOCKS: HostPoolConfig = HostPoolConfig {
     block: MIB,
     blocks_per_pool: 4,

@@ -1,5 +1,4 @@
-//! A test's own process once more, to be killed: it runs that test alone and finds a directory to
-//! work in.
+//! Runs one test alone in a child process, which is then killed.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -7,18 +6,18 @@ use std::process::{Command, Stdio};
 
 use vramp_tiers::disk::FileNames;
 
-/// Where the child of a test shall work.
+/// Environment variable with the child's directory.
 pub const DIR: &str = "VRAMP_TEST_CHILD_DIR";
-/// Set where its files shall be hidden.
+/// Environment variable that hides the child's files.
 const HIDDEN: &str = "VRAMP_TEST_CHILD_HIDDEN";
 const READY: &str = "the child is at work";
 
-/// The directory, if this is the child.
+/// Returns the directory, if this process is the child.
 pub fn directory() -> Option<PathBuf> {
     std::env::var_os(DIR).map(PathBuf::from)
 }
 
-/// In the child: whether its files are seen.
+/// In the child: returns how its files are named.
 pub fn names() -> FileNames {
     std::env::var_os(HIDDEN).map_or(FileNames::Shown, |_| FileNames::Hidden)
 }
@@ -30,12 +29,12 @@ pub fn ready() {
 
 pub struct Child {
     process: std::process::Child,
-    /// Where its temporary files are: it has no time to remove them.
+    /// Holds the child's temporary files, which a killed process does not remove.
     _scratch: tempfile::TempDir,
 }
 
 impl Child {
-    /// Starts the test `name` alone in `directory`. Returns once it is ready.
+    /// Starts the test `name` alone in `directory`. Returns once it calls [`ready`].
     pub fn start(name: &str, directory: &Path, names: FileNames) -> Child {
         let scratch = tempfile::tempdir().unwrap();
         let mut command = Command::new(std::env::current_exe().unwrap());
@@ -55,7 +54,7 @@ impl Child {
         self.process.try_wait().unwrap().is_none()
     }
 
-    /// Without a chance to tidy up.
+    /// Kills the child.
     pub fn kill(mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
@@ -63,7 +62,7 @@ impl Child {
 }
 
 impl Drop for Child {
-    /// A test that fails leaves no child at work.
+    /// A failed test leaves no child behind.
     fn drop(&mut self) {
         let _ = self.process.kill().and_then(|()| self.process.wait());
     }

@@ -1,4 +1,4 @@
-//! What goes to the disk in fewer bytes comes back as it was, or not at all.
+//! Compressed writes: read back as written, or refused.
 
 use std::sync::atomic::Ordering;
 
@@ -11,12 +11,12 @@ use super::faults::{flip, kind};
 use super::faulty::{EINTR, EIO, ENOSPC, Fault, Faulty, fail, stumbling};
 use super::*;
 
-/// Whatever saves a tenth is compressed, however long that takes.
+/// Compresses whatever saves a tenth, however long that takes.
 const ALWAYS: CompressionConfig =
     CompressionConfig { least_saving_per_mille: 100, short_below_per_mille: 1000 };
 const PACKED: DiskConfig = DiskConfig { compression: Some(ALWAYS), ..SMALL };
 
-/// Bytes of which LZ4 makes somewhat more than half.
+/// Bytes that LZ4 compresses to slightly more than half.
 fn compressible(seed: u64, len: u64) -> Vec<u8> {
     let mut bytes = pattern(seed, len);
     bytes.chunks_mut(512).skip(1).step_by(2).for_each(|half| half.fill(seed as u8));
@@ -77,7 +77,7 @@ fn random_bytes_are_sampled_and_stored_as_they_are() {
 #[test]
 fn of_a_write_that_pays_the_frames_that_do_not_stay_as_they_are() {
     let world = world(PACKED);
-    // A MiB of either, by turns, and an odd end that does not compress.
+    // 1 MiB of each kind in turn, and an odd tail that does not compress.
     let mut data = [compressible(1, 1 << 20), pattern(2, 1 << 20)].concat();
     data.extend([compressible(3, 1 << 20), pattern(4, 100_001)].concat());
     let stored = world.write(&data).unwrap();
@@ -103,7 +103,7 @@ fn a_write_is_charged_as_it_is_first_and_what_it_saves_is_credited() {
     let refused = world.store.begin_write(&[zeros(8192)], ChargeTo::Space);
     assert!(matches!(refused, Err(DiskTierError::Full(_))));
     faulty.open_gate();
-    // Workers may begin to write behind the gate or after it.
+    // Workers may start the transfer before the gate opens or after.
     let stored = write.wait().unwrap();
     assert!(stored.charged() < Bytes::new(most / 50), "{}", stored.charged());
     world.assert_holds(stored.charged());
@@ -128,14 +128,14 @@ fn a_reservation_gets_back_what_its_write_saved() {
 }
 
 #[test]
-fn a_flipped_bit_of_compressed_bytes_is_told_with_both_sums_and_never_decompressed() {
+fn a_flipped_bit_of_compressed_bytes_is_reported_with_both_sums_and_never_decompressed() {
     for checksum in [Checksum::Crc32, Checksum::Off] {
         let world = world(DiskConfig { checksum, ..PACKED });
         let data = compressible(1, 1 << 20);
         let stored = world.write(&data).unwrap();
         let len = stored.charged().count();
         let decompressed = || world.store.stats().compression.decompressed;
-        // The first byte, one amid, and the last one, which rounds the last frame up.
+        // The first byte, one in the middle, and the last one, which pads the last frame.
         for at in [4096, 4096 + len / 3, 4096 + len - 1] {
             let before = decompressed();
             flip(&world, at);
@@ -299,7 +299,7 @@ fn a_store_may_be_dropped_while_it_compresses() {
     }
 }
 
-/// A disk that takes no time, and keeps nothing.
+/// A disk that takes no time and stores nothing.
 struct Instant;
 
 impl BlockIo for Instant {
@@ -321,12 +321,12 @@ fn what_the_disk_writes_sooner_is_not_compressed_unless_room_is_short() {
     let data = compressible(1, 4 << 20);
     let usual = DiskConfig { compression: Some(CompressionConfig::default()), ..SMALL };
     let world = world_with(usual, Arc::new(Instant));
-    // How fast the disk is, it does not know before.
+    // The store has not measured the disk yet.
     let first = world.write(&data).unwrap();
     assert!(first.charged() < Bytes::mib(3));
     let second = world.write(&data).unwrap();
     assert_eq!(second.charged(), Bytes::mib(4));
-    // Of 64 MiB less than 16 are left.
+    // Less than 16 of 64 MiB are available.
     let much = world.write(&pattern(1, 44 << 20)).unwrap();
     let third = world.write(&data).unwrap();
     assert!(third.charged() < Bytes::mib(3));
@@ -353,7 +353,7 @@ fn thousandths_beyond_a_thousand_are_refused() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Writes of any mixture, in memory cut anywhere, on a disk that fails at random.
+    /// Writes of any mixture, from any spans, on a disk that fails at random.
     #[test]
     fn what_was_acknowledged_comes_back_from_any_mixture_of_bytes(
         seed: u64,
@@ -389,7 +389,7 @@ proptest! {
                     _ => pattern(seed, len),
                 })
                 .collect();
-            // Each part begins somewhere in memory of its own.
+            // Each part begins at some offset in memory of its own.
             let spans: Vec<_> = data.iter().zip(some).map(|(data, &(_, len, skip))| {
                 let memory = zeros(len + skip);
                 memory.write(Bytes::new(skip), data).unwrap();
@@ -406,7 +406,7 @@ proptest! {
         }
         faulty.heal();
         for (stored, data) in &kept {
-            // Read into memory that is cut elsewhere.
+            // Reads into other spans.
             let len = stored.len().count();
             let whole = zeros(len + 100);
             let at = random.u64(..=len);

@@ -1,4 +1,4 @@
-//! Directories that are swept, and such that will not do.
+//! Sweeping a directory, and directories that cannot be used.
 
 use std::fs;
 use std::path::Path;
@@ -24,7 +24,7 @@ fn directories_that_will_not_do_are_errors_that_name_them() {
     fs::write(&file, "").unwrap();
     let error = open(&file).unwrap_err();
     assert!(matches!(error, DiskTierError::NoDirectory { .. }), "{error}");
-    // Nobody makes files there, whoever runs this.
+    // Not even root creates files there.
     let error = open(Path::new("/sys")).unwrap_err();
     let DiskTierError::Disk(disk) = &error else { panic!("{error}") };
     assert_eq!(disk.kind, DiskErrorKind::Denied);
@@ -36,7 +36,7 @@ fn a_space_that_is_no_disk_and_odd_granules_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (manager, _) = space();
     let host = manager.space(SpaceId::host(0)).unwrap();
-    // Its granule of 1 MiB is what is met first.
+    // Its granule of 1 MiB is refused first.
     assert!(matches!(DiskStore::open(dir.path(), SMALL, &host), Err(DiskTierError::Config(_))));
     let gpu = SpaceConfig { granule: Bytes::new(512), ..SpaceConfig::gpu(Bytes::gib(1)) };
     let manager = ReservationManager::new([(SpaceId::gpu(0), gpu)]).unwrap();
@@ -64,21 +64,21 @@ fn strangers_and_garbage_are_left_alone_and_only_what_is_ours_is_swept() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     let name = |index: u32| format!("vramp-4711-00000000deadbeef-{index}.segment");
-    // A dead store's file: what a living one leaves if its name is given to another.
+    // A dead store's file: a copy of a live one under another name.
     let store = open(dir.path()).unwrap();
     let _stored = store.write(&[zeros(4096)], ChargeTo::Space).unwrap();
     let ours = files(dir.path()).remove(0);
     let copy = fs::read(&ours).unwrap();
     let own = ours.file_name().unwrap().to_str().unwrap().replace("-1.segment", "-99.segment");
     fs::write(at(&own), &copy).unwrap();
-    // Made, and never written to.
+    // Created, but never written.
     fs::write(at(&name(0)), "").unwrap();
     fs::write(at(&name(1)), [0; 4096]).unwrap();
-    // By our name, but not ours: another owner's block, garbage, a folder.
+    // Names of this format with another content: another owner's header, garbage, a directory.
     fs::write(at(&name(2)), &copy).unwrap();
     fs::write(at(&name(3)), "garbage").unwrap();
     fs::create_dir(at(&name(4))).unwrap();
-    // Somebody else's.
+    // Other names.
     fs::write(at("data.bin"), "data").unwrap();
     fs::write(at("vramp-1-2-3.segment"), "").unwrap();
 

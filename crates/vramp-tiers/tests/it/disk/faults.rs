@@ -1,4 +1,4 @@
-//! What a failing disk, a full one and flipped bits do.
+//! Failing disks, full disks, and flipped bits.
 
 use std::io::{Seek, SeekFrom, Write};
 use std::path::PathBuf;
@@ -49,7 +49,7 @@ fn a_failed_write_gives_everything_back_and_leaves_others_whole() {
     assert_eq!(kind(&error), DiskErrorKind::Media);
     assert!(error.to_string().contains(".segment"), "{error}");
     world.assert_holds(Bytes::mib(1));
-    // Each piece had two places; all four are bad.
+    // Both places of each of the two pieces are bad.
     let stats = world.store.stats();
     assert!(stats.extents.quarantined >= Bytes::kib(128), "{stats:?}");
     assert_eq!(stats.writes.failed, 1);
@@ -84,7 +84,7 @@ fn a_piece_that_cannot_be_written_goes_elsewhere_once_and_its_place_is_never_use
     assert_eq!(stats.extents.quarantined, Bytes::kib(64));
     drop(stored);
     world.assert_empty();
-    // Everything else can be filled: the bad place is not met again, its file stays.
+    // All other blocks can be filled: the bad place is not reused, and its file stays.
     let most = world.space.available().count();
     let all = world.store.write(&[zeros(most)], ChargeTo::Space).unwrap();
     assert_eq!(world.store.stats().media_errors, 1);
@@ -119,7 +119,7 @@ fn a_disk_that_is_full_says_so_before_any_byte_is_entrusted_to_it() {
     world.assert_holds(Bytes::mib(3));
     assert_eq!(files(world.dir.path()), before);
     assert_eq!(world.store.stats().full_errors, 1);
-    // What there are blocks for already goes on.
+    // Blocks that are already preallocated can still be written.
     let last = world.store.write(&[zeros(1 << 20)], ChargeTo::Space).unwrap();
     faulty.room.store(u64::MAX, Ordering::Relaxed);
     let more = world.store.write(&[zeros(2 << 20)], ChargeTo::Space).unwrap();
@@ -189,7 +189,7 @@ fn random_failures_never_lose_what_was_acknowledged() {
     world.assert_empty();
 }
 
-/// Flips one bit of what is stored, behind the store's back.
+/// Flips one bit on the disk.
 pub fn flip(world: &World, offset: u64) {
     let path = &files(world.dir.path())[0];
     let byte = std::fs::read(path).unwrap()[offset as usize];
@@ -200,7 +200,7 @@ pub fn flip(world: &World, offset: u64) {
 }
 
 #[test]
-fn a_flipped_bit_is_found_and_told_with_both_sums() {
+fn a_flipped_bit_is_found_and_reported_with_both_sums() {
     let world = world(SMALL);
     let data = pattern(1, 700_001);
     let stored = world.store.write(&[span(&data)], ChargeTo::Space).unwrap();
@@ -220,7 +220,7 @@ fn a_flipped_bit_is_found_and_told_with_both_sums() {
     }
     assert!(world.read(&other).unwrap() == data);
     assert_eq!(world.store.stats().corrupt_extents, 2);
-    // What rounds the last block up is nobody's data.
+    // Padding of the last block is not data.
     flip(&world, 4096 + 700_001);
     assert!(world.read(&stored).unwrap() == data);
 }

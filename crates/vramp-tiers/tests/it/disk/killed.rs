@@ -1,4 +1,4 @@
-//! A process that is killed while it writes, and the next one; and one that the kernel would kill.
+//! Processes that are killed while they write, and file size limits.
 
 use crate::common::child;
 use std::process::Command;
@@ -15,7 +15,7 @@ fn write_until_killed(dir: &Path) -> ! {
     let store = DiskStore::open(dir, config, &space).unwrap();
     let data = [span(&pattern(1, 8 << 20))];
     let _kept = store.write(&data, ChargeTo::Space).unwrap();
-    // All files are there from here on: one that is just being made may be swept, and made again.
+    // All files exist from here on. A file that is being created may be swept and created again.
     drop(store.write(&data, ChargeTo::Space).unwrap());
     child::ready();
     loop {
@@ -39,7 +39,7 @@ fn what_a_killed_process_left_is_swept_and_a_living_ones_files_are_not() {
 
     child.kill();
     assert_eq!(files(dir.path()).len(), 4);
-    // The kernel lets go of the last files once their transfers have ended.
+    // The kernel unlocks the last files only after their transfers.
     let mut store = open();
     let mut removed = store.swept().removed;
     for _ in 0..100 {
@@ -73,7 +73,7 @@ fn a_limit_on_the_size_of_files_is_a_full_disk_and_does_not_kill() {
     if let Some(dir) = child::directory() {
         let (_manager, space) = space();
         let store = DiskStore::open(dir, SMALL, &space).unwrap();
-        // Segments of 4 MiB are too large here; smaller ones are not.
+        // Files of 4 MiB are too long here; shorter ones are not.
         drop(store.write(&[zeros(500 << 10)], ChargeTo::Space).unwrap());
         let error = store.write(&[zeros(3 << 20)], ChargeTo::Space).unwrap_err();
         assert!(error.to_string().contains("ulimit -f"), "{error}");

@@ -1,4 +1,4 @@
-//! The store of the disk tier, on real files.
+//! The disk store, on real files.
 
 mod compressed;
 mod directories;
@@ -18,7 +18,7 @@ use vramp_tiers::{Bytes, DiskStore, MemorySpace, ReservationManager, SpaceConfig
 
 const DISK: SpaceId = SpaceId::disk(0);
 
-/// Segments of 4 MiB, pieces of 64 KiB, files that can be seen.
+/// Files of 4 MiB with names, pieces of 64 KiB.
 const SMALL: DiskConfig = DiskConfig {
     file_size: Bytes::mib(4),
     io: IoChoice::Auto,
@@ -29,7 +29,7 @@ const SMALL: DiskConfig = DiskConfig {
     compression: None,
 };
 
-/// A directory with a store in it, and a space of 64 MiB that pays.
+/// A directory with a store in it, and its space of 64 MiB.
 struct World {
     store: DiskStore,
     space: MemorySpace,
@@ -61,14 +61,14 @@ fn world_with(config: DiskConfig, io: Arc<dyn BlockIo>) -> World {
 }
 
 impl World {
-    /// Nothing is stored, and all books say so.
+    /// Checks that nothing is stored or charged.
     fn assert_empty(&self) {
         self.store.audit().unwrap();
         assert_eq!(self.store.stats().extents.used, Bytes::ZERO);
         assert_eq!(self.space.total(), Bytes::ZERO);
     }
 
-    /// So much is stored, and all books say so.
+    /// Checks that `bytes` are stored and charged.
     fn assert_holds(&self, bytes: Bytes) {
         self.store.audit().unwrap();
         assert_eq!((self.store.stats().extents.used, self.space.total()), (bytes, bytes));

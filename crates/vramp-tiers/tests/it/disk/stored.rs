@@ -1,4 +1,4 @@
-//! What is written comes back, and costs what it takes.
+//! Stored bytes: read back as written, and charged by their blocks.
 
 use vramp_host::{HostMemory, HostSpan, IoChoice, PageKind};
 use vramp_tiers::disk::{ChargeTo, DiskConfig, DiskTierError, FileNames};
@@ -140,7 +140,7 @@ fn a_reservation_pays_and_gets_its_bytes_back() {
     let wrong = world.store.write(&[zeros(1)], ChargeTo::Reservation(&elsewhere, &fail));
     assert!(matches!(wrong, Err(DiskTierError::OtherSpace { .. })));
 
-    // What is stored outlives the reservation that paid.
+    // Stored bytes outlive the reservation that paid for them.
     drop(reservation);
     world.assert_holds(Bytes::new(1_003_520 + 102_400));
     drop((stored, more));

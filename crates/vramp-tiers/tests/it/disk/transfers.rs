@@ -1,4 +1,4 @@
-//! Transfers that are begun now and waited for later, or never.
+//! Transfers in flight: waited for later, polled, cancelled, dropped.
 
 use std::sync::atomic::Ordering;
 
@@ -59,7 +59,7 @@ fn a_cancelled_write_ends_between_pieces_and_gives_everything_back() {
     assert!(!write.is_done());
     faulty.open_gate();
     let error = write.wait().unwrap_err();
-    // What had begun ended: as many pieces as the engine works on at once.
+    // Pieces that had begun have ended: as many as the depth of the engine.
     let moved = Bytes::kib(64) * faulty.depth() as u64;
     assert_eq!(error, DiskTierError::Cancelled { moved, len: Bytes::mib(4) });
     world.assert_empty();
@@ -95,7 +95,7 @@ fn a_cancellation_that_comes_too_late_changes_nothing() {
 }
 
 #[test]
-fn a_transfer_that_nobody_waits_for_gives_everything_back() {
+fn a_transfer_dropped_without_a_wait_frees_everything() {
     let (_faulty, world) = gated();
     drop(world.store.begin_write(&[zeros(8 << 20)], ChargeTo::Space).unwrap());
     world.assert_empty();

@@ -1,4 +1,4 @@
-//! From a device to a disk and back.
+//! Transfers from a device to a disk and back.
 
 use std::sync::atomic::Ordering;
 
@@ -12,7 +12,7 @@ use vramp_tiers::{DiskStore, MemorySpace};
 use super::faulty::{EIO, ENOSPC, Fault, Faulty, fail};
 use super::*;
 
-/// Segments of 64 MiB, files that can be seen.
+/// Files of 64 MiB with names.
 const FILES: DiskConfig = DiskConfig {
     file_size: Bytes::mib(64),
     io: IoChoice::Auto,
@@ -23,7 +23,7 @@ const FILES: DiskConfig = DiskConfig {
     compression: None,
 };
 
-/// A device, and a directory whose disk does as it is told.
+/// A device, and a store on a disk that injects faults.
 struct World {
     bench: Bench,
     faulty: Arc<Faulty>,
@@ -46,7 +46,7 @@ impl World {
         self.bench.mover.to_disk(range, &self.store, DiskBudget::Space)?.finish()
     }
 
-    /// Nothing is on the disk or on its way, and all books say so.
+    /// Checks that nothing is stored, charged or in flight.
     fn assert_empty(&self) {
         self.store.audit().unwrap();
         assert_eq!(self.space.total(), Bytes::ZERO);
@@ -106,7 +106,7 @@ fn the_next_pieces_leave_the_device_while_one_is_written() {
     assert_eq!(moving.progress().moved, Bytes::ZERO);
     world.faulty.open_gate();
     let kept = Arc::new(moving.finish().unwrap());
-    // A mover with other steps reads it, too.
+    // A mover with another step length reads it too.
     let config = MoverConfig { step: Bytes::mib(32), ..SMALL };
     let other = Mover::new(driver(&world.bench.device), &world.bench.pool, config).unwrap();
     let copy = memory(&world.bench.device, Bytes::mib(40));
@@ -135,7 +135,7 @@ fn a_full_disk_leaves_the_source_whole_and_nothing_behind() {
     assert!(moved < of, "{moved}");
     world.assert_empty();
     world.faulty.heal();
-    // The budget is a limit as well.
+    // The capacity of the space is a limit as well.
     let held = world.space.charge(Bytes::mib(110)).unwrap();
     assert!(matches!(disk_error(world.to_disk(range).unwrap_err()), DiskTierError::Full(_)));
     drop(held);
@@ -145,7 +145,7 @@ fn a_full_disk_leaves_the_source_whole_and_nothing_behind() {
 }
 
 #[test]
-fn a_disk_that_cannot_be_read_or_changed_its_mind_is_told_and_the_copy_stays() {
+fn a_read_error_and_a_flipped_bit_are_errors_and_the_copy_stays() {
     let world = world();
     let range = memory(&world.bench.device, Bytes::mib(20));
     let bytes = put(&world.bench, range, 3);

@@ -1,8 +1,8 @@
-//! What a failing driver call leaves.
+//! Failing driver calls.
 
 use super::*;
 
-/// A round with everything that a mover does. Whatever fails, all ends.
+/// Runs every kind of transfer. All of them end, whatever fails.
 fn everything(
     devices: &[Arc<Simulator>; 2],
     pool: &HostPool,
@@ -18,7 +18,7 @@ fn everything(
     let side = side.start()?;
     down.poll()?;
     while down.wait_part()?.is_some() {}
-    // It reads what is about to be written.
+    // It reads what the next transfer writes.
     drop(side);
     let up = near.to_device(memory[0], down.into_host());
     let up = up.start()?;
@@ -46,7 +46,8 @@ fn whichever_driver_call_fails_the_error_is_typed_and_nothing_leaks() {
             assert_eq!(pool.stats().pending_blocks, 0, "call {nth}");
             drop(pool);
             for (device, before) in devices.iter().zip(before) {
-                // The last handle of a mover may have met the failure when it gave things back.
+                // The last handle of a mover may have met the failure while it destroyed a stream
+                // or event.
                 let LiveObjects { streams, events, .. } = before;
                 let now = device.live();
                 let left = now.streams + now.events - streams - events;

@@ -1,4 +1,4 @@
-//! Data on its way between tiers: every byte, in order, and nothing left in flight.
+//! Transfers between tiers: every byte, in order, and nothing left in flight.
 
 mod disk;
 mod faults;
@@ -19,7 +19,7 @@ use vramp_tiers::host::{HostAllocation, HostPoolConfig, HostPoolError};
 use vramp_tiers::movers::{CopyDependency, MoveError, MoverConfig, Transfer, TransferProgress};
 use vramp_tiers::{Bytes, CancelToken, HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};
 
-/// The smallest steps there are.
+/// The shortest steps.
 const SMALL: MoverConfig =
     MoverConfig { step: Bytes::mib(4), steps_in_flight: 4, staging_pieces: 4 };
 
@@ -65,7 +65,7 @@ fn memory(device: &Simulator, len: Bytes) -> AddrRange {
     range
 }
 
-/// Bytes that tell their place.
+/// Pseudorandom bytes.
 fn pattern(len: Bytes, seed: u64) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut bytes = vec![0; len.count() as usize];
@@ -85,7 +85,7 @@ fn read(blocks: &HostAllocation, offset: Bytes, len: Bytes) -> Vec<u8> {
     bytes
 }
 
-/// Puts bytes into the device's memory.
+/// Writes pseudorandom bytes to device memory and returns them.
 fn put(bench: &Bench, range: AddrRange, seed: u64) -> Vec<u8> {
     let bytes = pattern(range.len, seed);
     let host = blocks(&bench.pool, Bytes::ZERO, &bytes);
@@ -102,7 +102,7 @@ fn no_hazards(device: &Simulator) {
     assert_eq!(device.device_loss(), None);
 }
 
-/// Calls that wait for more than one stream.
+/// Counts calls that wait for more than one stream.
 fn waits_for_the_device(log: &[LoggedCall]) -> usize {
     let waits = [Call::FreeMemory, Call::AllocMemory];
     log.iter().filter(|logged| waits.contains(&logged.call)).count()

@@ -1,4 +1,4 @@
-//! Measured links.
+//! Measured transfer rates.
 
 use vramp_tiers::DiskStore;
 use vramp_tiers::disk::DiskConfig;
@@ -11,7 +11,7 @@ const GPUS: [SpaceId; 2] = [SpaceId::gpu(0), SpaceId::gpu(1)];
 const HOST: SpaceId = SpaceId::host(0);
 const DISK: SpaceId = SpaceId::disk(0);
 
-/// Two cards, a host and a disk, measured for a moment. Bytes are not kept.
+/// Measures two devices, a host and a disk. The simulator keeps no bytes.
 fn measured(sizes: &[Bytes], memory_len: Bytes, disk: Bytes) -> Profile {
     let devices = [(); 2].map(|()| Arc::new(Simulator::card("h200").unwrap()));
     let manager = ReservationManager::new([(DISK, SpaceConfig::disk(disk))]).unwrap();
@@ -49,7 +49,7 @@ fn every_pair_is_measured_each_way_at_every_size_with_positive_numbers() {
         let [link] = found[..] else { panic!("{from} to {to}, {size}: {found:?}") };
         assert!(link.took_ns > 0 && link.bytes_per_s > 0, "{link:?}");
     }
-    // No disk to itself or another one.
+    // No link from a disk to itself or to another disk.
     assert_eq!(profile.links.len(), expected.len());
     assert_eq!((profile.step_bytes, profile.rounds), (4 << 20, 3));
     assert_eq!(profile.both_ways.len(), 2 * sizes.len());
@@ -68,7 +68,7 @@ fn a_large_move_is_as_fast_as_the_link_and_a_tiny_one_tells_the_latency() {
     let profile = measured(&sizes, Bytes::mib(128), Bytes::mib(64));
     let links: Links = profile.rates().collect();
     let rate = |from, to| links.rate(LinkKey { from, to }).unwrap().bytes_per_s as f64 / 1e9;
-    // The simulated link is two streams wide: streams do not compete there.
+    // The simulated link has the rate of two streams, because streams do not compete there.
     for (from, to, alone) in [(GPUS[0], HOST, 55.4), (HOST, GPUS[1], 55.6)] {
         let rate = rate(from, to);
         assert!((0.95 * alone..=2.0 * alone).contains(&rate), "{rate} GB/s");
@@ -82,7 +82,7 @@ fn a_large_move_is_as_fast_as_the_link_and_a_tiny_one_tells_the_latency() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_told_with_the_reason() {
+fn links_that_cannot_be_measured_are_listed_with_the_reason() {
     let profile = measured(&[Bytes::mib(1), Bytes::mib(8)], Bytes::mib(8), Bytes::mib(4));
     let why = |from, to, size: u64| {
         let is_it =
@@ -91,7 +91,7 @@ fn what_cannot_be_measured_is_told_with_the_reason() {
     };
     assert_eq!(why(GPUS[0], DISK, 1), None);
     assert!(why(GPUS[0], DISK, 8).unwrap().contains("disk"), "{:?}", profile.unmeasured);
-    // Both ways at once take twice the memory.
+    // Both directions at once need twice the memory.
     assert!(why(GPUS[1], HOST, 8).unwrap().contains("fit"));
     assert!(profile.links.iter().any(|link| link.size_bytes == 8 << 20 && link.to == GPUS[1]));
 }

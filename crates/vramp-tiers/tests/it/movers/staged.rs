@@ -1,4 +1,4 @@
-//! Data that goes through blocks of the host.
+//! Transfers through staging buffers.
 
 use super::*;
 
@@ -6,7 +6,7 @@ use super::*;
 fn between_two_devices_data_goes_through_few_blocks_and_both_links_at_once() {
     let devices = [simulator(), simulator()];
     let pool = pool(&[&devices[0], &devices[1]]);
-    // Clocks that are far apart.
+    // The clocks of the devices differ.
     devices[1].advance(1_000_000_000);
     let [near, far] =
         [0, 1].map(|index| Mover::new(driver(&devices[index]), &pool, SMALL).unwrap());
@@ -57,13 +57,13 @@ fn a_staged_move_is_cancelled_between_two_pieces_and_gives_its_blocks_back() {
     let mut staged = near.between(from, &far, to).unwrap().cancelled_by(&token);
     while staged.progress().moved.is_zero() {
         staged.poll().unwrap();
-        // Only the calls of a device move its clock.
+        // Only calls advance the clock of a simulated device.
         [&bench.device, &other].iter().for_each(|device| device.advance(10_000));
     }
     token.cancel();
     let Err(MoveError::Cancelled { moved, of }) = staged.wait() else { panic!("it goes on") };
     assert!(!moved.is_zero() && moved < of, "{moved}");
-    assert_eq!(pool.space().total(), Bytes::ZERO, "nothing is kept for nobody");
+    assert_eq!(pool.space().total(), Bytes::ZERO, "idle buffers are freed");
     drop(near.between(from, &far, to).unwrap());
     let mut dropped = near.between(from, &far, to).unwrap();
     dropped.poll().unwrap();

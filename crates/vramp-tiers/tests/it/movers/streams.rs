@@ -1,4 +1,4 @@
-//! The order of copies and other work.
+//! Order between copies and other work.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn polling_never_waits() {
     let moving = bench.mover.to_host(range, host).after(CopyDependency::Stream(other));
     let mut transfer = moving.start().unwrap();
     for _ in 0..100 {
-        // Waiting for a kernel that nobody lets end would never return.
+        // Waiting for a kernel behind a closed gate would never return.
         assert!(!transfer.poll().unwrap());
         assert_eq!(transfer.poll_part().unwrap(), None);
     }
@@ -25,8 +25,8 @@ fn polling_never_waits() {
 }
 
 #[test]
-fn it_comes_behind_the_work_it_was_told_and_a_missing_word_is_found() {
-    for told in [true, false] {
+fn a_copy_runs_after_its_dependencies_and_a_missing_one_is_a_hazard() {
+    for ordered in [true, false] {
         let bench = bench();
         let range = memory(&bench.device, Bytes::mib(20));
         let [writer, event_writer] = [(); 2].map(|()| bench.device.create_stream().unwrap());
@@ -39,7 +39,7 @@ fn it_comes_behind_the_work_it_was_told_and_a_missing_word_is_found() {
         bench.device.fill(event_writer, back, 2).unwrap();
         bench.device.record(event, event_writer).unwrap();
         let mut moving = bench.mover.to_host(range, bench.pool.allocate(range.len).unwrap());
-        if told {
+        if ordered {
             moving =
                 moving.after(CopyDependency::Stream(writer)).after(CopyDependency::Event(event));
         }
@@ -48,8 +48,8 @@ fn it_comes_behind_the_work_it_was_told_and_a_missing_word_is_found() {
         let arrived = read(&transfer.into_host(), Bytes::ZERO, range.len);
         let (ones, twos) = arrived.split_at(10 << 20);
         let whole = ones.iter().all(|byte| *byte == 1) && twos.iter().all(|byte| *byte == 2);
-        assert_eq!(whole, told);
-        assert_eq!(bench.device.hazards().is_empty(), told);
+        assert_eq!(whole, ordered);
+        assert_eq!(bench.device.hazards().is_empty(), ordered);
     }
 }
 
@@ -79,7 +79,7 @@ fn finished_on_a_stream_the_host_never_waits_and_a_kernel_behind_it_sees_the_byt
         let log = bench.device.take_log();
         let waits = [Call::SynchronizeEvent, Call::SynchronizeStream];
         assert!(!log.iter().any(|logged| waits.contains(&logged.call)), "{log:?}");
-        // Dropped, the blocks serve others only behind the copies.
+        // Once dropped, the blocks are reused only after the copies.
         drop(host);
         assert!(bench.pool.stats().pending_blocks > 0);
         bench.device.synchronize_stream(stream).unwrap();
@@ -123,7 +123,7 @@ fn a_capturing_stream_is_refused_and_its_capture_goes_on() {
     let transfer = bench.mover.to_host(range, refused.host).start().unwrap();
     let refused = transfer.finish_on(stream).unwrap_err();
     assert_eq!(refused.error, MoveError::Capturing);
-    // What was in flight has arrived, and nothing is.
+    // The copies that were in flight have completed.
     assert!(read(&refused.host, Bytes::ZERO, range.len) == bytes);
     assert_eq!(bench.device.invalidated_captures(), 0);
     bench.device.end_capture(stream).unwrap();
@@ -137,7 +137,7 @@ fn dropped_in_flight_it_waits_so_that_memory_can_go() {
     let host = bench.pool.allocate(range.len).unwrap();
     drop(bench.mover.to_host(range, host).start().unwrap());
     assert_eq!(bench.pool.stats().pending_blocks, 0, "no copy outlives it");
-    // Unmapping memory that queued work still touches would lose the device.
+    // Unmapping memory that queued work still uses would lose the device.
     bench.device.unmap(range).unwrap();
     bench.device.free_addresses(range).unwrap();
     no_hazards(&bench.device);

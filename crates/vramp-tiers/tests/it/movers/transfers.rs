@@ -1,4 +1,4 @@
-//! One range between a device and the host.
+//! Transfers between a device range and host blocks.
 
 use super::*;
 
@@ -18,7 +18,7 @@ fn bytes_are_intact_for_odd_offsets_and_lengths_across_runs_of_blocks() {
         (0, 32 * mib, 0),
         (5 * mib + 1, 4 * mib + 1, 2 * mib - 3),
     ];
-    // Blocks taken and returned out of order leave runs of different lengths.
+    // Blocks freed out of order leave runs of different lengths.
     let mut held: Vec<_> = (0..12).map(|_| bench.pool.allocate(MIB).unwrap()).collect();
     let mut odd = 0;
     held.retain(|_| {
@@ -34,7 +34,7 @@ fn bytes_are_intact_for_odd_offsets_and_lengths_across_runs_of_blocks() {
         let host = down.into_host();
         let expected = &whole[offset as usize..(offset + len) as usize];
         assert!(read(&host, at, source.len) == expected, "{len} from {offset} to {at}");
-        // Back to somewhere else.
+        // Back to another place.
         let other = memory(&bench.device, source.len + Bytes::new(3));
         let target = part(other, 3, len);
         let mut up = bench.mover.to_device(target, host).at(at).start().unwrap();
@@ -60,9 +60,9 @@ fn parts_arrive_in_order_without_gap_or_overlap() {
                 true => transfer.poll_part().unwrap(),
                 false => transfer.wait_part().unwrap(),
             };
-            if let Some(told) = next {
-                assert_eq!(told.start, at);
-                at = at + told.len;
+            if let Some(arrived) = next {
+                assert_eq!(arrived.start, at);
+                at = at + arrived.len;
                 parts += 1;
             }
         }
@@ -96,7 +96,7 @@ fn a_copy_of_64_mib_makes_twelve_driver_calls_and_none_waits_for_the_device() {
         assert_eq!(of(Call::CopyToDevice), 4);
         assert_eq!(of(Call::Record), 8);
         assert_eq!(of(Call::SynchronizeEvent), 8);
-        // Events are made once.
+        // Events are created once.
         assert_eq!(of(Call::CreateEvent), if round == 0 { 8 } else { 0 });
         assert_eq!(log.len(), if round == 0 { 32 } else { 24 });
     }
@@ -108,7 +108,7 @@ fn what_is_in_flight_is_bounded_over_all_transfers_of_a_direction() {
     let bench = bench();
     let range = memory(&bench.device, Bytes::mib(64));
     let most = SMALL.step * u64::from(SMALL.steps_in_flight);
-    // Pinning blocks takes the time of many copies.
+    // Pinning blocks takes longer than many copies.
     let mut hosts = [(); 3].map(|()| bench.pool.allocate(Bytes::mib(32)).unwrap()).into_iter();
     let mut start = |offset: u64| {
         let source = part(range, offset * MIB.count(), 32 * MIB.count());
@@ -118,7 +118,7 @@ fn what_is_in_flight_is_bounded_over_all_transfers_of_a_direction() {
     assert_eq!(bench.mover.in_flight(), (most, Bytes::ZERO));
     assert_eq!(left_alone.progress().in_flight, most);
     assert_eq!(driven.progress().in_flight, Bytes::ZERO);
-    // The one that nobody drives holds up nobody.
+    // A transfer that is not polled does not block the other.
     while !driven.poll().unwrap() {
         assert!(bench.mover.in_flight().0 <= most);
     }
@@ -158,7 +158,7 @@ fn cancelled_midway_it_tells_exactly_what_arrived() {
     let mut transfer = bench.mover.to_host(range, host).start().unwrap();
     transfer.wait_part().unwrap().unwrap();
     let arrived = transfer.cancel().unwrap();
-    // The first of four steps in flight had arrived, and no other was queued for it.
+    // The first of four steps in flight had arrived, and no step was queued in its place.
     assert_eq!(arrived, Bytes::mib(16));
     let expected = MoveError::Cancelled { moved: arrived, of: range.len };
     assert_eq!(transfer.wait(), Err(expected.clone()));
@@ -244,7 +244,7 @@ fn what_does_not_fit_is_refused_with_the_blocks() {
     let other = bench.mover.between(tiny, &bench.mover, part(range, 2, 1)).unwrap_err();
     assert_eq!(other, MoveError::OtherLength { from: Bytes::new(2), to: Bytes::new(1) });
     assert_eq!(bench.device.calls(), before);
-    // Addresses where no memory is: the device says so, as for any work.
+    // Addresses without memory: the device fails, as with any other work.
     let nowhere = AddrRange::new(bench.device.reserve(range.len, range.len).unwrap(), range.len);
     let host = bench.pool.allocate(range.len).unwrap();
     let started = bench.mover.to_host(nowhere, host).start();

@@ -1,0 +1,9 @@
+//! Decisions of transfers. Pure: events are opaque values, and times are arguments.
+//!
+//! - [`window`]: which stream takes the next step, and how many steps are in flight.
+//! - [`pipeline`]: which piece of a staged transfer begins or is waited for.
+//! - [`profile`]: rates from measured times.
+
+pub(super) mod pipeline;
+pub(super) mod profile;
+pub(super) mod window;
