@@ -15,7 +15,7 @@ use crate::ledger::shell::error::SpaceFull;
 #[non_exhaustive]
 pub enum DiskTierError {
     /// The directory cannot be read.
-    #[error("{}: the directory cannot be read ({code}): create it, or choose another", .path.display())]
+    #[error("{}: cannot read it ({code}): create the directory, or choose another", .path.display())]
     NoDirectory {
         /// Directory that was given.
         path: PathBuf,

@@ -35,7 +35,7 @@
 //! 1. [`DiskStore::open`] sweeps the directory: it removes files that killed processes left.
 //! 2. [`begin_write`](DiskStore::begin_write) charges whole blocks of 4 KiB, allocates extents in
 //!    preallocated files, and starts the first pieces. Each piece that completes starts the next.
-//!    ThreadPool take checksums meanwhile.
+//!    Workers take checksums meanwhile.
 //! 3. A piece that the disk cannot write is written elsewhere, once. Its first place is
 //!    quarantined.
 //! 4. [`DiskTransfer::wait`] returns [`StoredBytes`].
@@ -47,11 +47,11 @@
 //!
 //! # Cost
 //!
-//! Memory in whole aligned blocks moves by direct I/O, without a copy. The tail of an odd length and
-//! unaligned memory are copied through bounce blocks. A write or read makes one request for each
-//! [`DiskConfig::piece`], at most [`DiskConfig::depth`] at a time. A write preallocates a file when
-//! no extent is free. With [`DiskConfig::compression`] workers compress what a sample finds worth
-//! it; such bytes are charged by their compressed length.
+//! Memory in whole aligned blocks moves by direct I/O, without a copy. The tail of an odd length
+//! and unaligned memory are copied through bounce blocks. A write or read makes one request for
+//! each [`DiskConfig::piece`], at most [`DiskConfig::depth`] at a time. A write preallocates a file
+//! when no extent is free. With [`DiskConfig::compression`] workers compress what a sample finds
+//! worth it; such bytes are charged by their compressed length.
 //!
 //! # Errors
 //!

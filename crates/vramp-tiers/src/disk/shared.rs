@@ -143,7 +143,8 @@ impl Shared {
         }
     }
 
-    /// Adds a file for at least `missing` bytes, shorter than configured if the disk is nearly full.
+    /// Adds a file for at least `missing` bytes, shorter than configured if the disk is nearly
+    /// full.
     fn grow(&self, missing: Bytes) -> Result<(), DiskTierError> {
         let census = self.state().extents.census();
         let config = &self.config;

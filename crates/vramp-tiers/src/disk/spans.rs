@@ -129,8 +129,8 @@ pub(super) struct IoPiece {
     pub direct: Option<HostSpan>,
 }
 
-/// Cuts `spans` into pieces of at most `most`. Whole blocks of aligned memory move directly; the rest
-/// goes through bounce blocks.
+/// Cuts `spans` into pieces of at most `most`. Whole blocks of aligned memory move directly; the
+/// rest goes through bounce blocks.
 pub(super) fn cut(spans: &SpanList, places: &[FileRange], most: Bytes) -> Vec<IoPiece> {
     let mut pieces = Vec::new();
     let mut start = Bytes::ZERO;

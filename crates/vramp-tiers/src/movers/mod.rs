@@ -33,32 +33,33 @@
 //! The life of a transfer:
 //!
 //! 1. [`Mover::new`] creates two streams for each direction of one device.
-//! 2. [`Mover::to_host`] and [`Mover::to_device`] return a [`TransferBuilder`], which names the work
-//!    that has to come first. [`TransferBuilder::start`] returns a [`Transfer`].
+//! 2. [`Mover::to_host`] and [`Mover::to_device`] return a [`TransferBuilder`], which names the
+//!    work that has to come first. [`TransferBuilder::start`] returns a [`Transfer`].
 //! 3. A transfer queues its range in steps and keeps a few of them in flight. It has no thread: it
 //!    advances when the caller polls ([`Transfer::poll`]) or waits ([`Transfer::wait`],
 //!    [`Transfer::wait_part`]).
 //! 4. [`Transfer::cancel`], a [`CancelToken`](crate::CancelToken) or a drop ends it between two
-//!    steps, after the copies in flight. [`Transfer::finish_on`] queues the rest and orders a stream
-//!    behind it, without waiting on the host.
-//! 5. [`Mover::to_disk`], [`Mover::from_disk`] and [`Mover::between`] copy through a few host blocks,
-//!    the staging buffers of a [`StagedTransfer`]: one piece leaves them while the next one arrives.
+//!    steps, after the copies in flight. [`Transfer::finish_on`] queues the rest and orders a
+//!    stream behind it, without waiting on the host.
+//! 5. [`Mover::to_disk`], [`Mover::from_disk`] and [`Mover::between`] copy through a few host
+//!    blocks, the staging buffers of a [`StagedTransfer`]: one piece leaves them while the next one
+//!    arrives.
 //!
 //! A [`Profiler`] measures the rates of all links.
 //!
 //! # Cost
 //!
-//! A step makes one copy call for each run of host blocks, one to record its event, and one to query
-//! it or wait for it. With the default step a transfer of 64 MiB makes 12 driver calls. Events are
-//! reused. No call waits for the whole device.
+//! A step makes one copy call for each run of host blocks, one to record its event, and one to
+//! query it or wait for it. With the default step a transfer of 64 MiB makes 12 driver calls.
+//! Events are reused. No call waits for the whole device.
 //!
 //! # Errors
 //!
 //! [`MoveError`]; the source is unchanged. [`MoveFailed`] returns the host blocks with it. After an
 //! error no copy is in flight, or the blocks record the stream that may still copy.
 //!
-//! Deliberately absent: threads, budgets (the pool charges blocks and the store charges extents), and
-//! choosing what to evict.
+//! Deliberately absent: threads, budgets (the pool charges blocks and the store charges extents),
+//! and choosing what to evict.
 
 mod copy_queue;
 mod core;

@@ -130,8 +130,8 @@ impl Mover {
         TransferBuilder::new(&self.shared, CopyDirection::ToDevice, range, host)
     }
 
-    /// Copies `range` of the device to a disk. StepCopies are written while others leave the device.
-    /// [`StagedTransfer::finish`] returns the [`DiskCopy`].
+    /// Copies `range` of the device to a disk. Pieces are written while others leave the
+    /// device. [`StagedTransfer::finish`] returns the [`DiskCopy`].
     ///
     /// # Errors
     /// The range ends beyond the address space.

@@ -44,7 +44,7 @@ pub trait CopyEndpoint: Send {
     /// A copy in flight failed.
     fn wait_for_capacity(&mut self) -> Result<(), MoveError>;
 
-    /// Takes a completed piece. StepCopies complete in order.
+    /// Takes a completed piece. Pieces complete in order.
     fn finished(&mut self, copy: Self::InFlight) {
         drop(copy);
     }

@@ -2,8 +2,8 @@
 //!
 //! 1. A write is charged for all its bytes. A worker compresses a [sample](sample) of it, and
 //!    [`decide`](crate::disk::core::compression::decide) decides about the rest.
-//! 2. ThreadPool compress the rest [frame](frames::Frame) by frame into memory of the store. A frame
-//!    that saves too little stays uncompressed.
+//! 2. Workers compress the rest [frame](frames::Frame) by frame into memory of the store. A
+//!    frame that saves too little stays uncompressed.
 //! 3. The worker that finishes last allocates extents, and the [write](write::CompressedWrite)
 //!    continues as any other, from that memory. The charge beyond that is credited when the caller
 //!    waits.

@@ -19,7 +19,7 @@ use crate::disk::shared::{DiskAllocation, Shared, StoredBytes};
 use crate::disk::spans::{SpanList, cut};
 use crate::ledger::shell::charge::Charge;
 
-/// A write in flight, from its sample to its last byte on the disk. ThreadPool drive it; the caller
+/// A write in flight, from its sample to its last byte on the disk. Workers drive it; the caller
 /// only waits.
 pub(in crate::disk) struct CompressedWrite {
     shared: Arc<Shared>,
@@ -35,7 +35,7 @@ struct State {
 }
 
 enum Stage {
-    /// ThreadPool sample or compress the bytes.
+    /// Workers sample or compress the bytes.
     Compressing(Compressing),
     /// A worker starts the transfer to the disk.
     Starting,

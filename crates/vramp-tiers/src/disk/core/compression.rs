@@ -28,7 +28,8 @@ use vramp_core::Bytes;
 /// let store = DiskStore::open(dir, config, &space)?;
 ///
 /// let zeros = HostMemory::new(Bytes::mib(4), None, PageKind::default())?;
-/// let stored = store.write(&[HostSpan::new(&zeros, Bytes::ZERO, Bytes::mib(4))?], ChargeTo::Space)?;
+/// let all = [HostSpan::new(&zeros, Bytes::ZERO, Bytes::mib(4))?];
+/// let stored = store.write(&all, ChargeTo::Space)?;
 /// assert_eq!(stored.len(), Bytes::mib(4));
 /// assert!(stored.charged() < Bytes::kib(100) && space.total() == stored.charged());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
