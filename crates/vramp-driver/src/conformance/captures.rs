@@ -1,4 +1,4 @@
-//! What may be done while a stream captures, by mode and thread, and how captures end.
+//! Calls that are legal during a capture, by mode and thread, and the end of captures.
 
 use vramp_core::{AddrRange, Bytes};
 
@@ -30,7 +30,7 @@ rules! {
     captures_on_two_streams_have_different_numbers: VIRTUAL,
 }
 
-/// Which thread does something while another one captures.
+/// Thread that makes a call during a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Thread {
     Capturing,
@@ -51,8 +51,8 @@ impl Thread {
     }
 }
 
-/// Does `work` during a capture in every mode, from both threads. Tells `check` what came of it, and
-/// of the capture.
+/// Runs `work` during a capture in every mode, from both threads. Passes its result and that of the
+/// end of the capture to `check`.
 fn in_every_capture<T: Send>(
     rig: &Rig,
     work: impl Fn(&dyn Driver) -> DriverResult<T> + Sync,
@@ -68,7 +68,7 @@ fn in_every_capture<T: Send>(
             check(mode, thread, done, ended)
                 .map_err(|failure| Failure(format!("{mode:?}, {thread:?}: {}", failure.0)))?;
             let after = rig.device.is_capturing(stream)?;
-            ensure!(!after, "{mode:?}, {thread:?}: the stream still captures after the end");
+            ensure!(!after, "{mode:?}, {thread:?}: the stream is still capturing after the end");
         }
     }
     Ok(())
@@ -80,7 +80,8 @@ fn legal<T>(_: CaptureMode, _: Thread, done: DriverResult<T>, ended: DriverResul
     Ok(())
 }
 
-/// What a capture forbids: to every thread in global mode, to its own in thread-local mode.
+/// Checks a call that a capture forbids: to every thread in global mode, to its own thread in
+/// thread-local mode.
 fn forbidden_as_the_mode_says<T>(
     mode: CaptureMode,
     thread: Thread,
@@ -142,7 +143,7 @@ fn allocating_is_refused_as_the_mode_says_and_invalidates_the_capture(rig: &Rig)
             let device = rig.device;
             let allocated = thread.runs(|| device.alloc_memory(page_of(device)));
             let ended = rig.end_capture(stream).map(drop);
-            // Freed only now: what a capture says to that was not measured.
+            // Freed after the capture, because freeing during a capture was not measured.
             let freed = allocated.clone().map_or(Ok(()), |at| device.free_memory(at));
             forbidden_as_the_mode_says(mode, thread, allocated, ended)
                 .map_err(|failure| Failure(format!("{mode:?}, {thread:?}: {}", failure.0)))?;
@@ -169,7 +170,7 @@ fn a_capturing_stream_is_neither_synchronised_nor_queried(rig: &Rig) -> Checked 
         rig.device.record(event, stream)?;
         refused("query a captured event", capturing, rig.device.query(event))?;
         refused("the end of the capture", capturing, rig.end_capture(stream))?;
-        // The event is good again once it is recorded outside.
+        // The event is usable again once it is recorded outside.
         rig.device.record(event, stream)?;
         rig.device.synchronize_event(event)?;
     }
@@ -184,8 +185,8 @@ fn a_stream_works_as_before_after_an_invalidated_capture(rig: &Rig) -> Checked {
     rig.begin_capture(stream, CaptureMode::Global)?;
     rig.device.fill(stream, range, 2)?;
     refused("query", ErrorKind::Capturing, rig.device.query(event))?;
-    ensure!(rig.device.is_capturing(stream)?, "an invalidated capture is over before its end");
-    refused("where it is", ErrorKind::Capturing, rig.device.capture_info(stream))?;
+    ensure!(rig.device.is_capturing(stream)?, "an invalidated capture ended early");
+    refused("capture info", ErrorKind::Capturing, rig.device.capture_info(stream))?;
     refused("more work", ErrorKind::Capturing, rig.device.fill(stream, range, 3))?;
     refused("the end", ErrorKind::Capturing, rig.end_capture(stream))?;
     rig.expect_filled(stream, range, 1)?;
@@ -198,7 +199,7 @@ fn a_stream_works_as_before_after_an_invalidated_capture(rig: &Rig) -> Checked {
     rig.expect_filled(stream, range, 5)
 }
 
-/// A refusal of any kind: which one it is, no manual says.
+/// Fails unless `result` is an error. NVIDIA's manual does not state its code.
 fn refused_somehow<T>(what: &str, result: DriverResult<T>) -> Checked {
     ensure!(result.is_err(), "{what} succeeded");
     Ok(())
@@ -209,9 +210,9 @@ fn a_stream_begins_one_capture_at_a_time(rig: &Rig) -> Checked {
     for mode in CaptureMode::ALL {
         rig.begin_capture(stream, mode)?;
         refused_somehow("a second beginning", rig.device.begin_capture(stream, mode))?;
-        // Whether that invalidated the capture is not stated; the stream is out of it in any case.
+        // Whether that invalidates the capture is not stated. The stream leaves it in any case.
         let _ = rig.end_capture(stream);
-        ensure!(!rig.device.is_capturing(stream)?, "the stream still captures after the end");
+        ensure!(!rig.device.is_capturing(stream)?, "the stream is still capturing after the end");
     }
     Ok(())
 }
@@ -219,12 +220,12 @@ fn a_stream_begins_one_capture_at_a_time(rig: &Rig) -> Checked {
 fn only_a_capturing_stream_ends_a_capture(rig: &Rig) -> Checked {
     let stream = rig.stream()?;
     refused_somehow("an end without a beginning", rig.end_capture(stream))?;
-    ensure!(rig.device.capture_info(stream)?.is_none(), "the stream is said to capture");
+    ensure!(rig.device.capture_info(stream)?.is_none(), "the stream is reported as capturing");
     rig.device.synchronize_stream(stream)?;
     Ok(())
 }
 
-/// Draws `other` into the capture of `stream`.
+/// Makes `other` join the capture of `stream`.
 fn fork(rig: &Rig, stream: Stream, other: Stream) -> Checked {
     let event = rig.event()?;
     rig.device.record(event, stream)?;
@@ -238,10 +239,10 @@ fn a_capture_ends_on_the_stream_it_began_on(rig: &Rig) -> Checked {
     fork(rig, origin, other)?;
     let ended = rig.device.end_capture(other);
     refused("the end on another stream", ErrorKind::Capturing, ended)?;
-    // Whether that invalidated the capture is not stated.
+    // Whether that invalidates the capture is not stated.
     let _ = rig.end_capture(origin);
     for stream in [origin, other] {
-        ensure!(!rig.device.is_capturing(stream)?, "a stream still captures after the end");
+        ensure!(!rig.device.is_capturing(stream)?, "a stream is still capturing after the end");
     }
     Ok(())
 }
@@ -258,9 +259,9 @@ fn a_relaxed_capture_ends_on_any_thread_and_others_on_their_own(rig: &Rig) -> Ch
             continue;
         }
         refused(&format!("{mode:?}: the end on another thread"), ErrorKind::Capturing, ended)?;
-        // Whether that invalidated the capture is not stated.
+        // Whether that invalidates the capture is not stated.
         let _ = rig.end_capture(stream);
-        ensure!(!device.is_capturing(stream)?, "the stream still captures after the end");
+        ensure!(!device.is_capturing(stream)?, "the stream is still capturing after the end");
     }
     Ok(())
 }
@@ -270,10 +271,10 @@ fn an_empty_capture_makes_an_empty_graph(rig: &Rig) -> Checked {
     rig.begin_capture(stream, CaptureMode::Global)?;
     let info = rig.device.capture_info(stream)?;
     let empty = info.as_ref().is_some_and(|info| info.dependencies.is_empty());
-    ensure!(empty, "a capture that just began is at {info:?}");
+    ensure!(empty, "a new capture has the state {info:?}");
     let graph = rig.end_capture(stream)?;
     let nodes = rig.device.graph_nodes(graph)?;
-    ensure!(nodes == 0, "nothing captured, and the graph has {nodes} nodes");
+    ensure!(nodes == 0, "an empty capture made a graph of {nodes} nodes");
     let exec = rig.instantiate(graph)?;
     rig.device.launch_graph(exec, stream)?;
     rig.device.synchronize_stream(stream)?;
@@ -292,11 +293,11 @@ fn a_fork_that_is_not_joined_makes_no_graph(rig: &Rig) -> Checked {
     fork(rig, origin, other)?;
     rig.device.fill(other, beside, 2)?;
     fork(rig, other, origin)?;
-    // Behind the event that was waited for.
+    // After the event that was waited for.
     rig.device.fill(other, beside, 3)?;
     refused("the end", ErrorKind::Capturing, rig.end_capture(origin))?;
     for stream in [origin, other] {
-        ensure!(!rig.device.is_capturing(stream)?, "a stream still captures after the end");
+        ensure!(!rig.device.is_capturing(stream)?, "a stream is still capturing after the end");
         rig.device.synchronize_stream(stream)?;
     }
     Ok(())
@@ -321,9 +322,9 @@ fn two_captures_do_not_merge(rig: &Rig) -> Checked {
     rig.device.record(event, first)?;
     refused("the wait", ErrorKind::Capturing, rig.device.wait(second, event))?;
     refused("the waiting one's end", ErrorKind::Capturing, rig.end_capture(second))?;
-    // Whether the other one goes on is not stated.
+    // Whether the other capture goes on is not stated.
     let _ = rig.end_capture(first);
-    ensure!(!rig.device.is_capturing(first)?, "a stream still captures after the end");
+    ensure!(!rig.device.is_capturing(first)?, "a stream is still capturing after the end");
     Ok(())
 }
 
@@ -336,10 +337,14 @@ fn captures_on_two_streams_have_different_numbers(rig: &Rig) -> Checked {
     rig.device.fill(second, b, 2)?;
     let infos = (rig.device.capture_info(first)?, rig.device.capture_info(second)?);
     let (Some(one), Some(two)) = infos else {
-        return Err(Failure("a capturing stream is said not to capture".to_owned()));
+        return Err(Failure("a capturing stream is reported as not capturing".to_owned()));
     };
-    ensure!(one.capture != two.capture, "both captures are number {}", one.capture);
-    ensure!(one.dependencies != two.dependencies, "both captures are at {:?}", one.dependencies);
+    ensure!(one.capture != two.capture, "both captures have the number {}", one.capture);
+    ensure!(
+        one.dependencies != two.dependencies,
+        "both captures have the dependencies {:?}",
+        one.dependencies
+    );
     let (first, second) = (rig.end_capture(first)?, rig.end_capture(second)?);
     ensure!(rig.device.graph_nodes(first)? == 1, "one fill is one node");
     ensure!(rig.device.graph_nodes(second)? == 1, "one fill is one node");

@@ -31,7 +31,7 @@ fn the_host_reads_what_it_wrote(rig: &Rig) -> Checked {
     rig.device.write_host(buffer, Bytes::ZERO, &bytes)?;
     let mut back = vec![0; 1000];
     rig.device.read_host(buffer, Bytes::new(12_345), &mut back)?;
-    ensure!(back == bytes[12_345..13_345], "host memory does not hold what was written");
+    ensure!(back == bytes[12_345..13_345], "host memory does not contain what was written");
     Ok(())
 }
 
@@ -111,7 +111,7 @@ fn a_copy_beyond_host_memory_is_refused(rig: &Rig) -> Checked {
 }
 
 fn registered_memory_is_copied_from_and_to(rig: &Rig) -> Checked {
-    let memory = own_memory(rig.page)?;
+    let memory = host_memory(rig.page)?;
     let range = rig.memory(&[rig.page])?;
     let stream = rig.stream()?;
     let bytes = pattern(11, rig.page);
@@ -128,7 +128,7 @@ fn registered_memory_is_copied_from_and_to(rig: &Rig) -> Checked {
     expected[4097..74_097].fill(0x5A);
     let mut back = vec![0; expected.len()];
     memory.read(Bytes::ZERO, &mut back).expect("the copy is as long as the memory");
-    ensure!(back == expected, "memory of one's own does not hold what was copied to it");
+    ensure!(back == expected, "registered memory does not contain what was copied to it");
     let mut seen = vec![0; 70_002];
     rig.device.read_host(buffer, Bytes::new(4096), &mut seen)?;
     ensure!(seen == expected[4096..74_098], "the device's view of pinned memory differs");
@@ -136,20 +136,20 @@ fn registered_memory_is_copied_from_and_to(rig: &Rig) -> Checked {
 }
 
 fn one_memory_is_registered_several_times(rig: &Rig) -> Checked {
-    let memory = own_memory(Bytes::mib(3))?;
+    let memory = host_memory(Bytes::mib(3))?;
     let (first, second) = (rig.register(&memory)?, rig.register(&memory)?);
-    ensure!(first != second, "two pins share a name");
+    ensure!(first != second, "two registrations have the same id");
     rig.device.write_host(first, Bytes::new(5), &[6])?;
     rig.free_host(first)?;
     let mut byte = [0];
     rig.device.read_host(second, Bytes::new(5), &mut byte)?;
-    ensure!(byte == [6], "two pins of one memory differ");
+    ensure!(byte == [6], "two registrations of one memory differ");
     rig.free_host(second)?;
     let third = rig.register(&memory)?;
     rig.free_host(third)?;
     Ok(())
 }
 
-fn own_memory(len: Bytes) -> Checked<Arc<HostMemory>> {
+fn host_memory(len: Bytes) -> Checked<Arc<HostMemory>> {
     HostMemory::new(len, None, PageKind::default()).map_err(|error| Failure(error.to_string()))
 }

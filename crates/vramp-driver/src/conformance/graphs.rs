@@ -1,4 +1,4 @@
-//! What captured work is, and what launching it does.
+//! Nodes of captured work, and launches of graphs.
 
 use vramp_core::{AddrRange, Bytes};
 
@@ -28,7 +28,7 @@ rules! {
     a_graph_destroyed_in_flight_still_completes: WITH_HOST,
 }
 
-/// Memory that a fill takes a while to write.
+/// Allocates memory that takes a fill some time.
 fn large(rig: &Rig) -> Checked<AddrRange> {
     Ok(rig.memory(&[rig.whole_pages(Bytes::mib(32))])?)
 }
@@ -41,15 +41,15 @@ fn first_page(rig: &Rig, of: AddrRange) -> AddrRange {
     AddrRange::new(of.start, rig.page)
 }
 
-/// What `work` captures on `stream`.
+/// Captures `work` on `stream`.
 fn captured(rig: &Rig, stream: Stream, work: impl FnOnce() -> Checked) -> Checked<Graph> {
     rig.begin_capture(stream, CaptureMode::Global)?;
     work()?;
     Ok(rig.end_capture(stream)?)
 }
 
-/// The same, ready to launch.
-fn ready(rig: &Rig, stream: Stream, work: impl FnOnce() -> Checked) -> Checked<GraphExec> {
+/// Captures `work` on `stream` and instantiates the graph.
+fn instantiated(rig: &Rig, stream: Stream, work: impl FnOnce() -> Checked) -> Checked<GraphExec> {
     Ok(rig.instantiate(captured(rig, stream, work)?)?)
 }
 
@@ -61,7 +61,7 @@ fn captured_work_runs_at_each_launch_and_not_before(rig: &Rig) -> Checked {
     let range = page(rig)?;
     let stream = rig.stream()?;
     rig.device.fill(stream, range, 1)?;
-    let exec = ready(rig, stream, || Ok(rig.device.fill(stream, range, 2)?))?;
+    let exec = instantiated(rig, stream, || Ok(rig.device.fill(stream, range, 2)?))?;
     rig.expect_filled(stream, range, 1)?;
     for _ in 0..3 {
         rig.device.launch_graph(exec, stream)?;
@@ -75,7 +75,7 @@ fn captured_work_runs_at_each_launch_and_not_before(rig: &Rig) -> Checked {
 fn a_replay_reads_its_input_anew(rig: &Rig) -> Checked {
     let (input, output) = (page(rig)?, page(rig)?);
     let stream = rig.stream()?;
-    let exec = ready(rig, stream, || Ok(rig.device.copy(stream, copy(input, output))?))?;
+    let exec = instantiated(rig, stream, || Ok(rig.device.copy(stream, copy(input, output))?))?;
     for seed in [11, 12, 13] {
         let bytes = pattern(seed, input.len);
         rig.write(stream, input.start, &bytes)?;
@@ -91,7 +91,7 @@ fn a_replay_copies_from_and_to_pinned_memory(rig: &Rig) -> Checked {
     let len = rig.page;
     let (from, to) = (rig.host(len)?, rig.host(len)?);
     let slice = |buffer| HostSlice { buffer, offset: Bytes::ZERO, len };
-    let exec = ready(rig, stream, || {
+    let exec = instantiated(rig, stream, || {
         rig.device.copy_to_device(stream, slice(from), range.start)?;
         Ok(rig.device.copy_to_host(stream, range.start, slice(to))?)
     })?;
@@ -113,7 +113,7 @@ fn a_replay_writes_the_pages_that_are_mapped_when_it_runs(rig: &Rig) -> Checked 
     let stream = rig.stream()?;
     rig.map(range, first)?;
     rig.device.set_access(range)?;
-    let exec = ready(rig, stream, || Ok(rig.device.fill(stream, range, 0x31)?))?;
+    let exec = instantiated(rig, stream, || Ok(rig.device.fill(stream, range, 0x31)?))?;
     rig.device.launch_graph(exec, stream)?;
     rig.expect_filled(stream, range, 0x31)?;
     rig.device.fill(stream, range, 0x41)?;
@@ -124,7 +124,7 @@ fn a_replay_writes_the_pages_that_are_mapped_when_it_runs(rig: &Rig) -> Checked 
     rig.device.fill(stream, range, 0x51)?;
     rig.device.launch_graph(exec, stream)?;
     rig.expect_filled(stream, range, 0x31)?;
-    // The pages that were there before are as they were.
+    // The pages that were mapped before are unchanged.
     let elsewhere = rig.mapped_again(first, rig.page)?;
     rig.expect_filled(stream, elsewhere, 0x41)
 }
@@ -132,7 +132,7 @@ fn a_replay_writes_the_pages_that_are_mapped_when_it_runs(rig: &Rig) -> Checked 
 fn a_launch_comes_in_order_of_its_stream(rig: &Rig) -> Checked {
     let (a, b, c) = (large(rig)?, large(rig)?, large(rig)?);
     let stream = rig.stream()?;
-    let exec = ready(rig, stream, || Ok(rig.device.copy(stream, copy(a, b))?))?;
+    let exec = instantiated(rig, stream, || Ok(rig.device.copy(stream, copy(a, b))?))?;
     for byte in 1..=8 {
         rig.device.fill(stream, a, byte)?;
         rig.device.launch_graph(exec, stream)?;
@@ -147,8 +147,8 @@ fn a_launch_comes_in_order_of_its_stream(rig: &Rig) -> Checked {
 fn launches_of_one_graph_come_one_after_the_other(rig: &Rig) -> Checked {
     let (a, b) = (large(rig)?, large(rig)?);
     let (first, second) = (rig.stream()?, rig.stream()?);
-    // A launch that began before the one ahead of it was over would copy what that one wrote first.
-    let exec = ready(rig, first, || {
+    // A launch that overlapped the previous one would copy what that one wrote first.
+    let exec = instantiated(rig, first, || {
         rig.device.copy(first, copy(a, b))?;
         rig.device.fill(first, a, 0x77)?;
         Ok(rig.device.fill(first, a, 0x78)?)
@@ -166,13 +166,13 @@ fn launches_of_one_graph_come_one_after_the_other(rig: &Rig) -> Checked {
 fn a_graph_is_captured_on_one_stream_and_launched_on_another(rig: &Rig) -> Checked {
     let range = page(rig)?;
     let (captures, launches) = (rig.stream()?, rig.stream()?);
-    let exec = ready(rig, captures, || Ok(rig.device.fill(captures, range, 9)?))?;
+    let exec = instantiated(rig, captures, || Ok(rig.device.fill(captures, range, 9)?))?;
     rig.destroy_stream(captures)?;
     rig.device.launch_graph(exec, launches)?;
     rig.expect_filled(launches, range, 9)
 }
 
-/// Lets `stream` come behind what `of` did so far.
+/// Orders later work on `stream` after the work on `of`.
 fn follow(rig: &Rig, stream: Stream, of: Stream) -> Checked {
     let event = rig.event()?;
     rig.device.record(event, of)?;
@@ -183,10 +183,10 @@ fn follow(rig: &Rig, stream: Stream, of: Stream) -> Checked {
 fn work_of_a_joined_stream_runs_in_the_captured_order(rig: &Rig) -> Checked {
     let (a, b, c, d) = (large(rig)?, large(rig)?, large(rig)?, large(rig)?);
     let (origin, side) = (rig.stream()?, rig.stream()?);
-    let exec = ready(rig, origin, || {
+    let exec = instantiated(rig, origin, || {
         rig.device.fill(origin, a, 0x61)?;
         follow(rig, side, origin)?;
-        // Both branches read what was before the fork.
+        // Both branches read what was written before the fork.
         rig.device.copy(side, copy(a, b))?;
         rig.device.copy(origin, copy(a, c))?;
         follow(rig, origin, side)?;
@@ -206,7 +206,7 @@ fn work_of_a_joined_stream_runs_in_the_captured_order(rig: &Rig) -> Checked {
     Ok(())
 }
 
-/// The one node that the next work of `stream` will come behind.
+/// Returns the only dependency of the next work of `stream`.
 fn last_node(rig: &Rig, stream: Stream) -> Checked<GraphNode> {
     match dependencies(rig, stream)?[..] {
         [node] => Ok(node),
@@ -216,10 +216,12 @@ fn last_node(rig: &Rig, stream: Stream) -> Checked<GraphNode> {
 
 fn dependencies(rig: &Rig, stream: Stream) -> Checked<Vec<GraphNode>> {
     let info = rig.device.capture_info(stream)?;
-    Ok(info.ok_or_else(|| Failure("the stream is said not to capture".to_owned()))?.dependencies)
+    Ok(info
+        .ok_or_else(|| Failure("the stream is reported as not capturing".to_owned()))?
+        .dependencies)
 }
 
-/// True if `node` is one of `dependencies`, or any of them comes behind it.
+/// Returns true if `node` is one of `dependencies` or of their ancestors.
 fn reaches(rig: &Rig, node: GraphNode, dependencies: &[GraphNode]) -> Checked<bool> {
     let mut open = dependencies.to_vec();
     while let Some(next) = open.pop() {
@@ -239,10 +241,10 @@ fn dependencies_follow_the_order_of_one_stream(rig: &Rig) -> Checked {
     for byte in 0..4 {
         rig.device.fill(stream, range, byte)?;
         let node = last_node(rig, stream)?;
-        ensure!(!seen.contains(&node), "{node:?} stands for two fills");
+        ensure!(!seen.contains(&node), "{node:?} is the node of two fills");
         let before = rig.device.node_dependencies(node)?;
         let last = seen.last().copied();
-        ensure!(before.iter().copied().eq(last), "{node:?} is behind {before:?}, not {last:?}");
+        ensure!(before.iter().copied().eq(last), "{node:?} depends on {before:?}, not on {last:?}");
         seen.push(node);
     }
     let nodes = rig.device.graph_nodes(rig.end_capture(stream)?)?;
@@ -257,9 +259,9 @@ fn dependencies_show_forks_and_joins(rig: &Rig) -> Checked {
     rig.begin_capture(origin, CaptureMode::Global)?;
     device.fill(origin, a, 1)?;
     let root = last_node(rig, origin)?;
-    ensure!(device.capture_info(side)?.is_none(), "a stream captures before it is drawn in");
+    ensure!(device.capture_info(side)?.is_none(), "a stream captures before it joins");
     follow(rig, side, origin)?;
-    ensure!(device.is_capturing(side)?, "a wait for a captured event draws no stream in");
+    ensure!(device.is_capturing(side)?, "a wait for a captured event adds no stream");
     ensure!(
         dependencies(rig, side)? == [root],
         "the fork begins at {:?}",
@@ -267,22 +269,22 @@ fn dependencies_show_forks_and_joins(rig: &Rig) -> Checked {
     );
     let same = device.capture_info(side)?.map(|info| info.capture)
         == device.capture_info(origin)?.map(|info| info.capture);
-    ensure!(same, "both streams are part of one capture");
+    ensure!(same, "the streams are in different captures");
     device.fill(side, b, 2)?;
     device.fill(origin, c, 3)?;
     let (left, right) = (last_node(rig, side)?, last_node(rig, origin)?);
-    ensure!(!reaches(rig, left, &[right])?, "the branches are in order");
-    ensure!(!reaches(rig, right, &[left])?, "the branches are in order");
+    ensure!(!reaches(rig, left, &[right])?, "the branches are ordered");
+    ensure!(!reaches(rig, right, &[left])?, "the branches are ordered");
     follow(rig, origin, side)?;
     let joined = dependencies(rig, origin)?;
-    ensure!(reaches(rig, left, &joined)?, "the join does not reach what was joined");
-    ensure!(reaches(rig, right, &joined)?, "the join does not reach its own stream");
+    ensure!(reaches(rig, left, &joined)?, "the join does not depend on the joined stream");
+    ensure!(reaches(rig, right, &joined)?, "the join does not depend on its own stream");
     device.fill(origin, a, 4)?;
     let last = last_node(rig, origin)?;
     for before in [root, left, right] {
-        ensure!(reaches(rig, before, &[last])?, "{last:?} is not behind {before:?}");
+        ensure!(reaches(rig, before, &[last])?, "{last:?} does not depend on {before:?}");
     }
-    ensure!(!reaches(rig, last, &[left, right])?, "an earlier node is behind {last:?}");
+    ensure!(!reaches(rig, last, &[left, right])?, "an earlier node depends on {last:?}");
     let nodes = device.graph_nodes(rig.end_capture(origin)?)?;
     ensure!(nodes == 4, "four fills are {nodes} nodes");
     Ok(())
@@ -298,7 +300,7 @@ fn nodes_are_valid_until_the_graph_is_destroyed(rig: &Rig) -> Checked {
     let last = last_node(rig, stream)?;
     let before = device.node_dependencies(last)?;
     let graph = rig.end_capture(stream)?;
-    ensure!(device.node_dependencies(last)? == before, "the end changed the order");
+    ensure!(device.node_dependencies(last)? == before, "the end changed the dependencies");
     rig.destroy_graph(graph)?;
     let gone = device.node_dependencies(last);
     refused("a node of a destroyed graph", ErrorKind::InvalidUse, gone)?;
@@ -306,7 +308,7 @@ fn nodes_are_valid_until_the_graph_is_destroyed(rig: &Rig) -> Checked {
     rig.begin_capture(stream, CaptureMode::Relaxed)?;
     device.fill(stream, range, 3)?;
     let anew = last_node(rig, stream)?;
-    ensure!(anew != last, "a node has the name of one that is gone");
+    ensure!(anew != last, "a destroyed node has the same id");
     refused("synchronise", ErrorKind::Capturing, device.synchronize_stream(stream))?;
     refused("the end", ErrorKind::Capturing, rig.end_capture(stream))?;
     let gone = device.node_dependencies(anew);
@@ -329,9 +331,9 @@ fn graphs_are_destroyed_once_and_in_any_order(rig: &Rig) -> Checked {
             rig.destroy_graph(graph)?;
         }
         refused("destroy a graph twice", invalid, rig.destroy_graph(graph))?;
-        refused("make a dead graph ready", invalid, rig.instantiate(graph))?;
-        refused("count a dead graph", invalid, device.graph_nodes(graph))?;
-        refused("launch what is dead", invalid, device.launch_graph(again, stream))?;
+        refused("instantiate a destroyed graph", invalid, rig.instantiate(graph))?;
+        refused("count a destroyed graph", invalid, device.graph_nodes(graph))?;
+        refused("launch a destroyed graph", invalid, device.launch_graph(again, stream))?;
         device.launch_graph(exec, stream)?;
         rig.expect_filled(stream, range, 6)?;
         rig.destroy_graph_exec(exec)?;

@@ -1,5 +1,4 @@
-//! Touching what may not be touched. A refused call is as good as a lost device: which one it is
-//! depends on how far the driver looks ahead.
+//! Access to inaccessible memory. The driver may refuse the call or lose the device.
 
 use vramp_core::AddrRange;
 
@@ -33,7 +32,7 @@ fn a_new_mapping_does_not_inherit_access(rig: &Rig) -> Checked {
     touching_fails(rig, range)
 }
 
-/// The fill is refused, or the device is lost and stays lost.
+/// Checks that the fill is refused, or that the device is lost and stays lost.
 fn touching_fails(rig: &Rig, range: AddrRange) -> Checked {
     let stream = rig.stream()?;
     let event = rig.event()?;

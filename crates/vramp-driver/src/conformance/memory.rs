@@ -32,7 +32,7 @@ rules! {
     what_the_device_cannot_do_is_not_supported: |_| true,
 }
 
-/// How far counts of free memory may be off on a card, where the driver keeps some for itself.
+/// Tolerance for free memory on a card, because the driver allocates some for itself.
 const SLACK: Bytes = Bytes::mib(64);
 
 fn part(of: AddrRange, offset: Bytes, len: Bytes) -> AddrRange {
@@ -61,7 +61,7 @@ fn reservations_are_aligned_as_asked(rig: &Rig) -> Checked {
         let alignment = rig.pages(times);
         let range = rig.reserve_aligned(rig.page, alignment)?;
         let aligned = range.start.number().is_multiple_of(alignment.count());
-        ensure!(aligned, "{range} was asked to be aligned to {alignment}");
+        ensure!(aligned, "{range} is not aligned to {alignment}");
     }
     Ok(())
 }
@@ -276,7 +276,7 @@ fn created_memory_is_subtracted_from_free_memory(rig: &Rig) -> Checked {
     let missing = before.saturating_sub(during);
     ensure!(
         missing + SLACK >= created && missing <= created + SLACK,
-        "{created} were created and {missing} are missing"
+        "{created} were created, and free memory fell by {missing}"
     );
     rig.release(handle)?;
     let after = rig.device.memory_info()?.free;
@@ -338,7 +338,7 @@ fn what_the_device_cannot_do_is_not_supported(rig: &Rig) -> Checked {
         let stream = rig.stream()?;
         let begun = rig.begin_capture(stream, CaptureMode::Global);
         refused("begin-capture", unsupported, begun)?;
-        ensure!(!rig.device.is_capturing(stream)?, "a stream captures where none can");
+        ensure!(!rig.device.is_capturing(stream)?, "a stream captures without the capability");
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
-//! The rules of [`Driver`], as programs that any implementation must pass.
+//! Conformance suite: the rules of [`Driver`] as programs that every implementation must pass.
 //!
-//! The same list runs on the simulator in this crate's tests and on a card:
+//! The same cases run on the simulator in this crate's tests, and on a card in the example
+//! `conformance` of `vramp-cuda`:
 //!
 //! ```
 //! use vramp_driver::{conformance, sim::{Contents, Simulator}};
@@ -9,12 +10,12 @@
 //! assert!(report.passed(), "{report}");
 //! ```
 //!
-//! A case gives back all it took, also when it fails. Cases want the card to themselves: some
-//! compare the card's free memory before and after. They need 512 MiB of memory on the card, 64 MiB of
-//! pinned host memory, and bytes that are really kept.
+//! A case frees all that it allocated, also if it fails. No other program may use the card, because
+//! some cases compare its free memory before and after. They need 512 MiB on the card, 64 MiB of
+//! pinned host memory, and a device that stores bytes.
 //!
-//! [`destructive_cases`] lose the device on purpose. Run each with [`Case::run`] on a device of its
-//! own; on a card, in a process of its own.
+//! [`destructive_cases`] lose the device. Run each with [`Case::run`] on a new device; on a card, in a
+//! new process.
 
 mod captures;
 mod copies;
@@ -32,38 +33,38 @@ use rig::Rig;
 
 use crate::{Capabilities, Driver};
 
-/// One rule, and the program that checks it.
+/// A rule and the program that checks it.
 #[derive(Clone, Copy)]
 pub struct Case {
-    /// The rule as a sentence: `a_mapping_is_unmapped_only_whole`.
+    /// Rule as a sentence: `a_mapping_is_unmapped_only_whole`.
     pub name: &'static str,
-    /// What the device must be able to do for the rule to matter.
+    /// Returns true if the rule applies to a device with these capabilities.
     needs: fn(&Capabilities) -> bool,
     check: fn(&Rig) -> Checked,
 }
 
-/// Whether a device keeps a rule.
+/// Result of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It does.
+    /// The device keeps the rule.
     Passed,
-    /// It does not, and this is what was seen.
+    /// The device breaks the rule, as the text describes.
     Failed(String),
-    /// The device says that it cannot do what the rule is about.
+    /// The device lacks a capability that the rule is about.
     NotApplicable,
 }
 
-/// What a run of the suite found.
+/// Results of a run of the suite.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Which device.
+    /// Id and name of the device.
     pub device: String,
     /// Every case's name with its verdict, in the order they ran.
     pub verdicts: Vec<(&'static str, Verdict)>,
 }
 
 impl Report {
-    /// True if no case failed, and at least one passed.
+    /// Returns true if no case failed and at least one passed.
     pub fn passed(&self) -> bool {
         let passed = self.verdicts.iter().any(|(_, verdict)| *verdict == Verdict::Passed);
         passed && !self.verdicts.iter().any(|(_, verdict)| matches!(verdict, Verdict::Failed(_)))
@@ -91,7 +92,7 @@ impl fmt::Debug for Case {
 }
 
 impl Case {
-    /// Checks the rule on `device` and gives back all that was taken.
+    /// Checks the rule on `device` and frees all that was allocated.
     pub fn run(&self, device: &dyn Driver) -> Verdict {
         if !(self.needs)(&device.info().capabilities) {
             return Verdict::NotApplicable;
@@ -106,7 +107,7 @@ impl Case {
     }
 }
 
-/// Every rule that can be checked without losing the device.
+/// Returns every case that does not lose the device.
 pub fn cases() -> Vec<Case> {
     [
         memory::CASES,
@@ -120,18 +121,18 @@ pub fn cases() -> Vec<Case> {
     .concat()
 }
 
-/// Rules whose check loses the device.
+/// Returns the cases that lose the device.
 pub fn destructive_cases() -> Vec<Case> {
     lost::CASES.to_vec()
 }
 
-/// Runs all [`cases`] on `device`, one after the other.
+/// Runs all [`cases`] on `device` and reports the results.
 pub fn run_all(device: &dyn Driver) -> Report {
     let verdicts = cases().iter().map(|case| (case.name, case.run(device))).collect();
     Report { device: format!("{} ({})", device.info().id, device.info().name), verdicts }
 }
 
-/// What was seen instead of what the rule says.
+/// Description of a broken rule.
 #[derive(Debug)]
 struct Failure(String);
 
@@ -143,7 +144,7 @@ impl From<crate::DriverError> for Failure {
     }
 }
 
-/// A list of cases: each is a function named like its rule, with what it needs.
+/// Defines a list of cases. Each is a function named like its rule, with the capabilities it needs.
 macro_rules! rules {
     ($($name:ident: $needs:expr,)*) => {
         pub(super) const CASES: &[super::Case] = &[

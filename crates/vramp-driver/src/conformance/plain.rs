@@ -23,7 +23,7 @@ const BLOCK: Bytes = Bytes::mib(48);
 
 fn allocated_memory_holds_bytes(rig: &Rig) -> Checked {
     let stream = rig.stream()?;
-    // No whole number of pages.
+    // Not a multiple of the page.
     let len = Bytes::new(5 * 1024 * 1024 + 512);
     let (first, second) = (rig.alloc(len)?, rig.alloc(len)?);
     let (a, b) = (pattern(1, len), pattern(2, len));

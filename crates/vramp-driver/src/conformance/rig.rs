@@ -1,4 +1,4 @@
-//! Where a case works: takes things from the device, and remembers to give them back.
+//! The rig of a case: a device that records what is allocated, to free it at the end.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(super) struct Rig<'a> {
     taken: RefCell<Taken>,
 }
 
-/// What is still to be given back.
+/// Objects that are not freed yet.
 #[derive(Default)]
 struct Taken {
     reservations: Vec<AddrRange>,
@@ -42,7 +42,7 @@ impl<'a> Rig<'a> {
         self.page * count
     }
 
-    /// At least `len` in whole pages.
+    /// Returns `len` rounded up to whole pages.
     pub fn whole_pages(&self, len: Bytes) -> Bytes {
         len.checked_round_up(self.page).unwrap_or(self.page)
     }
@@ -97,7 +97,7 @@ impl<'a> Rig<'a> {
         Ok(())
     }
 
-    /// Memory that can be touched, built of one handle for each length.
+    /// Builds accessible memory with one handle for each length.
     pub fn memory(&self, handles: &[Bytes]) -> DriverResult<AddrRange> {
         let range = self.reserve(handles.iter().copied().sum())?;
         let mut at = range.start;
@@ -109,7 +109,7 @@ impl<'a> Rig<'a> {
         Ok(range)
     }
 
-    /// A second address of the same memory that can be touched.
+    /// Adds an accessible mapping of `handle`.
     pub fn mapped_again(&self, handle: Handle, len: Bytes) -> DriverResult<AddrRange> {
         let range = self.reserve(len)?;
         self.map(range, handle)?;
@@ -221,7 +221,7 @@ impl<'a> Rig<'a> {
 
     // --- contents ---
 
-    /// The bytes of `range`, read in order of `stream` through pinned host memory.
+    /// Reads the bytes of `range` in order of `stream`, through pinned host memory.
     pub fn read(&self, stream: Stream, range: AddrRange) -> DriverResult<Vec<u8>> {
         let buffer = self.host(range.len)?;
         let to = HostSlice { buffer, offset: Bytes::ZERO, len: range.len };
@@ -233,7 +233,7 @@ impl<'a> Rig<'a> {
         Ok(bytes)
     }
 
-    /// Writes `bytes` to the device in order of `stream`, and waits.
+    /// Writes `bytes` to the device in order of `stream` and synchronises.
     pub fn write(&self, stream: Stream, to: DeviceAddr, bytes: &[u8]) -> DriverResult<()> {
         let len = Bytes::new(bytes.len() as u64);
         let buffer = self.host(len)?;
@@ -244,7 +244,7 @@ impl<'a> Rig<'a> {
         self.free_host(buffer)
     }
 
-    /// Fails unless every byte of `range` is `byte`, seen in order of `stream`.
+    /// Fails unless every byte of `range` is `byte`, read in order of `stream`.
     pub fn expect_filled(&self, stream: Stream, range: AddrRange, byte: u8) -> Checked {
         let bytes = self.read(stream, range)?;
         match bytes.iter().position(|seen| *seen != byte) {
@@ -256,7 +256,7 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// Fails unless `range` holds `expected`, seen in order of `stream`.
+    /// Fails unless `range` contains `expected`, read in order of `stream`.
     pub fn expect_bytes(&self, stream: Stream, range: AddrRange, expected: &[u8]) -> Checked {
         let bytes = self.read(stream, range)?;
         match bytes.iter().zip(expected).position(|(seen, wanted)| seen != wanted) {
@@ -268,15 +268,15 @@ impl<'a> Rig<'a> {
         }
     }
 
-    // --- giving back ---
+    // --- clean-up ---
 
-    /// Gives everything back, in an order that no rule forbids. Tries all, reports the first
-    /// failure. A lost device takes nothing back, which is no failure of the case.
+    /// Frees everything, in an order that the rules allow. Continues after a failure and reports the
+    /// first. Errors of a lost device are not failures of the case.
     pub fn clean_up(self) -> Checked {
         let mut taken = self.taken.into_inner();
         let device = self.device;
         for stream in taken.captures {
-            // Most captures here were invalidated on purpose and are over.
+            // Most of these captures were invalidated and have ended.
             if let Ok(graph) = device.end_capture(stream) {
                 taken.graphs.push(graph);
             }
@@ -298,12 +298,12 @@ impl<'a> Rig<'a> {
         let mut failures = results.into_iter().filter_map(Result::err);
         match failures.find(|error| !error.is_device_lost()) {
             None => Ok(()),
-            Some(error) => Err(Failure(format!("giving back: {error}"))),
+            Some(error) => Err(Failure(format!("clean-up: {error}"))),
         }
     }
 }
 
-/// Fails unless `result` is a refusal of this kind.
+/// Fails unless `result` is an error of this kind.
 pub(super) fn refused<T>(what: &str, kind: ErrorKind, result: DriverResult<T>) -> Checked {
     match result {
         Err(error) if error.kind == kind => Ok(()),
@@ -312,7 +312,7 @@ pub(super) fn refused<T>(what: &str, kind: ErrorKind, result: DriverResult<T>) -
     }
 }
 
-/// Bytes that differ from their neighbours and from the same place in another pattern.
+/// Returns bytes that differ from their neighbours and from other patterns at the same offset.
 pub(super) fn pattern(seed: u8, len: Bytes) -> Vec<u8> {
     let byte = |i: u64| (i ^ (i >> 8) ^ (i >> 16)) as u8;
     (0..len.count()).map(|i| byte(i).wrapping_mul(31).wrapping_add(seed)).collect()

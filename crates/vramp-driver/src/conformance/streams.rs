@@ -1,4 +1,4 @@
-//! Order of work: along a stream, across streams, and as the host sees it.
+//! Order of work: along a stream, across streams, and as the host observes it.
 
 use vramp_core::{AddrRange, Bytes};
 
@@ -8,8 +8,8 @@ use crate::{Capabilities, DeviceCopy, ErrorKind, Event};
 
 const WITH_HOST: fn(&Capabilities) -> bool = |can| can.virtual_memory && can.pinned_host;
 
-/// How long a case may wait for work that takes milliseconds.
-const PATIENCE_NS: u64 = 20_000_000_000;
+/// Timeout for work that takes milliseconds.
+const TIMEOUT_NS: u64 = 20_000_000_000;
 
 rules! {
     work_on_one_stream_runs_in_order: WITH_HOST,
@@ -23,12 +23,12 @@ rules! {
     streams_and_events_are_destroyed_once: |_| true,
 }
 
-/// Memory large enough that work on it outlasts the calls that queue it.
+/// Allocates memory so large that work on it takes longer than the calls that queue it.
 fn large(rig: &Rig) -> Checked<AddrRange> {
     Ok(rig.memory(&[rig.whole_pages(Bytes::mib(128))])?)
 }
 
-/// A page at the end, which fills reach last.
+/// Returns the last page, which fills write last.
 fn last_page(rig: &Rig, of: AddrRange) -> AddrRange {
     AddrRange::new(of.start + (of.len - rig.page), rig.page)
 }
@@ -84,7 +84,7 @@ fn waiting_for_an_event_never_recorded_does_nothing(rig: &Rig) -> Checked {
 
 fn an_event_never_recorded_is_complete(rig: &Rig) -> Checked {
     let event = rig.event()?;
-    ensure!(rig.device.query(event)?, "a fresh event was not reached");
+    ensure!(rig.device.query(event)?, "a new event is not complete");
     rig.device.synchronize_event(event)?;
     Ok(())
 }
@@ -103,8 +103,8 @@ fn a_true_query_means_that_the_bytes_are_there(rig: &Rig) -> Checked {
     poll(rig, event)?;
     let mut bytes = vec![0; rig.page.count() as usize];
     rig.device.read_host(buffer, Bytes::ZERO, &mut bytes)?;
-    ensure!(bytes.iter().all(|byte| *byte == 32), "the event was reached before the work");
-    ensure!(rig.device.query(event)?, "an event that was reached is not reached any more");
+    ensure!(bytes.iter().all(|byte| *byte == 32), "the event was complete before the work");
+    ensure!(rig.device.query(event)?, "a complete event is not complete any more");
     Ok(())
 }
 
@@ -112,7 +112,7 @@ fn poll(rig: &Rig, event: Event) -> Checked {
     let begun_ns = rig.device.now_ns();
     while !rig.device.query(event)? {
         let waited_ns = rig.device.now_ns() - begun_ns;
-        ensure!(waited_ns < PATIENCE_NS, "the event was not reached in {waited_ns} ns");
+        ensure!(waited_ns < TIMEOUT_NS, "the event was not complete after {waited_ns} ns");
     }
     Ok(())
 }
@@ -132,7 +132,7 @@ fn a_synchronised_event_means_that_the_bytes_are_there(rig: &Rig) -> Checked {
     let mut bytes = vec![0; rig.page.count() as usize];
     rig.device.read_host(buffer, Bytes::ZERO, &mut bytes)?;
     ensure!(bytes.iter().all(|byte| *byte == 8), "synchronising returned before the work");
-    ensure!(rig.device.query(event)?, "a synchronised event is not reached");
+    ensure!(rig.device.query(event)?, "a synchronised event is not complete");
     Ok(())
 }
 
@@ -156,10 +156,10 @@ fn streams_and_events_are_destroyed_once(rig: &Rig) -> Checked {
     let device = rig.device;
     refused("destroy a stream twice", invalid, rig.destroy_stream(stream))?;
     refused("destroy an event twice", invalid, rig.destroy_event(event))?;
-    refused("synchronise a dead stream", invalid, device.synchronize_stream(stream))?;
-    refused("query a dead event", invalid, device.query(event))?;
-    refused("record a dead event", invalid, device.record(event, live_stream))?;
-    refused("record on a dead stream", invalid, device.record(live_event, stream))?;
-    refused("wait for a dead event", invalid, device.wait(live_stream, event))?;
-    refused("wait on a dead stream", invalid, device.wait(stream, live_event))
+    refused("synchronise a destroyed stream", invalid, device.synchronize_stream(stream))?;
+    refused("query a destroyed event", invalid, device.query(event))?;
+    refused("record a destroyed event", invalid, device.record(event, live_stream))?;
+    refused("record on a destroyed stream", invalid, device.record(live_event, stream))?;
+    refused("wait for a destroyed event", invalid, device.wait(live_stream, event))?;
+    refused("wait on a destroyed stream", invalid, device.wait(stream, live_event))
 }
