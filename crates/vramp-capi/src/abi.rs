@@ -1,215 +1,215 @@
-//! The types of the interface, named as C names them.
+//! The types of the interface, with their C names.
 #![allow(non_camel_case_types, reason = "these are the names of the C interface")]
 
-/// What a call came to. Zero is success; `vramp_last_error` has the whole text.
+/// Status of a call. Zero is success. vramp_last_error() has the message of a failure.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum vramp_status_t {
-    /// The call did what it says.
+    /// Success.
     VRAMP_OK = 0,
     /// A pointer that must not be null is null.
     VRAMP_ERROR_NULL = 1,
-    /// A text is not UTF-8.
+    /// A string is not UTF-8.
     VRAMP_ERROR_TEXT = 2,
-    /// An option is unknown, or its value cannot be used on this device.
+    /// An option is unknown, or its value is invalid on this device.
     VRAMP_ERROR_OPTION = 3,
     /// The device is unknown or cannot be opened.
     VRAMP_ERROR_DEVICE = 4,
     /// The allocator was never opened, or is closed.
     VRAMP_ERROR_UNKNOWN_ALLOCATOR = 5,
-    /// The stream is not this allocator's, or was forgotten.
+    /// The stream does not belong to this allocator, or was forgotten.
     VRAMP_ERROR_UNKNOWN_STREAM = 6,
-    /// The address is not the start of a block that this allocator handed out, or it is free again.
+    /// The address is not the start of a live block of this allocator.
     VRAMP_ERROR_UNKNOWN_POINTER = 7,
-    /// There is not enough memory; the text says what is free and what to do.
+    /// Out of memory. The message says what is free and what to do.
     VRAMP_ERROR_OUT_OF_MEMORY = 8,
-    /// A driver call failed; the text names it.
+    /// A driver call failed. The message names it.
     VRAMP_ERROR_DRIVER = 9,
-    /// As many allocators are open as there can be.
+    /// The maximum number of allocators is open.
     VRAMP_ERROR_TOO_MANY = 10,
-    /// The struct's `struct_size` is too small to be one.
+    /// `struct_size` is too small.
     VRAMP_ERROR_STRUCT_SIZE = 11,
-    /// The allocator serves somebody else and cannot be closed.
+    /// The allocator serves PyTorch and cannot be closed.
     VRAMP_ERROR_IN_USE = 12,
-    /// A number is out of its range.
+    /// A number is out of range.
     VRAMP_ERROR_RANGE = 13,
-    /// The allocator's books do not add up. A defect of vramp.
+    /// The allocator's state is inconsistent. A defect of vramp.
     VRAMP_ERROR_INCONSISTENT = 14,
-    /// A panic inside of vramp. A defect of vramp.
+    /// vramp panicked. A defect of vramp.
     VRAMP_ERROR_INTERNAL = 15,
     /// A file cannot be written.
     VRAMP_ERROR_FILE = 16,
-    /// The arena was never made by this allocator, or is destroyed.
+    /// The arena does not belong to this allocator, or is destroyed.
     VRAMP_ERROR_UNKNOWN_ARENA = 17,
-    /// The graph was never made by this allocator, or is destroyed.
+    /// The graph does not belong to this allocator, or is destroyed.
     VRAMP_ERROR_UNKNOWN_GRAPH = 18,
-    /// The lease was never given by this allocator, or has ended.
+    /// The lease does not belong to this allocator, or has ended.
     VRAMP_ERROR_UNKNOWN_LEASE = 19,
-    /// Somebody else uses the arena; the text says who.
+    /// The arena is in use. The message says by what.
     VRAMP_ERROR_BUSY = 20,
-    /// A capture did not begin, came to nothing, or is in the way.
+    /// A capture cannot begin, failed, or forbids the call.
     VRAMP_ERROR_CAPTURE = 21,
-    /// The preset or the device cannot do it.
+    /// The preset or the device does not support the call.
     VRAMP_ERROR_UNSUPPORTED = 22,
 }
 
-/// An allocator. A number and no pointer: any value may be passed to any function. Zero is none.
+/// Handle of an allocator. An id that is looked up: any value may be passed. Zero is none.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct vramp_allocator_t {
-    /// Only to be compared.
+    /// Opaque. May be compared.
     pub id: u64,
 }
 
-/// A stream of an allocator. A number and no pointer. Zero is none.
+/// Handle of a stream of an allocator. Zero is none.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct vramp_stream_t {
-    /// Only to be compared.
+    /// Opaque. May be compared.
     pub id: u64,
 }
 
-/// Memory for captured graphs. A number and no pointer. Zero is none.
+/// Handle of an arena: memory for captured graphs. Zero is none.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct vramp_arena_t {
-    /// Only to be compared.
+    /// Opaque. May be compared.
     pub id: u64,
 }
 
-/// A captured graph, or the hold on the memory of one. A number and no pointer. Zero is none.
+/// Handle of a captured graph, or of a hold on the memory of a graph. Zero is none.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct vramp_graph_t {
-    /// Only to be compared.
+    /// Opaque. May be compared.
     pub id: u64,
 }
 
-/// The right of one stream to an arena. A number and no pointer. Zero is none.
+/// Handle of a lease: the right of one stream to use an arena. Zero is none.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct vramp_lease_t {
-    /// Only to be compared.
+    /// Opaque. May be compared.
     pub id: u64,
 }
 
-/// What an arena has. Amounts are in bytes. Later versions add fields at the end.
+/// Memory of an arena, in bytes. Later versions add fields at the end.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct vramp_arena_report_t {
     /// Set by the caller to `sizeof(vramp_arena_report_t)`, as in vramp_stats_t.
     pub struct_size: u64,
-    /// Addresses.
+    /// Size of the address range.
     pub capacity: u64,
-    /// Up to where blocks were ever placed.
+    /// High-water mark: the highest end of a block so far.
     pub high_water: u64,
-    /// Bytes that were asked for and are held.
+    /// Requested bytes of live blocks.
     pub live: u64,
-    /// Blocks that are held.
+    /// Number of live blocks.
     pub blocks: u64,
-    /// Physical memory of its own.
+    /// Physical memory that the arena owns.
     pub backed: u64,
-    /// Physical memory at its addresses that others may take.
+    /// Physical memory of the arena that is lent to other allocations while the arena is idle.
     pub lent: u64,
 }
 
-/// How much memory a capture needed. Amounts are in bytes. Later versions add fields at the end.
+/// Memory that a capture needed, in bytes. Later versions add fields at the end.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct vramp_capture_report_t {
     /// Set by the caller to `sizeof(vramp_capture_report_t)`, as in vramp_stats_t.
     pub struct_size: u64,
-    /// Blocks that the capture made.
+    /// Number of blocks allocated in the capture.
     pub blocks: u64,
-    /// Blocks that outlive it.
+    /// Number of blocks that outlive the capture.
     pub escaped: u64,
-    /// What it would take if nothing served twice.
+    /// Bytes without any reuse of freed blocks.
     pub monotone: u64,
-    /// What it took.
+    /// Bytes that the capture took.
     pub taken: u64,
-    /// What the next one of the same shape takes; zero where no layout was planned.
+    /// Bytes that the next capture of the same shape takes; zero if no layout was planned.
     pub planned: u64,
-    /// The most that was live at once: no layout needs less.
+    /// Peak of the live bytes. No layout needs less.
     pub lower_bound: u64,
-    /// Memory from outside that was freed within the capture and is kept for the graph.
+    /// Memory from before the capture that was freed in it and is kept for the graph.
     pub kept: u64,
 }
 
-/// What an allocator did so far. Amounts are in bytes. Later versions add fields at the end.
+/// Statistics of an allocator. Amounts are in bytes. Later versions add fields at the end.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct vramp_stats_t {
-    /// Set by the caller to `sizeof(vramp_stats_t)`: no more than that is written. On return, how
-    /// much was.
+    /// Set by the caller to `sizeof(vramp_stats_t)`: at most that many bytes are written. On
+    /// return, the number of bytes written.
     pub struct_size: u64,
-    /// Bytes that were asked for and are held.
+    /// Requested bytes of live blocks.
     pub live: u64,
-    /// The most that `live` was.
+    /// Peak of `live`.
     pub live_peak: u64,
-    /// Physical memory that the allocator holds.
+    /// Physical memory that the allocator has reserved.
     pub reserved: u64,
-    /// The most that `reserved` was.
+    /// Peak of `reserved`.
     pub reserved_peak: u64,
-    /// Blocks handed out.
+    /// Number of blocks allocated.
     pub placed: u64,
-    /// Blocks freed.
+    /// Number of blocks freed.
     pub freed: u64,
-    /// Blocks that needed no plan of driver calls.
+    /// Cache hits: allocations without driver calls for memory.
     pub hits: u64,
-    /// Blocks that did.
+    /// Cache misses.
     pub misses: u64,
-    /// Pieces of physical memory created.
+    /// Number of chunks (physical handles) created.
     pub chunks_created: u64,
-    /// Pieces mapped at a new address.
+    /// Number of chunks mapped at a new address.
     pub chunks_moved: u64,
-    /// Pieces moved to an address where they were still mapped.
+    /// Number of chunks moved to an address where they were still mapped.
     pub chunks_reactivated: u64,
-    /// Pieces given back to the card.
+    /// Number of chunks released to the device.
     pub chunks_released: u64,
-    /// Bytes of the pieces moved or reactivated.
+    /// Bytes of the chunks moved or reactivated.
     pub moved: u64,
-    /// Plans that failed and were undone.
+    /// Number of plans that failed and were undone.
     pub plans_undone: u64,
-    /// Memory of the card that nobody has.
+    /// Free memory of the device.
     pub card_free: u64,
-    /// Memory of the card.
+    /// Total memory of the device.
     pub card_total: u64,
 }
 
-/// What happened in an allocator.
+/// Kind of an event.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum vramp_event_kind_t {
-    /// Memory was handed out: `address`, `size`, `requested`.
+    /// A block was allocated: `address`, `size`, `requested`.
     VRAMP_EVENT_ALLOCATED = 0,
-    /// Memory was taken back: `address`, `size`, `requested`.
+    /// A block was freed: `address`, `size`, `requested`.
     VRAMP_EVENT_FREED = 1,
-    /// Physical memory was taken from the card: `size`.
+    /// Physical memory was allocated from the device: `size`.
     VRAMP_EVENT_GROWN = 2,
-    /// Physical memory was given back to the card: `size`.
+    /// Physical memory was released to the device: `size`.
     VRAMP_EVENT_SHRUNK = 3,
-    /// Free memory was moved to where it was needed: `size`.
+    /// Free memory was remapped to a contiguous range: `size`.
     VRAMP_EVENT_REMAPPED = 4,
-    /// A request could not be served at first: `requested`.
+    /// A request was short of memory and is retried: `requested`.
     VRAMP_EVENT_SHORT = 5,
-    /// A request failed for good: `requested`.
+    /// A request failed: `requested`.
     VRAMP_EVENT_OUT_OF_MEMORY = 6,
 }
 
-/// An event. What its kind does not name is zero.
+/// An event. Fields that its kind does not list are zero.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct vramp_event_t {
-    /// What happened.
+    /// Kind of the event.
     pub kind: vramp_event_kind_t,
-    /// The block's address.
+    /// Address of the block.
     pub address: u64,
-    /// How many bytes it is about.
+    /// Size in bytes.
     pub size: u64,
-    /// How many bytes were asked for.
+    /// Requested bytes.
     pub requested: u64,
 }
 
-/// Called for every event, by the thread that caused it and without a lock: it may call vramp.
+/// Called for every event, on the thread that caused it. No lock is held, so it may call vramp.
 pub type vramp_observer_t =
     Option<unsafe extern "C" fn(event: *const vramp_event_t, user: *mut std::ffi::c_void)>;

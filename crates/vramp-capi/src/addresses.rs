@@ -1,7 +1,7 @@
-//! From an address to the allocation there: C frees by address alone.
+//! Maps addresses to allocations, because C frees by address alone.
 //!
-//! Sharded, so that threads hardly meet. A block leaves the map before its memory is free and
-//! enters it after it was handed out, so no address is ever in it twice.
+//! Sharded to keep lock contention low. A block is removed before its memory is freed and inserted
+//! after it was allocated, so no address is ever in the map twice.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -13,7 +13,7 @@ const SHARDS: usize = 64;
 
 type Shard = FxHashMap<u64, Allocation>;
 
-/// Every block that an allocator handed out, by its address.
+/// Every live block of an allocator, by its address.
 pub(crate) struct Addresses {
     shards: [CachePadded<Mutex<Shard>>; SHARDS],
 }
@@ -25,7 +25,7 @@ impl Addresses {
 
     #[inline]
     fn shard(&self, addr: u64) -> MutexGuard<'_, Shard> {
-        // Blocks are cut at 512 bytes; the product's top bits depend on all others.
+        // Blocks are aligned to 512 bytes. The top bits of the product depend on all others.
         let mixed = (addr >> 9).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let shard = &self.shards[(mixed >> (64 - SHARDS.ilog2())) as usize];
         shard.lock().unwrap_or_else(PoisonError::into_inner)
@@ -42,14 +42,14 @@ impl Addresses {
         self.shard(addr).remove(&addr)
     }
 
-    /// Looks at the block that begins at `addr`, and keeps it from being freed meanwhile.
-    pub fn look<R>(&self, addr: u64, look: impl FnOnce(&Allocation) -> R) -> Option<R> {
-        self.shard(addr).get(&addr).map(look)
+    /// Calls `f` with the block that begins at `addr`. The block cannot be freed meanwhile.
+    pub fn with<R>(&self, addr: u64, f: impl FnOnce(&Allocation) -> R) -> Option<R> {
+        self.shard(addr).get(&addr).map(f)
     }
 
-    /// The start and length of the block that `addr` lies in. O(n): for messages and rare
-    /// questions.
-    pub fn around(&self, addr: u64) -> Option<(DeviceAddr, u64)> {
+    /// Returns the start and length of the block that contains `addr`. O(n): for error messages and
+    /// rare queries.
+    pub fn containing(&self, addr: u64) -> Option<(DeviceAddr, u64)> {
         self.shards.iter().find_map(|shard| {
             let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
             let found = shard.values().find(|block| {

@@ -1,7 +1,7 @@
-//! Arenas, graphs and leases by number, of one allocator.
+//! The arenas, graphs and leases of one allocator, looked up by id.
 //!
-//! A number is given once in a process, so one of another allocator, or of what is gone, misses.
-//! Calls on the device are made without the tables' lock.
+//! An id is unique in the process, so the id of another allocator, or of a destroyed object, is
+//! unknown. Driver calls are made without the lock of the tables.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,34 +18,34 @@ use crate::abi::{vramp_arena_report_t, vramp_capture_report_t};
 use crate::context::Context;
 use crate::status::{Failure, Result};
 
-/// What a number names.
+/// Tables of arenas, active captures, graphs and leases.
 #[derive(Default)]
 pub(crate) struct Captures {
     tables: Mutex<Tables>,
 }
 
-/// In the order in which they go.
+/// Fields are dropped in this order.
 #[derive(Default)]
 struct Tables {
     leases: FxHashMap<u64, ReplayLease>,
-    under_way: FxHashMap<u64, UnderWay>,
-    graphs: FxHashMap<u64, Arc<Made>>,
+    active: FxHashMap<u64, ActiveCapture>,
+    graphs: FxHashMap<u64, Arc<Graph>>,
     arenas: FxHashMap<u64, GraphArena>,
 }
 
-/// The capture that an arena serves.
-enum UnderWay {
-    Begun(Capture),
+/// The active capture of an arena.
+enum ActiveCapture {
+    Own(Capture),
     Attached(AttachedCapture),
 }
 
-/// What a capture left.
-enum Made {
-    Here(CapturedGraph),
-    Elsewhere(GraphHold),
+/// The result of a capture.
+enum Graph {
+    Owned(CapturedGraph),
+    External(GraphHold),
 }
 
-fn number() -> u64 {
+fn next_id() -> u64 {
     static NUMBERS: AtomicU64 = AtomicU64::new(1);
     NUMBERS.fetch_add(1, Ordering::Relaxed)
 }
@@ -53,9 +53,9 @@ fn number() -> u64 {
 #[cold]
 fn unknown(status: vramp_status_t, what: &str, from: &str, id: u64) -> Failure {
     let text = match id {
-        0 => format!("no {what} was given: use one from {from}"),
+        0 => format!("the {what} is zero: use one from {from}"),
         _ => format!(
-            "{what} {id:#x} is gone, or another allocator's, or was never made: use one from {from}"
+            "{what} {id:#x} is destroyed, or does not belong to this allocator: use one from {from}"
         ),
     };
     Failure::new(status, text)
@@ -78,40 +78,45 @@ impl Captures {
         self.lock().arenas.get(&id).cloned().ok_or_else(|| unknown_arena(id))
     }
 
-    fn graph(&self, id: u64) -> Result<Arc<Made>> {
+    fn graph(&self, id: u64) -> Result<Arc<Graph>> {
         self.lock().graphs.get(&id).cloned().ok_or_else(|| unknown_graph(id))
     }
 
-    /// Keeps the capture that an arena serves from now on.
-    fn serve(&self, id: u64, capture: UnderWay) -> Result<()> {
+    /// Sets the active capture of an arena.
+    fn set_active(&self, id: u64, capture: ActiveCapture) -> Result<()> {
         let mut tables = self.lock();
         if tables.arenas.contains_key(&id) {
-            tables.under_way.insert(id, capture);
+            tables.active.insert(id, capture);
             return Ok(());
         }
-        // Destroyed meanwhile; without the lock, the capture comes to nothing.
+        // The arena was destroyed meanwhile. The capture is dropped without the lock.
         drop(tables);
         drop(capture);
         Err(unknown_arena(id))
     }
 
-    /// Takes the capture that an arena serves out, if it is of the wanted kind.
-    fn take(&self, id: u64, wanted: impl Fn(&UnderWay) -> bool, hint: &str) -> Result<UnderWay> {
+    /// Removes the active capture of an arena, if it is of the wanted kind.
+    fn take_active(
+        &self,
+        id: u64,
+        wanted: impl Fn(&ActiveCapture) -> bool,
+        hint: &str,
+    ) -> Result<ActiveCapture> {
         let mut tables = self.lock();
         if !tables.arenas.contains_key(&id) {
             return Err(unknown_arena(id));
         }
-        let found = tables.under_way.get(&id).is_some_and(wanted);
-        let taken = found.then(|| tables.under_way.remove(&id)).flatten();
+        let found = tables.active.get(&id).is_some_and(wanted);
+        let taken = found.then(|| tables.active.remove(&id)).flatten();
         taken.ok_or_else(|| {
-            let text = format!("the arena serves no capture of this kind: {hint}");
+            let text = format!("the arena has no active capture of this kind: {hint}");
             Failure::new(VRAMP_ERROR_CAPTURE, text)
         })
     }
 
-    fn keep(&self, made: Made) -> u64 {
-        let id = number();
-        self.lock().graphs.insert(id, Arc::new(made));
+    fn insert_graph(&self, graph: Graph) -> u64 {
+        let id = next_id();
+        self.lock().graphs.insert(id, Arc::new(graph));
         id
     }
 }
@@ -119,16 +124,16 @@ impl Captures {
 impl Context {
     pub fn create_arena(&self, config: ArenaConfig) -> Result<u64> {
         let arena = self.allocator().graph_arena(config)?;
-        let id = number();
+        let id = next_id();
         self.captures.lock().arenas.insert(id, arena);
         Ok(id)
     }
 
-    /// Lets go of an arena, which lives on as long as graphs and blocks need it.
+    /// Destroys the handle of an arena. The arena lives as long as graphs and blocks need it.
     pub fn destroy_arena(&self, id: u64) -> Result<()> {
         let mut tables = self.captures.lock();
-        if tables.under_way.contains_key(&id) {
-            let text = "the arena serves a capture: end the capture first";
+        if tables.active.contains_key(&id) {
+            let text = "the arena has an active capture: end the capture first";
             return Err(Failure::new(VRAMP_ERROR_BUSY, text));
         }
         let arena = tables.arenas.remove(&id).ok_or_else(|| unknown_arena(id))?;
@@ -156,46 +161,48 @@ impl Context {
 
     pub fn begin_capture(&self, arena: u64, stream: StreamId) -> Result<()> {
         let capture = self.allocator().begin_capture(stream, &self.captures.arena(arena)?)?;
-        self.captures.serve(arena, UnderWay::Begun(capture))
+        self.captures.set_active(arena, ActiveCapture::Own(capture))
     }
 
-    /// Ends a capture. Whatever comes of it, the arena serves it no more.
+    /// Ends a capture. The arena has no active capture afterwards, even on failure.
     pub fn end_capture(&self, arena: u64) -> Result<u64> {
-        let begun = |capture: &UnderWay| matches!(capture, UnderWay::Begun(_));
-        let hint = "begin one with vramp_capture_begin, and detach from one that was attached";
-        let UnderWay::Begun(mut capture) = self.captures.take(arena, begun, hint)? else {
-            unreachable!("it was asked for");
+        let begun = |capture: &ActiveCapture| matches!(capture, ActiveCapture::Own(_));
+        let hint = "begin one with vramp_capture_begin; detach an attached one";
+        let ActiveCapture::Own(mut capture) = self.captures.take_active(arena, begun, hint)? else {
+            unreachable!("`take_active` checked the kind");
         };
-        Ok(self.captures.keep(Made::Here(capture.end()?)))
+        Ok(self.captures.insert_graph(Graph::Owned(capture.end()?)))
     }
 
     pub fn attach_capture(&self, arena: u64, stream: StreamId) -> Result<()> {
         let capture = self.allocator().attach_capture(stream, &self.captures.arena(arena)?)?;
-        self.captures.serve(arena, UnderWay::Attached(capture))
+        self.captures.set_active(arena, ActiveCapture::Attached(capture))
     }
 
     pub fn detach_capture(&self, arena: u64) -> Result<u64> {
-        let attached = |capture: &UnderWay| matches!(capture, UnderWay::Attached(_));
-        let hint = "attach with vramp_capture_attach, and end one that was begun here";
-        let UnderWay::Attached(capture) = self.captures.take(arena, attached, hint)? else {
-            unreachable!("it was asked for");
+        let attached = |capture: &ActiveCapture| matches!(capture, ActiveCapture::Attached(_));
+        let hint = "attach one with vramp_capture_attach; end one that vramp began";
+        let ActiveCapture::Attached(capture) = self.captures.take_active(arena, attached, hint)?
+        else {
+            unreachable!("`take_active` checked the kind");
         };
-        Ok(self.captures.keep(Made::Elsewhere(capture.detach())))
+        Ok(self.captures.insert_graph(Graph::External(capture.detach())))
     }
 
-    /// Queues a replay. Returns its lease if it is `held`; else that ends behind the launch.
+    /// Launches a graph. Returns the id of its lease if `held`; otherwise the lease ends after the
+    /// launch.
     pub fn launch(&self, graph: u64, stream: StreamId, held: bool) -> Result<u64> {
-        let made = self.captures.graph(graph)?;
-        let Made::Here(graph) = &*made else {
-            let text = "the graph was captured elsewhere, and vramp has only its memory: launch it \
-                        with the driver";
+        let graph = self.captures.graph(graph)?;
+        let Graph::Owned(graph) = &*graph else {
+            let text = "the graph was captured by the caller, and vramp holds only its memory: \
+                        launch it with the driver";
             return Err(Failure::new(VRAMP_ERROR_CAPTURE, text));
         };
         let lease = graph.launch(stream)?;
         if !held {
             return Ok(0);
         }
-        let id = number();
+        let id = next_id();
         self.captures.lock().leases.insert(id, lease);
         Ok(id)
     }
@@ -210,11 +217,11 @@ impl Context {
     }
 
     pub fn report_graph(&self, id: u64) -> Result<vramp_capture_report_t> {
-        let made = self.captures.graph(id)?;
+        let graph = self.captures.graph(id)?;
         let CaptureReport { blocks, escaped, monotone, taken, planned, lower_bound, kept } =
-            *match &*made {
-                Made::Here(graph) => graph.report(),
-                Made::Elsewhere(hold) => hold.report(),
+            *match &*graph {
+                Graph::Owned(graph) => graph.report(),
+                Graph::External(hold) => hold.report(),
             };
         Ok(vramp_capture_report_t {
             struct_size: size_of::<vramp_capture_report_t>() as u64,
@@ -229,8 +236,8 @@ impl Context {
     }
 
     pub fn destroy_graph(&self, id: u64) -> Result<()> {
-        let made = self.captures.lock().graphs.remove(&id);
-        drop(made.ok_or_else(|| unknown_graph(id))?);
+        let graph = self.captures.lock().graphs.remove(&id);
+        drop(graph.ok_or_else(|| unknown_graph(id))?);
         Ok(())
     }
 }
@@ -268,7 +275,11 @@ mod tests {
         assert_eq!(context.launch(hold, stream, false).unwrap_err().status, VRAMP_ERROR_CAPTURE);
         assert_eq!(context.stats().unwrap().live, 12 << 20);
         context.trim(0).unwrap();
-        assert_eq!(context.report_arena(arena).unwrap().lent, 0, "it never lends");
+        assert_eq!(
+            context.report_arena(arena).unwrap().lent,
+            0,
+            "an unguarded arena lends nothing"
+        );
         let exec = driver.instantiate(captured).unwrap();
         driver.launch_graph(exec, queue).unwrap();
         driver.destroy_graph_exec(exec).unwrap();

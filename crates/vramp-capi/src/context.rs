@@ -1,4 +1,4 @@
-//! One open allocator, with what C needs beside it: addresses and raw streams.
+//! One open allocator with the maps that C needs: addresses and raw stream handles.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -30,26 +30,26 @@ pub(crate) struct Context {
     allocator: Allocator,
     blocks: Addresses,
     pub captures: Captures,
-    /// Streams made elsewhere, by the driver's own handle.
+    /// Adopted streams, by their raw handle.
     adopted: RwLock<FxHashMap<usize, StreamId>>,
     forgotten: RwLock<HashSet<StreamId>>,
-    /// So many streams were forgotten.
+    /// Number of streams forgotten so far.
     forgets: AtomicU64,
-    /// The history that is being recorded.
+    /// The history being recorded.
     recording: Mutex<Option<HistoryRecording>>,
     observers: Mutex<Vec<Registration>>,
-    /// Tells the streams of different allocators apart.
+    /// Upper half of stream ids. Unique to the allocator.
     tag: u32,
-    /// True for an allocator of PyTorch's, which is never closed.
+    /// True for an allocator that serves PyTorch, which is never closed.
     stays_open: bool,
 }
 
-/// The stream that a thread adopted last, which is most often the next one too.
+/// The stream that a thread adopted last. Most often it is the next one too.
 #[derive(Clone, Copy)]
 struct Adopted {
     tag: u32,
     raw: usize,
-    /// How many streams were forgotten before it was looked up.
+    /// Number of streams forgotten when it was looked up.
     forgets: u64,
     stream: StreamId,
 }
@@ -61,7 +61,7 @@ thread_local! {
 static TAGS: AtomicU32 = AtomicU32::new(1);
 
 impl Context {
-    /// An allocator on the device of this name, of whose memory `fraction` may be used.
+    /// Opens an allocator on the device of this name, limited to `fraction` of its memory.
     pub fn open(device: &str, options: &Options, fraction: Option<f64>) -> Result<Context> {
         let device = Device::open(device)?;
         let config = options.config(device.driver.info().limits.memory, fraction);
@@ -81,26 +81,26 @@ impl Context {
         })
     }
 
-    /// The same, never to be closed.
+    /// Returns the allocator marked as never to be closed.
     pub fn kept_open(self) -> Context {
         Context { stays_open: true, ..self }
     }
 
-    /// The same for Rust.
+    /// Returns the Rust allocator.
     #[inline]
     pub fn allocator(&self) -> &Allocator {
         &self.allocator
     }
 
-    /// The device's memory.
+    /// Returns the size of the device's memory.
     pub fn memory(&self) -> Bytes {
         self.device.driver.info().limits.memory
     }
 
-    /// Whether it may be closed.
-    pub fn closable(&self) -> Result<()> {
-        let text = "the allocator serves PyTorch, which uses it until the process ends: leave it \
-                    open";
+    /// Returns an error if the allocator must stay open.
+    pub fn check_closable(&self) -> Result<()> {
+        let text = "the allocator serves PyTorch, which uses it until the process ends: do not \
+                    close it";
         match self.stays_open {
             true => Err(Failure::new(VRAMP_ERROR_IN_USE, text)),
             false => Ok(()),
@@ -109,19 +109,19 @@ impl Context {
 
     // --- streams ---
 
-    /// The number by which C knows a stream.
-    pub fn name(&self, stream: StreamId) -> vramp_stream_t {
+    /// Returns the handle of a stream.
+    pub fn handle_of(&self, stream: StreamId) -> vramp_stream_t {
         vramp_stream_t { id: u64::from(self.tag) << 32 | (stream.index() as u64 + 1) }
     }
 
-    /// The stream that C means.
+    /// Returns the stream of a handle.
     #[inline]
-    pub fn stream(&self, name: vramp_stream_t) -> Result<StreamId> {
-        let index = (name.id as u32).wrapping_sub(1);
+    pub fn stream(&self, handle: vramp_stream_t) -> Result<StreamId> {
+        let index = (handle.id as u32).wrapping_sub(1);
         let stream = StreamId::new(index);
-        let foreign = name.id >> 32 != u64::from(self.tag) || index == u32::MAX;
+        let foreign = handle.id >> 32 != u64::from(self.tag) || index == u32::MAX;
         if foreign || self.is_forgotten(stream) {
-            return Err(unknown_stream(name, foreign));
+            return Err(unknown_stream(handle, foreign));
         }
         Ok(stream)
     }
@@ -132,13 +132,13 @@ impl Context {
             && self.forgotten.read().unwrap_or_else(PoisonError::into_inner).contains(&stream)
     }
 
-    /// A new stream of the device.
+    /// Creates a stream on the device.
     pub fn create_stream(&self) -> Result<StreamId> {
         Ok(self.allocator.create_stream()?)
     }
 
-    /// Takes in a stream that was made elsewhere; one that is known already keeps its number. On
-    /// the simulator, where no such streams are, a simulated one stands for it.
+    /// Adopts a stream that the caller made. Adopting it again returns the same id. On the
+    /// simulator each raw value gets a simulated stream.
     ///
     /// # Safety
     /// On a card, `raw` is null or a `CUstream` of the card's primary context, and lives until it
@@ -155,7 +155,7 @@ impl Context {
         // SAFETY: this function's contract is the same.
         let stream = unsafe { self.look_up_or_adopt(raw) }?;
         let adopted = Adopted { tag: self.tag, raw: raw as usize, forgets, stream };
-        // A thread that is ending looks it up anew.
+        // An ending thread has no thread-local storage, and looks it up every time.
         let _ = LAST_ADOPTED.try_with(|last| last.set(Some(adopted)));
         Ok(stream)
     }
@@ -181,16 +181,17 @@ impl Context {
         Ok(stream)
     }
 
-    /// Lets go of a stream, which may be destroyed afterwards. Never waits.
+    /// Forgets a stream, which the caller may destroy afterwards. Never waits.
     ///
-    /// One that captures is refused: the event that stands for it would be part of the graph.
+    /// A capturing stream is refused: the event that replaces it would become part of the graph.
     pub fn forget(&self, stream: StreamId) -> Result<()> {
-        // Held all along: a stream is forgotten once.
+        // Held until the end, so that a stream is forgotten only once.
         let mut forgotten = self.forgotten.write().unwrap_or_else(PoisonError::into_inner);
         let raw = self.allocator.stream(stream).filter(|_| !forgotten.contains(&stream));
-        let raw = raw.ok_or_else(|| unknown_stream(self.name(stream), false))?;
+        let raw = raw.ok_or_else(|| unknown_stream(self.handle_of(stream), false))?;
         if self.device.driver.info().capabilities.graphs && self.device.driver.is_capturing(raw)? {
-            let text = "the stream captures a graph: end the capture before it is forgotten";
+            let text =
+                "the stream is capturing a graph: end the capture before forgetting the stream";
             return Err(Failure::new(VRAMP_ERROR_CAPTURE, text));
         }
         self.allocator.destroy_stream(stream)?;
@@ -199,7 +200,7 @@ impl Context {
         let was_adopted = adopted.values().any(|known| *known == stream);
         adopted.retain(|_, known| *known != stream);
         if was_adopted && let Some(card) = &self.device.card {
-            // One that was adopted is not ours to destroy: the card only forgets it.
+            // The caller owns an adopted stream: the driver only forgets it.
             card.destroy_stream(raw)?;
         }
         self.forgets.fetch_add(1, Ordering::Release);
@@ -223,8 +224,8 @@ impl Context {
         freed.or_else(|error| self.not_freed(addr, error))
     }
 
-    /// Takes a block back, but keeps its memory for the graph of a capture that may use it. False,
-    /// and nothing done, for a block of an arena, and where there is none.
+    /// Frees a block, but keeps its memory for the graph of a capture that may use it. Returns
+    /// false and does nothing if no block begins at `addr`, or if it is a block of an arena.
     pub fn free_for_capture(
         &self,
         addr: u64,
@@ -240,13 +241,13 @@ impl Context {
         Ok(true)
     }
 
-    /// What is still the caller's goes back into the map.
+    /// Puts a block that the caller still owns back into the map.
     #[cold]
     fn not_freed(&self, addr: u64, error: FreeError) -> Result<()> {
         match error {
             FreeError::UnknownStream { allocation, stream } => {
                 self.blocks.insert(allocation);
-                Err(unknown_stream(self.name(stream), false))
+                Err(unknown_stream(self.handle_of(stream), false))
             }
             FreeError::Foreign(allocation) => {
                 self.blocks.insert(allocation);
@@ -257,29 +258,29 @@ impl Context {
     }
 
     pub fn record_use(&self, addr: u64, stream: StreamId) -> Result<()> {
-        let noted = self.blocks.look(addr, |block| self.allocator.record_use(block, stream));
+        let noted = self.blocks.with(addr, |block| self.allocator.record_use(block, stream));
         Ok(noted.ok_or_else(|| self.unknown_pointer(addr))??)
     }
 
-    /// How many bytes of a block may be used.
+    /// Returns the usable bytes of a block.
     pub fn usable(&self, addr: u64) -> Result<u64> {
-        let len = self.blocks.look(addr, |block| block.len().count());
+        let len = self.blocks.with(addr, |block| block.len().count());
         len.ok_or_else(|| self.unknown_pointer(addr))
     }
 
-    /// True if a block begins at `addr`.
+    /// Returns true if a block begins at `addr`.
     pub fn has(&self, addr: u64) -> bool {
-        self.blocks.look(addr, |_| ()).is_some()
+        self.blocks.with(addr, |_| ()).is_some()
     }
 
-    /// True if a block of a graph arena begins at `addr`.
+    /// Returns true if a block of a graph arena begins at `addr`.
     pub fn is_of_arena(&self, addr: u64) -> bool {
-        self.blocks.look(addr, Allocation::is_in_arena).unwrap_or(false)
+        self.blocks.with(addr, Allocation::is_in_arena).unwrap_or(false)
     }
 
-    /// The start and length of the block that `addr` lies in. O(n).
-    pub fn around(&self, addr: u64) -> Option<(DeviceAddr, u64)> {
-        self.blocks.around(addr)
+    /// Returns the start and length of the block that contains `addr`. O(n).
+    pub fn containing(&self, addr: u64) -> Option<(DeviceAddr, u64)> {
+        self.blocks.containing(addr)
     }
 
     pub fn trim(&self, to: u64) -> Result<()> {
@@ -288,34 +289,36 @@ impl Context {
 
     #[cold]
     fn unknown_pointer(&self, addr: u64) -> Failure {
-        let text = match self.around(addr) {
+        let text = match self.containing(addr) {
             Some((start, len)) => format!(
-                "{addr:#x} lies {} bytes inside the block of {len} bytes at {start}: give the \
+                "{addr:#x} lies {} bytes inside the block of {len} bytes at {start}: pass the \
                  address that vramp_malloc returned",
                 addr - start.number()
             ),
-            None if addr == 0 => "the address is null: there is no block".to_owned(),
+            None if addr == 0 => {
+                "the address is null: pass one that vramp_malloc returned".to_owned()
+            }
             None => format!(
-                "no block of this allocator is at {addr:#x}: it was freed already, or is another \
-                 allocator's"
+                "no block of this allocator is at {addr:#x}: it was freed already, or belongs to \
+                 another allocator"
             ),
         };
         Failure::new(VRAMP_ERROR_UNKNOWN_POINTER, text)
     }
 
-    /// The most physical memory it may hold; zero for as much as the card has.
+    /// Sets the limit of reserved bytes. Zero means the memory of the device.
     pub fn set_limit(&self, limit: u64) -> Result<()> {
         Ok(self.allocator.set_limit((limit > 0).then_some(Bytes::new(limit)))?)
     }
 
-    /// The same as a part of the card's memory.
+    /// Sets the limit as a fraction of the device's memory.
     pub fn set_fraction(&self, fraction: f64) -> Result<()> {
         Ok(self.allocator.set_memory_fraction(fraction)?)
     }
 
-    // --- looking in ---
+    // --- diagnostics ---
 
-    /// Records the last `events` events from now on, or none any more if that is zero.
+    /// Starts to record the last `events` events. Zero stops the recording.
     pub fn record_history(&self, events: u32) {
         let mut recording = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(old) = recording.take() {
@@ -327,8 +330,8 @@ impl Context {
         }
     }
 
-    /// Writes all the allocator holds, and its history if one is recorded, as a file for PyTorch's
-    /// viewers.
+    /// Writes all blocks and segments, and the history if one is recorded, to a file: a PyTorch
+    /// snapshot, or a timeline if the path ends with `.json`.
     pub fn write_snapshot(&self, path: &str) -> Result<()> {
         let trace = {
             let recording = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
@@ -347,7 +350,7 @@ impl Context {
         })
     }
 
-    /// Calls `observer` for every event from now on. Returns a number to take it back by.
+    /// Registers `observer` for every event. Returns the number of the registration.
     pub fn observe(&self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> u64 {
         let registration = self.allocator.observe(observer);
         let mut observers = self.observers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -355,7 +358,7 @@ impl Context {
         observers.len() as u64
     }
 
-    /// Takes an observer back. False for a number that names none.
+    /// Removes an observer. Returns false if the number is unknown.
     pub fn unobserve(&self, number: u64) -> bool {
         let observers = self.observers.lock().unwrap_or_else(PoisonError::into_inner);
         let index = (number as usize).checked_sub(1);
@@ -391,7 +394,7 @@ impl Context {
         Ok(self.allocator.audit()?)
     }
 
-    /// Waits for the allocator's streams and gives everything back to the device.
+    /// Waits for the allocator's streams and releases all memory.
     pub fn close(self) -> Result<()> {
         let Context { allocator, blocks, captures, .. } = self;
         drop(captures);
@@ -401,11 +404,13 @@ impl Context {
 }
 
 #[cold]
-fn unknown_stream(name: vramp_stream_t, foreign: bool) -> Failure {
-    let text = match (name.id, foreign) {
-        (0, _) => "no stream was given: use one from vramp_stream_create or vramp_stream_adopt",
-        (_, true) => "the stream is another allocator's, or no stream at all: use one of this",
-        (_, false) => "the stream is unknown to this allocator or was forgotten: adopt it anew",
+fn unknown_stream(handle: vramp_stream_t, foreign: bool) -> Failure {
+    let text = match (handle.id, foreign) {
+        (0, _) => "the stream is zero: use one from vramp_stream_create or vramp_stream_adopt",
+        (_, true) => {
+            "the stream belongs to another allocator or was never made: use one of this allocator"
+        }
+        (_, false) => "the stream is unknown to this allocator or was forgotten: adopt it again",
     };
-    Failure::new(VRAMP_ERROR_UNKNOWN_STREAM, format!("{text} (stream {:#x})", name.id))
+    Failure::new(VRAMP_ERROR_UNKNOWN_STREAM, format!("{text} (stream {:#x})", handle.id))
 }

@@ -1,4 +1,4 @@
-//! Opening a device by name, with a hold of the card so that it can take in streams.
+//! Opens a device by name, and keeps the CUDA driver so that it can adopt streams.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use vramp_driver::Driver;
 #[error(transparent)]
 pub(crate) struct DeviceError(#[from] vramp_alloc::device::OpenError);
 
-/// A device. On a card, the card as well.
+/// An open device.
 pub(crate) struct Device {
     pub driver: Arc<dyn Driver>,
-    /// `None` on the simulator.
+    /// The CUDA driver. `None` on the simulator.
     pub card: Option<Arc<CudaDriver>>,
 }
 

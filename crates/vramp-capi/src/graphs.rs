@@ -1,8 +1,9 @@
-//! Memory for CUDA graphs: the functions of the interface about arenas, captures and replays.
+//! Memory for CUDA graphs: the functions for arenas, captures and replays.
 //!
-//! Two ways. Either the library captures and launches (`vramp_capture_begin`, `vramp_capture_end`,
-//! `vramp_graph_launch`): then leases keep replays apart, and an idle arena lends its memory. Or the
-//! caller does (`vramp_capture_attach`, `vramp_capture_detach`): then nothing is known of replays.
+//! There are two ways. The library captures and launches (`vramp_capture_begin`,
+//! `vramp_capture_end`, `vramp_graph_launch`): leases serialize replays, and an idle arena lends
+//! its memory. Or the caller captures and launches (`vramp_capture_attach`,
+//! `vramp_capture_detach`): the library does not see replays.
 
 use std::ffi::c_char;
 
@@ -14,20 +15,21 @@ use crate::options::arena_config;
 use crate::status::status_of;
 use crate::{handles, pointers};
 
-/// Sets addresses aside for the memory of captured graphs. Graphs captured one after the other into
-/// one arena share its memory: together they need what the largest of them needs, and what is live
-/// between them. They must never run at the same time, and run in the order of their captures where
-/// one reads what another left.
+/// Creates an arena: an address range for the memory of captured graphs. Graphs captured one after
+/// the other into one arena share its memory: together they need as much as the largest of them,
+/// plus blocks that stay live between them. They must never run at the same time. Where one reads
+/// the results of another, they must run in the order of their captures.
 ///
-/// `options` are key=value pairs with commas between: policy (reusing, or monotone, in which nothing
-/// serves twice), capacity (addresses, 512GiB; a monotone arena takes as much memory before its first
-/// capture, a reusing one only what captures need), overlap (refuse, or order: what a replay does
-/// while another stream's is not over), mode (thread-local, global or relaxed: of the driver's
-/// capture), replan (on or off: whether to plan a tighter layout for the next capture of the same
-/// shape); null means the defaults, which come first here. Only the preset vramp has arenas.
+/// `options` are key=value pairs separated by commas. The default comes first: policy (reusing; or
+/// monotone, which never reuses freed blocks), capacity (size of the address range, 512GiB; a
+/// monotone arena reserves as much memory before its first capture, a reusing one only what
+/// captures need), overlap (refuse or order: what a launch does while a replay on another stream is
+/// in flight), mode (thread-local, global or relaxed: of the driver's capture), replan (on or off:
+/// whether to plan a tighter layout for the next capture of the same shape). Null means the
+/// defaults. Only the preset vramp has arenas.
 ///
 /// # Safety
-/// `options` is null or ends with a zero; `arena` is null or good for writing.
+/// `options` is null or is zero-terminated; `arena` is null or valid for writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vramp_arena_create(
     allocator: vramp_allocator_t,
@@ -36,16 +38,16 @@ pub unsafe extern "C" fn vramp_arena_create(
 ) -> vramp_status_t {
     status_of(|| {
         pointers::check(arena, "arena")?;
-        // SAFETY: this function's contract says so.
+        // SAFETY: required by this function's contract.
         let options = unsafe { pointers::text(options, "options") }?;
         let id = handles::with(allocator, |context| context.create_arena(arena_config(options)?))?;
-        // SAFETY: this function's contract says so.
+        // SAFETY: required by this function's contract.
         unsafe { pointers::write(arena, vramp_arena_t { id }, "arena") }
     })
 }
 
-/// Lets go of an arena. Its memory goes once its graphs are destroyed and its blocks freed. Busy
-/// while it serves a capture.
+/// Destroys an arena. Its memory is released once its graphs are destroyed and its blocks freed.
+/// VRAMP_ERROR_BUSY during a capture into it.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_arena_destroy(
     allocator: vramp_allocator_t,
@@ -54,8 +56,8 @@ pub extern "C" fn vramp_arena_destroy(
     status_of(|| handles::with(allocator, |context| context.destroy_arena(arena.id)))
 }
 
-/// Lets a monotone arena begin anew at its start, once its graphs are done with. Busy while it
-/// serves a capture or a block of it is held.
+/// Resets a monotone arena to its start, after the last use of its graphs. VRAMP_ERROR_BUSY during
+/// a capture into it and while a block of it is live.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_arena_reset(
     allocator: vramp_allocator_t,
@@ -64,10 +66,11 @@ pub extern "C" fn vramp_arena_reset(
     status_of(|| handles::with(allocator, |context| context.reset_arena(arena.id)))
 }
 
-/// What an arena has at present. Set `report->struct_size` to `sizeof(vramp_arena_report_t)` before.
+/// Reports the memory of an arena. Set `report->struct_size` to `sizeof(vramp_arena_report_t)`
+/// before.
 ///
 /// # Safety
-/// `report` is null, or its first eight bytes hold a size that is good for reading and writing.
+/// `report` is null, or its first eight bytes hold a size that is valid for reading and writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vramp_arena_report(
     allocator: vramp_allocator_t,
@@ -81,10 +84,10 @@ pub unsafe extern "C" fn vramp_arena_report(
     })
 }
 
-/// Begins a capture of `stream` into an arena: what is asked for on it, and on streams that the
-/// capture draws in, comes from the arena; all else as ever, also from other threads. Memory from
-/// outside that is freed on those streams stays taken until the graph is destroyed. An arena serves
-/// one capture at a time.
+/// Begins a capture of `stream` into an arena. Allocations on this stream, and on streams that join
+/// the capture, come from the arena. Allocations on other streams are not affected. Memory from
+/// before the capture that is freed on those streams is kept until the graph is destroyed. An arena
+/// serves one capture at a time.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_capture_begin(
     allocator: vramp_allocator_t,
@@ -96,12 +99,12 @@ pub extern "C" fn vramp_capture_begin(
     })
 }
 
-/// Ends the capture that an arena serves, and makes its graph ready to launch. On failure the
-/// capture came to nothing and `*graph` is none. Unless the arena's mode is relaxed, call it on the
-/// thread that began.
+/// Ends the capture into an arena and instantiates its graph. On failure the capture is discarded
+/// and `*graph` is zero. Unless the arena's mode is relaxed, call it on the thread that began the
+/// capture.
 ///
 /// # Safety
-/// `graph` is null or good for writing.
+/// `graph` is null or valid for writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vramp_capture_end(
     allocator: vramp_allocator_t,
@@ -112,15 +115,16 @@ pub unsafe extern "C" fn vramp_capture_end(
         pointers::check(graph, "graph")?;
         let ended = handles::with(allocator, |context| context.end_capture(arena.id));
         let id = *ended.as_ref().unwrap_or(&0);
-        // SAFETY: this function's contract says so.
+        // SAFETY: required by this function's contract.
         unsafe { pointers::write(graph, vramp_graph_t { id }, "graph") }?;
         ended.map(drop)
     })
 }
 
-/// Lets an arena serve the capture that `stream` is part of, which the caller began and will end:
-/// requests and frees as of vramp_capture_begin. Nothing is known of the graph's replays, so the
-/// arena never lends from then on, and to keep replays of its graphs apart is the caller's.
+/// Attaches an arena to the capture of `stream`, which the caller began and will end. Allocations
+/// and frees behave as after vramp_capture_begin. The library does not see replays of the graph:
+/// the arena never lends its memory from then on, and the caller must not let replays of its graphs
+/// overlap.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_capture_attach(
     allocator: vramp_allocator_t,
@@ -134,13 +138,13 @@ pub extern "C" fn vramp_capture_attach(
     })
 }
 
-/// Ends what vramp_capture_attach began, after the caller ended the capture. `*graph` names the hold
-/// on the memory of the caller's graph, or of none if that came to nothing: destroy it after the last
-/// launch. Until then memory that was freed within the capture stays taken, and memory of
-/// the arena that is freed later serves the arena's next capture only.
+/// Detaches an arena from a capture, after the caller ended the capture. `*graph` is a hold on the
+/// memory of the caller's graph, also if the capture failed: destroy it after the last launch.
+/// Until then memory that was freed in the capture is kept, and memory of the arena that is freed
+/// later is reused only by the arena's next capture.
 ///
 /// # Safety
-/// `graph` is null or good for writing.
+/// `graph` is null or valid for writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vramp_capture_detach(
     allocator: vramp_allocator_t,
@@ -151,21 +155,21 @@ pub unsafe extern "C" fn vramp_capture_detach(
         pointers::check(graph, "graph")?;
         let detached = handles::with(allocator, |context| context.detach_capture(arena.id));
         let id = *detached.as_ref().unwrap_or(&0);
-        // SAFETY: this function's contract says so.
+        // SAFETY: required by this function's contract.
         unsafe { pointers::write(graph, vramp_graph_t { id }, "graph") }?;
         detached.map(drop)
     })
 }
 
-/// Queues a replay on `stream`, and brings back first what the arena lent. While a lease on the
-/// arena is held, and until the work that was queued on its stream up to its end is over, graphs of
-/// the arena are busy for other streams; with overlap=order such a replay comes behind that work.
+/// Launches a graph on `stream`. Takes lent memory of the arena back first. While a lease on the
+/// arena is held, and until the work queued on its stream before its end completes, launches on
+/// other streams return VRAMP_ERROR_BUSY; with overlap=order they are ordered after that work.
 ///
-/// `lease` gets the lease: end it once what reads the graph's results is queued on `stream`. With
-/// null it ends behind the launch.
+/// `*lease` receives the lease. End it after queueing the work on `stream` that reads the graph's
+/// results. If `lease` is null, the lease ends directly after the launch.
 ///
 /// # Safety
-/// `lease` is null or good for writing.
+/// `lease` is null or valid for writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vramp_graph_launch(
     allocator: vramp_allocator_t,
@@ -180,14 +184,14 @@ pub unsafe extern "C" fn vramp_graph_launch(
         });
         if held {
             let id = *launched.as_ref().unwrap_or(&0);
-            // SAFETY: this function's contract says so.
+            // SAFETY: required by this function's contract.
             unsafe { pointers::write(lease, vramp_lease_t { id }, "lease") }?;
         }
         launched.map(drop)
     })
 }
 
-/// Ends a lease: other streams wait for what is queued on its stream by now.
+/// Ends a lease. Other streams wait for the work queued on its stream so far.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_lease_end(
     allocator: vramp_allocator_t,
@@ -196,11 +200,11 @@ pub extern "C" fn vramp_lease_end(
     status_of(|| handles::with(allocator, |context| context.end_lease(lease.id)))
 }
 
-/// How much memory the capture of a graph needed. Set `report->struct_size` to
+/// Reports the memory that the capture of a graph needed. Set `report->struct_size` to
 /// `sizeof(vramp_capture_report_t)` before.
 ///
 /// # Safety
-/// `report` is null, or its first eight bytes hold a size that is good for reading and writing.
+/// `report` is null, or its first eight bytes hold a size that is valid for reading and writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vramp_graph_report(
     allocator: vramp_allocator_t,
@@ -214,9 +218,9 @@ pub unsafe extern "C" fn vramp_graph_report(
     })
 }
 
-/// Destroys a graph, or the hold on the memory of the caller's own. Never waits: a launch in flight
-/// completes, and its memory comes back behind it; that of the caller's graph comes back behind all
-/// work that is queued by now on any stream that the allocator knows.
+/// Destroys a graph, or a hold on the memory of a caller's graph. Never waits: a launch in flight
+/// completes, and the memory is reused after it. Memory of a caller's graph is reused after all
+/// work queued so far on every stream of the allocator.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_graph_destroy(
     allocator: vramp_allocator_t,

@@ -1,9 +1,9 @@
-//! Allocators by number, for callers who hold no Rust values.
+//! Looks up allocators by id.
 //!
-//! A number is a slot and how often slots were used before, so that one of a closed allocator
-//! misses for ever. A slot is a few stripes that say the same, each with a lock of its own: a call
-//! holds its thread's stripe for reading, so that threads hardly share a cache line; closing
-//! empties one stripe after the other, and so waits for the calls under way.
+//! An id combines a slot with a use count, so the id of a closed allocator stays unknown for ever.
+//! A slot consists of several stripes with equal contents, each with its own lock. A call holds the
+//! read lock of its thread's stripe, so that threads rarely share a cache line. Closing empties one
+//! stripe after the other, and so waits for the calls in progress.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,9 +16,9 @@ use crate::abi::vramp_status_t::*;
 use crate::context::Context;
 use crate::status::{Failure, Result};
 
-/// So many allocators can be open at the same time.
+/// Maximum number of open allocators.
 const SLOTS: usize = 256;
-/// Threads beyond this many share stripes.
+/// Stripes per slot. Threads beyond this number share stripes.
 const STRIPES: usize = 32;
 
 struct Entry {
@@ -33,20 +33,20 @@ static TABLE: [OnceLock<Box<Slot>>; SLOTS] = [const { OnceLock::new() }; SLOTS];
 static FREE: Mutex<Free> = Mutex::new(Free { slots: Vec::new(), fresh: 0, uses: 0 });
 
 struct Free {
-    /// Slots that were used and are empty.
+    /// Slots of closed allocators.
     slots: Vec<usize>,
-    /// Slots from here on were never used.
+    /// First slot that was never used.
     fresh: usize,
-    /// Allocators opened so far.
+    /// Number of allocators opened so far.
     uses: u64,
 }
 
 thread_local! {
-    /// The stripe that the thread holds for its calls.
+    /// Stripe of the thread.
     static STRIPE: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// The calling thread's stripe: one of its own as long as there are no more threads than stripes.
+/// Returns the stripe of the calling thread.
 #[inline]
 fn stripe() -> usize {
     STRIPE.get().unwrap_or_else(|| {
@@ -60,7 +60,7 @@ fn stripe() -> usize {
 #[cold]
 fn unknown(handle: vramp_allocator_t) -> Failure {
     let text = match handle.id {
-        0 => "no allocator was given: use one that vramp_open returned".to_owned(),
+        0 => "the allocator is zero: use one from vramp_open".to_owned(),
         id => format!("allocator {id:#x} is closed or was never opened: use one from vramp_open"),
     };
     Failure::new(VRAMP_ERROR_UNKNOWN_ALLOCATOR, text)
@@ -71,7 +71,7 @@ fn slot_of(handle: vramp_allocator_t) -> Option<&'static Slot> {
     TABLE[(handle.id % SLOTS as u64) as usize].get().map(|slot| &**slot)
 }
 
-/// Keeps an allocator until it is closed.
+/// Stores an allocator and returns its handle.
 pub(crate) fn insert(context: Arc<Context>) -> Result<vramp_allocator_t> {
     let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
     let index = match free.slots.pop() {
@@ -81,7 +81,7 @@ pub(crate) fn insert(context: Arc<Context>) -> Result<vramp_allocator_t> {
             free.fresh - 1
         }
         None => {
-            let text = format!("{SLOTS} allocators are open, which is the most: close some");
+            let text = format!("{SLOTS} allocators are open, which is the maximum: close some");
             return Err(Failure::new(VRAMP_ERROR_TOO_MANY, text));
         }
     };
@@ -95,7 +95,7 @@ pub(crate) fn insert(context: Arc<Context>) -> Result<vramp_allocator_t> {
     Ok(vramp_allocator_t { id })
 }
 
-/// Makes a call on an open allocator, which stays open until the call is over.
+/// Runs `call` on an open allocator, which stays open until `call` returns.
 #[inline]
 pub(crate) fn with<R>(
     handle: vramp_allocator_t,
@@ -109,10 +109,10 @@ pub(crate) fn with<R>(
     }
 }
 
-/// Takes an allocator out, once no call uses it any more. Of several that try, one gets it: who
-/// empties the first stripe.
+/// Removes an allocator after all calls in progress. Of several threads that try, the one that
+/// empties the first stripe succeeds.
 pub(crate) fn remove(handle: vramp_allocator_t) -> Result<Context> {
-    with(handle, Context::closable)?;
+    with(handle, Context::check_closable)?;
     let mut first = None;
     for stripe in slot_of(handle).into_iter().flatten() {
         let mut entry = stripe.write().unwrap_or_else(PoisonError::into_inner);
@@ -122,5 +122,5 @@ pub(crate) fn remove(handle: vramp_allocator_t) -> Result<Context> {
     let context = first.ok_or_else(|| unknown(handle))?;
     let index = (handle.id % SLOTS as u64) as usize;
     FREE.lock().unwrap_or_else(PoisonError::into_inner).slots.push(index);
-    Ok(Arc::into_inner(context).expect("every stripe's hold of it is gone"))
+    Ok(Arc::into_inner(context).expect("all stripes were emptied"))
 }

@@ -1,5 +1,5 @@
-//! The functions of the interface. Each returns a code, may be called from any thread, and answers
-//! wrong arguments with an error; `docs/c-interface.md` has the rules in one place.
+//! The functions of the interface. Each may be called from any thread, and returns an error for
+//! invalid arguments. `docs/c-interface.md` has the common rules.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
@@ -13,16 +13,17 @@ use crate::abi::{
 };
 use crate::context::Context;
 use crate::options::Options;
-use crate::status::{Failure, last, status_of};
+use crate::status::{Failure, last_error, status_of};
 use crate::{handles, pointers};
 
-/// The version of the library, such as "0.1.0". Never null.
+/// Returns the version of the library, such as "0.1.0". Never null.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
-/// The name of a code, such as "VRAMP_ERROR_OUT_OF_MEMORY". Never null; "unknown" for others.
+/// Returns the name of a status, such as "VRAMP_ERROR_OUT_OF_MEMORY". Never null; "unknown" for
+/// others.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_status_name(status: c_int) -> *const c_char {
     let name = match status {
@@ -54,22 +55,22 @@ pub extern "C" fn vramp_status_name(status: c_int) -> *const c_char {
     name.as_ptr()
 }
 
-/// What the calling thread's last failed call has to say, in full. Never null; empty before the
-/// first failure. Good until the thread's next failing call; a call that succeeds leaves it.
+/// Returns the message of the calling thread's last failed call. Never null; empty before the first
+/// failure. Valid until the next failed call of the thread. Successful calls do not change it.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_last_error() -> *const c_char {
-    last()
+    last_error()
 }
 
 /// Opens an allocator on a device.
 ///
-/// `device` is "auto" (card 0 if there is one, else the simulator), "cuda", "cuda:N", "sim" or
-/// "sim:CARD"; null means "auto". `options` are key=value pairs with commas between: preset (vramp,
-/// vpmm or stream-ordered), limit (such as 80GiB, or 90% of the card), prefill, page, span; null
-/// means the defaults. Takes no memory yet, unless prefill says so.
+/// `device` is "auto" (device 0 if there is one, else the simulator), "cuda", "cuda:N", "sim" or
+/// "sim:CARD"; null means "auto". `options` are key=value pairs separated by commas: preset (vramp,
+/// vpmm or stream-ordered), limit (such as 80GiB, or 90% of the device), prefill, page, span; null
+/// means the defaults. Reserves no memory yet, unless prefill is set.
 ///
 /// # Safety
-/// The texts are null or end with a zero; `allocator` is null or good for writing.
+/// The texts are null or zero-terminated; `allocator` is null or valid for writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vramp_open(
     device: *const c_char,
@@ -78,32 +79,33 @@ pub unsafe extern "C" fn vramp_open(
 ) -> vramp_status_t {
     status_of(|| {
         pointers::check(allocator, "allocator")?;
-        // SAFETY: this function's contract says so.
+        // SAFETY: required by this function's contract.
         let device = unsafe { pointers::text(device, "device") }?;
-        // SAFETY: this function's contract says so.
+        // SAFETY: required by this function's contract.
         let options = unsafe { pointers::text(options, "options") }?;
         let options = Options::parse(options)?;
         let device = if device.is_empty() { "auto" } else { device };
         let handle = handles::insert(Arc::new(Context::open(device, &options, None)?))?;
-        // SAFETY: this function's contract says so.
+        // SAFETY: required by this function's contract.
         unsafe { pointers::write(allocator, handle, "allocator") }
     })
 }
 
-/// Closes an allocator: waits for its streams and gives all its memory back, also what was not
-/// freed. Calls under way on other threads are waited for; later ones find it unknown.
+/// Closes an allocator: waits for its streams and releases all its memory, also of blocks that were
+/// not freed. Waits for calls in progress on other threads. Later calls return
+/// VRAMP_ERROR_UNKNOWN_ALLOCATOR.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_close(allocator: vramp_allocator_t) -> vramp_status_t {
     status_of(|| handles::remove(allocator)?.close())
 }
 
-/// Makes a stream of the device known that the caller made: a `cudaStream_t`, or null for the
-/// default stream. The same one again gives the same answer. No driver call. On the simulator any
-/// value names a simulated stream.
+/// Adopts a stream that the caller made: a `cudaStream_t`, or null for the default stream. Adopting
+/// it again returns the same handle. No driver call. On the simulator every value is a simulated
+/// stream.
 ///
 /// # Safety
-/// On a card, `raw` is null or a stream of the card's primary context that lives until it is
-/// forgotten or the allocator is closed. `stream` is null or good for writing.
+/// On a GPU, `raw` is null or a stream of the device's primary context that lives until it is
+/// forgotten or the allocator is closed. `stream` is null or valid for writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vramp_stream_adopt(
     allocator: vramp_allocator_t,
@@ -113,19 +115,19 @@ pub unsafe extern "C" fn vramp_stream_adopt(
     status_of(|| {
         pointers::check(stream, "stream")?;
         let name = handles::with(allocator, |context| {
-            // SAFETY: this function's contract says so.
+            // SAFETY: required by this function's contract.
             let adopted = unsafe { context.adopt(raw) }?;
-            Ok(context.name(adopted))
+            Ok(context.handle_of(adopted))
         })?;
-        // SAFETY: this function's contract says so.
+        // SAFETY: required by this function's contract.
         unsafe { pointers::write(stream, name, "stream") }
     })
 }
 
-/// Makes a new stream, for programs that have none of their own. One driver call.
+/// Creates a stream, for programs that have none of their own. One driver call.
 ///
 /// # Safety
-/// `stream` is null or good for writing.
+/// `stream` is null or valid for writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vramp_stream_create(
     allocator: vramp_allocator_t,
@@ -133,15 +135,16 @@ pub unsafe extern "C" fn vramp_stream_create(
 ) -> vramp_status_t {
     status_of(|| {
         pointers::check(stream, "stream")?;
-        let name = handles::with(allocator, |context| Ok(context.name(context.create_stream()?)))?;
-        // SAFETY: this function's contract says so.
+        let name =
+            handles::with(allocator, |context| Ok(context.handle_of(context.create_stream()?)))?;
+        // SAFETY: required by this function's contract.
         unsafe { pointers::write(stream, name, "stream") }
     })
 }
 
-/// Lets go of a stream, made or adopted: to be called before an adopted one is destroyed, and not
-/// while it captures a graph. Never waits; work that is queued still runs, and memory it uses is
-/// not handed out before it ends. Blocks of the stream stay, and are freed on another one.
+/// Forgets a stream, created or adopted. Call it before destroying an adopted stream, and not while
+/// the stream captures a graph. Never waits: queued work still runs, and memory that it uses is not
+/// reused before it completes. Blocks of the stream stay live; free them on another stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_stream_forget(
     allocator: vramp_allocator_t,
@@ -150,12 +153,12 @@ pub extern "C" fn vramp_stream_forget(
     status_of(|| handles::with(allocator, |context| context.forget(context.stream(stream)?)))
 }
 
-/// At least `size` bytes for work on `stream`, aligned to 512 bytes, or to 256 within a capture that
-/// an arena serves. A request for nothing gets an
-/// address of its own too. On failure `*address` is set to null.
+/// Allocates at least `size` bytes for work on `stream`, aligned to 512 bytes, or to 256 bytes in a
+/// capture into an arena. A block of zero bytes has a unique address too. On failure `*address` is
+/// set to null.
 ///
 /// # Safety
-/// `address` is null or good for writing.
+/// `address` is null or valid for writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vramp_malloc(
     allocator: vramp_allocator_t,
@@ -169,18 +172,19 @@ pub unsafe extern "C" fn vramp_malloc(
             context.malloc(size as u64, context.stream(stream)?)
         });
         let found = placed.as_ref().map_or(0, |addr| addr.number());
-        // SAFETY: this function's contract says so.
+        // SAFETY: required by this function's contract.
         unsafe { pointers::write(address, found as *mut c_void, "address") }?;
         placed.map(|_| ())
     })
 }
 
-/// Takes a block back. All work on it must be queued on `stream`, ordered before its present end,
-/// or noted with vramp_record_use; `stream` may be another one than the block's. Never waits.
+/// Frees a block. All work on it must be queued on `stream`, or ordered before the work queued on
+/// it so far, or recorded with vramp_record_use. `stream` may differ from the stream of the
+/// allocation. Never waits.
 ///
-/// A null address, one that is not the start of a block, another allocator's or one that is free
-/// already is an error and changes nothing. A block that was handed out again at the same address
-/// cannot be told from the old one.
+/// An address that is null, not the start of a block, of another allocator or free already is an
+/// error and changes nothing. A new block at the same address cannot be distinguished from the old
+/// one.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_free(
     allocator: vramp_allocator_t,
@@ -192,7 +196,7 @@ pub extern "C" fn vramp_free(
     })
 }
 
-/// Notes that work queued on `stream` so far uses a block. No driver call.
+/// Records that work queued on `stream` so far uses a block. No driver call.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_record_use(
     allocator: vramp_allocator_t,
@@ -206,10 +210,10 @@ pub extern "C" fn vramp_record_use(
     })
 }
 
-/// How many bytes of a block may be used: what was asked, or a little more.
+/// Returns the usable bytes of a block: the requested size, or slightly more.
 ///
 /// # Safety
-/// `size` is null or good for writing.
+/// `size` is null or valid for writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vramp_usable_size(
     allocator: vramp_allocator_t,
@@ -219,22 +223,22 @@ pub unsafe extern "C" fn vramp_usable_size(
     status_of(|| {
         pointers::check(size, "size")?;
         let usable = handles::with(allocator, |context| context.usable(address as u64))?;
-        // SAFETY: this function's contract says so.
+        // SAFETY: required by this function's contract.
         unsafe { pointers::write(size, usable as usize, "size") }
     })
 }
 
-/// Gives idle memory back to the card until the allocator holds no more than `keep` bytes or
-/// nothing more is idle. Never waits.
+/// Releases idle memory to the device until at most `keep` bytes are reserved or no more memory is
+/// idle. Never waits.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_trim(allocator: vramp_allocator_t, keep: usize) -> vramp_status_t {
     status_of(|| handles::with(allocator, |context| context.trim(keep as u64)))
 }
 
-/// What the allocator did so far. Set `stats->struct_size` to `sizeof(vramp_stats_t)` before.
+/// Returns statistics. Set `stats->struct_size` to `sizeof(vramp_stats_t)` before.
 ///
 /// # Safety
-/// `stats` is null, or its first eight bytes hold a size that is good for reading and writing.
+/// `stats` is null, or its first eight bytes hold a size that is valid for reading and writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vramp_stats(
     allocator: vramp_allocator_t,
@@ -247,21 +251,21 @@ pub unsafe extern "C" fn vramp_stats(
     })
 }
 
-/// Checks every invariant of the allocator's books. O(n log n): for tests.
+/// Checks every invariant of the allocator's state. O(n log n): for tests.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_audit(allocator: vramp_allocator_t) -> vramp_status_t {
     status_of(|| handles::with(allocator, Context::audit))
 }
 
-/// The most physical memory the allocator may hold, in bytes; zero for as much as the card has.
-/// What is idle above it is given back at once; what is in use stays.
+/// Sets the limit of reserved bytes; zero means the memory of the device. Idle memory above the
+/// limit is released at once. Memory in use stays.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_set_limit(allocator: vramp_allocator_t, limit: u64) -> vramp_status_t {
     status_of(|| handles::with(allocator, |context| context.set_limit(limit)))
 }
 
-/// Records the last `events` events from now on; zero ends a recording. A recording costs a lock
-/// shared by all threads for each malloc and free.
+/// Starts to record the last `events` events; zero stops recording. Recording takes a lock shared
+/// by all threads in each malloc and free.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_record_history(
     allocator: vramp_allocator_t,
@@ -275,12 +279,12 @@ pub extern "C" fn vramp_record_history(
     })
 }
 
-/// Writes what the allocator holds, and its history if one is recorded, to a file: as a snapshot
-/// for `torch/cuda/_memory_viz.py` and its viewer, or, if the path ends with `.json`, as a timeline
+/// Writes all blocks and segments, and the history if one is recorded, to a file: a snapshot for
+/// `torch/cuda/_memory_viz.py` and PyTorch's viewer, or, if the path ends with `.json`, a timeline
 /// for Perfetto.
 ///
 /// # Safety
-/// `path` is null or ends with a zero.
+/// `path` is null or is zero-terminated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vramp_snapshot(
     allocator: vramp_allocator_t,
@@ -288,17 +292,17 @@ pub unsafe extern "C" fn vramp_snapshot(
 ) -> vramp_status_t {
     status_of(|| {
         pointers::check(path.cast_mut(), "path")?;
-        // SAFETY: this function's contract says so.
+        // SAFETY: required by this function's contract.
         let path = unsafe { pointers::text(path, "path") }?;
         handles::with(allocator, |context| context.write_snapshot(path))
     })
 }
 
-/// A caller's pointer that goes with its function.
+/// The `user` pointer of an observer.
 struct User(*mut c_void);
 
-// SAFETY: nobody follows it here; the caller promises that its function may be called with it from
-// any thread.
+// SAFETY: vramp never dereferences it, and by the contract of `vramp_observe` the observer may be
+// called with it from any thread.
 unsafe impl Send for User {}
 // SAFETY: as above.
 unsafe impl Sync for User {}
@@ -309,13 +313,13 @@ impl User {
     }
 }
 
-/// Calls `observer` for every event from now on, with `user`, and writes a number to take it back
-/// by to `registration`.
+/// Registers `observer`, which is called with `user` for every event. `*registration` receives the
+/// number for vramp_unobserve.
 ///
 /// # Safety
-/// `observer` may be called from any thread with `user` until the allocator is closed or
-/// vramp_unobserve has returned and no call of it is under way; it does not unwind. `registration`
-/// is null or good for writing.
+/// `observer` may be called from any thread with `user` until the allocator is closed, or until
+/// vramp_unobserve has returned and no call of it is in progress. It does not unwind.
+/// `registration` is null or valid for writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vramp_observe(
     allocator: vramp_allocator_t,
@@ -326,22 +330,22 @@ pub unsafe extern "C" fn vramp_observe(
     status_of(|| {
         pointers::check(registration, "registration")?;
         let Some(observer) = observer else {
-            return Err(Failure::new(VRAMP_ERROR_NULL, "observer is null: give a function"));
+            return Err(Failure::new(VRAMP_ERROR_NULL, "observer is null: pass a function"));
         };
         let user = User(user);
         let number = handles::with(allocator, |context| {
             Ok(context.observe(move |event| {
                 let Some(event) = event_of(event) else { return };
-                // SAFETY: this function's contract says that it may be called so.
+                // SAFETY: allowed by this function's contract.
                 unsafe { observer(&event, user.get()) };
             }))
         })?;
-        // SAFETY: this function's contract says so.
+        // SAFETY: required by this function's contract.
         unsafe { pointers::write(registration, number, "registration") }
     })
 }
 
-/// Takes an observer back. A number that names none, or one taken back before, is an error.
+/// Removes an observer. An unknown number, or one that was removed before, is an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_unobserve(
     allocator: vramp_allocator_t,
@@ -349,7 +353,7 @@ pub extern "C" fn vramp_unobserve(
 ) -> vramp_status_t {
     status_of(|| {
         let found = handles::with(allocator, |context| Ok(context.unobserve(registration)))?;
-        let text = "the registration names no observer, or it was taken back before";
+        let text = "the registration is unknown or was removed before";
         if found { Ok(()) } else { Err(Failure::new(VRAMP_ERROR_RANGE, text)) }
     })
 }

@@ -1,19 +1,49 @@
 //! The C interface of vramp and the shared library `libvramp.so`, which C and C++ programs link
-//! to and PyTorch loads.
+//! and PyTorch loads.
 //!
-//! Life of a call:
+//! The life of a call:
 //!
-//! 1. `interface.rs`, `graphs.rs` or `torch/mod.rs` takes plain numbers and pointers from outside. Nothing of
-//!    ours is ever reached through a pointer of the caller's.
-//! 2. `handles.rs` turns a number into an allocator and keeps it open until the call is over.
-//! 3. `addresses.rs` turns an address into the allocation that the Rust interface asks for.
-//!    `captures.rs` does the same for arenas, graphs and leases.
-//! 4. `context.rs` makes the call.
-//! 5. `status.rs` turns what went wrong into a code, keeps the whole text for the thread, and lets
-//!    no panic out.
+//! 1. `interface.rs`, `graphs.rs` or `torch/mod.rs` receives ids and pointers. An id is looked up,
+//!    never dereferenced.
+//! 2. `handles.rs` looks up the allocator and keeps it open until the call returns.
+//! 3. `addresses.rs` looks up the allocation at an address. `captures.rs` looks up arenas, graphs
+//!    and leases.
+//! 4. `context.rs` calls the Rust interface.
+//! 5. `status.rs` converts an error to a status code, stores its message for the thread, and
+//!    catches panics.
 //!
-//! Deliberately absent: policy, and any way to make the library read or write through an address of
-//! device memory. The environment is read in one place, for PyTorch (`torch/settings.rs`).
+//! The functions are declared in `include/vramp.h`, which is generated from this crate. Rust
+//! programs use the crate `vramp` instead. The example shows the error handling:
+//!
+//! ```
+//! use vramp_capi::abi::{vramp_allocator_t, vramp_status_t::*, vramp_stream_t};
+//! use vramp_capi::interface::*;
+//!
+//! let mut allocator = vramp_allocator_t::default();
+//! let mut stream = vramp_stream_t::default();
+//! let mut address = std::ptr::null_mut();
+//! // SAFETY: the texts are zero-terminated and the results outlive the calls.
+//! unsafe {
+//!     let opened = vramp_open(c"sim:h200".as_ptr(), c"limit=64MiB".as_ptr(), &mut allocator);
+//!     assert_eq!(opened, VRAMP_OK);
+//!     assert_eq!(vramp_stream_create(allocator, &mut stream), VRAMP_OK);
+//!     assert_eq!(vramp_malloc(allocator, 1 << 20, stream, &mut address), VRAMP_OK);
+//!
+//!     // Above the limit: a status, a null address, and a message for this thread.
+//!     let mut large = std::ptr::null_mut();
+//!     let status = vramp_malloc(allocator, 1 << 30, stream, &mut large);
+//!     assert_eq!(status, VRAMP_ERROR_OUT_OF_MEMORY);
+//!     let message = std::ffi::CStr::from_ptr(vramp_last_error());
+//!     assert!(message.to_str().is_ok_and(|text| text.contains("limit of 64.00 MiB")));
+//! }
+//! assert_eq!(vramp_free(allocator, address, stream), VRAMP_OK);
+//! // A double free is an error and changes nothing.
+//! assert_eq!(vramp_free(allocator, address, stream), VRAMP_ERROR_UNKNOWN_POINTER);
+//! assert_eq!(vramp_close(allocator), VRAMP_OK);
+//! ```
+//!
+//! Deliberately absent: policy, and access to device memory. The environment is read in one place,
+//! for PyTorch (`torch/settings.rs`).
 
 pub mod abi;
 mod addresses;

@@ -1,31 +1,31 @@
-//! Options as a text: `preset=vramp,limit=80GiB`.
+//! Parses options: `preset=vramp,limit=80GiB`.
 
 use vramp_alloc::device::CaptureMode;
 use vramp_alloc::graph::{ArenaConfig, ArenaPolicy, Overlap};
 use vramp_alloc::{Bytes, Config, Preset};
 
-/// An option that cannot be used.
+/// An option is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum OptionError {
-    #[error("there is no option '{key}': use {known}", known = known.join(", "))]
+    #[error("unknown option '{key}': use {known}", known = known.join(", "))]
     Key { key: String, known: &'static [&'static str] },
-    #[error("the option '{0}' stands there twice: leave one")]
+    #[error("duplicate option '{0}': remove one")]
     Twice(String),
-    #[error("'{0}' is no option: write key=value, with commas between")]
+    #[error("'{0}' is not an option: write key=value, separated by commas")]
     Form(String),
-    #[error("{key}={value} cannot be used: {expected}")]
+    #[error("{key}={value} is invalid: {expected}")]
     Value { key: String, value: String, expected: String },
 }
 
-/// The most memory an allocator may hold.
+/// Limit of reserved bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Limit {
     Bytes(Bytes),
-    /// Of the card's memory, in percent.
+    /// Percent of the device's memory.
     Percent(f64),
 }
 
-/// What a text of options says. Empty means the defaults.
+/// Parsed options of an allocator.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Options {
     preset: Option<Preset>,
@@ -38,7 +38,7 @@ pub(crate) struct Options {
 impl Options {
     const KEYS: [&str; 5] = ["preset", "limit", "prefill", "page", "span"];
 
-    /// Reads `key=value` pairs with commas between. Blanks around the parts do not count.
+    /// Parses `key=value` pairs separated by commas. Space around keys and values is ignored.
     pub fn parse(text: &str) -> Result<Options, OptionError> {
         let mut options = Options::default();
         for pair in pairs(text)? {
@@ -53,7 +53,8 @@ impl Options {
                 "limit" => {
                     options.limit = Some(limit(value).ok_or_else(|| {
                         refuse(
-                            "write a size such as 80GiB, or a part of the card such as 90%".into(),
+                            "write a size such as 80GiB, or a part of the device such as 90%"
+                                .into(),
                         )
                     })?)
                 }
@@ -66,7 +67,7 @@ impl Options {
         Ok(options)
     }
 
-    /// The configuration for a card with `memory`, of which `fraction` may be used.
+    /// Returns the configuration for a device with `memory`, limited to `fraction` of it.
     pub fn config(&self, memory: Bytes, fraction: Option<f64>) -> Config {
         let mut config = Config::preset(self.preset.unwrap_or(Preset::Vramp));
         let part = |part: f64| Bytes::new((memory.count() as f64 * part) as u64);
@@ -82,7 +83,7 @@ impl Options {
     }
 }
 
-/// What a text says of an arena. Empty means the defaults.
+/// Parses the options of an arena.
 pub(crate) fn arena_config(text: &str) -> Result<ArenaConfig, OptionError> {
     let mut config = ArenaConfig::default();
     for pair in pairs(text)? {
@@ -114,7 +115,7 @@ pub(crate) fn arena_config(text: &str) -> Result<ArenaConfig, OptionError> {
     Ok(config)
 }
 
-/// One option of a text.
+/// One option.
 #[derive(Clone, Copy)]
 struct Pair<'a> {
     key: &'a str,
@@ -146,7 +147,7 @@ impl Pair<'_> {
     }
 }
 
-/// The options of a text: `key=value` with commas between. Blanks around the parts do not count.
+/// Splits options at commas and `=`. Space around keys and values is ignored.
 fn pairs(text: &str) -> Result<Vec<Pair<'_>>, OptionError> {
     let mut pairs: Vec<Pair> = Vec::new();
     for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
@@ -206,23 +207,26 @@ mod tests {
         let message = |text| arena_config(text).unwrap_err().to_string();
         assert_eq!(
             message("limit=1GiB"),
-            "there is no option 'limit': use policy, capacity, overlap, mode, replan"
+            "unknown option 'limit': use policy, capacity, overlap, mode, replan"
         );
-        assert_eq!(message("policy=tight"), "policy=tight cannot be used: use reusing or monotone");
+        assert_eq!(message("policy=tight"), "policy=tight is invalid: use reusing or monotone");
         assert!(message("capacity=0").contains("a size above zero"));
     }
 
     #[test]
-    fn what_cannot_be_used_is_named() {
+    fn an_invalid_option_is_named() {
         let message = |text| Options::parse(text).unwrap_err().to_string();
         assert_eq!(
             message("size=1"),
-            "there is no option 'size': use preset, limit, prefill, page, span"
+            "unknown option 'size': use preset, limit, prefill, page, span"
         );
-        assert_eq!(message("limit=1,limit=2"), "the option 'limit' stands there twice: leave one");
-        assert_eq!(message("80GiB"), "'80GiB' is no option: write key=value, with commas between");
+        assert_eq!(message("limit=1,limit=2"), "duplicate option 'limit': remove one");
+        assert_eq!(
+            message("80GiB"),
+            "'80GiB' is not an option: write key=value, separated by commas"
+        );
         for bad in ["limit=", "limit=0", "limit=-1%", "limit=101%", "limit=NaN%", "limit=many"] {
-            assert!(message(bad).starts_with(&format!("{bad} cannot be used: ")), "{bad}");
+            assert!(message(bad).starts_with(&format!("{bad} is invalid: ")), "{bad}");
         }
         assert!(
             message("preset=best")

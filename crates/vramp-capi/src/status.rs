@@ -1,4 +1,4 @@
-//! What went wrong: a code for the caller, a text for the person, and nothing that unwinds.
+//! Errors: a status code, a message per thread, and a barrier for panics.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
@@ -17,7 +17,7 @@ use crate::options::OptionError;
 #[error("{text}")]
 pub(crate) struct Failure {
     pub status: vramp_status_t,
-    /// One line or several: what happened and what to do.
+    /// One or several lines: what happened and what to do.
     pub text: String,
 }
 
@@ -162,41 +162,41 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Keeps the text of a failure for the calling thread.
-pub(crate) fn remember(failure: &Failure) {
+/// Stores the message of a failure as the calling thread's last error.
+pub(crate) fn set_last_error(failure: &Failure) {
     let text: String = failure.text.replace('\0', "\\0");
     let text = CString::new(text).unwrap_or_default();
-    // A thread that is ending has nobody left who could ask.
+    // An ending thread has no thread-local storage.
     let _ = LAST.try_with(|last| *last.borrow_mut() = text);
 }
 
-/// The text of the thread's last failure; empty before the first. Good until the next failure.
-pub(crate) fn last() -> *const c_char {
+/// Returns the message of the thread's last failure; empty before the first. Valid until the next.
+pub(crate) fn last_error() -> *const c_char {
     const NONE: &CStr = c"";
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(NONE.as_ptr())
 }
 
-/// A copy of the text of the thread's last failure.
-pub(crate) fn last_text() -> String {
+/// Returns a copy of the message of the thread's last failure.
+pub(crate) fn last_error_text() -> String {
     let copy = LAST.try_with(|last| last.borrow().to_string_lossy().into_owned());
     copy.unwrap_or_default()
 }
 
-/// Runs `work`; a panic becomes a failure.
+/// Runs `work` and converts a panic to a failure. Stores a failure as the last error.
 #[inline]
-pub(crate) fn contain<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(crate) fn catch_failure<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     let outcome = catch_unwind(AssertUnwindSafe(work));
     let outcome = outcome.unwrap_or_else(|panic| Err(internal(&*panic)));
     if let Err(failure) = &outcome {
-        remember(failure);
+        set_last_error(failure);
     }
     outcome
 }
 
-/// Runs `work` and tells what it came to.
+/// Runs `work` as `catch_failure` and returns its status.
 #[inline]
 pub(crate) fn status_of(work: impl FnOnce() -> Result<()>) -> vramp_status_t {
-    match contain(work) {
+    match catch_failure(work) {
         Ok(()) => VRAMP_OK,
         Err(failure) => failure.status,
     }
@@ -204,9 +204,9 @@ pub(crate) fn status_of(work: impl FnOnce() -> Result<()>) -> vramp_status_t {
 
 #[cold]
 fn internal(panic: &(dyn std::any::Any + Send)) -> Failure {
-    let said = panic.downcast_ref::<String>().map(String::as_str);
-    let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
-    Failure::new(VRAMP_ERROR_INTERNAL, format!("vramp has a defect, please report it: {said}"))
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
+    Failure::new(VRAMP_ERROR_INTERNAL, format!("internal error, please report it: {text}"))
 }
 
 #[cfg(test)]
@@ -217,18 +217,18 @@ mod tests {
     fn a_panic_becomes_an_error_with_its_text() {
         let status = status_of(|| panic!("block {} is twice free", 7));
         assert_eq!(status, VRAMP_ERROR_INTERNAL);
-        assert_eq!(last_text(), "vramp has a defect, please report it: block 7 is twice free");
+        assert_eq!(last_error_text(), "internal error, please report it: block 7 is twice free");
         assert_eq!(status_of(|| panic!("plain")), VRAMP_ERROR_INTERNAL);
-        assert_eq!(last_text(), "vramp has a defect, please report it: plain");
+        assert_eq!(last_error_text(), "internal error, please report it: plain");
     }
 
     #[test]
     fn each_thread_has_its_own_last_error() {
-        assert_eq!(last_text(), "");
+        assert_eq!(last_error_text(), "");
         let _ = status_of(|| Err(Failure::new(VRAMP_ERROR_RANGE, "one\0two")));
-        assert_eq!(last_text(), "one\\0two");
-        std::thread::spawn(|| assert_eq!(last_text(), "")).join().unwrap();
+        assert_eq!(last_error_text(), "one\\0two");
+        std::thread::spawn(|| assert_eq!(last_error_text(), "")).join().unwrap();
         assert_eq!(status_of(|| Ok(())), VRAMP_OK);
-        assert_eq!(last_text(), "one\\0two");
+        assert_eq!(last_error_text(), "one\\0two");
     }
 }

@@ -1,18 +1,19 @@
-//! What PyTorch loads: functions by the signatures of `CUDAPluggableAllocator` and its hooks.
+//! The entry points for PyTorch: functions with the signatures of `CUDAPluggableAllocator` and its
+//! hooks.
 //!
-//! Two routes, which differ in what happens when memory runs out:
+//! There are two routes. They differ in how an out-of-memory is reported:
 //!
-//! - *Global*, for `change_current_allocator`: PyTorch believes any answer, so
-//!   [`vramp_torch_malloc`] throws a C++ exception that reaches Python as a `RuntimeError` which
-//!   begins with "CUDA out of memory".
-//! - *MemPool*, for `torch.cuda.MemPool`: PyTorch's own cache stays in front and takes null for an
-//!   answer, so [`vramp_torch_pool_malloc`] returns null and PyTorch raises its own
-//!   `torch.OutOfMemoryError`, after freeing what it had cached.
+//! - *Global*, for `change_current_allocator`: PyTorch does not check the returned address, so
+//!   [`vramp_torch_malloc`] throws a C++ exception. Python sees a `RuntimeError` that begins with
+//!   "CUDA out of memory".
+//! - *MemPool*, for `torch.cuda.MemPool`: PyTorch's own cache calls vramp for segments and accepts
+//!   null. [`vramp_torch_pool_malloc`] returns null. PyTorch then frees cached segments, retries,
+//! and   raises `torch.OutOfMemoryError`.
 //!
-//! Graphs on the global route get their memory as `pools.rs` says.
+//! `pools.rs` serves graphs on the global route.
 //!
-//! Each device's allocator is made by its first malloc and lives until the process ends: PyTorch
-//! frees memory in the destructors of globals. Streams are taken in when they are first named.
+//! The first malloc on a device opens its allocator, which lives until the process ends, because
+//! PyTorch frees memory in destructors of globals. Streams are adopted at their first use.
 
 mod pools;
 mod settings;
@@ -30,23 +31,23 @@ use crate::abi::vramp_status_t::{self, *};
 use crate::context::Context;
 use crate::handles;
 use crate::pointers;
-use crate::status::{Failure, Result, contain, last_text, status_of};
+use crate::status::{Failure, Result, catch_failure, last_error_text, status_of};
 use pools::{PoolId, Pools};
 use settings::Settings;
 use unwind::throw_last_failure;
 
-/// PyTorch numbers devices with eight bits; no machine has more cards than this.
+/// Maximum number of devices. PyTorch's device index has eight bits.
 const DEVICES: usize = 64;
-/// So many failures that nobody can be told of are printed.
-const PRINTED: u32 = 20;
+/// Maximum number of failures printed to stderr.
+const MAX_PRINTED: u32 = 20;
 
 /// One allocator for each device that PyTorch uses.
 struct Torch {
     settings: OnceLock<Result<Settings>>,
     devices: [OnceLock<Result<Arc<Context>>>; DEVICES],
-    /// What each device's graphs are captured into.
+    /// Pools that graphs are captured into, by device.
     pools: [Pools; DEVICES],
-    /// What part of each device may be used, where PyTorch said so before its first malloc.
+    /// Memory fractions that PyTorch set before the first malloc on a device.
     fractions: Mutex<[Option<f64>; DEVICES]>,
     handles: Mutex<[vramp_allocator_t; DEVICES]>,
 }
@@ -64,7 +65,7 @@ impl Torch {
         }
     }
 
-    /// The allocator of a device, made now if this is the first call for it.
+    /// Returns the allocator of a device. The first call opens it.
     #[inline]
     fn context(&self, device: c_int) -> Result<&Arc<Context>> {
         let context = self.slot(device)?.get_or_init(|| self.open(device as usize));
@@ -92,7 +93,7 @@ impl Torch {
         opened.map(|context| Arc::new(context.kept_open()))
     }
 
-    /// Devices that were opened, in order.
+    /// Returns the open allocators, by device.
     fn opened(&self) -> impl Iterator<Item = &Arc<Context>> {
         self.devices.iter().filter_map(|slot| slot.get()?.as_ref().ok())
     }
@@ -109,8 +110,8 @@ impl Torch {
         // SAFETY: this function's contract is the same.
         let stream = unsafe { context.adopt(raw) }?;
         let pools = &self.pools[device as usize];
-        let seen = if pools.any_open() { pools.see(context, stream) } else { Ok(()) };
-        seen.and_then(|()| context.malloc(size, stream)).map_err(|failure| Failure {
+        let attached = if pools.any_open() { pools.attach(context, stream) } else { Ok(()) };
+        attached.and_then(|()| context.malloc(size, stream)).map_err(|failure| Failure {
             status: failure.status,
             text: match failure.status {
                 VRAMP_ERROR_OUT_OF_MEMORY => {
@@ -130,9 +131,9 @@ impl Torch {
         let stream = unsafe { context.adopt(raw) }?;
         let pools = &self.pools[device as usize];
         if pools.any_open() {
-            // A capture that cannot be served says so to requests; a free comes to its end.
-            let _ = pools.see(context, stream);
-            if pools.keep(context, addr, stream)? {
+            // An error is reported to allocations in the capture. A free must succeed.
+            let _ = pools.attach(context, stream);
+            if pools.free_for_capture(context, addr, stream)? {
                 return Ok(());
             }
         }
@@ -155,7 +156,7 @@ impl Torch {
         // SAFETY: this function's contract is the same.
         let stream = unsafe { context.adopt(raw) }?;
         if self.pools[device].any_open() {
-            let _ = self.pools[device].see(context, stream);
+            let _ = self.pools[device].attach(context, stream);
         }
         context.record_use(addr, stream)
     }
@@ -165,7 +166,7 @@ impl Torch {
             return opened.as_ref().map_err(Failure::clone)?.set_fraction(fraction);
         }
         if !(fraction > 0.0 && fraction <= 1.0) {
-            let text = format!("{fraction} is no fraction: use one above 0, up to 1");
+            let text = format!("{fraction} is not a valid fraction: use a number above 0, up to 1");
             return Err(Failure::new(VRAMP_ERROR_RANGE, text));
         }
         let mut fractions = self.fractions.lock().unwrap_or_else(PoisonError::into_inner);
@@ -180,14 +181,14 @@ impl Torch {
 
     fn begin_pool(&self, device: c_int, id: PoolId) -> Result<()> {
         let context = self.context(device)?;
-        // The default stream, where graphs are most often launched: their memory waits for it.
-        // SAFETY: null is a stream of every device.
+        // Adopts the default stream, on which graphs are most often launched, so that frees wait
+        // for it. SAFETY: null is a stream of every device.
         unsafe { context.adopt(std::ptr::null_mut()) }?;
         self.pools(device)?.begin(context, id);
         Ok(())
     }
 
-    /// The number by which the rest of the interface knows a device's allocator.
+    /// Returns the handle of a device's allocator.
     fn handle(&self, device: c_int) -> Result<vramp_allocator_t> {
         let context = self.context(device)?;
         let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
@@ -199,61 +200,62 @@ impl Torch {
     }
 }
 
-/// Throws the thread's last failure, or prints it in a process that has no libstdc++ to throw by.
+/// Throws the thread's last failure. Prints it if the process has no libstdc++.
 ///
-/// Callers own nothing that needs dropping.
+/// Callers must not own values that need dropping.
 fn raise() {
     throw_last_failure();
-    let text = last_text();
-    tell(|| Err(Failure::new(VRAMP_ERROR_INTERNAL, text)));
+    let text = last_error_text();
+    print_failure(|| Err(Failure::new(VRAMP_ERROR_INTERNAL, text)));
 }
 
-/// Prints a failure that the caller cannot be told of.
+/// Prints a failure that cannot be returned to the caller.
 #[cold]
 fn print(failure: &Failure) {
     static SO_FAR: AtomicU32 = AtomicU32::new(0);
     let so_far = SO_FAR.fetch_add(1, Ordering::Relaxed);
-    if so_far < PRINTED {
-        // Where nothing can be printed nothing is lost that could be saved.
+    if so_far < MAX_PRINTED {
+        // A failure to print is ignored.
         let _ = writeln!(std::io::stderr(), "vramp: {failure}");
-    } else if so_far == PRINTED {
+    } else if so_far == MAX_PRINTED {
         let _ = writeln!(std::io::stderr(), "vramp: further failures are not printed");
     }
 }
 
-/// Makes a call whose caller cannot be told of a failure: it is printed.
-fn tell(call: impl FnOnce() -> Result<()>) {
-    if let Err(failure) = contain(call) {
-        let _ = contain(|| {
+/// Runs a call that cannot return an error, and prints a failure.
+fn print_failure(call: impl FnOnce() -> Result<()>) {
+    if let Err(failure) = catch_failure(call) {
+        let _ = catch_failure(|| {
             print(&failure);
             Ok(())
         });
     }
 }
 
-/// Memory for PyTorch's global route. On failure it throws a C++ `std::runtime_error`, whose text
-/// begins with "CUDA out of memory" if that is why; in a process without libstdc++ it prints the
-/// text and returns null.
+/// Allocates memory on PyTorch's global route. On failure it throws a C++ `std::runtime_error`; out
+/// of memory, its message begins with "CUDA out of memory". In a process without libstdc++ it
+/// prints the message and returns null.
 ///
 /// # Safety
 /// `stream` is null or a stream of the device that lives as long as the process uses the device,
-/// and a C++ caller is ready to catch.
+/// and the caller is C++ that can catch the exception.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn vramp_torch_malloc(
     size: isize,
     device: c_int,
     stream: *mut c_void,
 ) -> *mut c_void {
-    // SAFETY: this function's contract says so.
-    if let Ok(addr) = contain(|| unsafe { TORCH.malloc(size, device, stream) }) {
+    // SAFETY: required by this function's contract.
+    if let Ok(addr) = catch_failure(|| unsafe { TORCH.malloc(size, device, stream) }) {
         return addr.number() as *mut c_void;
     }
     raise();
     std::ptr::null_mut()
 }
 
-/// Memory for PyTorch's MemPool route: null on failure, which PyTorch turns into
-/// `torch.OutOfMemoryError`. vramp_last_error has the text; what is not a lack of memory is printed.
+/// Allocates memory on PyTorch's MemPool route. Returns null on failure, which PyTorch converts to
+/// `torch.OutOfMemoryError`. vramp_last_error() has the message. Failures other than out of memory
+/// are printed.
 ///
 /// # Safety
 /// `stream` is null or a stream of the device that lives as long as the process uses the device.
@@ -263,20 +265,20 @@ pub unsafe extern "C" fn vramp_torch_pool_malloc(
     device: c_int,
     stream: *mut c_void,
 ) -> *mut c_void {
-    // SAFETY: this function's contract says so.
-    match contain(|| unsafe { TORCH.malloc(size, device, stream) }) {
+    // SAFETY: required by this function's contract.
+    match catch_failure(|| unsafe { TORCH.malloc(size, device, stream) }) {
         Ok(addr) => addr.number() as *mut c_void,
         Err(failure) => {
             if failure.status != VRAMP_ERROR_OUT_OF_MEMORY {
-                tell(|| Err(failure));
+                print_failure(|| Err(failure));
             }
             std::ptr::null_mut()
         }
     }
 }
 
-/// Takes memory of either route back. An address that is null, unknown or free already is printed
-/// and changes nothing. The size does not matter.
+/// Frees memory of either route. An address that is null, unknown or free already is reported on
+/// stderr and changes nothing. The size is ignored.
 ///
 /// # Safety
 /// `stream` is null or a stream of the device that lives as long as the process uses the device.
@@ -287,67 +289,68 @@ pub unsafe extern "C" fn vramp_torch_free(
     device: c_int,
     stream: *mut c_void,
 ) {
-    // The allocator knows it.
+    // The allocator records the size itself.
     let _ = size;
-    // SAFETY: this function's contract says so.
-    tell(|| unsafe { TORCH.free(address as u64, device, stream) });
+    // SAFETY: required by this function's contract.
+    print_failure(|| unsafe { TORCH.free(address as u64, device, stream) });
 }
 
-/// For `set_record_stream_fn`: work queued on `stream` so far uses the block.
+/// For `set_record_stream_fn`: records that work queued on `stream` so far uses the block.
 ///
 /// # Safety
 /// `stream` is null or a stream of the device that lives as long as the process uses the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vramp_torch_record_stream(address: *mut c_void, stream: *mut c_void) {
-    // SAFETY: this function's contract says so.
-    tell(|| unsafe { TORCH.record_stream(address as u64, stream) });
+    // SAFETY: required by this function's contract.
+    print_failure(|| unsafe { TORCH.record_stream(address as u64, stream) });
 }
 
-/// For `set_init_fn`. Devices open when they are first used, so there is nothing to do.
+/// For `set_init_fn`. Does nothing: devices are opened at their first use.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_torch_init(device_count: c_int) {
     let _ = device_count;
 }
 
-/// For `set_reset_fn`, which `torch.cuda.empty_cache` calls: idle memory goes back to the cards.
+/// For `set_reset_fn`, which `torch.cuda.empty_cache` calls: releases idle memory of all devices.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_torch_reset() {
-    TORCH.opened().for_each(|context| tell(|| context.trim(0)));
+    TORCH.opened().for_each(|context| print_failure(|| context.trim(0)));
 }
 
-/// For `set_memory_fraction_fn`: the device's allocator may hold this part of the card, from now on.
+/// For `set_memory_fraction_fn`: limits the allocator to this fraction of the device's memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_torch_memory_fraction(fraction: f64, device: c_int) {
-    tell(|| TORCH.set_fraction(fraction, device));
+    print_failure(|| TORCH.set_fraction(fraction, device));
 }
 
-/// For `set_base_alloc_fn`: the start and size of the block that an address lies in. An unknown
-/// address is printed and comes back as it is, with size 0.
+/// For `set_base_alloc_fn`: returns the start and size of the block that contains an address. An
+/// unknown address is reported on stderr and returned unchanged, with size 0.
 ///
 /// # Safety
-/// `size` is null or good for writing.
+/// `size` is null or valid for writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vramp_torch_base_alloc(
     address: *mut c_void,
     size: *mut usize,
 ) -> *mut c_void {
-    let found = contain(|| Ok(TORCH.opened().find_map(|context| context.around(address as u64))));
+    let found =
+        catch_failure(|| Ok(TORCH.opened().find_map(|context| context.containing(address as u64))));
     let found = found.ok().flatten();
-    tell(|| {
+    print_failure(|| {
         let known = found.map(|(_, len)| len as usize);
         if !size.is_null() {
-            // SAFETY: this function's contract says so.
+            // SAFETY: required by this function's contract.
             unsafe { pointers::write(size, known.unwrap_or(0), "size") }?;
         }
-        let text = format!("{address:p} lies in no block of any device");
+        let text = format!("no block of any device contains {address:p}");
         known.map(|_| ()).ok_or_else(|| Failure::new(VRAMP_ERROR_UNKNOWN_POINTER, text))
     });
     found.map_or(address, |(start, _)| start.number() as *mut c_void)
 }
 
-/// For `set_begin_allocate_to_pool`, which PyTorch calls before it begins to capture a graph: what
-/// the capture asks for comes from an arena of the pool's. Where there can be none, requests within
-/// the capture fail with the reason. The filter is neither called nor kept.
+/// For `set_begin_allocate_to_pool`, which PyTorch calls before it begins the capture of a graph:
+/// allocations of the capture come from the pool's arena. If the arena cannot be created, they fail
+/// with its error. The filter is neither called nor stored.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_torch_begin_pool(
     device: c_int,
@@ -356,28 +359,28 @@ pub extern "C" fn vramp_torch_begin_pool(
     filter: *const c_void,
 ) {
     let _ = filter;
-    tell(|| TORCH.begin_pool(device, (pool_first, pool_second)));
+    print_failure(|| TORCH.begin_pool(device, (pool_first, pool_second)));
 }
 
-/// For `set_end_allocate_to_pool_fn`, which PyTorch calls after a capture ended well.
+/// For `set_end_allocate_to_pool_fn`, which PyTorch calls after a successful capture.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_torch_end_pool(device: c_int, pool_first: u64, pool_second: u64) {
-    tell(|| TORCH.pools(device)?.end((pool_first, pool_second)));
+    print_failure(|| TORCH.pools(device)?.end((pool_first, pool_second)));
 }
 
-/// For `set_release_pool`, which PyTorch calls for each graph of a pool before it destroys it. The
-/// pool's memory comes back with the last one, and with the last block of it that is still held,
-/// behind all work queued by then on streams that vramp knows.
+/// For `set_release_pool`, which PyTorch calls before it destroys a graph of a pool. With the last
+/// graph, and the last live block of the pool, its memory is reused after all work queued by then
+/// on the streams that vramp has adopted.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_torch_release_pool(device: c_int, pool_first: u64, pool_second: u64) {
-    tell(|| TORCH.pools(device)?.release((pool_first, pool_second)));
+    print_failure(|| TORCH.pools(device)?.release((pool_first, pool_second)));
 }
 
-/// The allocator that serves PyTorch's device, for vramp_stats, vramp_audit and vramp_trim. It is
-/// made if this is the device's first use, and cannot be closed.
+/// Returns the allocator of a PyTorch device, for vramp_stats, vramp_audit and vramp_trim. Opens it
+/// at the device's first use. It cannot be closed.
 ///
 /// # Safety
-/// `allocator` is null or good for writing.
+/// `allocator` is null or valid for writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vramp_torch_allocator(
     device: c_int,
@@ -386,7 +389,7 @@ pub unsafe extern "C" fn vramp_torch_allocator(
     status_of(|| {
         pointers::check(allocator, "allocator")?;
         let handle = TORCH.handle(device)?;
-        // SAFETY: this function's contract says so.
+        // SAFETY: required by this function's contract.
         unsafe { pointers::write(allocator, handle, "allocator") }
     })
 }

@@ -1,17 +1,18 @@
-//! The memory pools that PyTorch captures graphs into on the global route: an arena for each.
+//! The memory pools that PyTorch captures graphs into on the global route, each with an arena.
 //!
-//! PyTorch begins and ends the captures itself and tells of them by three hooks. Life of a pool:
+//! PyTorch begins and ends captures itself and calls three hooks. The life of a pool:
 //!
-//! 1. *begin*, before the capture begins: the pool has an arena from its first begin on.
-//! 2. The first request or free on a stream whose capture is new shows which capture it is, and the
-//!    arena serves it. Requests elsewhere are served as ever.
-//! 3. *end*, after the capture ended. Of one that failed nothing is told: the next begin on the device
-//!    finds that it is over.
-//! 4. *release*, when a graph goes, while replays may be in flight. With the last graph the arena goes:
-//!    its memory is used again behind all work queued by then on streams that vramp knows.
+//! 1. *begin*, before the capture begins. The first begin of a pool creates its arena.
+//! 2. The first allocation or free on a stream with a new capture identifies the capture, and the
+//!    arena is attached to it. Streams outside of captures are not affected.
+//! 3. *end*, after a successful capture. A failed capture has no end: the next begin on the device
+//!    detects and removes it.
+//! 4. *release*, before a graph is destroyed, while replays may be in flight. The last release
+//!    drops    the arena. Its memory is reused after all work queued by then on the adopted
+//!    streams.
 //!
-//! PyTorch's filter, which tells a capture's streams from others, is neither called nor kept: it
-//! points to a graph that may be gone.
+//! PyTorch's filter, which selects the streams of a capture, is neither called nor stored: it
+//! points to a graph that may be destroyed.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,12 +26,12 @@ use crate::abi::vramp_status_t::*;
 use crate::context::Context;
 use crate::status::{Failure, Result};
 
-/// PyTorch's name of a pool.
+/// PyTorch's id of a pool.
 pub(super) type PoolId = (u64, u64);
 
 /// The pools of one device.
 pub(super) struct Pools {
-    /// True while a begin has no end: requests and frees ask about captures.
+    /// True while a begin has no end. Only then allocations and frees query captures.
     open: AtomicBool,
     state: Mutex<State>,
 }
@@ -42,30 +43,30 @@ struct State {
 }
 
 struct Pool {
-    /// Or why there is none, which requests within its captures are told.
+    /// The arena, or the error that allocations in its captures return.
     arena: Result<GraphArena>,
-    /// Begins that no release answered, and that did not fail.
+    /// Number of captures that did not fail and have no release yet.
     graphs: u64,
-    /// Of captures that ended. Dropped before the arena.
+    /// Holds of captures that ended. Dropped before the arena.
     holds: Vec<GraphHold>,
 }
 
 struct Open {
     pool: PoolId,
-    /// The capture, once a request showed which.
+    /// The capture, once it is identified.
     capture: Option<AttachedCapture>,
-    /// Who began it, and who asked for memory within it.
+    /// Threads that began the capture or allocated in it.
     threads: Vec<ThreadId>,
 }
 
 impl Open {
-    /// True if the capture is known to go on.
-    fn is_under_way(&self) -> bool {
+    /// Returns true if the capture is identified and in progress.
+    fn is_active(&self) -> bool {
         let capture = self.capture.as_ref();
         capture.is_some_and(|capture| capture.is_under_way().unwrap_or(false))
     }
 
-    fn has(&mut self, thread: ThreadId) {
+    fn add_thread(&mut self, thread: ThreadId) {
         if !self.threads.contains(&thread) {
             self.threads.push(thread);
         }
@@ -77,7 +78,7 @@ impl State {
         self.pools.get_or_insert_default()
     }
 
-    /// One graph fewer in a pool, which goes with its last one.
+    /// Removes a graph from a pool, and the pool with its last graph.
     fn release(&mut self, id: PoolId) {
         let Some(pool) = self.pools().get_mut(&id) else { return };
         pool.graphs -= 1;
@@ -98,7 +99,7 @@ impl Pools {
         }
     }
 
-    /// True while a begin has no end.
+    /// Returns true while a begin has no end.
     #[inline]
     pub(super) fn any_open(&self) -> bool {
         self.open.load(Ordering::Acquire)
@@ -108,13 +109,13 @@ impl Pools {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A capture into a pool is about to begin.
+    /// Handles the begin hook: a capture into the pool is about to begin.
     pub(super) fn begin(&self, context: &Context, id: PoolId) {
         let mut state = self.lock();
-        // What failed ended without a word.
+        // A failed capture has no end hook.
         let mut failed = Vec::new();
         state.open.retain_mut(|open| {
-            let goes_on = open.is_under_way();
+            let goes_on = open.is_active();
             if !goes_on {
                 failed.push((open.pool, open.capture.take()));
             }
@@ -125,7 +126,8 @@ impl Pools {
             state.release(pool);
         }
         let make = || {
-            // All that a graph uses is mapped at once, so more addresses than memory serve nothing.
+            // All memory of a graph is mapped at once, so a larger range than the device's memory
+            // is useless.
             let capacity = context.memory();
             let config = ArenaConfig { capacity, replan: false, ..ArenaConfig::default() };
             context.allocator().graph_arena(config).map_err(Failure::from)
@@ -144,18 +146,19 @@ impl Pools {
         self.open.store(true, Ordering::Release);
     }
 
-    /// A request or a free on `stream` comes while begins are open: if the stream is part of a
-    /// capture that is new, it is that of the latest begin without one. Two driver calls at most.
-    pub(super) fn see(&self, context: &Context, stream: StreamId) -> Result<()> {
+    /// Attaches the arena of the latest begin without a capture to the capture of `stream`, if that
+    /// is new. Called by allocations and frees while begins are open. At most two driver calls.
+    pub(super) fn attach(&self, context: &Context, stream: StreamId) -> Result<()> {
         let mut state = self.lock();
         let thread = std::thread::current().id();
-        // One that is spoilt serves nobody; the request itself tells so, or PyTorch at the end.
+        // An invalidated capture cannot be attached. The allocation, or the end of the capture,
+        // fails.
         let Ok(Some(number)) = context.allocator().capture_number(stream) else { return Ok(()) };
-        let is_it = |open: &&mut Open| {
+        let is_same = |open: &&mut Open| {
             open.capture.as_ref().is_some_and(|capture| capture.number() == number)
         };
-        if let Some(open) = state.open.iter_mut().find(is_it) {
-            open.has(thread);
+        if let Some(open) = state.open.iter_mut().find(is_same) {
+            open.add_thread(thread);
             return Ok(());
         }
         let State { pools, open } = &mut *state;
@@ -167,34 +170,39 @@ impl Pools {
         match context.allocator().attach_capture(stream, arena.as_ref().map_err(Failure::clone)?) {
             Ok(capture) => {
                 open.capture = Some(capture);
-                open.has(thread);
+                open.add_thread(thread);
                 Ok(())
             }
-            // Not PyTorch's.
+            // A capture that vramp began, not PyTorch.
             Err(CaptureError::Served(_)) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Takes memory back that a capture under way may use: what PyTorch had from before and frees on
-    /// a thread of the capture. True if that was so; else it is to be freed as ever.
+    /// Frees memory from before a capture on a thread of the capture, and keeps it for the graph.
+    /// Returns false and does nothing if the thread has no active capture.
     ///
-    /// PyTorch frees on the stream that the memory was asked for on, so the stream does not tell.
-    pub(super) fn keep(&self, context: &Context, addr: u64, stream: StreamId) -> Result<bool> {
+    /// PyTorch frees on the stream of the allocation, so the stream does not identify the capture.
+    pub(super) fn free_for_capture(
+        &self,
+        context: &Context,
+        addr: u64,
+        stream: StreamId,
+    ) -> Result<bool> {
         let state = self.lock();
         let thread = std::thread::current().id();
         let mut own = state.open.iter().filter(|open| open.threads.contains(&thread));
-        match own.find_map(|open| open.capture.as_ref().filter(|_| open.is_under_way())) {
+        match own.find_map(|open| open.capture.as_ref().filter(|_| open.is_active())) {
             Some(capture) => context.free_for_capture(addr, stream, capture),
             None => Ok(false),
         }
     }
 
-    /// A capture into a pool has ended well.
+    /// Handles the end hook: a capture into the pool has succeeded.
     pub(super) fn end(&self, id: PoolId) -> Result<()> {
         let mut state = self.lock();
         let last = state.open.iter().rposition(|open| open.pool == id);
-        let last = last.ok_or_else(|| unknown(id, "no capture into it is under way"))?;
+        let last = last.ok_or_else(|| unknown(id, "no capture into it is in progress"))?;
         let open = state.open.remove(last);
         self.open.store(!state.open.is_empty(), Ordering::Release);
         if let Some(capture) = open.capture {
@@ -205,7 +213,8 @@ impl Pools {
         Ok(())
     }
 
-    /// A graph of a pool is about to be destroyed. Nobody waited for its replays.
+    /// Handles the release hook: a graph of the pool is about to be destroyed. Replays may be in
+    /// flight.
     pub(super) fn release(&self, id: PoolId) -> Result<()> {
         let mut state = self.lock();
         let open = state.open.iter().filter(|open| open.pool == id).count() as u64;

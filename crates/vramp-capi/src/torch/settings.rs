@@ -1,7 +1,7 @@
-//! What PyTorch's users set in the environment: the only place that reads it.
+//! Environment variables for PyTorch. The only place that reads the environment.
 //!
 //! - `VRAMP_CONF`: options as of `vramp_open`, such as `limit=80GiB,preset=vramp`.
-//! - `VRAMP_DEVICE`: `cuda` (the default), or `sim` or `sim:CARD` for tests without a card.
+//! - `VRAMP_DEVICE`: `cuda` (the default), or `sim` or `sim:CARD` for tests without a GPU.
 
 use vramp_core::Bytes;
 
@@ -9,7 +9,7 @@ use crate::abi::vramp_status_t::*;
 use crate::options::Options;
 use crate::status::{Failure, Result};
 
-/// Settings of every device, read once.
+/// Settings of all devices, read once.
 #[derive(Debug)]
 pub(crate) struct Settings {
     device: String,
@@ -29,30 +29,30 @@ impl Settings {
             None => Ok(String::new()),
             Some(Ok(value)) => Ok(value),
             Some(Err(value)) => {
-                let text = format!("{variable}={value:?} is not UTF-8: set it to plain text");
+                let text = format!("{variable}={value:?} is not UTF-8: set it to UTF-8");
                 Err(Failure::new(VRAMP_ERROR_TEXT, text))
             }
         };
         let device = text("VRAMP_DEVICE")?;
         let known = ["", "cuda", "sim"].contains(&device.as_str()) || device.starts_with("sim:");
         if !known {
-            let text = format!("VRAMP_DEVICE={device} cannot be used: use cuda, sim or sim:CARD");
+            let text = format!("VRAMP_DEVICE={device} is invalid: use cuda, sim or sim:CARD");
             return Err(Failure::new(VRAMP_ERROR_DEVICE, text));
         }
         let options = Options::parse(&text("VRAMP_CONF")?);
         let options = options.map_err(|error| {
-            Failure::new(VRAMP_ERROR_OPTION, format!("VRAMP_CONF cannot be used: {error}"))
+            Failure::new(VRAMP_ERROR_OPTION, format!("VRAMP_CONF is invalid: {error}"))
         })?;
-        // The smallest page of any card; what a limit under it means nobody can guess.
+        // Smaller than a page of any device, so a unit is probably missing.
         if options.config(Bytes::tib(1), None).limit.is_some_and(|limit| limit < Bytes::mib(2)) {
-            let text = "VRAMP_CONF cannot be used: the limit is under 2 MiB; write a unit, such \
+            let text = "VRAMP_CONF is invalid: the limit is below 2 MiB; write a unit, such \
                         as 80GiB";
             return Err(Failure::new(VRAMP_ERROR_OPTION, text));
         }
         Ok(Settings { device, options })
     }
 
-    /// The name of PyTorch's device number `ordinal`.
+    /// Returns the name of PyTorch's device `ordinal`.
     pub fn device(&self, ordinal: usize) -> String {
         match self.device.as_str() {
             "" | "cuda" => format!("cuda:{ordinal}"),
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_are_cards_unless_the_simulator_is_asked_for() {
+    fn devices_are_gpus_unless_the_simulator_is_selected() {
         assert_eq!(Settings::of("", "").unwrap().device(3), "cuda:3");
         assert_eq!(Settings::of("cuda", "").unwrap().device(0), "cuda:0");
         assert_eq!(Settings::of("sim:a100-80g", "").unwrap().device(3), "sim:a100-80g");
@@ -84,13 +84,10 @@ mod tests {
     #[test]
     fn bad_settings_name_the_variable() {
         let message = |device, conf| Settings::of(device, conf).unwrap_err().text;
-        assert_eq!(
-            message("gpu", ""),
-            "VRAMP_DEVICE=gpu cannot be used: use cuda, sim or sim:CARD"
-        );
+        assert_eq!(message("gpu", ""), "VRAMP_DEVICE=gpu is invalid: use cuda, sim or sim:CARD");
         assert_eq!(
             message("", "limits=1"),
-            "VRAMP_CONF cannot be used: there is no option 'limits': use preset, limit, prefill, \
+            "VRAMP_CONF is invalid: unknown option 'limits': use preset, limit, prefill, \
              page, span"
         );
         assert!(message("", "limit=80").contains("write a unit"));

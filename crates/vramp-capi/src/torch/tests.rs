@@ -1,4 +1,4 @@
-//! PyTorch's calls on the simulator.
+//! Tests of PyTorch's calls on the simulator.
 
 use std::ptr::null_mut;
 
@@ -38,7 +38,7 @@ fn status<T: std::fmt::Debug>(result: Result<T>) -> vramp_status_t {
 }
 
 #[test]
-fn streams_are_taken_in_when_they_are_first_named() {
+fn streams_are_adopted_at_their_first_use() {
     let torch = torch("");
     let on_default = torch.get(1 << 20, 0).unwrap();
     let on_side = torch.get(1 << 20, 0x7f00_0000).unwrap();
@@ -78,7 +78,7 @@ fn sizes_and_devices_out_of_range_are_errors() {
         assert_eq!(status(torch.handle(device)), VRAMP_ERROR_RANGE);
     }
     let (one, other) = (torch.get(0, 0).unwrap(), torch.get(0, 0).unwrap());
-    assert!(one != 0 && other != 0 && one != other, "PyTorch keys its books by address");
+    assert!(one != 0 && other != 0 && one != other, "PyTorch tracks blocks by address");
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn settings_that_cannot_be_used_fail_every_allocation_with_their_reason() {
     let torch = torch("limit=plenty");
     for _ in 0..2 {
         let failure = torch.get(1, 0).unwrap_err();
-        assert!(failure.text.contains("VRAMP_CONF cannot be used: limit=plenty"), "{failure}");
+        assert!(failure.text.contains("VRAMP_CONF is invalid: limit=plenty"), "{failure}");
     }
     let none = Torch::new();
     none.settings.set(Settings::of("sim:none", "")).unwrap();
@@ -132,7 +132,7 @@ fn devices_have_an_allocator_each_that_cannot_be_closed() {
 
 // --- graphs ---
 
-/// What PyTorch does around a capture of one of its streams.
+/// A capture of one of PyTorch's streams.
 struct Capture<'a> {
     torch: &'a Torch,
     queue: Stream,
@@ -146,7 +146,7 @@ impl Torch {
         Arc::clone(self.context(0).unwrap().allocator().driver())
     }
 
-    /// The driver's stream behind one of PyTorch's.
+    /// Returns the driver's stream of a PyTorch stream.
     fn queue(&self, stream: usize) -> Stream {
         let context = self.context(0).unwrap();
         // SAFETY: on the simulator any value is a stream.
@@ -185,7 +185,7 @@ impl Capture<'_> {
         self.torch.driver().destroy_graph(graph).unwrap();
     }
 
-    /// A capture that fails ends without a hook.
+    /// Fails a capture, which ends without a hook.
     fn fail(self) {
         self.torch.driver().synchronize_stream(self.queue).unwrap_err();
         self.torch.driver().end_capture(self.queue).unwrap_err();
@@ -202,7 +202,7 @@ fn a_capture_into_a_pool_is_served_by_an_arena_until_its_end() {
     assert!(torch.is_in_arena(inside) && !torch.is_in_arena(beside));
     torch.put(inside, SIDE).unwrap();
     let output = torch.get(4 << 20, SIDE).unwrap();
-    assert_eq!(output, inside, "the captured order proves that it is free");
+    assert_eq!(output, inside, "the captured order proves that it is unused");
     capture.end(POOL);
     let after = torch.get(4 << 20, SIDE).unwrap();
     assert!(!torch.is_in_arena(after));
@@ -215,7 +215,7 @@ fn a_capture_into_a_pool_is_served_by_an_arena_until_its_end() {
 }
 
 #[test]
-fn a_capture_that_no_begin_told_of_is_served_as_ever() {
+fn a_capture_without_a_begin_is_not_served_by_an_arena() {
     let torch = torch("");
     let queue = torch.queue(SIDE);
     torch.driver().begin_capture(queue, CaptureMode::Global).unwrap();
@@ -233,14 +233,14 @@ fn memory_from_before_that_is_freed_in_a_capture_is_kept_until_release() {
     let theirs = torch.get(8 << 20, 0).unwrap();
     let capture = torch.capture(POOL, SIDE);
     let inside = torch.get(512, SIDE).unwrap();
-    // PyTorch frees on the stream that the memory was made for.
+    // PyTorch frees on the stream of the allocation.
     torch.put(own, SIDE).unwrap();
     torch.put(other, 0).unwrap();
     std::thread::scope(|threads| {
         let freed = threads.spawn(|| torch.put(theirs, 0)).join();
         freed.expect("it does not panic").unwrap();
     });
-    assert_eq!(torch.live(), (16 << 20) + 512, "a thread that has no part in it frees as ever");
+    assert_eq!(torch.live(), (16 << 20) + 512, "a thread outside of the capture frees at once");
     capture.end(POOL);
     assert_eq!(torch.live(), (16 << 20) + 512);
     torch.put(inside, SIDE).unwrap();
@@ -250,7 +250,7 @@ fn memory_from_before_that_is_freed_in_a_capture_is_kept_until_release() {
 }
 
 #[test]
-fn a_thread_that_asks_within_a_capture_has_part_in_it() {
+fn a_thread_that_allocates_in_a_capture_belongs_to_it() {
     let torch = torch("");
     let before = torch.get(8 << 20, 0).unwrap();
     let capture = torch.capture(POOL, SIDE);
@@ -294,7 +294,7 @@ fn graphs_of_a_pool_share_its_arena_until_the_last_is_released() {
 }
 
 #[test]
-fn a_capture_that_failed_is_forgotten_by_the_next_begin_and_harms_nobody_until_then() {
+fn a_failed_capture_is_removed_by_the_next_begin_and_has_no_effect_until_then() {
     let torch = torch("");
     for spoilt_early in [true, false] {
         let capture = torch.capture(POOL, SIDE);
@@ -304,7 +304,7 @@ fn a_capture_that_failed_is_forgotten_by_the_next_begin_and_harms_nobody_until_t
         }
         capture.fail();
         torch.put(before, 0).unwrap();
-        assert_eq!(torch.live(), 0, "nothing is kept for a capture that is over");
+        assert_eq!(torch.live(), 0, "nothing is kept for a capture that has ended");
         let block = torch.get(1 << 20, SIDE).unwrap();
         assert!(!torch.is_in_arena(block));
         torch.put(block, SIDE).unwrap();
@@ -343,7 +343,7 @@ fn a_preset_without_arenas_fails_requests_within_captures_with_its_reason() {
     let capture = torch.capture(POOL, SIDE);
     let failure = torch.get(4 << 20, SIDE).unwrap_err();
     assert_eq!(failure.status, VRAMP_ERROR_UNSUPPORTED);
-    assert!(failure.text.contains("need the preset vramp"), "{failure}");
+    assert!(failure.text.contains("needs the preset vramp"), "{failure}");
     let beside = torch.get(4 << 20, 0).unwrap();
     torch.put(beside, 0).unwrap();
     capture.end(POOL);
@@ -352,7 +352,7 @@ fn a_preset_without_arenas_fails_requests_within_captures_with_its_reason() {
 }
 
 #[test]
-fn a_capture_that_an_arena_serves_already_is_not_pytorchs() {
+fn a_capture_with_an_arena_is_not_attached_again() {
     let torch = torch("");
     let context = torch.context(0).unwrap();
     torch.begin_pool(0, POOL).unwrap();

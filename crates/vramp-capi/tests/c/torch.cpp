@@ -18,7 +18,7 @@ static void check(bool holds, const char *what) {
     }
 }
 
-// What PyTorch keeps: std::functions made of the plain addresses.
+// PyTorch stores std::functions made from the addresses.
 using Malloc = void *(*)(ssize_t, int, void *);
 using Free = void (*)(void *, size_t, int, void *);
 static const auto torch_malloc =
@@ -47,7 +47,7 @@ static void out_of_memory() {
     check(refusal(100 << 20).empty(), "memory is there again");
 }
 
-// The hooks around captures. Here nothing captures, so all is served as ever.
+// The hooks around captures. Nothing captures here, so allocations are not affected.
 static void pools() {
     void *side = reinterpret_cast<void *>(0x7f00);
     for (uint64_t graph = 0; graph < 3; graph++) {
@@ -55,7 +55,7 @@ static void pools() {
         torch_free(torch_malloc(4 << 20, 0, side), 4 << 20, 0, side);
         vramp_torch_end_pool(0, 7, 0);
     }
-    // One that failed: nothing tells of it.
+    // A failed capture has no end hook.
     vramp_torch_begin_pool(0, 8, 0, nullptr);
     vramp_torch_begin_pool(0, 0, 9, nullptr);
     vramp_torch_end_pool(0, 0, 9);
@@ -113,7 +113,7 @@ static void several_streams() {
 
 static void bad_settings() {
     std::string text = refusal(1);
-    check(text.find("cannot be used") != std::string::npos, text.c_str());
+    check(text.find("is invalid") !=  std::string::npos, text.c_str());
     check(vramp_torch_pool_malloc(1, 0, nullptr) == nullptr, "null");
 }
 

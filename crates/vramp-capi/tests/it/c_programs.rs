@@ -1,17 +1,17 @@
-//! Programs that the system's compilers build against the header and the shared library.
+//! C and C++ programs compiled against the header and the shared library.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-/// A folder with `libvramp.so` and a program linked to it.
+/// A temporary directory with `libvramp.so` and a program linked to it.
 struct Program {
     folder: TempDir,
 }
 
 impl Program {
-    /// Compiles one of `tests/c`, with every warning an error.
+    /// Compiles a source of `tests/c`. Warnings are errors.
     fn compile(compiler: &str, source: &str, standard: &str) -> Program {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let library = folder.path().join("libvramp.so");
@@ -31,7 +31,7 @@ impl Program {
         Program { folder }
     }
 
-    /// Runs it to its end, which must be a good one, and returns what it reported.
+    /// Runs the program, which must succeed, and returns its stderr.
     fn run(&self, case: &str, settings: &[(&str, &str)]) -> String {
         let Output { status, stdout, stderr } = Command::new(self.folder.path().join("program"))
             .arg(case)
@@ -47,7 +47,7 @@ impl Program {
     }
 }
 
-/// Lies beside the test: cargo builds all kinds of the crate at once.
+/// Returns the path of the shared library: cargo builds it into the directory of the test.
 fn shared_library() -> PathBuf {
     let test = std::env::current_exe().expect("a test knows where it is");
     test.with_file_name("libvramp_capi.so")
@@ -79,8 +79,7 @@ fn bad_settings_are_reported_and_do_not_abort() {
     for setting in wrong {
         let reports = program.run("bad_settings", &[setting]);
         assert!(
-            reports.contains(&format!("{} cannot be used", setting.0))
-                || reports.contains(setting.1),
+            reports.contains(&format!("{} is invalid", setting.0)) || reports.contains(setting.1),
             "{reports}"
         );
     }

@@ -1,4 +1,4 @@
-//! Arenas, captures and replays as a C program uses them, and as it should not.
+//! Arenas, captures and replays, with valid and invalid calls.
 
 use std::ptr::{null, null_mut};
 
@@ -54,7 +54,7 @@ fn launch(
     }
 }
 
-fn launch_and_let_go(
+fn launch_without_lease(
     allocator: vramp_allocator_t,
     graph: vramp_graph_t,
     stream: vramp_stream_t,
@@ -80,7 +80,7 @@ fn needed_by(allocator: vramp_allocator_t, graph: vramp_graph_t) -> vramp_captur
     report
 }
 
-/// A graph with one block of so many MiB.
+/// Captures a graph with one block of `mib` MiB.
 fn graph_of(
     allocator: vramp_allocator_t,
     stream: vramp_stream_t,
@@ -103,7 +103,7 @@ fn a_graph_is_captured_launched_and_destroyed() {
     let scratch = malloc(allocator, 8 << 20, stream).unwrap();
     assert_eq!(vramp_free(allocator, scratch, stream), VRAMP_OK);
     let output = malloc(allocator, 8 << 20, stream).unwrap();
-    assert_eq!(output, scratch, "freed memory serves again");
+    assert_eq!(output, scratch, "freed memory is reused");
     assert_eq!(vramp_free(allocator, input, stream), VRAMP_OK);
     assert_eq!(vramp_stream_forget(allocator, stream), VRAMP_ERROR_CAPTURE);
     let graph = end(allocator, arena).unwrap();
@@ -121,9 +121,13 @@ fn a_graph_is_captured_launched_and_destroyed() {
         assert_eq!(vramp_lease_end(allocator, lease), VRAMP_OK);
         assert_eq!(vramp_lease_end(allocator, lease), VRAMP_ERROR_UNKNOWN_LEASE);
     }
-    assert_eq!(stats(allocator).live, 12 << 20, "what the graph needs is kept");
+    assert_eq!(stats(allocator).live, 12 << 20, "memory of the graph is kept");
     assert_eq!(vramp_arena_destroy(allocator, arena), VRAMP_OK);
-    assert_eq!(launch_and_let_go(allocator, graph, stream), VRAMP_OK, "the graph holds the arena");
+    assert_eq!(
+        launch_without_lease(allocator, graph, stream),
+        VRAMP_OK,
+        "the graph holds the arena"
+    );
     assert_eq!(vramp_graph_destroy(allocator, graph), VRAMP_OK);
     assert_eq!(launch(allocator, graph, stream), Err(VRAMP_ERROR_UNKNOWN_GRAPH));
     assert_eq!(vramp_free(allocator, output, stream), VRAMP_OK);
@@ -139,11 +143,15 @@ fn a_lease_keeps_other_streams_out() {
     let arena = arena(allocator, c"overlap=order").unwrap();
     let graphs = [4, 8].map(|mib| graph_of(allocator, one, arena, mib));
     let lease = launch(allocator, graphs[0], one).unwrap();
-    assert_eq!(launch_and_let_go(allocator, graphs[1], one), VRAMP_OK, "in order of its stream");
+    assert_eq!(launch_without_lease(allocator, graphs[1], one), VRAMP_OK, "in order of its stream");
     assert_eq!(launch(allocator, graphs[1], two), Err(VRAMP_ERROR_BUSY));
     assert!(last_error().contains("holds a lease"), "{}", last_error());
     assert_eq!(vramp_lease_end(allocator, lease), VRAMP_OK);
-    assert_eq!(launch_and_let_go(allocator, graphs[1], two), VRAMP_OK, "behind the other's work");
+    assert_eq!(
+        launch_without_lease(allocator, graphs[1], two),
+        VRAMP_OK,
+        "after the work of the other stream"
+    );
     assert_eq!(vramp_close(allocator), VRAMP_OK);
 }
 
@@ -156,7 +164,7 @@ fn an_idle_arena_lends_and_gets_its_memory_back() {
     let block = malloc(allocator, 60 << 20, stream).unwrap();
     assert_eq!(launch(allocator, graph, stream), Err(VRAMP_ERROR_OUT_OF_MEMORY));
     assert_eq!(vramp_free(allocator, block, stream), VRAMP_OK);
-    assert_eq!(launch_and_let_go(allocator, graph, stream), VRAMP_OK, "{}", last_error());
+    assert_eq!(launch_without_lease(allocator, graph, stream), VRAMP_OK, "{}", last_error());
     assert_eq!(memory_of(allocator, arena).backed, 48 << 20);
     assert_eq!(vramp_close(allocator), VRAMP_OK);
 }
@@ -213,7 +221,7 @@ fn what_is_not_this_allocators_is_unknown_and_changes_nothing() {
     }
     assert_eq!(vramp_capture_begin(mine, theirs, kept), VRAMP_ERROR_UNKNOWN_STREAM);
     assert_eq!(launch(mine, graph, theirs), Err(VRAMP_ERROR_UNKNOWN_STREAM));
-    assert_eq!(launch_and_let_go(mine, graph, own), VRAMP_OK, "all of it is still there");
+    assert_eq!(launch_without_lease(mine, graph, own), VRAMP_OK, "all of it is still there");
     assert_eq!(vramp_lease_end(other, foreign_lease), VRAMP_OK);
     assert_eq!((vramp_audit(mine), vramp_audit(other)), (VRAMP_OK, VRAMP_OK));
     assert_eq!((vramp_close(mine), vramp_close(other)), (VRAMP_OK, VRAMP_OK));
@@ -238,7 +246,7 @@ fn captures_out_of_order_are_errors() {
     let graph = end(allocator, first).unwrap();
     assert_eq!(vramp_capture_begin(allocator, one, second), VRAMP_OK);
     assert_eq!(launch(allocator, graph, one), Err(VRAMP_ERROR_CAPTURE), "it would be captured");
-    assert_eq!(launch_and_let_go(allocator, graph, two), VRAMP_OK);
+    assert_eq!(launch_without_lease(allocator, graph, two), VRAMP_OK);
     assert!(end(allocator, second).is_ok());
     assert_eq!(vramp_audit(allocator), VRAMP_OK);
     assert_eq!(vramp_close(allocator), VRAMP_OK);
@@ -284,7 +292,7 @@ fn threads_capture_launch_and_destroy_beside_each_other() {
                 let arena = arena(allocator, c"").unwrap();
                 for round in 0..50 {
                     let graph = graph_of(allocator, stream, arena, 1 + round % 4);
-                    assert_eq!(launch_and_let_go(allocator, graph, stream), VRAMP_OK);
+                    assert_eq!(launch_without_lease(allocator, graph, stream), VRAMP_OK);
                     assert_eq!(vramp_graph_destroy(allocator, graph), VRAMP_OK);
                 }
                 assert_eq!(vramp_arena_destroy(allocator, arena), VRAMP_OK);

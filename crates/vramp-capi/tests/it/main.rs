@@ -1,4 +1,4 @@
-//! Tests of `vramp-capi` through its public interface, in one program.
+//! Tests of the public interface of `vramp-capi`, in one binary.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "lists of calls that one promise covers")]

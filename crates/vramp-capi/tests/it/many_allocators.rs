@@ -1,4 +1,4 @@
-//! All the allocators there can be. Alone in its process: no other test could open one meanwhile.
+//! The maximum number of allocators. Needs its own process: no other test could open one meanwhile.
 
 use crate::common::*;
 use vramp_capi::abi::vramp_status_t::*;

@@ -15,11 +15,11 @@ type Log = Mutex<Vec<vramp_event_t>>;
 unsafe extern "C" fn note(event: *const vramp_event_t, user: *mut c_void) {
     // SAFETY: vramp gives an event, and the test a log that outlives the allocator.
     let (event, log) = unsafe { (*event, &*user.cast::<Log>()) };
-    log.lock().expect("nobody panicked").push(event);
+    log.lock().expect("no thread panicked").push(event);
 }
 
 #[test]
-fn observers_hear_of_allocations_growth_and_failures_until_they_are_taken_back() {
+fn observers_see_allocations_growth_and_failures_until_they_are_removed() {
     let log = Log::default();
     let allocator = open("limit=64MiB");
     let stream = stream(allocator);
@@ -31,19 +31,19 @@ fn observers_hear_of_allocations_growth_and_failures_until_they_are_taken_back()
     let block = malloc(allocator, 5_000_000, stream).expect("there is memory");
     assert_eq!(malloc(allocator, 1 << 30, stream), Err(VRAMP_ERROR_OUT_OF_MEMORY));
     assert_eq!(vramp_free(allocator, block, stream), VRAMP_OK);
-    let events = std::mem::take(&mut *log.lock().expect("nobody panicked"));
+    let events = std::mem::take(&mut *log.lock().expect("no thread panicked"));
     let find = |kind| events.iter().find(|event| event.kind == kind).copied();
-    let allocated = find(VRAMP_EVENT_ALLOCATED).expect("it was heard");
+    let allocated = find(VRAMP_EVENT_ALLOCATED).expect("it was observed");
     assert_eq!((allocated.address, allocated.requested), (block as u64, 5_000_000));
-    assert!(find(VRAMP_EVENT_GROWN).expect("it was heard").size >= 5_000_000);
-    assert_eq!(find(VRAMP_EVENT_OUT_OF_MEMORY).expect("it was heard").requested, 1 << 30);
-    assert_eq!(find(VRAMP_EVENT_FREED).expect("it was heard").address, block as u64);
+    assert!(find(VRAMP_EVENT_GROWN).expect("it was observed").size >= 5_000_000);
+    assert_eq!(find(VRAMP_EVENT_OUT_OF_MEMORY).expect("it was observed").requested, 1 << 30);
+    assert_eq!(find(VRAMP_EVENT_FREED).expect("it was observed").address, block as u64);
     assert_eq!(vramp_unobserve(allocator, registration), VRAMP_OK);
     assert_eq!(vramp_unobserve(allocator, registration), VRAMP_ERROR_RANGE);
     assert_eq!(vramp_unobserve(allocator, 0), VRAMP_ERROR_RANGE);
     let block = malloc(allocator, 100, stream).expect("there is memory");
     assert_eq!(vramp_free(allocator, block, stream), VRAMP_OK);
-    assert!(log.lock().expect("nobody panicked").is_empty());
+    assert!(log.lock().expect("no thread panicked").is_empty());
     // SAFETY: null is what the functions must withstand.
     unsafe {
         assert_eq!(vramp_observe(allocator, None, null_mut(), &mut registration), VRAMP_ERROR_NULL);

@@ -1,4 +1,4 @@
-//! The Python module, and the bench's scripts on it, with a stand-in for PyTorch.
+//! The Python module and the benchmark scripts, with a mock of PyTorch.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +13,7 @@ fn the_scripts_for_a_machine_with_a_card_name_what_is_missing() {
     passes("scripts.py");
 }
 
-/// Runs a Python program of the tests, which prints "passed" at its end.
+/// Runs a Python test program, which prints "passed" at its end.
 fn passes(program: &str) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python");
     let library = std::env::current_exe().expect("a test knows where it is");

@@ -1,4 +1,4 @@
-//! Many threads on one allocator, and one that closes it under them.
+//! Many threads on one allocator, and one that closes it during their calls.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -7,7 +7,7 @@ use crate::common::*;
 use vramp_capi::abi::vramp_status_t::*;
 use vramp_capi::interface::*;
 
-/// Numbers that look random, the same on each run.
+/// A pseudorandom generator with a fixed seed.
 fn numbers(seed: u64) -> impl FnMut(usize) -> usize {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     move |below| {
@@ -56,7 +56,7 @@ fn threads_allocate_free_for_each_other_and_lose_nothing() {
 }
 
 #[test]
-fn one_of_two_threads_that_free_the_same_block_is_told() {
+fn one_of_two_threads_that_free_the_same_block_gets_an_error() {
     let allocator = open("");
     let stream = stream(allocator);
     for _ in 0..500 {
@@ -74,7 +74,7 @@ fn one_of_two_threads_that_free_the_same_block_is_told() {
 }
 
 #[test]
-fn closing_under_running_calls_ends_them_with_a_code() {
+fn calls_during_a_close_return_a_status() {
     for _ in 0..20 {
         let allocator = open("");
         let streams: Vec<_> = (0..3).map(|_| stream(allocator)).collect();
@@ -101,7 +101,7 @@ fn closing_under_running_calls_ends_them_with_a_code() {
 }
 
 #[test]
-fn a_thread_that_ended_leaves_its_memory_to_all() {
+fn memory_of_an_ended_thread_is_reused() {
     let allocator = open("");
     let stream = stream(allocator);
     for _ in 0..50 {

@@ -1,4 +1,4 @@
-//! Every function, given what it should not be given: a code, and nothing changed.
+//! Every function with invalid arguments: it returns an error and changes nothing.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::{null, null_mut};
@@ -62,7 +62,7 @@ fn every_call(allocator: vramp_allocator_t, stream: vramp_stream_t) -> Vec<vramp
 }
 
 #[test]
-fn an_allocator_that_is_none_closed_or_made_up_is_unknown_to_every_function() {
+fn a_zero_closed_or_made_up_allocator_is_unknown_to_every_function() {
     let allocator = open("");
     let stream = stream(allocator);
     assert_eq!(vramp_close(allocator), VRAMP_OK);
@@ -108,7 +108,7 @@ fn null_texts_mean_the_defaults() {
 }
 
 #[test]
-fn texts_that_cannot_be_used_say_what_can() {
+fn errors_for_invalid_texts_name_valid_ones() {
     let refused = |device, options, says: &str| {
         let status = open_on(device, options).expect_err("it cannot be opened");
         assert!(last_error().contains(says), "{}", last_error());
@@ -119,7 +119,7 @@ fn texts_that_cannot_be_used_say_what_can() {
     assert_eq!(refused("sim", "colour=red", "use preset, limit"), VRAMP_ERROR_OPTION);
     assert_eq!(refused("sim", "limit=lots", "80GiB"), VRAMP_ERROR_OPTION);
     assert_eq!(refused("sim", "page=3KiB", "multiple"), VRAMP_ERROR_OPTION);
-    assert_eq!(refused("sim", "prefill=900GiB", "ask for less"), VRAMP_ERROR_OPTION);
+    assert_eq!(refused("sim", "prefill=900GiB", "use a smaller prefill"), VRAMP_ERROR_OPTION);
     let mut allocator = vramp_allocator_t::default();
     // SAFETY: the texts end with zeros and the result outlives the call.
     let status = unsafe { vramp_open(c"sim".as_ptr(), c"\xff=1".as_ptr(), &mut allocator) };
@@ -127,7 +127,7 @@ fn texts_that_cannot_be_used_say_what_can() {
 }
 
 #[test]
-fn streams_of_others_and_made_up_ones_are_refused() {
+fn foreign_and_made_up_streams_are_refused() {
     let (mine, other) = (open(""), open(""));
     let (own, foreign) = (stream(mine), stream(other));
     let block = malloc(mine, 4096, own).unwrap();
@@ -145,7 +145,7 @@ fn streams_of_others_and_made_up_ones_are_refused() {
 }
 
 #[test]
-fn addresses_that_are_no_block_are_refused() {
+fn addresses_that_are_not_a_block_are_refused() {
     for preset in ["vramp", "vpmm", "stream-ordered"] {
         // Two cards: the simulator gives both the same addresses.
         let (mine, other) = (open(&format!("preset={preset}")), open(""));
@@ -197,7 +197,7 @@ fn sizes_at_the_ends_of_their_range_are_served_or_refused() {
 }
 
 #[test]
-fn out_of_memory_tells_the_whole_story() {
+fn the_out_of_memory_message_has_request_and_limit() {
     let allocator = open("limit=64MiB");
     let stream = stream(allocator);
     let block = malloc(allocator, 48 << 20, stream).unwrap();
@@ -213,7 +213,7 @@ fn out_of_memory_tells_the_whole_story() {
 }
 
 #[test]
-fn a_forgotten_stream_is_unknown_and_its_blocks_live_on() {
+fn a_forgotten_stream_is_unknown_and_its_blocks_stay_live() {
     let allocator = open("");
     let stays = stream(allocator);
     let goes = adopt(allocator, 0xabc0).unwrap();
@@ -239,7 +239,7 @@ fn a_forgotten_stream_is_unknown_and_its_blocks_live_on() {
 }
 
 #[test]
-fn stats_write_no_more_than_the_caller_has() {
+fn stats_write_at_most_the_size_of_the_callers_struct() {
     let allocator = open("");
     let stream = stream(allocator);
     malloc(allocator, 5000, stream).unwrap();

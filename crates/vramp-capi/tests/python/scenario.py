@@ -1,7 +1,7 @@
-"""vramp_torch.py and torch-workloads.py against a stand-in for PyTorch, on a simulated card.
+"""Tests vramp_torch.py and torch-workloads.py with a mock of PyTorch, on a simulated GPU.
 
-The stand-in calls the library as PyTorch does: by the addresses that the hooks were given. It has no
-C++ exceptions, so memory never runs out here.
+The mock calls the library as PyTorch does: by the addresses passed to the hooks. It has no C++
+exceptions, so no test runs out of memory.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ torch.cuda.memory.change_current_allocator = lambda allocator: setattr(torch, "c
 torch.cuda.MemPool = lambda allocator: ("pool", allocator)
 torch.cuda.init = torch.cuda.synchronize = lambda: None
 torch.cuda.mem_get_info = lambda: (60 << 30, 80 << 30)
-torch.cuda.get_device_name = lambda: "a simulated card"
+torch.cuda.get_device_name = lambda: "a simulated GPU"
 sys.modules |= {"torch": torch, "torch.cuda": torch.cuda, "torch.cuda.memory": torch.cuda.memory}
 
 root = sys.argv[1]
@@ -96,7 +96,7 @@ vramp_torch.trim()
 vramp_torch.audit()
 assert vramp_torch.report()["live"] == 0
 
-# What PyTorch tells of captures: an id of a pool as two numbers, and a filter that is not called.
+# The capture hooks of PyTorch: the id of a pool as two numbers, and a filter that is not called.
 NUMBER = ctypes.c_uint64
 begin = ctypes.CFUNCTYPE(None, INT, NUMBER, NUMBER, POINTER)(hooks["set_begin_allocate_to_pool"])
 end = ctypes.CFUNCTYPE(None, INT, NUMBER, NUMBER)(hooks["set_end_allocate_to_pool_fn"])

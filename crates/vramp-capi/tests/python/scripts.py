@@ -1,5 +1,5 @@
-"""record-captures.py and check-torch.py as far as they go without a card: what they count, write and
-list, and that whatever is missing is a failure with its name."""
+"""Tests record-captures.py and check-torch.py without a GPU: what they count, write and list, and that
+a missing package is a failure with its name."""
 
 import gzip
 import importlib.util
@@ -72,9 +72,9 @@ with tempfile.TemporaryDirectory() as folder:
     with open(os.path.join(folder, "torch.py"), "w", encoding="ascii") as stub:
         stub.write("raise ModuleNotFoundError('there is none', name='torch')\n")
     status, lines, _ = run(recorder, folder, "unet", "gnn", folder=folder)
-    told = [json.loads(line) for line in lines]
-    assert status == 1 and [line["name"] for line in told] == ["unet", "gnn"], lines
-    assert all(line["missing"] == "torch" for line in told), lines
+    reports = [json.loads(line) for line in lines]
+    assert status == 1 and [line["name"] for line in reports] == ["unet", "gnn"], lines
+    assert all(line["missing"] == "torch" for line in reports), lines
     status, lines, _ = run(recorder, folder, "--list", folder=folder)
     assert status == 0 and len(lines) >= 6, lines
     status, _, errors = run(recorder, folder, "alexnet", folder=folder)

@@ -1,4 +1,4 @@
-"""A workloads file as the bench's driver takes it."""
+"""A workloads file for the benchmark driver."""
 
 import sys
 

@@ -1,12 +1,10 @@
-//! The interface as a Rust test calls it.
+//! Safe wrappers of the interface for tests.
 
 use std::ffi::{CStr, CString, c_void};
 
 use vramp_capi::abi::vramp_status_t::{self, *};
 use vramp_capi::abi::{vramp_allocator_t, vramp_stats_t, vramp_stream_t};
 use vramp_capi::interface::*;
-
-/// A number that no allocator has.
 
 pub fn open_on(device: &str, options: &str) -> Result<vramp_allocator_t, vramp_status_t> {
     let device = CString::new(device).expect("no zeros in names");
