@@ -1,24 +1,24 @@
-"""PyTorch on vramp, without a build: loads libvramp.so beside this file, or where VRAMP_LIBRARY says.
+"""Runs PyTorch on vramp. Loads libvramp.so from the directory of this file, or from VRAMP_LIBRARY.
 
     import vramp_torch
-    vramp_torch.enable()                 # everything, before the first CUDA call
+    vramp_torch.enable()                 # all CUDA tensors; before the first CUDA call
 
-    pool = vramp_torch.mem_pool()        # or only what is allocated inside
+    pool = vramp_torch.mem_pool()        # or only tensors allocated in this block
     with torch.cuda.use_mem_pool(pool):
         cache = torch.empty(8 << 30, dtype=torch.uint8, device="cuda")
 
     print(vramp_torch.report())
 
-VRAMP_CONF holds options such as "limit=80GiB,preset=vramp" and is read at the first allocation.
+VRAMP_CONF sets options such as "limit=80GiB,preset=vramp". It is read at the first allocation.
 
-After enable(), running out of memory is a RuntimeError that begins with "CUDA out of memory", and
-PyTorch's own statistics, snapshots and MemPools raise. With mem_pool() all of them work, running out is
-a torch.OutOfMemoryError, and PyTorch's cache stays in front of vramp.
+After enable(), out of memory is a RuntimeError that begins with "CUDA out of memory", and PyTorch's own
+statistics, snapshots and MemPools raise. With mem_pool() all of them work, out of memory is a
+torch.OutOfMemoryError, and PyTorch's caching allocator allocates its segments from vramp.
 
-CUDA graphs work on both routes: after enable() by torch.cuda.graph(g), with or without a pool of
-torch.cuda.graph_pool_handle(), and by make_graphed_callables; else by torch.cuda.graph(g, pool=pool.id)
-with pool = mem_pool(). After enable() graph trees raise, which torch.compile(mode="reduce-overhead")
-needs. docs/c-interface.md has the rules.
+Both support CUDA graphs: after enable() with torch.cuda.graph(g), with or without a pool of
+torch.cuda.graph_pool_handle(), and with make_graphed_callables; with mem_pool() by
+torch.cuda.graph(g, pool=pool.id). After enable(), torch.compile(mode="reduce-overhead") raises, because
+it needs graph trees. docs/c-interface.md has the rules.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ __all__ = ["enable", "mem_pool", "report", "trim", "audit", "library_path", "Vra
 
 
 class VrampError(RuntimeError):
-    """A call of vramp that failed, with vramp's own text."""
+    """A call of vramp failed. Has vramp's error message."""
 
 
 class _Allocator(ctypes.Structure):
@@ -48,13 +48,13 @@ class _Stats(ctypes.Structure):
 
 _lock = threading.Lock()
 _loaded = None
-# PyTorch keeps only the address of an allocator, so it must live as long as the process.
+# PyTorch stores only the address of an allocator, so it must live until the process ends.
 _global_allocator = None
 _pool_allocator = None
 
 
 def library_path():
-    """The shared library: what VRAMP_LIBRARY says, else libvramp.so beside this file."""
+    """Returns the path of the shared library: VRAMP_LIBRARY, or libvramp.so beside this file."""
     beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "libvramp.so")
     return os.path.abspath(os.environ.get("VRAMP_LIBRARY") or beside)
 
@@ -91,13 +91,13 @@ def _pluggable(malloc):
 
 
 def enable():
-    """Makes vramp the allocator of every CUDA tensor. Call it before anything uses CUDA; PyTorch
-    raises otherwise. Calling it again changes nothing.
+    """Makes vramp the allocator of all CUDA tensors and returns the pluggable allocator. Call it before
+    the first use of CUDA; PyTorch raises otherwise. Calling it again changes nothing.
 
-    Memory of a captured graph comes from an arena of its pool and returns when all graphs of the pool
-    and all tensors in it are gone, without a wait: behind what is queued by then on every stream that
-    tensors were made on or recorded on, and on the default stream. Before you let go of a graph that
-    you replayed on any other stream, wait for that replay.
+    Memory of a captured graph comes from an arena of its pool. It is released when all graphs of the
+    pool are destroyed and all tensors in it are freed. It is reused after all work queued by then on
+    the default stream and on every stream that tensors were allocated or recorded on. If a graph was
+    replayed on another stream, wait for that replay before you delete the graph.
     """
     global _global_allocator
     import torch
@@ -106,13 +106,13 @@ def enable():
         return _global_allocator
     allocator = _pluggable("vramp_torch_malloc")
     hooks = allocator._allocator
-    # Without this hook memory could be handed out while another stream still uses it.
+    # Without this hook memory could be reused while another stream still uses it.
     hooks.set_record_stream_fn(_address("vramp_torch_record_stream"))
     hooks.set_init_fn(_address("vramp_torch_init"))
     hooks.set_reset_fn(_address("vramp_torch_reset"))
     hooks.set_memory_fraction_fn(_address("vramp_torch_memory_fraction"))
     hooks.set_base_alloc_fn(_address("vramp_torch_base_alloc"))
-    # Memory of captures: without these a graph would replay over what others hold by then.
+    # Without these hooks a graph would overwrite memory that was reused after its capture.
     hooks.set_begin_allocate_to_pool(_address("vramp_torch_begin_pool"))
     hooks.set_end_allocate_to_pool_fn(_address("vramp_torch_end_pool"))
     hooks.set_release_pool(_address("vramp_torch_release_pool"))
@@ -122,10 +122,10 @@ def enable():
 
 
 def mem_pool():
-    """A torch.cuda.MemPool whose segments come from vramp, for torch.cuda.use_mem_pool, and by its id
-    for torch.cuda.graph(g, pool=pool.id).
+    """Returns a torch.cuda.MemPool whose segments come from vramp, for torch.cuda.use_mem_pool and for
+    torch.cuda.graph(g, pool=pool.id).
 
-    PyTorch's expandable segments must be off: they bypass every allocator but PyTorch's own.
+    PyTorch's expandable segments must be off, because they bypass pluggable allocators.
     """
     global _pool_allocator
     import torch
@@ -133,7 +133,7 @@ def mem_pool():
     conf = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get("PYTORCH_ALLOC_CONF", "")
     if "expandable_segments:true" in conf.replace(" ", "").lower():
         raise VrampError(
-            "expandable segments bypass memory pools: take expandable_segments:True out of "
+            "expandable segments bypass memory pools: remove expandable_segments:True from "
             "PYTORCH_CUDA_ALLOC_CONF"
         )
     if _pool_allocator is None:
@@ -148,17 +148,17 @@ def _allocator(device):
 
 
 def report(device=0):
-    """What vramp did on a device so far, as a dict of counts and bytes."""
+    """Returns the statistics of a device as a dict of counts and bytes (see vramp_stats_t)."""
     stats = _Stats(struct_size=ctypes.sizeof(_Stats))
     _check(_library().vramp_stats(_allocator(device), ctypes.byref(stats)))
     return {name: getattr(stats, name) for name, _ in _Stats._fields_[1:]}
 
 
 def trim(keep=0, device=0):
-    """Gives idle memory back to the card until vramp holds no more than `keep` bytes."""
+    """Releases idle memory of a device until at most `keep` bytes are reserved."""
     _check(_library().vramp_trim(_allocator(device), keep))
 
 
 def audit(device=0):
-    """Checks vramp's books; raises what does not add up."""
+    """Checks the consistency of vramp's state. Raises VrampError if it is inconsistent."""
     _check(_library().vramp_audit(_allocator(device)))

@@ -1,5 +1,5 @@
-//! Random sequences of calls to the C interface. Whatever is passed, the answer is the code that a
-//! model of what is open and held foretells, books add up, and nothing panics.
+//! Random sequences of calls to the C interface with valid, stale and invalid arguments. Each call
+//! returns the status that a model predicts, the statistics are consistent, and no call panics.
 #![no_main]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +16,7 @@ use vramp_capi::abi::{
 use vramp_capi::graphs::*;
 use vramp_capi::interface::*;
 
-/// Something handed out earlier, by a number that is taken modulo what there is, or made up.
+/// An object from an earlier call, by an index modulo their number, or a made-up value.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Pick {
     Earlier(u8),
@@ -59,7 +59,7 @@ const ARENAS: [&CStr; 4] = [
     c"capacity=64MiB,replan=off,mode=global",
 ];
 
-/// What must be so. Everything ever handed out is kept, to be passed again when it is stale.
+/// The model. Keeps every object ever returned, so that it can be passed again when it is stale.
 #[derive(Default)]
 struct Model {
     allocators: Vec<u64>,
@@ -86,7 +86,7 @@ impl Held {
         self.arenas.values().any(|capturing| *capturing == Some(stream.id))
     }
 
-    /// What an arena that is none, or one that captures, answers.
+    /// Returns the status expected for an unknown arena, or for one with an active capture.
     fn wrong_arena(&self, arena: u64) -> Option<vramp_status_t> {
         match self.arenas.get(&arena) {
             None => Some(VRAMP_ERROR_UNKNOWN_ARENA),
@@ -373,7 +373,7 @@ impl Model {
                 let (allocator, stream) = (self.allocator(allocator), self.stream(stream));
                 let id = self.number(arena);
                 let wrong = self.wrong(allocator, Some(stream), None);
-                // Whoever captures here is served by an arena.
+                // Every capture in this test has an arena.
                 let wrong = wrong.or_else(|| self.held(allocator).wrong_arena(id));
                 let status = vramp_capture_attach(allocator, stream, vramp_arena_t { id });
                 assert_eq!(status, wrong.unwrap_or(VRAMP_ERROR_CAPTURE));
@@ -495,7 +495,7 @@ impl Model {
 fuzz_target!(|calls: Vec<Call>| {
     let mut model = Model::default();
     model.open("", true);
-    // A stream, an arena and a graph, which few sequences would come to by themselves.
+    // Starts with a stream, an arena and a graph, which few random sequences would create.
     let first = Pick::Earlier(0);
     model.call(Call::Create(first));
     model.call(Call::Arena { allocator: first, options: 0 });

@@ -1,5 +1,5 @@
-//! Any bytes, as a file of any format: an error or a trace, never a panic, never much memory.
-//! What is read must make workloads whose rules hold, and must come back from a `.vtrace` equal.
+//! Any bytes as a file of any format: an error or a trace, without a panic, in bounded memory. A
+//! trace must make valid workloads and read back equal from a `.vtrace`.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

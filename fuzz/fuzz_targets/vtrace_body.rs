@@ -1,5 +1,5 @@
-//! Any bytes as the contents of a `.vtrace`, under a header and checksum that are right: the fuzzer
-//! cannot guess either, and would never come past them.
+//! Any bytes as the contents of a `.vtrace` with a valid header and checksum, which the fuzzer could
+//! not guess.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,13 +1,13 @@
-//! What must hold for whatever a reader makes of any bytes.
+//! Properties of the readers for any input.
 
 use vramp_core::Bytes;
 use vramp_trace::{ReadLimits, Request, Trace, Workload, read};
 
-/// Reads `bytes` under tight limits and checks whatever comes out.
+/// Reads `bytes` under tight limits and checks the trace.
 ///
 /// # Panics
-/// If a workload breaks its rules, a trace does not come back from a `.vtrace` as it was, or what
-/// its events show of segments does not fit together.
+/// If a workload is invalid, the trace does not read back equal from a `.vtrace`, or the inferred
+/// segments are inconsistent.
 pub fn check(bytes: &[u8]) {
     let limits = ReadLimits {
         contents: Bytes::mib(4),
@@ -61,7 +61,7 @@ fn check_round_trip(trace: &Trace) {
     assert!(*trace == again, "a .vtrace changed the trace");
 }
 
-/// Segments of the recording itself may overlap, and are refused then; those inferred may not.
+/// Recorded segments may overlap, and are refused then. Inferred segments must not overlap.
 fn check_views(mut trace: Trace) {
     if trace.device_count <= 4 {
         trace.write_perfetto(std::io::sink()).expect("what was read can be shown");
