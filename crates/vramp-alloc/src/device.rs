@@ -8,13 +8,13 @@ use std::sync::Arc;
 use vramp_driver::sim::{CardModel, Simulator, UnknownCard};
 
 pub use vramp_core::{AddrRange, DeviceAddr};
-pub use vramp_cuda::{CudaDriver, OpenError as CudaOpenError};
+pub use vramp_cuda::{CudaDriver, EntryError, OpenError as CudaOpenError};
 #[cfg(feature = "sim")]
 pub use vramp_driver::sim;
 pub use vramp_driver::{
     Call, Capabilities, CaptureInfo, CaptureMode, DeviceCopy, DeviceInfo, Driver, DriverError,
-    ErrorKind, Event, Graph, GraphExec, GraphNode, Handle, HostBuffer, HostMemory, HostSlice,
-    Limits, MemoryInfo, MemoryLocation, PoolUsage, Stream,
+    DriverResult, ErrorKind, Event, Graph, GraphExec, GraphNode, Handle, HostBuffer, HostMemory,
+    HostSlice, Limits, MemoryInfo, MemoryLocation, PoolUsage, Stream, meter, wrapper,
 };
 
 /// An open device.

@@ -3,6 +3,6 @@
 //! [`Allocator::inspect`]: crate::Allocator::inspect
 
 pub use vramp_core::{
-    ArenaId, Block, BlockId, Census, Counters, Epoch, Inconsistency, Mark, PartKind, Policy, Pool,
-    PoolAddr, PoolConfig, SpanId, Stretch, StretchPart, UnknownBlock,
+    ArenaId, ArenaMemory, Block, BlockId, Census, Counters, Epoch, Inconsistency, Mark, PartKind,
+    Policy, Pool, PoolAddr, PoolConfig, Range, Share, SpanId, Stretch, StretchPart, UnknownBlock,
 };

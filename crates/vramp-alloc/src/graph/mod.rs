@@ -33,12 +33,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use vramp_core::{ArenaId, Bytes, Layout, LeaseId, PoolAddr, Recording, Shortage, StreamId, pack};
+use vramp_core::{Bytes, Layout, LeaseId, PoolAddr, Recording, Shortage, StreamId, pack};
 use vramp_driver::DriverError;
 
 pub use vramp_core::{
-    ArenaAllocError, ArenaBusy, ArenaFull, ArenaPolicy, ArenaResetError, NodeId, Overlap,
-    UnknownNode,
+    ArenaAllocError, ArenaBusy, ArenaFull, ArenaId, ArenaPolicy, ArenaResetError, Mark, NodeId,
+    Overlap, UnknownNode,
 };
 pub use vramp_driver::{CaptureMode, DeviceCopy, Graph, GraphExec};
 
