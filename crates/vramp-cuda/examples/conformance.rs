@@ -1,8 +1,8 @@
-//! Checks that a card keeps the rules of the device contract.
+//! Runs the conformance suite of `vramp-driver` on a card.
 //!
-//! `cargo run --release --example conformance [ordinal]` prints one line for each rule and ends
-//! with 1 if one is broken. A check that loses the device runs in a child of this program, because
-//! a process cannot use a lost card again.
+//! `cargo run --release --example conformance [ordinal]` prints one line for each case and exits
+//! with 1 if one fails. A case that loses the device runs in a child process, because a process
+//! cannot use a lost card again.
 
 use std::error::Error;
 use std::process::{Command, ExitCode};
@@ -11,7 +11,7 @@ use vramp_cuda::CudaDriver;
 use vramp_driver::Driver;
 use vramp_driver::conformance::{self, Case, Verdict};
 
-/// What a child is started with, before the name of its case.
+/// Flag that a child process is started with, before the name of its case.
 const CHILD: &str = "--one";
 
 fn main() -> ExitCode {
@@ -31,8 +31,8 @@ fn run(args: &[String]) -> Result<ExitCode, Box<dyn Error>> {
     }
 }
 
-/// Every case: the destructive ones first, each in a process of its own, while no context of ours
-/// stands beside them.
+/// Runs every case: the destructive ones first, each in a child process, while this process has no
+/// context.
 fn check(ordinal: u32) -> Result<ExitCode, Box<dyn Error>> {
     vramp_cuda::devices()?;
     let mut broken = 0;
@@ -55,7 +55,7 @@ fn check(ordinal: u32) -> Result<ExitCode, Box<dyn Error>> {
     Ok(if broken == 0 && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// One destructive case, in the child.
+/// Runs one destructive case in a child process.
 fn check_one(name: &str, ordinal: u32) -> Result<ExitCode, Box<dyn Error>> {
     let cases = conformance::destructive_cases();
     let case =

@@ -1,7 +1,7 @@
-//! Measures on a card what the cost table and the rules of capture claim, and prints it as JSON.
+//! Measures the numbers of the cost table and the rules of capture on a card, and prints JSON.
 //!
-//! `cargo run --release --example facts [ordinal]`. Ends with 1 if a rule does not hold. Times are
-//! medians in microseconds of the host's clock, one call each unless a group is named.
+//! `cargo run --release --example facts [ordinal]`. Exits with 1 if a rule does not hold. Times are
+//! medians in microseconds of the host clock, of single calls unless a group is named.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -17,9 +17,9 @@ use vramp_host::PageKind;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// How often each single call is timed.
+/// Number of times that each single call is timed.
 const REPEATS: usize = 31;
-/// What is built in each group.
+/// Memory that each group builds.
 const GROUP: Bytes = Bytes::gib(2);
 
 #[derive(Serialize)]
@@ -35,19 +35,19 @@ struct Facts {
     capture: Vec<Probe>,
 }
 
-/// What it takes to have pinned memory, and to give it back.
+/// Time to pin memory and to free it.
 #[derive(Serialize)]
 struct Pinning {
     bytes: u64,
-    /// The driver allocates it.
+    /// Allocated by the driver.
     alloc_host: f64,
     free_host: f64,
-    /// The kernel gives its pages, asked by eight threads, and then the driver pins it.
+    /// Touched by eight threads, registered, unregistered.
     large_pages: [f64; 3],
     small_pages: [f64; 3],
 }
 
-/// What the calls on handles of one size cost.
+/// Costs of the calls on handles of one size.
 #[derive(Serialize)]
 struct HandleCosts {
     handle_bytes: u64,
@@ -58,14 +58,14 @@ struct HandleCosts {
     release_us: f64,
 }
 
-/// What came of one call while a stream captured.
+/// Result of one call during a capture.
 #[derive(Serialize)]
 struct Probe {
     mode: String,
     thread: &'static str,
     call: &'static str,
     legal: bool,
-    /// `None` where we measure and rely on nothing.
+    /// `None` if the design does not rely on the result.
     expected: Option<bool>,
     capture_survived: bool,
 }
@@ -241,10 +241,10 @@ fn handle_costs(
     Ok(HandleCosts { handle_bytes, create_us, map_us, set_access_us, unmap_us, release_us })
 }
 
-/// One call that is tried while a stream captures.
+/// A call that is made during a capture.
 struct Trial {
     call: &'static str,
-    /// Whether our design counts on it being legal, in this mode and from this thread.
+    /// Whether the design relies on it being legal, in this mode and from this thread.
     expected: fn(CaptureMode, Thread) -> Option<bool>,
     run: fn(&CudaDriver, Rig) -> Result<(), DriverError>,
 }
@@ -255,7 +255,7 @@ enum Thread {
     Other,
 }
 
-/// What the trials work on, made before the capture began.
+/// Objects that the trials use, created before the capture began.
 #[derive(Clone, Copy)]
 struct Rig {
     at: DeviceAddr,
@@ -268,7 +268,7 @@ fn always(_: CaptureMode, _: Thread) -> Option<bool> {
     Some(true)
 }
 
-/// Legal only where the mode does not concern this thread.
+/// Legal only if the mode does not forbid it to this thread.
 fn unsafe_call(mode: CaptureMode, thread: Thread) -> Option<bool> {
     Some(match mode {
         CaptureMode::Global => false,
@@ -309,7 +309,7 @@ const TRIALS: [Trial; 7] = [
         expected: unknown,
         run: |driver, rig| {
             driver.relaxed(|| driver.query(rig.event).map(drop)).unwrap_or_else(|error| {
-                eprintln!("cannot relax the thread: {error}");
+                eprintln!("cannot set the capture mode of the thread: {error}");
                 driver.query(rig.event).map(drop)
             })
         },

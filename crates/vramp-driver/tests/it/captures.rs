@@ -1,4 +1,4 @@
-//! Captures of graphs on the simulator: what the checker sees of a launch, and what invalidates a capture.
+//! Captures on the simulator: races found at a launch, and calls that invalidate a capture.
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::sim::{Contents, Kernel, Simulator};
 use vramp_driver::{
@@ -51,7 +51,7 @@ impl Rig {
         event
     }
 
-    /// Lets `stream` come behind what `of` did so far.
+    /// Orders later work on `stream` after the work on `of`.
     fn follow(&self, stream: Stream, of: Stream) {
         self.device.wait(stream, self.after(of)).unwrap();
     }

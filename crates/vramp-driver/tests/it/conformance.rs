@@ -1,4 +1,4 @@
-//! The simulator passes the suite that every device must pass.
+//! The simulator passes the conformance suite.
 
 use vramp_core::Bytes;
 use vramp_driver::conformance::{self, Verdict};

@@ -1,11 +1,11 @@
-//! Failures on purpose, and the log and counts of calls.
+//! Fault injection, and the log and counts of calls.
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_driver::sim::{FaultPlan, Simulator};
 use vramp_driver::{Call, CaptureMode, Driver, DriverResult, ErrorKind, MemoryLocation};
 
 const PAGE: Bytes = Bytes::mib(2);
 
-/// One of each call that memory and graphs need. Returns what failed first, and leaves all as it is then.
+/// Makes one of each call that memory and graphs need. Stops at the first error.
 fn program(device: &dyn Driver) -> DriverResult<()> {
     let at = device.alloc_memory(PAGE)?;
     device.free_memory(at)?;

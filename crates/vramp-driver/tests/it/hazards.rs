@@ -1,4 +1,4 @@
-//! The happens-before checker finds each missing order, and nothing where order exists.
+//! The race detector finds each missing order, and nothing where order exists.
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::sim::{Hazard, Kernel, Simulator};
 use vramp_driver::{Driver, Handle, HostSlice, MemoryLocation, Stream};

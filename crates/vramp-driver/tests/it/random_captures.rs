@@ -29,7 +29,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A node, with all that it comes behind, near and far.
+/// A node with all its ancestors.
 struct Captured {
     id: GraphNode,
     page: u64,
@@ -37,7 +37,7 @@ struct Captured {
     behind: BTreeSet<usize>,
 }
 
-/// A capture as sets: what each stream, and each event, comes behind.
+/// A capture as sets: the ancestors of the next work of each stream, and of each event.
 #[derive(Default)]
 struct Model {
     nodes: Vec<Captured>,
@@ -46,7 +46,7 @@ struct Model {
 }
 
 impl Model {
-    /// True if two nodes touch one page, at least one writes it, and neither is behind the other.
+    /// Returns true if two nodes access one page, at least one writes it, and they are unordered.
     fn has_conflict(&self) -> bool {
         self.nodes.iter().enumerate().any(|(place, node)| {
             self.nodes[..place].iter().enumerate().any(|(earlier, other)| {
