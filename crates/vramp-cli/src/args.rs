@@ -1,4 +1,4 @@
-//! What can be asked for on the command line.
+//! The command line.
 
 use std::path::PathBuf;
 
@@ -9,29 +9,29 @@ use vramp_alloc::{Bytes, Preset};
 pub use crate::bench::args::Bench;
 use crate::graph::Window;
 
-/// Replays recorded GPU workloads on any allocator, and tells what each would take and cost.
+/// Replays recorded GPU workloads on any allocator and compares their memory and cost.
 #[derive(Debug, Parser)]
 #[command(name = "vramp", version, about)]
 pub struct Args {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What the program can do.
+/// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Replay traces and compare what each allocator takes and costs
+    /// Replay traces and compare the memory and driver time of each allocator
     Replay(Box<Replay>),
-    /// Tell which device would be used, and what it can do
+    /// Show which device would be used, and its capabilities
     Info(Info),
-    /// Show the memory of this machine as tiers: spaces, nodes, disks, and what lies between them
+    /// Show the memory of this machine as tiers: spaces, NUMA nodes, disks, and the links between them
     Tiers(Tiers),
     /// Convert a trace: to .vtrace, to a PyTorch snapshot, or to a timeline for Perfetto
     Convert(Convert),
-    /// Tell how much memory a captured graph of recorded work would need
+    /// Compute the memory of a captured graph of recorded work
     Graph(Graph),
-    /// Measure what allocators cost: hits, threads, growth, remapping, graphs
+    /// Measure allocators: cache hits, threads, growth, remapping, graphs, copies, spills
     Bench(Bench),
 }
 
@@ -41,33 +41,33 @@ pub struct Replay {
     /// PyTorch memory snapshots, RMM logs or .vtrace files; plain, gzip or zstd
     #[arg(required = true, value_name = "TRACE")]
     pub traces: Vec<PathBuf>,
-    /// vramp, vpmm, stream-ordered, torch, torch-expandable or all
+    /// Allocators: vramp, vpmm, stream-ordered, torch, torch-expandable or all
     #[arg(long, default_value = "all", value_parser = parse_allocators, value_name = "NAME")]
     pub allocator: Allocators,
-    /// auto, sim, sim:CARD, cuda or cuda:N
+    /// Device: auto, sim, sim:CARD, cuda or cuda:N
     #[arg(long, default_value = "auto")]
     pub device: String,
-    /// The most memory an allocator may hold, such as 80GiB; the device is the limit by default
+    /// Memory limit of each allocator, such as 80GiB; the device's memory by default
     #[arg(long, value_name = "SIZE")]
     pub limit: Option<Bytes>,
-    /// Memory an allocator takes from the device before the replay begins
+    /// Memory that each allocator reserves before the replay begins
     #[arg(long, value_name = "SIZE")]
     pub prefill: Option<Bytes>,
     /// Print one JSON object per run and nothing else
     #[arg(long)]
     pub json: bool,
-    /// Settings of PyTorch's allocator, as PYTORCH_CUDA_ALLOC_CONF holds them
+    /// Settings of PyTorch's allocator, in the syntax of PYTORCH_CUDA_ALLOC_CONF
     #[arg(long, value_name = "SETTINGS", value_parser = parse_torch_config)]
     pub torch_config: Option<TorchConfig>,
-    /// Compare the segments that torch makes with those of the recording; fails below 99 %
+    /// Check whether the model of PyTorch's allocator matches the recorded segments; fails below 99 %
     #[arg(long)]
     pub fidelity: bool,
-    /// Check the allocator after every request; on the simulator, check the order of accesses too
+    /// Audit the allocator after every request; on the simulator, detect unordered accesses too
     #[arg(long)]
     pub audit: bool,
 }
 
-/// Which allocators to replay on, in order.
+/// Allocators to run on, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allocators(pub Vec<Preset>);
 
@@ -99,14 +99,13 @@ impl std::fmt::Display for UnknownAllocator {
     }
 }
 
-/// Captures recorded work into arenas.
+/// Computes the memory of captured graphs.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Graph {
     /// PyTorch memory snapshots, RMM logs or .vtrace files; plain, gzip or zstd
     #[arg(required = true, value_name = "TRACE")]
     pub traces: Vec<PathBuf>,
-    /// Only these events, from A to before B, as if they were one capture: a step of a longer
-    /// recording
+    /// Use only the events from A to before B, as one capture: a step of a longer recording
     #[arg(long, value_name = "A..B")]
     pub window: Option<Window>,
     /// Print one JSON object per recording and device and nothing else
@@ -117,7 +116,7 @@ pub struct Graph {
 /// Describes a device.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Info {
-    /// auto, sim, sim:CARD, cuda or cuda:N
+    /// Device: auto, sim, sim:CARD, cuda or cuda:N
     #[arg(long, default_value = "auto")]
     pub device: String,
     /// Print one JSON object and nothing else
@@ -128,19 +127,19 @@ pub struct Info {
 /// Describes the machine's memory.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Tiers {
-    /// auto, sim, sim:CARD, cuda or cuda:N; auto and cuda take every card that is visible
+    /// Device: auto, sim, sim:CARD, cuda or cuda:N; auto and cuda use every visible card
     #[arg(long, default_value = "auto")]
     pub device: String,
-    /// The spaces, as --write-config prints them; by default those that fit the machine
+    /// File with the spaces, as --write-config prints them; by default they follow from the machine
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// A directory for the disk tier, with 80 % of the room in it; may be given several times
+    /// Directory for the disk tier, which uses 80 % of the free space; may be given several times
     #[arg(long, value_name = "DIR", conflicts_with = "config")]
     pub directory: Vec<PathBuf>,
-    /// Describe the machine whose sys and proc lie below this directory
+    /// Describe the machine whose sys and proc are in this directory
     #[arg(long, value_name = "DIR", default_value = "/")]
     pub sysroot: PathBuf,
-    /// Measure how fast data moves over each link; takes seconds, pinned memory and room on the disks
+    /// Measure the rate of each link; needs seconds, pinned memory and free disk space
     #[arg(long, conflicts_with = "write_config")]
     pub measure: bool,
     /// Print the spaces as TOML for --config and nothing else
@@ -151,7 +150,7 @@ pub struct Tiers {
     pub json: bool,
 }
 
-/// What a trace can be written as.
+/// Formats that a trace can be written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
     /// The compact format of this project
@@ -163,7 +162,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Every kind with the ending of a file's name that asks for it.
+    /// The ending of a file's name that selects each kind.
     pub const ENDINGS: [(&str, Kind); 3] =
         [(".vtrace", Kind::Vtrace), (".pickle", Kind::Pickle), (".perfetto.json", Kind::Perfetto)];
 }
@@ -178,7 +177,7 @@ pub struct Convert {
     /// pytorch.org/memory_viz) or .perfetto.json (timeline, for ui.perfetto.dev)
     #[arg(value_name = "OUT")]
     pub output: PathBuf,
-    /// vtrace, pickle or perfetto, whatever the name of OUT ends in
+    /// vtrace, pickle or perfetto; overrides the ending of OUT
     #[arg(long, value_name = "KIND")]
     pub to: Option<Kind>,
 }

@@ -10,25 +10,25 @@ use vramp_alloc::Bytes;
 use vramp_trace::Trace;
 
 use crate::args::{Convert, Kind};
-use crate::count::many;
-use crate::replay_command::read;
+use crate::number::plural;
+use crate::replay::read;
 
 pub(crate) fn run(args: &Convert, out: &mut dyn Write) -> Result<()> {
     let (input, output) = (&args.input, &args.output);
     let kind = kind(args)?;
     let mut trace = read(input)?;
     let inferred = match kind {
-        // A viewer shows the state of the allocator, which some recordings do not hold.
+        // Viewers show the allocator's segments, which some recordings lack.
         Kind::Pickle => trace.infer_segments(),
         Kind::Vtrace | Kind::Perfetto => 0,
     };
-    // Beside its final place first, so that a failure leaves no half of a file there, and a file
-    // can be converted onto itself.
+    // Written under another name first: a failure leaves no partial file, and a file can be
+    // converted onto itself.
     let partial = partial(output);
     write(&partial, kind, &trace)
         .and_then(|()| fs::rename(&partial, output))
         .inspect_err(|_| {
-            // The error that is reported is the first one.
+            // Only the first error is reported.
             let _ = fs::remove_file(&partial);
         })
         .with_context(|| format!("cannot write '{}'", output.display()))?;
@@ -39,18 +39,18 @@ pub(crate) fn run(args: &Convert, out: &mut dyn Write) -> Result<()> {
         size(input)?,
         output.display(),
         size(output)?,
-        many(trace.events.len(), "event"),
-        many(trace.device_count as usize, "device"),
-        many(trace.streams.len(), "stream")
+        plural(trace.events.len(), "event"),
+        plural(trace.device_count as usize, "device"),
+        plural(trace.streams.len(), "stream")
     )?;
     match inferred {
         0 => writeln!(out)?,
-        segments => writeln!(out, ", {} inferred from events", many(segments, "segment"))?,
+        segments => writeln!(out, ", {} inferred from events", plural(segments, "segment"))?,
     }
     Ok(())
 }
 
-/// What was asked for, by option or by name.
+/// Returns the format selected by `--to` or by the file's name.
 fn kind(args: &Convert) -> Result<Kind> {
     if let Some(kind) = args.to {
         return Ok(kind);
@@ -59,8 +59,8 @@ fn kind(args: &Convert) -> Result<Kind> {
     match Kind::ENDINGS.iter().find(|(ending, _)| name.ends_with(ending)) {
         Some(&(_, kind)) => Ok(kind),
         None => bail!(
-            "cannot tell what to write to '{}': give it a name that ends in {}, or say --to vtrace, \
-             --to pickle or --to perfetto",
+            "the format of '{}' is unknown: give it a name that ends in {}, or add --to vtrace, --to \
+             pickle or --to perfetto",
             args.output.display(),
             Kind::ENDINGS.map(|(ending, _)| ending).join(", ")
         ),
@@ -84,7 +84,7 @@ fn write(path: &Path, kind: Kind, trace: &Trace) -> io::Result<()> {
 }
 
 fn size(path: &Path) -> Result<Bytes> {
-    let found =
-        fs::metadata(path).with_context(|| format!("cannot look at '{}'", path.display()))?;
+    let found = fs::metadata(path)
+        .with_context(|| format!("cannot read the size of '{}'", path.display()))?;
     Ok(Bytes::new(found.len()))
 }

@@ -1,4 +1,4 @@
-//! `vramp info`: which device would be used, and what it can do.
+//! `vramp info`: the device that would be used, and its capabilities.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -10,7 +10,7 @@ use vramp_alloc::Bytes;
 use crate::args::Info;
 use crate::device::Device;
 
-/// What is known of a device. Serialised, this is the line that `--json` prints.
+/// The description of a device, as `--json` prints it.
 #[derive(Debug, Serialize)]
 struct Description<'a> {
     name: &'a str,
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Info, out: &mut dyn Write) -> Result<()> {
 }
 
 fn print(description: &Description<'_>, out: &mut dyn Write) -> Result<()> {
-    let mut line = |label: &str, text: &str| writeln!(out, "{label:<15}{text}");
+    let mut line = |label: &str, text: &str| writeln!(out, "{label:<16}{text}");
     line("device", &format!("{} ({})", description.id, description.name))?;
     line("driver", description.driver)?;
     line("simulated", yes_or_no(description.simulated))?;
@@ -80,7 +80,7 @@ fn print(description: &Description<'_>, out: &mut dyn Write) -> Result<()> {
         line("NUMA node", &node.to_string())?;
     }
     if let Some(reason) = description.fell_back {
-        line("no card", reason)?;
+        line("no CUDA device", reason)?;
     }
     let free = Bytes::new(description.memory_free_bytes);
     let total = Bytes::new(description.memory_total_bytes);
@@ -89,9 +89,9 @@ fn print(description: &Description<'_>, out: &mut dyn Write) -> Result<()> {
     let recommended = Bytes::new(description.recommended_page_bytes);
     line("granularity", &format!("{page}, recommended {recommended}"))?;
     let addresses = description.address_space_bytes.map(|count| Bytes::new(count).to_string());
-    line("address space", addresses.as_deref().unwrap_or("not known"))?;
+    line("address space", addresses.as_deref().unwrap_or("unknown"))?;
     for (index, (capability, &works)) in description.capabilities.iter().enumerate() {
-        let label = if index == 0 { "can do" } else { "" };
+        let label = if index == 0 { "capabilities" } else { "" };
         line(label, &format!("{}: {}", capability.replace('_', " "), yes_or_no(works)))?;
     }
     Ok(())

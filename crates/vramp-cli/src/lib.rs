@@ -1,25 +1,25 @@
-//! The program `vramp`: replays recorded workloads on any allocator, on a card or without one.
+//! The program `vramp`: replays recorded workloads on any allocator, on a card or a simulated one.
 //!
-//! - [`replay`] is the engine: one workload, one allocator, one device, one [`replay::Outcome`].
-//! - [`graph`] tells what memory a captured graph of a workload would need.
-//! - [`args`] says what can be asked for on the command line, [`main`] answers it.
+//! - [`replay`] runs one workload on one allocator and one device, and returns a
+//!   [`replay::Outcome`].
+//! - [`graph`] computes the memory of a captured graph of a workload.
+//! - [`bench`] prints the measurements of [`vramp_bench`].
+//! - [`args`] holds the command line; [`main`] runs it.
 //!
-//! The engine decides nothing about memory and keeps no clock: which work is over follows from the
-//! trace alone, so a card and the simulator are asked the same and answer the same.
+//! The replay makes no decision about memory and reads no clock for one: when work ends follows from
+//! the trace alone, so a card and the simulator get the same requests and make the same decisions.
 //!
-//! Deliberately absent: allocation policy (`vramp`), the formats of traces (`vramp-trace`).
+//! Deliberately absent: allocation policy (`vramp-core`), trace formats (`vramp-trace`).
 #![forbid(unsafe_code)]
 
 pub mod args;
 pub mod bench;
 mod convert;
-mod count;
 pub mod device;
 pub mod graph;
 mod info;
+mod number;
 pub mod replay;
-mod replay_command;
-mod table;
 mod tiers;
 
 use std::io::{self, Write};
@@ -27,36 +27,36 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-/// Parses the command line, does what it says, and reports failure on standard error.
+/// Parses the command line, runs it, and prints an error to standard error.
 ///
-/// Exit codes: 0 done, 1 failed, 2 not understood.
+/// Exit codes: 0 done, 1 failed, 2 invalid arguments.
 pub fn main() -> ExitCode {
     let args = args::Args::parse();
     let mut out = io::stdout().lock();
     match run(&args, &mut out).and_then(|()| Ok(out.flush()?)) {
         Ok(()) => ExitCode::SUCCESS,
-        // Who reads our output has seen enough, as `head` does.
+        // The reader of the output, such as `head`, needs no more of it.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            // With standard error gone too there is nobody left to tell.
+            // If standard error is closed too, the exit code is all that is left.
             let _ = writeln!(io::stderr(), "vramp: {error:#}");
             ExitCode::FAILURE
         }
     }
 }
 
-/// Does what the command line says and writes the answer to `out`.
+/// Runs the command line and writes its result to `out`.
 ///
 /// # Errors
-/// One sentence with what to do, for a person.
+/// One sentence for a person, with a hint what to do.
 pub fn run(args: &args::Args, out: &mut dyn Write) -> anyhow::Result<()> {
     match &args.command {
-        args::Command::Replay(replay) => replay_command::run(replay, out),
-        args::Command::Info(info) => info::run(info, out),
-        args::Command::Tiers(tiers) => tiers::run(tiers, out),
-        args::Command::Convert(convert) => convert::run(convert, out),
-        args::Command::Graph(graph) => graph::run(graph, out),
-        args::Command::Bench(bench) => bench::run(bench, out),
+        args::Command::Replay(args) => replay::run(args, out),
+        args::Command::Info(args) => info::run(args, out),
+        args::Command::Tiers(args) => tiers::run(args, out),
+        args::Command::Convert(args) => convert::run(args, out),
+        args::Command::Graph(args) => graph::run(args, out),
+        args::Command::Bench(args) => bench::run(args, out),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The program `vramp`. Everything it does is in the library of this crate.
+//! The program `vramp`, whose code is the library of this crate.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! The command: recordings in, a table for each or lines of JSON out.
+//! The command: reads recordings, prints a table for each or lines of JSON.
 
 use std::io::{self, Write};
 
@@ -9,8 +9,8 @@ use vramp_trace::Workload;
 
 use super::{Job, Outcome, Window, layouts};
 use crate::args::Graph;
-use crate::count::{Count, many};
-use crate::replay_command::read;
+use crate::number::{Count, plural};
+use crate::replay::read;
 
 pub(crate) fn run(args: &Graph, out: &mut dyn Write) -> Result<()> {
     for path in &args.traces {
@@ -37,11 +37,11 @@ pub(crate) fn run(args: &Graph, out: &mut dyn Write) -> Result<()> {
             let (path, events) = (path.display(), Count(trace.events.len() as u64));
             match args.window {
                 Some(Window { from, to }) => bail!(
-                    "'{path}' asks for no memory in the window {from}..{to}: its {events} events \
+                    "'{path}' allocates nothing in the window {from}..{to}: its {events} events \
                      are numbered from 0"
                 ),
                 None => bail!(
-                    "the trace '{path}' asks for no memory: record with \
+                    "the trace '{path}' allocates nothing: record with \
                      torch.cuda.memory._record_memory_history() before the capture begins"
                 ),
             }
@@ -53,14 +53,14 @@ pub(crate) fn run(args: &Graph, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-const ASSUMPTIONS: &str = "Each recording counts as one capture, without the blocks from before it. \
-    What streams wait for is not recorded: no memory goes from one to another.";
+const ASSUMPTIONS: &str = "Each recording counts as one capture, without the blocks allocated before \
+    it. Waits between streams are not recorded, so no stream reuses memory of another one.";
 
 fn write_table(out: &mut dyn Write, outcome: &Outcome, windowed: bool) -> io::Result<()> {
     writeln!(out, "{}", headline(outcome, windowed))?;
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
-    table.set_header(["layout", "memory", "of live"]);
+    table.set_header(["layout", "memory", "memory/bound"]);
     let recorded =
         outcome.recorded_bytes.map(|bytes| ("recorded", bytes, outcome.recorded_over_bound));
     let rows = [
@@ -93,15 +93,17 @@ fn headline(outcome: &Outcome, windowed: bool) -> String {
         true => format!(", events {}..{}", outcome.first_event, outcome.end_event),
         false => String::new(),
     };
-    let blocks = many(outcome.blocks as usize, "block");
-    let streams = many(outcome.streams as usize, "stream");
+    let blocks = plural(outcome.blocks as usize, "block");
+    let streams = plural(outcome.streams as usize, "stream");
     let (escaped, bound) = (Count(outcome.escaped), Bytes::new(outcome.lower_bound_bytes));
-    let any_order = match outcome.conflict_bound_bytes > outcome.lower_bound_bytes {
-        true => format!(" {} if streams do not wait.", Bytes::new(outcome.conflict_bound_bytes)),
+    let unordered = match outcome.conflict_bound_bytes > outcome.lower_bound_bytes {
+        true => {
+            format!(" Without waits between streams {}.", Bytes::new(outcome.conflict_bound_bytes))
+        }
         false => String::new(),
     };
     format!(
         "{name}{device}{window}: {blocks} on {streams}, {escaped} of them outlive the capture. \
-         {bound} live at most.{any_order}"
+         Lower bound (peak allocated) {bound}.{unordered}"
     )
 }

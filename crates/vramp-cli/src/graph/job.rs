@@ -1,4 +1,4 @@
-//! What one capture asks for: a device's requests, or a window of them.
+//! The requests of one capture: a device's, or a window of them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,21 +8,21 @@ use vramp_alloc::Bytes;
 use vramp_trace::{Request, Trace, Workload};
 
 use super::pool::private_pool;
-use crate::replay::lingers;
+use crate::replay::has_pending_uses;
 
-/// Nothing that ran anywhere asked for more in one capture.
-const MOST: Bytes = Bytes::tib(1 << 16);
+/// Larger than the requests of any real capture.
+const TOTAL_MAX: Bytes = Bytes::tib(1 << 16);
 
-/// A stretch of a trace, in event numbers: from the first to before the second.
+/// A range of events of a trace: from the first to before the second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// The first event.
     pub from: usize,
-    /// The event behind the last one.
+    /// The event after the last one.
     pub to: usize,
 }
 
-/// A window that cannot be understood.
+/// Returned for a text that is no window.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("give two event numbers as A..B, the first one below the second")]
 pub struct WindowError;
@@ -31,7 +31,7 @@ impl Window {
     /// All events.
     pub const ALL: Window = Window { from: 0, to: usize::MAX };
 
-    /// The window within so many events.
+    /// Returns the events of the window in a trace of `events` events.
     pub fn within(self, events: usize) -> Range<usize> {
         self.from.min(events)..self.to.min(events)
     }
@@ -48,52 +48,52 @@ impl FromStr for Window {
     }
 }
 
-/// One request of a capture. Blocks and streams are the workload's.
+/// One request of a capture. Block and stream numbers are the workload's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// A block is taken, and its stream works on it.
+    /// Allocates a block, on which its stream then works.
     Alloc {
-        /// Its number; each is taken once.
+        /// Block number; each is allocated once.
         block: u32,
-        /// How much is asked for.
+        /// Requested bytes.
         size: Bytes,
-        /// Whose it is.
+        /// Stream of the block.
         stream: usize,
     },
-    /// A block that the capture took is given back.
+    /// Frees a block that the capture allocated.
     Free {
-        /// Which.
+        /// Block number.
         block: u32,
-        /// Other streams used it, and nothing tells which.
+        /// True if other streams used it; the recording does not say which.
         used_elsewhere: bool,
     },
 }
 
-/// Everything that one capture asks for on one device.
+/// All requests of one capture on one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
     /// The trace's name.
     pub name: String,
-    /// Which of the recorded devices.
+    /// Number of the recorded device.
     pub device: u32,
-    /// The events it was taken from.
+    /// Events of the capture.
     pub events: Range<usize>,
-    /// Streams that it asks on, and one more where a stream that asks for nothing uses a block.
+    /// Streams that allocate, and one more if a stream that allocates nothing uses a block.
     pub streams: usize,
     /// The requests in order.
     pub steps: Vec<Step>,
-    /// Blocks from before that it frees: they are none of its own.
+    /// Frees of blocks that were allocated before. They are left out.
     pub older_freed: usize,
-    /// What the recorded allocator took from the driver for these blocks; `None` where the recording
-    /// does not tell, or some of them lay in memory that it had before.
+    /// Bytes that the recorded allocator reserved for these blocks; `None` if that was not recorded,
+    /// or some of them were placed in memory reserved before.
     pub recorded: Option<Bytes>,
 }
 
-/// A recording that no capture could make.
+/// Returned for a recording that is no capture.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JobError {
-    /// More than there are addresses.
-    #[error("'{name}' asks for more than {MOST} within one capture: give a --window of it")]
+    /// The requests need more addresses than an arena has.
+    #[error("'{name}' allocates more than {TOTAL_MAX} in one capture: select a part with --window")]
     TooMuch {
         /// The trace's name.
         name: String,
@@ -101,11 +101,11 @@ pub enum JobError {
 }
 
 impl Job {
-    /// What `workload`, made of `trace`, asks for between two events. Blocks that were live before
-    /// are left out. O(events).
+    /// Collects the requests of a window of `workload`, which was made of `trace`. Blocks that were
+    /// live before are left out. O(events).
     ///
     /// # Errors
-    /// The sizes add up to nonsense.
+    /// The sum of the sizes is too large.
     pub fn new(trace: &Trace, workload: &Workload, window: Window) -> Result<Job, JobError> {
         let events = window.within(trace.events.len());
         // Streams in the order of their first request.
@@ -125,18 +125,18 @@ impl Job {
                     total += u128::from(size.count());
                     steps.push(Step::Alloc { block, size, stream });
                 }
-                // Blocks are numbered in the order in which they are taken.
+                // Blocks are numbered in the order of their allocation.
                 Request::Free { block } if first_block.is_some_and(|first| block >= first) => {
-                    let used_elsewhere = lingers(&workload.requests, index, block);
+                    let used_elsewhere = has_pending_uses(&workload.requests, index, block);
                     unseen |= used_elsewhere;
                     steps.push(Step::Free { block, used_elsewhere });
                 }
                 Request::Free { .. } => older_freed += 1,
-                // Uses end when the graph has run; the recorded allocator was told later.
+                // In a capture, uses end when the graph has run.
                 Request::FreeCompleted { .. } | Request::Oom { .. } => {}
             }
         }
-        if total > u128::from(MOST.count()) {
+        if total > u128::from(TOTAL_MAX.count()) {
             return Err(JobError::TooMuch { name: workload.name.clone() });
         }
         Ok(Job {
@@ -150,7 +150,7 @@ impl Job {
         })
     }
 
-    /// How many blocks it takes.
+    /// Returns the number of blocks.
     pub fn blocks(&self) -> usize {
         self.steps.iter().filter(|step| matches!(step, Step::Alloc { .. })).count()
     }
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_window_is_two_numbers_in_order() {
+    fn a_window_is_two_ascending_numbers() {
         assert_eq!("3..10".parse(), Ok(Window { from: 3, to: 10 }));
         for wrong in
             ["", "3", "..", "3..", "..3", "3..3", "4..3", "-1..3", "a..b", "1...3", "1..=3"]
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_ends_where_the_events_do() {
+    fn a_window_is_cut_at_the_last_event() {
         assert_eq!(Window::ALL.within(7), 0..7);
         assert_eq!(Window { from: 5, to: 9 }.within(7), 5..7);
         assert!(Window { from: 8, to: 9 }.within(7).is_empty());

@@ -1,4 +1,4 @@
-//! A job captured into arenas, one for each way of placing blocks.
+//! A job captured into arenas, one for each layout policy.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -12,60 +12,60 @@ use vramp_core::{
 
 use super::{Job, Step};
 
-/// Addresses enough for any job.
+/// Enough addresses for any job.
 const CAPACITY: Bytes = Bytes::tib(1 << 17);
 
-/// What a job needs, placed in each way.
+/// Memory of a job by each layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layouts {
-    /// Blocks that the capture takes.
+    /// Blocks that the capture allocates.
     pub blocks: usize,
     /// Blocks that outlive it.
     pub escaped: usize,
-    /// The most that is live at once: no layout needs less.
+    /// Peak of the live bytes: no layout needs less.
     pub lower_bound: Bytes,
-    /// The most that the streams may have in use at once in any order of a replay: that, or more.
+    /// Peak of the bytes that unordered streams may use at once in a replay; at least the lower bound.
     pub conflict_bound: Bytes,
-    /// Nothing serves twice.
+    /// Memory without any reuse.
     pub monotone: Bytes,
-    /// What the first capture takes, block by block.
+    /// Memory of the first capture, which places block by block.
     pub reusing: Bytes,
-    /// What the plan made of that one takes.
+    /// Memory of the plan made of that capture.
     pub planned: Bytes,
-    /// What the same capture takes when it follows the plan.
+    /// Memory of a second capture, which follows the plan.
     pub second: Bytes,
-    /// True if it could follow to the end.
+    /// True if the second capture followed the plan to its end.
     pub followed: bool,
-    /// Host time that the plan took.
+    /// Host time of planning.
     pub pack_ns: u64,
 }
 
-/// Why a job could not be captured. None of these can come from a recording.
+/// Why a capture of a job failed. No recording can cause it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GraphError {
-    /// No block.
+    /// An allocation failed.
     #[error(transparent)]
     Alloc(#[from] ArenaAllocError),
-    /// No node, no use, or no free.
+    /// A node, a use or a free was refused.
     #[error(transparent)]
     Free(#[from] ArenaFreeError),
-    /// A block that escaped is gone.
+    /// A block that outlived its capture is unknown.
     #[error(transparent)]
     Escaped(#[from] UnknownArenaBlock),
-    /// No capture.
+    /// The capture was refused.
     #[error(transparent)]
     Capture(#[from] ArenaCaptureError),
-    /// No new start.
+    /// The arena could not be reset.
     #[error(transparent)]
     Reset(#[from] ArenaResetError),
-    /// The plan puts two blocks in one place.
-    #[error("the plan is wrong: {0}")]
+    /// The plan is inconsistent.
+    #[error("the plan is inconsistent: {0}")]
     Plan(#[from] LayoutError),
 }
 
-/// Captures a job in each way. Planning takes up to a second, the rest O(blocks) times the free
-/// pieces.
+/// Captures a job with each layout policy. Planning takes up to a second, the rest O(blocks * free
+/// extents).
 ///
 /// # Errors
 /// None that a recording could cause.
@@ -81,7 +81,7 @@ pub fn layouts(job: &Job) -> Result<Layouts, GraphError> {
     layout.check(&first.recording)?;
     let planned = layout.high_water();
 
-    // As though the first graph and its results were gone.
+    // As if the first graph and its results were destroyed.
     first.escaped.iter().try_for_each(|&id| arena.free_outside(id).map(drop))?;
     arena.reset()?;
     arena.set_plan(Some(layout));
@@ -100,7 +100,7 @@ pub fn layouts(job: &Job) -> Result<Layouts, GraphError> {
     })
 }
 
-/// What came of one capture.
+/// One finished capture.
 struct Captured {
     recording: Recording,
     escaped: Vec<ArenaBlockId>,
@@ -110,16 +110,17 @@ struct Captured {
 fn capture(arena: &mut Arena, job: &Job) -> Result<Captured, GraphError> {
     arena.begin()?;
     let mut chains = Chains::new(job.streams);
-    let mut held: HashMap<u32, (ArenaBlockId, usize)> = HashMap::new();
+    let mut live: HashMap<u32, (ArenaBlockId, usize)> = HashMap::new();
     for step in &job.steps {
         match *step {
             Step::Alloc { block, size, stream } => {
-                let made = arena.alloc(size, chains.tip(stream))?;
-                held.insert(block, (made.id, stream));
+                let allocated = arena.alloc(size, chains.tip(stream))?;
+                live.insert(block, (allocated.id, stream));
                 chains.work(arena, stream)?;
             }
             Step::Free { block, used_elsewhere } => {
-                let (id, stream) = held.remove(&block).expect("a job frees what it took, once");
+                let (id, stream) =
+                    live.remove(&block).expect("a job frees each of its blocks once");
                 if used_elsewhere {
                     for other in (0..job.streams).filter(|&other| other != stream) {
                         chains.work(arena, other)?;
@@ -131,12 +132,12 @@ fn capture(arena: &mut Arena, job: &Job) -> Result<Captured, GraphError> {
         }
     }
     let followed = arena.follows_plan();
-    let mut escaped: Vec<ArenaBlockId> = held.into_values().map(|(id, _)| id).collect();
+    let mut escaped: Vec<ArenaBlockId> = live.into_values().map(|(id, _)| id).collect();
     escaped.sort_unstable();
     Ok(Captured { recording: arena.end()?, escaped, followed })
 }
 
-/// The captured work of each stream: one node behind the other.
+/// The captured work of each stream: a chain of nodes.
 struct Chains {
     tips: Vec<Option<NodeId>>,
     nodes: u64,
@@ -147,12 +148,12 @@ impl Chains {
         Chains { tips: vec![None; streams], nodes: 0 }
     }
 
-    /// What the stream's next node will depend on.
+    /// Returns the nodes that the stream's next node will depend on.
     fn tip(&self, stream: usize) -> &[NodeId] {
         self.tips[stream].as_slice()
     }
 
-    /// A kernel is captured.
+    /// Captures a kernel on the stream.
     fn work(&mut self, arena: &mut Arena, stream: usize) -> Result<(), ArenaFreeError> {
         let node = NodeId(self.nodes);
         arena.add_node(node, self.tip(stream))?;
@@ -167,7 +168,7 @@ mod tests {
     use super::*;
 
     fn job(streams: usize, steps: Vec<Step>) -> Job {
-        let (name, events) = ("made".to_owned(), 0..steps.len());
+        let (name, events) = ("synthetic".to_owned(), 0..steps.len());
         Job { name, device: 0, events, streams, steps, older_freed: 0, recorded: None }
     }
 
@@ -180,27 +181,27 @@ mod tests {
     }
 
     #[test]
-    fn what_a_stream_freed_serves_it_again() {
+    fn a_stream_reuses_its_freed_memory() {
         let found = layouts(&job(1, vec![alloc(0, 4, 0), free(0), alloc(1, 4, 0)])).unwrap();
         assert_eq!((found.blocks, found.escaped), (2, 1));
         assert_eq!(found.monotone, Bytes::mib(8));
-        for taken in [found.lower_bound, found.reusing, found.planned, found.second] {
-            assert_eq!(taken, Bytes::mib(4));
+        for memory in [found.lower_bound, found.reusing, found.planned, found.second] {
+            assert_eq!(memory, Bytes::mib(4));
         }
         assert!(found.followed);
     }
 
     #[test]
-    fn streams_without_order_share_nothing() {
+    fn unordered_streams_share_no_memory() {
         let found = layouts(&job(2, vec![alloc(0, 4, 0), free(0), alloc(1, 4, 1)])).unwrap();
         assert_eq!((found.lower_bound, found.conflict_bound), (Bytes::mib(4), Bytes::mib(8)));
-        for taken in [found.monotone, found.reusing, found.planned, found.second] {
-            assert_eq!(taken, Bytes::mib(8));
+        for memory in [found.monotone, found.reusing, found.planned, found.second] {
+            assert_eq!(memory, Bytes::mib(8));
         }
     }
 
     #[test]
-    fn what_another_stream_used_serves_nobody_again() {
+    fn a_block_used_on_another_stream_is_not_reused() {
         let used = Step::Free { block: 0, used_elsewhere: true };
         let steps = vec![alloc(0, 4, 0), used, alloc(1, 4, 0), free(1), alloc(2, 4, 0)];
         let found = layouts(&job(2, steps)).unwrap();
@@ -209,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_plan_needs_less_than_placing_block_by_block() {
-        // The small block in the first gap keeps the large one from it.
+        // Block by block, the small block is placed in the first gap, where the large one no longer fits.
         let steps = vec![
             alloc(0, 8, 0),
             alloc(1, 1, 0),

@@ -1,14 +1,14 @@
-//! `vramp graph`: what memory a captured graph of recorded work would need.
+//! `vramp graph`: the memory of a captured graph of recorded work.
 //!
-//! 1. [`Job::new`] takes a device's requests of a recording, or of a window of it: what one capture
-//!    allocates and frees.
-//! 2. [`layouts()`] puts them through arenas of the core, as captures do: one that never reuses, one
-//!    that does, and that one again by the plan that [`vramp_core::pack`] makes of its recording.
-//! 3. [`Outcome`] holds all of them side by side with the bound that none can go below.
+//! 1. [`Job::new`] collects one device's requests of a recording, or of a window of it, as those of one
+//!    capture.
+//! 2. [`layouts()`] places them in arenas of the core, as captures do: in one that never reuses
+//!    memory, in one that does, and in that one again by the plan that [`vramp_core::pack`] makes.
+//! 3. [`Outcome`] holds the memory of each layout and the lower bound.
 //!
-//! A recording tells which stream a block is for and not what the streams wait for. So each stream
-//! is a chain of captured work, and no two chains are ordered: memory never goes from one stream to
-//! another, and what several streams used serves nobody again.
+//! A recording has the stream of each block and not the waits between streams. So each stream is a
+//! chain of captured work, and no two chains are ordered: no stream reuses memory of another one, and
+//! a block that several streams used is never reused.
 //!
 //! Deliberately absent: devices, and decisions about memory.
 

@@ -1,67 +1,68 @@
-//! What came out of one job, as it is printed and stored.
+//! The result of one job, as it is printed and stored.
 
 use serde::Serialize;
 use vramp_alloc::Bytes;
 
 use super::{Job, Layouts};
 
-/// What one capture needs. Serialised, this is the line that `--json` prints.
+/// Memory of one capture by each layout, as `--json` prints it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outcome {
     /// The trace's name.
     pub trace: String,
-    /// Which of the recorded devices.
+    /// Number of the recorded device.
     pub trace_device: u32,
     /// The first event of the window.
     pub first_event: u64,
-    /// The event behind its last one.
+    /// The event after its last one.
     pub end_event: u64,
-    /// Streams whose order is known each by itself.
+    /// Streams, which are not ordered among each other.
     pub streams: u64,
-    /// Blocks that the capture takes.
+    /// Blocks that the capture allocates.
     pub blocks: u64,
-    /// Blocks that outlive it.
+    /// Blocks that outlive the capture.
     pub escaped: u64,
-    /// Blocks from before that it frees. They are left out.
+    /// Frees of blocks that were allocated before. They are left out.
     pub older_blocks_freed: u64,
-    /// The most that is live at once, in bytes: no layout needs less.
+    /// Peak of the live bytes: no layout needs less.
     pub lower_bound_bytes: u64,
-    /// The most that may be in use at once where streams do not wait for each other: that, or more.
+    /// Peak of the bytes that unordered streams may use at once; at least the lower bound.
     pub conflict_bound_bytes: u64,
-    /// That over the bound; as all ratios, none for a bound of zero.
+    /// `conflict_bound_bytes` over the lower bound; like all ratios `None` for a bound of zero.
     pub conflict_bound_over_bound: Option<f64>,
-    /// What the plan takes.
+    /// Memory of the plan.
     pub planned_bytes: u64,
-    /// That over the bound.
+    /// `planned_bytes` over the lower bound.
     pub planned_over_bound: Option<f64>,
-    /// What a second capture takes that follows the plan.
+    /// Memory of a second capture, which follows the plan.
     pub second_bytes: u64,
-    /// That over the bound.
+    /// `second_bytes` over the lower bound.
     pub second_over_bound: Option<f64>,
-    /// True if it followed to the end.
+    /// True if the second capture followed the plan to its end.
     pub second_followed: bool,
-    /// What the first capture takes.
+    /// Memory of the first capture, which places block by block.
     pub reusing_bytes: u64,
-    /// That over the bound.
+    /// `reusing_bytes` over the lower bound.
     pub reusing_over_bound: Option<f64>,
-    /// What a bump pointer takes.
+    /// Memory of a bump allocator.
     pub monotone_bytes: u64,
-    /// That over the bound.
+    /// `monotone_bytes` over the lower bound.
     pub monotone_over_bound: Option<f64>,
-    /// What the recorded allocator took for these blocks, where the recording tells.
+    /// Bytes that the recorded allocator reserved for these blocks, where recorded.
     pub recorded_bytes: Option<u64>,
-    /// That over the bound.
+    /// `recorded_bytes` over the lower bound.
     pub recorded_over_bound: Option<f64>,
-    /// Host time that the plan took, in milliseconds.
+    /// Host time of planning, in milliseconds.
     pub pack_ms: f64,
 }
 
 impl Outcome {
-    /// The outcome of a job.
+    /// Returns the outcome of a job.
     pub fn new(job: &Job, found: &Layouts) -> Outcome {
         let bound = found.lower_bound;
-        let over =
-            |taken: Bytes| (!bound.is_zero()).then(|| taken.count() as f64 / bound.count() as f64);
+        let over = |memory: Bytes| {
+            (!bound.is_zero()).then(|| memory.count() as f64 / bound.count() as f64)
+        };
         Outcome {
             trace: job.name.clone(),
             trace_device: job.device,

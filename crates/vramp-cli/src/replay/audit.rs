@@ -1,4 +1,4 @@
-//! What `--audit` adds to a replay: kernels that stand in for the program's, and a second count.
+//! `--audit`: stand-ins for the program's kernels, and a second count of the live bytes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use super::engine::ReplayError;
 /// Checks an allocator while it is replayed.
 pub(super) struct Auditor {
     kernels: Option<Kernels>,
-    /// What the program holds.
+    /// Live bytes by the replay's own count.
     live: Bytes,
 }
 
 impl Auditor {
-    /// An auditor; with a simulator, one that queues kernels too.
+    /// Returns an auditor, which queues kernels if there is a simulator.
     pub(super) fn new(simulator: Option<Arc<Simulator>>) -> Result<Auditor, DriverError> {
         let kernels = simulator.map(Kernels::new).transpose()?;
         Ok(Auditor { kernels, live: Bytes::ZERO })
@@ -37,7 +37,7 @@ impl Auditor {
         }
     }
 
-    /// The last work on a block's own stream is queued; on `others` work goes on.
+    /// Queues the last use on the block's own stream, and uses on `others` that stay pending.
     pub(super) fn freeing(
         &mut self,
         block: u32,
@@ -59,14 +59,14 @@ impl Auditor {
         }
     }
 
-    /// Every invariant of the allocator, and its count of live bytes against ours. O(n log n).
+    /// Checks every invariant of the allocator, and its live bytes against the own count. O(n log n).
     pub(super) fn check(&self, allocator: &Allocator) -> Result<(), ReplayError> {
         allocator.audit().map_err(ReplayError::Inconsistent)?;
         let (counted, expected) = (allocator.live(), self.live);
         if counted == expected { Ok(()) } else { Err(ReplayError::Miscount { counted, expected }) }
     }
 
-    /// Lets all work end.
+    /// Ends all pending uses.
     pub(super) fn finish(&mut self) {
         if let Some(kernels) = &mut self.kernels {
             kernels.finish();
@@ -77,9 +77,9 @@ impl Auditor {
 /// Stand-ins for the program's kernels on a simulator.
 struct Kernels {
     simulator: Arc<Simulator>,
-    /// Orders other streams behind a block's own one, as a program has to.
+    /// Orders other streams after a block's own stream, as a program has to.
     fence: Event,
-    /// What keeps the uses of a freed block going.
+    /// Keeps the uses of each freed block pending.
     gates: HashMap<u32, Gate>,
 }
 
@@ -111,8 +111,8 @@ impl Kernels {
         self.simulator.record(self.fence, stream)?;
         for &other in others {
             self.simulator.wait(other, self.fence)?;
-            let going_on = Kernel::new("use on another stream").reading(range).until(gate);
-            self.simulator.launch(other, going_on)?;
+            let pending = Kernel::new("use on another stream").reading(range).until(gate);
+            self.simulator.launch(other, pending)?;
         }
         Ok(())
     }
@@ -134,7 +134,7 @@ fn range(allocation: &Allocation) -> AddrRange {
     AddrRange::new(allocation.addr(), allocation.len())
 }
 
-/// The streams of an allocator as the device knows them.
+/// Returns the driver's handle of a stream.
 pub(super) fn raw(allocator: &Allocator, id: StreamId) -> Stream {
-    allocator.stream(id).expect("the replay made the stream")
+    allocator.stream(id).expect("the replay created the stream")
 }

@@ -21,44 +21,43 @@ use vramp_trace::{Request, Workload};
 
 use super::audit::{Auditor, raw};
 use super::fidelity::Peaks;
-use super::{CallCount, Fidelity, Outcome, Outstanding, Recorded, Segments};
+use super::{CallCount, Fidelity, Outcome, PendingUses, Recorded, SegmentChanges};
 use crate::device::Device;
 
-/// How often progress is told, in requests.
+/// Requests between two progress reports.
 const TICK: usize = 1 << 13;
 
-/// The decision to leave a small request to the driver's pool: where that puts it is not the
-/// allocator's to decide, and differs between devices.
+/// Stands for a small request that is passed to the driver's pool. Its place is not the allocator's
+/// decision and differs between devices.
 const LEFT_TO_DRIVER: u64 = u64::MAX;
 
-/// What a run may do beside replaying.
+/// Options of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options<'a> {
-    /// Check the allocator after every request. On the simulator, queue kernels that touch the
-    /// memory and look for accesses without order.
+    /// Audit the allocator after every request. On the simulator, queue kernels that access the
+    /// memory and detect unordered accesses.
     pub audit: bool,
-    /// Leave out the allocator's knowledge of uses on other streams: a bug on purpose, to see that
-    /// the audit finds it.
-    pub forget_uses: bool,
-    /// Compare what PyTorch's allocator takes from the driver with this recording. Blocks are then
-    /// free at the very event at which they were, whatever streams use them.
-    pub compared_with: Option<&'a Recorded>,
+    /// Record no use on another stream: a deliberate bug, which the audit has to find.
+    pub skip_record_use: bool,
+    /// Compare the segments of PyTorch's allocator with this recording. Blocks are then freed at the
+    /// recorded end of their uses.
+    pub compare_with: Option<&'a Recorded>,
 }
 
-/// Why a replay could not be completed. Running out of memory is no error but an outcome.
+/// Why a replay failed. Out of memory is an outcome, not an error.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplayError {
     /// The device could not be opened again.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The allocator could not be made.
+    /// The allocator could not be created.
     #[error(transparent)]
     Create(#[from] CreateError),
-    /// A request failed for another reason than memory.
+    /// A request failed for another reason than lack of memory.
     #[error(transparent)]
     Alloc(#[from] AllocError),
-    /// A use on another stream could not be noted.
+    /// A use on another stream could not be recorded.
     #[error(transparent)]
     Use(#[from] UseError),
     /// A free failed.
@@ -71,27 +70,27 @@ pub enum ReplayError {
     #[error("the audit failed: {0}")]
     Inconsistent(Inconsistency),
     /// The allocator's count of live bytes is wrong.
-    #[error("the audit failed: the allocator counts {counted} live, but {expected} are")]
+    #[error("the audit failed: the allocator counts {counted} allocated, the replay {expected}")]
     Miscount {
-        /// By the allocator.
+        /// The allocator's count.
         counted: Bytes,
-        /// By the replay.
+        /// The replay's count.
         expected: Bytes,
     },
-    /// One of the above, at a request.
+    /// One of the other errors, with its request.
     #[error("at {at}: {source}")]
     At {
-        /// Which request.
+        /// The request.
         at: String,
-        /// What was found.
+        /// The error.
         source: Box<ReplayError>,
     },
-    /// Memory was handed out while unordered work could still touch it.
-    #[error("memory was handed out too early {found} times; first: {}", first.as_ref().map_or_else(String::new, ToString::to_string))]
+    /// Memory was reused while unordered work could still access it.
+    #[error("memory was reused too early {found} times; first: {}", first.as_ref().map_or_else(String::new, ToString::to_string))]
     Hazards {
-        /// How often.
+        /// Number of unordered accesses.
         found: u64,
-        /// The first time.
+        /// The first of them.
         first: Option<Box<Hazard>>,
     },
     /// The simulated device was lost.
@@ -99,13 +98,13 @@ pub enum ReplayError {
     Fault(String),
 }
 
-/// Replays `workload` on a new allocator of `device`, made by `config` (whose `progress` is
-/// replaced). `tick` hears how many requests are done, now and then.
+/// Replays `workload` on a new allocator of `device` with `config`, whose `progress` is replaced.
+/// `tick` is called with the number of requests done, every few thousand requests.
 ///
-/// `events` and `read_s` of the outcome are left at zero: they are the trace's.
+/// `events` and `read_s` of the outcome, which depend on the trace, stay zero.
 ///
 /// # Errors
-/// Anything but running out of memory: see [`ReplayError`].
+/// Anything but out of memory: see [`ReplayError`].
 pub fn replay(
     workload: &Workload,
     device: &Device,
@@ -194,8 +193,8 @@ fn by_kind(calls: &MeterSnapshot) -> BTreeMap<&'static str, CallCount> {
     calls.iter().map(count).collect()
 }
 
-/// A block in the program's hands.
-struct Held {
+/// A live block.
+struct LiveBlock {
     allocation: Allocation,
     size: Bytes,
     stream: StreamId,
@@ -207,17 +206,17 @@ struct Run<'a> {
     meter: Arc<Metered<Arc<dyn Driver>>>,
     options: Options<'a>,
     auditor: Option<Auditor>,
-    outstanding: Arc<Mutex<Outstanding>>,
+    pending: Arc<Mutex<PendingUses>>,
     streams: Vec<StreamId>,
-    /// By block number.
-    held: Vec<Option<Held>>,
-    /// Where each block was placed, by block number.
+    /// Live blocks by number.
+    live: Vec<Option<LiveBlock>>,
+    /// Place of each block, in the order of allocation.
     decisions: Vec<u64>,
     has_own_pool: bool,
-    first_of_driver: Option<DeviceAddr>,
+    first_driver_block: Option<DeviceAddr>,
     worst_malloc_ns: u64,
-    /// What PyTorch's allocator took from the driver, where it is compared.
-    segments: Segments,
+    /// Segment changes of PyTorch's allocator, where they are compared.
+    segments: SegmentChanges,
 }
 
 impl<'a> Run<'a> {
@@ -227,41 +226,43 @@ impl<'a> Run<'a> {
         mut config: Config,
         options: Options<'a>,
     ) -> Result<Run<'a>, ReplayError> {
-        let outstanding = Arc::new(Mutex::new(Outstanding::default()));
-        let table = Arc::clone(&outstanding);
+        let pending = Arc::new(Mutex::new(PendingUses::default()));
+        let table = Arc::clone(&pending);
         let progress = Progress::External(Arc::new(move |last: Mark| lock(&table).reached(last)));
         let driver: Arc<dyn Driver> = Arc::clone(meter) as _;
         config.progress = progress;
         let allocator = Allocator::new(driver, config)?;
-        // A block whose uses outlive its free is used by another stream, even if no memory was
-        // ever asked for on that one.
-        let unseen = usize::from(workload.streams.len() == 1 && any_lingers(&workload.requests));
+        // A block whose uses outlive its free is used by another stream, even if that stream never
+        // allocates.
+        let unseen =
+            usize::from(workload.streams.len() == 1 && any_pending_uses(&workload.requests));
         let streams = (0..workload.streams.len() + unseen)
             .map(|_| allocator.create_stream())
             .collect::<Result<_, _>>()?;
         let has_own_pool = allocator.inspect(|_| ()).is_some();
-        let mut held = Vec::new();
-        held.resize_with(workload.blocks as usize, || None);
+        let mut live = Vec::new();
+        live.resize_with(workload.blocks as usize, || None);
         Ok(Run {
             workload,
             allocator,
             meter: Arc::clone(meter),
             options,
             auditor: None,
-            outstanding,
+            pending,
             streams,
-            held,
+            live,
             decisions: Vec::with_capacity(workload.blocks as usize),
             has_own_pool,
-            first_of_driver: None,
+            first_driver_block: None,
             worst_malloc_ns: 0,
-            segments: Segments::default(),
+            segments: SegmentChanges::default(),
         })
     }
 
-    /// Makes every request, or stops where memory runs out: then the event and what was said.
+    /// Makes every request. Stops at the first one that fails for lack of memory and returns its
+    /// event and error.
     fn all(&mut self, tick: &mut dyn FnMut(usize)) -> Result<Option<(u64, String)>, ReplayError> {
-        self.begin_as_recorded()?;
+        self.restore_recorded()?;
         let requests = &self.workload.requests;
         for (index, &request) in requests.iter().enumerate() {
             if index % TICK == 0 {
@@ -284,25 +285,25 @@ impl<'a> Run<'a> {
 
     fn request(&mut self, index: usize, request: Request) -> Result<(), ReplayError> {
         self.empty_cache_as_recorded(index)?;
-        let compared = self.options.compared_with.is_some();
+        let compared = self.options.compare_with.is_some();
         match request {
-            // It was there when the recording began.
-            Request::Alloc { block, .. } if self.held[block as usize].is_some() => {}
+            // The block was live when the recording began.
+            Request::Alloc { block, .. } if self.live[block as usize].is_some() => {}
             Request::Alloc { block, size, stream } => {
                 self.alloc(block, size, stream)?;
-                self.note_segments(index);
+                self.record_segments(index);
             }
             Request::Free { block } => {
-                let lingers = lingers(&self.workload.requests, index, block);
-                if !(lingers && compared) {
-                    self.free(block, lingers)?;
+                let pending = has_pending_uses(&self.workload.requests, index, block);
+                if !(pending && compared) {
+                    self.free(block, pending)?;
                 }
             }
-            Request::FreeCompleted { block } if self.held[block as usize].is_some() => {
+            Request::FreeCompleted { block } if self.live[block as usize].is_some() => {
                 self.free(block, false)?;
             }
             Request::FreeCompleted { block } => self.uses_done(block),
-            // The recorded allocator failed and took nothing; the program went on without.
+            // The recorded request failed, and the program continued.
             Request::Oom { .. } => {}
         }
         match &self.auditor {
@@ -313,28 +314,28 @@ impl<'a> Run<'a> {
 
     // --- the recorded allocator's segments ---
 
-    /// Lets PyTorch's allocator begin with the segments that were there when the recording began.
-    fn begin_as_recorded(&mut self) -> Result<(), ReplayError> {
-        let Some(recorded) = self.options.compared_with else { return Ok(()) };
+    /// Restores the segments that existed when the recording began.
+    fn restore_recorded(&mut self) -> Result<(), ReplayError> {
+        let Some(recorded) = self.options.compare_with else { return Ok(()) };
         let sizes = self.workload.block_sizes();
         let mut segments = Vec::new();
-        for earlier in &recorded.earlier {
-            let known = self.workload.streams.iter().position(|&raw| raw == earlier.raw_stream);
+        for initial in &recorded.initial {
+            let known = self.workload.streams.iter().position(|&raw| raw == initial.raw_stream);
             let stream = match known {
                 Some(known) => self.streams[known],
-                // Nothing was asked for on it since, but its memory is held.
+                // The stream never allocates again, but has live blocks.
                 None => self.allocator.create_stream()?,
             };
-            let held = earlier.blocks.iter().filter_map(|&block| {
+            let held = initial.blocks.iter().filter_map(|&block| {
                 Some((self.workload.initial_address(block)?, sizes[block as usize]))
             });
             let held = held.collect();
-            let (start, len) = (earlier.start, earlier.len);
+            let (start, len) = (initial.start, initial.len);
             segments.push(TorchSegment { start, len, stream, held });
         }
         let restored = self.allocator.restore(&segments)?;
-        let blocks = recorded.earlier.iter().zip(&segments).flat_map(|(earlier, segment)| {
-            earlier.blocks.iter().map(|&block| (block, segment.stream))
+        let blocks = recorded.initial.iter().zip(&segments).flat_map(|(initial, segment)| {
+            initial.blocks.iter().map(|&block| (block, segment.stream))
         });
         for ((block, stream), allocation) in blocks.zip(restored) {
             let Some(allocation) = allocation else { continue };
@@ -343,46 +344,46 @@ impl<'a> Run<'a> {
             if let Some(auditor) = &mut self.auditor {
                 auditor.allocated(&allocation, size, raw(&self.allocator, stream))?;
             }
-            self.held[block as usize] = Some(Held { allocation, size, stream });
+            self.live[block as usize] = Some(LiveBlock { allocation, size, stream });
         }
         Ok(())
     }
 
-    /// Gives unused memory back where the recorded allocator did: see `fidelity.rs`.
+    /// Releases unused memory where the recorded allocator did: see `fidelity.rs`.
     fn empty_cache_as_recorded(&mut self, request: usize) -> Result<(), ReplayError> {
-        let Some(recorded) = self.options.compared_with else { return Ok(()) };
-        let by_itself = self.allocator.inspect_torch(|pool| {
+        let Some(recorded) = self.options.compare_with else { return Ok(()) };
+        let automatic = self.allocator.inspect_torch(|pool| {
             let config = pool.config();
             config.garbage_collection_threshold.is_some() || config.max_split_size.is_some()
         });
-        if recorded.segments.gives_back(request) && by_itself == Some(false) {
+        if recorded.segments.frees_before(request) && automatic == Some(false) {
             self.allocator.trim(Bytes::ZERO)?;
-            self.note_segments(request);
+            self.record_segments(request);
         }
         Ok(())
     }
 
-    fn note_segments(&mut self, request: usize) {
-        if self.options.compared_with.is_some() {
+    fn record_segments(&mut self, request: usize) {
+        if self.options.compare_with.is_some() {
             let segments = &mut self.segments;
             self.allocator.inspect_torch(|pool| {
                 for &op in pool.performed() {
-                    segments.performed(request, op);
+                    segments.record_op(request, op);
                 }
             });
         }
     }
 
     fn fidelity(&self, replayed: Bytes) -> Option<Fidelity> {
-        let recorded = self.options.compared_with?;
+        let recorded = self.options.compare_with?;
         let peaks = Peaks { recorded: recorded.peak_reserved.unwrap_or_default(), replayed };
         Some(recorded.segments.compare(&self.segments, self.workload, peaks))
     }
 
     fn alloc(&mut self, block: u32, size: Bytes, stream: u32) -> Result<(), ReplayError> {
         let stream = self.streams[stream as usize];
-        // Only while uses go on elsewhere does it matter whether this stream begins to wait.
-        let before = (!lock(&self.outstanding).is_empty()).then(|| self.waits_and_now(stream));
+        // A wait matters only while uses are pending on other streams.
+        let before = (!lock(&self.pending).is_empty()).then(|| self.waits_and_now(stream));
         let begun_ns = self.meter.now_ns();
         let allocation = self.allocator.malloc(size, stream)?;
         let took_ns = self.meter.now_ns().saturating_sub(begun_ns);
@@ -390,13 +391,13 @@ impl<'a> Run<'a> {
         if let Some((waits, Some(now))) = before
             && self.meter.snapshot().of(Call::Wait).calls > waits
         {
-            lock(&self.outstanding).spread(now);
+            lock(&self.pending).hold_by_all(now);
         }
         let decision = match allocation.pool_addr() {
-            Some(spot) => spot.number(),
+            Some(place) => place.number(),
             None if self.has_own_pool => LEFT_TO_DRIVER,
             None => {
-                let first = *self.first_of_driver.get_or_insert(allocation.addr());
+                let first = *self.first_driver_block.get_or_insert(allocation.addr());
                 allocation.addr().number().wrapping_sub(first.number())
             }
         };
@@ -404,7 +405,7 @@ impl<'a> Run<'a> {
         if let Some(auditor) = &mut self.auditor {
             auditor.allocated(&allocation, size, raw(&self.allocator, stream))?;
         }
-        self.held[block as usize] = Some(Held { allocation, size, stream });
+        self.live[block as usize] = Some(LiveBlock { allocation, size, stream });
         Ok(())
     }
 
@@ -416,10 +417,11 @@ impl<'a> Run<'a> {
         self.allocator.mark(stream)
     }
 
-    fn free(&mut self, block: u32, lingers: bool) -> Result<(), ReplayError> {
-        let held = self.held[block as usize].take();
-        let Held { allocation, size, stream } = held.expect("a workload frees what it holds, once");
-        let others: Vec<StreamId> = if lingers {
+    fn free(&mut self, block: u32, uses_pending: bool) -> Result<(), ReplayError> {
+        let freed = self.live[block as usize].take();
+        let LiveBlock { allocation, size, stream } =
+            freed.expect("a workload frees each of its live blocks once");
+        let others: Vec<StreamId> = if uses_pending {
             self.streams.iter().copied().filter(|&other| other != stream).collect()
         } else {
             Vec::new()
@@ -431,32 +433,32 @@ impl<'a> Run<'a> {
         }
         for &other in &others {
             if let Some(now) = self.now(other) {
-                // A stream that uses another one's memory was made to wait for that one.
-                let mut outstanding = lock(&self.outstanding);
-                outstanding.spread(now);
-                outstanding.hold(block, now);
+                // A stream that uses another one's memory waits for that one first.
+                let mut table = lock(&self.pending);
+                table.hold_by_all(now);
+                table.hold(block, now);
             }
-            if !self.options.forget_uses {
+            if !self.options.skip_record_use {
                 self.allocator.record_use(&allocation, other)?;
             }
         }
-        if lingers && let Some(mark) = self.now(stream) {
-            lock(&self.outstanding).hold(block, mark);
+        if uses_pending && let Some(mark) = self.now(stream) {
+            lock(&self.pending).hold(block, mark);
         }
         self.allocator.free(allocation, stream)?;
         Ok(())
     }
 
     fn uses_done(&mut self, block: u32) {
-        lock(&self.outstanding).done(block);
+        lock(&self.pending).end(block);
         if let Some(auditor) = &mut self.auditor {
             auditor.uses_done(block);
         }
     }
 
-    /// SHA-256 over every decision, in the order of the requests: the block's number in 4 bytes, its
-    /// place in 8, both little-endian. The place is the pool's spot; where all is the driver's pool,
-    /// the distance from its first block.
+    /// Returns the SHA-256 over every decision, in the order of the requests: the block's number in 4
+    /// bytes, its place in 8, both little-endian. The place is the address within the allocator's own
+    /// pool; for the driver's pool it is the distance from the first block.
     fn digest(&self) -> String {
         let mut hasher = Sha256::new();
         let mut batch = Vec::with_capacity(12 << 12);
@@ -478,7 +480,7 @@ impl<'a> Run<'a> {
         self.allocator.close()
     }
 
-    /// The event of a request; the first one for what was there before.
+    /// Returns the event of a request; 0 for blocks from before the recording.
     fn event(&self, request: usize) -> u64 {
         self.workload.event_of(request).unwrap_or(0) as u64
     }
@@ -486,24 +488,24 @@ impl<'a> Run<'a> {
     fn at(&self, request: usize) -> String {
         match self.workload.event_of(request) {
             Some(event) => format!("event {event} of '{}'", self.workload.name),
-            None => format!("a block held before the first event of '{}'", self.workload.name),
+            None => format!("a block allocated before the first event of '{}'", self.workload.name),
         }
     }
 }
 
-/// True if uses of `block`, freed at `index`, go on after it.
-pub(crate) fn lingers(requests: &[Request], index: usize, block: u32) -> bool {
+/// Returns true if uses of `block`, freed at `index`, are pending after the free.
+pub(crate) fn has_pending_uses(requests: &[Request], index: usize, block: u32) -> bool {
     requests.get(index + 1) != Some(&Request::FreeCompleted { block })
 }
 
-fn any_lingers(requests: &[Request]) -> bool {
+fn any_pending_uses(requests: &[Request]) -> bool {
     requests.iter().enumerate().any(|(index, request)| match *request {
-        Request::Free { block } => lingers(requests, index, block),
+        Request::Free { block } => has_pending_uses(requests, index, block),
         _ => false,
     })
 }
 
-/// The table is changed by single steps, so a panic elsewhere leaves it whole.
-fn lock(outstanding: &Mutex<Outstanding>) -> MutexGuard<'_, Outstanding> {
-    outstanding.lock().unwrap_or_else(PoisonError::into_inner)
+/// Every change of the table is complete when its call returns, so a poisoned lock is no problem.
+fn lock(pending: &Mutex<PendingUses>) -> MutexGuard<'_, PendingUses> {
+    pending.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,13 +1,13 @@
-//! How well the preset foretells what the recorded allocator took from the driver.
+//! `--fidelity`: does the model match PyTorch's recorded segments?
 //!
-//! 1. [`Segments::of`] lists what the recording says was taken and given back, each with the request
-//!    it came before.
-//! 2. The replay notes what the preset does for each request.
-//! 3. [`Segments::compare`] counts what both did for the same request with the same size.
+//! 1. [`SegmentChanges::of`] lists the recorded allocations and frees of segments, each with the
+//!    request it came before.
+//! 2. The replay records those of the model.
+//! 3. [`SegmentChanges::compare`] counts the changes that agree in request and size.
 //!
-//! Only the recording knows when the card was full or the program emptied the cache. So where it
-//! says that memory was given back, the replay empties the cache too; what that gives back is
-//! foretold, the moment is not.
+//! A workload does not contain when the card was full or the program emptied the cache. So where a
+//! recorded segment was freed, the replay empties the cache too: which segments are freed is the
+//! model's decision, the moment is the recording's.
 
 use std::collections::BTreeMap;
 
@@ -16,49 +16,51 @@ use vramp_alloc::Bytes;
 use vramp_alloc::torch::TorchOp;
 use vramp_trace::{EventKind, Request, Trace, Workload};
 
-use crate::count::Count;
+use crate::number::Count;
 
-/// The least part of the recorded events that has to be foretold, in per cent.
-const LEAST_PERCENT: f64 = 99.0;
-/// How far the peaks may be apart, in per cent.
-const PEAK_PERCENT: f64 = 0.5;
+/// Least percentage of the recorded changes that has to match.
+const MATCH_PERCENT_MIN: f64 = 99.0;
+/// Largest difference of the peaks, in percent.
+const PEAK_PERCENT_MAX: f64 = 0.5;
 
-/// Something taken from the driver or given back, as recordings name it.
+/// A segment allocated, freed, mapped or unmapped, by the name in recordings.
 type Change = (&'static str, Bytes);
 
-/// What was taken and given back, by the number of the request it came before.
+/// Changes of segments, by the number of the request they came before.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Segments(BTreeMap<usize, Vec<Change>>);
+pub struct SegmentChanges(BTreeMap<usize, Vec<Change>>);
 
-/// How what was foretold compares with what was recorded.
+/// How the model's segments compare with the recorded ones.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Fidelity {
-    /// Times that the recorded allocator took memory from the driver, or gave some back.
+    /// Recorded changes.
     pub recorded: u64,
-    /// Those that the replay did too, for the same request and of the same size.
-    pub foretold: u64,
-    /// The same in per cent.
+    /// Recorded changes that the model made too, for the same request and of the same size.
+    #[serde(rename = "foretold")]
+    pub matched: u64,
+    /// `matched` in percent of `recorded`.
     pub percent: f64,
-    /// Those that the replay did not do.
+    /// Recorded changes that the model did not make.
     pub missing: u64,
-    /// Times that the replay did what the recorded allocator did not.
+    /// Changes of the model that were not recorded.
     pub extra: u64,
-    /// Where they first differ.
+    /// The first difference.
     pub first_difference: Option<String>,
-    /// The most memory that the recorded allocator held, in bytes.
+    /// Peak of the recorded allocator's reserved bytes.
     pub recorded_peak_bytes: u64,
-    /// The most memory that the replay held, in bytes.
-    pub foretold_peak_bytes: u64,
-    /// How far the second is from the first, in per cent of the first.
+    /// Peak of the model's reserved bytes.
+    #[serde(rename = "foretold_peak_bytes")]
+    pub replayed_peak_bytes: u64,
+    /// Difference of the peaks, in percent of the recorded one.
     pub peak_off_percent: f64,
-    /// True if at least 99 % were foretold and the peaks are at most 0.5 % apart.
+    /// True if at least 99 % match, at most 1 % are extra and the peaks differ by at most 0.5 %.
     pub faithful: bool,
 }
 
-impl Segments {
-    /// What `trace` says of the device of `workload`. O(events).
-    pub fn of(trace: &Trace, workload: &Workload) -> Segments {
-        let mut segments = Segments::default();
+impl SegmentChanges {
+    /// Collects the recorded changes of the device of `workload`. O(events).
+    pub fn of(trace: &Trace, workload: &Workload) -> SegmentChanges {
+        let mut changes = SegmentChanges::default();
         let mut request = 0;
         for (index, event) in trace.events.iter().enumerate() {
             if u32::from(event.device) != workload.device || !is_change(event.kind) {
@@ -68,96 +70,95 @@ impl Segments {
             while request < workload.requests.len() && before(request) {
                 request += 1;
             }
-            segments.note(request, (name(event.kind), event.size));
+            changes.push(request, (name(event.kind), event.size));
         }
-        segments
+        changes
     }
 
-    fn note(&mut self, request: usize, change: Change) {
+    fn push(&mut self, request: usize, change: Change) {
         self.0.entry(request).or_default().push(change);
     }
 
-    /// Notes what the preset did for a request.
-    pub(super) fn performed(&mut self, request: usize, op: TorchOp) {
+    /// Records a change that the model made for a request.
+    pub(super) fn record_op(&mut self, request: usize, op: TorchOp) {
         let (kind, len) = match op {
             TorchOp::Allocate { len, .. } => (EventKind::SegmentAlloc, len),
             TorchOp::Free { len, .. } => (EventKind::SegmentFree, len),
             TorchOp::Map { len, .. } => (EventKind::SegmentMap, len),
             TorchOp::Unmap { len, .. } => (EventKind::SegmentUnmap, len),
-            // Addresses hold no memory, and recordings do not tell of them.
+            // Reserved addresses are not in recordings.
             TorchOp::Reserve { .. } | TorchOp::FreeAddresses { .. } => return,
         };
-        self.note(request, (name(kind), len));
+        self.push(request, (name(kind), len));
     }
 
-    /// True if nothing was recorded.
+    /// Returns true if there is no change.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// True if memory was given back before this request.
-    pub(super) fn gives_back(&self, request: usize) -> bool {
-        let gives = |kind: &str| {
+    /// Returns true if a segment was freed or unmapped before this request.
+    pub(super) fn frees_before(&self, request: usize) -> bool {
+        let frees = |kind: &str| {
             [EventKind::SegmentFree, EventKind::SegmentUnmap].map(name).contains(&kind)
         };
-        self.0.get(&request).is_some_and(|changes| changes.iter().any(|(kind, _)| gives(kind)))
+        self.0.get(&request).is_some_and(|changes| changes.iter().any(|(kind, _)| frees(kind)))
     }
 
-    /// Compares what was recorded with what the replay did.
+    /// Compares the recorded changes with those of the replay.
     pub(super) fn compare(
         &self,
-        replayed: &Segments,
+        replayed: &SegmentChanges,
         workload: &Workload,
         peaks: Peaks,
     ) -> Fidelity {
-        let (mut recorded, mut foretold, mut extra) = (0, 0, 0);
+        let (mut recorded, mut matched, mut extra) = (0, 0, 0);
         let mut first_difference = None;
         let requests: std::collections::BTreeSet<usize> =
             self.0.keys().chain(replayed.0.keys()).copied().collect();
         for request in requests {
-            // What was there before the recording began is not in it.
+            // Requests from before the recording have no recorded changes.
             if request < workload.requests.len() && workload.event_of(request).is_none() {
                 continue;
             }
-            let theirs = self.0.get(&request).map_or(&[][..], Vec::as_slice);
-            let mut ours = replayed.0.get(&request).cloned().unwrap_or_default();
-            let mut lacking = Vec::new();
-            for change in theirs {
-                match ours.iter().position(|own| own == change) {
-                    Some(found) => drop(ours.swap_remove(found)),
-                    None => lacking.push(*change),
+            let recorded_changes = self.0.get(&request).map_or(&[][..], Vec::as_slice);
+            let mut unmatched = replayed.0.get(&request).cloned().unwrap_or_default();
+            let mut missing = Vec::new();
+            for change in recorded_changes {
+                match unmatched.iter().position(|own| own == change) {
+                    Some(found) => drop(unmatched.swap_remove(found)),
+                    None => missing.push(*change),
                 }
             }
-            recorded += theirs.len() as u64;
-            foretold += (theirs.len() - lacking.len()) as u64;
-            extra += ours.len() as u64;
-            if first_difference.is_none() && !(lacking.is_empty() && ours.is_empty()) {
-                first_difference = Some(difference(workload, request, &lacking, &ours));
+            recorded += recorded_changes.len() as u64;
+            matched += (recorded_changes.len() - missing.len()) as u64;
+            extra += unmatched.len() as u64;
+            if first_difference.is_none() && !(missing.is_empty() && unmatched.is_empty()) {
+                first_difference = Some(difference(workload, request, &missing, &unmatched));
             }
         }
-        let percent = if recorded == 0 { 100.0 } else { foretold as f64 * 100.0 / recorded as f64 };
+        let percent = if recorded == 0 { 100.0 } else { matched as f64 * 100.0 / recorded as f64 };
         let (theirs, ours) = (peaks.recorded.count() as f64, peaks.replayed.count() as f64);
         let peak_off_percent = (ours - theirs) * 100.0 / theirs.max(1.0);
-        // What was invented counts as much against it as what was missed.
-        let invented = extra as f64 * 100.0 / recorded.max(1) as f64;
+        let extra_percent = extra as f64 * 100.0 / recorded.max(1) as f64;
         Fidelity {
             recorded,
-            foretold,
+            matched,
             percent,
-            missing: recorded - foretold,
+            missing: recorded - matched,
             extra,
             first_difference,
             recorded_peak_bytes: peaks.recorded.count(),
-            foretold_peak_bytes: peaks.replayed.count(),
+            replayed_peak_bytes: peaks.replayed.count(),
             peak_off_percent,
-            faithful: percent >= LEAST_PERCENT
-                && invented <= 100.0 - LEAST_PERCENT
-                && peak_off_percent.abs() <= PEAK_PERCENT,
+            faithful: percent >= MATCH_PERCENT_MIN
+                && extra_percent <= 100.0 - MATCH_PERCENT_MIN
+                && peak_off_percent.abs() <= PEAK_PERCENT_MAX,
         }
     }
 }
 
-/// The most that was held.
+/// Peaks of the reserved bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peaks {
     pub recorded: Bytes,
@@ -175,10 +176,10 @@ fn is_change(kind: EventKind) -> bool {
 }
 
 fn name(kind: EventKind) -> &'static str {
-    kind.known_name().expect("changes of segments have names")
+    kind.known_name().expect("every change of a segment has a name")
 }
 
-fn difference(workload: &Workload, request: usize, lacking: &[Change], extra: &[Change]) -> String {
+fn difference(workload: &Workload, request: usize, missing: &[Change], extra: &[Change]) -> String {
     let list = |changes: &[Change]| match changes {
         [] => "nothing".to_owned(),
         changes => {
@@ -186,14 +187,14 @@ fn difference(workload: &Workload, request: usize, lacking: &[Change], extra: &[
             each.collect::<Vec<_>>().join(", ")
         }
     };
-    let (recorded, replayed) = (list(lacking), list(extra));
+    let (recorded, replayed) = (list(missing), list(extra));
     let event = workload.event_of(request).map(|event| Count(event as u64));
-    let asked = match workload.requests.get(request) {
-        Some(Request::Alloc { size, .. }) => format!(" ({size} asked for)"),
+    let request = match workload.requests.get(request) {
+        Some(Request::Alloc { size, .. }) => format!(" ({size} requested)"),
         _ => String::new(),
     };
     match event {
-        Some(event) => format!("event {event}{asked}: {recorded} recorded, {replayed} replayed"),
+        Some(event) => format!("event {event}{request}: {recorded} recorded, {replayed} replayed"),
         None => format!("the end: {recorded} recorded, {replayed} replayed"),
     }
 }

@@ -1,26 +1,30 @@
-//! The replay of one workload on one allocator of one device.
+//! `vramp replay`: the replay of one workload on one allocator of one device.
 //!
-//! 1. [`replay`] makes the allocator, with one stream for each stream of the workload.
-//! 2. Requests are made in order. Which work is over follows from the trace: see `Outstanding`.
-//! 3. The [`Outcome`] tells what was taken, what it cost and a digest of every address decision.
+//! 1. [`replay`] creates the allocator, with one stream for each stream of the workload.
+//! 2. It makes the requests in order. When work ends follows from the trace: see `PendingUses`.
+//! 3. The [`Outcome`] holds the reserved memory, the driver calls and a digest of every address
+//!    decision.
 //!
 //! Addresses and sizes are replayed; kernels are not. With [`Options::audit`] the simulator queues
-//! stand-ins for them, so that it can tell whether memory was handed out too early.
+//! stand-ins for kernels, so that it detects memory that is reused too early.
 
 mod audit;
+mod command;
 mod engine;
 mod fidelity;
+mod initial;
 mod outcome;
-mod outstanding;
+mod pending_uses;
 mod recorded;
-mod start;
+mod table;
 
 pub use engine::{Options, ReplayError, replay};
-pub use fidelity::{Fidelity, Segments};
+pub use fidelity::{Fidelity, SegmentChanges};
+pub use initial::InitialSegment;
 pub use outcome::{CallCount, Outcome};
 pub use recorded::{Recorded, RecordedOom};
-pub use start::EarlierSegment;
 
-pub(crate) use engine::lingers;
+pub(crate) use command::{read, run};
+pub(crate) use engine::has_pending_uses;
 
-use outstanding::Outstanding;
+use pending_uses::PendingUses;

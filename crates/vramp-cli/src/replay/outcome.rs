@@ -1,4 +1,4 @@
-//! What came out of one run, as it is printed and stored.
+//! The result of one run, as it is printed and stored.
 
 use std::collections::BTreeMap;
 
@@ -6,29 +6,28 @@ use serde::Serialize;
 
 use super::Fidelity;
 
-/// What came out of one run. Serialised, this is the line that `--json` prints.
+/// The result of one run, as `--json` prints it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outcome {
     /// The trace's name.
     pub trace: String,
-    /// Which of the recorded devices was replayed.
+    /// Number of the recorded device.
     pub trace_device: u32,
     /// The allocator's name.
     pub allocator: &'static str,
-    /// The device that was replayed on: `sim:h200`, `cuda:0`.
+    /// The device of the replay: `sim:h200`, `cuda:0`.
     pub device: String,
     /// Events of that recorded device in the trace.
     pub events: u64,
-    /// Requests that the events came to.
+    /// Requests of the workload.
     pub requests: u64,
-    /// Streams that memory was asked for on.
+    /// Streams with allocations.
     pub streams: u64,
-    /// The most the workload holds at any time, in bytes. The whole workload's, even if the run
-    /// stopped before.
+    /// Peak of the live bytes of the whole workload, even if the run stopped before.
     pub peak_live_bytes: u64,
-    /// The most the allocator held, in bytes; of all its pools together.
+    /// Peak of the reserved bytes of all pools together.
     pub peak_reserved_bytes: u64,
-    /// Their ratio; none for a workload that holds nothing.
+    /// `peak_reserved_bytes` over `peak_live_bytes`; `None` for a workload without allocations.
     pub reserved_over_live: Option<f64>,
     /// Host time in driver calls during the replay, without setup and teardown.
     pub driver_ms: f64,
@@ -36,10 +35,10 @@ pub struct Outcome {
     pub driver_ms_is: &'static str,
     /// The longest malloc, in host time.
     pub worst_malloc_us: f64,
-    /// Requests that were served without new or moved memory. Zero for the driver's pool, which
-    /// does not tell.
+    /// Requests served without new or moved memory. Zero for the driver's pool, which has no such
+    /// count.
     pub hits: u64,
-    /// Requests that were not. Zero for the driver's pool too.
+    /// Requests that needed new or moved memory. Zero for the driver's pool too.
     pub misses: u64,
     /// Driver calls during the replay.
     pub driver_calls: u64,
@@ -47,34 +46,34 @@ pub struct Outcome {
     pub handles_created: u64,
     /// Physical handles moved to another address.
     pub handles_moved: u64,
-    /// Bytes in them.
+    /// Bytes in the moved handles.
     pub moved_bytes: u64,
-    /// The trace event at which memory ran out, if it did: the run stops there.
+    /// Trace event of the first request that failed for lack of memory. The run stops there.
     pub oom_at_event: Option<u64>,
-    /// What the allocator said when it did.
+    /// The allocator's error at that event.
     pub oom: Option<String>,
     /// Host time of the whole replay loop, in seconds.
     pub replay_s: f64,
     /// Host time of reading the trace, in seconds.
     pub read_s: f64,
-    /// SHA-256 over where every block was placed, in hexadecimal.
+    /// SHA-256 over the place of every block, in hexadecimal.
     pub decisions_sha256: String,
     /// Driver calls by kind.
     pub calls: BTreeMap<&'static str, CallCount>,
-    /// What the recording left out, by kind.
+    /// Repairs of the recording, by kind.
     pub repairs: BTreeMap<&'static str, u32>,
-    /// Accesses without order that were found; none where nobody looked for them.
+    /// Unordered accesses found; `None` without an audit on a simulator.
     pub hazards: Option<u64>,
-    /// How well the recorded allocator was foretold; left out where nobody asked.
+    /// Comparison with the recorded segments; left out without `--fidelity`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fidelity: Option<Fidelity>,
 }
 
-/// What driver calls of one kind came to.
+/// Driver calls of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct CallCount {
-    /// How many were made.
+    /// Number of calls.
     pub count: u64,
-    /// Host time they took together.
+    /// Host time of all calls, in milliseconds.
     pub ms: f64,
 }

@@ -1,63 +1,63 @@
-//! What the recording says of the allocator that was recorded.
+//! The recorded allocator: its reserved memory, its segments and its first failure.
 
 use std::fmt;
 
 use vramp_alloc::Bytes;
 use vramp_trace::{Event, EventKind, Request, Trace, Workload};
 
-use super::start::earlier_segments;
-use super::{EarlierSegment, Segments};
+use super::initial::initial_segments;
+use super::{InitialSegment, SegmentChanges};
 
-use crate::count::Count;
+use crate::number::Count;
 
-/// What the recorded allocator took, as far as the recording tells.
+/// The recorded allocator, as far as it was recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recorded {
     /// Events of the device.
     pub events: u64,
-    /// The most memory it held; `None` if the recording says nothing of it.
+    /// Peak of its reserved bytes; `None` if they were not recorded.
     pub peak_reserved: Option<Bytes>,
-    /// What it took from the driver and gave back.
-    pub segments: Segments,
-    /// Segments it held before the recording began.
-    pub earlier: Vec<EarlierSegment>,
+    /// Segments it allocated and freed.
+    pub segments: SegmentChanges,
+    /// Segments it had when the recording began.
+    pub initial: Vec<InitialSegment>,
     /// Its settings in PyTorch's syntax, where recorded.
     pub settings: Option<String>,
-    /// The first request it could not serve.
+    /// The first request that failed for lack of memory.
     pub oom: Option<RecordedOom>,
 }
 
-/// A request that the recorded allocator could not serve.
+/// A request that failed in the recorded job for lack of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordedOom {
-    /// The index of its event in the trace.
+    /// Index of its event in the trace.
     pub event: usize,
-    /// What was asked for.
+    /// Requested bytes.
     pub size: Bytes,
-    /// What the program held then.
+    /// Allocated bytes at that time.
     pub live: Bytes,
-    /// What the recorded allocator held then; `None` if the recording says nothing of it.
-    pub held: Option<Bytes>,
-    /// What was free on the card then, where recorded.
+    /// Reserved bytes at that time; `None` if they were not recorded.
+    pub reserved: Option<Bytes>,
+    /// Free memory of the card at that time, where recorded.
     pub free: Option<Bytes>,
 }
 
 impl Recorded {
-    /// What `trace` says of the device of `workload`.
+    /// Collects what `trace` has of the device of `workload`.
     ///
-    /// What was held before the recording began follows from what was held at its end. O(events).
+    /// The reserved bytes at the beginning follow from those at the end. O(events).
     pub fn of(trace: &Trace, workload: &Workload) -> Recorded {
         let on_device = |found: u16| u32::from(found) == workload.device;
         let settings = trace.allocator_settings.iter();
         let mut settings = settings.filter(|(key, _)| key == "PYTORCH_CUDA_ALLOC_CONF");
         let mut recorded = Recorded {
-            segments: Segments::of(trace, workload),
-            earlier: earlier_segments(trace, workload),
+            segments: SegmentChanges::of(trace, workload),
+            initial: initial_segments(trace, workload),
             settings: settings.next().map(|(_, value)| value.clone()),
             ..Recorded::default()
         };
         let mut change_at_oom = 0;
-        // Counted against the beginning; signed and wide, for recordings may be wrong.
+        // Relative to the beginning; signed and wide, as a recording may be inconsistent.
         let (mut change, mut highest, mut known) = (0i128, 0i128, false);
         for (index, event) in trace.events.iter().enumerate() {
             if !on_device(event.device) {
@@ -74,7 +74,7 @@ impl Recorded {
                     event: index,
                     size: event.size,
                     live: live_before(workload, index),
-                    held: None,
+                    reserved: None,
                     free: event.device_free(),
                 });
             }
@@ -83,57 +83,59 @@ impl Recorded {
         let sizes = segments.map(|segment| i128::from(segment.total_size.count()));
         let at_end = sizes.reduce(|sum, size| sum + size);
         known |= at_end.is_some();
-        let at_start = at_end.map_or(0, |held| (held - change).max(0));
-        let held =
+        let at_start = at_end.map_or(0, |reserved| (reserved - change).max(0));
+        let reserved =
             |change: i128| u64::try_from(at_start + change).ok().filter(|_| known).map(Bytes::new);
-        recorded.peak_reserved = held(highest);
+        recorded.peak_reserved = reserved(highest);
         if let Some(oom) = &mut recorded.oom {
-            oom.held = held(change_at_oom);
+            oom.reserved = reserved(change_at_oom);
         }
         recorded
     }
 }
 
 impl fmt::Display for RecordedOom {
-    /// What happened, and whether there was memory enough.
+    /// Says what was requested, and whether fragmentation was the cause.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RecordedOom { event, size, live, held, free } = *self;
+        let RecordedOom { event, size, live, reserved, free } = *self;
         let event = Count(event as u64);
         write!(
             f,
-            "The recorded job ran out of memory at event {event}: it asked for {size} with {live} \
-             live."
+            "The recorded job ran out of memory at event {event}: it requested {size} with {live} \
+             allocated."
         )?;
-        let (Some(held), Some(needed)) = (held, live.checked_add(size)) else { return Ok(()) };
-        if needed <= held {
+        let (Some(reserved), Some(needed)) = (reserved, live.checked_add(size)) else {
+            return Ok(());
+        };
+        if needed <= reserved {
             return write!(
                 f,
-                " The {held} that its allocator held were enough for both: they lay in fragments."
+                " The {reserved} reserved were enough for both: the allocator's memory was fragmented."
             );
         }
         let Some(free) = free else { return Ok(()) };
         if size <= free {
             write!(
                 f,
-                " Its allocator held {held} and the card had {free} free: the job ran under a limit."
+                " With {reserved} reserved and {free} free on the card, the job ran under a limit."
             )
-        } else if held.checked_add(free).is_none_or(|all| needed <= all) {
+        } else if reserved.checked_add(free).is_none_or(|all| needed <= all) {
             write!(
                 f,
-                " The {held} that its allocator held and the {free} free on the card were enough \
-                 for both: memory lay in fragments."
+                " The {reserved} reserved and the {free} free on the card were enough for both: memory \
+                 was fragmented."
             )
         } else {
             write!(
                 f,
-                " It needed {needed} in all; its allocator held {held} and {free} were free: no \
-                 allocator could have served it on this card."
+                " It needed {needed} in all, with {reserved} reserved and {free} free: no allocator \
+                 could have served it on this card."
             )
         }
     }
 }
 
-/// How much more the recorded allocator held after the event.
+/// Returns the change of the reserved bytes by the event.
 fn step(event: &Event) -> Option<i128> {
     let size = i128::from(event.size.count());
     match event.kind {
@@ -143,7 +145,7 @@ fn step(event: &Event) -> Option<i128> {
     }
 }
 
-/// What the program holds when it makes the request of an event.
+/// Returns the live bytes at the request of an event.
 fn live_before(workload: &Workload, event: usize) -> Bytes {
     let sizes = workload.block_sizes();
     let before = |&(index, _): &(usize, &Request)| {
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_held_before_the_recording_follows_from_its_end() {
+    fn the_initially_reserved_bytes_follow_from_those_at_the_end() {
         use EventKind::{SegmentAlloc, SegmentFree};
         let events = [(SegmentAlloc, 4), (SegmentFree, 3)];
         assert_eq!(recorded(&events, &[]).peak_reserved, Some(Bytes::gib(4)));
@@ -205,30 +207,32 @@ mod tests {
     }
 
     #[test]
-    fn the_failed_request_is_told_with_what_was_live_and_held() {
+    fn the_failed_request_has_the_live_and_the_reserved_bytes() {
         use EventKind::{Alloc, Oom, SegmentAlloc};
         let oom =
             recorded(&[(SegmentAlloc, 8), (Alloc, 5), (Oom, 4), (Alloc, 1)], &[]).oom.unwrap();
         assert_eq!((oom.event, oom.live, oom.size), (2, Bytes::gib(5), Bytes::gib(4)));
-        assert_eq!((oom.held, oom.free), (Some(Bytes::gib(8)), None));
+        assert_eq!((oom.reserved, oom.free), (Some(Bytes::gib(8)), None));
     }
 
     #[test]
-    fn whether_memory_lacked_or_lay_in_fragments_is_said() {
-        let said = |size: u64, free: Option<u64>| {
+    fn the_text_says_whether_memory_was_fragmented() {
+        let text = |size: u64, free: Option<u64>| {
             let oom = RecordedOom {
                 event: 7,
                 size: Bytes::gib(size),
                 live: Bytes::gib(10),
-                held: Some(Bytes::gib(14)),
+                reserved: Some(Bytes::gib(14)),
                 free: free.map(Bytes::gib),
             };
             oom.to_string()
         };
-        assert!(said(3, None).ends_with("were enough for both: they lay in fragments."));
-        assert!(said(5, Some(2)).ends_with("were enough for both: memory lay in fragments."));
-        assert!(said(5, Some(6)).ends_with("the job ran under a limit."));
-        assert!(said(9, Some(2)).contains("no allocator could have served it"));
-        assert!(said(9, None).ends_with("10.00 GiB live."));
+        assert!(
+            text(3, None).ends_with("were enough for both: the allocator's memory was fragmented.")
+        );
+        assert!(text(5, Some(2)).ends_with("were enough for both: memory was fragmented."));
+        assert!(text(5, Some(6)).ends_with("the job ran under a limit."));
+        assert!(text(9, Some(2)).contains("no allocator could have served it"));
+        assert!(text(9, None).ends_with("10.00 GiB allocated."));
     }
 }

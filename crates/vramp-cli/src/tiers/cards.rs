@@ -1,4 +1,4 @@
-//! The cards whose memory is a tier: all that the driver shows, or a simulated one.
+//! The cards whose memory is a tier: all visible ones, or a simulated one.
 
 use anyhow::Result;
 use vramp_alloc::device::OpenError;
@@ -9,24 +9,24 @@ use vramp_tiers::config::GpuInfo;
 
 use crate::device::Device;
 
-/// The cards and their names.
+/// Cards with their names and places on the bus.
 pub(super) struct Cards {
-    /// For drawing up spaces.
+    /// The cards.
     pub(super) cards: Vec<GpuInfo>,
-    /// What each is called, in the same order.
+    /// Their names, in the same order.
     pub(super) names: Vec<String>,
-    /// Where each is plugged in, in the same order.
+    /// Their PCI addresses, in the same order.
     pub(super) places: Vec<Option<PciAddress>>,
-    /// How many cards the driver shows, also those that were not asked for.
-    pub(super) shown: usize,
+    /// Number of visible cards, selected or not.
+    pub(super) visible: usize,
     /// True for a simulated card.
     pub(super) simulated: bool,
-    /// Why no card was taken, if one was looked for.
+    /// Why `auto` chose the simulator; `None` if it did not.
     pub(super) fell_back: Option<String>,
 }
 
 impl Cards {
-    /// The cards of this name, as other commands take it, but all of them.
+    /// Finds the cards of a device name. `auto` and `cuda` stand for all visible ones.
     pub(super) fn find(name: &str, topology: &Topology) -> Result<Cards> {
         let wanted = match name.split_once(':') {
             Some(("cuda", ordinal)) => match ordinal.parse::<u32>() {
@@ -39,21 +39,21 @@ impl Cards {
         match (vramp_cuda::devices(), wanted) {
             (Ok(devices), None) if !devices.is_empty() => Ok(Cards::of(devices, topology)),
             (Ok(mut devices), Some(ordinal)) => {
-                let shown = devices.len();
+                let visible = devices.len();
                 devices.retain(|device| device.ordinal == ordinal);
                 if devices.is_empty() {
-                    let count = shown as u32;
+                    let count = visible as u32;
                     let missing = vramp_cuda::OpenError::NoSuchDevice { ordinal, count };
                     return Err(OpenError::from(missing).into());
                 }
-                Ok(Cards { shown, ..Cards::of(devices, topology) })
+                Ok(Cards { visible, ..Cards::of(devices, topology) })
             }
             (Ok(_), None) => Cards::none(name, vramp_cuda::OpenError::NoDevice),
             (Err(error), _) => Cards::none(name, error),
         }
     }
 
-    /// `auto` takes a simulated card instead.
+    /// Returns a simulated card for `auto`, and the error for other names.
     fn none(name: &str, error: vramp_cuda::OpenError) -> Result<Cards> {
         match name {
             "auto" => Cards::simulated("sim", Some(error.to_string())),
@@ -68,7 +68,7 @@ impl Cards {
             cards: vec![GpuInfo { index: 0, memory: info.limits.memory, node: None }],
             names: vec![info.name.clone()],
             places: vec![None],
-            shown: 0,
+            visible: 0,
             simulated: true,
             fell_back,
         })
@@ -85,7 +85,7 @@ impl Cards {
         Cards {
             cards: cards.collect(),
             places,
-            shown: devices.len(),
+            visible: devices.len(),
             names: devices.into_iter().map(|device| device.name).collect(),
             simulated: false,
             fell_back: None,

@@ -1,4 +1,4 @@
-//! How fast data moves between the spaces: each card to and from its host, its disks and other cards.
+//! Rates between spaces: each card to and from its host, its disks and other cards.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use vramp_tiers::{Bytes, DiskStore, HostPool, Mover, ReservationManager, SpaceId
 use super::cards::Cards;
 use crate::device::Device;
 
-/// The largest move on a card, and on a simulated one, whose bytes are real on the host's side.
+/// Largest copy on a card, and on a simulated one, whose host memory is real.
 const LARGEST: [Bytes; 2] = [Bytes::mib(256), Bytes::mib(64)];
 
-/// Measures between the spaces of a configuration. Cards that are not there are left out.
+/// Measures between the spaces of a configuration. Cards that are not visible are left out.
 ///
-/// What it takes beside time: two moves' worth of pinned memory and of each card, one of each disk.
+/// Needs pinned memory and memory of each card for two of the largest copies, and disk space for one.
 pub(super) fn measure(cards: &Cards, config: &TiersConfig, device: &str) -> Result<Profile> {
     let largest = LARGEST[usize::from(cards.simulated)];
     let spaces = ReservationManager::new(config.spaces())?;
@@ -50,7 +50,7 @@ pub(super) fn measure(cards: &Cards, config: &TiersConfig, device: &str) -> Resu
                 pool
             }
         };
-        // Room for both directions at once.
+        // Memory for both directions at once.
         let len = (largest * 2).min(gpu.capacity);
         let at = driver.alloc_memory(len)?;
         memory.push((Arc::clone(driver), at));
@@ -73,7 +73,7 @@ pub(super) fn measure(cards: &Cards, config: &TiersConfig, device: &str) -> Resu
     Ok(profile?)
 }
 
-/// The name of a simulated card behind `auto`.
+/// Returns the name of the simulated card that `auto` stands for.
 fn simulated(device: &str) -> String {
     if device.starts_with("sim") { device.to_owned() } else { "sim".to_owned() }
 }

@@ -1,11 +1,11 @@
-//! `vramp tiers`: the memory of this machine as spaces, and what lies between them.
+//! `vramp tiers`: the memory of this machine as spaces, and the links between them.
 //!
 //! 1. [`cards`] finds the cards: the driver's, or a simulated one.
-//! 2. The spaces are those of a file, or drawn up for the machine.
-//! 3. [`outcome`] puts them beside the machine's nodes, disks and network cards, and lists the
+//! 2. The spaces come from a file, or follow from the machine.
+//! 3. [`outcome`] combines them with the machine's NUMA nodes, disks and network cards, and lists the
 //!    links between spaces.
-//! 4. [`measure`] moves data over them, if that is asked for.
-//! 5. [`print`](mod@print) makes tables of it.
+//! 4. With `--measure`, [`measure`] measures the rates of the links.
+//! 5. [`print`](mod@print) writes the tables.
 
 mod cards;
 mod measure;
@@ -25,15 +25,15 @@ use crate::args::Tiers;
 use cards::Cards;
 use outcome::Outcome;
 
-/// Of the room in a directory, how much its files may take, in percent.
-const PERCENT_OF_ROOM: u64 = 80;
+/// Share of a directory's free space that its tier uses, in percent.
+const PERCENT_OF_FREE: u64 = 80;
 
 pub(crate) fn run(args: &Tiers, out: &mut dyn Write) -> Result<()> {
     let topology = Topology::read(&args.sysroot)?;
     let cards = Cards::find(&args.device, &topology)?;
     let config = match &args.config {
         Some(path) => read(path)?,
-        None => draw_up(&topology, &cards.cards, &args.directory)?,
+        None => default_spaces(&topology, &cards.cards, &args.directory)?,
     };
     if args.write_config {
         return Ok(write!(out, "{}", config.to_toml()?)?);
@@ -58,12 +58,16 @@ fn read(path: &Path) -> Result<TiersConfig> {
     TiersConfig::from_toml(&text).with_context(name)
 }
 
-/// The spaces that fit the machine, with a disk for each directory.
-fn draw_up(topology: &Topology, cards: &[GpuInfo], directories: &[PathBuf]) -> Result<TiersConfig> {
+/// Returns the spaces of the machine, with a disk for each directory.
+fn default_spaces(
+    topology: &Topology,
+    cards: &[GpuInfo],
+    directories: &[PathBuf],
+) -> Result<TiersConfig> {
     let mut builder = TiersBuilder::new(topology, cards);
     for path in directories {
         let directory = topology.directory(path)?;
-        let part = directory.free.count() / 100 * PERCENT_OF_ROOM;
+        let part = directory.free.count() / 100 * PERCENT_OF_FREE;
         builder = builder.disk(directory.path, Bytes::new(part).round_down(Bytes::mib(1)));
     }
     Ok(builder.build()?)

@@ -1,4 +1,4 @@
-//! What is known of the machine's memory. Serialised, this is what `--json` prints.
+//! The machine's memory, as `--json` prints it.
 
 use serde::Serialize;
 use vramp_host::NumaNode;
@@ -12,7 +12,7 @@ use vramp_tiers::movers::{Profile, UnmeasuredLink};
 
 use super::cards::Cards;
 
-/// All of it.
+/// Spaces, links and devices of the machine.
 #[derive(Debug, Serialize)]
 pub(super) struct Outcome {
     pub(super) simulated: bool,
@@ -20,13 +20,13 @@ pub(super) struct Outcome {
     pub(super) spaces: Vec<Space>,
     pub(super) links: Vec<Link>,
     pub(super) nodes: Vec<Node>,
-    /// Cards on the bus, whether or not they are visible.
+    /// Cards on the bus, visible or not.
     pub(super) cards: Vec<Device>,
     pub(super) disks: Vec<Device>,
     pub(super) networks: Vec<Device>,
-    /// Names of all devices on the bus, and a row of paths for each.
+    /// The paths between all devices on the bus.
     pub(super) paths: Paths,
-    /// What there is to say besides.
+    /// Further remarks.
     pub(super) notes: Vec<String>,
 }
 
@@ -41,23 +41,23 @@ pub(super) struct Space {
     pub(super) trigger_bytes: u64,
     pub(super) stop_bytes: u64,
     pub(super) granule_bytes: u64,
-    /// The card or the disk that it lies on, where the bus lists it.
+    /// Its card or disk, if that is on the bus.
     #[serde(skip)]
     pci: Option<PciDevice>,
 }
 
-/// Between two spaces, in both directions.
+/// The link between two spaces, in both directions.
 #[derive(Debug, Serialize)]
 pub(super) struct Link {
     pub(super) from: String,
     pub(super) to: String,
-    /// As `nvidia-smi topo` has it. `None` where the place of one of them is not known.
+    /// Type of the path, as in `nvidia-smi topo`. `None` if the place of one space is unknown.
     pub(super) path: Option<String>,
-    /// The slowest link on the way at its best.
+    /// The slowest PCIe link of the path, at its maximum.
     pub(super) link: Option<String>,
-    /// What no copy exceeds.
+    /// Upper bound of the rate.
     pub(super) bound_bytes_per_s: Option<u64>,
-    /// What large moves reached there and back, where that was measured.
+    /// Measured rates of large copies in both directions.
     pub(super) there_bytes_per_s: Option<u64>,
     pub(super) back_bytes_per_s: Option<u64>,
 }
@@ -82,17 +82,17 @@ pub(super) struct Device {
     pub(super) address: Option<String>,
     pub(super) node: Option<u32>,
     pub(super) cpus: Option<String>,
-    /// At its best.
+    /// Maximum PCIe link.
     pub(super) link: Option<String>,
     pub(super) link_now: Option<String>,
 }
 
-/// What only devices of one kind have.
+/// Properties of one kind of device.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(super) enum Facts {
     Card {
-        /// What CUDA calls it. `None` if it is hidden.
+        /// Its name in CUDA; `None` if it is hidden.
         visible_as: Option<String>,
         uuid: Option<String>,
     },
@@ -109,7 +109,7 @@ pub(super) enum Facts {
     },
 }
 
-/// What lies between any two devices.
+/// The path between any two devices: a name and a row for each.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Paths {
     pub(super) names: Vec<String>,
@@ -117,7 +117,7 @@ pub(super) struct Paths {
 }
 
 impl Outcome {
-    /// Notes what was measured, and why some was not.
+    /// Adds the measured rates, and a note for each rate that could not be measured.
     pub(super) fn add_rates(&mut self, profile: &Profile) {
         for (hop, rate) in profile.rates() {
             let (from, to) = (hop.from.to_string(), hop.to.to_string());
@@ -131,12 +131,12 @@ impl Outcome {
         }
         let why = |one: &UnmeasuredLink| {
             let size = vramp_alloc::Bytes::new(one.size_bytes);
-            format!("{size} from {} to {} were not measured: {}", one.from, one.to, one.reason)
+            format!("no rate for {size} from {} to {}: {}", one.from, one.to, one.reason)
         };
         self.notes.extend(profile.unmeasured.iter().map(why));
     }
 
-    /// Puts the spaces beside the machine.
+    /// Combines the spaces with the machine.
     pub(super) fn new(
         topology: &Topology,
         cards: &Cards,
@@ -144,16 +144,15 @@ impl Outcome {
         visible: &VisibleDevices,
     ) -> anyhow::Result<Outcome> {
         let spaces = spaces(topology, cards, config)?;
-        // Where the driver shows other cards than the bus lists, as it may in a container, it knows
-        // better.
-        let agreed = cards.simulated || visible.devices.len() == cards.shown;
+        // In a container the driver may show other cards than the bus lists. The driver is right.
+        let agreed = cards.simulated || visible.devices.len() == cards.visible;
         let ignored = visible.ignored.iter().filter(|_| agreed);
         let mut notes: Vec<String> = ignored.map(ToString::to_string).collect();
         for gpu in &config.gpus {
             match cards.cards.iter().find(|card| card.index == gpu.index) {
-                None => notes.push(format!("{} is no card that is visible here", gpu.id())),
+                None => notes.push(format!("{} is not a visible card", gpu.id())),
                 Some(card) if gpu.capacity > card.memory => notes.push(format!(
-                    "{} is to hold {} and has {}",
+                    "{} has a capacity of {} in the configuration and {} of memory",
                     gpu.id(),
                     gpu.capacity,
                     card.memory
@@ -165,7 +164,10 @@ impl Outcome {
             if let Some(node) = host.node
                 && topology.node(NumaNode(node)).is_none()
             {
-                notes.push(format!("{} is at node {node}, which is not here", host.id()));
+                notes.push(format!(
+                    "{} is at NUMA node {node}, which this machine does not have",
+                    host.id()
+                ));
             }
         }
         notes.extend(topology.warnings.iter().map(ToString::to_string));
@@ -209,7 +211,7 @@ fn spaces(topology: &Topology, cards: &Cards, config: &TiersConfig) -> anyhow::R
     Ok(spaces)
 }
 
-/// What a space is, the node it is near to, and the device it lies on.
+/// Returns a space's description, its nearest NUMA node and its device.
 fn place(
     topology: &Topology,
     cards: &Cards,
@@ -239,7 +241,7 @@ fn place(
     ("-".to_owned(), None, None)
 }
 
-/// The node that everything is at, if there is but one.
+/// Returns the NUMA node of a machine with a single one.
 fn only_node(topology: &Topology) -> Option<NumaNode> {
     match topology.nodes.as_slice() {
         [only] => Some(only.node),
@@ -247,7 +249,7 @@ fn only_node(topology: &Topology) -> Option<NumaNode> {
     }
 }
 
-/// The links that data takes between tiers: card and card, card and host, host and disk.
+/// Returns the links between tiers: card and card, card and host, host and disk.
 fn links(topology: &Topology, spaces: &[Space]) -> Vec<Link> {
     let tier = |space: &Space, name: &str| space.space.starts_with(name);
     let mut links = Vec::new();
@@ -267,7 +269,7 @@ fn links(topology: &Topology, spaces: &[Space]) -> Vec<Link> {
 fn link(topology: &Topology, from: &Space, to: &Space) -> Link {
     let path = match (&from.pci, &to.pci) {
         (Some(one), Some(other)) => Some(topology.path(one, other)),
-        // Memory of a node is behind the host bridges of that node.
+        // A node's memory is connected to the host bridges of that node.
         _ => match (from.node, to.node) {
             (Some(one), Some(other)) if one == other => Some(PathType::Phb),
             (Some(_), Some(_)) => Some(PathType::Sys),
@@ -299,7 +301,7 @@ fn nodes(topology: &Topology) -> Vec<Node> {
     topology.nodes.iter().map(node).collect()
 }
 
-/// A device of which only its place on the bus is told besides.
+/// Returns a device with its place on the bus.
 fn device(name: String, facts: Facts, pci: Option<&PciDevice>) -> Device {
     Device {
         name,
@@ -314,7 +316,7 @@ fn device(name: String, facts: Facts, pci: Option<&PciDevice>) -> Device {
 }
 
 fn card(place: usize, gpu: &Gpu, cards: &Cards, visible: &VisibleDevices) -> Device {
-    // What the driver shows counts; without one, what the variable would show.
+    // By the driver; without one, by the environment variable.
     let ordinal = match cards.simulated {
         false => cards
             .places

@@ -1,4 +1,4 @@
-//! Tables for a person.
+//! The tables of `vramp tiers`.
 
 use std::io::{self, Write};
 
@@ -43,13 +43,13 @@ pub(super) fn write(out: &mut dyn Write, outcome: &Outcome) -> io::Result<()> {
     Ok(())
 }
 
-const LEGEND: &str = "Between devices: PIX one switch, PXB several bridges, PHB the host bridge, \
-    NODE the processors of one NUMA node, SYS the interconnect of nodes or unknown. A link's rate \
-    is that of PCIe at its best, before the headers of packets.";
+const LEGEND: &str = "Paths: PIX one switch, PXB several bridges, PHB the host bridge, NODE the \
+    interconnect within one NUMA node, SYS the interconnect between NUMA nodes or unknown. Limits are \
+    the maximum PCIe rate, before packet headers.";
 
 fn spaces(outcome: &Outcome) -> Table {
     let mut table = Table::new();
-    table.set_header(["space", "is", "node", "capacity", "limit", "trigger", "stop"]);
+    table.set_header(["space", "memory", "node", "capacity", "limit", "trigger", "stop"]);
     for space in &outcome.spaces {
         let amount = |count| Bytes::new(count).to_string();
         table.add_row([
@@ -67,7 +67,7 @@ fn spaces(outcome: &Outcome) -> Table {
 
 fn links(outcome: &Outcome) -> Table {
     let mut table = Table::new();
-    table.set_header(["from", "to", "path", "link", "at most", "there", "back"]);
+    table.set_header(["from", "to", "path", "link", "limit", "measured", "reverse"]);
     for link in &outcome.links {
         let rate = |bytes: u64| format!("{:.1} GB/s", bytes as f64 / 1e9);
         table.add_row([
@@ -85,17 +85,17 @@ fn links(outcome: &Outcome) -> Table {
 
 fn nodes(outcome: &Outcome) -> Table {
     let mut table = Table::new();
-    table.set_header(["node", "memory", "free", "processors"]);
+    table.set_header(["node", "memory", "free", "CPUs"]);
     for node in &outcome.nodes {
-        let processors = match node.device_memory {
-            true => "none: a device's memory".to_owned(),
+        let cpus = match node.device_memory {
+            true => "none (device memory)".to_owned(),
             false => text(node.cpus.as_deref()),
         };
         table.add_row([
             node.node.to_string(),
             bytes(node.memory_bytes),
             bytes(node.free_bytes),
-            processors,
+            cpus,
         ]);
     }
     table
@@ -120,7 +120,7 @@ fn devices(kind: &str, state: &str, devices: &[Device]) -> Table {
             text(uuid),
         ]);
     }
-    // What no device of the kind has is not worth a column.
+    // A column without a value is left out.
     let known = |column: usize| rows[1..].iter().any(|row| row[column] != NOTHING);
     let columns: Vec<usize> = (0..rows[0].len()).filter(|&column| known(column)).collect();
     let mut rows = rows.iter().map(|row| columns.iter().map(|&column| row[column].clone()));
@@ -134,14 +134,18 @@ fn devices(kind: &str, state: &str, devices: &[Device]) -> Table {
     table
 }
 
-/// What a device is in words, what it holds, and its UUID.
+/// Returns a device's state, its capacity and its UUID.
 fn facts(facts: &Facts) -> (String, Option<u64>, Option<&str>) {
     match facts {
         Facts::Card { visible_as, uuid } => {
             (visible_as.clone().unwrap_or_else(|| "hidden".to_owned()), None, uuid.as_deref())
         }
         Facts::Disk { kind, capacity_bytes, mounts } => {
-            let kind = kind.unwrap_or("disk");
+            let kind = match *kind {
+                Some("flash") => "SSD",
+                Some("plates") => "hard disk",
+                kind => kind.unwrap_or("disk"),
+            };
             let is = match mounts.as_slice() {
                 [] => kind.to_owned(),
                 [first] => format!("{kind} at {first}"),

@@ -1,11 +1,11 @@
-//! What recorded captures of real models need, held to a figure.
+//! Upper bounds of the memory of captures recorded of real models.
 use std::fs;
 use std::path::PathBuf;
 
 use assert_cmd::Command;
 use serde_json::Value;
 
-/// What `vramp graph --json` prints for each recorded capture.
+/// Returns the output of `vramp graph --json` for each recorded capture.
 fn rows() -> Vec<Value> {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
     let files = fs::read_dir(root.join("bench/captures")).unwrap();

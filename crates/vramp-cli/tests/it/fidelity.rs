@@ -1,4 +1,4 @@
-//! Recordings that begin in the middle: the replay begins with what was there.
+//! Recordings that begin in the middle: the replay begins with the segments of that time.
 use std::path::PathBuf;
 
 use vramp_alloc::{Config, Preset};
@@ -20,13 +20,13 @@ fn fidelity(trace: &Trace, audit: bool) -> Fidelity {
     let recorded = Recorded::of(trace, &workload);
     let device = Device::open("sim").unwrap();
     let config = Config::preset(Preset::Torch);
-    let options = Options { audit, compared_with: Some(&recorded), ..Options::default() };
+    let options = Options { audit, compare_with: Some(&recorded), ..Options::default() };
     let outcome = replay(&workload, &device, config, options, |_| {}).unwrap();
     outcome.fidelity.unwrap()
 }
 
 #[test]
-fn a_recording_that_begins_in_the_middle_is_foretold_too() {
+fn the_model_matches_a_recording_that_begins_in_the_middle() {
     for name in ["llama_varlen_oom.pickle.gz", "resnet_multires_stacks.pickle.gz"] {
         for part in [0.02, 0.1, 0.3, 0.6] {
             let found = fidelity(&cut(name, part), false);
@@ -37,12 +37,12 @@ fn a_recording_that_begins_in_the_middle_is_foretold_too() {
 }
 
 #[test]
-fn what_was_there_is_audited_like_everything_else() {
+fn restored_segments_are_audited() {
     assert!(fidelity(&cut("llama_varlen_oom.pickle.gz", 0.3), true).faithful);
 }
 
 #[test]
-fn without_the_segments_that_were_there_the_difference_is_told() {
+fn without_the_initial_segments_the_difference_is_reported() {
     let mut trace = cut("llama_varlen_oom.pickle.gz", 0.3);
     trace.segments.clear();
     let found = fidelity(&trace, false);

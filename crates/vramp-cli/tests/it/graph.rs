@@ -1,4 +1,4 @@
-//! `vramp graph` as a user runs it: on the examples, and on recordings made for a purpose.
+//! `vramp graph` as a user runs it: on the examples, and on synthetic recordings.
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
@@ -92,7 +92,7 @@ fn no_layout_is_below_the_bound_or_above_monotone() {
         let ratio = row["planned_over_bound"].as_f64().unwrap();
         assert!((ratio - bytes("planned_bytes") as f64 / bound as f64).abs() < 1e-9, "{row}");
         assert!(bytes("escaped") < bytes("blocks"), "{row}");
-        // Held to on these, also where two streams share no memory.
+        // Also where two streams share no memory.
         assert!(ratio <= 1.02, "{row}");
         assert_eq!(
             (&row["second_followed"], &row["second_bytes"]),
@@ -120,12 +120,12 @@ fn the_same_recording_gives_the_same_numbers_in_every_format() {
 }
 
 #[test]
-fn a_capture_is_placed_in_each_way_and_compared_with_its_own_pool() {
+fn a_capture_is_laid_out_in_each_way_and_compared_with_the_recorded_pool() {
     let folder = tempfile::tempdir().unwrap();
     let mut events = vec![event(SegmentAlloc, 0, 0, 100, 20), event(Alloc, 0, 0, 100, 12)];
     events.extend(free(0, 0, 100, 12));
     events.push(event(Alloc, 0, 0, 104, 16));
-    let path = recorded(folder.path(), "made", 1, events);
+    let path = recorded(folder.path(), "synthetic", 1, events);
     let row = lines(&[&path]).remove(0);
     assert_eq!(
         (&row["blocks"], &row["escaped"], &row["streams"]),
@@ -137,7 +137,7 @@ fn a_capture_is_placed_in_each_way_and_compared_with_its_own_pool() {
 
     let table = stdout(&[&path]);
     for words in
-        ["made: 2 blocks on 1 stream, 1 of them outlive the capture. 16.00 MiB live at most."]
+        ["synthetic: 2 blocks on 1 stream, 1 of them outlive the capture. Lower bound (peak allocated) 16.00 MiB."]
             .into_iter()
             .chain(["recorded", "20.00 MiB", "1.250", "monotone", "1.750", "second capture"])
     {
@@ -157,19 +157,15 @@ fn blocks_from_before_a_window_are_left_out() {
     let row = lines(&[&path, "--window", "1..99"]).remove(0);
     assert_eq!((&row["blocks"], &row["older_blocks_freed"]), (&2.into(), &1.into()));
     assert_eq!((mib(&row, "lower_bound_bytes"), &row["end_event"]), (12, &7.into()));
-    // The pool was there before: what it took says nothing of the window.
+    // The segment was reserved before the window, so nothing was recorded for it.
     assert_eq!(row["recorded_bytes"], Value::Null);
     assert!(stdout(&[&path, "--window", "1..99"]).contains("long, events 1..7: 2 blocks"));
-    refused(
-        &[&path, "--window", "5..7"],
-        1,
-        &["asks for no memory in the window 5..7", "7 events"],
-    );
+    refused(&[&path, "--window", "5..7"], 1, &["allocates nothing in the window 5..7", "7 events"]);
     refused(&[&path, "--window", "70..80"], 1, &["70..80", "numbered from 0"]);
 }
 
 #[test]
-fn streams_give_each_other_nothing_and_each_device_is_a_capture() {
+fn streams_share_no_memory_and_each_device_is_a_capture() {
     let folder = tempfile::tempdir().unwrap();
     let mut events = vec![event(Alloc, 0, 0, 100, 8)];
     events.extend(free(0, 0, 100, 8));
@@ -197,7 +193,7 @@ fn a_capture_of_empty_blocks_has_a_bound_all_the_same() {
 }
 
 #[test]
-fn wrong_input_is_told_with_what_to_do() {
+fn wrong_input_is_reported_with_a_hint() {
     let folder = tempfile::tempdir().unwrap();
     let noise = folder.path().join("noise.pickle");
     fs::write(&noise, b"not a trace at all").unwrap();
@@ -210,9 +206,9 @@ fn wrong_input_is_told_with_what_to_do() {
         (vec!["no/such.pickle"], vec!["no/such.pickle", "No such file"]),
         (vec!["examples/traces"], vec!["is a folder"]),
         (vec![&noise], vec!["noise.pickle", "unknown trace format"]),
-        (vec![&idle], vec!["asks for no memory", "before the capture begins"]),
-        (vec![&nothing], vec!["asks for no memory"]),
-        (vec![&huge], vec!["'huge' asks for more than", "--window"]),
+        (vec![&idle], vec!["allocates nothing", "before the capture begins"]),
+        (vec![&nothing], vec!["allocates nothing"]),
+        (vec![&huge], vec!["'huge' allocates more than", "--window"]),
     ] {
         refused(&args, 1, &words);
     }

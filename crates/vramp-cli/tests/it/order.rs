@@ -1,10 +1,10 @@
-//! Uses on other streams: nothing is handed out too early, and the audit would notice if it were.
+//! Uses on other streams: no memory is reused too early, and the audit detects it if it is.
 use vramp_alloc::{Bytes, Config, DeviceAddr, Preset};
 use vramp_cli::device::Device;
 use vramp_cli::replay::{Options, Outcome, ReplayError, replay};
 use vramp_trace::{Event, EventKind, StreamIndex, Trace, Workload};
 
-const AUDIT: Options<'static> = Options { audit: true, forget_uses: false, compared_with: None };
+const AUDIT: Options<'static> = Options { audit: true, skip_record_use: false, compare_with: None };
 
 fn event(kind: EventKind, stream: u32, address: u64, size: Bytes) -> Event {
     Event {
@@ -20,7 +20,7 @@ fn event(kind: EventKind, stream: u32, address: u64, size: Bytes) -> Event {
 
 fn workload(streams: u64, events: Vec<Event>) -> Workload {
     let trace = Trace {
-        name: "made".to_owned(),
+        name: "synthetic".to_owned(),
         device_count: 1,
         streams: (0..streams).collect(),
         events,
@@ -29,7 +29,7 @@ fn workload(streams: u64, events: Vec<Event>) -> Workload {
     Workload::from_trace(&trace, 0)
 }
 
-/// A block that another stream still uses after its free, while its own stream asks for as much
+/// A block that another stream still uses after its free, while its own stream allocates as much
 /// again. The uses end late, or never.
 fn late_uses(uses_end: bool) -> Workload {
     use EventKind::{Alloc, FreeCompleted, FreeRequested};
@@ -75,7 +75,7 @@ fn run(
 }
 
 #[test]
-fn memory_that_another_stream_still_uses_is_not_handed_out() {
+fn memory_that_another_stream_still_uses_is_not_reused() {
     for uses_end in [true, false] {
         for preset in Preset::ALL {
             let outcome =
@@ -87,8 +87,8 @@ fn memory_that_another_stream_still_uses_is_not_handed_out() {
 }
 
 #[test]
-fn the_audit_finds_memory_that_was_handed_out_too_early() {
-    let options = Options { forget_uses: true, ..AUDIT };
+fn the_audit_detects_memory_that_was_reused_too_early() {
+    let options = Options { skip_record_use: true, ..AUDIT };
     for preset in Preset::ALL {
         match run(&late_uses(true), preset, options, None) {
             Err(ReplayError::Hazards { found, first: Some(first) }) => {
@@ -104,7 +104,7 @@ fn the_audit_finds_memory_that_was_handed_out_too_early() {
 
 #[test]
 fn the_audit_changes_no_decision() {
-    // The driver's own pool decides by what the device has done so far: it is not ours to hold.
+    // The driver's own pool decides by the progress of the device, which the audit changes.
     for preset in [Preset::Vramp, Preset::Vpmm] {
         let audited = run(&late_uses(true), preset, AUDIT, None).expect("the test has set this up");
         let plain = run(&late_uses(true), preset, Options::default(), None)
@@ -117,7 +117,7 @@ fn the_audit_changes_no_decision() {
 
 #[test]
 fn a_tight_limit_reuses_memory_of_other_streams_in_order() {
-    // Too little for both streams' blocks side by side: memory has to go from one to the other.
+    // Too little for both streams' blocks: memory has to change its stream.
     for limit in [140, 150, 180, 220].map(Bytes::mib) {
         for preset in [Preset::Vramp, Preset::Vpmm] {
             let outcome = run(&late_uses(true), preset, AUDIT, Some(limit))

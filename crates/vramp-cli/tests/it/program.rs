@@ -6,7 +6,7 @@ use std::process::{Command as Process, Stdio};
 use assert_cmd::Command;
 use serde_json::Value;
 
-/// The program, in the project's root and without variables that would change it.
+/// Returns the program, run in the project's root without the variables that it reads.
 fn vramp(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vramp"));
     command.current_dir(root()).args(args);
@@ -39,8 +39,8 @@ fn lines(args: &[&str]) -> Vec<Value> {
         .collect()
 }
 
-/// The run must fail with code 1, print nothing on standard output and these words on standard
-/// error, in one line.
+/// Checks that the run fails with code 1, prints nothing to standard output and these words to
+/// standard error, in one line.
 fn refused(command: &mut Command, words: &[&str]) {
     let assert = command.assert().code(1);
     let output = assert.get_output();
@@ -56,9 +56,10 @@ fn refused(command: &mut Command, words: &[&str]) {
 fn the_command_of_the_readme_works() {
     let readme = fs::read_to_string(root().join("README.md")).expect("the test has set this up");
     let command = "cargo run --release -p vramp-cli -- replay examples/traces/*.gz";
-    assert!(readme.contains(command), "the README names another command");
+    assert!(readme.contains(command), "the README has another command");
     let table = stdout(&["replay", GNN, OOM, RESNET, "--device", "sim"]);
-    for words in ["gnn: 14,142 events on 1 stream", "holds 15.39 GiB", "2 streams", "53.01 GiB"] {
+    for words in ["gnn: 14,142 events on 1 stream", "allocated 15.39 GiB", "2 streams", "53.01 GiB"]
+    {
         assert!(table.contains(words), "'{words}' is not in:\n{table}");
     }
     for allocator in ["recorded", "vramp", "vpmm", "stream-ordered", "torch ", "torch-expandable"] {
@@ -130,18 +131,18 @@ fn the_same_trace_gives_the_same_decisions_twice_and_others_elsewhere() {
 }
 
 #[test]
-fn a_limit_below_the_peak_tells_at_which_event_memory_ran_out() {
+fn a_limit_below_the_peak_gives_the_event_that_ran_out_of_memory() {
     let args = ["replay", OOM, "--device", "sim", "--limit", "14.9GiB"];
     let table = stdout(&args);
-    assert!(table.contains("ran out at event"), "{table}");
-    assert!(table.contains("the limit of 14.90 GiB is in force"), "{table}");
+    assert!(table.contains("out of memory at event"), "{table}");
+    assert!(table.contains("the limit is 14.90 GiB"), "{table}");
     for run in lines(&[&args[..], &["--json"]].concat()) {
         assert_eq!(run["oom_at_event"], 1_024, "{run}");
         assert!(
             run["oom"]
                 .as_str()
                 .expect("the test has set this up")
-                .starts_with("out of memory: asked for"),
+                .starts_with("out of memory: tried to allocate"),
             "{run}"
         );
         assert_eq!(run["peak_live_bytes"], 16_071_045_524u64);
@@ -149,7 +150,7 @@ fn a_limit_below_the_peak_tells_at_which_event_memory_ran_out() {
 }
 
 #[test]
-fn memory_taken_beforehand_costs_nothing_during_the_replay() {
+fn prefilled_memory_is_not_created_during_the_replay() {
     let args = ["replay", GNN, "--device", "sim", "--allocator", "vramp", "--json"];
     let created = |run: &Value| run["calls"]["create"]["count"].as_u64().unwrap_or(0);
     let plain = &lines(&args)[0];
@@ -206,14 +207,14 @@ fn wrong_input_is_one_clear_sentence() {
 }
 
 #[test]
-fn a_file_that_cannot_be_opened_is_told_once() {
+fn a_file_that_cannot_be_opened_is_reported_once() {
     let output = vramp(&["replay", "no/such.pickle"]).assert().code(1);
     let error = text(&output.get_output().stderr);
     assert_eq!(error.matches("No such file").count(), 1, "{error}");
 }
 
 #[test]
-fn a_card_that_cannot_be_opened_is_told_once() {
+fn a_card_that_cannot_be_opened_is_reported_once() {
     // No machine has so many: without a card the cause is the missing library, else the number.
     let missing = ["--device", "cuda:999"];
     for command in [&["info"][..], &["replay", GNN], &["bench", "hit"]] {
@@ -226,7 +227,7 @@ fn a_card_that_cannot_be_opened_is_told_once() {
 }
 
 #[test]
-fn wrong_usage_ends_with_code_two_and_says_what_is_known() {
+fn wrong_usage_ends_with_code_two_and_lists_what_is_valid() {
     for (args, words) in [
         (vec!["replay"], "TRACE"),
         (
@@ -317,7 +318,7 @@ fn a_trace_becomes_a_snapshot_that_replays_alike_and_a_timeline() {
 }
 
 #[test]
-fn info_describes_the_device_to_people_and_programs() {
+fn info_describes_the_device_as_text_and_as_json() {
     let said = stdout(&["info", "--device", "sim:rtx4090"]);
     for words in ["sim:rtx4090", "24.00 GiB free of 24.00 GiB", "2.00 MiB", "not measured"] {
         assert!(said.contains(words), "'{words}' is not in:\n{said}");
@@ -354,7 +355,7 @@ fn fidelity(args: &[&str]) -> Vec<Value> {
 }
 
 #[test]
-fn every_segment_of_the_recorded_jobs_is_foretold() {
+fn the_model_matches_every_segment_of_the_recorded_jobs() {
     for found in fidelity(&[GNN, OOM, RESNET]) {
         assert_eq!(found["faithful"], true, "{found}");
         assert_eq!((&found["missing"], &found["extra"]), (&0.into(), &0.into()), "{found}");
@@ -364,11 +365,11 @@ fn every_segment_of_the_recorded_jobs_is_foretold() {
     }
     let args = ["replay", OOM, "--device", "sim", "--allocator", "torch", "--fidelity"];
     let said = stdout(&args);
-    assert!(said.contains("torch foretold 143 of 143 segment events (100.00 %)"), "{said}");
+    assert!(said.contains("torch matches 143 of 143 recorded segment events (100.00 %)"), "{said}");
 }
 
 #[test]
-fn another_configuration_than_the_recorded_one_is_found_out() {
+fn another_configuration_than_the_recorded_one_does_not_match() {
     let config = ["--torch-config", "roundup_power2_divisions:4"];
     let args = ["replay", GNN, "--device", "sim", "--allocator", "torch", "--fidelity"];
     let assert = vramp(&[&args[..], &config].concat()).assert().code(1);
@@ -378,11 +379,11 @@ fn another_configuration_than_the_recorded_one_is_found_out() {
 }
 
 #[test]
-fn settings_that_change_nothing_here_are_named() {
+fn settings_without_effect_are_named() {
     let config = "pinned_use_background_threads:True,expandable_segments:True";
     let args = ["replay", GNN, "--device", "sim", "--allocator", "torch", "--torch-config", config];
     let said = stdout(&args);
-    let sentence = "The setting pinned_use_background_threads changes nothing here.";
+    let sentence = "The setting pinned_use_background_threads has no effect on the model.";
     assert!(said.contains(sentence), "{said}");
     assert!(said.contains("25.16 GiB"), "its segments are expandable: {said}");
 }
@@ -397,7 +398,7 @@ fn fidelity_needs_pytorchs_allocator_and_recorded_segments() {
     fs::write(&log, lines).expect("the test has set this up");
     let log = log.to_str().expect("the test has set this up");
     let args = ["replay", log, "--device", "sim", "--fidelity", "--allocator", "torch"];
-    refused(&mut vramp(&[&args[..], &["--json"]].concat()), &["does not tell of segments"]);
+    refused(&mut vramp(&[&args[..], &["--json"]].concat()), &["has no segments to compare with"]);
 }
 
 #[test]

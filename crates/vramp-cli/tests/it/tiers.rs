@@ -1,4 +1,4 @@
-//! `vramp tiers` as a user runs it: here, and on a machine made of files.
+//! `vramp tiers` as a user runs it: on this machine, and on one made of files.
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -37,7 +37,7 @@ fn file(root: &Path, path: &str, text: &str) {
     fs::write(path, text).unwrap();
 }
 
-/// A machine with two nodes and a card at each.
+/// Returns the files of a machine with two NUMA nodes and a card at each.
 fn machine() -> TempDir {
     let root = TempDir::new().unwrap();
     let at = root.path();
@@ -102,7 +102,7 @@ fn the_written_configuration_is_read_back_to_the_same_spaces() {
 }
 
 #[test]
-fn a_mistake_in_a_configuration_is_told_with_the_file_and_the_key() {
+fn an_error_in_a_configuration_names_the_file_and_the_key() {
     let folder = TempDir::new().unwrap();
     file(folder.path(), "bad.toml", "[[gpu]]\nindex = 0\ncapacity = \"8GiB\"\ntrigger = 0.95\n");
     let bad = folder.path().join("bad.toml");
@@ -116,7 +116,7 @@ fn a_mistake_in_a_configuration_is_told_with_the_file_and_the_key() {
 }
 
 #[test]
-fn cards_that_cuda_visible_devices_hides_are_shown_as_hidden_and_bad_entries_are_told() {
+fn cards_hidden_by_cuda_visible_devices_are_shown_as_hidden_and_bad_entries_are_reported() {
     let machine = machine();
     let root = machine.path().to_str().unwrap();
     let args = ["--device", "sim", "--sysroot", root];
@@ -147,7 +147,7 @@ fn nodes_cards_and_the_paths_between_them_are_tables() {
     for words in ["PCIe 5 x16", "card1", "0000:11:00.0", "SYS", "64.00 GiB", "8-15", "GPU-1abc"] {
         assert!(table.contains(words), "'{words}' is not in:\n{table}");
     }
-    // Nobody knows where a simulated card is, so both nodes get a space.
+    // A simulated card has no place, so both nodes have a space.
     let outcome = json(&mut tiers(&["--device", "sim", "--sysroot", root]));
     let names: Vec<&Value> =
         outcome["spaces"].as_array().unwrap().iter().map(|space| &space["space"]).collect();
@@ -155,13 +155,13 @@ fn nodes_cards_and_the_paths_between_them_are_tables() {
 }
 
 #[test]
-fn links_are_measured_where_that_is_asked_for() {
+fn links_are_measured_on_request() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_str().unwrap();
     let outcome = json(&mut tiers(&["--device", "sim", "--directory", path, "--measure"]));
     for link in outcome["links"].as_array().unwrap() {
         if link["from"] == "gpu0" && link["to"] != "host0" {
-            continue; // a second node has no pool of the only card
+            continue; // a second node has no host pool for the only card
         }
         for way in ["there_bytes_per_s", "back_bytes_per_s"] {
             assert!(link[way].as_u64().is_some_and(|rate| rate > 1_000_000), "{way} of {link}");

@@ -1,8 +1,8 @@
-//! Large numbers as a person reads them.
+//! Numbers as a person reads them.
 
 use std::fmt;
 
-/// A number with a comma after every three digits.
+/// A number with a comma before every three digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Count(pub u64);
 
@@ -20,10 +20,10 @@ impl fmt::Display for Count {
     }
 }
 
-/// So many of something, in the right number: `1 stream`, `2 streams`.
-pub(crate) fn many(number: usize, thing: &str) -> String {
+/// Returns the number with its noun: `1 stream`, `2 streams`.
+pub(crate) fn plural(number: usize, noun: &str) -> String {
     let ending = if number == 1 { "" } else { "s" };
-    format!("{} {thing}{ending}", Count(number as u64))
+    format!("{} {noun}{ending}", Count(number as u64))
 }
 
 #[cfg(test)]

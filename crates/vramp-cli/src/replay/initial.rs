@@ -1,38 +1,38 @@
-//! What the recorded allocator held when the recording began.
+//! Segments that the recorded allocator had when the recording began.
 
 use std::collections::BTreeMap;
 
 use vramp_alloc::{Bytes, DeviceAddr};
 use vramp_trace::{EventKind, Request, Trace, Workload};
 
-/// A segment that was there before the first event.
+/// A segment that existed before the first event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EarlierSegment {
-    /// Where it began.
+pub struct InitialSegment {
+    /// First address.
     pub start: DeviceAddr,
-    /// How long it is.
+    /// Length.
     pub len: Bytes,
-    /// The raw number of its stream.
+    /// Raw number of its stream in the trace.
     pub raw_stream: u64,
-    /// Blocks in users' hands, in address order: the workload's number of each.
+    /// Numbers of the live blocks in the workload, in address order.
     pub blocks: Vec<u32>,
 }
 
-/// Segments that were there before the first event, in address order: those at the end that were
-/// not made meanwhile, and those that were given back without having been made. Expandable ones are
-/// left out. O(events).
-pub(super) fn earlier_segments(trace: &Trace, workload: &Workload) -> Vec<EarlierSegment> {
+/// Returns the segments that existed before the first event, in address order: those at the end that
+/// were not allocated meanwhile, and those that were freed without having been allocated. Expandable
+/// ones are left out. O(events).
+pub(super) fn initial_segments(trace: &Trace, workload: &Workload) -> Vec<InitialSegment> {
     let on_device = |device: u16| u32::from(device) == workload.device;
     let at_end = trace.segments.iter().filter(|s| on_device(s.device) && !s.is_expandable);
-    let mut segments: BTreeMap<DeviceAddr, EarlierSegment> =
+    let mut segments: BTreeMap<DeviceAddr, InitialSegment> =
         at_end.map(|s| (s.address, segment(trace, s.address, s.total_size, s.stream))).collect();
-    // Backwards in time: what was made was not there before, what was given back was.
+    // Backwards in time: an allocated segment did not exist before, a freed one did.
     for event in trace.events.iter().rev().filter(|event| on_device(event.device)) {
         match event.kind {
             EventKind::SegmentAlloc => drop(segments.remove(&event.address)),
             EventKind::SegmentFree => {
-                let given_back = segment(trace, event.address, event.size, event.stream);
-                segments.insert(event.address, given_back);
+                let freed = segment(trace, event.address, event.size, event.stream);
+                segments.insert(event.address, freed);
             }
             _ => {}
         }
@@ -54,7 +54,7 @@ fn segment(
     start: DeviceAddr,
     len: Bytes,
     stream: vramp_trace::StreamIndex,
-) -> EarlierSegment {
+) -> InitialSegment {
     let raw_stream = trace.raw_stream(stream).unwrap_or_default();
-    EarlierSegment { start, len, raw_stream, blocks: Vec::new() }
+    InitialSegment { start, len, raw_stream, blocks: Vec::new() }
 }

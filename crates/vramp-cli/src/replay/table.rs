@@ -1,4 +1,4 @@
-//! What a person reads after a replay.
+//! The table of a replay.
 
 use std::io::{self, Write};
 
@@ -7,10 +7,10 @@ use vramp_alloc::{Bytes, Preset};
 use vramp_driver::DeviceInfo;
 use vramp_trace::Workload;
 
-use crate::count::{Count, many};
-use crate::replay::{Outcome, Recorded};
+use super::{Outcome, Recorded};
+use crate::number::{Count, plural};
 
-/// Writes one block: what the job needed, a row for each allocator, and what that means.
+/// Writes the job's peak, a row for each allocator, and a summary in words.
 pub(crate) fn write(
     out: &mut dyn Write,
     workload: &Workload,
@@ -22,18 +22,18 @@ pub(crate) fn write(
         writeln!(out, "{oom}")?;
     }
     writeln!(out, "\n{}\n", rows(workload, recorded, outcomes))?;
-    for sentence in meaning(recorded, outcomes) {
+    for sentence in summary(recorded, outcomes) {
         writeln!(out, "{sentence}")?;
     }
     writeln!(out)
 }
 
-/// What a replay takes for granted, in a sentence or two.
+/// Returns what the replay does and does not model.
 pub(crate) fn assumptions(device: &DeviceInfo, audited: bool) -> String {
     let time = if device.simulated {
         format!(
-            "Driver time is modelled on {} ({}); the model of the driver's own pool never \
-             fragments, a real one holds a few percent more.",
+            "Driver time is modelled on {} ({}). The modelled driver pool never fragments; a real \
+             one reserves a few percent more.",
             device.id, device.driver
         )
     } else {
@@ -41,9 +41,7 @@ pub(crate) fn assumptions(device: &DeviceInfo, audited: bool) -> String {
     };
     let audit = match (audited, device.simulated) {
         (false, _) => "",
-        (true, true) => {
-            " Every request was followed by an audit; no access without order was found."
-        }
+        (true, true) => " Every request was followed by an audit; no unordered access was found.",
         (true, false) => " Every request was followed by an audit.",
     };
     format!("Sizes, streams and the order of requests are replayed; kernels are not. {time}{audit}")
@@ -55,10 +53,10 @@ fn headline(workload: &Workload, recorded: &Recorded) -> String {
         0 => String::new(),
         device => format!(", device {device}"),
     };
-    let streams = many(workload.streams.len(), "stream");
+    let streams = plural(workload.streams.len(), "stream");
     let events = Count(recorded.events);
     let peak = workload.peak_live;
-    format!("{name}{device}: {events} events on {streams}. The job holds {peak} at most.")
+    format!("{name}{device}: {events} events on {streams}, peak allocated {peak}.")
 }
 
 fn rows(workload: &Workload, recorded: &Recorded, outcomes: &[Outcome]) -> String {
@@ -71,15 +69,15 @@ fn rows(workload: &Workload, recorded: &Recorded, outcomes: &[Outcome]) -> Strin
     let mut head = vec![
         "allocator",
         "peak reserved",
-        "of live",
+        "overhead (reserved/allocated)",
         "driver calls",
         &time,
         "worst malloc",
-        "moved",
+        "remapped",
     ];
-    let any_out = outcomes.iter().any(|outcome| outcome.oom_at_event.is_some());
-    if any_out {
-        head.push("ran out at event");
+    let any_failed = outcomes.iter().any(|outcome| outcome.oom_at_event.is_some());
+    if any_failed {
+        head.push("out of memory at event");
     }
     table.set_header(head);
     if let Some(peak) = recorded.peak_reserved {
@@ -93,7 +91,7 @@ fn rows(workload: &Workload, recorded: &Recorded, outcomes: &[Outcome]) -> Strin
             peak.to_string(),
             match outcome.oom_at_event {
                 None => ratio(peak, workload.peak_live),
-                // It never came to hold what the job needs.
+                // The run never reached the job's peak.
                 Some(_) => "-".to_owned(),
             },
             Count(outcome.driver_calls).to_string(),
@@ -101,7 +99,7 @@ fn rows(workload: &Workload, recorded: &Recorded, outcomes: &[Outcome]) -> Strin
             micros(outcome.worst_malloc_us),
             Bytes::new(outcome.moved_bytes).to_string(),
         ];
-        if any_out {
+        if any_failed {
             row.push(match outcome.oom_at_event {
                 Some(event) => Count(event).to_string(),
                 None => "never".to_owned(),
@@ -115,54 +113,57 @@ fn rows(workload: &Workload, recorded: &Recorded, outcomes: &[Outcome]) -> Strin
     table.trim_fmt()
 }
 
-/// What the numbers say, in words.
-fn meaning(recorded: &Recorded, outcomes: &[Outcome]) -> Vec<String> {
+/// Returns the summary, a sentence each.
+fn summary(recorded: &Recorded, outcomes: &[Outcome]) -> Vec<String> {
     let mut sentences = Vec::new();
     sentences.extend(outcomes.iter().filter_map(fidelity));
     for outcome in outcomes {
         let Some(event) = outcome.oom_at_event else { continue };
-        let said = outcome.oom.as_deref().unwrap_or("out of memory");
+        let error = outcome.oom.as_deref().unwrap_or("out of memory");
         let (allocator, event) = (outcome.allocator, Count(event));
-        sentences.push(format!("{allocator} runs out at event {event}: {said}."));
+        sentences.push(format!("{allocator} at event {event}: {error}"));
     }
-    if let (Some(held), Some(best)) = (recorded.peak_reserved, spokesman(outcomes)) {
-        let (allocator, taken) = (best.allocator, Bytes::new(best.peak_reserved_bytes));
-        sentences.push(match held.count().checked_sub(taken.count()) {
+    if let (Some(theirs), Some(best)) = (recorded.peak_reserved, best_run(outcomes)) {
+        let (allocator, reserved) = (best.allocator, Bytes::new(best.peak_reserved_bytes));
+        sentences.push(match theirs.count().checked_sub(reserved.count()) {
             Some(saved) => format!(
-                "{allocator} takes {taken} where the recorded allocator held {held}: {} less \
+                "{allocator} reserves {reserved}, the recorded allocator reserved {theirs}: {} less \
                  ({:.0} %).",
                 Bytes::new(saved),
-                saved as f64 * 100.0 / held.count().max(1) as f64
+                saved as f64 * 100.0 / theirs.count().max(1) as f64
             ),
-            None => format!("{allocator} takes {taken}; the recorded allocator held {held}."),
+            None => {
+                format!("{allocator} reserves {reserved}, the recorded allocator reserved {theirs}.")
+            }
         });
     }
     sentences
 }
 
-/// How well the recorded allocator was foretold, where it was compared.
+/// Returns how the model compares with the recorded segments, where that was checked.
 fn fidelity(outcome: &Outcome) -> Option<String> {
     let found = outcome.fidelity.as_ref()?;
-    let (recorded, foretold) = (Count(found.recorded), Count(found.foretold));
+    let (recorded, matched) = (Count(found.recorded), Count(found.matched));
     let (missing, extra) = (Count(found.missing), Count(found.extra));
     let difference = match &found.first_difference {
         Some(difference) => format!(" The first difference is at {difference}."),
         None => String::new(),
     };
     Some(format!(
-        "{} foretold {foretold} of {recorded} segment events ({:.2} %) at the same event and of the \
-         same size; {missing} missing, {extra} extra. Peak reserved: {} recorded, {} replayed \
+        "{} matches {matched} of {recorded} recorded segment events ({:.2} %) in event and size; \
+         {missing} missing, {extra} extra. Peak reserved: {} recorded, {} replayed \
          ({:+.2} %).{difference}",
         outcome.allocator,
         found.percent,
         Bytes::new(found.recorded_peak_bytes),
-        Bytes::new(found.foretold_peak_bytes),
+        Bytes::new(found.replayed_peak_bytes),
         found.peak_off_percent
     ))
 }
 
-/// Whose result to put in words: the default's, or the most frugal one's where it did not finish.
-fn spokesman(outcomes: &[Outcome]) -> Option<&Outcome> {
+/// Returns the run to compare with the recording: vramp's, or if that failed the one with the lowest
+/// peak.
+fn best_run(outcomes: &[Outcome]) -> Option<&Outcome> {
     let finished = || outcomes.iter().filter(|outcome| outcome.oom_at_event.is_none());
     let default = finished().find(|outcome| outcome.allocator == Preset::Vramp.name());
     default.or_else(|| finished().min_by_key(|outcome| outcome.peak_reserved_bytes))
@@ -187,8 +188,8 @@ mod tests {
     use crate::device::Device;
     use crate::replay::{Options, replay};
 
-    /// A job that asks for 8 MiB on a recorded allocator that held `held`.
-    fn printed(held: Option<Bytes>, limit: Option<Bytes>) -> String {
+    /// Returns the table of a job that allocates 8 MiB and whose recorded allocator reserved `reserved`.
+    fn printed(reserved: Option<Bytes>, limit: Option<Bytes>) -> String {
         let event = |kind, size| Event {
             kind,
             device: 0,
@@ -199,9 +200,9 @@ mod tests {
             stack: None,
         };
         let mut events = vec![event(EventKind::Alloc, Bytes::mib(8))];
-        events.extend(held.map(|held| event(EventKind::SegmentAlloc, held)));
+        events.extend(reserved.map(|size| event(EventKind::SegmentAlloc, size)));
         let trace = Trace {
-            name: "made".to_owned(),
+            name: "synthetic".to_owned(),
             device_count: 1,
             streams: vec![0],
             events,
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_a_column_end_below_one_another() {
+    fn numbers_are_aligned_right_below_their_heading() {
         let text = printed(Some(Bytes::gib(80)), None);
         let column = |row: &str, words: &str| {
             let line = text.lines().find(|line| line.trim().starts_with(row)).unwrap();
@@ -235,25 +236,27 @@ mod tests {
     }
 
     #[test]
-    fn the_words_below_compare_with_the_recorded_allocator() {
+    fn the_summary_compares_with_the_recorded_allocator() {
         let text = printed(Some(Bytes::mib(32)), None);
         assert!(
             text.contains(
-                "vramp takes 8.00 MiB where the recorded allocator held 32.00 MiB: \
-                           24.00 MiB less (75 %)."
+                "vramp reserves 8.00 MiB, the recorded allocator reserved 32.00 MiB: \
+                 24.00 MiB less (75 %)."
             ),
             "{text}"
         );
         let text = printed(Some(Bytes::mib(2)), None);
-        assert!(text.contains("vramp takes 8.00 MiB; the recorded allocator held 2.00 MiB."));
+        assert!(
+            text.contains("vramp reserves 8.00 MiB, the recorded allocator reserved 2.00 MiB.")
+        );
         assert!(!printed(None, None).contains("recorded"));
     }
 
     #[test]
-    fn a_run_without_memory_shows_where_it_stopped_and_no_ratio() {
+    fn a_run_out_of_memory_shows_its_event_and_no_ratio() {
         let text = printed(None, Some(Bytes::mib(4)));
-        assert!(text.contains("ran out at event"), "{text}");
-        assert!(text.contains("vramp runs out at event 0: out of memory"), "{text}");
+        assert!(text.contains("out of memory at event"), "{text}");
+        assert!(text.contains("vramp at event 0: out of memory"), "{text}");
         let row = text.lines().find(|line| line.trim().starts_with("vramp ")).unwrap();
         assert!(row.contains(" - "), "{text}");
     }

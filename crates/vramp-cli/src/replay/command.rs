@@ -1,4 +1,4 @@
-//! `vramp replay`: traces in, a table or lines of JSON out.
+//! The command: reads traces, prints a table or lines of JSON.
 
 use std::env;
 use std::io::Write;
@@ -11,15 +11,14 @@ use vramp_alloc::config::TorchConfig;
 use vramp_alloc::{Config, Preset};
 use vramp_trace::{ReadLimits, Trace, Workload, read_trace};
 
+use super::{Options, Outcome, Recorded, replay, table};
 use crate::args::Replay;
 use crate::device::{self, Device};
-use crate::replay::{Options, Outcome, Recorded, replay};
-use crate::table;
 
-/// Reads a trace; a folder and an unreadable file are errors that name the path.
+/// Reads a trace. The errors for a folder and an unreadable file name the path.
 pub(crate) fn read(path: &Path) -> Result<Trace> {
     if path.is_dir() {
-        bail!("'{}' is a folder: name the traces in it", path.display());
+        bail!("'{}' is a folder: give the traces in it", path.display());
     }
     read_trace(path, &ReadLimits::default())
         .with_context(|| format!("cannot read the trace '{}'", path.display()))
@@ -34,7 +33,7 @@ pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
     }
     let without_effect = args.torch_config.iter().flat_map(|config| &config.without_effect);
     for key in without_effect.filter(|_| !args.json) {
-        writeln!(out, "The setting {key} changes nothing here.")?;
+        writeln!(out, "The setting {key} has no effect on the model.")?;
     }
     for path in &args.traces {
         let begun = Instant::now();
@@ -43,7 +42,7 @@ pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
         for (workload, recorded) in &jobs {
             let mut outcomes = Vec::new();
             for config in &configs {
-                let config = like_recorded(args, config.clone(), recorded)?;
+                let config = with_recorded_settings(args, config.clone(), recorded)?;
                 let outcome = one(args, &device, config, workload, recorded)?;
                 let outcome = Outcome { events: recorded.events, read_s, ..outcome };
                 if outcome.fidelity.as_ref().is_some_and(|fidelity| !fidelity.faithful) {
@@ -69,16 +68,15 @@ pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
     if !unfaithful.is_empty() {
         out.flush()?;
         bail!(
-            "the segments of {} differ from the recorded ones by more than 1 %, or the peak by more \
-             than 0.5 %: give the recorded job's settings with --torch-config",
+            "the model does not match the recorded segments of {} (more than 1 % differ, or the peaks \
+             by more than 0.5 %): give the recorded job's settings with --torch-config",
             unfaithful.join(", ")
         );
     }
     Ok(())
 }
 
-/// What each recorded device was asked for. The trace itself is gone afterwards: it is the larger
-/// part.
+/// Returns the workload of each recorded device. The trace, which is much larger, is dropped.
 fn jobs(path: &Path) -> Result<Vec<(Workload, Recorded)>> {
     let trace = read(path)?;
     let jobs: Vec<_> = (0..trace.device_count)
@@ -91,7 +89,7 @@ fn jobs(path: &Path) -> Result<Vec<(Workload, Recorded)>> {
         .collect();
     if jobs.is_empty() {
         bail!(
-            "the trace '{}' asks for no memory: record with \
+            "the trace '{}' allocates nothing: record with \
              torch.cuda.memory._record_memory_history() before the job begins",
             path.display()
         );
@@ -99,13 +97,17 @@ fn jobs(path: &Path) -> Result<Vec<(Workload, Recorded)>> {
     Ok(jobs)
 }
 
-/// The recorded allocator's own settings, where it is compared with and no others are given.
-fn like_recorded(args: &Replay, mut config: Config, recorded: &Recorded) -> Result<Config> {
+/// With `--fidelity`, applies the recorded allocator's settings unless others are given.
+fn with_recorded_settings(
+    args: &Replay,
+    mut config: Config,
+    recorded: &Recorded,
+) -> Result<Config> {
     if !args.fidelity {
         return Ok(config);
     }
-    if recorded.segments.is_empty() && recorded.earlier.is_empty() {
-        bail!("the recording does not tell of segments: there is nothing to compare with");
+    if recorded.segments.is_empty() && recorded.initial.is_empty() {
+        bail!("the recording has no segments to compare with");
     }
     if let (None, Some(settings)) = (&args.torch_config, &recorded.settings) {
         config.torch = TorchConfig::parse(settings).context("the recorded job's settings")?;
@@ -113,12 +115,12 @@ fn like_recorded(args: &Replay, mut config: Config, recorded: &Recorded) -> Resu
     Ok(config)
 }
 
-/// One configuration for each allocator. VPMM's variables are read from the environment here and
-/// nowhere else.
+/// Returns one configuration for each allocator. The only place that reads VPMM's variables from the
+/// environment.
 fn configs(args: &Replay) -> Result<Vec<Config>> {
     let presets = args.allocator.0.iter();
     if args.fidelity && !presets.clone().all(|preset| preset.is_torch()) {
-        bail!("--fidelity compares PyTorch's allocator: add --allocator torch");
+        bail!("--fidelity checks the models of PyTorch's allocator: add --allocator torch");
     }
     presets
         .map(|&preset| {
@@ -147,14 +149,14 @@ fn one(
 ) -> Result<Outcome> {
     let allocator = config.preset.name();
     let bar = progress_bar(allocator, workload);
-    let compared_with = args.fidelity.then_some(recorded);
-    let options = Options { audit: args.audit, compared_with, ..Options::default() };
+    let compare_with = args.fidelity.then_some(recorded);
+    let options = Options { audit: args.audit, compare_with, ..Options::default() };
     let outcome = replay(workload, device, config, options, |done| bar.set_position(done as u64));
     bar.finish_and_clear();
     outcome.with_context(|| format!("'{}' on {allocator}", workload.name))
 }
 
-/// A bar on standard error; silent where that is no terminal.
+/// Returns a progress bar on standard error, which is invisible if that is no terminal.
 fn progress_bar(allocator: &str, workload: &Workload) -> ProgressBar {
     let bar = ProgressBar::new(workload.requests.len() as u64);
     let style = ProgressStyle::with_template("{msg} {wide_bar} {human_pos}/{human_len} {eta}");
