@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Checks that PyTorch's viewers can show a memory snapshot: check-snapshot.py [--torch] FILE...
 
-Without --torch this needs Python alone. It checks the opcodes that the viewer in the browser knows,
-every key that torch/cuda/_memory_viz.py and that viewer touch, and that events and segments tell
-one story: the viewer undoes the events from the last to the first. With --torch it also runs the
+Without --torch this needs Python alone. It checks the opcodes that the viewer in the browser reads,
+every key that torch/cuda/_memory_viz.py and that viewer use, and that events and segments are
+consistent: the viewer undoes the events from the last to the first. With --torch it also runs the
 functions of torch.cuda._memory_viz over the snapshot, and needs PyTorch.
 """
 
@@ -15,7 +15,7 @@ import io
 import pickle
 import pickletools
 
-# What the viewer in the browser can read.
+# The opcodes that the viewer in the browser reads.
 OPCODES = set(
     "PROTO FRAME STOP MARK MEMOIZE BINGET LONG_BINGET BINPUT LONG_BINPUT APPEND APPENDS SETITEM"
     " SETITEMS EMPTY_DICT EMPTY_LIST EMPTY_TUPLE DICT LIST TUPLE TUPLE1 TUPLE2 TUPLE3 NONE NEWTRUE"
@@ -52,7 +52,7 @@ def check_keys(found, expected, what):
 
 
 def check_frames(frames, seen):
-    """Each list of frames once: they are shared."""
+    """Checks each list of frames once: lists are shared."""
     if id(frames) not in seen:
         seen.add(id(frames))
         for frame in frames:
@@ -75,7 +75,7 @@ def check_structure(snapshot):
             if block["state"] != "inactive":
                 active += block["size"]
                 requested += block["requested_size"]
-                check(block["requested_size"] <= block["size"], "a block smaller than asked for")
+                check(block["requested_size"] <= block["size"], "a block smaller than requested")
             if block["state"] == "active_allocated":
                 allocated += block["size"]
         check(at == segment["address"] + segment["total_size"], "blocks do not fill", segment)
@@ -90,13 +90,13 @@ def check_structure(snapshot):
 
 
 class Pages:
-    """Stretches of addresses that segments take, as a sorted list of starts with their ends."""
+    """Address ranges of segments, as a sorted list of starts with their ends."""
 
     def __init__(self):
         self.starts, self.ends = [], []
 
     def add(self, start, end):
-        """Neighbours become one: what was mapped piece by piece may be unmapped at once."""
+        """Merges adjacent ranges: memory mapped in parts may be unmapped at once."""
         at = bisect.bisect(self.starts, start)
         if at < len(self.starts) and self.starts[at] == end:
             self.starts.pop(at)
@@ -121,8 +121,8 @@ class Pages:
 
 
 def check_story(snapshot, device):
-    """Undoes the events of a device, as the viewer does to show the state before each: a block
-    must be there to be undone, and lie in a segment whenever it is there."""
+    """Undoes the events of a device, as the viewer does to show the state before each one: an
+    undone block must exist, and an existing block must be within a segment."""
     blocks, pages = {}, Pages()
     for segment in snapshot["segments"]:
         if segment["device"] == device:
@@ -162,7 +162,7 @@ def check_with_torch(snapshot):
     total = sum(int(line.rsplit(" ", 1)[1]) for line in lines.splitlines())
     reserved = sum(segment["total_size"] for segment in snapshot["segments"])
     check(total == 2 * reserved, "memory and segments tell of", total, "bytes, not", 2 * reserved)
-    # It prints as well.
+    # The function prints as well.
     with contextlib.redirect_stdout(io.StringIO()):
         viz.compare(snapshot["segments"], [], **keep)
     for page in (
@@ -176,7 +176,7 @@ def check_with_torch(snapshot):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--torch", action="store_true", help="run PyTorch's own functions too")
-    parser.add_argument("--story", action="store_true", help="require that events fit segments")
+    parser.add_argument("--story", action="store_true", help="require that events are consistent with segments")
     parser.add_argument("files", nargs="+", metavar="FILE")
     args = parser.parse_args()
     for path in args.files:

@@ -3,13 +3,13 @@
 
     check-torch.py [NAME...] [--list] [--timeout 300]
 
-NAME is a part of a check's name; all checks run without one. Each check is a process of its own that
-ends with an audit of vramp's books. Prints PASS or FAIL with the name and what was found, and ends
-with 1 if any failed. `pool` checks use vramp_torch.mem_pool(), `global` checks vramp_torch.enable().
+NAME is a part of a check's name; without one, all checks run. Each check is a process of its own that
+ends with an audit of vramp. Prints PASS or FAIL with the name and the result, and exits with 1 if any
+failed. `pool` checks use vramp_torch.mem_pool(), `global` checks vramp_torch.enable().
 
-What PyTorch cannot do on the global route is checked to raise, with its message.
+For what PyTorch cannot do on the global route, the error and its message are checked.
 
-The shared library is found as vramp_torch.py says.
+The shared library is found as described in vramp_torch.py.
 """
 
 import argparse
@@ -29,7 +29,7 @@ CHECKS = {}
 
 
 class Check:
-    """A function of PyTorch and vramp_torch; what it returns is printed after PASS."""
+    """A function of PyTorch and vramp_torch; its result is printed after PASS."""
 
     def __init__(self, function, environment):
         self.function = function
@@ -37,7 +37,7 @@ class Check:
 
 
 def check(**environment):
-    """Makes a function a check; the first word of its name says which route it is about."""
+    """Registers a function as a check; the first word of its name is the route."""
 
     def add(function):
         CHECKS[function.__name__.replace("_", "-")] = Check(function, environment)
@@ -47,7 +47,7 @@ def check(**environment):
 
 
 class Failed(Exception):
-    """What was expected did not happen."""
+    """Raised when an expectation does not hold."""
 
 
 def expect(holds, what):
@@ -56,7 +56,7 @@ def expect(holds, what):
 
 
 def expect_raises(kind, text, call):
-    """The error that a call raises, whose text must hold what is given."""
+    """Returns the error that a call raises, whose text must contain `text`."""
     try:
         call()
     except kind as error:
@@ -70,7 +70,7 @@ def live(vramp):
 
 
 def forget_workspaces(torch):
-    """Frees what cuBLAS keeps for each stream, also what it took during a capture."""
+    """Frees cuBLAS's workspaces, also those allocated during a capture."""
     torch.cuda.synchronize()
     torch._C._cuda_clearCublasWorkspaces()
     gc.collect()
@@ -96,14 +96,14 @@ class Work:
         self.now = self.inputs[0].clone()
 
     def step(self):
-        """Loss and gradients of the input that stands in `now`."""
+        """Returns the loss and the gradients of the input in `now`."""
         self.model.zero_grad(set_to_none=True)
         loss = self.model(self.now).pow(2).mean()
         loss.backward()
         return [loss, *(parameter.grad for parameter in self.model.parameters())]
 
     def eager(self):
-        """What each input gives without a graph."""
+        """Returns the results of each input without a graph."""
         answers = []
         for value in self.inputs:
             self.now.copy_(value)
@@ -121,7 +121,7 @@ class Work:
         self.torch.cuda.synchronize()
 
     def capture(self, **how):
-        """A graph of one step, and the tensors that each replay fills."""
+        """Captures one step; returns the graph and the tensors that each replay fills."""
         self.warm_up()
         graph = self.torch.cuda.CUDAGraph()
         with self.torch.cuda.graph(graph, **how):
@@ -129,7 +129,7 @@ class Work:
         return graph, results
 
     def replays_as(self, graph, results, answers, what="a replay"):
-        """Every input replayed, beside other memory that the graph may not touch, nor it the graph's."""
+        """Replays every input beside other memory, which the graph must not overwrite."""
         for number, value in enumerate(self.inputs):
             others = [bytes_on_card(self.torch, (1 + k) * MIB).fill_(255) for k in range(8)]
             self.now.copy_(value)
@@ -157,12 +157,12 @@ def pool_serves_what_is_made_inside(torch, vramp):
     expect(grown >= 64 * MIB, f"vramp's live bytes grew by {grown} and not by 64 MiB")
     segments = pool.snapshot()
     holds = [s["address"] <= inside.data_ptr() < s["address"] + s["total_size"] for s in segments]
-    expect(any(holds), "no segment of the pool holds the tensor")
+    expect(any(holds), "no segment of the pool contains the tensor")
     outside = bytes_on_card(torch, 64 * MIB)
     expect(live(vramp) - before == grown, "a tensor made outside came from vramp")
     inside.fill_(7)
     outside.fill_(9)
-    expect(int(inside.sum(dtype=torch.int64)) == 7 * 64 * MIB, "the tensor lost its bytes")
+    expect(int(inside.sum(dtype=torch.int64)) == 7 * 64 * MIB, "the tensor's bytes changed")
     return f"{grown} bytes"
 
 
@@ -178,7 +178,7 @@ def pool_out_of_memory_is_torchs_own_error(torch, vramp):
         after.fill_(1)
     kept.fill_(2)
     free = bytes_on_card(torch, 1024 * MIB)
-    expect(int(after[-1]) == 1 and int(kept[-1]) == 2, "memory from before and after is not sound")
+    expect(int(after[-1]) == 1 and int(kept[-1]) == 2, "a tensor from before or after was overwritten")
     del free
     return str(error)[:80]
 
@@ -222,7 +222,7 @@ def pool_memory_returns_after_deletion(torch, vramp):
     with torch.cuda.use_mem_pool(pool):
         kept = [bytes_on_card(torch, 64 * MIB).fill_(k) for k in range(4)]
     held = live(vramp) - before
-    expect(held >= 256 * MIB, f"vramp holds only {held} bytes for the pool")
+    expect(held >= 256 * MIB, f"vramp has only {held} live bytes for the pool")
     torch.cuda.synchronize()
     del kept, pool
     gc.collect()
@@ -230,7 +230,7 @@ def pool_memory_returns_after_deletion(torch, vramp):
     expect(live(vramp) == before, f"{live(vramp) - before} bytes stay live")
     vramp.trim()
     expect(vramp.report()["reserved"] == 0, f"{vramp.report()['reserved']} bytes stay reserved")
-    return f"{held} bytes came back"
+    return f"{held} bytes freed"
 
 
 @check()
@@ -247,7 +247,7 @@ def pool_memory_of_a_graph_returns_after_deletion(torch, vramp):
     del results, graph, pool
     forget_workspaces(torch)
     expect(live(vramp) == before, f"{live(vramp) - before} of {held} bytes stay live")
-    return f"{held} bytes came back"
+    return f"{held} bytes freed"
 
 
 @check()
@@ -261,7 +261,7 @@ def pool_memory_is_kept_while_a_graph_needs_it(torch, vramp):
     gc.collect()
     torch.cuda.empty_cache()
     vramp.trim()
-    expect(live(vramp) == held, f"{held - live(vramp)} bytes went with the pool, under the graph")
+    expect(live(vramp) == held, f"{held - live(vramp)} bytes of the graph were freed with the pool")
     work.replays_as(graph, results, answers)
     return f"{held} bytes outlive the pool"
 
@@ -284,12 +284,12 @@ def pool_refuses_expandable_segments(torch, vramp):
 @check()
 def global_serves_every_tensor(torch, vramp):
     backend = torch.cuda.memory.get_allocator_backend()
-    expect(backend == "pluggable", f"PyTorch says that its allocator is {backend}")
+    expect(backend == "pluggable", f"PyTorch's allocator is {backend}")
     before = live(vramp)
     kept = bytes_on_card(torch, 64 * MIB).fill_(7)
     grown = live(vramp) - before
     expect(grown >= 64 * MIB, f"vramp's live bytes grew by {grown} and not by 64 MiB")
-    expect(int(kept.sum(dtype=torch.int64)) == 7 * 64 * MIB, "the tensor lost its bytes")
+    expect(int(kept.sum(dtype=torch.int64)) == 7 * 64 * MIB, "the tensor's bytes changed")
     del kept
     torch.cuda.synchronize()
     expect(live(vramp) - before < 64 * MIB, "a deleted tensor stays live")
@@ -300,12 +300,12 @@ def global_serves_every_tensor(torch, vramp):
 def global_out_of_memory_is_a_runtime_error_with_our_report(torch, vramp):
     kept = bytes_on_card(torch, 128 * MIB).fill_(2)
     error = expect_raises(RuntimeError, "vramp", lambda: bytes_on_card(torch, 1024 * MIB))
-    expect(not isinstance(error, torch.OutOfMemoryError), "it is torch.OutOfMemoryError by now")
-    expect(str(error).startswith("CUDA out of memory"), f"it begins otherwise: {error}")
+    expect(not isinstance(error, torch.OutOfMemoryError), "PyTorch raises torch.OutOfMemoryError now")
+    expect(str(error).startswith("CUDA out of memory"), f"another beginning: {error}")
     for _ in range(20):
         after = bytes_on_card(torch, 64 * MIB).fill_(1)
         expect_raises(RuntimeError, "CUDA out of memory", lambda: bytes_on_card(torch, 1024 * MIB))
-        expect(int(after[-1]) == 1 and int(kept[-1]) == 2, "memory from before and after is not sound")
+        expect(int(after[-1]) == 1 and int(kept[-1]) == 2, "a tensor from before or after was overwritten")
     return str(error)[:120]
 
 
@@ -317,7 +317,7 @@ def global_fraction_is_a_limit(torch, vramp):
     expect_raises(RuntimeError, "CUDA out of memory", lambda: bytes_on_card(torch, 512 * MIB))
     torch.cuda.set_per_process_memory_fraction(1.0)
     more = bytes_on_card(torch, 512 * MIB)
-    return f"{kept.numel() + more.numel()} bytes after it was lifted"
+    return f"{kept.numel() + more.numel()} bytes without the limit"
 
 
 @check()
@@ -342,7 +342,7 @@ def shared_by_record_stream(torch, rounds=50):
         source = bytes_on_card(torch, size).fill_(number % 251)
         side.wait_stream(main)
         with torch.cuda.stream(side):
-            # The side stream is still busy when the memory is freed and asked for again.
+            # The side stream is still busy when the memory is freed and allocated again.
             torch.cuda._sleep(2_000_000)
             copies.append(source.clone())
         source.record_stream(side)
@@ -369,7 +369,7 @@ def global_memory_freed_beside_other_streams_is_sound(torch, vramp):
             size = (1 + number * 7 % 13) * MIB // 4
             kept.append((number % 251, bytes_on_card(torch, size).fill_(number % 251)))
         if len(kept) > 16:
-            # Freed while another stream than its own is the current one.
+            # Freed while another stream than its own is current.
             with torch.cuda.stream(streams[(number + 1) % 4]):
                 kept.pop(number * 5 % 16)
     torch.cuda.synchronize()
@@ -467,7 +467,7 @@ def global_graph_replays_as_eager(torch, vramp):
 def global_graphs_of_one_pool_replay_in_order(torch, vramp):
     works = [Work(torch, seed) for seed in range(3)]
     answers = [work.eager() for work in works]
-    # What a graph gives out stays live, so no later graph may write over it.
+    # The results of a graph stay live, so no later graph may overwrite them.
     graphs, pool = [], torch.cuda.graph_pool_handle()
     for work in works:
         graphs.append(work.capture(pool=pool))
@@ -490,7 +490,7 @@ def global_graph_with_a_side_stream_replays_as_eager(torch, vramp):
             beside = torch.relu(first @ weights[1]) @ weights[2]
             first.record_stream(side)
         other = torch.relu(first @ weights[3])
-        # As large as what was just freed, and written to while the side stream still reads that.
+        # As large as the block just freed, and written while the side stream still reads that block.
         del first
         other = other + torch.ones(2048, 512, device="cuda")
         here.wait_stream(side)
@@ -526,7 +526,7 @@ def global_graph_memory_returns_after_deletion(torch, vramp):
         forget_workspaces(torch)
     expect(live(vramp) <= before, f"{live(vramp) - before} bytes stay live")
     expect(held[-1] <= held[1], f"every graph adds memory: {held}")
-    return f"{held[-1]} bytes held with a graph"
+    return f"{held[-1]} bytes reserved with a graph"
 
 
 @check()
@@ -571,12 +571,12 @@ def global_graphed_callable_trains_as_eager(torch, vramp):
 
 
 def run_one(name):
-    """Runs one check; prints what it found."""
+    """Runs one check and prints its result."""
     try:
         import torch
         import vramp_torch as vramp
 
-        expect(torch.cuda.is_available(), "there is no card that PyTorch can use")
+        expect(torch.cuda.is_available(), "PyTorch finds no usable card")
         if name.startswith("global"):
             vramp.enable()
         torch.cuda.init()
@@ -587,7 +587,7 @@ def run_one(name):
         print(failure)
         return 1
     except ModuleNotFoundError as missing:
-        print(f"there is no package {missing.name}")
+        print(f"package {missing.name} is missing")
         return 1
     print(found)
     return 0
@@ -597,7 +597,7 @@ def run_one(name):
 
 
 def run_child(name, timeout):
-    """Whether a check passed, and the last line that it printed, or how it died."""
+    """Returns whether a check passed, and its last line or exit code."""
     own = {k: v for k, v in os.environ.items() if k not in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")}
     for variable in ("VRAMP_CONF", "VRAMP_DEVICE"):
         own.pop(variable, None)
@@ -610,20 +610,20 @@ def run_child(name, timeout):
     except subprocess.TimeoutExpired:
         return False, f"did not end in {timeout} s"
     lines = ran.stdout.strip().splitlines()
-    # vramp prints on stderr what it cannot return to a caller: that is a failure too.
-    told = [line for line in ran.stderr.splitlines() if line.startswith("vramp:")]
-    if ran.returncode == 0 and not told:
+    # vramp prints errors without a caller on stderr: they are failures too.
+    reported = [line for line in ran.stderr.splitlines() if line.startswith("vramp:")]
+    if ran.returncode == 0 and not reported:
         return True, lines[-1] if lines else ""
     sys.stderr.write(ran.stderr[-4000:])
     found = lines[-1:] or ran.stderr.strip().splitlines()[-1:]
-    return False, "; ".join([f"ended with {ran.returncode}", *found, *told[:3]])
+    return False, "; ".join([f"exit code {ran.returncode}", *found, *reported[:3]])
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="parts of names; all checks without")
-    parser.add_argument("--list", action="store_true", help="print the names and end")
-    parser.add_argument("--timeout", type=int, default=300, help="of each check, in seconds")
+    parser.add_argument("names", nargs="*", help="parts of names; all checks by default")
+    parser.add_argument("--list", action="store_true", help="print the names and exit")
+    parser.add_argument("--timeout", type=int, default=300, help="limit of each check, in seconds")
     parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:

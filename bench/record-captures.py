@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Records what real models allocate while PyTorch captures a CUDA graph of a forward and backward pass.
+"""Records the allocations of real models while PyTorch captures a forward and backward pass.
 
     record-captures.py OUT [NAME...] [--list] [--steps 3]
 
 Needs a card. Every model is captured in a process of its own, on PyTorch's own allocator: warm-up on a
-side stream, a recording begun just before the capture, then forward and backward inside it. OUT/NAME.
-pickle.gz is the snapshot as PyTorch dumps it, without stacks, in pickle protocol 4. Prints one JSON
-line for each model: how many blocks the capture took, their bytes, the most that lived at once, and
-what PyTorch's private pool held for it. A package that is missing is named in the line.
+side stream, start of the recording, then forward and backward in the capture. OUT/NAME.pickle.gz is
+PyTorch's snapshot, without stacks, in pickle protocol 4. Prints one JSON line for each model: the
+blocks of the capture, their bytes, the peak of the live bytes, and the reserved bytes of PyTorch's
+private pool. The line names a missing package.
 
-Ends with 1 if a model was not recorded or the files weigh more than 4 MiB together.
+Exits with 1 if a model was not recorded or the files are larger than 4 MiB together.
 """
 
 import argparse
@@ -22,13 +22,13 @@ import pickle
 import subprocess
 import sys
 
-# What all recordings together may weigh.
+# Size limit of all recordings together.
 WEIGHT = 4 << 20
-# Far more events than any of these captures has: a full ring would forget the first ones.
+# Far more events than any of these captures has: a full ring buffer drops the first ones.
 EVENTS = 1_000_000
 
 
-# --- the models: each makes its weights and inputs and gives a function that returns the loss ---
+# --- the models: each creates its weights and inputs and returns a function for the loss ---
 
 
 def llama(torch):
@@ -93,7 +93,7 @@ def gnn(torch):
 
 
 def unet(torch):
-    """Down to an eighth and up again, with what was found on the way down put beside."""
+    """Down to an eighth and up again, with skip connections."""
     nn = torch.nn
 
     def stage(inward, outward):
@@ -172,7 +172,7 @@ def capture(torch, name, steps):
             loss().backward()
             join()
     torch.cuda.current_stream().wait_stream(warm)
-    # The capture makes its own gradients.
+    # The capture allocates its own gradients.
     model.zero_grad(set_to_none=True)
     torch.cuda.synchronize()
     gc.collect()
@@ -187,14 +187,14 @@ def capture(torch, name, steps):
     snapshot = torch.cuda.memory._snapshot()
     grown = torch.cuda.memory_reserved() - before
     torch.cuda.memory._record_memory_history(None)
-    # A capture that cannot be replayed proves nothing.
+    # A capture that cannot be replayed is worthless.
     graph.replay()
     torch.cuda.synchronize()
     return snapshot, tuple(graph.pool()), grown, float(result)
 
 
 def summary(snapshot, pool, device=0):
-    """What a recorded capture asked for, in blocks and bytes, by the events of its trace."""
+    """Returns the blocks and bytes that a capture allocated, by the events of its trace."""
     live, streams = {}, set()
     blocks = total = held = peak = older = 0
     for event in snapshot["device_traces"][device]:
@@ -206,7 +206,7 @@ def summary(snapshot, pool, device=0):
             live[event["addr"]] = event["size"]
             streams.add(event["stream"])
         elif event["action"] == "free_requested":
-            # What was made before the capture may be freed inside it.
+            # A block from before the capture may be freed inside it.
             older += event["addr"] not in live
             held -= live.pop(event["addr"], 0)
     return {
@@ -225,23 +225,23 @@ def summary(snapshot, pool, device=0):
 
 
 def write(snapshot, path):
-    """The snapshot as a file, the same bytes for the same snapshot. Returns how many."""
+    """Writes the snapshot, the same bytes for the same snapshot. Returns their number."""
     with open(path, "wb") as file:
-        # No name and no time go into the file's header.
+        # The file's header has neither name nor time.
         with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
             pickle.dump(snapshot, packed, protocol=4)
     return os.path.getsize(path)
 
 
 def run_one(args, name):
-    """Captures one model and prints its line."""
+    """Captures one model and prints its JSON line."""
     line = {"name": name}
     try:
         import torch
 
         snapshot, pool, grown, loss = capture(torch, name, args.steps)
     except ModuleNotFoundError as missing:
-        print(json.dumps(line | {"error": f"there is no package {missing.name}", "missing": missing.name}))
+        print(json.dumps(line | {"error": f"package {missing.name} is missing", "missing": missing.name}))
         return 1
     path = os.path.join(args.out, f"{name}.pickle.gz")
     line |= summary(snapshot, pool)
@@ -250,7 +250,7 @@ def run_one(args, name):
     line |= {"card": torch.cuda.get_device_name(), "torch": torch.__version__}
     print(json.dumps(line), flush=True)
     if not line["blocks"] or loss != loss:
-        print(f"{name}: a capture without blocks or a loss that is no number", file=sys.stderr)
+        print(f"{name}: no blocks captured, or the loss is not a number", file=sys.stderr)
         return 1
     return 0
 
@@ -259,10 +259,10 @@ def run_one(args, name):
 
 
 def child(args, name):
-    """The line of one model, also where its process died; whether it was recorded."""
+    """Returns the line of one model, also if its process failed, and whether it was recorded."""
     command = [sys.executable, os.path.abspath(__file__), args.out, name]
     command += ["--one", "--steps", str(args.steps)]
-    # The native allocator as it comes, whatever the caller's shell says.
+    # The native allocator with its defaults, independent of the caller's environment.
     names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     own = {key: value for key, value in os.environ.items() if key not in names}
     ran = subprocess.run(command, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -276,10 +276,10 @@ def child(args, name):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", nargs="?", help="the folder for the recordings")
-    parser.add_argument("names", nargs="*", help="which models; all without")
-    parser.add_argument("--list", action="store_true", help="print the names and end")
-    parser.add_argument("--steps", type=int, default=3, help="of warm-up")
+    parser.add_argument("out", nargs="?", help="folder for the recordings")
+    parser.add_argument("names", nargs="*", help="models; all by default")
+    parser.add_argument("--list", action="store_true", help="print the names and exit")
+    parser.add_argument("--steps", type=int, default=3, help="warm-up steps")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.list:
@@ -301,7 +301,7 @@ def main():
         weight += line.get("file_bytes", 0)
         failed |= not recorded
     if weight > WEIGHT:
-        print(f"the recordings weigh {weight} bytes, more than {WEIGHT}", file=sys.stderr)
+        print(f"the recordings have {weight} bytes, more than {WEIGHT}", file=sys.stderr)
         failed = True
     return 1 if failed else 0
 

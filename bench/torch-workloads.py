@@ -4,13 +4,14 @@
     torch-workloads.py WORKLOADS.py [NAME...] [--runs 3] [--steps N] [--limit 20GiB]
                        [--limit-over-peak 1.1] [--limit-runs 1] [--allocators native,expandable,vramp]
 
-WORKLOADS.py is any Python file that assigns a dict `W` from names to functions; each takes the
-number of steps, or nothing for its own, and is a generator that yields after each step. The file is
-run up to where it has assigned `W`, with a workload's name as its only argument.
+WORKLOADS.py is any Python file that assigns a dict `W` from names to functions. Each function takes
+the number of steps, or no argument for its own number, and is a generator that yields after each
+step. The file is run until it has assigned `W`, with a workload's name as its only argument.
 
-Every run is a process of its own, and the allocators take turns. Prints one JSON line for each run
-and one with the medians for each workload and allocator; with a limit the same again under it, where
-running out is a result and not a failure. The shared library is found as vramp_torch.py says.
+Every run is a process of its own, and the allocators alternate. Prints one JSON line for each run and
+one with the medians for each workload and allocator; with a limit the same again under the limit,
+where out of memory is a result and not a failure. The shared library is found as described in
+vramp_torch.py.
 """
 
 import argparse
@@ -33,7 +34,7 @@ GIB = 2**30
 
 
 def size(text):
-    """Bytes from 4096, 512MiB or 20GiB."""
+    """Returns the bytes of a text such as 4096, 512MiB or 20GiB."""
     digits = text.rstrip("KMGiBkmgb ")
     unit = text[len(digits) :].strip().upper()
     if unit not in UNITS:
@@ -45,7 +46,7 @@ def size(text):
 
 
 def load(path, name):
-    """The dict `W` of a workloads file."""
+    """Returns the dict `W` of a workloads file."""
     with open(path, encoding="utf-8") as file:
         tree = ast.parse(file.read(), path)
     assigned = [
@@ -57,7 +58,7 @@ def load(path, name):
     if not assigned:
         sys.exit(f"{path} assigns no dict W of workloads")
     tree.body = tree.body[: assigned[0] + 1]
-    # Workloads parse the command line for themselves.
+    # Workloads parse the command line themselves.
     sys.argv = [path, name]
     names = {"__name__": "workloads", "__file__": path}
     exec(compile(tree, path, "exec"), names)
@@ -65,7 +66,7 @@ def load(path, name):
 
 
 class LastLoss:
-    """What `backward` was last called on: the loss of any training step."""
+    """The tensor that `backward` was last called on: the loss of any training step."""
 
     def __init__(self, torch):
         self.value = None
@@ -113,10 +114,10 @@ def run_one(args):
             times.append(now - last)
             loss = losses.take() if losses.value is not None else loss
             most_used = max(most_used, used_by_card(torch))
-            # A job that generates has no loss, but what it generates must be the same.
+            # A generating job has no loss, but its output must be the same.
             generated = inspect.getgeneratorlocals(steps).get("cur")
             tokens = int(generated.sum()) if torch.is_tensor(generated) else tokens
-            # The looking is not part of the next step.
+            # The comparison is not part of the next step.
             last = time.perf_counter()
     except RuntimeError as failure:
         if "out of memory" not in str(failure):
@@ -152,7 +153,7 @@ def run_one(args):
             "allocations": stats.get("allocation.all.allocated", 0),
             "retries": stats.get("num_alloc_retries", 0),
         }
-    # The context, and the code of the libraries that the job loaded.
+    # The CUDA context and the code of the loaded libraries.
     line["device_used_beside"] = most_used - line["peak_reserved"]
     print(json.dumps(line), flush=True)
 
@@ -161,7 +162,7 @@ def run_one(args):
 
 
 def environment(allocator, limit):
-    """The environment of a child process."""
+    """Returns the environment of a child process."""
     own = {k: v for k, v in os.environ.items() if k not in ("PYTORCH_ALLOC_CONF", "VRAMP_DEVICE")}
     own.pop("PYTORCH_CUDA_ALLOC_CONF", None)
     if allocator == "expandable":
@@ -174,7 +175,7 @@ def environment(allocator, limit):
 
 
 def child(args, name, allocator, limit):
-    """One run; a line with its result, also where it died."""
+    """Does one run and returns its result, also if the process failed."""
     command = [sys.executable, os.path.abspath(__file__), args.workloads, name]
     command += ["--one", "--allocators", allocator]
     command += ["--steps", str(args.steps)] if args.steps else []
@@ -198,7 +199,7 @@ def median(runs, key):
 def summary(name, limit, runs):
     """The medians of one allocator's runs, and how they compare with the native allocator's.
 
-    `used_over_live` counts the libraries' code as the allocator's; `held_over_live` takes away what
+    `used_over_live` counts the libraries' code as the allocator's; `held_over_live` subtracts what
     the card holds beside the native allocator, so that an allocator's own overhead on the card counts.
     """
     native = [run for run in runs if run["allocator"] == "native" and not run["error"]]
@@ -220,7 +221,7 @@ def summary(name, limit, runs):
             )
         if good and native:
             if not limit:
-                # Under a limit the native allocator gives back within steps: what lies beside is unknown.
+                # Under a limit the native allocator releases memory within steps, so other memory is unknown.
                 held = line["device_used"] - median(native, "device_used_beside")
                 line["held_over_live"] = round(held / median(native, "peak_live"), 4)
             line["steady_over_native"] = round(line["steady_s"] / median(native, "steady_s"), 4)
@@ -241,7 +242,7 @@ def compare(args, name, limit, turns):
 
 
 def names_in(path):
-    """The keys of `W` without running the file: every w_NAME or every key of a literal dict."""
+    """Returns the keys of `W` without running the file: every w_NAME or every key of a literal dict."""
     with open(path, encoding="utf-8") as file:
         tree = ast.parse(file.read(), path)
     literal = [
@@ -257,14 +258,14 @@ def names_in(path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("workloads", help="the file with the workloads")
-    parser.add_argument("names", nargs="*", help="which; all without")
-    parser.add_argument("--runs", type=int, default=3, help="of each allocator")
-    parser.add_argument("--steps", type=int, default=0, help="of each run; the workload's own without")
+    parser.add_argument("workloads", help="file with the workloads")
+    parser.add_argument("names", nargs="*", help="workloads; all by default")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each allocator")
+    parser.add_argument("--steps", type=int, default=0, help="steps of each run; the workload's own by default")
     parser.add_argument("--allocators", default=",".join(ALLOCATORS))
-    parser.add_argument("--limit", type=size, default=0, help="memory for the allocator, such as 20GiB")
-    parser.add_argument("--limit-over-peak", type=float, default=0, help="a second pass under so much of the native peak")
-    parser.add_argument("--limit-runs", type=int, default=0, help="of each allocator in that pass; as --runs without")
+    parser.add_argument("--limit", type=size, default=0, help="memory limit of the allocator, such as 20GiB")
+    parser.add_argument("--limit-over-peak", type=float, default=0, help="limit of a second pass, as a multiple of the native peak")
+    parser.add_argument("--limit-runs", type=int, default=0, help="runs of each allocator in that pass; --runs by default")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.workloads = os.path.abspath(args.workloads)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The requests of a PyTorch snapshot as the harness reads them.
+"""Converts the requests of a PyTorch snapshot to the binary format of the harness.
 
     trace-to-bin.py SNAPSHOT.pickle[.gz] OUT.bin
 
 Little-endian u64 quadruples: 1 allocate or 0 free, the block's address, its size, its stream's
-number. Unpickles the snapshot: only for files of your own.
+number. Unpickles the snapshot: use it only for trusted files.
 """
 
 import gzip
@@ -22,7 +22,7 @@ def main():
         snapshot = pickle.load(file)
     traces = [trace for trace in snapshot["device_traces"] if trace]
     if not traces:
-        sys.exit(f"{path} holds no trace: record with torch.cuda.memory._record_memory_history()")
+        sys.exit(f"{path} has no trace: record with torch.cuda.memory._record_memory_history()")
     streams = {}
     operations = {"alloc": 1, "free_completed": 0}
     with open(out, "wb") as file:

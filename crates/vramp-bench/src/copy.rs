@@ -10,14 +10,14 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use vramp_alloc::{Bytes, Driver};
+use vramp::tiers::host::{HostAllocation, HostPoolConfig};
+use vramp::tiers::movers::MoverConfig;
+use vramp::tiers::space::Level;
+use vramp::tiers::{HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};
+use vramp::{Bytes, Driver};
 use vramp_core::AddrRange;
 use vramp_driver::meter::Metered;
 use vramp_driver::{DeviceInfo, HostBuffer, HostSlice, Stream};
-use vramp_tiers::host::{HostAllocation, HostPoolConfig};
-use vramp_tiers::movers::MoverConfig;
-use vramp_tiers::space::Level;
-use vramp_tiers::{HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};
 
 use crate::statistics::median;
 use crate::{Bench, TimeSource};

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use vramp_alloc::Driver;
-use vramp_alloc::device::{OpenError, Opened};
+use vramp::Driver;
+use vramp::device::{OpenError, Opened};
 use vramp_driver::DeviceInfo;
 use vramp_driver::sim::{CardModel, Contents, Simulator};
 
@@ -31,12 +31,12 @@ pub struct FreshDevice {
 }
 
 impl Device {
-    /// Finds a device by name, as [`vramp_alloc::open`] does.
+    /// Finds a device by name, as [`vramp::open`] does.
     ///
     /// # Errors
-    /// Those of [`vramp_alloc::open`].
+    /// Those of [`vramp::open`].
     pub fn open(name: &str) -> Result<Device, OpenError> {
-        let Opened { driver, fell_back, .. } = vramp_alloc::open(name)?;
+        let Opened { driver, fell_back, .. } = vramp::open(name)?;
         let info = driver.info().clone();
         let kind = if info.simulated {
             Kind::Simulated(CardModel::find(&info.id)?)
@@ -59,12 +59,12 @@ impl Device {
     /// Opens the device for one run. With `checked`, a simulator looks for unordered accesses.
     ///
     /// # Errors
-    /// Those of [`vramp_alloc::open`].
+    /// Those of [`vramp::open`].
     pub fn fresh(&self, checked: bool) -> Result<FreshDevice, OpenError> {
         Ok(match &self.kind {
             // The card's own pool and its high-water mark belong to one opening.
             Kind::Card(driver) => {
-                let driver = vramp_alloc::open(&driver.info().id)?.driver;
+                let driver = vramp::open(&driver.info().id)?.driver;
                 FreshDevice { driver, simulator: None }
             }
             Kind::Simulated(preset) => {
@@ -81,7 +81,7 @@ impl Device {
     /// written and looks for unordered accesses.
     ///
     /// # Errors
-    /// Those of [`vramp_alloc::open`].
+    /// Those of [`vramp::open`].
     pub fn with_contents(&self) -> Result<FreshDevice, OpenError> {
         match &self.kind {
             Kind::Card(_) => self.fresh(true),

@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
-use vramp_alloc::Bytes;
+use vramp::Bytes;
+use vramp::tiers::disk::{ChargeTo, CompressionConfig, DiskConfig, DiskTransfer, StoredBytes};
+use vramp::tiers::{DiskStore, ReservationManager, SpaceConfig, SpaceId};
 use vramp_host::{
     BlockIo, DirectFile, Direction, DiskError, FileTransfer, HostMemory, HostSpan, IoChoice,
     OpenedIo, PageKind, open_io, submit_transfers,
 };
-use vramp_tiers::disk::{ChargeTo, CompressionConfig, DiskConfig, DiskTransfer, StoredBytes};
-use vramp_tiers::{DiskStore, ReservationManager, SpaceConfig, SpaceId};
 
 use crate::statistics::{median, nanos};
 

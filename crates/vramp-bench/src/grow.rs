@@ -5,7 +5,7 @@
 
 use anyhow::Result;
 use serde::Serialize;
-use vramp_alloc::{Bytes, Preset};
+use vramp::{Bytes, Preset};
 
 use crate::subject::{MeteredAllocator, Subject};
 use crate::{Bench, Cost, blocks_in};

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::Serialize;
-use vramp_alloc::{Bytes, Preset};
+use vramp::{Bytes, Preset};
 use vramp_driver::Stream;
 
 use crate::statistics::{median, nanos};

@@ -9,7 +9,7 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use vramp_alloc::{Bytes, Preset};
+//! use vramp::{Bytes, Preset};
 //! use vramp_bench::{Bench, grow};
 //!
 //! let bench = Bench::new("sim:h200", Duration::from_millis(1))?;
@@ -58,7 +58,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use serde::Serialize;
-use vramp_alloc::{Bytes, Driver};
+use vramp::{Bytes, Driver};
 use vramp_driver::DeviceInfo;
 
 pub use cost::Cost;
@@ -72,10 +72,10 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Opens a device by name, as [`vramp_alloc::open`] does.
+    /// Opens a device by name, as [`vramp::open`] does.
     ///
     /// # Errors
-    /// Those of [`vramp_alloc::open`].
+    /// Those of [`vramp::open`].
     pub fn new(device: &str, duration: Duration) -> Result<Bench> {
         Ok(Bench { device: Device::open(device)?, duration })
     }

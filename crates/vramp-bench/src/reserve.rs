@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
-use vramp_alloc::{Allocator, Bytes, Config, Preset, StreamId};
-use vramp_tiers::ledger::{Ledger, Request, WaitQueue};
-use vramp_tiers::reserve::{DeadlockCheck, Tag};
-use vramp_tiers::tracked::{Policies, Scope};
-use vramp_tiers::{
+use vramp::tiers::ledger::{Ledger, Request, WaitQueue};
+use vramp::tiers::reserve::{DeadlockCheck, Tag};
+use vramp::tiers::tracked::{Policies, Scope};
+use vramp::tiers::{
     ManagerConfig, MemorySpace, Owner, Priority, ReservationManager, SpaceConfig, SpaceId,
     Strategy, Tier, TrackedAllocator,
 };
+use vramp::{Allocator, Bytes, Config, Preset, StreamId};
 
 use crate::Bench;
 use crate::statistics::{median, nanos};

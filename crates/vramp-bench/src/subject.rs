@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
-use vramp_alloc::{
+use vramp::{
     Allocation, Allocator, Bytes, Config, DeviceAddr, Driver, DriverError, Preset, StreamId,
 };
 use vramp_driver::Stream;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow};
 use fastrand::Rng;
 use serde::Serialize;
-use vramp_alloc::{Bytes, Preset};
+use vramp::{Bytes, Preset};
 
 use crate::Bench;
 use crate::statistics::median;

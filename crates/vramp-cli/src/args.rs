@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
-use vramp_alloc::config::{TorchConfig, TorchConfigError, UnknownPreset};
-use vramp_alloc::{Bytes, Preset};
+use vramp::config::{TorchConfig, TorchConfigError, UnknownPreset};
+use vramp::{Bytes, Preset};
 
 pub use crate::bench::args::Bench;
 use crate::graph::Window;

@@ -6,7 +6,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use vramp_alloc::Bytes;
+use vramp::Bytes;
 use vramp_trace::Trace;
 
 use crate::args::{Convert, Kind};

@@ -5,7 +5,7 @@ use std::io::Write;
 
 use anyhow::Result;
 use serde::Serialize;
-use vramp_alloc::Bytes;
+use vramp::Bytes;
 
 use crate::args::Info;
 use crate::device::Device;

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
-use vramp_alloc::graph::{ArenaConfig, CapturedGraph, GraphArena};
-use vramp_alloc::{Allocation, Bytes, StreamId};
+use vramp::graph::{ArenaConfig, CapturedGraph, GraphArena};
+use vramp::{Allocation, Bytes, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::meter::MeterSnapshot;
 use vramp_driver::{Call, DeviceInfo};

@@ -20,7 +20,7 @@ mod sharing;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use vramp_alloc::{Allocator, Bytes, Driver, Preset, StreamId};
+use vramp::{Allocator, Bytes, Driver, Preset, StreamId};
 use vramp_driver::Stream;
 
 use crate::Bench;

@@ -1,7 +1,7 @@
 //! The captured work: fills and copies on a few blocks of mixed sizes.
 
 use anyhow::{Result, anyhow, bail};
-use vramp_alloc::{Allocation, Bytes};
+use vramp::{Allocation, Bytes};
 use vramp_core::AddrRange;
 use vramp_driver::DeviceCopy;
 

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use serde::Serialize;
-use vramp_alloc::Bytes;
-use vramp_alloc::graph::ArenaConfig;
+use vramp::Bytes;
+use vramp::graph::ArenaConfig;
 use vramp_core::AddrRange;
 use vramp_driver::{HostBuffer, HostSlice};
 

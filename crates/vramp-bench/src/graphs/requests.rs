@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use vramp_alloc::graph::ArenaConfig;
-use vramp_alloc::{Allocation, Bytes};
+use vramp::graph::ArenaConfig;
+use vramp::{Allocation, Bytes};
 use vramp_core::AddrRange;
 
 use super::Rig;

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use serde::Serialize;
-use vramp_alloc::Bytes;
-use vramp_alloc::graph::{ArenaConfig, CapturedGraph, GraphArena};
+use vramp::Bytes;
+use vramp::graph::{ArenaConfig, CapturedGraph, GraphArena};
 
 use super::Rig;
 use super::program::Program;
@@ -75,7 +75,7 @@ pub(super) fn capture(
     rig: &Rig,
     arena: &GraphArena,
     program: &Program,
-    result: &vramp_alloc::Allocation,
+    result: &vramp::Allocation,
 ) -> Result<CapturedGraph> {
     let (graph, queued) =
         rig.allocator().capture(rig.stream, arena, || program.queue(rig, result))?;

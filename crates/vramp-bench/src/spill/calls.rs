@@ -2,9 +2,9 @@
 
 use anyhow::Result;
 use serde::Serialize;
-use vramp_alloc::Bytes;
-use vramp_alloc::device::Call;
-use vramp_defer::Access;
+use vramp::Bytes;
+use vramp::defer::Access;
+use vramp::device::Call;
 use vramp_driver::meter::MeterSnapshot;
 
 use super::rig::{Rig, RigConfig};

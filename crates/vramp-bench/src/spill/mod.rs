@@ -22,7 +22,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use vramp_alloc::Bytes;
+use vramp::Bytes;
 
 use crate::Bench;
 

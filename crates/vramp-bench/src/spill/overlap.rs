@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
-use vramp_alloc::{Bytes, Driver};
+use vramp::defer::{Access, DeferrableBuffer};
+use vramp::{Bytes, Driver};
 use vramp_core::{AddrRange, DeviceAddr};
-use vramp_defer::{Access, DeferrableBuffer};
 use vramp_driver::{DeviceCopy, Event, Stream};
 
 use super::ROUNDS_MIN;

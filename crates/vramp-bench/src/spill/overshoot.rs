@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
-use vramp_alloc::Bytes;
+use vramp::Bytes;
 
 use super::rig::{Rig, RigConfig};
 use super::{Options, ROUNDS_MIN};

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::Serialize;
-use vramp_alloc::Bytes;
-use vramp_defer::DeferrableBuffer;
+use vramp::Bytes;
+use vramp::defer::DeferrableBuffer;
 
 use super::rig::{PlainCopies, Rig, RigConfig};
 use super::{Options, ROUNDS_MIN};

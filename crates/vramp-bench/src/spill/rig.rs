@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use vramp_alloc::{Allocator, Bytes, Config, Driver, Preset, StreamId};
+use vramp::defer::{Access, DeferrableBuffer, SpillConfig, SpillManager, SpillParts, SpillStats};
+use vramp::tiers::host::HostPoolConfig;
+use vramp::tiers::movers::MoverConfig;
+use vramp::tiers::space::Level;
+use vramp::tiers::{HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};
+use vramp::{Allocator, Bytes, Config, Driver, Preset, StreamId};
 use vramp_core::DeviceAddr;
-use vramp_defer::{Access, DeferrableBuffer, SpillConfig, SpillManager, SpillParts, SpillStats};
 use vramp_driver::meter::{MeterSnapshot, Metered};
 use vramp_driver::{HostBuffer, HostSlice, Stream};
-use vramp_tiers::host::HostPoolConfig;
-use vramp_tiers::movers::MoverConfig;
-use vramp_tiers::space::Level;
-use vramp_tiers::{HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};
 
 use crate::Bench;
 

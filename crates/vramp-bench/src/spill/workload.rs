@@ -2,9 +2,9 @@
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use vramp_alloc::{Bytes, Driver, StreamId};
+use vramp::defer::{Access, DeferrableBuffer};
+use vramp::{Bytes, Driver, StreamId};
 use vramp_core::{AddrRange, DeviceAddr};
-use vramp_defer::{Access, DeferrableBuffer};
 use vramp_driver::{DeviceCopy, DeviceInfo, Stream};
 
 use super::rig::{PlainCopies, Rig, RigConfig};

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Subcommand, ValueEnum};
-use vramp_alloc::Bytes;
+use vramp::Bytes;
 
 use crate::args::{Allocators, parse_allocators};
 

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};
-use vramp_alloc::Bytes;
+use vramp::Bytes;
 use vramp_bench::graphs::{LendingRow, ReplayRow, RequestRow, SharingRow};
 use vramp_bench::spill::{CallRow, OverlapRow, OvershootRow, RateRow, WorkloadRow};
 use vramp_bench::threads::SizeDistribution;

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use anyhow::{Context, Result, bail};
 use comfy_table::{CellAlignment, Table, presets};
-use vramp_alloc::Bytes;
+use vramp::Bytes;
 use vramp_trace::Workload;
 
 use super::{Job, Outcome, Window, layouts};

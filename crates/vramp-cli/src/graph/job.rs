@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::str::FromStr;
 
-use vramp_alloc::Bytes;
+use vramp::Bytes;
 use vramp_trace::{Request, Trace, Workload};
 
 use super::pool::private_pool;

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use vramp_alloc::Bytes;
-use vramp_alloc::graph::{ArenaAllocError, ArenaPolicy};
+use vramp::Bytes;
+use vramp::graph::{ArenaAllocError, ArenaPolicy};
 use vramp_core::{
     Arena, ArenaBlockId, ArenaCaptureError, ArenaFreeError, ArenaId, ArenaResetError, LayoutError,
     NodeId, Recording, UnknownArenaBlock, pack,

@@ -1,7 +1,7 @@
 //! The result of one job, as it is printed and stored.
 
 use serde::Serialize;
-use vramp_alloc::Bytes;
+use vramp::Bytes;
 
 use super::{Job, Layouts};
 

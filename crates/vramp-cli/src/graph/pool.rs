@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use vramp_alloc::Bytes;
+use vramp::Bytes;
 use vramp_trace::{Event, EventKind};
 
 /// Returns the peak of the bytes reserved within `events`, if every block was placed in memory
@@ -61,7 +61,7 @@ fn release(reserved: &mut BTreeMap<u64, u64>, start: u64, end: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use vramp_alloc::DeviceAddr;
+    use vramp::DeviceAddr;
     use vramp_trace::StreamIndex;
 
     use super::*;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use vramp_alloc::{Allocation, Allocator, Bytes, DriverError, StreamId};
+use vramp::{Allocation, Allocator, Bytes, DriverError, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::sim::{Gate, Kernel, Simulator};
 use vramp_driver::{Driver, Event, Stream};

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use vramp_alloc::config::TorchConfig;
-use vramp_alloc::{Config, Preset};
+use vramp::config::TorchConfig;
+use vramp::{Config, Preset};
 use vramp_trace::{ReadLimits, Trace, Workload, read_trace};
 
 use super::{Options, Outcome, Recorded, replay, table};

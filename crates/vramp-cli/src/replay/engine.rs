@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use sha2::{Digest, Sha256};
-use vramp_alloc::config::Progress;
-use vramp_alloc::device::OpenError;
-use vramp_alloc::error::{Inconsistency, UseError};
-use vramp_alloc::inspect::{Mark, PoolAddr};
-use vramp_alloc::torch::TorchSegment;
-use vramp_alloc::{
+use vramp::config::Progress;
+use vramp::device::OpenError;
+use vramp::error::{Inconsistency, UseError};
+use vramp::inspect::{Mark, PoolAddr};
+use vramp::torch::TorchSegment;
+use vramp::{
     AllocError, Allocation, Allocator, Bytes, Config, CreateError, DeviceAddr, Driver, DriverError,
     FreeError, StreamId,
 };

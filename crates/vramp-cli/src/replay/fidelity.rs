@@ -12,8 +12,8 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use vramp_alloc::Bytes;
-use vramp_alloc::torch::TorchOp;
+use vramp::Bytes;
+use vramp::torch::TorchOp;
 use vramp_trace::{EventKind, Request, Trace, Workload};
 
 use crate::number::Count;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use vramp_alloc::{Bytes, DeviceAddr};
+use vramp::{Bytes, DeviceAddr};
 use vramp_trace::{EventKind, Request, Trace, Workload};
 
 /// A segment that existed before the first event.

@@ -10,9 +10,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use vramp_alloc::StreamId;
-use vramp_alloc::config::Epoch;
-use vramp_alloc::inspect::Mark;
+use vramp::StreamId;
+use vramp::config::Epoch;
+use vramp::inspect::Mark;
 
 /// The uses that hold each stream back.
 #[derive(Debug, Default)]
@@ -101,8 +101,8 @@ mod tests {
     /// Returns two streams and the first epochs of the first one, oldest first.
     fn epochs(count: usize) -> (StreamId, StreamId, Vec<Epoch>) {
         let mut pool = Pool::new(PoolConfig {
-            page: vramp_alloc::Bytes::mib(2),
-            span: vramp_alloc::Bytes::gib(1),
+            page: vramp::Bytes::mib(2),
+            span: vramp::Bytes::gib(1),
             limit: None,
             policy: Policy::Vpmm,
         })

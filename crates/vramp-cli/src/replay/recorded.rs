@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use vramp_alloc::Bytes;
+use vramp::Bytes;
 use vramp_trace::{Event, EventKind, Request, Trace, Workload};
 
 use super::initial::initial_segments;
@@ -161,7 +161,7 @@ fn live_before(workload: &Workload, event: usize) -> Bytes {
 
 #[cfg(test)]
 mod tests {
-    use vramp_alloc::DeviceAddr;
+    use vramp::DeviceAddr;
     use vramp_trace::{Segment, StreamIndex};
 
     use super::*;

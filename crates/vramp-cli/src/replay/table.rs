@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use comfy_table::{CellAlignment, Table, presets};
-use vramp_alloc::{Bytes, Preset};
+use vramp::{Bytes, Preset};
 use vramp_driver::DeviceInfo;
 use vramp_trace::Workload;
 
@@ -194,7 +194,7 @@ mod tests {
             kind,
             device: 0,
             stream: StreamIndex(0),
-            address: vramp_alloc::DeviceAddr::new(1 << 30),
+            address: vramp::DeviceAddr::new(1 << 30),
             size,
             time_us: 0,
             stack: None,
@@ -212,7 +212,7 @@ mod tests {
         let recorded = Recorded::of(&trace, &workload);
         let device = Device::open("sim").unwrap();
         let outcomes = [Preset::Vramp, Preset::StreamOrdered].map(|preset| {
-            let mut config = vramp_alloc::Config::preset(preset);
+            let mut config = vramp::Config::preset(preset);
             config.limit = limit;
             replay(&workload, &device, config, Options::default(), |_| {}).unwrap()
         });

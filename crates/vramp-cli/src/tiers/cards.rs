@@ -1,11 +1,11 @@
 //! The cards whose memory is a tier: all visible ones, or a simulated one.
 
 use anyhow::Result;
-use vramp_alloc::device::OpenError;
+use vramp::device::OpenError;
+use vramp::tiers::config::GpuInfo;
 use vramp_cuda::DeviceSummary;
 use vramp_host::NumaNode;
 use vramp_host::topology::{PciAddress, Topology};
-use vramp_tiers::config::GpuInfo;
 
 use crate::device::Device;
 

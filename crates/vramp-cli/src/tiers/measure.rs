@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use vramp::tiers::config::TiersConfig;
+use vramp::tiers::disk::DiskConfig;
+use vramp::tiers::host::HostPoolConfig;
+use vramp::tiers::movers::{MoverConfig, Profile, Profiler, ProfilerConfig};
+use vramp::tiers::{Bytes, DiskStore, HostPool, Mover, ReservationManager, SpaceId};
 use vramp_core::AddrRange;
-use vramp_tiers::config::TiersConfig;
-use vramp_tiers::disk::DiskConfig;
-use vramp_tiers::host::HostPoolConfig;
-use vramp_tiers::movers::{MoverConfig, Profile, Profiler, ProfilerConfig};
-use vramp_tiers::{Bytes, DiskStore, HostPool, Mover, ReservationManager, SpaceId};
 
 use super::cards::Cards;
 use crate::device::Device;
@@ -29,7 +29,7 @@ pub(super) fn measure(cards: &Cards, config: &TiersConfig, device: &str) -> Resu
         let name = if cards.simulated { simulated(device) } else { format!("cuda:{}", gpu.index) };
         Ok(Device::open(&name)?.fresh(false)?.driver)
     });
-    let drivers: Vec<Arc<dyn vramp_alloc::Driver>> = drivers.collect::<Result<_>>()?;
+    let drivers: Vec<Arc<dyn vramp::Driver>> = drivers.collect::<Result<_>>()?;
     let Some(first) = config.hosts.first() else { return Ok(Profile::default()) };
     let mut memory = Vec::new();
     let mut pools: Vec<(SpaceId, HostPool)> = Vec::new();

@@ -17,9 +17,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use vramp_alloc::Bytes;
+use vramp::Bytes;
+use vramp::tiers::config::{GpuInfo, TiersBuilder, TiersConfig};
 use vramp_host::topology::{Topology, VisibleDevices};
-use vramp_tiers::config::{GpuInfo, TiersBuilder, TiersConfig};
 
 use crate::args::Tiers;
 use cards::Cards;

@@ -1,14 +1,14 @@
 //! The machine's memory, as `--json` prints it.
 
 use serde::Serialize;
+use vramp::tiers::SpaceId;
+use vramp::tiers::config::TiersConfig;
+use vramp::tiers::movers::{Profile, UnmeasuredLink};
 use vramp_host::NumaNode;
 use vramp_host::topology::{
     Disk, DiskKind, Gpu, LinkState, Nic, NicCheck, NodeInfo, PathType, PciDevice, Topology,
     VisibleDevices,
 };
-use vramp_tiers::SpaceId;
-use vramp_tiers::config::TiersConfig;
-use vramp_tiers::movers::{Profile, UnmeasuredLink};
 
 use super::cards::Cards;
 
@@ -130,7 +130,7 @@ impl Outcome {
             }
         }
         let why = |one: &UnmeasuredLink| {
-            let size = vramp_alloc::Bytes::new(one.size_bytes);
+            let size = vramp::Bytes::new(one.size_bytes);
             format!("no rate for {size} from {} to {}: {}", one.from, one.to, one.reason)
         };
         self.notes.extend(profile.unmeasured.iter().map(why));

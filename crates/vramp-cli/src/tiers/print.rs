@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use comfy_table::{CellAlignment, Table, presets};
-use vramp_alloc::Bytes;
+use vramp::Bytes;
 
 use super::outcome::{Device, Facts, Outcome};
 

@@ -1,7 +1,7 @@
 //! Recordings that begin in the middle: the replay begins with the segments of that time.
 use std::path::PathBuf;
 
-use vramp_alloc::{Config, Preset};
+use vramp::{Config, Preset};
 use vramp_cli::device::Device;
 use vramp_cli::replay::{Fidelity, Options, Recorded, replay};
 use vramp_trace::{ReadLimits, Trace, Workload, read_trace};

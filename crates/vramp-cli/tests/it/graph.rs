@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
 use serde_json::Value;
-use vramp_alloc::{Bytes, DeviceAddr};
+use vramp::{Bytes, DeviceAddr};
 use vramp_trace::EventKind::{Alloc, FreeCompleted, FreeRequested, SegmentAlloc};
 use vramp_trace::{Event, EventKind, StreamIndex, Trace};
 

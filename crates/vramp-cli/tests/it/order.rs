@@ -1,5 +1,5 @@
 //! Uses on other streams: no memory is reused too early, and the audit detects it if it is.
-use vramp_alloc::{Bytes, Config, DeviceAddr, Preset};
+use vramp::{Bytes, Config, DeviceAddr, Preset};
 use vramp_cli::device::Device;
 use vramp_cli::replay::{Options, Outcome, ReplayError, replay};
 use vramp_trace::{Event, EventKind, StreamIndex, Trace, Workload};
