@@ -5,9 +5,11 @@ pub use vramp_bench::{Device, FreshDevice};
 /// Returns the line that says which card is simulated because `auto` found none. `None` for a card,
 /// or a simulated one that was named. `vramp info` shows the reason.
 pub(crate) fn notice(device: &Device) -> Option<String> {
-    let name = &device.info().name;
+    device.fell_back().map(|_| simulating(&device.info().name))
+}
+
+/// Returns the line for a simulated card of this name.
+pub(crate) fn simulating(name: &str) -> String {
     let card = name.trim_start_matches("NVIDIA ").trim_end_matches(" (simulated)");
-    device.fell_back().map(|_| {
-        format!("No CUDA device found; simulating an {card} (choose one with --device sim:CARD)")
-    })
+    format!("No CUDA device found; simulating an {card} (choose one with --device sim:CARD)")
 }

@@ -10,10 +10,8 @@ use super::outcome::{Device, Facts, Outcome};
 const NOTHING: &str = "-";
 
 pub(super) fn write(out: &mut dyn Write, outcome: &Outcome) -> io::Result<()> {
-    match &outcome.fell_back {
-        Some(reason) => writeln!(out, "The card is simulated: {reason}.\n")?,
-        None if outcome.simulated => writeln!(out, "The card is simulated.\n")?,
-        None => {}
+    if let Some(notice) = &outcome.notice {
+        writeln!(out, "{notice}\n")?;
     }
     let tables = [
         (spaces(outcome), 3..7),

@@ -135,7 +135,7 @@ fn a_limit_below_the_peak_gives_the_event_that_ran_out_of_memory() {
     let args = ["replay", OOM, "--device", "sim", "--limit", "14.9GiB"];
     let table = stdout(&args);
     assert!(table.contains("out of memory at event"), "{table}");
-    assert!(table.contains("the limit is 14.90 GiB"), "{table}");
+    assert!(table.contains("the limit of 14.90 GiB allows no more"), "{table}");
     for run in lines(&[&args[..], &["--json"]].concat()) {
         assert_eq!(run["oom_at_event"], 1_024, "{run}");
         assert!(
