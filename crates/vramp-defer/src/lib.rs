@@ -79,7 +79,7 @@
 //! | Who gets a lease, and when? | `grant`, `wait_queue`, `uses` | `acquire`, `queued_request`, `lease_set` |
 //! | What is read in place? | `in_place` | `acquire`, `mapped_copy`, `map_copies` |
 //! | What leaves the card? | `victims`, `cost`, `cover`, `rates`, `spill_rounds` | `spill`, `copy_out`, `staging` |
-//! | What comes back? | `grant`, `moves` | `restore` |
+//! | What is restored? | `grant`, `moves` | `restore` |
 //! | What leaves the host? | `host_reclaim` | `relieve_host`, `push_copy`, `cleaner` |
 //! | What follows a failure? | `failure`, `refusal` | `spill_error` |
 //! | What keeps a buffer on the card? | `expose`, `holds` | `lease_set`, `buffer_handle` |

@@ -93,6 +93,12 @@ impl Deferrables {
         leaving.saturating_sub(host_room + self.census().clean)
     }
 
+    /// Returns true if more than a part of the capacity is occupied, so that contents should be
+    /// copied out ahead of need. `above` is from 0 to 1.
+    pub fn is_above(&self, capacity: Bytes, above: f64) -> bool {
+        self.occupied > Bytes::new((capacity.count() as f64 * above) as u64)
+    }
+
     /// Chooses dirty idle contents to copy out ahead of need, and marks them: the least recently
     /// used first, within the budget and the room. They stay on the card; a later spill copies
     /// nothing. O(n log n) in pieces.

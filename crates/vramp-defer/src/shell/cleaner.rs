@@ -4,8 +4,6 @@ use std::sync::{Arc, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use vramp_core::Bytes;
-
 use super::spill_config::CleanerConfig;
 use super::state::Shared;
 use crate::sync::{Condvar, Mutex, lock};
@@ -45,9 +43,9 @@ fn work((ended, rung): &(Mutex<bool>, Condvar), shared: &Weak<Shared>, how: Clea
         }
         drop(over);
         let Some(shared) = shared.upgrade() else { return };
-        let capacity = shared.capacity().count() as f64;
-        let occupied = shared.lock().core.occupied();
-        if occupied > Bytes::new((capacity * how.above) as u64) {
+        let capacity = shared.capacity();
+        let is_above = shared.lock().core.is_above(capacity, how.above);
+        if is_above {
             shared.clean(how.budget);
         }
     }

@@ -12,14 +12,6 @@ use super::faulty::{EIO, Fault, Faulty};
 use super::in_place::{ends, spilled};
 use super::*;
 
-/// No wait of these tests takes so long.
-const LONG: Duration = Duration::from_secs(60);
-
-fn patient() -> Plan {
-    let usual = Plan::default();
-    Plan { config: SpillConfig { patience: LONG, ..usual.config.clone() }, ..usual }
-}
-
 impl Rig {
     fn waiting(&self) -> usize {
         self.manager.census().waiting

@@ -22,6 +22,7 @@ mod sharing;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use vramp_alloc::{Allocator, Config, Driver, Preset, StreamId};
 use vramp_core::AddrRange;
@@ -57,7 +58,7 @@ impl Default for Plan {
     fn default() -> Plan {
         let config = SpillConfig {
             piece: PIECE,
-            patience: std::time::Duration::from_millis(300),
+            patience: Duration::from_millis(300),
             ..SpillConfig::default()
         };
         Plan {
@@ -89,6 +90,15 @@ struct Rig {
 /// A simulator that checks every access against earlier ones.
 fn simulator() -> SimulatorBuilder {
     Simulator::builder().memory(Bytes::gib(1)).contents(Contents::Stored).checked()
+}
+
+/// Longer than any wait of a test.
+const LONG: Duration = Duration::from_secs(60);
+
+/// A plan whose leases wait until they are granted.
+fn patient() -> Plan {
+    let usual = Plan::default();
+    Plan { config: SpillConfig { patience: LONG, ..usual.config.clone() }, ..usual }
 }
 
 fn rig() -> Rig {

@@ -107,7 +107,7 @@ fn kernels_leases_and_spills_at_random_corrupt_nothing() {
 #[test]
 fn threads_that_lease_and_spill_at_random_corrupt_nothing() {
     for seed in 0..4 {
-        let rig = Plan { limit: MIB(96), ..Plan::default() }.build();
+        let rig = Plan { limit: MIB(96), ..patient() }.build();
         let shared = rig.filled(MIB(16), 0xAB);
         std::thread::scope(|scope| {
             for thread in 0..4_u8 {

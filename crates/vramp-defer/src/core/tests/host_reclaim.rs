@@ -129,3 +129,27 @@ fn a_piece_whose_fill_failed_is_not_pushed_while_the_lease_is_held() {
     core.audit().unwrap();
     assert_eq!(pushed(&core.reclaim_host(&pressure)), [a]);
 }
+
+#[test]
+fn contents_are_cleaned_above_a_part_of_the_capacity() {
+    let mut core = core();
+    written(&mut core, 64, 0);
+    for (capacity, above, is_above) in
+        [(128, 0.4, true), (128, 0.5, false), (64, 1.0, false), (64, 0.9, true), (0, 1.0, true)]
+    {
+        assert_eq!(core.is_above(b(capacity), above), is_above, "{above} of {capacity} B");
+    }
+}
+
+#[test]
+fn only_dirty_contents_need_room_on_the_host() {
+    let mut core = core();
+    written(&mut core, 32, 0);
+    assert_eq!(core.host_deficit(b(32), b(10)), b(22));
+    assert_eq!(core.host_deficit(b(8), b(10)), b(0));
+    let room = SpillRoom { host: b(16), disk: b(0) };
+    for out in core.clean(b(16), room, 1000) {
+        core.settle(out.id).unwrap();
+    }
+    assert_eq!(core.host_deficit(b(32), b(10)), b(6), "16 B are clean");
+}
