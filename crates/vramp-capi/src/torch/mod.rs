@@ -8,7 +8,7 @@
 //!   "CUDA out of memory".
 //! - *MemPool*, for `torch.cuda.MemPool`: PyTorch's own cache calls vramp for segments and accepts
 //!   null. [`vramp_torch_pool_malloc`] returns null. PyTorch then frees cached segments, retries,
-//! and   raises `torch.OutOfMemoryError`.
+//!   and raises `torch.OutOfMemoryError`.
 //!
 //! `pools.rs` serves graphs on the global route.
 //!
