@@ -103,10 +103,10 @@ pub use vramp_core::Bytes;
 /// Requests for memory, the reservations they become, and why a request failed.
 pub mod reserve {
     pub use crate::ledger::core::{
-        Bound, ChargeError, FactorError, GrowthFactor, Holder, LedgerError, LimitPolicy,
-        MergeError, Overrun, OverrunAction, Overtaking, Owner, Priority, QueueConfig,
+        Bound, Candidates, ChargeError, FactorError, GrowthFactor, Holder, LedgerError,
+        LimitPolicy, MergeError, Overrun, OverrunAction, Overtaking, Owner, Priority, QueueConfig,
         ReservationId, ReservationRecord, SpaceRefusal, SplitError, StaleReservation, Strategy,
-        StrategyError, Tag, UnknownTag,
+        StrategyError, Tag, UnknownSpace, UnknownTag,
     };
     pub use crate::ledger::shell::charge::{Charge, LimitRule, Payer};
     pub use crate::ledger::shell::error::{

@@ -23,13 +23,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::{self, ThreadId};
 
-use crate::ledger::core::{ChargeError, ReservationId, SpaceId, SpaceRefusal};
+use crate::ledger::core::{ReservationId, SpaceId};
 use vramp_alloc::{AllocError, Allocator, FreeError, StreamId};
 use vramp_core::Bytes;
 
-pub use crate::ledger::core::{GrowthFactor, LimitPolicy, Overrun, OverrunAction};
+pub use crate::ledger::core::{
+    ChargeError, GrowthFactor, LimitPolicy, Overrun, OverrunAction, ReservationRecord, SpaceRefusal,
+};
 pub use crate::ledger::shell::charge::{LimitRule, Payer};
-use crate::ledger::shell::error::SpaceFull;
+pub use crate::ledger::shell::error::SpaceFull;
 pub use crate::ledger::shell::retry::RetryPolicy;
 use crate::{MemorySpace, Reservation};
 pub use allocation::TrackedAllocation;

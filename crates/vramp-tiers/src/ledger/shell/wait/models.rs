@@ -1,15 +1,17 @@
-//! Models of the hand-off: every order in which releases, waits, cancellations, offers of spillers
-//! and the shutdown can run. `cargo xtask loom` explores them. A lost wake-up shows as a thread
-//! that never ends.
+//! Models of the hand-off for loom: all orders of releases, waits, cancellations, notifications by
+//! spillers and the shutdown. `cargo xtask loom` explores them. A lost wake-up shows as a thread that
+//! never ends.
 
 use std::sync::{Arc, PoisonError};
 
 use loom::sync::Mutex;
 use loom::thread;
 
+use crate::space::Level;
+use crate::spill::{RetryPolicy, SpillRequest, SpillerRegistration};
 use crate::{
-    Bytes, CancelToken, Level, ManagerConfig, Priority, Reservation, ReservationManager,
-    ReserveError, RetryPolicy, SpaceConfig, SpaceId, SpillRequest, SpillerRegistration, Strategy,
+    Bytes, CancelToken, ManagerConfig, Priority, Reservation, ReservationManager, ReserveError,
+    SpaceConfig, SpaceId, Strategy,
 };
 
 const GPU: SpaceId = SpaceId::gpu(0);
