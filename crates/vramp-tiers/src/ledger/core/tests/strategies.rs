@@ -50,7 +50,7 @@ fn a_strategy_without_candidates_is_an_error_and_never_a_wait() {
         assert!(strategy.candidates(&KNOWN, |_| 0).is_err(), "{strategy:?}");
     }
     let error = Strategy::AnyInTier(Tier::Gpu).candidates(&[HOST], |_| 0).unwrap_err();
-    assert!(error.to_string().contains("host0 exist"), "{error}");
+    assert!(error.to_string().contains("the spaces are host0"), "{error}");
 }
 
 #[test]
