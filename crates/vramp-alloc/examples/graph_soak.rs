@@ -13,21 +13,21 @@ use std::time::Instant;
 
 use clap::Parser;
 use graph_program::{Program, Summary};
-use vramp_driver::sim::{Contents, Simulator};
+use vramp_alloc::device::sim::{Contents, Simulator};
 
 /// Checks captured graphs.
 #[derive(Parser)]
 struct Args {
-    /// How much is done; a captured step counts as one.
+    /// Number of steps; a captured step counts as one.
     #[arg(long, default_value_t = 100_000)]
     steps: u64,
-    /// A program's steps: after so many everything is let go of, and the next one begins.
+    /// Steps of one program: after so many it frees everything, and the next one begins.
     #[arg(long, default_value_t = 10_000)]
     program: u64,
-    /// Where chance begins.
+    /// Seed of the random programs.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Keep bytes, and compare what replays leave.
+    /// Store bytes, and check the results of replays.
     #[arg(long)]
     stored: bool,
     /// Plan a layout after each capture.

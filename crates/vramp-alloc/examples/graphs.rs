@@ -1,18 +1,17 @@
-//! Captures a graph, replays it, and lends its memory while it rests.
+//! Captures a graph, replays it, and lends its memory while it is idle.
 //!
 //! `cargo run -p vramp-alloc --example graphs [DEVICE]`: DEVICE is `auto` by default, which is
 //! a card if there is one and a simulated H200 else.
 
+use vramp_alloc::device::{AddrRange, DeviceCopy};
 use vramp_alloc::graph::ArenaConfig;
 use vramp_alloc::{Allocator, Bytes, Config};
-use vramp_core::AddrRange;
-use vramp_driver::DeviceCopy;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let name = std::env::args().nth(1).unwrap_or_else(|| "auto".to_owned());
     let device = vramp_alloc::open(&name)?.driver;
     println!("on {}", device.info().name);
-    // All that the program may hold: the arena alone needs half of it.
+    // The limit of the program: the arena alone needs half of it.
     let config = Config { limit: Some(Bytes::gib(1)), ..Config::default() };
     let allocator = Allocator::new(device.clone(), config)?;
     let stream = allocator.create_stream()?;
@@ -36,25 +35,25 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     captured?;
     println!("\ncaptured: {}", graph.report());
 
-    // Nothing ran so far. Each launch runs it all, at the addresses of the capture.
+    // Nothing ran so far. Each launch runs all of it, at the addresses of the capture.
     for _ in 0..3 {
         let lease = graph.launch(stream)?;
-        // Here goes what reads the result: until the lease is dropped, no other stream may launch
-        // a graph of this arena.
+        // Queue the work that reads the result here: until the lease is dropped, no other stream
+        // launches a graph of this arena.
         drop(lease);
     }
     device.synchronize_stream(queue)?;
 
-    // The arena rests, and the limit leaves 256 MiB: its memory serves an ordinary block.
+    // The arena is idle, and the limit leaves 256 MiB: its memory serves an ordinary block.
     let large = allocator.malloc(Bytes::mib(700), stream)?;
-    println!("\n{} taken meanwhile, {} left behind the arena", large.len(), arena.report().backed);
+    println!("\n{} allocated meanwhile, {} left in the arena", large.len(), arena.report().backed);
     allocator.free(large, stream)?;
 
-    // The next launch brings it back, under the same addresses.
+    // The next launch backs the arena again, at the same addresses.
     drop(graph.launch(stream)?);
     let stats = allocator.stats()?;
-    println!("launched again, with {} behind the arena", arena.report().backed);
-    println!("{} chunks moved, {} held at most", stats.chunks_moved, stats.reserved_peak);
+    println!("launched again, with {} in the arena", arena.report().backed);
+    println!("{} chunks moved, peak reserved {}", stats.chunks_moved, stats.reserved_peak);
 
     drop((graph, arena));
     allocator.free(result, stream)?;

@@ -1,4 +1,4 @@
-//! Fragments a pool on purpose and shows what it does about it.
+//! Fragments a pool on purpose and shows how it remaps.
 //!
 //! `cargo run -p vramp-alloc --example hello [DEVICE]`: DEVICE is `auto` by default, which is
 //! a card if there is one and a simulated H200 else.
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let large = allocator.malloc(Bytes::mib(512), stream)?;
     let stats = allocator.stats()?;
     println!("512 MiB in one piece at {}:\n{}", large.addr(), allocator.census());
-    println!("{} chunks moved, {} held at most", stats.chunks_moved, stats.reserved_peak);
+    println!("{} chunks moved, peak reserved {}", stats.chunks_moved, stats.reserved_peak);
 
     allocator.free(large, stream)?;
     for block in blocks.into_iter().flatten() {

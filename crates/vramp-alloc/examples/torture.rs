@@ -1,8 +1,8 @@
-//! Minutes of a random program on nearly full memory that compares every byte it looks at.
+//! A random program on nearly full memory that checks the bytes of its blocks.
 //!
 //! `cargo run --release -p vramp-alloc --example torture -- [DEVICE] [--seconds N] [--preset NAME]
-//! [--fill PERCENT]`. On a card it leaves nothing of the memory untouched; a simulated card stores
-//! real bytes and is therefore made small.
+//! [--fill PERCENT]`. On a card it touches all of the memory; a simulated card stores
+//! real bytes and is therefore small.
 
 #[path = "../tests/it/common/random.rs"]
 mod random;
@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use torture::Torture;
+use vramp_alloc::device::sim::{Contents, Simulator};
 use vramp_alloc::{Allocator, Bytes, Config, Driver, Preset};
-use vramp_driver::sim::{Contents, Simulator};
 
 /// Checks the memory manager with data.
 #[derive(Parser)]
@@ -23,22 +23,22 @@ struct Args {
     /// `auto`, `cuda:N`, or `sim` for a simulated card of 1 GiB.
     #[arg(default_value = "auto")]
     device: String,
-    /// How long.
+    /// Duration in seconds.
     #[arg(long, default_value_t = 10)]
     seconds: u64,
-    /// How memory is managed.
+    /// Preset of the allocator.
     #[arg(long, default_value = "vramp")]
     preset: String,
-    /// Threads.
+    /// Number of threads.
     #[arg(long, default_value_t = 8)]
     threads: u64,
-    /// Streams of all threads together.
+    /// Number of streams of all threads together.
     #[arg(long, default_value_t = 16)]
     streams: u64,
-    /// How much of the card's free memory the blocks take, in per cent.
+    /// Part of the card's free memory that the blocks take, in per cent.
     #[arg(long, default_value_t = 93)]
     fill: u64,
-    /// Where chance begins.
+    /// Seed of the random program.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -75,15 +75,15 @@ fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     println!("{summary:?} in {:.1} s", start.elapsed().as_secs_f64());
     println!("{stats:?}");
     if stats.live != Bytes::ZERO {
-        return Err(format!("{} were not given back", stats.live).into());
+        return Err(format!("{} are still allocated", stats.live).into());
     }
     allocator.trim(Bytes::ZERO)?;
     let held = allocator.stats()?.reserved;
     allocator.close()?;
     let lost = free.saturating_sub(driver.memory_info()?.free);
-    println!("every byte was right; {held} held after a trim, {lost} lost after the end");
+    println!("every byte was right; {held} reserved after a trim, {lost} lost at the end");
     if held != Bytes::ZERO && preset == Preset::Vramp {
-        return Err(format!("{held} are idle and were not trimmed").into());
+        return Err(format!("{held} stayed reserved after a trim").into());
     }
     Ok(())
 }
