@@ -35,7 +35,7 @@
 //! | keep more data than the card holds | `defer` | `defer` |
 //!
 //! The features are on by default, so that what the pages show compiles after `cargo add vramp`.
-//! `default-features = false` leaves the allocator and the simulator.
+//! `default-features = false` leaves the allocator; feature `sim` is the simulated GPU.
 //!
 //! Programs that use all of it are in `examples/`: `allocator`, `reservations`, `spill_manager`.
 #![forbid(unsafe_code)]
