@@ -60,7 +60,7 @@ fn put_and_take(cache: &Cache, tag: Tag, pause: u64) -> Vec<u64> {
         thread::yield_now();
     }
     // A request does not say who placed the block.
-    let wanted = Tag::new(tag.stream(), tag.grains()).expect("it was one before");
+    let wanted = Tag::new(tag.stream(), tag.units()).expect("it was one before");
     if let Some((found, kept)) = cache.take(wanted) {
         assert_eq!(found, tag);
         held.push(number(kept));
