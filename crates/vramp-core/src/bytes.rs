@@ -28,6 +28,9 @@ impl Bytes {
     /// No memory.
     pub const ZERO: Bytes = Bytes(0);
 
+    /// The largest amount that fits in 64 bits.
+    pub const MAX: Bytes = Bytes(u64::MAX);
+
     /// `count` bytes.
     pub const fn new(count: u64) -> Bytes {
         Bytes(count)
@@ -89,6 +92,16 @@ impl Bytes {
             Some(sum) => Some(Bytes(sum)),
             None => None,
         }
+    }
+
+    /// The sum, or [`Bytes::MAX`] where it does not fit in 64 bits.
+    pub const fn saturating_add(self, other: Bytes) -> Bytes {
+        Bytes(self.0.saturating_add(other.0))
+    }
+
+    /// How many whole `unit`s this amount holds.
+    pub const fn whole(self, unit: Bytes) -> u64 {
+        self.0 / unit.0
     }
 
     /// This amount in GiB, for ratios and prints only.

@@ -2,6 +2,7 @@
 //! plan made for a card can be performed on the simulator, step for step.
 
 use std::fmt;
+use std::ops::{Add, Sub};
 
 use crate::Bytes;
 
@@ -143,6 +144,27 @@ impl PoolAddr {
     pub fn since(self, earlier: PoolAddr) -> u64 {
         debug_assert!(earlier <= self, "{earlier:?} lies behind {self:?}");
         self.0 - earlier.0
+    }
+}
+
+impl Add<Bytes> for PoolAddr {
+    type Output = PoolAddr;
+    fn add(self, distance: Bytes) -> PoolAddr {
+        self.plus(distance.count())
+    }
+}
+
+impl Sub<Bytes> for PoolAddr {
+    type Output = PoolAddr;
+    fn sub(self, distance: Bytes) -> PoolAddr {
+        self.minus(distance.count())
+    }
+}
+
+impl Sub for PoolAddr {
+    type Output = Bytes;
+    fn sub(self, earlier: PoolAddr) -> Bytes {
+        Bytes::new(self.since(earlier))
     }
 }
 

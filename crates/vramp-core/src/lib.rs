@@ -17,6 +17,7 @@ mod bytes;
 mod heap;
 mod ids;
 mod pool;
+mod waiting;
 
 pub use arena::{
     Arena, ArenaAllocError, ArenaBlock, ArenaBlockId, ArenaBusy, ArenaCaptureError, ArenaCensus,
@@ -25,10 +26,10 @@ pub use arena::{
     UnknownArenaBlock, UnknownLease, UnknownNode, pack,
 };
 pub use bytes::{AddrRange, Bytes, DeviceAddr, ParseBytesError};
-pub use heap::{Freed, Slab, StreamHeap};
+pub use heap::{Freed, StreamHeap};
 pub use ids::{ArenaId, BlockId, ChunkId, Epoch, Mark, PoolAddr, SpanId, StreamId};
 pub use pool::{
-    ArenaMemory, Attempt, Block, Census, ConfigError, Counters, Inconsistency, Leftovers, Mixed,
-    NotVacant, Op, PartKind, Plan, Policy, Pool, PoolConfig, Range, Request, Share, Shortage, Step,
-    Stretch, StretchPart, UnknownBlock,
+    AddedArena, ArenaMemory, Attempt, Block, Census, ConfigError, Counters, Inconsistency,
+    Leftovers, Mixed, NotVacant, Op, PartKind, Plan, Policy, Pool, PoolConfig, Range, Request,
+    Share, Shortage, Slab, Step, Stretch, StretchPart, UnknownBlock,
 };

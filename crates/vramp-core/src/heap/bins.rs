@@ -1,7 +1,6 @@
 //! Free pieces by size: eighths of a power of two, found with two bit scans.
 
-use super::pieces::Piece;
-use super::{NONE, StreamHeap};
+use crate::heap::pieces::{NONE, Piece, Pieces};
 
 const SUB_BITS: u32 = 3;
 const SUBS: usize = 1 << SUB_BITS;
@@ -10,9 +9,9 @@ const LEVELS: usize = 32;
 /// Free pieces by size.
 #[derive(Clone, Debug)]
 pub(super) struct Bins {
-    pub(super) heads: [[u32; SUBS]; LEVELS],
-    pub(super) levels: u32,
-    pub(super) subs: [u8; LEVELS],
+    heads: [[u32; SUBS]; LEVELS],
+    levels: u32,
+    subs: [u8; LEVELS],
 }
 
 impl Bins {
@@ -20,15 +19,20 @@ impl Bins {
         Bins { heads: [[NONE; SUBS]; LEVELS], levels: 0, subs: [0; LEVELS] }
     }
 
-    pub(super) fn bin_of(units: u32) -> (usize, usize) {
+    fn bin_of(units: u32) -> (usize, usize) {
         let level = units.ilog2();
         let sub = (u64::from(units) << SUB_BITS >> level) as usize & (SUBS - 1);
         (level as usize, sub)
     }
 
-    /// The first piece of the lowest occupied bin above `units`' own.
-    pub(super) fn head_above(&self, units: u32) -> Option<u32> {
+    /// A piece of at least `units`: the first of their own bin, if it is long enough, or else of the
+    /// lowest occupied bin above.
+    pub(super) fn find(&self, units: u32, pieces: &Pieces) -> Option<u32> {
         let (level, sub) = Bins::bin_of(units);
+        let own = self.heads[level][sub];
+        if own != NONE && pieces[own].units >= units {
+            return Some(own);
+        }
         let above = (u32::from(self.subs[level]) >> sub >> 1) as u8;
         if above != 0 {
             return Some(self.heads[level][sub + 1 + above.trailing_zeros() as usize]);
@@ -40,49 +44,49 @@ impl Bins {
         let level = level + 1 + levels.trailing_zeros() as usize;
         Some(self.heads[level][self.subs[level].trailing_zeros() as usize])
     }
-}
 
-impl StreamHeap {
-    pub(super) fn bin(&mut self, piece: u32) {
-        let (level, sub) = Bins::bin_of(self.pieces[piece as usize].units);
-        let head = std::mem::replace(&mut self.bins.heads[level][sub], piece);
-        self.bins.levels |= 1 << level;
-        self.bins.subs[level] |= 1 << sub;
-        self.pieces[piece as usize].bin_prev = NONE;
-        self.pieces[piece as usize].bin_next = head;
+    /// Adds a free piece.
+    pub(super) fn insert(&mut self, piece: u32, pieces: &mut Pieces) {
+        let (level, sub) = Bins::bin_of(pieces[piece].units);
+        let head = std::mem::replace(&mut self.heads[level][sub], piece);
+        self.levels |= 1 << level;
+        self.subs[level] |= 1 << sub;
+        pieces[piece].bin_prev = NONE;
+        pieces[piece].bin_next = head;
         if head != NONE {
-            self.pieces[head as usize].bin_prev = piece;
+            pieces[head].bin_prev = piece;
         }
     }
 
-    pub(super) fn unbin(&mut self, piece: u32) {
-        let Piece { units, bin_prev, bin_next, .. } = self.pieces[piece as usize];
+    /// Takes a piece out.
+    pub(super) fn remove(&mut self, piece: u32, pieces: &mut Pieces) {
+        let Piece { units, bin_prev, bin_next, .. } = pieces[piece];
         if bin_next != NONE {
-            self.pieces[bin_next as usize].bin_prev = bin_prev;
+            pieces[bin_next].bin_prev = bin_prev;
         }
         if bin_prev != NONE {
-            self.pieces[bin_prev as usize].bin_next = bin_next;
+            pieces[bin_prev].bin_next = bin_next;
             return;
         }
         let (level, sub) = Bins::bin_of(units);
-        assert_eq!(self.bins.heads[level][sub], piece, "piece {piece} heads its bin");
-        self.bins.heads[level][sub] = bin_next;
+        assert_eq!(self.heads[level][sub], piece, "piece {piece} heads its bin");
+        self.heads[level][sub] = bin_next;
         if bin_next == NONE {
-            self.bins.subs[level] &= !(1 << sub);
-            if self.bins.subs[level] == 0 {
-                self.bins.levels &= !(1 << level);
+            self.subs[level] &= !(1 << sub);
+            if self.subs[level] == 0 {
+                self.levels &= !(1 << level);
             }
         }
     }
 
-    pub(super) fn binned(&self) -> usize {
-        let heads = self.bins.heads.iter().flatten().copied();
+    /// Number of pieces in all bins. O(n).
+    pub(super) fn count(&self, pieces: &Pieces) -> usize {
+        let listed = |piece: u32| Some(piece).filter(|&piece| piece != NONE);
+        let heads = self.heads.iter().flatten().copied();
         heads
             .map(|head| {
-                std::iter::successors(Some(head).filter(|&head| head != NONE), |&piece| {
-                    Some(self.pieces[piece as usize].bin_next).filter(|&next| next != NONE)
-                })
-                .count()
+                let rest = |&piece: &u32| listed(pieces[piece].bin_next);
+                std::iter::successors(listed(head), rest).count()
             })
             .sum()
     }

@@ -1,88 +1,89 @@
-//! What a heap tells the audit and the census.
+//! The heap's part of the audit and of the census.
 
-use super::pieces::State;
-use super::{NONE, StreamHeap};
 use crate::Bytes;
-use crate::pool::{BLOCK_ALIGN, Pool};
-use crate::pool::{Census, PartKind, StretchPart};
+use crate::heap::pieces::{NONE, State, bytes_of};
+use crate::heap::stream_heap::StreamHeap;
+use crate::pool::{Census, Inconsistency, PartKind, Pool, StretchPart};
 
 impl StreamHeap {
-    /// Tells the census, which knows slabs only as a whole, what is in them.
+    /// Adds what is in the heap's slabs to a census that counts slabs as free.
     pub fn count_into(&self, census: &mut Census) {
-        for piece in &self.pieces {
-            let bytes = Bytes::new(u64::from(piece.units) * BLOCK_ALIGN);
+        for piece in self.pieces.iter() {
+            let len = piece.len();
             match &piece.state {
                 State::Vacant | State::Free => continue,
-                State::Waiting { .. } => census.waiting += bytes,
+                State::Waiting => census.waiting += len,
                 State::Used { requested, .. } => {
-                    census.used += bytes;
-                    census.requested += Bytes::new(*requested);
+                    census.used += len;
+                    census.requested += *requested;
                 }
             }
-            census.slab_free -= bytes;
+            census.slab_free -= len;
         }
     }
 
-    /// What is in its slabs, by address within each.
+    /// The parts of its slabs, by address within each.
     pub fn parts(&self) -> Vec<StretchPart> {
         let mut parts = Vec::new();
-        for home in self.slabs.iter().flatten() {
-            let mut piece = home.first;
-            while piece != NONE {
-                let known = &self.pieces[piece as usize];
-                let (kind, requested) = match &known.state {
+        for (_, home) in self.slabs.iter() {
+            let mut next = home.first;
+            while next != NONE {
+                let piece = &self.pieces[next];
+                let (kind, requested) = match &piece.state {
                     State::Used { requested, .. } => (PartKind::Block, *requested),
-                    State::Waiting { .. } => (PartKind::Waiting, 0),
-                    State::Free | State::Vacant => (PartKind::Free, 0),
+                    State::Waiting => (PartKind::Waiting, Bytes::ZERO),
+                    State::Free | State::Vacant => (PartKind::Free, Bytes::ZERO),
                 };
                 parts.push(StretchPart {
-                    at: home.slab.at.plus(u64::from(known.start) * BLOCK_ALIGN),
-                    len: Bytes::new(u64::from(known.units) * BLOCK_ALIGN),
-                    requested: Bytes::new(requested),
+                    at: home.slab.at + piece.offset(),
+                    len: piece.len(),
+                    requested,
                     stream: self.stream,
                     kind,
                 });
-                piece = known.next;
+                next = piece.next;
             }
         }
         parts
     }
 
-    /// Checks every slab from end to end, and that the pool knows it.
-    pub fn audit(&self, pool: &Pool) -> Result<(), crate::Inconsistency> {
-        self.check(pool).map_err(|what| crate::Inconsistency { what })
+    /// Checks every slab from end to end, and that the pool has it.
+    ///
+    /// # Errors
+    /// The first invariant that does not hold.
+    pub fn audit(&self, pool: &Pool) -> Result<(), Inconsistency> {
+        self.check(pool).map_err(|what| Inconsistency { what })
     }
 
-    /// How many slabs it has.
+    /// Number of its slabs.
     pub fn slab_count(&self) -> usize {
-        self.slabs.iter().flatten().count()
+        self.slabs.iter().count()
     }
 
     fn check(&self, pool: &Pool) -> Result<(), String> {
-        let (mut bytes, mut empty_bytes) = (0, 0);
-        for (number, home) in self.slabs.iter().enumerate() {
-            let Some(home) = home else { continue };
+        let (mut bytes, mut empty_bytes) = (Bytes::ZERO, Bytes::ZERO);
+        for (number, home) in self.slabs.iter() {
             pool.check_slab(&home.slab)?;
-            let (mut at, mut taken, mut piece, mut prev) = (0, 0, home.first, NONE);
+            let (mut at, mut taken, mut next, mut prev) = (0, 0, home.first, NONE);
             let mut last_free = false;
-            while piece != NONE {
-                let known = &self.pieces[piece as usize];
-                let free = known.state == State::Free;
-                if known.start != at || known.prev != prev || known.slab != number as u32 {
-                    return Err(format!("slab {number}: piece {piece} is out of place"));
+            while next != NONE {
+                let piece = &self.pieces[next];
+                let free = piece.state == State::Free;
+                if piece.start != at || piece.prev != prev || piece.slab != number {
+                    return Err(format!("slab {number}: piece {next} is out of place"));
                 }
-                if known.state == State::Vacant || (free && last_free) {
-                    return Err(format!("slab {number}: piece {piece} should have been merged"));
+                if piece.state == State::Vacant || (free && last_free) {
+                    return Err(format!("slab {number}: piece {next} should have been merged"));
                 }
                 if !free {
-                    taken += known.units;
+                    taken += piece.units;
                 }
-                at += known.units;
+                at += piece.units;
                 last_free = free;
-                prev = piece;
-                piece = known.next;
+                prev = next;
+                next = piece.next;
             }
-            if u64::from(at) * BLOCK_ALIGN != home.slab.len || taken != home.taken_units {
+            if bytes_of(at) != home.slab.len || taken != home.taken_units {
                 return Err(format!("slab {number}: {at} units, {taken} taken, do not add up"));
             }
             bytes += home.slab.len;
@@ -90,11 +91,11 @@ impl StreamHeap {
                 empty_bytes += home.slab.len;
             }
         }
-        if (bytes, empty_bytes) != (self.bytes, self.empty_bytes) {
+        if (bytes, empty_bytes) != (self.slabs.bytes, self.slabs.empty_bytes) {
             return Err(format!("{} has {bytes} bytes in slabs, {empty_bytes} empty", self.stream));
         }
-        let free: usize = self.pieces.iter().filter(|piece| piece.state == State::Free).count();
-        let binned = self.binned();
+        let free = self.pieces.iter().filter(|piece| piece.state == State::Free).count();
+        let binned = self.bins.count(&self.pieces);
         if free != binned {
             return Err(format!("{free} free pieces, {binned} in bins"));
         }

@@ -1,17 +1,28 @@
-//! What a slab is cut into, in address order: cutting a piece, and merging it with its neighbours.
+//! The table of pieces: what slabs are cut into, in address order.
 
-use super::{NONE, StreamHeap};
+use std::ops::{Index, IndexMut};
+
+use crate::Bytes;
 use crate::ids::Mark;
+use crate::pool::BLOCK_ALIGN;
+
+/// No piece, in a link.
+pub(super) const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Vacant,
     Free,
-    Used { requested: u64, uses: Vec<Mark> },
-    Waiting { marks: Vec<Mark> },
+    Used {
+        requested: Bytes,
+        /// Uses on other streams, at most one mark for each.
+        uses: Vec<Mark>,
+    },
+    /// Freed; the heap's wait list has the marks that it waits for.
+    Waiting,
 }
 
-/// A piece of a slab, in units of the grain.
+/// A piece of a slab, in units of the block alignment.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
     pub(super) slab: u32,
@@ -25,86 +36,121 @@ pub(super) struct Piece {
     pub(super) bin_next: u32,
 }
 
-impl StreamHeap {
-    pub(super) fn new_piece(&mut self, mut piece: Piece) -> u32 {
-        match self.vacant_pieces.pop() {
+impl Piece {
+    /// A free piece without neighbours.
+    pub(super) fn free(slab: u32, start: u32, units: u32) -> Piece {
+        Piece {
+            slab,
+            start,
+            units,
+            state: State::Free,
+            generation: 0,
+            prev: NONE,
+            next: NONE,
+            bin_prev: NONE,
+            bin_next: NONE,
+        }
+    }
+
+    /// The distance from the start of its slab.
+    pub(super) fn offset(&self) -> Bytes {
+        bytes_of(self.start)
+    }
+
+    pub(super) fn len(&self) -> Bytes {
+        bytes_of(self.units)
+    }
+}
+
+/// The length of so many units.
+pub(super) fn bytes_of(units: u32) -> Bytes {
+    BLOCK_ALIGN * u64::from(units)
+}
+
+/// All pieces of a heap.
+#[derive(Debug, Default)]
+pub(super) struct Pieces {
+    slots: Vec<Piece>,
+    vacant: Vec<u32>,
+}
+
+impl Index<u32> for Pieces {
+    type Output = Piece;
+    fn index(&self, piece: u32) -> &Piece {
+        &self.slots[piece as usize]
+    }
+}
+
+impl IndexMut<u32> for Pieces {
+    fn index_mut(&mut self, piece: u32) -> &mut Piece {
+        &mut self.slots[piece as usize]
+    }
+}
+
+impl Pieces {
+    pub(super) fn get(&self, piece: u32) -> Option<&Piece> {
+        self.slots.get(piece as usize)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Piece> {
+        self.slots.iter()
+    }
+
+    pub(super) fn add(&mut self, mut piece: Piece) -> u32 {
+        match self.vacant.pop() {
             Some(index) => {
-                piece.generation = self.pieces[index as usize].generation;
-                self.pieces[index as usize] = piece;
+                piece.generation = self[index].generation;
+                self[index] = piece;
                 index
             }
             None => {
-                self.pieces.push(piece);
-                let index = self.pieces.len() as u32 - 1;
+                self.slots.push(piece);
+                let index = self.slots.len() as u32 - 1;
                 assert!(index < NONE, "fewer than four billion blocks");
                 index
             }
         }
     }
 
-    pub(super) fn vacate(&mut self, index: u32) {
-        let piece = &mut self.pieces[index as usize];
-        piece.state = State::Vacant;
-        piece.generation = piece.generation.wrapping_add(1);
-        self.vacant_pieces.push(index);
+    pub(super) fn vacate(&mut self, piece: u32) {
+        self[piece].state = State::Vacant;
+        self.retire_id(piece);
+        self.vacant.push(piece);
     }
 
+    /// Makes every id that names this piece stale.
+    pub(super) fn retire_id(&mut self, piece: u32) {
+        self[piece].generation = self[piece].generation.wrapping_add(1);
+    }
+
+    /// Cuts a piece behind its first `units`. Returns the back, which is free.
     pub(super) fn cut(&mut self, piece: u32, units: u32) -> u32 {
-        let front = &mut self.pieces[piece as usize];
+        let front = &mut self[piece];
         let next = front.next;
-        let rest = Piece {
-            slab: front.slab,
-            start: front.start + units,
-            units: front.units - units,
-            state: State::Free,
-            generation: 0,
-            prev: piece,
-            next,
-            bin_prev: NONE,
-            bin_next: NONE,
-        };
+        let back = Piece::free(front.slab, front.start + units, front.units - units);
         front.units = units;
-        let rest = self.new_piece(rest);
-        self.pieces[piece as usize].next = rest;
+        let back = self.add(Piece { prev: piece, next, ..back });
+        self[piece].next = back;
         if next != NONE {
-            self.pieces[next as usize].prev = rest;
+            self[next].prev = back;
         }
-        rest
+        back
     }
 
+    /// Joins the next piece into this one.
     pub(super) fn absorb_next(&mut self, piece: u32) {
-        let gone = self.pieces[piece as usize].next;
-        let (units, next) = (self.pieces[gone as usize].units, self.pieces[gone as usize].next);
-        self.pieces[piece as usize].units += units;
-        self.pieces[piece as usize].next = next;
+        let gone = self[piece].next;
+        let (units, next) = (self[gone].units, self[gone].next);
+        self[piece].units += units;
+        self[piece].next = next;
         if next != NONE {
-            self.pieces[next as usize].prev = piece;
+            self[next].prev = piece;
         }
         self.vacate(gone);
     }
 
-    /// Merges a freed piece with its neighbours. Returns its slab.
-    pub(super) fn give_back_to_slab(&mut self, piece: u32) -> u32 {
-        let Piece { slab, units, .. } = self.pieces[piece as usize];
-        self.pieces[piece as usize].state = State::Free;
-        let mut front = piece;
-        let next = self.pieces[front as usize].next;
-        if next != NONE && self.pieces[next as usize].state == State::Free {
-            self.unbin(next);
-            self.absorb_next(front);
-        }
-        let prev = self.pieces[front as usize].prev;
-        if prev != NONE && self.pieces[prev as usize].state == State::Free {
-            self.unbin(prev);
-            self.absorb_next(prev);
-            front = prev;
-        }
-        self.bin(front);
-        let home = self.home_mut(slab);
-        home.taken_units -= units;
-        if home.taken_units == 0 {
-            self.note_empty(slab);
-        }
-        slab
+    /// The piece itself, if it is free.
+    pub(super) fn if_free(&self, piece: u32) -> Option<u32> {
+        (piece != NONE && self[piece].state == State::Free).then_some(piece)
     }
 }

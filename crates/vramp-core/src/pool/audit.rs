@@ -1,23 +1,26 @@
 //! Every invariant of the pool, checked from scratch. One named check each.
 
-use crate::heap::Slab;
-use crate::pool::index::RegionKey;
+use crate::Bytes;
+use crate::ids::PoolAddr;
+use crate::pool::block::Slab;
+use crate::pool::chunks::Mapped;
+use crate::pool::index::{Hole, RegionKey};
 use crate::pool::regions::Kind;
-use crate::pool::state::Pool;
+use crate::pool::view::View;
 
-/// An invariant that does not hold: a bug in the pool, never a user's mistake.
+/// An invariant that does not hold: a bug of the library, never a user's mistake.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the pool is inconsistent: {what}")]
 pub struct Inconsistency {
-    /// Which one, with the ids.
+    /// The violated invariant, with the ids.
     pub what: String,
 }
 
 type Check = Result<(), String>;
 
-impl Pool {
-    /// Checks every invariant. O(n log n): for tests, `--audit` and after an error.
-    pub fn audit(&self) -> Result<(), Inconsistency> {
+impl View<'_> {
+    /// Checks every invariant.
+    pub(crate) fn audit(self) -> Result<(), Inconsistency> {
         let checks = [
             self.regions_follow_one_another(),
             self.neighbours_are_merged(),
@@ -34,10 +37,10 @@ impl Pool {
         checks.into_iter().collect::<Check>().map_err(|what| Inconsistency { what })
     }
 
-    fn regions_follow_one_another(&self) -> Check {
-        let mut last: Option<(crate::ids::PoolAddr, RegionKey)> = None;
+    fn regions_follow_one_another(self) -> Check {
+        let mut last: Option<(PoolAddr, RegionKey)> = None;
         for (key, region) in self.regions.iter() {
-            if region.len == 0 {
+            if region.len.is_zero() {
                 return Err(format!("region {key} at {:?} is empty", region.at));
             }
             match last.filter(|(end, _)| end.span() == region.at.span()) {
@@ -54,7 +57,7 @@ impl Pool {
         Ok(())
     }
 
-    fn neighbours_are_merged(&self) -> Check {
+    fn neighbours_are_merged(self) -> Check {
         for (key, region) in self.regions.iter() {
             let Some(next) = self.regions.next(key) else { continue };
             let mergeable = match (&region.kind, &self.regions.get(next).kind) {
@@ -70,11 +73,11 @@ impl Pool {
         Ok(())
     }
 
-    fn free_parts_add_up(&self) -> Check {
+    fn free_parts_add_up(self) -> Check {
         for (key, region) in self.regions.iter() {
             if let Kind::Free(free) = &region.kind {
-                let sum: u64 = free.parts.iter().map(|part| part.len).sum();
-                if sum != region.len || free.parts.iter().any(|part| part.len == 0) {
+                let sum: Bytes = free.parts.iter().map(|part| part.len).sum();
+                if sum != region.len || free.parts.iter().any(|part| part.len.is_zero()) {
                     return Err(format!(
                         "region {key} has {} bytes, parts {:?}",
                         region.len, free.parts
@@ -85,7 +88,7 @@ impl Pool {
         Ok(())
     }
 
-    fn free_regions_are_indexed(&self) -> Check {
+    fn free_regions_are_indexed(self) -> Check {
         let mut indexed = 0;
         for id in self.streams.ids() {
             for (at, len, key) in self.streams.get(id).free.iter() {
@@ -101,23 +104,23 @@ impl Pool {
         (free == indexed).then_some(()).ok_or(format!("{free} free regions, {indexed} indexed"))
     }
 
-    fn holes_are_indexed(&self) -> Check {
-        for &(len, at, key) in &self.holes {
+    fn holes_are_indexed(self) -> Check {
+        for Hole { len, at, region: key } in self.holes.iter() {
             let region = self.regions.get(key);
             if region.kind != Kind::Hole || region.at != at || region.len != len {
                 return Err(format!("hole {key} at {at:?} len={len} is indexed wrongly"));
             }
         }
         let holes = self.regions.iter().filter(|(_, r)| r.kind == Kind::Hole).count();
-        let indexed = self.holes.len();
+        let indexed = self.holes.iter().len();
         (holes == indexed).then_some(()).ok_or(format!("{holes} holes, {indexed} indexed"))
     }
 
     /// Every stretch of used, free and waiting memory is covered by chunks, end to end, and every
     /// home lies in such a stretch.
-    fn chunks_lie_end_to_end(&self) -> Check {
+    fn chunks_lie_end_to_end(self) -> Check {
         let mut homes = 0;
-        let mut stretch: Option<(crate::ids::PoolAddr, crate::ids::PoolAddr)> = None;
+        let mut stretch: Option<(PoolAddr, PoolAddr)> = None;
         let mut stretches = Vec::new();
         for (_, region) in self.regions.iter() {
             let foreign = matches!(
@@ -136,11 +139,12 @@ impl Pool {
         stretches.extend(stretch);
         for (start, end) in stretches {
             let mut here = start;
-            for (id, home, len) in self.chunks.within(start, end.since(start)) {
-                if home != here {
-                    return Err(format!("{id} is at home at {home:?}, expected {here:?}"));
+            for mapped in self.chunks.within(start, end - start) {
+                if mapped.home != here {
+                    let Mapped { chunk, home, .. } = mapped;
+                    return Err(format!("{chunk} is at home at {home:?}, expected {here:?}"));
                 }
-                here = home.plus(len);
+                here = mapped.end();
                 homes += 1;
             }
             if here != end {
@@ -151,7 +155,7 @@ impl Pool {
         (homes == at_home).then_some(()).ok_or(format!("{at_home} homes, {homes} in mapped memory"))
     }
 
-    fn retired_mappings_are_aliases(&self) -> Check {
+    fn retired_mappings_are_aliases(self) -> Check {
         for (key, region) in self.regions.iter() {
             let Kind::Retired { chunk, .. } = region.kind else { continue };
             let known = self.chunks.get(chunk);
@@ -167,16 +171,15 @@ impl Pool {
         (retired == indexed).then_some(()).ok_or(format!("{retired} retired, {indexed} indexed"))
     }
 
-    fn waiting_regions_are_listed(&self) -> Check {
+    fn waiting_regions_are_listed(self) -> Check {
         let waiting = self.regions.iter().filter(|(_, r)| matches!(r.kind, Kind::Waiting { .. }));
         for (key, region) in waiting {
-            if self.waiting.iter().filter(|&&listed| listed == key).count() != 1 {
+            if self.waiting.iter().filter(|entry| entry.item == key).count() != 1 {
                 return Err(format!("waiting region {key} at {:?} is not listed once", region.at));
             }
         }
-        let listed = self.waiting.iter();
-        for key in listed {
-            if !matches!(self.regions.get(*key).kind, Kind::Waiting { .. }) {
+        for key in self.waiting.iter().map(|entry| entry.item) {
+            if !matches!(self.regions.get(key).kind, Kind::Waiting { .. }) {
                 return Err(format!("region {key} is listed as waiting"));
             }
         }
@@ -184,7 +187,7 @@ impl Pool {
     }
 
     /// The pool's side of a slab, for the audit of the heap that has it.
-    pub(crate) fn check_slab(&self, slab: &Slab) -> Check {
+    pub(crate) fn check_slab(self, slab: &Slab) -> Check {
         let Slab { region: key, at, len } = *slab;
         let region = self.regions.get(key);
         match &region.kind {
@@ -193,7 +196,7 @@ impl Pool {
         }
     }
 
-    fn epochs_are_possible(&self) -> Check {
+    fn epochs_are_possible(self) -> Check {
         for id in self.streams.ids() {
             let stream = self.streams.get(id);
             if stream.reached > stream.recorded() {
@@ -211,8 +214,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Every arena's addresses are its own regions, and nobody else's are.
-    fn arenas_are_whole(&self) -> Check {
+    /// Every arena's addresses are its own regions, and no other region is an arena's.
+    fn arenas_are_whole(self) -> Check {
         let claimed = |kind: &Kind| match kind {
             Kind::Arena { arena, .. } | Kind::Gap { arena } | Kind::Hosted { arena } => {
                 Some(*arena)
@@ -222,11 +225,10 @@ impl Pool {
             _ => None,
         };
         let mut found = 0;
-        for &arena in self.arenas.keys() {
-            let range = self.arena_range(arena);
+        for arena in self.arenas.ids() {
+            let range = self.arenas.get(arena).range();
             let mut here = range.at;
-            for key in self.regions_of(arena) {
-                let region = self.regions.get(key);
+            for (key, region) in self.arena_regions(arena) {
                 let own = claimed(&region.kind) == Some(arena);
                 if region.at != here || !(own || region.kind == Kind::Quarantined) {
                     return Err(format!("region {key} at {:?} lies within {arena}", region.at));
@@ -234,7 +236,7 @@ impl Pool {
                 found += usize::from(own);
                 here = region.end();
             }
-            if here != range.at.plus(range.len.count()) {
+            if here != range.end() {
                 return Err(format!("{arena} ends at {here:?}"));
             }
         }
@@ -242,21 +244,21 @@ impl Pool {
         (all == found).then_some(()).ok_or(format!("{all} regions of arenas, {found} within them"))
     }
 
-    fn sums_agree(&self) -> Check {
+    fn sums_agree(self) -> Check {
         let census = self.census();
-        let counters = self.counters();
+        let reserved = self.chunks.bytes();
         let in_use = |kind: &Kind| matches!(kind, Kind::Used(_) | Kind::Arena { .. });
         let used = self.regions.iter().filter(|(_, region)| in_use(&region.kind));
-        let used: u64 = used.map(|(_, region)| region.len).sum();
+        let used: Bytes = used.map(|(_, region)| region.len).sum();
         let pairs = [
             ("addresses", census.addresses, {
                 let unusable = census.quarantined_addresses;
                 census.holes + census.retired + census.hosted + unusable + census.mapped
             }),
             ("reserved", census.reserved, census.mapped + census.quarantined_memory),
-            ("reserved counter", census.reserved, counters.reserved),
-            ("live counter", census.requested, counters.live),
-            ("used counter", crate::Bytes::new(used), crate::Bytes::new(self.used)),
+            ("reserved counter", census.reserved, reserved),
+            ("live counter", census.requested, self.counters.live),
+            ("used counter", used, self.used),
         ];
         for (name, left, right) in pairs {
             if left != right {

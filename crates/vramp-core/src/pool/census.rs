@@ -4,35 +4,35 @@ use std::fmt;
 
 use crate::Bytes;
 use crate::ids::{PoolAddr, StreamId};
-use crate::pool::plan::Range;
+use crate::pool::ops::Range;
 use crate::pool::regions::Kind;
-use crate::pool::state::Pool;
+use crate::pool::view::View;
 
 /// Bytes by state. See `docs/states.md` for what each state means.
 ///
 /// Two sums hold, and the audit checks them:
 /// `addresses = holes + retired + hosted + quarantined_addresses + mapped` and
-/// `mapped = used + at_hand + slab_free + free + waiting + arenas + lent`, which is also what the chunks in use add up to:
-/// `reserved = mapped + quarantined_memory`.
+/// `mapped = used + at_hand + slab_free + free + waiting + arenas + lent`, which is also the sum of
+/// the usable chunks: `reserved = mapped + quarantined_memory`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Census {
-    /// Addresses reserved.
+    /// Reserved addresses.
     pub addresses: Bytes,
     /// Addresses with nothing mapped.
     pub holes: Bytes,
     /// Addresses of old mappings.
     pub retired: Bytes,
-    /// Addresses with memory behind them that is not the pool's.
+    /// Addresses where memory is mapped that is not the pool's.
     pub hosted: Bytes,
     /// Addresses that could not be unmapped.
     pub quarantined_addresses: Bytes,
-    /// Addresses that are some chunk's home.
+    /// Addresses that are the home of a chunk.
     pub mapped: Bytes,
-    /// In users' hands, rounding included.
+    /// Allocated bytes, rounding included.
     pub used: Bytes,
-    /// Freed a moment ago and kept by their threads, who may take them again at once.
+    /// Freed blocks that a thread keeps for its next request.
     pub at_hand: Bytes,
-    /// What users asked for: part of `used`, as it was when the memory was placed.
+    /// Allocated bytes as requested: part of `used`.
     pub requested: Bytes,
     /// Free, reusable by its owner at once.
     pub free: Bytes,
@@ -42,7 +42,7 @@ pub struct Census {
     pub waiting: Bytes,
     /// In graph arenas.
     pub arenas: Bytes,
-    /// In graph arenas that nobody uses at present: anybody may take it away.
+    /// In idle graph arenas: builds may move it away.
     pub lent: Bytes,
     /// Physical memory.
     pub reserved: Bytes,
@@ -50,13 +50,65 @@ pub struct Census {
     pub quarantined_memory: Bytes,
 }
 
-impl Pool {
-    /// Adds up every region and chunk, slabs as if they were free: their heaps know better
-    /// ([`StreamHeap::count_into`](crate::StreamHeap::count_into)). O(n).
-    pub fn census(&self) -> Census {
+/// Memory of one stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// The stream.
+    pub stream: StreamId,
+    /// Bytes in blocks placed for it, slabs of its heap included.
+    pub used: Bytes,
+    /// Free memory that it used last.
+    pub free: Bytes,
+    /// Freed, waiting for other streams.
+    pub waiting: Bytes,
+}
+
+/// Contiguous memory in use or free.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// Address of the first byte.
+    pub at: PoolAddr,
+    /// Length in bytes.
+    pub len: Bytes,
+    /// Its parts in address order.
+    pub parts: Vec<StretchPart>,
+}
+
+/// A region of a stretch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StretchPart {
+    /// Address of the first byte.
+    pub at: PoolAddr,
+    /// Length in bytes.
+    pub len: Bytes,
+    /// Requested bytes of a block.
+    pub requested: Bytes,
+    /// Stream that uses it, or used it last.
+    pub stream: StreamId,
+    /// Present use.
+    pub kind: PartKind,
+}
+
+/// Present use of a part of a stretch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PartKind {
+    /// An allocated block.
+    Block,
+    /// A slab: [`StreamHeap::parts`](crate::StreamHeap::parts) has what is in it.
+    Slab,
+    /// Free.
+    Free,
+    /// Freed, waiting for other streams.
+    Waiting,
+    /// A graph arena's memory.
+    Arena,
+}
+
+impl View<'_> {
+    pub(crate) fn census(self) -> Census {
         let mut census = Census::default();
         for (_, region) in self.regions.iter() {
-            let len = Bytes::new(region.len);
+            let len = region.len;
             census.addresses += len;
             match &region.kind {
                 Kind::Hole | Kind::Gap { .. } => census.holes += len,
@@ -70,101 +122,35 @@ impl Pool {
                 Kind::Used(used) if used.slab => census.slab_free += len,
                 Kind::Used(used) => {
                     census.used += len;
-                    census.requested += Bytes::new(used.requested);
+                    census.requested += used.requested;
                 }
             }
         }
         census.mapped = census.used + census.slab_free + census.free + census.waiting;
         census.mapped += census.arenas + census.lent;
         for (_, chunk) in self.chunks.iter() {
-            let len = Bytes::new(chunk.len);
-            census.reserved += len;
+            census.reserved += chunk.len;
             if chunk.home.is_none() {
-                census.quarantined_memory += len;
+                census.quarantined_memory += chunk.len;
             }
         }
         census
     }
-}
 
-impl Pool {
-    /// Everything that is mapped, homes and retired mappings alike: one range for each stretch.
-    pub fn mapped_ranges(&self) -> Vec<Range> {
+    pub(crate) fn mapped_ranges(self) -> Vec<Range> {
         let mut ranges: Vec<Range> = Vec::new();
         for (_, region) in self.regions.iter().filter(|(_, region)| region.kind.is_mapped()) {
-            match ranges.last_mut() {
-                Some(last) if last.at.plus(last.len.count()) == region.at => {
-                    last.len += Bytes::new(region.len);
-                }
-                _ => ranges.push(Range { at: region.at, len: Bytes::new(region.len) }),
-            }
+            Range::new(region.at, region.len).append(&mut ranges);
         }
         ranges
     }
-}
 
-/// What one stream has of a pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
-    /// Whose.
-    pub stream: StreamId,
-    /// In blocks made for it, slabs of its heap included.
-    pub used: Bytes,
-    /// Free memory that it used last.
-    pub free: Bytes,
-    /// Freed, waiting for other streams.
-    pub waiting: Bytes,
-}
-
-/// Memory side by side that chunks back without a gap.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stretch {
-    /// Where it begins.
-    pub at: PoolAddr,
-    /// How much it is.
-    pub len: Bytes,
-    /// Its parts in address order.
-    pub parts: Vec<StretchPart>,
-}
-
-/// A region of a stretch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StretchPart {
-    /// Where it begins.
-    pub at: PoolAddr,
-    /// How much it is.
-    pub len: Bytes,
-    /// What was asked for, for a block.
-    pub requested: Bytes,
-    /// Whose it is, or was last.
-    pub stream: StreamId,
-    /// What it is used for.
-    pub kind: PartKind,
-}
-
-/// What a part of a stretch is used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PartKind {
-    /// A block in a user's hands.
-    Block,
-    /// A slab: its heap knows what is in it ([`StreamHeap::parts`](crate::StreamHeap::parts)).
-    Slab,
-    /// Free.
-    Free,
-    /// Freed, waiting for other streams.
-    Waiting,
-    /// A graph arena's: it knows what is in it.
-    Arena,
-}
-
-impl Pool {
-    /// What each stream has. O(n).
-    pub fn shares(&self) -> Vec<Share> {
+    pub(crate) fn shares(self) -> Vec<Share> {
         let none =
             |stream| Share { stream, used: Bytes::ZERO, free: Bytes::ZERO, waiting: Bytes::ZERO };
         let mut shares: Vec<Share> = self.streams.ids().map(none).collect();
         for (_, region) in self.regions.iter() {
-            let len = Bytes::new(region.len);
+            let len = region.len;
             match &region.kind {
                 Kind::Used(used) => shares[used.stream.index()].used += len,
                 Kind::Free(free) => shares[free.owner.index()].free += len,
@@ -180,28 +166,25 @@ impl Pool {
         shares
     }
 
-    /// All memory in use or free, by address. O(n).
-    pub fn stretches(&self) -> Vec<Stretch> {
+    pub(crate) fn stretches(self) -> Vec<Stretch> {
         let mut stretches: Vec<Stretch> = Vec::new();
         for (_, region) in self.regions.iter() {
             let (stream, requested, kind) = match &region.kind {
-                Kind::Used(used) if used.slab => (used.stream, 0, PartKind::Slab),
+                Kind::Used(used) if used.slab => (used.stream, Bytes::ZERO, PartKind::Slab),
                 Kind::Used(used) => (used.stream, used.requested, PartKind::Block),
-                Kind::Free(free) => (free.owner, 0, PartKind::Free),
-                Kind::Waiting { owner, .. } => (*owner, 0, PartKind::Waiting),
-                Kind::Arena { stream, .. } => (*stream, 0, PartKind::Arena),
+                Kind::Free(free) => (free.owner, Bytes::ZERO, PartKind::Free),
+                Kind::Waiting { owner, .. } => (*owner, Bytes::ZERO, PartKind::Waiting),
+                Kind::Arena { stream, .. } => (*stream, Bytes::ZERO, PartKind::Arena),
                 Kind::Gap { .. }
                 | Kind::Hole
                 | Kind::Retired { .. }
                 | Kind::Hosted { .. }
-                | Kind::Quarantined => {
-                    continue;
-                }
+                | Kind::Quarantined => continue,
             };
-            let (at, len) = (region.at, Bytes::new(region.len));
-            let part = StretchPart { at, len, requested: Bytes::new(requested), stream, kind };
+            let (at, len) = (region.at, region.len);
+            let part = StretchPart { at, len, requested, stream, kind };
             match stretches.last_mut() {
-                Some(last) if last.at.plus(last.len.count()) == at => {
+                Some(last) if last.at + last.len == at => {
                     last.len += len;
                     last.parts.push(part);
                 }

@@ -1,20 +1,35 @@
 //! Physical memory: which chunks exist, how large they are and where they are mapped.
 //!
-//! A chunk has one *home*, the address at which it counts, and any number of *aliases*, retired
-//! mappings at addresses it was moved from. The home changes when the chunk moves; a move to one of
-//! its own aliases needs no driver call. An alias in quarantine is never dropped, so its chunk is
-//! never released.
+//! A chunk has one *home*, the address at which it is counted, and any number of *aliases*: retired
+//! mappings at addresses from which it was moved. The home changes when the chunk moves; a move to
+//! one of its own aliases needs no driver call. A quarantined alias is never dropped, so its chunk
+//! is never released.
 
 use std::collections::BTreeMap;
 
+use crate::Bytes;
 use crate::ids::{ChunkId, PoolAddr};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Chunk {
-    pub len: u64,
-    /// `None` for a chunk in quarantine: it exists, but nobody knows how to use it.
+    pub len: Bytes,
+    /// `None` for a quarantined chunk: it exists, but its memory is unusable.
     pub home: Option<PoolAddr>,
     pub aliases: Vec<PoolAddr>,
+}
+
+/// A chunk at its home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mapped {
+    pub chunk: ChunkId,
+    pub home: PoolAddr,
+    pub len: Bytes,
+}
+
+impl Mapped {
+    pub(crate) fn end(&self) -> PoolAddr {
+        self.home + self.len
+    }
 }
 
 /// All chunks, by id and by home address.
@@ -23,11 +38,11 @@ pub(crate) struct Chunks {
     slots: Vec<Option<Chunk>>,
     vacant: Vec<ChunkId>,
     homes: BTreeMap<PoolAddr, ChunkId>,
-    bytes: u64,
+    bytes: Bytes,
 }
 
 impl Chunks {
-    /// The id that the `n`-th chunk created from now on will have.
+    /// The id of the `n`-th chunk created from now on, counted from 0.
     pub(crate) fn upcoming(&self, n: usize) -> ChunkId {
         match self.vacant.len().checked_sub(n + 1) {
             Some(place) => self.vacant[place],
@@ -46,7 +61,7 @@ impl Chunks {
         self.slots[id.index()].as_mut().unwrap_or_else(|| panic!("{id} does not exist any more"))
     }
 
-    pub(crate) fn add(&mut self, id: ChunkId, len: u64, home: Option<PoolAddr>) {
+    pub(crate) fn add(&mut self, id: ChunkId, len: Bytes, home: Option<PoolAddr>) {
         self.vacant.retain(|&vacant| vacant != id);
         while self.slots.len() <= id.index() {
             self.slots.push(None);
@@ -87,19 +102,15 @@ impl Chunks {
     }
 
     /// Chunks whose home lies wholly within `len` bytes from `at` on, in address order.
-    pub(crate) fn within(
-        &self,
-        at: PoolAddr,
-        len: u64,
-    ) -> impl Iterator<Item = (ChunkId, PoolAddr, u64)> {
-        let end = at.plus(len);
+    pub(crate) fn within(&self, at: PoolAddr, len: Bytes) -> impl Iterator<Item = Mapped> {
+        let end = at + len;
         self.homes
             .range(at..end)
-            .map(|(&home, &id)| (id, home, self.get(id).len))
-            .filter(move |&(_, home, chunk_len)| home.plus(chunk_len) <= end)
+            .map(|(&home, &chunk)| Mapped { chunk, home, len: self.get(chunk).len })
+            .filter(move |mapped| mapped.end() <= end)
     }
 
-    pub(crate) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> Bytes {
         self.bytes
     }
 

@@ -1,8 +1,11 @@
-//! What a pool is told when it is made. Plain numbers, validated once.
+//! Pool configuration: plain numbers, validated once.
 
 use crate::Bytes;
 
-/// Which rules place blocks.
+/// Large blocks begin and end at multiples of this.
+pub(crate) const BLOCK_ALIGN: Bytes = Bytes::new(512);
+
+/// Placement policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// Chunks of mixed sizes, growth in place, first fit by address. The default.
@@ -11,15 +14,15 @@ pub enum Policy {
     Vpmm,
 }
 
-/// The numbers of the default policy.
+/// Parameters of the default policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mixed {
-    /// The smallest new chunk, but for one that serves its request exactly. Larger chunks cost
+    /// Smallest new chunk, except one that serves its request exactly. Larger chunks cost
     /// fewer driver calls and strand more memory when partly used.
     pub chunk_min: Bytes,
-    /// The largest new chunk for requests that are not huge.
+    /// Largest new chunk for requests that are not huge.
     pub chunk_usual: Bytes,
-    /// The largest new chunk.
+    /// Largest new chunk.
     pub chunk_max: Bytes,
     /// Between `chunk_min` and `chunk_usual`, a new chunk is this part of the pool's high-water
     /// mark.
@@ -29,10 +32,10 @@ pub struct Mixed {
     /// The pool may hold this many thousandths above the high-water mark of live memory rather
     /// than remap.
     pub slack_per_mille: u64,
-    /// Requests up to this size are served from their stream's heap of slabs.
+    /// Largest request served from its stream's heap of slabs.
     pub heap_limit: Bytes,
-    /// The same once threads meet at the allocator's lock: larger heaps cost a few percent of
-    /// memory and spare the lock.
+    /// The same limit while threads contend for the allocator's lock: larger heaps cost a few
+    /// percent of memory and take the lock less often.
     pub contended_heap_limit: Bytes,
 }
 
@@ -53,20 +56,20 @@ impl Default for Mixed {
     }
 }
 
-/// What a pool is told when it is made.
+/// Pool configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolConfig {
-    /// The granule of physical memory.
+    /// Granularity of physical memory.
     pub page: Bytes,
-    /// Addresses reserved at a time.
+    /// Length of one address reservation.
     pub span: Bytes,
-    /// The most physical memory the pool may hold.
+    /// Most physical memory that the pool may hold, or `None` for no limit.
     pub limit: Option<Bytes>,
-    /// Which rules place blocks.
+    /// Placement policy.
     pub policy: Policy,
 }
 
-/// A pool that cannot be made as asked.
+/// Error of [`PoolConfig::validate`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -75,7 +78,7 @@ pub enum ConfigError {
         "a page of {page} is not possible: use a power of two of at least 4 KiB that is a multiple of the device's granularity"
     )]
     Page {
-        /// What was asked.
+        /// Configured page.
         page: Bytes,
     },
     /// A span is not a whole number of pages, or too large.
@@ -83,9 +86,9 @@ pub enum ConfigError {
         "a span of {span} is not possible: use a multiple of the page ({page}), at most 15 TiB"
     )]
     Span {
-        /// What was asked.
+        /// Configured span.
         span: Bytes,
-        /// The page.
+        /// Page of the pool.
         page: Bytes,
     },
     /// A chunk size is not a whole number of pages, or the smallest is above the largest.
@@ -93,21 +96,21 @@ pub enum ConfigError {
         "chunks from {chunk_min} to {chunk_max} are not possible: use powers of two, multiples of the page ({page}), smallest first"
     )]
     Chunks {
-        /// The smallest asked.
+        /// Smallest chunk.
         chunk_min: Bytes,
-        /// The usual one asked.
+        /// Usual largest chunk.
         chunk_usual: Bytes,
-        /// The largest asked.
+        /// Largest chunk.
         chunk_max: Bytes,
-        /// The page.
+        /// Page of the pool.
         page: Bytes,
     },
     /// Heaps do not serve requests of this size.
     #[error("heaps cannot serve requests up to {limit}: use at most {most}")]
     HeapLimit {
-        /// What was asked.
+        /// Configured limit.
         limit: Bytes,
-        /// The most.
+        /// Largest possible limit.
         most: Bytes,
     },
 }
@@ -116,7 +119,10 @@ pub enum ConfigError {
 const HEAP_LIMIT_MOST: Bytes = Bytes::mib(16);
 
 impl PoolConfig {
-    /// Checks every number once.
+    /// Checks every number.
+    ///
+    /// # Errors
+    /// The first one that is not possible.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let page = self.page;
         if !page.count().is_power_of_two() || page < Bytes::kib(4) {

@@ -1,27 +1,28 @@
-//! Which free region serves a request: lowest address that fits, or the smallest one.
+//! Indexes of free memory: which free region serves a request, and which hole holds a length.
 //!
-//! One index per stream. First fit by address keeps used memory together and whole chunks free
-//! (`docs/design/placement.md` has the comparison); best fit is
-//! what VPMM prescribes.
+//! Each stream has one index of free regions: first fit by address, or best fit. First fit keeps
+//! used memory together and whole chunks free (`docs/design/placement.md` has the comparison);
+//! best fit is what VPMM prescribes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::Bytes;
 use crate::ids::PoolAddr;
 
-/// A key into the region table.
+/// Slot of a region in the region table.
 pub(crate) type RegionKey = u32;
 
 /// Free regions of one stream, ordered for one way of fitting.
 #[derive(Clone, Debug)]
 pub(crate) enum FreeIndex {
     /// Lowest address first: one address-ordered map per power of two of the length.
-    FirstFit { classes: Vec<BTreeMap<PoolAddr, (u64, RegionKey)>>, occupied: u64 },
+    FirstFit { classes: Vec<BTreeMap<PoolAddr, (Bytes, RegionKey)>>, occupied: u64 },
     /// Smallest first; of equal ones the highest address, as VPMM's case B needs for X = 10.
-    BestFit { by_size: BTreeSet<(u64, PoolAddr, RegionKey)> },
+    BestFit { by_size: BTreeSet<(Bytes, PoolAddr, RegionKey)> },
 }
 
-fn class_of(len: u64) -> usize {
-    len.ilog2() as usize
+fn class_of(len: Bytes) -> usize {
+    len.count().ilog2() as usize
 }
 
 impl FreeIndex {
@@ -33,7 +34,7 @@ impl FreeIndex {
         FreeIndex::BestFit { by_size: BTreeSet::new() }
     }
 
-    pub(crate) fn insert(&mut self, at: PoolAddr, len: u64, key: RegionKey) {
+    pub(crate) fn insert(&mut self, at: PoolAddr, len: Bytes, key: RegionKey) {
         match self {
             FreeIndex::FirstFit { classes, occupied } => {
                 let class = class_of(len);
@@ -46,7 +47,7 @@ impl FreeIndex {
         }
     }
 
-    pub(crate) fn remove(&mut self, at: PoolAddr, len: u64, key: RegionKey) {
+    pub(crate) fn remove(&mut self, at: PoolAddr, len: Bytes, key: RegionKey) {
         let was_there = match self {
             FreeIndex::FirstFit { classes, occupied } => {
                 let class = class_of(len);
@@ -61,12 +62,12 @@ impl FreeIndex {
         assert!(was_there, "free index lacks region {key} at {at:?} len={len}");
     }
 
-    /// The region to carve `len` bytes from. O(log n) per size class; no heap memory.
-    pub(crate) fn find(&self, len: u64) -> Option<RegionKey> {
+    /// The region to carve `len` bytes from. O(log n) for each size class; no heap memory.
+    pub(crate) fn find(&self, len: Bytes) -> Option<RegionKey> {
         match self {
             FreeIndex::BestFit { by_size } => {
                 let &(smallest, _, _) = by_size.range((len, PoolAddr::default(), 0)..).next()?;
-                let mut alike = by_size.range(..(smallest + 1, PoolAddr::default(), 0));
+                let mut alike = by_size.range(..(smallest + Bytes::new(1), PoolAddr::default(), 0));
                 alike.next_back().map(|&(_, _, key)| key)
             }
             FreeIndex::FirstFit { classes, occupied } => {
@@ -100,8 +101,8 @@ impl FreeIndex {
         }
     }
 
-    /// Every region, in no promised order but always the same one.
-    pub(crate) fn iter(&self) -> Box<dyn Iterator<Item = (PoolAddr, u64, RegionKey)> + '_> {
+    /// Every region, in an order that depends on the contents only.
+    pub(crate) fn iter(&self) -> Box<dyn Iterator<Item = (PoolAddr, Bytes, RegionKey)> + '_> {
         match self {
             FreeIndex::FirstFit { classes, .. } => Box::new(
                 classes
@@ -115,10 +116,45 @@ impl FreeIndex {
     }
 }
 
+/// A range of addresses with nothing mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Hole {
+    pub len: Bytes,
+    pub at: PoolAddr,
+    pub region: RegionKey,
+}
+
+/// Every hole, smallest first.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Holes(BTreeSet<Hole>);
+
+impl Holes {
+    pub(crate) fn insert(&mut self, hole: Hole) {
+        self.0.insert(hole);
+    }
+
+    pub(crate) fn remove(&mut self, hole: Hole) {
+        assert!(self.0.remove(&hole), "{hole:?} is not indexed");
+    }
+
+    /// The smallest hole of at least `len` bytes.
+    pub(crate) fn smallest_of(&self, len: Bytes) -> Option<Hole> {
+        self.0.range(Hole { len, at: PoolAddr::default(), region: 0 }..).next().copied()
+    }
+
+    pub(crate) fn largest(&self) -> Option<Hole> {
+        self.0.last().copied()
+    }
+
+    pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = Hole> {
+        self.0.iter().copied()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Bytes, SpanId};
+    use crate::SpanId;
 
     fn spot(offset: u64) -> PoolAddr {
         PoolAddr::new(SpanId::new(0), Bytes::new(offset))
@@ -128,7 +164,7 @@ mod tests {
         for (key, (at, len)) in
             [(0, 100), (200, 40), (300, 64), (500, 4000)].into_iter().enumerate()
         {
-            index.insert(spot(at), len, key as RegionKey);
+            index.insert(spot(at), Bytes::new(len), key as RegionKey);
         }
         index
     }
@@ -136,25 +172,25 @@ mod tests {
     #[test]
     fn first_fit_takes_the_lowest_address_of_any_class() {
         let index = filled(FreeIndex::first_fit());
-        assert_eq!(index.find(30), Some(0));
-        assert_eq!(index.find(100), Some(0));
-        assert_eq!(index.find(101), Some(3));
-        assert_eq!(index.find(4001), None);
+        assert_eq!(index.find(Bytes::new(30)), Some(0));
+        assert_eq!(index.find(Bytes::new(100)), Some(0));
+        assert_eq!(index.find(Bytes::new(101)), Some(3));
+        assert_eq!(index.find(Bytes::new(4001)), None);
     }
 
     #[test]
     fn best_fit_takes_the_smallest() {
         let index = filled(FreeIndex::best_fit());
-        assert_eq!(index.find(30), Some(1));
-        assert_eq!(index.find(41), Some(2));
-        assert_eq!(index.find(65), Some(0));
+        assert_eq!(index.find(Bytes::new(30)), Some(1));
+        assert_eq!(index.find(Bytes::new(41)), Some(2));
+        assert_eq!(index.find(Bytes::new(65)), Some(0));
     }
 
     #[test]
     fn a_removed_region_is_found_no_more() {
         for mut index in [filled(FreeIndex::first_fit()), filled(FreeIndex::best_fit())] {
-            index.remove(spot(500), 4000, 3);
-            assert_eq!(index.find(101), None);
+            index.remove(spot(500), Bytes::new(4000), 3);
+            assert_eq!(index.find(Bytes::new(101)), None);
             assert_eq!(index.iter().count(), 3);
         }
     }

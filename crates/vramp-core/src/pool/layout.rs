@@ -5,18 +5,15 @@
 use std::fmt;
 
 use crate::Bytes;
-use crate::ids::{BlockId, SpanId};
+use crate::ids::{BlockId, Mark, SpanId};
+use crate::pool::index::RegionKey;
 use crate::pool::regions::Kind;
-use crate::pool::state::Pool;
+use crate::pool::view::View;
 
-impl Pool {
-    /// The mapped part of the first span as the VPMM document draws it: one bracket a region, holes
-    /// at the end left out, neighbours of one kind drawn as one.
-    ///
-    /// Sizes are in pages, rounded down. `newest` is drawn with a plus.
-    pub fn layout(&self, newest: Option<BlockId>) -> String {
-        let page = self.config.page.count();
-        let mut drawn: Vec<(&str, u64)> = Vec::new();
+impl View<'_> {
+    pub(crate) fn layout(self, newest: Option<BlockId>) -> String {
+        let page = self.config.page;
+        let mut drawn: Vec<(&str, Bytes)> = Vec::new();
         let first = SpanId::new(0);
         for (key, region) in self.regions.iter().take_while(|(_, r)| r.at.span() == first) {
             let sign = match &region.kind {
@@ -36,15 +33,13 @@ impl Pool {
         if drawn.last().is_some_and(|(sign, _)| *sign == "*") {
             drawn.pop();
         }
-        drawn.iter().map(|(sign, len)| format!("[{sign}{}]", len / page)).collect()
+        drawn.iter().map(|(sign, len)| format!("[{sign}{}]", len.whole(page))).collect()
     }
-}
 
-impl fmt::Debug for Pool {
-    /// The census and every region in address order.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// Writes the census and every region in address order.
+    pub(crate) fn describe(self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.census())?;
-        for (_, region) in self.regions.iter() {
+        for (key, region) in self.regions.iter() {
             let what = match &region.kind {
                 Kind::Hole => "hole".to_owned(),
                 Kind::Gap { arena } => format!("gap of {arena}"),
@@ -52,14 +47,21 @@ impl fmt::Debug for Pool {
                 Kind::Arena { arena, .. } => format!("{arena}"),
                 Kind::Free(free) if free.lent_by.is_some() => format!("lent, {:?}", free.lent_by),
                 Kind::Free(free) => format!("free, {}", free.owner),
-                Kind::Waiting { owner, marks, .. } => format!("waiting, {owner}, for {marks:?}"),
+                Kind::Waiting { owner, .. } => {
+                    format!("waiting, {owner}, for {:?}", self.marks_of(key))
+                }
                 Kind::Used(used) if used.slab => format!("slab, {}", used.stream),
                 Kind::Used(used) => format!("used, {}", used.stream),
                 Kind::Retired { chunk, .. } => format!("retired, {chunk}"),
                 Kind::Quarantined => "quarantined".to_owned(),
             };
-            writeln!(f, "{:?} {:>12} {what}", region.at, Bytes::new(region.len).to_string())?;
+            writeln!(f, "{:?} {:>12} {what}", region.at, region.len.to_string())?;
         }
         Ok(())
+    }
+
+    fn marks_of(self, waiting: RegionKey) -> Vec<Mark> {
+        let entry = self.waiting.iter().find(|entry| entry.item == waiting);
+        entry.map(|entry| entry.marks.clone()).unwrap_or_default()
     }
 }

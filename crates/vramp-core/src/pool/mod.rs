@@ -1,28 +1,42 @@
 //! The virtual pool of one device: spans of addresses, chunks of physical memory, regions, blocks.
 //!
-//! - `state.rs` and `settle.rs` hold the pool's state and are the only files that change it.
-//! - `regions.rs`, `chunks.rs`, `streams.rs` and `index.rs` are the tables inside it.
-//! - `plan/` reads the state and returns plans of driver calls.
-//! - `audit.rs` checks every invariant, `census.rs` adds up every byte.
+//! Its modules depend on each other in one direction, from the first to the last of this list;
+//! `cargo xtask tidy` checks that their imports form no circle:
+//!
+//! 1. `config`, `index`, `regions`, `chunks`, `streams`, `block`, `counters`: tables and values.
+//! 2. `ops`: driver operations as values, and plans of them. `arenas`: address ranges of arenas.
+//! 3. `request`: a request on its way up the ladder.
+//! 4. `view`: a read-only view of all tables. `census`, `audit` and `layout` read it.
+//! 5. `plan/`: planners. They read a view and return plans and decisions.
+//! 6. `state/`: [`Pool`] itself. Its fields are private to that folder, the only one that changes a
+//!    pool: by the planners' decisions (`state/place.rs`), and by performed plans
+//!    (`state/settle.rs`).
 
+mod arenas;
 mod audit;
+mod block;
 mod census;
 mod chunks;
-pub(crate) mod config;
+mod config;
+mod counters;
 mod index;
 mod layout;
-pub(crate) mod plan;
+mod ops;
+mod plan;
 mod regions;
-mod settle;
+mod request;
 mod state;
 mod streams;
+mod view;
 
+pub use arenas::ArenaMemory;
 pub use audit::Inconsistency;
+pub use block::{Block, Slab, UnknownBlock};
 pub use census::{Census, PartKind, Share, Stretch, StretchPart};
+pub(crate) use config::BLOCK_ALIGN;
 pub use config::{ConfigError, Mixed, Policy, PoolConfig};
-pub(crate) use index::RegionKey;
-pub use plan::{
-    ArenaMemory, Attempt, Leftovers, NotVacant, Op, Plan, Range, Request, Shortage, Step,
-};
-pub(crate) use state::{BLOCK_ALIGN, note_use};
-pub use state::{Block, Counters, Pool, UnknownBlock};
+pub use counters::Counters;
+pub use ops::{Leftovers, Op, Plan, Range};
+pub use plan::hosted::NotVacant;
+pub use request::{Attempt, Request, Shortage, Step};
+pub use state::{AddedArena, Pool};

@@ -1,4 +1,4 @@
-//! What the pool knows of each stream's progress.
+//! Progress of each stream: epochs recorded, reached and waited for.
 
 use crate::ids::{Epoch, Mark, StreamId};
 use crate::pool::index::FreeIndex;
@@ -6,17 +6,17 @@ use crate::pool::index::FreeIndex;
 /// One stream's progress and free memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Stream {
-    /// Frees of now are stamped with this.
+    /// Epoch of what is freed now.
     pub current: Epoch,
-    /// Everything up to here is known to be over.
+    /// Last epoch known to be over.
     pub reached: Epoch,
     /// For each other stream, the epoch this one already waits for.
     pub waits_for: Vec<Epoch>,
-    /// Free regions it owns.
+    /// Free regions that it owns.
     pub free: FreeIndex,
-    /// Destroyed: its last event covers all it will ever do.
+    /// No work will be queued any more: the last event covers all of it.
     pub ended: bool,
-    /// No event may be recorded on it at present.
+    /// No event may be recorded at present: the stream captures a graph.
     pub held: bool,
 }
 
@@ -32,7 +32,7 @@ impl Stream {
         }
     }
 
-    /// The last epoch that an event was recorded for.
+    /// The last epoch for which an event was recorded.
     pub(crate) fn recorded(&self) -> Epoch {
         Epoch(self.current.0 - 1)
     }
@@ -68,19 +68,19 @@ impl Streams {
         self.0.len()
     }
 
-    /// The mark that work queued on `stream` so far will have.
+    /// The mark of the work queued on `stream` so far.
     pub(crate) fn now(&self, stream: StreamId) -> Mark {
         let known = self.get(stream);
         let epoch = if known.ended { known.recorded() } else { known.current };
         Mark { stream, epoch }
     }
 
-    /// True if nobody can be made to wait for the mark: it needs an event that cannot be recorded.
+    /// True if no stream can be made to wait for the mark: the event cannot be recorded at present.
     pub(crate) fn is_out_of_reach(&self, mark: Mark) -> bool {
         self.get(mark.stream).held && self.is_unrecorded(mark)
     }
 
-    /// True if the next event of the mark's stream is the first to cover it.
+    /// True if no recorded event covers the mark: the next one of its stream will.
     pub(crate) fn is_unrecorded(&self, mark: Mark) -> bool {
         mark.epoch == self.get(mark.stream).current
     }

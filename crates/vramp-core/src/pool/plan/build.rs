@@ -1,183 +1,111 @@
-//! Building a free region where none fits: which hole, which free chunks to move, how large the
-//! new ones are.
+//! Building a free region where none fits: at which site, which free chunks to move there, how large
+//! the new ones are.
 //!
 //! A free region in front of a hole is grown by just the shortfall; so is one behind a hole, and
-//! two with a hole between them are bridged. What was moved away from a place before is taken back
-//! there; a fresh hole is the last resort. Each candidate is
-//! priced by the handles it takes, because that is what driver calls cost, and by the memory it
-//! takes above the slack. The cheapest wins; the sources are few large chunks rather than many
-//! small ones, from the smallest free regions first, so that large regions stay whole.
+//! two with a hole between them are bridged. Chunks that were moved away from a place before may
+//! return there; a fresh hole is the last resort. Each candidate is priced by the handles it takes,
+//! because that is what driver calls cost, and by the memory it takes above the slack. The cheapest
+//! wins; the sources are few large chunks rather than many small ones, from the smallest free
+//! regions first, so that large regions stay whole.
 //!
 //! Retired mappings in the way are unmapped first. One that still maps a chunk which is free by now
-//! is taken back into use: that costs nothing.
+//! is reactivated: that costs no driver call.
 
 use std::collections::BTreeMap;
 
 use crate::Bytes;
-use crate::ids::{ChunkId, Mark, PoolAddr, StreamId};
+use crate::ids::{PoolAddr, StreamId};
 use crate::pool::config::Mixed;
 use crate::pool::index::RegionKey;
-use crate::pool::plan::place::Attempt;
-use crate::pool::plan::sites::Side;
-use crate::pool::plan::{Change, Fill, Op, Plan, Range};
-use crate::pool::regions::Kind;
-use crate::pool::state::Pool;
+use crate::pool::ops::{Fill, Plan};
+use crate::pool::plan::fill::{FillPlan, Filling};
+use crate::pool::plan::growth::new_chunks;
+use crate::pool::plan::sites::{BuildSite, FreshSite};
+use crate::pool::plan::sources::{ChunkCount, Source, Sources};
+use crate::pool::request::Attempt;
+use crate::pool::view::View;
 
-/// Candidates looked at: the largest free regions.
+/// Number of free regions considered as bases: the largest ones.
 const BASES: usize = 64;
 
 /// A last chunk that overshoots by at most this is taken before an exact combination is sought.
-const OVERSHOOT: u64 = 2 << 20;
+const OVERSHOOT: Bytes = Bytes::mib(2);
 
-/// What a handle above the slack costs, in handles for each MiB: growing beyond it comes last.
+/// Price of a MiB above the slack, in handles: growing beyond the slack comes last.
 const OVER_SLACK_PRICE: u64 = 31;
 
-/// Retired mappings kept for being taken back. Beyond that some are unmapped at every build.
-const RETIRED_MOST: usize = 1024;
+/// Retired mappings kept to be reactivated. Beyond that some are unmapped at every build.
+const RETIRED_MAX: usize = 1024;
 
-/// How many are unmapped at a time: half a millisecond's worth.
+/// Number of mappings unmapped at a time: about half a millisecond of driver time.
 const RETIRED_BATCH: usize = 32;
 
-/// What a region of an arena counts as among sources: longer than any of the stream's own.
-const LENT: u64 = u64::MAX;
-
-pub(crate) enum Build {
-    /// Addresses have to be reserved, or old mappings unmapped, first.
-    Clear(Plan),
-    /// The region can be built.
-    Fill { plan: Plan, over_slack: u64 },
+/// How a free region can be built.
+#[derive(Debug)]
+pub(in crate::pool) enum Build {
+    /// This plan reserves addresses, or unmaps old mappings; then plan again.
+    ClearFirst(Plan),
+    /// By this plan, which grows the pool by `over_slack` bytes more than its slack allows.
+    Fill { plan: Plan, over_slack: Bytes },
     /// It cannot: this many bytes are missing.
-    Short { missing: u64 },
+    Short { missing: Bytes },
 }
 
-/// A wholly free chunk of the requesting stream.
+impl Build {
+    pub(in crate::pool) fn of(plan: FillPlan, over_slack: Bytes) -> Build {
+        match plan {
+            FillPlan::Fill(plan) => Build::Fill { plan, over_slack },
+            FillPlan::ClearFirst(plan) => Build::ClearFirst(plan),
+        }
+    }
+}
+
+/// A region to build.
 #[derive(Clone, Copy)]
-pub(crate) struct Source {
-    pub chunk: ChunkId,
-    home: PoolAddr,
-    pub len: u64,
-    pub region: RegionKey,
-    region_len: u64,
+struct Target<'a> {
+    len: Bytes,
+    stream: StreamId,
+    /// How much the pool may grow before the price of growth counts.
+    budget: Bytes,
+    mixed: &'a Mixed,
 }
 
+/// A way to build it.
 #[derive(Clone)]
 struct Candidate {
-    side: Side,
-    base: Option<RegionKey>,
+    site: BuildSite,
     /// Bytes to fill at least.
-    need: u64,
-    /// Bytes that fit.
-    room: u64,
-    /// Retired mappings next to the base whose chunks are free: taken back.
+    need: Bytes,
+    /// Bytes that can be filled at most.
+    room: Bytes,
+    /// Sources whose retired mappings are at the site: reactivated.
     reactivated: Vec<usize>,
-    /// How many sources of each length are moved.
-    moves: Vec<(u64, u64)>,
+    /// Sources to move.
+    moves: Vec<ChunkCount>,
     /// Bytes of new chunks.
-    fresh: u64,
-    placed: u64,
+    fresh: Bytes,
+    placed: Bytes,
     price: u64,
-    over_slack: u64,
+    over_slack: Bytes,
 }
 
-/// The sources of one build.
-pub(crate) struct Sources {
-    pub all: Vec<Source>,
-    /// Indices by length; within a length the smallest region first.
-    pub by_len: BTreeMap<u64, Vec<usize>>,
-    pub by_chunk: BTreeMap<ChunkId, usize>,
-    /// How many sources of each length there are, by length.
-    pub counts: Vec<(u64, u64)>,
-    /// The same for each region, in the slots of `counts`.
-    of_region: BTreeMap<RegionKey, Vec<(usize, u64)>>,
-}
-
-impl Sources {
-    fn new(all: Vec<Source>) -> Sources {
-        let mut by_len: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
-        let mut by_chunk = BTreeMap::new();
-        for (index, source) in all.iter().enumerate() {
-            by_len.entry(source.len).or_default().push(index);
-            by_chunk.insert(source.chunk, index);
-        }
-        let mut of_region: BTreeMap<RegionKey, Vec<(usize, u64)>> = BTreeMap::new();
-        for (slot, group) in by_len.values_mut().enumerate() {
-            group.sort_by_key(|&index| (all[index].region_len, all[index].home));
-            for &index in group.iter() {
-                let slots = of_region.entry(all[index].region).or_default();
-                match slots.last_mut() {
-                    Some((last, count)) if *last == slot => *count += 1,
-                    _ => slots.push((slot, 1)),
-                }
-            }
-        }
-        let counts = by_len.iter().map(|(&len, group)| (len, group.len() as u64)).collect();
-        Sources { all, by_len, by_chunk, counts, of_region }
-    }
-
-    /// The region of the stream's own with the most bytes in sources.
-    fn most_of_one(&self) -> Option<RegionKey> {
-        let mut of_region: BTreeMap<RegionKey, u64> = BTreeMap::new();
-        for source in self.all.iter().filter(|source| source.region_len != LENT) {
-            *of_region.entry(source.region).or_default() += source.len;
-        }
-        of_region.into_iter().max_by_key(|&(_, bytes)| bytes).map(|(key, _)| key)
-    }
-
-    /// How many sources of each length can be moved when the regions named and the sources taken
-    /// back already are left out.
-    fn movable(&self, left_out: [Option<RegionKey>; 2], taken_back: &[usize]) -> Vec<(u64, u64)> {
-        let mut counts = self.counts.clone();
-        for region in left_out.into_iter().flatten() {
-            for &(slot, count) in self.of_region.get(&region).into_iter().flatten() {
-                counts[slot].1 -= count;
-            }
-        }
-        for &index in taken_back {
-            let len = self.all[index].len;
-            let slot = counts.partition_point(|&(known, _)| known < len);
-            counts[slot].1 -= 1;
-        }
-        counts
-    }
-}
-
-impl Pool {
-    /// Bytes of all wholly free chunks in regions of `stream`.
-    pub(crate) fn movable_bytes(&self, stream: StreamId) -> u64 {
-        self.sources(stream).all.iter().map(|source| source.len).sum()
-    }
-
-    /// The wholly free chunks that `stream` may move: its own, and what arenas lend, last.
-    pub(crate) fn sources(&self, stream: StreamId) -> Sources {
-        let mut all = Vec::new();
-        let lent = self.lent().map(|(at, len, region)| (at, len, region, LENT));
-        let own = self.streams.get(stream).free.iter();
-        for (at, len, region, rank) in own.map(|(at, len, key)| (at, len, key, len)).chain(lent) {
-            for (chunk, home, len) in self.chunks.within(at, len) {
-                all.push(Source { chunk, home, len, region, region_len: rank });
-            }
-        }
-        Sources::new(all)
-    }
-
+impl View<'_> {
     /// Plans a free region of `len` bytes for the attempt's stream, which has none.
-    pub(crate) fn build(&mut self, len: u64, attempt: &Attempt, mixed: &Mixed) -> Build {
-        let stream = attempt.request.stream;
-        if len > PoolAddr::SPAN_LIMIT.count() {
+    pub(in crate::pool) fn build(self, len: Bytes, attempt: &Attempt, mixed: &Mixed) -> Build {
+        if len > PoolAddr::SPAN_LIMIT {
             return Build::Short { missing: len };
         }
-        if self.retired.len() > RETIRED_MOST
-            && let Some(plan) = self.unmap_retired(RETIRED_BATCH)
-        {
-            return Build::Clear(plan);
+        if let Some(plan) = self.unmap_some_retired() {
+            return Build::ClearFirst(plan);
         }
+        let stream = attempt.request.stream;
         let allowed = self.growth_allowed(attempt);
         let budget = self.growth_budget(len, attempt, mixed);
+        let target = Target { len, stream, budget, mixed };
         let sources = self.sources(stream);
-
         let mut best: Option<Candidate> = None;
-        let mut missing = u64::MAX;
-        for candidate in self.candidates(len, stream, budget, &sources, mixed) {
+        let mut missing = Bytes::MAX;
+        for candidate in self.candidates(target, &sources) {
             if candidate.fresh > allowed {
                 missing = missing.min(candidate.fresh - allowed);
                 continue;
@@ -190,345 +118,240 @@ impl Pool {
             None => Build::Short { missing },
             Some(candidate) => {
                 debug_assert!(candidate.placed >= candidate.need);
-                self.plan_fill(candidate, len, &sources, stream, mixed)
+                self.plan_candidate(candidate, target, &sources)
             }
         }
     }
 
-    /// The part of a build of `len` bytes that needs no new chunks: what is free now, moved to where
-    /// all of it fits. `None` if nothing is to be moved.
-    pub(crate) fn build_of_free(
-        &mut self,
-        len: u64,
+    /// Plans the part of a build of `len` bytes that needs no new chunks: what is free now, moved to
+    /// where all of it fits. `None` if nothing is to be moved.
+    pub(in crate::pool) fn build_of_free(
+        self,
+        len: Bytes,
         stream: StreamId,
         mixed: &Mixed,
     ) -> Option<Build> {
-        if len > PoolAddr::SPAN_LIMIT.count() {
+        if len > PoolAddr::SPAN_LIMIT {
             return None;
         }
-        if self.retired.len() > RETIRED_MOST
-            && let Some(plan) = self.unmap_retired(RETIRED_BATCH)
-        {
-            return Some(Build::Clear(plan));
+        if let Some(plan) = self.unmap_some_retired() {
+            return Some(Build::ClearFirst(plan));
         }
+        let target = Target { len, stream, budget: Bytes::ZERO, mixed };
         let sources = self.sources(stream);
         // What was moved together before stays, however many larger regions there are.
-        let moved = sources
-            .most_of_one()
-            .map(|key| self.sides(key, len).into_iter().map(move |side| (Some(key), side)));
+        let moved = sources.richest_region().into_iter();
         let moved = moved
-            .into_iter()
-            .flatten()
-            .filter_map(|(base, side)| self.candidate(base, side, len, 0, &sources, mixed));
-        let candidates = moved.chain(self.candidates(len, stream, 0, &sources, mixed));
+            .flat_map(|base| self.sites_beside(base, len))
+            .filter_map(|site| self.candidate(site, target, &sources));
+        let candidates = moved.chain(self.candidates(target, &sources));
         let mut best = candidates.min_by_key(|candidate| candidate.price)?;
         best.placed -= std::mem::take(&mut best.fresh);
-        (best.placed > 0).then(|| self.plan_fill(best, len, &sources, stream, mixed))
+        (!best.placed.is_zero()).then(|| self.plan_candidate(best, target, &sources))
     }
 
-    /// Where the region may be built, the largest bases first; the first of equals is the best.
-    fn candidates(
-        &self,
-        len: u64,
-        stream: StreamId,
-        budget: u64,
-        sources: &Sources,
-        mixed: &Mixed,
-    ) -> impl Iterator<Item = Candidate> {
-        let mut bases: Vec<(u64, RegionKey)> =
-            self.streams.get(stream).free.iter().map(|(_, len, key)| (len, key)).collect();
+    fn unmap_some_retired(self) -> Option<Plan> {
+        (self.retired.len() > RETIRED_MAX)
+            .then(|| self.unmap_retired(Some(RETIRED_BATCH)))
+            .flatten()
+    }
+
+    /// The ways to build a region, the largest bases first; the first of equals is the best.
+    fn candidates(self, target: Target<'_>, sources: &Sources) -> impl Iterator<Item = Candidate> {
+        let free = self.streams.get(target.stream).free.iter();
+        let mut bases: Vec<(Bytes, RegionKey)> = free.map(|(_, len, key)| (len, key)).collect();
         bases.sort_unstable_by(|a, b| b.cmp(a));
         bases.truncate(BASES);
         bases
             .into_iter()
-            .flat_map(move |(_, key)| {
-                self.sides(key, len).into_iter().map(move |side| (Some(key), side))
-            })
-            .chain(self.old_places(sources).into_iter().map(|key| (None, Side::Return(key))))
-            .chain([(None, Side::Fresh)])
-            .filter_map(move |(base, side)| self.candidate(base, side, len, budget, sources, mixed))
+            .flat_map(move |(_, base)| self.sites_beside(base, target.len))
+            .chain(self.old_places(sources))
+            .chain([BuildSite::Fresh])
+            .filter_map(move |site| self.candidate(site, target, sources))
     }
 
-    /// How much the pool may still grow: up to its limit, or not at all once the card was full.
-    pub(crate) fn growth_allowed(&self, attempt: &Attempt) -> u64 {
-        if !attempt.may_grow {
-            return 0;
-        }
-        let limit = self.config.limit.map_or(u64::MAX, Bytes::count);
-        limit.saturating_sub(self.charged()) / self.config.page.count() * self.config.page.count()
-    }
-
-    /// How much the pool may grow for `len` bytes more without going beyond its slack.
-    pub(crate) fn growth_budget(&self, len: u64, attempt: &Attempt, mixed: &Mixed) -> u64 {
-        let page = self.config.page.count();
-        let slack = if attempt.frugal { 0 } else { mixed.slack_per_mille };
-        let target = (self.used_peak.max(self.used.saturating_add(len)) as u128
-            * u128::from(1000 + slack)
-            / 1000) as u64;
-        let target = if attempt.roomy && !attempt.frugal { u64::MAX } else { target };
-        target.saturating_sub(self.chunks.bytes()).min(self.growth_allowed(attempt)) / page * page
-    }
-
-    fn sides(&self, base: RegionKey, len: u64) -> Vec<Side> {
-        let mut sides = vec![Side::Behind, Side::Before];
-        let room = self.room_behind(base, len);
-        if let Some(next) = room.stopped_by
-            && let (Kind::Free(free), Kind::Free(own)) =
-                (&self.regions.get(next).kind, &self.regions.get(base).kind)
-            && free.owner == own.owner
-            && self.regions.get(base).len + room.len + self.regions.get(next).len >= len
-        {
-            sides.push(Side::Bridge(next));
-        }
-        sides
-    }
-
+    /// What building at a site takes, or `None` if the region does not fit there.
     fn candidate(
-        &self,
-        base: Option<RegionKey>,
-        side: Side,
-        len: u64,
-        budget: u64,
+        self,
+        site: BuildSite,
+        target: Target<'_>,
         sources: &Sources,
-        mixed: &Mixed,
     ) -> Option<Candidate> {
-        let page = self.config.page.count();
-        let base_len = base.map_or(0, |key| self.regions.get(key).len);
-        let need = (len - base_len).checked_next_multiple_of(page)?;
+        let Target { len, budget, mixed, .. } = target;
+        let base_len = site.base().map_or(Bytes::ZERO, |key| self.regions.get(key).len);
+        let need = len.saturating_sub(base_len).checked_round_up(self.config.page)?;
         // The last chunk may overshoot, by less than its own size.
-        let enough = need + sources.counts.last().map_or(0, |&(largest, _)| largest);
-        let (room, need, bridged) = match (side, base) {
-            (Side::Behind, Some(base)) => (self.room_behind(base, enough).len, need, None),
-            (Side::Before, Some(base)) => (self.room_before(base, enough).len, need, None),
-            (Side::Bridge(next), Some(base)) => {
-                let room = self.room_behind(base, len).len;
-                (room, room, Some(next))
+        let enough = need + sources.counts.last().map_or(Bytes::ZERO, |largest| largest.len);
+        let (room, need) = match site {
+            BuildSite::Behind { base } => (self.fillable_behind(base, enough).len, need),
+            BuildSite::Before { base } => (self.fillable_before(base, enough).len, need),
+            BuildSite::Bridge { base, .. } => {
+                let room = self.fillable_behind(base, len).len;
+                (room, room)
             }
-            (Side::Return(first), _) if self.fillable(first) => {
+            BuildSite::Return { first } if self.is_fillable(first) => {
                 let here = self.regions.get(first).len;
-                (here + self.room_behind(first, enough.saturating_sub(here)).len, need, None)
+                let behind = self.fillable_behind(first, enough.saturating_sub(here)).len;
+                (here + behind, need)
             }
-            (Side::Return(_), _) => return None,
-            _ => (u64::MAX, need, None),
+            BuildSite::Return { .. } => return None,
+            BuildSite::Fresh => (Bytes::MAX, need),
         };
-        if room < need || need == 0 {
+        if room < need || need.is_zero() {
             return None;
         }
-        let reactivated = self.reactivable(base, side, need, bridged, sources);
-        let taken_back: u64 = reactivated.iter().map(|&index| sources.all[index].len).sum();
-        let counts = sources.movable([base, bridged], &reactivated);
-        let total: u64 = counts.iter().map(|(chunk_len, count)| chunk_len * count).sum();
-        let rest = need.saturating_sub(taken_back);
-        let mut fresh = rest.saturating_sub(total).max(budget.min(rest));
-        let exact = bridged.is_some();
-        let (moves, unmet) = choose(rest - fresh, counts, exact);
+        let reactivated = self.reactivable(site, need, sources);
+        let returned: Bytes = reactivated.iter().map(|&index| sources.all[index].len).sum();
+        let counts = sources.movable([site.base(), site.bridged()], &reactivated);
+        let movable = ChunkCount::total(&counts);
+        let rest = need.saturating_sub(returned);
+        let mut fresh = rest.saturating_sub(movable).max(budget.min(rest));
+        let exact = site.bridged().is_some();
+        let Choice { moves, unmet } = choose(rest - fresh, counts, exact);
         fresh += unmet;
-        let moved: u64 = moves.iter().map(|(chunk_len, count)| chunk_len * count).sum();
-        let placed = taken_back + moved + fresh;
+        let placed = returned + ChunkCount::total(&moves) + fresh;
         if placed > room || (exact && placed != need) {
             return None;
         }
         let over_slack = fresh.saturating_sub(budget);
-        let handles = moves.iter().map(|&(_, count)| count).sum::<u64>()
-            + new_chunks(fresh, len, self.used_peak.max(self.used + len), mixed).len() as u64;
-        let price = handles + (over_slack >> 20).saturating_mul(OVER_SLACK_PRICE);
-        Some(Candidate {
-            side,
-            base,
-            need,
-            room,
-            reactivated,
-            moves,
-            fresh,
-            placed,
-            price,
-            over_slack,
-        })
+        let new = new_chunks(fresh, len, self.peak_with(len), mixed).len() as u64;
+        let handles = moves.iter().map(|chunks| chunks.count).sum::<u64>() + new;
+        let price = handles + over_slack.whole(Bytes::mib(1)).saturating_mul(OVER_SLACK_PRICE);
+        Some(Candidate { site, need, room, reactivated, moves, fresh, placed, price, over_slack })
     }
 
-    fn plan_fill(
-        &mut self,
-        candidate: Candidate,
-        len: u64,
-        sources: &Sources,
-        stream: StreamId,
-        mixed: &Mixed,
-    ) -> Build {
-        let Candidate { placed, over_slack, .. } = candidate;
-        let at = match (candidate.side, candidate.base) {
-            (Side::Behind | Side::Bridge(_), Some(base)) => self.regions.get(base).end(),
-            (Side::Before, Some(base)) => self.regions.get(base).at.minus(placed),
-            (Side::Return(first), _) => self.regions.get(first).at,
-            _ => match self.fresh_hole(placed.max(candidate.need)) {
-                Ok(at) => at,
-                Err(plan) => return Build::Clear(plan),
+    fn plan_candidate(self, candidate: Candidate, target: Target<'_>, sources: &Sources) -> Build {
+        let Candidate { site, placed, need, over_slack, .. } = candidate;
+        let at = match site {
+            BuildSite::Behind { base } | BuildSite::Bridge { base, .. } => {
+                self.regions.get(base).end()
+            }
+            BuildSite::Before { base } => self.regions.get(base).at - placed,
+            BuildSite::Return { first } => self.regions.get(first).at,
+            BuildSite::Fresh => match self.fresh_site(placed.max(need)) {
+                FreshSite::At(at) => at,
+                FreshSite::MakeFirst(plan) => return Build::ClearFirst(plan),
             },
         };
+        debug_assert!(placed <= candidate.room);
+        let fills = self.fills(&candidate, target, sources);
+        let stream = target.stream;
+        let filling = Filling { at, fills, stream, waits: Vec::new(), arena: None };
+        Build::of(self.fill_plan(filling), over_slack)
+    }
+
+    /// The chunks of a candidate in address order.
+    fn fills(self, candidate: &Candidate, target: Target<'_>, sources: &Sources) -> Vec<Fill> {
+        let Target { len, mixed, .. } = target;
         let mut fills: Vec<Fill> = Vec::new();
         for &index in &candidate.reactivated {
             let Source { chunk, len, region: from, .. } = sources.all[index];
             fills.push(Fill::Reactivate { chunk, len, from });
         }
-        for &(chunk_len, count) in &candidate.moves {
-            let usable = sources.by_len[&chunk_len].iter().filter(|&&index| {
-                let source = &sources.all[index];
-                Some(source.region) != candidate.base
-                    && candidate.side != Side::Bridge(source.region)
+        let left_out = [candidate.site.base(), candidate.site.bridged()];
+        for chunks in &candidate.moves {
+            let usable = sources.by_len[&chunks.len].iter().filter(|&&index| {
+                !left_out.contains(&Some(sources.all[index].region))
                     && !candidate.reactivated.contains(&index)
             });
-            for &index in usable.take(count as usize) {
-                let Source { chunk, region: from, .. } = sources.all[index];
-                fills.push(Fill::Move { chunk, len: chunk_len, from });
+            for &index in usable.take(chunks.count as usize) {
+                let Source { chunk, len, region: from, .. } = sources.all[index];
+                fills.push(Fill::Move { chunk, len, from });
             }
         }
-        for (n, len) in new_chunks(candidate.fresh, len, self.used_peak.max(self.used + len), mixed)
-            .into_iter()
-            .enumerate()
-        {
+        let new = new_chunks(candidate.fresh, len, self.peak_with(len), mixed);
+        for (n, len) in new.into_iter().enumerate() {
             fills.push(Fill::New { chunk: self.chunks.upcoming(n), len });
         }
-        if candidate.side == Side::Before {
+        if let BuildSite::Before { .. } = candidate.site {
             fills.reverse();
         }
-        debug_assert!(placed <= candidate.room);
-        self.fill_plan(at, fills, stream, Vec::new())
-            .map_or_else(Build::Clear, |plan| Build::Fill { plan, over_slack })
+        fills
     }
+}
 
-    /// The operations that fill `at..` with `fills`, or, if retired mappings are in the way, the
-    /// plan that unmaps those first.
-    pub(crate) fn fill_plan(
-        &self,
-        at: PoolAddr,
-        fills: Vec<Fill>,
-        stream: StreamId,
-        waits: Vec<Mark>,
-    ) -> Result<Plan, Plan> {
-        let mut ops = Vec::new();
-        let mut in_the_way: Vec<Range> = Vec::new();
-        let mut access: Vec<Range> = Vec::new();
-        let mut retires_present = false;
-        let present = self.streams.now(stream);
-        let mut here = at;
-        for &fill in &fills {
-            let (chunk, len) = (fill.chunk(), fill.len());
-            let mapped = Range { at: here, len: Bytes::new(len) };
-            if let Some(from) = fill.from() {
-                retires_present |= self.source_mark(chunk, from) == present;
-            }
-            if !matches!(fill, Fill::Reactivate { .. }) {
-                if let Fill::New { .. } = fill {
-                    ops.push(Op::Create { chunk, len: Bytes::new(len) });
+/// Sources to move, and the bytes that they leave unfilled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::pool) struct Choice {
+    /// Largest chunks first.
+    pub moves: Vec<ChunkCount>,
+    pub unmet: Bytes,
+}
+
+/// Returns the sources that fill `need` bytes with the fewest handles. `counts` is sorted by length.
+/// An exact choice never exceeds `need`.
+pub(in crate::pool) fn choose(need: Bytes, mut counts: Vec<ChunkCount>, exact: bool) -> Choice {
+    let mut moves: BTreeMap<Bytes, u64> = BTreeMap::new();
+    let mut rest = need;
+    while !rest.is_zero() {
+        let covering = counts.iter().find(|chunks| chunks.len >= rest && chunks.count > 0);
+        let covering = covering.map(|chunks| chunks.len);
+        let fits = |&len: &Bytes| len == rest || (!exact && len - rest <= OVERSHOOT);
+        let last = match covering.filter(fits) {
+            Some(len) => Some(len),
+            None => {
+                let mut shorter = counts.iter_mut().rev();
+                let shorter = shorter.find(|chunks| chunks.len <= rest && chunks.count > 0);
+                if let Some(chunks) = shorter {
+                    let taken = rest.whole(chunks.len).min(chunks.count);
+                    *moves.entry(chunks.len).or_default() += taken;
+                    chunks.count -= taken;
+                    rest -= chunks.len * taken;
+                    continue;
                 }
-                in_the_way.extend(self.retired_within(here, len));
-                ops.push(Op::Map { chunk, at: here, len: Bytes::new(len) });
-                match access.last_mut() {
-                    Some(last) if last.at.plus(last.len.count()) == here => last.len += mapped.len,
-                    _ => access.push(mapped),
-                }
+                covering.filter(|_| !exact)
             }
-            here = here.plus(len);
-        }
-        if !in_the_way.is_empty() {
-            in_the_way.sort_by_key(|range| range.at);
-            in_the_way.dedup();
-            return Err(Plan {
-                ops: in_the_way.iter().map(|&range| Op::Unmap(range)).collect(),
-                change: Change::Unmap { ranges: in_the_way },
-            });
-        }
-        ops.extend(access.into_iter().map(Op::SetAccess));
-        let (mut records, ordering) = self.waiting_ops(stream, &waits);
-        ops.extend(ordering);
-        // Old addresses may be unmapped once the work before the move is over, and only an event
-        // recorded after it can tell.
-        if retires_present && !records.contains(&present) && !self.streams.is_out_of_reach(present)
-        {
-            records.push(present);
-            ops.push(Op::Record(present));
-        }
-        Ok(Plan { ops, change: Change::Fill { at, fills, stream, waits, records } })
+        };
+        let Some(len) = last else { break };
+        *moves.entry(len).or_default() += 1;
+        rest = Bytes::ZERO;
     }
-
-    /// The work that may still touch a free chunk at its home in region `from`.
-    pub(crate) fn source_mark(&self, chunk: ChunkId, from: RegionKey) -> Mark {
-        let chunk = self.chunks.get(chunk);
-        let home = chunk.home.expect("a source has a home");
-        let free = self.free_of(from);
-        let epoch = free.epoch_of(home.since(self.regions.get(from).at), chunk.len);
-        Mark { stream: free.owner, epoch }
-    }
-
-    fn retired_within(&self, at: PoolAddr, len: u64) -> Vec<Range> {
-        let end = at.plus(len);
-        self.retired
-            .range(..end)
-            .rev()
-            .map(|(_, &key)| self.regions.get(key))
-            .take_while(|region| region.end() > at)
-            .map(|region| Range { at: region.at, len: Bytes::new(region.len) })
-            .collect()
-    }
+    let moves = moves.into_iter().rev().map(|(len, count)| ChunkCount { len, count });
+    Choice { moves: moves.collect(), unmet: rest }
 }
 
-/// The sources that fill `rest` bytes with the fewest handles: how many of each length, largest
-/// first, and what stays unmet. `counts` is sorted by length.
-pub(crate) fn choose(
-    mut rest: u64,
-    mut counts: Vec<(u64, u64)>,
-    exact: bool,
-) -> (Vec<(u64, u64)>, u64) {
-    let mut moves: Vec<(u64, u64)> = Vec::new();
-    while rest > 0 {
-        let covering = counts.iter().position(|&(len, count)| len >= rest && count > 0);
-        if let Some(index) = covering
-            && (counts[index].0 == rest || (!exact && counts[index].0 - rest <= OVERSHOOT))
-        {
-            moves.push((counts[index].0, 1));
-            return (merged(moves), 0);
-        }
-        if let Some((len, count)) =
-            counts.iter_mut().rev().find(|(len, count)| *len <= rest && *count > 0)
-        {
-            let taken = (rest / *len).min(*count);
-            moves.push((*len, taken));
-            *count -= taken;
-            rest -= *len * taken;
-            continue;
-        }
-        match covering.filter(|_| !exact) {
-            Some(index) => {
-                moves.push((counts[index].0, 1));
-                return (merged(moves), 0);
-            }
-            None => break,
-        }
-    }
-    (merged(moves), rest)
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn merged(moves: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
-    let mut sum: BTreeMap<u64, u64> = BTreeMap::new();
-    for (len, count) in moves {
-        *sum.entry(len).or_default() += count;
+    fn chunks(of: &[(u64, u64)]) -> Vec<ChunkCount> {
+        let one = |&(mib, count): &(u64, u64)| ChunkCount { len: Bytes::mib(mib), count };
+        of.iter().map(one).collect()
     }
-    sum.into_iter().rev().collect()
-}
 
-/// How `bytes` of new memory for a request of `len` are cut into chunks, in a pool whose
-/// high-water mark is `peak`. Small pools and small requests get small chunks: what a partly used
-/// chunk strands stays small beside what the pool holds.
-pub(crate) fn new_chunks(mut bytes: u64, len: u64, peak: u64, mixed: &Mixed) -> Vec<u64> {
-    let floor_to = |amount: u64| 1u64 << amount.max(1).ilog2();
-    let by_request = floor_to(len / mixed.chunks_per_request.max(1));
-    let by_pool = floor_to(peak / mixed.chunks_per_pool.max(1))
-        .clamp(mixed.chunk_min.count(), mixed.chunk_usual.count());
-    let largest = by_request.max(by_pool).min(mixed.chunk_max.count());
-    let mut chunks = Vec::new();
-    while bytes > 0 {
-        let chunk = bytes.min(largest);
-        chunks.push(chunk);
-        bytes -= chunk;
+    /// Needed MiB, exactly or not, from these chunks: what is moved, and what is unmet.
+    type Row = (u64, bool, &'static [(u64, u64)], &'static [(u64, u64)], u64);
+
+    #[test]
+    fn the_fewest_handles_that_fill_the_need_are_chosen() {
+        let rows: [Row; 11] = [
+            // Nothing is needed.
+            (0, false, &[(8, 1)], &[], 0),
+            // One chunk of that length.
+            (32, true, &[(8, 9), (32, 1)], &[(32, 1)], 0),
+            // A chunk that overshoots by at most 2 MiB comes before an exact sum.
+            (30, false, &[(10, 3), (32, 1)], &[(32, 1)], 0),
+            (30, true, &[(10, 3), (32, 1)], &[(10, 3)], 0),
+            // Large chunks first, as many as fit.
+            (40, false, &[(8, 5), (16, 2)], &[(16, 2), (8, 1)], 0),
+            // A larger chunk only where no shorter one is left.
+            (20, false, &[(16, 1), (64, 1)], &[(64, 1), (16, 1)], 0),
+            (20, true, &[(16, 1), (64, 1)], &[(16, 1)], 4),
+            // The shortest of the larger ones.
+            (4, false, &[(16, 1), (64, 1)], &[(16, 1)], 0),
+            // All there is, and it is not enough.
+            (100, false, &[(8, 2), (16, 1)], &[(16, 1), (8, 2)], 68),
+            // A length of which nothing is left is no choice.
+            (16, false, &[(16, 0), (8, 2)], &[(8, 2)], 0),
+            // No chunks at all.
+            (16, false, &[], &[], 16),
+        ];
+        for (need, exact, counts, moves, unmet) in rows {
+            let mut counts = chunks(counts);
+            counts.sort_by_key(|chunks| chunks.len);
+            let expected = Choice { moves: chunks(moves), unmet: Bytes::mib(unmet) };
+            let chosen = choose(Bytes::mib(need), counts.clone(), exact);
+            assert_eq!(chosen, expected, "{need} MiB exact={exact} of {counts:?}");
+        }
     }
-    chunks
 }

@@ -1,47 +1,76 @@
-//! Addresses where a region can be built: beside one, where chunks lay before, or in a hole of its
-//! own.
+//! Addresses where a region can be built: beside a free region, where chunks were mapped before, or
+//! in a hole of its own.
 //!
 //! A retired mapping whose work is over is as good as a hole; if its chunk is free, it is better: the
-//! chunk is taken back there without a call.
+//! chunk is reactivated there without a driver call.
 //!
-//! Deliberately absent: which place is the cheapest (`build.rs`).
+//! Deliberately absent: the choice among the sites (`build.rs`).
 
 use crate::Bytes;
 use crate::ids::PoolAddr;
 use crate::pool::index::RegionKey;
-use crate::pool::plan::build::{Source, Sources};
-use crate::pool::plan::{Change, Op, Plan};
+use crate::pool::ops::Plan;
+use crate::pool::plan::sources::{Source, Sources};
 use crate::pool::regions::Kind;
-use crate::pool::state::Pool;
+use crate::pool::view::View;
 
-/// Old places looked at: the longest rows of retired mappings.
+/// Number of old places considered: the longest rows of retired mappings.
 const OLD_PLACES: usize = 4;
 
-/// Where the region may be built.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Side {
+/// Where a region may be built. The base is a free region that becomes part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::pool) enum BuildSite {
     /// In the hole behind the base.
-    Behind,
+    Behind { base: RegionKey },
     /// In the hole before the base.
-    Before,
-    /// In the hole behind the base, up to the next free region.
-    Bridge(RegionKey),
+    Before { base: RegionKey },
+    /// In the hole between the base and the next free region, which is filled exactly.
+    Bridge { base: RegionKey, next: RegionKey },
     /// Where retired mappings of free chunks lie in a row, from this one on.
-    Return(RegionKey),
+    Return { first: RegionKey },
     /// In a hole of its own.
     Fresh,
 }
 
+impl BuildSite {
+    /// The free region to which the new memory is joined.
+    pub(in crate::pool) fn base(self) -> Option<RegionKey> {
+        match self {
+            BuildSite::Behind { base }
+            | BuildSite::Before { base }
+            | BuildSite::Bridge { base, .. } => Some(base),
+            BuildSite::Return { .. } | BuildSite::Fresh => None,
+        }
+    }
+
+    /// The free region behind the new memory that becomes part of it too.
+    pub(in crate::pool) fn bridged(self) -> Option<RegionKey> {
+        match self {
+            BuildSite::Bridge { next, .. } => Some(next),
+            _ => None,
+        }
+    }
+}
+
 /// Addresses next to a region that can be filled: holes, and retired mappings whose work is over.
-#[derive(Clone, Copy)]
-pub(crate) struct Room {
-    pub len: u64,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::pool) struct Fillable {
+    pub len: Bytes,
     /// The region that ends it, if it is not the end of the span.
     pub stopped_by: Option<RegionKey>,
 }
 
-impl Pool {
-    pub(crate) fn fillable(&self, key: RegionKey) -> bool {
+/// Where a region of its own is built.
+#[derive(Debug)]
+pub(in crate::pool) enum FreshSite {
+    At(PoolAddr),
+    /// This plan makes a hole; then plan again.
+    MakeFirst(Plan),
+}
+
+impl View<'_> {
+    /// True if nothing is mapped in a region, or only what may be unmapped.
+    pub(in crate::pool) fn is_fillable(self, key: RegionKey) -> bool {
         match &self.regions.get(key).kind {
             Kind::Hole => true,
             Kind::Retired { mark, arena: None, .. } => self.streams.is_over(*mark),
@@ -49,31 +78,50 @@ impl Pool {
         }
     }
 
-    /// Looks no further than `enough` bytes.
-    pub(crate) fn room_behind(&self, key: RegionKey, enough: u64) -> Room {
-        let (mut len, mut next) = (0, self.regions.next(key));
-        while let Some(here) = next.filter(|&here| len < enough && self.fillable(here)) {
-            len += self.regions.get(here).len;
-            next = self.regions.next(here);
-        }
-        Room { len, stopped_by: next }
+    /// The fillable addresses behind a region. Looks no further than `enough` bytes.
+    pub(in crate::pool) fn fillable_behind(self, key: RegionKey, enough: Bytes) -> Fillable {
+        self.fillable_along(enough, self.regions.next(key), |key| self.regions.next(key))
     }
 
-    pub(crate) fn room_before(&self, key: RegionKey, enough: u64) -> Room {
-        let (mut len, mut prev) = (0, self.regions.prev(key));
-        while let Some(here) = prev.filter(|&here| len < enough && self.fillable(here)) {
-            len += self.regions.get(here).len;
-            prev = self.regions.prev(here);
-        }
-        Room { len, stopped_by: prev }
+    /// The fillable addresses before a region. Looks no further than `enough` bytes.
+    pub(in crate::pool) fn fillable_before(self, key: RegionKey, enough: Bytes) -> Fillable {
+        self.fillable_along(enough, self.regions.prev(key), |key| self.regions.prev(key))
     }
 
-    /// Where retired mappings whose chunks are free now lie in a row: the first of each of the longest
-    /// rows. O(retired mappings).
-    pub(crate) fn old_places(&self, sources: &Sources) -> Vec<RegionKey> {
-        let mut rows: Vec<(u64, RegionKey)> = Vec::new();
+    fn fillable_along(
+        self,
+        enough: Bytes,
+        first: Option<RegionKey>,
+        step: impl Fn(RegionKey) -> Option<RegionKey>,
+    ) -> Fillable {
+        let (mut len, mut next) = (Bytes::ZERO, first);
+        while let Some(here) = next.filter(|&here| len < enough && self.is_fillable(here)) {
+            len += self.regions.get(here).len;
+            next = step(here);
+        }
+        Fillable { len, stopped_by: next }
+    }
+
+    /// The sites next to a free region, for a region of `len` bytes.
+    pub(in crate::pool) fn sites_beside(self, base: RegionKey, len: Bytes) -> Vec<BuildSite> {
+        let mut sites = vec![BuildSite::Behind { base }, BuildSite::Before { base }];
+        let gap = self.fillable_behind(base, len);
+        if let Some(next) = gap.stopped_by
+            && let (Kind::Free(free), Kind::Free(own)) =
+                (&self.regions.get(next).kind, &self.regions.get(base).kind)
+            && free.owner == own.owner
+            && self.regions.get(base).len + gap.len + self.regions.get(next).len >= len
+        {
+            sites.push(BuildSite::Bridge { base, next });
+        }
+        sites
+    }
+
+    /// The longest rows of retired mappings whose chunks are free. O(retired mappings).
+    pub(in crate::pool) fn old_places(self, sources: &Sources) -> Vec<BuildSite> {
+        let mut rows: Vec<(Bytes, RegionKey)> = Vec::new();
         let mut end = None;
-        for (&at, &key) in &self.retired {
+        for (&at, &key) in self.retired {
             let region = self.regions.get(key);
             let Kind::Retired { chunk, arena: None, .. } = region.kind else { continue };
             if !sources.by_chunk.contains_key(&chunk) {
@@ -87,72 +135,64 @@ impl Pool {
         }
         rows.sort_by_key(|&(len, _)| std::cmp::Reverse(len));
         rows.truncate(OLD_PLACES);
-        rows.into_iter().map(|(_, key)| key).collect()
+        rows.into_iter().map(|(_, first)| BuildSite::Return { first }).collect()
     }
 
-    /// Retired mappings in a row next to the base whose chunks are free now, nearest first.
-    pub(crate) fn reactivable(
-        &self,
-        base: Option<RegionKey>,
-        side: Side,
-        need: u64,
-        bridged: Option<RegionKey>,
+    /// Sources whose retired mappings lie in a row at a site, nearest to the base first: positions
+    /// in `sources.all`, up to `need` bytes.
+    pub(in crate::pool) fn reactivable(
+        self,
+        site: BuildSite,
+        need: Bytes,
         sources: &Sources,
     ) -> Vec<usize> {
-        let step = |key| match side {
-            Side::Before => self.regions.prev(key),
+        let step = |key| match site {
+            BuildSite::Before { .. } => self.regions.prev(key),
             _ => self.regions.next(key),
         };
-        let (mut found, mut had) = (Vec::new(), 0);
-        let mut next = match (side, base) {
-            (Side::Return(first), _) => Some(first),
-            (_, Some(base)) => step(base),
-            _ => return Vec::new(),
+        let (mut found, mut bytes) = (Vec::new(), Bytes::ZERO);
+        let mut next = match site {
+            BuildSite::Return { first } => Some(first),
+            BuildSite::Fresh => None,
+            BuildSite::Behind { base }
+            | BuildSite::Before { base }
+            | BuildSite::Bridge { base, .. } => step(base),
         };
-        while let Some(here) = next.filter(|_| had < need) {
+        while let Some(here) = next.filter(|_| bytes < need) {
             let Kind::Retired { chunk, arena: None, .. } = self.regions.get(here).kind else {
                 break;
             };
             let Some(&index) = sources.by_chunk.get(&chunk) else { break };
             let Source { region, len, .. } = sources.all[index];
-            let own = Some(region) == base || Some(region) == bridged;
-            if own || found.contains(&index) || (bridged.is_some() && had + len > need) {
+            let own = Some(region) == site.base() || Some(region) == site.bridged();
+            let too_long = site.bridged().is_some() && bytes + len > need;
+            if own || found.contains(&index) || too_long {
                 break;
             }
             found.push(index);
-            had += len;
+            bytes += len;
             next = step(here);
         }
         found
     }
 
-    /// Where a region of its own goes: in the largest hole, with room to grow on both sides.
-    /// If there is none, the plan that makes one.
-    pub(crate) fn fresh_hole(&self, placed: u64) -> Result<PoolAddr, Plan> {
-        let page = self.config.page.count();
-        match self.holes.last() {
-            Some(&(hole_len, at, _)) if hole_len >= placed => {
-                if !at.offset().is_zero() {
-                    return Ok(at);
+    /// Where a region of its own is built: in the largest hole, with addresses left on both sides
+    /// to grow into.
+    pub(in crate::pool) fn fresh_site(self, placed: Bytes) -> FreshSite {
+        match self.holes.largest() {
+            Some(hole) if hole.len >= placed => {
+                if !hole.at.offset().is_zero() {
+                    return FreshSite::At(hole.at);
                 }
-                let headroom = self.config.span.count() / 16;
-                let before = headroom.min((hole_len - placed) / 2) / page * page;
-                Ok(at.plus(before))
+                let headroom = Bytes::new(self.config.span.count() / 16);
+                let half = Bytes::new((hole.len - placed).count() / 2);
+                FreshSite::At(hole.at + headroom.min(half).round_down(self.config.page))
             }
-            // Old mappings may be all that fills the address space.
-            _ => Err(match self.unmap_retired(usize::MAX) {
+            // Retired mappings may be all that fills the address space.
+            _ => FreshSite::MakeFirst(match self.unmap_retired(None) {
                 Some(plan) => plan,
                 None => self.reserve_plan(placed),
             }),
         }
-    }
-
-    pub(crate) fn reserve_plan(&self, least: u64) -> Plan {
-        let span = crate::ids::SpanId::new(
-            u32::try_from(self.regions.span_count()).expect("fewer than four billion spans"),
-        );
-        let wanted = self.config.span.count().max(least);
-        let op = Op::Reserve { span, least: Bytes::new(least), wanted: Bytes::new(wanted) };
-        Plan { ops: vec![op], change: Change::Reserve { span, len: wanted } }
     }
 }

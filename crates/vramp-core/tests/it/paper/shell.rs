@@ -1,8 +1,8 @@
 //! What the crate `vramp` does with a plan, done on paper.
 
 use vramp_core::{
-    ArenaId, Attempt, Block, Bytes, Census, ChunkId, Freed, Leftovers, Mark, Op, Plan, Policy,
-    Pool, Range, Request, Slab, Step, StreamHeap, StreamId,
+    AddedArena, ArenaId, Attempt, Block, Bytes, Census, ChunkId, Freed, Leftovers, Mark, Op, Plan,
+    Policy, Pool, Range, Request, Slab, Step, StreamHeap, StreamId,
 };
 
 use super::{Failure, Paper};
@@ -68,12 +68,12 @@ impl Shell {
     pub fn add_arena(&mut self, capacity: Bytes) {
         for _ in 0..2 {
             match self.pool.add_arena(capacity) {
-                Ok(id) => {
+                AddedArena::Added(id) => {
                     let (upto, live) = (Bytes::ZERO, Bytes::ZERO);
                     self.arenas.push(HeldArena { id, capacity, upto, last: None, live });
                     return;
                 }
-                Err(plan) => {
+                AddedArena::ReserveFirst(plan) => {
                     if self.perform(plan).is_err() {
                         return;
                     }
@@ -175,7 +175,7 @@ impl Shell {
             heap.audit(&self.pool).expect("a heap is whole after it shed");
             awaited.extend(heap.awaited());
         }
-        self.pool.heaps_await(awaited);
+        self.pool.set_heap_marks(awaited);
     }
 
     fn climb(&mut self, mut attempt: Attempt) -> Option<Served> {
@@ -187,7 +187,7 @@ impl Shell {
                 Step::Gather => self.gather(),
                 Step::Lend => self.lend(),
                 Step::Poll => self.poll(),
-                Step::Ask(marks) => self.ask(&marks),
+                Step::Record(marks) => self.ask(&marks),
                 Step::Perform(plan) => {
                     let optional = plan.is_optional();
                     match self.perform(plan) {

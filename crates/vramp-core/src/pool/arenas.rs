@@ -1,0 +1,96 @@
+//! Address ranges of graph arenas: fixed addresses whose memory may come and go.
+//!
+//! An arena owns a range of addresses from its creation to its end. Mapped parts of it
+//! ([`Kind::Arena`](crate::pool::regions::Kind::Arena)) are the arena's to use. While it is idle it
+//! *lends* the chunks that hold none of its live blocks: they stay mapped where they are, nothing
+//! is placed there, but a build may move them away. Lending takes no driver call, and only memory
+//! that was moved away has to be brought back.
+//!
+//! Before the arena's graphs run again its range is *backed*: chunks still at home are taken back
+//! as they are; where one left, another is mapped at the same address, by the same ladder and from
+//! the same sources as any other request ([`Attempt::back`](crate::Attempt::back)).
+//!
+//! Deliberately absent: blocks within the arena, and which lease may use it (`crate::arena`).
+
+use std::collections::BTreeMap;
+
+use crate::Bytes;
+use crate::ids::{ArenaId, Mark, PoolAddr};
+use crate::pool::index::RegionKey;
+use crate::pool::ops::Range;
+
+/// An arena's addresses.
+#[derive(Clone, Debug)]
+pub(crate) struct ArenaRange {
+    pub at: PoolAddr,
+    pub len: Bytes,
+    /// The region that begins at `at`.
+    pub first: RegionKey,
+    /// Work that may still touch chunks which were mapped here before it was over.
+    pub inherited: Vec<Mark>,
+    /// Length of new chunks, where the caller set one.
+    pub chunk: Option<Bytes>,
+}
+
+impl ArenaRange {
+    pub(crate) fn range(&self) -> Range {
+        Range::new(self.at, self.len)
+    }
+
+    pub(crate) fn end(&self) -> PoolAddr {
+        self.at + self.len
+    }
+}
+
+/// Memory of an arena.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ArenaMemory {
+    /// Mapped bytes that only the arena may use.
+    pub backed: Bytes,
+    /// Mapped bytes that builds may move away.
+    pub lent: Bytes,
+}
+
+/// All arenas of a pool.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ArenaRanges {
+    live: BTreeMap<ArenaId, ArenaRange>,
+    /// Number of arenas ever made: an id is never used again.
+    made: u32,
+}
+
+impl ArenaRanges {
+    pub(crate) fn add(&mut self, range: ArenaRange) -> ArenaId {
+        let arena = self.upcoming();
+        self.made = self.made.checked_add(1).expect("fewer than four billion arenas");
+        self.live.insert(arena, range);
+        arena
+    }
+
+    /// The id of the next arena.
+    pub(crate) fn upcoming(&self) -> ArenaId {
+        ArenaId::new(self.made)
+    }
+
+    pub(crate) fn remove(&mut self, arena: ArenaId) {
+        self.live.remove(&arena);
+    }
+
+    pub(crate) fn get(&self, arena: ArenaId) -> &ArenaRange {
+        self.live.get(&arena).unwrap_or_else(|| panic!("{arena} does not exist any more"))
+    }
+
+    pub(crate) fn get_mut(&mut self, arena: ArenaId) -> &mut ArenaRange {
+        self.live.get_mut(&arena).unwrap_or_else(|| panic!("{arena} does not exist any more"))
+    }
+
+    pub(crate) fn ids(&self) -> impl Iterator<Item = ArenaId> {
+        self.live.keys().copied()
+    }
+
+    /// The arena whose addresses hold `at`.
+    pub(crate) fn at(&self, at: PoolAddr) -> Option<ArenaId> {
+        let holds = |arena: &ArenaRange| arena.at <= at && at < arena.end();
+        self.live.iter().find(|(_, arena)| holds(arena)).map(|(&id, _)| id)
+    }
+}

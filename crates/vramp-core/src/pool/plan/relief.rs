@@ -1,0 +1,96 @@
+//! What is tried before the pool grows beyond its slack, and before a request fails.
+
+use crate::Bytes;
+use crate::ids::ChunkId;
+use crate::pool::ops::Plan;
+use crate::pool::plan::build::Build;
+use crate::pool::regions::Kind;
+use crate::pool::request::{Attempt, Relief, Request, Rung, Shortage, Step, Want};
+use crate::pool::view::View;
+
+impl View<'_> {
+    /// The shell's next step for a build; `then` is the rung to go on from once it is performed.
+    /// Before the pool grows beyond its slack, or the request fails, idle arenas lend and other
+    /// streams' memory is waited for.
+    pub(in crate::pool) fn step_for(self, build: Build, attempt: &mut Attempt, then: Rung) -> Step {
+        let (plan, needed) = match build {
+            Build::ClearFirst(plan) => return Step::Perform(plan),
+            Build::Fill { plan, over_slack } => (Some(plan), over_slack),
+            Build::Short { missing } => (None, missing),
+        };
+        if !needed.is_zero()
+            && let Some(step) = self.relieve(needed, attempt, then)
+        {
+            return step;
+        }
+        match plan {
+            Some(plan) => {
+                attempt.rung = then;
+                attempt.recut = None;
+                Step::Perform(plan)
+            }
+            None => match self.recut(attempt) {
+                Some((chunk, plan)) => {
+                    attempt.recut = Some(chunk);
+                    attempt.may_grow_again();
+                    Step::Perform(plan)
+                }
+                None => Step::Short(self.shortage(attempt)),
+            },
+        }
+    }
+
+    fn relieve(self, needed: Bytes, attempt: &mut Attempt, then: Rung) -> Option<Step> {
+        if attempt.relief == Relief::Untried {
+            attempt.relief = Relief::ArenasLent;
+            if self.could_lend() {
+                return Some(Step::Lend);
+            }
+        }
+        if attempt.relief < Relief::StreamsOrdered
+            && let Some(plan) = self.order_others(attempt.request.stream, needed)
+        {
+            attempt.relief = Relief::StreamsOrdered;
+            attempt.rung = then;
+            return Some(Step::Perform(plan));
+        }
+        None
+    }
+
+    /// True if some arena has memory that it could lend.
+    fn could_lend(self) -> bool {
+        let backed = |kind: &Kind| matches!(kind, Kind::Arena { .. });
+        self.arenas.ids().any(|arena| self.arena_regions(arena).any(|(_, r)| backed(&r.kind)))
+    }
+
+    /// A plan that releases the smallest idle chunk, so that others can be made of its memory: free
+    /// chunks may fit no gap of an arena.
+    fn recut(self, attempt: &Attempt) -> Option<(ChunkId, Plan)> {
+        let Want::Arena { .. } = attempt.want else { return None };
+        let chunk = self.smallest_idle_chunk()?;
+        // One that is still there could not be released: it would not be the next time.
+        (attempt.recut != Some(chunk)).then(|| (chunk, self.release_plan(chunk)))
+    }
+
+    /// Why the request cannot be served, as the pool stands now.
+    pub(in crate::pool) fn shortage(self, attempt: &Attempt) -> Shortage {
+        let census = self.census();
+        let Request { size, stream } = attempt.request;
+        let exceeds = |limit: &Bytes| *limit < self.charged().saturating_add(size);
+        Shortage {
+            requested: size,
+            reserved: self.chunks.bytes(),
+            used: census.used + census.slab_free + census.arenas,
+            free: census.free,
+            largest: self.movable_bytes(stream).max(self.largest_free()),
+            waiting: census.waiting,
+            limit: self.config.limit.filter(exceeds),
+            block_for: (!matches!(attempt.want, Want::Arena { .. })).then_some(stream),
+        }
+    }
+
+    fn largest_free(self) -> Bytes {
+        let free = self.regions.iter().filter(|(_, r)| matches!(r.kind, Kind::Free(_)));
+        free.map(|(_, region)| region.len).max().unwrap_or_default()
+    }
+}

@@ -1,0 +1,194 @@
+//! Addresses with nothing mapped, and mappings that are unmapped or given up.
+
+use super::Pool;
+use crate::Bytes;
+use crate::ids::{ArenaId, PoolAddr};
+use crate::pool::index::{Hole, RegionKey};
+use crate::pool::ops::Range;
+use crate::pool::regions::Kind;
+
+impl Pool {
+    /// Turns a region into a hole and merges it with its neighbours.
+    pub(super) fn add_hole(&mut self, key: RegionKey) {
+        let mut key = key;
+        self.regions.get_mut(key).kind = Kind::Hole;
+        let is_hole = |pool: &Pool, key: &RegionKey| pool.regions.get(*key).kind == Kind::Hole;
+        if let Some(next) = self.regions.next(key).filter(|next| is_hole(self, next)) {
+            self.unindex_hole(next);
+            self.regions.absorb_next(key);
+        }
+        if let Some(prev) = self.regions.prev(key).filter(|prev| is_hole(self, prev)) {
+            self.unindex_hole(prev);
+            self.regions.absorb_next(prev);
+            key = prev;
+        }
+        self.index_hole(key);
+    }
+
+    pub(super) fn index_hole(&mut self, key: RegionKey) {
+        let region = self.regions.get(key);
+        self.holes.insert(Hole { len: region.len, at: region.at, region: key });
+    }
+
+    pub(super) fn unindex_hole(&mut self, key: RegionKey) {
+        let region = self.regions.get(key);
+        self.holes.remove(Hole { len: region.len, at: region.at, region: key });
+    }
+
+    /// Turns a region into a gap of its arena.
+    pub(super) fn add_gap(&mut self, key: RegionKey, arena: ArenaId) {
+        self.regions.get_mut(key).kind = Kind::Gap { arena };
+        self.merge_arena(arena);
+    }
+
+    /// Joins an arena's gaps, and its own memory, where they touch. The first region stays first.
+    pub(super) fn merge_arena(&mut self, arena: ArenaId) {
+        let end = self.arenas.get(arena).end();
+        let mut key = self.arenas.get(arena).first;
+        while let Some(next) = self.regions.next(key) {
+            if self.regions.get(next).at >= end {
+                break;
+            }
+            let alike = match (&self.regions.get(key).kind, &self.regions.get(next).kind) {
+                (Kind::Gap { .. }, Kind::Gap { .. }) => true,
+                (Kind::Arena { stream: a, .. }, Kind::Arena { stream: b, .. }) => a == b,
+                _ => false,
+            };
+            if alike {
+                self.regions.absorb_next(key);
+            } else {
+                key = next;
+            }
+        }
+    }
+
+    /// The hole, gap or retired mapping that holds `at`.
+    pub(super) fn unmapped_region_at(&self, at: PoolAddr) -> RegionKey {
+        if let Some(&key) = self.retired.get(&at) {
+            return key;
+        }
+        if let Some(key) = self.view().gap_at(at) {
+            return key;
+        }
+        let hole = self.holes.iter().find(|hole| hole.at <= at && at < hole.at + hole.len);
+        hole.unwrap_or_else(|| panic!("no hole holds {at:?}")).region
+    }
+
+    /// Takes the first `len` bytes of a hole, a gap or a retired mapping out of their index.
+    pub(super) fn take_place(&mut self, key: RegionKey, len: Bytes) {
+        let (at, region_len) = (self.regions.get(key).at, self.regions.get(key).len);
+        match self.regions.get(key).kind {
+            Kind::Hole => {
+                self.unindex_hole(key);
+                if region_len > len {
+                    let rest = self.regions.split(key, len);
+                    self.index_hole(rest);
+                }
+            }
+            Kind::Gap { .. } => {
+                if region_len > len {
+                    self.regions.split(key, len);
+                }
+            }
+            Kind::Retired { .. } => {
+                assert_eq!(region_len, len, "a mapping at {at:?} is reactivated whole");
+                self.retired.remove(&at);
+            }
+            ref other => panic!("region {key} at {at:?} cannot be filled: {other:?}"),
+        }
+    }
+
+    /// Turns an unmapped range of one or more whole mappings into holes or gaps.
+    pub(super) fn note_unmapped(&mut self, range: Range) {
+        let (mut at, end) = (range.at, range.end());
+        while at < end {
+            let next = match self.retired.remove(&at) {
+                Some(key) => {
+                    let Kind::Retired { chunk, .. } = self.regions.get(key).kind else {
+                        panic!("region {key} is indexed as retired");
+                    };
+                    self.chunks.drop_alias(chunk, at);
+                    let next = self.regions.get(key).end();
+                    self.empty(key);
+                    next
+                }
+                // The home of a chunk that is trimmed.
+                None => {
+                    let key = self.cut_home(at, range.len);
+                    self.empty(key);
+                    end
+                }
+            };
+            at = next;
+        }
+    }
+
+    /// Turns a region in which nothing is mapped any more into a hole, or into an arena's gap.
+    fn empty(&mut self, key: RegionKey) {
+        let arena = match &self.regions.get(key).kind {
+            Kind::Retired { arena, .. } => *arena,
+            Kind::Free(free) => free.lent_by,
+            _ => None,
+        };
+        match arena {
+            Some(arena) => self.add_gap(key, arena),
+            None => self.add_hole(key),
+        }
+    }
+
+    /// Cuts a trimmed chunk's home out of the free region around it.
+    fn cut_home(&mut self, at: PoolAddr, len: Bytes) -> RegionKey {
+        let found = self.regions.iter().find(|(_, region)| region.holds(at));
+        let (key, region) = found.unwrap_or_else(|| panic!("no region holds {at:?}"));
+        let offset = at - region.at;
+        self.unindex(key);
+        let mut piece = key;
+        if !offset.is_zero() {
+            piece = self.split_free(key, offset);
+            self.index(key);
+        }
+        if self.regions.get(piece).len > len {
+            let rest = self.split_free(piece, len);
+            self.index(rest);
+        }
+        piece
+    }
+
+    /// Quarantines a mapped range that should be unmapped: it is never used again.
+    pub(super) fn quarantine(&mut self, range: Range) {
+        let (mut at, end) = (range.at, range.end());
+        while at < end {
+            let key = self.unmapped_region_at(at);
+            let region = self.regions.get(key);
+            let len = (end - at).min(region.end() - at);
+            let offset = at - region.at;
+            let mut piece = key;
+            match region.kind {
+                Kind::Hole => {
+                    self.unindex_hole(key);
+                    if !offset.is_zero() {
+                        piece = self.regions.split(key, offset);
+                        self.index_hole(key);
+                    }
+                    if self.regions.get(piece).len > len {
+                        let rest = self.regions.split(piece, len);
+                        self.index_hole(rest);
+                    }
+                }
+                Kind::Gap { .. } => {
+                    if !offset.is_zero() {
+                        piece = self.regions.split(key, offset);
+                    }
+                    if self.regions.get(piece).len > len {
+                        self.regions.split(piece, len);
+                    }
+                }
+                _ => {
+                    self.retired.remove(&at);
+                }
+            }
+            self.regions.get_mut(piece).kind = Kind::Quarantined;
+            at = at + len;
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! The virtual pool of one device: the tables, and everything that changes them.
+//!
+//! The fields of [`Pool`] are private to this folder, so nothing outside of it can change a pool.
+//! Planners (`plan/`) get a read-only view and return decisions and plans.
+//!
+//! Life of a block:
+//!
+//! 1. `place.rs` applies the planner's decisions until there is a free region for it, or returns the
+//!    plan that makes one.
+//! 2. The region is carved (`blocks.rs`): its front becomes the block, the rest stays free.
+//! 3. `free` stamps the region with its stream's epoch and merges it with its free neighbours
+//!    (`free.rs`). No driver call: an event is recorded only when another stream wants the memory.
+//! 4. The same stream may reuse it at once; another one once the epoch is reached, or behind a wait.
+//!
+//! Performed plans change the pool in `settle.rs`; the tables of addresses in `holes.rs`, arenas in
+//! `arenas.rs`, and the progress of streams in `progress.rs`.
+//!
+//! Deliberately absent: a device, a lock, a clock. Events that the shell queried come in through
+//! [`Pool::reached`]; driver calls go out as a [`Plan`](crate::Plan).
+
+mod arenas;
+mod blocks;
+mod fill;
+mod free;
+mod holes;
+mod place;
+mod progress;
+mod reports;
+mod settle;
+
+pub use arenas::AddedArena;
+
+use std::collections::BTreeMap;
+
+use crate::Bytes;
+use crate::ids::{Mark, PoolAddr};
+use crate::pool::arenas::ArenaRanges;
+use crate::pool::chunks::Chunks;
+use crate::pool::config::{ConfigError, PoolConfig};
+use crate::pool::counters::Counters;
+use crate::pool::index::{Holes, RegionKey};
+use crate::pool::regions::Regions;
+use crate::pool::streams::Streams;
+use crate::pool::view::View;
+use crate::waiting::WaitList;
+
+/// The virtual pool of one device. See the [crate's page](crate).
+#[derive(Clone)]
+pub struct Pool {
+    config: PoolConfig,
+    regions: Regions,
+    chunks: Chunks,
+    streams: Streams,
+    holes: Holes,
+    arenas: ArenaRanges,
+    /// Every retired mapping by address.
+    retired: BTreeMap<PoolAddr, RegionKey>,
+    /// Freed regions that wait for other streams than their owner.
+    waiting: WaitList<RegionKey>,
+    /// Marks that freed blocks in heaps wait for, as of [`Pool::set_heap_marks`].
+    heap_marks: Vec<Mark>,
+    /// Number of slabs in heaps.
+    slabs: usize,
+    /// Bytes in blocks, slabs and arenas: what must be mapped at least.
+    used: Bytes,
+    used_peak: Bytes,
+    /// Physical memory outside of the pool that counts against the same limit.
+    elsewhere: Bytes,
+    /// Number of regions that became free: orders them by age.
+    births: u64,
+    counters: Counters,
+}
+
+impl Pool {
+    /// Creates an empty pool. It reserves nothing before the first request.
+    ///
+    /// # Errors
+    /// The configuration is not possible.
+    pub fn new(config: PoolConfig) -> Result<Pool, ConfigError> {
+        config.validate()?;
+        Ok(Pool {
+            config,
+            regions: Regions::default(),
+            chunks: Chunks::default(),
+            streams: Streams::default(),
+            holes: Holes::default(),
+            arenas: ArenaRanges::default(),
+            retired: BTreeMap::new(),
+            waiting: WaitList::default(),
+            heap_marks: Vec::new(),
+            slabs: 0,
+            used: Bytes::ZERO,
+            used_peak: Bytes::ZERO,
+            elsewhere: Bytes::ZERO,
+            births: 0,
+            counters: Counters::default(),
+        })
+    }
+
+    /// The pool's tables, read-only.
+    pub(in crate::pool) fn view(&self) -> View<'_> {
+        View {
+            config: &self.config,
+            regions: &self.regions,
+            chunks: &self.chunks,
+            streams: &self.streams,
+            holes: &self.holes,
+            arenas: &self.arenas,
+            retired: &self.retired,
+            waiting: &self.waiting,
+            heap_marks: &self.heap_marks,
+            used: self.used,
+            used_peak: self.used_peak,
+            elsewhere: self.elsewhere,
+            counters: &self.counters,
+        }
+    }
+
+    /// Sets the limit of physical memory, and how much memory outside of the pool counts against
+    /// it. What the pool has already stays: trim to release it.
+    pub fn set_limit(&mut self, limit: Option<Bytes>, elsewhere: Bytes) {
+        self.config.limit = limit;
+        self.elsewhere = elsewhere;
+    }
+
+    /// Resets the peaks to the present values.
+    pub fn reset_peaks(&mut self) {
+        self.counters.reserved_peak = self.chunks.bytes();
+        self.counters.live_peak = self.counters.live;
+    }
+
+    /// The place of the next region in the order of becoming free.
+    fn next_birth(&mut self) -> u64 {
+        let born = self.births;
+        self.births += 1;
+        born
+    }
+
+    fn note_used(&mut self, len: Bytes) {
+        self.used += len;
+        self.used_peak = self.used_peak.max(self.used);
+    }
+}

@@ -1,0 +1,74 @@
+//! What a pool reports of itself: sums, checks, layouts. Nothing changes.
+
+use std::fmt;
+
+use super::Pool;
+use crate::ids::BlockId;
+use crate::pool::audit::Inconsistency;
+use crate::pool::block::Slab;
+use crate::pool::census::{Census, Share, Stretch};
+use crate::pool::config::PoolConfig;
+use crate::pool::counters::Counters;
+use crate::pool::ops::Range;
+
+impl Pool {
+    /// The pool's configuration.
+    pub fn config(&self) -> &PoolConfig {
+        &self.config
+    }
+
+    /// Totals since the pool was created.
+    pub fn counters(&self) -> Counters {
+        Counters { reserved: self.chunks.bytes(), ..self.counters }
+    }
+
+    /// Bytes by state, with slabs counted as free: [`StreamHeap::count_into`] adds what is in them.
+    /// O(n).
+    ///
+    /// [`StreamHeap::count_into`]: crate::StreamHeap::count_into
+    pub fn census(&self) -> Census {
+        self.view().census()
+    }
+
+    /// Checks every invariant. O(n log n): for tests, `--audit` and after an error.
+    ///
+    /// # Errors
+    /// The first invariant that does not hold.
+    pub fn audit(&self) -> Result<(), Inconsistency> {
+        self.view().audit()
+    }
+
+    /// The pool's side of a slab, for the audit of the heap that has it.
+    pub(crate) fn check_slab(&self, slab: &Slab) -> Result<(), String> {
+        self.view().check_slab(slab)
+    }
+
+    /// Memory of each stream. O(n).
+    pub fn shares(&self) -> Vec<Share> {
+        self.view().shares()
+    }
+
+    /// All memory in use or free, by address. O(n).
+    pub fn stretches(&self) -> Vec<Stretch> {
+        self.view().stretches()
+    }
+
+    /// All mapped addresses, homes and retired mappings alike, neighbours joined. O(n).
+    pub fn mapped_ranges(&self) -> Vec<Range> {
+        self.view().mapped_ranges()
+    }
+
+    /// The mapped part of the first span in VPMM's notation: one bracket for each region, holes at
+    /// the end left out, neighbours of one kind drawn as one. Sizes are whole pages. `newest` is
+    /// drawn with a plus.
+    pub fn layout(&self, newest: Option<BlockId>) -> String {
+        self.view().layout(newest)
+    }
+}
+
+impl fmt::Debug for Pool {
+    /// The census and every region in address order.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.view().describe(f)
+    }
+}
