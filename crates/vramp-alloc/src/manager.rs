@@ -247,7 +247,7 @@ impl Manager {
                 Ok(true) => Ok(()),
                 Ok(false) => {
                     let request = Request { size: len, stream };
-                    let shortage = Attempt::new(request).shortage(&pool.pool);
+                    let shortage = pool.pool.shortage(&Attempt::new(request));
                     Err(Refusal::Short(Box::new(shortage), None))
                 }
                 Err(error) => Err(Refusal::Driver(error)),

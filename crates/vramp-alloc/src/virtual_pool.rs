@@ -123,7 +123,7 @@ impl VirtualPool {
                 self.malloc_in_heap(request, contended)
             }
             _ => {
-                let mut attempt = Attempt::new(request).roomy(contended);
+                let mut attempt = Attempt::new(request).prefer_growth(contended);
                 let Served::Block(block) = self.serve(&mut attempt)? else {
                     unreachable!("the attempt is for a block");
                 };
@@ -152,7 +152,7 @@ impl VirtualPool {
             };
             let least = size.max(Bytes::new(1)).checked_round_up(self.pool.config().page);
             let request = Request { size: least.unwrap_or(size), stream };
-            let mut attempt = Attempt::slab(request, wanted).roomy(contended);
+            let mut attempt = Attempt::slab(request, wanted).prefer_growth(contended);
             let served = match self.serve(&mut attempt) {
                 // A slab that holds just the block is enough.
                 Err(Refusal::Short(..)) => {
@@ -179,7 +179,7 @@ impl VirtualPool {
                     self.lend_idle().map_err(Refusal::Driver)?;
                 }
                 Step::Poll => self.poll().map_err(Refusal::Driver)?,
-                Step::Ask(marks) => self.record_and_poll(&marks).map_err(Refusal::Driver)?,
+                Step::Record(marks) => self.record_and_poll(&marks).map_err(Refusal::Driver)?,
                 Step::Gather => {
                     // A capture may have ended meanwhile.
                     if self.pool.holds_any() {
@@ -200,7 +200,7 @@ impl VirtualPool {
                             full = Some(error);
                         } else if is_capacity_error(&error) {
                             return Err(Refusal::Short(
-                                Box::new(attempt.shortage(&self.pool)),
+                                Box::new(self.pool.shortage(attempt)),
                                 Some(error),
                             ));
                         } else if !(optional && error.kind != ErrorKind::DeviceLost) {
@@ -290,7 +290,7 @@ impl VirtualPool {
             heap.shed(&mut self.pool);
             awaited.extend(heap.awaited());
         }
-        self.pool.heaps_await(awaited);
+        self.pool.set_heap_marks(awaited);
     }
 
     /// Returns true if a plan would record an event on a stream that captures a graph, or make it

@@ -5,6 +5,7 @@
 mod calls;
 mod docs;
 mod manifests;
+mod pool;
 mod scan;
 mod words;
 
@@ -75,6 +76,8 @@ pub fn run(root: &Path) -> Result<()> {
     let (sources, mut findings) = Sources::scan(&tree);
     findings.extend(manifests::layer_order(&tree));
     findings.extend(manifests::unsafe_fence(&tree));
+    findings.extend(pool::pool_is_closed(&tree));
+    findings.extend(pool::imports_form_no_circle(&tree));
     findings.extend(calls::core_is_pure(&sources));
     findings.extend(calls::front_examples_name_the_front_crate(&sources));
     findings.extend(calls::environment_is_read_at_the_edge(&sources));

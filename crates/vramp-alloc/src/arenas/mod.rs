@@ -16,7 +16,8 @@ mod replay;
 use std::collections::BTreeMap;
 
 use vramp_core::{
-    Arena, ArenaBlockId, ArenaId, ArenaPolicy, Bytes, DeviceAddr, Leases, Mark, Recording, StreamId,
+    AddedArena, Arena, ArenaBlockId, ArenaId, ArenaPolicy, Bytes, DeviceAddr, Leases, Mark,
+    Recording, StreamId,
 };
 use vramp_driver::{DriverError, Graph};
 
@@ -156,8 +157,8 @@ impl VirtualPool {
         let mut trimmed = false;
         loop {
             match self.pool.add_arena(capacity) {
-                Ok(id) => return Ok(id),
-                Err(plan) => match self.exec.perform(&mut self.pool, plan) {
+                AddedArena::Added(id) => return Ok(id),
+                AddedArena::ReserveFirst(plan) => match self.exec.perform(&mut self.pool, plan) {
                     Ok(()) => {}
                     // Memory of removed arenas may lie between the free addresses.
                     Err(error) if is_capacity_error(&error) && !trimmed => {

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use crate::Bytes;
 use crate::ids::{ArenaId, Mark, PoolAddr};
 use crate::pool::index::RegionKey;
-use crate::pool::ops::Range;
+use crate::pool::ops::{Plan, Range};
 
 /// An arena's addresses.
 #[derive(Clone, Debug)]
@@ -49,6 +49,16 @@ pub struct ArenaMemory {
     pub backed: Bytes,
     /// Mapped bytes that builds may move away.
     pub lent: Bytes,
+}
+
+/// Result of [`Pool::add_arena`](crate::Pool::add_arena).
+#[derive(Debug)]
+#[must_use = "without the addresses there is no arena"]
+pub enum AddedArena {
+    /// The new arena.
+    Added(ArenaId),
+    /// No addresses are left: perform and settle this plan, then call again.
+    ReserveFirst(Plan),
 }
 
 /// All arenas of a pool.

@@ -29,7 +29,7 @@ mod state;
 mod streams;
 mod view;
 
-pub use arenas::ArenaMemory;
+pub use arenas::{AddedArena, ArenaMemory};
 pub use audit::Inconsistency;
 pub use block::{Block, Slab, UnknownBlock};
 pub use census::{Census, PartKind, Share, Stretch, StretchPart};
@@ -39,4 +39,4 @@ pub use counters::Counters;
 pub use ops::{Leftovers, Op, Plan, Range};
 pub use plan::hosted::NotVacant;
 pub use request::{Attempt, Request, Shortage, Step};
-pub use state::{AddedArena, Pool};
+pub use state::Pool;

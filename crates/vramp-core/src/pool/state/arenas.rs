@@ -3,23 +3,13 @@
 use super::Pool;
 use crate::Bytes;
 use crate::ids::{ArenaId, Epoch, Mark, PoolAddr, StreamId};
-use crate::pool::arenas::{ArenaMemory, ArenaRange};
+use crate::pool::arenas::{AddedArena, ArenaMemory, ArenaRange};
 use crate::pool::chunks::Mapped;
 use crate::pool::config::Policy;
 use crate::pool::index::{Hole, RegionKey};
 use crate::pool::ops::{Plan, Range};
 use crate::pool::plan::hosted::NotVacant;
 use crate::pool::regions::{Free, Kind, Parts};
-
-/// Result of [`Pool::add_arena`].
-#[derive(Debug)]
-#[must_use = "without the addresses there is no arena"]
-pub enum AddedArena {
-    /// The new arena.
-    Added(ArenaId),
-    /// No addresses are left: perform and settle this plan, then call again.
-    ReserveFirst(Plan),
-}
 
 impl Pool {
     /// Sets `capacity` addresses aside for an arena, rounded up to whole pages. No memory yet, and

@@ -28,8 +28,6 @@ mod progress;
 mod reports;
 mod settle;
 
-pub use arenas::AddedArena;
-
 use std::collections::BTreeMap;
 
 use crate::Bytes;
