@@ -1,7 +1,7 @@
-//! Amounts of memory and the addresses they are counted from.
+//! Amounts of memory, and addresses.
 //!
-//! [`Bytes`] is a length, [`DeviceAddr`] a place. A place moves only by a length, and two places
-//! differ by one; nothing else compiles.
+//! [`Bytes`] is a length, [`DeviceAddr`] an address. An address plus a length is an address, and the
+//! difference of two addresses is a length; nothing else compiles.
 
 use std::fmt;
 use std::iter::Sum;
@@ -19,9 +19,10 @@ use std::str::FromStr;
 /// let half: Bytes = "1.5GiB".parse()?;
 /// assert_eq!(half, Bytes::mib(1536));
 /// assert_eq!(half.to_string(), "1.50 GiB");
+/// assert_eq!(format!("{half:?}"), "1536 MiB");
 /// # Ok::<(), vramp_core::ParseBytesError>(())
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bytes(u64);
 
 impl Bytes {
@@ -99,7 +100,7 @@ impl Bytes {
         Bytes(self.0.saturating_add(other.0))
     }
 
-    /// How many whole `unit`s this amount holds.
+    /// The number of whole `unit`s in this amount.
     pub const fn whole(self, unit: Bytes) -> u64 {
         self.0 / unit.0
     }
@@ -166,13 +167,26 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// A text that is not an amount of memory.
+impl fmt::Debug for Bytes {
+    /// The exact amount in the largest binary unit of which it is a whole number: `512 B`, `64 MiB`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+        let (mut amount, mut unit) = (self.0, 0);
+        while amount != 0 && amount.is_multiple_of(1024) && unit + 1 < UNITS.len() {
+            amount /= 1024;
+            unit += 1;
+        }
+        f.pad(&format!("{amount} {}", UNITS[unit]))
+    }
+}
+
+/// The text is not an amount of memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "'{text}' is not an amount of memory: write a number and a unit, such as 512, 64MiB, 1.5GiB or 80GB"
 )]
 pub struct ParseBytesError {
-    /// What was given.
+    /// The text.
     pub text: String,
 }
 
@@ -211,7 +225,7 @@ impl FromStr for Bytes {
     }
 }
 
-/// An address as a kernel sees it. Only a number: touching it is the user's unsafe act.
+/// An address in a kernel's address space. Only a number: to access it is the user's unsafe act.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceAddr(u64);
 
@@ -262,12 +276,12 @@ impl fmt::Display for DeviceAddr {
     }
 }
 
-/// A range of addresses: `len` bytes from `start` on.
+/// A range of device addresses: `len` bytes from `start` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AddrRange {
-    /// The first byte.
+    /// Address of the first byte.
     pub start: DeviceAddr,
-    /// How many bytes.
+    /// Length in bytes.
     pub len: Bytes,
 }
 
@@ -277,7 +291,7 @@ impl AddrRange {
         AddrRange { start, len }
     }
 
-    /// The first address behind the range, or `None` past the end of the address space.
+    /// The first address after the range, or `None` past the end of the address space.
     pub const fn checked_end(self) -> Option<DeviceAddr> {
         self.start.checked_add(self.len)
     }
@@ -323,5 +337,18 @@ mod tests {
         assert_eq!(Bytes::new(512).to_string(), "512 B");
         assert_eq!(Bytes::mib(2).to_string(), "2.00 MiB");
         assert_eq!(Bytes::tib(8).to_string(), "8.00 TiB");
+    }
+
+    #[test]
+    fn the_debug_form_is_exact_and_has_a_unit() {
+        for (bytes, text) in [
+            (Bytes::ZERO, "0 B"),
+            (Bytes::new(1000), "1000 B"),
+            (Bytes::mib(64), "64 MiB"),
+            (Bytes::mib(64) + Bytes::new(1), "67108865 B"),
+            (Bytes::tib(2048), "2048 TiB"),
+        ] {
+            assert_eq!(format!("{bytes:?}"), text);
+        }
     }
 }

@@ -1,5 +1,5 @@
-//! Names of things the core invents. Raw handles, addresses and streams stay with the shell, so a
-//! plan made for a card can be performed on the simulator, step for step.
+//! Ids that the core assigns. Raw handles, addresses and streams stay with the shell, so a plan made
+//! for a device can be performed on the simulator, step for step.
 
 use std::fmt;
 use std::ops::{Add, Sub};
@@ -13,7 +13,7 @@ macro_rules! numbered {
         pub struct $name(u32);
 
         impl $name {
-            /// The id with this number.
+            /// Returns the id with this number.
             pub const fn new(number: u32) -> $name {
                 $name(number)
             }
@@ -43,27 +43,27 @@ numbered! {
     SpanId, "span"
 }
 numbered! {
-    /// One physical handle.
+    /// A chunk of physical memory: one physical handle.
     ChunkId, "chunk"
 }
 numbered! {
-    /// A range of addresses that never change, whose memory may come and go.
+    /// A range of fixed addresses whose memory may come and go.
     ArenaId, "arena"
 }
 numbered! {
-    /// A stream that uses the pool.
+    /// A stream of the pool.
     StreamId, "stream"
 }
 
-/// How far a stream has come, counted in events: everything freed while a stream's epoch is `e` is
-/// covered by the event that closes `e`.
+/// Progress of a stream, counted in events: all that is freed while a stream's epoch is `e` is covered
+/// by the event that closes `e`.
 ///
 /// Epoch 0 is before any work: memory marked with it waits for nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(pub(crate) u64);
 
 impl Epoch {
-    /// Before any work.
+    /// The epoch before any work.
     pub const START: Epoch = Epoch(0);
 
     /// The plain number.
@@ -71,7 +71,7 @@ impl Epoch {
         self.0
     }
 
-    /// The epoch before this one; the start has none before it.
+    /// The epoch before this one; `START` for the start itself.
     pub const fn previous(self) -> Epoch {
         Epoch(self.0.saturating_sub(1))
     }
@@ -82,50 +82,50 @@ impl Epoch {
     }
 }
 
-/// A stream at one of its epochs: what a wait waits for.
+/// The work of a stream up to the end of an epoch: what a wait waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mark {
-    /// Whose work.
+    /// The stream.
     pub stream: StreamId,
-    /// Up to where.
+    /// The epoch that ends the work.
     pub epoch: Epoch,
 }
 
-/// A place in the pool's own address space: a span and a distance from its start.
+/// An address in the pool's own address space: a span and an offset from its start.
 ///
-/// One number with the span on top, so that places sort by span and then by address, and no two
-/// spans ever touch: a range never straddles two reservations.
+/// One number with the span in the high bits, so that addresses sort by span and then by offset, and
+/// no two spans touch: a range never straddles two reservations.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolAddr(u64);
 
 impl PoolAddr {
     const OFFSET_BITS: u32 = 44;
 
-    /// The largest span that can be addressed. The last page stays unused as a fence.
+    /// The largest span that can be addressed. The addresses above it stay unused as a fence.
     pub const SPAN_LIMIT: Bytes = Bytes::tib(15);
 
-    /// The place `offset` behind the start of `span`.
+    /// Returns the address `offset` bytes after the start of `span`.
     pub fn new(span: SpanId, offset: Bytes) -> PoolAddr {
         assert!(offset <= PoolAddr::SPAN_LIMIT, "{span} has no offset {offset}");
         PoolAddr((span.index() as u64) << PoolAddr::OFFSET_BITS | offset.count())
     }
 
-    /// Which span.
+    /// The span.
     pub const fn span(self) -> SpanId {
         SpanId((self.0 >> PoolAddr::OFFSET_BITS) as u32)
     }
 
-    /// How far from the span's start.
+    /// The distance from the span's start.
     pub const fn offset(self) -> Bytes {
         Bytes::new(self.0 & ((1 << PoolAddr::OFFSET_BITS) - 1))
     }
 
-    /// The place as one number, for digests and prints.
+    /// The address as one number, for digests and prints.
     pub const fn number(self) -> u64 {
         self.0
     }
 
-    /// The place with this number.
+    /// Returns the address with this number.
     pub const fn from_number(number: u64) -> PoolAddr {
         PoolAddr(number)
     }
@@ -174,7 +174,7 @@ impl fmt::Debug for PoolAddr {
     }
 }
 
-/// What a user holds: names one allocation until it is freed. A stale id misses, it never dangles.
+/// Id of a block until it is freed. Looking up a stale id is an error; it never names another block.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId {
     pub(crate) index: u32,
@@ -182,7 +182,7 @@ pub struct BlockId {
 }
 
 impl BlockId {
-    /// The id of the `generation`-th block in this slot of an allocator's table.
+    /// Returns the id of the `generation`-th block in this slot of an allocator's table.
     pub const fn new(slot: u32, generation: u32) -> BlockId {
         BlockId { index: slot, generation }
     }
@@ -192,7 +192,7 @@ impl BlockId {
         self.index
     }
 
-    /// How many blocks had the slot before.
+    /// The number of blocks that had the slot before.
     pub const fn generation(self) -> u32 {
         self.generation
     }
@@ -202,7 +202,7 @@ impl BlockId {
         (self.generation as u64) << 32 | self.index as u64
     }
 
-    /// The id with this number. Any number is safe: one that names nothing misses.
+    /// Returns the id with this number. Any number is safe: one that names no block is not found.
     pub const fn from_number(number: u64) -> BlockId {
         BlockId { index: number as u32, generation: (number >> 32) as u32 }
     }

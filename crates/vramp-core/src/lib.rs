@@ -1,13 +1,40 @@
-//! The core of vramp: everything that decides, and nothing that acts.
+//! The allocator's decisions as a pure state machine, and the units and ids of all crates.
 //!
-//! A [`Pool`] holds the whole state of one device's memory: spans of addresses, chunks of physical
-//! memory, blocks. Asked for memory it returns a block, or a [`Plan`] of driver operations to be
-//! performed first. The crate `vramp` performs plans on a device; tests perform them on paper. The
-//! same requests and the same facts give the same decisions, always.
+//! A [`Pool`] has the whole state of one device's memory: spans of addresses, chunks of physical
+//! memory, blocks. A request returns a block, or a [`Plan`] of driver operations to perform first. The
+//! crate `vramp-alloc` performs plans on a device; tests perform them on a model of a device. The
+//! same requests and the same facts always give the same decisions.
 //!
-//! One malloc, in hops: [`Pool::place`] (`place.rs`) climbs the ladder; on a miss `build.rs`
-//! chooses chunks and writes a [`Plan`]; the shell performs it; [`Pool::settle`] (`settle.rs`)
-//! makes it true; `place` again finds the region and carves the block.
+//! ```
+//! use vramp_core::{Attempt, Bytes, Mixed, Policy, Pool, PoolConfig, Request, Step};
+//!
+//! let (page, span) = (Bytes::mib(2), Bytes::gib(64));
+//! let policy = Policy::Mixed(Mixed::default());
+//! let mut pool = Pool::new(PoolConfig { page, span, limit: Some(Bytes::gib(1)), policy })?;
+//! let stream = pool.add_stream();
+//! let mut attempt = Attempt::new(Request { size: Bytes::mib(64), stream });
+//! let block = loop {
+//!     match pool.place(&mut attempt) {
+//!         Step::Placed(block) => break block,
+//!         // A shell performs `plan.ops` on its device here.
+//!         Step::Perform(plan) => pool.settle(plan),
+//!         Step::Short(shortage) => panic!("{} is more than the limit", shortage.requested),
+//!         // Nothing is in flight, in caches or in arenas here.
+//!         Step::Poll | Step::Gather | Step::Lend | Step::Record(_) => {}
+//!         Step::Slab(_) | Step::Backed => unreachable!("a block was requested"),
+//!     }
+//! };
+//! assert_eq!(block.len, Bytes::mib(64));
+//! pool.free(block.id, stream)?;
+//! assert_eq!(pool.census().free, Bytes::mib(64));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! One malloc: [`Pool::place`] (`pool/state/place.rs`) climbs the ladder of `pool/plan/place.rs`; on a
+//! miss `pool/plan/build.rs` chooses chunks and returns a plan; the shell performs it;
+//! [`Pool::settle`] (`pool/state/settle.rs`) changes the pool; `place` then finds the region and
+//! carves the block. Small blocks come from a [`StreamHeap`] (`heap/`), blocks of captured graphs
+//! from an [`Arena`] (`arena/`).
 //!
 //! Deliberately absent: devices, locks, clocks, environment variables, logs, hash order, `unsafe`.
 #![forbid(unsafe_code)]
@@ -21,9 +48,9 @@ mod waiting;
 
 pub use arena::{
     Arena, ArenaAllocError, ArenaBlock, ArenaBlockId, ArenaBusy, ArenaCaptureError, ArenaCensus,
-    ArenaFreeError, ArenaFreed, ArenaFull, ArenaPolicy, ArenaResetError, Layout, LayoutError,
-    LeaseEndError, LeaseId, LeaseTaken, Leases, NodeId, Order, Overlap, Recording,
-    UnknownArenaBlock, UnknownLease, UnknownNode, pack,
+    ArenaFreeError, ArenaFreed, ArenaFull, ArenaLeaseId, ArenaPolicy, ArenaResetError,
+    CaptureRecording, Layout, LayoutError, LeaseEndError, LeaseTaken, Leases, NodeId, Order,
+    Overlap, UnknownArenaBlock, UnknownArenaLease, UnknownNode, pack,
 };
 pub use bytes::{AddrRange, Bytes, DeviceAddr, ParseBytesError};
 pub use heap::{Freed, StreamHeap};

@@ -101,7 +101,8 @@ pub fn imports_form_no_circle(tree: &Tree) -> Vec<Finding> {
         if !ONE_WAY.iter().any(|folder| path.starts_with(folder)) {
             continue;
         }
-        let mut scan = Imports { module: module_of(path), by_module: &by_module, found: BTreeSet::new() };
+        let mut scan =
+            Imports { module: module_of(path), by_module: &by_module, found: BTreeSet::new() };
         scan.visit_file(file);
         scan.found.remove(path);
         imports.insert(path, scan.found);
@@ -116,7 +117,8 @@ pub fn imports_form_no_circle(tree: &Tree) -> Vec<Finding> {
     }
     let Some(&start) = imports.keys().next() else { return Vec::new() };
     let mut circle = vec![start];
-    while let Some(next) = imports[circle[circle.len() - 1]].iter().find(|&f| imports.contains_key(f))
+    while let Some(next) =
+        imports[circle[circle.len() - 1]].iter().find(|&f| imports.contains_key(f))
     {
         if let Some(first) = circle.iter().position(|file| file == next) {
             circle.drain(..first);
@@ -218,7 +220,10 @@ mod tests {
             ("heap/shed.rs", "fn shed(pool: &mut Pool) {}"),
         ]);
         let found = pool_is_closed(&planted);
-        assert_eq!(paths(&found), ["pool/plan/build.rs", "pool/plan/sites.rs", "pool/state/mod.rs"]);
+        assert_eq!(
+            paths(&found),
+            ["pool/plan/build.rs", "pool/plan/sites.rs", "pool/state/mod.rs"]
+        );
     }
 
     #[test]

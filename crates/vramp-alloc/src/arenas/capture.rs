@@ -1,6 +1,6 @@
 //! Captures into arenas: begun or attached, ended, and planned for the next capture.
 
-use vramp_core::{ArenaId, ArenaPolicy, Bytes, Layout, Recording, StreamId};
+use vramp_core::{ArenaId, ArenaPolicy, Bytes, Layout, CaptureRecording, StreamId};
 use vramp_driver::{CaptureInfo, CaptureMode, Driver, DriverError, Graph, GraphNode, Stream};
 
 use super::{ArenaState, Captured, Capturing, NotAttached};
@@ -143,7 +143,7 @@ impl VirtualPool {
 
     /// Stops serving a capture that [`VirtualPool::attach_arena`] served, over or not. Returns its
     /// requests, and the memory kept for its graph.
-    pub(crate) fn detach_arena(&mut self, id: ArenaId) -> (Recording, Vec<Allocation>) {
+    pub(crate) fn detach_arena(&mut self, id: ArenaId) -> (CaptureRecording, Vec<Allocation>) {
         let state = self.arenas.get_mut(id);
         let recording = state.arena.end().expect("a capture is detached once");
         let capturing = state.capturing.take().expect("a capture is detached once");
@@ -186,14 +186,14 @@ impl VirtualPool {
 
     /// Sets the layout that the next capture of the same shape follows, around the blocks that were
     /// live when `recording` began.
-    pub(crate) fn set_plan(&mut self, id: ArenaId, layout: Layout, recording: Recording) {
+    pub(crate) fn set_plan(&mut self, id: ArenaId, layout: Layout, recording: CaptureRecording) {
         let state = self.arenas.get_mut(id);
         state.arena.set_plan(Some(layout));
         state.planned = Some(recording);
     }
 
     /// Returns the recording to plan again, if other blocks are live now than the plan goes around.
-    pub(crate) fn outdated_plan(&self, id: ArenaId) -> Option<Recording> {
+    pub(crate) fn outdated_plan(&self, id: ArenaId) -> Option<CaptureRecording> {
         let state = self.arenas.get(id);
         let recording = state.planned.as_ref()?;
         let live = || state.arena.live_ranges();

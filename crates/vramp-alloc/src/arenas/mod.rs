@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 use vramp_core::{
     AddedArena, Arena, ArenaBlockId, ArenaId, ArenaPolicy, Bytes, DeviceAddr, Leases, Mark,
-    Recording, StreamId,
+    CaptureRecording, StreamId,
 };
 use vramp_driver::{DriverError, Graph};
 
@@ -37,7 +37,7 @@ pub(crate) struct ArenaState {
     pub leases: Leases,
     capturing: Option<Capturing>,
     /// The capture that the layout of the next one was planned from.
-    planned: Option<Recording>,
+    planned: Option<CaptureRecording>,
     /// True if graphs launched without leases may use it at any time: it never lends.
     unguarded: bool,
     /// True once its owner was dropped: it is removed with its last block.
@@ -63,7 +63,7 @@ struct Capturing {
 /// Result of a capture.
 pub(crate) struct Captured {
     pub graph: Result<Graph, DriverError>,
-    pub recording: Recording,
+    pub recording: CaptureRecording,
     pub kept: Vec<Allocation>,
 }
 

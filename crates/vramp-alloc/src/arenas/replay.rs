@@ -1,6 +1,6 @@
 //! Replays: leases, and the waits of a stream before it writes where another stream's work did.
 
-use vramp_core::{ArenaId, Bytes, LeaseId, Mark, Overlap, StreamId};
+use vramp_core::{ArenaId, Bytes, ArenaLeaseId, Mark, Overlap, StreamId};
 use vramp_driver::{Driver, DriverError};
 
 use super::NoLease;
@@ -15,7 +15,7 @@ impl VirtualPool {
         upto: Bytes,
         stream: StreamId,
         overlap: Overlap,
-    ) -> Result<LeaseId, NoLease> {
+    ) -> Result<ArenaLeaseId, NoLease> {
         let others = |marks: Vec<Mark>| -> Vec<Mark> {
             marks.into_iter().filter(|mark| mark.stream != stream).collect()
         };
@@ -64,7 +64,7 @@ impl VirtualPool {
     }
 
     /// Ends a lease: the work queued on its stream so far uses the arena.
-    pub(crate) fn end_lease(&mut self, id: ArenaId, lease: LeaseId, stream: StreamId) {
+    pub(crate) fn end_lease(&mut self, id: ArenaId, lease: ArenaLeaseId, stream: StreamId) {
         let mark = self.pool.now(stream);
         let ended = self.arenas.get_mut(id).leases.end(lease, mark);
         ended.expect("a lease is held until it is dropped");

@@ -33,7 +33,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use vramp_core::{Bytes, Layout, LeaseId, PoolAddr, Recording, Shortage, StreamId, pack};
+use vramp_core::{
+    ArenaLeaseId, Bytes, CaptureRecording, Layout, PoolAddr, Shortage, StreamId, pack,
+};
 use vramp_driver::DriverError;
 
 pub use vramp_core::{
@@ -166,7 +168,7 @@ impl GraphArena {
 
     /// Plans a layout for the next capture of the same shape, if configured, without the lock.
     /// Returns the report of this capture.
-    fn plan(&self, recording: &Recording, kept: Bytes) -> CaptureReport {
+    fn plan(&self, recording: &CaptureRecording, kept: Bytes) -> CaptureReport {
         let config = &self.0.config;
         let mut report = CaptureReport {
             blocks: recording.blocks(),
@@ -196,7 +198,7 @@ impl GraphArena {
         }
     }
 
-    fn set_plan(&self, layout: Layout, recording: Recording) {
+    fn set_plan(&self, layout: Layout, recording: CaptureRecording) {
         let mut inner = self.0.shared.lock_anyway();
         let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
         pool.set_plan(self.0.id, layout, recording);
@@ -573,7 +575,7 @@ enum Attempted {
 #[must_use = "a lease that is dropped at once does not cover what reads the results"]
 pub struct ReplayLease {
     arena: GraphArena,
-    lease: LeaseId,
+    lease: ArenaLeaseId,
     stream: StreamId,
 }
 

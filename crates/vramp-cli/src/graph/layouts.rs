@@ -6,8 +6,8 @@ use std::time::Instant;
 use vramp::Bytes;
 use vramp::graph::{ArenaAllocError, ArenaPolicy};
 use vramp_core::{
-    Arena, ArenaBlockId, ArenaCaptureError, ArenaFreeError, ArenaId, ArenaResetError, LayoutError,
-    NodeId, Recording, UnknownArenaBlock, pack,
+    Arena, ArenaBlockId, ArenaCaptureError, ArenaFreeError, ArenaId, ArenaResetError,
+    CaptureRecording, LayoutError, NodeId, UnknownArenaBlock, pack,
 };
 
 use super::{Job, Step};
@@ -102,7 +102,7 @@ pub fn layouts(job: &Job) -> Result<Layouts, GraphError> {
 
 /// One finished capture.
 struct Captured {
-    recording: Recording,
+    recording: CaptureRecording,
     escaped: Vec<ArenaBlockId>,
     followed: bool,
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::blocks::{Arena, ArenaCensus, Record};
-use super::recording::{NEVER, Recording};
+use super::recording::{CaptureRecording, NEVER};
 use crate::{Bytes, Inconsistency};
 
 impl Arena {
@@ -76,7 +76,7 @@ impl Arena {
     }
 }
 
-impl Recording {
+impl CaptureRecording {
     fn has(&self, record: Record, range: &Range<u64>) -> bool {
         match record {
             Record::Life(index) => self.lives.get(index).is_some_and(|life| {

@@ -1,4 +1,4 @@
-//! The arena: blocks at offsets, of captures one after the other.
+//! The arena: blocks at offsets, for one capture after the other.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,25 +9,24 @@ use super::errors::{
 };
 use super::order::{Frontier, Horizon, NodeId, Order, Point};
 use super::plan::Layout;
-use super::recording::{Life, NEVER, Obstacle, Position, Recording};
+use super::recording::{CaptureRecording, Life, NEVER, Obstacle, Position};
 use super::space::Space;
 use crate::{ArenaId, Bytes};
 
-/// What all offsets and lengths are multiples of, in bytes: what CUDA promises of its own
-/// allocations.
+/// Alignment of all offsets and lengths, as CUDA guarantees for its own allocations.
 const BLOCK_ALIGN: Bytes = Bytes::new(256);
 
-/// Whether memory serves twice within a capture. Both place at multiples of 256 bytes.
+/// Whether memory is reused within a capture. Both place at multiples of 256 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ArenaPolicy {
-    /// A pointer that only goes up: no two blocks between two resets share an address.
+    /// A bump pointer: no two blocks between two resets share an address.
     Monotone,
-    /// Freed memory serves again where the captured order proves that its last use is over.
+    /// Freed memory is reused where the captured order proves that its last use is over.
     #[default]
     Reusing,
 }
 
-/// Names one block until it is freed; never used again.
+/// Id of a block of an arena. Never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ArenaBlockId {
     arena: ArenaId,
@@ -35,54 +34,54 @@ pub struct ArenaBlockId {
 }
 
 impl ArenaBlockId {
-    /// The id with this number in this arena.
+    /// Returns the id with this number in this arena.
     pub fn new(arena: ArenaId, number: u64) -> ArenaBlockId {
         ArenaBlockId { arena, number }
     }
 
-    /// Whose block it is.
+    /// The arena of the block.
     pub fn arena(self) -> ArenaId {
         self.arena
     }
 
-    /// Its plain number in its arena.
+    /// The plain number within the arena.
     pub fn number(self) -> u64 {
         self.number
     }
 }
 
-/// A block that was handed out.
+/// An allocated block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArenaBlock {
-    /// Its name.
+    /// Id of the block.
     pub id: ArenaBlockId,
-    /// Where it starts.
+    /// Distance from the arena's start.
     pub offset: Bytes,
-    /// How long it is: what was asked for, rounded up to 256 bytes.
+    /// Length: the requested size, rounded up to 256 bytes.
     pub len: Bytes,
 }
 
-/// A block that was freed.
+/// A freed block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArenaFreed {
-    /// Which.
+    /// The block.
     pub block: ArenaBlock,
-    /// True if the capture that runs at present made it.
+    /// True if the running capture allocated it.
     pub of_this_capture: bool,
 }
 
-/// Bytes by state. What is used, free and untouched is the capacity.
+/// Bytes by state. `used`, `free` and `untouched` add up to the capacity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ArenaCensus {
-    /// How many blocks are live.
+    /// Number of live blocks.
     pub blocks: usize,
-    /// What their users asked for.
+    /// Their bytes as requested.
     pub live: Bytes,
-    /// The same with rounding.
+    /// Their bytes with rounding.
     pub used: Bytes,
-    /// Below the high-water mark and of no live block.
+    /// Bytes below the high-water mark that no live block holds.
     pub free: Bytes,
-    /// Never used since the arena was made or reset.
+    /// Bytes never used since the arena was created or reset.
     pub untouched: Bytes,
 }
 
@@ -91,25 +90,25 @@ pub struct ArenaCensus {
 pub(super) struct Held {
     pub(super) range: Range<u64>,
     pub(super) requested: u64,
-    /// Captured work of this capture that uses it.
+    /// Work of this capture that uses it.
     pub(super) uses: Frontier,
     pub(super) record: Record,
 }
 
-/// Where the recording of the present capture has a block.
+/// Where the recording of the running capture has a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Record {
     Life(usize),
     Obstacle(usize),
-    /// Between captures there is none.
+    /// Nowhere: no capture runs.
     None,
 }
 
-/// The capture that runs.
+/// The running capture.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Capture {
     pub(super) order: Order,
-    pub(super) recording: Recording,
+    pub(super) recording: CaptureRecording,
     /// True until an allocation differs from the plan's.
     pub(super) follows: bool,
     pub(super) misses: u32,
@@ -139,18 +138,18 @@ pub struct Arena {
     pub(super) capacity: u64,
     pub(super) space: Space,
     pub(super) held: BTreeMap<ArenaBlockId, Held>,
-    /// The same by offset.
+    /// Ids of the live blocks by offset.
     pub(super) offsets: BTreeMap<u64, ArenaBlockId>,
     pub(super) live: u64,
     next_number: u64,
-    /// Up to where it was used since it was made or reset.
+    /// High-water mark since the arena was created or reset.
     pub(super) touched: u64,
     pub(super) capture: Option<Capture>,
     pub(super) plan: Option<Layout>,
 }
 
 impl Arena {
-    /// An arena of `capacity` bytes, rounded down to 256.
+    /// Creates an arena of `capacity` bytes, rounded down to 256.
     pub fn new(id: ArenaId, policy: ArenaPolicy, capacity: Bytes) -> Arena {
         let capacity = capacity.round_down(BLOCK_ALIGN).count();
         Arena {
@@ -168,24 +167,24 @@ impl Arena {
         }
     }
 
-    /// Its name.
+    /// Id of the arena.
     pub fn id(&self) -> ArenaId {
         self.id
     }
 
-    /// Its policy.
+    /// The arena's policy.
     pub fn policy(&self) -> ArenaPolicy {
         self.policy
     }
 
-    /// How long it is.
+    /// Length of the arena.
     pub fn capacity(&self) -> Bytes {
         Bytes::new(self.capacity)
     }
 
-    /// What captures follow from the next one on, or no plan. A monotone arena follows none.
+    /// Sets the plan that captures follow from the next one on. A monotone arena follows none.
     ///
-    /// A plan is a wish: each of its offsets is used only where it is proven free.
+    /// A plan is a preference: each of its offsets is used only where it is proven free.
     pub fn set_plan(&mut self, plan: Option<Layout>) {
         self.plan = plan;
         if let Some(capture) = &mut self.capture {
@@ -193,7 +192,7 @@ impl Arena {
         }
     }
 
-    /// Up to where the plan that the next capture follows needs memory; nothing without one.
+    /// High-water mark of the plan that the next capture follows; zero without one.
     pub fn planned_high_water(&self) -> Bytes {
         match self.policy {
             ArenaPolicy::Monotone => Bytes::ZERO,
@@ -214,7 +213,7 @@ impl Arena {
         if self.policy == ArenaPolicy::Reusing {
             self.space.settle();
         }
-        let mut recording = Recording::default();
+        let mut recording = CaptureRecording::default();
         for held in self.held.values_mut() {
             held.record = Record::Obstacle(recording.obstacles.len());
             let (range, last) = (held.range.clone(), Frontier::default());
@@ -226,17 +225,17 @@ impl Arena {
         Ok(())
     }
 
-    /// Ends the capture and tells what it asked for. Its live blocks stay until they are freed.
+    /// Ends the capture and returns its recording. Its live blocks stay until they are freed.
     ///
     /// # Errors
     /// No capture runs.
-    pub fn end(&mut self) -> Result<Recording, ArenaCaptureError> {
+    pub fn end(&mut self) -> Result<CaptureRecording, ArenaCaptureError> {
         let capture = self.capture.take().ok_or(ArenaCaptureError::NotRunning(self.id))?;
         for held in self.held.values_mut() {
             held.record = Record::None;
             held.uses = Frontier::default();
         }
-        Ok(Recording { clocks: capture.order.into_clocks(), ..capture.recording })
+        Ok(CaptureRecording { clocks: capture.order.into_clocks(), ..capture.recording })
     }
 
     /// Ends a capture that failed. Its live blocks stay until they are freed.
@@ -252,12 +251,12 @@ impl Arena {
         self.capture.is_some()
     }
 
-    /// True if the capture has not departed from its plan for good.
+    /// True if a capture runs and follows its plan.
     pub fn follows_plan(&self) -> bool {
         self.capture.as_ref().is_some_and(|capture| capture.follows)
     }
 
-    /// Tells a captured node; one that is known stays as it is. See [`Order::add`].
+    /// Adds a captured node; one that was added already stays as it is. See [`Order::add`].
     ///
     /// # Errors
     /// No capture runs, or a predecessor is unknown.
@@ -270,12 +269,12 @@ impl Arena {
         Ok(capture.order.add(node, predecessors)?)
     }
 
-    /// True if the running capture knows the node.
+    /// True if the node was added to the running capture.
     pub fn knows(&self, node: NodeId) -> bool {
         self.capture.as_ref().is_some_and(|capture| capture.order.knows(node))
     }
 
-    /// Hands out a block at a point of a stream: the nodes that its next node will depend on, none
+    /// Allocates a block at a point of a stream: the nodes on which its next node will depend, none
     /// if nothing was captured yet. Zero bytes count as one. O(free pieces).
     ///
     /// # Errors
@@ -292,7 +291,7 @@ impl Arena {
         Ok(self.carve(offset..offset + rounded, len, from))
     }
 
-    /// Frees a block at a point of a stream: from there on it is not used by that stream.
+    /// Frees a block at a point of a stream: no later work of that stream uses it.
     ///
     /// # Errors
     /// No capture runs, a node is unknown, or the id names no live block.
@@ -315,8 +314,8 @@ impl Arena {
         Ok(())
     }
 
-    /// Frees a block outside of any captured stream: its memory serves the next capture, not the
-    /// one that runs.
+    /// Frees a block outside of any captured stream: the next capture can reuse its memory, the
+    /// running one cannot.
     ///
     /// # Errors
     /// The id names no live block: nothing changes.
@@ -324,7 +323,7 @@ impl Arena {
         self.remove(id, Frontier::never())
     }
 
-    /// The block with this id.
+    /// Returns the block with this id.
     ///
     /// # Errors
     /// The id names no live block.
@@ -333,7 +332,7 @@ impl Arena {
         Ok(block(id, &held.range))
     }
 
-    /// Makes all of it untouched again: the graphs captured over it are gone.
+    /// Resets the arena to untouched: the graphs captured over it are gone.
     ///
     /// # Errors
     /// A capture runs, or blocks are live.
@@ -350,28 +349,28 @@ impl Arena {
         Ok(())
     }
 
-    /// What users asked for and hold.
+    /// Allocated bytes as requested.
     pub fn live(&self) -> Bytes {
         Bytes::new(self.live)
     }
 
-    /// Up to where it was used since it was made or reset: memory is needed below, none above.
+    /// High-water mark since the arena was created or reset: memory is needed only below it.
     pub fn high_water(&self) -> Bytes {
         Bytes::new(self.touched)
     }
 
-    /// Up to where the running capture uses it, with what was live before. Zero without one.
+    /// High-water mark of the running capture, blocks live before included. Zero without one.
     pub fn capture_high_water(&self) -> Bytes {
         Bytes::new(self.capture.as_ref().map_or(0, |capture| capture.recording.high_water))
     }
 
-    /// Offset and length of each live block, lowest first.
+    /// Offsets and lengths of the live blocks, lowest first.
     pub fn live_ranges(&self) -> impl Iterator<Item = (Bytes, Bytes)> {
         let held = self.offsets.values().map(|id| &self.held[id].range);
         held.map(|range| (Bytes::new(range.start), Bytes::new(range.end - range.start)))
     }
 
-    /// Offset and length of each stretch without a live block, lowest first, from `from` up to the
+    /// Offsets and lengths of the ranges without a live block, lowest first, from `from` up to the
     /// capacity.
     pub fn free_ranges(&self, from: Bytes) -> impl Iterator<Item = (Bytes, Bytes)> {
         let mut at = from.count();
@@ -389,14 +388,14 @@ impl Arena {
         Ok(capture.order.horizon(at)?)
     }
 
-    /// Makes a free stretch a block.
+    /// Makes a free range a block.
     fn carve(&mut self, range: Range<u64>, requested: Bytes, from: Horizon) -> ArenaBlock {
         let capture = self.capture.as_mut().expect("blocks are carved in captures only");
         let recording = &mut capture.recording;
         let record = Record::Life(recording.lives.len());
         let (offset, len) = (range.start, range.end - range.start);
-        // Whoever had the memory before is ordered before this point, but perhaps not before the
-        // point of the free: a block is never free again before the point it was taken at.
+        // The last uses of the memory are ordered before this point, but perhaps not before the point
+        // of the free: a block is never free again before the point where it was allocated.
         let mut uses = Frontier::default();
         uses.join(&from);
         recording.lives.push(Life { len, offset, until: NEVER, from, last: Frontier::default() });
@@ -413,7 +412,7 @@ impl Arena {
         carved
     }
 
-    /// Takes a block from its user; its last uses are known.
+    /// Frees a block whose last uses are these.
     fn remove(
         &mut self,
         id: ArenaBlockId,
@@ -453,8 +452,8 @@ impl Arena {
     }
 }
 
-impl Recording {
-    /// A block's life ends here.
+impl CaptureRecording {
+    /// Ends a block's life.
     fn close(&mut self, record: Record, last: &Frontier) {
         let now = self.lives.len() as Position;
         // Freed beside the captured streams, it is not proven free at any point of this capture.

@@ -1,31 +1,31 @@
-//! What no layout of a recording can go below.
+//! Lower bounds for any layout of a recording.
 //!
-//! In the order of the program it is the peak of live bytes. Between streams the order proves less:
-//! take one point of each chain. Blocks that begin before one of the points, and are over before none of
-//! them, conflict pairwise: were one over before another begins, it would be over before the point
-//! that the other begins before. So all of them need a place of their own.
+//! In program order the bound is the peak of live bytes. Between streams the captured order proves
+//! less: take one cut point on each chain. Blocks that begin before some cut point and end before no
+//! cut point conflict pairwise: a block that ended before another one begins would end before the
+//! cut point that the other begins before. So each of them needs addresses of its own.
 
 use std::collections::BTreeSet;
 
 use super::order::Frontier;
-use super::recording::{Life, NEVER, Obstacle, Position, Recording};
+use super::recording::{CaptureRecording, Life, NEVER, Obstacle, Position};
 use crate::Bytes;
 
-/// With more chains the order's own bound is left out: it takes a pass for each.
+/// With more chains only the peak is used: the search takes a pass for each chain.
 const CHAINS_MOST: usize = 16;
 
-/// How often all points are moved. One round is enough where no chain waits for another.
+/// Number of rounds that move all points. One is enough where no chain waits for another.
 const ROUNDS: u32 = 4;
 
-/// How far each chain has come.
+/// One place in each chain.
 type Places = Vec<u32>;
 
 /// A block, by places.
 struct Use {
     len: u64,
-    /// What its first work comes behind.
+    /// The places that its first work is ordered after.
     from: Places,
-    /// Its last work, 0 in chains without any; nothing if it is in use to the end.
+    /// The places of its last work, 0 in chains without any; `None` if it is in use to the end.
     last: Option<Places>,
 }
 
@@ -43,16 +43,16 @@ fn is_before(places: &Places, point: &Places) -> bool {
     places.iter().zip(point).all(|(place, reached)| place <= reached)
 }
 
-impl Recording {
-    /// What no layout can go below: the peak of live bytes in the order of the program, rounded to
-    /// 256 bytes each, with what was live before. O(n).
+impl CaptureRecording {
+    /// Returns the peak of live bytes in program order, each block rounded to 256 bytes, with the
+    /// blocks that were live before: no layout can go below it. O(n).
     pub fn lower_bound(&self) -> Bytes {
         Bytes::new(self.peak().0)
     }
 
-    /// What no layout can go below that trusts the captured order alone: the most bytes of blocks of
-    /// which no two are known to follow each other, as far as a search along the chains finds them.
-    /// At least the lower bound, and just that with more than 16 chains. O(n log n) for each pair of
+    /// Returns a bound for layouts that rely on the captured order alone: the most bytes of blocks of
+    /// which no two are ordered, as far as a search along the chains finds them. At least the lower
+    /// bound, and exactly that with more than 16 chains. O(n log n) for each pair of
     /// chains.
     pub fn conflict_bound(&self) -> Bytes {
         let (peak, at) = self.peak();
@@ -92,7 +92,7 @@ impl Recording {
         Bytes::new(most.max(peak))
     }
 
-    /// The most bytes that are live in the order of the program, and which block reaches them.
+    /// The peak of live bytes in program order, and the block that reaches it.
     fn peak(&self) -> (u64, Position) {
         let mut freed = vec![0; self.lives.len() + 1];
         let mut count = |until: Position, len: u64| {
@@ -113,7 +113,7 @@ impl Recording {
         (peak, at)
     }
 
-    /// What was live before, then the blocks.
+    /// The blocks that were live before, then those of the capture.
     fn uses(&self, chains: &[u32]) -> Vec<Use> {
         let last = |until: Position, last: &Frontier| {
             let place = |&chain: &u32| {
@@ -137,7 +137,7 @@ impl Recording {
         fixed.chain(lives).collect()
     }
 
-    /// Points of a chain where blocks begin, each behind the one before.
+    /// Points of a chain where blocks begin, each after the one before.
     fn path<'a>(&self, uses: &'a [Use], chain: Option<u32>) -> Vec<&'a Places> {
         let mut path: Vec<&Places> = Vec::new();
         for (life, begun) in self.lives.iter().zip(&uses[self.obstacles.len()..]) {
@@ -150,12 +150,12 @@ impl Recording {
     }
 }
 
-/// The chain that a block begins in; none before anything was captured.
+/// The chain in which a block begins; none before anything was captured.
 fn head(life: &Life) -> Option<u32> {
     life.from.chains().first().copied()
 }
 
-/// The most bytes in conflict at these points and one of a path, and that one.
+/// The most bytes in conflict at these points and one more of a path, and that point.
 fn peak_along<'a>(
     uses: &[Use],
     others: &[&Places],

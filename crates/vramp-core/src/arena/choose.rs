@@ -1,4 +1,4 @@
-//! Where the next block goes: to its planned offset if that is proven free, else to the first fit.
+//! The offset of the next block: the planned one if it is proven free, else the first fit.
 
 use std::ops::Range;
 
@@ -6,17 +6,17 @@ use super::blocks::{Arena, ArenaPolicy, Capture};
 use super::order::Point;
 use super::plan::{Layout, PlannedBlock};
 
-/// So often a capture may leave its plan for single blocks before it leaves it for good.
+/// Number of single blocks that a capture may place off its plan before it leaves the plan.
 const MISSES_MOST: u32 = 64;
 
-/// How an allocation went along with the plan.
+/// How an allocation compares with the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// The block is where the plan has it.
+    /// The block is at its planned offset.
     Followed,
-    /// The capture is as planned, but the place was not free.
+    /// The capture is as planned, but the offset was not free.
     Missed,
-    /// There is no plan, or it is of another capture from here on.
+    /// There is no plan, or the capture differs from it.
     Departed,
 }
 
@@ -44,7 +44,7 @@ impl Arena {
         Some((beside.or_else(|| self.search(len, point, &[]))?, Step::Missed))
     }
 
-    /// Takes note of how the last allocation went along with the plan.
+    /// Notes how the last allocation compares with the plan.
     pub(super) fn note(&mut self, step: Step) {
         let Some(capture) = &mut self.capture else { return };
         capture.misses += u32::from(step == Step::Missed);
@@ -67,7 +67,7 @@ impl Arena {
     }
 }
 
-/// Where a plan has blocks that begin during the life of this one, in the order of their offsets.
+/// The planned ranges of blocks that begin during the life of this one, by offset.
 fn planned_during_life(plan: &Layout, index: usize) -> Vec<Range<u64>> {
     let until = (plan.blocks[index].until as usize).min(plan.blocks.len());
     let during = plan.blocks[index + 1..until].iter();
@@ -77,7 +77,7 @@ fn planned_during_life(plan: &Layout, index: usize) -> Vec<Range<u64>> {
     ranges
 }
 
-/// What is left of a run beside some ranges, which are in the order of their starts.
+/// The parts of a run outside of some ranges, which are sorted by start.
 fn without(run: Range<u64>, avoid: &[Range<u64>]) -> impl Iterator<Item = Range<u64>> {
     let (mut at, end) = (run.start, run.end);
     let stops = avoid.iter().cloned().chain(std::iter::once(end..end));

@@ -1,32 +1,32 @@
-//! What may be wrong with a request to an arena. A refused request changes nothing.
+//! Errors of an arena. A refused request changes nothing.
 
 use super::blocks::ArenaBlockId;
 use super::order::UnknownNode;
 use crate::{ArenaId, Bytes};
 
-/// A capture begun twice, or ended without one.
+/// A capture was begun twice, or ended without one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArenaCaptureError {
-    /// Only one capture at a time.
+    /// A capture runs already.
     #[error("{0} serves a capture already: end it or abort it first, or take another arena")]
     Running(ArenaId),
-    /// There is nothing to end.
+    /// No capture runs.
     #[error("{0} serves no capture: begin one first")]
     NotRunning(ArenaId),
 }
 
-/// Why no block was handed out.
+/// Why no block was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArenaAllocError {
-    /// Blocks are for captures only.
+    /// No capture runs: blocks are for captures only.
     #[error(
         "{0} serves no capture: allocate between begin and end, and elsewhere from the allocator"
     )]
     NotCapturing(ArenaId),
-    /// The point names a node that was not told.
+    /// The point names a node that was not added.
     #[error(transparent)]
     UnknownNode(#[from] UnknownNode),
-    /// No stretch that may be used is long enough.
+    /// No free range that may be used at this point is long enough.
     #[error(transparent)]
     Full(#[from] ArenaFull),
 }
@@ -35,62 +35,62 @@ pub enum ArenaAllocError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{arena} cannot hold {requested} more: of its {capacity} it used {high_water}, {live} are live, \
-     and the longest stretch free at this point of the capture is {largest_free}. \
+     and the longest range free at this point of the capture is {largest_free}. \
      Make the arena larger, or free blocks earlier in the capture"
 )]
 pub struct ArenaFull {
-    /// Which arena.
+    /// The arena.
     pub arena: ArenaId,
-    /// What was asked for.
+    /// Requested bytes.
     pub requested: Bytes,
-    /// How long the arena is.
+    /// Length of the arena.
     pub capacity: Bytes,
-    /// Up to where it was ever used.
+    /// Peak of its used bytes.
     pub high_water: Bytes,
-    /// What users asked for and hold.
+    /// Allocated bytes as requested.
     pub live: Bytes,
-    /// The longest stretch that this request could have had.
+    /// Longest range that this request may use.
     pub largest_free: Bytes,
 }
 
 /// Why a block was not freed in a capture, or its use not noted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArenaFreeError {
-    /// Points exist in captures only.
+    /// No capture runs: points exist in captures only.
     #[error("{0} serves no capture: free the block outside, and note uses with the arena's leases")]
     NotCapturing(ArenaId),
-    /// The point names a node that was not told.
+    /// The point names a node that was not added.
     #[error(transparent)]
     UnknownNode(#[from] UnknownNode),
-    /// The block is not there.
+    /// The id names no live block.
     #[error(transparent)]
     UnknownBlock(#[from] UnknownArenaBlock),
 }
 
-/// An id that names no live block of this arena.
+/// The id names no live block of this arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{id:?} names no block of {arena}: it was freed already, or belongs to another arena")]
 pub struct UnknownArenaBlock {
-    /// Who was asked.
+    /// The arena.
     pub arena: ArenaId,
-    /// What was given.
+    /// The unknown id.
     pub id: ArenaBlockId,
 }
 
 /// Why an arena was not reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArenaResetError {
-    /// A capture uses it.
+    /// A capture runs.
     #[error("{0} serves a capture: end it or abort it first")]
     Capturing(ArenaId),
-    /// Somebody holds memory of it.
+    /// Blocks are live.
     #[error("{blocks} blocks of {arena} are live, {live} in all: free them first")]
     Live {
-        /// Which arena.
+        /// The arena.
         arena: ArenaId,
-        /// How many blocks.
+        /// Number of live blocks.
         blocks: usize,
-        /// What users asked for and hold.
+        /// Their bytes as requested.
         live: Bytes,
     },
 }

@@ -1,7 +1,7 @@
-//! Which captured work runs before which: the graph's dependencies, answered in one comparison.
+//! The order of captured work: which node runs before which, found by one comparison.
 //!
 //! The nodes are covered by chains, in each of which every node is ordered after the one before
-//! it. A node knows its place in its chain and, for each other chain, the furthest place that is
+//! it. A node has its place in its chain and, for each other chain, the furthest place that is
 //! ordered before it. A capture on one stream is one chain and costs the same for every node;
 //! streams add a chain each, and only a join makes a new list of the other chains.
 
@@ -9,15 +9,15 @@ use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
 
-/// A node of a captured graph, as the driver names it. The number means nothing here.
+/// A node of a captured graph, by the driver's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u64);
 
-/// A node that the order was not told of.
+/// The node was not added to the order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{node:?} is no node of this capture: add it, behind its predecessors, before it is used")]
+#[error("{node:?} is no node of this capture: add it, after its predecessors, before it is used")]
 pub struct UnknownNode {
-    /// What was given.
+    /// The unknown node.
     pub node: NodeId,
 }
 
@@ -51,13 +51,13 @@ impl Clocks {
         }
     }
 
-    /// A point in the light of these lists.
+    /// A point by these lists.
     pub(crate) fn point<'a>(&'a self, horizon: &'a Horizon) -> Point<'a> {
         Point { clocks: self, horizon }
     }
 }
 
-/// The order of a captured graph, told node by node.
+/// The order of a captured graph, built node by node.
 ///
 /// ```
 /// use vramp_core::{NodeId, Order};
@@ -80,7 +80,7 @@ pub struct Order {
 }
 
 impl Order {
-    /// Adds a node behind its predecessors; one that is known already stays as it is.
+    /// Adds a node after its predecessors; one that was added already stays as it is.
     ///
     /// O(log n) where it continues a stream, O(chains) more where streams fork or join.
     ///
@@ -115,7 +115,7 @@ impl Order {
         self.nodes.contains_key(&node)
     }
 
-    /// How many nodes there are.
+    /// Number of nodes.
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
@@ -151,8 +151,8 @@ impl Order {
         self.clocks
     }
 
-    /// Where a node behind this point goes: it continues a chain whose end is ordered before it, if
-    /// any is, or begins one.
+    /// The place of a node after this point: it continues a chain whose end is ordered before it, if
+    /// there is one, or begins a chain.
     fn next_step(&self, before: Point<'_>) -> Step {
         let nodes = &before.horizon.nodes;
         let is_end = |step: &Step| self.ends[step.chain as usize] == step.place;
@@ -166,7 +166,7 @@ impl Order {
         }
     }
 
-    /// The list of a predecessor in the same chain that knows as much as all predecessors do.
+    /// The list of a predecessor in the same chain, if it covers all predecessors.
     fn shared(&self, before: Point<'_>, chain: u32) -> Option<Clock> {
         let nodes = &before.horizon.nodes;
         let same = nodes.iter().copied().find(|node| node.step.chain == chain)?;

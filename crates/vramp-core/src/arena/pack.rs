@@ -13,37 +13,37 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::plan::Layout;
-use super::recording::{Position, Recording};
+use super::recording::{CaptureRecording, Position};
 use super::skyline::Skyline;
 
 /// How many placed blocks all passes may visit together. Keeps 20,000 blocks of one stream under a
 /// second.
 pub(super) const BUDGET: u64 = 250_000_000;
 
-/// How much of that goes to moving single blocks: some ten milliseconds, enough for hundreds.
+/// Part of that for moving single blocks: some ten milliseconds, enough for hundreds.
 const SINGLES: u64 = 20_000_000;
 
-/// So close to the bound, in thousandths of it, no more work is done.
+/// Packing stops this close to the bound, in thousandths of it.
 const GOOD_PER_MILLE: u64 = 1;
 
-/// What so many blocks cost to move up by one in a list, counted in visits.
+/// Number of blocks moved up by one in a list for the cost of one visit.
 const MOVED_PER_VISIT: u64 = 8;
 
-/// Up to so many blocks valleys are filled: as each block then comes above nearly all others, it
+/// Most blocks for which valleys are filled: each block then lies above nearly all others, and
 /// visits nearly all of them.
 const VALLEYS_MOST: usize = 8_000;
 
-/// What so many positions of a valley cost to look through, counted in visits.
+/// Number of positions of a valley scanned for the cost of one visit.
 const SCANNED_PER_VISIT: u64 = 2;
 
-/// Offsets for the blocks of a recording, at most as high as the capture's own.
+/// Returns offsets for the blocks of a recording, at most as high as the capture's own.
 ///
 /// O(n * n) at worst, cut off by a budget of visited blocks. The result passes [`Layout::check`].
-pub fn pack(recording: &Recording) -> Layout {
+pub fn pack(recording: &CaptureRecording) -> Layout {
     Layout::of(recording, &Packer::new(recording).run())
 }
 
-/// A block with a place, and when nothing else may be there.
+/// A placed block, and the positions at which no other block may be there.
 #[derive(Clone, Debug)]
 struct Placed {
     offset: u64,
@@ -64,17 +64,17 @@ struct Packed {
     end: u64,
 }
 
-/// An order and what became of it.
+/// An order and its offsets.
 #[derive(Clone, Debug)]
 struct Pass {
     order: Vec<Position>,
     packed: Packed,
 }
 
-/// How important a block is, by its length and its life.
+/// Importance of a block, by its length and its life.
 type Key = fn(u64, &Range<Position>) -> (u64, u64);
 
-/// How blocks are put in an order.
+/// How blocks are ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     /// The largest key first.
@@ -85,7 +85,7 @@ enum By {
     Streams,
 }
 
-/// What is tried, one after the other, until a layout is good. Valleys by area alone bring recorded
+/// The orders tried, one after the other, until a layout is good. Valleys by area alone bring recorded
 /// training steps to within a thousandth of the bound.
 const ORDERS: [(By, Key); 7] = [
     (By::Valleys, by_area),
@@ -114,8 +114,8 @@ fn by_end(_: u64, life: &Range<Position>) -> (u64, u64) {
 }
 
 pub(super) struct Packer<'a> {
-    recording: &'a Recording,
-    /// When a block's place is closed to others. Obstacles come behind the blocks.
+    recording: &'a CaptureRecording,
+    /// Positions at which a block's place is closed to others. Obstacles come after the blocks.
     open: Vec<Range<Position>>,
     bound: u64,
     best: Packed,
@@ -124,7 +124,7 @@ pub(super) struct Packer<'a> {
 }
 
 impl<'a> Packer<'a> {
-    pub(super) fn new(recording: &'a Recording) -> Packer<'a> {
+    pub(super) fn new(recording: &'a CaptureRecording) -> Packer<'a> {
         let free_from = recording.free_from();
         let lives = (0..).zip(&free_from.lives).map(|(from, &until)| from..until);
         let obstacles = free_from.obstacles.iter().map(|&until| 0..until);
@@ -141,12 +141,12 @@ impl<'a> Packer<'a> {
 
     /// The best offsets that the budget allows.
     pub(super) fn run(&mut self) -> Vec<u64> {
-        // Whoever runs out of budget leaves the best layout behind.
+        // The best layout so far counts when the budget is spent.
         let _out_of_budget = self.by_importance();
         std::mem::take(&mut self.best.offsets)
     }
 
-    /// How much of the budget was not needed.
+    /// Unspent budget.
     #[cfg(test)]
     pub(super) fn visits_left(&self) -> u64 {
         self.visits_left
@@ -222,7 +222,7 @@ impl<'a> Packer<'a> {
             self.spend(u64::from(valley.end - valley.start) / SCANNED_PER_VISIT + 1)?;
             let life = |block: Position| block..lives[block as usize].until.min(blocks);
             let len = |block: Position| lives[block as usize].len;
-            // Each position is where one block begins: the valley itself names who may fit.
+            // One block begins at each position, so the valley names the blocks that may fit.
             let unplaced = valley.clone().filter(|&block| !is_placed[block as usize]);
             let fits = unplaced.filter(|&block| life(block).end <= valley.end);
             match fits.max_by_key(|&block| key(len(block), &life(block))) {
@@ -238,7 +238,7 @@ impl<'a> Packer<'a> {
         Ok(order)
     }
 
-    /// Lets those blocks go first that stick out, all of them at once.
+    /// Moves the blocks above the goal to the front of the order, all at once.
     fn lift_all(&mut self, pass: &mut Pass) -> Result<(), OutOfBudget> {
         const ROUNDS: u32 = 64;
         let mut other = pass.clone();
@@ -261,8 +261,8 @@ impl<'a> Packer<'a> {
         Ok(())
     }
 
-    /// Lets single blocks that stick out go earlier, and goes on from there where that is no worse:
-    /// most moves leave the top as it is, and a later one finds the way down.
+    /// Moves single blocks above the bound to an earlier place in the order, and keeps moves that are
+    /// no worse: most leave the top as it is, and a later one lowers it.
     fn lift_one_by_one(&mut self, pass: &mut Pass) -> Result<(), OutOfBudget> {
         const ROUNDS: u32 = 512;
         let enough = self.visits_left.saturating_sub(SINGLES);
@@ -315,7 +315,7 @@ impl<'a> Packer<'a> {
         Ok(Some(packed))
     }
 
-    /// What stays where it is, lowest first.
+    /// The blocks that were live before the capture, lowest first.
     fn obstacles(&self) -> Vec<Placed> {
         let blocks = self.recording.lives.len();
         let fixed = self.recording.obstacles.iter().zip(&self.open[blocks..]);
@@ -330,7 +330,7 @@ impl<'a> Packer<'a> {
         placed
     }
 
-    /// The lowest place where nothing that conflicts lies.
+    /// The lowest offset where no conflicting block lies.
     fn first_fit(&mut self, placed: &[Placed], block: Position) -> Result<u64, OutOfBudget> {
         let len = self.recording.lives[block as usize].len;
         let open = &self.open[block as usize];
@@ -367,7 +367,7 @@ impl<'a> Packer<'a> {
         Ok(())
     }
 
-    /// Another order of the same blocks, the same one each time.
+    /// Shuffles blocks, in the same way each time.
     fn shuffle(&mut self, blocks: &mut [Position]) {
         for at in (1..blocks.len()).rev() {
             let other = self.below(at + 1);
@@ -377,7 +377,7 @@ impl<'a> Packer<'a> {
 
     /// A number below `end`, the same one each time.
     fn below(&mut self, end: usize) -> usize {
-        // Xorshift: which numbers they are does not matter, that they are the same does.
+        // Xorshift: any numbers do, as long as they are the same each time.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;

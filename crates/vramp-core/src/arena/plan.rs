@@ -1,10 +1,10 @@
-//! A layout: offsets for the blocks of a capture, worked out from a recording of an earlier one.
+//! A layout: offsets for the blocks of a capture, planned from the recording of an earlier one.
 
 use super::order::Chains;
-use super::recording::{Position, Recording};
+use super::recording::{CaptureRecording, Position};
 use crate::Bytes;
 
-/// Where one block goes, and how the capture is known to be the same up to here.
+/// The offset of one block, and what shows that a capture is the same up to here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PlannedBlock {
     pub len: u64,
@@ -21,10 +21,10 @@ pub struct Layout {
     pub(crate) high_water: u64,
 }
 
-/// Two blocks that a layout puts in one place while both may be in use.
+/// Why a layout does not fit a recording.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
-    /// The layout is of another recording.
+    /// The layout has another number of blocks.
     #[error("the layout has {planned} blocks, the recording {recorded}")]
     OtherShape {
         /// Blocks of the layout.
@@ -32,43 +32,43 @@ pub enum LayoutError {
         /// Blocks of the recording.
         recorded: usize,
     },
-    /// The block has another length.
+    /// A block has another length.
     #[error("block {block} is {recorded} long, the layout has {planned}")]
     OtherLength {
-        /// Which, counted from 0 in the order of the program.
+        /// Index of the block in program order, from 0.
         block: usize,
-        /// As the layout has it.
+        /// Length in the layout.
         planned: Bytes,
-        /// As it was recorded.
+        /// Recorded length.
         recorded: Bytes,
     },
-    /// Both may be in use at the same time.
+    /// Two blocks overlap, and both may be in use at the same time.
     #[error("blocks {earlier} and {later} overlap, and nothing orders them")]
     Overlap {
-        /// Which, counted from 0 in the order of the program.
+        /// Index of the block in program order, from 0.
         earlier: usize,
-        /// The other.
+        /// Index of the other block.
         later: usize,
     },
-    /// A block lies where an older one lives.
+    /// A block overlaps one that was live before the capture.
     #[error("block {block} overlaps one that was live before the capture")]
     Blocked {
-        /// Which, counted from 0 in the order of the program.
+        /// Index of the block in program order, from 0.
         block: usize,
     },
     /// The high-water mark is not the highest end of a block.
     #[error("the blocks end at {end}, the layout says {high_water}")]
     HighWater {
-        /// The highest end.
+        /// Highest end of a block.
         end: Bytes,
-        /// What the layout says.
+        /// High-water mark of the layout.
         high_water: Bytes,
     },
 }
 
 impl Layout {
     /// The layout with these offsets, one for each block of the recording.
-    pub(crate) fn of(recording: &Recording, offsets: &[u64]) -> Layout {
+    pub(crate) fn of(recording: &CaptureRecording, offsets: &[u64]) -> Layout {
         let spot = |(life, &offset): (&super::recording::Life, &u64)| PlannedBlock {
             len: life.len,
             offset,
@@ -85,17 +85,17 @@ impl Layout {
         Bytes::new(self.high_water)
     }
 
-    /// How many blocks it has.
+    /// Number of blocks.
     pub fn blocks(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Proves that no two blocks meet: wherever two of the recording overlap, the whole life of one
-    /// is ordered before the other's. O(n) times the blocks that are live or not yet covered.
+    /// Checks that no two blocks conflict: wherever two of them overlap, the whole life of one is
+    /// ordered before the other's. O(n) times the blocks that are live or not yet covered.
     ///
     /// # Errors
-    /// The first two blocks that may meet.
-    pub fn check(&self, recording: &Recording) -> Result<(), LayoutError> {
+    /// The first two blocks that may be in use at the same addresses.
+    pub fn check(&self, recording: &CaptureRecording) -> Result<(), LayoutError> {
         let (planned, recorded) = (self.blocks.len(), recording.lives.len());
         if planned != recorded {
             return Err(LayoutError::OtherShape { planned, recorded });
@@ -115,7 +115,7 @@ impl Layout {
         self.check_overlaps(recording)
     }
 
-    fn check_overlaps(&self, recording: &Recording) -> Result<(), LayoutError> {
+    fn check_overlaps(&self, recording: &CaptureRecording) -> Result<(), LayoutError> {
         let free_from = recording.free_from();
         let mut open: Vec<usize> = Vec::new();
         for (later, spot) in self.blocks.iter().enumerate() {

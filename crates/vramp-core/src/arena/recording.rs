@@ -1,4 +1,4 @@
-//! What a capture asked of its arena: which blocks lived when, and what the order proves of them.
+//! The recording of a capture: its blocks, when they were live, and the order of their uses.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -9,19 +9,19 @@ use crate::Bytes;
 /// Positions in a recording count allocations: position `n` is just before the `n`th, from 0.
 pub(crate) type Position = u32;
 
-/// The position after the end, of what was not freed in the capture.
+/// The position after the end, for blocks that were not freed in the capture.
 pub(crate) const NEVER: Position = Position::MAX;
 
-/// One block of a capture. Its life begins at its own place in the list.
+/// One block of a capture. Its life begins at its own position in the list.
 #[derive(Clone, Debug)]
 pub(crate) struct Life {
-    /// Rounded, in bytes.
+    /// Rounded length in bytes.
     pub len: u64,
-    /// Where the capture had it.
+    /// Offset in the capture.
     pub offset: u64,
-    /// Where it was freed.
+    /// Position of the free.
     pub until: Position,
-    /// What its first use is ordered after.
+    /// The work that its first use is ordered after.
     pub from: Horizon,
     /// Its last uses. Empty while it lives.
     pub last: Frontier,
@@ -37,53 +37,55 @@ pub(crate) struct Obstacle {
 
 /// The blocks of one capture in the order of the program. Made by [`super::Arena::end`].
 #[derive(Clone, Debug, Default)]
-pub struct Recording {
+pub struct CaptureRecording {
     pub(crate) lives: Vec<Life>,
     pub(crate) obstacles: Vec<Obstacle>,
     pub(crate) high_water: u64,
-    /// What the horizons of the lives refer to.
+    /// The lists to which the horizons of the lives refer.
     pub(crate) clocks: Clocks,
 }
 
-impl Recording {
-    /// How many blocks the capture asked for.
+impl CaptureRecording {
+    /// Number of blocks of the capture.
     pub fn blocks(&self) -> usize {
         self.lives.len()
     }
 
-    /// How many of them outlived it.
+    /// Number of blocks that outlived it.
     pub fn escaped(&self) -> usize {
         self.lives.iter().filter(|life| life.until == NEVER).count()
     }
 
-    /// What a bump pointer needs: all blocks one behind the other, behind what was live before.
+    /// Bytes that a bump pointer needs: all blocks one after the other, after those live before.
     pub fn monotone(&self) -> Bytes {
         Bytes::new(self.obstacle_end() + self.lives.iter().map(|life| life.len).sum::<u64>())
     }
 
-    /// The high-water mark that the capture had.
+    /// High-water mark of the capture.
     pub fn high_water(&self) -> Bytes {
         Bytes::new(self.high_water)
     }
 
-    /// What was live when the capture began: offset and length in bytes, by offset.
+    /// Ranges that were live when the capture began: offsets and lengths, by offset.
     pub fn before(&self) -> impl Iterator<Item = (Bytes, Bytes)> {
         let ranges = self.obstacles.iter().map(|obstacle| &obstacle.range);
         ranges.map(|range| (Bytes::new(range.start), Bytes::new(range.end - range.start)))
     }
 
-    /// The same blocks among other ones that are live throughout: what the next capture will meet
-    /// may be more than this one met. Stretches are offset and length in bytes.
+    /// Returns the same blocks with other ranges live throughout, given by offset and length: more
+    /// may be live in the next capture than in this one.
     ///
-    /// The offsets of this capture no longer fit then; a layout is packed anew.
-    pub fn among(&self, live: impl IntoIterator<Item = (Bytes, Bytes)>) -> Recording {
+    /// The offsets of this capture are replaced; a layout has to be packed anew.
+    pub fn among(&self, live: impl IntoIterator<Item = (Bytes, Bytes)>) -> CaptureRecording {
         let obstacle = |(offset, len): (Bytes, Bytes)| Obstacle {
             range: offset.count()..(offset + len).count(),
             until: NEVER,
             last: Frontier::default(),
         };
-        let mut moved =
-            Recording { obstacles: live.into_iter().map(obstacle).collect(), ..self.clone() };
+        let mut moved = CaptureRecording {
+            obstacles: live.into_iter().map(obstacle).collect(),
+            ..self.clone()
+        };
         let mut end = moved.obstacle_end();
         for life in &mut moved.lives {
             life.offset = end;
@@ -93,7 +95,7 @@ impl Recording {
         moved
     }
 
-    /// True if the two may be in use at the same time in the order of the program or of the graph.
+    /// True if the two may be in use at the same time, in program order or in the graph's order.
     pub(crate) fn conflict(&self, earlier: usize, later: usize) -> bool {
         let life = &self.lives[earlier];
         self.meets(life.until, &life.last, later)
@@ -126,7 +128,7 @@ pub(crate) struct FreeFrom {
     pub obstacles: Vec<Position>,
 }
 
-impl Recording {
+impl CaptureRecording {
     /// With one stream that is where a block is freed; a frontier that some later point does not
     /// cover keeps it open. O(n log n) for each chain of the order.
     pub(crate) fn free_from(&self) -> FreeFrom {

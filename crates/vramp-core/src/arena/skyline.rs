@@ -5,8 +5,8 @@
 //! lower wall. Blocks that are live together at a peak so come to lie on one another without gaps, in
 //! whatever order that takes, where an order by size alone leaves holes.
 //!
-//! Deliberately absent: offsets. Who places the blocks in this order may find them lower places still,
-//! as it sees gaps below other blocks and below what was live before.
+//! Deliberately absent: offsets. Blocks that are placed in this order may get lower ones still, in
+//! gaps below other blocks and below blocks that were live before.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

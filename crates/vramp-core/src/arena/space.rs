@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::order::{Frontier, Point};
 
-/// A free stretch: its length in bytes, and who used it last.
+/// A free range: its length in bytes, and its last uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Piece {
     len: u64,
@@ -19,7 +19,7 @@ pub(crate) struct Space {
     pieces: BTreeMap<u64, Piece>,
 }
 
-/// A stretch that a request may use, of one piece or several.
+/// A range that a request may use, of one piece or several.
 type Run = Range<u64>;
 
 impl Space {
@@ -29,7 +29,7 @@ impl Space {
         space
     }
 
-    /// Takes a stretch out that lies in free pieces.
+    /// Takes out a range that lies in free pieces.
     pub(crate) fn take(&mut self, range: Range<u64>) {
         let first = self.pieces.range(..=range.start).next_back().map(|(&start, _)| start);
         let mut at = first.unwrap_or_else(|| panic!("{range:?} is free"));
@@ -47,7 +47,7 @@ impl Space {
         }
     }
 
-    /// Puts a stretch back, to be used where the frontier is covered.
+    /// Puts a range back, to be used where the frontier is covered.
     pub(crate) fn give(&mut self, range: Range<u64>, frontier: Frontier) {
         let mut range = range;
         if let Some((&start, before)) = self.pieces.range(..range.start).next_back()
@@ -69,7 +69,7 @@ impl Space {
         }
     }
 
-    /// Forgets who used the pieces: whatever comes now is ordered after all of it. O(pieces).
+    /// Removes all frontiers: all that comes now is ordered after those uses. O(pieces).
     pub(crate) fn settle(&mut self) {
         let pieces = std::mem::take(&mut self.pieces);
         for (start, piece) in pieces {
@@ -77,7 +77,7 @@ impl Space {
         }
     }
 
-    /// The stretches that may be used at a point, lowest first. O(pieces).
+    /// The ranges that may be used at a point, lowest first. O(pieces).
     pub(crate) fn runs<'a>(&'a self, at: Point<'a>) -> impl Iterator<Item = Run> + 'a {
         let mut usable = self
             .pieces
@@ -94,7 +94,7 @@ impl Space {
         })
     }
 
-    /// True if the whole stretch is free and may be used at this point. O(log n) and its pieces.
+    /// True if the whole range is free and may be used at this point. O(log n) and its pieces.
     pub(crate) fn is_usable(&self, range: Range<u64>, at: Point<'_>) -> bool {
         let first = self.pieces.range(..=range.start).next_back();
         let mut reached = range.start;
@@ -108,7 +108,7 @@ impl Space {
         reached >= range.end
     }
 
-    /// All free stretches, whoever used them, in order and not merged.
+    /// All free ranges with any frontier, in order and not merged.
     pub(crate) fn stretches(&self) -> impl Iterator<Item = Range<u64>> {
         self.pieces.iter().map(|(&start, piece)| start..start + piece.len)
     }

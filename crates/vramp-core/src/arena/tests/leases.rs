@@ -64,7 +64,7 @@ fn a_lease_ends_once_and_with_a_mark_of_its_stream() {
     assert_eq!(leases.end(taken.lease, mark(1, 1)), Err(other));
     assert_eq!(leases.holder(), Some(stream(0)));
     leases.end(taken.lease, mark(0, 1)).unwrap();
-    let unknown = UnknownLease { lease: taken.lease };
+    let unknown = UnknownArenaLease { lease: taken.lease };
     assert_eq!(leases.end(taken.lease, mark(0, 1)), Err(unknown.into()));
     assert_eq!(leases.cancel(taken.lease), Err(unknown));
 }

@@ -45,7 +45,7 @@ enum Ask {
     Free(usize),
 }
 
-fn record(arena: &mut Arena, asks: &[Ask]) -> Recording {
+fn record(arena: &mut Arena, asks: &[Ask]) -> CaptureRecording {
     arena.begin().unwrap();
     let (mut line, mut blocks) = (Line::default(), Vec::new());
     for (number, ask) in (0..).zip(asks) {
