@@ -1,6 +1,6 @@
 //! Captures into arenas: begun or attached, ended, and planned for the next capture.
 
-use vramp_core::{ArenaId, ArenaPolicy, Bytes, Layout, CaptureRecording, StreamId};
+use vramp_core::{ArenaId, ArenaPolicy, Bytes, CaptureRecording, Layout, StreamId};
 use vramp_driver::{CaptureInfo, CaptureMode, Driver, DriverError, Graph, GraphNode, Stream};
 
 use super::{ArenaState, Captured, Capturing, NotAttached};

@@ -16,8 +16,8 @@ mod replay;
 use std::collections::BTreeMap;
 
 use vramp_core::{
-    AddedArena, Arena, ArenaBlockId, ArenaId, ArenaPolicy, Bytes, DeviceAddr, Leases, Mark,
-    CaptureRecording, StreamId,
+    AddedArena, Arena, ArenaBlockId, ArenaId, ArenaPolicy, Bytes, CaptureRecording, DeviceAddr,
+    Leases, Mark, StreamId,
 };
 use vramp_driver::{DriverError, Graph};
 

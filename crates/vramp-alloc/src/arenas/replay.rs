@@ -1,6 +1,6 @@
 //! Replays: leases, and the waits of a stream before it writes where another stream's work did.
 
-use vramp_core::{ArenaId, Bytes, ArenaLeaseId, Mark, Overlap, StreamId};
+use vramp_core::{ArenaId, ArenaLeaseId, Bytes, Mark, Overlap, StreamId};
 use vramp_driver::{Driver, DriverError};
 
 use super::NoLease;
