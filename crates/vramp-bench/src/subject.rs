@@ -1,4 +1,5 @@
-//! What malloc/free pairs are measured on: the system's malloc, the driver's own pool, an allocator.
+//! What malloc/free pairs are measured on: the system's malloc, the driver's own pool, an
+//! allocator.
 //!
 //! Each is a type of its own, so that a timed loop holds nothing but the pair.
 

@@ -25,7 +25,7 @@ pub enum Command {
     Replay(Box<Replay>),
     /// Show which device would be used, and its capabilities
     Info(Info),
-    /// Show the memory of this machine as tiers: spaces, NUMA nodes, disks, and the links between them
+    /// Show the memory of this machine as tiers: spaces, NUMA nodes, disks, links
     Tiers(Tiers),
     /// Convert a trace: to .vtrace, to a PyTorch snapshot, or to a timeline for Perfetto
     Convert(Convert),
@@ -59,7 +59,7 @@ pub struct Replay {
     /// Settings of PyTorch's allocator, in the syntax of PYTORCH_CUDA_ALLOC_CONF
     #[arg(long, value_name = "SETTINGS", value_parser = parse_torch_config)]
     pub torch_config: Option<TorchConfig>,
-    /// Check whether the model of PyTorch's allocator matches the recorded segments; fails below 99 %
+    /// Does the model match PyTorch's recorded segments? Fails below 99 %
     #[arg(long)]
     pub fidelity: bool,
     /// Audit the allocator after every request; on the simulator, detect unordered accesses too

@@ -59,8 +59,8 @@ fn kind(args: &Convert) -> Result<Kind> {
     match Kind::ENDINGS.iter().find(|(ending, _)| name.ends_with(ending)) {
         Some(&(_, kind)) => Ok(kind),
         None => bail!(
-            "the format of '{}' is unknown: give it a name that ends in {}, or add --to vtrace, --to \
-             pickle or --to perfetto",
+            "the format of '{}' is unknown: give it a name that ends in {}, or add --to vtrace, \
+             --to pickle or --to perfetto",
             args.output.display(),
             Kind::ENDINGS.map(|(ending, _)| ending).join(", ")
         ),

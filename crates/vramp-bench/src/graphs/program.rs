@@ -52,8 +52,8 @@ impl Program {
     }
 
     /// Queues all work, in a capture or not. Every block is filled, partly with a copy of the one
-    /// before, and copied to `result`. The first block lives to the end, each of the others until the
-    /// next one has read it.
+    /// before, and copied to `result`. The first block lives to the end, each of the others until
+    /// the next one has read it.
     pub(super) fn queue(&self, rig: &Rig, result: &Allocation) -> Result<()> {
         let Rig { stream, queue, .. } = *rig;
         let (allocator, driver) = (rig.allocator(), rig.driver());

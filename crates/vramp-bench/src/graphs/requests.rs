@@ -27,8 +27,8 @@ pub struct RequestRow {
     pub what: &'static str,
     /// Number of timed batches.
     pub batches: u64,
-    /// Host time of one request, the median over batches. With a simulator, its own run time is part
-    /// of it.
+    /// Host time of one request, the median over batches. With a simulator, its own run time is
+    /// part of it.
     pub each_host_ns: f64,
     /// Time in driver calls of one request.
     pub each_driver_ns: f64,

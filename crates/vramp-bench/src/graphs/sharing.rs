@@ -47,7 +47,8 @@ pub(super) fn measure(bench: &Bench, graphs: u32, block: Bytes) -> Result<Sharin
     let backed = arena.report().backed;
     let mut alone = Vec::new();
     for program in &programs {
-        // Enough addresses even without reuse, and few enough that all arenas fit into the device's.
+        // Enough addresses even without reuse, and few enough that all arenas fit into the
+        // device's.
         let capacity = program.result_len() + Bytes::mib(1);
         let own =
             rig.allocator().graph_arena(ArenaConfig { capacity, ..ArenaConfig::default() })?;

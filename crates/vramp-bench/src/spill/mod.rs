@@ -1,9 +1,9 @@
 //! Spillable buffers that are evicted to pinned host memory and restored.
 //!
-//! 1. [`Spill::rates`]: a dirty buffer is spilled and restored, each right after one plain copy of the same
-//!    length; then it is spilled again, clean.
-//! 2. [`Spill::overlap`]: a series of copies, and of fills, on the card: alone, beside a buffer that
-//!    is spilled and restored continually, and beside plain copies.
+//! 1. [`Spill::rates`]: a dirty buffer is spilled and restored, each right after one plain copy of
+//!    the same length; then it is spilled again, clean.
+//! 2. [`Spill::overlap`]: a series of copies, and of fills, on the card: alone, beside a buffer
+//!    that is spilled and restored continually, and beside plain copies.
 //! 3. [`Spill::workload`]: buffers of twice the card's limit, of which a fifth gets four fifths of
 //!    the accesses.
 //! 4. [`Spill::calls`]: driver calls of a spill and of a restore.

@@ -1,5 +1,5 @@
-//! Slowdown of work on the card beside a buffer that is spilled and restored continually, and beside
-//! plain copies of the same length.
+//! Slowdown of work on the card beside a buffer that is spilled and restored continually, and
+//! beside plain copies of the same length.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -45,8 +45,8 @@ pub struct OverlapRow {
     pub beside_ns: f64,
     /// Median over rounds of the ratio of these times.
     pub slowdown: f64,
-    /// The same beside plain copies in both directions, as long as the buffer. `None` on a simulator:
-    /// the copies would advance its clock past the end of the work.
+    /// The same beside plain copies in both directions, as long as the buffer. `None` on a
+    /// simulator: the copies would advance its clock past the end of the work.
     pub plain_slowdown: Option<f64>,
     /// Bytes evicted or restored while the series ran, in all rounds.
     pub moved_bytes: u64,

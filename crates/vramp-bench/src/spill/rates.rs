@@ -18,8 +18,8 @@ pub struct RateRow {
     /// `rate`.
     pub measure: &'static str,
     /// `asked`: spilled on request, the memory stays free. `pressed`: evicted by a malloc of all of
-    /// it, whose remapping is part of the time; restored once that block is freed. `again`: evicted by
-    /// a malloc whose address is mapped from the round before.
+    /// it, whose remapping is part of the time; restored once that block is freed. `again`: evicted
+    /// by a malloc whose address is mapped from the round before.
     pub spill: &'static str,
     /// Length of the buffer.
     pub size_bytes: u64,

@@ -74,8 +74,8 @@ impl Rig {
         Ok(took_ns)
     }
 
-    /// Evicts a buffer by a malloc of its length under a limit of that length. Frees the block again
-    /// and returns the time of the malloc.
+    /// Evicts a buffer by a malloc of its length under a limit of that length. Frees the block
+    /// again and returns the time of the malloc.
     pub(super) fn evict_by_malloc(&self, buffer: &DeferrableBuffer) -> Result<u64> {
         let page = self.driver.info().limits.page;
         let len =

@@ -20,10 +20,10 @@ pub struct Bench {
 pub enum Measure {
     /// Malloc/free pairs of one block on one thread
     ///
-    /// Batches of a few milliseconds alternate: the system's malloc and free of 64 bytes, the driver's
-    /// own pool, and each allocator, for each size. A row shows the median over batches and the median
-    /// ratio to the preceding batch of the system's malloc, so that a disturbance of the machine
-    /// affects both. The first pairs are not timed, so the memory is warm.
+    /// Batches of a few milliseconds alternate: the system's malloc and free of 64 bytes, the
+    /// driver's own pool, and each allocator, for each size. A row shows the median over batches
+    /// and the median ratio to the preceding batch of the system's malloc, so that a disturbance of
+    /// the machine affects both. The first pairs are not timed, so the memory is warm.
     ///
     /// On the simulator the pairs of the driver's pool are not timed but modelled.
     Hit(Hit),
@@ -36,8 +36,8 @@ pub enum Measure {
     Threads(Threads),
     /// Memory created for the first time
     ///
-    /// A new allocator allocates a total in blocks of one size. Driver calls and their time are those
-    /// of one run; times are medians over all runs.
+    /// A new allocator allocates a total in blocks of one size. Driver calls and their time are
+    /// those of one run; times are medians over all runs.
     Grow(Grow),
     /// Fragmented memory remapped into one block
     ///
@@ -53,55 +53,55 @@ pub enum Measure {
     /// replayed, in random order, and the results are compared byte by byte. Lending: an idle arena
     /// lends its memory, ordinary blocks use 90 % of it under a limit, and a launch takes it back;
     /// `freed` if the blocks are freed before, `held` if new memory has to be created. Requests: a
-    /// malloc/free pair within a capture and outside, and a launch with and without a lease. Medians
-    /// of several rounds; each round finds memory at the addresses of the round before.
+    /// malloc/free pair within a capture and outside, and a launch with and without a lease.
+    /// Medians of several rounds; each round finds memory at the addresses of the round before.
     ///
-    /// On the simulator the compared blocks are at most 1 MiB, and lending and requests have modelled
-    /// costs.
+    /// On the simulator the compared blocks are at most 1 MiB, and lending and requests have
+    /// modelled costs.
     Graphs(Graphs),
     /// Bytes written to a directory and read back
     ///
-    /// In turn: plain direct transfers of one block size to one preallocated file, by io_uring and by
-    /// threads; and the store of the disk tier, in steps of 16 MiB of which four are in flight, with
-    /// extents, budget and checksums. Each turn writes new files; the store's turn includes the
-    /// allocation of disk blocks. Afterwards, and not timed, every byte is read again and compared. A
-    /// row shows the median over rounds and the median ratio to the fastest plain transfers of the
-    /// same round.
+    /// In turn: plain direct transfers of one block size to one preallocated file, by io_uring and
+    /// by threads; and the store of the disk tier, in steps of 16 MiB of which four are in flight,
+    /// with extents, budget and checksums. Each turn writes new files; the store's turn includes
+    /// the allocation of disk blocks. Afterwards, and not timed, every byte is read again and
+    /// compared. A row shows the median over rounds and the median ratio to the fastest plain
+    /// transfers of the same round.
     ///
     /// With `--compress` the store runs with and without compression, and also writes data of which
-    /// every other half KiB is zero. Then a row also shows the bytes on disk over the bytes written,
-    /// and the ratio to the store without compression in the same round.
+    /// every other half KiB is zero. Then a row also shows the bytes on disk over the bytes
+    /// written, and the ratio to the store without compression in the same round.
     ///
     /// The files are unnamed and disappear when closed.
     Disk(Disk),
     /// Bytes copied between the card and pinned blocks of the host
     ///
-    /// For each size and direction, in turn: one plain copy from or to one pinned buffer on one stream
-    /// (two streams for both directions at once); and a mover, which copies in steps on two streams a
-    /// direction from or to blocks of a pool. Time is measured from the first call until the host sees
-    /// the completion. A row shows the median over moves and the median ratio to the preceding plain
-    /// copy. The first round is for warming up.
+    /// For each size and direction, in turn: one plain copy from or to one pinned buffer on one
+    /// stream (two streams for both directions at once); and a mover, which copies in steps on two
+    /// streams a direction from or to blocks of a pool. Time is measured from the first call until
+    /// the host sees the completion. A row shows the median over moves and the median ratio to the
+    /// preceding plain copy. The first round is for warming up.
     ///
     /// On the simulator time is modelled; copies in one direction share the link.
     Copy(CopyArgs),
     /// Spillable buffers evicted to the host and restored
     ///
-    /// Five measurements. Rate: a dirty buffer is spilled and restored, each right after one plain copy of
-    /// the same length; then it is spilled again, clean. The eviction is on request, by a malloc at a
-    /// new address, and by a malloc whose address is still mapped. Overlap: a series of copies, and of
-    /// fills, on the card: alone, beside a buffer that is spilled and restored continually, and beside
-    /// plain copies. Workload: buffers of twice the card's limit, of which a fifth gets four fifths of
-    /// the accesses; the time over that of plain copies of the moved bytes. Calls: driver calls of a
-    /// spill and of a restore. Overshoot: bytes evicted beyond the requested ones. Medians of several
-    /// rounds.
+    /// Five measurements. Rate: a dirty buffer is spilled and restored, each right after one plain
+    /// copy of the same length; then it is spilled again, clean. The eviction is on request, by a
+    /// malloc at a new address, and by a malloc whose address is still mapped. Overlap: a series of
+    /// copies, and of fills, on the card: alone, beside a buffer that is spilled and restored
+    /// continually, and beside plain copies. Workload: buffers of twice the card's limit, of which
+    /// a fifth gets four fifths of the accesses; the time over that of plain copies of the moved
+    /// bytes. Calls: driver calls of a spill and of a restore. Overshoot: bytes evicted beyond the
+    /// requested ones. Medians of several rounds.
     ///
     /// On the simulator time is modelled; copies share the link and compete for nothing else.
     Spill(Spill),
     /// Reservations, waits, and budgeted mallocs
     ///
-    /// The time of a reservation and its release, alone and beside waiters; from a release until the
-    /// blocked waiter on another thread has its reservation; and of malloc and free on an allocator
-    /// with and without a budget. Batches alternate; a row shows the median.
+    /// The time of a reservation and its release, alone and beside waiters; from a release until
+    /// the blocked waiter on another thread has its reservation; and of malloc and free on an
+    /// allocator with and without a budget. Batches alternate; a row shows the median.
     Reserve(Reserve),
 }
 

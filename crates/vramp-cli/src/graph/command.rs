@@ -53,8 +53,8 @@ pub(crate) fn run(args: &Graph, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-const ASSUMPTIONS: &str = "Each recording counts as one capture, without the blocks allocated before \
-    it. Waits between streams are not recorded, so no stream reuses memory of another one.";
+const ASSUMPTIONS: &str = "Each recording counts as one capture, without the blocks allocated \
+    before it. Waits between streams are not recorded, so no stream reuses memory of another one.";
 
 fn write_table(out: &mut dyn Write, outcome: &Outcome, windowed: bool) -> io::Result<()> {
     writeln!(out, "{}", headline(outcome, windowed))?;

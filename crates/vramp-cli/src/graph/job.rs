@@ -84,8 +84,8 @@ pub struct Job {
     pub steps: Vec<Step>,
     /// Frees of blocks that were allocated before. They are left out.
     pub older_freed: usize,
-    /// Bytes that the recorded allocator reserved for these blocks; `None` if that was not recorded,
-    /// or some of them were placed in memory reserved before.
+    /// Bytes that the recorded allocator reserved for these blocks; `None` if that was not
+    /// recorded, or some of them were placed in memory reserved before.
     pub recorded: Option<Bytes>,
 }
 

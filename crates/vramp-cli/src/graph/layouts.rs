@@ -24,7 +24,8 @@ pub struct Layouts {
     pub escaped: usize,
     /// Peak of the live bytes: no layout needs less.
     pub lower_bound: Bytes,
-    /// Peak of the bytes that unordered streams may use at once in a replay; at least the lower bound.
+    /// Peak of the bytes that unordered streams may use at once in a replay; at least the lower
+    /// bound.
     pub conflict_bound: Bytes,
     /// Memory without any reuse.
     pub monotone: Bytes,
@@ -210,7 +211,8 @@ mod tests {
 
     #[test]
     fn a_plan_needs_less_than_placing_block_by_block() {
-        // Block by block, the small block is placed in the first gap, where the large one no longer fits.
+        // Block by block, the small block is placed in the first gap, where the large one no longer
+        // fits.
         let steps = vec![
             alloc(0, 8, 0),
             alloc(1, 1, 0),

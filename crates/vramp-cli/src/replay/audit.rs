@@ -59,7 +59,8 @@ impl Auditor {
         }
     }
 
-    /// Checks every invariant of the allocator, and its live bytes against the own count. O(n log n).
+    /// Checks every invariant of the allocator, and its live bytes against the own count. O(n log
+    /// n).
     pub(super) fn check(&self, allocator: &Allocator) -> Result<(), ReplayError> {
         allocator.audit().map_err(ReplayError::Inconsistent)?;
         let (counted, expected) = (allocator.live(), self.live);

@@ -68,8 +68,8 @@ pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
     if !unfaithful.is_empty() {
         out.flush()?;
         bail!(
-            "the model does not match the recorded segments of {} (more than 1 % differ, or the peaks \
-             by more than 0.5 %): give the recorded job's settings with --torch-config",
+            "the model does not match the recorded segments of {} (more than 1 % differ, or the \
+             peaks by more than 0.5 %): give the recorded job's settings with --torch-config",
             unfaithful.join(", ")
         );
     }
@@ -115,8 +115,8 @@ fn with_recorded_settings(
     Ok(config)
 }
 
-/// Returns one configuration for each allocator. The only place that reads VPMM's variables from the
-/// environment.
+/// Returns one configuration for each allocator. The only place that reads VPMM's variables from
+/// the environment.
 fn configs(args: &Replay) -> Result<Vec<Config>> {
     let presets = args.allocator.0.iter();
     if args.fidelity && !presets.clone().all(|preset| preset.is_torch()) {

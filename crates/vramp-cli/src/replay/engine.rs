@@ -39,8 +39,8 @@ pub struct Options<'a> {
     pub audit: bool,
     /// Record no use on another stream: a deliberate bug, which the audit has to find.
     pub skip_record_use: bool,
-    /// Compare the segments of PyTorch's allocator with this recording. Blocks are then freed at the
-    /// recorded end of their uses.
+    /// Compare the segments of PyTorch's allocator with this recording. Blocks are then freed at
+    /// the recorded end of their uses.
     pub compare_with: Option<&'a Recorded>,
 }
 
@@ -456,9 +456,9 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Returns the SHA-256 over every decision, in the order of the requests: the block's number in 4
-    /// bytes, its place in 8, both little-endian. The place is the address within the allocator's own
-    /// pool; for the driver's pool it is the distance from the first block.
+    /// Returns the SHA-256 over every decision, in the order of the requests: the block's number in
+    /// 4 bytes, its place in 8, both little-endian. The place is the address within the allocator's
+    /// own pool; for the driver's pool it is the distance from the first block.
     fn digest(&self) -> String {
         let mut hasher = Sha256::new();
         let mut batch = Vec::with_capacity(12 << 12);

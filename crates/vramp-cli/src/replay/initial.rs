@@ -18,9 +18,9 @@ pub struct InitialSegment {
     pub blocks: Vec<u32>,
 }
 
-/// Returns the segments that existed before the first event, in address order: those at the end that
-/// were not allocated meanwhile, and those that were freed without having been allocated. Expandable
-/// ones are left out. O(events).
+/// Returns the segments that existed before the first event, in address order: those at the end
+/// that were not allocated meanwhile, and those that were freed without having been allocated.
+/// Expandable ones are left out. O(events).
 pub(super) fn initial_segments(trace: &Trace, workload: &Workload) -> Vec<InitialSegment> {
     let on_device = |device: u16| u32::from(device) == workload.device;
     let at_end = trace.segments.iter().filter(|s| on_device(s.device) && !s.is_expandable);

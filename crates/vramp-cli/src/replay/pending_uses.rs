@@ -3,8 +3,8 @@
 //! A recording has the end of the uses of each block, and no times of this device. So this table
 //! decides which epoch of a stream is complete:
 //!
-//! 1. A free whose uses end later holds back the block's stream, and every other stream that may use
-//!    the block, at their current epochs.
+//! 1. A free whose uses end later holds back the block's stream, and every other stream that may
+//!    use the block, at their current epochs.
 //! 2. A stream that begins to wait for others is held back by all that holds them back.
 //! 3. The end of the uses removes the holds.
 

@@ -110,7 +110,8 @@ impl fmt::Display for RecordedOom {
         if needed <= reserved {
             return write!(
                 f,
-                " The {reserved} reserved were enough for both: the allocator's memory was fragmented."
+                " The {reserved} reserved were enough for both: the allocator's memory was \
+                 fragmented."
             );
         }
         let Some(free) = free else { return Ok(()) };
@@ -122,14 +123,14 @@ impl fmt::Display for RecordedOom {
         } else if reserved.checked_add(free).is_none_or(|all| needed <= all) {
             write!(
                 f,
-                " The {reserved} reserved and the {free} free on the card were enough for both: memory \
-                 was fragmented."
+                " The {reserved} reserved and the {free} free on the card were enough for both: \
+                 memory was fragmented."
             )
         } else {
             write!(
                 f,
-                " It needed {needed} in all, with {reserved} reserved and {free} free: no allocator \
-                 could have served it on this card."
+                " It needed {needed} in all, with {reserved} reserved and {free} free: no \
+                 allocator could have served it on this card."
             )
         }
     }

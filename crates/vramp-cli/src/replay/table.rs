@@ -127,13 +127,15 @@ fn summary(recorded: &Recorded, outcomes: &[Outcome]) -> Vec<String> {
         let (allocator, reserved) = (best.allocator, Bytes::new(best.peak_reserved_bytes));
         sentences.push(match theirs.count().checked_sub(reserved.count()) {
             Some(saved) => format!(
-                "{allocator} reserves {reserved}, the recorded allocator reserved {theirs}: {} less \
-                 ({:.0} %).",
+                "{allocator} reserves {reserved}, the recorded allocator reserved {theirs}: {} \
+                 less ({:.0} %).",
                 Bytes::new(saved),
                 saved as f64 * 100.0 / theirs.count().max(1) as f64
             ),
             None => {
-                format!("{allocator} reserves {reserved}, the recorded allocator reserved {theirs}.")
+                format!(
+                    "{allocator} reserves {reserved}, the recorded allocator reserved {theirs}."
+                )
             }
         });
     }
@@ -161,8 +163,8 @@ fn fidelity(outcome: &Outcome) -> Option<String> {
     ))
 }
 
-/// Returns the run to compare with the recording: vramp's, or if that failed the one with the lowest
-/// peak.
+/// Returns the run to compare with the recording: vramp's, or if that failed the one with the
+/// lowest peak.
 fn best_run(outcomes: &[Outcome]) -> Option<&Outcome> {
     let finished = || outcomes.iter().filter(|outcome| outcome.oom_at_event.is_none());
     let default = finished().find(|outcome| outcome.allocator == Preset::Vramp.name());
@@ -188,7 +190,8 @@ mod tests {
     use crate::device::Device;
     use crate::replay::{Options, replay};
 
-    /// Returns the table of a job that allocates 8 MiB and whose recorded allocator reserved `reserved`.
+    /// Returns the table of a job that allocates 8 MiB and whose recorded allocator reserved
+    /// `reserved`.
     fn printed(reserved: Option<Bytes>, limit: Option<Bytes>) -> String {
         let event = |kind, size| Event {
             kind,

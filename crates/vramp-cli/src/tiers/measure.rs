@@ -18,7 +18,8 @@ const LARGEST: [Bytes; 2] = [Bytes::mib(256), Bytes::mib(64)];
 
 /// Measures between the spaces of a configuration. Cards that are not visible are left out.
 ///
-/// Needs pinned memory and memory of each card for two of the largest copies, and disk space for one.
+/// Needs pinned memory and memory of each card for two of the largest copies, and disk space for
+/// one.
 pub(super) fn measure(cards: &Cards, config: &TiersConfig, device: &str) -> Result<Profile> {
     let largest = LARGEST[usize::from(cards.simulated)];
     let spaces = ReservationManager::new(config.spaces())?;

@@ -2,8 +2,8 @@
 //!
 //! 1. [`cards`] finds the cards: the driver's, or a simulated one.
 //! 2. The spaces come from a file, or follow from the machine.
-//! 3. [`outcome`] combines them with the machine's NUMA nodes, disks and network cards, and lists the
-//!    links between spaces.
+//! 3. [`outcome`] combines them with the machine's NUMA nodes, disks and network cards, and lists
+//!    the links between spaces.
 //! 4. With `--measure`, [`measure`] measures the rates of the links.
 //! 5. [`print`](mod@print) writes the tables.
 

@@ -42,8 +42,8 @@ pub(super) fn write(out: &mut dyn Write, outcome: &Outcome) -> io::Result<()> {
 }
 
 const LEGEND: &str = "Paths: PIX one switch, PXB several bridges, PHB the host bridge, NODE the \
-    interconnect within one NUMA node, SYS the interconnect between NUMA nodes or unknown. Limits are \
-    the maximum PCIe rate, before packet headers.";
+    interconnect within one NUMA node, SYS the interconnect between NUMA nodes or unknown. Limits \
+    are the maximum PCIe rate, before packet headers.";
 
 fn spaces(outcome: &Outcome) -> Table {
     let mut table = Table::new();
