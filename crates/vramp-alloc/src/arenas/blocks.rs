@@ -154,7 +154,7 @@ impl VirtualPool {
         let mut path: Vec<(GraphNode, Option<Vec<GraphNode>>)> =
             tips.iter().map(|&tip| (tip, None)).collect();
         while let Some((node, before)) = path.pop() {
-            if arena.knows(name(&node)) {
+            if arena.has_node(name(&node)) {
                 continue;
             }
             match before {

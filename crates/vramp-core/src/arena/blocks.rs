@@ -270,8 +270,8 @@ impl Arena {
     }
 
     /// True if the node was added to the running capture.
-    pub fn knows(&self, node: NodeId) -> bool {
-        self.capture.as_ref().is_some_and(|capture| capture.order.knows(node))
+    pub fn has_node(&self, node: NodeId) -> bool {
+        self.capture.as_ref().is_some_and(|capture| capture.order.has_node(node))
     }
 
     /// Allocates a block at a point of a stream: the nodes on which its next node will depend, none

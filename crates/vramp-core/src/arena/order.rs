@@ -87,7 +87,7 @@ impl Order {
     /// # Errors
     /// A predecessor that was not added before. Nothing changes.
     pub fn add(&mut self, node: NodeId, predecessors: &[NodeId]) -> Result<(), UnknownNode> {
-        if self.knows(node) {
+        if self.has_node(node) {
             return Ok(());
         }
         let before = self.horizon(predecessors)?;
@@ -111,7 +111,7 @@ impl Order {
     }
 
     /// True if the node was added.
-    pub fn knows(&self, node: NodeId) -> bool {
+    pub fn has_node(&self, node: NodeId) -> bool {
         self.nodes.contains_key(&node)
     }
 

@@ -348,7 +348,7 @@ impl Program {
             pieces.extend(paper.pieces(range(block)));
         }
         for arena in &self.shell.arenas {
-            // What is live is its own, whoever else has the rest.
+            // Live memory is the arena's own; builds may have moved the rest away.
             let at = pool.arena_range(arena.id).at;
             pieces.extend(paper.pieces(Range { at, len: arena.live }));
         }

@@ -78,7 +78,7 @@ fn a_block_of_an_earlier_capture_serves_a_later_one_only_from_its_free_on() {
     arena.add_node(NodeId(1), &[]).unwrap();
     arena.end().unwrap();
     arena.begin().unwrap();
-    assert!(!arena.knows(NodeId(1)));
+    assert!(!arena.has_node(NodeId(1)));
     arena.add_node(NodeId(2), &[]).unwrap();
     arena.free(earlier.id, &[NodeId(2)]).unwrap();
     assert!(arena.alloc(kib(1), &[]).is_err(), "beside the node nothing is proven");

@@ -70,7 +70,7 @@ fn a_lease_ends_once_and_with_a_mark_of_its_stream() {
 }
 
 #[test]
-fn memory_is_lent_only_when_nobody_reads_results_any_more() {
+fn memory_is_lent_only_when_no_stream_reads_results_any_more() {
     let mut leases = Leases::default();
     assert!(leases.is_idle(RUNNING));
     leases.note_use(mark(4, 9));

@@ -155,8 +155,8 @@ impl Program {
         }
     }
 
-    /// What the arena is told of a stream's point.
-    fn told(&self, stream: usize) -> Vec<NodeId> {
+    /// The nodes of a stream's point, as passed to the arena.
+    fn nodes_at(&self, stream: usize) -> Vec<NodeId> {
         match self.bug {
             Bug::InventedJoins => self.points.concat(),
             _ => self.points[stream].clone(),
@@ -175,9 +175,9 @@ impl Program {
                 }
             }
             Step::Alloc { grains, stream } => {
-                let told = self.told(stream);
+                let point = self.nodes_at(stream);
                 let follows = self.arena.follows_plan();
-                let Ok(block) = self.arena.alloc(Bytes::new(grains * 256), &told) else { return };
+                let Ok(block) = self.arena.alloc(Bytes::new(grains * 256), &point) else { return };
                 if self.arena.policy() == ArenaPolicy::Reusing {
                     self.note(follows, block);
                 }
@@ -232,15 +232,15 @@ fn graph() -> impl Strategy<Value = Vec<Vec<Index>>> {
     prop::collection::vec(prop::collection::vec(any::<Index>(), 0..4), 1..40)
 }
 
-/// The first pair of nodes of which the order, told at most so many predecessors of each node, says
+/// The first pair of nodes of which the order, given at most so many predecessors of each node, says
 /// something else than a search.
-fn first_difference(graph: &[Vec<Index>], told: usize) -> Option<(NodeId, NodeId)> {
+fn first_difference(graph: &[Vec<Index>], given: usize) -> Option<(NodeId, NodeId)> {
     let (mut order, mut naive) = (Order::default(), NaiveOrder::default());
     let nodes = || (0..graph.len() as u64).map(NodeId);
     for (node, before) in nodes().zip(graph) {
         let known = |pick: &Index| NodeId(pick.index(node.0 as usize) as u64);
         let before = if node.0 == 0 { Vec::new() } else { before.iter().map(known).collect() };
-        order.add(node, &before[..told.min(before.len())]).unwrap();
+        order.add(node, &before[..given.min(before.len())]).unwrap();
         naive.add(node, &before);
     }
     let mut pairs = nodes().flat_map(|a| nodes().map(move |b| (a, b)));

@@ -34,7 +34,7 @@ fn two_branches_share_nothing_until_they_join() {
     let joined = Line([main.0.clone(), wait.clone()].concat());
     assert_eq!(taken(&mut arena, &joined), Bytes::ZERO);
     main.work(&mut arena, 4, &wait);
-    assert!(arena.knows(NodeId(4)));
+    assert!(arena.has_node(NodeId(4)));
     assert_eq!(taken(&mut arena, &main), kib(2));
 }
 

@@ -1,6 +1,6 @@
-//! A device on paper: what plans do to addresses and chunks, told from the driver's rules alone.
+//! A model of a device: what plans do to addresses and chunks, by the driver's rules alone.
 //!
-//! It knows nothing of the pool's regions. A call that a driver would refuse for its arguments is a
+//! It has no table of the pool's regions. A call that a driver would refuse for its arguments is a
 //! bug of the plan and panics; a call that fails by lot changes nothing.
 
 pub mod queues;

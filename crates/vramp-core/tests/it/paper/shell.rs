@@ -60,7 +60,7 @@ impl Shell {
             Policy::Mixed(mixed) if size <= mixed.heap_limit => self.malloc_in_heap(size, stream),
             _ => match self.climb(Attempt::new(Request { size, stream }))? {
                 Served::Block(block) => Some(Placed { block, heap: None }),
-                _ => panic!("a block was asked for"),
+                _ => panic!("a block was requested"),
             },
         }
     }
@@ -153,7 +153,7 @@ impl Shell {
             let least = size.max(Bytes::new(1)).checked_round_up(page).expect("small sizes fit");
             match self.climb(Attempt::slab(Request { size: least, stream }, wanted))? {
                 Served::Slab(slab) => self.heaps[stream.index()].add(slab),
-                _ => panic!("a slab was asked for"),
+                _ => panic!("a slab was requested"),
             }
         }
     }
@@ -164,7 +164,7 @@ impl Shell {
         while attempt.out_of_memory() {}
         match self.climb(attempt)? {
             Served::Block(block) => Some(block),
-            _ => panic!("a block was asked for"),
+            _ => panic!("a block was requested"),
         }
     }
 
