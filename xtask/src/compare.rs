@@ -16,8 +16,8 @@ use crate::shell;
 /// Folders with traces, relative to the root. One that is absent is named and passed over.
 const TRACES: [&str; 2] = ["examples/traces", "../shared/traces"];
 const CAPTURES: &str = "bench/captures";
-/// Fields that are measured on the host, and so differ between any two runs.
-const HOST_TIMES: [&str; 3] = ["replay_s", "read_s", "pack_ms"];
+/// Fields that are no decisions: times of the host, and the text of an out-of-memory error.
+const IGNORED: [&str; 4] = ["replay_s", "read_s", "pack_ms", "oom"];
 /// Arguments of the replays, besides traces and format.
 const REPLAYS: [&[&str]; 3] = [&[], &["--limit", "20GiB"], &["--limit", "11500MiB"]];
 
@@ -80,7 +80,7 @@ fn differences(old: &Map<String, Value>, new: &Map<String, Value>) -> Vec<String
     keys.sort();
     keys.dedup();
     keys.into_iter()
-        .filter(|key| !HOST_TIMES.contains(&key.as_str()) && old.get(*key) != new.get(*key))
+        .filter(|key| !IGNORED.contains(&key.as_str()) && old.get(*key) != new.get(*key))
         .map(|key| {
             let show =
                 |row: &Map<String, Value>| row.get(key).map_or("absent".into(), Value::to_string);
