@@ -85,6 +85,7 @@ pub use stats::{CompressionStats, DiskStats, TransferStats};
 pub use store::{ChargeTo, DiskStore};
 pub use sweep::SweepReport;
 pub use transfer::DiskTransfer;
+pub(in crate::disk) use vramp_host::DISK_BLOCK;
 
 pub use crate::extents::ExtentCensus;
 pub use vramp_host::{

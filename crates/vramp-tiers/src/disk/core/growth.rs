@@ -1,8 +1,8 @@
 //! How long files are, how many threads serve them, and what a bad block leaves of an allocation.
 
 use vramp_core::Bytes;
-use vramp_host::DISK_BLOCK;
 
+use crate::disk::DISK_BLOCK;
 use crate::extents::{Extent, ExtentCensus, ExtentList};
 
 /// Most threads of a store that only takes checksums. One keeps up with some GiB per second.
