@@ -83,7 +83,7 @@ with tempfile.TemporaryDirectory() as folder:
     status, lines, _ = run(checker, "pool-serves", folder=folder)
     assert status == 1 and len(lines) == 2, lines
     assert lines[0].startswith("FAIL pool-serves-what-is-made-inside"), lines
-    assert lines[0].endswith("there is no package torch"), lines
+    assert lines[0].endswith("package torch is missing"), lines
     assert lines[1] == "0 of 1 checks passed", lines
     status, _, errors = run(checker, "no-such-check", folder=folder)
     assert status == 2 and "no check has no-such-check in its name" in errors, errors
