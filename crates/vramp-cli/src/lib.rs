@@ -3,7 +3,7 @@
 //! - [`replay`] runs one workload on one allocator and one device, and returns a
 //!   [`replay::Outcome`].
 //! - [`graph`] computes the memory of a captured graph of a workload.
-//! - [`bench`] prints the measurements of [`vramp_bench`].
+//! - [`mod@bench`] prints the measurements of [`vramp_bench`].
 //! - [`args`] holds the command line; [`main`] runs it.
 //!
 //! The replay makes no decision about memory and reads no clock for one: when work ends follows

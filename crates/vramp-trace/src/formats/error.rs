@@ -102,10 +102,10 @@ pub enum ReadError {
         /// The values expected.
         expected: &'static str,
     },
-    /// A limit of [`ReadLimits`](crate::ReadLimits) was reached.
+    /// A limit of [`ReadLimits`] was reached.
     #[error("more than {allowed} {what} at byte {offset}: raise ReadLimits::{limit} to read it")]
     Limit {
-        /// Name of the field of [`ReadLimits`](crate::ReadLimits).
+        /// Name of the field of [`ReadLimits`].
         limit: &'static str,
         /// What the limit counts.
         what: &'static str,

@@ -1,6 +1,6 @@
 //! The file formats: PyTorch snapshots, RMM logs, `.vtrace` files and Perfetto timelines.
 //!
-//! 1. [`read`] detects the format by the first bytes and decompresses.
+//! 1. [`read()`] detects the format by the first bytes and decompresses.
 //! 2. `pickle/`, `rmm.rs` and `vtrace/` parse. All of them read through an `Input`, which counts
 //!    bytes against [`ReadLimits`], and fill a `TraceBuilder`.
 //! 3. A writer validates the whole trace before it writes the first byte.

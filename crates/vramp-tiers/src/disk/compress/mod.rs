@@ -1,6 +1,6 @@
 //! Writes that take fewer bytes on the disk than in memory, where that pays.
 //!
-//! 1. A write is charged for all its bytes. A worker compresses a [sample](sample) of it, and
+//! 1. A write is charged for all its bytes. A worker compresses a [sample] of it, and
 //!    [`decide`](crate::disk::core::compression::decide) decides about the rest.
 //! 2. Workers compress the rest [frame](frames::Frame) by frame into memory of the store. A
 //!    frame that saves too little stays uncompressed.

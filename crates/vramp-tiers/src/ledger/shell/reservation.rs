@@ -108,7 +108,7 @@ impl Reservation {
 
     /// Waits until the reservation has grown. Two reservations that wait for each other's memory
     /// are a deadlock, and one of the waits ends with
-    /// [`ReserveError::Deadlock`](crate::ReserveError::Deadlock).
+    /// [`ReserveError::Deadlock`].
     ///
     /// # Errors
     /// As [`RequestBuilder::wait`]. The reservation does not change.

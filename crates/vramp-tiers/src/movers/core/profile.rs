@@ -53,7 +53,7 @@ pub struct UnmeasuredLink {
     pub reason: String,
 }
 
-/// Results of a [`Profiler`](super::Profiler). Serializable, for example as TOML or JSON.
+/// Results of a [`Profiler`](crate::movers::Profiler). Serializable, for example as TOML or JSON.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Profile {
     /// Bytes that the movers queued at a time.

@@ -16,7 +16,7 @@ pub struct Priority(pub i32);
 /// A request for memory in one of several spaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Candidate spaces, the best first. A [`Strategy`](super::Strategy) computes them.
+    /// Candidate spaces, the best first. A [`Strategy`](crate::Strategy) computes them.
     pub candidates: Candidates,
     /// Bytes to reserve, all in one space.
     pub bytes: Bytes,
