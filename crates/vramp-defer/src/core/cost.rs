@@ -15,7 +15,7 @@ pub enum EvictionClass {
     #[default]
     Idle,
     /// Restored within the cooldown, or hinted as needed soon.
-    SplitRequest,
+    NeededSoon,
     /// Work on it is in flight: freeing its memory takes a wait.
     InUse,
 }
@@ -73,7 +73,7 @@ impl fmt::Display for EvictionCost {
         }
         f.write_str(match self.standing {
             EvictionClass::Idle => "",
-            EvictionClass::SplitRequest => "; wanted soon, nothing else was left",
+            EvictionClass::NeededSoon => "; wanted soon, nothing else was left",
             EvictionClass::InUse => "; in use, nothing idle was left",
         })
     }
@@ -113,7 +113,7 @@ impl CostModel<'_> {
         if !buffer.uses.is_empty() {
             EvictionClass::InUse
         } else if buffer.hint == Hint::WillNeed || cool_at.is_some_and(|at| self.now_ns < at) {
-            EvictionClass::SplitRequest
+            EvictionClass::NeededSoon
         } else {
             EvictionClass::Idle
         }

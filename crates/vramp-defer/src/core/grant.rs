@@ -340,7 +340,7 @@ impl Deferrables {
             let allowed = access(buffer)? == Access::Exclusive;
             let whole = self.buffers[buffer].len;
             if !allowed || offset.checked_add(len).is_none_or(|end| end > whole) {
-                return Err(LeaseEndError::WrittenRange { buffer, offset, len });
+                return Err(LeaseEndError::InvalidWrite { buffer, offset, len });
             }
         }
         Ok(())

@@ -155,7 +155,7 @@ pub enum LeaseEndError {
     },
     /// The lease is shared, or the bytes lie outside the buffer.
     #[error("the lease does not allow writing {len} at {offset} of {buffer}")]
-    WrittenRange {
+    InvalidWrite {
         /// The buffer.
         buffer: BufferId,
         /// Offset of the first byte.

@@ -112,7 +112,7 @@ impl fmt::Display for MoveRecord {
             }
             MoveKind::Cleaned(to) => write!(f, "{piece}: {bytes} copied ahead of need to {to}")?,
             MoveKind::Restored(from) => write!(f, "{piece}: {bytes} restored from {from}")?,
-            MoveKind::Pushed => write!(f, "{piece}: {bytes} was pushed from host to disk")?,
+            MoveKind::Pushed => write!(f, "{piece}: {bytes} pushed from host to disk")?,
         }
         write!(f, " in {} us", took_ns / 1000)?;
         match &self.cost {

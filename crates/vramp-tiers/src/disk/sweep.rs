@@ -39,7 +39,9 @@ pub(super) fn sweep(dir: &Path) -> std::io::Result<SweepReport> {
         let Some(owner) = name.to_str().and_then(owner_of) else { continue };
         // Opening a named pipe would block.
         match entry.file_type().is_ok_and(|kind| kind.is_file()) {
-            true if swept.complete(&entry.path(), owner) => locked.push((entry.path(), owner)),
+            true if swept.remove_if_abandoned(&entry.path(), owner) => {
+                locked.push((entry.path(), owner))
+            }
             true => {}
             false => swept.foreign += 1,
         }
@@ -51,7 +53,7 @@ pub(super) fn sweep(dir: &Path) -> std::io::Result<SweepReport> {
         std::thread::sleep(Duration::from_millis(2));
         locked.retain(|(path, owner)| {
             swept.in_use -= 1;
-            swept.complete(path, *owner)
+            swept.remove_if_abandoned(path, *owner)
         });
     }
     Ok(swept)
@@ -64,7 +66,7 @@ fn is_gone(pid: u32) -> bool {
 
 impl SweepReport {
     /// Removes the file if it is abandoned. Returns true if it is locked.
-    fn complete(&mut self, path: &Path, owner: OwnerId) -> bool {
+    fn remove_if_abandoned(&mut self, path: &Path, owner: OwnerId) -> bool {
         let file = match OpenOptions::new().read(true).open(path) {
             Ok(file) => file,
             // Its store was dropped meanwhile.

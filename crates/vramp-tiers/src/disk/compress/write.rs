@@ -167,7 +167,7 @@ impl CompressedWrite {
             _ => None,
         };
         let Some(memory) = memory else { return self.start_write() };
-        let record = Arc::clone(&memory);
+        let shared_memory = Arc::clone(&memory);
         let frames = {
             let mut state = self.lock();
             let Stage::Compressing(compressing) = &mut state.stage else { return };
@@ -176,8 +176,8 @@ impl CompressedWrite {
             compressing.left
         };
         self.shared.workers.run((0..frames).map(|index| {
-            let (own, record) = (Arc::clone(&self), Arc::clone(&record));
-            move || own.compress(index, &record)
+            let (own, memory) = (Arc::clone(&self), Arc::clone(&shared_memory));
+            move || own.compress(index, &memory)
         }));
     }
 
