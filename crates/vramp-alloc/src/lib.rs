@@ -16,9 +16,9 @@
 //!
 //! # Two streams
 //!
-//! Memory belongs to the stream it was allocated for: what is freed there serves that stream's next
-//! request at once. Work of another stream on a block is announced with
-//! [`Allocator::record_use`]; the block is reused once that work is over.
+//! Memory belongs to the stream it was allocated for: memory freed there can be reused by that
+//! stream's next request at once. Record work of another stream on a block with
+//! [`Allocator::record_use`]; the block is reused once that work is complete.
 //!
 //! ```
 //! # use vramp_alloc::{Allocator, Bytes, Config};
@@ -42,7 +42,7 @@
 //! # A limit, and out of memory
 //!
 //! A request fails only after free memory of every stream was searched and remapped, the group's
-//! other pools were trimmed and [handlers](Allocator::on_shortage) had nothing to free. The error
+//! other pools were trimmed and [handlers](Allocator::on_shortage) freed too little. The error
 //! is a report: how much is reserved, allocated and free, by stream and by tag, and what to do.
 //!
 //! ```
@@ -69,7 +69,7 @@
 //!
 //! | preset | what it is |
 //! |---|---|
-//! | [`Preset::Vramp`] | the default; reserves a few percent more than the live bytes |
+//! | [`Preset::Vramp`] | the default; reserves 1 to 2 % more than recorded jobs have allocated |
 //! | [`Preset::Vpmm`] | OpenVM's pool |
 //! | [`Preset::StreamOrdered`] | the driver's pool (`cudaMallocAsync`) |
 //! | [`Preset::Torch`], [`Preset::TorchExpandable`] | PyTorch's caching allocator |
@@ -84,7 +84,7 @@
 //!
 //! - [`config`], [`device`], [`error`], [`stats`], [`observe`]: settings, the driver and its types,
 //!   errors and the out-of-memory report, statistics, events and shortage handlers;
-//! - [`graph`]: memory for captured CUDA graphs; [`range`]: addresses whose memory comes and goes;
+//! - [`graph`]: memory for captured CUDA graphs; [`range`]: stable addresses, mapped on demand;
 //! - [`torch`]: PyTorch's caching allocator as a state machine; [`inspect`]: the pool's own state;
 //! - `history`: recorded events and snapshots for PyTorch's viewers. Needs the feature `history`,
 //!   which is off by default: it brings the file formats of `vramp-trace` (zstd, CSV, JSON), which

@@ -4,8 +4,8 @@
 //! 2. Each module measures one thing. It takes plain options and returns typed rows.
 //! 3. Rows are serialisable; the names of their fields are those of `vramp bench --json`.
 //!
-//! What is compared is measured in the same run, in alternating batches, so that a disturbance of
-//! the machine affects all of it. Results are medians.
+//! Allocators are compared within one run, in alternating batches, so that a disturbance of the
+//! machine affects all of them. Results are medians.
 //!
 //! ```
 //! use std::time::Duration;

@@ -1,7 +1,7 @@
 //! The C interface of vramp and the shared library `libvramp.so`, which C and C++ programs link
 //! and PyTorch loads.
 //!
-//! The life of a call:
+//! Steps of a call:
 //!
 //! 1. `interface.rs`, `graphs.rs` or `torch/mod.rs` receives ids and pointers. An id is looked up,
 //!    never dereferenced.

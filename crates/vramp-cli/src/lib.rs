@@ -6,9 +6,9 @@
 //! - [`mod@bench`] prints the measurements of [`vramp_bench`].
 //! - [`args`] holds the command line; [`main`] runs it.
 //!
-//! The replay makes no decision about memory and reads no clock for one: when work ends follows
-//! from the trace alone, so a card and the simulator get the same requests and make the same
-//! decisions.
+//! The replay makes no decision about memory. The trace alone, and no clock, determines when work
+//! ends, so that allocators get the same requests and make the same decisions on a card and on the
+//! simulator.
 //!
 //! Deliberately absent: allocation policy (`vramp-core`), trace formats (`vramp-trace`).
 #![forbid(unsafe_code)]

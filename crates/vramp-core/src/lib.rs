@@ -1,9 +1,9 @@
 //! The allocator's decisions as a pure state machine, and the units and ids of all crates.
 //!
 //! A [`Pool`] has the whole state of one device's memory: spans of addresses, chunks of physical
-//! memory, blocks. A request returns a block, or a [`Plan`] of driver operations to perform first. The
-//! crate `vramp-alloc` performs plans on a device; tests perform them on a model of a device. The
-//! same requests and the same facts always give the same decisions.
+//! memory, blocks. A request returns a block, or a [`Plan`] of driver operations to perform first.
+//! `vramp-alloc` performs plans on a device; tests perform them on a model of a device. The
+//! same requests and the same reports of completed work always give the same decisions.
 //!
 //! ```
 //! use vramp_core::{Attempt, Bytes, Mixed, Policy, Pool, PoolConfig, Request, Step};
@@ -30,8 +30,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! One malloc: [`Pool::place`] (`pool/state/place.rs`) climbs the ladder of `pool/plan/place.rs`; on a
-//! miss `pool/plan/build.rs` chooses chunks and returns a plan; the shell performs it;
+//! One malloc: [`Pool::place`] (`pool/state/place.rs`) tries the rungs of `pool/plan/place.rs`; on
+//! a miss `pool/plan/build.rs` chooses chunks and returns a plan; the shell performs it;
 //! [`Pool::settle`] (`pool/state/settle.rs`) changes the pool; `place` then finds the region and
 //! carves the block. Small blocks come from a [`StreamHeap`] (`heap/`), blocks of captured graphs
 //! from an [`Arena`] (`arena/`).

@@ -12,7 +12,7 @@
 //! # Ok::<(), vramp_driver::DriverError>(())
 //! ```
 //!
-//! Life of a device:
+//! Life cycle of a device:
 //!
 //! 1. [`CudaDriver::open`] loads libcuda, retains the card's primary context and creates a
 //!    stream-ordered pool for this device. A missing or old driver, or a missing card, is an

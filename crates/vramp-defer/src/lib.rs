@@ -18,7 +18,7 @@
 //! let stream = allocator.create_stream()?;
 //! let queue = allocator.stream(stream).expect("it was made just now");
 //!
-//! // What leaves the card goes to at most a GiB of pinned memory.
+//! // Buffers are evicted to at most one GiB of pinned memory.
 //! let spaces = ReservationManager::new([(SpaceId::host(0), SpaceConfig::host(Bytes::gib(1)))])?;
 //! let host = spaces.space(SpaceId::host(0)).expect("it was configured");
 //! let pool = HostPool::new(&host, HostPoolConfig::default(), [Arc::clone(&device)])?;
@@ -26,7 +26,7 @@
 //! let parts = SpillParts { allocator: Arc::clone(&allocator), mover, disk: None, budget: None };
 //! let manager = SpillManager::new(parts, SpillConfig::default())?;
 //!
-//! // Four buffers of 128 MiB, under a limit of 256 MiB: the first two leave for the others.
+//! // Four buffers of 128 MiB, under a limit of 256 MiB: the first two are evicted.
 //! let buffers = (0..4).map(|_| manager.buffer(Bytes::mib(128))).collect::<Result<Vec<_>, _>>()?;
 //! for buffer in &buffers {
 //!     let lease = buffer.lease(Access::Exclusive, stream)?;
@@ -34,19 +34,19 @@
 //! }
 //! assert!(!buffers[0].is_resident() && buffers[3].is_resident());
 //!
-//! // A lease on two buffers brings back what is missing. The stream waits for it, the host does
-//! // not. Dropping the lease ends it once the stream has passed what was queued by then.
+//! // A lease on two buffers restores those that were evicted. The stream waits for the copies,
+//! // the host does not. A dropped lease ends once the work queued by then is complete.
 //! let both = [(&buffers[0], Access::Shared), (&buffers[1], Access::Exclusive)];
 //! let lease = manager.lease(&both, stream)?;
 //! assert_eq!(lease.address(0), buffers[0].addresses());
 //! drop(lease);
 //!
-//! // An allocation that finds too little free memory evicts as much as it lacks.
+//! // An allocation that finds too little free memory evicts the missing bytes.
 //! let block = allocator.malloc(Bytes::mib(160), stream)?;
 //! allocator.free(block, stream)?;
 //! println!("{} B were spilled for mallocs and leases", manager.stats().freed_bytes);
 //! for record in manager.history() {
-//!     println!("{record}"); // what moved, where to, and by which cost it was chosen
+//!     println!("{record}"); // the moved piece, its destination, and its cost
 //! }
 //!
 //! // Three of them never fit at once: the lease is refused, with the sizes.
@@ -70,21 +70,21 @@
 //!
 //! # Map
 //!
-//! Two folders. `core/` decides and does nothing: it is the module [`planner`], a state machine
-//! without locks, clocks and devices. `shell/` acts and decides nothing: threads, copies, driver
-//! calls. Their files share no name.
+//! The folder `core/` decides: it is the module [`planner`], a state machine without locks, clocks
+//! and devices. The folder `shell/` performs its decisions: threads, copies, driver calls. No file
+//! name occurs in both.
 //!
 //! | question | `core/` decides | `shell/` acts |
 //! |---|---|---|
-//! | Who gets a lease, and when? | `grant`, `wait_queue`, `uses` | `acquire`, `queued_request`, `lease_set` |
+//! | Which request gets a lease, and when? | `grant`, `wait_queue`, `uses` | `acquire`, `queued_request`, `lease_set` |
 //! | What is read in place? | `in_place` | `acquire`, `mapped_copy`, `map_copies` |
-//! | What leaves the card? | `victims`, `cost`, `cover`, `rates`, `spill_rounds` | `spill`, `copy_out`, `staging` |
+//! | Which pieces are evicted? | `victims`, `cost`, `cover`, `rates`, `spill_rounds` | `spill`, `copy_out`, `staging` |
 //! | What is restored? | `grant`, `moves` | `restore` |
-//! | What leaves the host? | `host_reclaim` | `relieve_host`, `push_copy`, `cleaner` |
+//! | Which host copies are dropped or moved? | `host_reclaim` | `relieve_host`, `push_copy`, `cleaner` |
 //! | What follows a failure? | `failure`, `refusal` | `spill_error` |
 //! | What keeps a buffer on the card? | `expose`, `holds` | `lease_set`, `buffer_handle` |
 //! | What is the state? | `deferrables`, `buffer_state`, `piece`, `range` | `state`, `events` |
-//! | What does it look like from outside? | `census`, `audit` | `manager`, `report` |
+//! | Which statistics and checks are there? | `census`, `audit` | `manager`, `report` |
 #![forbid(unsafe_code)]
 
 // The folder is `core/`, as in every crate: pure code, checked by `cargo xtask tidy`. The module has

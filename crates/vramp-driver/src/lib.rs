@@ -1,10 +1,10 @@
 //! The contract between vramp and a GPU: the trait [`Driver`], with one method for each driver call
 //! that vramp makes.
 //!
-//! `vramp-cuda` implements it for a card, [`sim`] without one. A device returns opaque ids and keeps
-//! raw handles and pointers to itself, so every method is safe to call with any argument: a stale or
+//! `vramp-cuda` implements it for a card, [`sim`] without one. A device returns opaque ids and no
+//! raw handles or pointers, so every method is safe to call with any argument: a stale or
 //! foreign id is an error of kind [`ErrorKind::InvalidUse`], never undefined behaviour. An
-//! implementation decides nothing: it does not retry, round or cache.
+//! implementation has no policy: it does not retry, round or cache.
 //!
 //! ```
 //! use vramp_core::{AddrRange, Bytes};
@@ -39,8 +39,7 @@
 //!
 //! # Rules of virtual memory
 //!
-//! Every implementation keeps these six. They were measured on an H200; `docs/cuda-facts.md` lists
-//! the sources.
+//! Every implementation obeys these six rules. `docs/cuda-facts.md` lists their sources.
 //!
 //! 1. Sizes and addresses of physical memory are multiples of [`Limits::page`], the granularity.
 //! 2. A physical handle is mapped only whole, and a mapping is unmapped only whole. One unmap may
@@ -56,9 +55,9 @@
 //!
 //! 1. Work queued on a capturing stream becomes nodes of a graph and runs only when the graph is
 //!    launched. Each node depends on the nodes that [`CaptureInfo::dependencies`] names.
-//! 2. [`Driver::record`] on a capturing stream makes the event stand for those dependencies. A
-//!    stream outside that waits for the event joins the capture (a fork); a stream inside takes them
-//!    as further dependencies (a join).
+//! 2. [`Driver::record`] on a capturing stream captures those dependencies in the event. A
+//!    stream outside that waits for the event joins the capture (a fork); a stream inside adds
+//!    them to its dependencies (a join).
 //! 3. A capture does not depend on work outside it. Waiting for an event that was recorded outside
 //!    is refused and invalidates the capture. So does a query or a synchronise of captured work.
 //! 4. Create, map, set-access, unmap, release, and recording on streams outside are legal in every

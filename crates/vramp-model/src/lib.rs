@@ -23,7 +23,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Life of a request:
+//! Life cycle of a request:
 //!
 //! 1. [`TorchPool::place`] frees blocks whose work is over, then searches the best fit among the
 //!    free blocks of the request's stream (`place.rs`).

@@ -1,4 +1,4 @@
-//! Memory reservations for GPUs, pinned host memory and disks, under budgets that hold.
+//! Memory reservations for GPUs, pinned host memory and disks, within budgets.
 //!
 //! ```
 //! use std::sync::Mutex;
@@ -43,7 +43,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The life of a reservation:
+//! Life cycle of a reservation:
 //!
 //! 1. [`ReservationManager::request`] takes a [`Strategy`] and an amount; the builder adds
 //!    priority, owner and deadline. It finishes with [`now`](RequestBuilder::now): all bytes or an
@@ -66,7 +66,7 @@
 //! | [`spill`] | spillers |
 //! | [`tracked`] | an allocator whose memory is charged to reservations |
 //! | [`streams`], [`links`], [`notify`] | stream pools, transfer rates, notification channels |
-//! | [`config`] | spaces read from TOML, or drawn up for the machine |
+//! | [`config`] | spaces read from TOML, or derived from the machine |
 //! | [`host`], [`disk`] | pinned memory of a host space, files of a disk space |
 //! | [`movers`] | transfers between a device, the host and disks |
 //! | [`ledger`] | the same budgets and wait queue as a pure state machine |
@@ -75,8 +75,8 @@
 //! charged malloc and free. While other requests wait, a release that serves none costs the same;
 //! one that serves a waiter costs O(waiters ahead of it).
 //!
-//! Deliberately absent: global state, environment variables, and decisions about who gets memory:
-//! these are the [`ledger`]'s. The one thread-local record is which spaces a thread is spilling.
+//! Deliberately absent: global state, environment variables, and decisions about which request gets
+//! memory: [`ledger`] makes them. One value is thread-local: the spaces that a thread is spilling.
 #![forbid(unsafe_code)]
 
 pub mod config;

@@ -1,5 +1,5 @@
-//! A GPU memory allocator that avoids running out of memory through fragmentation: it maps free
-//! physical pages side by side where a large block is needed.
+//! A GPU memory allocator that avoids running out of memory through fragmentation: it remaps free
+//! physical pages into contiguous virtual ranges where a large block is needed.
 //!
 //! This is the crate to depend on. Without a GPU everything runs on a simulated one.
 //!
@@ -32,9 +32,9 @@
 //! | react to a shortage, or watch every request | [`observe`] | |
 //! | record events, write snapshots for PyTorch's viewers, read recordings | `history`, `trace` | `history` |
 //! | reserve memory of cards, hosts and disks before using it | `tiers` | `tiers` |
-//! | keep more data than the card holds | `defer` | `defer` |
+//! | keep more data than fits on the card | `defer` | `defer` |
 //!
-//! The features are on by default, so that what the pages show compiles after `cargo add vramp`.
+//! The features are on by default, so that all examples compile after `cargo add vramp`.
 //! `default-features = false` leaves the allocator; feature `sim` is the simulated GPU.
 //!
 //! Programs that use all of it are in `examples/`: `allocator`, `reservations`, `spill_manager`.

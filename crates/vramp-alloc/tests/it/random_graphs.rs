@@ -1,7 +1,7 @@
 //! Random programs of captures and replays: the happens-before checker and a look at the bytes find
 //! nothing, and find each planted bug.
 //!
-//! For a million steps and more: `cargo run --release -p vramp --example graph_soak -- --steps
+//! For a million steps and more: `cargo run --release -p vramp-alloc --example graph_soak -- --steps
 //! 1000000`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
