@@ -79,7 +79,7 @@ fn finish(rig: &Rig, held: impl IntoIterator<Item = (Allocation, StreamId)>) {
 /// The first requests of a recorded job on two streams.
 fn recorded() -> Workload {
     // Seen from the crate, and from the folder that travels to a machine with a card.
-    let folders = ["../../examples/traces", "traces"].map(std::path::Path::new);
+    let folders = ["tests/data", "traces"].map(std::path::Path::new);
     let folder = folders.into_iter().find(|folder| folder.exists()).expect("there are traces");
     let path = folder.join("resnet_multires_stacks.pickle.gz");
     let trace = read_trace(path, &ReadLimits::default()).expect("the example is there");

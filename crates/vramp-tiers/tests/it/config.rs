@@ -83,7 +83,7 @@ fn a_file_says_amounts_and_parts_and_what_it_leaves_out_is_the_tiers_default() {
 
 #[test]
 fn the_file_in_the_documents_is_one() {
-    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/tiers.md");
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/tiers.md");
     let page = std::fs::read_to_string(page).unwrap();
     let (_, file) = page.split_once("```toml\n").unwrap();
     let (file, _) = file.split_once("```").unwrap();
