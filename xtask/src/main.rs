@@ -31,7 +31,7 @@ struct Args {
 enum Task {
     /// Everything a change must pass: format, tidy, lints, tests, documentation, examples.
     Ci,
-    /// The house rules that no compiler checks.
+    /// The project rules that no compiler checks.
     Tidy,
     /// Explores every order in which threads can meet on the fast path.
     Loom {
