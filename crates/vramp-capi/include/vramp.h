@@ -361,7 +361,8 @@ vramp_status_t vramp_arena_report(vramp_allocator_t allocator,
 // Begins a capture of `stream` into an arena. Allocations on this stream, and on streams that join
 // the capture, come from the arena. Allocations on other streams are not affected. Memory from
 // before the capture that is freed on those streams is kept until the graph is destroyed. An arena
-// serves one capture at a time.
+// serves one capture at a time. Until the capture ends, one thread at a time may use its streams, in
+// calls of this library and of CUDA.
 vramp_status_t vramp_capture_begin(vramp_allocator_t allocator,
                                    vramp_stream_t stream,
                                    vramp_arena_t arena);
@@ -377,7 +378,7 @@ vramp_status_t vramp_capture_end(vramp_allocator_t allocator,
                                  vramp_graph_t *graph);
 
 // Attaches an arena to the capture of `stream`, which the caller began and will end. Allocations
-// and frees behave as after vramp_capture_begin. The library does not see replays of the graph:
+// and frees behave as after vramp_capture_begin, with the same rule for threads. The library does not see replays of the graph:
 // the arena never lends its memory from then on, and the caller must not let replays of its graphs
 // overlap.
 vramp_status_t vramp_capture_attach(vramp_allocator_t allocator,

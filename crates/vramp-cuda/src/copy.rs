@@ -10,6 +10,7 @@ use crate::error::invalid;
 use crate::host::Pinned;
 use crate::memory::{bad, size};
 use crate::stream::RawStream;
+use crate::uses;
 
 pub(crate) fn fill(
     driver: &CudaDriver,
@@ -22,6 +23,7 @@ pub(crate) fn fill(
     let fill = symbol!(driver, call, cuMemsetD8Async);
     let stream = held(driver, call, stream)?;
     check_owned(driver, call, range)?;
+    let _turn = driver.turn();
     // SAFETY: the stream is held, so it is alive; the range belongs to the device, so no
     // memory of other code is written. Unmapped parts fault on the device and cannot harm the host.
     let code = unsafe { fill(range.start.number(), byte, size(range.len), stream.raw.0) };
@@ -39,6 +41,7 @@ pub(crate) fn copy(driver: &CudaDriver, stream: Stream, copy: DeviceCopy) -> Dri
     if copy.from.number().abs_diff(copy.to.number()) < copy.len.count() {
         return Err(invalid(call, format!("{from} and {to} overlap")));
     }
+    let _turn = driver.turn();
     // SAFETY: as in `fill`, for both ranges.
     let code = unsafe { run(copy.to.number(), copy.from.number(), size(copy.len), stream.raw.0) };
     driver.settle(call, code, || format!("{from} to {to}"))
@@ -53,15 +56,18 @@ pub(crate) fn copy_to_device(
     let call = Call::CopyToDevice;
     let _entered = driver.enter(call)?;
     let run = symbol!(driver, call, cuMemcpyHtoDAsync_v2);
+    let id = stream.number();
     let stream = held(driver, call, stream)?;
     let buffer = pinned(driver, call, from)?;
     let start = buffer.part(call, from.offset, from.len)?;
     let range = AddrRange::new(to, from.len);
     check_owned(driver, call, range)?;
-    // SAFETY: the device side as in `fill`; the host side lies inside a live buffer, and
-    // freeing it waits for copies in flight.
-    let code = unsafe { run(to.number(), start.cast(), size(from.len), stream.raw.0) };
-    driver.settle(call, code, || range.to_string())
+    uses::queue_using(driver, call, (id, &stream), &[buffer], || {
+        // SAFETY: the device side as in `fill`; the host side lies inside a live buffer, which
+        // `queue_using` keeps until the copy is over.
+        let code = unsafe { run(to.number(), start.cast(), size(from.len), stream.raw.0) };
+        driver.settle(call, code, || range.to_string())
+    })
 }
 
 pub(crate) fn copy_to_host(
@@ -73,14 +79,17 @@ pub(crate) fn copy_to_host(
     let call = Call::CopyToHost;
     let _entered = driver.enter(call)?;
     let run = symbol!(driver, call, cuMemcpyDtoHAsync_v2);
+    let id = stream.number();
     let stream = held(driver, call, stream)?;
     let buffer = pinned(driver, call, to)?;
     let start = buffer.part(call, to.offset, to.len)?;
     let range = AddrRange::new(from, to.len);
     check_owned(driver, call, range)?;
-    // SAFETY: as in `copy_to_device`.
-    let code = unsafe { run(start.cast(), from.number(), size(to.len), stream.raw.0) };
-    driver.settle(call, code, || range.to_string())
+    uses::queue_using(driver, call, (id, &stream), &[buffer], || {
+        // SAFETY: as in `copy_to_device`.
+        let code = unsafe { run(start.cast(), from.number(), size(to.len), stream.raw.0) };
+        driver.settle(call, code, || range.to_string())
+    })
 }
 
 fn held(driver: &CudaDriver, call: Call, stream: Stream) -> DriverResult<Arc<RawStream>> {

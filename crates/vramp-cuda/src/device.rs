@@ -12,7 +12,7 @@ use vramp_driver::{
 
 use crate::addresses::AddressTable;
 use crate::error::{OpenError, invalid_id, kind_of};
-use crate::graph::RawGraph;
+use crate::graph::{RawExec, RawGraph};
 use crate::host::Pinned;
 use crate::identity;
 use crate::load::{Cuda, entry};
@@ -20,10 +20,11 @@ use crate::memory::Physical;
 use crate::node_ids::NodeIds;
 use crate::stream::RawStream;
 use crate::sys::{
-    CUctx_st, CUdevice, CUdevice_attribute, CUevent_st, CUgraphExec_st, CUmemPoolHandle_st,
-    CUresult, CUstream_st,
+    CUctx_st, CUdevice, CUdevice_attribute, CUevent_st, CUmemPoolHandle_st, CUresult, CUstream_st,
 };
 use crate::table::{Opaque, Refusal, Table};
+use crate::turns::Turns;
+use crate::uses::Captured;
 use crate::{copy, graph, host, memory, pool, stream};
 
 /// One CUDA card.
@@ -43,8 +44,10 @@ pub struct CudaDriver {
     pub(crate) events: Table<Opaque<CUevent_st>>,
     pub(crate) buffers: Table<Pinned>,
     pub(crate) graphs: Table<RawGraph>,
-    pub(crate) execs: Table<Opaque<CUgraphExec_st>>,
+    pub(crate) execs: Table<RawExec>,
     pub(crate) node_ids: Mutex<NodeIds>,
+    pub(crate) turns: Turns,
+    pub(crate) captured: Mutex<Captured>,
     /// Tail stream: waits for the work of every destroyed stream; see [`crate::teardown`].
     pub(crate) tail: OnceLock<Opaque<CUstream_st>>,
     /// Pool of this device only. `None` if the card has no such pools.
@@ -149,6 +152,8 @@ impl CudaDriver {
             graphs: Table::default(),
             execs: Table::default(),
             node_ids: Mutex::default(),
+            turns: Turns::default(),
+            captured: Mutex::default(),
             tail: OnceLock::new(),
             pool,
         })

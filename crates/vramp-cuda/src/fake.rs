@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::rc::Rc;
 
 use crate::device::CudaDriver;
 use crate::error::OpenError;
@@ -25,6 +26,10 @@ struct State {
     capture: Capture,
     /// Code with which the end of a capture is refused; zero for none.
     end_refused: u32,
+    /// True if all work is complete.
+    complete: bool,
+    /// Called in each driver call with its name.
+    watch: Option<Rc<dyn Fn(&'static str)>>,
 }
 
 /// A capture whose last node depends on one other: see [`FIRST`] and [`LAST`].
@@ -64,6 +69,9 @@ fn with<R>(use_it: impl FnOnce(&mut State) -> R) -> R {
 
 /// Records the call; runs `answer` unless the function fails.
 fn called(name: &'static str, answer: impl FnOnce(&mut State)) -> CUresult {
+    if let Some(watch) = with(|state| state.watch.clone()) {
+        watch(name);
+    }
     with(|state| {
         state.calls.push(name);
         if let Some((failing, code)) = state.failing
@@ -97,6 +105,30 @@ pub(crate) fn refuse_end(code: u32) {
 /// Invalidates the capture, as a refused call does.
 pub(crate) fn invalidate_capture() {
     with(|state| state.capture = Capture::Invalidated);
+}
+
+/// Makes every stream report a valid capture, which no call of the device began.
+pub(crate) fn capture_elsewhere() {
+    with(|state| state.capture = Capture::Valid);
+}
+
+/// Ends that capture without the device.
+pub(crate) fn end_elsewhere() {
+    with(|state| state.capture = Capture::None);
+}
+
+/// Completes all work, or leaves it in flight.
+pub(crate) fn set_complete(complete: bool) {
+    with(|state| state.complete = complete);
+}
+
+/// Calls `watch` in each driver call of this thread, with its name, until [`unwatch`].
+pub(crate) fn watch(watch: impl Fn(&'static str) + 'static) {
+    with(|state| state.watch = Some(Rc::new(watch)));
+}
+
+pub(crate) fn unwatch() {
+    with(|state| state.watch = None);
 }
 
 /// Makes another context current on this thread, as another library would.
@@ -181,9 +213,10 @@ unsafe extern "C" fn error_name(code: CUresult, text: *mut *const c_char) -> CUr
     CUresult::CUDA_SUCCESS
 }
 
-/// Reports work in flight, unless set to fail.
+/// Reports work in flight, unless set to fail or complete.
 unsafe extern "C" fn event_query(_: CUevent) -> CUresult {
     match called("cuEventQuery", |_| ()) {
+        CUresult::CUDA_SUCCESS if with(|state| state.complete) => CUresult::CUDA_SUCCESS,
         CUresult::CUDA_SUCCESS => CUresult::CUDA_ERROR_NOT_READY,
         failure => failure,
     }
@@ -248,9 +281,11 @@ fakes! {
         });
         if s.capture == Capture::Valid {
             put(id, CAPTURE);
-            put(nodes, TIPS.0.as_ptr());
-            put(edges, EDGES.as_ptr());
-            put(count, 1);
+            if !nodes.is_null() {
+                put(nodes, TIPS.0.as_ptr());
+                put(edges, EDGES.as_ptr());
+                put(count, 1);
+            }
         }
     }
     cuGraphGetNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) s { put(count, 2) }

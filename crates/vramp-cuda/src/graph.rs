@@ -1,11 +1,12 @@
 //! Captures and graphs.
 //!
-//! Calls on graphs hold one lock, because the driver requires calls on one graph to be serialised. The
-//! lock does not cover work that callers queue on capturing streams: one thread at a time may use
-//! those, as [`vramp_driver::Driver::capture_info`] says.
+//! Calls on graphs hold one lock, because the driver requires calls on one graph to be serialised. A
+//! capture is a graph that calls on its streams extend: [`crate::turns`] serialises those.
+//!
+//! Locks are taken in this order: the turn, the node ids, the tables.
 
 use std::ptr::null_mut;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vramp_driver::{
     Call, CaptureInfo, CaptureMode, DriverError, DriverResult, Graph, GraphExec, GraphNode, Stream,
@@ -13,18 +14,31 @@ use vramp_driver::{
 
 use crate::device::{CudaDriver, refused, symbol};
 use crate::error::{EntryError, invalid_id};
+use crate::host::Pinned;
 use crate::load::entry;
 use crate::node_ids::{NodeIds, RawNode};
 use crate::stream::RawStream;
 use crate::sys::{
-    CUgraph_st, CUgraphEdgeData, CUresult, CUstreamCaptureMode, CUstreamCaptureStatus,
+    CUgraph_st, CUgraphEdgeData, CUgraphExec_st, CUresult, CUstreamCaptureMode,
+    CUstreamCaptureStatus,
 };
 use crate::table::Opaque;
+use crate::turns::Alone;
+use crate::uses;
 
-/// A raw graph with the number of its capture.
+/// A raw graph with the number of its capture, and the pinned memory that it copies from or to.
 pub(crate) struct RawGraph {
     pub(crate) raw: Opaque<CUgraph_st>,
     capture: Option<u64>,
+    buffers: Arc<[Arc<Pinned>]>,
+}
+
+/// A raw instantiated graph, with the buffers of its graph.
+pub(crate) struct RawExec {
+    pub(crate) raw: Opaque<CUgraphExec_st>,
+    buffers: Arc<[Arc<Pinned>]>,
+    /// Held by the thread that launches it: NVIDIA's manual promises nothing for concurrent launches.
+    launching: Mutex<()>,
 }
 
 fn raw_mode(mode: CaptureMode) -> CUstreamCaptureMode {
@@ -45,12 +59,18 @@ pub(crate) fn begin_capture(
     let begin = symbol!(driver, call, cuStreamBeginCapture_v2);
     let id = stream.number();
     let stream = driver.streams.get(id).map_err(refused(call, "stream", id))?;
+    let mut turn = driver.turn_alone();
     // SAFETY: the stream is held, so it is live.
     let code = unsafe { begin(stream.raw.0, raw_mode(mode)) };
     driver.settle(call, code, || format!("stream {id:#x}"))?;
     // The driver does not report the number of an invalidated capture.
-    if let Ok(CaptureState::Valid { capture, .. }) = capture_state(driver, call, &stream) {
-        driver.node_ids().observe(id, Some(capture));
+    let capture = match capture_now(driver, &stream) {
+        CaptureNow::In(capture) => Some(capture),
+        CaptureNow::Outside | CaptureNow::Unknown => None,
+    };
+    turn.begun(id, capture);
+    if capture.is_some() {
+        driver.node_ids().observe(id, capture);
     }
     Ok(())
 }
@@ -61,6 +81,7 @@ pub(crate) fn end_capture(driver: &CudaDriver, stream: Stream) -> DriverResult<G
     let end = symbol!(driver, call, cuStreamEndCapture);
     let id = stream.number();
     let stream = driver.streams.get(id).map_err(refused(call, "stream", id))?;
+    let mut turn = driver.turn_alone();
     let mut nodes = driver.node_ids();
     let capture = nodes.capture_of(id);
     let mut raw = null_mut();
@@ -72,18 +93,57 @@ pub(crate) fn end_capture(driver: &CudaDriver, stream: Stream) -> DriverResult<G
         code => code,
     };
     let ended = driver.settle(call, code, || format!("stream {id:#x}"));
-    if let Some(capture) = capture {
-        match ended {
-            Ok(()) => nodes.keep(capture),
-            // A capture goes on if its end was refused because of the stream or thread.
-            Err(_) => match capture_state(driver, call, &stream) {
-                Ok(CaptureState::Outside) => nodes.remove(capture),
-                Ok(CaptureState::Valid { .. } | CaptureState::Invalidated) | Err(_) => {}
-            },
+    // A capture goes on if its end was refused because of the stream or thread.
+    let over = ended.is_ok() || matches!(capture_now(driver, &stream), CaptureNow::Outside);
+    let mut buffers = Vec::new();
+    if over {
+        if let Some(begun) = turn.ended(id) {
+            let kept = driver.captured().remove(&begun).unwrap_or_default();
+            buffers.extend(kept.into_values());
+        }
+        match (capture, &ended) {
+            (Some(capture), Ok(())) => nodes.keep(capture),
+            (Some(capture), Err(_)) => nodes.remove(capture),
+            (None, _) => {}
         }
     }
     ended?;
-    Ok(Graph::from_number(driver.graphs.insert(RawGraph { raw: Opaque(raw), capture })))
+    let graph = RawGraph { raw: Opaque(raw), capture, buffers: buffers.into() };
+    Ok(Graph::from_number(driver.graphs.insert(graph)))
+}
+
+/// Whether a stream is part of a capture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CaptureNow {
+    /// It is not.
+    Outside,
+    /// It is part of the valid capture of this number.
+    In(u64),
+    /// Its capture is invalidated, or the driver does not tell.
+    Unknown,
+}
+
+/// Returns whether a stream is part of a capture. Reads no array of the driver.
+pub(crate) fn capture_now(driver: &CudaDriver, stream: &RawStream) -> CaptureNow {
+    // A driver without this call has no captures.
+    let Ok(get) = driver.cuda.cuStreamGetCaptureInfo_v3.as_ref() else {
+        return CaptureNow::Outside;
+    };
+    let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let mut capture = 0;
+    // SAFETY: the stream is held; both outputs outlive the call; null skips the others.
+    let code = unsafe {
+        get(stream.raw.0, &mut status, &mut capture, null_mut(), null_mut(), null_mut(), null_mut())
+    };
+    match (code, status) {
+        (CUresult::CUDA_SUCCESS, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE) => {
+            CaptureNow::Outside
+        }
+        (CUresult::CUDA_SUCCESS, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE) => {
+            CaptureNow::In(capture)
+        }
+        _ => CaptureNow::Unknown,
+    }
 }
 
 /// State of a stream with regard to captures.
@@ -93,10 +153,12 @@ enum CaptureState {
     Invalidated,
 }
 
+/// Returns the state of a stream. No other call on a stream runs while `_alone` lives.
 fn capture_state(
     driver: &CudaDriver,
     call: Call,
     stream: &RawStream,
+    _alone: &Alone<'_>,
 ) -> DriverResult<CaptureState> {
     let get = symbol!(driver, call, cuStreamGetCaptureInfo_v3);
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
@@ -114,8 +176,9 @@ fn capture_state(
             Ok(CaptureState::Valid { capture, dependencies: Vec::new() })
         }
         CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => {
-            // SAFETY: the driver's array of `count` nodes is valid until the stream is used again,
-            // which callers do from one thread at a time.
+            // SAFETY: the driver's array of `count` nodes is valid until the next call on the stream
+            // or the end of the capture. This call runs alone, and the contract of `adopt_stream`
+            // excludes calls of other code.
             let dependencies = unsafe { std::slice::from_raw_parts(nodes, count) };
             Ok(CaptureState::Valid {
                 capture,
@@ -134,8 +197,9 @@ pub(crate) fn capture_info(
     let _entered = driver.enter(call)?;
     let id = stream.number();
     let stream = driver.streams.get(id).map_err(refused(call, "stream", id))?;
+    let turn = driver.turn_alone();
     let mut nodes = driver.node_ids();
-    let (capture, dependencies) = match capture_state(driver, call, &stream)? {
+    let (capture, dependencies) = match capture_state(driver, call, &stream, &turn)? {
         CaptureState::Outside => {
             nodes.observe(id, None);
             return Ok(None);
@@ -162,7 +226,8 @@ fn read_dependencies(driver: &CudaDriver, call: Call, node: RawNode) -> DriverRe
         let mut before = vec![null_mut(); room];
         let mut edges = vec![CUgraphEdgeData::default(); room];
         let mut count = room;
-        // SAFETY: the capture is valid, so its nodes are live; both arrays have `count` elements.
+        // SAFETY: the capture is valid, so its nodes are live, and no other call extends it, because
+        // the caller runs alone; both arrays have `count` elements.
         let code = unsafe { get(node, before.as_mut_ptr(), edges.as_mut_ptr(), &mut count) };
         driver.settle(call, code, || "cuGraphNodeGetDependencies".into())?;
         if count < room {
@@ -215,7 +280,9 @@ pub(crate) fn instantiate(driver: &CudaDriver, graph: Graph) -> DriverResult<Gra
     // SAFETY: the graph is held; `ready` outlives the call; zero is no flag.
     let code = unsafe { instantiate(&mut ready, graph.raw.0, 0) };
     driver.settle(call, code, || format!("graph {id:#x}"))?;
-    Ok(GraphExec::from_number(driver.execs.insert(Opaque(ready))))
+    let buffers = Arc::clone(&graph.buffers);
+    let exec = RawExec { raw: Opaque(ready), buffers, launching: Mutex::default() };
+    Ok(GraphExec::from_number(driver.execs.insert(exec)))
 }
 
 pub(crate) fn launch_graph(
@@ -229,9 +296,14 @@ pub(crate) fn launch_graph(
     let (exec_id, stream_id) = (exec.number(), stream.number());
     let stream = driver.streams.get(stream_id).map_err(refused(call, "stream", stream_id))?;
     let exec = driver.execs.get(exec_id).map_err(refused(call, "instantiated graph", exec_id))?;
-    // SAFETY: both are held, so they are live.
-    let code = unsafe { launch(exec.0, stream.raw.0) };
-    driver.settle(call, code, || format!("graph {exec_id:#x} on stream {stream_id:#x}"))
+    // A panic while it was held left nothing half done.
+    let _one_at_a_time = exec.launching.lock().unwrap_or_else(PoisonError::into_inner);
+    uses::queue_using(driver, call, (stream_id, &stream), &exec.buffers, || {
+        // SAFETY: both are held, so they are live, and no other thread launches this graph now.
+        // `queue_using` keeps the host memory that it copies from or to.
+        let code = unsafe { launch(exec.raw.0, stream.raw.0) };
+        driver.settle(call, code, || format!("graph {exec_id:#x} on stream {stream_id:#x}"))
+    })
 }
 
 pub(crate) fn destroy_graph(driver: &CudaDriver, graph: Graph) -> DriverResult<()> {
@@ -258,7 +330,7 @@ pub(crate) fn destroy_graph_exec(driver: &CudaDriver, exec: GraphExec) -> Driver
     let id = exec.number();
     let claim = driver.execs.claim(id).map_err(refused(call, "instantiated graph", id))?;
     // SAFETY: the claim proves that the graph is live and in no other call.
-    let code = unsafe { destroy(claim.object().0) };
+    let code = unsafe { destroy(claim.object().raw.0) };
     driver.settle(call, code, || format!("instantiated graph {id:#x}"))?;
     claim.destroyed();
     Ok(())

@@ -7,10 +7,11 @@ use vramp_core::Bytes;
 use vramp_driver::{Call, DriverResult, HostBuffer, HostMemory};
 
 use crate::device::{CudaDriver, refused, symbol};
-use crate::error::{invalid, unsupported};
+use crate::error::{invalid, invalid_id, unsupported};
 use crate::memory::size;
 use crate::sys::{CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_PORTABLE};
-use crate::table::Opaque;
+use crate::table::{Opaque, Refusal};
+use crate::uses::Uses;
 
 /// Number of devices of this process that use each registered memory, by its first address. The
 /// driver refuses a second registration, and memory registered as portable serves every context.
@@ -25,6 +26,7 @@ fn registered() -> MutexGuard<'static, BTreeMap<usize, usize>> {
 pub(crate) struct Pinned {
     bytes: Source,
     len: Bytes,
+    pub(crate) uses: Uses,
 }
 
 /// Origin of a pinned buffer.
@@ -67,14 +69,19 @@ impl Pinned {
         }
     }
 
-    /// Frees or unregisters the buffer. No other call may hold it.
+    /// Waits for the work that uses the buffer, then frees or unregisters it. No other call, graph
+    /// or capture may hold it.
+    ///
+    /// Memory that several devices registered is unregistered by the last one, in its context. The
+    /// others have waited for their copies before, each here.
     pub(crate) fn free(&self, driver: &CudaDriver, call: Call) -> DriverResult<()> {
+        self.uses.finish(driver, call)?;
         let what = || format!("host memory of {}", self.len);
         match &self.bytes {
             Source::Allocated { start, .. } => {
                 let free = symbol!(driver, call, cuMemFreeHost);
-                // SAFETY: the driver returned this address and, as the caller ensures, no call uses
-                // it; the driver waits for copies in flight.
+                // SAFETY: the driver returned this address, as the caller ensures no call uses it, and
+                // the work that used it is over.
                 let code = unsafe { free(start.0.cast()) };
                 driver.settle(call, code, what)
             }
@@ -89,7 +96,8 @@ impl Pinned {
                     return Ok(());
                 }
                 let code = driver.beside_captures(|| {
-                    // SAFETY: it is registered, and no other device uses it.
+                    // SAFETY: it is registered, no other device uses it, and the work that used it is
+                    // over.
                     unsafe { unpin(memory.as_ptr().cast()) }
                 });
                 driver.settle(call, code, what)?;
@@ -118,7 +126,7 @@ pub(crate) fn alloc(driver: &CudaDriver, len: Bytes) -> DriverResult<HostBuffer>
     // SAFETY: the driver returned `len` bytes from `start` on.
     unsafe { start.cast::<u8>().write_bytes(0, size(len)) };
     let bytes = Source::Allocated { start: Opaque(start.cast()), copying: Mutex::new(()) };
-    Ok(HostBuffer::from_number(driver.buffers.insert(Pinned { bytes, len })))
+    Ok(HostBuffer::from_number(driver.buffers.insert(Pinned { bytes, len, uses: Uses::default() })))
 }
 
 pub(crate) fn register(driver: &CudaDriver, memory: &Arc<HostMemory>) -> DriverResult<HostBuffer> {
@@ -140,14 +148,23 @@ pub(crate) fn register(driver: &CudaDriver, memory: &Arc<HostMemory>) -> DriverR
     }
     *registered.entry(address).or_insert(0) += 1;
     let bytes = Source::Registered(Arc::clone(memory));
-    Ok(HostBuffer::from_number(driver.buffers.insert(Pinned { bytes, len })))
+    Ok(HostBuffer::from_number(driver.buffers.insert(Pinned { bytes, len, uses: Uses::default() })))
 }
 
 pub(crate) fn free(driver: &CudaDriver, buffer: HostBuffer) -> DriverResult<()> {
     let call = Call::FreeHost;
     let _entered = driver.enter(call)?;
     let id = buffer.number();
-    let claim = driver.buffers.claim(id).map_err(refused(call, "host buffer", id))?;
+    let claim = driver.buffers.claim(id).map_err(|refusal| match refusal {
+        Refusal::Unknown => refused(call, "host buffer", id)(refusal),
+        Refusal::InUse => invalid_id(
+            call,
+            format!(
+                "host buffer {id:#x}: in use by a concurrent call, or by a capture or graph that \
+                 copies from or to it; destroy the graph and what is instantiated from it first"
+            ),
+        ),
+    })?;
     claim.object().free(driver, call)?;
     claim.destroyed();
     Ok(())

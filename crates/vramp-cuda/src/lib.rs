@@ -47,6 +47,8 @@ mod stream;
 mod sys;
 mod table;
 mod teardown;
+mod turns;
+mod uses;
 
 #[cfg(test)]
 mod fake;

@@ -50,6 +50,7 @@ pub(crate) fn malloc_async(
         return Err(invalid(call, "zero bytes"));
     }
     let mut start = 0;
+    let _turn = driver.turn();
     // SAFETY: `start` outlives the call; the stream is held and the pool lives with the device.
     let code = unsafe { allocate(&mut start, size(len), pool, stream.raw.0) };
     driver.settle(call, code, || len.to_string())?;
@@ -66,6 +67,7 @@ pub(crate) fn free_async(driver: &CudaDriver, stream: Stream, at: DeviceAddr) ->
     let stream = driver.streams.get(id).map_err(refused(call, "stream", id))?;
     let place = AddrRange::new(at, Bytes::ZERO);
     let len = driver.addresses().take_pooled(at).map_err(bad(call, place))?;
+    let _turn = driver.turn();
     // SAFETY: the table shows that the pool returned this address; the stream is held.
     let code = unsafe { free(at.number(), stream.raw.0) };
     driver

@@ -3,6 +3,7 @@
 use vramp_driver::{Call, DriverResult, Event, Stream};
 
 use crate::device::{CudaDriver, refused, symbol};
+use crate::graph::{self, CaptureNow};
 use crate::sys::{
     CUevent, CUevent_flags, CUresult, CUstream, CUstream_flags, CUstream_st, CUstreamCaptureStatus,
 };
@@ -24,6 +25,10 @@ impl CudaDriver {
     /// # Safety
     /// - `raw` is a `CUstream` of this card's primary context, or null.
     /// - It stays valid until `destroy_stream` is called with the id, or the device is dropped.
+    /// - While a capture that other code began is under way, one thread at a time uses its streams,
+    ///   through this device or otherwise. That includes each stream that joins it by waiting for one
+    ///   of its events. A capture that this device began is ended by this device; until then no other
+    ///   code uses one of its streams while a call of this device with a stream of it runs.
     pub unsafe fn adopt_stream(&self, raw: *mut std::ffi::c_void) -> Stream {
         let raw: CUstream = raw.cast();
         let stream = RawStream { raw: Opaque(raw), owned: false };
@@ -54,12 +59,15 @@ pub(crate) fn destroy_stream(driver: &CudaDriver, stream: Stream) -> DriverResul
     let destroy = symbol!(driver, call, cuStreamDestroy_v2);
     let id = stream.number();
     let claim = driver.streams.claim(id).map_err(refused(call, "stream", id))?;
+    // Alone, because it may end a capture.
+    let mut turn = driver.turn_alone();
     track_remaining_work(driver, call, claim.object())?;
     if claim.object().owned {
         // SAFETY: the claim proves that the stream is live and in no other call.
         let code = unsafe { destroy(claim.object().raw.0) };
         driver.settle(call, code, || format!("stream {id:#x}"))?;
     }
+    turn.ended(id);
     claim.destroyed();
     Ok(())
 }
@@ -114,12 +122,52 @@ fn tail(driver: &CudaDriver, call: Call) -> DriverResult<CUstream> {
 pub(crate) fn synchronize_stream(driver: &CudaDriver, stream: Stream) -> DriverResult<()> {
     let call = Call::SynchronizeStream;
     let _entered = driver.enter(call)?;
-    let synchronize = symbol!(driver, call, cuStreamSynchronize);
+    let record = symbol!(driver, call, cuEventRecord);
+    let destroy = symbol!(driver, call, cuEventDestroy_v2);
     let id = stream.number();
     let stream = driver.streams.get(id).map_err(refused(call, "stream", id))?;
+    let turn = driver.turn();
+    if !matches!(graph::capture_now(driver, &stream), CaptureNow::Outside) {
+        // Refused at once.
+        return synchronize(driver, call, &stream);
+    }
+    // Waits for an event and not for the stream, which another thread may begin to capture meanwhile.
+    let event = raw_event(driver, call)?;
+    // SAFETY: the stream is held, so it is live; so is the event.
+    let code = unsafe { record(event, stream.raw.0) };
+    drop(turn);
+    let waited = driver
+        .settle(call, code, || format!("stream {id:#x}"))
+        // While other streams capture, waiting is refused to a thread that is not relaxed.
+        .and_then(|()| {
+            let what = || format!("stream {id:#x}");
+            driver.beside_captures(|| wait_for(driver, call, event, what))
+        });
+    // SAFETY: no other code has the event.
+    let _ = unsafe { destroy(event) };
+    waited
+}
+
+/// Blocks the host until the stream is idle, or fails at once if it is capturing. The caller has a
+/// turn, so this is for a capturing stream and for failures.
+pub(crate) fn synchronize(driver: &CudaDriver, call: Call, stream: &RawStream) -> DriverResult<()> {
+    let synchronize = symbol!(driver, call, cuStreamSynchronize);
     // SAFETY: the stream is held, so it is live.
     let code = unsafe { synchronize(stream.raw.0) };
-    driver.settle(call, code, || format!("stream {id:#x}"))
+    driver.settle(call, code, String::new)
+}
+
+/// Blocks the host until the work before the event's last record is complete.
+pub(crate) fn wait_for(
+    driver: &CudaDriver,
+    call: Call,
+    event: CUevent,
+    what: impl FnOnce() -> String,
+) -> DriverResult<()> {
+    let synchronize = symbol!(driver, call, cuEventSynchronize);
+    // SAFETY: the caller holds the event, so it is live.
+    let code = unsafe { synchronize(event) };
+    driver.settle(call, code, what)
 }
 
 pub(crate) fn create_event(driver: &CudaDriver) -> DriverResult<Event> {
@@ -137,6 +185,7 @@ pub(crate) fn stream_is_capturing(driver: &CudaDriver, stream: Stream) -> Driver
     let id = stream.number();
     let stream = driver.streams.get(id).map_err(refused(call, "stream", id))?;
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let _turn = driver.turn();
     // SAFETY: the stream is held; `status` outlives the call.
     match unsafe { ask(stream.raw.0, &mut status) } {
         // The default stream, while a stream that synchronises with it is capturing.
@@ -147,7 +196,7 @@ pub(crate) fn stream_is_capturing(driver: &CudaDriver, stream: Stream) -> Driver
     }
 }
 
-fn raw_event(driver: &CudaDriver, call: Call) -> DriverResult<CUevent> {
+pub(crate) fn raw_event(driver: &CudaDriver, call: Call) -> DriverResult<CUevent> {
     let create = symbol!(driver, call, cuEventCreate);
     let mut raw = std::ptr::null_mut();
     // SAFETY: `raw` outlives the call.
@@ -176,6 +225,7 @@ pub(crate) fn record(driver: &CudaDriver, event: Event, stream: Stream) -> Drive
     let (event_id, stream_id) = (event.number(), stream.number());
     let event = driver.events.get(event_id).map_err(refused(call, "event", event_id))?;
     let stream = driver.streams.get(stream_id).map_err(refused(call, "stream", stream_id))?;
+    let _turn = driver.turn();
     // SAFETY: both are held, so they are live.
     let code = unsafe { record(event.0, stream.raw.0) };
     driver.settle(call, code, || format!("event {event_id:#x} on stream {stream_id:#x}"))
@@ -201,6 +251,7 @@ pub(crate) fn wait(driver: &CudaDriver, stream: Stream, event: Event) -> DriverR
     let (event_id, stream_id) = (event.number(), stream.number());
     let stream = driver.streams.get(stream_id).map_err(refused(call, "stream", stream_id))?;
     let event = driver.events.get(event_id).map_err(refused(call, "event", event_id))?;
+    let _turn = driver.turn();
     // SAFETY: both are held, so they are live; zero is the default flag.
     let code = unsafe { wait(stream.raw.0, event.0, 0) };
     driver.settle(call, code, || format!("stream {stream_id:#x} for event {event_id:#x}"))
@@ -209,10 +260,7 @@ pub(crate) fn wait(driver: &CudaDriver, stream: Stream, event: Event) -> DriverR
 pub(crate) fn synchronize_event(driver: &CudaDriver, event: Event) -> DriverResult<()> {
     let call = Call::SynchronizeEvent;
     let _entered = driver.enter(call)?;
-    let synchronize = symbol!(driver, call, cuEventSynchronize);
     let id = event.number();
     let event = driver.events.get(id).map_err(refused(call, "event", id))?;
-    // SAFETY: the event is held, so it is live.
-    let code = unsafe { synchronize(event.0) };
-    driver.settle(call, code, || format!("event {id:#x}"))
+    wait_for(driver, call, event.0, || format!("event {id:#x}"))
 }

@@ -69,7 +69,7 @@ impl CudaDriver {
         if let Ok(destroy) = self.cuda.cuGraphExecDestroy.as_ref() {
             for exec in self.execs.drain() {
                 // SAFETY: the graph is live, and the device is borrowed mutably.
-                let _ = unsafe { destroy(exec.0) };
+                let _ = unsafe { destroy(exec.raw.0) };
             }
         }
         if let Ok(destroy) = self.cuda.cuGraphDestroy.as_ref() {

@@ -180,7 +180,10 @@ pub trait Driver: Send + Sync {
     /// Returns the capture that `stream` is part of and the dependencies of its next work. `None`
     /// outside a capture. Legal in every mode.
     ///
-    /// On a card, one thread at a time may use the streams of one capture.
+    /// Other threads may use streams of the capture at the same time. On a card the driver does not
+    /// allow that, so while a capture that [`Driver::begin_capture`] began is under way, calls on
+    /// streams of this device wait for each other. Streams of a capture that other code began may be
+    /// used by one thread at a time, as the contract of adopting a stream says.
     ///
     /// Costs as [`Driver::is_capturing`], plus one driver call for each node not seen before.
     ///
@@ -206,7 +209,7 @@ pub trait Driver: Send + Sync {
     /// of `exec`. Cost not measured.
     ///
     /// The work accesses what is mapped at its addresses when it runs. Pinned memory that it copies
-    /// from or to must still exist. Launches of different graphs on different streams are unordered.
+    /// from or to must still exist; a card refuses to free it before the graph is destroyed. Launches of different graphs on different streams are unordered.
     fn launch_graph(&self, exec: GraphExec, stream: Stream) -> DriverResult<()>;
 
     /// Destroys a graph. What was instantiated from it stays.
@@ -242,7 +245,9 @@ pub trait Driver: Send + Sync {
     /// same memory. 13 us per MiB with large pages that were touched before: never on a hot path.
     fn register_host(&self, memory: &Arc<HostMemory>) -> DriverResult<HostBuffer>;
 
-    /// Frees or unpins pinned host memory. Copies from or to it must be complete.
+    /// Frees or unpins pinned host memory. Copies from or to it must be complete: the simulator
+    /// refuses to free it before, a card waits for them. A card refuses while a capture, a graph or an
+    /// instantiated graph copies from or to it.
     fn free_host(&self, buffer: HostBuffer) -> DriverResult<()>;
 
     /// Writes `bytes` from the host into pinned host memory at `offset`.

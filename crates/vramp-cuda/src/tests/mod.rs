@@ -1,6 +1,9 @@
 //! Every call of the device on the fake libcuda: which calls reach the driver, and the state after a
 //! failure.
 
+mod turns;
+mod uses;
+
 use std::sync::Arc;
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
