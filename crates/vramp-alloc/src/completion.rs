@@ -1,12 +1,18 @@
 //! Completion of work: recorded events of each stream, in order, and a stock of unused ones.
+//!
+//! The last event of a stream that ended is the one that the group recorded at its end. It is kept
+//! here until it is known to be reached. [`Events::add_end`] looks through the kept ends once their
+//! number has doubled, so they cost one query each, and none stays for ever.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use vramp_core::{Mark, Pool, StreamId};
 use vramp_driver::{Driver, DriverResult, Event, Stream};
 use vramp_model::TorchPool;
 
 use crate::config::Progress;
+use crate::stream_end::{StreamEnd, StreamEnds};
 
 /// A pool that tracks the completion of work on its streams.
 pub(crate) trait Completions {
@@ -39,8 +45,33 @@ impl Completions for TorchPool {
 /// Recorded events of every stream, oldest first, and unused ones.
 #[derive(Default)]
 pub(crate) struct Events {
-    open: Vec<VecDeque<(Mark, Event)>>,
+    open: Vec<VecDeque<(Mark, Recorded)>>,
     stock: Vec<Event>,
+    ends: StreamEnds,
+}
+
+/// An event that stands for work.
+enum Recorded {
+    /// Recorded for this pool, and used again once it is reached.
+    Own(Event),
+    /// The end of the stream, which all pools share.
+    End(Arc<StreamEnd>),
+}
+
+impl Recorded {
+    fn event(&self) -> Event {
+        match self {
+            Recorded::Own(event) => *event,
+            Recorded::End(end) => end.event(),
+        }
+    }
+
+    fn is_reached(&self, driver: &dyn Driver) -> DriverResult<bool> {
+        match self {
+            Recorded::Own(event) => driver.query(*event),
+            Recorded::End(end) => end.is_over(),
+        }
+    }
 }
 
 impl Events {
@@ -60,14 +91,35 @@ impl Events {
             self.stock.push(event);
             return Err(error);
         }
-        self.of(mark.stream).push_back((mark, event));
+        self.of(mark.stream).push_back((mark, Recorded::Own(event)));
         Ok(())
     }
 
-    /// Returns the oldest open event that covers `mark`.
+    /// Adds the end of a stream, which covers `mark` and all before it; without an event that work
+    /// is over. No driver call. Completes earlier ends that are known to be reached.
+    pub(crate) fn add_end(
+        &mut self,
+        pool: &mut impl Completions,
+        mark: Mark,
+        end: Option<&Arc<StreamEnd>>,
+    ) {
+        let Some(end) = end else { return self.complete(pool, mark) };
+        self.of(mark.stream).push_back((mark, Recorded::End(Arc::clone(end))));
+        self.ends.push(mark.stream, Arc::clone(end));
+        if self.ends.is_sweep_due() {
+            for stream in self.ends.sweep(StreamEnd::is_known_over) {
+                if let Some(&(last, _)) = self.of(stream).back() {
+                    self.complete(pool, last);
+                }
+            }
+        }
+    }
+
+    /// Returns the oldest open event that covers `mark`; `None` if the work is known to be over.
     pub(crate) fn covering(&self, mark: Mark) -> Option<Event> {
         let open = self.open.get(mark.stream.index())?;
-        open.iter().find(|(recorded, _)| recorded.epoch >= mark.epoch).map(|&(_, event)| event)
+        let covers = |(recorded, _): &&(Mark, Recorded)| recorded.epoch >= mark.epoch;
+        open.iter().find(covers).map(|(_, recorded)| recorded.event())
     }
 
     /// Queries which epochs were reached. One query for a stream whose work is all over, else one
@@ -97,17 +149,18 @@ impl Events {
         last: Mark,
     ) -> DriverResult<()> {
         let open = self.of(last.stream);
-        let Some(&(newest, event)) = open.back() else { return Ok(()) };
-        if driver.query(event)? {
+        let Some((newest, recorded)) = open.back() else { return Ok(()) };
+        let newest = *newest;
+        if recorded.is_reached(driver)? {
             self.complete(pool, newest);
             return Ok(());
         }
         let mut done = None;
-        for &(mark, event) in open.iter().take(open.len() - 1) {
-            if !driver.query(event)? {
+        for (mark, recorded) in open.iter().take(open.len() - 1) {
+            if !recorded.is_reached(driver)? {
                 break;
             }
-            done = Some(mark);
+            done = Some(*mark);
         }
         if let Some(mark) = done {
             self.complete(pool, mark);
@@ -125,8 +178,9 @@ impl Events {
     ) -> DriverResult<()> {
         let covered =
             self.of(mark.stream).iter().rev().find(|(known, _)| known.epoch <= mark.epoch);
-        let Some(&(known, event)) = covered else { return Ok(()) };
-        driver.synchronize_event(event)?;
+        let Some((known, recorded)) = covered else { return Ok(()) };
+        let known = *known;
+        driver.synchronize_event(recorded.event())?;
         self.complete(pool, known);
         Ok(())
     }
@@ -147,16 +201,16 @@ impl Events {
 
     fn complete(&mut self, pool: &mut impl Completions, mark: Mark) {
         pool.reached(mark);
-        while let Some(&(known, event)) = self.of(mark.stream).front() {
-            if known.epoch > mark.epoch {
-                break;
+        while let Some((_, recorded)) =
+            self.of(mark.stream).pop_front_if(|(known, _)| known.epoch <= mark.epoch)
+        {
+            if let Recorded::Own(event) = recorded {
+                self.stock.push(event);
             }
-            self.of(mark.stream).pop_front();
-            self.stock.push(event);
         }
     }
 
-    fn of(&mut self, stream: StreamId) -> &mut VecDeque<(Mark, Event)> {
+    fn of(&mut self, stream: StreamId) -> &mut VecDeque<(Mark, Recorded)> {
         if self.open.len() <= stream.index() {
             self.open.resize_with(stream.index() + 1, VecDeque::new);
         }
@@ -164,7 +218,12 @@ impl Events {
     }
 
     pub(crate) fn close(&mut self, driver: &dyn Driver) -> DriverResult<()> {
-        let open = self.open.drain(..).flatten().map(|(_, event)| event);
+        self.ends = StreamEnds::default();
+        let own = |(_, recorded)| match recorded {
+            Recorded::Own(event) => Some(event),
+            Recorded::End(_) => None,
+        };
+        let open = self.open.drain(..).flatten().filter_map(own);
         let mut first = Ok(());
         for event in open.chain(self.stock.drain(..)) {
             let result = driver.destroy_event(event);

@@ -19,7 +19,8 @@ use crate::completion::Events;
 /// A device, and its handles by the pool's ids.
 pub(crate) struct Executor {
     pub driver: Arc<dyn Driver>,
-    pub streams: Vec<Stream>,
+    /// The driver's streams by id; `None` for one that ended, whose handle is dead.
+    pub streams: Vec<Option<Stream>>,
     pub events: Events,
     page: Bytes,
     spans: Vec<AddrRange>,
@@ -160,22 +161,28 @@ impl Executor {
         self.chunks[chunk.index()].unwrap_or_else(|| panic!("{chunk} has no handle"))
     }
 
-    pub(crate) fn stream(&self, stream: StreamId) -> Stream {
+    /// Returns the driver's stream; `None` if it ended.
+    pub(crate) fn open_stream(&self, stream: StreamId) -> Option<Stream> {
         self.streams[stream.index()]
     }
 
-    /// Waits for `streams`, then returns everything to the device: mappings, chunks, addresses,
-    /// events. Goes on after a failure and returns the first one.
-    pub(crate) fn close(&mut self, pool: &Pool, streams: &[Stream]) -> DriverResult<()> {
+    /// Returns the driver's stream.
+    ///
+    /// # Panics
+    /// If it ended.
+    pub(crate) fn stream(&self, stream: StreamId) -> Stream {
+        self.open_stream(stream).unwrap_or_else(|| panic!("{stream} ended and is still used"))
+    }
+
+    /// Returns everything to the device: mappings, chunks, addresses, events. The caller waited for
+    /// all work. Goes on after a failure and returns the first one.
+    pub(crate) fn release_all(&mut self, pool: &Pool) -> DriverResult<()> {
         let mut first: DriverResult<()> = Ok(());
         let mut note = |result: DriverResult<()>| {
             if first.is_ok() {
                 first = result;
             }
         };
-        for &stream in streams {
-            note(self.driver.synchronize_stream(stream));
-        }
         for range in pool.mapped_ranges() {
             note(self.driver.unmap(self.range(range)));
         }

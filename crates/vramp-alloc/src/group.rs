@@ -1,4 +1,8 @@
 //! Groups: an allocator and the pools created from it share streams and one limit.
+//!
+//! A stream is open, ending, or ended. It is *ending* while its last event is recorded and the
+//! pools are told, so that no other thread ends it too. The driver's stream is destroyed last; if
+//! that fails it is retried by the next call that ends the stream, and when the last pool closes.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -7,20 +11,54 @@ use vramp_core::{Bytes, StreamId};
 use vramp_driver::{Driver, DriverError, Stream};
 
 use crate::shared::Shared;
+use crate::stream_end::{StreamEnd, StreamEnds, StreamWork};
 
 /// A stream of a group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GroupStream {
     pub raw: Stream,
-    /// True if the group created the stream, and so destroys it.
-    owned: bool,
-    pub ended: bool,
+    /// True if the group created the driver's stream and has not destroyed it.
+    to_destroy: bool,
+    state: StreamState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StreamState {
+    Open,
+    /// A thread is ending it.
+    Ending,
+    Ended,
+}
+
+impl GroupStream {
+    /// Returns true if requests may be made for it.
+    pub(crate) fn is_open(self) -> bool {
+        self.state == StreamState::Open
+    }
+}
+
+/// The streams of a group.
+#[derive(Debug, Default)]
+struct GroupStreams {
+    by_id: Vec<GroupStream>,
+    ends: StreamEnds,
+}
+
+impl GroupStreams {
+    fn work_of(&self, id: StreamId) -> StreamWork {
+        let known = &self.by_id[id.index()];
+        match (known.state, self.ends.get(id)) {
+            (StreamState::Ended, Some(end)) => StreamWork::Ended(Arc::clone(end)),
+            (StreamState::Ended, None) => StreamWork::Over,
+            (StreamState::Open | StreamState::Ending, _) => StreamWork::Open(known.raw),
+        }
+    }
 }
 
 /// Allocators that share streams and a limit.
 #[derive(Default)]
 pub(crate) struct Group {
-    streams: Mutex<Vec<GroupStream>>,
+    streams: Mutex<GroupStreams>,
     members: Mutex<Vec<Weak<Shared>>>,
     limit: Mutex<Option<Bytes>>,
     /// Held while one of several members may reserve memory under a limit.
@@ -39,28 +77,96 @@ impl Group {
 
     pub(crate) fn add_stream(&self, raw: Stream, owned: bool) -> StreamId {
         let mut streams = lock(&self.streams);
-        streams.push(GroupStream { raw, owned, ended: false });
-        StreamId::new(streams.len() as u32 - 1)
+        let state = StreamState::Open;
+        streams.by_id.push(GroupStream { raw, to_destroy: owned, state });
+        StreamId::new(streams.by_id.len() as u32 - 1)
     }
 
-    /// Returns the streams from index `from` on.
-    pub(crate) fn streams_from(&self, from: usize) -> Vec<GroupStream> {
-        lock(&self.streams).get(from..).map(<[GroupStream]>::to_vec).unwrap_or_default()
+    /// Returns where the work of each stream from index `from` on can be observed.
+    pub(crate) fn streams_from(&self, from: usize) -> Vec<StreamWork> {
+        let streams = lock(&self.streams);
+        let ids = (from as u32..streams.by_id.len() as u32).map(StreamId::new);
+        ids.map(|id| streams.work_of(id)).collect()
     }
 
-    pub(crate) fn stream(&self, id: StreamId) -> Option<GroupStream> {
-        lock(&self.streams).get(id.index()).copied()
+    /// Returns the driver's stream if requests may be made for it.
+    pub(crate) fn open_stream(&self, id: StreamId) -> Option<Stream> {
+        let streams = lock(&self.streams);
+        streams.by_id.get(id.index()).filter(|known| known.is_open()).map(|known| known.raw)
     }
 
-    /// Marks a stream as ended and destroys it if the group created it.
-    pub(crate) fn end_stream(&self, id: StreamId, driver: &dyn Driver) -> Result<(), DriverError> {
+    /// Returns the open streams.
+    pub(crate) fn open_streams(&self) -> Vec<(StreamId, Stream)> {
+        let streams = lock(&self.streams);
+        let numbered = (0..).map(StreamId::new).zip(&streams.by_id);
+        numbered.filter(|(_, known)| known.is_open()).map(|(id, known)| (id, known.raw)).collect()
+    }
+
+    /// Returns where the work of a stream can be observed. `None` for an unknown stream.
+    pub(crate) fn work_of(&self, id: StreamId) -> Option<StreamWork> {
+        let streams = lock(&self.streams);
+        (id.index() < streams.by_id.len()).then(|| streams.work_of(id))
+    }
+
+    /// Returns the ends of destroyed streams whose work is not known to be over.
+    pub(crate) fn ends(&self) -> Vec<Arc<StreamEnd>> {
+        lock(&self.streams).ends.iter().cloned().collect()
+    }
+
+    /// Reserves the right to end an open stream. `None` unless it is open.
+    pub(crate) fn begin_end(&self, id: StreamId) -> Option<Stream> {
+        let mut streams = lock(&self.streams);
+        let known = streams.by_id.get_mut(id.index()).filter(|known| known.is_open())?;
+        known.state = StreamState::Ending;
+        Some(known.raw)
+    }
+
+    /// Makes a stream that was ending open again.
+    pub(crate) fn cancel_end(&self, id: StreamId) {
+        lock(&self.streams).by_id[id.index()].state = StreamState::Open;
+    }
+
+    /// Ends a stream. Returns true if earlier ends should be swept.
+    pub(crate) fn finish_end(&self, id: StreamId, end: &Arc<StreamEnd>) -> bool {
+        let mut streams = lock(&self.streams);
+        streams.by_id[id.index()].state = StreamState::Ended;
+        streams.ends.push(id, Arc::clone(end));
+        streams.ends.is_sweep_due()
+    }
+
+    /// Queries which ended streams' work is over and forgets those. A query for each.
+    pub(crate) fn sweep_ends(&self) {
+        // Not while holding the lock. A query that fails is repeated by the next sweep.
+        for end in self.ends() {
+            let _ = end.is_over();
+        }
+        lock(&self.streams).ends.sweep(StreamEnd::is_known_over);
+    }
+
+    /// Destroys the driver's stream of an ended one, if the group created it and that was not done
+    /// before. Returns false if there is nothing to destroy.
+    pub(crate) fn destroy_ended(
+        &self,
+        id: StreamId,
+        driver: &dyn Driver,
+    ) -> Result<bool, DriverError> {
         let known = {
             let mut streams = lock(&self.streams);
-            let known = &mut streams[id.index()];
-            known.ended = true;
+            let wanted = |known: &&mut GroupStream| {
+                known.state == StreamState::Ended && known.to_destroy
+            };
+            let Some(known) = streams.by_id.get_mut(id.index()).filter(wanted) else {
+                return Ok(false);
+            };
+            // No other thread destroys it too.
+            known.to_destroy = false;
             *known
         };
-        if known.owned { driver.destroy_stream(known.raw) } else { Ok(()) }
+        let destroyed = driver.destroy_stream(known.raw);
+        if destroyed.is_err() {
+            lock(&self.streams).by_id[id.index()].to_destroy = true;
+        }
+        destroyed.map(|()| true)
     }
 
     pub(crate) fn join(&self, member: &Arc<Shared>) {
@@ -79,8 +185,10 @@ impl Group {
             return Ok(());
         }
         let mut first = Ok(());
-        for known in lock(&self.streams).drain(..) {
-            if known.owned && !known.ended {
+        let mut streams = lock(&self.streams);
+        streams.ends = StreamEnds::default();
+        for known in streams.by_id.drain(..) {
+            if known.to_destroy {
                 let destroyed = driver.destroy_stream(known.raw);
                 first = first.and(destroyed);
             }

@@ -125,7 +125,7 @@ fn pool() -> (Arc<Mutex<VirtualPool>>, StreamId) {
     let config = PoolConfig { page, span, limit: None, policy: Policy::Mixed(mixed) };
     let stream = driver.create_stream().expect("a stream can be made");
     let mut pool = VirtualPool::new(driver, config, Progress::Events).expect("it is possible");
-    let stream = pool.add_stream(stream);
+    let stream = pool.add_stream(Some(stream));
     (Arc::new(Mutex::new(pool)), stream)
 }
 

@@ -12,6 +12,7 @@ use vramp_model::{TorchConfig, TorchPool};
 use crate::allocation::{Allocation, Owner};
 use crate::config::{Config, Preset};
 use crate::error::CreateError;
+use crate::stream_end::StreamEnd;
 use crate::stream_ordered::{OrderedOutcome, OrderedPool};
 use crate::torch_pool::CachingPool;
 use crate::virtual_pool::{Refusal, VirtualPool};
@@ -103,8 +104,8 @@ impl Manager {
         }
     }
 
-    /// Adds the next stream.
-    pub(crate) fn add_stream(&mut self, stream: Stream) {
+    /// Adds the next stream; `None` for one that ended.
+    pub(crate) fn add_stream(&mut self, stream: Option<Stream>) {
         match self {
             Manager::Virtual { pool, .. } => {
                 pool.add_stream(stream);
@@ -116,17 +117,18 @@ impl Manager {
         }
     }
 
-    /// Ends a stream: its memory is free for all streams once its work is over.
-    pub(crate) fn end_stream(&mut self, id: StreamId, raw: Stream) -> Result<(), DriverError> {
+    /// Ends a stream: its memory is free for all streams once its work is over, which it is if
+    /// there is no event. No driver call.
+    pub(crate) fn end_stream(&mut self, id: StreamId, end: Option<&Arc<StreamEnd>>) {
         match self {
             Manager::Virtual { pool, under_a_page } => {
                 if let Some(ordered) = under_a_page {
-                    ordered.end_stream(id, raw)?;
+                    ordered.end_stream(id, end);
                 }
-                pool.end_stream(id)
+                pool.end_stream(id, end);
             }
-            Manager::Ordered(ordered) => ordered.end_stream(id, raw),
-            Manager::Caching(caching) => caching.end_stream(id),
+            Manager::Ordered(ordered) => ordered.end_stream(id, end),
+            Manager::Caching(caching) => caching.end_stream(id, end),
         }
     }
 
@@ -184,7 +186,7 @@ impl Manager {
         &mut self,
         allocation: &Allocation,
         stream: StreamId,
-        streams: &[Stream],
+        streams: &[Option<Stream>],
     ) -> Result<(), DriverError> {
         match (self, allocation.owner) {
             (Manager::Virtual { pool, .. }, Owner::Pool { id, .. }) => {
@@ -333,17 +335,23 @@ impl Manager {
         self.virtual_pool().map(VirtualPool::census).unwrap_or_default()
     }
 
-    /// Waits for the streams and returns everything to the device. Goes on after a failure and
-    /// returns the first one.
-    pub(crate) fn close(&mut self, streams: &[Stream]) -> Result<(), DriverError> {
+    /// Ends the captures that the allocator began, and discards their graphs.
+    pub(crate) fn end_captures(&mut self) {
+        if let Some(pool) = self.virtual_pool_mut() {
+            pool.end_captures();
+        }
+    }
+
+    /// Returns everything to the device. The caller waited for all work. Goes on after a failure
+    /// and returns the first one.
+    pub(crate) fn release_all(&mut self, any: Option<Stream>) -> Result<(), DriverError> {
         match self {
             Manager::Virtual { pool, under_a_page } => {
-                pool.end_captures();
-                let first = under_a_page.as_mut().map_or(Ok(()), |ordered| ordered.close(streams));
-                first.and(pool.exec.close(&pool.pool, streams))
+                let first = under_a_page.as_mut().map_or(Ok(()), |ordered| ordered.release_all(any));
+                first.and(pool.exec.release_all(&pool.pool))
             }
-            Manager::Ordered(ordered) => ordered.close(streams),
-            Manager::Caching(caching) => caching.close(streams),
+            Manager::Ordered(ordered) => ordered.release_all(any),
+            Manager::Caching(caching) => caching.release_all(),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use vramp_core::{Bytes, DeviceAddr, Inconsistency, PoolAddr, StreamId};
-use vramp_driver::{Driver, DriverError, Stream};
+use vramp_driver::{Driver, DriverError, ErrorKind, Stream};
 
 use crate::cache::Cache;
 use crate::core::Contention;
@@ -15,6 +15,7 @@ use crate::local;
 use crate::manager::Manager;
 use crate::observe::Observers;
 use crate::stats::SeenPeaks;
+use crate::stream_end::{StreamEnd, StreamWork};
 use crate::tally::{Base, Tally};
 use crate::virtual_pool::HeapsServe;
 
@@ -46,10 +47,9 @@ pub(crate) struct Shared {
 pub(crate) struct Inner {
     pub manager: Manager,
     contention: Contention,
-    /// Streams by id. May be shorter than the group's list.
-    pub streams: Vec<Stream>,
-    /// Whether each stream was destroyed, by id.
-    pub ended: Vec<bool>,
+    /// The driver's streams by id; `None` for one that ended, whose handle is dead. May be shorter
+    /// than the group's list.
+    pub streams: Vec<Option<Stream>>,
     pub base: Base,
     /// Tallies of live threads that allocated here.
     pub tallies: Vec<Arc<Tally>>,
@@ -91,7 +91,6 @@ impl Shared {
                 manager,
                 contention: Contention::default(),
                 streams: Vec::new(),
-                ended: Vec::new(),
                 base: Base::default(),
                 tallies: Vec::new(),
                 tags: Vec::new(),
@@ -208,24 +207,41 @@ impl Inner {
     /// Returns the driver's stream if requests may be made for it. Adds streams that were created
     /// through other pools of the group.
     pub(crate) fn open_stream(&mut self, id: StreamId, group: &Group) -> Option<Stream> {
-        self.any_stream(id, group).filter(|_| !self.ended[id.index()])
+        self.add_streams(id, group);
+        self.streams.get(id.index()).copied().flatten()
     }
 
-    /// Returns the driver's stream, destroyed or not.
-    pub(crate) fn any_stream(&mut self, id: StreamId, group: &Group) -> Option<Stream> {
-        if self.streams.len() <= id.index() {
-            for known in group.streams_from(self.streams.len()) {
-                self.manager.add_stream(known.raw);
-                self.streams.push(known.raw);
-                self.ended.push(known.ended);
-                if known.ended
-                    && let Some(pool) = self.manager.virtual_pool_mut()
-                {
-                    pool.pool.end_stream(StreamId::new(self.streams.len() as u32 - 1));
-                }
+    /// Returns true if the stream is one of the group's, destroyed or not.
+    pub(crate) fn knows_stream(&mut self, id: StreamId, group: &Group) -> bool {
+        self.add_streams(id, group);
+        id.index() < self.streams.len()
+    }
+
+    fn add_streams(&mut self, id: StreamId, group: &Group) {
+        if self.streams.len() > id.index() {
+            return;
+        }
+        for work in group.streams_from(self.streams.len()) {
+            let id = StreamId::new(self.streams.len() as u32);
+            let (raw, end) = match work {
+                StreamWork::Open(raw) => (Some(raw), None),
+                StreamWork::Ended(end) => (None, Some(end)),
+                StreamWork::Over => (None, None),
+            };
+            self.manager.add_stream(raw);
+            self.streams.push(raw);
+            if raw.is_none() {
+                self.manager.end_stream(id, end.as_ref());
             }
         }
-        self.streams.get(id.index()).copied()
+    }
+
+    /// Ends a stream in this pool. No driver call.
+    pub(crate) fn end_stream(&mut self, id: StreamId, end: &Arc<StreamEnd>, group: &Group) {
+        if self.open_stream(id, group).is_some() {
+            self.manager.end_stream(id, Some(end));
+            self.streams[id.index()] = None;
+        }
     }
 
     /// Counts an act of the calling thread: in the thread's tally, or in the allocator's if the
@@ -261,13 +277,63 @@ impl Inner {
         usages
     }
 
-    pub(crate) fn close(&mut self, shared: &Shared) -> Result<(), DriverError> {
-        if std::mem::replace(&mut self.closed, true) {
+    /// Waits for all work of the group's streams, then returns everything to the device. If that
+    /// wait is impossible nothing is returned, and the pool stays open.
+    pub(crate) fn close(&mut self, shared: &Shared) -> Result<(), CloseFailure> {
+        if self.closed {
             return Ok(());
         }
-        let open = self.streams.iter().zip(&self.ended).filter(|(_, ended)| !**ended);
-        let open: Vec<Stream> = open.map(|(&stream, _)| stream).collect();
-        let closed = self.manager.close(&open);
-        closed.and(shared.group.leave(shared.number, &*shared.driver))
+        self.manager.end_captures();
+        shared.synchronize()?;
+        self.closed = true;
+        let any = shared.group.open_streams().first().map(|&(_, stream)| stream);
+        let released = self.manager.release_all(any);
+        let left = shared.group.leave(shared.number, &*shared.driver);
+        released.and(left).map_err(CloseFailure::Closed)
+    }
+}
+
+/// Why a pool was not closed, or not as a whole.
+pub(crate) enum CloseFailure {
+    /// A stream captures: waiting would invalidate the capture.
+    Capturing(StreamId),
+    /// Work cannot be waited for, so it may still use the memory.
+    NotSynchronized(DriverError),
+    /// It was closed, but a driver call failed.
+    Closed(DriverError),
+}
+
+impl Shared {
+    /// Returns an open stream that captures a graph. One driver call for each open stream.
+    pub(crate) fn capturing_stream(&self) -> Result<Option<StreamId>, DriverError> {
+        for (id, stream) in self.group.open_streams() {
+            if self.driver.is_capturing(stream)? {
+                return Ok(Some(id));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Waits on the host for all work queued on the group's streams, destroyed ones included. On a
+    /// lost device none runs any more.
+    fn synchronize(&self) -> Result<(), CloseFailure> {
+        let lost = |error: &DriverError| error.kind == ErrorKind::DeviceLost;
+        match self.capturing_stream() {
+            Ok(None) => {}
+            Ok(Some(stream)) => return Err(CloseFailure::Capturing(stream)),
+            Err(error) if lost(&error) => return Ok(()),
+            Err(error) => return Err(CloseFailure::NotSynchronized(error)),
+        }
+        let open = self.group.open_streams().into_iter();
+        let open = open.map(|(_, stream)| self.driver.synchronize_stream(stream));
+        let ends = self.group.ends().into_iter().map(|end| end.synchronize());
+        for waited in open.chain(ends) {
+            match waited {
+                Err(error) if lost(&error) => return Ok(()),
+                Err(error) => return Err(CloseFailure::NotSynchronized(error)),
+                Ok(()) => {}
+            }
+        }
+        Ok(())
     }
 }

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use vramp_core::{Bytes, DeviceAddr, Shortage, StreamId};
 use vramp_driver::{Driver, DriverResult, Event, PoolUsage, Stream};
 
+use crate::stream_end::{StreamEnd, StreamEnds};
+
 struct Held {
     addr: DeviceAddr,
     /// The stream it was allocated for, and those whose use was recorded.
@@ -22,8 +24,10 @@ pub(crate) struct OrderedPool {
     held: BTreeMap<u64, Held>,
     next_slot: u64,
     fence: Option<Event>,
-    /// Event at the end of the work of each stream that ended.
-    ended: BTreeMap<StreamId, Event>,
+    /// The ends of streams whose work is not known to be over.
+    ends: StreamEnds,
+    /// Stream of the pool's own, on which blocks are freed that nobody can free on their stream.
+    own: Option<Stream>,
     placed: u64,
 }
 
@@ -41,7 +45,8 @@ impl OrderedPool {
             held: BTreeMap::new(),
             next_slot: 0,
             fence: None,
-            ended: BTreeMap::new(),
+            ends: StreamEnds::default(),
+            own: None,
             placed: 0,
         })
     }
@@ -86,16 +91,13 @@ impl OrderedPool {
         Ok(OrderedOutcome::Placed { addr, len, slot })
     }
 
-    /// Records an event at the end of a stream's work. Two driver calls.
-    pub(crate) fn end_stream(&mut self, id: StreamId, stream: Stream) -> DriverResult<()> {
-        let event = self.driver.create_event()?;
-        if let Err(error) = self.driver.record(event, stream) {
-            // The event is unused, so a failure to destroy it changes nothing.
-            let _ = self.driver.destroy_event(event);
-            return Err(error);
+    /// Ends a stream, whose work is over once `end` is reached. No driver call.
+    pub(crate) fn end_stream(&mut self, id: StreamId, end: Option<&Arc<StreamEnd>>) {
+        let Some(end) = end else { return };
+        self.ends.push(id, Arc::clone(end));
+        if self.ends.is_sweep_due() {
+            self.ends.sweep(StreamEnd::is_known_over);
         }
-        self.ended.insert(id, event);
-        Ok(())
     }
 
     pub(crate) fn holds(&self, slot: u64, addr: DeviceAddr) -> bool {
@@ -111,25 +113,57 @@ impl OrderedPool {
     }
 
     /// Frees a block. One driver call, and two more for each other stream that used it: the driver
-    /// requires that the free is ordered behind the allocation.
-    pub(crate) fn free(&mut self, slot: u64, id: StreamId, streams: &[Stream]) -> DriverResult<()> {
-        let stream = streams[id.index()];
+    /// requires that the free is ordered behind the allocation. A block freed on a stream that
+    /// ended is freed on a stream of the pool's own, behind that stream's end.
+    pub(crate) fn free(
+        &mut self,
+        slot: u64,
+        id: StreamId,
+        streams: &[Option<Stream>],
+    ) -> DriverResult<()> {
         let Some(held) = self.held.get(&slot) else { return Ok(()) };
-        for &user in held.uses.iter().filter(|&&user| user != id) {
-            if let Some(&event) = self.ended.get(&user) {
-                self.driver.wait(stream, event)?;
-                continue;
+        let (addr, uses) = (held.addr, held.uses.clone());
+        let stream = match streams[id.index()] {
+            Some(stream) => stream,
+            None => {
+                let own = self.own_stream()?;
+                if let Some(end) = self.ends.get(id) {
+                    self.driver.wait(own, end.event())?;
+                }
+                own
             }
-            let event = match self.fence {
-                Some(event) => event,
-                None => *self.fence.insert(self.driver.create_event()?),
-            };
-            self.driver.record(event, streams[user.index()])?;
-            self.driver.wait(stream, event)?;
+        };
+        for user in uses.into_iter().filter(|&user| user != id) {
+            match streams[user.index()] {
+                Some(user) => {
+                    let fence = self.fence()?;
+                    self.driver.record(fence, user)?;
+                    self.driver.wait(stream, fence)?;
+                }
+                None => {
+                    if let Some(end) = self.ends.get(user) {
+                        self.driver.wait(stream, end.event())?;
+                    }
+                }
+            }
         }
-        self.driver.free_async(stream, held.addr)?;
+        self.driver.free_async(stream, addr)?;
         self.held.remove(&slot);
         Ok(())
+    }
+
+    fn own_stream(&mut self) -> DriverResult<Stream> {
+        match self.own {
+            Some(stream) => Ok(stream),
+            None => Ok(*self.own.insert(self.driver.create_stream()?)),
+        }
+    }
+
+    fn fence(&mut self) -> DriverResult<Event> {
+        match self.fence {
+            Some(event) => Ok(event),
+            None => Ok(*self.fence.insert(self.driver.create_event()?)),
+        }
     }
 
     /// Returns the driver's usage of its pool. One driver call.
@@ -150,30 +184,28 @@ impl OrderedPool {
         self.driver.trim_pool(to)
     }
 
-    /// Waits for the work of all streams and returns everything. Goes on after a failure and
-    /// returns the first one.
-    pub(crate) fn close(&mut self, streams: &[Stream]) -> DriverResult<()> {
+    /// Returns everything to the device. The caller waited for all work; `any` is an open stream of
+    /// its. Goes on after a failure and returns the first one.
+    pub(crate) fn release_all(&mut self, any: Option<Stream>) -> DriverResult<()> {
         let mut first: DriverResult<()> = Ok(());
-        let mut note = |result: DriverResult<()>| {
-            if first.is_ok() {
-                first = result;
-            }
-        };
-        for &stream in streams {
-            note(self.driver.synchronize_stream(stream));
+        let held = std::mem::take(&mut self.held);
+        if !held.is_empty() {
+            let stream = any.map_or_else(|| self.own_stream(), Ok);
+            first = stream.and_then(|stream| {
+                let freed = held.into_values().map(|held| self.driver.free_async(stream, held.addr));
+                let freed = freed.fold(Ok(()), |first: DriverResult<()>, freed| first.and(freed));
+                freed.and(self.driver.synchronize_stream(stream))
+            });
         }
-        if let Some(&stream) = streams.first() {
-            for held in std::mem::take(&mut self.held).into_values() {
-                note(self.driver.free_async(stream, held.addr));
-            }
-            note(self.driver.synchronize_stream(stream));
+        if let Some(own) = self.own.take() {
+            let waited = self.driver.synchronize_stream(own);
+            first = first.and(waited).and(self.driver.destroy_stream(own));
         }
-        let ended = std::mem::take(&mut self.ended).into_values();
-        for event in self.fence.take().into_iter().chain(ended) {
-            note(self.driver.destroy_event(event));
+        self.ends = StreamEnds::default();
+        if let Some(event) = self.fence.take() {
+            first = first.and(self.driver.destroy_event(event));
         }
-        note(self.driver.trim_pool(Bytes::ZERO));
-        first
+        first.and(self.driver.trim_pool(Bytes::ZERO))
     }
 }
 

@@ -13,12 +13,14 @@ use crate::allocation::Owner;
 use crate::completion::Events;
 use crate::config::Progress;
 use crate::manager::Found;
+use crate::stream_end::StreamEnd;
 use crate::virtual_pool::Refusal;
 
 /// A caching pool and its device.
 pub(crate) struct CachingPool {
     pub pool: TorchPool,
-    pub streams: Vec<Stream>,
+    /// The driver's streams by id; `None` for one that ended.
+    streams: Vec<Option<Stream>>,
     driver: Arc<dyn Driver>,
     events: Events,
     progress: Progress,
@@ -84,19 +86,19 @@ impl CachingPool {
         self.memory(stretch.segment).start() + stretch.offset
     }
 
-    pub(crate) fn add_stream(&mut self, stream: Stream) -> StreamId {
+    /// Adds a stream; `None` for one that ended.
+    pub(crate) fn add_stream(&mut self, stream: Option<Stream>) -> StreamId {
         self.streams.push(stream);
         self.pool.add_stream()
     }
 
-    /// Records an event at the end of a stream's work, so that the completion of its uses can be
-    /// queried. Two driver calls at most.
-    pub(crate) fn end_stream(&mut self, id: StreamId) -> DriverResult<()> {
+    /// Ends a stream, whose work is over once `end` is reached. No driver call.
+    pub(crate) fn end_stream(&mut self, id: StreamId, end: Option<&Arc<StreamEnd>>) {
         let mark = self.pool.now(id);
-        self.events.record(&*self.driver, mark, self.streams[id.index()])?;
         self.pool.recorded(mark);
         self.pool.end_stream(id);
-        Ok(())
+        self.streams[id.index()] = None;
+        self.events.add_end(&mut self.pool, mark, end);
     }
 
     /// Allocates at least `size` bytes. No driver call on a hit except queries of open events.
@@ -187,6 +189,7 @@ impl CachingPool {
     fn record_events(&mut self) -> DriverResult<()> {
         for mark in self.pool.unrecorded() {
             let stream = self.streams[mark.stream.index()];
+            let stream = stream.expect("an ended stream has no work without an event");
             self.events.record(&*self.driver, mark, stream)?;
             self.pool.recorded(mark);
         }
@@ -250,7 +253,13 @@ impl CachingPool {
             }
             TorchOp::Unmap { segment, stream, offset, len, .. } => {
                 // Work of the stream itself may still touch what it freed.
-                self.driver.synchronize_stream(self.streams[stream.index()])?;
+                match self.streams[stream.index()] {
+                    Some(stream) => self.driver.synchronize_stream(stream)?,
+                    None => {
+                        let last = self.pool.now(stream);
+                        self.events.wait_for(&*self.driver, &mut self.pool, last)?;
+                    }
+                }
                 let range = AddrRange::new(self.memory(segment).start() + offset, len);
                 self.driver.unmap(range)?;
                 for (handle, len) in self.take_handles(segment, offset, len) {
@@ -346,9 +355,9 @@ impl CachingPool {
         }
     }
 
-    /// Waits for `streams` and returns everything to the device. Goes on after a failure and
-    /// returns the first one.
-    pub(crate) fn close(&mut self, streams: &[Stream]) -> DriverResult<()> {
+    /// Returns everything to the device. The caller waited for all work. Goes on after a failure
+    /// and returns the first one.
+    pub(crate) fn release_all(&mut self) -> DriverResult<()> {
         let driver = Arc::clone(&self.driver);
         let mut first: DriverResult<()> = Ok(());
         let mut note = |result: DriverResult<()>| {
@@ -356,9 +365,6 @@ impl CachingPool {
                 first = result;
             }
         };
-        for &stream in streams {
-            note(driver.synchronize_stream(stream));
-        }
         for memory in self.segments.drain(..).flatten() {
             match memory {
                 Memory::Allocated(start) => note(driver.free_memory(start)),

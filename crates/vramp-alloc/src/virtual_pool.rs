@@ -13,17 +13,36 @@ use crate::arenas::Arenas;
 use crate::cache::{Cache, CachedBlock, Tag};
 use crate::config::Progress;
 use crate::exec::{Executor, is_capacity_error};
-use crate::sync::{Mutex, MutexGuard};
+use crate::stream_end::StreamEnd;
+use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 
 /// The heap of one stream with a lock of its own, on cache lines of its own.
 #[repr(align(128))]
-pub(crate) struct HeapCell(Mutex<StreamHeap>);
+pub(crate) struct HeapCell {
+    heap: Mutex<StreamHeap>,
+    /// True once the stream ended: no request is served here, and no thread caches its blocks.
+    ended: AtomicBool,
+}
 
 impl HeapCell {
+    fn new(stream: StreamId) -> HeapCell {
+        HeapCell { heap: Mutex::new(StreamHeap::new(stream)), ended: AtomicBool::new(false) }
+    }
+
     /// Takes the heap's lock. It comes after the pool's lock where both are held.
     pub(crate) fn lock(&self) -> MutexGuard<'_, StreamHeap> {
         // Heaps are changed in steps that do not panic; the audit checks them.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.heap.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns true once the stream ended.
+    #[inline]
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed)
+    }
+
+    fn end(&self) {
+        self.ended.store(true, Ordering::Relaxed);
     }
 }
 
@@ -102,11 +121,11 @@ impl VirtualPool {
         })
     }
 
-    /// Adds a stream.
-    pub(crate) fn add_stream(&mut self, stream: vramp_driver::Stream) -> StreamId {
+    /// Adds a stream; `None` for one that ended.
+    pub(crate) fn add_stream(&mut self, stream: Option<vramp_driver::Stream>) -> StreamId {
         let id = self.pool.add_stream();
         self.exec.streams.push(stream);
-        self.heaps.push(Arc::new(HeapCell(Mutex::new(StreamHeap::new(id)))));
+        self.heaps.push(Arc::new(HeapCell::new(id)));
         id
     }
 
@@ -229,14 +248,17 @@ impl VirtualPool {
         Ok(())
     }
 
-    /// Ends a stream: its memory serves every stream once the event recorded here is reached.
-    pub(crate) fn end_stream(&mut self, stream: StreamId) -> Result<(), DriverError> {
+    /// Ends a stream: its memory serves every stream once `end` is reached, or now if its work is
+    /// over. No driver call.
+    pub(crate) fn end_stream(&mut self, stream: StreamId, end: Option<&Arc<StreamEnd>>) {
+        // From here on no thread caches a block of the stream.
+        self.heaps[stream.index()].end();
         self.gather();
         let mark = self.pool.now(stream);
-        self.exec.record(mark)?;
         self.pool.recorded(mark);
         self.pool.end_stream(stream);
-        Ok(())
+        self.exec.streams[stream.index()] = None;
+        self.exec.events.add_end(&mut self.pool, mark, end);
     }
 
     /// Frees a block that the pool placed. No driver call, except VPMM's event. The block is free
@@ -309,8 +331,8 @@ impl VirtualPool {
         let mut any = false;
         for number in 0..self.exec.streams.len() {
             let id = StreamId::new(number as u32);
-            if self.pool.is_open(id) {
-                let capturing = self.exec.driver.is_capturing(self.exec.streams[number])?;
+            if let Some(stream) = self.exec.streams[number] {
+                let capturing = self.exec.driver.is_capturing(stream)?;
                 self.pool.hold(id, capturing);
                 any |= capturing;
             }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use vramp_core::{Freed, StreamId};
+use vramp_core::{ArenaId, Freed, StreamId};
 use vramp_driver::DriverError;
 
 use super::Allocator;
@@ -77,6 +77,11 @@ impl Allocator {
             Owner::Heap { id, at } => (id, at, false),
             Owner::Driver { .. } | Owner::Caching { .. } | Owner::Arena { .. } => return false,
         };
+        let Some(heap) = local.heaps.get(allocation.stream.index()) else { return false };
+        // A block in a cache would serve requests for a stream that takes no work any more.
+        if heap.has_ended() {
+            return false;
+        }
         let Some(tag) = Tag::new(allocation.stream.index(), units) else { return false };
         let tag = if of_pool { tag.of_pool() } else { tag };
         let block =
@@ -85,7 +90,6 @@ impl Allocator {
             if of_pool {
                 return false;
             }
-            let Some(heap) = local.heaps.get(allocation.stream.index()) else { return false };
             let freed = heap.lock().free_in_order(id).expect("an allocation is freed once");
             if let Freed::Surplus(slab) = freed {
                 let mut inner = self.shared.lock_anyway();
@@ -101,7 +105,7 @@ impl Allocator {
     fn free_shared(&self, allocation: Allocation, stream: StreamId) -> Result<(), FreeError> {
         let mut guard = self.shared.lock()?;
         let inner = &mut *guard;
-        if inner.any_stream(stream, &self.shared.group).is_none() {
+        if !inner.knows_stream(stream, &self.shared.group) {
             return Err(FreeError::UnknownStream { stream, allocation });
         }
         if !self.owns(inner, &allocation) {
@@ -111,7 +115,7 @@ impl Allocator {
             local::with(self.shared.number, |local| pool.drain_last(&local.cache));
             // A captured node may use it whenever the graph runs, so the graph owns it from now on.
             if let Some(arena) = pool.keeper_of(&allocation, stream) {
-                pool.keep_for_graph(arena, allocation);
+                inner.keep_for_graph(arena, allocation, stream);
                 return Ok(());
             }
         }
@@ -132,6 +136,19 @@ impl Allocator {
 }
 
 impl Inner {
+    /// Keeps an allocation that is freed on `stream` for the graph of a capture. Work that was
+    /// queued there before the capture is remembered until the graph frees it.
+    pub(crate) fn keep_for_graph(
+        &mut self,
+        arena: ArenaId,
+        allocation: Allocation,
+        stream: StreamId,
+    ) {
+        self.manager.record_use(&allocation, stream);
+        let pool = self.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
+        pool.keep_for_graph(arena, allocation);
+    }
+
     /// Frees an allocation that the manager owns, and counts it.
     pub(crate) fn free(
         &mut self,

@@ -86,7 +86,7 @@ impl Allocator {
                 (DeviceAddr::new(addr), owner, Bytes::new(units * BLOCK_ALIGN), true)
             }
             None if size <= serve.limit(self.shared.is_contended()) => {
-                let heap = local.heaps.get(stream.index())?;
+                let heap = local.heaps.get(stream.index()).filter(|heap| !heap.has_ended())?;
                 let block = heap.lock().take(size)?;
                 let owner = Owner::Heap { id: block.id, at: block.at };
                 // Another thread may have added the heap's slab, in a span that is new to this one.
@@ -173,7 +173,7 @@ impl Allocator {
         let before = observed.then(|| inner.manager.known_counters()).flatten();
         let found = match inner.manager.virtual_pool_mut() {
             Some(pool) => {
-                let captured = pool.capture_of(raw)?;
+                let captured = pool.capture_of(stream)?;
                 captured.map(|(arena, tips)| pool.malloc_in_arena(arena, &tips, size, stream))
             }
             None => None,

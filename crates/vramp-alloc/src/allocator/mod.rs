@@ -33,13 +33,13 @@ mod tags;
 use std::sync::Arc;
 
 use vramp_core::Bytes;
-use vramp_driver::{Driver, DriverError};
+use vramp_driver::Driver;
 
 use crate::config::Config;
-use crate::error::CreateError;
+use crate::error::{CloseError, CreateError};
 use crate::group::Group;
 use crate::manager::Manager;
-use crate::shared::Shared;
+use crate::shared::{CloseFailure, Shared};
 
 pub use diagnostics::Stats;
 pub(crate) use shortage::Relief;
@@ -53,7 +53,8 @@ pub use tags::TagId;
 /// Streams belong to the allocator: [`Allocator::create_stream`] makes one. Work on memory must be
 /// queued on the stream that it is allocated for or freed on, or be recorded with
 /// [`Allocator::record_use`]. Dropping the allocator waits for its streams and returns all memory;
-/// [`Allocator::close`] does the same and reports failures.
+/// [`Allocator::close`] does the same and reports failures. Where the work cannot be waited for,
+/// because a stream captures, dropping leaves the memory as it is until the device is dropped.
 pub struct Allocator {
     shared: Arc<Shared>,
     config: Config,
@@ -122,13 +123,24 @@ impl Allocator {
         &self.shared
     }
 
-    /// Waits for the allocator's streams and returns everything to the device. The last pool that
-    /// shares the streams destroys them.
+    /// Waits for all work on the allocator's streams, also on destroyed ones, and returns
+    /// everything to the device. Captures that this allocator began are ended and lost. The last
+    /// pool that shares the streams destroys them.
     ///
     /// # Errors
-    /// The first driver call that failed; the others were made all the same.
-    pub fn close(self) -> Result<(), DriverError> {
-        self.shared.lock_anyway().close(&self.shared)
+    /// If a stream captures, or the wait fails, nothing is returned to the device and the error has
+    /// the allocator, to close it later. [`CloseError::Driver`] if a call failed after that.
+    pub fn close(self) -> Result<(), CloseError> {
+        let closed = self.shared.lock_anyway().close(&self.shared);
+        closed.map_err(|failure| match failure {
+            CloseFailure::Capturing(stream) => {
+                CloseError::Capturing { stream, allocator: Box::new(self) }
+            }
+            CloseFailure::NotSynchronized(error) => {
+                CloseError::NotSynchronized { error, allocator: Box::new(self) }
+            }
+            CloseFailure::Closed(error) => CloseError::Driver(error),
+        })
     }
 }
 

@@ -1,11 +1,14 @@
 //! Streams: created or adopted, and shared by the pools of a group.
 
+use std::sync::Arc;
+
 use vramp_core::StreamId;
 use vramp_driver::{DriverError, Stream};
 
 use super::Allocator;
 use crate::error::StreamError;
 use crate::shared::Inner;
+use crate::stream_end::{StreamEnd, StreamWork};
 
 impl Allocator {
     /// Creates a stream on the device. One driver call.
@@ -24,32 +27,67 @@ impl Allocator {
     /// streams as its work completes, without waiting. Blocks allocated for it may be used and
     /// freed as before.
     ///
-    /// Cost: an event record in each pool that shares the stream, a query whether it captures, and
-    /// the destruction.
+    /// Queued work runs on. The event recorded here stands for it from now on: no memory that the
+    /// work may use is reused, unmapped or copied before that event is reached.
+    ///
+    /// Cost: a query whether the stream captures, an event, and the destruction; a query for each
+    /// earlier end about once.
     ///
     /// # Errors
     /// [`StreamError::Unknown`] for a stream of another allocator or one destroyed before, and
-    /// [`StreamError::Capturing`] for one that captures a graph. If recording an event fails the
-    /// stream is as before.
+    /// [`StreamError::Capturing`] for one that captures a graph. If recording the event fails the
+    /// stream is as before. If only the driver's destruction fails the stream has ended for the
+    /// allocator; calling again retries the destruction, and closing does too.
     pub fn destroy_stream(&self, stream: StreamId) -> Result<(), StreamError> {
-        let known = self.shared.group.stream(stream).filter(|known| !known.ended);
-        let known = known.ok_or(StreamError::Unknown(stream))?;
-        if self.shared.driver.is_capturing(known.raw)? {
+        let (group, driver) = (&self.shared.group, &self.shared.driver);
+        let Some(raw) = group.begin_end(stream) else {
+            return match group.destroy_ended(stream, &**driver)? {
+                true => Ok(()),
+                false => Err(StreamError::Unknown(stream)),
+            };
+        };
+        let ended = self.record_end(stream, raw);
+        let end = ended.inspect_err(|_| group.cancel_end(stream))?;
+        let sweep = group.finish_end(stream, &end);
+        let mut broken = Ok(());
+        for member in group.members() {
+            match member.lock() {
+                Ok(mut inner) => inner.end_stream(stream, &end, group),
+                Err(error) => broken = Err(error),
+            }
+        }
+        // A query would invalidate a capture.
+        if sweep && !self.any_captures().unwrap_or(true) {
+            group.sweep_ends();
+        }
+        group.destroy_ended(stream, &**driver)?;
+        Ok(broken?)
+    }
+
+    /// Records a stream's last event. Every pool that can be locked knows the stream then.
+    fn record_end(&self, stream: StreamId, raw: Stream) -> Result<Arc<StreamEnd>, StreamError> {
+        let (group, driver) = (&self.shared.group, &self.shared.driver);
+        if driver.is_capturing(raw)? {
             return Err(StreamError::Capturing(stream));
         }
-        for member in self.shared.group.members() {
+        for member in group.members() {
             let mut inner = member.lock()?;
-            let Some(raw) = inner.open_stream(stream, &member.group) else { continue };
-            inner.manager.end_stream(stream, raw)?;
-            inner.ended[stream.index()] = true;
+            inner.knows_stream(stream, group);
         }
-        Ok(self.shared.group.end_stream(stream, &*self.shared.driver)?)
+        Ok(StreamEnd::record(driver, raw)?)
     }
 
     /// Returns the driver's handle of a stream, to queue work on it. `None` if the stream is
     /// another allocator's or was destroyed.
     pub fn stream(&self, id: StreamId) -> Option<Stream> {
-        self.shared.group.stream(id).filter(|known| !known.ended).map(|known| known.raw)
+        self.shared.group.open_stream(id)
+    }
+
+    /// Returns where the work queued on a stream can be observed, also of one that was destroyed:
+    /// for what has to outlive the stream, such as copies after its work. `None` if the stream is
+    /// another allocator's. No driver call. O(destroyed streams whose work is not over).
+    pub fn stream_work(&self, id: StreamId) -> Option<StreamWork> {
+        self.shared.group.work_of(id)
     }
 
     /// Returns true if a stream of this allocator captures a graph. While it does, querying or
@@ -59,16 +97,11 @@ impl Allocator {
     /// # Errors
     /// A driver call failed.
     pub fn any_captures(&self) -> Result<bool, DriverError> {
-        for known in self.shared.group.streams_from(0) {
-            if !known.ended && self.shared.driver.is_capturing(known.raw)? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        Ok(self.shared.capturing_stream()?.is_some())
     }
 
     pub(super) fn sync_streams(&self, inner: &mut Inner) {
         let unknown = StreamId::new(u32::MAX);
-        let _ = inner.any_stream(unknown, &self.shared.group);
+        let _ = inner.knows_stream(unknown, &self.shared.group);
     }
 }

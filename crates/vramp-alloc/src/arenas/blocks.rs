@@ -51,7 +51,10 @@ impl VirtualPool {
     }
 
     /// Frees a block of an arena: within its capture if `stream` is part of that, else as a block
-    /// that escaped the capture and is used by the work queued on `stream`.
+    /// that escaped the capture.
+    ///
+    /// Either way the work queued on `stream` so far may use the block. A stream that captures has
+    /// work too: what was queued before its capture runs, and a replay comes only after it.
     pub(crate) fn free_in_arena(
         &mut self,
         block: ArenaBlockId,
@@ -59,22 +62,27 @@ impl VirtualPool {
     ) -> Result<(), DriverError> {
         let id = block.arena();
         // An invalidated capture fails when it is ended.
-        let captured = self.capture_of(self.exec.stream(stream)).unwrap_or_default();
+        let captured = self.capture_of(stream).unwrap_or_default();
+        let at = match captured.filter(|(arena, _)| *arena == id) {
+            Some((_, tips)) => Some(self.add_nodes(id, &tips)),
+            None => None,
+        };
+        let mark = self.pool.now(stream);
+        let state = self.arenas.get_mut(id);
         let known = "the allocator looked the block up";
-        match captured.filter(|(arena, _)| *arena == id) {
-            Some((_, tips)) => match self.add_nodes(id, &tips) {
-                Ok(at) => {
-                    self.arenas.get_mut(id).arena.free(block, &at).expect(known);
-                }
-                // Its last use is not known, so this capture does not reuse it.
-                Err(error) => {
-                    self.arenas.get_mut(id).arena.free_outside(block).expect(known);
-                    return Err(error);
-                }
-            },
+        if state.arena.is_from_before(block) {
+            state.leases.note_use(mark);
+        }
+        match at {
+            Some(Ok(at)) => {
+                state.arena.free(block, &at).expect(known);
+            }
+            // Its last use is not known, so this capture does not reuse it.
+            Some(Err(error)) => {
+                state.arena.free_outside(block).expect(known);
+                return Err(error);
+            }
             None => {
-                let mark = self.pool.now(stream);
-                let state = self.arenas.get_mut(id);
                 state.arena.free_outside(block).expect(known);
                 state.leases.note_use(mark);
                 self.remove_if_abandoned(id);
@@ -83,18 +91,23 @@ impl VirtualPool {
         Ok(())
     }
 
-    /// Records that work queued on `stream` so far uses the block.
+    /// Records that work queued on `stream` so far uses the block: captured work, and work that was
+    /// queued before the capture.
     pub(crate) fn note_use_in_arena(&mut self, block: ArenaBlockId, stream: StreamId) {
         let id = block.arena();
-        let captured = self.capture_of(self.exec.stream(stream)).unwrap_or_default();
+        let captured = self.capture_of(stream).unwrap_or_default();
         let known = "the allocator looked the block up";
+        let mark = self.pool.now(stream);
         if let Some((_, tips)) = captured.filter(|(arena, _)| *arena == id)
             && let Ok(at) = self.add_nodes(id, &tips)
         {
-            self.arenas.get_mut(id).arena.record_use(block, &at).expect(known);
+            let state = self.arenas.get_mut(id);
+            state.arena.record_use(block, &at).expect(known);
+            if state.arena.is_from_before(block) {
+                state.leases.note_use(mark);
+            }
             return;
         }
-        let mark = self.pool.now(stream);
         self.arenas.get_mut(id).leases.note_use(mark);
     }
 
@@ -116,7 +129,7 @@ impl VirtualPool {
         if let Some((id, _)) = self.arenas.iter().filter(others).find(used) {
             return Some(id);
         }
-        match self.capture_of(self.exec.stream(stream)) {
+        match self.capture_of(stream) {
             Ok(captured) => captured.map(|(id, _)| id).filter(|&id| Some(id) != own),
             // An invalidated capture makes no graph.
             Err(error) if error.kind == ErrorKind::Capturing => None,
@@ -135,7 +148,8 @@ impl VirtualPool {
         }
     }
 
-    /// Keeps memory from outside the arena for the graph of a capture.
+    /// Keeps memory from outside the arena for the graph of a capture. The caller recorded the use
+    /// of the stream that it was freed on.
     pub(crate) fn keep_for_graph(&mut self, id: ArenaId, allocation: Allocation) {
         let capturing = self.arenas.get_mut(id).capturing.as_mut();
         capturing.expect("the stream is part of it").kept.push(allocation);

@@ -1,7 +1,7 @@
 //! Captures into arenas: begun or attached, ended, and planned for the next capture.
 
 use vramp_core::{ArenaId, ArenaPolicy, Bytes, CaptureRecording, Layout, StreamId};
-use vramp_driver::{CaptureInfo, CaptureMode, Driver, DriverError, Graph, GraphNode, Stream};
+use vramp_driver::{CaptureInfo, CaptureMode, Driver, DriverError, Graph, GraphNode};
 
 use super::{ArenaState, Captured, Capturing, NotAttached};
 use crate::allocation::Allocation;
@@ -108,7 +108,8 @@ impl VirtualPool {
     }
 
     pub(crate) fn still_captures(&self, stream: StreamId) -> bool {
-        self.exec.driver.is_capturing(self.exec.stream(stream)).unwrap_or(false)
+        let raw = self.exec.open_stream(stream);
+        raw.is_some_and(|raw| self.exec.driver.is_capturing(raw).unwrap_or(false))
     }
 
     /// Ends all captures and discards their graphs.
@@ -159,24 +160,29 @@ impl VirtualPool {
 
     /// Records that graphs on any stream may have used the arena up to now. Returns the streams.
     pub(crate) fn used_anywhere(&mut self, id: ArenaId) -> Vec<StreamId> {
+        // Also streams that ended: the graph may have been launched there, and its work may run.
+        let running = |stream: &StreamId| {
+            self.pool.is_open(*stream) || !self.pool.is_over(self.pool.now(*stream))
+        };
         let streams = (0..self.exec.streams.len() as u32).map(StreamId::new);
-        let open: Vec<StreamId> = streams.filter(|&stream| self.pool.is_open(stream)).collect();
-        for &stream in &open {
+        let users: Vec<StreamId> = streams.filter(running).collect();
+        for &stream in &users {
             let mark = self.pool.now(stream);
             self.arenas.get_mut(id).leases.note_use(mark);
         }
-        open
+        users
     }
 
-    /// Returns the arena whose capture `raw` is part of, and the nodes its next work will depend
-    /// on.
+    /// Returns the arena whose capture a stream is part of, and the nodes its next work will depend
+    /// on. A stream that ended is part of none.
     pub(crate) fn capture_of(
         &self,
-        raw: Stream,
+        stream: StreamId,
     ) -> Result<Option<(ArenaId, Vec<GraphNode>)>, DriverError> {
         if !self.arenas.any_capture() {
             return Ok(None);
         }
+        let Some(raw) = self.exec.open_stream(stream) else { return Ok(None) };
         let Some(CaptureInfo { capture, dependencies }) = self.exec.driver.capture_info(raw)?
         else {
             return Ok(None);

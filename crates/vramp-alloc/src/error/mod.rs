@@ -12,7 +12,7 @@ pub use report::{OutOfMemoryReport, SiblingPool, StreamUsage, TagUsage};
 
 use vramp_core::{Bytes, DeviceAddr, StreamId};
 
-use crate::Allocation;
+use crate::{Allocation, Allocator};
 
 /// Error of [`Allocator::new`](crate::Allocator::new) and
 /// [`create_pool`](crate::Allocator::create_pool).
@@ -59,6 +59,38 @@ pub enum CreateError {
     /// A driver call failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
+}
+
+/// Error of [`Allocator::close`](crate::Allocator::close).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CloseError {
+    /// A stream captures a graph: waiting for its work would invalidate the capture. Nothing was
+    /// returned to the device.
+    #[error("{stream} captures a graph: end the capture, then close the allocator")]
+    Capturing {
+        /// The stream.
+        stream: StreamId,
+        /// The allocator, as before.
+        allocator: Box<Allocator>,
+    },
+    /// Work cannot be waited for, so it may still use the memory. Nothing was returned to the
+    /// device.
+    #[error(
+        "cannot wait for the work that may use the memory: {error}; close the allocator again, or \
+         drop it, which leaves its memory to the device"
+    )]
+    NotSynchronized {
+        /// The driver's error.
+        #[source]
+        error: DriverError,
+        /// The allocator, as before.
+        allocator: Box<Allocator>,
+    },
+    /// A driver call failed, the first one if several did. All others were made; the allocator is
+    /// closed.
+    #[error(transparent)]
+    Driver(DriverError),
 }
 
 /// Error of [`Allocator::malloc`](crate::Allocator::malloc) and of other calls that take memory.

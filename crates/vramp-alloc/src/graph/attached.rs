@@ -140,14 +140,13 @@ impl Allocator {
             return self.free(allocation, stream);
         }
         let mut inner = shared.lock()?;
-        if inner.any_stream(stream, &shared.group).is_none() {
+        if !inner.knows_stream(stream, &shared.group) {
             return Err(FreeError::UnknownStream { stream, allocation });
         }
         if allocation.allocator != shared.number || !inner.manager.owns(&allocation) {
             return Err(FreeError::Foreign(allocation));
         }
-        let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
-        pool.keep_for_graph(*id, allocation);
+        inner.keep_for_graph(*id, allocation, stream);
         Ok(())
     }
 }
@@ -170,9 +169,8 @@ impl AttachedCapture {
     /// A driver call failed.
     pub fn is_under_way(&self) -> Result<bool, DriverError> {
         let Handle { shared, .. } = &*self.arena.0;
-        let known = shared.group.stream(self.stream).filter(|known| !known.ended);
-        let Some(known) = known else { return Ok(false) };
-        match shared.driver.capture_info(known.raw) {
+        let Some(raw) = shared.group.open_stream(self.stream) else { return Ok(false) };
+        match shared.driver.capture_info(raw) {
             Ok(info) => Ok(info.is_some_and(|CaptureInfo { capture, .. }| capture == self.number)),
             Err(error) if error.kind == vramp_driver::ErrorKind::Capturing => Ok(true),
             Err(error) => Err(error),

@@ -6,6 +6,7 @@ mod attached_captures;
 mod captures;
 mod common;
 mod driver_calls;
+mod ends;
 mod faults;
 mod graph_arenas;
 mod graph_faults;

@@ -251,6 +251,12 @@ impl Arena {
         self.capture.is_some()
     }
 
+    /// True unless the running capture allocated the block: work queued outside of the capture may
+    /// use it too. True for unknown blocks.
+    pub fn is_from_before(&self, id: ArenaBlockId) -> bool {
+        !self.held.get(&id).is_some_and(|held| matches!(held.record, Record::Life(_)))
+    }
+
     /// True if a capture runs and follows its plan.
     pub fn follows_plan(&self) -> bool {
         self.capture.as_ref().is_some_and(|capture| capture.follows)

@@ -1,0 +1,475 @@
+//! Objects end while work runs: streams, allocators, escaped blocks. Memory in use stays mapped,
+//! keeps its contents, and goes to no other owner; nothing is lost, and nothing hangs.
+
+use std::sync::Arc;
+
+use crate::common::Rig;
+use crate::common::graph_rig::{GraphRig, LONG_NS, range};
+use vramp_alloc::error::{CloseError, StreamError};
+use vramp_alloc::graph::{CaptureMode, LaunchError};
+use vramp_alloc::{Allocator, Bytes, Config, Preset, StreamWork};
+use vramp_driver::sim::{FaultPlan, Kernel, LiveObjects, Simulator};
+use vramp_driver::{Call, Driver, ErrorKind};
+
+const MIB: Bytes = Bytes::mib(1);
+
+fn rig(preset: Preset) -> Rig {
+    Rig::on(Simulator::builder().checked(), Config::preset(preset))
+}
+
+/// Queues a long write of a new block on a new stream, and destroys that stream.
+fn stream_that_ends_while_it_works(rig: &Rig) -> vramp_alloc::StreamId {
+    let gone = rig.allocator.create_stream().unwrap();
+    let block = rig.allocator.malloc(MIB * 64, gone).unwrap();
+    let kernel = Kernel::new("late").writing(range(&block)).lasting(LONG_NS);
+    rig.sim.launch(rig.raw(gone), kernel).unwrap();
+    rig.allocator.destroy_stream(gone).unwrap();
+    gone
+}
+
+fn assert_sound(sim: &Simulator, context: &str) {
+    assert!(sim.device_loss().is_none(), "{context}: {:?}", sim.device_loss());
+    assert!(sim.hazards().is_empty(), "{context}: {:?}", sim.hazards());
+}
+
+// --- closing ---
+
+#[test]
+fn closing_waits_for_the_work_of_destroyed_streams() {
+    for preset in Preset::ALL {
+        for drops in [false, true] {
+            let rig = rig(preset);
+            stream_that_ends_while_it_works(&rig);
+            let Rig { sim, allocator, .. } = rig;
+            match drops {
+                true => drop(allocator),
+                false => allocator.close().unwrap(),
+            }
+            assert_sound(&sim, preset.name());
+            assert!(sim.now_ns() >= LONG_NS, "{}: it did not wait", preset.name());
+            assert_eq!(sim.live(), LiveObjects::default(), "{}", preset.name());
+        }
+    }
+}
+
+#[test]
+fn closing_while_a_stream_captures_is_refused_and_can_be_repeated() {
+    for preset in Preset::ALL {
+        let rig = rig(preset);
+        let block = rig.allocator.malloc(MIB * 64, rig.stream).unwrap();
+        let raw = rig.raw(rig.stream);
+        let kernel = Kernel::new("early").writing(range(&block)).lasting(LONG_NS);
+        rig.sim.launch(raw, kernel).unwrap();
+        rig.sim.begin_capture(raw, CaptureMode::Global).unwrap();
+        let stream = rig.stream;
+        let Rig { sim, allocator, .. } = rig;
+        let refused = allocator.close().unwrap_err();
+        assert!(refused.to_string().contains("end the capture"), "{refused}");
+        let CloseError::Capturing { stream: capturing, allocator } = refused else {
+            panic!("{}: {refused}", preset.name())
+        };
+        assert_eq!(capturing, stream);
+        // The capture is not disturbed.
+        let graph = sim.end_capture(raw).unwrap();
+        sim.destroy_graph(graph).unwrap();
+        assert_eq!(allocator.live(), MIB * 64, "it is as before");
+        allocator.close().unwrap();
+        assert_sound(&sim, preset.name());
+        assert_eq!(sim.live(), LiveObjects::default(), "{}", preset.name());
+    }
+}
+
+#[test]
+fn dropping_while_a_stream_captures_unmaps_nothing() {
+    for preset in Preset::ALL {
+        let rig = rig(preset);
+        let block = rig.allocator.malloc(MIB * 64, rig.stream).unwrap();
+        let raw = rig.raw(rig.stream);
+        let kernel = Kernel::new("early").writing(range(&block)).lasting(LONG_NS);
+        rig.sim.launch(raw, kernel).unwrap();
+        rig.sim.begin_capture(raw, CaptureMode::Global).unwrap();
+        let Rig { sim, allocator, .. } = rig;
+        drop(allocator);
+        let graph = sim.end_capture(raw).unwrap();
+        sim.destroy_graph(graph).unwrap();
+        sim.synchronize_stream(raw).unwrap();
+        assert_sound(&sim, preset.name());
+    }
+}
+
+#[test]
+fn nothing_is_unmapped_after_a_failed_wait() {
+    for preset in Preset::ALL {
+        for call in [Call::SynchronizeStream, Call::SynchronizeEvent, Call::IsCapturing] {
+            let rig = rig(preset);
+            stream_that_ends_while_it_works(&rig);
+            let Rig { sim, allocator, .. } = rig;
+            sim.set_faults(FaultPlan::nth_of(call, 1));
+            let context = format!("{}, {call}", preset.name());
+            let Err(CloseError::NotSynchronized { allocator, error }) = allocator.close() else {
+                panic!("{context}: it closed")
+            };
+            assert_eq!(error.call, call, "{context}");
+            assert_sound(&sim, &context);
+            allocator.close().unwrap();
+            assert_sound(&sim, &context);
+            assert_eq!(sim.live(), LiveObjects::default(), "{context}");
+        }
+    }
+}
+
+#[test]
+fn a_lost_device_is_closed_all_the_same() {
+    for preset in Preset::ALL {
+        let rig = rig(preset);
+        let block = rig.allocator.malloc(MIB, rig.stream).unwrap();
+        rig.allocator.free(block, rig.stream).unwrap();
+        let wild = vramp_core::AddrRange::new(vramp_alloc::DeviceAddr::new(64), MIB);
+        rig.sim.launch(rig.raw(rig.stream), Kernel::new("wild").writing(wild)).unwrap();
+        rig.sim.advance(1 << 30);
+        let Err(error) = rig.allocator.close() else { continue };
+        let CloseError::Driver(error) = error else { panic!("{}: {error}", preset.name()) };
+        assert_eq!(error.kind, ErrorKind::DeviceLost, "{}", preset.name());
+    }
+}
+
+#[test]
+fn a_pool_waits_for_streams_that_another_pool_destroyed() {
+    for preset in Preset::ALL {
+        let rig = rig(preset);
+        let side = rig.allocator.create_pool("side").unwrap();
+        let gone = rig.allocator.create_stream().unwrap();
+        let block = side.malloc(MIB * 64, gone).unwrap();
+        let kernel = Kernel::new("late").writing(range(&block)).lasting(LONG_NS);
+        rig.sim.launch(rig.raw(gone), kernel).unwrap();
+        rig.allocator.destroy_stream(gone).unwrap();
+        side.close().unwrap();
+        assert_sound(&rig.sim, preset.name());
+        assert!(rig.sim.now_ns() >= LONG_NS, "{}: it did not wait", preset.name());
+    }
+}
+
+// --- streams that ended ---
+
+#[test]
+fn blocks_are_freed_on_a_destroyed_stream_in_every_preset() {
+    for preset in Preset::ALL {
+        let rig = rig(preset);
+        let gone = rig.allocator.create_stream().unwrap();
+        let sizes = [Bytes::kib(3), MIB, MIB * 64];
+        let blocks: Vec<_> =
+            sizes.iter().map(|&size| rig.allocator.malloc(size, gone).unwrap()).collect();
+        for block in &blocks {
+            let kernel = Kernel::new("late").writing(range(block)).lasting(1 << 20);
+            rig.sim.launch(rig.raw(gone), kernel).unwrap();
+        }
+        rig.allocator.destroy_stream(gone).unwrap();
+        for block in blocks {
+            let freed = rig.allocator.free(block, gone);
+            freed.unwrap_or_else(|error| panic!("{}: {error}", preset.name()));
+        }
+        // What is allocated now is used at once.
+        for size in sizes {
+            let block = rig.allocator.malloc(size, rig.stream).unwrap();
+            let kernel = Kernel::new("next").writing(range(&block));
+            rig.sim.launch(rig.raw(rig.stream), kernel).unwrap();
+            rig.allocator.free(block, rig.stream).unwrap();
+        }
+        rig.allocator.empty_cache().unwrap();
+        rig.allocator.audit().unwrap();
+        assert_eq!(rig.allocator.live(), Bytes::ZERO);
+        let Rig { sim, allocator, .. } = rig;
+        allocator.close().unwrap();
+        assert_sound(&sim, preset.name());
+        assert_eq!(sim.live(), LiveObjects::default(), "{}", preset.name());
+    }
+}
+
+#[test]
+fn memory_of_destroyed_streams_can_be_trimmed_and_used_by_others() {
+    for preset in Preset::ALL {
+        // Too little for two of the blocks at once.
+        let config = Config { limit: Some(MIB * 96), ..Config::preset(preset) };
+        let rig = Rig::on(Simulator::builder().checked(), config);
+        for round in 0..4 {
+            let gone = rig.allocator.create_stream().unwrap();
+            let block = rig.allocator.malloc(MIB * 64, gone);
+            let block =
+                block.unwrap_or_else(|error| panic!("{}, {round}: {error}", preset.name()));
+            let kernel = Kernel::new("late").writing(range(&block)).lasting(1 << 20);
+            rig.sim.launch(rig.raw(gone), kernel).unwrap();
+            rig.allocator.free(block, gone).unwrap();
+            rig.allocator.destroy_stream(gone).unwrap();
+            rig.sim.advance(1 << 21);
+            if round % 2 == 0 {
+                rig.allocator.empty_cache().unwrap();
+            }
+        }
+        rig.allocator.audit().unwrap();
+        assert_sound(&rig.sim, preset.name());
+    }
+}
+
+#[test]
+fn a_destroyed_stream_gets_no_memory_from_a_threads_cache_or_its_heap() {
+    for size in [Bytes::kib(3), Bytes::kib(600), MIB * 3] {
+        let rig = rig(Preset::Vramp);
+        let gone = rig.allocator.create_stream().unwrap();
+        let [one, two] = [(); 2].map(|()| rig.allocator.malloc(size, gone).unwrap());
+        rig.allocator.free(one, gone).unwrap();
+        rig.allocator.destroy_stream(gone).unwrap();
+        rig.allocator.free(two, gone).unwrap();
+        rig.allocator.malloc(size, gone).unwrap_err();
+        let other = Arc::new(rig);
+        let from_there = Arc::clone(&other);
+        std::thread::spawn(move || from_there.allocator.malloc(size, gone).unwrap_err())
+            .join()
+            .unwrap();
+        assert_eq!(other.allocator.census().at_hand, Bytes::ZERO);
+    }
+}
+
+#[test]
+fn a_destruction_that_fails_can_be_repeated_and_is_by_the_close() {
+    for preset in Preset::ALL {
+        for again in [false, true] {
+            let rig = rig(preset);
+            let gone = rig.allocator.create_stream().unwrap();
+            let _leaked = rig.allocator.malloc(MIB, gone).unwrap();
+            rig.sim.set_faults(FaultPlan::nth_of(Call::DestroyStream, 1));
+            let failed = rig.allocator.destroy_stream(gone).unwrap_err();
+            assert!(matches!(failed, StreamError::Driver(_)), "{failed}");
+            assert!(rig.allocator.stream(gone).is_none(), "no work is to be queued");
+            if again {
+                rig.allocator.destroy_stream(gone).unwrap();
+                let ended = rig.allocator.destroy_stream(gone).unwrap_err();
+                assert!(matches!(ended, StreamError::Unknown(_)), "{ended}");
+            }
+            let Rig { sim, allocator, .. } = rig;
+            allocator.close().unwrap();
+            assert_eq!(sim.live(), LiveObjects::default(), "{}", preset.name());
+        }
+    }
+}
+
+#[test]
+fn a_stream_whose_end_cannot_be_recorded_stays_as_it_was() {
+    for preset in Preset::ALL {
+        for call in [Call::IsCapturing, Call::CreateEvent, Call::Record] {
+            let rig = rig(preset);
+            let side = rig.allocator.create_pool("side").unwrap();
+            let stream = rig.allocator.create_stream().unwrap();
+            let block = side.malloc(MIB, stream).unwrap();
+            rig.sim.set_faults(FaultPlan::nth_of(call, 1));
+            rig.allocator.destroy_stream(stream).unwrap_err();
+            assert!(rig.allocator.stream(stream).is_some());
+            for pool in [&rig.allocator, &side] {
+                let block = pool.malloc(MIB, stream).unwrap();
+                pool.free(block, stream).unwrap();
+            }
+            side.free(block, stream).unwrap();
+            rig.allocator.destroy_stream(stream).unwrap();
+        }
+    }
+}
+
+#[test]
+fn work_can_be_observed_after_its_stream_was_destroyed() {
+    let rig = rig(Preset::Vramp);
+    let stream = rig.allocator.create_stream().unwrap();
+    let open = rig.allocator.stream_work(stream).unwrap();
+    assert!(matches!(open, StreamWork::Open(raw) if raw == rig.raw(stream)));
+    rig.sim.launch(rig.raw(stream), Kernel::new("long").lasting(LONG_NS)).unwrap();
+    rig.allocator.destroy_stream(stream).unwrap();
+    let Some(StreamWork::Ended(end)) = rig.allocator.stream_work(stream) else {
+        panic!("the work runs")
+    };
+    assert!(!end.is_over().unwrap());
+    end.synchronize().unwrap();
+    assert!(end.is_over().unwrap());
+    assert!(matches!(rig.allocator.stream_work(stream), Some(StreamWork::Over)));
+    assert!(rig.allocator.stream_work(vramp_alloc::StreamId::new(77)).is_none());
+}
+
+#[test]
+fn ended_streams_leave_no_events() {
+    for preset in Preset::ALL {
+        let rig = rig(preset);
+        let mut most = 0;
+        for _ in 0..2_000 {
+            let stream = rig.allocator.create_stream().unwrap();
+            let block = rig.allocator.malloc(MIB, stream).unwrap();
+            let kernel = Kernel::new("short").writing(range(&block)).lasting(10);
+            rig.sim.launch(rig.raw(stream), kernel).unwrap();
+            rig.allocator.free(block, stream).unwrap();
+            rig.allocator.destroy_stream(stream).unwrap();
+            most = most.max(rig.sim.live().events);
+        }
+        assert!(most <= 150, "{}: {most} events", preset.name());
+        let streams = rig.sim.live().streams;
+        assert!(streams <= 2, "{}: {streams} streams", preset.name());
+    }
+}
+
+#[test]
+fn threads_that_free_on_a_stream_meet_its_end() {
+    for preset in Preset::ALL {
+        let rig = Arc::new(rig(preset));
+        for _ in 0..20 {
+            let gone = rig.allocator.create_stream().unwrap();
+            let blocks: Vec<_> =
+                (0..40).map(|_| rig.allocator.malloc(Bytes::kib(8), gone).unwrap()).collect();
+            let free = {
+                let rig = Arc::clone(&rig);
+                std::thread::spawn(move || {
+                    for block in blocks {
+                        rig.allocator.free(block, gone).unwrap();
+                    }
+                })
+            };
+            rig.allocator.destroy_stream(gone).unwrap();
+            free.join().unwrap();
+            rig.allocator.audit().unwrap();
+        }
+        assert_eq!(rig.allocator.live(), Bytes::ZERO);
+        assert_sound(&rig.sim, preset.name());
+    }
+}
+
+// --- blocks that escaped a capture ---
+
+#[test]
+fn real_work_on_an_escaped_block_is_remembered_when_a_later_capture_frees_it() {
+    let rig = GraphRig::new();
+    let arena = rig.arena();
+    let (first, escaped) = rig.capture(rig.a, &arena, || {
+        let escaped = rig.malloc(MIB * 64, rig.a);
+        rig.fill(rig.a, &escaped, 1);
+        escaped
+    });
+    rig.replay(&first, rig.a);
+    rig.write("late", rig.a, &escaped, LONG_NS);
+    let (second, ()) = rig.capture(rig.a, &arena, || rig.free(escaped, rig.a));
+    drop((first, second));
+    rig.base.allocator.trim(Bytes::ZERO).unwrap();
+    let other = rig.malloc(MIB * 64, rig.b);
+    rig.write("other", rig.b, &other, 1);
+    rig.sync(rig.a);
+    rig.sync(rig.b);
+    assert_sound(&rig.base.sim, "an escaped block");
+}
+
+#[test]
+fn a_replay_elsewhere_is_refused_while_real_work_uses_an_escaped_block() {
+    let rig = GraphRig::new();
+    let arena = rig.arena();
+    let (first, escaped) = rig.capture(rig.a, &arena, || rig.malloc(MIB * 64, rig.a));
+    rig.replay(&first, rig.a);
+    rig.sync(rig.a);
+    rig.read("late", rig.a, &escaped, LONG_NS);
+    let (second, ()) = rig.capture(rig.a, &arena, || {
+        rig.free(escaped, rig.a);
+        let reused = rig.malloc(MIB * 64, rig.a);
+        rig.fill(rig.a, &reused, 7);
+        rig.free(reused, rig.a);
+    });
+    let refused = second.launch(rig.b).unwrap_err();
+    assert!(matches!(refused, LaunchError::Busy(_)), "{refused}");
+    rig.sync(rig.a);
+    rig.replay(&second, rig.b);
+    rig.sync(rig.b);
+    assert_sound(&rig.base.sim, "a replay elsewhere");
+}
+
+#[test]
+fn real_work_is_remembered_when_a_capture_into_another_arena_frees_a_block() {
+    let rig = GraphRig::new();
+    let (one, other) = (rig.arena(), rig.arena());
+    let (first, escaped) = rig.capture(rig.a, &one, || rig.malloc(MIB * 64, rig.a));
+    let plain = rig.malloc(MIB * 32, rig.a);
+    rig.replay(&first, rig.a);
+    rig.sync(rig.a);
+    rig.write("late", rig.b, &escaped, LONG_NS);
+    rig.write("late too", rig.b, &plain, 1);
+    let (second, ()) = rig.capture(rig.a, &other, || {
+        // The second stream joins the capture, and frees what its earlier work uses.
+        rig.order(rig.a, rig.b);
+        rig.free(escaped, rig.b);
+        rig.free(plain, rig.b);
+        rig.order(rig.b, rig.a);
+    });
+    drop((second, first));
+    rig.base.allocator.trim(Bytes::ZERO).unwrap();
+    for size in [MIB * 64, MIB * 32] {
+        let block = rig.malloc(size, rig.a);
+        rig.write("next", rig.a, &block, 1);
+    }
+    rig.sync(rig.a);
+    rig.sync(rig.b);
+    assert_sound(&rig.base.sim, "another arena");
+}
+
+#[test]
+fn a_use_recorded_in_a_capture_covers_real_work_too() {
+    let rig = GraphRig::new();
+    let arena = rig.arena();
+    let (first, escaped) = rig.capture(rig.a, &arena, || rig.malloc(MIB * 64, rig.a));
+    rig.replay(&first, rig.a);
+    rig.sync(rig.a);
+    rig.read("late", rig.b, &escaped, LONG_NS);
+    let (second, ()) = rig.capture(rig.a, &arena, || {
+        rig.order(rig.a, rig.b);
+        rig.base.allocator.record_use(&escaped, rig.b).unwrap();
+        rig.order(rig.b, rig.a);
+        rig.free(escaped, rig.a);
+    });
+    drop((second, first));
+    rig.base.allocator.trim(Bytes::ZERO).unwrap();
+    let next = rig.malloc(MIB * 64, rig.a);
+    rig.write("next", rig.a, &next, 1);
+    rig.sync(rig.a);
+    rig.sync(rig.b);
+    assert_sound(&rig.base.sim, "a recorded use");
+}
+
+#[test]
+fn graphs_and_their_memory_outlive_the_streams_they_were_made_and_launched_on() {
+    let rig = GraphRig::new();
+    let gone = rig.base.allocator.create_stream().unwrap();
+    let arena = rig.arena();
+    let before = rig.malloc(MIB * 32, gone);
+    let (graph, ()) = rig.capture(gone, &arena, || {
+        let inner = rig.malloc(MIB * 64, gone);
+        rig.write("replay", gone, &inner, LONG_NS);
+        rig.write("before", gone, &before, 1);
+        rig.free(inner, gone);
+        rig.free(before, gone);
+    });
+    let lease = graph.launch(gone).unwrap();
+    rig.base.allocator.destroy_stream(gone).unwrap();
+    drop(lease);
+    let refused = graph.launch(gone).unwrap_err();
+    assert!(matches!(refused, LaunchError::UnknownStream(_)), "{refused}");
+    let refused = graph.launch(rig.b).unwrap_err();
+    assert!(matches!(refused, LaunchError::Busy(_)), "{refused}");
+    drop((graph, arena));
+    rig.base.allocator.trim(Bytes::ZERO).unwrap();
+    for size in [MIB * 64, MIB * 32] {
+        let block = rig.malloc(size, rig.a);
+        rig.write("next", rig.a, &block, 1);
+        rig.free(block, rig.a);
+    }
+    let GraphRig { base: Rig { sim, allocator, .. }, .. } = rig;
+    allocator.close().unwrap();
+    assert_sound(&sim, "a graph");
+    assert_eq!(sim.live(), LiveObjects::default());
+}
+
+/// Allocators are moved to and closed by other threads.
+#[test]
+fn an_allocator_that_was_given_back_is_whole() {
+    fn is_send<T: Send + Sync>() {}
+    is_send::<Allocator>();
+    is_send::<CloseError>();
+    is_send::<StreamWork>();
+}
