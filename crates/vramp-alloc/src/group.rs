@@ -152,9 +152,8 @@ impl Group {
     ) -> Result<bool, DriverError> {
         let known = {
             let mut streams = lock(&self.streams);
-            let wanted = |known: &&mut GroupStream| {
-                known.state == StreamState::Ended && known.to_destroy
-            };
+            let wanted =
+                |known: &&mut GroupStream| known.state == StreamState::Ended && known.to_destroy;
             let Some(known) = streams.by_id.get_mut(id.index()).filter(wanted) else {
                 return Ok(false);
             };

@@ -347,7 +347,8 @@ impl Manager {
     pub(crate) fn release_all(&mut self, any: Option<Stream>) -> Result<(), DriverError> {
         match self {
             Manager::Virtual { pool, under_a_page } => {
-                let first = under_a_page.as_mut().map_or(Ok(()), |ordered| ordered.release_all(any));
+                let first =
+                    under_a_page.as_mut().map_or(Ok(()), |ordered| ordered.release_all(any));
                 first.and(pool.exec.release_all(&pool.pool))
             }
             Manager::Ordered(ordered) => ordered.release_all(any),

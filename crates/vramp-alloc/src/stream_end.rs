@@ -131,10 +131,7 @@ impl StreamEnds {
     }
 
     /// Removes the streams whose work is over, and returns them. O(ends).
-    pub(crate) fn sweep(
-        &mut self,
-        mut is_over: impl FnMut(&StreamEnd) -> bool,
-    ) -> Vec<StreamId> {
+    pub(crate) fn sweep(&mut self, mut is_over: impl FnMut(&StreamEnd) -> bool) -> Vec<StreamId> {
         let mut over = Vec::new();
         self.ends.retain(|(id, end)| {
             let done = is_over(end);

@@ -192,7 +192,8 @@ impl OrderedPool {
         if !held.is_empty() {
             let stream = any.map_or_else(|| self.own_stream(), Ok);
             first = stream.and_then(|stream| {
-                let freed = held.into_values().map(|held| self.driver.free_async(stream, held.addr));
+                let freed =
+                    held.into_values().map(|held| self.driver.free_async(stream, held.addr));
                 let freed = freed.fold(Ok(()), |first: DriverResult<()>, freed| first.and(freed));
                 freed.and(self.driver.synchronize_stream(stream))
             });

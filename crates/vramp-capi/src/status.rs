@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use vramp_alloc::error::{Inconsistency, StreamError, UseError};
 use vramp_alloc::graph::{ArenaError, ArenaResetError, CaptureError, LaunchError};
-use vramp_alloc::{AllocError, CreateError, DriverError, FreeError};
+use vramp_alloc::{AllocError, CloseError, CreateError, DriverError, FreeError};
 
 use crate::abi::vramp_status_t::{self, *};
 use crate::device::DeviceError;
@@ -95,6 +95,16 @@ impl From<StreamError> for Failure {
         let status = match error {
             StreamError::Unknown(_) => VRAMP_ERROR_UNKNOWN_STREAM,
             StreamError::Broken(_) => VRAMP_ERROR_INCONSISTENT,
+            _ => VRAMP_ERROR_DRIVER,
+        };
+        Failure::new(status, error.to_string())
+    }
+}
+
+impl From<CloseError> for Failure {
+    fn from(error: CloseError) -> Failure {
+        let status = match error {
+            CloseError::Capturing { .. } => VRAMP_ERROR_CAPTURE,
             _ => VRAMP_ERROR_DRIVER,
         };
         Failure::new(status, error.to_string())
