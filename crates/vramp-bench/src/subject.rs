@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
 use vramp::{
-    Allocation, Allocator, Bytes, Config, DeviceAddr, Driver, DriverError, Preset, StreamId,
+    Allocation, Allocator, Bytes, CloseError, Config, DeviceAddr, Driver, Preset, StreamId,
 };
 use vramp_driver::Stream;
 use vramp_driver::meter::Metered;
@@ -133,7 +133,7 @@ impl MeteredAllocator {
     }
 
     /// Releases all memory and returns the first driver error.
-    pub(crate) fn close(self) -> Result<(), DriverError> {
+    pub(crate) fn close(self) -> Result<(), CloseError> {
         self.allocator.close()
     }
 }

@@ -11,8 +11,8 @@ use vramp::error::{Inconsistency, UseError};
 use vramp::inspect::{Mark, PoolAddr};
 use vramp::torch::TorchSegment;
 use vramp::{
-    AllocError, Allocation, Allocator, Bytes, Config, CreateError, DeviceAddr, Driver, DriverError,
-    FreeError, StreamId,
+    AllocError, Allocation, Allocator, Bytes, CloseError, Config, CreateError, DeviceAddr, Driver,
+    DriverError, FreeError, StreamId,
 };
 use vramp_driver::meter::{MeterSnapshot, Metered};
 use vramp_driver::sim::Hazard;
@@ -66,6 +66,9 @@ pub enum ReplayError {
     /// A driver call of the replay itself failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
+    /// The allocator was not closed.
+    #[error(transparent)]
+    Close(#[from] CloseError),
     /// The audit found a broken invariant.
     #[error("the audit failed: {0}")]
     Inconsistent(Inconsistency),
@@ -473,7 +476,7 @@ impl<'a> Run<'a> {
         hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    fn close(mut self) -> Result<(), DriverError> {
+    fn close(mut self) -> Result<(), CloseError> {
         if let Some(auditor) = &mut self.auditor {
             auditor.finish();
         }
