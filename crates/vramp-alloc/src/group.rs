@@ -1,7 +1,7 @@
 //! Groups: an allocator and the pools created from it share streams and one limit.
 //!
 //! A stream is open, ending, or ended. It is *ending* while its last event is recorded and the
-//! pools are told, so that no other thread ends it too. The driver's stream is destroyed last; if
+//! pools learn of it, so that no other thread ends it too. The driver's stream is destroyed last; if
 //! that fails it is retried by the next call that ends the stream, and when the last pool closes.
 
 use std::sync::atomic::Ordering;

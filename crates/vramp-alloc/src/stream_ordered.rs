@@ -26,7 +26,7 @@ pub(crate) struct OrderedPool {
     fence: Option<Event>,
     /// The ends of streams whose work is not known to be over.
     ends: StreamEnds,
-    /// Stream of the pool's own, on which blocks are freed that nobody can free on their stream.
+    /// Stream of the pool's own, on which blocks of ended streams are freed.
     own: Option<Stream>,
     placed: u64,
 }
