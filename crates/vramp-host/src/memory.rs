@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::thread;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use vramp_core::Bytes;
@@ -125,9 +126,10 @@ impl HostMemory {
             requested: len,
             code: code.raw_os_error(),
         })?;
-        let stripes = (0..rounded.div_ceil(STRIPE)).map(|_| RwLock::new(())).collect();
         // From here on `memory` owns the mapping and unmaps it.
-        let memory = HostMemory { start, len: rounded, node, stripes };
+        let mut memory = HostMemory { start, len: rounded, node, stripes: Box::default() };
+        memory.stripes = stripes(rounded.div_ceil(STRIPE))
+            .ok_or(HostMemoryError::Refused { requested: len, code: libc::ENOMEM })?;
         if let Some(node) = node {
             memory.bind(node)?;
         }
@@ -146,10 +148,11 @@ impl HostMemory {
     fn bind(&self, node: NumaNode) -> Result<(), HostMemoryError> {
         let code = |code| HostMemoryError::BadNode { node, code };
         const WORD: u32 = usize::BITS;
-        let mut mask = vec![0_usize; node.0 as usize / WORD as usize + 1];
-        if mask.len() > 64 {
+        let words = node.0 as usize / WORD as usize + 1;
+        if words > 64 {
             return Err(code(libc::EINVAL));
         }
+        let mut mask = vec![0_usize; words];
         *mask.last_mut().expect("it has a word at least") = 1 << (node.0 % WORD);
         // The kernel reads one bit fewer than this count.
         let bits = mask.len() * WORD as usize + 1;
@@ -171,14 +174,18 @@ impl HostMemory {
         }
     }
 
-    /// Makes the kernel allocate all pages now, with `threads` threads. The contents stay.
+    /// Makes the kernel allocate all pages now, with `threads` threads, or fewer if the system has no
+    /// more. The contents stay.
     /// With eight threads 22 us per MiB in huge pages, 0.28 ms in small ones.
     pub fn prefault(&self, threads: usize) {
         let threads = threads.clamp(1, 64);
         let share = self.len.div_ceil(threads as u64).next_multiple_of(HUGE_PAGE);
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             for first in (0..self.len).step_by(share as usize) {
-                scope.spawn(move || self.prefault_range(first, (first + share).min(self.len)));
+                let work = move || self.prefault_range(first, (first + share).min(self.len));
+                if thread::Builder::new().spawn_scoped(scope, work).is_err() {
+                    work();
+                }
             }
         });
     }
@@ -319,6 +326,15 @@ impl fmt::Debug for HostMemory {
         write!(f, "{} of host memory", self.len())?;
         self.node.map_or(Ok(()), |node| write!(f, " on {node}"))
     }
+}
+
+/// Returns the locks of `count` stripes; `None` if the process has no memory for them.
+fn stripes(count: u64) -> Option<Box<[RwLock<()>]>> {
+    let count = usize::try_from(count).ok()?;
+    let mut stripes = Vec::new();
+    stripes.try_reserve_exact(count).ok()?;
+    stripes.resize_with(count, RwLock::default);
+    Some(stripes.into_boxed_slice())
 }
 
 /// Maps `len` bytes at an address aligned to `align`.

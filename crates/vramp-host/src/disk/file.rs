@@ -240,6 +240,12 @@ impl DirectFile {
         self.direct
     }
 
+    /// Returns a pipe as a file, for tests of requests that stay in flight.
+    #[cfg(test)]
+    pub(super) fn of_pipe(file: File) -> DirectFile {
+        DirectFile { file, path: "pipe".into(), direct: false, named: AtomicBool::new(false) }
+    }
+
     pub(super) fn raw(&self) -> RawFd {
         self.file.as_raw_fd()
     }
