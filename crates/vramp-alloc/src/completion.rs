@@ -133,8 +133,8 @@ impl Events {
         for last in pool.pending() {
             match progress {
                 Progress::Events => self.poll_events(driver, pool, last)?,
-                Progress::External(reached) => {
-                    let epoch = reached(last).min(last.epoch);
+                Progress::External(table) => {
+                    let epoch = table.reached(last);
                     self.wait_for_external(driver, pool, Mark { epoch, ..last })?;
                 }
             }

@@ -1,10 +1,10 @@
 //! Configuration of an allocator.
 
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use vramp_core::Policy;
+use vramp_core::{Policy, StreamId};
 
 pub use vramp_core::{Bytes, ConfigError, Epoch, Mark, Mixed, ParseBytesError};
 pub use vramp_model::{Divisions, TorchConfig, TorchConfigError};
@@ -71,23 +71,42 @@ impl FromStr for Preset {
 }
 
 /// Source of the completion of work.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub enum Progress {
     /// The driver's events.
     #[default]
     Events,
-    /// A function: given a stream's last recorded mark, it returns the epoch that the stream has
-    /// reached, at most that one. The allocator still waits for the driver's event of that epoch,
-    /// so memory is never reused early; but decisions do not depend on a clock.
-    External(Arc<dyn Fn(Mark) -> Epoch + Send + Sync>),
+    /// A table that the caller updates. The allocator still waits for the driver's event of an
+    /// epoch, so memory is never reused early; but decisions do not depend on a clock.
+    External(Arc<ExternalProgress>),
 }
 
-impl std::fmt::Debug for Progress {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Progress::Events => "Events",
-            Progress::External(_) => "External",
-        })
+/// The epoch that each stream has reached, by a source other than the driver: see
+/// [`Progress::External`]. It holds one entry for each stream up to the highest that was set.
+#[derive(Debug, Default)]
+pub struct ExternalProgress {
+    reached: Mutex<Vec<Option<Epoch>>>,
+}
+
+impl ExternalProgress {
+    /// Sets the epoch that `stream` has reached; `None`, as at the start, means all recorded work.
+    pub fn set(&self, stream: StreamId, reached: Option<Epoch>) {
+        let mut table = self.table();
+        if table.len() <= stream.index() {
+            table.resize(stream.index() + 1, None);
+        }
+        table[stream.index()] = reached;
+    }
+
+    /// Returns the epoch that the stream of `last` has reached, at most that of `last`.
+    pub fn reached(&self, last: Mark) -> Epoch {
+        let reached = self.table().get(last.stream.index()).copied().flatten();
+        reached.map_or(last.epoch, |reached| reached.min(last.epoch))
+    }
+
+    fn table(&self) -> MutexGuard<'_, Vec<Option<Epoch>>> {
+        // Each entry is changed in one step.
+        self.reached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

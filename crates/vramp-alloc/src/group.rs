@@ -5,13 +5,14 @@
 //! that fails it is retried by the next call that ends the stream, and when the last pool closes.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
 use vramp_core::{Bytes, StreamId};
 use vramp_driver::{Driver, DriverError, Stream};
 
 use crate::shared::Shared;
 use crate::stream_end::{StreamEnd, StreamEnds, StreamWork};
+use crate::sync::ForkMutex;
 
 /// A stream of a group.
 #[derive(Clone, Copy, Debug)]
@@ -58,21 +59,21 @@ impl GroupStreams {
 /// Allocators that share streams and a limit.
 #[derive(Default)]
 pub(crate) struct Group {
-    streams: Mutex<GroupStreams>,
-    members: Mutex<Vec<Weak<Shared>>>,
-    limit: Mutex<Option<Bytes>>,
+    streams: ForkMutex<GroupStreams>,
+    members: ForkMutex<Vec<Weak<Shared>>>,
+    limit: ForkMutex<Option<Bytes>>,
     /// Held while one of several members may reserve memory under a limit.
-    growing: Mutex<()>,
+    growing: ForkMutex<()>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T: Default>(mutex: &ForkMutex<T>) -> MutexGuard<'_, T> {
     // Each is changed in one step, so a panic elsewhere leaves it consistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Group {
     pub(crate) fn new(limit: Option<Bytes>) -> Group {
-        Group { limit: Mutex::new(limit), ..Group::default() }
+        Group { limit: ForkMutex::new(limit), ..Group::default() }
     }
 
     pub(crate) fn add_stream(&self, raw: Stream, owned: bool) -> StreamId {

@@ -20,12 +20,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use vramp_core::{Bytes, DeviceAddr, PartKind, StreamId, Stretch, StretchPart};
+use vramp_driver::Driver;
+use vramp_host::fork::is_forked;
 use vramp_trace::{Block, BlockState, EventKind, Frame, History, Record, Segment, StreamIndex};
 
 pub use vramp_trace::{HistorySize, Trace};
 
 use crate::Allocator;
-use crate::observe::{Event, Registration};
+use crate::observe::{Event, Observers, Recorder, Registration};
 use crate::shared::Inner;
 use crate::virtual_pool::VirtualPool;
 
@@ -45,6 +47,9 @@ impl Allocator {
     /// Records every event from now on in a ring of the last ones; with `stacks`, the call stack of
     /// each.
     ///
+    /// `stacks` is user code, under the [rule of callbacks](crate::observe). Events of calls made
+    /// inside it or inside an observer have no stack.
+    ///
     /// Cost: a lock shared by all threads for each malloc and free, and the capture of a stack. For
     /// diagnosis. End it with [`Allocator::stop_history`].
     pub fn record_history(
@@ -54,33 +59,15 @@ impl Allocator {
     ) -> HistoryRecording {
         let history = Arc::new(Mutex::new(History::new(size)));
         let (sink, driver) = (Arc::clone(&history), Arc::clone(self.driver()));
-        let registration = self.observe(move |event| {
-            let Some(mut record) = record_of(event) else { return };
-            if record.kind == EventKind::Oom {
-                let free = driver.memory_info().ok().map(|info| info.free.count());
-                record.address = DeviceAddr::new(free.unwrap_or(u64::MAX));
-            }
-            let frames = stacks.as_ref().map(|take| take());
-            let mut history = sink.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(frames) = &frames {
-                record.stack = history.intern(frames.iter().map(|(name, filename, line)| Frame {
-                    name,
-                    filename,
-                    line: *line,
-                }));
-            }
-            history.record(&record);
-            // For the caller the block is free, also while other streams still use it.
-            if record.kind == EventKind::FreeRequested {
-                history.record(&Record { kind: EventKind::FreeCompleted, ..record });
-            }
-        });
+        let recorder = Arc::new(HistoryRecorder { sink, driver, stacks });
+        let registration = self.shared().observers.add_recorder(recorder);
         HistoryRecording { history, registration }
     }
 
     /// Ends a recording. Its events can still be written. Returns false if it was ended before.
+    /// Waits for the stack source as [`Allocator::unregister`] does for a callback.
     pub fn stop_history(&self, recording: &HistoryRecording) -> bool {
-        self.unregister(recording.registration)
+        self.shared().observers.remove_recorder(recording.registration)
     }
 
     /// Returns all memory by address, with the events of a recording. [`Trace::write_snapshot`]
@@ -88,10 +75,11 @@ impl Allocator {
     /// timeline. There are no segments for the driver's pool. O(n log n).
     pub fn snapshot(&self, recording: Option<&HistoryRecording>) -> Trace {
         let mut trace = match recording {
-            Some(recording) => {
+            // In a forked child a thread of the parent may hold the history's lock.
+            Some(recording) if !is_forked() => {
                 recording.history.lock().unwrap_or_else(PoisonError::into_inner).to_trace()
             }
-            None => Trace::default(),
+            _ => Trace::default(),
         };
         trace.name = self.name().to_owned();
         trace.device_count = trace.device_count.max(1);
@@ -101,12 +89,42 @@ impl Allocator {
     }
 }
 
+/// Records events in a ring.
+struct HistoryRecorder {
+    sink: Arc<Mutex<History>>,
+    driver: Arc<dyn Driver>,
+    stacks: Option<StackSource>,
+}
+
+impl Recorder for HistoryRecorder {
+    fn record(&self, event: &Event<'_>, user: Option<&Observers>) {
+        let Some(mut record) = record_of(event) else { return };
+        if record.kind == EventKind::Oom {
+            let free = self.driver.memory_info().ok().map(|info| info.free.count());
+            record.address = DeviceAddr::new(free.unwrap_or(u64::MAX));
+        }
+        let taken = user.zip(self.stacks.as_ref());
+        let frames = taken.and_then(|(user, take)| user.run_user(|| take()));
+        let mut history = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(frames) = &frames {
+            record.stack = history.intern(frames.iter().map(|(name, filename, line)| Frame {
+                name,
+                filename,
+                line: *line,
+            }));
+        }
+        history.record(&record);
+        // For the caller the block is free, also while other streams still use it.
+        if record.kind == EventKind::FreeRequested {
+            history.record(&Record { kind: EventKind::FreeCompleted, ..record });
+        }
+    }
+}
+
 /// Returns the history record of an event; `None` if PyTorch's format has no kind for it.
 fn record_of(event: &Event<'_>) -> Option<Record> {
     let (kind, stream, address, size) = match *event {
-        Event::Allocated(allocation) => {
-            (EventKind::Alloc, allocation.stream(), allocation.addr(), allocation.len())
-        }
+        Event::Allocated { addr, len, stream, .. } => (EventKind::Alloc, stream, addr, len),
         Event::Freed { addr, len, stream, .. } => (EventKind::FreeRequested, stream, addr, len),
         Event::Grown { bytes } => {
             (EventKind::SegmentMap, StreamId::new(0), DeviceAddr::new(0), bytes)

@@ -67,6 +67,11 @@ impl Manager {
         }
     }
 
+    /// Returns a manager without memory, for a closed allocator. No driver call.
+    pub(crate) fn without_memory(driver: &Arc<dyn Driver>) -> Manager {
+        Manager::Ordered(OrderedPool::unused(Arc::clone(driver), None))
+    }
+
     pub(crate) fn virtual_pool(&self) -> Option<&VirtualPool> {
         match self {
             Manager::Virtual { pool, .. } => Some(pool),

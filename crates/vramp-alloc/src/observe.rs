@@ -1,24 +1,68 @@
 //! Observers of an allocator's events, and handlers that free memory when a request runs short.
 //!
-//! Both run without a lock, on the thread that caused the event.
+//! # The rule for user code
+//!
+//! Observers, shortage handlers and the [stack source](crate::Allocator::record_history) of a
+//! history are user code that the allocator calls, on the thread that caused the event.
+//!
+//! 1. *No lock is held while user code runs.* It may call this allocator and any other.
+//! 2. *Re-entry is defined.* A callback is never called inside itself:
+//!
+//!    | a call of the same allocator, on the same thread, inside | its events | if it finds no memory |
+//!    |---|---|---|
+//!    | an observer or a stack source | reach no observer; a history records them without a stack | handlers run, then it waits |
+//!    | a handler | reach observers and histories | no handler runs and it does not wait: it fails |
+//!
+//!    Callbacks of several allocators nest up to 16 deep on a thread; deeper ones are not called.
+//! 3. *Panics are contained and counted* in [`Stats`](crate::stats::Stats) as `callback_panics`. A
+//!    handler that panics has freed nothing, and a stack source that panics has no stack. The call
+//!    that caused the event goes on.
+//! 4. *Closing from inside is refused.* In Rust the borrow of the call in progress refuses it. The
+//!    C interface returns a status.
+//!
+//! # The life of a callback
+//!
+//! 1. It is registered, and gets a number that is not used again.
+//! 2. Each event calls every observer, in the order of registration. Several threads may call one
+//!    at the same time.
+//! 3. [`Allocator::unregister`](crate::Allocator::unregister) removes it. No call begins
+//!    afterwards. It waits for calls in progress on other threads, and then drops the closure. It
+//!    does not wait inside any callback, as two callbacks that remove each other would wait for ever:
+//!    then the last call in progress drops the closure.
+//!
+//! An event costs O(callbacks), and so does a registration. A removed callback leaves nothing.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use vramp_core::{Bytes, DeviceAddr, StreamId};
+use vramp_host::fork::is_forked;
 
 pub use vramp_core::Shortage;
 
-use crate::Allocation;
 use crate::error::OutOfMemoryReport;
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// Something that happened in an allocator.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// A block was allocated.
-    Allocated(&'a Allocation),
-    /// A block was freed; work of other streams may still use it.
+    /// A block was allocated. With [`Allocator::malloc_with`](crate::Allocator::malloc_with) the
+    /// caller has stored it before.
+    Allocated {
+        /// Address of the block.
+        addr: DeviceAddr,
+        /// Length of the block.
+        len: Bytes,
+        /// Bytes that were requested.
+        requested: Bytes,
+        /// Stream that it was allocated for.
+        stream: StreamId,
+    },
+    /// A block is freed by its owner. No other block has its memory yet. Work of other streams, or
+    /// a captured graph, may still use it.
     Freed {
         /// Address of the block.
         addr: DeviceAddr,
@@ -26,7 +70,7 @@ pub enum Event<'a> {
         len: Bytes,
         /// Bytes that were requested.
         requested: Bytes,
-        /// Stream that it was freed on.
+        /// Stream that it is freed on.
         stream: StreamId,
     },
     /// The allocator reserved physical memory of the card.
@@ -55,83 +99,309 @@ pub enum Event<'a> {
 type Observer = dyn Fn(&Event<'_>) + Send + Sync;
 type Handler = dyn Fn(&Shortage) -> bool + Send + Sync;
 
+/// A part of the library that records every event, also those of calls inside observers.
+pub(crate) trait Recorder: Send + Sync {
+    /// Records an event. `user` runs user code; `None` where none may run.
+    fn record(&self, event: &Event<'_>, user: Option<&Observers>);
+}
+
 /// Handle of a registered observer or handler, for
 /// [`Allocator::unregister`](crate::Allocator::unregister).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Registration(u64);
 
-/// The observers and handlers of an allocator.
-#[derive(Default)]
-pub(crate) struct Observers {
-    /// True if there are observers. A cache hit reads only this.
-    observed: AtomicBool,
-    lists: RwLock<Lists>,
+impl Registration {
+    /// Returns its number: above zero, and unique in the allocator.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+
+    /// Returns the registration with this number. One that was never given out is unknown to
+    /// [`Allocator::unregister`](crate::Allocator::unregister).
+    pub fn from_number(number: u64) -> Registration {
+        Registration(number)
+    }
 }
 
-#[derive(Default)]
+/// Returns true if the calling thread runs a callback of any allocator.
+pub fn is_in_callback() -> bool {
+    FRAMES.get()[0].is_some()
+}
+
+/// What a callback is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Observer,
+    Handler,
+}
+
+/// How deep callbacks of all allocators nest on a thread. Of one allocator at most two do: an
+/// observer within a handler, or a handler within an observer.
+const DEPTH: usize = 16;
+
+thread_local! {
+    /// The callbacks that run on this thread, by the number of their allocator, outermost first. It
+    /// has no destructor, so it can be used while the thread ends.
+    static FRAMES: Cell<[Option<(u64, Role)>; DEPTH]> = const { Cell::new([None; DEPTH]) };
+}
+
+fn runs(wanted: impl Fn(u64, Role) -> bool) -> bool {
+    FRAMES.get().iter().map_while(|frame| *frame).any(|(allocator, role)| wanted(allocator, role))
+}
+
+/// A callback that runs on this thread, until it is dropped.
+struct Frame(usize);
+
+impl Frame {
+    /// Returns `None` if callbacks are nested too deep.
+    fn enter(allocator: u64, role: Role) -> Option<Frame> {
+        let mut frames = FRAMES.get();
+        let depth = frames.iter().position(Option::is_none)?;
+        frames[depth] = Some((allocator, role));
+        FRAMES.set(frames);
+        Some(Frame(depth))
+    }
+}
+
+impl Drop for Frame {
+    fn drop(&mut self) {
+        let mut frames = FRAMES.get();
+        frames[self.0] = None;
+        FRAMES.set(frames);
+    }
+}
+
+/// A registered callback, and how many calls of it are in progress.
+pub(crate) struct Slot<F: ?Sized> {
+    number: u64,
+    state: Mutex<SlotState<F>>,
+    idle: Condvar,
+}
+
+struct SlotState<F: ?Sized> {
+    /// `None` once it was removed.
+    code: Option<Arc<F>>,
+    running: u32,
+}
+
+impl<F: ?Sized> Slot<F> {
+    pub(crate) fn new(number: u64, code: Arc<F>) -> Slot<F> {
+        let state = Mutex::new(SlotState { code: Some(code), running: 0 });
+        Slot { number, state, idle: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, SlotState<F>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins a call. `None` if the callback was removed. The caller drops the result before
+    /// [`end`](Slot::end).
+    pub(crate) fn begin(&self) -> Option<Arc<F>> {
+        let mut state = self.lock();
+        let code = Arc::clone(state.code.as_ref()?);
+        state.running += 1;
+        Some(code)
+    }
+
+    pub(crate) fn end(&self) {
+        let mut state = self.lock();
+        state.running -= 1;
+        if state.running == 0 {
+            self.idle.notify_all();
+        }
+    }
+
+    /// Lets no further call begin, and waits for those in progress if `waits` is true. Returns the
+    /// closure, which the caller drops; `None` if it was removed before.
+    pub(crate) fn remove(&self, waits: bool) -> Option<Arc<F>> {
+        let mut state = self.lock();
+        let code = state.code.take()?;
+        while waits && state.running > 0 {
+            state = self.idle.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        Some(code)
+    }
+}
+
+/// The observers, handlers and recorders of an allocator.
+pub(crate) struct Observers {
+    /// Number of the allocator.
+    allocator: u64,
+    /// True if there are observers or recorders. A cache hit reads only this.
+    observed: AtomicBool,
+    /// Callbacks that panicked.
+    panics: AtomicU64,
+    lists: RwLock<Arc<Lists>>,
+}
+
+type Slots<F> = Vec<Arc<Slot<F>>>;
+
+#[derive(Clone, Default)]
 struct Lists {
-    next: u64,
-    observers: Vec<(u64, Arc<Observer>)>,
-    handlers: Vec<(u64, Arc<Handler>)>,
+    last: u64,
+    observers: Slots<Observer>,
+    handlers: Slots<Handler>,
+    recorders: Slots<dyn Recorder>,
 }
 
 impl Observers {
+    pub(crate) fn new(allocator: u64) -> Observers {
+        Observers {
+            allocator,
+            observed: AtomicBool::new(false),
+            panics: AtomicU64::new(0),
+            lists: RwLock::default(),
+        }
+    }
+
     #[inline]
     pub(crate) fn is_observed(&self) -> bool {
         self.observed.load(Ordering::Relaxed)
     }
 
+    /// Returns how many callbacks panicked.
+    pub(crate) fn panics(&self) -> u64 {
+        self.panics.load(Ordering::Relaxed)
+    }
+
+    /// Returns true if the calling thread runs a callback of this allocator.
+    pub(crate) fn is_in_callback(&self) -> bool {
+        runs(|allocator, _| allocator == self.allocator)
+    }
+
+    /// Returns true if the calling thread runs a handler of this allocator.
+    pub(crate) fn is_in_handler(&self) -> bool {
+        runs(|allocator, role| allocator == self.allocator && role == Role::Handler)
+    }
+
     pub(crate) fn add_observer(&self, observer: Arc<Observer>) -> Registration {
-        self.change(|lists, number| lists.observers.push((number, observer)))
+        self.change(|lists, number| lists.observers.push(Arc::new(Slot::new(number, observer))))
     }
 
     pub(crate) fn add_handler(&self, handler: Arc<Handler>) -> Registration {
-        self.change(|lists, number| lists.handlers.push((number, handler)))
+        self.change(|lists, number| lists.handlers.push(Arc::new(Slot::new(number, handler))))
+    }
+
+    #[cfg(feature = "history")]
+    pub(crate) fn add_recorder(&self, recorder: Arc<dyn Recorder>) -> Registration {
+        self.change(|lists, number| lists.recorders.push(Arc::new(Slot::new(number, recorder))))
     }
 
     /// Removes an observer or handler. Returns false if it was removed before.
-    pub(crate) fn remove(&self, Registration(gone): Registration) -> bool {
-        let mut found = false;
+    pub(crate) fn remove(&self, registration: Registration) -> bool {
+        let (mut observer, mut handler) = (None, None);
         self.change(|lists, _| {
-            let before = lists.observers.len() + lists.handlers.len();
-            lists.observers.retain(|&(number, _)| number != gone);
-            lists.handlers.retain(|&(number, _)| number != gone);
-            found = lists.observers.len() + lists.handlers.len() < before;
+            observer = take(&mut lists.observers, registration);
+            handler = take(&mut lists.handlers, registration);
         });
-        found
+        observer.is_some_and(|slot| self.end_slot(&slot))
+            || handler.is_some_and(|slot| self.end_slot(&slot))
+    }
+
+    /// Removes a recorder. Returns false if it was removed before.
+    #[cfg(feature = "history")]
+    pub(crate) fn remove_recorder(&self, registration: Registration) -> bool {
+        let mut recorder = None;
+        self.change(|lists, _| recorder = take(&mut lists.recorders, registration));
+        recorder.is_some_and(|slot| self.end_slot(&slot))
+    }
+
+    /// Waits for calls in progress, except inside a callback, and drops the closure.
+    fn end_slot<F: ?Sized>(&self, slot: &Slot<F>) -> bool {
+        let removed = slot.remove(!is_in_callback());
+        // Dropping what the closure captured is user code too.
+        removed.map(|code| self.contain(|| drop(code))).is_some()
     }
 
     fn change(&self, change: impl FnOnce(&mut Lists, u64)) -> Registration {
-        let mut lists = self.lists.write().unwrap_or_else(PoisonError::into_inner);
-        let number = lists.next;
-        lists.next += 1;
+        // A forked child calls no callbacks: a thread of the parent may hold a lock of theirs.
+        if is_forked() {
+            return Registration(0);
+        }
+        let mut guard = self.lists.write().unwrap_or_else(PoisonError::into_inner);
+        let mut lists = Lists::clone(&guard);
+        lists.last += 1;
+        let number = lists.last;
         change(&mut lists, number);
-        self.observed.store(!lists.observers.is_empty(), Ordering::Relaxed);
+        let observed = !(lists.observers.is_empty() && lists.recorders.is_empty());
+        self.observed.store(observed, Ordering::Relaxed);
+        *guard = Arc::new(lists);
         Registration(number)
     }
 
-    /// Calls every observer, in order of registration.
+    fn lists(&self) -> Arc<Lists> {
+        Arc::clone(&self.lists.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Runs user code that is not registered, such as a stack source, as an observer. `None` if it
+    /// panicked or callbacks are nested too deep.
+    #[cfg(feature = "history")]
+    pub(crate) fn run_user<R>(&self, code: impl FnOnce() -> R) -> Option<R> {
+        let _frame = Frame::enter(self.allocator, Role::Observer)?;
+        self.contain(code)
+    }
+
+    /// Calls a callback. `None` if it panicked, was removed, or callbacks are nested too deep.
+    fn call<F: ?Sized, R>(
+        &self,
+        slot: &Slot<F>,
+        role: Role,
+        call: impl FnOnce(&F) -> R,
+    ) -> Option<R> {
+        let _frame = Frame::enter(self.allocator, role)?;
+        let code = slot.begin()?;
+        let result = self.contain(move || call(&code));
+        slot.end();
+        result
+    }
+
+    /// Runs user code and counts a panic of it.
+    fn contain<R>(&self, code: impl FnOnce() -> R) -> Option<R> {
+        let panic = match catch_unwind(AssertUnwindSafe(code)) {
+            Ok(result) => return Some(result),
+            Err(panic) => panic,
+        };
+        self.panics.fetch_add(1, Ordering::Relaxed);
+        // What was thrown may panic when it is dropped.
+        if let Err(second) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+            std::mem::forget(second);
+        }
+        None
+    }
+
+    /// Passes an event to every recorder and observer, in order of registration.
     pub(crate) fn notify(&self, event: &Event<'_>) {
-        if !self.is_observed() {
+        if !self.is_observed() || is_forked() {
             return;
         }
-        let observers: Vec<_> = {
-            let lists = self.lists.read().unwrap_or_else(PoisonError::into_inner);
-            lists.observers.iter().map(|(_, observer)| Arc::clone(observer)).collect()
-        };
-        observers.iter().for_each(|observer| observer(event));
+        let nested = runs(|allocator, role| allocator == self.allocator && role == Role::Observer);
+        let lists = self.lists();
+        for slot in &lists.recorders {
+            if let Some(recorder) = slot.begin() {
+                // The driver may panic too.
+                self.contain(move || recorder.record(event, (!nested).then_some(self)));
+                slot.end();
+            }
+        }
+        if !nested {
+            for slot in &lists.observers {
+                self.call(slot, Role::Observer, |observer| observer(event));
+            }
+        }
     }
 
     /// Calls every handler, in order of registration. Returns true if one freed memory.
     pub(crate) fn run_handlers(&self, shortage: &Shortage) -> bool {
-        let handlers: Vec<_> = {
-            let lists = self.lists.read().unwrap_or_else(PoisonError::into_inner);
-            lists.handlers.iter().map(|(_, handler)| Arc::clone(handler)).collect()
-        };
+        let lists = self.lists();
         let mut freed = false;
-        for handler in handlers {
-            freed |= handler(shortage);
+        for slot in &lists.handlers {
+            freed |= self.call(slot, Role::Handler, |handler| handler(shortage)).unwrap_or(false);
         }
         freed
     }
+}
+
+fn take<F: ?Sized>(slots: &mut Slots<F>, Registration(gone): Registration) -> Option<Arc<Slot<F>>> {
+    let index = slots.iter().position(|slot| slot.number == gone)?;
+    Some(slots.remove(index))
 }

@@ -4,12 +4,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-use vramp_core::{Bytes, DeviceAddr, Inconsistency, PoolAddr, StreamId};
+use vramp_core::{Bytes, DeviceAddr, PoolAddr, StreamId};
 use vramp_driver::{Driver, DriverError, ErrorKind, Stream};
+use vramp_host::fork::is_forked;
 
 use crate::cache::Cache;
 use crate::core::Contention;
-use crate::error::{StreamUsage, TagUsage};
+use crate::error::{StreamUsage, TagUsage, Unusable};
 use crate::group::Group;
 use crate::local;
 use crate::manager::Manager;
@@ -41,6 +42,9 @@ pub(crate) struct Shared {
     contended: AtomicBool,
     memory_freed: Condvar,
     inner: Mutex<Inner>,
+    /// A closed and empty state, which takes the place of `inner` in a forked child: a thread of
+    /// the parent may have held that one's lock.
+    after_fork: Mutex<Inner>,
 }
 
 /// State that the lock protects.
@@ -75,30 +79,22 @@ impl Shared {
         manager: Manager,
         group: Arc<Group>,
     ) -> Arc<Shared> {
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        let nothing = Manager::without_memory(&driver);
         let shared = Arc::new(Shared {
-            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            number,
             name,
             driver,
             heaps_serve: manager.virtual_pool().and_then(|pool| pool.heaps_serve),
             group,
-            observers: Observers::default(),
+            observers: Observers::new(number),
             reserved: AtomicU64::new(0),
             has_waiters: AtomicBool::new(false),
             captures: AtomicU32::new(0),
             contended: AtomicBool::new(false),
             memory_freed: Condvar::new(),
-            inner: Mutex::new(Inner {
-                manager,
-                contention: Contention::default(),
-                streams: Vec::new(),
-                base: Base::default(),
-                tallies: Vec::new(),
-                tags: Vec::new(),
-                seen_peaks: SeenPeaks::default(),
-                ooms: 0,
-                retries: 0,
-                closed: false,
-            }),
+            inner: Mutex::new(Inner::new(manager)),
+            after_fork: Mutex::new(Inner { closed: true, ..Inner::new(nothing) }),
         });
         shared.group.join(&shared);
         shared
@@ -106,7 +102,11 @@ impl Shared {
 
     /// Takes the lock for a call that changes the pool. A panic that left the pool consistent is
     /// ignored.
-    pub(crate) fn lock(&self) -> Result<MutexGuard<'_, Inner>, Inconsistency> {
+    ///
+    /// # Errors
+    /// The pool is inconsistent, or the process was forked.
+    pub(crate) fn lock(&self) -> Result<MutexGuard<'_, Inner>, Unusable> {
+        Unusable::check_fork()?;
         let (locked, waited) = match self.inner.try_lock() {
             Err(TryLockError::WouldBlock) => (self.inner.lock(), true),
             Err(TryLockError::Poisoned(poisoned)) => (Err(poisoned), false),
@@ -132,7 +132,7 @@ impl Shared {
     /// against the limit, and they reserve none while the first guard is held.
     pub(crate) fn lock_for_memory(
         &self,
-    ) -> Result<(GrowthGuard<'_>, MutexGuard<'_, Inner>), Inconsistency> {
+    ) -> Result<(GrowthGuard<'_>, MutexGuard<'_, Inner>), Unusable> {
         let share = self.group.share(self.number);
         let mut inner = self.lock()?;
         if let Some(limit) = self.group.limit() {
@@ -142,9 +142,11 @@ impl Shared {
         Ok((share.map(|(guard, _)| guard), inner))
     }
 
-    /// Takes the lock for a call that reads or closes. A panic elsewhere is ignored.
+    /// Takes the lock for a call that reads or closes. A panic elsewhere is ignored. In a forked
+    /// child the state is that of a closed allocator without memory.
     pub(crate) fn lock_anyway(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        let inner = if is_forked() { &self.after_fork } else { &self.inner };
+        inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns true while threads contend for the lock.
@@ -204,6 +206,21 @@ impl Shared {
 }
 
 impl Inner {
+    fn new(manager: Manager) -> Inner {
+        Inner {
+            manager,
+            contention: Contention::default(),
+            streams: Vec::new(),
+            base: Base::default(),
+            tallies: Vec::new(),
+            tags: Vec::new(),
+            seen_peaks: SeenPeaks::default(),
+            ooms: 0,
+            retries: 0,
+            closed: false,
+        }
+    }
+
     /// Returns the driver's stream if requests may be made for it. Adds streams that were created
     /// through other pools of the group.
     pub(crate) fn open_stream(&mut self, id: StreamId, group: &Group) -> Option<Stream> {

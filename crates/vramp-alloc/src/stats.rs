@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use vramp_driver::DriverError;
+use vramp_driver::{Call, DriverError};
 use vramp_model::TorchStats;
 
 pub use vramp_core::{Bytes, Census, Counters};
@@ -12,6 +12,7 @@ pub use crate::allocator::{Stats, TagId};
 pub use crate::error::{SiblingPool, StreamUsage, TagUsage};
 
 use crate::Allocator;
+use crate::error::Unusable;
 
 /// Statistics as in `torch.cuda.memory_stats`. Bytes where the name says so.
 ///
@@ -54,6 +55,7 @@ impl Allocator {
     /// `active`, `inactive_split` and `segment` are taken when this method is called; those of
     /// PyTorch's allocator are exact.
     pub fn memory_stats(&self) -> Result<MemoryStats, DriverError> {
+        Unusable::check_fork_before(Call::PoolUsage)?;
         let mut inner = self.shared().lock_anyway();
         let counts = inner.counts();
         let counters = inner.manager.counters()?;

@@ -39,7 +39,12 @@ pub(crate) enum OrderedOutcome {
 impl OrderedPool {
     pub(crate) fn new(driver: Arc<dyn Driver>, limit: Option<Bytes>) -> DriverResult<OrderedPool> {
         driver.set_pool_threshold(Bytes::new(u64::MAX))?;
-        Ok(OrderedPool {
+        Ok(OrderedPool::unused(driver, limit))
+    }
+
+    /// Returns a pool as [`new`](OrderedPool::new) does, without the driver call.
+    pub(crate) fn unused(driver: Arc<dyn Driver>, limit: Option<Bytes>) -> OrderedPool {
+        OrderedPool {
             driver,
             limit,
             held: BTreeMap::new(),
@@ -48,7 +53,7 @@ impl OrderedPool {
             ends: StreamEnds::default(),
             own: None,
             placed: 0,
-        })
+        }
     }
 
     /// Allocates. One driver call; two with a limit.

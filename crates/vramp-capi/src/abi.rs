@@ -45,12 +45,14 @@ pub enum vramp_status_t {
     VRAMP_ERROR_UNKNOWN_GRAPH = 18,
     /// The lease does not belong to this allocator, or has ended.
     VRAMP_ERROR_UNKNOWN_LEASE = 19,
-    /// The arena is in use. The message says by what.
+    /// The arena or the allocator is in use. The message says by what.
     VRAMP_ERROR_BUSY = 20,
     /// A capture cannot begin, failed, or forbids the call.
     VRAMP_ERROR_CAPTURE = 21,
     /// The preset or the device does not support the call.
     VRAMP_ERROR_UNSUPPORTED = 22,
+    /// The process was forked from one that opened an allocator.
+    VRAMP_ERROR_FORKED = 23,
 }
 
 /// Handle of an allocator. An id that is looked up: any value may be passed. Zero is none.
@@ -174,15 +176,18 @@ pub struct vramp_stats_t {
     pub card_free: u64,
     /// Total memory of the device.
     pub card_total: u64,
+    /// Number of callbacks that panicked. Zero for callbacks in C.
+    pub callback_panics: u64,
 }
 
 /// Kind of an event.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum vramp_event_kind_t {
-    /// A block was allocated: `address`, `size`, `requested`.
+    /// A block was allocated: `address`, `size`, `requested`. Any thread may free it already.
     VRAMP_EVENT_ALLOCATED = 0,
-    /// A block was freed: `address`, `size`, `requested`.
+    /// A block is freed: `address`, `size`, `requested`. Its memory is not allocated again before
+    /// all observers have returned.
     VRAMP_EVENT_FREED = 1,
     /// Physical memory was allocated from the device: `size`.
     VRAMP_EVENT_GROWN = 2,
@@ -210,6 +215,8 @@ pub struct vramp_event_t {
     pub requested: u64,
 }
 
-/// Called for every event, on the thread that caused it. No lock is held, so it may call vramp.
+/// Called for every event, on the thread that caused it. No lock is held, so it may call vramp:
+/// events of such calls on the same allocator reach no observer. vramp_close of the allocator
+/// returns VRAMP_ERROR_BUSY in it. It must not unwind: no C++ exception may leave it.
 pub type vramp_observer_t =
     Option<unsafe extern "C" fn(event: *const vramp_event_t, user: *mut std::ffi::c_void)>;

@@ -1,6 +1,8 @@
 //! Maps addresses to allocations, because C frees by address alone.
 //!
-//! Sharded to keep lock contention low. A block is removed before its memory is freed and inserted
+//! Sharded to keep lock contention low. A lookup, an insert and a remove are O(1). The maps keep the
+//! capacity of the most blocks that were ever live: 64 bytes or so for each.
+//! A block is removed before its memory is freed and inserted
 //! after it was allocated, so no address is ever in the map twice.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,6 +12,10 @@ use rustc_hash::FxHashMap;
 use vramp_alloc::{Allocation, DeviceAddr};
 
 const SHARDS: usize = 64;
+/// Alignment of blocks: 512 bytes, and 256 in a capture.
+const ALIGN: u64 = 256;
+/// How many places below an address a search looks up one by one.
+const NEAR: u64 = (64 << 10) / ALIGN;
 
 type Shard = FxHashMap<u64, Allocation>;
 
@@ -47,16 +53,78 @@ impl Addresses {
         self.shard(addr).get(&addr).map(f)
     }
 
-    /// Returns the start and length of the block that contains `addr`. O(n): for error messages and
-    /// rare queries.
-    pub fn containing(&self, addr: u64) -> Option<(DeviceAddr, u64)> {
-        self.shards.iter().find_map(|shard| {
+    /// Returns the start and length of the block that contains `addr`. Looks up the places up to
+    /// 64 KiB below `addr`, and then searches whole shards as long as they have at most `budget`
+    /// places together. So it finds every block if `budget` is [`usize::MAX`].
+    pub fn containing(&self, addr: u64, budget: usize) -> Option<(DeviceAddr, u64)> {
+        self.search(addr, budget).0
+    }
+
+    /// Returns also how many places it looked at.
+    fn search(&self, addr: u64, budget: usize) -> (Option<(DeviceAddr, u64)>, usize) {
+        let containing = |block: &Allocation| {
+            let (start, len) = (block.addr(), block.len().count());
+            let distance = addr.checked_sub(start.number());
+            distance.is_some_and(|distance| distance < len).then_some((start, len))
+        };
+        for step in 0..NEAR {
+            let Some(start) = (addr & !(ALIGN - 1)).checked_sub(step * ALIGN) else { break };
+            if let Some(found) = self.with(start, containing).flatten() {
+                return (Some(found), step as usize + 1);
+            }
+        }
+        let mut looked_at = NEAR as usize;
+        for shard in &self.shards {
             let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            let found = shard.values().find(|block| {
-                let distance = addr.checked_sub(block.addr().number());
-                distance.is_some_and(|distance| distance < block.len().count())
-            });
-            found.map(|block| (block.addr(), block.len().count()))
-        })
+            // Walking a map takes time by its capacity, which stays when blocks are freed.
+            if looked_at.saturating_add(shard.capacity()) > budget {
+                break;
+            }
+            looked_at += shard.capacity();
+            if let Some(found) = shard.values().find_map(containing) {
+                return (Some(found), looked_at);
+            }
+        }
+        (None, looked_at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use vramp_alloc::{Allocator, Bytes, Config};
+
+    use super::*;
+
+    #[test]
+    fn explaining_a_wrong_address_takes_as_long_with_100_000_blocks_as_with_10() {
+        let driver = vramp_alloc::open("sim:h200").unwrap().driver;
+        let allocator = Allocator::new(Arc::clone(&driver), Config::default()).unwrap();
+        let stream = allocator.create_stream().unwrap();
+        let addresses = Addresses::new();
+        let keep = |size| {
+            let block = allocator.malloc(size, stream).unwrap();
+            let addr = block.addr();
+            addresses.insert(block);
+            addr.number()
+        };
+        let large = keep(Bytes::mib(512));
+        assert!((0..10).all(|_| keep(Bytes::kib(4)) != large));
+        let (nowhere, budget) = (u64::MAX, 1 << 14);
+        assert!(addresses.search(nowhere, budget).1 <= budget);
+        let far = large + (300 << 20);
+        assert_eq!(addresses.containing(far, budget).map(|(start, _)| start.number()), Some(large));
+        let blocks: Vec<u64> = (0..100_000).map(|_| keep(Bytes::new(512))).collect();
+        assert!(addresses.search(nowhere, budget).1 <= budget);
+        let (found, looked_at) = addresses.search(blocks[77_777] + 100, budget);
+        assert_eq!((found.map(|(start, _)| start.number()), looked_at), (Some(blocks[77_777]), 1));
+        let (found, _) = addresses.search(far, usize::MAX);
+        assert_eq!(found.map(|(start, _)| start.number()), Some(large));
+        // Freed blocks leave their places in the maps.
+        for addr in blocks {
+            allocator.free(addresses.remove(addr).unwrap(), stream).unwrap();
+        }
+        assert!(addresses.search(nowhere, budget).1 <= budget);
     }
 }

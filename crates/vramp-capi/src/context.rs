@@ -37,7 +37,6 @@ pub(crate) struct Context {
     forgets: AtomicU64,
     /// The history being recorded.
     recording: Mutex<Option<HistoryRecording>>,
-    observers: Mutex<Vec<Registration>>,
     /// Upper half of stream ids. Unique to the allocator.
     tag: u32,
     /// True for an allocator that serves PyTorch, which is never closed.
@@ -75,7 +74,6 @@ impl Context {
             forgotten: RwLock::default(),
             forgets: AtomicU64::new(0),
             recording: Mutex::new(None),
-            observers: Mutex::new(Vec::new()),
             tag: TAGS.fetch_add(1, Ordering::Relaxed),
             stays_open: false,
         })
@@ -211,10 +209,12 @@ impl Context {
 
     #[inline]
     pub fn malloc(&self, size: u64, stream: StreamId) -> Result<DeviceAddr> {
-        let allocation = self.allocator.malloc(Bytes::new(size), stream)?;
-        let addr = allocation.addr();
-        self.blocks.insert(allocation);
-        Ok(addr)
+        // Observers may look the block up.
+        Ok(self.allocator.malloc_with(Bytes::new(size), stream, |allocation| {
+            let addr = allocation.addr();
+            self.blocks.insert(allocation);
+            addr
+        })?)
     }
 
     #[inline]
@@ -280,7 +280,7 @@ impl Context {
 
     /// Returns the start and length of the block that contains `addr`. O(n).
     pub fn containing(&self, addr: u64) -> Option<(DeviceAddr, u64)> {
-        self.blocks.containing(addr)
+        self.blocks.containing(addr, usize::MAX)
     }
 
     pub fn trim(&self, to: u64) -> Result<()> {
@@ -289,7 +289,8 @@ impl Context {
 
     #[cold]
     fn unknown_pointer(&self, addr: u64) -> Failure {
-        let text = match self.containing(addr) {
+        // A program may free wrong addresses all the time, with many blocks live.
+        let text = match self.blocks.containing(addr, 1 << 14) {
             Some((start, len)) => format!(
                 "{addr:#x} lies {} bytes inside the block of {len} bytes at {start}: pass the \
                  address that vramp_malloc returned",
@@ -299,8 +300,8 @@ impl Context {
                 "the address is null: pass one that vramp_malloc returned".to_owned()
             }
             None => format!(
-                "no block of this allocator is at {addr:#x}: it was freed already, or belongs to \
-                 another allocator"
+                "no block of this allocator begins at {addr:#x}: it was freed already, belongs to \
+                 another allocator, or lies inside a block"
             ),
         };
         Failure::new(VRAMP_ERROR_UNKNOWN_POINTER, text)
@@ -319,7 +320,12 @@ impl Context {
     // --- diagnostics ---
 
     /// Starts to record the last `events` events. Zero stops the recording.
-    pub fn record_history(&self, events: u32) {
+    pub fn record_history(&self, events: u32) -> Result<()> {
+        let max = HistorySize::EVENTS_MAX;
+        if events > max {
+            let text = format!("{events} events would take too much memory: use at most {max}");
+            return Err(Failure::new(VRAMP_ERROR_RANGE, text));
+        }
         let mut recording = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(old) = recording.take() {
             self.allocator.stop_history(&old);
@@ -328,6 +334,7 @@ impl Context {
             let size = HistorySize { events, ..HistorySize::default() };
             *recording = Some(self.allocator.record_history(size, None));
         }
+        Ok(())
     }
 
     /// Writes all blocks and segments, and the history if one is recorded, to a file: a PyTorch
@@ -352,18 +359,13 @@ impl Context {
 
     /// Registers `observer` for every event. Returns the number of the registration.
     pub fn observe(&self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> u64 {
-        let registration = self.allocator.observe(observer);
-        let mut observers = self.observers.lock().unwrap_or_else(PoisonError::into_inner);
-        observers.push(registration);
-        observers.len() as u64
+        self.allocator.observe(observer).number()
     }
 
-    /// Removes an observer. Returns false if the number is unknown.
+    /// Removes an observer and waits for its calls in progress on other threads. Returns false if
+    /// the number is unknown.
     pub fn unobserve(&self, number: u64) -> bool {
-        let observers = self.observers.lock().unwrap_or_else(PoisonError::into_inner);
-        let index = (number as usize).checked_sub(1);
-        let registration = index.and_then(|index| observers.get(index)).copied();
-        registration.is_some_and(|registration| self.allocator.unregister(registration))
+        self.allocator.unregister(Registration::from_number(number))
     }
 
     pub fn stats(&self) -> Result<vramp_stats_t> {
@@ -387,6 +389,7 @@ impl Context {
             plans_undone: stats.plans_undone,
             card_free: card.free.count(),
             card_total: card.total.count(),
+            callback_panics: stats.callback_panics,
         })
     }
 

@@ -2,19 +2,39 @@
 //!
 //! An id combines a slot with a use count, so the id of a closed allocator stays unknown for ever.
 //! A slot consists of several stripes with equal contents, each with its own lock. A call holds the
-//! read lock of its thread's stripe, so that threads rarely share a cache line. Closing empties one
-//! stripe after the other, and so waits for the calls in progress.
+//! read lock of its thread's stripe, so that threads rarely share a cache line.
+//!
+//! The life of an allocator:
+//!
+//! 1. [`insert`] fills the stripes of a free slot.
+//! 2. [`with`] finds it. A call never waits for a stripe: one that is locked for writing, or that a
+//!    closer waits for, belongs to an allocator that is being closed, and the call is refused.
+//! 3. [`remove`] claims the close, of which there is one for each allocator, and then empties one
+//!    stripe after the other. So it waits for the calls in progress.
+//!
+//! A call may run a callback of the user that calls in again. Nested calls cannot wait for a closer
+//! that waits for the outer call:
+//!
+//! - A call inside a callback of the same allocator is served also while the allocator is being
+//!   closed, from the closer's claim: the outer call still holds its stripe.
+//! - A close inside a callback of the same allocator is refused. Inside a callback of another
+//!   allocator it is refused while calls are in progress, because two callbacks that close each
+//!   other's allocators would wait for ever.
+//!
+//! There are at most 256 slots, which are reused; a closed allocator leaves nothing else. A forked
+//! child is refused before any lock.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
 
 use crossbeam_utils::CachePadded;
+use vramp_alloc::observe::is_in_callback;
 
 use crate::abi::vramp_allocator_t;
 use crate::abi::vramp_status_t::*;
 use crate::context::Context;
-use crate::status::{Failure, Result};
+use crate::status::{Failure, Result, check_fork};
 
 /// Maximum number of open allocators.
 const SLOTS: usize = 256;
@@ -27,7 +47,23 @@ struct Entry {
 }
 
 type Stripe = CachePadded<RwLock<Option<Entry>>>;
-type Slot = [Stripe; STRIPES];
+
+struct Slot {
+    stripes: [Stripe; STRIPES],
+    /// The allocator that is being closed.
+    closing: Mutex<Option<Entry>>,
+}
+
+impl Slot {
+    fn new() -> Box<Slot> {
+        let stripes = std::array::from_fn(|_| Stripe::default());
+        Box::new(Slot { stripes, closing: Mutex::new(None) })
+    }
+
+    fn closing(&self) -> MutexGuard<'_, Option<Entry>> {
+        self.closing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 static TABLE: [OnceLock<Box<Slot>>; SLOTS] = [const { OnceLock::new() }; SLOTS];
 static FREE: Mutex<Free> = Mutex::new(Free { slots: Vec::new(), fresh: 0, uses: 0 });
@@ -87,8 +123,8 @@ pub(crate) fn insert(context: Arc<Context>) -> Result<vramp_allocator_t> {
     };
     free.uses += 1;
     let id = free.uses * SLOTS as u64 + index as u64;
-    let slot = TABLE[index].get_or_init(|| Box::new(std::array::from_fn(|_| Stripe::default())));
-    for stripe in slot.iter() {
+    let slot = TABLE[index].get_or_init(Slot::new);
+    for stripe in &slot.stripes {
         let entry = Entry { id, context: Arc::clone(&context) };
         *stripe.write().unwrap_or_else(PoisonError::into_inner) = Some(entry);
     }
@@ -101,26 +137,115 @@ pub(crate) fn with<R>(
     handle: vramp_allocator_t,
     call: impl FnOnce(&Context) -> Result<R>,
 ) -> Result<R> {
+    with_shared(handle, |context| call(context))
+}
+
+#[inline]
+fn with_shared<R>(
+    handle: vramp_allocator_t,
+    call: impl FnOnce(&Arc<Context>) -> Result<R>,
+) -> Result<R> {
+    check_fork()?;
     let Some(slot) = slot_of(handle) else { return Err(unknown(handle)) };
-    let entry = slot[stripe()].read().unwrap_or_else(PoisonError::into_inner);
-    match &*entry {
-        Some(entry) if entry.id == handle.id => call(&entry.context),
-        _ => Err(unknown(handle)),
+    loop {
+        let entry = match slot.stripes[stripe()].try_read() {
+            Ok(entry) => entry,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => match served_while_closing(slot, handle)? {
+                Some(context) => return call(&context),
+                None => continue,
+            },
+        };
+        return match &*entry {
+            Some(entry) if entry.id == handle.id => call(&entry.context),
+            _ => Err(unknown(handle)),
+        };
     }
 }
 
-/// Removes an allocator after all calls in progress. Of several threads that try, the one that
-/// empties the first stripe succeeds.
-pub(crate) fn remove(handle: vramp_allocator_t) -> Result<Context> {
-    with(handle, Context::check_closable)?;
-    let mut first = None;
-    for stripe in slot_of(handle).into_iter().flatten() {
-        let mut entry = stripe.write().unwrap_or_else(PoisonError::into_inner);
-        let found = entry.take_if(|entry| entry.id == handle.id).ok_or_else(|| unknown(handle))?;
-        first.get_or_insert(found.context);
+/// Returns an allocator that is being closed, for a call from one of its callbacks; an error for
+/// any other call. `None` if the slot is not being closed: it is filled, or emptied at once, and
+/// the caller looks again.
+#[cold]
+fn served_while_closing(slot: &Slot, handle: vramp_allocator_t) -> Result<Option<Arc<Context>>> {
+    match &*slot.closing() {
+        None => Ok(None),
+        // The call that runs the callback holds its stripe until the nested one has returned. So
+        // the closer, which waits for that stripe, finds no copy left.
+        Some(entry) if entry.id == handle.id && entry.context.allocator().is_in_callback() => {
+            Ok(Some(Arc::clone(&entry.context)))
+        }
+        Some(_) => Err(unknown(handle)),
     }
-    let context = first.ok_or_else(|| unknown(handle))?;
+}
+
+/// Removes an allocator. Waits for the calls in progress; inside a callback it is refused instead
+/// if there are some. Of several threads that try, one succeeds.
+pub(crate) fn remove(handle: vramp_allocator_t) -> Result<Context> {
+    let slot = slot_of(handle).ok_or_else(|| unknown(handle))?;
+    let context = match is_in_callback() {
+        true => take_at_once(slot, handle)?,
+        false => take_after_calls(slot, handle)?,
+    };
     let index = (handle.id % SLOTS as u64) as usize;
     FREE.lock().unwrap_or_else(PoisonError::into_inner).slots.push(index);
     Ok(Arc::into_inner(context).expect("all stripes were emptied"))
+}
+
+fn take_after_calls(slot: &Slot, handle: vramp_allocator_t) -> Result<Arc<Context>> {
+    // Within a call, so that the allocator is open while its close is claimed.
+    with_shared(handle, |context| {
+        context.check_closable()?;
+        let mut closing = slot.closing();
+        if closing.is_some() {
+            return Err(unknown(handle));
+        }
+        *closing = Some(Entry { id: handle.id, context: Arc::clone(context) });
+        Ok(())
+    })?;
+    for stripe in &slot.stripes {
+        *stripe.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+    let claimed = slot.closing().take();
+    Ok(claimed.expect("only the thread that claimed the close ends it").context)
+}
+
+fn take_at_once(slot: &Slot, handle: vramp_allocator_t) -> Result<Arc<Context>> {
+    with(handle, |context| {
+        context.check_closable()?;
+        match context.allocator().is_in_callback() {
+            true => Err(busy(
+                "a callback of the allocator runs on this thread: return from it, and then close \
+                 the allocator",
+            )),
+            false => Ok(()),
+        }
+    })?;
+    // Held until the end: calls that meet a locked stripe wait for it, and then look again.
+    let closing = slot.closing();
+    if closing.is_some() {
+        return Err(unknown(handle));
+    }
+    let mut guards = Vec::with_capacity(STRIPES);
+    for stripe in &slot.stripes {
+        guards.push(match stripe.try_write() {
+            Ok(entry) => entry,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                return Err(busy(
+                    "calls are in progress on the allocator, and a callback does not wait for \
+                     them: close it after the callback, or retry",
+                ));
+            }
+        });
+    }
+    let mut found = None;
+    for entry in &mut guards {
+        found = entry.take_if(|entry| entry.id == handle.id);
+    }
+    found.map(|entry| entry.context).ok_or_else(|| unknown(handle))
+}
+
+fn busy(text: &str) -> Failure {
+    Failure::new(VRAMP_ERROR_BUSY, text)
 }

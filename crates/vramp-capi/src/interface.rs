@@ -13,7 +13,7 @@ use crate::abi::{
 };
 use crate::context::Context;
 use crate::options::Options;
-use crate::status::{Failure, last_error, status_of};
+use crate::status::{Failure, check_fork, last_error, status_of};
 use crate::{handles, pointers};
 
 /// Returns the version of the library, such as "0.1.0". Never null.
@@ -50,13 +50,15 @@ pub extern "C" fn vramp_status_name(status: c_int) -> *const c_char {
         20 => c"VRAMP_ERROR_BUSY",
         21 => c"VRAMP_ERROR_CAPTURE",
         22 => c"VRAMP_ERROR_UNSUPPORTED",
+        23 => c"VRAMP_ERROR_FORKED",
         _ => c"unknown",
     };
     name.as_ptr()
 }
 
 /// Returns the message of the calling thread's last failed call. Never null; empty before the first
-/// failure. Valid until the next failed call of the thread. Successful calls do not change it.
+/// failure. Valid until the next failed call of the thread. Successful calls do not change it. While
+/// a thread ends, after its thread-local storage, it is a fixed text that says so.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_last_error() -> *const c_char {
     last_error()
@@ -78,6 +80,7 @@ pub unsafe extern "C" fn vramp_open(
     allocator: *mut vramp_allocator_t,
 ) -> vramp_status_t {
     status_of(|| {
+        check_fork()?;
         pointers::check(allocator, "allocator")?;
         // SAFETY: required by this function's contract.
         let device = unsafe { pointers::text(device, "device") }?;
@@ -93,7 +96,9 @@ pub unsafe extern "C" fn vramp_open(
 
 /// Closes an allocator: waits for its streams and releases all its memory, also of blocks that were
 /// not freed. Waits for calls in progress on other threads. Later calls return
-/// VRAMP_ERROR_UNKNOWN_ALLOCATOR.
+/// VRAMP_ERROR_UNKNOWN_ALLOCATOR. Inside a callback it never waits for calls: it returns
+/// VRAMP_ERROR_BUSY for the callback's own allocator, and for another one while calls are in
+/// progress on it. In a forked child it returns VRAMP_ERROR_FORKED, and there is nothing to close.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_close(allocator: vramp_allocator_t) -> vramp_status_t {
     status_of(|| handles::remove(allocator)?.close())
@@ -264,19 +269,15 @@ pub extern "C" fn vramp_set_limit(allocator: vramp_allocator_t, limit: u64) -> v
     status_of(|| handles::with(allocator, |context| context.set_limit(limit)))
 }
 
-/// Starts to record the last `events` events; zero stops recording. Recording takes a lock shared
-/// by all threads in each malloc and free.
+/// Starts to record the last `events` events, 40 bytes each; zero stops recording. More than
+/// 10,000,000 are VRAMP_ERROR_RANGE. Recording takes a lock shared by all threads in each malloc
+/// and free.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_record_history(
     allocator: vramp_allocator_t,
     events: u32,
 ) -> vramp_status_t {
-    status_of(|| {
-        handles::with(allocator, |context| {
-            context.record_history(events);
-            Ok(())
-        })
-    })
+    status_of(|| handles::with(allocator, |context| context.record_history(events)))
 }
 
 /// Writes all blocks and segments, and the history if one is recorded, to a file: a snapshot for
@@ -314,11 +315,12 @@ impl User {
 }
 
 /// Registers `observer`, which is called with `user` for every event. `*registration` receives the
-/// number for vramp_unobserve.
+/// number for vramp_unobserve. Other threads may call the observer before it is written.
 ///
 /// # Safety
-/// `observer` may be called from any thread with `user` until the allocator is closed, or until
-/// vramp_unobserve has returned and no call of it is in progress. It does not unwind.
+/// `observer` may be called from any thread with `user` until the allocator is closed or
+/// vramp_unobserve has returned; if that was called inside a callback, until calls in progress have
+/// returned too. It does not unwind.
 /// `registration` is null or valid for writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vramp_observe(
@@ -345,7 +347,10 @@ pub unsafe extern "C" fn vramp_observe(
     })
 }
 
-/// Removes an observer. An unknown number, or one that was removed before, is an error.
+/// Removes an observer. When it returns, no call of the observer is in progress or begins, and
+/// `user` may be freed. So the caller must hold no lock that the observer takes. Inside a callback
+/// it does not wait for calls in progress on other threads. An unknown number, or one that was
+/// removed before, is an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_unobserve(
     allocator: vramp_allocator_t,
@@ -360,12 +365,9 @@ pub extern "C" fn vramp_unobserve(
 
 fn event_of(event: &Event<'_>) -> Option<vramp_event_t> {
     let (kind, address, size, requested) = match *event {
-        Event::Allocated(block) => (
-            VRAMP_EVENT_ALLOCATED,
-            block.addr().number(),
-            block.len().count(),
-            block.requested().count(),
-        ),
+        Event::Allocated { addr, len, requested, .. } => {
+            (VRAMP_EVENT_ALLOCATED, addr.number(), len.count(), requested.count())
+        }
         Event::Freed { addr, len, requested, .. } => {
             (VRAMP_EVENT_FREED, addr.number(), len.count(), requested.count())
         }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use vramp_alloc::error::{Inconsistency, StreamError, UseError};
+use vramp_alloc::error::{Inconsistency, StreamError, Unusable, UseError};
 use vramp_alloc::graph::{ArenaError, ArenaResetError, CaptureError, LaunchError};
 use vramp_alloc::{AllocError, CloseError, CreateError, DriverError, FreeError};
 
@@ -29,6 +29,19 @@ impl Failure {
     }
 }
 
+/// Returns an error in a forked child, before any lock that a thread of the parent may hold.
+#[inline]
+pub(crate) fn check_fork() -> Result<()> {
+    Unusable::check_fork().map_err(|why| Failure::new(status_of_unusable(&why), why.to_string()))
+}
+
+fn status_of_unusable(why: &Unusable) -> vramp_status_t {
+    match why {
+        Unusable::Forked => VRAMP_ERROR_FORKED,
+        _ => VRAMP_ERROR_INCONSISTENT,
+    }
+}
+
 impl From<OptionError> for Failure {
     fn from(error: OptionError) -> Failure {
         Failure::new(VRAMP_ERROR_OPTION, error.to_string())
@@ -43,8 +56,9 @@ impl From<DeviceError> for Failure {
 
 impl From<CreateError> for Failure {
     fn from(error: CreateError) -> Failure {
-        let status = match error {
+        let status = match &error {
             CreateError::Driver(_) => VRAMP_ERROR_DRIVER,
+            CreateError::Unusable(why) => status_of_unusable(why),
             _ => VRAMP_ERROR_OPTION,
         };
         Failure::new(status, error.to_string())
@@ -68,7 +82,7 @@ impl From<AllocError> for Failure {
         let status = match error {
             AllocError::OutOfMemory(_) => VRAMP_ERROR_OUT_OF_MEMORY,
             AllocError::UnknownStream(_) => VRAMP_ERROR_UNKNOWN_STREAM,
-            AllocError::Broken(_) => VRAMP_ERROR_INCONSISTENT,
+            AllocError::Unusable(ref why) => status_of_unusable(why),
             AllocError::Fraction(_) => VRAMP_ERROR_RANGE,
             AllocError::Arena(_) if error.is_out_of_memory() => VRAMP_ERROR_OUT_OF_MEMORY,
             AllocError::Arena(_) => VRAMP_ERROR_CAPTURE,
@@ -83,7 +97,7 @@ impl From<FreeError> for Failure {
         let status = match error {
             FreeError::Foreign(_) => VRAMP_ERROR_UNKNOWN_POINTER,
             FreeError::UnknownStream { .. } => VRAMP_ERROR_UNKNOWN_STREAM,
-            FreeError::Broken(_) => VRAMP_ERROR_INCONSISTENT,
+            FreeError::Unusable(ref why) => status_of_unusable(why),
             _ => VRAMP_ERROR_DRIVER,
         };
         Failure::new(status, error.to_string())
@@ -94,7 +108,7 @@ impl From<StreamError> for Failure {
     fn from(error: StreamError) -> Failure {
         let status = match error {
             StreamError::Unknown(_) => VRAMP_ERROR_UNKNOWN_STREAM,
-            StreamError::Broken(_) => VRAMP_ERROR_INCONSISTENT,
+            StreamError::Unusable(ref why) => status_of_unusable(why),
             _ => VRAMP_ERROR_DRIVER,
         };
         Failure::new(status, error.to_string())
@@ -127,7 +141,7 @@ impl From<ArenaError> for Failure {
         let status = match error {
             ArenaError::NotSupported => VRAMP_ERROR_UNSUPPORTED,
             ArenaError::Capacity { .. } => VRAMP_ERROR_RANGE,
-            ArenaError::Broken(_) => VRAMP_ERROR_INCONSISTENT,
+            ArenaError::Unusable(ref why) => status_of_unusable(why),
             _ => VRAMP_ERROR_DRIVER,
         };
         Failure::new(status, error.to_string())
@@ -147,7 +161,7 @@ impl From<CaptureError> for Failure {
             CaptureError::ForeignArena => VRAMP_ERROR_UNKNOWN_ARENA,
             CaptureError::ArenaBusy => VRAMP_ERROR_BUSY,
             CaptureError::UnknownStream(_) => VRAMP_ERROR_UNKNOWN_STREAM,
-            CaptureError::Broken(_) => VRAMP_ERROR_INCONSISTENT,
+            CaptureError::Unusable(ref why) => status_of_unusable(why),
             _ => VRAMP_ERROR_CAPTURE,
         };
         Failure::new(status, error.to_string())
@@ -161,7 +175,7 @@ impl From<LaunchError> for Failure {
             LaunchError::Busy(_) => VRAMP_ERROR_BUSY,
             LaunchError::UnknownStream(_) => VRAMP_ERROR_UNKNOWN_STREAM,
             LaunchError::Capturing(_) => VRAMP_ERROR_CAPTURE,
-            LaunchError::Broken(_) => VRAMP_ERROR_INCONSISTENT,
+            LaunchError::Unusable(ref why) => status_of_unusable(why),
             _ => VRAMP_ERROR_DRIVER,
         };
         Failure::new(status, error.to_string())
@@ -182,8 +196,9 @@ pub(crate) fn set_last_error(failure: &Failure) {
 
 /// Returns the message of the thread's last failure; empty before the first. Valid until the next.
 pub(crate) fn last_error() -> *const c_char {
-    const NONE: &CStr = c"";
-    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(NONE.as_ptr())
+    const ENDING: &CStr =
+        c"the thread is ending, and its messages are gone: vramp_status_name has the status's name";
+    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(ENDING.as_ptr())
 }
 
 /// Returns a copy of the message of the thread's last failure.

@@ -7,6 +7,7 @@
 //!   io_uring or a thread pool, moves bytes between files and host memory.
 //! - [`topology`] reads GPUs, NUMA nodes, disks and network cards from sysfs and procfs, and
 //!   classifies the PCIe path between two devices.
+//! - [`fork`] tells a forked child that locks and devices of its parent are out of its reach.
 //!
 //! ```
 //! use std::sync::{Arc, mpsc};
@@ -43,6 +44,7 @@
 //! Deliberately absent: devices, budgets, policy, environment variables and pools.
 
 mod disk;
+pub mod fork;
 mod memory;
 pub mod topology;
 

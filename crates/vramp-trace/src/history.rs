@@ -5,6 +5,9 @@
 //! 3. Once the ring is full, each event overwrites the oldest.
 //! 4. [`History::to_trace`] returns the events as a trace, which can be written as a snapshot.
 //!
+//! It grows to [`HistorySize`] and no further: events beyond it replace the oldest, and new stacks
+//! beyond it are refused and counted. Each stream that was ever recorded takes a few bytes more.
+//!
 //! Deliberately absent: clocks, locks, and stack capture. The allocator itself fills in
 //! [`Trace::segments`].
 
@@ -16,17 +19,26 @@ use crate::{Event, EventKind, Frame, StackId, Stacks, StreamIndex, Trace};
 /// Capacity of a [`History`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HistorySize {
-    /// Maximum number of events, of 40 bytes each. With zero, events are only counted.
+    /// Maximum number of events, of 40 bytes each. With zero, events are only counted. More than
+    /// [`EVENTS_MAX`](HistorySize::EVENTS_MAX) count as that many.
     pub events: u32,
     /// Maximum number of different call stacks. They stay even if no event in the ring refers to
     /// them.
     pub stacks: u32,
+    /// Maximum number of bytes of these call stacks: 16 for each frame and 64 for each function or
+    /// file, beside its name. The last stack may exceed it.
+    pub stack_bytes: u64,
+}
+
+impl HistorySize {
+    /// Largest number of events: 400 MB.
+    pub const EVENTS_MAX: u32 = 10_000_000;
 }
 
 impl Default for HistorySize {
-    /// 100,000 events (4 MB) and 65,536 stacks.
+    /// 100,000 events (4 MB) and 65,536 stacks of at most 64 MiB.
     fn default() -> HistorySize {
-        HistorySize { events: 100_000, stacks: 65_536 }
+        HistorySize { events: 100_000, stacks: 65_536, stack_bytes: 64 << 20 }
     }
 }
 
@@ -88,8 +100,9 @@ pub struct History {
 impl History {
     /// Returns an empty history. It takes no heap memory until an event is recorded.
     pub fn new(size: HistorySize) -> History {
+        let events = size.events.min(HistorySize::EVENTS_MAX);
         History {
-            size,
+            size: HistorySize { events, ..size },
             ring: Vec::new(),
             oldest: 0,
             overwritten: 0,
@@ -130,11 +143,14 @@ impl History {
     }
 
     /// Interns a call stack, innermost frame first, and returns its id. Returns `None` if the stack
-    /// is new and [`HistorySize::stacks`] is reached: record the event without a stack then.
+    /// is new and [`HistorySize::stacks`] or [`HistorySize::stack_bytes`] is reached: record the
+    /// event without a stack then.
     ///
     /// O(frames). Allocates heap memory only for a new stack.
     pub fn intern<'a>(&mut self, frames: impl IntoIterator<Item = Frame<'a>>) -> Option<StackId> {
-        let id = self.stacks.add_up_to(self.size.stacks as usize, frames);
+        let full = self.stacks.bytes() >= self.size.stack_bytes;
+        let max = if full { 0 } else { self.size.stacks as usize };
+        let id = self.stacks.add_up_to(max, frames);
         self.stacks_refused += u64::from(id.is_none());
         id
     }

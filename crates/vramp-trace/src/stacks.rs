@@ -33,7 +33,14 @@ pub struct Stacks {
     /// Frames of the stack that is being looked up. Kept, so that a lookup allocates no heap
     /// memory.
     scratch: Vec<u32>,
+    /// See [`Stacks::bytes`].
+    bytes: u64,
 }
+
+/// Bytes that a text takes beside its contents, and that a frame of a stack takes: about as much as
+/// the tables need for them.
+const TEXT_BYTES: u64 = 64;
+const FRAME_BYTES: u64 = 16;
 
 impl PartialEq for Stacks {
     /// Compares contents and ids. Equality of the sets alone would ignore the order.
@@ -48,6 +55,11 @@ impl Stacks {
     /// Returns the number of different stacks.
     pub fn len(&self) -> usize {
         self.stacks.len()
+    }
+
+    /// Returns roughly how many bytes of memory all of it takes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Returns true if there is no stack.
@@ -125,13 +137,19 @@ impl Stacks {
     }
 
     pub(crate) fn add_keys(&mut self, keys: Box<[u32]>) -> Option<StackId> {
-        StackId::from_index(self.stacks.insert_full(keys).0)
+        let len = keys.len() as u64;
+        let (index, is_new) = self.stacks.insert_full(keys);
+        self.bytes += if is_new { FRAME_BYTES * (len + 1) } else { 0 };
+        StackId::from_index(index)
     }
 
     fn add_text(&mut self, text: &str) -> Option<u32> {
         match self.texts.get_index_of(text) {
             Some(index) => u32::try_from(index).ok(),
-            None => index_of(&mut self.texts, text.into()),
+            None => {
+                self.bytes += TEXT_BYTES + text.len() as u64;
+                index_of(&mut self.texts, text.into())
+            }
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Statistics and diagnostics: counts, census, audit, and access to the managers' states.
 
 use vramp_core::{Bytes, Census, Counters, Inconsistency, Mark, StreamId};
-use vramp_driver::DriverError;
+use vramp_driver::{Call, DriverError};
 use vramp_model::TorchPool;
 
 use super::Allocator;
+use crate::error::Unusable;
 
 /// Counts over all managers of an allocator.
 ///
@@ -15,6 +16,7 @@ pub type Stats = Counters;
 impl Allocator {
     /// Returns the counts so far. One driver call where the driver's pool is in use.
     pub fn stats(&self) -> Result<Stats, DriverError> {
+        Unusable::check_fork_before(Call::PoolUsage)?;
         let inner = self.shared.lock_anyway();
         let counts = inner.counts();
         let by_driver = inner.manager.placed_by_driver();
@@ -25,6 +27,7 @@ impl Allocator {
             misses: counts.misses() - by_driver,
             placed: counts.placed(),
             freed: counts.freed(),
+            callback_panics: self.shared.observers.panics(),
             ..inner.manager.counters()?
         })
     }
@@ -41,6 +44,7 @@ impl Allocator {
 
     /// Checks every invariant of the virtual pool and its heaps. O(n log n).
     pub fn audit(&self) -> Result<(), Inconsistency> {
+        Unusable::check_fork().map_err(|error| Inconsistency { what: error.to_string() })?;
         self.shared.lock_anyway().manager.audit()
     }
 

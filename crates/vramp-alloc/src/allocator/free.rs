@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use vramp_core::{ArenaId, Freed, StreamId};
 use vramp_driver::DriverError;
+use vramp_host::fork::is_forked;
 
 use super::Allocator;
 use crate::allocation::{Allocation, Owner};
@@ -44,6 +45,49 @@ impl Allocator {
     /// nothing.
     #[inline]
     pub fn free(&self, allocation: Allocation, stream: StreamId) -> Result<(), FreeError> {
+        if self.shared.observers.is_observed() {
+            return self.free_observed(allocation, stream);
+        }
+        self.free_unobserved(allocation, stream)
+    }
+
+    /// Tells observers of a free before the memory can be allocated again.
+    #[cold]
+    fn free_observed(&self, allocation: Allocation, stream: StreamId) -> Result<(), FreeError> {
+        let allocation = self.check_free(allocation, stream)?;
+        self.notify_freed(&allocation, stream);
+        self.free_unobserved(allocation, stream)
+    }
+
+    /// Returns the allocation if it can be freed. Nothing that happens until then can change that,
+    /// because its owner passes it by value.
+    pub(crate) fn check_free(
+        &self,
+        allocation: Allocation,
+        stream: StreamId,
+    ) -> Result<Allocation, FreeError> {
+        // The allocator made it for that stream. Not taking the lock keeps threads from contending
+        // for it because they are observed.
+        if allocation.allocator == self.shared.number && allocation.stream == stream {
+            return Ok(allocation);
+        }
+        let mut inner = self.shared.lock()?;
+        if !inner.knows_stream(stream, &self.shared.group) {
+            return Err(FreeError::UnknownStream { stream, allocation });
+        }
+        if !self.owns(&inner, &allocation) {
+            return Err(FreeError::Foreign(allocation));
+        }
+        Ok(allocation)
+    }
+
+    pub(crate) fn notify_freed(&self, allocation: &Allocation, stream: StreamId) {
+        let Allocation { addr, len, requested, .. } = *allocation;
+        self.shared.observers.notify(&Event::Freed { addr, len, requested, stream });
+    }
+
+    #[inline]
+    fn free_unobserved(&self, allocation: Allocation, stream: StreamId) -> Result<(), FreeError> {
         if self.shared.heaps_serve.is_some()
             && stream == allocation.stream
             && allocation.allocator == self.shared.number
@@ -54,17 +98,9 @@ impl Allocator {
             && local::with(self.shared.number, |local| self.free_local(local, &allocation))
                 .is_some_and(|freed| freed)
         {
-            if self.shared.observers.is_observed() {
-                self.notify_freed(&allocation, stream);
-            }
             return Ok(());
         }
         self.free_shared(allocation, stream)
-    }
-
-    fn notify_freed(&self, allocation: &Allocation, stream: StreamId) {
-        let Allocation { addr, len, requested, .. } = *allocation;
-        self.shared.observers.notify(&Event::Freed { addr, len, requested, stream });
     }
 
     /// Puts a block into the thread's cache, or frees it into its heap. Returns false if it has to
@@ -87,7 +123,8 @@ impl Allocator {
         let block =
             CachedBlock { addr: allocation.addr.number(), at: at.number(), id: id.number() };
         if !local.cache.put(tag, block) {
-            if of_pool {
+            // In a forked child a thread of the parent may hold the heap's lock.
+            if of_pool || is_forked() {
                 return false;
             }
             let freed = heap.lock().free_in_order(id).expect("an allocation is freed once");
@@ -123,9 +160,6 @@ impl Allocator {
         self.shared.refresh(inner);
         drop(guard);
         self.shared.notify_waiters();
-        if self.shared.observers.is_observed() {
-            self.notify_freed(&allocation, stream);
-        }
         Ok(freed?)
     }
 

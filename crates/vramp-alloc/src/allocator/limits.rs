@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use vramp_core::Bytes;
 
 use super::Allocator;
-use crate::error::AllocError;
+use crate::error::{AllocError, Unusable};
 use crate::observe::Event;
 use crate::shared::Inner;
 
@@ -21,6 +21,7 @@ impl Allocator {
     /// # Errors
     /// A driver call failed. The limit holds all the same.
     pub fn set_limit(&self, limit: Option<Bytes>) -> Result<(), AllocError> {
+        Unusable::check_fork()?;
         self.shared.group.set_limit(limit);
         for member in self.shared.group.members() {
             let mut inner = member.lock()?;

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use vramp_core::{BlockId, Bytes, Counters, DeviceAddr, PoolAddr, Shortage, StreamId};
 use vramp_driver::DriverError;
+use vramp_host::fork::is_forked;
 
 use super::shortage::Relief;
 use super::{Allocator, TagId};
@@ -35,19 +36,40 @@ impl Allocator {
     /// error leaves the allocator as it was.
     #[inline]
     pub fn malloc(&self, size: Bytes, stream: StreamId) -> Result<Allocation, AllocError> {
-        if let Some(serve) = self.shared.heaps_serve
-            && self.shared.captures.load(Ordering::Relaxed) == 0
-            && let Some(hit) =
-                local::with(self.shared.number, |local| self.hit(local, size, stream, serve))
-            && let Some((found, from_cache)) = hit
-        {
+        if let Some((found, from_cache)) = self.find_hit(size, stream) {
             let allocation = self.allocation(found, size, stream, from_cache, None);
             if self.shared.observers.is_observed() {
-                self.shared.observers.notify(&Event::Allocated(&allocation));
+                self.shared.observers.notify(&allocated(&allocation));
             }
             return Ok(allocation);
         }
-        self.malloc_shared(size, stream, None)
+        self.malloc_slow(size, stream, None)
+    }
+
+    /// Allocates as [`Allocator::malloc`] does and passes the allocation to `store`, before
+    /// observers hear of it: for tables that observers, and threads that they tell, look it up in.
+    /// Returns the result of `store`, which runs without a lock.
+    ///
+    /// # Errors
+    /// As of [`Allocator::malloc`]; `store` was not called.
+    #[inline]
+    pub fn malloc_with<R>(
+        &self,
+        size: Bytes,
+        stream: StreamId,
+        store: impl FnOnce(Allocation) -> R,
+    ) -> Result<R, AllocError> {
+        let allocation = match self.find_hit(size, stream) {
+            Some((found, from_cache)) => self.allocation(found, size, stream, from_cache, None),
+            None => self.malloc_shared(size, stream, None)?,
+        };
+        if !self.shared.observers.is_observed() {
+            return Ok(store(allocation));
+        }
+        let event = allocated(&allocation);
+        let stored = store(allocation);
+        self.shared.observers.notify(&event);
+        Ok(stored)
     }
 
     /// Allocates as [`Allocator::malloc`] does and counts the bytes under a tag. Takes the
@@ -61,7 +83,18 @@ impl Allocator {
         stream: StreamId,
         tag: TagId,
     ) -> Result<Allocation, AllocError> {
-        self.malloc_shared(size, stream, Some(tag))
+        self.malloc_slow(size, stream, Some(tag))
+    }
+
+    /// Returns a block that needs no lock of the allocator, with true if it comes from the thread's
+    /// cache. `None` where the lock has to be taken.
+    #[inline]
+    fn find_hit(&self, size: Bytes, stream: StreamId) -> Option<(Found, bool)> {
+        let serve = self.shared.heaps_serve?;
+        if self.shared.captures.load(Ordering::Relaxed) != 0 {
+            return None;
+        }
+        local::with(self.shared.number, |local| self.hit(local, size, stream, serve)).flatten()
     }
 
     /// Returns a block of the thread's cache, with true, or of the stream's heap. The caller builds
@@ -85,7 +118,8 @@ impl Allocator {
                 };
                 (DeviceAddr::new(addr), owner, Bytes::new(units * BLOCK_ALIGN), true)
             }
-            None if size <= serve.limit(self.shared.is_contended()) => {
+            // In a forked child a thread of the parent may hold the heap's lock.
+            None if size <= serve.limit(self.shared.is_contended()) && !is_forked() => {
                 let heap = local.heaps.get(stream.index()).filter(|heap| !heap.has_ended())?;
                 let block = heap.lock().take(size)?;
                 let owner = Owner::Heap { id: block.id, at: block.at };
@@ -122,9 +156,22 @@ impl Allocator {
         }
     }
 
-    /// Allocates with the allocator's lock; on a shortage runs every remedy before it fails.
     #[cold]
-    pub(super) fn malloc_shared(
+    fn malloc_slow(
+        &self,
+        size: Bytes,
+        stream: StreamId,
+        tag: Option<TagId>,
+    ) -> Result<Allocation, AllocError> {
+        let allocation = self.malloc_shared(size, stream, tag)?;
+        self.shared.observers.notify(&allocated(&allocation));
+        Ok(allocation)
+    }
+
+    /// Allocates with the allocator's lock; on a shortage runs every remedy before it fails. The
+    /// caller tells observers of the block.
+    #[cold]
+    fn malloc_shared(
         &self,
         size: Bytes,
         stream: StreamId,
@@ -133,10 +180,7 @@ impl Allocator {
         let mut relief = Relief::new(self.config.patience);
         loop {
             let (shortage, failed_call) = match self.try_malloc(size, stream, tag)? {
-                Attempted::Placed(allocation) => {
-                    self.shared.observers.notify(&Event::Allocated(&allocation));
-                    return Ok(allocation);
-                }
+                Attempted::Placed(allocation) => return Ok(allocation),
                 Attempted::Short(shortage, failed_call) => (shortage, failed_call),
             };
             self.shared.observers.notify(&Event::Short(&shortage));
@@ -230,4 +274,9 @@ impl Allocator {
             self.shared.observers.notify(&Event::Shrunk { bytes });
         }
     }
+}
+
+fn allocated(allocation: &Allocation) -> Event<'static> {
+    let Allocation { addr, len, requested, stream, .. } = *allocation;
+    Event::Allocated { addr, len, requested, stream }
 }

@@ -34,9 +34,10 @@ use std::sync::Arc;
 
 use vramp_core::Bytes;
 use vramp_driver::Driver;
+use vramp_host::fork::is_forked;
 
 use crate::config::Config;
-use crate::error::{CloseError, CreateError};
+use crate::error::{CloseError, CreateError, Unusable};
 use crate::group::Group;
 use crate::manager::Manager;
 use crate::shared::{CloseFailure, Shared};
@@ -55,6 +56,10 @@ pub use tags::TagId;
 /// [`Allocator::record_use`]. Dropping the allocator waits for its streams and returns all memory;
 /// [`Allocator::close`] does the same and reports failures. Where the work cannot be waited for,
 /// because a stream captures, dropping leaves the memory as it is until the device is dropped.
+///
+/// CUDA does not survive a fork. In a child that was forked after an allocator was created, calls
+/// return an error such as [`Unusable::Forked`], counts are zero, and closing and dropping do
+/// nothing.
 pub struct Allocator {
     shared: Arc<Shared>,
     config: Config,
@@ -95,6 +100,8 @@ impl Allocator {
         {
             return Err(CreateError::Threshold { threshold });
         }
+        Unusable::check_fork()?;
+        vramp_host::fork::watch();
         let manager = Manager::new(&driver, &config)?;
         let page = config.page.unwrap_or(driver.info().limits.page);
         let prefill = config.prefill_bytes(page);
@@ -156,6 +163,11 @@ impl std::fmt::Debug for Allocator {
 
 impl Drop for Allocator {
     fn drop(&mut self) {
+        if is_forked() {
+            // Dropping the device would make calls, and take locks that no thread releases.
+            std::mem::forget(Arc::clone(&self.shared));
+            return;
+        }
         // A drop cannot report a failure; `close` does.
         let _ = self.shared.lock_anyway().close(&self.shared);
     }

@@ -30,7 +30,8 @@ impl Relief {
 
 impl Allocator {
     /// Calls `observer` with every event from now on: without a lock, on the thread that caused the
-    /// event. The observer may use the allocator, and its own calls cause events too.
+    /// event. The observer may use the allocator; events of its own calls reach no observer. A
+    /// panic of it is caught and counted. See [`observe`](crate::observe) for the rule.
     pub fn observe(&self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Registration {
         self.shared.observers.add_observer(Arc::new(observer))
     }
@@ -38,6 +39,10 @@ impl Allocator {
     /// Calls `handler` before a request fails for want of memory: without a lock, on the thread of
     /// the request. The handler may free allocations. It returns true if it freed something; the
     /// request is then retried.
+    ///
+    /// The handler may allocate too, but such a request runs no handlers and does not wait. A panic
+    /// of the handler is caught and counted, and means that it freed nothing. See
+    /// [`observe`](crate::observe) for the rule.
     pub fn on_shortage(
         &self,
         handler: impl Fn(&Shortage) -> bool + Send + Sync + 'static,
@@ -73,14 +78,26 @@ impl Allocator {
     }
 
     /// Removes an observer or handler. Returns false if it was removed before.
+    ///
+    /// No call of it begins afterwards. Waits for its calls in progress on other threads and drops
+    /// the closure; so the caller must hold no lock that the callback takes. Inside a callback of
+    /// any allocator it does not wait: then the last call in progress drops the closure.
     pub fn unregister(&self, registration: Registration) -> bool {
         self.shared.observers.remove(registration)
+    }
+
+    /// Returns true if the calling thread runs an observer or handler of this allocator.
+    pub fn is_in_callback(&self) -> bool {
+        self.shared.observers.is_in_callback()
     }
 }
 
 impl Shared {
     /// Does what is left to do about a shortage: trims other pools, runs handlers, then waits for
     /// frees. Returns true if the request is to be retried.
+    ///
+    /// A request made inside a handler only trims: its handlers would call each other without end,
+    /// and it would wait for memory that the handler is about to free.
     pub(crate) fn relieve(
         &self,
         relief: &mut Relief,
@@ -89,6 +106,9 @@ impl Shared {
         relief.rounds += 1;
         if relief.rounds == 1 && self.trim_others()? {
             return Ok(true);
+        }
+        if self.observers.is_in_handler() {
+            return Ok(false);
         }
         if relief.rounds <= ROUNDS_MAX && self.observers.run_handlers(shortage) {
             self.lock()?.retries += 1;

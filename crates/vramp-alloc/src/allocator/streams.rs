@@ -3,16 +3,17 @@
 use std::sync::Arc;
 
 use vramp_core::StreamId;
-use vramp_driver::{DriverError, Stream};
+use vramp_driver::{Call, DriverError, Stream};
 
 use super::Allocator;
-use crate::error::StreamError;
+use crate::error::{StreamError, Unusable};
 use crate::shared::Inner;
 use crate::stream_end::{StreamEnd, StreamWork};
 
 impl Allocator {
     /// Creates a stream on the device. One driver call.
     pub fn create_stream(&self) -> Result<StreamId, DriverError> {
+        Unusable::check_fork_before(Call::CreateStream)?;
         let stream = self.shared.driver.create_stream()?;
         Ok(self.shared.group.add_stream(stream, true))
     }
@@ -97,6 +98,7 @@ impl Allocator {
     /// # Errors
     /// A driver call failed.
     pub fn any_captures(&self) -> Result<bool, DriverError> {
+        Unusable::check_fork_before(Call::IsCapturing)?;
         Ok(self.shared.capturing_stream()?.is_some())
     }
 

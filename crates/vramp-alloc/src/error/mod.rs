@@ -11,8 +11,44 @@ pub use vramp_driver::{Call, DriverError, ErrorKind, MemoryInfo};
 pub use report::{OutOfMemoryReport, SiblingPool, StreamUsage, TagUsage};
 
 use vramp_core::{Bytes, DeviceAddr, StreamId};
+use vramp_host::fork::is_forked;
 
 use crate::{Allocation, Allocator};
+
+/// Why an allocator serves no calls any more.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unusable {
+    /// A panic in an earlier call left the pool inconsistent.
+    #[error("an earlier panic left the pool unusable: {0}")]
+    Inconsistent(#[from] Inconsistency),
+    /// The process was forked after an allocator was created in it.
+    #[error(
+        "this process was forked from one that uses CUDA, which does not survive a fork: start the \
+         child with spawn or exec, or create the first allocator after the fork"
+    )]
+    Forked,
+}
+
+impl Unusable {
+    /// Returns an error in the child of a process that created an allocator before it forked. The
+    /// threads of the parent do not exist there, and a lock that one of them held is never released.
+    ///
+    /// # Errors
+    /// [`Unusable::Forked`].
+    #[inline]
+    pub fn check_fork() -> Result<(), Unusable> {
+        if is_forked() { Err(Unusable::Forked) } else { Ok(()) }
+    }
+
+    /// Returns the error as one of a driver call, which is not made.
+    pub(crate) fn check_fork_before(call: Call) -> Result<(), DriverError> {
+        let not_initialized = 3;
+        let refused =
+            |error: Unusable| DriverError::from_code(call, not_initialized, error.to_string());
+        Unusable::check_fork().map_err(refused)
+    }
+}
 
 /// Error of [`Allocator::new`](crate::Allocator::new) and
 /// [`create_pool`](crate::Allocator::create_pool).
@@ -59,6 +95,9 @@ pub enum CreateError {
     /// A driver call failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
+    /// No call can succeed any more.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
 }
 
 /// Error of [`Allocator::close`](crate::Allocator::close).
@@ -122,9 +161,9 @@ pub enum AllocError {
     /// The memory fraction is not above 0 and at most 1.
     #[error("a memory fraction of {0} is not possible: use a number above 0 and at most 1")]
     Fraction(f64),
-    /// A panic in an earlier call left the pool inconsistent.
-    #[error("an earlier panic left the pool unusable: {0}")]
-    Broken(#[from] Inconsistency),
+    /// No call can succeed any more.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
 }
 
 impl AllocError {
@@ -152,9 +191,9 @@ pub enum StreamError {
     /// A driver call failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// A panic in an earlier call left the pool inconsistent.
-    #[error("an earlier panic left the pool unusable: {0}")]
-    Broken(#[from] Inconsistency),
+    /// No call can succeed any more.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
 }
 
 /// Error of [`Allocator::free`](crate::Allocator::free). Returns the allocation where the caller
@@ -176,9 +215,9 @@ pub enum FreeError {
     /// A driver call failed. The memory is free all the same, unless the device is lost.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// A panic in an earlier call left the pool inconsistent.
-    #[error("an earlier panic left the pool unusable: {0}")]
-    Broken(#[from] Inconsistency),
+    /// No call can succeed any more.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
 }
 
 /// Error of [`Allocator::record_use`](crate::Allocator::record_use).
@@ -191,7 +230,7 @@ pub enum UseError {
     /// The stream is not one of this allocator's, or was destroyed.
     #[error("{0} is unknown to this allocator: use a stream that its create_stream returned")]
     UnknownStream(StreamId),
-    /// A panic in an earlier call left the pool inconsistent.
-    #[error("an earlier panic left the pool unusable: {0}")]
-    Broken(#[from] Inconsistency),
+    /// No call can succeed any more.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
 }

@@ -139,13 +139,9 @@ impl Allocator {
         if allocation.is_in_arena() || !Arc::ptr_eq(shared, self.shared()) {
             return self.free(allocation, stream);
         }
+        let allocation = self.check_free(allocation, stream)?;
+        self.notify_freed(&allocation, stream);
         let mut inner = shared.lock()?;
-        if !inner.knows_stream(stream, &shared.group) {
-            return Err(FreeError::UnknownStream { stream, allocation });
-        }
-        if allocation.allocator != shared.number || !inner.manager.owns(&allocation) {
-            return Err(FreeError::Foreign(allocation));
-        }
         inner.keep_for_graph(*id, allocation, stream);
         Ok(())
     }
@@ -187,6 +183,10 @@ impl AttachedCapture {
         let Handle { shared, id, .. } = &*self.arena.0;
         self.detached = true;
         let mut inner = shared.lock_anyway();
+        if inner.closed {
+            let (kept, report) = (Vec::new(), CaptureReport::default());
+            return GraphHold { arena: self.arena.clone(), kept, report };
+        }
         let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
         let (recording, kept) = pool.detach_arena(*id);
         shared.captures.fetch_sub(1, Ordering::Relaxed);

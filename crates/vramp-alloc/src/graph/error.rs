@@ -1,9 +1,9 @@
 //! Errors of arenas, captures and launches.
 
-use vramp_core::{ArenaBusy, Bytes, Inconsistency, StreamId};
+use vramp_core::{ArenaBusy, Bytes, StreamId};
 use vramp_driver::DriverError;
 
-use crate::error::AllocError;
+use crate::error::{AllocError, Unusable};
 
 /// Error of [`Allocator::graph_arena`](crate::Allocator::graph_arena) and
 /// [`stable_range`](crate::Allocator::stable_range).
@@ -24,9 +24,9 @@ pub enum ArenaError {
     /// A driver call failed. Nothing was reserved.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// A panic in an earlier call left the pool inconsistent.
-    #[error("an earlier panic left the pool unusable: {0}")]
-    Broken(#[from] Inconsistency),
+    /// No call can succeed any more.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
 }
 
 /// Error of a capture. Except for [`CaptureError::OtherThread`] the capture is over, for the
@@ -76,9 +76,9 @@ pub enum CaptureError {
     /// The capture was ended before, or its allocator was closed.
     #[error("the capture is over: it was ended before, or its allocator was closed")]
     Over,
-    /// A panic in an earlier call left the pool inconsistent.
-    #[error("an earlier panic left the pool unusable: {0}")]
-    Broken(#[from] Inconsistency),
+    /// No call can succeed any more.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
 }
 
 /// Error of [`CapturedGraph::launch`](super::CapturedGraph::launch). Nothing was queued.
@@ -103,7 +103,7 @@ pub enum LaunchError {
     /// A driver call failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// A panic in an earlier call left the pool inconsistent.
-    #[error("an earlier panic left the pool unusable: {0}")]
-    Broken(#[from] Inconsistency),
+    /// No call can succeed any more.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
 }

@@ -37,6 +37,7 @@ use vramp_core::{
     ArenaLeaseId, Bytes, CaptureRecording, Layout, PoolAddr, Shortage, StreamId, pack,
 };
 use vramp_driver::DriverError;
+use vramp_host::fork::is_forked;
 
 pub use vramp_core::{
     ArenaAllocError, ArenaBusy, ArenaFull, ArenaId, ArenaPolicy, ArenaResetError, Mark, NodeId,
@@ -190,6 +191,9 @@ impl GraphArena {
     /// Plans again if other blocks are live now than the plan goes around.
     fn refresh_plan(&self) {
         let inner = self.0.shared.lock_anyway();
+        if inner.closed {
+            return;
+        }
         let pool = inner.manager.virtual_pool().expect("only a virtual pool has arenas");
         let outdated = pool.outdated_plan(self.0.id);
         drop(inner);
@@ -200,6 +204,9 @@ impl GraphArena {
 
     fn set_plan(&self, layout: Layout, recording: CaptureRecording) {
         let mut inner = self.0.shared.lock_anyway();
+        if inner.closed {
+            return;
+        }
         let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
         pool.set_plan(self.0.id, layout, recording);
     }
@@ -217,7 +224,7 @@ impl fmt::Debug for GraphArena {
 }
 
 /// Memory that a capture needed, under each policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CaptureReport {
     /// Blocks that the capture allocated.
     pub blocks: usize,
@@ -485,6 +492,9 @@ impl CapturedGraph {
 
     fn try_launch(&self, stream: StreamId) -> Result<Attempted, LaunchError> {
         let Handle { shared, id, config, .. } = &*self.arena.0;
+        // Declared before the guard and so dropped after it, also when the driver panics: ending a
+        // lease takes the lock.
+        let lease: ReplayLease;
         let (_turn, mut guard) = shared.lock_for_memory()?;
         let inner = &mut *guard;
         if inner.closed {
@@ -496,8 +506,8 @@ impl CapturedGraph {
             return Err(LaunchError::Capturing(stream));
         }
         let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
-        let lease = match pool.take_lease(*id, self.upto, stream, config.overlap) {
-            Ok(lease) => lease,
+        let taken = match pool.take_lease(*id, self.upto, stream, config.overlap) {
+            Ok(taken) => taken,
             Err(NoLease::Busy(busy)) => return Err(LaunchError::Busy(busy)),
             Err(NoLease::Refused(Refusal::Driver(error))) => {
                 return Err(LaunchError::Driver(error));
@@ -509,7 +519,7 @@ impl CapturedGraph {
                 return Err(LaunchError::Alloc(AllocError::Arena(Box::new(refused))));
             }
         };
-        let lease = ReplayLease { arena: self.arena.clone(), lease, stream };
+        lease = ReplayLease { arena: self.arena.clone(), lease: taken, stream };
         let launched = shared.driver.launch_graph(self.exec, raw);
         drop(guard);
         launched?;
@@ -535,6 +545,9 @@ impl CapturedGraph {
 impl Drop for CapturedGraph {
     fn drop(&mut self) {
         let Handle { shared, id, .. } = &*self.arena.0;
+        if is_forked() {
+            return;
+        }
         // A launch in flight completes. A drop cannot report a failure.
         let _ = shared.driver.destroy_graph_exec(self.exec);
         let mut inner = shared.lock_anyway();

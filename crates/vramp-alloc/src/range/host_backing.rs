@@ -14,10 +14,12 @@
 
 use std::sync::Arc;
 
-use vramp_core::{AddrRange, Bytes, Inconsistency, NotVacant};
+use vramp_core::{AddrRange, Bytes, NotVacant};
 use vramp_driver::{Driver, DriverError, Handle, MemoryLocation};
+use vramp_host::fork::is_forked;
 
 use crate::allocator::Allocator;
+use crate::error::Unusable;
 use crate::range::StableRange;
 use crate::virtual_pool::VirtualPool;
 
@@ -71,9 +73,9 @@ pub enum HostBackingError {
     /// A driver call failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// A panic in an earlier call left the pool inconsistent.
-    #[error("an earlier panic left the pool unusable: {0}")]
-    Broken(#[from] Inconsistency),
+    /// No call can succeed any more.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
 }
 
 impl Allocator {
@@ -83,6 +85,7 @@ impl Allocator {
     /// [`HostBackingError::NotSupported`] if the device cannot map it, [`HostBackingError::Length`]
     /// unless `len` is a multiple of the page, or a driver call failed.
     pub fn host_backing(&self, len: Bytes, node: u32) -> Result<HostBacking, HostBackingError> {
+        Unusable::check_fork()?;
         let driver = self.driver();
         let info = driver.info();
         if !(info.capabilities.host_numa && info.capabilities.virtual_memory) {
@@ -111,6 +114,9 @@ impl HostBacking {
 
 impl Drop for HostBacking {
     fn drop(&mut self) {
+        if is_forked() {
+            return;
+        }
         // A drop cannot report a failure. The memory ends with the device.
         let _ = self.driver.release(self.handle);
     }

@@ -230,7 +230,8 @@ fn an_event_that_records_nothing_is_found() {
 
 /// The external source of completion reports more than the streams have reached.
 fn told_too_early(left_out: Option<Call>) -> HazardRig {
-    let progress = Progress::External(Arc::new(|mark: vramp_alloc::inspect::Mark| mark.epoch));
+    // An empty table: all recorded work is over.
+    let progress = Progress::External(Arc::default());
     let rig = HazardRig::with(Config { progress, ..Config::preset(Preset::Vramp) });
     let block = rig.malloc(4, rig.a);
     rig.write("old owner", rig.a, &block, 1_000_000);

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod attached_captures;
+mod callbacks;
 mod captures;
 mod common;
 mod driver_calls;

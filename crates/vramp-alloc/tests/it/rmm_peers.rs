@@ -498,7 +498,7 @@ fn an_observer_sees_the_size_and_the_stream_of_each_request() {
         let sink = Arc::clone(&seen);
         rig.allocator.observe(move |event| {
             let seen = match event {
-                Event::Allocated(block) => ("malloc", block.requested(), block.stream()),
+                Event::Allocated { requested, stream, .. } => ("malloc", *requested, *stream),
                 Event::Freed { requested, stream, .. } => ("free", *requested, *stream),
                 _ => return,
             };

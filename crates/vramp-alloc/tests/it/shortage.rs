@@ -241,7 +241,7 @@ fn observers_hear_of_everything_and_may_allocate() {
     let sink = Arc::clone(&log);
     let registration = rig.allocator.observe(move |event| {
         let word = match event {
-            Event::Allocated(_) => "allocated",
+            Event::Allocated { .. } => "allocated",
             Event::Freed { .. } => "freed",
             Event::Grown { .. } => "grown",
             Event::Shrunk { .. } => "shrunk",

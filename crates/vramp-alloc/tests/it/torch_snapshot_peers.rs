@@ -101,7 +101,9 @@ fn a_free_has_a_stack_of_its_own_and_so_has_what_the_card_gave() {
 #[test]
 fn a_recording_without_stacks_takes_none_and_ends_when_told() {
     let rig = Rig::new(Preset::Vramp);
-    let recording = rig.allocator.record_history(HistorySize { events: 4, stacks: 4 }, None);
+    let recording = rig
+        .allocator
+        .record_history(HistorySize { events: 4, stacks: 4, ..HistorySize::default() }, None);
     for count in [1, 2, 3] {
         let block = rig.malloc(count);
         rig.free(block);

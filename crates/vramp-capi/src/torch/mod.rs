@@ -20,7 +20,6 @@ mod settings;
 mod unwind;
 
 use std::ffi::{c_int, c_void};
-use std::io::Write;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -31,7 +30,7 @@ use crate::abi::vramp_status_t::{self, *};
 use crate::context::Context;
 use crate::handles;
 use crate::pointers;
-use crate::status::{Failure, Result, catch_failure, last_error_text, status_of};
+use crate::status::{Failure, Result, catch_failure, check_fork, last_error_text, status_of};
 use pools::{PoolId, Pools};
 use settings::Settings;
 use unwind::throw_last_failure;
@@ -74,6 +73,7 @@ impl Torch {
 
     #[inline]
     fn slot(&self, device: c_int) -> Result<&OnceLock<Result<Arc<Context>>>> {
+        check_fork()?;
         let slot = usize::try_from(device).ok().and_then(|device| self.devices.get(device));
         slot.ok_or_else(|| {
             Failure::new(VRAMP_ERROR_RANGE, format!("there is no device number {device}"))
@@ -216,10 +216,16 @@ fn print(failure: &Failure) {
     let so_far = SO_FAR.fetch_add(1, Ordering::Relaxed);
     if so_far < MAX_PRINTED {
         // A failure to print is ignored.
-        let _ = writeln!(std::io::stderr(), "vramp: {failure}");
+        write_line(&format!("vramp: {failure}\n"));
     } else if so_far == MAX_PRINTED {
-        let _ = writeln!(std::io::stderr(), "vramp: further failures are not printed");
+        write_line("vramp: further failures are not printed\n");
     }
+}
+
+/// Writes to stderr without its lock, which in a forked child a thread of the parent may hold.
+fn write_line(text: &str) {
+    // SAFETY: `text` is valid for reading its length.
+    unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
 }
 
 /// Runs a call that cannot return an error, and prints a failure.
@@ -333,8 +339,10 @@ pub unsafe extern "C" fn vramp_torch_base_alloc(
     address: *mut c_void,
     size: *mut usize,
 ) -> *mut c_void {
-    let found =
-        catch_failure(|| Ok(TORCH.opened().find_map(|context| context.containing(address as u64))));
+    let found = catch_failure(|| {
+        check_fork()?;
+        Ok(TORCH.opened().find_map(|context| context.containing(address as u64)))
+    });
     let found = found.ok().flatten();
     print_failure(|| {
         let known = found.map(|(_, len)| len as usize);

@@ -10,6 +10,8 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_NOW};
 
+use crate::status::check_fork;
+
 /// Throws a `std::runtime_error` with a copy of the message.
 type Throw = unsafe extern "C-unwind" fn(*const c_char) -> !;
 
@@ -19,11 +21,17 @@ type Throw = unsafe extern "C-unwind" fn(*const c_char) -> !;
 /// All callers up to C++ must be `extern "C-unwind"` and must not own values that need dropping.
 pub(crate) fn throw_last_failure() {
     static HELPER: OnceLock<Option<Throw>> = OnceLock::new();
-    let Some(throw) = *HELPER.get_or_init(helper) else { return };
+    // In a forked child a thread of the parent may have begun to look it up, and never ends.
+    let helper = if check_fork().is_ok() { *HELPER.get_or_init(helper) } else { known(&HELPER) };
+    let Some(throw) = helper else { return };
     let text = crate::status::last_error();
     // SAFETY: the message is thread-local and zero-terminated, and the helper copies it. Its ABI
     // is `C-unwind`, so the exception may pass through Rust frames.
     unsafe { throw(text) }
+}
+
+fn known(helper: &OnceLock<Option<Throw>>) -> Option<Throw> {
+    helper.get().copied().flatten()
 }
 
 fn helper() -> Option<Throw> {

@@ -1,11 +1,11 @@
 //! The loop: every request of a workload, in order.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use sha2::{Digest, Sha256};
-use vramp::config::Progress;
+use vramp::config::{ExternalProgress, Progress};
 use vramp::device::OpenError;
 use vramp::error::{Inconsistency, UseError};
 use vramp::inspect::{Mark, PoolAddr};
@@ -209,7 +209,7 @@ struct Run<'a> {
     meter: Arc<Metered<Arc<dyn Driver>>>,
     options: Options<'a>,
     auditor: Option<Auditor>,
-    pending: Arc<Mutex<PendingUses>>,
+    pending: PendingUses,
     streams: Vec<StreamId>,
     /// Live blocks by number.
     live: Vec<Option<LiveBlock>>,
@@ -229,11 +229,10 @@ impl<'a> Run<'a> {
         mut config: Config,
         options: Options<'a>,
     ) -> Result<Run<'a>, ReplayError> {
-        let pending = Arc::new(Mutex::new(PendingUses::default()));
-        let table = Arc::clone(&pending);
-        let progress = Progress::External(Arc::new(move |last: Mark| lock(&table).reached(last)));
+        let progress = Arc::new(ExternalProgress::default());
+        let pending = PendingUses::new(Arc::clone(&progress));
         let driver: Arc<dyn Driver> = Arc::clone(meter) as _;
-        config.progress = progress;
+        config.progress = Progress::External(progress);
         let allocator = Allocator::new(driver, config)?;
         // A block whose uses outlive its free is used by another stream, even if that stream never
         // allocates.
@@ -386,7 +385,7 @@ impl<'a> Run<'a> {
     fn alloc(&mut self, block: u32, size: Bytes, stream: u32) -> Result<(), ReplayError> {
         let stream = self.streams[stream as usize];
         // A wait matters only while uses are pending on other streams.
-        let before = (!lock(&self.pending).is_empty()).then(|| self.waits_and_now(stream));
+        let before = (!self.pending.is_empty()).then(|| self.waits_and_now(stream));
         let begun_ns = self.meter.now_ns();
         let allocation = self.allocator.malloc(size, stream)?;
         let took_ns = self.meter.now_ns().saturating_sub(begun_ns);
@@ -394,7 +393,7 @@ impl<'a> Run<'a> {
         if let Some((waits, Some(now))) = before
             && self.meter.snapshot().of(Call::Wait).calls > waits
         {
-            lock(&self.pending).hold_by_all(now);
+            self.pending.hold_by_all(now);
         }
         let decision = match allocation.pool_addr() {
             Some(place) => place.number(),
@@ -437,23 +436,22 @@ impl<'a> Run<'a> {
         for &other in &others {
             if let Some(now) = self.now(other) {
                 // A stream that uses another one's memory waits for that one first.
-                let mut table = lock(&self.pending);
-                table.hold_by_all(now);
-                table.hold(block, now);
+                self.pending.hold_by_all(now);
+                self.pending.hold(block, now);
             }
             if !self.options.skip_record_use {
                 self.allocator.record_use(&allocation, other)?;
             }
         }
         if uses_pending && let Some(mark) = self.now(stream) {
-            lock(&self.pending).hold(block, mark);
+            self.pending.hold(block, mark);
         }
         self.allocator.free(allocation, stream)?;
         Ok(())
     }
 
     fn uses_done(&mut self, block: u32) {
-        lock(&self.pending).end(block);
+        self.pending.end(block);
         if let Some(auditor) = &mut self.auditor {
             auditor.uses_done(block);
         }
@@ -506,9 +504,4 @@ fn any_pending_uses(requests: &[Request]) -> bool {
         Request::Free { block } => has_pending_uses(requests, index, block),
         _ => false,
     })
-}
-
-/// Every change of the table is complete when its call returns, so a poisoned lock is no problem.
-fn lock(pending: &Mutex<PendingUses>) -> MutexGuard<'_, PendingUses> {
-    pending.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -7,11 +7,14 @@
 //!    use the block, at their current epochs.
 //! 2. A stream that begins to wait for others is held back by all that holds them back.
 //! 3. The end of the uses removes the holds.
+//!
+//! Each change is written to the table that the allocator reads.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use vramp::StreamId;
-use vramp::config::Epoch;
+use vramp::config::{Epoch, ExternalProgress};
 use vramp::inspect::Mark;
 
 /// The uses that hold each stream back.
@@ -21,18 +24,25 @@ pub(crate) struct PendingUses {
     epochs: Vec<BTreeMap<Epoch, u32>>,
     /// For each block with pending uses, the marks it holds: at most one for each stream.
     blocks: HashMap<u32, Vec<Mark>>,
+    /// The latest complete epoch of each stream.
+    progress: Arc<ExternalProgress>,
 }
 
 impl PendingUses {
+    /// Returns an empty table that writes to `progress`.
+    pub(crate) fn new(progress: Arc<ExternalProgress>) -> PendingUses {
+        PendingUses { progress, ..PendingUses::default() }
+    }
+
     /// Returns true if no stream is held back.
     pub(crate) fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }
 
-    /// Returns the latest complete epoch of the stream of `last`, at most that of `last`.
-    pub(crate) fn reached(&self, last: Mark) -> Epoch {
-        let held = self.epochs.get(last.stream.index()).and_then(BTreeMap::first_key_value);
-        held.map_or(last.epoch, |(lowest, _)| lowest.previous().min(last.epoch))
+    /// Writes the latest complete epoch of a stream: the one before the lowest that is held.
+    fn publish(&self, stream: StreamId) {
+        let held = self.epochs.get(stream.index()).and_then(BTreeMap::first_key_value);
+        self.progress.set(stream, held.map(|(lowest, _)| lowest.previous()));
     }
 
     /// Holds the stream of `mark` back at its epoch until the uses of `block` end.
@@ -51,6 +61,7 @@ impl PendingUses {
                 marks.push(mark);
             }
         }
+        self.publish(mark.stream);
     }
 
     /// Holds the stream of `mark` back by all pending uses, as work from `mark` on waits for other
@@ -63,12 +74,14 @@ impl PendingUses {
                 marks.push(mark);
             }
         }
+        self.publish(mark.stream);
     }
 
     /// Ends the uses of `block`.
     pub(crate) fn end(&mut self, block: u32) {
         for mark in self.blocks.remove(&block).unwrap_or_default() {
             remove(epochs_of(&mut self.epochs, mark.stream), mark.epoch);
+            self.publish(mark.stream);
         }
     }
 }
@@ -122,15 +135,15 @@ mod tests {
         let (stream, other, e) = epochs(4);
         let at = |epoch| Mark { stream, epoch };
         let mut table = PendingUses::default();
-        assert_eq!(table.reached(at(e[3])), e[3]);
+        assert_eq!(table.progress.reached(at(e[3])), e[3]);
         table.hold(1, at(e[2]));
         table.hold(2, at(e[1]));
-        assert_eq!(table.reached(at(e[3])), e[0]);
-        assert_eq!(table.reached(Mark { stream: other, epoch: e[3] }), e[3]);
+        assert_eq!(table.progress.reached(at(e[3])), e[0]);
+        assert_eq!(table.progress.reached(Mark { stream: other, epoch: e[3] }), e[3]);
         table.end(2);
-        assert_eq!(table.reached(at(e[3])), e[1]);
+        assert_eq!(table.progress.reached(at(e[3])), e[1]);
         table.end(1);
-        assert_eq!(table.reached(at(e[3])), e[3]);
+        assert_eq!(table.progress.reached(at(e[3])), e[3]);
         assert!(table.is_empty());
     }
 
@@ -140,11 +153,11 @@ mod tests {
         let mut table = PendingUses::default();
         table.hold(1, Mark { stream: other, epoch: e[0] });
         table.hold_by_all(Mark { stream, epoch: e[2] });
-        assert_eq!(table.reached(Mark { stream, epoch: e[3] }), e[1]);
+        assert_eq!(table.progress.reached(Mark { stream, epoch: e[3] }), e[1]);
         table.hold(1, Mark { stream, epoch: e[1] });
-        assert_eq!(table.reached(Mark { stream, epoch: e[3] }), e[0]);
+        assert_eq!(table.progress.reached(Mark { stream, epoch: e[3] }), e[0]);
         table.end(1);
-        assert_eq!(table.reached(Mark { stream, epoch: e[3] }), e[3]);
+        assert_eq!(table.progress.reached(Mark { stream, epoch: e[3] }), e[3]);
         assert!(table.is_empty());
     }
 }

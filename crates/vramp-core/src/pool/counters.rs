@@ -36,6 +36,8 @@ pub struct Counters {
     pub moved: Bytes,
     /// Plans that failed and were undone.
     pub plans_undone: u64,
+    /// Panics of the user's callbacks that an allocator caught. Zero in a pool, which calls none.
+    pub callback_panics: u64,
 }
 
 impl Counters {

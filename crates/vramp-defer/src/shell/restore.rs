@@ -1,6 +1,5 @@
 //! Restoring: memory first, then contents, in stream order.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::planner::{GrantedLease, RangeId, Restore, SpillTier};
@@ -139,17 +138,12 @@ impl Shared {
     /// Maps memory. Free handles may not fit, and can be cut anew only when the work on them is
     /// complete. The manager's own stream runs after that work.
     fn back(&self, home: &StableRange, at: Bytes, len: Bytes) -> Result<(), SpillError> {
-        // The allocator runs handlers and observers. If one panics, what was begun here is given up
-        // as after any other error.
-        let back = || {
-            let back = || home.back_part(at, len, self.stream.0);
-            catch_unwind(AssertUnwindSafe(back)).map_err(|_| SpillError::Panicked)
-        };
-        let mut backed = back()?;
+        let back = || home.back_part(at, len, self.stream.0);
+        let mut backed = back();
         if backed.as_ref().is_err_and(AllocError::is_out_of_memory) {
             let token = self.lock().events.note(self.stream.1)?;
             self.wait_for(&[token])?;
-            backed = back()?;
+            backed = back();
         }
         backed.map_err(no_memory)
     }

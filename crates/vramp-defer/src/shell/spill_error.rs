@@ -82,10 +82,6 @@ pub enum SpillError {
     /// The card's space has no budget left for the buffers.
     #[error("no budget to restore the buffers: {0}")]
     NoBudget(SpaceFull),
-    /// A handler or an observer of the allocator panicked while memory was allocated for the
-    /// buffers. Their contents stay whole, on the card or below.
-    #[error("a handler or an observer of the allocator panicked: see its message, then retry")]
-    Panicked,
     /// A transfer failed. The contents stay where they were.
     #[error(transparent)]
     Move(#[from] MoveError),

@@ -79,7 +79,7 @@ fn a_repeated_stack_has_one_id() {
 
 #[test]
 fn stacks_beyond_the_limit_are_counted_and_known_ones_still_found() {
-    let mut history = History::new(HistorySize { events: 10, stacks: 2 });
+    let mut history = History::new(HistorySize { events: 10, stacks: 2, ..HistorySize::default() });
     let line = |line| [Frame { line, ..STACK[0] }];
     let first = history.intern(line(1));
     let second = history.intern(line(2));
