@@ -201,11 +201,12 @@ impl Events {
 
     fn complete(&mut self, pool: &mut impl Completions, mark: Mark) {
         pool.reached(mark);
-        while let Some((_, recorded)) =
-            self.of(mark.stream).pop_front_if(|(known, _)| known.epoch <= mark.epoch)
-        {
+        let Events { open, stock, .. } = self;
+        let Some(open) = open.get_mut(mark.stream.index()) else { return };
+        let reached = open.partition_point(|(known, _)| known.epoch <= mark.epoch);
+        for (_, recorded) in open.drain(..reached) {
             if let Recorded::Own(event) = recorded {
-                self.stock.push(event);
+                stock.push(event);
             }
         }
     }

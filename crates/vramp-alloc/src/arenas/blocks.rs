@@ -63,10 +63,8 @@ impl VirtualPool {
         let id = block.arena();
         // An invalidated capture fails when it is ended.
         let captured = self.capture_of(stream).unwrap_or_default();
-        let at = match captured.filter(|(arena, _)| *arena == id) {
-            Some((_, tips)) => Some(self.add_nodes(id, &tips)),
-            None => None,
-        };
+        let at =
+            captured.filter(|(arena, _)| *arena == id).map(|(_, tips)| self.add_nodes(id, &tips));
         let mark = self.pool.now(stream);
         let state = self.arenas.get_mut(id);
         let known = "the allocator looked the block up";

@@ -19,10 +19,9 @@ use smallvec::SmallVec;
 
 use crate::planner::{Access, BufferId, BufferLeaseId, GrantedLease, LeaseRefused, RestoreRetry};
 use vramp_alloc::{Driver, StreamId};
-use vramp_driver::Stream;
 
 use super::buffer_handle::DeferrableBuffer;
-use super::events::key;
+use super::events::{LeaseStream, key};
 use super::lease_set::LeaseSet;
 use super::queued_request::QueuedRequest;
 use super::report::WaitRecord;
@@ -99,7 +98,7 @@ impl Shared {
     fn grant_and_restore(
         &self,
         buffers: &[(BufferId, Access)],
-        streams: &[Stream],
+        streams: &[LeaseStream],
         deadline: Deadline,
         mode: InPlaceMode<'_>,
     ) -> Result<GrantedLease, SpillError> {
@@ -125,13 +124,16 @@ impl Shared {
     }
 
     /// Returns the driver's streams. One driver call each, which queries whether it captures.
-    fn driver_streams(&self, streams: &[StreamId]) -> Result<SmallVec<[Stream; 2]>, SpillError> {
+    fn driver_streams(
+        &self,
+        streams: &[StreamId],
+    ) -> Result<SmallVec<[LeaseStream; 2]>, SpillError> {
         let raw = |&id: &StreamId| {
             let raw = self.allocator.stream(id);
             let raw = raw.ok_or_else(|| SpillError::UnknownStream(id.to_string()))?;
             match self.driver.is_capturing(raw)? {
                 true => Err(SpillError::Capturing(raw)),
-                false => Ok(raw),
+                false => Ok(LeaseStream { id, raw }),
             }
         };
         streams.iter().map(raw).collect()
@@ -178,15 +180,15 @@ impl Shared {
     }
 
     /// Makes the streams wait for the work that used the buffers before.
-    fn order(&self, granted: &GrantedLease, streams: &[Stream]) -> Result<(), SpillError> {
+    fn order(&self, granted: &GrantedLease, streams: &[LeaseStream]) -> Result<(), SpillError> {
         for &token in &granted.after {
-            let event = self.lock().events.of(token);
+            let event = self.lock().events.of(token)?;
             let Some(event) = event else { continue };
-            for &stream in streams.iter().filter(|&&stream| key(stream) != token.stream) {
-                self.driver.wait(stream, event)?;
+            for stream in streams.iter().filter(|stream| key(stream.id) != token.stream) {
+                self.driver.wait(stream.raw, event.event())?;
             }
             if streams.is_empty() {
-                self.driver.synchronize_event(event)?;
+                self.driver.synchronize_event(event.event())?;
             }
         }
         Ok(())
@@ -196,18 +198,18 @@ impl Shared {
     fn order_after_memory(
         &self,
         granted: &GrantedLease,
-        streams: &[Stream],
+        streams: &[LeaseStream],
     ) -> Result<(), SpillError> {
         for &buffer in &granted.in_place {
-            let state = self.lock();
+            let mut state = self.lock();
             let range = state.core.slice(buffer)?.range;
             let ready_after = state.homes[&range].ready_after;
-            let event = ready_after.and_then(|token| state.events.of(token));
+            let event = state.event_of(ready_after)?;
             drop(state);
             let Some(event) = event else { continue };
-            streams.iter().try_for_each(|&stream| self.driver.wait(stream, event))?;
+            streams.iter().try_for_each(|stream| self.driver.wait(stream.raw, event.event()))?;
             if streams.is_empty() {
-                self.driver.synchronize_event(event)?;
+                self.driver.synchronize_event(event.event())?;
             }
         }
         Ok(())

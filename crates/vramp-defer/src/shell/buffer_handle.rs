@@ -214,12 +214,12 @@ impl DeferrableBuffer {
             return Ok(());
         }
         let shared = &self.owner.shared;
-        let mut lease = self.lease(Access::Exclusive, shared.stream.0)?;
+        let mut lease = self.lease(Access::Exclusive, shared.stream.id)?;
         lease.wrote_only(0, offset, len)?;
         let range = AddrRange::new(self.addresses().start + offset, len);
         let mut host = shared.blocks(len)?;
         host.write(Bytes::ZERO, bytes).expect("as many blocks were asked for");
-        let after = vramp_tiers::movers::CopyDependency::Stream(shared.stream.1);
+        let after = vramp_tiers::movers::CopyDependency::Stream(shared.stream.raw);
         shared.mover.to_device(range, host).after(after).start()?.wait()?;
         Ok(())
     }
@@ -236,10 +236,10 @@ impl DeferrableBuffer {
             return Ok(());
         }
         let shared = &self.owner.shared;
-        let lease = self.lease(Access::Shared, shared.stream.0)?;
+        let lease = self.lease(Access::Shared, shared.stream.id)?;
         let range = AddrRange::new(self.addresses().start + offset, len);
         let host = shared.blocks(len)?;
-        let after = vramp_tiers::movers::CopyDependency::Stream(shared.stream.1);
+        let after = vramp_tiers::movers::CopyDependency::Stream(shared.stream.raw);
         let mut transfer = shared.mover.to_host(range, host).after(after).start()?;
         transfer.wait()?;
         transfer.into_host().read(Bytes::ZERO, into).expect("as many blocks were asked for");

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use crate::planner::{CopyOut, EvictionCost, PieceId, SettleError, Settled, SpillTier, UseToken};
+use vramp_alloc::DriverError;
 use vramp_core::{AddrRange, Bytes};
 
+use super::events::WorkEvent;
 use super::mapped_copy::MappedCopy;
 use super::report::{MoveKind, MoveRecord};
 use super::spill_error::SpillError;
@@ -20,13 +22,13 @@ pub(super) struct CopyInFlight {
     pub copy: StartedCopy,
 }
 
-/// A copy that was queued, where one is needed. Without a token it is complete.
+/// A copy that was queued, where one is needed.
 pub(super) enum StartedCopy {
     /// There is a copy already, or there are no contents.
     None,
-    ToHost(HostAllocation, Option<UseToken>),
+    ToHost(HostAllocation, UseToken),
     /// To memory that the device maps.
-    ToMapped(MappedCopy, Option<UseToken>),
+    ToMapped(MappedCopy, UseToken),
     /// It starts when it is awaited: staging blocks serve one transfer after the other.
     ToDisk,
 }
@@ -69,14 +71,14 @@ impl Shared {
                     let token = self.copy_to_mapped(out, &mapped)?;
                     return Ok(StartedCopy::ToMapped(mapped, token));
                 }
-                let (range, after) = self.source(out);
+                let (range, after) = self.source(out)?;
                 let host = self.mover.pool().allocate(out.at.len).map_err(MoveError::from)?;
                 let moving = after
                     .into_iter()
                     .fold(self.mover.to_host(range, host), |moving, on| moving.after(on));
-                let host = moving.start()?.finish_on(self.leaving)?;
+                let host = moving.start()?.finish_on(self.leaving.raw)?;
                 let mut guard = self.lock();
-                let token = guard.events.note_or_wait(self.leaving);
+                let token = guard.events.note(self.leaving.id);
                 guard.note_copy_queued(out, token);
                 Ok(StartedCopy::ToHost(host, token))
             }
@@ -84,16 +86,19 @@ impl Shared {
     }
 
     /// Returns the addresses of contents that leave, and what their copy waits for.
-    fn source(&self, out: &CopyOut) -> (AddrRange, Vec<CopyDependency>) {
-        let state = self.lock();
-        let after = out.copy_after.iter().filter_map(|&token| state.events.of(token));
-        (state.addresses(out.at), after.map(CopyDependency::Event).collect())
+    fn source(&self, out: &CopyOut) -> Result<(AddrRange, Vec<CopyDependency>), DriverError> {
+        let mut state = self.lock();
+        let mut after = Vec::new();
+        for &token in &out.copy_after {
+            after.extend(state.events.of(token)?.map(WorkEvent::into_dependency));
+        }
+        Ok((state.addresses(out.at), after))
     }
 
     fn copy_to_disk(&self, out: &CopyOut) -> Result<DiskCopy, SpillError> {
         let store = self.disk.as_ref().expect("without a disk there is no room on it");
         self.with_staging(|| {
-            let (range, after) = self.source(out);
+            let (range, after) = self.source(out)?;
             let mut staged = self.mover.to_disk(range, store, DiskBudget::Space)?;
             for on in after {
                 staged = staged.after(on)?;
@@ -115,14 +120,14 @@ impl Shared {
             StartedCopy::None => FinishedCopy::None,
             StartedCopy::ToHost(host, token) => {
                 // On an error the copy may be in flight. Its blocks are reused only after it.
-                self.wait_for(token.as_slice())?;
+                self.wait_for(&[token])?;
                 FinishedCopy::ToHost(host)
             }
-            StartedCopy::ToMapped(mapped, token) => match self.wait_for(token.as_slice()) {
+            StartedCopy::ToMapped(mapped, token) => match self.wait_for(&[token]) {
                 Ok(()) => FinishedCopy::ToMapped(mapped),
                 Err(error) => {
                     // The copy may be in flight.
-                    self.lock().retire(out.piece.buffer, mapped, token.as_slice());
+                    self.lock().retire(out.piece.buffer, mapped, &[token]);
                     return Err(error.into());
                 }
             },
@@ -169,13 +174,10 @@ impl Shared {
 }
 
 impl State {
-    /// Records that all of a copy out is queued, and complete when `token` is. Without a token it
-    /// is complete.
-    pub(super) fn note_copy_queued(&mut self, out: &CopyOut, token: Option<UseToken>) {
-        if let Some(token) = token {
-            let noted = self.core.copy_queued(out.id, token);
-            debug_assert!(noted.is_ok(), "{} is not settled: {noted:?}", out.id);
-        }
+    /// Records that all of a copy out is queued, and complete when `token` is.
+    pub(super) fn note_copy_queued(&mut self, out: &CopyOut, token: UseToken) {
+        let noted = self.core.copy_queued(out.id, token);
+        debug_assert!(noted.is_ok(), "{} is not settled: {noted:?}", out.id);
     }
 
     /// Keeps the copy if it is valid, and lends the memory if the piece left.

@@ -1,13 +1,65 @@
 //! Work that uses buffers: events on streams, and the tokens by which the planner names them.
+//!
+//! A token always stands for work: [`Events::note`] cannot fail. Where no event could be recorded
+//! the work counts as in flight, and every poll tries again, with an event behind that work and
+//! whatever was queued since. The work of a stream that was destroyed is covered by the event that
+//! the allocator recorded at its end.
+//!
+//! Growth: an entry for each use whose work is not known to be over. A stream without entries leaves
+//! its last number, 24 bytes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use crate::planner::{StreamKey, UseToken};
-use vramp_alloc::{Allocator, Driver, DriverError};
-use vramp_driver::{Event, Stream};
+use vramp_alloc::{Allocator, Driver, DriverError, StreamEnd, StreamId, StreamWork};
+use vramp_driver::{Call, Event, Stream};
+use vramp_tiers::movers::CopyDependency;
 
-/// Recorded events of every stream, oldest first, and unused events for reuse.
+/// A stream of the allocator, with the driver's handle. The handle is dead once the stream was
+/// destroyed, so only the id stands for its work.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LeaseStream {
+    pub id: StreamId,
+    pub raw: Stream,
+}
+
+impl LeaseStream {
+    /// Creates a stream.
+    pub fn create(allocator: &Allocator) -> Result<LeaseStream, DriverError> {
+        let id = allocator.create_stream()?;
+        let raw = allocator.stream(id).expect("it was made just now");
+        Ok(LeaseStream { id, raw })
+    }
+}
+
+/// An event that stands for work. It stays valid as long as this is held.
+#[derive(Clone)]
+pub(super) enum WorkEvent {
+    /// One of the manager's.
+    Own(Event),
+    /// The end of a destroyed stream.
+    End(Arc<StreamEnd>),
+}
+
+impl WorkEvent {
+    /// Returns it as what a copy waits for.
+    pub fn into_dependency(self) -> CopyDependency {
+        match self {
+            WorkEvent::Own(event) => CopyDependency::Event(event),
+            WorkEvent::End(end) => CopyDependency::Work(StreamWork::Ended(end)),
+        }
+    }
+
+    pub fn event(&self) -> Event {
+        match self {
+            WorkEvent::Own(event) => *event,
+            WorkEvent::End(end) => end.event(),
+        }
+    }
+}
+
+/// Uses of every stream, oldest first, and unused events for reuse.
 pub(super) struct Events {
     allocator: Arc<Allocator>,
     driver: Arc<dyn Driver>,
@@ -18,12 +70,31 @@ pub(super) struct Events {
 #[derive(Default)]
 struct Open {
     last: u64,
-    events: VecDeque<(u64, Event)>,
+    uses: VecDeque<Use>,
+}
+
+struct Use {
+    number: u64,
+    work: Work,
+}
+
+/// What is known of the work of a use.
+enum Work {
+    /// Complete once the event is reached.
+    Event(WorkEvent),
+    /// No event could be recorded behind it yet.
+    Unrecorded,
+    /// The stream was destroyed, and its work is over.
+    Over,
 }
 
 /// Returns the planner's key of a stream.
-pub(super) fn key(stream: Stream) -> StreamKey {
-    StreamKey(stream.number())
+pub(super) fn key(stream: StreamId) -> StreamKey {
+    StreamKey(stream.index() as u64)
+}
+
+fn id_of(key: StreamKey) -> StreamId {
+    StreamId::new(key.0 as u32)
 }
 
 impl Events {
@@ -32,36 +103,53 @@ impl Events {
         Events { allocator, driver, streams: BTreeMap::new(), stock: Vec::new() }
     }
 
-    /// Records an event on `stream`. Returns a token for all that is queued by now. At most two
-    /// driver calls.
-    pub fn note(&mut self, stream: Stream) -> Result<UseToken, DriverError> {
+    /// Returns a token for all that is queued on `stream` by now. At most two driver calls.
+    pub fn note(&mut self, stream: StreamId) -> UseToken {
+        let work = self.observe(stream).unwrap_or(Work::Unrecorded);
+        let open = self.streams.entry(key(stream)).or_default();
+        open.last += 1;
+        open.uses.push_back(Use { number: open.last, work });
+        UseToken { stream: key(stream), number: open.last }
+    }
+
+    /// Records an event behind the work of a stream, or finds the one at its end.
+    fn observe(&mut self, stream: StreamId) -> Result<Work, DriverError> {
+        let raw = match self.allocator.stream_work(stream) {
+            Some(StreamWork::Open(raw)) => raw,
+            Some(StreamWork::Ended(end)) => return Ok(Work::Event(WorkEvent::End(end))),
+            Some(StreamWork::Over) | None => return Ok(Work::Over),
+        };
         let event = match self.stock.pop() {
             Some(event) => event,
             None => self.driver.create_event()?,
         };
-        if let Err(error) = self.driver.record(event, stream) {
+        if let Err(error) = self.driver.record(event, raw) {
             self.stock.push(event);
             return Err(error);
         }
-        let open = self.streams.entry(key(stream)).or_default();
-        open.last += 1;
-        open.events.push_back((open.last, event));
-        Ok(UseToken { stream: key(stream), number: open.last })
+        Ok(Work::Event(WorkEvent::Own(event)))
     }
 
-    /// Records an event, or, if that fails, waits for the stream and returns `None`. A device that
-    /// can do neither runs no more work.
-    pub fn note_or_wait(&mut self, stream: Stream) -> Option<UseToken> {
-        let noted = self.note(stream);
-        if noted.is_err() {
-            let _ = self.driver.synchronize_stream(stream);
+    /// Records an event behind the last use of a stream if it has none: it covers all earlier ones.
+    /// Does nothing while the stream captures.
+    fn record_missing(&mut self, stream: StreamKey) -> Result<(), DriverError> {
+        let last = self.streams.get(&stream).and_then(|open| open.uses.back());
+        let missing = last.is_some_and(|last| matches!(last.work, Work::Unrecorded));
+        if !missing || self.captures(id_of(stream)) {
+            return Ok(());
         }
-        noted.ok()
+        let work = self.observe(id_of(stream))?;
+        let last = self.streams.get_mut(&stream).and_then(|open| open.uses.back_mut());
+        last.expect("it was there above").work = work;
+        Ok(())
     }
 
-    /// Returns true if work queued on a stream becomes part of a graph.
-    pub fn captures(&self, stream: Stream) -> bool {
-        self.driver.is_capturing(stream).unwrap_or(false)
+    /// Returns true if work queued on a stream becomes part of a graph, or if that is not known.
+    pub fn captures(&self, stream: StreamId) -> bool {
+        match self.allocator.stream(stream) {
+            Some(raw) => self.driver.is_capturing(raw).unwrap_or(true),
+            None => false,
+        }
     }
 
     /// Returns the time of the device's clock.
@@ -69,24 +157,49 @@ impl Events {
         self.driver.now_ns()
     }
 
-    /// Returns the event of a token; `None` once its work is known to be complete.
-    pub fn of(&self, token: UseToken) -> Option<Event> {
-        let open = self.streams.get(&token.stream)?;
-        // The token's own event: a later one would make the waiter wait for later work too.
-        open.events.iter().find(|(number, _)| *number == token.number).map(|&(_, event)| event)
+    /// Returns the event of a token; `None` once its work is known to be over.
+    ///
+    /// # Errors
+    /// None could be recorded, now either. The work may run.
+    pub fn of(&mut self, token: UseToken) -> Result<Option<WorkEvent>, DriverError> {
+        self.record_missing(token.stream)?;
+        let Some(open) = self.streams.get(&token.stream) else { return Ok(None) };
+        let mut from = open.uses.iter().skip_while(|use_| use_.number < token.number).peekable();
+        if from.peek().is_none_or(|use_| use_.number != token.number) {
+            return Ok(None);
+        }
+        // Its own event, for a later one would make the waiter wait for later work too; or, if it
+        // has none, the next.
+        match from.map(|use_| &use_.work).find(|work| !matches!(work, Work::Unrecorded)) {
+            Some(Work::Event(event)) => Ok(Some(event.clone())),
+            Some(Work::Over) => Ok(None),
+            _ => {
+                let stream = id_of(token.stream);
+                let detail = format!("{stream} captures, so its earlier work cannot be waited for");
+                Err(DriverError::from_code(Call::Record, 900, detail))
+            }
+        }
     }
 
-    /// Returns true if the work is complete. If that is not known yet, one query and one call for
-    /// each stream.
-    pub fn is_over(&self, token: UseToken) -> bool {
-        let Some(event) = self.of(token) else { return true };
-        // Work that cannot be queried counts as in flight.
-        !self.allocator.any_captures().unwrap_or(true) && self.driver.query(event).unwrap_or(false)
+    /// Returns true if the work is over. If that is not known yet, one query and one call for
+    /// each stream. Work that cannot be queried counts as in flight.
+    pub fn is_over(&mut self, token: UseToken) -> bool {
+        let Ok(event) = self.of(token) else { return false };
+        let Some(event) = event else { return true };
+        !self.allocator.any_captures().unwrap_or(true)
+            && self.driver.query(event.event()).unwrap_or(false)
     }
 
     /// Returns the last event of each stream with work in flight.
-    pub fn last(&self) -> impl Iterator<Item = Event> {
-        self.streams.values().filter_map(|open| open.events.back().map(|&(_, event)| event))
+    ///
+    /// # Errors
+    /// For a stream, none could be recorded.
+    pub fn last(&mut self) -> Vec<Result<WorkEvent, DriverError>> {
+        let busy = self.streams.iter().filter(|(_, open)| !open.uses.is_empty());
+        let tokens: Vec<UseToken> =
+            busy.map(|(&stream, open)| UseToken { stream, number: open.last }).collect();
+        let event = |token| self.of(token).transpose();
+        tokens.into_iter().filter_map(event).collect()
     }
 
     /// Returns the work of each stream that completed since the last call, and whether all queries
@@ -96,7 +209,7 @@ impl Events {
     /// up to the first that is not.
     pub fn poll(&mut self) -> (Vec<UseToken>, Result<(), DriverError>) {
         let mut over = Vec::new();
-        if self.last().next().is_none() {
+        if self.streams.values().all(|open| open.uses.is_empty()) {
             return (over, Ok(()));
         }
         let asked = match self.allocator.any_captures() {
@@ -108,37 +221,70 @@ impl Events {
     }
 
     fn ask(&mut self, over: &mut Vec<UseToken>) -> Result<(), DriverError> {
-        let Events { driver, streams, stock, .. } = self;
-        for (&stream, open) in streams.iter_mut() {
-            let Some(&(last, event)) = open.events.back() else { continue };
-            if driver.query(event)? {
-                stock.extend(open.events.drain(..).map(|(_, event)| event));
-                over.push(UseToken { stream, number: last });
-                continue;
+        let busy = self.streams.iter().filter(|(_, open)| !open.uses.is_empty());
+        for stream in busy.map(|(&stream, _)| stream).collect::<Vec<_>>() {
+            self.record_missing(stream)?;
+            let Events { driver, streams, stock, .. } = self;
+            let open = streams.get_mut(&stream).expect("it is busy");
+            if let Some(number) = open.take_over(&**driver, stock)? {
+                over.push(UseToken { stream, number });
             }
-            let mut asked = Ok(true);
-            while let Some(&(number, event)) = open.events.front() {
-                asked = driver.query(event);
-                if !matches!(asked, Ok(true)) {
-                    break;
-                }
-                stock.push(event);
-                open.events.pop_front();
-                match over.last_mut() {
-                    Some(token) if token.stream == stream => token.number = number,
-                    _ => over.push(UseToken { stream, number }),
-                }
-            }
-            asked?;
         }
         Ok(())
     }
 }
 
+impl Open {
+    /// Removes the uses that are over. Returns the last of them.
+    fn take_over(
+        &mut self,
+        driver: &dyn Driver,
+        stock: &mut Vec<Event>,
+    ) -> Result<Option<u64>, DriverError> {
+        let is_over = |use_: &Use| match &use_.work {
+            Work::Event(WorkEvent::Own(event)) => driver.query(*event),
+            Work::Event(WorkEvent::End(end)) => end.is_over(),
+            Work::Unrecorded => Ok(false),
+            Work::Over => Ok(true),
+        };
+        let Some(last) = self.uses.back() else { return Ok(None) };
+        let count = match is_over(last)? {
+            true => self.uses.len(),
+            false => {
+                let mut count = 0;
+                for (use_, place) in self.uses.iter().zip(1..) {
+                    match is_over(use_) {
+                        Ok(true) => count = place,
+                        // A later event covers it.
+                        Ok(false) if matches!(use_.work, Work::Unrecorded) => {}
+                        Ok(false) => break,
+                        Err(error) if count == 0 => return Err(error),
+                        // What is known is reported first. The next poll meets the error again.
+                        Err(_) => break,
+                    }
+                }
+                count
+            }
+        };
+        let mut number = None;
+        for use_ in self.uses.drain(..count) {
+            number = Some(use_.number);
+            if let Work::Event(WorkEvent::Own(event)) = use_.work {
+                stock.push(event);
+            }
+        }
+        Ok(number)
+    }
+}
+
 impl Drop for Events {
     fn drop(&mut self) {
-        let open = std::mem::take(&mut self.streams).into_values().flat_map(|open| open.events);
-        for event in self.stock.drain(..).chain(open.map(|(_, event)| event)) {
+        let open = std::mem::take(&mut self.streams).into_values().flat_map(|open| open.uses);
+        let own = open.filter_map(|use_| match use_.work {
+            Work::Event(WorkEvent::Own(event)) => Some(event),
+            Work::Event(WorkEvent::End(_)) | Work::Unrecorded | Work::Over => None,
+        });
+        for event in self.stock.drain(..).chain(own) {
             // No caller is left to report to. The device destroys what stays.
             let _ = self.driver.destroy_event(event);
         }

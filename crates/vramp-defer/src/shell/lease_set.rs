@@ -7,11 +7,11 @@ use crate::planner::{
     Writes, WrittenRange,
 };
 use smallvec::SmallVec;
-use vramp_alloc::{Driver, StreamId};
+use vramp_alloc::{Driver, StreamId, StreamWork};
 use vramp_core::{AddrRange, Bytes};
-use vramp_driver::Stream;
 
 use super::buffer_handle::{DeferrableBuffer, Owner, Pin};
+use super::events::LeaseStream;
 use super::spill_error::SpillError;
 use super::state::{Shared, State};
 
@@ -29,7 +29,7 @@ pub struct LeaseSet {
     lease: BufferLeaseId,
     /// In the order of the request; each keeps its buffer alive.
     named: Vec<Named>,
-    streams: SmallVec<[Stream; 2]>,
+    streams: SmallVec<[LeaseStream; 2]>,
     written: Option<Vec<WrittenRange>>,
     ended: bool,
 }
@@ -46,7 +46,7 @@ struct Named {
 pub(super) struct LeaseEnding {
     lease: BufferLeaseId,
     buffers: Vec<BufferId>,
-    streams: SmallVec<[Stream; 2]>,
+    streams: SmallVec<[LeaseStream; 2]>,
     written: Option<Vec<WrittenRange>>,
 }
 
@@ -55,13 +55,12 @@ impl State {
     /// it no longer does.
     pub(super) fn end_lease(&mut self, ending: LeaseEnding) {
         let LeaseEnding { lease, buffers, streams, written } = &ending;
-        if streams.iter().any(|&stream| self.events.captures(stream)) {
+        if streams.iter().any(|stream| self.events.captures(stream.id)) {
             self.deferred_ends.push(ending);
             return;
         }
-        // A stream without a token was synchronized.
         let tokens: SmallVec<[UseToken; 2]> =
-            streams.iter().filter_map(|&stream| self.events.note_or_wait(stream)).collect();
+            streams.iter().map(|stream| self.events.note(stream.id)).collect();
         let of = |&buffer: &BufferId| tokens.iter().map(move |&token| BufferUse { buffer, token });
         let uses: Vec<BufferUse> = buffers.iter().flat_map(of).collect();
         let writes = written.as_deref().map_or(Writes::All, Writes::Only);
@@ -80,7 +79,7 @@ impl LeaseSet {
         shared: &Arc<Shared>,
         granted: GrantedLease,
         wanted: &[(&DeferrableBuffer, Access)],
-        streams: SmallVec<[Stream; 2]>,
+        streams: SmallVec<[LeaseStream; 2]>,
     ) -> LeaseSet {
         let GrantedLease { lease, in_place, .. } = granted;
         let strongest = |id: BufferId| {
@@ -218,20 +217,23 @@ impl Exposure {
         self.addresses
     }
 
-    /// Records that the work queued on `stream` so far uses the pointer.
+    /// Records that the work queued on `stream` so far uses the pointer. The stream may have been
+    /// destroyed.
     ///
     /// # Errors
     /// The buffer may have left since, the stream captures a graph, or a driver call failed.
     pub fn used_on(&self, stream: StreamId, access: Access) -> Result<(), SpillError> {
         let shared = &self.owner.shared;
-        let raw = shared.allocator.stream(stream);
-        let raw = raw.ok_or_else(|| SpillError::UnknownStream(stream.to_string()))?;
+        let work = shared.allocator.stream_work(stream);
+        let work = work.ok_or_else(|| SpillError::UnknownStream(stream.to_string()))?;
         let mut guard = shared.lock();
         let state = &mut *guard;
-        if shared.driver.is_capturing(raw)? {
+        if let StreamWork::Open(raw) = work
+            && shared.driver.is_capturing(raw)?
+        {
             return Err(SpillError::Capturing(raw));
         }
-        let token = state.events.note(raw)?;
+        let token = state.events.note(stream);
         let stale = state.core.note_use(self.owner.id, token, access)?;
         state.drop_copies(&stale);
         Ok(())

@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use crate::planner::{Access, DeferCensus, DeferCounters, RangeId, Rates, allocation_deficit};
 use vramp_alloc::observe::Registration;
-use vramp_alloc::{Allocator, Driver, StreamId};
+use vramp_alloc::{Allocator, Driver, StreamId, StreamWork};
 use vramp_core::{AddrRange, Bytes, Inconsistency, Shortage};
 use vramp_tiers::Priority;
 
@@ -220,14 +220,18 @@ impl SpillManager {
         Ok(launch(&lease))
     }
 
-    /// Waits for `stream`. Leases for work on it have ended then; they end without this call too.
+    /// Waits for `stream`, which may have been destroyed. Leases for work on it have ended then;
+    /// they end without this call too.
     ///
     /// # Errors
     /// The work failed, or the stream is unknown.
     pub fn sync_and_unlock(&self, stream: StreamId) -> Result<(), SpillError> {
-        let raw = self.shared.allocator.stream(stream);
-        let raw = raw.ok_or_else(|| SpillError::UnknownStream(stream.to_string()))?;
-        self.shared.driver.synchronize_stream(raw)?;
+        let work = self.shared.allocator.stream_work(stream);
+        match work.ok_or_else(|| SpillError::UnknownStream(stream.to_string()))? {
+            StreamWork::Open(raw) => self.shared.driver.synchronize_stream(raw)?,
+            StreamWork::Ended(end) => end.synchronize()?,
+            StreamWork::Over => {}
+        }
         self.shared.lock().poll()?;
         Ok(())
     }

@@ -17,10 +17,11 @@ use std::sync::Arc;
 
 use crate::planner::{BufferId, CopyOut, PieceId, PieceState, RangeId, Restore, UseToken};
 use vramp_alloc::range::{HostBacking, HostBackingError, StableRange};
-use vramp_alloc::{Driver, DriverError, StreamId};
+use vramp_alloc::{Driver, DriverError};
 use vramp_core::Bytes;
-use vramp_driver::{DeviceCopy, Stream};
+use vramp_driver::DeviceCopy;
 
+use super::events::LeaseStream;
 use super::spill_error::SpillError;
 use super::state::{Shared, State};
 use vramp_tiers::reserve::Charge;
@@ -40,7 +41,7 @@ pub(super) struct MappedCopy {
 /// Shared by all readable buffers.
 pub(super) struct InPlacePool {
     /// Stream of their copies.
-    pub stream: (StreamId, Stream),
+    pub stream: LeaseStream,
     node: u32,
     pub stock: Vec<MappedCopy>,
     /// Stale copies, and what may still read them.
@@ -61,10 +62,9 @@ impl Shared {
             return Err(SpillError::NotReadable("it shares memory with its group"));
         }
         if state.readable.is_none() {
-            let id = self.allocator.create_stream()?;
-            let raw = self.allocator.stream(id).expect("it was made just now");
+            let stream = LeaseStream::create(&self.allocator)?;
             state.readable = Some(InPlacePool {
-                stream: (id, raw),
+                stream,
                 node: info.host_numa.unwrap_or(0),
                 stock: Vec::new(),
                 retired: Vec::new(),
@@ -108,17 +108,19 @@ impl Shared {
         &self,
         out: &CopyOut,
         mapped: &MappedCopy,
-    ) -> Result<Option<UseToken>, DriverError> {
+    ) -> Result<UseToken, DriverError> {
         let mut guard = self.lock();
         let state = &mut *guard;
         let from = state.addresses(out.at).start;
         let (to, len) = (mapped.copy_mapping.range().start, out.at.len);
-        let stream = state.readable.as_ref().expect("there is a copy").stream.1;
-        for event in out.copy_after.iter().filter_map(|&token| state.events.of(token)) {
-            self.driver.wait(stream, event)?;
+        let stream = state.readable.as_ref().expect("there is a copy").stream;
+        for &token in &out.copy_after {
+            if let Some(event) = state.events.of(token)? {
+                self.driver.wait(stream.raw, event.event())?;
+            }
         }
-        self.driver.copy(stream, DeviceCopy { from, to, len })?;
-        let token = state.events.note_or_wait(stream);
+        self.driver.copy(stream.raw, DeviceCopy { from, to, len })?;
+        let token = state.events.note(stream.id);
         state.note_copy_queued(out, token);
         Ok(token)
     }
@@ -131,7 +133,7 @@ impl Shared {
     pub(super) fn restore_from_mapped(
         &self,
         fill: &Restore,
-        streams: &[Stream],
+        streams: &[LeaseStream],
     ) -> Result<bool, SpillError> {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -139,25 +141,22 @@ impl Shared {
         let Some(mapped) = mapped else { return Ok(false) };
         let (from, len) = (mapped.copy_mapping.range().start, fill.at.len);
         let to = state.addresses(fill.at).start;
-        let stream = state.readable.as_ref().expect("there is a copy").stream.1;
+        let stream = state.readable.as_ref().expect("there is a copy").stream;
         // After the work of the memory's earlier owners.
-        if let Some(token) = state.events.note_or_wait(self.stream.1)
-            && let Some(event) = state.events.of(token)
-        {
-            self.driver.wait(stream, event)?;
+        let ready_after = state.events.note(self.stream.id);
+        if let Some(event) = state.events.of(ready_after)? {
+            self.driver.wait(stream.raw, event.event())?;
         }
-        self.driver.copy(stream, DeviceCopy { from, to, len })?;
-        let token = state.events.note_or_wait(stream);
-        let event = token.and_then(|token| state.events.of(token));
-        let done = match token {
-            Some(token) => state.core.restore_queued(fill.id, token),
-            None => state.core.settle(fill.id),
-        };
+        self.driver.copy(stream.raw, DeviceCopy { from, to, len })?;
+        let token = state.events.note(stream.id);
+        let done = state.core.restore_queued(fill.id, token);
         done.expect("a restore that was begun is not settled");
+        let event = state.events.of(token);
         state.stats.from_host_bytes += len.count();
         drop(guard);
-        if let Some(event) = event {
-            streams.iter().try_for_each(|&stream| self.driver.wait(stream, event))?;
+        if let Some(event) = event? {
+            let event = event.event();
+            streams.iter().try_for_each(|stream| self.driver.wait(stream.raw, event))?;
         }
         Ok(true)
     }

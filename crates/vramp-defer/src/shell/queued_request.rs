@@ -5,10 +5,9 @@ use smallvec::SmallVec;
 use crate::planner::{
     Access, BufferId, GrantedLease, HolderKey, LeaseRefused, LeaseRequest, StreamKey, Ticket,
 };
-use vramp_driver::Stream;
 
 use super::acquire::InPlaceMode;
-use super::events::key;
+use super::events::{LeaseStream, key};
 use super::spill_error::SpillError;
 use super::state::{Shared, State};
 
@@ -34,10 +33,10 @@ impl<'a> QueuedRequest<'a> {
     pub fn new(
         shared: &'a Shared,
         buffers: &'a [(BufferId, Access)],
-        streams: &[Stream],
+        streams: &[LeaseStream],
         mode: InPlaceMode<'a>,
     ) -> QueuedRequest<'a> {
-        let streams = streams.iter().map(|&stream| key(stream)).collect();
+        let streams = streams.iter().map(|stream| key(stream.id)).collect();
         QueuedRequest { shared, buffers, streams, mode, holder: this_thread(), ticket: None }
     }
 

@@ -6,8 +6,8 @@ use crate::planner::{GrantedLease, RangeId, Restore, SpillTier};
 use vramp_alloc::range::StableRange;
 use vramp_alloc::{AllocError, Driver};
 use vramp_core::Bytes;
-use vramp_driver::{Event, Stream};
 
+use super::events::{LeaseStream, WorkEvent};
 use super::report::{FailedMove, MoveKind, MoveRecord};
 use super::spill_error::SpillError;
 use super::state::Shared;
@@ -24,7 +24,7 @@ impl Shared {
     pub(super) fn restore_all(
         &self,
         granted: &GrantedLease,
-        streams: &[Stream],
+        streams: &[LeaseStream],
     ) -> Result<(), SpillError> {
         let mut restores: Vec<Restore> = granted.restores.clone();
         let failures = self.lock().stats.failures;
@@ -64,13 +64,14 @@ impl Shared {
         &self,
         range: RangeId,
         restores: &mut Vec<Restore>,
-        streams: &[Stream],
+        streams: &[LeaseStream],
     ) -> Result<(), SpillError> {
         let (home, keep) = {
-            let state = self.lock();
+            let mut state = self.lock();
             let home = &state.homes[&range];
             if home.fully_backed && restores.iter().all(|restore| restore.at.range != range) {
-                let event = home.ready_after.and_then(|token| state.events.of(token));
+                let ready_after = home.ready_after;
+                let event = state.event_of(ready_after)?;
                 drop(state);
                 return self.order_after(event, streams);
             }
@@ -82,19 +83,24 @@ impl Shared {
         let event = {
             let mut guard = self.lock();
             let state = &mut *guard;
-            let token = state.events.note_or_wait(self.stream.1);
+            let token = state.events.note(self.stream.id);
             let home = state.homes.get_mut(&range).expect("a leased range is there");
-            home.ready_after = token;
+            home.ready_after = Some(token);
             // A lease needs all of a buffer's own range; in a group other tenants may be spilled.
             home.fully_backed = brought.is_ok() && !home.is_group;
-            token.and_then(|token| state.events.of(token))
+            state.events.of(token)
         };
-        brought.and(self.order_after(event, streams))
+        brought.and(self.order_after(event?, streams))
     }
 
-    fn order_after(&self, event: Option<Event>, streams: &[Stream]) -> Result<(), SpillError> {
+    fn order_after(
+        &self,
+        event: Option<WorkEvent>,
+        streams: &[LeaseStream],
+    ) -> Result<(), SpillError> {
         let Some(event) = event else { return Ok(()) };
-        Ok(streams.iter().try_for_each(|&stream| self.driver.wait(stream, event))?)
+        let event = event.event();
+        Ok(streams.iter().try_for_each(|stream| self.driver.wait(stream.raw, event))?)
     }
 
     fn restore_parts(
@@ -103,7 +109,7 @@ impl Shared {
         home: &StableRange,
         keep: Vec<(Bytes, Bytes)>,
         restores: &mut Vec<Restore>,
-        streams: &[Stream],
+        streams: &[LeaseStream],
     ) -> Result<(), SpillError> {
         let piece = self.config.piece;
         for (start, len) in keep {
@@ -138,10 +144,10 @@ impl Shared {
     /// Maps memory. Free handles may not fit, and can be cut anew only when the work on them is
     /// complete. The manager's own stream runs after that work.
     fn back(&self, home: &StableRange, at: Bytes, len: Bytes) -> Result<(), SpillError> {
-        let back = || home.back_part(at, len, self.stream.0);
+        let back = || home.back_part(at, len, self.stream.id);
         let mut backed = back();
         if backed.as_ref().is_err_and(AllocError::is_out_of_memory) {
-            let token = self.lock().events.note(self.stream.1)?;
+            let token = self.lock().events.note(self.stream.id);
             self.wait_for(&[token])?;
             backed = back();
         }
@@ -149,7 +155,7 @@ impl Shared {
     }
 
     /// Restores one piece.
-    fn fill(&self, restore: &Restore, streams: &[Stream]) -> Result<(), SpillError> {
+    fn fill(&self, restore: &Restore, streams: &[LeaseStream]) -> Result<(), SpillError> {
         let began_ns = self.driver.now_ns();
         let len = restore.at.len;
         match restore.from {
@@ -161,10 +167,12 @@ impl Shared {
                     let host = below.and_then(|below| below.host.take());
                     (state.addresses(restore.at), host.expect("the planner counts the copy"))
                 };
-                let moving =
-                    self.mover.to_device(range, host).after(CopyDependency::Stream(self.stream.1));
-                let on = streams.first().copied().unwrap_or(self.stream.1);
-                let moved = moving.start().and_then(|transfer| transfer.finish_on(on));
+                let moving = self
+                    .mover
+                    .to_device(range, host)
+                    .after(CopyDependency::Stream(self.stream.raw));
+                let on = streams.first().copied().unwrap_or(self.stream);
+                let moved = moving.start().and_then(|transfer| transfer.finish_on(on.raw));
                 let (host, failed) = match moved {
                     Ok(host) => (host, None),
                     Err(failed) => (failed.host, Some(failed.error)),
@@ -175,22 +183,14 @@ impl Shared {
                 if let Some(error) = failed {
                     return Err(error.into());
                 }
-                // Without a token it is complete.
-                let token = state.events.note_or_wait(on);
-                let event = token.and_then(|token| state.events.of(token));
-                let done = match token {
-                    Some(token) => state.core.restore_queued(restore.id, token),
-                    None => state.core.settle(restore.id),
-                };
+                let token = state.events.note(on.id);
+                let done = state.core.restore_queued(restore.id, token);
                 done.expect("a restore that was begun is not settled");
+                let event = state.events.of(token);
                 state.stats.from_host_bytes += len.count();
                 state.forget_unmapped_host_copy(restore.piece);
                 drop(guard);
-                for &other in streams.iter().skip(1) {
-                    if let Some(event) = event {
-                        self.driver.wait(other, event)?;
-                    }
-                }
+                self.order_after(event?, streams.get(1..).unwrap_or_default())?;
             }
             SpillTier::Disk => {
                 let (range, stored) = {
@@ -202,7 +202,7 @@ impl Shared {
                 self.with_staging(|| {
                     let staged = self.mover.from_disk(&stored, range)?;
                     let mut staged =
-                        staged.after_at_target(CopyDependency::Stream(self.stream.1))?;
+                        staged.after_at_target(CopyDependency::Stream(self.stream.raw))?;
                     Ok(staged.wait()?)
                 })?;
                 let took_ns = self.driver.now_ns().saturating_sub(began_ns);

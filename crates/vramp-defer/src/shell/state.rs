@@ -10,11 +10,10 @@ use crate::planner::{
     StaleCopy, UseToken,
 };
 use vramp_alloc::range::StableRange;
-use vramp_alloc::{Allocator, Driver, DriverError, StreamId};
+use vramp_alloc::{Allocator, Driver, DriverError};
 use vramp_core::{AddrRange, Bytes};
-use vramp_driver::Stream;
 
-use super::events::Events;
+use super::events::{Events, LeaseStream, WorkEvent};
 use super::lease_set::LeaseEnding;
 use super::mapped_copy::{InPlacePool, MappedCopy};
 use super::report::{History, SpillStats};
@@ -127,9 +126,9 @@ pub(super) struct Shared {
     pub budget: Option<MemorySpace>,
     pub config: SpillConfig,
     /// The manager's own stream: memory is mapped, and data prefetched, in its order.
-    pub stream: (StreamId, Stream),
+    pub stream: LeaseStream,
     /// Stream that waits for the ends of copies to the host.
-    pub leaving: Stream,
+    pub leaving: LeaseStream,
     state: Mutex<State>,
     /// Notified when a lease ends, a move settles, or work is observed complete.
     changed: Condvar,
@@ -156,10 +155,8 @@ impl Shared {
             clean_after_ns: nanoseconds(config.clean_after),
             promote_after: config.promote_after,
         })?;
-        let id = allocator.create_stream()?;
-        let raw = allocator.stream(id).expect("it was made just now");
-        let leaving = allocator.create_stream()?;
-        let leaving = allocator.stream(leaving).expect("it was made just now");
+        let stream = LeaseStream::create(allocator)?;
+        let leaving = LeaseStream::create(allocator)?;
         let state = State {
             core,
             events: Events::new(allocator),
@@ -188,7 +185,7 @@ impl Shared {
             disk,
             budget,
             config,
-            stream: (id, raw),
+            stream,
             leaving,
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -240,9 +237,9 @@ impl Shared {
     /// Waits on the host until work is complete.
     pub fn wait_for(&self, uses: &[UseToken]) -> Result<(), DriverError> {
         for &token in uses {
-            let event = self.lock().events.of(token);
+            let event = self.lock().events.of(token)?;
             if let Some(event) = event {
-                self.driver.synchronize_event(event)?;
+                self.driver.synchronize_event(event.event())?;
             }
         }
         Ok(())
@@ -263,7 +260,7 @@ impl Drop for Shared {
         state.to_map.clear();
         let mut over = state.deferred_ends.is_empty();
         for event in state.events.last() {
-            over &= self.driver.synchronize_event(event).is_ok();
+            over &= event.and_then(|event| self.driver.synchronize_event(event.event())).is_ok();
         }
         if !over {
             // No query can tell when that is: the addresses and copies are leaked.
@@ -275,6 +272,11 @@ impl Drop for Shared {
 }
 
 impl State {
+    /// Returns the event of a token, if there is one and its work may run.
+    pub fn event_of(&mut self, token: Option<UseToken>) -> Result<Option<WorkEvent>, DriverError> {
+        token.map_or(Ok(None), |token| self.events.of(token))
+    }
+
     /// Processes completed work and what waited for it. One query for each stream with work.
     ///
     /// # Errors

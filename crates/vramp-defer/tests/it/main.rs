@@ -6,6 +6,7 @@ mod below;
 mod child;
 mod compressed;
 mod edges;
+mod ends;
 mod fair;
 mod faults;
 mod faulty;

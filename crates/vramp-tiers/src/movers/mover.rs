@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vramp_alloc::{Driver, DriverError};
+use vramp_alloc::{Driver, DriverError, StreamWork};
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::{Event, Stream};
 
@@ -53,12 +53,15 @@ impl MoverConfig {
 }
 
 /// Work that a transfer has to wait for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum CopyDependency {
-    /// The work queued on a stream so far.
+    /// The work queued on a stream so far. The stream is open.
     Stream(Stream),
     /// The last record of an event, on a stream that captures no graph.
     Event(Event),
+    /// The work queued so far on a stream of an allocator, which may have been destroyed:
+    /// [`Allocator::stream_work`](vramp_alloc::Allocator::stream_work) returns it.
+    Work(StreamWork),
 }
 
 pub(super) struct Shared {
@@ -216,7 +219,11 @@ impl Shared {
             |error: DriverError| MoveError::Device { moved: Bytes::ZERO, of: Bytes::ZERO, error };
         match after {
             CopyDependency::Event(event) => queue.order_behind_event(event).map_err(device),
-            CopyDependency::Stream(stream) => {
+            CopyDependency::Work(StreamWork::Ended(end)) => {
+                queue.order_behind_event(end.event()).map_err(device)
+            }
+            CopyDependency::Work(StreamWork::Over) => Ok(()),
+            CopyDependency::Stream(stream) | CopyDependency::Work(StreamWork::Open(stream)) => {
                 self.refuse_capturing(stream)?;
                 queue.order_behind_stream(stream).map_err(device)
             }

@@ -1,0 +1,142 @@
+//! Streams, managers and events end or fail while work on buffers runs: contents stay whole, and
+//! nothing stays held for ever.
+
+use vramp_alloc::Driver;
+use vramp_defer::pointers::PointerScope;
+use vramp_driver::Call;
+use vramp_driver::sim::Kernel;
+
+use super::*;
+
+const LONG_NS: u64 = 50_000_000;
+
+/// Queues a long kernel and then a fill with `byte` on a new stream, under an exclusive lease.
+fn late_write(rig: &Rig, buffer: &DeferrableBuffer, byte: u8) -> (vramp_defer::LeaseSet, StreamId) {
+    let stream = rig.allocator.create_stream().unwrap();
+    let queue = rig.allocator.stream(stream).unwrap();
+    let lease = buffer.lease(Access::Exclusive, stream).unwrap();
+    let slow = Kernel::new("slow").writing(lease.address(0)).lasting(LONG_NS);
+    rig.sim.launch(queue, slow).unwrap();
+    rig.sim.fill(queue, lease.address(0), byte).unwrap();
+    (lease, stream)
+}
+
+#[test]
+fn a_buffer_leaves_only_after_the_work_of_a_stream_destroyed_under_its_lease() {
+    let rig = rig();
+    let buffer = rig.filled(MIB(64), 1);
+    let (lease, stream) = late_write(&rig, &buffer, 9);
+    let begin = rig.sim.now_ns();
+    rig.allocator.destroy_stream(stream).unwrap();
+    drop(lease);
+    assert_eq!(rig.manager.spill(MIB(64)).freed, MIB(64));
+    assert!(rig.sim.now_ns() > begin + LONG_NS / 2, "the kernel was waited for");
+    rig.expect(&buffer, 9);
+    rig.check();
+}
+
+#[test]
+fn a_restored_buffer_is_ordered_behind_a_destroyed_stream() {
+    let rig = rig();
+    let buffer = rig.filled(MIB(32), 1);
+    let (lease, stream) = late_write(&rig, &buffer, 9);
+    rig.allocator.destroy_stream(stream).unwrap();
+    drop(lease);
+    let lease = buffer.lease(Access::Exclusive, rig.stream).unwrap();
+    rig.sim.fill(rig.queue, lease.address(0), 5).unwrap();
+    drop(lease);
+    rig.expect(&buffer, 5);
+    rig.check();
+}
+
+#[test]
+fn a_lease_whose_end_cannot_be_recorded_keeps_the_buffer_until_it_can() {
+    for calls in [
+        &[Call::Record][..],
+        &[Call::CreateEvent, Call::Record],
+        &[Call::Record, Call::SynchronizeStream],
+        &[Call::IsCapturing],
+    ] {
+        let rig = rig();
+        let buffer = rig.filled(MIB(64), 1);
+        let (lease, _) = late_write(&rig, &buffer, 9);
+        let plan = |plan: FaultPlan, &call: &Call| plan.and(FaultPlan::from_nth_of(call, 1));
+        rig.sim.set_faults(calls.iter().fold(FaultPlan::none(), plan));
+        drop(lease);
+        rig.manager.spill(MIB(64));
+        rig.sim.set_faults(FaultPlan::none());
+        assert!(rig.sim.device_loss().is_none(), "{calls:?}");
+        assert_eq!(rig.manager.spill(MIB(64)).freed, MIB(64), "{calls:?}");
+        rig.expect(&buffer, 9);
+        rig.check();
+    }
+}
+
+#[test]
+fn an_exposed_pointer_may_be_used_on_a_stream_that_was_destroyed_since() {
+    let rig = rig();
+    let buffer = rig.filled(MIB(64), 1);
+    let (lease, stream) = late_write(&rig, &buffer, 9);
+    let exposure = lease.expose(0, PointerScope::StreamScoped).unwrap();
+    rig.allocator.destroy_stream(stream).unwrap();
+    drop(lease);
+    exposure.used_on(stream, Access::Exclusive).unwrap();
+    drop(exposure);
+    assert_eq!(rig.manager.spill(MIB(64)).freed, Bytes::ZERO, "the work runs");
+    rig.sim.advance(2 * LONG_NS);
+    assert_eq!(rig.manager.spill(MIB(64)).freed, MIB(64));
+    rig.expect(&buffer, 9);
+    rig.check();
+}
+
+#[test]
+fn waiting_for_a_destroyed_stream_waits_for_its_work() {
+    let rig = rig();
+    let buffer = rig.filled(MIB(32), 1);
+    let (lease, stream) = late_write(&rig, &buffer, 9);
+    rig.allocator.destroy_stream(stream).unwrap();
+    drop(lease);
+    let begin = rig.sim.now_ns();
+    rig.manager.sync_and_unlock(stream).unwrap();
+    assert!(rig.sim.now_ns() > begin + LONG_NS / 2, "the kernel was waited for");
+    rig.manager.sync_and_unlock(stream).unwrap();
+    rig.check();
+}
+
+#[test]
+fn buffers_and_managers_end_while_a_destroyed_stream_works() {
+    let rig = rig();
+    let buffer = rig.filled(MIB(32), 1);
+    let (lease, stream) = late_write(&rig, &buffer, 9);
+    rig.allocator.destroy_stream(stream).unwrap();
+    drop(lease);
+    drop(buffer);
+    let Rig { sim, allocator, manager, stream, queue, .. } = rig;
+    drop(manager);
+    let block = allocator.malloc(MIB(64), stream).unwrap();
+    let range = AddrRange::new(block.addr(), block.len());
+    sim.launch(queue, Kernel::new("next").writing(range)).unwrap();
+    allocator.free(block, stream).unwrap();
+    sim.synchronize_stream(queue).unwrap();
+    assert!(sim.device_loss().is_none(), "{:?}", sim.device_loss());
+    assert!(sim.hazards().is_empty(), "{:?}", sim.hazards());
+}
+
+#[test]
+fn streams_that_were_leased_for_and_destroyed_leave_no_events() {
+    let rig = rig();
+    let buffer = rig.filled(MIB(8), 1);
+    let mut most = 0;
+    for _ in 0..500 {
+        let stream = rig.allocator.create_stream().unwrap();
+        let queue = rig.allocator.stream(stream).unwrap();
+        let lease = buffer.lease(Access::Exclusive, stream).unwrap();
+        rig.sim.fill(queue, lease.address(0), 2).unwrap();
+        rig.allocator.destroy_stream(stream).unwrap();
+        drop(lease);
+        most = most.max(rig.sim.live().events);
+    }
+    assert!(most < 200, "{most} events");
+    rig.expect(&buffer, 2);
+    rig.check();
+}
