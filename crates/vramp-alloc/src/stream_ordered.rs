@@ -197,10 +197,11 @@ impl OrderedPool {
         if !held.is_empty() {
             let stream = any.map_or_else(|| self.own_stream(), Ok);
             first = stream.and_then(|stream| {
-                let freed =
-                    held.into_values().map(|held| self.driver.free_async(stream, held.addr));
-                let freed = freed.fold(Ok(()), |first: DriverResult<()>, freed| first.and(freed));
-                freed.and(self.driver.synchronize_stream(stream))
+                let mut first = Ok(());
+                for held in held.into_values() {
+                    first = first.and(self.driver.free_async(stream, held.addr));
+                }
+                first.and(self.driver.synchronize_stream(stream))
             });
         }
         if let Some(own) = self.own.take() {
