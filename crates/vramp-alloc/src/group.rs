@@ -4,7 +4,7 @@
 //! pools learn of it, so that no other thread ends it too. The driver's stream is destroyed last; if
 //! that fails it is retried by the next call that ends the stream, and when the last pool closes.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
 use vramp_core::{Bytes, StreamId};
@@ -60,6 +60,8 @@ impl GroupStreams {
 #[derive(Default)]
 pub(crate) struct Group {
     streams: ForkMutex<GroupStreams>,
+    /// Number of streams, destroyed ones included.
+    count: AtomicUsize,
     members: ForkMutex<Vec<Weak<Shared>>>,
     limit: ForkMutex<Option<Bytes>>,
     /// Held while one of several members may reserve memory under a limit.
@@ -80,7 +82,14 @@ impl Group {
         let mut streams = lock(&self.streams);
         let state = StreamState::Open;
         streams.by_id.push(GroupStream { raw, to_destroy: owned, state });
+        self.count.store(streams.by_id.len(), Ordering::Release);
         StreamId::new(streams.by_id.len() as u32 - 1)
+    }
+
+    /// Returns the number of streams, destroyed ones included.
+    #[inline]
+    pub(crate) fn stream_count(&self) -> usize {
+        self.count.load(Ordering::Acquire)
     }
 
     /// Returns where the work of each stream from index `from` on can be observed.

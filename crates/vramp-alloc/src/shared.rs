@@ -1,5 +1,6 @@
 //! The state that an allocator's threads share, and the lock around its manager.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
@@ -66,8 +67,26 @@ pub(crate) struct Inner {
     pub closed: bool,
 }
 
-/// Exclusive right to reserve memory, where several pools share a limit.
-pub(crate) type GrowthGuard<'a> = Option<MutexGuard<'a, ()>>;
+/// The lock, with the exclusive right to reserve memory where several pools share a limit. Dropping
+/// it gives up both, so that user code runs with neither.
+pub(crate) struct MemoryGuard<'a> {
+    inner: MutexGuard<'a, Inner>,
+    _growth: Option<MutexGuard<'a, ()>>,
+}
+
+impl Deref for MemoryGuard<'_> {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.inner
+    }
+}
+
+impl DerefMut for MemoryGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Inner {
+        &mut self.inner
+    }
+}
 
 /// Number of the next allocator.
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
@@ -104,7 +123,7 @@ impl Shared {
     /// ignored.
     ///
     /// # Errors
-    /// The pool is inconsistent, or the process was forked.
+    /// The pool is inconsistent or closed, or the process was forked.
     pub(crate) fn lock(&self) -> Result<MutexGuard<'_, Inner>, Unusable> {
         Unusable::check_fork()?;
         let (locked, waited) = match self.inner.try_lock() {
@@ -125,21 +144,24 @@ impl Shared {
         if contended != self.is_contended() {
             self.contended.store(contended, Ordering::Relaxed);
         }
+        if inner.closed {
+            return Err(Unusable::Closed);
+        }
+        inner.add_streams(&self.group);
         Ok(inner)
     }
 
     /// Takes the lock for a call that may reserve memory. Memory of the group's other pools counts
-    /// against the limit, and they reserve none while the first guard is held.
-    pub(crate) fn lock_for_memory(
-        &self,
-    ) -> Result<(GrowthGuard<'_>, MutexGuard<'_, Inner>), Unusable> {
+    /// against the limit, and they reserve none while the guard is held.
+    pub(crate) fn lock_for_memory(&self) -> Result<MemoryGuard<'_>, Unusable> {
+        Unusable::check_fork()?;
         let share = self.group.share(self.number);
         let mut inner = self.lock()?;
         if let Some(limit) = self.group.limit() {
             let elsewhere = share.as_ref().map_or(Bytes::ZERO, |&(_, elsewhere)| elsewhere);
             inner.manager.set_limit(Some(limit), elsewhere);
         }
-        Ok((share.map(|(guard, _)| guard), inner))
+        Ok(MemoryGuard { inner, _growth: share.map(|(guard, _)| guard) })
     }
 
     /// Takes the lock for a call that reads or closes. A panic elsewhere is ignored. In a forked
@@ -221,21 +243,21 @@ impl Inner {
         }
     }
 
-    /// Returns the driver's stream if requests may be made for it. Adds streams that were created
-    /// through other pools of the group.
-    pub(crate) fn open_stream(&mut self, id: StreamId, group: &Group) -> Option<Stream> {
-        self.add_streams(id, group);
+    /// Returns the driver's stream if requests may be made for it.
+    pub(crate) fn open_stream(&self, id: StreamId) -> Option<Stream> {
         self.streams.get(id.index()).copied().flatten()
     }
 
     /// Returns true if the stream is one of the group's, destroyed or not.
-    pub(crate) fn knows_stream(&mut self, id: StreamId, group: &Group) -> bool {
-        self.add_streams(id, group);
+    pub(crate) fn knows_stream(&self, id: StreamId) -> bool {
         id.index() < self.streams.len()
     }
 
-    fn add_streams(&mut self, id: StreamId, group: &Group) {
-        if self.streams.len() > id.index() {
+    /// Adds streams that were created since the last call, by any pool of the group: also one that
+    /// this pool never serves may capture, or have work that a close waits for. One load if there
+    /// are none.
+    pub(crate) fn add_streams(&mut self, group: &Group) {
+        if self.streams.len() >= group.stream_count() {
             return;
         }
         for work in group.streams_from(self.streams.len()) {
@@ -254,8 +276,8 @@ impl Inner {
     }
 
     /// Ends a stream in this pool. No driver call.
-    pub(crate) fn end_stream(&mut self, id: StreamId, end: &Arc<StreamEnd>, group: &Group) {
-        if self.open_stream(id, group).is_some() {
+    pub(crate) fn end_stream(&mut self, id: StreamId, end: &Arc<StreamEnd>) {
+        if self.open_stream(id).is_some() {
             self.manager.end_stream(id, Some(end));
             self.streams[id.index()] = None;
         }

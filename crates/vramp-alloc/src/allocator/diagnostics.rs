@@ -52,7 +52,7 @@ impl Allocator {
     /// driver's pool. `look` runs with the allocator's lock held.
     pub fn inspect<R>(&self, look: impl FnOnce(&vramp_core::Pool) -> R) -> Option<R> {
         let mut inner = self.shared.lock_anyway();
-        self.sync_streams(&mut inner);
+        inner.add_streams(&self.shared.group);
         inner.manager.virtual_pool().map(|pool| look(&pool.pool))
     }
 
@@ -60,7 +60,7 @@ impl Allocator {
     /// the last request. `None` for other presets. `look` runs with the allocator's lock held.
     pub fn inspect_torch<R>(&self, look: impl FnOnce(&TorchPool) -> R) -> Option<R> {
         let mut inner = self.shared.lock_anyway();
-        self.sync_streams(&mut inner);
+        inner.add_streams(&self.shared.group);
         inner.manager.caching().map(|caching| look(&caching.pool))
     }
 

@@ -22,7 +22,7 @@ impl Allocator {
     /// [`UseError::Foreign`] and [`UseError::UnknownStream`] change nothing.
     pub fn record_use(&self, allocation: &Allocation, stream: StreamId) -> Result<(), UseError> {
         let mut inner = self.shared.lock()?;
-        inner.open_stream(stream, &self.shared.group).ok_or(UseError::UnknownStream(stream))?;
+        inner.open_stream(stream).ok_or(UseError::UnknownStream(stream))?;
         if !self.owns(&inner, allocation) {
             return Err(UseError::Foreign(allocation.addr));
         }
@@ -71,8 +71,8 @@ impl Allocator {
         if allocation.allocator == self.shared.number && allocation.stream == stream {
             return Ok(allocation);
         }
-        let mut inner = self.shared.lock()?;
-        if !inner.knows_stream(stream, &self.shared.group) {
+        let inner = self.shared.lock()?;
+        if !inner.knows_stream(stream) {
             return Err(FreeError::UnknownStream { stream, allocation });
         }
         if !self.owns(&inner, &allocation) {
@@ -142,7 +142,7 @@ impl Allocator {
     fn free_shared(&self, allocation: Allocation, stream: StreamId) -> Result<(), FreeError> {
         let mut guard = self.shared.lock()?;
         let inner = &mut *guard;
-        if !inner.knows_stream(stream, &self.shared.group) {
+        if !inner.knows_stream(stream) {
             return Err(FreeError::UnknownStream { stream, allocation });
         }
         if !self.owns(inner, &allocation) {

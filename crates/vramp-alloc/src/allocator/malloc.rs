@@ -199,11 +199,9 @@ impl Allocator {
         stream: StreamId,
         tag: Option<TagId>,
     ) -> Result<Attempted, AllocError> {
-        let (_turn, mut guard) = self.shared.lock_for_memory()?;
+        let mut guard = self.shared.lock_for_memory()?;
         let inner = &mut *guard;
-        let raw = inner
-            .open_stream(stream, &self.shared.group)
-            .ok_or(AllocError::UnknownStream(stream))?;
+        let raw = inner.open_stream(stream).ok_or(AllocError::UnknownStream(stream))?;
         if let Some(TagId(tag)) = tag
             && inner.tags.len() < usize::from(tag)
         {

@@ -32,7 +32,7 @@ impl Allocator {
     /// As of [`Allocator::malloc`].
     pub fn prefill(&self, len: Bytes, stream: StreamId) -> Result<(), AllocError> {
         let mut inner = self.shared.lock()?;
-        inner.open_stream(stream, &self.shared.group).ok_or(AllocError::UnknownStream(stream))?;
+        inner.open_stream(stream).ok_or(AllocError::UnknownStream(stream))?;
         let prefilled = inner.manager.prefill(len, stream);
         self.note_reserved(&inner);
         drop(inner);
@@ -60,7 +60,6 @@ impl Allocator {
     ) -> Result<Vec<Option<Allocation>>, AllocError> {
         let mut guard = self.shared.lock()?;
         let inner = &mut *guard;
-        self.sync_streams(inner);
         self.shared.refresh(inner);
         let Some(caching) = inner.manager.caching_mut() else { return Ok(Vec::new()) };
         let found = caching.restore(segments)?;

@@ -61,10 +61,10 @@ impl Allocator {
     /// A driver call failed. The pool is as before that call.
     pub fn assemble(&self, shortage: &Shortage) -> Result<(), AllocError> {
         let Some(stream) = shortage.block_for else { return Ok(()) };
-        let (_turn, mut guard) = self.shared.lock_for_memory()?;
+        let mut guard = self.shared.lock_for_memory()?;
         let inner = &mut *guard;
         let contended = self.shared.is_contended();
-        if inner.open_stream(stream, &self.shared.group).is_none() {
+        if inner.open_stream(stream).is_none() {
             return Ok(());
         }
         let Some(pool) = inner.manager.virtual_pool_mut() else { return Ok(()) };

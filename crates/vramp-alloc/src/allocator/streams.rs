@@ -7,7 +7,6 @@ use vramp_driver::{Call, DriverError, Stream};
 
 use super::Allocator;
 use crate::error::{StreamError, Unusable};
-use crate::shared::Inner;
 use crate::stream_end::{StreamEnd, StreamWork};
 
 impl Allocator {
@@ -53,7 +52,8 @@ impl Allocator {
         let mut broken = Ok(());
         for member in group.members() {
             match member.lock() {
-                Ok(mut inner) => inner.end_stream(stream, &end, group),
+                Ok(mut inner) => inner.end_stream(stream, &end),
+                Err(Unusable::Closed) => {}
                 Err(error) => broken = Err(error),
             }
         }
@@ -65,15 +65,11 @@ impl Allocator {
         Ok(broken?)
     }
 
-    /// Records a stream's last event. Every pool that can be locked knows the stream then.
+    /// Records a stream's last event.
     fn record_end(&self, stream: StreamId, raw: Stream) -> Result<Arc<StreamEnd>, StreamError> {
-        let (group, driver) = (&self.shared.group, &self.shared.driver);
+        let driver = &self.shared.driver;
         if driver.is_capturing(raw)? {
             return Err(StreamError::Capturing(stream));
-        }
-        for member in group.members() {
-            let mut inner = member.lock()?;
-            inner.knows_stream(stream, group);
         }
         Ok(StreamEnd::record(driver, raw)?)
     }
@@ -100,10 +96,5 @@ impl Allocator {
     pub fn any_captures(&self) -> Result<bool, DriverError> {
         Unusable::check_fork_before(Call::IsCapturing)?;
         Ok(self.shared.capturing_stream()?.is_some())
-    }
-
-    pub(super) fn sync_streams(&self, inner: &mut Inner) {
-        let unknown = StreamId::new(u32::MAX);
-        let _ = inner.knows_stream(unknown, &self.shared.group);
     }
 }

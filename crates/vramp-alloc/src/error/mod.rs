@@ -28,6 +28,9 @@ pub enum Unusable {
          child with spawn or exec, or create the first allocator after the fork"
     )]
     Forked,
+    /// The allocator was closed, and its memory is gone.
+    #[error("the allocator was closed, and its memory is gone: open another one")]
+    Closed,
 }
 
 impl Unusable {

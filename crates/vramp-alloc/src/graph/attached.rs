@@ -107,8 +107,8 @@ impl Allocator {
         let mut capture =
             AttachedCapture { arena: arena.clone(), stream, number: 0, detached: true };
         arena.refresh_plan();
-        let (_turn, mut inner) = shared.lock_for_memory()?;
-        inner.open_stream(stream, &shared.group).ok_or(CaptureError::UnknownStream(stream))?;
+        let mut inner = shared.lock_for_memory()?;
+        inner.open_stream(stream).ok_or(CaptureError::UnknownStream(stream))?;
         let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
         let attached = pool.attach_arena(arena.0.id, stream);
         drop(inner);

@@ -97,9 +97,6 @@ pub enum LaunchError {
     /// The stream captures. The replay would be part of that graph, which no lease can guard.
     #[error("{0} captures a graph: launch after the capture, or on another stream")]
     Capturing(StreamId),
-    /// The allocator was closed, and its memory is gone.
-    #[error("the allocator was closed: its graphs cannot run any more")]
-    Closed,
     /// A driver call failed.
     #[error(transparent)]
     Driver(#[from] DriverError),

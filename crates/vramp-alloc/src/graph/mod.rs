@@ -341,8 +341,8 @@ impl Allocator {
         }
         let mut capture = Capture { arena: arena.clone(), stream, ended: true };
         arena.refresh_plan();
-        let (_turn, mut inner) = shared.lock_for_memory()?;
-        inner.open_stream(stream, &shared.group).ok_or(CaptureError::UnknownStream(stream))?;
+        let mut inner = shared.lock_for_memory()?;
+        inner.open_stream(stream).ok_or(CaptureError::UnknownStream(stream))?;
         let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
         let begun = pool.begin_arena_capture(arena.0.id, stream, arena.0.config.mode);
         drop(inner);
@@ -495,13 +495,9 @@ impl CapturedGraph {
         // Declared before the guard and so dropped after it, also when the driver panics: ending a
         // lease takes the lock.
         let lease: ReplayLease;
-        let (_turn, mut guard) = shared.lock_for_memory()?;
+        let mut guard = shared.lock_for_memory()?;
         let inner = &mut *guard;
-        if inner.closed {
-            return Err(LaunchError::Closed);
-        }
-        let raw =
-            inner.open_stream(stream, &shared.group).ok_or(LaunchError::UnknownStream(stream))?;
+        let raw = inner.open_stream(stream).ok_or(LaunchError::UnknownStream(stream))?;
         if shared.driver.is_capturing(raw)? {
             return Err(LaunchError::Capturing(stream));
         }

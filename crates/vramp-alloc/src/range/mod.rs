@@ -58,8 +58,8 @@ pub struct RangeMemory {
     pub host: Bytes,
 }
 
-/// A range of addresses, reserved until it is dropped. It must not be used after its allocator was
-/// closed.
+/// A range of addresses, reserved until it is dropped or its allocator is closed. Calls after the
+/// close are refused, or return nothing.
 ///
 /// Once it is dropped, its memory serves other requests as soon as the work recorded with
 /// [`record_use`](StableRange::record_use) is over.
@@ -166,9 +166,9 @@ impl StableRange {
         len: Bytes,
         stream: StreamId,
     ) -> Result<Result<(), Refusal>, AllocError> {
-        let (_turn, mut guard) = self.shared.lock_for_memory()?;
+        let mut guard = self.shared.lock_for_memory()?;
         let inner = &mut *guard;
-        inner.open_stream(stream, &self.shared.group).ok_or(AllocError::UnknownStream(stream))?;
+        inner.open_stream(stream).ok_or(AllocError::UnknownStream(stream))?;
         let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has ranges");
         let end = from + len;
         let hosted = pool.pool.hosted(self.id).into_iter();
@@ -205,11 +205,12 @@ impl StableRange {
     }
 
     /// Records that work queued on `stream` so far uses the range: once it is dropped, its memory
-    /// is reused only after that work.
+    /// is reused only after that work. The stream may have been destroyed.
     pub fn record_use(&self, stream: StreamId) {
         let mut inner = self.shared.lock_anyway();
-        // An unknown stream has no work.
-        if inner.closed || inner.open_stream(stream, &self.shared.group).is_none() {
+        inner.add_streams(&self.shared.group);
+        // A stream of another allocator has no work here.
+        if inner.closed || !inner.knows_stream(stream) {
             return;
         }
         let Some(pool) = inner.manager.virtual_pool() else { return };

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use crate::common::Rig;
 use crate::common::graph_rig::{GraphRig, LONG_NS, range};
-use vramp_alloc::error::{CloseError, StreamError};
+use vramp_alloc::error::{CloseError, StreamError, Unusable};
 use vramp_alloc::graph::{CaptureMode, LaunchError};
-use vramp_alloc::{Allocator, Bytes, Config, Preset, StreamWork};
+use vramp_alloc::{AllocError, Allocator, Bytes, Config, Preset, StreamWork};
 use vramp_driver::sim::{FaultPlan, Kernel, LiveObjects, Simulator};
 use vramp_driver::{Call, Driver, ErrorKind};
 
@@ -149,7 +149,78 @@ fn a_pool_waits_for_streams_that_another_pool_destroyed() {
     }
 }
 
+#[test]
+fn a_stable_range_of_a_closed_allocator_is_refused() {
+    let rig = rig(Preset::Vramp);
+    let range = rig.allocator.stable_range(MIB * 64, MIB * 32).unwrap();
+    range.back(rig.stream).unwrap();
+    let Rig { sim, allocator, stream, .. } = rig;
+    allocator.close().unwrap();
+    let refused = range.back(stream).unwrap_err();
+    assert!(matches!(refused, AllocError::Unusable(Unusable::Closed)), "{refused}");
+    assert_eq!(range.lend(&[]), Bytes::ZERO);
+    range.record_use(stream);
+    drop(range);
+    assert_eq!(sim.live(), LiveObjects::default());
+}
+
 // --- streams that ended ---
+
+#[test]
+fn a_range_is_reused_only_after_the_work_of_a_stream_that_was_destroyed() {
+    let rig = rig(Preset::Vramp);
+    let stable = rig.allocator.stable_range(MIB * 64, MIB * 32).unwrap();
+    let gone = rig.allocator.create_stream().unwrap();
+    stable.back(gone).unwrap();
+    let kernel = Kernel::new("late").writing(stable.range()).lasting(LONG_NS);
+    rig.sim.launch(rig.raw(gone), kernel).unwrap();
+    rig.allocator.destroy_stream(gone).unwrap();
+    stable.record_use(gone);
+    drop(stable);
+    rig.allocator.trim(Bytes::ZERO).unwrap();
+    let block = rig.allocator.malloc(MIB * 64, rig.stream).unwrap();
+    rig.sim.launch(rig.raw(rig.stream), Kernel::new("next").writing(range(&block))).unwrap();
+    assert_sound(&rig.sim, "a range");
+}
+
+#[test]
+fn no_event_is_queried_while_a_stream_captures_that_only_another_pool_serves() {
+    let rig = rig(Preset::Vramp);
+    let side = rig.allocator.create_pool("side").unwrap();
+    let other = rig.allocator.create_stream().unwrap();
+    let block = side.malloc(MIB * 3, rig.stream).unwrap();
+    side.record_use(&block, other).unwrap();
+    rig.sim.launch(rig.raw(other), Kernel::new("use").reading(range(&block))).unwrap();
+    side.free(block, rig.stream).unwrap();
+    let capturing = rig.allocator.create_stream().unwrap();
+    rig.sim.begin_capture(rig.raw(capturing), CaptureMode::Global).unwrap();
+    let block = side.malloc(MIB * 5, rig.stream).unwrap();
+    side.trim(Bytes::ZERO).unwrap();
+    let graph = rig.sim.end_capture(rig.raw(capturing)).unwrap();
+    rig.sim.destroy_graph(graph).unwrap();
+    side.free(block, rig.stream).unwrap();
+}
+
+#[test]
+fn an_observer_may_allocate_where_pools_share_a_limit() {
+    let rig = Arc::new(Rig::on(
+        Simulator::builder().checked(),
+        Config { limit: Some(Bytes::gib(1)), ..Config::default() },
+    ));
+    let _side = rig.allocator.create_pool("side").unwrap();
+    let inside = Arc::downgrade(&rig);
+    let seen = Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let count = Arc::clone(&seen);
+    rig.allocator.observe(move |_| {
+        let Some(rig) = inside.upgrade() else { return };
+        let block = rig.allocator.malloc(MIB * 3, rig.stream).unwrap();
+        rig.allocator.free(block, rig.stream).unwrap();
+        count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    });
+    let block = rig.allocator.malloc(MIB * 64, rig.stream).unwrap();
+    rig.allocator.free(block, rig.stream).unwrap();
+    assert!(seen.load(std::sync::atomic::Ordering::Relaxed) >= 3);
+}
 
 #[test]
 fn blocks_are_freed_on_a_destroyed_stream_in_every_preset() {

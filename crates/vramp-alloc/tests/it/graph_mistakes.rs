@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::common::Rig;
 use crate::common::graph_rig::{GraphRig, LONG_NS, range};
-use vramp_alloc::error::StreamError;
+use vramp_alloc::error::{StreamError, Unusable};
 use vramp_alloc::graph::{
     ArenaConfig, ArenaError, ArenaPolicy, CaptureError, CapturedGraph, GraphArena, LaunchError,
     ReplayLease,
@@ -617,7 +617,10 @@ fn let_go(policy: ArenaPolicy, order: &[usize]) {
                 open.close().expect("nothing is in the way");
                 if let Some(graph) = &held.graph {
                     let refused = graph.launch(a).expect_err("its memory is gone");
-                    assert!(matches!(refused, LaunchError::Closed), "{refused}");
+                    assert!(
+                        matches!(refused, LaunchError::Unusable(Unusable::Closed)),
+                        "{refused}"
+                    );
                 }
                 if let Some(arena) = &held.arena {
                     assert_eq!(arena.report().backed, Bytes::ZERO);
