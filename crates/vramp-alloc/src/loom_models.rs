@@ -4,6 +4,7 @@
 //! 1. A thread fills its cache and takes from it while other threads empty it (`cache.rs`).
 //! 2. A thread uses its stream's heap while other threads free into it and gather from it
 //!    (`virtual_pool.rs`), with the locks in the allocator's order.
+//! 3. A callback is removed while other threads call it (`observe.rs`).
 
 use std::sync::Arc;
 
@@ -15,6 +16,7 @@ use vramp_driver::sim::Simulator;
 use crate::allocation::Owner;
 use crate::cache::{BLOCK_ALIGN, Cache, CachedBlock, Tag};
 use crate::config::{Config, Preset, Progress};
+use crate::observe::Slot;
 use crate::virtual_pool::VirtualPool;
 
 // --- caches ---
@@ -209,5 +211,71 @@ fn a_gather_meets_a_thread_that_uses_its_cache_and_its_heap() {
         }
         pool.lock().expect("no thread panics").gather();
         assert_all_is_free(&pool);
+    });
+}
+
+// --- callbacks ---
+
+/// What a callback captured: says when it is dropped.
+struct Captured(Arc<loom::sync::atomic::AtomicBool>);
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        self.0.store(true, loom::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+/// Calls a callback once, as `Observers::call` does. It must not have been dropped.
+fn call(slot: &Slot<Captured>) {
+    let Some(captured) = slot.begin() else { return };
+    assert!(!captured.0.load(loom::sync::atomic::Ordering::Relaxed), "it was dropped");
+    thread::yield_now();
+    assert!(!captured.0.load(loom::sync::atomic::Ordering::Relaxed), "it was dropped");
+    drop(captured);
+    slot.end();
+}
+
+/// One thread removes a callback while others call it. Returns after all have ended.
+fn remove_beside_calls(callers: usize, waits: bool) {
+    loom::model(move || {
+        let dropped = Arc::new(loom::sync::atomic::AtomicBool::new(false));
+        let slot = Arc::new(Slot::new(1, Arc::new(Captured(Arc::clone(&dropped)))));
+        let others: Vec<_> = (0..callers)
+            .map(|_| {
+                let slot = Arc::clone(&slot);
+                thread::spawn(move || call(&slot))
+            })
+            .collect();
+        drop(slot.remove(waits).expect("no other thread removes it"));
+        if waits {
+            assert!(dropped.load(loom::sync::atomic::Ordering::Relaxed), "no call is in progress");
+        }
+        assert!(slot.begin().is_none(), "no call begins");
+        for other in others {
+            other.join().expect("no call meets a dropped closure");
+        }
+        assert!(dropped.load(loom::sync::atomic::Ordering::Relaxed), "no closure is lost");
+    });
+}
+
+#[test]
+fn a_removal_that_waits_returns_after_the_last_call_and_drops_the_closure() {
+    remove_beside_calls(1, true);
+    remove_beside_calls(2, true);
+}
+
+#[test]
+fn a_removal_inside_a_callback_leaves_the_drop_to_the_last_call() {
+    remove_beside_calls(2, false);
+}
+
+#[test]
+fn of_two_removals_one_finds_the_callback() {
+    loom::model(|| {
+        let slot = Arc::new(Slot::new(1, Arc::new(())));
+        let other = Arc::clone(&slot);
+        let other = thread::spawn(move || other.remove(true).is_some());
+        let own = slot.remove(true).is_some();
+        assert!(own != other.join().expect("it does not panic"));
     });
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use vramp_core::{
-    ArenaBlockId, Attempt, Bytes, Census, Counters, DeviceAddr, Inconsistency, PoolConfig, Request,
-    StreamId,
+    ArenaBlockId, Attempt, Bytes, Census, ConfigError, Counters, DeviceAddr, Inconsistency,
+    PoolConfig, Request, StreamId,
 };
 use vramp_driver::{Driver, DriverError, Stream};
 use vramp_model::{TorchConfig, TorchPool};
@@ -407,6 +407,9 @@ fn virtual_pool(driver: &Arc<dyn Driver>, config: &Config) -> Result<VirtualPool
         Preset::Vpmm => config.span,
         _ => config.span.min(limits.address_space.unwrap_or(config.span)).round_down(page),
     };
+    if span.is_zero() {
+        return Err(ConfigError::Span { span: config.span, page }.into());
+    }
     let pool = PoolConfig { page, span, limit: config.limit, policy: config.policy() };
     Ok(VirtualPool::new(Arc::clone(driver), pool, config.progress.clone())?)
 }

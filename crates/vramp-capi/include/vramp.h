@@ -50,19 +50,22 @@ typedef enum {
   VRAMP_ERROR_UNKNOWN_GRAPH = 18,
   // The lease does not belong to this allocator, or has ended.
   VRAMP_ERROR_UNKNOWN_LEASE = 19,
-  // The arena is in use. The message says by what.
+  // The arena or the allocator is in use. The message says by what.
   VRAMP_ERROR_BUSY = 20,
   // A capture cannot begin, failed, or forbids the call.
   VRAMP_ERROR_CAPTURE = 21,
   // The preset or the device does not support the call.
   VRAMP_ERROR_UNSUPPORTED = 22,
+  // The process was forked from one that opened an allocator.
+  VRAMP_ERROR_FORKED = 23,
 } vramp_status_t;
 
 // Kind of an event.
 typedef enum {
-  // A block was allocated: `address`, `size`, `requested`.
+  // A block was allocated: `address`, `size`, `requested`. Any thread may free it already.
   VRAMP_EVENT_ALLOCATED = 0,
-  // A block was freed: `address`, `size`, `requested`.
+  // A block is freed: `address`, `size`, `requested`. Its memory is not allocated again before
+  // all observers have returned.
   VRAMP_EVENT_FREED = 1,
   // Physical memory was allocated from the device: `size`.
   VRAMP_EVENT_GROWN = 2,
@@ -125,6 +128,8 @@ typedef struct {
   uint64_t card_free;
   // Total memory of the device.
   uint64_t card_total;
+  // Number of callbacks that panicked. Zero for callbacks in C.
+  uint64_t callback_panics;
 } vramp_stats_t;
 
 // An event. Fields that its kind does not list are zero.
@@ -139,7 +144,9 @@ typedef struct {
   uint64_t requested;
 } vramp_event_t;
 
-// Called for every event, on the thread that caused it. No lock is held, so it may call vramp.
+// Called for every event, on the thread that caused it. No lock is held, so it may call vramp:
+// events of such calls on the same allocator reach no observer. vramp_close of the allocator
+// returns VRAMP_ERROR_BUSY in it. It must not unwind: no C++ exception may leave it.
 typedef void (*vramp_observer_t)(const vramp_event_t *event, void *user);
 
 // Handle of an arena: memory for captured graphs. Zero is none.
@@ -210,7 +217,8 @@ const char *vramp_version(void);
 const char *vramp_status_name(int status);
 
 // Returns the message of the calling thread's last failed call. Never null; empty before the first
-// failure. Valid until the next failed call of the thread. Successful calls do not change it.
+// failure. Valid until the next failed call of the thread. Successful calls do not change it. While
+// a thread ends, after its thread-local storage, it is a fixed text that says so.
 const char *vramp_last_error(void);
 
 // Opens an allocator on a device.
@@ -226,7 +234,9 @@ vramp_status_t vramp_open(const char *device, const char *options, vramp_allocat
 
 // Closes an allocator: waits for its streams and releases all its memory, also of blocks that were
 // not freed. Waits for calls in progress on other threads. Later calls return
-// VRAMP_ERROR_UNKNOWN_ALLOCATOR.
+// VRAMP_ERROR_UNKNOWN_ALLOCATOR. Inside a callback it never waits for calls: it returns
+// VRAMP_ERROR_BUSY for the callback's own allocator, and for another one while calls are in
+// progress on it. In a forked child it returns VRAMP_ERROR_FORKED, and there is nothing to close.
 vramp_status_t vramp_close(vramp_allocator_t allocator);
 
 // Adopts a stream that the caller made: a `cudaStream_t`, or null for the default stream. Adopting
@@ -295,8 +305,9 @@ vramp_status_t vramp_audit(vramp_allocator_t allocator);
 // limit is released at once. Memory in use stays.
 vramp_status_t vramp_set_limit(vramp_allocator_t allocator, uint64_t limit);
 
-// Starts to record the last `events` events; zero stops recording. Recording takes a lock shared
-// by all threads in each malloc and free.
+// Starts to record the last `events` events, 40 bytes each; zero stops recording. More than
+// 10,000,000 are VRAMP_ERROR_RANGE. Recording takes a lock shared by all threads in each malloc
+// and free.
 vramp_status_t vramp_record_history(vramp_allocator_t allocator, uint32_t events);
 
 // Writes all blocks and segments, and the history if one is recorded, to a file: a snapshot for
@@ -308,18 +319,22 @@ vramp_status_t vramp_record_history(vramp_allocator_t allocator, uint32_t events
 vramp_status_t vramp_snapshot(vramp_allocator_t allocator, const char *path);
 
 // Registers `observer`, which is called with `user` for every event. `*registration` receives the
-// number for vramp_unobserve.
+// number for vramp_unobserve. Other threads may call the observer before it is written.
 //
 // What the caller promises:
-// `observer` may be called from any thread with `user` until the allocator is closed, or until
-// vramp_unobserve has returned and no call of it is in progress. It does not unwind.
+// `observer` may be called from any thread with `user` until the allocator is closed or
+// vramp_unobserve has returned; if that was called inside a callback, until calls in progress have
+// returned too. It does not unwind.
 // `registration` is null or valid for writing.
 vramp_status_t vramp_observe(vramp_allocator_t allocator,
                              vramp_observer_t observer,
                              void *user,
                              uint64_t *registration);
 
-// Removes an observer. An unknown number, or one that was removed before, is an error.
+// Removes an observer. When it returns, no call of the observer is in progress or begins, and
+// `user` may be freed. So the caller must hold no lock that the observer takes. Inside a callback
+// it does not wait for calls in progress on other threads. An unknown number, or one that was
+// removed before, is an error.
 vramp_status_t vramp_unobserve(vramp_allocator_t allocator, uint64_t registration);
 
 // Creates an arena: an address range for the memory of captured graphs. Graphs captured one after

@@ -63,7 +63,9 @@ impl Context {
     /// Opens an allocator on the device of this name, limited to `fraction` of its memory.
     pub fn open(device: &str, options: &Options, fraction: Option<f64>) -> Result<Context> {
         let device = Device::open(device)?;
-        let config = options.config(device.driver.info().limits.memory, fraction);
+        let limits = device.driver.info().limits;
+        options.check_limit(limits.memory, limits.page)?;
+        let config = options.config(limits.memory, fraction);
         let allocator = Allocator::new(Arc::clone(&device.driver), config)?;
         Ok(Context {
             device,

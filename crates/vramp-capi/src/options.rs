@@ -1,5 +1,6 @@
 //! Parses options: `preset=vramp,limit=80GiB`.
 
+use vramp_alloc::config::Mixed;
 use vramp_alloc::device::CaptureMode;
 use vramp_alloc::graph::{ArenaConfig, ArenaPolicy, Overlap};
 use vramp_alloc::{Bytes, Config, Preset};
@@ -23,6 +24,19 @@ enum Limit {
     Bytes(Bytes),
     /// Percent of the device's memory.
     Percent(f64),
+}
+
+impl Limit {
+    fn of(self, memory: Bytes) -> Bytes {
+        match self {
+            Limit::Bytes(bytes) => bytes,
+            Limit::Percent(percent) => part(memory, percent / 100.0),
+        }
+    }
+}
+
+fn part(whole: Bytes, part: f64) -> Bytes {
+    Bytes::new((whole.count() as f64 * part) as u64)
 }
 
 /// Parsed options of an allocator.
@@ -67,17 +81,32 @@ impl Options {
         Ok(options)
     }
 
+    /// Returns an error for a limit under a page of the device: no request could succeed.
+    pub fn check_limit(&self, memory: Bytes, page: Bytes) -> Result<(), OptionError> {
+        let limit = self.limit.map(|limit| limit.of(memory));
+        match limit.filter(|limit| *limit < page) {
+            Some(limit) => Err(OptionError::Value {
+                key: "limit".to_owned(),
+                value: limit.to_string(),
+                expected: format!("memory is reserved in pages of {page}: use at least that"),
+            }),
+            None => Ok(()),
+        }
+    }
+
     /// Returns the configuration for a device with `memory`, limited to `fraction` of it.
     pub fn config(&self, memory: Bytes, fraction: Option<f64>) -> Config {
         let mut config = Config::preset(self.preset.unwrap_or(Preset::Vramp));
-        let part = |part: f64| Bytes::new((memory.count() as f64 * part) as u64);
-        let limit = self.limit.map(|limit| match limit {
-            Limit::Bytes(bytes) => bytes,
-            Limit::Percent(percent) => part(percent / 100.0),
-        });
-        config.limit = limit.into_iter().chain(fraction.map(part)).min();
+        let fraction = fraction.map(|fraction| part(memory, fraction));
+        let limit = self.limit.map(|limit| limit.of(memory));
+        config.limit = limit.into_iter().chain(fraction).min();
         config.prefill = self.prefill.unwrap_or(config.prefill);
         config.page = self.page.or(config.page);
+        // Chunks are whole pages. Their sizes are no options.
+        let Mixed { chunk_min, chunk_usual, chunk_max, .. } = &mut config.mixed;
+        for chunk in [chunk_min, chunk_usual, chunk_max] {
+            *chunk = (*chunk).max(self.page.unwrap_or(*chunk));
+        }
         config.span = self.span.unwrap_or(config.span);
         config
     }
@@ -211,6 +240,26 @@ mod tests {
         );
         assert_eq!(message("policy=tight"), "policy=tight is invalid: use reusing or monotone");
         assert!(message("capacity=0").contains("a size above zero"));
+    }
+
+    #[test]
+    fn a_limit_under_a_page_is_refused_and_says_what_the_least_is() {
+        let check = |text| Options::parse(text).unwrap().check_limit(Bytes::gib(80), Bytes::mib(2));
+        for text in ["", "limit=2MiB", "limit=1%"] {
+            assert_eq!(check(text), Ok(()), "{text}");
+        }
+        let least = "is invalid: memory is reserved in pages of 2.00 MiB: use at least that";
+        assert_eq!(check("limit=1").unwrap_err().to_string(), format!("limit=1 B {least}"));
+        assert!(check("limit=0.0001%").unwrap_err().to_string().ends_with(least));
+    }
+
+    #[test]
+    fn chunks_are_at_least_as_large_as_the_page() {
+        let mixed = |text| Options::parse(text).unwrap().config(Bytes::gib(80), None).mixed;
+        assert_eq!(mixed(""), Mixed::default());
+        assert_eq!(mixed("page=4MiB"), Mixed::default());
+        let large = mixed("page=1GiB");
+        assert_eq!([large.chunk_min, large.chunk_usual, large.chunk_max], [Bytes::gib(1); 3]);
     }
 
     #[test]

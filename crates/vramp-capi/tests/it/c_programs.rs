@@ -73,6 +73,18 @@ fn the_header_is_good_for_cpp_and_exceptions_arrive_there() {
 }
 
 #[test]
+fn children_forked_beside_busy_threads_get_a_status_from_every_call() {
+    let program = Program::compile("cc", "fork.c", "-std=c99");
+    program.run("busy", &[("VRAMP_DEVICE", "sim:h200")]);
+}
+
+#[test]
+fn a_child_forked_before_the_first_allocator_works_as_any_process() {
+    let program = Program::compile("cc", "fork.c", "-std=c99");
+    assert_eq!(program.run("early", &[("VRAMP_DEVICE", "sim:h200")]), "");
+}
+
+#[test]
 fn bad_settings_are_reported_and_do_not_abort() {
     let program = Program::compile("c++", "torch.cpp", "-std=c++17");
     let wrong = [("VRAMP_CONF", "limit=many"), ("VRAMP_DEVICE", "toaster")];

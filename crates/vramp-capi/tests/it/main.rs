@@ -4,7 +4,9 @@
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "lists of calls that one promise covers")]
 
 mod c_programs;
+mod callbacks;
 mod common;
+mod forked;
 mod graphs;
 mod many_allocators;
 mod observing;

@@ -119,6 +119,15 @@ fn errors_for_invalid_texts_name_valid_ones() {
     assert_eq!(refused("sim", "colour=red", "use preset, limit"), VRAMP_ERROR_OPTION);
     assert_eq!(refused("sim", "limit=lots", "80GiB"), VRAMP_ERROR_OPTION);
     assert_eq!(refused("sim", "page=3KiB", "multiple"), VRAMP_ERROR_OPTION);
+    assert_eq!(refused("sim", "limit=1", "use at least that"), VRAMP_ERROR_OPTION);
+    assert_eq!(refused("sim", "span=1", "a span of 1 B is not possible"), VRAMP_ERROR_OPTION);
+    assert_eq!(refused("sim", "page=6MiB", "power of two"), VRAMP_ERROR_OPTION);
+    for options in ["page=16MiB", "page=512MiB", "span=2MiB", "limit=2MiB"] {
+        let allocator = open(options);
+        let stream = stream(allocator);
+        assert!(malloc(allocator, 100, stream).is_ok(), "{options}: {}", last_error());
+        assert_eq!(vramp_close(allocator), VRAMP_OK);
+    }
     assert_eq!(refused("sim", "prefill=900GiB", "use a smaller prefill"), VRAMP_ERROR_OPTION);
     let mut allocator = vramp_allocator_t::default();
     // SAFETY: the texts end with zeros and the result outlives the call.
@@ -291,11 +300,12 @@ fn every_code_has_its_name() {
         VRAMP_ERROR_BUSY,
         VRAMP_ERROR_CAPTURE,
         VRAMP_ERROR_UNSUPPORTED,
+        VRAMP_ERROR_FORKED,
     ];
     for code in codes {
         assert_eq!(name(code as i32), format!("{code:?}"));
     }
-    for code in [-1, 23, i32::MAX, i32::MIN] {
+    for code in [-1, 24, i32::MAX, i32::MIN] {
         assert_eq!(name(code), "unknown");
     }
     // SAFETY: the version ends with a zero and lives for ever.
