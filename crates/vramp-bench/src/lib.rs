@@ -33,6 +33,7 @@
 //! | [`disk`] | the disk tier beside plain file I/O |
 //! | [`copy`] | the mover beside plain copies |
 //! | [`spill`] | eviction and restore of spillable buffers |
+//! | [`lifecycle`] | nothing: random programs that look for broken promises |
 //! | [`reserve`] | reservations, waits and budgeted mallocs |
 //!
 //! Deliberately absent: arguments, tables, progress, the environment.
@@ -45,6 +46,7 @@ pub mod disk;
 pub mod graphs;
 pub mod grow;
 pub mod hit;
+pub mod lifecycle;
 pub mod remap;
 pub mod reserve;
 pub mod spill;

@@ -1,0 +1,300 @@
+//! Random programs of objects that begin and end: streams, blocks, pools, arenas, captures, graphs,
+//! leases, ranges, callbacks. `docs/life-cycles.md` is the table that they are drawn from.
+//!
+//! 1. A seed gives a program: operations, drawn from what exists (`draw.rs`).
+//! 2. `world.rs` performs each one on a subject (`subject.rs`: an interface of the allocator), as a
+//!    user who keeps the documented rules, and checks what was promised: no unordered access, no
+//!    lost device, no lost byte, each refusal with its error, and in the end nothing left.
+//! 3. A program that finds something is made short (`shrink.rs`) and returned as text, which
+//!    [`replay`] performs again.
+//!
+//! A program has some hundred operations on a device of its own, so that any of them can be found
+//! and shortened; a run has many programs. What a program keeps grows with its length, what a run
+//! keeps does not grow.
+//!
+//! Deliberately absent: clocks, but for the bound on a program's time, past which it hangs.
+
+mod draw;
+mod op;
+mod shrink;
+mod subject;
+mod tap;
+mod world;
+
+use std::fmt;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use vramp::{Bytes, Driver, Preset};
+use vramp_driver::sim::{Contents, Simulator};
+
+pub use op::{NotAnOp, Op};
+pub use subject::{
+    ArenaChoice, Outcome, Planned, PoolEnd, Reaction, Refused, RustSubject, Subject, Way, Why,
+};
+pub use world::{Counts, Finding};
+
+use draw::{Drawer, Mix, Random};
+use tap::Tap;
+use world::World;
+
+/// Makes the subject of a program.
+pub type MakeSubject = Arc<dyn Fn(Arc<dyn Driver>, Preset) -> Box<dyn Subject> + Send + Sync>;
+
+/// What to run.
+#[derive(Clone)]
+pub struct Options {
+    /// Preset of the allocators.
+    pub preset: Preset,
+    /// Operations of all programs together.
+    pub steps: u64,
+    /// Operations of one program.
+    pub program: u64,
+    /// Seed of the first program; each further one has the next.
+    pub seed: u64,
+    /// A card to run on. `None`: a simulated card for each program.
+    pub card: Option<Arc<dyn Driver>>,
+    /// Classes of findings, see [`class_of`], that are counted and not returned.
+    pub known: Vec<String>,
+    /// Longest time that one program may take: a longer one hangs. `None`: any time.
+    pub bound: Option<Duration>,
+}
+
+impl Options {
+    /// Returns options for the simulator.
+    pub fn new(preset: Preset, steps: u64, seed: u64) -> Options {
+        Options { preset, steps, program: 400, seed, card: None, known: Vec::new(), bound: None }
+    }
+}
+
+/// What a run did.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    /// Programs.
+    pub programs: u64,
+    /// Operations.
+    pub steps: u64,
+    /// Programs that ended with a known finding.
+    pub known: u64,
+    /// Counts over all programs.
+    pub counts: Counts,
+}
+
+/// A program that broke a promise.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Preset that it ran on.
+    pub preset: Preset,
+    /// Seed of the program.
+    pub seed: u64,
+    /// What was broken.
+    pub finding: Finding,
+    /// The shortest program found that breaks it.
+    pub program: Vec<Op>,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "# preset {}, seed {}: {}", self.preset.name(), self.seed, self.finding)?;
+        self.program.iter().try_for_each(|op| writeln!(f, "{op}"))
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl Summary {
+    fn add(&mut self, counts: &Counts) {
+        let sum = &mut self.counts;
+        sum.done.resize(Op::WORDS.len(), 0);
+        sum.done.iter_mut().zip(&counts.done).for_each(|(sum, count)| *sum += count);
+        sum.skipped += counts.skipped;
+        sum.out_of_memory += counts.out_of_memory;
+        sum.refused += counts.refused;
+        sum.faults += counts.faults;
+        sum.looks += counts.looks;
+        sum.panics += counts.panics;
+        sum.ended_in_use += counts.ended_in_use;
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Counts { done, skipped, out_of_memory, refused, faults, looks, panics, ended_in_use } =
+            &self.counts;
+        writeln!(
+            f,
+            "{} programs, {} operations, {skipped} did nothing",
+            self.programs, self.steps
+        )?;
+        for (word, count) in Op::WORDS.iter().zip(done).filter(|(_, count)| **count > 0) {
+            writeln!(f, "  {word:12} {count:>10}")?;
+        }
+        writeln!(
+            f,
+            "  {out_of_memory} out of memory, {refused} refused as documented, {faults} injected \
+             failures, {panics} panics, {looks} blocks compared, {ended_in_use} pools ended in use"
+        )
+    }
+}
+
+/// Performs random programs until `options.steps` are done. Calls `progress` after each program
+/// with the steps so far.
+///
+/// # Errors
+/// The first program that broke a promise, made short.
+pub fn run(
+    options: &Options,
+    make: &MakeSubject,
+    progress: &dyn Fn(u64),
+) -> Result<Summary, Box<Failure>> {
+    let mut summary = Summary::default();
+    let mut seed = options.seed;
+    while summary.steps < options.steps {
+        let steps = options.program.min(options.steps - summary.steps);
+        let program = Arc::default();
+        match random_program(options, make, seed, steps, &program) {
+            Ok(counts) => summary.add(&counts),
+            Err(finding) if options.known.contains(&class_of(&finding)) => summary.known += 1,
+            Err(finding) => {
+                let class = class_of(&finding);
+                let fails = |ops: &[Op]| {
+                    progress(summary.steps);
+                    let found = perform(options, make, seed, ops).err();
+                    found.is_some_and(|found| class_of(&found) == class)
+                };
+                let program = program.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                // A hang takes the whole bound each time.
+                let runs = match options.card.is_some() {
+                    true => 0,
+                    false if finding == HANGS => 300,
+                    false => 4000,
+                };
+                let program = shrink::shrink(program, runs, fails);
+                let again = perform(options, make, seed, &program).err();
+                let finding = match again {
+                    Some(again) if options.card.is_none() => again,
+                    _ => finding,
+                };
+                return Err(Box::new(Failure { preset: options.preset, seed, finding, program }));
+            }
+        }
+        summary.programs += 1;
+        summary.steps += steps;
+        seed += 1;
+        progress(summary.steps);
+    }
+    Ok(summary)
+}
+
+/// Returns a finding without its numbers: findings of one class most often have one cause.
+pub fn class_of(finding: &str) -> String {
+    let mut class = String::new();
+    for word in finding.split_whitespace() {
+        let number = word.contains(|letter: char| letter.is_ascii_digit());
+        class.push_str(if number { "#" } else { word });
+        class.push(' ');
+    }
+    class
+}
+
+/// Performs a program, for example one that [`run`] returned.
+///
+/// # Errors
+/// The promise that it broke.
+pub fn replay(options: &Options, make: &MakeSubject, program: &[Op]) -> Result<Counts, Finding> {
+    perform(options, make, options.seed, program)
+}
+
+fn world(options: &Options, make: &MakeSubject, seed: u64) -> Result<World, Finding> {
+    // Every second program stores bytes. The others are faster and show unordered accesses too.
+    let stores = seed.is_multiple_of(2) || options.card.is_some();
+    let (device, sim) = match &options.card {
+        Some(card) => (Arc::clone(card), None),
+        None => {
+            let contents = if stores { Contents::Stored } else { Contents::Discarded };
+            let sim = Simulator::builder().memory(Bytes::new(draw::CARD)).contents(contents);
+            let sim = Arc::new(sim.checked().build());
+            (Arc::clone(&sim) as Arc<dyn Driver>, Some(sim))
+        }
+    };
+    let tap = Tap::on(Arc::clone(&device));
+    let subject = make(Arc::clone(&tap) as Arc<dyn Driver>, options.preset);
+    World::new(subject, device, sim, tap, options.preset, stores)
+}
+
+/// Runs a program on a thread of its own, if its time is bounded.
+fn bounded(
+    options: &Options,
+    make: &MakeSubject,
+    program: impl FnOnce(&Options, &MakeSubject) -> Result<Counts, Finding> + Send + 'static,
+) -> Result<Counts, Finding> {
+    let Some(bound) = options.bound else { return program(options, make) };
+    let (done, result) = channel();
+    let (options, make) = (options.clone(), Arc::clone(make));
+    let running = thread::spawn(move || {
+        // The receiver is gone if it was too late.
+        let _ = done.send(program(&options, &make));
+    });
+    match result.recv_timeout(bound) {
+        Ok(counts) => counts,
+        // The thread is left behind, with a device of its own.
+        Err(RecvTimeoutError::Timeout) => Err(HANGS.to_owned()),
+        Err(RecvTimeoutError::Disconnected) => match running.join() {
+            Ok(()) => Err("the program's thread ended".to_owned()),
+            Err(panic) => std::panic::resume_unwind(panic),
+        },
+    }
+}
+
+const HANGS: &str = "the last operation hangs, or the end after it";
+
+fn random_program(
+    options: &Options,
+    make: &MakeSubject,
+    seed: u64,
+    steps: u64,
+    program: &Arc<Mutex<Vec<Op>>>,
+) -> Result<Counts, Finding> {
+    let program = Arc::clone(program);
+    bounded(options, make, move |options, make| draw_program(options, make, seed, steps, &program))
+}
+
+fn draw_program(
+    options: &Options,
+    make: &MakeSubject,
+    seed: u64,
+    steps: u64,
+    program: &Mutex<Vec<Op>>,
+) -> Result<Counts, Finding> {
+    let mut world = world(options, make, seed)?;
+    let mut random = Random(seed ^ (options.preset as u64) << 56);
+    random.next();
+    let mix = Mix::draw(&mut random, options.preset == Preset::Vramp);
+    let mut drawer = Drawer::new(random, mix);
+    for _ in 0..steps {
+        let op = drawer.draw(&world);
+        program.lock().unwrap_or_else(PoisonError::into_inner).push(op);
+        world.step(&op)?;
+    }
+    world.finish()?;
+    Ok(world.counts)
+}
+
+fn perform(
+    options: &Options,
+    make: &MakeSubject,
+    seed: u64,
+    program: &[Op],
+) -> Result<Counts, Finding> {
+    let program = program.to_vec();
+    bounded(options, make, move |options, make| {
+        let mut world = world(options, make, seed)?;
+        for op in &program {
+            world.step(op)?;
+        }
+        world.finish()?;
+        Ok(world.counts)
+    })
+}

@@ -1,0 +1,172 @@
+//! The device as the allocator under test sees it: the same device, with one call that fails.
+//!
+//! The program's own calls go to the device directly, so an injected failure never hits them. A
+//! failed call is not made, as on the simulator.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use vramp_core::{AddrRange, Bytes, DeviceAddr};
+use vramp_driver::wrapper::{Wrapped, Wrapper};
+use vramp_driver::{
+    Call, CaptureInfo, CaptureMode, Driver, DriverError, DriverResult, Event, Graph, GraphExec,
+    Handle, MemoryLocation, Stream,
+};
+
+/// A failure to inject.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    call: Call,
+    /// Calls of this kind until the one that fails.
+    left: u64,
+    code: i32,
+}
+
+/// A device whose calls can be made to fail, and that remembers the streams it created.
+pub(super) struct Tap {
+    device: Arc<dyn Driver>,
+    /// True while a failure is planned: other calls read only this.
+    armed: AtomicU64,
+    plan: Mutex<Option<Plan>>,
+    fired: Mutex<Vec<Call>>,
+    created: Mutex<Option<Stream>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Tap {
+    pub(super) fn on(device: Arc<dyn Driver>) -> Arc<Wrapped<Tap>> {
+        Arc::new(Wrapped(Tap {
+            device,
+            armed: AtomicU64::new(0),
+            plan: Mutex::new(None),
+            fired: Mutex::default(),
+            created: Mutex::new(None),
+        }))
+    }
+
+    /// Makes the `nth` call of this kind from now on fail with the driver's `code`. Replaces an
+    /// earlier plan.
+    pub(super) fn fail(&self, call: Call, nth: u64, code: i32) {
+        *lock(&self.plan) = Some(Plan { call, left: nth, code });
+        self.armed.store(1, Ordering::Relaxed);
+    }
+
+    /// Cancels the planned failure.
+    pub(super) fn cancel(&self) {
+        *lock(&self.plan) = None;
+        self.armed.store(0, Ordering::Relaxed);
+    }
+
+    /// Returns the calls that failed so far.
+    pub(super) fn fired(&self) -> usize {
+        lock(&self.fired).len()
+    }
+
+    /// Returns true if a call that returns something to the device failed: what it was to return
+    /// may stay.
+    pub(super) fn lost_something(&self) -> bool {
+        let returns = |call: &Call| {
+            matches!(
+                call,
+                Call::Release
+                    | Call::FreeAddresses
+                    | Call::Unmap
+                    | Call::FreeMemory
+                    | Call::FreeAsync
+                    | Call::DestroyEvent
+                    | Call::DestroyStream
+                    | Call::DestroyGraph
+                    | Call::DestroyGraphExec
+                    | Call::EndCapture
+                    | Call::SynchronizeStream
+                    | Call::SynchronizeEvent
+                    | Call::FreeHost
+                    | Call::TrimPool
+            )
+        };
+        lock(&self.fired).iter().any(returns)
+    }
+
+    /// Returns the stream that the last call created.
+    pub(super) fn take_created(&self) -> Option<Stream> {
+        lock(&self.created).take()
+    }
+
+    fn check(&self, call: Call) -> DriverResult<()> {
+        if self.armed.load(Ordering::Relaxed) == 0 {
+            return Ok(());
+        }
+        let mut plan = lock(&self.plan);
+        let Some(Plan { call: planned, left, code }) = &mut *plan else { return Ok(()) };
+        if *planned != call {
+            return Ok(());
+        }
+        *left = left.saturating_sub(1);
+        if *left > 0 {
+            return Ok(());
+        }
+        let code = *code;
+        *plan = None;
+        self.armed.store(0, Ordering::Relaxed);
+        lock(&self.fired).push(call);
+        Err(DriverError::from_code(call, code, "injected"))
+    }
+}
+
+macro_rules! checked {
+    ($($call:ident => $method:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+        $(fn $method(&self $(, $argument: $type)*) -> DriverResult<$result> {
+            self.check(Call::$call)?;
+            self.device.$method($($argument),*)
+        })*
+    };
+}
+
+impl Wrapper for Tap {
+    type Device = Arc<dyn Driver>;
+
+    fn device(&self) -> &Arc<dyn Driver> {
+        &self.device
+    }
+
+    fn create_stream(&self) -> DriverResult<Stream> {
+        self.check(Call::CreateStream)?;
+        let stream = self.device.create_stream()?;
+        *lock(&self.created) = Some(stream);
+        Ok(stream)
+    }
+
+    checked! {
+        Reserve => reserve(len: Bytes, alignment: Bytes) -> DeviceAddr;
+        FreeAddresses => free_addresses(range: AddrRange) -> ();
+        Create => create(len: Bytes, location: MemoryLocation) -> Handle;
+        Release => release(handle: Handle) -> ();
+        Map => map(at: DeviceAddr, handle: Handle) -> ();
+        Unmap => unmap(range: AddrRange) -> ();
+        SetAccess => set_access(range: AddrRange) -> ();
+        AllocMemory => alloc_memory(len: Bytes) -> DeviceAddr;
+        FreeMemory => free_memory(at: DeviceAddr) -> ();
+        DestroyStream => destroy_stream(stream: Stream) -> ();
+        SynchronizeStream => synchronize_stream(stream: Stream) -> ();
+        CreateEvent => create_event() -> Event;
+        DestroyEvent => destroy_event(event: Event) -> ();
+        Record => record(event: Event, stream: Stream) -> ();
+        Query => query(event: Event) -> bool;
+        Wait => wait(stream: Stream, event: Event) -> ();
+        SynchronizeEvent => synchronize_event(event: Event) -> ();
+        IsCapturing => is_capturing(stream: Stream) -> bool;
+        CaptureInfo => capture_info(stream: Stream) -> Option<CaptureInfo>;
+        BeginCapture => begin_capture(stream: Stream, mode: CaptureMode) -> ();
+        EndCapture => end_capture(stream: Stream) -> Graph;
+        Instantiate => instantiate(graph: Graph) -> GraphExec;
+        LaunchGraph => launch_graph(exec: GraphExec, stream: Stream) -> ();
+        DestroyGraph => destroy_graph(graph: Graph) -> ();
+        DestroyGraphExec => destroy_graph_exec(exec: GraphExec) -> ();
+        MallocAsync => malloc_async(stream: Stream, len: Bytes) -> DeviceAddr;
+        FreeAsync => free_async(stream: Stream, at: DeviceAddr) -> ();
+        TrimPool => trim_pool(keep: Bytes) -> ();
+    }
+}

@@ -1,0 +1,140 @@
+//! Long random programs: `cargo run --release -p vramp-bench -- lifecycle --help`.
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, Subcommand};
+use vramp::Preset;
+use vramp_bench::lifecycle::{self, MakeSubject, Op, Options, RustSubject, Subject, Summary};
+
+#[derive(Parser)]
+#[command(name = "vramp-bench", about = "Long random programs that look for broken promises")]
+struct Args {
+    #[command(subcommand)]
+    program: Program,
+}
+
+#[derive(Subcommand)]
+enum Program {
+    /// Creates and ends every object of the allocator in random order, and checks what is promised.
+    Lifecycle(Lifecycle),
+}
+
+#[derive(clap::Args)]
+struct Lifecycle {
+    /// Operations for each preset.
+    #[arg(long, default_value_t = 1_000_000)]
+    steps: u64,
+    /// Operations of one program.
+    #[arg(long, default_value_t = 400)]
+    length: u64,
+    /// Seed of the first program.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// A preset, or `all`.
+    #[arg(long, default_value = "all")]
+    preset: String,
+    /// `sim:h200`, or a card such as `cuda:0`.
+    #[arg(long, default_value = "sim:h200")]
+    device: String,
+    /// `rust`; for `c` run the example `lifecycle` of vramp-capi.
+    #[arg(long, default_value = "rust")]
+    interface: String,
+    /// Longest time of one program in milliseconds; a longer one hangs.
+    #[arg(long)]
+    bound: Option<u64>,
+    /// Goes on after a finding, and prints each class of findings once.
+    #[arg(long)]
+    survey: bool,
+    /// Performs the operations of this file, one a line, instead of random ones.
+    #[arg(long)]
+    program: Option<PathBuf>,
+}
+
+/// Longest time that one program may take, thousands of times what it takes.
+const HANG: Duration = Duration::from_secs(20);
+
+fn main() -> ExitCode {
+    let Program::Lifecycle(args) = Args::parse().program;
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Lifecycle) -> Result<()> {
+    if args.interface != "rust" {
+        bail!("this program has the interface rust: for c run the example lifecycle of vramp-capi");
+    }
+    // Panics are findings; a planned one is none.
+    std::panic::set_hook(Box::new(|_| {}));
+    let presets = match args.preset.as_str() {
+        "all" => Preset::ALL.to_vec(),
+        name => vec![name.parse()?],
+    };
+    let card = match args.device.starts_with("sim") {
+        true => None,
+        false => Some(vramp::open(&args.device)?.driver),
+    };
+    let make: MakeSubject = Arc::new(|device, preset| {
+        Box::new(RustSubject::new(device, preset, None)) as Box<dyn Subject>
+    });
+    for preset in presets {
+        let options = Options {
+            program: args.length,
+            card: card.clone(),
+            bound: Some(args.bound.map_or(HANG, Duration::from_millis)),
+            ..Options::new(preset, args.steps, args.seed)
+        };
+        if let Some(file) = &args.program {
+            replay(&options, &make, file)?;
+            continue;
+        }
+        if args.survey {
+            survey(options, &make)?;
+            continue;
+        }
+        let begun = Instant::now();
+        let summary = lifecycle::run(&options, &make, &|_| {})?;
+        let seconds = begun.elapsed().as_secs_f64();
+        let rate = summary.steps as f64 / seconds;
+        println!("{}: nothing found in {seconds:.1} s, {rate:.0} operations/s", preset.name());
+        print!("{summary}");
+    }
+    Ok(())
+}
+
+/// Prints each class of findings once, with the shortest program found.
+fn survey(mut options: Options, make: &MakeSubject) -> Result<()> {
+    loop {
+        let mut failure = None;
+        let summary = lifecycle::run(&options, make, &|_| {}).unwrap_or_else(|found| {
+            failure = Some(found);
+            Summary::default()
+        });
+        let Some(found) = failure else {
+            print!("{}: {} known\n{summary}", options.preset.name(), summary.known);
+            return Ok(());
+        };
+        println!("{found}");
+        options.known.push(lifecycle::class_of(&found.finding));
+    }
+}
+
+fn replay(options: &Options, make: &MakeSubject, file: &std::path::Path) -> Result<()> {
+    let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    let lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
+    let program = lines.map(str::parse).collect::<Result<Vec<Op>, _>>()?;
+    if let Err(finding) = lifecycle::replay(options, make, &program) {
+        bail!("{}: {finding}", options.preset.name());
+    }
+    println!("{}: nothing found", options.preset.name());
+    Ok(())
+}
