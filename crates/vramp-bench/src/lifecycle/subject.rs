@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use vramp::error::{CreateError, StreamError, UseError};
+use vramp::error::{CloseError, CreateError, StreamError, UseError};
 use vramp::graph::{
     ArenaConfig, ArenaError, ArenaPolicy, AttachedCapture, Capture, CaptureError, CaptureMode,
     CapturedGraph, GraphArena, GraphHold, LaunchError, Overlap, ReplayLease,
@@ -283,7 +283,7 @@ fn why_alloc(error: AllocError) -> Refused {
         AllocError::Arena(_) if error.is_out_of_memory() => other(Why::OutOfMemory, &error),
         AllocError::Arena(_) => other(Why::Arena, &error),
         AllocError::HostMapped { .. } => other(Why::Occupied, &error),
-        AllocError::Broken(_) => other(Why::Broken, &error),
+        AllocError::Unusable(_) => other(Why::Broken, &error),
         _ => other(Why::Other, &error),
     }
 }
@@ -307,7 +307,7 @@ fn why_capture(error: CaptureError) -> Refused {
         CaptureError::Invalidated(_) => other(Why::Invalidated, &error),
         CaptureError::OtherThread(_) => other(Why::OtherThread, &error),
         CaptureError::Over => other(Why::Over, &error),
-        CaptureError::Broken(_) => other(Why::Broken, &error),
+        CaptureError::Unusable(_) => other(Why::Broken, &error),
         _ => other(Why::Other, &error),
     }
 }
@@ -320,7 +320,7 @@ fn why_launch(error: LaunchError) -> Refused {
         LaunchError::Capturing(_) => other(Why::Capturing, &error),
         LaunchError::Closed => other(Why::Closed, &error),
         LaunchError::Driver(ref error) => why_driver(error),
-        LaunchError::Broken(_) => other(Why::Broken, &error),
+        LaunchError::Unusable(_) => other(Why::Broken, &error),
         _ => other(Why::Other, &error),
     }
 }
@@ -330,7 +330,7 @@ fn why_stream(error: StreamError) -> Refused {
         StreamError::Unknown(_) => other(Why::UnknownStream, &error),
         StreamError::Capturing(_) => other(Why::Capturing, &error),
         StreamError::Driver(error) => why_driver(error),
-        StreamError::Broken(_) => other(Why::Broken, &error),
+        StreamError::Unusable(_) => other(Why::Broken, &error),
         _ => other(Why::Other, &error),
     }
 }
@@ -340,7 +340,7 @@ fn why_host(error: HostBackingError) -> Refused {
         HostBackingError::NotSupported => other(Why::NotSupported, &error),
         HostBackingError::Driver(error) => why_driver(error),
         HostBackingError::NotVacant(_) => other(Why::Occupied, &error),
-        HostBackingError::Broken(_) => other(Why::Broken, &error),
+        HostBackingError::Unusable(_) => other(Why::Broken, &error),
         _ => other(Why::Other, &error),
     }
 }
@@ -426,7 +426,10 @@ impl Subject for RustSubject {
     fn end_pool(&mut self, pool: u64, way: u64) -> PoolEnd {
         let Some(ended) = self.pools.remove(&pool) else { return PoolEnd::Done };
         self.observers.retain(|_, (of, _)| *of != pool);
-        let Some(allocator) = Arc::into_inner(ended) else { return PoolEnd::Done };
+        let allocator = match Arc::try_unwrap(ended) {
+            Ok(allocator) => allocator,
+            Err(_) => return PoolEnd::Failed(gone()),
+        };
         let closed = match way {
             0 => allocator.close(),
             1 => {
@@ -437,7 +440,19 @@ impl Subject for RustSubject {
         };
         match closed {
             Ok(()) => PoolEnd::Done,
-            Err(error) => PoolEnd::Failed(why_driver(&error)),
+            Err(CloseError::Driver(error)) => PoolEnd::Failed(why_driver(&error)),
+            Err(error) => {
+                let refused = match &error {
+                    CloseError::NotSynchronized { error, .. } => why_driver(error),
+                    _ => other(Why::Capturing, &error),
+                };
+                if let CloseError::Capturing { allocator, .. }
+                | CloseError::NotSynchronized { allocator, .. } = error
+                {
+                    self.pools.insert(pool, Arc::from(allocator));
+                }
+                PoolEnd::Refused(refused)
+            }
         }
     }
 

@@ -22,14 +22,13 @@ struct Plan {
     code: i32,
 }
 
-/// A device whose calls can be made to fail, and that remembers the streams it created.
+/// A device whose calls can be made to fail.
 pub(super) struct Tap {
     device: Arc<dyn Driver>,
     /// True while a failure is planned: other calls read only this.
     armed: AtomicU64,
     plan: Mutex<Option<Plan>>,
     fired: Mutex<Vec<Call>>,
-    created: Mutex<Option<Stream>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -43,7 +42,6 @@ impl Tap {
             armed: AtomicU64::new(0),
             plan: Mutex::new(None),
             fired: Mutex::default(),
-            created: Mutex::new(None),
         }))
     }
 
@@ -90,9 +88,9 @@ impl Tap {
         lock(&self.fired).iter().any(returns)
     }
 
-    /// Returns the stream that the last call created.
-    pub(super) fn take_created(&self) -> Option<Stream> {
-        lock(&self.created).take()
+    /// Returns the call that failed last.
+    pub(super) fn last_fired(&self) -> Option<Call> {
+        lock(&self.fired).last().copied()
     }
 
     fn check(&self, call: Call) -> DriverResult<()> {
@@ -132,13 +130,6 @@ impl Wrapper for Tap {
         &self.device
     }
 
-    fn create_stream(&self) -> DriverResult<Stream> {
-        self.check(Call::CreateStream)?;
-        let stream = self.device.create_stream()?;
-        *lock(&self.created) = Some(stream);
-        Ok(stream)
-    }
-
     checked! {
         Reserve => reserve(len: Bytes, alignment: Bytes) -> DeviceAddr;
         FreeAddresses => free_addresses(range: AddrRange) -> ();
@@ -150,6 +141,7 @@ impl Wrapper for Tap {
         AllocMemory => alloc_memory(len: Bytes) -> DeviceAddr;
         FreeMemory => free_memory(at: DeviceAddr) -> ();
         DestroyStream => destroy_stream(stream: Stream) -> ();
+        CreateStream => create_stream() -> Stream;
         SynchronizeStream => synchronize_stream(stream: Stream) -> ();
         CreateEvent => create_event() -> Event;
         DestroyEvent => destroy_event(event: Event) -> ();

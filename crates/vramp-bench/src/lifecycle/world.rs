@@ -84,6 +84,8 @@ pub(super) struct StreamState {
     adopted: bool,
     /// Recorded on it before it was destroyed.
     pub end: Option<Event>,
+    /// True if only the driver's destruction failed, which can be tried again.
+    half_destroyed: bool,
     /// The capture that it is part of, and an event from before.
     pub capture: Option<(u64, Event)>,
 }
@@ -231,11 +233,9 @@ pub struct World {
     /// True once something stays behind legitimately: a panic lost a block, a pool was dropped
     /// while a stream captured.
     leaks: bool,
-    /// True once a failure was injected into a call that returns something to the device.
     pub(super) counts: Counts,
     steps: u64,
     fired: usize,
-    panicking: bool,
     /// Objects of the device before the program.
     before: LiveObjects,
 }
@@ -296,7 +296,6 @@ impl World {
             counts: Counts { done: vec![0; Op::WORDS.len()], ..Counts::default() },
             steps: 0,
             fired: 0,
-            panicking: false,
             before,
         })
     }
@@ -312,7 +311,6 @@ impl World {
         let done = match performed {
             Ok(done) => done?,
             Err(panic) if panic.is::<Planned>() => {
-                self.panicking = false;
                 self.counts.panics += 1;
                 // A block that was allocated when the callback panicked is lost; one that was freed
                 // is free.
@@ -541,16 +539,25 @@ impl World {
         }
         // Closing waits for the work, which a closed gate would hold for ever.
         self.open_gates();
-        let captures = self.captures.len() > 0;
-        let in_use = captures
+        let in_use = self.captures.len() > 0
             || self.blocks.0.iter().any(|(_, block)| block.pool == pool)
             || self.leases.len() > 0;
         self.counts.ended_in_use += u64::from(in_use);
-        match self.subject.end_pool(pool, way) {
-            PoolEnd::Done => {
-                // Memory that a capture may use stays mapped until the device goes.
-                self.leaks |= captures;
+        let ended = self.subject.end_pool(pool, way);
+        // Captures that the pool began end with it, or with the attempt. The handles stay.
+        let mut captures = false;
+        for at in 0..self.captures.len() {
+            let (name, Capture { pool: of, origin, streams, .. }) = &self.captures.0[at];
+            let captured = self.capture_of(*origin) == Some(*name);
+            let goes_on = captured && self.raw(*origin).is_some_and(|raw| self.captures_now(raw));
+            captures |= goes_on;
+            if captured && !goes_on && *of == pool {
+                self.release(streams.clone());
             }
+        }
+        match ended {
+            // Memory that a capture may use stays mapped until the device goes.
+            PoolEnd::Done => self.leaks |= captures || self.is_faulty(),
             PoolEnd::Refused(refused) if captures || self.is_faulty() => {
                 self.refused(&refused, &[Why::Capturing])?;
                 return Ok(true);
@@ -558,17 +565,9 @@ impl World {
             PoolEnd::Refused(refused) => {
                 return Err(format!("the pool cannot be closed: {}", refused.text));
             }
-            PoolEnd::Failed(_) if captures => self.leaks = true,
             PoolEnd::Failed(refused) => self.refused(&refused, &[])?,
         }
         self.pools.take(pool);
-        // The driver's captures may have ended with it. The handles stay until they are ended.
-        for capture in 0..self.captures.len() {
-            let Capture { pool: of, origin, .. } = self.captures.0[capture].1;
-            if of == pool && !self.raw(origin).is_some_and(|raw| self.captures_now(raw)) {
-                self.release(self.captures.0[capture].1.streams.clone());
-            }
-        }
         self.observers.0.retain(|(_, of)| *of != pool);
         self.blocks.0.retain(|(_, block)| block.pool != pool);
         for (_, graph) in &mut self.graphs.0 {
@@ -607,7 +606,10 @@ impl World {
             false => self.subject.create_stream(pool, stream).map(|raw| (raw, false)),
         };
         if let Some((raw, adopted)) = self.allow(made, &[])? {
-            self.streams.add(stream, StreamState { raw, adopted, end: None, capture: None });
+            self.streams.add(
+                stream,
+                StreamState { raw, adopted, end: None, half_destroyed: false, capture: None },
+            );
         }
         Ok(true)
     }
@@ -620,6 +622,14 @@ impl World {
         if state.capture.is_some() {
             let destroyed = self.subject.destroy_stream(pool, stream);
             return self.expect(destroyed, &[Why::Capturing]);
+        }
+        if state.half_destroyed {
+            let destroyed = self.subject.destroy_stream(pool, stream);
+            if self.allow(destroyed, &[])?.is_some() {
+                let state = self.streams.get_mut(stream).expect("it was found above");
+                state.half_destroyed = false;
+            }
+            return Ok(true);
         }
         if !state.is_open() {
             let destroyed = self.subject.destroy_stream(pool, stream);
@@ -640,6 +650,11 @@ impl World {
         }
         let destroyed = self.subject.destroy_stream(pool, stream);
         if self.allow(destroyed, &[])?.is_none() {
+            if self.tap.last_fired() == Some(Call::DestroyStream) {
+                let state = self.streams.get_mut(stream).expect("it was found above");
+                (state.end, state.half_destroyed) = (Some(end), true);
+                return Ok(true);
+            }
             // It is as before, and can be destroyed again.
             self.device.destroy_event(end).map_err(words)?;
             return Ok(true);
@@ -905,6 +920,8 @@ impl World {
             Ok(()) => {}
             Err((refused, still_ours)) => {
                 self.refused(&refused, &[])?;
+                // The driver's pool may still have a block that it did not free.
+                self.leaks = true;
                 if still_ours {
                     return Ok(true);
                 }
@@ -991,7 +1008,7 @@ impl World {
         let (range, Some(byte), From::Pool) = (state.range, state.byte, state.from) else {
             return Ok(false);
         };
-        if !self.stores {
+        if !self.stores || range.len < Bytes::new(SLOT) {
             return Ok(false);
         }
         let Some(slot) = self.slots.pop() else { return Ok(false) };
@@ -1259,13 +1276,15 @@ impl World {
         let (attached, mode, mut invalid) = (state.attached, state.mode, state.invalid);
         let closed = !self.pools.has(pool);
         let others: Vec<u64> = state.streams[1..].to_vec();
-        if closed {
+        // Closing its pool ended it, or tried to.
+        if closed || self.capture_of(origin) != Some(capture) {
             if attached {
                 return self.discard(capture, Way::Here);
             }
             let ended = self.subject.end(capture, graph, Way::Here);
             self.leave(capture)?;
-            return self.expect(ended, &[Why::Over]);
+            self.escape(capture, arena, None);
+            return self.expect(ended, &[Why::Over, Why::Invalidated]);
         }
         if way == 2 && mode != CaptureMode::Relaxed && !attached {
             let ended = self.subject.end(capture, graph, Way::Elsewhere);
