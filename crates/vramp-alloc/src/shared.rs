@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use vramp_core::{Bytes, DeviceAddr, PoolAddr, StreamId};
-use vramp_driver::{Driver, DriverError, ErrorKind, Stream};
+use vramp_driver::{Driver, DriverError, Stream};
 use vramp_host::fork::is_forked;
 
 use crate::cache::Cache;
@@ -322,6 +322,12 @@ impl Inner {
         if self.closed {
             return Ok(());
         }
+        // Its own captures end here, but not if another one refuses the close.
+        let others = shared.capturing_streams().map_err(CloseFailure::NotSynchronized)?;
+        let mut others = others.into_iter().filter(|&stream| !self.manager.is_own_capture(stream));
+        if let Some(stream) = others.next() {
+            return Err(CloseFailure::Capturing(stream));
+        }
         self.manager.end_captures();
         shared.synchronize()?;
         self.closed = true;
@@ -343,32 +349,34 @@ pub(crate) enum CloseFailure {
 }
 
 impl Shared {
-    /// Returns an open stream that captures a graph. One driver call for each open stream.
-    pub(crate) fn capturing_stream(&self) -> Result<Option<StreamId>, DriverError> {
+    /// Returns the open streams that capture graphs. One driver call for each open stream. On a
+    /// lost device there are none.
+    pub(crate) fn capturing_streams(&self) -> Result<Vec<StreamId>, DriverError> {
+        let mut capturing = Vec::new();
         for (id, stream) in self.group.open_streams() {
-            if self.driver.is_capturing(stream)? {
-                return Ok(Some(id));
+            match self.driver.is_capturing(stream) {
+                Ok(true) => capturing.push(id),
+                Ok(false) => {}
+                Err(error) if error.is_device_lost() => return Ok(Vec::new()),
+                Err(error) => return Err(error),
             }
         }
-        Ok(None)
+        Ok(capturing)
     }
 
     /// Waits on the host for all work queued on the group's streams, destroyed ones included. On a
     /// lost device none runs any more.
     fn synchronize(&self) -> Result<(), CloseFailure> {
-        let lost = |error: &DriverError| error.kind == ErrorKind::DeviceLost;
-        match self.capturing_stream() {
-            Ok(None) => {}
-            Ok(Some(stream)) => return Err(CloseFailure::Capturing(stream)),
-            Err(error) if lost(&error) => return Ok(()),
-            Err(error) => return Err(CloseFailure::NotSynchronized(error)),
+        let capturing = self.capturing_streams().map_err(CloseFailure::NotSynchronized)?;
+        if let Some(&stream) = capturing.first() {
+            return Err(CloseFailure::Capturing(stream));
         }
         let open = self.group.open_streams().into_iter();
         let open = open.map(|(_, stream)| self.driver.synchronize_stream(stream));
         let ends = self.group.ends().into_iter().map(|end| end.synchronize());
         for waited in open.chain(ends) {
             match waited {
-                Err(error) if lost(&error) => return Ok(()),
+                Err(error) if error.is_device_lost() => return Ok(()),
                 Err(error) => return Err(CloseFailure::NotSynchronized(error)),
                 Ok(()) => {}
             }

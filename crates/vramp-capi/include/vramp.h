@@ -232,8 +232,10 @@ const char *vramp_last_error(void);
 // The texts are null or zero-terminated; `allocator` is null or valid for writing.
 vramp_status_t vramp_open(const char *device, const char *options, vramp_allocator_t *allocator);
 
-// Closes an allocator: waits for its streams and releases all its memory, also of blocks that were
-// not freed. Waits for calls in progress on other threads. Later calls return
+// Closes an allocator: waits for its streams, forgotten ones included, and releases all its memory,
+// also of blocks that were not freed. While a stream captures a graph that vramp did not begin it
+// returns VRAMP_ERROR_CAPTURE, and VRAMP_ERROR_DRIVER if the wait fails: then nothing is released,
+// and the allocator stays open. Waits for calls in progress on other threads. Later calls return
 // VRAMP_ERROR_UNKNOWN_ALLOCATOR. Inside a callback it never waits for calls: it returns
 // VRAMP_ERROR_BUSY for the callback's own allocator, and for another one while calls are in
 // progress on it. In a forked child it returns VRAMP_ERROR_FORKED, and there is nothing to close.

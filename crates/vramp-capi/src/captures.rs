@@ -247,6 +247,7 @@ mod tests {
     use vramp_driver::CaptureMode;
 
     use super::*;
+    use crate::handles;
     use crate::options::Options;
 
     #[test]
@@ -290,6 +291,26 @@ mod tests {
         context.destroy_arena(arena).unwrap();
         context.free(inside, stream).unwrap();
         context.audit().unwrap();
-        context.close().unwrap();
+        context.close().map_err(|refused| refused.failure).unwrap();
+    }
+
+    #[test]
+    fn an_allocator_whose_close_is_refused_stays_open_under_its_handle() {
+        let context = Context::open("sim:h200", &Options::default(), None).unwrap();
+        let driver = Arc::clone(context.allocator().driver());
+        let stream = context.create_stream().unwrap();
+        let queue = context.allocator().stream(stream).unwrap();
+        let address = context.malloc(4 << 20, stream).unwrap().number();
+        let handle = handles::insert(Arc::new(context)).unwrap();
+
+        driver.begin_capture(queue, CaptureMode::Global).unwrap();
+        let refused = handles::close(handle).unwrap_err();
+        assert_eq!(refused.status, VRAMP_ERROR_CAPTURE, "{refused}");
+        handles::with(handle, |context| context.usable(address)).unwrap();
+        let graph = driver.end_capture(queue).unwrap();
+        driver.destroy_graph(graph).unwrap();
+        handles::with(handle, |context| context.forget(stream)).unwrap();
+        handles::close(handle).unwrap();
+        assert_eq!(handles::close(handle).unwrap_err().status, VRAMP_ERROR_UNKNOWN_ALLOCATOR);
     }
 }

@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 use vramp_alloc::graph::AttachedCapture;
 use vramp_alloc::history::{HistoryRecording, HistorySize};
 use vramp_alloc::observe::{Event, Registration};
-use vramp_alloc::{Allocation, Allocator, Bytes, DeviceAddr, FreeError, StreamId};
+use vramp_alloc::{Allocation, Allocator, Bytes, CloseError, DeviceAddr, FreeError, StreamId};
 
 use vramp_driver::Driver;
 
@@ -41,6 +41,13 @@ pub(crate) struct Context {
     tag: u32,
     /// True for an allocator that serves PyTorch, which is never closed.
     stays_open: bool,
+}
+
+/// A close that failed.
+pub(crate) struct CloseRefused {
+    /// The allocator, if it stays open.
+    pub context: Option<Box<Context>>,
+    pub failure: Failure,
 }
 
 /// The stream that a thread adopted last. Most often it is the next one too.
@@ -194,8 +201,13 @@ impl Context {
                 "the stream is capturing a graph: end the capture before forgetting the stream";
             return Err(Failure::new(VRAMP_ERROR_CAPTURE, text));
         }
-        self.allocator.destroy_stream(stream)?;
+        let ended = self.allocator.destroy_stream(stream);
+        if self.allocator.stream(stream).is_some() {
+            return Ok(ended?);
+        }
+        // It has ended, even if the driver's stream could not be destroyed: closing retries that.
         forgotten.insert(stream);
+        self.forgets.fetch_add(1, Ordering::Release);
         let mut adopted = self.adopted.write().unwrap_or_else(PoisonError::into_inner);
         let was_adopted = adopted.values().any(|known| *known == stream);
         adopted.retain(|_, known| *known != stream);
@@ -203,8 +215,7 @@ impl Context {
             // The caller owns an adopted stream: the driver only forgets it.
             card.destroy_stream(raw)?;
         }
-        self.forgets.fetch_add(1, Ordering::Release);
-        Ok(())
+        Ok(ended?)
     }
 
     // --- memory ---
@@ -400,11 +411,18 @@ impl Context {
     }
 
     /// Waits for the allocator's streams and releases all memory.
-    pub fn close(self) -> Result<()> {
-        let Context { allocator, blocks, captures, .. } = self;
-        drop(captures);
-        drop(blocks);
-        Ok(allocator.close()?)
+    pub fn close(self) -> std::result::Result<(), CloseRefused> {
+        let Context { allocator, .. } = self;
+        let Err(error) = allocator.close() else { return Ok(()) };
+        let failure = Failure::from(&error);
+        let context = match error {
+            CloseError::Capturing { allocator, .. }
+            | CloseError::NotSynchronized { allocator, .. } => {
+                Some(Box::new(Context { allocator: *allocator, ..self }))
+            }
+            _ => None,
+        };
+        Err(CloseRefused { context, failure })
     }
 }
 

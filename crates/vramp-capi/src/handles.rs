@@ -9,8 +9,9 @@
 //! 1. [`insert`] fills the stripes of a free slot.
 //! 2. [`with`] finds it. A call never waits for a stripe: one that is locked for writing, or that a
 //!    closer waits for, belongs to an allocator that is being closed, and the call is refused.
-//! 3. [`remove`] claims the close, of which there is one for each allocator, and then empties one
-//!    stripe after the other. So it waits for the calls in progress.
+//! 3. [`close`] claims the close, of which there is one for each allocator, and then empties one
+//!    stripe after the other. So it waits for the calls in progress. If the allocator cannot be
+//!    closed, because a stream captures, the stripes are filled again.
 //!
 //! A call may run a callback of the user that calls in again. Nested calls cannot wait for a closer
 //! that waits for the outer call:
@@ -33,7 +34,7 @@ use vramp_alloc::observe::is_in_callback;
 
 use crate::abi::vramp_allocator_t;
 use crate::abi::vramp_status_t::*;
-use crate::context::Context;
+use crate::context::{CloseRefused, Context};
 use crate::status::{Failure, Result, check_fork};
 
 /// Maximum number of open allocators.
@@ -58,6 +59,13 @@ impl Slot {
     fn new() -> Box<Slot> {
         let stripes = std::array::from_fn(|_| Stripe::default());
         Box::new(Slot { stripes, closing: Mutex::new(None) })
+    }
+
+    fn fill(&self, id: u64, context: &Arc<Context>) {
+        for stripe in &self.stripes {
+            let entry = Entry { id, context: Arc::clone(context) };
+            *stripe.write().unwrap_or_else(PoisonError::into_inner) = Some(entry);
+        }
     }
 
     fn closing(&self) -> MutexGuard<'_, Option<Entry>> {
@@ -123,11 +131,7 @@ pub(crate) fn insert(context: Arc<Context>) -> Result<vramp_allocator_t> {
     };
     free.uses += 1;
     let id = free.uses * SLOTS as u64 + index as u64;
-    let slot = TABLE[index].get_or_init(Slot::new);
-    for stripe in &slot.stripes {
-        let entry = Entry { id, context: Arc::clone(&context) };
-        *stripe.write().unwrap_or_else(PoisonError::into_inner) = Some(entry);
-    }
+    TABLE[index].get_or_init(Slot::new).fill(id, &context);
     Ok(vramp_allocator_t { id })
 }
 
@@ -179,17 +183,23 @@ fn served_while_closing(slot: &Slot, handle: vramp_allocator_t) -> Result<Option
     }
 }
 
-/// Removes an allocator. Waits for the calls in progress; inside a callback it is refused instead
-/// if there are some. Of several threads that try, one succeeds.
-pub(crate) fn remove(handle: vramp_allocator_t) -> Result<Context> {
+/// Closes an allocator. Waits for the calls in progress; inside a callback it is refused instead if
+/// there are some. Of several threads that try, one succeeds. An allocator that cannot be closed
+/// now stays open under its handle.
+pub(crate) fn close(handle: vramp_allocator_t) -> Result<()> {
     let slot = slot_of(handle).ok_or_else(|| unknown(handle))?;
     let context = match is_in_callback() {
         true => take_at_once(slot, handle)?,
         false => take_after_calls(slot, handle)?,
     };
+    let closed = Arc::into_inner(context).expect("all stripes were emptied").close();
+    if let Err(CloseRefused { context: Some(context), failure }) = closed {
+        slot.fill(handle.id, &Arc::new(*context));
+        return Err(failure);
+    }
     let index = (handle.id % SLOTS as u64) as usize;
     FREE.lock().unwrap_or_else(PoisonError::into_inner).slots.push(index);
-    Ok(Arc::into_inner(context).expect("all stripes were emptied"))
+    closed.map_err(|refused| refused.failure)
 }
 
 fn take_after_calls(slot: &Slot, handle: vramp_allocator_t) -> Result<Arc<Context>> {

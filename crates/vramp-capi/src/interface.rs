@@ -94,14 +94,16 @@ pub unsafe extern "C" fn vramp_open(
     })
 }
 
-/// Closes an allocator: waits for its streams and releases all its memory, also of blocks that were
-/// not freed. Waits for calls in progress on other threads. Later calls return
+/// Closes an allocator: waits for its streams, forgotten ones included, and releases all its memory,
+/// also of blocks that were not freed. While a stream captures a graph that vramp did not begin it
+/// returns VRAMP_ERROR_CAPTURE, and VRAMP_ERROR_DRIVER if the wait fails: then nothing is released,
+/// and the allocator stays open. Waits for calls in progress on other threads. Later calls return
 /// VRAMP_ERROR_UNKNOWN_ALLOCATOR. Inside a callback it never waits for calls: it returns
 /// VRAMP_ERROR_BUSY for the callback's own allocator, and for another one while calls are in
 /// progress on it. In a forked child it returns VRAMP_ERROR_FORKED, and there is nothing to close.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_close(allocator: vramp_allocator_t) -> vramp_status_t {
-    status_of(|| handles::remove(allocator)?.close())
+    status_of(|| handles::close(allocator))
 }
 
 /// Adopts a stream that the caller made: a `cudaStream_t`, or null for the default stream. Adopting

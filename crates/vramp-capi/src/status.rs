@@ -115,8 +115,8 @@ impl From<StreamError> for Failure {
     }
 }
 
-impl From<CloseError> for Failure {
-    fn from(error: CloseError) -> Failure {
+impl From<&CloseError> for Failure {
+    fn from(error: &CloseError) -> Failure {
         let status = match error {
             CloseError::Capturing { .. } => VRAMP_ERROR_CAPTURE,
             _ => VRAMP_ERROR_DRIVER,

@@ -95,6 +95,6 @@ impl Allocator {
     /// A driver call failed.
     pub fn any_captures(&self) -> Result<bool, DriverError> {
         Unusable::check_fork_before(Call::IsCapturing)?;
-        Ok(self.shared.capturing_stream()?.is_some())
+        Ok(!self.shared.capturing_streams()?.is_empty())
     }
 }

@@ -112,6 +112,18 @@ impl VirtualPool {
         raw.is_some_and(|raw| self.exec.driver.is_capturing(raw).unwrap_or(false))
     }
 
+    /// Returns true if the stream is part of a capture that this allocator began.
+    pub(crate) fn is_own_capture(&self, stream: StreamId) -> bool {
+        let mut own = self.arenas.iter().filter_map(|(id, state)| {
+            state.capturing.as_ref().filter(|capturing| capturing.own).map(|own| (id, own.stream))
+        });
+        own.any(|(id, began_on)| {
+            let drawn_in =
+                || matches!(self.capture_of(stream), Ok(Some((arena, _))) if arena == id);
+            began_on == stream || drawn_in()
+        })
+    }
+
     /// Ends all captures and discards their graphs.
     pub(crate) fn end_captures(&mut self) {
         let capturing = |(_, state): (ArenaId, &ArenaState)| {

@@ -126,7 +126,7 @@ fn devices_have_an_allocator_each_that_cannot_be_closed() {
     torch.get(1 << 20, 0).unwrap();
     assert_eq!(handles::with(handles[0], Context::stats).unwrap().live, 1 << 20);
     assert_eq!(handles::with(handles[1], Context::stats).unwrap().live, 0);
-    assert_eq!(handles::remove(handles[0]).err().unwrap().status, VRAMP_ERROR_IN_USE);
+    assert_eq!(handles::close(handles[0]).unwrap_err().status, VRAMP_ERROR_IN_USE);
     handles::with(handles[0], Context::audit).unwrap();
 }
 
