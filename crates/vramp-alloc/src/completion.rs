@@ -48,6 +48,8 @@ pub(crate) struct Events {
     open: Vec<VecDeque<(Mark, Recorded)>>,
     stock: Vec<Event>,
     ends: StreamEnds,
+    /// Number of events that were reached.
+    completed: u64,
 }
 
 /// An event that stands for work.
@@ -113,6 +115,11 @@ impl Events {
                 }
             }
         }
+    }
+
+    /// Returns the number of events that were reached so far.
+    pub(crate) fn completed(&self) -> u64 {
+        self.completed
     }
 
     /// Returns the oldest open event that covers `mark`; `None` if the work is known to be over.
@@ -201,9 +208,10 @@ impl Events {
 
     fn complete(&mut self, pool: &mut impl Completions, mark: Mark) {
         pool.reached(mark);
-        let Events { open, stock, .. } = self;
+        let Events { open, stock, completed, .. } = self;
         let Some(open) = open.get_mut(mark.stream.index()) else { return };
         let reached = open.partition_point(|(known, _)| known.epoch <= mark.epoch);
+        *completed += reached as u64;
         for (_, recorded) in open.drain(..reached) {
             if let Recorded::Own(event) = recorded {
                 stock.push(event);

@@ -185,8 +185,7 @@ impl Manager {
         }
     }
 
-    /// Frees an allocation. It is free even if a driver call failed, unless `owns` still returns
-    /// true.
+    /// Frees an allocation. It is the manager's again even if a driver call failed.
     pub(crate) fn free(
         &mut self,
         allocation: &Allocation,

@@ -3,13 +3,16 @@
 //! The driver decides where memory lies and when it is reused. This module adds the records of
 //! sizes, uses on other streams, and a limit.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use vramp_core::{Bytes, DeviceAddr, Shortage, StreamId};
 use vramp_driver::{Driver, DriverResult, Event, PoolUsage, Stream};
 
 use crate::stream_end::{StreamEnd, StreamEnds};
+
+/// Frees that failed before and are repeated by a free that succeeded.
+const RETRIES: usize = 2;
 
 struct Held {
     addr: DeviceAddr,
@@ -22,6 +25,9 @@ pub(crate) struct OrderedPool {
     driver: Arc<dyn Driver>,
     limit: Option<Bytes>,
     held: BTreeMap<u64, Held>,
+    /// Blocks whose free failed, with the stream. Each later free repeats a few, and so does the
+    /// close.
+    unfreed: VecDeque<(Held, StreamId)>,
     next_slot: u64,
     fence: Option<Event>,
     /// The ends of streams whose work is not known to be over.
@@ -48,6 +54,7 @@ impl OrderedPool {
             driver,
             limit,
             held: BTreeMap::new(),
+            unfreed: VecDeque::new(),
             next_slot: 0,
             fence: None,
             ends: StreamEnds::default(),
@@ -120,14 +127,35 @@ impl OrderedPool {
     /// Frees a block. One driver call, and two more for each other stream that used it: the driver
     /// requires that the free is ordered behind the allocation. A block freed on a stream that
     /// ended is freed on a stream of the pool's own, behind that stream's end.
+    /// It is the pool's even if a call fails, which is repeated later.
     pub(crate) fn free(
         &mut self,
         slot: u64,
         id: StreamId,
         streams: &[Option<Stream>],
     ) -> DriverResult<()> {
-        let Some(held) = self.held.get(&slot) else { return Ok(()) };
-        let (addr, uses) = (held.addr, held.uses.clone());
+        let Some(held) = self.held.remove(&slot) else { return Ok(()) };
+        let freed = self.free_behind(&held, id, streams);
+        if freed.is_err() {
+            self.unfreed.push_back((held, id));
+            return freed;
+        }
+        for _ in 0..RETRIES {
+            let Some((held, id)) = self.unfreed.pop_front() else { break };
+            // That it failed was reported by its own free.
+            if self.free_behind(&held, id, streams).is_err() {
+                self.unfreed.push_back((held, id));
+            }
+        }
+        Ok(())
+    }
+
+    fn free_behind(
+        &mut self,
+        held: &Held,
+        id: StreamId,
+        streams: &[Option<Stream>],
+    ) -> DriverResult<()> {
         let stream = match streams[id.index()] {
             Some(stream) => stream,
             None => {
@@ -138,7 +166,7 @@ impl OrderedPool {
                 own
             }
         };
-        for user in uses.into_iter().filter(|&user| user != id) {
+        for &user in held.uses.iter().filter(|&&user| user != id) {
             match streams[user.index()] {
                 Some(user) => {
                     let fence = self.fence()?;
@@ -152,9 +180,7 @@ impl OrderedPool {
                 }
             }
         }
-        self.driver.free_async(stream, addr)?;
-        self.held.remove(&slot);
-        Ok(())
+        self.driver.free_async(stream, held.addr)
     }
 
     fn own_stream(&mut self) -> DriverResult<Stream> {
@@ -193,12 +219,13 @@ impl OrderedPool {
     /// its. Goes on after a failure and returns the first one.
     pub(crate) fn release_all(&mut self, any: Option<Stream>) -> DriverResult<()> {
         let mut first: DriverResult<()> = Ok(());
-        let held = std::mem::take(&mut self.held);
+        let unfreed = std::mem::take(&mut self.unfreed).into_iter().map(|(held, _)| held);
+        let held: Vec<Held> = std::mem::take(&mut self.held).into_values().chain(unfreed).collect();
         if !held.is_empty() {
             let stream = any.map_or_else(|| self.own_stream(), Ok);
             first = stream.and_then(|stream| {
                 let mut first = Ok(());
-                for held in held.into_values() {
+                for held in held {
                     first = first.and(self.driver.free_async(stream, held.addr));
                 }
                 first.and(self.driver.synchronize_stream(stream))

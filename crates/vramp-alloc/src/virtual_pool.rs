@@ -391,8 +391,9 @@ impl VirtualPool {
     /// Queries for all free memory whether its work is over: an event for each stream that none
     /// covers yet, and a query for each.
     pub(crate) fn find_idle(&mut self) -> Result<(), DriverError> {
-        // Again if a poll freed memory that waited: it has a younger epoch.
+        // Again if a poll freed memory that waited: it has a younger epoch, or is in a heap.
         loop {
+            let completed = self.exec.events.completed();
             self.gather();
             let marks = self.pool.unrecorded();
             for &mark in &marks {
@@ -400,7 +401,7 @@ impl VirtualPool {
                 self.pool.recorded(mark);
             }
             self.poll()?;
-            if marks.is_empty() {
+            if marks.is_empty() && self.exec.events.completed() == completed {
                 return Ok(());
             }
         }

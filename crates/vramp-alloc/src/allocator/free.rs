@@ -191,16 +191,11 @@ impl Inner {
         number: u64,
     ) -> Result<(), DriverError> {
         let freed = self.manager.free(allocation, stream, &self.streams);
-        // A block of the driver's pool stays allocated if the driver did not free it.
-        let still_live =
-            matches!(allocation.owner, Owner::Driver { .. }) && self.manager.owns(allocation);
-        if !still_live {
-            let (len, requested) = (allocation.len, allocation.requested);
-            self.count(number, |tally| tally.freed(len, requested));
-            if let Some(tag) = usize::from(allocation.tag).checked_sub(1) {
-                self.tags[tag].live -= requested;
-                self.tags[tag].blocks -= 1;
-            }
+        let (len, requested) = (allocation.len, allocation.requested);
+        self.count(number, |tally| tally.freed(len, requested));
+        if let Some(tag) = usize::from(allocation.tag).checked_sub(1) {
+            self.tags[tag].live -= requested;
+            self.tags[tag].blocks -= 1;
         }
         freed
     }

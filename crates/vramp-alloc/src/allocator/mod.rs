@@ -168,7 +168,10 @@ impl Drop for Allocator {
             std::mem::forget(Arc::clone(&self.shared));
             return;
         }
-        // A drop cannot report a failure; `close` does.
-        let _ = self.shared.lock_anyway().close(&self.shared);
+        let mut inner = self.shared.lock_anyway();
+        // A drop cannot report a failure; `close` does. Memory that may be in use stays mapped, but
+        // nothing else is served from it.
+        let _ = inner.close(&self.shared);
+        inner.closed = true;
     }
 }

@@ -362,6 +362,60 @@ fn work_can_be_observed_after_its_stream_was_destroyed() {
 }
 
 #[test]
+fn a_free_that_fails_is_repeated() {
+    for preset in [Preset::Vpmm, Preset::StreamOrdered] {
+        for call in [Call::Record, Call::Wait, Call::CreateStream, Call::FreeAsync] {
+            let rig = rig(preset);
+            let other = rig.allocator.create_stream().unwrap();
+            let gone = rig.allocator.create_stream().unwrap();
+            let [one, two] =
+                [(); 2].map(|()| rig.allocator.malloc(Bytes::kib(512), other).unwrap());
+            rig.allocator.destroy_stream(gone).unwrap();
+            rig.sim.set_faults(FaultPlan::nth_of(call, 1));
+            let on = if call == Call::CreateStream { gone } else { rig.stream };
+            rig.allocator.free(one, on).unwrap_err();
+            assert_eq!(rig.allocator.live(), Bytes::kib(512), "{}, {call}", preset.name());
+            rig.allocator.free(two, rig.stream).unwrap();
+            assert_eq!(rig.sim.pool_usage().unwrap().used, Bytes::ZERO, "{call}");
+            let Rig { sim, allocator, .. } = rig;
+            allocator.close().unwrap();
+            assert_eq!(sim.live(), LiveObjects::default(), "{}, {call}", preset.name());
+        }
+    }
+}
+
+#[test]
+fn all_is_trimmed_after_the_last_streams_were_destroyed() {
+    let rig = rig(Preset::Vramp);
+    let [one, two] = [(); 2].map(|()| rig.allocator.create_stream().unwrap());
+    let block = rig.allocator.malloc(Bytes::kib(3), one).unwrap();
+    rig.sim.launch(rig.raw(two), Kernel::new("use").reading(range(&block))).unwrap();
+    rig.allocator.record_use(&block, two).unwrap();
+    rig.allocator.destroy_stream(one).unwrap();
+    rig.allocator.free(block, one).unwrap();
+    rig.allocator.destroy_stream(two).unwrap();
+    rig.sim.advance(1 << 20);
+    rig.allocator.trim(Bytes::ZERO).unwrap();
+    assert_eq!(rig.allocator.stats().unwrap().reserved, Bytes::ZERO);
+}
+
+#[test]
+fn a_graph_of_an_allocator_that_was_dropped_during_a_capture_is_refused() {
+    let rig = GraphRig::new();
+    let arena = rig.arena();
+    let (graph, ()) = rig.capture(rig.a, &arena, || {
+        let inner = rig.malloc(MIB, rig.a);
+        rig.fill(rig.a, &inner, 1);
+        rig.free(inner, rig.a);
+    });
+    rig.base.sim.begin_capture(rig.raw(rig.b), CaptureMode::Relaxed).unwrap();
+    let GraphRig { base: Rig { allocator, .. }, a, .. } = rig;
+    drop(allocator);
+    let refused = graph.launch(a).unwrap_err();
+    assert!(matches!(refused, LaunchError::Unusable(Unusable::Closed)), "{refused}");
+}
+
+#[test]
 fn ended_streams_leave_no_events() {
     for preset in Preset::ALL {
         let rig = Rig::on(Simulator::builder(), Config::preset(preset));
