@@ -1,6 +1,6 @@
-//! The state of the virtual pool, for diagnostics: what [`Allocator::inspect`] gives access to.
+//! The state of the virtual pool, for diagnostics: what [`Allocator::pool_state`] returns.
 //!
-//! [`Allocator::inspect`]: crate::Allocator::inspect
+//! [`Allocator::pool_state`]: crate::Allocator::pool_state
 
 pub use vramp_core::{
     ArenaId, ArenaMemory, Block, BlockId, Census, Counters, Epoch, Inconsistency, Mark, PartKind,

@@ -4,6 +4,7 @@
 //! 1. A thread fills its cache and takes from it while other threads empty it (`cache.rs`).
 //! 2. A thread uses its stream's heap while other threads free into it and gather from it
 //!    (`virtual_pool.rs`), with the locks in the allocator's order.
+//! 3. A thread frees blocks of a stream while another thread ends that stream.
 //! 3. A callback is removed while other threads call it (`observe.rs`).
 
 use std::sync::Arc;
@@ -277,5 +278,48 @@ fn of_two_removals_one_finds_the_callback() {
         let other = thread::spawn(move || other.remove(true).is_some());
         let own = slot.remove(true).is_some();
         assert!(own != other.join().expect("it does not panic"));
+    });
+}
+
+// --- ends of streams ---
+
+/// A free without the allocator's lock, as `Allocator::free` does it.
+fn free_local(
+    pool: &Mutex<VirtualPool>,
+    cache: &Cache,
+    heap: &crate::virtual_pool::HeapCell,
+    stream: StreamId,
+    id: vramp_core::BlockId,
+) {
+    let tag = Tag::new(stream.index(), SIZE.count() / BLOCK_ALIGN).expect("it fits a tag");
+    let kept = CachedBlock { addr: 0, at: 0, id: id.number() };
+    if heap.has_ended() || !cache.put(tag, kept) {
+        pool.lock().expect("no thread panics").free_in_heap(id, stream, stream);
+    }
+}
+
+#[test]
+fn a_stream_ends_while_another_thread_frees_its_blocks() {
+    loom::model(|| {
+        let (pool, stream) = pool();
+        let cache = Arc::new(Cache::new());
+        let (heap, first, second) = {
+            let mut pool = pool.lock().expect("no thread panics");
+            pool.caches.push(Arc::clone(&cache));
+            let [first, second] = [(); 2].map(|()| heap_id(take_from_pool(&mut pool, stream)));
+            (Arc::clone(&pool.heaps[stream.index()]), first, second)
+        };
+        let ender = {
+            let pool = Arc::clone(&pool);
+            thread::spawn(move || pool.lock().expect("no thread panics").end_stream(stream, None))
+        };
+        free_local(&pool, &cache, &heap, stream, first);
+        thread::yield_now();
+        free_local(&pool, &cache, &heap, stream, second);
+        ender.join().expect("the other thread does not panic");
+        // What a thread cached while the stream ended is found by the next gather, as all is.
+        pool.lock().expect("no thread panics").gather();
+        assert_all_is_free(&pool);
+        assert!(heap.has_ended(), "no thread takes from it or caches for it any more");
     });
 }

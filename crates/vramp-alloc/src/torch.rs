@@ -1,6 +1,6 @@
 //! PyTorch's caching allocator: its settings, its state and its statistics.
 //!
-//! [`Allocator::inspect_torch`](crate::Allocator::inspect_torch) gives access to the state behind
+//! [`Allocator::torch_state`](crate::Allocator::torch_state) gives access to the state behind
 //! the presets `torch` and `torch-expandable`.
 
 pub use vramp_model::{

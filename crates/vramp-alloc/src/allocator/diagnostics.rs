@@ -2,7 +2,7 @@
 
 use vramp_core::{Bytes, Census, Counters, Inconsistency, Mark, StreamId};
 use vramp_driver::{Call, DriverError};
-use vramp_model::TorchPool;
+use vramp_model::{TorchOp, TorchPool};
 
 use super::Allocator;
 use crate::error::Unusable;
@@ -48,27 +48,37 @@ impl Allocator {
         self.shared.lock_anyway().manager.audit()
     }
 
-    /// Calls `look` with the state of the virtual pool: for diagnostics and tests. `None` for the
-    /// driver's pool. `look` runs with the allocator's lock held.
-    pub fn inspect<R>(&self, look: impl FnOnce(&vramp_core::Pool) -> R) -> Option<R> {
+    /// Returns a copy of the virtual pool's state, for diagnostics and tests. `None` for the driver's
+    /// pool. O(n).
+    pub fn pool_state(&self) -> Option<vramp_core::Pool> {
         let mut inner = self.shared.lock_anyway();
         inner.add_streams(&self.shared.group);
-        inner.manager.virtual_pool().map(|pool| look(&pool.pool))
+        inner.manager.virtual_pool().map(|pool| pool.pool.clone())
     }
 
-    /// Calls `look` with the state of PyTorch's allocator: its statistics, and the operations of
-    /// the last request. `None` for other presets. `look` runs with the allocator's lock held.
-    pub fn inspect_torch<R>(&self, look: impl FnOnce(&TorchPool) -> R) -> Option<R> {
+    /// Returns a copy of the state of PyTorch's allocator. `None` for other presets. O(n).
+    pub fn torch_state(&self) -> Option<TorchPool> {
         let mut inner = self.shared.lock_anyway();
         inner.add_streams(&self.shared.group);
-        inner.manager.caching().map(|caching| look(&caching.pool))
+        inner.manager.caching().map(|caching| caching.pool.clone())
+    }
+
+    /// Returns the operations that the last request made in PyTorch's allocator; none for other
+    /// presets.
+    pub fn torch_operations(&self) -> Vec<TorchOp> {
+        let inner = self.shared.lock_anyway();
+        inner.manager.caching().map(|caching| caching.pool.performed().to_vec()).unwrap_or_default()
     }
 
     /// Returns the mark that work queued on `stream` so far is covered by: memory freed on the
     /// stream now is in use up to it. `None` for the driver's pool and for unknown streams.
     pub fn mark(&self, stream: StreamId) -> Option<Mark> {
-        let of_torch = || self.inspect_torch(|pool| pool.now(stream));
-        let of_pool = self.inspect(|pool| pool.has_stream(stream).then(|| pool.now(stream)));
-        of_pool.unwrap_or_else(of_torch)
+        let mut inner = self.shared.lock_anyway();
+        inner.add_streams(&self.shared.group);
+        let of_torch = || inner.manager.caching().map(|caching| caching.pool.now(stream));
+        match inner.manager.virtual_pool() {
+            Some(pool) => pool.pool.has_stream(stream).then(|| pool.pool.now(stream)),
+            None => of_torch().filter(|_| inner.knows_stream(stream)),
+        }
     }
 }

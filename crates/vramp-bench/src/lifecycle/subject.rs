@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use vramp::error::{CloseError, CreateError, StreamError, UseError};
+use vramp::error::{CloseError, CreateError, StreamError, Unusable, UseError};
 use vramp::graph::{
     ArenaConfig, ArenaError, ArenaPolicy, AttachedCapture, Capture, CaptureError, CaptureMode,
     CapturedGraph, GraphArena, GraphHold, LaunchError, Overlap, ReplayLease,
@@ -283,6 +283,7 @@ fn why_alloc(error: AllocError) -> Refused {
         AllocError::Arena(_) if error.is_out_of_memory() => other(Why::OutOfMemory, &error),
         AllocError::Arena(_) => other(Why::Arena, &error),
         AllocError::HostMapped { .. } => other(Why::Occupied, &error),
+        AllocError::Unusable(Unusable::Closed) => other(Why::Closed, &error),
         AllocError::Unusable(_) => other(Why::Broken, &error),
         _ => other(Why::Other, &error),
     }
@@ -307,6 +308,7 @@ fn why_capture(error: CaptureError) -> Refused {
         CaptureError::Invalidated(_) => other(Why::Invalidated, &error),
         CaptureError::OtherThread(_) => other(Why::OtherThread, &error),
         CaptureError::Over => other(Why::Over, &error),
+        CaptureError::Unusable(Unusable::Closed) => other(Why::Closed, &error),
         CaptureError::Unusable(_) => other(Why::Broken, &error),
         _ => other(Why::Other, &error),
     }
@@ -318,8 +320,8 @@ fn why_launch(error: LaunchError) -> Refused {
         LaunchError::Alloc(error) => why_alloc(error),
         LaunchError::UnknownStream(_) => other(Why::UnknownStream, &error),
         LaunchError::Capturing(_) => other(Why::Capturing, &error),
-        LaunchError::Closed => other(Why::Closed, &error),
         LaunchError::Driver(ref error) => why_driver(error),
+        LaunchError::Unusable(Unusable::Closed) => other(Why::Closed, &error),
         LaunchError::Unusable(_) => other(Why::Broken, &error),
         _ => other(Why::Other, &error),
     }
@@ -330,6 +332,7 @@ fn why_stream(error: StreamError) -> Refused {
         StreamError::Unknown(_) => other(Why::UnknownStream, &error),
         StreamError::Capturing(_) => other(Why::Capturing, &error),
         StreamError::Driver(error) => why_driver(error),
+        StreamError::Unusable(Unusable::Closed) => other(Why::Closed, &error),
         StreamError::Unusable(_) => other(Why::Broken, &error),
         _ => other(Why::Other, &error),
     }
@@ -340,6 +343,7 @@ fn why_host(error: HostBackingError) -> Refused {
         HostBackingError::NotSupported => other(Why::NotSupported, &error),
         HostBackingError::Driver(error) => why_driver(error),
         HostBackingError::NotVacant(_) => other(Why::Occupied, &error),
+        HostBackingError::Unusable(Unusable::Closed) => other(Why::Closed, &error),
         HostBackingError::Unusable(_) => other(Why::Broken, &error),
         _ => other(Why::Other, &error),
     }

@@ -216,6 +216,8 @@ struct Run<'a> {
     /// Place of each block, in the order of allocation.
     decisions: Vec<u64>,
     has_own_pool: bool,
+    /// Whether PyTorch's allocator returns memory without being asked to; `None` for others.
+    returns_by_itself: Option<bool>,
     first_driver_block: Option<DeviceAddr>,
     worst_malloc_ns: u64,
     /// Segment changes of PyTorch's allocator, where they are compared.
@@ -241,7 +243,11 @@ impl<'a> Run<'a> {
         let streams = (0..workload.streams.len() + unseen)
             .map(|_| allocator.create_stream())
             .collect::<Result<_, _>>()?;
-        let has_own_pool = allocator.inspect(|_| ()).is_some();
+        let has_own_pool = allocator.pool_state().is_some();
+        let returns_by_itself = allocator.torch_state().map(|pool| {
+            let config = pool.config();
+            config.garbage_collection_threshold.is_some() || config.max_split_size.is_some()
+        });
         let mut live = Vec::new();
         live.resize_with(workload.blocks as usize, || None);
         Ok(Run {
@@ -255,6 +261,7 @@ impl<'a> Run<'a> {
             live,
             decisions: Vec::with_capacity(workload.blocks as usize),
             has_own_pool,
+            returns_by_itself,
             first_driver_block: None,
             worst_malloc_ns: 0,
             segments: SegmentChanges::default(),
@@ -354,11 +361,7 @@ impl<'a> Run<'a> {
     /// Releases unused memory where the recorded allocator did: see `fidelity.rs`.
     fn empty_cache_as_recorded(&mut self, request: usize) -> Result<(), ReplayError> {
         let Some(recorded) = self.options.compare_with else { return Ok(()) };
-        let automatic = self.allocator.inspect_torch(|pool| {
-            let config = pool.config();
-            config.garbage_collection_threshold.is_some() || config.max_split_size.is_some()
-        });
-        if recorded.segments.frees_before(request) && automatic == Some(false) {
+        if recorded.segments.frees_before(request) && self.returns_by_itself == Some(false) {
             self.allocator.trim(Bytes::ZERO)?;
             self.record_segments(request);
         }
@@ -367,12 +370,9 @@ impl<'a> Run<'a> {
 
     fn record_segments(&mut self, request: usize) {
         if self.options.compare_with.is_some() {
-            let segments = &mut self.segments;
-            self.allocator.inspect_torch(|pool| {
-                for &op in pool.performed() {
-                    segments.record_op(request, op);
-                }
-            });
+            for op in self.allocator.torch_operations() {
+                self.segments.record_op(request, op);
+            }
         }
     }
 

@@ -99,7 +99,7 @@ impl Rig {
     /// The layout in the document's notation; `newest` with a plus.
     pub fn layout(&self, newest: Option<&Allocation>) -> String {
         let id = newest.and_then(Allocation::id);
-        self.allocator.inspect(|pool| pool.layout(id)).expect("there is a virtual pool")
+        self.allocator.pool_state().expect("there is a virtual pool").layout(id)
     }
 
     /// How many calls of a kind `work` makes.
