@@ -9,6 +9,7 @@ mod compare;
 mod header;
 mod library;
 mod models;
+mod plant;
 mod shell;
 mod site;
 mod tidy;
@@ -38,6 +39,13 @@ enum Task {
         /// Interrupt threads at most this often in one run; without it, as often as can be.
         #[arg(long, value_name = "COUNT")]
         preemptions: Option<u32>,
+    },
+    /// Plants one bug at a time and lets the life-cycle program find it. Builds each, in
+    /// `target/plant`.
+    Plant {
+        /// Number of one planted bug; without it, all.
+        #[arg(value_name = "NUMBER")]
+        number: Option<usize>,
     },
     /// Compares the decisions and driver calls of two builds on every trace.
     Compare {
@@ -90,6 +98,7 @@ fn perform(task: &Task, root: &Path) -> Result<()> {
         Task::Ci => ci::run(root),
         Task::Tidy => tidy::run(root),
         Task::Loom { preemptions } => models::run(root, *preemptions),
+        Task::Plant { number } => plant::run(root, *number),
         Task::Compare { base, new, traces } => compare::run(root, base, new.as_deref(), traces),
         Task::Bindings => bindings::run(root),
         Task::Deny => shell::run(

@@ -50,6 +50,9 @@ struct Lifecycle {
     /// Goes on after a finding, and prints each class of findings once.
     #[arg(long)]
     survey: bool,
+    /// Does not end with a finding of a class that this file has: the output of a survey.
+    #[arg(long)]
+    known: Option<PathBuf>,
     /// Performs the operations of this file, one a line, instead of random ones.
     #[arg(long)]
     program: Option<PathBuf>,
@@ -86,10 +89,15 @@ fn run(args: &Lifecycle) -> Result<()> {
     let make: MakeSubject = Arc::new(|device, preset| {
         Box::new(RustSubject::new(device, preset, None)) as Box<dyn Subject>
     });
+    let known = match &args.known {
+        Some(file) => known(&std::fs::read_to_string(file)?),
+        None => Vec::new(),
+    };
     for preset in presets {
         let options = Options {
             program: args.length,
             card: card.clone(),
+            known: known.clone(),
             bound: Some(args.bound.map_or(HANG, Duration::from_millis)),
             ..Options::new(preset, args.steps, args.seed)
         };
@@ -109,6 +117,13 @@ fn run(args: &Lifecycle) -> Result<()> {
         print!("{summary}");
     }
     Ok(())
+}
+
+/// Returns the classes of findings in the output of a survey.
+fn known(survey: &str) -> Vec<String> {
+    let findings = survey.lines().filter(|line| line.starts_with("# preset"));
+    let findings = findings.filter_map(|line| line.split_once(": "));
+    findings.map(|(_, finding)| lifecycle::class_of(finding)).collect()
 }
 
 /// Prints each class of findings once, with the shortest program found.
