@@ -340,6 +340,18 @@ impl VirtualPool {
         Ok(any)
     }
 
+    /// Queries the streams that captured a graph when they were queried last whether they still do. One
+    /// driver call for each of them.
+    pub(crate) fn note_ended_captures(&mut self) -> Result<(), DriverError> {
+        let mut held = self.pool.held_streams();
+        held.retain(|&stream| self.pool.is_open(stream));
+        for stream in held {
+            let capturing = self.exec.driver.is_capturing(self.exec.stream(stream))?;
+            self.pool.hold(stream, capturing);
+        }
+        Ok(())
+    }
+
     /// Queries which work is over; does nothing while a stream captures a graph.
     pub(crate) fn poll(&mut self) -> Result<(), DriverError> {
         if self.pool.pending().next().is_none() || self.note_captures()? {

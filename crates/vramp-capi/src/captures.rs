@@ -218,7 +218,7 @@ impl Context {
 
     pub fn report_graph(&self, id: u64) -> Result<vramp_capture_report_t> {
         let graph = self.captures.graph(id)?;
-        let CaptureReport { blocks, escaped, monotone, taken, planned, lower_bound, kept } =
+        let CaptureReport { blocks, escaped, monotone, taken, planned, lower_bound, kept, .. } =
             *match &*graph {
                 Graph::Owned(graph) => graph.report(),
                 Graph::External(hold) => hold.report(),

@@ -50,7 +50,7 @@ pub use arena::{
     Arena, ArenaAllocError, ArenaBlock, ArenaBlockId, ArenaBusy, ArenaCaptureError, ArenaCensus,
     ArenaFreeError, ArenaFreed, ArenaFull, ArenaLeaseId, ArenaPolicy, ArenaResetError,
     CaptureRecording, Layout, LayoutError, LeaseEndError, LeaseTaken, Leases, NodeId, Order,
-    Overlap, UnknownArenaBlock, UnknownArenaLease, UnknownNode, pack,
+    Overlap, Packing, UnknownArenaBlock, UnknownArenaLease, UnknownNode, pack,
 };
 pub use bytes::{AddrRange, Bytes, DeviceAddr, ParseBytesError};
 pub use heap::{Freed, StreamHeap};

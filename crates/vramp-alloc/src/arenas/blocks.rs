@@ -4,7 +4,7 @@
 use vramp_core::{ArenaBlockId, ArenaId, Bytes, NodeId, StreamId};
 use vramp_driver::{Driver, DriverError, ErrorKind, GraphNode};
 
-use super::ArenaState;
+use super::Capturing;
 use crate::allocation::{Allocation, Owner};
 use crate::manager::Found;
 use crate::virtual_pool::{Refusal, VirtualPool};
@@ -115,16 +115,11 @@ impl VirtualPool {
             Owner::Arena { arena, .. } => Some(arena),
             _ => None,
         };
-        let others =
-            |(id, state): &(ArenaId, &ArenaState)| state.capturing.is_some() && Some(*id) != own;
-        let (first, _) = self.arenas.iter().find(others)?;
-        let used = |(_, state): &(ArenaId, &ArenaState)| {
-            state
-                .capturing
-                .as_ref()
-                .is_some_and(|capturing| capturing.used.contains(&allocation.addr))
-        };
-        if let Some((id, _)) = self.arenas.iter().filter(others).find(used) {
+        let others = || self.arenas.captures().filter(|&(id, _)| Some(id) != own);
+        let (first, _) = others().next()?;
+        let used =
+            |(_, capturing): &(ArenaId, &Capturing)| capturing.used.contains(&allocation.addr);
+        if let Some((id, _)) = others().find(used) {
             return Some(id);
         }
         match self.capture_of(stream) {
@@ -142,7 +137,7 @@ impl VirtualPool {
         if let Some(id) = self.keeper_of(allocation, stream)
             && let Some(capturing) = &mut self.arenas.get_mut(id).capturing
         {
-            capturing.used.push(allocation.addr);
+            capturing.used.insert(allocation.addr);
         }
     }
 

@@ -1,9 +1,11 @@
-//! Captures into arenas: begun or attached, ended, and planned for the next capture.
+//! Captures into arenas: begun or attached, and ended.
 
-use vramp_core::{ArenaId, ArenaPolicy, Bytes, CaptureRecording, Layout, StreamId};
+use std::collections::BTreeSet;
+
+use vramp_core::{ArenaId, ArenaPolicy, Bytes, CaptureRecording, StreamId};
 use vramp_driver::{CaptureInfo, CaptureMode, Driver, DriverError, Graph, GraphNode};
 
-use super::{ArenaState, Captured, Capturing, NotAttached};
+use super::{Captured, Capturing, NotAttached};
 use crate::allocation::Allocation;
 use crate::virtual_pool::{Refusal, VirtualPool};
 
@@ -34,7 +36,7 @@ impl VirtualPool {
                 Ok(())
             }
             Err(error) => {
-                self.arenas.get_mut(id).arena.abort().expect("it was prepared above");
+                self.arenas.abort(id);
                 Err(Refusal::Driver(error))
             }
         }
@@ -66,16 +68,16 @@ impl VirtualPool {
         id: ArenaId,
         stream: StreamId,
     ) -> Result<Bytes, Refusal> {
-        let arena = &mut self.arenas.get_mut(id).arena;
+        let arena = &self.arenas.get(id).arena;
         let upto = match arena.policy() {
             ArenaPolicy::Monotone => arena.capacity(),
             ArenaPolicy::Reusing => arena.planned_high_water(),
         };
-        arena.begin().expect("its owner begins one capture at a time");
+        self.arenas.begin(id);
         match self.back(id, upto, stream) {
             Ok(()) => Ok(upto),
             Err(refusal) => {
-                self.arenas.get_mut(id).arena.abort().expect("it was begun above");
+                self.arenas.abort(id);
                 Err(refusal)
             }
         }
@@ -91,9 +93,8 @@ impl VirtualPool {
         backed: Bytes,
         own: bool,
     ) {
-        let state = self.arenas.get_mut(id);
-        let (kept, used) = (Vec::new(), Vec::new());
-        state.capturing = Some(Capturing { number, stream, own, backed, kept, used });
+        let (kept, used) = (Vec::new(), BTreeSet::new());
+        self.arenas.serve(id, Capturing { number, stream, own, backed, kept, used });
         self.pool.hold(stream, true);
     }
 
@@ -126,10 +127,8 @@ impl VirtualPool {
 
     /// Ends all captures and discards their graphs.
     pub(crate) fn end_captures(&mut self) {
-        let capturing = |(_, state): (ArenaId, &ArenaState)| {
-            state.capturing.as_ref().filter(|capturing| capturing.own).map(|own| own.stream)
-        };
-        let streams: Vec<StreamId> = self.arenas.iter().filter_map(capturing).collect();
+        let own = self.arenas.captures().filter(|(_, capturing)| capturing.own);
+        let streams: Vec<StreamId> = own.map(|(_, capturing)| capturing.stream).collect();
         for stream in streams {
             if let Ok(graph) = self.end_driver_capture(stream) {
                 let _ = self.exec.driver.destroy_graph(graph);
@@ -144,9 +143,7 @@ impl VirtualPool {
         stream: StreamId,
         graph: Result<Graph, DriverError>,
     ) -> Captured {
-        let state = self.arenas.get_mut(id);
-        let recording = state.arena.end().expect("a capture ends once");
-        let capturing = state.capturing.take().expect("a capture ends once");
+        let (recording, capturing) = self.arenas.end(id);
         if graph.is_ok() {
             self.make_whole(id, stream);
         }
@@ -157,16 +154,14 @@ impl VirtualPool {
     /// Stops serving a capture that [`VirtualPool::attach_arena`] served, over or not. Returns its
     /// requests, and the memory kept for its graph.
     pub(crate) fn detach_arena(&mut self, id: ArenaId) -> (CaptureRecording, Vec<Allocation>) {
-        let state = self.arenas.get_mut(id);
-        let recording = state.arena.end().expect("a capture is detached once");
-        let capturing = state.capturing.take().expect("a capture is detached once");
+        let (recording, capturing) = self.arenas.end(id);
         self.after_capture(id);
         (recording, capturing.kept)
     }
 
     pub(super) fn after_capture(&mut self, id: ArenaId) {
         // Streams that were drawn in left the capture too. A failed query is repeated later.
-        let _ = self.note_captures();
+        let _ = self.note_ended_captures();
         self.remove_if_abandoned(id);
     }
 
@@ -200,21 +195,5 @@ impl VirtualPool {
             return Ok(None);
         };
         Ok(self.arenas.serving(capture).map(|id| (id, dependencies)))
-    }
-
-    /// Sets the layout that the next capture of the same shape follows, around the blocks that were
-    /// live when `recording` began.
-    pub(crate) fn set_plan(&mut self, id: ArenaId, layout: Layout, recording: CaptureRecording) {
-        let state = self.arenas.get_mut(id);
-        state.arena.set_plan(Some(layout));
-        state.planned = Some(recording);
-    }
-
-    /// Returns the recording to plan again, if other blocks are live now than the plan goes around.
-    pub(crate) fn outdated_plan(&self, id: ArenaId) -> Option<CaptureRecording> {
-        let state = self.arenas.get(id);
-        let recording = state.planned.as_ref()?;
-        let live = || state.arena.live_ranges();
-        (!live().eq(recording.before())).then(|| recording.among(live()))
     }
 }

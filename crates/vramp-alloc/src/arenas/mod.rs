@@ -13,11 +13,11 @@ mod capture;
 mod memory;
 mod replay;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use vramp_core::{
     AddedArena, Arena, ArenaBlockId, ArenaId, ArenaPolicy, Bytes, CaptureRecording, DeviceAddr,
-    Leases, Mark, StreamId,
+    Layout, Leases, Mark, Packing, StreamId,
 };
 use vramp_driver::{DriverError, Graph};
 
@@ -29,6 +29,10 @@ use crate::virtual_pool::{Refusal, VirtualPool};
 #[derive(Default)]
 pub(crate) struct Arenas {
     by_id: BTreeMap<ArenaId, ArenaState>,
+    /// Those with a capture, or one about to begin: few, where there are many arenas.
+    capturing: BTreeSet<ArenaId>,
+    /// The arena of each capture that is served, by the driver's number.
+    serving: BTreeMap<u64, ArenaId>,
 }
 
 /// One arena and its uses.
@@ -36,8 +40,8 @@ pub(crate) struct ArenaState {
     pub arena: Arena,
     pub leases: Leases,
     capturing: Option<Capturing>,
-    /// The capture that the layout of the next one was planned from.
-    planned: Option<CaptureRecording>,
+    /// The capture that the layout of the next one is planned from, and how far that has come.
+    planned: Option<Packing>,
     /// True if graphs launched without leases may use it at any time: it never lends.
     unguarded: bool,
     /// True once its owner was dropped: it is removed with its last block.
@@ -57,7 +61,7 @@ struct Capturing {
     /// Memory from outside the arena that was freed on the capture's streams: its nodes may use it.
     kept: Vec<Allocation>,
     /// Addresses of memory from outside the arena whose use was recorded on the capture's streams.
-    used: Vec<DeviceAddr>,
+    used: BTreeSet<DeviceAddr>,
 }
 
 /// Result of a capture.
@@ -99,6 +103,26 @@ impl ArenaState {
     pub(crate) fn is_capturing(&self) -> bool {
         self.arena.is_capturing()
     }
+
+    /// Sets what is planned, and the layout that the next capture follows if it is a new one.
+    pub(crate) fn set_plan(&mut self, packing: Packing, layout: Option<Layout>) {
+        if layout.is_some() {
+            self.arena.set_plan(layout);
+        }
+        self.planned = Some(packing);
+    }
+
+    /// Takes out what is planned. The layout stays.
+    pub(crate) fn take_plan(&mut self) -> Option<Packing> {
+        self.planned.take()
+    }
+
+    /// Takes out what is planned if other memory is live now than the layout goes around, with the
+    /// ranges that are live.
+    pub(crate) fn take_outdated_plan(&mut self) -> Option<(Packing, Vec<(Bytes, Bytes)>)> {
+        let planned = self.planned.take_if(|plan| !self.arena.is_as_before(plan.recording()))?;
+        Some((planned, self.arena.live_ranges().collect()))
+    }
 }
 
 impl Arenas {
@@ -117,14 +141,45 @@ impl Arenas {
 
     /// Returns the arena that serves the capture with this number.
     fn serving(&self, number: u64) -> Option<ArenaId> {
-        let serves = |state: &ArenaState| {
-            state.capturing.as_ref().is_some_and(|capturing| capturing.number == number)
-        };
-        self.iter().find(|(_, state)| serves(state)).map(|(id, _)| id)
+        self.serving.get(&number).copied()
     }
 
     fn any_capture(&self) -> bool {
-        self.by_id.values().any(ArenaState::is_capturing)
+        !self.capturing.is_empty()
+    }
+
+    /// Returns the captures that are served, by arena.
+    fn captures(&self) -> impl Iterator<Item = (ArenaId, &Capturing)> {
+        let capturing = |&id: &ArenaId| Some((id, self.get(id).capturing.as_ref()?));
+        self.capturing.iter().filter_map(capturing)
+    }
+
+    /// Begins a capture into an arena that has none.
+    fn begin(&mut self, id: ArenaId) {
+        self.get_mut(id).arena.begin().expect("its owner begins one capture at a time");
+        self.capturing.insert(id);
+    }
+
+    /// Ends the capture that was begun but is not served.
+    fn abort(&mut self, id: ArenaId) {
+        self.get_mut(id).arena.abort().expect("it was begun before");
+        self.capturing.remove(&id);
+    }
+
+    /// Serves the driver's capture by the one that was begun.
+    fn serve(&mut self, id: ArenaId, capturing: Capturing) {
+        self.serving.insert(capturing.number, id);
+        self.get_mut(id).capturing = Some(capturing);
+    }
+
+    /// Ends the capture that an arena serves.
+    fn end(&mut self, id: ArenaId) -> (CaptureRecording, Capturing) {
+        let state = self.get_mut(id);
+        let recording = state.arena.end().expect("a capture ends once");
+        let capturing = state.capturing.take().expect("a capture ends once");
+        self.capturing.remove(&id);
+        self.serving.remove(&capturing.number);
+        (recording, capturing)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (ArenaId, &ArenaState)> {
@@ -179,7 +234,7 @@ impl VirtualPool {
 
     fn remove_if_abandoned(&mut self, id: ArenaId) {
         let state = self.arenas.get(id);
-        if state.abandoned && state.arena.census().blocks == 0 && !state.is_capturing() {
+        if state.abandoned && state.arena.blocks() == 0 && !state.is_capturing() {
             let marks: Vec<Mark> = state.leases.unfinished().collect();
             self.arenas.by_id.remove(&id);
             self.pool.remove_arena(id, &marks);

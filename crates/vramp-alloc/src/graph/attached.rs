@@ -38,6 +38,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use vramp_core::StreamId;
 use vramp_driver::{CaptureInfo, DriverError};
@@ -57,6 +58,7 @@ pub struct AttachedCapture {
     arena: GraphArena,
     stream: StreamId,
     number: u64,
+    begun: Instant,
     detached: bool,
 }
 
@@ -104,8 +106,13 @@ impl Allocator {
         if arena.0.capturing.swap(true, Ordering::AcqRel) {
             return Err(CaptureError::ArenaBusy);
         }
-        let mut capture =
-            AttachedCapture { arena: arena.clone(), stream, number: 0, detached: true };
+        let mut capture = AttachedCapture {
+            arena: arena.clone(),
+            stream,
+            number: 0,
+            begun: Instant::now(),
+            detached: true,
+        };
         arena.refresh_plan();
         let mut inner = shared.lock_for_memory()?;
         inner.open_stream(stream).ok_or(CaptureError::UnknownStream(stream))?;
@@ -191,7 +198,8 @@ impl AttachedCapture {
         let (recording, kept) = pool.detach_arena(*id);
         shared.captures.fetch_sub(1, Ordering::Relaxed);
         drop(inner);
-        let report = self.arena.plan(&recording, kept.iter().map(Allocation::requested).sum());
+        let bytes = kept.iter().map(Allocation::requested).sum();
+        let report = self.arena.plan(recording, bytes, self.begun);
         GraphHold { arena: self.arena.clone(), kept, report }
     }
 }

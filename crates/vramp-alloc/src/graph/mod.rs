@@ -27,15 +27,14 @@
 
 mod attached;
 mod error;
+mod planning;
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use vramp_core::{
-    ArenaLeaseId, Bytes, CaptureRecording, Layout, PoolAddr, Shortage, StreamId, pack,
-};
+use vramp_core::{ArenaLeaseId, Bytes, PoolAddr, Shortage, StreamId};
 use vramp_driver::DriverError;
 use vramp_host::fork::is_forked;
 
@@ -68,8 +67,9 @@ pub struct ArenaConfig {
     pub overlap: Overlap,
     /// Calls of other threads that are refused during a capture.
     pub mode: CaptureMode,
-    /// Whether a tighter layout is planned after each capture of a reusing arena, for the next one
-    /// of the same shape. Milliseconds for thousands of blocks.
+    /// Whether a tighter layout is planned after a capture of a reusing arena, for the next one of
+    /// the same shape. It takes 10 ms or a hundredth of the capture's time at most, whichever is
+    /// more, and nothing if the layout was planned from the same shape already.
     pub replan: bool,
 }
 
@@ -167,50 +167,6 @@ impl GraphArena {
         }
     }
 
-    /// Plans a layout for the next capture of the same shape, if configured, without the lock.
-    /// Returns the report of this capture.
-    fn plan(&self, recording: &CaptureRecording, kept: Bytes) -> CaptureReport {
-        let config = &self.0.config;
-        let mut report = CaptureReport {
-            blocks: recording.blocks(),
-            escaped: recording.escaped(),
-            monotone: recording.monotone(),
-            taken: recording.high_water(),
-            planned: None,
-            lower_bound: recording.lower_bound(),
-            kept,
-        };
-        if config.replan && config.policy == ArenaPolicy::Reusing {
-            let layout = pack(recording);
-            report.planned = Some(layout.high_water());
-            self.set_plan(layout, recording.clone());
-        }
-        report
-    }
-
-    /// Plans again if other blocks are live now than the plan goes around.
-    fn refresh_plan(&self) {
-        let inner = self.0.shared.lock_anyway();
-        if inner.closed {
-            return;
-        }
-        let pool = inner.manager.virtual_pool().expect("only a virtual pool has arenas");
-        let outdated = pool.outdated_plan(self.0.id);
-        drop(inner);
-        if let Some(recording) = outdated {
-            self.set_plan(pack(&recording), recording);
-        }
-    }
-
-    fn set_plan(&self, layout: Layout, recording: CaptureRecording) {
-        let mut inner = self.0.shared.lock_anyway();
-        if inner.closed {
-            return;
-        }
-        let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
-        pool.set_plan(self.0.id, layout, recording);
-    }
-
     /// Returns true if both are handles of the same arena.
     pub fn is_same(&self, other: &GraphArena) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -236,6 +192,9 @@ pub struct CaptureReport {
     pub taken: Bytes,
     /// Bytes that the next capture of the same shape takes, if a layout was planned.
     pub planned: Option<Bytes>,
+    /// Number of blocks that planning visited; 0 if the layout was planned from a capture of the same
+    /// shape.
+    pub plan_visits: u64,
     /// Peak of the live bytes: no layout needs less.
     pub lower_bound: Bytes,
     /// Bytes from outside the arena that were freed within the capture: the graph keeps them.
@@ -339,7 +298,8 @@ impl Allocator {
         if arena.0.capturing.swap(true, Ordering::AcqRel) {
             return Err(CaptureError::ArenaBusy);
         }
-        let mut capture = Capture { arena: arena.clone(), stream, ended: true };
+        let mut capture =
+            Capture { arena: arena.clone(), stream, begun: Instant::now(), ended: true };
         arena.refresh_plan();
         let mut inner = shared.lock_for_memory()?;
         inner.open_stream(stream).ok_or(CaptureError::UnknownStream(stream))?;
@@ -377,6 +337,7 @@ fn refused(shared: &Arc<Shared>, refusal: Refusal, stream: StreamId) -> AllocErr
 pub struct Capture {
     arena: GraphArena,
     stream: StreamId,
+    begun: Instant,
     ended: bool,
 }
 
@@ -437,11 +398,12 @@ impl Capture {
             }
         };
         let kept = captured.kept.iter().map(Allocation::requested).sum();
-        let report = self.arena.plan(&captured.recording, kept);
+        let upto = captured.recording.high_water();
+        let report = self.arena.plan(captured.recording, kept, self.begun);
         Ok(CapturedGraph {
             arena: self.arena.clone(),
             exec,
-            upto: captured.recording.high_water(),
+            upto,
             stream: self.stream,
             kept: captured.kept,
             report,

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::blocks::{Arena, ArenaCensus, Record};
-use super::recording::{CaptureRecording, NEVER};
+use super::blocks::{Arena, ArenaCensus, Held};
+use super::recording::{CaptureRecording, Digest, NEVER};
 use crate::{Bytes, Inconsistency};
 
 impl Arena {
@@ -52,9 +52,10 @@ impl Arena {
             if self.offsets.get(&held.range.start) != Some(id) {
                 return Err(format!("{id:?} is not listed at its offset {}", held.range.start));
             }
-            let recorded = self.capture.as_ref().map_or(held.record == Record::None, |capture| {
-                capture.recording.has(held.record, &held.range)
-            });
+            let recorded = self
+                .capture
+                .as_ref()
+                .is_none_or(|capture| held.capture < self.captures || capture.recording.has(held));
             if !recorded {
                 return Err(format!("{id:?} is not recorded as it is"));
             }
@@ -68,6 +69,11 @@ impl Arena {
     fn sums_agree(&self) -> Result<(), String> {
         let live: u64 = self.held.values().map(|held| held.requested).sum();
         let end = self.held.values().map(|held| held.range.end).max().unwrap_or(0);
+        let mut digest = Digest::default();
+        self.held.values().for_each(|held| digest.add(&held.range));
+        if digest != self.digest {
+            return Err(format!("the digest of live memory is {:?}", self.digest));
+        }
         match (live == self.live, end <= self.touched && self.touched <= self.capacity) {
             (false, _) => Err(format!("{live} bytes are live, {} are counted", self.live)),
             (true, false) => Err(format!("a block ends at {end}, above {}", self.touched)),
@@ -77,16 +83,11 @@ impl Arena {
 }
 
 impl CaptureRecording {
-    fn has(&self, record: Record, range: &Range<u64>) -> bool {
-        match record {
-            Record::Life(index) => self.lives.get(index).is_some_and(|life| {
-                life.until == NEVER && *range == (life.offset..life.offset + life.len)
-            }),
-            Record::Obstacle(index) => self
-                .obstacles
-                .get(index)
-                .is_some_and(|fixed| fixed.until == NEVER && fixed.range == *range),
-            Record::None => false,
-        }
+    fn has(&self, held: &Held) -> bool {
+        held.life.is_none_or(|index| {
+            self.lives.get(index).is_some_and(|life| {
+                life.until == NEVER && held.range == (life.offset..life.offset + life.len)
+            })
+        })
     }
 }

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::choose::without;
 use super::errors::{
     ArenaAllocError, ArenaCaptureError, ArenaFreeError, ArenaFull, ArenaResetError,
     UnknownArenaBlock,
 };
 use super::order::{Frontier, Horizon, NodeId, Order, Point};
 use super::plan::Layout;
-use super::recording::{CaptureRecording, Life, NEVER, Obstacle, Position};
+use super::recording::{CaptureRecording, Digest, Life, NEVER, Obstacle, Position};
 use super::space::Space;
 use crate::{ArenaId, Bytes};
 
@@ -90,18 +91,12 @@ pub struct ArenaCensus {
 pub(super) struct Held {
     pub(super) range: Range<u64>,
     pub(super) requested: u64,
-    /// Work of this capture that uses it.
+    /// The capture that the rest is about. In a later one the block is older, and unused so far.
+    pub(super) capture: u64,
+    /// Work of that capture that uses it.
     pub(super) uses: Frontier,
-    pub(super) record: Record,
-}
-
-/// Where the recording of the running capture has a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Record {
-    Life(usize),
-    Obstacle(usize),
-    /// Nowhere: no capture runs.
-    None,
+    /// Its index among the blocks of that capture, if that capture allocated it.
+    pub(super) life: Option<usize>,
 }
 
 /// The running capture.
@@ -141,10 +136,14 @@ pub struct Arena {
     /// Ids of the live blocks by offset.
     pub(super) offsets: BTreeMap<u64, ArenaBlockId>,
     pub(super) live: u64,
+    /// What the live blocks take.
+    pub(super) digest: Digest,
     next_number: u64,
     /// High-water mark since the arena was created or reset.
     pub(super) touched: u64,
     pub(super) capture: Option<Capture>,
+    /// Number of captures begun; the running one is the last.
+    pub(super) captures: u64,
     pub(super) plan: Option<Layout>,
 }
 
@@ -160,9 +159,11 @@ impl Arena {
             held: BTreeMap::new(),
             offsets: BTreeMap::new(),
             live: 0,
+            digest: Digest::default(),
             next_number: 0,
             touched: 0,
             capture: None,
+            captures: 0,
             plan: None,
         }
     }
@@ -202,7 +203,7 @@ impl Arena {
         }
     }
 
-    /// Starts a capture. O(free pieces + live blocks).
+    /// Starts a capture. O(log n) for each free piece that the capture before left.
     ///
     /// # Errors
     /// A capture runs already.
@@ -213,29 +214,37 @@ impl Arena {
         if self.policy == ArenaPolicy::Reusing {
             self.space.settle();
         }
-        let mut recording = CaptureRecording::default();
-        for held in self.held.values_mut() {
-            held.record = Record::Obstacle(recording.obstacles.len());
-            let (range, last) = (held.range.clone(), Frontier::default());
-            recording.obstacles.push(Obstacle { range, until: NEVER, last });
-        }
-        recording.high_water = recording.obstacle_end();
+        let mut recording = CaptureRecording { before: self.digest, ..CaptureRecording::default() };
+        recording.high_water = self.live_end();
         let follows = self.plan.is_some() && self.policy == ArenaPolicy::Reusing;
+        self.captures += 1;
         self.capture = Some(Capture { recording, follows, ..Capture::default() });
         Ok(())
     }
 
     /// Ends the capture and returns its recording. Its live blocks stay until they are freed.
+    /// O(blocks of the capture + free pieces).
     ///
     /// # Errors
     /// No capture runs.
     pub fn end(&mut self) -> Result<CaptureRecording, ArenaCaptureError> {
         let capture = self.capture.take().ok_or(ArenaCaptureError::NotRunning(self.id))?;
-        for held in self.held.values_mut() {
-            held.record = Record::None;
-            held.uses = Frontier::default();
-        }
-        Ok(CaptureRecording { clocks: capture.order.into_clocks(), ..capture.recording })
+        let mut recording = capture.recording;
+        recording.clocks = capture.order.into_clocks();
+        // What is live now, but for the blocks of this capture, was live before it.
+        let own = recording.lives.iter().filter(|life| life.until == NEVER);
+        let mut own: Vec<Range<u64>> =
+            own.map(|life| life.offset..life.offset + life.len).collect();
+        own.sort_unstable_by_key(|range| range.start);
+        let live = self.live_stretches();
+        let before = live.flat_map(|stretch| {
+            let first = own.partition_point(|range| range.end <= stretch.start);
+            without(stretch, &own[first..])
+        });
+        let stays = |range| Obstacle { range, until: NEVER, last: Frontier::default() };
+        recording.obstacles.extend(before.map(stays));
+        recording.obstacles.sort_unstable_by_key(|fixed| fixed.range.start);
+        Ok(recording)
     }
 
     /// Ends a capture that failed. Its live blocks stay until they are freed.
@@ -254,7 +263,8 @@ impl Arena {
     /// True unless the running capture allocated the block: work queued outside of the capture may
     /// use it too. True for unknown blocks.
     pub fn is_from_before(&self, id: ArenaBlockId) -> bool {
-        !self.held.get(&id).is_some_and(|held| matches!(held.record, Record::Life(_)))
+        let is_own = |held: &Held| held.capture == self.captures && held.life.is_some();
+        !(self.is_capturing() && self.held.get(&id).is_some_and(is_own))
     }
 
     /// True if a capture runs and follows its plan.
@@ -304,7 +314,9 @@ impl Arena {
     pub fn free(&mut self, id: ArenaBlockId, at: &[NodeId]) -> Result<ArenaFreed, ArenaFreeError> {
         let point = self.point(at)?;
         let unknown = UnknownArenaBlock { arena: self.id, id };
-        let mut last = self.held.get(&id).ok_or(unknown)?.uses.clone();
+        let held = self.held.get_mut(&id).ok_or(unknown)?;
+        held.enter(self.captures);
+        let mut last = std::mem::take(&mut held.uses);
         last.join(&point);
         Ok(self.remove(id, last)?)
     }
@@ -316,7 +328,9 @@ impl Arena {
     pub fn record_use(&mut self, id: ArenaBlockId, at: &[NodeId]) -> Result<(), ArenaFreeError> {
         let point = self.point(at)?;
         let unknown = UnknownArenaBlock { arena: self.id, id };
-        self.held.get_mut(&id).ok_or(unknown)?.uses.join(&point);
+        let held = self.held.get_mut(&id).ok_or(unknown)?;
+        held.enter(self.captures);
+        held.uses.join(&point);
         Ok(())
     }
 
@@ -370,23 +384,39 @@ impl Arena {
         Bytes::new(self.capture.as_ref().map_or(0, |capture| capture.recording.high_water))
     }
 
-    /// Offsets and lengths of the live blocks, lowest first.
+    /// Number of live blocks.
+    pub fn blocks(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Offsets and lengths of the ranges that live blocks take, lowest first, each up to the next free
+    /// one. O(free pieces).
     pub fn live_ranges(&self) -> impl Iterator<Item = (Bytes, Bytes)> {
-        let held = self.offsets.values().map(|id| &self.held[id].range);
+        let held = self.live_stretches();
         held.map(|range| (Bytes::new(range.start), Bytes::new(range.end - range.start)))
     }
 
-    /// Offsets and lengths of the ranges without a live block, lowest first, from `from` up to the
-    /// capacity.
-    pub fn free_ranges(&self, from: Bytes) -> impl Iterator<Item = (Bytes, Bytes)> {
-        let mut at = from.count();
-        let ends = [(self.capacity, self.capacity)];
-        let held = self.offsets.values().map(|id| &self.held[id].range);
-        held.map(|range| (range.start, range.end)).chain(ends).filter_map(move |(start, end)| {
-            let free = at..start;
-            at = at.max(end);
-            (!free.is_empty()).then(|| (Bytes::new(free.start), Bytes::new(free.end - free.start)))
-        })
+    /// True if the same memory is live now as when the recording began. O(1).
+    pub fn is_as_before(&self, recording: &CaptureRecording) -> bool {
+        recording.before == self.digest
+    }
+
+    /// The highest end of a live block.
+    fn live_end(&self) -> u64 {
+        self.offsets.last_key_value().map_or(0, |(_, id)| self.held[id].range.end)
+    }
+
+    /// What lies between the free pieces.
+    fn live_stretches(&self) -> impl Iterator<Item = Range<u64>> {
+        let mut at = 0;
+        let end = self.live_end();
+        let free = self.space.stretches().chain(std::iter::once(end..end));
+        let held = free.map(move |free| {
+            let held = at..free.start.min(end);
+            at = free.end;
+            held
+        });
+        held.filter(|held| !held.is_empty())
     }
 
     fn point(&self, at: &[NodeId]) -> Result<Horizon, ArenaFreeError> {
@@ -398,7 +428,7 @@ impl Arena {
     fn carve(&mut self, range: Range<u64>, requested: Bytes, from: Horizon) -> ArenaBlock {
         let capture = self.capture.as_mut().expect("blocks are carved in captures only");
         let recording = &mut capture.recording;
-        let record = Record::Life(recording.lives.len());
+        let life = Some(recording.lives.len());
         let (offset, len) = (range.start, range.end - range.start);
         // The last uses of the memory are ordered before this point, but perhaps not before the point
         // of the free: a block is never free again before the point where it was allocated.
@@ -414,7 +444,8 @@ impl Arena {
         self.offsets.insert(range.start, id);
         let carved = block(id, &range);
         let requested = requested.count();
-        self.held.insert(id, Held { range, requested, uses, record });
+        self.digest.add(&range);
+        self.held.insert(id, Held { range, requested, capture: self.captures, uses, life });
         carved
     }
 
@@ -424,16 +455,16 @@ impl Arena {
         id: ArenaBlockId,
         last: Frontier,
     ) -> Result<ArenaFreed, UnknownArenaBlock> {
-        let held = self.held.remove(&id).ok_or(UnknownArenaBlock { arena: self.id, id })?;
+        let mut held = self.held.remove(&id).ok_or(UnknownArenaBlock { arena: self.id, id })?;
         self.offsets.remove(&held.range.start);
+        self.digest.remove(&held.range);
         self.live -= held.requested;
+        held.enter(self.captures);
+        let mut freed = ArenaFreed { block: block(id, &held.range), of_this_capture: false };
         if let Some(capture) = &mut self.capture {
-            capture.recording.close(held.record, &last);
+            capture.recording.close(&held, &last);
+            freed.of_this_capture = held.life.is_some();
         }
-        let freed = ArenaFreed {
-            block: block(id, &held.range),
-            of_this_capture: matches!(held.record, Record::Life(_)),
-        };
         let last = match self.policy {
             ArenaPolicy::Monotone => Frontier::never(),
             ArenaPolicy::Reusing => last,
@@ -458,21 +489,25 @@ impl Arena {
     }
 }
 
+impl Held {
+    /// Forgets what an earlier capture did with it.
+    fn enter(&mut self, capture: u64) {
+        if self.capture != capture {
+            (self.capture, self.uses, self.life) = (capture, Frontier::default(), None);
+        }
+    }
+}
+
 impl CaptureRecording {
     /// Ends a block's life.
-    fn close(&mut self, record: Record, last: &Frontier) {
+    fn close(&mut self, held: &Held, last: &Frontier) {
         let now = self.lives.len() as Position;
         // Freed beside the captured streams, it is not proven free at any point of this capture.
         let until = if last.is_never() { NEVER } else { now };
         let last = last.clone();
-        match record {
-            Record::Life(index) => {
-                (self.lives[index].until, self.lives[index].last) = (until, last)
-            }
-            Record::Obstacle(index) => {
-                (self.obstacles[index].until, self.obstacles[index].last) = (until, last);
-            }
-            Record::None => {}
+        match held.life {
+            Some(index) => (self.lives[index].until, self.lives[index].last) = (until, last),
+            None => self.obstacles.push(Obstacle { range: held.range.clone(), until, last }),
         }
     }
 }

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use super::order::Frontier;
-use super::recording::{CaptureRecording, Life, NEVER, Obstacle, Position};
+use super::recording::{CaptureRecording, NEVER, Obstacle, Position};
 use crate::Bytes;
 
 /// With more chains only the peak is used: the search takes a pass for each chain.
@@ -62,7 +62,7 @@ impl CaptureRecording {
             lasts.flat_map(|last| last.steps()).map(|step| step.chain).collect();
         chains.sort_unstable();
         chains.dedup();
-        let heads: BTreeSet<Option<u32>> = self.lives.iter().map(head).collect();
+        let heads: BTreeSet<Option<u32>> = self.lives.iter().map(|life| life.from.head()).collect();
         if chains.len().max(heads.len()) > CHAINS_MOST {
             return Bytes::new(peak);
         }
@@ -141,18 +141,13 @@ impl CaptureRecording {
     fn path<'a>(&self, uses: &'a [Use], chain: Option<u32>) -> Vec<&'a Places> {
         let mut path: Vec<&Places> = Vec::new();
         for (life, begun) in self.lives.iter().zip(&uses[self.obstacles.len()..]) {
-            let is_here = head(life) == chain;
+            let is_here = life.from.head() == chain;
             if is_here && path.last().is_none_or(|before| is_before(before, &begun.from)) {
                 path.push(&begun.from);
             }
         }
         path
     }
-}
-
-/// The chain in which a block begins; none before anything was captured.
-fn head(life: &Life) -> Option<u32> {
-    life.from.chains().first().copied()
 }
 
 /// The most bytes in conflict at these points and one more of a path, and that point.

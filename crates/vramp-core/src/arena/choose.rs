@@ -78,9 +78,10 @@ fn planned_during_life(plan: &Layout, index: usize) -> Vec<Range<u64>> {
 }
 
 /// The parts of a run outside of some ranges, which are sorted by start.
-fn without(run: Range<u64>, avoid: &[Range<u64>]) -> impl Iterator<Item = Range<u64>> {
+pub(super) fn without(run: Range<u64>, avoid: &[Range<u64>]) -> impl Iterator<Item = Range<u64>> {
     let (mut at, end) = (run.start, run.end);
-    let stops = avoid.iter().cloned().chain(std::iter::once(end..end));
+    let within = avoid.iter().take_while(move |stop| stop.start < end);
+    let stops = within.cloned().chain(std::iter::once(end..end));
     stops.filter_map(move |stop| {
         let free = at..stop.start.min(end);
         at = at.max(stop.end);

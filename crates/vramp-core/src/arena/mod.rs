@@ -26,6 +26,7 @@
 mod audit;
 mod blocks;
 mod bound;
+mod candidates;
 mod choose;
 mod errors;
 mod lease;
@@ -47,6 +48,6 @@ pub use lease::{
     ArenaBusy, ArenaLeaseId, LeaseEndError, LeaseTaken, Leases, Overlap, UnknownArenaLease,
 };
 pub use order::{NodeId, Order, UnknownNode};
-pub use pack::pack;
+pub use pack::{Packing, pack};
 pub use plan::{Layout, LayoutError};
 pub use recording::CaptureRecording;

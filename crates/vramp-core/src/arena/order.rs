@@ -32,14 +32,14 @@ pub(crate) struct Step {
 type Clock = u32;
 
 /// A place, and what is ordered before it in the other chains.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Node {
     step: Step,
     others: Clock,
 }
 
 /// Lists of the furthest place in each chain, shared by nodes: 0 for none, also where a list ends.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Clocks(Vec<Box<[u32]>>);
 
 impl Clocks {
@@ -187,7 +187,7 @@ impl Order {
 }
 
 /// A point of a captured stream: everything that its next node will be ordered after.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Horizon {
     nodes: SmallVec<[Node; 1]>,
 }
@@ -199,6 +199,11 @@ impl Horizon {
         chains.sort_unstable();
         chains.dedup();
         chains
+    }
+
+    /// The first of them; none before anything was captured.
+    pub(crate) fn head(&self) -> Option<u32> {
+        self.nodes.iter().map(|node| node.step.chain).min()
     }
 }
 
@@ -219,6 +224,9 @@ impl Point<'_> {
 
     /// The furthest place of a chain that is ordered before this point.
     pub(crate) fn place_in(&self, chain: u32) -> u32 {
+        if let [node] = self.horizon.nodes[..] {
+            return self.clocks.place_in(chain, node);
+        }
         let nodes = self.horizon.nodes.iter();
         nodes.map(|&node| self.clocks.place_in(chain, node)).max().unwrap_or(0)
     }

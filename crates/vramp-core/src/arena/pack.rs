@@ -1,27 +1,38 @@
 //! Offline planning: offsets for a recorded capture that need hardly more than its peak.
 //!
-//! Blocks are rectangles, time by memory, that may move up and down. Each pass takes them in an
-//! order and puts each at the lowest place where nothing that conflicts was put before. The first
-//! orders fill valleys (`skyline.rs`), the others go by size, area or life. Then, in the best of them,
-//! the blocks that stick out go first, all of them and then one by one. The best layout counts, and
-//! the recorded one takes part: nothing returned is worse.
+//! Blocks are rectangles, time by memory, that may move up and down.
 //!
-//! Work is counted in visited blocks, never in time: the same recording gives the same layout.
+//! 1. *Filling valleys* (`skyline.rs`, `candidates.rs`): the most important block that lives wholly
+//!    within the lowest valley of what was placed so far goes there. Blocks that are live together at
+//!    a peak so come to lie on one another without gaps, in whatever order that takes, where an order
+//!    by size alone leaves holes. The memory that was live before cuts the addresses into gaps, which
+//!    are filled one after the other. O(n log n) as a rule, so this is done for any number of blocks.
+//!    Streams that do not wait for each other are filled one after the other as well.
+//! 2. *Placing in an order*: each block at the lowest place where nothing that conflicts was put
+//!    before. The order of step 1 finds gaps that it left; other orders go by size, area or life.
+//!    O(n * n), so this is for thousands of blocks at most.
+//! 3. *Lifting*: in the best order, the blocks that stick out go first, all of them and then one by
+//!    one.
+//!
+//! The best layout counts, and the recorded one takes part: nothing returned is worse. It ends with
+//! the first layout that is close to the bound, or when the work is spent. Work is counted in visited
+//! blocks: the same recording gives the same layout, unless the caller stops it earlier.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::candidates::{Candidate, Candidates, Fit};
 use super::plan::Layout;
 use super::recording::{CaptureRecording, Position};
 use super::skyline::Skyline;
+use crate::Bytes;
 
-/// How many placed blocks all passes may visit together. Keeps 20,000 blocks of one stream under a
-/// second.
-pub(super) const BUDGET: u64 = 250_000_000;
+/// How many blocks all steps may visit together: some milliseconds.
+pub(super) const BUDGET: u64 = 4_000_000;
 
-/// Part of that for moving single blocks: some ten milliseconds, enough for hundreds.
-const SINGLES: u64 = 20_000_000;
+/// Number of visits between two looks whether to stop.
+const VISITS_PER_LOOK: u64 = 1 << 13;
 
 /// Packing stops this close to the bound, in thousandths of it.
 const GOOD_PER_MILLE: u64 = 1;
@@ -29,43 +40,194 @@ const GOOD_PER_MILLE: u64 = 1;
 /// Number of blocks moved up by one in a list for the cost of one visit.
 const MOVED_PER_VISIT: u64 = 8;
 
-/// Most blocks for which valleys are filled: each block then lies above nearly all others, and
-/// visits nearly all of them.
-const VALLEYS_MOST: usize = 8_000;
+/// Number of visits for the cost of changing a skyline once.
+const VISITS_PER_VALLEY: u64 = 16;
 
-/// Number of positions of a valley scanned for the cost of one visit.
-const SCANNED_PER_VISIT: u64 = 2;
+/// Most gaps below live memory that are filled, the longest ones. Each takes a pass.
+const GAPS_MOST: usize = 8;
+
+/// Most blocks times chains cubed for which the conflict bound is searched. Beyond that the peak of
+/// live bytes has to do: a bound that is too low costs time, and no memory.
+const BOUND_MOST: u64 = 16_000;
 
 /// Returns offsets for the blocks of a recording, at most as high as the capture's own.
 ///
-/// O(n * n) at worst, cut off by a budget of visited blocks. The result passes [`Layout::check`].
+/// O(n log n), and then as many visits as the budget leaves. The result passes [`Layout::check`].
 pub fn pack(recording: &CaptureRecording) -> Layout {
-    Layout::of(recording, &Packer::new(recording).run())
+    let mut packing = Packing::new(recording.clone());
+    packing.go_on(|| true);
+    packing.layout()
 }
 
-/// A placed block, and the positions at which no other block may be there.
+/// The packing of a recording, in one go or in several.
+#[derive(Debug)]
+pub struct Packing {
+    recording: CaptureRecording,
+    progress: Progress,
+}
+
+impl Packing {
+    /// Begins with the layout of the capture itself.
+    pub fn new(recording: CaptureRecording) -> Packing {
+        let offsets = recording.lives.iter().map(|life| life.offset).collect();
+        let progress = Progress {
+            stage: Stage::Begin,
+            bound: recording.lower_bound().count(),
+            best: Packed { offsets, end: recording.high_water },
+            filling: None,
+            foremost: None,
+            visits_left: BUDGET,
+            random: 0x9e37_79b9_7f4a_7c15,
+        };
+        Packing { recording, progress }
+    }
+
+    /// Packs until nothing is left to try, or `more` returns false: it is called every few
+    /// microseconds. What was stopped while it filled valleys is continued by the next call;
+    /// otherwise it has ended.
+    pub fn go_on(&mut self, mut more: impl FnMut() -> bool) {
+        let Packing { recording, progress } = self;
+        let mut packer = Packer { recording, progress, more: &mut more, visits_to_look: 0 };
+        let ran = packer.run();
+        let stopped = matches!(ran, Err(Stop::Caller)) && progress.filling.is_some();
+        if !stopped {
+            (progress.stage, progress.filling, progress.foremost) = (Stage::End, None, None);
+        }
+    }
+
+    /// True once nothing is left to try.
+    pub fn has_ended(&self) -> bool {
+        matches!(self.progress.stage, Stage::End)
+    }
+
+    /// Number of blocks visited so far.
+    pub fn visits(&self) -> u64 {
+        BUDGET - self.progress.visits_left
+    }
+
+    /// Returns the recording.
+    pub fn recording(&self) -> &CaptureRecording {
+        &self.recording
+    }
+
+    /// High-water mark of the best layout so far.
+    pub fn high_water(&self) -> Bytes {
+        Bytes::new(self.progress.best.end)
+    }
+
+    /// Returns the best layout so far. O(n).
+    pub fn layout(&self) -> Layout {
+        Layout::of(&self.recording, &self.progress.best.offsets)
+    }
+}
+
+/// A placed block, and the members at which no other block may be there.
 #[derive(Clone, Debug)]
 struct Placed {
     offset: u64,
     end: u64,
-    index: Position,
-    /// From the allocation to the first position that all later blocks are ordered after.
+    who: Who,
+    /// From the allocation to the first member from which on all are ordered after its last use.
     open: Range<Position>,
 }
 
-/// No visits are left.
-#[derive(Debug)]
-struct OutOfBudget;
+/// What is placed: a block, or memory that was live before.
+#[derive(Clone, Copy, Debug)]
+enum Who {
+    Block(Position),
+    Obstacle(usize),
+}
 
-/// Offsets of all blocks, and their highest end.
-#[derive(Clone, Debug)]
+/// Why packing stops early.
+#[derive(Clone, Copy, Debug)]
+enum Stop {
+    /// The budget of visits is spent.
+    Budget,
+    Caller,
+}
+
+/// What is done next.
+#[derive(Debug)]
+enum Stage {
+    Begin,
+    /// Valleys are filled for one stream after the other.
+    Streams,
+    /// The blocks of all streams are packed together; this order is tried first.
+    Together(Option<Vec<Position>>),
+    /// One of the orders is tried.
+    Order(Members, usize),
+    Lift(Members),
+    End,
+}
+
+/// How far packing has come.
+#[derive(Debug)]
+struct Progress {
+    stage: Stage,
+    bound: u64,
+    /// Of all blocks.
+    best: Packed,
+    /// Valleys that are being filled.
+    filling: Option<Filling>,
+    /// The order that is best when placed.
+    foremost: Option<Pass>,
+    visits_left: u64,
+    random: u64,
+}
+
+/// Bands of addresses, filled one after the other.
+#[derive(Debug)]
+struct Filling {
+    bands: Vec<Band>,
+    key: Key,
+    /// Index of the band that is being filled, and what is left of it.
+    at: usize,
+    rest: Option<Rest>,
+    floor: u64,
+}
+
+/// Members that get addresses of their own, and their order and offsets.
+#[derive(Debug)]
+struct Band {
+    members: Members,
+    pass: Pass,
+}
+
+/// What is left to fill of a band.
+#[derive(Debug)]
+struct Rest {
+    candidates: Candidates,
+    /// The last is filled now.
+    gaps: Vec<Range<u64>>,
+    skyline: Skyline,
+}
+
+/// Blocks that are packed together, in program order. Orders and offsets of them go by their index
+/// here.
+#[derive(Clone, Debug, Default)]
+struct Members {
+    blocks: Vec<Position>,
+    /// For each, the first member from which on all are ordered after its last use.
+    open: Vec<Position>,
+    /// All addresses below are taken.
+    floor: u64,
+}
+
+impl Members {
+    fn life(&self, member: Position) -> Range<Position> {
+        member..self.open[member as usize].min(self.blocks.len() as Position)
+    }
+}
+
+/// Offsets of members, and their highest end.
+#[derive(Clone, Debug, Default)]
 struct Packed {
     offsets: Vec<u64>,
     end: u64,
 }
 
 /// An order and its offsets.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Pass {
     order: Vec<Position>,
     packed: Packed,
@@ -77,24 +239,21 @@ type Key = fn(u64, &Range<Position>) -> (u64, u64);
 /// How blocks are ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
-    /// The largest key first.
-    Key,
     /// Into the lowest valley, the largest key first.
     Valleys,
-    /// The same, one stream after the other.
-    Streams,
+    /// The largest key first.
+    Key,
 }
 
 /// The orders tried, one after the other, until a layout is good. Valleys by area alone bring recorded
 /// training steps to within a thousandth of the bound.
-const ORDERS: [(By, Key); 7] = [
+const ORDERS: [(By, Key); 6] = [
     (By::Valleys, by_area),
-    (By::Streams, by_area),
+    (By::Valleys, by_life),
     (By::Key, by_size),
     (By::Key, by_area),
     (By::Key, by_end),
     (By::Key, by_life),
-    (By::Valleys, by_life),
 ];
 
 fn by_area(len: u64, life: &Range<Position>) -> (u64, u64) {
@@ -113,146 +272,294 @@ fn by_end(_: u64, life: &Range<Position>) -> (u64, u64) {
     (u64::from(life.end), u64::from(life.start))
 }
 
-pub(super) struct Packer<'a> {
+struct Packer<'a> {
     recording: &'a CaptureRecording,
-    /// Positions at which a block's place is closed to others. Obstacles come after the blocks.
-    open: Vec<Range<Position>>,
-    bound: u64,
-    best: Packed,
-    visits_left: u64,
-    random: u64,
+    progress: &'a mut Progress,
+    more: &'a mut dyn FnMut() -> bool,
+    visits_to_look: u64,
 }
 
-impl<'a> Packer<'a> {
-    pub(super) fn new(recording: &'a CaptureRecording) -> Packer<'a> {
-        let free_from = recording.free_from();
-        let lives = (0..).zip(&free_from.lives).map(|(from, &until)| from..until);
-        let obstacles = free_from.obstacles.iter().map(|&until| 0..until);
-        let offsets = recording.lives.iter().map(|life| life.offset).collect();
-        Packer {
-            recording,
-            open: lives.chain(obstacles).collect(),
-            bound: recording.conflict_bound().count(),
-            best: Packed { offsets, end: recording.high_water },
-            visits_left: BUDGET,
-            random: 0x9e37_79b9_7f4a_7c15,
-        }
-    }
-
-    /// The best offsets that the budget allows.
-    pub(super) fn run(&mut self) -> Vec<u64> {
-        // The best layout so far counts when the budget is spent.
-        let _out_of_budget = self.by_importance();
-        std::mem::take(&mut self.best.offsets)
-    }
-
-    /// Unspent budget.
-    #[cfg(test)]
-    pub(super) fn visits_left(&self) -> u64 {
-        self.visits_left
-    }
-
-    fn by_importance(&mut self) -> Result<(), OutOfBudget> {
-        let mut foremost: Option<Pass> = None;
-        let valleys = self.recording.lives.len() <= VALLEYS_MOST;
-        for (by, key) in ORDERS.into_iter().filter(|&(by, _)| valleys || by == By::Key) {
-            if self.is_good() {
-                return Ok(());
+impl Packer<'_> {
+    /// Tries everything, until a layout is good.
+    fn run(&mut self) -> Result<(), Stop> {
+        while !self.is_good() {
+            let stage = std::mem::replace(&mut self.progress.stage, Stage::End);
+            self.progress.stage = match stage {
+                Stage::Begin => self.begin()?,
+                Stage::Streams => match self.fill() {
+                    Ok(bands) => Stage::Together(Some(self.place_in_bands(bands)?)),
+                    Err(stop) => {
+                        self.progress.stage = Stage::Streams;
+                        return Err(stop);
+                    }
+                },
+                Stage::Together(order) => {
+                    let blocks = self.recording.lives.len() as Position;
+                    let all = self.members((0..blocks).collect())?;
+                    if let Some(order) = order {
+                        self.try_order(&all, order)?;
+                    }
+                    Stage::Order(all, 0)
+                }
+                Stage::Order(all, index) => match ORDERS.get(index) {
+                    Some(&(By::Valleys, key)) => {
+                        if self.progress.filling.is_none() {
+                            self.begin_filling(vec![all.clone()], key)?;
+                        }
+                        match self.fill() {
+                            Ok(bands) => {
+                                for band in bands {
+                                    self.try_order(&all, band.pass.order)?;
+                                }
+                            }
+                            Err(stop) => {
+                                self.progress.stage = Stage::Order(all, index);
+                                return Err(stop);
+                            }
+                        }
+                        Stage::Order(all, index + 1)
+                    }
+                    Some(&(By::Key, key)) => {
+                        if self.can_place(&all) {
+                            let order = self.by_key(&all, key);
+                            self.try_order(&all, order)?;
+                        }
+                        Stage::Order(all, index + 1)
+                    }
+                    None => Stage::Lift(all),
+                },
+                Stage::Lift(all) => {
+                    if let Some(mut pass) = self.progress.foremost.take() {
+                        self.lift_all(&all, &mut pass)?;
+                        self.lift_one_by_one(&all, &mut pass)?;
+                    }
+                    Stage::End
+                }
+                Stage::End => return Ok(()),
             }
-            let order = match by {
-                By::Key => self.by_key(key),
-                By::Valleys => self.by_valleys(key, vec![false; self.recording.lives.len()])?,
-                By::Streams => self.by_streams(key)?,
-            };
-            let Some(packed) = self.place(&order, u64::MAX)? else { continue };
-            if foremost.as_ref().is_none_or(|least| packed.end < least.packed.end) {
-                foremost = Some(Pass { order, packed });
-            }
         }
-        let Some(mut pass) = foremost else { return Ok(()) };
-        self.lift_all(&mut pass)?;
-        self.lift_one_by_one(&mut pass)
+        Ok(())
+    }
+
+    /// Finds the bound, and what to begin with.
+    fn begin(&mut self) -> Result<Stage, Stop> {
+        let streams = self.streams();
+        let chains = self.recording.chains().max(streams.len()) as u64;
+        let blocks = self.recording.lives.len() as u64;
+        if blocks.saturating_mul(chains.saturating_pow(3)) <= BOUND_MOST {
+            self.progress.bound = self.recording.conflict_bound().count();
+        }
+        if streams.len() == 1 {
+            return Ok(Stage::Together(None));
+        }
+        let bands = streams.into_iter().map(|stream| self.members(stream));
+        let bands = bands.collect::<Result<_, _>>()?;
+        self.begin_filling(bands, by_area)?;
+        Ok(Stage::Streams)
     }
 
     fn is_good(&self) -> bool {
-        self.best.end <= self.bound + self.bound / 1000 * GOOD_PER_MILLE
+        let Progress { best, bound, .. } = &*self.progress;
+        best.end <= bound + bound / 1000 * GOOD_PER_MILLE
     }
 
-    /// All blocks, those with the largest key first.
-    fn by_key(&self, key: Key) -> Vec<Position> {
-        let blocks = self.recording.lives.len() as Position;
-        let mut order: Vec<Position> = (0..blocks).collect();
-        order.sort_by_cached_key(|&block| {
-            let life = &self.recording.lives[block as usize];
-            Reverse(key(life.len, &(block..life.until.min(blocks))))
+    /// Places all blocks in an order, if that is affordable, and keeps the order if it is the best.
+    fn try_order(&mut self, all: &Members, order: Vec<Position>) -> Result<(), Stop> {
+        if self.is_good() || !self.can_place(all) {
+            return Ok(());
+        }
+        let Some(packed) = self.place(all, &order, u64::MAX)? else { return Ok(()) };
+        self.keep(&packed);
+        let foremost = &mut self.progress.foremost;
+        if foremost.as_ref().is_none_or(|least| packed.end < least.packed.end) {
+            *foremost = Some(Pass { order, packed });
+        }
+        Ok(())
+    }
+
+    /// Keeps offsets of all blocks if they are the best.
+    fn keep(&mut self, packed: &Packed) {
+        if packed.end < self.progress.best.end {
+            self.progress.best = packed.clone();
+        }
+    }
+
+    /// The blocks by the stream that allocates them.
+    fn streams(&self) -> Vec<Vec<Position>> {
+        let mut streams: BTreeMap<u32, Vec<Position>> = BTreeMap::new();
+        for (block, life) in (0..).zip(&self.recording.lives) {
+            // Before anything was captured, a block belongs to the first stream as well as to any.
+            streams.entry(life.from.head().unwrap_or(0)).or_default().push(block);
+        }
+        streams.into_values().collect()
+    }
+
+    fn members(&mut self, blocks: Vec<Position>) -> Result<Members, Stop> {
+        let recording = self.recording;
+        let open = recording.free_from_among(&blocks, |visits| self.spend(visits))?;
+        Ok(Members { blocks, open, floor: 0 })
+    }
+
+    /// Packs each band again, each block as low as it may be above the band before: streams are
+    /// shorter than the whole, so that this is affordable for more of them. Returns the order of all
+    /// blocks.
+    fn place_in_bands(&mut self, mut bands: Vec<Band>) -> Result<Vec<Position>, Stop> {
+        if !self.is_good() && bands.iter().all(|band| self.can_place(&band.members)) {
+            let mut floor = 0;
+            for Band { members, pass } in &mut bands {
+                members.floor = floor;
+                let packed = self.place(members, &pass.order, u64::MAX)?;
+                pass.packed = packed.expect("there is no limit");
+                floor = self.top(members, &pass.packed);
+            }
+            self.keep_bands(&bands);
+        }
+        let blocks = |Band { members, pass }: Band| -> Vec<Position> {
+            pass.order.iter().map(|&member| members.blocks[member as usize]).collect()
+        };
+        Ok(bands.into_iter().flat_map(blocks).collect())
+    }
+
+    /// Keeps the offsets of all bands if they are the best.
+    fn keep_bands(&mut self, bands: &[Band]) {
+        let end = self.recording.obstacle_end();
+        let mut all = Packed { offsets: vec![0; self.recording.lives.len()], end };
+        for Band { members, pass } in bands {
+            for (&block, &offset) in members.blocks.iter().zip(&pass.packed.offsets) {
+                all.offsets[block as usize] = offset;
+            }
+            all.end = all.end.max(pass.packed.end);
+        }
+        self.keep(&all);
+    }
+
+    /// The highest end of a member.
+    fn top(&self, members: &Members, packed: &Packed) -> u64 {
+        let ends = (0..members.blocks.len() as Position).map(|at| self.end(members, packed, at));
+        ends.max().unwrap_or(0).max(members.floor)
+    }
+
+    /// All members, those with the largest key first.
+    fn by_key(&self, members: &Members, key: Key) -> Vec<Position> {
+        let count = members.blocks.len() as Position;
+        let mut order: Vec<Position> = (0..count).collect();
+        order.sort_by_cached_key(|&member| {
+            Reverse(key(self.len(members, member), &members.life(member)))
         });
         order
     }
 
-    /// The blocks of one stream after those of the other, each stream's by valleys: streams that do
-    /// not wait for each other share no memory, and leave no holes if each has a band of its own.
-    fn by_streams(&mut self, key: Key) -> Result<Vec<Position>, OutOfBudget> {
-        let lives = &self.recording.lives;
-        let mut streams: BTreeMap<Option<u32>, Vec<bool>> = BTreeMap::new();
-        for (block, life) in lives.iter().enumerate() {
-            let stream = life.from.chains().first().copied();
-            streams.entry(stream).or_insert_with(|| vec![true; lives.len()])[block] = false;
+    /// The longest gaps from the floor on that no live memory is in, the last one without end.
+    fn gaps(&self, floor: u64) -> Vec<Range<u64>> {
+        let mut fixed: Vec<Range<u64>> =
+            self.recording.obstacles.iter().map(|fixed| fixed.range.clone()).collect();
+        fixed.sort_unstable_by_key(|range| range.start);
+        let (mut at, mut gaps) = (floor, Vec::new());
+        for range in fixed {
+            if at < range.start {
+                gaps.push(at..range.start);
+            }
+            at = at.max(range.end);
         }
-        let mut order = Vec::with_capacity(lives.len());
-        for is_placed in streams.into_values() {
-            order.extend(self.by_valleys(key, is_placed)?);
-        }
-        Ok(order)
+        gaps.push(at..u64::MAX);
+        gaps.sort_by_key(|gap| Reverse(gap.end - gap.start));
+        gaps.truncate(GAPS_MOST + 1);
+        gaps.sort_unstable_by_key(|gap| gap.start);
+        gaps
     }
 
-    /// The blocks that are not placed yet, each put into the lowest valley of those before it; where
-    /// several fit wholly into the valley, the one with the largest key.
-    fn by_valleys(
-        &mut self,
-        key: Key,
-        mut is_placed: Vec<bool>,
-    ) -> Result<Vec<Position>, OutOfBudget> {
-        let lives = &self.recording.lives;
-        let blocks = lives.len() as Position;
-        let mut skyline = Skyline::new(blocks);
-        let mut left = is_placed.iter().filter(|placed| !**placed).count();
-        let mut order = Vec::with_capacity(left);
-        while left > 0 {
-            let valley = skyline.valley();
-            self.spend(u64::from(valley.end - valley.start) / SCANNED_PER_VISIT + 1)?;
-            let life = |block: Position| block..lives[block as usize].until.min(blocks);
-            let len = |block: Position| lives[block as usize].len;
-            // One block begins at each position, so the valley names the blocks that may fit.
-            let unplaced = valley.clone().filter(|&block| !is_placed[block as usize]);
-            let fits = unplaced.filter(|&block| life(block).end <= valley.end);
-            match fits.max_by_key(|&block| key(len(block), &life(block))) {
-                Some(block) => {
-                    skyline.put(life(block), len(block));
-                    is_placed[block as usize] = true;
-                    order.push(block);
-                    left -= 1;
-                }
-                None => skyline.fill(valley),
+    /// Begins to fill valleys with the members of each band, above those of the band before: streams
+    /// that do not wait for each other share no memory, and leave no holes that way.
+    fn begin_filling(&mut self, bands: Vec<Members>, key: Key) -> Result<(), Stop> {
+        self.spend(self.recording.lives.len() as u64)?;
+        let band = |members| Band { members, pass: Pass::default() };
+        let bands = bands.into_iter().map(band).collect();
+        self.progress.filling = Some(Filling { bands, key, at: 0, rest: None, floor: 0 });
+        Ok(())
+    }
+
+    /// Fills the valleys of all bands, and keeps the offsets if they are the best. If it is stopped it
+    /// can be called again.
+    fn fill(&mut self) -> Result<Vec<Band>, Stop> {
+        let mut filling = self.progress.filling.take().expect("filling was begun");
+        while let Some(band) = filling.bands.get_mut(filling.at) {
+            let rest = filling.rest.get_or_insert_with(|| {
+                band.members.floor = filling.floor;
+                self.all_of(band, filling.key)
+            });
+            if let Err(stop) = self.fill_band(band, rest) {
+                self.progress.filling = Some(filling);
+                return Err(stop);
+            }
+            filling.floor = self.top(&band.members, &band.pass.packed);
+            (filling.at, filling.rest) = (filling.at + 1, None);
+        }
+        self.keep_bands(&filling.bands);
+        Ok(filling.bands)
+    }
+
+    /// All of a band is left to fill.
+    fn all_of(&self, band: &mut Band, key: Key) -> Rest {
+        let Band { members, pass } = band;
+        let count = members.blocks.len();
+        let candidate = |member| {
+            let (len, life) = (self.len(members, member), members.life(member));
+            Candidate { end: life.end, len, key: key(len, &life) }
+        };
+        let candidates: Vec<Candidate> = (0..count as Position).map(candidate).collect();
+        pass.order = Vec::with_capacity(count);
+        pass.packed = Packed { offsets: vec![0; count], end: self.recording.obstacle_end() };
+        let mut gaps = self.gaps(members.floor);
+        gaps.reverse();
+        let skyline = Skyline::new(count as Position);
+        Rest { candidates: Candidates::new(&candidates), gaps, skyline }
+    }
+
+    /// Fills the valleys of one gap, then those of the next.
+    fn fill_band(&mut self, band: &mut Band, rest: &mut Rest) -> Result<(), Stop> {
+        let Band { members, pass: Pass { order, packed } } = band;
+        let Rest { candidates, gaps, skyline } = rest;
+        while !candidates.is_empty()
+            && let Some(gap) = gaps.last()
+        {
+            let Some(valley) = skyline.valley() else { break };
+            let room = (gap.end - gap.start).saturating_sub(valley.height);
+            let fit = Fit { during: valley.during.clone(), room };
+            let mut visits = VISITS_PER_VALLEY;
+            let best = candidates.best(&fit, &mut visits);
+            self.spend(visits)?;
+            if let Some(member) = best {
+                let (offset, len) = (gap.start + valley.height, self.len(members, member));
+                packed.offsets[member as usize] = offset;
+                packed.end = packed.end.max(offset + len);
+                order.push(member);
+                candidates.remove(member);
+                skyline.put(&valley, members.life(member), len);
+            } else if !skyline.fill(&valley) {
+                gaps.pop();
+                *skyline = Skyline::new(members.blocks.len() as Position);
             }
         }
-        Ok(order)
+        Ok(())
     }
 
     /// Moves the blocks above the goal to the front of the order, all at once.
-    fn lift_all(&mut self, pass: &mut Pass) -> Result<(), OutOfBudget> {
+    fn lift_all(&mut self, all: &Members, pass: &mut Pass) -> Result<(), Stop> {
         const ROUNDS: u32 = 64;
         let mut other = pass.clone();
         for _ in 0..ROUNDS {
             if self.is_good() {
                 break;
             }
-            let goal = other.packed.end - other.packed.end.saturating_sub(self.bound) / 2;
+            let goal = other.packed.end - other.packed.end.saturating_sub(self.progress.bound) / 2;
+            let is_high = |&member: &Position| self.end(all, &other.packed, member) > goal;
             let (mut first, rest): (Vec<Position>, Vec<Position>) =
-                other.order.iter().partition(|&&block| self.end(&other.packed, block) > goal);
+                other.order.iter().partition(|&member| is_high(member));
             self.shuffle(&mut first);
             first.extend(rest);
             other.order = first;
-            let Some(packed) = self.place(&other.order, u64::MAX)? else { break };
+            let Some(packed) = self.place(all, &other.order, u64::MAX)? else { break };
+            self.keep(&packed);
             other.packed = packed;
             if other.packed.end < pass.packed.end {
                 *pass = other.clone();
@@ -263,14 +570,14 @@ impl<'a> Packer<'a> {
 
     /// Moves single blocks above the bound to an earlier place in the order, and keeps moves that are
     /// no worse: most leave the top as it is, and a later one lowers it.
-    fn lift_one_by_one(&mut self, pass: &mut Pass) -> Result<(), OutOfBudget> {
+    fn lift_one_by_one(&mut self, all: &Members, pass: &mut Pass) -> Result<(), Stop> {
         const ROUNDS: u32 = 512;
-        let enough = self.visits_left.saturating_sub(SINGLES);
         for _ in 0..ROUNDS {
-            if self.is_good() || self.visits_left <= enough {
+            if self.is_good() {
                 break;
             }
-            let sticks_out = |&at: &usize| self.end(&pass.packed, pass.order[at]) > self.bound;
+            let sticks_out =
+                |&at: &usize| self.end(all, &pass.packed, pass.order[at]) > self.progress.bound;
             let high: Vec<usize> = (1..pass.order.len()).filter(sticks_out).collect();
             if high.is_empty() {
                 break;
@@ -278,70 +585,90 @@ impl<'a> Packer<'a> {
             let from = high[self.below(high.len())];
             let to = self.below(from);
             pass.order[to..=from].rotate_right(1);
-            match self.place(&pass.order, pass.packed.end)? {
-                Some(packed) => pass.packed = packed,
+            match self.place(all, &pass.order, pass.packed.end)? {
+                Some(packed) => {
+                    self.keep(&packed);
+                    pass.packed = packed;
+                }
                 None => pass.order[to..=from].rotate_left(1),
             }
         }
         Ok(())
     }
 
-    fn end(&self, packed: &Packed, block: Position) -> u64 {
-        packed.offsets[block as usize] + self.recording.lives[block as usize].len
+    fn len(&self, members: &Members, member: Position) -> u64 {
+        self.recording.lives[members.blocks[member as usize] as usize].len
     }
 
-    /// Places blocks in this order, each as low as it may be, and keeps the best layout. `None` if a
-    /// block ends above the limit.
-    fn place(&mut self, order: &[Position], limit: u64) -> Result<Option<Packed>, OutOfBudget> {
+    fn end(&self, members: &Members, packed: &Packed, member: Position) -> u64 {
+        packed.offsets[member as usize] + self.len(members, member)
+    }
+
+    /// True if the visits suffice to place the members in an order: each looks at half of the others.
+    fn can_place(&self, members: &Members) -> bool {
+        let others = members.blocks.len() + self.recording.obstacles.len();
+        (members.blocks.len() as u64).saturating_mul(others as u64) / 4 <= self.progress.visits_left
+    }
+
+    /// Places members in this order, each as low as it may be above the floor. `None` if a block ends
+    /// above the limit.
+    fn place(
+        &mut self,
+        members: &Members,
+        order: &[Position],
+        limit: u64,
+    ) -> Result<Option<Packed>, Stop> {
         let mut placed = self.obstacles();
         let end = self.recording.obstacle_end();
         let mut packed = Packed { offsets: vec![0; order.len()], end };
-        for &block in order {
-            let offset = self.first_fit(&placed, block)?;
-            let end = offset + self.recording.lives[block as usize].len;
+        for &member in order {
+            let offset = self.first_fit(members, &placed, member)?;
+            let end = offset + self.len(members, member);
             if end > limit {
                 return Ok(None);
             }
             let at = placed.partition_point(|placed| placed.offset < offset);
             self.spend((placed.len() - at) as u64 / MOVED_PER_VISIT)?;
-            let open = self.open[block as usize].clone();
-            placed.insert(at, Placed { offset, end, index: block, open });
-            packed.offsets[block as usize] = offset;
+            let who = Who::Block(members.blocks[member as usize]);
+            let open = member..members.open[member as usize];
+            placed.insert(at, Placed { offset, end, who, open });
+            packed.offsets[member as usize] = offset;
             packed.end = packed.end.max(end);
-        }
-        if packed.end < self.best.end {
-            self.best = packed.clone();
         }
         Ok(Some(packed))
     }
 
-    /// The blocks that were live before the capture, lowest first.
+    /// The memory that was live before the capture, lowest first.
     fn obstacles(&self) -> Vec<Placed> {
-        let blocks = self.recording.lives.len();
-        let fixed = self.recording.obstacles.iter().zip(&self.open[blocks..]);
-        let mut placed: Vec<Placed> = (blocks as Position..)
-            .zip(fixed)
-            .map(|(index, (fixed, open))| {
+        let fixed = self.recording.obstacles.iter().enumerate();
+        let mut placed: Vec<Placed> = fixed
+            .map(|(index, fixed)| {
                 let (offset, end) = (fixed.range.start, fixed.range.end);
-                Placed { offset, end, index, open: open.clone() }
+                Placed { offset, end, who: Who::Obstacle(index), open: 0..Position::MAX }
             })
             .collect();
         placed.sort_unstable_by_key(|placed| placed.offset);
         placed
     }
 
-    /// The lowest offset where no conflicting block lies.
-    fn first_fit(&mut self, placed: &[Placed], block: Position) -> Result<u64, OutOfBudget> {
-        let len = self.recording.lives[block as usize].len;
-        let open = &self.open[block as usize];
-        let (mut at, mut visits) = (0, 1);
+    /// The lowest offset above the floor where no conflicting block lies.
+    fn first_fit(
+        &mut self,
+        members: &Members,
+        placed: &[Placed],
+        member: Position,
+    ) -> Result<u64, Stop> {
+        let len = self.len(members, member);
+        let block = members.blocks[member as usize];
+        let open = member..members.open[member as usize];
+        let (mut at, mut visits) = (members.floor, 1);
         for other in placed {
             if other.offset >= at + len {
                 break;
             }
             visits += 1;
             let may_meet = other.open.start < open.end && open.start < other.open.end;
-            if other.end > at && may_meet && self.conflict(other.index, block) {
+            if other.end > at && may_meet && self.conflict(other.who, block) {
                 at = other.end;
             }
         }
@@ -349,21 +676,27 @@ impl<'a> Packer<'a> {
         Ok(at)
     }
 
-    /// True if both may be in use at once: a block and another one, or an obstacle.
-    fn conflict(&self, other: Position, block: Position) -> bool {
-        match (other as usize).checked_sub(self.recording.lives.len()) {
-            Some(fixed) => {
+    /// True if both may be in use at once.
+    fn conflict(&self, other: Who, block: Position) -> bool {
+        match other {
+            Who::Obstacle(fixed) => {
                 self.recording.is_blocked(&self.recording.obstacles[fixed], block as usize)
             }
-            None => {
+            Who::Block(other) => {
                 let (earlier, later) = (other.min(block), other.max(block));
                 self.recording.conflict(earlier as usize, later as usize)
             }
         }
     }
 
-    fn spend(&mut self, visits: u64) -> Result<(), OutOfBudget> {
-        self.visits_left = self.visits_left.checked_sub(visits).ok_or(OutOfBudget)?;
+    fn spend(&mut self, visits: u64) -> Result<(), Stop> {
+        let left = &mut self.progress.visits_left;
+        *left = left.checked_sub(visits).ok_or(Stop::Budget)?;
+        self.visits_to_look = match self.visits_to_look.checked_sub(visits) {
+            Some(left) => left,
+            None if (self.more)() => VISITS_PER_LOOK,
+            None => return Err(Stop::Caller),
+        };
         Ok(())
     }
 
@@ -378,9 +711,10 @@ impl<'a> Packer<'a> {
     /// A number below `end`, the same one each time.
     fn below(&mut self, end: usize) -> usize {
         // Xorshift: any numbers do, as long as they are the same each time.
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        (self.random % end as u64) as usize
+        let random = &mut self.progress.random;
+        *random ^= *random << 13;
+        *random ^= *random >> 7;
+        *random ^= *random << 17;
+        (*random % end as u64) as usize
     }
 }

@@ -129,7 +129,7 @@ impl Layout {
             {
                 return Err(LayoutError::Blocked { block: later });
             }
-            open.retain(|&earlier| free_from.lives[earlier] as usize > later);
+            open.retain(|&earlier| free_from[earlier] as usize > later);
             let met = open.iter().find(|&&earlier| {
                 let other = &self.blocks[earlier];
                 overlaps(&(other.offset..other.offset + other.len))

@@ -1,6 +1,7 @@
 //! The recording of a capture: its blocks, when they were live, and the order of their uses.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::ops::Range;
 
 use super::order::{Clocks, Frontier, Horizon};
@@ -27,8 +28,9 @@ pub(crate) struct Life {
     pub last: Frontier,
 }
 
-/// A block that was live when the capture began: it stays where it is.
-#[derive(Clone, Debug)]
+/// Memory that was live when the capture began, and stays where it is: a block that this capture
+/// freed, or all blocks between two free ranges.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Obstacle {
     pub range: Range<u64>,
     pub until: Position,
@@ -41,6 +43,8 @@ pub struct CaptureRecording {
     pub(crate) lives: Vec<Life>,
     pub(crate) obstacles: Vec<Obstacle>,
     pub(crate) high_water: u64,
+    /// What was live when the capture began.
+    pub(crate) before: Digest,
     /// The lists to which the horizons of the lives refer.
     pub(crate) clocks: Clocks,
 }
@@ -66,14 +70,21 @@ impl CaptureRecording {
         Bytes::new(self.high_water)
     }
 
-    /// Ranges that were live when the capture began: offsets and lengths, by offset.
-    pub fn before(&self) -> impl Iterator<Item = (Bytes, Bytes)> {
-        let ranges = self.obstacles.iter().map(|obstacle| &obstacle.range);
-        ranges.map(|range| (Bytes::new(range.start), Bytes::new(range.end - range.start)))
+    /// True if the other capture had the same blocks and the same order between all their uses, among
+    /// the same memory that was live before: what is planned for one serves the other. O(n).
+    pub fn is_same_shape(&self, other: &CaptureRecording) -> bool {
+        let same = |(a, b): (&Life, &Life)| {
+            a.len == b.len && a.until == b.until && a.from == b.from && a.last == b.last
+        };
+        self.lives.len() == other.lives.len()
+            && self.before == other.before
+            && self.lives.iter().zip(&other.lives).all(same)
+            && self.obstacles == other.obstacles
+            && self.clocks == other.clocks
     }
 
     /// Returns the same blocks with other ranges live throughout, given by offset and length: more
-    /// may be live in the next capture than in this one.
+    /// may be live in the next capture than in this one. O(n).
     ///
     /// The offsets of this capture are replaced; a layout has to be packed anew.
     pub fn among(&self, live: impl IntoIterator<Item = (Bytes, Bytes)>) -> CaptureRecording {
@@ -83,9 +94,15 @@ impl CaptureRecording {
             last: Frontier::default(),
         };
         let mut moved = CaptureRecording {
+            lives: self.lives.clone(),
             obstacles: live.into_iter().map(obstacle).collect(),
-            ..self.clone()
+            clocks: self.clocks.clone(),
+            ..CaptureRecording::default()
         };
+        moved.before = Digest::default();
+        for fixed in &moved.obstacles {
+            moved.before.add(&fixed.range);
+        }
         let mut end = moved.obstacle_end();
         for life in &mut moved.lives {
             life.offset = end;
@@ -110,8 +127,41 @@ impl CaptureRecording {
         until as usize > later || !self.clocks.point(&self.lives[later].from).covers(last)
     }
 
+    /// Number of chains in which a block is used last. O(n).
+    pub(crate) fn chains(&self) -> usize {
+        let lasts = self.lives.iter().map(|life| &life.last);
+        let lasts = lasts.chain(self.obstacles.iter().map(|fixed| &fixed.last));
+        let chains = lasts.flat_map(|last| last.steps()).map(|step| step.chain);
+        chains.collect::<BTreeSet<u32>>().len()
+    }
+
     pub(crate) fn obstacle_end(&self) -> u64 {
         self.obstacles.iter().map(|fixed| fixed.range.end).max().unwrap_or(0)
+    }
+}
+
+/// A number for a set of addresses, kept up to date by what is added and removed. It does not depend
+/// on how the set is cut into ranges. Two sets may have the same number: it decides whether a plan is
+/// made again, not whether memory is free.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Digest(u64);
+
+impl Digest {
+    pub(crate) fn add(&mut self, range: &Range<u64>) {
+        self.0 = self.0.wrapping_add(Digest::of(range));
+    }
+
+    pub(crate) fn remove(&mut self, range: &Range<u64>) {
+        self.0 = self.0.wrapping_sub(Digest::of(range));
+    }
+
+    /// Neighbours add up to what their union has.
+    fn of(range: &Range<u64>) -> u64 {
+        let mix = |at: u64| {
+            let at = at.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            (at ^ (at >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+        };
+        mix(range.end).wrapping_sub(mix(range.start))
     }
 }
 
@@ -121,42 +171,58 @@ impl Obstacle {
     }
 }
 
-/// From which position on every later block is ordered after a block's last use.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct FreeFrom {
-    pub lives: Vec<Position>,
-    pub obstacles: Vec<Position>,
-}
-
 impl CaptureRecording {
-    /// With one stream that is where a block is freed; a frontier that some later point does not
-    /// cover keeps it open. O(n log n) for each chain of the order.
-    pub(crate) fn free_from(&self) -> FreeFrom {
-        let mut free = FreeFrom {
-            lives: self.lives.iter().map(|life| life.until).collect(),
-            obstacles: self.obstacles.iter().map(|fixed| fixed.until).collect(),
+    /// For each block, from which position on every later block is ordered after its last use. With
+    /// one stream that is where it is freed; a frontier that some later point does not cover keeps it
+    /// open. O(n), and O(n) for each chain of the order.
+    pub(crate) fn free_from(&self) -> Vec<Position> {
+        let lives: Vec<Position> = (0..self.lives.len() as Position).collect();
+        let Ok(free) = self.free_from_among(&lives, |_| Ok::<(), Infallible>(()));
+        free
+    }
+
+    /// The same for some of the blocks, as if there were no others: indices into them. O(m log m), and
+    /// O(m) for each chain that uses one of the `m` blocks. `spend` is called with the number of
+    /// blocks before they are visited.
+    ///
+    /// # Errors
+    /// As `spend`.
+    pub(crate) fn free_from_among<E>(
+        &self,
+        members: &[Position],
+        mut spend: impl FnMut(u64) -> Result<(), E>,
+    ) -> Result<Vec<Position>, E> {
+        let first = |until: Position| match until {
+            NEVER => NEVER,
+            until if members.get(until as usize) == Some(&until) => until,
+            until => members.partition_point(|&member| member < until) as Position,
         };
-        let lasts = self.lives.iter().map(|life| &life.last);
-        let lasts = lasts.chain(self.obstacles.iter().map(|fixed| &fixed.last));
-        let lasts: Vec<&Frontier> = lasts.collect();
-        let steps = lasts.iter().flat_map(|last| last.steps());
-        let chains: BTreeSet<u32> = steps.map(|step| step.chain).collect();
-        for chain in chains {
-            // The nearest place of this chain that any block from here on is ordered after.
-            let mut least: Vec<u32> = Vec::with_capacity(self.lives.len());
-            for life in self.lives.iter().rev() {
-                let place = self.clocks.point(&life.from).place_in(chain);
-                least.push(least.last().map_or(place, |&last| place.min(last)));
+        let lives = || members.iter().map(|&member| &self.lives[member as usize]);
+        let mut from: Vec<Position> = lives().map(|life| first(life.until)).collect();
+        // By chain: the places of last uses, and whose they are.
+        let mut chains: BTreeMap<u32, Vec<(u32, u32)>> = BTreeMap::new();
+        for (end, life) in (0..).zip(lives()).filter(|(_, life)| life.until != NEVER) {
+            for step in life.last.steps() {
+                chains.entry(step.chain).or_default().push((step.place, end));
             }
-            least.reverse();
-            let froms = free.lives.iter_mut().chain(&mut free.obstacles);
-            for (from, last) in froms.zip(&lasts) {
-                for step in last.steps().iter().filter(|step| step.chain == chain) {
-                    let covered = least.partition_point(|&place| place < step.place);
-                    *from = (*from).max(covered as Position);
+        }
+        let mut least = vec![0; members.len()];
+        for (chain, steps) in chains {
+            spend((members.len() + steps.len()) as u64)?;
+            // The nearest place of this chain that any member from here on is ordered after.
+            let mut nearest = u32::MAX;
+            for (least, life) in least.iter_mut().zip(lives()).rev() {
+                nearest = nearest.min(self.clocks.point(&life.from).place_in(chain));
+                *least = nearest;
+            }
+            for (last, end) in steps {
+                let from = &mut from[end as usize];
+                // Usually whatever begins after the free is ordered after it.
+                if least.get(*from as usize).is_some_and(|&place| place < last) {
+                    *from = least.partition_point(|&place| place < last) as Position;
                 }
             }
         }
-        free
+        Ok(from)
     }
 }

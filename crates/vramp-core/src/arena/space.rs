@@ -1,7 +1,7 @@
 //! The free space of an arena: pieces in the order of their offsets, each with the work that must
 //! be over before it is used again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::order::{Frontier, Point};
@@ -17,6 +17,8 @@ struct Piece {
 #[derive(Clone, Debug)]
 pub(crate) struct Space {
     pieces: BTreeMap<u64, Piece>,
+    /// Starts of the pieces with a frontier.
+    unsettled: BTreeSet<u64>,
 }
 
 /// A range that a request may use, of one piece or several.
@@ -24,7 +26,7 @@ type Run = Range<u64>;
 
 impl Space {
     pub(crate) fn new(capacity: u64) -> Space {
-        let mut space = Space { pieces: BTreeMap::new() };
+        let mut space = Space { pieces: BTreeMap::new(), unsettled: BTreeSet::new() };
         space.give(0..capacity, Frontier::default());
         space
     }
@@ -34,14 +36,14 @@ impl Space {
         let first = self.pieces.range(..=range.start).next_back().map(|(&start, _)| start);
         let mut at = first.unwrap_or_else(|| panic!("{range:?} is free"));
         while at < range.end {
-            let piece = self.pieces.remove(&at).unwrap_or_else(|| panic!("{range:?} is free"));
+            let piece = self.remove(at).unwrap_or_else(|| panic!("{range:?} is free"));
             let end = at + piece.len;
             if at < range.start {
                 let front = Piece { len: range.start - at, frontier: piece.frontier.clone() };
-                self.pieces.insert(at, front);
+                self.insert(at, front);
             }
             if range.end < end {
-                self.pieces.insert(range.end, Piece { len: end - range.end, ..piece });
+                self.insert(range.end, Piece { len: end - range.end, ..piece });
             }
             at = end;
         }
@@ -54,26 +56,40 @@ impl Space {
             && start + before.len == range.start
             && before.frontier == frontier
         {
-            self.pieces.remove(&start);
+            self.remove(start);
             range.start = start;
         }
         if let Some(behind) = self.pieces.get(&range.end)
             && behind.frontier == frontier
         {
             let end = range.end + behind.len;
-            self.pieces.remove(&range.end);
+            self.remove(range.end);
             range.end = end;
         }
         if !range.is_empty() {
-            self.pieces.insert(range.start, Piece { len: range.end - range.start, frontier });
+            self.insert(range.start, Piece { len: range.end - range.start, frontier });
         }
     }
 
-    /// Removes all frontiers: all that comes now is ordered after those uses. O(pieces).
+    fn insert(&mut self, start: u64, piece: Piece) {
+        if piece.frontier != Frontier::default() {
+            self.unsettled.insert(start);
+        }
+        self.pieces.insert(start, piece);
+    }
+
+    fn remove(&mut self, start: u64) -> Option<Piece> {
+        self.unsettled.remove(&start);
+        self.pieces.remove(&start)
+    }
+
+    /// Removes all frontiers: all that comes now is ordered after those uses. O(log n) for each piece
+    /// that has one.
     pub(crate) fn settle(&mut self) {
-        let pieces = std::mem::take(&mut self.pieces);
-        for (start, piece) in pieces {
-            self.give(start..start + piece.len, Frontier::default());
+        for start in std::mem::take(&mut self.unsettled) {
+            if let Some(piece) = self.pieces.remove(&start) {
+                self.give(start..start + piece.len, Frontier::default());
+            }
         }
     }
 

@@ -33,6 +33,11 @@ impl Pool {
         self.streams.ids().any(|id| self.streams.get(id).held)
     }
 
+    /// Returns the streams that are held.
+    pub fn held_streams(&self) -> Vec<StreamId> {
+        self.streams.ids().filter(|&id| self.streams.get(id).held).collect()
+    }
+
     /// True if the stream is held.
     pub fn is_held(&self, stream: StreamId) -> bool {
         self.streams.get(stream).held
