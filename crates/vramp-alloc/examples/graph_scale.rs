@@ -3,24 +3,21 @@
 //!
 //! `cargo run --release -p vramp-alloc --example graph_scale -- [plans] [graphs] [uses] [arenas]`
 
-#[path = "../tests/it/common/random.rs"]
-mod random;
-
 use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use random::Random;
 use vramp_alloc::device::sim::Simulator;
 use vramp_alloc::graph::{ArenaConfig, CaptureReport, CapturedGraph, GraphArena};
 use vramp_alloc::{Allocation, Allocator, Bytes, Config, Driver, StreamId};
 use vramp_core::AddrRange;
 
 type Done<T> = Result<T, Box<dyn Error>>;
+type Part = (&'static str, fn() -> Done<()>);
 
 fn main() -> Done<()> {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
-    let parts: [(&str, fn() -> Done<()>); 4] =
+    let parts: [Part; 4] =
         [("plans", plans), ("graphs", graphs), ("uses", uses), ("arenas", arenas)];
     for (name, part) in parts {
         if wanted.is_empty() || wanted.iter().any(|wanted| wanted == name) {
@@ -77,7 +74,7 @@ impl Rig {
         arena: &GraphArena,
         blocks: usize,
     ) -> Done<(Duration, Duration, CapturedGraph)> {
-        let mut random = Random(1);
+        let mut random = fastrand::Rng::with_seed(1);
         let main = self.streams[0];
         let begun = Instant::now();
         let mut capture = self.allocator.begin_capture(main, arena)?;
@@ -91,12 +88,12 @@ impl Rig {
         for block in 1..blocks {
             let at = block % self.streams.len();
             let (stream, held) = (self.streams[at], &mut live[at]);
-            let size = Bytes::new((1 << (9 + random.below(13))) + random.below(1 << 12));
+            let size = Bytes::new((1 << (9 + random.u64(0..13))) + random.u64(0..1 << 12));
             let block = self.malloc(size, stream)?;
             self.write(&block, stream)?;
             held.push(block);
             if held.len() > most {
-                self.free(held.swap_remove(random.below(most as u64) as usize), stream)?;
+                self.free(held.swap_remove(random.usize(0..most)), stream)?;
             }
         }
         for (blocks, &stream) in live.into_iter().zip(&self.streams) {
@@ -188,9 +185,9 @@ fn graphs() -> Done<()> {
             times[times.len() / 2].as_secs_f64() * 1e6
         };
         let begun = Instant::now();
-        let mut random = Random(1);
+        let mut random = fastrand::Rng::with_seed(1);
         while !graphs.is_empty() {
-            let (graph, output) = graphs.swap_remove(random.below(graphs.len() as u64) as usize);
+            let (graph, output) = graphs.swap_remove(random.usize(0..graphs.len()));
             drop(graph);
             if let Some(output) = output {
                 rig.free(output, stream)?;

@@ -13,6 +13,7 @@ mod graph_arenas;
 mod graph_faults;
 mod graph_lending;
 mod graph_mistakes;
+mod graph_scale;
 mod hazards;
 mod hits;
 mod hosted;

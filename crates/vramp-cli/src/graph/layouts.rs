@@ -65,8 +65,7 @@ pub enum GraphError {
     Plan(#[from] LayoutError),
 }
 
-/// Captures a job with each layout policy. Planning takes up to a second, the rest O(blocks * free
-/// extents).
+/// Captures a job with each layout policy. Planning takes milliseconds, the rest O(blocks * free extents).
 ///
 /// # Errors
 /// None that a recording could cause.

@@ -83,14 +83,16 @@ impl Packing {
     }
 
     /// Packs until nothing is left to try, or `more` returns false: it is called every few
-    /// microseconds. What was stopped while it filled valleys is continued by the next call;
-    /// otherwise it has ended.
+    /// microseconds. If it was stopped before it found anything better than the capture's own layout,
+    /// the next call continues; otherwise it has ended.
     pub fn go_on(&mut self, mut more: impl FnMut() -> bool) {
         let Packing { recording, progress } = self;
         let mut packer = Packer { recording, progress, more: &mut more, visits_to_look: 0 };
         let ran = packer.run();
-        let stopped = matches!(ran, Err(Stop::Caller)) && progress.filling.is_some();
-        if !stopped {
+        let continues = matches!(ran, Err(Stop::Caller))
+            && progress.filling.is_some()
+            && progress.best.end == recording.high_water;
+        if !continues {
             (progress.stage, progress.filling, progress.foremost) = (Stage::End, None, None);
         }
     }

@@ -138,3 +138,39 @@ fn the_census_adds_up_to_the_capacity_and_live_ranges_lie_between_free_ones() {
     let live: Vec<_> = arena.live_ranges().collect();
     assert_eq!(live, [(Bytes::ZERO, kib(1)), (kib(3), kib(3))]);
 }
+
+#[test]
+fn blocks_that_escaped_ten_thousand_captures_are_one_obstacle_to_the_next() {
+    let mut arena = arena(ArenaPolicy::Reusing, Bytes::gib(1));
+    let asks = [Ask::Take(kib(8)), Ask::Take(kib(1)), Ask::Free(0)];
+    for capture in 0..10_000 {
+        arena.begin().unwrap();
+        let scratch = arena.alloc(kib(8), &[]).unwrap();
+        arena.alloc(kib(1), &[]).unwrap();
+        arena.free(scratch.id, &[]).unwrap();
+        let recording = arena.end().unwrap();
+        assert!(recording.obstacles.len() <= 1, "{} after {capture}", recording.obstacles.len());
+        assert!(arena.space.stretches().count() <= 2);
+    }
+    assert_eq!(arena.blocks(), 10_000);
+    let recording = record(&mut arena, &asks);
+    assert_eq!(recording.obstacles.len(), 1);
+    // A block of an earlier capture that this one frees is an obstacle of its own.
+    let ids: Vec<ArenaBlockId> = arena.held.keys().copied().collect();
+    arena.begin().unwrap();
+    for &id in &ids[5_000..5_003] {
+        arena.free(id, &[]).unwrap();
+    }
+    let recording = arena.end().unwrap();
+    arena.audit().unwrap();
+    assert_eq!(recording.obstacles.len(), 5);
+    // Freed in any order, they leave one free piece behind.
+    for (at, &id) in ids.iter().enumerate().rev().step_by(2).chain(ids.iter().enumerate()) {
+        if !(5_000..5_003).contains(&at) && arena.block(id).is_ok() {
+            arena.free_outside(id).unwrap();
+        }
+    }
+    arena.begin().unwrap();
+    assert_eq!(arena.space.stretches().count(), 1);
+    arena.audit().unwrap();
+}

@@ -86,10 +86,9 @@ fn packing_that_is_stopped_at_any_point_returns_a_sound_layout_no_higher_than_th
 }
 
 #[test]
-fn packing_in_many_goes_ends_with_the_layout_of_one_go() {
+fn packing_in_many_goes_ends_with_a_better_layout_than_the_captures_own() {
     for streams in [1, 8] {
         let mut arena = arena(ArenaPolicy::Reusing, Bytes::tib(1));
-        // Too many blocks to place them in an order: what is left is to fill valleys.
         let recording = irregular(&mut arena, 6_000, streams);
         let mut packing = Packing::new(recording.clone());
         let mut goes = 0;
@@ -103,10 +102,8 @@ fn packing_in_many_goes_ends_with_the_layout_of_one_go() {
             packing.layout().check(&recording).unwrap();
             assert!(goes < 1_000, "it ends");
         }
-        if streams == 1 {
-            assert!(goes > 3, "{goes}");
-            assert_eq!(packing.layout(), pack(&recording));
-        }
+        assert!(goes > 3, "{goes}");
+        assert!(packing.high_water() < recording.high_water());
     }
 }
 
