@@ -275,6 +275,13 @@ fn other(why: Why, error: &dyn std::fmt::Display) -> Refused {
     Refused { why, text: error.to_string() }
 }
 
+fn why_unusable(error: &Unusable) -> Refused {
+    match error {
+        Unusable::Closed => other(Why::Closed, error),
+        _ => other(Why::Broken, error),
+    }
+}
+
 fn why_alloc(error: AllocError) -> Refused {
     match &error {
         AllocError::OutOfMemory(_) => Refused { why: Why::OutOfMemory, text: String::new() },
@@ -283,8 +290,7 @@ fn why_alloc(error: AllocError) -> Refused {
         AllocError::Arena(_) if error.is_out_of_memory() => other(Why::OutOfMemory, &error),
         AllocError::Arena(_) => other(Why::Arena, &error),
         AllocError::HostMapped { .. } => other(Why::Occupied, &error),
-        AllocError::Unusable(Unusable::Closed) => other(Why::Closed, &error),
-        AllocError::Unusable(_) => other(Why::Broken, &error),
+        AllocError::Unusable(unusable) => why_unusable(unusable),
         _ => other(Why::Other, &error),
     }
 }
@@ -293,6 +299,7 @@ fn why_arena(error: ArenaError) -> Refused {
     match &error {
         ArenaError::NotSupported => other(Why::NotSupported, &error),
         ArenaError::Driver(error) => why_driver(error),
+        ArenaError::Unusable(unusable) => why_unusable(unusable),
         _ => other(Why::Other, &error),
     }
 }
@@ -308,8 +315,7 @@ fn why_capture(error: CaptureError) -> Refused {
         CaptureError::Invalidated(_) => other(Why::Invalidated, &error),
         CaptureError::OtherThread(_) => other(Why::OtherThread, &error),
         CaptureError::Over => other(Why::Over, &error),
-        CaptureError::Unusable(Unusable::Closed) => other(Why::Closed, &error),
-        CaptureError::Unusable(_) => other(Why::Broken, &error),
+        CaptureError::Unusable(ref unusable) => why_unusable(unusable),
         _ => other(Why::Other, &error),
     }
 }
@@ -321,8 +327,7 @@ fn why_launch(error: LaunchError) -> Refused {
         LaunchError::UnknownStream(_) => other(Why::UnknownStream, &error),
         LaunchError::Capturing(_) => other(Why::Capturing, &error),
         LaunchError::Driver(ref error) => why_driver(error),
-        LaunchError::Unusable(Unusable::Closed) => other(Why::Closed, &error),
-        LaunchError::Unusable(_) => other(Why::Broken, &error),
+        LaunchError::Unusable(ref unusable) => why_unusable(unusable),
         _ => other(Why::Other, &error),
     }
 }
@@ -332,8 +337,7 @@ fn why_stream(error: StreamError) -> Refused {
         StreamError::Unknown(_) => other(Why::UnknownStream, &error),
         StreamError::Capturing(_) => other(Why::Capturing, &error),
         StreamError::Driver(error) => why_driver(error),
-        StreamError::Unusable(Unusable::Closed) => other(Why::Closed, &error),
-        StreamError::Unusable(_) => other(Why::Broken, &error),
+        StreamError::Unusable(unusable) => why_unusable(unusable),
         _ => other(Why::Other, &error),
     }
 }
@@ -343,8 +347,7 @@ fn why_host(error: HostBackingError) -> Refused {
         HostBackingError::NotSupported => other(Why::NotSupported, &error),
         HostBackingError::Driver(error) => why_driver(error),
         HostBackingError::NotVacant(_) => other(Why::Occupied, &error),
-        HostBackingError::Unusable(Unusable::Closed) => other(Why::Closed, &error),
-        HostBackingError::Unusable(_) => other(Why::Broken, &error),
+        HostBackingError::Unusable(unusable) => why_unusable(unusable),
         _ => other(Why::Other, &error),
     }
 }

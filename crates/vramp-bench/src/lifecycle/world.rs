@@ -1537,7 +1537,7 @@ impl World {
         }
         let backed = self.subject.back(range, stream);
         if closed {
-            return self.expect(backed, &[Why::Closed, Why::UnknownStream, Why::Other]);
+            return self.expect(backed, &[Why::Closed]);
         }
         if !open {
             return self.expect(backed, &[Why::UnknownStream]);
