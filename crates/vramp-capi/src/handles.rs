@@ -22,6 +22,9 @@
 //!   allocator it is refused while calls are in progress, because two callbacks that close each
 //!   other's allocators would wait for ever.
 //!
+//! Tests close with real threads, in loops: the model checker's lock has no waiting writers, which
+//! are what nested calls meet here.
+//!
 //! There are at most 256 slots, which are reused; a closed allocator leaves nothing else. A forked
 //! child is refused before any lock.
 

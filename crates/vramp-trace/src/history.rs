@@ -161,6 +161,11 @@ impl History {
         oldest.iter().chain(newest).copied()
     }
 
+    /// Returns the maximum number of events.
+    pub fn capacity(&self) -> u32 {
+        self.size.events
+    }
+
     /// Returns the number of events in the ring.
     pub fn len(&self) -> usize {
         self.ring.len()

@@ -92,6 +92,31 @@ fn stacks_beyond_the_limit_are_counted_and_known_ones_still_found() {
 }
 
 #[test]
+fn a_history_of_any_size_has_a_largest_number_of_events() {
+    let capacity = |events| History::new(sized(events)).capacity();
+    let max = HistorySize::EVENTS_MAX;
+    assert_eq!([7, max, max + 1, u32::MAX].map(capacity), [7, max, max, max]);
+}
+
+#[test]
+fn stacks_are_bounded_by_their_bytes_and_known_ones_still_found() {
+    let stack_bytes = 10_000;
+    let mut history = History::new(HistorySize { stack_bytes, ..sized(10) });
+    let name = "f".repeat(100);
+    // Each has a function of its own: 100 bytes of name, 64 beside it, and 32 for the stack.
+    let names: Vec<String> = (0..1000).map(|number| format!("{name}{number:03}")).collect();
+    let stack = |name| [Frame { name, filename: "model.py", line: 1 }];
+    let ids: Vec<_> = names.iter().map(|name| history.intern(stack(name))).collect();
+    let known = ids.iter().flatten().count();
+    assert!((40..=60).contains(&known), "{known}");
+    assert_eq!(history.stacks_refused(), 1000 - known as u64);
+    let again: Vec<_> = names.iter().map(|name| history.intern(stack(name))).collect();
+    assert_eq!(ids, again);
+    let stacks = history.to_trace().stacks;
+    assert_eq!(stacks.len(), known, "a refused stack leaves nothing");
+}
+
+#[test]
 fn ids_and_actions_of_elsewhere_do_not_get_in() {
     let mut elsewhere = History::new(sized(10));
     elsewhere.intern(STACK);
