@@ -41,7 +41,8 @@ class _Stats(ctypes.Structure):
         (name, ctypes.c_uint64)
         for name in (
             "struct_size live live_peak reserved reserved_peak placed freed hits misses chunks_created "
-            "chunks_moved chunks_reactivated chunks_released moved plans_undone card_free card_total"
+            "chunks_moved chunks_reactivated chunks_released moved plans_undone card_free card_total "
+            "callback_panics"
         ).split()
     ]
 
