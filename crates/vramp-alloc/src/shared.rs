@@ -151,6 +151,15 @@ impl Shared {
         Ok(inner)
     }
 
+    /// Takes the lock as [`Shared::lock`] does, for a call that concerns all pools of a group. `None`
+    /// if this one was closed meanwhile.
+    pub(crate) fn lock_open(&self) -> Result<Option<MutexGuard<'_, Inner>>, Unusable> {
+        match self.lock() {
+            Err(Unusable::Closed) => Ok(None),
+            locked => locked.map(Some),
+        }
+    }
+
     /// Takes the lock for a call that may reserve memory. Memory of the group's other pools counts
     /// against the limit, and they reserve none while the guard is held.
     pub(crate) fn lock_for_memory(&self) -> Result<MemoryGuard<'_>, Unusable> {

@@ -158,6 +158,8 @@ impl VirtualPool {
         contended: bool,
     ) -> Result<Placed, Refusal> {
         let heap = Arc::clone(&self.heaps[stream.index()]);
+        // A block of zero bytes has an address too.
+        let size = size.max(Bytes::new(1));
         let mut hit = true;
         loop {
             let wanted = {
@@ -169,7 +171,7 @@ impl VirtualPool {
                 }
                 heap.wanted(size, self.pool.config().page)
             };
-            let least = size.max(Bytes::new(1)).checked_round_up(self.pool.config().page);
+            let least = size.checked_round_up(self.pool.config().page);
             let request = Request { size: least.unwrap_or(size), stream };
             let mut attempt = Attempt::slab(request, wanted).prefer_growth(contended);
             let served = match self.serve(&mut attempt) {

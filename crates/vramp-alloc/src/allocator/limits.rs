@@ -24,7 +24,7 @@ impl Allocator {
         Unusable::check_fork()?;
         self.shared.group.set_limit(limit);
         for member in self.shared.group.members() {
-            let mut inner = member.lock()?;
+            let Some(mut inner) = member.lock_open()? else { continue };
             inner.manager.set_limit(limit, Bytes::ZERO);
         }
         match limit {

@@ -134,7 +134,7 @@ impl Shared {
             if member.number == self.number {
                 continue;
             }
-            let mut inner = member.lock()?;
+            let Some(mut inner) = member.lock_open()? else { continue };
             let before = inner.manager.reserved();
             let trimmed = inner.manager.trim(Bytes::ZERO);
             returned |= inner.manager.reserved() < before;

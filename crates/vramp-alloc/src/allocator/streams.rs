@@ -51,9 +51,9 @@ impl Allocator {
         let sweep = group.finish_end(stream, &end);
         let mut broken = Ok(());
         for member in group.members() {
-            match member.lock() {
-                Ok(mut inner) => inner.end_stream(stream, &end),
-                Err(Unusable::Closed) => {}
+            match member.lock_open() {
+                Ok(Some(mut inner)) => inner.end_stream(stream, &end),
+                Ok(None) => {}
                 Err(error) => broken = Err(error),
             }
         }

@@ -164,6 +164,35 @@ fn a_stable_range_of_a_closed_allocator_is_refused() {
     assert_eq!(sim.live(), LiveObjects::default());
 }
 
+#[test]
+fn pools_go_on_where_another_one_was_dropped_during_a_capture() {
+    let config = Config { limit: Some(MIB * 96), ..Config::default() };
+    let rig = Rig::on(Simulator::builder().checked(), config);
+    let side = rig.allocator.create_pool("side").unwrap();
+    let _kept = side.malloc(MIB * 32, rig.stream).unwrap();
+    let other = rig.allocator.create_stream().unwrap();
+    rig.sim.begin_capture(rig.raw(other), CaptureMode::Relaxed).unwrap();
+    drop(side);
+    let refused = rig.allocator.malloc(MIB * 128, rig.stream).unwrap_err();
+    assert!(refused.is_out_of_memory(), "{refused}");
+    let graph = rig.sim.end_capture(rig.raw(other)).unwrap();
+    rig.sim.destroy_graph(graph).unwrap();
+    rig.allocator.set_limit(None).unwrap();
+    rig.allocator.destroy_stream(other).unwrap();
+    let _block = rig.allocator.malloc(MIB * 128, rig.stream).unwrap();
+}
+
+#[test]
+fn zero_bytes_are_refused_where_the_limit_is_reached() {
+    let rig = Rig::on(
+        Simulator::builder().checked(),
+        Config { limit: Some(MIB * 2), ..Config::default() },
+    );
+    let _kept = rig.allocator.malloc(MIB * 2, rig.stream).unwrap();
+    let refused = rig.allocator.malloc(Bytes::ZERO, rig.stream).unwrap_err();
+    assert!(refused.is_out_of_memory(), "{refused}");
+}
+
 // --- streams that ended ---
 
 #[test]
