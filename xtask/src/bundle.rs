@@ -92,7 +92,7 @@ fn executables(root: &Path) -> Result<Vec<Built>> {
     let tested = TESTED.iter().flat_map(|name| ["-p", name]);
     let mut tests: Vec<&str> = vec!["test", "--no-run", "--lib", "--tests"];
     tests.extend(tested);
-    let programs = ["build", "-p", "vramp-cli", "--bins"];
+    let programs = ["build", "-p", "vramp-cli", "-p", "vramp-bench", "--bins"];
     let with_examples = WITH_EXAMPLES.iter().flat_map(|name| ["-p", name]);
     let mut examples: Vec<&str> = vec!["build", "--examples"];
     examples.extend(with_examples);

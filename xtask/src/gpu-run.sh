@@ -24,6 +24,7 @@ note conformance timeout 300 bin/conformance
 note facts timeout 300 bin/facts
 note torture timeout 300 bin/torture cuda --seconds "${TORTURE_SECONDS:-20}"
 note torture-vpmm timeout 300 bin/torture cuda --preset vpmm --seconds 10 --fill 20
+note lifecycle timeout 900 bin/vramp-bench lifecycle --device cuda:0 --steps "${LIFECYCLE_STEPS:-20000}"
 note larger-than-the-card timeout 120 bin/larger_than_the_card cuda
 note spill-soak timeout 900 bin/spill_soak cuda --seconds "${SOAK_SECONDS:-20}"
 note overhead timeout 120 bin/overhead cuda:0
