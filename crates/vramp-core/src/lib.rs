@@ -44,6 +44,7 @@ mod bytes;
 mod heap;
 mod ids;
 mod pool;
+mod room;
 mod waiting;
 
 pub use arena::{

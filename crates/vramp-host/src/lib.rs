@@ -5,6 +5,8 @@
 //!   disk may change.
 //! - [`DirectFile`] is a preallocated file that bypasses the page cache. A [`BlockIo`] engine,
 //!   io_uring or a thread pool, moves bytes between files and host memory.
+//! - [`check_host`] tells before a request whether the process has memory for its records, and
+//!   [`HostReserve`] keeps a request that is under way from aborting the process.
 //! - [`topology`] reads GPUs, NUMA nodes, disks and network cards from sysfs and procfs, and
 //!   classifies the PCIe path between two devices.
 //! - [`fork`] tells a forked child that locks and devices of its parent are out of its reach.
@@ -46,6 +48,7 @@
 mod disk;
 pub mod fork;
 mod memory;
+mod reserve;
 pub mod topology;
 
 pub use disk::{
@@ -54,3 +57,6 @@ pub use disk::{
     open_io, submit_transfers,
 };
 pub use memory::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutOfBounds, PageKind};
+pub use reserve::{
+    HostReserve, HostShortage, check_host, check_host_for, is_host_short, reserve_allocations,
+};

@@ -5,6 +5,7 @@ use std::ops::{Index, IndexMut};
 use crate::Bytes;
 use crate::ids::Mark;
 use crate::pool::BLOCK_ALIGN;
+use crate::room::make_room;
 
 /// No piece, in a link.
 pub(super) const NONE: u32 = u32::MAX;
@@ -94,6 +95,12 @@ impl Pieces {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Piece> {
         self.slots.iter()
+    }
+
+    /// Makes room for `wanted` more pieces. Returns false if the host has no memory for them.
+    #[inline]
+    pub(super) fn make_room(&mut self, wanted: usize) -> bool {
+        make_room(&mut self.slots, &mut self.vacant, wanted)
     }
 
     pub(super) fn add(&mut self, mut piece: Piece) -> u32 {

@@ -53,10 +53,20 @@ impl StreamHeap {
         self.stream
     }
 
-    /// Returns a block for `request`, if a slab has room. No heap memory, no search.
+    /// Makes room for the records of a new slab and a block in it. Returns false if the host has no
+    /// memory for them.
+    pub fn make_room(&mut self) -> bool {
+        self.pieces.make_room(2)
+    }
+
+    /// Returns a block for `request`, if a slab has room and the host has memory for its record. No
+    /// heap memory except where the table of pieces doubles, no search.
     pub fn take(&mut self, request: Bytes) -> Option<Block> {
         let units = u32::try_from(request.count().div_ceil(BLOCK_ALIGN.count())).ok()?.max(1);
         let piece = self.bins.find(units, &self.pieces)?;
+        if !self.pieces.make_room(1) {
+            return None;
+        }
         self.bins.remove(piece, &mut self.pieces);
         if self.pieces[piece].units > units {
             let rest = self.pieces.cut(piece, units);

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use crate::Bytes;
 use crate::ids::{ChunkId, PoolAddr};
+use crate::room::make_room;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Chunk {
@@ -51,6 +52,11 @@ impl Chunks {
                 ChunkId::new(u32::try_from(number).expect("fewer than four billion chunks"))
             }
         }
+    }
+
+    /// Makes room for `wanted` more chunks. Returns false if the host has no memory for them.
+    pub(crate) fn make_room(&mut self, wanted: usize) -> bool {
+        make_room(&mut self.slots, &mut self.vacant, wanted)
     }
 
     pub(crate) fn get(&self, id: ChunkId) -> &Chunk {

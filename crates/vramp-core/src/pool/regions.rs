@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use crate::Bytes;
 use crate::ids::{ArenaId, ChunkId, Epoch, Mark, PoolAddr, StreamId};
 use crate::pool::index::RegionKey;
+use crate::room::make_room;
 
 /// Absent neighbour.
 const NONE: RegionKey = RegionKey::MAX;
@@ -181,6 +182,11 @@ impl Regions {
 
     pub(crate) fn get_mut(&mut self, key: RegionKey) -> &mut Region {
         &mut self.slots[key as usize]
+    }
+
+    /// Makes room for `wanted` more regions. Returns false if the host has no memory for them.
+    pub(crate) fn make_room(&mut self, wanted: usize) -> bool {
+        make_room(&mut self.slots, &mut self.vacant, wanted)
     }
 
     /// The region under a key that came from outside, if there is one.

@@ -95,6 +95,14 @@ impl Pool {
         })
     }
 
+    /// Makes room in the tables for what one request changes. Returns false if the host has no memory
+    /// for it. O(1) on average.
+    pub fn make_room(&mut self) -> bool {
+        /// Regions and chunks of a large plan.
+        const ROOM: usize = 64;
+        self.regions.make_room(ROOM) && self.chunks.make_room(ROOM)
+    }
+
     /// The pool's tables, read-only.
     pub(in crate::pool) fn view(&self) -> View<'_> {
         View {
