@@ -132,3 +132,4 @@ pub use device::{Driver, DriverError, open};
 pub use error::{AllocError, CloseError, CreateError, FreeError};
 pub use stream_end::{StreamEnd, StreamWork};
 pub use vramp_core::{Bytes, DeviceAddr, StreamId};
+pub use vramp_host::HostReserve;

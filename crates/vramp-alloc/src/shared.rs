@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use vramp_core::{Bytes, DeviceAddr, PoolAddr, StreamId};
 use vramp_driver::{Driver, DriverError, Stream};
+use vramp_host::HostShortage;
 use vramp_host::fork::is_forked;
 
 use crate::cache::Cache;
@@ -64,6 +65,8 @@ pub(crate) struct Inner {
     pub ooms: u64,
     /// Requests that were retried after a handler or a wait.
     pub retries: u64,
+    /// Requests until the host's memory is probed again.
+    until_probe: u32,
     pub closed: bool,
 }
 
@@ -236,6 +239,9 @@ impl Shared {
     }
 }
 
+/// Requests that share one probe of the host's memory: it is larger than what so many need.
+const REQUESTS_PER_PROBE: u32 = 16;
+
 impl Inner {
     fn new(manager: Manager) -> Inner {
         Inner {
@@ -248,8 +254,22 @@ impl Inner {
             seen_peaks: SeenPeaks::default(),
             ooms: 0,
             retries: 0,
+            until_probe: 0,
             closed: false,
         }
+    }
+
+    /// Refuses a request for whose records the host has no memory. At most one probe for each 16
+    /// requests, except while the host is short.
+    pub(crate) fn check_host(&mut self) -> Result<(), HostShortage> {
+        if self.until_probe == 0 || vramp_host::is_host_short() {
+            self.until_probe = 0;
+            vramp_host::check_host()?;
+            self.until_probe = REQUESTS_PER_PROBE;
+        }
+        self.until_probe -= 1;
+        let room = self.manager.virtual_pool_mut().is_none_or(|pool| pool.pool.make_room());
+        if room { Ok(()) } else { Err(HostShortage) }
     }
 
     /// Returns the driver's stream if requests may be made for it.

@@ -7,6 +7,7 @@ use vramp_core::{
     Plan, Policy, Pool, PoolAddr, PoolConfig, Request, Shortage, Slab, Step, StreamHeap, StreamId,
 };
 use vramp_driver::{Driver, DriverError, ErrorKind};
+use vramp_host::HostShortage;
 
 use crate::allocation::Owner;
 use crate::arenas::Arenas;
@@ -94,6 +95,8 @@ pub(crate) enum Refusal {
     Driver(DriverError),
     /// The arena of the capture refused.
     Arena(ArenaAllocError),
+    /// The host has no memory for the records.
+    Host(HostShortage),
 }
 
 impl VirtualPool {
@@ -168,6 +171,9 @@ impl VirtualPool {
                 if let Some(block) = heap.take(size) {
                     let owner = Owner::Heap { id: block.id, at: block.at };
                     return Ok(Placed { block, owner, hit });
+                }
+                if !heap.make_room() {
+                    return Err(Refusal::Host(HostShortage));
                 }
                 heap.wanted(size, self.pool.config().page)
             };

@@ -43,9 +43,29 @@ impl Addresses {
         self.shard(addr).insert(addr, allocation);
     }
 
+    /// Inserts a new block. Returns it if the host has no memory for its record.
+    #[inline]
+    pub fn try_insert(&self, allocation: Allocation) -> std::result::Result<(), Allocation> {
+        let addr = allocation.addr().number();
+        let mut shard = self.shard(addr);
+        if shard.try_reserve(1).is_err() {
+            return Err(allocation);
+        }
+        shard.insert(addr, allocation);
+        Ok(())
+    }
+
     #[inline]
     pub fn remove(&self, addr: u64) -> Option<Allocation> {
         self.shard(addr).remove(&addr)
+    }
+
+    /// Returns the number of blocks. O(64).
+    pub fn count(&self) -> usize {
+        let count = |shard: &CachePadded<Mutex<Shard>>| {
+            shard.lock().unwrap_or_else(PoisonError::into_inner).len()
+        };
+        self.shards.iter().map(count).sum()
     }
 
     /// Calls `f` with the block that begins at `addr`. The block cannot be freed meanwhile.

@@ -9,10 +9,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
+use vramp_alloc::error::HostShortage;
 use vramp_alloc::graph::AttachedCapture;
 use vramp_alloc::history::{HistoryRecording, HistorySize};
 use vramp_alloc::observe::{Event, Registration};
-use vramp_alloc::{Allocation, Allocator, Bytes, CloseError, DeviceAddr, FreeError, StreamId};
+use vramp_alloc::{
+    AllocError, Allocation, Allocator, Bytes, CloseError, DeviceAddr, FreeError, StreamId,
+};
 
 use vramp_driver::Driver;
 
@@ -37,6 +40,8 @@ pub(crate) struct Context {
     forgets: AtomicU64,
     /// The history being recorded.
     recording: Mutex<Option<HistoryRecording>>,
+    /// Largest number of events that the recording keeps.
+    recorded_events: AtomicU32,
     /// Upper half of stream ids. Unique to the allocator.
     tag: u32,
     /// True for an allocator that serves PyTorch, which is never closed.
@@ -83,6 +88,7 @@ impl Context {
             forgotten: RwLock::default(),
             forgets: AtomicU64::new(0),
             recording: Mutex::new(None),
+            recorded_events: AtomicU32::new(0),
             tag: TAGS.fetch_add(1, Ordering::Relaxed),
             stays_open: false,
         })
@@ -223,11 +229,14 @@ impl Context {
     #[inline]
     pub fn malloc(&self, size: u64, stream: StreamId) -> Result<DeviceAddr> {
         // Observers may look the block up.
-        Ok(self.allocator.malloc_with(Bytes::new(size), stream, |allocation| {
+        let placed = self.allocator.malloc_with(Bytes::new(size), stream, |allocation| {
             let addr = allocation.addr();
-            self.blocks.insert(allocation);
-            addr
-        })?)
+            self.blocks.try_insert(allocation).map(|()| addr)
+        })?;
+        placed.or_else(|allocation| {
+            self.allocator.free(allocation, stream)?;
+            Err(AllocError::HostMemory(HostShortage).into())
+        })
     }
 
     #[inline]
@@ -344,6 +353,7 @@ impl Context {
             self.allocator.stop_history(&old);
         }
         if events > 0 {
+            self.recorded_events.store(events, Ordering::Relaxed);
             let size = HistorySize { events, ..HistorySize::default() };
             *recording = Some(self.allocator.record_history(size, None));
         }
@@ -353,6 +363,10 @@ impl Context {
     /// Writes all blocks and segments, and the history if one is recorded, to a file: a PyTorch
     /// snapshot, or a timeline if the path ends with `.json`.
     pub fn write_snapshot(&self, path: &str) -> Result<()> {
+        // A copy of the history, and a list of all blocks that doubles while it grows.
+        let recorded = self.recorded_events.load(Ordering::Relaxed) as usize;
+        let needed = (self.blocks.count() + recorded) * 256 + (1 << 20);
+        vramp_host::check_host_for(needed).map_err(AllocError::HostMemory)?;
         let trace = {
             let recording = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
             self.allocator.snapshot(recording.as_ref())

@@ -57,3 +57,7 @@ mod options;
 mod pointers;
 mod status;
 pub mod torch;
+
+/// Keeps a call that is under way from aborting the process when the host has no memory left.
+#[global_allocator]
+static MEMORY: vramp_host::HostReserve = vramp_host::HostReserve;

@@ -80,7 +80,7 @@ impl From<Inconsistency> for Failure {
 impl From<AllocError> for Failure {
     fn from(error: AllocError) -> Failure {
         let status = match error {
-            AllocError::OutOfMemory(_) => VRAMP_ERROR_OUT_OF_MEMORY,
+            AllocError::OutOfMemory(_) | AllocError::HostMemory(_) => VRAMP_ERROR_OUT_OF_MEMORY,
             AllocError::UnknownStream(_) => VRAMP_ERROR_UNKNOWN_STREAM,
             AllocError::Unusable(ref why) => status_of_unusable(why),
             AllocError::Fraction(_) => VRAMP_ERROR_RANGE,
@@ -130,6 +130,7 @@ impl From<UseError> for Failure {
         let status = match error {
             UseError::Foreign(_) => VRAMP_ERROR_UNKNOWN_POINTER,
             UseError::UnknownStream(_) => VRAMP_ERROR_UNKNOWN_STREAM,
+            UseError::HostMemory(_) => VRAMP_ERROR_OUT_OF_MEMORY,
             _ => VRAMP_ERROR_INCONSISTENT,
         };
         Failure::new(status, error.to_string())
@@ -142,6 +143,7 @@ impl From<ArenaError> for Failure {
             ArenaError::NotSupported => VRAMP_ERROR_UNSUPPORTED,
             ArenaError::Capacity { .. } => VRAMP_ERROR_RANGE,
             ArenaError::Unusable(ref why) => status_of_unusable(why),
+            ArenaError::HostMemory(_) => VRAMP_ERROR_OUT_OF_MEMORY,
             _ => VRAMP_ERROR_DRIVER,
         };
         Failure::new(status, error.to_string())

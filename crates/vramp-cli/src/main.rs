@@ -3,6 +3,10 @@
 
 use std::process::ExitCode;
 
+/// Keeps a command that is under way from aborting when the host has no memory left.
+#[global_allocator]
+static MEMORY: vramp_host::HostReserve = vramp_host::HostReserve;
+
 fn main() -> ExitCode {
     vramp_cli::main()
 }

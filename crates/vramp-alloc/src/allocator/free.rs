@@ -26,6 +26,7 @@ impl Allocator {
         if !self.owns(&inner, allocation) {
             return Err(UseError::Foreign(allocation.addr));
         }
+        inner.check_host()?;
         allocation.has_recorded_uses.store(true, Ordering::Relaxed);
         if let Some(pool) = inner.manager.virtual_pool_mut() {
             pool.note_use_in_capture(allocation, stream);

@@ -207,6 +207,7 @@ impl Allocator {
         {
             return Err(AllocError::UnknownTag);
         }
+        inner.check_host()?;
         if let Some(pool) = inner.manager.virtual_pool_mut() {
             // Blocks of other sizes in this thread's cache are free memory.
             local::with(self.shared.number, |local| pool.drain(&local.cache));
@@ -244,6 +245,7 @@ impl Allocator {
             }
             Err(Refusal::Driver(error)) => return Err(AllocError::Driver(error)),
             Err(Refusal::Arena(refused)) => return Err(AllocError::Arena(Box::new(refused))),
+            Err(Refusal::Host(short)) => return Err(AllocError::HostMemory(short)),
             Err(Refusal::Short(shortage, failed_call)) => Attempted::Short(*shortage, failed_call),
         };
         self.note_reserved(inner);

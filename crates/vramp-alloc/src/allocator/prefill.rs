@@ -33,6 +33,7 @@ impl Allocator {
     pub fn prefill(&self, len: Bytes, stream: StreamId) -> Result<(), AllocError> {
         let mut inner = self.shared.lock()?;
         inner.open_stream(stream).ok_or(AllocError::UnknownStream(stream))?;
+        inner.check_host()?;
         let prefilled = inner.manager.prefill(len, stream);
         self.note_reserved(&inner);
         drop(inner);
@@ -40,6 +41,7 @@ impl Allocator {
             Ok(()) => Ok(()),
             Err(Refusal::Driver(error)) => Err(AllocError::Driver(error)),
             Err(Refusal::Arena(refused)) => Err(AllocError::Arena(Box::new(refused))),
+            Err(Refusal::Host(short)) => Err(AllocError::HostMemory(short)),
             Err(Refusal::Short(shortage, failed_call)) => {
                 let report = self.shared.report(*shortage, failed_call, stream);
                 Err(AllocError::OutOfMemory(Box::new(report)))

@@ -9,10 +9,20 @@ use super::Allocator;
 use crate::error::{StreamError, Unusable};
 use crate::stream_end::{StreamEnd, StreamWork};
 
+/// Code of the driver for want of memory.
+const OUT_OF_MEMORY: i32 = 2;
+
 impl Allocator {
     /// Creates a stream on the device. One driver call.
+    ///
+    /// # Errors
+    /// The driver's, and [`ErrorKind::OutOfMemory`](vramp_driver::ErrorKind::OutOfMemory) if the host
+    /// has no memory for the allocator's own records.
     pub fn create_stream(&self) -> Result<StreamId, DriverError> {
         Unusable::check_fork_before(Call::CreateStream)?;
+        vramp_host::check_host().map_err(|short| {
+            DriverError::from_code(Call::CreateStream, OUT_OF_MEMORY, short.to_string())
+        })?;
         let stream = self.shared.driver.create_stream()?;
         Ok(self.shared.group.add_stream(stream, true))
     }

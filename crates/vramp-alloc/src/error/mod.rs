@@ -7,6 +7,7 @@ mod report;
 
 pub use vramp_core::{ArenaAllocError, ConfigError, Inconsistency, Shortage};
 pub use vramp_driver::{Call, DriverError, ErrorKind, MemoryInfo};
+pub use vramp_host::HostShortage;
 
 pub use report::{OutOfMemoryReport, SiblingPool, StreamUsage, TagUsage};
 
@@ -167,6 +168,9 @@ pub enum AllocError {
     /// No call can succeed any more.
     #[error(transparent)]
     Unusable(#[from] Unusable),
+    /// The host has no memory for the allocator's own records. Nothing was changed.
+    #[error(transparent)]
+    HostMemory(#[from] HostShortage),
 }
 
 impl AllocError {
@@ -236,4 +240,7 @@ pub enum UseError {
     /// No call can succeed any more.
     #[error(transparent)]
     Unusable(#[from] Unusable),
+    /// The host has no memory for the allocator's own records. Nothing was changed.
+    #[error(transparent)]
+    HostMemory(#[from] HostShortage),
 }

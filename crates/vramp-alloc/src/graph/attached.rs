@@ -116,6 +116,7 @@ impl Allocator {
         arena.refresh_plan();
         let mut inner = shared.lock_for_memory()?;
         inner.open_stream(stream).ok_or(CaptureError::UnknownStream(stream))?;
+        inner.check_host().map_err(|short| CaptureError::Alloc(short.into()))?;
         let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
         let attached = pool.attach_arena(arena.0.id, stream);
         drop(inner);

@@ -2,6 +2,7 @@
 
 use vramp_core::{ArenaBusy, Bytes, StreamId};
 use vramp_driver::DriverError;
+use vramp_host::HostShortage;
 
 use crate::error::{AllocError, Unusable};
 
@@ -27,6 +28,9 @@ pub enum ArenaError {
     /// No call can succeed any more.
     #[error(transparent)]
     Unusable(#[from] Unusable),
+    /// The host has no memory for the allocator's own records. Nothing was changed.
+    #[error(transparent)]
+    HostMemory(#[from] HostShortage),
 }
 
 /// Error of a capture. Except for [`CaptureError::OtherThread`] the capture is over, for the

@@ -236,6 +236,7 @@ impl Allocator {
     pub fn graph_arena(&self, config: ArenaConfig) -> Result<GraphArena, ArenaError> {
         let shared = self.shared();
         let mut inner = shared.lock()?;
+        inner.check_host()?;
         let pool = inner.manager.virtual_pool_mut().filter(|pool| pool.heaps_serve.is_some());
         let pool = pool.ok_or(ArenaError::NotSupported)?;
         if !shared.driver.info().capabilities.graphs {
@@ -303,6 +304,7 @@ impl Allocator {
         arena.refresh_plan();
         let mut inner = shared.lock_for_memory()?;
         inner.open_stream(stream).ok_or(CaptureError::UnknownStream(stream))?;
+        inner.check_host().map_err(|short| CaptureError::Alloc(short.into()))?;
         let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
         let begun = pool.begin_arena_capture(arena.0.id, stream, arena.0.config.mode);
         drop(inner);
@@ -326,6 +328,7 @@ fn refused(shared: &Arc<Shared>, refusal: Refusal, stream: StreamId) -> AllocErr
     match refusal {
         Refusal::Driver(error) => AllocError::Driver(error),
         Refusal::Arena(error) => AllocError::Arena(Box::new(error)),
+        Refusal::Host(short) => AllocError::HostMemory(short),
         Refusal::Short(shortage, call) => {
             AllocError::OutOfMemory(Box::new(shared.report(*shortage, call, stream)))
         }
@@ -463,6 +466,7 @@ impl CapturedGraph {
         if shared.driver.is_capturing(raw)? {
             return Err(LaunchError::Capturing(stream));
         }
+        inner.check_host().map_err(|short| LaunchError::Alloc(short.into()))?;
         let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
         let taken = match pool.take_lease(*id, self.upto, stream, config.overlap) {
             Ok(taken) => taken,
@@ -475,6 +479,9 @@ impl CapturedGraph {
             }
             Err(NoLease::Refused(Refusal::Arena(refused))) => {
                 return Err(LaunchError::Alloc(AllocError::Arena(Box::new(refused))));
+            }
+            Err(NoLease::Refused(Refusal::Host(short))) => {
+                return Err(LaunchError::Alloc(AllocError::HostMemory(short)));
             }
         };
         lease = ReplayLease { arena: self.arena.clone(), lease: taken, stream };

@@ -83,6 +83,7 @@ impl Allocator {
     pub fn stable_range(&self, len: Bytes, handle: Bytes) -> Result<StableRange, ArenaError> {
         let shared = self.shared();
         let mut inner = shared.lock()?;
+        inner.check_host()?;
         let pool = inner.manager.virtual_pool_mut().filter(|pool| pool.heaps_serve.is_some());
         let pool = pool.ok_or(ArenaError::NotSupported)?;
         let max = PoolAddr::SPAN_LIMIT.round_down(pool.pool.config().page);
@@ -150,6 +151,7 @@ impl StableRange {
                 Err(Refusal::Short(shortage, call)) => (shortage, call),
                 Err(Refusal::Driver(error)) => return Err(AllocError::Driver(error)),
                 Err(Refusal::Arena(error)) => return Err(AllocError::Arena(Box::new(error))),
+                Err(Refusal::Host(short)) => return Err(AllocError::HostMemory(short)),
             };
             shared.observers.notify(&Event::Short(&shortage));
             if !shared.relieve(&mut relief, &shortage)? {
@@ -169,6 +171,7 @@ impl StableRange {
         let mut guard = self.shared.lock_for_memory()?;
         let inner = &mut *guard;
         inner.open_stream(stream).ok_or(AllocError::UnknownStream(stream))?;
+        inner.check_host()?;
         let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has ranges");
         let end = from + len;
         let hosted = pool.pool.hosted(self.id).into_iter();

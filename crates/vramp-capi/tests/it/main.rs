@@ -8,6 +8,7 @@ mod callbacks;
 mod common;
 mod forked;
 mod graphs;
+mod host_memory;
 mod many_allocators;
 mod observing;
 mod python_module;

@@ -95,6 +95,15 @@ impl Effect {
         }
     }
 
+    /// Returns the most host memory that storing its bytes can take. A filled block is one byte.
+    pub fn stored(&self) -> Bytes {
+        match self {
+            Effect::Nothing | Effect::Fill { .. } => Bytes::ZERO,
+            Effect::Copy { from, .. } | Effect::ToHost { from, .. } => from.len,
+            Effect::ToDevice { to, .. } => to.len,
+        }
+    }
+
     /// Returns the pinned host buffer that it accesses, if any.
     pub fn host_buffer(&self) -> Option<u64> {
         match self {

@@ -40,11 +40,23 @@ impl State {
     /// Queues work on `stream`, or captures it.
     pub fn queue(&mut self, stream: Stream, kernel: Kernel, effect: Effect) -> Outcome<()> {
         let index = self.streams.index(stream)?;
+        self.check_host_for(effect.stored())?;
         match self.captures.of(index) {
             Some(capture) => self.captures.add(capture, index, kernel, effect)?,
             None => self.queue_on(index, kernel, effect),
         }
         Ok(())
+    }
+
+    /// Refuses work for whose bytes the host has no memory. Work writes them when it runs, where no
+    /// call can fail.
+    pub fn check_host_for(&self, len: Bytes) -> Outcome<()> {
+        if self.contents == Contents::Discarded {
+            return Ok(());
+        }
+        let len = usize::try_from(len.count()).unwrap_or(usize::MAX);
+        vramp_host::check_host_for(len)
+            .map_err(|_| Refusal::out_of_memory("the host has no memory for simulated bytes"))
     }
 
     /// Queues work on a stream that does not capture.
