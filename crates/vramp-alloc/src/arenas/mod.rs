@@ -13,7 +13,7 @@ mod capture;
 mod memory;
 mod replay;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use vramp_core::{
     AddedArena, Arena, ArenaBlockId, ArenaId, ArenaPolicy, Bytes, CaptureRecording, DeviceAddr,
@@ -25,6 +25,10 @@ use crate::allocation::Allocation;
 use crate::exec::is_capacity_error;
 use crate::virtual_pool::{Refusal, VirtualPool};
 
+/// Addresses that an arena keeps, at least, when others need them; more if it has used more than half
+/// of them.
+const LEAST_KEPT: Bytes = Bytes::gib(1);
+
 /// All arenas of a pool.
 #[derive(Default)]
 pub(crate) struct Arenas {
@@ -33,6 +37,11 @@ pub(crate) struct Arenas {
     capturing: BTreeSet<ArenaId>,
     /// The arena of each capture that is served, by the driver's number.
     serving: BTreeMap<u64, ArenaId>,
+    /// Reusing arenas that have as many addresses as they were made with, the oldest first. Removed
+    /// ones are among them until they come up.
+    generous: VecDeque<ArenaId>,
+    /// True if the driver refused to reserve more.
+    out_of_addresses: bool,
 }
 
 /// One arena and its uses.
@@ -188,13 +197,18 @@ impl Arenas {
 }
 
 impl VirtualPool {
-    /// Reserves the addresses of an arena. One driver call at most.
+    /// Reserves the addresses of an arena: fewer than `capacity` if there are too few, unless it is
+    /// monotone, which needs all of them. One driver call at most.
     pub(crate) fn add_arena(
         &mut self,
         policy: ArenaPolicy,
         capacity: Bytes,
     ) -> Result<ArenaId, DriverError> {
-        let id = self.add_range(capacity)?;
+        let least = match policy {
+            ArenaPolicy::Monotone => capacity,
+            ArenaPolicy::Reusing => capacity.min(LEAST_KEPT),
+        };
+        let id = self.reserve_range(capacity, least)?;
         let state = ArenaState {
             arena: Arena::new(id, policy, self.pool.arena_range(id).len),
             leases: Leases::default(),
@@ -204,26 +218,76 @@ impl VirtualPool {
             abandoned: false,
         };
         self.arenas.by_id.insert(id, state);
+        if policy == ArenaPolicy::Reusing {
+            self.arenas.generous.push_back(id);
+        }
         Ok(id)
     }
 
     /// Reserves the addresses of a range that no capture uses. One driver call at most.
-    pub(crate) fn add_range(&mut self, capacity: Bytes) -> Result<ArenaId, DriverError> {
+    pub(crate) fn add_range(&mut self, len: Bytes) -> Result<ArenaId, DriverError> {
+        self.reserve_range(len, len)
+    }
+
+    /// Reserves `len` addresses, or at least `least` once the driver has no more: arenas then give
+    /// back what they do not use, one after the other, each once.
+    fn reserve_range(&mut self, len: Bytes, least: Bytes) -> Result<ArenaId, DriverError> {
         let mut trimmed = false;
         loop {
-            match self.pool.add_arena(capacity) {
-                AddedArena::Added(id) => return Ok(id),
-                AddedArena::ReserveFirst(plan) => match self.exec.perform(&mut self.pool, plan) {
-                    Ok(()) => {}
-                    // Memory of removed arenas may lie between the free addresses.
-                    Err(error) if is_capacity_error(&error) && !trimmed => {
-                        trimmed = true;
-                        self.trim(Bytes::ZERO)?;
+            let mut refused = None;
+            if !self.arenas.out_of_addresses || self.pool.longest_hole() >= len {
+                match self.pool.add_arena(len) {
+                    AddedArena::Added(id) => return Ok(id),
+                    AddedArena::ReserveFirst(plan) => {
+                        match self.exec.perform(&mut self.pool, plan) {
+                            Ok(()) => continue,
+                            Err(error) if is_capacity_error(&error) => refused = Some(error),
+                            Err(error) => return Err(error),
+                        }
                     }
-                    Err(error) => return Err(error),
-                },
+                }
+            }
+            // Blocks and other arenas need addresses too: half of a hole, unless all of it is needed.
+            let take = |hole: Bytes| Bytes::new(hole.count() / 2).max(least.min(hole)).min(len);
+            let enough = Bytes::new(len.count() / 4).max(least);
+            while take(self.pool.longest_hole()) < enough && self.shorten_next() {}
+            let found = take(self.pool.longest_hole());
+            if found >= least
+                && let AddedArena::Added(id) = self.pool.add_arena(found)
+            {
+                // Until an arena is removed the driver would refuse again.
+                self.arenas.out_of_addresses = true;
+                return Ok(id);
+            }
+            match refused {
+                // The driver was not called.
+                None => self.arenas.out_of_addresses = false,
+                // Memory of removed arenas may lie between the free addresses.
+                Some(_) if !trimmed => {
+                    trimmed = true;
+                    self.trim(Bytes::ZERO)?;
+                }
+                Some(error) => return Err(error),
             }
         }
+    }
+
+    /// Takes addresses from the oldest arena that still has more than it needs, and serves no capture
+    /// now. False if there is none.
+    fn shorten_next(&mut self) -> bool {
+        for _ in 0..self.arenas.generous.len() {
+            let Some(id) = self.arenas.generous.pop_front() else { break };
+            let Some(state) = self.arenas.by_id.get_mut(&id) else { continue };
+            if state.is_capturing() {
+                self.arenas.generous.push_back(id);
+                continue;
+            }
+            let keep = (state.arena.high_water() * 2).max(LEAST_KEPT);
+            let kept = self.pool.shorten_arena(id, keep);
+            state.arena.shorten(kept);
+            return true;
+        }
+        false
     }
 
     /// Removes an arena whose owner was dropped, now or with its last live block.
@@ -237,6 +301,7 @@ impl VirtualPool {
         if state.abandoned && state.arena.blocks() == 0 && !state.is_capturing() {
             let marks: Vec<Mark> = state.leases.unfinished().collect();
             self.arenas.by_id.remove(&id);
+            self.arenas.out_of_addresses = false;
             self.pool.remove_arena(id, &marks);
         }
     }

@@ -62,6 +62,10 @@ pub struct ArenaConfig {
     pub policy: ArenaPolicy,
     /// Addresses reserved. A reusing arena reserves memory only as captures need it, so this may be
     /// generous; a monotone one backs all of it before its first capture.
+    ///
+    /// Once the device has no more addresses, new reusing arenas get fewer, and each of the older ones
+    /// gives up once, between two captures, what it has beyond twice its high-water mark and beyond
+    /// 1 GiB. [`GraphArena::report`] says how many it has.
     pub capacity: Bytes,
     /// Behaviour of a replay while another stream's replay is not over.
     pub overlap: Overlap,
@@ -119,7 +123,7 @@ impl Drop for Handle {
 /// State of an arena.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ArenaReport {
-    /// Addresses reserved.
+    /// Addresses reserved: fewer than configured if the device ran out of them.
     pub capacity: Bytes,
     /// High-water mark of the blocks placed.
     pub high_water: Bytes,

@@ -157,3 +157,37 @@ fn memory_whose_use_was_recorded_in_a_capture_is_kept_once_for_the_graph() {
     drop((graph, arena));
     rig.close();
 }
+
+#[test]
+fn default_arenas_share_the_addresses_of_a_device_however_many_there_are() {
+    // Seven of the default capacity fit.
+    let card = Simulator::builder().contents(Contents::Discarded).address_space(Bytes::tib(4));
+    let rig = GraphRig::with(card, Config::default());
+    let mut held = Vec::new();
+    for number in 0..300 {
+        let arena = rig.arena();
+        assert!(arena.report().capacity >= Bytes::gib(4), "{number}: {:?}", arena.report());
+        let captured = small(&rig, &arena, true);
+        held.push((arena, captured));
+    }
+    rig.audit();
+    for (_, (graph, _)) in &held {
+        drop(graph.launch(rig.a).expect("the arena is free"));
+    }
+    // What an arena has left is enough to capture again.
+    for (arena, _) in &held {
+        assert!(arena.report().capacity >= Bytes::gib(1));
+        drop(irregular(&rig, arena, 200, 1));
+    }
+    rig.audit();
+    for (arena, (graph, output)) in held {
+        drop(graph);
+        rig.free(output.expect("it escapes"), rig.a);
+        drop(arena);
+    }
+    rig.base.allocator.trim(Bytes::ZERO).expect("nothing is in use");
+    let arena = rig.arena();
+    assert_eq!(arena.report().capacity, Bytes::gib(512));
+    drop(arena);
+    rig.close();
+}

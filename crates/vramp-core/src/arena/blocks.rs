@@ -183,6 +183,16 @@ impl Arena {
         Bytes::new(self.capacity)
     }
 
+    /// Makes the arena shorter, though not below its high-water mark. Blocks and layouts stay; an
+    /// offset of a layout that lies above is not used.
+    pub fn shorten(&mut self, capacity: Bytes) {
+        let capacity = capacity.round_down(BLOCK_ALIGN).count().max(self.touched);
+        if capacity < self.capacity {
+            self.space.take(capacity..self.capacity);
+            self.capacity = capacity;
+        }
+    }
+
     /// Sets the plan that captures follow from the next one on. A monotone arena follows none.
     ///
     /// A plan is a preference: each of its offsets is used only where it is proven free.

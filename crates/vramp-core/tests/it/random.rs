@@ -68,6 +68,10 @@ enum Action {
         worked: bool,
     },
     Lend,
+    ShortenArena {
+        which: usize,
+        pages: u64,
+    },
     RemoveArena {
         which: usize,
     },
@@ -147,6 +151,8 @@ fn action_with_arenas() -> impl Strategy<Value = Action> {
             },
         ),
         2 => Just(Action::Lend),
+        1 => (which.clone(), 1..24u64)
+            .prop_map(|(which, pages)| Action::ShortenArena { which, pages }),
         1 => which.prop_map(|which| Action::RemoveArena { which }),
     ]
 }
@@ -242,10 +248,18 @@ impl Program {
                     self.shell.back(which, capacity.min(PAGE * pages), stream);
                 }
             }
+            Action::ShortenArena { which, pages } if !self.shell.arenas.is_empty() => {
+                let which = which % self.shell.arenas.len();
+                let arena = &mut self.shell.arenas[which];
+                // What was backed stays; so do parts on which a driver call failed.
+                let keep = arena.upto.max(PAGE * pages);
+                arena.capacity = self.shell.pool.shorten_arena(arena.id, keep);
+                assert!(arena.capacity >= arena.upto);
+            }
             Action::RemoveArena { which } if !self.shell.arenas.is_empty() => {
                 self.shell.remove_arena(which % self.shell.arenas.len());
             }
-            Action::Replay { .. } | Action::RemoveArena { .. } => {}
+            Action::Replay { .. } | Action::ShortenArena { .. } | Action::RemoveArena { .. } => {}
             Action::Lend => self.shell.lend(),
         }
     }

@@ -174,3 +174,24 @@ fn blocks_that_escaped_ten_thousand_captures_are_one_obstacle_to_the_next() {
     assert_eq!(arena.space.stretches().count(), 1);
     arena.audit().unwrap();
 }
+
+#[test]
+fn a_shortened_arena_keeps_what_it_ever_used() {
+    for policy in [ArenaPolicy::Monotone, ArenaPolicy::Reusing] {
+        let mut arena = capturing(policy, kib(64));
+        let blocks = [1, 2, 3].map(|len| arena.alloc(kib(len), &[]).unwrap());
+        arena.free(blocks[2].id, &[]).unwrap();
+        arena.end().unwrap();
+        arena.shorten(kib(16));
+        arena.audit().unwrap();
+        assert_eq!(arena.capacity(), kib(16));
+        arena.shorten(kib(1));
+        arena.shorten(kib(32));
+        arena.audit().unwrap();
+        assert_eq!((arena.capacity(), arena.high_water()), (kib(6), kib(6)));
+        arena.begin().unwrap();
+        assert!(arena.alloc(kib(4), &[]).is_err());
+        assert_eq!(arena.alloc(kib(3), &[]).is_ok(), policy == ArenaPolicy::Reusing);
+        arena.audit().unwrap();
+    }
+}

@@ -42,6 +42,38 @@ impl Pool {
         AddedArena::Added(self.arenas.add(range))
     }
 
+    /// Takes the addresses of an arena from `keep` bytes on, as far as nothing was mapped there: other
+    /// arenas and blocks can use them. Returns the arena's length from now on. No driver call.
+    /// O(regions of the arena).
+    ///
+    /// # Panics
+    /// If there is no such arena, or `keep` is zero.
+    pub fn shorten_arena(&mut self, arena: ArenaId, keep: Bytes) -> Bytes {
+        assert!(!keep.is_zero(), "{arena} keeps some addresses");
+        self.merge_arena(arena);
+        let range = self.arenas.get(arena).range();
+        let keep = self.view().rounded(keep.min(range.len), self.config.page);
+        let last = self.view().regions_of(arena).last().expect("an arena has a region");
+        let region = self.regions.get(last);
+        let cut = region.at.max(range.at + keep);
+        if !matches!(region.kind, Kind::Gap { .. }) || cut >= range.end() {
+            return range.len;
+        }
+        let rest = match cut == region.at {
+            true => last,
+            false => self.regions.split(last, cut - region.at),
+        };
+        let len = cut - range.at;
+        self.arenas.get_mut(arena).len = len;
+        self.add_hole(rest);
+        len
+    }
+
+    /// Returns the length of the longest range of addresses that nothing uses.
+    pub fn longest_hole(&self) -> Bytes {
+        self.holes.largest().map_or(Bytes::ZERO, |hole| hole.len)
+    }
+
     /// Sets the length of an arena's new chunks, rounded down to whole pages, so that parts of that
     /// length can be lent.
     pub fn set_arena_chunk(&mut self, arena: ArenaId, len: Bytes) {
