@@ -174,14 +174,20 @@ impl Deferrables {
         Ok(())
     }
 
-    /// Abandons a move that failed or was given up, and of which nothing is in flight. The piece is
-    /// as before, with all its contents. O(1), and O(tenants) in a group.
+    /// Abandons a move that failed or was given up. The piece is as before, with all its contents. A
+    /// copy out that is queued counts as reading it; nothing else may be in flight. O(1), and
+    /// O(tenants) in a group.
     ///
     /// # Errors
     /// The move does not exist.
     pub fn abandon(&mut self, id: MoveId) -> Result<Abandoned, UnknownMove> {
         let piece = self.move_of(id)?;
+        // A copy that was queued still reads the piece, whoever gave up waiting for it.
+        if let PieceMove::Out { queued: Some(token), .. } = self.motion(piece) {
+            self.buffers[piece.buffer].uses.note(token, Access::Shared);
+        }
         self.end_move(piece);
+        self.refresh(piece.buffer);
         self.counters.moves_abandoned += 1;
         let unheld = self.buffers[piece.buffer].holders.is_empty();
         let gone = self.piece(piece).place == ContentPlace::SpillTier

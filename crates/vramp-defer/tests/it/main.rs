@@ -19,6 +19,7 @@ mod leases;
 mod moves;
 mod peers;
 mod random;
+mod random_ends;
 mod sharing;
 
 use std::path::PathBuf;
