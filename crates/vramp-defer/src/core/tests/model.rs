@@ -61,7 +61,7 @@ fn act() -> impl Strategy<Value = Act> {
         1 => which().prop_map(|which| Act::Cancel { which }),
         12 => (which(), 0u8..6, any::<bool>())
             .prop_map(|(which, fails, queued)| Act::Finish { which, fails: fails == 0, queued }),
-        4 => (0u64..3).prop_map(|stream| Act::Over { stream }),
+        4 => (0u64..4).prop_map(|stream| Act::Over { stream }),
         6 => (1u64..6000, 0u64..9000).prop_map(|(deficit, room)| Act::Choose { deficit, room }),
         2 => (1u64..4000, 0u64..4000).prop_map(|(deficit, room)| Act::Reclaim { deficit, room }),
         2 => (1u64..4000).prop_map(|budget| Act::Clean { budget }),
@@ -287,10 +287,11 @@ fn finish_step(
         return Ok(());
     }
     let place = which % world.moves.len();
-    let TwinMove { id, piece, kind, read, began, .. } = world.moves[place];
+    let TwinMove { id, piece, kind, read, began, queued: copied_at, .. } = world.moves[place];
     let wrote = world.bits(piece).latest > began;
     if fails {
         prop_assert_eq!(core.abandon(id).unwrap().piece, piece);
+        read_by_copy(world, piece, copied_at);
     } else if queued && matches!(kind, Kind::Restore(_)) {
         world.point += 1;
         let point = world.point;
@@ -510,7 +511,12 @@ fn cancel_step(core: &mut Deferrables, world: &mut World, which: usize) -> Step 
 }
 
 fn over_step(core: &mut Deferrables, world: &mut World, stream: u64) -> Step {
-    let stream = if stream == 0 { 9 } else { stream };
+    let stream = match stream {
+        0 => 9,
+        // Copies that were given up.
+        3 => COPIES,
+        stream => stream,
+    };
     core.complete_use(token(StreamKey(stream), world.point));
     for twin in &mut world.buffers {
         twin.reads.remove(&stream);
@@ -669,6 +675,14 @@ fn compare(core: &Deferrables, world: &World) -> Step {
     Ok(())
 }
 
+/// A copy that was queued reads its piece, also once it was given up.
+fn read_by_copy(world: &mut World, piece: PieceId, queued: Option<u64>) {
+    if let Some(number) = queued {
+        let known = world.twin(piece.buffer).reads.entry(COPIES).or_default();
+        *known = number.max(*known);
+    }
+}
+
 /// Once all leases end, the oldest waiter is granted, and then the next.
 fn serve_the_line(core: &mut Deferrables, world: &mut World) -> Step {
     loop {
@@ -677,6 +691,7 @@ fn serve_the_line(core: &mut Deferrables, world: &mut World) -> Step {
         }
         for one in std::mem::take(&mut world.moves) {
             core.abandon(one.id).unwrap();
+            read_by_copy(world, one.piece, one.queued);
             world.bits(one.piece).busy = false;
         }
         for index in 0..world.buffers.len() {
