@@ -54,14 +54,34 @@ pub(super) struct Mix {
     pub ends: bool,
     /// Objects that end on other threads.
     pub threads: bool,
+    /// What a third of the operations is about.
+    pub focus: Focus,
+}
+
+/// Objects that a program has most of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Focus {
+    Blocks,
+    Graphs,
+    Ranges,
+    Streams,
 }
 
 impl Mix {
     /// Draws which parts a program has: fewer parts, deeper programs.
     pub fn draw(random: &mut Random, has_graphs: bool) -> Mix {
+        let focus = match random.below(8) {
+            0..3 if has_graphs => Focus::Graphs,
+            3 if has_graphs => Focus::Ranges,
+            4 => Focus::Streams,
+            _ => Focus::Blocks,
+        };
         Mix {
-            graphs: has_graphs && random.below(4) < 3 || random.one_in(16),
-            ranges: has_graphs && random.one_in(2),
+            focus,
+            graphs: focus == Focus::Graphs
+                || has_graphs && random.below(4) < 3
+                || random.one_in(16),
+            ranges: focus == Focus::Ranges || has_graphs && random.one_in(2),
             callbacks: random.one_in(4),
             faults: random.one_in(4),
             ends: random.one_in(2),
@@ -125,6 +145,15 @@ impl Drawer {
     }
 
     fn try_draw(&mut self, world: &World) -> Option<Op> {
+        if self.random.one_in(3) {
+            match self.mix.focus {
+                Focus::Blocks => {}
+                Focus::Graphs => return self.graphs(world),
+                Focus::Ranges => return self.ranges(world),
+                Focus::Streams if self.random.one_in(4) => return self.streams(world),
+                Focus::Streams => {}
+            }
+        }
         match self.random.below(1000) {
             0..260 => self.malloc(world),
             260..480 => self.work(world),
@@ -165,8 +194,15 @@ impl Drawer {
         if world.blocks.len() > 48 {
             return None;
         }
-        let pool = self.random.pick(&world.pools)?;
-        let stream = self.any_stream(world)?;
+        let mut pool = self.random.pick(&world.pools)?;
+        let mut stream = self.any_stream(world)?;
+        if let Some(capture) = self.random.pick(&world.captures)
+            && self.random.one_in(2)
+            && let Some(state) = world.captures.get(capture)
+        {
+            (pool, stream) =
+                (state.pool, state.streams[self.random.below(2) as usize % state.streams.len()]);
+        }
         let size = match self.random.below(8) {
             0 => self.random.below(4096),
             1 | 2 => self.random.below(1 << 20),
@@ -188,6 +224,10 @@ impl Drawer {
             From::Capture(capture) if !self.random.one_in(16) => {
                 let streams = &world.captures.get(capture)?.streams;
                 streams[self.random.below(streams.len() as u64) as usize]
+            }
+            // Captured work on memory from outside.
+            From::Pool if world.captures.len() > 0 && self.random.one_in(4) => {
+                world.captures.get(self.random.pick(&world.captures)?)?.origin
             }
             _ => match state.users.first() {
                 // Fresh blocks are filled most often.
@@ -215,6 +255,8 @@ impl Drawer {
                 streams[self.random.below(streams.len() as u64) as usize]
             }
             (From::Pool, 0..2) => state.users.first().map(|user| user.stream)?,
+            // An escaped block most often lives on, to be read under leases.
+            (From::Graph(_, Some(_)), 0..3) => return None,
             // Destroyed streams too.
             _ => self.random.pick(&world.streams)?,
         };

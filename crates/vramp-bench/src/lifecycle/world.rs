@@ -1282,9 +1282,15 @@ impl World {
                 return self.discard(capture, Way::Here);
             }
             let ended = self.subject.end(capture, graph, Way::Here);
+            // A pool that was dropped may have left the driver's capture open.
+            if self.capture_of(origin) == Some(capture)
+                && let Some(raw) = self.raw(origin)
+            {
+                self.end_left(raw)?;
+            }
             self.leave(capture)?;
             self.escape(capture, arena, None);
-            return self.expect(ended, &[Why::Over, Why::Invalidated]);
+            return self.expect(ended, &[Why::Over, Why::Invalidated, Why::Closed]);
         }
         if way == 2 && mode != CaptureMode::Relaxed && !attached {
             let ended = self.subject.end(capture, graph, Way::Elsewhere);
@@ -1495,6 +1501,11 @@ impl World {
             return Ok(false);
         }
         self.order(of, stream)?;
+        // No lease orders launches that the allocator does not make.
+        let shared = self.arenas.get(arena).filter(|arena| arena.unguarded);
+        for user in shared.map(|arena| arena.users.clone()).unwrap_or_default() {
+            self.order(user, stream)?;
+        }
         self.queue(raw, range, 0, ns, 0)?;
         if of != stream {
             let recorded = self.subject.record_use(block, stream);
