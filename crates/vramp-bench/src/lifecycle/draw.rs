@@ -95,6 +95,8 @@ pub(super) struct Drawer {
     pub random: Random,
     pub mix: Mix,
     next: u64,
+    /// The operation after a failure that was planned for it.
+    after: Option<Op>,
 }
 
 /// Memory of the simulated card in programs.
@@ -102,7 +104,7 @@ pub(super) const CARD: u64 = 192 << 20;
 
 impl Drawer {
     pub fn new(random: Random, mix: Mix) -> Drawer {
-        Drawer { random, mix, next: 0 }
+        Drawer { random, mix, next: 0, after: None }
     }
 
     fn name(&mut self) -> u64 {
@@ -120,6 +122,9 @@ impl Drawer {
 
     /// Returns the next operation.
     pub fn draw(&mut self, world: &World) -> Op {
+        if let Some(op) = self.after.take() {
+            return op;
+        }
         let (pools, streams) = (world.pools.len(), open_streams(world));
         if pools == 0 || pools < 3 && self.random.one_in(300) {
             return Op::Open { pool: self.name() };
@@ -468,7 +473,15 @@ impl Drawer {
         }
         let pool = self.random.pick(&world.pools)?;
         let way = if self.random.one_in(2) { 1 } else { 2 * self.way(2) };
-        Some(Op::EndPool { pool, way })
+        let end = Op::EndPool { pool, way };
+        if self.mix.faults && self.random.one_in(2) {
+            // The wait for the work, or one of the calls that return the memory.
+            let calls = [Call::SynchronizeStream, Call::SynchronizeEvent, Call::Unmap];
+            let call = calls[self.random.below(3) as usize] as u64;
+            self.after = Some(end);
+            return Some(Op::Fault { call, nth: 1 + self.random.below(3), code: 304 });
+        }
+        Some(end)
     }
 }
 
