@@ -1225,7 +1225,8 @@ impl World {
     fn fork(&mut self, capture: u64, from: u64, stream: u64) -> Done {
         let Some(state) = self.captures.get(capture) else { return Ok(false) };
         let Some(raw) = self.runs(stream) else { return Ok(false) };
-        if state.invalid || !state.streams.contains(&from) {
+        let goes_on = self.capture_of(from) == Some(capture);
+        if state.invalid || !goes_on {
             return Ok(false);
         }
         let before = self.device.create_event().map_err(words)?;
