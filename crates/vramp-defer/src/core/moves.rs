@@ -182,7 +182,7 @@ impl Deferrables {
     /// The move does not exist.
     pub fn abandon(&mut self, id: MoveId) -> Result<Abandoned, UnknownMove> {
         let piece = self.move_of(id)?;
-        // A copy that was queued still reads the piece, whoever gave up waiting for it.
+        // A copy that was queued reads the piece, also once no thread waits for it.
         if let PieceMove::Out { queued: Some(token), .. } = self.motion(piece) {
             self.buffers[piece.buffer].uses.note(token, Access::Shared);
         }
