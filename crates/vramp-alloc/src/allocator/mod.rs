@@ -171,7 +171,7 @@ impl Drop for Allocator {
         let mut inner = self.shared.lock_anyway();
         // A drop cannot report a failure; `close` does. Memory that may be in use stays mapped, but
         // nothing else is served from it.
-        if inner.close(&self.shared).is_err() {
+        if inner.close(&self.shared).is_err() && !inner.closed {
             inner.manager.end_captures();
         }
         inner.closed = true;
