@@ -23,6 +23,7 @@ mod rmm_peers;
 mod shortage;
 mod stable;
 mod statistics;
+mod thread_ends;
 mod torch_peers;
 mod torch_pool_peers;
 mod torch_snapshot_peers;
