@@ -1,7 +1,7 @@
 //! Replays: leases, and the waits of a stream before it writes where another stream's work did.
 
 use vramp_core::{ArenaId, ArenaLeaseId, Bytes, Mark, Overlap, StreamId};
-use vramp_driver::{Driver, DriverError};
+use vramp_driver::{Call, Driver, DriverError};
 
 use super::NoLease;
 use crate::virtual_pool::{Refusal, VirtualPool};
@@ -45,6 +45,10 @@ impl VirtualPool {
     }
 
     /// Makes later work on `stream` wait for the work before `marks`.
+    ///
+    /// # Errors
+    /// A driver call failed; or a stream captures and no event covers its earlier work, so no stream
+    /// can wait for that.
     pub(crate) fn order_behind(
         &mut self,
         stream: StreamId,
@@ -55,8 +59,14 @@ impl VirtualPool {
             if self.pool.is_ordered(stream, mark) {
                 continue;
             }
-            if let Some(event) = self.exec.events.covering(mark) {
-                self.exec.driver.wait(self.exec.stream(stream), event)?;
+            match self.exec.events.covering(mark) {
+                Some(event) => self.exec.driver.wait(self.exec.stream(stream), event)?,
+                None if self.pool.is_over(mark) => {}
+                None => {
+                    let busy = mark.stream;
+                    let detail = format!("{busy} captures, so no stream can wait for its work");
+                    return Err(DriverError::from_code(Call::Record, 900, detail));
+                }
             }
             self.pool.waits(stream, mark);
         }

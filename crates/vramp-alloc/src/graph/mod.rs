@@ -441,7 +441,8 @@ impl CapturedGraph {
     ///
     /// # Errors
     /// [`LaunchError::Busy`] if another stream holds a lease; and unless the arena orders
-    /// overlapping replays, if the work of another stream is not over.
+    /// overlapping replays, if the work of another stream is not over. [`LaunchError::Driver`] of
+    /// kind `Capturing` if that other stream captures: nothing can wait for its earlier work then.
     pub fn launch(&self, stream: StreamId) -> Result<ReplayLease, LaunchError> {
         let Handle { shared, patience, .. } = &*self.arena.0;
         let mut relief = Relief::new(*patience);

@@ -630,3 +630,30 @@ fn an_allocator_that_was_given_back_is_whole() {
     is_send::<CloseError>();
     is_send::<StreamWork>();
 }
+
+#[test]
+fn a_launch_is_refused_behind_work_of_a_stream_that_captures() {
+    let rig = GraphRig::new();
+    let arena = rig.arena_of(vramp_alloc::graph::ArenaConfig {
+        overlap: vramp_alloc::graph::Overlap::Order,
+        ..Default::default()
+    });
+    let other = rig.arena();
+    let (graph, escaped) = rig.capture(rig.a, &arena, || {
+        let escaped = rig.malloc(MIB * 16, rig.a);
+        rig.write("replay", rig.a, &escaped, 1 << 14);
+        escaped
+    });
+    let lease = graph.launch(rig.a).unwrap();
+    rig.read("late", rig.a, &escaped, 1 << 20);
+    let capture = rig.base.allocator.begin_capture(rig.a, &other).unwrap();
+    drop(lease);
+    let refused = graph.launch(rig.b).unwrap_err();
+    let LaunchError::Driver(error) = refused else { panic!("{refused}") };
+    assert_eq!(error.kind, ErrorKind::Capturing);
+    drop(capture);
+    rig.replay(&graph, rig.b);
+    rig.sync(rig.a);
+    rig.sync(rig.b);
+    assert_sound(&rig.base.sim, "a launch");
+}
