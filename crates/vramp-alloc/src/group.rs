@@ -105,11 +105,20 @@ impl Group {
         streams.by_id.get(id.index()).filter(|known| known.is_open()).map(|known| known.raw)
     }
 
-    /// Returns the open streams.
-    pub(crate) fn open_streams(&self) -> Vec<(StreamId, Stream)> {
+    /// Returns the streams that have not ended: those that are ending too, whose work no event
+    /// stands for yet.
+    pub(crate) fn unended_streams(&self) -> Vec<(StreamId, Stream)> {
         let streams = lock(&self.streams);
         let numbered = (0..).map(StreamId::new).zip(&streams.by_id);
-        numbered.filter(|(_, known)| known.is_open()).map(|(id, known)| (id, known.raw)).collect()
+        let unended = numbered.filter(|(_, known)| known.state != StreamState::Ended);
+        unended.map(|(id, known)| (id, known.raw)).collect()
+    }
+
+    /// Returns true if a stream has ended: its handle is dead or will be, and an event stands for
+    /// its work.
+    pub(crate) fn has_ended(&self, id: StreamId) -> bool {
+        let streams = lock(&self.streams);
+        streams.by_id.get(id.index()).is_none_or(|known| known.state == StreamState::Ended)
     }
 
     /// Returns where the work of a stream can be observed. `None` for an unknown stream.
@@ -184,6 +193,12 @@ impl Group {
 
     pub(crate) fn members(&self) -> Vec<Arc<Shared>> {
         lock(&self.members).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Removes a member that was dropped and not closed. The streams stay.
+    pub(crate) fn forget(&self, number: u64) {
+        let mut members = lock(&self.members);
+        members.retain(|member| member.upgrade().is_some_and(|known| known.number != number));
     }
 
     /// Removes a closed member. The last one destroys the streams.

@@ -353,14 +353,13 @@ impl Manager {
 
     /// Returns everything to the device. The caller waited for all work. Goes on after a failure
     /// and returns the first one.
-    pub(crate) fn release_all(&mut self, any: Option<Stream>) -> Result<(), DriverError> {
+    pub(crate) fn release_all(&mut self) -> Result<(), DriverError> {
         match self {
             Manager::Virtual { pool, under_a_page } => {
-                let first =
-                    under_a_page.as_mut().map_or(Ok(()), |ordered| ordered.release_all(any));
+                let first = under_a_page.as_mut().map_or(Ok(()), |ordered| ordered.release_all());
                 first.and(pool.exec.release_all(&pool.pool))
             }
-            Manager::Ordered(ordered) => ordered.release_all(any),
+            Manager::Ordered(ordered) => ordered.release_all(),
             Manager::Caching(caching) => caching.release_all(),
         }
     }

@@ -1,5 +1,6 @@
 //! The state that an allocator's threads share, and the lock around its manager.
 
+use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -56,6 +57,8 @@ pub(crate) struct Inner {
     /// The driver's streams by id; `None` for one that ended, whose handle is dead. May be shorter
     /// than the group's list.
     pub streams: Vec<Option<Stream>>,
+    /// Streams whose last event is being recorded.
+    ending: BTreeSet<StreamId>,
     pub base: Base,
     /// Tallies of live threads that allocated here.
     pub tallies: Vec<Arc<Tally>>,
@@ -248,6 +251,7 @@ impl Inner {
             manager,
             contention: Contention::default(),
             streams: Vec::new(),
+            ending: BTreeSet::new(),
             base: Base::default(),
             tallies: Vec::new(),
             tags: Vec::new(),
@@ -274,7 +278,19 @@ impl Inner {
 
     /// Returns the driver's stream if requests may be made for it.
     pub(crate) fn open_stream(&self, id: StreamId) -> Option<Stream> {
-        self.streams.get(id.index()).copied().flatten()
+        let known = self.streams.get(id.index()).copied().flatten();
+        known.filter(|_| !self.ending.contains(&id))
+    }
+
+    /// Refuses requests for a stream: its last event is about to be recorded, and has to cover all
+    /// that the pool queues on it.
+    pub(crate) fn begin_end(&mut self, id: StreamId) {
+        self.ending.insert(id);
+    }
+
+    /// Accepts requests again for a stream whose end could not be recorded.
+    pub(crate) fn cancel_end(&mut self, id: StreamId) {
+        self.ending.remove(&id);
     }
 
     /// Returns true if the stream is one of the group's, destroyed or not.
@@ -300,13 +316,16 @@ impl Inner {
             self.streams.push(raw);
             if raw.is_none() {
                 self.manager.end_stream(id, end.as_ref());
+            } else if group.open_stream(id).is_none() {
+                self.ending.insert(id);
             }
         }
     }
 
     /// Ends a stream in this pool. No driver call.
     pub(crate) fn end_stream(&mut self, id: StreamId, end: &Arc<StreamEnd>) {
-        if self.open_stream(id).is_some() {
+        self.ending.remove(&id);
+        if self.streams.get(id.index()).is_some_and(Option::is_some) {
             self.manager.end_stream(id, Some(end));
             self.streams[id.index()] = None;
         }
@@ -360,8 +379,7 @@ impl Inner {
         self.manager.end_captures();
         shared.synchronize()?;
         self.closed = true;
-        let any = shared.group.open_streams().first().map(|&(_, stream)| stream);
-        let released = self.manager.release_all(any);
+        let released = self.manager.release_all();
         let left = shared.group.leave(shared.number, &*shared.driver);
         released.and(left).map_err(CloseFailure::Closed)
     }
@@ -382,11 +400,13 @@ impl Shared {
     /// lost device there are none.
     pub(crate) fn capturing_streams(&self) -> Result<Vec<StreamId>, DriverError> {
         let mut capturing = Vec::new();
-        for (id, stream) in self.group.open_streams() {
+        for (id, stream) in self.group.unended_streams() {
             match self.driver.is_capturing(stream) {
                 Ok(true) => capturing.push(id),
                 Ok(false) => {}
                 Err(error) if error.is_device_lost() => return Ok(Vec::new()),
+                // Another thread destroyed it meanwhile.
+                Err(_) if self.group.has_ended(id) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -395,16 +415,24 @@ impl Shared {
 
     /// Waits on the host for all work queued on the group's streams, destroyed ones included. On a
     /// lost device none runs any more.
-    fn synchronize(&self) -> Result<(), CloseFailure> {
+    ///
+    /// It takes no lock of the pool, so that threads go on whose calls the work may wait for.
+    pub(crate) fn synchronize(&self) -> Result<(), CloseFailure> {
         let capturing = self.capturing_streams().map_err(CloseFailure::NotSynchronized)?;
         if let Some(&stream) = capturing.first() {
             return Err(CloseFailure::Capturing(stream));
         }
-        let open = self.group.open_streams().into_iter();
-        let open = open.map(|(_, stream)| self.driver.synchronize_stream(stream));
-        let ends = self.group.ends().into_iter().map(|end| end.synchronize());
-        for waited in open.chain(ends) {
-            match waited {
+        for (id, stream) in self.group.unended_streams() {
+            match self.driver.synchronize_stream(stream) {
+                Err(error) if error.is_device_lost() => return Ok(()),
+                // Another thread destroyed it meanwhile: its end is waited for below.
+                Err(_) if self.group.has_ended(id) => {}
+                Err(error) => return Err(CloseFailure::NotSynchronized(error)),
+                Ok(()) => {}
+            }
+        }
+        for end in self.group.ends() {
+            match end.synchronize() {
                 Err(error) if error.is_device_lost() => return Ok(()),
                 Err(error) => return Err(CloseFailure::NotSynchronized(error)),
                 Ok(()) => {}

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use vramp_core::StreamId;
 use vramp_driver::{Driver, DriverResult, Event, Stream};
+use vramp_host::fork::is_forked;
 
 /// The work of a destroyed stream: an event behind all that was queued on it.
 ///
@@ -82,6 +83,9 @@ impl StreamEnd {
 
 impl Drop for StreamEnd {
     fn drop(&mut self) {
+        if is_forked() {
+            return;
+        }
         // A drop cannot report a failure. The device destroys what stays.
         let _ = self.driver.destroy_event(self.event);
     }

@@ -141,6 +141,13 @@ impl OrderedPool {
             return freed;
         }
         for _ in 0..RETRIES {
+            // A wait or a free on a stream that captures would become part of its graph.
+            let mut open = streams.iter().flatten();
+            if self.unfreed.is_empty()
+                || open.any(|&stream| self.driver.is_capturing(stream).unwrap_or(true))
+            {
+                break;
+            }
             let Some((held, id)) = self.unfreed.pop_front() else { break };
             // That it failed was reported by its own free.
             if self.free_behind(&held, id, streams).is_err() {
@@ -215,15 +222,14 @@ impl OrderedPool {
         self.driver.trim_pool(to)
     }
 
-    /// Returns everything to the device. The caller waited for all work; `any` is an open stream of
-    /// its. Goes on after a failure and returns the first one.
-    pub(crate) fn release_all(&mut self, any: Option<Stream>) -> DriverResult<()> {
+    /// Returns everything to the device. The caller waited for all work. Goes on after a failure and
+    /// returns the first one.
+    pub(crate) fn release_all(&mut self) -> DriverResult<()> {
         let mut first: DriverResult<()> = Ok(());
         let unfreed = std::mem::take(&mut self.unfreed).into_iter().map(|(held, _)| held);
         let held: Vec<Held> = std::mem::take(&mut self.held).into_values().chain(unfreed).collect();
         if !held.is_empty() {
-            let stream = any.map_or_else(|| self.own_stream(), Ok);
-            first = stream.and_then(|stream| {
+            first = self.own_stream().and_then(|stream| {
                 let mut first = Ok(());
                 for held in held {
                     first = first.and(self.driver.free_async(stream, held.addr));

@@ -259,6 +259,7 @@ impl VirtualPool {
     /// Ends a stream: its memory serves every stream once `end` is reached, or now if its work is
     /// over. No driver call.
     pub(crate) fn end_stream(&mut self, stream: StreamId, end: Option<&Arc<StreamEnd>>) {
+        debug_assert!(!self.heaps[stream.index()].has_ended(), "{stream} ends once");
         // From here on no thread caches a block of the stream.
         self.heaps[stream.index()].end();
         self.gather();

@@ -138,6 +138,9 @@ impl Allocator {
     /// If a stream captures, or the wait fails, nothing is returned to the device and the error has
     /// the allocator, to close it later. [`CloseError::Driver`] if a call failed after that.
     pub fn close(self) -> Result<(), CloseError> {
+        // First without the lock: the work may wait for threads that need it. The close itself then
+        // waits for what was queued meanwhile.
+        let _ = self.shared.synchronize();
         let closed = self.shared.lock_anyway().close(&self.shared);
         closed.map_err(|failure| match failure {
             CloseFailure::Capturing(stream) => {
@@ -168,6 +171,7 @@ impl Drop for Allocator {
             std::mem::forget(Arc::clone(&self.shared));
             return;
         }
+        let _ = self.shared.synchronize();
         let mut inner = self.shared.lock_anyway();
         // A drop cannot report a failure; `close` does. Memory that may be in use stays mapped, but
         // nothing else is served from it.
@@ -175,5 +179,7 @@ impl Drop for Allocator {
             inner.manager.end_captures();
         }
         inner.closed = true;
+        drop(inner);
+        self.shared.group.forget(self.shared.number);
     }
 }

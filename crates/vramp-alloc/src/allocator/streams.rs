@@ -7,6 +7,7 @@ use vramp_driver::{Call, DriverError, Stream};
 
 use super::Allocator;
 use crate::error::{StreamError, Unusable};
+use crate::shared::Inner;
 use crate::stream_end::{StreamEnd, StreamWork};
 
 /// Code of the driver for want of memory.
@@ -56,23 +57,38 @@ impl Allocator {
                 false => Err(StreamError::Unknown(stream)),
             };
         };
-        let ended = self.record_end(stream, raw);
-        let end = ended.inspect_err(|_| group.cancel_end(stream))?;
-        let sweep = group.finish_end(stream, &end);
-        let mut broken = Ok(());
-        for member in group.members() {
-            match member.lock_open() {
-                Ok(Some(mut inner)) => inner.end_stream(stream, &end),
-                Ok(None) => {}
-                Err(error) => broken = Err(error),
+        // A pool that a panic left unusable refuses all requests anyway.
+        let _ = self.for_members(|inner| inner.begin_end(stream));
+        let end = match self.record_end(stream, raw) {
+            Ok(end) => end,
+            Err(error) => {
+                let _ = self.for_members(|inner| inner.cancel_end(stream));
+                group.cancel_end(stream);
+                return Err(error);
             }
-        }
+        };
+        let sweep = group.finish_end(stream, &end);
+        let told = self.for_members(|inner| inner.end_stream(stream, &end));
         // A query would invalidate a capture.
         if sweep && !self.any_captures().unwrap_or(true) {
             group.sweep_ends();
         }
         group.destroy_ended(stream, &**driver)?;
-        Ok(broken?)
+        Ok(told?)
+    }
+
+    /// Calls `change` for every pool of the group, with its lock held. Goes on after one that a panic
+    /// left unusable, and returns that error.
+    fn for_members(&self, mut change: impl FnMut(&mut Inner)) -> Result<(), Unusable> {
+        let mut first = Ok(());
+        for member in self.shared.group.members() {
+            match member.lock_open() {
+                Ok(Some(mut inner)) => change(&mut inner),
+                Ok(None) => {}
+                Err(error) => first = first.and(Err(error)),
+            }
+        }
+        first
     }
 
     /// Records a stream's last event.

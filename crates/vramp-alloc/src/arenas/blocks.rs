@@ -93,20 +93,28 @@ impl VirtualPool {
     /// queued before the capture.
     pub(crate) fn note_use_in_arena(&mut self, block: ArenaBlockId, stream: StreamId) {
         let id = block.arena();
-        let captured = self.capture_of(stream).unwrap_or_default();
+        let captured = self.capture_of(stream);
         let known = "the allocator looked the block up";
         let mark = self.pool.now(stream);
-        if let Some((_, tips)) = captured.filter(|(arena, _)| *arena == id)
-            && let Ok(at) = self.add_nodes(id, &tips)
-        {
-            let state = self.arenas.get_mut(id);
-            state.arena.record_use(block, &at).expect(known);
-            if state.arena.is_from_before(block) {
-                state.leases.note_use(mark);
+        let at = match captured {
+            Ok(Some((arena, tips))) if arena == id => self.add_nodes(id, &tips).map(Some),
+            Ok(_) => Ok(None),
+            Err(error) => Err(error),
+        };
+        let state = self.arenas.get_mut(id);
+        match at {
+            Ok(Some(at)) => {
+                state.arena.record_use(block, &at).expect(known);
+                if state.arena.is_from_before(block) {
+                    state.leases.note_use(mark);
+                }
+                return;
             }
-            return;
+            Ok(None) => {}
+            // Which captured work uses it is not known, so the running capture does not reuse it.
+            Err(_) => state.arena.record_unknown_use(block).expect(known),
         }
-        self.arenas.get_mut(id).leases.note_use(mark);
+        state.leases.note_use(mark);
     }
 
     /// Returns the arena whose capture keeps an allocation from outside that is freed on `stream`.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use vramp_core::{ArenaId, ArenaPolicy, Bytes, CaptureRecording, StreamId};
-use vramp_driver::{CaptureInfo, CaptureMode, Driver, DriverError, Graph, GraphNode};
+use vramp_driver::{Call, CaptureInfo, CaptureMode, Driver, DriverError, Graph, GraphNode};
 
 use super::{Captured, Capturing, NotAttached};
 use crate::allocation::Allocation;
@@ -101,7 +101,10 @@ impl VirtualPool {
     /// Ends a stream's capture on the device. If the call fails and the stream still captures, it
     /// is made once more.
     pub(crate) fn end_driver_capture(&self, stream: StreamId) -> Result<Graph, DriverError> {
-        let raw = self.exec.stream(stream);
+        let Some(raw) = self.exec.open_stream(stream) else {
+            let detail = format!("{stream} was destroyed, after its capture was ended elsewhere");
+            return Err(DriverError::from_code(Call::EndCapture, 400, detail));
+        };
         match self.exec.driver.end_capture(raw) {
             Err(_) if self.still_captures(stream) => self.exec.driver.end_capture(raw),
             ended => ended,

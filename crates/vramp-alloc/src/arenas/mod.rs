@@ -282,7 +282,7 @@ impl VirtualPool {
                 self.arenas.generous.push_back(id);
                 continue;
             }
-            let keep = (state.arena.high_water() * 2).max(LEAST_KEPT);
+            let keep = (state.arena.highest() * 2).max(LEAST_KEPT);
             let kept = self.pool.shorten_arena(id, keep);
             state.arena.shorten(kept);
             return true;

@@ -239,6 +239,8 @@ impl Drop for GraphHold {
         if inner.closed {
             return;
         }
+        // The graph may have been launched on a stream that this pool never served.
+        inner.add_streams(&shared.group);
         let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
         let users = pool.used_anywhere(*id);
         for allocation in std::mem::take(&mut self.kept) {

@@ -27,6 +27,15 @@ const PLANNING_MOST: Duration = Duration::from_millis(8);
 /// That part: a hundredth.
 const PLANNING_PART: u32 = 100;
 
+/// Where the layout comes from that packing begins with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Start {
+    /// The capture itself: a valid layout, with the reuse that the capture made.
+    Capture,
+    /// None fits what is live now: the blocks lie on one another without reuse, which is no plan.
+    OtherMemory,
+}
+
 impl GraphArena {
     /// Plans a layout for the next capture of the same shape, if configured and not done before.
     /// `begun` is when this capture began. Returns its report.
@@ -54,16 +63,18 @@ impl GraphArena {
         let packing = planned.filter(|planned| planned.recording().is_same_shape(&recording));
         let before = packing.as_ref().map(Packing::high_water);
         let packing = packing.unwrap_or_else(|| Packing::new(recording));
-        let deadline = ended + PLANNING_MOST.max((ended - begun) / PLANNING_PART);
-        (report.planned, report.plan_visits) = self.go_on(packing, before, deadline);
+        let deadline = Instant::now() + PLANNING_MOST.max((ended - begun) / PLANNING_PART);
+        (report.planned, report.plan_visits) =
+            self.go_on(packing, Start::Capture, before, deadline);
         report
     }
 
     /// Plans again if other memory is live now than the plan goes around.
     pub(super) fn refresh_plan(&self) {
-        let deadline = Instant::now() + PLANNING_MOST;
         if let Some((planned, live)) = self.state(ArenaState::take_outdated_plan).flatten() {
-            self.go_on(Packing::new(planned.recording().among(live)), None, deadline);
+            let deadline = Instant::now() + PLANNING_MOST;
+            let packing = Packing::new(planned.recording().among(live));
+            self.go_on(packing, Start::OtherMemory, None, deadline);
         }
     }
 
@@ -72,13 +83,16 @@ impl GraphArena {
     fn go_on(
         &self,
         mut packing: Packing,
+        start: Start,
         before: Option<Bytes>,
         deadline: Instant,
     ) -> (Option<Bytes>, u64) {
         let visited = packing.visits();
         packing.go_on(|| Instant::now() < deadline);
         let (high_water, visits) = (packing.high_water(), packing.visits() - visited);
-        let layout = (before != Some(high_water)).then(|| packing.layout());
+        let better = high_water < packing.recording().high_water();
+        let layout = (before != Some(high_water) && (better || start == Start::Capture))
+            .then(|| packing.layout());
         self.state(|state| state.set_plan(packing, layout));
         (Some(high_water), visits)
     }

@@ -205,7 +205,9 @@ fn a_trim_unmaps_and_releases_each_chunk() {
 
 #[test]
 fn a_close_unmaps_each_stretch_once() {
-    let waits = || vec!["is-capturing", "is-capturing", "synchronize-stream"];
+    let wait = ["is-capturing", "synchronize-stream"];
+    // First without the lock, and then with it.
+    let waits = || [&wait[..], &["is-capturing"], &wait].concat();
     let of_the_drivers_pool = vec!["trim-pool"];
     for (preset, first, chunks, events) in [
         (Preset::Vramp, vec![], 4, vec![]),

@@ -104,13 +104,14 @@ fn nothing_is_unmapped_after_a_failed_wait() {
             let rig = rig(preset);
             stream_that_ends_while_it_works(&rig);
             let Rig { sim, allocator, .. } = rig;
-            sim.set_faults(FaultPlan::nth_of(call, 1));
+            sim.set_faults(FaultPlan::from_nth_of(call, 1));
             let context = format!("{}, {call}", preset.name());
             let Err(CloseError::NotSynchronized { allocator, error }) = allocator.close() else {
                 panic!("{context}: it closed")
             };
             assert_eq!(error.call, call, "{context}");
             assert_sound(&sim, &context);
+            sim.set_faults(FaultPlan::none());
             allocator.close().unwrap();
             assert_sound(&sim, &context);
             assert_eq!(sim.live(), LiveObjects::default(), "{context}");
@@ -656,4 +657,66 @@ fn a_launch_is_refused_behind_work_of_a_stream_that_captures() {
     rig.sync(rig.a);
     rig.sync(rig.b);
     assert_sound(&rig.base.sim, "a launch");
+}
+
+#[test]
+fn memory_kept_for_a_graph_waits_for_launches_on_streams_that_are_new_to_the_pool() {
+    let rig = GraphRig::new();
+    let arena = rig.arena();
+    let kept = rig.malloc(MIB * 64, rig.a);
+    let queue = rig.raw(rig.a);
+    rig.base.sim.begin_capture(queue, CaptureMode::ThreadLocal).unwrap();
+    let capture = rig.base.allocator.attach_capture(rig.a, &arena).unwrap();
+    rig.write("replay", rig.a, &kept, LONG_NS);
+    rig.free(kept, rig.a);
+    let graph = rig.base.sim.end_capture(queue).unwrap();
+    let hold = capture.detach();
+    let exec = rig.base.sim.instantiate(graph).unwrap();
+    rig.base.sim.destroy_graph(graph).unwrap();
+    let new = rig.base.allocator.create_stream().unwrap();
+    rig.base.sim.launch_graph(exec, rig.raw(new)).unwrap();
+    drop(hold);
+    let block = rig.malloc(MIB * 64, rig.a);
+    rig.write("next", rig.a, &block, 1);
+    rig.sync(rig.a);
+    assert_sound(&rig.base.sim, "a hold");
+}
+
+#[test]
+fn a_capture_that_was_ended_elsewhere_may_outlive_its_stream() {
+    for closes in [false, true] {
+        let rig = GraphRig::new();
+        let gone = rig.base.allocator.create_stream().unwrap();
+        let arena = rig.arena();
+        let capture = rig.base.allocator.begin_capture(gone, &arena).unwrap();
+        let graph = rig.base.sim.end_capture(rig.raw(gone)).unwrap();
+        rig.base.sim.destroy_graph(graph).unwrap();
+        rig.base.allocator.destroy_stream(gone).unwrap();
+        if closes {
+            let GraphRig { base: Rig { allocator, .. }, .. } = rig;
+            allocator.close().unwrap();
+        }
+        drop(capture);
+    }
+}
+
+#[test]
+fn a_graph_from_before_a_reset_keeps_the_addresses_it_writes() {
+    let rig = GraphRig::new();
+    let arena = rig.arena();
+    let (graph, ()) = rig.capture(rig.a, &arena, || {
+        let [one, two] = [(); 2].map(|()| rig.malloc(Bytes::gib(1) + MIB * 64, rig.a));
+        rig.fill(rig.a, &two, 1);
+        rig.free(one, rig.a);
+        rig.free(two, rig.a);
+    });
+    arena.reset().unwrap();
+    rig.base.allocator.trim(Bytes::ZERO).unwrap();
+    // So many that the first one has to give up addresses.
+    let others: Vec<_> = (0..300).map(|_| rig.arena()).collect();
+    let lease = graph.launch(rig.a).unwrap();
+    drop(lease);
+    rig.sync(rig.a);
+    assert_sound(&rig.base.sim, "a reset");
+    drop(others);
 }

@@ -141,6 +141,8 @@ pub struct Arena {
     next_number: u64,
     /// High-water mark since the arena was created or reset.
     pub(super) touched: u64,
+    /// High-water mark before the last reset.
+    ever_touched: u64,
     pub(super) capture: Option<Capture>,
     /// Number of captures begun; the running one is the last.
     pub(super) captures: u64,
@@ -162,6 +164,7 @@ impl Arena {
             digest: Digest::default(),
             next_number: 0,
             touched: 0,
+            ever_touched: 0,
             capture: None,
             captures: 0,
             plan: None,
@@ -183,10 +186,11 @@ impl Arena {
         Bytes::new(self.capacity)
     }
 
-    /// Makes the arena shorter, though not below its high-water mark. Blocks and layouts stay; an
+    /// Makes the arena shorter, though not below what it ever used: graphs from before a reset still
+    /// write there. Blocks and layouts stay; an
     /// offset of a layout that lies above is not used.
     pub fn shorten(&mut self, capacity: Bytes) {
-        let capacity = capacity.round_down(BLOCK_ALIGN).count().max(self.touched);
+        let capacity = capacity.round_down(BLOCK_ALIGN).count().max(self.highest().count());
         if capacity < self.capacity {
             self.space.take(capacity..self.capacity);
             self.capacity = capacity;
@@ -344,6 +348,21 @@ impl Arena {
         Ok(())
     }
 
+    /// Records that captured work uses a block which is not known: the running capture does not reuse
+    /// its memory. Does nothing without a capture.
+    ///
+    /// # Errors
+    /// The id names no live block.
+    pub fn record_unknown_use(&mut self, id: ArenaBlockId) -> Result<(), UnknownArenaBlock> {
+        let unknown = UnknownArenaBlock { arena: self.id, id };
+        let held = self.held.get_mut(&id).ok_or(unknown)?;
+        if self.capture.is_some() {
+            held.enter(self.captures);
+            held.uses = Frontier::never();
+        }
+        Ok(())
+    }
+
     /// Frees a block outside of any captured stream: the next capture can reuse its memory, the
     /// running one cannot.
     ///
@@ -375,6 +394,7 @@ impl Arena {
             return Err(ArenaResetError::Live { arena: self.id, blocks, live });
         }
         self.space = Space::new(self.capacity);
+        self.ever_touched = self.ever_touched.max(self.touched);
         self.touched = 0;
         Ok(())
     }
@@ -382,6 +402,11 @@ impl Arena {
     /// Allocated bytes as requested.
     pub fn live(&self) -> Bytes {
         Bytes::new(self.live)
+    }
+
+    /// High-water mark since the arena was created: captured graphs use nothing above it.
+    pub fn highest(&self) -> Bytes {
+        Bytes::new(self.touched.max(self.ever_touched))
     }
 
     /// High-water mark since the arena was created or reset: memory is needed only below it.

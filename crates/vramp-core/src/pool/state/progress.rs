@@ -19,7 +19,10 @@ impl Pool {
     /// Ends a stream for which an event was just recorded: no work will be queued on it again, and
     /// that event covers all that was. Blocks may still be freed on it.
     pub fn end_stream(&mut self, stream: StreamId) {
-        self.streams.get_mut(stream).ended = true;
+        let ended = self.streams.get_mut(stream);
+        ended.ended = true;
+        // No later work of it can wait for anything.
+        ended.waits_for = Vec::new();
     }
 
     /// Sets whether a stream is held: it captures a graph, so no event may be recorded on it. Only
