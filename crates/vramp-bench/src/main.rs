@@ -26,9 +26,12 @@ enum Program {
 
 #[derive(clap::Args)]
 struct Lifecycle {
-    /// Operations for each preset.
-    #[arg(long, default_value_t = 1_000_000)]
-    steps: u64,
+    /// Operations for each preset: a million, or any number with `--seconds`.
+    #[arg(long)]
+    steps: Option<u64>,
+    /// Ends a preset's programs after this time.
+    #[arg(long)]
+    seconds: Option<u64>,
     /// Operations of one program.
     #[arg(long, default_value_t = 400)]
     length: u64,
@@ -47,7 +50,8 @@ struct Lifecycle {
     /// Longest time of one program in milliseconds; a longer one hangs.
     #[arg(long)]
     bound: Option<u64>,
-    /// Goes on after a finding, and prints each class of findings once.
+    /// Goes on after a finding, and prints each class of findings once. Fails at the end if it
+    /// printed any.
     #[arg(long)]
     survey: bool,
     /// Does not end with a finding of a class that this file has: the output of a survey.
@@ -93,20 +97,23 @@ fn run(args: &Lifecycle) -> Result<()> {
         Some(file) => known(&std::fs::read_to_string(file)?),
         None => Vec::new(),
     };
+    let any_number = args.seconds.map_or(1_000_000, |_| u64::MAX);
+    let mut found = 0;
     for preset in presets {
         let options = Options {
             program: args.length,
             card: card.clone(),
             known: known.clone(),
             bound: Some(args.bound.map_or(HANG, Duration::from_millis)),
-            ..Options::new(preset, args.steps, args.seed)
+            until: args.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds)),
+            ..Options::new(preset, args.steps.unwrap_or(any_number), args.seed)
         };
         if let Some(file) = &args.program {
             replay(&options, &make, file)?;
             continue;
         }
         if args.survey {
-            survey(options, &make)?;
+            found += survey(options, &make);
             continue;
         }
         let begun = Instant::now();
@@ -115,6 +122,9 @@ fn run(args: &Lifecycle) -> Result<()> {
         let rate = summary.steps as f64 / seconds;
         println!("{}: nothing found in {seconds:.1} s, {rate:.0} operations/s", preset.name());
         print!("{summary}");
+    }
+    if found > 0 {
+        bail!("the survey found {found} classes of broken promises");
     }
     Ok(())
 }
@@ -126,21 +136,18 @@ fn known(survey: &str) -> Vec<String> {
     findings.map(|(_, finding)| lifecycle::class_of(finding)).collect()
 }
 
-/// Prints each class of findings once, with the shortest program found.
-fn survey(mut options: Options, make: &MakeSubject) -> Result<()> {
-    loop {
-        let mut failure = None;
-        let summary = lifecycle::run(&options, make, &|_| {}).unwrap_or_else(|found| {
-            failure = Some(found);
-            Summary::default()
-        });
-        let Some(found) = failure else {
-            print!("{}: {} known\n{summary}", options.preset.name(), summary.known);
-            return Ok(());
-        };
+/// Prints each class of findings once, with the shortest program found, and returns how many there
+/// are.
+fn survey(mut options: Options, make: &MakeSubject) -> usize {
+    let mut summary = Summary::default();
+    let mut classes = 0;
+    while let Err(found) = lifecycle::go_on(&options, make, &mut summary, &|_| {}) {
         println!("{found}");
         options.known.push(lifecycle::class_of(&found.finding));
+        classes += 1;
     }
+    print!("{}: {} known\n{summary}", options.preset.name(), summary.known);
+    classes
 }
 
 fn replay(options: &Options, make: &MakeSubject, file: &std::path::Path) -> Result<()> {

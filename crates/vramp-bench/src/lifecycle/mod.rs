@@ -12,7 +12,8 @@
 //! and shortened; a run has many programs. What a program keeps grows with its length, what a run
 //! keeps does not grow.
 //!
-//! Deliberately absent: clocks, but for the bound on a program's time, past which it hangs.
+//! Deliberately absent: clocks, but for the bound on a program's time, past which it hangs, and for
+//! the end of a run, past which no program begins.
 
 mod draw;
 mod op;
@@ -25,7 +26,7 @@ use std::fmt;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use vramp::{Bytes, Driver, Preset};
 use vramp_driver::sim::{Contents, Simulator};
@@ -60,12 +61,23 @@ pub struct Options {
     pub known: Vec<String>,
     /// Longest time that one program may take: a longer one hangs. `None`: any time.
     pub bound: Option<Duration>,
+    /// No program begins after this. `None`: only the steps end a run.
+    pub until: Option<Instant>,
 }
 
 impl Options {
     /// Returns options for the simulator.
     pub fn new(preset: Preset, steps: u64, seed: u64) -> Options {
-        Options { preset, steps, program: 400, seed, card: None, known: Vec::new(), bound: None }
+        Options {
+            preset,
+            steps,
+            program: 400,
+            seed,
+            card: None,
+            known: Vec::new(),
+            bound: None,
+            until: None,
+        }
     }
 }
 
@@ -139,8 +151,8 @@ impl fmt::Display for Summary {
     }
 }
 
-/// Performs random programs until `options.steps` are done. Calls `progress` after each program
-/// with the steps so far.
+/// Performs random programs until `options.steps` are done or it is `options.until`. Calls
+/// `progress` after each program with the steps so far.
 ///
 /// # Errors
 /// The first program that broke a promise, made short.
@@ -150,8 +162,24 @@ pub fn run(
     progress: &dyn Fn(u64),
 ) -> Result<Summary, Box<Failure>> {
     let mut summary = Summary::default();
-    let mut seed = options.seed;
-    while summary.steps < options.steps {
+    go_on(options, make, &mut summary, progress)?;
+    Ok(summary)
+}
+
+/// Performs the programs of [`run`] that `summary` does not count yet, and counts them there. So a
+/// run can go on after a failure, once its class is known; the failed program is performed again.
+///
+/// # Errors
+/// As of [`run`].
+pub fn go_on(
+    options: &Options,
+    make: &MakeSubject,
+    summary: &mut Summary,
+    progress: &dyn Fn(u64),
+) -> Result<(), Box<Failure>> {
+    let in_time = || options.until.is_none_or(|until| Instant::now() < until);
+    while summary.steps < options.steps && in_time() {
+        let seed = options.seed + summary.programs;
         let steps = options.program.min(options.steps - summary.steps);
         let program = Arc::default();
         match random_program(options, make, seed, steps, &program) {
@@ -182,10 +210,9 @@ pub fn run(
         }
         summary.programs += 1;
         summary.steps += steps;
-        seed += 1;
         progress(summary.steps);
     }
-    Ok(summary)
+    Ok(())
 }
 
 /// Returns a finding without its numbers: findings of one class most often have one cause.

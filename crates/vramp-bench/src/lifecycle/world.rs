@@ -184,6 +184,9 @@ struct Look {
 
 const SLOTS: u64 = 64;
 const SLOT: u64 = 32;
+/// Where the reads of a card copy to, behind the slots. Several may write there at once: the bytes
+/// are never read.
+const SCRATCH: Bytes = Bytes::new(SLOTS * SLOT);
 
 /// Counts of objects and of their ends.
 #[derive(Clone, Debug, Default)]
@@ -270,7 +273,7 @@ impl World {
         stores: bool,
     ) -> Result<World, Finding> {
         let before = sim.as_ref().map(|sim| sim.live()).unwrap_or_default();
-        let buffer = device.alloc_host(Bytes::new(SLOTS * SLOT)).map_err(words)?;
+        let buffer = device.alloc_host(SCRATCH + Bytes::new(SLOT)).map_err(words)?;
         Ok(World {
             subject,
             device,
@@ -761,7 +764,7 @@ impl World {
         let (Some(state), Some(raw)) = (self.blocks.get(block), self.raw(stream)) else {
             return Ok(false);
         };
-        let (range, writes) = (state.range, kind != 0);
+        let (range, writes, fills) = (state.range, kind != 0, self.fills(kind));
         let Some(capture) = self.capture_of(stream) else {
             if state.from != From::Pool {
                 return Ok(false);
@@ -774,7 +777,7 @@ impl World {
             self.queue(raw, range, kind, ns, byte_of(block, ns))?;
             let state = self.blocks.get_mut(block).expect("it was found above");
             note(&mut state.users, stream, writes);
-            if kind == 2 {
+            if fills {
                 state.byte = Some(byte_of(block, ns));
             }
             return Ok(true);
@@ -802,7 +805,7 @@ impl World {
         }
         let users = capturing.users.get_mut(block).expect("it was added above");
         note(users, stream, writes);
-        if kind == 2 {
+        if fills {
             capturing.fills.retain(|(filled, _)| *filled != block);
             capturing.fills.push((block, byte_of(block, ns)));
         }
@@ -814,6 +817,12 @@ impl World {
         self.captures.0.iter().any(|(name, other)| *name != capture && other.users.has(block))
     }
 
+    /// Returns true if work of this kind leaves bytes that are known. The simulator's kernels change
+    /// no bytes. A card has no kernels here: what writes is a fill, what reads is a copy.
+    fn fills(&self, kind: u64) -> bool {
+        kind == 2 || kind != 0 && self.sim.is_none()
+    }
+
     fn queue(
         &mut self,
         raw: Stream,
@@ -823,8 +832,12 @@ impl World {
         byte: u8,
     ) -> Result<(), Finding> {
         let Some(sim) = self.sim.clone() else {
-            // A card has no kernels here: every kind of work is a fill or a copy.
-            return self.device.fill(raw, range, byte).map_err(words);
+            if self.fills(kind) {
+                return self.device.fill(raw, range, byte).map_err(words);
+            }
+            let len = range.len.min(Bytes::new(SLOT));
+            let to = HostSlice { buffer: self.buffer, offset: SCRATCH, len };
+            return self.device.copy_to_host(raw, range.start, to).map_err(words);
         };
         match kind {
             2 => self.device.fill(raw, range, byte).map_err(words),
@@ -1465,8 +1478,11 @@ impl World {
             self.device.launch_graph(exec, raw).map_err(words)?;
         } else {
             let launched = self.subject.launch(graph, stream, lease);
-            let busy = [Why::Busy, Why::OutOfMemory];
-            if self.allow(launched, &busy)?.is_none() {
+            // No stream can wait for what ran on another one before it began to capture.
+            let captures = self.streams.0.iter().any(|(_, state)| state.capture.is_some());
+            let busy = [Why::Busy, Why::OutOfMemory, Why::Capturing];
+            let busy = if captures { &busy[..] } else { &busy[..2] };
+            if self.allow(launched, busy)?.is_none() {
                 return Ok(true);
             }
             self.leases.add(lease, Lease { graph, arena, stream });
@@ -1803,7 +1819,11 @@ impl World {
         for event in self.events.drain(..) {
             self.device.destroy_event(event).map_err(words)?;
         }
-        self.device.free_host(self.buffer).map_err(words)?;
+        match self.device.free_host(self.buffer) {
+            // A graph that stays behind copies to it.
+            Err(_) if lost => {}
+            freed => freed.map_err(words)?,
+        }
         if let Some(sim) = &self.sim
             && !lost
         {

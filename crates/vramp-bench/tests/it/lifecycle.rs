@@ -2,9 +2,11 @@
 //! vramp-bench -- lifecycle`.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use vramp::{Driver, Preset};
 use vramp_bench::lifecycle::{self, MakeSubject, Op, Options, RustSubject, Subject, Summary};
+use vramp_driver::sim::{Access, Contents, Hazard, Simulator};
 use vramp_driver::wrapper::{Wrapped, Wrapper};
 use vramp_driver::{DriverResult, Event, Stream};
 
@@ -45,6 +47,40 @@ fn the_drivers_pool_keeps_its_promises_while_objects_end() {
 fn pytorchs_allocator_keeps_its_promises_while_objects_end() {
     run(Preset::Torch, 15_000);
     run(Preset::TorchExpandable, 15_000);
+}
+
+/// What a card does not have is not used: kernels that change no bytes, gates, and a clock to set.
+#[test]
+fn on_a_card_each_block_holds_what_was_written_last() {
+    for preset in Preset::ALL {
+        let sim = Simulator::builder().contents(Contents::Stored).checked().build();
+        let sim = Arc::new(sim);
+        let card = Some(Arc::clone(&sim) as Arc<dyn Driver>);
+        let options = Options { card, ..Options::new(preset, 10_000, 1) };
+        let summary = lifecycle::run(&options, &rust(), &|_| {});
+        let summary = summary.unwrap_or_else(|failure| panic!("{failure}"));
+        assert!(summary.counts.looks > 100, "{summary}");
+        let hazards = sim.hazards();
+        assert_eq!(hazards.len() as u64, sim.hazards_found(), "all are listed");
+        // What is read is copied to one place of the host, whose bytes are never read.
+        let is_copy = |access: &Access| access.writes && access.label == "copy-to-host";
+        let copies = |hazard: &&Hazard| is_copy(&hazard.earlier) && is_copy(&hazard.later);
+        assert_eq!(hazards.iter().find(|hazard| !copies(hazard)), None);
+    }
+}
+
+#[test]
+fn a_run_ends_in_time_and_goes_on_where_it_ended() {
+    let whole = Options::new(Preset::Vramp, 8_000, 1);
+    let over = Options { until: Some(Instant::now()), ..whole.clone() };
+    let mut summary = lifecycle::run(&over, &rust(), &|_| {}).expect("no program ran");
+    assert_eq!(summary.programs, 0);
+    let half = Options { steps: 4_000, ..whole.clone() };
+    for options in [&half, &whole] {
+        lifecycle::go_on(options, &rust(), &mut summary, &|_| {}).expect("nothing is found");
+    }
+    let at_once = lifecycle::run(&whole, &rust(), &|_| {}).expect("nothing is found");
+    assert_eq!(summary.to_string(), at_once.to_string());
 }
 
 /// A device whose streams wait for nothing.
