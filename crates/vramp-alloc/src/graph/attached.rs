@@ -6,7 +6,9 @@
 //! 3. The capture ends, and [`AttachedCapture::detach`] returns a [`GraphHold`].
 //! 4. The graph is launched with the driver, without the allocator. So there are no leases, and the
 //!    arena is *unguarded* from then on: its memory stays and is never lent. Blocks freed outside
-//!    of captures serve only the arena's next capture.
+//!    of captures serve only the arena's next capture. Like all memory, that of the arena is ready in
+//!    the order of the stream it was allocated for: a launch on a stream other than the one the arena
+//!    was attached on has to be ordered after the work queued there before the capture.
 //! 5. Dropping the hold means that the graph is not launched again. It waits for nothing: memory of
 //!    the arena, and memory kept for the graph, is reused after all work queued so far on every
 //!    stream of the allocator.
@@ -87,7 +89,8 @@ impl Allocator {
 
     /// Serves the capture that `stream` is part of from `arena`, as [`Allocator::capture`] does:
     /// blocks allocated on its streams come from the arena, and other memory freed on them is kept.
-    /// The arena never lends from now on.
+    /// The arena never lends from now on. Launches on another stream than `stream` have to be ordered
+    /// after the work queued on `stream` before the capture.
     ///
     /// Cost beside the driver's own: one call now, and one for each request within the capture.
     ///
