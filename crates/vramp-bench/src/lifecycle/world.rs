@@ -1364,7 +1364,11 @@ impl World {
                 from == Some(From::Pool)
             };
             let uses: Vec<u64> = state.users.names().into_iter().filter(outside).collect();
-            let Capture { before, fills, .. } = state;
+            let Capture { mut before, fills, origin, .. } = state;
+            // Its memory is ready in the order of the stream that the arena was attached on.
+            if attached && !before.contains(&origin) {
+                before.push(origin);
+            }
             let state = Graph { pool, arena, uses, before, fills, exec, attached, dead: false };
             self.graphs.add(graph, state);
         }
