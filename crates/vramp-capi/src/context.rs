@@ -213,10 +213,12 @@ impl Context {
         }
         // It has ended, even if the driver's stream could not be destroyed: closing retries that.
         forgotten.insert(stream);
-        self.forgets.fetch_add(1, Ordering::Release);
         let mut adopted = self.adopted.write().unwrap_or_else(PoisonError::into_inner);
         let was_adopted = adopted.values().any(|known| *known == stream);
         adopted.retain(|_, known| *known != stream);
+        // After the id is gone from the table: a thread that adopts meanwhile could otherwise keep
+        // the ended id under the new count.
+        self.forgets.fetch_add(1, Ordering::Release);
         if was_adopted && let Some(card) = &self.device.card {
             // The caller owns an adopted stream: the driver only forgets it.
             card.destroy_stream(raw)?;
