@@ -276,9 +276,13 @@ pub(crate) fn instantiate(driver: &CudaDriver, graph: Graph) -> DriverResult<Gra
     let id = graph.number();
     let graph = driver.graphs.get(id).map_err(refused(call, "graph", id))?;
     let _one_at_a_time = driver.node_ids();
-    let mut ready = null_mut();
-    // SAFETY: the graph is held; `ready` outlives the call; zero is no flag.
-    let code = unsafe { instantiate(&mut ready, graph.raw.0, 0) };
+    // While another stream captures, it is refused to a thread that is not relaxed.
+    let (code, ready) = driver.beside_captures(|| {
+        let mut ready = null_mut();
+        // SAFETY: the graph is held; `ready` outlives the call; zero is no flag.
+        let code = unsafe { instantiate(&mut ready, graph.raw.0, 0) };
+        (code, ready)
+    });
     driver.settle(call, code, || format!("graph {id:#x}"))?;
     let buffers = Arc::clone(&graph.buffers);
     let exec = RawExec { raw: Opaque(ready), buffers, launching: Mutex::default() };
