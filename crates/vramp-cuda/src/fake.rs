@@ -24,6 +24,8 @@ struct State {
     version: i32,
     /// State that every stream reports.
     capture: Capture,
+    /// The stream on which a capture began. Only this one says that it is capturing.
+    origin: usize,
     /// Code with which the end of a capture is refused; zero for none.
     end_refused: u32,
     /// True if all work is complete.
@@ -39,6 +41,16 @@ enum Capture {
     None,
     Valid,
     Invalidated,
+}
+
+impl Capture {
+    fn status(self) -> CUstreamCaptureStatus {
+        match self {
+            Capture::None => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
+            Capture::Valid => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
+            Capture::Invalidated => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED,
+        }
+    }
 }
 
 /// Number of every capture.
@@ -271,14 +283,16 @@ fakes! {
         let memory: &'static mut [u8] = vec![0xa5; len].leak();
         put(start, memory.as_mut_ptr().cast())
     }
-    cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus) s { put(status, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE) }
-    cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode) s { s.capture = Capture::Valid }
+    cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus) s {
+        let capture = if stream as usize == s.origin { s.capture } else { Capture::None };
+        put(status, capture.status())
+    }
+    cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode) s {
+        s.capture = Capture::Valid;
+        s.origin = stream as usize
+    }
     cuStreamGetCaptureInfo_v3(stream: CUstream, status: *mut CUstreamCaptureStatus, id: *mut cuuint64_t, graph: *mut CUgraph, nodes: *mut *const CUgraphNode, edges: *mut *const CUgraphEdgeData, count: *mut usize) s {
-        put(status, match s.capture {
-            Capture::None => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
-            Capture::Valid => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
-            Capture::Invalidated => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED,
-        });
+        put(status, s.capture.status());
         if s.capture == Capture::Valid {
             put(id, CAPTURE);
             if !nodes.is_null() {

@@ -59,15 +59,18 @@ pub(crate) fn destroy_stream(driver: &CudaDriver, stream: Stream) -> DriverResul
     let destroy = symbol!(driver, call, cuStreamDestroy_v2);
     let id = stream.number();
     let claim = driver.streams.claim(id).map_err(refused(call, "stream", id))?;
-    // Alone, because it may end a capture.
+    // Alone, so that no capture begins on it meanwhile.
     let mut turn = driver.turn_alone();
+    refuse_capturing(driver, call, id, claim.object())?;
     track_remaining_work(driver, call, claim.object())?;
     if claim.object().owned {
         // SAFETY: the claim proves that the stream is live and in no other call.
         let code = unsafe { destroy(claim.object().raw.0) };
         driver.settle(call, code, || format!("stream {id:#x}"))?;
     }
-    turn.ended(id);
+    if let Some(capture) = turn.ended(id) {
+        driver.forget_capture(capture);
+    }
     claim.destroyed();
     Ok(())
 }
@@ -78,10 +81,6 @@ fn track_remaining_work(driver: &CudaDriver, call: Call, stream: &RawStream) -> 
     let destroy = symbol!(driver, call, cuEventDestroy_v2);
     let record = symbol!(driver, call, cuEventRecord);
     let wait = symbol!(driver, call, cuStreamWaitEvent);
-    if is_capturing(driver, stream) {
-        // Captured work is not running, and its event would make the tail stream join the capture.
-        return Ok(());
-    }
     let tail = tail(driver, call)?;
     let event = raw_event(driver, call)?;
     // SAFETY: the stream is claimed, so it is live; so is the event.
@@ -95,13 +94,39 @@ fn track_remaining_work(driver: &CudaDriver, call: Call, stream: &RawStream) -> 
     driver.settle(call, code, || "recording the end of the stream's work".into())
 }
 
-fn is_capturing(driver: &CudaDriver, stream: &RawStream) -> bool {
+/// Fails if the stream is part of a capture: destroying it would end the capture, and its earlier
+/// work could not be tracked.
+fn refuse_capturing(
+    driver: &CudaDriver,
+    call: Call,
+    id: u64,
+    stream: &RawStream,
+) -> DriverResult<()> {
+    let code = match is_capturing(driver, call, id, stream)? {
+        true => CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+        false => CUresult::CUDA_SUCCESS,
+    };
+    driver.settle(call, code, || format!("stream {id:#x} captures: end the capture first"))
+}
+
+/// Returns true if the stream is part of a capture, also of an invalidated one.
+fn is_capturing(
+    driver: &CudaDriver,
+    call: Call,
+    id: u64,
+    stream: &RawStream,
+) -> DriverResult<bool> {
+    // A driver without this call has no graphs.
+    let Ok(ask) = driver.cuda.cuStreamIsCapturing.as_ref() else { return Ok(false) };
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-    if let Ok(ask) = driver.cuda.cuStreamIsCapturing.as_ref() {
-        // SAFETY: the stream is claimed, so it is live; `status` outlives the call.
-        let _ = unsafe { ask(stream.raw.0, &mut status) };
+    // SAFETY: the caller holds the stream, so it is live; `status` outlives the call.
+    match unsafe { ask(stream.raw.0, &mut status) } {
+        // The default stream, while a stream that synchronises with it is capturing.
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => Ok(true),
+        code => driver
+            .settle(call, code, || format!("stream {id:#x}"))
+            .map(|()| status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE),
     }
-    status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
 }
 
 /// Returns the tail stream, created when the first stream is destroyed.
@@ -132,17 +157,20 @@ pub(crate) fn synchronize_stream(driver: &CudaDriver, stream: Stream) -> DriverR
         return synchronize(driver, call, &stream);
     }
     // Waits for an event and not for the stream, which another thread may begin to capture meanwhile.
-    let event = raw_event(driver, call)?;
+    // Callers wait for the stream where they could not record an event, so this needs none: without
+    // one the stream is waited for, and no capture can begin on it meanwhile.
+    let wait_for_stream = || driver.beside_captures(|| synchronize(driver, call, &stream));
+    let Ok(event) = raw_event(driver, call) else { return wait_for_stream() };
     // SAFETY: the stream is held, so it is live; so is the event.
     let code = unsafe { record(event, stream.raw.0) };
-    drop(turn);
-    let waited = driver
-        .settle(call, code, || format!("stream {id:#x}"))
+    let waited = if code == CUresult::CUDA_SUCCESS {
+        drop(turn);
         // While other streams capture, waiting is refused to a thread that is not relaxed.
-        .and_then(|()| {
-            let what = || format!("stream {id:#x}");
-            driver.beside_captures(|| wait_for(driver, call, event, what))
-        });
+        let what = || format!("stream {id:#x}");
+        driver.beside_captures(|| wait_for(driver, call, event, what))
+    } else {
+        wait_for_stream()
+    };
     // SAFETY: no other code has the event.
     let _ = unsafe { destroy(event) };
     waited
@@ -180,20 +208,10 @@ pub(crate) fn create_event(driver: &CudaDriver) -> DriverResult<Event> {
 pub(crate) fn stream_is_capturing(driver: &CudaDriver, stream: Stream) -> DriverResult<bool> {
     let call = Call::IsCapturing;
     let _entered = driver.enter(call)?;
-    // A driver without this call has no graphs.
-    let Ok(ask) = driver.cuda.cuStreamIsCapturing.as_ref() else { return Ok(false) };
     let id = stream.number();
     let stream = driver.streams.get(id).map_err(refused(call, "stream", id))?;
-    let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let _turn = driver.turn();
-    // SAFETY: the stream is held; `status` outlives the call.
-    match unsafe { ask(stream.raw.0, &mut status) } {
-        // The default stream, while a stream that synchronises with it is capturing.
-        CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => Ok(true),
-        code => driver
-            .settle(call, code, || format!("stream {id:#x}"))
-            .map(|()| status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE),
-    }
+    is_capturing(driver, call, id, &stream)
 }
 
 pub(crate) fn raw_event(driver: &CudaDriver, call: Call) -> DriverResult<CUevent> {

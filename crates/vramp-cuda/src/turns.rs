@@ -9,11 +9,12 @@
 //! 2. While one is, they run one at a time, because any stream may join it.
 //! 3. Beginning, reading and ending a capture always run alone.
 //!
-//! No turn is held while the host waits for work of the device. Captures that other code begins are
+//! No turn is held while the host waits for work of the device, except after a failed record: then the
+//! stream itself is waited for, and no capture may begin on it meanwhile. Captures that other code begins are
 //! unknown here: the contract of [`CudaDriver::adopt_stream`] demands one thread at a time.
 //!
-//! Grows by one entry for each capture under way. The end of the capture removes it, or the
-//! destruction of its stream.
+//! Grows by one entry for each capture under way. The end of the capture removes it; if other code
+//! ended it, the destruction of its stream.
 
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};

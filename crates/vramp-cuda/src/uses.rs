@@ -197,6 +197,13 @@ fn keep_captured(driver: &CudaDriver, turn: &Turn<'_>, capture: u64, buffers: &[
 }
 
 impl CudaDriver {
+    /// Forgets a capture that this device began and other code ended. Its graph is out of reach, so
+    /// nothing tells when the buffers that it copies from or to are no longer used.
+    pub(crate) fn forget_capture(&self, capture: u64) {
+        let kept = self.captured().remove(&capture).unwrap_or_default();
+        kept.into_values().for_each(|buffer| buffer.uses.set_forever());
+    }
+
     /// Locks the buffers of captures. Never held during a driver call.
     pub(crate) fn captured(&self) -> MutexGuard<'_, Captured> {
         // Nothing panics while holding the lock, so the content is consistent.

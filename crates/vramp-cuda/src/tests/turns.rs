@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use vramp_core::{AddrRange, Bytes};
-use vramp_driver::{CaptureMode, DeviceCopy, Driver, HostSlice, Stream};
+use vramp_driver::{CaptureMode, DeviceCopy, Driver, ErrorKind, HostSlice, Stream};
 
 use super::{PAGE, mapped, open};
 use crate::device::CudaDriver;
@@ -78,7 +78,7 @@ fn calls_on_streams_run_alone_while_a_capture_is_under_way_and_together_otherwis
     let stream = driver.create_stream().unwrap();
     let outside = held_during(&driver, |driver| use_stream(driver, stream, range));
     for (name, held) in outside {
-        // Destroying a stream may end a capture, so it is always alone.
+        // No capture may begin on a stream that is being destroyed, so that is always alone.
         let destroying = matches!(
             name,
             "cuStreamDestroy_v2" | "cuStreamWaitEvent" | "cuEventRecord" | "cuStreamIsCapturing"
@@ -125,8 +125,49 @@ fn a_thread_that_waits_for_a_stream_holds_up_no_other_thread() {
 }
 
 #[test]
+fn a_stream_is_waited_for_also_where_no_event_can_be_recorded() {
+    let driver = open();
+    let stream = driver.create_stream().unwrap();
+    for failing in ["cuEventCreate", "cuEventRecord"] {
+        fake::fail(failing, 2);
+        calls();
+        driver.synchronize_stream(stream).unwrap();
+        fake::heal();
+        let calls = calls();
+        assert!(calls.contains(&"cuStreamSynchronize"), "{calls:?}");
+        let count = |name| calls.iter().filter(|call| **call == name).count();
+        let left = usize::from(failing == "cuEventRecord");
+        assert_eq!(count("cuEventDestroy_v2"), left, "{calls:?}");
+    }
+}
+
+#[test]
+fn a_stream_that_captures_is_not_destroyed() {
+    let driver = open();
+    let owned = driver.create_stream().unwrap();
+    // SAFETY: the fake library has no streams that could end.
+    let adopted = unsafe { driver.adopt_stream(std::ptr::without_provenance_mut(0x50)) };
+    for stream in [owned, adopted] {
+        driver.begin_capture(stream, CaptureMode::Global).unwrap();
+        for invalidated in [false, true] {
+            if invalidated {
+                fake::invalidate_capture();
+            }
+            calls();
+            let error = driver.destroy_stream(stream).unwrap_err();
+            assert_eq!((error.kind, error.code), (ErrorKind::Capturing, 900), "{error}");
+            assert_eq!(calls(), ["cuStreamIsCapturing"]);
+            assert_eq!(driver.turns.under_way(), 1);
+        }
+        driver.end_capture(stream).unwrap_err();
+        driver.destroy_stream(stream).unwrap();
+    }
+}
+
+#[test]
 fn a_capture_is_over_for_the_turns_when_it_ends_or_its_stream_is_destroyed() {
     let driver = open();
+    let (range, _) = mapped(&driver);
     let stream = driver.create_stream().unwrap();
     driver.begin_capture(stream, CaptureMode::Global).unwrap();
     fake::refuse_end(908);
@@ -137,7 +178,13 @@ fn a_capture_is_over_for_the_turns_when_it_ends_or_its_stream_is_destroyed() {
     driver.end_capture(stream).unwrap_err();
     assert_eq!(driver.turns.under_way(), 0);
     driver.begin_capture(stream, CaptureMode::Global).unwrap();
+    let host = driver.alloc_host(PAGE).unwrap();
+    let all = HostSlice { buffer: host, offset: Bytes::ZERO, len: PAGE };
+    driver.copy_to_host(stream, range.start, all).unwrap();
+    fake::end_elsewhere();
     driver.destroy_stream(stream).unwrap();
     assert_eq!(driver.turns.under_way(), 0);
-    fake::end_elsewhere();
+    assert!(driver.captured().is_empty());
+    // Other code may launch the graph.
+    driver.free_host(host).unwrap_err();
 }
