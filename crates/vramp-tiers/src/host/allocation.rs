@@ -31,12 +31,15 @@ pub struct HostAllocation {
     parts: Vec<Part>,
     charges: Vec<Charge>,
     uses: Uses,
+    /// True if work may use the blocks until the process ends.
+    in_use_forever: bool,
 }
 
 impl HostAllocation {
     pub(super) fn new(shared: &Arc<Shared>, parts: Vec<Part>, charge: Charge) -> HostAllocation {
         let shared = Arc::clone(shared);
-        HostAllocation { shared, parts, charges: vec![charge], uses: Uses::new() }
+        let (charges, uses) = (vec![charge], Uses::new());
+        HostAllocation { shared, parts, charges, uses, in_use_forever: false }
     }
 
     /// Returns the length: whole blocks.
@@ -160,6 +163,15 @@ impl HostAllocation {
         Ok(())
     }
 
+    /// As [`record_stream`](HostAllocation::record_stream), for streams whose work may be in flight.
+    /// If it cannot be noted, the end of that work is unknown: once dropped, the blocks stay pinned
+    /// and charged, and are never reused.
+    pub(crate) fn record_unsettled(&mut self, device: &Arc<dyn Driver>, streams: [Stream; 2]) {
+        for stream in streams {
+            self.in_use_forever |= self.record_stream(device, stream).is_err();
+        }
+    }
+
     /// Appends `by` in whole blocks, charged to the space.
     ///
     /// # Errors
@@ -189,6 +201,7 @@ impl HostAllocation {
             parts: Vec::new(),
             charges: self.cut_charges(rest),
             uses: Uses::new(),
+            in_use_forever: self.in_use_forever,
         };
         while !rest.is_zero() {
             let part = self.parts.last_mut().expect("the rest lies in runs");
@@ -211,7 +224,8 @@ impl HostAllocation {
                 (used.device, used.stream),
             );
             if noted.is_err() {
-                let _ = self.shared.devices[used.device].synchronize_stream(used.stream);
+                let waited = self.shared.devices[used.device].synchronize_stream(used.stream);
+                tail.in_use_forever |= waited.is_err();
             }
         }
         drop(state);
@@ -236,6 +250,10 @@ impl HostAllocation {
 
 impl Drop for HostAllocation {
     fn drop(&mut self) {
+        if self.in_use_forever {
+            self.shared.leak(self.len());
+            return std::mem::forget(std::mem::take(&mut self.charges));
+        }
         let runs = self.parts.drain(..).map(|part| part.run).collect();
         self.shared.put_back(Returned::Runs(runs), std::mem::take(&mut self.uses));
         // Credited after the blocks are returned, so that a waiter woken by the credit finds them.

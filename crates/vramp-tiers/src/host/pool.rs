@@ -103,6 +103,8 @@ pub struct HostPoolStats {
     pub free_blocks: u64,
     /// Blocks that were dropped while work on a stream uses them.
     pub pending_blocks: u64,
+    /// Blocks that are never reused: the device could not tell when the work that uses them ends.
+    pub leaked_blocks: u64,
     /// Times that memory was pinned while an allocation waited.
     pub pools_on_demand: u64,
     /// Times that memory was pinned ahead of need, including by [`HostPool::new`].
@@ -415,11 +417,17 @@ impl Shared {
         returns.sweep(&self.devices, Free { blocks, slabs })
     }
 
-    /// Returns blocks, at once or after the work that uses them.
+    /// Returns blocks, at once or after the work that uses them. No driver call.
     pub fn put_back(&self, what: Returned, uses: Uses) {
         let mut state = lock(&self.state);
         let State { returns, blocks, slabs, .. } = &mut *state;
-        returns.give(&self.devices, Free { blocks, slabs }, Return::new(what, uses));
+        returns.give(Free { blocks, slabs }, Return::new(what, uses));
+    }
+
+    /// Leaks the blocks of runs, and with them the pool: they stay pinned.
+    pub fn leak(self: &Arc<Shared>, len: Bytes) {
+        lock(&self.state).stats.leaked_blocks += self.count(len);
+        std::mem::forget(Arc::clone(self));
     }
 
     /// Pins memory for one more group of blocks, shorter where the capacity ends. Does nothing

@@ -121,9 +121,10 @@ impl Returns {
         Ok(())
     }
 
-    /// Frees a return now if its uses are complete, else later.
-    pub fn give(&mut self, devices: &[Arc<dyn Driver>], free: Free<'_>, returned: Return) {
-        match returned.uses.iter().all(|used| is_complete(devices, used)) {
+    /// Frees a return now if no work was noted, else in a later sweep. No driver call: a drop calls
+    /// this, and while a stream captures a query would invalidate the capture.
+    pub fn give(&mut self, free: Free<'_>, returned: Return) {
+        match returned.uses.is_empty() {
             true => self.finish(returned, free),
             false => self.waiting.push_back(returned),
         }

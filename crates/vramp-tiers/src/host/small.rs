@@ -60,6 +60,9 @@ impl Slabs {
             if let Some(slab) = Slabs::pick(shared, class, len) {
                 return Ok(slab);
             }
+            if shared.sweep(&mut lock(&shared.state)) {
+                continue;
+            }
             let charge = shared.space.charge(shared.config.block)?;
             let part = shared.take(&charge)?.pop().expect("a block lies in a part");
             let free: Vec<u32> = (0..(block / class) as u32).rev().collect();

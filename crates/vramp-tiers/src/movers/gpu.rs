@@ -117,10 +117,7 @@ impl CopyEndpoint for GpuEndpoint {
     }
 
     fn record_use(&self, staging: &mut HostAllocation) {
-        for stream in self.role.queue(&self.mover).streams() {
-            // A device that cannot record an event runs no copy either.
-            let _ = staging.record_stream(&self.mover.driver, stream);
-        }
+        staging.record_unsettled(&self.mover.driver, self.role.queue(&self.mover).streams());
     }
 }
 

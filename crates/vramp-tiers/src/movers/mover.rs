@@ -288,7 +288,8 @@ impl TransferBuilder {
     ///
     /// # Errors
     /// The range lies outside the blocks or the address space, a stream captures a graph, or a
-    /// driver call failed. No copy is in flight.
+    /// driver call failed. No copy is in flight, unless waiting failed too: then the returned blocks
+    /// record the copies, or are never reused if that fails as well.
     pub fn start(self) -> Result<Transfer, Box<MoveFailed>> {
         let TransferBuilder { mover, direction, range, host, offset, after, cancel } = self;
         let checked = check_range(range).and_then(|_| {

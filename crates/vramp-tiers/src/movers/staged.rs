@@ -50,7 +50,7 @@ pub trait CopyEndpoint: Send {
     }
 
     /// Notes on `staging` that copies of this endpoint may still use it, after their completion
-    /// could not be determined.
+    /// could not be determined. If that fails too, the blocks are never reused.
     fn record_use(&self, staging: &mut HostAllocation);
 }
 
@@ -240,9 +240,14 @@ impl<F: CopyEndpoint, D: CopyEndpoint> StagedTransfer<F, D> {
             match slot.state {
                 SlotState::Draining(_) => continue,
                 SlotState::Filling(_) => break,
-                SlotState::Filled => match drain.begin(slot.piece, slot.staging.as_ref())? {
-                    Some(copy) => slot.state = SlotState::Draining(copy),
-                    None => break,
+                SlotState::Filled => match drain.begin(slot.piece, slot.staging.as_ref()) {
+                    Ok(Some(copy)) => slot.state = SlotState::Draining(copy),
+                    Ok(None) => break,
+                    Err(error) => {
+                        let staging = slot.staging.take();
+                        self.discard(staging);
+                        return Err(error);
+                    }
                 },
             }
         }

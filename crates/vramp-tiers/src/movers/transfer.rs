@@ -209,7 +209,8 @@ impl Transfer {
     ///
     /// # Errors
     /// The transfer failed or was cancelled, the stream captures a graph, or a driver call failed.
-    /// No copy is in flight.
+    /// No copy is in flight, unless waiting failed too: then the returned blocks record the copies,
+    /// or are never reused if that fails as well.
     pub fn finish_on(mut self, stream: Stream) -> Result<HostAllocation, Box<MoveFailed>> {
         match self.queue_rest(stream) {
             Ok(()) => {
@@ -399,10 +400,7 @@ impl Transfer {
         self.settle();
         let mut host = self.host.take().expect(TAKEN);
         if self.unsettled {
-            for stream in self.queue().streams() {
-                // A device that cannot record an event runs no copy either.
-                let _ = host.record_stream(&self.mover.driver, stream);
-            }
+            host.record_unsettled(&self.mover.driver, self.queue().streams());
         }
         host
     }

@@ -7,7 +7,7 @@ use crate::common::blocks::{BLOCKS, MIB, space};
 use vramp_alloc::Driver;
 use vramp_core::AddrRange;
 use vramp_driver::sim::{Contents, FaultPlan, Kernel, Simulator};
-use vramp_driver::{Call, HostSlice, MemoryLocation};
+use vramp_driver::{Call, CaptureMode, HostSlice, MemoryLocation};
 use vramp_tiers::host::{HostMemoryError, HostPoolConfig, HostPoolError, NumaNode};
 use vramp_tiers::reserve::LimitPolicy;
 use vramp_tiers::{Bytes, HostPool, ReservationManager, SpaceConfig, SpaceId};
@@ -175,6 +175,55 @@ fn blocks_serve_again_once_the_work_that_uses_them_is_done() {
     again.read(MIB - Bytes::new(1), &mut byte).unwrap();
     assert_eq!(byte, [0x3C], "the copy was over before the block was handed out");
     assert_eq!(sim.calls_of(Call::SynchronizeStream), 0, "an event is waited for, not a stream");
+}
+
+#[test]
+fn dropping_memory_with_noted_work_leaves_a_capture_as_it_is() {
+    let sim = Arc::new(simulator());
+    let device: Arc<dyn Driver> = sim.clone();
+    let pool = HostPool::new(&space(Bytes::mib(4)), BLOCKS, [Arc::clone(&device)]).unwrap();
+    let (stream, captured) = (device.create_stream().unwrap(), device.create_stream().unwrap());
+    let mut blocks = pool.allocate(MIB).unwrap();
+    let mut piece = pool.allocate_small(Bytes::new(700)).unwrap();
+    blocks.record_stream(&device, stream).unwrap();
+    piece.record_stream(&device, stream).unwrap();
+    device.begin_capture(captured, CaptureMode::Global).unwrap();
+    drop((blocks, piece));
+    device.end_capture(captured).unwrap();
+    assert_eq!(sim.invalidated_captures(), 0);
+    assert_eq!(sim.calls_of(Call::Query), 0);
+    assert_eq!(pool.stats().pending_blocks, 0);
+}
+
+#[test]
+fn small_pieces_whose_work_is_over_serve_again_before_a_block_is_taken() {
+    let device: Arc<dyn Driver> = Arc::new(simulator());
+    let pool = HostPool::new(&space(MIB * 4), BLOCKS, [Arc::clone(&device)]).unwrap();
+    let stream = device.create_stream().unwrap();
+    for _ in 0..100 {
+        let mut piece = pool.allocate_small(Bytes::kib(64)).unwrap();
+        piece.record_stream(&device, stream).unwrap();
+    }
+    assert_eq!(pool.space().total(), MIB);
+}
+
+#[test]
+fn a_tail_whose_work_cannot_be_noted_is_never_reused() {
+    let sim = Arc::new(simulator());
+    let device: Arc<dyn Driver> = sim.clone();
+    let pool = HostPool::new(&space(Bytes::mib(4)), BLOCKS, [Arc::clone(&device)]).unwrap();
+    let stream = device.create_stream().unwrap();
+    let mut blocks = pool.allocate(MIB * 4).unwrap();
+    blocks.record_stream(&device, stream).unwrap();
+    let waits = FaultPlan::from_nth_of(Call::SynchronizeStream, 1);
+    sim.set_faults(FaultPlan::from_nth_of(Call::Record, 1).and(waits));
+    let tail = blocks.trim(MIB).unwrap();
+    sim.set_faults(FaultPlan::none());
+    drop((blocks, tail));
+    let stats = pool.stats();
+    assert_eq!((stats.leaked_blocks, stats.free_blocks), (3, 1));
+    assert_eq!(pool.space().total(), MIB * 3, "they stay charged");
+    pool.audit().unwrap();
 }
 
 #[test]

@@ -88,3 +88,43 @@ fn a_device_that_is_lost_midway_is_an_error_of_its_own_and_never_out_of_memory()
         assert_eq!(error.code, 700);
     }
 }
+
+#[test]
+fn blocks_of_a_copy_whose_end_is_unknown_are_not_reused_under_it() {
+    let unsettled = |records: FaultPlan| records.and(FaultPlan::nth_of(Call::SynchronizeStream, 1));
+    // The use of the blocks can be recorded later, or never.
+    for (records, pending, leaked) in [
+        (FaultPlan::nth_of(Call::Record, 1), 4, 0),
+        (FaultPlan::from_nth_of(Call::Record, 1), 0, 4),
+    ] {
+        for staged in [true, false] {
+            let devices = [simulator(), simulator()];
+            let [from, to] = [0, 1].map(|index| memory(&devices[index], Bytes::mib(4)));
+            let pool = pool(&[&devices[0], &devices[1]]);
+            let near = Mover::new(driver(&devices[0]), &pool, SMALL).unwrap();
+            let far = Mover::new(driver(&devices[1]), &pool, SMALL).unwrap();
+            let stream = devices[1].create_stream().unwrap();
+            let gate = devices[1].gate();
+            devices[1].launch(stream, Kernel::new("busy").until(gate)).unwrap();
+            let event = devices[1].create_event().unwrap();
+            devices[1].record(event, stream).unwrap();
+            let after = CopyDependency::Event(event);
+            if staged {
+                let moving = near.between(from, &far, to).unwrap();
+                let mut moving = moving.after_at_target(after).unwrap();
+                devices[1].set_faults(unsettled(records.clone()));
+                moving.wait().unwrap_err();
+            } else {
+                let moving = far.to_device(to, pool.allocate(to.len).unwrap()).after(after);
+                devices[1].set_faults(unsettled(records.clone()));
+                drop(moving.start().unwrap_err());
+            }
+            devices[1].set_faults(FaultPlan::none());
+            let stats = pool.stats();
+            assert_eq!((stats.pending_blocks, stats.leaked_blocks), (pending, leaked));
+            assert_eq!(pool.space().total(), MIB * leaked);
+            devices[1].open(gate);
+            no_hazards(&devices[1]);
+        }
+    }
+}
