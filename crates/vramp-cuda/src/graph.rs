@@ -317,8 +317,9 @@ pub(crate) fn destroy_graph(driver: &CudaDriver, graph: Graph) -> DriverResult<(
     let id = graph.number();
     let mut nodes = driver.node_ids();
     let claim = driver.graphs.claim(id).map_err(refused(call, "graph", id))?;
+    // Another stream may capture: a thread that is not relaxed would invalidate its capture.
     // SAFETY: the claim proves that the graph is live and in no other call.
-    let code = unsafe { destroy(claim.object().raw.0) };
+    let code = driver.beside_captures(|| unsafe { destroy(claim.object().raw.0) });
     driver.settle(call, code, || format!("graph {id:#x}"))?;
     if let Some(capture) = claim.object().capture {
         nodes.remove(capture);
@@ -333,8 +334,9 @@ pub(crate) fn destroy_graph_exec(driver: &CudaDriver, exec: GraphExec) -> Driver
     let destroy = symbol!(driver, call, cuGraphExecDestroy);
     let id = exec.number();
     let claim = driver.execs.claim(id).map_err(refused(call, "instantiated graph", id))?;
+    // As above.
     // SAFETY: the claim proves that the graph is live and in no other call.
-    let code = unsafe { destroy(claim.object().raw.0) };
+    let code = driver.beside_captures(|| unsafe { destroy(claim.object().raw.0) });
     driver.settle(call, code, || format!("instantiated graph {id:#x}"))?;
     claim.destroyed();
     Ok(())
