@@ -44,9 +44,6 @@ struct Lifecycle {
     /// `sim:h200`, or a card such as `cuda:0`.
     #[arg(long, default_value = "sim:h200")]
     device: String,
-    /// `rust`; for `c` run the example `lifecycle` of vramp-capi.
-    #[arg(long, default_value = "rust")]
-    interface: String,
     /// Longest time of one program in milliseconds; a longer one hangs.
     #[arg(long)]
     bound: Option<u64>,
@@ -77,9 +74,6 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Lifecycle) -> Result<()> {
-    if args.interface != "rust" {
-        bail!("this program has the interface rust: for c run the example lifecycle of vramp-capi");
-    }
     // Panics are findings; a planned one is none.
     std::panic::set_hook(Box::new(|_| {}));
     let presets = match args.preset.as_str() {
