@@ -10,6 +10,7 @@
 //! them once their number has doubled, which is one query for each end on average, and an event is
 //! destroyed with the last part that holds it.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -104,29 +105,28 @@ const SWEEP_MIN: usize = 32;
 /// Ended streams whose work is not known to be over.
 #[derive(Debug)]
 pub(crate) struct StreamEnds {
-    ends: Vec<(StreamId, Arc<StreamEnd>)>,
+    ends: BTreeMap<StreamId, Arc<StreamEnd>>,
     sweep_at: usize,
 }
 
 impl Default for StreamEnds {
     fn default() -> StreamEnds {
-        StreamEnds { ends: Vec::new(), sweep_at: SWEEP_MIN }
+        StreamEnds { ends: BTreeMap::new(), sweep_at: SWEEP_MIN }
     }
 }
 
 impl StreamEnds {
     pub(crate) fn push(&mut self, stream: StreamId, end: Arc<StreamEnd>) {
-        self.ends.push((stream, end));
+        self.ends.insert(stream, end);
     }
 
-    /// Returns the end of a stream; `None` if its work is known to be over. O(ends).
+    /// Returns the end of a stream; `None` if its work is known to be over.
     pub(crate) fn get(&self, stream: StreamId) -> Option<&Arc<StreamEnd>> {
-        let found = self.ends.iter().find(|(id, _)| *id == stream).map(|(_, end)| end);
-        found.filter(|end| !end.is_known_over())
+        self.ends.get(&stream).filter(|end| !end.is_known_over())
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<StreamEnd>> {
-        self.ends.iter().map(|(_, end)| end)
+        self.ends.values()
     }
 
     /// Returns true if enough streams ended since the last sweep.
@@ -137,7 +137,7 @@ impl StreamEnds {
     /// Removes the streams whose work is over, and returns them. O(ends).
     pub(crate) fn sweep(&mut self, mut is_over: impl FnMut(&StreamEnd) -> bool) -> Vec<StreamId> {
         let mut over = Vec::new();
-        self.ends.retain(|(id, end)| {
+        self.ends.retain(|id, end| {
             let done = is_over(end);
             if done {
                 over.push(*id);

@@ -108,7 +108,7 @@ impl Allocator {
 
     /// Returns where the work queued on a stream can be observed, also of one that was destroyed:
     /// for what has to outlive the stream, such as copies after its work. `None` if the stream is
-    /// another allocator's. No driver call. O(destroyed streams whose work is not over).
+    /// another allocator's. No driver call.
     pub fn stream_work(&self, id: StreamId) -> Option<StreamWork> {
         self.shared.group.work_of(id)
     }

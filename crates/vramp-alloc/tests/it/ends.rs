@@ -27,6 +27,16 @@ fn stream_that_ends_while_it_works(rig: &Rig) -> vramp_alloc::StreamId {
     gone
 }
 
+/// Queues a long write of a new block on the rig's stream, and begins a capture of it.
+fn work_and_capture(rig: &Rig) -> vramp_driver::Stream {
+    let block = rig.allocator.malloc(MIB * 64, rig.stream).unwrap();
+    let raw = rig.raw(rig.stream);
+    let kernel = Kernel::new("early").writing(range(&block)).lasting(LONG_NS);
+    rig.sim.launch(raw, kernel).unwrap();
+    rig.sim.begin_capture(raw, CaptureMode::Global).unwrap();
+    raw
+}
+
 fn assert_sound(sim: &Simulator, context: &str) {
     assert!(sim.device_loss().is_none(), "{context}: {:?}", sim.device_loss());
     assert!(sim.hazards().is_empty(), "{context}: {:?}", sim.hazards());
@@ -56,11 +66,7 @@ fn closing_waits_for_the_work_of_destroyed_streams() {
 fn closing_while_a_stream_captures_is_refused_and_can_be_repeated() {
     for preset in Preset::ALL {
         let rig = rig(preset);
-        let block = rig.allocator.malloc(MIB * 64, rig.stream).unwrap();
-        let raw = rig.raw(rig.stream);
-        let kernel = Kernel::new("early").writing(range(&block)).lasting(LONG_NS);
-        rig.sim.launch(raw, kernel).unwrap();
-        rig.sim.begin_capture(raw, CaptureMode::Global).unwrap();
+        let raw = work_and_capture(&rig);
         let stream = rig.stream;
         let Rig { sim, allocator, .. } = rig;
         let refused = allocator.close().unwrap_err();
@@ -83,11 +89,7 @@ fn closing_while_a_stream_captures_is_refused_and_can_be_repeated() {
 fn dropping_while_a_stream_captures_unmaps_nothing() {
     for preset in Preset::ALL {
         let rig = rig(preset);
-        let block = rig.allocator.malloc(MIB * 64, rig.stream).unwrap();
-        let raw = rig.raw(rig.stream);
-        let kernel = Kernel::new("early").writing(range(&block)).lasting(LONG_NS);
-        rig.sim.launch(raw, kernel).unwrap();
-        rig.sim.begin_capture(raw, CaptureMode::Global).unwrap();
+        let raw = work_and_capture(&rig);
         let Rig { sim, allocator, .. } = rig;
         drop(allocator);
         let graph = sim.end_capture(raw).unwrap();
