@@ -386,7 +386,7 @@ vramp_status_t vramp_capture_begin(vramp_allocator_t allocator,
 
 // Ends the capture into an arena and instantiates its graph. On failure the capture is discarded
 // and `*graph` is zero. Unless the arena's mode is relaxed, call it on the thread that began the
-// capture.
+// capture: on another thread it is refused, and the capture goes on.
 //
 // What the caller promises:
 // `graph` is null or valid for writing.

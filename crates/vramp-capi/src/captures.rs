@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustc_hash::FxHashMap;
 use vramp_alloc::StreamId;
 use vramp_alloc::graph::{
-    ArenaConfig, AttachedCapture, Capture, CaptureReport, CapturedGraph, GraphArena, GraphHold,
-    ReplayLease,
+    ArenaConfig, AttachedCapture, Capture, CaptureError, CaptureReport, CapturedGraph, GraphArena,
+    GraphHold, ReplayLease,
 };
 
 use crate::abi::vramp_status_t::{self, *};
@@ -171,7 +171,11 @@ impl Context {
         let ActiveCapture::Own(mut capture) = self.captures.take_active(arena, begun, hint)? else {
             unreachable!("`take_active` checked the kind");
         };
-        Ok(self.captures.insert_graph(Graph::Owned(capture.end()?)))
+        let ended = capture.end();
+        if matches!(ended, Err(CaptureError::OtherThread)) {
+            self.captures.set_active(arena, ActiveCapture::Own(capture))?;
+        }
+        Ok(self.captures.insert_graph(Graph::Owned(ended?)))
     }
 
     pub fn attach_capture(&self, arena: u64, stream: StreamId) -> Result<()> {

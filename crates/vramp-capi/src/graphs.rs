@@ -102,7 +102,7 @@ pub extern "C" fn vramp_capture_begin(
 
 /// Ends the capture into an arena and instantiates its graph. On failure the capture is discarded
 /// and `*graph` is zero. Unless the arena's mode is relaxed, call it on the thread that began the
-/// capture.
+/// capture: on another thread it is refused, and the capture goes on.
 ///
 /// # Safety
 /// `graph` is null or valid for writing.

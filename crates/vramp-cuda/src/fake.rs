@@ -109,7 +109,7 @@ pub(crate) fn set_devices(count: i32, version: i32) {
     with(|state| (state.devices, state.version) = (count, version));
 }
 
-/// Makes the end of a capture fail, as on a wrong thread.
+/// Makes the end of a capture fail. On a wrong thread (908) that ends the capture.
 pub(crate) fn refuse_end(code: u32) {
     with(|state| state.end_refused = code);
 }
@@ -205,6 +205,11 @@ macro_rules! fakes {
 unsafe extern "C" fn end_capture(_: CUstream, graph: *mut CUgraph) -> CUresult {
     let refused = with(|state| state.end_refused);
     if refused != 0 {
+        with(|state| {
+            if refused == 908 {
+                state.capture = Capture::None;
+            }
+        });
         return CUresult(refused);
     }
     let capture = with(|state| std::mem::take(&mut state.capture));

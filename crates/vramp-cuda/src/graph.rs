@@ -93,7 +93,7 @@ pub(crate) fn end_capture(driver: &CudaDriver, stream: Stream) -> DriverResult<G
         code => code,
     };
     let ended = driver.settle(call, code, || format!("stream {id:#x}"));
-    // A capture goes on if its end was refused because of the stream or thread.
+    // A capture goes on if its end was refused because of the stream.
     let over = ended.is_ok() || matches!(capture_now(driver, &stream), CaptureNow::Outside);
     let mut buffers = Vec::new();
     if over {

@@ -111,7 +111,7 @@ impl VirtualPool {
         }
     }
 
-    pub(crate) fn still_captures(&self, stream: StreamId) -> bool {
+    fn still_captures(&self, stream: StreamId) -> bool {
         let raw = self.exec.open_stream(stream);
         raw.is_some_and(|raw| self.exec.driver.is_capturing(raw).unwrap_or(false))
     }

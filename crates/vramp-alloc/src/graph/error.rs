@@ -75,8 +75,8 @@ pub enum CaptureError {
     )]
     Invalidated(#[source] DriverError),
     /// The capture goes on: unless its mode is relaxed, only the thread that began it can end it.
-    #[error("the capture goes on: end it on the thread that began it ({0})")]
-    OtherThread(#[source] DriverError),
+    #[error("the capture goes on: end it on the thread that began it")]
+    OtherThread,
     /// The capture was ended before, or its allocator was closed.
     #[error("the capture is over: it was ended before, or its allocator was closed")]
     Over,

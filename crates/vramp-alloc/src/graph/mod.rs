@@ -32,6 +32,7 @@ mod planning;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use vramp_core::{ArenaLeaseId, Bytes, PoolAddr, Shortage, StreamId};
@@ -283,7 +284,7 @@ impl Allocator {
     ) -> Result<(CapturedGraph, R), CaptureError> {
         let mut capture = self.begin_capture(stream, arena)?;
         let result = body();
-        Ok((capture.finish(true)?, result))
+        Ok((capture.end()?, result))
     }
 
     /// Begins a capture as [`Allocator::capture`] does. It ends with [`Capture::end`], or is
@@ -303,8 +304,13 @@ impl Allocator {
         if arena.0.capturing.swap(true, Ordering::AcqRel) {
             return Err(CaptureError::ArenaBusy);
         }
-        let mut capture =
-            Capture { arena: arena.clone(), stream, begun: Instant::now(), ended: true };
+        let mut capture = Capture {
+            arena: arena.clone(),
+            stream,
+            thread: std::thread::current().id(),
+            begun: Instant::now(),
+            ended: true,
+        };
         arena.refresh_plan();
         let mut inner = shared.lock_for_memory()?;
         inner.open_stream(stream).ok_or(CaptureError::UnknownStream(stream))?;
@@ -344,6 +350,8 @@ fn refused(shared: &Arc<Shared>, refusal: Refusal, stream: StreamId) -> AllocErr
 pub struct Capture {
     arena: GraphArena,
     stream: StreamId,
+    /// The thread that began it.
+    thread: ThreadId,
     begun: Instant,
     ended: bool,
 }
@@ -355,11 +363,18 @@ impl Capture {
     /// [`CaptureError::OtherThread`] if the capture goes on; otherwise it is over, and ending it
     /// again is [`CaptureError::Over`].
     pub fn end(&mut self) -> Result<CapturedGraph, CaptureError> {
-        self.finish(false)
+        self.finish(self.is_endable_here())
     }
 
-    /// Ends the capture. On a thread that cannot, discards it if `anyway` is true.
-    fn finish(&mut self, anyway: bool) -> Result<CapturedGraph, CaptureError> {
+    /// Returns true if the driver makes a graph of the capture on this thread. An end on another
+    /// one is refused by the driver, and discards the capture.
+    fn is_endable_here(&self) -> bool {
+        self.arena.0.config.mode == CaptureMode::Relaxed
+            || self.thread == std::thread::current().id()
+    }
+
+    /// Ends the capture, for its graph or to discard it, unless `may_end` is false.
+    fn finish(&mut self, may_end: bool) -> Result<CapturedGraph, CaptureError> {
         if self.ended {
             return Err(CaptureError::Over);
         }
@@ -370,12 +385,10 @@ impl Capture {
             return Err(CaptureError::Over);
         }
         let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
-        let graph = match pool.end_driver_capture(self.stream) {
-            Err(error) if !anyway && pool.still_captures(self.stream) => {
-                return Err(CaptureError::OtherThread(error));
-            }
-            graph => graph,
-        };
+        if !may_end {
+            return Err(CaptureError::OtherThread);
+        }
+        let graph = pool.end_driver_capture(self.stream);
         self.ended = true;
         let captured = pool.end_arena_capture(*id, self.stream, graph);
         shared.captures.fetch_sub(1, Ordering::Relaxed);

@@ -313,7 +313,7 @@ fn why_capture(error: CaptureError) -> Refused {
         CaptureError::Alloc(error) => why_alloc(error),
         CaptureError::Query { ref error, .. } | CaptureError::Begin(ref error) => why_driver(error),
         CaptureError::Invalidated(_) => other(Why::Invalidated, &error),
-        CaptureError::OtherThread(_) => other(Why::OtherThread, &error),
+        CaptureError::OtherThread => other(Why::OtherThread, &error),
         CaptureError::Over => other(Why::Over, &error),
         CaptureError::Unusable(ref unusable) => why_unusable(unusable),
         _ => other(Why::Other, &error),
@@ -597,7 +597,7 @@ impl Subject for RustSubject {
                 Ok(())
             }
             Err(error) => {
-                if matches!(error, CaptureError::OtherThread(_)) {
+                if matches!(error, CaptureError::OtherThread) {
                     self.captures.insert(capture, begun);
                 }
                 Err(why_capture(error))

@@ -94,6 +94,21 @@ fn graph_of(
 }
 
 #[test]
+fn a_capture_that_another_thread_tries_to_end_goes_on() {
+    let allocator = open("");
+    let stream = stream(allocator);
+    let arena = arena(allocator, c"").unwrap();
+    assert_eq!(vramp_capture_begin(allocator, stream, arena), VRAMP_OK);
+    let elsewhere = std::thread::spawn(move || end(allocator, arena)).join().unwrap();
+    assert_eq!(elsewhere, Err(VRAMP_ERROR_CAPTURE));
+    let block = malloc(allocator, 4 << 20, stream).unwrap();
+    let graph = end(allocator, arena).unwrap();
+    assert_eq!(needed_by(allocator, graph).blocks, 1);
+    assert_eq!(vramp_free(allocator, block, stream), VRAMP_OK);
+    assert_eq!(vramp_close(allocator), VRAMP_OK);
+}
+
+#[test]
 fn a_graph_is_captured_launched_and_destroyed() {
     let allocator = open("");
     let stream = stream(allocator);

@@ -349,17 +349,17 @@ fn an_invalidated_capture_is_an_error_and_leaves_no_graph_and_no_nodes() {
 }
 
 #[test]
-fn an_end_refused_for_its_stream_or_thread_removes_no_node() {
+fn an_end_refused_for_its_stream_removes_no_node_and_one_for_its_thread_removes_all() {
     let driver = open();
     let stream = driver.create_stream().unwrap();
     driver.begin_capture(stream, CaptureMode::Global).unwrap();
     let last = driver.capture_info(stream).unwrap().unwrap().dependencies[0];
+    fake::refuse_end(903);
+    assert_eq!(driver.end_capture(stream).unwrap_err().code, 903);
+    driver.node_dependencies(last).unwrap();
     fake::refuse_end(908);
     assert_eq!(driver.end_capture(stream).unwrap_err().code, 908);
-    driver.node_dependencies(last).unwrap();
-    fake::refuse_end(0);
-    driver.end_capture(stream).unwrap();
-    driver.node_dependencies(last).unwrap();
+    assert_eq!(kind(driver.node_dependencies(last)), ErrorKind::InvalidUse);
 }
 
 #[test]

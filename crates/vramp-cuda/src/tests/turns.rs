@@ -170,10 +170,14 @@ fn a_capture_is_over_for_the_turns_when_it_ends_or_its_stream_is_destroyed() {
     let (range, _) = mapped(&driver);
     let stream = driver.create_stream().unwrap();
     driver.begin_capture(stream, CaptureMode::Global).unwrap();
-    fake::refuse_end(908);
+    fake::refuse_end(903);
     driver.end_capture(stream).unwrap_err();
     assert_eq!(driver.turns.under_way(), 1);
+    fake::refuse_end(908);
+    driver.end_capture(stream).unwrap_err();
+    assert_eq!(driver.turns.under_way(), 0);
     fake::refuse_end(0);
+    driver.begin_capture(stream, CaptureMode::Global).unwrap();
     fake::invalidate_capture();
     driver.end_capture(stream).unwrap_err();
     assert_eq!(driver.turns.under_way(), 0);

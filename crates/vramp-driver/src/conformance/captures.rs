@@ -259,9 +259,8 @@ fn a_relaxed_capture_ends_on_any_thread_and_others_on_their_own(rig: &Rig) -> Ch
             continue;
         }
         refused(&format!("{mode:?}: the end on another thread"), ErrorKind::Capturing, ended)?;
-        // Whether that invalidates the capture is not stated.
-        let _ = rig.end_capture(stream);
         ensure!(!device.is_capturing(stream)?, "the stream is still capturing after the end");
+        refused("a second end", ErrorKind::InvalidUse, device.end_capture(stream))?;
     }
     Ok(())
 }

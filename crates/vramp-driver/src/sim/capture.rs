@@ -191,11 +191,12 @@ impl Captures {
             let detail = format!("the capture began on stream {}", open.origin + 1);
             return Err(Refusal { code: 903, detail });
         }
-        if open.mode != CaptureMode::Relaxed && open.thread != std::thread::current().id() {
-            let detail = "the capture began on another thread".to_owned();
+        let ended = self.open.remove(&capture).expect("it was found by its stream");
+        if ended.mode != CaptureMode::Relaxed && ended.thread != std::thread::current().id() {
+            self.invalidated += 1;
+            let detail = "the capture began on another thread, and is discarded".to_owned();
             return Err(Refusal { code: 908, detail });
         }
-        let ended = self.open.remove(&capture).expect("it was found by its stream");
         if ended.invalidated {
             return Err(invalidated());
         }
