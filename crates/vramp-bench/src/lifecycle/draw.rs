@@ -1,38 +1,31 @@
 //! Draws the next operation of a program from what exists.
 
+use std::collections::VecDeque;
+
 use vramp_driver::Call;
 
 use super::op::Op;
 use super::world::{From, Named, World};
 
-/// Splitmix64: its sequence does not change with the version of a library.
 #[derive(Clone, Debug)]
-pub(super) struct Random(pub u64);
+pub(super) struct Random(pub fastrand::Rng);
 
 impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
     /// Returns a number under `bound`.
     pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound.max(1)
+        self.0.u64(..bound.max(1))
     }
 
-    fn one_in(&mut self, count: u64) -> bool {
+    pub fn one_in(&mut self, count: u64) -> bool {
         self.below(count) == 0
     }
 
-    fn pick<T>(&mut self, named: &Named<T>) -> Option<u64> {
+    pub fn pick<T>(&mut self, named: &Named<T>) -> Option<u64> {
         let at = self.below(named.len() as u64) as usize;
         named.0.get(at).map(|(name, _)| *name)
     }
 
-    fn pick_of<T>(&mut self, named: &Named<T>, wanted: impl Fn(&T) -> bool) -> Option<u64> {
+    pub fn pick_of<T>(&mut self, named: &Named<T>, wanted: impl Fn(&T) -> bool) -> Option<u64> {
         let count = named.0.iter().filter(|(_, object)| wanted(object)).count();
         let at = self.below(count as u64) as usize;
         named.0.iter().filter(|(_, object)| wanted(object)).nth(at).map(|(name, _)| *name)
@@ -95,8 +88,8 @@ pub(super) struct Drawer {
     pub random: Random,
     pub mix: Mix,
     next: u64,
-    /// The operation after a failure that was planned for it.
-    after: Option<Op>,
+    /// Operations that were planned together.
+    pub(super) script: VecDeque<Op>,
 }
 
 /// Memory of the simulated card in programs.
@@ -104,15 +97,15 @@ pub(super) const CARD: u64 = 192 << 20;
 
 impl Drawer {
     pub fn new(random: Random, mix: Mix) -> Drawer {
-        Drawer { random, mix, next: 0, after: None }
+        Drawer { random, mix, next: 0, script: VecDeque::new() }
     }
 
-    fn name(&mut self) -> u64 {
+    pub(super) fn name(&mut self) -> u64 {
         self.next += 1;
         self.next
     }
 
-    fn ns(&mut self) -> u64 {
+    pub(super) fn ns(&mut self) -> u64 {
         1 << self.random.below(22)
     }
 
@@ -122,7 +115,10 @@ impl Drawer {
 
     /// Returns the next operation.
     pub fn draw(&mut self, world: &World) -> Op {
-        if let Some(op) = self.after.take() {
+        // Other operations come in between, so that a story meets other objects.
+        if !self.random.one_in(8)
+            && let Some(op) = self.script.pop_front()
+        {
             return op;
         }
         let (pools, streams) = (world.pools.len(), open_streams(world));
@@ -131,6 +127,9 @@ impl Drawer {
         }
         if streams == 0 || streams < 3 && self.random.one_in(4) {
             return self.stream(world);
+        }
+        if self.script.is_empty() && self.random.one_in(24) {
+            self.tell(world);
         }
         for _ in 0..8 {
             if let Some(op) = self.try_draw(world) {
@@ -449,7 +448,7 @@ impl Drawer {
         ];
         let call = CALLS[self.random.below(CALLS.len() as u64) as usize] as u64;
         let code = [2, 1, 304, 2][self.random.below(4) as usize];
-        Some(Op::Fault { call, nth: 1 + self.random.below(3), code })
+        Some(Op::Fault { call, nth: 1 + self.random.below(3), code, times: 1 })
     }
 
     fn misuse(&mut self, world: &World) -> Option<Op> {
@@ -478,8 +477,8 @@ impl Drawer {
             // The wait for the work, or one of the calls that return the memory.
             let calls = [Call::SynchronizeStream, Call::SynchronizeEvent, Call::Unmap];
             let call = calls[self.random.below(3) as usize] as u64;
-            self.after = Some(end);
-            return Some(Op::Fault { call, nth: 1 + self.random.below(3), code: 304 });
+            self.script.push_front(end);
+            return Some(Op::Fault { call, nth: 1 + self.random.below(3), code: 304, times: 1 });
         }
         Some(end)
     }

@@ -18,6 +18,7 @@
 mod draw;
 mod op;
 mod shrink;
+mod stories;
 mod subject;
 mod tap;
 mod world;
@@ -296,8 +297,8 @@ fn draw_program(
     program: &Mutex<Vec<Op>>,
 ) -> Result<Counts, Finding> {
     let mut world = world(options, make, seed)?;
-    let mut random = Random(seed ^ (options.preset as u64) << 56);
-    random.next();
+    let seed = seed ^ (options.preset as u64) << 56;
+    let mut random = Random(fastrand::Rng::with_seed(seed));
     let mix = Mix::draw(&mut random, options.preset == Preset::Vramp);
     let mut drawer = Drawer::new(random, mix);
     for _ in 0..steps {

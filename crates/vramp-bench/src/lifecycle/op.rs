@@ -171,8 +171,8 @@ ops! {
     Handle = "handle" { pool, observer, kind, block, stream }
     /// Removes an observer or a handler.
     Unobserve = "unobserve" { observer }
-    /// Makes the nth driver call of a kind fail with a code.
-    Fault = "fault" { call, nth, code }
+    /// Makes the nth driver call of a kind, and those after it, fail with a code: so many.
+    Fault = "fault" { call, nth, code, times }
     /// Cancels a planned failure.
     NoFault = "no-fault" { }
     /// Makes a call that the documentation refuses, and compares the error.

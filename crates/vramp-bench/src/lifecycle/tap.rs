@@ -19,6 +19,8 @@ struct Plan {
     call: Call,
     /// Calls of this kind until the one that fails.
     left: u64,
+    /// Calls that fail.
+    times: u64,
     code: i32,
 }
 
@@ -45,10 +47,10 @@ impl Tap {
         }))
     }
 
-    /// Makes the `nth` call of this kind from now on fail with the driver's `code`. Replaces an
-    /// earlier plan.
-    pub(super) fn fail(&self, call: Call, nth: u64, code: i32) {
-        *lock(&self.plan) = Some(Plan { call, left: nth, code });
+    /// Makes the `nth` call of this kind from now on fail with the driver's `code`, and those after
+    /// it: so many `times`. Replaces an earlier plan.
+    pub(super) fn fail(&self, call: Call, nth: u64, code: i32, times: u64) {
+        *lock(&self.plan) = Some(Plan { call, left: nth, times, code });
         self.armed.store(1, Ordering::Relaxed);
     }
 
@@ -98,7 +100,7 @@ impl Tap {
             return Ok(());
         }
         let mut plan = lock(&self.plan);
-        let Some(Plan { call: planned, left, code }) = &mut *plan else { return Ok(()) };
+        let Some(Plan { call: planned, left, times, code }) = &mut *plan else { return Ok(()) };
         if *planned != call {
             return Ok(());
         }
@@ -107,8 +109,11 @@ impl Tap {
             return Ok(());
         }
         let code = *code;
-        *plan = None;
-        self.armed.store(0, Ordering::Relaxed);
+        *times = times.saturating_sub(1);
+        if *times == 0 {
+            *plan = None;
+            self.armed.store(0, Ordering::Relaxed);
+        }
         lock(&self.fired).push(call);
         Err(DriverError::from_code(call, code, "injected"))
     }

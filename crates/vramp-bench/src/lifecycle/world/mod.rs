@@ -366,9 +366,9 @@ impl World {
                 let removed = self.subject.unobserve(observer);
                 self.allow(removed, &[]).map(|_| true)
             }
-            Op::Fault { call, nth, code } => {
+            Op::Fault { call, nth, code, times } => {
                 let call = Call::ALL[call as usize % Call::ALL.len()];
-                self.tap.fail(call, nth, code as i32);
+                self.tap.fail(call, nth, code as i32, times);
                 Ok(true)
             }
             Op::NoFault {} => {

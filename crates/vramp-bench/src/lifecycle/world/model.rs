@@ -72,6 +72,10 @@ impl StreamState {
     pub fn is_open(&self) -> bool {
         self.end.is_none()
     }
+
+    pub fn captures(&self) -> bool {
+        self.capture.is_some()
+    }
 }
 
 /// Where a block comes from.
