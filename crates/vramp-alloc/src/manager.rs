@@ -339,9 +339,9 @@ impl Manager {
         self.virtual_pool().map(VirtualPool::census).unwrap_or_default()
     }
 
-    /// Returns true if the stream is part of a capture that the allocator began.
-    pub(crate) fn is_own_capture(&self, stream: StreamId) -> bool {
-        self.virtual_pool().is_some_and(|pool| pool.is_own_capture(stream))
+    /// Returns true if the stream is part of a capture that the allocator began, or may be.
+    pub(crate) fn may_be_own_capture(&self, stream: StreamId) -> bool {
+        self.virtual_pool().is_some_and(|pool| pool.may_be_own_capture(stream))
     }
 
     /// Ends the captures that the allocator began, and discards their graphs.

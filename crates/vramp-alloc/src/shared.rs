@@ -370,9 +370,11 @@ impl Inner {
         if self.closed {
             return Ok(());
         }
-        // Its own captures end here, but not if another one refuses the close.
+        // Its own captures end here, but not if another one refuses the close. `synchronize` asks
+        // again, for one that only may be its own.
         let others = shared.capturing_streams().map_err(CloseFailure::NotSynchronized)?;
-        let mut others = others.into_iter().filter(|&stream| !self.manager.is_own_capture(stream));
+        let mut others =
+            others.into_iter().filter(|&stream| !self.manager.may_be_own_capture(stream));
         if let Some(stream) = others.next() {
             return Err(CloseFailure::Capturing(stream));
         }

@@ -25,16 +25,20 @@ impl VirtualPool {
         let state = self.arenas.get_mut(id);
         let block = state.arena.alloc(size, &at).map_err(Refusal::Arena)?;
         let end = block.offset + block.len;
-        let backed = state.capturing.as_ref().map_or(Bytes::ZERO, |capturing| capturing.backed);
+        let capturing = state.capturing.as_ref().expect("the stream is part of it");
+        let backed = capturing.backed;
+        // A launch of an own graph waits for all earlier work on the memory. One that the allocator
+        // does not see is ordered after the work of the stream that was attached, and no other's.
+        let ready_on = if capturing.own { stream } else { capturing.stream };
         let hit = end <= backed;
         if !hit {
             let page = self.pool.config().page.count();
             let ahead = (end.count() / AHEAD).next_multiple_of(page).max(page);
             let most = self.arenas.get(id).arena.capacity();
             let wanted = (end + Bytes::new(ahead)).min(most);
-            let served = self.back(id, wanted, stream).map(|()| wanted);
+            let served = self.back(id, wanted, ready_on).map(|()| wanted);
             // If that is too much, back only what is needed.
-            match served.or_else(|_| self.back(id, end, stream).map(|()| end)) {
+            match served.or_else(|_| self.back(id, end, ready_on).map(|()| end)) {
                 Ok(upto) => {
                     let capturing = &mut self.arenas.get_mut(id).capturing;
                     capturing.as_mut().expect("the stream is part of it").backed = upto;

@@ -116,14 +116,17 @@ impl VirtualPool {
         raw.is_some_and(|raw| self.exec.driver.is_capturing(raw).unwrap_or(false))
     }
 
-    /// Returns true if the stream is part of a capture that this allocator began.
-    pub(crate) fn is_own_capture(&self, stream: StreamId) -> bool {
+    /// Returns true if the stream is part of a capture that this allocator began, or may be: the
+    /// driver does not tell which capture a stream is part of once it is invalidated.
+    pub(crate) fn may_be_own_capture(&self, stream: StreamId) -> bool {
         let mut own = self.arenas.iter().filter_map(|(id, state)| {
             state.capturing.as_ref().filter(|capturing| capturing.own).map(|own| (id, own.stream))
         });
         own.any(|(id, began_on)| {
-            let drawn_in =
-                || matches!(self.capture_of(stream), Ok(Some((arena, _))) if arena == id);
+            let drawn_in = || match self.capture_of(stream) {
+                Ok(captured) => captured.is_some_and(|(arena, _)| arena == id),
+                Err(_) => true,
+            };
             began_on == stream || drawn_in()
         })
     }

@@ -114,6 +114,32 @@ fn an_arena_whose_replays_nobody_tells_never_lends() {
     rig.close();
 }
 
+/// Whoever launches the graph orders that after the work of the attached stream, and of no other.
+#[test]
+fn memory_for_a_joined_stream_is_ready_when_the_attached_stream_is() {
+    let rig = checked();
+    let arena = arena(&rig);
+    let side = rig.allocator.create_stream().expect("a stream");
+    let before = rig.allocator.malloc(pages(4), side).expect("memory is there");
+    write(&rig, side, &before);
+    rig.allocator.free(before, side).expect("it is live");
+    let (exec, hold, ()) = captured(&rig, &arena, || {
+        rig.order(rig.stream, side);
+        let block = rig.allocator.malloc(pages(4), side).expect("memory is there");
+        write(&rig, side, &block);
+        rig.allocator.free(block, side).expect("it is live");
+        rig.order(side, rig.stream);
+    });
+    let elsewhere = rig.allocator.create_stream().expect("a stream");
+    rig.order(rig.stream, elsewhere);
+    rig.sim.launch_graph(exec, rig.raw(elsewhere)).expect("it is ready");
+    rig.sim.advance(1_000_000_000);
+    assert_eq!(rig.sim.hazards(), []);
+    rig.sim.destroy_graph_exec(exec).expect("it is there");
+    drop((hold, arena));
+    rig.close();
+}
+
 #[test]
 fn an_arena_that_lent_its_memory_has_it_back_when_it_is_attached() {
     let rig = checked();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::common::Rig;
 use crate::common::graph_rig::{GraphRig, LONG_NS, range};
 use vramp_alloc::error::{CloseError, StreamError, Unusable};
-use vramp_alloc::graph::{CaptureMode, LaunchError};
+use vramp_alloc::graph::{ArenaConfig, CaptureMode, LaunchError};
 use vramp_alloc::{AllocError, Allocator, Bytes, Config, Preset, StreamWork};
 use vramp_driver::sim::{FaultPlan, Kernel, LiveObjects, Simulator};
 use vramp_driver::{Call, Driver, ErrorKind};
@@ -83,6 +83,26 @@ fn closing_while_a_stream_captures_is_refused_and_can_be_repeated() {
         assert_sound(&sim, preset.name());
         assert_eq!(sim.live(), LiveObjects::default(), "{}", preset.name());
     }
+}
+
+#[test]
+fn closing_ends_an_own_capture_that_was_invalidated_after_other_streams_joined_it() {
+    let rig = rig(Preset::Vramp);
+    let joined = rig.allocator.create_stream().unwrap();
+    let arena = rig.allocator.graph_arena(ArenaConfig::default()).unwrap();
+    let capture = rig.allocator.begin_capture(rig.stream, &arena).unwrap();
+    let event = rig.sim.create_event().unwrap();
+    rig.sim.record(event, rig.raw(rig.stream)).unwrap();
+    rig.sim.wait(rig.raw(joined), event).unwrap();
+    // No call of a capturing thread may ask for an event: the driver does not tell any more which
+    // capture the streams are part of.
+    rig.sim.query(event).unwrap_err();
+    rig.sim.destroy_event(event).unwrap();
+    let Rig { sim, allocator, .. } = rig;
+    allocator.close().unwrap();
+    drop((capture, arena));
+    assert_sound(&sim, "closed");
+    assert_eq!(sim.live(), LiveObjects::default());
 }
 
 #[test]
