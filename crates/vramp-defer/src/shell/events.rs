@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use crate::planner::{StreamKey, UseToken};
 use vramp_alloc::{Allocator, Driver, DriverError, StreamEnd, StreamId, StreamWork};
-use vramp_driver::{Call, Event, Stream};
+use vramp_driver::{Call, ErrorKind, Event, Stream};
 use vramp_tiers::movers::CopyDependency;
 
 /// A stream of the allocator, with the driver's handle. The handle is dead once the stream was
@@ -132,10 +132,13 @@ impl Events {
 
     /// Records an event behind the last use of a stream if it has none: it covers all earlier ones.
     /// Does nothing while the stream captures.
+    ///
+    /// # Errors
+    /// A driver call failed.
     fn record_missing(&mut self, stream: StreamKey) -> Result<(), DriverError> {
         let last = self.streams.get(&stream).and_then(|open| open.uses.back());
         let missing = last.is_some_and(|last| matches!(last.work, Work::Unrecorded));
-        if !missing || self.captures(id_of(stream)) {
+        if !missing || self.is_capturing(id_of(stream))? {
             return Ok(());
         }
         let work = self.observe(id_of(stream))?;
@@ -146,10 +149,11 @@ impl Events {
 
     /// Returns true if work queued on a stream becomes part of a graph, or if that is not known.
     pub fn captures(&self, stream: StreamId) -> bool {
-        match self.allocator.stream(stream) {
-            Some(raw) => self.driver.is_capturing(raw).unwrap_or(true),
-            None => false,
-        }
+        self.is_capturing(stream).unwrap_or(true)
+    }
+
+    fn is_capturing(&self, stream: StreamId) -> Result<bool, DriverError> {
+        self.allocator.stream(stream).map_or(Ok(false), |raw| self.driver.is_capturing(raw))
     }
 
     /// Returns the time of the device's clock.
@@ -221,16 +225,47 @@ impl Events {
     }
 
     fn ask(&mut self, over: &mut Vec<UseToken>) -> Result<(), DriverError> {
+        let mut asked = Ok(());
         let busy = self.streams.iter().filter(|(_, open)| !open.uses.is_empty());
         for stream in busy.map(|(&stream, _)| stream).collect::<Vec<_>>() {
-            self.record_missing(stream)?;
-            let Events { driver, streams, stock, .. } = self;
-            let open = streams.get_mut(&stream).expect("it is busy");
-            if let Some(number) = open.take_over(&**driver, stock)? {
-                over.push(UseToken { stream, number });
+            match self.ask_stream(stream) {
+                Ok(number) => over.extend(number.map(|number| UseToken { stream, number })),
+                // The work of other streams is known all the same. The first error is returned.
+                Err(error) => asked = asked.and(Err(error)),
             }
         }
-        Ok(())
+        asked
+    }
+
+    fn ask_stream(&mut self, stream: StreamKey) -> Result<Option<u64>, DriverError> {
+        self.record_missing(stream)?;
+        let Events { driver, streams, stock, .. } = self;
+        streams.get_mut(&stream).expect("it is busy").take_over(&**driver, stock)
+    }
+}
+
+impl Use {
+    /// Returns true if the work is over. One query at most.
+    fn is_over(
+        &mut self,
+        driver: &dyn Driver,
+        stock: &mut Vec<Event>,
+    ) -> Result<bool, DriverError> {
+        match &self.work {
+            Work::Event(WorkEvent::Own(event)) => match driver.query(*event) {
+                // Another thread began a capture just before the record, which is part of it. No
+                // query of this record ever succeeds, so the next poll records again.
+                Err(error) if error.kind == ErrorKind::Capturing => {
+                    stock.push(*event);
+                    self.work = Work::Unrecorded;
+                    Ok(false)
+                }
+                answer => answer,
+            },
+            Work::Event(WorkEvent::End(end)) => end.is_over(),
+            Work::Unrecorded => Ok(false),
+            Work::Over => Ok(true),
+        }
     }
 }
 
@@ -241,19 +276,13 @@ impl Open {
         driver: &dyn Driver,
         stock: &mut Vec<Event>,
     ) -> Result<Option<u64>, DriverError> {
-        let is_over = |use_: &Use| match &use_.work {
-            Work::Event(WorkEvent::Own(event)) => driver.query(*event),
-            Work::Event(WorkEvent::End(end)) => end.is_over(),
-            Work::Unrecorded => Ok(false),
-            Work::Over => Ok(true),
-        };
-        let Some(last) = self.uses.back() else { return Ok(None) };
-        let count = match is_over(last)? {
+        let Some(last) = self.uses.back_mut() else { return Ok(None) };
+        let count = match last.is_over(driver, stock)? {
             true => self.uses.len(),
             false => {
                 let mut count = 0;
-                for (use_, place) in self.uses.iter().zip(1..) {
-                    match is_over(use_) {
+                for (use_, place) in self.uses.iter_mut().zip(1..) {
+                    match use_.is_over(driver, stock) {
                         Ok(true) => count = place,
                         // A later event covers it.
                         Ok(false) if matches!(use_.work, Work::Unrecorded) => {}

@@ -5,12 +5,14 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use crate::planner::{
     BufferId, DeferConfig, Deferrables, PieceId, RangeId, RangeSlice, Rates, SpillRoom, SpillTier,
     StaleCopy, UseToken,
 };
 use vramp_alloc::range::StableRange;
-use vramp_alloc::{Allocator, Driver, DriverError};
+use vramp_alloc::{Allocator, Driver, DriverError, StreamId};
 use vramp_core::{AddrRange, Bytes};
 
 use super::events::{Events, LeaseStream, WorkEvent};
@@ -156,7 +158,10 @@ impl Shared {
             promote_after: config.promote_after,
         })?;
         let stream = LeaseStream::create(allocator)?;
-        let leaving = LeaseStream::create(allocator)?;
+        let leaving = LeaseStream::create(allocator).inspect_err(|_| {
+            // The first error is returned.
+            let _ = allocator.destroy_stream(stream.id);
+        })?;
         let state = State {
             core,
             events: Events::new(allocator),
@@ -258,15 +263,30 @@ impl Drop for Shared {
         let mut state = self.lock();
         let _ = state.poll();
         state.to_map.clear();
-        let mut over = state.deferred_ends.is_empty();
-        for event in state.events.last() {
-            over &= event.and_then(|event| self.driver.synchronize_event(event.event())).is_ok();
+        let last = state.events.last();
+        // While a stream captures, waiting would invalidate the capture.
+        let may_wait = last.is_empty() || !self.allocator.any_captures().unwrap_or(true);
+        let mut over = may_wait && state.deferred_ends.is_empty();
+        if over {
+            for event in last {
+                let waited = event.and_then(|event| self.driver.synchronize_event(event.event()));
+                over &= waited.is_ok();
+            }
         }
+        let (copies, homes) = (std::mem::take(&mut state.copies), std::mem::take(&mut state.homes));
+        let readable = state.readable.take();
+        drop(state);
         if !over {
             // No query can tell when that is: the addresses and copies are leaked.
-            std::mem::forget(std::mem::take(&mut state.homes));
-            std::mem::forget(std::mem::take(&mut state.copies));
-            std::mem::forget(state.readable.take());
+            return std::mem::forget((copies, homes, readable));
+        }
+        let own = [self.stream.id, self.leaving.id];
+        let own = own.into_iter().chain(readable.as_ref().map(|readable| readable.stream.id));
+        let own: SmallVec<[StreamId; 3]> = own.collect();
+        drop((copies, homes, readable));
+        for stream in own {
+            // A drop reports no error. The allocator destroys what stays.
+            let _ = self.allocator.destroy_stream(stream);
         }
     }
 }

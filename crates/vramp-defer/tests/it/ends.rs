@@ -1,11 +1,15 @@
 //! Streams, managers and events end or fail while work on buffers runs: contents stay whole, and
 //! nothing stays held for ever.
 
+use std::sync::Mutex;
+
 use vramp_alloc::Driver;
+use vramp_alloc::device::CaptureMode;
 use vramp_defer::pointers::PointerScope;
 use vramp_driver::Call;
 use vramp_driver::sim::Kernel;
 
+use super::hooked::Hooked;
 use super::*;
 
 const LONG_NS: u64 = 50_000_000;
@@ -139,4 +143,108 @@ fn streams_that_were_leased_for_and_destroyed_leave_no_events() {
     assert!(most < 200, "{most} events");
     rig.expect(&buffer, 2);
     rig.check();
+}
+
+/// Returns the parts of one more manager.
+fn another(sim: &Arc<Simulator>, allocator: &Arc<Allocator>, pool: &HostPool) -> SpillParts {
+    let (driver, allocator): (Arc<dyn Driver>, _) = (sim.clone(), Arc::clone(allocator));
+    let mover = Mover::new(driver, pool, MoverConfig::default()).unwrap();
+    SpillParts { allocator, mover, disk: None, budget: None }
+}
+
+#[test]
+fn managers_that_end_leave_no_streams_and_no_events() {
+    let Rig { sim, allocator, pool, manager, .. } = rig();
+    drop(manager);
+    let before = sim.live();
+    let mut most = 0;
+    for _ in 0..200 {
+        let parts = another(&sim, &allocator, &pool);
+        let manager = SpillManager::new(parts, SpillConfig::default()).unwrap();
+        let buffer = manager.buffer(MIB(8)).unwrap();
+        buffer.readable_while_spilled().unwrap();
+        drop((buffer, manager));
+        most = most.max(sim.live().events);
+    }
+    assert_eq!(sim.live().streams, before.streams);
+    // The group queries the ends of destroyed streams once there are 32 of them.
+    assert!(most <= before.events + 70, "{most} after {before:?}");
+}
+
+#[test]
+fn a_manager_whose_second_stream_fails_leaves_no_first() {
+    let Rig { sim, allocator, pool, manager, .. } = rig();
+    drop(manager);
+    let before = sim.live().streams;
+    let parts = another(&sim, &allocator, &pool);
+    sim.set_faults(FaultPlan::nth_of(Call::CreateStream, 2));
+    SpillManager::new(parts, SpillConfig::default()).map(drop).unwrap_err();
+    assert_eq!(sim.live().streams, before);
+}
+
+#[test]
+fn a_manager_that_ends_while_a_stream_captures_waits_for_nothing() {
+    let rig = rig();
+    let buffer = rig.filled(MIB(32), 1);
+    let (lease, _) = late_write(&rig, &buffer, 9);
+    drop((lease, buffer));
+    let Rig { sim, manager, queue, .. } = rig;
+    sim.begin_capture(queue, CaptureMode::Global).unwrap();
+    let waits = sim.calls_of(Call::SynchronizeEvent);
+    drop(manager);
+    assert_eq!(sim.calls_of(Call::SynchronizeEvent), waits);
+    sim.end_capture(queue).unwrap();
+    assert_eq!(sim.invalidated_captures(), 0);
+    assert!(sim.device_loss().is_none(), "{:?}", sim.device_loss());
+    assert!(sim.hazards().is_empty(), "{:?}", sim.hazards());
+}
+
+#[test]
+fn a_record_that_a_capture_took_in_is_made_again() {
+    let sim = Arc::new(simulator().build());
+    let hooked = Arc::new(Hooked::on(Arc::clone(&sim)));
+    let rig = Plan::default().build_behind(hooked.clone(), sim);
+    let (first, second) = (rig.filled(MIB(24), 1), rig.filled(MIB(24), 2));
+    let lease = first.lease(Access::Exclusive, rig.stream).unwrap();
+    rig.sim.fill(rig.queue, lease.address(0), 9).unwrap();
+    // Another thread begins a capture after the lease looked whether there is one.
+    let (sim, queue) = (Arc::clone(&rig.sim), rig.queue);
+    let begun = Arc::new(Mutex::new(false));
+    let begins = Arc::clone(&begun);
+    hooked.before_record(move || {
+        sim.begin_capture(queue, CaptureMode::Relaxed).unwrap();
+        *begins.lock().unwrap() = true;
+    });
+    drop(lease);
+    assert!(*begun.lock().unwrap());
+    rig.sim.end_capture(rig.queue).unwrap();
+    // A lease of another stream is not refused, and the buffer may leave.
+    let other = rig.allocator.create_stream().unwrap();
+    drop(second.lease(Access::Shared, other).unwrap());
+    assert_eq!(rig.manager.spill(MIB(64)).freed, MIB(48));
+    rig.expect(&first, 9);
+    rig.expect(&second, 2);
+    rig.check();
+}
+
+#[test]
+fn a_query_for_captures_that_fails_is_not_called_a_capture() {
+    let mut others = 0;
+    for n in 1..=8 {
+        let rig = rig();
+        let buffer = rig.filled(MIB(32), 1);
+        let (lease, _) = late_write(&rig, &buffer, 9);
+        rig.sim.set_faults(FaultPlan::from_nth_of(Call::Record, 1));
+        drop(lease);
+        rig.sim.set_faults(FaultPlan::from_nth_of(Call::IsCapturing, n).with_code(304));
+        let leased = buffer.lease(Access::Exclusive, rig.stream).map(drop);
+        rig.sim.set_faults(FaultPlan::none());
+        if let Err(error) = leased {
+            assert!(!error.to_string().contains("captures"), "{n}: {error}");
+            others += 1;
+        }
+        rig.expect(&buffer, 9);
+        rig.check();
+    }
+    assert!(others > 1, "{others} leases failed");
 }

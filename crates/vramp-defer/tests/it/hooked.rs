@@ -1,4 +1,4 @@
-//! A device with hooks in set-access and after waits for events.
+//! A device with hooks in set-access, before records and after waits for events.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -6,7 +6,7 @@ use vramp_alloc::Driver;
 use vramp_core::AddrRange;
 use vramp_driver::sim::Simulator;
 use vramp_driver::wrapper::{Wrapped, Wrapper};
-use vramp_driver::{DriverResult, Event};
+use vramp_driver::{DriverResult, Event, Stream};
 
 type Hook = Box<dyn Fn(AddrRange) + Send>;
 
@@ -15,11 +15,13 @@ pub struct Hooked {
     sim: Arc<Simulator>,
     hook: Mutex<Option<Hook>>,
     waited: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    recording: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Hooked {
     pub fn on(sim: Arc<Simulator>) -> Wrapped<Hooked> {
-        Wrapped(Hooked { sim, hook: Mutex::default(), waited: Mutex::default() })
+        let (hook, waited, recording) = Default::default();
+        Wrapped(Hooked { sim, hook, waited, recording })
     }
 
     /// Called in each set-access from now on; `None` for no more.
@@ -30,6 +32,11 @@ impl Hooked {
     /// Called once, when the next wait for an event has ended and before its thread continues.
     pub fn after_wait(&self, hook: impl FnOnce() + Send + 'static) {
         *self.waited.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(hook));
+    }
+
+    /// Called once, just before the next record of an event.
+    pub fn before_record(&self, hook: impl FnOnce() + Send + 'static) {
+        *self.recording.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(hook));
     }
 }
 
@@ -45,6 +52,14 @@ impl Wrapper for Hooked {
             hook(range);
         }
         self.sim.set_access(range)
+    }
+
+    fn record(&self, event: Event, stream: Stream) -> DriverResult<()> {
+        let hook = self.recording.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(hook) = hook {
+            hook();
+        }
+        self.sim.record(event, stream)
     }
 
     fn synchronize_event(&self, event: Event) -> DriverResult<()> {
