@@ -91,6 +91,12 @@ pub struct HolderKey(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamKey(pub u64);
 
+impl fmt::Display for StreamKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stream {}", self.0)
+    }
+}
+
 /// Work on a stream up to a point. The numbers of one stream grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UseToken {
@@ -102,7 +108,7 @@ pub struct UseToken {
 
 impl fmt::Display for UseToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "use {} of stream {}", self.number, self.stream.0)
+        write!(f, "use {} of {}", self.number, self.stream)
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::piece::{ContentPlace, Copies, PieceMove};
 use super::{
-    Access, Deferrables, MoveId, PieceId, PieceState, RangeId, RangeSlice, SettleError, SpillTier,
-    UnknownMove, UseToken,
+    Access, BufferId, Deferrables, MoveId, PieceId, PieceState, RangeId, RangeSlice, SettleError,
+    SpillTier, UnknownBuffer, UnknownMove, UseToken,
 };
 use vramp_core::Bytes;
 
@@ -172,6 +172,24 @@ impl Deferrables {
             *self.promised.of(to) -= len;
         }
         Ok(())
+    }
+
+    /// Records copies that may be in flight although their transfer has ended: they may read or write
+    /// all of the buffer. Its memory stays until they are complete, and later uses wait for them.
+    /// Called before the move or the lease ends. Returns the buffer's range. O(copies).
+    ///
+    /// # Errors
+    /// The buffer does not exist.
+    pub fn note_copies(
+        &mut self,
+        buffer: BufferId,
+        copies: &[UseToken],
+    ) -> Result<RangeId, UnknownBuffer> {
+        let known = self.get_mut(buffer)?;
+        known.uses.note_copies(copies);
+        let range = known.range;
+        self.refresh(buffer);
+        Ok(range)
     }
 
     /// Abandons a move that failed or was given up. The piece is as before, with all its contents. A

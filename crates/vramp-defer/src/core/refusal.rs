@@ -148,7 +148,7 @@ pub enum LeaseEndError {
         buffer: BufferId,
     },
     /// Work on a stream that did not wait for earlier uses.
-    #[error("the lease is not for stream {}: name every stream in the request", stream.0)]
+    #[error("the lease is not for {stream}: name every stream in the request")]
     OtherStream {
         /// The stream.
         stream: StreamKey,

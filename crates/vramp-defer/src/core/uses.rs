@@ -11,11 +11,18 @@ use super::{Access, StreamKey, UseToken};
 pub(super) struct Uses {
     writes: SmallVec<[UseToken; 2]>,
     reads: SmallVec<[UseToken; 2]>,
+    /// Copies of transfers that ended without waiting for them. Empty unless the device failed.
+    copies: Vec<UseToken>,
 }
 
 impl Uses {
     pub fn is_empty(&self) -> bool {
-        self.writes.is_empty() && self.reads.is_empty()
+        self.writes.is_empty() && self.reads.is_empty() && self.copies.is_empty()
+    }
+
+    /// Records copies that may read or write the buffer, and are not ordered with its leases.
+    pub fn note_copies(&mut self, copies: &[UseToken]) {
+        self.copies = latest_by_stream(self.copies.iter().chain(copies));
     }
 
     pub fn note(&mut self, token: UseToken, access: Access) {
@@ -29,9 +36,9 @@ impl Uses {
         }
     }
 
-    /// Replaces all uses by writes that were ordered after them.
+    /// Replaces all uses by writes that were ordered after them. Copies stay: they may be younger.
     pub fn replace(&mut self, writes: impl Iterator<Item = UseToken>) {
-        *self = Uses::default();
+        *self = Uses { copies: std::mem::take(&mut self.copies), ..Uses::default() };
         writes.for_each(|token| self.note(token, Access::Exclusive));
     }
 
@@ -41,16 +48,17 @@ impl Uses {
             |use_: &mut UseToken| use_.stream != token.stream || use_.number > token.number;
         self.writes.retain(goes_on);
         self.reads.retain(goes_on);
+        self.copies.retain(|use_| use_.stream != token.stream || use_.number > token.number);
     }
 
     /// Returns what a reader waits for, in the order of the streams.
     pub fn writes(&self) -> Vec<UseToken> {
-        latest_by_stream(self.writes.iter())
+        latest_by_stream(self.writes.iter().chain(&self.copies))
     }
 
     /// Returns what a writer waits for, in the order of the streams.
     pub fn all(&self) -> Vec<UseToken> {
-        latest_by_stream(self.writes.iter().chain(&self.reads))
+        latest_by_stream(self.writes.iter().chain(&self.reads).chain(&self.copies))
     }
 
     pub fn before(&self, access: Access) -> Vec<UseToken> {

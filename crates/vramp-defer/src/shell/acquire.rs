@@ -21,7 +21,7 @@ use crate::planner::{Access, BufferId, BufferLeaseId, GrantedLease, LeaseRefused
 use vramp_alloc::{Driver, StreamId};
 
 use super::buffer_handle::DeferrableBuffer;
-use super::events::{LeaseStream, key};
+use super::events::{LeaseStream, is_of_copies, key};
 use super::lease_set::LeaseSet;
 use super::queued_request::QueuedRequest;
 use super::report::WaitRecord;
@@ -186,6 +186,10 @@ impl Shared {
             let Some(event) = event else { continue };
             for stream in streams.iter().filter(|stream| key(stream.id) != token.stream) {
                 self.driver.wait(stream.raw, event.event())?;
+            }
+            if is_of_copies(token) {
+                // Restores run after the manager's own stream.
+                self.driver.wait(self.stream.raw, event.event())?;
             }
             if streams.is_empty() {
                 self.driver.synchronize_event(event.event())?;

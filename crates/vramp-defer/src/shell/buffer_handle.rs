@@ -11,6 +11,7 @@ use super::lease_set::LeaseSet;
 use super::spill_error::SpillError;
 use super::state::Shared;
 use vramp_tiers::Deadline;
+use vramp_tiers::movers::MoveError;
 
 /// Shared by all handles of a buffer. The buffer ends with the last of them.
 pub(super) struct Owner {
@@ -220,8 +221,10 @@ impl DeferrableBuffer {
         let mut host = shared.blocks(len)?;
         host.write(Bytes::ZERO, bytes).expect("as many blocks were asked for");
         let after = vramp_tiers::movers::CopyDependency::Stream(shared.stream.raw);
-        shared.mover.to_device(range, host).after(after).start()?.wait()?;
-        Ok(())
+        let moved = shared.mover.to_device(range, host).after(after).start();
+        let moved = moved.map_err(MoveError::from).and_then(|mut transfer| transfer.wait());
+        // Before the lease ends.
+        shared.keep_unsettled(self.id(), moved)
     }
 
     /// Reads from `offset` into `into` on the host, after work in flight that writes the buffer. It
@@ -240,9 +243,13 @@ impl DeferrableBuffer {
         let range = AddrRange::new(self.addresses().start + offset, len);
         let host = shared.blocks(len)?;
         let after = vramp_tiers::movers::CopyDependency::Stream(shared.stream.raw);
-        let mut transfer = shared.mover.to_host(range, host).after(after).start()?;
-        transfer.wait()?;
-        transfer.into_host().read(Bytes::ZERO, into).expect("as many blocks were asked for");
+        let moved = shared.mover.to_host(range, host).after(after).start();
+        let moved = moved.map_err(MoveError::from).and_then(|mut transfer| {
+            transfer.wait()?;
+            Ok(transfer.into_host())
+        });
+        let host = shared.keep_unsettled(self.id(), moved)?;
+        host.read(Bytes::ZERO, into).expect("as many blocks were asked for");
         lease.end();
         Ok(())
     }

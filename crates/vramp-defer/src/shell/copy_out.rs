@@ -76,7 +76,8 @@ impl Shared {
                 let moving = after
                     .into_iter()
                     .fold(self.mover.to_host(range, host), |moving, on| moving.after(on));
-                let host = moving.start()?.finish_on(self.leaving.raw)?;
+                let moved = moving.start().and_then(|moving| moving.finish_on(self.leaving.raw));
+                let host = self.keep_unsettled(out.piece.buffer, moved)?;
                 let mut guard = self.lock();
                 let token = guard.events.note(self.leaving.id);
                 guard.note_copy_queued(out, token);
@@ -103,7 +104,7 @@ impl Shared {
             for on in after {
                 staged = staged.after(on)?;
             }
-            Ok(staged.finish()?)
+            self.keep_unsettled(out.piece.buffer, staged.finish())
         })
     }
 

@@ -5,6 +5,9 @@
 //! whatever was queued since. The work of a stream that was destroyed is covered by the event that
 //! the allocator recorded at its end.
 //!
+//! Copies of the mover have no tokens: their transfers wait for them. If such a wait fails, tokens on
+//! the mover's streams stand for the copies ([`Events::note_copies`]).
+//!
 //! Growth: an entry for each use whose work is not known to be over. A stream without entries leaves
 //! its last number, 24 bytes.
 
@@ -14,6 +17,7 @@ use std::sync::Arc;
 use crate::planner::{StreamKey, UseToken};
 use vramp_alloc::{Allocator, Driver, DriverError, StreamEnd, StreamId, StreamWork};
 use vramp_driver::{Call, ErrorKind, Event, Stream};
+use vramp_tiers::Mover;
 use vramp_tiers::movers::CopyDependency;
 
 /// A stream of the allocator, with the driver's handle. The handle is dead once the stream was
@@ -63,6 +67,8 @@ impl WorkEvent {
 pub(super) struct Events {
     allocator: Arc<Allocator>,
     driver: Arc<dyn Driver>,
+    /// Streams of the mover.
+    copies: [Stream; 4],
     streams: BTreeMap<StreamKey, Open>,
     stock: Vec<Event>,
 }
@@ -93,28 +99,49 @@ pub(super) fn key(stream: StreamId) -> StreamKey {
     StreamKey(stream.index() as u64)
 }
 
-fn id_of(key: StreamKey) -> StreamId {
-    StreamId::new(key.0 as u32)
+/// Key of the mover's first stream, beyond those of the allocator.
+const COPIES: u64 = 1 << 32;
+
+/// Returns true for a token of [`Events::note_copies`].
+pub(super) fn is_of_copies(token: UseToken) -> bool {
+    token.stream.0 >= COPIES
 }
 
 impl Events {
-    pub fn new(allocator: &Arc<Allocator>) -> Events {
+    pub fn new(allocator: &Arc<Allocator>, mover: &Mover) -> Events {
         let (allocator, driver) = (Arc::clone(allocator), Arc::clone(allocator.driver()));
-        Events { allocator, driver, streams: BTreeMap::new(), stock: Vec::new() }
+        let copies = mover.copy_streams();
+        Events { allocator, driver, copies, streams: BTreeMap::new(), stock: Vec::new() }
     }
 
     /// Returns a token for all that is queued on `stream` by now. At most two driver calls.
     pub fn note(&mut self, stream: StreamId) -> UseToken {
+        self.note_key(key(stream))
+    }
+
+    /// Returns tokens for all copies that the mover has queued by now. At most eight driver calls.
+    pub fn note_copies(&mut self) -> [UseToken; 4] {
+        [0, 1, 2, 3].map(|index| self.note_key(StreamKey(COPIES + index)))
+    }
+
+    fn note_key(&mut self, stream: StreamKey) -> UseToken {
         let work = self.observe(stream).unwrap_or(Work::Unrecorded);
-        let open = self.streams.entry(key(stream)).or_default();
+        let open = self.streams.entry(stream).or_default();
         open.last += 1;
         open.uses.push_back(Use { number: open.last, work });
-        UseToken { stream: key(stream), number: open.last }
+        UseToken { stream, number: open.last }
+    }
+
+    fn stream_work(&self, stream: StreamKey) -> Option<StreamWork> {
+        match stream.0.checked_sub(COPIES) {
+            Some(index) => Some(StreamWork::Open(self.copies[index as usize])),
+            None => self.allocator.stream_work(StreamId::new(stream.0 as u32)),
+        }
     }
 
     /// Records an event behind the work of a stream, or finds the one at its end.
-    fn observe(&mut self, stream: StreamId) -> Result<Work, DriverError> {
-        let raw = match self.allocator.stream_work(stream) {
+    fn observe(&mut self, stream: StreamKey) -> Result<Work, DriverError> {
+        let raw = match self.stream_work(stream) {
             Some(StreamWork::Open(raw)) => raw,
             Some(StreamWork::Ended(end)) => return Ok(Work::Event(WorkEvent::End(end))),
             Some(StreamWork::Over) | None => return Ok(Work::Over),
@@ -138,10 +165,10 @@ impl Events {
     fn record_missing(&mut self, stream: StreamKey) -> Result<(), DriverError> {
         let last = self.streams.get(&stream).and_then(|open| open.uses.back());
         let missing = last.is_some_and(|last| matches!(last.work, Work::Unrecorded));
-        if !missing || self.is_capturing(id_of(stream))? {
+        if !missing || self.is_capturing(stream)? {
             return Ok(());
         }
-        let work = self.observe(id_of(stream))?;
+        let work = self.observe(stream)?;
         let last = self.streams.get_mut(&stream).and_then(|open| open.uses.back_mut());
         last.expect("it was there above").work = work;
         Ok(())
@@ -149,11 +176,14 @@ impl Events {
 
     /// Returns true if work queued on a stream becomes part of a graph, or if that is not known.
     pub fn captures(&self, stream: StreamId) -> bool {
-        self.is_capturing(stream).unwrap_or(true)
+        self.is_capturing(key(stream)).unwrap_or(true)
     }
 
-    fn is_capturing(&self, stream: StreamId) -> Result<bool, DriverError> {
-        self.allocator.stream(stream).map_or(Ok(false), |raw| self.driver.is_capturing(raw))
+    fn is_capturing(&self, stream: StreamKey) -> Result<bool, DriverError> {
+        match self.stream_work(stream) {
+            Some(StreamWork::Open(raw)) => self.driver.is_capturing(raw),
+            Some(StreamWork::Ended(_) | StreamWork::Over) | None => Ok(false),
+        }
     }
 
     /// Returns the time of the device's clock.
@@ -178,7 +208,7 @@ impl Events {
             Some(Work::Event(event)) => Ok(Some(event.clone())),
             Some(Work::Over) => Ok(None),
             _ => {
-                let stream = id_of(token.stream);
+                let stream = token.stream;
                 let detail = format!("{stream} captures, so its earlier work cannot be waited for");
                 Err(DriverError::from_code(Call::Record, 900, detail))
             }

@@ -95,8 +95,7 @@ impl SpillManager {
             Ok(range) => {
                 let addresses = AddrRange::new(range.range().start, len);
                 let range = Arc::new(range);
-                let home =
-                    RangeBacking { range, is_group: false, fully_backed: false, ready_after: None };
+                let home = RangeBacking::new(range, false);
                 state.homes.insert(added.at.range, home);
                 drop(guard);
                 Ok(DeferrableBuffer::new(Owner::new(&self.shared, added.buffer, addresses)))
@@ -382,12 +381,7 @@ impl BufferGroup {
                 match made {
                     Ok((addresses, added)) => {
                         let addresses = Arc::new(addresses);
-                        let home = RangeBacking {
-                            range: addresses,
-                            is_group: true,
-                            fully_backed: false,
-                            ready_after: None,
-                        };
+                        let home = RangeBacking::new(addresses, true);
                         state.homes.insert(range, home);
                         ranges.push(range);
                         added

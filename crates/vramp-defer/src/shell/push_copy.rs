@@ -34,7 +34,7 @@ impl Shared {
             return Some(Bytes::ZERO);
         }
         let began_ns = self.driver.now_ns();
-        let pushed = self.write_mapped(from, store).and_then(|stored| {
+        let pushed = self.write_mapped(push, from, store).and_then(|stored| {
             let took_ns = self.driver.now_ns().saturating_sub(began_ns);
             self.unmap_pushed(push)?;
             Ok((stored, took_ns))
@@ -57,10 +57,14 @@ impl Shared {
     /// Writes a copy to the disk. Its contents are complete since the piece left.
     fn write_mapped(
         &self,
+        push: &Push,
         from: AddrRange,
         store: &Arc<DiskStore>,
     ) -> Result<DiskCopy, SpillError> {
-        self.with_staging(|| Ok(self.mover.to_disk(from, store, DiskBudget::Space)?.finish()?))
+        self.with_staging(|| {
+            let staged = self.mover.to_disk(from, store, DiskBudget::Space)?;
+            self.keep_unsettled(push.piece.buffer, staged.finish())
+        })
     }
 
     /// Unmaps the copy once all its readers are done. No other can begin: a buffer that is pushed

@@ -181,7 +181,8 @@ impl Shared {
                 let state = &mut *guard;
                 state.copies.entry(restore.piece).or_default().host = Some(host);
                 if let Some(error) = failed {
-                    return Err(error.into());
+                    drop(guard);
+                    return self.keep_unsettled(restore.piece.buffer, Err(error));
                 }
                 let token = state.events.note(on.id);
                 let done = state.core.restore_queued(restore.id, token);
@@ -203,7 +204,7 @@ impl Shared {
                     let staged = self.mover.from_disk(&stored, range)?;
                     let mut staged =
                         staged.after_at_target(CopyDependency::Stream(self.stream.raw))?;
-                    Ok(staged.wait()?)
+                    self.keep_unsettled(restore.piece.buffer, staged.wait())
                 })?;
                 let took_ns = self.driver.now_ns().saturating_sub(began_ns);
                 let mut state = self.lock();

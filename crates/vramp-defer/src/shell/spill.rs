@@ -13,7 +13,7 @@ use vramp_core::Bytes;
 use super::copy_out::CopyInFlight;
 use super::report::{FailedMove, MoveKind, Spilled};
 use super::spill_error::SpillError;
-use super::state::{Shared, State};
+use super::state::{RangeBacking, Shared, State};
 use crate::planner::UseToken;
 
 /// Moves that are evicted together with others of one choice.
@@ -92,7 +92,7 @@ impl Shared {
         let uses: Vec<UseToken> = {
             let state = self.lock();
             let homes = state.pending_release.iter().filter_map(|range| state.homes.get(range));
-            homes.filter_map(|home| home.ready_after).collect()
+            homes.flat_map(RangeBacking::lend_after).collect()
         };
         !uses.is_empty() && self.wait_for(&uses).is_ok()
     }

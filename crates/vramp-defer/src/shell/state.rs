@@ -49,6 +49,21 @@ pub(super) struct RangeBacking {
     /// Work after which the memory may be used: earlier owners' work on it may be in flight until
     /// then.
     pub ready_after: Option<UseToken>,
+    /// Copies whose transfer could not wait for them. The memory may be lent after them.
+    pub unsettled: SmallVec<[UseToken; 4]>,
+}
+
+impl RangeBacking {
+    /// Returns addresses without memory.
+    pub fn new(range: Arc<StableRange>, is_group: bool) -> RangeBacking {
+        let (fully_backed, ready_after, unsettled) = (false, None, SmallVec::new());
+        RangeBacking { range, is_group, fully_backed, ready_after, unsettled }
+    }
+
+    /// Returns the work after which the memory may be lent.
+    pub fn lend_after(&self) -> impl Iterator<Item = UseToken> {
+        self.ready_after.into_iter().chain(self.unsettled.iter().copied())
+    }
 }
 
 pub(super) struct State {
@@ -164,7 +179,7 @@ impl Shared {
         })?;
         let state = State {
             core,
-            events: Events::new(allocator),
+            events: Events::new(allocator, &mover),
             copies: BTreeMap::new(),
             homes: BTreeMap::new(),
             orphans: Vec::new(),
@@ -237,6 +252,20 @@ impl Shared {
         let MoverConfig { step, staging_pieces, .. } = *self.mover.config();
         let staging = step * u64::from(staging_pieces);
         SpillRoom { host: host.saturating_sub(staging), disk: free(store.space()) }
+    }
+
+    /// Keeps the memory of a buffer if copies of a transfer may be in flight. Called before its lease
+    /// or its move ends.
+    pub fn keep_unsettled<T, E: Into<SpillError>>(
+        &self,
+        buffer: BufferId,
+        moved: Result<T, E>,
+    ) -> Result<T, SpillError> {
+        let moved = moved.map_err(E::into);
+        if matches!(&moved, Err(SpillError::Move(error)) if error.is_unsettled()) {
+            self.lock().note_unsettled(buffer);
+        }
+        moved
     }
 
     /// Waits on the host until work is complete.
@@ -366,17 +395,28 @@ impl State {
         let Ok(keep) = self.core.needed_memory(range) else { return Bytes::ZERO };
         let home = self.homes.get_mut(&range).expect(HOME);
         home.fully_backed = false;
-        if home.ready_after.is_some_and(|token| !self.events.is_over(token)) {
+        if home.lend_after().any(|token| !self.events.is_over(token)) {
             if !self.pending_release.contains(&range) {
                 self.pending_release.push(range);
             }
             return Bytes::ZERO;
         }
         home.ready_after = None;
+        home.unsettled.clear();
         if self.readable.is_some() && !self.to_map.contains(&range) {
             self.to_map.push(range);
         }
         home.range.lend(&keep)
+    }
+
+    /// Keeps the memory of a buffer until copies are over whose transfer could not wait for them.
+    /// Eight driver calls.
+    fn note_unsettled(&mut self, buffer: BufferId) {
+        let copies = self.events.note_copies();
+        let Ok(range) = self.core.note_copies(buffer, &copies) else { return };
+        let home = self.homes.get_mut(&range).expect(HOME);
+        // Later tokens of the same streams cover earlier ones.
+        home.unsettled = SmallVec::from(copies);
     }
 
     /// Returns charges beyond the memory on the card.

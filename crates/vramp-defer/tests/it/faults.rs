@@ -101,3 +101,83 @@ fn a_handler_or_observer_that_panics_refuses_no_lease() {
         rig.check();
     }
 }
+
+/// What is moved while the device fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Moved {
+    Evicted,
+    Restored,
+    Read,
+    Written,
+    Pushed,
+}
+
+/// Moves a buffer while the device fails, and then has all other memory used.
+fn move_under_faults(moved: Moved, disk: bool, kept: bool, faults: FaultPlan) {
+    let (limit, size) = (MIB(32), MIB(16));
+    let plan = match disk {
+        true => Plan { limit, host: MIB(32), disk: Some(MIB(256)), ..Plan::default() },
+        false => Plan { limit, ..Plan::default() },
+    };
+    let rig = plan.build();
+    let overwrite_all = || {
+        let block = rig.allocator.malloc(limit, rig.stream).unwrap();
+        rig.sim.fill(rig.queue, AddrRange::new(block.addr(), block.len()), 7).unwrap();
+        rig.allocator.free(block, rig.stream).unwrap();
+        rig.check();
+    };
+    let filler = (disk && moved != Moved::Pushed).then(|| rig.pool.allocate(MIB(16)).unwrap());
+    let buffer = rig.manager.buffer(size).unwrap();
+    if moved == Moved::Pushed {
+        buffer.readable_while_spilled().unwrap();
+    }
+    rig.fill(&buffer, 1);
+    rig.sim.synchronize_stream(rig.queue).unwrap();
+    if matches!(moved, Moved::Restored | Moved::Pushed) {
+        assert_eq!(rig.manager.spill(size).freed, size);
+    }
+    rig.fail(faults);
+    // Each may fail.
+    match moved {
+        Moved::Evicted => drop(rig.manager.spill(size)),
+        Moved::Restored => drop(buffer.lease(Access::Shared, rig.stream)),
+        Moved::Read => drop(buffer.read(MIB(4), &mut vec![0; 4 << 20])),
+        Moved::Written => drop(buffer.write(Bytes::ZERO, &vec![1; 16 << 20])),
+        Moved::Pushed => drop(rig.manager.relieve_host(size)),
+    }
+    rig.fail(FaultPlan::none());
+    drop(filler);
+    if kept {
+        overwrite_all();
+        // A write that failed leaves any of the bytes.
+        if moved == Moved::Written {
+            rig.fill(&buffer, 1);
+        }
+        rig.expect(&buffer, 1);
+    }
+    drop(buffer);
+    overwrite_all();
+}
+
+#[test]
+fn memory_under_copies_whose_end_is_unknown_is_not_reused() {
+    let waits = FaultPlan::from_nth_of(Call::SynchronizeStream, 1);
+    let waits = waits.and(FaultPlan::from_nth_of(Call::SynchronizeEvent, 1));
+    for (moved, disk) in [
+        (Moved::Evicted, false),
+        (Moved::Evicted, true),
+        (Moved::Restored, false),
+        (Moved::Restored, true),
+        (Moved::Read, false),
+        (Moved::Written, false),
+        (Moved::Pushed, true),
+    ] {
+        for call in [Call::Record, Call::Wait, Call::CopyToHost, Call::CopyToDevice] {
+            for (n, kept) in [1, 2, 3, 4].into_iter().flat_map(|n| [(n, true), (n, false)]) {
+                println!("{moved:?} {call} {n}, disk: {disk}, kept: {kept}");
+                let faults = FaultPlan::nth_of(call, n).and(waits.clone()).with_code(304);
+                move_under_faults(moved, disk, kept, faults);
+            }
+        }
+    }
+}

@@ -59,6 +59,13 @@ pub enum MoveError {
         /// Bytes to transfer.
         of: Bytes,
     },
+    /// The transfer failed or was cancelled, and waiting for its copies failed too: they may still
+    /// read or write the memory of the device. Keep that memory until the work on
+    /// [`Mover::copy_streams`](super::Mover::copy_streams) is complete.
+    #[error(
+        "{0}; copies may still be in flight: keep their memory until the mover's streams are idle"
+    )]
+    Unsettled(Box<MoveError>),
     /// The configuration is invalid.
     #[error("invalid mover configuration: {0}")]
     Config(&'static str),
@@ -71,7 +78,23 @@ impl MoveError {
             MoveError::Device { error, .. } | MoveError::Host(HostPoolError::Pin(error)) => {
                 Some(error)
             }
+            MoveError::Unsettled(error) => error.driver_error(),
             _ => None,
+        }
+    }
+
+    /// Returns true if copies of the transfer may still be in flight.
+    pub fn is_unsettled(&self) -> bool {
+        matches!(self, MoveError::Unsettled(_))
+    }
+
+    /// Returns the same error, as [`Unsettled`](MoveError::Unsettled) if copies may be in flight. On
+    /// a lost device none is.
+    pub(super) fn unless_settled(self, settled: bool) -> MoveError {
+        let is_lost = self.driver_error().is_some_and(DriverError::is_device_lost);
+        match settled || is_lost || self.is_unsettled() {
+            true => self,
+            false => MoveError::Unsettled(Box::new(self)),
         }
     }
 }
@@ -83,7 +106,8 @@ pub struct MoveFailed {
     /// Why it failed.
     #[source]
     pub error: MoveError,
-    /// The caller's blocks. No copy uses them, or its stream is recorded on them.
+    /// The caller's blocks. If the error is [`MoveError::Unsettled`] copies may still use them: once
+    /// dropped, they are reused only after those copies, or never if the device cannot tell.
     pub host: HostAllocation,
 }
 

@@ -108,7 +108,7 @@ impl CopyEndpoint for GpuEndpoint {
                 let (mover, role) = (Arc::clone(&self.mover), self.role);
                 InFlightGpuCopy { mover, role, step: Some(step) }
             })),
-            Err(QueueError { error, .. }) => Err(failed(error)),
+            Err(QueueError { error, settled }) => Err(failed(error).unless_settled(settled)),
         }
     }
 

@@ -56,7 +56,7 @@
 //! # Errors
 //!
 //! [`MoveError`]; the source is unchanged. [`MoveFailed`] returns the host blocks with it. After an
-//! error no copy is in flight, or the blocks record the stream that may still copy.
+//! error no copy is in flight, unless it is [`MoveError::Unsettled`].
 //!
 //! Deliberately absent: threads, budgets (the pool charges blocks and the store charges extents),
 //! and choosing what to evict.

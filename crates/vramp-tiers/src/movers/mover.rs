@@ -123,6 +123,14 @@ impl Mover {
         (self.shared.to_host.in_flight(), self.shared.to_device.in_flight())
     }
 
+    /// Returns the streams that copies run on, to wait for copies whose end is unknown
+    /// ([`MoveError::Unsettled`]). All clones use them: other transfers run there too.
+    pub fn copy_streams(&self) -> [Stream; 4] {
+        let [first, second] = self.shared.to_host.streams();
+        let [third, fourth] = self.shared.to_device.streams();
+        [first, second, third, fourth]
+    }
+
     /// Returns a builder for a copy of `range` into host blocks.
     pub fn to_host(&self, range: AddrRange, host: HostAllocation) -> TransferBuilder {
         TransferBuilder::new(&self.shared, CopyDirection::ToHost, range, host)
@@ -288,8 +296,7 @@ impl TransferBuilder {
     ///
     /// # Errors
     /// The range lies outside the blocks or the address space, a stream captures a graph, or a
-    /// driver call failed. No copy is in flight, unless waiting failed too: then the returned blocks
-    /// record the copies, or are never reused if that fails as well.
+    /// driver call failed. No copy is in flight, unless the error is [`MoveError::Unsettled`].
     pub fn start(self) -> Result<Transfer, Box<MoveFailed>> {
         let TransferBuilder { mover, direction, range, host, offset, after, cancel } = self;
         let checked = check_range(range).and_then(|_| {

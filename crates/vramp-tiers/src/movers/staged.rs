@@ -31,7 +31,8 @@ pub trait CopyEndpoint: Send {
     /// is in flight.
     ///
     /// # Errors
-    /// The copy could not begin. None of it is in flight, unless the device cannot report that.
+    /// The copy could not begin. None of it is in flight, unless the error is
+    /// [`MoveError::Unsettled`].
     fn begin(
         &mut self,
         piece: StagedPiece,
@@ -114,6 +115,8 @@ pub struct StagedTransfer<F: CopyEndpoint, D: CopyEndpoint> {
     idle: Vec<HostAllocation>,
     cancel: Option<CancelToken>,
     failure: Option<MoveError>,
+    /// True if copies may be in flight that no slot lists.
+    unsettled: bool,
 }
 
 const TAKEN: &str = "the endpoint is taken once";
@@ -135,6 +138,7 @@ impl<F: CopyEndpoint, D: CopyEndpoint> StagedTransfer<F, D> {
             idle: Vec::new(),
             cancel: None,
             failure: None,
+            unsettled: false,
         }
     }
 
@@ -186,7 +190,7 @@ impl<F: CopyEndpoint, D: CopyEndpoint> StagedTransfer<F, D> {
         self.settle();
         if !self.is_done() {
             let (moved, of) = (self.moved, self.pipeline.len);
-            self.failure.get_or_insert(MoveError::Cancelled { moved, of });
+            self.record_failure(MoveError::Cancelled { moved, of });
         }
         self.moved
     }
@@ -326,14 +330,24 @@ impl<F: CopyEndpoint, D: CopyEndpoint> StagedTransfer<F, D> {
     }
 
     fn fail(&mut self, error: MoveError) -> MoveError {
+        self.unsettled |= error.is_unsettled();
         self.settle();
         let (moved, of) = (self.moved, self.pipeline.len);
+        let error = match error {
+            MoveError::Unsettled(error) => *error,
+            error => error,
+        };
         let error = match error {
             MoveError::Device { error, .. } => MoveError::Device { moved, of, error },
             MoveError::Disk { error, .. } => MoveError::Disk { moved, of, error },
             other => other,
         };
-        self.failure.get_or_insert(error).clone()
+        self.record_failure(error)
+    }
+
+    /// Records the first failure, which all later calls return. Pieces in flight were waited for.
+    fn record_failure(&mut self, error: MoveError) -> MoveError {
+        self.failure.get_or_insert(error.unless_settled(!self.unsettled)).clone()
     }
 
     /// Waits for all pieces in flight. Counts those that arrived without a gap.
@@ -349,6 +363,7 @@ impl<F: CopyEndpoint, D: CopyEndpoint> StagedTransfer<F, D> {
             if !gap {
                 self.moved += slot.piece.len;
             }
+            self.unsettled |= !known;
             match known {
                 true => self.idle.extend(slot.staging),
                 false => self.discard(slot.staging),

@@ -65,7 +65,8 @@ pub struct TransferProgress {
 
 /// A transfer in flight. It advances only when the caller polls or waits.
 ///
-/// Dropping it cancels the transfer and waits for copies in flight: no copy outlives it.
+/// Dropping it cancels the transfer and waits for copies in flight: no copy outlives it, unless the
+/// wait fails.
 #[must_use = "dropping this cancels the transfer"]
 pub struct Transfer {
     mover: Arc<Shared>,
@@ -209,8 +210,7 @@ impl Transfer {
     ///
     /// # Errors
     /// The transfer failed or was cancelled, the stream captures a graph, or a driver call failed.
-    /// No copy is in flight, unless waiting failed too: then the returned blocks record the copies,
-    /// or are never reused if that fails as well.
+    /// No copy is in flight, unless the error is [`MoveError::Unsettled`].
     pub fn finish_on(mut self, stream: Stream) -> Result<HostAllocation, Box<MoveFailed>> {
         match self.queue_rest(stream) {
             Ok(()) => {
@@ -218,7 +218,11 @@ impl Transfer {
                 self.moved = self.range.len;
                 Ok(self.host.take().expect(TAKEN))
             }
-            Err(error) => Err(Box::new(MoveFailed { error, host: self.end() })),
+            Err(error) => {
+                let host = self.end();
+                let error = error.unless_settled(!self.unsettled);
+                Err(Box::new(MoveFailed { error, host }))
+            }
         }
     }
 
@@ -392,7 +396,7 @@ impl Transfer {
 
     /// Records the first failure, which all later calls return.
     fn record_failure(&mut self, error: MoveError) -> MoveError {
-        self.failure.get_or_insert(error).clone()
+        self.failure.get_or_insert(error.unless_settled(!self.unsettled)).clone()
     }
 
     /// Waits for copies in flight and takes the blocks.

@@ -261,3 +261,23 @@ fn a_fill_that_is_only_queued_is_waited_for_by_other_streams() {
     let host = core.reclaim_host(&HostDemand { deficit: b(1), disk_room: b(0) });
     assert_eq!(host.stale[0].after, [token(copies, 3)], "the copy may still be read");
 }
+
+#[test]
+fn copies_whose_end_is_unknown_outlive_the_lease_that_they_served() {
+    let mut core = core();
+    let a = written(&mut core, 16, 0);
+    let lease = try_lease(&mut core, &[(a, Exclusive)], S1, 1).unwrap().lease;
+    core.note_copies(a, &[token(S2, 1)]).unwrap();
+    core.note_copies(a, &[token(S2, 4)]).unwrap();
+    end_used(&mut core, lease, a, 2);
+    assert_eq!(core.holds(a).unwrap().uses, [token(S1, 2), token(S2, 4)]);
+    core.complete_use(token(S1, 2));
+    let choice = core.choose(&short(16), 1000);
+    let out = choice.victims[0].moves[0].id;
+    assert!(matches!(core.settle(out), Err(SettleError::StillUsed { .. })));
+    core.complete_use(token(S2, 3));
+    assert!(matches!(core.settle(out), Err(SettleError::StillUsed { .. })));
+    core.complete_use(token(S2, 4));
+    core.settle(out).unwrap();
+    core.audit().unwrap();
+}

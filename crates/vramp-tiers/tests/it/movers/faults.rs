@@ -59,6 +59,7 @@ fn whichever_driver_call_fails_the_error_is_typed_and_nothing_leaks() {
                 Ok(()) if all_passed => break,
                 Ok(()) => {}
                 Err(error) => {
+                    assert!(!error.is_unsettled(), "call {nth}: {error}");
                     let driver = error.driver_error().unwrap_or_else(|| panic!("{nth}: {error}"));
                     assert_eq!(driver.code, code, "call {nth}: {error}");
                     assert_eq!(driver.is_out_of_memory(), code == 2);
@@ -113,11 +114,11 @@ fn blocks_of_a_copy_whose_end_is_unknown_are_not_reused_under_it() {
                 let moving = near.between(from, &far, to).unwrap();
                 let mut moving = moving.after_at_target(after).unwrap();
                 devices[1].set_faults(unsettled(records.clone()));
-                moving.wait().unwrap_err();
+                assert!(moving.wait().unwrap_err().is_unsettled());
             } else {
                 let moving = far.to_device(to, pool.allocate(to.len).unwrap()).after(after);
                 devices[1].set_faults(unsettled(records.clone()));
-                drop(moving.start().unwrap_err());
+                assert!(moving.start().unwrap_err().error.is_unsettled());
             }
             devices[1].set_faults(FaultPlan::none());
             let stats = pool.stats();
