@@ -35,6 +35,9 @@ struct Lifecycle {
     /// Operations of one program.
     #[arg(long, default_value_t = 400)]
     length: u64,
+    /// Programs that run at once, on threads of their own and on one group of pools.
+    #[arg(long, default_value_t = 1)]
+    threads: u64,
     /// Seed of the first program.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -96,6 +99,7 @@ fn run(args: &Lifecycle) -> Result<()> {
     for preset in presets {
         let options = Options {
             program: args.length,
+            threads: args.threads,
             card: card.clone(),
             known: known.clone(),
             bound: Some(args.bound.map_or(HANG, Duration::from_millis)),

@@ -3,6 +3,7 @@
 
 mod table;
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -53,8 +54,8 @@ fn planted(plant: &Plant, text: &str) -> Result<String> {
     Ok(text.replacen(old, new, 1))
 }
 
-/// Copies what a build needs. Files that did not change keep their times, so cargo builds only what
-/// changed.
+/// Copies what a build needs, and removes what is gone. Files that did not change keep their times,
+/// so cargo builds only what changed.
 fn sources(root: &Path, copy: &Path) -> Result<()> {
     std::fs::create_dir_all(copy)?;
     let list = shell::output(Command::new("git").current_dir(root).args([
@@ -72,6 +73,19 @@ fn sources(root: &Path, copy: &Path) -> Result<()> {
             std::fs::create_dir_all(folder)?;
         }
         std::fs::write(to, bytes)?;
+    }
+    remove_others(copy, &list.lines().map(|file| copy.join(file)).collect())
+}
+
+/// Removes the files under `folder` that are not `wanted`.
+fn remove_others(folder: &Path, wanted: &HashSet<PathBuf>) -> Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            remove_others(&path, wanted)?;
+        } else if !wanted.contains(&path) {
+            std::fs::remove_file(path)?;
+        }
     }
     Ok(())
 }

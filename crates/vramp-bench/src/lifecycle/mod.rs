@@ -21,6 +21,7 @@ mod shrink;
 mod stories;
 mod subject;
 mod tap;
+mod threads;
 mod world;
 
 use std::fmt;
@@ -31,6 +32,7 @@ use std::time::{Duration, Instant};
 
 use vramp::{Bytes, Driver, Preset};
 use vramp_driver::sim::{Contents, Simulator};
+use vramp_driver::wrapper::Wrapped;
 
 pub use op::{NotAnOp, Op};
 pub use subject::{
@@ -40,6 +42,7 @@ pub use world::{Counts, Finding};
 
 use draw::{Drawer, Mix, Random};
 use tap::Tap;
+use threads::{Found, Program};
 use world::World;
 
 /// Makes the subject of a program.
@@ -54,6 +57,8 @@ pub struct Options {
     pub steps: u64,
     /// Operations of one program.
     pub program: u64,
+    /// Programs that run at once, on threads of their own and on one group of pools.
+    pub threads: u64,
     /// Seed of the first program; each further one has the next.
     pub seed: u64,
     /// A card to run on. `None`: a simulated card for each program.
@@ -73,6 +78,7 @@ impl Options {
             preset,
             steps,
             program: 400,
+            threads: 1,
             seed,
             card: None,
             known: Vec::new(),
@@ -181,39 +187,88 @@ pub fn go_on(
     let in_time = || options.until.is_none_or(|until| Instant::now() < until);
     while summary.steps < options.steps && in_time() {
         let seed = options.seed + summary.programs;
-        let steps = options.program.min(options.steps - summary.steps);
-        let program = Arc::default();
-        match random_program(options, make, seed, steps, &program) {
-            Ok(counts) => summary.add(&counts),
-            Err(finding) if options.known.contains(&class_of(&finding)) => summary.known += 1,
-            Err(finding) => {
-                let class = class_of(&finding);
-                let fails = |ops: &[Op]| {
-                    progress(summary.steps);
-                    let found = perform(options, make, seed, ops).err();
-                    found.is_some_and(|found| class_of(&found) == class)
-                };
-                let program = program.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                // A hang takes the whole bound each time.
-                let runs = match options.card.is_some() {
-                    true => 0,
-                    false if finding == HANGS => 300,
-                    false => 4000,
-                };
-                let program = shrink::shrink(program, runs, fails);
-                let again = perform(options, make, seed, &program).err();
-                let finding = match again {
-                    Some(again) if options.card.is_none() => again,
-                    _ => finding,
-                };
-                return Err(Box::new(Failure { preset: options.preset, seed, finding, program }));
+        let ran = match options.threads {
+            0 | 1 => {
+                let steps = options.program.min(options.steps - summary.steps);
+                alone(options, make, seed, steps, progress).map(|counts| (vec![counts], steps))
             }
+            threads => at_once(options, make, seed, threads)
+                .map(|counts| (counts, options.program * threads)),
+        };
+        match ran {
+            Ok((counts, steps)) => {
+                counts.iter().for_each(|counts| summary.add(counts));
+                summary.steps += steps;
+            }
+            Err(failure) if options.known.contains(&class_of(&failure.finding)) => {
+                summary.known += 1;
+                summary.steps += options.program;
+            }
+            Err(failure) => return Err(failure),
         }
-        summary.programs += 1;
-        summary.steps += steps;
+        summary.programs += options.threads.max(1);
         progress(summary.steps);
     }
     Ok(())
+}
+
+/// Performs a random program. One that finds something is made short.
+fn alone(
+    options: &Options,
+    make: &MakeSubject,
+    seed: u64,
+    steps: u64,
+    progress: &dyn Fn(u64),
+) -> Result<Counts, Box<Failure>> {
+    let program = Program::default();
+    let ran = random_program(options, make, seed, steps, &program);
+    let finding = match ran {
+        Ok(counts) => return Ok(counts),
+        Err(finding) => finding,
+    };
+    let program = program.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let class = class_of(&finding);
+    let preset = options.preset;
+    if options.known.contains(&class) {
+        return Err(Box::new(Failure { preset, seed, finding, program }));
+    }
+    let fails = |ops: &[Op]| {
+        progress(0);
+        let found = perform(options, make, seed, ops).err();
+        found.is_some_and(|found| class_of(&found) == class)
+    };
+    // A hang takes the whole bound each time.
+    let runs = match options.card.is_some() {
+        true => 0,
+        false if finding == HANGS => 300,
+        false => 4000,
+    };
+    let program = shrink::shrink(program, runs, fails);
+    let again = perform(options, make, seed, &program).err();
+    let finding = match again {
+        Some(again) if options.card.is_none() => again,
+        _ => finding,
+    };
+    Err(Box::new(Failure { preset, seed, finding, program }))
+}
+
+/// Performs random programs on several threads.
+fn at_once(
+    options: &Options,
+    make: &MakeSubject,
+    seed: u64,
+    threads: u64,
+) -> Result<Vec<Counts>, Box<Failure>> {
+    let programs: Vec<Program> = (0..threads).map(|_| Program::default()).collect();
+    let performed = programs.clone();
+    let ran = bounded(options, make, move |options, make| {
+        threads::perform(options, make, seed, &performed)
+    });
+    ran.map_err(|Found { thread, finding }| {
+        let program = programs[thread].lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (preset, seed) = (options.preset, seed + thread as u64);
+        Box::new(Failure { preset, seed, finding, program })
+    })
 }
 
 /// Returns a finding without its numbers: findings of one class most often have one cause.
@@ -235,29 +290,53 @@ pub fn replay(options: &Options, make: &MakeSubject, program: &[Op]) -> Result<C
     perform(options, make, options.seed, program)
 }
 
+/// What a program runs on.
+#[derive(Clone)]
+struct Ground {
+    device: Arc<dyn Driver>,
+    sim: Option<Arc<Simulator>>,
+    /// The device as the subject sees it.
+    tap: Arc<Wrapped<Tap>>,
+    /// True if bytes are stored and compared.
+    stores: bool,
+}
+
+impl Ground {
+    fn new(options: &Options, seed: u64) -> Ground {
+        // Every second program stores bytes. The others are faster and show unordered accesses too.
+        let stores = seed.is_multiple_of(2) || options.card.is_some();
+        let (device, sim) = match &options.card {
+            Some(card) => (Arc::clone(card), None),
+            None => {
+                let contents = if stores { Contents::Stored } else { Contents::Discarded };
+                let sim = Simulator::builder().memory(Bytes::new(draw::CARD)).contents(contents);
+                let sim = Arc::new(sim.checked().build());
+                (Arc::clone(&sim) as Arc<dyn Driver>, Some(sim))
+            }
+        };
+        Ground { tap: Tap::on(Arc::clone(&device)), device, sim, stores }
+    }
+
+    fn subject(&self, make: &MakeSubject, preset: Preset) -> Box<dyn Subject> {
+        make(Arc::clone(&self.tap) as Arc<dyn Driver>, preset)
+    }
+}
+
 fn world(options: &Options, make: &MakeSubject, seed: u64) -> Result<World, Finding> {
-    // Every second program stores bytes. The others are faster and show unordered accesses too.
-    let stores = seed.is_multiple_of(2) || options.card.is_some();
-    let (device, sim) = match &options.card {
-        Some(card) => (Arc::clone(card), None),
-        None => {
-            let contents = if stores { Contents::Stored } else { Contents::Discarded };
-            let sim = Simulator::builder().memory(Bytes::new(draw::CARD)).contents(contents);
-            let sim = Arc::new(sim.checked().build());
-            (Arc::clone(&sim) as Arc<dyn Driver>, Some(sim))
-        }
-    };
-    let tap = Tap::on(Arc::clone(&device));
-    let subject = make(Arc::clone(&tap) as Arc<dyn Driver>, options.preset);
-    World::new(subject, device, sim, tap, options.preset, stores)
+    let ground = Ground::new(options, seed);
+    World::new(ground.subject(make, options.preset), ground, options.preset)
+}
+
+fn random(options: &Options, seed: u64) -> Random {
+    Random(fastrand::Rng::with_seed(seed ^ (options.preset as u64) << 56))
 }
 
 /// Runs a program on a thread of its own, if its time is bounded.
-fn bounded(
+fn bounded<T: Send + 'static, E: From<Finding> + Send + 'static>(
     options: &Options,
     make: &MakeSubject,
-    program: impl FnOnce(&Options, &MakeSubject) -> Result<Counts, Finding> + Send + 'static,
-) -> Result<Counts, Finding> {
+    program: impl FnOnce(&Options, &MakeSubject) -> Result<T, E> + Send + 'static,
+) -> Result<T, E> {
     let Some(bound) = options.bound else { return program(options, make) };
     let (done, result) = channel();
     let (options, make) = (options.clone(), Arc::clone(make));
@@ -268,9 +347,9 @@ fn bounded(
     match result.recv_timeout(bound) {
         Ok(counts) => counts,
         // The thread is left behind, with a device of its own.
-        Err(RecvTimeoutError::Timeout) => Err(HANGS.to_owned()),
+        Err(RecvTimeoutError::Timeout) => Err(HANGS.to_owned().into()),
         Err(RecvTimeoutError::Disconnected) => match running.join() {
-            Ok(()) => Err("the program's thread ended".to_owned()),
+            Ok(()) => Err("the program's thread ended".to_owned().into()),
             Err(panic) => std::panic::resume_unwind(panic),
         },
     }
@@ -283,7 +362,7 @@ fn random_program(
     make: &MakeSubject,
     seed: u64,
     steps: u64,
-    program: &Arc<Mutex<Vec<Op>>>,
+    program: &Program,
 ) -> Result<Counts, Finding> {
     let program = Arc::clone(program);
     bounded(options, make, move |options, make| draw_program(options, make, seed, steps, &program))
@@ -297,8 +376,7 @@ fn draw_program(
     program: &Mutex<Vec<Op>>,
 ) -> Result<Counts, Finding> {
     let mut world = world(options, make, seed)?;
-    let seed = seed ^ (options.preset as u64) << 56;
-    let mut random = Random(fastrand::Rng::with_seed(seed));
+    let mut random = random(options, seed);
     let mix = Mix::draw(&mut random, options.preset == Preset::Vramp);
     let mut drawer = Drawer::new(random, mix);
     for _ in 0..steps {

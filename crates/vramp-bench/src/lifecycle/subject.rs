@@ -125,7 +125,7 @@ pub enum Reaction {
 
 /// An interface of the allocator. Objects have the names that the program gives them.
 #[allow(missing_docs, reason = "the methods are the operations, which `Op` describes")]
-pub trait Subject {
+pub trait Subject: Send {
     fn open(&mut self, pool: u64) -> Outcome<()>;
     fn end_pool(&mut self, pool: u64, way: u64) -> PoolEnd;
     /// Returns the driver's stream.
@@ -178,6 +178,8 @@ pub trait Subject {
         stream: u64,
     ) -> Outcome<()>;
     fn unobserve(&mut self, observer: u64) -> Outcome<()>;
+    /// Returns a subject for another thread. It has this one's pools, and no other objects.
+    fn share(&self) -> Outcome<Box<dyn Subject>>;
     /// Drops everything that is left, in no particular order.
     fn drop_all(&mut self);
     /// True if it has stable ranges and shortage handlers.
@@ -384,9 +386,13 @@ fn drop_in<T: Send>(way: Way, ended: T) {
 impl RustSubject {
     /// Returns the Rust interface of a preset on a device.
     pub fn new(device: Arc<dyn Driver>, preset: Preset, limit: Option<Bytes>) -> RustSubject {
+        RustSubject::with(device, Config { limit, ..Config::preset(preset) })
+    }
+
+    fn with(device: Arc<dyn Driver>, config: Config) -> RustSubject {
         RustSubject {
             device,
-            config: Config { limit, ..Config::preset(preset) },
+            config,
             pools: HashMap::new(),
             streams: HashMap::new(),
             blocks: HashMap::new(),
@@ -716,6 +722,12 @@ impl Subject for RustSubject {
             let _ = allocator.free(block, callback.stream);
         }
         Ok(())
+    }
+
+    fn share(&self) -> Outcome<Box<dyn Subject>> {
+        let mut shared = RustSubject::with(Arc::clone(&self.device), self.config.clone());
+        shared.pools.clone_from(&self.pools);
+        Ok(Box::new(shared))
     }
 
     fn drop_all(&mut self) {

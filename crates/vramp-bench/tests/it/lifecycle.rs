@@ -49,6 +49,19 @@ fn pytorchs_allocator_keeps_its_promises_while_objects_end() {
     run(Preset::TorchExpandable, 15_000);
 }
 
+#[test]
+fn threads_that_share_pools_keep_their_promises() {
+    for preset in Preset::ALL {
+        for threads in [2, 8] {
+            let options = Options { threads, ..Options::new(preset, 6_400, 1) };
+            let summary = lifecycle::run(&options, &rust(), &|_| {});
+            let summary = summary.unwrap_or_else(|failure| panic!("{failure}"));
+            assert_eq!((summary.programs, summary.steps), (16, 6_400));
+            assert!(count(&summary, "end-pool") > 0, "{summary}");
+        }
+    }
+}
+
 /// What a card does not have is not used: kernels that change no bytes, gates, and a clock to set.
 #[test]
 fn on_a_card_each_block_holds_what_was_written_last() {

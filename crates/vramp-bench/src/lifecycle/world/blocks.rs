@@ -154,14 +154,16 @@ impl World {
         }
     }
 
-    /// Returns true if the driver's own pool keeps some memory after a trim, as it does on a card.
-    pub(super) fn card_keeps_memory(&self) -> bool {
-        matches!(self.preset, Preset::Vpmm | Preset::StreamOrdered) && self.sim.is_none()
+    /// Returns true if a trim may leave memory: the driver's own pool keeps some on a card, and serves
+    /// all threads; captures of other threads leave the allocator unsure what is over.
+    pub(super) fn trim_keeps_memory(&self) -> bool {
+        let drivers = matches!(self.preset, Preset::Vpmm | Preset::StreamOrdered);
+        drivers && self.sim.is_none() || self.shared
     }
 
     /// Returns true if no call of the preset waits for work, so that a closed gate hangs nothing.
     pub(super) fn has_gates(&self) -> bool {
-        matches!(self.preset, Preset::Vramp | Preset::Vpmm) && self.sim.is_some()
+        matches!(self.preset, Preset::Vramp | Preset::Vpmm) && self.sim.is_some() && !self.shared
     }
 
     pub(super) fn record_use(&mut self, block: u64, stream: u64) -> Done {

@@ -5,7 +5,7 @@ use vramp::graph::CaptureMode;
 use vramp_driver::{Event, Stream};
 
 use super::model::{Arena, Capture, From, Graph, Lease, Named, later_than, note};
-use super::{Done, Finding, World, mode_of, way_of, words};
+use super::{Done, Finding, World, way_of, words};
 use crate::lifecycle::subject::{ArenaChoice, Refused, Way, Why};
 
 impl World {
@@ -18,7 +18,7 @@ impl World {
         if !self.pools.has(pool) {
             return Ok(false);
         }
-        let mode = mode_of(mode);
+        let mode = self.mode_of(mode);
         let choice = ArenaChoice { monotone: monotone == 1, order: order == 1, mode };
         let made = self.subject.arena(pool, arena, choice);
         if self.preset != Preset::Vramp {
@@ -363,7 +363,8 @@ impl World {
         } else {
             let launched = self.subject.launch(graph, stream, lease);
             // No stream can wait for what ran on another one before it began to capture.
-            let captures = self.streams.0.iter().any(|(_, state)| state.capture.is_some());
+            let captures =
+                self.shared || self.streams.0.iter().any(|(_, state)| state.capture.is_some());
             let busy = [Why::Busy, Why::OutOfMemory, Why::Capturing];
             let busy = if captures { &busy[..] } else { &busy[..2] };
             if self.allow(launched, busy)?.is_none() {

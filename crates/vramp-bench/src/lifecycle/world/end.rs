@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use vramp::Bytes;
 
-use super::{Finding, World, words};
+use super::{Finding, SHARED, World, words};
 use crate::lifecycle::op::Op;
 use crate::lifecycle::subject::Way;
 
@@ -54,21 +54,27 @@ impl World {
             let trimmed = self.subject.trim(pool, Bytes::ZERO);
             self.allow(trimmed, &[])?;
         }
-        for pool in self.pools.names() {
+        for pool in self.own_pools() {
             let usage = self.subject.usage(pool);
             if let Some((live, reserved)) = self.allow(usage, &[])?
                 && !lost
                 && self.blocks.len() == 0
-                && (!live.is_zero() || !reserved.is_zero() && !self.card_keeps_memory())
+                && (!live.is_zero() || !reserved.is_zero() && !self.trim_keeps_memory())
             {
                 return Err(format!(
                     "all is freed and trimmed, and pool {pool} has {live} live, {reserved} reserved"
                 ));
             }
         }
-        for pool in self.pools.names() {
-            self.end_pool(pool, 0)?;
-            self.check(true)?;
+        for pool in self.own_pools() {
+            // The captures of other threads refuse it until they end.
+            while self.pools.has(pool) {
+                self.end_pool(pool, 0)?;
+                self.check(true)?;
+            }
+        }
+        if self.shared {
+            self.end_streams()?;
         }
         self.subject.drop_all();
         self.check(false)?;
@@ -83,12 +89,31 @@ impl World {
         }
         if let Some(sim) = &self.sim
             && !lost
+            && !self.shared
         {
             let live = sim.live();
             if live != self.before {
                 return Err(format!("left on the device: {live:?}"));
             }
         }
+        Ok(())
+    }
+
+    /// Returns the pools that the program opened.
+    fn own_pools(&self) -> Vec<u64> {
+        let names = self.pools.names().into_iter();
+        names.filter(|&pool| !self.shared || pool != SHARED).collect()
+    }
+
+    /// Destroys the streams of a program that does not end the group.
+    fn end_streams(&mut self) -> Result<(), Finding> {
+        for stream in self.streams.names() {
+            if self.raw(stream).is_some() {
+                self.destroy(SHARED, stream)?;
+            }
+        }
+        let ended = std::mem::take(&mut self.streams.0).into_iter();
+        self.events.extend(ended.filter_map(|(_, state)| state.end));
         Ok(())
     }
 

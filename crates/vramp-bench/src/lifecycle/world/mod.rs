@@ -22,9 +22,11 @@ use vramp_driver::sim::{Gate, LiveObjects, Simulator};
 use vramp_driver::wrapper::Wrapped;
 use vramp_driver::{Call, Event, HostBuffer};
 
+use super::Ground;
 use super::op::Op;
 use super::subject::{Outcome, Planned, Reaction, Refused, Subject, Way, Why};
 use super::tap::Tap;
+use super::threads::SHARED;
 
 use model::{Arena, Block, Capture, Graph, Lease, Look, Range, StreamState};
 pub(super) use model::{From, Named};
@@ -65,12 +67,14 @@ pub struct Counts {
 /// The state of a program.
 pub struct World {
     pub(super) subject: Box<dyn Subject>,
-    pub(super) device: Arc<dyn Driver>,
-    pub(super) sim: Option<Arc<Simulator>>,
-    pub(super) tap: Arc<Wrapped<Tap>>,
-    pub(super) preset: Preset,
+    device: Arc<dyn Driver>,
+    sim: Option<Arc<Simulator>>,
+    tap: Arc<Wrapped<Tap>>,
+    preset: Preset,
     /// True if bytes are stored and compared.
     stores: bool,
+    /// True if programs of other threads use the pool [`SHARED`] and its streams too.
+    shared: bool,
     pub(super) pools: Named<()>,
     pub(super) streams: Named<StreamState>,
     pub(super) blocks: Named<Block>,
@@ -100,10 +104,6 @@ fn words(error: DriverError) -> Finding {
     format!("the program's own call failed: {error}")
 }
 
-pub(super) fn mode_of(number: u64) -> CaptureMode {
-    CaptureMode::ALL[number as usize % CaptureMode::ALL.len()]
-}
-
 fn way_of(number: u64) -> Way {
     match number {
         1 => Way::Elsewhere,
@@ -119,12 +119,10 @@ impl World {
     /// A driver call of the program failed.
     pub(super) fn new(
         subject: Box<dyn Subject>,
-        device: Arc<dyn Driver>,
-        sim: Option<Arc<Simulator>>,
-        tap: Arc<Wrapped<Tap>>,
+        ground: Ground,
         preset: Preset,
-        stores: bool,
     ) -> Result<World, Finding> {
+        let Ground { device, sim, tap, stores } = ground;
         let before = sim.as_ref().map(|sim| sim.live()).unwrap_or_default();
         let buffer = device.alloc_host(SCRATCH + Bytes::new(SLOT)).map_err(words)?;
         Ok(World {
@@ -134,6 +132,7 @@ impl World {
             tap,
             preset,
             stores,
+            shared: false,
             pools: Named::default(),
             streams: Named::default(),
             blocks: Named::default(),
@@ -154,6 +153,31 @@ impl World {
             fired: 0,
             before,
         })
+    }
+
+    /// Returns the state before a program whose subject has the pool [`SHARED`].
+    ///
+    /// # Errors
+    /// As of [`World::new`].
+    pub(super) fn sharing(
+        subject: Box<dyn Subject>,
+        ground: Ground,
+        preset: Preset,
+    ) -> Result<World, Finding> {
+        let mut world = World::new(subject, ground, preset)?;
+        world.shared = true;
+        world.pools.add(SHARED, ());
+        Ok(world)
+    }
+
+    /// Returns true if the preset has arenas and ranges.
+    pub(super) fn has_graphs(&self) -> bool {
+        self.preset == Preset::Vramp
+    }
+
+    /// Returns true if something stays behind legitimately.
+    pub(super) fn leaks(&self) -> bool {
+        self.leaks
     }
 
     /// Performs an operation and checks what holds after it.
@@ -208,6 +232,14 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Returns the mode of this number. The global one forbids calls to other threads.
+    fn mode_of(&self, number: u64) -> CaptureMode {
+        match CaptureMode::ALL[number as usize % CaptureMode::ALL.len()] {
+            CaptureMode::Global if self.shared => CaptureMode::ThreadLocal,
+            mode => mode,
+        }
     }
 
     /// Returns true if a failure was injected during this operation.
@@ -297,7 +329,7 @@ impl World {
             }
             Op::Begin { arena, stream, capture } => self.begin(arena, stream, capture, None),
             Op::Attach { arena, stream, capture, mode } => {
-                self.begin(arena, stream, capture, Some(mode_of(mode)))
+                self.begin(arena, stream, capture, Some(self.mode_of(mode)))
             }
             Op::Fork { capture, from, stream } => self.fork(capture, from, stream),
             Op::End { capture, way, graph } => self.end(capture, way, graph),
@@ -340,7 +372,8 @@ impl World {
             Op::Unhost { range } => self.unhost(range),
             Op::DropRange { range, way } => self.drop_range(range, way),
             Op::Observe { pool, observer, kind, stream } => {
-                if !self.pools.has(pool) || !self.streams.has(stream) {
+                let own = !self.shared || pool != SHARED;
+                if !self.pools.has(pool) || !self.streams.has(stream) || !own {
                     return Ok(false);
                 }
                 let how = [
@@ -380,7 +413,12 @@ impl World {
     }
 
     fn handle(&mut self, pool: u64, observer: u64, kind: u64, block: u64, stream: u64) -> Done {
-        if !self.pools.has(pool) || self.runs(stream).is_none() || !self.subject.has_ranges() {
+        let own = !self.shared || pool != SHARED;
+        if !self.pools.has(pool)
+            || !own
+            || self.runs(stream).is_none()
+            || !self.subject.has_ranges()
+        {
             return Ok(false);
         }
         let mut stash = Vec::new();

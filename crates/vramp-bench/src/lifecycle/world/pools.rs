@@ -4,7 +4,7 @@ use vramp::graph::CaptureMode;
 use vramp_driver::{Call, Stream};
 
 use super::model::{Capture, StreamState};
-use super::{Done, Finding, World, words};
+use super::{Done, Finding, SHARED, World, words};
 use crate::lifecycle::subject::{PoolEnd, Way, Why};
 
 impl World {
@@ -17,7 +17,7 @@ impl World {
     }
 
     pub(super) fn end_pool(&mut self, pool: u64, way: u64) -> Done {
-        if !self.pools.has(pool) {
+        if !self.pools.has(pool) || self.shared && pool == SHARED {
             return Ok(false);
         }
         // Closing waits for the work, which a closed gate would hold for ever.
@@ -40,8 +40,8 @@ impl World {
         }
         match ended {
             // Memory that a capture may use stays mapped until the device goes.
-            PoolEnd::Done => self.leaks |= captures || self.is_faulty(),
-            PoolEnd::Refused(refused) if captures || self.is_faulty() => {
+            PoolEnd::Done => self.leaks |= captures || self.is_faulty() || self.shared && way == 1,
+            PoolEnd::Refused(refused) if captures || self.is_faulty() || self.shared => {
                 self.refused(&refused, &[Why::Capturing])?;
                 return Ok(true);
             }
