@@ -280,5 +280,6 @@ pub(crate) fn synchronize_event(driver: &CudaDriver, event: Event) -> DriverResu
     let _entered = driver.enter(call)?;
     let id = event.number();
     let event = driver.events.get(id).map_err(refused(call, "event", id))?;
-    wait_for(driver, call, event.0, || format!("event {id:#x}"))
+    // While other streams capture, waiting is refused to a thread that is not relaxed.
+    driver.beside_captures(|| wait_for(driver, call, event.0, || format!("event {id:#x}")))
 }

@@ -134,7 +134,8 @@ pub trait Driver: Send + Sync {
     /// 0.15 us.
     fn wait(&self, stream: Stream, event: Event) -> DriverResult<()>;
 
-    /// Blocks the host until the work before the event's last record is complete.
+    /// Blocks the host until the work before the event's last record is complete. Legal while streams
+    /// capture, in every mode and from every thread, unless the record is part of a capture.
     fn synchronize_event(&self, event: Event) -> DriverResult<()>;
 
     // --- work ---
@@ -247,7 +248,8 @@ pub trait Driver: Send + Sync {
 
     /// Frees or unpins pinned host memory. Copies from or to it must be complete: the simulator
     /// refuses to free it before, a card waits for them. A card refuses while a capture, a graph or an
-    /// instantiated graph copies from or to it.
+    /// instantiated graph copies from or to it. Memory of [`Driver::register_host`] may be unpinned
+    /// while streams capture, in every mode and from every thread.
     fn free_host(&self, buffer: HostBuffer) -> DriverResult<()>;
 
     /// Writes `bytes` from the host into pinned host memory at `offset`.

@@ -292,15 +292,9 @@ impl Drop for Shared {
         let mut state = self.lock();
         let _ = state.poll();
         state.to_map.clear();
-        let last = state.events.last();
-        // While a stream captures, waiting would invalidate the capture.
-        let may_wait = last.is_empty() || !self.allocator.any_captures().unwrap_or(true);
-        let mut over = may_wait && state.deferred_ends.is_empty();
-        if over {
-            for event in last {
-                let waited = event.and_then(|event| self.driver.synchronize_event(event.event()));
-                over &= waited.is_ok();
-            }
+        let mut over = state.deferred_ends.is_empty();
+        for event in state.events.last() {
+            over &= event.and_then(|event| self.driver.synchronize_event(event.event())).is_ok();
         }
         let (copies, homes) = (std::mem::take(&mut state.copies), std::mem::take(&mut state.homes));
         let readable = state.readable.take();

@@ -183,16 +183,16 @@ fn a_manager_whose_second_stream_fails_leaves_no_first() {
 }
 
 #[test]
-fn a_manager_that_ends_while_a_stream_captures_waits_for_nothing() {
+fn a_manager_that_ends_while_a_stream_captures_leaves_the_capture_as_it_is() {
     let rig = rig();
     let buffer = rig.filled(MIB(32), 1);
     let (lease, _) = late_write(&rig, &buffer, 9);
     drop((lease, buffer));
     let Rig { sim, manager, queue, .. } = rig;
     sim.begin_capture(queue, CaptureMode::Global).unwrap();
-    let waits = sim.calls_of(Call::SynchronizeEvent);
+    let begin = sim.now_ns();
     drop(manager);
-    assert_eq!(sim.calls_of(Call::SynchronizeEvent), waits);
+    assert!(sim.now_ns() > begin + LONG_NS / 2, "the kernel was waited for");
     sim.end_capture(queue).unwrap();
     assert_eq!(sim.invalidated_captures(), 0);
     assert!(sim.device_loss().is_none(), "{:?}", sim.device_loss());

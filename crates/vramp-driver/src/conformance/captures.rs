@@ -1,6 +1,7 @@
 //! Calls that are legal during a capture, by mode and thread, and the end of captures.
 
 use vramp_core::{AddrRange, Bytes};
+use vramp_host::{HostMemory, PageKind};
 
 use super::rig::{Rig, refused};
 use super::{Checked, Failure, ensure, rules};
@@ -9,6 +10,7 @@ use crate::{
 };
 
 const ANY: fn(&Capabilities) -> bool = |can| can.graphs;
+const PINNED: fn(&Capabilities) -> bool = |can| can.graphs && can.pinned_host;
 const VIRTUAL: fn(&Capabilities) -> bool = |can| can.graphs && can.virtual_memory;
 const WITH_HOST: fn(&Capabilities) -> bool = |can| VIRTUAL(can) && can.pinned_host;
 
@@ -16,6 +18,8 @@ rules! {
     memory_is_built_and_taken_down_during_any_capture: VIRTUAL,
     an_event_is_recorded_and_waited_for_beside_any_capture: ANY,
     a_query_is_refused_as_the_mode_says_and_invalidates_the_capture: ANY,
+    the_host_waits_beside_any_capture: ANY,
+    registered_memory_is_unpinned_beside_any_capture: PINNED,
     allocating_is_refused_as_the_mode_says_and_invalidates_the_capture: ANY,
     a_capturing_stream_is_neither_synchronised_nor_queried: ANY,
     a_stream_works_as_before_after_an_invalidated_capture: WITH_HOST,
@@ -126,6 +130,27 @@ fn an_event_is_recorded_and_waited_for_beside_any_capture(rig: &Rig) -> Checked 
 fn a_query_is_refused_as_the_mode_says_and_invalidates_the_capture(rig: &Rig) -> Checked {
     let event = recorded_and_reached(rig)?;
     in_every_capture(rig, |device| device.query(event), forbidden_as_the_mode_says)
+}
+
+fn the_host_waits_beside_any_capture(rig: &Rig) -> Checked {
+    let stream = rig.stream()?;
+    let event = rig.event()?;
+    let wait = |device: &dyn Driver| {
+        device.record(event, stream)?;
+        device.synchronize_event(event)?;
+        device.synchronize_stream(stream)
+    };
+    in_every_capture(rig, wait, legal)
+}
+
+fn registered_memory_is_unpinned_beside_any_capture(rig: &Rig) -> Checked {
+    let memory = HostMemory::new(Bytes::mib(2), None, PageKind::Small);
+    let memory = memory.map_err(|error| Failure(error.to_string()))?;
+    let pin = |device: &dyn Driver| {
+        let buffer = device.register_host(&memory)?;
+        device.free_host(buffer)
+    };
+    in_every_capture(rig, pin, legal)
 }
 
 fn recorded_and_reached(rig: &Rig) -> Checked<Event> {

@@ -323,18 +323,16 @@ impl State {
         Ok(())
     }
 
-    /// Returns the point that the host queries or waits for. Refused if a capture forbids it.
+    /// Returns the point that the host queries or waits for. Refused if it is part of a capture.
     pub fn point_for_host(&mut self, event: Event) -> Outcome<Option<Point>> {
-        let point = match self.recorded(event)? {
+        match self.recorded(event)? {
             Recorded::Captured { capture, .. } => {
                 self.captures.invalidate(capture);
-                return Err(captured_event("its work runs only when the graph is launched"));
+                Err(captured_event("its work runs only when the graph is launched"))
             }
-            Recorded::Never => None,
-            Recorded::At(point) => Some(point),
-        };
-        self.captures.refuse_unsafe()?;
-        Ok(point)
+            Recorded::Never => Ok(None),
+            Recorded::At(point) => Ok(Some(point)),
+        }
     }
 
     /// Refuses a call that a capturing stream does not allow, and invalidates its capture.

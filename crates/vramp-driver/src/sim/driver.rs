@@ -243,6 +243,7 @@ impl Driver for Simulator {
     fn query(&self, event: Event) -> DriverResult<bool> {
         self.call(log(Call::Query), |state| {
             let point = state.point_for_host(event)?;
+            state.captures.refuse_unsafe()?;
             let done = point.is_none_or(|point| state.streams.is_done(point));
             if done && let Some(checker) = &mut state.checker {
                 checker.host_observed_event(event.number());
@@ -497,7 +498,9 @@ impl Driver for Simulator {
             need_pinned_host(state)?;
             let number = buffer.number();
             state.host.check(buffer, Bytes::ZERO, Bytes::ZERO)?;
-            state.captures.refuse_unsafe()?;
+            if !state.host.is_registered(buffer) {
+                state.captures.refuse_unsafe()?;
+            }
             let in_use = |work: &super::streams::Work| work.effect.host_buffer() == Some(number);
             if let Some((stream, work)) = state.streams.find_pending(in_use) {
                 return Err(Refusal::invalid(format!(

@@ -77,6 +77,12 @@ impl HostBuffers {
         Ok(HostBuffer::from_number(self.made))
     }
 
+    /// Returns true for memory that the caller allocated.
+    pub fn is_registered(&self, buffer: HostBuffer) -> bool {
+        let buffer = self.buffers.get(&buffer.number());
+        buffer.is_some_and(|buffer| matches!(buffer.bytes, HostBytes::Registered(_)))
+    }
+
     /// Frees a buffer and returns its length.
     pub fn free(&mut self, buffer: HostBuffer) -> Outcome<Bytes> {
         match self.buffers.remove(&buffer.number()) {

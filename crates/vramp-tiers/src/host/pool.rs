@@ -158,7 +158,7 @@ pub(super) enum Growth {
 }
 
 /// Pinned host memory in blocks. Clones share the pool. Its memory is unpinned with the last clone
-/// and the last allocation, after all noted work.
+/// and the last allocation, which wait for all noted work. If a wait fails it stays pinned.
 #[derive(Clone)]
 pub struct HostPool {
     shared: Arc<Shared>,
@@ -540,14 +540,19 @@ pub(super) fn span_of(part: &Part) -> HostSpan {
 impl Drop for Shared {
     fn drop(&mut self) {
         let mut state = lock(&self.state);
-        // Memory must stay until no work uses it.
+        // Memory must stay until no work uses it. Waiting for an event invalidates no capture.
+        let mut over = true;
         while let Some(oldest) = state.returns.take_oldest() {
-            let _ = oldest.wait(&self.devices);
+            over &= oldest.wait(&self.devices).is_ok();
             state.finish(oldest);
         }
         state.returns.end(&self.devices);
         let pools = std::mem::take(&mut state.pools);
         drop(state);
+        if !over {
+            // Nothing tells when the work is over: the memory stays pinned.
+            return std::mem::forget(pools);
+        }
         for pinned in pools.into_values() {
             self.unpin(pinned);
         }

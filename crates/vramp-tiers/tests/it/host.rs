@@ -195,6 +195,43 @@ fn dropping_memory_with_noted_work_leaves_a_capture_as_it_is() {
     assert_eq!(pool.stats().pending_blocks, 0);
 }
 
+/// Returns a simulator and a pool of which a block was dropped while a kernel uses it.
+fn pool_in_use() -> (Arc<Simulator>, HostPool) {
+    let sim = Arc::new(simulator());
+    let device: Arc<dyn Driver> = sim.clone();
+    let pool = HostPool::new(&space(Bytes::mib(4)), BLOCKS, [Arc::clone(&device)]).unwrap();
+    let stream = device.create_stream().unwrap();
+    sim.launch(stream, Kernel::new("busy").lasting(1_000_000)).unwrap();
+    let mut blocks = pool.allocate(MIB).unwrap();
+    blocks.record_stream(&device, stream).unwrap();
+    drop(blocks);
+    assert_eq!(sim.live().host_buffers, 1);
+    (sim, pool)
+}
+
+#[test]
+fn a_pool_that_ends_while_a_stream_captures_waits_and_leaves_the_capture_as_it_is() {
+    for mode in CaptureMode::ALL {
+        let (sim, pool) = pool_in_use();
+        let captured = sim.create_stream().unwrap();
+        sim.begin_capture(captured, mode).unwrap();
+        let begin = sim.now_ns();
+        drop(pool);
+        assert!(sim.now_ns() > begin + 900_000, "the kernel was waited for");
+        assert_eq!(sim.live().host_buffers, 0, "{mode:?}");
+        sim.end_capture(captured).unwrap();
+        assert_eq!(sim.invalidated_captures(), 0, "{mode:?}");
+    }
+}
+
+#[test]
+fn a_pool_whose_work_cannot_be_waited_for_leaves_its_memory_pinned() {
+    let (sim, pool) = pool_in_use();
+    sim.set_faults(FaultPlan::from_nth_of(Call::SynchronizeEvent, 1).with_code(304));
+    drop(pool);
+    assert_eq!(sim.live().host_buffers, 1);
+}
+
 #[test]
 fn small_pieces_whose_work_is_over_serve_again_before_a_block_is_taken() {
     let device: Arc<dyn Driver> = Arc::new(simulator());
