@@ -62,10 +62,13 @@ pub(crate) struct Group {
     streams: ForkMutex<GroupStreams>,
     /// Number of streams, destroyed ones included.
     count: AtomicUsize,
-    members: ForkMutex<Vec<Weak<Shared>>>,
+    /// By number.
+    members: ForkMutex<Vec<(u64, Weak<Shared>)>>,
     limit: ForkMutex<Option<Bytes>>,
     /// Held while one of several members may reserve memory under a limit.
     growing: ForkMutex<()>,
+    /// Held while a stream is ending. Taken before any pool's lock.
+    ending: ForkMutex<()>,
 }
 
 fn lock<T: Default>(mutex: &ForkMutex<T>) -> MutexGuard<'_, T> {
@@ -132,12 +135,14 @@ impl Group {
         lock(&self.streams).ends.iter().cloned().collect()
     }
 
-    /// Reserves the right to end an open stream. `None` unless it is open.
-    pub(crate) fn begin_end(&self, id: StreamId) -> Option<Stream> {
+    /// Reserves the right to end an open stream, until the guard is dropped. `None` unless it is
+    /// open. Ends of streams of a group come one after the other.
+    pub(crate) fn begin_end(&self, id: StreamId) -> Option<(MutexGuard<'_, ()>, Stream)> {
+        let guard = lock(&self.ending);
         let mut streams = lock(&self.streams);
         let known = streams.by_id.get_mut(id.index()).filter(|known| known.is_open())?;
         known.state = StreamState::Ending;
-        Some(known.raw)
+        Some((guard, known.raw))
     }
 
     /// Makes a stream that was ending open again.
@@ -188,36 +193,29 @@ impl Group {
     }
 
     pub(crate) fn join(&self, member: &Arc<Shared>) {
-        lock(&self.members).push(Arc::downgrade(member));
+        lock(&self.members).push((member.number, Arc::downgrade(member)));
     }
 
     pub(crate) fn members(&self) -> Vec<Arc<Shared>> {
-        lock(&self.members).iter().filter_map(Weak::upgrade).collect()
+        lock(&self.members).iter().filter_map(|(_, member)| member.upgrade()).collect()
     }
 
-    /// Removes a member that was dropped and not closed. The streams stay.
-    pub(crate) fn forget(&self, number: u64) {
+    /// Removes a member, if it was not removed before. Returns true if none is left.
+    pub(crate) fn remove(&self, number: u64) -> bool {
         let mut members = lock(&self.members);
-        members.retain(|member| member.upgrade().is_some_and(|known| known.number != number));
+        members.retain(|&(known, _)| known != number);
+        members.is_empty()
     }
 
     /// Removes a closed member. The last one destroys the streams.
     pub(crate) fn leave(&self, number: u64, driver: &dyn Driver) -> Result<(), DriverError> {
-        let mut members = lock(&self.members);
-        members.retain(|member| member.upgrade().is_some_and(|known| known.number != number));
-        if !members.is_empty() {
+        if !self.remove(number) {
             return Ok(());
         }
-        let mut first = Ok(());
-        let mut streams = lock(&self.streams);
-        streams.ends = StreamEnds::default();
-        for known in streams.by_id.drain(..) {
-            if known.to_destroy {
-                let destroyed = driver.destroy_stream(known.raw);
-                first = first.and(destroyed);
-            }
-        }
-        first
+        // Their driver calls are made without the lock.
+        let streams = std::mem::take(&mut *lock(&self.streams));
+        let owned = streams.by_id.iter().filter(|known| known.to_destroy);
+        owned.fold(Ok(()), |first, known| first.and(driver.destroy_stream(known.raw)))
     }
 
     pub(crate) fn limit(&self) -> Option<Bytes> {

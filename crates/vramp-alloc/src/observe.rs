@@ -306,11 +306,29 @@ impl Observers {
         recorder.is_some_and(|slot| self.end_slot(&slot))
     }
 
+    /// Removes all callbacks of an allocator that ended, without waiting for calls in progress: what
+    /// its arenas and graphs do later is not observed.
+    pub(crate) fn clear(&self) {
+        let mut gone = Lists::default();
+        self.change(|lists, last| gone = std::mem::replace(lists, Lists { last, ..gone.clone() }));
+        gone.observers.iter().for_each(|slot| self.drop_code(slot.remove(false)));
+        gone.handlers.iter().for_each(|slot| self.drop_code(slot.remove(false)));
+        gone.recorders.iter().for_each(|slot| self.drop_code(slot.remove(false)));
+    }
+
     /// Waits for calls in progress, except inside a callback, and drops the closure.
     fn end_slot<F: ?Sized>(&self, slot: &Slot<F>) -> bool {
         let removed = slot.remove(!is_in_callback());
-        // Dropping what the closure captured is user code too.
-        removed.map(|code| self.contain(|| drop(code))).is_some()
+        let was_there = removed.is_some();
+        self.drop_code(removed);
+        was_there
+    }
+
+    /// Drops a closure. What it captured is user code too.
+    fn drop_code<F: ?Sized>(&self, code: Option<Arc<F>>) {
+        if let Some(code) = code {
+            self.contain(|| drop(code));
+        }
     }
 
     fn change(&self, change: impl FnOnce(&mut Lists, u64)) -> Registration {

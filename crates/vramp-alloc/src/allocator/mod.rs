@@ -180,6 +180,7 @@ impl Drop for Allocator {
         }
         inner.closed = true;
         drop(inner);
-        self.shared.group.forget(self.shared.number);
+        self.shared.group.remove(self.shared.number);
+        self.shared.observers.clear();
     }
 }

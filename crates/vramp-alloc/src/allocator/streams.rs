@@ -29,7 +29,8 @@ impl Allocator {
     }
 
     /// Registers a stream that was created elsewhere on the device. No driver call. The allocator
-    /// never destroys it; call [`Allocator::destroy_stream`] before its owner destroys it.
+    /// never destroys it; call [`Allocator::destroy_stream`] before its owner destroys it. Register
+    /// it once: each call returns another id, whose work is observed on the same stream.
     pub fn adopt_stream(&self, stream: Stream) -> StreamId {
         self.shared.group.add_stream(stream, false)
     }
@@ -51,7 +52,7 @@ impl Allocator {
     /// allocator; calling again retries the destruction, and closing does too.
     pub fn destroy_stream(&self, stream: StreamId) -> Result<(), StreamError> {
         let (group, driver) = (&self.shared.group, &self.shared.driver);
-        let Some(raw) = group.begin_end(stream) else {
+        let Some((guard, raw)) = group.begin_end(stream) else {
             return match group.destroy_ended(stream, &**driver)? {
                 true => Ok(()),
                 false => Err(StreamError::Unknown(stream)),
@@ -62,13 +63,15 @@ impl Allocator {
         let end = match self.record_end(stream, raw) {
             Ok(end) => end,
             Err(error) => {
-                let _ = self.for_members(|inner| inner.cancel_end(stream));
+                // The group first: a pool that is created now learns that the stream is open.
                 group.cancel_end(stream);
+                let _ = self.for_members(|inner| inner.cancel_end(stream));
                 return Err(error);
             }
         };
         let sweep = group.finish_end(stream, &end);
         let told = self.for_members(|inner| inner.end_stream(stream, &end));
+        drop(guard);
         // A query would invalidate a capture.
         if sweep && !self.any_captures().unwrap_or(true) {
             group.sweep_ends();

@@ -11,7 +11,7 @@ use crate::common::{Rig, pages};
 use vramp_alloc::history::HistorySize;
 use vramp_alloc::observe::{Event, Registration};
 use vramp_alloc::{Allocation, Allocator, Bytes, Config, Driver, StreamId};
-use vramp_driver::sim::Simulator;
+use vramp_driver::sim::{LiveObjects, Simulator};
 use vramp_driver::wrapper::{Wrapped, Wrapper};
 use vramp_driver::{DriverResult, GraphExec, Stream};
 use vramp_trace::EventKind;
@@ -535,6 +535,27 @@ fn no_call_begins_after_unregister_returned() {
         stop.store(true, Ordering::Relaxed);
     });
     assert_eq!(panics(&allocator), 0);
+}
+
+#[test]
+fn callbacks_go_with_their_allocator_and_may_own_another_pool_of_its_group() {
+    finishes(|| {
+        let sim = Arc::new(Simulator::builder().build());
+        let allocator = Allocator::new(Arc::clone(&sim) as _, Config::default()).unwrap();
+        let arena = allocator.graph_arena(Default::default()).unwrap();
+        let alive = Arc::new(());
+        let pool = allocator.create_pool("of a closure").unwrap();
+        let held = Arc::clone(&alive);
+        allocator.observe(move |_| {
+            assert!(pool.live().is_zero() && Arc::strong_count(&held) > 0);
+        });
+        let held = Arc::clone(&alive);
+        allocator.on_shortage(move |_| Arc::strong_count(&held) == 0);
+        allocator.close().unwrap();
+        assert_eq!(Arc::strong_count(&alive), 1, "the arena lives, the closures do not");
+        drop(arena);
+        assert_eq!(sim.live(), LiveObjects::default());
+    });
 }
 
 // --- drivers that panic ---

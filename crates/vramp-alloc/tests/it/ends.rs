@@ -1,7 +1,7 @@
 //! Objects end while work runs: streams, allocators, escaped blocks. Memory in use stays mapped,
 //! keeps its contents, and goes to no other owner; nothing is lost, and nothing hangs.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Weak};
 
 use crate::common::Rig;
 use crate::common::graph_rig::{GraphRig, LONG_NS, range};
@@ -9,7 +9,8 @@ use vramp_alloc::error::{CloseError, StreamError, Unusable};
 use vramp_alloc::graph::{ArenaConfig, CaptureMode, LaunchError};
 use vramp_alloc::{AllocError, Allocator, Bytes, Config, Preset, StreamWork};
 use vramp_driver::sim::{FaultPlan, Kernel, LiveObjects, Simulator};
-use vramp_driver::{Call, Driver, ErrorKind};
+use vramp_driver::wrapper::{Wrapped, Wrapper};
+use vramp_driver::{Call, Driver, DriverError, DriverResult, ErrorKind, Event, Stream};
 
 const MIB: Bytes = Bytes::mib(1);
 
@@ -40,6 +41,58 @@ fn work_and_capture(rig: &Rig) -> vramp_driver::Stream {
 fn assert_sound(sim: &Simulator, context: &str) {
     assert!(sim.device_loss().is_none(), "{context}: {:?}", sim.device_loss());
     assert!(sim.hazards().is_empty(), "{context}: {:?}", sim.hazards());
+}
+
+// --- streams in several pools ---
+
+/// A device whose record creates a pool, and then fails.
+struct CreatesPool {
+    sim: Arc<Simulator>,
+    from: Mutex<Weak<Allocator>>,
+    made: Mutex<Option<Allocator>>,
+}
+
+impl Wrapper for CreatesPool {
+    type Device = Arc<Simulator>;
+
+    fn device(&self) -> &Arc<Simulator> {
+        &self.sim
+    }
+
+    fn record(&self, event: Event, stream: Stream) -> DriverResult<()> {
+        let Some(from) = std::mem::take(&mut *self.from.lock().unwrap()).upgrade() else {
+            return self.sim.record(event, stream);
+        };
+        let pool = from.create_pool("made meanwhile").unwrap();
+        // It learns of the streams at its first call.
+        let known = from.create_stream().unwrap();
+        let block = pool.malloc(MIB, known).unwrap();
+        pool.free(block, known).unwrap();
+        *self.made.lock().unwrap() = Some(pool);
+        Err(DriverError::from_code(Call::Record, 304, "injected"))
+    }
+}
+
+#[test]
+fn a_pool_that_is_created_while_the_end_of_a_stream_fails_serves_the_stream() {
+    let sim = Arc::new(Simulator::builder().checked().build());
+    let made = Mutex::default();
+    let driver = CreatesPool { sim: Arc::clone(&sim), from: Mutex::default(), made };
+    let driver = Arc::new(Wrapped(driver));
+    let config = Config::preset(Preset::Vramp);
+    let allocator = Arc::new(Allocator::new(Arc::clone(&driver) as _, config).unwrap());
+    let stream = allocator.create_stream().unwrap();
+    *driver.from.lock().unwrap() = Arc::downgrade(&allocator);
+    let failed = allocator.destroy_stream(stream).unwrap_err();
+    assert!(matches!(failed, StreamError::Driver(_)), "{failed}");
+    let pool = driver.made.lock().unwrap().take().expect("the record made it");
+    for allocator in [&*allocator, &pool] {
+        let block = allocator.malloc(MIB, stream).unwrap();
+        allocator.free(block, stream).unwrap();
+    }
+    pool.close().unwrap();
+    Arc::into_inner(allocator).expect("it has one owner").close().unwrap();
+    assert_eq!(sim.live(), LiveObjects::default());
 }
 
 // --- closing ---
