@@ -248,3 +248,89 @@ fn a_query_for_captures_that_fails_is_not_called_a_capture() {
     }
     assert!(others > 1, "{others} leases failed");
 }
+
+#[test]
+fn the_last_lease_after_its_manager_waits_for_the_work_under_it() {
+    let rig = rig();
+    let buffer = rig.filled(MIB(64), 1);
+    let (lease, _) = late_write(&rig, &buffer, 9);
+    let Rig { sim, allocator, manager, stream, queue, .. } = rig;
+    let begin = sim.now_ns();
+    drop((manager, buffer));
+    assert!(sim.now_ns() < begin + LONG_NS / 2, "neither the manager nor the buffer is the last");
+    drop(lease);
+    assert!(sim.now_ns() > begin + LONG_NS / 2, "the kernel was waited for");
+    let block = allocator.malloc(MIB(64), stream).unwrap();
+    sim.fill(queue, AddrRange::new(block.addr(), block.len()), 5).unwrap();
+    allocator.free(block, stream).unwrap();
+    sim.synchronize_stream(queue).unwrap();
+    assert!(sim.device_loss().is_none(), "{:?}", sim.device_loss());
+    assert!(sim.hazards().is_empty(), "{:?}", sim.hazards());
+}
+
+#[test]
+fn memory_of_a_lease_that_ended_in_a_capture_stays_after_its_manager() {
+    for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
+        let rig = rig();
+        let buffer = rig.filled(MIB(32), 1);
+        let lease = buffer.lease(Access::Exclusive, rig.stream).unwrap();
+        let slow = Kernel::new("slow").writing(lease.address(0)).lasting(LONG_NS);
+        rig.sim.launch(rig.queue, slow).unwrap();
+        rig.sim.begin_capture(rig.queue, CaptureMode::Global).unwrap();
+        let Rig { sim, allocator, manager, queue, .. } = rig;
+        let mut parts: [Option<Box<dyn Send>>; 3] =
+            [Some(Box::new(lease)), Some(Box::new(buffer)), Some(Box::new(manager))];
+        order.into_iter().for_each(|part| drop(parts[part].take()));
+        sim.end_capture(queue).unwrap();
+        assert_eq!(sim.invalidated_captures(), 0, "{order:?}");
+        // The rest of the card serves others, and all of it is returned in the end.
+        let other = allocator.create_stream().unwrap();
+        let raw = allocator.stream(other).unwrap();
+        let block = allocator.malloc(MIB(32), other).unwrap();
+        sim.fill(raw, AddrRange::new(block.addr(), block.len()), 5).unwrap();
+        assert!(allocator.malloc(MIB(32), other).is_err(), "{order:?}: work runs on the memory");
+        allocator.free(block, other).unwrap();
+        Arc::into_inner(allocator).expect("nothing else holds it").close().unwrap();
+        assert!(sim.device_loss().is_none(), "{:?}", sim.device_loss());
+        assert!(sim.hazards().is_empty(), "{:?}", sim.hazards());
+        assert_eq!((sim.live().handles, sim.live().mappings), (0, 0), "{order:?}");
+    }
+}
+
+#[test]
+fn a_pin_or_an_exposure_keeps_a_buffer_whose_handles_are_gone() {
+    for pinned in [true, false] {
+        let rig = rig();
+        let buffer = rig.filled(MIB(32), 1);
+        let lease = buffer.lease(Access::Shared, rig.stream).unwrap();
+        let range = lease.address(0);
+        let kept: Box<dyn Send> = match pinned {
+            true => Box::new(lease.pin(0).unwrap()),
+            false => Box::new(lease.expose(0, PointerScope::Opaque).unwrap()),
+        };
+        drop((lease, buffer));
+        rig.sim.synchronize_stream(rig.queue).unwrap();
+        assert_eq!(rig.manager.spill(MIB(64)).freed, Bytes::ZERO);
+        let first = AddrRange::new(range.start, Bytes::new(1));
+        assert_eq!(rig.sim.peek(first).unwrap(), [1]);
+        drop(kept);
+        assert_eq!(rig.manager.census().buffers, 0);
+        let block = rig.allocator.malloc(MIB(64), rig.stream).unwrap();
+        rig.allocator.free(block, rig.stream).unwrap();
+        rig.check();
+    }
+}
+
+#[test]
+fn a_cancelled_lease_leaves_copies_valid_and_holds_nothing() {
+    let rig = rig();
+    let buffer = rig.filled(MIB(32), 1);
+    assert_eq!(rig.manager.spill(MIB(32)).freed, MIB(32));
+    buffer.lease(Access::Exclusive, rig.stream).unwrap().cancel();
+    rig.sim.synchronize_stream(rig.queue).unwrap();
+    let copied = rig.manager.stats().to_host_bytes;
+    assert_eq!(rig.manager.spill(MIB(32)).freed, MIB(32));
+    assert_eq!(rig.manager.stats().to_host_bytes, copied, "the copy is as it was");
+    rig.expect(&buffer, 1);
+    rig.check();
+}

@@ -233,6 +233,21 @@ fn a_pool_whose_work_cannot_be_waited_for_leaves_its_memory_pinned() {
 }
 
 #[test]
+fn memory_stays_pinned_until_the_last_allocation_of_a_pool_that_is_gone() {
+    let (sim, pool) = pool_in_use();
+    let (mut blocks, piece) =
+        (pool.allocate(MIB).unwrap(), pool.allocate_small(Bytes::kib(16)).unwrap());
+    drop(pool);
+    blocks.write(Bytes::ZERO, &[7; 100]).unwrap();
+    drop(piece);
+    assert_eq!(sim.live().host_buffers, 1);
+    let begin = sim.now_ns();
+    drop(blocks);
+    assert!(sim.now_ns() > begin + 900_000, "the kernel was waited for");
+    assert_eq!(sim.live().host_buffers, 0);
+}
+
+#[test]
 fn small_pieces_whose_work_is_over_serve_again_before_a_block_is_taken() {
     let device: Arc<dyn Driver> = Arc::new(simulator());
     let pool = HostPool::new(&space(MIB * 4), BLOCKS, [Arc::clone(&device)]).unwrap();

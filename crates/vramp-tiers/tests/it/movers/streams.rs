@@ -143,3 +143,21 @@ fn dropped_in_flight_it_waits_so_that_memory_can_go() {
     no_hazards(&bench.device);
     assert_eq!(bench.mover.in_flight(), (Bytes::ZERO, Bytes::ZERO));
 }
+
+#[test]
+fn a_transfer_dropped_while_a_stream_captures_waits_and_leaves_the_capture_as_it_is() {
+    for mode in CaptureMode::ALL {
+        let bench = bench();
+        let range = memory(&bench.device, Bytes::mib(40));
+        let captured = bench.device.create_stream().unwrap();
+        let store = bench.pool.allocate(range.len).unwrap();
+        let mut moving = bench.mover.to_host(range, store).start().unwrap();
+        bench.device.begin_capture(captured, mode).unwrap();
+        assert_eq!(moving.cancel().unwrap(), Bytes::mib(16), "what was queued arrives");
+        drop(moving);
+        bench.device.end_capture(captured).unwrap();
+        assert_eq!(bench.device.invalidated_captures(), 0, "{mode:?}");
+        assert_eq!(bench.mover.in_flight(), (Bytes::ZERO, Bytes::ZERO));
+        no_hazards(&bench.device);
+    }
+}
