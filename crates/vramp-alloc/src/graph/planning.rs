@@ -2,11 +2,12 @@
 //!
 //! 1. A capture ends. If it has the shape of the capture that the layout was planned from, the layout
 //!    stays: the second identical capture plans nothing.
-//! 2. Otherwise its recording is packed. That ends after a fixed number of visited blocks, with the
-//!    same layout on each machine, or when time is up. The best layout so far is used; there always is
-//!    one, the capture's own.
-//! 3. If time was up while a capture of many thousand blocks was packed for the first time, the next
-//!    capture of the same shape continues, within the same limit.
+//! 2. Otherwise its recording is packed, and the best layout found is used; there always is one, the
+//!    capture's own. That ends after a fixed number of visited blocks, which take 3 to 9 ms, or after
+//!    as many as fit into a hundredth of the capture's own time if that is more. Visits are counted and
+//!    no clock is read, so the same recording gives the same layout on every machine.
+//! 3. If that was too few to find anything better than the capture's own layout, which takes more than
+//!    20,000 blocks, the next capture of the same shape continues, within the same limit.
 //! 4. The next capture begins. If other memory is live than the layout goes around, the recording is
 //!    packed again, within the same limit.
 //!
@@ -20,12 +21,17 @@ use vramp_core::{ArenaPolicy, Bytes, CaptureRecording, Packing};
 use super::{CaptureReport, GraphArena};
 use crate::arenas::ArenaState;
 
-/// Planning takes no longer than the larger of this, with some milliseconds around it, and a part of
-/// the capture's own time.
-const PLANNING_MOST: Duration = Duration::from_millis(8);
-
-/// That part: a hundredth.
+/// Part of the capture's own time that planning may take: a hundredth.
 const PLANNING_PART: u32 = 100;
+
+/// Time of a visit.
+const NS_PER_VISIT: u128 = 3;
+
+/// Number of visits for a capture that took this time.
+fn visits_for(capture: Duration) -> u64 {
+    let visits = (capture / PLANNING_PART).as_nanos() / NS_PER_VISIT;
+    u64::try_from(visits).unwrap_or(u64::MAX).max(Packing::VISITS_PER_GO)
+}
 
 /// Where the layout comes from that packing begins with.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -34,6 +40,13 @@ enum Start {
     Capture,
     /// None fits what is live now: the blocks lie on one another without reuse, which is no plan.
     OtherMemory,
+}
+
+/// What came of a go.
+struct Planned {
+    high_water: Bytes,
+    visits: u64,
+    stopped: bool,
 }
 
 impl GraphArena {
@@ -45,7 +58,7 @@ impl GraphArena {
         kept: Bytes,
         begun: Instant,
     ) -> CaptureReport {
-        let (config, ended) = (&self.0.config, Instant::now());
+        let (config, visits) = (&self.0.config, visits_for(begun.elapsed()));
         let mut report = CaptureReport {
             blocks: recording.blocks(),
             escaped: recording.escaped(),
@@ -53,6 +66,7 @@ impl GraphArena {
             taken: recording.high_water(),
             planned: None,
             plan_visits: 0,
+            plan_stopped: false,
             lower_bound: recording.lower_bound(),
             kept,
         };
@@ -63,38 +77,39 @@ impl GraphArena {
         let packing = planned.filter(|planned| planned.recording().is_same_shape(&recording));
         let before = packing.as_ref().map(Packing::high_water);
         let packing = packing.unwrap_or_else(|| Packing::new(recording));
-        let deadline = Instant::now() + PLANNING_MOST.max((ended - begun) / PLANNING_PART);
-        (report.planned, report.plan_visits) =
-            self.go_on(packing, Start::Capture, before, deadline);
+        let planned = self.go_on(packing, Start::Capture, before, visits);
+        report.planned = Some(planned.high_water);
+        (report.plan_visits, report.plan_stopped) = (planned.visits, planned.stopped);
         report
     }
 
     /// Plans again if other memory is live now than the plan goes around.
     pub(super) fn refresh_plan(&self) {
         if let Some((planned, live)) = self.state(ArenaState::take_outdated_plan).flatten() {
-            let deadline = Instant::now() + PLANNING_MOST;
             let packing = Packing::new(planned.recording().among(live));
-            self.go_on(packing, Start::OtherMemory, None, deadline);
+            self.go_on(packing, Start::OtherMemory, None, Packing::VISITS_PER_GO);
         }
     }
 
-    /// Goes on packing. Sets the layout unless it is as high as the one before. Returns its high-water
-    /// mark, and the number of blocks visited.
+    /// Goes on packing, unless nothing is left to try. Sets the layout unless it is as high as the one
+    /// before.
     fn go_on(
         &self,
         mut packing: Packing,
         start: Start,
         before: Option<Bytes>,
-        deadline: Instant,
-    ) -> (Option<Bytes>, u64) {
+        visits: u64,
+    ) -> Planned {
         let visited = packing.visits();
-        packing.go_on(|| Instant::now() < deadline);
-        let (high_water, visits) = (packing.high_water(), packing.visits() - visited);
+        packing.go_on(visits);
+        let high_water = packing.high_water();
+        let visits = packing.visits() - visited;
+        let planned = Planned { high_water, visits, stopped: packing.is_spent() };
         let better = high_water < packing.recording().high_water();
         let layout = (before != Some(high_water) && (better || start == Start::Capture))
             .then(|| packing.layout());
         self.state(|state| state.set_plan(packing, layout));
-        (Some(high_water), visits)
+        planned
     }
 
     /// Calls a function with the arena's state, unless the allocator was closed. Only one capture at a

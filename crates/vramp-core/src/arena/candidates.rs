@@ -3,6 +3,8 @@
 //! Blocks are kept in groups of neighbours, and a tree over the groups has the earliest end, the
 //! shortest length and the most important block below each node. A search looks only where a block
 //! may fit and be more important than what it has found: usually at O(log n) nodes and a few groups.
+//! Among many blocks it is content with one that fits after a few nodes: a search for the most
+//! important of all would look at more and more of those that end too late.
 //! A block takes 12 bytes, and 2 for the tree.
 
 use std::ops::Range;
@@ -12,38 +14,55 @@ use super::recording::Position;
 /// Blocks in a group: compared without branches.
 const GROUP: usize = 16;
 
-/// Lengths are compared in units of this, the alignment of all of them; longer ones than four billion
+/// Lengths are compared in units of this, the alignment of all of them; longer ones than two billion
 /// units as if they had that many.
 const UNIT: u64 = 256;
+
+/// Most blocks among which the most important one that fits is found.
+const EXACT_MOST: usize = 1 << 13;
+
+/// Number of visits after which a search among more blocks ends, if it has found one.
+const VISITS_ENOUGH: u64 = 12;
 
 /// A block: it begins at its own position.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Candidate {
     pub end: Position,
     pub len: u64,
-    /// The greatest goes first, and the later one of equals.
-    pub key: (u64, u64),
+    /// The greatest goes first, then the longest, and the later one of equals.
+    pub key: u64,
 }
 
-/// What is below a node: nothing by default, which fits nowhere.
+/// What is below a node: nothing by default, which fits nowhere. Signed numbers are compared faster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Node {
-    end: Position,
-    units: u32,
+    end: i32,
+    units: i32,
     /// Place of the block in the order of the keys, from 1.
-    rank: u32,
+    rank: i32,
 }
 
-const NOTHING: Node = Node { end: Position::MAX, units: u32::MAX, rank: 0 };
+const NOTHING: Node = Node { end: i32::MAX, units: i32::MAX, rank: 0 };
+
+/// Neighbours.
+#[derive(Clone, Debug)]
+#[repr(align(64))]
+struct Group {
+    end: [i32; GROUP],
+    units: [i32; GROUP],
+    rank: [i32; GROUP],
+}
 
 #[derive(Debug)]
 pub(super) struct Candidates {
-    /// The root is at 1, the children of `n` at `2 * n` and behind it.
+    /// The root is at 1, the children of `n` at `2 * n` and behind it; then the groups.
     nodes: Vec<Node>,
-    groups: usize,
-    blocks: Vec<Node>,
+    groups: Vec<Group>,
+    /// Number of the first group's node.
+    first: usize,
     /// Blocks by rank.
     by_rank: Vec<Position>,
+    visits_enough: u64,
     left: usize,
 }
 
@@ -54,31 +73,46 @@ pub(super) struct Fit {
     pub room: u64,
 }
 
-fn units(len: u64) -> u32 {
-    u32::try_from(len.div_ceil(UNIT)).unwrap_or(u32::MAX - 1)
+fn units(len: u64) -> i32 {
+    i32::try_from(len.div_ceil(UNIT)).unwrap_or(i32::MAX - 1)
+}
+
+fn signed(at: Position) -> i32 {
+    i32::try_from(at).expect("fewer than two billion blocks")
 }
 
 impl Candidates {
     /// O(n log n).
     pub(super) fn new(candidates: &[Candidate]) -> Candidates {
         let left = candidates.len();
-        let mut by_rank: Vec<Position> = (0..left as Position).collect();
-        by_rank.sort_by_key(|&block| candidates[block as usize].key);
-        let node = |candidate: &Candidate| Node {
-            end: candidate.end,
-            units: units(candidate.len),
-            rank: 0,
+        // Key, length and position in one number: compared at once.
+        let number = |(at, block): (u32, &Candidate)| {
+            u128::from(block.key) << 64
+                | u128::from(units(block.len).unsigned_abs()) << 32
+                | u128::from(at)
         };
-        let mut blocks: Vec<Node> = candidates.iter().map(node).collect();
-        for (rank, &block) in (1..).zip(&by_rank) {
-            blocks[block as usize].rank = rank;
+        let mut order: Vec<u128> = (0..).zip(candidates).map(number).collect();
+        order.sort_unstable();
+        let by_rank: Vec<Position> = order.iter().map(|&number| number as Position).collect();
+        let first = left.div_ceil(GROUP).next_power_of_two();
+        let empty =
+            Group { end: [NOTHING.end; GROUP], units: [NOTHING.units; GROUP], rank: [0; GROUP] };
+        let mut groups = vec![empty; left.div_ceil(GROUP)];
+        for (at, block) in candidates.iter().enumerate() {
+            let group = &mut groups[at / GROUP];
+            (group.end[at % GROUP], group.units[at % GROUP]) =
+                (signed(block.end), units(block.len));
         }
-        blocks.resize(left.next_multiple_of(GROUP), NOTHING);
-        let groups = (blocks.len() / GROUP).next_power_of_two();
-        let nodes = vec![NOTHING; 2 * groups];
-        let mut candidates = Candidates { nodes, groups, blocks, by_rank, left };
-        (0..candidates.blocks.len() / GROUP).for_each(|group| candidates.sum_up(group));
-        (1..groups).rev().for_each(|node| candidates.join(node));
+        for (rank, &block) in (1..).zip(&by_rank) {
+            groups[block as usize / GROUP].rank[block as usize % GROUP] = rank;
+        }
+        let nodes = vec![NOTHING; 2 * first];
+        let visits_enough = if left > EXACT_MOST { VISITS_ENOUGH } else { u64::MAX };
+        let mut candidates = Candidates { nodes, groups, first, by_rank, visits_enough, left };
+        for (node, group) in (first..).zip(&candidates.groups) {
+            candidates.nodes[node] = group.sum();
+        }
+        (1..first).rev().for_each(|node| candidates.nodes[node] = candidates.joined(node));
         candidates
     }
 
@@ -87,95 +121,115 @@ impl Candidates {
     }
 
     pub(super) fn remove(&mut self, block: Position) {
-        let group = block as usize / GROUP;
-        self.blocks[block as usize] = NOTHING;
+        let (group, at) = (block as usize / GROUP, block as usize % GROUP);
+        let neighbours = &mut self.groups[group];
+        (neighbours.end[at], neighbours.units[at]) = (NOTHING.end, NOTHING.units);
+        neighbours.rank[at] = NOTHING.rank;
         self.left -= 1;
-        self.sum_up(group);
-        let mut node = self.groups + group;
-        while node > 1 {
+        let (mut node, mut sum) = (self.first + group, neighbours.sum());
+        while self.nodes[node] != sum {
+            self.nodes[node] = sum;
             node /= 2;
-            let before = self.nodes[node];
-            self.join(node);
-            if self.nodes[node] == before {
+            if node == 0 {
                 break;
             }
+            sum = self.joined(node);
         }
     }
 
-    /// The most important block that fits. Adds the nodes and groups it looked at to `visits`.
+    /// The most important block that fits, or one of them where there are many blocks. Adds the nodes
+    /// and groups it looked at to `visits`.
     pub(super) fn best(&self, fit: &Fit, visits: &mut u64) -> Option<Position> {
-        let within = fit.during.start as usize..fit.during.end as usize;
-        let mut search = Search { end: fit.during.end, units: units(fit.room), rank: 0, visits: 0 };
+        let (start, end) = (fit.during.start, fit.during.end);
+        let mut search = Search {
+            start: start as usize,
+            end: signed(end),
+            units: units(fit.room),
+            rank: 0,
+            visits: 0,
+        };
         // From below: most valleys are narrow.
-        let mut first = self.groups + within.start / GROUP;
-        let mut end = self.groups + within.end.div_ceil(GROUP);
-        while first < end {
-            if first % 2 == 1 {
-                self.search(first, &within, &mut search);
-                first += 1;
+        let mut from = self.first + start as usize / GROUP;
+        let mut to = self.first + (end as usize).div_ceil(GROUP);
+        while from < to {
+            if from % 2 == 1 {
+                self.look(from, &mut search);
+                from += 1;
             }
-            if end % 2 == 1 {
-                end -= 1;
-                self.search(end, &within, &mut search);
+            if to % 2 == 1 {
+                to -= 1;
+                self.look(to, &mut search);
             }
-            (first, end) = (first / 2, end / 2);
+            (from, to) = (from / 2, to / 2);
         }
         *visits += search.visits;
         let rank = (search.rank as usize).checked_sub(1)?;
         Some(self.by_rank[rank])
     }
 
-    fn sum_up(&mut self, group: usize) {
-        let blocks = self.blocks[group * GROUP..][..GROUP].iter();
-        self.nodes[self.groups + group] = blocks.fold(NOTHING, |sum, &block| sum.and(block));
-    }
-
-    fn join(&mut self, node: usize) {
-        self.nodes[node] = self.nodes[2 * node].and(self.nodes[2 * node + 1]);
+    fn joined(&self, node: usize) -> Node {
+        let (a, b) = (self.nodes[2 * node], self.nodes[2 * node + 1]);
+        Node { end: a.end.min(b.end), units: a.units.min(b.units), rank: a.rank.max(b.rank) }
     }
 
     /// Searches below a node if a block there may fit and be more important.
-    fn search(&self, node: usize, within: &Range<usize>, search: &mut Search) {
+    #[inline]
+    fn look(&self, node: usize, search: &mut Search) {
         search.visits += 1;
         let Node { end, units, rank } = self.nodes[node];
-        if end > search.end || units > search.units || rank <= search.rank {
+        if (end <= search.end) & (units <= search.units) & (rank > search.rank) {
+            self.search(node, search);
+        }
+    }
+
+    fn search(&self, node: usize, search: &mut Search) {
+        if search.visits > self.visits_enough && search.rank > 0 {
             return;
         }
-        if node >= self.groups {
-            let group = (node - self.groups) * GROUP..(node - self.groups + 1) * GROUP;
-            let (from, to) = (group.start.max(within.start), group.end.min(within.end));
-            for block in &self.blocks[from..to] {
-                let fits = block.end <= search.end && block.units <= search.units;
-                search.rank = search.rank.max(if fits { block.rank } else { 0 });
-            }
+        if node >= self.first {
+            search.rank = self.groups[node - self.first].best(node - self.first, search);
             return;
         }
         let mut halves = [2 * node, 2 * node + 1];
         if self.nodes[halves[1]].rank > self.nodes[halves[0]].rank {
             halves.swap(0, 1);
         }
-        for half in halves {
-            self.search(half, within, search);
-        }
+        self.look(halves[0], search);
+        self.look(halves[1], search);
     }
 }
 
 /// Where a block has to fit, and the most important one so far.
 struct Search {
-    end: Position,
-    units: u32,
+    start: usize,
+    end: i32,
+    units: i32,
     /// 0 for none.
-    rank: u32,
+    rank: i32,
     visits: u64,
 }
 
-impl Node {
-    fn and(self, other: Node) -> Node {
-        Node {
-            end: self.end.min(other.end),
-            units: self.units.min(other.units),
-            rank: self.rank.max(other.rank),
+impl Group {
+    fn sum(&self) -> Node {
+        let min = |numbers: &[i32; GROUP]| numbers.iter().fold(i32::MAX, |min, &n| min.min(n));
+        let rank = self.rank.iter().fold(0, |max, &rank| max.max(rank));
+        Node { end: min(&self.end), units: min(&self.units), rank }
+    }
+
+    /// The greatest rank of a block that fits, or the one known before. A block that ends in time
+    /// begins in time.
+    fn best(&self, number: usize, search: &Search) -> i32 {
+        let before = search.start.saturating_sub(number * GROUP);
+        let mut best = search.rank;
+        let consider = |at: usize| {
+            let fits = (self.end[at] <= search.end) & (self.units[at] <= search.units);
+            best = best.max(self.rank[at] & -i32::from(fits));
+        };
+        match before {
+            0 => (0..GROUP).for_each(consider),
+            _ => (before..GROUP).for_each(consider),
         }
+        best
     }
 }
 
@@ -191,7 +245,7 @@ mod tests {
             let block = |(at, (lasts, len, key)): (u32, (u32, u64, u64))| Candidate {
                 end: at + lasts,
                 len: len * UNIT,
-                key: (key, len),
+                key,
             };
             (0..).zip(blocks).map(block).collect()
         })
@@ -212,7 +266,7 @@ mod tests {
                 let fits = |&(at, block): &(Position, Candidate)| {
                     start <= at && block.end <= end && block.len <= room
                 };
-                let best = best.filter(fits).max_by_key(|(_, block)| block.key).map(|(at, _)| at);
+                let best = best.filter(fits).max_by_key(|(_, block)| (block.key, block.len)).map(|(at, _)| at);
                 prop_assert_eq!(tree.best(&fit, &mut 0), best);
                 if let Some(best) = best {
                     tree.remove(best);

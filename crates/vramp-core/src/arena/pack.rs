@@ -3,20 +3,22 @@
 //! Blocks are rectangles, time by memory, that may move up and down.
 //!
 //! 1. *Filling valleys* (`skyline.rs`, `candidates.rs`): the most important block that lives wholly
-//!    within the lowest valley of what was placed so far goes there. Blocks that are live together at
-//!    a peak so come to lie on one another without gaps, in whatever order that takes, where an order
-//!    by size alone leaves holes. The memory that was live before cuts the addresses into gaps, which
-//!    are filled one after the other. O(n log n) as a rule, so this is done for any number of blocks.
+//!    within a valley of what was placed so far goes there. Blocks that are live together at a peak so
+//!    come to lie on one another without gaps, in whatever order that takes, where an order by size
+//!    alone leaves holes. The memory that was live before cuts the addresses into gaps, which are
+//!    filled one after the other. O(n log n) as a rule, so this is done for any number of blocks.
 //!    Streams that do not wait for each other are filled one after the other as well.
 //! 2. *Placing in an order*: each block at the lowest place where nothing that conflicts was put
-//!    before. The order of step 1 finds gaps that it left; other orders go by size, area or life.
-//!    O(n * n), so this is for thousands of blocks at most.
+//!    before. The order of offsets after step 1 finds gaps that it left; other orders go by size, area
+//!    or life. O(n * n), so this is for thousands of blocks at most.
 //! 3. *Lifting*: in the best order, the blocks that stick out go first, all of them and then one by
 //!    one.
 //!
 //! The best layout counts, and the recorded one takes part: nothing returned is worse. It ends with
 //! the first layout that is close to the bound, or when the work is spent. Work is counted in visited
-//! blocks: the same recording gives the same layout, unless the caller stops it earlier.
+//! blocks, not in time: the same recording gives the same layout on every machine. What one go may
+//! visit is enough to fill the valleys of 20,000 blocks once. Only where there are more, and nothing
+//! better than the recorded layout was found, does the next go continue.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -28,11 +30,8 @@ use super::recording::{CaptureRecording, Position};
 use super::skyline::Skyline;
 use crate::Bytes;
 
-/// How many blocks all steps may visit together: some milliseconds.
-pub(super) const BUDGET: u64 = 4_000_000;
-
-/// Number of visits between two looks whether to stop.
-const VISITS_PER_LOOK: u64 = 1 << 13;
+/// Number of visits of a usual go: 3 to 9 ms, as a visit takes 1 to 4 ns.
+const VISITS_PER_GO: u64 = 2_400_000;
 
 /// Packing stops this close to the bound, in thousandths of it.
 const GOOD_PER_MILLE: u64 = 1;
@@ -41,7 +40,13 @@ const GOOD_PER_MILLE: u64 = 1;
 const MOVED_PER_VISIT: u64 = 8;
 
 /// Number of visits for the cost of changing a skyline once.
-const VISITS_PER_VALLEY: u64 = 16;
+const VISITS_PER_VALLEY: u64 = 24;
+
+/// Number of visits for the cost of comparing the uses of two blocks.
+const VISITS_PER_CONFLICT: u64 = 2;
+
+/// Number of visits for the cost of a node of the tree of candidates.
+const VISITS_PER_NODE: u64 = 2;
 
 /// Most gaps below live memory that are filled, the longest ones. Each takes a pass.
 const GAPS_MOST: usize = 8;
@@ -52,10 +57,12 @@ const BOUND_MOST: u64 = 16_000;
 
 /// Returns offsets for the blocks of a recording, at most as high as the capture's own.
 ///
-/// O(n log n), and then as many visits as the budget leaves. The result passes [`Layout::check`].
+/// O(n log n), and then as many visits as one go has. The result passes [`Layout::check`].
 pub fn pack(recording: &CaptureRecording) -> Layout {
     let mut packing = Packing::new(recording.clone());
-    packing.go_on(|| true);
+    while !packing.has_ended() {
+        packing.go_on(Packing::VISITS_PER_GO);
+    }
     packing.layout()
 }
 
@@ -67,6 +74,9 @@ pub struct Packing {
 }
 
 impl Packing {
+    /// Number of visits of a usual go. They take 3 to 9 ms; 20,000 blocks on one stream take one go.
+    pub const VISITS_PER_GO: u64 = VISITS_PER_GO;
+
     /// Begins with the layout of the capture itself.
     pub fn new(recording: CaptureRecording) -> Packing {
         let offsets = recording.lives.iter().map(|life| life.offset).collect();
@@ -76,25 +86,35 @@ impl Packing {
             best: Packed { offsets, end: recording.high_water },
             filling: None,
             foremost: None,
-            visits_left: BUDGET,
+            visits: 0,
+            visits_left: 0,
+            is_spent: false,
             random: 0x9e37_79b9_7f4a_7c15,
         };
         Packing { recording, progress }
     }
 
-    /// Packs until nothing is left to try, or `more` returns false: it is called every few
-    /// microseconds. If it was stopped before it found anything better than the capture's own layout,
-    /// the next call continues; otherwise it has ended.
-    pub fn go_on(&mut self, mut more: impl FnMut() -> bool) {
+    /// Packs until nothing is left to try, or so many blocks were visited. If that was before it found
+    /// anything better than the capture's own layout, the next call continues; otherwise it has ended,
+    /// as it has if there were too few visits for one step.
+    pub fn go_on(&mut self, visits: u64) {
         let Packing { recording, progress } = self;
-        let mut packer = Packer { recording, progress, more: &mut more, visits_to_look: 0 };
-        let ran = packer.run();
-        let continues = matches!(ran, Err(Stop::Caller))
+        progress.visits_left = visits;
+        let before = progress.visits;
+        let ran = Packer { recording, progress }.run();
+        progress.is_spent = ran.is_err();
+        let continues = progress.is_spent
+            && progress.visits > before
             && progress.filling.is_some()
             && progress.best.end == recording.high_water;
         if !continues {
             (progress.stage, progress.filling, progress.foremost) = (Stage::End, None, None);
         }
+    }
+
+    /// True if the last go ended because its visits were spent, not because nothing was left to try.
+    pub fn is_spent(&self) -> bool {
+        self.progress.is_spent
     }
 
     /// True once nothing is left to try.
@@ -104,7 +124,7 @@ impl Packing {
 
     /// Number of blocks visited so far.
     pub fn visits(&self) -> u64 {
-        BUDGET - self.progress.visits_left
+        self.progress.visits
     }
 
     /// Returns the recording.
@@ -140,13 +160,9 @@ enum Who {
     Obstacle(usize),
 }
 
-/// Why packing stops early.
+/// The visits are spent.
 #[derive(Clone, Copy, Debug)]
-enum Stop {
-    /// The budget of visits is spent.
-    Budget,
-    Caller,
-}
+struct Spent;
 
 /// What is done next.
 #[derive(Debug)]
@@ -173,7 +189,11 @@ struct Progress {
     filling: Option<Filling>,
     /// The order that is best when placed.
     foremost: Option<Pass>,
+    /// In all goes.
+    visits: u64,
+    /// In this one.
     visits_left: u64,
+    is_spent: bool,
     random: u64,
 }
 
@@ -188,11 +208,11 @@ struct Filling {
     floor: u64,
 }
 
-/// Members that get addresses of their own, and their order and offsets.
+/// Members that get addresses of their own, and their offsets.
 #[derive(Debug)]
 struct Band {
     members: Members,
-    pass: Pass,
+    packed: Packed,
 }
 
 /// What is left to fill of a band.
@@ -228,6 +248,15 @@ struct Packed {
     end: u64,
 }
 
+impl Packed {
+    /// The members by offset.
+    fn upwards(&self) -> Vec<Position> {
+        let mut order: Vec<Position> = (0..self.offsets.len() as Position).collect();
+        order.sort_unstable_by_key(|&member| (self.offsets[member as usize], member));
+        order
+    }
+}
+
 /// An order and its offsets.
 #[derive(Clone, Debug, Default)]
 struct Pass {
@@ -241,7 +270,7 @@ type Key = fn(u64, &Range<Position>) -> (u64, u64);
 /// How blocks are ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
-    /// Into the lowest valley, the largest key first.
+    /// Into valleys, the largest key first.
     Valleys,
     /// The largest key first.
     Key,
@@ -277,27 +306,28 @@ fn by_end(_: u64, life: &Range<Position>) -> (u64, u64) {
 struct Packer<'a> {
     recording: &'a CaptureRecording,
     progress: &'a mut Progress,
-    more: &'a mut dyn FnMut() -> bool,
-    visits_to_look: u64,
 }
 
 impl Packer<'_> {
     /// Tries everything, until a layout is good.
-    fn run(&mut self) -> Result<(), Stop> {
+    fn run(&mut self) -> Result<(), Spent> {
         while !self.is_good() {
             let stage = std::mem::replace(&mut self.progress.stage, Stage::End);
             self.progress.stage = match stage {
-                Stage::Begin => self.begin()?,
+                Stage::Begin => self.begin(),
                 Stage::Streams => match self.fill() {
-                    Ok(bands) => Stage::Together(Some(self.place_in_bands(bands)?)),
-                    Err(stop) => {
+                    Ok(bands) => match self.place_in_bands(bands)? {
+                        order if self.can_pack_together() => Stage::Together(order),
+                        _ => Stage::End,
+                    },
+                    Err(spent) => {
                         self.progress.stage = Stage::Streams;
-                        return Err(stop);
+                        return Err(spent);
                     }
                 },
                 Stage::Together(order) => {
                     let blocks = self.recording.lives.len() as Position;
-                    let all = self.members((0..blocks).collect())?;
+                    let all = self.members((0..blocks).collect());
                     if let Some(order) = order {
                         self.try_order(&all, order)?;
                     }
@@ -306,17 +336,19 @@ impl Packer<'_> {
                 Stage::Order(all, index) => match ORDERS.get(index) {
                     Some(&(By::Valleys, key)) => {
                         if self.progress.filling.is_none() {
-                            self.begin_filling(vec![all.clone()], key)?;
+                            self.begin_filling(vec![all.clone()], key);
                         }
                         match self.fill() {
                             Ok(bands) => {
-                                for band in bands {
-                                    self.try_order(&all, band.pass.order)?;
+                                if self.can_place(&all) {
+                                    for Band { packed, .. } in bands {
+                                        self.try_order(&all, packed.upwards())?;
+                                    }
                                 }
                             }
-                            Err(stop) => {
+                            Err(spent) => {
                                 self.progress.stage = Stage::Order(all, index);
-                                return Err(stop);
+                                return Err(spent);
                             }
                         }
                         Stage::Order(all, index + 1)
@@ -344,7 +376,7 @@ impl Packer<'_> {
     }
 
     /// Finds the bound, and what to begin with.
-    fn begin(&mut self) -> Result<Stage, Stop> {
+    fn begin(&mut self) -> Stage {
         let streams = self.streams();
         let chains = self.recording.chains().max(streams.len()) as u64;
         let blocks = self.recording.lives.len() as u64;
@@ -352,12 +384,11 @@ impl Packer<'_> {
             self.progress.bound = self.recording.conflict_bound().count();
         }
         if streams.len() == 1 {
-            return Ok(Stage::Together(None));
+            return Stage::Together(None);
         }
-        let bands = streams.into_iter().map(|stream| self.members(stream));
-        let bands = bands.collect::<Result<_, _>>()?;
-        self.begin_filling(bands, by_area)?;
-        Ok(Stage::Streams)
+        let bands = streams.into_iter().map(|stream| self.members(stream)).collect();
+        self.begin_filling(bands, by_area);
+        Stage::Streams
     }
 
     fn is_good(&self) -> bool {
@@ -366,7 +397,7 @@ impl Packer<'_> {
     }
 
     /// Places all blocks in an order, if that is affordable, and keeps the order if it is the best.
-    fn try_order(&mut self, all: &Members, order: Vec<Position>) -> Result<(), Stop> {
+    fn try_order(&mut self, all: &Members, order: Vec<Position>) -> Result<(), Spent> {
         if self.is_good() || !self.can_place(all) {
             return Ok(());
         }
@@ -396,41 +427,43 @@ impl Packer<'_> {
         streams.into_values().collect()
     }
 
-    fn members(&mut self, blocks: Vec<Position>) -> Result<Members, Stop> {
-        let recording = self.recording;
-        let open = recording.free_from_among(&blocks, |visits| self.spend(visits))?;
-        Ok(Members { blocks, open, floor: 0 })
+    /// O(m log m) for m blocks, and O(m) for each chain that uses one of them. Not interrupted: the
+    /// visits are counted, and what follows may find them spent.
+    fn members(&mut self, blocks: Vec<Position>) -> Members {
+        let mut visits = 0;
+        let open = self.recording.free_from_among(&blocks, &mut visits);
+        self.count(visits);
+        Members { blocks, open, floor: 0 }
     }
 
     /// Packs each band again, each block as low as it may be above the band before: streams are
     /// shorter than the whole, so that this is affordable for more of them. Returns the order of all
     /// blocks.
-    fn place_in_bands(&mut self, mut bands: Vec<Band>) -> Result<Vec<Position>, Stop> {
-        if !self.is_good() && bands.iter().all(|band| self.can_place(&band.members)) {
-            let mut floor = 0;
-            for Band { members, pass } in &mut bands {
-                members.floor = floor;
-                let packed = self.place(members, &pass.order, u64::MAX)?;
-                pass.packed = packed.expect("there is no limit");
-                floor = self.top(members, &pass.packed);
-            }
-            self.keep_bands(&bands);
+    fn place_in_bands(&mut self, mut bands: Vec<Band>) -> Result<Option<Vec<Position>>, Spent> {
+        if self.is_good() || !bands.iter().all(|band| self.can_place(&band.members)) {
+            return Ok(None);
         }
-        let blocks = |Band { members, pass }: Band| -> Vec<Position> {
-            pass.order.iter().map(|&member| members.blocks[member as usize]).collect()
-        };
-        Ok(bands.into_iter().flat_map(blocks).collect())
+        let (mut floor, mut all) = (0, Vec::new());
+        for Band { members, packed } in &mut bands {
+            members.floor = floor;
+            let order = packed.upwards();
+            *packed = self.place(members, &order, u64::MAX)?.expect("there is no limit");
+            floor = self.top(members, packed);
+            all.extend(order.into_iter().map(|member| members.blocks[member as usize]));
+        }
+        self.keep_bands(&bands);
+        Ok(Some(all))
     }
 
     /// Keeps the offsets of all bands if they are the best.
     fn keep_bands(&mut self, bands: &[Band]) {
         let end = self.recording.obstacle_end();
         let mut all = Packed { offsets: vec![0; self.recording.lives.len()], end };
-        for Band { members, pass } in bands {
-            for (&block, &offset) in members.blocks.iter().zip(&pass.packed.offsets) {
+        for Band { members, packed } in bands {
+            for (&block, &offset) in members.blocks.iter().zip(&packed.offsets) {
                 all.offsets[block as usize] = offset;
             }
-            all.end = all.end.max(pass.packed.end);
+            all.end = all.end.max(packed.end);
         }
         self.keep(&all);
     }
@@ -472,28 +505,27 @@ impl Packer<'_> {
 
     /// Begins to fill valleys with the members of each band, above those of the band before: streams
     /// that do not wait for each other share no memory, and leave no holes that way.
-    fn begin_filling(&mut self, bands: Vec<Members>, key: Key) -> Result<(), Stop> {
-        self.spend(self.recording.lives.len() as u64)?;
-        let band = |members| Band { members, pass: Pass::default() };
+    fn begin_filling(&mut self, bands: Vec<Members>, key: Key) {
+        self.count(self.recording.lives.len() as u64);
+        let band = |members| Band { members, packed: Packed::default() };
         let bands = bands.into_iter().map(band).collect();
         self.progress.filling = Some(Filling { bands, key, at: 0, rest: None, floor: 0 });
-        Ok(())
     }
 
     /// Fills the valleys of all bands, and keeps the offsets if they are the best. If it is stopped it
     /// can be called again.
-    fn fill(&mut self) -> Result<Vec<Band>, Stop> {
+    fn fill(&mut self) -> Result<Vec<Band>, Spent> {
         let mut filling = self.progress.filling.take().expect("filling was begun");
         while let Some(band) = filling.bands.get_mut(filling.at) {
             let rest = filling.rest.get_or_insert_with(|| {
                 band.members.floor = filling.floor;
                 self.all_of(band, filling.key)
             });
-            if let Err(stop) = self.fill_band(band, rest) {
+            if let Err(spent) = self.fill_band(band, rest) {
                 self.progress.filling = Some(filling);
-                return Err(stop);
+                return Err(spent);
             }
-            filling.floor = self.top(&band.members, &band.pass.packed);
+            filling.floor = self.top(&band.members, &band.packed);
             (filling.at, filling.rest) = (filling.at + 1, None);
         }
         self.keep_bands(&filling.bands);
@@ -502,15 +534,14 @@ impl Packer<'_> {
 
     /// All of a band is left to fill.
     fn all_of(&self, band: &mut Band, key: Key) -> Rest {
-        let Band { members, pass } = band;
+        let Band { members, packed } = band;
         let count = members.blocks.len();
         let candidate = |member| {
             let (len, life) = (self.len(members, member), members.life(member));
-            Candidate { end: life.end, len, key: key(len, &life) }
+            Candidate { end: life.end, len, key: key(len, &life).0 }
         };
         let candidates: Vec<Candidate> = (0..count as Position).map(candidate).collect();
-        pass.order = Vec::with_capacity(count);
-        pass.packed = Packed { offsets: vec![0; count], end: self.recording.obstacle_end() };
+        *packed = Packed { offsets: vec![0; count], end: self.recording.obstacle_end() };
         let mut gaps = self.gaps(members.floor);
         gaps.reverse();
         let skyline = Skyline::new(count as Position);
@@ -518,8 +549,8 @@ impl Packer<'_> {
     }
 
     /// Fills the valleys of one gap, then those of the next.
-    fn fill_band(&mut self, band: &mut Band, rest: &mut Rest) -> Result<(), Stop> {
-        let Band { members, pass: Pass { order, packed } } = band;
+    fn fill_band(&mut self, band: &mut Band, rest: &mut Rest) -> Result<(), Spent> {
+        let Band { members, packed } = band;
         let Rest { candidates, gaps, skyline } = rest;
         while !candidates.is_empty()
             && let Some(gap) = gaps.last()
@@ -527,17 +558,16 @@ impl Packer<'_> {
             let Some(valley) = skyline.valley() else { break };
             let room = (gap.end - gap.start).saturating_sub(valley.height);
             let fit = Fit { during: valley.during.clone(), room };
-            let mut visits = VISITS_PER_VALLEY;
-            let best = candidates.best(&fit, &mut visits);
-            self.spend(visits)?;
+            let mut nodes = 0;
+            let best = candidates.best(&fit, &mut nodes);
+            self.spend(VISITS_PER_VALLEY + VISITS_PER_NODE * nodes)?;
             if let Some(member) = best {
                 let (offset, len) = (gap.start + valley.height, self.len(members, member));
                 packed.offsets[member as usize] = offset;
                 packed.end = packed.end.max(offset + len);
-                order.push(member);
                 candidates.remove(member);
                 skyline.put(&valley, members.life(member), len);
-            } else if !skyline.fill(&valley) {
+            } else if !skyline.fill() {
                 gaps.pop();
                 *skyline = Skyline::new(members.blocks.len() as Position);
             }
@@ -546,7 +576,7 @@ impl Packer<'_> {
     }
 
     /// Moves the blocks above the goal to the front of the order, all at once.
-    fn lift_all(&mut self, all: &Members, pass: &mut Pass) -> Result<(), Stop> {
+    fn lift_all(&mut self, all: &Members, pass: &mut Pass) -> Result<(), Spent> {
         const ROUNDS: u32 = 64;
         let mut other = pass.clone();
         for _ in 0..ROUNDS {
@@ -572,7 +602,7 @@ impl Packer<'_> {
 
     /// Moves single blocks above the bound to an earlier place in the order, and keeps moves that are
     /// no worse: most leave the top as it is, and a later one lowers it.
-    fn lift_one_by_one(&mut self, all: &Members, pass: &mut Pass) -> Result<(), Stop> {
+    fn lift_one_by_one(&mut self, all: &Members, pass: &mut Pass) -> Result<(), Spent> {
         const ROUNDS: u32 = 512;
         for _ in 0..ROUNDS {
             if self.is_good() {
@@ -612,6 +642,12 @@ impl Packer<'_> {
         (members.blocks.len() as u64).saturating_mul(others as u64) / 4 <= self.progress.visits_left
     }
 
+    /// True if the visits suffice to find which blocks of all streams are ordered, and to place some.
+    fn can_pack_together(&self) -> bool {
+        let (blocks, chains) = (self.recording.lives.len() as u64, self.recording.chains() as u64);
+        blocks.saturating_mul(chains) <= self.progress.visits_left / 2
+    }
+
     /// Places members in this order, each as low as it may be above the floor. `None` if a block ends
     /// above the limit.
     fn place(
@@ -619,7 +655,7 @@ impl Packer<'_> {
         members: &Members,
         order: &[Position],
         limit: u64,
-    ) -> Result<Option<Packed>, Stop> {
+    ) -> Result<Option<Packed>, Spent> {
         let mut placed = self.obstacles();
         let end = self.recording.obstacle_end();
         let mut packed = Packed { offsets: vec![0; order.len()], end };
@@ -659,7 +695,7 @@ impl Packer<'_> {
         members: &Members,
         placed: &[Placed],
         member: Position,
-    ) -> Result<u64, Stop> {
+    ) -> Result<u64, Spent> {
         let len = self.len(members, member);
         let block = members.blocks[member as usize];
         let open = member..members.open[member as usize];
@@ -670,8 +706,11 @@ impl Packer<'_> {
             }
             visits += 1;
             let may_meet = other.open.start < open.end && open.start < other.open.end;
-            if other.end > at && may_meet && self.conflict(other.who, block) {
-                at = other.end;
+            if other.end > at && may_meet {
+                visits += VISITS_PER_CONFLICT;
+                if self.conflict(other.who, block) {
+                    at = other.end;
+                }
             }
         }
         self.spend(visits)?;
@@ -691,15 +730,16 @@ impl Packer<'_> {
         }
     }
 
-    fn spend(&mut self, visits: u64) -> Result<(), Stop> {
-        let left = &mut self.progress.visits_left;
-        *left = left.checked_sub(visits).ok_or(Stop::Budget)?;
-        self.visits_to_look = match self.visits_to_look.checked_sub(visits) {
-            Some(left) => left,
-            None if (self.more)() => VISITS_PER_LOOK,
-            None => return Err(Stop::Caller),
-        };
+    fn spend(&mut self, visits: u64) -> Result<(), Spent> {
+        self.progress.visits_left = self.progress.visits_left.checked_sub(visits).ok_or(Spent)?;
+        self.progress.visits += visits;
         Ok(())
+    }
+
+    /// Counts visits of what is not interrupted.
+    fn count(&mut self, visits: u64) {
+        self.progress.visits_left = self.progress.visits_left.saturating_sub(visits);
+        self.progress.visits += visits;
     }
 
     /// Shuffles blocks, in the same way each time.

@@ -1,7 +1,6 @@
 //! The recording of a capture: its blocks, when they were live, and the order of their uses.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::convert::Infallible;
 use std::ops::Range;
 
 use super::order::{Clocks, Frontier, Horizon};
@@ -177,21 +176,13 @@ impl CaptureRecording {
     /// open. O(n), and O(n) for each chain of the order.
     pub(crate) fn free_from(&self) -> Vec<Position> {
         let lives: Vec<Position> = (0..self.lives.len() as Position).collect();
-        let Ok(free) = self.free_from_among(&lives, |_| Ok::<(), Infallible>(()));
-        free
+        self.free_from_among(&lives, &mut 0)
     }
 
     /// The same for some of the blocks, as if there were no others: indices into them. O(m log m), and
-    /// O(m) for each chain that uses one of the `m` blocks. `spend` is called with the number of
-    /// blocks before they are visited.
-    ///
-    /// # Errors
-    /// As `spend`.
-    pub(crate) fn free_from_among<E>(
-        &self,
-        members: &[Position],
-        mut spend: impl FnMut(u64) -> Result<(), E>,
-    ) -> Result<Vec<Position>, E> {
+    /// O(m) for each chain that uses one of the `m` blocks. Adds the number of visited blocks to
+    /// `visits`.
+    pub(crate) fn free_from_among(&self, members: &[Position], visits: &mut u64) -> Vec<Position> {
         let first = |until: Position| match until {
             NEVER => NEVER,
             until if members.get(until as usize) == Some(&until) => until,
@@ -208,7 +199,7 @@ impl CaptureRecording {
         }
         let mut least = vec![0; members.len()];
         for (chain, steps) in chains {
-            spend((members.len() + steps.len()) as u64)?;
+            *visits += (members.len() + steps.len()) as u64;
             // The nearest place of this chain that any member from here on is ordered after.
             let mut nearest = u32::MAX;
             for (least, life) in least.iter_mut().zip(lives()).rev() {
@@ -223,6 +214,6 @@ impl CaptureRecording {
                 }
             }
         }
-        Ok(from)
+        from
     }
 }
