@@ -65,6 +65,7 @@ impl VirtualPool {
         stream: StreamId,
     ) -> Result<(), DriverError> {
         let id = block.arena();
+        self.arenas.list_to_lend(id);
         // An invalidated capture fails when it is ended.
         let captured = self.capture_of(stream).unwrap_or_default();
         let at =

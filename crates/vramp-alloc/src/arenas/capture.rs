@@ -119,9 +119,8 @@ impl VirtualPool {
     /// Returns true if the stream is part of a capture that this allocator began, or may be: the
     /// driver does not tell which capture a stream is part of once it is invalidated.
     pub(crate) fn may_be_own_capture(&self, stream: StreamId) -> bool {
-        let mut own = self.arenas.iter().filter_map(|(id, state)| {
-            state.capturing.as_ref().filter(|capturing| capturing.own).map(|own| (id, own.stream))
-        });
+        let own = self.arenas.captures().filter(|(_, capturing)| capturing.own);
+        let mut own = own.map(|(id, capturing)| (id, capturing.stream));
         own.any(|(id, began_on)| {
             let drawn_in = || match self.capture_of(stream) {
                 Ok(captured) => captured.is_some_and(|(arena, _)| arena == id),

@@ -30,6 +30,7 @@ impl VirtualPool {
         if len.is_zero() {
             return Ok(());
         }
+        self.arenas.list_to_lend(id);
         let attempt = || Attempt::back_part(id, from, len, stream);
         let mut served = self.serve(&mut attempt());
         if let Err(Refusal::Short(..)) = served {
@@ -61,11 +62,12 @@ impl VirtualPool {
     }
 
     /// Lends every idle arena. Returns the bytes lent by this call. An event record and a query for
-    /// each stream that used one.
+    /// each stream that used one. Looks at the arenas that may have memory to lend, and at none again
+    /// before that changes, unless its work is not over.
     pub(crate) fn lend_idle(&mut self) -> Result<Bytes, DriverError> {
-        let backed = |id: ArenaId| !self.pool.arena_memory(id).backed.is_zero();
-        let ids = self.arenas.iter().map(|(id, _)| id);
-        let candidates: Vec<ArenaId> = ids.filter(|&id| self.may_lend(id) && backed(id)).collect();
+        let mut candidates: Vec<ArenaId> = self.arenas.may_lend.iter().copied().collect();
+        candidates.retain(|&id| self.may_lend(id) && !self.pool.arena_memory(id).backed.is_zero());
+        self.arenas.may_lend = candidates.iter().copied().collect();
         if candidates.is_empty() {
             return Ok(Bytes::ZERO);
         }
@@ -85,6 +87,7 @@ impl VirtualPool {
         for id in candidates {
             if self.is_over(id) {
                 lent += self.lend(id);
+                self.arenas.may_lend.remove(&id);
             }
         }
         Ok(lent)
@@ -127,5 +130,89 @@ impl VirtualPool {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use vramp_core::{ArenaPolicy, Mixed, Overlap, Policy, PoolConfig};
+    use vramp_driver::Driver;
+    use vramp_driver::sim::{Contents, Simulator};
+
+    use super::*;
+    use crate::config::Progress;
+
+    const LEN: Bytes = Bytes::mib(2);
+
+    /// A pool that may not grow beyond `limit`, and a stream.
+    fn pool(limit: Option<Bytes>) -> (VirtualPool, StreamId) {
+        let card = Simulator::builder().contents(Contents::Discarded).build();
+        let driver: Arc<dyn Driver> = Arc::new(card);
+        let raw = driver.create_stream().expect("a stream can be made");
+        let policy = Policy::Mixed(Mixed::default());
+        let config = PoolConfig { page: LEN, span: Bytes::tib(1), limit, policy };
+        let pool = VirtualPool::new(driver, config, Progress::Events);
+        let mut pool = pool.expect("the configuration is sound");
+        let stream = pool.add_stream(Some(raw));
+        (pool, stream)
+    }
+
+    fn backed(pool: &mut VirtualPool, stream: StreamId) -> ArenaId {
+        let id = pool.add_arena(ArenaPolicy::Reusing, LEN * 4).expect("there are addresses");
+        assert!(pool.back(id, LEN, stream).is_ok(), "there is memory");
+        id
+    }
+
+    #[test]
+    fn an_arena_is_looked_at_for_memory_to_lend_once_after_each_change_however_many_there_are() {
+        for arenas in [10, 100, 1_000, 10_000] {
+            let (mut pool, stream) = pool(None);
+            let ids: Vec<ArenaId> = (0..arenas).map(|_| backed(&mut pool, stream)).collect();
+            assert!(pool.arenas.may_lend.len() <= arenas);
+            pool.lend_idle().expect("no call fails");
+            assert!(pool.arenas.may_lend.is_empty(), "{arenas}: none is looked at again");
+            // One is in use again, one serves a capture, one a replay.
+            assert!(pool.back(ids[3], LEN, stream).is_ok());
+            assert!(pool.prepare_capture(ids[5], stream).is_ok());
+            pool.arenas.abort(ids[5]);
+            let lease = pool.take_lease(ids[7], LEN, stream, Overlap::Order);
+            let Ok(lease) = lease else { panic!("the arena is free") };
+            assert_eq!(
+                pool.arenas.may_lend.iter().copied().collect::<Vec<_>>(),
+                [ids[3], ids[5], ids[7]]
+            );
+            assert_eq!(pool.lend_idle().expect("no call fails"), LEN);
+            assert!(pool.arenas.may_lend.is_empty(), "the lease will list its arena again");
+            pool.end_lease(ids[7], lease, stream);
+            assert_eq!(pool.arenas.may_lend.len(), 1);
+            pool.lend_idle().expect("no call fails");
+            assert_eq!(pool.pool.arena_memory(ids[7]).lent, LEN);
+            pool.abandon_arena(ids[3]);
+            pool.audit().expect("every step keeps every invariant");
+        }
+    }
+
+    #[test]
+    fn backing_an_arena_with_lent_memory_lists_as_much_of_it_with_10_000_arenas_as_with_1_000() {
+        let allocations = [1_000, 10_000].map(|arenas| {
+            let (mut pool, stream) = pool(Some(LEN * arenas));
+            for _ in 0..arenas {
+                backed(&mut pool, stream);
+            }
+            pool.lend_idle().expect("no call fails");
+            // Now and then a table grows.
+            let counts = [(); 9].map(|()| {
+                let counted = allocation_counter::measure(|| {
+                    backed(&mut pool, stream);
+                });
+                counted.count_total
+            });
+            pool.audit().expect("every step keeps every invariant");
+            counts.into_iter().min()
+        });
+        let [few, many] = allocations.map(|count| count.expect("there are nine"));
+        assert!(many <= few + few / 4, "{few} allocations with 1,000 arenas, {many} with 10,000");
     }
 }

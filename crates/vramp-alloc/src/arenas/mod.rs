@@ -5,6 +5,12 @@
 //! block is returned and before a replay, and lends idle arenas when the pool runs short. All of it
 //! runs while the allocator's lock is held.
 //!
+//! A request never looks at every arena: those with a capture and those that may have memory to lend
+//! are in lists of their own. An arena is looked at for memory to lend once after each time that it was
+//! backed, that a capture or a lease of it ended or that one of its blocks was freed, and as long as
+//! its work is not over; with 10,000 idle arenas none is. One that was removed leaves nothing but its
+//! number in the list of arenas to shorten.
+//!
 //! This file has the state of each arena; `capture.rs`, `blocks.rs`, `memory.rs` and `replay.rs`
 //! have the operations.
 
@@ -37,6 +43,9 @@ pub(crate) struct Arenas {
     capturing: BTreeSet<ArenaId>,
     /// The arena of each capture that is served, by the driver's number.
     serving: BTreeMap<u64, ArenaId>,
+    /// Those that may have memory to lend: all others lent what they can, or will be listed when what
+    /// keeps them from it ends.
+    may_lend: BTreeSet<ArenaId>,
     /// Reusing arenas that have as many addresses as they were made with, the oldest first. Removed
     /// ones are among them until they come up.
     generous: VecDeque<ArenaId>,
@@ -173,6 +182,7 @@ impl Arenas {
     fn abort(&mut self, id: ArenaId) {
         self.get_mut(id).arena.abort().expect("it was begun before");
         self.capturing.remove(&id);
+        self.list_to_lend(id);
     }
 
     /// Serves the driver's capture by the one that was begun.
@@ -188,7 +198,16 @@ impl Arenas {
         let capturing = state.capturing.take().expect("a capture ends once");
         self.capturing.remove(&id);
         self.serving.remove(&capturing.number);
+        self.list_to_lend(id);
         (recording, capturing)
+    }
+
+    /// Lists an arena whose memory changed, or what keeps it from lending: it may have some to lend.
+    /// Does nothing for a range that is no arena.
+    fn list_to_lend(&mut self, id: ArenaId) {
+        if self.by_id.contains_key(&id) {
+            self.may_lend.insert(id);
+        }
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (ArenaId, &ArenaState)> {
@@ -301,6 +320,7 @@ impl VirtualPool {
         if state.abandoned && state.arena.blocks() == 0 && !state.is_capturing() {
             let marks: Vec<Mark> = state.leases.unfinished().collect();
             self.arenas.by_id.remove(&id);
+            self.arenas.may_lend.remove(&id);
             self.arenas.out_of_addresses = false;
             self.pool.remove_arena(id, &marks);
         }

@@ -39,6 +39,7 @@ impl VirtualPool {
             Err(refusal) => {
                 let cancelled = self.arenas.get_mut(id).leases.cancel(taken.lease);
                 cancelled.expect("the lease was taken above");
+                self.arenas.list_to_lend(id);
                 Err(NoLease::Refused(refusal))
             }
         }
@@ -78,5 +79,6 @@ impl VirtualPool {
         let mark = self.pool.now(stream);
         let ended = self.arenas.get_mut(id).leases.end(lease, mark);
         ended.expect("a lease is held until it is dropped");
+        self.arenas.list_to_lend(id);
     }
 }

@@ -10,6 +10,10 @@
 //! as they are; where one left, another is mapped at the same address, by the same ladder and from
 //! the same sources as any other request ([`Attempt::back`](crate::Attempt::back)).
 //!
+//! Lent regions are in an index of their own, and so are the arenas by address: a request looks at the
+//! memory that it may take, O(log n) for each region, and not at every arena. An arena that has ended
+//! leaves nothing here.
+//!
 //! Deliberately absent: blocks within the arena, and which lease may use it (`crate::arena`).
 
 use std::collections::BTreeMap;
@@ -65,6 +69,9 @@ pub enum AddedArena {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ArenaRanges {
     live: BTreeMap<ArenaId, ArenaRange>,
+    by_address: BTreeMap<PoolAddr, ArenaId>,
+    /// The regions that arenas lend, by address.
+    lent: BTreeMap<PoolAddr, RegionKey>,
     /// Number of arenas ever made: an id is never used again.
     made: u32,
 }
@@ -73,6 +80,7 @@ impl ArenaRanges {
     pub(crate) fn add(&mut self, range: ArenaRange) -> ArenaId {
         let arena = self.upcoming();
         self.made = self.made.checked_add(1).expect("fewer than four billion arenas");
+        self.by_address.insert(range.at, arena);
         self.live.insert(arena, range);
         arena
     }
@@ -83,7 +91,9 @@ impl ArenaRanges {
     }
 
     pub(crate) fn remove(&mut self, arena: ArenaId) {
-        self.live.remove(&arena);
+        if let Some(range) = self.live.remove(&arena) {
+            self.by_address.remove(&range.at);
+        }
     }
 
     pub(crate) fn get(&self, arena: ArenaId) -> &ArenaRange {
@@ -98,9 +108,31 @@ impl ArenaRanges {
         self.live.keys().copied()
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.live.is_empty()
+    }
+
     /// The arena whose addresses hold `at`.
     pub(crate) fn at(&self, at: PoolAddr) -> Option<ArenaId> {
-        let holds = |arena: &ArenaRange| arena.at <= at && at < arena.end();
-        self.live.iter().find(|(_, arena)| holds(arena)).map(|(&id, _)| id)
+        let (_, &arena) = self.by_address.range(..=at).next_back()?;
+        (at < self.get(arena).end()).then_some(arena)
+    }
+
+    pub(crate) fn add_lent(&mut self, at: PoolAddr, key: RegionKey) {
+        self.lent.insert(at, key);
+    }
+
+    pub(crate) fn remove_lent(&mut self, at: PoolAddr) {
+        self.lent.remove(&at);
+    }
+
+    /// The regions that arenas lend, in address order.
+    pub(crate) fn lent(&self) -> impl Iterator<Item = RegionKey> {
+        self.lent.values().copied()
+    }
+
+    /// The last lent region that begins at `at` or before.
+    pub(crate) fn lent_up_to(&self, at: PoolAddr) -> Option<RegionKey> {
+        self.lent.range(..=at).next_back().map(|(_, &key)| key)
     }
 }

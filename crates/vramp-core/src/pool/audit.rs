@@ -99,8 +99,15 @@ impl View<'_> {
                 indexed += 1;
             }
         }
-        let free = |kind: &Kind| matches!(kind, Kind::Free(free) if free.lent_by.is_none());
-        let free = self.regions.iter().filter(|(_, region)| free(&region.kind)).count();
+        for key in self.arenas.lent() {
+            let region = self.regions.get(key);
+            let lent = matches!(&region.kind, Kind::Free(free) if free.lent_by.is_some());
+            if !lent || self.lent_at(region.at) != Some(key) {
+                return Err(format!("region {key} at {:?} is indexed as lent", region.at));
+            }
+            indexed += 1;
+        }
+        let free = self.regions.iter().filter(|(_, r)| matches!(r.kind, Kind::Free(_))).count();
         (free == indexed).then_some(()).ok_or(format!("{free} free regions, {indexed} indexed"))
     }
 

@@ -147,9 +147,9 @@ impl<'a> View<'a> {
         self.arena_regions(arena).filter(move |(_, region)| lent(region)).map(|(key, _)| key)
     }
 
-    /// The free regions that arenas lend.
-    pub(crate) fn lent(self) -> impl Iterator<Item = RegionKey> + 'a {
-        self.arenas.ids().flat_map(move |arena| self.lent_of(arena))
+    /// The lent region that holds `at`.
+    pub(crate) fn lent_at(self, at: PoolAddr) -> Option<RegionKey> {
+        self.arenas.lent_up_to(at).filter(|&key| self.regions.get(key).holds(at))
     }
 
     /// The gap of an arena that holds `at`.

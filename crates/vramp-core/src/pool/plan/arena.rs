@@ -11,7 +11,7 @@ use crate::pool::ops::{Fill, Plan, Range};
 use crate::pool::plan::build::{Build, Choice, choose};
 use crate::pool::plan::decision::{Climb, Decision};
 use crate::pool::plan::fill::Filling;
-use crate::pool::plan::sources::ChunkCount;
+use crate::pool::plan::sources::{ChunkCount, Sources};
 use crate::pool::regions::{Kind, Region};
 use crate::pool::request::{Attempt, Rung, Step};
 use crate::pool::view::View;
@@ -154,7 +154,29 @@ impl View<'_> {
 
     fn build_arena(self, arena: ArenaId, bare: &Bare, attempt: &Attempt, mixed: &Mixed) -> Build {
         let stream = attempt.request.stream;
-        let sources = self.sources(stream);
+        let left = bare.regions.iter().filter_map(|&key| match self.regions.get(key).kind {
+            Kind::Retired { chunk, .. } => Some(chunk),
+            _ => None,
+        });
+        let left: BTreeSet<ChunkId> = left.collect();
+        let left: Vec<ChunkId> = left.into_iter().collect();
+        let some = self.sources_for(bare.gaps, stream, &left);
+        let build = self.build_arena_from(&some, arena, bare, attempt, mixed);
+        if some.complete || build.is_enough() {
+            return build;
+        }
+        self.build_arena_from(&self.sources(stream), arena, bare, attempt, mixed)
+    }
+
+    fn build_arena_from(
+        self,
+        sources: &Sources,
+        arena: ArenaId,
+        bare: &Bare,
+        attempt: &Attempt,
+        mixed: &Mixed,
+    ) -> Build {
+        let stream = attempt.request.stream;
         // Chunks that left and are free again return without a driver call, each to one of its old
         // places; other old mappings make room.
         let mut returning: Vec<usize> = Vec::new();

@@ -58,6 +58,15 @@ impl Build {
             FillPlan::ClearFirst(plan) => Build::ClearFirst(plan),
         }
     }
+
+    /// True unless more sources could make it better: the pool grows beyond its slack, or it fails.
+    pub(in crate::pool) fn is_enough(&self) -> bool {
+        match self {
+            Build::ClearFirst(_) => true,
+            Build::Fill { over_slack, .. } => over_slack.is_zero(),
+            Build::Short { .. } => false,
+        }
+    }
 }
 
 /// A region to build.
@@ -102,10 +111,18 @@ impl View<'_> {
         let allowed = self.growth_allowed(attempt);
         let budget = self.growth_budget(len, attempt, mixed);
         let target = Target { len, stream, budget, mixed };
-        let sources = self.sources(stream);
+        let some = self.sources_for(len, stream, &[]);
+        let build = self.build_from(target, allowed, &some);
+        if some.complete || build.is_enough() {
+            return build;
+        }
+        self.build_from(target, allowed, &self.sources(stream))
+    }
+
+    fn build_from(self, target: Target<'_>, allowed: Bytes, sources: &Sources) -> Build {
         let mut best: Option<Candidate> = None;
         let mut missing = Bytes::MAX;
-        for candidate in self.candidates(target, &sources) {
+        for candidate in self.candidates(target, sources) {
             if candidate.fresh > allowed {
                 missing = missing.min(candidate.fresh - allowed);
                 continue;
@@ -118,7 +135,7 @@ impl View<'_> {
             None => Build::Short { missing },
             Some(candidate) => {
                 debug_assert!(candidate.placed >= candidate.need);
-                self.plan_candidate(candidate, target, &sources)
+                self.plan_candidate(candidate, target, sources)
             }
         }
     }

@@ -58,7 +58,7 @@ impl View<'_> {
     /// Chunks that are wholly free and whose mappings no work uses any more, with their lengths.
     fn idle_chunks(self) -> Vec<(Bytes, ChunkId)> {
         let owned = self.streams.ids().flat_map(|id| self.streams.get(id).free.iter());
-        self.idle_chunks_in(owned.map(|(_, _, key)| key).chain(self.lent()))
+        self.idle_chunks_in(owned.map(|(_, _, key)| key).chain(self.arenas.lent()))
     }
 
     fn idle_chunks_in(self, regions: impl Iterator<Item = RegionKey>) -> Vec<(Bytes, ChunkId)> {

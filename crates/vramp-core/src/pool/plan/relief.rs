@@ -43,7 +43,7 @@ impl View<'_> {
     fn relieve(self, needed: Bytes, attempt: &mut Attempt, then: Rung) -> Option<Step> {
         if attempt.relief == Relief::Untried {
             attempt.relief = Relief::ArenasLent;
-            if self.could_lend() {
+            if !self.arenas.is_empty() {
                 return Some(Step::Lend);
             }
         }
@@ -55,12 +55,6 @@ impl View<'_> {
             return Some(Step::Perform(plan));
         }
         None
-    }
-
-    /// True if some arena has memory that it could lend.
-    fn could_lend(self) -> bool {
-        let backed = |kind: &Kind| matches!(kind, Kind::Arena { .. });
-        self.arenas.ids().any(|arena| self.arena_regions(arena).any(|(_, r)| backed(&r.kind)))
     }
 
     /// A plan that releases the smallest idle chunk, so that others can be made of its memory: free

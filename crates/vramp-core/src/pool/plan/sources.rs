@@ -1,4 +1,7 @@
 //! The free chunks that a build may move.
+//!
+//! Those of the stream are listed all. What arenas lend is listed as far as a build can use it: with
+//! 10,000 arenas a build looks at as many lent chunks as with 100, unless those do not suffice.
 
 use std::collections::BTreeMap;
 
@@ -7,6 +10,9 @@ use crate::ids::{ChunkId, PoolAddr, StreamId};
 use crate::pool::chunks::Mapped;
 use crate::pool::index::RegionKey;
 use crate::pool::view::View;
+
+/// Number of lent chunks that a build chooses from, at least.
+const LENT_ENOUGH: usize = 256;
 
 /// Where a source lies, in the order in which sources of one length are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,10 +63,12 @@ pub(in crate::pool) struct Sources {
     pub counts: Vec<ChunkCount>,
     /// The same for each region: slots of `counts`, and numbers.
     of_region: BTreeMap<RegionKey, Vec<(usize, u64)>>,
+    /// True if there are no others.
+    pub complete: bool,
 }
 
 impl Sources {
-    fn new(all: Vec<Source>) -> Sources {
+    fn new(all: Vec<Source>, complete: bool) -> Sources {
         let mut by_len: BTreeMap<Bytes, Vec<usize>> = BTreeMap::new();
         let mut by_chunk = BTreeMap::new();
         for (index, source) in all.iter().enumerate() {
@@ -81,7 +89,7 @@ impl Sources {
         let count =
             |(&len, group): (&Bytes, &Vec<usize>)| ChunkCount { len, count: group.len() as u64 };
         let counts = by_len.iter().map(count).collect();
-        Sources { all, by_len, by_chunk, counts, of_region }
+        Sources { all, by_len, by_chunk, counts, of_region, complete }
     }
 
     /// The stream's region with the most bytes in sources.
@@ -121,14 +129,46 @@ impl View<'_> {
 
     /// The wholly free chunks that `stream` may move: its own, and those that arenas lend.
     pub(in crate::pool) fn sources(self, stream: StreamId) -> Sources {
+        self.sources_for(Bytes::MAX, stream, &[])
+    }
+
+    /// The same with some of what arenas lend: at least twice `len` bytes and 256 chunks, and the chunks
+    /// `returning`. O(those chunks), and O(log n) for each that returns.
+    pub(in crate::pool) fn sources_for(
+        self,
+        len: Bytes,
+        stream: StreamId,
+        returning: &[ChunkId],
+    ) -> Sources {
         let mut all = Vec::new();
-        let own = self.streams.get(stream).free.iter();
-        let own = own.map(|(_, len, key)| (key, Lender::Stream { region_len: len }));
-        for (region, lender) in own.chain(self.lent().map(|key| (key, Lender::Arena))) {
+        for (_, region_len, region) in self.streams.get(stream).free.iter() {
+            let lender = Lender::Stream { region_len };
             for Mapped { chunk, home, len } in self.chunks_in(region) {
                 all.push(Source { chunk, home, len, region, lender });
             }
         }
-        Sources::new(all)
+        let lender = Lender::Arena;
+        let (mut listed, mut bytes) = (0, Bytes::ZERO);
+        let enough = len.saturating_add(len);
+        let lent = self.arenas.lent();
+        let mut lent = lent.flat_map(|region| self.chunks_in(region).map(move |c| (region, c)));
+        for (region, Mapped { chunk, home, len }) in lent.by_ref() {
+            all.push(Source { chunk, home, len, region, lender });
+            (listed, bytes) = (listed + 1, bytes + len);
+            if listed >= LENT_ENOUGH && bytes >= enough {
+                break;
+            }
+        }
+        let Some((_, next)) = lent.next() else { return Sources::new(all, true) };
+        // Those that lie before are listed.
+        for &chunk in returning {
+            let home = self.chunks.get(chunk).home.filter(|&home| home >= next.home);
+            if let Some(home) = home
+                && let Some(region) = self.lent_at(home)
+            {
+                all.push(Source { chunk, home, len: self.chunks.get(chunk).len, region, lender });
+            }
+        }
+        Sources::new(all, false)
     }
 }

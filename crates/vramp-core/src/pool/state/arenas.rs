@@ -135,6 +135,7 @@ impl Pool {
                 let parts = Parts::one(run.len, Epoch::START);
                 self.regions.get_mut(piece).kind =
                     Kind::Free(Free { owner: stream, parts, born, lent_by: Some(arena) });
+                self.index(piece);
                 lent += run.len;
             }
         }
@@ -154,10 +155,19 @@ impl Pool {
             let Some(first) = homes.next() else { continue };
             let (from, to) = (first.home, homes.last().unwrap_or(first).end());
             let (at, end) = (region.at, region.end());
+            self.unindex(key);
             if to < end {
-                self.split_lent(key, to - at);
+                let behind = self.split_lent(key, to - at);
+                self.index(behind);
             }
-            let key = if at < from { self.split_lent(key, from - at) } else { key };
+            let key = match at < from {
+                true => {
+                    let part = self.split_lent(key, from - at);
+                    self.index(key);
+                    part
+                }
+                false => key,
+            };
             let region = self.regions.get_mut(key);
             region.kind = Kind::Arena { arena, stream };
             self.used += region.len;
@@ -184,6 +194,9 @@ impl Pool {
         uses.extend(self.arena_inherited(arena));
         self.arenas.remove(arena);
         for key in keys {
+            if matches!(self.regions.get(key).kind, Kind::Free(_)) {
+                self.unindex(key);
+            }
             match &mut self.regions.get_mut(key).kind {
                 Kind::Gap { .. } => self.add_hole(key),
                 Kind::Retired { arena, .. } => *arena = None,

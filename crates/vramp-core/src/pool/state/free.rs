@@ -201,16 +201,24 @@ impl Pool {
         }
     }
 
-    /// Adds a free region to its owner's index. One that an arena lends is never indexed.
+    /// Adds a free region to its owner's index, or to that of the lent ones.
     pub(super) fn index(&mut self, key: RegionKey) {
         let (at, len) = (self.regions.get(key).at, self.regions.get(key).len);
-        let &Free { owner, lent_by: None, .. } = self.view().free_of(key) else { return };
-        self.streams.get_mut(owner).free.insert(at, len, key);
+        match self.view().free_of(key) {
+            &Free { owner, lent_by: None, .. } => {
+                self.streams.get_mut(owner).free.insert(at, len, key);
+            }
+            _ => self.arenas.add_lent(at, key),
+        }
     }
 
     pub(super) fn unindex(&mut self, key: RegionKey) {
         let (at, len) = (self.regions.get(key).at, self.regions.get(key).len);
-        let &Free { owner, lent_by: None, .. } = self.view().free_of(key) else { return };
-        self.streams.get_mut(owner).free.remove(at, len, key);
+        match self.view().free_of(key) {
+            &Free { owner, lent_by: None, .. } => {
+                self.streams.get_mut(owner).free.remove(at, len, key);
+            }
+            _ => self.arenas.remove_lent(at),
+        }
     }
 }

@@ -138,9 +138,10 @@ impl Pool {
 
     /// Cuts a trimmed chunk's home out of the free region around it.
     fn cut_home(&mut self, at: PoolAddr, len: Bytes) -> RegionKey {
-        let found = self.regions.iter().find(|(_, region)| region.holds(at));
-        let (key, region) = found.unwrap_or_else(|| panic!("no region holds {at:?}"));
-        let offset = at - region.at;
+        let all = || self.regions.iter().find(|(_, region)| region.holds(at)).map(|(key, _)| key);
+        let key = self.view().lent_at(at).or_else(all);
+        let key = key.unwrap_or_else(|| panic!("no region holds {at:?}"));
+        let offset = at - self.regions.get(key).at;
         self.unindex(key);
         let mut piece = key;
         if !offset.is_zero() {
