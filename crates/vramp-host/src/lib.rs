@@ -9,6 +9,7 @@
 //!   [`HostReserve`] keeps a request that is under way from aborting the process.
 //! - [`topology`] reads GPUs, NUMA nodes, disks and network cards from sysfs and procfs, and
 //!   classifies the PCIe path between two devices.
+//! - [`barrier`] orders a fast path and a rare one, at the cost of the rare one.
 //! - [`fork`] tells a forked child that locks and devices of its parent are out of its reach.
 //!
 //! ```
@@ -45,6 +46,7 @@
 //!
 //! Deliberately absent: devices, budgets, policy, environment variables and pools.
 
+pub mod barrier;
 mod disk;
 pub mod fork;
 mod memory;
