@@ -13,7 +13,7 @@ use crate::shell;
 pub const SHORT: Option<u32> = Some(3);
 
 /// The crates that have models.
-const MODELLED: [&str; 2] = ["vramp-alloc", "vramp-tiers"];
+const MODELLED: [&str; 3] = ["vramp-alloc", "vramp-tiers", "vramp-capi"];
 
 /// Explores the models; at most so many preemptions in one run of a model, or all that there can be.
 ///

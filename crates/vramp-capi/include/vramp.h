@@ -28,7 +28,7 @@ typedef enum {
   VRAMP_ERROR_UNKNOWN_POINTER = 7,
   // Out of memory. The message says what is free and what to do.
   VRAMP_ERROR_OUT_OF_MEMORY = 8,
-  // A driver call failed. The message names it.
+  // A driver call failed, for another reason than a capture. The message names it.
   VRAMP_ERROR_DRIVER = 9,
   // The maximum number of allocators is open.
   VRAMP_ERROR_TOO_MANY = 10,
@@ -256,10 +256,12 @@ vramp_status_t vramp_stream_adopt(vramp_allocator_t allocator, void *raw, vramp_
 // `stream` is null or valid for writing.
 vramp_status_t vramp_stream_create(vramp_allocator_t allocator, vramp_stream_t *stream);
 
-// Forgets a stream, created or adopted. Call it before destroying an adopted stream, and not while
-// the stream captures a graph. Never waits: queued work still runs, and memory that it uses is not
-// reused before it completes. Blocks of the stream stay live; free them on another stream.
-vramp_status_t vramp_stream_forget(vramp_allocator_t allocator, vramp_stream_t stream);
+// Forgets a stream, created or adopted. Call it before destroying an adopted stream; while the stream
+// captures a graph it returns VRAMP_ERROR_CAPTURE. Never waits: queued work still runs, and memory
+// that it uses is not reused before it completes. Blocks of the stream stay live, and may be freed on
+// it or on another stream. After VRAMP_ERROR_DRIVER the call can be repeated.
+vramp_status_t vramp_stream_forget(vramp_allocator_t allocator,
+                                   vramp_stream_t stream);
 
 // Allocates at least `size` bytes for work on `stream`, aligned to 512 bytes, or to 256 bytes in a
 // capture into an arena. A block of zero bytes has a unique address too. On failure `*address` is
@@ -274,7 +276,7 @@ vramp_status_t vramp_malloc(vramp_allocator_t allocator,
 
 // Frees a block. All work on it must be queued on `stream`, or ordered before the work queued on
 // it so far, or recorded with vramp_record_use. `stream` may differ from the stream of the
-// allocation. Never waits.
+// allocation, and may be forgotten. Never waits.
 //
 // An address that is null, not the start of a block, of another allocator or free already is an
 // error and changes nothing. A new block at the same address cannot be distinguished from the old

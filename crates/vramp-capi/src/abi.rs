@@ -23,7 +23,7 @@ pub enum vramp_status_t {
     VRAMP_ERROR_UNKNOWN_POINTER = 7,
     /// Out of memory. The message says what is free and what to do.
     VRAMP_ERROR_OUT_OF_MEMORY = 8,
-    /// A driver call failed. The message names it.
+    /// A driver call failed, for another reason than a capture. The message names it.
     VRAMP_ERROR_DRIVER = 9,
     /// The maximum number of allocators is open.
     VRAMP_ERROR_TOO_MANY = 10,

@@ -1,15 +1,16 @@
 //! Maps addresses to allocations, because C frees by address alone.
 //!
-//! Sharded to keep lock contention low. A lookup, an insert and a remove are O(1). The maps keep the
+//! Sharded to keep lock contention low; a lock and its unlock are one locked instruction
+//! (`brief_lock.rs`). A lookup, an insert and a remove are O(1). The maps keep the
 //! capacity of the most blocks that were ever live: 64 bytes or so for each.
 //! A block is removed before its memory is freed and inserted
 //! after it was allocated, so no address is ever in the map twice.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use crossbeam_utils::CachePadded;
 use rustc_hash::FxHashMap;
 use vramp_alloc::{Allocation, DeviceAddr};
+
+use crate::brief_lock::{BriefGuard, BriefLock};
 
 const SHARDS: usize = 64;
 /// Alignment of blocks: 512 bytes, and 256 in a capture.
@@ -21,20 +22,20 @@ type Shard = FxHashMap<u64, Allocation>;
 
 /// Every live block of an allocator, by its address.
 pub(crate) struct Addresses {
-    shards: [CachePadded<Mutex<Shard>>; SHARDS],
+    shards: [CachePadded<BriefLock<Shard>>; SHARDS],
 }
 
 impl Addresses {
     pub fn new() -> Addresses {
-        Addresses { shards: std::array::from_fn(|_| CachePadded::new(Mutex::default())) }
+        let shard = |_| CachePadded::new(BriefLock::new(Shard::default()));
+        Addresses { shards: std::array::from_fn(shard) }
     }
 
     #[inline]
-    fn shard(&self, addr: u64) -> MutexGuard<'_, Shard> {
+    fn shard(&self, addr: u64) -> BriefGuard<'_, Shard> {
         // Blocks are aligned to 512 bytes. The top bits of the product depend on all others.
         let mixed = (addr >> 9).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let shard = &self.shards[(mixed >> (64 - SHARDS.ilog2())) as usize];
-        shard.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[(mixed >> (64 - SHARDS.ilog2())) as usize].lock()
     }
 
     #[inline]
@@ -62,10 +63,7 @@ impl Addresses {
 
     /// Returns the number of blocks. O(64).
     pub fn count(&self) -> usize {
-        let count = |shard: &CachePadded<Mutex<Shard>>| {
-            shard.lock().unwrap_or_else(PoisonError::into_inner).len()
-        };
-        self.shards.iter().map(count).sum()
+        self.shards.iter().map(|shard| shard.lock().len()).sum()
     }
 
     /// Calls `f` with the block that begins at `addr`. The block cannot be freed meanwhile.
@@ -95,7 +93,7 @@ impl Addresses {
         }
         let mut looked_at = NEAR as usize;
         for shard in &self.shards {
-            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let shard = shard.lock();
             // Walking a map takes time by its capacity, which stays when blocks are freed.
             if looked_at.saturating_add(shard.capacity()) > budget {
                 break;

@@ -1,7 +1,6 @@
 //! One open allocator with the maps that C needs: addresses and raw stream handles.
 
 use std::cell::Cell;
-use std::collections::HashSet;
 use std::ffi::c_void;
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -14,10 +13,11 @@ use vramp_alloc::graph::AttachedCapture;
 use vramp_alloc::history::{HistoryRecording, HistorySize};
 use vramp_alloc::observe::{Event, Registration};
 use vramp_alloc::{
-    AllocError, Allocation, Allocator, Bytes, CloseError, DeviceAddr, FreeError, StreamId,
+    AllocError, Allocation, Allocator, Bytes, CloseError, Config, DeviceAddr, FreeError, StreamId,
 };
 
 use vramp_driver::Driver;
+use vramp_host::barrier::prepare;
 
 use crate::abi::vramp_status_t::*;
 use crate::abi::{vramp_stats_t, vramp_stream_t};
@@ -25,7 +25,7 @@ use crate::addresses::Addresses;
 use crate::captures::Captures;
 use crate::device::Device;
 use crate::options::Options;
-use crate::status::{Failure, Result};
+use crate::status::{Failure, Result, unknown_stream};
 
 /// An open allocator.
 pub(crate) struct Context {
@@ -35,7 +35,6 @@ pub(crate) struct Context {
     pub captures: Captures,
     /// Adopted streams, by their raw handle.
     adopted: RwLock<FxHashMap<usize, StreamId>>,
-    forgotten: RwLock<HashSet<StreamId>>,
     /// Number of streams forgotten so far.
     forgets: AtomicU64,
     /// The history being recorded.
@@ -77,7 +76,12 @@ impl Context {
         let device = Device::open(device)?;
         let limits = device.driver.info().limits;
         options.check_limit(limits.memory, limits.page)?;
-        let config = options.config(limits.memory, fraction);
+        Context::on(device, options.config(limits.memory, fraction))
+    }
+
+    /// Opens an allocator on an open device.
+    pub fn on(device: Device, config: Config) -> Result<Context> {
+        prepare();
         let allocator = Allocator::new(Arc::clone(&device.driver), config)?;
         Ok(Context {
             device,
@@ -85,7 +89,6 @@ impl Context {
             blocks: Addresses::new(),
             captures: Captures::default(),
             adopted: RwLock::default(),
-            forgotten: RwLock::default(),
             forgets: AtomicU64::new(0),
             recording: Mutex::new(None),
             recorded_events: AtomicU32::new(0),
@@ -103,6 +106,11 @@ impl Context {
     #[inline]
     pub fn allocator(&self) -> &Allocator {
         &self.allocator
+    }
+
+    /// Returns true if the device is a card, and not simulated or one that the caller made.
+    pub fn is_on_card(&self) -> bool {
+        self.device.card.is_some()
     }
 
     /// Returns the size of the device's memory.
@@ -127,22 +135,15 @@ impl Context {
         vramp_stream_t { id: u64::from(self.tag) << 32 | (stream.index() as u64 + 1) }
     }
 
-    /// Returns the stream of a handle.
+    /// Returns the stream of a handle. It may be forgotten, which the allocator finds.
     #[inline]
     pub fn stream(&self, handle: vramp_stream_t) -> Result<StreamId> {
         let index = (handle.id as u32).wrapping_sub(1);
         let stream = StreamId::new(index);
-        let foreign = handle.id >> 32 != u64::from(self.tag) || index == u32::MAX;
-        if foreign || self.is_forgotten(stream) {
-            return Err(unknown_stream(handle, foreign));
+        if handle.id >> 32 != u64::from(self.tag) || index == u32::MAX {
+            return Err(foreign_stream(handle));
         }
         Ok(stream)
-    }
-
-    #[inline]
-    fn is_forgotten(&self, stream: StreamId) -> bool {
-        self.forgets.load(Ordering::Acquire) > 0
-            && self.forgotten.read().unwrap_or_else(PoisonError::into_inner).contains(&stream)
     }
 
     /// Creates a stream on the device.
@@ -194,32 +195,23 @@ impl Context {
         Ok(stream)
     }
 
-    /// Forgets a stream, which the caller may destroy afterwards. Never waits.
+    /// Forgets a stream, which the caller may destroy afterwards. Never waits. Where only the driver's
+    /// stream could not be destroyed, another call tries that again.
     ///
     /// A capturing stream is refused: the event that replaces it would become part of the graph.
     pub fn forget(&self, stream: StreamId) -> Result<()> {
-        // Held until the end, so that a stream is forgotten only once.
-        let mut forgotten = self.forgotten.write().unwrap_or_else(PoisonError::into_inner);
-        let raw = self.allocator.stream(stream).filter(|_| !forgotten.contains(&stream));
-        let raw = raw.ok_or_else(|| unknown_stream(self.handle_of(stream), false))?;
-        if self.device.driver.info().capabilities.graphs && self.device.driver.is_capturing(raw)? {
-            let text =
-                "the stream is capturing a graph: end the capture before forgetting the stream";
-            return Err(Failure::new(VRAMP_ERROR_CAPTURE, text));
-        }
+        let raw = self.allocator.stream(stream);
         let ended = self.allocator.destroy_stream(stream);
         if self.allocator.stream(stream).is_some() {
             return Ok(ended?);
         }
-        // It has ended, even if the driver's stream could not be destroyed: closing retries that.
-        forgotten.insert(stream);
         let mut adopted = self.adopted.write().unwrap_or_else(PoisonError::into_inner);
         let was_adopted = adopted.values().any(|known| *known == stream);
         adopted.retain(|_, known| *known != stream);
         // After the id is gone from the table: a thread that adopts meanwhile could otherwise keep
         // the ended id under the new count.
         self.forgets.fetch_add(1, Ordering::Release);
-        if was_adopted && let Some(card) = &self.device.card {
+        if was_adopted && let (Some(card), Some(raw)) = (&self.device.card, raw) {
             // The caller owns an adopted stream: the driver only forgets it.
             card.destroy_stream(raw)?;
         }
@@ -230,15 +222,22 @@ impl Context {
 
     #[inline]
     pub fn malloc(&self, size: u64, stream: StreamId) -> Result<DeviceAddr> {
+        let mut rejected = None;
         // Observers may look the block up.
-        let placed = self.allocator.malloc_with(Bytes::new(size), stream, |allocation| {
+        let addr = self.allocator.malloc_with(Bytes::new(size), stream, |allocation| {
             let addr = allocation.addr();
-            self.blocks.try_insert(allocation).map(|()| addr)
+            if let Err(allocation) = self.blocks.try_insert(allocation) {
+                rejected = Some(allocation);
+            }
+            addr
         })?;
-        placed.or_else(|allocation| {
-            self.allocator.free(allocation, stream)?;
-            Err(AllocError::HostMemory(HostShortage).into())
-        })
+        match rejected {
+            None => Ok(addr),
+            Some(allocation) => {
+                self.allocator.free(allocation, stream)?;
+                Err(AllocError::HostMemory(HostShortage).into())
+            }
+        }
     }
 
     #[inline]
@@ -269,9 +268,9 @@ impl Context {
     #[cold]
     fn not_freed(&self, addr: u64, error: FreeError) -> Result<()> {
         match error {
-            FreeError::UnknownStream { allocation, stream } => {
+            FreeError::UnknownStream { allocation, .. } => {
                 self.blocks.insert(allocation);
-                Err(unknown_stream(self.handle_of(stream), false))
+                Err(unknown_stream())
             }
             FreeError::Foreign(allocation) => {
                 self.blocks.insert(allocation);
@@ -443,13 +442,10 @@ impl Context {
 }
 
 #[cold]
-fn unknown_stream(handle: vramp_stream_t, foreign: bool) -> Failure {
-    let text = match (handle.id, foreign) {
-        (0, _) => "the stream is zero: use one from vramp_stream_create or vramp_stream_adopt",
-        (_, true) => {
-            "the stream belongs to another allocator or was never made: use one of this allocator"
-        }
-        (_, false) => "the stream is unknown to this allocator or was forgotten: adopt it again",
+fn foreign_stream(handle: vramp_stream_t) -> Failure {
+    let text = match handle.id {
+        0 => "the stream is zero: use one from vramp_stream_create or vramp_stream_adopt",
+        _ => "the stream belongs to another allocator or was never made: use one of this allocator",
     };
     Failure::new(VRAMP_ERROR_UNKNOWN_STREAM, format!("{text} (stream {:#x})", handle.id))
 }

@@ -39,13 +39,18 @@ impl Device {
         }
     }
 
+    /// Returns a device that is open. It adopts no streams of a caller: each becomes one of its own.
+    pub fn of(driver: Arc<dyn Driver>) -> Device {
+        Device { driver, card: None }
+    }
+
     fn on(card: CudaDriver) -> Device {
         let card = Arc::new(card);
         Device { driver: Arc::clone(&card) as Arc<dyn Driver>, card: Some(card) }
     }
 
     fn named(name: &str) -> Result<Device, DeviceError> {
-        Ok(Device { driver: vramp_alloc::open(name)?.driver, card: None })
+        Ok(Device::of(vramp_alloc::open(name)?.driver))
     }
 }
 

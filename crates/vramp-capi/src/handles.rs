@@ -1,77 +1,61 @@
 //! Looks up allocators by id.
 //!
 //! An id combines a slot with a use count, so the id of a closed allocator stays unknown for ever.
-//! A slot consists of several stripes with equal contents, each with its own lock. A call holds the
-//! read lock of its thread's stripe, so that threads rarely share a cache line.
 //!
 //! The life of an allocator:
 //!
-//! 1. [`insert`] fills the stripes of a free slot.
-//! 2. [`with`] finds it. A call never waits for a stripe: one that is locked for writing, or that a
-//!    closer waits for, belongs to an allocator that is being closed, and the call is refused.
-//! 3. [`close`] claims the close, of which there is one for each allocator, and then empties one
-//!    stripe after the other. So it waits for the calls in progress. If the allocator cannot be
-//!    closed, because a stream captures, the stripes are filled again.
+//! 1. [`insert`] puts it into a free slot and opens the slot's gate (`gate.rs`).
+//! 2. [`with`] finds it. A call never waits for a closer: behind a gate that is shut is an allocator
+//!    that is being closed, and the call is refused.
+//! 3. [`close`] claims the close, of which there is one for each allocator, and then shuts the gate
+//!    and waits for the calls in progress. If the allocator cannot be closed, because a stream
+//!    captures, the gate is opened again.
 //!
 //! A call may run a callback of the user that calls in again. Nested calls cannot wait for a closer
 //! that waits for the outer call:
 //!
 //! - A call inside a callback of the same allocator is served also while the allocator is being
-//!   closed, from the closer's claim: the outer call still holds its stripe.
+//!   closed, from the closer's claim: the closer still waits for the outer call.
 //! - A close inside a callback of the same allocator is refused. Inside a callback of another
 //!   allocator it is refused while calls are in progress, because two callbacks that close each
 //!   other's allocators would wait for ever.
 //!
-//! Tests close with real threads, in loops: the model checker's lock has no waiting writers, which
-//! are what nested calls meet here.
-//!
-//! There are at most 256 slots, which are reused; a closed allocator leaves nothing else. A forked
-//! child is refused before any lock.
+//! There are at most 256 slots, which are reused; a closed allocator leaves nothing else. Each thread
+//! that calls has a record (`threads.rs`), which a close looks at. A forked child is refused before
+//! any lock.
 
-use std::cell::Cell;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crossbeam_utils::CachePadded;
 use vramp_alloc::observe::is_in_callback;
 
 use crate::abi::vramp_allocator_t;
 use crate::abi::vramp_status_t::*;
 use crate::context::{CloseRefused, Context};
+use crate::gate::{Close, Gate};
 use crate::status::{Failure, Result, check_fork};
+use crate::threads;
 
 /// Maximum number of open allocators.
 const SLOTS: usize = 256;
-/// Stripes per slot. Threads beyond this number share stripes.
-const STRIPES: usize = 32;
 
-struct Entry {
+/// An allocator that is being closed.
+struct Claim {
     id: u64,
     context: Arc<Context>,
 }
 
-type Stripe = CachePadded<RwLock<Option<Entry>>>;
-
 struct Slot {
-    stripes: [Stripe; STRIPES],
+    gate: Gate<Arc<Context>>,
     /// The allocator that is being closed.
-    closing: Mutex<Option<Entry>>,
+    closing: Mutex<Option<Claim>>,
 }
 
 impl Slot {
     fn new() -> Box<Slot> {
-        let stripes = std::array::from_fn(|_| Stripe::default());
-        Box::new(Slot { stripes, closing: Mutex::new(None) })
+        Box::new(Slot { gate: Gate::new(), closing: Mutex::new(None) })
     }
 
-    fn fill(&self, id: u64, context: &Arc<Context>) {
-        for stripe in &self.stripes {
-            let entry = Entry { id, context: Arc::clone(context) };
-            *stripe.write().unwrap_or_else(PoisonError::into_inner) = Some(entry);
-        }
-    }
-
-    fn closing(&self) -> MutexGuard<'_, Option<Entry>> {
+    fn closing(&self) -> MutexGuard<'_, Option<Claim>> {
         self.closing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -86,22 +70,6 @@ struct Free {
     fresh: usize,
     /// Number of allocators opened so far.
     uses: u64,
-}
-
-thread_local! {
-    /// Stripe of the thread.
-    static STRIPE: Cell<Option<usize>> = const { Cell::new(None) };
-}
-
-/// Returns the stripe of the calling thread.
-#[inline]
-fn stripe() -> usize {
-    STRIPE.get().unwrap_or_else(|| {
-        static THREADS: AtomicUsize = AtomicUsize::new(0);
-        let own = THREADS.fetch_add(1, Ordering::Relaxed) % STRIPES;
-        STRIPE.set(Some(own));
-        own
-    })
 }
 
 #[cold]
@@ -134,7 +102,7 @@ pub(crate) fn insert(context: Arc<Context>) -> Result<vramp_allocator_t> {
     };
     free.uses += 1;
     let id = free.uses * SLOTS as u64 + index as u64;
-    TABLE[index].get_or_init(Slot::new).fill(id, &context);
+    TABLE[index].get_or_init(Slot::new).gate.open(id, context);
     Ok(vramp_allocator_t { id })
 }
 
@@ -150,39 +118,38 @@ pub(crate) fn with<R>(
 #[inline]
 fn with_shared<R>(
     handle: vramp_allocator_t,
-    call: impl FnOnce(&Arc<Context>) -> Result<R>,
+    mut call: impl FnOnce(&Arc<Context>) -> Result<R>,
 ) -> Result<R> {
     check_fork()?;
     let Some(slot) = slot_of(handle) else { return Err(unknown(handle)) };
     loop {
-        let entry = match slot.stripes[stripe()].try_read() {
-            Ok(entry) => entry,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => match served_while_closing(slot, handle)? {
-                Some(context) => return call(&context),
-                None => continue,
-            },
+        let done = match threads::idle_record() {
+            Some(record) => slot.gate.call(handle.id, record, call),
+            None => slot.gate.counted_call(handle.id, call),
         };
-        return match &*entry {
-            Some(entry) if entry.id == handle.id => call(&entry.context),
-            _ => Err(unknown(handle)),
-        };
+        match done {
+            Ok(result) => return result,
+            Err(refused) => call = refused,
+        }
+        if let Some(context) = served_while_closing(slot, handle)? {
+            return call(&context);
+        }
     }
 }
 
 /// Returns an allocator that is being closed, for a call from one of its callbacks; an error for
-/// any other call. `None` if the slot is not being closed: it is filled, or emptied at once, and
-/// the caller looks again.
+/// any other call. `None` if a close was given up meanwhile, and the caller looks again.
 #[cold]
 fn served_while_closing(slot: &Slot, handle: vramp_allocator_t) -> Result<Option<Arc<Context>>> {
     match &*slot.closing() {
-        None => Ok(None),
-        // The call that runs the callback holds its stripe until the nested one has returned. So
-        // the closer, which waits for that stripe, finds no copy left.
-        Some(entry) if entry.id == handle.id && entry.context.allocator().is_in_callback() => {
-            Ok(Some(Arc::clone(&entry.context)))
+        // A close that does not wait holds this lock until it is over.
+        None if slot.gate.is_open(handle.id) => Ok(None),
+        // The closer waits for the call that runs the callback, which ends after the nested one. So
+        // it finds no copy left.
+        Some(claim) if claim.id == handle.id && claim.context.allocator().is_in_callback() => {
+            Ok(Some(Arc::clone(&claim.context)))
         }
-        Some(_) => Err(unknown(handle)),
+        _ => Err(unknown(handle)),
     }
 }
 
@@ -195,9 +162,9 @@ pub(crate) fn close(handle: vramp_allocator_t) -> Result<()> {
         true => take_at_once(slot, handle)?,
         false => take_after_calls(slot, handle)?,
     };
-    let closed = Arc::into_inner(context).expect("all stripes were emptied").close();
+    let closed = Arc::into_inner(context).expect("no call is in progress").close();
     if let Err(CloseRefused { context: Some(context), failure }) = closed {
-        slot.fill(handle.id, &Arc::new(*context));
+        slot.gate.open(handle.id, Arc::new(*context));
         return Err(failure);
     }
     let index = (handle.id % SLOTS as u64) as usize;
@@ -213,12 +180,10 @@ fn take_after_calls(slot: &Slot, handle: vramp_allocator_t) -> Result<Arc<Contex
         if closing.is_some() {
             return Err(unknown(handle));
         }
-        *closing = Some(Entry { id: handle.id, context: Arc::clone(context) });
+        *closing = Some(Claim { id: handle.id, context: Arc::clone(context) });
         Ok(())
     })?;
-    for stripe in &slot.stripes {
-        *stripe.write().unwrap_or_else(PoisonError::into_inner) = None;
-    }
+    drop(slot.gate.close(handle.id, threads::records, Close::Waits));
     let claimed = slot.closing().take();
     Ok(claimed.expect("only the thread that claimed the close ends it").context)
 }
@@ -234,29 +199,17 @@ fn take_at_once(slot: &Slot, handle: vramp_allocator_t) -> Result<Arc<Context>> 
             false => Ok(()),
         }
     })?;
-    // Held until the end: calls that meet a locked stripe wait for it, and then look again.
+    // Held until the end: calls that meet the shut gate wait for it, and then look again.
     let closing = slot.closing();
-    if closing.is_some() {
+    if closing.is_some() || !slot.gate.is_open(handle.id) {
         return Err(unknown(handle));
     }
-    let mut guards = Vec::with_capacity(STRIPES);
-    for stripe in &slot.stripes {
-        guards.push(match stripe.try_write() {
-            Ok(entry) => entry,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                return Err(busy(
-                    "calls are in progress on the allocator, and a callback does not wait for \
-                     them: close it after the callback, or retry",
-                ));
-            }
-        });
-    }
-    let mut found = None;
-    for entry in &mut guards {
-        found = entry.take_if(|entry| entry.id == handle.id);
-    }
-    found.map(|entry| entry.context).ok_or_else(|| unknown(handle))
+    slot.gate.close(handle.id, threads::records, Close::AtOnce).ok_or_else(|| {
+        busy(
+            "calls are in progress on the allocator, and a callback does not wait for them: close \
+             it after the callback, or retry",
+        )
+    })
 }
 
 fn busy(text: &str) -> Failure {

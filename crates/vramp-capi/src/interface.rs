@@ -149,9 +149,10 @@ pub unsafe extern "C" fn vramp_stream_create(
     })
 }
 
-/// Forgets a stream, created or adopted. Call it before destroying an adopted stream, and not while
-/// the stream captures a graph. Never waits: queued work still runs, and memory that it uses is not
-/// reused before it completes. Blocks of the stream stay live; free them on another stream.
+/// Forgets a stream, created or adopted. Call it before destroying an adopted stream; while the stream
+/// captures a graph it returns VRAMP_ERROR_CAPTURE. Never waits: queued work still runs, and memory
+/// that it uses is not reused before it completes. Blocks of the stream stay live, and may be freed on
+/// it or on another stream. After VRAMP_ERROR_DRIVER the call can be repeated.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_stream_forget(
     allocator: vramp_allocator_t,
@@ -187,7 +188,7 @@ pub unsafe extern "C" fn vramp_malloc(
 
 /// Frees a block. All work on it must be queued on `stream`, or ordered before the work queued on
 /// it so far, or recorded with vramp_record_use. `stream` may differ from the stream of the
-/// allocation. Never waits.
+/// allocation, and may be forgotten. Never waits.
 ///
 /// An address that is null, not the start of a block, of another allocator or free already is an
 /// error and changes nothing. A new block at the same address cannot be distinguished from the old

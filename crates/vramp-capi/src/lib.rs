@@ -5,7 +5,7 @@
 //!
 //! 1. `interface.rs`, `graphs.rs` or `torch/mod.rs` receives ids and pointers. An id is looked up,
 //!    never dereferenced.
-//! 2. `handles.rs` looks up the allocator and keeps it open until the call returns.
+//! 2. `handles.rs` looks up the allocator; `gate.rs` keeps it open until the call returns.
 //! 3. `addresses.rs` looks up the allocation at an address. `captures.rs` looks up arenas, graphs
 //!    and leases.
 //! 4. `context.rs` calls the Rust interface.
@@ -47,15 +47,21 @@
 
 pub mod abi;
 mod addresses;
+mod brief_lock;
 mod captures;
 mod context;
 mod device;
+mod gate;
 pub mod graphs;
 mod handles;
 pub mod interface;
 mod options;
 mod pointers;
 mod status;
+mod sync;
+#[doc(hidden)]
+pub mod testing;
+mod threads;
 pub mod torch;
 
 /// Keeps a call that is under way from aborting the process when the host has no memory left.

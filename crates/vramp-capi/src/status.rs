@@ -2,20 +2,25 @@
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
+use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use vramp_alloc::error::{Inconsistency, StreamError, Unusable, UseError};
 use vramp_alloc::graph::{ArenaError, ArenaResetError, CaptureError, LaunchError};
 use vramp_alloc::{AllocError, CloseError, CreateError, DriverError, FreeError};
+use vramp_driver::ErrorKind;
 
 use crate::abi::vramp_status_t::{self, *};
 use crate::device::DeviceError;
 use crate::options::OptionError;
 
-/// Why a call failed.
+/// Why a call failed. One pointer, so that the result of a call that succeeds stays in a register.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{text}")]
-pub(crate) struct Failure {
+#[error("{}", .0.text)]
+pub(crate) struct Failure(Box<Reason>);
+
+#[derive(Clone, Debug)]
+pub(crate) struct Reason {
     pub status: vramp_status_t,
     /// One or several lines: what happened and what to do.
     pub text: String,
@@ -24,8 +29,17 @@ pub(crate) struct Failure {
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
 impl Failure {
+    #[cold]
     pub fn new(status: vramp_status_t, text: impl Into<String>) -> Failure {
-        Failure { status, text: text.into() }
+        Failure(Box::new(Reason { status, text: text.into() }))
+    }
+}
+
+impl Deref for Failure {
+    type Target = Reason;
+
+    fn deref(&self) -> &Reason {
+        &self.0
     }
 }
 
@@ -39,6 +53,20 @@ fn status_of_unusable(why: &Unusable) -> vramp_status_t {
     match why {
         Unusable::Forked => VRAMP_ERROR_FORKED,
         _ => VRAMP_ERROR_INCONSISTENT,
+    }
+}
+
+/// Returns the error for a stream that the allocator does not know, in the words of this interface.
+#[cold]
+pub(crate) fn unknown_stream() -> Failure {
+    let text = "the stream was forgotten, or is unknown to this allocator: create or adopt one";
+    Failure::new(VRAMP_ERROR_UNKNOWN_STREAM, text)
+}
+
+fn status_of_driver(error: &DriverError) -> vramp_status_t {
+    match error.kind {
+        ErrorKind::Capturing => VRAMP_ERROR_CAPTURE,
+        _ => VRAMP_ERROR_DRIVER,
     }
 }
 
@@ -67,7 +95,7 @@ impl From<CreateError> for Failure {
 
 impl From<DriverError> for Failure {
     fn from(error: DriverError) -> Failure {
-        Failure::new(VRAMP_ERROR_DRIVER, error.to_string())
+        Failure::new(status_of_driver(&error), error.to_string())
     }
 }
 
@@ -81,7 +109,8 @@ impl From<AllocError> for Failure {
     fn from(error: AllocError) -> Failure {
         let status = match error {
             AllocError::OutOfMemory(_) | AllocError::HostMemory(_) => VRAMP_ERROR_OUT_OF_MEMORY,
-            AllocError::UnknownStream(_) => VRAMP_ERROR_UNKNOWN_STREAM,
+            AllocError::UnknownStream(_) => return unknown_stream(),
+            AllocError::Driver(error) => return error.into(),
             AllocError::Unusable(ref why) => status_of_unusable(why),
             AllocError::Fraction(_) => VRAMP_ERROR_RANGE,
             AllocError::Arena(_) if error.is_out_of_memory() => VRAMP_ERROR_OUT_OF_MEMORY,
@@ -96,7 +125,8 @@ impl From<FreeError> for Failure {
     fn from(error: FreeError) -> Failure {
         let status = match error {
             FreeError::Foreign(_) => VRAMP_ERROR_UNKNOWN_POINTER,
-            FreeError::UnknownStream { .. } => VRAMP_ERROR_UNKNOWN_STREAM,
+            FreeError::UnknownStream { .. } => return unknown_stream(),
+            FreeError::Driver(error) => return error.into(),
             FreeError::Unusable(ref why) => status_of_unusable(why),
             _ => VRAMP_ERROR_DRIVER,
         };
@@ -107,7 +137,9 @@ impl From<FreeError> for Failure {
 impl From<StreamError> for Failure {
     fn from(error: StreamError) -> Failure {
         let status = match error {
-            StreamError::Unknown(_) => VRAMP_ERROR_UNKNOWN_STREAM,
+            StreamError::Unknown(_) => return unknown_stream(),
+            StreamError::Capturing(_) => VRAMP_ERROR_CAPTURE,
+            StreamError::Driver(error) => return error.into(),
             StreamError::Unusable(ref why) => status_of_unusable(why),
             _ => VRAMP_ERROR_DRIVER,
         };
@@ -129,7 +161,7 @@ impl From<UseError> for Failure {
     fn from(error: UseError) -> Failure {
         let status = match error {
             UseError::Foreign(_) => VRAMP_ERROR_UNKNOWN_POINTER,
-            UseError::UnknownStream(_) => VRAMP_ERROR_UNKNOWN_STREAM,
+            UseError::UnknownStream(_) => return unknown_stream(),
             UseError::HostMemory(_) => VRAMP_ERROR_OUT_OF_MEMORY,
             _ => VRAMP_ERROR_INCONSISTENT,
         };
@@ -162,7 +194,7 @@ impl From<CaptureError> for Failure {
             CaptureError::Alloc(error) => return error.into(),
             CaptureError::ForeignArena => VRAMP_ERROR_UNKNOWN_ARENA,
             CaptureError::ArenaBusy => VRAMP_ERROR_BUSY,
-            CaptureError::UnknownStream(_) => VRAMP_ERROR_UNKNOWN_STREAM,
+            CaptureError::UnknownStream(_) => return unknown_stream(),
             CaptureError::Unusable(ref why) => status_of_unusable(why),
             _ => VRAMP_ERROR_CAPTURE,
         };
@@ -175,8 +207,9 @@ impl From<LaunchError> for Failure {
         let status = match error {
             LaunchError::Alloc(error) => return error.into(),
             LaunchError::Busy(_) => VRAMP_ERROR_BUSY,
-            LaunchError::UnknownStream(_) => VRAMP_ERROR_UNKNOWN_STREAM,
+            LaunchError::UnknownStream(_) => return unknown_stream(),
             LaunchError::Capturing(_) => VRAMP_ERROR_CAPTURE,
+            LaunchError::Driver(error) => return error.into(),
             LaunchError::Unusable(ref why) => status_of_unusable(why),
             _ => VRAMP_ERROR_DRIVER,
         };
@@ -247,6 +280,26 @@ mod tests {
         assert_eq!(last_error_text(), "internal error, please report it: block 7 is twice free");
         assert_eq!(status_of(|| panic!("plain")), VRAMP_ERROR_INTERNAL);
         assert_eq!(last_error_text(), "internal error, please report it: plain");
+    }
+
+    #[test]
+    fn a_driver_call_that_a_capture_forbids_has_the_status_of_captures() {
+        let failed = |kind| {
+            let text = std::borrow::Cow::Borrowed("");
+            let call = vramp_driver::Call::Record;
+            DriverError { call, code: 900, name: text.clone(), kind, detail: text }
+        };
+        let statuses = |kind| {
+            [
+                Failure::from(AllocError::Driver(failed(kind))).status,
+                Failure::from(FreeError::Driver(failed(kind))).status,
+                Failure::from(LaunchError::Driver(failed(kind))).status,
+                Failure::from(StreamError::Driver(failed(kind))).status,
+                Failure::from(failed(kind)).status,
+            ]
+        };
+        assert_eq!(statuses(ErrorKind::Capturing), [VRAMP_ERROR_CAPTURE; 5]);
+        assert_eq!(statuses(ErrorKind::Other), [VRAMP_ERROR_DRIVER; 5]);
     }
 
     #[test]

@@ -111,14 +111,14 @@ impl Torch {
         let stream = unsafe { context.adopt(raw) }?;
         let pools = &self.pools[device as usize];
         let attached = if pools.any_open() { pools.attach(context, stream) } else { Ok(()) };
-        attached.and_then(|()| context.malloc(size, stream)).map_err(|failure| Failure {
-            status: failure.status,
-            text: match failure.status {
+        attached.and_then(|()| context.malloc(size, stream)).map_err(|failure| {
+            let text = match failure.status {
                 VRAMP_ERROR_OUT_OF_MEMORY => {
                     format!("CUDA out of memory on device {device}. vramp: {}", failure.text)
                 }
                 _ => format!("vramp on device {device}: {}", failure.text),
-            },
+            };
+            Failure::new(failure.status, text)
         })
     }
 

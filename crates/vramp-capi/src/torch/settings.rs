@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn bad_settings_name_the_variable() {
-        let message = |device, conf| Settings::of(device, conf).unwrap_err().text;
+        let message = |device, conf| Settings::of(device, conf).unwrap_err().to_string();
         assert_eq!(message("gpu", ""), "VRAMP_DEVICE=gpu is invalid: use cuda, sim or sim:CARD");
         assert_eq!(
             message("", "limits=1"),

@@ -6,6 +6,7 @@
 mod c_programs;
 mod callbacks;
 mod common;
+mod failing_device;
 mod forked;
 mod graphs;
 mod host_memory;

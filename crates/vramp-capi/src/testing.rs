@@ -1,0 +1,267 @@
+//! The C functions behind safe signatures, for tests and random programs. Each wrapper makes one
+//! call, as a program in C makes it, and returns what the function wrote or why it refused. Functions
+//! without pointers need no wrapper: [`done`] converts their status.
+//!
+//! Two functions exist only here: [`open_on`] opens an allocator on a device that the caller made,
+//! and [`driver_stream`] returns the device's stream of a handle. The header has neither.
+
+use std::ffi::{CStr, CString, c_void};
+use std::sync::Arc;
+
+use vramp_alloc::Config;
+use vramp_alloc::observe::is_in_callback;
+use vramp_driver::{Driver, Stream};
+
+use crate::abi::vramp_status_t::{self, *};
+use crate::abi::{
+    vramp_allocator_t, vramp_arena_t, vramp_event_t, vramp_graph_t, vramp_lease_t, vramp_stats_t,
+    vramp_stream_t,
+};
+use crate::context::Context;
+use crate::device::Device;
+use crate::graphs::*;
+use crate::handles;
+use crate::interface::*;
+use crate::status::{catch_failure, check_fork, last_error_text};
+
+/// A call that failed: its status and the thread's message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Status that the function returned.
+    pub status: vramp_status_t,
+    /// Text of `vramp_last_error`, on the thread of the call.
+    pub text: String,
+}
+
+/// Result of a call.
+pub type Outcome<T> = Result<T, Refusal>;
+
+/// Converts the status of a call that the calling thread made last.
+pub fn done(status: vramp_status_t) -> Outcome<()> {
+    match status {
+        VRAMP_OK => Ok(()),
+        status => Err(Refusal { status, text: last_error_text() }),
+    }
+}
+
+/// Opens an allocator on a device, as `vramp_open` does on the device of a name.
+///
+/// # Errors
+/// Those of `vramp_open`.
+pub fn open_on(driver: Arc<dyn Driver>, config: Config) -> Outcome<vramp_allocator_t> {
+    let opened = catch_failure(|| {
+        check_fork()?;
+        handles::insert(Arc::new(Context::on(Device::of(driver), config)?))
+    });
+    opened.map_err(|failure| Refusal { status: failure.status, text: failure.text.clone() })
+}
+
+/// Returns the device's stream. `None` if the handle is unknown or the stream was forgotten.
+pub fn driver_stream(allocator: vramp_allocator_t, stream: vramp_stream_t) -> Option<Stream> {
+    let found = handles::with(allocator, |context| {
+        let stream = context.stream(stream)?;
+        Ok(context.allocator().stream(stream))
+    });
+    found.ok().flatten()
+}
+
+/// Calls `vramp_open`.
+///
+/// # Errors
+/// Those of the function.
+///
+/// # Panics
+/// If a text has a zero.
+pub fn open(device: &str, options: &str) -> Outcome<vramp_allocator_t> {
+    let device = CString::new(device).expect("no zeros in names");
+    let options = CString::new(options).expect("no zeros in options");
+    let mut allocator = vramp_allocator_t::default();
+    // SAFETY: the texts end with zeros and the result outlives the call.
+    done(unsafe { vramp_open(device.as_ptr(), options.as_ptr(), &mut allocator) })?;
+    Ok(allocator)
+}
+
+/// Calls `vramp_stream_create`.
+///
+/// # Errors
+/// Those of the function.
+pub fn create_stream(allocator: vramp_allocator_t) -> Outcome<vramp_stream_t> {
+    let mut stream = vramp_stream_t::default();
+    // SAFETY: the result outlives the call.
+    done(unsafe { vramp_stream_create(allocator, &mut stream) })?;
+    Ok(stream)
+}
+
+/// Calls `vramp_stream_adopt`, on a simulated device or one of [`open_on`]: any value is a stream
+/// there.
+///
+/// # Errors
+/// Those of the function.
+///
+/// # Panics
+/// If the allocator is on a card, whose driver would use the value.
+pub fn adopt_stream(allocator: vramp_allocator_t, raw: usize) -> Outcome<vramp_stream_t> {
+    let on_card = handles::with(allocator, |context| Ok(context.is_on_card())).unwrap_or(false);
+    assert!(!on_card, "only the caller of `vramp_stream_adopt` knows streams of a card");
+    let mut stream = vramp_stream_t::default();
+    // SAFETY: the result outlives the call, and no driver gets the value.
+    done(unsafe { vramp_stream_adopt(allocator, raw as *mut c_void, &mut stream) })?;
+    Ok(stream)
+}
+
+/// Calls `vramp_malloc`.
+///
+/// # Errors
+/// Those of the function.
+///
+/// # Panics
+/// If a failed call leaves an address.
+pub fn malloc(
+    allocator: vramp_allocator_t,
+    size: usize,
+    stream: vramp_stream_t,
+) -> Outcome<*mut c_void> {
+    let mut address = std::ptr::dangling_mut();
+    // SAFETY: the result outlives the call.
+    let placed = done(unsafe { vramp_malloc(allocator, size, stream, &mut address) });
+    assert!(placed.is_ok() || address.is_null(), "a failure leaves no address behind");
+    placed.map(|()| address)
+}
+
+/// Calls `vramp_usable_size`.
+///
+/// # Errors
+/// Those of the function.
+pub fn usable_size(allocator: vramp_allocator_t, address: u64) -> Outcome<usize> {
+    let mut size = 0;
+    // SAFETY: the result outlives the call.
+    done(unsafe { vramp_usable_size(allocator, address as *mut c_void, &mut size) })?;
+    Ok(size)
+}
+
+/// Calls `vramp_stats`.
+///
+/// # Errors
+/// Those of the function.
+pub fn stats(allocator: vramp_allocator_t) -> Outcome<vramp_stats_t> {
+    let struct_size = size_of::<vramp_stats_t>() as u64;
+    let mut stats = vramp_stats_t { struct_size, ..vramp_stats_t::default() };
+    // SAFETY: the struct is as large as it says.
+    done(unsafe { vramp_stats(allocator, &mut stats) })?;
+    Ok(stats)
+}
+
+/// Calls `vramp_arena_create`.
+///
+/// # Errors
+/// Those of the function.
+///
+/// # Panics
+/// If the text has a zero.
+pub fn create_arena(allocator: vramp_allocator_t, options: &str) -> Outcome<vramp_arena_t> {
+    let options = CString::new(options).expect("no zeros in options");
+    let mut arena = vramp_arena_t::default();
+    // SAFETY: the text ends with a zero and the result outlives the call.
+    done(unsafe { vramp_arena_create(allocator, options.as_ptr(), &mut arena) })?;
+    Ok(arena)
+}
+
+/// Calls `vramp_capture_end`.
+///
+/// # Errors
+/// Those of the function.
+pub fn end_capture(allocator: vramp_allocator_t, arena: vramp_arena_t) -> Outcome<vramp_graph_t> {
+    let mut graph = vramp_graph_t::default();
+    // SAFETY: the result outlives the call.
+    done(unsafe { vramp_capture_end(allocator, arena, &mut graph) })?;
+    Ok(graph)
+}
+
+/// Calls `vramp_capture_detach`.
+///
+/// # Errors
+/// Those of the function.
+pub fn detach_capture(
+    allocator: vramp_allocator_t,
+    arena: vramp_arena_t,
+) -> Outcome<vramp_graph_t> {
+    let mut graph = vramp_graph_t::default();
+    // SAFETY: the result outlives the call.
+    done(unsafe { vramp_capture_detach(allocator, arena, &mut graph) })?;
+    Ok(graph)
+}
+
+/// Calls `vramp_graph_launch` with a lease.
+///
+/// # Errors
+/// Those of the function.
+pub fn launch(
+    allocator: vramp_allocator_t,
+    graph: vramp_graph_t,
+    stream: vramp_stream_t,
+) -> Outcome<vramp_lease_t> {
+    let mut lease = vramp_lease_t::default();
+    // SAFETY: the result outlives the call.
+    done(unsafe { vramp_graph_launch(allocator, graph, stream, &mut lease) })?;
+    Ok(lease)
+}
+
+type Code = Box<dyn Fn(&vramp_event_t) + Send + Sync>;
+
+/// An observer with its closure. Removed when it is dropped.
+pub struct Observer {
+    allocator: vramp_allocator_t,
+    registration: u64,
+    /// `None` once the closure may not be dropped.
+    code: Option<Box<Code>>,
+}
+
+impl Observer {
+    /// Calls `vramp_observe`. The closure must not panic, which would end the process.
+    ///
+    /// # Errors
+    /// Those of the function.
+    pub fn new(
+        allocator: vramp_allocator_t,
+        code: impl Fn(&vramp_event_t) + Send + Sync + 'static,
+    ) -> Outcome<Observer> {
+        let code: Box<Code> = Box::new(Box::new(code));
+        let user = (&raw const *code).cast_mut().cast();
+        let mut registration = 0;
+        // SAFETY: the closure is `Sync`, and `Observer` keeps it until no call is in progress.
+        done(unsafe { vramp_observe(allocator, Some(call), user, &mut registration) })?;
+        Ok(Observer { allocator, registration, code: Some(code) })
+    }
+
+    /// Returns the number for `vramp_unobserve`. Once that was called inside a callback, the
+    /// observer may still run, and its closure lives on.
+    pub fn registration(&self) -> u64 {
+        self.registration
+    }
+}
+
+impl Drop for Observer {
+    fn drop(&mut self) {
+        // Waits for calls in progress, except in a callback, and where another thread removed it.
+        let removed = vramp_unobserve(self.allocator, self.registration) == VRAMP_OK;
+        if !removed || is_in_callback() {
+            std::mem::forget(self.code.take());
+        }
+    }
+}
+
+/// # Safety
+/// `event` is valid, and `user` is the closure of an [`Observer`].
+unsafe extern "C" fn call(event: *const vramp_event_t, user: *mut c_void) {
+    // SAFETY: this function's contract.
+    let event = unsafe { &*event };
+    // SAFETY: as above.
+    let code = unsafe { &*user.cast::<Code>() };
+    code(event);
+}
+
+/// Returns the text of `vramp_last_error`.
+pub fn last_error() -> String {
+    // SAFETY: never null, ends with a zero, and is copied before the thread's next call.
+    unsafe { CStr::from_ptr(vramp_last_error()) }.to_string_lossy().into_owned()
+}
