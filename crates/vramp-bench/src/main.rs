@@ -1,15 +1,19 @@
 //! Long random programs: `cargo run --release -p vramp-bench -- lifecycle --help`.
 #![forbid(unsafe_code)]
 
+mod c_subject;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 use vramp::Preset;
 use vramp_bench::lifecycle::{self, MakeSubject, Op, Options, RustSubject, Subject, Summary};
+
+use c_subject::CSubject;
 
 #[derive(Parser)]
 #[command(name = "vramp-bench", about = "Long random programs that look for broken promises")]
@@ -44,6 +48,9 @@ struct Lifecycle {
     /// A preset, or `all`.
     #[arg(long, default_value = "all")]
     preset: String,
+    /// Interface that the operations go through. Those that it does not have are not drawn.
+    #[arg(long, value_enum, default_value = "rust")]
+    interface: Interface,
     /// `sim:h200`, or a card such as `cuda:0`.
     #[arg(long, default_value = "sim:h200")]
     device: String,
@@ -60,6 +67,25 @@ struct Lifecycle {
     /// Performs the operations of this file, one a line, instead of random ones.
     #[arg(long)]
     program: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Interface {
+    Rust,
+    C,
+}
+
+impl Interface {
+    fn subjects(self) -> MakeSubject {
+        match self {
+            Interface::Rust => Arc::new(|device, preset| {
+                Box::new(RustSubject::new(device, preset, None)) as Box<dyn Subject>
+            }),
+            Interface::C => Arc::new(|device, preset| {
+                Box::new(CSubject::new(device, preset)) as Box<dyn Subject>
+            }),
+        }
+    }
 }
 
 /// Longest time that one program may take, thousands of times what it takes.
@@ -87,9 +113,7 @@ fn run(args: &Lifecycle) -> Result<()> {
         true => None,
         false => Some(vramp::open(&args.device)?.driver),
     };
-    let make: MakeSubject = Arc::new(|device, preset| {
-        Box::new(RustSubject::new(device, preset, None)) as Box<dyn Subject>
-    });
+    let make = args.interface.subjects();
     let known = match &args.known {
         Some(file) => known(&std::fs::read_to_string(file)?),
         None => Vec::new(),

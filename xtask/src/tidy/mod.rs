@@ -30,8 +30,8 @@ const LAYERS: [&str; 13] = [
     "vramp-tiers",
     "vramp-defer",
     "vramp",
-    "vramp-bench",
     "vramp-capi",
+    "vramp-bench",
     "vramp-cli",
 ];
 

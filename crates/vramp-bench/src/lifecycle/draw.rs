@@ -123,7 +123,10 @@ impl Drawer {
         }
         let (pools, streams) = (world.pools.len(), open_streams(world));
         if pools == 0 || pools < 3 && self.random.one_in(300) {
-            return Op::Open { pool: self.name() };
+            let open = Op::Open { pool: self.name() };
+            if world.subject.can(&open) {
+                return open;
+            }
         }
         if streams == 0 || streams < 3 && self.random.one_in(4) {
             return self.stream(world);
@@ -132,7 +135,7 @@ impl Drawer {
             self.tell(world);
         }
         for _ in 0..8 {
-            if let Some(op) = self.try_draw(world) {
+            if let Some(op) = self.try_draw(world).filter(|op| world.subject.can(op)) {
                 return op;
             }
         }
@@ -473,6 +476,9 @@ impl Drawer {
         let pool = self.random.pick(&world.pools)?;
         let way = if self.random.one_in(2) { 1 } else { 2 * self.way(2) };
         let end = Op::EndPool { pool, way };
+        if !world.subject.can(&end) {
+            return None;
+        }
         if self.mix.faults && self.random.one_in(2) {
             // The wait for the work, or one of the calls that return the memory.
             let calls = [Call::SynchronizeStream, Call::SynchronizeEvent, Call::Unmap];

@@ -37,6 +37,7 @@ use vramp_driver::wrapper::Wrapped;
 pub use op::{NotAnOp, Op};
 pub use subject::{
     ArenaChoice, Outcome, Planned, PoolEnd, Reaction, Refused, RustSubject, Subject, Way, Why,
+    in_way,
 };
 pub use world::{Counts, Finding};
 

@@ -29,7 +29,7 @@ impl Drawer {
             5 if self.mix.ends => self.close_in_use(scene),
             _ => self.stream_in_use(world, scene),
         };
-        self.script.extend(story);
+        self.script.extend(story.into_iter().filter(|op| world.subject.can(op)));
     }
 
     fn scene(&mut self, world: &World) -> Option<Scene> {

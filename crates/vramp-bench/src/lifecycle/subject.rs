@@ -19,6 +19,8 @@ use vramp::{
 use vramp_core::AddrRange;
 use vramp_driver::{ErrorKind, GraphExec, Stream};
 
+use super::op::Op;
+
 /// Why a call was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
@@ -182,8 +184,14 @@ pub trait Subject: Send {
     fn share(&self) -> Outcome<Box<dyn Subject>>;
     /// Drops everything that is left, in no particular order.
     fn drop_all(&mut self);
-    /// True if it has stable ranges and shortage handlers.
-    fn has_ranges(&self) -> bool;
+    /// Returns false for an operation that the interface does not have. It is not drawn.
+    fn can(&self, _: &Op) -> bool {
+        true
+    }
+    /// Returns the reason by which the interface reports this one, if it distinguishes fewer.
+    fn reported(&self, why: Why) -> Why {
+        why
+    }
 }
 
 // --- Rust ---
@@ -354,8 +362,8 @@ fn why_host(error: HostBackingError) -> Refused {
     }
 }
 
-/// Runs `end` the way that is asked for. The payload of a planned panic is caught.
-fn in_way<R: Send>(way: Way, end: impl FnOnce() -> R + Send) -> R {
+/// Runs `end` on the thread that is asked for.
+pub fn in_way<R: Send>(way: Way, end: impl FnOnce() -> R + Send) -> R {
     match way {
         Way::Here | Way::Panic => end(),
         Way::Elsewhere => std::thread::scope(|scope| match scope.spawn(end).join() {
@@ -741,10 +749,6 @@ impl Subject for RustSubject {
         self.blocks.clear();
         self.observers.clear();
         self.pools.clear();
-    }
-
-    fn has_ranges(&self) -> bool {
-        true
     }
 }
 

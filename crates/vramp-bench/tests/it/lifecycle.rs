@@ -1,6 +1,7 @@
 //! Short runs of the life-cycle program on every preset. Long ones: `cargo run --release -p
 //! vramp-bench -- lifecycle`.
 
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -59,6 +60,23 @@ fn threads_that_share_pools_keep_their_promises() {
             assert_eq!((summary.programs, summary.steps), (16, 6_400));
             assert!(count(&summary, "open") > 0, "each pool ends while others work: {summary}");
         }
+    }
+}
+
+/// The program as a user runs it: its option is what is tested too.
+#[test]
+fn the_c_interface_keeps_its_promises_while_objects_end() {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_vramp-bench"));
+    program.args(["lifecycle", "--interface", "c", "--preset", "all", "--steps", "4000"]);
+    let run = program.output().unwrap();
+    let text = String::from_utf8_lossy(&run.stdout);
+    assert!(run.status.success(), "{text}{}", String::from_utf8_lossy(&run.stderr));
+    assert_eq!(text.matches("nothing found").count(), Preset::ALL.len(), "{text}");
+    for word in ["adopt", "destroy", "end-pool", "launch", "end-lease", "drop-graph", "observe"] {
+        assert!(text.contains(&format!("  {word} ")), "{word}: {text}");
+    }
+    for word in ["tagged", "range", "handle"] {
+        assert!(!text.contains(&format!("  {word} ")), "{word} is not drawn: {text}");
     }
 }
 

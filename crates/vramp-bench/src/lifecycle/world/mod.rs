@@ -263,9 +263,11 @@ impl World {
         if self.is_faulty() && !matches!(why, Why::Broken | Why::Hang) {
             return Ok(());
         }
+        let is_reported = |allowed: &Why| self.subject.reported(*allowed) == *why;
+        let is_allowed = allowed.contains(why) || allowed.iter().any(is_reported);
         match why {
-            Why::OutOfMemory if allowed.contains(why) => self.counts.out_of_memory += 1,
-            why if allowed.contains(why) => self.counts.refused += 1,
+            Why::OutOfMemory if is_allowed => self.counts.out_of_memory += 1,
+            _ if is_allowed => self.counts.refused += 1,
             why => return Err(format!("refused without a reason ({why:?}): {text}")),
         }
         Ok(())
@@ -281,6 +283,9 @@ impl World {
     }
 
     fn perform(&mut self, op: &Op) -> Done {
+        if !self.subject.can(op) {
+            return Ok(false);
+        }
         match *op {
             Op::Open { pool } => self.open(pool),
             Op::EndPool { pool, way } => self.end_pool(pool, way),
@@ -414,11 +419,7 @@ impl World {
 
     fn handle(&mut self, pool: u64, observer: u64, kind: u64, block: u64, stream: u64) -> Done {
         let own = !self.shared || pool != SHARED;
-        if !self.pools.has(pool)
-            || !own
-            || self.runs(stream).is_none()
-            || !self.subject.has_ranges()
-        {
+        if !self.pools.has(pool) || !own || self.runs(stream).is_none() {
             return Ok(false);
         }
         let mut stash = Vec::new();
