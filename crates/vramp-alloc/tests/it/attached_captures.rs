@@ -114,7 +114,7 @@ fn an_arena_whose_replays_nobody_tells_never_lends() {
     rig.close();
 }
 
-/// Whoever launches the graph orders that after the work of the attached stream, and of no other.
+/// The launch is ordered after the work of the attached stream, and of no other.
 #[test]
 fn memory_for_a_joined_stream_is_ready_when_the_attached_stream_is() {
     let rig = checked();
