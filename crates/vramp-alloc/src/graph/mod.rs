@@ -201,8 +201,8 @@ pub struct CaptureReport {
     /// Number of blocks that planning visited; 0 if the layout was planned from a capture of the same
     /// shape.
     pub plan_visits: u64,
-    /// True if planning ended because it had visited as many blocks as it may, not because nothing was
-    /// left to try. The layout is valid, and the best that was found.
+    /// True if planning left something untried because it may visit no more blocks. The layout is
+    /// valid, and the best that was found.
     pub plan_stopped: bool,
     /// Peak of the live bytes: no layout needs less.
     pub lower_bound: Bytes,

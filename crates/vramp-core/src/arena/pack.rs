@@ -88,6 +88,7 @@ impl Packing {
             foremost: None,
             visits: 0,
             visits_left: 0,
+            fill_cost: 0,
             is_spent: false,
             random: 0x9e37_79b9_7f4a_7c15,
         };
@@ -100,10 +101,11 @@ impl Packing {
     pub fn go_on(&mut self, visits: u64) {
         let Packing { recording, progress } = self;
         progress.visits_left = visits;
+        progress.is_spent = false;
         let before = progress.visits;
         let ran = Packer { recording, progress }.run();
-        progress.is_spent = ran.is_err();
-        let continues = progress.is_spent
+        progress.is_spent |= ran.is_err();
+        let continues = ran.is_err()
             && progress.visits > before
             && progress.filling.is_some()
             && progress.best.end == recording.high_water;
@@ -112,7 +114,7 @@ impl Packing {
         }
     }
 
-    /// True if the last go ended because its visits were spent, not because nothing was left to try.
+    /// True if the last go would have tried more with more visits.
     pub fn is_spent(&self) -> bool {
         self.progress.is_spent
     }
@@ -193,6 +195,9 @@ struct Progress {
     visits: u64,
     /// In this one.
     visits_left: u64,
+    /// Visits of the last time that all valleys were filled.
+    fill_cost: u64,
+    /// True if something was left out or not ended for want of visits in this go.
     is_spent: bool,
     random: u64,
 }
@@ -202,6 +207,8 @@ struct Progress {
 struct Filling {
     bands: Vec<Band>,
     key: Key,
+    /// Visits before it began.
+    begun: u64,
     /// Index of the band that is being filled, and what is left of it.
     at: usize,
     rest: Option<Rest>,
@@ -318,7 +325,10 @@ impl Packer<'_> {
                 Stage::Streams => match self.fill() {
                     Ok(bands) => match self.place_in_bands(bands)? {
                         order if self.can_pack_together() => Stage::Together(order),
-                        _ => Stage::End,
+                        _ => {
+                            self.progress.is_spent = true;
+                            Stage::End
+                        }
                     },
                     Err(spent) => {
                         self.progress.stage = Stage::Streams;
@@ -334,6 +344,7 @@ impl Packer<'_> {
                     Stage::Order(all, 0)
                 }
                 Stage::Order(all, index) => match ORDERS.get(index) {
+                    Some(&(By::Valleys, _)) if !self.can_fill() => Stage::Order(all, index + 1),
                     Some(&(By::Valleys, key)) => {
                         if self.progress.filling.is_none() {
                             self.begin_filling(vec![all.clone()], key);
@@ -509,7 +520,8 @@ impl Packer<'_> {
         self.count(self.recording.lives.len() as u64);
         let band = |members| Band { members, packed: Packed::default() };
         let bands = bands.into_iter().map(band).collect();
-        self.progress.filling = Some(Filling { bands, key, at: 0, rest: None, floor: 0 });
+        let begun = self.progress.visits;
+        self.progress.filling = Some(Filling { bands, key, begun, at: 0, rest: None, floor: 0 });
     }
 
     /// Fills the valleys of all bands, and keeps the offsets if they are the best. If it is stopped it
@@ -528,6 +540,7 @@ impl Packer<'_> {
             filling.floor = self.top(&band.members, &band.packed);
             (filling.at, filling.rest) = (filling.at + 1, None);
         }
+        self.progress.fill_cost = self.progress.visits - filling.begun;
         self.keep_bands(&filling.bands);
         Ok(filling.bands)
     }
@@ -637,9 +650,21 @@ impl Packer<'_> {
     }
 
     /// True if the visits suffice to place the members in an order: each looks at half of the others.
-    fn can_place(&self, members: &Members) -> bool {
+    fn can_place(&mut self, members: &Members) -> bool {
         let others = members.blocks.len() + self.recording.obstacles.len();
-        (members.blocks.len() as u64).saturating_mul(others as u64) / 4 <= self.progress.visits_left
+        let visits = (members.blocks.len() as u64).saturating_mul(others as u64) / 4;
+        self.can_visit(visits)
+    }
+
+    /// True if valleys are being filled, or the visits suffice to fill them as often as the last time.
+    fn can_fill(&mut self) -> bool {
+        self.progress.filling.is_some() || self.can_visit(self.progress.fill_cost)
+    }
+
+    fn can_visit(&mut self, visits: u64) -> bool {
+        let can = visits <= self.progress.visits_left;
+        self.progress.is_spent |= !can;
+        can
     }
 
     /// True if the visits suffice to find which blocks of all streams are ordered, and to place some.
