@@ -98,9 +98,23 @@ impl VirtualPool {
         self.pool.hold(stream, true);
     }
 
+    /// Ends the capture that [`VirtualPool::begin_arena_capture`] began on the device. One that a refused
+    /// close ended is an error: its stream may be part of another capture by now.
+    pub(crate) fn end_own_capture(
+        &self,
+        id: ArenaId,
+        stream: StreamId,
+    ) -> Result<Graph, DriverError> {
+        if self.arenas.get(id).capturing.as_ref().is_none_or(|capturing| capturing.own) {
+            return self.end_driver_capture(stream);
+        }
+        let detail = format!("the capture of {stream} was ended when its pool was to be closed");
+        Err(DriverError::from_code(Call::EndCapture, 400, detail))
+    }
+
     /// Ends a stream's capture on the device. If the call fails and the stream still captures, it
     /// is made once more.
-    pub(crate) fn end_driver_capture(&self, stream: StreamId) -> Result<Graph, DriverError> {
+    fn end_driver_capture(&self, stream: StreamId) -> Result<Graph, DriverError> {
         let Some(raw) = self.exec.open_stream(stream) else {
             let detail = format!("{stream} was destroyed, after its capture was ended elsewhere");
             return Err(DriverError::from_code(Call::EndCapture, 400, detail));
@@ -133,10 +147,14 @@ impl VirtualPool {
     /// Ends all captures and discards their graphs.
     pub(crate) fn end_captures(&mut self) {
         let own = self.arenas.captures().filter(|(_, capturing)| capturing.own);
-        let streams: Vec<StreamId> = own.map(|(_, capturing)| capturing.stream).collect();
-        for stream in streams {
+        let captures: Vec<_> = own.map(|(id, capturing)| (id, capturing.stream)).collect();
+        for (id, stream) in captures {
             if let Ok(graph) = self.end_driver_capture(stream) {
                 let _ = self.exec.driver.destroy_graph(graph);
+            }
+            let goes_on = self.still_captures(stream);
+            if let Some(capturing) = &mut self.arenas.get_mut(id).capturing {
+                capturing.own = goes_on;
             }
         }
     }

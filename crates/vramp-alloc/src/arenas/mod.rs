@@ -72,7 +72,7 @@ struct Capturing {
     number: u64,
     /// Stream that it began on.
     stream: StreamId,
-    /// True if this allocator began it and ends it.
+    /// True if this allocator began it and has not ended it with the driver.
     own: bool,
     /// Length of the arena's start that is backed.
     backed: Bytes,

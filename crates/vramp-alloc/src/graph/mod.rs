@@ -392,7 +392,7 @@ impl Capture {
         if !may_end {
             return Err(CaptureError::OtherThread);
         }
-        let graph = pool.end_driver_capture(self.stream);
+        let graph = pool.end_own_capture(*id, self.stream);
         self.ended = true;
         let captured = pool.end_arena_capture(*id, self.stream, graph);
         shared.captures.fetch_sub(1, Ordering::Relaxed);

@@ -139,6 +139,37 @@ fn closing_while_a_stream_captures_is_refused_and_can_be_repeated() {
 }
 
 #[test]
+fn a_capture_that_a_refused_close_ended_does_not_end_the_next_one_of_its_stream() {
+    let rig = rig(Preset::Vramp);
+    let [other, raw] = [rig.allocator.create_stream().unwrap(), rig.stream];
+    let arenas = [(); 2].map(|()| rig.allocator.graph_arena(ArenaConfig::default()).unwrap());
+    let foreign = rig.raw(other);
+    rig.sim.begin_capture(foreign, CaptureMode::Global).unwrap();
+    // It is invalidated: the driver does not tell any more which capture the stream is part of.
+    let event = rig.sim.create_event().unwrap();
+    rig.sim.record(event, rig.raw(raw)).unwrap();
+    rig.sim.query(event).unwrap_err();
+    rig.sim.destroy_event(event).unwrap();
+    let mut first = rig.allocator.begin_capture(raw, &arenas[0]).unwrap();
+    let Rig { sim, allocator, .. } = rig;
+    let Err(CloseError::Capturing { allocator, .. }) = allocator.close() else {
+        panic!("a stream captures that vramp does not end")
+    };
+    // The close ended the first capture, and the stream captures again.
+    let mut second = allocator.begin_capture(raw, &arenas[1]).unwrap();
+    assert!(first.end().is_err());
+    drop(first);
+    let block = allocator.malloc(MIB, raw).unwrap();
+    let graph = second.end().unwrap();
+    allocator.free(block, raw).unwrap();
+    sim.end_capture(foreign).unwrap_err();
+    drop((graph, second, arenas));
+    allocator.close().unwrap();
+    assert_sound(&sim, "closed");
+    assert_eq!(sim.live(), LiveObjects::default());
+}
+
+#[test]
 fn closing_ends_an_own_capture_that_was_invalidated_after_other_streams_joined_it() {
     let rig = rig(Preset::Vramp);
     let joined = rig.allocator.create_stream().unwrap();

@@ -78,6 +78,9 @@ fn the_c_interface_keeps_its_promises_while_objects_end() {
     for word in ["tagged", "range", "handle"] {
         assert!(!text.contains(&format!("  {word} ")), "{word} is not drawn: {text}");
     }
+    program.args(["--threads", "4"]);
+    let run = program.output().unwrap();
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
 }
 
 /// What a card does not have is not used: kernels that change no bytes, gates, and a clock to set.
