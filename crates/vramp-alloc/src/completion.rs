@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use vramp_core::{Mark, Pool, StreamId};
-use vramp_driver::{Driver, DriverResult, Event, Stream};
+use vramp_driver::{Driver, DriverResult, ErrorKind, Event, Stream};
 use vramp_model::TorchPool;
 
 use crate::config::Progress;
@@ -54,8 +54,8 @@ pub(crate) struct Events {
 
 /// An event that stands for work.
 enum Recorded {
-    /// Recorded for this pool, and used again once it is reached.
-    Own(Event),
+    /// Recorded for this pool on the driver's stream, and used again once it is reached.
+    Own(Event, Stream),
     /// The end of the stream, which all pools share.
     End(Arc<StreamEnd>),
 }
@@ -63,38 +63,46 @@ enum Recorded {
 impl Recorded {
     fn event(&self) -> Event {
         match self {
-            Recorded::Own(event) => *event,
+            Recorded::Own(event, _) => *event,
             Recorded::End(end) => end.event(),
         }
     }
 
     fn is_reached(&self, driver: &dyn Driver) -> DriverResult<bool> {
         match self {
-            Recorded::Own(event) => driver.query(*event),
+            Recorded::Own(event, stream) => match driver.query(*event) {
+                // A capture of other code began and ended around the record. A later record covers
+                // the work too, and where the stream is gone its end does.
+                Err(error) if error.kind == ErrorKind::Capturing => {
+                    let _ = driver.record_outside(*event, *stream);
+                    Ok(false)
+                }
+                answer => answer,
+            },
             Recorded::End(end) => end.is_over(),
         }
     }
 }
 
 impl Events {
-    /// Records an event for `mark`. Two driver calls at most: an event is created if none is
-    /// unused.
+    /// Records an event for `mark`. Returns false if the stream captures: nothing was recorded then.
+    /// Two driver calls at most: an event is created if none is unused.
     pub(crate) fn record(
         &mut self,
         driver: &dyn Driver,
         mark: Mark,
         stream: Stream,
-    ) -> DriverResult<()> {
+    ) -> DriverResult<bool> {
         let event = match self.stock.pop() {
             Some(event) => event,
             None => driver.create_event()?,
         };
-        if let Err(error) = driver.record(event, stream) {
-            self.stock.push(event);
-            return Err(error);
+        let recorded = driver.record_outside(event, stream);
+        match recorded {
+            Ok(true) => self.of(mark.stream).push_back((mark, Recorded::Own(event, stream))),
+            Ok(false) | Err(_) => self.stock.push(event),
         }
-        self.of(mark.stream).push_back((mark, Recorded::Own(event)));
-        Ok(())
+        recorded
     }
 
     /// Adds the end of a stream, which covers `mark` and all before it; without an event that work
@@ -213,7 +221,7 @@ impl Events {
         let reached = open.partition_point(|(known, _)| known.epoch <= mark.epoch);
         *completed += reached as u64;
         for (_, recorded) in open.drain(..reached) {
-            if let Recorded::Own(event) = recorded {
+            if let Recorded::Own(event, _) = recorded {
                 stock.push(event);
             }
         }
@@ -229,7 +237,7 @@ impl Events {
     pub(crate) fn close(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         self.ends = StreamEnds::default();
         let own = |(_, recorded)| match recorded {
-            Recorded::Own(event) => Some(event),
+            Recorded::Own(event, _) => Some(event),
             Recorded::End(_) => None,
         };
         let open = self.open.drain(..).flatten().filter_map(own);

@@ -76,7 +76,10 @@ impl Executor {
                 self.chunks[chunk.index()] = None;
                 Ok(())
             }
-            Op::Record(mark) => self.record(mark),
+            Op::Record(mark) => match self.record(mark)? {
+                true => Ok(()),
+                false => Err(captures(mark.stream)),
+            },
             Op::Wait { stream, on } => {
                 let waiter = self.stream(stream);
                 match self.events.covering(on) {
@@ -104,7 +107,8 @@ impl Executor {
         }
     }
 
-    pub(crate) fn record(&mut self, mark: Mark) -> DriverResult<()> {
+    /// Records an event for `mark`. Returns false if the stream captures: nothing was recorded then.
+    pub(crate) fn record(&mut self, mark: Mark) -> DriverResult<bool> {
         let stream = self.stream(mark.stream);
         self.events.record(&*self.driver, mark, stream)
     }
@@ -200,4 +204,10 @@ impl Executor {
 /// Returns true for the error of a device that has no memory or no addresses left.
 pub(crate) fn is_capacity_error(error: &DriverError) -> bool {
     error.kind == ErrorKind::OutOfMemory && matches!(error.call, Call::Create | Call::Reserve)
+}
+
+/// Returns the error of a step that needs an event on a stream that captures.
+pub(crate) fn captures(stream: StreamId) -> DriverError {
+    let detail = format!("{stream} captures, so no stream can wait for its work");
+    DriverError::from_code(Call::Record, 900, detail)
 }

@@ -214,8 +214,12 @@ impl Group {
         }
         // Their driver calls are made without the lock.
         let streams = std::mem::take(&mut *lock(&self.streams));
-        let owned = streams.by_id.iter().filter(|known| known.to_destroy);
-        owned.fold(Ok(()), |first, known| first.and(driver.destroy_stream(known.raw)))
+        let mut first = Ok(());
+        for known in streams.by_id.iter().filter(|known| known.to_destroy) {
+            let destroyed = driver.destroy_stream(known.raw);
+            first = first.and(destroyed);
+        }
+        first
     }
 
     pub(crate) fn limit(&self) -> Option<Bytes> {

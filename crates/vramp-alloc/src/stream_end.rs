@@ -40,12 +40,14 @@ pub enum StreamWork {
 }
 
 impl StreamEnd {
-    /// Records the end of a stream's work. Two driver calls.
-    pub(crate) fn record(driver: &Arc<dyn Driver>, stream: Stream) -> DriverResult<Arc<StreamEnd>> {
+    /// Records the end of a stream's work. `None` if the stream captures. Two driver calls.
+    pub(crate) fn record(
+        driver: &Arc<dyn Driver>,
+        stream: Stream,
+    ) -> DriverResult<Option<Arc<StreamEnd>>> {
         let event = driver.create_event()?;
         let end = StreamEnd { driver: Arc::clone(driver), event, over: AtomicBool::new(false) };
-        driver.record(event, stream)?;
-        Ok(Arc::new(end))
+        Ok(driver.record_outside(event, stream)?.then(|| Arc::new(end)))
     }
 
     /// Returns true if the work was observed to be over, by any caller. No driver call.

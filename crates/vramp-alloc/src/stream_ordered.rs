@@ -9,6 +9,7 @@ use std::sync::Arc;
 use vramp_core::{Bytes, DeviceAddr, Shortage, StreamId};
 use vramp_driver::{Driver, DriverResult, Event, PoolUsage, Stream};
 
+use crate::exec::captures;
 use crate::stream_end::{StreamEnd, StreamEnds};
 
 /// Frees that failed before and are repeated by a free that succeeded.
@@ -175,9 +176,11 @@ impl OrderedPool {
         };
         for &user in held.uses.iter().filter(|&&user| user != id) {
             match streams[user.index()] {
-                Some(user) => {
+                Some(raw) => {
                     let fence = self.fence()?;
-                    self.driver.record(fence, user)?;
+                    if !self.driver.record_outside(fence, raw)? {
+                        return Err(captures(user));
+                    }
                     self.driver.wait(stream, fence)?;
                 }
                 None => {

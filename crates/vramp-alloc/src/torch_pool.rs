@@ -190,8 +190,9 @@ impl CachingPool {
         for mark in self.pool.unrecorded() {
             let stream = self.streams[mark.stream.index()];
             let stream = stream.expect("an ended stream has no work without an event");
-            self.events.record(&*self.driver, mark, stream)?;
-            self.pool.recorded(mark);
+            if self.events.record(&*self.driver, mark, stream)? {
+                self.pool.recorded(mark);
+            }
         }
         Ok(())
     }

@@ -80,6 +80,9 @@ pub(crate) struct VirtualPool {
     records_each_free: bool,
 }
 
+/// Plans of a request that may fail because a stream began to capture meanwhile.
+const RACES_MAX: u32 = 8;
+
 /// A block that was placed.
 pub(crate) struct Placed {
     pub block: Block,
@@ -196,7 +199,7 @@ impl VirtualPool {
 
     /// Climbs the attempt's ladder until it succeeds or no rung is left.
     pub(crate) fn serve(&mut self, attempt: &mut Attempt) -> Result<Served, Refusal> {
-        let mut full: Option<DriverError> = None;
+        let (mut full, mut raced) = (None, 0);
         loop {
             match self.pool.place(attempt) {
                 Step::Placed(block) => return Ok(Served::Block(block)),
@@ -230,7 +233,14 @@ impl VirtualPool {
                                 Box::new(self.pool.shortage(attempt)),
                                 Some(error),
                             ));
-                        } else if !(optional && error.kind != ErrorKind::DeviceLost) {
+                        } else if optional && error.kind != ErrorKind::DeviceLost {
+                            // It was only of use.
+                        } else if error.kind == ErrorKind::Capturing && raced < RACES_MAX {
+                            // A capture began after the streams were asked.
+                            raced += 1;
+                            self.note_captures().map_err(Refusal::Driver)?;
+                            attempt.again();
+                        } else {
                             return Err(Refusal::Driver(error));
                         }
                     }
@@ -276,8 +286,7 @@ impl VirtualPool {
         self.pool.free(id, stream).expect("the allocator looked the block up");
         if self.records_each_free && self.pool.is_open(stream) {
             let mark = self.pool.now(stream);
-            self.exec.record(mark)?;
-            self.pool.recorded(mark);
+            self.record(mark)?;
         }
         Ok(())
     }
@@ -370,6 +379,15 @@ impl VirtualPool {
         self.exec.events.poll(&*driver, &mut self.pool, &self.progress)
     }
 
+    /// Records an event for `mark`, unless its stream captures: a later one covers its work.
+    pub(crate) fn record(&mut self, mark: Mark) -> Result<(), DriverError> {
+        match self.exec.record(mark)? {
+            true => self.pool.recorded(mark),
+            false => self.pool.hold(mark.stream, true),
+        }
+        Ok(())
+    }
+
     /// Records events for `marks`, then queries which work is over; does nothing while a stream
     /// captures a graph.
     fn record_and_poll(&mut self, marks: &[Mark]) -> Result<(), DriverError> {
@@ -377,8 +395,7 @@ impl VirtualPool {
             return Ok(());
         }
         for &mark in marks {
-            self.exec.record(mark)?;
-            self.pool.recorded(mark);
+            self.record(mark)?;
         }
         self.poll()
     }
@@ -418,8 +435,7 @@ impl VirtualPool {
             self.gather();
             let marks = self.pool.unrecorded();
             for &mark in &marks {
-                self.exec.record(mark)?;
-                self.pool.recorded(mark);
+                self.record(mark)?;
             }
             self.poll()?;
             if marks.is_empty() && self.exec.events.completed() == completed {

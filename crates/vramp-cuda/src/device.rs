@@ -414,6 +414,10 @@ impl Driver for CudaDriver {
         stream::record(self, event, stream)
     }
 
+    fn record_outside(&self, event: Event, stream: Stream) -> DriverResult<bool> {
+        stream::record_outside(self, event, stream)
+    }
+
     fn query(&self, event: Event) -> DriverResult<bool> {
         stream::query(self, event)
     }

@@ -1,6 +1,6 @@
 //! Streams and events.
 
-use vramp_driver::{Call, DriverResult, Event, Stream};
+use vramp_driver::{Call, DriverResult, ErrorKind, Event, Stream};
 
 use crate::device::{CudaDriver, refused, symbol};
 use crate::graph::{self, CaptureNow};
@@ -249,6 +249,29 @@ pub(crate) fn record(driver: &CudaDriver, event: Event, stream: Stream) -> Drive
     driver.settle(call, code, || format!("event {event_id:#x} on stream {stream_id:#x}"))
 }
 
+pub(crate) fn record_outside(
+    driver: &CudaDriver,
+    event: Event,
+    stream: Stream,
+) -> DriverResult<bool> {
+    let call = Call::Record;
+    let _entered = driver.enter(call)?;
+    let record = symbol!(driver, call, cuEventRecord);
+    let (event_id, stream_id) = (event.number(), stream.number());
+    let event = driver.events.get(event_id).map_err(refused(call, "event", event_id))?;
+    let stream = driver.streams.get(stream_id).map_err(refused(call, "stream", stream_id))?;
+    // No capture begins through this device until the stream is asked.
+    let _turn = driver.turn();
+    // SAFETY: both are held, so they are live.
+    let code = unsafe { record(event.0, stream.raw.0) };
+    let what = || format!("event {event_id:#x} on stream {stream_id:#x}");
+    match driver.settle(call, code, what) {
+        // The stream's capture is invalidated.
+        Err(error) if error.kind == ErrorKind::Capturing => Ok(false),
+        recorded => recorded.and_then(|()| Ok(!is_capturing(driver, call, stream_id, &stream)?)),
+    }
+}
+
 pub(crate) fn query(driver: &CudaDriver, event: Event) -> DriverResult<bool> {
     let call = Call::Query;
     let _entered = driver.enter(call)?;
@@ -256,7 +279,7 @@ pub(crate) fn query(driver: &CudaDriver, event: Event) -> DriverResult<bool> {
     let id = event.number();
     let event = driver.events.get(id).map_err(refused(call, "event", id))?;
     // SAFETY: the event is held, so it is live.
-    match unsafe { query(event.0) } {
+    match driver.beside_captures(|| unsafe { query(event.0) }) {
         CUresult::CUDA_ERROR_NOT_READY => Ok(false),
         code => driver.settle(call, code, || format!("event {id:#x}")).map(|()| true),
     }

@@ -122,8 +122,18 @@ pub trait Driver: Send + Sync {
     /// Records `event` on `stream`, after all work queued there so far. 0.19 us.
     fn record(&self, event: Event, stream: Stream) -> DriverResult<()>;
 
+    /// Records `event` as [`Driver::record`] does, unless the stream captures: then it returns false,
+    /// and the event stands for nothing until it is recorded again. For callers that do not know what
+    /// other threads capture. Asking first would be too early: they may begin in between.
+    ///
+    /// A capture that this device begins is always noticed. One that other code begins and ends while
+    /// the call runs is not; a query of the event is refused then, with an error of kind
+    /// [`ErrorKind::Capturing`](crate::ErrorKind::Capturing).
+    fn record_outside(&self, event: Event, stream: Stream) -> DriverResult<bool>;
+
     /// Returns true if the work before the event's last record is complete, or if the event was
-    /// never recorded. 0.21 us.
+    /// never recorded. Legal while streams capture, in every mode and from every thread, unless the
+    /// record is part of a capture. 0.21 us.
     ///
     /// # Errors
     /// [`ErrorKind::DeviceLost`](crate::ErrorKind::DeviceLost) if that work failed. A lost device

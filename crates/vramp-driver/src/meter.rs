@@ -180,6 +180,9 @@ impl<D: Driver> Driver for Metered<D> {
     fn record(&self, event: Event, stream: Stream) -> DriverResult<()> {
         self.timed(Call::Record, |device| device.record(event, stream))
     }
+    fn record_outside(&self, event: Event, stream: Stream) -> DriverResult<bool> {
+        self.timed(Call::Record, |device| device.record_outside(event, stream))
+    }
     fn query(&self, event: Event) -> DriverResult<bool> {
         self.timed(Call::Query, |device| device.query(event))
     }

@@ -111,6 +111,7 @@ forward! {
     create_event() -> DriverResult<Event>;
     destroy_event(event: Event) -> DriverResult<()>;
     record(event: Event, stream: Stream) -> DriverResult<()>;
+    record_outside(event: Event, stream: Stream) -> DriverResult<bool>;
     query(event: Event) -> DriverResult<bool>;
     wait(stream: Stream, event: Event) -> DriverResult<()>;
     synchronize_event(event: Event) -> DriverResult<()>;

@@ -17,8 +17,8 @@ pub const PLANTS: [Plant; 20] = [
     Plant {
         breaks: "the event at a stream's end is not recorded",
         file: "crates/vramp-alloc/src/stream_end.rs",
-        old: "        driver.record(event, stream)?;\n        Ok(Arc::new(end))",
-        new: "        let _ = stream;\n        Ok(Arc::new(end))",
+        old: "Ok(driver.record_outside(event, stream)?.then(|| Arc::new(end)))",
+        new: "let _ = stream;\n        Ok(Some(Arc::new(end)))",
     },
     Plant {
         breaks: "closing does not wait for the work of destroyed streams",

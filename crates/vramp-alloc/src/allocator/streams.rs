@@ -96,11 +96,8 @@ impl Allocator {
 
     /// Records a stream's last event.
     fn record_end(&self, stream: StreamId, raw: Stream) -> Result<Arc<StreamEnd>, StreamError> {
-        let driver = &self.shared.driver;
-        if driver.is_capturing(raw)? {
-            return Err(StreamError::Capturing(stream));
-        }
-        Ok(StreamEnd::record(driver, raw)?)
+        let end = StreamEnd::record(&self.shared.driver, raw)?;
+        end.ok_or(StreamError::Capturing(stream))
     }
 
     /// Returns the driver's handle of a stream, to queue work on it. `None` if the stream is

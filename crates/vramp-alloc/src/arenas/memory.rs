@@ -1,7 +1,7 @@
 //! Memory of arenas: backed before use, lent while idle.
 
 use vramp_core::{ArenaId, Attempt, Bytes, Mark, StreamId};
-use vramp_driver::{Driver, DriverError};
+use vramp_driver::DriverError;
 
 use crate::virtual_pool::{Refusal, Served, VirtualPool};
 
@@ -121,12 +121,8 @@ impl VirtualPool {
     /// Records an event for each mark that none covers, except on streams that capture.
     pub(super) fn record_all(&mut self, marks: &[Mark]) -> Result<(), DriverError> {
         for &mark in marks {
-            if mark == self.pool.now(mark.stream)
-                && self.pool.is_open(mark.stream)
-                && !self.exec.driver.is_capturing(self.exec.stream(mark.stream))?
-            {
-                self.exec.record(mark)?;
-                self.pool.recorded(mark);
+            if mark == self.pool.now(mark.stream) && self.pool.is_open(mark.stream) {
+                self.record(mark)?;
             }
         }
         Ok(())

@@ -1,9 +1,10 @@
 //! Replays: leases, and the waits of a stream before it writes where another stream's work did.
 
 use vramp_core::{ArenaId, ArenaLeaseId, Bytes, Mark, Overlap, StreamId};
-use vramp_driver::{Call, Driver, DriverError};
+use vramp_driver::{Driver, DriverError};
 
 use super::NoLease;
+use crate::exec::captures;
 use crate::virtual_pool::{Refusal, VirtualPool};
 
 impl VirtualPool {
@@ -63,11 +64,7 @@ impl VirtualPool {
             match self.exec.events.covering(mark) {
                 Some(event) => self.exec.driver.wait(self.exec.stream(stream), event)?,
                 None if self.pool.is_over(mark) => {}
-                None => {
-                    let busy = mark.stream;
-                    let detail = format!("{busy} captures, so no stream can wait for its work");
-                    return Err(DriverError::from_code(Call::Record, 900, detail));
-                }
+                None => return Err(captures(mark.stream)),
             }
             self.pool.waits(stream, mark);
         }

@@ -151,6 +151,7 @@ impl Wrapper for Tap {
         CreateEvent => create_event() -> Event;
         DestroyEvent => destroy_event(event: Event) -> ();
         Record => record(event: Event, stream: Stream) -> ();
+        Record => record_outside(event: Event, stream: Stream) -> bool;
         Query => query(event: Event) -> bool;
         Wait => wait(stream: Stream, event: Event) -> ();
         SynchronizeEvent => synchronize_event(event: Event) -> ();

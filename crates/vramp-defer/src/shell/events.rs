@@ -139,7 +139,7 @@ impl Events {
         }
     }
 
-    /// Records an event behind the work of a stream, or finds the one at its end.
+    /// Records an event behind the work of a stream, unless it captures, or finds the one at its end.
     fn observe(&mut self, stream: StreamKey) -> Result<Work, DriverError> {
         let raw = match self.stream_work(stream) {
             Some(StreamWork::Open(raw)) => raw,
@@ -150,11 +150,14 @@ impl Events {
             Some(event) => event,
             None => self.driver.create_event()?,
         };
-        if let Err(error) = self.driver.record(event, raw) {
+        let recorded = self.driver.record_outside(event, raw);
+        if !matches!(recorded, Ok(true)) {
             self.stock.push(event);
-            return Err(error);
         }
-        Ok(Work::Event(WorkEvent::Own(event)))
+        Ok(match recorded? {
+            true => Work::Event(WorkEvent::Own(event)),
+            false => Work::Unrecorded,
+        })
     }
 
     /// Records an event behind the last use of a stream if it has none: it covers all earlier ones.
@@ -165,7 +168,7 @@ impl Events {
     fn record_missing(&mut self, stream: StreamKey) -> Result<(), DriverError> {
         let last = self.streams.get(&stream).and_then(|open| open.uses.back());
         let missing = last.is_some_and(|last| matches!(last.work, Work::Unrecorded));
-        if !missing || self.is_capturing(stream)? {
+        if !missing {
             return Ok(());
         }
         let work = self.observe(stream)?;

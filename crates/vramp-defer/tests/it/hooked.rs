@@ -38,6 +38,13 @@ impl Hooked {
     pub fn before_record(&self, hook: impl FnOnce() + Send + 'static) {
         *self.recording.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(hook));
     }
+
+    fn hook_record(&self) {
+        let hook = self.recording.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(hook) = hook {
+            hook();
+        }
+    }
 }
 
 impl Wrapper for Hooked {
@@ -55,11 +62,13 @@ impl Wrapper for Hooked {
     }
 
     fn record(&self, event: Event, stream: Stream) -> DriverResult<()> {
-        let hook = self.recording.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(hook) = hook {
-            hook();
-        }
+        self.hook_record();
         self.sim.record(event, stream)
+    }
+
+    fn record_outside(&self, event: Event, stream: Stream) -> DriverResult<bool> {
+        self.hook_record();
+        self.sim.record_outside(event, stream)
     }
 
     fn synchronize_event(&self, event: Event) -> DriverResult<()> {

@@ -17,7 +17,8 @@ const WITH_HOST: fn(&Capabilities) -> bool = |can| VIRTUAL(can) && can.pinned_ho
 rules! {
     memory_is_built_and_taken_down_during_any_capture: VIRTUAL,
     an_event_is_recorded_and_waited_for_beside_any_capture: ANY,
-    a_query_is_refused_as_the_mode_says_and_invalidates_the_capture: ANY,
+    an_event_is_queried_beside_any_capture: ANY,
+    a_record_outside_of_captures_says_whether_it_was: ANY,
     the_host_waits_beside_any_capture: ANY,
     registered_memory_is_unpinned_beside_any_capture: PINNED,
     allocating_is_refused_as_the_mode_says_and_invalidates_the_capture: ANY,
@@ -127,9 +128,25 @@ fn an_event_is_recorded_and_waited_for_beside_any_capture(rig: &Rig) -> Checked 
     in_every_capture(rig, order, legal)
 }
 
-fn a_query_is_refused_as_the_mode_says_and_invalidates_the_capture(rig: &Rig) -> Checked {
+fn an_event_is_queried_beside_any_capture(rig: &Rig) -> Checked {
     let event = recorded_and_reached(rig)?;
-    in_every_capture(rig, |device| device.query(event), forbidden_as_the_mode_says)
+    in_every_capture(rig, |device| device.query(event), legal)
+}
+
+fn a_record_outside_of_captures_says_whether_it_was(rig: &Rig) -> Checked {
+    let (stream, event) = (rig.stream()?, rig.event()?);
+    for mode in CaptureMode::ALL {
+        ensure!(rig.device.record_outside(event, stream)?, "{mode:?}: it does not capture");
+        rig.begin_capture(stream, mode)?;
+        for thread in Thread::BOTH {
+            let recorded = thread.runs(|| rig.device.record_outside(event, stream))?;
+            ensure!(!recorded, "{mode:?}: recorded, while the stream captures");
+        }
+        rig.end_capture(stream)?;
+        ensure!(rig.device.record_outside(event, stream)?, "{mode:?}: it captures no more");
+        rig.device.synchronize_event(event)?;
+    }
+    Ok(())
 }
 
 fn the_host_waits_beside_any_capture(rig: &Rig) -> Checked {
@@ -205,11 +222,10 @@ fn a_capturing_stream_is_neither_synchronised_nor_queried(rig: &Rig) -> Checked 
 fn a_stream_works_as_before_after_an_invalidated_capture(rig: &Rig) -> Checked {
     let range = rig.memory(&[rig.page])?;
     let stream = rig.stream()?;
-    let event = recorded_and_reached(rig)?;
     rig.device.fill(stream, range, 1)?;
     rig.begin_capture(stream, CaptureMode::Global)?;
     rig.device.fill(stream, range, 2)?;
-    refused("query", ErrorKind::Capturing, rig.device.query(event))?;
+    refused("allocate", ErrorKind::Capturing, rig.device.alloc_memory(rig.page))?;
     ensure!(rig.device.is_capturing(stream)?, "an invalidated capture ended early");
     refused("capture info", ErrorKind::Capturing, rig.device.capture_info(stream))?;
     refused("more work", ErrorKind::Capturing, rig.device.fill(stream, range, 3))?;

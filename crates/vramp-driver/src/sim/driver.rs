@@ -240,10 +240,21 @@ impl Driver for Simulator {
         })
     }
 
+    fn record_outside(&self, event: Event, stream: Stream) -> DriverResult<bool> {
+        self.call(log(Call::Record).on(stream), |state| {
+            let index = state.streams.index(stream)?;
+            let captures = state.captures.of(index).is_some();
+            if !captures {
+                state.record(event, stream)?;
+            }
+            state.spend(Call::Record);
+            Ok(!captures)
+        })
+    }
+
     fn query(&self, event: Event) -> DriverResult<bool> {
         self.call(log(Call::Query), |state| {
             let point = state.point_for_host(event)?;
-            state.captures.refuse_unsafe()?;
             let done = point.is_none_or(|point| state.streams.is_done(point));
             if done && let Some(checker) = &mut state.checker {
                 checker.host_observed_event(event.number());

@@ -110,12 +110,16 @@ impl CopyQueue {
         self.streams
     }
 
-    /// Orders all later steps behind the work queued on `stream` so far.
-    pub fn order_behind_stream(&self, stream: Stream) -> Result<(), DriverError> {
+    /// Orders all later steps behind the work queued on `stream` so far. Returns false if the stream
+    /// captures: nothing is ordered then.
+    pub fn order_behind_stream(&self, stream: Stream) -> Result<bool, DriverError> {
         let mut state = lock(&self.state);
         let event = state.spare_event(&*self.driver)?;
-        let ordered = self.driver.record(*event, stream);
-        let ordered = ordered.and_then(|()| self.order_behind_event(*event));
+        let recorded = self.driver.record_outside(*event, stream);
+        let ordered = recorded.and_then(|recorded| {
+            let ordered = if recorded { self.order_behind_event(*event) } else { Ok(()) };
+            ordered.map(|()| recorded)
+        });
         // A wait that was queued refers to the record, so the event is free for reuse.
         state.spare_events.push(event);
         ordered

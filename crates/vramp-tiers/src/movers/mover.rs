@@ -232,8 +232,10 @@ impl Shared {
             }
             CopyDependency::Work(StreamWork::Over) => Ok(()),
             CopyDependency::Stream(stream) | CopyDependency::Work(StreamWork::Open(stream)) => {
-                self.refuse_capturing(stream)?;
-                queue.order_behind_stream(stream).map_err(device)
+                match queue.order_behind_stream(stream).map_err(device)? {
+                    true => Ok(()),
+                    false => Err(MoveError::Capturing),
+                }
             }
         }
     }

@@ -70,6 +70,7 @@ impl Wrapper for SkippingDriver {
 
     skipped! {
         Record => record(event: Event, stream: Stream) -> (), ();
+        Record => record_outside(event: Event, stream: Stream) -> bool, true;
         Query => query(event: Event) -> bool, true;
         Wait => wait(stream: Stream, event: Event) -> (), ();
         SynchronizeEvent => synchronize_event(event: Event) -> (), ();

@@ -177,7 +177,7 @@ impl World {
 
     /// Returns true if something stays behind legitimately.
     pub(super) fn leaks(&self) -> bool {
-        self.leaks
+        self.leaks || self.blocks.len() > 0
     }
 
     /// Performs an operation and checks what holds after it.
