@@ -291,6 +291,12 @@ impl Context {
         len.ok_or_else(|| self.unknown_pointer(addr))
     }
 
+    /// Runs `work` while the table of blocks is locked at `addr`, where a block begins.
+    #[cfg(test)]
+    pub fn with_locked_block<R>(&self, addr: u64, work: impl FnOnce() -> R) -> R {
+        self.blocks.with(addr, |_| work()).expect("a block begins there")
+    }
+
     /// Returns true if a block begins at `addr`.
     pub fn has(&self, addr: u64) -> bool {
         self.blocks.with(addr, |_| ()).is_some()

@@ -143,6 +143,7 @@ impl Torch {
     /// # Safety
     /// As for [`Torch::malloc`].
     unsafe fn record_stream(&self, addr: u64, raw: *mut c_void) -> Result<()> {
+        check_fork()?;
         let known = |slot: &OnceLock<Result<Arc<Context>>>| {
             slot.get()
                 .and_then(|opened| opened.as_ref().ok())

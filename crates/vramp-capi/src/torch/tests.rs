@@ -369,3 +369,29 @@ fn a_capture_with_an_arena_is_not_attached_again() {
     torch.put(inside, SIDE).unwrap();
     torch.audit();
 }
+
+#[test]
+fn recording_a_use_in_a_forked_child_waits_for_no_lock_of_the_parent() {
+    let torch = torch("");
+    let block = torch.get(4096, 0).unwrap();
+    let context = torch.context(0).unwrap();
+    // A thread of the parent is in the table of blocks.
+    let status = context.with_locked_block(block, || {
+        // SAFETY: the child calls vramp, which is what the test is about, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: it only sets a timer, whose signal ends the child.
+            unsafe { libc::alarm(20) };
+            // SAFETY: null is the default stream.
+            let refused = unsafe { torch.record_stream(block, null_mut()) };
+            let code = i32::from(!refused.is_err_and(|why| why.status == VRAMP_ERROR_FORKED));
+            // SAFETY: it ends the child at once.
+            unsafe { libc::_exit(code) };
+        }
+        let mut status = -1;
+        // SAFETY: the result outlives the call.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        status
+    });
+    assert_eq!(status, 0, "a signal of 14 means that the call hung");
+}
