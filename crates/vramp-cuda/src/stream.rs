@@ -1,6 +1,6 @@
 //! Streams and events.
 
-use vramp_driver::{Call, DriverResult, ErrorKind, Event, Stream};
+use vramp_driver::{Call, DriverError, DriverResult, ErrorKind, Event, Stream};
 
 use crate::device::{CudaDriver, refused, symbol};
 use crate::graph::{self, CaptureNow};
@@ -153,8 +153,9 @@ pub(crate) fn synchronize_stream(driver: &CudaDriver, stream: Stream) -> DriverR
     let stream = driver.streams.get(id).map_err(refused(call, "stream", id))?;
     let turn = driver.turn();
     if !matches!(graph::capture_now(driver, &stream), CaptureNow::Outside) {
-        // Refused at once.
-        return synchronize(driver, call, &stream);
+        // The driver would refuse it too, and invalidate the capture.
+        let detail = format!("stream {id:#x} captures");
+        return Err(DriverError::from_code(call, 900, detail));
     }
     // Waits for an event and not for the stream, which another thread may begin to capture meanwhile.
     // Callers wait for the stream where they could not record an event, so this needs none: without
@@ -176,8 +177,7 @@ pub(crate) fn synchronize_stream(driver: &CudaDriver, stream: Stream) -> DriverR
     waited
 }
 
-/// Blocks the host until the stream is idle, or fails at once if it is capturing. The caller has a
-/// turn, so this is for a capturing stream and for failures.
+/// Blocks the host until the stream is idle. The caller has a turn, so this is for failures.
 pub(crate) fn synchronize(driver: &CudaDriver, call: Call, stream: &RawStream) -> DriverResult<()> {
     let synchronize = symbol!(driver, call, cuStreamSynchronize);
     // SAFETY: the stream is held, so it is live.

@@ -108,9 +108,16 @@ pub trait Driver: Send + Sync {
     fn create_stream(&self) -> DriverResult<Stream>;
 
     /// Destroys a stream. Work queued on it still runs.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Capturing`](crate::ErrorKind::Capturing) if the stream captures. The capture goes on.
     fn destroy_stream(&self, stream: Stream) -> DriverResult<()>;
 
-    /// Blocks the host until all work queued on `stream` is complete.
+    /// Blocks the host until all work queued on `stream` is complete. Legal while other streams
+    /// capture, in every mode and from every thread.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Capturing`](crate::ErrorKind::Capturing) if the stream captures. The capture goes on.
     fn synchronize_stream(&self, stream: Stream) -> DriverResult<()>;
 
     /// Creates an event without timing. 0.13 us.

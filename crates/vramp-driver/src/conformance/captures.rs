@@ -206,7 +206,8 @@ fn a_capturing_stream_is_neither_synchronised_nor_queried(rig: &Rig) -> Checked 
         rig.begin_capture(stream, mode)?;
         let capturing = ErrorKind::Capturing;
         refused("synchronise the stream", capturing, rig.device.synchronize_stream(stream))?;
-        refused("the end of the capture", capturing, rig.end_capture(stream))?;
+        refused("destroy the stream", capturing, rig.device.destroy_stream(stream))?;
+        rig.end_capture(stream)?;
 
         rig.begin_capture(stream, mode)?;
         rig.device.record(event, stream)?;

@@ -335,14 +335,11 @@ impl State {
         }
     }
 
-    /// Refuses a call that a capturing stream does not allow, and invalidates its capture.
-    pub fn refuse_capturing(&mut self, stream: usize) -> Outcome<()> {
+    /// Refuses a call for a stream that captures.
+    pub fn refuse_capturing(&self, stream: usize) -> Outcome<()> {
         match self.captures.of(stream) {
             None => Ok(()),
-            Some(capture) => {
-                self.captures.invalidate(capture);
-                Err(Refusal::capturing("the stream is capturing"))
-            }
+            Some(_) => Err(Refusal::capturing("the stream is capturing")),
         }
     }
 }
