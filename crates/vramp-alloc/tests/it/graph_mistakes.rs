@@ -296,7 +296,7 @@ fn a_spoilt_capture_is_an_error_and_the_stream_is_out_of_it() {
     let mut escaped = None;
     let spoilt = rig.base.allocator.capture(rig.a, &arena, || {
         escaped = Some(rig.malloc(SIZE, rig.a));
-        rig.base.sim.synchronize_stream(rig.raw(rig.a)).expect_err("it captures");
+        rig.base.sim.alloc_memory(SIZE).expect_err("a capture forbids it");
         // From here on the capture cannot be asked.
         let refused = rig.base.allocator.malloc(SIZE, rig.a).expect_err("it is spoilt");
         assert!(matches!(refused, AllocError::Driver(_)), "{refused}");
@@ -320,7 +320,7 @@ fn a_block_of_a_spoilt_capture_may_be_freed_inside_it() {
     let arena = rig.arena();
     let spoilt = rig.base.allocator.capture(rig.a, &arena, || {
         let block = rig.malloc(SIZE, rig.a);
-        rig.base.sim.synchronize_stream(rig.raw(rig.a)).expect_err("it captures");
+        rig.base.sim.alloc_memory(SIZE).expect_err("a capture forbids it");
         rig.free(block, rig.a);
     });
     assert!(spoilt.is_err());

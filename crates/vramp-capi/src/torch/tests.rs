@@ -187,7 +187,7 @@ impl Capture<'_> {
 
     /// Fails a capture, which ends without a hook.
     fn fail(self) {
-        self.torch.driver().synchronize_stream(self.queue).unwrap_err();
+        self.torch.driver().alloc_memory(vramp_alloc::Bytes::mib(2)).unwrap_err();
         self.torch.driver().end_capture(self.queue).unwrap_err();
     }
 }

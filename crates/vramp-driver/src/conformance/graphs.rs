@@ -305,11 +305,11 @@ fn nodes_are_valid_until_the_graph_is_destroyed(rig: &Rig) -> Checked {
     let gone = device.node_dependencies(last);
     refused("a node of a destroyed graph", ErrorKind::InvalidUse, gone)?;
 
-    rig.begin_capture(stream, CaptureMode::Relaxed)?;
+    rig.begin_capture(stream, CaptureMode::Global)?;
     device.fill(stream, range, 3)?;
     let anew = last_node(rig, stream)?;
     ensure!(anew != last, "a destroyed node has the same id");
-    refused("synchronise", ErrorKind::Capturing, device.synchronize_stream(stream))?;
+    refused("allocate", ErrorKind::Capturing, device.alloc_memory(rig.page))?;
     refused("the end", ErrorKind::Capturing, rig.end_capture(stream))?;
     let gone = device.node_dependencies(anew);
     refused("a node of an invalidated capture", ErrorKind::InvalidUse, gone)
