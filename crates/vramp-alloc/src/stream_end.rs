@@ -55,7 +55,7 @@ impl StreamEnd {
         self.over.load(Ordering::Acquire)
     }
 
-    /// Returns true if the work is over. One driver call at most. Not while a stream captures.
+    /// Returns true if the work is over. One driver call at most.
     ///
     /// # Errors
     /// The query failed: the work may still run.
@@ -66,7 +66,7 @@ impl StreamEnd {
         Ok(self.is_known_over())
     }
 
-    /// Waits on the host until the work is over. Not while a stream captures.
+    /// Waits on the host until the work is over.
     ///
     /// # Errors
     /// The wait failed: the work may still run.

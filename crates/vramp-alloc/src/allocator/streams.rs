@@ -72,8 +72,7 @@ impl Allocator {
         let sweep = group.finish_end(stream, &end);
         let told = self.for_members(|inner| inner.end_stream(stream, &end));
         drop(guard);
-        // A query would invalidate a capture.
-        if sweep && !self.any_captures().unwrap_or(true) {
+        if sweep {
             group.sweep_ends();
         }
         group.destroy_ended(stream, &**driver)?;
@@ -113,9 +112,8 @@ impl Allocator {
         self.shared.group.work_of(id)
     }
 
-    /// Returns true if a stream of this allocator captures a graph. While it does, querying or
-    /// waiting for events may be refused, and may invalidate the capture. One driver call for each
-    /// stream.
+    /// Returns true if a stream of this allocator captures a graph. While it does, work queued on the
+    /// stream does not run and cannot be waited for. One driver call for each stream.
     ///
     /// # Errors
     /// A driver call failed.
