@@ -108,20 +108,21 @@ impl Group {
         streams.by_id.get(id.index()).filter(|known| known.is_open()).map(|known| known.raw)
     }
 
-    /// Returns the streams that have not ended: those that are ending too, whose work no event
-    /// stands for yet.
-    pub(crate) fn unended_streams(&self) -> Vec<(StreamId, Stream)> {
-        let streams = lock(&self.streams);
-        let numbered = (0..).map(StreamId::new).zip(&streams.by_id);
-        let unended = numbered.filter(|(_, known)| known.state != StreamState::Ended);
-        unended.map(|(id, known)| (id, known.raw)).collect()
-    }
-
-    /// Returns true if a stream has ended: its handle is dead or will be, and an event stands for
-    /// its work.
-    pub(crate) fn has_ended(&self, id: StreamId) -> bool {
-        let streams = lock(&self.streams);
-        streams.by_id.get(id.index()).is_none_or(|known| known.state == StreamState::Ended)
+    /// Calls `ask` for each stream that has not ended, also for those that are ending, whose work no
+    /// event stands for yet. The stream does not end while it is asked, so its handle is not dead; the
+    /// group's lock is held. Ends with the first error.
+    pub(crate) fn ask_unended<E>(
+        &self,
+        mut ask: impl FnMut(StreamId, Stream) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for index in 0..self.stream_count() {
+            let streams = lock(&self.streams);
+            let known = streams.by_id.get(index);
+            if let Some(known) = known.filter(|known| known.state != StreamState::Ended) {
+                ask(StreamId::new(index as u32), known.raw)?;
+            }
+        }
+        Ok(())
     }
 
     /// Returns where the work of a stream can be observed. `None` for an unknown stream.

@@ -402,43 +402,49 @@ impl Shared {
     /// lost device there are none.
     pub(crate) fn capturing_streams(&self) -> Result<Vec<StreamId>, DriverError> {
         let mut capturing = Vec::new();
-        for (id, stream) in self.group.unended_streams() {
-            match self.driver.is_capturing(stream) {
-                Ok(true) => capturing.push(id),
-                Ok(false) => {}
-                Err(error) if error.is_device_lost() => return Ok(Vec::new()),
-                // Another thread destroyed it meanwhile.
-                Err(_) if self.group.has_ended(id) => {}
-                Err(error) => return Err(error),
+        let asked: Result<(), DriverError> = self.group.ask_unended(|id, stream| {
+            if self.driver.is_capturing(stream)? {
+                capturing.push(id);
             }
+            Ok(())
+        });
+        match asked {
+            Err(error) if error.is_device_lost() => Ok(Vec::new()),
+            asked => asked.map(|()| capturing),
         }
-        Ok(capturing)
     }
 
     /// Waits on the host for all work queued on the group's streams, destroyed ones included. On a
     /// lost device none runs any more.
     ///
-    /// It takes no lock of the pool, so that threads go on whose calls the work may wait for.
+    /// It takes no lock of the pool, so that threads go on whose calls the work may wait for; and
+    /// waits for events and not for streams, which other threads may destroy meanwhile.
     pub(crate) fn synchronize(&self) -> Result<(), CloseFailure> {
-        let capturing = self.capturing_streams().map_err(CloseFailure::NotSynchronized)?;
-        if let Some(&stream) = capturing.first() {
-            return Err(CloseFailure::Capturing(stream));
+        let waited = self.wait_for_all();
+        match waited {
+            Err(CloseFailure::NotSynchronized(error)) if error.is_device_lost() => Ok(()),
+            waited => waited,
         }
-        for (id, stream) in self.group.unended_streams() {
-            match self.driver.synchronize_stream(stream) {
-                Err(error) if error.is_device_lost() => return Ok(()),
-                // Another thread destroyed it meanwhile: its end is waited for below.
-                Err(_) if self.group.has_ended(id) => {}
-                Err(error) => return Err(CloseFailure::NotSynchronized(error)),
-                Ok(()) => {}
+    }
+
+    fn wait_for_all(&self) -> Result<(), CloseFailure> {
+        let mut ends = Vec::new();
+        self.group.ask_unended(|id, stream| {
+            match StreamEnd::record(&self.driver, stream) {
+                Ok(Some(end)) => ends.push(end),
+                Ok(None) => return Err(CloseFailure::Capturing(id)),
+                // Without an event the stream itself is waited for, and cannot end meanwhile.
+                Err(_) => {
+                    let waited = self.driver.synchronize_stream(stream);
+                    waited.map_err(CloseFailure::NotSynchronized)?;
+                }
             }
-        }
-        for end in self.group.ends() {
-            match end.synchronize() {
-                Err(error) if error.is_device_lost() => return Ok(()),
-                Err(error) => return Err(CloseFailure::NotSynchronized(error)),
-                Ok(()) => {}
-            }
+            Ok(())
+        })?;
+        // A stream that ended before it was asked has its end among these.
+        ends.extend(self.group.ends());
+        for end in ends {
+            end.synchronize().map_err(CloseFailure::NotSynchronized)?;
         }
         Ok(())
     }

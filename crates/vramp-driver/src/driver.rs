@@ -188,7 +188,7 @@ pub trait Driver: Send + Sync {
     /// # Errors
     /// [`ErrorKind::Capturing`](crate::ErrorKind::Capturing) if a refused call invalidated the
     /// capture, if a forked stream was not joined, or if the capture began on another thread: the
-    /// capture is over. Also if it began on another stream.
+    /// capture is over. If it began on another stream it is invalidated.
     /// [`ErrorKind::InvalidUse`](crate::ErrorKind::InvalidUse) if the stream is not capturing.
     fn end_capture(&self, stream: Stream) -> DriverResult<Graph>;
 

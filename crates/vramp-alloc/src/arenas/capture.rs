@@ -159,19 +159,26 @@ impl VirtualPool {
         }
     }
 
-    /// Records the end of a capture that [`VirtualPool::begin_arena_capture`] began.
+    /// Records the end of a capture that [`VirtualPool::begin_arena_capture`] began. If there is a
+    /// graph, the arena lends nothing until [`VirtualPool::instantiated`].
     pub(crate) fn end_arena_capture(
         &mut self,
         id: ArenaId,
-        stream: StreamId,
         graph: Result<Graph, DriverError>,
     ) -> Captured {
         let (recording, capturing) = self.arenas.end(id);
         if graph.is_ok() {
-            self.make_whole(id, stream);
+            self.arenas.get_mut(id).instantiating += 1;
         }
         self.after_capture(id);
         Captured { graph, recording, kept: capturing.kept }
+    }
+
+    /// Notes that the graph of a capture was made ready, or cannot be.
+    pub(crate) fn instantiated(&mut self, id: ArenaId, stream: StreamId) {
+        self.arenas.get_mut(id).instantiating -= 1;
+        self.arenas.list_to_lend(id);
+        self.make_whole(id, stream);
     }
 
     /// Stops serving a capture that [`VirtualPool::attach_arena`] served, over or not. Returns its

@@ -99,10 +99,12 @@ impl VirtualPool {
         self.pool.lend(id, &live)
     }
 
-    /// Returns true if no capture and no lease uses the arena: it may lend once its work is over.
+    /// Returns true if no capture and no lease uses the arena, and no graph of it is being made ready:
+    /// it may lend once its work is over.
     pub(super) fn may_lend(&self, id: ArenaId) -> bool {
         let state = self.arenas.get(id);
-        !state.unguarded && !state.is_capturing() && state.leases.holder().is_none()
+        let in_use = state.unguarded || state.is_capturing() || state.instantiating > 0;
+        !in_use && state.leases.holder().is_none()
     }
 
     /// Returns true if there is no lease and all work on the arena is known to be over.

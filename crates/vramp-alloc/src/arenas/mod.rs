@@ -60,6 +60,9 @@ pub(crate) struct ArenaState {
     capturing: Option<Capturing>,
     /// The capture that the layout of the next one is planned from, and how far that has come.
     planned: Option<Packing>,
+    /// Graphs of it that the driver is making ready, which looks at the memory of their nodes: it does
+    /// not lend meanwhile.
+    instantiating: u32,
     /// True if graphs launched without leases may use it at any time: it never lends.
     unguarded: bool,
     /// True once its owner was dropped: it is removed with its last block.
@@ -233,6 +236,7 @@ impl VirtualPool {
             leases: Leases::default(),
             capturing: None,
             planned: None,
+            instantiating: 0,
             unguarded: false,
             abandoned: false,
         };

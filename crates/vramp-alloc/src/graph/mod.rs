@@ -394,7 +394,8 @@ impl Capture {
         }
         let graph = pool.end_own_capture(*id, self.stream);
         self.ended = true;
-        let captured = pool.end_arena_capture(*id, self.stream, graph);
+        let captured = pool.end_arena_capture(*id, graph);
+        let has_graph = captured.graph.is_ok();
         shared.captures.fetch_sub(1, Ordering::Relaxed);
         drop(inner);
         // Instantiation takes time by the size of the graph: without the lock.
@@ -408,12 +409,16 @@ impl Capture {
                 (exec, _) => exec,
             }
         });
+        let mut inner = shared.lock_anyway();
+        let closed = inner.closed;
+        if let Some(pool) = inner.manager.virtual_pool_mut().filter(|_| has_graph && !closed) {
+            pool.instantiated(*id, self.stream);
+        }
         let exec = match exec {
             Ok(exec) => exec,
             Err(error) => {
                 // No graph uses it.
-                let mut inner = shared.lock_anyway();
-                if !inner.closed {
+                if !closed {
                     for allocation in captured.kept {
                         let _ = inner.free(&allocation, self.stream, shared.number);
                     }
@@ -421,6 +426,7 @@ impl Capture {
                 return Err(CaptureError::Invalidated(error));
             }
         };
+        drop(inner);
         let kept = captured.kept.iter().map(Allocation::requested).sum();
         let upto = captured.recording.high_water();
         let report = self.arena.plan(captured.recording, kept, self.begun);

@@ -205,7 +205,7 @@ fn a_trim_unmaps_and_releases_each_chunk() {
 
 #[test]
 fn a_close_unmaps_each_stretch_once() {
-    let wait = ["is-capturing", "synchronize-stream"];
+    let wait = ["create-event", "record", "synchronize-event", "destroy-event"];
     // First without the lock, and then with it.
     let waits = || [&wait[..], &["is-capturing"], &wait].concat();
     let of_the_drivers_pool = vec!["trim-pool"];

@@ -201,9 +201,24 @@ fn dropping_while_a_stream_captures_unmaps_nothing() {
 }
 
 #[test]
+fn without_an_event_closing_waits_for_the_stream_itself() {
+    for call in [Call::CreateEvent, Call::Record] {
+        let rig = rig(Preset::Vramp);
+        let block = rig.allocator.malloc(MIB * 64, rig.stream).unwrap();
+        let kernel = Kernel::new("late").writing(range(&block)).lasting(LONG_NS);
+        rig.sim.launch(rig.raw(rig.stream), kernel).unwrap();
+        let Rig { sim, allocator, .. } = rig;
+        sim.set_faults(FaultPlan::from_nth_of(call, 1));
+        allocator.close().unwrap();
+        assert_sound(&sim, &call.to_string());
+        assert_eq!(sim.live(), LiveObjects::default(), "{call}");
+    }
+}
+
+#[test]
 fn nothing_is_unmapped_after_a_failed_wait() {
     for preset in Preset::ALL {
-        for call in [Call::SynchronizeStream, Call::SynchronizeEvent, Call::IsCapturing] {
+        for call in [Call::SynchronizeEvent, Call::IsCapturing] {
             let rig = rig(preset);
             stream_that_ends_while_it_works(&rig);
             let Rig { sim, allocator, .. } = rig;
@@ -822,4 +837,23 @@ fn a_graph_from_before_a_reset_keeps_the_addresses_it_writes() {
     rig.sync(rig.a);
     assert_sound(&rig.base.sim, "a reset");
     drop(others);
+}
+
+/// A card looks at the memory of a graph's fills when it makes the graph ready.
+#[test]
+fn a_capture_under_a_limit_that_was_lowered_meanwhile_has_its_memory_until_its_graph_is_ready() {
+    let rig = rig(Preset::Vramp);
+    let arena = rig.allocator.graph_arena(ArenaConfig::default()).unwrap();
+    let mut capture = rig.allocator.begin_capture(rig.stream, &arena).unwrap();
+    for mib in [1, 6, 3] {
+        let block = rig.allocator.malloc(MIB * mib, rig.stream).unwrap();
+        rig.sim.fill(rig.raw(rig.stream), range(&block), 7).unwrap();
+        if mib == 6 {
+            rig.allocator.free(block, rig.stream).unwrap();
+        }
+    }
+    rig.allocator.set_limit(Some(MIB * 4)).unwrap();
+    let graph = capture.end().unwrap();
+    drop((capture, graph, arena));
+    assert_sound(&rig.sim, "ended");
 }

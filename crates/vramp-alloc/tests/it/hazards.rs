@@ -413,7 +413,7 @@ fn closing_without_waiting_for_the_streams_is_found() {
     for preset in VIRTUAL {
         let sim = closed(preset, None);
         assert_eq!((sim.hazards(), sim.device_loss()), (Vec::new(), None));
-        let sim = closed(preset, Some(Call::SynchronizeStream));
+        let sim = closed(preset, Some(Call::SynchronizeEvent));
         let hazards = sim.hazards();
         assert_eq!((&*hazards[0].earlier.label, &*hazards[0].later.label), ("last user", "unmap"));
     }

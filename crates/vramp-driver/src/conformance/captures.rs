@@ -281,8 +281,7 @@ fn a_capture_ends_on_the_stream_it_began_on(rig: &Rig) -> Checked {
     fork(rig, origin, other)?;
     let ended = rig.device.end_capture(other);
     refused("the end on another stream", ErrorKind::Capturing, ended)?;
-    // Whether that invalidates the capture is not stated.
-    let _ = rig.end_capture(origin);
+    refused("the end after that", ErrorKind::Capturing, rig.end_capture(origin))?;
     for stream in [origin, other] {
         ensure!(!rig.device.is_capturing(stream)?, "a stream is still capturing after the end");
     }

@@ -23,6 +23,7 @@ rules! {
     work_of_a_joined_stream_runs_in_the_captured_order: WITH_HOST,
     dependencies_follow_the_order_of_one_stream: VIRTUAL,
     dependencies_show_forks_and_joins: VIRTUAL,
+    a_graph_is_ready_only_while_the_memory_of_its_fills_is_mapped: VIRTUAL,
     nodes_are_valid_until_the_graph_is_destroyed: VIRTUAL,
     graphs_are_destroyed_once_and_in_any_order: WITH_HOST,
     a_graph_destroyed_in_flight_still_completes: WITH_HOST,
@@ -287,6 +288,21 @@ fn dependencies_show_forks_and_joins(rig: &Rig) -> Checked {
     ensure!(!reaches(rig, last, &[left, right])?, "an earlier node depends on {last:?}");
     let nodes = device.graph_nodes(rig.end_capture(origin)?)?;
     ensure!(nodes == 4, "four fills are {nodes} nodes");
+    Ok(())
+}
+
+fn a_graph_is_ready_only_while_the_memory_of_its_fills_is_mapped(rig: &Rig) -> Checked {
+    let range = page(rig)?;
+    let stream = rig.stream()?;
+    rig.begin_capture(stream, CaptureMode::Relaxed)?;
+    rig.device.fill(stream, range, 1)?;
+    let graph = rig.end_capture(stream)?;
+    rig.instantiate(graph)?;
+    rig.unmap(range)?;
+    if let Ok(exec) = rig.device.instantiate(graph) {
+        rig.device.destroy_graph_exec(exec)?;
+        ensure!(false, "a graph whose memory is not mapped is ready to launch");
+    }
     Ok(())
 }
 

@@ -189,6 +189,7 @@ impl Captures {
         let open = &self.open[&capture];
         if open.origin != stream {
             let detail = format!("the capture began on stream {}", open.origin + 1);
+            self.invalidate(capture);
             return Err(Refusal { code: 903, detail });
         }
         let ended = self.open.remove(&capture).expect("it was found by its stream");

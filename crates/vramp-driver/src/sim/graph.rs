@@ -12,7 +12,7 @@ use super::capture::{Node, node_id, node_index};
 use super::hazard::Stamp;
 use super::refusal::{Outcome, Refusal};
 use super::state::State;
-use super::streams::Point;
+use super::streams::{Effect, Point};
 use crate::{Call, Graph, GraphExec, GraphNode, Stream};
 
 #[derive(Debug, Default)]
@@ -113,6 +113,13 @@ impl State {
 
     pub fn instantiate(&mut self, graph: Graph) -> Outcome<GraphExec> {
         let layout = Layout::new(Arc::clone(self.graphs.nodes(graph.number())?));
+        // As on a card: kernels are not looked at, fills and copies are.
+        for node in layout.nodes.iter().filter(|node| !matches!(node.effect, Effect::Nothing)) {
+            let mut ranges = node.kernel.writes.iter().chain(&node.kernel.reads);
+            if let Some(range) = ranges.find(|range| self.memory.pieces(**range, |_| ()).is_err()) {
+                return Err(Refusal::invalid(format!("a node uses {range}, which is not mapped")));
+            }
+        }
         let lanes = (1..layout.lanes).map(|_| self.lane()).collect();
         self.graphs.execs_made += 1;
         let exec = Exec { layout: Arc::new(layout), lanes, last: None };
