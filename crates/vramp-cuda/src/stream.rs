@@ -229,6 +229,8 @@ pub(crate) fn destroy_event(driver: &CudaDriver, event: Event) -> DriverResult<(
     let destroy = symbol!(driver, call, cuEventDestroy_v2);
     let id = event.number();
     let claim = driver.events.claim(id).map_err(refused(call, "event", id))?;
+    // A capture that took in a record of it does not end meanwhile: the driver reads the event then.
+    let _turn = driver.turn();
     // SAFETY: the claim proves that the event is live and in no other call.
     let code = unsafe { destroy(claim.object().0) };
     driver.settle(call, code, || format!("event {id:#x}"))?;
@@ -260,8 +262,12 @@ pub(crate) fn record_outside(
     let (event_id, stream_id) = (event.number(), stream.number());
     let event = driver.events.get(event_id).map_err(refused(call, "event", event_id))?;
     let stream = driver.streams.get(stream_id).map_err(refused(call, "stream", stream_id))?;
-    // No capture begins through this device until the stream is asked.
+    // Meanwhile no capture begins or ends through this device. Only one of other code can take in the
+    // record.
     let _turn = driver.turn();
+    if is_capturing(driver, call, stream_id, &stream)? {
+        return Ok(false);
+    }
     // SAFETY: both are held, so they are live.
     let code = unsafe { record(event.0, stream.raw.0) };
     let what = || format!("event {event_id:#x} on stream {stream_id:#x}");
