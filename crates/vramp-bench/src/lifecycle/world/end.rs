@@ -1,6 +1,7 @@
 //! The end of a program: everything is ended, and nothing is left.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 use vramp::Bytes;
 
@@ -8,8 +9,9 @@ use super::{Finding, SHARED, World, words};
 use crate::lifecycle::op::Op;
 use crate::lifecycle::subject::Way;
 
-/// Attempts to close a pool at the end of a program.
+/// Attempts to close a pool at the end of a program, and the time between them.
 const CLOSES_MAX: u32 = 10_000;
+const PAUSE: Duration = Duration::from_micros(200);
 
 impl World {
     /// Ends everything, and checks that nothing is left.
@@ -76,6 +78,10 @@ impl World {
                 if self.pools.has(pool) {
                     self.end_pool(pool, u64::from(attempt == CLOSES_MAX))?;
                     self.check(true)?;
+                }
+                if self.pools.has(pool) {
+                    // The others need the locks that a close takes.
+                    std::thread::sleep(PAUSE);
                 }
             }
         }
