@@ -415,6 +415,38 @@ impl RustSubject {
         }
     }
 
+    fn close(&mut self, pool: u64, way: u64) -> PoolEnd {
+        let Some(ended) = self.pools.remove(&pool) else { return PoolEnd::Done };
+        let allocator = match Arc::try_unwrap(ended) {
+            Ok(allocator) => allocator,
+            Err(_) => return PoolEnd::Failed(gone()),
+        };
+        let closed = match way {
+            0 => allocator.close(),
+            1 => {
+                drop(allocator);
+                return PoolEnd::Done;
+            }
+            _ => in_way(Way::Elsewhere, move || allocator.close()),
+        };
+        match closed {
+            Ok(()) => PoolEnd::Done,
+            Err(CloseError::Driver(error)) => PoolEnd::Failed(why_driver(&error)),
+            Err(error) => {
+                let refused = match &error {
+                    CloseError::NotSynchronized { error, .. } => why_driver(error),
+                    _ => other(Why::Capturing, &error),
+                };
+                if let CloseError::Capturing { allocator, .. }
+                | CloseError::NotSynchronized { allocator, .. } = error
+                {
+                    self.pools.insert(pool, Arc::from(allocator));
+                }
+                PoolEnd::Refused(refused)
+            }
+        }
+    }
+
     fn pool(&self, pool: u64) -> Outcome<&Arc<Allocator>> {
         let closed = || Refused { why: Why::Closed, text: "the pool is closed".to_owned() };
         self.pools.get(&pool).ok_or_else(closed)
@@ -445,36 +477,12 @@ impl Subject for RustSubject {
     }
 
     fn end_pool(&mut self, pool: u64, way: u64) -> PoolEnd {
-        let Some(ended) = self.pools.remove(&pool) else { return PoolEnd::Done };
-        self.observers.retain(|_, (of, _)| *of != pool);
-        let allocator = match Arc::try_unwrap(ended) {
-            Ok(allocator) => allocator,
-            Err(_) => return PoolEnd::Failed(gone()),
-        };
-        let closed = match way {
-            0 => allocator.close(),
-            1 => {
-                drop(allocator);
-                return PoolEnd::Done;
-            }
-            _ => in_way(Way::Elsewhere, move || allocator.close()),
-        };
-        match closed {
-            Ok(()) => PoolEnd::Done,
-            Err(CloseError::Driver(error)) => PoolEnd::Failed(why_driver(&error)),
-            Err(error) => {
-                let refused = match &error {
-                    CloseError::NotSynchronized { error, .. } => why_driver(error),
-                    _ => other(Why::Capturing, &error),
-                };
-                if let CloseError::Capturing { allocator, .. }
-                | CloseError::NotSynchronized { allocator, .. } = error
-                {
-                    self.pools.insert(pool, Arc::from(allocator));
-                }
-                PoolEnd::Refused(refused)
-            }
+        let ended = self.close(pool, way);
+        // A refused close leaves the callbacks, with the blocks that they will free.
+        if !matches!(ended, PoolEnd::Refused(_)) {
+            self.observers.retain(|_, (of, _)| *of != pool);
         }
+        ended
     }
 
     fn create_stream(&mut self, pool: u64, stream: u64) -> Outcome<Stream> {
