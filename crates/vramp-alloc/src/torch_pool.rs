@@ -12,6 +12,7 @@ use vramp_model::{
 use crate::allocation::Owner;
 use crate::completion::Events;
 use crate::config::Progress;
+use crate::exec::captures;
 use crate::manager::Found;
 use crate::stream_end::StreamEnd;
 use crate::virtual_pool::Refusal;
@@ -186,6 +187,7 @@ impl CachingPool {
 
     // --- events ---
 
+    /// Records an event for each mark that has none, except on streams that capture.
     fn record_events(&mut self) -> DriverResult<()> {
         for mark in self.pool.unrecorded() {
             let stream = self.streams[mark.stream.index()];
@@ -203,6 +205,10 @@ impl CachingPool {
 
     fn wait(&mut self) -> DriverResult<()> {
         self.record_events()?;
+        // Work before the capture of a stream has no event to wait for.
+        if let Some(mark) = self.pool.unrecorded().first() {
+            return Err(captures(mark.stream));
+        }
         for mark in self.pool.waited_for() {
             self.events.wait_for(&*self.driver, &mut self.pool, mark)?;
         }

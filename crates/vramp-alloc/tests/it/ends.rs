@@ -201,6 +201,27 @@ fn dropping_while_a_stream_captures_unmaps_nothing() {
 }
 
 #[test]
+fn memory_in_use_on_a_stream_that_captures_is_not_trimmed() {
+    for preset in [Preset::Torch, Preset::TorchExpandable] {
+        let rig = rig(preset);
+        let other = rig.allocator.create_stream().unwrap();
+        let block = rig.allocator.malloc(MIB * 64, rig.stream).unwrap();
+        let kernel = Kernel::new("late").writing(range(&block)).lasting(LONG_NS);
+        rig.sim.launch(rig.raw(other), kernel).unwrap();
+        rig.sim.begin_capture(rig.raw(other), CaptureMode::Relaxed).unwrap();
+        rig.allocator.record_use(&block, other).unwrap();
+        let _ = rig.allocator.free(block, rig.stream);
+        rig.allocator.trim(Bytes::ZERO).unwrap_err();
+        assert_sound(&rig.sim, preset.name());
+        let graph = rig.sim.end_capture(rig.raw(other)).unwrap();
+        rig.sim.destroy_graph(graph).unwrap();
+        rig.allocator.trim(Bytes::ZERO).unwrap();
+        assert_sound(&rig.sim, preset.name());
+        assert!(rig.sim.now_ns() >= LONG_NS, "{}: it waited", preset.name());
+    }
+}
+
+#[test]
 fn without_an_event_closing_waits_for_the_stream_itself() {
     for call in [Call::CreateEvent, Call::Record] {
         let rig = rig(Preset::Vramp);
