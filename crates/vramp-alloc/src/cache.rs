@@ -5,6 +5,11 @@
 //! so caching it changes no decision. Caching more would hide free memory from the pool, which
 //! places by address to keep large blocks together.
 //!
+//! One more block that the pool placed may be *delayed*: its free takes no lock. No request is served
+//! from it. The pool gets it back before the thread's next request with the allocator's lock is
+//! looked at, so one thread alone sees no difference; other threads' requests get it by a gather, as
+//! they get cached blocks. A ring of large blocks takes the lock once for each pair instead of twice.
+//!
 //! Only the owning thread fills the slots of the table and takes from them; any thread may empty
 //! them. A slot's tag is the whole protocol: zero is vacant, [`BUSY`] is being emptied by another
 //! thread, anything else is the stream and length of the block. Taking costs one compare-exchange,
@@ -12,12 +17,16 @@
 //!
 //! The data beside the tag is written only while the tag is zero, by the owner. It is read only by
 //! the thread that changed the tag from a name to zero (the owner) or to `BUSY` (another thread).
+//! Of the delayed block it is read only with the allocator's lock, so that no exchange is needed.
+
+use vramp_core::{Bytes, PartCount};
 
 use crate::sync::{AtomicU64, Ordering};
 
 /// Tag of a slot that another thread is reading.
 const BUSY: u64 = u64::MAX;
 const WAYS: usize = 4;
+/// With the ways, one bit of [`Cache::filled`] for each slot.
 const SETS: usize = 16;
 /// Unit of lengths, and alignment of blocks, in bytes.
 pub(crate) const BLOCK_ALIGN: u64 = 512;
@@ -92,6 +101,11 @@ struct Slot {
 
 impl Slot {
     #[inline]
+    fn is_vacant(&self) -> bool {
+        self.tag.load(Ordering::Relaxed) == 0
+    }
+
+    #[inline]
     fn take(&self, tag: Tag) -> Option<(Tag, CachedBlock)> {
         let found = self.tag.load(Ordering::Relaxed);
         let taken = found & !OF_POOL == tag.0
@@ -112,12 +126,26 @@ impl Slot {
         true
     }
 
+    #[inline]
     fn empty(&self, mut to: impl FnMut(Tag, CachedBlock)) {
         let tag = self.tag.load(Ordering::Relaxed);
         if tag != 0
             && tag != BUSY
             && self.tag.compare_exchange(tag, BUSY, Ordering::Acquire, Ordering::Relaxed).is_ok()
         {
+            let block = self.read();
+            self.tag.store(0, Ordering::Release);
+            to(Tag(tag), block);
+        }
+    }
+
+    /// Empties a slot from which the owner takes nothing. Only with the allocator's lock.
+    #[inline]
+    fn empty_locked(&self, to: impl FnOnce(Tag, CachedBlock)) {
+        // Acquire: the data was written before the tag. Release: it was read before the owner
+        // writes it again.
+        let tag = self.tag.load(Ordering::Acquire);
+        if tag != 0 {
             let block = self.read();
             self.tag.store(0, Ordering::Release);
             to(Tag(tag), block);
@@ -139,17 +167,28 @@ pub(crate) struct Cache {
     sets: [[Slot; WAYS]; SETS],
     /// A block that is not small.
     last: Slot,
+    /// A block that the pool placed, and gets back with the next lock.
+    delayed: Slot,
     /// Address of the thread's newest block that is not small; zero once it was freed.
     newest: AtomicU64,
+    /// Slots of the table that the owner filled since it emptied the table, one bit each. Only the
+    /// owner accesses it.
+    filled: AtomicU64,
 }
 
 impl Cache {
     pub(crate) fn new() -> Cache {
-        Cache { sets: Default::default(), last: Slot::default(), newest: AtomicU64::new(0) }
+        Cache {
+            sets: Default::default(),
+            last: Slot::default(),
+            delayed: Slot::default(),
+            newest: AtomicU64::new(0),
+            filled: AtomicU64::new(0),
+        }
     }
 
     fn all(&self) -> impl Iterator<Item = &Slot> {
-        self.sets.iter().flatten().chain([&self.last])
+        self.sets.iter().flatten().chain([&self.last, &self.delayed])
     }
 
     /// Takes a block of this stream and length. Only the owning thread may call this.
@@ -171,7 +210,21 @@ impl Cache {
             self.newest.store(0, Ordering::Relaxed);
             return newest && self.last.put(tag, block);
         }
-        self.sets[tag.set()].iter().any(|slot| slot.put(tag, block))
+        let set = tag.set();
+        let Some(way) = self.sets[set].iter().position(|slot| slot.put(tag, block)) else {
+            return false;
+        };
+        let filled = self.filled.load(Ordering::Relaxed) | 1 << (set * WAYS + way);
+        self.filled.store(filled, Ordering::Relaxed);
+        true
+    }
+
+    /// Delays the free of a block that the pool placed. Returns false if one is delayed already, or
+    /// if one is cached that was freed before it: the pool has to get that one first. Only the owning
+    /// thread may call this.
+    #[inline]
+    pub(crate) fn delay(&self, tag: Tag, block: CachedBlock) -> bool {
+        self.last.is_vacant() && self.delayed.put(tag, block)
     }
 
     /// Records that the thread allocated a block of `units` at `addr`, not from the cache. Only the
@@ -183,19 +236,128 @@ impl Cache {
         }
     }
 
-    /// Empties the cache, from any thread.
-    pub(crate) fn drain(&self, mut to: impl FnMut(Tag, CachedBlock)) {
-        self.all().for_each(|slot| slot.empty(&mut to));
+    /// Empties the cache. Only the owning thread may call this, with the allocator's lock. It looks
+    /// only at slots that it filled since the last call.
+    #[inline]
+    pub(crate) fn drain_own(&self, mut to: impl FnMut(Tag, CachedBlock)) {
+        let mut filled = self.filled.load(Ordering::Relaxed);
+        if filled != 0 {
+            self.filled.store(0, Ordering::Relaxed);
+        }
+        while filled != 0 {
+            let slot = filled.trailing_zeros() as usize;
+            self.sets[slot / WAYS][slot % WAYS].empty(&mut to);
+            filled &= filled - 1;
+        }
+        self.drain_large(to);
     }
 
-    /// Empties only the slot for blocks that are not small, from any thread.
-    pub(crate) fn drain_last(&self, to: impl FnMut(Tag, CachedBlock)) {
-        self.last.empty(to);
+    /// Empties the cache, from any thread with the allocator's lock. Looks at every slot.
+    pub(crate) fn drain(&self, mut to: impl FnMut(Tag, CachedBlock)) {
+        self.sets.iter().flatten().for_each(|slot| slot.empty(&mut to));
+        self.drain_large(to);
+    }
+
+    /// Empties only the slots for blocks that are not small, from any thread with the allocator's
+    /// lock.
+    #[inline]
+    pub(crate) fn drain_large(&self, mut to: impl FnMut(Tag, CachedBlock)) {
+        self.last.empty(&mut to);
+        self.delayed.empty_locked(to);
+    }
+
+    /// Empties the slot of the delayed block, from any thread with the allocator's lock.
+    #[inline]
+    pub(crate) fn drain_delayed(&self, to: impl FnMut(Tag, CachedBlock)) {
+        self.delayed.empty_locked(to);
+    }
+
+    /// Returns the blocks in the cache at this moment: the small ones, and the one that is not.
+    pub(crate) fn held(&self) -> [PartCount; 2] {
+        let mut held = [PartCount::default(); 2];
+        for slot in self.all() {
+            let tag = slot.tag.load(Ordering::Relaxed);
+            if tag != 0 && tag != BUSY {
+                let count = &mut held[usize::from(!Tag(tag).is_small())];
+                count.parts += 1;
+                count.bytes += Bytes::new(Tag(tag).units() * BLOCK_ALIGN);
+            }
+        }
+        held
     }
 
     /// Returns the bytes in the cache at this moment.
     pub(crate) fn bytes(&self) -> u64 {
         let tags = self.all().map(|slot| slot.tag.load(Ordering::Relaxed));
         tags.filter(|&tag| tag != 0 && tag != BUSY).map(|tag| Tag(tag).units() * BLOCK_ALIGN).sum()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn tag(stream: usize, units: u64) -> Tag {
+        Tag::new(stream, units).expect("it fits a tag")
+    }
+
+    fn block(addr: u64) -> CachedBlock {
+        CachedBlock { addr, at: addr, id: addr }
+    }
+
+    #[test]
+    fn the_owner_empties_all_that_it_filled_whatever_was_taken_or_drained_meanwhile() {
+        let cache = Cache::new();
+        let mut next = 0;
+        for round in 0..200 {
+            let mut held = Vec::new();
+            for n in 0..round {
+                let tag = tag(n % 3, (n * n % 130) as u64 + 1);
+                next += 1;
+                cache.note_new(tag.units(), next);
+                if cache.put(tag, block(next)) {
+                    held.push(next);
+                }
+                if n % 5 == 0
+                    && let Some((_, taken)) = cache.take(tag)
+                {
+                    held.retain(|&addr| addr != taken.addr);
+                }
+                if n == 50 {
+                    // Another thread gathers.
+                    cache.drain(|_, drained| held.retain(|&addr| addr != drained.addr));
+                }
+            }
+            let mut drained = Vec::new();
+            cache.drain_own(|_, block| drained.push(block.addr));
+            drained.sort_unstable();
+            held.sort_unstable();
+            assert_eq!(drained, held, "round {round}");
+            assert_eq!(cache.bytes(), 0);
+            cache.drain_own(|_, block| panic!("{block:?} was drained before"));
+        }
+    }
+
+    #[test]
+    fn one_block_is_delayed_and_none_after_a_cached_one_and_no_request_takes_it() {
+        let cache = Cache::new();
+        let large = tag(0, 1 << 20);
+        let drained = |cache: &Cache| {
+            let mut drained = Vec::new();
+            cache.drain_large(|tag, block| drained.push((tag, block.addr)));
+            drained
+        };
+        assert!(cache.delay(large.of_pool(), block(1)));
+        assert!(!cache.delay(large.of_pool(), block(2)), "one at a time");
+        assert_eq!(cache.take(large), None);
+        assert_eq!(cache.bytes(), large.units() * BLOCK_ALIGN);
+        assert_eq!(drained(&cache), [(large.of_pool(), 1)]);
+        cache.note_new(large.units(), 3);
+        assert!(cache.put(large.of_pool(), block(3)));
+        assert!(!cache.delay(large.of_pool(), block(4)), "block 3 was freed before");
+        assert_eq!(drained(&cache), [(large.of_pool(), 3)]);
+        assert!(cache.delay(large.of_pool(), block(5)));
+        cache.drain_delayed(|_, found| assert_eq!(found, block(5)));
+        assert_eq!(drained(&cache), []);
     }
 }

@@ -110,12 +110,26 @@ impl ExternalProgress {
     }
 }
 
+/// The variables that VPMM reads.
+const VPMM_VARIABLES: [&str; 3] = ["VPMM_PAGE_SIZE", "VPMM_VA_SIZE", "VPMM_PAGES"];
+
+/// The variables that PyTorch reads: the first one that is set.
+const TORCH_VARIABLES: [&str; 2] = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
+
+/// First address reservation of a pool: some times what a card has, so that a large pool has one span.
+/// The same on every device, and so are the pool's addresses.
+pub(crate) const FIRST_SPAN: Bytes = Bytes::gib(512);
+
+/// The same of a pool beside others.
+pub(crate) const FIRST_SPAN_BESIDE: Bytes = Bytes::gib(32);
+
 /// Configuration of an [`Allocator`](crate::Allocator). Every field has a default.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Memory manager.
     pub preset: Preset,
-    /// Most physical memory to reserve. `None`, the default: as much as the card has.
+    /// Most physical memory to reserve, in all pools of the allocator together. `None`, the default:
+    /// as much as the card has.
     pub limit: Option<Bytes>,
     /// Fraction of the limit, or of the card where there is none, between 0 and 1. After a miss,
     /// idle memory above it is returned to the card. `None`, the default: never.
@@ -125,10 +139,17 @@ pub struct Config {
     /// Memory to reserve at the start.
     pub prefill: Bytes,
     /// Page size of the pool, a multiple of the device's granularity. `None`, the default: the
-    /// granularity.
+    /// granularity. With the preset `vpmm` a page larger than the device's memory leaves every
+    /// request to the driver's pool, as VPMM's document says.
     pub page: Option<Bytes>,
-    /// Length of each address reservation: 8 TiB, or less where the device has less.
+    /// Length of the longest address reservation: 8 TiB, or less where the device has less.
     pub span: Bytes,
+    /// Length of a pool's first address reservation, at most `span`. Each further one is as long as all
+    /// before together, up to `span`. `None`, the default: 512 GiB, and 32 GiB for
+    /// [`create_pool`](crate::Allocator::create_pool), so that thousands of pools share the addresses
+    /// of a process. With the preset `vpmm` only `create_pool` does that: its document reserves `span`
+    /// at once.
+    pub first_span: Option<Bytes>,
     /// Settings of the default manager.
     pub mixed: Mixed,
     /// Settings of PyTorch's allocator. `torch-expandable` has expandable segments in any case.
@@ -150,6 +171,7 @@ impl Config {
             prefill: Bytes::ZERO,
             page: None,
             span: Bytes::tib(8),
+            first_span: None,
             mixed: Mixed::default(),
             torch: TorchConfig::default(),
             progress: Progress::Events,
@@ -197,6 +219,48 @@ impl Config {
         Ok(self)
     }
 
+    /// Returns this configuration with the variables applied that the preset's own project reads, and
+    /// the names of those that were set: VPMM's for `vpmm`
+    /// ([`with_vpmm_variables`](Config::with_vpmm_variables)), `PYTORCH_ALLOC_CONF` for the presets of
+    /// PyTorch, or else `PYTORCH_CUDA_ALLOC_CONF`, and none for others. `lookup` returns a variable's
+    /// value; the library itself never reads the environment.
+    ///
+    /// ```
+    /// use vramp_alloc::{Config, Preset};
+    /// let lookup = |name: &str| {
+    ///     (name == "PYTORCH_CUDA_ALLOC_CONF").then(|| "max_split_size_mb:64".to_owned())
+    /// };
+    /// let (config, used) = Config::preset(Preset::Torch).with_variables(lookup)?;
+    /// assert!(config.torch.max_split_size.is_some());
+    /// assert_eq!(used, ["PYTORCH_CUDA_ALLOC_CONF"]);
+    /// # Ok::<(), vramp_alloc::config::VariableError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A variable has an impossible value.
+    pub fn with_variables(
+        mut self,
+        lookup: impl Fn(&str) -> Option<String>,
+    ) -> Result<(Config, Vec<&'static str>), VariableError> {
+        let names = match self.preset {
+            Preset::Vpmm => &VPMM_VARIABLES[..],
+            Preset::Torch | Preset::TorchExpandable => &TORCH_VARIABLES[..],
+            Preset::Vramp | Preset::StreamOrdered => &[],
+        };
+        let mut used: Vec<&'static str> = names.to_vec();
+        used.retain(|name| lookup(name).is_some());
+        if self.preset == Preset::Vpmm {
+            self = self.with_vpmm_variables(lookup)?;
+        } else if let Some(&variable) = used.first() {
+            // The first one counts, as in PyTorch.
+            used.truncate(1);
+            let settings = lookup(variable).unwrap_or_default();
+            let torch = self.torch.with(&settings);
+            self.torch = torch.map_err(|error| VariableError::Torch { variable, error })?;
+        }
+        Ok((self, used))
+    }
+
     /// Returns the bytes to reserve at the start; `None` if they do not fit 64 bits.
     pub(crate) fn prefill_bytes(&self, page: Bytes) -> Option<Bytes> {
         match self.prefill_pages {
@@ -229,4 +293,21 @@ pub struct EnvError {
     pub value: String,
     /// Description of a possible value.
     pub expected: &'static str,
+}
+
+/// Error of [`Config::with_variables`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum VariableError {
+    /// A variable of VPMM has an impossible value.
+    #[error(transparent)]
+    Vpmm(#[from] EnvError),
+    /// A variable of PyTorch has an impossible value.
+    #[error("{variable} is invalid: {error}")]
+    Torch {
+        /// Name of the variable.
+        variable: &'static str,
+        /// What is wrong with its value.
+        error: TorchConfigError,
+    },
 }

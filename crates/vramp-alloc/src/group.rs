@@ -4,7 +4,8 @@
 //! pools learn of it, so that no other thread ends it too. The driver's stream is destroyed last; if
 //! that fails it is retried by the next call that ends the stream, and when the last pool closes.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
 use vramp_core::{Bytes, StreamId};
@@ -63,8 +64,12 @@ pub(crate) struct Group {
     /// Number of streams, destroyed ones included.
     count: AtomicUsize,
     /// By number.
-    members: ForkMutex<Vec<(u64, Weak<Shared>)>>,
-    limit: ForkMutex<Option<Bytes>>,
+    members: ForkMutex<BTreeMap<u64, Weak<Shared>>>,
+    member_count: AtomicUsize,
+    /// Bytes that all members have reserved.
+    reserved: AtomicU64,
+    /// One more than the limit in bytes; zero for none.
+    limit: AtomicU64,
     /// Held while one of several members may reserve memory under a limit.
     growing: ForkMutex<()>,
     /// Held while a stream is ending. Taken before any pool's lock.
@@ -78,7 +83,9 @@ fn lock<T: Default>(mutex: &ForkMutex<T>) -> MutexGuard<'_, T> {
 
 impl Group {
     pub(crate) fn new(limit: Option<Bytes>) -> Group {
-        Group { limit: ForkMutex::new(limit), ..Group::default() }
+        let group = Group::default();
+        group.set_limit(limit);
+        group
     }
 
     pub(crate) fn add_stream(&self, raw: Stream, owned: bool) -> StreamId {
@@ -194,17 +201,21 @@ impl Group {
     }
 
     pub(crate) fn join(&self, member: &Arc<Shared>) {
-        lock(&self.members).push((member.number, Arc::downgrade(member)));
+        let mut members = lock(&self.members);
+        members.insert(member.number, Arc::downgrade(member));
+        self.member_count.store(members.len(), Ordering::Release);
     }
 
     pub(crate) fn members(&self) -> Vec<Arc<Shared>> {
-        lock(&self.members).iter().filter_map(|(_, member)| member.upgrade()).collect()
+        lock(&self.members).values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Removes a member, if it was not removed before. Returns true if none is left.
+    /// Removes a member, if it was not removed before. Returns true if none is left. It noted before
+    /// that it has nothing reserved any more.
     pub(crate) fn remove(&self, number: u64) -> bool {
         let mut members = lock(&self.members);
-        members.retain(|&(known, _)| known != number);
+        members.remove(&number);
+        self.member_count.store(members.len(), Ordering::Release);
         members.is_empty()
     }
 
@@ -223,25 +234,32 @@ impl Group {
         first
     }
 
+    #[inline]
     pub(crate) fn limit(&self) -> Option<Bytes> {
-        *lock(&self.limit)
+        let limit = self.limit.load(Ordering::Relaxed);
+        limit.checked_sub(1).map(Bytes::new)
     }
 
     pub(crate) fn set_limit(&self, limit: Option<Bytes>) {
-        *lock(&self.limit) = limit;
+        let stored = limit.map_or(0, |limit| limit.count().wrapping_add(1));
+        self.limit.store(stored, Ordering::Relaxed);
     }
 
-    /// Returns the right to reserve memory, and what the other members have reserved. `None`
-    /// without a limit or other members.
-    pub(crate) fn share(&self, number: u64) -> Option<(MutexGuard<'_, ()>, Bytes)> {
-        self.limit()?;
-        if lock(&self.members).len() < 2 {
-            return None;
-        }
-        let guard = lock(&self.growing);
-        let others = self.members();
-        let others = others.iter().filter(|member| member.number != number);
-        let held = others.map(|member| member.reserved.load(Ordering::Relaxed)).sum();
-        Some((guard, Bytes::new(held)))
+    /// Notes that a member has `after` bytes reserved instead of `before`.
+    pub(crate) fn change_reserved(&self, before: Bytes, after: Bytes) {
+        // Wraps around where it shrinks.
+        let change = after.count().wrapping_sub(before.count());
+        self.reserved.fetch_add(change, Ordering::Relaxed);
+    }
+
+    /// Returns what all members have reserved together. With the [right](Group::share) to reserve
+    /// memory it only shrinks.
+    pub(crate) fn reserved(&self) -> Bytes {
+        Bytes::new(self.reserved.load(Ordering::Relaxed))
+    }
+
+    /// Returns the right to reserve memory below a limit. `None` without other members.
+    pub(crate) fn share(&self) -> Option<MutexGuard<'_, ()>> {
+        (self.member_count.load(Ordering::Acquire) > 1).then(|| lock(&self.growing))
     }
 }

@@ -123,6 +123,7 @@ mod sync;
 mod tally;
 pub mod torch;
 mod torch_pool;
+mod under_a_page;
 mod virtual_pool;
 
 pub use allocation::Allocation;

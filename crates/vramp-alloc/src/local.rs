@@ -2,9 +2,10 @@
 //! change, so that a hit takes no shared lock.
 
 use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
-use vramp_core::{DeviceAddr, PoolAddr};
+use vramp_core::{AddrRange, DeviceAddr, PoolAddr};
 
 use crate::cache::Cache;
 use crate::shared::Shared;
@@ -14,7 +15,6 @@ use crate::virtual_pool::HeapCell;
 /// Local state of one thread for one allocator.
 pub(crate) struct Local {
     shared: Weak<Shared>,
-    allocator: u64,
     pub cache: Arc<Cache>,
     pub tally: Arc<Tally>,
     /// Heaps by stream. May be shorter than the allocator's list.
@@ -24,6 +24,12 @@ pub(crate) struct Local {
 }
 
 impl Local {
+    /// Returns true if its lists have all heaps and spans.
+    #[inline]
+    pub(crate) fn is_current(&self, heaps: &[Arc<HeapCell>], spans: &[AddrRange]) -> bool {
+        self.heaps.len() == heaps.len() && self.spans.len() == spans.len()
+    }
+
     /// Returns the device address of a place, if its span is in the local list.
     #[inline]
     pub(crate) fn addr(&self, at: PoolAddr) -> Option<DeviceAddr> {
@@ -40,54 +46,68 @@ impl Drop for Local {
     }
 }
 
+/// Local states of a thread, each with its allocator's number.
+type Locals = Vec<(u64, Rc<Local>)>;
+
 thread_local! {
-    static LOCALS: RefCell<Vec<Local>> = const { RefCell::new(Vec::new()) };
+    static LOCALS: RefCell<Locals> = const { RefCell::new(Vec::new()) };
+}
+
+#[inline]
+fn find(locals: &Locals, allocator: u64) -> Option<&Rc<Local>> {
+    locals.iter().find(|(number, _)| *number == allocator).map(|(_, local)| local)
 }
 
 /// Calls `work` with the thread's local state of an allocator. `None` if it has none yet, or the
 /// thread is ending.
 #[inline]
 pub(crate) fn with<R>(allocator: u64, work: impl FnOnce(&Local) -> R) -> Option<R> {
-    LOCALS
-        .try_with(|locals| {
-            let locals = locals.try_borrow().ok()?;
-            let local = locals.iter().find(|local| local.allocator == allocator)?;
-            Some(work(local))
-        })
-        .ok()
-        .flatten()
+    let found = LOCALS.try_with(|locals| {
+        let locals = locals.try_borrow().ok()?;
+        find(&locals, allocator).map(|local| work(local))
+    });
+    found.ok().flatten()
+}
+
+/// Returns the thread's local state of an allocator, for a request with the lock. `None` if it has
+/// none yet, or the thread is ending.
+#[inline]
+pub(crate) fn of(allocator: u64) -> Option<Rc<Local>> {
+    let found = LOCALS.try_with(|locals| find(&*locals.try_borrow().ok()?, allocator).cloned());
+    found.ok().flatten()
 }
 
 /// Updates the thread's local state, or creates it. `None` if the thread is ending.
-pub(crate) fn refresh(
+pub(crate) fn update(
     shared: &Arc<Shared>,
     heaps: &[Arc<HeapCell>],
-    spans: impl Iterator<Item = DeviceAddr>,
+    spans: &[AddrRange],
     enlist: impl FnOnce(&Arc<Cache>, &Arc<Tally>),
 ) -> Option<()> {
-    LOCALS
-        .try_with(|locals| {
-            let mut locals = locals.try_borrow_mut().ok()?;
-            if let Some(local) = locals.iter_mut().find(|local| local.allocator == shared.number) {
-                local.heaps.extend(heaps.iter().skip(local.heaps.len()).cloned());
-                let known = local.spans.len();
-                local.spans.extend(spans.skip(known));
-                return Some(());
-            }
-            // Drops the state of allocators that were dropped.
-            locals.retain(|local| local.shared.strong_count() > 0);
-            let (cache, tally) = (Arc::new(Cache::new()), Arc::new(Tally::default()));
-            enlist(&cache, &tally);
-            locals.push(Local {
-                shared: Arc::downgrade(shared),
-                allocator: shared.number,
-                cache,
-                tally,
-                heaps: heaps.to_vec(),
-                spans: spans.collect(),
-            });
-            Some(())
-        })
-        .ok()
-        .flatten()
+    let starts = |known: usize| spans[known..].iter().map(|span| span.start);
+    let updated = LOCALS.try_with(|locals| {
+        let mut locals = locals.try_borrow_mut().ok()?;
+        let known = locals.iter_mut().find(|(number, _)| *number == shared.number);
+        if let Some((_, local)) = known {
+            // No request of this thread uses it now. If one did, the lists would stay shorter.
+            let local = Rc::get_mut(local)?;
+            local.heaps.extend_from_slice(&heaps[local.heaps.len()..]);
+            local.spans.extend(starts(local.spans.len()));
+            return Some(());
+        }
+        // Drops the state of allocators that were dropped.
+        locals.retain(|(_, local)| local.shared.strong_count() > 0);
+        let (cache, tally) = (Arc::new(Cache::new()), Arc::new(Tally::default()));
+        enlist(&cache, &tally);
+        let local = Local {
+            shared: Arc::downgrade(shared),
+            cache,
+            tally,
+            heaps: heaps.to_vec(),
+            spans: starts(0).collect(),
+        };
+        locals.push((shared.number, Rc::new(local)));
+        Some(())
+    });
+    updated.ok().flatten()
 }

@@ -5,7 +5,7 @@
 //! 2. A thread uses its stream's heap while other threads free into it and gather from it
 //!    (`virtual_pool.rs`), with the locks in the allocator's order.
 //! 3. A thread frees blocks of a stream while another thread ends that stream.
-//! 3. A callback is removed while other threads call it (`observe.rs`).
+//! 4. A callback is removed while other threads call it (`observe.rs`).
 
 use std::sync::Arc;
 
@@ -115,6 +115,32 @@ fn two_drainers_do_not_get_the_same_large_block() {
     no_block_is_lost_or_handed_out_twice(large(), 2);
 }
 
+/// The owner delays frees while another thread gathers; each looks with the allocator's lock.
+#[test]
+fn a_delayed_block_is_returned_once_and_whole() {
+    loom::model(|| {
+        let cache = Arc::new(Cache::new());
+        let returned = Arc::new(Mutex::new(Vec::new()));
+        let gather = |cache: &Cache, returned: &Mutex<Vec<u64>>| {
+            let mut returned = returned.lock().expect("no thread panics");
+            cache.drain_large(|_, kept| returned.push(number(kept)));
+        };
+        let other = {
+            let (cache, returned) = (Arc::clone(&cache), Arc::clone(&returned));
+            thread::spawn(move || gather(&cache, &returned))
+        };
+        for n in [1, 2] {
+            if !cache.delay(large(), block(n)) {
+                gather(&cache, &returned);
+                assert!(cache.delay(large(), block(n)), "the slot is vacant");
+            }
+        }
+        other.join().expect("the gatherer does not panic");
+        gather(&cache, &returned);
+        assert_eq!(*returned.lock().expect("no thread panics"), [1, 2]);
+    });
+}
+
 // --- heaps ---
 
 const SIZE: Bytes = Bytes::kib(4);
@@ -125,7 +151,8 @@ fn pool() -> (Arc<Mutex<VirtualPool>>, StreamId) {
     let driver: Arc<dyn Driver> = Arc::new(Simulator::builder().build());
     let Config { span, mixed, .. } = Config::preset(Preset::Vramp);
     let page = driver.info().limits.page;
-    let config = PoolConfig { page, span, limit: None, policy: Policy::Mixed(mixed) };
+    let config =
+        PoolConfig { page, span, first_span: span, limit: None, policy: Policy::Mixed(mixed) };
     let stream = driver.create_stream().expect("a stream can be made");
     let mut pool = VirtualPool::new(driver, config, Progress::Events).expect("it is possible");
     let stream = pool.add_stream(Some(stream));

@@ -1,27 +1,28 @@
 //! The memory managers of an allocator, with one interface.
 
+use std::fmt;
 use std::sync::Arc;
 
 use vramp_core::{
-    ArenaBlockId, Attempt, Bytes, Census, ConfigError, Counters, DeviceAddr, Inconsistency,
-    PoolConfig, Request, StreamId,
+    AddrRange, ArenaBlockId, Attempt, Bytes, Census, ConfigError, Counters, DeviceAddr,
+    Inconsistency, PoolConfig, Request, StreamId,
 };
-use vramp_driver::{Driver, DriverError, Stream};
+use vramp_driver::{Driver, DriverError, PoolUsage, Stream};
 use vramp_model::{TorchConfig, TorchPool};
 
 use crate::allocation::{Allocation, Owner};
-use crate::config::{Config, Preset};
+use crate::config::{Config, FIRST_SPAN, Preset};
 use crate::error::CreateError;
 use crate::stream_end::StreamEnd;
 use crate::stream_ordered::{OrderedOutcome, OrderedPool};
 use crate::torch_pool::CachingPool;
-use crate::virtual_pool::{Refusal, VirtualPool};
+use crate::under_a_page::UnderAPage;
+use crate::virtual_pool::{FreeMemory, HeapCell, Refusal, VirtualPool};
 
 /// The manager that places blocks.
-#[expect(clippy::large_enum_variant, reason = "there is one for each allocator")]
 pub(crate) enum Manager {
     /// The virtual pool. In VPMM the driver's pool serves requests under a page.
-    Virtual { pool: VirtualPool, under_a_page: Option<OrderedPool> },
+    Virtual { pool: VirtualPool, under_a_page: Option<UnderAPage> },
     /// The driver's stream-ordered pool.
     Ordered(OrderedPool),
     /// PyTorch's caching allocator.
@@ -55,9 +56,17 @@ impl Manager {
             Preset::Vramp => {
                 Ok(Manager::Virtual { pool: virtual_pool(driver, config)?, under_a_page: None })
             }
+            // No block is a page long: the document's way to disable the pool.
+            Preset::Vpmm if config.page > Some(driver.info().limits.memory) => {
+                if !capabilities.stream_ordered_pool {
+                    return lacks("the driver's stream-ordered pool", Preset::Vramp);
+                }
+                Ok(Manager::Ordered(ordered()?))
+            }
             Preset::Vpmm => {
                 let pool = virtual_pool(driver, config)?;
-                let under_a_page = capabilities.stream_ordered_pool.then(ordered).transpose()?;
+                let ordered = capabilities.stream_ordered_pool.then(ordered).transpose()?;
+                let under_a_page = ordered.map(|ordered| UnderAPage::new(ordered, config.limit));
                 Ok(Manager::Virtual { pool, under_a_page })
             }
             Preset::StreamOrdered => Ok(Manager::Ordered(ordered()?)),
@@ -101,9 +110,18 @@ impl Manager {
         }
     }
 
+    /// Returns the lists that threads copy: the heaps by stream, and the reservations by span. Both
+    /// only grow.
+    #[inline]
+    pub(crate) fn heaps_and_spans(&self) -> (&[Arc<HeapCell>], &[AddrRange]) {
+        self.virtual_pool().map_or((&[], &[]), |pool| (&pool.heaps, pool.exec.spans()))
+    }
+
     fn ordered(&self) -> Option<&OrderedPool> {
         match self {
-            Manager::Virtual { under_a_page, .. } => under_a_page.as_ref(),
+            Manager::Virtual { under_a_page, .. } => {
+                under_a_page.as_ref().map(|small| &small.ordered)
+            }
             Manager::Ordered(ordered) => Some(ordered),
             Manager::Caching(_) => None,
         }
@@ -127,8 +145,8 @@ impl Manager {
     pub(crate) fn end_stream(&mut self, id: StreamId, end: Option<&Arc<StreamEnd>>) {
         match self {
             Manager::Virtual { pool, under_a_page } => {
-                if let Some(ordered) = under_a_page {
-                    ordered.end_stream(id, end);
+                if let Some(small) = under_a_page {
+                    small.ordered.end_stream(id, end);
                 }
                 pool.end_stream(id, end);
             }
@@ -137,6 +155,7 @@ impl Manager {
         }
     }
 
+    #[inline]
     pub(crate) fn malloc(
         &mut self,
         size: Bytes,
@@ -145,15 +164,11 @@ impl Manager {
         contended: bool,
     ) -> Result<Found, Refusal> {
         match self {
-            Manager::Virtual { pool, under_a_page: Some(ordered) }
-                if size < pool.pool.config().page =>
-            {
-                from_ordered(ordered, size, stream, raw)
+            Manager::Virtual { pool, under_a_page: Some(small) } => {
+                small.malloc(pool, size, stream, raw, contended)
             }
-            Manager::Virtual { pool, .. } => {
-                let placed = pool.malloc(size, stream, contended)?;
-                let addr = pool.exec.addr(placed.block.at);
-                Ok(Found { addr, len: placed.block.len, owner: placed.owner, hit: placed.hit })
+            Manager::Virtual { pool, under_a_page: None } => {
+                from_virtual(pool, size, stream, contended)
             }
             Manager::Ordered(ordered) => from_ordered(ordered, size, stream, raw),
             Manager::Caching(caching) => caching.malloc(size, stream),
@@ -175,7 +190,8 @@ impl Manager {
                 pool.note_use_in_arena(block, stream);
             }
             (
-                Manager::Virtual { under_a_page: Some(ordered), .. } | Manager::Ordered(ordered),
+                Manager::Virtual { under_a_page: Some(UnderAPage { ordered, .. }), .. }
+                | Manager::Ordered(ordered),
                 Owner::Driver { slot },
             ) => ordered.record_use(slot, stream),
             (Manager::Caching(caching), Owner::Caching { id, .. }) => {
@@ -209,7 +225,8 @@ impl Manager {
                 pool.free_in_arena(block, stream)
             }
             (
-                Manager::Virtual { under_a_page: Some(ordered), .. } | Manager::Ordered(ordered),
+                Manager::Virtual { under_a_page: Some(UnderAPage { ordered, .. }), .. }
+                | Manager::Ordered(ordered),
                 Owner::Driver { slot },
             ) => ordered.free(slot, stream, streams),
             (Manager::Caching(caching), Owner::Caching { id, .. }) => caching.free(id, stream),
@@ -226,7 +243,8 @@ impl Manager {
                 pool.arenas.is_live(ArenaBlockId::new(arena, number))
             }
             (
-                Manager::Virtual { under_a_page: Some(ordered), .. } | Manager::Ordered(ordered),
+                Manager::Virtual { under_a_page: Some(UnderAPage { ordered, .. }), .. }
+                | Manager::Ordered(ordered),
                 Owner::Driver { slot },
             ) => ordered.holds(slot, allocation.addr),
             (Manager::Caching(caching), Owner::Caching { id, at }) => {
@@ -249,15 +267,21 @@ impl Manager {
     /// Reserves memory ahead of demand.
     pub(crate) fn prefill(&mut self, len: Bytes, stream: StreamId) -> Result<(), Refusal> {
         match self {
-            Manager::Virtual { pool, .. } => match pool.prefill(len, stream) {
-                Ok(true) => Ok(()),
-                Ok(false) => {
-                    let request = Request { size: len, stream };
-                    let shortage = pool.pool.shortage(&Attempt::new(request));
-                    Err(Refusal::Short(Box::new(shortage), None))
+            Manager::Virtual { pool, under_a_page } => {
+                let prefilled = match under_a_page {
+                    Some(small) => small.prefill(pool, len, stream),
+                    None => pool.prefill(len, stream),
+                };
+                match prefilled {
+                    Ok(true) => Ok(()),
+                    Ok(false) => {
+                        let request = Request { size: len, stream };
+                        let shortage = pool.pool.shortage(&Attempt::new(request));
+                        Err(Refusal::Short(Box::new(shortage), None))
+                    }
+                    Err(error) => Err(Refusal::Driver(error)),
                 }
-                Err(error) => Err(Refusal::Driver(error)),
-            },
+            }
             Manager::Ordered(_) => Ok(()),
             Manager::Caching(caching) => caching.prefill(len, stream),
         }
@@ -265,10 +289,8 @@ impl Manager {
 
     pub(crate) fn trim(&mut self, to: Bytes) -> Result<(), DriverError> {
         match self {
-            Manager::Virtual { pool, under_a_page } => {
-                pool.trim(to)?;
-                under_a_page.as_mut().map_or(Ok(()), |ordered| ordered.trim(to))
-            }
+            Manager::Virtual { pool, under_a_page: Some(small) } => small.trim(pool, to),
+            Manager::Virtual { pool, under_a_page: None } => pool.trim(to),
             Manager::Ordered(ordered) => ordered.trim(to),
             Manager::Caching(caching) => caching.trim(to),
         }
@@ -277,7 +299,12 @@ impl Manager {
     /// Sets the limit, and how much of it other pools have reserved.
     pub(crate) fn set_limit(&mut self, limit: Option<Bytes>, elsewhere: Bytes) {
         match self {
-            Manager::Virtual { pool, .. } => pool.pool.set_limit(limit, elsewhere),
+            Manager::Virtual { pool, under_a_page } => {
+                pool.pool.set_limit(limit, elsewhere);
+                if let Some(small) = under_a_page {
+                    small.set_limit(limit, elsewhere);
+                }
+            }
             Manager::Ordered(ordered) => {
                 ordered.set_limit(limit.map(|limit| limit.saturating_sub(elsewhere)));
             }
@@ -289,13 +316,27 @@ impl Manager {
 
     /// Returns the counts of driver work. One driver call where the driver's pool is in use.
     pub(crate) fn counters(&self) -> Result<Counters, DriverError> {
+        Ok(self.counters_with(self.driver_usage()?))
+    }
+
+    /// Returns the usage of the driver's pool, if it is in use. One driver call then.
+    pub(crate) fn driver_usage(&self) -> Result<Option<PoolUsage>, DriverError> {
+        self.ordered().map(OrderedPool::usage).transpose()
+    }
+
+    /// Returns the counts of driver work, with that of the driver's pool. No driver call.
+    pub(crate) fn counters_with(&self, usage: Option<PoolUsage>) -> Counters {
         let mut counters = self.known_counters().unwrap_or_default();
-        if let Some(ordered) = self.ordered() {
-            let usage = ordered.usage()?;
+        if let Some(usage) = usage {
             counters.reserved += usage.reserved;
             counters.reserved_peak += usage.reserved_peak;
         }
-        Ok(counters)
+        counters
+    }
+
+    /// Returns freed memory of the virtual pool; empty for the others.
+    pub(crate) fn free_memory(&self) -> FreeMemory {
+        self.virtual_pool().map(VirtualPool::free_memory).unwrap_or_default()
     }
 
     /// Returns the physical memory reserved, without that of the driver's pool. No driver call.
@@ -356,7 +397,8 @@ impl Manager {
     pub(crate) fn release_all(&mut self) -> Result<(), DriverError> {
         match self {
             Manager::Virtual { pool, under_a_page } => {
-                let first = under_a_page.as_mut().map_or(Ok(()), |ordered| ordered.release_all());
+                let first =
+                    under_a_page.as_mut().map_or(Ok(()), |small| small.ordered.release_all());
                 first.and(pool.exec.release_all(&pool.pool))
             }
             Manager::Ordered(ordered) => ordered.release_all(),
@@ -365,7 +407,35 @@ impl Manager {
     }
 }
 
-fn from_ordered(
+impl fmt::Debug for Manager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Manager::Virtual { pool, under_a_page: None } => pool.pool.fmt(f),
+            Manager::Virtual { pool, under_a_page: Some(small) } => {
+                pool.pool.fmt(f)?;
+                small.ordered.fmt(f)
+            }
+            Manager::Ordered(ordered) => ordered.fmt(f),
+            Manager::Caching(caching) => caching.pool.fmt(f),
+        }
+    }
+}
+
+/// Allocates from the virtual pool.
+#[inline]
+pub(crate) fn from_virtual(
+    pool: &mut VirtualPool,
+    size: Bytes,
+    stream: StreamId,
+    contended: bool,
+) -> Result<Found, Refusal> {
+    let placed = pool.malloc(size, stream, contended)?;
+    let addr = pool.exec.addr(placed.block.at);
+    Ok(Found { addr, len: placed.block.len, owner: placed.owner, hit: placed.hit })
+}
+
+/// Allocates from the driver's pool.
+pub(crate) fn from_ordered(
     ordered: &mut OrderedPool,
     size: Bytes,
     stream: StreamId,
@@ -406,13 +476,17 @@ fn virtual_pool(driver: &Arc<dyn Driver>, config: &Config) -> Result<VirtualPool
     if page.is_zero() || !page.is_multiple_of(limits.page) {
         return Err(CreateError::Granularity { page, granularity: limits.page });
     }
-    let span = match config.preset {
-        Preset::Vpmm => config.span,
-        _ => config.span.min(limits.address_space.unwrap_or(config.span)).round_down(page),
+    let (span, usual) = match config.preset {
+        Preset::Vpmm => (config.span, config.span),
+        _ => {
+            let span = config.span.min(limits.address_space.unwrap_or(config.span));
+            (span.round_down(page), FIRST_SPAN)
+        }
     };
     if span.is_zero() {
         return Err(ConfigError::Span { span: config.span, page }.into());
     }
-    let pool = PoolConfig { page, span, limit: config.limit, policy: config.policy() };
+    let first_span = config.first_span.unwrap_or(usual).round_down(page).max(page).min(span);
+    let pool = PoolConfig { page, span, first_span, limit: config.limit, policy: config.policy() };
     Ok(VirtualPool::new(Arc::clone(driver), pool, config.progress.clone())?)
 }

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 use vramp_core::{Bytes, DeviceAddr, PoolAddr, StreamId};
@@ -15,12 +16,12 @@ use crate::cache::Cache;
 use crate::core::Contention;
 use crate::error::{StreamUsage, TagUsage, Unusable};
 use crate::group::Group;
-use crate::local;
+use crate::local::{self, Local};
 use crate::manager::Manager;
 use crate::observe::Observers;
 use crate::stats::SeenPeaks;
 use crate::stream_end::{StreamEnd, StreamWork};
-use crate::tally::{Base, Tally};
+use crate::tally::{Base, Tally, unfolded};
 use crate::virtual_pool::HeapsServe;
 
 /// State that all threads of an allocator share.
@@ -36,8 +37,8 @@ pub(crate) struct Shared {
     pub observers: Observers,
     /// Physical memory reserved, as of the last call that held the lock.
     pub reserved: AtomicU64,
-    /// True while a request waits for memory: frees take the lock.
-    pub has_waiters: AtomicBool,
+    /// Requests that wait for memory. While there are any, frees take the lock.
+    waiters: AtomicUsize,
     /// Captures into arenas under way. While there are any, requests take the lock, where their
     /// capture is looked up.
     pub captures: AtomicU32,
@@ -76,8 +77,15 @@ pub(crate) struct Inner {
 /// The lock, with the exclusive right to reserve memory where several pools share a limit. Dropping
 /// it gives up both, so that user code runs with neither.
 pub(crate) struct MemoryGuard<'a> {
+    shared: &'a Shared,
     inner: MutexGuard<'a, Inner>,
     _growth: Option<MutexGuard<'a, ()>>,
+}
+
+impl Drop for MemoryGuard<'_> {
+    fn drop(&mut self) {
+        self.shared.note_reserved(&self.inner);
+    }
 }
 
 impl Deref for MemoryGuard<'_> {
@@ -114,7 +122,7 @@ impl Shared {
             group,
             observers: Observers::new(number),
             reserved: AtomicU64::new(0),
-            has_waiters: AtomicBool::new(false),
+            waiters: AtomicUsize::new(0),
             captures: AtomicU32::new(0),
             contended: AtomicBool::new(false),
             memory_freed: Condvar::new(),
@@ -131,6 +139,14 @@ impl Shared {
     /// # Errors
     /// The pool is inconsistent or closed, or the process was forked.
     pub(crate) fn lock(&self) -> Result<MutexGuard<'_, Inner>, Unusable> {
+        let mut inner = self.lock_for_request()?;
+        self.return_delayed(&mut inner);
+        Ok(inner)
+    }
+
+    /// Takes the lock as [`Shared::lock`] does, for a malloc or free, which empties the slots of the
+    /// thread's cache itself.
+    pub(crate) fn lock_for_request(&self) -> Result<MutexGuard<'_, Inner>, Unusable> {
         Unusable::check_fork()?;
         let (locked, waited) = match self.inner.try_lock() {
             Err(TryLockError::WouldBlock) => (self.inner.lock(), true),
@@ -169,21 +185,58 @@ impl Shared {
     /// Takes the lock for a call that may reserve memory. Memory of the group's other pools counts
     /// against the limit, and they reserve none while the guard is held.
     pub(crate) fn lock_for_memory(&self) -> Result<MemoryGuard<'_>, Unusable> {
+        let mut guard = self.lock_for_malloc()?;
+        self.return_delayed(&mut guard);
+        Ok(guard)
+    }
+
+    /// Takes the lock as [`Shared::lock_for_memory`] does, for a malloc, which empties the slots of
+    /// the thread's cache itself.
+    #[inline(always)]
+    pub(crate) fn lock_for_malloc(&self) -> Result<MemoryGuard<'_>, Unusable> {
         Unusable::check_fork()?;
-        let share = self.group.share(self.number);
-        let mut inner = self.lock()?;
-        if let Some(limit) = self.group.limit() {
-            let elsewhere = share.as_ref().map_or(Bytes::ZERO, |&(_, elsewhere)| elsewhere);
-            inner.manager.set_limit(Some(limit), elsewhere);
+        let limit = self.group.limit();
+        let growth = limit.and_then(|_| self.group.share());
+        let mut inner = self.lock_for_request()?;
+        if limit.is_some() {
+            // Its own share changes only while its lock is held.
+            let own = Bytes::new(self.reserved.load(Ordering::Relaxed));
+            let elsewhere = self.group.reserved().saturating_sub(own);
+            inner.manager.set_limit(limit, elsewhere);
         }
-        Ok(MemoryGuard { inner, _growth: share.map(|(guard, _)| guard) })
+        Ok(MemoryGuard { shared: self, inner, _growth: growth })
+    }
+
+    /// Notes how much memory the pool has reserved, for the limit that it shares with others.
+    pub(crate) fn note_reserved(&self, inner: &Inner) {
+        let now = if inner.closed { Bytes::ZERO } else { inner.manager.reserved() };
+        let before = Bytes::new(self.reserved.load(Ordering::Relaxed));
+        if before != now {
+            self.reserved.store(now.count(), Ordering::Relaxed);
+            self.group.change_reserved(before, now);
+        }
     }
 
     /// Takes the lock for a call that reads or closes. A panic elsewhere is ignored. In a forked
     /// child the state is that of a closed allocator without memory.
     pub(crate) fn lock_anyway(&self) -> MutexGuard<'_, Inner> {
         let inner = if is_forked() { &self.after_fork } else { &self.inner };
-        inner.lock().unwrap_or_else(PoisonError::into_inner)
+        match inner.lock() {
+            Ok(mut inner) => {
+                if !inner.closed {
+                    self.return_delayed(&mut inner);
+                }
+                inner
+            }
+            Err(poisoned) => poisoned.into_inner(),
+        }
+    }
+
+    /// Frees the block whose free the calling thread delayed.
+    fn return_delayed(&self, inner: &mut Inner) {
+        if let Some(pool) = inner.manager.virtual_pool_mut() {
+            local::with(self.number, |local| pool.drain_delayed(&local.cache));
+        }
     }
 
     /// Returns true while threads contend for the lock.
@@ -198,27 +251,49 @@ impl Shared {
         inner.manager.virtual_pool().expect("a heap has a pool").exec.addr(at)
     }
 
-    /// Updates the calling thread's local state and folds its counts in.
+    /// Folds the calling thread's counts in and returns its local state, if it has one.
+    #[inline]
+    pub(crate) fn fold_local(&self, inner: &mut Inner) -> Option<Rc<Local>> {
+        let local = local::of(self.number);
+        if let Some(local) = &local {
+            inner.fold(&local.tally);
+        }
+        local
+    }
+
+    /// Updates the calling thread's local state if heaps or spans were added, or if it has none yet.
+    #[inline]
+    pub(crate) fn update_local(self: &Arc<Shared>, inner: &mut Inner, local: Option<Rc<Local>>) {
+        let (heaps, spans) = inner.manager.heaps_and_spans();
+        if !local.is_some_and(|local| local.is_current(heaps, spans)) {
+            self.copy_lists(inner);
+        }
+    }
+
+    /// Folds the calling thread's counts in and updates its local state.
     pub(crate) fn refresh(self: &Arc<Shared>, inner: &mut Inner) {
-        let Inner { manager, tallies, base, .. } = inner;
-        let (heaps, spans, caches) = match manager.virtual_pool_mut() {
-            Some(pool) => (&pool.heaps[..], pool.exec.spans(), Some(&mut pool.caches)),
-            None => (&[][..], &[][..], None),
-        };
-        let starts = spans.iter().map(|span| span.start);
-        local::refresh(self, heaps, starts, |cache, tally| {
-            caches.into_iter().for_each(|caches| caches.push(Arc::clone(cache)));
+        let local = self.fold_local(inner);
+        self.update_local(inner, local);
+    }
+
+    #[cold]
+    fn copy_lists(self: &Arc<Shared>, inner: &mut Inner) {
+        let Inner { manager, tallies, .. } = inner;
+        let (heaps, spans) = manager.heaps_and_spans();
+        let mut added = None;
+        local::update(self, heaps, spans, |cache, tally| {
             tallies.push(Arc::clone(tally));
+            added = Some(Arc::clone(cache));
         });
-        let all = tallies.iter().map(|tally| &**tally);
-        local::with(self.number, |local| base.fold(&local.tally, all));
+        if let Some(pool) = manager.virtual_pool_mut() {
+            pool.caches.extend(added);
+        }
     }
 
     /// Removes the local state of a thread that ended.
     pub(crate) fn retire(&self, cache: &Arc<Cache>, tally: &Arc<Tally>) {
         let mut inner = self.lock_anyway();
-        let Inner { base, tallies, .. } = &mut *inner;
-        base.fold(tally, tallies.iter().map(|tally| &**tally));
+        inner.fold(tally);
         inner.tallies.retain(|other| !Arc::ptr_eq(other, tally));
         if let Some(pool) = inner.manager.virtual_pool_mut() {
             pool.drain(cache);
@@ -226,9 +301,20 @@ impl Shared {
         }
     }
 
+    /// Returns true while a request waits for memory.
+    #[inline]
+    pub(crate) fn has_waiters(&self) -> bool {
+        self.waiters.load(Ordering::Relaxed) > 0
+    }
+
+    /// Counts a request that waits for memory, until the result is dropped.
+    pub(crate) fn add_waiter(&self) -> Waiter<'_> {
+        self.waiters.fetch_add(1, Ordering::Relaxed);
+        Waiter { shared: self }
+    }
+
     /// Waits until memory is freed, at most `max`. The lock is released meanwhile.
     pub(crate) fn wait_for_memory(&self, inner: MutexGuard<'_, Inner>, max: Duration) {
-        self.has_waiters.store(true, Ordering::Relaxed);
         // Short waits: memory in another thread's cache or in another pool wakes no waiter.
         let max = max.min(Duration::from_millis(5));
         drop(self.memory_freed.wait_timeout(inner, max));
@@ -236,9 +322,20 @@ impl Shared {
 
     /// Wakes the requests that wait for memory.
     pub(crate) fn notify_waiters(&self) {
-        if self.has_waiters.load(Ordering::Relaxed) {
+        if self.has_waiters() {
             self.memory_freed.notify_all();
         }
+    }
+}
+
+/// A request that waits for memory, counted until it is dropped.
+pub(crate) struct Waiter<'a> {
+    shared: &'a Shared,
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.shared.waiters.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -301,10 +398,15 @@ impl Inner {
     /// Adds streams that were created since the last call, by any pool of the group: also one that
     /// this pool never serves may capture, or have work that a close waits for. One load if there
     /// are none.
+    #[inline]
     pub(crate) fn add_streams(&mut self, group: &Group) {
-        if self.streams.len() >= group.stream_count() {
-            return;
+        if self.streams.len() < group.stream_count() {
+            self.add_new_streams(group);
         }
+    }
+
+    #[cold]
+    fn add_new_streams(&mut self, group: &Group) {
         for work in group.streams_from(self.streams.len()) {
             let id = StreamId::new(self.streams.len() as u32);
             let (raw, end) = match work {
@@ -331,14 +433,21 @@ impl Inner {
         }
     }
 
-    /// Counts an act of the calling thread: in the thread's tally, or in the allocator's if the
-    /// thread is ending.
-    pub(crate) fn count(&mut self, number: u64, note: impl Fn(&Tally)) {
-        if local::with(number, |local| note(&local.tally)).is_none() {
-            let own = Tally::default();
-            note(&own);
-            self.base.fold(&own, self.tallies.iter().map(|tally| &**tally));
-        }
+    /// Folds a thread's counts in.
+    #[inline]
+    pub(crate) fn fold(&mut self, tally: &Tally) {
+        let Inner { base, tallies, .. } = self;
+        base.fold(tally, || {
+            let others = tallies.iter().map(|tally| &**tally);
+            unfolded(others.filter(|other| !std::ptr::eq(*other, tally)))
+        });
+    }
+
+    /// Counts a block that was placed. The calling thread's counts were folded in before.
+    #[inline]
+    pub(crate) fn count_placed(&mut self, len: Bytes, requested: Bytes, hit: bool) {
+        let Inner { base, tallies, .. } = self;
+        base.placed(len, requested, hit, || unfolded(tallies.iter().map(|tally| &**tally)));
     }
 
     /// Returns all counts, including those that threads have not folded in yet.
@@ -382,6 +491,7 @@ impl Inner {
         shared.synchronize()?;
         self.closed = true;
         let released = self.manager.release_all();
+        shared.note_reserved(self);
         let left = shared.group.leave(shared.number, &*shared.driver);
         released.and(left).map_err(CloseFailure::Closed)
     }

@@ -4,6 +4,7 @@
 //! sizes, uses on other streams, and a limit.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::sync::Arc;
 
 use vramp_core::{Bytes, DeviceAddr, Shortage, StreamId};
@@ -91,7 +92,15 @@ impl OrderedPool {
             let usage = self.driver.pool_usage()?;
             if usage.reserved > limit {
                 self.driver.free_async(stream, addr)?;
-                self.driver.synchronize_stream(stream)?;
+                // The driver's pool gives back what is known to be over. No wait: the stream may wait
+                // for the caller.
+                let event = self.driver.create_event()?;
+                let known = self.driver.record_outside(event, stream);
+                let known = known.and_then(|recorded| match recorded {
+                    true => self.driver.query(event),
+                    false => Ok(false),
+                });
+                known.and(self.driver.destroy_event(event))?;
                 self.driver.trim_pool(Bytes::ZERO)?;
                 let usage = self.driver.pool_usage()?;
                 return Ok(OrderedOutcome::Full(shortage((size, id), usage, Some(limit)), None));
@@ -142,16 +151,12 @@ impl OrderedPool {
             return freed;
         }
         for _ in 0..RETRIES {
-            // A wait or a free on a stream that captures would become part of its graph.
-            let mut open = streams.iter().flatten();
-            if self.unfreed.is_empty()
-                || open.any(|&stream| self.driver.is_capturing(stream).unwrap_or(true))
-            {
-                break;
-            }
             let Some((held, id)) = self.unfreed.pop_front() else { break };
-            // That it failed was reported by its own free.
-            if self.free_behind(&held, id, streams).is_err() {
+            // A wait or a free on a stream that captures would become part of its graph. That it failed
+            // was reported by its own free.
+            let capturing = streams[id.index()]
+                .is_some_and(|stream| self.driver.is_capturing(stream).unwrap_or(true));
+            if capturing || self.free_behind(&held, id, streams).is_err() {
                 self.unfreed.push_back((held, id));
             }
         }
@@ -249,6 +254,19 @@ impl OrderedPool {
             first = first.and(self.driver.destroy_event(event));
         }
         first.and(self.driver.trim_pool(Bytes::ZERO))
+    }
+}
+
+impl fmt::Debug for OrderedPool {
+    /// The blocks in address order. The driver does not tell where the rest of its memory is.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "blocks of the driver's pool: {}", self.held.len())?;
+        let mut held: Vec<&Held> = self.held.values().collect();
+        held.sort_by_key(|held| held.addr);
+        for Held { addr, uses } in held {
+            writeln!(f, "{addr} used, {uses:?}")?;
+        }
+        Ok(())
     }
 }
 

@@ -21,10 +21,6 @@ pub(crate) struct ForkMutex<T> {
 }
 
 impl<T: Default> ForkMutex<T> {
-    pub(crate) fn new(value: T) -> ForkMutex<T> {
-        ForkMutex { value: std::sync::Mutex::new(value), after_fork: std::sync::Mutex::default() }
-    }
-
     pub(crate) fn lock(&self) -> std::sync::LockResult<std::sync::MutexGuard<'_, T>> {
         let mutex = if vramp_host::fork::is_forked() { &self.after_fork } else { &self.value };
         mutex.lock()

@@ -1,10 +1,12 @@
 //! The virtual pool on a device: gets decisions from the core and performs them.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, PoisonError};
 
 use vramp_core::{
     ArenaAllocError, Attempt, Block, BlockId, Bytes, Census, Freed, Inconsistency, Leftovers, Mark,
-    Plan, Policy, Pool, PoolAddr, PoolConfig, Request, Shortage, Slab, Step, StreamHeap, StreamId,
+    PartCount, Plan, Policy, Pool, PoolAddr, PoolConfig, Request, Shortage, Slab, Step, StreamHeap,
+    StreamId,
 };
 use vramp_driver::{Driver, DriverError, ErrorKind};
 use vramp_host::HostShortage;
@@ -20,20 +22,41 @@ use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 /// The heap of one stream with a lock of its own, on cache lines of its own.
 #[repr(align(128))]
 pub(crate) struct HeapCell {
-    heap: Mutex<StreamHeap>,
+    heap: Mutex<Listed>,
     /// True once the stream ended: no request is served here, and no thread caches its blocks.
     ended: AtomicBool,
+    surplus: Arc<Surplus>,
+}
+
+/// A heap, and whether it is in the list of those that may have something to give back.
+struct Listed {
+    heap: StreamHeap,
+    is_listed: bool,
+}
+
+/// The heaps that may have something to give back. With thousands of idle streams a miss looks at
+/// none of their heaps.
+#[derive(Default)]
+struct Surplus(Mutex<Vec<StreamId>>);
+
+impl Surplus {
+    fn lock(&self) -> MutexGuard<'_, Vec<StreamId>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl HeapCell {
-    fn new(stream: StreamId) -> HeapCell {
-        HeapCell { heap: Mutex::new(StreamHeap::new(stream)), ended: AtomicBool::new(false) }
+    fn new(stream: StreamId, surplus: Arc<Surplus>) -> HeapCell {
+        let listed = Listed { heap: StreamHeap::new(stream), is_listed: false };
+        HeapCell { heap: Mutex::new(listed), ended: AtomicBool::new(false), surplus }
     }
 
     /// Takes the heap's lock. It comes after the pool's lock where both are held.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, StreamHeap> {
+    #[inline]
+    pub(crate) fn lock(&self) -> HeapGuard<'_> {
         // Heaps are changed in steps that do not panic; the audit checks them.
-        self.heap.lock().unwrap_or_else(PoisonError::into_inner)
+        let listed = self.heap.lock().unwrap_or_else(PoisonError::into_inner);
+        HeapGuard { listed, surplus: &self.surplus }
     }
 
     /// Returns true once the stream ended.
@@ -44,6 +67,51 @@ impl HeapCell {
 
     fn end(&self) {
         self.ended.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The lock of a heap. Dropping it lists a heap that came to have something to give back.
+pub(crate) struct HeapGuard<'a> {
+    listed: MutexGuard<'a, Listed>,
+    surplus: &'a Surplus,
+}
+
+impl HeapGuard<'_> {
+    /// Gives the pool what the heap does not need, and takes the heap off the list.
+    fn shed(&mut self, pool: &mut Pool) {
+        self.listed.is_listed = false;
+        self.listed.heap.shed(pool);
+    }
+
+    #[cold]
+    fn list(&mut self) {
+        self.listed.is_listed = true;
+        self.surplus.lock().push(self.listed.heap.stream());
+    }
+}
+
+impl Deref for HeapGuard<'_> {
+    type Target = StreamHeap;
+
+    #[inline]
+    fn deref(&self) -> &StreamHeap {
+        &self.listed.heap
+    }
+}
+
+impl DerefMut for HeapGuard<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut StreamHeap {
+        &mut self.listed.heap
+    }
+}
+
+impl Drop for HeapGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.listed.is_listed && self.listed.heap.may_shed() {
+            self.list();
+        }
     }
 }
 
@@ -70,6 +138,7 @@ pub(crate) struct VirtualPool {
     pub exec: Executor,
     /// Heaps by stream.
     pub heaps: Vec<Arc<HeapCell>>,
+    surplus: Arc<Surplus>,
     /// Caches of live threads that allocated here.
     pub caches: Vec<Arc<Cache>>,
     pub arenas: Arenas,
@@ -80,7 +149,8 @@ pub(crate) struct VirtualPool {
     records_each_free: bool,
 }
 
-/// Plans of a request that may fail because a stream began to capture meanwhile.
+/// Plans of a request that may fail because a stream captures, where no stream of the plan is found
+/// capturing afterwards.
 const RACES_MAX: u32 = 8;
 
 /// A block that was placed.
@@ -119,6 +189,7 @@ impl VirtualPool {
             pool: Pool::new(config)?,
             exec,
             heaps: Vec::new(),
+            surplus: Arc::default(),
             caches: Vec::new(),
             arenas: Arenas::default(),
             heaps_serve,
@@ -131,11 +202,12 @@ impl VirtualPool {
     pub(crate) fn add_stream(&mut self, stream: Option<vramp_driver::Stream>) -> StreamId {
         let id = self.pool.add_stream();
         self.exec.streams.push(stream);
-        self.heaps.push(Arc::new(HeapCell::new(id)));
+        self.heaps.push(Arc::new(HeapCell::new(id, Arc::clone(&self.surplus))));
         id
     }
 
     /// Allocates at least `size` bytes. No driver call on a hit.
+    #[inline]
     pub(crate) fn malloc(
         &mut self,
         size: Bytes,
@@ -149,8 +221,9 @@ impl VirtualPool {
             }
             _ => {
                 let mut attempt = Attempt::new(request).prefer_growth(contended);
-                let Served::Block(block) = self.serve(&mut attempt)? else {
-                    unreachable!("the attempt is for a block");
+                let block = match self.pool.place(&mut attempt) {
+                    Step::Placed(block) => block,
+                    step => self.serve_block(&mut attempt, step)?,
                 };
                 let owner = Owner::Pool { id: block.id, at: block.at };
                 Ok(Placed { block, owner, hit: !attempt.planned() })
@@ -158,6 +231,15 @@ impl VirtualPool {
         }
     }
 
+    #[inline(never)]
+    fn serve_block(&mut self, attempt: &mut Attempt, first: Step) -> Result<Block, Refusal> {
+        match self.serve_from(attempt, first)? {
+            Served::Block(block) => Ok(block),
+            Served::Slab(_) | Served::Backed => unreachable!("the attempt is for a block"),
+        }
+    }
+
+    #[inline(never)]
     fn malloc_in_heap(
         &mut self,
         Request { size, stream }: Request,
@@ -170,7 +252,7 @@ impl VirtualPool {
         loop {
             let wanted = {
                 let mut heap = heap.lock();
-                heap.promote(&self.pool);
+                heap.promote(&mut self.pool);
                 if let Some(block) = heap.take(size) {
                     let owner = Owner::Heap { id: block.id, at: block.at };
                     return Ok(Placed { block, owner, hit });
@@ -199,9 +281,16 @@ impl VirtualPool {
 
     /// Climbs the attempt's ladder until it succeeds or no rung is left.
     pub(crate) fn serve(&mut self, attempt: &mut Attempt) -> Result<Served, Refusal> {
-        let (mut full, mut raced) = (None, 0);
+        let first = self.pool.place(attempt);
+        self.serve_from(attempt, first)
+    }
+
+    /// Goes on from the attempt's first step.
+    fn serve_from(&mut self, attempt: &mut Attempt, first: Step) -> Result<Served, Refusal> {
+        let (mut full, mut raced, mut asked) = (None, 0, false);
+        let mut step = first;
         loop {
-            match self.pool.place(attempt) {
+            match step {
                 Step::Placed(block) => return Ok(Served::Block(block)),
                 Step::Slab(slab) => return Ok(Served::Slab(slab)),
                 Step::Backed => return Ok(Served::Backed),
@@ -211,9 +300,8 @@ impl VirtualPool {
                 Step::Poll => self.poll().map_err(Refusal::Driver)?,
                 Step::Record(marks) => self.record_and_poll(&marks).map_err(Refusal::Driver)?,
                 Step::Gather => {
-                    // A capture may have ended meanwhile.
-                    if self.pool.holds_any() {
-                        self.note_captures().map_err(Refusal::Driver)?;
+                    if !std::mem::replace(&mut asked, true) {
+                        self.note_ended_captures().map_err(Refusal::Driver)?;
                     }
                     self.gather();
                 }
@@ -225,6 +313,7 @@ impl VirtualPool {
                 }
                 Step::Perform(plan) => {
                     let optional = plan.is_optional();
+                    let ordered: Vec<StreamId> = plan.orders().collect();
                     if let Err(error) = self.exec.perform(&mut self.pool, plan) {
                         if is_capacity_error(&error) && attempt.out_of_memory() {
                             full = Some(error);
@@ -236,9 +325,9 @@ impl VirtualPool {
                         } else if optional && error.kind != ErrorKind::DeviceLost {
                             // It was only of use.
                         } else if error.kind == ErrorKind::Capturing && raced < RACES_MAX {
-                            // A capture began after the streams were asked.
-                            raced += 1;
-                            self.note_captures().map_err(Refusal::Driver)?;
+                            // The next plan leaves out the streams that are found capturing.
+                            let held = self.note_captures(ordered).map_err(Refusal::Driver)?;
+                            raced += u32::from(held == 0);
                             attempt.again();
                         } else {
                             return Err(Refusal::Driver(error));
@@ -247,6 +336,7 @@ impl VirtualPool {
                 }
                 Step::Short(shortage) => return Err(Refusal::Short(Box::new(shortage), full)),
             }
+            step = self.pool.place(attempt);
         }
     }
 
@@ -293,10 +383,16 @@ impl VirtualPool {
 
     /// Frees a block that the heap of `home` placed. No driver call.
     pub(crate) fn free_in_heap(&mut self, id: BlockId, home: StreamId, stream: StreamId) {
-        let freed = self.heaps[home.index()].lock().free(id, stream, &self.pool);
+        let freed = self.heaps[home.index()].lock().free(id, stream, &mut self.pool);
         if let Freed::Surplus(slab) = freed.expect("the allocator looked the block up") {
             self.pool.take_back(slab, home);
         }
+    }
+
+    /// Frees the blocks in the calling thread's own cache.
+    #[inline]
+    pub(crate) fn drain_own(&mut self, cache: &Cache) {
+        cache.drain_own(|tag, block| self.free_cached(tag, block));
     }
 
     /// Frees the blocks in a thread's cache.
@@ -304,9 +400,16 @@ impl VirtualPool {
         cache.drain(|tag, block| self.free_cached(tag, block));
     }
 
-    /// Frees the block in a thread's cache that is not small.
-    pub(crate) fn drain_last(&mut self, cache: &Cache) {
-        cache.drain_last(|tag, block| self.free_cached(tag, block));
+    /// Frees the blocks in a thread's cache that are not small.
+    #[inline]
+    pub(crate) fn drain_large(&mut self, cache: &Cache) {
+        cache.drain_large(|tag, block| self.free_cached(tag, block));
+    }
+
+    /// Frees the block whose free a thread delayed.
+    #[inline]
+    pub(crate) fn drain_delayed(&mut self, cache: &Cache) {
+        cache.drain_delayed(|tag, block| self.free_cached(tag, block));
     }
 
     fn free_cached(&mut self, tag: Tag, block: CachedBlock) {
@@ -319,62 +422,54 @@ impl VirtualPool {
         }
     }
 
-    /// Returns to the pool what thread caches and heaps have free.
+    /// Returns to the pool what thread caches and heaps have free. O(heaps that have some).
     pub(crate) fn gather(&mut self) {
         for cache in self.caches.clone() {
             self.drain(&cache);
         }
-        let mut awaited = Vec::new();
-        for heap in &self.heaps {
-            let mut heap = heap.lock();
-            heap.shed(&mut self.pool);
-            awaited.extend(heap.awaited());
+        let mut heaps = std::mem::take(&mut *self.surplus.lock());
+        heaps.extend(self.pool.heaps_with_ready());
+        heaps.sort_unstable();
+        heaps.dedup();
+        for heap in heaps {
+            self.heaps[heap.index()].lock().shed(&mut self.pool);
         }
-        self.pool.set_heap_marks(awaited);
     }
 
-    /// Returns true if a plan would record an event on a stream that captures a graph, or make it
-    /// wait. No driver call for a plan that does neither.
+    /// Returns true if a plan would order the stream that it is for, and that stream captures a
+    /// graph: it would become part of the graph, or end it. One driver call; none for a plan that orders
+    /// nothing. A record on another stream that captures is refused when it is made.
     fn invalidates_capture(&mut self, plan: &Plan) -> Result<bool, DriverError> {
-        if plan.orders().next().is_none() {
-            return Ok(false);
-        }
-        self.note_captures()?;
-        Ok(plan.orders().any(|stream| self.pool.is_held(stream)))
+        let Some(stream) = plan.orders_for() else { return Ok(false) };
+        self.note_captures([stream])?;
+        Ok(self.pool.is_held(stream))
     }
 
-    /// Queries every stream whether it captures a graph. No event may be recorded on those that do,
-    /// and while there is one no event may be queried. One driver call for each open stream.
-    pub(crate) fn note_captures(&mut self) -> Result<bool, DriverError> {
-        let mut any = false;
-        for number in 0..self.exec.streams.len() {
-            let id = StreamId::new(number as u32);
-            if let Some(stream) = self.exec.streams[number] {
+    /// Queries streams whether they capture a graph, and returns how many were not known to. One
+    /// driver call for each that is open.
+    fn note_captures(
+        &mut self,
+        streams: impl IntoIterator<Item = StreamId>,
+    ) -> Result<usize, DriverError> {
+        let mut found = 0;
+        for id in streams {
+            if let Some(stream) = self.exec.open_stream(id) {
                 let capturing = self.exec.driver.is_capturing(stream)?;
+                found += usize::from(capturing && !self.pool.is_held(id));
                 self.pool.hold(id, capturing);
-                any |= capturing;
             }
         }
-        Ok(any)
+        Ok(found)
     }
 
-    /// Queries the streams that captured a graph when they were queried last whether they still do. One
-    /// driver call for each of them.
+    /// Queries the streams that were found capturing whether they still do. One driver call for each
+    /// of them.
     pub(crate) fn note_ended_captures(&mut self) -> Result<(), DriverError> {
-        let mut held = self.pool.held_streams();
-        held.retain(|&stream| self.pool.is_open(stream));
-        for stream in held {
-            let capturing = self.exec.driver.is_capturing(self.exec.stream(stream))?;
-            self.pool.hold(stream, capturing);
-        }
-        Ok(())
+        self.note_captures(self.pool.held_streams()).map(|_| ())
     }
 
-    /// Queries which work is over; does nothing while a stream captures a graph.
+    /// Queries which work is over. It leaves captures as they are.
     pub(crate) fn poll(&mut self) -> Result<(), DriverError> {
-        if self.pool.pending().next().is_none() || self.note_captures()? {
-            return Ok(());
-        }
         let driver = Arc::clone(&self.exec.driver);
         self.exec.events.poll(&*driver, &mut self.pool, &self.progress)
     }
@@ -388,16 +483,27 @@ impl VirtualPool {
         Ok(())
     }
 
-    /// Records events for `marks`, then queries which work is over; does nothing while a stream
-    /// captures a graph.
+    /// Records events for `marks`, except on streams that capture, then queries which work is over.
     fn record_and_poll(&mut self, marks: &[Mark]) -> Result<(), DriverError> {
-        if self.note_captures()? {
-            return Ok(());
-        }
         for &mark in marks {
             self.record(mark)?;
         }
         self.poll()
+    }
+
+    /// Unmaps retired mappings whose work is over. No driver call if there are none; else a query
+    /// for each pending event and an unmap for each row of them.
+    pub(crate) fn sweep_retired(&mut self) -> Result<(), DriverError> {
+        if !self.pool.has_retired() {
+            return Ok(());
+        }
+        self.poll()?;
+        let Some(plan) = self.pool.unmap() else { return Ok(()) };
+        match self.exec.perform(&mut self.pool, plan) {
+            Err(error) if error.kind == ErrorKind::DeviceLost => Err(error),
+            // The request does not depend on it.
+            _ => Ok(()),
+        }
     }
 
     /// Reserves memory ahead of demand. `Ok(false)` if the limit forbids it.
@@ -417,7 +523,7 @@ impl VirtualPool {
     /// Returns idle memory to the card until no more than `to` is reserved, or nothing more is
     /// idle. Three driver calls and more for each chunk.
     pub(crate) fn trim(&mut self, to: Bytes) -> Result<(), DriverError> {
-        self.note_captures()?;
+        self.note_ended_captures()?;
         self.lend_idle()?;
         self.find_idle()?;
         while let Some(plan) = self.pool.trim(to) {
@@ -460,12 +566,46 @@ impl VirtualPool {
         census
     }
 
+    /// Returns freed memory by its use. O(n).
+    pub(crate) fn free_memory(&self) -> FreeMemory {
+        let pool = self.pool.free_parts();
+        let mut free = FreeMemory {
+            waiting: [PartCount::default(), pool.waiting],
+            split: [PartCount::default(), pool.split],
+            whole_slabs: Bytes::ZERO,
+        };
+        let add = |to: &mut PartCount, count: PartCount| {
+            to.parts += count.parts;
+            to.bytes += count.bytes;
+        };
+        for heap in &self.heaps {
+            let parts = heap.lock().free_parts();
+            add(&mut free.waiting[0], parts.waiting);
+            add(&mut free.split[0], parts.split);
+            free.whole_slabs += parts.whole.bytes;
+        }
+        for cache in &self.caches {
+            for (of, count) in free.split.iter_mut().zip(cache.held()) {
+                add(of, count);
+            }
+        }
+        let census = self.pool.census();
+        let in_arenas = self.arenas.iter().map(|(_, state)| state.arena.census().used).sum();
+        let free_in_arenas = census.arenas.saturating_sub(in_arenas);
+        free.split[1].bytes += free_in_arenas + census.quarantined_memory;
+        free
+    }
+
     pub(crate) fn audit(&self) -> Result<(), Inconsistency> {
         self.pool.audit()?;
         let mut slabs = 0;
         for heap in &self.heaps {
             let heap = heap.lock();
             heap.audit(&self.pool)?;
+            if heap.may_shed() && !heap.listed.is_listed {
+                let what = format!("the heap of {} is not listed for a gather", heap.stream());
+                return Err(Inconsistency { what });
+            }
             slabs += heap.slab_count();
         }
         for (_, state) in self.arenas.iter() {
@@ -478,6 +618,17 @@ impl VirtualPool {
         }
         Ok(())
     }
+}
+
+/// Freed memory of a virtual pool: of heaps and small cached blocks, and of all else.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FreeMemory {
+    /// Freed blocks that wait for work of other streams.
+    pub waiting: [PartCount; 2],
+    /// Free memory that a trim cannot release.
+    pub split: [PartCount; 2],
+    /// Free memory in slabs that hold no block.
+    pub whole_slabs: Bytes,
 }
 
 /// Outcome of an attempt that succeeded.

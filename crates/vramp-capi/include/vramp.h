@@ -225,12 +225,19 @@ const char *vramp_last_error(void);
 //
 // `device` is "auto" (device 0 if there is one, else the simulator), "cuda", "cuda:N", "sim" or
 // "sim:CARD"; null means "auto". `options` are key=value pairs separated by commas: preset (vramp,
-// vpmm or stream-ordered), limit (such as 80GiB, or 90% of the device), prefill, page, span; null
-// means the defaults. Reserves no memory yet, unless prefill is set.
+// vpmm, stream-ordered, torch or torch-expandable), limit (such as 80GiB, or 90% of the device),
+// prefill, page, span, torch (settings in PyTorch's syntax in brackets, such as
+// `[max_split_size_mb:64]`); null means the defaults. Reserves no memory yet, unless prefill is set.
+//
+// The preset vpmm also reads VPMM_PAGE_SIZE, VPMM_VA_SIZE and VPMM_PAGES, and the presets of PyTorch
+// PYTORCH_ALLOC_CONF or else PYTORCH_CUDA_ALLOC_CONF, as far as no option says otherwise. A line on
+// stderr names those that were used.
 //
 // What the caller promises:
 // The texts are null or zero-terminated; `allocator` is null or valid for writing.
-vramp_status_t vramp_open(const char *device, const char *options, vramp_allocator_t *allocator);
+vramp_status_t vramp_open(const char *device,
+                          const char *options,
+                          vramp_allocator_t *allocator);
 
 // Closes an allocator: waits for its streams, forgotten ones included, and releases all its memory,
 // also of blocks that were not freed. While a stream captures a graph that vramp did not begin it
@@ -241,9 +248,10 @@ vramp_status_t vramp_open(const char *device, const char *options, vramp_allocat
 // progress on it. In a forked child it returns VRAMP_ERROR_FORKED, and there is nothing to close.
 vramp_status_t vramp_close(vramp_allocator_t allocator);
 
-// Adopts a stream that the caller made: a `cudaStream_t`, or null for the default stream. Adopting
-// it again returns the same handle. No driver call. On the simulator every value is a simulated
-// stream.
+// Adopts a stream that the caller made: a `cudaStream_t`, or null for the legacy default stream.
+// Adopting it again returns the same handle. No driver call. On the simulator every value is a
+// simulated stream. `cudaStreamPerThread` means another stream in each thread and returns
+// VRAMP_ERROR_UNSUPPORTED: create a stream for each thread.
 //
 // What the caller promises:
 // On a GPU, `raw` is null or a stream of the device's primary context that lives until it is

@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn a_capture_of_the_callers_own_is_attached_detached_and_its_memory_held() {
-        let context = Context::open("sim:h200", &Options::default(), None).unwrap();
+        let context = Context::open("sim:h200", &Options::default(), None, |_| None).unwrap();
         let driver = Arc::clone(context.allocator().driver());
         let stream = context.create_stream().unwrap();
         let queue = context.allocator().stream(stream).unwrap();
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn an_allocator_whose_close_is_refused_stays_open_under_its_handle() {
-        let context = Context::open("sim:h200", &Options::default(), None).unwrap();
+        let context = Context::open("sim:h200", &Options::default(), None, |_| None).unwrap();
         let driver = Arc::clone(context.allocator().driver());
         let stream = context.create_stream().unwrap();
         let queue = context.allocator().stream(stream).unwrap();

@@ -25,6 +25,7 @@ use crate::addresses::Addresses;
 use crate::captures::Captures;
 use crate::device::Device;
 use crate::options::Options;
+use crate::print::write_line;
 use crate::status::{Failure, Result, unknown_stream};
 
 /// An open allocator.
@@ -54,6 +55,10 @@ pub(crate) struct CloseRefused {
     pub failure: Failure,
 }
 
+/// `cudaStreamPerThread`: in each thread it means another stream. Events that other threads record
+/// would be of their streams, so no memory freed there could be known to be unused.
+const PER_THREAD: usize = 2;
+
 /// The stream that a thread adopted last. Most often it is the next one too.
 #[derive(Clone, Copy)]
 struct Adopted {
@@ -71,12 +76,23 @@ thread_local! {
 static TAGS: AtomicU32 = AtomicU32::new(1);
 
 impl Context {
-    /// Opens an allocator on the device of this name, limited to `fraction` of its memory.
-    pub fn open(device: &str, options: &Options, fraction: Option<f64>) -> Result<Context> {
+    /// Opens an allocator on the device of this name, limited to `fraction` of its memory. Variables
+    /// of the preset's own project count where no option does; those used are named on stderr.
+    pub fn open(
+        device: &str,
+        options: &Options,
+        fraction: Option<f64>,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Context> {
         let device = Device::open(device)?;
         let limits = device.driver.info().limits;
         options.check_limit(limits.memory, limits.page)?;
-        Context::on(device, options.config(limits.memory, fraction))
+        let configured = options.with_variables(limits.memory, fraction, variable)?;
+        let context = Context::on(device, configured.config)?;
+        if let Some(notice) = configured.notice {
+            write_line(&notice);
+        }
+        Ok(context)
     }
 
     /// Opens an allocator on an open device.
@@ -152,7 +168,7 @@ impl Context {
     }
 
     /// Adopts a stream that the caller made. Adopting it again returns the same id. On the
-    /// simulator each raw value gets a simulated stream.
+    /// simulator each raw value gets a simulated stream. `cudaStreamPerThread` is refused.
     ///
     /// # Safety
     /// On a card, `raw` is null or a `CUstream` of the card's primary context, and lives until it
@@ -181,6 +197,11 @@ impl Context {
         let known = self.adopted.read().unwrap_or_else(PoisonError::into_inner).get(&key).copied();
         if let Some(stream) = known {
             return Ok(stream);
+        }
+        if key == PER_THREAD {
+            let text = "cudaStreamPerThread is another stream in each thread, and memory freed on it \
+                        is reused by all of them: create a stream for each thread and use that";
+            return Err(Failure::new(VRAMP_ERROR_UNSUPPORTED, text));
         }
         let mut adopted = self.adopted.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(&stream) = adopted.get(&key) {

@@ -12,6 +12,7 @@ use crate::abi::{
     vramp_allocator_t, vramp_event_t, vramp_observer_t, vramp_stats_t, vramp_stream_t,
 };
 use crate::context::Context;
+use crate::environment::variable;
 use crate::options::Options;
 use crate::status::{Failure, check_fork, last_error, status_of};
 use crate::{handles, pointers};
@@ -68,8 +69,13 @@ pub extern "C" fn vramp_last_error() -> *const c_char {
 ///
 /// `device` is "auto" (device 0 if there is one, else the simulator), "cuda", "cuda:N", "sim" or
 /// "sim:CARD"; null means "auto". `options` are key=value pairs separated by commas: preset (vramp,
-/// vpmm or stream-ordered), limit (such as 80GiB, or 90% of the device), prefill, page, span; null
-/// means the defaults. Reserves no memory yet, unless prefill is set.
+/// vpmm, stream-ordered, torch or torch-expandable), limit (such as 80GiB, or 90% of the device),
+/// prefill, page, span, torch (settings in PyTorch's syntax in brackets, such as
+/// `[max_split_size_mb:64]`); null means the defaults. Reserves no memory yet, unless prefill is set.
+///
+/// The preset vpmm also reads VPMM_PAGE_SIZE, VPMM_VA_SIZE and VPMM_PAGES, and the presets of PyTorch
+/// PYTORCH_ALLOC_CONF or else PYTORCH_CUDA_ALLOC_CONF, as far as no option says otherwise. A line on
+/// stderr names those that were used.
 ///
 /// # Safety
 /// The texts are null or zero-terminated; `allocator` is null or valid for writing.
@@ -88,7 +94,7 @@ pub unsafe extern "C" fn vramp_open(
         let options = unsafe { pointers::text(options, "options") }?;
         let options = Options::parse(options)?;
         let device = if device.is_empty() { "auto" } else { device };
-        let handle = handles::insert(Arc::new(Context::open(device, &options, None)?))?;
+        let handle = handles::insert(Arc::new(Context::open(device, &options, None, variable)?))?;
         // SAFETY: required by this function's contract.
         unsafe { pointers::write(allocator, handle, "allocator") }
     })
@@ -106,9 +112,10 @@ pub extern "C" fn vramp_close(allocator: vramp_allocator_t) -> vramp_status_t {
     status_of(|| handles::close(allocator))
 }
 
-/// Adopts a stream that the caller made: a `cudaStream_t`, or null for the default stream. Adopting
-/// it again returns the same handle. No driver call. On the simulator every value is a simulated
-/// stream.
+/// Adopts a stream that the caller made: a `cudaStream_t`, or null for the legacy default stream.
+/// Adopting it again returns the same handle. No driver call. On the simulator every value is a
+/// simulated stream. `cudaStreamPerThread` means another stream in each thread and returns
+/// VRAMP_ERROR_UNSUPPORTED: create a stream for each thread.
 ///
 /// # Safety
 /// On a GPU, `raw` is null or a stream of the device's primary context that lives until it is

@@ -42,8 +42,8 @@
 //! assert_eq!(vramp_close(allocator), VRAMP_OK);
 //! ```
 //!
-//! Deliberately absent: policy, and access to device memory. The environment is read in one place,
-//! for PyTorch (`torch/settings.rs`).
+//! Deliberately absent: policy, and access to device memory. The environment is read in one place
+//! (`environment.rs`).
 
 pub mod abi;
 mod addresses;
@@ -51,12 +51,14 @@ mod brief_lock;
 mod captures;
 mod context;
 mod device;
+mod environment;
 mod gate;
 pub mod graphs;
 mod handles;
 pub mod interface;
 mod options;
 mod pointers;
+mod print;
 mod status;
 mod sync;
 #[doc(hidden)]

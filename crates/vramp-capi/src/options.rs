@@ -1,6 +1,6 @@
 //! Parses options: `preset=vramp,limit=80GiB`.
 
-use vramp_alloc::config::Mixed;
+use vramp_alloc::config::{Mixed, TorchConfig, VariableError};
 use vramp_alloc::device::CaptureMode;
 use vramp_alloc::graph::{ArenaConfig, ArenaPolicy, Overlap};
 use vramp_alloc::{Bytes, Config, Preset};
@@ -16,6 +16,10 @@ pub(crate) enum OptionError {
     Form(String),
     #[error("{key}={value} is invalid: {expected}")]
     Value { key: String, value: String, expected: String },
+    #[error("the option torch has no effect on preset={0}: use preset=torch or torch-expandable")]
+    NotTorch(&'static str),
+    #[error(transparent)]
+    Variable(#[from] VariableError),
 }
 
 /// Limit of reserved bytes.
@@ -47,10 +51,19 @@ pub(crate) struct Options {
     prefill: Option<Bytes>,
     page: Option<Bytes>,
     span: Option<Bytes>,
+    torch: Option<TorchConfig>,
+}
+
+/// A configuration, and what there is to say about its origin.
+#[derive(Debug)]
+pub(crate) struct Configured {
+    pub config: Config,
+    /// A line that names the variables used.
+    pub notice: Option<String>,
 }
 
 impl Options {
-    const KEYS: [&str; 5] = ["preset", "limit", "prefill", "page", "span"];
+    const KEYS: [&str; 6] = ["preset", "limit", "prefill", "page", "span", "torch"];
 
     /// Parses `key=value` pairs separated by commas. Space around keys and values is ignored.
     pub fn parse(text: &str) -> Result<Options, OptionError> {
@@ -75,10 +88,26 @@ impl Options {
                 "prefill" => options.prefill = Some(size()?),
                 "page" => options.page = Some(size()?),
                 "span" => options.span = Some(size()?),
+                "torch" => {
+                    let settings = value.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+                    let settings = settings.ok_or_else(|| {
+                        refuse("write settings in brackets, as [max_split_size_mb:64]".into())
+                    })?;
+                    let config = TorchConfig::parse(settings);
+                    options.torch = Some(config.map_err(|error| refuse(error.to_string()))?);
+                }
                 _ => return Err(pair.unknown(&Options::KEYS)),
             }
         }
-        Ok(options)
+        let preset = options.preset();
+        match options.torch {
+            Some(_) if !preset.is_torch() => Err(OptionError::NotTorch(preset.name())),
+            _ => Ok(options),
+        }
+    }
+
+    fn preset(&self) -> Preset {
+        self.preset.unwrap_or(Preset::Vramp)
     }
 
     /// Returns an error for a limit under a page of the device: no request could succeed.
@@ -94,9 +123,42 @@ impl Options {
         }
     }
 
+    /// Returns the configuration for a device with `memory`, limited to `fraction` of it, with the
+    /// variables of the preset's own project for what no option sets.
+    pub fn with_variables(
+        &self,
+        memory: Bytes,
+        fraction: Option<f64>,
+        lookup: impl Fn(&str) -> Option<String>,
+    ) -> Result<Configured, OptionError> {
+        let is_set = |variable: &str| match variable {
+            "VPMM_PAGE_SIZE" => self.page.is_some(),
+            "VPMM_VA_SIZE" => self.span.is_some(),
+            "VPMM_PAGES" => self.prefill.is_some(),
+            _ => self.torch.is_some(),
+        };
+        let lookup = |variable: &str| if is_set(variable) { None } else { lookup(variable) };
+        let preset = self.preset();
+        let (config, used) = Config::preset(preset).with_variables(lookup)?;
+        let named = used.iter().map(|name| format!("{name}={}", lookup(name).unwrap_or_default()));
+        let named: Vec<String> = named.collect();
+        let ignored = &config.torch.without_effect;
+        let notice = (!named.is_empty()).then(|| {
+            let without = match &ignored[..] {
+                [] => String::new(),
+                ignored => format!(" ({} without effect)", ignored.join(", ")),
+            };
+            format!("vramp: preset={} uses {}{without}\n", preset.name(), named.join(", "))
+        });
+        Ok(Configured { config: self.apply(config, memory, fraction), notice })
+    }
+
     /// Returns the configuration for a device with `memory`, limited to `fraction` of it.
     pub fn config(&self, memory: Bytes, fraction: Option<f64>) -> Config {
-        let mut config = Config::preset(self.preset.unwrap_or(Preset::Vramp));
+        self.apply(Config::preset(self.preset()), memory, fraction)
+    }
+
+    fn apply(&self, mut config: Config, memory: Bytes, fraction: Option<f64>) -> Config {
         let fraction = fraction.map(|fraction| part(memory, fraction));
         let limit = self.limit.map(|limit| limit.of(memory));
         config.limit = limit.into_iter().chain(fraction).min();
@@ -108,6 +170,7 @@ impl Options {
             *chunk = (*chunk).max(self.page.unwrap_or(*chunk));
         }
         config.span = self.span.unwrap_or(config.span);
+        config.torch = self.torch.clone().unwrap_or(config.torch);
         config
     }
 }
@@ -176,10 +239,19 @@ impl Pair<'_> {
     }
 }
 
-/// Splits options at commas and `=`. Space around keys and values is ignored.
+/// Splits options at commas outside of brackets, and at `=`. Space around keys and values is ignored.
 fn pairs(text: &str) -> Result<Vec<Pair<'_>>, OptionError> {
+    let mut depth = 0;
+    let split = text.split(|c| {
+        match c {
+            '[' => depth += 1,
+            ']' => depth -= 1,
+            _ => {}
+        }
+        c == ',' && depth <= 0
+    });
     let mut pairs: Vec<Pair> = Vec::new();
-    for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
+    for pair in split.map(str::trim).filter(|pair| !pair.is_empty()) {
         let Some((key, value)) = pair.split_once('=') else {
             return Err(OptionError::Form(pair.to_owned()));
         };
@@ -215,6 +287,91 @@ mod tests {
         assert_eq!(config.prefill, Bytes::mib(4));
         assert_eq!(config.page, Some(Bytes::mib(4)));
         assert_eq!(config.span, Bytes::tib(1));
+    }
+
+    #[test]
+    fn settings_of_pytorch_are_an_option_in_brackets() {
+        let list = "roundup_power2_divisions:[256:1,>:4]";
+        let text = format!("preset=torch, torch = [max_split_size_mb:64,{list}],limit=1GiB");
+        let config = Options::parse(&text).unwrap().config(Bytes::gib(80), None);
+        assert_eq!((config.preset, config.limit), (Preset::Torch, Some(Bytes::gib(1))));
+        assert_eq!(config.torch.max_split_size, Some(Bytes::mib(64)));
+        let parsed = TorchConfig::parse(list).unwrap();
+        assert_eq!(config.torch.roundup_power2_divisions, parsed.roundup_power2_divisions);
+        let message = |text| Options::parse(text).unwrap_err().to_string();
+        assert!(message("preset=torch,torch=max_split_size_mb:64").contains("in brackets"));
+        assert!(message("preset=torch,torch=[max_split_size_mb:2]").contains("above 20"));
+        assert!(message("preset=torch,torch=[a:[b,limit=1").contains("in brackets"));
+        assert_eq!(
+            message("torch=[max_split_size_mb:64]"),
+            "the option torch has no effect on preset=vramp: use preset=torch or torch-expandable"
+        );
+    }
+
+    /// Options with variables set: the configuration, the line, or the error.
+    fn with(options: &str, set: &[(&str, &str)]) -> Result<Configured, String> {
+        let lookup = |name: &str| {
+            let found = set.iter().find(|(variable, _)| *variable == name);
+            found.map(|(_, value)| (*value).to_owned())
+        };
+        let options = Options::parse(options).unwrap();
+        let configured = options.with_variables(Bytes::gib(80), None, lookup);
+        configured.map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn variables_of_vpmm_count_for_its_preset_where_no_option_does() {
+        let set = [
+            ("VPMM_PAGE_SIZE", "4194304"),
+            ("VPMM_PAGES", "16"),
+            ("VPMM_VA_SIZE", "1TiB"),
+            ("PYTORCH_ALLOC_CONF", "max_split_size_mb:64"),
+        ];
+        let Configured { config, notice } = with("preset=vpmm", &set).unwrap();
+        assert_eq!((config.page, config.span), (Some(Bytes::mib(4)), Bytes::tib(1)));
+        assert_eq!(config.prefill_pages, Some(16));
+        assert_eq!(config.torch, TorchConfig::default());
+        assert_eq!(
+            notice.unwrap(),
+            "vramp: preset=vpmm uses VPMM_PAGE_SIZE=4194304, VPMM_VA_SIZE=1TiB, VPMM_PAGES=16\n"
+        );
+        let Configured { config, notice } =
+            with("preset=vpmm,page=2MiB,prefill=6MiB", &set).unwrap();
+        assert_eq!((config.page, config.span), (Some(Bytes::mib(2)), Bytes::tib(1)));
+        assert_eq!((config.prefill, config.prefill_pages), (Bytes::mib(6), None));
+        assert_eq!(notice.unwrap(), "vramp: preset=vpmm uses VPMM_VA_SIZE=1TiB\n");
+        for preset in ["", "preset=stream-ordered"] {
+            let Configured { config, notice } = with(preset, &set).unwrap();
+            assert_eq!((config.page, config.prefill_pages, notice), (None, None, None));
+        }
+        let error = with("preset=vpmm", &[("VPMM_PAGES", "many")]).unwrap_err();
+        assert!(error.starts_with("VPMM_PAGES='many' cannot be used"), "{error}");
+    }
+
+    #[test]
+    fn the_first_variable_of_pytorch_counts_for_its_presets() {
+        let (new, old) = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF");
+        let both = [(old, "max_split_size_mb:32"), (new, "max_split_size_mb:64")];
+        for preset in ["preset=torch", "preset=torch-expandable"] {
+            let Configured { config, notice } = with(preset, &both).unwrap();
+            assert_eq!(config.torch.max_split_size, Some(Bytes::mib(64)));
+            let named = format!("vramp: {preset} uses {new}=max_split_size_mb:64\n");
+            assert_eq!(notice.unwrap(), named);
+            let Configured { config, notice } = with(preset, &both[..1]).unwrap();
+            assert_eq!(config.torch.max_split_size, Some(Bytes::mib(32)));
+            assert!(notice.unwrap().contains(old));
+        }
+        let explicit = "preset=torch,torch=[garbage_collection_threshold:0.5]";
+        let Configured { config, notice } = with(explicit, &both).unwrap();
+        assert_eq!((config.torch.max_split_size, notice), (None, None));
+        let Configured { notice, .. } =
+            with("preset=torch", &[(new, "release_lock_on_cudamalloc:True")]).unwrap();
+        let notice = notice.unwrap();
+        assert!(notice.ends_with("(release_lock_on_cudamalloc without effect)\n"), "{notice}");
+        let Configured { config, notice } = with("", &both).unwrap();
+        assert_eq!((config.torch, notice), (TorchConfig::default(), None));
+        let error = with("preset=torch", &[(old, "max_split_size_mb:2")]).unwrap_err();
+        assert!(error.starts_with("PYTORCH_CUDA_ALLOC_CONF is invalid: "), "{error}");
     }
 
     #[test]
@@ -267,7 +424,7 @@ mod tests {
         let message = |text| Options::parse(text).unwrap_err().to_string();
         assert_eq!(
             message("size=1"),
-            "unknown option 'size': use preset, limit, prefill, page, span"
+            "unknown option 'size': use preset, limit, prefill, page, span, torch"
         );
         assert_eq!(message("limit=1,limit=2"), "duplicate option 'limit': remove one");
         assert_eq!(

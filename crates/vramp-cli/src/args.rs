@@ -56,7 +56,8 @@ pub struct Replay {
     /// Print one JSON object per run and nothing else
     #[arg(long)]
     pub json: bool,
-    /// Settings of PyTorch's allocator, in the syntax of PYTORCH_CUDA_ALLOC_CONF
+    /// Settings of PyTorch's allocator, in the syntax of PYTORCH_CUDA_ALLOC_CONF, whose value is the
+    /// default
     #[arg(long, value_name = "SETTINGS", value_parser = parse_torch_config)]
     pub torch_config: Option<TorchConfig>,
     /// Does the model match PyTorch's recorded segments? Fails below 99 %
@@ -75,10 +76,10 @@ fn parse_torch_config(settings: &str) -> Result<TorchConfig, TorchConfigError> {
     settings.parse()
 }
 
-pub(crate) fn parse_allocators(name: &str) -> Result<Allocators, UnknownAllocator> {
-    match name {
+pub(crate) fn parse_allocators(names: &str) -> Result<Allocators, UnknownAllocator> {
+    match names {
         "all" => Ok(Allocators(Preset::ALL.to_vec())),
-        name => Ok(Allocators(vec![name.parse()?])),
+        names => Ok(Allocators(names.split(',').map(str::parse).collect::<Result<_, _>>()?)),
     }
 }
 

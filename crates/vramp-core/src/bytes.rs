@@ -73,6 +73,7 @@ impl Bytes {
     }
 
     /// The next multiple of `unit`, or `None` if it does not fit in 64 bits.
+    #[inline]
     pub fn checked_round_up(self, unit: Bytes) -> Option<Bytes> {
         self.0.checked_next_multiple_of(unit.0).map(Bytes)
     }
@@ -113,12 +114,14 @@ impl Bytes {
 
 impl Add for Bytes {
     type Output = Bytes;
+    #[inline]
     fn add(self, other: Bytes) -> Bytes {
         Bytes(self.0.checked_add(other.0).expect("an amount of memory fits in 64 bits"))
     }
 }
 
 impl AddAssign for Bytes {
+    #[inline]
     fn add_assign(&mut self, other: Bytes) {
         *self = *self + other;
     }
@@ -126,12 +129,14 @@ impl AddAssign for Bytes {
 
 impl Sub for Bytes {
     type Output = Bytes;
+    #[inline]
     fn sub(self, other: Bytes) -> Bytes {
         Bytes(self.0.checked_sub(other.0).expect("a part is not larger than the whole"))
     }
 }
 
 impl SubAssign for Bytes {
+    #[inline]
     fn sub_assign(&mut self, other: Bytes) {
         *self = *self - other;
     }
@@ -259,6 +264,7 @@ impl DeviceAddr {
 
 impl Add<Bytes> for DeviceAddr {
     type Output = DeviceAddr;
+    #[inline]
     fn add(self, distance: Bytes) -> DeviceAddr {
         self.checked_add(distance).expect("a device address fits in 64 bits")
     }

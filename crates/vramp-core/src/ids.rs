@@ -105,6 +105,7 @@ impl PoolAddr {
     pub const SPAN_LIMIT: Bytes = Bytes::tib(15);
 
     /// Returns the address `offset` bytes after the start of `span`.
+    #[inline]
     pub fn new(span: SpanId, offset: Bytes) -> PoolAddr {
         assert!(offset <= PoolAddr::SPAN_LIMIT, "{span} has no offset {offset}");
         PoolAddr((span.index() as u64) << PoolAddr::OFFSET_BITS | offset.count())
@@ -131,16 +132,19 @@ impl PoolAddr {
     }
 
     /// The address `distance` bytes above.
+    #[inline]
     pub fn plus(self, distance: u64) -> PoolAddr {
         PoolAddr(self.0 + distance)
     }
 
     /// The address `distance` bytes below.
+    #[inline]
     pub fn minus(self, distance: u64) -> PoolAddr {
         PoolAddr(self.0 - distance)
     }
 
     /// The distance from `earlier` up to here.
+    #[inline]
     pub fn since(self, earlier: PoolAddr) -> u64 {
         debug_assert!(earlier <= self, "{earlier:?} lies behind {self:?}");
         self.0 - earlier.0
@@ -149,6 +153,7 @@ impl PoolAddr {
 
 impl Add<Bytes> for PoolAddr {
     type Output = PoolAddr;
+    #[inline]
     fn add(self, distance: Bytes) -> PoolAddr {
         self.plus(distance.count())
     }
@@ -156,6 +161,7 @@ impl Add<Bytes> for PoolAddr {
 
 impl Sub<Bytes> for PoolAddr {
     type Output = PoolAddr;
+    #[inline]
     fn sub(self, distance: Bytes) -> PoolAddr {
         self.minus(distance.count())
     }
@@ -163,6 +169,7 @@ impl Sub<Bytes> for PoolAddr {
 
 impl Sub for PoolAddr {
     type Output = Bytes;
+    #[inline]
     fn sub(self, earlier: PoolAddr) -> Bytes {
         Bytes::new(self.since(earlier))
     }

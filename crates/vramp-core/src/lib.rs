@@ -10,7 +10,7 @@
 //!
 //! let (page, span) = (Bytes::mib(2), Bytes::gib(64));
 //! let policy = Policy::Mixed(Mixed::default());
-//! let mut pool = Pool::new(PoolConfig { page, span, limit: Some(Bytes::gib(1)), policy })?;
+//! let mut pool = Pool::new(PoolConfig { page, span, first_span: span, limit: Some(Bytes::gib(1)), policy })?;
 //! let stream = pool.add_stream();
 //! let mut attempt = Attempt::new(Request { size: Bytes::mib(64), stream });
 //! let block = loop {
@@ -57,7 +57,7 @@ pub use bytes::{AddrRange, Bytes, DeviceAddr, ParseBytesError};
 pub use heap::{Freed, StreamHeap};
 pub use ids::{ArenaId, BlockId, ChunkId, Epoch, Mark, PoolAddr, SpanId, StreamId};
 pub use pool::{
-    AddedArena, ArenaMemory, Attempt, Block, Census, ConfigError, Counters, Inconsistency,
-    Leftovers, Mixed, NotVacant, Op, PartKind, Plan, Policy, Pool, PoolConfig, Range, Request,
-    Share, Shortage, Slab, Step, Stretch, StretchPart, UnknownBlock,
+    AddedArena, ArenaMemory, Attempt, Block, Census, ConfigError, Counters, FreeParts,
+    Inconsistency, Leftovers, Mixed, NotVacant, Op, PartCount, PartKind, Plan, Policy, Pool,
+    PoolConfig, Range, Request, Share, Shortage, Slab, Step, Stretch, StretchPart, UnknownBlock,
 };

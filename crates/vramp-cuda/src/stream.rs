@@ -23,7 +23,8 @@ impl CudaDriver {
     /// [`vramp_driver::Driver::destroy_stream`] then only removes the id.
     ///
     /// # Safety
-    /// - `raw` is a `CUstream` of this card's primary context, or null.
+    /// - `raw` is a `CUstream` of this card's primary context, or null. It is not
+    ///   `CU_STREAM_PER_THREAD`, which means another stream in each thread that makes a call.
     /// - It stays valid until `destroy_stream` is called with the id, or the device is dropped.
     /// - While a capture that other code began is under way, one thread at a time uses its streams,
     ///   through this device or otherwise. That includes each stream that joins it by waiting for one

@@ -30,7 +30,8 @@ pub struct TorchConfig {
     pub expandable_segments: bool,
     /// `max_split_size_mb`: blocks from this size on are never split. No bound by default.
     pub max_split_size: Option<Bytes>,
-    /// `max_non_split_rounding_mb`: how much larger than its request an unsplit block may be.
+    /// `max_non_split_rounding_mb`: how much larger than its request an unsplit block may be. 20 MiB by
+    /// default, as in PyTorch's code; a comment there, and what was written after it, says 1 MiB.
     pub max_non_split_rounding: Bytes,
     /// `large_segment_size_mb`: size of the segments that large requests under 10 MiB share, and of
     /// the handles of the large pool's expandable segments.

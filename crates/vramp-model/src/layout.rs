@@ -1,4 +1,6 @@
-//! The layout of the caching allocator's segments, for snapshots.
+//! The layout of the caching allocator's segments, for snapshots and prints.
+
+use std::fmt;
 
 use super::block::{Block, Class, State};
 use super::pool::TorchPool;
@@ -48,6 +50,35 @@ impl TorchPool {
             }
         }
         stretches
+    }
+}
+
+impl fmt::Debug for TorchPool {
+    /// The totals and every block in address order.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stats = self.stats();
+        for (name, stat) in [
+            ("allocated", stats.allocated_bytes),
+            ("active", stats.active_bytes),
+            ("inactive split", stats.inactive_split_bytes),
+            ("reserved", stats.reserved_bytes),
+        ] {
+            writeln!(f, "{name:<14} {:>12}", Bytes::new(stat.all.current).to_string())?;
+        }
+        let mut blocks: Vec<&Block> = self.blocks.iter().map(|(_, block)| block).collect();
+        blocks.sort_by_key(|block| block.at);
+        for block in blocks {
+            let state = match block.state {
+                State::Used => "used",
+                State::Waiting(_) => "waiting",
+                State::Free => "free",
+                State::Unmapped => "unmapped",
+            };
+            let class = if block.class == Class::Small { "small" } else { "large" };
+            let (at, len) = (block.at, Bytes::new(block.len).to_string());
+            writeln!(f, "{at:?} {len:>12} {state}, {}, {}, {class}", block.stream, block.segment)?;
+        }
+        Ok(())
     }
 }
 

@@ -141,8 +141,9 @@ impl TorchPool {
                 },
                 Rung::Wait => {
                     attempt.rung = Rung::Release { chosen: false };
+                    // PyTorch counts it also if there is nothing to wait for.
+                    self.stats.num_sync_all_streams += 1;
                     if !self.waited_for().is_empty() {
-                        self.stats.num_sync_all_streams += 1;
                         return TorchStep::Wait;
                     }
                 }

@@ -51,7 +51,7 @@ pub(crate) struct Progress {
 }
 
 /// PyTorch's caching allocator. See the [crate's page](crate).
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct TorchPool {
     pub(crate) config: TorchConfig,
     /// Memory on the card, by which expandable segments are sized.

@@ -93,7 +93,8 @@ pub struct TorchStats {
     pub num_alloc_retries: u64,
     /// Requests that failed.
     pub num_ooms: u64,
-    /// Waits for all streams that freed blocks wait for.
+    /// Waits for all streams that freed blocks wait for, on a full card. Also counted if there were
+    /// none.
     pub num_sync_all_streams: u64,
     /// Calls that reserved memory from the driver.
     pub num_device_alloc: u64,

@@ -23,10 +23,10 @@ impl Allocator {
         Ok(Stats {
             live: counts.live(),
             live_peak: counts.live_peak(),
-            hits: counts.placed() - counts.misses(),
+            hits: counts.blocks_placed() - counts.misses(),
             misses: counts.misses() - by_driver,
-            placed: counts.placed(),
-            freed: counts.freed(),
+            placed: counts.blocks_placed(),
+            freed: counts.blocks_freed(),
             callback_panics: self.shared.observers.panics(),
             ..inner.manager.counters()?
         })

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use vramp_core::{ArenaId, Freed, StreamId};
+use vramp_core::{ArenaId, BlockId, Freed, StreamId};
 use vramp_driver::DriverError;
 use vramp_host::fork::is_forked;
 
@@ -13,6 +13,7 @@ use crate::error::{FreeError, UseError};
 use crate::local::{self, Local};
 use crate::observe::Event;
 use crate::shared::Inner;
+use crate::virtual_pool::HeapCell;
 
 impl Allocator {
     /// Records that work queued on `stream` so far uses the allocation: once freed, it is reused
@@ -94,7 +95,7 @@ impl Allocator {
             && allocation.allocator == self.shared.number
             && allocation.tag == 0
             && !allocation.has_recorded_uses()
-            && !self.shared.has_waiters.load(Ordering::Relaxed)
+            && !self.shared.has_waiters()
             && self.shared.captures.load(Ordering::Relaxed) == 0
             && local::with(self.shared.number, |local| self.free_local(local, &allocation))
                 .is_some_and(|freed| freed)
@@ -125,23 +126,34 @@ impl Allocator {
             CachedBlock { addr: allocation.addr.number(), at: at.number(), id: id.number() };
         if !local.cache.put(tag, block) {
             // In a forked child a thread of the parent may hold the heap's lock.
-            if of_pool || is_forked() {
+            let freed = match (of_pool, is_forked()) {
+                (true, _) => local.cache.delay(tag, block),
+                (false, true) => false,
+                (false, false) => {
+                    self.free_in_heap(heap, id, allocation.stream);
+                    true
+                }
+            };
+            if !freed {
                 return false;
-            }
-            let freed = heap.lock().free_in_order(id).expect("an allocation is freed once");
-            if let Freed::Surplus(slab) = freed {
-                let mut inner = self.shared.lock_anyway();
-                let pool = inner.manager.virtual_pool_mut().expect("a heap has a pool");
-                pool.pool.take_back(slab, allocation.stream);
             }
         }
         local.tally.freed(allocation.len, allocation.requested);
         true
     }
 
-    #[cold]
+    fn free_in_heap(&self, heap: &HeapCell, id: BlockId, stream: StreamId) {
+        let freed = heap.lock().free_in_order(id).expect("an allocation is freed once");
+        if let Freed::Surplus(slab) = freed {
+            let mut inner = self.shared.lock_anyway();
+            let pool = inner.manager.virtual_pool_mut().expect("a heap has a pool");
+            pool.pool.take_back(slab, stream);
+        }
+    }
+
+    #[inline(never)]
     fn free_shared(&self, allocation: Allocation, stream: StreamId) -> Result<(), FreeError> {
-        let mut guard = self.shared.lock()?;
+        let mut guard = self.shared.lock_for_request()?;
         let inner = &mut *guard;
         if !inner.knows_stream(stream) {
             return Err(FreeError::UnknownStream { stream, allocation });
@@ -149,16 +161,19 @@ impl Allocator {
         if !self.owns(inner, &allocation) {
             return Err(FreeError::Foreign(allocation));
         }
+        let local = self.shared.fold_local(inner);
         if let Some(pool) = inner.manager.virtual_pool_mut() {
-            local::with(self.shared.number, |local| pool.drain_last(&local.cache));
+            if let Some(local) = &local {
+                pool.drain_large(&local.cache);
+            }
             // A captured node may use it whenever the graph runs, so the graph owns it from now on.
             if let Some(arena) = pool.keeper_of(&allocation, stream) {
                 inner.keep_for_graph(arena, allocation, stream);
                 return Ok(());
             }
         }
-        let freed = inner.free(&allocation, stream, self.shared.number);
-        self.shared.refresh(inner);
+        let freed = inner.free_folded(&allocation, stream);
+        self.shared.update_local(inner, local);
         drop(guard);
         self.shared.notify_waiters();
         Ok(freed?)
@@ -191,9 +206,21 @@ impl Inner {
         stream: StreamId,
         number: u64,
     ) -> Result<(), DriverError> {
+        local::with(number, |local| self.fold(&local.tally));
+        self.free_folded(allocation, stream)
+    }
+
+    /// Frees an allocation as [`Inner::free`] does, after the calling thread's counts were folded
+    /// in.
+    #[inline]
+    fn free_folded(
+        &mut self,
+        allocation: &Allocation,
+        stream: StreamId,
+    ) -> Result<(), DriverError> {
         let freed = self.manager.free(allocation, stream, &self.streams);
-        let (len, requested) = (allocation.len, allocation.requested);
-        self.count(number, |tally| tally.freed(len, requested));
+        let requested = allocation.requested;
+        self.base.freed(allocation.len, requested);
         if let Some(tag) = usize::from(allocation.tag).checked_sub(1) {
             self.tags[tag].live -= requested;
             self.tags[tag].blocks -= 1;

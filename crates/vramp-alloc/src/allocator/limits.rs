@@ -1,7 +1,5 @@
 //! The memory limit, and returning free memory to the card.
 
-use std::sync::atomic::Ordering;
-
 use vramp_core::Bytes;
 
 use super::Allocator;
@@ -57,7 +55,7 @@ impl Allocator {
         let before = inner.manager.reserved();
         let trimmed = inner.manager.trim(to);
         let after = inner.manager.reserved();
-        self.note_reserved(&inner);
+        self.shared.note_reserved(&inner);
         drop(inner);
         if after < before && self.shared.observers.is_observed() {
             self.shared.observers.notify(&Event::Shrunk { bytes: before - after });
@@ -83,9 +81,5 @@ impl Allocator {
             // The request itself was served. The next trim finds what a failed one left.
             let _ = inner.manager.trim(keep);
         }
-    }
-
-    pub(super) fn note_reserved(&self, inner: &Inner) {
-        self.shared.reserved.store(inner.manager.reserved().count(), Ordering::Relaxed);
     }
 }

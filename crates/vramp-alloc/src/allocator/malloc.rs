@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use vramp_core::{BlockId, Bytes, Counters, DeviceAddr, PoolAddr, Shortage, StreamId};
-use vramp_driver::DriverError;
+use vramp_core::{BlockId, Bytes, Counters, DeviceAddr, PoolAddr, Request, Shortage, StreamId};
+use vramp_driver::{DriverError, Stream};
 use vramp_host::fork::is_forked;
 
 use super::shortage::Relief;
@@ -14,12 +14,33 @@ use crate::error::AllocError;
 use crate::local::{self, Local};
 use crate::manager::Found;
 use crate::observe::Event;
+use crate::shared::Inner;
 use crate::virtual_pool::{HeapsServe, Refusal};
 
-/// Outcome of one attempt with the lock.
-enum Attempted {
-    Placed(Allocation),
-    Short(Shortage, Option<DriverError>),
+/// What an attempt with the lock lacked.
+enum Missing {
+    /// Memory, with the driver call that failed, if one did.
+    Memory(Box<Shortage>, Option<DriverError>),
+    Other(AllocError),
+}
+
+impl Missing {
+    #[cold]
+    fn other(error: impl Into<AllocError>) -> Box<Missing> {
+        Box::new(Missing::Other(error.into()))
+    }
+
+    #[cold]
+    fn of(refusal: Refusal) -> Box<Missing> {
+        match refusal {
+            Refusal::Driver(error) => Missing::other(error),
+            Refusal::Arena(refused) => Missing::other(AllocError::Arena(Box::new(refused))),
+            Refusal::Host(short) => Missing::other(short),
+            Refusal::Short(shortage, failed_call) => {
+                Box::new(Missing::Memory(shortage, failed_call))
+            }
+        }
+    }
 }
 
 impl Allocator {
@@ -36,14 +57,15 @@ impl Allocator {
     /// error leaves the allocator as it was.
     #[inline]
     pub fn malloc(&self, size: Bytes, stream: StreamId) -> Result<Allocation, AllocError> {
-        if let Some((found, from_cache)) = self.find_hit(size, stream) {
-            let allocation = self.allocation(found, size, stream, from_cache, None);
-            if self.shared.observers.is_observed() {
-                self.shared.observers.notify(&allocated(&allocation));
-            }
-            return Ok(allocation);
+        let (found, from_cache) = match self.find_hit(size, stream) {
+            Some(hit) => hit,
+            None => (self.find_with_lock(size, stream, None)?, false),
+        };
+        let allocation = self.allocation(found, size, stream, from_cache, None);
+        if self.shared.observers.is_observed() {
+            self.shared.observers.notify(&allocated(&allocation));
         }
-        self.malloc_slow(size, stream, None)
+        Ok(allocation)
     }
 
     /// Allocates as [`Allocator::malloc`] does and passes the allocation to `store`, before
@@ -59,10 +81,11 @@ impl Allocator {
         stream: StreamId,
         store: impl FnOnce(Allocation) -> R,
     ) -> Result<R, AllocError> {
-        let allocation = match self.find_hit(size, stream) {
-            Some((found, from_cache)) => self.allocation(found, size, stream, from_cache, None),
-            None => self.malloc_shared(size, stream, None)?,
+        let (found, from_cache) = match self.find_hit(size, stream) {
+            Some(hit) => hit,
+            None => (self.find_with_lock(size, stream, None)?, false),
         };
+        let allocation = self.allocation(found, size, stream, from_cache, None);
         if !self.shared.observers.is_observed() {
             return Ok(store(allocation));
         }
@@ -83,7 +106,10 @@ impl Allocator {
         stream: StreamId,
         tag: TagId,
     ) -> Result<Allocation, AllocError> {
-        self.malloc_slow(size, stream, Some(tag))
+        let found = self.find_with_lock(size, stream, Some(tag))?;
+        let allocation = self.allocation(found, size, stream, false, Some(tag));
+        self.shared.observers.notify(&allocated(&allocation));
+        Ok(allocation)
     }
 
     /// Returns a block that needs no lock of the allocator, with true if it comes from the thread's
@@ -156,105 +182,115 @@ impl Allocator {
         }
     }
 
-    #[cold]
-    fn malloc_slow(
+    /// Returns a block that is found with the allocator's lock; on a shortage runs every remedy
+    /// before it fails. The caller tells observers of the block.
+    #[inline(never)]
+    fn find_with_lock(
         &self,
         size: Bytes,
         stream: StreamId,
         tag: Option<TagId>,
-    ) -> Result<Allocation, AllocError> {
-        let allocation = self.malloc_shared(size, stream, tag)?;
-        self.shared.observers.notify(&allocated(&allocation));
-        Ok(allocation)
-    }
-
-    /// Allocates with the allocator's lock; on a shortage runs every remedy before it fails. The
-    /// caller tells observers of the block.
-    #[cold]
-    fn malloc_shared(
-        &self,
-        size: Bytes,
-        stream: StreamId,
-        tag: Option<TagId>,
-    ) -> Result<Allocation, AllocError> {
-        let mut relief = Relief::new(self.config.patience);
-        loop {
-            let (shortage, failed_call) = match self.try_malloc(size, stream, tag)? {
-                Attempted::Placed(allocation) => return Ok(allocation),
-                Attempted::Short(shortage, failed_call) => (shortage, failed_call),
-            };
-            self.shared.observers.notify(&Event::Short(&shortage));
-            if self.shared.relieve(&mut relief, &shortage)? {
-                continue;
-            }
-            let report = self.shared.report(shortage, failed_call, stream);
-            self.shared.observers.notify(&Event::OutOfMemory(&report));
-            return Err(AllocError::OutOfMemory(Box::new(report)));
+    ) -> Result<Found, AllocError> {
+        match self.try_find(size, stream, tag) {
+            Ok(found) => Ok(found),
+            Err(missing) => self.find_after_relief(size, stream, tag, *missing),
         }
     }
 
-    fn try_malloc(
+    #[cold]
+    fn find_after_relief(
         &self,
         size: Bytes,
         stream: StreamId,
         tag: Option<TagId>,
-    ) -> Result<Attempted, AllocError> {
-        let mut guard = self.shared.lock_for_memory()?;
+        mut missing: Missing,
+    ) -> Result<Found, AllocError> {
+        let mut relief = Relief::new(self.config.patience);
+        loop {
+            let (shortage, failed_call) = match missing {
+                Missing::Memory(shortage, failed_call) => (shortage, failed_call),
+                Missing::Other(error) => return Err(error),
+            };
+            self.shared.observers.notify(&Event::Short(&shortage));
+            if !self.shared.relieve(&mut relief, &shortage)? {
+                let report = self.shared.report(*shortage, failed_call, stream);
+                self.shared.observers.notify(&Event::OutOfMemory(&report));
+                return Err(AllocError::OutOfMemory(Box::new(report)));
+            }
+            missing = match self.try_find(size, stream, tag) {
+                Ok(found) => return Ok(found),
+                Err(missing) => *missing,
+            };
+        }
+    }
+
+    /// Makes one attempt with the allocator's lock. Small results all the way up: a hit that copies
+    /// them costs a third more.
+    #[inline]
+    fn try_find(
+        &self,
+        size: Bytes,
+        stream: StreamId,
+        tag: Option<TagId>,
+    ) -> Result<Found, Box<Missing>> {
+        let mut guard = self.shared.lock_for_malloc().map_err(Missing::other)?;
         let inner = &mut *guard;
-        let raw = inner.open_stream(stream).ok_or(AllocError::UnknownStream(stream))?;
+        let Some(raw) = inner.open_stream(stream) else {
+            return Err(Missing::other(AllocError::UnknownStream(stream)));
+        };
         if let Some(TagId(tag)) = tag
             && inner.tags.len() < usize::from(tag)
         {
-            return Err(AllocError::UnknownTag);
+            return Err(Missing::other(AllocError::UnknownTag));
         }
-        inner.check_host()?;
-        if let Some(pool) = inner.manager.virtual_pool_mut() {
-            // Blocks of other sizes in this thread's cache are free memory.
-            local::with(self.shared.number, |local| pool.drain(&local.cache));
-        }
+        inner.check_host().map_err(Missing::other)?;
         let observed = self.shared.observers.is_observed();
         let before = observed.then(|| inner.manager.known_counters()).flatten();
-        let found = match inner.manager.virtual_pool_mut() {
-            Some(pool) => {
-                let captured = pool.capture_of(stream)?;
-                captured.map(|(arena, tips)| pool.malloc_in_arena(arena, &tips, size, stream))
+        let local = self.shared.fold_local(inner);
+        let found = self.place(inner, local.as_deref(), Request { size, stream }, raw);
+        if let Ok(found) = &found {
+            inner.count_placed(found.len, size, found.hit);
+            if let Some(local) = &local {
+                local.cache.note_new(found.len.count() / BLOCK_ALIGN, found.addr.number());
             }
-            None => None,
-        };
-        let found = found
-            .unwrap_or_else(|| inner.manager.malloc(size, stream, raw, self.shared.is_contended()));
-        let outcome = match found {
-            Ok(found) => {
-                let (hit, addr, len) = (found.hit, found.addr, found.len);
-                inner.count(self.shared.number, |tally| tally.placed(len, size, hit));
-                if let Some(TagId(tag)) = tag {
-                    let tagged = &mut inner.tags[usize::from(tag) - 1];
-                    tagged.live += size;
-                    tagged.peak = tagged.peak.max(tagged.live);
-                    tagged.blocks += 1;
-                }
-                // A heap's new slab may lie in a span that is new to this thread. A thread that
-                // calls for the first time gets its local state.
-                self.shared.refresh(inner);
-                let units = len.count() / BLOCK_ALIGN;
-                local::with(self.shared.number, |local| local.cache.note_new(units, addr.number()));
-                if !hit {
-                    self.collect_garbage(inner);
-                }
-                Attempted::Placed(self.allocation(found, size, stream, false, tag))
+            if let Some(TagId(tag)) = tag {
+                let tagged = &mut inner.tags[usize::from(tag) - 1];
+                tagged.live += size;
+                tagged.peak = tagged.peak.max(tagged.live);
+                tagged.blocks += 1;
             }
-            Err(Refusal::Driver(error)) => return Err(AllocError::Driver(error)),
-            Err(Refusal::Arena(refused)) => return Err(AllocError::Arena(Box::new(refused))),
-            Err(Refusal::Host(short)) => return Err(AllocError::HostMemory(short)),
-            Err(Refusal::Short(shortage, failed_call)) => Attempted::Short(*shortage, failed_call),
-        };
-        self.note_reserved(inner);
+        }
+        self.shared.update_local(inner, local);
+        if found.as_ref().is_ok_and(|found| !found.hit) {
+            self.collect_garbage(inner);
+        }
         let after = observed.then(|| inner.manager.known_counters()).flatten();
         drop(guard);
         if let (Some(before), Some(after)) = (before, after) {
             self.notify_changes(&before, &after);
         }
-        Ok(outcome)
+        found.map_err(Missing::of)
+    }
+
+    /// Returns a block of the manager, or of the arena whose capture the stream is part of.
+    #[inline]
+    fn place(
+        &self,
+        inner: &mut Inner,
+        local: Option<&Local>,
+        Request { size, stream }: Request,
+        raw: Stream,
+    ) -> Result<Found, Refusal> {
+        if let Some(pool) = inner.manager.virtual_pool_mut() {
+            if let Some(local) = local {
+                // Blocks of other sizes in this thread's cache are free memory.
+                pool.drain_own(&local.cache);
+            }
+            if let Some((arena, tips)) = pool.capture_of(stream).map_err(Refusal::Driver)? {
+                return pool.malloc_in_arena(arena, &tips, size, stream);
+            }
+        }
+        inner.manager.malloc(size, stream, raw, self.shared.is_contended())
     }
 
     fn notify_changes(&self, before: &Counters, after: &Counters) {

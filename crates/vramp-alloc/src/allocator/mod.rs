@@ -36,7 +36,7 @@ use vramp_core::Bytes;
 use vramp_driver::Driver;
 use vramp_host::fork::is_forked;
 
-use crate::config::Config;
+use crate::config::{Config, FIRST_SPAN_BESIDE};
 use crate::error::{CloseError, CreateError, Unusable};
 use crate::group::Group;
 use crate::manager::Manager;
@@ -79,12 +79,14 @@ impl Allocator {
     /// only through the card. Dropping or closing it releases all of its memory.
     ///
     /// It has the configuration of this one without the prefill, and the same streams: an id means
-    /// the same stream in both. The limit holds for the sum of both.
+    /// the same stream in both. The limit holds for the sum of both. It takes addresses as it grows.
     ///
     /// # Errors
     /// As of [`Allocator::new`].
     pub fn create_pool(&self, name: &str) -> Result<Allocator, CreateError> {
-        let config = Config { prefill: Bytes::ZERO, prefill_pages: None, ..self.config.clone() };
+        let first_span = self.config.first_span.or(Some(FIRST_SPAN_BESIDE));
+        let (prefill, prefill_pages) = (Bytes::ZERO, None);
+        let config = Config { prefill, prefill_pages, first_span, ..self.config.clone() };
         let group = Arc::clone(&self.shared.group);
         Allocator::in_group(name.to_owned(), Arc::clone(&self.shared.driver), config, group)
     }
@@ -155,12 +157,9 @@ impl Allocator {
 }
 
 impl std::fmt::Debug for Allocator {
-    /// Writes the virtual pool's census and every region in address order.
+    /// Writes the sums of the memory manager and every region or block of it in address order.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.shared.lock_anyway().manager.virtual_pool() {
-            Some(pool) => std::fmt::Debug::fmt(&pool.pool, f),
-            None => f.write_str("the driver's own pool"),
-        }
+        self.shared.lock_anyway().manager.fmt(f)
     }
 }
 
@@ -179,6 +178,7 @@ impl Drop for Allocator {
             inner.manager.end_captures();
         }
         inner.closed = true;
+        self.shared.note_reserved(&inner);
         drop(inner);
         self.shared.group.remove(self.shared.number);
         self.shared.observers.clear();

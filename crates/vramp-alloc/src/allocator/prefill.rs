@@ -35,7 +35,7 @@ impl Allocator {
         inner.open_stream(stream).ok_or(AllocError::UnknownStream(stream))?;
         inner.check_host()?;
         let prefilled = inner.manager.prefill(len, stream);
-        self.note_reserved(&inner);
+        self.shared.note_reserved(&inner);
         drop(inner);
         match prefilled {
             Ok(()) => Ok(()),
@@ -72,7 +72,7 @@ impl Allocator {
         for ((stream, requested), found) in blocks.zip(found) {
             restored.push(found.map(|found| {
                 let len = found.len;
-                inner.count(self.shared.number, |tally| tally.placed(len, requested, false));
+                inner.count_placed(len, requested, false);
                 self.allocation(found, requested, stream, false, None)
             }));
         }

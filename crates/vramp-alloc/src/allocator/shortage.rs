@@ -10,21 +10,23 @@ use vramp_driver::DriverError;
 use super::Allocator;
 use crate::error::{AllocError, OutOfMemoryReport, SiblingPool};
 use crate::observe::{Event, Registration};
-use crate::shared::Shared;
+use crate::shared::{Shared, Waiter};
 
 /// Most times that a request is retried because a handler freed memory.
 const ROUNDS_MAX: u32 = 64;
 
 /// What was done about the shortage of one request so far.
-pub(crate) struct Relief {
+pub(crate) struct Relief<'a> {
     rounds: u32,
     patience: Duration,
     deadline: Option<Instant>,
+    /// Set by the first wait, so that frees take the lock until the request has ended.
+    waiter: Option<Waiter<'a>>,
 }
 
-impl Relief {
-    pub(crate) fn new(patience: Duration) -> Relief {
-        Relief { rounds: 0, patience, deadline: None }
+impl Relief<'_> {
+    pub(crate) fn new(patience: Duration) -> Self {
+        Relief { rounds: 0, patience, deadline: None, waiter: None }
     }
 }
 
@@ -98,9 +100,9 @@ impl Shared {
     ///
     /// A request made inside a handler only trims: its handlers would call each other without end,
     /// and it would wait for memory that the handler is about to free.
-    pub(crate) fn relieve(
-        &self,
-        relief: &mut Relief,
+    pub(crate) fn relieve<'a>(
+        &'a self,
+        relief: &mut Relief<'a>,
         shortage: &Shortage,
     ) -> Result<bool, AllocError> {
         relief.rounds += 1;
@@ -120,10 +122,10 @@ impl Shared {
         if left > Duration::ZERO {
             let mut inner = self.lock()?;
             inner.retries += 1;
+            relief.waiter.get_or_insert_with(|| self.add_waiter());
             self.wait_for_memory(inner, left);
             return Ok(true);
         }
-        self.has_waiters.store(false, Ordering::Relaxed);
         Ok(false)
     }
 
@@ -138,7 +140,7 @@ impl Shared {
             let before = inner.manager.reserved();
             let trimmed = inner.manager.trim(Bytes::ZERO);
             returned |= inner.manager.reserved() < before;
-            member.reserved.store(inner.manager.reserved().count(), Ordering::Relaxed);
+            member.note_reserved(&inner);
             trimmed?;
         }
         Ok(returned)

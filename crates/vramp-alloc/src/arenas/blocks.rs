@@ -123,7 +123,16 @@ impl VirtualPool {
     }
 
     /// Returns the arena whose capture keeps an allocation from outside that is freed on `stream`.
+    #[inline]
     pub(crate) fn keeper_of(&self, allocation: &Allocation, stream: StreamId) -> Option<ArenaId> {
+        match self.arenas.any_capture() {
+            true => self.find_keeper_of(allocation, stream),
+            false => None,
+        }
+    }
+
+    #[cold]
+    fn find_keeper_of(&self, allocation: &Allocation, stream: StreamId) -> Option<ArenaId> {
         let own = match allocation.owner {
             Owner::Arena { arena, .. } => Some(arena),
             _ => None,

@@ -216,9 +216,17 @@ impl VirtualPool {
         &self,
         stream: StreamId,
     ) -> Result<Option<(ArenaId, Vec<GraphNode>)>, DriverError> {
-        if !self.arenas.any_capture() {
-            return Ok(None);
+        match self.arenas.any_capture() {
+            true => self.query_capture_of(stream),
+            false => Ok(None),
         }
+    }
+
+    #[cold]
+    fn query_capture_of(
+        &self,
+        stream: StreamId,
+    ) -> Result<Option<(ArenaId, Vec<GraphNode>)>, DriverError> {
         let Some(raw) = self.exec.open_stream(stream) else { return Ok(None) };
         let Some(CaptureInfo { capture, dependencies }) = self.exec.driver.capture_info(raw)?
         else {

@@ -35,7 +35,7 @@ impl VirtualPool {
         let mut served = self.serve(&mut attempt());
         if let Err(Refusal::Short(..)) = served {
             // Free chunks may fit no gap of the arena. Idle ones can be replaced by chunks that do.
-            self.note_captures().and_then(|_| self.find_idle()).map_err(Refusal::Driver)?;
+            self.note_ended_captures().and_then(|()| self.find_idle()).map_err(Refusal::Driver)?;
             served = self.serve(&mut attempt());
         }
         match served? {
@@ -78,7 +78,7 @@ impl VirtualPool {
         // An event that was recorded just now on an idle stream is reached soon.
         for _ in 0..POLLS_MAX {
             self.poll()?;
-            let settled = self.pool.pending().next().is_none() || self.pool.holds_any();
+            let settled = self.pool.pending().next().is_none();
             if settled || candidates.iter().all(|&id| self.is_over(id)) {
                 break;
             }
@@ -150,7 +150,8 @@ mod tests {
         let driver: Arc<dyn Driver> = Arc::new(card);
         let raw = driver.create_stream().expect("a stream can be made");
         let policy = Policy::Mixed(Mixed::default());
-        let config = PoolConfig { page: LEN, span: Bytes::tib(1), limit, policy };
+        let config =
+            PoolConfig { page: LEN, span: Bytes::tib(1), first_span: Bytes::tib(1), limit, policy };
         let pool = VirtualPool::new(driver, config, Progress::Events);
         let mut pool = pool.expect("the configuration is sound");
         let stream = pool.add_stream(Some(raw));

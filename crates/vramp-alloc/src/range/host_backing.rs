@@ -209,7 +209,7 @@ impl VirtualPool {
                 // The work may be over and not queried yet.
                 Err(NotVacant::InUse) if !queried => {
                     queried = true;
-                    self.note_captures()?;
+                    self.note_ended_captures()?;
                     self.find_idle()?;
                 }
                 Err(refused) => return Err(refused.into()),

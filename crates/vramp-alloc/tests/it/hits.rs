@@ -101,6 +101,50 @@ fn a_heap_serves_blocks_that_are_not_at_hand_without_heap_memory_or_a_driver_cal
     rig.close();
 }
 
+/// Two blocks of 16 MiB, of which the older one was freed: its thread cannot cache it.
+fn with_an_older_one_freed(rig: &Rig) -> Allocation {
+    let [older, newer] = [(); 2].map(|()| rig.allocator.malloc(LARGE, rig.stream).unwrap());
+    rig.allocator.free(older, rig.stream).unwrap();
+    newer
+}
+
+const LARGE: Bytes = Bytes::mib(16);
+
+#[test]
+fn a_free_of_a_large_block_takes_no_lock_and_its_own_thread_sees_no_difference() {
+    let rig = rig();
+    let newer = with_an_older_one_freed(&rig);
+    let seen_by_another =
+        std::thread::scope(|scope| scope.spawn(|| rig.allocator.census().at_hand).join().unwrap());
+    assert_eq!(seen_by_another, LARGE, "the pool does not have it yet");
+    assert_eq!(rig.allocator.live(), LARGE);
+    assert_eq!(rig.allocator.census().at_hand, Bytes::ZERO);
+    // A second free in a row takes the lock, after the first one.
+    rig.allocator.free(newer, rig.stream).unwrap();
+    let whole = rig.allocator.malloc(LARGE + LARGE, rig.stream).unwrap();
+    assert_eq!(rig.allocator.stats().unwrap().reserved, LARGE + LARGE, "both were free");
+    rig.free(whole);
+    rig.close();
+}
+
+#[test]
+fn a_request_of_another_thread_gets_a_block_whose_free_was_delayed_and_creates_no_memory() {
+    let rig = rig();
+    let newer = with_an_older_one_freed(&rig);
+    let before = rig.allocator.stats().unwrap().reserved;
+    let again = with_an_older_one_freed(&rig);
+    let others = std::thread::scope(|scope| {
+        scope.spawn(|| rig.allocator.malloc(LARGE, rig.stream).unwrap()).join().unwrap()
+    });
+    let after = rig.allocator.stats().unwrap();
+    assert_eq!((after.live, after.reserved), (LARGE * 3, before.max(LARGE * 3)));
+    for block in [newer, again, others] {
+        rig.free(block);
+    }
+    rig.allocator.audit().unwrap();
+    rig.close();
+}
+
 /// A hit that had to copy its result would cost a fifth more.
 #[test]
 fn an_error_takes_no_more_room_than_the_allocation_it_stands_for() {

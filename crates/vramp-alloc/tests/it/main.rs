@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod addresses;
 mod attached_captures;
 mod callbacks;
 mod captures;
@@ -14,11 +15,13 @@ mod graph_faults;
 mod graph_lending;
 mod graph_mistakes;
 mod graph_scale;
+mod growth;
 mod hazards;
 mod hits;
 mod hosted;
 mod random_graphs;
 mod random_streams;
+mod recut;
 mod rmm_peers;
 mod shortage;
 mod stable;
@@ -31,4 +34,5 @@ mod torture;
 mod trim;
 mod vpmm_defects;
 mod vpmm_peers;
+mod vpmm_small;
 mod vpmm_walkthrough;

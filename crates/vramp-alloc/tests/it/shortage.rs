@@ -160,11 +160,50 @@ fn a_patient_request_waits_for_another_thread_and_not_for_ever() {
         rig.allocator.free(late, rig.stream).expect("it is the allocator's");
     });
     assert!(begun.elapsed() < Duration::from_secs(10), "it was woken");
+    assert_free_takes_no_lock(&rig);
     let hasty = Config { patience: Duration::from_millis(30), ..limited_config() };
     let rig = Rig::on(Simulator::builder(), hasty);
     let begun = Instant::now();
     assert!(rig.allocator.malloc(pages(17), rig.stream).is_err());
     assert!(begun.elapsed() >= Duration::from_millis(30));
+    assert_free_takes_no_lock(&rig);
+}
+
+/// A free with the allocator's lock puts nothing into the thread's cache.
+fn assert_free_takes_no_lock(rig: &Rig) {
+    rig.allocator.trim(Bytes::ZERO).expect("no call fails");
+    for _ in 0..2 {
+        let small = rig.allocator.malloc(Bytes::new(512), rig.stream).expect("there is memory");
+        rig.allocator.free(small, rig.stream).expect("it is the allocator's");
+    }
+    // A large block may be there too.
+    assert!(rig.census().at_hand >= Bytes::new(512), "no request waits any more");
+}
+
+#[test]
+fn while_a_request_waits_frees_take_the_lock() {
+    let config =
+        Config { limit: Some(pages(16)), patience: Duration::from_secs(20), ..Config::default() };
+    let rig = Rig::on(Simulator::builder(), config);
+    let block = rig.malloc(12);
+    let small = rig.allocator.malloc(Bytes::new(512), rig.stream).expect("there is memory");
+    let (sender, shortages) = std::sync::mpsc::channel();
+    let registration = rig.allocator.observe(move |event| {
+        if matches!(event, Event::Short(_)) {
+            sender.send(()).expect("the test keeps the receiver");
+        }
+    });
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| rig.allocator.malloc(pages(12), rig.stream));
+        (0..2).for_each(|_| shortages.recv().expect("the request finds no memory"));
+        assert!(rig.allocator.unregister(registration));
+        rig.allocator.free(small, rig.stream).expect("it is the allocator's");
+        assert_eq!(rig.census().at_hand, Bytes::ZERO, "the free of 512 B took the lock");
+        rig.allocator.free(block, rig.stream).expect("it is the allocator's");
+        let late = waiter.join().expect("no panic").expect("the memory came back");
+        rig.allocator.free(late, rig.stream).expect("it is the allocator's");
+    });
+    assert_free_takes_no_lock(&rig);
 }
 
 fn limited_config() -> Config {

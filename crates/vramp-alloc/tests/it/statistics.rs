@@ -1,8 +1,13 @@
 //! Statistics by PyTorch's names, histories and snapshots.
 
-use crate::common::{Rig, pages};
+use std::collections::BTreeSet;
+
+use crate::common::random::Random;
+use crate::common::{PAGE, Rig, pages};
 use vramp_alloc::history::HistorySize;
-use vramp_alloc::{Bytes, Preset};
+use vramp_alloc::stats::StatByPool;
+use vramp_alloc::{Bytes, Config, Preset};
+use vramp_driver::sim::Simulator;
 use vramp_trace::{BlockState, EventKind, ReadLimits, read_trace};
 
 #[test]
@@ -25,6 +30,7 @@ fn statistics_have_pytorchs_names_and_meanings() {
     for (name, value) in expected {
         assert_eq!(stats.get(name), Some(&value), "{name}");
     }
+    // One chunk and nothing in it is whole.
     assert_eq!(
         stats["reserved_bytes.all.current"],
         stats["active_bytes.all.current"] + stats["inactive_split_bytes.all.current"]
@@ -41,8 +47,167 @@ fn statistics_have_pytorchs_names_and_meanings() {
     let block = rig.malloc(3);
     let stats = rig.allocator.memory_stats().expect("no call fails");
     assert_eq!(stats.allocated_bytes.all.peak, pages(3).count());
-    assert!(stats.reserved_bytes.peak >= stats.reserved_bytes.current);
+    let reserved = stats.reserved_bytes.all;
+    assert!(reserved.peak >= reserved.current);
     rig.free(block);
+}
+
+/// Every name of `torch.cuda.memory_stats`.
+fn names_of_pytorch() -> BTreeSet<String> {
+    let quantities = [
+        "allocation",
+        "allocated_bytes",
+        "requested_bytes",
+        "active",
+        "active_bytes",
+        "reserved_bytes",
+        "segment",
+        "inactive_split",
+        "inactive_split_bytes",
+    ];
+    let pools = ["all", "small_pool", "large_pool"];
+    let by_pool = quantities.iter().flat_map(|name| pools.map(|pool| format!("{name}.{pool}")));
+    let whole = ["oversize_allocations", "oversize_segments"].map(str::to_owned);
+    let parts = ["current", "peak", "allocated", "freed"];
+    let stats = by_pool.chain(whole).flat_map(|stat| parts.map(|part| format!("{stat}.{part}")));
+    let counts = [
+        "num_alloc_retries",
+        "num_ooms",
+        "num_sync_all_streams",
+        "num_device_alloc",
+        "num_device_free",
+        "max_split_size",
+    ];
+    stats.chain(counts.map(str::to_owned)).collect()
+}
+
+#[test]
+fn every_preset_has_every_name_of_pytorch_and_no_other() {
+    for preset in Preset::ALL {
+        let stats = Rig::new(preset).allocator.memory_stats().expect("no call fails").by_name();
+        let names: BTreeSet<String> = stats.into_keys().collect();
+        assert_eq!(names, names_of_pytorch(), "{}", preset.name());
+    }
+}
+
+#[test]
+fn both_pools_add_up_and_reserved_memory_is_active_or_free() {
+    for preset in Preset::ALL {
+        let rig = Rig::new(preset);
+        let other = rig.allocator.create_stream().expect("a stream can be made");
+        let mut random = Random(11);
+        let mut held = Vec::new();
+        for step in 0..300 {
+            if random.below(5) < 3 {
+                let limit = [2000, 1 << 20, 9 << 20][random.below(3) as usize];
+                let size = Bytes::new(1 + random.below(limit));
+                held.push(rig.allocator.malloc(size, rig.stream).expect("there is memory"));
+            } else if !held.is_empty() {
+                let block = held.swap_remove(random.below(held.len() as u64) as usize);
+                if step % 7 == 0 {
+                    rig.allocator.record_use(&block, other).expect("it is ours");
+                }
+                rig.free(block);
+            }
+            let stats = rig.allocator.memory_stats().expect("no call fails");
+            for (name, by_pool) in [
+                ("allocation", stats.allocation),
+                ("active", stats.active),
+                ("active_bytes", stats.active_bytes),
+                ("reserved_bytes", stats.reserved_bytes),
+                ("segment", stats.segment),
+                ("inactive_split", stats.inactive_split),
+                ("inactive_split_bytes", stats.inactive_split_bytes),
+            ] {
+                let (all, small, large) = (by_pool.all, by_pool.small_pool, by_pool.large_pool);
+                let name = format!("{name} of {}", preset.name());
+                assert_eq!(all.current, small.current + large.current, "{name}");
+                assert!(all.peak >= all.current, "{name}");
+                assert!(small.peak >= small.current && large.peak >= large.current, "{name}");
+            }
+            assert!(stats.active.all.current >= stats.allocation.all.current);
+            for pool in [
+                |by: StatByPool| by.all,
+                |by: StatByPool| by.small_pool,
+                |by: StatByPool| by.large_pool,
+            ] {
+                let free = pool(stats.inactive_split_bytes).current;
+                let active = pool(stats.active_bytes).current;
+                let reserved = pool(stats.reserved_bytes).current;
+                assert!(active + free <= reserved, "{}: {stats:?}", preset.name());
+                let parts = pool(stats.inactive_split).current;
+                assert_eq!(parts == 0, free == 0, "{}: {stats:?}", preset.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn inactive_split_is_free_memory_that_a_trim_cannot_release() {
+    let rig = Rig::new(Preset::Vramp);
+    let split = |rig: &Rig| {
+        let stats = rig.allocator.memory_stats().expect("no call fails");
+        let counted = [stats.inactive_split, stats.inactive_split_bytes];
+        counted.map(|by| (by.small_pool.current, by.large_pool.current))
+    };
+    // Two chunks of 16 pages.
+    for _ in 0..2 {
+        rig.allocator.prefill(pages(16), rig.stream).expect("there is memory");
+    }
+    assert_eq!(split(&rig), [(0, 0), (0, 0)]);
+    let [first, second, third] = [6, 2, 24].map(|count| rig.malloc(count));
+    rig.free(first);
+    rig.free(third);
+    // Of the 24 pages the last 16 are a chunk.
+    assert_eq!(split(&rig), [(0, 2), (0, pages(14).count())]);
+    rig.sim.advance(1 << 30);
+    rig.allocator.empty_cache().expect("everything is idle");
+    assert_eq!(rig.held(), 16);
+    assert_eq!(split(&rig), [(0, 2), (0, pages(14).count())]);
+    rig.free(second);
+    assert_eq!(split(&rig), [(0, 0), (0, 0)]);
+}
+
+#[test]
+fn inactive_split_counts_slabs_with_a_block_and_what_threads_cache() {
+    let rig = Rig::new(Preset::Vramp);
+    let small = |rig: &Rig| {
+        let stats = rig.allocator.memory_stats().expect("no call fails");
+        let counted = [stats.inactive_split, stats.inactive_split_bytes, stats.reserved_bytes];
+        counted.map(|by| by.small_pool.current)
+    };
+    let slab = PAGE.count();
+    let [tiny, other] = [1024, 2048]
+        .map(|size| rig.allocator.malloc(Bytes::new(size), rig.stream).expect("there is memory"));
+    assert_eq!(small(&rig), [1, slab - 3072, slab]);
+    rig.free(tiny);
+    // It stays in the thread's cache.
+    assert_eq!(small(&rig), [2, slab - 2048, slab]);
+    rig.free(other);
+    assert_eq!(small(&rig), [3, slab, slab], "cached blocks keep their slab");
+    rig.sim.advance(1 << 30);
+    rig.allocator.empty_cache().expect("everything is idle");
+    assert_eq!(small(&rig), [0, 0, 0]);
+}
+
+#[test]
+fn what_only_pytorchs_allocator_counts_is_its_own_count() {
+    let torch = "max_split_size_mb:64".parse().expect("the settings are good");
+    let config = Config { torch, ..Config::preset(Preset::Torch) };
+    let rig = Rig::on(Simulator::builder().memory(pages(100)), config);
+    let block = rig.malloc(40);
+    let stats = rig.allocator.memory_stats().expect("no call fails").by_name();
+    assert_eq!(stats["max_split_size"], 64 << 20);
+    assert_eq!(stats["oversize_allocations.current"], 1);
+    assert_eq!(stats["oversize_segments.current"], 1);
+    rig.free(block);
+    let rig = Rig::on(Simulator::builder().memory(pages(100)), Config::preset(Preset::Torch));
+    rig.free(rig.malloc(40));
+    rig.free(rig.malloc(90));
+    let stats = rig.allocator.memory_stats().expect("no call fails").by_name();
+    assert_eq!(stats["num_sync_all_streams"], 1, "before all unused segments are released");
+    let stats = Rig::new(Preset::Vramp).allocator.memory_stats().expect("no call fails");
+    assert_eq!(stats.by_name()["max_split_size"], u64::MAX);
 }
 
 #[test]

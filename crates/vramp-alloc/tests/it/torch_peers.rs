@@ -113,17 +113,19 @@ fn every_statistic_is_what_came_less_what_went_and_at_most_its_peak() {
                 blocks.map(|by_pool| [by_pool.all, by_pool.small_pool, by_pool.large_pool]);
             let mut counted = blocks.concat();
             if preset != Preset::StreamOrdered {
-                counted.extend([stats.segment, stats.active_bytes]);
+                counted.extend([stats.segment, stats.active, stats.active_bytes].map(|by| by.all));
             }
             if preset.is_torch() {
-                counted.extend([stats.reserved_bytes, stats.inactive_split_bytes]);
+                let free = [stats.reserved_bytes, stats.inactive_split, stats.inactive_split_bytes];
+                counted.extend(free.map(|by| by.all));
             }
             for stat in counted {
                 assert_eq!(stat.current, stat.allocated - stat.freed, "{}", preset.name());
                 assert!(stat.current <= stat.peak, "{}: {stat:?}", preset.name());
             }
-            assert!(stats.reserved_bytes.peak >= stats.reserved_bytes.current);
-            assert!(stats.reserved_bytes.current >= stats.allocated_bytes.all.current);
+            let reserved = stats.reserved_bytes.all;
+            assert!(reserved.peak >= reserved.current);
+            assert!(reserved.current >= stats.allocated_bytes.all.current);
         }
     }
 }
@@ -155,7 +157,7 @@ fn blocks_that_another_stream_still_uses_are_active_and_not_allocated() {
         rig.free(block);
         let stats = stats(&rig);
         assert_eq!(stats.allocated_bytes.all.current, 0, "{}", preset.name());
-        assert_eq!(stats.active_bytes.current, pages(16).count(), "{}", preset.name());
+        assert_eq!(stats.active_bytes.all.current, pages(16).count(), "{}", preset.name());
     }
 }
 
@@ -167,11 +169,12 @@ fn peaks_of_reserved_memory_begin_anew_when_reset() {
         rig.free(block);
         rig.sim.advance(1);
         rig.allocator.empty_cache().expect("nothing fails");
-        assert_eq!(stats(&rig).reserved_bytes.peak, pages(200).count(), "{}", preset.name());
+        assert_eq!(stats(&rig).reserved_bytes.all.peak, pages(200).count(), "{}", preset.name());
         rig.allocator.reset_peak_stats();
         let now = stats(&rig);
-        assert_eq!((now.reserved_bytes.current, now.reserved_bytes.peak), (0, 0));
-        assert_eq!((now.segment.peak, now.active_bytes.peak), (0, 0), "{}", preset.name());
+        let (reserved, segment) = (now.reserved_bytes.all, now.segment.all);
+        assert_eq!((reserved.current, reserved.peak), (0, 0));
+        assert_eq!((segment.peak, now.active_bytes.all.peak), (0, 0), "{}", preset.name());
     }
 }
 
@@ -303,7 +306,7 @@ fn observers_are_told_what_the_allocator_takes_and_gives_back() {
             _ => {}
         });
         let block = rig.malloc(20);
-        let held = stats(&rig).reserved_bytes.current;
+        let held = stats(&rig).reserved_bytes.all.current;
         assert_eq!(grown.load(Ordering::Relaxed), held, "{}", preset.name());
         rig.free(block);
         rig.sim.advance(1);
@@ -409,4 +412,33 @@ fn the_card_itself_tells_what_an_allocator_took() {
         rig.allocator.empty_cache().expect("nothing fails");
         assert_eq!(free(&rig), before);
     }
+}
+
+#[test]
+fn the_debug_output_lists_every_block() {
+    for (preset, behind) in [
+        (Preset::Torch, "16.00 MiB free, stream0, segment0, large"),
+        (Preset::TorchExpandable, "16.00 MiB free, stream0, segment0, large"),
+    ] {
+        let rig = Rig::new(preset);
+        let large = malloc(&rig, Bytes::mib(4));
+        let small = malloc(&rig, Bytes::kib(4));
+        let text = format!("{:?}", rig.allocator);
+        for line in [
+            "4.00 MiB used, stream0, segment0, large",
+            behind,
+            "4.00 KiB used, stream0, segment1, small",
+            "reserved          22.00 MiB",
+        ] {
+            assert!(text.contains(line), "{line} is not in:\n{text}");
+        }
+        rig.free(large);
+        rig.free(small);
+        rig.close();
+    }
+    let rig = Rig::new(Preset::StreamOrdered);
+    let block = malloc(&rig, Bytes::mib(4));
+    let text = format!("{:?}", rig.allocator);
+    assert_eq!(text, format!("blocks of the driver's pool: 1\n{} used, [stream0]\n", block.addr()));
+    rig.free(block);
 }

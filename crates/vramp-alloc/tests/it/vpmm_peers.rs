@@ -220,3 +220,56 @@ fn a_block_that_another_stream_used_comes_back_under_a_limit() {
     assert_eq!(rig.sim.hazards(), []);
     rig.close();
 }
+
+#[test]
+fn the_debug_output_has_the_sums_and_every_region_in_ascending_order() {
+    let rig = Rig::vpmm(6);
+    let other = rig.allocator.create_stream().expect("a stream");
+    let [two, one, three] = [2, 1, 3].map(|count| rig.malloc(count));
+    rig.free(two);
+    rig.free_on(three, other);
+    // It unmaps old mappings, of which there are none yet.
+    let small = rig.allocator.malloc(Bytes::kib(4), other).expect("there is memory");
+    let four = rig.malloc(4);
+    let text = format!("{:?}", rig.allocator);
+    let (regions, sums): (Vec<&str>, Vec<&str>) =
+        text.lines().partition(|line| line.starts_with("span"));
+    // Total mapped, reserved addresses, allocated, reusable, holes and pending unmaps.
+    for sum in [
+        "= reserved        12.00 MiB",
+        "addresses          1.00 GiB",
+        "used              10.00 MiB",
+        "free               2.00 MiB",
+        "  retired          8.00 MiB",
+    ] {
+        assert!(sums.contains(&sum), "{sum} is not in:\n{text}");
+    }
+    assert!(sums.iter().any(|sum| sum.starts_with("  holes ")), "{text}");
+    let kinds: Vec<String> = regions
+        .iter()
+        .map(|line| line.split_whitespace().skip(1).collect::<Vec<_>>().join(" "))
+        .collect();
+    let page = "2.00 MiB retired, chunk";
+    let expected = [
+        format!("{page}0"),
+        format!("{page}1"),
+        "2.00 MiB used, stream0".to_owned(),
+        format!("{page}3"),
+        format!("{page}4"),
+        "2.00 MiB free, stream1".to_owned(),
+        "8.00 MiB used, stream0".to_owned(),
+    ];
+    assert_eq!(kinds[..7], expected, "{text}");
+    assert!(kinds.len() == 8 && kinds[7].ends_with(" hole"), "{text}");
+    let at = |line: &&str| {
+        let (_, offset) = line.split_once("+0x").expect("an address");
+        u64::from_str_radix(offset.split(' ').next().expect("a number"), 16).expect("a number")
+    };
+    assert!(regions.iter().map(at).is_sorted(), "{text}");
+    assert!(text.contains("blocks of the driver's pool: 1"), "{text}");
+    assert!(text.contains(&format!("{} used, [stream1]", small.addr())), "{text}");
+    rig.free_on(small, other);
+    rig.free(four);
+    rig.free(one);
+    rig.close();
+}

@@ -28,8 +28,10 @@ use vramp_alloc::DeviceAddr;
 use crate::abi::vramp_allocator_t;
 use crate::abi::vramp_status_t::{self, *};
 use crate::context::Context;
+use crate::environment::variable;
 use crate::handles;
 use crate::pointers;
+use crate::print::write_line;
 use crate::status::{Failure, Result, catch_failure, check_fork, last_error_text, status_of};
 use pools::{PoolId, Pools};
 use settings::Settings;
@@ -85,7 +87,7 @@ impl Torch {
         let settings = self.settings.get_or_init(Settings::read).as_ref();
         let opened = settings.map_err(Failure::clone).and_then(|settings| {
             let fraction = self.fractions.lock().unwrap_or_else(PoisonError::into_inner)[device];
-            Context::open(&settings.device(device), &settings.options, fraction)
+            Context::open(&settings.device(device), &settings.options, fraction, variable)
         });
         if let Err(failure) = &opened {
             print(failure);
@@ -216,17 +218,10 @@ fn print(failure: &Failure) {
     static SO_FAR: AtomicU32 = AtomicU32::new(0);
     let so_far = SO_FAR.fetch_add(1, Ordering::Relaxed);
     if so_far < MAX_PRINTED {
-        // A failure to print is ignored.
         write_line(&format!("vramp: {failure}\n"));
     } else if so_far == MAX_PRINTED {
         write_line("vramp: further failures are not printed\n");
     }
-}
-
-/// Writes to stderr without its lock, which in a forked child a thread of the parent may hold.
-fn write_line(text: &str) {
-    // SAFETY: `text` is valid for reading its length.
-    unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
 }
 
 /// Runs a call that cannot return an error, and prints a failure.

@@ -1,11 +1,14 @@
-//! Environment variables for PyTorch. The only place that reads the environment.
+//! Environment variables for PyTorch.
 //!
 //! - `VRAMP_CONF`: options as of `vramp_open`, such as `limit=80GiB,preset=vramp`.
 //! - `VRAMP_DEVICE`: `cuda` (the default), or `sim` or `sim:CARD` for tests without a GPU.
+//!
+//! With a preset of another project that project's own variables count too (`environment.rs`).
 
 use vramp_core::Bytes;
 
 use crate::abi::vramp_status_t::*;
+use crate::environment::raw_variable;
 use crate::options::Options;
 use crate::status::{Failure, Result};
 
@@ -19,7 +22,7 @@ pub(crate) struct Settings {
 impl Settings {
     /// Reads the environment.
     pub fn read() -> Result<Settings> {
-        Settings::parse(|variable| std::env::var_os(variable).map(|v| v.into_string()))
+        Settings::parse(|name| raw_variable(name).map(|value| value.into_string()))
     }
 
     fn parse(
@@ -88,7 +91,7 @@ mod tests {
         assert_eq!(
             message("", "limits=1"),
             "VRAMP_CONF is invalid: unknown option 'limits': use preset, limit, prefill, \
-             page, span"
+             page, span, torch"
         );
         assert!(message("", "limit=80").contains("write a unit"));
     }

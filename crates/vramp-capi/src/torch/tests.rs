@@ -53,6 +53,16 @@ fn streams_are_adopted_at_their_first_use() {
 }
 
 #[test]
+fn the_stream_that_each_thread_has_of_its_own_is_refused() {
+    let torch = torch("");
+    let block = torch.get(5000, 0).unwrap();
+    assert_eq!(status(torch.get(5000, 2)), VRAMP_ERROR_UNSUPPORTED);
+    assert_eq!(status(torch.note(block, 2)), VRAMP_ERROR_UNSUPPORTED);
+    assert_eq!(status(torch.put(block, 2)), VRAMP_ERROR_UNSUPPORTED);
+    torch.put(block, 0).unwrap();
+}
+
+#[test]
 fn what_cannot_be_freed_is_an_error_and_no_crash() {
     let torch = torch("");
     let block = torch.get(5000, 0).unwrap();

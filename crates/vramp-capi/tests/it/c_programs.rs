@@ -37,6 +37,9 @@ impl Program {
             .arg(case)
             .env_remove("VRAMP_CONF")
             .env_remove("VRAMP_DEVICE")
+            .env_remove("PYTORCH_ALLOC_CONF")
+            .env_remove("PYTORCH_CUDA_ALLOC_CONF")
+            .env_remove("VPMM_PAGES")
             .envs(settings.iter().copied())
             .output()
             .expect("the program starts");
@@ -95,4 +98,22 @@ fn bad_settings_are_reported_and_do_not_abort() {
             "{reports}"
         );
     }
+}
+
+#[test]
+fn variables_of_a_presets_own_project_are_used_and_named() {
+    let program = Program::compile("cc", "settings.c", "-std=c99");
+    let settings = [("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:40"), ("VPMM_PAGES", "30")];
+    for (options, named) in [
+        ("preset=torch", "vramp: preset=torch uses PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:40\n"),
+        ("preset=vpmm", "vramp: preset=vpmm uses VPMM_PAGES=30\n"),
+        ("preset=torch,torch=[max_split_size_mb:64]", ""),
+        ("", ""),
+    ] {
+        assert_eq!(program.run(options, &settings), named, "{options}");
+    }
+    let program = Program::compile("c++", "torch.cpp", "-std=c++17");
+    let conf = [("VRAMP_CONF", "preset=torch"), ("VRAMP_DEVICE", "sim:h200")];
+    let reports = program.run("several_streams", &[conf[0], conf[1], settings[0]]);
+    assert!(reports.contains("uses PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:40\n"), "{reports}");
 }

@@ -154,6 +154,22 @@ fn foreign_and_made_up_streams_are_refused() {
 }
 
 #[test]
+fn the_stream_that_each_thread_has_of_its_own_is_refused() {
+    // `cudaStreamPerThread`. Two threads that adopted it had one stream, and each the other's memory.
+    let allocator = open("");
+    for _ in 0..2 {
+        assert_eq!(adopt(allocator, 2), Err(VRAMP_ERROR_UNSUPPORTED));
+        assert!(last_error().contains("create a stream for each thread"), "{}", last_error());
+    }
+    // The legacy stream by its number and as null.
+    for raw in [0, 1] {
+        let stream = adopt(allocator, raw).unwrap();
+        assert_eq!(adopt(allocator, raw), Ok(stream));
+    }
+    assert_eq!(vramp_close(allocator), VRAMP_OK);
+}
+
+#[test]
 fn addresses_that_are_not_a_block_are_refused() {
     for preset in ["vramp", "vpmm", "stream-ordered"] {
         // Two cards: the simulator gives both the same addresses.

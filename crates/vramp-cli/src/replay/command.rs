@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
+use vramp::Config;
 use vramp::config::TorchConfig;
-use vramp::{Config, Preset};
 use vramp_trace::{ReadLimits, Trace, Workload, read_trace};
 
 use super::{Options, Outcome, Recorded, replay, table};
@@ -26,13 +26,22 @@ pub(crate) fn read(path: &Path) -> Result<Trace> {
 
 pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
     let device = Device::open(&args.device)?;
-    let configs = configs(args)?;
+    let runs = runs(args)?;
     let mut unfaithful = Vec::new();
     if let Some(notice) = device::notice(&device).filter(|_| !args.json) {
         writeln!(out, "{notice}\n")?;
     }
-    let without_effect = args.torch_config.iter().flat_map(|config| &config.without_effect);
-    for key in without_effect.filter(|_| !args.json) {
+    for Run { config, variables } in runs.iter().filter(|_| !args.json) {
+        for &name in variables {
+            let value = variable(name).unwrap_or_default();
+            writeln!(out, "The allocator {} uses {name}={value}.", config.preset.name())?;
+        }
+    }
+    let mut without_effect: Vec<&String> =
+        runs.iter().flat_map(|run| &run.config.torch.without_effect).collect();
+    without_effect.sort();
+    without_effect.dedup();
+    for key in without_effect.iter().filter(|_| !args.json) {
         writeln!(out, "The setting {key} has no effect on the model.")?;
     }
     for path in &args.traces {
@@ -41,10 +50,11 @@ pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
         let read_s = begun.elapsed().as_secs_f64();
         for (workload, recorded) in &jobs {
             let mut outcomes = Vec::new();
-            for config in &configs {
+            for Run { config, variables } in &runs {
                 let config = with_recorded_settings(args, config.clone(), recorded)?;
                 let outcome = one(args, &device, config, workload, recorded)?;
-                let outcome = Outcome { events: recorded.events, read_s, ..outcome };
+                let (events, variables) = (recorded.events, variables.clone());
+                let outcome = Outcome { events, read_s, variables, ..outcome };
                 if outcome.fidelity.as_ref().is_some_and(|fidelity| !fidelity.faithful) {
                     unfaithful.push(format!("'{}' on {}", outcome.trace, outcome.allocator));
                 }
@@ -115,23 +125,34 @@ fn with_recorded_settings(
     Ok(config)
 }
 
-/// Returns one configuration for each allocator. The only place that reads VPMM's variables from
-/// the environment.
-fn configs(args: &Replay) -> Result<Vec<Config>> {
+/// The configuration of one allocator.
+struct Run {
+    config: Config,
+    /// The variables of the allocator's own project that it comes from.
+    variables: Vec<&'static str>,
+}
+
+/// Returns one configuration for each allocator. The only place that reads the variables of VPMM and
+/// of PyTorch. Arguments take precedence, and so do recorded settings.
+fn runs(args: &Replay) -> Result<Vec<Run>> {
     let presets = args.allocator.0.iter();
     if args.fidelity && !presets.clone().all(|preset| preset.is_torch()) {
         bail!("--fidelity checks the models of PyTorch's allocator: add --allocator torch");
     }
+    let is_set = |name: &str| match name {
+        "VPMM_PAGES" => args.prefill.is_some(),
+        _ if name.starts_with("VPMM_") => false,
+        _ => args.torch_config.is_some() || args.fidelity,
+    };
+    let lookup = |name: &str| if is_set(name) { None } else { variable(name) };
     presets
         .map(|&preset| {
             let mut config = Config::preset(preset);
             config.limit = args.limit;
             config.torch = args.torch_config.clone().unwrap_or_default();
             config.prefill = args.prefill.unwrap_or_default();
-            if preset == Preset::Vpmm {
-                config = config.with_vpmm_variables(variable)?;
-            }
-            Ok(config)
+            let (config, variables) = config.with_variables(lookup)?;
+            Ok(Run { config, variables })
         })
         .collect()
 }

@@ -157,6 +157,7 @@ pub fn replay(
         trace: workload.name.clone(),
         trace_device: workload.device,
         allocator: preset.name(),
+        variables: Vec::new(),
         device: info.id.clone(),
         events: 0,
         requests: workload.requests.len() as u64,

@@ -15,6 +15,10 @@ pub struct Outcome {
     pub trace_device: u32,
     /// The allocator's name.
     pub allocator: &'static str,
+    /// The variables of the allocator's own project that its settings come from, such as
+    /// `VPMM_PAGES`; left out if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub variables: Vec<&'static str>,
     /// The device of the replay: `sim:h200`, `cuda:0`.
     pub device: String,
     /// Events of that recorded device in the trace.

@@ -116,6 +116,7 @@ mod tests {
         let mut pool = Pool::new(PoolConfig {
             page: vramp::Bytes::mib(2),
             span: vramp::Bytes::gib(1),
+            first_span: vramp::Bytes::gib(1),
             limit: None,
             policy: Policy::Vpmm,
         })

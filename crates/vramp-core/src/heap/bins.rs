@@ -79,15 +79,23 @@ impl Bins {
         }
     }
 
+    /// True if there is a piece of at least `2^level` units.
+    pub(super) fn has_from(&self, level: u32) -> bool {
+        self.levels >> level != 0
+    }
+
+    /// Every piece of at least `2^level` units. O(those).
+    pub(super) fn from(&self, level: u32, pieces: &Pieces) -> impl Iterator<Item = u32> {
+        let listed = |piece: u32| Some(piece).filter(|&piece| piece != NONE);
+        let occupied = |level: &usize| self.levels >> level & 1 != 0;
+        let levels = (level as usize..LEVELS).filter(occupied);
+        levels.flat_map(|level| self.heads[level]).flat_map(move |head| {
+            std::iter::successors(listed(head), move |&piece| listed(pieces[piece].bin_next))
+        })
+    }
+
     /// Number of pieces in all bins. O(n).
     pub(super) fn count(&self, pieces: &Pieces) -> usize {
-        let listed = |piece: u32| Some(piece).filter(|&piece| piece != NONE);
-        let heads = self.heads.iter().flatten().copied();
-        heads
-            .map(|head| {
-                let rest = |&piece: &u32| listed(pieces[piece].bin_next);
-                std::iter::successors(listed(head), rest).count()
-            })
-            .sum()
+        self.from(0, pieces).count()
     }
 }

@@ -19,7 +19,7 @@ pub(super) enum State {
         /// Uses on other streams, at most one mark for each.
         uses: Vec<Mark>,
     },
-    /// Freed; the heap's wait list has the marks that it waits for.
+    /// Freed; the pool's queue has the marks that it waits for.
     Waiting,
 }
 
@@ -27,6 +27,7 @@ pub(super) enum State {
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
     pub(super) slab: u32,
+    /// From the origin of the slab.
     pub(super) start: u32,
     pub(super) units: u32,
     pub(super) state: State,
@@ -53,7 +54,7 @@ impl Piece {
         }
     }
 
-    /// The distance from the start of its slab.
+    /// The distance from the origin of its slab.
     pub(super) fn offset(&self) -> Bytes {
         bytes_of(self.start)
     }

@@ -6,7 +6,7 @@ use crate::heap::pieces::{NONE, Piece, Pieces, State};
 use crate::heap::slabs::{HeapSlab, Slabs};
 use crate::ids::{BlockId, Mark, StreamId};
 use crate::pool::{BLOCK_ALIGN, Block, Pool, Slab, UnknownBlock};
-use crate::waiting::{WaitList, add_mark};
+use crate::waiting::add_mark;
 
 /// Largest slab, except for one that a single request needs.
 const SLAB_MAX: Bytes = Bytes::mib(32);
@@ -32,20 +32,12 @@ pub struct StreamHeap {
     pub(super) pieces: Pieces,
     pub(super) bins: Bins,
     pub(super) slabs: Slabs,
-    /// Freed pieces that wait for other streams.
-    waiting: WaitList<u32>,
 }
 
 impl StreamHeap {
     /// Creates a heap without slabs.
     pub fn new(stream: StreamId) -> StreamHeap {
-        StreamHeap {
-            stream,
-            pieces: Pieces::default(),
-            bins: Bins::new(),
-            slabs: Slabs::default(),
-            waiting: WaitList::default(),
-        }
+        StreamHeap { stream, pieces: Pieces::default(), bins: Bins::new(), slabs: Slabs::default() }
     }
 
     /// The stream whose heap this is.
@@ -80,13 +72,13 @@ impl StreamHeap {
         let taken = &mut self.pieces[piece];
         taken.state = State::Used { requested: request, uses: Vec::new() };
         let id = BlockId { index: piece, generation: taken.generation };
-        Some(Block { id, at: self.slabs[slab].slab.at + taken.offset(), len: taken.len() })
+        Some(Block { id, at: self.slabs[slab].origin + taken.offset(), len: taken.len() })
     }
 
     /// Returns the block with this id.
     pub fn block(&self, id: BlockId) -> Result<Block, UnknownBlock> {
         let piece = &self.pieces[self.lookup(id)?];
-        let at = self.slabs[piece.slab].slab.at + piece.offset();
+        let at = self.slabs[piece.slab].origin + piece.offset();
         Ok(Block { id, at, len: piece.len() })
     }
 
@@ -122,7 +114,7 @@ impl StreamHeap {
         &mut self,
         id: BlockId,
         stream: StreamId,
-        pool: &Pool,
+        pool: &mut Pool,
     ) -> Result<Freed, UnknownBlock> {
         let piece = self.lookup(id)?;
         let state = std::mem::replace(&mut self.pieces[piece].state, State::Free);
@@ -139,30 +131,20 @@ impl StreamHeap {
         }
         if !marks.is_empty() {
             self.pieces[piece].state = State::Waiting;
-            self.waiting.push(piece, marks);
+            pool.wait_in_heap(self.stream, piece, marks);
             return Ok(Freed::Kept);
         }
         Ok(self.give_back(piece))
     }
 
-    /// Frees waiting blocks whose marks are over. Returns true if there was one.
-    pub fn promote(&mut self, pool: &Pool) -> bool {
-        let mut waiting = std::mem::take(&mut self.waiting);
-        let promoted = waiting.remove_if(|entry| {
-            assert_eq!(self.pieces[entry.item].state, State::Waiting, "piece {}", entry.item);
-            let ready = entry.marks.iter().all(|&mark| pool.is_ordered(self.stream, mark));
-            if ready {
-                self.coalesce(entry.item);
-            }
-            ready
-        });
-        self.waiting = waiting;
-        promoted
-    }
-
-    /// The marks that waiting blocks wait for.
-    pub fn awaited(&self) -> impl Iterator<Item = Mark> {
-        self.waiting.marks()
+    /// Frees waiting blocks whose marks are over. Returns true if there was one. O(log n) for each.
+    pub fn promote(&mut self, pool: &mut Pool) -> bool {
+        let ready = pool.take_ready_in_heap(self.stream);
+        for &piece in &ready {
+            assert_eq!(self.pieces[piece].state, State::Waiting, "piece {piece}");
+            self.coalesce(piece);
+        }
+        !ready.is_empty()
     }
 
     /// The length of the slab to ask the pool for when `request` finds no room: a quarter of what
@@ -177,7 +159,8 @@ impl StreamHeap {
     pub fn add(&mut self, slab: Slab) {
         self.slabs.bytes += slab.len;
         let units = slab.len.whole(BLOCK_ALIGN) as u32;
-        let number = self.slabs.add(HeapSlab { slab, first: NONE, taken_units: 0 });
+        let origin = slab.at;
+        let number = self.slabs.add(HeapSlab::new(slab, origin, NONE, 0));
         let whole = self.pieces.add(Piece::free(number, 0, units));
         self.slabs[number].first = whole;
         self.slabs.note_empty(number);

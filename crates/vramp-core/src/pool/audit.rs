@@ -1,11 +1,15 @@
 //! Every invariant of the pool, checked from scratch. One named check each.
 
+use std::collections::BTreeMap;
+
 use crate::Bytes;
 use crate::ids::PoolAddr;
 use crate::pool::block::Slab;
 use crate::pool::chunks::Mapped;
+use crate::pool::free_chunks::FreeChunk;
 use crate::pool::index::{Hole, RegionKey};
-use crate::pool::regions::Kind;
+use crate::pool::regions::{Kind, Region};
+use crate::pool::streams::IDLE;
 use crate::pool::view::View;
 
 /// An invariant that does not hold: a bug of the library, never a user's mistake.
@@ -26,6 +30,7 @@ impl View<'_> {
             self.neighbours_are_merged(),
             self.free_parts_add_up(),
             self.free_regions_are_indexed(),
+            self.free_chunks_are_listed(),
             self.holes_are_indexed(),
             self.chunks_lie_end_to_end(),
             self.retired_mappings_are_aliases(),
@@ -90,7 +95,7 @@ impl View<'_> {
 
     fn free_regions_are_indexed(self) -> Check {
         let mut indexed = 0;
-        for id in self.streams.ids() {
+        for id in self.streams.ids().chain([IDLE]) {
             for (at, len, key) in self.streams.get(id).free.iter() {
                 let region = self.regions.get(key);
                 if !self.is_free_of(key, id) || region.at != at || region.len != len {
@@ -109,6 +114,32 @@ impl View<'_> {
         }
         let free = self.regions.iter().filter(|(_, r)| matches!(r.kind, Kind::Free(_))).count();
         (free == indexed).then_some(()).ok_or(format!("{free} free regions, {indexed} indexed"))
+    }
+
+    /// Once all changes are listed, exactly the wholly free chunks are.
+    fn free_chunks_are_listed(self) -> Check {
+        if !self.free_chunks.is_fresh() {
+            return Ok(());
+        }
+        let mut listed = 0;
+        for (owner, len, entry) in self.free_chunks.iter() {
+            let FreeChunk { region_len, home, chunk, region: key } = entry;
+            let region = self.regions.get(key);
+            let lies = region.holds(home) && home + len <= region.end() && region.len == region_len;
+            let known = self.chunks.get(chunk);
+            if !self.is_free_of(key, owner) || !lies || known.home != Some(home) || known.len != len
+            {
+                return Err(format!(
+                    "{chunk} is listed as free in region {key}, which is {region:?}"
+                ));
+            }
+            listed += 1;
+        }
+        let is_own =
+            |region: &Region| matches!(&region.kind, Kind::Free(free) if free.lent_by.is_none());
+        let free = self.regions.iter().filter(|(_, region)| is_own(region));
+        let found: usize = free.map(|(key, _)| self.chunks_in(key).count()).sum();
+        (found == listed).then_some(()).ok_or(format!("{found} chunks are free, {listed} listed"))
     }
 
     fn holes_are_indexed(self) -> Check {
@@ -179,18 +210,22 @@ impl View<'_> {
     }
 
     fn waiting_regions_are_listed(self) -> Check {
-        let waiting = self.regions.iter().filter(|(_, r)| matches!(r.kind, Kind::Waiting { .. }));
-        for (key, region) in waiting {
-            if self.waiting.iter().filter(|entry| entry.item == key).count() != 1 {
-                return Err(format!("waiting region {key} at {:?} is not listed once", region.at));
+        let mut waiting = BTreeMap::new();
+        for (key, region) in self.regions.iter() {
+            if let Kind::Waiting { owner, .. } = region.kind {
+                waiting.insert(key, owner);
             }
         }
-        for key in self.waiting.iter().map(|entry| entry.item) {
-            if !matches!(self.regions.get(key).kind, Kind::Waiting { .. }) {
-                return Err(format!("region {key} is listed as waiting"));
+        for entry in self.waiting.iter() {
+            if waiting.remove(&entry.item) != Some(entry.owner) {
+                return Err(format!("region {} is listed as waiting", entry.item));
             }
         }
-        Ok(())
+        if let Some((key, owner)) = waiting.pop_first() {
+            return Err(format!("waiting region {key} of {owner} is not listed once"));
+        }
+        self.waiting.audit(self.streams)?;
+        self.heap_waits.audit(self.streams)
     }
 
     /// The pool's side of a slab, for the audit of the heap that has it.
@@ -262,6 +297,7 @@ impl View<'_> {
                 let unusable = census.quarantined_addresses;
                 census.holes + census.retired + census.hosted + unusable + census.mapped
             }),
+            ("addresses of spans", census.addresses, self.regions.addresses()),
             ("reserved", census.reserved, census.mapped + census.quarantined_memory),
             ("reserved counter", census.reserved, reserved),
             ("live counter", census.requested, self.counters.live),

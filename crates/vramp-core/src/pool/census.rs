@@ -6,6 +6,7 @@ use crate::Bytes;
 use crate::ids::{PoolAddr, StreamId};
 use crate::pool::ops::Range;
 use crate::pool::regions::Kind;
+use crate::pool::streams::IDLE;
 use crate::pool::view::View;
 
 /// Bytes by state. See `docs/states.md` for what each state means.
@@ -153,6 +154,8 @@ impl View<'_> {
             let len = region.len;
             match &region.kind {
                 Kind::Used(used) => shares[used.stream.index()].used += len,
+                // Idle memory is no stream's.
+                Kind::Free(free) if free.owner == IDLE => {}
                 Kind::Free(free) => shares[free.owner.index()].free += len,
                 Kind::Waiting { owner, .. } => shares[owner.index()].waiting += len,
                 Kind::Arena { stream, .. } => shares[stream.index()].used += len,
@@ -172,6 +175,10 @@ impl View<'_> {
             let (stream, requested, kind) = match &region.kind {
                 Kind::Used(used) if used.slab => (used.stream, Bytes::ZERO, PartKind::Slab),
                 Kind::Used(used) => (used.stream, used.requested, PartKind::Block),
+                // Idle memory is no stream's: it is shown as the first one's.
+                Kind::Free(free) if free.owner == IDLE => {
+                    (StreamId::new(0), Bytes::ZERO, PartKind::Free)
+                }
                 Kind::Free(free) => (free.owner, Bytes::ZERO, PartKind::Free),
                 Kind::Waiting { owner, .. } => (*owner, Bytes::ZERO, PartKind::Waiting),
                 Kind::Arena { stream, .. } => (*stream, Bytes::ZERO, PartKind::Arena),

@@ -39,6 +39,8 @@ pub(crate) struct Chunks {
     slots: Vec<Option<Chunk>>,
     vacant: Vec<ChunkId>,
     homes: BTreeMap<PoolAddr, ChunkId>,
+    /// Number of chunks of each length.
+    lens: BTreeMap<Bytes, usize>,
     bytes: Bytes,
 }
 
@@ -68,12 +70,19 @@ impl Chunks {
     }
 
     pub(crate) fn add(&mut self, id: ChunkId, len: Bytes, home: Option<PoolAddr>) {
-        self.vacant.retain(|&vacant| vacant != id);
+        // New chunks take the last vacant ids in order; only what could not be undone does not.
+        match self.vacant.last() {
+            Some(&last) if last == id => {
+                self.vacant.pop();
+            }
+            _ => self.vacant.retain(|&vacant| vacant != id),
+        }
         while self.slots.len() <= id.index() {
             self.slots.push(None);
         }
         assert!(self.slots[id.index()].is_none(), "{id} exists already");
         self.slots[id.index()] = Some(Chunk { len, home, aliases: Vec::new() });
+        *self.lens.entry(len).or_default() += 1;
         if let Some(home) = home {
             self.homes.insert(home, id);
         }
@@ -87,6 +96,11 @@ impl Chunks {
         }
         self.vacant.push(id);
         self.bytes -= chunk.len;
+        let count = self.lens.get_mut(&chunk.len).expect("the chunk was counted");
+        *count -= 1;
+        if *count == 0 {
+            self.lens.remove(&chunk.len);
+        }
     }
 
     /// Makes `to` the chunk's home and its old home an alias.
@@ -114,6 +128,16 @@ impl Chunks {
             .range(at..end)
             .map(|(&home, &chunk)| Mapped { chunk, home, len: self.get(chunk).len })
             .filter(move |mapped| mapped.end() <= end)
+    }
+
+    /// Length of the smallest chunk: no shorter region holds a whole one.
+    pub(crate) fn smallest(&self) -> Option<Bytes> {
+        self.lens.first_key_value().map(|(&len, _)| len)
+    }
+
+    /// Length of the longest chunk.
+    pub(crate) fn longest(&self) -> Option<Bytes> {
+        self.lens.last_key_value().map(|(&len, _)| len)
     }
 
     pub(crate) fn bytes(&self) -> Bytes {

@@ -17,8 +17,9 @@ pub enum Policy {
 /// Parameters of the default policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mixed {
-    /// Smallest new chunk, except one that serves its request exactly. Larger chunks cost
-    /// fewer driver calls and strand more memory when partly used.
+    /// Smallest new chunk, except one that serves its request exactly, and where much memory is
+    /// stranded. Half of it where several streams share the pool. Larger chunks cost fewer driver
+    /// calls and strand more memory when partly used.
     pub chunk_min: Bytes,
     /// Largest new chunk for requests that are not huge.
     pub chunk_usual: Bytes,
@@ -61,8 +62,11 @@ impl Default for Mixed {
 pub struct PoolConfig {
     /// Granularity of physical memory.
     pub page: Bytes,
-    /// Length of one address reservation.
+    /// Length of the longest address reservation, unless a request needs a longer one.
     pub span: Bytes,
+    /// Length of the first address reservation. Each further one is as long as all before together,
+    /// up to `span`.
+    pub first_span: Bytes,
     /// Most physical memory that the pool may hold, or `None` for no limit.
     pub limit: Option<Bytes>,
     /// Placement policy.
@@ -128,11 +132,13 @@ impl PoolConfig {
         if !page.count().is_power_of_two() || page < Bytes::kib(4) {
             return Err(ConfigError::Page { page });
         }
-        if self.span.is_zero()
-            || !self.span.is_multiple_of(page)
-            || self.span > crate::ids::PoolAddr::SPAN_LIMIT
-        {
-            return Err(ConfigError::Span { span: self.span, page });
+        for span in [self.span, self.first_span] {
+            if span.is_zero()
+                || !span.is_multiple_of(page)
+                || span > crate::ids::PoolAddr::SPAN_LIMIT
+            {
+                return Err(ConfigError::Span { span, page });
+            }
         }
         if let Policy::Mixed(mixed) = self.policy {
             let Mixed { chunk_min, chunk_usual, chunk_max, .. } = mixed;

@@ -1,5 +1,7 @@
 //! Totals since a pool was created.
 
+use std::cell::Cell;
+
 use crate::Bytes;
 
 /// Totals of a pool since it was created. All but `live` and `reserved` only grow.
@@ -38,6 +40,9 @@ pub struct Counters {
     pub plans_undone: u64,
     /// Panics of the user's callbacks that an allocator caught. Zero in a pool, which calls none.
     pub callback_panics: u64,
+    /// Regions, chunks, streams, slabs, pieces and waiting entries that requests looked at, beside
+    /// those found by one search of an index. It says how the cost of requests grows with the pool.
+    pub looked_at: u64,
 }
 
 impl Counters {
@@ -51,5 +56,20 @@ impl Counters {
         } else {
             self.hits += 1;
         }
+    }
+}
+
+/// Counts what requests look at: planners, which change nothing, count too.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LookedAt(Cell<u64>);
+
+impl LookedAt {
+    #[inline]
+    pub(crate) fn add(&self, count: usize) {
+        self.0.set(self.0.get() + count as u64);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.get()
     }
 }

@@ -1,8 +1,12 @@
 //! Indexes of free memory: which free region serves a request, and which hole holds a length.
 //!
-//! Each stream has one index of free regions: first fit by address, or best fit. First fit keeps
-//! used memory together and whole chunks free (`docs/design/placement.md` has the comparison);
-//! best fit is what VPMM prescribes.
+//! Each stream has one index of free regions, and so has the memory of no stream. The default policy
+//! takes the best fit for small requests, and the lowest address for those from 16 or 32 MiB on:
+//! first fit keeps large blocks together and whole chunks free, best fit fills what lies between them
+//! (`docs/design/placement.md` has the comparison). VPMM prescribes best fit for all.
+//!
+//! Growth: every operation is O(log n) in the free regions. First fit looks at the lowest region of
+//! each larger class of lengths, and at no more than [`SCANNED_MAX`] of the request's own class.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,107 +16,128 @@ use crate::ids::PoolAddr;
 /// Slot of a region in the region table.
 pub(crate) type RegionKey = u32;
 
-/// Free regions of one stream, ordered for one way of fitting.
+/// Requests of at least this length may be placed by address.
+pub(crate) const FIRST_FIT_FROM: Bytes = Bytes::mib(16);
+
+/// Regions of the request's own class that first fit looks at before it takes the best fit.
+const SCANNED_MAX: usize = 32;
+
+/// Which of the fitting regions serves a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fit {
+    /// The smallest; the lowest address for large requests.
+    BestThenFirst,
+    /// The smallest; of equal ones the highest address, as VPMM's case B needs for X = 10.
+    BestHighest,
+}
+
+/// Free regions of one owner.
 #[derive(Clone, Debug)]
-pub(crate) enum FreeIndex {
-    /// Lowest address first: one address-ordered map per power of two of the length.
-    FirstFit { classes: Vec<BTreeMap<PoolAddr, (Bytes, RegionKey)>>, occupied: u64 },
-    /// Smallest first; of equal ones the highest address, as VPMM's case B needs for X = 10.
-    BestFit { by_size: BTreeSet<(Bytes, PoolAddr, RegionKey)> },
+pub(crate) struct FreeIndex {
+    fit: Fit,
+    by_size: BTreeSet<(Bytes, PoolAddr, RegionKey)>,
+    /// Regions that first fit may take: by address, one map for each power of two of the length.
+    classes: Vec<BTreeMap<PoolAddr, (Bytes, RegionKey)>>,
+    /// Bytes of all regions.
+    bytes: Bytes,
 }
 
 fn class_of(len: Bytes) -> usize {
-    len.count().ilog2() as usize
+    (len.count().ilog2() - FIRST_FIT_FROM.count().ilog2()) as usize
 }
 
 impl FreeIndex {
-    pub(crate) fn first_fit() -> FreeIndex {
-        FreeIndex::FirstFit { classes: vec![BTreeMap::new(); 64], occupied: 0 }
+    pub(crate) fn new(fit: Fit) -> FreeIndex {
+        FreeIndex { fit, by_size: BTreeSet::new(), classes: Vec::new(), bytes: Bytes::ZERO }
     }
 
-    pub(crate) fn best_fit() -> FreeIndex {
-        FreeIndex::BestFit { by_size: BTreeSet::new() }
+    pub(crate) fn fit(&self) -> Fit {
+        self.fit
+    }
+
+    fn is_placed_by_address(&self, len: Bytes) -> bool {
+        self.fit == Fit::BestThenFirst && len >= FIRST_FIT_FROM
     }
 
     pub(crate) fn insert(&mut self, at: PoolAddr, len: Bytes, key: RegionKey) {
-        match self {
-            FreeIndex::FirstFit { classes, occupied } => {
-                let class = class_of(len);
-                classes[class].insert(at, (len, key));
-                *occupied |= 1 << class;
+        self.bytes += len;
+        self.by_size.insert((len, at, key));
+        if self.is_placed_by_address(len) {
+            let class = class_of(len);
+            if self.classes.len() <= class {
+                self.classes.resize_with(class + 1, BTreeMap::new);
             }
-            FreeIndex::BestFit { by_size } => {
-                by_size.insert((len, at, key));
-            }
+            self.classes[class].insert(at, (len, key));
         }
     }
 
     pub(crate) fn remove(&mut self, at: PoolAddr, len: Bytes, key: RegionKey) {
-        let was_there = match self {
-            FreeIndex::FirstFit { classes, occupied } => {
-                let class = class_of(len);
-                let removed = classes[class].remove(&at);
-                if classes[class].is_empty() {
-                    *occupied &= !(1 << class);
-                }
-                removed == Some((len, key))
-            }
-            FreeIndex::BestFit { by_size } => by_size.remove(&(len, at, key)),
-        };
+        let mut was_there = self.by_size.remove(&(len, at, key));
+        if self.is_placed_by_address(len) {
+            was_there &= self.classes[class_of(len)].remove(&at) == Some((len, key));
+        }
         assert!(was_there, "free index lacks region {key} at {at:?} len={len}");
+        self.bytes -= len;
     }
 
-    /// The region to carve `len` bytes from. O(log n) for each size class; no heap memory.
-    pub(crate) fn find(&self, len: Bytes) -> Option<RegionKey> {
-        match self {
-            FreeIndex::BestFit { by_size } => {
-                let &(smallest, _, _) = by_size.range((len, PoolAddr::default(), 0)..).next()?;
-                let mut alike = by_size.range(..(smallest + Bytes::new(1), PoolAddr::default(), 0));
-                alike.next_back().map(|&(_, _, key)| key)
-            }
-            FreeIndex::FirstFit { classes, occupied } => {
-                let own = class_of(len);
-                let mut best: Option<(PoolAddr, RegionKey)> = None;
-                // Every region of a larger class fits: the lowest of each is a candidate.
-                let mut larger = occupied.checked_shr(own as u32 + 1).unwrap_or(0);
-                let mut class = own + 1;
-                while larger != 0 {
-                    let skip = larger.trailing_zeros();
-                    class += skip as usize;
-                    let (&at, &(_, key)) =
-                        classes[class].first_key_value().expect("an occupied class has a region");
-                    if best.is_none_or(|(lowest, _)| at < lowest) {
-                        best = Some((at, key));
-                    }
-                    larger = larger.checked_shr(skip + 1).unwrap_or(0);
-                    class += 1;
-                }
-                for (&at, &(region_len, key)) in &classes[own] {
-                    if best.is_some_and(|(lowest, _)| at > lowest) {
-                        break;
-                    }
-                    if region_len >= len {
-                        best = Some((at, key));
-                        break;
-                    }
-                }
-                best.map(|(_, key)| key)
+    /// The region to carve `len` bytes from. Requests from `first_fit_from` on are placed by address.
+    /// O(log n) for each size class; no heap memory.
+    pub(crate) fn find(&self, len: Bytes, first_fit_from: Bytes) -> Option<RegionKey> {
+        let &(smallest, _, best) = self.by_size.range((len, PoolAddr::default(), 0)..).next()?;
+        match self.fit {
+            Fit::BestThenFirst if len >= first_fit_from => self.lowest(len),
+            Fit::BestThenFirst => Some(best),
+            Fit::BestHighest => {
+                let end = (smallest + Bytes::new(1), PoolAddr::default(), 0);
+                self.by_size.range(..end).next_back().map(|&(_, _, key)| key)
             }
         }
     }
 
-    /// Every region, in an order that depends on the contents only.
-    pub(crate) fn iter(&self) -> Box<dyn Iterator<Item = (PoolAddr, Bytes, RegionKey)> + '_> {
-        match self {
-            FreeIndex::FirstFit { classes, .. } => Box::new(
-                classes
-                    .iter()
-                    .flat_map(|class| class.iter().map(|(&at, &(len, key))| (at, len, key))),
-            ),
-            FreeIndex::BestFit { by_size } => {
-                Box::new(by_size.iter().map(|&(len, at, key)| (at, len, key)))
+    /// The fitting region with the lowest address.
+    fn lowest(&self, len: Bytes) -> Option<RegionKey> {
+        let own = class_of(len);
+        // Every region of a larger class fits: the lowest of each is a candidate.
+        let larger = self.classes.iter().skip(own + 1);
+        let mut best = larger
+            .filter_map(|class| class.first_key_value().map(|(&at, &(_, key))| (at, key)))
+            .min();
+        for (scanned, (&at, &(region_len, key))) in self.classes.get(own)?.iter().enumerate() {
+            if best.is_some_and(|(lowest, _)| at > lowest) {
+                break;
+            }
+            if region_len >= len {
+                best = Some((at, key));
+                break;
+            }
+            if scanned == SCANNED_MAX {
+                let smallest = self.at_least(len).next();
+                best = best.into_iter().chain(smallest.map(|(at, _, key)| (at, key))).min();
+                break;
             }
         }
+        best.map(|(_, key)| key)
+    }
+
+    /// Bytes of all regions.
+    pub(crate) fn bytes(&self) -> Bytes {
+        self.bytes
+    }
+
+    /// Every region, smallest first.
+    pub(crate) fn iter(
+        &self,
+    ) -> impl DoubleEndedIterator<Item = (PoolAddr, Bytes, RegionKey)> + '_ {
+        self.by_size.iter().map(|&(len, at, key)| (at, len, key))
+    }
+
+    /// The regions of at least `len` bytes, smallest first.
+    pub(crate) fn at_least(
+        &self,
+        len: Bytes,
+    ) -> impl DoubleEndedIterator<Item = (PoolAddr, Bytes, RegionKey)> + '_ {
+        let from = (len, PoolAddr::default(), 0);
+        self.by_size.range(from..).map(|&(len, at, key)| (at, len, key))
     }
 }
 
@@ -124,30 +149,42 @@ pub(crate) struct Hole {
     pub region: RegionKey,
 }
 
-/// Every hole, smallest first.
+/// Every hole.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Holes(BTreeSet<Hole>);
+pub(crate) struct Holes {
+    by_size: BTreeSet<Hole>,
+    by_address: BTreeMap<PoolAddr, Hole>,
+}
 
 impl Holes {
     pub(crate) fn insert(&mut self, hole: Hole) {
-        self.0.insert(hole);
+        self.by_size.insert(hole);
+        self.by_address.insert(hole.at, hole);
     }
 
     pub(crate) fn remove(&mut self, hole: Hole) {
-        assert!(self.0.remove(&hole), "{hole:?} is not indexed");
+        let was_there = self.by_size.remove(&hole) && self.by_address.remove(&hole.at).is_some();
+        assert!(was_there, "{hole:?} is not indexed");
     }
 
     /// The smallest hole of at least `len` bytes.
     pub(crate) fn smallest_of(&self, len: Bytes) -> Option<Hole> {
-        self.0.range(Hole { len, at: PoolAddr::default(), region: 0 }..).next().copied()
+        self.by_size.range(Hole { len, at: PoolAddr::default(), region: 0 }..).next().copied()
     }
 
     pub(crate) fn largest(&self) -> Option<Hole> {
-        self.0.last().copied()
+        self.by_size.last().copied()
     }
 
+    /// The hole that holds `at`.
+    pub(crate) fn at(&self, at: PoolAddr) -> Option<Hole> {
+        let (_, &hole) = self.by_address.range(..=at).next_back()?;
+        (at < hole.at + hole.len).then_some(hole)
+    }
+
+    /// Every hole, smallest first.
     pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = Hole> {
-        self.0.iter().copied()
+        self.by_size.iter().copied()
     }
 }
 
@@ -156,42 +193,63 @@ mod tests {
     use super::*;
     use crate::SpanId;
 
-    fn spot(offset: u64) -> PoolAddr {
-        PoolAddr::new(SpanId::new(0), Bytes::new(offset))
+    fn spot(mib: u64) -> PoolAddr {
+        PoolAddr::new(SpanId::new(0), Bytes::mib(mib))
     }
 
-    fn filled(mut index: FreeIndex) -> FreeIndex {
-        for (key, (at, len)) in
-            [(0, 100), (200, 40), (300, 64), (500, 4000)].into_iter().enumerate()
-        {
-            index.insert(spot(at), Bytes::new(len), key as RegionKey);
+    /// Regions by address and length in MiB; the key is the position.
+    fn filled(fit: Fit, regions: &[(u64, u64)]) -> FreeIndex {
+        let mut index = FreeIndex::new(fit);
+        for (key, &(at, len)) in regions.iter().enumerate() {
+            index.insert(spot(at), Bytes::mib(len), key as RegionKey);
         }
         index
     }
 
     #[test]
-    fn first_fit_takes_the_lowest_address_of_any_class() {
-        let index = filled(FreeIndex::first_fit());
-        assert_eq!(index.find(Bytes::new(30)), Some(0));
-        assert_eq!(index.find(Bytes::new(100)), Some(0));
-        assert_eq!(index.find(Bytes::new(101)), Some(3));
-        assert_eq!(index.find(Bytes::new(4001)), None);
+    fn small_requests_take_the_best_fit_and_large_ones_the_lowest_address() {
+        let regions = [(0, 100), (200, 40), (300, 64), (500, 4000), (5000, 3), (5100, 3)];
+        let index = filled(Fit::BestThenFirst, &regions);
+        for (mib, expected) in [
+            (2, Some(4)),
+            (4, Some(1)),
+            (30, Some(0)),
+            (100, Some(0)),
+            (101, Some(3)),
+            (4001, None),
+        ] {
+            assert_eq!(index.find(Bytes::mib(mib), FIRST_FIT_FROM), expected, "{mib} MiB");
+        }
+        assert_eq!(index.bytes(), Bytes::mib(4210));
     }
 
     #[test]
-    fn best_fit_takes_the_smallest() {
-        let index = filled(FreeIndex::best_fit());
-        assert_eq!(index.find(Bytes::new(30)), Some(1));
-        assert_eq!(index.find(Bytes::new(41)), Some(2));
-        assert_eq!(index.find(Bytes::new(65)), Some(0));
+    fn vpmm_takes_the_smallest_and_of_equal_ones_the_highest() {
+        let index = filled(Fit::BestHighest, &[(0, 100), (200, 40), (300, 64), (500, 40)]);
+        assert_eq!(index.find(Bytes::mib(30), FIRST_FIT_FROM), Some(3));
+        assert_eq!(index.find(Bytes::mib(41), FIRST_FIT_FROM), Some(2));
+        assert_eq!(index.find(Bytes::mib(65), FIRST_FIT_FROM), Some(0));
+    }
+
+    #[test]
+    fn among_many_regions_of_one_class_that_do_not_fit_the_one_that_does_is_found() {
+        let mut regions: Vec<(u64, u64)> = (0..1000).map(|n| (n * 100, 17)).collect();
+        regions.push((200_000, 31));
+        let mut index = filled(Fit::BestThenFirst, &regions);
+        assert_eq!(index.find(Bytes::mib(30), FIRST_FIT_FROM), Some(1000));
+        // A larger one at a lower address is taken before it.
+        index.insert(spot(150_000), Bytes::mib(64), 1001);
+        assert_eq!(index.find(Bytes::mib(30), FIRST_FIT_FROM), Some(1001));
     }
 
     #[test]
     fn a_removed_region_is_found_no_more() {
-        for mut index in [filled(FreeIndex::first_fit()), filled(FreeIndex::best_fit())] {
-            index.remove(spot(500), Bytes::new(4000), 3);
-            assert_eq!(index.find(Bytes::new(101)), None);
-            assert_eq!(index.iter().count(), 3);
+        for fit in [Fit::BestThenFirst, Fit::BestHighest] {
+            let mut index = filled(fit, &[(0, 100), (200, 40), (500, 4000)]);
+            index.remove(spot(500), Bytes::mib(4000), 2);
+            assert_eq!(index.find(Bytes::mib(101), FIRST_FIT_FROM), None);
+            assert_eq!(index.iter().count(), 2);
+            assert_eq!(index.bytes(), Bytes::mib(140));
         }
     }
 }

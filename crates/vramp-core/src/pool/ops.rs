@@ -8,6 +8,7 @@
 use crate::Bytes;
 use crate::ids::{ArenaId, ChunkId, Mark, PoolAddr, SpanId, StreamId};
 use crate::pool::index::RegionKey;
+use crate::waiting::Age;
 
 /// A range of the pool's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,10 +129,21 @@ pub(crate) enum Change {
     Back { arena: ArenaId, at: PoolAddr, fills: Vec<Fill>, order: Order },
     /// Retired mappings removed.
     Unmap { ranges: Vec<Range> },
-    /// A free chunk released; its mappings are unmapped first, the home last.
-    Trim { chunk: ChunkId, ranges: Vec<Range> },
-    /// The stream takes over `need` bytes of the memory that waited for these marks.
-    Order { order: Order, need: Bytes },
+    /// Free chunks released.
+    Trim { trims: Vec<Trim> },
+    /// The stream takes over free and waiting regions of other streams.
+    Order { order: Order, free: Vec<RegionKey>, waiting: Vec<Age> },
+}
+
+/// A free chunk to release: its mappings are unmapped first, the home last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Trim {
+    pub chunk: ChunkId,
+    /// The free region around its home. Of several chunks in one region the last one goes first: the
+    /// front of a region keeps the region's key.
+    pub region: RegionKey,
+    pub home: Range,
+    pub aliases: Vec<Range>,
 }
 
 /// Events and waits of a plan.
@@ -187,6 +199,15 @@ impl Plan {
         Plan { ops, change: Change::Unmap { ranges } }
     }
 
+    /// A plan that releases these chunks.
+    pub(crate) fn trim(trims: Vec<Trim>) -> Plan {
+        let ops = trims.iter().flat_map(|trim| {
+            let places = trim.aliases.iter().chain([&trim.home]);
+            places.map(|&range| Op::Unmap(range)).chain([Op::Release { chunk: trim.chunk }])
+        });
+        Plan { ops: ops.collect(), change: Change::Trim { trims } }
+    }
+
     /// Sets how many addresses a reserving plan got.
     ///
     /// # Panics
@@ -205,6 +226,28 @@ impl Plan {
             Op::Wait { stream, .. } => Some(stream),
             _ => None,
         })
+    }
+
+    /// The stream that the plan is for, if the plan records an event or makes that stream wait.
+    pub fn orders_for(&self) -> Option<StreamId> {
+        let order = match &self.change {
+            Change::Fill { order, .. }
+            | Change::Back { order, .. }
+            | Change::Order { order, .. } => order,
+            Change::Reserve { .. } | Change::Unmap { .. } | Change::Trim { .. } => return None,
+        };
+        (!order.waits.is_empty() || !order.records.is_empty()).then_some(order.stream)
+    }
+
+    /// True if the plan moves chunks, or orders a stream behind another one.
+    pub(crate) fn moves(&self) -> bool {
+        match &self.change {
+            Change::Fill { fills, .. } | Change::Back { fills, .. } => {
+                fills.iter().any(|fill| fill.from().is_some())
+            }
+            Change::Order { .. } => true,
+            Change::Reserve { .. } | Change::Unmap { .. } | Change::Trim { .. } => false,
+        }
     }
 
     /// True if the plan fills free memory; others reserve, unmap or order first.

@@ -3,6 +3,8 @@
 //! Regions of a span form a list in address order, so a neighbour is one step away. Which chunks
 //! are mapped in a region is recorded in `chunks.rs`; what it may be used for is its [`Kind`].
 
+use std::collections::VecDeque;
+
 use smallvec::SmallVec;
 
 use crate::Bytes;
@@ -20,58 +22,161 @@ pub(crate) struct Part {
     pub epoch: Epoch,
 }
 
-/// The pieces of a free region in address order. Nearly always one.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Parts(SmallVec<[Part; 2]>);
+impl Part {
+    /// The part without an epoch if that is reached.
+    fn settled(self, reached: Epoch) -> Part {
+        if self.epoch <= reached { Part { epoch: Epoch::START, ..self } } else { self }
+    }
+}
+
+/// The pieces of a free region in address order. Nearly always one, which takes no heap memory.
+///
+/// Cutting at the front and joining with one part cost the same however many parts there are.
+#[derive(Clone, Debug)]
+pub(crate) enum Parts {
+    Few(SmallVec<[Part; 2]>),
+    Many(VecDeque<Part>),
+}
+
+/// Most parts that are kept in place.
+const FEW: usize = 2;
+
+impl Default for Parts {
+    fn default() -> Parts {
+        Parts::Few(SmallVec::new())
+    }
+}
+
+impl PartialEq for Parts {
+    fn eq(&self, other: &Parts) -> bool {
+        self.iter().eq(other.iter())
+    }
+}
+
+impl Eq for Parts {}
 
 impl Parts {
     pub(crate) fn one(len: Bytes, epoch: Epoch) -> Parts {
-        Parts(smallvec::smallvec![Part { len, epoch }])
+        Parts::Few(smallvec::smallvec![Part { len, epoch }])
     }
 
-    pub(crate) fn iter(&self) -> std::slice::Iter<'_, Part> {
-        self.0.iter()
+    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Part> {
+        let (few, many) = match self {
+            Parts::Few(few) => (Some(few.iter()), None),
+            Parts::Many(many) => (None, Some(many.iter())),
+        };
+        few.into_iter().flatten().chain(many.into_iter().flatten())
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Parts::Few(few) => few.len(),
+            Parts::Many(many) => many.len(),
+        }
+    }
+
+    fn last_mut(&mut self) -> Option<&mut Part> {
+        match self {
+            Parts::Few(few) => few.last_mut(),
+            Parts::Many(many) => many.back_mut(),
+        }
+    }
+
+    fn first_mut(&mut self) -> Option<&mut Part> {
+        match self {
+            Parts::Few(few) => few.first_mut(),
+            Parts::Many(many) => many.front_mut(),
+        }
+    }
+
+    fn push_back(&mut self, part: Part) {
+        match self {
+            Parts::Few(few) if few.len() < FEW => few.push(part),
+            Parts::Few(few) => {
+                let few = std::mem::take(few);
+                *self = Parts::Many(few.into_iter().chain([part]).collect());
+            }
+            Parts::Many(many) => many.push_back(part),
+        }
+    }
+
+    fn push_front(&mut self, part: Part) {
+        match self {
+            Parts::Few(few) if few.len() < FEW => few.insert(0, part),
+            Parts::Few(few) => {
+                let few = std::mem::take(few);
+                *self = Parts::Many([part].into_iter().chain(few).collect());
+            }
+            Parts::Many(many) => many.push_front(part),
+        }
+    }
+
+    fn pop_front(&mut self) -> Option<Part> {
+        match self {
+            Parts::Few(few) => (!few.is_empty()).then(|| few.remove(0)),
+            Parts::Many(many) => many.pop_front(),
+        }
     }
 
     /// Appends a part, joining it with the last one where the epochs of both are the same or
     /// reached.
     pub(crate) fn push(&mut self, part: Part, reached: Epoch) {
-        let part = if part.epoch <= reached { Part { epoch: Epoch::START, ..part } } else { part };
-        if let Some(last) = self.0.last_mut() {
-            if last.epoch <= reached {
-                last.epoch = Epoch::START;
-            }
+        let part = part.settled(reached);
+        if let Some(last) = self.last_mut() {
+            *last = last.settled(reached);
             if last.epoch == part.epoch {
                 last.len += part.len;
                 return;
             }
         }
-        self.0.push(part);
+        self.push_back(part);
     }
 
-    /// Cuts off what lies behind the first `offset` bytes, and returns it.
-    pub(crate) fn split_off(&mut self, offset: Bytes) -> Parts {
-        let mut kept = Bytes::ZERO;
-        let (mut front, mut back) = (SmallVec::new(), SmallVec::new());
-        for part in std::mem::take(&mut self.0) {
-            let here = part.len.min(offset - kept);
-            kept += here;
-            if !here.is_zero() {
-                front.push(Part { len: here, ..part });
+    /// Appends the parts of the region behind. O(the fewer parts of the two).
+    pub(crate) fn append(&mut self, mut behind: Parts, reached: Epoch) {
+        if self.len() >= behind.len() {
+            for &part in behind.iter() {
+                self.push(part, reached);
             }
-            if part.len > here {
-                back.push(Part { len: part.len - here, ..part });
+            return;
+        }
+        for &part in self.iter().rev() {
+            let part = part.settled(reached);
+            match behind.first_mut() {
+                Some(first) if first.settled(reached).epoch == part.epoch => {
+                    *first = Part { len: first.len + part.len, epoch: part.epoch };
+                }
+                _ => behind.push_front(part),
             }
         }
-        self.0 = front;
-        Parts(back)
+        *self = behind;
+    }
+
+    /// Cuts off what lies behind the first `offset` bytes, and returns it. O(the parts before it).
+    pub(crate) fn split_off(&mut self, offset: Bytes) -> Parts {
+        let mut back = std::mem::take(self);
+        let mut kept = Bytes::ZERO;
+        while kept < offset {
+            let Some(part) = back.pop_front() else { break };
+            let here = part.len.min(offset - kept);
+            kept += here;
+            self.push_back(Part { len: here, ..part });
+            if part.len > here {
+                back.push_front(Part { len: part.len - here, ..part });
+            }
+        }
+        back
     }
 }
 
 /// Mapped memory that its owner may reuse at once, and other streams once its epochs are reached.
+///
+/// Where several streams share a pool, memory whose epochs are reached has no owner (the owner is
+/// [`IDLE`](crate::pool::streams::IDLE)): every stream may use it, and neighbours merge whichever
+/// stream freed them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Free {
-    /// The stream that last used it. A preference, not a claim: any stream may take idle parts.
+    /// The stream that freed it, or `IDLE`.
     pub owner: StreamId,
     pub parts: Parts,
     /// Order of becoming free; VPMM harvests the oldest first.
@@ -81,11 +186,19 @@ pub(crate) struct Free {
 }
 
 impl Free {
+    /// Cuts off what lies behind the first `offset` bytes, and returns it.
+    fn split_off(&mut self, offset: Bytes) -> Free {
+        Free { parts: self.parts.split_off(offset), ..*self }
+    }
+
     /// The latest epoch within `len` bytes from `offset` on.
     pub(crate) fn epoch_of(&self, offset: Bytes, len: Bytes) -> Epoch {
         let (mut start, mut latest) = (Bytes::ZERO, Epoch::START);
         for part in self.parts.iter() {
-            if start < offset + len && start + part.len > offset {
+            if start >= offset + len {
+                break;
+            }
+            if start + part.len > offset {
                 latest = latest.max(part.epoch);
             }
             start += part.len;
@@ -121,7 +234,7 @@ pub(crate) enum Kind {
     Hole,
     /// Mapped and reusable.
     Free(Free),
-    /// Mapped and freed, not yet reusable by its owner: the pool's wait list has the marks of
+    /// Mapped and freed, not yet reusable by its owner: the pool's queue has the marks of
     /// other streams that it waits for.
     Waiting { owner: StreamId, epoch: Epoch },
     /// Allocated.
@@ -153,6 +266,8 @@ pub(crate) struct Region {
     pub len: Bytes,
     pub kind: Kind,
     pub generation: u32,
+    /// The stream and epoch under which the slot is listed to become idle, see `state/idle.rs`.
+    pub listed: Option<Mark>,
     prev: RegionKey,
     next: RegionKey,
 }
@@ -173,11 +288,18 @@ pub(crate) struct Regions {
     slots: Vec<Region>,
     vacant: Vec<RegionKey>,
     firsts: Vec<RegionKey>,
+    /// Length of all spans together.
+    addresses: Bytes,
 }
 
 impl Regions {
     pub(crate) fn get(&self, key: RegionKey) -> &Region {
         &self.slots[key as usize]
+    }
+
+    /// The slot of a region; a vacant one is an empty hole.
+    pub(crate) fn get_if_present(&self, key: RegionKey) -> Option<&Region> {
+        self.slots.get(key as usize)
     }
 
     pub(crate) fn get_mut(&mut self, key: RegionKey) -> &mut Region {
@@ -210,10 +332,12 @@ impl Regions {
             len,
             kind: Kind::Hole,
             generation: 0,
+            listed: None,
             prev: NONE,
             next: NONE,
         });
         self.firsts.push(key);
+        self.addresses += len;
         key
     }
 
@@ -223,6 +347,11 @@ impl Regions {
             std::iter::successors(Some(first), |&key| self.next(key))
                 .map(|key| (key, self.get(key)))
         })
+    }
+
+    /// Length of all spans together.
+    pub(crate) fn addresses(&self) -> Bytes {
+        self.addresses
     }
 
     pub(crate) fn span_count(&self) -> usize {
@@ -235,9 +364,14 @@ impl Regions {
         let inside = !offset.is_zero() && offset < front.len;
         assert!(inside, "cut region {key} len={} at {offset}", front.len);
         let (at, len, next) = (front.at + offset, front.len - offset, front.next);
-        let kind = front.kind.clone();
+        let kind = match &mut front.kind {
+            // Its parts are cut, not copied.
+            Kind::Free(free) => Kind::Free(free.split_off(offset)),
+            kind => kind.clone(),
+        };
         front.len = offset;
-        let back = self.occupy(Region { at, len, kind, generation: 0, prev: key, next });
+        let back =
+            self.occupy(Region { at, len, kind, generation: 0, listed: None, prev: key, next });
         self.get_mut(key).next = back;
         if next != NONE {
             self.get_mut(next).prev = back;
@@ -268,6 +402,7 @@ impl Regions {
         match self.vacant.pop() {
             Some(key) => {
                 region.generation = self.slots[key as usize].generation;
+                region.listed = self.slots[key as usize].listed;
                 self.slots[key as usize] = region;
                 key
             }

@@ -6,6 +6,7 @@
 use crate::Bytes;
 use crate::ids::{ArenaId, ChunkId, Mark, StreamId};
 use crate::pool::block::{Block, Slab};
+use crate::pool::chunks::Mapped;
 use crate::pool::ops::Plan;
 
 /// A request for memory.
@@ -39,29 +40,31 @@ impl Want {
 }
 
 /// The rungs of the ladder, cheapest first. One order for all requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rung {
     /// VPMM: ask which events were reached, if there are retired mappings.
     Retired,
     /// VPMM: unmap retired mappings whose work is over.
     Unmap,
-    /// A free region of the stream that fits. Arenas: what they lent and is still at home.
+    /// Where memory was short lately: the same as [`Rung::Learn`], before memory is chosen.
+    Watch,
+    /// A free region of the stream, or idle memory, that fits. Arenas: what they lent and is still at home.
     Own,
     /// Growth within the slack, if the caller prefers that. Arenas: done if nothing is missing.
     Early,
-    /// Ask which recorded events were reached, if any are pending.
+    /// Record events where memory was freed after the last one, and query those that are pending.
     Learn,
     /// Free the waiting regions whose marks are over.
     Promote,
-    /// Memory of another stream whose work is over: one fitting stretch.
+    /// Memory that became idle.
     Idle,
     /// Thread caches and heaps give back what they do not need.
     Gather,
     /// Arenas: record the events that would let their own chunks return.
     Return,
-    /// All idle memory of other streams, merged.
-    Adopt,
-    /// A free region of the stream that fits by now.
+    /// The same as [`Rung::Learn`], for what was gathered.
+    LearnAgain,
+    /// A free region that fits by now, also if it has to be joined with idle memory.
     Merged,
     /// Build: fill a hole with free chunks moved there, and with new ones.
     Build,
@@ -75,15 +78,16 @@ impl Rung {
     pub(crate) fn next(self) -> Rung {
         match self {
             Rung::Retired => Rung::Unmap,
-            Rung::Unmap => Rung::Own,
+            Rung::Unmap => Rung::Watch,
+            Rung::Watch => Rung::Own,
             Rung::Own => Rung::Early,
             Rung::Early => Rung::Learn,
             Rung::Learn => Rung::Promote,
             Rung::Promote => Rung::Idle,
             Rung::Idle => Rung::Gather,
             Rung::Gather => Rung::Return,
-            Rung::Return => Rung::Adopt,
-            Rung::Adopt => Rung::Merged,
+            Rung::Return => Rung::LearnAgain,
+            Rung::LearnAgain => Rung::Merged,
             Rung::Merged | Rung::Build => Rung::Build,
         }
     }
@@ -110,6 +114,18 @@ pub(crate) enum Relief {
     StreamsOrdered,
 }
 
+/// How far a huge chunk was cut into small ones for a request, see `plan/recut.rs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Recut {
+    Untried,
+    /// It was found out whether its work is over.
+    Asked,
+    /// It is released; its addresses are to be filled.
+    Released(Mapped),
+    /// It was tried.
+    Done,
+}
+
 /// A request on its way up the ladder.
 #[derive(Clone, Debug)]
 pub struct Attempt {
@@ -122,6 +138,14 @@ pub struct Attempt {
     pub(crate) prefer_growth: bool,
     /// The chunk that was last released so that others can be made of its memory.
     pub(crate) recut: Option<ChunkId>,
+    /// How far a huge chunk was cut into small ones for the request.
+    pub(crate) huge_chunk: Recut,
+    /// It was noted that the stream's own memory did not serve the request.
+    pub(crate) missed: bool,
+    /// Other streams took what the stream had freed, again and again: grow for it.
+    pub(crate) robbed: bool,
+    /// The last plan exceeds the slack.
+    pub(crate) over_slack: bool,
     planned: bool,
 }
 
@@ -136,6 +160,10 @@ impl Attempt {
             relief: Relief::Untried,
             prefer_growth: false,
             recut: None,
+            huge_chunk: Recut::Untried,
+            missed: false,
+            robbed: false,
+            over_slack: false,
             planned: false,
         }
     }
@@ -222,7 +250,8 @@ pub enum Step {
     /// [`Pool::reached`](crate::Pool::reached), then call again.
     Poll,
     /// Record events for these marks ([`Pool::recorded`](crate::Pool::recorded)), query all events
-    /// as for [`Poll`](Step::Poll), then call again. Do nothing while a stream captures.
+    /// as for [`Poll`](Step::Poll), then call again. For a stream that captures, call
+    /// [`Pool::hold`](crate::Pool::hold) instead of recording.
     Record(Vec<Mark>),
     /// Perform the plan, settle or abandon it, then call again.
     Perform(Plan),

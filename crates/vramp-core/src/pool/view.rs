@@ -1,18 +1,23 @@
 //! A read-only view of a pool's tables: all that planners, sums and checks see of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::Bytes;
 use crate::ids::{ArenaId, ChunkId, Mark, PoolAddr, StreamId};
 use crate::pool::arenas::{ArenaMemory, ArenaRanges};
 use crate::pool::chunks::{Chunks, Mapped};
-use crate::pool::config::PoolConfig;
-use crate::pool::counters::Counters;
-use crate::pool::index::{Holes, RegionKey};
+use crate::pool::config::{Policy, PoolConfig};
+use crate::pool::counters::{Counters, LookedAt};
+use crate::pool::free_chunks::FreeChunks;
+use crate::pool::heap_waits::HeapWaits;
+use crate::pool::index::{FIRST_FIT_FROM, Holes, RegionKey};
 use crate::pool::ops::Range;
 use crate::pool::regions::{Free, Kind, Region, Regions};
-use crate::pool::streams::Streams;
-use crate::waiting::WaitList;
+use crate::pool::streams::{IDLE, Streams};
+use crate::waiting::WaitQueue;
+
+/// Requests of at least this length are placed by address where several streams share the pool.
+const SHARED_FIRST_FIT_FROM: Bytes = Bytes::mib(32);
 
 /// The tables of a pool.
 #[derive(Clone, Copy)]
@@ -26,15 +31,23 @@ pub(crate) struct View<'a> {
     /// Every retired mapping by address.
     pub retired: &'a BTreeMap<PoolAddr, RegionKey>,
     /// Freed regions that wait for other streams than their owner.
-    pub waiting: &'a WaitList<RegionKey>,
-    /// Marks that freed blocks in heaps wait for.
-    pub heap_marks: &'a [Mark],
+    pub waiting: &'a WaitQueue<RegionKey>,
+    /// Freed pieces of heaps that wait for other streams.
+    pub heap_waits: &'a HeapWaits,
     /// Bytes in blocks, slabs and arenas.
     pub used: Bytes,
     pub used_peak: Bytes,
     /// Physical memory outside of the pool that counts against the same limit.
     pub elsewhere: Bytes,
+    /// Wholly free chunks.
+    pub free_chunks: &'a FreeChunks,
+    /// Streams that freed memory which no event covers yet.
+    pub unrecorded: &'a BTreeSet<StreamId>,
+    /// Requests for which the streams' events are queried before memory is chosen.
+    pub watched: u32,
     pub counters: &'a Counters,
+    /// What planners look at is counted here.
+    pub looked_at: &'a LookedAt,
 }
 
 impl<'a> View<'a> {
@@ -69,9 +82,21 @@ impl<'a> View<'a> {
         matches!(&self.regions.get(key).kind, Kind::Free(free) if own(free))
     }
 
-    /// The free region of the stream that serves a request of `len` bytes.
+    /// The free region that serves a request of `len` bytes: the stream's own, or else an idle one.
     pub(crate) fn fit(self, stream: StreamId, len: Bytes) -> Option<RegionKey> {
-        self.streams.get(stream).free.find(len)
+        let from = if self.shares_idle() { SHARED_FIRST_FIT_FROM } else { FIRST_FIT_FROM };
+        let own = self.streams.get(stream).free.find(len, from);
+        own.or_else(|| self.streams.idle().find(len, from))
+    }
+
+    /// True if free memory becomes idle memory of no stream: several streams share the pool.
+    pub(crate) fn shares_idle(self) -> bool {
+        self.streams.len() > 1 && matches!(self.config.policy, Policy::Mixed(_))
+    }
+
+    /// True for free memory that the stream may use at once: its own, and idle memory.
+    pub(crate) fn is_usable(self, key: RegionKey, stream: StreamId) -> bool {
+        self.is_free_of(key, stream) || self.is_free_of(key, IDLE)
     }
 
     /// The other streams' free regions, oldest first.
@@ -82,29 +107,9 @@ impl<'a> View<'a> {
             .filter(|&other| other != stream)
             .flat_map(|other| self.streams.get(other).free.iter().map(|(_, _, key)| key))
             .collect();
+        self.looked_at.add(self.streams.len() + regions.len());
         regions.sort_by_key(|&key| self.free_of(key).born);
         regions
-    }
-
-    /// Slices of a free region whose every part is ready, in address order.
-    pub(crate) fn ready_slices(
-        self,
-        key: RegionKey,
-        ready: impl Fn(Mark) -> bool,
-    ) -> Vec<FreeSlice> {
-        let mut slices: Vec<FreeSlice> = Vec::new();
-        let mut offset = Bytes::ZERO;
-        let free = self.free_of(key);
-        for (part, mark) in free.parts.iter().zip(free.marks()) {
-            if ready(mark) {
-                match slices.last_mut() {
-                    Some(last) if last.offset + last.len == offset => last.len += part.len,
-                    _ => slices.push(FreeSlice { region: key, offset, len: part.len }),
-                }
-            }
-            offset += part.len;
-        }
-        slices
     }
 
     /// The work that may still touch a free chunk at its home in region `from`.
@@ -192,10 +197,9 @@ impl<'a> View<'a> {
     }
 }
 
-/// A part of a free region.
+/// The front of a free region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FreeSlice {
     pub region: RegionKey,
-    pub offset: Bytes,
     pub len: Bytes,
 }

@@ -4,3 +4,4 @@
 
 mod paper;
 mod random;
+mod vpmm;

@@ -16,6 +16,7 @@ const STREAMS_MOST: usize = 3;
 struct Setup {
     policy: Policy,
     span: Bytes,
+    first_span: Bytes,
     limit: Option<Bytes>,
     memory: Bytes,
     stingy: bool,
@@ -89,10 +90,12 @@ fn setup(policy: impl Strategy<Value = Policy>) -> impl Strategy<Value = Setup> 
     let span = prop_oneof![Just(Bytes::mib(64)), Just(Bytes::gib(1))];
     let limit = prop_oneof![3 => Just(None), 1 => Just(Some(Bytes::mib(96)))];
     let memory = prop_oneof![Just(Bytes::mib(128)), Just(Bytes::gib(4))];
-    (policy, span, limit, memory, any::<bool>(), 1..=STREAMS_MOST).prop_map(
-        |(policy, span, limit, memory, stingy, streams)| Setup {
+    let first_pages = prop_oneof![Just(32u64), Just(4)];
+    (policy, span, first_pages, limit, memory, any::<bool>(), 1..=STREAMS_MOST).prop_map(
+        |(policy, span, first_pages, limit, memory, stingy, streams)| Setup {
             policy,
             span,
+            first_span: PAGE * first_pages,
             limit,
             memory,
             stingy,
@@ -190,8 +193,8 @@ struct Program {
 
 impl Program {
     fn new(setup: &Setup, outages: &[Outage]) -> Program {
-        let Setup { policy, span, limit, memory, stingy, streams } = *setup;
-        let pool = Pool::new(PoolConfig { page: PAGE, span, limit, policy });
+        let Setup { policy, span, first_span, limit, memory, stingy, streams } = *setup;
+        let pool = Pool::new(PoolConfig { page: PAGE, span, first_span, limit, policy });
         let mut failures = BTreeMap::new();
         for outage in outages {
             let failure = if outage.full { Failure::Full } else { Failure::Other };
@@ -445,7 +448,8 @@ fn trimming_leaves_nothing(mut program: Program) {
 #[test]
 fn more_memory_ahead_of_demand_than_a_span_holds_is_refused() {
     for policy in [Policy::Vpmm, Policy::Mixed(Mixed::default())] {
-        let config = PoolConfig { page: PAGE, span: Bytes::gib(1), limit: None, policy };
+        let config =
+            PoolConfig { page: PAGE, span: Bytes::gib(1), first_span: PAGE, limit: None, policy };
         let mut pool = Pool::new(config).expect("the configuration is possible");
         let stream = pool.add_stream();
         assert_eq!(pool.prefill(Bytes::tib(16), stream), None);

@@ -11,10 +11,16 @@ use crate::pool::ops::{Fill, Plan, Range};
 use crate::pool::plan::build::{Build, Choice, choose};
 use crate::pool::plan::decision::{Climb, Decision};
 use crate::pool::plan::fill::Filling;
-use crate::pool::plan::sources::{ChunkCount, Sources};
+use crate::pool::plan::sources::{ChunkCount, Source, Sources, SourcesOfLen};
 use crate::pool::regions::{Kind, Region};
 use crate::pool::request::{Attempt, Rung, Step};
 use crate::pool::view::View;
+
+/// A gap to cut in two at `offset`.
+struct GapCut {
+    gap: RegionKey,
+    offset: Bytes,
+}
 
 /// A row of an arena's regions without memory of their own.
 struct Bare {
@@ -42,7 +48,7 @@ impl View<'_> {
             Rung::Early => match self.bare(arena, part) {
                 Ok(None) => Climb::Stay(self.backed(arena, part, attempt)),
                 Ok(Some(_)) => Climb::Up,
-                Err(cut) => Climb::Stay(cut),
+                Err(GapCut { gap, offset }) => Climb::Stay(Decision::CutGap { gap, offset }),
             },
             Rung::Gather => Climb::ThenUp(Decision::Return(Step::Gather)),
             Rung::Return => {
@@ -55,7 +61,8 @@ impl View<'_> {
                     false => Climb::Up,
                 }
             }
-            Rung::Adopt => Climb::ThenUp(Decision::Adopt),
+            Rung::Learn | Rung::LearnAgain => self.learn(),
+            Rung::Promote => Climb::ThenUp(Decision::Promote),
             Rung::Build => {
                 attempt.note_plan();
                 match self.bare(arena, part) {
@@ -66,15 +73,10 @@ impl View<'_> {
                         let step = self.step_for(build, attempt, Rung::Build);
                         Climb::Stay(Decision::Return(step))
                     }
-                    Err(cut) => Climb::Stay(cut),
+                    Err(GapCut { gap, offset }) => Climb::Stay(Decision::CutGap { gap, offset }),
                 }
             }
-            Rung::Retired
-            | Rung::Unmap
-            | Rung::Learn
-            | Rung::Promote
-            | Rung::Idle
-            | Rung::Merged => Climb::Up,
+            Rung::Retired | Rung::Unmap | Rung::Watch | Rung::Idle | Rung::Merged => Climb::Up,
         }
     }
 
@@ -93,9 +95,12 @@ impl View<'_> {
         if left.is_empty() {
             return Vec::new();
         }
-        for key in self.foreign(stream) {
-            let here = self.chunks_in(key).filter(|mapped| left.contains(&mapped.chunk));
-            marks.extend(here.map(|mapped| self.source_mark(mapped.chunk, key)));
+        for chunk in left {
+            if let Some((region, owner)) = self.free_chunks.find(chunk)
+                && owner != stream
+            {
+                marks.insert(self.source_mark(chunk, region));
+            }
         }
         marks.retain(|&mark| self.can_be_recorded(mark));
         marks.into_iter().collect()
@@ -124,13 +129,13 @@ impl View<'_> {
     /// The first row of regions without memory within a part of an arena.
     ///
     /// # Errors
-    /// A gap begins before the part: the decision to cut it there.
-    fn bare(self, arena: ArenaId, part: Range) -> Result<Option<Bare>, Decision> {
+    /// A gap begins before the part: it is to be cut there.
+    fn bare(self, arena: ArenaId, part: Range) -> Result<Option<Bare>, GapCut> {
         let straddles = |region: &Region| {
             region.at < part.at && part.at < region.end() && matches!(region.kind, Kind::Gap { .. })
         };
         if let Some((gap, region)) = self.arena_regions(arena).find(|(_, r)| straddles(r)) {
-            return Err(Decision::CutGap { gap, offset: part.at - region.at });
+            return Err(GapCut { gap, offset: part.at - region.at });
         }
         let end = part.end();
         let is_bare =
@@ -170,7 +175,7 @@ impl View<'_> {
 
     fn build_arena_from(
         self,
-        sources: &Sources,
+        sources: &Sources<'_>,
         arena: ArenaId,
         bare: &Bare,
         attempt: &Attempt,
@@ -179,13 +184,15 @@ impl View<'_> {
         let stream = attempt.request.stream;
         // Chunks that left and are free again return without a driver call, each to one of its old
         // places; other old mappings make room.
-        let mut returning: Vec<usize> = Vec::new();
+        let mut returning: Vec<Source> = Vec::new();
         let mut leftover: Vec<Range> = Vec::new();
         for &key in &bare.regions {
             let region = self.regions.get(key);
             let Kind::Retired { chunk, .. } = region.kind else { continue };
-            match sources.by_chunk.get(&chunk) {
-                Some(&index) if !returning.contains(&index) => returning.push(index),
+            match sources.find(chunk) {
+                Some(source) if !returning.iter().any(|known| known.chunk == chunk) => {
+                    returning.push(source);
+                }
                 _ => leftover.push(Range::new(region.at, region.len)),
             }
         }
@@ -193,11 +200,8 @@ impl View<'_> {
             return Build::ClearFirst(Plan::unmap(leftover));
         }
         let mut counts = sources.movable([None, None], &returning);
-        let mut usable: BTreeMap<Bytes, Vec<usize>> = sources.by_len.clone();
-        for group in usable.values_mut() {
-            group.retain(|index| !returning.contains(index));
-            group.reverse();
-        }
+        let is_returning = |source: &Source| returning.iter().any(|r| r.chunk == source.chunk);
+        let mut usable: BTreeMap<Bytes, SourcesOfLen<'_>> = BTreeMap::new();
         let budget = self.growth_budget(bare.gaps, attempt, mixed);
         let mut to_move = bare.gaps.saturating_sub(budget).min(ChunkCount::total(&counts));
         let chunk_len = self.arenas.get(arena).chunk;
@@ -207,7 +211,7 @@ impl View<'_> {
         for &key in &bare.regions {
             let region = self.regions.get(key);
             if let Kind::Retired { chunk, .. } = region.kind {
-                let source = &sources.all[sources.by_chunk[&chunk]];
+                let source = sources.find(chunk).expect("it returns");
                 fills.push(Fill::Reactivate { chunk, len: region.len, from: source.region });
                 continue;
             }
@@ -215,9 +219,9 @@ impl View<'_> {
             let Choice { moves, .. } = choose(rest.min(to_move), counts.clone(), true);
             for ChunkCount { len, count } in moves {
                 ChunkCount::take(&mut counts, len, count);
-                let group = usable.get_mut(&len).expect("a source of that length");
-                for index in group.split_off(group.len() - count as usize).into_iter().rev() {
-                    let source = &sources.all[index];
+                let group = usable.entry(len).or_insert_with(|| sources.of_len(len));
+                let moved = group.filter(|source| !is_returning(source)).take(count as usize);
+                for source in moved {
                     fills.push(Fill::Move { chunk: source.chunk, len, from: source.region });
                 }
                 rest -= len * count;

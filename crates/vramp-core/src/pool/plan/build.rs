@@ -16,17 +16,17 @@ use std::collections::BTreeMap;
 use crate::Bytes;
 use crate::ids::{PoolAddr, StreamId};
 use crate::pool::config::Mixed;
-use crate::pool::index::RegionKey;
+use crate::pool::index::{FreeIndex, RegionKey};
 use crate::pool::ops::{Fill, Plan};
 use crate::pool::plan::fill::{FillPlan, Filling};
-use crate::pool::plan::growth::new_chunks;
+use crate::pool::plan::growth::ChunkCut;
 use crate::pool::plan::sites::{BuildSite, FreshSite};
 use crate::pool::plan::sources::{ChunkCount, Source, Sources};
 use crate::pool::request::Attempt;
 use crate::pool::view::View;
 
 /// Number of free regions considered as bases: the largest ones.
-const BASES: usize = 64;
+pub(in crate::pool) const BASES: usize = 64;
 
 /// A last chunk that overshoots by at most this is taken before an exact combination is sought.
 const OVERSHOOT: Bytes = Bytes::mib(2);
@@ -71,12 +71,13 @@ impl Build {
 
 /// A region to build.
 #[derive(Clone, Copy)]
-struct Target<'a> {
+struct Target {
     len: Bytes,
     stream: StreamId,
     /// How much the pool may grow before the price of growth counts.
     budget: Bytes,
-    mixed: &'a Mixed,
+    /// How new memory is cut into chunks.
+    cut: ChunkCut,
 }
 
 /// A way to build it.
@@ -88,7 +89,7 @@ struct Candidate {
     /// Bytes that can be filled at most.
     room: Bytes,
     /// Sources whose retired mappings are at the site: reactivated.
-    reactivated: Vec<usize>,
+    reactivated: Vec<Source>,
     /// Sources to move.
     moves: Vec<ChunkCount>,
     /// Bytes of new chunks.
@@ -98,7 +99,7 @@ struct Candidate {
     over_slack: Bytes,
 }
 
-impl View<'_> {
+impl<'a> View<'a> {
     /// Plans a free region of `len` bytes for the attempt's stream, which has none.
     pub(in crate::pool) fn build(self, len: Bytes, attempt: &Attempt, mixed: &Mixed) -> Build {
         if len > PoolAddr::SPAN_LIMIT {
@@ -110,8 +111,9 @@ impl View<'_> {
         let stream = attempt.request.stream;
         let allowed = self.growth_allowed(attempt);
         let budget = self.growth_budget(len, attempt, mixed);
-        let target = Target { len, stream, budget, mixed };
         let some = self.sources_for(len, stream, &[]);
+        let cut = self.chunk_cut(len, self.stranded(&some), mixed);
+        let target = Target { len, stream, budget, cut };
         let build = self.build_from(target, allowed, &some);
         if some.complete || build.is_enough() {
             return build;
@@ -119,7 +121,13 @@ impl View<'_> {
         self.build_from(target, allowed, &self.sources(stream))
     }
 
-    fn build_from(self, target: Target<'_>, allowed: Bytes, sources: &Sources) -> Build {
+    /// Free memory that no build can move: in chunks that are partly used.
+    fn stranded(self, sources: &Sources<'a>) -> Bytes {
+        let free = self.streams.get(sources.stream()).free.bytes() + self.streams.idle().bytes();
+        free.saturating_sub(sources.bytes())
+    }
+
+    fn build_from(self, target: Target, allowed: Bytes, sources: &Sources<'a>) -> Build {
         let mut best: Option<Candidate> = None;
         let mut missing = Bytes::MAX;
         for candidate in self.candidates(target, sources) {
@@ -154,12 +162,13 @@ impl View<'_> {
         if let Some(plan) = self.unmap_some_retired() {
             return Some(Build::ClearFirst(plan));
         }
-        let target = Target { len, stream, budget: Bytes::ZERO, mixed };
         let sources = self.sources(stream);
+        let cut = self.chunk_cut(len, Bytes::ZERO, mixed);
+        let target = Target { len, stream, budget: Bytes::ZERO, cut };
         // What was moved together before stays, however many larger regions there are.
         let moved = sources.richest_region().into_iter();
         let moved = moved
-            .flat_map(|base| self.sites_beside(base, len))
+            .flat_map(|base| self.sites_beside(base, len, stream))
             .filter_map(|site| self.candidate(site, target, &sources));
         let candidates = moved.chain(self.candidates(target, &sources));
         let mut best = candidates.min_by_key(|candidate| candidate.price)?;
@@ -174,14 +183,21 @@ impl View<'_> {
     }
 
     /// The ways to build a region, the largest bases first; the first of equals is the best.
-    fn candidates(self, target: Target<'_>, sources: &Sources) -> impl Iterator<Item = Candidate> {
-        let free = self.streams.get(target.stream).free.iter();
-        let mut bases: Vec<(Bytes, RegionKey)> = free.map(|(_, len, key)| (len, key)).collect();
+    fn candidates<'b>(
+        self,
+        target: Target,
+        sources: &'b Sources<'a>,
+    ) -> impl Iterator<Item = Candidate> + use<'a, 'b> {
+        let largest = |free: &'a FreeIndex| free.iter().rev().take(BASES);
+        let own = largest(&self.streams.get(target.stream).free);
+        let bases = own.chain(largest(self.streams.idle()));
+        let mut bases: Vec<(Bytes, RegionKey)> = bases.map(|(_, len, key)| (len, key)).collect();
         bases.sort_unstable_by(|a, b| b.cmp(a));
         bases.truncate(BASES);
+        self.looked_at.add(bases.len());
         bases
             .into_iter()
-            .flat_map(move |(_, base)| self.sites_beside(base, target.len))
+            .flat_map(move |(_, base)| self.sites_beside(base, target.len, target.stream))
             .chain(self.old_places(sources))
             .chain([BuildSite::Fresh])
             .filter_map(move |site| self.candidate(site, target, sources))
@@ -191,10 +207,10 @@ impl View<'_> {
     fn candidate(
         self,
         site: BuildSite,
-        target: Target<'_>,
-        sources: &Sources,
+        target: Target,
+        sources: &Sources<'a>,
     ) -> Option<Candidate> {
-        let Target { len, budget, mixed, .. } = target;
+        let Target { len, budget, cut, .. } = target;
         let base_len = site.base().map_or(Bytes::ZERO, |key| self.regions.get(key).len);
         let need = len.saturating_sub(base_len).checked_round_up(self.config.page)?;
         // The last chunk may overshoot, by less than its own size.
@@ -218,7 +234,7 @@ impl View<'_> {
             return None;
         }
         let reactivated = self.reactivable(site, need, sources);
-        let returned: Bytes = reactivated.iter().map(|&index| sources.all[index].len).sum();
+        let returned: Bytes = reactivated.iter().map(|source| source.len).sum();
         let counts = sources.movable([site.base(), site.bridged()], &reactivated);
         let movable = ChunkCount::total(&counts);
         let rest = need.saturating_sub(returned);
@@ -231,13 +247,13 @@ impl View<'_> {
             return None;
         }
         let over_slack = fresh.saturating_sub(budget);
-        let new = new_chunks(fresh, len, self.peak_with(len), mixed).len() as u64;
+        let new = cut.chunks(fresh).len() as u64;
         let handles = moves.iter().map(|chunks| chunks.count).sum::<u64>() + new;
         let price = handles + over_slack.whole(Bytes::mib(1)).saturating_mul(OVER_SLACK_PRICE);
         Some(Candidate { site, need, room, reactivated, moves, fresh, placed, price, over_slack })
     }
 
-    fn plan_candidate(self, candidate: Candidate, target: Target<'_>, sources: &Sources) -> Build {
+    fn plan_candidate(self, candidate: Candidate, target: Target, sources: &Sources<'a>) -> Build {
         let Candidate { site, placed, need, over_slack, .. } = candidate;
         let at = match site {
             BuildSite::Behind { base } | BuildSite::Bridge { base, .. } => {
@@ -258,25 +274,22 @@ impl View<'_> {
     }
 
     /// The chunks of a candidate in address order.
-    fn fills(self, candidate: &Candidate, target: Target<'_>, sources: &Sources) -> Vec<Fill> {
-        let Target { len, mixed, .. } = target;
+    fn fills(self, candidate: &Candidate, target: Target, sources: &Sources<'a>) -> Vec<Fill> {
         let mut fills: Vec<Fill> = Vec::new();
-        for &index in &candidate.reactivated {
-            let Source { chunk, len, region: from, .. } = sources.all[index];
+        for &Source { chunk, len, region: from } in &candidate.reactivated {
             fills.push(Fill::Reactivate { chunk, len, from });
         }
         let left_out = [candidate.site.base(), candidate.site.bridged()];
         for chunks in &candidate.moves {
-            let usable = sources.by_len[&chunks.len].iter().filter(|&&index| {
-                !left_out.contains(&Some(sources.all[index].region))
-                    && !candidate.reactivated.contains(&index)
+            let usable = sources.of_len(chunks.len).filter(|source| {
+                !left_out.contains(&Some(source.region)) && !candidate.reactivated.contains(source)
             });
-            for &index in usable.take(chunks.count as usize) {
-                let Source { chunk, len, region: from, .. } = sources.all[index];
+            for Source { chunk, len, region: from } in usable.take(chunks.count as usize) {
+                self.looked_at.add(1);
                 fills.push(Fill::Move { chunk, len, from });
             }
         }
-        let new = new_chunks(candidate.fresh, len, self.peak_with(len), mixed);
+        let new = target.cut.chunks(candidate.fresh);
         for (n, len) in new.into_iter().enumerate() {
             fills.push(Fill::New { chunk: self.chunks.upcoming(n), len });
         }

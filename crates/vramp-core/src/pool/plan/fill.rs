@@ -102,12 +102,14 @@ impl View<'_> {
             .collect()
     }
 
-    /// A plan that reserves a span of at least `least` bytes.
+    /// A plan that reserves a span of at least `least` bytes. Spans grow with the pool: many small
+    /// pools share the device's addresses, and a large one has few spans.
     pub(in crate::pool) fn reserve_plan(self, least: Bytes) -> Plan {
         let span = SpanId::new(
             u32::try_from(self.regions.span_count()).expect("fewer than four billion spans"),
         );
-        let wanted = self.config.span.max(least);
+        let first = self.config.first_span.min(self.config.span);
+        let wanted = self.regions.addresses().clamp(first, self.config.span).max(least);
         let op = Op::Reserve { span, least, wanted };
         Plan { ops: vec![op], change: Change::Reserve { span, len: wanted } }
     }

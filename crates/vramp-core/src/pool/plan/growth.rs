@@ -8,6 +8,9 @@ use crate::pool::view::View;
 /// Up to the largest chunk there is, an arena is made of about so many.
 const CHUNKS_PER_ARENA: u64 = 8;
 
+/// The slack while threads contend for the pool, in slacks.
+const CONTENDED_SLACK: u64 = 3;
+
 impl View<'_> {
     /// How much the pool may still grow: up to its limit, or not at all once the device was full.
     pub(in crate::pool) fn growth_allowed(self, attempt: &Attempt) -> Bytes {
@@ -26,7 +29,10 @@ impl View<'_> {
     ) -> Bytes {
         let peak = self.used_peak.max(self.used.saturating_add(len));
         let target = match attempt.growth {
-            Growth::WithSlack if attempt.prefer_growth => Bytes::MAX,
+            _ if attempt.robbed => Bytes::MAX,
+            Growth::WithSlack if attempt.prefer_growth => {
+                with_slack(peak, CONTENDED_SLACK * mixed.slack_per_mille)
+            }
             Growth::WithSlack => with_slack(peak, mixed.slack_per_mille),
             Growth::Needed | Growth::Never => with_slack(peak, 0),
         };
@@ -54,54 +60,121 @@ fn power_of_two_below(amount: u64) -> Bytes {
     Bytes::new(1u64 << amount.max(1).ilog2())
 }
 
-/// The lengths of the new chunks that make up `bytes` for a request of `len`, in a pool whose
-/// high-water mark is `peak`. Small pools and small requests get small chunks: what a partly used
-/// chunk strands stays small beside what the pool holds.
-pub(in crate::pool) fn new_chunks(
-    bytes: Bytes,
-    len: Bytes,
-    peak: Bytes,
-    mixed: &Mixed,
-) -> Vec<Bytes> {
-    let by_request = power_of_two_below(len.count() / mixed.chunks_per_request.max(1));
-    let by_pool = power_of_two_below(peak.count() / mixed.chunks_per_pool.max(1))
-        .clamp(mixed.chunk_min, mixed.chunk_usual);
-    let largest = by_request.max(by_pool).min(mixed.chunk_max);
-    let mut chunks = Vec::new();
-    let mut rest = bytes;
-    while !rest.is_zero() {
-        let chunk = rest.min(largest);
-        chunks.push(chunk);
-        rest -= chunk;
+/// How new memory is cut into chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::pool) struct ChunkCut {
+    /// The first chunk, if it is not the longest. Each chunk is twice as long as the one before it, up
+    /// to the longest: small blocks, which are placed at the front, pin short chunks.
+    first: Option<Bytes>,
+    longest: Bytes,
+}
+
+/// Memory stranded in partly used chunks, in thousandths of the high-water mark, from which on new
+/// chunks are half as long, a quarter as long, and so on.
+const STRANDED: &[u64] = &[30, 60, 90, 120];
+
+/// The same where several streams share the pool.
+const STRANDED_SHARED: &[u64] = &[20, 40];
+
+impl View<'_> {
+    /// How new memory is cut for a request of `len` bytes, while `stranded` bytes lie in partly used
+    /// chunks. Small pools and small requests get small chunks: what a partly used chunk strands stays
+    /// small beside what the pool holds. Where more is stranded all the same, chunks get smaller.
+    pub(in crate::pool) fn chunk_cut(self, len: Bytes, stranded: Bytes, mixed: &Mixed) -> ChunkCut {
+        let peak = self.peak_with(len);
+        let shared = self.shares_idle();
+        let thresholds = if shared { STRANDED_SHARED } else { STRANDED };
+        let per_mille = stranded.count().saturating_mul(1000) / peak.count().max(1);
+        let halved = thresholds.iter().filter(|&&from| per_mille >= from).count() as u32;
+        let page = self.config.page;
+        let half = Bytes::new(mixed.chunk_min.count() / 2).max(page);
+        let min = if shared { half } else { mixed.chunk_min };
+        let min = Bytes::new(min.count() >> halved).max(page);
+        let by_request = power_of_two_below(len.count() / mixed.chunks_per_request.max(1));
+        let by_pool = power_of_two_below(peak.count() / (mixed.chunks_per_pool.max(1) << halved))
+            .clamp(min, mixed.chunk_usual);
+        let longest = by_request.max(by_pool).min(mixed.chunk_max);
+        let first = Some(half).filter(|&first| shared && first < longest);
+        ChunkCut { first, longest }
     }
-    chunks
+}
+
+impl ChunkCut {
+    /// The lengths of the new chunks that make up `bytes`, in address order.
+    pub(in crate::pool) fn chunks(self, bytes: Bytes) -> Vec<Bytes> {
+        let mut chunks = Vec::new();
+        let mut next = self.first.unwrap_or(self.longest);
+        let mut rest = bytes;
+        while !rest.is_zero() {
+            let chunk = rest.min(next);
+            chunks.push(chunk);
+            rest -= chunk;
+            next = (next * 2).min(self.longest);
+        }
+        chunks
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pool::Pool;
+    use crate::pool::config::{Policy, PoolConfig};
 
     #[test]
-    fn new_chunks_grow_with_the_request_and_with_the_pool() {
-        let mixed = Mixed::default();
-        let (mib, gib) = (Bytes::mib, Bytes::gib);
-        for (bytes, len, peak, expected) in [
-            // A small pool: the smallest chunk.
-            (mib(20), mib(20), mib(20), vec![mib(8), mib(8), mib(4)]),
-            // A 64th of the pool.
-            (mib(32), mib(32), gib(1), vec![mib(16), mib(16)]),
-            // At most the usual chunk, however large the pool.
-            (mib(64), mib(64), gib(64), vec![mib(32), mib(32)]),
-            // A 64th of a huge request.
-            (mib(128), gib(4), gib(4), vec![mib(64), mib(64)]),
-            // At most the largest chunk.
-            (mib(256), gib(64), gib(64), vec![mib(128), mib(128)]),
-            // Nothing to make.
-            (Bytes::ZERO, gib(1), gib(1), vec![]),
+    fn new_chunks_are_cut_from_the_first_to_the_longest() {
+        let mib = Bytes::mib;
+        for (first, longest, bytes, expected) in [
+            (None, 8, 20, vec![8, 8, 4]),
+            (None, 128, 64, vec![64]),
+            (Some(4), 16, 60, vec![4, 8, 16, 16, 16]),
+            (Some(4), 16, 6, vec![4, 2]),
+            (None, 8, 0, vec![]),
         ] {
-            let made = new_chunks(bytes, len, peak, &mixed);
-            assert_eq!(made, expected, "{bytes} for {len} at a peak of {peak}");
+            let cut = ChunkCut { first: first.map(mib), longest: mib(longest) };
+            let expected: Vec<Bytes> = expected.into_iter().map(mib).collect();
+            assert_eq!(cut.chunks(mib(bytes)), expected, "{bytes} MiB by {cut:?}");
         }
+    }
+
+    #[test]
+    fn chunks_grow_with_the_request_and_the_pool_and_shrink_with_what_is_stranded() {
+        let mib = Bytes::mib;
+        let config = PoolConfig {
+            page: mib(2),
+            span: Bytes::tib(1),
+            first_span: Bytes::tib(1),
+            limit: None,
+            policy: Policy::Mixed(Mixed::default()),
+        };
+        let mut pool = Pool::new(config).expect("it is valid");
+        pool.add_stream();
+        let mixed = Mixed::default();
+        // A request in MiB, stranded MiB, and the longest chunk.
+        let longest = |pool: &Pool, len: u64, stranded: u64| {
+            pool.view().chunk_cut(mib(len), mib(stranded), &mixed).longest
+        };
+        for (len, stranded, expected) in [
+            // A small pool: the smallest chunk.
+            (20, 0, 8),
+            // A 64th of the pool.
+            (1024, 0, 16),
+            // At most the usual chunk, except for huge requests, which get a 64th of them.
+            (2048, 0, 32),
+            (4096, 0, 64),
+            (65536, 0, 128),
+        ] {
+            assert_eq!(longest(&pool, len, stranded), mib(expected), "{len}, {stranded} stranded");
+        }
+        // A request that is small beside the pool, while so much of 1,024 MiB is stranded.
+        let mixed = Mixed { chunks_per_request: 1 << 20, ..mixed };
+        let longest = |pool: &Pool, stranded: u64| {
+            pool.view().chunk_cut(mib(1024), mib(stranded), &mixed).longest
+        };
+        let lengths = |pool: &Pool| [20, 21, 30, 31, 41, 62].map(|n| longest(pool, n));
+        assert_eq!(lengths(&pool), [16, 16, 16, 8, 8, 4].map(mib));
+        pool.add_stream();
+        assert_eq!(lengths(&pool), [16, 8, 8, 8, 4, 4].map(mib));
     }
 
     #[test]

@@ -12,6 +12,8 @@
 
 use crate::Bytes;
 use crate::ids::{ArenaId, PoolAddr};
+use crate::pool::chunks::Mapped;
+use crate::pool::free_chunks::FreeChunk;
 use crate::pool::index::RegionKey;
 use crate::pool::ops::{Plan, Range};
 use crate::pool::regions::{Kind, Region};
@@ -65,9 +67,10 @@ impl View<'_> {
     /// A plan that releases the first chunk of a lent region that touches the addresses.
     fn release_first(self, key: RegionKey, part: Range) -> Result<Plan, NotVacant> {
         let found = self.chunks_in(key).find(|mapped| part.touches(mapped.home, mapped.len));
-        let chunk = found.expect("lent memory is whole chunks").chunk;
+        let Mapped { chunk, home, .. } = found.expect("lent memory is whole chunks");
+        let region_len = self.regions.get(key).len;
         match self.is_idle(chunk, key) {
-            true => Ok(self.release_plan(chunk)),
+            true => Ok(self.release_plan(vec![FreeChunk { region_len, home, chunk, region: key }])),
             false => Err(NotVacant::InUse),
         }
     }

@@ -1,76 +1,95 @@
-//! Free memory whose work is over: taken over by another stream, or released to the device.
+//! Free memory whose work is over: released to the device.
 
 use std::collections::BTreeSet;
 
 use crate::Bytes;
-use crate::ids::{ArenaId, ChunkId, Mark, StreamId};
+use crate::ids::{ArenaId, ChunkId, Mark};
 use crate::pool::chunks::Mapped;
+use crate::pool::free_chunks::FreeChunk;
 use crate::pool::index::RegionKey;
-use crate::pool::ops::{Change, Op, Plan, Range};
+use crate::pool::ops::{Plan, Range, Trim};
 use crate::pool::regions::Kind;
-use crate::pool::view::{FreeSlice, View};
+use crate::pool::view::View;
 
-impl View<'_> {
-    /// The smallest idle slice of another stream's region that holds `len` bytes.
-    pub(in crate::pool) fn smallest_idle(self, stream: StreamId, len: Bytes) -> Option<FreeSlice> {
-        if self.streams.len() == 1 {
-            return None;
-        }
-        let mut best: Option<FreeSlice> = None;
-        for key in self.foreign(stream) {
-            for slice in self.ready_slices(key, |mark| self.streams.is_over(mark)) {
-                if slice.len >= len && best.is_none_or(|best| slice.len < best.len) {
-                    best = Some(slice);
-                }
+impl<'a> View<'a> {
+    /// A plan that releases idle chunks until the pool holds `excess` bytes less: the longest first
+    /// that are not longer than what is left, or else the shortest one. `None` if none is idle.
+    /// O(log n) for each chunk that it releases or that work still uses.
+    pub(in crate::pool) fn release_excess(self, excess: Bytes) -> Option<Plan> {
+        let mut left = excess;
+        let mut released: Vec<FreeChunk> = Vec::new();
+        let mut shortest: Option<(Bytes, FreeChunk)> = None;
+        for (len, entry) in self.free_chunks.longest_first() {
+            self.looked_at.add(1);
+            if left.is_zero() {
+                break;
+            }
+            let fits = len <= left;
+            // A chunk that is too long is of use only if none is shorter.
+            if !fits && shortest.is_some_and(|(known, _)| known == len) {
+                continue;
+            }
+            if !self.is_idle(entry.chunk, entry.region) {
+                continue;
+            }
+            if fits {
+                left -= len;
+                released.push(entry);
+            } else {
+                shortest = Some((len, entry));
             }
         }
-        best.map(|slice| FreeSlice { len, ..slice })
+        // Lent memory is in lists of its own.
+        let lent = self.arenas.lent().flat_map(|key| self.idle_chunks_in(key));
+        for entry in lent {
+            let len = self.chunks.get(entry.chunk).len;
+            if len <= left {
+                left -= len;
+                released.push(entry);
+            } else if !left.is_zero() && shortest.is_none_or(|(known, _)| len < known) {
+                shortest = Some((len, entry));
+            }
+        }
+        if released.is_empty() {
+            released.extend(shortest.map(|(_, entry)| entry));
+        }
+        (!released.is_empty()).then(|| self.release_plan(released))
     }
 
-    /// The chunk to release where the pool holds `excess` bytes too many: the largest idle one that
-    /// is not larger than that.
-    pub(in crate::pool) fn largest_idle_chunk(self, excess: Bytes) -> Option<ChunkId> {
-        let chunks = self.idle_chunks().into_iter().filter(|&(len, _)| len <= excess);
-        chunks.max().map(|(_, chunk)| chunk)
-    }
-
-    pub(in crate::pool) fn smallest_idle_chunk(self) -> Option<ChunkId> {
-        self.idle_chunks().into_iter().min().map(|(_, chunk)| chunk)
+    /// A plan that releases the shortest idle chunk, and which that is. `None` if none is idle.
+    pub(in crate::pool) fn release_shortest(self) -> Option<(ChunkId, Plan)> {
+        let lent = self.arenas.lent().flat_map(|key| self.idle_chunks_in(key));
+        let lent = lent.map(|entry| (self.chunks.get(entry.chunk).len, entry));
+        let listed = self.free_chunks.iter().map(|(_, len, entry)| (len, entry));
+        let idle = listed.chain(lent).filter(|(_, e)| self.is_idle(e.chunk, e.region));
+        let (_, entry) = idle.min_by_key(|&(len, entry)| (len, entry.chunk))?;
+        Some((entry.chunk, self.release_plan(vec![entry])))
     }
 
     /// A plan that releases one chunk that an arena lends, or `None`.
     pub(in crate::pool) fn release_lent(self, arena: ArenaId) -> Option<Plan> {
-        let (_, chunk) = self.idle_chunks_in(self.lent_of(arena)).into_iter().next()?;
-        Some(self.release_plan(chunk))
+        let entry = self.lent_of(arena).flat_map(|key| self.idle_chunks_in(key)).next()?;
+        Some(self.release_plan(vec![entry]))
     }
 
-    /// A plan that unmaps an idle chunk everywhere and releases it.
-    pub(in crate::pool) fn release_plan(self, id: ChunkId) -> Plan {
-        let chunk = self.chunks.get(id);
-        let home = chunk.home.expect("a free chunk has a home");
-        let places = chunk.aliases.iter().chain([&home]);
-        let ranges: Vec<Range> = places.map(|&at| Range::new(at, chunk.len)).collect();
-        let unmaps = ranges.iter().map(|&range| Op::Unmap(range));
-        let ops = unmaps.chain([Op::Release { chunk: id }]).collect();
-        Plan { ops, change: Change::Trim { chunk: id, ranges } }
+    /// A plan that unmaps idle chunks everywhere and releases them.
+    pub(in crate::pool) fn release_plan(self, mut chunks: Vec<FreeChunk>) -> Plan {
+        chunks.sort_by_key(|entry| (entry.region, std::cmp::Reverse(entry.home)));
+        let trim = |entry: FreeChunk| {
+            let chunk = self.chunks.get(entry.chunk);
+            let aliases = chunk.aliases.iter().map(|&at| Range::new(at, chunk.len)).collect();
+            let FreeChunk { chunk: id, region, home, .. } = entry;
+            Trim { chunk: id, region, home: Range::new(home, chunk.len), aliases }
+        };
+        Plan::trim(chunks.into_iter().map(trim).collect())
     }
 
-    /// Chunks that are wholly free and whose mappings no work uses any more, with their lengths.
-    fn idle_chunks(self) -> Vec<(Bytes, ChunkId)> {
-        let owned = self.streams.ids().flat_map(|id| self.streams.get(id).free.iter());
-        self.idle_chunks_in(owned.map(|(_, _, key)| key).chain(self.arenas.lent()))
-    }
-
-    fn idle_chunks_in(self, regions: impl Iterator<Item = RegionKey>) -> Vec<(Bytes, ChunkId)> {
-        let mut idle = Vec::new();
-        for key in regions {
-            for Mapped { chunk, len, .. } in self.chunks_in(key) {
-                if self.is_idle(chunk, key) {
-                    idle.push((len, chunk));
-                }
-            }
-        }
-        idle
+    /// Chunks of a free region whose mappings no work uses any more.
+    fn idle_chunks_in(self, region: RegionKey) -> impl Iterator<Item = FreeChunk> + 'a {
+        let region_len = self.regions.get(region).len;
+        self.chunks_in(region)
+            .filter(move |mapped| self.is_idle(mapped.chunk, region))
+            .map(move |Mapped { chunk, home, .. }| FreeChunk { region_len, home, chunk, region })
     }
 
     /// True if no work uses a chunk of a free region any more, at its home or at old addresses.
@@ -88,8 +107,8 @@ impl View<'_> {
     /// The marks for which an event has to be recorded before all free memory and every old mapping
     /// can be known to be idle.
     pub(in crate::pool) fn unrecorded(self) -> Vec<Mark> {
-        let mut wanted: BTreeSet<Mark> = self.heap_marks.iter().copied().collect();
-        wanted.extend(self.waiting.marks());
+        let mut wanted: BTreeSet<Mark> = self.heap_waits.latest_marks().collect();
+        wanted.extend(self.waiting.latest_marks());
         for (_, region) in self.regions.iter() {
             match &region.kind {
                 Kind::Free(free) => wanted.extend(free.marks()),

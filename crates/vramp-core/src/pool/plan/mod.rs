@@ -13,6 +13,7 @@ pub(in crate::pool) mod hosted;
 pub(in crate::pool) mod idle;
 pub(in crate::pool) mod order;
 pub(in crate::pool) mod place;
+pub(in crate::pool) mod recut;
 pub(in crate::pool) mod relief;
 pub(in crate::pool) mod retired;
 pub(in crate::pool) mod sites;

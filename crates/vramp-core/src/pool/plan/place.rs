@@ -8,10 +8,13 @@
 //! took from each other's heaps and streams at every miss would do nothing else.
 
 use crate::Bytes;
+use crate::ids::StreamId;
 use crate::pool::config::{BLOCK_ALIGN, Mixed, Policy};
-use crate::pool::plan::build::Build;
+use crate::pool::index::RegionKey;
+use crate::pool::plan::build::{BASES, Build};
 use crate::pool::plan::decision::{Climb, Decision};
 use crate::pool::request::{Attempt, Rung, Step, Want};
+use crate::pool::streams::IDLE;
 use crate::pool::view::View;
 
 impl View<'_> {
@@ -46,32 +49,67 @@ impl View<'_> {
         let stream = attempt.request.stream;
         let carve = |region| Climb::Stay(Decision::Carve { region, len });
         match attempt.rung {
+            Rung::Watch if self.watched > 0 => self.learn(),
             Rung::Own => {
                 let preferred = attempt.want.carved(len, Bytes::MAX);
+                if let Some(step) = self.fill_recut(len, stream, attempt, mixed) {
+                    return Climb::Stay(Decision::Return(step));
+                }
                 let fit = self.fit(stream, preferred).or_else(|| self.fit(stream, len));
-                fit.map_or(Climb::Up, carve)
+                let Some(region) = fit else { return Climb::ThenUp(Decision::Miss) };
+                match self.recut_for(region, len, attempt, mixed) {
+                    Some(step) => Climb::Stay(Decision::Return(step)),
+                    None => carve(region),
+                }
             }
-            Rung::Early if attempt.prefer_growth => self.grow_first(len, attempt, mixed),
-            Rung::Learn if self.streams.any_pending() => {
-                Climb::ThenUp(Decision::Return(Step::Poll))
+            Rung::Early if attempt.prefer_growth || attempt.robbed => {
+                self.grow_first(len, attempt, mixed)
             }
+            Rung::Learn | Rung::LearnAgain => self.learn(),
             Rung::Promote => Climb::ThenUp(Decision::Promote),
-            Rung::Idle => match self.fit(stream, len) {
+            Rung::Idle => self.fit(stream, len).map_or(Climb::Up, carve),
+            Rung::Gather => Climb::ThenUp(Decision::Return(Step::Gather)),
+            Rung::Merged => match self.fit(stream, len) {
                 Some(region) => carve(region),
                 None => self
-                    .smallest_idle(stream, len)
-                    .map_or(Climb::Up, |idle| Climb::ThenUp(Decision::TakeOver { idle, len })),
+                    .joinable(stream, len)
+                    .map_or(Climb::Up, |region| Climb::Stay(Decision::Join { region, len })),
             },
-            Rung::Gather => Climb::ThenUp(Decision::Return(Step::Gather)),
-            Rung::Adopt => Climb::ThenUp(Decision::Adopt),
-            Rung::Merged => self.fit(stream, len).map_or(Climb::Up, carve),
             Rung::Build => {
                 attempt.note_plan();
                 let build = self.build(len, attempt, mixed);
                 Climb::Stay(Decision::Return(self.step_for(build, attempt, Rung::Own)))
             }
-            Rung::Retired | Rung::Unmap | Rung::Early | Rung::Learn | Rung::Return => Climb::Up,
+            Rung::Retired | Rung::Unmap | Rung::Watch | Rung::Early | Rung::Return => Climb::Up,
         }
+    }
+
+    /// Finds out what is idle: records an event where memory was freed after the last one, and queries
+    /// those that are pending.
+    pub(in crate::pool) fn learn(self) -> Climb {
+        let marks = self.unrecorded_frees();
+        if !marks.is_empty() {
+            return Climb::ThenUp(Decision::Return(Step::Record(marks)));
+        }
+        match self.streams.any_pending() {
+            true => Climb::ThenUp(Decision::Return(Step::Poll)),
+            false => Climb::Up,
+        }
+    }
+
+    /// A large free region of the stream that fits once it is joined with the idle memory beside it.
+    fn joinable(self, stream: StreamId, len: Bytes) -> Option<RegionKey> {
+        let idle_len = |key: Option<RegionKey>| {
+            let idle = key.filter(|&key| self.is_free_of(key, IDLE));
+            idle.map_or(Bytes::ZERO, |key| self.regions.get(key).len)
+        };
+        let largest = self.streams.get(stream).free.iter().rev().take(BASES);
+        let mut joined = largest.filter(|&(_, own, key)| {
+            self.looked_at.add(1);
+            let (prev, next) = (self.regions.prev(key), self.regions.next(key));
+            own + idle_len(prev) + idle_len(next) >= len
+        });
+        joined.next().map(|(_, _, key)| key)
     }
 
     fn grow_first(self, len: Bytes, attempt: &mut Attempt, mixed: &Mixed) -> Climb {
@@ -83,6 +121,7 @@ impl View<'_> {
             }
             Build::Fill { .. } | Build::Short { .. } => {
                 attempt.prefer_growth = false;
+                attempt.robbed = false;
                 Climb::Up
             }
         }

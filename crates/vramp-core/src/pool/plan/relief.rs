@@ -8,18 +8,23 @@ use crate::pool::regions::Kind;
 use crate::pool::request::{Attempt, Relief, Request, Rung, Shortage, Step, Want};
 use crate::pool::view::View;
 
+/// Growth beyond the slack that is cheaper than to make a stream wait for others.
+const WAIT_PRICE: Bytes = Bytes::mib(4);
+
 impl View<'_> {
     /// The shell's next step for a build; `then` is the rung to go on from once it is performed.
     /// Before the pool grows beyond its slack, or the request fails, idle arenas lend and other
     /// streams' memory is waited for.
     pub(in crate::pool) fn step_for(self, build: Build, attempt: &mut Attempt, then: Rung) -> Step {
+        attempt.over_slack =
+            matches!(&build, Build::Fill { over_slack, .. } if !over_slack.is_zero());
         let (plan, needed) = match build {
             Build::ClearFirst(plan) => return Step::Perform(plan),
             Build::Fill { plan, over_slack } => (Some(plan), over_slack),
             Build::Short { missing } => (None, missing),
         };
         if !needed.is_zero()
-            && let Some(step) = self.relieve(needed, attempt, then)
+            && let Some(step) = self.relieve(needed, plan.is_some(), attempt, then)
         {
             return step;
         }
@@ -40,14 +45,25 @@ impl View<'_> {
         }
     }
 
-    fn relieve(self, needed: Bytes, attempt: &mut Attempt, then: Rung) -> Option<Step> {
+    /// The step that may spare the pool `needed` bytes of growth. A wait on other streams is worth it
+    /// where the pool cannot grow, or would have to grow much.
+    fn relieve(
+        self,
+        needed: Bytes,
+        can_grow: bool,
+        attempt: &mut Attempt,
+        then: Rung,
+    ) -> Option<Step> {
         if attempt.relief == Relief::Untried {
             attempt.relief = Relief::ArenasLent;
             if !self.arenas.is_empty() {
                 return Some(Step::Lend);
             }
         }
+        let is_for_arena = matches!(attempt.want, Want::Arena { .. });
+        let worth_waiting = !can_grow || is_for_arena || (needed > WAIT_PRICE && !attempt.robbed);
         if attempt.relief < Relief::StreamsOrdered
+            && worth_waiting
             && let Some(plan) = self.order_others(attempt.request.stream, needed)
         {
             attempt.relief = Relief::StreamsOrdered;
@@ -61,9 +77,8 @@ impl View<'_> {
     /// chunks may fit no gap of an arena.
     fn recut(self, attempt: &Attempt) -> Option<(ChunkId, Plan)> {
         let Want::Arena { .. } = attempt.want else { return None };
-        let chunk = self.smallest_idle_chunk()?;
         // One that is still there could not be released: it would not be the next time.
-        (attempt.recut != Some(chunk)).then(|| (chunk, self.release_plan(chunk)))
+        self.release_shortest().filter(|&(chunk, _)| attempt.recut != Some(chunk))
     }
 
     /// Why the request cannot be served, as the pool stands now.

@@ -7,7 +7,7 @@
 //! Deliberately absent: the choice among the sites (`build.rs`).
 
 use crate::Bytes;
-use crate::ids::PoolAddr;
+use crate::ids::{PoolAddr, StreamId};
 use crate::pool::index::RegionKey;
 use crate::pool::ops::Plan;
 use crate::pool::plan::sources::{Source, Sources};
@@ -103,13 +103,16 @@ impl View<'_> {
     }
 
     /// The sites next to a free region, for a region of `len` bytes.
-    pub(in crate::pool) fn sites_beside(self, base: RegionKey, len: Bytes) -> Vec<BuildSite> {
+    pub(in crate::pool) fn sites_beside(
+        self,
+        base: RegionKey,
+        len: Bytes,
+        stream: StreamId,
+    ) -> Vec<BuildSite> {
         let mut sites = vec![BuildSite::Behind { base }, BuildSite::Before { base }];
         let gap = self.fillable_behind(base, len);
         if let Some(next) = gap.stopped_by
-            && let (Kind::Free(free), Kind::Free(own)) =
-                (&self.regions.get(next).kind, &self.regions.get(base).kind)
-            && free.owner == own.owner
+            && self.is_usable(next, stream)
             && self.regions.get(base).len + gap.len + self.regions.get(next).len >= len
         {
             sites.push(BuildSite::Bridge { base, next });
@@ -118,13 +121,13 @@ impl View<'_> {
     }
 
     /// The longest rows of retired mappings whose chunks are free. O(retired mappings).
-    pub(in crate::pool) fn old_places(self, sources: &Sources) -> Vec<BuildSite> {
+    pub(in crate::pool) fn old_places(self, sources: &Sources<'_>) -> Vec<BuildSite> {
         let mut rows: Vec<(Bytes, RegionKey)> = Vec::new();
         let mut end = None;
         for (&at, &key) in self.retired {
             let region = self.regions.get(key);
             let Kind::Retired { chunk, arena: None, .. } = region.kind else { continue };
-            if !sources.by_chunk.contains_key(&chunk) {
+            if sources.find(chunk).is_none() {
                 continue;
             }
             match rows.last_mut() {
@@ -138,19 +141,19 @@ impl View<'_> {
         rows.into_iter().map(|(_, first)| BuildSite::Return { first }).collect()
     }
 
-    /// Sources whose retired mappings lie in a row at a site, nearest to the base first: positions
-    /// in `sources.all`, up to `need` bytes.
+    /// Sources whose retired mappings lie in a row at a site, nearest to the base first, up to
+    /// `need` bytes.
     pub(in crate::pool) fn reactivable(
         self,
         site: BuildSite,
         need: Bytes,
-        sources: &Sources,
-    ) -> Vec<usize> {
+        sources: &Sources<'_>,
+    ) -> Vec<Source> {
         let step = |key| match site {
             BuildSite::Before { .. } => self.regions.prev(key),
             _ => self.regions.next(key),
         };
-        let (mut found, mut bytes) = (Vec::new(), Bytes::ZERO);
+        let (mut found, mut bytes): (Vec<Source>, Bytes) = (Vec::new(), Bytes::ZERO);
         let mut next = match site {
             BuildSite::Return { first } => Some(first),
             BuildSite::Fresh => None,
@@ -162,14 +165,14 @@ impl View<'_> {
             let Kind::Retired { chunk, arena: None, .. } = self.regions.get(here).kind else {
                 break;
             };
-            let Some(&index) = sources.by_chunk.get(&chunk) else { break };
-            let Source { region, len, .. } = sources.all[index];
+            let Some(source) = sources.find(chunk) else { break };
+            let Source { region, len, .. } = source;
             let own = Some(region) == site.base() || Some(region) == site.bridged();
             let too_long = site.bridged().is_some() && bytes + len > need;
-            if own || found.contains(&index) || too_long {
+            if own || found.contains(&source) || too_long {
                 break;
             }
-            found.push(index);
+            found.push(source);
             bytes += len;
             next = step(here);
         }
@@ -184,7 +187,7 @@ impl View<'_> {
                 if !hole.at.offset().is_zero() {
                     return FreshSite::At(hole.at);
                 }
-                let headroom = Bytes::new(self.config.span.count() / 16);
+                let headroom = Bytes::new(hole.len.count() / 16);
                 let half = Bytes::new((hole.len - placed).count() / 2);
                 FreshSite::At(hole.at + headroom.min(half).round_down(self.config.page))
             }

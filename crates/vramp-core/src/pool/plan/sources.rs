@@ -1,36 +1,31 @@
 //! The free chunks that a build may move.
 //!
-//! Those of the stream are listed all. What arenas lend is listed as far as a build can use it: with
-//! 10,000 arenas a build looks at as many lent chunks as with 100, unless those do not suffice.
+//! Those of the stream, and idle ones, are in the pool's lists
+//! ([`FreeChunks`](crate::pool::free_chunks::FreeChunks)). What arenas lend is listed as far as a build
+//! can use it: with 10,000 arenas a build looks at as many lent chunks as with 100, unless those do not
+//! suffice.
+//!
+//! Growth: a build looks at the number of chunks of each length, and at the chunks that it moves.
 
 use std::collections::BTreeMap;
 
 use crate::Bytes;
-use crate::ids::{ChunkId, PoolAddr, StreamId};
+use crate::ids::{ChunkId, StreamId};
 use crate::pool::chunks::Mapped;
+use crate::pool::free_chunks::FreeChunk;
 use crate::pool::index::RegionKey;
+use crate::pool::streams::IDLE;
 use crate::pool::view::View;
 
 /// Number of lent chunks that a build chooses from, at least.
 const LENT_ENOUGH: usize = 256;
 
-/// Where a source lies, in the order in which sources of one length are used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::pool) enum Lender {
-    /// In a free region of the stream of this length: small regions first.
-    Stream { region_len: Bytes },
-    /// In memory that an arena lends: last.
-    Arena,
-}
-
 /// A wholly free chunk that may be moved.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::pool) struct Source {
     pub chunk: ChunkId,
-    pub home: PoolAddr,
     pub len: Bytes,
     pub region: RegionKey,
-    pub lender: Lender,
 }
 
 /// A number of chunks of one length.
@@ -53,50 +48,77 @@ impl ChunkCount {
     }
 }
 
-/// The sources of one build. Lists name them by their position in `all`.
-pub(in crate::pool) struct Sources {
-    pub all: Vec<Source>,
-    /// Positions by length; within a length in the order of use.
-    pub by_len: BTreeMap<Bytes, Vec<usize>>,
-    pub by_chunk: BTreeMap<ChunkId, usize>,
+/// Sources of one length, in the order in which they are used.
+pub(in crate::pool) type SourcesOfLen<'a> = Box<dyn Iterator<Item = Source> + 'a>;
+
+/// The sources of one build.
+pub(in crate::pool) struct Sources<'a> {
+    view: View<'a>,
+    stream: StreamId,
+    /// What arenas lend, by length and by chunk.
+    lent: BTreeMap<Bytes, Vec<Source>>,
+    lent_chunks: BTreeMap<ChunkId, Source>,
     /// Number of sources of each length, by length.
     pub counts: Vec<ChunkCount>,
-    /// The same for each region: slots of `counts`, and numbers.
-    of_region: BTreeMap<RegionKey, Vec<(usize, u64)>>,
     /// True if there are no others.
     pub complete: bool,
 }
 
-impl Sources {
-    fn new(all: Vec<Source>, complete: bool) -> Sources {
-        let mut by_len: BTreeMap<Bytes, Vec<usize>> = BTreeMap::new();
-        let mut by_chunk = BTreeMap::new();
-        for (index, source) in all.iter().enumerate() {
-            by_len.entry(source.len).or_default().push(index);
-            by_chunk.insert(source.chunk, index);
+impl<'a> Sources<'a> {
+    fn new(view: View<'a>, stream: StreamId, lent: Vec<Source>, complete: bool) -> Sources<'a> {
+        let mut counts: BTreeMap<Bytes, u64> = BTreeMap::new();
+        let listed = [stream, IDLE].into_iter().flat_map(|owner| view.free_chunks.counts(owner));
+        listed.for_each(|(len, count)| *counts.entry(len).or_default() += count);
+        let mut lent_by_len: BTreeMap<Bytes, Vec<Source>> = BTreeMap::new();
+        let mut lent_chunks = BTreeMap::new();
+        for source in lent {
+            *counts.entry(source.len).or_default() += 1;
+            lent_by_len.entry(source.len).or_default().push(source);
+            lent_chunks.insert(source.chunk, source);
         }
-        let mut of_region: BTreeMap<RegionKey, Vec<(usize, u64)>> = BTreeMap::new();
-        for (slot, group) in by_len.values_mut().enumerate() {
-            group.sort_by_key(|&index| (all[index].lender, all[index].home));
-            for &index in group.iter() {
-                let slots = of_region.entry(all[index].region).or_default();
-                match slots.last_mut() {
-                    Some((last, count)) if *last == slot => *count += 1,
-                    _ => slots.push((slot, 1)),
-                }
-            }
-        }
-        let count =
-            |(&len, group): (&Bytes, &Vec<usize>)| ChunkCount { len, count: group.len() as u64 };
-        let counts = by_len.iter().map(count).collect();
-        Sources { all, by_len, by_chunk, counts, of_region, complete }
+        let counts = counts.into_iter().map(|(len, count)| ChunkCount { len, count }).collect();
+        Sources { view, stream, lent: lent_by_len, lent_chunks, counts, complete }
     }
 
-    /// The stream's region with the most bytes in sources.
+    /// Sources of one length: the stream's own, then idle ones, then lent ones; in small regions first.
+    pub(in crate::pool) fn of_len(&self, len: Bytes) -> SourcesOfLen<'_> {
+        let listed = [self.stream, IDLE].into_iter();
+        let listed = listed.flat_map(move |owner| self.view.free_chunks.of_len(owner, len));
+        let listed =
+            listed.map(move |FreeChunk { chunk, region, .. }| Source { chunk, len, region });
+        Box::new(listed.chain(self.lent.get(&len).into_iter().flatten().copied()))
+    }
+
+    /// The source that is this chunk.
+    pub(in crate::pool) fn find(&self, chunk: ChunkId) -> Option<Source> {
+        let len = || self.view.chunks.get(chunk).len;
+        match self.view.free_chunks.find(chunk) {
+            Some((region, owner)) if owner == self.stream || owner == IDLE => {
+                Some(Source { chunk, len: len(), region })
+            }
+            _ => self.lent_chunks.get(&chunk).copied(),
+        }
+    }
+
+    /// The stream that may move them.
+    pub(in crate::pool) fn stream(&self) -> StreamId {
+        self.stream
+    }
+
+    /// Bytes of all sources.
+    pub(in crate::pool) fn bytes(&self) -> Bytes {
+        ChunkCount::total(&self.counts)
+    }
+
+    /// The stream's region, or the idle one, with the most bytes in sources. O(sources).
     pub(in crate::pool) fn richest_region(&self) -> Option<RegionKey> {
         let mut of_region: BTreeMap<RegionKey, Bytes> = BTreeMap::new();
-        for source in self.all.iter().filter(|source| source.lender != Lender::Arena) {
-            *of_region.entry(source.region).or_default() += source.len;
+        for &ChunkCount { len, .. } in &self.counts {
+            for source in self.of_len(len) {
+                if !self.lent_chunks.contains_key(&source.chunk) {
+                    *of_region.entry(source.region).or_default() += len;
+                }
+            }
         }
         of_region.into_iter().max_by_key(|&(_, bytes)| bytes).map(|(key, _)| key)
     }
@@ -106,29 +128,29 @@ impl Sources {
     pub(in crate::pool) fn movable(
         &self,
         left_out: [Option<RegionKey>; 2],
-        reactivated: &[usize],
+        reactivated: &[Source],
     ) -> Vec<ChunkCount> {
         let mut counts = self.counts.clone();
         for region in left_out.into_iter().flatten() {
-            for &(slot, count) in self.of_region.get(&region).into_iter().flatten() {
-                counts[slot].count -= count;
+            for (len, count) in self.view.free_chunks.counts_in(region) {
+                ChunkCount::take(&mut counts, len, count);
             }
         }
-        for &index in reactivated {
-            ChunkCount::take(&mut counts, self.all[index].len, 1);
+        for source in reactivated {
+            ChunkCount::take(&mut counts, source.len, 1);
         }
         counts
     }
 }
 
-impl View<'_> {
+impl<'a> View<'a> {
     /// Bytes of all wholly free chunks that `stream` may move.
     pub(in crate::pool) fn movable_bytes(self, stream: StreamId) -> Bytes {
-        self.sources(stream).all.iter().map(|source| source.len).sum()
+        self.sources(stream).bytes()
     }
 
-    /// The wholly free chunks that `stream` may move: its own, and those that arenas lend.
-    pub(in crate::pool) fn sources(self, stream: StreamId) -> Sources {
+    /// The wholly free chunks that `stream` may move: its own, idle ones, and those that arenas lend.
+    pub(in crate::pool) fn sources(self, stream: StreamId) -> Sources<'a> {
         self.sources_for(Bytes::MAX, stream, &[])
     }
 
@@ -139,36 +161,30 @@ impl View<'_> {
         len: Bytes,
         stream: StreamId,
         returning: &[ChunkId],
-    ) -> Sources {
+    ) -> Sources<'a> {
         let mut all = Vec::new();
-        for (_, region_len, region) in self.streams.get(stream).free.iter() {
-            let lender = Lender::Stream { region_len };
-            for Mapped { chunk, home, len } in self.chunks_in(region) {
-                all.push(Source { chunk, home, len, region, lender });
-            }
-        }
-        let lender = Lender::Arena;
-        let (mut listed, mut bytes) = (0, Bytes::ZERO);
+        let mut bytes = Bytes::ZERO;
         let enough = len.saturating_add(len);
         let lent = self.arenas.lent();
         let mut lent = lent.flat_map(|region| self.chunks_in(region).map(move |c| (region, c)));
-        for (region, Mapped { chunk, home, len }) in lent.by_ref() {
-            all.push(Source { chunk, home, len, region, lender });
-            (listed, bytes) = (listed + 1, bytes + len);
-            if listed >= LENT_ENOUGH && bytes >= enough {
+        for (region, Mapped { chunk, len, .. }) in lent.by_ref() {
+            all.push(Source { chunk, len, region });
+            bytes += len;
+            if all.len() >= LENT_ENOUGH && bytes >= enough {
                 break;
             }
         }
-        let Some((_, next)) = lent.next() else { return Sources::new(all, true) };
+        self.looked_at.add(all.len());
+        let Some((_, next)) = lent.next() else { return Sources::new(self, stream, all, true) };
         // Those that lie before are listed.
         for &chunk in returning {
             let home = self.chunks.get(chunk).home.filter(|&home| home >= next.home);
             if let Some(home) = home
                 && let Some(region) = self.lent_at(home)
             {
-                all.push(Source { chunk, home, len: self.chunks.get(chunk).len, region, lender });
+                all.push(Source { chunk, len: self.chunks.get(chunk).len, region });
             }
         }
-        Sources::new(all, false)
+        Sources::new(self, stream, all, false)
     }
 }

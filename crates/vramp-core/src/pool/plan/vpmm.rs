@@ -8,8 +8,9 @@
 //!   beginning, moves free pages there (own stream first, then others, oldest first, behind waits),
 //!   and merges the whole with a free region of the own stream in front of the hole.
 //!
-//! That region in front counts as harvested last and in place: its pages are where they should be.
-//! The document's walkthrough (cases B and D) needs this.
+//! That region in front counts as the last of the own ones and is harvested in place: its pages are
+//! where they should be. The document's walkthrough (cases B and D) needs the first, its order of
+//! streams the second.
 
 use crate::Bytes;
 use crate::ids::{Mark, PoolAddr, StreamId};
@@ -56,7 +57,8 @@ impl View<'_> {
             | Rung::Learn
             | Rung::Gather
             | Rung::Return
-            | Rung::Adopt
+            | Rung::Watch
+            | Rung::LearnAgain
             | Rung::Merged => Climb::Up,
         }
     }
@@ -71,18 +73,28 @@ impl View<'_> {
             .filter(|&key| self.regions.get(key).len >= len)
             .filter(is_complete)
             .min_by_key(|&key| (self.regions.get(key).len, self.regions.get(key).at))?;
-        Some(FreeSlice { region, offset: Bytes::ZERO, len: self.regions.get(region).len })
+        Some(FreeSlice { region, len: self.regions.get(region).len })
+    }
+
+    /// True if work on `stream` can be ordered behind all work on another stream's region: neither of
+    /// the two captures, or the work is over.
+    fn may_harvest(self, key: RegionKey, stream: StreamId) -> bool {
+        let waits = !self.streams.get(stream).held;
+        let may_wait = |mark| waits && !self.streams.is_out_of_reach(mark);
+        let mut marks = self.free_of(key).marks();
+        marks.all(|mark| self.streams.is_ordered(stream, mark) || may_wait(mark))
     }
 
     /// Phase 2.
     fn harvest(self, len: Bytes, attempt: &mut Attempt) -> Step {
         let stream = attempt.request.stream;
         let page = self.config.page;
-        let own = self.streams.get(stream).free.iter();
-        let mut regions: Vec<RegionKey> = own.map(|(_, _, key)| key).collect();
-        regions.sort_by_key(|&key| self.free_of(key).born);
-        regions.extend(self.foreign(stream));
-        let total: Bytes = regions.iter().map(|&key| self.regions.get(key).len).sum();
+        let mut foreign = self.foreign(stream);
+        foreign.retain(|&key| self.may_harvest(key, stream));
+        let mut own: Vec<RegionKey> =
+            self.streams.get(stream).free.iter().map(|(_, _, key)| key).collect();
+        own.sort_by_key(|&key| self.free_of(key).born);
+        let total: Bytes = own.iter().chain(&foreign).map(|&key| self.regions.get(key).len).sum();
         let shortfall = len.saturating_sub(total);
         if shortfall > self.growth_allowed(attempt) || len > PoolAddr::SPAN_LIMIT {
             // Blocks that other streams used wait for those: no other request records an event
@@ -103,16 +115,16 @@ impl View<'_> {
         let mut fills: Vec<Fill> = (0..shortfall.whole(page))
             .map(|n| Fill::New { chunk: self.chunks.upcoming(n as usize), len: page })
             .collect();
-        let merged = match front {
-            Some(front) if !shortfall.is_zero() => shortfall + self.regions.get(front).len,
-            _ => shortfall,
-        };
-        let mut remaining = len.saturating_sub(merged);
+        let mut remaining = len - shortfall;
         let mut waits: Vec<Mark> = Vec::new();
-        for key in regions.into_iter().filter(|&key| Some(key) != front) {
+        own.retain(|&key| Some(key) != front);
+        for key in own.into_iter().chain(front).chain(foreign) {
             let region = self.regions.get(key);
             let taken = remaining.min(region.len);
             remaining -= taken;
+            if Some(key) == front {
+                continue;
+            }
             for mapped in self.chunks.within(region.at, taken) {
                 fills.push(Fill::Move { chunk: mapped.chunk, len: mapped.len, from: key });
             }

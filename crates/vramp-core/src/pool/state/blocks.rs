@@ -85,7 +85,7 @@ impl Pool {
         self.unindex(key);
         if self.regions.get(key).len > len {
             let rest = self.split_free(key, len);
-            self.index(rest);
+            self.link_rest(rest);
         }
         let region = self.regions.get_mut(key);
         region.kind = Kind::Used(used);

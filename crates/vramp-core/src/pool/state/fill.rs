@@ -45,7 +45,13 @@ impl Pool {
         for _ in 1..fills.len() {
             self.merge_next(first);
         }
-        self.link_free(first);
+        // The site may be beside idle memory, which is to be part of the same region.
+        if self.shares_idle() {
+            let front = self.absorb_idle(first, stream);
+            self.link_free(front);
+        } else {
+            self.link_free(first);
+        }
     }
 
     /// Makes an arena's addresses `at..` its own memory, filled in order.

@@ -4,7 +4,7 @@ use super::Pool;
 use crate::Bytes;
 use crate::ids::{ArenaId, PoolAddr};
 use crate::pool::index::{Hole, RegionKey};
-use crate::pool::ops::Range;
+use crate::pool::ops::{Range, Trim};
 use crate::pool::regions::Kind;
 
 impl Pool {
@@ -70,8 +70,7 @@ impl Pool {
         if let Some(key) = self.view().gap_at(at) {
             return key;
         }
-        let hole = self.holes.iter().find(|hole| hole.at <= at && at < hole.at + hole.len);
-        hole.unwrap_or_else(|| panic!("no hole holds {at:?}")).region
+        self.holes.at(at).unwrap_or_else(|| panic!("no hole holds {at:?}")).region
     }
 
     /// Takes the first `len` bytes of a hole, a gap or a retired mapping out of their index.
@@ -98,29 +97,38 @@ impl Pool {
         }
     }
 
-    /// Turns an unmapped range of one or more whole mappings into holes or gaps.
+    /// Turns an unmapped range of one or more retired mappings into holes or gaps.
     pub(super) fn note_unmapped(&mut self, range: Range) {
         let (mut at, end) = (range.at, range.end());
         while at < end {
-            let next = match self.retired.remove(&at) {
-                Some(key) => {
-                    let Kind::Retired { chunk, .. } = self.regions.get(key).kind else {
-                        panic!("region {key} is indexed as retired");
-                    };
-                    self.chunks.drop_alias(chunk, at);
-                    let next = self.regions.get(key).end();
-                    self.empty(key);
-                    next
-                }
-                // The home of a chunk that is trimmed.
-                None => {
-                    let key = self.cut_home(at, range.len);
-                    self.empty(key);
-                    end
-                }
+            let key = self.retired.remove(&at);
+            let key = key.unwrap_or_else(|| panic!("no retired mapping begins at {at:?}"));
+            let Kind::Retired { chunk, .. } = self.regions.get(key).kind else {
+                panic!("region {key} is indexed as retired");
             };
-            at = next;
+            self.chunks.drop_alias(chunk, at);
+            at = self.regions.get(key).end();
+            self.empty(key);
         }
+    }
+
+    /// Turns the home of a chunk to release into a hole or a gap.
+    pub(super) fn note_home_unmapped(&mut self, trim: &Trim) {
+        let Range { at, len } = trim.home;
+        let (key, region) = (trim.region, self.regions.get(trim.region));
+        assert!(region.at <= at && at + len <= region.end(), "{} lies in {key}", trim.chunk);
+        let offset = at - region.at;
+        self.unindex(key);
+        let mut piece = key;
+        if !offset.is_zero() {
+            piece = self.split_free(key, offset);
+            self.index(key);
+        }
+        if self.regions.get(piece).len > len {
+            let rest = self.split_free(piece, len);
+            self.index(rest);
+        }
+        self.empty(piece);
     }
 
     /// Turns a region in which nothing is mapped any more into a hole, or into an arena's gap.
@@ -134,25 +142,6 @@ impl Pool {
             Some(arena) => self.add_gap(key, arena),
             None => self.add_hole(key),
         }
-    }
-
-    /// Cuts a trimmed chunk's home out of the free region around it.
-    fn cut_home(&mut self, at: PoolAddr, len: Bytes) -> RegionKey {
-        let all = || self.regions.iter().find(|(_, region)| region.holds(at)).map(|(key, _)| key);
-        let key = self.view().lent_at(at).or_else(all);
-        let key = key.unwrap_or_else(|| panic!("no region holds {at:?}"));
-        let offset = at - self.regions.get(key).at;
-        self.unindex(key);
-        let mut piece = key;
-        if !offset.is_zero() {
-            piece = self.split_free(key, offset);
-            self.index(key);
-        }
-        if self.regions.get(piece).len > len {
-            let rest = self.split_free(piece, len);
-            self.index(rest);
-        }
-        piece
     }
 
     /// Quarantines a mapped range that should be unmapped: it is never used again.

@@ -23,24 +23,27 @@ mod blocks;
 mod fill;
 mod free;
 mod holes;
+mod idle;
 mod place;
 mod progress;
 mod reports;
 mod settle;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::Bytes;
-use crate::ids::{Mark, PoolAddr};
+use crate::ids::{PoolAddr, StreamId};
 use crate::pool::arenas::ArenaRanges;
 use crate::pool::chunks::Chunks;
-use crate::pool::config::{ConfigError, PoolConfig};
-use crate::pool::counters::Counters;
-use crate::pool::index::{Holes, RegionKey};
+use crate::pool::config::{ConfigError, Policy, PoolConfig};
+use crate::pool::counters::{Counters, LookedAt};
+use crate::pool::free_chunks::FreeChunks;
+use crate::pool::heap_waits::HeapWaits;
+use crate::pool::index::{Fit, Holes, RegionKey};
 use crate::pool::regions::Regions;
 use crate::pool::streams::Streams;
 use crate::pool::view::View;
-use crate::waiting::WaitList;
+use crate::waiting::WaitQueue;
 
 /// The virtual pool of one device. See the [crate's page](crate).
 #[derive(Clone)]
@@ -54,9 +57,9 @@ pub struct Pool {
     /// Every retired mapping by address.
     retired: BTreeMap<PoolAddr, RegionKey>,
     /// Freed regions that wait for other streams than their owner.
-    waiting: WaitList<RegionKey>,
-    /// Marks that freed blocks in heaps wait for, as of [`Pool::set_heap_marks`].
-    heap_marks: Vec<Mark>,
+    waiting: WaitQueue<RegionKey>,
+    /// Freed pieces of heaps that do.
+    heap_waits: HeapWaits,
     /// Number of slabs in heaps.
     slabs: usize,
     /// Bytes in blocks, slabs and arenas: what must be mapped at least.
@@ -66,7 +69,16 @@ pub struct Pool {
     elsewhere: Bytes,
     /// Number of regions that became free: orders them by age.
     births: u64,
+    /// Wholly free chunks.
+    free_chunks: FreeChunks,
+    /// Streams that freed memory which no event covers yet.
+    unrecorded: BTreeSet<StreamId>,
+    /// Streams with free memory that is to become idle, see `idle.rs`.
+    overdue: BTreeSet<StreamId>,
+    /// Requests for which the streams' events are queried before memory is chosen.
+    watched: u32,
     counters: Counters,
+    looked_at: LookedAt,
 }
 
 impl Pool {
@@ -76,22 +88,31 @@ impl Pool {
     /// The configuration is not possible.
     pub fn new(config: PoolConfig) -> Result<Pool, ConfigError> {
         config.validate()?;
+        let fit = match config.policy {
+            Policy::Mixed(_) => Fit::BestThenFirst,
+            Policy::Vpmm => Fit::BestHighest,
+        };
         Ok(Pool {
             config,
             regions: Regions::default(),
             chunks: Chunks::default(),
-            streams: Streams::default(),
+            streams: Streams::new(fit),
             holes: Holes::default(),
             arenas: ArenaRanges::default(),
             retired: BTreeMap::new(),
-            waiting: WaitList::default(),
-            heap_marks: Vec::new(),
+            waiting: WaitQueue::default(),
+            heap_waits: HeapWaits::default(),
             slabs: 0,
             used: Bytes::ZERO,
             used_peak: Bytes::ZERO,
             elsewhere: Bytes::ZERO,
             births: 0,
+            free_chunks: FreeChunks::default(),
+            unrecorded: BTreeSet::new(),
+            overdue: BTreeSet::new(),
+            watched: 0,
             counters: Counters::default(),
+            looked_at: LookedAt::default(),
         })
     }
 
@@ -114,12 +135,21 @@ impl Pool {
             arenas: &self.arenas,
             retired: &self.retired,
             waiting: &self.waiting,
-            heap_marks: &self.heap_marks,
+            heap_waits: &self.heap_waits,
             used: self.used,
             used_peak: self.used_peak,
             elsewhere: self.elsewhere,
+            free_chunks: &self.free_chunks,
+            unrecorded: &self.unrecorded,
+            watched: self.watched,
             counters: &self.counters,
+            looked_at: &self.looked_at,
         }
+    }
+
+    /// Counts entries of a table outside of the pool that a request looked at.
+    pub(crate) fn note_looked_at(&self, count: usize) {
+        self.looked_at.add(count);
     }
 
     /// Sets the limit of physical memory, and how much memory outside of the pool counts against

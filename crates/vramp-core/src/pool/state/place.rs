@@ -3,10 +3,18 @@
 use super::Pool;
 use crate::Bytes;
 use crate::ids::StreamId;
+use crate::pool::config::BLOCK_ALIGN;
 use crate::pool::index::RegionKey;
 use crate::pool::ops::Plan;
 use crate::pool::plan::decision::Decision;
-use crate::pool::request::{Attempt, Request, Shortage, Step, Want};
+use crate::pool::request::{Attempt, Relief, Request, Rung, Shortage, Step, Want};
+
+/// Requests for which events are queried after the pool had to move chunks or to exceed its slack.
+const WATCHED: u32 = 1024;
+
+/// Requests in a row that found their stream's memory taken by others, from which on the pool grows for
+/// the stream.
+const ROBBED_MIN: u32 = 2;
 
 impl Pool {
     /// Goes on with a request, in the order of the ladder's rungs.
@@ -19,27 +27,50 @@ impl Pool {
         let stream = attempt.request.stream;
         assert!(self.streams.contains(stream), "{stream} is unknown to the pool");
         loop {
+            if attempt.rung > Rung::Own {
+                // What the stream just took over for the request stays in one piece.
+                if attempt.relief < Relief::StreamsOrdered {
+                    self.release_overdue();
+                }
+                self.refresh_free_chunks();
+            }
             match self.view().decide(attempt) {
                 Decision::Carve { region, len } => return self.carve_for(attempt, region, len),
                 Decision::TakeOver { idle, len } => {
                     let region = self.take_over(idle, stream);
                     return self.carve_for(attempt, region, len);
                 }
+                Decision::Miss => self.note_own_miss(attempt),
                 Decision::Promote => self.promote_waiting(),
-                Decision::Adopt => {
-                    self.promote_waiting();
-                    self.adopt_idle(stream);
+                Decision::Join { region, len } => {
+                    self.unindex(region);
+                    let region = self.absorb_idle(region, stream);
+                    let region = self.link_free(region);
+                    return self.carve_for(attempt, region, len);
                 }
                 Decision::EndLending { arena, part } => self.end_lending(arena, part, stream),
                 Decision::CutGap { gap, offset } => {
                     self.regions.split(gap, offset);
                 }
-                Decision::Return(step) => return step,
+                Decision::Return(step) => {
+                    self.note_pressure(&step, attempt);
+                    return step;
+                }
             }
         }
     }
 
+    /// Where several streams share a pool that had to move chunks, or to grow beyond its slack, their
+    /// events are queried before memory is chosen, for so many requests.
+    fn note_pressure(&mut self, step: &Step, attempt: &Attempt) {
+        let Step::Perform(plan) = step else { return };
+        if self.shares_idle() && !attempt.robbed && (plan.moves() || attempt.over_slack) {
+            self.watched = WATCHED;
+        }
+    }
+
     fn carve_for(&mut self, attempt: &Attempt, region: RegionKey, len: Bytes) -> Step {
+        self.watched = self.watched.saturating_sub(1);
         let len = attempt.want.carved(len, self.regions.get(region).len);
         match attempt.want {
             Want::Slab { .. } => Step::Slab(self.carve_slab(region, len, attempt.request)),
@@ -50,7 +81,8 @@ impl Pool {
     }
 
     /// Returns why a request cannot be served, as the pool stands now. O(n).
-    pub fn shortage(&self, attempt: &Attempt) -> Shortage {
+    pub fn shortage(&mut self, attempt: &Attempt) -> Shortage {
+        self.refresh_free_chunks();
         self.view().shortage(attempt)
     }
 
@@ -61,9 +93,10 @@ impl Pool {
     ///
     /// # Panics
     /// If the stream is unknown.
-    pub fn assemble(&self, request: Request) -> Option<Plan> {
+    pub fn assemble(&mut self, request: Request) -> Option<Plan> {
         let stream = request.stream;
         assert!(self.streams.contains(stream), "{stream} is unknown to the pool");
+        self.refresh_free_chunks();
         self.view().assemble(request)
     }
 
@@ -79,24 +112,41 @@ impl Pool {
         self.view().unmap_retired(None)
     }
 
-    /// Returns a plan that releases one free chunk whose work is over, where the pool has more than
-    /// `to`: the largest without which it still has `to`, or else the smallest. Call until `None`.
+    /// Returns a plan that releases free chunks whose work is over, so that the pool has `to` bytes
+    /// or a little more: the longest first that leave that much, or else the shortest one. Call until
+    /// `None`. O(log n) for each chunk.
     pub fn trim(&mut self, to: Bytes) -> Option<Plan> {
         let excess = self.chunks.bytes().saturating_sub(to);
         if excess.is_zero() {
             return None;
         }
         self.promote_waiting();
-        let chunk = match self.view().largest_idle_chunk(excess) {
-            Some(chunk) => chunk,
-            // Idle memory of several streams may meet in one chunk.
-            None => {
-                let heir = self.streams.ids().next()?;
-                self.adopt_idle(heir);
-                let largest = self.view().largest_idle_chunk(excess);
-                largest.or_else(|| self.view().smallest_idle_chunk())?
-            }
-        };
-        Some(self.view().release_plan(chunk))
+        self.release_overdue();
+        self.refresh_free_chunks();
+        self.view().release_excess(excess)
+    }
+
+    /// Lists the wholly free chunks as they are now.
+    fn refresh_free_chunks(&mut self) {
+        if !self.free_chunks.is_fresh() {
+            let looked_at = self.free_chunks.refresh(&self.regions, &self.chunks);
+            self.looked_at.add(looked_at);
+        }
+    }
+
+    /// Notes that a request found no memory of its own: whether other streams took what its stream had
+    /// freed.
+    fn note_own_miss(&mut self, attempt: &mut Attempt) {
+        let Request { size, stream } = attempt.request;
+        let is_first = !std::mem::replace(&mut attempt.missed, true);
+        if !is_first || !self.shares_idle() {
+            return;
+        }
+        let len = self.view().rounded(size, BLOCK_ALIGN);
+        let state = self.streams.get_mut(stream);
+        let had = state.last_freed;
+        let is_robbed = len <= had && had <= len.saturating_add(len);
+        state.robbed = if is_robbed { state.robbed + 1 } else { 0 };
+        attempt.robbed = state.robbed >= ROBBED_MIN;
     }
 }

@@ -2,48 +2,43 @@
 
 use super::Pool;
 use crate::ids::{Mark, StreamId};
-use crate::pool::config::Policy;
-use crate::pool::index::FreeIndex;
-use crate::pool::streams::Stream;
 
 impl Pool {
     /// Adds a stream.
     pub fn add_stream(&mut self) -> StreamId {
-        let free = match self.config.policy {
-            Policy::Mixed(_) => FreeIndex::first_fit(),
-            Policy::Vpmm => FreeIndex::best_fit(),
-        };
-        self.streams.add(Stream::new(free))
+        let id = self.streams.add();
+        if self.streams.len() == 2 {
+            self.begin_sharing();
+        }
+        id
     }
 
     /// Ends a stream for which an event was just recorded: no work will be queued on it again, and
     /// that event covers all that was. Blocks may still be freed on it.
     pub fn end_stream(&mut self, stream: StreamId) {
-        let ended = self.streams.get_mut(stream);
-        ended.ended = true;
-        // No later work of it can wait for anything.
-        ended.waits_for = Vec::new();
+        self.streams.end(stream);
     }
 
-    /// Sets whether a stream is held: it captures a graph, so no event may be recorded on it. Only
-    /// the stream itself can reuse what it frees meanwhile.
+    /// Sets whether a stream is held: it captures a graph, so no event is recorded on it, and it is
+    /// made to wait for nothing. Only the stream itself can reuse what it frees meanwhile.
+    ///
+    /// The shell need not ask each stream: it learns of a capture where recording an event is
+    /// refused, and asks the stream that a plan makes wait ([`Plan::orders_for`]). A held stream is
+    /// asked again before its memory is looked for.
+    ///
+    /// [`Plan::orders_for`]: crate::Plan::orders_for
     pub fn hold(&mut self, stream: StreamId, held: bool) {
-        self.streams.get_mut(stream).held = held;
-    }
-
-    /// True if some stream is held.
-    pub fn holds_any(&self) -> bool {
-        self.streams.ids().any(|id| self.streams.get(id).held)
-    }
-
-    /// Returns the streams that are held.
-    pub fn held_streams(&self) -> Vec<StreamId> {
-        self.streams.ids().filter(|&id| self.streams.get(id).held).collect()
+        self.streams.hold(stream, held);
     }
 
     /// True if the stream is held.
     pub fn is_held(&self, stream: StreamId) -> bool {
         self.streams.get(stream).held
+    }
+
+    /// Returns the streams that are held. O(those).
+    pub fn held_streams(&self) -> Vec<StreamId> {
+        self.streams.held().collect()
     }
 
     /// True if the pool has this stream.
@@ -79,7 +74,12 @@ impl Pool {
             mark.epoch,
             stream.recorded()
         );
-        stream.reached = stream.reached.max(mark.epoch);
+        if stream.reached < mark.epoch {
+            stream.reached = mark.epoch;
+            self.waiting.note_reached(mark.stream);
+            self.heap_waits.note_reached(mark.stream);
+            self.release_idle(mark.stream);
+        }
     }
 
     /// True if the work before `mark` is known to be over.
@@ -100,12 +100,20 @@ impl Pool {
 
     /// Notes that an event was recorded for the stream's present epoch.
     pub fn recorded(&mut self, mark: Mark) {
+        self.note_recorded(mark);
+    }
+
+    /// Closes the stream's epoch.
+    pub(super) fn note_recorded(&mut self, mark: Mark) {
         self.streams.record(mark);
+        self.unrecorded.remove(&mark.stream);
     }
 
     /// Notes that `stream` now waits for `on`: later work on it runs after that.
     pub fn waits(&mut self, stream: StreamId, on: Mark) {
         self.streams.waits(stream, on);
+        self.waiting.note_wait(stream, on.stream);
+        self.heap_waits.note_wait(stream, on.stream);
     }
 
     /// Returns the marks for which events have to be recorded so that all freed memory and every
@@ -118,9 +126,29 @@ impl Pool {
         self.view().unrecorded()
     }
 
-    /// Sets the marks that freed blocks in heaps wait for. Where memory is short, requests wait for
-    /// them too.
-    pub fn set_heap_marks(&mut self, marks: Vec<Mark>) {
-        self.heap_marks = marks;
+    /// Lists a freed piece of the heap of `heap` that waits for `marks`.
+    pub(crate) fn wait_in_heap(&mut self, heap: StreamId, piece: u32, marks: Vec<Mark>) {
+        self.heap_waits.push(heap, piece, marks);
+    }
+
+    /// Returns the pieces of the heap of `heap` that wait no more, oldest first, and forgets them. No
+    /// heap memory where there is none.
+    pub(crate) fn take_ready_in_heap(&mut self, heap: StreamId) -> Vec<u32> {
+        self.looked_at.add(self.heap_waits.advance(&self.streams));
+        self.heap_waits.take_ready(heap)
+    }
+
+    /// Returns the streams in whose heaps freed blocks wait no more: [`StreamHeap::shed`] takes them
+    /// in.
+    ///
+    /// [`StreamHeap::shed`]: crate::StreamHeap::shed
+    pub fn heaps_with_ready(&mut self) -> Vec<StreamId> {
+        self.looked_at.add(self.heap_waits.advance(&self.streams));
+        self.heap_waits.heaps_with_ready().collect()
+    }
+
+    /// Number of pieces of the heap of `heap` that are listed. O(n).
+    pub(crate) fn waiting_in_heap(&self, heap: StreamId) -> usize {
+        self.heap_waits.count_of(heap)
     }
 }

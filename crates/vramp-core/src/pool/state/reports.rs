@@ -9,6 +9,7 @@ use crate::pool::block::Slab;
 use crate::pool::census::{Census, Share, Stretch};
 use crate::pool::config::PoolConfig;
 use crate::pool::counters::Counters;
+use crate::pool::free_parts::FreeParts;
 use crate::pool::ops::Range;
 
 impl Pool {
@@ -19,7 +20,8 @@ impl Pool {
 
     /// Totals since the pool was created.
     pub fn counters(&self) -> Counters {
-        Counters { reserved: self.chunks.bytes(), ..self.counters }
+        let looked_at = self.looked_at.get();
+        Counters { reserved: self.chunks.bytes(), looked_at, ..self.counters }
     }
 
     /// Bytes by state, with slabs counted as free: [`StreamHeap::count_into`] adds what is in them.
@@ -28,6 +30,14 @@ impl Pool {
     /// [`StreamHeap::count_into`]: crate::StreamHeap::count_into
     pub fn census(&self) -> Census {
         self.view().census()
+    }
+
+    /// Freed and free memory by whether a trim can release it, without what is in slabs:
+    /// [`StreamHeap::free_parts`] has that. O(n).
+    ///
+    /// [`StreamHeap::free_parts`]: crate::StreamHeap::free_parts
+    pub fn free_parts(&self) -> FreeParts {
+        self.view().free_parts()
     }
 
     /// Checks every invariant. O(n log n): for tests, `--audit` and after an error.
@@ -41,6 +51,11 @@ impl Pool {
     /// The pool's side of a slab, for the audit of the heap that has it.
     pub(crate) fn check_slab(&self, slab: &Slab) -> Result<(), String> {
         self.view().check_slab(slab)
+    }
+
+    /// True if old mappings are left that may be unmapped once their work is over.
+    pub fn has_retired(&self) -> bool {
+        !self.retired.is_empty()
     }
 
     /// Memory of each stream. O(n).

@@ -3,7 +3,7 @@
 use super::Pool;
 use crate::Bytes;
 use crate::ids::PoolAddr;
-use crate::pool::ops::{Change, Leftovers, Op, Order, Plan, Range};
+use crate::pool::ops::{Change, Leftovers, Op, Order, Plan, Range, Trim};
 
 impl Pool {
     /// Makes a plan's change after all its operations were performed.
@@ -24,15 +24,10 @@ impl Pool {
             Change::Unmap { ranges } => {
                 ranges.iter().for_each(|&range| self.note_unmapped(range));
             }
-            Change::Trim { chunk, ranges } => {
-                ranges.iter().for_each(|&range| self.note_unmapped(range));
-                self.counters.released += self.chunks.get(chunk).len;
-                self.chunks.remove(chunk);
-                self.counters.chunks_released += 1;
-            }
-            Change::Order { order, need } => {
+            Change::Trim { trims } => trims.iter().for_each(|trim| self.settle_trim(trim)),
+            Change::Order { order, free, waiting } => {
                 self.settle_order(&order);
-                self.take_over_ordered(order.stream, need);
+                self.take_over_ordered(order.stream, &free, &waiting);
             }
         }
         let reserved = self.chunks.bytes();
@@ -40,32 +35,53 @@ impl Pool {
     }
 
     fn settle_order(&mut self, order: &Order) {
-        order.records.iter().for_each(|&mark| self.streams.record(mark));
-        order.waits.iter().for_each(|&on| self.streams.waits(order.stream, on));
+        order.records.iter().for_each(|&mark| self.note_recorded(mark));
+        order.waits.iter().for_each(|&on| self.waits(order.stream, on));
+    }
+
+    fn settle_trim(&mut self, trim: &Trim) {
+        trim.aliases.iter().for_each(|&range| self.note_unmapped(range));
+        self.note_home_unmapped(trim);
+        self.counters.released += trim.home.len;
+        self.counters.chunks_released += 1;
+        self.chunks.remove(trim.chunk);
+    }
+
+    /// Notes what a plan to release chunks did before it failed: the first `performed` operations.
+    fn abandon_trim(&mut self, trims: &[Trim], performed: usize) {
+        let mut left = performed;
+        for trim in trims {
+            let ops = trim.aliases.len() + 2;
+            if left >= ops {
+                self.settle_trim(trim);
+                left -= ops;
+                continue;
+            }
+            trim.aliases.iter().take(left).for_each(|&range| self.note_unmapped(range));
+            // Mapped nowhere any more, and not released.
+            if left > trim.aliases.len() {
+                self.note_home_unmapped(trim);
+                self.chunks.remove(trim.chunk);
+                self.chunks.add(trim.chunk, trim.home.len, None);
+            }
+            return;
+        }
     }
 
     /// Notes that a plan failed and was undone: the pool is as before, except for what could not be
     /// undone.
     pub fn abandon(&mut self, plan: Plan, leftovers: Leftovers) {
         self.counters.plans_undone += 1;
-        let done = plan.ops.iter().take(leftovers.performed);
-        let unmapped: Vec<Range> = done
-            .filter_map(|op| if let Op::Unmap(range) = op { Some(*range) } else { None })
-            .collect();
-        unmapped.iter().for_each(|&range| self.note_unmapped(range));
-        match plan.change {
+        match &plan.change {
             Change::Unmap { ranges } => {
+                let unmapped = leftovers.performed;
+                ranges.iter().take(unmapped).for_each(|&range| self.note_unmapped(range));
                 // The one that failed: still mapped, in an unknown state.
-                if let Some(&range) = ranges.get(unmapped.len()) {
+                if let Some(&range) = ranges.get(unmapped) {
                     self.quarantine(range);
                 }
             }
-            Change::Trim { chunk, ranges } if unmapped.len() == ranges.len() => {
-                // Mapped nowhere any more, and not released.
-                let len = self.chunks.get(chunk).len;
-                self.chunks.remove(chunk);
-                self.chunks.add(chunk, len, None);
-            }
+            Change::Trim { trims } => self.abandon_trim(trims, leftovers.performed),
             _ => {}
         }
         for &range in &leftovers.mapped {
@@ -80,7 +96,7 @@ impl Pool {
             if let Op::Record(mark) = *op
                 && leftovers.recorded.contains(&mark)
             {
-                self.streams.record(mark);
+                self.note_recorded(mark);
             }
         }
     }

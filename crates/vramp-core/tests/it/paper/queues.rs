@@ -94,6 +94,12 @@ impl Queues {
         Some(Mark { epoch: epoch.min(last.epoch), ..last })
     }
 
+    /// How many waits were put on streams so far.
+    pub fn waits(&self) -> usize {
+        let items = self.0.iter().flat_map(|queue| &queue.items);
+        items.filter(|item| matches!(item, Item::Wait { .. })).count()
+    }
+
     pub fn is_over(&self, work: Work) -> bool {
         work.number <= self.0[work.stream].over
     }

@@ -145,7 +145,7 @@ impl Shell {
         loop {
             let page = self.pool.config().page;
             let heap = &mut self.heaps[stream.index()];
-            heap.promote(&self.pool);
+            heap.promote(&mut self.pool);
             if let Some(block) = heap.take(size) {
                 return Some(Placed { block, heap: Some(stream) });
             }
@@ -169,13 +169,10 @@ impl Shell {
     }
 
     pub fn gather(&mut self) {
-        let mut awaited = Vec::new();
         for heap in &mut self.heaps {
             heap.shed(&mut self.pool);
             heap.audit(&self.pool).expect("a heap is whole after it shed");
-            awaited.extend(heap.awaited());
         }
-        self.pool.set_heap_marks(awaited);
     }
 
     fn climb(&mut self, mut attempt: Attempt) -> Option<Served> {
@@ -213,10 +210,10 @@ impl Shell {
             let heap = &mut self.heaps[home.index()];
             let freed = match home == stream {
                 true => match heap.free_in_order(block.id).expect("the block is held") {
-                    Freed::Noted => heap.free(block.id, stream, &self.pool),
+                    Freed::Noted => heap.free(block.id, stream, &mut self.pool),
                     freed => Ok(freed),
                 },
-                false => heap.free(block.id, stream, &self.pool),
+                false => heap.free(block.id, stream, &mut self.pool),
             };
             if let Freed::Surplus(slab) = freed.expect("the block is held") {
                 self.pool.take_back(slab, home);

@@ -1,0 +1,133 @@
+//! What requests cost as the pool grows: what they look at (`Stats::looked_at`) and the driver calls
+//! they make, with few and with many of everything.
+
+use crate::common::{Rig, pages};
+use vramp_alloc::{Allocation, Bytes, Config, StreamId};
+use vramp_driver::sim::{Contents, Gate, Kernel, Simulator};
+
+/// A card that stores nothing: nothing is read here.
+fn rig() -> Rig {
+    Rig::on(Simulator::builder().contents(Contents::Discarded), Config::default())
+}
+
+/// What `work` makes the allocator look at.
+fn looked_at<R>(rig: &Rig, work: impl FnOnce() -> R) -> (u64, R) {
+    let count = || rig.allocator.stats().expect("no call fails").looked_at;
+    let before = count();
+    let result = work();
+    (count() - before, result)
+}
+
+/// Keeps a stream at work until the gate is opened.
+fn keep_busy(rig: &Rig, stream: StreamId) -> Gate {
+    let gate = rig.sim.gate();
+    rig.sim.launch(rig.raw(stream), Kernel::new("busy").until(gate)).expect("it takes work");
+    gate
+}
+
+fn malloc(rig: &Rig, size: Bytes) -> Allocation {
+    rig.allocator.malloc(size, rig.stream).expect("there is memory")
+}
+
+fn free(rig: &Rig, block: Allocation) {
+    rig.allocator.free(block, rig.stream).expect("it is the allocator's");
+}
+
+#[test]
+fn a_request_looks_at_no_freed_block_that_still_waits_for_another_stream() {
+    // Small blocks of a heap, and blocks of the pool.
+    for (size, few, many) in [(Bytes::kib(1), 100, 30_000), (pages(1), 100, 3_000)] {
+        let costs = [few, many].map(|waiting| {
+            let rig = rig();
+            let other = rig.allocator.create_stream().expect("a stream can be made");
+            let _kept = malloc(&rig, size);
+            let gate = keep_busy(&rig, other);
+            let blocks: Vec<Allocation> = (0..waiting).map(|_| malloc(&rig, size)).collect();
+            for block in blocks {
+                rig.allocator.record_use(&block, other).expect("the stream is open");
+                free(&rig, block);
+            }
+            // A query finds that nothing is over.
+            rig.allocator.trim(Bytes::gib(64)).expect("nothing is over");
+            let third = rig.allocator.create_stream().expect("a stream can be made");
+            let (looked, blocks) = looked_at(&rig, || {
+                let sizes = [Bytes::kib(100), Bytes::mib(1), pages(4), pages(40)];
+                sizes.map(|size| rig.allocator.malloc(size, third).expect("there is memory"))
+            });
+            for block in blocks {
+                rig.allocator.free(block, third).expect("it is the allocator's");
+            }
+            // All of it is free once the work is over.
+            rig.sim.open(gate);
+            rig.sim.advance(1);
+            rig.allocator.trim(Bytes::ZERO).expect("no call fails");
+            rig.allocator.audit().expect("every invariant holds");
+            assert_eq!(rig.census().waiting, Bytes::ZERO);
+            looked
+        });
+        assert!(costs[1] <= costs[0] + 50, "{few} and {many} blocks of {size}: {costs:?}");
+    }
+}
+
+/// Heap memory, in bytes, that requests with the allocator's lock take.
+fn locked_requests(rig: &Rig) -> u64 {
+    let used = allocation_counter::measure(|| {
+        // A thread's cache holds one block that is not small.
+        for size in [pages(3), pages(2), pages(3), pages(2)] {
+            let block = malloc(rig, size);
+            free(rig, block);
+        }
+    });
+    used.bytes_total
+}
+
+#[test]
+fn pools_with_a_common_limit_cost_a_request_nothing_and_share_it_exactly() {
+    let limit = |pools: u64| pages(pools + 8);
+    let costs = [2, 2_000].map(|pools| {
+        let config = Config { limit: Some(limit(pools)), span: Bytes::gib(1), ..Config::default() };
+        let rig = Rig::on(Simulator::builder().contents(Contents::Discarded), config);
+        let others: Vec<_> = (0..pools)
+            .map(|number| {
+                let pool = rig.allocator.create_pool(&number.to_string()).expect("it is possible");
+                let block = pool.malloc(pages(1), rig.stream).expect("it is below the limit");
+                (pool, block)
+            })
+            .collect();
+        locked_requests(&rig);
+        let cost = locked_requests(&rig);
+        // Eight pages are left for all pools, and what closed ones had.
+        let rest = malloc(&rig, pages(8));
+        assert!(rig.allocator.malloc(pages(1), rig.stream).is_err(), "{pools} pools");
+        let mut others = others.into_iter();
+        let (first, block) = others.next().expect("there are some");
+        first.free(block, rig.stream).expect("it is the pool's");
+        first.close().expect("nothing is in the way");
+        let last = malloc(&rig, pages(1));
+        let (second, block) = others.next().expect("there are two");
+        assert!(second.malloc(pages(1), rig.stream).is_err(), "{pools} pools");
+        free(&rig, rest);
+        free(&rig, last);
+        drop((second, block));
+        let all = malloc(&rig, pages(10));
+        free(&rig, all);
+        cost
+    });
+    assert!(costs[1] <= costs[0] + 512, "bytes with 2 and 2,000 pools: {costs:?}");
+}
+
+#[test]
+fn a_miss_looks_at_no_live_small_block() {
+    let costs = [1_000, 100_000].map(|blocks| {
+        let rig = rig();
+        let blocks: Vec<Allocation> = (0..blocks).map(|_| malloc(&rig, Bytes::kib(1))).collect();
+        // The first finds what the heap has left.
+        let first = malloc(&rig, pages(8));
+        let (looked, second) = looked_at(&rig, || malloc(&rig, pages(64)));
+        rig.allocator.audit().expect("every invariant holds");
+        blocks.into_iter().chain([first, second]).for_each(|block| free(&rig, block));
+        rig.close();
+        looked
+    });
+    assert!(costs[1] <= costs[0] + 10, "1,000 and 100,000 live blocks: {costs:?}");
+}
