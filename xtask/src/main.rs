@@ -1,6 +1,7 @@
 //! The project's own commands: `cargo xtask --help`.
 #![forbid(unsafe_code)]
 
+mod adversary;
 mod bindings;
 mod bundle;
 mod charts;
@@ -69,6 +70,9 @@ enum Task {
     Site,
     /// Draws the charts of the pages anew from the results in `bench/results`.
     Charts,
+    /// Runs `vramp bench adversary` on the simulator, and writes its bounds and its table in the page of
+    /// benchmarks anew. Takes about two minutes.
+    Adversary,
     /// Builds libvramp.so and puts it into a folder with its header and the Python module.
     Library {
         /// The folder, made if it is not there.
@@ -106,6 +110,7 @@ fn perform(task: &Task, root: &Path) -> Result<()> {
         ),
         Task::Site => site::run(root),
         Task::Charts => charts::write(root),
+        Task::Adversary => adversary::run(root),
         Task::Header => header::write(root),
         Task::Library { out } => library::run(root, &root.join(out)),
         Task::GpuBundle { traces } => bundle::run(root, traces),

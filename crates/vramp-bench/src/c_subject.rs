@@ -289,7 +289,8 @@ impl Subject for CSubject {
 
     /// The stream is the allocator's: no stream of a program reaches a device that is no card.
     fn adopt_stream(&mut self, pool: u64, stream: u64) -> Outcome<(Stream, bool)> {
-        let raw = 1 + self.adopted.fetch_add(1, Ordering::Relaxed);
+        // Not one of the small numbers by which CUDA names streams of its own.
+        let raw = 0x1000 + self.adopted.fetch_add(1, Ordering::Relaxed);
         let adopted = testing::adopt_stream(self.pool(pool)?, raw).map_err(refused)?;
         Ok((self.add_stream(pool, stream, adopted)?, false))
     }

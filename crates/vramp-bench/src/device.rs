@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use vramp::Driver;
 use vramp::device::{OpenError, Opened};
+use vramp::{Bytes, Driver};
 use vramp_driver::DeviceInfo;
 use vramp_driver::sim::{CardModel, Contents, Simulator};
 
@@ -75,6 +75,20 @@ impl Device {
                 FreshDevice::simulated(builder.build())
             }
         })
+    }
+
+    /// Opens the device for one run. A simulator has `memory`; a card has what it has.
+    ///
+    /// # Errors
+    /// Those of [`vramp::open`].
+    pub fn with_memory(&self, memory: Bytes) -> Result<FreshDevice, OpenError> {
+        match &self.kind {
+            Kind::Card(_) => self.fresh(false),
+            Kind::Simulated(preset) => {
+                let builder = Simulator::builder().card(preset).memory(memory);
+                Ok(FreshDevice::simulated(builder.build()))
+            }
+        }
     }
 
     /// Opens the device for one run in which contents are compared: a simulator stores what is

@@ -1,4 +1,7 @@
-//! A malloc/free pair on one thread, served from a cache.
+//! A malloc/free pair on one thread, served without a driver call.
+//!
+//! With blocks outstanding, a pair frees one of them at random and allocates another: so it is served
+//! from a cache only where the allocator caches so many. Otherwise it is one block, over and over.
 //!
 //! Batches of a few milliseconds alternate: the system's malloc and free of 64 bytes, the driver's
 //! own pool, and each allocator, for each size. A row holds the median over batches and the median
@@ -8,6 +11,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use fastrand::Rng;
 use serde::Serialize;
 use vramp::{Bytes, Preset};
 use vramp_driver::Stream;
@@ -33,6 +37,8 @@ pub struct Options {
     pub presets: Vec<Preset>,
     /// Block sizes.
     pub sizes: Vec<Bytes>,
+    /// Numbers of live blocks beside the pairs.
+    pub outstanding: Vec<usize>,
 }
 
 /// The result for one allocator and block size.
@@ -42,6 +48,8 @@ pub struct Row {
     pub allocator: &'static str,
     /// Size of the block.
     pub size_bytes: u64,
+    /// Live blocks beside the pairs.
+    pub outstanding: u64,
     /// Number of timed batches.
     pub batches: u64,
     /// Number of timed pairs.
@@ -56,13 +64,25 @@ pub struct Row {
     pub driver_calls: Option<u64>,
 }
 
+/// What the pairs of a case are.
+#[derive(Clone, Copy)]
+struct Kind {
+    size: Bytes,
+    outstanding: usize,
+}
+
+/// What a number of pairs took.
+struct Batch {
+    total_ns: u64,
+    driver_calls: Option<u64>,
+}
+
 /// One allocator at one block size.
 struct Case<'a> {
     name: &'static str,
-    size: Bytes,
-    /// Does a number of pairs and returns the nanoseconds they took.
-    run: Box<dyn FnMut(u64) -> Result<u64> + 'a>,
-    driver_calls: Box<dyn Fn() -> Option<u64> + 'a>,
+    kind: Kind,
+    /// Does a number of pairs.
+    run: Box<dyn FnMut(u64) -> Result<Batch> + 'a>,
     time_is: TimeSource,
     pairs_per_batch: u64,
     pair_ns: Vec<f64>,
@@ -88,14 +108,19 @@ pub fn run(bench: &Bench, options: &Options) -> Result<Vec<Row>> {
     let streams =
         allocators.iter().map(MeteredAllocator::create_stream).collect::<Result<Vec<_>>>()?;
     let mut groups = Vec::new();
-    for &size in &options.sizes {
-        let mut cases = vec![timed(&SystemMalloc, (), SYSTEM_BLOCK)?];
+    let kinds = options
+        .outstanding
+        .iter()
+        .flat_map(|&outstanding| options.sizes.iter().map(move |&size| Kind { size, outstanding }));
+    for kind in kinds {
+        let yardstick = Kind { size: SYSTEM_BLOCK, outstanding: 0 };
+        let mut cases = vec![timed(&SystemMalloc, (), yardstick)?];
         if let Some((pool, stream)) = pool {
             let pairs = if bench.info().simulated { modelled } else { timed };
-            cases.push(pairs(pool, stream, size)?);
+            cases.push(pairs(pool, stream, kind)?);
         }
         for (allocator, &stream) in allocators.iter().zip(&streams) {
-            cases.push(timed(allocator, stream, size)?);
+            cases.push(timed(allocator, stream, kind)?);
         }
         groups.push(cases);
     }
@@ -106,41 +131,58 @@ pub fn run(bench: &Bench, options: &Options) -> Result<Vec<Row>> {
 }
 
 /// Returns a case whose pairs are timed by the clock.
-fn timed<S: Subject>(subject: &S, stream: S::Stream, size: Bytes) -> Result<Case<'_>> {
+fn timed<S: Subject>(subject: &S, stream: S::Stream, kind: Kind) -> Result<Case<'_>> {
     let run = move |count| {
-        // The preceding case may have left the memory in other sizes.
-        pairs(subject, stream, size, 1)?;
         let begun = Instant::now();
-        pairs(subject, stream, size, count)?;
-        Ok(nanos(begun.elapsed()))
+        pairs(subject, stream, kind, count, || nanos(begun.elapsed()))
     };
-    case(subject, size, TimeSource::Measured, Box::new(run))
+    case(subject, kind, TimeSource::Measured, Box::new(run))
 }
 
 /// Returns a case whose pairs are timed by the simulator's cost model.
-fn modelled(pool: &DriverPool, stream: Stream, size: Bytes) -> Result<Case<'_>> {
-    let run = move |count| {
-        let begun = pool.driver.now_ns();
-        pairs(pool, stream, size, count)?;
-        Ok(pool.driver.now_ns() - begun)
-    };
-    case(pool, size, TimeSource::Modelled, Box::new(run))
+fn modelled(pool: &DriverPool, stream: Stream, kind: Kind) -> Result<Case<'_>> {
+    let run = move |count| pairs(pool, stream, kind, count, || pool.driver.now_ns());
+    case(pool, kind, TimeSource::Modelled, Box::new(run))
 }
 
-fn pairs<S: Subject>(subject: &S, stream: S::Stream, size: Bytes, count: u64) -> Result<()> {
-    for _ in 0..count {
+/// Does `count` pairs and returns what they took by `clock`, without the blocks outstanding.
+fn pairs<S: Subject>(
+    subject: &S,
+    stream: S::Stream,
+    Kind { size, outstanding }: Kind,
+    count: u64,
+    clock: impl Fn() -> u64,
+) -> Result<Batch> {
+    let malloc = || {
         let block = subject.malloc(stream, black_box(size))?;
         black_box(S::address(&block));
-        subject.free(stream, block)?;
+        Ok::<_, anyhow::Error>(block)
+    };
+    // The preceding case may have left the memory in other sizes.
+    subject.free(stream, malloc()?)?;
+    let mut held = (0..outstanding).map(|_| malloc().map(Some)).collect::<Result<Vec<_>>>()?;
+    let mut rng = Rng::with_seed(size.count());
+    let (calls, begun) = (subject.driver_calls(), clock());
+    for _ in 0..count {
+        if held.is_empty() {
+            subject.free(stream, malloc()?)?;
+        } else {
+            let slot = &mut held[rng.usize(..outstanding)];
+            slot.take().map_or(Ok(()), |block| subject.free(stream, block))?;
+            *slot = Some(malloc()?);
+        }
     }
-    Ok(())
+    let total_ns = clock() - begun;
+    let driver_calls = calls.zip(subject.driver_calls()).map(|(before, after)| after - before);
+    held.into_iter().flatten().try_for_each(|block| subject.free(stream, block))?;
+    Ok(Batch { total_ns, driver_calls })
 }
 
 fn case<'a, S: Subject>(
     subject: &'a S,
-    size: Bytes,
+    kind: Kind,
     time_is: TimeSource,
-    mut run: Box<dyn FnMut(u64) -> Result<u64> + 'a>,
+    mut run: Box<dyn FnMut(u64) -> Result<Batch> + 'a>,
 ) -> Result<Case<'a>> {
     let begun = Instant::now();
     run(WARM_PAIRS)?;
@@ -148,9 +190,8 @@ fn case<'a, S: Subject>(
     let fitting = nanos(BATCH) * WARM_PAIRS / nanos(begun.elapsed()).max(1);
     Ok(Case {
         name: subject.name(),
-        size,
+        kind,
         run,
-        driver_calls: Box::new(|| subject.driver_calls()),
         time_is,
         pairs_per_batch: fitting.max(1),
         pair_ns: Vec::new(),
@@ -168,14 +209,12 @@ fn measure(groups: &mut [Vec<Case<'_>>], duration: Duration) -> Result<()> {
         for cases in &mut *groups {
             let mut malloc_ns = f64::NAN;
             for (index, case) in cases.iter_mut().enumerate() {
-                let before = (case.driver_calls)();
-                let pair_ns =
-                    (case.run)(case.pairs_per_batch)? as f64 / case.pairs_per_batch as f64;
-                let calls = before.zip((case.driver_calls)()).map(|(before, after)| after - before);
+                let Batch { total_ns, driver_calls } = (case.run)(case.pairs_per_batch)?;
+                let pair_ns = total_ns as f64 / case.pairs_per_batch as f64;
                 if index == 0 {
                     malloc_ns = pair_ns;
                 }
-                case.counted = case.counted.zip(calls).map(|(sum, calls)| sum + calls);
+                case.counted = case.counted.zip(driver_calls).map(|(sum, calls)| sum + calls);
                 case.pair_ns.push(pair_ns);
                 case.ratios.push(pair_ns / malloc_ns);
             }
@@ -206,7 +245,8 @@ fn rows(groups: Vec<Vec<Case<'_>>>) -> Vec<Row> {
 fn row(case: Case<'_>) -> Row {
     Row {
         allocator: case.name,
-        size_bytes: case.size.count(),
+        size_bytes: case.kind.size.count(),
+        outstanding: case.kind.outstanding as u64,
         batches: case.pair_ns.len() as u64,
         pairs: case.pair_ns.len() as u64 * case.pairs_per_batch,
         pair_ns: median(case.pair_ns),

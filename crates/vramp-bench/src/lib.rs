@@ -29,6 +29,7 @@
 //! | [`threads`] | pairs on several threads |
 //! | [`grow`] | memory created for the first time |
 //! | [`remap`] | fragmented memory remapped into one block |
+//! | [`adversary`] | hostile patterns of requests, by counts |
 //! | [`graphs`] | captured graphs that share an arena |
 //! | [`disk`] | the disk tier beside plain file I/O |
 //! | [`copy`] | the mover beside plain copies |
@@ -39,6 +40,7 @@
 //! Deliberately absent: arguments, tables, progress, the environment.
 #![forbid(unsafe_code)]
 
+pub mod adversary;
 pub mod copy;
 mod cost;
 mod device;
@@ -103,7 +105,7 @@ impl Bench {
     }
 
     /// Returns where driver times come from.
-    fn time_source(&self) -> TimeSource {
+    pub fn time_source(&self) -> TimeSource {
         TimeSource::of(self.info())
     }
 

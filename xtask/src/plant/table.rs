@@ -128,9 +128,9 @@ pub const PLANTS: [Plant; 20] = [
     },
     Plant {
         breaks: "idle memory of other streams is taken over before their work is over",
-        file: "crates/vramp-core/src/pool/state/free.rs",
-        old: "        self.adopt(stream, Amount::All, |pool, mark| pool.streams.is_over(mark));",
-        new: "        self.adopt(stream, Amount::All, |_, _| true);",
+        file: "crates/vramp-core/src/pool/state/idle.rs",
+        old: "            let over = part.epoch <= reached;",
+        new: "            let over = part.epoch <= reached.next();",
     },
     Plant {
         breaks: "a stream ends in one pool of its group only",

@@ -140,7 +140,9 @@ fn an_order_that_is_missing_is_found_and_made_short() {
     });
     let options = Options::new(Preset::Vramp, 60_000, 1);
     let failure = lifecycle::run(&options, &make, &|_| {}).expect_err("streams do not wait");
-    assert!(failure.finding.starts_with("hazard"), "{failure}");
+    // Memory is used, or unmapped, under work that it should have waited for.
+    let is_hazard = failure.finding.starts_with("hazard");
+    assert!(is_hazard || failure.finding.contains("still accesses"), "{failure}");
     assert!(failure.program.len() < 60, "{failure}");
 
     // As text it is the same program, which finds the same.

@@ -46,6 +46,16 @@ pub enum Measure {
     /// unmapped later and not timed. The driver's pool cannot move memory: it has no limit here and
     /// may grow.
     Remap(Remap),
+    /// Hostile patterns of requests, such as many streams, fragments or a full card
+    ///
+    /// Each pattern is a fixed program with a seed: streams in turn, sizes that grow, blocks handed
+    /// from stream to stream, a full card. Every allocator gets the same requests on a device of
+    /// its own. A row shows peak reserved memory, failed requests, driver calls and their time, and
+    /// stream waits. Host time is that in the allocator for each malloc and free, without driver
+    /// calls. Some patterns count from the end of a warm-up.
+    ///
+    /// On the simulator all figures but the host time are the same in every run.
+    Adversary(Adversary),
     /// Captured graphs that share an arena
     ///
     /// Four measurements. Sharing: many graphs of different sizes are captured over one arena; its
@@ -136,6 +146,9 @@ pub struct Hit {
         default_value = "512,64KiB,1MiB,4MiB,256MiB"
     )]
     pub sizes: Vec<Bytes>,
+    /// Live blocks beside the pairs: with some, a pair frees one of them at random
+    #[arg(long, value_delimiter = ',', value_name = "COUNT", default_value = "0")]
+    pub outstanding: Vec<usize>,
 }
 
 /// Options of `threads`.
@@ -192,6 +205,41 @@ pub struct Remap {
     /// Size of each block
     #[arg(long, default_value = "16MiB", value_name = "SIZE")]
     pub block: Bytes,
+}
+
+/// Options of `adversary`.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Adversary {
+    /// Patterns, by name or the first parts of it; all quick ones by default
+    #[arg(value_name = "PATTERN")]
+    pub patterns: Vec<String>,
+    /// Allocators, separated by commas: vramp, vpmm, stream-ordered, torch, torch-expandable or all
+    #[arg(long, default_value = "all", value_parser = parse_allocators, value_name = "NAMES")]
+    pub allocator: Allocators,
+    /// Device: auto, sim, sim:CARD, cuda or cuda:N
+    #[arg(long, default_value = "auto")]
+    pub device: String,
+    /// Run the patterns that take minutes, too
+    #[arg(long)]
+    pub large: bool,
+    /// Seed of the random choices
+    #[arg(long, default_value = "1")]
+    pub seed: u64,
+    /// Print the names of the patterns and what they do
+    #[arg(long)]
+    pub list: bool,
+    /// Fail if vramp's counts on sim:h200 are above the bounds in this file
+    #[arg(long, value_name = "FILE")]
+    pub bounds: Option<PathBuf>,
+    /// Write the counts into the file of bounds instead
+    #[arg(long, requires = "bounds")]
+    pub write: bool,
+    /// Print one table in Markdown, with vramp's misses in bold
+    #[arg(long, conflicts_with = "json")]
+    pub markdown: bool,
+    /// Print one JSON object per row and nothing else
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Options of `graphs`.

@@ -3,6 +3,7 @@
 //! [`args`] holds the arguments; the help of each command says how it measures. `tables` makes
 //! tables of the rows. The measurements are those of [`vramp_bench`].
 
+mod adversary;
 pub mod args;
 mod tables;
 
@@ -26,6 +27,7 @@ pub(crate) fn run(args: &args::Bench, out: &mut dyn Write) -> Result<()> {
         args::Measure::Threads(args) => threads(args, out),
         args::Measure::Grow(args) => grow(args, out),
         args::Measure::Remap(args) => remap(args, out),
+        args::Measure::Adversary(args) => adversary::run(args, out),
         args::Measure::Graphs(args) => graphs(args, out),
         args::Measure::Disk(args) => disk(args, out),
         args::Measure::Copy(args) => copy(args, out),
@@ -37,7 +39,8 @@ pub(crate) fn run(args: &args::Bench, out: &mut dyn Write) -> Result<()> {
 fn hit(args: &args::Hit, out: &mut dyn Write) -> Result<()> {
     let mut output = Output::open(&args.common, out)?;
     let presets = args.common.allocator.0.clone();
-    let rows = hit::run(&output.bench, &hit::Options { presets, sizes: args.sizes.clone() })?;
+    let (sizes, outstanding) = (args.sizes.clone(), args.outstanding.clone());
+    let rows = hit::run(&output.bench, &hit::Options { presets, sizes, outstanding })?;
     output.write("hit", &rows, &tables::HIT)?;
     output.write_device()
 }
@@ -224,13 +227,24 @@ struct DeviceRow<'a, R> {
 }
 
 impl<'a> Output<'a> {
-    /// Opens the device and says so if it is simulated instead of a card.
+    /// Opens the device of the common options.
     fn open(common: &args::Common, out: &'a mut dyn Write) -> Result<Output<'a>> {
-        let bench = Bench::new(&common.device, Duration::from_secs_f64(common.seconds))?;
-        if let Some(notice) = device::notice(bench.device()).filter(|_| !common.json) {
+        let duration = Duration::from_secs_f64(common.seconds);
+        Output::on(&common.device, duration, common.json, out)
+    }
+
+    /// Opens the device and says so if it is simulated instead of a card.
+    fn on(
+        device: &str,
+        duration: Duration,
+        json: bool,
+        out: &'a mut dyn Write,
+    ) -> Result<Output<'a>> {
+        let bench = Bench::new(device, duration)?;
+        if let Some(notice) = device::notice(bench.device()).filter(|_| !json) {
             writeln!(out, "{notice}\n")?;
         }
-        Ok(Output { bench, json: common.json, out })
+        Ok(Output { bench, json, out })
     }
 
     /// Writes rows: a JSON object each, or a table.

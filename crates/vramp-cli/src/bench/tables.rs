@@ -37,9 +37,10 @@ pub(super) fn write<R>(out: &mut dyn Write, rows: &[R], columns: &[Column<R>]) -
     Ok(writeln!(out, "{}\n", table.trim_fmt())?)
 }
 
-pub(super) const HIT: [Column<hit::Row>; 6] = [
+pub(super) const HIT: [Column<hit::Row>; 7] = [
     ("allocator", |row| text(row.allocator)),
     ("block", |row| size(row.size_bytes)),
+    ("outstanding", |row| count(row.outstanding)),
     ("ns/pair", |row| modelled(format!("{:.1}", row.pair_ns), row.time_is)),
     ("vs system malloc", |row| decimals(row.of_system_malloc, 2)),
     ("pairs", |row| count(row.pairs)),
@@ -237,7 +238,7 @@ pub(super) const RESERVE: [Column<reserve::Row>; 6] = [
     ("calls", |row| count(row.calls)),
 ];
 
-fn text(text: &str) -> Cell {
+pub(super) fn text(text: &str) -> Cell {
     Cell::Text(text.to_owned())
 }
 
@@ -245,15 +246,15 @@ fn nothing() -> Cell {
     Cell::Number("-".to_owned())
 }
 
-fn count(number: u64) -> Cell {
+pub(super) fn count(number: u64) -> Cell {
     Cell::Number(Count(number).to_string())
 }
 
-fn size(bytes: u64) -> Cell {
+pub(super) fn size(bytes: u64) -> Cell {
     Cell::Number(Bytes::new(bytes).to_string())
 }
 
-fn decimals(number: f64, digits: usize) -> Cell {
+pub(super) fn decimals(number: f64, digits: usize) -> Cell {
     Cell::Number(format!("{number:.digits$}"))
 }
 
@@ -268,7 +269,7 @@ fn gigabytes(bytes_per_s: f64, source: TimeSource) -> Cell {
     modelled(format!("{:.2}", bytes_per_s / 1e9), source)
 }
 
-fn millis(ns: f64, source: TimeSource) -> Cell {
+pub(super) fn millis(ns: f64, source: TimeSource) -> Cell {
     modelled(format!("{:.3}", ns / 1e6), source)
 }
 

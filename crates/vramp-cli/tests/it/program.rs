@@ -10,7 +10,13 @@ use serde_json::Value;
 fn vramp(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vramp"));
     command.current_dir(root()).args(args);
-    for variable in ["VPMM_PAGE_SIZE", "VPMM_VA_SIZE", "VPMM_PAGES"] {
+    for variable in [
+        "VPMM_PAGE_SIZE",
+        "VPMM_VA_SIZE",
+        "VPMM_PAGES",
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+    ] {
         command.env_remove(variable);
     }
     command
@@ -269,6 +275,46 @@ fn variables_of_vpmm_change_vpmm_alone_and_bad_ones_are_named() {
         serde_json::from_slice(&output.get_output().stdout).expect("the test has set this up");
     let usual = &lines(&[&args[..], &["vpmm"]].concat())[0];
     assert!(large["handles_created"].as_u64() < usual["handles_created"].as_u64(), "{large}");
+    assert_eq!(large["variables"], serde_json::json!(["VPMM_PAGE_SIZE"]));
+    assert_eq!(usual.get("variables"), None);
+    // An argument takes precedence.
+    let mut prefilled = with("vpmm", "VPMM_PAGES", "1000");
+    let output = prefilled.args(["--prefill", "2MiB"]).assert().success();
+    let line: Value =
+        serde_json::from_slice(&output.get_output().stdout).expect("the test has set this up");
+    assert_eq!(line.get("variables"), None);
+}
+
+#[test]
+fn variables_of_pytorch_change_its_presets_and_are_named() {
+    let replay = |args: &[&str], variables: &[(&str, &str)]| {
+        let mut command = vramp(&["replay", GNN, "--device", "sim", "--json", "--allocator"]);
+        let output = command.args(args).envs(variables.iter().copied()).assert().success();
+        let line: Value =
+            serde_json::from_slice(&output.get_output().stdout).expect("one line of JSON");
+        let peak = line["peak_reserved_bytes"].as_u64().expect("a number");
+        (peak, line.get("variables").cloned())
+    };
+    let (usual, named) = replay(&["torch"], &[]);
+    assert_eq!(named, None);
+    let expandable = [("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")];
+    let (peak, named) = replay(&["torch"], &expandable);
+    assert_eq!(named, Some(serde_json::json!(["PYTORCH_CUDA_ALLOC_CONF"])));
+    assert_eq!(peak, replay(&["torch-expandable"], &[]).0);
+    assert!(peak < usual, "{peak} of {usual}");
+    let newer = [expandable[0], ("PYTORCH_ALLOC_CONF", "expandable_segments:False")];
+    assert_eq!(replay(&["torch"], &newer).0, usual, "the newer name comes first");
+    let given = ["torch", "--torch-config", "expandable_segments:False"];
+    assert_eq!(replay(&given, &expandable), (usual, None), "an argument takes precedence");
+    assert_eq!(replay(&["vramp"], &expandable).1, None);
+
+    let mut table = vramp(&["replay", GNN, "--device", "sim", "--allocator", "torch"]);
+    let output = table.env("PYTORCH_ALLOC_CONF", "max_split_size_mb:64").assert().success();
+    let said = text(&output.get_output().stdout);
+    assert!(said.contains("torch uses PYTORCH_ALLOC_CONF=max_split_size_mb:64.\n"), "{said}");
+    let mut wrong = vramp(&["replay", GNN, "--device", "sim", "--allocator", "torch"]);
+    wrong.env("PYTORCH_ALLOC_CONF", "max_split_size_mb:2");
+    refused(&mut wrong, &["PYTORCH_ALLOC_CONF is invalid", "above 20"]);
 }
 
 #[test]
