@@ -33,16 +33,16 @@ pub fn run(root: &Path) -> Result<()> {
         let args = ["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
         shell::run(cargo(root).args(args))
     })?;
-    step("tests", "run the failed test alone: `cargo test -p CRATE NAME`", || tests(root))?;
-    step("models", "explore them alone: `cargo xtask loom`", || models::run(root, models::SHORT))?;
-    step("doc tests", "run them alone: `cargo test --doc -p CRATE`", || {
-        shell::run(cargo(root).args(["test", "--workspace", "--doc", "--locked"]))
-    })?;
     step("documentation", "mend the links: `cargo doc --workspace --no-deps`", || {
         let mut doc = cargo(root);
         doc.env("RUSTDOCFLAGS", "-D warnings");
         let args = ["doc", "--workspace", "--no-deps", "--document-private-items", "--locked"];
         shell::run(doc.args(args))
+    })?;
+    step("tests", "run the failed test alone: `cargo test -p CRATE NAME`", || tests(root))?;
+    step("models", "explore them alone: `cargo xtask loom`", || models::run(root, models::SHORT))?;
+    step("doc tests", "run them alone: `cargo test --doc -p CRATE`", || {
+        shell::run(cargo(root).args(["test", "--workspace", "--doc", "--locked"]))
     })?;
     step("site", "mend the links: `cargo xtask site`", || site::run(root))?;
     step("examples", "run the failed one: `cargo run -p CRATE --example NAME`", || examples(root))?;
