@@ -258,6 +258,22 @@ impl Cache {
         self.drain_large(to);
     }
 
+    /// Empties the slots with blocks of one stream, from any thread with the allocator's lock. Looks at
+    /// every slot.
+    pub(crate) fn drain_stream(&self, stream: usize, mut to: impl FnMut(Tag, CachedBlock)) {
+        let is_of = |slot: &Slot| {
+            let tag = slot.tag.load(Ordering::Relaxed);
+            tag != 0 && tag != BUSY && Tag(tag).stream() == stream
+        };
+        // A slot that the owner uses again meanwhile may hold a block of another stream: that one is
+        // free, too.
+        let table = self.sets.iter().flatten().chain([&self.last]);
+        table.filter(|slot| is_of(slot)).for_each(|slot| slot.empty(&mut to));
+        if is_of(&self.delayed) {
+            self.delayed.empty_locked(to);
+        }
+    }
+
     /// Empties only the slots for blocks that are not small, from any thread with the allocator's
     /// lock.
     #[inline]

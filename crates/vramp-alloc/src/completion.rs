@@ -4,7 +4,8 @@
 //! here until it is known to be reached. [`Events::add_end`] looks through the kept ends once their
 //! number has doubled, so they cost one query each, and none stays for ever.
 
-use std::collections::VecDeque;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use vramp_core::{Mark, Pool, StreamId};
@@ -45,7 +46,8 @@ impl Completions for TorchPool {
 /// Recorded events of every stream, oldest first, and unused ones.
 #[derive(Default)]
 pub(crate) struct Events {
-    open: Vec<VecDeque<(Mark, Recorded)>>,
+    /// Of streams that have some.
+    open: BTreeMap<StreamId, VecDeque<(Mark, Recorded)>>,
     stock: Vec<Event>,
     ends: StreamEnds,
     /// Number of events that were reached.
@@ -99,7 +101,10 @@ impl Events {
         };
         let recorded = driver.record_outside(event, stream);
         match recorded {
-            Ok(true) => self.of(mark.stream).push_back((mark, Recorded::Own(event, stream))),
+            Ok(true) => {
+                let open = self.open.entry(mark.stream).or_default();
+                open.push_back((mark, Recorded::Own(event, stream)));
+            }
             Ok(false) | Err(_) => self.stock.push(event),
         }
         recorded
@@ -114,11 +119,13 @@ impl Events {
         end: Option<&Arc<StreamEnd>>,
     ) {
         let Some(end) = end else { return self.complete(pool, mark) };
-        self.of(mark.stream).push_back((mark, Recorded::End(Arc::clone(end))));
+        let open = self.open.entry(mark.stream).or_default();
+        open.push_back((mark, Recorded::End(Arc::clone(end))));
         self.ends.push(mark.stream, Arc::clone(end));
         if self.ends.is_sweep_due() {
             for stream in self.ends.sweep(StreamEnd::is_known_over) {
-                if let Some(&(last, _)) = self.of(stream).back() {
+                let last = self.open.get(&stream).and_then(VecDeque::back);
+                if let Some(&(last, _)) = last {
                     self.complete(pool, last);
                 }
             }
@@ -132,7 +139,7 @@ impl Events {
 
     /// Returns the oldest open event that covers `mark`; `None` if the work is known to be over.
     pub(crate) fn covering(&self, mark: Mark) -> Option<Event> {
-        let open = self.open.get(mark.stream.index())?;
+        let open = self.open.get(&mark.stream)?;
         let covers = |(recorded, _): &&(Mark, Recorded)| recorded.epoch >= mark.epoch;
         open.iter().find(covers).map(|(_, recorded)| recorded.event())
     }
@@ -163,7 +170,7 @@ impl Events {
         pool: &mut impl Completions,
         last: Mark,
     ) -> DriverResult<()> {
-        let open = self.of(last.stream);
+        let Some(open) = self.open.get(&last.stream) else { return Ok(()) };
         let Some((newest, recorded)) = open.back() else { return Ok(()) };
         let newest = *newest;
         if recorded.is_reached(driver)? {
@@ -191,8 +198,8 @@ impl Events {
         pool: &mut impl Completions,
         mark: Mark,
     ) -> DriverResult<()> {
-        let covered =
-            self.of(mark.stream).iter().rev().find(|(known, _)| known.epoch <= mark.epoch);
+        let open = self.open.get(&mark.stream).into_iter().flatten();
+        let covered = open.rev().find(|(known, _)| known.epoch <= mark.epoch);
         let Some((known, recorded)) = covered else { return Ok(()) };
         let known = *known;
         driver.synchronize_event(recorded.event())?;
@@ -217,7 +224,8 @@ impl Events {
     fn complete(&mut self, pool: &mut impl Completions, mark: Mark) {
         pool.reached(mark);
         let Events { open, stock, completed, .. } = self;
-        let Some(open) = open.get_mut(mark.stream.index()) else { return };
+        let Entry::Occupied(mut of_stream) = open.entry(mark.stream) else { return };
+        let open = of_stream.get_mut();
         let reached = open.partition_point(|(known, _)| known.epoch <= mark.epoch);
         *completed += reached as u64;
         for (_, recorded) in open.drain(..reached) {
@@ -225,13 +233,9 @@ impl Events {
                 stock.push(event);
             }
         }
-    }
-
-    fn of(&mut self, stream: StreamId) -> &mut VecDeque<(Mark, Recorded)> {
-        if self.open.len() <= stream.index() {
-            self.open.resize_with(stream.index() + 1, VecDeque::new);
+        if open.is_empty() {
+            of_stream.remove();
         }
-        &mut self.open[stream.index()]
     }
 
     pub(crate) fn close(&mut self, driver: &dyn Driver) -> DriverResult<()> {
@@ -240,7 +244,7 @@ impl Events {
             Recorded::Own(event, _) => Some(event),
             Recorded::End(_) => None,
         };
-        let open = self.open.drain(..).flatten().filter_map(own);
+        let open = std::mem::take(&mut self.open).into_values().flatten().filter_map(own);
         let mut first = Ok(());
         for event in open.chain(self.stock.drain(..)) {
             let result = driver.destroy_event(event);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use vramp_core::{
     AddrRange, Bytes, ChunkId, DeviceAddr, Leftovers, Mark, Op, Plan, Pool, PoolAddr, Range,
-    StreamId,
+    StreamId, StreamTable,
 };
 use vramp_driver::{
     Call, Driver, DriverError, DriverResult, ErrorKind, Handle, MemoryLocation, Stream,
@@ -19,8 +19,8 @@ use crate::completion::Events;
 /// A device, and its handles by the pool's ids.
 pub(crate) struct Executor {
     pub driver: Arc<dyn Driver>,
-    /// The driver's streams by id; `None` for one that ended, whose handle is dead.
-    pub streams: Vec<Option<Stream>>,
+    /// The driver's streams that have not ended.
+    pub streams: StreamTable<Stream>,
     pub events: Events,
     page: Bytes,
     spans: Vec<AddrRange>,
@@ -31,7 +31,7 @@ impl Executor {
     pub(crate) fn new(driver: Arc<dyn Driver>, page: Bytes) -> Executor {
         Executor {
             driver,
-            streams: Vec::new(),
+            streams: StreamTable::default(),
             events: Events::default(),
             page,
             spans: Vec::new(),
@@ -167,7 +167,7 @@ impl Executor {
 
     /// Returns the driver's stream; `None` if it ended.
     pub(crate) fn open_stream(&self, stream: StreamId) -> Option<Stream> {
-        self.streams[stream.index()]
+        self.streams.get(stream).copied()
     }
 
     /// Returns the driver's stream.

@@ -3,12 +3,13 @@
 //! A stream is open, ending, or ended. It is *ending* while its last event is recorded and the
 //! pools learn of it, so that no other thread ends it too. The driver's stream is destroyed last; if
 //! that fails it is retried by the next call that ends the stream, and when the last pool closes.
+//! Once it is destroyed the group keeps nothing of the stream but its end, until that is over.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
-use vramp_core::{Bytes, StreamId};
+use vramp_core::{Bytes, StreamId, StreamTable};
 use vramp_driver::{Driver, DriverError, Stream};
 
 use crate::shared::Shared;
@@ -42,17 +43,26 @@ impl GroupStream {
 /// The streams of a group.
 #[derive(Debug, Default)]
 struct GroupStreams {
-    by_id: Vec<GroupStream>,
+    /// Those whose driver's stream is not destroyed, or not the group's to destroy and open.
+    by_id: StreamTable<GroupStream>,
     ends: StreamEnds,
 }
 
 impl GroupStreams {
     fn work_of(&self, id: StreamId) -> StreamWork {
-        let known = &self.by_id[id.index()];
-        match (known.state, self.ends.get(id)) {
-            (StreamState::Ended, Some(end)) => StreamWork::Ended(Arc::clone(end)),
-            (StreamState::Ended, None) => StreamWork::Over,
-            (StreamState::Open | StreamState::Ending, _) => StreamWork::Open(known.raw),
+        let open = self.by_id.get(id).filter(|known| known.state != StreamState::Ended);
+        match (open, self.ends.get(id)) {
+            (Some(known), _) => StreamWork::Open(known.raw),
+            (None, Some(end)) => StreamWork::Ended(Arc::clone(end)),
+            (None, None) => StreamWork::Over,
+        }
+    }
+
+    /// Removes an ended stream of which nothing is left to do.
+    fn leave_if_done(&mut self, id: StreamId) {
+        let done = |known: &GroupStream| known.state == StreamState::Ended && !known.to_destroy;
+        if self.by_id.get(id).is_some_and(done) {
+            self.by_id.remove(id);
         }
     }
 }
@@ -91,9 +101,9 @@ impl Group {
     pub(crate) fn add_stream(&self, raw: Stream, owned: bool) -> StreamId {
         let mut streams = lock(&self.streams);
         let state = StreamState::Open;
-        streams.by_id.push(GroupStream { raw, to_destroy: owned, state });
-        self.count.store(streams.by_id.len(), Ordering::Release);
-        StreamId::new(streams.by_id.len() as u32 - 1)
+        let id = streams.by_id.push(GroupStream { raw, to_destroy: owned, state });
+        self.count.store(streams.by_id.ids(), Ordering::Release);
+        id
     }
 
     /// Returns the number of streams, destroyed ones included.
@@ -102,17 +112,22 @@ impl Group {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Returns where the work of each stream from index `from` on can be observed.
-    pub(crate) fn streams_from(&self, from: usize) -> Vec<StreamWork> {
+    /// Returns the number of streams, and where the work of each from index `from` on can be
+    /// observed, by id. Those whose work is over may be left out.
+    pub(crate) fn streams_from(&self, from: usize) -> (usize, Vec<(StreamId, StreamWork)>) {
         let streams = lock(&self.streams);
-        let ids = (from as u32..streams.by_id.len() as u32).map(StreamId::new);
-        ids.map(|id| streams.work_of(id)).collect()
+        let present = streams.by_id.iter_from(from).map(|(id, _)| id);
+        let mut ids: Vec<StreamId> = present.chain(streams.ends.ids_from(from)).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let works = ids.into_iter().map(|id| (id, streams.work_of(id))).collect();
+        (streams.by_id.ids(), works)
     }
 
     /// Returns the driver's stream if requests may be made for it.
     pub(crate) fn open_stream(&self, id: StreamId) -> Option<Stream> {
         let streams = lock(&self.streams);
-        streams.by_id.get(id.index()).filter(|known| known.is_open()).map(|known| known.raw)
+        streams.by_id.get(id).filter(|known| known.is_open()).map(|known| known.raw)
     }
 
     /// Calls `ask` for each stream that has not ended, also for those that are ending, whose work no
@@ -122,11 +137,12 @@ impl Group {
         &self,
         mut ask: impl FnMut(StreamId, Stream) -> Result<(), E>,
     ) -> Result<(), E> {
-        for index in 0..self.stream_count() {
+        let ids: Vec<StreamId> = lock(&self.streams).by_id.iter().map(|(id, _)| id).collect();
+        for id in ids {
             let streams = lock(&self.streams);
-            let known = streams.by_id.get(index);
+            let known = streams.by_id.get(id);
             if let Some(known) = known.filter(|known| known.state != StreamState::Ended) {
-                ask(StreamId::new(index as u32), known.raw)?;
+                ask(id, known.raw)?;
             }
         }
         Ok(())
@@ -135,7 +151,7 @@ impl Group {
     /// Returns where the work of a stream can be observed. `None` for an unknown stream.
     pub(crate) fn work_of(&self, id: StreamId) -> Option<StreamWork> {
         let streams = lock(&self.streams);
-        (id.index() < streams.by_id.len()).then(|| streams.work_of(id))
+        streams.by_id.knows(id).then(|| streams.work_of(id))
     }
 
     /// Returns the ends of destroyed streams whose work is not known to be over.
@@ -148,21 +164,23 @@ impl Group {
     pub(crate) fn begin_end(&self, id: StreamId) -> Option<(MutexGuard<'_, ()>, Stream)> {
         let guard = lock(&self.ending);
         let mut streams = lock(&self.streams);
-        let known = streams.by_id.get_mut(id.index()).filter(|known| known.is_open())?;
+        let known = streams.by_id.get_mut(id).filter(|known| known.is_open())?;
         known.state = StreamState::Ending;
         Some((guard, known.raw))
     }
 
     /// Makes a stream that was ending open again.
     pub(crate) fn cancel_end(&self, id: StreamId) {
-        lock(&self.streams).by_id[id.index()].state = StreamState::Open;
+        let mut streams = lock(&self.streams);
+        streams.by_id.get_mut(id).expect("it is ending").state = StreamState::Open;
     }
 
     /// Ends a stream. Returns true if earlier ends should be swept.
     pub(crate) fn finish_end(&self, id: StreamId, end: &Arc<StreamEnd>) -> bool {
         let mut streams = lock(&self.streams);
-        streams.by_id[id.index()].state = StreamState::Ended;
+        streams.by_id.get_mut(id).expect("it is ending").state = StreamState::Ended;
         streams.ends.push(id, Arc::clone(end));
+        streams.leave_if_done(id);
         streams.ends.is_sweep_due()
     }
 
@@ -186,7 +204,7 @@ impl Group {
             let mut streams = lock(&self.streams);
             let wanted =
                 |known: &&mut GroupStream| known.state == StreamState::Ended && known.to_destroy;
-            let Some(known) = streams.by_id.get_mut(id.index()).filter(wanted) else {
+            let Some(known) = streams.by_id.get_mut(id).filter(wanted) else {
                 return Ok(false);
             };
             // No other thread destroys it too.
@@ -194,9 +212,11 @@ impl Group {
             *known
         };
         let destroyed = driver.destroy_stream(known.raw);
-        if destroyed.is_err() {
-            lock(&self.streams).by_id[id.index()].to_destroy = true;
+        let mut streams = lock(&self.streams);
+        if let Some(known) = streams.by_id.get_mut(id) {
+            known.to_destroy = destroyed.is_err();
         }
+        streams.leave_if_done(id);
         destroyed.map(|()| true)
     }
 
@@ -227,7 +247,7 @@ impl Group {
         // Their driver calls are made without the lock.
         let streams = std::mem::take(&mut *lock(&self.streams));
         let mut first = Ok(());
-        for known in streams.by_id.iter().filter(|known| known.to_destroy) {
+        for (_, known) in streams.by_id.iter().filter(|(_, known)| known.to_destroy) {
             let destroyed = driver.destroy_stream(known.raw);
             first = first.and(destroyed);
         }

@@ -173,7 +173,7 @@ fn segments(inner: &mut Inner, trace: &mut Trace) {
 
 fn segments_of_pool(pool: &VirtualPool, trace: &mut Trace) {
     let mut in_slabs: Vec<StretchPart> = Vec::new();
-    for heap in &pool.heaps {
+    for (_, heap) in pool.heaps.iter() {
         in_slabs.extend(heap.lock().parts());
     }
     in_slabs.sort_by_key(|part| part.at);

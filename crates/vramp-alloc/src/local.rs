@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
-use vramp_core::{AddrRange, DeviceAddr, PoolAddr};
+use vramp_core::{AddrRange, DeviceAddr, PoolAddr, StreamId, StreamTable};
 
 use crate::cache::Cache;
 use crate::shared::Shared;
@@ -17,17 +17,49 @@ pub(crate) struct Local {
     shared: Weak<Shared>,
     pub cache: Arc<Cache>,
     pub tally: Arc<Tally>,
-    /// Heaps by stream. May be shorter than the allocator's list.
-    pub heaps: Vec<Arc<HeapCell>>,
+    /// Heaps by stream. May lack the newest, and may have some of streams that ended.
+    heaps: StreamTable<Arc<HeapCell>>,
     /// Start addresses of spans. May be shorter, too.
     pub spans: Vec<DeviceAddr>,
 }
 
+/// Heaps of streams that left which a thread may keep, beside one for each that stays.
+const STALE_MAX: usize = 64;
+
 impl Local {
-    /// Returns true if its lists have all heaps and spans.
+    /// Returns true if its lists have all heaps and spans, and not too many of streams that left.
     #[inline]
-    pub(crate) fn is_current(&self, heaps: &[Arc<HeapCell>], spans: &[AddrRange]) -> bool {
-        self.heaps.len() == heaps.len() && self.spans.len() == spans.len()
+    pub(crate) fn is_current(
+        &self,
+        heaps: &StreamTable<Arc<HeapCell>>,
+        spans: &[AddrRange],
+    ) -> bool {
+        self.heaps.ids() == heaps.ids()
+            && self.spans.len() == spans.len()
+            && !self.has_many_stale(heaps)
+    }
+
+    fn has_many_stale(&self, heaps: &StreamTable<Arc<HeapCell>>) -> bool {
+        self.heaps.len() > 2 * heaps.len() + STALE_MAX
+    }
+
+    /// Adds heaps that were created since, and removes those of streams that left once there are more
+    /// of these than of others: O(1) for each stream on average.
+    fn copy_heaps(&mut self, heaps: &StreamTable<Arc<HeapCell>>) {
+        if self.has_many_stale(heaps) {
+            self.heaps = heaps.clone();
+            return;
+        }
+        for (id, heap) in heaps.iter_from(self.heaps.ids()) {
+            self.heaps.insert(id, Arc::clone(heap));
+        }
+        self.heaps.skip_to(heaps.ids());
+    }
+
+    /// Returns the heap of a stream that has not ended, if it is in the local list.
+    #[inline]
+    pub(crate) fn heap(&self, stream: StreamId) -> Option<&HeapCell> {
+        self.heaps.get(stream).map(|heap| &**heap).filter(|heap| !heap.has_ended())
     }
 
     /// Returns the device address of a place, if its span is in the local list.
@@ -80,7 +112,7 @@ pub(crate) fn of(allocator: u64) -> Option<Rc<Local>> {
 /// Updates the thread's local state, or creates it. `None` if the thread is ending.
 pub(crate) fn update(
     shared: &Arc<Shared>,
-    heaps: &[Arc<HeapCell>],
+    heaps: &StreamTable<Arc<HeapCell>>,
     spans: &[AddrRange],
     enlist: impl FnOnce(&Arc<Cache>, &Arc<Tally>),
 ) -> Option<()> {
@@ -91,7 +123,7 @@ pub(crate) fn update(
         if let Some((_, local)) = known {
             // No request of this thread uses it now. If one did, the lists would stay shorter.
             let local = Rc::get_mut(local)?;
-            local.heaps.extend_from_slice(&heaps[local.heaps.len()..]);
+            local.copy_heaps(heaps);
             local.spans.extend(starts(local.spans.len()));
             return Some(());
         }
@@ -103,7 +135,7 @@ pub(crate) fn update(
             shared: Arc::downgrade(shared),
             cache,
             tally,
-            heaps: heaps.to_vec(),
+            heaps: heaps.clone(),
             spans: starts(0).collect(),
         };
         locals.push((shared.number, Rc::new(local)));

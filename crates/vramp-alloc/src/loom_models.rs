@@ -155,7 +155,9 @@ fn pool() -> (Arc<Mutex<VirtualPool>>, StreamId) {
         PoolConfig { page, span, first_span: span, limit: None, policy: Policy::Mixed(mixed) };
     let stream = driver.create_stream().expect("a stream can be made");
     let mut pool = VirtualPool::new(driver, config, Progress::Events).expect("it is possible");
-    let stream = pool.add_stream(Some(stream));
+    let raw = stream;
+    let stream = StreamId::new(0);
+    pool.add_stream(stream, Some(raw));
     (Arc::new(Mutex::new(pool)), stream)
 }
 
@@ -198,7 +200,7 @@ fn a_free_into_another_threads_heap_meets_its_owners_hits() {
         let (heap, foreign) = {
             let mut pool = pool.lock().expect("no thread panics");
             let foreign = heap_id(take_from_pool(&mut pool, stream));
-            (Arc::clone(&pool.heaps[stream.index()]), foreign)
+            (Arc::clone(&pool.heaps.get(stream).expect("it is open")), foreign)
         };
         let other = {
             let pool = Arc::clone(&pool);
@@ -221,7 +223,7 @@ fn a_gather_meets_a_thread_that_uses_its_cache_and_its_heap() {
             let mut pool = pool.lock().expect("no thread panics");
             pool.caches.push(Arc::clone(&cache));
             let first = heap_id(take_from_pool(&mut pool, stream));
-            (Arc::clone(&pool.heaps[stream.index()]), first)
+            (Arc::clone(&pool.heaps.get(stream).expect("it is open")), first)
         };
         let gatherer = {
             let pool = Arc::clone(&pool);
@@ -334,7 +336,7 @@ fn a_stream_ends_while_another_thread_frees_its_blocks() {
             let mut pool = pool.lock().expect("no thread panics");
             pool.caches.push(Arc::clone(&cache));
             let [first, second] = [(); 2].map(|()| heap_id(take_from_pool(&mut pool, stream)));
-            (Arc::clone(&pool.heaps[stream.index()]), first, second)
+            (Arc::clone(&pool.heaps.get(stream).expect("it is open")), first, second)
         };
         let ender = {
             let pool = Arc::clone(&pool);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vramp_core::{
     AddrRange, ArenaBlockId, Attempt, Bytes, Census, ConfigError, Counters, DeviceAddr,
-    Inconsistency, PoolConfig, Request, StreamId,
+    Inconsistency, PoolConfig, Request, StreamId, StreamTable,
 };
 use vramp_driver::{Driver, DriverError, PoolUsage, Stream};
 use vramp_model::{TorchConfig, TorchPool};
@@ -110,11 +110,11 @@ impl Manager {
         }
     }
 
-    /// Returns the lists that threads copy: the heaps by stream, and the reservations by span. Both
-    /// only grow.
+    /// Returns what threads copy: the heaps by stream, and the reservations by span, which only grow.
     #[inline]
-    pub(crate) fn heaps_and_spans(&self) -> (&[Arc<HeapCell>], &[AddrRange]) {
-        self.virtual_pool().map_or((&[], &[]), |pool| (&pool.heaps, pool.exec.spans()))
+    pub(crate) fn heaps_and_spans(&self) -> (&StreamTable<Arc<HeapCell>>, &[AddrRange]) {
+        static NO_HEAPS: StreamTable<Arc<HeapCell>> = StreamTable::new();
+        self.virtual_pool().map_or((&NO_HEAPS, &[]), |pool| (&pool.heaps, pool.exec.spans()))
     }
 
     fn ordered(&self) -> Option<&OrderedPool> {
@@ -127,15 +127,22 @@ impl Manager {
         }
     }
 
-    /// Adds the next stream; `None` for one that ended.
-    pub(crate) fn add_stream(&mut self, stream: Option<Stream>) {
+    /// Adds a stream; `None` for one that ended. Ids below it that were not added are those of streams
+    /// that ended, whose work is over.
+    pub(crate) fn add_stream(&mut self, id: StreamId, stream: Option<Stream>) {
         match self {
-            Manager::Virtual { pool, .. } => {
-                pool.add_stream(stream);
-            }
-            Manager::Caching(caching) => {
-                caching.add_stream(stream);
-            }
+            Manager::Virtual { pool, .. } => pool.add_stream(id, stream),
+            Manager::Caching(caching) => caching.add_stream(id, stream),
+            Manager::Ordered(_) => {}
+        }
+    }
+
+    /// Makes all ids below this number known: those that were not added are of streams that ended, whose
+    /// work is over.
+    pub(crate) fn skip_streams(&mut self, ids: usize) {
+        match self {
+            Manager::Virtual { pool, .. } => pool.skip_streams(ids),
+            Manager::Caching(caching) => caching.pool.skip_streams(ids),
             Manager::Ordered(_) => {}
         }
     }
@@ -182,7 +189,8 @@ impl Manager {
             }
             (Manager::Virtual { pool, .. }, Owner::Heap { id, .. }) => {
                 let mark = pool.pool.now(stream);
-                let mut heap = pool.heaps[allocation.stream.index()].lock();
+                let mut heap =
+                    pool.heaps.get(allocation.stream).expect("the heap of a live block").lock();
                 heap.note_use(id, mark).expect("the block was looked up");
             }
             (Manager::Virtual { pool, .. }, Owner::Arena { arena, number }) => {
@@ -206,7 +214,7 @@ impl Manager {
         &mut self,
         allocation: &Allocation,
         stream: StreamId,
-        streams: &[Option<Stream>],
+        streams: &StreamTable<Stream>,
     ) -> Result<(), DriverError> {
         match (self, allocation.owner) {
             (Manager::Virtual { pool, .. }, Owner::Pool { id, .. }) => {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
-use vramp_core::{Bytes, DeviceAddr, PoolAddr, StreamId};
+use vramp_core::{Bytes, DeviceAddr, PoolAddr, StreamId, StreamTable};
 use vramp_driver::{Driver, DriverError, Stream};
 use vramp_host::HostShortage;
 use vramp_host::fork::is_forked;
@@ -55,9 +55,8 @@ pub(crate) struct Shared {
 pub(crate) struct Inner {
     pub manager: Manager,
     contention: Contention,
-    /// The driver's streams by id; `None` for one that ended, whose handle is dead. May be shorter
-    /// than the group's list.
-    pub streams: Vec<Option<Stream>>,
+    /// The driver's streams that have not ended. May not know the group's newest ones.
+    pub streams: StreamTable<Stream>,
     /// Streams whose last event is being recorded.
     ending: BTreeSet<StreamId>,
     pub base: Base,
@@ -347,7 +346,7 @@ impl Inner {
         Inner {
             manager,
             contention: Contention::default(),
-            streams: Vec::new(),
+            streams: StreamTable::default(),
             ending: BTreeSet::new(),
             base: Base::default(),
             tallies: Vec::new(),
@@ -375,7 +374,7 @@ impl Inner {
 
     /// Returns the driver's stream if requests may be made for it.
     pub(crate) fn open_stream(&self, id: StreamId) -> Option<Stream> {
-        let known = self.streams.get(id.index()).copied().flatten();
+        let known = self.streams.get(id).copied();
         known.filter(|_| !self.ending.contains(&id))
     }
 
@@ -392,7 +391,7 @@ impl Inner {
 
     /// Returns true if the stream is one of the group's, destroyed or not.
     pub(crate) fn knows_stream(&self, id: StreamId) -> bool {
-        id.index() < self.streams.len()
+        self.streams.knows(id)
     }
 
     /// Adds streams that were created since the last call, by any pool of the group: also one that
@@ -400,36 +399,40 @@ impl Inner {
     /// are none.
     #[inline]
     pub(crate) fn add_streams(&mut self, group: &Group) {
-        if self.streams.len() < group.stream_count() {
+        if self.streams.ids() < group.stream_count() {
             self.add_new_streams(group);
         }
     }
 
     #[cold]
     fn add_new_streams(&mut self, group: &Group) {
-        for work in group.streams_from(self.streams.len()) {
-            let id = StreamId::new(self.streams.len() as u32);
-            let (raw, end) = match work {
-                StreamWork::Open(raw) => (Some(raw), None),
-                StreamWork::Ended(end) => (None, Some(end)),
-                StreamWork::Over => (None, None),
-            };
-            self.manager.add_stream(raw);
-            self.streams.push(raw);
-            if raw.is_none() {
-                self.manager.end_stream(id, end.as_ref());
-            } else if group.open_stream(id).is_none() {
-                self.ending.insert(id);
+        let (count, new) = group.streams_from(self.streams.ids());
+        for (id, work) in new {
+            match work {
+                StreamWork::Open(raw) => {
+                    self.manager.add_stream(id, Some(raw));
+                    self.streams.insert(id, raw);
+                    if group.open_stream(id).is_none() {
+                        self.ending.insert(id);
+                    }
+                }
+                // What is freed on it later waits for its end.
+                StreamWork::Ended(end) => {
+                    self.manager.add_stream(id, None);
+                    self.manager.end_stream(id, Some(&end));
+                }
+                StreamWork::Over => {}
             }
         }
+        self.streams.skip_to(count);
+        self.manager.skip_streams(count);
     }
 
     /// Ends a stream in this pool. No driver call.
     pub(crate) fn end_stream(&mut self, id: StreamId, end: &Arc<StreamEnd>) {
         self.ending.remove(&id);
-        if self.streams.get(id.index()).is_some_and(Option::is_some) {
+        if self.streams.remove(id).is_some() {
             self.manager.end_stream(id, Some(end));
-            self.streams[id.index()] = None;
         }
     }
 

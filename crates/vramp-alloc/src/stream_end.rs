@@ -127,6 +127,13 @@ impl StreamEnds {
         self.ends.get(&stream).filter(|end| !end.is_known_over())
     }
 
+    /// Returns the streams whose index is not below `first`.
+    pub(crate) fn ids_from(&self, first: usize) -> impl Iterator<Item = StreamId> {
+        let first = u32::try_from(first).ok().map(StreamId::new);
+        let ids = first.map(|first| self.ends.range(first..).map(|(&id, _)| id));
+        ids.into_iter().flatten()
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<StreamEnd>> {
         self.ends.values()
     }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
-use vramp_core::{Bytes, DeviceAddr, Shortage, StreamId};
+use vramp_core::{Bytes, DeviceAddr, Shortage, StreamId, StreamTable};
 use vramp_driver::{Driver, DriverResult, Event, PoolUsage, Stream};
 
 use crate::exec::captures;
@@ -142,7 +142,7 @@ impl OrderedPool {
         &mut self,
         slot: u64,
         id: StreamId,
-        streams: &[Option<Stream>],
+        streams: &StreamTable<Stream>,
     ) -> DriverResult<()> {
         let Some(held) = self.held.remove(&slot) else { return Ok(()) };
         let freed = self.free_behind(&held, id, streams);
@@ -154,8 +154,9 @@ impl OrderedPool {
             let Some((held, id)) = self.unfreed.pop_front() else { break };
             // A wait or a free on a stream that captures would become part of its graph. That it failed
             // was reported by its own free.
-            let capturing = streams[id.index()]
-                .is_some_and(|stream| self.driver.is_capturing(stream).unwrap_or(true));
+            let capturing = streams
+                .get(id)
+                .is_some_and(|&stream| self.driver.is_capturing(stream).unwrap_or(true));
             if capturing || self.free_behind(&held, id, streams).is_err() {
                 self.unfreed.push_back((held, id));
             }
@@ -167,10 +168,10 @@ impl OrderedPool {
         &mut self,
         held: &Held,
         id: StreamId,
-        streams: &[Option<Stream>],
+        streams: &StreamTable<Stream>,
     ) -> DriverResult<()> {
-        let stream = match streams[id.index()] {
-            Some(stream) => stream,
+        let stream = match streams.get(id) {
+            Some(&stream) => stream,
             None => {
                 let own = self.own_stream()?;
                 if let Some(end) = self.ends.get(id) {
@@ -180,8 +181,8 @@ impl OrderedPool {
             }
         };
         for &user in held.uses.iter().filter(|&&user| user != id) {
-            match streams[user.index()] {
-                Some(raw) => {
+            match streams.get(user) {
+                Some(&raw) => {
                     let fence = self.fence()?;
                     if !self.driver.record_outside(fence, raw)? {
                         return Err(captures(user));

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use vramp_core::{AddrRange, BlockId, Bytes, Counters, DeviceAddr, PoolAddr, Request, StreamId};
+use vramp_core::{
+    AddrRange, BlockId, Bytes, Counters, DeviceAddr, PoolAddr, Request, StreamId, StreamTable,
+};
 use vramp_driver::{Driver, DriverResult, Handle, MemoryLocation, Stream};
 use vramp_model::{
     SegmentId, TorchAttempt, TorchBlock, TorchOp, TorchPool, TorchSegment, TorchStep,
@@ -20,8 +22,8 @@ use crate::virtual_pool::Refusal;
 /// A caching pool and its device.
 pub(crate) struct CachingPool {
     pub pool: TorchPool,
-    /// The driver's streams by id; `None` for one that ended.
-    streams: Vec<Option<Stream>>,
+    /// The driver's streams that have not ended.
+    streams: StreamTable<Stream>,
     driver: Arc<dyn Driver>,
     events: Events,
     progress: Progress,
@@ -60,7 +62,7 @@ impl CachingPool {
     pub(crate) fn new(driver: Arc<dyn Driver>, pool: TorchPool, progress: Progress) -> CachingPool {
         CachingPool {
             pool,
-            streams: Vec::new(),
+            streams: StreamTable::default(),
             driver,
             events: Events::default(),
             progress,
@@ -87,10 +89,13 @@ impl CachingPool {
         self.memory(stretch.segment).start() + stretch.offset
     }
 
-    /// Adds a stream; `None` for one that ended.
-    pub(crate) fn add_stream(&mut self, stream: Option<Stream>) -> StreamId {
-        self.streams.push(stream);
-        self.pool.add_stream()
+    /// Adds a stream; `None` for one that ended. Ids below it that were not added are those of streams
+    /// that ended, whose work is over.
+    pub(crate) fn add_stream(&mut self, id: StreamId, stream: Option<Stream>) {
+        if let Some(stream) = stream {
+            self.streams.insert(id, stream);
+        }
+        self.pool.add_stream_as(id);
     }
 
     /// Ends a stream, whose work is over once `end` is reached. No driver call.
@@ -98,7 +103,7 @@ impl CachingPool {
         let mark = self.pool.now(id);
         self.pool.recorded(mark);
         self.pool.end_stream(id);
-        self.streams[id.index()] = None;
+        self.streams.remove(id);
         self.events.add_end(&mut self.pool, mark, end);
     }
 
@@ -190,7 +195,7 @@ impl CachingPool {
     /// Records an event for each mark that has none, except on streams that capture.
     fn record_events(&mut self) -> DriverResult<()> {
         for mark in self.pool.unrecorded() {
-            let stream = self.streams[mark.stream.index()];
+            let stream = self.streams.get(mark.stream).copied();
             let stream = stream.expect("an ended stream has no work without an event");
             if self.events.record(&*self.driver, mark, stream)? {
                 self.pool.recorded(mark);
@@ -260,8 +265,8 @@ impl CachingPool {
             }
             TorchOp::Unmap { segment, stream, offset, len, .. } => {
                 // Work of the stream itself may still touch what it freed.
-                match self.streams[stream.index()] {
-                    Some(stream) => self.driver.synchronize_stream(stream)?,
+                match self.streams.get(stream) {
+                    Some(&stream) => self.driver.synchronize_stream(stream)?,
                     None => {
                         let last = self.pool.now(stream);
                         self.events.wait_for(&*self.driver, &mut self.pool, last)?;

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 use vramp_core::{
     ArenaAllocError, Attempt, Block, BlockId, Bytes, Census, Freed, Inconsistency, Leftovers, Mark,
     PartCount, Plan, Policy, Pool, PoolAddr, PoolConfig, Request, Shortage, Slab, Step, StreamHeap,
-    StreamId,
+    StreamId, StreamTable,
 };
 use vramp_driver::{Driver, DriverError, ErrorKind};
 use vramp_host::HostShortage;
@@ -136,8 +136,8 @@ impl HeapsServe {
 pub(crate) struct VirtualPool {
     pub pool: Pool,
     pub exec: Executor,
-    /// Heaps by stream.
-    pub heaps: Vec<Arc<HeapCell>>,
+    /// Heaps by stream: of those that have not ended, and of those whose blocks live on.
+    pub heaps: StreamTable<Arc<HeapCell>>,
     surplus: Arc<Surplus>,
     /// Caches of live threads that allocated here.
     pub caches: Vec<Arc<Cache>>,
@@ -188,7 +188,7 @@ impl VirtualPool {
         Ok(VirtualPool {
             pool: Pool::new(config)?,
             exec,
-            heaps: Vec::new(),
+            heaps: StreamTable::default(),
             surplus: Arc::default(),
             caches: Vec::new(),
             arenas: Arenas::default(),
@@ -198,12 +198,32 @@ impl VirtualPool {
         })
     }
 
-    /// Adds a stream; `None` for one that ended.
-    pub(crate) fn add_stream(&mut self, stream: Option<vramp_driver::Stream>) -> StreamId {
-        let id = self.pool.add_stream();
-        self.exec.streams.push(stream);
-        self.heaps.push(Arc::new(HeapCell::new(id, Arc::clone(&self.surplus))));
-        id
+    /// Adds a stream; `None` for one that ended. Ids below it that were not added are those of streams
+    /// that ended, whose work is over.
+    pub(crate) fn add_stream(&mut self, id: StreamId, stream: Option<vramp_driver::Stream>) {
+        self.pool.add_stream_as(id);
+        if let Some(stream) = stream {
+            self.exec.streams.insert(id, stream);
+        }
+        self.heaps.insert(id, Arc::new(HeapCell::new(id, Arc::clone(&self.surplus))));
+    }
+
+    /// Makes all ids below this number known, as of streams that ended.
+    pub(crate) fn skip_streams(&mut self, ids: usize) {
+        self.pool.skip_streams(ids);
+        self.heaps.skip_to(ids);
+    }
+
+    fn heap(&self, stream: StreamId) -> &Arc<HeapCell> {
+        self.heaps.get(stream).unwrap_or_else(|| panic!("{stream} has no heap any more"))
+    }
+
+    /// Drops the heap of a stream that ended, once it holds no block.
+    fn drop_heap_if_done(&mut self, stream: StreamId) {
+        let is_done = |heap: &Arc<HeapCell>| heap.has_ended() && heap.lock().slab_count() == 0;
+        if self.heaps.get(stream).is_some_and(is_done) {
+            self.heaps.remove(stream);
+        }
     }
 
     /// Allocates at least `size` bytes. No driver call on a hit.
@@ -245,7 +265,7 @@ impl VirtualPool {
         Request { size, stream }: Request,
         contended: bool,
     ) -> Result<Placed, Refusal> {
-        let heap = Arc::clone(&self.heaps[stream.index()]);
+        let heap = Arc::clone(self.heap(stream));
         // A block of zero bytes has an address too.
         let size = size.max(Bytes::new(1));
         let mut hit = true;
@@ -359,14 +379,15 @@ impl VirtualPool {
     /// Ends a stream: its memory serves every stream once `end` is reached, or now if its work is
     /// over. No driver call.
     pub(crate) fn end_stream(&mut self, stream: StreamId, end: Option<&Arc<StreamEnd>>) {
-        debug_assert!(!self.heaps[stream.index()].has_ended(), "{stream} ends once");
+        debug_assert!(!self.heap(stream).has_ended(), "{stream} ends once");
         // From here on no thread caches a block of the stream.
-        self.heaps[stream.index()].end();
-        self.gather();
+        self.heap(stream).end();
+        self.drain_stream(stream);
         let mark = self.pool.now(stream);
         self.pool.recorded(mark);
         self.pool.end_stream(stream);
-        self.exec.streams[stream.index()] = None;
+        self.exec.streams.remove(stream);
+        self.shed_ended(stream);
         self.exec.events.add_end(&mut self.pool, mark, end);
     }
 
@@ -383,9 +404,29 @@ impl VirtualPool {
 
     /// Frees a block that the heap of `home` placed. No driver call.
     pub(crate) fn free_in_heap(&mut self, id: BlockId, home: StreamId, stream: StreamId) {
-        let freed = self.heaps[home.index()].lock().free(id, stream, &mut self.pool);
+        let heap = Arc::clone(self.heap(home));
+        let freed = heap.lock().free(id, stream, &mut self.pool);
         if let Freed::Surplus(slab) = freed.expect("the allocator looked the block up") {
             self.pool.take_back(slab, home);
+        }
+        if heap.has_ended() {
+            self.shed_ended(home);
+        }
+    }
+
+    /// Returns to the pool what the heap of an ended stream has free, and drops the heap if that was
+    /// all.
+    fn shed_ended(&mut self, stream: StreamId) {
+        if let Some(heap) = self.heaps.get(stream) {
+            heap.lock().shed(&mut self.pool);
+        }
+        self.drop_heap_if_done(stream);
+    }
+
+    /// Frees the blocks of a stream in all threads' caches.
+    fn drain_stream(&mut self, stream: StreamId) {
+        for cache in self.caches.clone() {
+            cache.drain_stream(stream.index(), |tag, block| self.free_cached(tag, block));
         }
     }
 
@@ -431,8 +472,10 @@ impl VirtualPool {
         heaps.extend(self.pool.heaps_with_ready());
         heaps.sort_unstable();
         heaps.dedup();
-        for heap in heaps {
-            self.heaps[heap.index()].lock().shed(&mut self.pool);
+        for stream in heaps {
+            let Some(heap) = self.heaps.get(stream) else { continue };
+            heap.lock().shed(&mut self.pool);
+            self.drop_heap_if_done(stream);
         }
     }
 
@@ -557,7 +600,7 @@ impl VirtualPool {
 
     pub(crate) fn census(&self) -> Census {
         let mut census = self.pool.census();
-        for heap in &self.heaps {
+        for (_, heap) in self.heaps.iter() {
             heap.lock().count_into(&mut census);
         }
         let cached: u64 = self.caches.iter().map(|cache| cache.bytes()).sum();
@@ -578,7 +621,7 @@ impl VirtualPool {
             to.parts += count.parts;
             to.bytes += count.bytes;
         };
-        for heap in &self.heaps {
+        for (_, heap) in self.heaps.iter() {
             let parts = heap.lock().free_parts();
             add(&mut free.waiting[0], parts.waiting);
             add(&mut free.split[0], parts.split);
@@ -599,7 +642,7 @@ impl VirtualPool {
     pub(crate) fn audit(&self) -> Result<(), Inconsistency> {
         self.pool.audit()?;
         let mut slabs = 0;
-        for heap in &self.heaps {
+        for (_, heap) in self.heaps.iter() {
             let heap = heap.lock();
             heap.audit(&self.pool)?;
             if heap.may_shed() && !heap.listed.is_listed {

@@ -45,6 +45,7 @@ mod heap;
 mod ids;
 mod pool;
 mod room;
+mod stream_table;
 mod waiting;
 
 pub use arena::{
@@ -61,3 +62,4 @@ pub use pool::{
     Inconsistency, Leftovers, Mixed, NotVacant, Op, PartCount, PartKind, Plan, Policy, Pool,
     PoolConfig, Range, Request, Share, Shortage, Slab, Step, Stretch, StretchPart, UnknownBlock,
 };
+pub use stream_table::StreamTable;

@@ -77,7 +77,7 @@ impl TorchPool {
 
     fn waiting_blocks_are_queued(&self) -> Check {
         for (slot, block) in self.blocks.iter() {
-            let queued = self.streams.iter().flat_map(|stream| &stream.waiting);
+            let queued = self.streams.iter().flat_map(|(_, stream)| &stream.waiting);
             let queued = queued.filter(|(_, waiting)| *waiting == slot).count();
             let marks = if let State::Waiting(marks) = block.state { marks as usize } else { 0 };
             if queued != marks {

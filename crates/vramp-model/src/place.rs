@@ -99,7 +99,7 @@ impl TorchPool {
     /// If the stream is unknown to the pool.
     pub fn place(&mut self, attempt: &mut TorchAttempt) -> TorchStep {
         let stream = attempt.request.stream;
-        assert!(stream.index() < self.streams.len(), "{stream} is unknown to the pool");
+        assert!(self.streams.knows(stream), "{stream} is unknown to the pool");
         let Some((class, rounded, segment_len)) = self.fit(attempt.request.size) else {
             return self.short(attempt);
         };

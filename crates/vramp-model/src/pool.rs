@@ -1,6 +1,6 @@
 //! The state of the caching allocator, and the life of its blocks except their placement.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use smallvec::SmallVec;
 
@@ -11,7 +11,7 @@ use super::settle::TorchOp;
 use super::stats::TorchStats;
 use crate::SegmentId;
 use vramp_core::Bytes;
-use vramp_core::{BlockId, Epoch, Mark, PoolAddr, StreamId};
+use vramp_core::{BlockId, Epoch, Mark, PoolAddr, StreamId, StreamTable};
 use vramp_core::{Counters, UnknownBlock};
 
 /// An allocated block.
@@ -50,6 +50,13 @@ pub(crate) struct Progress {
     pub waiting: VecDeque<(Epoch, Slot)>,
 }
 
+impl Progress {
+    /// True once the stream ended and its work is over.
+    fn is_done(&self) -> bool {
+        self.ended && self.current.previous() <= self.reached
+    }
+}
+
 /// PyTorch's caching allocator. See the [crate's page](crate).
 #[derive(Clone)]
 pub struct TorchPool {
@@ -64,7 +71,10 @@ pub struct TorchPool {
     /// By id; vacant ones are used again.
     pub(crate) segments: Vec<Option<Segment>>,
     pub(crate) addresses: DriverAddresses,
-    pub(crate) streams: Vec<Progress>,
+    /// Those that have not ended, or whose work may run.
+    pub(crate) streams: StreamTable<Progress>,
+    /// Those that freed blocks wait for.
+    pub(crate) awaited: BTreeSet<StreamId>,
     pub(crate) reserved: u64,
     /// The block that the last settled operation created: the attempt goes on with it.
     pub(crate) fresh: Option<Slot>,
@@ -87,7 +97,8 @@ impl TorchPool {
             large: Lists::default(),
             segments: Vec::new(),
             addresses: DriverAddresses::default(),
-            streams: Vec::new(),
+            streams: StreamTable::default(),
+            awaited: BTreeSet::new(),
             reserved: 0,
             fresh: None,
             performed: Vec::new(),
@@ -118,17 +129,25 @@ impl TorchPool {
         Counters { reserved: Bytes::new(self.reserved), ..self.counters }
     }
 
-    /// Adds a stream.
+    /// Adds a stream, with the next id.
     pub fn add_stream(&mut self) -> StreamId {
-        let first = Epoch::START.next();
-        self.streams.push(Progress {
-            current: first,
-            reached: Epoch::START,
-            ended: false,
-            waiting: VecDeque::new(),
-        });
-        let number = u32::try_from(self.streams.len() - 1);
-        StreamId::new(number.expect("fewer than four billion streams"))
+        let id = self.streams.next_id();
+        self.add_stream_as(id);
+        id
+    }
+
+    /// Adds the stream that has this id in another pool. Ids below it that this pool does not know are
+    /// those of streams that ended, whose work is over.
+    pub fn add_stream_as(&mut self, id: StreamId) {
+        let (current, reached) = (Epoch::START.next(), Epoch::START);
+        let first = Progress { current, reached, ended: false, waiting: VecDeque::new() };
+        self.streams.insert(id, first);
+    }
+
+    /// Makes all ids below this number known: those that were not added are of streams that ended, whose
+    /// work is over.
+    pub fn skip_streams(&mut self, ids: usize) {
+        self.streams.skip_to(ids);
     }
 
     /// Returns the allocated block with this id.
@@ -169,16 +188,20 @@ impl TorchPool {
     }
 
     fn marks(&self, wanted: impl Fn(&Progress) -> bool) -> impl Iterator<Item = Mark> {
-        let streams = (0..).map(StreamId::new).zip(&self.streams);
-        streams
+        let known = self.awaited.iter().filter_map(|&id| Some((id, self.streams.get(id)?)));
+        known
             .filter(move |(_, stream)| wanted(stream))
             .map(|(id, stream)| Mark { stream: id, epoch: stream.current })
     }
 
     /// Returns the mark that an event recorded on `stream` now would have.
     pub fn now(&self, stream: StreamId) -> Mark {
-        let known = &self.streams[stream.index()];
-        let epoch = if known.ended { known.current.previous() } else { known.current };
+        let epoch = match self.streams.get(stream) {
+            Some(known) if known.ended => known.current.previous(),
+            Some(known) => known.current,
+            // Its work is over.
+            None => Epoch::START,
+        };
         Mark { stream, epoch }
     }
 
@@ -187,14 +210,24 @@ impl TorchPool {
     /// # Panics
     /// If `mark` is of another epoch.
     pub fn recorded(&mut self, mark: Mark) {
-        let stream = &mut self.streams[mark.stream.index()];
+        let stream = self.streams.get_mut(mark.stream).expect("a stream that records is there");
         assert_eq!(mark.epoch, stream.current, "{} records its present epoch", mark.stream);
         stream.current = stream.current.next();
     }
 
     /// Ends a stream for which an event was just recorded: it covers all of the stream's work.
     pub fn end_stream(&mut self, stream: StreamId) {
-        self.streams[stream.index()].ended = true;
+        if let Some(known) = self.streams.get_mut(stream) {
+            known.ended = true;
+        }
+        self.leave_if_done(stream);
+    }
+
+    /// Removes an ended stream whose work is over.
+    fn leave_if_done(&mut self, stream: StreamId) {
+        if self.streams.get(stream).is_some_and(Progress::is_done) {
+            self.streams.remove(stream);
+        }
     }
 
     /// Sets the limit from now on. The setting `per_process_memory_fraction` stays in force beside
@@ -214,15 +247,15 @@ impl TorchPool {
 
     /// Records that the work before `mark` is over: blocks that waited for it become free.
     pub fn reached(&mut self, mark: Mark) {
-        let known = &mut self.streams[mark.stream.index()];
+        let Some(known) = self.streams.get_mut(mark.stream) else { return };
         known.reached = known.reached.max(mark.epoch);
-        loop {
-            let waiting = &mut self.streams[mark.stream.index()].waiting;
-            let Some(&(epoch, slot)) = waiting.front().filter(|(e, _)| *e <= mark.epoch) else {
-                return;
-            };
-            debug_assert!(epoch <= mark.epoch);
-            waiting.pop_front();
+        let over = known.waiting.partition_point(|(epoch, _)| *epoch <= mark.epoch);
+        let over: Vec<Slot> = known.waiting.drain(..over).map(|(_, slot)| slot).collect();
+        if known.waiting.is_empty() {
+            self.awaited.remove(&mark.stream);
+        }
+        self.leave_if_done(mark.stream);
+        for slot in over {
             match &mut self.blocks.get_mut(slot).state {
                 State::Waiting(1) => self.make_free(slot),
                 State::Waiting(marks) => *marks -= 1,
@@ -264,8 +297,8 @@ impl TorchPool {
         let mut uses = std::mem::take(&mut block.uses);
         let streams = &self.streams;
         uses.retain(|user| {
-            let known = &streams[user.index()];
-            !(known.ended && known.current.previous() <= known.reached)
+            // One that left ended, and its work is over.
+            streams.get(*user).is_some_and(|known| !known.is_done())
         });
         self.counters.live -= Bytes::new(requested);
         self.counters.freed += 1;
@@ -283,7 +316,9 @@ impl TorchPool {
         let count = u32::try_from(marks.len()).expect("fewer than four billion streams");
         self.blocks.get_mut(slot).state = State::Waiting(count);
         for mark in &marks {
-            self.streams[mark.stream.index()].waiting.push_back((mark.epoch, slot));
+            let user = self.streams.get_mut(mark.stream).expect("its work may run");
+            user.waiting.push_back((mark.epoch, slot));
+            self.awaited.insert(mark.stream);
         }
         Ok(marks)
     }

@@ -44,7 +44,7 @@ impl TorchPool {
         let last = |(id, stream): (StreamId, &super::pool::Progress)| {
             stream.waiting.back().map(|&(epoch, _)| Mark { stream: id, epoch })
         };
-        (0..).map(StreamId::new).zip(&self.streams).filter_map(last).collect()
+        self.streams.iter().filter_map(last).collect()
     }
 
     /// Returns the plan for the next victim that can be released.

@@ -42,8 +42,7 @@ impl TorchPool {
         let mut end = 0;
         let plans = (0..).zip(segments).map(|(index, segment)| {
             let (start, len) = (segment.start.number(), segment.len);
-            let in_order =
-                start >= end && !len.is_zero() && segment.stream.index() < self.streams.len();
+            let in_order = start >= end && !len.is_zero() && self.streams.knows(segment.stream);
             end = start.checked_add(len.count())?;
             // The highest recorded address becomes the highest of the pool.
             let offset = PoolAddr::SPAN_LIMIT

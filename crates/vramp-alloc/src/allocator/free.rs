@@ -115,11 +115,8 @@ impl Allocator {
             Owner::Heap { id, at } => (id, at, false),
             Owner::Driver { .. } | Owner::Caching { .. } | Owner::Arena { .. } => return false,
         };
-        let Some(heap) = local.heaps.get(allocation.stream.index()) else { return false };
         // A block in a cache would serve requests for a stream that takes no work any more.
-        if heap.has_ended() {
-            return false;
-        }
+        let Some(heap) = local.heap(allocation.stream) else { return false };
         let Some(tag) = Tag::new(allocation.stream.index(), units) else { return false };
         let tag = if of_pool { tag.of_pool() } else { tag };
         let block =

@@ -146,7 +146,7 @@ impl Allocator {
             }
             // In a forked child a thread of the parent may hold the heap's lock.
             None if size <= serve.limit(self.shared.is_contended()) && !is_forked() => {
-                let heap = local.heaps.get(stream.index()).filter(|heap| !heap.has_ended())?;
+                let heap = local.heap(stream)?;
                 let block = heap.lock().take(size)?;
                 let owner = Owner::Heap { id: block.id, at: block.at };
                 // Another thread may have added the heap's slab, in a span that is new to this one.

@@ -201,8 +201,7 @@ impl VirtualPool {
         let running = |stream: &StreamId| {
             self.pool.is_open(*stream) || !self.pool.is_over(self.pool.now(*stream))
         };
-        let streams = (0..self.exec.streams.len() as u32).map(StreamId::new);
-        let users: Vec<StreamId> = streams.filter(running).collect();
+        let users: Vec<StreamId> = self.pool.streams().filter(running).collect();
         for &stream in &users {
             let mark = self.pool.now(stream);
             self.arenas.get_mut(id).leases.note_use(mark);

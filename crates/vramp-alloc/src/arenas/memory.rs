@@ -154,7 +154,8 @@ mod tests {
             PoolConfig { page: LEN, span: Bytes::tib(1), first_span: Bytes::tib(1), limit, policy };
         let pool = VirtualPool::new(driver, config, Progress::Events);
         let mut pool = pool.expect("the configuration is sound");
-        let stream = pool.add_stream(Some(raw));
+        let stream = StreamId::new(0);
+        pool.add_stream(stream, Some(raw));
         (pool, stream)
     }
 

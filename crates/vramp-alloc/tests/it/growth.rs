@@ -2,7 +2,8 @@
 //! they make, with few and with many of everything.
 
 use crate::common::{Rig, pages};
-use vramp_alloc::{Allocation, Bytes, Config, StreamId};
+use vramp_alloc::{Allocation, Bytes, Config, Preset, StreamId};
+use vramp_driver::Driver;
 use vramp_driver::sim::{Contents, Gate, Kernel, Simulator};
 
 /// A card that stores nothing: nothing is read here.
@@ -130,4 +131,90 @@ fn a_miss_looks_at_no_live_small_block() {
         looked
     });
     assert!(costs[1] <= costs[0] + 10, "1,000 and 100,000 live blocks: {costs:?}");
+}
+
+/// Makes a stream, as a server does for a request, allocates and frees on it, and ends it.
+fn serve_on_own_stream(rig: &Rig) {
+    let stream = rig.allocator.create_stream().expect("a stream can be made");
+    let blocks = [Bytes::kib(3), pages(3)].map(|size| {
+        let block = rig.allocator.malloc(size, stream).expect("there is memory");
+        rig.allocator.record_use(&block, rig.stream).expect("the stream is open");
+        block
+    });
+    let [small, large] = blocks;
+    rig.allocator.free(large, stream).expect("it is the allocator's");
+    rig.allocator.destroy_stream(stream).expect("it captures nothing");
+    // A block outlives its stream.
+    rig.allocator.free(small, stream).expect("it is the allocator's");
+}
+
+/// Streams that are made and ended. No table of the simulator doubles near this number.
+const ENDED: u64 = 24_000;
+
+/// Heap memory that `work` leaves, in bytes.
+fn left_by(work: impl FnOnce()) -> i64 {
+    allocation_counter::measure(work).bytes_current
+}
+
+/// What the simulator itself keeps of the calls that [`serve_on_own_stream`] makes about streams.
+fn left_by_the_simulator() -> i64 {
+    let sim = Simulator::builder().contents(Contents::Discarded).build();
+    left_by(|| {
+        for _ in 0..ENDED {
+            let stream = sim.create_stream().expect("a stream can be made");
+            let event = sim.create_event().expect("an event can be made");
+            sim.record_outside(event, stream).expect("it is open");
+            sim.destroy_stream(stream).expect("it captures nothing");
+            sim.destroy_event(event).expect("it is there");
+        }
+    })
+}
+
+#[test]
+fn streams_that_ended_leave_nothing_and_cost_later_ones_nothing() {
+    let by_the_simulator = left_by_the_simulator();
+    // PyTorch keeps the memory of each stream for that stream, and its presets do as it does.
+    for preset in [Preset::Vramp, Preset::Vpmm, Preset::StreamOrdered] {
+        let rig =
+            Rig::on(Simulator::builder().contents(Contents::Discarded), Config::preset(preset));
+        let other = rig.allocator.create_pool("other").expect("it is possible");
+        let block = other.malloc(pages(1), rig.stream).expect("there is memory");
+        // What 1,000 streams cost: driver calls, and entries looked at.
+        let cost = || {
+            let calls = rig.sim.calls();
+            let work = || (0..1_000).for_each(|_| serve_on_own_stream(&rig));
+            let (looked, ()) = looked_at(&rig, work);
+            [rig.sim.calls() - calls, looked]
+        };
+        let mut costs = Vec::new();
+        let left = left_by(|| costs.extend((0..ENDED / 1_000).map(|_| cost())));
+        let reserved = rig.allocator.stats().expect("no call fails").reserved;
+        rig.allocator.audit().expect("every invariant holds");
+        other.free(block, rig.stream).expect("it is the pool's");
+        for (second, last) in costs[1].iter().zip(costs[costs.len() - 1]) {
+            let room = second / 20 + 64;
+            assert!(last <= second + room, "{preset:?}: {costs:?}");
+        }
+        // Half a byte of a table for each stream, and there are several tables.
+        let left = left - by_the_simulator;
+        let most = 256 * 1024 + 8 * ENDED as i64;
+        assert!(left <= most, "{preset:?}: {left} bytes stay of {ENDED} streams");
+        assert!(reserved <= Bytes::mib(64), "{preset:?}: {reserved}");
+    }
+}
+
+#[test]
+fn memory_that_a_quiet_stream_used_serves_again() {
+    let rig = rig();
+    let quiet = rig.allocator.create_stream().expect("a stream can be made");
+    for size in [Bytes::kib(48), pages(5)] {
+        for _ in 0..3_000 {
+            let block = malloc(&rig, size);
+            // Nothing else ever happens on that stream.
+            rig.allocator.record_use(&block, quiet).expect("the stream is open");
+            free(&rig, block);
+        }
+    }
+    let stats = rig.allocator.stats().expect("no call fails");
+    assert!(stats.reserved <= Bytes::mib(256), "{} for a block of 10 MiB", stats.reserved);
 }

@@ -95,8 +95,9 @@ impl View<'_> {
 
     fn free_regions_are_indexed(self) -> Check {
         let mut indexed = 0;
-        for id in self.streams.ids().chain([IDLE]) {
-            for (at, len, key) in self.streams.get(id).free.iter() {
+        let idle = (IDLE, self.streams.get(IDLE));
+        for (id, stream) in self.streams.iter().chain([idle]) {
+            for (at, len, key) in stream.free.iter() {
                 let region = self.regions.get(key);
                 if !self.is_free_of(key, id) || region.at != at || region.len != len {
                     return Err(format!("{id} indexes region {key} at {at:?} len={len} wrongly"));
@@ -239,10 +240,13 @@ impl View<'_> {
     }
 
     fn epochs_are_possible(self) -> Check {
-        for id in self.streams.ids() {
-            let stream = self.streams.get(id);
+        for (id, stream) in self.streams.iter() {
             if stream.reached > stream.recorded() {
                 return Err(format!("{id} reached {:?} unrecorded", stream.reached));
+            }
+            let is_done = stream.ended && stream.reached == stream.recorded();
+            if is_done && stream.free.is_empty() {
+                return Err(format!("{id} ended, is done and has not left"));
             }
         }
         for (key, region) in self.regions.iter() {

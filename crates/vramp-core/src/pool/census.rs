@@ -1,5 +1,6 @@
 //! Where every byte is: by address and by physical memory, each adding up.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::Bytes;
@@ -149,16 +150,25 @@ impl View<'_> {
     pub(crate) fn shares(self) -> Vec<Share> {
         let none =
             |stream| Share { stream, used: Bytes::ZERO, free: Bytes::ZERO, waiting: Bytes::ZERO };
-        let mut shares: Vec<Share> = self.streams.ids().map(none).collect();
+        let present = self.streams.iter().map(|(stream, _)| (stream, none(stream)));
+        let mut shares: BTreeMap<StreamId, Share> = present.collect();
         for (_, region) in self.regions.iter() {
             let len = region.len;
             match &region.kind {
-                Kind::Used(used) => shares[used.stream.index()].used += len,
+                Kind::Used(used) => {
+                    shares.entry(used.stream).or_insert(none(used.stream)).used += len
+                }
                 // Idle memory is no stream's.
                 Kind::Free(free) if free.owner == IDLE => {}
-                Kind::Free(free) => shares[free.owner.index()].free += len,
-                Kind::Waiting { owner, .. } => shares[owner.index()].waiting += len,
-                Kind::Arena { stream, .. } => shares[stream.index()].used += len,
+                Kind::Free(free) => {
+                    shares.entry(free.owner).or_insert(none(free.owner)).free += len
+                }
+                Kind::Waiting { owner, .. } => {
+                    shares.entry(*owner).or_insert(none(*owner)).waiting += len
+                }
+                Kind::Arena { stream, .. } => {
+                    shares.entry(*stream).or_insert(none(*stream)).used += len
+                }
                 Kind::Gap { .. }
                 | Kind::Hole
                 | Kind::Retired { .. }
@@ -166,7 +176,7 @@ impl View<'_> {
                 | Kind::Quarantined => {}
             }
         }
-        shares
+        shares.into_values().collect()
     }
 
     pub(crate) fn stretches(self) -> Vec<Stretch> {

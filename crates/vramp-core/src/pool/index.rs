@@ -119,6 +119,12 @@ impl FreeIndex {
         best.map(|(_, key)| key)
     }
 
+    /// True if there is no region.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_size.is_empty()
+    }
+
     /// Bytes of all regions.
     pub(crate) fn bytes(&self) -> Bytes {
         self.bytes

@@ -54,8 +54,6 @@ pub(crate) enum Rung {
     Early,
     /// Record events where memory was freed after the last one, and query those that are pending.
     Learn,
-    /// Free the waiting regions whose marks are over.
-    Promote,
     /// Memory that became idle.
     Idle,
     /// Thread caches and heaps give back what they do not need.
@@ -82,8 +80,7 @@ impl Rung {
             Rung::Watch => Rung::Own,
             Rung::Own => Rung::Early,
             Rung::Early => Rung::Learn,
-            Rung::Learn => Rung::Promote,
-            Rung::Promote => Rung::Idle,
+            Rung::Learn => Rung::Idle,
             Rung::Idle => Rung::Gather,
             Rung::Gather => Rung::Return,
             Rung::Return => Rung::LearnAgain,

@@ -1,10 +1,22 @@
 //! Progress of each stream: epochs recorded, reached and waited for.
+//!
+//! Life of a stream:
+//!
+//! 1. [`add`](Streams::add): requests are made for it, events recorded and reached.
+//! 2. [`end`](Streams::end): its last event was recorded. Blocks may still be freed on it.
+//! 3. It leaves once that event is reached and it owns no free memory
+//!    ([`leave_if_done`](Streams::leave_if_done)). What is still marked with it, or freed on it later,
+//!    waits for nothing: [`get`](Streams::get) returns a stream of which all work is over.
+//!
+//! Growth: see [`StreamTable`]. A poll costs the streams with open events, whatever number of streams
+//! there is.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::Bytes;
 use crate::ids::{Epoch, Mark, StreamId};
 use crate::pool::index::{Fit, FreeIndex, RegionKey};
+use crate::stream_table::StreamTable;
 use crate::waiting::Progress;
 
 /// Fewest waits of a stream before those that are over are removed.
@@ -53,6 +65,17 @@ impl Stream {
         }
     }
 
+    /// A stream that left: it ended, and all of its work is over.
+    fn left(fit: Fit) -> Stream {
+        let over = Epoch(u64::MAX - 1);
+        Stream {
+            current: over.next(),
+            reached: over,
+            ended: true,
+            ..Stream::new(FreeIndex::new(fit))
+        }
+    }
+
     /// The last epoch for which an event was recorded.
     pub(crate) fn recorded(&self) -> Epoch {
         Epoch(self.current.0 - 1)
@@ -66,30 +89,94 @@ pub(crate) const IDLE: StreamId = StreamId::new(u32::MAX);
 /// All streams.
 #[derive(Clone, Debug)]
 pub(crate) struct Streams {
-    all: Vec<Stream>,
+    /// Those that have not left. Boxed: a table has room for several streams at a time.
+    table: StreamTable<Box<Stream>>,
     idle: Stream,
+    /// In the place of each stream that left.
+    left: Stream,
+    /// Those with recorded events that are not known to be reached.
+    pending: BTreeSet<StreamId>,
     /// Those that are held.
     held: BTreeSet<StreamId>,
+    /// True once a stream has ended.
+    any_ended: bool,
 }
 
 impl Streams {
     pub(crate) fn new(fit: Fit) -> Streams {
-        let idle = Stream::new(FreeIndex::new(fit));
-        Streams { all: Vec::new(), idle, held: BTreeSet::new() }
+        Streams {
+            table: StreamTable::default(),
+            idle: Stream::new(FreeIndex::new(fit)),
+            left: Stream::left(fit),
+            pending: BTreeSet::new(),
+            held: BTreeSet::new(),
+            any_ended: false,
+        }
     }
 
-    /// Adds a stream.
-    pub(crate) fn add(&mut self) -> StreamId {
-        self.all.push(Stream::new(FreeIndex::new(self.idle.free.fit())));
-        StreamId::new(u32::try_from(self.all.len() - 1).expect("fewer than four billion streams"))
+    /// The id of the stream that is added next.
+    pub(crate) fn next_id(&self) -> StreamId {
+        self.table.next_id()
     }
 
+    /// Adds a stream. Ids below it that were not given out are those of streams that left.
+    ///
+    /// # Panics
+    /// If the id was given out before.
+    pub(crate) fn add(&mut self, id: StreamId) {
+        assert!(!self.table.knows(id), "{id} was given to a stream before");
+        self.any_ended |= id != self.table.next_id();
+        let stream = Stream::new(FreeIndex::new(self.idle.free.fit()));
+        self.table.insert(id, Box::new(stream));
+    }
+
+    /// Gives out ids up to this number of them, to streams that left.
+    pub(crate) fn skip_to(&mut self, ids: usize) {
+        self.any_ended |= ids > self.table.ids();
+        self.table.skip_to(ids);
+    }
+
+    /// The stream; in the place of one that left, a stream of which all work is over.
+    #[inline]
     pub(crate) fn get(&self, id: StreamId) -> &Stream {
-        if id == IDLE { &self.idle } else { &self.all[id.index()] }
+        match self.table.get(id) {
+            Some(stream) => stream,
+            None if id == IDLE => &self.idle,
+            None => {
+                assert!(self.table.knows(id), "{id} is no stream of the pool");
+                &self.left
+            }
+        }
     }
 
-    pub(crate) fn get_mut(&mut self, id: StreamId) -> &mut Stream {
-        if id == IDLE { &mut self.idle } else { &mut self.all[id.index()] }
+    /// The stream to change it; `None` if it left.
+    #[inline]
+    pub(crate) fn get_mut(&mut self, id: StreamId) -> Option<&mut Stream> {
+        match id {
+            IDLE => Some(&mut self.idle),
+            _ => self.table.get_mut(id).map(|stream| &mut **stream),
+        }
+    }
+
+    /// The free memory of a stream to change it. One that left is back until it has none.
+    #[inline]
+    pub(crate) fn free_mut(&mut self, id: StreamId) -> &mut FreeIndex {
+        if id == IDLE {
+            return &mut self.idle.free;
+        }
+        if self.table.get(id).is_none() {
+            self.table.insert(id, Box::new(self.left.clone()));
+        }
+        &mut self.table.get_mut(id).expect("it is there").free
+    }
+
+    /// Removes a stream that ended, if all of its work is over and it owns no free memory.
+    #[inline]
+    pub(crate) fn leave_if_done(&mut self, id: StreamId) {
+        let Some(stream) = self.table.get(id) else { return };
+        if stream.ended && stream.reached == stream.recorded() && stream.free.is_empty() {
+            self.table.remove(id);
+        }
     }
 
     /// Free memory that no work touches any more, of no stream.
@@ -98,15 +185,22 @@ impl Streams {
     }
 
     pub(crate) fn contains(&self, id: StreamId) -> bool {
-        id.index() < self.all.len()
+        self.table.knows(id)
     }
 
-    pub(crate) fn ids(&self) -> impl Iterator<Item = StreamId> + use<> {
-        (0..self.all.len() as u32).map(StreamId::new)
+    /// The streams that have not left. O(those).
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (StreamId, &Stream)> {
+        self.table.iter().map(|(id, stream)| (id, &**stream))
     }
 
+    /// Number of streams that have not left.
     pub(crate) fn len(&self) -> usize {
-        self.all.len()
+        self.table.len()
+    }
+
+    /// True if there was ever a second stream, or the only one ended.
+    pub(crate) fn are_several(&self) -> bool {
+        self.table.ids() > 1 || self.any_ended
     }
 
     /// The mark of the work queued on `stream` so far.
@@ -118,7 +212,8 @@ impl Streams {
 
     /// Sets whether no event can be recorded on a stream at present.
     pub(crate) fn hold(&mut self, id: StreamId, held: bool) {
-        self.get_mut(id).held = held;
+        let Some(stream) = self.get_mut(id) else { return };
+        stream.held = held;
         match held {
             true => self.held.insert(id),
             false => self.held.remove(&id),
@@ -159,14 +254,14 @@ impl Streams {
 
     /// Notes that `stream` waits for `on`. O(log n) on average.
     pub(crate) fn waits(&mut self, stream: StreamId, on: Mark) {
-        let waiter = self.get_mut(stream);
+        let waiter = self.get_mut(stream).expect("a stream that waits has not left");
         let known = waiter.waits_for.entry(on.stream).or_insert(Epoch::START);
         *known = (*known).max(on.epoch);
         if waiter.waits_for.len() >= waiter.prune_at {
             // Work that is over needs no wait.
             let mut waits_for = std::mem::take(&mut waiter.waits_for);
             waits_for.retain(|&stream, &mut epoch| !self.is_over(Mark { stream, epoch }));
-            let waiter = self.get_mut(stream);
+            let waiter = self.get_mut(stream).expect("it is there");
             waiter.prune_at = PRUNE_MIN.max(2 * waits_for.len());
             waiter.waits_for = waits_for;
         }
@@ -175,21 +270,41 @@ impl Streams {
     /// Ends a stream: no later work of it can wait for anything.
     pub(crate) fn end(&mut self, id: StreamId) {
         self.hold(id, false);
-        let ended = self.get_mut(id);
+        self.any_ended = true;
+        let Some(ended) = self.get_mut(id) else { return };
         ended.ended = true;
         ended.waits_for = BTreeMap::new();
     }
 
+    /// Notes that the work up to an epoch is over. Returns true if that was not known.
+    pub(crate) fn reach(&mut self, Mark { stream: id, epoch }: Mark) -> bool {
+        let Some(stream) = self.get_mut(id).filter(|stream| stream.reached < epoch) else {
+            return false;
+        };
+        stream.reached = epoch;
+        if epoch == stream.recorded() {
+            self.pending.remove(&id);
+        }
+        true
+    }
+
     /// Closes the epoch: an event now covers everything freed in it.
     pub(crate) fn record(&mut self, mark: Mark) {
-        let stream = self.get_mut(mark.stream);
+        let stream = self.get_mut(mark.stream).expect("a stream that records has not left");
         assert_eq!(mark.epoch, stream.current, "{} records its present epoch", mark.stream);
         stream.current = stream.current.next();
+        self.pending.insert(mark.stream);
     }
 
     /// True if an event was recorded that is not known to be reached.
     pub(crate) fn any_pending(&self) -> bool {
-        self.all.iter().any(|stream| stream.reached < stream.recorded())
+        !self.pending.is_empty()
+    }
+
+    /// The last marks recorded where they are not known to be reached.
+    pub(crate) fn pending(&self) -> impl Iterator<Item = Mark> {
+        let recorded = |&id| Mark { stream: id, epoch: self.get(id).recorded() };
+        self.pending.iter().map(recorded)
     }
 }
 

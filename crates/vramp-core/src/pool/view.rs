@@ -91,7 +91,7 @@ impl<'a> View<'a> {
 
     /// True if free memory becomes idle memory of no stream: several streams share the pool.
     pub(crate) fn shares_idle(self) -> bool {
-        self.streams.len() > 1 && matches!(self.config.policy, Policy::Mixed(_))
+        self.streams.are_several() && matches!(self.config.policy, Policy::Mixed(_))
     }
 
     /// True for free memory that the stream may use at once: its own, and idle memory.
@@ -101,12 +101,9 @@ impl<'a> View<'a> {
 
     /// The other streams' free regions, oldest first.
     pub(crate) fn foreign(self, stream: StreamId) -> Vec<RegionKey> {
-        let mut regions: Vec<RegionKey> = self
-            .streams
-            .ids()
-            .filter(|&other| other != stream)
-            .flat_map(|other| self.streams.get(other).free.iter().map(|(_, _, key)| key))
-            .collect();
+        let others = self.streams.iter().filter(|&(other, _)| other != stream);
+        let mut regions: Vec<RegionKey> =
+            others.flat_map(|(_, other)| other.free.iter().map(|(_, _, key)| key)).collect();
         self.looked_at.add(self.streams.len() + regions.len());
         regions.sort_by_key(|&key| self.free_of(key).born);
         regions

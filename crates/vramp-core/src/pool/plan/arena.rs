@@ -62,7 +62,6 @@ impl View<'_> {
                 }
             }
             Rung::Learn | Rung::LearnAgain => self.learn(),
-            Rung::Promote => Climb::ThenUp(Decision::Promote),
             Rung::Build => {
                 attempt.note_plan();
                 match self.bare(arena, part) {

@@ -14,10 +14,9 @@ pub(in crate::pool) enum Decision {
     Carve { region: RegionKey, len: Bytes },
     /// Take over idle memory of another stream and carve the request from where it is then.
     TakeOver { idle: FreeSlice, len: Bytes },
-    /// The stream's own memory and idle memory do not serve the request.
+    /// The stream's own memory and idle memory do not serve the request: freed regions that wait no more
+    /// may.
     Miss,
-    /// Free the waiting regions whose marks are over.
-    Promote,
     /// Join a free region of the stream with the idle memory beside it, and carve the request there.
     Join { region: RegionKey, len: Bytes },
     /// End the lending of an arena's own chunks within a range.

@@ -16,6 +16,13 @@ impl View<'_> {
         now.filter(|&mark| self.can_be_recorded(mark)).collect()
     }
 
+    /// The marks that freed blocks wait for and no event covers yet, where one can be recorded. A block
+    /// that another stream used is freed without an event there.
+    pub(in crate::pool) fn unrecorded_waits(self) -> impl Iterator<Item = Mark> {
+        let wanted = self.waiting.latest_marks().chain(self.heap_waits.latest_marks());
+        wanted.filter(move |&mark| self.can_be_recorded(mark))
+    }
+
     /// A plan that orders `stream` behind other streams until `need` more bytes are reusable, or
     /// `None` if there is no such memory. Streams with the most free memory first; an event is recorded
     /// where memory was freed after the last one.
@@ -28,10 +35,10 @@ impl View<'_> {
         let (mut taken, mut taken_waiting): (Vec<RegionKey>, Vec<Age>) = (Vec::new(), Vec::new());
         let mut found = Bytes::ZERO;
         // One wait makes all free memory of a stream reusable: few streams, and large regions.
-        let others = self.streams.ids().filter(|&other| other != stream);
+        let others =
+            self.streams.iter().filter(|&(id, known)| id != stream && !known.free.is_empty());
         let mut others: Vec<(Bytes, StreamId)> =
-            others.map(|other| (self.streams.get(other).free.bytes(), other)).collect();
-        others.retain(|(bytes, _)| !bytes.is_zero());
+            others.map(|(other, known)| (known.free.bytes(), other)).collect();
         others.sort_by_key(|&(bytes, other)| (std::cmp::Reverse(bytes), other));
         let least = self.chunks.smallest().unwrap_or_default().min(need);
         let regions = others

@@ -8,7 +8,7 @@
 //! took from each other's heaps and streams at every miss would do nothing else.
 
 use crate::Bytes;
-use crate::ids::StreamId;
+use crate::ids::{Mark, StreamId};
 use crate::pool::config::{BLOCK_ALIGN, Mixed, Policy};
 use crate::pool::index::RegionKey;
 use crate::pool::plan::build::{BASES, Build};
@@ -65,8 +65,8 @@ impl View<'_> {
             Rung::Early if attempt.prefer_growth || attempt.robbed => {
                 self.grow_first(len, attempt, mixed)
             }
-            Rung::Learn | Rung::LearnAgain => self.learn(),
-            Rung::Promote => Climb::ThenUp(Decision::Promote),
+            Rung::Learn => self.learn(),
+            Rung::LearnAgain => self.learn_of_all(),
             Rung::Idle => self.fit(stream, len).map_or(Climb::Up, carve),
             Rung::Gather => Climb::ThenUp(Decision::Return(Step::Gather)),
             Rung::Merged => match self.fit(stream, len) {
@@ -87,7 +87,19 @@ impl View<'_> {
     /// Finds out what is idle: records an event where memory was freed after the last one, and queries
     /// those that are pending.
     pub(in crate::pool) fn learn(self) -> Climb {
-        let marks = self.unrecorded_frees();
+        self.learn_from(self.unrecorded_frees())
+    }
+
+    /// The same, also where freed memory of other streams waits for work.
+    fn learn_of_all(self) -> Climb {
+        let mut marks = self.unrecorded_frees();
+        marks.extend(self.unrecorded_waits());
+        marks.sort_unstable();
+        marks.dedup();
+        self.learn_from(marks)
+    }
+
+    fn learn_from(self, marks: Vec<Mark>) -> Climb {
         if !marks.is_empty() {
             return Climb::ThenUp(Decision::Return(Step::Record(marks)));
         }

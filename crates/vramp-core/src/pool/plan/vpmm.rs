@@ -37,10 +37,20 @@ impl View<'_> {
                 Some(plan) => Climb::ThenUp(Decision::Return(Step::Perform(plan))),
                 None => Climb::Up,
             },
-            Rung::Own => fit(),
-            Rung::Learn if self.streams.len() > 1 && pending() => poll,
-            Rung::Promote => Climb::ThenUp(Decision::Promote),
-            Rung::Idle => match fit() {
+            Rung::Own => match fit() {
+                Climb::Up => Climb::ThenUp(Decision::Miss),
+                found => found,
+            },
+            Rung::Learn if self.streams.are_several() && pending() => poll,
+            // Where blocks wait for streams on which nothing is freed, nobody else records an event.
+            Rung::LearnAgain => {
+                let marks: Vec<Mark> = self.unrecorded_waits().collect();
+                match marks.is_empty() {
+                    true => Climb::Up,
+                    false => Climb::ThenUp(Decision::Return(Step::Record(marks))),
+                }
+            }
+            Rung::Idle | Rung::Merged => match fit() {
                 Climb::Up => self
                     .smallest_complete(stream, len)
                     .map_or(Climb::Up, |idle| Climb::ThenUp(Decision::TakeOver { idle, len })),
@@ -57,9 +67,7 @@ impl View<'_> {
             | Rung::Learn
             | Rung::Gather
             | Rung::Return
-            | Rung::Watch
-            | Rung::LearnAgain
-            | Rung::Merged => Climb::Up,
+            | Rung::Watch => Climb::Up,
         }
     }
 

@@ -15,10 +15,14 @@ impl Pool {
     pub(super) fn release_region(&mut self, key: RegionKey, stream: StreamId, uses: Vec<Mark>) {
         self.regions.retire_id(key);
         self.used -= self.regions.get(key).len;
-        self.streams.get_mut(stream).last_freed = self.regions.get(key).len;
         let epoch = self.streams.now(stream).epoch;
         let mut marks = uses;
         marks.retain(|&mark| !self.streams.is_ordered(stream, mark));
+        if let Some(open) = self.streams.get_mut(stream) {
+            // What waits was taken by nobody.
+            let is_free = marks.is_empty();
+            open.last_freed = if is_free { self.regions.get(key).len } else { Bytes::ZERO };
+        }
         if marks.is_empty() {
             self.make_free(key, stream, epoch);
         } else {
@@ -164,14 +168,14 @@ impl Pool {
     /// Adds a free region to its owner's index, or to that of the lent ones.
     pub(super) fn index(&mut self, key: RegionKey) {
         self.free_chunks.note_changed(key);
-        self.list_to_become_idle(key);
         let (at, len) = (self.regions.get(key).at, self.regions.get(key).len);
         match self.view().free_of(key) {
             &Free { owner, lent_by: None, .. } => {
-                self.streams.get_mut(owner).free.insert(at, len, key);
+                self.streams.free_mut(owner).insert(at, len, key);
             }
             _ => self.arenas.add_lent(at, key),
         }
+        self.list_to_become_idle(key);
     }
 
     pub(super) fn unindex(&mut self, key: RegionKey) {
@@ -179,7 +183,8 @@ impl Pool {
         let (at, len) = (self.regions.get(key).at, self.regions.get(key).len);
         match self.view().free_of(key) {
             &Free { owner, lent_by: None, .. } => {
-                self.streams.get_mut(owner).free.remove(at, len, key);
+                self.streams.free_mut(owner).remove(at, len, key);
+                self.streams.leave_if_done(owner);
             }
             _ => self.arenas.remove_lent(at),
         }

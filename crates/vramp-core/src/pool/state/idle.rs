@@ -19,7 +19,7 @@ use crate::Bytes;
 use crate::ids::{Epoch, Mark, StreamId};
 use crate::pool::index::RegionKey;
 use crate::pool::regions::{Kind, Parts};
-use crate::pool::streams::IDLE;
+use crate::pool::streams::{IDLE, Stream};
 
 impl Pool {
     /// True if several streams share the pool.
@@ -37,11 +37,10 @@ impl Pool {
         if !self.shares_idle() {
             return;
         }
-        for stream in self.streams.ids() {
-            let free: Vec<RegionKey> =
-                self.streams.get(stream).free.iter().map(|(_, _, key)| key).collect();
-            free.into_iter().for_each(|key| self.list_to_become_idle(key));
-        }
+        let free = |known: &Stream| known.free.iter().map(|(_, _, key)| key).collect::<Vec<_>>();
+        let free: Vec<RegionKey> =
+            self.streams.iter().flat_map(|(_, stream)| free(stream)).collect();
+        free.into_iter().for_each(|key| self.list_to_become_idle(key));
     }
 
     /// Lists a free region under the first epoch after which a part of it is idle.
@@ -63,7 +62,8 @@ impl Pool {
         if self.streams.is_over(mark) {
             self.overdue.insert(mark.stream);
         }
-        self.streams.get_mut(mark.stream).idle_after.entry(mark.epoch).or_default().push(key);
+        let owner = self.streams.get_mut(mark.stream).expect("a stream with free memory stays");
+        owner.idle_after.entry(mark.epoch).or_default().push(key);
     }
 
     /// Makes idle what was listed after its epoch had been reached.
@@ -75,7 +75,7 @@ impl Pool {
 
     /// Makes idle what the stream freed in the epochs that it reached.
     pub(super) fn release_idle(&mut self, stream: StreamId) {
-        let state = self.streams.get_mut(stream);
+        let Some(state) = self.streams.get_mut(stream) else { return };
         let rest = state.idle_after.split_off(&state.reached.next());
         for (epoch, keys) in std::mem::replace(&mut state.idle_after, rest) {
             for key in keys {

@@ -32,6 +32,7 @@ impl Pool {
                 if attempt.relief < Relief::StreamsOrdered {
                     self.release_overdue();
                 }
+                self.promote_waiting();
                 self.refresh_free_chunks();
             }
             match self.view().decide(attempt) {
@@ -41,7 +42,6 @@ impl Pool {
                     return self.carve_for(attempt, region, len);
                 }
                 Decision::Miss => self.note_own_miss(attempt),
-                Decision::Promote => self.promote_waiting(),
                 Decision::Join { region, len } => {
                     self.unindex(region);
                     let region = self.absorb_idle(region, stream);
@@ -143,7 +143,7 @@ impl Pool {
             return;
         }
         let len = self.view().rounded(size, BLOCK_ALIGN);
-        let state = self.streams.get_mut(stream);
+        let state = self.streams.get_mut(stream).expect("a stream with a request has not left");
         let had = state.last_freed;
         let is_robbed = len <= had && had <= len.saturating_add(len);
         state.robbed = if is_robbed { state.robbed + 1 } else { 0 };

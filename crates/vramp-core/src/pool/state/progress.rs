@@ -4,19 +4,54 @@ use super::Pool;
 use crate::ids::{Mark, StreamId};
 
 impl Pool {
-    /// Adds a stream.
+    /// Adds a stream, with the next id.
     pub fn add_stream(&mut self) -> StreamId {
-        let id = self.streams.add();
-        if self.streams.len() == 2 {
+        let id = self.streams.next_id();
+        self.add_stream_as(id);
+        id
+    }
+
+    /// Adds the stream that has this id in another pool. Ids below it that this pool does not know are
+    /// those of streams that ended, whose work is over.
+    ///
+    /// # Panics
+    /// If the pool knows the id.
+    pub fn add_stream_as(&mut self, id: StreamId) {
+        let was_one = !self.streams.are_several();
+        self.streams.add(id);
+        if was_one {
             self.begin_sharing();
         }
-        id
+    }
+
+    /// Makes all ids below this number known: those that were not added are of streams that ended, whose
+    /// work is over.
+    pub fn skip_streams(&mut self, ids: usize) {
+        let was_one = !self.streams.are_several();
+        self.streams.skip_to(ids);
+        if was_one {
+            self.begin_sharing();
+        }
+    }
+
+    /// The streams of which the pool keeps something: those that have not ended, and those that did
+    /// whose work may run, or whose freed memory serves nobody yet. O(those).
+    pub fn streams(&self) -> impl Iterator<Item = StreamId> {
+        self.streams.iter().map(|(stream, _)| stream)
     }
 
     /// Ends a stream for which an event was just recorded: no work will be queued on it again, and
     /// that event covers all that was. Blocks may still be freed on it.
+    ///
+    /// Once the event is [reached](Pool::reached) and the memory that was freed on it serves others,
+    /// the pool keeps nothing of the stream.
     pub fn end_stream(&mut self, stream: StreamId) {
+        let was_one = !self.streams.are_several();
         self.streams.end(stream);
+        if was_one {
+            self.begin_sharing();
+        }
+        self.streams.leave_if_done(stream);
     }
 
     /// Sets whether a stream is held: it captures a graph, so no event is recorded on it, and it is
@@ -41,7 +76,7 @@ impl Pool {
         self.streams.held().collect()
     }
 
-    /// True if the pool has this stream.
+    /// True if the pool has, or had, this stream.
     pub fn has_stream(&self, stream: StreamId) -> bool {
         self.streams.contains(stream)
     }
@@ -54,11 +89,7 @@ impl Pool {
     /// Streams with recorded events that are not known to be reached, each with the last epoch
     /// recorded: the events to query.
     pub fn pending(&self) -> impl Iterator<Item = Mark> {
-        self.streams.ids().filter_map(|id| {
-            let stream = self.streams.get(id);
-            let recorded = stream.recorded();
-            (stream.reached < recorded).then_some(Mark { stream: id, epoch: recorded })
-        })
+        self.streams.pending()
     }
 
     /// Notes that the work before `mark` is over.
@@ -66,7 +97,7 @@ impl Pool {
     /// # Panics
     /// If no event was recorded for that epoch: no query can have found it reached.
     pub fn reached(&mut self, mark: Mark) {
-        let stream = self.streams.get_mut(mark.stream);
+        let stream = self.streams.get(mark.stream);
         assert!(
             mark.epoch <= stream.recorded(),
             "{} cannot have reached {:?}: recorded up to {:?}",
@@ -74,11 +105,11 @@ impl Pool {
             mark.epoch,
             stream.recorded()
         );
-        if stream.reached < mark.epoch {
-            stream.reached = mark.epoch;
+        if self.streams.reach(mark) {
             self.waiting.note_reached(mark.stream);
             self.heap_waits.note_reached(mark.stream);
             self.release_idle(mark.stream);
+            self.streams.leave_if_done(mark.stream);
         }
     }
 
