@@ -593,6 +593,27 @@ impl VirtualPool {
         }
     }
 
+    /// Waits on the host for the work that uses freed memory. Returns true if some of it is over that
+    /// was not known to be. Two driver calls for each stream with such work.
+    ///
+    /// Waits for nothing where an external source tells what is over.
+    pub(crate) fn wait_until_idle(&mut self) -> Result<bool, DriverError> {
+        if let Progress::External(_) = self.progress {
+            return Ok(false);
+        }
+        self.find_idle()?;
+        let completed = self.exec.events.completed();
+        let driver = Arc::clone(&self.exec.driver);
+        for mark in self.pool.pending().collect::<Vec<_>>() {
+            match self.exec.events.wait_for(&*driver, &mut self.pool, mark) {
+                Err(error) if error.kind == ErrorKind::DeviceLost => return Err(error),
+                // Such as work that waits for the caller. The memory stays where it is.
+                _ => {}
+            }
+        }
+        Ok(self.exec.events.completed() > completed)
+    }
+
     /// Returns true if `id` is a live block that begins at `at`.
     pub(crate) fn is_live(&self, id: BlockId, at: PoolAddr) -> bool {
         self.pool.block(id).is_ok_and(|block| block.at == at)

@@ -20,13 +20,15 @@ pub(crate) struct Relief<'a> {
     rounds: u32,
     patience: Duration,
     deadline: Option<Instant>,
+    /// Work that uses freed memory of other pools was waited for.
+    others_waited_for: bool,
     /// Set by the first wait, so that frees take the lock until the request has ended.
     waiter: Option<Waiter<'a>>,
 }
 
 impl Relief<'_> {
     pub(crate) fn new(patience: Duration) -> Self {
-        Relief { rounds: 0, patience, deadline: None, waiter: None }
+        Relief { rounds: 0, patience, deadline: None, others_waited_for: false, waiter: None }
     }
 }
 
@@ -95,8 +97,8 @@ impl Allocator {
 }
 
 impl Shared {
-    /// Does what is left to do about a shortage: trims other pools, runs handlers, then waits for
-    /// frees. Returns true if the request is to be retried.
+    /// Does what is left to do about a shortage: trims other pools, runs handlers, waits for frees, and
+    /// at last for work that uses what other pools freed. Returns true if the request is to be retried.
     ///
     /// A request made inside a handler only trims: its handlers would call each other without end,
     /// and it would wait for memory that the handler is about to free.
@@ -125,6 +127,34 @@ impl Shared {
             relief.waiter.get_or_insert_with(|| self.add_waiter());
             self.wait_for_memory(inner, left);
             return Ok(true);
+        }
+        let first = !std::mem::replace(&mut relief.others_waited_for, true);
+        let is_possible = shortage.requested <= self.driver.info().limits.memory;
+        Ok(first && is_possible && self.wait_for_others()?)
+    }
+
+    /// Waits on the host for work that uses freed memory of the group's other pools, one pool after the
+    /// other until one returns memory to the card. A stream of this pool cannot wait for it on the device,
+    /// because the memory leaves its pool. PyTorch's allocator waits here, too. Returns true if memory
+    /// was returned.
+    fn wait_for_others(&self) -> Result<bool, AllocError> {
+        for member in self.group.members() {
+            if member.number == self.number {
+                continue;
+            }
+            let Some(mut inner) = member.lock_open()? else { continue };
+            let Some(pool) = inner.manager.virtual_pool_mut() else { continue };
+            if !pool.wait_until_idle()? {
+                continue;
+            }
+            let before = inner.manager.reserved();
+            let trimmed = inner.manager.trim(Bytes::ZERO);
+            let returned = inner.manager.reserved() < before;
+            member.note_reserved(&inner);
+            trimmed?;
+            if returned {
+                return Ok(true);
+            }
         }
         Ok(false)
     }

@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::common::{PAGE, Rig, pages};
+use crate::common::{PAGE, Rig, pages, range};
 use vramp_alloc::error::StreamError;
 use vramp_alloc::observe::Event;
 use vramp_alloc::{AllocError, Allocation, Allocator, Bytes, Config, Driver, Preset};
-use vramp_driver::sim::Simulator;
+use vramp_driver::sim::{Kernel, Simulator};
 
 fn limited(count: u64) -> Rig {
     let config = Config { limit: Some(pages(count)), ..Config::default() };
@@ -372,4 +372,33 @@ fn the_last_page_is_found_wherever_it_hides() {
     let all = rig.malloc(32);
     assert_eq!(all.len(), PAGE * 32);
     rig.free(all);
+}
+
+#[test]
+fn work_on_freed_memory_of_another_pool_is_waited_for_before_a_request_fails() {
+    let rig = limited(32);
+    let other = rig.allocator.create_pool("other").expect("it is possible");
+    let kernel = |name: &'static str| Kernel::new(name).lasting(10_000_000);
+    let turn = |allocator: &Allocator, kernel: Kernel| {
+        let block = allocator.malloc(pages(30), rig.stream);
+        if let Ok(block) = block {
+            let work = kernel.writing(range(&block));
+            rig.sim.launch(rig.raw(rig.stream), work).expect("the block is mapped");
+            allocator.free(block, rig.stream).expect("it is the pool's");
+            return true;
+        }
+        false
+    };
+    for _ in 0..4 {
+        assert!(turn(&rig.allocator, kernel("one")), "the work of the other pool ends");
+        assert!(turn(&other, kernel("two")), "the work of the other pool ends");
+    }
+    // Work that waits for the caller never ends: the request fails, and nothing is lost.
+    let gate = rig.sim.gate();
+    assert!(turn(&rig.allocator, kernel("gated").until(gate)));
+    assert!(!turn(&other, kernel("none")));
+    rig.sim.open(gate);
+    assert!(turn(&other, kernel("last")));
+    other.audit().expect("every invariant holds");
+    rig.allocator.audit().expect("every invariant holds");
 }
