@@ -78,7 +78,7 @@ impl Drop for Local {
     }
 }
 
-/// Local states of a thread, each with its allocator's number.
+/// Local states of a thread, each with its allocator's number, in their order.
 type Locals = Vec<(u64, Rc<Local>)>;
 
 thread_local! {
@@ -87,7 +87,8 @@ thread_local! {
 
 #[inline]
 fn find(locals: &Locals, allocator: u64) -> Option<&Rc<Local>> {
-    locals.iter().find(|(number, _)| *number == allocator).map(|(_, local)| local)
+    let found = locals.binary_search_by_key(&allocator, |(number, _)| *number).ok()?;
+    Some(&locals[found].1)
 }
 
 /// Calls `work` with the thread's local state of an allocator. `None` if it has none yet, or the
@@ -119,10 +120,10 @@ pub(crate) fn update(
     let starts = |known: usize| spans[known..].iter().map(|span| span.start);
     let updated = LOCALS.try_with(|locals| {
         let mut locals = locals.try_borrow_mut().ok()?;
-        let known = locals.iter_mut().find(|(number, _)| *number == shared.number);
-        if let Some((_, local)) = known {
+        let known = locals.binary_search_by_key(&shared.number, |(number, _)| *number);
+        if let Ok(known) = known {
             // No request of this thread uses it now. If one did, the lists would stay shorter.
-            let local = Rc::get_mut(local)?;
+            let local = Rc::get_mut(&mut locals[known].1)?;
             local.copy_heaps(heaps);
             local.spans.extend(starts(local.spans.len()));
             return Some(());
@@ -138,7 +139,8 @@ pub(crate) fn update(
             heaps: heaps.clone(),
             spans: starts(0).collect(),
         };
-        locals.push((shared.number, Rc::new(local)));
+        let place = locals.partition_point(|(number, _)| *number < shared.number);
+        locals.insert(place, (shared.number, Rc::new(local)));
         Some(())
     });
     updated.ok().flatten()

@@ -34,8 +34,7 @@ pub(crate) struct Context {
     allocator: Allocator,
     blocks: Addresses,
     pub captures: Captures,
-    /// Adopted streams, by their raw handle.
-    adopted: RwLock<FxHashMap<usize, StreamId>>,
+    adopted: RwLock<AdoptedStreams>,
     /// Number of streams forgotten so far.
     forgets: AtomicU64,
     /// The history being recorded.
@@ -58,6 +57,14 @@ pub(crate) struct CloseRefused {
 /// `cudaStreamPerThread`: in each thread it means another stream. Events that other threads record
 /// would be of their streams, so no memory freed there could be known to be unused.
 const PER_THREAD: usize = 2;
+
+/// Adopted streams that were not forgotten. O(1), whatever number of them there is.
+#[derive(Default)]
+struct AdoptedStreams {
+    /// By raw handle.
+    ids: FxHashMap<usize, StreamId>,
+    raws: FxHashMap<StreamId, usize>,
+}
 
 /// The stream that a thread adopted last. Most often it is the next one too.
 #[derive(Clone, Copy)]
@@ -194,7 +201,8 @@ impl Context {
     /// As for [`Context::adopt`].
     unsafe fn look_up_or_adopt(&self, raw: *mut c_void) -> Result<StreamId> {
         let key = raw as usize;
-        let known = self.adopted.read().unwrap_or_else(PoisonError::into_inner).get(&key).copied();
+        let known =
+            self.adopted.read().unwrap_or_else(PoisonError::into_inner).ids.get(&key).copied();
         if let Some(stream) = known {
             return Ok(stream);
         }
@@ -204,7 +212,7 @@ impl Context {
             return Err(Failure::new(VRAMP_ERROR_UNSUPPORTED, text));
         }
         let mut adopted = self.adopted.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(&stream) = adopted.get(&key) {
+        if let Some(&stream) = adopted.ids.get(&key) {
             return Ok(stream);
         }
         let stream = match &self.device.card {
@@ -212,7 +220,8 @@ impl Context {
             Some(card) => self.allocator.adopt_stream(unsafe { card.adopt_stream(raw) }),
             None => self.allocator.create_stream()?,
         };
-        adopted.insert(key, stream);
+        adopted.ids.insert(key, stream);
+        adopted.raws.insert(stream, key);
         Ok(stream)
     }
 
@@ -227,8 +236,10 @@ impl Context {
             return Ok(ended?);
         }
         let mut adopted = self.adopted.write().unwrap_or_else(PoisonError::into_inner);
-        let was_adopted = adopted.values().any(|known| *known == stream);
-        adopted.retain(|_, known| *known != stream);
+        let was_adopted = match adopted.raws.remove(&stream) {
+            Some(key) => adopted.ids.remove(&key).is_some(),
+            None => false,
+        };
         // After the id is gone from the table: a thread that adopts meanwhile could otherwise keep
         // the ended id under the new count.
         self.forgets.fetch_add(1, Ordering::Release);

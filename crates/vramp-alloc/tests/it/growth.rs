@@ -218,3 +218,29 @@ fn memory_that_a_quiet_stream_used_serves_again() {
     let stats = rig.allocator.stats().expect("no call fails");
     assert!(stats.reserved <= Bytes::mib(256), "{} for a block of 10 MiB", stats.reserved);
 }
+
+#[test]
+fn a_request_costs_as_much_with_thousands_of_open_streams() {
+    let costs = [4, 4_096].map(|count| {
+        let rig = rig();
+        let streams: Vec<StreamId> = (0..count)
+            .map(|_| rig.allocator.create_stream().expect("a stream can be made"))
+            .collect();
+        // Each did something: a heap with memory, and an event.
+        for &stream in &streams {
+            let block = rig.allocator.malloc(Bytes::kib(4), stream).expect("there is memory");
+            rig.allocator.free(block, stream).expect("it is the allocator's");
+        }
+        rig.allocator.trim(Bytes::gib(64)).expect("no call fails");
+        let calls = rig.sim.calls();
+        let (looked, blocks) = looked_at(&rig, || {
+            let sizes = [Bytes::kib(4), pages(3), pages(64), Bytes::gib(1)];
+            sizes.map(|size| malloc(&rig, size))
+        });
+        blocks.into_iter().for_each(|block| free(&rig, block));
+        [looked, rig.sim.calls() - calls]
+    });
+    for (few, many) in costs[0].iter().zip(costs[1]) {
+        assert!(many <= few + few / 2 + 50, "with 4 and 4,096 streams: {costs:?}");
+    }
+}
