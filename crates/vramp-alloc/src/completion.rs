@@ -144,8 +144,8 @@ impl Events {
         open.iter().find(covers).map(|(_, recorded)| recorded.event())
     }
 
-    /// Queries which epochs were reached. One query for a stream whose work is all over, else one
-    /// for each event up to the first open one.
+    /// Queries which epochs were reached. One query for a stream that reached none of its open events or
+    /// has only one, two for one that reached all, else O(log n) of them.
     pub(crate) fn poll(
         &mut self,
         driver: &dyn Driver,
@@ -171,22 +171,26 @@ impl Events {
         last: Mark,
     ) -> DriverResult<()> {
         let Some(open) = self.open.get(&last.stream) else { return Ok(()) };
-        let Some((newest, recorded)) = open.back() else { return Ok(()) };
-        let newest = *newest;
-        if recorded.is_reached(driver)? {
-            self.complete(pool, newest);
+        let is_reached = |index: usize| open[index].1.is_reached(driver);
+        // They are reached in order. Most often none is, or all are.
+        if !is_reached(0)? {
             return Ok(());
         }
-        let mut done = None;
-        for (mark, recorded) in open.iter().take(open.len() - 1) {
-            if !recorded.is_reached(driver)? {
-                break;
+        let (mut reached, mut open_from) = (0, open.len());
+        if open_from > 1 && is_reached(open_from - 1)? {
+            reached = open_from - 1;
+        } else {
+            open_from -= 1;
+        }
+        while open_from - reached > 1 {
+            let middle = reached.midpoint(open_from);
+            match is_reached(middle)? {
+                true => reached = middle,
+                false => open_from = middle,
             }
-            done = Some(*mark);
         }
-        if let Some(mark) = done {
-            self.complete(pool, mark);
-        }
+        let mark = open[reached].0;
+        self.complete(pool, mark);
         Ok(())
     }
 
