@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use vramp_core::{Block, Bytes, Mixed, Policy, Pool, PoolConfig, Range, StreamId};
 
 const PAGE: Bytes = Bytes::mib(2);
-const STREAMS_MOST: usize = 3;
+const STREAMS_MOST: usize = 64;
 
 /// The pool and the card of a program.
 #[derive(Clone, Debug)]
@@ -44,6 +44,10 @@ enum Action {
         most: usize,
     },
     Poll,
+    /// End a stream, and make another one in its place.
+    EndStream {
+        stream: usize,
+    },
     Trim {
         pages: u64,
     },
@@ -91,7 +95,8 @@ fn setup(policy: impl Strategy<Value = Policy>) -> impl Strategy<Value = Setup> 
     let limit = prop_oneof![3 => Just(None), 1 => Just(Some(Bytes::mib(96)))];
     let memory = prop_oneof![Just(Bytes::mib(128)), Just(Bytes::gib(4))];
     let first_pages = prop_oneof![Just(32u64), Just(4)];
-    (policy, span, first_pages, limit, memory, any::<bool>(), 1..=STREAMS_MOST).prop_map(
+    let streams = prop_oneof![5 => 1..=3usize, 1 => 4..=STREAMS_MOST];
+    (policy, span, first_pages, limit, memory, any::<bool>(), streams).prop_map(
         |(policy, span, first_pages, limit, memory, stingy, streams)| Setup {
             policy,
             span,
@@ -130,6 +135,7 @@ fn action() -> impl Strategy<Value = Action> {
         3 => (stream.clone(), 1..8usize)
             .prop_map(|(stream, most)| Action::Progress { stream, most }),
         1 => Just(Action::Poll),
+        1 => stream.clone().prop_map(|stream| Action::EndStream { stream }),
         1 => (0..64u64).prop_map(|pages| Action::Trim { pages }),
         1 => (pages.clone(), stream.clone())
             .prop_map(|(pages, stream)| Action::Prefill { pages, stream }),
@@ -187,6 +193,7 @@ struct Held {
 struct Program {
     shell: Shell,
     streams: Vec<StreamId>,
+    ended: Vec<StreamId>,
     held: Vec<Held>,
     lives: u64,
 }
@@ -208,7 +215,7 @@ impl Program {
             arenas: Vec::new(),
         };
         let streams = (0..streams).map(|_| shell.add_stream()).collect();
-        Program { shell, streams, held: Vec::new(), lives: 0 }
+        Program { shell, streams, ended: Vec::new(), held: Vec::new(), lives: 0 }
     }
 
     fn step(&mut self, action: &Action) {
@@ -224,9 +231,17 @@ impl Program {
             }
             Action::RecordUse { .. } => {}
             Action::Progress { stream, most } => {
-                self.shell.paper.queues.advance(self.stream(stream), most);
+                let all: Vec<StreamId> = self.streams.iter().chain(&self.ended).copied().collect();
+                self.shell.paper.queues.advance(all[stream % all.len()], most);
             }
             Action::Poll => self.shell.poll(),
+            Action::EndStream { stream } => {
+                let place = stream % self.streams.len();
+                if self.shell.end_stream(self.streams[place]) {
+                    self.ended.push(self.streams[place]);
+                    self.streams[place] = self.shell.add_stream();
+                }
+            }
             Action::Trim { pages } => self.shell.trim(PAGE * pages),
             Action::Prefill { pages, stream } => {
                 self.shell.prefill(PAGE * pages, self.stream(stream));
@@ -393,7 +408,8 @@ impl Program {
         }
         // What becomes free by learning that work is over may need an event of its own.
         loop {
-            while self.streams.iter().any(|&s| self.shell.paper.queues.advance(s, usize::MAX)) {}
+            let all: Vec<StreamId> = self.streams.iter().chain(&self.ended).copied().collect();
+            while all.iter().any(|&s| self.shell.paper.queues.advance(s, usize::MAX)) {}
             self.shell.poll();
             self.shell.gather();
             if self.shell.pool.unrecorded().is_empty() {
@@ -442,6 +458,8 @@ fn trimming_leaves_nothing(mut program: Program) {
     program.check();
     if !program.shell.quarantined {
         assert_eq!(program.shell.paper.chunk_bytes(), 0, "{}", program.shell.pool.census());
+        let open: BTreeSet<StreamId> = program.streams.iter().copied().collect();
+        assert_eq!(program.shell.pool.streams().collect::<BTreeSet<_>>(), open, "ended ones left");
     }
 }
 

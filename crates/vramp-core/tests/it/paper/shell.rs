@@ -55,6 +55,18 @@ impl Shell {
         id
     }
 
+    /// Ends a stream behind an event. Returns false if that could not be recorded.
+    pub fn end_stream(&mut self, stream: StreamId) -> bool {
+        self.heaps[stream.index()].shed(&mut self.pool);
+        let mark = self.pool.now(stream);
+        if self.paper.call(Op::Record(mark)).is_err() {
+            return false;
+        }
+        self.pool.recorded(mark);
+        self.pool.end_stream(stream);
+        true
+    }
+
     pub fn malloc(&mut self, size: Bytes, stream: StreamId) -> Option<Placed> {
         match self.pool.config().policy {
             Policy::Mixed(mixed) if size <= mixed.heap_limit => self.malloc_in_heap(size, stream),
@@ -104,7 +116,7 @@ impl Shell {
             if mark.stream == stream || self.pool.is_over(mark) {
                 continue;
             }
-            if self.pool.now(mark.stream) == mark {
+            if self.is_unrecorded(mark) {
                 if self.paper.call(Op::Record(mark)).is_err() {
                     return false;
                 }
@@ -117,6 +129,11 @@ impl Shell {
         true
     }
 
+    /// True if an event can be recorded that is the first to cover the mark.
+    fn is_unrecorded(&self, mark: Mark) -> bool {
+        self.pool.now(mark.stream) == mark && self.pool.is_open(mark.stream)
+    }
+
     /// Lets every arena lend whose work is over.
     pub fn lend(&mut self) {
         for which in 0..self.arenas.len() {
@@ -124,7 +141,7 @@ impl Shell {
             let mut marks = self.pool.arena_inherited(id);
             marks.extend(last.filter(|last| !marks.contains(last)));
             for &mark in &marks {
-                if self.pool.now(mark.stream) == mark && self.paper.call(Op::Record(mark)).is_ok() {
+                if self.is_unrecorded(mark) && self.paper.call(Op::Record(mark)).is_ok() {
                     self.pool.recorded(mark);
                 }
             }
@@ -221,7 +238,7 @@ impl Shell {
             return;
         }
         self.pool.free(block.id, stream).expect("the block is held");
-        if self.pool.config().policy == Policy::Vpmm {
+        if self.pool.config().policy == Policy::Vpmm && self.pool.is_open(stream) {
             let mark = self.pool.now(stream);
             if self.paper.call(Op::Record(mark)).is_ok() {
                 self.pool.recorded(mark);
