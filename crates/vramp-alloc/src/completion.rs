@@ -6,6 +6,7 @@
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use vramp_core::{Mark, Pool, StreamId};
@@ -50,6 +51,8 @@ pub(crate) struct Events {
     open: BTreeMap<StreamId, VecDeque<(Mark, Recorded)>>,
     stock: Vec<Event>,
     ends: StreamEnds,
+    /// The stream that [`Events::poll_some`] asked last.
+    asked_last: Option<StreamId>,
     /// Number of events that were reached.
     completed: u64,
 }
@@ -153,15 +156,49 @@ impl Events {
         progress: &Progress,
     ) -> DriverResult<()> {
         for last in pool.pending() {
-            match progress {
-                Progress::Events => self.poll_events(driver, pool, last)?,
-                Progress::External(table) => {
-                    let epoch = table.reached(last);
-                    self.wait_for_external(driver, pool, Mark { epoch, ..last })?;
-                }
-            }
+            self.poll_stream(driver, pool, progress, last)?;
         }
         Ok(())
+    }
+
+    /// Queries as [`Events::poll`] does, but ends after `most` streams that reached none of their open
+    /// events. The next call goes on with the streams behind them, so all are asked in turn.
+    pub(crate) fn poll_some(
+        &mut self,
+        driver: &dyn Driver,
+        pool: &mut impl Completions,
+        progress: &Progress,
+        most: usize,
+    ) -> DriverResult<()> {
+        let (mut lagging, mut left) = (0, self.open.len());
+        while lagging < most && left > 0 {
+            left -= 1;
+            let after = self.asked_last.map_or(Bound::Unbounded, Bound::Excluded);
+            let next = self.open.range((after, Bound::Unbounded)).next();
+            let Some((&stream, open)) = next.or_else(|| self.open.first_key_value()) else { break };
+            let last = open.back().expect("a stream with no open event is not listed").0;
+            self.asked_last = Some(stream);
+            let before = self.completed;
+            self.poll_stream(driver, pool, progress, last)?;
+            lagging += usize::from(self.completed == before);
+        }
+        Ok(())
+    }
+
+    fn poll_stream(
+        &mut self,
+        driver: &dyn Driver,
+        pool: &mut impl Completions,
+        progress: &Progress,
+        last: Mark,
+    ) -> DriverResult<()> {
+        match progress {
+            Progress::Events => self.poll_events(driver, pool, last),
+            Progress::External(table) => {
+                let epoch = table.reached(last);
+                self.wait_for_external(driver, pool, Mark { epoch, ..last })
+            }
+        }
     }
 
     fn poll_events(
@@ -257,5 +294,84 @@ impl Events {
             }
         }
         first
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use vramp_core::Epoch;
+    use vramp_driver::sim::{Kernel, Simulator};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Reached(Vec<Mark>);
+
+    impl Completions for Reached {
+        fn pending(&self) -> Vec<Mark> {
+            unreachable!("the streams with open events are known")
+        }
+
+        fn reached(&mut self, mark: Mark) {
+            self.0.push(mark);
+        }
+    }
+
+    fn mark(stream: u32, epoch: u32) -> Mark {
+        let epoch = (0..epoch).fold(Epoch::START, |epoch, _| epoch.next());
+        Mark { stream: StreamId::new(stream), epoch }
+    }
+
+    #[test]
+    fn streams_that_lag_keep_no_poll_from_those_behind_them() {
+        let sim: Arc<Simulator> = Arc::new(Simulator::builder().build());
+        let (mut events, mut reached) = (Events::default(), Reached::default());
+        let gate = sim.gate();
+        for number in 0..21 {
+            let stream = sim.create_stream().expect("a stream can be made");
+            if number < 20 {
+                sim.launch(stream, Kernel::new("busy").until(gate)).expect("it takes work");
+            }
+            assert!(events.record(&*sim, mark(number, 1), stream).expect("it captures nothing"));
+        }
+        for _ in 0..3 {
+            let before = sim.calls_of(vramp_driver::Call::Query);
+            let polled = events.poll_some(&*sim, &mut reached, &Progress::Events, 8);
+            polled.expect("no call fails");
+            assert!(sim.calls_of(vramp_driver::Call::Query) - before <= 9);
+        }
+        assert_eq!(reached.0, [mark(20, 1)]);
+        sim.open(gate);
+        sim.advance(1);
+        let polled = events.poll_some(&*sim, &mut reached, &Progress::Events, 8);
+        polled.expect("no call fails");
+        assert_eq!((reached.0.len(), events.open.len()), (21, 0));
+        events.close(&*sim).expect("no call fails");
+    }
+
+    #[test]
+    fn the_last_event_that_a_stream_reached_is_found_by_halves() {
+        for (all, over) in [(1, 0), (1, 1), (2, 1), (2, 2), (3, 2), (100, 1), (100, 77), (100, 99)]
+        {
+            let sim: Arc<Simulator> = Arc::new(Simulator::builder().build());
+            let (mut events, mut reached) = (Events::default(), Reached::default());
+            let stream = sim.create_stream().expect("a stream can be made");
+            let gate = sim.gate();
+            for number in 1..=all {
+                if number == over + 1 {
+                    sim.launch(stream, Kernel::new("busy").until(gate)).expect("it takes work");
+                }
+                events.record(&*sim, mark(0, number), stream).expect("it captures nothing");
+            }
+            sim.advance(1);
+            let polled = events.poll_events(&*sim, &mut reached, mark(0, all));
+            polled.expect("no call fails");
+            let expected: Vec<Mark> = (over > 0).then(|| mark(0, over)).into_iter().collect();
+            assert_eq!(reached.0, expected, "{over} of {all} are over");
+            assert!(sim.calls_of(vramp_driver::Call::Query) <= 9, "{over} of {all} are over");
+            sim.open(gate);
+        }
     }
 }

@@ -153,6 +153,9 @@ pub(crate) struct VirtualPool {
 /// capturing afterwards.
 const RACES_MAX: u32 = 8;
 
+/// Streams that a request asks without success whether they reached an event.
+const LAGGING_MAX: usize = 8;
+
 /// A block that was placed.
 pub(crate) struct Placed {
     pub block: Block,
@@ -317,7 +320,7 @@ impl VirtualPool {
                 Step::Lend => {
                     self.lend_idle().map_err(Refusal::Driver)?;
                 }
-                Step::Poll => self.poll().map_err(Refusal::Driver)?,
+                Step::Poll => self.poll_some().map_err(Refusal::Driver)?,
                 Step::Record(marks) => self.record_and_poll(&marks).map_err(Refusal::Driver)?,
                 Step::Gather => {
                     if !std::mem::replace(&mut asked, true) {
@@ -511,6 +514,14 @@ impl VirtualPool {
         self.note_captures(self.pool.held_streams()).map(|_| ())
     }
 
+    /// Queries which work is over, but of few streams that lag behind: a request makes as many driver
+    /// calls with thousands of busy streams as with eight.
+    fn poll_some(&mut self) -> Result<(), DriverError> {
+        let driver = Arc::clone(&self.exec.driver);
+        let Executor { events, .. } = &mut self.exec;
+        events.poll_some(&*driver, &mut self.pool, &self.progress, LAGGING_MAX)
+    }
+
     /// Queries which work is over. It leaves captures as they are.
     pub(crate) fn poll(&mut self) -> Result<(), DriverError> {
         let driver = Arc::clone(&self.exec.driver);
@@ -531,7 +542,7 @@ impl VirtualPool {
         for &mark in marks {
             self.record(mark)?;
         }
-        self.poll()
+        self.poll_some()
     }
 
     /// Unmaps retired mappings whose work is over. No driver call if there are none; else a query

@@ -249,7 +249,7 @@ fn only_a_plan_with_events_asks_whether_a_stream_captures_and_only_its_own() {
     // The memory is busy, and the pool would exceed its slack by much: the stream waits for it.
     let waits = rig.sim.calls_of(Call::Wait);
     let (asked, taken) =
-        rig.calls(Call::IsCapturing, || rig.allocator.malloc(Bytes::mib(8), other));
+        rig.calls(Call::IsCapturing, || rig.allocator.malloc(Bytes::mib(12), other));
     assert_eq!(rig.sim.calls_of(Call::Wait), waits + 1);
     assert_eq!(asked, 1, "of 1,002 streams only the one that is to wait");
     rig.sim.open(gate);

@@ -3,8 +3,8 @@
 
 use crate::common::{Rig, pages};
 use vramp_alloc::{Allocation, Bytes, Config, Preset, StreamId};
-use vramp_driver::Driver;
 use vramp_driver::sim::{Contents, Gate, Kernel, Simulator};
+use vramp_driver::{Call, Driver};
 
 /// A card that stores nothing: nothing is read here.
 fn rig() -> Rig {
@@ -243,4 +243,29 @@ fn a_request_costs_as_much_with_thousands_of_open_streams() {
     for (few, many) in costs[0].iter().zip(costs[1]) {
         assert!(many <= few + few / 2 + 50, "with 4 and 4,096 streams: {costs:?}");
     }
+}
+
+#[test]
+fn a_request_asks_few_of_thousands_of_busy_streams() {
+    let queries = [16, 2_048].map(|count| {
+        let rig = rig();
+        let gate = rig.sim.gate();
+        for _ in 0..count {
+            let stream = rig.allocator.create_stream().expect("a stream can be made");
+            let block = rig.allocator.malloc(pages(1), stream).expect("there is memory");
+            let kernel = Kernel::new("busy").until(gate);
+            rig.sim.launch(rig.raw(stream), kernel).expect("it takes work");
+            rig.allocator.free(block, stream).expect("it is the allocator's");
+        }
+        // An event on each of them.
+        rig.allocator.trim(Bytes::gib(64)).expect("no call fails");
+        let queries = || rig.sim.calls_of(Call::Query);
+        let before = queries();
+        let block = malloc(&rig, pages(64));
+        let asked = queries() - before;
+        free(&rig, block);
+        rig.sim.open(gate);
+        asked
+    });
+    assert!(queries[1] <= queries[0] + 8, "queries with 16 and 2,048 busy streams: {queries:?}");
 }

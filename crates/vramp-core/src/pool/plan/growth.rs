@@ -1,7 +1,7 @@
 //! How far the pool may grow for a request, and how large new chunks are.
 
 use crate::Bytes;
-use crate::pool::config::Mixed;
+use crate::pool::config::{Mixed, Policy};
 use crate::pool::request::{Attempt, Growth};
 use crate::pool::view::View;
 
@@ -38,6 +38,13 @@ impl View<'_> {
         };
         let budget = target.saturating_sub(self.chunks.bytes());
         budget.min(self.growth_allowed(attempt)).round_down(self.config.page)
+    }
+
+    /// What the pool has beyond its slack already.
+    pub(in crate::pool) fn beyond_slack(self) -> Bytes {
+        let Policy::Mixed(mixed) = &self.config.policy else { return Bytes::ZERO };
+        let target = with_slack(self.used_peak, mixed.slack_per_mille);
+        self.chunks.bytes().saturating_sub(target)
     }
 
     /// The high-water mark of memory in use once a request of `len` bytes is served.

@@ -8,8 +8,12 @@ use crate::pool::regions::Kind;
 use crate::pool::request::{Attempt, Relief, Request, Rung, Shortage, Step, Want};
 use crate::pool::view::View;
 
-/// Growth beyond the slack that is cheaper than to make a stream wait for others.
-const WAIT_PRICE: Bytes = Bytes::mib(4);
+/// How far beyond its slack the pool grows at least before it makes a stream wait for others, which puts
+/// an order between streams that have none. Counted from the slack, so that small steps add up.
+const WAIT_FROM: Bytes = Bytes::mib(8);
+
+/// The same as a part of the high-water mark: one of so many.
+const WAIT_FROM_PART: u64 = 24;
 
 impl View<'_> {
     /// The shell's next step for a build; `then` is the rung to go on from once it is performed.
@@ -61,7 +65,9 @@ impl View<'_> {
             }
         }
         let is_for_arena = matches!(attempt.want, Want::Arena { .. });
-        let worth_waiting = !can_grow || is_for_arena || (needed > WAIT_PRICE && !attempt.robbed);
+        let spared = Bytes::new(self.used_peak.count() / WAIT_FROM_PART).max(WAIT_FROM);
+        let is_large = needed + self.beyond_slack() > spared;
+        let worth_waiting = !can_grow || is_for_arena || (is_large && !attempt.robbed);
         if attempt.relief < Relief::StreamsOrdered
             && worth_waiting
             && let Some(plan) = self.order_others(attempt.request.stream, needed)
