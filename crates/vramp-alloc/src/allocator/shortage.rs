@@ -183,10 +183,12 @@ impl Shared {
         failed_call: Option<DriverError>,
         stream: StreamId,
     ) -> OutOfMemoryReport {
-        let (remaps, streams, mut tags) = {
+        let (remaps, streams, idle, mut tags) = {
             let mut inner = self.lock_anyway();
             inner.ooms += 1;
-            (inner.manager.remaps(shortage.requested), inner.stream_usage(), inner.tags.clone())
+            let remaps = inner.manager.remaps(shortage.requested);
+            let idle = inner.manager.virtual_pool().map_or(Bytes::ZERO, |pool| pool.pool.idle());
+            (remaps, inner.stream_usage(), idle, inner.tags.clone())
         };
         tags.retain(|tag| tag.live > Bytes::ZERO);
         tags.sort_by_key(|tag| std::cmp::Reverse(tag.live));
@@ -204,6 +206,7 @@ impl Shared {
             streams,
             tags,
             siblings: siblings.collect(),
+            idle,
             card: self.driver.memory_info().ok(),
             failed_call,
         }

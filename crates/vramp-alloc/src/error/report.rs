@@ -58,6 +58,8 @@ pub struct OutOfMemoryReport {
     pub tags: Vec<TagUsage>,
     /// Other allocators of the group.
     pub siblings: Vec<SiblingPool>,
+    /// Free memory of no stream: no work uses it, and every stream may take it.
+    pub idle: Bytes,
     /// Free and total memory of the card; `None` if the driver call for it failed.
     pub card: Option<MemoryInfo>,
     /// The driver call that ran out of memory; `None` if a limit was the cause.
@@ -95,6 +97,9 @@ impl fmt::Display for OutOfMemoryReport {
         for StreamUsage { stream, used, free, waiting } in self.streams.iter().take(LINES_MAX) {
             write!(f, "\n  {stream}: {used} allocated, {free} free, {waiting} waiting")?;
         }
+        if !self.idle.is_zero() {
+            write!(f, "\n  idle: {} free for any stream", self.idle)?;
+        }
         for TagUsage { name, live, blocks, .. } in self.tags.iter().take(LINES_MAX) {
             write!(f, "\n  tag '{name}': {live} in {blocks} blocks")?;
         }
@@ -127,6 +132,7 @@ mod tests {
             streams: Vec::new(),
             tags: Vec::new(),
             siblings: Vec::new(),
+            idle: Bytes::ZERO,
             card: None,
             failed_call: None,
         }
@@ -139,6 +145,12 @@ mod tests {
         let text = report(false, None).to_string();
         assert!(text.contains("its largest free block is 2.00 GiB"), "{text}");
         assert!(!text.contains("remap"), "{text}");
+    }
+
+    #[test]
+    fn memory_of_no_stream_has_a_line_of_its_own() {
+        let text = OutOfMemoryReport { idle: Bytes::gib(1), ..report(true, None) }.to_string();
+        assert!(text.ends_with("\n  idle: 1.00 GiB free for any stream"), "{text}");
     }
 
     #[test]

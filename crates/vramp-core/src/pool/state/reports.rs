@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::Pool;
+use crate::Bytes;
 use crate::ids::BlockId;
 use crate::pool::audit::Inconsistency;
 use crate::pool::block::Slab;
@@ -56,6 +57,11 @@ impl Pool {
     /// True if old mappings are left that may be unmapped once their work is over.
     pub fn has_retired(&self) -> bool {
         !self.retired.is_empty()
+    }
+
+    /// Free memory of no stream: no work uses it, and every stream may take it. O(1).
+    pub fn idle(&self) -> Bytes {
+        self.view().streams.idle().bytes()
     }
 
     /// Memory of each stream. O(n).
