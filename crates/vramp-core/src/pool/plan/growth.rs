@@ -98,8 +98,8 @@ impl View<'_> {
         let min = if shared { half } else { mixed.chunk_min };
         let min = Bytes::new(min.count() >> halved).max(page);
         let by_request = power_of_two_below(len.count() / mixed.chunks_per_request.max(1));
-        let by_pool = power_of_two_below(peak.count() / (mixed.chunks_per_pool.max(1) << halved))
-            .clamp(min, mixed.chunk_usual);
+        let by_pool = power_of_two_below(peak.count() / mixed.chunks_per_pool.max(1));
+        let by_pool = Bytes::new(by_pool.min(mixed.chunk_usual).count() >> halved).max(min);
         let longest = by_request.max(by_pool).min(mixed.chunk_max);
         let first = Some(half).filter(|&first| shared && first < longest);
         ChunkCut { first, longest }
@@ -182,6 +182,11 @@ mod tests {
         assert_eq!(lengths(&pool), [16, 16, 16, 8, 8, 4].map(mib));
         pool.add_stream();
         assert_eq!(lengths(&pool), [16, 8, 8, 8, 4, 4].map(mib));
+        // The usual chunk of a large pool is halved, too.
+        let large = [0, 3, 7].map(|part| {
+            pool.view().chunk_cut(mib(65_536), mib(65_536 * part / 100), &mixed).longest
+        });
+        assert_eq!(large, [32, 16, 8].map(mib));
     }
 
     #[test]
