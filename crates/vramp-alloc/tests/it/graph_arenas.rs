@@ -452,21 +452,33 @@ fn a_captured_sum_has_the_eager_result_and_its_addresses_stay() {
     let [input, output, eager] = [0; 3].map(|_| rig.malloc(MIB, rig.a));
     rig.fill(rig.a, &input, 11);
     let (graph, inner) = rig.capture(rig.a, &arena, || {
-        let inner = rig.malloc(MIB, rig.a);
-        rig.copy(rig.a, &input, &inner);
+        let [freed, inner] = [6, 1].map(|size| rig.malloc(MIB * size, rig.a));
+        rig.copy(rig.a, &input, &freed);
+        rig.copy(rig.a, &freed, &inner);
         rig.copy(rig.a, &inner, &output);
+        rig.free(freed, rig.a);
         inner
     });
-    rig.copy(rig.a, &input, &eager);
     let addresses = range(&inner);
-    rig.replay(&graph, rig.a);
-    assert_eq!(rig.bytes(&output), rig.bytes(&eager));
-    assert_eq!(rig.bytes(&inner), rig.bytes(&eager));
-    // Blocks allocated after the capture lie elsewhere.
-    let others = [rig.a, rig.b].map(|stream| rig.malloc(MIB, stream));
-    assert!(others.iter().all(|other| range(other).start != addresses.start));
-    for (other, stream) in others.into_iter().zip([rig.a, rig.b]) {
-        rig.free(other, stream);
+    // Memory that a launch gives back is missing at the next one.
+    for byte in [11, 12, 13] {
+        rig.fill(rig.a, &input, byte);
+        rig.copy(rig.a, &input, &eager);
+        rig.fill(rig.a, &output, 0);
+        rig.replay(&graph, rig.a);
+        assert_eq!(rig.bytes(&output), rig.bytes(&eager), "the sum of {byte}");
+        assert_eq!(rig.bytes(&inner), rig.bytes(&eager));
+        assert_eq!(range(&inner), addresses);
+        // Blocks allocated after the capture lie elsewhere, and others write them between replays.
+        let others = [rig.a, rig.b].map(|stream| rig.malloc(MIB, stream));
+        assert!(others.iter().all(|other| !common::overlap(range(other), addresses)));
+        for (other, stream) in others.into_iter().zip([rig.a, rig.b]) {
+            rig.fill(stream, &other, 0xEE);
+            rig.free(other, stream);
+        }
+        rig.base.allocator.trim(Bytes::ZERO).expect("idle memory is returned");
+        assert!(arena.report().backed < MIB * 6, "what the graph freed leaves the arena");
+        rig.audit();
     }
     [input, output, eager, inner].into_iter().for_each(|block| rig.free(block, rig.a));
     drop((graph, arena));

@@ -4,14 +4,14 @@
 use std::sync::{Arc, Mutex};
 
 use crate::common::random::Random;
-use crate::common::{PAGE, Rig, pages};
+use crate::common::{PAGE, Rig, pages, range};
 use vramp_alloc::history::HistorySize;
 use vramp_alloc::observe::Event;
 use vramp_alloc::{
     AllocError, Allocation, Allocator, Bytes, Config, CreateError, Driver, Preset, StreamId,
 };
 use vramp_driver::Call;
-use vramp_driver::sim::{FaultPlan, LiveObjects, Simulator};
+use vramp_driver::sim::{FaultPlan, Kernel, LiveObjects, Simulator};
 use vramp_trace::{BlockState, EventKind};
 
 const MIB: u64 = 1 << 20;
@@ -173,15 +173,22 @@ fn small_middle_and_large_requests_live_beside_each_other() {
 fn memory_of_many_streams_becomes_one_block_once_their_work_is_over() {
     // PyTorch's allocator gives it back to the card in between.
     for preset in POOLS {
-        let rig = on_card(256, Config { limit: Some(Bytes::mib(240)), ..Config::preset(preset) });
+        let card = Simulator::builder().memory(Bytes::mib(256)).checked();
+        let config = Config { limit: Some(Bytes::mib(240)), ..Config::preset(preset) };
+        let rig = Rig::on(card, config);
         let more = (0..6).map(|_| rig.allocator.create_stream().expect("a stream can be made"));
         let blocks: Vec<_> = more.map(|stream| (rig.malloc_on(20, stream), stream)).collect();
         for (block, stream) in blocks {
+            let work = Kernel::new("work").writing(range(&block)).lasting(1_000);
+            rig.sim.launch(rig.raw(stream), work).expect("the stream takes work");
             rig.free_on(block, stream);
         }
-        rig.sim.advance(1);
-        let all = malloc(&rig, 240 * MIB);
+        rig.sim.advance(10_000);
+        let (cost, all) = rig.cost(|| malloc(&rig, 240 * MIB));
+        assert_eq!(cost.waits, 0, "{}: nothing is left to wait for", preset.name());
         assert_eq!(reserved(&rig), Bytes::mib(240), "{}", preset.name());
+        rig.occupy(&all, rig.stream);
+        assert_eq!(rig.sim.hazards(), [], "{}", preset.name());
         rig.free(all);
     }
 }

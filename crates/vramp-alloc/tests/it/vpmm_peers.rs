@@ -1,8 +1,9 @@
 //! The tests that OpenVM's VPMM has, each under a name of ours; `docs/peer-tests.md` maps them.
 
-use crate::common::{PAGE, Rig, pages};
+use crate::common::{Cost, NOTHING, PAGE, Rig, pages, range};
 use vramp_alloc::{Bytes, Config, Preset};
-use vramp_driver::sim::Simulator;
+use vramp_driver::Call;
+use vramp_driver::sim::{Kernel, Simulator};
 
 #[test]
 fn blocks_freed_out_of_order_coalesce_into_one() {
@@ -20,8 +21,13 @@ fn blocks_freed_out_of_order_coalesce_into_one() {
 fn more_addresses_are_reserved_when_a_span_is_full() {
     let config = Config { span: pages(2), ..Config::preset(Preset::Vpmm) };
     let rig = Rig::on(Simulator::builder(), config);
-    let blocks: Vec<_> = (0..4).map(|_| rig.malloc(1)).collect();
-    assert!(rig.sim.live().reservations >= 2);
+    let blocks: Vec<_> = (0..4)
+        .map(|count: usize| {
+            assert_eq!(rig.sim.live().reservations, count.div_ceil(2), "{count} pages are full");
+            rig.malloc(1)
+        })
+        .collect();
+    assert_eq!(rig.sim.live().reservations, 2);
     blocks.into_iter().for_each(|block| rig.free(block));
     rig.assert_accounts_agree();
     rig.close();
@@ -41,7 +47,10 @@ fn four_threads_mix_small_and_large_requests() {
                         0 => Bytes::kib(((thread + 1) * (op + 1)) % 100 + 1),
                         _ => pages((thread + 1) * (op + 1) % 4 + 1),
                     };
-                    held.push_back(rig.allocator.malloc(size, stream).expect("there is memory"));
+                    let block = rig.allocator.malloc(size, stream).expect("there is memory");
+                    let work = Kernel::new("work").writing(range(&block)).lasting(1_000);
+                    rig.sim.launch(rig.raw(stream), work).expect("the stream takes work");
+                    held.push_back(block);
                     if op % 2 == 0 {
                         let oldest = held.pop_front().expect("one was just made");
                         rig.allocator.free(oldest, stream).expect("it is ours");
@@ -54,38 +63,52 @@ fn four_threads_mix_small_and_large_requests() {
         }
     });
     rig.allocator.audit().expect("threads keep every invariant");
+    assert_eq!(rig.sim.calls_of(Call::MallocAsync), 4 * 5, "one request in three is small");
+    assert_eq!(rig.sim.hazards(), []);
     rig.free(rig.malloc(100));
     rig.close();
 }
 
 #[test]
 fn the_pool_serves_what_it_can_after_running_out() {
+    // The driver's pool of small blocks grows by sixteen pages.
     let config = Config::preset(Preset::Vpmm);
-    let rig = Rig::on(Simulator::builder().memory(pages(64)), config);
-    let held: Vec<_> =
-        std::iter::from_fn(|| rig.allocator.malloc(pages(16), rig.stream).ok()).collect();
-    assert_eq!(held.len(), 4);
+    let rig = Rig::on(Simulator::builder().memory(pages(4 * 32 + 16 + 9)), config);
+    let mut held = Vec::new();
+    let error = loop {
+        match rig.allocator.malloc(pages(32), rig.stream) {
+            Ok(block) => held.push(block),
+            Err(error) => break error,
+        }
+    };
+    assert!(held.len() == 4 && error.is_out_of_memory(), "{error}");
+    // Nothing is freed, and smaller requests are served to the last page.
+    held.push(rig.allocator.malloc(Bytes::mib(1), rig.stream).expect("a small one fits"));
+    held.push(rig.malloc(9));
     let error = rig.allocator.malloc(PAGE, rig.stream).expect_err("the card is full");
     assert!(error.is_out_of_memory(), "{error}");
     held.into_iter().for_each(|block| rig.free(block));
-    rig.free(rig.malloc(64));
+    rig.free(rig.malloc(4 * 32 + 9));
     rig.assert_accounts_agree();
+    rig.close();
 }
 
 #[test]
 fn defragmentation_repeats_without_taking_more() {
     let rig = Rig::vpmm(8);
-    for _ in 0..3 {
+    for cycle in 0..3 {
         let mut blocks: Vec<_> = (0..4).map(|_| Some(rig.malloc(2))).collect();
         for index in [0, 2] {
             rig.free(blocks[index].take().expect("not yet freed"));
         }
-        let big = rig.malloc(4);
+        let (cost, big) = rig.cost(|| rig.malloc(4));
+        assert_eq!(cost, Cost { maps: 4, ..NOTHING }, "cycle {cycle}");
         for block in blocks.into_iter().flatten().chain([big]) {
             rig.free(block);
         }
         assert_eq!(rig.held(), 8);
     }
+    rig.close();
 }
 
 #[test]
@@ -114,16 +137,27 @@ fn a_freed_block_merges_with_either_neighbour_and_with_both() {
 #[test]
 fn regions_of_other_streams_are_harvested_behind_waits() {
     let rig = Rig::vpmm(6);
-    let other = rig.allocator.create_stream().expect("a stream");
+    let [other, third] = [0; 2].map(|_| rig.allocator.create_stream().expect("a stream"));
     let [a, b, c] = [2, 2, 2].map(|count| rig.malloc(count));
-    rig.free(a);
-    rig.free_on(b, other);
-    rig.free(c);
-    assert_eq!(rig.layout(None), "[-6]");
-    let third = rig.allocator.create_stream().expect("a stream");
-    let four = rig.malloc_on(4, third);
+    let starts = [&a, &b, &c].map(vramp_alloc::Allocation::addr);
+    for (block, stream) in [(a, rig.stream), (b, other), (c, rig.stream)] {
+        rig.occupy(&block, stream);
+        rig.free_on(block, stream);
+    }
+    // The regions stay apart: no two of them serve three pages side by side.
+    let (cost, three) = rig.cost(|| rig.malloc(3));
+    assert_eq!(cost, Cost { maps: 2, ..NOTHING }, "the first moves behind the third");
+    assert_eq!((three.addr(), rig.layout(Some(&three))), (starts[2], "[*2][-2][+3][-1]".into()));
+    let (cost, two) = rig.cost(|| rig.malloc_on(3, third));
+    assert_eq!(cost, Cost { maps: 3, waits: 2, ..NOTHING }, "one wait for each of two streams");
+    assert_eq!(rig.layout(Some(&two)), "[*4][3][*1][+3]");
+    // The card itself has them in order, although no kernel is over.
+    rig.occupy(&two, third);
+    assert_eq!(rig.sim.hazards(), []);
     assert_eq!(rig.held(), 6);
-    rig.free_on(four, third);
+    rig.free_on(two, third);
+    rig.free(three);
+    rig.close();
 }
 
 #[test]
@@ -133,46 +167,61 @@ fn what_defragmentation_leaves_over_is_used_next() {
     for index in [0, 2, 4] {
         rig.free(blocks[index].take().expect("not yet freed"));
     }
-    let five = rig.malloc(5);
-    assert_eq!(rig.held(), 10);
-    let tail = rig.malloc(1);
-    assert_eq!(rig.held(), 10);
-    let extra = rig.malloc(1);
+    let (cost, five) = rig.cost(|| rig.malloc(5));
+    assert_eq!(cost, Cost { maps: 4, ..NOTHING }, "the last two pages stay where they are");
+    let (cost, tail) = rig.cost(|| rig.malloc(1));
+    assert_eq!((cost, tail.addr()), (NOTHING, five.addr() + five.len()), "what was left over");
+    let (cost, extra) = rig.cost(|| rig.malloc(1));
+    assert_eq!(cost, Cost { maps: 1, creates: 1, waits: 0 }, "nothing is left over");
     assert_eq!(rig.held(), 11);
     for block in blocks.into_iter().flatten().chain([five, tail, extra]) {
         rig.free(block);
     }
+    rig.close();
 }
 
 #[test]
 fn holes_coalesce_while_pages_move() {
-    let rig = Rig::vpmm(6);
-    let [a, b, c] = [2, 2, 2].map(|count| rig.malloc(count));
-    let start = a.addr();
-    rig.free(a);
-    rig.free(b);
-    let four = rig.malloc(4);
-    assert_eq!(four.addr(), start);
-    rig.free(four);
-    rig.free(c);
-    let seven = rig.malloc(7);
-    assert_eq!(rig.held(), 7);
-    rig.free(seven);
+    // In each order the last hole lies behind, before, or between the others.
+    for order in [[0, 1, 2], [2, 1, 0], [0, 2, 1]] {
+        let rig = Rig::vpmm(7);
+        let mut blocks: Vec<_> = (0..3).map(|_| Some(rig.malloc(2))).collect();
+        let start = blocks[0].as_ref().map(vramp_alloc::Allocation::addr);
+        let guard = rig.malloc(1);
+        let mut moved = Vec::new();
+        for index in order {
+            rig.free(blocks[index].take().expect("not yet freed"));
+            // Five pages fit into no two of the holes: two move, and a hole stays behind.
+            let (cost, five) = rig.cost(|| rig.malloc(5));
+            assert_eq!(cost, Cost { maps: 5, creates: 3, waits: 0 }, "{order:?}");
+            moved.push(five);
+        }
+        let (cost, six) = rig.cost(|| rig.malloc(6));
+        assert_eq!(cost, Cost { maps: 6, creates: 6, waits: 0 }, "{order:?}");
+        assert_eq!(Some(six.addr()), start, "the three holes are one: {order:?}");
+        assert_eq!(rig.layout(Some(&six)), "[+6][1][5][5][5]");
+        moved.into_iter().chain([guard, six]).for_each(|block| rig.free(block));
+        rig.close();
+    }
 }
 
 #[test]
 fn new_pages_join_the_free_region_before_them() {
     let rig = Rig::vpmm(0);
-    rig.free(rig.malloc(2));
-    let four = rig.malloc(4);
-    assert_eq!(rig.held(), 4);
+    let two = rig.malloc(2);
+    let start = two.addr();
+    rig.free(two);
+    let (cost, four) = rig.cost(|| rig.malloc(4));
+    assert_eq!((cost, four.addr()), (Cost { maps: 2, creates: 2, waits: 0 }, start));
     rig.free(four);
     let [a, b] = [2, 2].map(|count| rig.malloc(count));
     rig.free(a);
-    let more = rig.malloc(4);
-    assert_eq!(rig.held(), 6);
+    let (cost, more) = rig.cost(|| rig.malloc(4));
+    assert_eq!(cost, Cost { maps: 4, creates: 2, waits: 0 }, "a block lies between");
+    assert_eq!(rig.layout(Some(&more)), "[*2][2][+4]");
     rig.free(b);
     rig.free(more);
+    rig.close();
 }
 
 #[test]
@@ -182,29 +231,41 @@ fn exact_fits_and_shortfalls_follow_one_another() {
     for index in [1, 3, 0, 4, 2] {
         rig.free(blocks[index].take().expect("not yet freed"));
     }
-    let ten = rig.malloc(10);
-    assert_eq!(rig.held(), 10);
+    let (cost, ten) = rig.cost(|| rig.malloc(10));
+    assert_eq!((cost, rig.held()), (NOTHING, 10), "an exact fit");
     rig.free(ten);
     let [a, b] = [6, 4].map(|count| rig.malloc(count));
     rig.free(a);
-    let seven = rig.malloc(7);
-    assert_eq!(rig.held(), 11);
+    let (cost, seven) = rig.cost(|| rig.malloc(7));
+    assert_eq!(cost, Cost { maps: 7, creates: 1, waits: 0 }, "one page short");
+    assert_eq!(rig.layout(Some(&seven)), "[*6][4][+7]");
     rig.free(b);
     rig.free(seven);
+    rig.close();
 }
 
 #[test]
 fn what_a_harvest_leaves_stays_with_its_stream() {
-    let rig = Rig::vpmm(8);
+    let rig = Rig::vpmm(6);
     let other = rig.allocator.create_stream().expect("a stream");
-    let [a, guard] = [7, 1].map(|count| rig.malloc(count));
-    rig.free(a);
-    let nine = rig.malloc_on(3, other);
-    let (queries, mine) = rig.calls(vramp_driver::Call::Wait, || rig.malloc(4));
-    assert_eq!(queries, 0, "the rest is still the first stream's own");
-    rig.free_on(nine, other);
-    rig.free(mine);
+    let [five, guard] = [5, 1].map(|count| rig.malloc(count));
+    let start = five.addr();
+    rig.occupy(&five, rig.stream);
+    rig.free(five);
+    let (cost, three) = rig.cost(|| rig.malloc_on(3, other));
+    assert_eq!(cost, Cost { maps: 3, creates: 0, waits: 1 }, "three of the five are harvested");
+    assert_eq!(rig.layout(Some(&three)), "[*3][-2][1][+3]");
+    let free = rig.allocator.pool_state().expect("there is a virtual pool").shares();
+    let free: Vec<_> = free.into_iter().map(|share| (share.stream, share.free)).collect();
+    assert_eq!(free, [(rig.stream, pages(2)), (other, Bytes::ZERO)]);
+    let (cost, two) = rig.cost(|| rig.malloc(2));
+    assert_eq!((cost, two.addr()), (NOTHING, start + pages(3)), "the rest is its stream's own");
+    rig.occupy(&two, rig.stream);
+    assert_eq!(rig.sim.hazards(), []);
+    rig.free_on(three, other);
+    rig.free(two);
     rig.free(guard);
+    rig.close();
 }
 
 #[test]

@@ -4,6 +4,8 @@
 mod turns;
 mod uses;
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
@@ -254,6 +256,32 @@ fn a_thread_with_a_context_of_its_own_gets_it_back() {
     fake::set_context(0);
     driver.memory_info().unwrap();
     assert_eq!(fake::context(), CONTEXT);
+}
+
+#[test]
+fn every_call_runs_on_the_devices_context_whichever_is_current() {
+    let driver = open();
+    let stream = driver.create_stream().unwrap();
+    let seen = Rc::new(RefCell::new(Vec::new()));
+    for current in [0xbeef, 0, CONTEXT] {
+        fake::set_context(current);
+        let sink = Rc::clone(&seen);
+        fake::watch(move |name| sink.borrow_mut().push((name, fake::context())));
+        mapped(&driver);
+        let pooled = driver.malloc_async(stream, PAGE).unwrap();
+        let event = driver.create_event().unwrap();
+        driver.record(event, stream).unwrap();
+        driver.wait(stream, event).unwrap();
+        driver.query(event).unwrap();
+        driver.free_async(stream, pooled).unwrap();
+        driver.destroy_event(event).unwrap();
+        driver.memory_info().unwrap();
+        fake::unwatch();
+        let made = std::mem::take(&mut *seen.borrow_mut());
+        let calls = made.iter().filter(|(name, _)| !name.starts_with("cuCtx"));
+        let elsewhere: Vec<_> = calls.clone().filter(|(_, context)| *context != CONTEXT).collect();
+        assert!(calls.count() >= 12 && elsewhere.is_empty(), "{elsewhere:?}");
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use vramp_alloc::stats::Census;
 use vramp_alloc::{Allocation, Allocator, Bytes, Config, Driver, Preset, StreamId};
 use vramp_core::AddrRange;
-use vramp_driver::sim::{LiveObjects, Simulator, SimulatorBuilder};
+use vramp_driver::sim::{Kernel, LiveObjects, Simulator, SimulatorBuilder};
 use vramp_driver::{Call, Stream};
 
 pub const PAGE: Bytes = Bytes::mib(2);
@@ -24,6 +24,22 @@ pub fn pages(count: u64) -> Bytes {
 pub fn range(block: &Allocation) -> AddrRange {
     AddrRange::new(block.addr(), block.len())
 }
+
+/// True if two blocks have an address in common.
+pub fn overlap(one: AddrRange, other: AddrRange) -> bool {
+    one.start < other.start + other.len && other.start < one.start + one.len
+}
+
+/// Driver calls that a malloc costs. A page that moves is mapped; a new one is created and mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cost {
+    pub maps: u64,
+    pub creates: u64,
+    pub waits: u64,
+}
+
+/// The cost of a request that its stream's own free memory serves.
+pub const NOTHING: Cost = Cost { maps: 0, creates: 0, waits: 0 };
 
 /// An allocator, its simulated card, and one stream.
 pub struct Rig {
@@ -45,10 +61,10 @@ impl Rig {
         Rig { sim, allocator, stream }
     }
 
-    /// VPMM with `count` pages ahead of demand.
+    /// VPMM with `count` pages ahead of demand, on a checked card.
     pub fn vpmm(count: u64) -> Rig {
         let config = Config { span: Bytes::gib(1), ..Config::preset(Preset::Vpmm) };
-        let rig = Rig::on(Simulator::builder(), config);
+        let rig = Rig::on(Simulator::builder().checked(), config);
         if count > 0 {
             rig.allocator.prefill(pages(count), rig.stream).expect("the pages can be had");
         }
@@ -107,6 +123,23 @@ impl Rig {
         let before = self.sim.calls_of(call);
         let result = work();
         (self.sim.calls_of(call) - before, result)
+    }
+
+    /// What the driver did for `work`.
+    pub fn cost<R>(&self, work: impl FnOnce() -> R) -> (Cost, R) {
+        let calls = || [Call::Map, Call::Create, Call::Wait].map(|call| self.sim.calls_of(call));
+        let before = calls();
+        let result = work();
+        let [maps, creates, waits] = calls();
+        let cost =
+            Cost { maps: maps - before[0], creates: creates - before[1], waits: waits - before[2] };
+        (cost, result)
+    }
+
+    /// Queues a kernel that writes a block and ends only when its stream is waited for.
+    pub fn occupy(&self, block: &Allocation, stream: StreamId) {
+        let long = Kernel::new("long").writing(range(block)).lasting(1 << 40);
+        self.sim.launch(self.raw(stream), long).expect("the stream takes work");
     }
 
     /// The card holds exactly what the pool says it holds.
