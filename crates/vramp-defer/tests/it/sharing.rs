@@ -1,6 +1,7 @@
 //! Several threads, managers and cards, and the order in which they end.
 
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use vramp_alloc::Driver;
 
@@ -185,8 +186,11 @@ fn two_cards_share_a_host_and_a_disk() {
 #[test]
 fn whom_the_allocator_asks_or_tells_may_ask_the_manager() {
     let rig = Arc::new(rig());
-    let ask = |told: std::sync::Weak<Rig>| {
+    let asked_and_told = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
+    let ask = |told: std::sync::Weak<Rig>, count: &Arc<AtomicU64>| {
+        let count = Arc::clone(count);
         move || {
+            count.fetch_add(1, Ordering::Relaxed);
             if let Some(rig) = told.upgrade() {
                 rig.manager.census();
                 rig.manager.spill(MIB(1));
@@ -194,8 +198,8 @@ fn whom_the_allocator_asks_or_tells_may_ask_the_manager() {
             }
         }
     };
-    let asked = ask(Arc::downgrade(&rig));
-    let told = ask(Arc::downgrade(&rig));
+    let asked = ask(Arc::downgrade(&rig), &asked_and_told[0]);
+    let told = ask(Arc::downgrade(&rig), &asked_and_told[1]);
     rig.allocator.on_shortage(move |_| {
         asked();
         false
@@ -213,6 +217,8 @@ fn whom_the_allocator_asks_or_tells_may_ask_the_manager() {
         done.send(()).unwrap();
     });
     over.recv_timeout(std::time::Duration::from_secs(60)).expect("a callback met a lock");
+    let calls = asked_and_told.map(|count| count.load(Ordering::Relaxed));
+    assert!(calls.iter().all(|&count| count > 0), "neither was called for nothing: {calls:?}");
 }
 
 #[test]
