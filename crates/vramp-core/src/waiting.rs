@@ -362,4 +362,100 @@ mod tests {
             assert_eq!((ready.looked_at, items(ready)), (1, vec![waiting]));
         }
     }
+
+    #[test]
+    fn after_a_wait_of_the_owner_only_what_it_covers_is_looked_at() {
+        let (mut queue, mut known) = (WaitQueue::default(), Known::default());
+        for number in 0..100 {
+            // Of each four one waits for the stream that is waited for; of these one has another owner.
+            let (owner, on) = (number % 8 / 4, 2 + number % 4);
+            queue.push(number, stream(owner), vec![mark(on, 1 + u64::from(number))]);
+        }
+        known.waits.insert((stream(0), stream(2)), 17);
+        queue.note_wait(stream(0), stream(2));
+        let ready = queue.take_ready(&known);
+        assert_eq!((ready.looked_at, items(ready)), (3, vec![0, 8, 16]));
+        assert_eq!(queue.take_ready(&known).looked_at, 0, "each change is looked at once");
+    }
+
+    #[test]
+    fn an_empty_queue_notes_no_change() {
+        let mut queue = WaitQueue::<u32>::default();
+        queue.note_reached(stream(1));
+        queue.note_wait(stream(0), stream(1));
+        assert!(queue.reached.is_empty() && queue.ordered.is_empty());
+        queue.push(1, stream(0), vec![mark(1, 1)]);
+        queue.note_reached(stream(1));
+        queue.note_wait(stream(0), stream(1));
+        queue.remove(OLDEST);
+        assert!(queue.reached.is_empty() && queue.ordered.is_empty());
+    }
+
+    #[test]
+    fn an_entry_that_is_filed_wrongly_is_found() {
+        let known = Known::default();
+        let (own, other) = (mark(1, 1), mark(2, 1));
+        let queue = || {
+            let mut queue = WaitQueue::default();
+            queue.push(1, stream(0), vec![own]);
+            queue.audit(&known).expect("it is whole");
+            queue
+        };
+        let breaks: [fn(&mut WaitQueue<u32>, Mark, Mark); 9] = [
+            // In one index under another mark.
+            |queue, own, other| {
+                queue.by_mark.remove(&(own, OLDEST));
+                queue.by_mark.insert((other, OLDEST));
+            },
+            |queue, own, other| {
+                queue.by_owner.remove(&(stream(0), own, OLDEST));
+                queue.by_owner.insert((stream(0), other, OLDEST));
+            },
+            |queue, own, _| assert!(queue.by_mark.remove(&(own, OLDEST))),
+            |queue, own, _| assert!(queue.by_owner.remove(&(stream(0), own, OLDEST))),
+            |queue, _, other| assert!(queue.by_mark.insert((other, OLDEST))),
+            |queue, _, other| assert!(queue.by_owner.insert((stream(0), other, OLDEST))),
+            |queue, own, _| assert!(queue.marks.remove(&own).is_some()),
+            |queue, _, other| assert!(queue.marks.insert(other, 1).is_none()),
+            // Filed under a mark that is not its own.
+            |queue, own, other| {
+                queue.file_again(OLDEST, other);
+                assert!(!queue.by_mark.contains(&(own, OLDEST)));
+            },
+        ];
+        for (number, apart) in breaks.into_iter().enumerate() {
+            let mut queue = queue();
+            apart(&mut queue, own, other);
+            assert!(queue.audit(&known).is_err(), "{number}");
+        }
+    }
+
+    #[test]
+    fn an_entry_that_is_ready_is_found_unless_the_change_was_noted() {
+        let (mut queue, mut known) = (WaitQueue::default(), Known::default());
+        queue.push(1, stream(0), vec![mark(1, 1)]);
+        queue.push(2, stream(3), vec![mark(2, 1)]);
+        known.waits.insert((stream(0), stream(1)), 1);
+        assert!(queue.audit(&known).is_err());
+        queue.note_wait(stream(3), stream(2));
+        assert!(queue.audit(&known).is_err(), "another change was noted");
+        queue.note_wait(stream(0), stream(1));
+        queue.audit(&known).expect("the wait was noted");
+        known.over.insert(stream(2), 1);
+        queue.audit(&known).expect("a wait of the owner for that stream was noted");
+        assert_eq!(items(queue.take_ready(&known)), [1, 2]);
+    }
+
+    #[test]
+    fn of_each_stream_the_later_mark_stays() {
+        let mut marks = vec![mark(1, 5)];
+        for (added, expected) in [
+            (mark(1, 3), vec![mark(1, 5)]),
+            (mark(2, 4), vec![mark(1, 5), mark(2, 4)]),
+            (mark(1, 6), vec![mark(1, 6), mark(2, 4)]),
+        ] {
+            add_mark(&mut marks, added);
+            assert_eq!(marks, expected);
+        }
+    }
 }

@@ -249,6 +249,71 @@ mod tests {
     }
 
     #[test]
+    fn a_request_as_long_as_the_bound_is_placed_by_address_and_a_shorter_one_is_not() {
+        let index = filled(Fit::BestThenFirst, &[(0, 20), (100, 16), (200, 16)]);
+        assert_eq!(index.find(FIRST_FIT_FROM, FIRST_FIT_FROM), Some(0));
+        assert_eq!(index.find(FIRST_FIT_FROM - Bytes::new(1), FIRST_FIT_FROM), Some(1));
+        assert_eq!(index.find(FIRST_FIT_FROM, FIRST_FIT_FROM * 2), Some(1));
+    }
+
+    #[test]
+    fn within_its_class_a_request_takes_the_lowest_region_that_fits_and_not_the_smallest() {
+        // The last region that is looked at fits, and behind it only the smallest that fits counts.
+        for (before, expected) in [(0, 0), (1, 1), (SCANNED_MAX, SCANNED_MAX), (33, 34)] {
+            let mut regions: Vec<(u64, u64)> = (0..before as u64).map(|n| (n * 100, 17)).collect();
+            regions.extend([(100_000, 31), (200_000, 30)]);
+            let index = filled(Fit::BestThenFirst, &regions);
+            let found = index.find(Bytes::mib(30), FIRST_FIT_FROM);
+            assert_eq!(found, Some(expected as RegionKey), "{before} do not fit");
+        }
+    }
+
+    #[test]
+    fn a_hole_holds_its_addresses_until_it_is_removed() {
+        let hole = |at, len| Hole { len: Bytes::mib(len), at: spot(at), region: at as RegionKey };
+        let mut holes = Holes::default();
+        let all = [hole(10, 4), hole(20, 8), hole(40, 4)];
+        all.into_iter().for_each(|hole| holes.insert(hole));
+        assert_eq!(
+            [9, 10, 13, 14].map(|mib| holes.at(spot(mib))),
+            [None, Some(all[0]), Some(all[0]), None]
+        );
+        assert_eq!(
+            (holes.smallest_of(Bytes::mib(4)), holes.largest()),
+            (Some(all[0]), Some(all[1]))
+        );
+        assert_eq!(holes.smallest_of(Bytes::mib(5)), Some(all[1]));
+        assert_eq!(holes.smallest_of(Bytes::mib(9)), None);
+        holes.remove(all[1]);
+        assert_eq!((holes.at(spot(22)), holes.iter().len()), (None, 2));
+        assert_eq!((holes.smallest_of(Bytes::mib(5)), holes.largest()), (None, Some(all[2])));
+    }
+
+    #[test]
+    fn a_region_of_a_larger_class_at_a_lower_address_comes_first() {
+        let index = filled(Fit::BestThenFirst, &[(0, 100), (500, 31), (600, 31)]);
+        assert_eq!(index.find(Bytes::mib(30), FIRST_FIT_FROM), Some(0));
+        let index = filled(Fit::BestThenFirst, &[(550, 100), (500, 31), (600, 31)]);
+        assert_eq!(index.find(Bytes::mib(30), FIRST_FIT_FROM), Some(1));
+    }
+
+    #[test]
+    #[should_panic(expected = "free index lacks region 0")]
+    fn a_region_that_only_its_class_lists_cannot_be_removed() {
+        let mut index = filled(Fit::BestThenFirst, &[(0, 100)]);
+        index.by_size.clear();
+        index.remove(spot(0), Bytes::mib(100), 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "free index lacks region 0")]
+    fn a_region_that_its_class_does_not_list_cannot_be_removed() {
+        let mut index = filled(Fit::BestThenFirst, &[(0, 100)]);
+        index.classes.iter_mut().for_each(BTreeMap::clear);
+        index.remove(spot(0), Bytes::mib(100), 0);
+    }
+
+    #[test]
     fn a_removed_region_is_found_no_more() {
         for fit in [Fit::BestThenFirst, Fit::BestHighest] {
             let mut index = filled(fit, &[(0, 100), (200, 40), (500, 4000)]);

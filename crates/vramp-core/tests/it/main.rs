@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod idle;
+mod order;
 mod paper;
 mod random;
+mod trim;
 mod vpmm;

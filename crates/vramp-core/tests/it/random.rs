@@ -213,6 +213,7 @@ impl Program {
             paper: Paper::new(memory, stingy, failures),
             quarantined: false,
             arenas: Vec::new(),
+            polls: 0,
         };
         let streams = (0..streams).map(|_| shell.add_stream()).collect();
         Program { shell, streams, ended: Vec::new(), held: Vec::new(), lives: 0 }

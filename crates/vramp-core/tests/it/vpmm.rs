@@ -1,86 +1,16 @@
 //! The policy `vpmm` against its document, on paper: which regions a malloc takes, in which order,
 //! what moves and what waits.
 
-use std::collections::BTreeMap;
+use crate::paper::rig::{PAGE, Rig, range};
+use vramp_core::{Bytes, Policy, PoolAddr, PoolConfig};
 
-use crate::paper::Paper;
-use crate::paper::shell::{Placed, Shell};
-use vramp_core::{Bytes, Policy, Pool, PoolConfig, Range, StreamId};
-
-const PAGE: Bytes = Bytes::mib(2);
-
-/// A pool of whole pages with streams on which no work ends by itself.
-struct Rig {
-    shell: Shell,
-    streams: Vec<StreamId>,
-}
-
-/// Chunks moved, chunks created, and waits put on streams.
-type Cost = (u64, u64, usize);
-
-impl Rig {
-    fn new(streams: usize, limit: Option<u64>) -> Rig {
-        let span = Bytes::gib(1);
-        let limit = limit.map(|pages| PAGE * pages);
-        let policy = Policy::Vpmm;
-        Rig::on(PoolConfig { page: PAGE, span, first_span: span, limit, policy }, streams)
-    }
-
-    fn on(config: PoolConfig, streams: usize) -> Rig {
-        let mut shell = Shell {
-            pool: Pool::new(config).expect("the configuration is possible"),
-            heaps: Vec::new(),
-            paper: Paper::new(Bytes::gib(4), false, BTreeMap::new()),
-            quarantined: false,
-            arenas: Vec::new(),
-        };
-        let streams = (0..streams).map(|_| shell.add_stream()).collect();
-        Rig { shell, streams }
-    }
-
-    fn try_malloc(&mut self, pages: u64, stream: usize) -> Option<Placed> {
-        let placed = self.shell.malloc(PAGE * pages, self.streams[stream]);
-        self.shell.pool.audit().expect("malloc keeps every invariant");
-        placed
-    }
-
-    fn malloc(&mut self, pages: u64, stream: usize) -> Placed {
-        self.try_malloc(pages, stream).expect("there is memory")
-    }
-
-    /// A malloc with what it cost.
-    fn costly(&mut self, pages: u64, stream: usize) -> (Placed, Cost) {
-        let before = self.shell.pool.counters();
-        let waits = self.waits();
-        let placed = self.malloc(pages, stream);
-        let after = self.shell.pool.counters();
-        let moved = after.chunks_moved - before.chunks_moved;
-        let created = after.chunks_created - before.chunks_created;
-        (placed, (moved, created, self.waits() - waits))
-    }
-
-    fn free(&mut self, placed: Placed, stream: usize) {
-        self.shell.free(placed, self.streams[stream]);
-        self.shell.pool.audit().expect("free keeps every invariant");
-    }
-
-    /// Lets all work of a stream end.
-    fn finish(&mut self, stream: usize) {
-        self.shell.paper.queues.advance(self.streams[stream], usize::MAX);
-    }
-
-    fn waits(&self) -> usize {
-        self.shell.paper.queues.waits()
-    }
-
-    fn layout(&self, newest: Option<Placed>) -> String {
-        self.shell.pool.layout(newest.map(|placed| placed.block.id))
-    }
+fn vpmm(streams: usize, limit: Option<u64>) -> Rig {
+    Rig::with(Policy::Vpmm, streams, limit)
 }
 
 #[test]
 fn the_own_region_before_the_hole_is_used_before_those_of_other_streams() {
-    let mut rig = Rig::new(2, None);
+    let mut rig = vpmm(2, None);
     let [first, other, last] = [(2, 0), (2, 1), (2, 0)].map(|(pages, s)| rig.malloc(pages, s));
     rig.free(other, 1);
     rig.free(first, 0);
@@ -92,7 +22,7 @@ fn the_own_region_before_the_hole_is_used_before_those_of_other_streams() {
 
 #[test]
 fn the_best_fit_of_the_own_stream_comes_first() {
-    let mut rig = Rig::new(2, None);
+    let mut rig = vpmm(2, None);
     let sizes = [(5, 0), (1, 0), (3, 0), (1, 0), (2, 1), (1, 0)];
     let [five, _a, three, _b, two, _c] = sizes.map(|(pages, s)| rig.malloc(pages, s));
     rig.free(five, 0);
@@ -106,7 +36,7 @@ fn the_best_fit_of_the_own_stream_comes_first() {
 
 #[test]
 fn another_streams_memory_is_taken_over_once_its_work_is_complete_the_smallest_that_fits() {
-    let mut rig = Rig::new(3, None);
+    let mut rig = vpmm(3, None);
     let sizes = [(5, 1), (1, 0), (3, 1), (1, 0), (2, 1), (1, 0), (4, 2), (1, 0)];
     let [five, _a, three, _b, two, _c, four, _d] = sizes.map(|(pages, s)| rig.malloc(pages, s));
     for (block, stream) in [(five, 1), (three, 1), (two, 1), (four, 2)] {
@@ -126,7 +56,7 @@ fn another_streams_memory_is_taken_over_once_its_work_is_complete_the_smallest_t
 
 #[test]
 fn what_is_not_complete_is_moved_behind_one_wait_a_stream() {
-    let mut rig = Rig::new(3, None);
+    let mut rig = vpmm(3, None);
     let sizes = [(2, 1), (1, 0), (2, 1), (1, 0), (2, 2), (1, 0)];
     let [a, _x, b, _y, c, _z] = sizes.map(|(pages, s)| rig.malloc(pages, s));
     rig.free(a, 1);
@@ -140,7 +70,7 @@ fn what_is_not_complete_is_moved_behind_one_wait_a_stream() {
 
 #[test]
 fn regions_are_harvested_oldest_first_the_own_stream_before_others() {
-    let mut rig = Rig::new(2, None);
+    let mut rig = vpmm(2, None);
     let sizes = [(2, 0), (1, 0), (2, 1), (1, 0), (2, 0), (1, 0), (2, 1), (1, 0)];
     let [a, _w, b, _x, c, _y, d, _z] = sizes.map(|(pages, s)| rig.malloc(pages, s));
     // The younger of each stream lies before the older.
@@ -157,7 +87,7 @@ fn regions_are_harvested_oldest_first_the_own_stream_before_others() {
 
 #[test]
 fn what_a_harvest_leaves_keeps_its_stream_and_becomes_the_youngest() {
-    let mut rig = Rig::new(2, None);
+    let mut rig = vpmm(2, None);
     let sizes = [(3, 1), (1, 0), (3, 1), (1, 0), (2, 1), (1, 0)];
     let [a, _x, b, _y, c, _z] = sizes.map(|(pages, s)| rig.malloc(pages, s));
     for block in [a, b, c] {
@@ -176,7 +106,7 @@ fn what_a_harvest_leaves_keeps_its_stream_and_becomes_the_youngest() {
 
 #[test]
 fn the_shortfall_is_created_at_the_start_of_the_hole_and_joins_what_lies_before() {
-    let mut rig = Rig::new(1, None);
+    let mut rig = vpmm(1, None);
     let [two, _one, three] = [2, 1, 3].map(|pages| rig.malloc(pages, 0));
     rig.free(two, 0);
     rig.free(three, 0);
@@ -188,7 +118,7 @@ fn the_shortfall_is_created_at_the_start_of_the_hole_and_joins_what_lies_before(
 
 #[test]
 fn the_smallest_hole_that_holds_the_request_is_filled() {
-    let mut rig = Rig::new(1, None);
+    let mut rig = vpmm(1, None);
     let sizes = [3, 1, 2, 1, 4, 1];
     let [three, _a, two, _b, four, _c] = sizes.map(|pages| rig.malloc(pages, 0));
     for block in [three, two, four] {
@@ -206,7 +136,7 @@ fn the_smallest_hole_that_holds_the_request_is_filled() {
 
 #[test]
 fn old_mappings_are_unmapped_by_a_malloc_after_their_work_is_complete() {
-    let mut rig = Rig::new(1, None);
+    let mut rig = vpmm(1, None);
     let [two, _one] = [2, 1].map(|pages| rig.malloc(pages, 0));
     rig.shell.paper.touch(rig.streams[0], 1, range(two));
     rig.free(two, 0);
@@ -223,7 +153,7 @@ fn old_mappings_are_unmapped_by_a_malloc_after_their_work_is_complete() {
 
 #[test]
 fn a_malloc_beyond_the_limit_is_a_shortage_and_one_that_reaches_it_is_not() {
-    let mut rig = Rig::new(2, Some(4));
+    let mut rig = vpmm(2, Some(4));
     let [two, other] = [(2, 0), (2, 1)].map(|(pages, s)| rig.malloc(pages, s));
     assert!(rig.try_malloc(1, 0).is_none());
     rig.free(other, 1);
@@ -237,8 +167,89 @@ fn a_malloc_beyond_the_limit_is_a_shortage_and_one_that_reaches_it_is_not() {
 }
 
 #[test]
+fn memory_that_another_stream_used_comes_back_under_a_limit_behind_one_wait() {
+    let mut rig = vpmm(2, Some(6));
+    let [four, _two] = [4, 2].map(|pages| rig.malloc(pages, 0));
+    rig.shell.paper.touch(rig.streams[1], 1, range(four));
+    rig.shell.record_use(four, rig.streams[1]);
+    rig.free(four, 0);
+    let (again, cost) = rig.costly(4, 0);
+    assert_eq!((again.block.at, cost), (four.block.at, (0, 0, 1)));
+    rig.shell.paper.touch(rig.streams[0], 2, range(again));
+}
+
+#[test]
+fn events_are_queried_for_old_mappings_and_for_memory_of_other_streams_and_never_else() {
+    let mut rig = vpmm(1, None);
+    let two = rig.malloc(2, 0);
+    let one = rig.malloc(1, 0);
+    rig.free(two, 0);
+    let two = rig.malloc(2, 0);
+    assert_eq!(rig.shell.polls, 0, "a hit");
+    rig.free(two, 0);
+    rig.malloc(3, 0);
+    assert_eq!(rig.shell.polls, 0, "there is no other stream");
+    rig.free(one, 0);
+    rig.malloc(1, 0);
+    assert_eq!(rig.shell.polls, 1, "a hit, before which an old mapping might be unmapped");
+    let mut rig = vpmm(2, None);
+    let two = rig.malloc(2, 1);
+    rig.malloc(1, 0);
+    assert_eq!(rig.shell.polls, 0, "nothing is pending");
+    rig.free(two, 1);
+    rig.malloc(1, 0);
+    assert_eq!(rig.shell.polls, 1, "the other stream's may be over");
+}
+
+#[test]
+fn no_memory_is_taken_behind_a_wait_that_a_capture_forbids() {
+    // A stream that captures may not wait.
+    let mut rig = vpmm(2, None);
+    let two = rig.malloc(2, 1);
+    rig.free(two, 1);
+    let (own, other) = (rig.streams[0], rig.streams[1]);
+    rig.shell.pool.hold(own, true);
+    let (_, cost) = rig.costly(2, 0);
+    assert_eq!(cost, (0, 2, 0), "new pages instead");
+    rig.shell.pool.hold(own, false);
+    let (four, cost) = rig.costly(2, 0);
+    assert_eq!(cost, (2, 0, 1));
+    // Nor can an event be recorded on one.
+    rig.shell.pool.free(four.block.id, own).expect("it is held");
+    rig.shell.pool.hold(own, true);
+    let (_, cost) = rig.costly(2, 1);
+    assert_eq!(cost, (0, 2, 0), "new pages instead");
+    rig.shell.pool.hold(own, false);
+    let (two, cost) = rig.costly(2, 1);
+    assert_eq!(cost, (2, 0, 1));
+    rig.shell.paper.touch(other, 1, range(two));
+}
+
+#[test]
+fn a_request_that_no_span_holds_is_refused_without_a_call() {
+    let mut rig = vpmm(1, None);
+    let longest = PoolAddr::SPAN_LIMIT.count() / PAGE.count();
+    assert!(rig.try_malloc(longest + 1, 0).is_none());
+    assert!(rig.try_malloc(u64::MAX >> 21, 0).is_none());
+    assert_eq!(rig.shell.paper.calls, 0);
+    assert!(rig.try_malloc(longest, 0).is_none(), "the device has no such addresses");
+    assert!(rig.shell.paper.calls > 0);
+}
+
+#[test]
+fn the_rest_of_a_region_keeps_its_stream_though_its_work_is_over() {
+    let mut rig = vpmm(1, None);
+    let four = rig.malloc(4, 0);
+    rig.free(four, 0);
+    rig.finish(0);
+    rig.shell.poll();
+    rig.malloc(1, 0);
+    assert_eq!(rig.shell.pool.shares()[0].free, PAGE * 3);
+}
+
+#[test]
 fn another_span_is_reserved_when_no_hole_holds_the_request() {
-    let mut rig = Rig::new(1, None);
+    let mut rig = vpmm(1, None);
     let first = rig.malloc(512, 0);
     assert_eq!(rig.shell.pool.census().addresses, Bytes::gib(1));
     let second = rig.malloc(1, 0);
@@ -249,10 +260,6 @@ fn another_span_is_reserved_when_no_hole_holds_the_request() {
     assert_eq!(cost, (1, 599, 0), "the page moves to a span of that length");
     assert_eq!(rig.shell.pool.census().addresses, Bytes::gib(2) + PAGE * 600);
     rig.free(larger, 0);
-}
-
-fn range(placed: Placed) -> Range {
-    Range { at: placed.block.at, len: placed.block.len }
 }
 
 #[test]

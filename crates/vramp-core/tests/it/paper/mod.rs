@@ -4,6 +4,7 @@
 //! bug of the plan and panics; a call that fails by lot changes nothing.
 
 pub mod queues;
+pub mod rig;
 pub mod shell;
 
 use std::collections::BTreeMap;
@@ -62,7 +63,7 @@ pub struct Paper {
     pub queues: Queues,
     /// The calls that fail, by their number.
     pub failures: BTreeMap<usize, Failure>,
-    calls: usize,
+    pub calls: usize,
     memory: u64,
     /// Grants no more addresses at a time than needed.
     stingy: bool,

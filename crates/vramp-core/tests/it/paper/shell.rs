@@ -45,6 +45,8 @@ pub struct Shell {
     /// Something could not be undone.
     pub quarantined: bool,
     pub arenas: Vec<HeldArena>,
+    /// How often pending events were queried.
+    pub polls: usize,
 }
 
 impl Shell {
@@ -262,6 +264,7 @@ impl Shell {
 
     pub fn poll(&mut self) {
         let pending: Vec<_> = self.pool.pending().collect();
+        self.polls += usize::from(!pending.is_empty());
         for last in pending {
             if let Some(mark) = self.paper.queues.reached(last) {
                 self.pool.reached(mark);
