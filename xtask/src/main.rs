@@ -10,6 +10,7 @@ mod compare;
 mod header;
 mod library;
 mod models;
+mod mutants;
 mod plant;
 mod shell;
 mod site;
@@ -47,6 +48,12 @@ enum Task {
         /// Number of one planted bug; without it, all.
         #[arg(value_name = "NUMBER")]
         number: Option<usize>,
+    },
+    /// Changes one place of the planners at a time and lets their tests find it; needs cargo-mutants.
+    Mutants {
+        /// Only the files that take minutes.
+        #[arg(long)]
+        short: bool,
     },
     /// Compares the decisions and driver calls of two builds on every trace.
     Compare {
@@ -103,6 +110,7 @@ fn perform(task: &Task, root: &Path) -> Result<()> {
         Task::Tidy => tidy::run(root),
         Task::Loom { preemptions } => models::run(root, *preemptions),
         Task::Plant { number } => plant::run(root, *number),
+        Task::Mutants { short } => mutants::run(root, *short),
         Task::Compare { base, new, traces } => compare::run(root, base, new.as_deref(), traces),
         Task::Bindings => bindings::run(root),
         Task::Deny => shell::run(
