@@ -42,7 +42,7 @@ impl View<'_> {
                 found => found,
             },
             Rung::Learn if self.streams.are_several() && pending() => poll,
-            // Where blocks wait for streams on which nothing is freed, nobody else records an event.
+            // Where blocks wait for streams on which nothing is freed, no other request records an event.
             Rung::LearnAgain => {
                 let marks: Vec<Mark> = self.unrecorded_waits().collect();
                 match marks.is_empty() {

@@ -19,7 +19,7 @@ impl Pool {
         let mut marks = uses;
         marks.retain(|&mark| !self.streams.is_ordered(stream, mark));
         if let Some(open) = self.streams.get_mut(stream) {
-            // What waits was taken by nobody.
+            // No stream took what waits.
             let is_free = marks.is_empty();
             open.last_freed = if is_free { self.regions.get(key).len } else { Bytes::ZERO };
         }

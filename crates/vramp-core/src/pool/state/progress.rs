@@ -35,7 +35,7 @@ impl Pool {
     }
 
     /// The streams of which the pool keeps something: those that have not ended, and those that did
-    /// whose work may run, or whose freed memory serves nobody yet. O(those).
+    /// whose work may run, or whose freed memory serves no stream yet. O(those).
     pub fn streams(&self) -> impl Iterator<Item = StreamId> {
         self.streams.iter().map(|(stream, _)| stream)
     }
