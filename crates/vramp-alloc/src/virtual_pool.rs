@@ -229,6 +229,11 @@ impl VirtualPool {
         }
     }
 
+    /// Threads that contend for the pool, if any do.
+    fn contenders(&self, contended: bool) -> usize {
+        if contended { self.caches.len() } else { 0 }
+    }
+
     /// Allocates at least `size` bytes. No driver call on a hit.
     #[inline]
     pub(crate) fn malloc(
@@ -243,7 +248,7 @@ impl VirtualPool {
                 self.malloc_in_heap(request, contended)
             }
             _ => {
-                let mut attempt = Attempt::new(request).prefer_growth(contended);
+                let mut attempt = Attempt::new(request).contended_by(self.contenders(contended));
                 let block = match self.pool.place(&mut attempt) {
                     Step::Placed(block) => block,
                     step => self.serve_block(&mut attempt, step)?,
@@ -287,7 +292,8 @@ impl VirtualPool {
             };
             let least = size.checked_round_up(self.pool.config().page);
             let request = Request { size: least.unwrap_or(size), stream };
-            let mut attempt = Attempt::slab(request, wanted).prefer_growth(contended);
+            let contenders = self.contenders(contended);
+            let mut attempt = Attempt::slab(request, wanted).contended_by(contenders);
             let served = match self.serve(&mut attempt) {
                 // A slab that holds just the block is enough.
                 Err(Refusal::Short(..)) => {

@@ -131,8 +131,9 @@ pub struct Attempt {
     pub(crate) rung: Rung,
     pub(crate) growth: Growth,
     pub(crate) relief: Relief,
-    /// Grow before other streams' memory is looked at.
-    pub(crate) prefer_growth: bool,
+    /// Threads that contend for the pool: with some, it grows before other streams' memory is looked
+    /// at.
+    pub(crate) contenders: usize,
     /// The chunk that was last released so that others can be made of its memory.
     pub(crate) recut: Option<ChunkId>,
     /// How far a huge chunk was cut into small ones for the request.
@@ -155,7 +156,7 @@ impl Attempt {
             rung: Rung::FIRST,
             growth: Growth::WithSlack,
             relief: Relief::Untried,
-            prefer_growth: false,
+            contenders: 0,
             recut: None,
             huge_chunk: Recut::Untried,
             missed: false,
@@ -185,10 +186,11 @@ impl Attempt {
         Attempt { want: Want::Arena { arena, from }, ..Attempt::new(request) }
     }
 
-    /// Sets whether the pool grows, as far as limit, slack and device allow, before it uses other
-    /// streams' memory. For many threads at once: they would take it from each other at every miss.
-    pub fn prefer_growth(self, prefer_growth: bool) -> Attempt {
-        Attempt { prefer_growth, ..self }
+    /// Sets how many threads contend for the pool, if any do. It grows then, as far as limit and device
+    /// allow and by some memory for each thread, before it uses other streams' memory: they would take it
+    /// from each other at every miss.
+    pub fn contended_by(self, contenders: usize) -> Attempt {
+        Attempt { contenders, ..self }
     }
 
     /// True once a plan was needed: the block is not a hit.

@@ -62,7 +62,7 @@ impl View<'_> {
                     None => carve(region),
                 }
             }
-            Rung::Early if attempt.prefer_growth || attempt.robbed => {
+            Rung::Early if attempt.contenders > 0 || attempt.robbed => {
                 self.grow_first(len, attempt, mixed)
             }
             Rung::Learn => self.learn(),
@@ -132,7 +132,7 @@ impl View<'_> {
                 Climb::Stay(Decision::Return(Step::Perform(plan)))
             }
             Build::Fill { .. } | Build::Short { .. } => {
-                attempt.prefer_growth = false;
+                attempt.contenders = 0;
                 attempt.robbed = false;
                 Climb::Up
             }
