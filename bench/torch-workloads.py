@@ -222,8 +222,10 @@ def summary(name, limit, runs):
         if good and native:
             if not limit:
                 # Under a limit the native allocator releases memory within steps, so other memory is unknown.
-                held = line["device_used"] - median(native, "device_used_beside")
-                line["held_over_live"] = round(held / median(native, "peak_live"), 4)
+                # Each run beside its own peak: jobs with several threads have another one in each.
+                beside = median(native, "device_used_beside")
+                held = [(run["device_used"] - beside) / run["peak_live"] for run in good]
+                line["held_over_live"] = round(statistics.median(held), 4)
             line["steady_over_native"] = round(line["steady_s"] / median(native, "steady_s"), 4)
             if line["loss"] is not None:
                 line["loss_minus_native"] = line["loss"] - median(native, "loss")
