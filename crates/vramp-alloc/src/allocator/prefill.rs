@@ -31,11 +31,10 @@ impl Allocator {
     /// # Errors
     /// As of [`Allocator::malloc`].
     pub fn prefill(&self, len: Bytes, stream: StreamId) -> Result<(), AllocError> {
-        let mut inner = self.shared.lock()?;
+        let mut inner = self.shared.lock_for_memory()?;
         inner.open_stream(stream).ok_or(AllocError::UnknownStream(stream))?;
         inner.check_host()?;
         let prefilled = inner.manager.prefill(len, stream);
-        self.shared.note_reserved(&inner);
         drop(inner);
         match prefilled {
             Ok(()) => Ok(()),
