@@ -326,8 +326,19 @@ impl VirtualPool {
                 Step::Lend => {
                     self.lend_idle().map_err(Refusal::Driver)?;
                 }
-                Step::Poll => self.poll_some().map_err(Refusal::Driver)?,
-                Step::Record(marks) => self.record_and_poll(&marks).map_err(Refusal::Driver)?,
+                Step::Poll => {
+                    self.poll_some().map_err(Refusal::Driver)?;
+                    if asked {
+                        self.shed_ready();
+                    }
+                }
+                Step::Record(marks) => {
+                    self.record_and_poll(&marks).map_err(Refusal::Driver)?;
+                    // The heaps were gathered before.
+                    if asked {
+                        self.shed_ready();
+                    }
+                }
                 Step::Gather => {
                     if !std::mem::replace(&mut asked, true) {
                         self.note_ended_captures().map_err(Refusal::Driver)?;
@@ -481,6 +492,16 @@ impl VirtualPool {
         heaps.extend(self.pool.heaps_with_ready());
         heaps.sort_unstable();
         heaps.dedup();
+        self.shed(heaps);
+    }
+
+    /// Returns to the pool what heaps have free in which freed blocks wait no more.
+    fn shed_ready(&mut self) {
+        let heaps = self.pool.heaps_with_ready();
+        self.shed(heaps);
+    }
+
+    fn shed(&mut self, heaps: Vec<StreamId>) {
         for stream in heaps {
             let Some(heap) = self.heaps.get(stream) else { continue };
             heap.lock().shed(&mut self.pool);

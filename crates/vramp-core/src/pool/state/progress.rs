@@ -1,6 +1,7 @@
 //! Progress of streams: events recorded and reached, waits, captures, ends.
 
 use super::Pool;
+use crate::Bytes;
 use crate::ids::{Mark, StreamId};
 
 impl Pool {
@@ -159,6 +160,10 @@ impl Pool {
 
     /// Lists a freed piece of the heap of `heap` that waits for `marks`.
     pub(crate) fn wait_in_heap(&mut self, heap: StreamId, piece: u32, marks: Vec<Mark>) {
+        if let Some(open) = self.streams.get_mut(heap) {
+            // What waits was taken by nobody.
+            open.last_freed = Bytes::ZERO;
+        }
         self.heap_waits.push(heap, piece, marks);
     }
 
