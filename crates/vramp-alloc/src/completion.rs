@@ -185,6 +185,20 @@ impl Events {
         Ok(())
     }
 
+    /// Queries which epochs of one stream were reached. Returns true if an event of it is open still.
+    pub(crate) fn poll_of(
+        &mut self,
+        driver: &dyn Driver,
+        pool: &mut impl Completions,
+        progress: &Progress,
+        stream: StreamId,
+    ) -> DriverResult<bool> {
+        let last = self.open.get(&stream).and_then(VecDeque::back);
+        let Some(&(last, _)) = last else { return Ok(false) };
+        self.poll_stream(driver, pool, progress, last)?;
+        Ok(self.open.contains_key(&stream))
+    }
+
     fn poll_stream(
         &mut self,
         driver: &dyn Driver,

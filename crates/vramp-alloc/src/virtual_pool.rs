@@ -1,5 +1,6 @@
 //! The virtual pool on a device: gets decisions from the core and performs them.
 
+use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, PoisonError};
 
@@ -553,6 +554,17 @@ impl VirtualPool {
     pub(crate) fn poll(&mut self) -> Result<(), DriverError> {
         let driver = Arc::clone(&self.exec.driver);
         self.exec.events.poll(&*driver, &mut self.pool, &self.progress)
+    }
+
+    /// Queries which work of some streams is over. Returns true if an event of them is open still.
+    pub(crate) fn poll_of(&mut self, streams: &BTreeSet<StreamId>) -> Result<bool, DriverError> {
+        let driver = Arc::clone(&self.exec.driver);
+        let Executor { events, .. } = &mut self.exec;
+        let mut any_open = false;
+        for &stream in streams {
+            any_open |= events.poll_of(&*driver, &mut self.pool, &self.progress, stream)?;
+        }
+        Ok(any_open)
     }
 
     /// Records an event for `mark`, unless its stream captures: a later one covers its work.

@@ -1,5 +1,7 @@
 //! Memory of arenas: backed before use, lent while idle.
 
+use std::collections::BTreeSet;
+
 use vramp_core::{ArenaId, Attempt, Bytes, Mark, StreamId};
 use vramp_driver::DriverError;
 
@@ -61,8 +63,8 @@ impl VirtualPool {
         let _ = self.back(id, upto, stream);
     }
 
-    /// Lends every idle arena. Returns the bytes lent by this call. An event record and a query for
-    /// each stream that used one. Looks at the arenas that may have memory to lend, and at none again
+    /// Lends every idle arena. Returns the bytes lent by this call. An event record and some queries for
+    /// each stream that used one, and none for other streams. Looks at the arenas that may have memory to lend, and at none again
     /// before that changes, unless its work is not over.
     pub(crate) fn lend_idle(&mut self) -> Result<Bytes, DriverError> {
         let mut candidates: Vec<ArenaId> = self.arenas.may_lend.iter().copied().collect();
@@ -71,15 +73,16 @@ impl VirtualPool {
         if candidates.is_empty() {
             return Ok(Bytes::ZERO);
         }
+        let mut users: BTreeSet<StreamId> = BTreeSet::new();
         for &id in &candidates {
             let marks = self.marks_of(id);
             self.record_all(&marks)?;
+            users.extend(marks.into_iter().map(|mark| mark.stream));
         }
         // An event that was recorded just now on an idle stream is reached soon.
         for _ in 0..POLLS_MAX {
-            self.poll()?;
-            let settled = self.pool.pending().next().is_none();
-            if settled || candidates.iter().all(|&id| self.is_over(id)) {
+            let any_open = self.poll_of(&users)?;
+            if !any_open || candidates.iter().all(|&id| self.is_over(id)) {
                 break;
             }
         }
