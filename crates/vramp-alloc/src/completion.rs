@@ -55,6 +55,31 @@ pub(crate) struct Events {
     asked_last: Option<StreamId>,
     /// Number of events that were reached.
     completed: u64,
+    /// Own events that threads wait for without the pool's lock, once for each of them.
+    awaited: Vec<Event>,
+    closed: bool,
+}
+
+/// An event that a thread waits for without the pool's lock. It is not recorded again before
+/// [`Events::end_wait`].
+pub(crate) struct Awaited {
+    mark: Mark,
+    of: AwaitedEvent,
+}
+
+enum AwaitedEvent {
+    Own(Event),
+    End(Arc<StreamEnd>),
+}
+
+impl Awaited {
+    /// Waits on the host until the event is reached.
+    pub(crate) fn synchronize(&self, driver: &dyn Driver) -> DriverResult<()> {
+        match &self.of {
+            AwaitedEvent::Own(event) => driver.synchronize_event(*event),
+            AwaitedEvent::End(end) => end.synchronize(),
+        }
+    }
 }
 
 /// An event that stands for work.
@@ -142,9 +167,53 @@ impl Events {
 
     /// Returns the oldest open event that covers `mark`; `None` if the work is known to be over.
     pub(crate) fn covering(&self, mark: Mark) -> Option<Event> {
+        self.find_covering(mark).map(Recorded::event)
+    }
+
+    fn find_covering(&self, mark: Mark) -> Option<&Recorded> {
         let open = self.open.get(&mark.stream)?;
         let covers = |(recorded, _): &&(Mark, Recorded)| recorded.epoch >= mark.epoch;
-        open.iter().find(covers).map(|(_, recorded)| recorded.event())
+        open.iter().find(covers).map(|(_, recorded)| recorded)
+    }
+
+    /// Returns the event that covers `mark`, for a wait without the pool's lock. `None` if the work is
+    /// known to be over. Call [`Events::end_wait`] after the wait.
+    pub(crate) fn begin_wait(&mut self, mark: Mark) -> Option<Awaited> {
+        let of = match self.find_covering(mark)? {
+            Recorded::Own(event, _) => AwaitedEvent::Own(*event),
+            Recorded::End(end) => AwaitedEvent::End(Arc::clone(end)),
+        };
+        if let AwaitedEvent::Own(event) = of {
+            self.awaited.push(event);
+        }
+        Some(Awaited { mark, of })
+    }
+
+    /// Ends a wait; `is_over` if it found the work over.
+    pub(crate) fn end_wait(
+        &mut self,
+        driver: &dyn Driver,
+        pool: &mut impl Completions,
+        Awaited { mark, of }: Awaited,
+        is_over: bool,
+    ) {
+        if is_over && !self.closed {
+            self.complete(pool, mark);
+        }
+        let AwaitedEvent::Own(event) = of else { return };
+        let place = self.awaited.iter().position(|&known| known == event);
+        self.awaited.swap_remove(place.expect("a wait ends once"));
+        if self.awaited.contains(&event) {
+            return;
+        }
+        let is_event =
+            |(_, known): &(Mark, Recorded)| matches!(known, Recorded::Own(own, _) if *own == event);
+        if self.closed {
+            // The device destroys what stays.
+            let _ = driver.destroy_event(event);
+        } else if !self.open.get(&mark.stream).is_some_and(|open| open.iter().any(is_event)) {
+            self.stock.push(event);
+        }
     }
 
     /// Queries which epochs were reached. One query for a stream that reached none of its open events or
@@ -278,13 +347,15 @@ impl Events {
 
     fn complete(&mut self, pool: &mut impl Completions, mark: Mark) {
         pool.reached(mark);
-        let Events { open, stock, completed, .. } = self;
+        let Events { open, stock, completed, awaited, .. } = self;
         let Entry::Occupied(mut of_stream) = open.entry(mark.stream) else { return };
         let open = of_stream.get_mut();
         let reached = open.partition_point(|(known, _)| known.epoch <= mark.epoch);
         *completed += reached as u64;
         for (_, recorded) in open.drain(..reached) {
-            if let Recorded::Own(event, _) = recorded {
+            if let Recorded::Own(event, _) = recorded
+                && !awaited.contains(&event)
+            {
                 stock.push(event);
             }
         }
@@ -299,7 +370,10 @@ impl Events {
             Recorded::Own(event, _) => Some(event),
             Recorded::End(_) => None,
         };
+        self.closed = true;
+        let awaited = &self.awaited;
         let open = std::mem::take(&mut self.open).into_values().flatten().filter_map(own);
+        let open = open.filter(|event| !awaited.contains(event));
         let mut first = Ok(());
         for event in open.chain(self.stock.drain(..)) {
             let result = driver.destroy_event(event);

@@ -15,6 +15,7 @@ use vramp_host::HostShortage;
 use crate::allocation::Owner;
 use crate::arenas::Arenas;
 use crate::cache::{Cache, CachedBlock, Tag};
+use crate::completion::Awaited;
 use crate::config::Progress;
 use crate::exec::{Executor, is_capacity_error};
 use crate::stream_end::StreamEnd;
@@ -643,25 +644,25 @@ impl VirtualPool {
         }
     }
 
-    /// Waits on the host for the work that uses freed memory. Returns true if some of it is over that
-    /// was not known to be. Two driver calls for each stream with such work.
+    /// Returns the events of the work that uses freed memory, for waits on the host without the pool's
+    /// lock. Two driver calls for each stream with such work.
     ///
-    /// Waits for nothing where an external source tells what is over.
-    pub(crate) fn wait_until_idle(&mut self) -> Result<bool, DriverError> {
+    /// None where an external source tells what is over.
+    pub(crate) fn begin_waits(&mut self) -> Result<Vec<Awaited>, DriverError> {
         if let Progress::External(_) = self.progress {
-            return Ok(false);
+            return Ok(Vec::new());
         }
         self.find_idle()?;
-        let completed = self.exec.events.completed();
+        let marks: Vec<Mark> = self.pool.pending().collect();
+        Ok(marks.into_iter().filter_map(|mark| self.exec.events.begin_wait(mark)).collect())
+    }
+
+    /// Ends such waits, each with true if it found the work over.
+    pub(crate) fn end_waits(&mut self, waits: Vec<(Awaited, bool)>) {
         let driver = Arc::clone(&self.exec.driver);
-        for mark in self.pool.pending().collect::<Vec<_>>() {
-            match self.exec.events.wait_for(&*driver, &mut self.pool, mark) {
-                Err(error) if error.kind == ErrorKind::DeviceLost => return Err(error),
-                // Such as work that waits for the caller. The memory stays where it is.
-                _ => {}
-            }
+        for (awaited, is_over) in waits {
+            self.exec.events.end_wait(&*driver, &mut self.pool, awaited, is_over);
         }
-        Ok(self.exec.events.completed() > completed)
     }
 
     /// Returns true if `id` is a live block that begins at `at`.

@@ -15,20 +15,33 @@ use crate::shared::{Shared, Waiter};
 /// Most times that a request is retried because a handler freed memory.
 const ROUNDS_MAX: u32 = 64;
 
+/// Most waits for the work that uses freed memory of a pool. A wait may free memory that waited and is
+/// in use by younger work then; beside other threads that never ends.
+const WAITS_MAX: u32 = 4;
+
 /// What was done about the shortage of one request so far.
 pub(crate) struct Relief<'a> {
     rounds: u32,
     patience: Duration,
     deadline: Option<Instant>,
-    /// Work that uses freed memory of other pools was waited for.
-    others_waited_for: bool,
+    /// Work that uses freed memory of this pool was waited for.
+    own_waited_for: bool,
+    /// The same of the group's other pools up to this number.
+    waited_up_to: u64,
     /// Set by the first wait, so that frees take the lock until the request has ended.
     waiter: Option<Waiter<'a>>,
 }
 
 impl Relief<'_> {
     pub(crate) fn new(patience: Duration) -> Self {
-        Relief { rounds: 0, patience, deadline: None, others_waited_for: false, waiter: None }
+        Relief {
+            rounds: 0,
+            patience,
+            deadline: None,
+            own_waited_for: false,
+            waited_up_to: 0,
+            waiter: None,
+        }
     }
 }
 
@@ -98,7 +111,7 @@ impl Allocator {
 
 impl Shared {
     /// Does what is left to do about a shortage: trims other pools, runs handlers, waits for frees, and
-    /// at last for work that uses what other pools freed. Returns true if the request is to be retried.
+    /// at last for work that uses what was freed, here and in other pools. Returns true if the request is to be retried.
     ///
     /// A request made inside a handler only trims: its handlers would call each other without end,
     /// and it would wait for memory that the handler is about to free.
@@ -128,25 +141,65 @@ impl Shared {
             self.wait_for_memory(inner, left);
             return Ok(true);
         }
-        let first = !std::mem::replace(&mut relief.others_waited_for, true);
-        let is_possible = shortage.requested <= self.driver.info().limits.memory;
-        Ok(first && is_possible && self.wait_for_others()?)
+        if shortage.requested > self.driver.info().limits.memory {
+            return Ok(false);
+        }
+        let first = !std::mem::replace(&mut relief.own_waited_for, true);
+        Ok((first && self.wait_until_idle()?) || self.wait_for_others(&mut relief.waited_up_to)?)
+    }
+
+    /// Waits on the host for work that uses freed memory of this pool. A wait of the request's stream on
+    /// the device does not get what lies in heaps of other streams, or in chunks of which several streams
+    /// freed parts. Returns true if some work is over that was not known to be.
+    ///
+    /// It holds no lock meanwhile: the work may wait for a thread that frees here.
+    fn wait_until_idle(&self) -> Result<bool, AllocError> {
+        let mut any = false;
+        for _ in 0..WAITS_MAX {
+            let Some(mut inner) = self.lock_open()? else { break };
+            let Some(pool) = inner.manager.virtual_pool_mut() else { break };
+            let before = pool.exec.events.completed();
+            let awaited = pool.begin_waits()?;
+            drop(inner);
+            let mut lost = None;
+            let waits = awaited.into_iter().map(|awaited| {
+                let waited = awaited.synchronize(&*self.driver);
+                // Others may be of work that waits for the caller. Its memory stays where it is.
+                lost = lost
+                    .take()
+                    .or_else(|| waited.clone().err().filter(DriverError::is_device_lost));
+                (awaited, waited.is_ok())
+            });
+            let waits: Vec<_> = waits.collect();
+            let mut inner = self.lock_anyway();
+            let Some(pool) = inner.manager.virtual_pool_mut() else { break };
+            pool.end_waits(waits);
+            let is_more = pool.exec.events.completed() > before;
+            if let Some(lost) = lost {
+                return Err(lost.into());
+            }
+            any |= is_more;
+            if !is_more {
+                break;
+            }
+        }
+        Ok(any)
     }
 
     /// Waits on the host for work that uses freed memory of the group's other pools, one pool after the
-    /// other until one returns memory to the card. A stream of this pool cannot wait for it on the device,
-    /// because the memory leaves its pool. PyTorch's allocator waits here, too. Returns true if memory
-    /// was returned.
-    fn wait_for_others(&self) -> Result<bool, AllocError> {
+    /// other until one returns memory to the card, from the first one behind `waited_up_to` on. A stream
+    /// of this pool cannot wait for it on the device, because the memory leaves its pool. PyTorch's
+    /// allocator waits here, too. Returns true if memory was returned.
+    fn wait_for_others(&self, waited_up_to: &mut u64) -> Result<bool, AllocError> {
         for member in self.group.members() {
-            if member.number == self.number {
+            if member.number == self.number || member.number <= *waited_up_to {
+                continue;
+            }
+            *waited_up_to = member.number;
+            if !member.wait_until_idle()? {
                 continue;
             }
             let Some(mut inner) = member.lock_open()? else { continue };
-            let Some(pool) = inner.manager.virtual_pool_mut() else { continue };
-            if !pool.wait_until_idle()? {
-                continue;
-            }
             let before = inner.manager.reserved();
             let trimmed = inner.manager.trim(Bytes::ZERO);
             let returned = inner.manager.reserved() < before;

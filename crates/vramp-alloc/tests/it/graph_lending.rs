@@ -4,10 +4,10 @@
 use crate::common::graph_rig::{GraphRig, LONG_NS, card, range};
 use vramp_alloc::device::CaptureMode;
 use vramp_alloc::graph::{ArenaConfig, CapturedGraph, GraphArena, LaunchError, Overlap};
-use vramp_alloc::{Allocation, Bytes, Config};
+use vramp_alloc::{Allocation, Bytes, Config, StreamId};
 use vramp_core::ArenaBusy;
 use vramp_driver::Call;
-use vramp_driver::sim::{FaultPlan, Kernel};
+use vramp_driver::sim::{FaultPlan, Gate, Kernel};
 
 const MIB: Bytes = Bytes::mib(1);
 
@@ -29,6 +29,13 @@ fn worker(
         rig.free(inner, rig.a);
     });
     (graph, output)
+}
+
+/// Keeps a stream at work until the gate is opened: no request can wait for it.
+fn keep_busy(rig: &GraphRig, stream: StreamId) -> Gate {
+    let gate = rig.base.sim.gate();
+    rig.launch(stream, Kernel::new("busy").until(gate));
+    gate
 }
 
 // --- leases ---
@@ -225,6 +232,7 @@ fn a_malloc_that_needs_an_idle_arenas_memory_gets_it_and_a_replay_brings_it_back
 fn an_arena_whose_work_is_not_over_lends_nothing() {
     let lender = lender(ArenaConfig::default(), LONG_NS);
     let Lender { rig, arena, graph, .. } = &lender;
+    let gate = keep_busy(rig, rig.a);
     let lease = graph.launch(rig.a).expect("no stream uses the arena");
     for held in [Some(lease), None] {
         let refused = rig.base.allocator.malloc(MIB * 32, rig.b).expect_err("it is in use");
@@ -233,7 +241,8 @@ fn an_arena_whose_work_is_not_over_lends_nothing() {
         rig.audit();
         drop(held);
     }
-    rig.sync(rig.a);
+    rig.base.sim.open(gate);
+    // The request waits for the rest.
     let block = rig.malloc(MIB * 32, rig.b);
     rig.fill(rig.b, &block, 1);
     rig.audit();
@@ -333,6 +342,7 @@ fn a_replay_that_is_refused_forgets_no_work() {
     let (large, large_output) = worker(&rig, &arena, MIB * 48, 2, 1);
     let pressure = rig.malloc(MIB * 40, rig.b);
     rig.write("pressure", rig.b, &pressure, 1);
+    let gate = keep_busy(&rig, rig.a);
     let lease = small.launch(rig.a).expect("16 MiB are left");
     drop(lease);
     let refused = large.launch(rig.a).expect_err("48 MiB are not");
@@ -346,6 +356,7 @@ fn a_replay_that_is_refused_forgets_no_work() {
     rig.audit();
     let refused = large.launch(rig.b).expect_err("the small graph runs");
     assert!(matches!(refused, LaunchError::Busy(_)), "{refused}");
+    rig.base.sim.open(gate);
     rig.sync(rig.a);
     rig.free(pressure, rig.b);
     rig.replay(&large, rig.a);
@@ -363,6 +374,7 @@ fn a_replay_whose_order_failed_forgets_no_work() {
         let rig = GraphRig::limited(MIB * 64);
         let arena = rig.arena_of(ArenaConfig { overlap: Overlap::Order, ..ArenaConfig::default() });
         let (graph, output) = worker(&rig, &arena, MIB * 48, 1, LONG_NS);
+        let gate = keep_busy(&rig, rig.a);
         rig.replay(&graph, rig.a);
         for stream in [rig.b, rig.a, rig.b] {
             rig.base.sim.set_faults(FaultPlan::nth_of(call, 1).with_code(1));
@@ -375,6 +387,7 @@ fn a_replay_whose_order_failed_forgets_no_work() {
             assert!(refused.is_err(), "the first replay runs: {call:?}");
             rig.audit();
         }
+        rig.base.sim.open(gate);
         rig.sync(rig.a);
         rig.sync(rig.b);
         rig.base.allocator.record_use(&output, rig.b).expect("it is ours");

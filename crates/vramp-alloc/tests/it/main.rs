@@ -4,6 +4,7 @@
 
 mod addresses;
 mod attached_captures;
+mod attack;
 mod callbacks;
 mod captures;
 mod common;

@@ -110,12 +110,13 @@ fn work_in_flight_keeps_its_pages() {
     let rig = rig(Simulator::builder().memory(pages(2 * STEP)).checked(), None);
     let block = rig.malloc(2 * STEP);
     let range = AddrRange::new(block.addr(), block.len());
-    let long = Kernel::new("long").writing(range).lasting(1 << 40);
-    rig.sim.launch(rig.raw(rig.stream), long).expect("it can be queued");
+    let gate = rig.sim.gate();
+    let busy = Kernel::new("busy").writing(range).lasting(1 << 40).until(gate);
+    rig.sim.launch(rig.raw(rig.stream), busy).expect("it can be queued");
     rig.free(block);
     small(&rig).expect_err("the pages are in use");
-    rig.sim.synchronize_stream(rig.raw(rig.stream)).expect("it ends");
-    rig.free(small(&rig).expect("the pages are idle"));
+    rig.sim.open(gate);
+    rig.free(small(&rig).expect("the request waits for the pages"));
     assert_eq!(rig.sim.hazards(), []);
     rig.close();
 }
