@@ -306,6 +306,54 @@ fn blocks_that_waited_in_heaps_serve_again_before_the_pool_grows() {
     }
 }
 
+/// Streams take turns for a while: each allocates blocks, begins long work, and frees them. Returns what is
+/// reserved and live at most, and the creates, maps and waits of the last quarter.
+fn take_turns(
+    count: u64,
+    blocks: usize,
+    mut size: impl FnMut() -> Bytes,
+) -> (Bytes, Bytes, [u64; 3]) {
+    let rig = Rig::on(Simulator::builder().contents(Contents::Discarded), Config::default());
+    let others = (1..count).map(|_| rig.allocator.create_stream().unwrap());
+    let streams: Vec<StreamId> = std::iter::once(rig.stream).chain(others).collect();
+    let calls = || [Call::Create, Call::Map, Call::Wait].map(|call| rig.sim.calls_of(call));
+    let mut before = calls();
+    for turn in 0..200 {
+        if turn == 150 {
+            before = calls();
+        }
+        for &stream in &streams {
+            let held: Vec<Allocation> =
+                (0..blocks).map(|_| rig.allocator.malloc(size(), stream).unwrap()).collect();
+            keep_busy(&rig, stream);
+            held.into_iter().for_each(|block| rig.allocator.free(block, stream).unwrap());
+            rig.sim.advance(1_000);
+        }
+    }
+    let (stats, after) = (rig.allocator.stats().unwrap(), calls());
+    (stats.reserved_peak, stats.live_peak, [0, 1, 2].map(|call| after[call] - before[call]))
+}
+
+#[test]
+fn streams_that_take_turns_with_blocks_of_one_size_come_to_need_no_driver_call() {
+    for (count, blocks, kib) in [(2, 1, 30_000), (2, 3, 3_000), (3, 3, 10_240), (8, 1, 1_024)] {
+        let (_, _, calls) = take_turns(count, blocks, || Bytes::kib(kib));
+        assert_eq!(calls, [0; 3], "{count} streams, {blocks} blocks of {kib} KiB");
+    }
+}
+
+#[test]
+fn streams_that_take_turns_with_blocks_of_any_size_reserve_what_pools_of_their_own_would() {
+    for (count, blocks, kib) in [(2, 1, 10_240), (2, 10, 10_240), (2, 10, 30_000), (3, 1, 30_000)] {
+        let mut random = Random(7);
+        let size = || Bytes::kib(kib + random.below(kib));
+        let (reserved, live, _) = take_turns(count, blocks, size);
+        let each = live.count() * 9 / 8 + Bytes::mib(8).count();
+        let most = Bytes::new(each * count);
+        assert!(reserved <= most, "{reserved} for {live}, {count} streams, {blocks} blocks");
+    }
+}
+
 // --- streams that end ---
 
 /// Random programs in which driver calls fail, streams end, and blocks are freed on ended ones.

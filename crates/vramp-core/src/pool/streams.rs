@@ -22,6 +22,10 @@ use crate::waiting::Progress;
 /// Fewest waits of a stream before those that are over are removed.
 const PRUNE_MIN: usize = 16;
 
+/// Requests in a row that found their stream's memory taken by others, from which on the pool grows for
+/// the stream.
+const ROBBED_MIN: u32 = 2;
+
 /// One stream's progress and free memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Stream {
@@ -100,6 +104,8 @@ pub(crate) struct Streams {
     held: BTreeSet<StreamId>,
     /// True once a stream has ended.
     any_ended: bool,
+    /// Number of streams whose memory others take again and again.
+    robbed: u64,
 }
 
 impl Streams {
@@ -111,6 +117,7 @@ impl Streams {
             pending: BTreeSet::new(),
             held: BTreeSet::new(),
             any_ended: false,
+            robbed: 0,
         }
     }
 
@@ -175,8 +182,25 @@ impl Streams {
     pub(crate) fn leave_if_done(&mut self, id: StreamId) {
         let Some(stream) = self.table.get(id) else { return };
         if stream.ended && stream.reached == stream.recorded() && stream.free.is_empty() {
+            self.robbed -= u64::from(stream.robbed >= ROBBED_MIN);
             self.table.remove(id);
         }
+    }
+
+    /// Notes whether a request found that other streams had taken what its stream freed. Returns true
+    /// if that goes on.
+    pub(crate) fn note_robbed(&mut self, id: StreamId, is_robbed: bool) -> bool {
+        let state = self.get_mut(id).expect("a stream with a request has not left");
+        let was = state.robbed >= ROBBED_MIN;
+        state.robbed = if is_robbed { state.robbed.saturating_add(1) } else { 0 };
+        let is = state.robbed >= ROBBED_MIN;
+        self.robbed = self.robbed + u64::from(is) - u64::from(was);
+        is
+    }
+
+    /// Number of streams whose memory others take again and again.
+    pub(crate) fn robbed(&self) -> u64 {
+        self.robbed
     }
 
     /// Free memory that no work touches any more, of no stream.

@@ -16,6 +16,11 @@ const CONTENDED_SLACK: u64 = 3;
 /// of malloc and free a second with 8 MiB for each and with any more, and one million with none.
 const CONTENDED_ROOM: Bytes = Bytes::mib(16);
 
+/// How much larger than the high-water mark the pool of one stream would be, in thousandths of it and in
+/// bytes: blocks strand parts of chunks.
+const SEPARATE_PER_MILLE: u64 = 62;
+const SEPARATE_ROOM: Bytes = Bytes::mib(8);
+
 impl View<'_> {
     /// How much the pool may still grow: up to its limit, or not at all once the device was full.
     pub(in crate::pool) fn growth_allowed(self, attempt: &Attempt) -> Bytes {
@@ -34,7 +39,7 @@ impl View<'_> {
     ) -> Bytes {
         let peak = self.used_peak.max(self.used.saturating_add(len));
         let target = match attempt.growth {
-            _ if attempt.robbed => Bytes::MAX,
+            _ if attempt.robbed => self.separate_pools(peak),
             Growth::WithSlack if attempt.contenders > 0 => {
                 let room = CONTENDED_ROOM * attempt.contenders as u64;
                 with_slack(peak, CONTENDED_SLACK * mixed.slack_per_mille).saturating_add(room)
@@ -44,6 +49,14 @@ impl View<'_> {
         };
         let budget = target.saturating_sub(self.chunks.bytes());
         budget.min(self.growth_allowed(attempt)).round_down(self.config.page)
+    }
+
+    /// What pools of their own would hold at most for the streams that take each other's memory. Beyond
+    /// that they find other streams' memory because sizes differ, whatever the pool holds.
+    fn separate_pools(self, peak: Bytes) -> Bytes {
+        let streams = (self.streams.robbed() + 1).min(self.streams.len() as u64).max(2);
+        let each = with_slack(peak, SEPARATE_PER_MILLE).saturating_add(SEPARATE_ROOM);
+        Bytes::new(each.count().saturating_mul(streams))
     }
 
     /// What the pool has beyond its slack already.

@@ -12,10 +12,6 @@ use crate::pool::request::{Attempt, Relief, Request, Rung, Shortage, Step, Want}
 /// Requests for which events are queried after the pool had to move chunks or to exceed its slack.
 const WATCHED: u32 = 1024;
 
-/// Requests in a row that found their stream's memory taken by others, from which on the pool grows for
-/// the stream.
-const ROBBED_MIN: u32 = 2;
-
 impl Pool {
     /// Goes on with a request, in the order of the ladder's rungs.
     ///
@@ -143,10 +139,8 @@ impl Pool {
             return;
         }
         let len = self.view().rounded(size, BLOCK_ALIGN);
-        let state = self.streams.get_mut(stream).expect("a stream with a request has not left");
-        let had = state.last_freed;
+        let had = self.streams.get(stream).last_freed;
         let is_robbed = len <= had && had <= len.saturating_add(len);
-        state.robbed = if is_robbed { state.robbed + 1 } else { 0 };
-        attempt.robbed = state.robbed >= ROBBED_MIN;
+        attempt.robbed = self.streams.note_robbed(stream, is_robbed);
     }
 }
