@@ -156,6 +156,68 @@ fn a_request_waits_without_a_lock_that_a_free_needs() {
     }
 }
 
+#[test]
+fn pools_that_wait_for_each_other_at_once_keep_the_limit() {
+    for preset in [Preset::Vramp, Preset::Vpmm] {
+        for seed in 0..5 {
+            let config = Config { limit: Some(MIB * 128), ..Config::preset(preset) };
+            let rig = Rig::on(Simulator::builder().contents(Contents::Discarded).checked(), config);
+            let pools: Vec<_> =
+                (0..3).map(|n| rig.allocator.create_pool(&n.to_string()).unwrap()).collect();
+            let streams: Vec<_> = (0..4).map(|_| rig.allocator.create_stream().unwrap()).collect();
+            std::thread::scope(|scope| {
+                for (n, pool) in pools.iter().enumerate() {
+                    let (rig, streams) = (&rig, &streams);
+                    scope.spawn(move || {
+                        let mut random = Random(seed * 7 + n as u64);
+                        let mut held: Vec<Allocation> = Vec::new();
+                        for _ in 0..400 {
+                            let stream = streams[n];
+                            if random.below(2) == 0 {
+                                if let Ok(block) = pool.malloc(MIB * (1 + random.below(60)), stream)
+                                {
+                                    let work =
+                                        Kernel::new("w").writing(range(&block)).lasting(100_000);
+                                    rig.sim.launch(rig.raw(stream), work).unwrap();
+                                    held.push(block);
+                                }
+                            } else if !held.is_empty() {
+                                let block =
+                                    held.swap_remove(random.below(held.len() as u64) as usize);
+                                pool.free(block, stream).unwrap();
+                            }
+                            if random.below(50) == 0 {
+                                let _ = pool.trim(Bytes::ZERO);
+                            }
+                        }
+                        for block in held {
+                            pool.free(block, streams[n]).unwrap();
+                        }
+                    });
+                }
+                scope.spawn(|| {
+                    for n in 0..20 {
+                        let extra = rig.allocator.create_pool(&format!("extra {n}")).unwrap();
+                        if let Ok(block) = extra.malloc(MIB * 20, streams[3]) {
+                            let work = Kernel::new("w").writing(range(&block)).lasting(100_000);
+                            rig.sim.launch(rig.raw(streams[3]), work).unwrap();
+                            extra.free(block, streams[3]).unwrap();
+                        }
+                        extra.close().unwrap();
+                    }
+                });
+            });
+            assert_eq!(rig.sim.hazards(), []);
+            assert!(rig.sim.live().device_bytes <= MIB * 128);
+            for pool in pools {
+                pool.audit().unwrap();
+                pool.close().unwrap();
+            }
+            rig.close();
+        }
+    }
+}
+
 /// How a random program goes.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
