@@ -97,7 +97,7 @@ pub(crate) struct Streams {
     table: StreamTable<Box<Stream>>,
     idle: Stream,
     /// In the place of each stream that left.
-    left: Stream,
+    left: Box<Stream>,
     /// Those with recorded events that are not known to be reached.
     pending: BTreeSet<StreamId>,
     /// Those that are held.
@@ -113,7 +113,7 @@ impl Streams {
         Streams {
             table: StreamTable::default(),
             idle: Stream::new(FreeIndex::new(fit)),
-            left: Stream::left(fit),
+            left: Box::new(Stream::left(fit)),
             pending: BTreeSet::new(),
             held: BTreeSet::new(),
             any_ended: false,
@@ -172,7 +172,7 @@ impl Streams {
             return &mut self.idle.free;
         }
         if self.table.get(id).is_none() {
-            self.table.insert(id, Box::new(self.left.clone()));
+            self.table.insert(id, self.left.clone());
         }
         &mut self.table.get_mut(id).expect("it is there").free
     }

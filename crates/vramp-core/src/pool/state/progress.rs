@@ -161,7 +161,7 @@ impl Pool {
     /// Lists a freed piece of the heap of `heap` that waits for `marks`.
     pub(crate) fn wait_in_heap(&mut self, heap: StreamId, piece: u32, marks: Vec<Mark>) {
         if let Some(open) = self.streams.get_mut(heap) {
-            // What waits was taken by nobody.
+            // No stream took what waits.
             open.last_freed = Bytes::ZERO;
         }
         self.heap_waits.push(heap, piece, marks);
