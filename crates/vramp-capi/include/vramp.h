@@ -273,7 +273,8 @@ vramp_status_t vramp_stream_forget(vramp_allocator_t allocator,
 
 // Allocates at least `size` bytes for work on `stream`, aligned to 512 bytes, or to 256 bytes in a
 // capture into an arena. A block of zero bytes has a unique address too. On failure `*address` is
-// set to null.
+// set to null. Before it fails for want of memory, it waits on the host for work that uses freed
+// memory.
 //
 // What the caller promises:
 // `address` is null or valid for writing.

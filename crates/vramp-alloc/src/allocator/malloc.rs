@@ -52,6 +52,11 @@ impl Allocator {
     /// create, map and set-access for each new chunk, and a map and a set-access for each chunk
     /// moved.
     ///
+    /// A request that would fail waits before, without a lock: for the time of
+    /// [`Config::patience`](crate::Config::patience), and then on the host for the work that uses freed
+    /// memory of this pool and of the group's others, as PyTorch's allocator does. Work that itself waits
+    /// for this thread never ends.
+    ///
     /// # Errors
     /// [`AllocError::OutOfMemory`] reports memory by stream and tag, and the remedies. Any other
     /// error leaves the allocator as it was.

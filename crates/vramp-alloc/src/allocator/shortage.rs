@@ -111,7 +111,8 @@ impl Allocator {
 
 impl Shared {
     /// Does what is left to do about a shortage: trims other pools, runs handlers, waits for frees, and
-    /// at last for work that uses what was freed, here and in other pools. Returns true if the request is to be retried.
+    /// at last for work that uses what was freed, here and in other pools. Returns true if the request is
+    /// to be retried.
     ///
     /// A request made inside a handler only trims: its handlers would call each other without end,
     /// and it would wait for memory that the handler is about to free.
@@ -161,16 +162,13 @@ impl Shared {
             let before = pool.exec.events.completed();
             let awaited = pool.begin_waits()?;
             drop(inner);
-            let mut lost = None;
-            let waits = awaited.into_iter().map(|awaited| {
+            let (mut waits, mut lost) = (Vec::new(), None);
+            for awaited in awaited {
                 let waited = awaited.synchronize(&*self.driver);
-                // Others may be of work that waits for the caller. Its memory stays where it is.
-                lost = lost
-                    .take()
-                    .or_else(|| waited.clone().err().filter(DriverError::is_device_lost));
-                (awaited, waited.is_ok())
-            });
-            let waits: Vec<_> = waits.collect();
+                waits.push((awaited, waited.is_ok()));
+                // Other errors may be of work that waits for the caller. Its memory stays where it is.
+                lost = lost.or(waited.err().filter(DriverError::is_device_lost));
+            }
             let mut inner = self.lock_anyway();
             let Some(pool) = inner.manager.virtual_pool_mut() else { break };
             pool.end_waits(waits);

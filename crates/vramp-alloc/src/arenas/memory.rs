@@ -64,8 +64,8 @@ impl VirtualPool {
     }
 
     /// Lends every idle arena. Returns the bytes lent by this call. An event record and some queries for
-    /// each stream that used one, and none for other streams. Looks at the arenas that may have memory to lend, and at none again
-    /// before that changes, unless its work is not over.
+    /// each stream that used one, and none for other streams. Looks at the arenas that may have memory to
+    /// lend, and at none again before that changes, unless its work is not over.
     pub(crate) fn lend_idle(&mut self) -> Result<Bytes, DriverError> {
         let mut candidates: Vec<ArenaId> = self.arenas.may_lend.iter().copied().collect();
         candidates.retain(|&id| self.may_lend(id) && !self.pool.arena_memory(id).backed.is_zero());

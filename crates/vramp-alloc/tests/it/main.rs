@@ -4,7 +4,6 @@
 
 mod addresses;
 mod attached_captures;
-mod attack;
 mod callbacks;
 mod captures;
 mod common;
@@ -20,6 +19,7 @@ mod growth;
 mod hazards;
 mod hits;
 mod hosted;
+mod hostile;
 mod random_graphs;
 mod random_streams;
 mod recut;
