@@ -41,15 +41,14 @@ pub const PLANTS: [Plant; 20] = [
     Plant {
         breaks: "thread caches and heaps serve a stream that ended",
         file: "crates/vramp-alloc/src/virtual_pool.rs",
-        old: "        self.heaps[stream.index()].end();\n        self.gather();",
+        old: "        self.heap(stream).end();\n        self.drain_stream(stream);",
         new: "",
     },
     Plant {
         breaks: "work counts as over before its event is reached",
         file: "crates/vramp-alloc/src/completion.rs",
-        old: "        if recorded.is_reached(driver)? {\n            self.complete(pool, newest);",
-        new: "        if recorded.is_reached(driver)? || newest.epoch.number() % 2 == 1 {\n            \
-              self.complete(pool, newest);",
+        old: "        if !is_reached(0)? {\n            return Ok(());",
+        new: "        if !is_reached(0)? && last.epoch.number() % 2 == 0 {\n            return Ok(());",
     },
     Plant {
         breaks: "closing leaks the events that are not in use",
