@@ -413,13 +413,20 @@ impl VirtualPool {
         self.exec.events.add_end(&mut self.pool, mark, end);
     }
 
-    /// Frees a block that the pool placed. No driver call, except VPMM's event. The block is free
+    /// Frees a block that the pool placed. No driver call, except VPMM's events. The block is free
     /// even if recording that event fails: the next one covers it.
     pub(crate) fn free(&mut self, id: BlockId, stream: StreamId) -> Result<(), DriverError> {
         self.pool.free(id, stream).expect("the allocator looked the block up");
-        if self.records_each_free && self.pool.is_open(stream) {
-            let mark = self.pool.now(stream);
-            self.record(mark)?;
+        if self.records_each_free {
+            // What a block that others used waits for has no event of its own.
+            let mut marks = self.pool.unrecorded_waits();
+            let own = self.pool.now(stream);
+            if self.pool.is_open(stream) && !marks.contains(&own) {
+                marks.push(own);
+            }
+            for mark in marks {
+                self.record(mark)?;
+            }
         }
         Ok(())
     }

@@ -245,7 +245,7 @@ impl View<'_> {
                 return Err(format!("{id} reached {:?} unrecorded", stream.reached));
             }
             let is_done = stream.ended && stream.reached == stream.recorded();
-            if is_done && stream.free.is_empty() {
+            if is_done && stream.free.iter().next().is_none() {
                 return Err(format!("{id} ended, is done and has not left"));
             }
         }

@@ -6,5 +6,6 @@ mod idle;
 mod order;
 mod paper;
 mod random;
+mod streams;
 mod trim;
 mod vpmm;

@@ -158,6 +158,12 @@ impl Pool {
         self.view().unrecorded()
     }
 
+    /// Returns the marks that freed blocks wait for and no event covers yet, where one can be recorded.
+    /// O(log n) for each stream that blocks wait for.
+    pub fn unrecorded_waits(&self) -> Vec<Mark> {
+        self.view().unrecorded_waits().collect()
+    }
+
     /// Lists a freed piece of the heap of `heap` that waits for `marks`.
     pub(crate) fn wait_in_heap(&mut self, heap: StreamId, piece: u32, marks: Vec<Mark>) {
         if let Some(open) = self.streams.get_mut(heap) {

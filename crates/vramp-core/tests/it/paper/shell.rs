@@ -240,10 +240,16 @@ impl Shell {
             return;
         }
         self.pool.free(block.id, stream).expect("the block is held");
-        if self.pool.config().policy == Policy::Vpmm && self.pool.is_open(stream) {
-            let mark = self.pool.now(stream);
-            if self.paper.call(Op::Record(mark)).is_ok() {
-                self.pool.recorded(mark);
+        if self.pool.config().policy == Policy::Vpmm {
+            let mut marks = self.pool.unrecorded_waits();
+            if self.pool.is_open(stream) {
+                marks.retain(|mark| mark.stream != stream);
+                marks.push(self.pool.now(stream));
+            }
+            for mark in marks {
+                if self.paper.call(Op::Record(mark)).is_ok() {
+                    self.pool.recorded(mark);
+                }
             }
         }
     }
