@@ -35,7 +35,7 @@ impl StreamHeap {
             return;
         }
         let empty = self.slabs.empty().map(|number| self.slabs[number].first);
-        let level = if pool.is_shared() { SHED_LEVEL_SHARED } else { SHED_LEVEL };
+        let level = if pool.shares_idle() { SHED_LEVEL_SHARED } else { SHED_LEVEL };
         let large = self.bins.from(level, &self.pieces);
         let at =
             |piece: u32| self.slabs[self.pieces[piece].slab].origin + self.pieces[piece].offset();

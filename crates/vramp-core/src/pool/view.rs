@@ -193,10 +193,3 @@ impl<'a> View<'a> {
         Range::new(at + from, len)
     }
 }
-
-/// The front of a free region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FreeSlice {
-    pub region: RegionKey,
-    pub len: Bytes,
-}

@@ -5,7 +5,6 @@ use crate::ids::ArenaId;
 use crate::pool::index::RegionKey;
 use crate::pool::ops::Range;
 use crate::pool::request::Step;
-use crate::pool::view::FreeSlice;
 
 /// What the pool does next for a request.
 #[derive(Debug)]
@@ -13,7 +12,7 @@ pub(in crate::pool) enum Decision {
     /// Carve the request, `len` bytes rounded, from the front of a free region of its stream.
     Carve { region: RegionKey, len: Bytes },
     /// Take over idle memory of another stream and carve the request from where it is then.
-    TakeOver { idle: FreeSlice, len: Bytes },
+    TakeOver { idle: RegionKey, len: Bytes },
     /// The stream's own memory and idle memory do not serve the request: freed regions that wait no more
     /// may.
     Miss,

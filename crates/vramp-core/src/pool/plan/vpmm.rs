@@ -19,7 +19,7 @@ use crate::pool::ops::Fill;
 use crate::pool::plan::decision::{Climb, Decision};
 use crate::pool::plan::fill::Filling;
 use crate::pool::request::{Attempt, Relief, Rung, Step};
-use crate::pool::view::{FreeSlice, View};
+use crate::pool::view::View;
 
 impl View<'_> {
     pub(in crate::pool) fn climb_vpmm(self, attempt: &mut Attempt) -> Climb {
@@ -72,16 +72,14 @@ impl View<'_> {
     }
 
     /// The smallest region of another stream that fits and whose work is all over.
-    fn smallest_complete(self, stream: StreamId, len: Bytes) -> Option<FreeSlice> {
+    fn smallest_complete(self, stream: StreamId, len: Bytes) -> Option<RegionKey> {
         let is_complete =
             |key: &RegionKey| self.free_of(*key).marks().all(|mark| self.streams.is_over(mark));
-        let region = self
-            .foreign(stream)
+        self.foreign(stream)
             .into_iter()
             .filter(|&key| self.regions.get(key).len >= len)
             .filter(is_complete)
-            .min_by_key(|&key| (self.regions.get(key).len, self.regions.get(key).at))?;
-        Some(FreeSlice { region, len: self.regions.get(region).len })
+            .min_by_key(|&key| (self.regions.get(key).len, self.regions.get(key).at))
     }
 
     /// True if work on `stream` can be ordered behind all work on another stream's region: neither of

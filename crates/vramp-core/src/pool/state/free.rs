@@ -6,9 +6,7 @@ use crate::ids::{Epoch, Mark, StreamId};
 use crate::pool::index::RegionKey;
 use crate::pool::regions::{Free, Kind, Parts};
 use crate::pool::streams::IDLE;
-use crate::pool::view::FreeSlice;
-use crate::waiting::Age;
-use crate::waiting::Waiting;
+use crate::waiting::{Age, Waiting};
 
 impl Pool {
     /// Makes a used region free, or waiting if work of other streams may still touch it.
@@ -52,8 +50,7 @@ impl Pool {
         waiting: &[Age],
     ) {
         for &region in free {
-            let whole = FreeSlice { region, len: self.regions.get(region).len };
-            let region = self.take_over(whole, stream);
+            let region = self.take_over(region, stream);
             // A chunk may lie in both.
             if self.shares_idle() {
                 self.unindex(region);
@@ -75,10 +72,10 @@ impl Pool {
         }
     }
 
-    /// Makes the front of another stream's free region free memory of `stream`. Returns the region
-    /// that it is part of then.
-    pub(super) fn take_over(&mut self, slice: FreeSlice, stream: StreamId) -> RegionKey {
-        let piece = self.isolate(slice);
+    /// Makes another stream's free region free memory of `stream`. Returns the region that it is part
+    /// of then.
+    pub(super) fn take_over(&mut self, piece: RegionKey, stream: StreamId) -> RegionKey {
+        self.unindex(piece);
         let old_owner = std::mem::replace(&mut self.free_of_mut(piece).owner, stream);
         let present = self.streams.now(stream).epoch;
         let reached = self.streams.get(stream).reached;
@@ -90,16 +87,6 @@ impl Pool {
         }
         self.free_of_mut(piece).parts = parts;
         self.link_free(piece)
-    }
-
-    /// Cuts the front out of an indexed free region. The piece is in no index; the rest is.
-    fn isolate(&mut self, FreeSlice { region, len }: FreeSlice) -> RegionKey {
-        self.unindex(region);
-        if self.regions.get(region).len > len {
-            let rest = self.split_free(region, len);
-            self.index(rest);
-        }
-        region
     }
 
     /// Turns a region into free memory of `owner` and merges it with its neighbours.

@@ -18,17 +18,12 @@ use super::Pool;
 use crate::Bytes;
 use crate::ids::{Epoch, Mark, StreamId};
 use crate::pool::index::RegionKey;
-use crate::pool::regions::{Kind, Parts};
+use crate::pool::regions::Parts;
 use crate::pool::streams::{IDLE, Stream};
 
 impl Pool {
-    /// True if several streams share the pool.
-    pub(crate) fn is_shared(&self) -> bool {
-        self.shares_idle()
-    }
-
-    /// True if free memory becomes idle memory of no stream.
-    pub(super) fn shares_idle(&self) -> bool {
+    /// True if free memory becomes idle memory of no stream: several streams share the pool.
+    pub(crate) fn shares_idle(&self) -> bool {
         self.view().shares_idle()
     }
 
@@ -111,15 +106,20 @@ impl Pool {
         while let Some((len, over)) = runs.pop() {
             start -= len;
             let piece = if start.is_zero() { key } else { self.split_free(key, start) };
-            if over {
-                let free = self.free_of_mut(piece);
-                free.owner = IDLE;
-                free.parts = Parts::one(len, Epoch::START);
-                self.link_free(piece);
-            } else {
-                self.index(piece);
+            match over {
+                true => self.link_idle(piece),
+                false => self.index(piece),
             }
         }
+    }
+
+    /// Makes a free region that is in no index idle memory.
+    fn link_idle(&mut self, key: RegionKey) {
+        let len = self.regions.get(key).len;
+        let free = self.free_of_mut(key);
+        free.owner = IDLE;
+        free.parts = Parts::one(len, Epoch::START);
+        self.link_free(key);
     }
 
     /// Indexes what is left of a free region that a block was carved from: as idle memory where that is
@@ -127,20 +127,16 @@ impl Pool {
     pub(super) fn link_rest(&mut self, rest: RegionKey) {
         let free = self.view().free_of(rest);
         let over = free.marks().all(|mark| self.streams.is_over(mark));
-        if free.owner == IDLE || !over || !self.shares_idle() {
-            return self.index(rest);
+        match free.owner != IDLE && over && self.shares_idle() {
+            true => self.link_idle(rest),
+            false => self.index(rest),
         }
-        let len = self.regions.get(rest).len;
-        let free = self.free_of_mut(rest);
-        free.owner = IDLE;
-        free.parts = Parts::one(len, Epoch::START);
-        self.link_free(rest);
     }
 
     /// Makes idle memory beside a free region of the stream part of it. The region is in no index
     /// afterwards; returns it.
     pub(super) fn absorb_idle(&mut self, key: RegionKey, stream: StreamId) -> RegionKey {
-        let idle = |pool: &Pool, key: &RegionKey| matches!(&pool.regions.get(*key).kind, Kind::Free(free) if free.owner == IDLE && free.lent_by.is_none());
+        let idle = |pool: &Pool, key: &RegionKey| pool.view().is_free_of(*key, IDLE);
         let mut front = key;
         if let Some(next) = self.regions.next(front).filter(|next| idle(self, next)) {
             self.unindex(next);
