@@ -10,8 +10,8 @@ use vramp::Bytes;
 use vramp_trace::Trace;
 
 use crate::args::{Convert, Kind};
-use crate::number::plural;
 use crate::replay::read;
+use vramp_analysis::number::plural;
 
 pub(crate) fn run(args: &Convert, out: &mut dyn Write) -> Result<()> {
     let (input, output) = (&args.input, &args.output);

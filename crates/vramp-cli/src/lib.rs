@@ -1,14 +1,9 @@
 //! The program `vramp`: replays recorded workloads on any allocator, on a card or a simulated one.
 //!
-//! - [`replay`] runs one workload on one allocator and one device, and returns a
-//!   [`replay::Outcome`].
+//! - `replay` prints the replays of [`vramp_analysis`].
 //! - [`graph`] computes the memory of a captured graph of a workload.
 //! - [`mod@bench`] prints the measurements of [`vramp_bench`].
 //! - [`args`] holds the command line; [`main`] runs it.
-//!
-//! The replay makes no decision about memory. The trace alone, and no clock, determines when work
-//! ends, so that allocators get the same requests and make the same decisions on a card and on the
-//! simulator.
 //!
 //! Deliberately absent: allocation policy (`vramp-core`), trace formats (`vramp-trace`).
 #![forbid(unsafe_code)]
@@ -19,8 +14,7 @@ mod convert;
 pub mod device;
 pub mod graph;
 mod info;
-mod number;
-pub mod replay;
+mod replay;
 mod tiers;
 
 use std::io::{self, Write};

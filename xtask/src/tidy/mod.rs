@@ -19,7 +19,7 @@ use crate::{charts, header};
 use scan::Sources;
 
 /// The crates, each of which may name only those before it.
-const LAYERS: [&str; 13] = [
+const LAYERS: [&str; 14] = [
     "vramp-core",
     "vramp-model",
     "vramp-host",
@@ -32,6 +32,7 @@ const LAYERS: [&str; 13] = [
     "vramp",
     "vramp-capi",
     "vramp-bench",
+    "vramp-analysis",
     "vramp-cli",
 ];
 

@@ -13,7 +13,7 @@ use vramp_bench::{Bench, TimeSource};
 
 use super::tables::{self, Cell, Column};
 use super::{Output, args};
-use crate::number::plural;
+use vramp_analysis::number::plural;
 
 /// The device and seed that bounds are of.
 const BOUNDS_OF: (&str, u64) = ("sim:h200", 1);

@@ -10,7 +10,7 @@ use vramp_bench::spill::{CallRow, OverlapRow, OvershootRow, RateRow, WorkloadRow
 use vramp_bench::threads::SizeDistribution;
 use vramp_bench::{Cost, TimeSource, copy, disk, grow, hit, remap, reserve, threads};
 
-use crate::number::Count;
+use vramp_analysis::number::Count;
 
 /// A column: its heading, and its cell of a row.
 pub(super) type Column<R> = (&'static str, fn(&R) -> Cell);

@@ -9,8 +9,8 @@ use vramp_trace::Workload;
 
 use super::{Job, Outcome, Window, layouts};
 use crate::args::Graph;
-use crate::number::{Count, plural};
 use crate::replay::read;
+use vramp_analysis::number::{Count, plural};
 
 pub(crate) fn run(args: &Graph, out: &mut dyn Write) -> Result<()> {
     for path in &args.traces {

@@ -8,7 +8,7 @@ use vramp::Bytes;
 use vramp_trace::{Request, Trace, Workload};
 
 use super::pool::private_pool;
-use crate::replay::has_pending_uses;
+use vramp_analysis::replay::has_pending_uses;
 
 /// Larger than the requests of any real capture.
 const TOTAL_MAX: Bytes = Bytes::tib(1 << 16);

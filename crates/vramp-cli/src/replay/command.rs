@@ -11,7 +11,9 @@ use vramp::Config;
 use vramp::config::TorchConfig;
 use vramp_trace::{ReadLimits, Trace, Workload, read_trace};
 
-use super::{Options, Outcome, Recorded, replay, table};
+use vramp_analysis::replay::{Options, Outcome, Recorded, replay};
+
+use super::table;
 use crate::args::Replay;
 use crate::device::{self, Device};
 

@@ -7,8 +7,8 @@ use vramp::{Bytes, Preset};
 use vramp_driver::DeviceInfo;
 use vramp_trace::Workload;
 
-use super::{Outcome, Recorded};
-use crate::number::{Count, plural};
+use vramp_analysis::number::{Count, plural};
+use vramp_analysis::replay::{Outcome, Recorded};
 
 /// Writes the job's peak, a row for each allocator, and a summary in words.
 pub(crate) fn write(
@@ -188,7 +188,7 @@ mod tests {
 
     use super::*;
     use crate::device::Device;
-    use crate::replay::{Options, replay};
+    use vramp_analysis::replay::{Options, replay};
 
     /// Returns the table of a job that allocates 8 MiB and whose recorded allocator reserved
     /// `reserved`.

@@ -5,8 +5,6 @@
 mod adversary;
 mod bench;
 mod captures;
-mod fidelity;
 mod graph;
-mod order;
 mod program;
 mod tiers;

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A number with a comma before every three digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Count(pub u64);
+pub struct Count(pub u64);
 
 impl fmt::Display for Count {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -21,7 +21,7 @@ impl fmt::Display for Count {
 }
 
 /// Returns the number with its noun: `1 stream`, `2 streams`.
-pub(crate) fn plural(number: usize, noun: &str) -> String {
+pub fn plural(number: usize, noun: &str) -> String {
     let ending = if number == 1 { "" } else { "s" };
     format!("{} {noun}{ending}", Count(number as u64))
 }

@@ -22,7 +22,7 @@ use vramp_trace::{Request, Workload};
 use super::audit::{Auditor, raw};
 use super::fidelity::Peaks;
 use super::{CallCount, Fidelity, Outcome, PendingUses, Recorded, SegmentChanges};
-use crate::device::Device;
+use vramp_bench::Device;
 
 /// Requests between two progress reports.
 const TICK: usize = 1 << 13;
@@ -496,7 +496,7 @@ impl<'a> Run<'a> {
 }
 
 /// Returns true if uses of `block`, freed at `index`, are pending after the free.
-pub(crate) fn has_pending_uses(requests: &[Request], index: usize, block: u32) -> bool {
+pub fn has_pending_uses(requests: &[Request], index: usize, block: u32) -> bool {
     requests.get(index + 1) != Some(&Request::FreeCompleted { block })
 }
 

@@ -1,7 +1,7 @@
 //! Uses on other streams: no memory is reused too early, and the audit detects it if it is.
 use vramp::{Bytes, Config, DeviceAddr, Preset};
-use vramp_cli::device::Device;
-use vramp_cli::replay::{Options, Outcome, ReplayError, replay};
+use vramp_analysis::replay::{Options, Outcome, ReplayError, replay};
+use vramp_bench::Device;
 use vramp_trace::{Event, EventKind, StreamIndex, Trace, Workload};
 
 const AUDIT: Options<'static> = Options { audit: true, skip_record_use: false, compare_with: None };

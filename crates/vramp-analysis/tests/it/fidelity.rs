@@ -2,8 +2,8 @@
 use std::path::PathBuf;
 
 use vramp::{Config, Preset};
-use vramp_cli::device::Device;
-use vramp_cli::replay::{Fidelity, Options, Recorded, replay};
+use vramp_analysis::replay::{Fidelity, Options, Recorded, replay};
+use vramp_bench::Device;
 use vramp_trace::{ReadLimits, Trace, Workload, read_trace};
 
 /// An example without its first events.

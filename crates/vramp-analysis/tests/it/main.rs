@@ -1,0 +1,6 @@
+//! Tests of `vramp-analysis` through its public interface, in one program.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod fidelity;
+mod order;
