@@ -1,0 +1,147 @@
+//! The steps of a job: where one iteration ends and the next begins.
+//!
+//! 1. From annotations: `Optimizer.step#...` spans, which PyTorch records for every optimizer, and
+//!    `ProfilerStep#...` spans.
+//! 2. Without them, from the live bytes: an iteration allocates activations and frees them again, so
+//!    the lowest points between two high points are the boundaries. See [`lows`].
+
+use vramp::Bytes;
+use vramp_trace::{Request, Workload};
+
+use crate::blocks::{Blocks, RequestIndex};
+
+/// A part of the workload, from the request `begin` to before the request `end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// First request.
+    pub begin: RequestIndex,
+    /// First request after it.
+    pub end: RequestIndex,
+}
+
+impl Span {
+    /// Returns true if the request is inside.
+    pub fn contains(&self, request: RequestIndex) -> bool {
+        (self.begin..self.end).contains(&request)
+    }
+}
+
+/// The annotated spans of one device that the analysis knows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Annotated {
+    /// Calls of an optimizer's `step`, in order.
+    pub optimizer_steps: Vec<Span>,
+    /// Calls of an optimizer's `zero_grad`, in order.
+    pub zero_grads: Vec<Span>,
+}
+
+impl Annotated {
+    /// Returns the span among `spans`, which are in order, that contains the request. O(log n).
+    pub fn find(spans: &[Span], request: RequestIndex) -> Option<Span> {
+        let after = spans.partition_point(|span| span.begin <= request);
+        spans[..after].last().copied().filter(|span| span.contains(request))
+    }
+
+    /// Returns the first span among `spans`, which are in order, that begins after the request.
+    /// O(log n).
+    pub fn next(spans: &[Span], request: RequestIndex) -> Option<Span> {
+        spans.get(spans.partition_point(|span| span.begin <= request)).copied()
+    }
+}
+
+/// A lowest point of the live bytes between two high ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Low {
+    /// The request after which the live bytes are lowest.
+    pub request: RequestIndex,
+    /// The live bytes then.
+    pub live: Bytes,
+}
+
+/// Fewest boundaries that make a job look iterative.
+pub const LOWS_MIN: usize = 4;
+
+/// Returns the lowest points between rises and falls of at least a part of the range of the live
+/// bytes. The part is the largest of 1/2, 1/4, ... 1/64 that yields at least eight of them, because
+/// what a job keeps may be small or large beside what one step needs. O(requests) for each part.
+pub fn lows(workload: &Workload, blocks: &Blocks) -> Vec<Low> {
+    let curve = live_curve(workload, blocks);
+    let highest = curve.iter().max().copied().unwrap_or(0);
+    let mut best = Vec::new();
+    for shift in 1..=6 {
+        let swing = highest >> shift;
+        if swing == 0 {
+            break;
+        }
+        let found = turning_points(&curve, swing);
+        let enough = found.len() >= 2 * LOWS_MIN;
+        if found.len() > best.len() {
+            best = found;
+        }
+        if enough {
+            break;
+        }
+    }
+    best
+}
+
+/// Returns the live bytes after each request.
+pub fn live_curve(workload: &Workload, blocks: &Blocks) -> Vec<u64> {
+    let mut live = 0u64;
+    let step = |request: &Request| {
+        match *request {
+            Request::Alloc { size, .. } => live = live.saturating_add(size.count()),
+            Request::Free { block } => live = live.saturating_sub(blocks.get(block).size.count()),
+            Request::FreeCompleted { .. } | Request::Oom { .. } => {}
+        }
+        live
+    };
+    workload.requests.iter().map(step).collect()
+}
+
+/// Returns the minima of `curve` between swings of at least `swing` in both directions.
+fn turning_points(curve: &[u64], swing: u64) -> Vec<Low> {
+    let mut found = Vec::new();
+    let (mut low, mut low_at, mut high) = (u64::MAX, 0u32, 0u64);
+    let mut falling = false;
+    for (at, &live) in (0u32..).zip(curve) {
+        if falling {
+            if live < low {
+                (low, low_at) = (live, at);
+            } else if live - low >= swing {
+                found.push(Low { request: low_at, live: Bytes::new(low) });
+                (falling, high) = (false, live);
+            }
+        } else if live > high {
+            high = live;
+        } else if high - live >= swing {
+            (falling, low, low_at) = (true, live, at);
+        }
+    }
+    if falling {
+        found.push(Low { request: low_at, live: Bytes::new(low) });
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lowest_points_between_swings_are_found() {
+        let curve = [0, 50, 100, 20, 10, 40, 30, 110, 12, 100, 11, 11, 90, 15];
+        let found: Vec<u32> = turning_points(&curve, 50).iter().map(|low| low.request).collect();
+        assert_eq!(found, [4, 8, 10, 13]);
+        assert_eq!(turning_points(&curve, 200), []);
+    }
+
+    #[test]
+    fn spans_are_found_by_request() {
+        let spans = [Span { begin: 10, end: 20 }, Span { begin: 30, end: 40 }];
+        assert_eq!(Annotated::find(&spans, 15), Some(spans[0]));
+        assert_eq!(Annotated::find(&spans, 25), None);
+        assert_eq!(Annotated::next(&spans, 15), Some(spans[1]));
+        assert_eq!(Annotated::next(&spans, 35), None);
+    }
+}
