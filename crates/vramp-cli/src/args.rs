@@ -41,9 +41,10 @@ pub struct Replay {
     /// PyTorch memory snapshots, RMM logs or .vtrace files; plain, gzip or zstd
     #[arg(required = true, value_name = "TRACE")]
     pub traces: Vec<PathBuf>,
-    /// Allocators: vramp, vpmm, stream-ordered, torch, torch-expandable or all
+    /// Allocators, separated by commas or given several times: vramp, vpmm, stream-ordered, torch,
+    /// torch-expandable or all
     #[arg(long, default_value = "all", value_parser = parse_allocators, value_name = "NAME")]
-    pub allocator: Allocators,
+    pub allocator: Vec<Allocators>,
     /// Device: auto, sim, sim:CARD, cuda or cuda:N
     #[arg(long, default_value = "auto")]
     pub device: String,
@@ -63,14 +64,28 @@ pub struct Replay {
     /// Does the model match PyTorch's recorded segments? Fails below 99 %
     #[arg(long)]
     pub fidelity: bool,
+    /// End with exit code 3 if a replay runs out of memory
+    #[arg(long)]
+    pub fail_on_oom: bool,
     /// Audit the allocator after every request; on the simulator, detect unordered accesses too
     #[arg(long)]
     pub audit: bool,
 }
 
-/// Allocators to run on, in order.
+/// The allocators in one value of `--allocator`, which may be given several times.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Allocators(pub Vec<Preset>);
+pub struct Allocators(Vec<Preset>);
+
+/// Returns the allocators of all values in the order given, each once.
+pub(crate) fn presets(values: &[Allocators]) -> Vec<Preset> {
+    let mut presets = Vec::new();
+    for &preset in values.iter().flat_map(|allocators| &allocators.0) {
+        if !presets.contains(&preset) {
+            presets.push(preset);
+        }
+    }
+    presets
+}
 
 fn parse_torch_config(settings: &str) -> Result<TorchConfig, TorchConfigError> {
     settings.parse()

@@ -12,6 +12,7 @@ pub mod args;
 pub mod bench;
 mod convert;
 pub mod device;
+mod exit;
 pub mod graph;
 mod info;
 mod replay;
@@ -24,7 +25,7 @@ use clap::Parser;
 
 /// Parses the command line, runs it, and prints an error to standard error.
 ///
-/// Exit codes: 0 done, 1 failed, 2 invalid arguments.
+/// Exit codes: 0 done, 1 failed, 2 invalid arguments, 3 out of memory with `--fail-on-oom`.
 pub fn main() -> ExitCode {
     let args = args::Args::parse();
     let mut out = io::stdout().lock();
@@ -35,7 +36,7 @@ pub fn main() -> ExitCode {
         Err(error) => {
             // If standard error is closed too, the exit code is all that is left.
             let _ = writeln!(io::stderr(), "vramp: {error:#}");
-            ExitCode::FAILURE
+            exit::code(&error)
         }
     }
 }

@@ -1,5 +1,7 @@
 //! How often a workload had to repair its recording.
 
+use std::fmt;
+
 /// Numbers of requests that a [`crate::Workload`] added or left out because its recording is
 /// incomplete.
 ///
@@ -40,5 +42,26 @@ impl Repairs {
             ("frees_repeated", self.frees_repeated),
             ("blocks_unexplained", self.blocks_unexplained),
         ]
+    }
+}
+
+impl fmt::Display for Repairs {
+    /// Lists what was repaired, in words. Empty if nothing was.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let texts = [
+            "older blocks known from their free",
+            "older blocks known from the segments at the end",
+            "lost frees",
+            "lost completions of frees",
+            "completions without a free",
+            "repeated frees",
+            "blocks at the end that were freed before",
+        ];
+        let counts = self.counts().into_iter().zip(texts).filter(|((_, count), _)| *count > 0);
+        for (index, ((_, count), text)) in counts.enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            write!(f, "{comma}{count} {text}")?;
+        }
+        Ok(())
     }
 }

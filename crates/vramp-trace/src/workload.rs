@@ -67,6 +67,8 @@ pub struct Workload {
     pub repairs: Repairs,
     /// Addresses of the first blocks, which were allocated before the first event.
     earlier: Vec<DeviceAddr>,
+    /// Index of the device's first event in [`Trace::events`].
+    first_event: usize,
     /// Event of each request, or `NO_EVENT`. As long as `requests`.
     events: Vec<u32>,
 }
@@ -98,6 +100,12 @@ impl Workload {
     /// a request that was added before the first event.
     pub fn event_of(&self, request: usize) -> Option<usize> {
         self.events.get(request).filter(|&&event| event != NO_EVENT).map(|&event| event as usize)
+    }
+
+    /// Returns the number of a request's event among the events of its device, from 0. `None` for a
+    /// request that was added before the first event.
+    pub fn device_event_of(&self, request: usize) -> Option<usize> {
+        self.event_of(request).map(|event| event - self.first_event)
     }
 
     /// Returns the address of a block that was allocated before the first event, `None` for later
@@ -292,6 +300,8 @@ impl Builder {
         requests.append(&mut self.requests);
         events.append(&mut self.events);
 
+        let on_device = |event: &Event| u32::from(event.device) == device;
+        let first_event = trace.events.iter().position(on_device).unwrap_or_default();
         let streams = renumber(&mut requests, self.blocks, trace);
         let (peak_live, peak_live_request) = peak(&requests, self.blocks);
         Workload {
@@ -304,6 +314,7 @@ impl Builder {
             peak_live_request,
             repairs: self.repairs,
             earlier,
+            first_event,
             events,
         }
     }

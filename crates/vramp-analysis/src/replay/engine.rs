@@ -21,7 +21,10 @@ use vramp_trace::{Request, Workload};
 
 use super::audit::{Auditor, raw};
 use super::fidelity::Peaks;
-use super::{CallCount, Fidelity, Outcome, PendingUses, Recorded, SegmentChanges};
+use super::{
+    CallCount, Coverage, CurvePoint, Fidelity, Outcome, PendingUses, Recorded, Reserved,
+    SCHEMA_VERSION, SegmentChanges,
+};
 use vramp_bench::Device;
 
 /// Requests between two progress reports.
@@ -40,8 +43,13 @@ pub struct Options<'a> {
     /// Record no use on another stream: a deliberate bug, which the audit has to find.
     pub skip_record_use: bool,
     /// Compare the segments of PyTorch's allocator with this recording. Blocks are then freed at
-    /// the recorded end of their uses.
+    /// the recorded end of their uses, and requests that failed are left out.
     pub compare_with: Option<&'a Recorded>,
+    /// Release cached memory where the program of this recording did. PyTorch's native allocator
+    /// does so also where the recorded one released memory because it lacked some.
+    pub releases_of: Option<&'a Recorded>,
+    /// Record the reserved bytes at every change, as [`Outcome::curve`].
+    pub curve: bool,
 }
 
 /// Why a replay failed. Out of memory is an outcome, not an error.
@@ -104,7 +112,8 @@ pub enum ReplayError {
 /// Replays `workload` on a new allocator of `device` with `config`, whose `progress` is replaced.
 /// `tick` is called with the number of requests done, every few thousand requests.
 ///
-/// `events` and `read_s` of the outcome, which depend on the trace, stay zero.
+/// The fields of the outcome that depend on the trace are those of a trace without events: see
+/// [`Outcome::with_recorded`].
 ///
 /// # Errors
 /// Anything but out of memory: see [`ReplayError`].
@@ -133,6 +142,7 @@ pub fn replay(
     let fidelity = run.fidelity(stats.reserved_peak);
     let decisions_sha256 = run.digest();
     let worst_malloc_ns = run.worst_malloc_ns;
+    let curve = std::mem::take(&mut run.curve);
     run.close()?;
     let hazards = match &fresh.simulator {
         Some(simulator) if options.audit => {
@@ -150,21 +160,27 @@ pub fn replay(
 
     let info = fresh.driver.info();
     let peak_live = workload.peak_live;
-    let ratio = stats.reserved_peak.count() as f64 / peak_live.count() as f64;
+    let demand = peak_demand(workload);
+    let ratio = stats.reserved_peak.count() as f64 / demand.count() as f64;
     let total = calls.total();
     let (oom_at_event, oom) = oom.map_or((None, None), |(at, text)| (Some(at), Some(text)));
     Ok(Outcome {
+        schema_version: SCHEMA_VERSION,
         trace: workload.name.clone(),
         trace_device: workload.device,
         allocator: preset.name(),
         variables: Vec::new(),
+        settings: None,
         device: info.id.clone(),
         events: 0,
         requests: workload.requests.len() as u64,
         streams: workload.streams.len() as u64,
         peak_live_bytes: peak_live.count(),
+        peak_demand_bytes: demand.count(),
+        recorded_peak_bytes: None,
+        recording: Coverage::Whole.name(),
         peak_reserved_bytes: stats.reserved_peak.count(),
-        reserved_over_live: (!peak_live.is_zero()).then_some(ratio),
+        reserved_over_live: (!demand.is_zero() && oom.is_none()).then_some(ratio),
         driver_ms: ms(total.total_ns),
         driver_ms_is: if info.simulated { "modelled" } else { "measured" },
         worst_malloc_us: worst_malloc_ns as f64 / 1e3,
@@ -183,6 +199,7 @@ pub fn replay(
         repairs: workload.repairs.counts().into_iter().filter(|&(_, count)| count > 0).collect(),
         hazards,
         fidelity,
+        curve,
     })
 }
 
@@ -217,12 +234,15 @@ struct Run<'a> {
     /// Place of each block, in the order of allocation.
     decisions: Vec<u64>,
     has_own_pool: bool,
+    /// Whether PyTorch's allocator has expandable segments.
+    is_expandable: bool,
     /// Whether PyTorch's allocator returns memory without being asked to; `None` for others.
     returns_by_itself: Option<bool>,
     first_driver_block: Option<DeviceAddr>,
     worst_malloc_ns: u64,
     /// Segment changes of PyTorch's allocator, where they are compared.
     segments: SegmentChanges,
+    curve: Vec<CurvePoint>,
 }
 
 impl<'a> Run<'a> {
@@ -249,6 +269,8 @@ impl<'a> Run<'a> {
             let config = pool.config();
             config.garbage_collection_threshold.is_some() || config.max_split_size.is_some()
         });
+        let is_expandable =
+            allocator.torch_state().is_some_and(|pool| pool.config().expandable_segments);
         let mut live = Vec::new();
         live.resize_with(workload.blocks as usize, || None);
         Ok(Run {
@@ -262,10 +284,12 @@ impl<'a> Run<'a> {
             live,
             decisions: Vec::with_capacity(workload.blocks as usize),
             has_own_pool,
+            is_expandable,
             returns_by_itself,
             first_driver_block: None,
             worst_malloc_ns: 0,
             segments: SegmentChanges::default(),
+            curve: Vec::new(),
         })
     }
 
@@ -314,7 +338,11 @@ impl<'a> Run<'a> {
             }
             Request::FreeCompleted { block } => self.uses_done(block),
             // The recorded request failed, and the program continued.
-            Request::Oom { .. } => {}
+            Request::Oom { .. } if compared => {}
+            Request::Oom { size, stream, .. } => self.probe(size, stream)?,
+        }
+        if self.options.curve {
+            self.record_reserved(index)?;
         }
         match &self.auditor {
             Some(auditor) => auditor.check(&self.allocator),
@@ -361,11 +389,42 @@ impl<'a> Run<'a> {
 
     /// Releases unused memory where the recorded allocator did: see `fidelity.rs`.
     fn empty_cache_as_recorded(&mut self, request: usize) -> Result<(), ReplayError> {
-        let Some(recorded) = self.options.compare_with else { return Ok(()) };
-        if recorded.segments.frees_before(request) && self.returns_by_itself == Some(false) {
+        let Some(recorded) = self.options.compare_with.or(self.options.releases_of) else {
+            return Ok(());
+        };
+        let segments = &recorded.segments;
+        let releases = match self.returns_by_itself {
+            Some(false) if !self.is_expandable || self.options.compare_with.is_some() => {
+                segments.frees_before(request)
+            }
+            Some(true) if self.options.compare_with.is_some() => false,
+            _ => segments.is_released_before(request, self.workload),
+        };
+        if releases {
             self.allocator.trim(Bytes::ZERO)?;
             self.record_segments(request);
         }
+        Ok(())
+    }
+
+    fn record_reserved(&mut self, request: usize) -> Result<(), ReplayError> {
+        let reserved = self.allocator.stats()?.reserved;
+        if self.curve.last().is_none_or(|last| last.reserved_bytes != reserved.count()) {
+            let request = u32::try_from(request).expect("a workload has fewer than 2^32 requests");
+            self.curve.push(CurvePoint { request, reserved_bytes: reserved.count() });
+        }
+        Ok(())
+    }
+
+    /// Makes a request that failed when it was recorded. Where it succeeds, how long the program
+    /// would have kept the block is unknown, so it is freed at once.
+    fn probe(&mut self, size: Bytes, stream: u32) -> Result<(), ReplayError> {
+        let stream = self.streams[stream as usize];
+        let begun_ns = self.meter.now_ns();
+        let allocation = self.allocator.malloc(size, stream)?;
+        let took_ns = self.meter.now_ns().saturating_sub(begun_ns);
+        self.worst_malloc_ns = self.worst_malloc_ns.max(took_ns);
+        self.allocator.free(allocation, stream)?;
         Ok(())
     }
 
@@ -379,7 +438,11 @@ impl<'a> Run<'a> {
 
     fn fidelity(&self, replayed: Bytes) -> Option<Fidelity> {
         let recorded = self.options.compare_with?;
-        let peaks = Peaks { recorded: recorded.peak_reserved.unwrap_or_default(), replayed };
+        let recorded_peak = match recorded.reserved {
+            Reserved::Peak(peak) | Reserved::AtLeast(peak) => peak,
+            Reserved::Unknown => Bytes::ZERO,
+        };
+        let peaks = Peaks { recorded: recorded_peak, replayed };
         Some(recorded.segments.compare(&self.segments, self.workload, peaks))
     }
 
@@ -482,17 +545,36 @@ impl<'a> Run<'a> {
         self.allocator.close()
     }
 
-    /// Returns the event of a request; 0 for blocks from before the recording.
+    /// Returns the number of a request's event among those of the device; 0 for blocks from before
+    /// the recording.
     fn event(&self, request: usize) -> u64 {
-        self.workload.event_of(request).unwrap_or(0) as u64
+        self.workload.device_event_of(request).unwrap_or(0) as u64
     }
 
     fn at(&self, request: usize) -> String {
-        match self.workload.event_of(request) {
+        match self.workload.device_event_of(request) {
             Some(event) => format!("event {event} of '{}'", self.workload.name),
             None => format!("a block allocated before the first event of '{}'", self.workload.name),
         }
     }
+}
+
+/// Returns the most bytes that the job needed at once: its peak, or where that is more, what was
+/// allocated when a request failed, with the failed request. O(requests).
+pub fn peak_demand(workload: &Workload) -> Bytes {
+    let sizes = workload.block_sizes();
+    let (mut live, mut demand) = (0u64, workload.peak_live.count());
+    for request in &workload.requests {
+        match *request {
+            Request::Alloc { size, .. } => live = live.saturating_add(size.count()),
+            Request::Free { block } => {
+                live = live.saturating_sub(sizes[block as usize].count());
+            }
+            Request::Oom { size, .. } => demand = demand.max(live.saturating_add(size.count())),
+            Request::FreeCompleted { .. } => {}
+        }
+    }
+    Bytes::new(demand)
 }
 
 /// Returns true if uses of `block`, freed at `index`, are pending after the free.

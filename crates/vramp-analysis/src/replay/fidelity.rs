@@ -38,8 +38,8 @@ pub struct Fidelity {
     /// Recorded changes that the model made too, for the same request and of the same size.
     #[serde(rename = "foretold")]
     pub matched: u64,
-    /// `matched` in percent of `recorded`.
-    pub percent: f64,
+    /// `matched` in percent of `recorded`; `None` if there are no recorded changes.
+    pub percent: Option<f64>,
     /// Recorded changes that the model did not make.
     pub missing: u64,
     /// Changes of the model that were not recorded.
@@ -105,6 +105,21 @@ impl SegmentChanges {
         self.0.get(&request).is_some_and(|changes| changes.iter().any(|(kind, _)| frees(kind)))
     }
 
+    /// Returns true if the program released cached memory before this request, as
+    /// `torch.cuda.empty_cache` does: segments were freed, and neither a segment nor a failure
+    /// follows, as it does where the allocator itself released memory because it lacked some.
+    pub(super) fn is_released_before(&self, request: usize, workload: &Workload) -> bool {
+        let fails = matches!(workload.requests.get(request), Some(Request::Oom { .. }));
+        let last = self.0.get(&request).and_then(|changes| changes.last());
+        let freed = [EventKind::SegmentFree, EventKind::SegmentUnmap].map(name);
+        !fails && last.is_some_and(|(kind, _)| freed.contains(kind))
+    }
+
+    /// Returns the number of requests before which segments were freed.
+    pub fn releases(&self) -> usize {
+        self.0.keys().filter(|&&request| self.frees_before(request)).count()
+    }
+
     /// Compares the recorded changes with those of the replay.
     pub(super) fn compare(
         &self,
@@ -137,7 +152,7 @@ impl SegmentChanges {
                 first_difference = Some(difference(workload, request, &missing, &unmatched));
             }
         }
-        let percent = if recorded == 0 { 100.0 } else { matched as f64 * 100.0 / recorded as f64 };
+        let percent = (recorded > 0).then(|| matched as f64 * 100.0 / recorded as f64);
         let (theirs, ours) = (peaks.recorded.count() as f64, peaks.replayed.count() as f64);
         let peak_off_percent = (ours - theirs) * 100.0 / theirs.max(1.0);
         let extra_percent = extra as f64 * 100.0 / recorded.max(1) as f64;
@@ -151,7 +166,7 @@ impl SegmentChanges {
             recorded_peak_bytes: peaks.recorded.count(),
             replayed_peak_bytes: peaks.replayed.count(),
             peak_off_percent,
-            faithful: percent >= MATCH_PERCENT_MIN
+            faithful: percent.is_none_or(|percent| percent >= MATCH_PERCENT_MIN)
                 && extra_percent <= 100.0 - MATCH_PERCENT_MIN
                 && peak_off_percent.abs() <= PEAK_PERCENT_MAX,
         }

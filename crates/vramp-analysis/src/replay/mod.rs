@@ -20,10 +20,10 @@ mod outcome;
 mod pending_uses;
 mod recorded;
 
-pub use engine::{Options, ReplayError, has_pending_uses, replay};
+pub use engine::{Options, ReplayError, has_pending_uses, peak_demand, replay};
 pub use fidelity::{Fidelity, SegmentChanges};
 pub use initial::InitialSegment;
-pub use outcome::{CallCount, Outcome};
-pub use recorded::{Recorded, RecordedOom};
+pub use outcome::{CallCount, CurvePoint, Outcome, SCHEMA_VERSION};
+pub use recorded::{Coverage, Recorded, RecordedOom, Reserved};
 
 use pending_uses::PendingUses;

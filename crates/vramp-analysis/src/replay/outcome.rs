@@ -4,11 +4,16 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::Fidelity;
+use super::{Fidelity, Recorded};
+
+/// Version of the format of [`Outcome`]. It changes when a field is removed or changes its meaning.
+pub const SCHEMA_VERSION: u32 = 1;
 
 /// The result of one run, as `--json` prints it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outcome {
+    /// [`SCHEMA_VERSION`].
+    pub schema_version: u32,
     /// The trace's name.
     pub trace: String,
     /// Number of the recorded device.
@@ -19,6 +24,9 @@ pub struct Outcome {
     /// `VPMM_PAGES`; left out if there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub variables: Vec<&'static str>,
+    /// The recorded settings of PyTorch's allocator that the replay used; left out if there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub settings: Option<String>,
     /// The device of the replay: `sim:h200`, `cuda:0`.
     pub device: String,
     /// Events of that recorded device in the trace.
@@ -29,9 +37,16 @@ pub struct Outcome {
     pub streams: u64,
     /// Peak of the live bytes of the whole workload, even if the run stopped before.
     pub peak_live_bytes: u64,
+    /// Most bytes that the job needed at once: as `peak_live_bytes`, with requests that failed.
+    pub peak_demand_bytes: u64,
+    /// Peak of the recorded allocator's reserved bytes; `None` if it is not known.
+    pub recorded_peak_bytes: Option<u64>,
+    /// How much of the job the recording shows: `whole`, `from_the_middle` or `missing`.
+    pub recording: &'static str,
     /// Peak of the reserved bytes of all pools together.
     pub peak_reserved_bytes: u64,
-    /// `peak_reserved_bytes` over `peak_live_bytes`; `None` for a workload without allocations.
+    /// `peak_reserved_bytes` over `peak_demand_bytes`; `None` for a workload without allocations and
+    /// for a run that ran out of memory.
     pub reserved_over_live: Option<f64>,
     /// Host time in driver calls during the replay, without setup and teardown.
     pub driver_ms: f64,
@@ -52,7 +67,8 @@ pub struct Outcome {
     pub handles_moved: u64,
     /// Bytes in the moved handles.
     pub moved_bytes: u64,
-    /// Trace event of the first request that failed for lack of memory. The run stops there.
+    /// Number, among the events of the recorded device, of the first request that failed for lack of
+    /// memory. The run stops there.
     pub oom_at_event: Option<u64>,
     /// The allocator's error at that event.
     pub oom: Option<String>,
@@ -71,6 +87,30 @@ pub struct Outcome {
     /// Comparison with the recorded segments; left out without `--fidelity`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fidelity: Option<Fidelity>,
+    /// Reserved bytes at each change, with [`super::Options::curve`]; not printed.
+    #[serde(skip)]
+    pub curve: Vec<CurvePoint>,
+}
+
+impl Outcome {
+    /// Returns the outcome with what `recorded` says about the recording.
+    pub fn with_recorded(self, recorded: &Recorded) -> Outcome {
+        Outcome {
+            events: recorded.events,
+            recorded_peak_bytes: recorded.reserved.peak().map(vramp::Bytes::count),
+            recording: recorded.coverage.name(),
+            ..self
+        }
+    }
+}
+
+/// The reserved bytes from a request on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CurvePoint {
+    /// Index of the request in [`vramp_trace::Workload::requests`].
+    pub request: u32,
+    /// Reserved bytes after it.
+    pub reserved_bytes: u64,
 }
 
 /// Driver calls of one kind.

@@ -1,4 +1,5 @@
-//! The recorded allocator: its reserved memory, its segments and its first failure.
+//! The recorded allocator: its reserved memory, its segments, its first failure, and how much of the
+//! job the recording shows.
 
 use std::fmt;
 
@@ -8,30 +9,163 @@ use vramp_trace::{Event, EventKind, Request, Trace, Workload};
 use super::initial::initial_segments;
 use super::{InitialSegment, SegmentChanges};
 
-use crate::number::Count;
+use crate::number::{Count, plural};
 
 /// The recorded allocator, as far as it was recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recorded {
     /// Events of the device.
     pub events: u64,
-    /// Peak of its reserved bytes; `None` if they were not recorded.
-    pub peak_reserved: Option<Bytes>,
+    /// Index of the device's first event in the trace.
+    pub first_event: usize,
+    /// Peak of its reserved bytes.
+    pub reserved: Reserved,
+    /// Whether the recording shows the whole job.
+    pub coverage: Coverage,
     /// Segments it allocated and freed.
     pub segments: SegmentChanges,
     /// Segments it had when the recording began.
     pub initial: Vec<InitialSegment>,
-    /// Its settings in PyTorch's syntax, where recorded.
+    /// Its settings in PyTorch's syntax, where recorded and not the default.
     pub settings: Option<String>,
     /// The first request that failed for lack of memory.
     pub oom: Option<RecordedOom>,
 }
 
+/// What is known of the recorded allocator's peak of reserved bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reserved {
+    /// Neither segments nor their events were recorded.
+    #[default]
+    Unknown,
+    /// It reserved at least so much: only the segments at the end were recorded, or events that
+    /// account for less than was allocated.
+    AtLeast(Bytes),
+    /// Its peak.
+    Peak(Bytes),
+}
+
+impl Reserved {
+    /// Returns the peak, if it is known exactly.
+    pub fn peak(self) -> Option<Bytes> {
+        match self {
+            Reserved::Peak(peak) => Some(peak),
+            Reserved::AtLeast(_) | Reserved::Unknown => None,
+        }
+    }
+}
+
+/// Whether a recording shows the whole job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Coverage {
+    /// Every allocation was recorded.
+    #[default]
+    Whole,
+    /// Memory was allocated or reserved before the first event: the recording was begun late, or its
+    /// ring of events was full and lost the first.
+    FromTheMiddle {
+        /// Blocks that are older than the first event.
+        blocks: u64,
+        /// Their bytes.
+        allocated: Bytes,
+        /// Bytes reserved before the first event, if known.
+        reserved: Option<Bytes>,
+    },
+    /// The recording has no allocation events, only the blocks at its end.
+    Missing {
+        /// Blocks at the end.
+        blocks: u64,
+        /// Their bytes.
+        allocated: Bytes,
+    },
+}
+
+impl Coverage {
+    /// Returns true if the peaks of other allocators can be compared with the recorded one: what is
+    /// older than the recording is at most a twentieth of the peaks.
+    pub fn supports_comparison(self, peak_live: Bytes, peak_reserved: Bytes) -> bool {
+        let small = |part: Bytes, whole: Bytes| part.count() <= whole.count() / 20;
+        match self {
+            Coverage::Whole => true,
+            Coverage::FromTheMiddle { allocated, reserved, .. } => {
+                small(allocated, peak_live)
+                    && reserved.is_none_or(|reserved| small(reserved, peak_reserved))
+            }
+            Coverage::Missing { .. } => false,
+        }
+    }
+
+    /// Returns its name in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Coverage::Whole => "whole",
+            Coverage::FromTheMiddle { .. } => "from_the_middle",
+            Coverage::Missing { .. } => "missing",
+        }
+    }
+
+    fn of(workload: &Workload, start_reserved: Option<Bytes>) -> Coverage {
+        let older = (0..workload.requests.len())
+            .take_while(|&request| workload.event_of(request).is_none())
+            .filter_map(|request| match workload.requests[request] {
+                Request::Alloc { size, .. } => Some(size.count()),
+                _ => None,
+            });
+        let (blocks, allocated) =
+            older.fold((0, 0u64), |(blocks, sum), size| (blocks + 1, sum.saturating_add(size)));
+        let allocated = Bytes::new(allocated);
+        let (first, last) = (0, workload.requests.len());
+        let recorded = (first..last).any(|request| workload.event_of(request).is_some());
+        if !recorded {
+            return Coverage::Missing { blocks, allocated };
+        }
+        let reserved = start_reserved.filter(|reserved| !reserved.is_zero());
+        if blocks == 0 && reserved.is_none() {
+            return Coverage::Whole;
+        }
+        Coverage::FromTheMiddle { blocks, allocated, reserved }
+    }
+}
+
+impl fmt::Display for Coverage {
+    /// Says what is missing and how to record it. Empty for [`Coverage::Whole`].
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = |blocks: u64| plural(usize::try_from(blocks).unwrap_or(usize::MAX), "block");
+        match *self {
+            Coverage::Whole => Ok(()),
+            Coverage::FromTheMiddle { blocks, allocated, reserved } => {
+                write!(
+                    f,
+                    "The recording begins in the middle of the job: {} ({allocated}) are older than \
+                     its first event",
+                    count(blocks)
+                )?;
+                if let Some(reserved) = reserved {
+                    write!(f, ", and {reserved} were reserved already")?;
+                }
+                f.write_str(
+                    ". To record all of it, call torch.cuda.memory._record_memory_history() before \
+                     the job begins, with a larger max_entries if the ring was full.",
+                )
+            }
+            Coverage::Missing { blocks, allocated } => write!(
+                f,
+                "The recording has no history: it shows only the {} ({allocated}) allocated at its \
+                 end. To record the history, call torch.cuda.memory._record_memory_history() before \
+                 the job begins.",
+                count(blocks)
+            ),
+        }
+    }
+}
+
 /// A request that failed in the recorded job for lack of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordedOom {
-    /// Index of its event in the trace.
+    /// Number of its event among those of the device, from 0.
     pub event: usize,
+    /// Its request in the workload.
+    pub request: usize,
     /// Requested bytes.
     pub size: Bytes,
     /// Allocated bytes at that time.
@@ -42,23 +176,42 @@ pub struct RecordedOom {
     pub free: Option<Bytes>,
 }
 
+impl RecordedOom {
+    /// Returns the bytes that the job needed at that time: what was allocated and what it requested.
+    pub fn demand(&self) -> Bytes {
+        self.live.checked_add(self.size).unwrap_or(Bytes::new(u64::MAX))
+    }
+
+    /// Returns the memory of the card that this allocator could have had: what it had reserved and
+    /// what was free. `None` if either was not recorded.
+    pub fn usable(&self) -> Option<Bytes> {
+        self.reserved?.checked_add(self.free?)
+    }
+
+    /// Returns true if the card had enough free memory for the request: the job ran under a limit.
+    pub fn is_limited(&self) -> bool {
+        self.free.is_some_and(|free| self.size <= free)
+    }
+}
+
 impl Recorded {
     /// Collects what `trace` has of the device of `workload`.
     ///
     /// The reserved bytes at the beginning follow from those at the end. O(events).
     pub fn of(trace: &Trace, workload: &Workload) -> Recorded {
         let on_device = |found: u16| u32::from(found) == workload.device;
-        let settings = trace.allocator_settings.iter();
-        let mut settings = settings.filter(|(key, _)| key == "PYTORCH_CUDA_ALLOC_CONF");
+        let first_event =
+            trace.events.iter().position(|event| on_device(event.device)).unwrap_or_default();
         let mut recorded = Recorded {
+            first_event,
             segments: SegmentChanges::of(trace, workload),
             initial: initial_segments(trace, workload),
-            settings: settings.next().map(|(_, value)| value.clone()),
+            settings: settings(&trace.allocator_settings),
             ..Recorded::default()
         };
         let mut change_at_oom = 0;
         // Relative to the beginning; signed and wide, as a recording may be inconsistent.
-        let (mut change, mut highest, mut known) = (0i128, 0i128, false);
+        let (mut change, mut highest, mut has_events) = (0i128, 0i128, false);
         for (index, event) in trace.events.iter().enumerate() {
             if !on_device(event.device) {
                 continue;
@@ -67,13 +220,15 @@ impl Recorded {
             if let Some(step) = step(event) {
                 change += step;
                 highest = highest.max(change);
-                known = true;
+                has_events = true;
             } else if event.kind == EventKind::Oom && recorded.oom.is_none() {
                 change_at_oom = change;
+                let (request, live) = before(workload, index);
                 recorded.oom = Some(RecordedOom {
-                    event: index,
+                    event: index - first_event,
+                    request,
                     size: event.size,
-                    live: live_before(workload, index),
+                    live,
                     reserved: None,
                     free: event.device_free(),
                 });
@@ -82,22 +237,54 @@ impl Recorded {
         let segments = trace.segments.iter().filter(|segment| on_device(segment.device));
         let sizes = segments.map(|segment| i128::from(segment.total_size.count()));
         let at_end = sizes.reduce(|sum, size| sum + size);
-        known |= at_end.is_some();
+        let known = has_events || at_end.is_some();
         let at_start = at_end.map_or(0, |reserved| (reserved - change).max(0));
         let reserved =
             |change: i128| u64::try_from(at_start + change).ok().filter(|_| known).map(Bytes::new);
-        recorded.peak_reserved = reserved(highest);
+        recorded.reserved = match reserved(highest) {
+            None => Reserved::Unknown,
+            // Without events of segments, the end is all that is known.
+            Some(peak) if !has_events || peak < workload.peak_live => Reserved::AtLeast(peak),
+            Some(peak) => Reserved::Peak(peak),
+        };
+        recorded.coverage = Coverage::of(workload, at_end.and_then(|_| reserved(0)));
         if let Some(oom) = &mut recorded.oom {
-            oom.reserved = reserved(change_at_oom);
+            oom.reserved = reserved(change_at_oom).filter(|&reserved| reserved >= oom.live);
         }
         recorded
     }
 }
 
+/// Returns the recorded settings in PyTorch's syntax: the text of the variable, or if the program
+/// set them in another way, those that differ from the default.
+fn settings(recorded: &[(String, String)]) -> Option<String> {
+    let find = |name: &str| {
+        let mut found = recorded.iter().filter(|(key, _)| key == name);
+        found.next().map(|(_, value)| value.as_str())
+    };
+    let variables = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
+    if let Some(text) = variables.into_iter().filter_map(find).find(|text| !text.is_empty()) {
+        return Some(text.to_owned());
+    }
+    let mut parts = Vec::new();
+    if find("expandable_segments") == Some("True") {
+        parts.push("expandable_segments:True".to_owned());
+    }
+    let number = |name| find(name).and_then(|text| text.parse::<i64>().ok()).filter(|&it| it > 0);
+    if let Some(bytes) = number("max_split_size") {
+        parts.push(format!("max_split_size_mb:{}", bytes >> 20));
+    }
+    let threshold = find("garbage_collection_threshold").and_then(|text| text.parse::<f64>().ok());
+    if let Some(threshold) = threshold.filter(|&it| it > 0.0 && it < 1.0) {
+        parts.push(format!("garbage_collection_threshold:{threshold}"));
+    }
+    (!parts.is_empty()).then(|| parts.join(","))
+}
+
 impl fmt::Display for RecordedOom {
     /// Says what was requested, and whether fragmentation was the cause.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RecordedOom { event, size, live, reserved, free } = *self;
+        let RecordedOom { event, size, live, reserved, free, .. } = *self;
         let event = Count(event as u64);
         write!(
             f,
@@ -146,18 +333,23 @@ fn step(event: &Event) -> Option<i128> {
     }
 }
 
-/// Returns the live bytes at the request of an event.
-fn live_before(workload: &Workload, event: usize) -> Bytes {
+/// Returns the first request that is not before an event, and the live bytes before it.
+fn before(workload: &Workload, event: usize) -> (usize, Bytes) {
     let sizes = workload.block_sizes();
-    let before = |&(index, _): &(usize, &Request)| {
-        workload.event_of(index).is_none_or(|found| found < event)
-    };
-    let requests = workload.requests.iter().enumerate().take_while(before);
-    requests.fold(Bytes::ZERO, |live, (_, request)| match *request {
-        Request::Alloc { size, .. } => live + size,
-        Request::Free { block } => live - sizes[block as usize],
-        Request::FreeCompleted { .. } | Request::Oom { .. } => live,
-    })
+    let mut live = 0u64;
+    for (index, request) in workload.requests.iter().enumerate() {
+        if workload.event_of(index).is_some_and(|found| found >= event) {
+            return (index, Bytes::new(live));
+        }
+        match *request {
+            Request::Alloc { size, .. } => live = live.saturating_add(size.count()),
+            Request::Free { block } => {
+                live = live.saturating_sub(sizes[block as usize].count());
+            }
+            Request::FreeCompleted { .. } | Request::Oom { .. } => {}
+        }
+    }
+    (workload.requests.len(), Bytes::new(live))
 }
 
 #[cfg(test)]
@@ -201,10 +393,10 @@ mod tests {
     fn the_initially_reserved_bytes_follow_from_those_at_the_end() {
         use EventKind::{SegmentAlloc, SegmentFree};
         let events = [(SegmentAlloc, 4), (SegmentFree, 3)];
-        assert_eq!(recorded(&events, &[]).peak_reserved, Some(Bytes::gib(4)));
-        assert_eq!(recorded(&events, &[5, 6]).peak_reserved, Some(Bytes::gib(14)));
-        assert_eq!(recorded(&[], &[5, 6]).peak_reserved, Some(Bytes::gib(11)));
-        assert_eq!(recorded(&[], &[]).peak_reserved, None);
+        assert_eq!(recorded(&events, &[]).reserved, Reserved::Peak(Bytes::gib(4)));
+        assert_eq!(recorded(&events, &[5, 6]).reserved, Reserved::Peak(Bytes::gib(14)));
+        assert_eq!(recorded(&[], &[5, 6]).reserved, Reserved::AtLeast(Bytes::gib(11)));
+        assert_eq!(recorded(&[], &[]).reserved, Reserved::Unknown);
     }
 
     #[test]
@@ -217,10 +409,47 @@ mod tests {
     }
 
     #[test]
+    fn less_reserved_than_allocated_is_a_lower_bound() {
+        use EventKind::{Alloc, SegmentAlloc};
+        let found = recorded(&[(SegmentAlloc, 4), (Alloc, 5)], &[]);
+        assert_eq!(found.reserved, Reserved::AtLeast(Bytes::gib(4)));
+        assert_eq!(found.reserved.peak(), None);
+    }
+
+    #[test]
+    fn the_coverage_says_what_is_missing() {
+        use EventKind::{Alloc, FreeRequested, SegmentAlloc, SegmentFree};
+        assert_eq!(recorded(&[(SegmentAlloc, 4), (Alloc, 3)], &[]).coverage, Coverage::Whole);
+        let late = recorded(&[(FreeRequested, 3), (SegmentFree, 4), (Alloc, 1)], &[0]).coverage;
+        let reserved = Some(Bytes::gib(4));
+        assert_eq!(late, Coverage::FromTheMiddle { blocks: 1, allocated: Bytes::gib(3), reserved });
+        assert!(!late.supports_comparison(Bytes::gib(30), Bytes::gib(30)));
+        assert!(late.supports_comparison(Bytes::gib(60), Bytes::gib(80)));
+        assert!(late.to_string().contains("1 block (3.00 GiB) are older"), "{late}");
+        assert!(late.to_string().contains("_record_memory_history"), "{late}");
+    }
+
+    #[test]
+    fn settings_made_without_the_variable_are_found() {
+        let of = |pairs: &[(&str, &str)]| {
+            let pairs = pairs.iter().map(|&(key, value)| (key.to_owned(), value.to_owned()));
+            settings(&pairs.collect::<Vec<_>>())
+        };
+        assert_eq!(of(&[("PYTORCH_CUDA_ALLOC_CONF", ""), ("max_split_size", "-1")]), None);
+        let text = Some("max_split_size_mb:128".to_owned());
+        assert_eq!(of(&[("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:128")]), text);
+        assert_eq!(
+            of(&[("expandable_segments", "True"), ("max_split_size", "134217728")]),
+            Some("expandable_segments:True,max_split_size_mb:128".to_owned())
+        );
+    }
+
+    #[test]
     fn the_text_says_whether_memory_was_fragmented() {
         let text = |size: u64, free: Option<u64>| {
             let oom = RecordedOom {
                 event: 7,
+                request: 5,
                 size: Bytes::gib(size),
                 live: Bytes::gib(10),
                 reserved: Some(Bytes::gib(14)),

@@ -4,7 +4,13 @@ use vramp_analysis::replay::{Options, Outcome, ReplayError, replay};
 use vramp_bench::Device;
 use vramp_trace::{Event, EventKind, StreamIndex, Trace, Workload};
 
-const AUDIT: Options<'static> = Options { audit: true, skip_record_use: false, compare_with: None };
+const AUDIT: Options<'static> = Options {
+    audit: true,
+    skip_record_use: false,
+    compare_with: None,
+    releases_of: None,
+    curve: false,
+};
 
 fn event(kind: EventKind, stream: u32, address: u64, size: Bytes) -> Event {
     Event {
@@ -147,16 +153,20 @@ fn a_use_without_a_known_stream_counts_as_one_on_another_stream() {
 }
 
 #[test]
-fn an_oom_of_the_recorded_job_is_not_one_of_the_replay() {
-    let workload = workload(
-        1,
-        vec![
-            event(EventKind::Alloc, 0, 0x1000, Bytes::mib(8)),
-            event(EventKind::Oom, 0, u64::MAX, Bytes::tib(1)),
-        ],
-    );
-    assert_eq!(
-        run(&workload, Preset::Vramp, AUDIT, None).expect("the test has set this up").oom_at_event,
-        None
-    );
+fn a_request_that_failed_is_made_again() {
+    let events = |size| {
+        let oom = event(EventKind::Oom, 0, u64::MAX, size);
+        vec![event(EventKind::Alloc, 0, 0x1000, Bytes::mib(8)), oom]
+    };
+    for preset in Preset::ALL {
+        let run = |size, limit| {
+            run(&workload(1, events(size)), preset, AUDIT, limit).expect("the test has set this up")
+        };
+        let fits = run(Bytes::mib(48), None);
+        assert_eq!((fits.oom_at_event, fits.peak_demand_bytes), (None, 56 << 20), "{preset:?}");
+        assert!(fits.peak_reserved_bytes >= 56 << 20, "{fits:?}");
+        let limited = run(Bytes::mib(48), Some(Bytes::mib(40)));
+        assert_eq!((limited.oom_at_event, limited.reserved_over_live), (Some(1), None));
+        assert_eq!(run(Bytes::tib(1), None).oom_at_event, Some(1), "{preset:?}");
+    }
 }

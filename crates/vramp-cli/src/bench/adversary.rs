@@ -13,6 +13,7 @@ use vramp_bench::{Bench, TimeSource};
 
 use super::tables::{self, Cell, Column};
 use super::{Output, args};
+use crate::args::presets;
 use vramp_analysis::number::plural;
 
 /// The device and seed that bounds are of.
@@ -126,7 +127,7 @@ pub(super) fn run(args: &args::Adversary, out: &mut dyn Write) -> Result<()> {
 
 fn rows(bench: &Bench, pattern: &Pattern, args: &args::Adversary) -> Result<Vec<Row>> {
     let run = |&preset| adversary::run(bench.device(), pattern, preset, args.seed);
-    args.allocator.0.iter().map(run).collect()
+    presets(&args.allocator).iter().map(run).collect()
 }
 
 // --- bounds ---
@@ -201,7 +202,7 @@ fn wins(args: &args::Adversary, results: &[Results]) -> Vec<Wins> {
             failed: own().map(|(row, _)| row.failed).sum(),
         }
     };
-    args.allocator.0.iter().map(|preset| of(preset.name())).collect()
+    presets(&args.allocator).iter().map(|preset| of(preset.name())).collect()
 }
 
 fn missed(results: &[Results]) -> Vec<Missed> {
@@ -243,7 +244,7 @@ fn write_markdown(
 ) -> Result<()> {
     let out = &mut *output.out;
     let repeating = || results.iter().filter(|results| !results.pattern.threads);
-    let names: Vec<&str> = args.allocator.0.iter().map(|preset| preset.name()).collect();
+    let names: Vec<&str> = presets(&args.allocator).iter().map(|preset| preset.name()).collect();
     writeln!(out, "| pattern | peak allocated | {} |", names.join(" | "))?;
     writeln!(out, "|---|---|{}", "---|".repeat(names.len()))?;
     for Results { pattern, rows } in repeating() {

@@ -120,7 +120,7 @@ pub enum Measure {
 pub struct Common {
     /// Allocators: vramp, vpmm, stream-ordered, torch, torch-expandable or all
     #[arg(long, default_value = "vramp", value_parser = parse_allocators, value_name = "NAME")]
-    pub allocator: Allocators,
+    pub allocator: Vec<Allocators>,
     /// Device: auto, sim, sim:CARD, cuda or cuda:N
     #[arg(long, default_value = "auto")]
     pub device: String,
@@ -215,7 +215,7 @@ pub struct Adversary {
     pub patterns: Vec<String>,
     /// Allocators, separated by commas: vramp, vpmm, stream-ordered, torch, torch-expandable or all
     #[arg(long, default_value = "all", value_parser = parse_allocators, value_name = "NAMES")]
-    pub allocator: Allocators,
+    pub allocator: Vec<Allocators>,
     /// Device: auto, sim, sim:CARD, cuda or cuda:N
     #[arg(long, default_value = "auto")]
     pub device: String,

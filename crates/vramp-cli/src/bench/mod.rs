@@ -17,6 +17,7 @@ use vramp_bench::{Bench, copy, disk, graphs, grow, hit, remap, reserve, spill, t
 use vramp_driver::DeviceInfo;
 use vramp_host::IoChoice;
 
+use crate::args::presets;
 use crate::device;
 use tables::Column;
 
@@ -38,7 +39,7 @@ pub(crate) fn run(args: &args::Bench, out: &mut dyn Write) -> Result<()> {
 
 fn hit(args: &args::Hit, out: &mut dyn Write) -> Result<()> {
     let mut output = Output::open(&args.common, out)?;
-    let presets = args.common.allocator.0.clone();
+    let presets = presets(&args.common.allocator);
     let (sizes, outstanding) = (args.sizes.clone(), args.outstanding.clone());
     let rows = hit::run(&output.bench, &hit::Options { presets, sizes, outstanding })?;
     output.write("hit", &rows, &tables::HIT)?;
@@ -48,7 +49,7 @@ fn hit(args: &args::Hit, out: &mut dyn Write) -> Result<()> {
 fn threads(args: &args::Threads, out: &mut dyn Write) -> Result<()> {
     let mut output = Output::open(&args.common, out)?;
     let options = threads::Options {
-        presets: args.common.allocator.0.clone(),
+        presets: presets(&args.common.allocator),
         threads: args.threads.clone(),
         sizes: match args.sizes {
             args::Sizes::Uniform => threads::SizeDistribution::Uniform,
@@ -70,7 +71,7 @@ fn threads(args: &args::Threads, out: &mut dyn Write) -> Result<()> {
 
 fn grow(args: &args::Grow, out: &mut dyn Write) -> Result<()> {
     let mut output = Output::open(&args.common, out)?;
-    let presets = args.common.allocator.0.clone();
+    let presets = presets(&args.common.allocator);
     let options = grow::Options { presets, total: args.total, block: args.block };
     let rows = grow::run(&output.bench, &options)?;
     output.write("grow", &rows, &tables::GROW)?;
@@ -79,7 +80,7 @@ fn grow(args: &args::Grow, out: &mut dyn Write) -> Result<()> {
 
 fn remap(args: &args::Remap, out: &mut dyn Write) -> Result<()> {
     let mut output = Output::open(&args.common, out)?;
-    let presets = args.common.allocator.0.clone();
+    let presets = presets(&args.common.allocator);
     let options = remap::Options { presets, total: args.total, block: args.block };
     let rows = remap::run(&output.bench, &options)?;
     output.write("remap", &rows, &tables::REMAP)?;
@@ -156,7 +157,7 @@ fn spill(args: &args::Spill, out: &mut dyn Write) -> Result<()> {
 
 fn reserve(args: &args::Reserve, out: &mut dyn Write) -> Result<()> {
     let mut output = Output::open(&args.common, out)?;
-    let presets = args.common.allocator.0.clone();
+    let presets = presets(&args.common.allocator);
     let options = reserve::Options { presets, waiters: args.waiters.clone() };
     let rows = reserve::run(&output.bench, &options)?;
     output.write("reserve", &rows, &tables::RESERVE)?;
@@ -195,7 +196,7 @@ fn disk(args: &args::Disk, out: &mut dyn Write) -> Result<()> {
 
 /// Refuses another allocator than vramp, for measurements that do not compare allocators.
 fn only_vramp(common: &args::Common, reason: &str) -> Result<()> {
-    if common.allocator.0 != [Preset::Vramp] {
+    if presets(&common.allocator) != [Preset::Vramp] {
         bail!("{reason}: omit --allocator");
     }
     Ok(())

@@ -11,11 +11,12 @@ use vramp::Config;
 use vramp::config::TorchConfig;
 use vramp_trace::{ReadLimits, Trace, Workload, read_trace};
 
-use vramp_analysis::replay::{Options, Outcome, Recorded, replay};
+use vramp_analysis::replay::{Coverage, Options, Outcome, Recorded, replay};
 
 use super::table;
-use crate::args::Replay;
+use crate::args::{Replay, presets};
 use crate::device::{self, Device};
+use crate::exit::OutOfMemory;
 
 /// Reads a trace. The errors for a folder and an unreadable file name the path.
 pub(crate) fn read(path: &Path) -> Result<Trace> {
@@ -29,7 +30,7 @@ pub(crate) fn read(path: &Path) -> Result<Trace> {
 pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
     let device = Device::open(&args.device)?;
     let runs = runs(args)?;
-    let mut unfaithful = Vec::new();
+    let (mut unfaithful, mut failed) = (Vec::new(), false);
     if let Some(notice) = device::notice(&device).filter(|_| !args.json) {
         writeln!(out, "{notice}\n")?;
     }
@@ -51,12 +52,14 @@ pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
         let jobs = jobs(path)?;
         let read_s = begun.elapsed().as_secs_f64();
         for (workload, recorded) in &jobs {
+            let is_missing = matches!(recorded.coverage, Coverage::Missing { .. });
+            let runs = if is_missing && !args.json { &[][..] } else { &runs[..] };
             let mut outcomes = Vec::new();
-            for Run { config, variables } in &runs {
-                let config = with_recorded_settings(args, config.clone(), recorded)?;
+            for Run { config, variables } in runs {
+                let (config, settings) = with_recorded_settings(args, config, recorded)?;
                 let outcome = one(args, &device, config, workload, recorded)?;
-                let (events, variables) = (recorded.events, variables.clone());
-                let outcome = Outcome { events, read_s, variables, ..outcome };
+                let variables = variables.clone();
+                let outcome = Outcome { read_s, variables, settings, ..outcome };
                 if outcome.fidelity.as_ref().is_some_and(|fidelity| !fidelity.faithful) {
                     unfaithful.push(format!("'{}' on {}", outcome.trace, outcome.allocator));
                 }
@@ -65,6 +68,7 @@ pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
                     writeln!(out)?;
                     out.flush()?;
                 }
+                failed |= outcome.oom_at_event.is_some();
                 outcomes.push(outcome);
             }
             if !args.json {
@@ -84,6 +88,10 @@ pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
              peaks by more than 0.5 %): give the recorded job's settings with --torch-config",
             unfaithful.join(", ")
         );
+    }
+    if failed && args.fail_on_oom {
+        out.flush()?;
+        return Err(OutOfMemory.into());
     }
     Ok(())
 }
@@ -109,22 +117,30 @@ fn jobs(path: &Path) -> Result<Vec<(Workload, Recorded)>> {
     Ok(jobs)
 }
 
-/// With `--fidelity`, applies the recorded allocator's settings unless others are given.
+/// Applies the recorded allocator's settings to PyTorch's allocator unless others are given. Returns
+/// the settings that were applied too. Settings of a newer PyTorch that the model does not know are
+/// an error with `--fidelity`, and left out otherwise.
 fn with_recorded_settings(
     args: &Replay,
-    mut config: Config,
+    config: &Config,
     recorded: &Recorded,
-) -> Result<Config> {
-    if !args.fidelity {
-        return Ok(config);
+) -> Result<(Config, Option<String>)> {
+    if args.fidelity && recorded.segments.is_empty() && recorded.initial.is_empty() {
+        bail!(
+            "the recording has no events of segments to compare with: record with \
+             torch.cuda.memory._record_memory_history() before the job begins"
+        );
     }
-    if recorded.segments.is_empty() && recorded.initial.is_empty() {
-        bail!("the recording has no segments to compare with");
+    let is_default = config.torch == TorchConfig::default();
+    let settings = recorded.settings.as_deref();
+    let (true, true, Some(settings)) = (config.preset.is_torch(), is_default, settings) else {
+        return Ok((config.clone(), None));
+    };
+    match TorchConfig::parse(settings) {
+        Ok(torch) => Ok((Config { torch, ..config.clone() }, Some(settings.to_owned()))),
+        Err(error) if args.fidelity => Err(error).context("the recorded job's settings"),
+        Err(_) => Ok((config.clone(), None)),
     }
-    if let (None, Some(settings)) = (&args.torch_config, &recorded.settings) {
-        config.torch = TorchConfig::parse(settings).context("the recorded job's settings")?;
-    }
-    Ok(config)
 }
 
 /// The configuration of one allocator.
@@ -137,8 +153,8 @@ struct Run {
 /// Returns one configuration for each allocator. The only place that reads the variables of VPMM and
 /// of PyTorch. Arguments take precedence, and so do recorded settings.
 fn runs(args: &Replay) -> Result<Vec<Run>> {
-    let presets = args.allocator.0.iter();
-    if args.fidelity && !presets.clone().all(|preset| preset.is_torch()) {
+    let chosen = presets(&args.allocator).into_iter();
+    if args.fidelity && !chosen.clone().all(|preset| preset.is_torch()) {
         bail!("--fidelity checks the models of PyTorch's allocator: add --allocator torch");
     }
     let is_set = |name: &str| match name {
@@ -147,8 +163,8 @@ fn runs(args: &Replay) -> Result<Vec<Run>> {
         _ => args.torch_config.is_some() || args.fidelity,
     };
     let lookup = |name: &str| if is_set(name) { None } else { variable(name) };
-    presets
-        .map(|&preset| {
+    chosen
+        .map(|preset| {
             let mut config = Config::preset(preset);
             config.limit = args.limit;
             config.torch = args.torch_config.clone().unwrap_or_default();
@@ -173,10 +189,13 @@ fn one(
     let allocator = config.preset.name();
     let bar = progress_bar(allocator, workload);
     let compare_with = args.fidelity.then_some(recorded);
-    let options = Options { audit: args.audit, compare_with, ..Options::default() };
+    let releases_of = Some(recorded);
+    let options = Options { audit: args.audit, compare_with, releases_of, ..Options::default() };
     let outcome = replay(workload, device, config, options, |done| bar.set_position(done as u64));
     bar.finish_and_clear();
-    outcome.with_context(|| format!("'{}' on {allocator}", workload.name))
+    outcome
+        .map(|outcome| outcome.with_recorded(recorded))
+        .with_context(|| format!("'{}' on {allocator}", workload.name))
 }
 
 /// Returns a progress bar on standard error, which is invisible if that is no terminal.

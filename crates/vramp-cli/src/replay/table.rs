@@ -5,10 +5,11 @@ use std::io::{self, Write};
 use comfy_table::{CellAlignment, Table, presets};
 use vramp::{Bytes, Preset};
 use vramp_driver::DeviceInfo;
-use vramp_trace::Workload;
+use vramp_trace::{Repairs, Workload};
 
+use vramp_analysis::frames::shown;
 use vramp_analysis::number::{Count, plural};
-use vramp_analysis::replay::{Outcome, Recorded};
+use vramp_analysis::replay::{Outcome, Recorded, Reserved, peak_demand};
 
 /// Writes the job's peak, a row for each allocator, and a summary in words.
 pub(crate) fn write(
@@ -18,11 +19,18 @@ pub(crate) fn write(
     outcomes: &[Outcome],
 ) -> io::Result<()> {
     writeln!(out, "{}", headline(workload, recorded))?;
+    let coverage = recorded.coverage.to_string();
+    for sentence in [coverage, repaired(&workload.repairs)].iter().filter(|it| !it.is_empty()) {
+        writeln!(out, "{sentence}")?;
+    }
     if let Some(oom) = &recorded.oom {
         writeln!(out, "{oom}")?;
     }
+    if outcomes.is_empty() {
+        return writeln!(out, "There is nothing to replay.\n");
+    }
     writeln!(out, "\n{}\n", rows(workload, recorded, outcomes))?;
-    for sentence in summary(recorded, outcomes) {
+    for sentence in summary(workload, recorded, outcomes) {
         writeln!(out, "{sentence}")?;
     }
     writeln!(out)
@@ -56,7 +64,20 @@ fn headline(workload: &Workload, recorded: &Recorded) -> String {
     let streams = plural(workload.streams.len(), "stream");
     let events = Count(recorded.events);
     let peak = workload.peak_live;
-    format!("{name}{device}: {events} events on {streams}, peak allocated {peak}.")
+    let demand = peak_demand(workload);
+    let needed = match demand > peak {
+        true => format!("; {demand} with the request that failed"),
+        false => String::new(),
+    };
+    format!("{name}{device}: {events} events on {streams}, peak allocated {peak}{needed}.")
+}
+
+/// Returns what was repaired, in a sentence; an empty text if nothing was.
+fn repaired(repairs: &Repairs) -> String {
+    match repairs.is_empty() {
+        true => String::new(),
+        false => format!("Repaired: {repairs}."),
+    }
 }
 
 fn rows(workload: &Workload, recorded: &Recorded, outcomes: &[Outcome]) -> String {
@@ -80,9 +101,19 @@ fn rows(workload: &Workload, recorded: &Recorded, outcomes: &[Outcome]) -> Strin
         head.push("out of memory at event");
     }
     table.set_header(head);
-    if let Some(peak) = recorded.peak_reserved {
-        let ratio = ratio(peak, workload.peak_live);
-        table.add_row(vec!["recorded".to_owned(), peak.to_string(), ratio]);
+    let demand = peak_demand(workload);
+    match recorded.reserved {
+        Reserved::Peak(peak) => {
+            // The recorded allocator did not serve the request that failed.
+            let ratio = ratio(peak, workload.peak_live);
+            table.add_row(vec!["recorded".to_owned(), peak.to_string(), ratio]);
+        }
+        // Less than was allocated says nothing.
+        Reserved::AtLeast(bound) if bound >= workload.peak_live => {
+            let bound = format!("at least {bound}");
+            table.add_row(vec!["recorded".to_owned(), bound, "-".to_owned()]);
+        }
+        Reserved::AtLeast(_) | Reserved::Unknown => {}
     }
     for outcome in outcomes {
         let peak = Bytes::new(outcome.peak_reserved_bytes);
@@ -90,7 +121,7 @@ fn rows(workload: &Workload, recorded: &Recorded, outcomes: &[Outcome]) -> Strin
             outcome.allocator.to_owned(),
             peak.to_string(),
             match outcome.oom_at_event {
-                None => ratio(peak, workload.peak_live),
+                None => ratio(peak, demand),
                 // The run never reached the job's peak.
                 Some(_) => "-".to_owned(),
             },
@@ -114,7 +145,7 @@ fn rows(workload: &Workload, recorded: &Recorded, outcomes: &[Outcome]) -> Strin
 }
 
 /// Returns the summary, a sentence each.
-fn summary(recorded: &Recorded, outcomes: &[Outcome]) -> Vec<String> {
+fn summary(workload: &Workload, recorded: &Recorded, outcomes: &[Outcome]) -> Vec<String> {
     let mut sentences = Vec::new();
     sentences.extend(outcomes.iter().filter_map(fidelity));
     for outcome in outcomes {
@@ -123,23 +154,42 @@ fn summary(recorded: &Recorded, outcomes: &[Outcome]) -> Vec<String> {
         let (allocator, event) = (outcome.allocator, Count(event));
         sentences.push(format!("{allocator} at event {event}: {error}"));
     }
-    if let (Some(theirs), Some(best)) = (recorded.peak_reserved, best_run(outcomes)) {
-        let (allocator, reserved) = (best.allocator, Bytes::new(best.peak_reserved_bytes));
-        sentences.push(match theirs.count().checked_sub(reserved.count()) {
-            Some(saved) => format!(
-                "{allocator} reserves {reserved}, the recorded allocator reserved {theirs}: {} \
-                 less ({:.0} %).",
-                Bytes::new(saved),
-                saved as f64 * 100.0 / theirs.count().max(1) as f64
-            ),
-            None => {
-                format!(
-                    "{allocator} reserves {reserved}, the recorded allocator reserved {theirs}."
-                )
-            }
-        });
+    sentences.extend(comparison(workload, recorded, outcomes));
+    let settings = outcomes.iter().filter_map(|it| Some((it.allocator, it.settings.as_ref()?)));
+    for (allocator, settings) in settings {
+        sentences.push(format!("{allocator} uses the recorded settings {}.", shown(settings)));
+    }
+    let releases = recorded.segments.releases();
+    if releases > 0 && outcomes.iter().any(|it| it.allocator == Preset::Torch.name()) {
+        let releases = plural(releases, "time");
+        sentences.push(format!("torch releases cached memory {releases}, where it was recorded."));
     }
     sentences
+}
+
+/// Returns how much the best run saves. `None` if the recording does not support a comparison.
+fn comparison(workload: &Workload, recorded: &Recorded, outcomes: &[Outcome]) -> Option<String> {
+    let theirs = recorded.reserved.peak()?;
+    if !recorded.coverage.supports_comparison(workload.peak_live, theirs) {
+        return None;
+    }
+    let best = best_run(outcomes)?;
+    let (allocator, reserved) = (best.allocator, Bytes::new(best.peak_reserved_bytes));
+    let compared = format!("{allocator} reserves {reserved}");
+    if recorded.oom.is_some() {
+        return Some(format!(
+            "{compared} and serves the request that failed; the recorded allocator reserved \
+             {theirs} and failed."
+        ));
+    }
+    Some(match theirs.count().checked_sub(reserved.count()) {
+        Some(saved) => format!(
+            "{compared}, the recorded allocator reserved {theirs}: {} less ({:.0} %).",
+            Bytes::new(saved),
+            saved as f64 * 100.0 / theirs.count().max(1) as f64
+        ),
+        None => format!("{compared}, the recorded allocator reserved {theirs}."),
+    })
 }
 
 /// Returns how the model compares with the recorded segments, where that was checked.
@@ -151,12 +201,16 @@ fn fidelity(outcome: &Outcome) -> Option<String> {
         Some(difference) => format!(" The first difference is at {difference}."),
         None => String::new(),
     };
+    let matches = match found.percent {
+        Some(percent) => format!(
+            "matches {matched} of {recorded} recorded segment events ({percent:.2} %) in event and \
+             size; {missing} missing, {extra} extra"
+        ),
+        None => format!("has no recorded segment events to match; {extra} extra"),
+    };
     Some(format!(
-        "{} matches {matched} of {recorded} recorded segment events ({:.2} %) in event and size; \
-         {missing} missing, {extra} extra. Peak reserved: {} recorded, {} replayed \
-         ({:+.2} %).{difference}",
+        "{} {matches}. Peak reserved: {} recorded, {} replayed ({:+.2} %).{difference}",
         outcome.allocator,
-        found.percent,
         Bytes::new(found.recorded_peak_bytes),
         Bytes::new(found.replayed_peak_bytes),
         found.peak_off_percent
@@ -248,10 +302,8 @@ mod tests {
             ),
             "{text}"
         );
-        let text = printed(Some(Bytes::mib(2)), None);
-        assert!(
-            text.contains("vramp reserves 8.00 MiB, the recorded allocator reserved 2.00 MiB.")
-        );
+        // Less than was allocated: the recording misses segments.
+        assert!(!printed(Some(Bytes::mib(2)), None).contains("recorded"));
         assert!(!printed(None, None).contains("recorded"));
     }
 

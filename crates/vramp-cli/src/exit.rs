@@ -1,0 +1,20 @@
+//! Exit codes.
+//!
+//! | code | meaning |
+//! |---|---|
+//! | 0 | done; also if the reader of the output ended first |
+//! | 1 | failed: a file cannot be read or written, a device cannot be opened, the model differs |
+//! | 2 | the arguments are invalid |
+//! | 3 | a job does not fit, with `--fail-on-oom` |
+
+use std::process::ExitCode;
+
+/// Error of a command with `--fail-on-oom` after it has printed its result.
+#[derive(Debug, thiserror::Error)]
+#[error("a job ran out of memory (--fail-on-oom)")]
+pub(crate) struct OutOfMemory;
+
+/// Returns the exit code of an error.
+pub(crate) fn code(error: &anyhow::Error) -> ExitCode {
+    if error.is::<OutOfMemory>() { ExitCode::from(3) } else { ExitCode::FAILURE }
+}
