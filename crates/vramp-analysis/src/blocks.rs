@@ -31,10 +31,10 @@ const _: () =
     assert!(size_of::<Block>() <= 32, "two million blocks should not cost more than 64 MB");
 
 impl Block {
-    /// Returns true if the block is allocated after the request at `moment`: its `Alloc` has been
-    /// made and its `Free` has not.
-    pub fn is_live_after(&self, moment: RequestIndex) -> bool {
-        self.alloc <= moment && moment < self.free
+    /// Returns true if the block is allocated just before the request at `moment`: its `Alloc` has
+    /// been made and its `Free` has not.
+    pub fn is_live_before(&self, moment: RequestIndex) -> bool {
+        self.alloc < moment && moment <= self.free
     }
 }
 
@@ -76,10 +76,15 @@ impl Blocks {
         (0..).zip(&self.0)
     }
 
+    /// Returns the blocks that are live just before the request at `moment`. O(blocks before it).
+    pub fn live_before(&self, moment: RequestIndex) -> impl Iterator<Item = (u32, &Block)> {
+        let begun = self.0.partition_point(|block| block.alloc < moment);
+        (0..).zip(&self.0[..begun]).filter(move |(_, block)| block.is_live_before(moment))
+    }
+
     /// Returns the blocks that are live after the request at `moment`. O(blocks before it).
     pub fn live_after(&self, moment: RequestIndex) -> impl Iterator<Item = (u32, &Block)> {
-        let begun = self.0.partition_point(|block| block.alloc <= moment);
-        (0..).zip(&self.0[..begun]).filter(move |(_, block)| block.is_live_after(moment))
+        self.live_before(moment.saturating_add(1))
     }
 
     /// Returns the number of blocks.

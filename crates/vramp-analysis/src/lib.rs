@@ -14,6 +14,9 @@
 pub mod blocks;
 pub mod category;
 pub mod frames;
+pub mod job;
+pub mod layout;
+pub mod moment;
 pub mod number;
 pub mod replay;
 pub mod steps;
