@@ -350,7 +350,7 @@ fn blocks_before(job: &Job<'_>, moment: RequestIndex) -> BTreeMap<u64, Placed> {
 /// Returns the blocks that are freed just before the request, but not completely.
 fn waiting_before(job: &Job<'_>, moment: RequestIndex) -> Vec<u32> {
     let mut waiting = std::collections::BTreeSet::new();
-    for request in &job.workload.requests[..moment as usize] {
+    for request in job.workload.requests.iter().take(moment as usize) {
         match *request {
             Request::Free { block } => drop(waiting.insert(block)),
             Request::FreeCompleted { block } => drop(waiting.remove(&block)),

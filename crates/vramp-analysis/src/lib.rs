@@ -11,9 +11,14 @@
 //! tables and progress (`vramp-cli`).
 #![forbid(unsafe_code)]
 
+pub mod advise;
 pub mod blocks;
+pub mod candidates;
 pub mod category;
+pub mod explain;
+pub mod fit;
 pub mod frames;
+pub mod growth;
 pub mod job;
 pub mod layout;
 pub mod moment;
@@ -22,3 +27,4 @@ pub mod replay;
 pub mod steps;
 #[cfg(test)]
 mod testing;
+pub mod verdict;

@@ -23,6 +23,10 @@ pub struct Args {
 pub enum Command {
     /// Replay traces and compare the memory and driver time of each allocator
     Replay(Box<Replay>),
+    /// Explain why a job ran out of memory: what held it, what fragmented it, what fits
+    Explain(Explain),
+    /// Find the settings with which a job fits into a limit, as lines to paste
+    Advise(Advise),
     /// Show which device would be used, and its capabilities
     Info(Info),
     /// Show the memory of this machine as tiers: spaces, NUMA nodes, disks, links
@@ -113,6 +117,51 @@ impl std::fmt::Display for UnknownAllocator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}, or all", self.0)
     }
+}
+
+/// Explains recordings.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Explain {
+    /// PyTorch memory snapshots, RMM logs or .vtrace files; plain, gzip or zstd
+    #[arg(required = true, value_name = "RUN")]
+    pub traces: Vec<PathBuf>,
+    /// Memory that the job may use, such as 16GiB; by default what it had when a request failed
+    #[arg(long, value_name = "SIZE")]
+    pub limit: Option<Bytes>,
+    /// Also show what is allocated at this event of the device, counted from 0
+    #[arg(long, value_name = "EVENT")]
+    pub at: Option<usize>,
+    /// Rows in each list
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub top: usize,
+    /// Print one JSON object per recorded device and nothing else
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Tries settings on recordings.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Advise {
+    /// PyTorch memory snapshots, RMM logs or .vtrace files; plain, gzip or zstd
+    #[arg(required = true, value_name = "RUN")]
+    pub traces: Vec<PathBuf>,
+    /// Limits to fit into, separated by commas or given several times, such as 16GiB,24GiB
+    #[arg(long, required = true, value_name = "SIZE", value_delimiter = ',')]
+    pub limit: Vec<Bytes>,
+    /// Also try these settings of PyTorch, in the syntax of PYTORCH_CUDA_ALLOC_CONF; may be given
+    /// several times
+    #[arg(long, value_name = "SETTINGS", value_parser = parse_settings)]
+    pub settings: Vec<String>,
+    /// End with exit code 3 if nothing fits into one of the limits
+    #[arg(long)]
+    pub fail_on_oom: bool,
+    /// Print one JSON object per recorded device and nothing else
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn parse_settings(settings: &str) -> Result<String, TorchConfigError> {
+    TorchConfig::parse(settings).map(|_| settings.to_owned())
 }
 
 /// Computes the memory of captured graphs.

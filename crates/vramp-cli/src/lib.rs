@@ -8,14 +8,18 @@
 //! Deliberately absent: allocation policy (`vramp-core`), trace formats (`vramp-trace`).
 #![forbid(unsafe_code)]
 
+mod advise;
+mod analysis;
 pub mod args;
 pub mod bench;
 mod convert;
 pub mod device;
 mod exit;
+mod explain;
 pub mod graph;
 mod info;
 mod replay;
+mod text;
 mod tiers;
 
 use std::io::{self, Write};
@@ -48,6 +52,8 @@ pub fn main() -> ExitCode {
 pub fn run(args: &args::Args, out: &mut dyn Write) -> anyhow::Result<()> {
     match &args.command {
         args::Command::Replay(args) => replay::run(args, out),
+        args::Command::Explain(args) => explain::run(args, out),
+        args::Command::Advise(args) => advise::run(args, out),
         args::Command::Info(args) => info::run(args, out),
         args::Command::Tiers(args) => tiers::run(args, out),
         args::Command::Convert(args) => convert::run(args, out),

@@ -1,0 +1,144 @@
+//! Which settings make a job fit into which limits.
+//!
+//! [`advise`] replays the job with every [`Candidate`] and limit, on all threads. A setting whose
+//! peak without a limit is below a limit fits it and needs no replay of its own, unless the setting
+//! depends on the limit.
+
+use std::num::NonZeroUsize;
+
+use serde::Serialize;
+use vramp::Bytes;
+use vramp_bench::Device;
+
+use crate::candidates::Candidate;
+use crate::fit::{in_parallel, run};
+use crate::job::Job;
+use crate::replay::{Outcome, ReplayError};
+
+/// Version of the format of [`Advice`].
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// What was tried on a job, in the order of the candidates.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Advice {
+    /// [`SCHEMA_VERSION`].
+    pub schema_version: u32,
+    /// The trace's name.
+    pub trace: String,
+    /// Number of the recorded device.
+    pub trace_device: u32,
+    /// Most bytes that the job needs at once.
+    pub demand_bytes: u64,
+    /// How much of the job the recording shows: `whole`, `from_the_middle` or `missing`.
+    pub recording: &'static str,
+    /// The limits, ascending.
+    pub limits_bytes: Vec<u64>,
+    /// What was tried.
+    pub tried: Vec<Tried>,
+}
+
+/// One candidate on all limits.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Tried {
+    /// The candidate's name.
+    pub name: String,
+    /// The line to paste; `None` for the recorded settings.
+    pub line: Option<String>,
+    /// The run without a limit.
+    pub unlimited: Run,
+    /// The runs with each of [`Advice::limits_bytes`].
+    pub limited: Vec<Run>,
+}
+
+/// One run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Run {
+    /// True if no request failed.
+    pub fits: bool,
+    /// Peak of the reserved bytes, up to the failure.
+    pub peak_reserved_bytes: u64,
+    /// Host time in driver calls, modelled, up to the failure.
+    pub driver_ms: f64,
+    /// Number of the event that failed.
+    pub oom_at_event: Option<u64>,
+}
+
+impl Run {
+    fn of(outcome: &Outcome) -> Run {
+        Run {
+            fits: outcome.oom_at_event.is_none(),
+            peak_reserved_bytes: outcome.peak_reserved_bytes,
+            driver_ms: outcome.driver_ms,
+            oom_at_event: outcome.oom_at_event,
+        }
+    }
+}
+
+impl Advice {
+    /// Returns the candidates that fit into the limit at `index`, the one with the least driver time
+    /// first.
+    pub fn fitting(&self, index: usize) -> Vec<&Tried> {
+        let fits = |tried: &&Tried| tried.limited.get(index).is_some_and(|run| run.fits);
+        let mut fitting: Vec<&Tried> = self.tried.iter().filter(fits).collect();
+        fitting.sort_by(|a, b| a.limited[index].driver_ms.total_cmp(&b.limited[index].driver_ms));
+        fitting
+    }
+}
+
+/// Replays the job with each candidate: without a limit, and with each of `limits`.
+///
+/// `tick` is called after each candidate.
+///
+/// # Errors
+/// Those of [`crate::replay::replay()`].
+pub fn advise(
+    job: &Job<'_>,
+    device: &Device,
+    candidates: &[Candidate],
+    limits: &[Bytes],
+    threads: NonZeroUsize,
+    tick: impl Fn() + Sync,
+) -> Result<Advice, ReplayError> {
+    let mut limits: Vec<Bytes> = limits.to_vec();
+    limits.sort_unstable();
+    limits.dedup();
+    let tried = in_parallel(threads, candidates, |candidate| {
+        let result = try_candidate(job, device, candidate, &limits);
+        tick();
+        result
+    });
+    Ok(Advice {
+        schema_version: SCHEMA_VERSION,
+        trace: job.workload.name.clone(),
+        trace_device: job.workload.device,
+        demand_bytes: crate::replay::peak_demand(&job.workload).count(),
+        recording: job.recorded.coverage.name(),
+        limits_bytes: limits.iter().map(|limit| limit.count()).collect(),
+        tried: tried.into_iter().collect::<Result<_, _>>()?,
+    })
+}
+
+fn try_candidate(
+    job: &Job<'_>,
+    device: &Device,
+    candidate: &Candidate,
+    limits: &[Bytes],
+) -> Result<Tried, ReplayError> {
+    let config = &candidate.config;
+    let unlimited = Run::of(&run(job, device, config, None)?);
+    // These settings compare what is reserved with the limit.
+    let depends = config.torch.garbage_collection_threshold.is_some()
+        || config.torch.per_process_memory_fraction.is_some();
+    let limited = limits
+        .iter()
+        .map(|&limit| {
+            let below = unlimited.fits && unlimited.peak_reserved_bytes <= limit.count();
+            if below && !depends {
+                return Ok(unlimited);
+            }
+            run(job, device, config, Some(limit)).map(|outcome| Run::of(&outcome))
+        })
+        .collect::<Result<_, _>>()?;
+    let (name, line) = (candidate.name.clone(), candidate.line.clone());
+    Ok(Tried { name, line, unlimited, limited })
+}

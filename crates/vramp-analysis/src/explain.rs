@@ -1,0 +1,239 @@
+//! Why a job ran out of memory: the verdict, with the numbers behind it.
+//!
+//! 1. [`Job::of`] collects the recording.
+//! 2. [`explain`] sums up the peak and the failure, looks for growth, lays out the recorded segments,
+//!    and finds by replays what fits.
+//! 3. [`verdict`](mod@crate::verdict) says it in sentences.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+
+use serde::Serialize;
+use vramp::{Bytes, Preset};
+use vramp_bench::Device;
+
+use crate::blocks::RequestIndex;
+use crate::candidates::Candidate;
+use crate::fit::{in_parallel, run, smallest_limit};
+use crate::growth::Growth;
+use crate::job::Job;
+use crate::layout::Layout;
+use crate::moment::Moment;
+use crate::replay::{RecordedOom, ReplayError, Reserved, peak_demand};
+use crate::verdict::{Verdict, verdict};
+
+/// Version of the format of [`Explanation`]. It changes when a field is removed or changes its
+/// meaning.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// Options of [`explain`].
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Memory that the job may reserve; that of the recorded failure by default.
+    pub limit: Option<Bytes>,
+    /// Also sum up what is live at this event, counted from 0 among those of the device.
+    pub at: Option<usize>,
+    /// Most stacks and blocks in each list.
+    pub top: usize,
+    /// Threads for replays.
+    pub threads: NonZeroUsize,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { limit: None, at: None, top: 10, threads: NonZeroUsize::MIN }
+    }
+}
+
+/// Why a job used its memory as it did.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Explanation {
+    /// [`SCHEMA_VERSION`].
+    pub schema_version: u32,
+    /// The trace's name.
+    pub trace: String,
+    /// Number of the recorded device.
+    pub trace_device: u32,
+    /// The verdict.
+    pub verdict: Verdict,
+    /// What the recording shows.
+    pub recording: Recording,
+    /// Peak of the allocated bytes.
+    pub peak_live_bytes: u64,
+    /// Most bytes that the job needs at once: the peak, or more with a request that failed.
+    pub demand_bytes: u64,
+    /// The first request that failed.
+    pub failure: Option<Failure>,
+    /// What is allocated at the peak.
+    pub peak: Moment,
+    /// Where the recorded blocks lie at the peak, if the segments were recorded.
+    pub peak_layout: Option<Layout>,
+    /// What is allocated at [`Options::at`].
+    pub at: Option<Moment>,
+    /// What grows from step to step.
+    pub growth: Option<Growth>,
+    /// What each allocator needs.
+    pub fits: Vec<Fit>,
+}
+
+/// What a recording shows.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Recording {
+    /// Events of the device.
+    pub events: u64,
+    /// Streams with requests.
+    pub streams: u64,
+    /// How much of the job it shows: `whole`, `from_the_middle` or `missing`.
+    pub coverage: &'static str,
+    /// What is missing and how to record it; empty if nothing is.
+    pub missing: String,
+    /// Repairs, by kind.
+    pub repairs: BTreeMap<&'static str, u32>,
+    /// True if any allocation has a call stack.
+    pub has_stacks: bool,
+    /// Peak of the recorded allocator's reserved bytes, if known.
+    pub peak_reserved_bytes: Option<u64>,
+    /// A lower bound of it, where no more is known.
+    pub reserved_at_least_bytes: Option<u64>,
+    /// Settings of the recorded allocator, where they are not the default.
+    pub settings: Option<String>,
+}
+
+/// A request that failed in the recorded job.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Failure {
+    /// Number of its event among those of the device.
+    pub event: u64,
+    /// Requested bytes.
+    pub size_bytes: u64,
+    /// Allocated bytes.
+    pub live_bytes: u64,
+    /// Reserved bytes, if recorded.
+    pub reserved_bytes: Option<u64>,
+    /// Free bytes of the card, if recorded.
+    pub card_free_bytes: Option<u64>,
+    /// True if the card had enough free memory: the job ran under a limit.
+    pub limited: bool,
+    /// The line of the program that requested it.
+    pub site: String,
+    /// The innermost frame.
+    pub operation: String,
+    /// What was allocated.
+    pub moment: Moment,
+    /// Where the blocks lay, if the segments were recorded.
+    pub layout: Option<Layout>,
+}
+
+/// What one allocator needs for a job.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Fit {
+    /// The allocator's name.
+    pub allocator: String,
+    /// The line that puts it into a program; `None` if it needs none.
+    pub line: Option<String>,
+    /// Peak of its reserved bytes without a limit.
+    pub peak_reserved_bytes: u64,
+    /// The smallest limit that was found to fit; `None` if the simulated device is too small.
+    pub smallest_limit_bytes: Option<u64>,
+}
+
+/// Explains a job. The replays run on `device`, which should be simulated.
+///
+/// O(events) for the sums, and about ten replays for each of five allocators.
+///
+/// # Errors
+/// Those of [`crate::replay::replay()`].
+pub fn explain(
+    job: &Job<'_>,
+    device: &Device,
+    options: &Options,
+) -> Result<Explanation, ReplayError> {
+    let top = options.top;
+    let end = RequestIndex::try_from(job.workload.requests.len()).unwrap_or(RequestIndex::MAX);
+    let after_peak = RequestIndex::try_from(job.workload.peak_live_request + 1).unwrap_or(end);
+    let after_peak = after_peak.min(end);
+    let failure = job.recorded.oom.map(|oom| failure(job, oom, top));
+    let growth = Growth::until(job, failure.as_ref().map_or(end, |it| it.moment.request));
+    let fits = match job.recorded.events {
+        0 => Vec::new(),
+        _ => fits(job, device, options.threads)?,
+    };
+    let mut explanation = Explanation {
+        schema_version: SCHEMA_VERSION,
+        trace: job.workload.name.clone(),
+        trace_device: job.workload.device,
+        verdict: Verdict::default(),
+        recording: recording(job),
+        peak_live_bytes: job.workload.peak_live.count(),
+        demand_bytes: peak_demand(&job.workload).count(),
+        failure,
+        peak: Moment::before(job, after_peak, top),
+        peak_layout: Layout::before(job, after_peak),
+        at: options.at.map(|event| Moment::before(job, job.request_of_event(event + 1), top)),
+        growth,
+        fits,
+    };
+    explanation.verdict = verdict(&explanation, options.limit);
+    Ok(explanation)
+}
+
+fn recording(job: &Job<'_>) -> Recording {
+    let recorded = &job.recorded;
+    let repairs = job.workload.repairs.counts().into_iter().filter(|&(_, count)| count > 0);
+    Recording {
+        events: recorded.events,
+        streams: job.workload.streams.len() as u64,
+        coverage: recorded.coverage.name(),
+        missing: recorded.coverage.to_string(),
+        repairs: repairs.collect(),
+        has_stacks: job.blocks.iter().any(|(_, block)| block.stack.is_some()),
+        peak_reserved_bytes: recorded.reserved.peak().map(Bytes::count),
+        reserved_at_least_bytes: match recorded.reserved {
+            Reserved::AtLeast(bound) => Some(bound.count()),
+            Reserved::Peak(_) | Reserved::Unknown => None,
+        },
+        settings: recorded.settings.clone(),
+    }
+}
+
+fn failure(job: &Job<'_>, oom: RecordedOom, top: usize) -> Failure {
+    let request = RequestIndex::try_from(oom.request).unwrap_or(RequestIndex::MAX);
+    let event = job.workload.event_of(oom.request).and_then(|event| job.trace.events.get(event));
+    let stack = event.and_then(|event| event.stack);
+    Failure {
+        event: oom.event as u64,
+        size_bytes: oom.size.count(),
+        live_bytes: oom.live.count(),
+        reserved_bytes: oom.reserved.map(Bytes::count),
+        card_free_bytes: oom.free.map(Bytes::count),
+        limited: oom.is_limited(),
+        site: job.labels.site(job.labels.site_of(stack)).to_owned(),
+        operation: job.labels.operation_of(stack).to_owned(),
+        moment: Moment::before(job, request, top),
+        layout: Layout::before(job, request),
+    }
+}
+
+/// Returns what each preset needs: PyTorch as it was recorded, with expandable segments, and vramp.
+fn fits(job: &Job<'_>, device: &Device, threads: NonZeroUsize) -> Result<Vec<Fit>, ReplayError> {
+    let mut candidates = vec![Candidate::recorded(&job.recorded)];
+    let presets = [Preset::TorchExpandable, Preset::StreamOrdered, Preset::Vpmm, Preset::Vramp];
+    candidates.extend(presets.map(Candidate::preset));
+    let found = in_parallel(threads, &candidates, |candidate| fit(job, device, candidate));
+    found.into_iter().collect()
+}
+
+fn fit(job: &Job<'_>, device: &Device, candidate: &Candidate) -> Result<Fit, ReplayError> {
+    let unlimited = run(job, device, &candidate.config, None)?;
+    let peak = Bytes::new(unlimited.peak_reserved_bytes);
+    let smallest = match unlimited.oom_at_event {
+        None => Some(smallest_limit(job, device, &candidate.config, peak)?.count()),
+        Some(_) => None,
+    };
+    Ok(Fit {
+        allocator: candidate.name.clone(),
+        line: candidate.line.clone(),
+        peak_reserved_bytes: peak.count(),
+        smallest_limit_bytes: smallest,
+    })
+}

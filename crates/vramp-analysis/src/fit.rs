@@ -1,0 +1,104 @@
+//! Which limits a job fits into, by replays on the simulator.
+//!
+//! A run without a limit gives the peak that an allocator reserves if nothing forces it to release
+//! memory. Below that it may fit too, because allocators release cached memory before they fail, so
+//! each smaller limit is a replay of its own. [`smallest_limit`] halves the interval between the
+//! job's demand and the peak. It assumes that a job which fits into a limit fits into a larger one,
+//! which PyTorch's allocator does not promise.
+
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use vramp::{Bytes, Config};
+use vramp_bench::Device;
+
+use crate::job::Job;
+use crate::replay::{Options, Outcome, ReplayError, replay};
+
+/// A limit is a multiple of this.
+const STEP: u64 = 2 << 20;
+
+/// Replays the job with a configuration and a limit.
+///
+/// # Errors
+/// Those of [`replay()`].
+pub fn run(
+    job: &Job<'_>,
+    device: &Device,
+    config: &Config,
+    limit: Option<Bytes>,
+) -> Result<Outcome, ReplayError> {
+    let config = Config { limit, ..config.clone() };
+    let options = Options { releases_of: Some(&job.recorded), ..Options::default() };
+    let outcome = replay(&job.workload, device, config, options, |_| {})?;
+    Ok(outcome.with_recorded(&job.recorded))
+}
+
+/// Returns the smallest limit found that the job fits into with `config`, given the peak of a run
+/// without a limit. The result is at most 2 MiB, or 0.2 % of the peak, above the smallest.
+///
+/// About ten replays, each of which stops where it fails.
+///
+/// # Errors
+/// Those of [`replay()`].
+pub fn smallest_limit(
+    job: &Job<'_>,
+    device: &Device,
+    config: &Config,
+    peak: Bytes,
+) -> Result<Bytes, ReplayError> {
+    let demand = crate::replay::peak_demand(&job.workload).count();
+    // No limit below the demand fits; the peak does.
+    let (mut fails, mut fits) = ((demand / STEP).saturating_sub(1), peak.count().div_ceil(STEP));
+    let tolerance = (fits / 500).max(1);
+    while fits.saturating_sub(fails) > tolerance {
+        let middle = fails + (fits - fails) / 2;
+        let outcome = run(job, device, config, Some(Bytes::new(middle * STEP)))?;
+        if outcome.oom_at_event.is_some() { fails = middle } else { fits = middle }
+    }
+    Ok(Bytes::new(fits * STEP))
+}
+
+/// Calls `work` for each item on up to `threads` threads, and returns the results in the order of
+/// the items.
+pub fn in_parallel<T: Sync, R: Send>(
+    threads: NonZeroUsize,
+    items: &[T],
+    work: impl Fn(&T) -> R + Sync,
+) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let results: Mutex<Vec<Option<R>>> = Mutex::new((0..items.len()).map(|_| None).collect());
+    let run = || {
+        while let Some((index, item)) =
+            Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|it| Some((it, items.get(it)?)))
+        {
+            let result = work(item);
+            results.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(result);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads.get().min(items.len().max(1)) {
+            scope.spawn(run);
+        }
+        run();
+    });
+    let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    results.into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_keep_the_order_of_the_items() {
+        let items: Vec<u32> = (0..100).collect();
+        for threads in [1, 3, 200] {
+            let threads = NonZeroUsize::new(threads).unwrap();
+            let doubled = in_parallel(threads, &items, |item| 2 * item);
+            assert_eq!(doubled, (0..100).map(|item| 2 * item).collect::<Vec<_>>());
+        }
+        assert!(in_parallel(NonZeroUsize::MIN, &[0u8; 0], |it| *it).is_empty());
+    }
+}

@@ -1,0 +1,197 @@
+//! Memory that grows from step to step: a leak, or a cache without a bound.
+//!
+//! 1. The boundaries of steps are the recorded optimizer steps, or else the lowest points of the live
+//!    bytes: see [`crate::steps`].
+//! 2. The first two steps are left out, because programs allocate much once.
+//! 3. A line of the program *grows* if blocks that it allocated survive to the last boundary from at
+//!    least half of the steps between.
+//!
+//! Growth below 1 % of the job's peak, or below 16 MiB, is not reported.
+
+use std::collections::HashMap;
+
+use serde::Serialize;
+
+use crate::blocks::RequestIndex;
+use crate::category::Category;
+use crate::frames::SiteId;
+use crate::job::Job;
+use crate::steps::{LOWS_MIN, lows};
+
+/// Steps that are left out.
+const WARM_UP: usize = 2;
+/// Least growth that is reported.
+const LEAST_BYTES: u64 = 16 << 20;
+
+/// How the live bytes grow from step to step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Growth {
+    /// Steps between the first and the last boundary that count.
+    pub steps: u64,
+    /// Where the boundaries come from: `optimizer steps` or `lowest points`.
+    pub boundaries: &'static str,
+    /// Live bytes at the first boundary that counts.
+    pub first_bytes: u64,
+    /// Live bytes at the last boundary.
+    pub last_bytes: u64,
+    /// The lines of the program that grow, the fastest first.
+    pub sites: Vec<GrowingSite>,
+}
+
+/// A line of the program whose blocks survive from step after step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct GrowingSite {
+    /// The line.
+    pub site: String,
+    /// The category of most of the bytes.
+    pub category: Category,
+    /// Bytes that survive.
+    pub bytes: u64,
+    /// Blocks that survive.
+    pub blocks: u64,
+    /// Bytes that survive from one step, on average.
+    pub bytes_per_step: u64,
+}
+
+impl Growth {
+    /// Finds what grows until just before the request `end`. `None` if nothing grows or the job has
+    /// too few steps. O(requests + blocks log steps).
+    pub fn until(job: &Job<'_>, end: RequestIndex) -> Option<Growth> {
+        let (boundaries, source) = boundaries(job, end);
+        let counted = boundaries.get(WARM_UP..)?;
+        let (&first, &last) = (counted.first()?, counted.last()?);
+        if counted.len() < LOWS_MIN {
+            return None;
+        }
+        let steps = counted.len() - 1;
+        let sites = growing(job, counted, last, steps);
+        if sites.is_empty() {
+            return None;
+        }
+        let live = |moment| job.blocks.live_before(moment).map(|(_, it)| it.size.count()).sum();
+        Some(Growth {
+            steps: steps as u64,
+            boundaries: source,
+            first_bytes: live(first),
+            last_bytes: live(last),
+            sites,
+        })
+    }
+
+    /// Returns the bytes that all lines grow in one step.
+    pub fn bytes_per_step(&self) -> u64 {
+        self.sites.iter().map(|site| site.bytes_per_step).sum()
+    }
+}
+
+/// Returns the requests at which steps end, and where they come from.
+fn boundaries(job: &Job<'_>, end: RequestIndex) -> (Vec<RequestIndex>, &'static str) {
+    let annotated = &job.annotated.optimizer_steps;
+    let steps: Vec<RequestIndex> =
+        annotated.iter().map(|span| span.begin).filter(|&begin| begin <= end).collect();
+    if steps.len() >= WARM_UP + LOWS_MIN {
+        return (steps, "optimizer steps");
+    }
+    let lows = lows(&job.workload, &job.blocks).into_iter().map(|low| low.request + 1);
+    (lows.filter(|&request| request <= end).collect(), "lowest points")
+}
+
+fn growing(
+    job: &Job<'_>,
+    boundaries: &[RequestIndex],
+    last: RequestIndex,
+    steps: usize,
+) -> Vec<GrowingSite> {
+    #[derive(Default)]
+    struct Survivors {
+        bytes: u64,
+        blocks: u64,
+        steps: Vec<bool>,
+        categories: [u64; Category::ALL.len()],
+    }
+    let mut sites: HashMap<SiteId, Survivors> = HashMap::new();
+    for (number, block) in job.blocks.live_before(last) {
+        let after = boundaries.partition_point(|&boundary| boundary <= block.alloc);
+        // What the step before the first boundary allocated does not count.
+        let Some(step) = after.checked_sub(1) else { continue };
+        let site = sites.entry(job.labels.site_of(block.stack)).or_default();
+        let bytes = block.size.count();
+        site.bytes += bytes;
+        site.blocks += 1;
+        site.steps.resize(steps, false);
+        site.steps[step.min(steps - 1)] = true;
+        site.categories[job.categories[number as usize] as usize] += bytes;
+    }
+    let least = LEAST_BYTES.max(job.workload.peak_live.count() / 100);
+    let mut growing: Vec<GrowingSite> = sites
+        .into_iter()
+        .filter(|(_, it)| {
+            let from = it.steps.iter().filter(|&&survives| survives).count();
+            it.bytes >= least && 2 * from >= steps
+        })
+        .map(|(site, it)| {
+            let most = Category::ALL.into_iter().max_by_key(|&category| {
+                (it.categories[category as usize], std::cmp::Reverse(category))
+            });
+            GrowingSite {
+                site: job.labels.site(site).to_owned(),
+                category: most.unwrap_or(Category::Unknown),
+                bytes: it.bytes,
+                blocks: it.blocks,
+                bytes_per_step: it.bytes / steps as u64,
+            }
+        })
+        .collect();
+    growing.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.site.cmp(&b.site)));
+    growing
+}
+
+#[cfg(test)]
+mod tests {
+    use vramp_trace::{Frame, Trace};
+
+    use super::*;
+    use crate::testing::{alloc_by, completed, free, trace};
+
+    const MIB: u64 = 1 << 20;
+
+    /// A job of `steps` steps that each allocate and free 100 MiB and keep `kept` bytes.
+    fn job_of(steps: u64, kept: u64) -> Trace {
+        let mut made = trace(&[]);
+        let frame = |line| Frame { name: "f", filename: "train.py", line };
+        let (work, leak) = (made.stacks.add([frame(10)]), made.stacks.add([frame(20)]));
+        for step in 0..steps {
+            made.events.push(alloc_by(work, 1, 60 * MIB));
+            made.events.push(alloc_by(work, 2, 40 * MIB));
+            if kept > 0 {
+                made.events.push(alloc_by(leak, 100 + step, kept));
+            }
+            made.events.extend([free(1), completed(1), free(2), completed(2)]);
+        }
+        made
+    }
+
+    #[test]
+    fn what_every_step_keeps_grows() {
+        let made = job_of(20, 3 * MIB);
+        let job = Job::of(&made, 0);
+        let found = Growth::until(&job, u32::MAX).unwrap();
+        assert_eq!(found.sites.len(), 1);
+        assert_eq!(found.sites[0].site, "train.py:20 f");
+        assert_eq!(found.sites[0].bytes_per_step, 3 * MIB);
+        assert_eq!(found.last_bytes - found.first_bytes, found.sites[0].bytes);
+        assert_eq!(found.boundaries, "lowest points");
+    }
+
+    #[test]
+    fn a_job_that_frees_all_it_allocates_does_not_grow() {
+        let made = job_of(20, 0);
+        assert_eq!(Growth::until(&Job::of(&made, 0), u32::MAX), None);
+    }
+
+    #[test]
+    fn one_step_is_no_growth() {
+        let made = job_of(1, 200 * MIB);
+        assert_eq!(Growth::until(&Job::of(&made, 0), u32::MAX), None);
+    }
+}

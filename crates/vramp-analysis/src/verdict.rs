@@ -1,0 +1,373 @@
+//! The verdict on a job, in sentences with numbers.
+//!
+//! The capacity is what the job could reserve: a limit that was given, or what the recorded
+//! allocator had reserved and the card had free when a request failed. Where the card had enough
+//! free memory for that request, the job ran under a limit, which lay between what was reserved and
+//! that with the request.
+//!
+//! | cause | when |
+//! |---|---|
+//! | growth | what grows from step to step is at least a quarter of the demand, which exceeds the capacity |
+//! | demand | the demand exceeds the capacity |
+//! | fragmentation | the demand is within the capacity |
+//! | limit | the card had enough free memory |
+//! | no history | the recording has no events |
+//! | none | no request failed, and no limit was given |
+
+use serde::Serialize;
+use vramp::Bytes;
+
+use crate::explain::{Explanation, Failure};
+use crate::layout::Layout;
+use crate::number::{Count, plural};
+
+/// The verdict on a job.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Verdict {
+    /// The main cause.
+    pub cause: Cause,
+    /// The cause in a sentence or two.
+    pub headline: String,
+    /// What contributed, a sentence or two each.
+    pub findings: Vec<Finding>,
+    /// What saves it, a sentence each. Empty if nothing that was tried does.
+    pub remedies: Vec<String>,
+}
+
+/// The main cause of a failure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// No request failed, and no limit was given.
+    #[default]
+    None,
+    /// The recording does not show what happened.
+    NoHistory,
+    /// The job needs more than there is.
+    Demand,
+    /// What the job keeps grows from step to step.
+    Growth,
+    /// Enough memory was there, but not in one piece.
+    Fragmentation,
+    /// The card had enough free memory, but the allocator was not allowed to use it.
+    Limit,
+}
+
+/// Something that contributed.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Finding {
+    /// What it is: `fragmentation`, `streams`, `waiting`, `rounding`, `growth`, `limit`, `overhead`.
+    pub kind: &'static str,
+    /// Bytes concerned.
+    pub bytes: u64,
+    /// The finding in words.
+    pub text: String,
+}
+
+/// What the job could reserve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Capacity {
+    /// Not known.
+    Unknown,
+    /// So much.
+    Known(u64),
+    /// A limit within these bounds.
+    Between(u64, u64),
+}
+
+fn size(bytes: u64) -> Bytes {
+    Bytes::new(bytes)
+}
+
+/// Returns the verdict on a job. `limit` is the memory that it may reserve, if given.
+pub fn verdict(job: &Explanation, limit: Option<Bytes>) -> Verdict {
+    if job.recording.coverage == "missing" {
+        return Verdict {
+            cause: Cause::NoHistory,
+            headline: format!(
+                "Why memory ran out cannot be told: the recording has no history. At its end {} \
+                 were allocated.",
+                size(job.peak.live_bytes)
+            ),
+            ..Verdict::default()
+        };
+    }
+    let capacity = capacity(job, limit);
+    let mut verdict = match capacity {
+        Capacity::Unknown => no_failure(job),
+        Capacity::Known(capacity) => against(job, capacity),
+        Capacity::Between(least, most) => under_limit(job, least, most),
+    };
+    verdict.findings.extend(findings(job));
+    verdict.remedies = remedies(job, capacity);
+    verdict
+}
+
+fn capacity(job: &Explanation, limit: Option<Bytes>) -> Capacity {
+    if let Some(limit) = limit {
+        return Capacity::Known(limit.count());
+    }
+    let Some(failure) = &job.failure else { return Capacity::Unknown };
+    match (failure.reserved_bytes, failure.card_free_bytes) {
+        (Some(reserved), _) if failure.limited => {
+            Capacity::Between(reserved, reserved.saturating_add(failure.size_bytes))
+        }
+        (Some(reserved), Some(free)) => Capacity::Known(reserved.saturating_add(free)),
+        _ => Capacity::Unknown,
+    }
+}
+
+/// Says how the demand is made up.
+fn demand_of(job: &Explanation) -> String {
+    match &job.failure {
+        Some(failure)
+            if failure.live_bytes.saturating_add(failure.size_bytes) >= job.demand_bytes =>
+        {
+            format!(
+                "needs {} at once ({} allocated and {} requested)",
+                size(job.demand_bytes),
+                size(failure.live_bytes),
+                size(failure.size_bytes)
+            )
+        }
+        _ => format!("needs {} at once", size(job.demand_bytes)),
+    }
+}
+
+fn against(job: &Explanation, capacity: u64) -> Verdict {
+    let demand = demand_of(job);
+    if job.demand_bytes > capacity {
+        if let Some(growth) = &job.growth
+            && let grown = growth.last_bytes.saturating_sub(growth.first_bytes)
+            && grown >= job.demand_bytes / 4
+        {
+            return Verdict {
+                cause: Cause::Growth,
+                headline: format!(
+                    "The job keeps {} more with every step, mostly from {}. In the end it {demand}; \
+                     no allocator fits it in {}.",
+                    size(growth.bytes_per_step()),
+                    growth.sites[0].site,
+                    size(capacity)
+                ),
+                ..Verdict::default()
+            };
+        }
+        return Verdict {
+            cause: Cause::Demand,
+            headline: format!("The job {demand}; no allocator fits it in {}.", size(capacity)),
+            ..Verdict::default()
+        };
+    }
+    let failed = job.failure.as_ref().filter(|failure| {
+        // A limit that was given may be another than the recorded one.
+        failure.reserved_bytes.is_some_and(|reserved| reserved <= capacity)
+    });
+    if let Some(failure) = failed {
+        return Verdict {
+            cause: Cause::Fragmentation,
+            headline: format!(
+                "The job {demand} and {} were usable, but the request failed: {}.",
+                size(capacity),
+                fragmented(failure.layout.as_ref(), failure)
+            ),
+            ..Verdict::default()
+        };
+    }
+    let recorded = job.recording.peak_reserved_bytes;
+    let headline = match recorded {
+        Some(reserved) if reserved > capacity => format!(
+            "The job {demand} and would fit in {}, but the recorded allocator reserved {}: {} of it \
+             were fragments and cache.",
+            size(capacity),
+            size(reserved),
+            size(reserved.saturating_sub(job.peak_live_bytes))
+        ),
+        _ => format!("The job {demand} and fits in {}.", size(capacity)),
+    };
+    let cause = match recorded {
+        Some(reserved) if reserved > capacity => Cause::Fragmentation,
+        _ => Cause::None,
+    };
+    Verdict { cause, headline, ..Verdict::default() }
+}
+
+/// Says where free memory was when a request failed.
+fn fragmented(layout: Option<&Layout>, failure: &Failure) -> String {
+    match layout {
+        Some(layout) => format!(
+            "{} lay free in {}, the largest of {}",
+            size(layout.free_bytes),
+            plural(usize::try_from(layout.holes).unwrap_or(usize::MAX), "hole"),
+            size(layout.largest_hole_bytes)
+        ),
+        None => format!(
+            "{} were reserved and not allocated",
+            size(failure.reserved_bytes.unwrap_or_default().saturating_sub(failure.live_bytes))
+        ),
+    }
+}
+
+fn under_limit(job: &Explanation, least: u64, most: u64) -> Verdict {
+    let demand = demand_of(job);
+    let free = job.failure.as_ref().and_then(|failure| failure.card_free_bytes);
+    let free = size(free.unwrap_or_default());
+    let limit = format!("a limit between {} and {}", size(least), size(most));
+    if job.demand_bytes <= least
+        && let Some(failure) = &job.failure
+    {
+        return Verdict {
+            cause: Cause::Fragmentation,
+            headline: format!(
+                "The job {demand} and had {} reserved under {limit}, but the request failed: {}.",
+                size(least),
+                fragmented(failure.layout.as_ref(), failure)
+            ),
+            ..Verdict::default()
+        };
+    }
+    Verdict {
+        cause: Cause::Limit,
+        headline: format!(
+            "The job {demand} and failed under {limit}, while {free} of the card were free."
+        ),
+        ..Verdict::default()
+    }
+}
+
+fn no_failure(job: &Explanation) -> Verdict {
+    if let Some(failure) = &job.failure {
+        return Verdict {
+            cause: Cause::None,
+            headline: format!(
+                "The job {}. What the allocator had reserved when the request failed at event {} was \
+                 not recorded; give the memory that it could use with --limit.",
+                demand_of(job),
+                Count(failure.event)
+            ),
+            ..Verdict::default()
+        };
+    }
+    let peak = size(job.peak_live_bytes);
+    let headline = match job.recording.peak_reserved_bytes {
+        Some(reserved) if job.peak_live_bytes > 0 => format!(
+            "No request failed. The job allocates {peak} at its peak, and the recorded allocator \
+             reserved {} ({:.2} times as much).",
+            size(reserved),
+            reserved as f64 / job.peak_live_bytes as f64
+        ),
+        _ => format!("No request failed. The job allocates {peak} at its peak."),
+    };
+    Verdict { cause: Cause::None, headline, ..Verdict::default() }
+}
+
+fn findings(job: &Explanation) -> Vec<Finding> {
+    let mut found = Vec::new();
+    let (layout, when) = match &job.failure {
+        Some(failure) => (failure.layout.as_ref(), "when the request failed"),
+        None => (job.peak_layout.as_ref(), "at the peak"),
+    };
+    if let Some(growth) = &job.growth {
+        let site = &growth.sites[0];
+        found.push(Finding {
+            kind: "growth",
+            bytes: growth.sites.iter().map(|site| site.bytes).sum(),
+            text: format!(
+                "Memory grows by {} a step over {} steps: {} of it ({}) from {}.",
+                size(growth.bytes_per_step()),
+                Count(growth.steps),
+                size(site.bytes_per_step),
+                site.category,
+                site.site
+            ),
+        });
+    }
+    let Some(layout) = layout else { return found };
+    let part = |bytes: u64| bytes as f64 * 100.0 / layout.reserved_bytes.max(1) as f64;
+    if part(layout.free_bytes) >= 1.0 {
+        let pinned: Vec<String> = layout.pinned_by.iter().take(2).map(pinned).collect();
+        let pinned = match pinned.is_empty() {
+            true => String::new(),
+            false => format!(" Beside them lie {}.", pinned.join(" and ")),
+        };
+        found.push(Finding {
+            kind: "fragmentation",
+            bytes: layout.free_bytes,
+            text: format!(
+                "{} ({:.0} %) of the {} reserved lay free {when}, in {} of at most {}.{pinned}",
+                size(layout.free_bytes),
+                part(layout.free_bytes),
+                size(layout.reserved_bytes),
+                plural(usize::try_from(layout.holes).unwrap_or(usize::MAX), "hole"),
+                size(layout.largest_hole_bytes)
+            ),
+        });
+    }
+    found.extend(streams(job, layout, when));
+    if part(layout.waiting_bytes) >= 1.0 {
+        found.push(Finding {
+            kind: "waiting",
+            bytes: layout.waiting_bytes,
+            text: format!(
+                "{} were freed, but other streams still used them (record_stream).",
+                size(layout.waiting_bytes)
+            ),
+        });
+    }
+    if part(layout.rounding_bytes) >= 1.0 {
+        found.push(Finding {
+            kind: "rounding",
+            bytes: layout.rounding_bytes,
+            text: format!(
+                "{} were lost to rounding: blocks are larger than what was requested.",
+                size(layout.rounding_bytes)
+            ),
+        });
+    }
+    found
+}
+
+fn pinned(pinner: &crate::layout::Pinner) -> String {
+    format!(
+        "{} ({}) of {}",
+        plural(usize::try_from(pinner.blocks).unwrap_or(usize::MAX), "block"),
+        size(pinner.block_bytes),
+        pinner.site
+    )
+}
+
+/// Says how much is free in segments of other streams than the one that requested most.
+fn streams(job: &Explanation, layout: &Layout, when: &str) -> Option<Finding> {
+    if layout.streams.len() < 2 {
+        return None;
+    }
+    let moment = job.failure.as_ref().map_or(&job.peak, |failure| &failure.moment);
+    let main = moment.streams.first()?.stream;
+    let others = layout.streams.iter().filter(|it| it.stream != main);
+    let free: u64 = others.map(|it| it.free_bytes).sum();
+    (free >= layout.reserved_bytes / 100).then(|| Finding {
+        kind: "streams",
+        bytes: free,
+        text: format!(
+            "{} of the free memory belonged to other streams than the main one {when}: PyTorch does \
+             not share a segment between streams.",
+            size(free)
+        ),
+    })
+}
+
+/// Returns what was tried and fits, least memory first.
+fn remedies(job: &Explanation, capacity: Capacity) -> Vec<String> {
+    let capacity = match capacity {
+        Capacity::Unknown => return Vec::new(),
+        Capacity::Known(capacity) => capacity,
+        // The limit is at least what was reserved; what needs more may fit or not.
+        Capacity::Between(least, _) => least,
+    };
+    let fits = job.fits.iter().filter_map(|fit| Some((fit, fit.line.as_ref()?)));
+    fits.filter_map(|(fit, line)| {
+        let smallest = fit.smallest_limit_bytes.filter(|&limit| limit <= capacity)?;
+        Some(format!("{} fits from {} on: {line}", fit.allocator, size(smallest)))
+    })
+    .collect()
+}

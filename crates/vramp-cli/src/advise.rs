@@ -1,0 +1,118 @@
+//! `vramp advise`: which settings make a recorded job fit.
+
+use std::io::Write;
+
+use anyhow::{Context, Result, bail};
+use vramp::Bytes;
+use vramp_analysis::advise::{Advice, Run, Tried, advise};
+use vramp_analysis::candidates::Candidate;
+use vramp_analysis::job::Job;
+
+use crate::analysis::{self, threads};
+use crate::args::Advise;
+use crate::exit::OutOfMemory;
+use crate::replay::read;
+use crate::text::{Mark, Text};
+
+pub(crate) fn run(args: &Advise, out: &mut dyn Write) -> Result<()> {
+    let device = analysis::device()?;
+    let text = Text::of_stdout();
+    let mut unfit = false;
+    for path in &args.traces {
+        let trace = read(path)?;
+        for job in analysis::jobs(&trace, path)? {
+            if job.recorded.events == 0 {
+                bail!("'{}': {}", path.display(), job.recorded.coverage);
+            }
+            let candidates = candidates(args, &job);
+            let found = advise(&job, &device, &candidates, &args.limit, threads(), || {})
+                .with_context(|| format!("cannot replay '{}'", path.display()))?;
+            unfit |= (0..found.limits_bytes.len()).any(|index| found.fitting(index).is_empty());
+            if args.json {
+                serde_json::to_writer(&mut *out, &found)?;
+                writeln!(out)?;
+            } else {
+                write(out, &text, &job, &found)?;
+            }
+            out.flush()?;
+        }
+    }
+    if unfit && args.fail_on_oom {
+        return Err(OutOfMemory.into());
+    }
+    Ok(())
+}
+
+fn candidates(args: &Advise, job: &Job<'_>) -> Vec<Candidate> {
+    let mut candidates = Candidate::all(&job.recorded);
+    candidates.extend(args.settings.iter().filter_map(|it| Candidate::torch(it).ok()));
+    candidates
+}
+
+fn write(out: &mut dyn Write, text: &Text, job: &Job<'_>, found: &Advice) -> Result<()> {
+    let name = match found.trace.as_str() {
+        "" => "(no name)",
+        name => name,
+    };
+    let demand = Bytes::new(found.demand_bytes);
+    writeln!(out, "{}", text.strong(format!("{name}: needs {demand} at once")))?;
+    let coverage = job.recorded.coverage.to_string();
+    if !coverage.is_empty() {
+        writeln!(out, "{}", text.wrap(&coverage, 0))?;
+    }
+    let limits: Vec<String> =
+        found.limits_bytes.iter().map(|&limit| Bytes::new(limit).to_string()).collect();
+    let mut head = vec!["allocator or setting", "peak, no limit", "driver time"];
+    head.extend(limits.iter().map(String::as_str));
+    let rows: Vec<Vec<String>> = found.tried.iter().map(|tried| row(tried)).collect();
+    let all_fit = |tried: &Tried| tried.limited.iter().all(|run| run.fits);
+    let mark = |index: usize| match found.tried.get(index) {
+        Some(tried) if all_fit(tried) && !found.limits_bytes.is_empty() => Mark::Good,
+        Some(tried) if tried.limited.iter().all(|run| !run.fits) => Mark::Bad,
+        _ => Mark::None,
+    };
+    writeln!(out, "\n{}\n", text.table(&head, &rows, &[0], mark))?;
+    for (index, limit) in limits.iter().enumerate() {
+        let fitting = found.fitting(index);
+        if fitting.is_empty() {
+            let reason = match found.limits_bytes[index] < found.demand_bytes {
+                true => format!("the job needs {demand} at once"),
+                false => "nothing that was tried fits".to_owned(),
+            };
+            writeln!(out, "{}", text.bad(format!("{limit}: {reason}.")))?;
+            continue;
+        }
+        writeln!(out, "{}", text.good(format!("{limit}: fits with")))?;
+        for tried in fitting.iter().take(LINES) {
+            let run = tried.limited[index];
+            let peak = Bytes::new(run.peak_reserved_bytes);
+            match &tried.line {
+                Some(line) => writeln!(out, "  {line}")?,
+                None => writeln!(out, "  no change ({})", tried.name)?,
+            }
+            let cost = format!("    {peak} reserved, {:.1} ms in driver calls", run.driver_ms);
+            writeln!(out, "{}", text.weak(cost))?;
+        }
+    }
+    Ok(writeln!(out)?)
+}
+
+/// Most lines to paste for each limit.
+const LINES: usize = 4;
+
+fn row(tried: &Tried) -> Vec<String> {
+    let peak = |run: &Run| Bytes::new(run.peak_reserved_bytes).to_string();
+    let mut row = vec![
+        tried.name.clone(),
+        match tried.unlimited.fits {
+            true => peak(&tried.unlimited),
+            false => "-".to_owned(),
+        },
+        format!("{:.1} ms", tried.unlimited.driver_ms),
+    ];
+    row.extend(tried.limited.iter().map(|run| match run.fits {
+        true => format!("fits, {}", peak(run)),
+        false => "no".to_owned(),
+    }));
+    row
+}

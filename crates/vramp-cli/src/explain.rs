@@ -1,0 +1,200 @@
+//! `vramp explain`: why a recorded job ran out of memory.
+
+use std::io::Write;
+
+use anyhow::{Context, Result};
+use vramp::Bytes;
+use vramp_analysis::explain::{Explanation, Fit, Options, explain};
+use vramp_analysis::job::Job;
+use vramp_analysis::moment::Moment;
+use vramp_analysis::number::{Count, plural};
+use vramp_analysis::verdict::Cause;
+
+use crate::analysis::{self, threads};
+use crate::args::Explain;
+use crate::replay::read;
+use crate::text::{Mark, Text};
+
+pub(crate) fn run(args: &Explain, out: &mut dyn Write) -> Result<()> {
+    let device = analysis::device()?;
+    let text = Text::of_stdout();
+    for path in &args.traces {
+        let trace = read(path)?;
+        let jobs = analysis::jobs(&trace, path)?;
+        for job in jobs {
+            let options =
+                Options { limit: args.limit, at: args.at, top: args.top, threads: threads() };
+            let found = explain(&job, &device, &options)
+                .with_context(|| format!("cannot explain '{}'", path.display()))?;
+            if args.json {
+                serde_json::to_writer(&mut *out, &found)?;
+                writeln!(out)?;
+            } else {
+                Page { out, text: &text, job: &job, found: &found, top: args.top }.write()?;
+            }
+            out.flush()?;
+        }
+    }
+    Ok(())
+}
+
+/// The explanation of one job as text.
+struct Page<'a> {
+    out: &'a mut dyn Write,
+    text: &'a Text,
+    job: &'a Job<'a>,
+    found: &'a Explanation,
+    top: usize,
+}
+
+/// Width of the columns for bytes, per cent and blocks.
+const NUMBERS: usize = 38;
+
+impl Page<'_> {
+    fn write(&mut self) -> Result<()> {
+        self.head()?;
+        self.verdict()?;
+        match &self.found.failure {
+            Some(failure) => {
+                let event = Count(failure.event);
+                self.moment(&failure.moment, &format!("when the request failed (event {event})"))?;
+            }
+            None => {
+                let moment = &self.found.peak;
+                let when = match moment.event {
+                    Some(event) => format!("at the peak (before event {})", Count(event)),
+                    None => "at the peak, which is the end".to_owned(),
+                };
+                self.moment(moment, &when)?;
+            }
+        }
+        if let Some(moment) = &self.found.at {
+            let when = match moment.event {
+                Some(event) => format!("before event {}", Count(event)),
+                None => "at the end".to_owned(),
+            };
+            self.moment(moment, &when)?;
+        }
+        self.fits()
+    }
+
+    fn head(&mut self) -> Result<()> {
+        let recording = &self.found.recording;
+        let name = match self.found.trace.as_str() {
+            "" => "(no name)",
+            name => name,
+        };
+        let device = match self.found.trace_device {
+            0 => String::new(),
+            device => format!(", device {device}"),
+        };
+        let streams = plural(usize::try_from(recording.streams).unwrap_or(0), "stream");
+        let head = format!("{name}{device}: {} events on {streams}", Count(recording.events));
+        writeln!(self.out, "{}", self.text.strong(head))?;
+        let mut notes = Vec::new();
+        if !recording.missing.is_empty() {
+            notes.push(recording.missing.clone());
+        }
+        if !self.job.workload.repairs.is_empty() {
+            notes.push(format!("Repaired: {}.", self.job.workload.repairs));
+        }
+        if !recording.has_stacks {
+            notes.push(
+                "No call stacks are recorded, so lines of the program are not known: record with \
+                 torch.cuda.memory._record_memory_history(context=\"all\")."
+                    .to_owned(),
+            );
+        }
+        for note in notes {
+            writeln!(self.out, "{}", self.text.wrap(&note, 0))?;
+        }
+        Ok(writeln!(self.out)?)
+    }
+
+    fn verdict(&mut self) -> Result<()> {
+        let verdict = &self.found.verdict;
+        let headline = self.text.wrap(&verdict.headline, 0);
+        let headline = match verdict.cause {
+            Cause::None => self.text.strong(headline),
+            _ => self.text.bad(headline),
+        };
+        writeln!(self.out, "{headline}")?;
+        for finding in &verdict.findings {
+            writeln!(self.out, "{}", self.text.wrap(&format!("- {}", finding.text), 2))?;
+        }
+        if !verdict.remedies.is_empty() {
+            writeln!(self.out, "\n{}", self.text.strong("What fits"))?;
+            for remedy in &verdict.remedies {
+                writeln!(self.out, "{}", self.text.good(format!("  {remedy}")))?;
+            }
+        }
+        Ok(writeln!(self.out)?)
+    }
+
+    fn moment(&mut self, moment: &Moment, when: &str) -> Result<()> {
+        let blocks = plural(usize::try_from(moment.blocks).unwrap_or(usize::MAX), "block");
+        let head = format!("Allocated {when}: {} in {blocks}", Bytes::new(moment.live_bytes));
+        writeln!(self.out, "{}", self.text.strong(head))?;
+        let share = |bytes: u64, blocks: u64| {
+            let part = bytes as f64 * 100.0 / moment.live_bytes.max(1) as f64;
+            let blocks = Count(blocks);
+            format!("  {:>11} {part:>4.0} %  {blocks:>9} blocks", Bytes::new(bytes).to_string())
+        };
+        for category in &moment.categories {
+            let name = category.category.name();
+            writeln!(self.out, "{}  {name}", share(category.bytes, category.blocks))?;
+        }
+        writeln!(self.out, "  {}", self.text.weak("by line of the program"))?;
+        for site in moment.sites.iter().take(self.top) {
+            let name = self.text.fit(&site.site, NUMBERS);
+            writeln!(self.out, "{}  {name}", share(site.bytes, site.blocks))?;
+            for (operation, bytes) in site.operations.iter().take(2) {
+                if *operation != site.site {
+                    let line = format!("{:>26}  {operation}", Bytes::new(*bytes).to_string());
+                    writeln!(self.out, "{}", self.text.weak(self.text.fit(&line, 2)))?;
+                }
+            }
+        }
+        let more = moment.sites.len().saturating_sub(self.top);
+        if more > 0 {
+            let more = plural(more, "line");
+            writeln!(self.out, "  {}", self.text.weak(format!("{more} more: --top, --json")))?;
+        }
+        writeln!(self.out, "  {}", self.text.weak("largest blocks"))?;
+        for block in moment.largest.iter().take(self.top) {
+            let event = match block.event {
+                Some(event) => format!("event {}", Count(event)),
+                None => "older".to_owned(),
+            };
+            let size = Bytes::new(block.bytes).to_string();
+            let category = block.category.name();
+            let name = self.text.fit(&block.site, 54);
+            writeln!(self.out, "  {size:>11}  {event:>16}  {category:<16} {name}")?;
+        }
+        Ok(writeln!(self.out)?)
+    }
+
+    fn fits(&mut self) -> Result<()> {
+        if self.found.fits.is_empty() {
+            return Ok(());
+        }
+        writeln!(self.out, "{}", self.text.strong("Smallest limit that fits, by replay"))?;
+        let row = |fit: &Fit| {
+            vec![
+                fit.allocator.clone(),
+                Bytes::new(fit.peak_reserved_bytes).to_string(),
+                fit.smallest_limit_bytes
+                    .map_or_else(|| "none".to_owned(), |limit| Bytes::new(limit).to_string()),
+            ]
+        };
+        let rows: Vec<Vec<String>> = self.found.fits.iter().map(row).collect();
+        let least = self.found.fits.iter().filter_map(|fit| fit.smallest_limit_bytes).min();
+        let mark = |index: usize| match self.found.fits.get(index) {
+            Some(fit) if least.is_some() && fit.smallest_limit_bytes == least => Mark::Good,
+            _ => Mark::None,
+        };
+        let head = ["allocator", "peak reserved without a limit", "smallest limit"];
+        writeln!(self.out, "{}\n", self.text.table(&head, &rows, &[0], mark))?;
+        Ok(())
+    }
+}

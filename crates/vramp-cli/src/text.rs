@@ -1,0 +1,150 @@
+//! Text for a person: wrapped to the terminal, with colour where it can be shown.
+//!
+//! Colours are left out if the output is not a terminal, if `NO_COLOR` is set, or if `TERM` is
+//! `dumb`. A text that is not for a terminal is not wrapped, so that `grep` finds whole sentences.
+
+use std::fmt::Display;
+
+use comfy_table::{CellAlignment, Table, presets};
+use console::{Style, Term};
+
+/// Widest text, on a wider terminal too.
+const WIDTH_MAX: usize = 120;
+
+/// Width and colours of the output.
+#[derive(Clone, Debug)]
+pub(crate) struct Text {
+    width: Option<usize>,
+    strong: Style,
+    good: Style,
+    bad: Style,
+    weak: Style,
+}
+
+impl Text {
+    /// Returns what standard output can show.
+    pub(crate) fn of_stdout() -> Text {
+        let term = Term::stdout();
+        let width = term.size_checked().map(|(_, columns)| usize::from(columns));
+        let colours = term.features().colors_supported() && console::colors_enabled();
+        Text::new(width, colours)
+    }
+
+    fn new(width: Option<usize>, colours: bool) -> Text {
+        let style = || Style::new().force_styling(colours);
+        Text {
+            width: width.map(|width| width.clamp(40, WIDTH_MAX)),
+            strong: style().bold(),
+            good: style().green(),
+            bad: style().red(),
+            weak: style().dim(),
+        }
+    }
+
+    /// Wraps a paragraph. Lines after the first are indented by `indent` columns.
+    pub(crate) fn wrap(&self, text: &str, indent: usize) -> String {
+        let Some(width) = self.width else { return text.to_owned() };
+        let indent = " ".repeat(indent);
+        let options = textwrap::Options::new(width).subsequent_indent(&indent).break_words(false);
+        textwrap::fill(text, options)
+    }
+
+    /// Marks a heading.
+    pub(crate) fn strong(&self, text: impl Display) -> String {
+        self.strong.apply_to(text).to_string()
+    }
+
+    /// Marks a good result.
+    pub(crate) fn good(&self, text: impl Display) -> String {
+        self.good.apply_to(text).to_string()
+    }
+
+    /// Marks a bad result.
+    pub(crate) fn bad(&self, text: impl Display) -> String {
+        self.bad.apply_to(text).to_string()
+    }
+
+    /// Marks what may be skipped.
+    pub(crate) fn weak(&self, text: impl Display) -> String {
+        self.weak.apply_to(text).to_string()
+    }
+
+    /// Returns a text that fits into `columns` less than the width, with its end kept: the end of a
+    /// path says more than its beginning.
+    pub(crate) fn fit(&self, text: &str, columns: usize) -> String {
+        let Some(width) = self.width else { return text.to_owned() };
+        let room = width.saturating_sub(columns).max(16);
+        let len = text.chars().count();
+        if len <= room {
+            return text.to_owned();
+        }
+        let kept: String = text.chars().skip(len - (room - 3)).collect();
+        format!("...{kept}")
+    }
+
+    /// Renders a table whose columns but the first `left` are aligned right. The rows for which
+    /// `mark` returns a style are shown in it.
+    pub(crate) fn table(
+        &self,
+        head: &[&str],
+        rows: &[Vec<String>],
+        left: &[usize],
+        mark: impl Fn(usize) -> Mark,
+    ) -> String {
+        let mut table = Table::new();
+        table.load_preset(presets::NOTHING).set_header(head.to_vec());
+        for row in rows {
+            table.add_row(row);
+        }
+        for (index, column) in table.column_iter_mut().enumerate() {
+            if !left.contains(&index) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        let lines = table.trim_fmt();
+        let lines = lines.lines().enumerate().map(|(index, line)| match index.checked_sub(1) {
+            None => self.weak(line),
+            Some(row) => match mark(row) {
+                Mark::Good => self.good(line),
+                Mark::Bad => self.bad(line),
+                Mark::None => line.to_owned(),
+            },
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// How a row is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mark {
+    /// As it is.
+    None,
+    /// As a good result.
+    Good,
+    /// As a bad result.
+    Bad,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_terminal_nothing_is_wrapped_or_coloured() {
+        let text = Text::new(None, false);
+        let long = "word ".repeat(100);
+        assert_eq!(text.wrap(&long, 2), long);
+        assert_eq!(text.fit(&long, 50), long);
+        assert_eq!(text.good("fits"), "fits");
+    }
+
+    #[test]
+    fn a_terminal_gets_lines_of_its_width() {
+        let text = Text::new(Some(50), true);
+        let wrapped = text.wrap(&"word ".repeat(100), 4);
+        assert!(wrapped.lines().all(|line| line.len() <= 50), "{wrapped}");
+        assert!(wrapped.lines().skip(1).all(|line| line.starts_with("    word")));
+        assert_eq!(text.fit("/a/long/path/to/some/file.py:12 forward", 30), "...py:12 forward");
+        assert_eq!(text.bad("no"), "\u{1b}[31mno\u{1b}[0m");
+    }
+}
