@@ -2,7 +2,7 @@
 //!
 //! [`advise`] replays the job with every [`Candidate`] and limit, on all threads. A setting whose
 //! peak without a limit is below a limit fits it and needs no replay of its own, unless the setting
-//! depends on the limit.
+//! depends on the limit. What fits is tried with 5 % less, too.
 
 use std::num::NonZeroUsize;
 
@@ -61,7 +61,13 @@ pub struct Run {
     pub driver_ms: f64,
     /// Number of the event that failed.
     pub oom_at_event: Option<u64>,
+    /// True if it fits, and fails with a limit that is 5 % lower: a slightly different run of the job
+    /// may fail.
+    pub tight: bool,
 }
+
+/// Part of a limit that should be left for runs of the job that differ slightly, in per cent.
+const HEADROOM_PERCENT: u64 = 5;
 
 impl Run {
     fn of(outcome: &Outcome) -> Run {
@@ -70,13 +76,14 @@ impl Run {
             peak_reserved_bytes: outcome.peak_reserved_bytes,
             driver_ms: outcome.driver_ms,
             oom_at_event: outcome.oom_at_event,
+            tight: false,
         }
     }
 }
 
 impl Advice {
-    /// Returns the candidates that fit into the limit at `index`, the one with the least driver time
-    /// first.
+    /// Returns the candidates that fit into the limit at `index`: those that are not tight first, and
+    /// of these the one with the least driver time.
     pub fn fitting(&self, index: usize) -> Vec<&Tried> {
         let fits = |tried: &&Tried| tried.limited.get(index).is_some_and(|run| run.fits);
         let mut fitting: Vec<&Tried> = self.tried.iter().filter(fits).collect();
@@ -129,16 +136,22 @@ fn try_candidate(
     // These settings compare what is reserved with the limit.
     let depends = config.torch.garbage_collection_threshold.is_some()
         || config.torch.per_process_memory_fraction.is_some();
+    let try_limit = |limit: u64| {
+        let below = unlimited.fits && unlimited.peak_reserved_bytes <= limit;
+        if below && !depends {
+            return Ok(unlimited);
+        }
+        run(job, device, config, Some(Bytes::new(limit))).map(|outcome| Run::of(&outcome))
+    };
     let limited = limits
         .iter()
-        .map(|&limit| {
-            let below = unlimited.fits && unlimited.peak_reserved_bytes <= limit.count();
-            if below && !depends {
-                return Ok(unlimited);
-            }
-            run(job, device, config, Some(limit)).map(|outcome| Run::of(&outcome))
+        .map(|limit| {
+            let found = try_limit(limit.count())?;
+            let lower = limit.count() - limit.count() / 100 * HEADROOM_PERCENT;
+            let tight = found.fits && !try_limit(lower)?.fits;
+            Ok(Run { tight, ..found })
         })
-        .collect::<Result<_, _>>()?;
+        .collect::<Result<_, ReplayError>>()?;
     let (name, line) = (candidate.name.clone(), candidate.line.clone());
     Ok(Tried { name, line, unlimited, limited })
 }

@@ -95,6 +95,8 @@ pub struct Recording {
     pub peak_reserved_bytes: Option<u64>,
     /// A lower bound of it, where no more is known.
     pub reserved_at_least_bytes: Option<u64>,
+    /// True if other allocators' peaks can be compared with the recorded one.
+    pub is_comparable: bool,
     /// Settings of the recorded allocator, where they are not the default.
     pub settings: Option<String>,
 }
@@ -192,6 +194,9 @@ fn recording(job: &Job<'_>) -> Recording {
             Reserved::AtLeast(bound) => Some(bound.count()),
             Reserved::Peak(_) | Reserved::Unknown => None,
         },
+        is_comparable: recorded.reserved.peak().is_some_and(|peak| {
+            recorded.coverage.supports_comparison(job.workload.peak_live, peak)
+        }),
         settings: recorded.settings.clone(),
     }
 }

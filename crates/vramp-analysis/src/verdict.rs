@@ -17,7 +17,7 @@
 use serde::Serialize;
 use vramp::Bytes;
 
-use crate::explain::{Explanation, Failure};
+use crate::explain::{Explanation, Failure, Fit};
 use crate::layout::Layout;
 use crate::number::{Count, plural};
 
@@ -286,7 +286,7 @@ fn findings(job: &Explanation) -> Vec<Finding> {
     let part = |bytes: u64| bytes as f64 * 100.0 / layout.reserved_bytes.max(1) as f64;
     if part(layout.free_bytes) >= 1.0 {
         let pinned: Vec<String> = layout.pinned_by.iter().take(2).map(pinned).collect();
-        let pinned = match pinned.is_empty() {
+        let pinned = match pinned.is_empty() || !job.recording.has_stacks {
             true => String::new(),
             false => format!(" Beside them lie {}.", pinned.join(" and ")),
         };
@@ -356,15 +356,31 @@ fn streams(job: &Explanation, layout: &Layout, when: &str) -> Option<Finding> {
     })
 }
 
-/// Returns what was tried and fits, least memory first.
+/// Returns what was tried and fits. Without a failure: what reserves at least a tenth less than the
+/// recorded allocator.
 fn remedies(job: &Explanation, capacity: Capacity) -> Vec<String> {
+    let fits = job.fits.iter().filter_map(|fit| Some((fit, fit.line.as_ref()?)));
     let capacity = match capacity {
+        Capacity::Unknown if job.failure.is_none() => {
+            let Some(recorded) = job.recording.peak_reserved_bytes else { return Vec::new() };
+            if !job.recording.is_comparable {
+                return Vec::new();
+            }
+            let saves = fits.filter(|(fit, _)| fit.peak_reserved_bytes <= recorded / 10 * 9);
+            let text = |(fit, line): (&Fit, &String)| {
+                let reserved = size(fit.peak_reserved_bytes);
+                let less = recorded - fit.peak_reserved_bytes;
+                let percent = less as f64 * 100.0 / recorded as f64;
+                let name = &fit.allocator;
+                format!("{name} reserves {reserved}, {percent:.0} % less: {line}")
+            };
+            return saves.map(text).collect();
+        }
         Capacity::Unknown => return Vec::new(),
         Capacity::Known(capacity) => capacity,
         // The limit is at least what was reserved; what needs more may fit or not.
         Capacity::Between(least, _) => least,
     };
-    let fits = job.fits.iter().filter_map(|fit| Some((fit, fit.line.as_ref()?)));
     fits.filter_map(|(fit, line)| {
         let smallest = fit.smallest_limit_bytes.filter(|&limit| limit <= capacity)?;
         Some(format!("{} fits from {} on: {line}", fit.allocator, size(smallest)))

@@ -90,7 +90,9 @@ fn write(out: &mut dyn Write, text: &Text, job: &Job<'_>, found: &Advice) -> Res
                 Some(line) => writeln!(out, "  {line}")?,
                 None => writeln!(out, "  no change ({})", tried.name)?,
             }
-            let cost = format!("    {peak} reserved, {:.1} ms in driver calls", run.driver_ms);
+            let tight = if run.tight { "; tight: fails with 5 % less" } else { "" };
+            let cost =
+                format!("    {peak} reserved, {:.1} ms in driver calls{tight}", run.driver_ms);
             writeln!(out, "{}", text.weak(cost))?;
         }
     }
@@ -111,6 +113,7 @@ fn row(tried: &Tried) -> Vec<String> {
         format!("{:.1} ms", tried.unlimited.driver_ms),
     ];
     row.extend(tried.limited.iter().map(|run| match run.fits {
+        true if run.tight => format!("tight, {}", peak(run)),
         true => format!("fits, {}", peak(run)),
         false => "no".to_owned(),
     }));

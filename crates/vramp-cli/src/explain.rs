@@ -123,7 +123,7 @@ impl Page<'_> {
             writeln!(self.out, "{}", self.text.wrap(&format!("- {}", finding.text), 2))?;
         }
         if !verdict.remedies.is_empty() {
-            writeln!(self.out, "\n{}", self.text.strong("What fits"))?;
+            writeln!(self.out, "\n{}", self.text.strong("What helps"))?;
             for remedy in &verdict.remedies {
                 writeln!(self.out, "{}", self.text.good(format!("  {remedy}")))?;
             }
