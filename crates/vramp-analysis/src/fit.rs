@@ -30,15 +30,17 @@ pub fn run(
     limit: Option<Bytes>,
 ) -> Result<Outcome, ReplayError> {
     let config = Config { limit, ..config.clone() };
-    let options = Options { releases_of: Some(&job.recorded), ..Options::default() };
+    let releases = job.recorded.segments.releases() > 0;
+    let options = Options { releases_of: releases.then_some(&job.recorded), ..Options::default() };
     let outcome = replay(&job.workload, device, config, options, |_| {})?;
     Ok(outcome.with_recorded(&job.recorded))
 }
 
 /// Returns the smallest limit found that the job fits into with `config`, given the peak of a run
-/// without a limit. The result is at most 2 MiB, or 0.2 % of the peak, above the smallest.
+/// without a limit. The result is at most 2 MiB, or 0.5 % of the peak, above the smallest.
 ///
-/// About ten replays, each of which stops where it fails.
+/// About eight replays, each of which stops where it fails; none if the peak is as close to the
+/// demand.
 ///
 /// # Errors
 /// Those of [`replay()`].
@@ -51,7 +53,7 @@ pub fn smallest_limit(
     let demand = crate::replay::peak_demand(&job.workload).count();
     // No limit below the demand fits; the peak does.
     let (mut fails, mut fits) = ((demand / STEP).saturating_sub(1), peak.count().div_ceil(STEP));
-    let tolerance = (fits / 500).max(1);
+    let tolerance = (fits / 200).max(1);
     while fits.saturating_sub(fails) > tolerance {
         let middle = fails + (fits - fails) / 2;
         let outcome = run(job, device, config, Some(Bytes::new(middle * STEP)))?;

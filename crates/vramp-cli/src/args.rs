@@ -27,6 +27,8 @@ pub enum Command {
     Explain(Explain),
     /// Find the settings with which a job fits into a limit, as lines to paste
     Advise(Advise),
+    /// Compare two runs of a job: what grew, by line and category
+    Diff(DiffRuns),
     /// Show which device would be used, and its capabilities
     Info(Info),
     /// Show the memory of this machine as tiers: spaces, NUMA nodes, disks, links
@@ -155,6 +157,23 @@ pub struct Advise {
     /// End with exit code 3 if nothing fits into one of the limits
     #[arg(long)]
     pub fail_on_oom: bool,
+    /// Print one JSON object per recorded device and nothing else
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Compares two recordings.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct DiffRuns {
+    /// The first run: a PyTorch memory snapshot, an RMM log or a .vtrace file
+    #[arg(value_name = "BEFORE")]
+    pub before: PathBuf,
+    /// The second run
+    #[arg(value_name = "AFTER")]
+    pub after: PathBuf,
+    /// Rows in each list
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub top: usize,
     /// Print one JSON object per recorded device and nothing else
     #[arg(long)]
     pub json: bool,

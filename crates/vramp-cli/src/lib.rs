@@ -14,6 +14,7 @@ pub mod args;
 pub mod bench;
 mod convert;
 pub mod device;
+mod diff;
 mod exit;
 mod explain;
 pub mod graph;
@@ -54,6 +55,7 @@ pub fn run(args: &args::Args, out: &mut dyn Write) -> anyhow::Result<()> {
         args::Command::Replay(args) => replay::run(args, out),
         args::Command::Explain(args) => explain::run(args, out),
         args::Command::Advise(args) => advise::run(args, out),
+        args::Command::Diff(args) => diff::run(args, out),
         args::Command::Info(args) => info::run(args, out),
         args::Command::Tiers(args) => tiers::run(args, out),
         args::Command::Convert(args) => convert::run(args, out),
