@@ -3,7 +3,8 @@
 //! A frame belongs to one of three origins, by its file name:
 //!
 //! 1. [`Origin::User`]: none of the others.
-//! 2. [`Origin::Library`]: an installed package other than PyTorch (`site-packages`).
+//! 2. [`Origin::Library`]: an installed package other than PyTorch: a file in `site-packages`, or a
+//!    relative path that begins with a package's name, as in recordings whose folders were removed.
 //! 3. [`Origin::Framework`]: PyTorch, Python's own modules, compiled code and frames without a file.
 //!
 //! The *site* of a stack is its innermost frame of the user. A stack without one has its innermost
@@ -29,6 +30,25 @@ const PACKAGES: [&str; 2] = ["site-packages/", "dist-packages/"];
 /// Packages that are frameworks, and their parts that are installed in packages of their own.
 const FRAMEWORKS: [&str; 8] =
     ["torch", "triton", "numpy", "cupy", "_pytest", "pluggy", "threading", "concurrent"];
+/// Packages that recordings without folders are known to name.
+const LIBRARIES: [&str; 16] = [
+    "transformers",
+    "accelerate",
+    "diffusers",
+    "peft",
+    "trl",
+    "torchvision",
+    "torchaudio",
+    "torchtune",
+    "torchtitan",
+    "lightning",
+    "pytorch_lightning",
+    "deepspeed",
+    "megatron",
+    "vllm",
+    "sglang",
+    "torch_geometric",
+];
 /// Endings of compiled code's files.
 const COMPILED: [&str; 10] =
     [".cpp", ".cc", ".cu", ".cuh", ".h", ".hpp", ".c", ".so", ".cxx", ".pyx"];
@@ -43,8 +63,7 @@ impl Origin {
         if COMPILED.iter().any(|ending| file.ends_with(ending)) || file.contains(".so.") {
             return Origin::Framework;
         }
-        let package = PACKAGES.iter().filter_map(|folder| file.rsplit_once(folder)).next();
-        if let Some((_, inside)) = package {
+        if let Some(inside) = in_package(file) {
             let name = inside.split('/').next().unwrap_or(inside);
             let is_framework = FRAMEWORKS.contains(&name);
             return if is_framework { Origin::Framework } else { Origin::Library };
@@ -53,6 +72,16 @@ impl Origin {
         let own = file.contains("/lib/python3") || file.contains("/torch/_") || in_torch(file);
         if own { Origin::Framework } else { Origin::User }
     }
+}
+
+/// Returns the path from the package's name on, if the file is of an installed package.
+fn in_package(file: &str) -> Option<&str> {
+    let folders = PACKAGES.iter().filter_map(|folder| file.rsplit_once(folder));
+    if let Some((_, inside)) = folders.last() {
+        return Some(inside);
+    }
+    let (first, _) = file.split_once('/')?;
+    (FRAMEWORKS.contains(&first) || LIBRARIES.contains(&first)).then_some(file)
 }
 
 fn in_torch(file: &str) -> bool {
@@ -93,8 +122,8 @@ fn is_direction(c: char) -> bool {
 
 /// Returns the end of a path: inside its package, and at most two folders.
 fn short_file(path: &str) -> String {
-    let inside = PACKAGES.iter().filter_map(|folder| path.rsplit_once(folder)).next();
-    let path = inside.map_or(path, |(_, inside)| inside);
+    let inside = in_package(path);
+    let path = inside.unwrap_or(path);
     let cut = path.rmatch_indices('/').nth(if inside.is_some() { 3 } else { 1 });
     let mut end = cut.map_or(path, |(at, _)| &path[at + 1..]);
     while end.len() > FILE_MAX
@@ -224,6 +253,9 @@ mod tests {
             ("/venv/lib/python3.12/site-packages/torch/nn/modules/conv.py", Origin::Framework),
             ("/venv/lib/python3.12/site-packages/transformers/models/x.py", Origin::Library),
             ("/usr/lib/python3.12/threading.py", Origin::Framework),
+            ("torch/nn/functional.py", Origin::Framework),
+            ("transformers/cache_utils.py", Origin::Library),
+            ("models/net.py", Origin::User),
             ("<frozen runpy>", Origin::Framework),
             ("??", Origin::Framework),
             ("/src/pytorch/torch/nn/functional.py", Origin::Framework),

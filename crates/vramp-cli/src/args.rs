@@ -6,17 +6,24 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use vramp::config::{TorchConfig, TorchConfigError, UnknownPreset};
 use vramp::{Bytes, Preset};
 
+use crate::amount::memory;
 pub use crate::bench::args::Bench;
 use crate::graph::Window;
 
 /// Replays recorded GPU workloads on any allocator and compares their memory and cost.
 #[derive(Debug, Parser)]
-#[command(name = "vramp", version, about)]
+#[command(name = "vramp", version, about, after_help = EXIT_CODES)]
 pub struct Args {
     /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
+
+const EXIT_CODES: &str = "\
+Exit codes: 0 done; 1 failed, such as a file that cannot be read; 2 invalid arguments; 3 a job ran \
+out of memory, with --fail-on-oom.
+
+Results go to standard output, notices and errors to standard error. NO_COLOR turns colours off.";
 
 /// The commands.
 #[derive(Debug, Subcommand)]
@@ -37,6 +44,10 @@ pub enum Command {
     Convert(Convert),
     /// Compute the memory of a captured graph of recorded work
     Graph(Graph),
+    /// Print the completions of a shell
+    Completions(Completions),
+    /// Write a manual page for each command
+    Man(Man),
     /// Measure allocators: cache hits, threads, growth, remapping, graphs, copies, spills
     Bench(Bench),
 }
@@ -55,10 +66,10 @@ pub struct Replay {
     #[arg(long, default_value = "auto")]
     pub device: String,
     /// Memory limit of each allocator, such as 80GiB; the device's memory by default
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = memory)]
     pub limit: Option<Bytes>,
     /// Memory that each allocator reserves before the replay begins
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = memory)]
     pub prefill: Option<Bytes>,
     /// Print one JSON object per run and nothing else
     #[arg(long)]
@@ -128,7 +139,7 @@ pub struct Explain {
     #[arg(required = true, value_name = "RUN")]
     pub traces: Vec<PathBuf>,
     /// Memory that the job may use, such as 16GiB; by default what it had when a request failed
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = memory)]
     pub limit: Option<Bytes>,
     /// Also show what is allocated at this event of the device, counted from 0
     #[arg(long, value_name = "EVENT")]
@@ -148,7 +159,7 @@ pub struct Advise {
     #[arg(required = true, value_name = "RUN")]
     pub traces: Vec<PathBuf>,
     /// Limits to fit into, separated by commas or given several times, such as 16GiB,24GiB
-    #[arg(long, required = true, value_name = "SIZE", value_delimiter = ',')]
+    #[arg(long, required = true, value_name = "SIZE", value_delimiter = ',', value_parser = memory)]
     pub limit: Vec<Bytes>,
     /// Also try these settings of PyTorch, in the syntax of PYTORCH_CUDA_ALLOC_CONF; may be given
     /// several times
@@ -195,6 +206,21 @@ pub struct Graph {
     /// Print one JSON object per recording and device and nothing else
     #[arg(long)]
     pub json: bool,
+}
+
+/// Prints completions.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Completions {
+    /// The shell
+    pub shell: clap_complete::Shell,
+}
+
+/// Writes manual pages.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Man {
+    /// Existing folder to write them to, such as ~/.local/share/man/man1
+    #[arg(value_name = "FOLDER")]
+    pub folder: PathBuf,
 }
 
 /// Describes a device.

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod advise;
+mod amount;
 mod analysis;
 pub mod args;
 pub mod bench;
@@ -19,6 +20,7 @@ mod exit;
 mod explain;
 pub mod graph;
 mod info;
+mod manual;
 mod replay;
 mod text;
 mod tiers;
@@ -56,6 +58,8 @@ pub fn run(args: &args::Args, out: &mut dyn Write) -> anyhow::Result<()> {
         args::Command::Explain(args) => explain::run(args, out),
         args::Command::Advise(args) => advise::run(args, out),
         args::Command::Diff(args) => diff::run(args, out),
+        args::Command::Completions(args) => manual::completions(args, out),
+        args::Command::Man(args) => manual::write(args, out),
         args::Command::Info(args) => info::run(args, out),
         args::Command::Tiers(args) => tiers::run(args, out),
         args::Command::Convert(args) => convert::run(args, out),

@@ -114,6 +114,41 @@ impl Text {
     }
 }
 
+impl Text {
+    /// Renders a table as [`Text::table`] does, with the first column aligned left. On a terminal
+    /// that is too narrow, the columns of `optional` are left out, the first first.
+    pub(crate) fn table_without(
+        &self,
+        optional: &[&str],
+        head: &[&str],
+        rows: &[Vec<String>],
+        mark: impl Fn(usize) -> Mark,
+    ) -> String {
+        let mut left_out: Vec<&str> = Vec::new();
+        loop {
+            let is_kept: Vec<bool> = head.iter().map(|name| !left_out.contains(name)).collect();
+            let kept_head: Vec<&str> = only(head, &is_kept);
+            let kept_rows: Vec<Vec<String>> = rows.iter().map(|row| only(row, &is_kept)).collect();
+            let table = self.table(&kept_head, &kept_rows, &[0], &mark);
+            let widest = table.lines().map(console::measure_text_width).max().unwrap_or(0);
+            match optional.get(left_out.len()) {
+                Some(name) if self.width.is_some_and(|width| widest > width) => left_out.push(name),
+                _ => return table,
+            }
+        }
+    }
+
+    /// Returns a text that is neither wrapped nor coloured.
+    #[cfg(test)]
+    pub(crate) fn plain() -> Text {
+        Text::new(None, false)
+    }
+}
+
+fn only<T: Clone>(items: &[T], is_kept: &[bool]) -> Vec<T> {
+    items.iter().zip(is_kept).filter(|(_, kept)| **kept).map(|(item, _)| item.clone()).collect()
+}
+
 /// How a row is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
@@ -144,7 +179,7 @@ mod tests {
         let wrapped = text.wrap(&"word ".repeat(100), 4);
         assert!(wrapped.lines().all(|line| line.len() <= 50), "{wrapped}");
         assert!(wrapped.lines().skip(1).all(|line| line.starts_with("    word")));
-        assert_eq!(text.fit("/a/long/path/to/some/file.py:12 forward", 30), "...py:12 forward");
+        assert_eq!(text.fit("/a/long/path/to/some/file.py:12 forward", 30), "...ile.py:12 forward");
         assert_eq!(text.bad("no"), "\u{1b}[31mno\u{1b}[0m");
     }
 }

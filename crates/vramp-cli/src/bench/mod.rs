@@ -242,9 +242,7 @@ impl<'a> Output<'a> {
         out: &'a mut dyn Write,
     ) -> Result<Output<'a>> {
         let bench = Bench::new(device, duration)?;
-        if let Some(notice) = device::notice(bench.device()).filter(|_| !json) {
-            writeln!(out, "{notice}\n")?;
-        }
+        device::announce(bench.device());
         Ok(Output { bench, json, out })
     }
 

@@ -17,6 +17,7 @@ use super::table;
 use crate::args::{Replay, presets};
 use crate::device::{self, Device};
 use crate::exit::OutOfMemory;
+use crate::text::Text;
 
 /// Reads a trace. The errors for a folder and an unreadable file name the path.
 pub(crate) fn read(path: &Path) -> Result<Trace> {
@@ -31,9 +32,8 @@ pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
     let device = Device::open(&args.device)?;
     let runs = runs(args)?;
     let (mut unfaithful, mut failed) = (Vec::new(), false);
-    if let Some(notice) = device::notice(&device).filter(|_| !args.json) {
-        writeln!(out, "{notice}\n")?;
-    }
+    device::announce(&device);
+    let text = Text::of_stdout();
     for Run { config, variables } in runs.iter().filter(|_| !args.json) {
         for &name in variables {
             let value = variable(name).unwrap_or_default();
@@ -72,14 +72,15 @@ pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
                 outcomes.push(outcome);
             }
             if !args.json {
-                table::write(out, workload, recorded, &outcomes)?;
+                table::write(out, &text, workload, recorded, &outcomes)?;
                 out.flush()?;
             }
         }
     }
     if !args.json {
         let fresh = device.fresh(false)?;
-        writeln!(out, "{}", table::assumptions(fresh.driver.info(), args.audit))?;
+        let assumptions = table::assumptions(fresh.driver.info(), args.audit);
+        writeln!(out, "{}", text.wrap(&assumptions, 0))?;
     }
     if !unfaithful.is_empty() {
         out.flush()?;

@@ -2,10 +2,11 @@
 
 use std::io::{self, Write};
 
-use comfy_table::{CellAlignment, Table, presets};
 use vramp::{Bytes, Preset};
 use vramp_driver::DeviceInfo;
 use vramp_trace::{Repairs, Workload};
+
+use crate::text::{Mark, Text};
 
 use vramp_analysis::frames::shown;
 use vramp_analysis::number::{Count, plural};
@@ -14,24 +15,25 @@ use vramp_analysis::replay::{Outcome, Recorded, Reserved, peak_demand};
 /// Writes the job's peak, a row for each allocator, and a summary in words.
 pub(crate) fn write(
     out: &mut dyn Write,
+    text: &Text,
     workload: &Workload,
     recorded: &Recorded,
     outcomes: &[Outcome],
 ) -> io::Result<()> {
-    writeln!(out, "{}", headline(workload, recorded))?;
+    writeln!(out, "{}", text.strong(headline(workload, recorded)))?;
     let coverage = recorded.coverage.to_string();
     for sentence in [coverage, repaired(&workload.repairs)].iter().filter(|it| !it.is_empty()) {
-        writeln!(out, "{sentence}")?;
+        writeln!(out, "{}", text.wrap(sentence, 0))?;
     }
     if let Some(oom) = &recorded.oom {
-        writeln!(out, "{oom}")?;
+        writeln!(out, "{}", text.wrap(&oom.to_string(), 0))?;
     }
     if outcomes.is_empty() {
         return writeln!(out, "There is nothing to replay.\n");
     }
-    writeln!(out, "\n{}\n", rows(workload, recorded, outcomes))?;
+    writeln!(out, "\n{}\n", rows(text, workload, recorded, outcomes))?;
     for sentence in summary(workload, recorded, outcomes) {
-        writeln!(out, "{sentence}")?;
+        writeln!(out, "{}", text.wrap(&sentence, 2))?;
     }
     writeln!(out)
 }
@@ -80,9 +82,10 @@ fn repaired(repairs: &Repairs) -> String {
     }
 }
 
-fn rows(workload: &Workload, recorded: &Recorded, outcomes: &[Outcome]) -> String {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
+/// Columns that are left out on a narrow terminal, the first first.
+const OPTIONAL: [&str; 3] = ["worst malloc", "remapped", "driver calls"];
+
+fn rows(text: &Text, workload: &Workload, recorded: &Recorded, outcomes: &[Outcome]) -> String {
     let time = match outcomes.first() {
         Some(outcome) => format!("driver time ({})", outcome.driver_ms_is),
         None => "driver time".to_owned(),
@@ -100,21 +103,25 @@ fn rows(workload: &Workload, recorded: &Recorded, outcomes: &[Outcome]) -> Strin
     if any_failed {
         head.push("out of memory at event");
     }
-    table.set_header(head);
     let demand = peak_demand(workload);
+    let mut rows = Vec::new();
+    let of_recording = |peak: String, ratio: String| {
+        let mut row = vec!["recorded".to_owned(), peak, ratio];
+        row.resize(head.len(), String::new());
+        row
+    };
     match recorded.reserved {
+        // The recorded allocator did not serve the request that failed.
         Reserved::Peak(peak) => {
-            // The recorded allocator did not serve the request that failed.
-            let ratio = ratio(peak, workload.peak_live);
-            table.add_row(vec!["recorded".to_owned(), peak.to_string(), ratio]);
+            rows.push(of_recording(peak.to_string(), ratio(peak, workload.peak_live)));
         }
         // Less than was allocated says nothing.
         Reserved::AtLeast(bound) if bound >= workload.peak_live => {
-            let bound = format!("at least {bound}");
-            table.add_row(vec!["recorded".to_owned(), bound, "-".to_owned()]);
+            rows.push(of_recording(format!("at least {bound}"), "-".to_owned()));
         }
         Reserved::AtLeast(_) | Reserved::Unknown => {}
     }
+    let before = rows.len();
     for outcome in outcomes {
         let peak = Bytes::new(outcome.peak_reserved_bytes);
         let mut row = vec![
@@ -136,12 +143,22 @@ fn rows(workload: &Workload, recorded: &Recorded, outcomes: &[Outcome]) -> Strin
                 None => "never".to_owned(),
             });
         }
-        table.add_row(row);
+        rows.push(row);
     }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table.trim_fmt()
+    // The modelled driver pool never fragments, so it is no rival.
+    let is_ideal = |outcome: &Outcome| {
+        outcome.allocator == Preset::StreamOrdered.name() && outcome.driver_ms_is == "modelled"
+    };
+    let finished = outcomes.iter().filter(|it| it.oom_at_event.is_none() && !is_ideal(it));
+    let least = finished.map(|outcome| outcome.peak_reserved_bytes).min();
+    let mark = |row: usize| match row.checked_sub(before).and_then(|row| outcomes.get(row)) {
+        Some(outcome) if outcome.oom_at_event.is_some() => Mark::Bad,
+        Some(outcome) if Some(outcome.peak_reserved_bytes) == least && !is_ideal(outcome) => {
+            Mark::Good
+        }
+        _ => Mark::None,
+    };
+    text.table_without(&OPTIONAL, &head, &rows, mark)
 }
 
 /// Returns the summary, a sentence each.
@@ -274,7 +291,7 @@ mod tests {
             replay(&workload, &device, config, Options::default(), |_| {}).unwrap()
         });
         let mut out = Vec::new();
-        write(&mut out, &workload, &recorded, &outcomes).unwrap();
+        write(&mut out, &Text::plain(), &workload, &recorded, &outcomes).unwrap();
         String::from_utf8(out).unwrap()
     }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod adversary;
+mod analysis;
 mod bench;
 mod captures;
 mod graph;

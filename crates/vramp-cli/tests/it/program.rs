@@ -245,7 +245,7 @@ fn wrong_usage_ends_with_code_two_and_lists_what_is_valid() {
         (vec!["replay", GNN, "--limit", "80 parsecs"], "80GB"),
         (vec!["convert", GNN, "x.svg", "--to", "svg"], "vtrace, pickle, perfetto"),
         (vec!["replay", GNN, "--prefill=-1"], "not an amount of memory"),
-        (vec!["explain"], "unrecognized subcommand"),
+        (vec!["explian"], "similar subcommands exist: 'replay', 'explain'"),
     ] {
         let assert = vramp(&args).assert().code(2);
         let error = text(&assert.get_output().stderr);
