@@ -159,9 +159,12 @@ fn against(job: &Explanation, capacity: u64) -> Verdict {
             ..Verdict::default()
         };
     }
+    // A limit that was given may be another than the recorded one. Under it, the recorded allocator
+    // would have failed as well if it could not reserve the request beside what it had.
     let failed = job.failure.as_ref().filter(|failure| {
-        // A limit that was given may be another than the recorded one.
-        failure.reserved_bytes.is_some_and(|reserved| reserved <= capacity)
+        failure.reserved_bytes.is_some_and(|reserved| {
+            reserved <= capacity && reserved.saturating_add(failure.size_bytes) > capacity
+        })
     });
     if let Some(failure) = failed {
         return Verdict {

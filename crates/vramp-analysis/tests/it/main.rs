@@ -4,3 +4,4 @@
 
 mod fidelity;
 mod order;
+mod verdicts;
