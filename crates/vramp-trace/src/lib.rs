@@ -47,18 +47,22 @@
 //! Deliberately absent: allocators and replay.
 #![forbid(unsafe_code)]
 
+mod annotation;
 #[cfg(feature = "formats")]
 mod formats;
 mod history;
 mod infer;
+mod labels;
 mod repairs;
 mod stacks;
 mod trace;
 mod workload;
 
+pub use annotation::{Annotation, Stage};
 #[cfg(feature = "formats")]
 pub use formats::{Format, ReadError, ReadLimits, read, read_trace};
 pub use history::{History, HistorySize, Record};
+pub use labels::{Label, Labels, PoolId};
 pub use repairs::Repairs;
 pub use stacks::{Frame, Stacks};
 pub use trace::{

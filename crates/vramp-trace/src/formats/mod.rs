@@ -10,6 +10,7 @@
 mod builder;
 mod error;
 mod input;
+mod memory;
 mod perfetto;
 mod pickle;
 mod read;

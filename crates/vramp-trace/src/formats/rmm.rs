@@ -19,6 +19,7 @@ use vramp_core::DeviceAddr;
 
 use crate::formats::builder::{SIZE_RANGE, TraceBuilder};
 use crate::formats::input::Input;
+use crate::formats::memory::Meter;
 use crate::trace::size;
 use crate::{Event, EventKind, Format, ReadError, ReadLimits, Trace};
 
@@ -63,6 +64,7 @@ pub(crate) fn read<R: Read>(mut input: Input<R>, limits: &ReadLimits) -> Result<
     let columns = columns(&header)?;
 
     let mut builder = TraceBuilder::new(limits);
+    let mut meter = Meter::new(limits);
     let mut clock = Clock::default();
     let mut record = ByteRecord::new();
     loop {
@@ -72,16 +74,7 @@ pub(crate) fn read<R: Read>(mut input: Input<R>, limits: &ReadLimits) -> Result<
             Err(error) => return Err(csv_error(error, reader.get_ref())),
         }
         let offset = reader.position().byte();
-        line(&record, &columns, &mut clock, &mut builder, offset)?;
-        let held = builder.trace.events.len() * size_of::<Event>();
-        if held as u64 > limits.memory.count() {
-            return Err(ReadError::Limit {
-                limit: "memory",
-                what: "bytes of memory",
-                allowed: limits.memory.count(),
-                offset,
-            });
-        }
+        line(&record, &columns, &mut clock, &mut builder, &mut meter, offset)?;
     }
     builder.trace.device_count = 1;
     Ok(builder.trace)
@@ -118,6 +111,7 @@ fn line(
     columns: &Columns,
     clock: &mut Clock,
     builder: &mut TraceBuilder,
+    meter: &mut Meter,
     offset: u64,
 ) -> Result<(), ReadError> {
     let field = |column: usize| trim(record.get(column).unwrap_or_default());
@@ -151,7 +145,7 @@ fn line(
         "free" | "deallocate" => (EventKind::FreeRequested, Some(EventKind::FreeCompleted)),
         "allocate failure" => (EventKind::Oom, None),
         _ => {
-            let unknown = builder.unknown_action(action);
+            let unknown = builder.unknown_action(action, meter, offset)?;
             (unknown.ok_or_else(|| bad("action", action, "fewer than 65,536 kinds"))?, None)
         }
     };
@@ -159,11 +153,11 @@ fn line(
         EventKind::Oom => Event::UNKNOWN_FREE,
         _ => DeviceAddr::new(pointer),
     };
-    let stream = builder.stream(stream);
+    let stream = builder.stream(stream, meter, offset)?;
     let event = Event { kind, device: 0, stream, address, size: bytes, time_us, stack: None };
-    builder.push(event, offset)?;
+    builder.push(event, meter, offset)?;
     if let Some(kind) = then {
-        builder.push(Event { kind, ..event }, offset)?;
+        builder.push(Event { kind, ..event }, meter, offset)?;
     }
     Ok(())
 }

@@ -4,6 +4,8 @@
 
 mod histories;
 mod hostile;
+mod labels;
+mod large;
 mod rmm_logs;
 mod snapshots;
 mod timelines;
