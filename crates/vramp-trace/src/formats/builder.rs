@@ -85,6 +85,24 @@ impl TraceBuilder {
         meter.push(&mut self.trace.events, event, offset)
     }
 
+    /// Groups the events by device. Most readers find them grouped.
+    pub fn sort_by_device(&mut self, meter: &mut Meter) -> Result<(), ReadError> {
+        let Trace { events, labels, .. } = &mut self.trace;
+        if events.is_sorted_by_key(|event| event.device) {
+            return Ok(());
+        }
+        // Memory for sorting: half of the events, and their order.
+        let cost = events.len() * (size_of::<Event>() / 2 + 3 * size_of::<u32>());
+        meter.take(cost, 0)?;
+        let mut order: Vec<u32> = (0..).take(events.len()).collect();
+        order.sort_by_key(|&index| events[index as usize].device);
+        labels.reorder_events(&order);
+        drop(order);
+        events.sort_by_key(|event| event.device);
+        meter.release(cost);
+        Ok(())
+    }
+
     /// Sets the labels of the last event.
     pub fn label_event(
         &mut self,

@@ -35,11 +35,27 @@ pub enum ReadError {
     /// The format of the contents is unknown.
     #[error(
         "unknown trace format (the file begins with {start}): expected a PyTorch snapshot pickle \
-         (protocol 2 to 5), an RMM log or a .vtrace file, plain, gzip or zstd"
+         (protocol 2 to 5), an RMM log or a .vtrace file, plain, gzip, zstd, xz or zip"
     )]
     UnknownFormat {
         /// First bytes, in hexadecimal.
         start: String,
+    },
+    /// The file is of another kind.
+    #[error("this is {looks}: {advice}")]
+    NotATrace {
+        /// What the file is.
+        looks: &'static str,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// A zip archive has more than one file.
+    #[error("this zip archive holds {count} files ({names}): unpack it and give one of them")]
+    SeveralFiles {
+        /// Number of files.
+        count: usize,
+        /// Their names; of many, the first.
+        names: String,
     },
     /// The file is truncated.
     #[error("the {format} is truncated at byte {offset}: copy the file again, or record again")]

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod containers;
+mod foreign;
 mod histories;
 mod hostile;
 mod labels;

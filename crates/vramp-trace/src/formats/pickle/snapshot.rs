@@ -327,26 +327,9 @@ impl Snapshot {
             }
             self.builder.trace.device_count = place + 1;
         }
-        self.sort_by_device(values)?;
+        // Histories are in the order of their devices, unless the pickle built them separately.
+        self.builder.sort_by_device(&mut values.meter)?;
         Ok(found)
-    }
-
-    /// Histories are in the order of their devices, unless the pickle built them separately.
-    fn sort_by_device(&mut self, values: &mut Values) -> Result<(), ReadError> {
-        let Trace { events, labels, .. } = &mut self.builder.trace;
-        if events.is_sorted_by_key(|event| event.device) {
-            return Ok(());
-        }
-        // Memory for sorting: half of the events, and their order.
-        let cost = events.len() * (size_of::<Event>() / 2 + 3 * size_of::<u32>());
-        values.meter.take(cost, 0)?;
-        let mut order: Vec<u32> = (0..).take(events.len()).collect();
-        order.sort_by_key(|&index| events[index as usize].device);
-        labels.reorder_events(&order);
-        drop(order);
-        events.sort_by_key(|event| event.device);
-        values.meter.release(cost);
-        Ok(())
     }
 
     /// Converts settings to texts. Names of nested settings are joined with a dot.
