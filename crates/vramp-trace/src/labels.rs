@@ -82,8 +82,18 @@ impl Labels {
 
     /// Returns the labels of a block of the segment at `segment`.
     pub fn of_block(&self, segment: usize, block: usize) -> Label<'_> {
-        let place = u32::try_from(segment).ok().zip(u32::try_from(block).ok());
-        self.at(place.and_then(|place| self.blocks.get(place)))
+        self.at(self.index_of_block(segment, block))
+    }
+
+    /// Returns the index of the label of an event, for [`Labels::at`].
+    pub(crate) fn index_of_event(&self, event: u32) -> Option<u32> {
+        self.events.get(event)
+    }
+
+    /// Returns the index of the label of a block, for [`Labels::at`].
+    pub(crate) fn index_of_block(&self, segment: usize, block: usize) -> Option<u32> {
+        let place = (u32::try_from(segment).ok()?, u32::try_from(block).ok()?);
+        self.blocks.get(place)
     }
 
     /// Sets the labels of an event. O(1) if no later event has labels.
@@ -156,7 +166,7 @@ impl Labels {
         number(index + 1)
     }
 
-    fn at(&self, index: Option<u32>) -> Label<'_> {
+    pub(crate) fn at(&self, index: Option<u32>) -> Label<'_> {
         let Some(key) = index.and_then(|index| self.kinds.get_index(index as usize)) else {
             return Label::default();
         };

@@ -308,13 +308,11 @@ impl<'a> Device<'a> {
         stream: u32,
         request: usize,
     ) -> io::Result<()> {
-        let index = self.workload.event_of(request);
-        let event = index.map(|event| self.trace.events[event]);
-        let label = index.map(|event| self.trace.labels.of_event(event)).unwrap_or_default();
+        let event = self.workload.event_of(request).map(|event| self.trace.events[event]);
+        let label = self.workload.label_of(&self.trace.labels, block);
         let stream = self.stream_of[stream as usize];
-        let frame = event
-            .and_then(|event| event.stack)
-            .and_then(|stack| self.trace.stacks.frames(stack).next());
+        let stack = self.workload.stack_of(block);
+        let frame = stack.and_then(|stack| self.trace.stacks.frames(stack).next());
         let name = match frame {
             Some(frame) => format!("{size} {}", frame.name),
             None => size.to_string(),
