@@ -20,6 +20,8 @@ pub mod device;
 pub mod graph;
 mod info;
 mod number;
+mod output;
+mod reading;
 pub mod replay;
 mod tiers;
 

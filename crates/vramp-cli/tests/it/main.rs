@@ -5,6 +5,7 @@
 mod adversary;
 mod bench;
 mod captures;
+mod convert;
 mod fidelity;
 mod graph;
 mod order;
