@@ -7,7 +7,7 @@ use vramp_fuzz::check;
 
 fuzz_target!(|body: &[u8]| {
     let mut file = b"\x89VTRACE\n".to_vec();
-    file.extend_from_slice(&2u16.to_le_bytes());
+    file.extend_from_slice(&3u16.to_le_bytes());
     file.extend_from_slice(&0u16.to_le_bytes());
     file.extend_from_slice(&(body.len() as u64).to_le_bytes());
     file.extend_from_slice(&crc32fast::hash(body).to_le_bytes());

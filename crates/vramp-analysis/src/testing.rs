@@ -38,12 +38,6 @@ pub fn completed(at: u64) -> Event {
     event(EventKind::FreeCompleted, at, 0)
 }
 
-/// A request that failed.
-pub fn oom(size: u64, device_free: Option<u64>) -> Event {
-    let address = device_free.map_or(Event::UNKNOWN_FREE, DeviceAddr::new);
-    Event { address, ..event(EventKind::Oom, 0, size) }
-}
-
 /// A trace of one device with one stream.
 pub fn trace(events: &[Event]) -> Trace {
     Trace {

@@ -275,19 +275,49 @@ impl Kind {
     /// The ending of a file's name that selects each kind.
     pub const ENDINGS: [(&str, Kind); 3] =
         [(".vtrace", Kind::Vtrace), (".pickle", Kind::Pickle), (".perfetto.json", Kind::Perfetto)];
+
+    /// What a file of this kind does not keep of its input.
+    pub(crate) fn loses(self) -> &'static str {
+        match self {
+            Kind::Vtrace => "keys that vramp does not read",
+            Kind::Pickle => "keys that vramp does not read, and the name of the trace",
+            Kind::Perfetto => {
+                "all frames but the innermost, settings and segments; a timeline cannot be read back"
+            }
+        }
+    }
+}
+
+/// Limits on what reading a trace may cost. For every command that reads traces.
+#[derive(Clone, Copy, Debug, Default, ClapArgs)]
+pub struct Reading {
+    /// Memory that reading a trace may take; 1GiB by default
+    #[arg(long, value_name = "SIZE")]
+    pub max_memory: Option<Bytes>,
+    /// Number of events that a trace may have; 100,000,000 by default
+    #[arg(long, value_name = "N")]
+    pub max_events: Option<u32>,
 }
 
 /// Converts a trace.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Convert {
-    /// A PyTorch memory snapshot, an RMM log or a .vtrace file; plain, gzip or zstd
+    /// A PyTorch memory snapshot, an RMM log or a .vtrace file; plain, gzip, zstd, xz or zip; - is
+    /// standard input
     #[arg(value_name = "IN")]
     pub input: PathBuf,
     /// The file to write: .vtrace (compact), .pickle (PyTorch snapshot, for
-    /// pytorch.org/memory_viz) or .perfetto.json (timeline, for ui.perfetto.dev)
+    /// pytorch.org/memory_viz) or .perfetto.json (timeline, for ui.perfetto.dev); - is standard
+    /// output
     #[arg(value_name = "OUT")]
     pub output: PathBuf,
     /// vtrace, pickle or perfetto; overrides the ending of OUT
     #[arg(long, value_name = "KIND")]
     pub to: Option<Kind>,
+    /// Convert although OUT is the same file as IN
+    #[arg(long)]
+    pub force: bool,
+    /// Limits
+    #[command(flatten)]
+    pub reading: Reading,
 }

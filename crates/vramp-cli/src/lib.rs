@@ -21,6 +21,8 @@ mod explain;
 pub mod graph;
 mod info;
 mod manual;
+mod output;
+mod reading;
 mod replay;
 mod text;
 mod tiers;

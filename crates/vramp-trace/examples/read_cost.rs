@@ -1,4 +1,4 @@
-//! Reads a trace, and prints its contents and the time it took:
+//! Reads a trace, and prints its contents, and the time and the peak memory that it took:
 //! `cargo run --release -p vramp-trace --example read_cost -- run.pickle.gz [out.vtrace]`.
 
 use std::error::Error;
@@ -15,14 +15,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     let start = Instant::now();
     let trace = read_trace(path, &ReadLimits::default())?;
     println!(
-        "{}: {} events, {} devices, {} streams, {} stacks, {} segments, read in {:.3} s",
+        "{}: {} events, {} devices, {} streams, {} stacks, {} segments, read in {:.3} s, {}",
         trace.name,
         trace.events.len(),
         trace.device_count,
         trace.streams.len(),
         trace.stacks.len(),
         trace.segments.len(),
-        start.elapsed().as_secs_f64()
+        start.elapsed().as_secs_f64(),
+        peak_memory()
     );
     for device in 0..trace.device_count {
         let start = Instant::now();
@@ -43,4 +44,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("written in {:.3} s", start.elapsed().as_secs_f64());
     }
     Ok(())
+}
+
+/// Returns the line of Linux that has the largest resident memory so far.
+fn peak_memory() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with("VmHWM"));
+    line.unwrap_or("VmHWM: unknown").split_whitespace().collect::<Vec<&str>>().join(" ")
 }

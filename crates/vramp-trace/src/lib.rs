@@ -6,7 +6,7 @@
 //!    [`Trace::write_snapshot`] a PyTorch snapshot, [`Trace::write_perfetto`] a timeline.
 //! 3. A [`Workload`] is the sequence of requests on one device. Requests name blocks by number
 //!    instead of address. [`Repairs`] counts what had to be added or left out, because recordings
-//!    begin in the middle and lose events.
+//!    begin in the middle and lose events; [`Coverage`] says how much of the past is missing.
 //!
 #![cfg_attr(feature = "formats", doc = "```")]
 #![cfg_attr(not(feature = "formats"), doc = "```ignore")]
@@ -47,18 +47,24 @@
 //! Deliberately absent: allocators and replay.
 #![forbid(unsafe_code)]
 
+mod annotation;
+mod coverage;
 #[cfg(feature = "formats")]
 mod formats;
 mod history;
 mod infer;
+mod labels;
 mod repairs;
 mod stacks;
 mod trace;
 mod workload;
 
+pub use annotation::{Annotation, Stage};
+pub use coverage::{Coverage, OlderBlocks};
 #[cfg(feature = "formats")]
 pub use formats::{Format, ReadError, ReadLimits, read, read_trace};
 pub use history::{History, HistorySize, Record};
+pub use labels::{Label, Labels, PoolId};
 pub use repairs::Repairs;
 pub use stacks::{Frame, Stacks};
 pub use trace::{

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use vramp_core::{Bytes, DeviceAddr};
 
-use crate::Stacks;
+use crate::{Annotation, Labels, Stacks};
 
 /// Largest size in a recording: 64 PiB, so that the sum of a few hundred blocks fits in 64 bits.
 /// The largest address space in use is 128 PiB.
@@ -37,6 +37,11 @@ pub struct Trace {
     pub allocator_settings: Vec<(String, String)>,
     /// Segments of the recorded allocator at the end of the recording, on all devices.
     pub segments: Vec<Segment>,
+    /// Ranges that the program marked, in the order of recording.
+    pub annotations: Vec<Annotation>,
+    /// Pools, metadata, compile contexts and categories of the events, segments and blocks that have
+    /// them. They refer to events by index: keep both in step.
+    pub labels: Labels,
 }
 
 impl Trace {

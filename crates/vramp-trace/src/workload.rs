@@ -11,7 +11,10 @@ use std::collections::HashMap;
 
 use vramp_core::{Bytes, DeviceAddr};
 
-use crate::{Block, BlockState, Event, EventKind, Repairs, StreamIndex, Trace};
+use crate::{
+    Block, BlockState, Coverage, Event, EventKind, Label, Labels, OlderBlocks, Repairs, StackId,
+    StreamIndex, Trace,
+};
 
 /// One request of a replay. Blocks and streams are numbered from zero within the workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +74,17 @@ pub struct Workload {
     first_event: usize,
     /// Event of each request, or `NO_EVENT`. As long as `requests`.
     events: Vec<u32>,
+    /// Where each block comes from.
+    origins: Vec<Origin>,
+    has_events: bool,
+}
+
+/// What is known of the request of a block.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Origin {
+    stack: Option<StackId>,
+    /// Index in the trace's labels.
+    label: Option<u32>,
 }
 
 /// Event of a request that was added before the first event.
@@ -79,18 +93,22 @@ const NO_EVENT: u32 = u32::MAX;
 impl Workload {
     /// Returns the requests on `device` in `trace`. Empty if the trace has no such device.
     ///
-    /// O(events), one pass; about 36 bytes per request.
+    /// O(events), one pass; about 36 bytes per request and 12 per block.
     pub fn from_trace(trace: &Trace, device: u32) -> Workload {
         let mut builder = Builder::default();
         let on_device = |found: u16| u32::from(found) == device;
         for (index, event) in trace.events.iter().enumerate() {
             if on_device(event.device) {
-                builder.event(index, event);
+                builder.event(index, event, &trace.labels);
+                builder.has_events = true;
             }
         }
-        for segment in trace.segments.iter().filter(|segment| on_device(segment.device)) {
-            for block in &segment.blocks {
-                builder.block_at_end(block, segment.stream);
+        for (index, segment) in trace.segments.iter().enumerate() {
+            if on_device(segment.device) {
+                for (number, block) in segment.blocks.iter().enumerate() {
+                    let label = trace.labels.index_of_block(index, number);
+                    builder.block_at_end(block, segment.stream, label);
+                }
             }
         }
         builder.finish(trace, device)
@@ -112,6 +130,38 @@ impl Workload {
     /// ones.
     pub fn initial_address(&self, block: u32) -> Option<DeviceAddr> {
         self.earlier.get(block as usize).copied()
+    }
+
+    /// Returns the call stack of the request of a block: of its `alloc` event, or of the block in the
+    /// segments at the end of the recording. `None` if neither was recorded, as for a block that is
+    /// older than the recording and was freed in it. O(1).
+    pub fn stack_of(&self, block: u32) -> Option<StackId> {
+        self.origins.get(block as usize)?.stack
+    }
+
+    /// Returns the labels of the request of a block (its metadata, category, pool and compile
+    /// context), from the same places as [`Workload::stack_of`]. `labels` are those of the trace that
+    /// the workload was made from. O(1).
+    pub fn label_of<'a>(&self, labels: &'a Labels, block: u32) -> Label<'a> {
+        labels.at(self.origins.get(block as usize).and_then(|origin| origin.label))
+    }
+
+    /// Returns how much of the device's past is recorded. O(blocks older than the recording).
+    pub fn coverage(&self) -> Coverage {
+        let sizes = self.requests.iter().take(self.earlier.len()).map(|request| match request {
+            Request::Alloc { size, .. } => *size,
+            _ => Bytes::ZERO,
+        });
+        let older = OlderBlocks {
+            blocks: u32::try_from(self.earlier.len()).unwrap_or(u32::MAX),
+            // Sizes in a broken recording may exceed the address space.
+            bytes: sizes.fold(Bytes::ZERO, Bytes::saturating_add),
+        };
+        match (self.has_events, older.blocks) {
+            (false, _) => Coverage::NoEvents { held: older },
+            (true, 0) => Coverage::Whole,
+            (true, _) => Coverage::FromTheMiddle { older },
+        }
     }
 
     /// Returns the size of every block by its number. O(requests).
@@ -156,14 +206,16 @@ struct Builder {
     requests: Vec<Request>,
     events: Vec<u32>,
     blocks: u32,
+    origins: Vec<Origin>,
     repairs: Repairs,
+    has_events: bool,
 }
 
 impl Builder {
-    fn event(&mut self, index: usize, event: &Event) {
+    fn event(&mut self, index: usize, event: &Event, labels: &Labels) {
         let at = u32::try_from(index).expect("a trace has fewer than 2^32 events");
         match event.kind {
-            EventKind::Alloc => self.alloc(at, event),
+            EventKind::Alloc => self.alloc(at, event, labels.index_of_event(at)),
             EventKind::FreeRequested => self.free_requested(at, event),
             EventKind::FreeCompleted => self.free_completed(at, event),
             EventKind::Oom => {
@@ -180,8 +232,8 @@ impl Builder {
         }
     }
 
-    fn alloc(&mut self, at: u32, event: &Event) {
-        let block = self.new_block();
+    fn alloc(&mut self, at: u32, event: &Event, label: Option<u32>) {
+        let block = self.new_block(Origin { stack: event.stack, label });
         let known = LastAt { block, state: State::Live };
         if let Some(before) = self.last_at.insert(event.address.number(), known) {
             match before.state {
@@ -244,7 +296,7 @@ impl Builder {
         self.push(at, Request::FreeCompleted { block });
     }
 
-    fn block_at_end(&mut self, block: &Block, stream: StreamIndex) {
+    fn block_at_end(&mut self, block: &Block, stream: StreamIndex, label: Option<u32>) {
         let freed = match block.state {
             BlockState::Active => false,
             BlockState::PendingFree => true,
@@ -253,10 +305,15 @@ impl Builder {
         let address = block.address.number();
         match self.last_at.get(&address) {
             Some(LastAt { state: State::Done, .. }) => self.repairs.blocks_unexplained += 1,
-            Some(_) => {}
+            // With the context `state` PyTorch records only the stacks of live blocks.
+            Some(known) => {
+                let origin = &mut self.origins[known.block as usize];
+                origin.stack = origin.stack.or(block.stack);
+                origin.label = origin.label.or(label);
+            }
             None => {
                 self.repairs.blocks_known_from_segments += 1;
-                let number = self.new_block();
+                let number = self.new_block(Origin { stack: block.stack, label });
                 let size = block.requested_size.unwrap_or(block.size);
                 self.earlier.push((address, Earlier { block: number, size, stream, freed }));
                 let state = if freed { State::Pending } else { State::Live };
@@ -266,7 +323,8 @@ impl Builder {
     }
 
     fn earlier_block(&mut self, event: &Event, state: State, freed: bool) -> u32 {
-        let block = self.new_block();
+        // The event of a free has the stack of the free.
+        let block = self.new_block(Origin::default());
         let address = event.address.number();
         let earlier = Earlier { block, size: event.size, stream: event.stream, freed };
         self.earlier.push((address, earlier));
@@ -274,8 +332,9 @@ impl Builder {
         block
     }
 
-    fn new_block(&mut self) -> u32 {
+    fn new_block(&mut self, origin: Origin) -> u32 {
         let block = self.blocks;
+        self.origins.push(origin);
         self.blocks = block.checked_add(1).expect("a trace has fewer than 2^32 blocks");
         block
     }
@@ -302,7 +361,11 @@ impl Builder {
 
         let on_device = |event: &Event| u32::from(event.device) == device;
         let first_event = trace.events.iter().position(on_device).unwrap_or_default();
-        let streams = renumber(&mut requests, self.blocks, trace);
+        let (streams, new_block) = renumber(&mut requests, self.blocks, trace);
+        let mut origins = vec![Origin::default(); self.origins.len()];
+        for (old, origin) in self.origins.iter().enumerate() {
+            origins[new_block[old] as usize] = *origin;
+        }
         let (peak_live, peak_live_request) = peak(&requests, self.blocks);
         Workload {
             name: trace.name.clone(),
@@ -316,13 +379,15 @@ impl Builder {
             earlier,
             first_event,
             events,
+            origins,
+            has_events: self.has_events,
         }
     }
 }
 
 /// Numbers blocks in the order of their `Alloc`, and streams in the order of their first use.
-/// Returns the raw handles of the streams.
-fn renumber(requests: &mut [Request], blocks: u32, trace: &Trace) -> Vec<u64> {
+/// Returns the raw handles of the streams, and the new numbers of the blocks.
+fn renumber(requests: &mut [Request], blocks: u32, trace: &Trace) -> (Vec<u64>, Vec<u32>) {
     let mut new_block = vec![0u32; blocks as usize];
     let mut next_block = 0;
     let mut new_stream: HashMap<u32, u32> = HashMap::new();
@@ -347,7 +412,7 @@ fn renumber(requests: &mut [Request], blocks: u32, trace: &Trace) -> Vec<u64> {
             Request::Oom { stream, .. } => stream_number(stream),
         }
     }
-    raw
+    (raw, new_block)
 }
 
 /// Returns the peak of the allocated bytes and the request that first reached it. Counts in 128

@@ -205,7 +205,7 @@ fn wrong_input_is_reported_with_a_hint() {
     for (args, words) in [
         (vec!["no/such.pickle"], vec!["no/such.pickle", "No such file"]),
         (vec!["examples/traces"], vec!["is a folder"]),
-        (vec![&noise], vec!["noise.pickle", "unknown trace format"]),
+        (vec![&noise], vec!["noise.pickle", "a text file without the header"]),
         (vec![&idle], vec!["allocates nothing", "before the capture begins"]),
         (vec![&nothing], vec!["allocates nothing"]),
         (vec![&huge], vec!["'huge' allocates more than", "--window"]),

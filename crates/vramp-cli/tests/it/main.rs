@@ -6,6 +6,7 @@ mod adversary;
 mod analysis;
 mod bench;
 mod captures;
+mod convert;
 mod graph;
 mod program;
 mod tiers;

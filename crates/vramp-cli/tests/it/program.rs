@@ -190,7 +190,7 @@ fn wrong_input_is_one_clear_sentence() {
         (vec!["replay", "no/such.pickle"], vec!["no/such.pickle", "No such file"]),
         (vec!["replay", "examples/traces"], vec!["examples/traces", "is a folder"]),
         (vec!["replay", &empty], vec!["empty.pickle", "the file is empty"]),
-        (vec!["replay", &noise], vec!["noise.pickle", "unknown trace format"]),
+        (vec!["replay", &noise], vec!["noise.pickle", "a text file without the header"]),
         (vec!["replay", &idle], vec!["idle.csv"]),
         (vec!["replay", &cut], vec!["cut.pickle.gz"]),
         (vec!["convert", GNN, &out], vec!["out.txt", ".vtrace, .pickle, .perfetto.json", "--to"]),
@@ -347,8 +347,8 @@ fn a_trace_becomes_a_snapshot_that_replays_alike_and_a_timeline() {
     let said = stdout(&["convert", GNN, &snapshot]);
     assert!(said.contains("18 segments inferred from events"), "{said}");
     assert_eq!(digest(&snapshot), digest(GNN));
-    // The option wins over the name, and a file may be converted onto itself.
-    let said = stdout(&["convert", &snapshot, &snapshot, "--to", "vtrace"]);
+    // The option wins over the name, and a file may be converted onto itself if forced.
+    let said = stdout(&["convert", &snapshot, &snapshot, "--to", "vtrace", "--force"]);
     assert!(!said.contains("inferred"), "{said}");
     assert!(fs::read(&snapshot).expect("just written").starts_with(b"\x89VTRACE"));
     assert_eq!(digest(&snapshot), digest(GNN));

@@ -35,11 +35,27 @@ pub enum ReadError {
     /// The format of the contents is unknown.
     #[error(
         "unknown trace format (the file begins with {start}): expected a PyTorch snapshot pickle \
-         (protocol 2 to 5), an RMM log or a .vtrace file, plain, gzip or zstd"
+         (protocol 2 to 5), an RMM log or a .vtrace file, plain, gzip, zstd, xz or zip"
     )]
     UnknownFormat {
         /// First bytes, in hexadecimal.
         start: String,
+    },
+    /// The file is of another kind.
+    #[error("this is {looks}: {advice}")]
+    NotATrace {
+        /// What the file is.
+        looks: &'static str,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// A zip archive has more than one file.
+    #[error("this zip archive holds {count} files ({names}): unpack it and give one of them")]
+    SeveralFiles {
+        /// Number of files.
+        count: usize,
+        /// Their names; of many, the first.
+        names: String,
     },
     /// The file is truncated.
     #[error("the {format} is truncated at byte {offset}: copy the file again, or record again")]
@@ -103,7 +119,7 @@ pub enum ReadError {
         expected: &'static str,
     },
     /// A limit of [`ReadLimits`] was reached.
-    #[error("more than {allowed} {what} at byte {offset}: raise ReadLimits::{limit} to read it")]
+    #[error("more than {allowed} {what} at byte {offset}: raise {} to read it", raise(limit))]
     Limit {
         /// Name of the field of [`ReadLimits`].
         limit: &'static str,
@@ -134,6 +150,14 @@ pub enum ReadError {
     },
 }
 
+/// Returns the names by which a limit is raised, in code and on the command line.
+fn raise(limit: &str) -> String {
+    match limit {
+        "memory" | "events" => format!("ReadLimits::{limit} (vramp: --max-{limit})"),
+        _ => format!("ReadLimits::{limit}"),
+    }
+}
+
 /// Limits on what reading a file may cost. The defaults fit every recording seen so far and bound
 /// the cost of a hostile file.
 ///
@@ -146,8 +170,9 @@ pub enum ReadError {
 pub struct ReadLimits {
     /// Bytes of uncompressed contents. This bounds the time too, which is linear in them.
     pub contents: Bytes,
-    /// Memory for events, stacks, names and values that are not parsed yet. Buffers and the
-    /// decompressor come on top: under 1 MiB, or up to 130 MiB for zstd with the longest window.
+    /// Memory for events, stacks, names and values that are not parsed yet, as it is allocated:
+    /// lists with their spare capacity, and twice while they grow. Buffers and the decompressor come
+    /// on top: a few MiB, or up to 130 MiB for zstd with the longest window.
     pub memory: Bytes,
     /// Number of events.
     pub events: u32,
@@ -158,11 +183,11 @@ pub struct ReadLimits {
 }
 
 impl Default for ReadLimits {
-    /// 16 GiB of contents, 2 GiB of memory, 100 million events, 100 levels, 16 MiB of text.
+    /// 16 GiB of contents, 1 GiB of memory, 100 million events, 100 levels, 16 MiB of text.
     fn default() -> ReadLimits {
         ReadLimits {
             contents: Bytes::gib(16),
-            memory: Bytes::gib(2),
+            memory: Bytes::gib(1),
             events: 100_000_000,
             depth: 100,
             text: Bytes::mib(16),

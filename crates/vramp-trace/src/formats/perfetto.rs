@@ -5,20 +5,21 @@
 //! 2. Each block is an asynchronous slice from its `alloc` to its `free_completed`, named after its
 //!    size and the innermost frame of its stack. If other streams used it after its free was
 //!    requested, an instant in the slice marks the request.
-//! 3. Out of memory, segment events and the program's marks are instants.
+//! 3. Each range that the program marked is an asynchronous slice.
+//! 4. Out of memory, segment events and the program's marks are instants.
 //!
 //! Blocks older than the recording begin with it. Blocks that are never freed stay open.
 //!
 //! Deliberately absent: whole stacks, which would make up most of the file. A snapshot has them.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io::{self, Write};
 
 use serde::Serialize;
 use vramp_core::Bytes;
 
 use crate::formats::validate::validate;
-use crate::{Event, EventKind, Request, StreamIndex, Trace, Workload};
+use crate::{Annotation, Event, EventKind, Request, Stage, StreamIndex, Trace, Workload};
 
 impl Trace {
     /// Writes the trace as a timeline in Chrome's JSON trace format, which Perfetto opens.
@@ -37,7 +38,8 @@ impl Trace {
         let mut timeline = Timeline { out, is_first: true };
         timeline.out.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
         let is_timed = self.events.iter().any(|event| event.time_us != 0);
-        let devices: BTreeSet<u16> = self.events.iter().map(|event| event.device).collect();
+        let mut devices: BTreeSet<u16> = self.events.iter().map(|event| event.device).collect();
+        devices.extend(self.annotations.iter().map(device_of));
         for device in devices {
             Device::new(self, u32::from(device), is_timed).write(&mut timeline)?;
         }
@@ -96,6 +98,10 @@ struct About<'a> {
     stream: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     at: Option<String>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    metadata: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    category: &'a str,
 }
 
 #[derive(Serialize)]
@@ -127,6 +133,11 @@ struct Device<'a> {
     stream_of: Vec<usize>,
     /// Slice of each block, from its `Alloc` to its `FreeCompleted`.
     slices: Vec<Option<Slice>>,
+    /// Annotations that are not written yet, by time.
+    annotations: VecDeque<&'a Annotation>,
+    /// Numbers of the open ranges of each name.
+    ranges: BTreeMap<&'a str, Vec<u32>>,
+    range_count: u32,
     is_timed: bool,
     has_segment_events: bool,
     now: u64,
@@ -151,7 +162,14 @@ impl<'a> Device<'a> {
         let own = |event: &&Event| u32::from(event.device) == device;
         let has_segment_events =
             trace.events.iter().filter(own).any(|event| segment_change(event).is_some());
-        let first = trace.events.iter().find(own).map_or(0, |event| event.time_us);
+        let mut annotations: Vec<&Annotation> = trace.annotations.iter().collect();
+        annotations.retain(|annotation| u32::from(device_of(annotation)) == device);
+        annotations.sort_by_key(|annotation| annotation.time_us);
+        let times = [
+            trace.events.iter().find(own).map(|event| event.time_us),
+            annotations.first().map(|annotation| annotation.time_us),
+        ];
+        let first = times.into_iter().flatten().min().unwrap_or(0);
         Device {
             trace,
             slices: std::iter::repeat_with(|| None).take(workload.blocks as usize).collect(),
@@ -159,6 +177,9 @@ impl<'a> Device<'a> {
             stream_of,
             device,
             workload,
+            annotations: annotations.into(),
+            ranges: BTreeMap::new(),
+            range_count: 0,
             is_timed,
             has_segment_events,
             now: if is_timed { first } else { 0 },
@@ -190,17 +211,70 @@ impl<'a> Device<'a> {
                 self.request(timeline, &requests[next..], next)?;
                 next += 1;
             }
+            self.annotations_until(timeline, event.time_us)?;
             self.now = if self.is_timed { event.time_us } else { index as u64 };
             while next < requests.len() && self.workload.event_of(next) == Some(index) {
                 self.request(timeline, &requests[next..], next)?;
                 next += 1;
             }
-            self.event(timeline, event)?;
+            self.event(timeline, index, event)?;
         }
         for at in next..requests.len() {
             self.request(timeline, &requests[at..], at)?;
         }
+        self.annotations_until(timeline, u64::MAX)
+    }
+
+    // --- annotations ---
+
+    /// Writes the annotations up to this time. In a recording without times all of them come first.
+    fn annotations_until<W: Write>(
+        &mut self,
+        timeline: &mut Timeline<W>,
+        time_us: u64,
+    ) -> io::Result<()> {
+        while let Some(&next) = self.annotations.front()
+            && (next.time_us <= time_us || !self.is_timed)
+        {
+            self.annotations.pop_front();
+            if self.is_timed {
+                self.now = next.time_us;
+            }
+            self.annotation(timeline, next)?;
+        }
         Ok(())
+    }
+
+    fn annotation<W: Write>(
+        &mut self,
+        timeline: &mut Timeline<W>,
+        annotation: &'a Annotation,
+    ) -> io::Result<()> {
+        let open = self.ranges.entry(&annotation.name).or_default();
+        let (ph, range) = match &annotation.stage {
+            Stage::Start => {
+                self.range_count += 1;
+                open.push(self.range_count);
+                ("b", Some(self.range_count))
+            }
+            Stage::End => match open.pop() {
+                Some(range) => ("e", Some(range)),
+                None => ("i", None),
+            },
+            Stage::Other(_) => ("i", None),
+        };
+        match range {
+            Some(range) => {
+                let id = Some(format!("{}.range{range}", self.device));
+                let entry = self.entry(&annotation.name, ph, 0, Nothing {});
+                timeline.entry(&Entry { cat: Some("annotation"), id, ..entry })
+            }
+            None => {
+                let name = format!("{} {}", annotation.name, annotation.stage.name());
+                let entry = self.entry(&name, ph, 0, Nothing {});
+                timeline.entry(&Entry { s: Some("p"), ..entry })
+            }
+        }
     }
 
     // --- requests ---
@@ -235,10 +309,10 @@ impl<'a> Device<'a> {
         request: usize,
     ) -> io::Result<()> {
         let event = self.workload.event_of(request).map(|event| self.trace.events[event]);
+        let label = self.workload.label_of(&self.trace.labels, block);
         let stream = self.stream_of[stream as usize];
-        let frame = event
-            .and_then(|event| event.stack)
-            .and_then(|stack| self.trace.stacks.frames(stack).next());
+        let stack = self.workload.stack_of(block);
+        let frame = stack.and_then(|stack| self.trace.stacks.frames(stack).next());
         let name = match frame {
             Some(frame) => format!("{size} {}", frame.name),
             None => size.to_string(),
@@ -248,6 +322,8 @@ impl<'a> Device<'a> {
             bytes: size.count(),
             stream: Some(&self.streams[stream].name),
             at: frame.map(|frame| format!("{}:{}", frame.filename, frame.line)),
+            metadata: label.metadata,
+            category: label.category,
         };
         let stream_number = stream as u32;
         let entry = self.of_block(&name, "b", stream_number, block, about);
@@ -283,7 +359,12 @@ impl<'a> Device<'a> {
 
     // --- instants ---
 
-    fn event<W: Write>(&mut self, timeline: &mut Timeline<W>, event: &Event) -> io::Result<()> {
+    fn event<W: Write>(
+        &mut self,
+        timeline: &mut Timeline<W>,
+        index: usize,
+        event: &Event,
+    ) -> io::Result<()> {
         let name = match event.kind {
             EventKind::Alloc | EventKind::FreeRequested | EventKind::FreeCompleted => return Ok(()),
             EventKind::Oom => {
@@ -303,6 +384,8 @@ impl<'a> Device<'a> {
                 .stack
                 .and_then(|stack| self.trace.stacks.frames(stack).next())
                 .map(|frame| format!("{} ({}:{})", frame.name, frame.filename, frame.line)),
+            metadata: self.trace.labels.of_event(index).metadata,
+            category: "",
         };
         let mut entry = self.entry(&name, "i", event.stream.0, about);
         entry.s = Some("p");
@@ -354,6 +437,11 @@ impl<'a> Device<'a> {
         let id = Some(format!("{}.{block}", self.device));
         Entry { cat: Some("block"), id, ..self.entry(name, ph, stream, args) }
     }
+}
+
+/// Returns the device on which an annotation is shown.
+fn device_of(annotation: &Annotation) -> u16 {
+    annotation.device.unwrap_or(0)
 }
 
 /// Returns the change of the reserved bytes by an event, or `None` if it is not a segment event.

@@ -2,9 +2,12 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::{BufReader, Cursor, Read};
+use std::io::{Cursor, Read};
 use std::path::Path;
 
+use super::archive::{is_archive, unpack};
+use super::compressed::{Compression, LONGEST_MAGIC};
+use super::foreign::{Foreign, LOOKED_AT};
 use super::{pickle, rmm, vtrace};
 use crate::formats::input::Input;
 use crate::{ReadError, ReadLimits, Trace};
@@ -30,19 +33,26 @@ impl fmt::Display for Format {
     }
 }
 
-/// Reads the trace in a file: a PyTorch snapshot, an RMM log or a `.vtrace`, each plain or
-/// compressed by gzip or zstd. Detects the format by the contents. The trace is named after the
-/// file unless the file stores a name.
+/// Reads the trace in a file: a PyTorch snapshot, an RMM log or a `.vtrace`, each plain, compressed
+/// by gzip, zstd or xz, or the only file of a zip archive. Detects the format by the contents. The
+/// trace is named after the file unless the file stores a name.
 ///
-/// One pass over the file. Needs memory for the trace and little else.
+/// One pass over the file. Needs memory for the trace and little else; for the whole archive too if
+/// it is a zip archive.
 ///
 /// # Errors
 /// Any [`ReadError`].
 pub fn read_trace(path: impl AsRef<Path>, limits: &ReadLimits) -> Result<Trace, ReadError> {
     let path = path.as_ref();
-    let file =
-        File::open(path).map_err(|cause| ReadError::Open { path: path.to_owned(), cause })?;
-    let mut trace = read(file, limits)?;
+    let failed = |cause| ReadError::Open { path: path.to_owned(), cause };
+    let file = File::open(path).map_err(failed)?;
+    let mut trace = read(file, limits).map_err(|error| match error {
+        // Where the contents say nothing, the name may.
+        ReadError::UnknownFormat { .. } | ReadError::Io { .. } => {
+            Foreign::of_path(path).map_or(error, ReadError::from)
+        }
+        error => error,
+    })?;
     // A .vtrace stores the name of its recording.
     if trace.name.is_empty() {
         trace.name = stem(path);
@@ -55,32 +65,54 @@ pub fn read_trace(path: impl AsRef<Path>, limits: &ReadLimits) -> Result<Trace, 
 ///
 /// # Errors
 /// Any [`ReadError`] but `Open`.
-pub fn read(mut source: impl Read, limits: &ReadLimits) -> Result<Trace, ReadError> {
+pub fn read(source: impl Read, limits: &ReadLimits) -> Result<Trace, ReadError> {
+    let (start, mut source) = peek(source)?;
+    if !is_archive(&start) {
+        return read_file(&start, &mut source, limits);
+    }
+    unpack(source, limits, |file, limits| {
+        let (start, mut file) = peek(file)?;
+        read_file(&start, &mut file, limits)
+    })
+}
+
+/// Returns the first bytes of a source, and all of it.
+fn peek<R: Read>(mut source: R) -> Result<(Vec<u8>, impl Read), ReadError> {
     let mut start = Vec::new();
-    let failed = |cause| ReadError::Io { offset: 0, cause };
-    source.by_ref().take(4).read_to_end(&mut start).map_err(failed)?;
+    source
+        .by_ref()
+        .take(LONGEST_MAGIC as u64)
+        .read_to_end(&mut start)
+        .map_err(|cause| ReadError::Io { offset: 0, cause })?;
     let whole = Cursor::new(start.clone()).chain(source);
-    match start[..] {
-        [] => Err(ReadError::Empty),
-        [0x1f, 0x8b, ..] => {
-            let buffered = BufReader::with_capacity(64 << 10, whole);
-            detect(flate2::bufread::MultiGzDecoder::new(buffered), limits)
+    Ok((start, whole))
+}
+
+/// Reads a file that is not an archive.
+fn read_file(start: &[u8], whole: &mut dyn Read, limits: &ReadLimits) -> Result<Trace, ReadError> {
+    match Compression::of(start) {
+        _ if start.is_empty() => Err(ReadError::Empty),
+        Some(compression) => {
+            let failed = |cause| ReadError::Io { offset: 0, cause };
+            detect(&mut compression.decoder(whole).map_err(failed)?, limits)
         }
-        [0x28, 0xb5, 0x2f, 0xfd] => {
-            detect(zstd::stream::read::Decoder::new(whole).map_err(failed)?, limits)
-        }
-        _ => detect(whole, limits),
+        None => detect(whole, limits),
     }
 }
 
-fn detect(contents: impl Read, limits: &ReadLimits) -> Result<Trace, ReadError> {
+fn detect(contents: &mut dyn Read, limits: &ReadLimits) -> Result<Trace, ReadError> {
     let mut input = Input::new(contents, limits.contents);
-    let start = input.peek(rmm::LONGEST_HEADER)?;
+    // Windows programs begin a text with a byte order mark.
+    if input.peek(BYTE_ORDER_MARK.len())? == BYTE_ORDER_MARK {
+        input.consume(BYTE_ORDER_MARK.len() as u64, |_| ())?;
+    }
+    let start = input.peek(LOOKED_AT)?;
     match start {
         [] => Err(ReadError::Empty),
-        [0x80, protocol, ..] => match protocol {
-            2..=5 => pickle::read(input, limits),
-            &protocol => Err(ReadError::Protocol { offset: 0, protocol }),
+        [0x80, protocol, ..] => match (protocol, Foreign::of(start)) {
+            (2..=5, None) => pickle::read(input, limits),
+            (2..=5, Some(foreign)) => Err(foreign.into()),
+            (&protocol, _) => Err(ReadError::Protocol { offset: 0, protocol }),
         },
         _ if start.starts_with(&vtrace::MAGIC) => vtrace::read(input, limits),
         _ if rmm::is_log(start) => rmm::read(input, limits),
@@ -89,9 +121,14 @@ fn detect(contents: impl Read, limits: &ReadLimits) -> Result<Trace, ReadError> 
             Err(ReadError::Truncated { format: Format::Vtrace, offset: start.len() as u64 })
         }
         [0x80] => Err(ReadError::Truncated { format: Format::Pickle, offset: 1 }),
-        _ => Err(ReadError::UnknownFormat { start: hex(&start[..start.len().min(8)]) }),
+        _ => Err(match Foreign::of(start) {
+            Some(foreign) => foreign.into(),
+            None => ReadError::UnknownFormat { start: hex(&start[..start.len().min(8)]) },
+        }),
     }
 }
+
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ")
@@ -101,7 +138,9 @@ fn hex(bytes: &[u8]) -> String {
 fn stem(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let mut stem = &*name;
-    for extension in [".gz", ".zst", ".pickle", ".pkl", ".csv", ".txt", ".log", ".vtrace"] {
+    for extension in
+        [".gz", ".zst", ".xz", ".zip", ".pickle", ".pkl", ".csv", ".txt", ".log", ".vtrace"]
+    {
         stem = stem.strip_suffix(extension).filter(|rest| !rest.is_empty()).unwrap_or(stem);
     }
     stem.to_owned()

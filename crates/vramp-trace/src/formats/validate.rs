@@ -2,6 +2,7 @@
 
 use std::io;
 
+use crate::labels::Sparse;
 use crate::trace::SIZE_MAX;
 use crate::{EventKind, StackId, StreamIndex, Trace};
 
@@ -37,6 +38,18 @@ pub(crate) fn validate(trace: &Trace) -> io::Result<()> {
         if !inside {
             return invalid(format!("segment {index} cannot be written"));
         }
+    }
+    let labels = &trace.labels;
+    let last = |places: &Sparse<u32>| places.0.last().map_or(0, |&(place, _)| place as usize + 1);
+    let block = |&((segment, block), _): &((u32, u32), u32)| {
+        let segment = trace.segments.get(segment as usize);
+        segment.is_some_and(|segment| (block as usize) < segment.blocks.len())
+    };
+    let inside = last(&labels.events) <= trace.events.len()
+        && last(&labels.segments) <= trace.segments.len()
+        && labels.blocks.0.iter().all(block);
+    if !inside {
+        return invalid("labels of events, segments or blocks that are not there".to_owned());
     }
     if trace.device_count > 1 << 16 {
         return invalid(format!("{} devices are too many", trace.device_count));

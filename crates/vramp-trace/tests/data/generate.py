@@ -118,6 +118,77 @@ def snapshot():
     }
 
 
+def labelled():
+    """What PyTorch 2.9 and later, and its memory profiler, write besides."""
+
+    def event(action, addr, time_us, **more):
+        found = {"action": action, "addr": addr, "size": 512, "stream": 0, "time_us": time_us}
+        return {**found, "frames": [], **more}
+
+    plain = {"compile_context": "N/A", "user_metadata": "", "pool_id": (0, 0)}
+    first = [
+        event("alloc", BASE, 10, **plain),
+        event("alloc", BASE + 512, 20, **{**plain, "user_metadata": "layer 1"}),
+        event("alloc", BASE + 1024, 30, **{**plain, "pool_id": (0, 7), "compile_context": "0/1"}),
+        event("alloc", BASE + 1536, 40, category="activation"),
+        event("free_requested", BASE + 512, 50, **{**plain, "user_metadata": "layer 1"}),
+        # An integer of more than 64 bits, in a key that is not read.
+        event("free_completed", BASE + 512, 60, **plain, unread=1 << 200, negative=-(1 << 70)),
+    ]
+    blocks = [
+        {"address": BASE + at, "size": 512, "requested_size": 500, "state": state, "frames": []}
+        for at, state in ((0, "active_allocated"), (512, "inactive"))
+    ]
+    blocks[0]["category"] = "parameter"
+    segment = {
+        "device": 0,
+        "address": BASE,
+        "total_size": 1024,
+        "stream": 0,
+        "segment_type": "small",
+        "segment_pool_id": (3, -1),
+        "is_expandable": False,
+        "frames": [],
+        "blocks": blocks,
+    }
+    annotations = [
+        {"name": "step", "stage": "START", "device": 0, "time_us": 5},
+        {"name": "step", "stage": "START", "device": 0, "time_us": 15, "extra": 1},
+        {"name": "step", "stage": "END", "device": 0, "time_us": 35},
+        {"name": "load", "stage": "MARK", "device": -1, "time_us": 45},
+    ]
+    return {
+        "segments": [segment],
+        "device_traces": [first],
+        "allocator_settings": {},
+        "external_annotations": annotations,
+    }
+
+
+def torch_2_0():
+    """Blocks as PyTorch up to 2.0 writes them: with a history in place of a size and frames."""
+    stack = [frame("forward", "model.py", 20)]
+    older = [frame("backward", "model.py", 30)]
+    history = [
+        {"addr": BASE, "real_size": 1000, "frames": stack},
+        {"addr": BASE, "real_size": 300, "frames": older},
+    ]
+    blocks = [
+        {"size": 1024, "state": "active_allocated", "history": history},
+        {"size": 512, "state": "active_awaiting_free", "history": [{"addr": 0, "real_size": 7}]},
+        {"size": 512, "state": "inactive", "history": []},
+    ]
+    segment = {
+        "device": 0,
+        "address": BASE,
+        "total_size": 2048,
+        "stream": 0,
+        "segment_type": "small",
+        "blocks": blocks,
+    }
+    return {"segments": [segment], "device_traces": [[]]}
+
+
 def excerpt(source):
     """The first events and segments of a real snapshot, objects shared as they were."""
     found = pickle.loads(gzip.decompress(source.read_bytes()))
@@ -170,6 +241,8 @@ def main():
     # Python's own pickler does not write in batches.
     raw = pickle._dumps(snapshot(), protocol=4)
     (HERE / "pure_python.pickle").write_bytes(raw)
+    (HERE / "labelled.pickle").write_bytes(pickle.dumps(labelled(), protocol=4))
+    (HERE / "torch_2_0.pickle").write_bytes(pickle.dumps(torch_2_0(), protocol=2))
     source = HERE / "../../../../examples/traces/llama_varlen_oom.pickle.gz"
     raw = pickle.dumps(excerpt(source), protocol=4)
     (HERE / "excerpt.pickle").write_bytes(raw)

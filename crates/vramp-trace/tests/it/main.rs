@@ -2,8 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod containers;
+mod foreign;
 mod histories;
 mod hostile;
+mod labels;
+mod large;
 mod rmm_logs;
 mod snapshots;
 mod timelines;

@@ -101,3 +101,43 @@ fn a_log_keeps_within_its_limits() {
         }
     }
 }
+
+#[test]
+fn the_csv_of_rmm_write_log_is_read() {
+    let log = "Event Type,Device ID,Address,Stream,Size (bytes),Free Memory,Total Memory,\
+               Current Allocs,Start,End,Elapsed,Location\r\n\
+               Alloc,1,0x7f2e40000000,0,1024,100,200,1,1.5e-05,2e-05,5e-06,a.cpp:1\r\n\
+               Alloc,0,0x7f2e50000000,0x5,2048,100,200,2,0.25,0.3,0.05,a.cpp:2\r\n\
+               Free,1,0x7f2e40000000,0,0,100,200,1,1.5,2,0.5,a.cpp:3\r\n\
+               Realloc,0,0x7f2e50000000,0x5,4096,100,200,1,2,3,1,a.cpp:4\r\n";
+    let trace = read(log.as_bytes(), &ReadLimits::default()).unwrap();
+    assert_eq!((trace.device_count, &trace.actions[..]), (2, &["Realloc".to_owned()][..]));
+    let devices: Vec<u16> = trace.events.iter().map(|event| event.device).collect();
+    assert_eq!(devices, [0, 0, 1, 1, 1], "grouped by device");
+    let times: Vec<u64> = trace.events.iter().map(|event| event.time_us).collect();
+    assert_eq!(times, [250_000, 2_000_000, 15, 1_500_000, 1_500_000]);
+    assert_eq!(Workload::from_trace(&trace, 1).peak_live, Bytes::kib(1));
+}
+
+#[test]
+fn the_debug_log_of_a_pool_is_read() {
+    let log = "[  2260][16:06:30:678400][info  ] ----- RMM LOG BEGIN [PTDS DISABLED] -----\n\
+               [  2260][16:06:30:678500][trace ] [A][stream 0x0][1000B]\n\
+               [  2260][16:06:30:678511][trace ] [A][stream 0x0][1024B][0x7f2e40000000]\n\
+               [  2260][16:06:30:678512][trace ] [Summary][Free lists: 1][Blocks: 1][Max Block: 5][Total Free: 6]\n\
+               [  2261][16:06:30:678520][debug ] [A][Stream 0x2][2048B][Merged stream 0x0]\n\
+               [  2260][16:06:30:678600][trace ] [D][stream 0x0][1000B][0x7f2e40000000]\r\n\
+               [  2260][16:06:30:678610][trace ] [D][stream 0x0][0B][(nil)]\n\
+               [  2261][16:06:30:678700][error ] [A][Stream 0x2][Upstream 4096B][FAILURE maximum pool size exceeded]\n\
+               a line of another program\n";
+    let trace = read(log.as_bytes(), &ReadLimits::default()).unwrap();
+    let names: Vec<&str> = trace.events.iter().map(|event| trace.action_name(event.kind)).collect();
+    assert_eq!(names, ["alloc", "free_requested", "free_completed", "oom"]);
+    assert_eq!(trace.events[0].time_us, 57_990_678_511);
+    assert_eq!(trace.events[0].size, Bytes::kib(1));
+    assert_eq!((trace.events[3].size, trace.streams[1]), (Bytes::kib(4), 2));
+
+    let broken = log.replace("1024B", "many");
+    let error = read(broken.as_bytes(), &ReadLimits::default()).unwrap_err().to_string();
+    assert!(error.contains("line 3: size is \"many\""), "{error}");
+}

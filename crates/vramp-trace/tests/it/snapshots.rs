@@ -4,7 +4,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use vramp_core::{Bytes, DeviceAddr};
-use vramp_trace::{BlockState, EventKind, ReadLimits, Request, Trace, Workload, read, read_trace};
+use vramp_trace::{
+    BlockState, Coverage, EventKind, ReadLimits, Request, Trace, Workload, read, read_trace,
+};
 
 const BASE: u64 = 0x7f2e_4000_0000;
 const GIB: u64 = 1 << 30;
@@ -195,6 +197,7 @@ fn the_example_traces_need_no_repair() {
         assert_eq!(workload.blocks, blocks, "{name}");
         assert_eq!(workload.streams.len(), streams, "{name}");
         assert_eq!(workload.peak_live.count(), peak, "{name}");
+        assert_eq!(workload.coverage(), Coverage::Whole, "{name}");
         assert!(workload.repairs.is_empty(), "{name}: {:?}", workload.repairs);
     }
 }

@@ -5,7 +5,10 @@ use std::path::Path;
 use proptest::prelude::*;
 use serde_json::Value;
 use vramp_core::{Bytes, DeviceAddr};
-use vramp_trace::{Event, EventKind, ReadLimits, StreamIndex, Trace, Workload, read, read_trace};
+use vramp_trace::{
+    Annotation, Event, EventKind, Label, PoolId, ReadLimits, Stage, StreamIndex, Trace, Workload,
+    read, read_trace,
+};
 
 fn load(path: &str) -> Trace {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
@@ -128,16 +131,56 @@ fn a_trace_without_anything_is_an_empty_timeline() {
     assert!(timeline(&Trace::default()).is_empty());
 }
 
+/// A label by small numbers, so that labels repeat.
+#[derive(Clone, Copy, Debug)]
+struct OwnLabel(i64, usize, usize, usize);
+
+impl OwnLabel {
+    fn label(&self) -> Label<'static> {
+        const TEXTS: [&str; 3] = ["", "first", "second"];
+        let OwnLabel(pool, metadata, compile_context, category) = *self;
+        Label {
+            pool: PoolId(pool, -pool),
+            metadata: TEXTS[metadata],
+            compile_context: TEXTS[compile_context],
+            category: TEXTS[category],
+        }
+    }
+}
+
+fn label() -> impl Strategy<Value = OwnLabel> {
+    (0i64..3, 0usize..3, 0usize..3, 0usize..3).prop_map(|(a, b, c, d)| OwnLabel(a, b, c, d))
+}
+
+#[test]
+fn ranges_that_the_program_marked_are_slices() {
+    let entries = timeline(&load("labelled.pickle"));
+    check(&entries);
+    let of_ranges = |ph| of(&entries, ph).filter(|entry| entry["cat"] == "annotation");
+    let times = |ph| -> Vec<u64> { of_ranges(ph).map(|e| e["ts"].as_u64().unwrap()).collect() };
+    assert_eq!(times("b"), [5, 15]);
+    assert_eq!(times("e"), [35]);
+    assert_eq!(of_ranges("e").next().unwrap()["id"], "0.range2", "the innermost ends first");
+    let mark = of(&entries, "i").find(|entry| entry["name"] == "load MARK").unwrap();
+    assert_eq!(mark["ts"], 45);
+    let block = of(&entries, "b").find(|entry| entry["args"]["metadata"] == "layer 1").unwrap();
+    assert_eq!(block["args"]["address"], "0x7f2e40000200");
+}
+
 proptest! {
     /// Broken recordings too: inferred segments are consistent, and both writers accept them.
     #[test]
     fn any_events_can_be_written(
-        events in proptest::collection::vec((0usize..10, 0u64..40, 0u64..12, 0u16..2), 0..80)
+        events in proptest::collection::vec((0usize..10, 0u64..40, 0u64..12, 0u16..2, label()), 0..80),
+        marks in proptest::collection::vec((0usize..3, 0u16..3, 0u64..90), 0..8),
+        of_blocks in proptest::collection::vec((0usize..4, 0usize..4, label()), 0..8),
     ) {
         let far = |place: u64| if place == 39 { u64::MAX - 1000 } else { place << 20 };
         let sizes = [0, 1, 512, 1000, 1 << 20, 3 << 20, 20 << 20, 1 << 56, 700, 2 << 20, 4, 1 << 30];
         let mut time_us = 0;
-        let events = events.into_iter().map(|(kind, place, size, device)| {
+        let labels: Vec<(u16, OwnLabel)> =
+            events.iter().map(|event| (event.3, event.4)).collect();
+        let events = events.into_iter().map(|(kind, place, size, device, _)| {
             time_us += 1;
             Event {
                 kind: EventKind::NAMED[kind],
@@ -154,11 +197,46 @@ proptest! {
         let mut trace =
             Trace { device_count: 2, streams: vec![0, 7], events, ..Trace::default() };
         trace.infer_segments();
+        let mut by_device = labels;
+        by_device.sort_by_key(|&(device, _)| device);
+        for (index, (_, own)) in by_device.into_iter().enumerate() {
+            trace.labels.label_event(index, own.label());
+        }
+        for (segment, block, own) in of_blocks {
+            let segments = trace.segments.len();
+            if segments > 0 {
+                let segment = segment % segments;
+                trace.labels.label_segment(segment, own.label());
+                if block < trace.segments[segment].blocks.len() {
+                    trace.labels.label_block(segment, block, own.label());
+                }
+            }
+        }
+        trace.annotations.extend(marks.into_iter().map(|(stage, device, time_us)| Annotation {
+            stage: [Stage::Start, Stage::End, Stage::Other("x".into())][stage].clone(),
+            name: ["step", "load"][time_us as usize % 2].into(),
+            device: Some(device).filter(|&device| device < 2),
+            time_us,
+        }));
         let mut file = Vec::new();
         trace.write_snapshot(&mut file).unwrap();
         let found = read(&file[..], &ReadLimits::default()).unwrap();
         prop_assert_eq!(found.segments.len(), trace.segments.len());
         prop_assert_eq!(found.events.len(), trace.events.len());
+        prop_assert_eq!(&found.annotations, &trace.annotations);
+        for (index, segment) in trace.segments.iter().enumerate() {
+            prop_assert_eq!(found.labels.of_segment(index), trace.labels.of_segment(index));
+            for block in 0..segment.blocks.len() {
+                let expected = trace.labels.of_block(index, block);
+                prop_assert_eq!(found.labels.of_block(index, block), expected);
+            }
+        }
+        for index in 0..trace.events.len() {
+            prop_assert_eq!(found.labels.of_event(index), trace.labels.of_event(index));
+        }
+        file.clear();
+        trace.write_vtrace(&mut file).unwrap();
+        prop_assert_eq!(&read(&file[..], &ReadLimits::default()).unwrap(), &trace);
         check(&timeline(&trace));
     }
 }

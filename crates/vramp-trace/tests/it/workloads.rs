@@ -4,8 +4,8 @@
 use proptest::prelude::*;
 use vramp_core::{Bytes, DeviceAddr};
 use vramp_trace::{
-    Block, BlockState, Event, EventKind, ReadLimits, Repairs, Request, Segment, StreamIndex, Trace,
-    Workload, read,
+    Block, BlockState, Coverage, Event, EventKind, Frame, Label, OlderBlocks, ReadLimits, Repairs,
+    Request, Segment, StackId, StreamIndex, Trace, Workload, read,
 };
 
 use EventKind::{Alloc, FreeCompleted, FreeRequested, Oom};
@@ -298,4 +298,57 @@ proptest! {
             prop_assert_eq!(asked.count(), (workload.blocks - earlier) as usize);
         }
     }
+}
+
+// --- where blocks come from ---
+
+fn stack(trace: &mut Trace, name: &'static str) -> Option<StackId> {
+    trace.stacks.add([Frame { name, filename: "model.py", line: 1 }])
+}
+
+#[test]
+fn a_block_has_the_stack_of_its_alloc_or_of_its_segment() {
+    let active = |address| block(address, 512, BlockState::Active);
+    let events = [
+        event(Alloc, 0x1000, 512),
+        event(Alloc, 0x2000, 512),
+        event(FreeRequested, 0x4000, 512),
+        event(Alloc, 0x5000, 512),
+    ];
+    let mut trace = trace(&events, &[active(0x2000), active(0x3000), active(0x5000)]);
+    let [of_alloc, of_segment, older, of_free] =
+        ["alloc", "segment", "older", "free"].map(|name| stack(&mut trace, name));
+    trace.events[0].stack = of_alloc;
+    trace.events[2].stack = of_free;
+    trace.events[3].stack = of_alloc;
+    trace.segments[0].blocks[0].stack = of_segment;
+    trace.segments[0].blocks[1].stack = older;
+    trace.segments[0].blocks[2].stack = of_segment;
+    let named = |category| Label { category, ..Label::default() };
+    trace.labels.label_event(0, named("activation"));
+    trace.labels.label_block(0, 1, named("parameter"));
+
+    let workload = Workload::from_trace(&trace, 0);
+    // Older blocks come first, by address.
+    let stacks: Vec<Option<StackId>> = (0..5).map(|block| workload.stack_of(block)).collect();
+    assert_eq!(stacks, [older, None, of_alloc, of_segment, of_alloc]);
+    let categories: Vec<&str> =
+        (0..6).map(|block| workload.label_of(&trace.labels, block).category).collect();
+    assert_eq!(categories, ["parameter", "", "activation", "", "", ""]);
+    assert_eq!(workload.stack_of(5), None);
+}
+
+#[test]
+fn the_coverage_says_what_is_older_than_the_recording() {
+    let active =
+        [block(0x1000, 512, BlockState::Active), block(0x2000, 1024, BlockState::PendingFree)];
+    let middle = trace(&[event(FreeRequested, 0x9000, 100)], &active);
+    let older = OlderBlocks { blocks: 3, bytes: Bytes::new(512 + 1024 + 100) };
+    assert_eq!(middle.coverage(0), Coverage::FromTheMiddle { older });
+
+    let held = OlderBlocks { blocks: 2, bytes: Bytes::new(512 + 1024) };
+    assert_eq!(trace(&[], &active).coverage(0), Coverage::NoEvents { held });
+    assert_eq!(middle.coverage(1), Coverage::NoEvents { held: OlderBlocks::default() });
+    let whole = trace(&[event(Alloc, 0x1000, 512), event(FreeRequested, 0x1000, 512)], &[]);
+    assert_eq!(whole.coverage(0), Coverage::Whole);
 }

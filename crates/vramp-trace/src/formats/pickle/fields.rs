@@ -1,7 +1,7 @@
 //! The fields of a snapshot's dicts: names, conversions and error messages.
 
 use super::values::{Node, TextId, Value, Values};
-use crate::{EventKind, ReadError};
+use crate::{EventKind, PoolId, ReadError};
 
 /// The keys of a snapshot. They are interned first, after the names of the known actions, so that
 /// comparing keys is comparing numbers.
@@ -26,9 +26,13 @@ pub mod key {
         // The outermost dict.
         DEVICE_TRACES = "device_traces", SEGMENTS = "segments",
         ALLOCATOR_SETTINGS = "allocator_settings",
+        EXTERNAL_ANNOTATIONS = "external_annotations",
         // Events.
         ACTION = "action", ADDR = "addr", SIZE = "size", STREAM = "stream", TIME_US = "time_us",
         FRAMES = "frames", DEVICE_FREE = "device_free",
+        // Labels of events and blocks.
+        USER_METADATA = "user_metadata", COMPILE_CONTEXT = "compile_context",
+        NO_CONTEXT = "N/A", POOL_ID = "pool_id", CATEGORY = "category",
         // Frames.
         NAME = "name", FILENAME = "filename", LINE = "line",
         // Segments and blocks.
@@ -37,6 +41,9 @@ pub mod key {
         REQUESTED_SIZE = "requested_size", STATE = "state",
         ACTIVE_ALLOCATED = "active_allocated", ACTIVE_PENDING_FREE = "active_pending_free",
         ACTIVE_AWAITING_FREE = "active_awaiting_free", INACTIVE = "inactive",
+        SEGMENT_POOL_ID = "segment_pool_id", HISTORY = "history", REAL_SIZE = "real_size",
+        // Annotations.
+        STAGE = "stage",
     }
 }
 
@@ -46,6 +53,7 @@ pub enum Place {
     Event { index: u32, device: u32 },
     Segment { index: usize },
     Block { index: usize, segment: usize },
+    Annotation { index: usize },
 }
 
 impl Place {
@@ -61,6 +69,7 @@ impl Place {
             Place::Event { index, device } => format!("event {index} of device {device}"),
             Place::Segment { index } => format!("segment {index}"),
             Place::Block { index, segment } => format!("block {index} of segment {segment}"),
+            Place::Annotation { index } => format!("annotation {index}"),
         };
         ReadError::BadField { place, field, found: describe(value, values), expected }
     }
@@ -73,6 +82,7 @@ pub fn describe(value: Option<Value>, values: &Values) -> String {
         Some(Value::Bool(flag)) => if flag { "True" } else { "False" }.to_owned(),
         Some(Value::Int(int)) => int.to_string(),
         Some(Value::Big(int)) => int.to_string(),
+        Some(Value::Huge) => "an integer of more than 64 bits".to_owned(),
         Some(Value::Float(float)) => float.to_string(),
         Some(Value::Text(id)) => {
             format!("{:?}", values.text(id).chars().take(40).collect::<String>())
@@ -105,6 +115,20 @@ pub fn stream_bits(value: Value) -> Option<u64> {
     }
 }
 
+/// Returns the id of a memory pool, which is a pair of integers. The pair may be shared.
+pub fn pool_id(values: &Values, value: Value) -> Option<PoolId> {
+    let Value::Node(id) = value else { return None };
+    match values.node(id) {
+        Node::Tuple(items) | Node::List(items) => match items[..] {
+            [first, second] => {
+                Some(PoolId(stream_bits(first)?.cast_signed(), stream_bits(second)?.cast_signed()))
+            }
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
 /// Returns the items of a dict stored as keys and values in turn. A later key wins, as in Python.
 pub fn pairs(items: &[Value]) -> impl Iterator<Item = (TextId, Value)> {
     items.chunks_exact(2).filter_map(|pair| match pair {
@@ -116,6 +140,7 @@ pub fn pairs(items: &[Value]) -> impl Iterator<Item = (TextId, Value)> {
 pub const INTEGER: &str = "a whole number from 0 to 2^64 - 1";
 pub const DICT: &str = "a dict";
 pub const LIST: &str = "a list";
+pub const PAIR: &str = "a pair of integers";
 
 /// Takes the contents of a dict. Returns `None` if it is not a dict or was taken before.
 pub fn take_dict(values: &mut Values, value: Value) -> Option<Vec<Value>> {

@@ -5,7 +5,7 @@ use std::io::Read;
 use super::fields::key;
 use super::opcode as op;
 use super::snapshot::Snapshot;
-use super::values::{Node, NodeId, Value, Values};
+use super::values::{Node, NodeId, VALUE, Value, Values};
 use crate::formats::input::Input;
 use crate::{Format, ReadError, ReadLimits, Trace};
 
@@ -18,6 +18,7 @@ pub fn read<R: Read>(mut input: Input<R>, limits: &ReadLimits) -> Result<Trace, 
         snapshot: Snapshot::new(limits),
         stack: Vec::new(),
         marks: Vec::new(),
+        converted: Vec::new(),
         text: Vec::new(),
         text_max: limits.text.count(),
         depth_max: limits.depth as usize,
@@ -35,6 +36,8 @@ struct Machine<R> {
     stack: Vec<Value>,
     /// Stack heights of the open `MARK`s.
     marks: Vec<usize>,
+    /// Numbers of open `MARK`s above which events were converted already.
+    converted: Vec<usize>,
     /// Buffer for one string.
     text: Vec<u8>,
     text_max: u64,
@@ -141,26 +144,33 @@ impl<R: Read> Machine<R> {
                 let node = self.new_list();
                 self.push_node(node)?;
             }
-            op::EMPTY_DICT => self.push_node(Node::Dict(Vec::new()))?,
+            op::EMPTY_DICT => {
+                self.convert_event()?;
+                self.push_node(Node::Dict(Vec::new()))?;
+            }
             op::EMPTY_TUPLE => self.push_node(Node::Tuple(Vec::new()))?,
             op::TUPLE1 => self.tuple(1)?,
             op::TUPLE2 => self.tuple(2)?,
             op::TUPLE3 => self.tuple(3)?,
             op::TUPLE => {
-                let items = self.pop_to_mark()?;
+                let items = self.take_to_mark()?;
                 self.push_node(Node::Tuple(items))?;
             }
             op::LIST => {
-                let items = self.pop_to_mark()?;
+                let items = self.take_to_mark()?;
                 self.push_node(Node::List(items))?;
             }
             op::DICT => {
-                let items = self.pop_to_mark()?;
+                let items = self.take_to_mark()?;
                 self.check_pairs(items.len())?;
+                self.convert_event()?;
                 self.push_node(Node::Dict(items))?;
             }
             op::APPEND => self.append(self.stack.len().checked_sub(1))?,
             op::APPENDS => {
+                if self.converted.last() == Some(&self.marks.len()) {
+                    self.converted.pop();
+                }
                 let from = self.marks.pop();
                 self.append(from)?;
             }
@@ -171,15 +181,15 @@ impl<R: Read> Machine<R> {
             }
             op::EMPTY_SET => self.push(Value::Opaque)?,
             op::ADDITEMS => {
-                self.pop_to_mark()?;
+                self.drop_to_mark()?;
                 self.top()?;
             }
             op::FROZENSET => {
-                self.pop_to_mark()?;
+                self.drop_to_mark()?;
                 self.push(Value::Opaque)?;
             }
             op::POP => self.pop().map(drop)?,
-            op::POP_MARK => self.pop_to_mark().map(drop)?,
+            op::POP_MARK => self.drop_to_mark()?,
             op::DUP => {
                 let value = self.top()?;
                 self.push(value)?;
@@ -208,13 +218,7 @@ impl<R: Read> Machine<R> {
 
     /// Pushes a value. Growth of the stack counts against the memory limit.
     fn push(&mut self, value: Value) -> Result<(), ReadError> {
-        if self.stack.len() == self.stack.capacity() {
-            let more = self.stack.capacity().max(1024);
-            self.values.meter.take(more * size_of::<Value>(), self.input.offset())?;
-            self.stack.reserve_exact(more);
-        }
-        self.stack.push(value);
-        Ok(())
+        self.values.meter.push(&mut self.stack, value, self.input.offset())
     }
 
     fn push_node(&mut self, node: Node) -> Result<(), ReadError> {
@@ -247,17 +251,35 @@ impl<R: Read> Machine<R> {
         Ok(())
     }
 
-    fn pop_to_mark(&mut self) -> Result<Vec<Value>, ReadError> {
-        let mark =
-            self.marks.pop().ok_or_else(|| self.input.malformed("a pop to a missing mark"))?;
-        Ok(self.stack.split_off(mark))
+    fn pop_mark(&mut self) -> Result<usize, ReadError> {
+        if self.converted.last() == Some(&self.marks.len()) {
+            return Err(self.input.malformed("events that are not appended to their history"));
+        }
+        self.marks.pop().ok_or_else(|| self.input.malformed("a pop to a missing mark"))
+    }
+
+    fn drop_to_mark(&mut self) -> Result<(), ReadError> {
+        let mark = self.pop_mark()?;
+        self.stack.truncate(mark);
+        Ok(())
+    }
+
+    fn take_to_mark(&mut self) -> Result<Vec<Value>, ReadError> {
+        let mark = self.pop_mark()?;
+        self.take_from(mark)
+    }
+
+    /// Takes the values from height `from`. They are counted as the items of a container.
+    fn take_from(&mut self, from: usize) -> Result<Vec<Value>, ReadError> {
+        self.values.meter.take((self.stack.len() - from) * VALUE, self.input.offset())?;
+        Ok(self.stack.drain(from..).collect())
     }
 
     fn tuple(&mut self, len: usize) -> Result<(), ReadError> {
         let floor = self.marks.last().copied().unwrap_or(0);
         match self.stack.len().checked_sub(len) {
             Some(from) if from >= floor => {
-                let items = self.stack.split_off(from);
+                let items = self.take_from(from)?;
                 self.push_node(Node::Tuple(items))
             }
             _ => Err(self.input.malformed("a pop from an empty stack")),
@@ -285,27 +307,33 @@ impl<R: Read> Machine<R> {
 
     /// Reads a little-endian two's-complement integer of `len` bytes.
     fn long(&mut self, len: u64) -> Result<(), ReadError> {
-        let too_large = "an integer of more than 64 bits";
-        let mut bytes = [0u8; 9];
-        let len = usize::try_from(len).unwrap_or(usize::MAX);
-        if len > bytes.len() {
-            return Err(self.input.malformed(too_large));
+        let (mut low, mut at, mut last) = ([0u8; 8], 0, 0);
+        // The bytes above 64 bits that are neither of a positive nor of a negative number.
+        let (mut not_zero, mut not_ones) = (false, false);
+        self.input.consume(len, |piece| {
+            for &byte in piece {
+                match low.get_mut(at) {
+                    Some(place) => *place = byte,
+                    None => {
+                        not_zero |= byte != 0;
+                        not_ones |= byte != 0xff;
+                    }
+                }
+                at = at.saturating_add(1);
+                last = byte;
+            }
+        })?;
+        let is_negative = last >= 0x80;
+        if is_negative && at < low.len() {
+            low[at..].fill(0xff);
         }
-        for byte in &mut bytes[..len] {
-            *byte = self.input.byte()?;
-        }
-        let negative = len > 0 && bytes[len - 1] >= 0x80;
-        if negative {
-            bytes[len..].fill(0xff);
-        }
-        let [low @ .., high] = bytes;
-        let value = match (high, i64::from_le_bytes(low)) {
-            (0, int @ 0..) => Value::Int(int),
-            (0, _) => Value::Big(u64::from_le_bytes(low)),
-            (0xff, int @ ..0) => Value::Int(int),
-            _ => return Err(self.input.malformed(too_large)),
-        };
-        self.push(value)
+        let (int, bits) = (i64::from_le_bytes(low), u64::from_le_bytes(low));
+        self.push(match is_negative {
+            false if at > low.len() && not_zero => Value::Huge,
+            true if at > low.len() && (not_ones || int >= 0) => Value::Huge,
+            false if int < 0 => Value::Big(bits),
+            _ => Value::Int(int),
+        })
     }
 
     fn read_text(&mut self, len: u64) -> Result<(), ReadError> {
@@ -361,18 +389,43 @@ impl<R: Read> Machine<R> {
     /// Moves all values from height `from` into the list below them.
     fn append(&mut self, from: Option<usize>) -> Result<(), ReadError> {
         let (from, list) = self.below(from)?;
-        let offset = self.input.offset();
         match self.values.node(list) {
-            Node::History { .. } => {
-                for &event in &self.stack[from..] {
-                    self.snapshot.event_of_history(&mut self.values, list, event, offset)?;
-                }
-                self.stack.truncate(from);
-                Ok(())
-            }
+            Node::History { .. } => self.append_events(list, from),
             Node::Dict(_) => Err(self.input.malformed("an append to a dict")),
-            _ => self.values.extend(list, self.stack.drain(from..), offset),
+            _ => self.values.extend(list, self.stack.drain(from..), self.input.offset()),
         }
+    }
+
+    fn append_events(&mut self, history: NodeId, from: usize) -> Result<(), ReadError> {
+        let offset = self.input.offset();
+        for &event in &self.stack[from..] {
+            self.snapshot.event_of_history(&mut self.values, history, event, offset)?;
+        }
+        if let [Value::Node(event)] = self.stack[from..]
+            && event > history
+        {
+            self.values.forget_from(event);
+        }
+        self.stack.truncate(from);
+        Ok(())
+    }
+
+    /// Converts the event directly above a mark on a history, before another dict is pushed there.
+    /// Some picklers write all events of a history between one `MARK` and one `APPENDS`, and would
+    /// fill the memory with their dicts.
+    fn convert_event(&mut self) -> Result<(), ReadError> {
+        let Some(&mark) = self.marks.last() else { return Ok(()) };
+        let Some(below) = mark.checked_sub(1) else { return Ok(()) };
+        if let [Value::Node(history), Value::Node(event)] = self.stack[below..]
+            && matches!(self.values.node(history), Node::History { .. })
+            && matches!(self.values.node(event), Node::Dict(_))
+        {
+            if self.converted.last() != Some(&self.marks.len()) {
+                self.converted.push(self.marks.len());
+            }
+            self.append_events(history, mark)?;
+        }
+        Ok(())
     }
 
     /// Moves all pairs from height `from` into the dict below them.

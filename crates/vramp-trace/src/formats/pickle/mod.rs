@@ -12,6 +12,7 @@
 //! Deliberately absent: protocols 0 and 1 (text, which PyTorch never wrote), classes, persistent
 //! ids, out-of-band buffers.
 
+mod annotations;
 mod fields;
 mod machine;
 mod opcode;

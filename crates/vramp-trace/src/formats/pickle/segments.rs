@@ -3,9 +3,9 @@
 use vramp_core::DeviceAddr;
 
 use super::fields::{DICT, INTEGER, LIST, Place, key, pairs, take_dict, take_list, unsigned};
-use super::snapshot::Snapshot;
+use super::snapshot::{LabelFields, Snapshot};
 use super::values::{Value, Values};
-use crate::formats::builder::SIZE_RANGE;
+use crate::formats::builder::{SIZE_RANGE, charge_label};
 use crate::trace::size;
 use crate::{Block, BlockState, ReadError, Segment};
 
@@ -18,7 +18,7 @@ impl Snapshot {
             let segment = self.segment(values, index, segment)?;
             let devices = u32::from(segment.device) + 1;
             self.builder.trace.device_count = self.builder.trace.device_count.max(devices);
-            self.builder.trace.segments.push(segment);
+            values.meter.push(&mut self.builder.trace.segments, segment, 0)?;
         }
         Ok(())
     }
@@ -48,7 +48,14 @@ impl Snapshot {
             }
         }
         let segment_type = segment_type.to_owned();
-        values.meter.take(size_of::<Segment>() + segment_type.len(), 0)?;
+        values.meter.take(segment_type.len() + 16, 0)?;
+        let found = LabelFields::find(values, place, &fields)?;
+        let (texts, meter) = values.texts_and_meter();
+        let label = found.of(texts);
+        let labels = &mut self.builder.trace.labels;
+        meter.reserve(&mut labels.segments.0, 1, 0)?;
+        charge_label(labels, label, meter, 0)?;
+        labels.label_segment(index, label);
         let device = match device {
             None => 0,
             Some(value) => unsigned(value)
@@ -113,8 +120,8 @@ impl Snapshot {
     ) -> Result<Block, ReadError> {
         let fields = take_dict(values, block)
             .ok_or_else(|| place.bad("the block", Some(block), values, DICT))?;
-        let (mut address, mut bytes, mut requested, mut state, mut frames) =
-            (None, None, None, None, None);
+        let (mut address, mut bytes, mut requested, mut state) = (None, None, None, None);
+        let (mut frames, mut history) = (None, None);
         for (name, value) in pairs(&fields) {
             match name {
                 key::ADDRESS => address = Some(value),
@@ -122,10 +129,24 @@ impl Snapshot {
                 key::REQUESTED_SIZE => requested = Some(value),
                 key::STATE => state = Some(value),
                 key::FRAMES => frames = Some(value),
+                key::HISTORY => history = Some(value),
                 _ => {}
             }
         }
+        let found = LabelFields::find(values, place, &fields)?;
+        let (texts, meter) = values.texts_and_meter();
+        let label = found.of(texts);
+        let labels = &mut self.builder.trace.labels;
+        meter.reserve(&mut labels.blocks.0, 1, 0)?;
+        charge_label(labels, label, meter, 0)?;
+        if let Place::Block { index, segment } = place {
+            labels.label_block(segment, index, label);
+        }
         values.recycle(fields);
+        if let Some(newest) = history.and_then(|history| newest_of(values, history)) {
+            requested = requested.or(newest.real_size);
+            frames = frames.or(newest.frames);
+        }
         let state = match state {
             Some(Value::Text(key::ACTIVE_ALLOCATED)) => BlockState::Active,
             Some(Value::Text(key::ACTIVE_PENDING_FREE | key::ACTIVE_AWAITING_FREE)) => {
@@ -156,4 +177,28 @@ impl Snapshot {
         let stack = self.stack(values, place, frames, 0)?;
         Ok(Block { address, size: size_of_block, requested_size, state, stack })
     }
+}
+
+/// The last request that was served by a block, as PyTorch up to 2.0 writes it.
+struct Newest {
+    real_size: Option<Value>,
+    frames: Option<Value>,
+}
+
+/// Returns the first entry of a block's `history`, the newest.
+fn newest_of(values: &mut Values, history: Value) -> Option<Newest> {
+    let entries = take_list(values, history)?;
+    let first = entries.first().copied();
+    values.recycle(entries);
+    let fields = take_dict(values, first?)?;
+    let (mut real_size, mut frames) = (None, None);
+    for (name, value) in pairs(&fields) {
+        match name {
+            key::REAL_SIZE => real_size = Some(value),
+            key::FRAMES => frames = Some(value),
+            _ => {}
+        }
+    }
+    values.recycle(fields);
+    Some(Newest { real_size, frames })
 }

@@ -3,18 +3,20 @@
 use vramp_core::{Bytes, DeviceAddr};
 
 use super::fields::{
-    DICT, INTEGER, LIST, Place, describe, key, pairs, stream_bits, take_dict, unsigned,
+    DICT, INTEGER, LIST, PAIR, Place, describe, key, pairs, pool_id, stream_bits, take_dict,
+    unsigned,
 };
-use super::values::{Node, NodeId, Value, Values};
+use super::values::{Node, NodeId, TextId, Texts, Value, Values};
 use super::write::UNKNOWN_FREE;
 use crate::formats::builder::{SIZE_RANGE, TraceBuilder};
+use crate::formats::memory::ENTRY;
 use crate::trace::size;
-use crate::{Event, EventKind, Frame, ReadError, ReadLimits, StackId, Trace};
+use crate::{
+    Event, EventKind, Frame, Label, PoolId, ReadError, ReadLimits, StackId, StreamIndex, Trace,
+};
 
 /// Maximum nesting of settings. PyTorch nests them once.
 const SETTINGS_DEPTH: u32 = 4;
-/// Bytes that a frame or a stack costs besides its contents: slots in hash tables.
-const SLOT: usize = 48;
 
 /// The trace so far.
 pub struct Snapshot {
@@ -55,9 +57,12 @@ impl Snapshot {
         let fields = take_dict(values, event)
             .ok_or_else(|| place.bad("the event", Some(event), values, DICT))?;
         let event = self.event_of_fields(values, place, device, &fields, offset)?;
+        let found = LabelFields::find(values, place, &fields)?;
+        self.builder.push(event, &mut values.meter, offset)?;
+        let (texts, meter) = values.texts_and_meter();
+        self.builder.label_event(found.of(texts), meter, offset)?;
         values.recycle(fields);
-        values.meter.take(size_of::<Event>(), offset)?;
-        self.builder.push(event, offset)
+        Ok(())
     }
 
     fn event_of_fields(
@@ -135,16 +140,10 @@ impl Snapshot {
         if let Some(kind) = EventKind::NAMED.get(name.0 as usize) {
             return Ok(*kind);
         }
-        let text = values.text(name);
-        let (before, cost) = (self.builder.trace.actions.len(), 2 * text.len() + SLOT);
-        let kind = self
-            .builder
-            .unknown_action(text)
-            .ok_or(ReadError::NotASnapshot { what: "it has more than 65,536 kinds of events" })?;
-        if self.builder.trace.actions.len() > before {
-            values.meter.take(cost, offset)?;
-        }
-        Ok(kind)
+        let (texts, meter) = values.texts_and_meter();
+        self.builder
+            .unknown_action(texts.get(name), meter, offset)?
+            .ok_or(ReadError::NotASnapshot { what: "it has more than 65,536 kinds of events" })
     }
 
     pub(super) fn stream(
@@ -153,18 +152,13 @@ impl Snapshot {
         place: Place,
         stream: Option<Value>,
         offset: u64,
-    ) -> Result<crate::StreamIndex, ReadError> {
+    ) -> Result<StreamIndex, ReadError> {
         let raw = match stream {
             None => 0,
             Some(value) => stream_bits(value)
                 .ok_or_else(|| place.bad("stream", stream, values, "an integer"))?,
         };
-        let before = self.builder.trace.streams.len();
-        let index = self.builder.stream(raw);
-        if self.builder.trace.streams.len() > before {
-            values.meter.take(SLOT, offset)?;
-        }
-        Ok(index)
+        self.builder.stream(raw, &mut values.meter, offset)
     }
 
     // --- stacks ---
@@ -188,21 +182,22 @@ impl Snapshot {
             Node::List(items) => std::mem::take(items),
             _ => return Err(place.bad("frames", frames, values, LIST)),
         };
+        let cost = items.len() * size_of::<u32>() + ENTRY;
+        values.meter.take(cost, offset)?;
         let mut keys = Vec::with_capacity(items.len());
         for &frame in &items {
             keys.push(self.frame(values, place, frame, offset)?);
         }
         values.recycle(items);
         let before = self.builder.trace.stacks.len();
-        let cost = keys.len() * size_of::<u32>() + SLOT;
         let stack = self
             .builder
             .trace
             .stacks
             .add_keys(keys.into_boxed_slice())
             .ok_or(ReadError::NotASnapshot { what: "it has more than 2^32 call stacks" })?;
-        if self.builder.trace.stacks.len() > before {
-            values.meter.take(cost, offset)?;
+        if self.builder.trace.stacks.len() == before {
+            values.meter.release(cost);
         }
         *values.node_mut(id) = Node::Stack(stack);
         Ok(Some(stack))
@@ -230,15 +225,17 @@ impl Snapshot {
                 _ => {}
             }
         }
-        let cost = name.len() + filename.len() + 3 * SLOT;
-        let index = self
-            .builder
-            .trace
-            .stacks
+        let stacks = &mut self.builder.trace.stacks;
+        let before = (stacks.texts.len(), stacks.frames.len());
+        let cost = name.len() + filename.len() + 3 * ENTRY;
+        let index = stacks
             .add_frame(Frame { name, filename, line })
             .ok_or(ReadError::NotASnapshot { what: "it has more than 2^32 frames" })?;
         values.recycle(fields);
-        values.meter.take(cost, offset)?;
+        let stacks = &self.builder.trace.stacks;
+        if (stacks.texts.len(), stacks.frames.len()) != before {
+            values.meter.take(cost, offset)?;
+        }
         *values.node_mut(id) = Node::Frame(index);
         Ok(index)
     }
@@ -251,6 +248,7 @@ impl Snapshot {
             return Err(ReadError::NotASnapshot { what: "its outermost value is not a dict" });
         };
         let (mut histories, mut segments, mut settings) = (None, None, None);
+        let mut annotations = None;
         match values.take(id, Node::Taken) {
             Node::Dict(items) => {
                 for (name, value) in pairs(&items) {
@@ -258,6 +256,7 @@ impl Snapshot {
                         key::DEVICE_TRACES => histories = Some(value),
                         key::SEGMENTS => segments = Some(value),
                         key::ALLOCATOR_SETTINGS => settings = Some(value),
+                        key::EXTERNAL_ANNOTATIONS => annotations = Some(value),
                         _ => {}
                     }
                 }
@@ -288,6 +287,9 @@ impl Snapshot {
         }
         if let Some(settings) = settings {
             self.settings(values, settings, "", SETTINGS_DEPTH)?;
+        }
+        if let Some(annotations) = annotations {
+            self.annotations(values, annotations)?;
         }
         Ok(self.builder.trace)
     }
@@ -326,7 +328,7 @@ impl Snapshot {
             self.builder.trace.device_count = place + 1;
         }
         // Histories are in the order of their devices, unless the pickle built them separately.
-        self.builder.trace.events.sort_by_key(|event| event.device);
+        self.builder.sort_by_device(&mut values.meter)?;
         Ok(found)
     }
 
@@ -343,7 +345,7 @@ impl Snapshot {
             .filter(|_| depth > 0)
             .ok_or(ReadError::NotASnapshot { what })?;
         for (name, value) in pairs(&fields) {
-            values.meter.take(prefix.len() + values.text(name).len() + SLOT, 0)?;
+            values.meter.take(prefix.len() + values.text(name).len() + ENTRY, 0)?;
             let name = format!("{prefix}{}", values.text(name));
             let text = match value {
                 Value::Node(id) if matches!(values.node(id), Node::Dict(_)) => {
@@ -359,5 +361,50 @@ impl Snapshot {
             self.builder.trace.allocator_settings.push((name, text));
         }
         Ok(())
+    }
+}
+
+/// The labels in a dict, not yet as texts.
+pub(super) struct LabelFields {
+    pool: PoolId,
+    metadata: Option<TextId>,
+    compile_context: Option<TextId>,
+    category: Option<TextId>,
+}
+
+impl LabelFields {
+    pub fn find(values: &Values, place: Place, fields: &[Value]) -> Result<LabelFields, ReadError> {
+        let mut found = LabelFields {
+            pool: PoolId::default(),
+            metadata: None,
+            compile_context: None,
+            category: None,
+        };
+        for (name, value) in pairs(fields) {
+            match (name, value) {
+                (key::USER_METADATA, Value::Text(text)) => found.metadata = Some(text),
+                (key::COMPILE_CONTEXT, Value::Text(text)) => {
+                    found.compile_context = Some(text).filter(|&text| text != key::NO_CONTEXT);
+                }
+                (key::CATEGORY, Value::Text(text)) => found.category = Some(text),
+                (key::POOL_ID | key::SEGMENT_POOL_ID, value) => {
+                    let field = if name == key::POOL_ID { "pool_id" } else { "segment_pool_id" };
+                    found.pool = pool_id(values, value)
+                        .ok_or_else(|| place.bad(field, Some(value), values, PAIR))?;
+                }
+                _ => {}
+            }
+        }
+        Ok(found)
+    }
+
+    pub fn of<'a>(&self, texts: &'a Texts) -> Label<'a> {
+        let text = |id: Option<TextId>| id.map_or("", |id| texts.get(id));
+        Label {
+            pool: self.pool,
+            metadata: text(self.metadata),
+            compile_context: text(self.compile_context),
+            category: text(self.category),
+        }
     }
 }

@@ -6,6 +6,7 @@
 
 use indexmap::IndexSet;
 
+use crate::formats::memory::{ENTRY, Meter};
 use crate::{ReadError, ReadLimits, StackId};
 
 /// Id of a text, see [`Values::text`]. The first ids are the keys of a snapshot.
@@ -13,7 +14,7 @@ use crate::{ReadError, ReadLimits, StackId};
 pub struct TextId(pub u32);
 
 /// Index of a container in the arena.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NodeId(u32);
 
 /// A value on the stack of the machine.
@@ -24,6 +25,8 @@ pub enum Value {
     Int(i64),
     /// From 2^63 to 2^64 - 1.
     Big(u64),
+    /// An integer of more than 64 bits.
+    Huge,
     Float(f64),
     Text(TextId),
     Node(NodeId),
@@ -57,47 +60,29 @@ pub enum Node {
 
 const _: () = assert!(size_of::<Node>() <= 32);
 
+/// The texts. Each is stored once.
+pub struct Texts(IndexSet<Box<str>>);
+
+impl Texts {
+    pub fn get(&self, id: TextId) -> &str {
+        &self.0[id.0 as usize]
+    }
+}
+
 /// The arena, the texts, the memo and their memory use.
 pub struct Values {
     pub nodes: Vec<Node>,
-    texts: IndexSet<Box<str>>,
+    texts: Texts,
     memo: Vec<Option<Value>>,
     spare: Vec<Vec<Value>>,
+    /// Containers below this index may be referred to from anywhere. See [`Values::forget_from`].
+    pinned: u32,
+    /// The oldest container that items were added to since the last event was converted.
+    oldest_extended: u32,
     pub meter: Meter,
 }
 
-/// Counts memory against [`ReadLimits::memory`].
-pub struct Meter {
-    held: u64,
-    allowed: u64,
-}
-
-impl Meter {
-    pub fn new(limits: &ReadLimits) -> Meter {
-        Meter { held: 0, allowed: limits.memory.count() }
-    }
-
-    pub fn take(&mut self, bytes: usize, offset: u64) -> Result<(), ReadError> {
-        self.held += bytes as u64;
-        if self.held <= self.allowed {
-            return Ok(());
-        }
-        Err(ReadError::Limit {
-            limit: "memory",
-            what: "bytes of memory",
-            allowed: self.allowed,
-            offset,
-        })
-    }
-
-    pub fn release(&mut self, bytes: usize) {
-        self.held -= bytes as u64;
-    }
-}
-
-const VALUE: usize = size_of::<Value>();
-/// Bytes that a text costs besides its contents: its entry and its slot in the hash table.
-const TEXT: usize = 48;
+pub const VALUE: usize = size_of::<Value>();
 /// Largest gap between memo numbers. `pickletools.optimize` leaves gaps.
 const MEMO_GAP: usize = 1 << 16;
 
@@ -106,41 +91,44 @@ impl Values {
     pub fn new(keys: impl Iterator<Item = &'static str>, limits: &ReadLimits) -> Values {
         Values {
             nodes: Vec::new(),
-            texts: keys.map(Box::from).collect(),
+            texts: Texts(keys.map(Box::from).collect()),
             memo: Vec::new(),
             spare: Vec::new(),
+            pinned: 0,
+            oldest_extended: u32::MAX,
             meter: Meter::new(limits),
         }
     }
 
     pub fn text(&self, id: TextId) -> &str {
-        &self.texts[id.0 as usize]
+        self.texts.get(id)
+    }
+
+    /// Returns the texts and the meter, which are borrowed apart.
+    pub fn texts_and_meter(&mut self) -> (&Texts, &mut Meter) {
+        (&self.texts, &mut self.meter)
     }
 
     pub fn add_text(&mut self, text: &str, offset: u64) -> Result<Value, ReadError> {
-        let index = match self.texts.get_index_of(text) {
+        let index = match self.texts.0.get_index_of(text) {
             Some(index) => index,
             None => {
-                self.meter.take(text.len() + TEXT, offset)?;
-                self.texts.insert_full(text.into()).0
+                self.meter.take(text.len() + ENTRY, offset)?;
+                self.texts.0.insert_full(text.into()).0
             }
         };
         // The memory limit would have to exceed 200 GiB before the ids run out.
         Ok(Value::Text(TextId(u32::try_from(index).unwrap_or(u32::MAX))))
     }
 
+    /// Adds a container. Its items are counted already.
     pub fn add(&mut self, node: Node, offset: u64) -> Result<Value, ReadError> {
-        let items = match &node {
-            Node::List(items) | Node::Tuple(items) | Node::Dict(items) => items.capacity(),
-            _ => 0,
-        };
-        self.meter.take(size_of::<Node>() + items * VALUE, offset)?;
         let id = u32::try_from(self.nodes.len()).map_err(|_| ReadError::Malformed {
             format: crate::Format::Pickle,
             offset,
             what: "more than 2^32 containers",
         })?;
-        self.nodes.push(node);
+        self.meter.push(&mut self.nodes, node, offset)?;
         Ok(Value::Node(NodeId(id)))
     }
 
@@ -167,6 +155,25 @@ impl Values {
         }
     }
 
+    /// Called once the dict `event` was converted and is on the stack no more. Removes it and all
+    /// containers that are younger, unless one of them may still be referred to: a memo entry, or an
+    /// item of an older container.
+    pub fn forget_from(&mut self, event: NodeId) {
+        if event.0 >= self.pinned && self.oldest_extended >= event.0 {
+            for node in self.nodes.split_off(event.0 as usize) {
+                if let Node::List(items) | Node::Tuple(items) | Node::Dict(items) = node {
+                    self.recycle(items);
+                }
+            }
+        }
+        self.pinned = self.count();
+        self.oldest_extended = u32::MAX;
+    }
+
+    fn count(&self) -> u32 {
+        u32::try_from(self.nodes.len()).unwrap_or(u32::MAX)
+    }
+
     /// Appends `new` to a list or dict that is being built. Its capacity counts against the memory
     /// limit.
     pub fn extend(
@@ -175,15 +182,16 @@ impl Values {
         new: impl ExactSizeIterator<Item = Value>,
         offset: u64,
     ) -> Result<(), ReadError> {
-        let spare = &mut self.spare;
+        self.oldest_extended = self.oldest_extended.min(id.0);
         match &mut self.nodes[id.0 as usize] {
             Node::List(items) | Node::Dict(items) | Node::Histories(items) => {
-                let before = items.capacity();
-                if before == 0 && new.len() <= 64 {
-                    *items = spare.pop().unwrap_or_default();
+                if items.capacity() == 0 && new.len() <= 64 {
+                    *items = self.spare.pop().unwrap_or_default();
+                    self.meter.take(items.capacity() * VALUE, offset)?;
                 }
+                self.meter.reserve(items, new.len(), offset)?;
                 items.extend(new);
-                self.meter.take((items.capacity() - before) * VALUE, offset)
+                Ok(())
             }
             _ => Err(ReadError::Malformed {
                 format: crate::Format::Pickle,
@@ -208,8 +216,11 @@ impl Values {
                     what: "a memo number far above all earlier ones",
                 });
             }
-            self.meter.take((index + 1 - len) * size_of::<Option<Value>>(), offset)?;
+            self.meter.reserve(&mut self.memo, index + 1 - len, offset)?;
             self.memo.resize(index + 1, None);
+        }
+        if matches!(value, Value::Node(_)) {
+            self.pinned = self.count();
         }
         self.memo[index] = Some(value);
         Ok(())

@@ -1,7 +1,6 @@
 //! Writes a trace as a PyTorch memory snapshot.
 
-use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 
 use indexmap::IndexMap;
@@ -9,7 +8,10 @@ use vramp_core::{Bytes, DeviceAddr};
 
 use super::pickler::{Memo, Pickler};
 use crate::formats::validate::validate;
-use crate::{Block, BlockState, Event, EventKind, Segment, StackId, StreamIndex, Trace};
+use crate::{
+    Annotation, Block, BlockState, Event, EventKind, Label, PoolId, Segment, StackId, StreamIndex,
+    Trace,
+};
 
 /// Written for unknown free memory of the device, because PyTorch's viewer needs a number.
 pub(super) const UNKNOWN_FREE: i64 = -1;
@@ -42,7 +44,7 @@ impl Trace {
             frames: vec![None; frames],
             stacks: vec![None; stacks],
             no_stack: None,
-            default_pool: None,
+            pools: HashMap::new(),
         };
         writer.snapshot()?;
         writer.pickler.finish()
@@ -55,7 +57,7 @@ struct Writer<'a, W> {
     frames: Vec<Option<Memo>>,
     stacks: Vec<Option<Memo>>,
     no_stack: Option<Memo>,
-    default_pool: Option<Memo>,
+    pools: HashMap<PoolId, Memo>,
 }
 
 impl<'a, W: Write> Writer<'a, W> {
@@ -73,22 +75,27 @@ impl<'a, W: Write> Writer<'a, W> {
         }
         self.pickler.text("allocator_settings")?;
         self.settings()?;
+        if !self.trace.annotations.is_empty() {
+            self.pickler.text("external_annotations")?;
+            self.annotations()?;
+        }
         self.pickler.end_dict()
     }
 
     // --- events ---
 
     fn histories(&mut self) -> io::Result<()> {
-        let events = by_device(&self.trace.events);
-        let mut rest = &events[..];
+        let trace = self.trace;
+        let order = by_device(&trace.events);
+        let mut events = (0..trace.events.len())
+            .map(|place| order.as_ref().map_or(place, |order| order[place] as usize))
+            .peekable();
         self.pickler.empty_list()?;
-        for device in 0..self.trace.device_count {
-            let (own, others) =
-                rest.split_at(rest.partition_point(|event| u32::from(event.device) == device));
-            rest = others;
+        for device in 0..trace.device_count {
             self.pickler.empty_list()?;
-            for event in own {
-                self.event(event)?;
+            let own = |&index: &usize| u32::from(trace.events[index].device) == device;
+            while let Some(index) = events.next_if(own) {
+                self.event(&trace.events[index], trace.labels.of_event(index))?;
                 self.pickler.append()?;
             }
             self.pickler.append()?;
@@ -96,7 +103,7 @@ impl<'a, W: Write> Writer<'a, W> {
         Ok(())
     }
 
-    fn event(&mut self, event: &Event) -> io::Result<()> {
+    fn event(&mut self, event: &Event, label: Label<'a>) -> io::Result<()> {
         self.pickler.begin_dict()?;
         self.pickler.text("action")?;
         self.pickler.text(self.trace.action_name(event.kind))?;
@@ -112,8 +119,47 @@ impl<'a, W: Write> Writer<'a, W> {
         self.number("size", event.size.count())?;
         self.stream(event.stream)?;
         self.number("time_us", event.time_us)?;
+        self.label(label)?;
         self.frames(event.stack)?;
         self.pickler.end_dict()
+    }
+
+    /// Writes the labels that differ from the default.
+    fn label(&mut self, label: Label<'a>) -> io::Result<()> {
+        if label.pool != PoolId::default() {
+            self.pool("pool_id", label.pool)?;
+        }
+        for (key, text) in [
+            ("user_metadata", label.metadata),
+            ("compile_context", label.compile_context),
+            ("category", label.category),
+        ] {
+            if !text.is_empty() {
+                self.pickler.text(key)?;
+                self.pickler.text(text)?;
+            }
+        }
+        Ok(())
+    }
+
+    // --- annotations ---
+
+    fn annotations(&mut self) -> io::Result<()> {
+        let trace = self.trace;
+        self.pickler.empty_list()?;
+        for Annotation { stage, name, device, time_us } in &trace.annotations {
+            self.pickler.begin_dict()?;
+            self.pickler.text("stage")?;
+            self.pickler.text(stage.name())?;
+            self.pickler.text("name")?;
+            self.pickler.text(name)?;
+            self.pickler.text("device")?;
+            self.pickler.signed(device.map_or(-1, i64::from))?;
+            self.number("time_us", *time_us)?;
+            self.pickler.end_dict()?;
+            self.pickler.append()?;
+        }
+        Ok(())
     }
 
     // --- segments ---
@@ -132,7 +178,9 @@ impl<'a, W: Write> Writer<'a, W> {
         self.stream(segment.stream)?;
         self.pickler.text("segment_type")?;
         self.pickler.text(&segment.segment_type)?;
-        self.pool()?;
+        let label = self.trace.labels.of_segment(index);
+        self.pool("segment_pool_id", label.pool)?;
+        self.label(Label { pool: PoolId::default(), ..label })?;
         self.pickler.text("is_expandable")?;
         self.pickler.bool(segment.is_expandable)?;
         self.frames(segment.stack)?;
@@ -153,10 +201,10 @@ impl<'a, W: Write> Writer<'a, W> {
         let end = segment.address.checked_add(segment.total_size).ok_or_else(beyond)?;
         let mut next = segment.address;
         self.pickler.empty_list()?;
-        for block in &segment.blocks {
+        for (number, block) in segment.blocks.iter().enumerate() {
             self.gap(next, block.address.checked_offset_from(next).ok_or_else(beyond)?)?;
             next = block.address.checked_add(block.size).ok_or_else(beyond)?;
-            self.block(block)?;
+            self.block(block, self.trace.labels.of_block(index, number))?;
         }
         self.gap(next, end.checked_offset_from(next).ok_or_else(beyond)?)
     }
@@ -165,16 +213,12 @@ impl<'a, W: Write> Writer<'a, W> {
         if size.is_zero() {
             return Ok(());
         }
-        self.block(&Block {
-            address,
-            size,
-            requested_size: Some(Bytes::ZERO),
-            state: BlockState::Inactive,
-            stack: None,
-        })
+        let requested_size = Some(Bytes::ZERO);
+        let state = BlockState::Inactive;
+        self.block(&Block { address, size, requested_size, state, stack: None }, Label::default())
     }
 
-    fn block(&mut self, block: &Block) -> io::Result<()> {
+    fn block(&mut self, block: &Block, label: Label<'a>) -> io::Result<()> {
         self.pickler.begin_dict()?;
         self.number("address", block.address.number())?;
         self.number("size", block.size.count())?;
@@ -187,21 +231,22 @@ impl<'a, W: Write> Writer<'a, W> {
             BlockState::PendingFree => "active_pending_free",
             BlockState::Inactive => "inactive",
         })?;
+        self.label(label)?;
         self.frames(block.stack)?;
         self.pickler.end_dict()?;
         self.pickler.append()
     }
 
-    /// Writes the id of the default pool.
-    fn pool(&mut self) -> io::Result<()> {
-        self.pickler.text("segment_pool_id")?;
-        if let Some(memo) = self.default_pool {
+    fn pool(&mut self, key: &'static str, pool: PoolId) -> io::Result<()> {
+        self.pickler.text(key)?;
+        if let Some(&memo) = self.pools.get(&pool) {
             return self.pickler.get(memo);
         }
-        self.pickler.unsigned(0)?;
-        self.pickler.unsigned(0)?;
+        self.pickler.signed(pool.0)?;
+        self.pickler.signed(pool.1)?;
         self.pickler.pair()?;
-        self.default_pool = Some(self.pickler.memoize()?);
+        let memo = self.pickler.memoize()?;
+        self.pools.insert(pool, memo);
         Ok(())
     }
 
@@ -303,14 +348,14 @@ impl<'a, W: Write> Writer<'a, W> {
     }
 }
 
-/// Returns the events grouped by device, those of one device in their order.
-fn by_device(events: &[Event]) -> Cow<'_, [Event]> {
+/// Returns the order that groups events by device, or `None` if they are grouped.
+fn by_device(events: &[Event]) -> Option<Vec<u32>> {
     if events.is_sorted_by_key(|event| event.device) {
-        return Cow::Borrowed(events);
+        return None;
     }
-    let mut sorted = events.to_vec();
-    sorted.sort_by_key(|event| event.device);
-    Cow::Owned(sorted)
+    let mut order: Vec<u32> = (0..).take(events.len()).collect();
+    order.sort_by_key(|&index| events[index as usize].device);
+    Some(order)
 }
 
 fn requested(block: &Block) -> u64 {

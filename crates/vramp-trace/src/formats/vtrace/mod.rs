@@ -1,6 +1,7 @@
 //! `.vtrace`, the compact format of this project: smaller than a compressed pickle and faster to
 //! read. `docs/trace-format.md` specifies every byte.
 
+mod labels;
 mod read;
 mod write;
 
@@ -9,9 +10,11 @@ pub(crate) use read::read;
 /// First bytes of every file. The first byte is not text. The last detects newline conversion.
 pub(crate) const MAGIC: [u8; 8] = *b"\x89VTRACE\n";
 /// Version that is written, and the newest that is read.
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 /// First version in which a segment has a stack.
 const SEGMENT_STACKS: u16 = 2;
+/// First version with annotations and labels.
+const LABELS: u16 = 3;
 /// In the head of an event: the kind is an unknown action, whose index follows.
 const KIND_UNKNOWN: u8 = 10;
 /// In the head of an event: the bits that hold the kind.

@@ -4,8 +4,11 @@ use std::io::Read;
 
 use vramp_core::{Bytes, DeviceAddr};
 
-use super::{KIND_BITS, KIND_UNKNOWN, NEW_DEVICE, NEW_STACK, NEW_STREAM, SEGMENT_STACKS, VERSION};
+use super::{
+    KIND_BITS, KIND_UNKNOWN, LABELS, NEW_DEVICE, NEW_STACK, NEW_STREAM, SEGMENT_STACKS, VERSION,
+};
 use crate::formats::input::Input;
+use crate::formats::memory::{ENTRY, Meter};
 use crate::stacks::FrameKey;
 use crate::trace::size;
 use crate::{
@@ -46,7 +49,7 @@ pub(crate) fn read<R: Read>(mut input: Input<R>, limits: &ReadLimits) -> Result<
         input: Input::new(counted, limits.contents),
         version,
         len,
-        held: 0,
+        meter: Meter::new(limits),
         limits: *limits,
         trace: Trace::default(),
     };
@@ -74,13 +77,13 @@ impl<R: Read> Read for Crc<R> {
 }
 
 /// The uncompressed contents and the trace read from them.
-struct Body<R> {
+pub(super) struct Body<R> {
     input: Input<R>,
     version: u16,
     len: u64,
-    held: u64,
+    meter: Meter,
     limits: ReadLimits,
-    trace: Trace,
+    pub trace: Trace,
 }
 
 impl<R: Read> Body<R> {
@@ -89,8 +92,7 @@ impl<R: Read> Body<R> {
         self.trace.device_count = self.number_up_to(1 << 16, "more than 65,536 devices")?;
         for _ in 0..self.count()? {
             let raw = self.number()?;
-            self.charge::<u64>(0)?;
-            self.trace.streams.push(raw);
+            self.push(|trace| &mut trace.streams, raw)?;
         }
         let actions = self.count()?;
         if actions > 1 << 16 {
@@ -103,13 +105,17 @@ impl<R: Read> Body<R> {
         self.stacks()?;
         for _ in 0..self.count()? {
             let setting = (self.text()?, self.text()?);
-            self.trace.allocator_settings.push(setting);
+            self.push(|trace| &mut trace.allocator_settings, setting)?;
         }
         for _ in 0..self.count()? {
             let segment = self.segment()?;
-            self.trace.segments.push(segment);
+            self.push(|trace| &mut trace.segments, segment)?;
         }
         self.events()?;
+        if self.version >= LABELS {
+            self.annotations()?;
+            self.labels()?;
+        }
         if self.input.offset() != self.len || !self.input.peek(1)?.is_empty() {
             return Err(self.input.malformed("the contents are not as long as the header says"));
         }
@@ -132,17 +138,17 @@ impl<R: Read> Body<R> {
                 filename: self.index(self.trace.stacks.texts.len())?,
                 line: self.number_up_to(u32::MAX, "a line number beyond 32 bits")?,
             };
-            self.charge::<FrameKey>(32)?;
+            self.charge_entry(size_of::<FrameKey>())?;
             if !self.trace.stacks.frames.insert(frame) {
                 return Err(self.input.malformed(twice));
             }
         }
         for _ in 0..self.count()? {
             let mut frames = Vec::new();
-            self.charge::<Vec<u32>>(32)?;
+            self.charge_entry(0)?;
             for _ in 0..self.count()? {
-                self.charge::<u32>(0)?;
-                frames.push(self.index(self.trace.stacks.frames.len())?);
+                let frame = self.index(self.trace.stacks.frames.len())?;
+                self.meter.push(&mut frames, frame, self.input.offset())?;
             }
             if !self.trace.stacks.stacks.insert(frames.into_boxed_slice()) {
                 return Err(self.input.malformed(twice));
@@ -152,7 +158,6 @@ impl<R: Read> Body<R> {
     }
 
     fn segment(&mut self) -> Result<Segment, ReadError> {
-        self.charge::<Segment>(0)?;
         let device = self.device()?;
         let stream = self.stream()?;
         let address = DeviceAddr::new(self.number()?);
@@ -169,7 +174,7 @@ impl<R: Read> Body<R> {
         for _ in 0..self.count()? {
             let block = self.block(next)?;
             next = block.address.number().wrapping_add(block.size.count());
-            blocks.push(block);
+            self.meter.push(&mut blocks, block, self.input.offset())?;
         }
         Ok(Segment {
             device,
@@ -184,7 +189,6 @@ impl<R: Read> Body<R> {
     }
 
     fn block(&mut self, next: u64) -> Result<Block, ReadError> {
-        self.charge::<Block>(0)?;
         let address = DeviceAddr::new(self.step(next)?);
         let size_of_block = self.size()?;
         let requested_size = match self.number()?.checked_sub(1) {
@@ -215,9 +219,8 @@ impl<R: Read> Body<R> {
         // file.
         let mut before = FIRST;
         for _ in 0..count {
-            self.charge::<Event>(0)?;
             before = self.event(&before)?;
-            self.trace.events.push(before);
+            self.push(|trace| &mut trace.events, before)?;
         }
         Ok(())
     }
@@ -258,7 +261,7 @@ impl<R: Read> Body<R> {
 
     // --- values ---
 
-    fn number(&mut self) -> Result<u64, ReadError> {
+    pub fn number(&mut self) -> Result<u64, ReadError> {
         let mut number = 0;
         for shift in (0..64).step_by(7) {
             let byte = self.input.byte()?;
@@ -274,7 +277,7 @@ impl<R: Read> Body<R> {
         Err(self.input.malformed("a number beyond 64 bits"))
     }
 
-    fn number_up_to(&mut self, max: u32, what: &'static str) -> Result<u32, ReadError> {
+    pub fn number_up_to(&mut self, max: u32, what: &'static str) -> Result<u32, ReadError> {
         match u32::try_from(self.number()?) {
             Ok(number) if number <= max => Ok(number),
             _ => Err(self.input.malformed(what)),
@@ -282,7 +285,7 @@ impl<R: Read> Body<R> {
     }
 
     /// Reads the length of a list. Each item takes at least a byte, so the bytes left bound it.
-    fn count(&mut self) -> Result<u64, ReadError> {
+    pub fn count(&mut self) -> Result<u64, ReadError> {
         let count = self.number()?;
         if count > self.len.saturating_sub(self.input.offset()) {
             return Err(self.input.malformed("a list longer than the rest of the file"));
@@ -291,14 +294,14 @@ impl<R: Read> Body<R> {
     }
 
     /// Reads an index below `len`.
-    fn index(&mut self, len: usize) -> Result<u32, ReadError> {
+    pub fn index(&mut self, len: usize) -> Result<u32, ReadError> {
         match u32::try_from(self.number()?) {
             Ok(index) if (index as usize) < len => Ok(index),
             _ => Err(self.input.malformed("an index out of range")),
         }
     }
 
-    fn step(&mut self, from: u64) -> Result<u64, ReadError> {
+    pub fn step(&mut self, from: u64) -> Result<u64, ReadError> {
         let delta = self.number()?;
         Ok(from.wrapping_add((delta >> 1) ^ (delta & 1).wrapping_neg()))
     }
@@ -312,7 +315,7 @@ impl<R: Read> Body<R> {
         size(count).ok_or_else(|| self.input.malformed("a size of more than 64 PiB"))
     }
 
-    fn text(&mut self) -> Result<String, ReadError> {
+    pub fn text(&mut self) -> Result<String, ReadError> {
         let len = self.count()?;
         if len > self.limits.text.count() {
             return Err(ReadError::Limit {
@@ -322,7 +325,7 @@ impl<R: Read> Body<R> {
                 offset: self.input.offset(),
             });
         }
-        self.charge::<String>(len)?;
+        self.charge_entry(len as usize)?;
         let mut bytes = Vec::new();
         self.input.consume(len, |piece| bytes.extend_from_slice(piece))?;
         String::from_utf8(bytes).map_err(|_| self.input.malformed("a text that is not UTF-8"))
@@ -347,17 +350,21 @@ impl<R: Read> Body<R> {
         }
     }
 
-    /// Counts a value and `more` bytes of heap memory against the memory limit.
-    fn charge<T>(&mut self, more: u64) -> Result<(), ReadError> {
-        self.held += size_of::<T>() as u64 + more;
-        if self.held <= self.limits.memory.count() {
-            return Ok(());
-        }
-        Err(ReadError::Limit {
-            limit: "memory",
-            what: "bytes of memory",
-            allowed: self.limits.memory.count(),
-            offset: self.input.offset(),
-        })
+    /// Pushes an item to a list of the trace. Its memory counts against the limit.
+    pub fn push<T>(
+        &mut self,
+        list: impl FnOnce(&mut Trace) -> &mut Vec<T>,
+        item: T,
+    ) -> Result<(), ReadError> {
+        self.meter.push(list(&mut self.trace), item, self.input.offset())
+    }
+
+    /// Counts an entry of a table, or a text, and its contents against the memory limit.
+    pub fn charge_entry(&mut self, contents: usize) -> Result<(), ReadError> {
+        self.meter.take(ENTRY + contents, self.input.offset())
+    }
+
+    pub fn malformed(&self, what: &'static str) -> ReadError {
+        self.input.malformed(what)
     }
 }

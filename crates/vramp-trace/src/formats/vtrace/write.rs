@@ -31,7 +31,7 @@ impl Trace {
 }
 
 /// The uncompressed contents.
-struct Body(Vec<u8>);
+pub(super) struct Body(Vec<u8>);
 
 impl Body {
     fn of(trace: &Trace) -> io::Result<Body> {
@@ -60,11 +60,13 @@ impl Body {
             body.event(event, &before);
             before = *event;
         });
+        body.annotations(&trace.annotations);
+        body.labels(&trace.labels);
         Ok(body)
     }
 
     /// Writes seven bits per byte, lowest first. The top bit is set if more follow.
-    fn number(&mut self, mut number: u64) {
+    pub(super) fn number(&mut self, mut number: u64) {
         while number >= 0x80 {
             self.0.push(number as u8 | 0x80);
             number >>= 7;
@@ -73,12 +75,12 @@ impl Body {
     }
 
     /// Writes the difference modulo 2^64, zigzag-encoded, so that small differences are short.
-    fn step(&mut self, from: u64, to: u64) {
+    pub(super) fn step(&mut self, from: u64, to: u64) {
         let delta = to.wrapping_sub(from).cast_signed();
         self.number(((delta << 1) ^ (delta >> 63)).cast_unsigned());
     }
 
-    fn text(&mut self, text: &str) {
+    pub(super) fn text(&mut self, text: &str) {
         self.number(text.len() as u64);
         self.0.extend_from_slice(text.as_bytes());
     }
@@ -87,7 +89,7 @@ impl Body {
         self.number(stack.map_or(0, |stack| stack.index() as u64 + 1));
     }
 
-    fn all<T, I>(&mut self, items: I, mut one: impl FnMut(&mut Body, T))
+    pub(super) fn all<T, I>(&mut self, items: I, mut one: impl FnMut(&mut Body, T))
     where
         I: IntoIterator<Item = T, IntoIter: ExactSizeIterator>,
     {
@@ -190,6 +192,6 @@ mod tests {
             .map(|byte| u8::from_str_radix(byte, 16).unwrap())
             .collect();
         assert_eq!(Body::of(&trace).unwrap().0, bytes);
-        assert_eq!(bytes.len(), 18);
+        assert_eq!(bytes.len(), 24);
     }
 }

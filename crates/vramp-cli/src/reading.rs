@@ -1,0 +1,45 @@
+//! Reading traces as the command line asks for it.
+
+use std::io;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use vramp::Bytes;
+use vramp_trace::{ReadLimits, Trace};
+
+use crate::args::Reading;
+
+/// The name of standard input or standard output on the command line.
+pub(crate) const STANDARD: &str = "-";
+
+impl Reading {
+    /// Returns the limits on what reading a trace may cost.
+    pub fn limits(&self) -> ReadLimits {
+        let default = ReadLimits::default();
+        ReadLimits {
+            memory: self.max_memory.unwrap_or(default.memory),
+            events: self.max_events.unwrap_or(default.events),
+            ..default
+        }
+    }
+
+    /// Reads a trace, of standard input if the path is `-`.
+    ///
+    /// # Errors
+    /// An error that names the file.
+    pub fn read(&self, path: &Path) -> Result<Trace> {
+        let limits = self.limits();
+        if path == Path::new(STANDARD) {
+            return vramp_trace::read(io::stdin().lock(), &limits)
+                .context("cannot read the trace on standard input");
+        }
+        vramp_trace::read_trace(path, &limits)
+            .with_context(|| format!("cannot read the trace '{}'", path.display()))
+    }
+}
+
+/// Returns the size of a file, and `None` for standard input, pipes and devices.
+pub(crate) fn size(path: &Path) -> Option<Bytes> {
+    let found = path.metadata().ok().filter(|found| found.is_file())?;
+    Some(Bytes::new(found.len()))
+}
