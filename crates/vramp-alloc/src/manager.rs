@@ -337,7 +337,12 @@ impl Manager {
         let mut counters = self.known_counters().unwrap_or_default();
         if let Some(usage) = usage {
             counters.reserved += usage.reserved;
-            counters.reserved_peak += usage.reserved_peak;
+            counters.reserved_peak = match self {
+                Manager::Virtual { under_a_page: Some(small), .. } => {
+                    small.peak_of(counters.reserved_peak, usage.reserved_peak)
+                }
+                _ => counters.reserved_peak + usage.reserved_peak,
+            };
         }
         counters
     }
@@ -370,7 +375,12 @@ impl Manager {
     /// Resets the peak of physical memory, except that of the driver's pool.
     pub(crate) fn reset_peaks(&mut self) {
         match self {
-            Manager::Virtual { pool, .. } => pool.pool.reset_peaks(),
+            Manager::Virtual { pool, under_a_page } => {
+                pool.pool.reset_peaks();
+                if let Some(small) = under_a_page {
+                    small.reset_peaks();
+                }
+            }
             Manager::Caching(caching) => caching.reset_peaks(),
             Manager::Ordered(_) => {}
         }

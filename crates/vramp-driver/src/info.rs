@@ -37,6 +37,9 @@ pub struct Limits {
     pub recommended_page: Bytes,
     /// Address space that one process can reserve in total, where known.
     pub address_space: Option<Bytes>,
+    /// Amount by which the device's own stream-ordered pool grows. Measured on an H200; the driver
+    /// does not report it.
+    pub pool_step: Bytes,
 }
 
 /// Groups of calls that work on a device. A call of a group that is off fails with

@@ -43,6 +43,7 @@ impl Default for SimulatorBuilder {
             page: Bytes::ZERO,
             recommended_page: Bytes::ZERO,
             address_space: None,
+            pool_step: Bytes::ZERO,
         };
         let info = DeviceInfo {
             name: String::new(),
@@ -148,6 +149,7 @@ impl SimulatorBuilder {
         let costs = &self.config.costs;
         let origin = if costs.measured { "measured" } else { "costs not measured on this card" };
         self.info.driver = format!("vramp simulator, {origin}: {}", costs.source);
+        self.info.limits.pool_step = costs.pool().granule;
         let state =
             State::new(self.info.limits, self.address_space, self.info.capabilities, self.config);
         Simulator { info: self.info, state: Mutex::new(state) }

@@ -209,6 +209,11 @@ impl Simulator {
         self.lock().live()
     }
 
+    /// Returns the high-water mark of [`LiveObjects::device_bytes`].
+    pub fn device_bytes_peak(&self) -> Bytes {
+        self.lock().memory.used_peak()
+    }
+
     /// Returns the bytes of `range` as they are now. `None` if bytes are not stored or the range is
     /// not accessible. Takes no time and does not synchronise.
     pub fn peek(&self, range: AddrRange) -> Option<Vec<u8>> {
