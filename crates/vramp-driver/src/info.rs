@@ -29,7 +29,7 @@ pub struct DeviceInfo {
 /// Sizes and granularities of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Memory on the card.
+    /// Memory on the card. A process can use less: see [`MemoryInfo::free`].
     pub memory: Bytes,
     /// Granularity of physical memory: handles and mappings are multiples of it.
     pub page: Bytes,
