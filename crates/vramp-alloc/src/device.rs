@@ -36,7 +36,9 @@ pub struct Opened {
 #[non_exhaustive]
 pub enum OpenError {
     /// The name has no known form.
-    #[error("there is no device '{name}': use auto, sim, sim:CARD, FILE.toml, cuda or cuda:N")]
+    #[error(
+        "there is no device '{name}': use auto, sim, sim:CARD, cuda or cuda:N, or a cost file FILE.toml"
+    )]
     Name {
         /// Name that was given.
         name: String,

@@ -12,7 +12,7 @@ use vramp_model::{TorchConfig, TorchPool};
 
 use crate::allocation::{Allocation, Owner};
 use crate::config::{Config, FIRST_SPAN, Preset};
-use crate::error::CreateError;
+use crate::error::{CreateError, Largest};
 use crate::stream_end::StreamEnd;
 use crate::stream_ordered::{OrderedOutcome, OrderedPool};
 use crate::torch_pool::CachingPool;
@@ -262,13 +262,16 @@ impl Manager {
         }
     }
 
-    /// Returns true if a request of this size is served by a pool that remaps free memory.
-    pub(crate) fn remaps(&self, size: Bytes) -> bool {
+    /// Returns what the largest block of a shortage is, for a request of this size.
+    pub(crate) fn largest_is(&self, size: Bytes) -> Largest {
         match self {
-            Manager::Virtual { pool, under_a_page } => {
-                under_a_page.is_none() || size >= pool.pool.config().page
+            Manager::Virtual { pool, under_a_page: Some(_) } if size < pool.pool.config().page => {
+                Largest::Unknown
             }
-            Manager::Ordered(_) | Manager::Caching(_) => false,
+            Manager::Virtual { .. } => Largest::ByRemapping,
+            // With expandable segments PyTorch's allocator unmaps unused ends, but moves nothing.
+            Manager::Caching(_) => Largest::FreeBlock,
+            Manager::Ordered(_) => Largest::Unknown,
         }
     }
 

@@ -7,6 +7,8 @@ use vramp::config::{TorchConfig, TorchConfigError, UnknownPreset};
 use vramp::{Bytes, Preset};
 
 pub use crate::bench::args::Bench;
+use crate::bench::args::parse_seconds;
+use crate::device::DeviceArgs;
 use crate::graph::Window;
 
 /// Replays recorded GPU workloads on any allocator and compares their memory and cost.
@@ -31,6 +33,8 @@ pub enum Command {
     Convert(Convert),
     /// Compute the memory of a captured graph of recorded work
     Graph(Graph),
+    /// Measure the costs of this card's driver calls, for simulations of it
+    Calibrate(Calibrate),
     /// Measure allocators: cache hits, threads, growth, remapping, graphs, copies, spills
     Bench(Bench),
 }
@@ -117,12 +121,31 @@ pub struct Graph {
 /// Describes a device.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Info {
-    /// Device: auto, sim, sim:CARD, cuda or cuda:N
-    #[arg(long, default_value = "auto")]
-    pub device: String,
+    /// The device.
+    #[command(flatten)]
+    pub device: DeviceArgs,
     /// Print one JSON object and nothing else
     #[arg(long)]
     pub json: bool,
+}
+
+/// Measures the costs of driver calls.
+///
+/// The file has the costs of each driver call, the rates of copies and fills, and the memory of the
+/// card. Any command then simulates that card, on any machine: --device FILE. At most half of the
+/// free memory is used, and all of it is released. Costs follow the host too: measure while the machine
+/// is idle.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Calibrate {
+    /// File to write; standard output by default
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Device: auto, sim, sim:CARD, FILE.toml, cuda or cuda:N
+    #[arg(long, default_value = "auto")]
+    pub device: String,
+    /// Time to measure, in seconds
+    #[arg(long, default_value = "120", value_parser = parse_seconds, allow_negative_numbers = true)]
+    pub seconds: f64,
 }
 
 /// Describes the machine's memory.

@@ -26,6 +26,23 @@ pub struct DeviceInfo {
     pub capabilities: Capabilities,
 }
 
+impl DeviceInfo {
+    /// Returns a sentence for tables of driver times: where the times come from, and what they depend
+    /// on.
+    pub fn time_note(&self) -> &'static str {
+        match self.simulated {
+            true => {
+                "Driver times are modelled, with costs that follow the host they were measured on: \
+                 a machine with slow cores took 2.3 times as long, for every allocator alike."
+            }
+            false => {
+                "Driver times are measured and follow this machine's host: slow cores take 2.3 times \
+                 as long as those of the H200's table, for every allocator alike."
+            }
+        }
+    }
+}
+
 /// Sizes and granularities of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {

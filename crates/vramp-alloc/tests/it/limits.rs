@@ -156,3 +156,24 @@ fn a_lower_limit_holds_from_then_on() {
         }
     }
 }
+
+#[test]
+fn out_of_memory_texts_are_short_and_claim_remapping_only_where_it_happens() {
+    for preset in Preset::ALL {
+        let config = Config { limit: Some(Bytes::mib(101)), ..Config::preset(preset) };
+        let rig = Rig::on(Simulator::builder(), config);
+        let _kept = rig.allocator.malloc(Bytes::mib(60), rig.stream).expect("it fits");
+        let error = rig.allocator.malloc(Bytes::mib(80), rig.stream).expect_err("it does not fit");
+        let text = error.to_string();
+        let first = text.lines().next().expect("the text has a line");
+        assert_eq!(
+            first,
+            "out of memory: tried to allocate 80.00 MiB on stream0; the limit of 101 MiB allows no more"
+                .replace("101 MiB", &Bytes::mib(101).to_string())
+        );
+        assert!(text.lines().all(|line| line.len() <= 100), "{text}");
+        let remaps = matches!(preset, Preset::Vramp | Preset::Vpmm);
+        assert_eq!(text.contains("by remapping"), remaps, "{}: {text}", preset.name());
+        assert_eq!(text.contains("its largest free block"), preset.is_torch(), "{text}");
+    }
+}

@@ -17,7 +17,7 @@ use vramp_bench::{Bench, copy, disk, graphs, grow, hit, remap, reserve, spill, t
 use vramp_driver::DeviceInfo;
 use vramp_host::IoChoice;
 
-use crate::device;
+use crate::device::{self, DeviceArgs};
 use tables::Column;
 
 /// Measures what the arguments name.
@@ -235,12 +235,12 @@ impl<'a> Output<'a> {
 
     /// Opens the device and says so if it is simulated instead of a card.
     fn on(
-        device: &str,
+        device: &DeviceArgs,
         duration: Duration,
         json: bool,
         out: &'a mut dyn Write,
     ) -> Result<Output<'a>> {
-        let bench = Bench::new(device, duration)?;
+        let bench = Bench::on(device.open()?, duration);
         if let Some(notice) = device::notice(bench.device()).filter(|_| !json) {
             writeln!(out, "{notice}\n")?;
         }
@@ -270,7 +270,8 @@ impl<'a> Output<'a> {
         if self.json {
             return Ok(());
         }
-        Ok(writeln!(self.out, "{id} ({name}), driver {driver}")?)
+        writeln!(self.out, "{id} ({name}), driver {driver}")?;
+        Ok(writeln!(self.out, "{}", self.bench.info().time_note())?)
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod adversary;
 mod bench;
+mod calibrate;
 mod captures;
 mod fidelity;
 mod graph;

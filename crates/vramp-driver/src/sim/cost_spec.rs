@@ -126,7 +126,7 @@ pub struct PoolSpec {
 pub enum CostError {
     /// The text is not TOML, a value has the wrong type, or a key is missing or unknown.
     #[error(
-        "cannot read the cost table: {0}; compare it with costs/h200.toml or a file of `vramp calibrate`"
+        "cannot read the cost table: {0}; compare it with a file of `vramp calibrate --device sim`"
     )]
     Syntax(String),
     /// A call has no costs.
@@ -211,8 +211,7 @@ impl CostSpec {
     /// # Errors
     /// [`CostError::Syntax`].
     pub fn from_toml(text: &str) -> Result<CostSpec, CostError> {
-        toml::from_str(text)
-            .map_err(|error| CostError::Syntax(error.to_string().trim_end().to_owned()))
+        toml::from_str(text).map_err(|error| CostError::Syntax(place_and_message(text, &error)))
     }
 
     /// Returns the contents of a cost file, without comments.
@@ -284,6 +283,15 @@ impl CostSpec {
         }
         Ok(())
     }
+}
+
+/// Returns the line of a file that an error is about, and the error, in one line.
+fn place_and_message(text: &str, error: &toml::de::Error) -> String {
+    let at = error.span().filter(|span| !span.is_empty()).map(|span| span.start);
+    let Some(before) = at.and_then(|at| text.get(..at)) else { return error.message().to_owned() };
+    let number = before.matches('\n').count();
+    let line = text.lines().nth(number).unwrap_or_default().trim();
+    format!("line {}, `{line}`: {}", number + 1, error.message())
 }
 
 fn check_curve(key: &dyn Fn() -> String, points: &[(f64, f64)]) -> Result<(), CostError> {
