@@ -1,12 +1,18 @@
 //! Devices: opening one by name, the [`Driver`] trait and the types that its calls use.
 //!
-//! [`sim`] is a simulated card. [`CudaDriver`] is a card behind `libcuda`, loaded at run time.
+//! [`open`] opens a device once. [`Device`] opens one anew for each run, with costs and memory of the
+//! caller's. [`sim`] is a simulated card. [`CudaDriver`] is a card behind `libcuda`, loaded at run time.
+
+#[cfg(feature = "sim")]
+mod fresh;
 
 use std::sync::Arc;
 
 #[cfg(feature = "sim")]
-use vramp_driver::sim::{CardModel, Simulator, UnknownCard};
+use vramp_driver::sim::{CostError, UnknownCard};
 
+#[cfg(feature = "sim")]
+pub use fresh::{Device, DeviceOptions, FreshDevice, read_costs};
 pub use vramp_core::{AddrRange, DeviceAddr};
 pub use vramp_cuda::{CudaDriver, EntryError, OpenError as CudaOpenError};
 #[cfg(feature = "sim")]
@@ -30,7 +36,9 @@ pub struct Opened {
 #[non_exhaustive]
 pub enum OpenError {
     /// The name has no known form.
-    #[error("there is no device '{name}': use auto, sim, sim:CARD, cuda or cuda:N")]
+    #[error(
+        "there is no device '{name}': use auto, sim, sim:CARD, cuda or cuda:N, or a cost file FILE.toml"
+    )]
     Name {
         /// Name that was given.
         name: String,
@@ -39,6 +47,45 @@ pub enum OpenError {
     #[cfg(feature = "sim")]
     #[error(transparent)]
     Card(#[from] UnknownCard),
+    /// A cost file cannot be read.
+    #[cfg(feature = "sim")]
+    #[error("cannot read the cost file '{}': {error}", path.display())]
+    CostFile {
+        /// Path of the file.
+        path: std::path::PathBuf,
+        /// Error of the system.
+        error: std::io::Error,
+    },
+    /// A cost file has no usable costs.
+    #[cfg(feature = "sim")]
+    #[error("the cost file '{}': {error}", path.display())]
+    Costs {
+        /// Path of the file.
+        path: std::path::PathBuf,
+        /// What is wrong.
+        error: CostError,
+    },
+    /// A cost file that was opened as a card does not say how much memory the card has.
+    #[cfg(feature = "sim")]
+    #[error(
+        "the cost file '{}' describes no card: add `memory_mib = N`, or use it as \
+         `--device sim:CARD --costs FILE`", path.display()
+    )]
+    NoMemory {
+        /// Path of the file.
+        path: std::path::PathBuf,
+    },
+    /// Costs or usable memory were given for a card.
+    #[cfg(feature = "sim")]
+    #[error(
+        "{what} can be set for a simulated card only, and not for '{name}': use sim or sim:CARD"
+    )]
+    NotSimulated {
+        /// Name of the device.
+        name: String,
+        /// What was given.
+        what: &'static str,
+    },
     /// This build has no simulator.
     #[error("no simulated card: build with the feature `sim`, or use cuda or cuda:N")]
     NoSimulator,
@@ -55,44 +102,64 @@ impl From<CudaOpenError> for OpenError {
 }
 
 /// The card that `sim` and `auto` simulate.
+#[cfg(feature = "sim")]
 const DEFAULT_CARD: &str = "h200";
 
 /// Opens a device by name: `auto` (a card if there is one, else the simulator), `sim` or
-/// `sim:CARD`, `cuda` or `cuda:N`.
+/// `sim:CARD`, a cost file `FILE.toml` that describes a card to simulate, `cuda` or `cuda:N`.
 ///
 /// # Errors
 /// [`OpenError::Name`] and [`OpenError::Card`] for an unknown name, [`OpenError::Cuda`] if the card
 /// cannot be opened, [`OpenError::NoSimulator`] in a build without the feature `sim`.
 pub fn open(name: &str) -> Result<Opened, OpenError> {
-    let unknown = || OpenError::Name { name: name.to_owned() };
-    let (kind, detail) = match name.split_once(':') {
-        Some((kind, detail)) => (kind, Some(detail)),
-        None => (name, None),
-    };
-    match (kind, detail) {
-        ("auto", None) => match CudaDriver::open(0) {
-            Ok(card) => Ok(Opened { driver: Arc::new(card), fell_back: None }),
+    let opened = |driver| Opened { driver, fell_back: None };
+    match Kind::of(name)? {
+        Kind::Auto => match CudaDriver::open(0) {
+            Ok(card) => Ok(opened(Arc::new(card))),
             Err(error) if !cfg!(feature = "sim") => Err(error.into()),
             Err(error) => {
-                let driver = simulated(DEFAULT_CARD)?;
+                let driver = simulated("sim")?;
                 Ok(Opened { driver, fell_back: Some(error.to_string()) })
             }
         },
-        ("sim", card) => {
-            let driver = simulated(card.unwrap_or(DEFAULT_CARD))?;
-            Ok(Opened { driver, fell_back: None })
-        }
-        ("cuda", ordinal) => {
-            let ordinal = ordinal.unwrap_or("0").parse().map_err(|_| unknown())?;
-            Ok(Opened { driver: Arc::new(CudaDriver::open(ordinal)?), fell_back: None })
-        }
-        _ => Err(unknown()),
+        Kind::Simulated => Ok(opened(simulated(name)?)),
+        Kind::Card(ordinal) => Ok(opened(Arc::new(CudaDriver::open(ordinal)?))),
     }
 }
 
+/// What a name stands for.
+enum Kind {
+    Auto,
+    Simulated,
+    Card(u32),
+}
+
+impl Kind {
+    fn of(name: &str) -> Result<Kind, OpenError> {
+        let unknown = || OpenError::Name { name: name.to_owned() };
+        let (kind, detail) = match name.split_once(':') {
+            Some((kind, detail)) => (kind, Some(detail)),
+            None => (name, None),
+        };
+        match (kind, detail) {
+            _ if is_cost_file(name) => Ok(Kind::Simulated),
+            ("auto", None) => Ok(Kind::Auto),
+            ("sim", _) => Ok(Kind::Simulated),
+            ("cuda", ordinal) => {
+                ordinal.unwrap_or("0").parse().map(Kind::Card).map_err(|_| unknown())
+            }
+            _ => Err(unknown()),
+        }
+    }
+}
+
+fn is_cost_file(name: &str) -> bool {
+    name.ends_with(".toml")
+}
+
 #[cfg(feature = "sim")]
-fn simulated(card: &str) -> Result<Arc<dyn Driver>, OpenError> {
-    Ok(Arc::new(Simulator::builder().card(CardModel::find(card)?).build()))
+fn simulated(name: &str) -> Result<Arc<dyn Driver>, OpenError> {
+    Ok(Arc::new(fresh::builder(name)?.build()))
 }
 
 #[cfg(not(feature = "sim"))]

@@ -12,7 +12,7 @@ use vramp_model::{TorchConfig, TorchPool};
 
 use crate::allocation::{Allocation, Owner};
 use crate::config::{Config, FIRST_SPAN, Preset};
-use crate::error::CreateError;
+use crate::error::{CreateError, Largest};
 use crate::stream_end::StreamEnd;
 use crate::stream_ordered::{OrderedOutcome, OrderedPool};
 use crate::torch_pool::CachingPool;
@@ -262,13 +262,16 @@ impl Manager {
         }
     }
 
-    /// Returns true if a request of this size is served by a pool that remaps free memory.
-    pub(crate) fn remaps(&self, size: Bytes) -> bool {
+    /// Returns what the largest block of a shortage is, for a request of this size.
+    pub(crate) fn largest_is(&self, size: Bytes) -> Largest {
         match self {
-            Manager::Virtual { pool, under_a_page } => {
-                under_a_page.is_none() || size >= pool.pool.config().page
+            Manager::Virtual { pool, under_a_page: Some(_) } if size < pool.pool.config().page => {
+                Largest::Unknown
             }
-            Manager::Ordered(_) | Manager::Caching(_) => false,
+            Manager::Virtual { .. } => Largest::ByRemapping,
+            // With expandable segments PyTorch's allocator unmaps unused ends, but moves nothing.
+            Manager::Caching(_) => Largest::FreeBlock,
+            Manager::Ordered(_) => Largest::Unknown,
         }
     }
 
@@ -337,7 +340,12 @@ impl Manager {
         let mut counters = self.known_counters().unwrap_or_default();
         if let Some(usage) = usage {
             counters.reserved += usage.reserved;
-            counters.reserved_peak += usage.reserved_peak;
+            counters.reserved_peak = match self {
+                Manager::Virtual { under_a_page: Some(small), .. } => {
+                    small.peak_of(counters.reserved_peak, usage.reserved_peak)
+                }
+                _ => counters.reserved_peak + usage.reserved_peak,
+            };
         }
         counters
     }
@@ -370,7 +378,12 @@ impl Manager {
     /// Resets the peak of physical memory, except that of the driver's pool.
     pub(crate) fn reset_peaks(&mut self) {
         match self {
-            Manager::Virtual { pool, .. } => pool.pool.reset_peaks(),
+            Manager::Virtual { pool, under_a_page } => {
+                pool.pool.reset_peaks();
+                if let Some(small) = under_a_page {
+                    small.reset_peaks();
+                }
+            }
             Manager::Caching(caching) => caching.reset_peaks(),
             Manager::Ordered(_) => {}
         }

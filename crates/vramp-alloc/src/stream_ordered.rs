@@ -44,6 +44,16 @@ pub(crate) enum OrderedOutcome {
     Full(Shortage, Option<vramp_driver::DriverError>),
 }
 
+/// Whether an allocation fits below the limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Room {
+    /// Even if none of the pool's free memory serves it.
+    Enough,
+    /// If the pool's free memory serves it as far as that goes.
+    IfReused,
+    None,
+}
+
 impl OrderedPool {
     pub(crate) fn new(driver: Arc<dyn Driver>, limit: Option<Bytes>) -> DriverResult<OrderedPool> {
         driver.set_pool_threshold(Bytes::new(u64::MAX))?;
@@ -65,7 +75,7 @@ impl OrderedPool {
         }
     }
 
-    /// Allocates. One driver call; two with a limit.
+    /// Allocates. One driver call; with a limit one before it, and near the limit one after it.
     pub(crate) fn malloc(
         &mut self,
         size: Bytes,
@@ -80,6 +90,24 @@ impl OrderedPool {
                 None,
             ));
         }
+        let near = match self.limit {
+            Some(limit) => {
+                let mut room = self.room(len, limit)?;
+                if room == Room::None {
+                    self.trim_known(stream)?;
+                    room = self.room(len, limit)?;
+                }
+                if room == Room::None {
+                    let usage = self.driver.pool_usage()?;
+                    return Ok(OrderedOutcome::Full(
+                        shortage((size, id), usage, Some(limit)),
+                        None,
+                    ));
+                }
+                (room == Room::IfReused).then_some(limit)
+            }
+            None => None,
+        };
         let addr = match self.driver.malloc_async(stream, len) {
             Ok(addr) => addr,
             Err(error) if error.is_out_of_memory() => {
@@ -88,20 +116,12 @@ impl OrderedPool {
             }
             Err(error) => return Err(error),
         };
-        if let Some(limit) = self.limit {
+        // A card's pool may grow although it has enough free memory, if that is fragmented.
+        if let Some(limit) = near {
             let usage = self.driver.pool_usage()?;
             if usage.reserved > limit {
                 self.driver.free_async(stream, addr)?;
-                // The driver's pool gives back what is known to be over. No wait: the stream may wait
-                // for the caller.
-                let event = self.driver.create_event()?;
-                let known = self.driver.record_outside(event, stream);
-                let known = known.and_then(|recorded| match recorded {
-                    true => self.driver.query(event),
-                    false => Ok(false),
-                });
-                known.and(self.driver.destroy_event(event))?;
-                self.driver.trim_pool(Bytes::ZERO)?;
+                self.trim_known(stream)?;
                 let usage = self.driver.pool_usage()?;
                 return Ok(OrderedOutcome::Full(shortage((size, id), usage, Some(limit)), None));
             }
@@ -111,6 +131,35 @@ impl OrderedPool {
         self.held.insert(slot, Held { addr, uses: vec![id] });
         self.placed += 1;
         Ok(OrderedOutcome::Placed { addr, len, slot })
+    }
+
+    /// Returns whether the driver's pool stays below `limit` if it allocates `len`. One driver call.
+    ///
+    /// The pool grows in whole steps, by what its free memory does not cover.
+    fn room(&self, len: Bytes, limit: Bytes) -> DriverResult<Room> {
+        let PoolUsage { reserved, used, .. } = self.driver.pool_usage()?;
+        let step = self.step();
+        let grown = |by: Bytes| by.checked_round_up(step).map(|by| reserved.saturating_add(by));
+        let is_below = |after: Option<Bytes>| after.is_some_and(|after| after <= limit);
+        let missing = used.saturating_add(len).saturating_sub(reserved);
+        Ok(match (is_below(grown(len)), missing.is_zero() || is_below(grown(missing))) {
+            (true, _) => Room::Enough,
+            (false, true) => Room::IfReused,
+            (false, false) => Room::None,
+        })
+    }
+
+    /// Returns memory to the card whose work is known to be over. No wait: the stream may wait for the
+    /// caller.
+    fn trim_known(&self, stream: Stream) -> DriverResult<()> {
+        let event = self.driver.create_event()?;
+        let known = self.driver.record_outside(event, stream);
+        let known = known.and_then(|recorded| match recorded {
+            true => self.driver.query(event),
+            false => Ok(false),
+        });
+        known.and(self.driver.destroy_event(event))?;
+        self.driver.trim_pool(Bytes::ZERO)
     }
 
     /// Ends a stream, whose work is over once `end` is reached. No driver call.
@@ -216,6 +265,11 @@ impl OrderedPool {
     /// Returns the driver's usage of its pool. One driver call.
     pub(crate) fn usage(&self) -> DriverResult<PoolUsage> {
         self.driver.pool_usage()
+    }
+
+    /// Returns by how much the driver's pool grows.
+    pub(crate) fn step(&self) -> Bytes {
+        self.driver.info().limits.pool_step
     }
 
     /// Returns the number of blocks allocated so far.

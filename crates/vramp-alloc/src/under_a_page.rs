@@ -16,9 +16,6 @@ use crate::manager::{Found, from_ordered, from_virtual};
 use crate::stream_ordered::OrderedPool;
 use crate::virtual_pool::{Refusal, VirtualPool};
 
-/// By how much the driver's pool grows for a small request, on the cards measured.
-const DRIVER_POOL_STEP: Bytes = Bytes::mib(32);
-
 /// The driver's pool beside the pool of pages.
 pub(crate) struct UnderAPage {
     pub ordered: OrderedPool,
@@ -26,11 +23,13 @@ pub(crate) struct UnderAPage {
     limit: Option<Bytes>,
     /// Physical memory outside of both that counts against it.
     elsewhere: Bytes,
+    /// Highest limit since the peaks were reset.
+    highest_limit: Option<Bytes>,
 }
 
 impl UnderAPage {
     pub(crate) fn new(ordered: OrderedPool, limit: Option<Bytes>) -> UnderAPage {
-        UnderAPage { ordered, limit, elsewhere: Bytes::ZERO }
+        UnderAPage { ordered, limit, elsewhere: Bytes::ZERO, highest_limit: limit }
     }
 
     /// Allocates from the pool that serves requests of this size.
@@ -48,7 +47,7 @@ impl UnderAPage {
         pages.sweep_retired().map_err(Refusal::Driver)?;
         let mut outcome = self.malloc_small(pages, size, stream, raw);
         // First as much as the driver's pool needs, then all there is.
-        for enough in [size.max(DRIVER_POOL_STEP), Bytes::MAX] {
+        for enough in [size.max(self.ordered.step()), Bytes::MAX] {
             if !matches!(outcome, Err(Refusal::Short(..))) {
                 break;
             }
@@ -109,6 +108,18 @@ impl UnderAPage {
     /// Sets the limit of both pools, and how much of it others have reserved.
     pub(crate) fn set_limit(&mut self, limit: Option<Bytes>, elsewhere: Bytes) {
         (self.limit, self.elsewhere) = (limit, elsewhere);
+        // No limit at all is above every limit.
+        self.highest_limit = self.highest_limit.zip(limit).map(|(one, other)| one.max(other));
+    }
+
+    /// Returns the most that both pools can have reserved at one time, by the peak of each. Their
+    /// peaks may be of different times, and together they never exceeded the limit.
+    pub(crate) fn peak_of(&self, pages: Bytes, driver: Bytes) -> Bytes {
+        (pages + driver).min(self.highest_limit.unwrap_or(Bytes::MAX))
+    }
+
+    pub(crate) fn reset_peaks(&mut self) {
+        self.highest_limit = self.limit;
     }
 
     /// Passes the page pool its part of the limit. One driver call if there is one.

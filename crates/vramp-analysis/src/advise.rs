@@ -8,7 +8,7 @@ use std::num::NonZeroUsize;
 
 use serde::Serialize;
 use vramp::Bytes;
-use vramp_bench::Device;
+use vramp::device::Device;
 
 use crate::candidates::Candidate;
 use crate::fit::{in_parallel, run};
@@ -119,7 +119,7 @@ pub fn advise(
         trace: job.workload.name.clone(),
         trace_device: job.workload.device,
         demand_bytes: crate::replay::peak_demand(&job.workload).count(),
-        recording: job.recorded.coverage.name(),
+        recording: job.recorded.past.name(),
         limits_bytes: limits.iter().map(|limit| limit.count()).collect(),
         tried: tried.into_iter().collect::<Result<_, _>>()?,
     })

@@ -4,7 +4,7 @@
 //! everything else of the analysis reads it.
 
 use vramp::Bytes;
-use vramp_trace::{Request, StackId, Trace, Workload};
+use vramp_trace::{Request, StackId, Workload};
 
 /// Index of a request in [`Workload::requests`].
 pub type RequestIndex = u32;
@@ -43,20 +43,13 @@ impl Block {
 pub struct Blocks(Vec<Block>);
 
 impl Blocks {
-    /// Collects the blocks of `workload`, which was made from `trace`. O(requests).
-    pub fn of(trace: &Trace, workload: &Workload) -> Blocks {
+    /// Collects the blocks of `workload`. O(requests).
+    pub fn of(workload: &Workload) -> Blocks {
         let mut blocks: Vec<Block> = Vec::with_capacity(workload.blocks as usize);
-        let at_end = stacks_at_end(trace, workload);
         for (index, request) in (0..).zip(&workload.requests) {
             match *request {
                 Request::Alloc { block, size, stream } => {
-                    let stack = match workload.event_of(index as usize) {
-                        Some(event) => trace.events[event].stack,
-                        None => {
-                            let address = workload.initial_address(block);
-                            address.and_then(|address| at_end.get(&address.number()).copied())
-                        }
-                    };
+                    let stack = workload.stack_of(block);
                     blocks.push(Block { size, alloc: index, free: NEVER, stream, stack });
                 }
                 Request::Free { block } => blocks[block as usize].free = index,
@@ -98,17 +91,6 @@ impl Blocks {
     }
 }
 
-/// Returns the stacks of the blocks that are live at the end of the recording, by address. Blocks
-/// older than the recording have no event, but the segments at its end may have their stacks.
-fn stacks_at_end(trace: &Trace, workload: &Workload) -> std::collections::HashMap<u64, StackId> {
-    let on_device = |device: u16| u32::from(device) == workload.device;
-    let segments = trace.segments.iter().filter(|segment| on_device(segment.device));
-    segments
-        .flat_map(|segment| &segment.blocks)
-        .filter_map(|block| Some((block.address.number(), block.stack?)))
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -119,7 +101,7 @@ mod tests {
         let events: [Event; 5] = [alloc(1, 100), alloc(2, 50), free(1), completed(1), alloc(3, 7)];
         let trace = trace(&events);
         let workload = Workload::from_trace(&trace, 0);
-        let blocks = Blocks::of(&trace, &workload);
+        let blocks = Blocks::of(&workload);
         let live = |moment| blocks.live_after(moment).map(|(number, _)| number).collect::<Vec<_>>();
         assert_eq!(live(0), [0]);
         assert_eq!(live(1), [0, 1]);

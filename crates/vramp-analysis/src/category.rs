@@ -1,6 +1,7 @@
 //! What a block is for: parameter, gradient, activation and so on.
 //!
-//! Recordings rarely say it, so it follows from rules, in this order. The first that applies counts.
+//! A category that the recording names takes precedence. Few recordings do, so it follows from rules,
+//! in this order. The first that applies counts.
 //!
 //! | category | a block whose stack or life shows |
 //! |---|---|
@@ -18,7 +19,7 @@
 use std::fmt;
 
 use serde::Serialize;
-use vramp_trace::{Frame, StackId, Stacks};
+use vramp_trace::{Frame, StackId, Trace, Workload};
 
 use crate::blocks::{Block, Blocks, NEVER};
 use crate::steps::Annotated;
@@ -94,14 +95,25 @@ impl fmt::Display for Category {
     }
 }
 
-/// Returns the category of every block, by number. O(frames of all stacks + blocks log spans).
-pub fn categories(stacks: &Stacks, blocks: &Blocks, annotated: &Annotated) -> Vec<Category> {
+/// Returns the category of every block of `workload`, which was made from `trace`, by number.
+/// O(frames of all stacks + blocks log spans).
+pub fn categories(
+    trace: &Trace,
+    workload: &Workload,
+    blocks: &Blocks,
+    annotated: &Annotated,
+) -> Vec<Category> {
+    let stacks = &trace.stacks;
     let roles: Vec<Role> = (0..stacks.len())
         .map(|index| StackId::from_index(index).map_or(Role::None, |id| role(stacks.frames(id))))
         .collect();
     blocks
         .iter()
-        .map(|(_, block)| {
+        .map(|(number, block)| {
+            let label = workload.label_of(&trace.labels, number);
+            if let Some(recorded) = Category::parse(label.category) {
+                return recorded;
+            }
             let role = block.stack.and_then(|id| roles.get(id.index()).copied());
             category(block, role.unwrap_or(Role::None), annotated)
         })
@@ -222,7 +234,7 @@ fn by_life(block: &Block, annotated: &Annotated) -> Category {
 
 #[cfg(test)]
 mod tests {
-    use vramp_trace::Workload;
+    use vramp_trace::{Label, Stacks};
 
     use super::*;
     use crate::steps::Span;
@@ -265,8 +277,8 @@ mod tests {
         let mut trace = trace(&[alloc_by(step, 1, 8), alloc_by(step, 2, 8), free(2)]);
         trace.stacks = stacks;
         let workload = Workload::from_trace(&trace, 0);
-        let blocks = Blocks::of(&trace, &workload);
-        let found = categories(&trace.stacks, &blocks, &Annotated::default());
+        let blocks = Blocks::of(&workload);
+        let found = categories(&trace, &workload, &blocks, &Annotated::default());
         assert_eq!(found, [Category::OptimizerState, Category::Workspace]);
     }
 
@@ -285,14 +297,24 @@ mod tests {
         ];
         let trace = trace(&events);
         let workload = Workload::from_trace(&trace, 0);
-        let blocks = Blocks::of(&trace, &workload);
+        let blocks = Blocks::of(&workload);
         let annotated = Annotated {
             optimizer_steps: vec![Span { begin: 2, end: 3 }, Span { begin: 6, end: 8 }],
             zero_grads: vec![Span { begin: 3, end: 4 }],
         };
-        let found = categories(&trace.stacks, &blocks, &annotated);
+        let found = categories(&trace, &workload, &blocks, &annotated);
         use Category::{Activation, Gradient, OptimizerState, Unknown, Workspace};
         assert_eq!(found, [Unknown, Gradient, OptimizerState, Activation, Workspace]);
+    }
+
+    #[test]
+    fn a_recorded_category_takes_precedence() {
+        let mut trace = trace(&[alloc(1, 8), alloc(2, 8)]);
+        trace.labels.label_event(1, Label { category: "KV_CACHE", ..Label::default() });
+        let workload = Workload::from_trace(&trace, 0);
+        let blocks = Blocks::of(&workload);
+        let found = categories(&trace, &workload, &blocks, &Annotated::default());
+        assert_eq!(found, [Category::Unknown, Category::KvCache]);
     }
 
     #[test]

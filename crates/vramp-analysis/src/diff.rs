@@ -117,7 +117,7 @@ fn run(job: &Job<'_>, growth: &Option<Growth>) -> Run {
     Run {
         trace: job.workload.name.clone(),
         trace_device: job.workload.device,
-        recording: job.recorded.coverage.name(),
+        recording: job.recorded.past.name(),
         peak_live_bytes: job.workload.peak_live.count(),
         demand_bytes: peak_demand(&job.workload).count(),
         peak_reserved_bytes: job.recorded.reserved.peak().map(vramp::Bytes::count),

@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 
 use serde::Serialize;
+use vramp::device::Device;
+use vramp::device::sim::CardModel;
 use vramp::{Bytes, Preset};
-use vramp_bench::Device;
 
 use crate::blocks::RequestIndex;
 use crate::candidates::Candidate;
@@ -62,6 +63,8 @@ pub struct Explanation {
     pub peak_live_bytes: u64,
     /// Most bytes that the job needs at once: the peak, or more with a request that failed.
     pub demand_bytes: u64,
+    /// The card that the job ran on, by the memory that was usable when a request failed.
+    pub card: Option<Card>,
     /// The first request that failed.
     pub failure: Option<Failure>,
     /// What is allocated at the peak.
@@ -74,6 +77,23 @@ pub struct Explanation {
     pub growth: Option<Growth>,
     /// What each allocator needs.
     pub fits: Vec<Fit>,
+}
+
+/// A card that is known by its memory.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Card {
+    /// Short name, as in `sim:h200`.
+    pub id: &'static str,
+    /// Full name.
+    pub name: &'static str,
+    /// Memory that a process can use, without the context and libraries.
+    pub usable_bytes: u64,
+}
+
+impl From<&CardModel> for Card {
+    fn from(model: &CardModel) -> Card {
+        Card { id: model.id, name: model.name, usable_bytes: model.usable().count() }
+    }
 }
 
 /// What a recording shows.
@@ -137,6 +157,8 @@ pub struct Fit {
     pub peak_reserved_bytes: u64,
     /// The smallest limit that was found to fit; `None` if the simulated device is too small.
     pub smallest_limit_bytes: Option<u64>,
+    /// The smallest card with as much usable memory; `None` if no known card has it.
+    pub smallest_card: Option<Card>,
 }
 
 /// Explains a job. The replays run on `device`, which should be simulated.
@@ -168,6 +190,12 @@ pub fn explain(
         recording: recording(job),
         peak_live_bytes: job.workload.peak_live.count(),
         demand_bytes: peak_demand(&job.workload).count(),
+        card: job
+            .recorded
+            .oom
+            .and_then(|oom| oom.usable())
+            .and_then(CardModel::infer)
+            .map(Card::from),
         failure,
         peak: Moment::before(job, after_peak, top),
         peak_layout: Layout::before(job, after_peak),
@@ -185,8 +213,8 @@ fn recording(job: &Job<'_>) -> Recording {
     Recording {
         events: recorded.events,
         streams: job.workload.streams.len() as u64,
-        coverage: recorded.coverage.name(),
-        missing: recorded.coverage.to_string(),
+        coverage: recorded.past.name(),
+        missing: recorded.past.to_string(),
         repairs: repairs.collect(),
         has_stacks: job.blocks.iter().any(|(_, block)| block.stack.is_some()),
         peak_reserved_bytes: recorded.reserved.peak().map(Bytes::count),
@@ -194,9 +222,10 @@ fn recording(job: &Job<'_>) -> Recording {
             Reserved::AtLeast(bound) => Some(bound.count()),
             Reserved::Peak(_) | Reserved::Unknown => None,
         },
-        is_comparable: recorded.reserved.peak().is_some_and(|peak| {
-            recorded.coverage.supports_comparison(job.workload.peak_live, peak)
-        }),
+        is_comparable: recorded
+            .reserved
+            .peak()
+            .is_some_and(|peak| recorded.past.supports_comparison(job.workload.peak_live, peak)),
         settings: recorded.settings.clone(),
     }
 }
@@ -240,5 +269,8 @@ fn fit(job: &Job<'_>, device: &Device, candidate: &Candidate) -> Result<Fit, Rep
         line: candidate.line.clone(),
         peak_reserved_bytes: peak.count(),
         smallest_limit_bytes: smallest,
+        smallest_card: smallest
+            .and_then(|limit| CardModel::smallest_with(Bytes::new(limit)))
+            .map(Card::from),
     })
 }

@@ -10,8 +10,8 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use vramp::device::Device;
 use vramp::{Bytes, Config};
-use vramp_bench::Device;
 
 use crate::job::Job;
 use crate::replay::{Options, Outcome, ReplayError, replay};

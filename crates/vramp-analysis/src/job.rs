@@ -33,9 +33,9 @@ impl<'a> Job<'a> {
     pub fn of(trace: &'a Trace, device: u32) -> Job<'a> {
         let workload = Workload::from_trace(trace, device);
         let recorded = Recorded::of(trace, &workload);
-        let blocks = Blocks::of(trace, &workload);
+        let blocks = Blocks::of(&workload);
         let annotated = Annotated::of(trace, &workload);
-        let categories = categories(&trace.stacks, &blocks, &annotated);
+        let categories = categories(trace, &workload, &blocks, &annotated);
         let labels = Labels::of(&trace.stacks);
         Job { trace, workload, recorded, blocks, categories, labels, annotated }
     }

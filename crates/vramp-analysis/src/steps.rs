@@ -6,7 +6,7 @@
 //!    the lowest points between two high points are the boundaries. See [`lows`].
 
 use vramp::Bytes;
-use vramp_trace::{Request, Trace, Workload};
+use vramp_trace::{Annotation, Request, Stage, Trace, Workload};
 
 use crate::blocks::{Blocks, RequestIndex};
 
@@ -36,10 +36,46 @@ pub struct Annotated {
 }
 
 impl Annotated {
-    /// Collects the spans of the workload's device. O(annotations log requests).
+    /// Collects the spans of the workload's device. Annotations have times and no place among the
+    /// events, so a span begins with the first request whose event is not earlier.
+    ///
+    /// O(requests + annotations log requests). Empty if the events have no times.
     pub fn of(trace: &Trace, workload: &Workload) -> Annotated {
-        let _ = (trace, workload);
-        Annotated::default()
+        let mut annotated = Annotated::default();
+        if trace.annotations.is_empty() {
+            return annotated;
+        }
+        let times = times(trace, workload);
+        let request = |time_us: u64| {
+            let before = times.partition_point(|&time| time < time_us);
+            RequestIndex::try_from(before).unwrap_or(RequestIndex::MAX)
+        };
+        // The open spans, innermost last.
+        let mut open: Vec<(&str, RequestIndex)> = Vec::new();
+        let on_device = |annotation: &&Annotation| {
+            annotation.device.is_none_or(|device| u32::from(device) == workload.device)
+        };
+        for annotation in trace.annotations.iter().filter(on_device) {
+            let (name, at) = (&*annotation.name, request(annotation.time_us));
+            match annotation.stage {
+                Stage::Start => open.push((name, at)),
+                Stage::End => {
+                    let Some(found) = open.iter().rposition(|(other, _)| *other == name) else {
+                        continue;
+                    };
+                    let span = Span { begin: open.remove(found).1, end: at };
+                    if name.starts_with("Optimizer.step#") {
+                        annotated.optimizer_steps.push(span);
+                    } else if name.starts_with("Optimizer.zero_grad#") {
+                        annotated.zero_grads.push(span);
+                    }
+                }
+                Stage::Other(_) => {}
+            }
+        }
+        annotated.optimizer_steps.sort_by_key(|span| span.begin);
+        annotated.zero_grads.sort_by_key(|span| span.begin);
+        annotated
     }
 
     /// Returns the span among `spans`, which are in order, that contains the request. O(log n).
@@ -53,6 +89,18 @@ impl Annotated {
     pub fn next(spans: &[Span], request: RequestIndex) -> Option<Span> {
         spans.get(spans.partition_point(|span| span.begin <= request)).copied()
     }
+}
+
+/// Returns the time of each request, never falling: a request that was added before the first event
+/// has the time 0.
+fn times(trace: &Trace, workload: &Workload) -> Vec<u64> {
+    let mut last = 0;
+    let time = |request: usize| {
+        let event = workload.event_of(request).and_then(|event| trace.events.get(event));
+        last = event.map_or(0, |event| event.time_us).max(last);
+        last
+    };
+    (0..workload.requests.len()).map(time).collect()
 }
 
 /// A lowest point of the live bytes between two high ones.
@@ -133,6 +181,7 @@ fn turning_points(curve: &[u64], swing: u64) -> Vec<Low> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{alloc, trace};
 
     #[test]
     fn the_lowest_points_between_swings_are_found() {
@@ -140,6 +189,31 @@ mod tests {
         let found: Vec<u32> = turning_points(&curve, 50).iter().map(|low| low.request).collect();
         assert_eq!(found, [4, 8, 10, 13]);
         assert_eq!(turning_points(&curve, 200), []);
+    }
+
+    #[test]
+    fn annotated_spans_are_placed_by_time() {
+        let mut trace = trace(&[alloc(1, 8), alloc(2, 8), alloc(3, 8), alloc(4, 8)]);
+        for (event, time_us) in trace.events.iter_mut().zip([10, 20, 30, 40]) {
+            event.time_us = time_us;
+        }
+        let mark = |stage, name: &str, time_us| Annotation {
+            stage,
+            name: name.into(),
+            device: Some(0),
+            time_us,
+        };
+        trace.annotations = vec![
+            mark(Stage::Start, "Optimizer.step#AdamW.step", 15),
+            mark(Stage::End, "Optimizer.step#AdamW.step", 35),
+            mark(Stage::Start, "Optimizer.zero_grad#AdamW.zero_grad", 36),
+            mark(Stage::End, "Optimizer.zero_grad#AdamW.zero_grad", 50),
+            mark(Stage::End, "Optimizer.step#AdamW.step", 60),
+        ];
+        let workload = Workload::from_trace(&trace, 0);
+        let found = Annotated::of(&trace, &workload);
+        assert_eq!(found.optimizer_steps, [Span { begin: 1, end: 3 }]);
+        assert_eq!(found.zero_grads, [Span { begin: 3, end: 4 }]);
     }
 
     #[test]

@@ -41,9 +41,9 @@
 #![forbid(unsafe_code)]
 
 pub mod adversary;
+pub mod calibrate;
 pub mod copy;
 mod cost;
-mod device;
 pub mod disk;
 pub mod graphs;
 pub mod grow;
@@ -66,7 +66,7 @@ use vramp::{Bytes, Driver};
 use vramp_driver::DeviceInfo;
 
 pub use cost::Cost;
-pub use device::{Device, FreshDevice};
+pub use vramp::device::{Device, FreshDevice};
 
 /// The device to measure on and the time to spend on each measurement.
 #[derive(Clone)]
@@ -76,12 +76,17 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Opens a device by name, as [`vramp::open`] does.
+    /// Finds a device by name, as [`Device::open`] does.
     ///
     /// # Errors
-    /// Those of [`vramp::open`].
+    /// Those of [`Device::open`].
     pub fn new(device: &str, duration: Duration) -> Result<Bench> {
-        Ok(Bench { device: Device::open(device)?, duration })
+        Ok(Bench::on(Device::open(device)?, duration))
+    }
+
+    /// Measures on this device.
+    pub fn on(device: Device, duration: Duration) -> Bench {
+        Bench { device, duration }
     }
 
     /// Returns the device.

@@ -11,18 +11,17 @@ use vramp_analysis::job::Job;
 use crate::analysis::{self, threads};
 use crate::args::Advise;
 use crate::exit::OutOfMemory;
-use crate::replay::read;
 use crate::text::{Mark, Text};
 
 pub(crate) fn run(args: &Advise, out: &mut dyn Write) -> Result<()> {
-    let device = analysis::device()?;
+    let device = analysis::device(args.costs.as_deref())?;
     let text = Text::of_stdout();
     let mut unfit = false;
     for path in &args.traces {
-        let trace = read(path)?;
+        let trace = args.reading.read(path)?;
         for job in analysis::jobs(&trace, path)? {
-            if job.recorded.events == 0 {
-                bail!("'{}': {}", path.display(), job.recorded.coverage);
+            if job.recorded.past.is_missing() {
+                bail!("'{}': {}", path.display(), job.recorded.past);
             }
             let candidates = candidates(args, &job);
             let found = advise(&job, &device, &candidates, &args.limit, threads(), || {})
@@ -56,7 +55,7 @@ fn write(out: &mut dyn Write, text: &Text, job: &Job<'_>, found: &Advice) -> Res
     };
     let demand = Bytes::new(found.demand_bytes);
     writeln!(out, "{}", text.strong(format!("{name}: needs {demand} at once")))?;
-    let coverage = job.recorded.coverage.to_string();
+    let coverage = job.recorded.past.to_string();
     if !coverage.is_empty() {
         writeln!(out, "{}", text.wrap(&coverage, 0))?;
     }

@@ -8,6 +8,8 @@ use vramp::{Bytes, Preset};
 
 use crate::amount::memory;
 pub use crate::bench::args::Bench;
+use crate::bench::args::parse_seconds;
+use crate::device::DeviceArgs;
 use crate::graph::Window;
 
 /// Replays recorded GPU workloads on any allocator and compares their memory and cost.
@@ -48,6 +50,8 @@ pub enum Command {
     Completions(Completions),
     /// Write a manual page for each command
     Man(Man),
+    /// Measure the costs of this card's driver calls, for simulations of it
+    Calibrate(Calibrate),
     /// Measure allocators: cache hits, threads, growth, remapping, graphs, copies, spills
     Bench(Bench),
 }
@@ -55,16 +59,20 @@ pub enum Command {
 /// Replays traces.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Replay {
-    /// PyTorch memory snapshots, RMM logs or .vtrace files; plain, gzip or zstd
+    /// PyTorch memory snapshots, RMM logs or .vtrace files; plain, gzip, zstd, xz or zip; - is
+    /// standard input
     #[arg(required = true, value_name = "TRACE")]
     pub traces: Vec<PathBuf>,
     /// Allocators, separated by commas or given several times: vramp, vpmm, stream-ordered, torch,
     /// torch-expandable or all
     #[arg(long, default_value = "all", value_parser = parse_allocators, value_name = "NAME")]
     pub allocator: Vec<Allocators>,
-    /// Device: auto, sim, sim:CARD, cuda or cuda:N
-    #[arg(long, default_value = "auto")]
-    pub device: String,
+    /// The device
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// Limits of reading
+    #[command(flatten)]
+    pub reading: Reading,
     /// Memory limit of each allocator, such as 80GiB; the device's memory by default
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     pub limit: Option<Bytes>,
@@ -135,7 +143,8 @@ impl std::fmt::Display for UnknownAllocator {
 /// Explains recordings.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Explain {
-    /// PyTorch memory snapshots, RMM logs or .vtrace files; plain, gzip or zstd
+    /// PyTorch memory snapshots, RMM logs or .vtrace files; plain, gzip, zstd, xz or zip; - is
+    /// standard input
     #[arg(required = true, value_name = "RUN")]
     pub traces: Vec<PathBuf>,
     /// Memory that the job may use, such as 16GiB; by default what it had when a request failed
@@ -150,12 +159,19 @@ pub struct Explain {
     /// Print one JSON object per recorded device and nothing else
     #[arg(long)]
     pub json: bool,
+    /// Limits of reading
+    #[command(flatten)]
+    pub reading: Reading,
+    /// Simulate a card with the costs in this file, as `vramp calibrate` writes it
+    #[arg(long, value_name = "FILE")]
+    pub costs: Option<PathBuf>,
 }
 
 /// Tries settings on recordings.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Advise {
-    /// PyTorch memory snapshots, RMM logs or .vtrace files; plain, gzip or zstd
+    /// PyTorch memory snapshots, RMM logs or .vtrace files; plain, gzip, zstd, xz or zip; - is
+    /// standard input
     #[arg(required = true, value_name = "RUN")]
     pub traces: Vec<PathBuf>,
     /// Limits to fit into, separated by commas or given several times, such as 16GiB,24GiB
@@ -171,6 +187,12 @@ pub struct Advise {
     /// Print one JSON object per recorded device and nothing else
     #[arg(long)]
     pub json: bool,
+    /// Limits of reading
+    #[command(flatten)]
+    pub reading: Reading,
+    /// Simulate a card with the costs in this file, as `vramp calibrate` writes it
+    #[arg(long, value_name = "FILE")]
+    pub costs: Option<PathBuf>,
 }
 
 /// Compares two recordings.
@@ -188,6 +210,9 @@ pub struct DiffRuns {
     /// Print one JSON object per recorded device and nothing else
     #[arg(long)]
     pub json: bool,
+    /// Limits of reading
+    #[command(flatten)]
+    pub reading: Reading,
 }
 
 fn parse_settings(settings: &str) -> Result<String, TorchConfigError> {
@@ -197,7 +222,8 @@ fn parse_settings(settings: &str) -> Result<String, TorchConfigError> {
 /// Computes the memory of captured graphs.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Graph {
-    /// PyTorch memory snapshots, RMM logs or .vtrace files; plain, gzip or zstd
+    /// PyTorch memory snapshots, RMM logs or .vtrace files; plain, gzip, zstd, xz or zip; - is
+    /// standard input
     #[arg(required = true, value_name = "TRACE")]
     pub traces: Vec<PathBuf>,
     /// Use only the events from A to before B, as one capture: a step of a longer recording
@@ -206,6 +232,9 @@ pub struct Graph {
     /// Print one JSON object per recording and device and nothing else
     #[arg(long)]
     pub json: bool,
+    /// Limits of reading
+    #[command(flatten)]
+    pub reading: Reading,
 }
 
 /// Prints completions.
@@ -226,12 +255,31 @@ pub struct Man {
 /// Describes a device.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Info {
-    /// Device: auto, sim, sim:CARD, cuda or cuda:N
-    #[arg(long, default_value = "auto")]
-    pub device: String,
+    /// The device.
+    #[command(flatten)]
+    pub device: DeviceArgs,
     /// Print one JSON object and nothing else
     #[arg(long)]
     pub json: bool,
+}
+
+/// Measures the costs of driver calls.
+///
+/// The file has the costs of each driver call, the rates of copies and fills, and the memory of the
+/// card. Any command then simulates that card, on any machine: --device FILE. At most half of the
+/// free memory is used, and all of it is released. Costs follow the host too: measure while the machine
+/// is idle.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Calibrate {
+    /// File to write; standard output by default
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Device: auto, sim, sim:CARD, FILE.toml, cuda or cuda:N
+    #[arg(long, default_value = "auto")]
+    pub device: String,
+    /// Time to measure, in seconds
+    #[arg(long, default_value = "120", value_parser = parse_seconds, allow_negative_numbers = true)]
+    pub seconds: f64,
 }
 
 /// Describes the machine's memory.
@@ -292,7 +340,7 @@ impl Kind {
 #[derive(Clone, Copy, Debug, Default, ClapArgs)]
 pub struct Reading {
     /// Memory that reading a trace may take; 1GiB by default
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = memory)]
     pub max_memory: Option<Bytes>,
     /// Number of events that a trace may have; 100,000,000 by default
     #[arg(long, value_name = "N")]

@@ -9,11 +9,10 @@ use vramp_analysis::number::{Count, plural};
 
 use crate::analysis;
 use crate::args::DiffRuns;
-use crate::replay::read;
 use crate::text::{Mark, Text};
 
 pub(crate) fn run(args: &DiffRuns, out: &mut dyn Write) -> Result<()> {
-    let traces = [read(&args.before)?, read(&args.after)?];
+    let traces = [args.reading.read(&args.before)?, args.reading.read(&args.after)?];
     let before = analysis::jobs(&traces[0], &args.before)?;
     let after = analysis::jobs(&traces[1], &args.after)?;
     let text = Text::of_stdout();

@@ -12,14 +12,13 @@ use vramp_analysis::verdict::Cause;
 
 use crate::analysis::{self, threads};
 use crate::args::Explain;
-use crate::replay::read;
 use crate::text::{Mark, Text};
 
 pub(crate) fn run(args: &Explain, out: &mut dyn Write) -> Result<()> {
-    let device = analysis::device()?;
+    let device = analysis::device(args.costs.as_deref())?;
     let text = Text::of_stdout();
     for path in &args.traces {
-        let trace = read(path)?;
+        let trace = args.reading.read(path)?;
         let jobs = analysis::jobs(&trace, path)?;
         for job in jobs {
             let options =
@@ -105,6 +104,10 @@ impl Page<'_> {
                     .to_owned(),
             );
         }
+        if let Some(card) = &self.found.card {
+            let usable = Bytes::new(card.usable_bytes);
+            notes.push(format!("By its memory the card was an {} ({usable} usable).", card.name));
+        }
         for note in notes {
             writeln!(self.out, "{}", self.text.wrap(&note, 0))?;
         }
@@ -185,6 +188,7 @@ impl Page<'_> {
                 Bytes::new(fit.peak_reserved_bytes).to_string(),
                 fit.smallest_limit_bytes
                     .map_or_else(|| "none".to_owned(), |limit| Bytes::new(limit).to_string()),
+                fit.smallest_card.as_ref().map_or("none", |card| card.id).to_owned(),
             ]
         };
         let rows: Vec<Vec<String>> = self.found.fits.iter().map(row).collect();
@@ -193,7 +197,8 @@ impl Page<'_> {
             Some(fit) if least.is_some() && fit.smallest_limit_bytes == least => Mark::Good,
             _ => Mark::None,
         };
-        let head = ["allocator", "peak reserved without a limit", "smallest limit"];
+        let head =
+            ["allocator", "peak reserved without a limit", "smallest limit", "smallest card"];
         writeln!(self.out, "{}\n", self.text.table(&head, &rows, &[0], mark))?;
         Ok(())
     }

@@ -8,7 +8,6 @@ use serde::Serialize;
 use vramp::Bytes;
 
 use crate::args::Info;
-use crate::device::Device;
 
 /// The description of a device, as `--json` prints it.
 #[derive(Debug, Serialize)]
@@ -30,7 +29,7 @@ struct Description<'a> {
 }
 
 pub(crate) fn run(args: &Info, out: &mut dyn Write) -> Result<()> {
-    let device = Device::open(&args.device)?;
+    let device = args.device.open()?;
     let driver = device.fresh(false)?.driver;
     let memory = driver.memory_info()?;
     let info = driver.info();

@@ -13,6 +13,7 @@ mod amount;
 mod analysis;
 pub mod args;
 pub mod bench;
+mod calibrate;
 mod convert;
 pub mod device;
 mod diff;
@@ -66,6 +67,7 @@ pub fn run(args: &args::Args, out: &mut dyn Write) -> anyhow::Result<()> {
         args::Command::Tiers(args) => tiers::run(args, out),
         args::Command::Convert(args) => convert::run(args, out),
         args::Command::Graph(args) => graph::run(args, out),
+        args::Command::Calibrate(args) => calibrate::run(args, out),
         args::Command::Bench(args) => bench::run(args, out),
     }
 }

@@ -134,7 +134,13 @@ impl CudaDriver {
             pci: summary.pci,
             uuid: summary.uuid,
             host_numa: summary.host_numa,
-            limits: Limits { memory: summary.memory, page, recommended_page, address_space: None },
+            limits: Limits {
+                memory: summary.memory,
+                page,
+                recommended_page,
+                address_space: None,
+                pool_step: pool::STEP,
+            },
             capabilities,
         };
         Ok(CudaDriver {

@@ -6,7 +6,7 @@ use std::fmt;
 ///
 /// Costs, counts and injected failures are keyed by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "sim", derive(serde::Deserialize))]
+#[cfg_attr(feature = "sim", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "sim", serde(rename_all = "kebab-case"))]
 pub enum Call {
     /// Reserve a range of addresses.

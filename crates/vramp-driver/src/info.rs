@@ -26,10 +26,27 @@ pub struct DeviceInfo {
     pub capabilities: Capabilities,
 }
 
+impl DeviceInfo {
+    /// Returns a sentence for tables of driver times: where the times come from, and what they depend
+    /// on.
+    pub fn time_note(&self) -> &'static str {
+        match self.simulated {
+            true => {
+                "Driver times are modelled, with costs that follow the host they were measured on: \
+                 a machine with slow cores took 2.3 times as long, for every allocator alike."
+            }
+            false => {
+                "Driver times are measured and follow this machine's host: slow cores take 2.3 times \
+                 as long as those of the H200's table, for every allocator alike."
+            }
+        }
+    }
+}
+
 /// Sizes and granularities of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Memory on the card.
+    /// Memory on the card. A process can use less: see [`MemoryInfo::free`].
     pub memory: Bytes,
     /// Granularity of physical memory: handles and mappings are multiples of it.
     pub page: Bytes,
@@ -37,6 +54,9 @@ pub struct Limits {
     pub recommended_page: Bytes,
     /// Address space that one process can reserve in total, where known.
     pub address_space: Option<Bytes>,
+    /// Amount by which the device's own stream-ordered pool grows. Measured on an H200; the driver
+    /// does not report it.
+    pub pool_step: Bytes,
 }
 
 /// Groups of calls that work on a device. A call of a group that is off fails with

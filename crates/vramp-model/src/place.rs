@@ -252,8 +252,8 @@ impl TorchPool {
 
     fn grow(&mut self, class: Class, stream: StreamId, rounded: u64, segment_len: u64) -> Grown {
         let fresh = self.fresh.take();
-        // As in PyTorch: checked before an expandable segment rounds up to whole handles, so the
-        // pool may end up to one handle above the limit.
+        // As in PyTorch: checked for a whole segment, before the handles of an expandable one are
+        // counted. `expand` counts them.
         let under_limit = |limit| self.reserved.saturating_add(segment_len) <= limit;
         if fresh.is_none() && !self.limit.is_none_or(under_limit) {
             return Grown::Full;
@@ -294,10 +294,15 @@ impl TorchPool {
         };
         let hole = self.blocks.get(target);
         let segment = hole.segment;
+        let len = hole.len.min(wanted).next_multiple_of(handle);
+        // Unlike PyTorch, which ends up to one handle above the limit.
+        if self.limit.is_some_and(|limit| self.reserved.saturating_add(len) > limit) {
+            return Grown::Full;
+        }
         let op = TorchOp::Map {
             segment,
             offset: Bytes::new(hole.at.since(self.segment(segment).at)),
-            len: Bytes::new(hole.len.min(wanted).next_multiple_of(handle)),
+            len: Bytes::new(len),
             handle: Bytes::new(handle),
         };
         Grown::Perform(TorchPlan { op, target: Target::Block(target) })

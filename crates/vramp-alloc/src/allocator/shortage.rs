@@ -234,12 +234,12 @@ impl Shared {
         failed_call: Option<DriverError>,
         stream: StreamId,
     ) -> OutOfMemoryReport {
-        let (remaps, streams, idle, mut tags) = {
+        let (largest_is, streams, idle, mut tags) = {
             let mut inner = self.lock_anyway();
             inner.ooms += 1;
-            let remaps = inner.manager.remaps(shortage.requested);
+            let largest_is = inner.manager.largest_is(shortage.requested);
             let idle = inner.manager.virtual_pool().map_or(Bytes::ZERO, |pool| pool.pool.idle());
-            (remaps, inner.stream_usage(), idle, inner.tags.clone())
+            (largest_is, inner.stream_usage(), idle, inner.tags.clone())
         };
         tags.retain(|tag| tag.live > Bytes::ZERO);
         tags.sort_by_key(|tag| std::cmp::Reverse(tag.live));
@@ -253,7 +253,7 @@ impl Shared {
             shortage,
             stream,
             pool: self.name.clone(),
-            remaps,
+            largest_is,
             streams,
             tags,
             siblings: siblings.collect(),

@@ -40,6 +40,17 @@ pub struct SiblingPool {
     pub reserved: Bytes,
 }
 
+/// What [`Shortage::largest`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Largest {
+    /// The largest block that remapping free memory could build.
+    ByRemapping,
+    /// The largest free block as it lies: the allocator does not remap.
+    FreeBlock,
+    /// Not known: the driver does not report the blocks of its pool.
+    Unknown,
+}
+
 /// State of memory at the moment when a request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutOfMemoryReport {
@@ -49,9 +60,8 @@ pub struct OutOfMemoryReport {
     pub stream: StreamId,
     /// Name of the allocator that the request was made to.
     pub pool: String,
-    /// True if `shortage.largest` is what remapping free memory could build; false if it is the
-    /// largest free block as it lies.
-    pub remaps: bool,
+    /// What `shortage.largest` is.
+    pub largest_is: Largest,
     /// Memory by stream, largest first. Empty unless the virtual pool serves the allocator.
     pub streams: Vec<StreamUsage>,
     /// Memory by tag, largest first. Only tags with live bytes.
@@ -69,30 +79,40 @@ pub struct OutOfMemoryReport {
 /// Most streams, and most tags, that the text lists.
 const LINES_MAX: usize = 8;
 
+/// Most characters of a name in the text, so that no line becomes long.
+const NAME_MAX: usize = 40;
+
 impl fmt::Display for OutOfMemoryReport {
-    /// Writes one line with the cause and the remedies, then a line for each user of memory.
+    /// Writes a line with the request and the cause, which is enough for a log, then lines with the
+    /// numbers and the remedy, then a line for each user of memory. No line is longer than 100
+    /// characters.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Shortage { requested, reserved, used, free, largest, waiting, limit, .. } =
             &self.shortage;
+        write!(f, "out of memory: tried to allocate {requested} on {}", self.stream)?;
+        match (limit, &self.card) {
+            (Some(limit), _) => write!(f, "; the limit of {limit} allows no more")?,
+            (None, Some(card)) => write!(f, "; the card has {} free", card.free)?,
+            (None, None) => {}
+        }
+        write!(f, "\n  pool '{}' has {reserved} reserved:", Shortened(&self.pool))?;
         write!(
             f,
-            "out of memory: tried to allocate {requested} on {}; pool '{}' has {reserved} \
-             reserved: {used} allocated, {free} free, {waiting} freed and waiting for other \
-             streams",
-            self.stream, self.pool
+            "\n  {used} allocated, {free} free, {waiting} freed and waiting for other streams"
         )?;
-        match self.remaps {
-            true => write!(f, "; the largest block it can build by remapping is {largest}")?,
-            false => write!(f, "; its largest free block is {largest}")?,
+        match self.largest_is {
+            Largest::ByRemapping => {
+                write!(f, "\n  the largest block it can build by remapping is {largest}")?
+            }
+            Largest::FreeBlock => write!(f, "\n  its largest free block is {largest}")?,
+            Largest::Unknown => {}
         }
         if let Some(card) = &self.card {
-            write!(f, "; the card has {} of {} free", card.free, card.total)?;
+            write!(f, "\n  the card has {} of {} free", card.free, card.total)?;
         }
         match limit {
-            Some(limit) => {
-                write!(f, "; the limit of {limit} allows no more: raise it, or free memory")?
-            }
-            None => write!(f, "; free memory, request less, or use a larger card")?,
+            Some(_) => write!(f, "\n  what to do: raise the limit, or free memory")?,
+            None => write!(f, "\n  what to do: free memory, request less, or use a larger card")?,
         }
         for StreamUsage { stream, used, free, waiting } in self.streams.iter().take(LINES_MAX) {
             write!(f, "\n  {stream}: {used} allocated, {free} free, {waiting} waiting")?;
@@ -101,12 +121,24 @@ impl fmt::Display for OutOfMemoryReport {
             write!(f, "\n  idle: {} free for any stream", self.idle)?;
         }
         for TagUsage { name, live, blocks, .. } in self.tags.iter().take(LINES_MAX) {
-            write!(f, "\n  tag '{name}': {live} in {blocks} blocks")?;
+            write!(f, "\n  tag '{}': {live} in {blocks} blocks", Shortened(name))?;
         }
         for SiblingPool { name, reserved } in &self.siblings {
-            write!(f, "\n  pool '{name}': {reserved} reserved")?;
+            write!(f, "\n  pool '{}': {reserved} reserved", Shortened(name))?;
         }
         Ok(())
+    }
+}
+
+/// A name, cut if it is long.
+struct Shortened<'a>(&'a str);
+
+impl fmt::Display for Shortened<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.char_indices().nth(NAME_MAX) {
+            Some((end, _)) => write!(f, "{}...", &self.0[..end]),
+            None => f.write_str(self.0),
+        }
     }
 }
 
@@ -114,7 +146,7 @@ impl fmt::Display for OutOfMemoryReport {
 mod tests {
     use super::*;
 
-    fn report(remaps: bool, limit: Option<Bytes>) -> OutOfMemoryReport {
+    fn report(largest_is: Largest, limit: Option<Bytes>) -> OutOfMemoryReport {
         OutOfMemoryReport {
             shortage: Shortage {
                 requested: Bytes::gib(3),
@@ -128,7 +160,7 @@ mod tests {
             },
             stream: StreamId::new(0),
             pool: "main".to_owned(),
-            remaps,
+            largest_is,
             streams: Vec::new(),
             tags: Vec::new(),
             siblings: Vec::new(),
@@ -140,24 +172,70 @@ mod tests {
 
     #[test]
     fn only_a_pool_that_remaps_mentions_remapping() {
-        let text = report(true, None).to_string();
+        let text = report(Largest::ByRemapping, None).to_string();
         assert!(text.contains("the largest block it can build by remapping is 2.00 GiB"), "{text}");
-        let text = report(false, None).to_string();
+        let text = report(Largest::FreeBlock, None).to_string();
         assert!(text.contains("its largest free block is 2.00 GiB"), "{text}");
         assert!(!text.contains("remap"), "{text}");
+        let text = report(Largest::Unknown, None).to_string();
+        assert!(!text.contains("remap") && !text.contains("largest"), "{text}");
     }
 
     #[test]
     fn memory_of_no_stream_has_a_line_of_its_own() {
-        let text = OutOfMemoryReport { idle: Bytes::gib(1), ..report(true, None) }.to_string();
+        let text = OutOfMemoryReport { idle: Bytes::gib(1), ..report(Largest::ByRemapping, None) }
+            .to_string();
         assert!(text.ends_with("\n  idle: 1.00 GiB free for any stream"), "{text}");
     }
 
     #[test]
     fn the_remedy_depends_on_the_limit() {
-        let text = report(true, Some(Bytes::gib(8))).to_string();
-        assert!(text.contains("the limit of 8.00 GiB allows no more: raise it"), "{text}");
-        let text = report(true, None).to_string();
+        let text = report(Largest::ByRemapping, Some(Bytes::gib(8))).to_string();
+        assert!(
+            text.contains("the limit of 8.00 GiB allows no more")
+                && text.contains("raise the limit"),
+            "{text}"
+        );
+        let text = report(Largest::ByRemapping, None).to_string();
         assert!(text.contains("request less") && !text.contains("limit"), "{text}");
+    }
+
+    #[test]
+    fn lines_are_short_and_the_first_one_says_what_and_why() {
+        let card = Some(MemoryInfo { free: Bytes::mib(1021), total: Bytes::mib(143_771) });
+        let long =
+            "an allocator of somebody who likes names that do not end for a long time".repeat(3);
+        for limit in [None, Some(Bytes::gib(8))] {
+            let mut report = OutOfMemoryReport { card, ..report(Largest::ByRemapping, limit) };
+            let stream = StreamId::new(123_456);
+            let most = Bytes::mib(1023) + Bytes::kib(1013);
+            report.shortage = Shortage {
+                requested: most,
+                reserved: most,
+                used: most,
+                free: most,
+                waiting: most,
+                ..report.shortage
+            };
+            (report.stream, report.pool, report.idle) = (stream, long.clone(), most);
+            report.streams = vec![StreamUsage { stream, used: most, free: most, waiting: most }];
+            let (live, peak, blocks) = (most, most, u64::MAX);
+            report.tags = vec![TagUsage { name: long.clone(), live, peak, blocks }];
+            report.siblings = vec![SiblingPool { name: long.clone(), reserved: most }];
+            let text = report.to_string();
+            assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+            let first = text.lines().next().unwrap();
+            assert!(
+                first.starts_with("out of memory: tried to allocate 1023.99 MiB on "),
+                "{text}"
+            );
+            let cause = if limit.is_some() {
+                "the limit of 8.00 GiB"
+            } else {
+                "the card has 1021.00 MiB free"
+            };
+            assert!(first.contains(cause), "{text}");
+            assert!(text.contains("the card has"), "{text}");
+        }
     }
 }

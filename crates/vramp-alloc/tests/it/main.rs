@@ -20,6 +20,7 @@ mod hazards;
 mod hits;
 mod hosted;
 mod hostile;
+mod limits;
 mod random_graphs;
 mod random_streams;
 mod recut;

@@ -41,7 +41,9 @@ fn the_report_tells_who_holds_what_and_what_to_do() {
     assert_eq!(report.streams[0].stream, other);
     assert_eq!((report.tags[0].name.as_str(), report.tags[0].live), ("weights", pages(20)));
     assert_eq!((report.siblings[0].name.as_str(), report.siblings[0].reserved), ("side", pages(8)));
-    for part in ["limit of 128.00 MiB", "raise it", "tag 'weights'", "pool 'side'", "stream1"] {
+    for part in
+        ["limit of 128.00 MiB", "raise the limit", "tag 'weights'", "pool 'side'", "stream1"]
+    {
         assert!(text.contains(part), "{part}: {text}");
     }
     side.free(aside, rig.stream).expect("it is the side pool's");

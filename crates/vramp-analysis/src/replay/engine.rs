@@ -22,10 +22,10 @@ use vramp_trace::{Request, Workload};
 use super::audit::{Auditor, raw};
 use super::fidelity::Peaks;
 use super::{
-    CallCount, Coverage, CurvePoint, Fidelity, Outcome, PendingUses, Recorded, Reserved,
+    CallCount, CurvePoint, Fidelity, Outcome, Past, PendingUses, Recorded, Reserved,
     SCHEMA_VERSION, SegmentChanges,
 };
-use vramp_bench::Device;
+use vramp::device::Device;
 
 /// Requests between two progress reports.
 const TICK: usize = 1 << 13;
@@ -178,7 +178,7 @@ pub fn replay(
         peak_live_bytes: peak_live.count(),
         peak_demand_bytes: demand.count(),
         recorded_peak_bytes: None,
-        recording: Coverage::Whole.name(),
+        recording: Past::default().name(),
         peak_reserved_bytes: stats.reserved_peak.count(),
         reserved_over_live: (!demand.is_zero() && oom.is_none()).then_some(ratio),
         driver_ms: ms(total.total_ns),

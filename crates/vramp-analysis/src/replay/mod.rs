@@ -24,6 +24,6 @@ pub use engine::{Options, ReplayError, has_pending_uses, peak_demand, replay};
 pub use fidelity::{Fidelity, SegmentChanges};
 pub use initial::InitialSegment;
 pub use outcome::{CallCount, CurvePoint, Outcome, SCHEMA_VERSION};
-pub use recorded::{Coverage, Recorded, RecordedOom, Reserved};
+pub use recorded::{Past, Recorded, RecordedOom, Reserved};
 
 use pending_uses::PendingUses;

@@ -98,7 +98,7 @@ impl Outcome {
         Outcome {
             events: recorded.events,
             recorded_peak_bytes: recorded.reserved.peak().map(vramp::Bytes::count),
-            recording: recorded.coverage.name(),
+            recording: recorded.past.name(),
             ..self
         }
     }

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use vramp::Bytes;
-use vramp_trace::{Event, EventKind, Request, Trace, Workload};
+use vramp_trace::{Coverage, Event, EventKind, OlderBlocks, Request, Trace, Workload};
 
 use super::initial::initial_segments;
 use super::{InitialSegment, SegmentChanges};
@@ -21,7 +21,7 @@ pub struct Recorded {
     /// Peak of its reserved bytes.
     pub reserved: Reserved,
     /// Whether the recording shows the whole job.
-    pub coverage: Coverage,
+    pub past: Past,
     /// Segments it allocated and freed.
     pub segments: SegmentChanges,
     /// Segments it had when the recording began.
@@ -55,107 +55,81 @@ impl Reserved {
     }
 }
 
-/// Whether a recording shows the whole job.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Coverage {
-    /// Every allocation was recorded.
-    #[default]
-    Whole,
-    /// Memory was allocated or reserved before the first event: the recording was begun late, or its
-    /// ring of events was full and lost the first.
-    FromTheMiddle {
-        /// Blocks that are older than the first event.
-        blocks: u64,
-        /// Their bytes.
-        allocated: Bytes,
-        /// Bytes reserved before the first event, if known.
-        reserved: Option<Bytes>,
-    },
-    /// The recording has no allocation events, only the blocks at its end.
-    Missing {
-        /// Blocks at the end.
-        blocks: u64,
-        /// Their bytes.
-        allocated: Bytes,
-    },
+/// How much of the job a recording shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Past {
+    /// Blocks that are older than the first event.
+    pub coverage: Coverage,
+    /// Bytes that were reserved before the first event, if known and not zero.
+    pub reserved: Option<Bytes>,
 }
 
-impl Coverage {
+impl Default for Past {
+    fn default() -> Past {
+        Past { coverage: Coverage::Whole, reserved: None }
+    }
+}
+
+impl Past {
     /// Returns true if the peaks of other allocators can be compared with the recorded one: what is
     /// older than the recording is at most a twentieth of the peaks.
     pub fn supports_comparison(self, peak_live: Bytes, peak_reserved: Bytes) -> bool {
         let small = |part: Bytes, whole: Bytes| part.count() <= whole.count() / 20;
-        match self {
-            Coverage::Whole => true,
-            Coverage::FromTheMiddle { allocated, reserved, .. } => {
-                small(allocated, peak_live)
-                    && reserved.is_none_or(|reserved| small(reserved, peak_reserved))
-            }
-            Coverage::Missing { .. } => false,
-        }
+        let older = match self.coverage {
+            Coverage::NoEvents { .. } => return false,
+            Coverage::FromTheMiddle { older } => older.bytes,
+            Coverage::Whole => Bytes::ZERO,
+        };
+        small(older, peak_live)
+            && self.reserved.is_none_or(|reserved| small(reserved, peak_reserved))
     }
 
-    /// Returns its name in JSON.
+    /// Returns true if the recording has no events.
+    pub fn is_missing(self) -> bool {
+        matches!(self.coverage, Coverage::NoEvents { .. })
+    }
+
+    /// Returns its name in JSON: `whole`, `from_the_middle` or `missing`.
     pub fn name(self) -> &'static str {
-        match self {
-            Coverage::Whole => "whole",
-            Coverage::FromTheMiddle { .. } => "from_the_middle",
-            Coverage::Missing { .. } => "missing",
+        match (self.coverage, self.reserved) {
+            (Coverage::NoEvents { .. }, _) => "missing",
+            (Coverage::FromTheMiddle { .. }, _) | (Coverage::Whole, Some(_)) => "from_the_middle",
+            (Coverage::Whole, None) => "whole",
         }
-    }
-
-    fn of(workload: &Workload, start_reserved: Option<Bytes>) -> Coverage {
-        let older = (0..workload.requests.len())
-            .take_while(|&request| workload.event_of(request).is_none())
-            .filter_map(|request| match workload.requests[request] {
-                Request::Alloc { size, .. } => Some(size.count()),
-                _ => None,
-            });
-        let (blocks, allocated) =
-            older.fold((0, 0u64), |(blocks, sum), size| (blocks + 1, sum.saturating_add(size)));
-        let allocated = Bytes::new(allocated);
-        let (first, last) = (0, workload.requests.len());
-        let recorded = (first..last).any(|request| workload.event_of(request).is_some());
-        if !recorded {
-            return Coverage::Missing { blocks, allocated };
-        }
-        let reserved = start_reserved.filter(|reserved| !reserved.is_zero());
-        if blocks == 0 && reserved.is_none() {
-            return Coverage::Whole;
-        }
-        Coverage::FromTheMiddle { blocks, allocated, reserved }
     }
 }
 
-impl fmt::Display for Coverage {
-    /// Says what is missing and how to record it. Empty for [`Coverage::Whole`].
+impl fmt::Display for Past {
+    /// Says what is missing and how to record it. Empty for a recording of the whole job.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let count = |blocks: u64| plural(usize::try_from(blocks).unwrap_or(usize::MAX), "block");
-        match *self {
-            Coverage::Whole => Ok(()),
-            Coverage::FromTheMiddle { blocks, allocated, reserved } => {
-                write!(
+        let older = match self.coverage {
+            Coverage::NoEvents { held } => {
+                return write!(
                     f,
-                    "The recording begins in the middle of the job: {} ({allocated}) are older than \
-                     its first event",
-                    count(blocks)
-                )?;
-                if let Some(reserved) = reserved {
-                    write!(f, ", and {reserved} were reserved already")?;
-                }
-                f.write_str(
-                    ". To record all of it, call torch.cuda.memory._record_memory_history() before \
-                     the job begins, with a larger max_entries if the ring was full.",
-                )
+                    "The recording has no history: it shows only the {} ({}) allocated at its end. \
+                     To record the history, call torch.cuda.memory._record_memory_history() before \
+                     the job begins.",
+                    plural(held.blocks as usize, "block"),
+                    held.bytes
+                );
             }
-            Coverage::Missing { blocks, allocated } => write!(
-                f,
-                "The recording has no history: it shows only the {} ({allocated}) allocated at its \
-                 end. To record the history, call torch.cuda.memory._record_memory_history() before \
-                 the job begins.",
-                count(blocks)
-            ),
+            Coverage::Whole if self.reserved.is_none() => return Ok(()),
+            Coverage::Whole => OlderBlocks::default(),
+            Coverage::FromTheMiddle { older } => older,
+        };
+        write!(
+            f,
+            "The recording begins in the middle of the job: {} ({}) are older than its first event",
+            plural(older.blocks as usize, "block"),
+            older.bytes
+        )?;
+        if let Some(reserved) = self.reserved {
+            write!(f, ", and {reserved} were reserved already")?;
         }
+        f.write_str(
+            ". To record all of it, call torch.cuda.memory._record_memory_history() before the job \
+             begins, with a larger max_entries if the ring was full.",
+        )
     }
 }
 
@@ -247,7 +221,8 @@ impl Recorded {
             Some(peak) if !has_events || peak < workload.peak_live => Reserved::AtLeast(peak),
             Some(peak) => Reserved::Peak(peak),
         };
-        recorded.coverage = Coverage::of(workload, at_end.and_then(|_| reserved(0)));
+        let before = at_end.and_then(|_| reserved(0)).filter(|before| !before.is_zero());
+        recorded.past = Past { coverage: workload.coverage(), reserved: before };
         if let Some(oom) = &mut recorded.oom {
             oom.reserved = reserved(change_at_oom).filter(|&reserved| reserved >= oom.live);
         }
@@ -419,10 +394,11 @@ mod tests {
     #[test]
     fn the_coverage_says_what_is_missing() {
         use EventKind::{Alloc, FreeRequested, SegmentAlloc, SegmentFree};
-        assert_eq!(recorded(&[(SegmentAlloc, 4), (Alloc, 3)], &[]).coverage, Coverage::Whole);
-        let late = recorded(&[(FreeRequested, 3), (SegmentFree, 4), (Alloc, 1)], &[0]).coverage;
-        let reserved = Some(Bytes::gib(4));
-        assert_eq!(late, Coverage::FromTheMiddle { blocks: 1, allocated: Bytes::gib(3), reserved });
+        assert_eq!(recorded(&[(SegmentAlloc, 4), (Alloc, 3)], &[]).past, Past::default());
+        let late = recorded(&[(FreeRequested, 3), (SegmentFree, 4), (Alloc, 1)], &[0]).past;
+        let older = OlderBlocks { blocks: 1, bytes: Bytes::gib(3) };
+        let coverage = Coverage::FromTheMiddle { older };
+        assert_eq!(late, Past { coverage, reserved: Some(Bytes::gib(4)) });
         assert!(!late.supports_comparison(Bytes::gib(30), Bytes::gib(30)));
         assert!(late.supports_comparison(Bytes::gib(60), Bytes::gib(80)));
         assert!(late.to_string().contains("1 block (3.00 GiB) are older"), "{late}");

@@ -1,9 +1,9 @@
 //! Recordings that begin in the middle: the replay begins with the segments of that time.
 use std::path::PathBuf;
 
+use vramp::device::Device;
 use vramp::{Config, Preset};
 use vramp_analysis::replay::{Fidelity, Options, Recorded, replay};
-use vramp_bench::Device;
 use vramp_trace::{ReadLimits, Trace, Workload, read_trace};
 
 /// An example without its first events.

@@ -1,7 +1,7 @@
 //! Uses on other streams: no memory is reused too early, and the audit detects it if it is.
+use vramp::device::Device;
 use vramp::{Bytes, Config, DeviceAddr, Preset};
 use vramp_analysis::replay::{Options, Outcome, ReplayError, replay};
-use vramp_bench::Device;
 use vramp_trace::{Event, EventKind, StreamIndex, Trace, Workload};
 
 const AUDIT: Options<'static> = Options {

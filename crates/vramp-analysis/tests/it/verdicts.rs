@@ -1,9 +1,9 @@
 //! The verdict on made recordings of which the cause is known.
+use vramp::device::Device;
 use vramp::{Bytes, DeviceAddr};
 use vramp_analysis::explain::{Explanation, Options, explain};
 use vramp_analysis::job::Job;
 use vramp_analysis::verdict::Cause;
-use vramp_bench::Device;
 use vramp_trace::{Event, EventKind, Frame, StackId, StreamIndex, Trace};
 
 const MIB: u64 = 1 << 20;

@@ -6,6 +6,7 @@ use clap::{Args as ClapArgs, Subcommand, ValueEnum};
 use vramp::Bytes;
 
 use crate::args::{Allocators, parse_allocators};
+use crate::device::DeviceArgs;
 
 /// Measures allocators on a device.
 #[derive(Clone, Debug, ClapArgs)]
@@ -121,9 +122,9 @@ pub struct Common {
     /// Allocators: vramp, vpmm, stream-ordered, torch, torch-expandable or all
     #[arg(long, default_value = "vramp", value_parser = parse_allocators, value_name = "NAME")]
     pub allocator: Vec<Allocators>,
-    /// Device: auto, sim, sim:CARD, cuda or cuda:N
-    #[arg(long, default_value = "auto")]
-    pub device: String,
+    /// The device.
+    #[command(flatten)]
+    pub device: DeviceArgs,
     /// Time to measure, in seconds
     #[arg(long, default_value = "3", value_parser = parse_seconds, allow_negative_numbers = true)]
     pub seconds: f64,
@@ -216,9 +217,9 @@ pub struct Adversary {
     /// Allocators, separated by commas: vramp, vpmm, stream-ordered, torch, torch-expandable or all
     #[arg(long, default_value = "all", value_parser = parse_allocators, value_name = "NAMES")]
     pub allocator: Vec<Allocators>,
-    /// Device: auto, sim, sim:CARD, cuda or cuda:N
-    #[arg(long, default_value = "auto")]
-    pub device: String,
+    /// The device.
+    #[command(flatten)]
+    pub device: DeviceArgs,
     /// Run the patterns that take minutes, too
     #[arg(long)]
     pub large: bool,
@@ -420,7 +421,7 @@ pub enum Compress {
     Always,
 }
 
-fn parse_seconds(text: &str) -> Result<f64, String> {
+pub(crate) fn parse_seconds(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(seconds) if (0.0..=3600.0).contains(&seconds) && seconds > 0.0 => Ok(seconds),
         _ => Err("give a number of seconds above 0, up to 3600".to_owned()),

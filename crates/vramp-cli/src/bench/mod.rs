@@ -18,7 +18,7 @@ use vramp_driver::DeviceInfo;
 use vramp_host::IoChoice;
 
 use crate::args::presets;
-use crate::device;
+use crate::device::{self, DeviceArgs};
 use tables::Column;
 
 /// Measures what the arguments name.
@@ -236,12 +236,12 @@ impl<'a> Output<'a> {
 
     /// Opens the device and says so if it is simulated instead of a card.
     fn on(
-        device: &str,
+        device: &DeviceArgs,
         duration: Duration,
         json: bool,
         out: &'a mut dyn Write,
     ) -> Result<Output<'a>> {
-        let bench = Bench::new(device, duration)?;
+        let bench = Bench::on(device.open()?, duration);
         device::announce(bench.device());
         Ok(Output { bench, json, out })
     }
@@ -269,7 +269,8 @@ impl<'a> Output<'a> {
         if self.json {
             return Ok(());
         }
-        Ok(writeln!(self.out, "{id} ({name}), driver {driver}")?)
+        writeln!(self.out, "{id} ({name}), driver {driver}")?;
+        Ok(writeln!(self.out, "{}", self.bench.info().time_note())?)
     }
 }
 

@@ -9,12 +9,11 @@ use vramp_trace::Workload;
 
 use super::{Job, Outcome, Window, layouts};
 use crate::args::Graph;
-use crate::replay::read;
 use vramp_analysis::number::{Count, plural};
 
 pub(crate) fn run(args: &Graph, out: &mut dyn Write) -> Result<()> {
     for path in &args.traces {
-        let trace = read(path)?;
+        let trace = args.reading.read(path)?;
         let mut any = false;
         for device in 0..trace.device_count {
             let workload = Workload::from_trace(&trace, device);

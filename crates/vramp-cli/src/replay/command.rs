@@ -9,27 +9,19 @@ use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use vramp::Config;
 use vramp::config::TorchConfig;
-use vramp_trace::{ReadLimits, Trace, Workload, read_trace};
+use vramp_trace::Workload;
 
-use vramp_analysis::replay::{Coverage, Options, Outcome, Recorded, replay};
+use vramp::device::sim::CardModel;
+use vramp_analysis::replay::{Options, Outcome, Recorded, RecordedOom, replay};
 
 use super::table;
-use crate::args::{Replay, presets};
+use crate::args::{Reading, Replay, presets};
 use crate::device::{self, Device};
 use crate::exit::OutOfMemory;
 use crate::text::Text;
 
-/// Reads a trace. The errors for a folder and an unreadable file name the path.
-pub(crate) fn read(path: &Path) -> Result<Trace> {
-    if path.is_dir() {
-        bail!("'{}' is a folder: give the traces in it", path.display());
-    }
-    read_trace(path, &ReadLimits::default())
-        .with_context(|| format!("cannot read the trace '{}'", path.display()))
-}
-
 pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
-    let device = Device::open(&args.device)?;
+    let device = args.device.open()?;
     let runs = runs(args)?;
     let (mut unfaithful, mut failed) = (Vec::new(), false);
     device::announce(&device);
@@ -49,10 +41,11 @@ pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
     }
     for path in &args.traces {
         let begun = Instant::now();
-        let jobs = jobs(path)?;
+        let jobs = jobs(path, &args.reading)?;
         let read_s = begun.elapsed().as_secs_f64();
         for (workload, recorded) in &jobs {
-            let is_missing = matches!(recorded.coverage, Coverage::Missing { .. });
+            let device = recorded_card(&device, recorded)?;
+            let is_missing = recorded.past.is_missing();
             let runs = if is_missing && !args.json { &[][..] } else { &runs[..] };
             let mut outcomes = Vec::new();
             for Run { config, variables } in runs {
@@ -97,9 +90,23 @@ pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
+/// Returns the card that the job ran on, if it follows from the memory that was usable when a request
+/// failed, and `device` is simulated only because there is no card.
+fn recorded_card(device: &Device, recorded: &Recorded) -> Result<Device> {
+    let usable = recorded.oom.as_ref().and_then(RecordedOom::usable);
+    let Some(card) = usable.and_then(CardModel::infer) else { return Ok(device.clone()) };
+    let name = format!("sim:{}", card.id);
+    if device.fell_back().is_none() || name == device.info().id {
+        return Ok(device.clone());
+    }
+    let simulated = Device::open(&name)?;
+    device::announce_recorded(card.name);
+    Ok(simulated)
+}
+
 /// Returns the workload of each recorded device. The trace, which is much larger, is dropped.
-fn jobs(path: &Path) -> Result<Vec<(Workload, Recorded)>> {
-    let trace = read(path)?;
+fn jobs(path: &Path, reading: &Reading) -> Result<Vec<(Workload, Recorded)>> {
+    let trace = reading.read(path)?;
     let jobs: Vec<_> = (0..trace.device_count)
         .map(|device| Workload::from_trace(&trace, device))
         .filter(|workload| !workload.requests.is_empty())

@@ -3,4 +3,4 @@
 mod command;
 mod table;
 
-pub(crate) use command::{read, run};
+pub(crate) use command::run;

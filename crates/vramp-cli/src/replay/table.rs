@@ -21,7 +21,7 @@ pub(crate) fn write(
     outcomes: &[Outcome],
 ) -> io::Result<()> {
     writeln!(out, "{}", text.strong(headline(workload, recorded)))?;
-    let coverage = recorded.coverage.to_string();
+    let coverage = recorded.past.to_string();
     for sentence in [coverage, repaired(&workload.repairs)].iter().filter(|it| !it.is_empty()) {
         writeln!(out, "{}", text.wrap(sentence, 0))?;
     }
@@ -187,7 +187,7 @@ fn summary(workload: &Workload, recorded: &Recorded, outcomes: &[Outcome]) -> Ve
 /// Returns how much the best run saves. `None` if the recording does not support a comparison.
 fn comparison(workload: &Workload, recorded: &Recorded, outcomes: &[Outcome]) -> Option<String> {
     let theirs = recorded.reserved.peak()?;
-    if !recorded.coverage.supports_comparison(workload.peak_live, theirs) {
+    if !recorded.past.supports_comparison(workload.peak_live, theirs) {
         return None;
     }
     let best = best_run(outcomes)?;

@@ -5,6 +5,7 @@
 mod adversary;
 mod analysis;
 mod bench;
+mod calibrate;
 mod captures;
 mod convert;
 mod graph;

@@ -8,6 +8,7 @@ use super::bytes::Contents;
 use super::card::CardModel;
 use super::cost::CostTable;
 use super::fault::FaultPlan;
+use super::memory::Memory;
 use super::state::{Config, State};
 use super::{Simulator, pool};
 use crate::{Capabilities, DeviceInfo, Limits};
@@ -25,6 +26,8 @@ use crate::{Capabilities, DeviceInfo, Limits};
 pub struct SimulatorBuilder {
     info: DeviceInfo,
     address_space: Bytes,
+    /// The part of the memory that nothing can be created in.
+    context: Bytes,
     config: Config,
 }
 
@@ -43,6 +46,7 @@ impl Default for SimulatorBuilder {
             page: Bytes::ZERO,
             recommended_page: Bytes::ZERO,
             address_space: None,
+            pool_step: Bytes::ZERO,
         };
         let info = DeviceInfo {
             name: String::new(),
@@ -63,7 +67,8 @@ impl Default for SimulatorBuilder {
             faults: FaultPlan::none(),
             costs: CostTable::h200(),
         };
-        SimulatorBuilder { info, address_space: Bytes::ZERO, config }.card(&CardModel::all()[0])
+        let (address_space, context) = (Bytes::ZERO, Bytes::ZERO);
+        SimulatorBuilder { info, address_space, context, config }.card(&CardModel::all()[0])
     }
 }
 
@@ -74,12 +79,31 @@ impl SimulatorBuilder {
         self.info.id = format!("sim:{}", model.id);
         self.config.costs.measured = model.measured;
         self.config.costs.source = model.source.to_owned();
-        self.memory(model.memory).page(model.page).address_space(model.address_space)
+        self.memory(model.memory)
+            .context(model.context)
+            .page(model.page)
+            .address_space(model.address_space)
     }
 
-    /// Sets the memory on the card.
+    /// Sets the memory on the card, all of which is usable unless [`context`](Self::context) is set
+    /// afterwards.
     pub fn memory(mut self, memory: Bytes) -> SimulatorBuilder {
         self.info.limits.memory = memory;
+        self.context = Bytes::ZERO;
+        self
+    }
+
+    /// Sets how much of the memory nothing can be created in: what the driver, the CUDA context and
+    /// libraries take.
+    pub fn context(mut self, context: Bytes) -> SimulatorBuilder {
+        self.context = context.min(self.info.limits.memory);
+        self
+    }
+
+    /// Sets how much of the memory is usable. A card with less memory gets as much.
+    pub fn usable(mut self, usable: Bytes) -> SimulatorBuilder {
+        self.info.limits.memory = self.info.limits.memory.max(usable);
+        self.context = self.info.limits.memory - usable;
         self
     }
 
@@ -125,10 +149,23 @@ impl SimulatorBuilder {
         self
     }
 
-    /// Sets the cost table.
+    /// Sets the cost table. See [`described_by`](Self::described_by) for the card that it describes.
     pub fn costs(mut self, costs: CostTable) -> SimulatorBuilder {
         self.config.costs = costs;
         self
+    }
+
+    /// Sets the cost table, and the name and memory of the card that it describes, as far as it says.
+    pub fn described_by(mut self, costs: CostTable) -> SimulatorBuilder {
+        if let Some(memory) = costs.memory {
+            self.info.name = format!("{} (simulated)", costs.name);
+            self.info.id = format!("sim:{}", costs.name);
+            self = self.memory(memory);
+        }
+        if let Some(context) = costs.context {
+            self = self.context(context);
+        }
+        self.costs(costs)
     }
 
     /// Sets the fault plan.
@@ -148,8 +185,10 @@ impl SimulatorBuilder {
         let costs = &self.config.costs;
         let origin = if costs.measured { "measured" } else { "costs not measured on this card" };
         self.info.driver = format!("vramp simulator, {origin}: {}", costs.source);
-        let state =
-            State::new(self.info.limits, self.address_space, self.info.capabilities, self.config);
+        self.info.limits.pool_step = costs.pool().granule;
+        let usable = self.info.limits.memory - self.context;
+        let memory = Memory::new(self.info.limits.page, usable, self.address_space);
+        let state = State::new(memory, self.info.capabilities, self.config);
         Simulator { info: self.info, state: Mutex::new(state) }
     }
 }

@@ -24,6 +24,8 @@ pub(super) struct Memory {
     capacity: u64,
     /// Device memory of all live handles and of the driver's own pool.
     used: u64,
+    /// High-water mark of `used`.
+    used_peak: u64,
     /// Free addresses: start to length. Never adjacent, never empty.
     holes: BTreeMap<u64, u64>,
     /// Reserved addresses: start to length.
@@ -82,6 +84,7 @@ impl Memory {
             page: page.count(),
             capacity: capacity.count(),
             used: 0,
+            used_peak: 0,
             holes: BTreeMap::from([(FIRST_ADDRESS, address_space.count())]),
             reservations: BTreeMap::new(),
             allocations: BTreeMap::new(),
@@ -396,6 +399,7 @@ impl Memory {
             )));
         }
         self.used += len.count();
+        self.used_peak = self.used_peak.max(self.used);
         Ok(())
     }
 
@@ -410,6 +414,10 @@ impl Memory {
 
     pub fn used(&self) -> Bytes {
         Bytes::new(self.used)
+    }
+
+    pub fn used_peak(&self) -> Bytes {
+        Bytes::new(self.used_peak)
     }
 
     pub fn reservations(&self) -> usize {

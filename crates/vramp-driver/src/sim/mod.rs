@@ -35,6 +35,7 @@ mod bytes;
 mod capture;
 mod card;
 mod cost;
+mod cost_spec;
 mod driver;
 mod fault;
 mod graph;
@@ -56,7 +57,8 @@ use vramp_core::{AddrRange, Bytes};
 pub use builder::SimulatorBuilder;
 pub use bytes::Contents;
 pub use card::{CardModel, UnknownCard};
-pub use cost::{CostError, CostTable};
+pub use cost::CostTable;
+pub use cost_spec::{CostError, CostSpec, PerMib, PoolSpec, Rates, SizedCosts};
 pub use fault::FaultPlan;
 pub use hazard::{Access, Hazard};
 pub use log::LoggedCall;
@@ -207,6 +209,11 @@ impl Simulator {
     /// Returns counts and bytes of live objects.
     pub fn live(&self) -> LiveObjects {
         self.lock().live()
+    }
+
+    /// Returns the high-water mark of [`LiveObjects::device_bytes`].
+    pub fn device_bytes_peak(&self) -> Bytes {
+        self.lock().memory.used_peak()
     }
 
     /// Returns the bytes of `range` as they are now. `None` if bytes are not stored or the range is

@@ -18,7 +18,7 @@ use super::pool::Pool;
 use super::refusal::{Outcome, Refusal};
 use super::streams::{Gate, Point, Step, Streams};
 use super::{DeviceLoss, LiveObjects};
-use crate::{Call, Capabilities, DriverError, DriverResult, Limits, Stream};
+use crate::{Call, Capabilities, DriverError, DriverResult, Stream};
 
 #[derive(Clone, Debug)]
 pub(super) struct Config {
@@ -59,11 +59,11 @@ pub(super) struct State {
 }
 
 impl State {
-    pub fn new(limits: Limits, space: Bytes, capabilities: Capabilities, config: Config) -> State {
+    pub fn new(memory: Memory, capabilities: Capabilities, config: Config) -> State {
         State {
             now_ns: 0,
             bus_free_ns: [0; 2],
-            memory: Memory::new(limits.page, limits.memory, space),
+            memory,
             streams: Streams::default(),
             host: HostBuffers::default(),
             pool: Pool::new(config.costs.pool().granule),

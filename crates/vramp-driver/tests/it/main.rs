@@ -10,4 +10,5 @@ mod memory_rules;
 mod random_captures;
 mod random_programs;
 mod stream_ordered_pool;
+mod usable_memory;
 mod virtual_time;

@@ -75,9 +75,7 @@ proptest! {
                 Step::Fail { after } => rig.fails_in = Some(after),
                 _ => {}
             }
-            // PyTorch checks the limit before it rounds up to whole handles.
-            let rounding = if settings.contains("expandable") { 20 } else { 0 };
-            prop_assert!(rig.reserved() <= Bytes::mib(500 + rounding));
+            prop_assert!(rig.reserved() <= Bytes::mib(500));
         }
         for block in held {
             rig.free(block);

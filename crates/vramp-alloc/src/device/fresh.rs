@@ -1,0 +1,206 @@
+//! Devices that are opened anew for each run.
+//!
+//! 1. [`Device::with`] finds a device by its name, once, and applies the caller's costs and memory.
+//! 2. [`Device::fresh`] and the others open it without memory, streams or call counts of earlier runs.
+//!
+//! Deliberately absent: running anything.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use vramp_core::Bytes;
+use vramp_driver::sim::{CardModel, Contents, CostTable, Simulator, SimulatorBuilder};
+use vramp_driver::{DeviceInfo, Driver};
+
+use super::{DEFAULT_CARD, Kind, OpenError, Opened, is_cost_file, open};
+
+/// Which device to open, and what of a simulated card to replace.
+#[derive(Clone, Debug)]
+pub struct DeviceOptions {
+    /// Name of the device, as of [`open`].
+    pub name: String,
+    /// Costs of driver calls. If they describe a card and `name` does not name one, that card is
+    /// simulated. With them, `auto` is the simulator.
+    pub costs: Option<CostTable>,
+    /// Memory that tensors can use. With it, `auto` is the simulator.
+    pub usable: Option<Bytes>,
+}
+
+impl Default for DeviceOptions {
+    /// Returns the options of `auto`.
+    fn default() -> DeviceOptions {
+        DeviceOptions { name: "auto".to_owned(), costs: None, usable: None }
+    }
+}
+
+/// A device found by name, which is opened anew for each run.
+///
+/// ```
+/// use vramp_alloc::Bytes;
+/// use vramp_alloc::device::{Device, DeviceOptions};
+/// let options = DeviceOptions {
+///     name: "sim:rtx4090".to_owned(),
+///     usable: Some(Bytes::gib(20)),
+///     ..DeviceOptions::default()
+/// };
+/// let device = Device::with(options)?;
+/// let run = device.fresh(false)?;
+/// assert_eq!(run.driver.memory_info()?.free, Bytes::gib(20));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Device {
+    source: Source,
+    info: DeviceInfo,
+    fell_back: Option<String>,
+}
+
+#[derive(Clone)]
+enum Source {
+    /// Kept open, so that the card's context outlives a run.
+    Card(Arc<dyn Driver>),
+    Simulated(Box<SimulatorBuilder>),
+}
+
+/// A device without memory, streams or call counts of earlier runs.
+pub struct FreshDevice {
+    /// The device.
+    pub driver: Arc<dyn Driver>,
+    /// The same device, if it is a simulator.
+    pub simulator: Option<Arc<Simulator>>,
+}
+
+/// Reads a cost file.
+///
+/// # Errors
+/// [`OpenError::CostFile`] and [`OpenError::Costs`] name the file.
+pub fn read_costs(path: &Path) -> Result<CostTable, OpenError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| OpenError::CostFile { path: path.to_owned(), error })?;
+    CostTable::from_toml(&text).map_err(|error| OpenError::Costs { path: path.to_owned(), error })
+}
+
+/// Returns the simulated card of a name: `sim`, `sim:CARD`, or a cost file that describes one.
+pub(super) fn builder(name: &str) -> Result<SimulatorBuilder, OpenError> {
+    if !is_cost_file(name) {
+        let card = name.strip_prefix("sim:").unwrap_or(DEFAULT_CARD);
+        return Ok(Simulator::builder().card(CardModel::find(card)?));
+    }
+    let costs = read_costs(Path::new(name))?;
+    match costs.memory {
+        Some(_) => Ok(Simulator::builder().described_by(costs)),
+        None => Err(OpenError::NoMemory { path: name.into() }),
+    }
+}
+
+impl Device {
+    /// Finds a device by name, as [`open`] does.
+    ///
+    /// # Errors
+    /// Those of [`open`].
+    pub fn open(name: &str) -> Result<Device, OpenError> {
+        Device::with(DeviceOptions { name: name.to_owned(), ..DeviceOptions::default() })
+    }
+
+    /// Finds a device by name and applies the options.
+    ///
+    /// # Errors
+    /// Those of [`open`], and [`OpenError::NotSimulated`] if costs or usable memory are given for a
+    /// card.
+    pub fn with(options: DeviceOptions) -> Result<Device, OpenError> {
+        let DeviceOptions { name, costs, usable } = options;
+        let given = match (&costs, usable) {
+            (Some(_), _) => Some("costs"),
+            (None, Some(_)) => Some("usable memory"),
+            (None, None) => None,
+        };
+        match (Kind::of(&name)?, given) {
+            (Kind::Card(_), Some(what)) => Err(OpenError::NotSimulated { name, what }),
+            (Kind::Simulated, _) => Ok(Device::simulated(customized(&name, costs, usable)?, None)),
+            (Kind::Auto, Some(_)) => Ok(Device::simulated(customized("sim", costs, usable)?, None)),
+            (Kind::Auto | Kind::Card(_), None) => {
+                let Opened { driver, fell_back } = open(&name)?;
+                if driver.info().simulated {
+                    return Ok(Device::simulated(builder("sim")?, fell_back));
+                }
+                let info = driver.info().clone();
+                Ok(Device { source: Source::Card(driver), info, fell_back })
+            }
+        }
+    }
+
+    fn simulated(builder: SimulatorBuilder, fell_back: Option<String>) -> Device {
+        let info = builder.clone().build().info().clone();
+        Device { source: Source::Simulated(Box::new(builder)), info, fell_back }
+    }
+
+    /// Returns the device's name, limits and capabilities.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// Returns why `auto` chose the simulator; `None` if it did not.
+    pub fn fell_back(&self) -> Option<&str> {
+        self.fell_back.as_deref()
+    }
+
+    /// Opens the device for one run. With `checked`, a simulator looks for unordered accesses.
+    ///
+    /// # Errors
+    /// Those of [`open`].
+    pub fn fresh(&self, checked: bool) -> Result<FreshDevice, OpenError> {
+        self.build(|builder| if checked { builder.checked() } else { builder })
+    }
+
+    /// Opens the device for one run. A simulator has `memory`, all of it usable; a card has what it
+    /// has.
+    ///
+    /// # Errors
+    /// Those of [`open`].
+    pub fn with_memory(&self, memory: Bytes) -> Result<FreshDevice, OpenError> {
+        self.build(|builder| builder.memory(memory))
+    }
+
+    /// Opens the device for one run in which contents are compared: a simulator stores what is
+    /// written and looks for unordered accesses.
+    ///
+    /// # Errors
+    /// Those of [`open`].
+    pub fn with_contents(&self) -> Result<FreshDevice, OpenError> {
+        self.build(|builder| builder.contents(Contents::Stored).checked())
+    }
+
+    fn build(
+        &self,
+        change: impl FnOnce(SimulatorBuilder) -> SimulatorBuilder,
+    ) -> Result<FreshDevice, OpenError> {
+        match &self.source {
+            // The card's own pool and its high-water mark belong to one opening.
+            Source::Card(driver) => {
+                let driver = open(&driver.info().id)?.driver;
+                Ok(FreshDevice { driver, simulator: None })
+            }
+            Source::Simulated(builder) => {
+                let simulator = Arc::new(change((**builder).clone()).build());
+                Ok(FreshDevice { driver: Arc::clone(&simulator) as _, simulator: Some(simulator) })
+            }
+        }
+    }
+}
+
+/// Returns the simulated card of a name with the caller's costs and memory.
+fn customized(
+    name: &str,
+    costs: Option<CostTable>,
+    usable: Option<Bytes>,
+) -> Result<SimulatorBuilder, OpenError> {
+    let mut builder = builder(name)?;
+    if let Some(costs) = costs {
+        // `sim` stands for any card, so the file may say which.
+        builder = if name == "sim" { builder.described_by(costs) } else { builder.costs(costs) };
+    }
+    Ok(match usable {
+        Some(usable) => builder.usable(usable),
+        None => builder,
+    })
+}
