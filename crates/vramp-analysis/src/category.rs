@@ -14,6 +14,7 @@
 //! | parameter | a frame that builds, loads, moves or converts a module, outside of `forward` |
 //! | gradient | no stack; it lives through a recorded optimizer step and ends with `zero_grad` |
 //! | activation | no stack; allocated between two recorded optimizer steps and freed before the second |
+//! | parameter | no stack; allocated before the first recorded optimizer step, and outlives the last |
 //! | unknown | none of these |
 
 use std::fmt;
@@ -228,8 +229,12 @@ fn by_life(block: &Block, annotated: &Annotated) -> Category {
         let first = steps.first().is_some_and(|first| first.begin >= next.begin);
         return if first { Category::Unknown } else { Category::Activation };
     }
-    let ends_with = Annotated::find(&annotated.zero_grads, block.free);
-    if ends_with.is_some() { Category::Gradient } else { Category::Unknown }
+    if Annotated::find(&annotated.zero_grads, block.free).is_some() {
+        return Category::Gradient;
+    }
+    let before_all = steps.first().is_some_and(|first| block.alloc < first.begin);
+    let after_all = steps.last().is_some_and(|last| block.free >= last.end);
+    if before_all && after_all { Category::Parameter } else { Category::Unknown }
 }
 
 #[cfg(test)]
@@ -303,8 +308,8 @@ mod tests {
             zero_grads: vec![Span { begin: 3, end: 4 }],
         };
         let found = categories(&trace, &workload, &blocks, &annotated);
-        use Category::{Activation, Gradient, OptimizerState, Unknown, Workspace};
-        assert_eq!(found, [Unknown, Gradient, OptimizerState, Activation, Workspace]);
+        use Category::{Activation, Gradient, OptimizerState, Parameter, Workspace};
+        assert_eq!(found, [Parameter, Gradient, OptimizerState, Activation, Workspace]);
     }
 
     #[test]

@@ -15,7 +15,7 @@
 //! | none | no request failed, and no limit was given |
 
 use serde::Serialize;
-use vramp::Bytes;
+use vramp::{Bytes, Preset};
 
 use crate::explain::{Explanation, Failure, Fit};
 use crate::layout::Layout;
@@ -359,6 +359,14 @@ fn streams(job: &Explanation, layout: &Layout, when: &str) -> Option<Finding> {
     })
 }
 
+/// Returns the allocator's name, with what its replay leaves out.
+fn name(fit: &Fit) -> String {
+    match fit.allocator == Preset::StreamOrdered.name() {
+        true => format!("{} (modelled without fragmentation)", fit.allocator),
+        false => fit.allocator.clone(),
+    }
+}
+
 /// Returns what was tried and fits. Without a failure: what reserves at least a tenth less than the
 /// recorded allocator.
 fn remedies(job: &Explanation, capacity: Capacity) -> Vec<String> {
@@ -374,8 +382,7 @@ fn remedies(job: &Explanation, capacity: Capacity) -> Vec<String> {
                 let reserved = size(fit.peak_reserved_bytes);
                 let less = recorded - fit.peak_reserved_bytes;
                 let percent = less as f64 * 100.0 / recorded as f64;
-                let name = &fit.allocator;
-                format!("{name} reserves {reserved}, {percent:.0} % less: {line}")
+                format!("{} reserves {reserved}, {percent:.0} % less: {line}", name(fit))
             };
             return saves.map(text).collect();
         }
@@ -386,7 +393,7 @@ fn remedies(job: &Explanation, capacity: Capacity) -> Vec<String> {
     };
     fits.filter_map(|(fit, line)| {
         let smallest = fit.smallest_limit_bytes.filter(|&limit| limit <= capacity)?;
-        Some(format!("{} fits from {} on: {line}", fit.allocator, size(smallest)))
+        Some(format!("{} fits from {} on: {line}", name(fit), size(smallest)))
     })
     .collect()
 }

@@ -147,6 +147,28 @@ impl Page<'_> {
             let name = category.category.name();
             writeln!(self.out, "{}  {name}", share(category.bytes, category.blocks))?;
         }
+        if self.found.recording.has_stacks {
+            self.sites(moment, share)?;
+        }
+        writeln!(self.out, "  {}", self.text.weak("largest blocks"))?;
+        for block in moment.largest.iter().take(self.top) {
+            let event = match block.event {
+                Some(event) => format!("event {}", Count(event)),
+                None => "older".to_owned(),
+            };
+            let size = Bytes::new(block.bytes).to_string();
+            let category = block.category.name();
+            let name = match self.found.recording.has_stacks {
+                true => self.text.fit(&block.site, 54),
+                false => String::new(),
+            };
+            let line = format!("  {size:>11}  {event:>16}  {category:<16} {name}");
+            writeln!(self.out, "{}", line.trim_end())?;
+        }
+        Ok(writeln!(self.out)?)
+    }
+
+    fn sites(&mut self, moment: &Moment, share: impl Fn(u64, u64) -> String) -> Result<()> {
         writeln!(self.out, "  {}", self.text.weak("by line of the program"))?;
         for site in moment.sites.iter().take(self.top) {
             let name = self.text.fit(&site.site, NUMBERS);
@@ -163,18 +185,7 @@ impl Page<'_> {
             let more = plural(more, "line");
             writeln!(self.out, "  {}", self.text.weak(format!("{more} more: --top, --json")))?;
         }
-        writeln!(self.out, "  {}", self.text.weak("largest blocks"))?;
-        for block in moment.largest.iter().take(self.top) {
-            let event = match block.event {
-                Some(event) => format!("event {}", Count(event)),
-                None => "older".to_owned(),
-            };
-            let size = Bytes::new(block.bytes).to_string();
-            let category = block.category.name();
-            let name = self.text.fit(&block.site, 54);
-            writeln!(self.out, "  {size:>11}  {event:>16}  {category:<16} {name}")?;
-        }
-        Ok(writeln!(self.out)?)
+        Ok(())
     }
 
     fn fits(&mut self) -> Result<()> {
