@@ -222,8 +222,9 @@ impl Curve {
         let (low, high) = (self.points[above - 1], self.points[above]);
         let mut slope = (high.1 - low.1) / (high.0 - low.0);
         if at > last.0 {
-            // Beyond the measured sizes, a larger handle never costs less.
-            slope = slope.max(0.0);
+            // Beyond the measured sizes, a larger handle never costs less, and at most in proportion:
+            // one disturbed measurement must not make large handles cost seconds.
+            slope = slope.clamp(0.0, 1.0);
             let ns = (high.1 + slope * (at - high.0)).exp2();
             return ns.min(COST_MAX_US * 1000.0).round() as u64;
         }
