@@ -244,7 +244,7 @@ class Timeline {
       series,
       bands,
       legend: { show: false },
-      padding: [10, 14, 0, 0],
+      padding: [10, 36, 0, 0],
       cursor: { y: false, drag: { x: true, y: false, setScale: false }, points: { show: false } },
       scales: {
         x: { time: false, range: () => this.range() },
