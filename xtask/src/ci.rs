@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::{models, shell, site, tidy};
+use crate::{models, page, shell, site, tidy};
 
 /// Examples that need no card. Each runs to its end and must succeed.
 const EXAMPLES: [&str; 7] = [
@@ -45,6 +45,9 @@ pub fn run(root: &Path) -> Result<()> {
         shell::run(cargo(root).args(["test", "--workspace", "--doc", "--locked"]))
     })?;
     step("site", "mend the links: `cargo xtask site`", || site::run(root))?;
+    step("page", "open the pages alone: `cargo xtask page`; they are in `target/page`", || {
+        page::run(root)
+    })?;
     step("examples", "run the failed one: `cargo run -p CRATE --example NAME`", || examples(root))?;
     step("features", "build it alone: `cargo check -p vramp --no-default-features`", || {
         shell::run(cargo(root).args(["check", "-p", "vramp", "--no-default-features", "--locked"]))

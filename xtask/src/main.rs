@@ -11,6 +11,7 @@ mod header;
 mod library;
 mod models;
 mod mutants;
+mod page;
 mod plant;
 mod shell;
 mod site;
@@ -75,6 +76,8 @@ enum Task {
     Deny,
     /// Builds the documentation as one site into `target/site`, and checks its links.
     Site,
+    /// Opens pages of `vramp report` in a headless Chromium and uses them.
+    Page,
     /// Draws the charts of the pages anew from the results in `bench/results`.
     Charts,
     /// Runs `vramp bench adversary` on the simulator, and writes its bounds and its table in the page of
@@ -117,6 +120,7 @@ fn perform(task: &Task, root: &Path) -> Result<()> {
             std::process::Command::new("cargo").current_dir(root).args(["deny", "check"]),
         ),
         Task::Site => site::run(root),
+        Task::Page => page::run(root),
         Task::Charts => charts::write(root),
         Task::Adversary => adversary::run(root),
         Task::Header => header::write(root),

@@ -7,7 +7,8 @@
 //! 3. [`advise`](mod@advise) replays the job with [`candidates`]: PyTorch's settings, the driver's pool
 //!    and vramp. [`diff`](mod@diff) compares two runs.
 //!
-//! [`mod@replay`] runs a recorded job on one allocator and one device.
+//! [`mod@replay`] runs a recorded job on one allocator and one device. [`report`] writes one HTML page
+//! about a recorded job.
 //!
 //! # How it grows
 //!
@@ -36,6 +37,7 @@ pub mod layout;
 pub mod moment;
 pub mod number;
 pub mod replay;
+pub mod report;
 pub mod steps;
 #[cfg(test)]
 mod testing;

@@ -44,6 +44,8 @@ pub enum Command {
     Tiers(Tiers),
     /// Convert a trace: to .vtrace, to a PyTorch snapshot, or to a timeline for Perfetto
     Convert(Convert),
+    /// Write a page that shows why a recorded job used its memory as it did
+    Report(Report),
     /// Compute the memory of a captured graph of recorded work
     Graph(Graph),
     /// Print the completions of a shell
@@ -217,6 +219,39 @@ pub struct DiffRuns {
 
 fn parse_settings(settings: &str) -> Result<String, TorchConfigError> {
     TorchConfig::parse(settings).map(|_| settings.to_owned())
+}
+
+/// Writes a page about recorded jobs.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Report {
+    /// PyTorch memory snapshots, RMM logs or .vtrace files; plain, gzip or zstd. Several are
+    /// compared, as the ranks of one job
+    #[arg(required = true, value_name = "RUN")]
+    pub traces: Vec<PathBuf>,
+    /// The page to write
+    #[arg(short, long, value_name = "FILE", default_value = "report.html")]
+    pub output: PathBuf,
+    /// Write the timeline alone too, as SVG that needs no font; for one recording
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Write the timeline alone too, as PNG; for one recording
+    #[arg(long, value_name = "FILE")]
+    pub png: Option<PathBuf>,
+    /// Limits to try settings with, separated by commas or given several times, such as 16GiB,24GiB
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = memory)]
+    pub limit: Vec<Bytes>,
+    /// Find the smallest limit of each allocator also for jobs of more than 200,000 events
+    #[arg(long)]
+    pub limits: bool,
+    /// Largest size of the page. If the recordings are larger, the page says what it leaves out
+    #[arg(long, value_name = "SIZE", default_value = "15MB", value_parser = memory)]
+    pub budget: Bytes,
+    /// Limits on reading
+    #[command(flatten)]
+    pub reading: Reading,
+    /// Simulate a card with the costs in this file, as `vramp calibrate` writes it
+    #[arg(long, value_name = "FILE")]
+    pub costs: Option<PathBuf>,
 }
 
 /// Computes the memory of captured graphs.

@@ -21,8 +21,8 @@ pub(crate) fn run(args: &Explain, out: &mut dyn Write) -> Result<()> {
         let trace = args.reading.read(path)?;
         let jobs = analysis::jobs(&trace, path)?;
         for job in jobs {
-            let options =
-                Options { limit: args.limit, at: args.at, top: args.top, threads: threads() };
+            let (limit, at, top) = (args.limit, args.at, args.top);
+            let options = Options { limit, at, top, threads: threads(), ..Options::default() };
             let found = explain(&job, &device, &options)
                 .with_context(|| format!("cannot explain '{}'", path.display()))?;
             if args.json {

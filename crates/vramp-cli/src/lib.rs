@@ -1,6 +1,7 @@
 //! The program `vramp`: replays recorded workloads on any allocator, on a card or a simulated one.
 //!
 //! - `replay` prints the replays of [`vramp_analysis`].
+//! - `report` writes the page of [`vramp_analysis::report`].
 //! - [`graph`] computes the memory of a captured graph of a workload.
 //! - [`mod@bench`] prints the measurements of [`vramp_bench`].
 //! - [`args`] holds the command line; [`main`] runs it.
@@ -25,6 +26,7 @@ mod manual;
 mod output;
 mod reading;
 mod replay;
+mod report;
 mod text;
 mod tiers;
 
@@ -63,6 +65,7 @@ pub fn run(args: &args::Args, out: &mut dyn Write) -> anyhow::Result<()> {
         args::Command::Diff(args) => diff::run(args, out),
         args::Command::Completions(args) => manual::completions(args, out),
         args::Command::Man(args) => manual::write(args, out),
+        args::Command::Report(args) => report::run(args, out),
         args::Command::Info(args) => info::run(args, out),
         args::Command::Tiers(args) => tiers::run(args, out),
         args::Command::Convert(args) => convert::run(args, out),

@@ -4,4 +4,5 @@
 
 mod fidelity;
 mod order;
+mod report;
 mod verdicts;

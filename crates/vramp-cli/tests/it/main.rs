@@ -10,4 +10,5 @@ mod captures;
 mod convert;
 mod graph;
 mod program;
+mod report;
 mod tiers;

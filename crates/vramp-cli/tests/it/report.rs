@@ -1,0 +1,76 @@
+//! `vramp report`: files in, files out.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use assert_cmd::Command;
+
+fn vramp() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_vramp"))
+}
+
+fn trace(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../examples/traces/{name}.pickle.gz"))
+}
+
+#[test]
+fn a_report_writes_a_page_and_pictures_without_fonts() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (page, svg, png) = (path("a.html"), path("a.svg"), path("a.png"));
+    let output = vramp()
+        .arg("report")
+        .arg(trace("llama_varlen_oom"))
+        .arg("-o")
+        .arg(&page)
+        .arg("--svg")
+        .arg(&svg)
+        .arg("--png")
+        .arg(&png)
+        .args(["--limit", "15GiB,20GiB"])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("1,510 events of 1 recorded device"), "{text}");
+    let page = fs::read_to_string(&page).unwrap();
+    for wanted in
+        ["Settings and limits", "Smallest limit that fits", "export PYTORCH_CUDA_ALLOC_CONF="]
+    {
+        assert!(page.contains(wanted), "{wanted}");
+    }
+    assert!(page.len() < 600_000, "{}", page.len());
+    let svg = fs::read_to_string(&svg).unwrap();
+    assert!(svg.contains("aria-label=\"Memory of llama_varlen_oom\""));
+    assert!(!svg.contains("<text"), "letters are shapes");
+    let png = fs::read(&png).unwrap();
+    assert_eq!(&png[..8], b"\x89PNG\r\n\x1a\n");
+    // Width and height of the header, in big endian.
+    assert_eq!(u32::from_be_bytes(png[16..20].try_into().unwrap()), 1920);
+}
+
+#[test]
+fn several_recordings_are_compared_and_have_no_picture() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("ranks.html");
+    let both = [trace("llama_varlen_oom"), trace("gnn")];
+    let output = vramp().arg("report").args(&both).arg("-o").arg(&page).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(fs::read_to_string(&page).unwrap().contains("Comparison of 2 recordings"));
+    let picture = folder.path().join("a.svg");
+    let output =
+        vramp().arg("report").args(&both).arg("--svg").arg(&picture).arg("-o").arg(&page).output();
+    let error = String::from_utf8(output.unwrap().stderr).unwrap();
+    assert!(error.contains("--svg and --png draw one recorded device"), "{error}");
+    assert!(!picture.exists());
+}
+
+#[test]
+fn a_page_that_cannot_be_written_is_named() {
+    let output =
+        vramp().arg("report").arg(trace("gnn")).args(["-o", "/no/such/folder/a.html"]).output();
+    let output = output.unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("cannot write '/no/such/folder/a.html'"), "{error}");
+}
