@@ -16,6 +16,9 @@ use vramp::{Bytes, Config};
 use crate::job::Job;
 use crate::replay::{Options, Outcome, ReplayError, replay};
 
+/// Requests of a job that is searched less exactly.
+const LONG: usize = 300_000;
+
 /// A limit is a multiple of this.
 const STEP: u64 = 2 << 20;
 
@@ -37,7 +40,8 @@ pub fn run(
 }
 
 /// Returns the smallest limit found that the job fits into with `config`, given the peak of a run
-/// without a limit. The result is at most 2 MiB, or 0.5 % of the peak, above the smallest.
+/// without a limit. The result is at most 2 MiB, or 0.5 % of the peak, above the smallest; 2 % for a
+/// job of more than 300,000 requests.
 ///
 /// About eight replays, each of which stops where it fails; none if the peak is as close to the
 /// demand.
@@ -53,7 +57,8 @@ pub fn smallest_limit(
     let demand = crate::replay::peak_demand(&job.workload).count();
     // No limit below the demand fits; the peak does.
     let (mut fails, mut fits) = ((demand / STEP).saturating_sub(1), peak.count().div_ceil(STEP));
-    let tolerance = (fits / 200).max(1);
+    let part = if job.workload.requests.len() > LONG { 50 } else { 200 };
+    let tolerance = (fits / part).max(1);
     while fits.saturating_sub(fails) > tolerance {
         let middle = fails + (fits - fails) / 2;
         let outcome = run(job, device, config, Some(Bytes::new(middle * STEP)))?;

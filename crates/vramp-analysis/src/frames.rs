@@ -76,8 +76,8 @@ impl Origin {
 
 /// Returns the path from the package's name on, if the file is of an installed package.
 fn in_package(file: &str) -> Option<&str> {
-    let folders = PACKAGES.iter().filter_map(|folder| file.rsplit_once(folder));
-    if let Some((_, inside)) = folders.last() {
+    let mut folders = PACKAGES.iter().filter_map(|folder| file.rsplit_once(folder));
+    if let Some((_, inside)) = folders.next() {
         return Some(inside);
     }
     let (first, _) = file.split_once('/')?;

@@ -85,8 +85,8 @@ pub fn verdict(job: &Explanation, limit: Option<Bytes>) -> Verdict {
         return Verdict {
             cause: Cause::NoHistory,
             headline: format!(
-                "Why memory ran out cannot be told: the recording has no history. At its end {} \
-                 were allocated.",
+                "The recording has no history, so it does not show why memory ran out. At its end \
+                 {} were allocated.",
                 size(job.peak.live_bytes)
             ),
             ..Verdict::default()

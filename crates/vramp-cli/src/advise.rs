@@ -63,7 +63,7 @@ fn write(out: &mut dyn Write, text: &Text, job: &Job<'_>, found: &Advice) -> Res
         found.limits_bytes.iter().map(|&limit| Bytes::new(limit).to_string()).collect();
     let mut head = vec!["allocator or setting", "peak, no limit", "driver time"];
     head.extend(limits.iter().map(String::as_str));
-    let rows: Vec<Vec<String>> = found.tried.iter().map(|tried| row(tried)).collect();
+    let rows: Vec<Vec<String>> = found.tried.iter().map(row).collect();
     let all_fit = |tried: &Tried| tried.limited.iter().all(|run| run.fits);
     let mark = |index: usize| match found.tried.get(index) {
         Some(tried) if all_fit(tried) && !found.limits_bytes.is_empty() => Mark::Good,

@@ -139,7 +139,10 @@ fn a_recording_without_history_promises_no_savings() {
     assert!(text.contains("_record_memory_history"), "{text}");
     assert!(!text.contains("less"), "{text}");
     let text = stdout(&["explain", &path]);
-    assert!(text.contains("cannot be told: the recording has no history"), "{text}");
+    assert!(
+        text.contains("The recording has no history, so it does not show why memory ran out"),
+        "{text}"
+    );
     vramp(&["advise", &path, "--limit", "1GiB"]).assert().code(1);
 }
 
