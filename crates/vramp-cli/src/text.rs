@@ -82,8 +82,8 @@ impl Text {
         format!("...{kept}")
     }
 
-    /// Renders a table whose columns but the first `left` are aligned right. The rows for which
-    /// `mark` returns a style are shown in it.
+    /// Renders a table whose columns are aligned right, but for those in `left`. Rows are coloured as
+    /// `mark` says; a good one begins with an asterisk, which shows without colours too.
     pub(crate) fn table(
         &self,
         head: &[&str],
@@ -105,7 +105,8 @@ impl Text {
         let lines = lines.lines().enumerate().map(|(index, line)| match index.checked_sub(1) {
             None => self.weak(line),
             Some(row) => match mark(row) {
-                Mark::Good => self.good(line),
+                // The padding of the first column has room for the mark.
+                Mark::Good => self.good(format!("*{}", line.strip_prefix(' ').unwrap_or(line))),
                 Mark::Bad => self.bad(line),
                 Mark::None => line.to_owned(),
             },

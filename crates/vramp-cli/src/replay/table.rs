@@ -40,21 +40,25 @@ pub(crate) fn write(
 
 /// Returns what the replay does and does not model.
 pub(crate) fn assumptions(device: &DeviceInfo, audited: bool) -> String {
-    let time = if device.simulated {
+    let on = if device.simulated {
         format!(
-            "Driver time is modelled on {} ({}). The modelled driver pool never fragments; a real \
-             one reserves a few percent more.",
+            "Simulated: {} ({}). The modelled driver pool never fragments; a real one reserves a few \
+             percent more.",
             device.id, device.driver
         )
     } else {
-        format!("Driver time is measured on {} ({}).", device.id, device.name)
+        format!("Measured on {} ({}).", device.id, device.name)
     };
+    let time = device.time_note();
     let audit = match (audited, device.simulated) {
         (false, _) => "",
         (true, true) => " Every request was followed by an audit; no unordered access was found.",
         (true, false) => " Every request was followed by an audit.",
     };
-    format!("Sizes, streams and the order of requests are replayed; kernels are not. {time}{audit}")
+    format!(
+        "An asterisk marks the least memory. Sizes, streams and the order of requests are replayed; \
+         kernels are not. {time} {on}{audit}"
+    )
 }
 
 fn headline(workload: &Workload, recorded: &Recorded) -> String {
@@ -299,7 +303,10 @@ mod tests {
     fn numbers_are_aligned_right_below_their_heading() {
         let text = printed(Some(Bytes::gib(80)), None);
         let column = |row: &str, words: &str| {
-            let line = text.lines().find(|line| line.trim().starts_with(row)).unwrap();
+            let line = text
+                .lines()
+                .find(|line| line.trim_start_matches(['*', ' ']).starts_with(row))
+                .unwrap();
             line.find(words).unwrap() + words.len()
         };
         let end = column("allocator", "peak reserved");
@@ -329,7 +336,10 @@ mod tests {
         let text = printed(None, Some(Bytes::mib(4)));
         assert!(text.contains("out of memory at event"), "{text}");
         assert!(text.contains("vramp at event 0: out of memory"), "{text}");
-        let row = text.lines().find(|line| line.trim().starts_with("vramp ")).unwrap();
+        let row = text
+            .lines()
+            .find(|line| line.trim_start_matches(['*', ' ']).starts_with("vramp "))
+            .unwrap();
         assert!(row.contains(" - "), "{text}");
     }
 }
