@@ -11,6 +11,7 @@ use vramp_analysis::job::Job;
 use crate::analysis::{self, threads};
 use crate::args::Advise;
 use crate::exit::OutOfMemory;
+use crate::json;
 use crate::text::{Mark, Text};
 
 pub(crate) fn run(args: &Advise, out: &mut dyn Write) -> Result<()> {
@@ -28,8 +29,7 @@ pub(crate) fn run(args: &Advise, out: &mut dyn Write) -> Result<()> {
                 .with_context(|| format!("cannot replay '{}'", path.display()))?;
             unfit |= (0..found.limits_bytes.len()).any(|index| found.fitting(index).is_empty());
             if args.json {
-                serde_json::to_writer(&mut *out, &found)?;
-                writeln!(out)?;
+                json::line(out, &found)?;
             } else {
                 write(out, &text, &job, &found)?;
             }

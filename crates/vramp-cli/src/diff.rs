@@ -9,6 +9,7 @@ use vramp_analysis::number::{Count, plural};
 
 use crate::analysis;
 use crate::args::DiffRuns;
+use crate::json;
 use crate::text::{Mark, Text};
 
 pub(crate) fn run(args: &DiffRuns, out: &mut dyn Write) -> Result<()> {
@@ -25,8 +26,7 @@ pub(crate) fn run(args: &DiffRuns, out: &mut dyn Write) -> Result<()> {
         compared = true;
         let found = diff(job, other);
         if args.json {
-            serde_json::to_writer(&mut *out, &found)?;
-            writeln!(out)?;
+            json::line(out, &found)?;
         } else {
             write(out, &text, &found, args.top)?;
         }

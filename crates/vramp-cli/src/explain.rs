@@ -12,6 +12,7 @@ use vramp_analysis::verdict::Cause;
 
 use crate::analysis::{self, threads};
 use crate::args::Explain;
+use crate::json;
 use crate::text::{Mark, Text};
 
 pub(crate) fn run(args: &Explain, out: &mut dyn Write) -> Result<()> {
@@ -26,8 +27,7 @@ pub(crate) fn run(args: &Explain, out: &mut dyn Write) -> Result<()> {
             let found = explain(&job, &device, &options)
                 .with_context(|| format!("cannot explain '{}'", path.display()))?;
             if args.json {
-                serde_json::to_writer(&mut *out, &found)?;
-                writeln!(out)?;
+                json::line(out, &found)?;
             } else {
                 Page { out, text: &text, job: &job, found: &found, top: args.top }.write()?;
             }

@@ -58,8 +58,7 @@ pub(crate) fn run(args: &Info, out: &mut dyn Write) -> Result<()> {
         memory_total_bytes: memory.total.count(),
     };
     if args.json {
-        serde_json::to_writer(&mut *out, &description)?;
-        return Ok(writeln!(out)?);
+        return crate::json::versioned_line(out, &description);
     }
     print(&description, out)
 }

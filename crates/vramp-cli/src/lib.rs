@@ -22,6 +22,7 @@ mod exit;
 mod explain;
 pub mod graph;
 mod info;
+mod json;
 mod manual;
 mod output;
 mod reading;

@@ -275,6 +275,5 @@ impl<'a> Output<'a> {
 }
 
 fn write_line(out: &mut dyn Write, line: &impl Serialize) -> Result<()> {
-    serde_json::to_writer(&mut *out, line)?;
-    Ok(writeln!(out)?)
+    crate::json::versioned_line(out, line)
 }

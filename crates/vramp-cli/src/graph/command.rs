@@ -25,8 +25,7 @@ pub(crate) fn run(args: &Graph, out: &mut dyn Write) -> Result<()> {
             let found = layouts(&job).with_context(|| format!("'{}'", job.name))?;
             let outcome = Outcome::new(&job, &found);
             if args.json {
-                serde_json::to_writer(&mut *out, &outcome)?;
-                writeln!(out)?;
+                crate::json::versioned_line(out, &outcome)?;
             } else {
                 write_table(out, &outcome, args.window.is_some())?;
             }

@@ -18,6 +18,7 @@ use super::table;
 use crate::args::{Reading, Replay, presets};
 use crate::device::{self, Device};
 use crate::exit::OutOfMemory;
+use crate::json;
 use crate::text::Text;
 
 pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
@@ -57,8 +58,7 @@ pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
                     unfaithful.push(format!("'{}' on {}", outcome.trace, outcome.allocator));
                 }
                 if args.json {
-                    serde_json::to_writer(&mut *out, &outcome)?;
-                    writeln!(out)?;
+                    json::line(out, &outcome)?;
                     out.flush()?;
                 }
                 failed |= outcome.oom_at_event.is_some();

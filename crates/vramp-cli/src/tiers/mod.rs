@@ -46,8 +46,7 @@ pub(crate) fn run(args: &Tiers, out: &mut dyn Write) -> Result<()> {
         outcome.add_rates(&measure::measure(&cards, &config, &args.device)?);
     }
     if args.json {
-        serde_json::to_writer(&mut *out, &outcome)?;
-        return Ok(writeln!(out)?);
+        return crate::json::versioned_line(out, &outcome);
     }
     Ok(print::write(out, &outcome)?)
 }
