@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde::Serialize;
 use vramp::DeviceAddr;
 use vramp::config::TorchConfig;
-use vramp_trace::{Event, EventKind, Request, StackId};
+use vramp_trace::{Event, EventKind, PoolId, Request, StackId};
 
 use crate::blocks::RequestIndex;
 use crate::frames::SiteId;
@@ -45,6 +45,9 @@ pub struct Layout {
     pub holes: u64,
     /// Bytes of the largest hole.
     pub largest_hole_bytes: u64,
+    /// Free bytes in private pools: those of CUDA graphs and of `MemPool`, which serve no other
+    /// requests.
+    pub private_free_bytes: u64,
     /// The same by stream, the most free bytes first.
     pub streams: Vec<StreamHoles>,
     /// The lines of the program whose blocks lie beside the holes, the most free bytes first.
@@ -82,6 +85,7 @@ struct Range {
     end: u64,
     stream: u64,
     is_expandable: bool,
+    is_private: bool,
 }
 
 struct Placed {
@@ -124,6 +128,7 @@ struct Sums {
     free: u64,
     holes: u64,
     largest: u64,
+    private: u64,
 }
 
 impl Builder {
@@ -148,7 +153,7 @@ impl Builder {
         let keeps_rests = !range.is_expandable && len > SMALL_SEGMENT;
         let (mut next, mut before, mut count) = (start, None, 0);
         for (&at, block) in blocks {
-            self.hole(job, range.stream, (next, at), before, Some((at, block)), keeps_rests);
+            self.hole(job, range, (next, at), before, Some((at, block)), keeps_rests);
             let end = block.end.min(range.end);
             if block.is_waiting {
                 self.layout.waiting += end - at;
@@ -159,14 +164,14 @@ impl Builder {
             before = Some((at, block));
             count += 1;
         }
-        self.hole(job, range.stream, (next, range.end), before, None, keeps_rests);
+        self.hole(job, range, (next, range.end), before, None, keeps_rests);
         count
     }
 
     fn hole(
         &mut self,
         job: &Job<'_>,
-        stream: u64,
+        range: &Range,
         (from, to): (u64, u64),
         before: Option<(u64, &Placed)>,
         after: Option<(u64, &Placed)>,
@@ -183,7 +188,8 @@ impl Builder {
         self.layout.free += len;
         self.layout.holes += 1;
         self.layout.largest = self.layout.largest.max(len);
-        if let Some(stream) = self.streams.get_mut(&stream) {
+        self.layout.private += if range.is_private { len } else { 0 };
+        if let Some(stream) = self.streams.get_mut(&range.stream) {
             stream.free_bytes += len;
             stream.largest_hole_bytes = stream.largest_hole_bytes.max(len);
         }
@@ -222,6 +228,7 @@ impl Builder {
             free_bytes: self.layout.free,
             holes: self.layout.holes,
             largest_hole_bytes: self.layout.largest,
+            private_free_bytes: self.layout.private,
             streams,
             pinned_by,
         }
@@ -239,43 +246,51 @@ fn event_at(job: &Job<'_>, moment: RequestIndex) -> usize {
 fn segments_before(job: &Job<'_>, moment: RequestIndex) -> BTreeMap<u64, Range> {
     let on_device = |device: u16| u32::from(device) == job.workload.device;
     let raw = |stream| job.trace.raw_stream(stream).unwrap_or_default();
-    let range = |event: &Event, is_expandable| Range {
+    let private = |pool: PoolId| pool != PoolId::default();
+    let range = |(index, event): (usize, &Event), is_expandable| Range {
         end: event.address.number().saturating_add(event.size.count()),
         stream: raw(event.stream),
         is_expandable,
+        is_private: private(job.trace.labels.of_event(index).pool),
     };
-    let (before, after) = job.trace.events.split_at(event_at(job, moment));
+    let events = || job.trace.events.iter().enumerate().filter(|(_, it)| on_device(it.device));
+    let at = event_at(job, moment);
     let mut ranges = BTreeMap::new();
-    let mut at_end = job.trace.segments.iter().filter(|it| on_device(it.device)).peekable();
+    let segments = job.trace.segments.iter().enumerate();
+    let mut at_end = segments.filter(|(_, it)| on_device(it.device)).peekable();
     if at_end.peek().is_none() {
-        for event in before.iter().filter(|event| on_device(event.device)) {
+        for (index, event) in events().take_while(|(index, _)| *index < at) {
             let start = event.address.number();
             match event.kind {
-                EventKind::SegmentAlloc => add(&mut ranges, start, range(event, false)),
-                EventKind::SegmentMap => add(&mut ranges, start, range(event, true)),
+                EventKind::SegmentAlloc => add(&mut ranges, start, range((index, event), false)),
+                EventKind::SegmentMap => add(&mut ranges, start, range((index, event), true)),
                 EventKind::SegmentFree | EventKind::SegmentUnmap => {
-                    remove(&mut ranges, start, range(event, false).end);
+                    remove(&mut ranges, start, range((index, event), false).end);
                 }
                 _ => {}
             }
         }
         return ranges;
     }
-    for segment in at_end {
+    for (index, segment) in at_end {
         let start = segment.address.number();
-        let end = start.saturating_add(segment.total_size.count());
-        let is_expandable = segment.is_expandable;
-        add(&mut ranges, start, Range { end, stream: raw(segment.stream), is_expandable });
+        let range = Range {
+            end: start.saturating_add(segment.total_size.count()),
+            stream: raw(segment.stream),
+            is_expandable: segment.is_expandable,
+            is_private: private(job.trace.labels.of_segment(index).pool),
+        };
+        add(&mut ranges, start, range);
     }
     // Backwards in time.
-    for event in after.iter().rev().filter(|event| on_device(event.device)) {
+    for (index, event) in events().rev().take_while(|(index, _)| *index >= at) {
         let start = event.address.number();
         match event.kind {
             EventKind::SegmentAlloc | EventKind::SegmentMap => {
-                remove(&mut ranges, start, range(event, false).end);
+                remove(&mut ranges, start, range((index, event), false).end);
             }
-            EventKind::SegmentFree => add(&mut ranges, start, range(event, false)),
-            EventKind::SegmentUnmap => add(&mut ranges, start, range(event, true)),
+            EventKind::SegmentFree => add(&mut ranges, start, range((index, event), false)),
+            EventKind::SegmentUnmap => add(&mut ranges, start, range((index, event), true)),
             _ => {}
         }
     }

@@ -56,7 +56,8 @@ pub enum Cause {
 /// Something that contributed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finding {
-    /// What it is: `fragmentation`, `streams`, `waiting`, `rounding`, `growth`, `limit`, `overhead`.
+    /// What it is: `fragmentation`, `streams`, `pools`, `waiting`, `rounding`,
+    /// `growth`.
     pub kind: &'static str,
     /// Bytes concerned.
     pub bytes: u64,
@@ -307,6 +308,17 @@ fn findings(job: &Explanation) -> Vec<Finding> {
         });
     }
     found.extend(streams(job, layout, when));
+    if part(layout.private_free_bytes) >= 1.0 {
+        found.push(Finding {
+            kind: "pools",
+            bytes: layout.private_free_bytes,
+            text: format!(
+                "{} of the free memory belonged to private pools, which serve only their CUDA graphs \
+                 or MemPool.",
+                size(layout.private_free_bytes)
+            ),
+        });
+    }
     if part(layout.waiting_bytes) >= 1.0 {
         found.push(Finding {
             kind: "waiting",

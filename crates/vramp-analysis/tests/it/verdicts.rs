@@ -4,7 +4,7 @@ use vramp::{Bytes, DeviceAddr};
 use vramp_analysis::explain::{Explanation, Options, explain};
 use vramp_analysis::job::Job;
 use vramp_analysis::verdict::Cause;
-use vramp_trace::{Event, EventKind, Frame, StackId, StreamIndex, Trace};
+use vramp_trace::{Event, EventKind, Frame, Label, PoolId, StackId, StreamIndex, Trace};
 
 const MIB: u64 = 1 << 20;
 
@@ -155,4 +155,21 @@ fn a_limit_below_the_cards_free_memory_is_named() {
     let found = made.explained(None);
     assert_eq!(found.verdict.cause, Cause::Limit);
     assert!(found.failure.as_ref().unwrap().limited);
+}
+
+#[test]
+fn free_memory_of_private_pools_is_a_finding() {
+    let mut made = Recording::new();
+    let line = made.line();
+    made.event(EventKind::SegmentAlloc, 1000, 400);
+    made.alloc(line, 1000, 400);
+    made.event(EventKind::SegmentAlloc, 5000, 300);
+    let segment = made.trace.events.len() - 1;
+    let pool = Label { pool: PoolId(0, 3), ..Label::default() };
+    made.trace.labels.label_event(segment, pool);
+    made.alloc(line, 5000, 10);
+    made.oom(200, 50);
+    let found = made.explained(None);
+    let pools = found.verdict.findings.iter().find(|it| it.kind == "pools").unwrap();
+    assert_eq!(pools.bytes, 290 * MIB);
 }
