@@ -45,6 +45,8 @@ pub struct Layout {
     pub holes: u64,
     /// Bytes of the largest hole.
     pub largest_hole_bytes: u64,
+    /// Free bytes in segments without a block, which `torch.cuda.empty_cache` releases.
+    pub empty_segment_bytes: u64,
     /// Free bytes in private pools: those of CUDA graphs and of `MemPool`, which serve no other
     /// requests.
     pub private_free_bytes: u64,
@@ -129,6 +131,7 @@ struct Sums {
     holes: u64,
     largest: u64,
     private: u64,
+    empty: u64,
 }
 
 impl Builder {
@@ -165,6 +168,7 @@ impl Builder {
             count += 1;
         }
         self.hole(job, range, (next, range.end), before, None, keeps_rests);
+        self.layout.empty += if count == 0 { len } else { 0 };
         count
     }
 
@@ -228,6 +232,7 @@ impl Builder {
             free_bytes: self.layout.free,
             holes: self.layout.holes,
             largest_hole_bytes: self.layout.largest,
+            empty_segment_bytes: self.layout.empty,
             private_free_bytes: self.layout.private,
             streams,
             pinned_by,
@@ -415,6 +420,8 @@ mod tests {
         assert_eq!((found.pinned_by[0].blocks, found.waiting_bytes), (2, 0));
         assert_eq!(layout(&made, 4).unwrap().waiting_bytes, 8 * MIB);
         assert_eq!(layout(&made, 1).unwrap().free_bytes, 16 * MIB);
+        assert_eq!(layout(&made, 1).unwrap().empty_segment_bytes, 0);
+        assert_eq!(layout(&made, 0).unwrap().empty_segment_bytes, 20 * MIB);
     }
 
     #[test]

@@ -56,7 +56,7 @@ pub enum Cause {
 /// Something that contributed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finding {
-    /// What it is: `fragmentation`, `streams`, `pools`, `waiting`, `rounding`,
+    /// What it is: `fragmentation`, `streams`, `cache`, `pools`, `waiting`, `rounding`,
     /// `growth`.
     pub kind: &'static str,
     /// Bytes concerned.
@@ -308,6 +308,17 @@ fn findings(job: &Explanation) -> Vec<Finding> {
         });
     }
     found.extend(streams(job, layout, when));
+    if part(layout.empty_segment_bytes) >= 1.0 {
+        found.push(Finding {
+            kind: "cache",
+            bytes: layout.empty_segment_bytes,
+            text: format!(
+                "{} of the free memory lay in segments without a block: torch.cuda.empty_cache() \
+                 releases them.",
+                size(layout.empty_segment_bytes)
+            ),
+        });
+    }
     if part(layout.private_free_bytes) >= 1.0 {
         found.push(Finding {
             kind: "pools",
