@@ -38,6 +38,9 @@ const FURTHER_MIB: [u64; 5] = [2, 8, 32, 128, 512];
 const RUN_MIB: u64 = 2048;
 const RUN_HANDLES: u64 = 1024;
 
+/// Most handles that are held at once to measure a single call.
+const HELD: u64 = 8;
+
 /// Measurements, which share the time equally.
 const MEASUREMENTS: u32 = 40;
 
@@ -352,6 +355,12 @@ impl<'a> Measure<'a> {
         (possible && len * count <= self.room).then_some(len)
     }
 
+    /// Returns the size in bytes and how many handles of it to hold at once, if one is possible.
+    fn held(&self, mib: u64) -> Option<(Bytes, u64)> {
+        let len = self.handle(mib, 1)?;
+        Some((len, (self.room.count() / len.count()).min(HELD)))
+    }
+
     /// Returns how many handles of a size a run has.
     fn handles_in_run(&self, mib: u64) -> u64 {
         let room = RUN_MIB.min(self.room.count() >> 20);
@@ -362,16 +371,18 @@ impl<'a> Measure<'a> {
 
     /// One call of each kind on one handle, never two of a kind in a row.
     ///
-    /// A card clears memory that was released before it is created again: on an H200 the first
-    /// creation after 32 GiB were released took 13 ms. One that is not timed waits for that.
+    /// A card clears memory that was released before it is created again: on an H200 a creation of
+    /// 4 GiB then took 13 ms instead of 30 us. So several are made and held, and the median counts.
     fn alone(&mut self, mib: u64) -> DriverResult<()> {
-        let Some(len) = self.handle(mib, 2) else { return Ok(()) };
+        let Some((len, held)) = self.held(mib) else { return Ok(()) };
         let range = self.scratch.reserve(len)?;
         let driver = self.driver();
-        self.scratch.create(len, MemoryLocation::Device)?;
-        driver.memory_info()?;
-        let us = timed(driver, || self.scratch.create(len, MemoryLocation::Device))?.0;
-        self.note(Key::Alone(Call::Create, mib), us);
+        let mut times = Vec::new();
+        for _ in 0..held {
+            driver.memory_info()?;
+            times.push(timed(driver, || self.scratch.create(len, MemoryLocation::Device))?.0);
+        }
+        self.note(Key::Alone(Call::Create, mib), median(times));
         let us = timed(driver, || self.scratch.map(range.start, len))?.0;
         self.note(Key::Alone(Call::Map, mib), us);
         let us = timed(driver, || driver.set_access(range))?.0;
@@ -380,7 +391,7 @@ impl<'a> Measure<'a> {
         self.note(Key::Alone(Call::Unmap, mib), us);
         let us = timed(driver, || self.scratch.release())?.0;
         self.note(Key::Alone(Call::Release, mib), us);
-        Ok(())
+        (1..held).try_for_each(|_| self.scratch.release())
     }
 
     /// Builds and tears down a range of several handles.
@@ -390,8 +401,6 @@ impl<'a> Measure<'a> {
         let driver = self.driver();
         // What one call on one handle costs, to subtract.
         self.alone(mib)?;
-        // The handle that was not timed.
-        self.scratch.release()?;
         let alone = std::mem::take(&mut self.samples);
         let alone = |call| {
             let found = alone.iter().find(|(key, _)| *key == Key::Alone(call, mib));
@@ -433,15 +442,17 @@ impl<'a> Measure<'a> {
     }
 
     fn plain_alone(&mut self, mib: u64) -> DriverResult<()> {
-        let Some(len) = self.handle(mib, 2) else { return Ok(()) };
+        let Some((len, held)) = self.held(mib) else { return Ok(()) };
         let driver = self.driver();
-        self.scratch.alloc(len)?;
-        driver.memory_info()?;
-        let us = timed(driver, || self.scratch.alloc(len))?.0;
-        self.note(Key::Alone(Call::AllocMemory, mib), us);
+        let mut times = Vec::new();
+        for _ in 0..held {
+            driver.memory_info()?;
+            times.push(timed(driver, || self.scratch.alloc(len))?.0);
+        }
+        self.note(Key::Alone(Call::AllocMemory, mib), median(times));
         let us = timed(driver, || self.scratch.free())?.0;
         self.note(Key::Alone(Call::FreeMemory, mib), us);
-        Ok(())
+        (1..held).try_for_each(|_| self.scratch.free())
     }
 
     fn plain_run(&mut self, mib: u64) -> DriverResult<()> {
