@@ -1,6 +1,7 @@
 //! Amounts of memory on the command line.
 
 use vramp::Bytes;
+use vramp::device::sim::{CardModel, UnknownCard};
 
 /// Amounts below this need a unit.
 const UNIT_NEEDED_BELOW: Bytes = Bytes::mib(1);
@@ -33,9 +34,39 @@ pub(crate) fn memory(text: &str) -> Result<Bytes, AmountError> {
     }
 }
 
+/// Reads what an allocator may reserve: an amount of memory, or the name of a card, of which a process
+/// can use all but the context and libraries.
+pub(crate) fn limit(text: &str) -> Result<Bytes, LimitError> {
+    let is_name = text.trim().starts_with(|first: char| first.is_ascii_alphabetic());
+    match is_name {
+        true => Ok(CardModel::find(text)?.usable()),
+        false => Ok(memory(text)?),
+    }
+}
+
+/// Error for a limit.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum LimitError {
+    /// Not an amount.
+    #[error(transparent)]
+    Amount(#[from] AmountError),
+    /// Not a card.
+    #[error("it is neither an amount such as 16GiB nor a card: {0}")]
+    Card(#[from] UnknownCard),
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_may_be_a_card() {
+        assert_eq!(limit("h200"), Ok(CardModel::find("h200").unwrap().usable()));
+        assert_eq!(limit("24GiB"), Ok(Bytes::gib(24)));
+        let error = limit("voodoo").unwrap_err().to_string();
+        assert!(error.contains("16GiB") && error.contains("h200"), "{error}");
+        assert!(matches!(limit("24"), Err(LimitError::Amount(_))));
+    }
 
     #[test]
     fn small_numbers_need_a_unit() {

@@ -6,7 +6,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use vramp::config::{TorchConfig, TorchConfigError, UnknownPreset};
 use vramp::{Bytes, Preset};
 
-use crate::amount::memory;
+use crate::amount::{limit, memory};
 pub use crate::bench::args::Bench;
 use crate::bench::args::parse_seconds;
 use crate::device::DeviceArgs;
@@ -75,8 +75,8 @@ pub struct Replay {
     /// Limits of reading
     #[command(flatten)]
     pub reading: Reading,
-    /// Memory limit of each allocator, such as 80GiB; the device's memory by default
-    #[arg(long, value_name = "SIZE", value_parser = memory)]
+    /// Memory limit of each allocator, such as 80GiB or l4; the device's memory by default
+    #[arg(long, value_name = "SIZE", value_parser = limit)]
     pub limit: Option<Bytes>,
     /// Memory that each allocator reserves before the replay begins
     #[arg(long, value_name = "SIZE", value_parser = memory)]
@@ -149,8 +149,8 @@ pub struct Explain {
     /// standard input
     #[arg(required = true, value_name = "RUN")]
     pub traces: Vec<PathBuf>,
-    /// Memory that the job may use, such as 16GiB; by default what it had when a request failed
-    #[arg(long, value_name = "SIZE", value_parser = memory)]
+    /// Memory that the job may use, such as 16GiB or l4; by default what it had when a request failed
+    #[arg(long, value_name = "SIZE", value_parser = limit)]
     pub limit: Option<Bytes>,
     /// Also show what is allocated at this event of the device, counted from 0
     #[arg(long, value_name = "EVENT")]
@@ -176,8 +176,8 @@ pub struct Advise {
     /// standard input
     #[arg(required = true, value_name = "RUN")]
     pub traces: Vec<PathBuf>,
-    /// Limits to fit into, separated by commas or given several times, such as 16GiB,24GiB
-    #[arg(long, required = true, value_name = "SIZE", value_delimiter = ',', value_parser = memory)]
+    /// Limits to fit into, separated by commas or given several times, such as 16GiB,l4
+    #[arg(long, required = true, value_name = "SIZE", value_delimiter = ',', value_parser = limit)]
     pub limit: Vec<Bytes>,
     /// Also try these settings of PyTorch, in the syntax of PYTORCH_CUDA_ALLOC_CONF; may be given
     /// several times
@@ -237,8 +237,8 @@ pub struct Report {
     /// Write the timeline alone too, as PNG; for one recording
     #[arg(long, value_name = "FILE")]
     pub png: Option<PathBuf>,
-    /// Limits to try settings with, separated by commas or given several times, such as 16GiB,24GiB
-    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = memory)]
+    /// Limits to try settings with, separated by commas or given several times, such as 16GiB,l4
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = limit)]
     pub limit: Vec<Bytes>,
     /// Find the smallest limit of each allocator also for jobs of more than 200,000 events
     #[arg(long)]
