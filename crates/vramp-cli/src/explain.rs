@@ -192,7 +192,12 @@ impl Page<'_> {
         if self.found.fits.is_empty() {
             return Ok(());
         }
-        writeln!(self.out, "{}", self.text.strong("Smallest limit that fits, by replay"))?;
+        let part = match self.found.recording.coverage {
+            "whole" => "",
+            _ => " of what was recorded",
+        };
+        let head = format!("Smallest limit that fits, by replay{part}");
+        writeln!(self.out, "{}", self.text.strong(head))?;
         let row = |fit: &Fit| {
             vec![
                 fit.allocator.clone(),
