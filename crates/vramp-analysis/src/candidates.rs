@@ -91,8 +91,16 @@ impl Candidate {
     }
 }
 
+/// Returns the line that sets the variable in a shell. Settings such as `[256:1,>:8]` have characters
+/// that mean something to it, and are quoted.
 fn export(settings: &str) -> String {
-    format!("export PYTORCH_CUDA_ALLOC_CONF={settings}")
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_:,.-".contains(c);
+    match settings.chars().all(is_plain) {
+        true => format!("export PYTORCH_CUDA_ALLOC_CONF={settings}"),
+        false => {
+            format!("export PYTORCH_CUDA_ALLOC_CONF='{}'", settings.replace('\'', r"'\''"))
+        }
+    }
 }
 
 #[cfg(test)]
@@ -106,6 +114,16 @@ mod tests {
             assert_eq!(candidate.config.torch.without_effect, Vec::<String>::new(), "{settings}");
             assert_ne!(candidate.config.torch, TorchConfig::default(), "{settings}");
         }
+    }
+
+    #[test]
+    fn a_line_to_paste_is_quoted_where_a_shell_would_change_it() {
+        let line = |settings| Candidate::torch(settings).unwrap().line.unwrap();
+        assert_eq!(
+            line("roundup_power2_divisions:[256:1,>:8]"),
+            "export PYTORCH_CUDA_ALLOC_CONF='roundup_power2_divisions:[256:1,>:8]'"
+        );
+        assert!(line("max_split_size_mb:64").ends_with("=max_split_size_mb:64"));
     }
 
     #[test]

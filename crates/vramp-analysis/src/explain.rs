@@ -201,7 +201,9 @@ pub fn explain(
         failure,
         peak: Moment::before(job, after_peak, top),
         peak_layout: Layout::before(job, after_peak),
-        at: options.at.map(|event| Moment::before(job, job.request_of_event(event + 1), top)),
+        at: options
+            .at
+            .map(|event| Moment::before(job, job.request_of_event(event.saturating_add(1)), top)),
         growth,
         fits,
     };

@@ -106,7 +106,9 @@ fn growing(
     struct Survivors {
         bytes: u64,
         blocks: u64,
-        steps: Vec<bool>,
+        /// Steps that blocks survive from, and the last of them.
+        steps: usize,
+        last: Option<usize>,
         categories: [u64; Category::ALL.len()],
     }
     let mut sites: HashMap<SiteId, Survivors> = HashMap::new();
@@ -118,17 +120,17 @@ fn growing(
         let bytes = block.size.count();
         site.bytes += bytes;
         site.blocks += 1;
-        site.steps.resize(steps, false);
-        site.steps[step.min(steps - 1)] = true;
+        // Blocks come in the order of their allocation, so the steps never fall.
+        let step = step.min(steps - 1);
+        if site.last.replace(step) != Some(step) {
+            site.steps += 1;
+        }
         site.categories[job.categories[number as usize] as usize] += bytes;
     }
     let least = LEAST_BYTES.max(job.workload.peak_live.count() / 100);
     let mut growing: Vec<GrowingSite> = sites
         .into_iter()
-        .filter(|(_, it)| {
-            let from = it.steps.iter().filter(|&&survives| survives).count();
-            it.bytes >= least && 2 * from >= steps
-        })
+        .filter(|(_, it)| it.bytes >= least && 2 * it.steps >= steps)
         .map(|(site, it)| {
             let most = Category::ALL.into_iter().max_by_key(|&category| {
                 (it.categories[category as usize], std::cmp::Reverse(category))

@@ -42,7 +42,7 @@ impl<'a> Job<'a> {
 
     /// Returns the jobs of all devices that the recording knows blocks of.
     pub fn all(trace: &'a Trace) -> Vec<Job<'a>> {
-        let jobs = (0..trace.device_count).map(|device| Job::of(trace, device));
+        let jobs = trace.devices().into_iter().map(|device| Job::of(trace, device));
         jobs.filter(|job| !job.workload.requests.is_empty()).collect()
     }
 

@@ -124,13 +124,13 @@ impl Moment {
             streams.entry(block.stream).or_default().add(bytes);
             live.push(number);
         }
-        let by_size = |&number: &u32| std::cmp::Reverse(job.blocks.get(number).size);
+        let by_size = |&number: &u32| (std::cmp::Reverse(job.blocks.get(number).size), number);
         let largest = top.min(live.len());
         if largest > 0 {
             live.select_nth_unstable_by_key(largest - 1, by_size);
         }
         live.truncate(largest);
-        live.sort_by_key(|number| (by_size(number), *number));
+        live.sort_by_key(by_size);
         Moment {
             event: job.workload.device_event_of(moment as usize).map(|event| event as u64),
             request: moment,

@@ -9,13 +9,14 @@ use vramp_trace::Workload;
 
 use super::{Job, Outcome, Window, layouts};
 use crate::args::Graph;
+use crate::text;
 use vramp_analysis::number::{Count, plural};
 
 pub(crate) fn run(args: &Graph, out: &mut dyn Write) -> Result<()> {
     for path in &args.traces {
         let trace = args.reading.read(path)?;
         let mut any = false;
-        for device in 0..trace.device_count {
+        for device in trace.devices() {
             let workload = Workload::from_trace(&trace, device);
             let job = Job::new(&trace, &workload, args.window.unwrap_or(Window::ALL))?;
             if job.blocks() == 0 {
@@ -82,7 +83,7 @@ fn write_table(out: &mut dyn Write, outcome: &Outcome, windowed: bool) -> io::Re
 }
 
 fn headline(outcome: &Outcome, windowed: bool) -> String {
-    let name = if outcome.trace.is_empty() { "(no name)" } else { &outcome.trace };
+    let name = text::name(&outcome.trace);
     let device = match outcome.trace_device {
         0 => String::new(),
         device => format!(", device {device}"),

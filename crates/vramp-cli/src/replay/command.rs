@@ -19,7 +19,7 @@ use crate::args::{Reading, Replay, presets};
 use crate::device::{self, Device};
 use crate::exit::OutOfMemory;
 use crate::json;
-use crate::text::Text;
+use crate::text::{self, Text};
 
 pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
     let device = args.device.open()?;
@@ -107,7 +107,9 @@ fn recorded_card(device: &Device, recorded: &Recorded) -> Result<Device> {
 /// Returns the workload of each recorded device. The trace, which is much larger, is dropped.
 fn jobs(path: &Path, reading: &Reading) -> Result<Vec<(Workload, Recorded)>> {
     let trace = reading.read(path)?;
-    let jobs: Vec<_> = (0..trace.device_count)
+    let jobs: Vec<_> = trace
+        .devices()
+        .into_iter()
         .map(|device| Workload::from_trace(&trace, device))
         .filter(|workload| !workload.requests.is_empty())
         .map(|workload| {
@@ -211,7 +213,7 @@ fn progress_bar(allocator: &str, workload: &Workload) -> ProgressBar {
     let bar = ProgressBar::new(workload.requests.len() as u64);
     let style = ProgressStyle::with_template("{msg} {wide_bar} {human_pos}/{human_len} {eta}");
     bar.set_style(style.expect("the template is well formed"));
-    bar.set_message(format!("{} on {allocator}", workload.name));
+    bar.set_message(format!("{} on {allocator}", text::name(&workload.name)));
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
 }
