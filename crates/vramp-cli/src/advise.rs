@@ -12,7 +12,7 @@ use crate::analysis::{self, threads};
 use crate::args::Advise;
 use crate::exit::OutOfMemory;
 use crate::json;
-use crate::text::{Mark, Text};
+use crate::text::{self, Mark, Text, printable};
 
 pub(crate) fn run(args: &Advise, out: &mut dyn Write) -> Result<()> {
     let device = analysis::device(args.costs.as_deref())?;
@@ -49,10 +49,7 @@ fn candidates(args: &Advise, job: &Job<'_>) -> Vec<Candidate> {
 }
 
 fn write(out: &mut dyn Write, text: &Text, job: &Job<'_>, found: &Advice) -> Result<()> {
-    let name = match found.trace.as_str() {
-        "" => "(no name)",
-        name => name,
-    };
+    let name = text::name(&found.trace);
     let demand = Bytes::new(found.demand_bytes);
     writeln!(out, "{}", text.strong(format!("{name}: needs {demand} at once")))?;
     let coverage = job.recorded.past.to_string();
@@ -86,8 +83,8 @@ fn write(out: &mut dyn Write, text: &Text, job: &Job<'_>, found: &Advice) -> Res
             let run = tried.limited[index];
             let peak = Bytes::new(run.peak_reserved_bytes);
             match &tried.line {
-                Some(line) => writeln!(out, "  {line}")?,
-                None => writeln!(out, "  no change ({})", tried.name)?,
+                Some(line) => writeln!(out, "  {}", printable(line))?,
+                None => writeln!(out, "  no change ({})", printable(&tried.name))?,
             }
             let tight = if run.tight { "; tight: fails with 5 % less" } else { "" };
             let cost =
@@ -104,7 +101,7 @@ const LINES: usize = 4;
 fn row(tried: &Tried) -> Vec<String> {
     let peak = |run: &Run| Bytes::new(run.peak_reserved_bytes).to_string();
     let mut row = vec![
-        tried.name.clone(),
+        printable(&tried.name),
         match tried.unlimited.fits {
             true => peak(&tried.unlimited),
             false => "-".to_owned(),

@@ -10,8 +10,11 @@ const UNIT_NEEDED_BELOW: Bytes = Bytes::mib(1);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AmountError {
     /// Not an amount.
-    #[error(transparent)]
-    Malformed(#[from] vramp_core::ParseBytesError),
+    #[error(
+        "'{0}' is not an amount of memory below 16 EiB: write a number and a unit, such as 64MiB, \
+         1.5GiB or 80GB"
+    )]
+    Malformed(String),
     /// A small number without a unit, which is more likely meant in GiB.
     #[error("'{0}' has no unit: write {0}GiB or {0}MiB, or {0}B if you mean bytes")]
     NoUnit(String),
@@ -23,7 +26,8 @@ pub(crate) enum AmountError {
 /// Reads an amount of memory such as `16GiB` or `80GB`. A number without a unit is in bytes, and has
 /// to be at least 1 MiB.
 pub(crate) fn memory(text: &str) -> Result<Bytes, AmountError> {
-    let amount: Bytes = text.parse()?;
+    let malformed = |_: vramp_core::ParseBytesError| AmountError::Malformed(text.to_owned());
+    let amount: Bytes = text.parse().map_err(malformed)?;
     let has_unit = text.trim().ends_with(|last: char| last.is_ascii_alphabetic());
     match amount {
         Bytes::ZERO => Err(AmountError::Zero),

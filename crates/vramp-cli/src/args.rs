@@ -1,6 +1,6 @@
 //! The command line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use vramp::config::{TorchConfig, TorchConfigError, UnknownPreset};
@@ -10,7 +10,9 @@ use crate::amount::{limit, memory};
 pub use crate::bench::args::Bench;
 use crate::bench::args::parse_seconds;
 use crate::device::DeviceArgs;
+use crate::exit::InvalidArguments;
 use crate::graph::Window;
+use crate::reading::STANDARD;
 
 /// Replays recorded GPU workloads on any allocator and compares their memory and cost.
 #[derive(Debug, Parser)]
@@ -58,6 +60,30 @@ pub enum Command {
     Bench(Bench),
 }
 
+impl Command {
+    /// Checks what depends on several arguments: standard input can be read once.
+    pub(crate) fn check(&self) -> Result<(), InvalidArguments> {
+        let inputs: Vec<&PathBuf> = match self {
+            Command::Replay(args) => args.traces.iter().collect(),
+            Command::Explain(args) => args.traces.iter().collect(),
+            Command::Advise(args) => args.traces.iter().collect(),
+            Command::Graph(args) => args.traces.iter().collect(),
+            Command::Diff(args) => vec![&args.before, &args.after],
+            _ => return Ok(()),
+        };
+        let is_standard =
+            |path: &&&PathBuf| [STANDARD, "/dev/stdin"].map(Path::new).contains(&path.as_path());
+        match inputs.iter().filter(is_standard).count() {
+            0 | 1 => Ok(()),
+            _ => Err(InvalidArguments(
+                "standard input (-) is given twice, and can be read once: save one of the traces as \
+                 a file"
+                    .to_owned(),
+            )),
+        }
+    }
+}
+
 /// Replays traces.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Replay {
@@ -76,10 +102,10 @@ pub struct Replay {
     #[command(flatten)]
     pub reading: Reading,
     /// Memory limit of each allocator, such as 80GiB or l4; the device's memory by default
-    #[arg(long, value_name = "SIZE", value_parser = limit)]
+    #[arg(long, value_name = "SIZE", value_parser = limit, allow_hyphen_values = true)]
     pub limit: Option<Bytes>,
     /// Memory that each allocator reserves before the replay begins
-    #[arg(long, value_name = "SIZE", value_parser = memory)]
+    #[arg(long, value_name = "SIZE", value_parser = memory, allow_hyphen_values = true)]
     pub prefill: Option<Bytes>,
     /// Print one JSON object per run and nothing else
     #[arg(long)]
@@ -150,13 +176,13 @@ pub struct Explain {
     #[arg(required = true, value_name = "RUN")]
     pub traces: Vec<PathBuf>,
     /// Memory that the job may use, such as 16GiB or l4; by default what it had when a request failed
-    #[arg(long, value_name = "SIZE", value_parser = limit)]
+    #[arg(long, value_name = "SIZE", value_parser = limit, allow_hyphen_values = true)]
     pub limit: Option<Bytes>,
     /// Also show what is allocated at this event of the device, counted from 0
-    #[arg(long, value_name = "EVENT")]
+    #[arg(long, value_name = "EVENT", allow_negative_numbers = true)]
     pub at: Option<usize>,
     /// Rows in each list
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", default_value_t = 10, allow_negative_numbers = true)]
     pub top: usize,
     /// Print one JSON object per recorded device and nothing else
     #[arg(long)]
@@ -177,7 +203,7 @@ pub struct Advise {
     #[arg(required = true, value_name = "RUN")]
     pub traces: Vec<PathBuf>,
     /// Limits to fit into, separated by commas or given several times, such as 16GiB,l4
-    #[arg(long, required = true, value_name = "SIZE", value_delimiter = ',', value_parser = limit)]
+    #[arg(long, required = true, value_name = "SIZE", value_delimiter = ',', value_parser = limit, allow_hyphen_values = true)]
     pub limit: Vec<Bytes>,
     /// Also try these settings of PyTorch, in the syntax of PYTORCH_CUDA_ALLOC_CONF; may be given
     /// several times
@@ -207,7 +233,7 @@ pub struct DiffRuns {
     #[arg(value_name = "AFTER")]
     pub after: PathBuf,
     /// Rows in each list
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", default_value_t = 10, allow_negative_numbers = true)]
     pub top: usize,
     /// Print one JSON object per recorded device and nothing else
     #[arg(long)]
@@ -217,8 +243,21 @@ pub struct DiffRuns {
     pub reading: Reading,
 }
 
-fn parse_settings(settings: &str) -> Result<String, TorchConfigError> {
-    TorchConfig::parse(settings).map(|_| settings.to_owned())
+fn parse_settings(settings: &str) -> Result<String, SettingsError> {
+    if settings.trim().is_empty() {
+        return Err(SettingsError::Empty);
+    }
+    TorchConfig::parse(settings)?;
+    Ok(settings.trim().to_owned())
+}
+
+/// Error for a value of `--settings`.
+#[derive(Debug, thiserror::Error)]
+enum SettingsError {
+    #[error("it is empty: give settings such as max_split_size_mb:128")]
+    Empty,
+    #[error(transparent)]
+    Torch(#[from] TorchConfigError),
 }
 
 /// Writes a page about recorded jobs.
@@ -375,10 +414,10 @@ impl Kind {
 #[derive(Clone, Copy, Debug, Default, ClapArgs)]
 pub struct Reading {
     /// Memory that reading a trace may take; 1GiB by default
-    #[arg(long, value_name = "SIZE", value_parser = memory)]
+    #[arg(long, value_name = "SIZE", value_parser = memory, allow_hyphen_values = true)]
     pub max_memory: Option<Bytes>,
     /// Number of events that a trace may have; 100,000,000 by default
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub max_events: Option<u32>,
 }
 

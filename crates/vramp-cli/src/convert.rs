@@ -10,6 +10,7 @@ use vramp_trace::Trace;
 use crate::args::{Convert, Kind};
 use crate::output::Output;
 use crate::reading::{STANDARD, size};
+use crate::text::printable;
 use vramp_analysis::number::plural;
 
 pub(crate) fn run(args: &Convert, out: &mut dyn Write) -> Result<()> {
@@ -78,6 +79,11 @@ fn name(path: &Path, standard: &str) -> String {
     }
 }
 
+/// Returns a path as a terminal can show it.
+fn shown(path: &Path) -> String {
+    printable(&path.display().to_string())
+}
+
 /// What was converted.
 struct Summary<'a> {
     args: &'a Convert,
@@ -91,14 +97,14 @@ struct Summary<'a> {
 
 impl Summary<'_> {
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        write!(out, "{}", self.args.input.display())?;
+        write!(out, "{}", shown(&self.args.input))?;
         if let Some(size) = self.input_size {
             write!(out, " ({size})")?;
         }
         write!(
             out,
             " -> {} ({}): {}, {}, {}",
-            self.args.output.display(),
+            shown(&self.args.output),
             Bytes::new(self.bytes),
             plural(self.trace.events.len(), "event"),
             plural(self.trace.device_count as usize, "device"),

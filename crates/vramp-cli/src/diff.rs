@@ -10,7 +10,7 @@ use vramp_analysis::number::{Count, plural};
 use crate::analysis;
 use crate::args::DiffRuns;
 use crate::json;
-use crate::text::{Mark, Text};
+use crate::text::{self, Mark, Text};
 
 pub(crate) fn run(args: &DiffRuns, out: &mut dyn Write) -> Result<()> {
     let traces = [args.reading.read(&args.before)?, args.reading.read(&args.after)?];
@@ -46,7 +46,11 @@ fn write(out: &mut dyn Write, text: &Text, found: &Diff, top: usize) -> Result<(
         0 => String::new(),
         device => format!(", device {device}"),
     };
-    let names = format!("{} -> {}{device}", found.before.trace, found.after.trace);
+    let names = format!(
+        "{} -> {}{device}",
+        text::name(&found.before.trace),
+        text::name(&found.after.trace)
+    );
     writeln!(out, "{}", text.strong(names))?;
     let bytes = |run: fn(&Run) -> u64| (run(&found.before), run(&found.after));
     let mut rows = vec![

@@ -14,7 +14,18 @@ use std::process::ExitCode;
 #[error("a job ran out of memory (--fail-on-oom)")]
 pub(crate) struct OutOfMemory;
 
+/// Error for arguments that contradict each other or the recording.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct InvalidArguments(pub String);
+
 /// Returns the exit code of an error.
 pub(crate) fn code(error: &anyhow::Error) -> ExitCode {
-    if error.is::<OutOfMemory>() { ExitCode::from(3) } else { ExitCode::FAILURE }
+    if error.is::<OutOfMemory>() {
+        ExitCode::from(3)
+    } else if error.is::<InvalidArguments>() {
+        ExitCode::from(2)
+    } else {
+        ExitCode::FAILURE
+    }
 }

@@ -1,6 +1,7 @@
 //! `vramp explain`: why a recorded job ran out of memory.
 
 use std::io::Write;
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use vramp::Bytes;
@@ -12,8 +13,9 @@ use vramp_analysis::verdict::Cause;
 
 use crate::analysis::{self, threads};
 use crate::args::Explain;
+use crate::exit::InvalidArguments;
 use crate::json;
-use crate::text::{Mark, Text};
+use crate::text::{self, Mark, Text, printable};
 
 pub(crate) fn run(args: &Explain, out: &mut dyn Write) -> Result<()> {
     let device = analysis::device(args.costs.as_deref())?;
@@ -21,8 +23,11 @@ pub(crate) fn run(args: &Explain, out: &mut dyn Write) -> Result<()> {
     for path in &args.traces {
         let trace = args.reading.read(path)?;
         let jobs = analysis::jobs(&trace, path)?;
+        check_at(args.at, &jobs, path)?;
         for job in jobs {
-            let (limit, at, top) = (args.limit, args.at, args.top);
+            // Of several devices, some may have fewer events.
+            let at = args.at.filter(|&at| has_event(&job, at));
+            let (limit, top) = (args.limit, args.top);
             let options = Options { limit, at, top, threads: threads(), ..Options::default() };
             let found = explain(&job, &device, &options)
                 .with_context(|| format!("cannot explain '{}'", path.display()))?;
@@ -35,6 +40,27 @@ pub(crate) fn run(args: &Explain, out: &mut dyn Write) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn has_event(job: &Job<'_>, at: usize) -> bool {
+    u64::try_from(at).is_ok_and(|at| at < job.recorded.events)
+}
+
+/// Checks that at least one device has the event of `--at`.
+fn check_at(at: Option<usize>, jobs: &[Job<'_>], path: &Path) -> Result<()> {
+    let Some(at) = at.filter(|&at| !jobs.iter().any(|job| has_event(job, at))) else {
+        return Ok(());
+    };
+    let most = jobs.iter().map(|job| job.recorded.events).max().unwrap_or(0);
+    let range = match most.checked_sub(1) {
+        Some(last) => format!("give a number from 0 to {last}"),
+        None => "it has no events".to_owned(),
+    };
+    Err(InvalidArguments(format!(
+        "--at {at} is beyond the end of the trace '{}': {range}",
+        path.display()
+    ))
+    .into())
 }
 
 /// The explanation of one job as text.
@@ -79,16 +105,14 @@ impl Page<'_> {
 
     fn head(&mut self) -> Result<()> {
         let recording = &self.found.recording;
-        let name = match self.found.trace.as_str() {
-            "" => "(no name)",
-            name => name,
-        };
+        let name = text::name(&self.found.trace);
         let device = match self.found.trace_device {
             0 => String::new(),
             device => format!(", device {device}"),
         };
         let streams = plural(usize::try_from(recording.streams).unwrap_or(0), "stream");
-        let head = format!("{name}{device}: {} events on {streams}", Count(recording.events));
+        let events = plural(usize::try_from(recording.events).unwrap_or(0), "event");
+        let head = format!("{name}{device}: {events} on {streams}");
         writeln!(self.out, "{}", self.text.strong(head))?;
         let mut notes = Vec::new();
         if !recording.missing.is_empty() {
@@ -150,7 +174,9 @@ impl Page<'_> {
         if self.found.recording.has_stacks {
             self.sites(moment, share)?;
         }
-        writeln!(self.out, "  {}", self.text.weak("largest blocks"))?;
+        if !moment.largest.is_empty() {
+            writeln!(self.out, "  {}", self.text.weak("largest blocks"))?;
+        }
         for block in moment.largest.iter().take(self.top) {
             let event = match block.event {
                 Some(event) => format!("event {}", Count(event)),
@@ -169,7 +195,9 @@ impl Page<'_> {
     }
 
     fn sites(&mut self, moment: &Moment, share: impl Fn(u64, u64) -> String) -> Result<()> {
-        writeln!(self.out, "  {}", self.text.weak("by line of the program"))?;
+        if self.top > 0 {
+            writeln!(self.out, "  {}", self.text.weak("by line of the program"))?;
+        }
         for site in moment.sites.iter().take(self.top) {
             let name = self.text.fit(&site.site, NUMBERS);
             writeln!(self.out, "{}  {name}", share(site.bytes, site.blocks))?;
@@ -200,8 +228,11 @@ impl Page<'_> {
         writeln!(self.out, "{}", self.text.strong(head))?;
         let row = |fit: &Fit| {
             vec![
-                fit.allocator.clone(),
-                Bytes::new(fit.peak_reserved_bytes).to_string(),
+                printable(&fit.allocator),
+                match fit.smallest_limit_bytes {
+                    Some(_) => Bytes::new(fit.peak_reserved_bytes).to_string(),
+                    None => "more than 1 TiB".to_owned(),
+                },
                 fit.smallest_limit_bytes
                     .map_or_else(|| "none".to_owned(), |limit| Bytes::new(limit).to_string()),
                 fit.smallest_card.as_ref().map_or("none", |card| card.id).to_owned(),

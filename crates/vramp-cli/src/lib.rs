@@ -48,7 +48,7 @@ pub fn main() -> ExitCode {
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             // If standard error is closed too, the exit code is all that is left.
-            let _ = writeln!(io::stderr(), "vramp: {error:#}");
+            let _ = writeln!(io::stderr(), "vramp: {}", message(&error));
             exit::code(&error)
         }
     }
@@ -59,6 +59,7 @@ pub fn main() -> ExitCode {
 /// # Errors
 /// One sentence for a person, with a hint what to do.
 pub fn run(args: &args::Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    args.command.check()?;
     match &args.command {
         args::Command::Replay(args) => replay::run(args, out),
         args::Command::Explain(args) => explain::run(args, out),
@@ -74,6 +75,19 @@ pub fn run(args: &args::Args, out: &mut dyn Write) -> anyhow::Result<()> {
         args::Command::Calibrate(args) => calibrate::run(args, out),
         args::Command::Bench(args) => bench::run(args, out),
     }
+}
+
+/// Returns an error as one line that a terminal can show: names of files and texts of a recording may
+/// have control characters.
+fn message(error: &anyhow::Error) -> String {
+    // Commands name the files that they read and write. What is left comes from standard output.
+    let is_output = error.is::<io::Error>()
+        || error.downcast_ref::<serde_json::Error>().is_some_and(serde_json::Error::is_io);
+    let message = match is_output {
+        true => format!("cannot write standard output: {error:#}"),
+        false => format!("{error:#}"),
+    };
+    text::printable(&message)
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

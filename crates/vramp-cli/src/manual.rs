@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use clap::CommandFactory;
 
 use crate::args::{Args, Completions, Man};
+use crate::text::printable;
 
 /// Prints the completions of a shell.
 pub(crate) fn completions(args: &Completions, out: &mut dyn Write) -> Result<()> {
@@ -19,5 +20,6 @@ pub(crate) fn write(args: &Man, out: &mut dyn Write) -> Result<()> {
     let folder = &args.folder;
     clap_mangen::generate_to(Args::command(), folder)
         .with_context(|| format!("cannot write manual pages into '{}'", folder.display()))?;
-    Ok(writeln!(out, "Wrote the manual pages into '{}': try man -l vramp.1", folder.display())?)
+    let folder = printable(&folder.display().to_string());
+    Ok(writeln!(out, "Wrote the manual pages into '{folder}': try man -l vramp.1")?)
 }

@@ -40,7 +40,9 @@ impl Output {
             // A link may lead to a file that is not there yet.
             Ok(_) => resolve(path).map(Output::Replaced),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                resolve(path).map(Output::Replaced)
+                let path = resolve(path)?;
+                fs::metadata(folder(&path))?;
+                Ok(Output::Replaced(path))
             }
             Err(error) => Err(error),
         }
@@ -76,13 +78,19 @@ impl Output {
     }
 }
 
-fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<u64> {
+/// Returns the folder of a file.
+fn folder(path: &Path) -> &Path {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let folder = folder.unwrap_or(Path::new("."));
+    folder.unwrap_or(Path::new("."))
+}
+
+fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<u64> {
     // The mask of the process applies to a new file.
     let permissions = fs::Permissions::from_mode(0o666);
-    let partial =
-        tempfile::Builder::new().prefix(".vramp-").permissions(permissions).tempfile_in(folder)?;
+    let mut partial = tempfile::Builder::new();
+    let partial = partial.prefix(".vramp-").permissions(permissions).tempfile_in(folder(path));
+    // Without the name of the temporary file, which the caller does not know.
+    let partial = partial.map_err(|error| io::Error::from(error.kind()))?;
     let bytes = buffered(partial.as_file(), write)?;
     if let Ok(old) = fs::metadata(path) {
         keep_owner(partial.as_file(), &old)?;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use vramp::Bytes;
-use vramp_trace::{ReadLimits, Trace};
+use vramp_trace::{ReadError, ReadLimits, Trace};
 
 use crate::args::Reading;
 
@@ -33,8 +33,12 @@ impl Reading {
             return vramp_trace::read(io::stdin().lock(), &limits)
                 .context("cannot read the trace on standard input");
         }
-        vramp_trace::read_trace(path, &limits)
-            .with_context(|| format!("cannot read the trace '{}'", path.display()))
+        let cannot_read = || format!("cannot read the trace '{}'", path.display());
+        match vramp_trace::read_trace(path, &limits) {
+            // The context names the file.
+            Err(ReadError::Open { cause, .. }) => Err(cause).with_context(cannot_read),
+            read => read.with_context(cannot_read),
+        }
     }
 }
 

@@ -11,6 +11,18 @@ use console::{Style, Term};
 /// Widest text, on a wider terminal too.
 const WIDTH_MAX: usize = 120;
 
+/// Returns a text as a terminal can show it in one line: control characters, and marks that change the
+/// direction of text, become question marks. They come from names of files and from recordings.
+pub(crate) fn printable(text: &str) -> String {
+    let is_direction = |c| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    text.chars().map(|c| if c.is_control() || is_direction(c) { '?' } else { c }).collect()
+}
+
+/// Returns the name of a trace for a person.
+pub(crate) fn name(trace: &str) -> String {
+    if trace.is_empty() { "(no name)".to_owned() } else { printable(trace) }
+}
+
 /// Width and colours of the output.
 #[derive(Clone, Debug)]
 pub(crate) struct Text {

@@ -6,7 +6,7 @@ use vramp::{Bytes, Preset};
 use vramp_driver::DeviceInfo;
 use vramp_trace::{Repairs, Workload};
 
-use crate::text::{Mark, Text};
+use crate::text::{self, Mark, Text};
 
 use vramp_analysis::frames::shown;
 use vramp_analysis::number::{Count, plural};
@@ -62,7 +62,7 @@ pub(crate) fn assumptions(device: &DeviceInfo, audited: bool) -> String {
 }
 
 fn headline(workload: &Workload, recorded: &Recorded) -> String {
-    let name = if workload.name.is_empty() { "(no name)" } else { &workload.name };
+    let name = text::name(&workload.name);
     let device = match workload.device {
         0 => String::new(),
         device => format!(", device {device}"),

@@ -12,3 +12,4 @@ mod graph;
 mod program;
 mod report;
 mod tiers;
+mod wrong;
