@@ -121,6 +121,11 @@ pub struct Recording {
     pub is_comparable: bool,
     /// Settings of the recorded allocator, where they are not the default.
     pub settings: Option<String>,
+    /// Number of requests that failed.
+    pub failures: u64,
+    /// Number of allocations after the last request that failed: more than none if the program caught
+    /// the error.
+    pub allocations_after_failure: u64,
 }
 
 /// A request that failed in the recorded job.
@@ -130,12 +135,16 @@ pub struct Failure {
     pub event: u64,
     /// Requested bytes.
     pub size_bytes: u64,
+    /// Raw handle of its stream.
+    pub stream: u64,
     /// Allocated bytes.
     pub live_bytes: u64,
     /// Reserved bytes, if recorded.
     pub reserved_bytes: Option<u64>,
     /// Free bytes of the card, if recorded.
     pub card_free_bytes: Option<u64>,
+    /// Memory of the card that was lacking: PyTorch allocates a segment, which may be larger.
+    pub segment_bytes: u64,
     /// True if the card had enough free memory: the job ran under a limit.
     pub limited: bool,
     /// The line of the program that requested it.
@@ -231,6 +240,8 @@ fn recording(job: &Job<'_>) -> Recording {
             .peak()
             .is_some_and(|peak| recorded.past.supports_comparison(job.workload.peak_live, peak)),
         settings: recorded.settings.clone(),
+        failures: recorded.ooms,
+        allocations_after_failure: recorded.allocations_after_oom,
     }
 }
 
@@ -241,9 +252,11 @@ fn failure(job: &Job<'_>, oom: RecordedOom, top: usize) -> Failure {
     Failure {
         event: oom.event as u64,
         size_bytes: oom.size.count(),
+        stream: event.and_then(|event| job.trace.raw_stream(event.stream)).unwrap_or_default(),
         live_bytes: oom.live.count(),
         reserved_bytes: oom.reserved.map(Bytes::count),
         card_free_bytes: oom.free.map(Bytes::count),
+        segment_bytes: oom.segment.count(),
         limited: oom.is_limited(),
         site: job.labels.site(job.labels.site_of(stack)).to_owned(),
         operation: job.labels.operation_of(stack).to_owned(),

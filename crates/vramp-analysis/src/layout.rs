@@ -168,7 +168,8 @@ impl Builder {
             count += 1;
         }
         self.hole(job, range, (next, range.end), before, None, keeps_rests);
-        self.layout.empty += if count == 0 { len } else { 0 };
+        // A private pool keeps its segments.
+        self.layout.empty += if count == 0 && !range.is_private { len } else { 0 };
         count
     }
 

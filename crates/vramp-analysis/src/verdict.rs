@@ -7,9 +7,9 @@
 //!
 //! | cause | when |
 //! |---|---|
-//! | growth | what grows from step to step is at least a quarter of the demand, which exceeds the capacity |
-//! | demand | the demand exceeds the capacity |
-//! | fragmentation | the demand is within the capacity |
+//! | growth | a request failed, or the demand exceeds the capacity, and what grows from step to step is at least a quarter of the demand |
+//! | demand | the demand exceeds the capacity, or takes more than 99 % of it when a request failed |
+//! | fragmentation | the demand is within the capacity, and the recorded allocator does not fit |
 //! | limit | the card had enough free memory |
 //! | no history | the recording has no events |
 //! | none | no request failed, and no limit was given |
@@ -56,8 +56,7 @@ pub enum Cause {
 /// Something that contributed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finding {
-    /// What it is: `fragmentation`, `streams`, `cache`, `pools`, `waiting`, `rounding`,
-    /// `growth`.
+    /// What it is: `retries`, `growth`, `fragmentation`, `cache`, `pools`, `streams`, `waiting` or `rounding`.
     pub kind: &'static str,
     /// Bytes concerned.
     pub bytes: u64,
@@ -75,6 +74,9 @@ enum Capacity {
     /// A limit within these bounds.
     Between(u64, u64),
 }
+
+/// A demand that leaves less than this part of the capacity takes nearly all of it.
+const NEARLY: u64 = 100;
 
 fn size(bytes: u64) -> Bytes {
     Bytes::new(bytes)
@@ -100,7 +102,7 @@ pub fn verdict(job: &Explanation, limit: Option<Bytes>) -> Verdict {
         Capacity::Between(least, most) => under_limit(job, least, most),
     };
     verdict.findings.extend(findings(job));
-    verdict.remedies = remedies(job, capacity);
+    verdict.remedies = remedies(job, capacity, verdict.cause);
     verdict
 }
 
@@ -111,7 +113,7 @@ fn capacity(job: &Explanation, limit: Option<Bytes>) -> Capacity {
     let Some(failure) = &job.failure else { return Capacity::Unknown };
     match (failure.reserved_bytes, failure.card_free_bytes) {
         (Some(reserved), _) if failure.limited => {
-            Capacity::Between(reserved, reserved.saturating_add(failure.size_bytes))
+            Capacity::Between(reserved, reserved.saturating_add(failure.segment_bytes))
         }
         (Some(reserved), Some(free)) => Capacity::Known(reserved.saturating_add(free)),
         _ => Capacity::Unknown,
@@ -131,74 +133,151 @@ fn demand_of(job: &Explanation) -> String {
                 size(failure.size_bytes)
             )
         }
+        Some(_) if job.demand_bytes > job.peak_live_bytes => {
+            format!("needs {} at once, with a request that failed later", size(job.demand_bytes))
+        }
         _ => format!("needs {} at once", size(job.demand_bytes)),
     }
 }
 
+/// Returns what the job keeps from step after step, if it is at least a quarter of the demand.
+fn growth_in_words(job: &Explanation) -> Option<String> {
+    let growth = job.growth.as_ref()?;
+    let grown = growth.last_bytes.saturating_sub(growth.first_bytes);
+    (grown >= job.demand_bytes / 4).then(|| {
+        format!(
+            "The job keeps {} more with every step, mostly from {}.",
+            size(growth.bytes_per_step()),
+            growth.sites[0].site
+        )
+    })
+}
+
+fn because(cause: Cause, headline: String) -> Verdict {
+    Verdict { cause, headline, ..Verdict::default() }
+}
+
 fn against(job: &Explanation, capacity: u64) -> Verdict {
     let demand = demand_of(job);
+    let growth = growth_in_words(job);
     if job.demand_bytes > capacity {
-        if let Some(growth) = &job.growth
-            && let grown = growth.last_bytes.saturating_sub(growth.first_bytes)
-            && grown >= job.demand_bytes / 4
-        {
-            return Verdict {
-                cause: Cause::Growth,
-                headline: format!(
-                    "The job keeps {} more with every step, mostly from {}. In the end it {demand}; \
-                     no allocator fits it in {}.",
-                    size(growth.bytes_per_step()),
-                    growth.sites[0].site,
-                    size(capacity)
-                ),
-                ..Verdict::default()
-            };
-        }
-        return Verdict {
-            cause: Cause::Demand,
-            headline: format!("The job {demand}; no allocator fits it in {}.", size(capacity)),
-            ..Verdict::default()
+        let all = size(capacity);
+        return match growth {
+            Some(growth) => because(
+                Cause::Growth,
+                format!("{growth} In the end it {demand}; no allocator fits it in {all}."),
+            ),
+            None => {
+                because(Cause::Demand, format!("The job {demand}; no allocator fits it in {all}."))
+            }
         };
     }
     // A limit that was given may be another than the recorded one. Under it, the recorded allocator
     // would have failed as well if it could not reserve the request beside what it had.
     let failed = job.failure.as_ref().filter(|failure| {
         failure.reserved_bytes.is_some_and(|reserved| {
-            reserved <= capacity && reserved.saturating_add(failure.size_bytes) > capacity
+            reserved <= capacity && reserved.saturating_add(failure.segment_bytes) > capacity
         })
     });
     if let Some(failure) = failed {
-        return Verdict {
-            cause: Cause::Fragmentation,
-            headline: format!(
-                "The job {demand} and {} were usable, but the request failed: {}.",
-                size(capacity),
-                fragmented(failure.layout.as_ref(), failure)
+        let fragmented = fragmented(failure.layout.as_ref(), failure);
+        if let Some(growth) = growth {
+            return because(
+                Cause::Growth,
+                format!(
+                    "{growth} In the end it {demand} and {} were usable, but the request failed: \
+                     {fragmented}.",
+                    size(capacity)
+                ),
+            );
+        }
+        let left = capacity - job.demand_bytes;
+        if left < capacity / NEARLY {
+            return because(
+                Cause::Demand,
+                format!(
+                    "The job {demand}, nearly all of the {} that were usable: {} are left for \
+                     rounding and holes.",
+                    size(capacity),
+                    size(left)
+                ),
+            );
+        }
+        return because(
+            Cause::Fragmentation,
+            format!(
+                "The job {demand} and {} were usable, but the request failed: {fragmented}.",
+                size(capacity)
             ),
-            ..Verdict::default()
-        };
+        );
     }
+    within(job, &demand, capacity)
+}
+
+/// Returns the verdict on a job whose demand is within a capacity that it did not have.
+fn within(job: &Explanation, demand: &str, capacity: u64) -> Verdict {
+    let all = size(capacity);
     let recorded = job.recording.peak_reserved_bytes;
-    let headline = match recorded {
-        Some(reserved) if reserved > capacity => format!(
-            "The job {demand} and would fit in {}, but the recorded allocator reserved {}: {} of it \
-             were fragments and cache.",
-            size(capacity),
-            size(reserved),
-            size(reserved.saturating_sub(job.peak_live_bytes))
+    if recorded.is_some_and(|reserved| reserved <= capacity) {
+        return because(Cause::None, format!("The job {demand} and fits in {all}."));
+    }
+    // The first is the recorded allocator. It releases what it caches before it fails.
+    let replayed = job.fits.first();
+    let reserved = recorded.map_or(String::new(), |reserved| {
+        format!(" Without a limit the recorded allocator reserved {}.", size(reserved))
+    });
+    match replayed.map(|fit| fit.smallest_limit_bytes) {
+        Some(Some(limit)) if limit <= capacity => because(
+            Cause::None,
+            format!(
+                "The job {demand} and fits in {all}: a replay with {} needs {}.{}",
+                job.fits[0].allocator,
+                size(limit),
+                reserved
+            ),
         ),
-        _ => format!("The job {demand} and fits in {}.", size(capacity)),
-    };
-    let cause = match recorded {
-        Some(reserved) if reserved > capacity => Cause::Fragmentation,
-        _ => Cause::None,
-    };
-    Verdict { cause, headline, ..Verdict::default() }
+        Some(limit) => {
+            let needs = limit.map_or("more than 1 TiB".to_owned(), |it| size(it).to_string());
+            because(
+                Cause::Fragmentation,
+                format!(
+                    "The job {demand}, which is less than {all}, but a replay with {} needs \
+                     {needs}.{}",
+                    job.fits[0].allocator, reserved
+                ),
+            )
+        }
+        None => match recorded {
+            Some(reserved) => because(
+                Cause::Fragmentation,
+                format!(
+                    "The job {demand}, which is less than {all}, but the recorded allocator reserved \
+                     {}: at least {} of it were fragments and cache.",
+                    size(reserved),
+                    size(reserved.saturating_sub(job.peak_live_bytes))
+                ),
+            ),
+            None => because(Cause::None, format!("The job {demand}, which is less than {all}.")),
+        },
+    }
 }
 
 /// Says where free memory was when a request failed.
 fn fragmented(layout: Option<&Layout>, failure: &Failure) -> String {
     match layout {
+        // All of its memory was in use, and the request needed a whole segment.
+        Some(layout)
+            if layout.free_bytes < failure.size_bytes && failure.card_free_bytes.is_some() =>
+        {
+            format!(
+                "PyTorch needed a segment of {}, with {} free on the card and {} free in {} of its \
+                 own",
+                size(failure.segment_bytes),
+                size(failure.card_free_bytes.unwrap_or_default()),
+                size(layout.free_bytes),
+                plural(usize::try_from(layout.holes).unwrap_or(usize::MAX), "hole"),
+            )
+        }
         Some(layout) => format!(
             "{} lay free in {}, the largest of {}",
             size(layout.free_bytes),
@@ -214,6 +293,16 @@ fn fragmented(layout: Option<&Layout>, failure: &Failure) -> String {
 
 fn under_limit(job: &Explanation, least: u64, most: u64) -> Verdict {
     let demand = demand_of(job);
+    if let Some(growth) = growth_in_words(job) {
+        return because(
+            Cause::Growth,
+            format!(
+                "{growth} In the end it {demand} and failed under a limit between {} and {}.",
+                size(least),
+                size(most)
+            ),
+        );
+    }
     let free = job.failure.as_ref().and_then(|failure| failure.card_free_bytes);
     let free = size(free.unwrap_or_default());
     let limit = format!("a limit between {} and {}", size(least), size(most));
@@ -271,15 +360,19 @@ fn findings(job: &Explanation) -> Vec<Finding> {
         Some(failure) => (failure.layout.as_ref(), "when the request failed"),
         None => (job.peak_layout.as_ref(), "at the peak"),
     };
+    found.extend(retries(job));
     if let Some(growth) = &job.growth {
         let site = &growth.sites[0];
+        let bytes = growth.sites.iter().fold(0, |sum: u64, site| sum.saturating_add(site.bytes));
         found.push(Finding {
             kind: "growth",
-            bytes: growth.sites.iter().map(|site| site.bytes).sum(),
+            bytes,
             text: format!(
-                "Memory grows by {} a step over {} steps: {} of it ({}) from {}.",
-                size(growth.bytes_per_step()),
+                "Memory grew by {} over {} steps ({}), {} a step: {} of it ({}) from {}.",
+                size(bytes),
                 Count(growth.steps),
+                growth.boundaries,
+                size(growth.bytes_per_step()),
                 size(site.bytes_per_step),
                 site.category,
                 site.site
@@ -307,29 +400,30 @@ fn findings(job: &Explanation) -> Vec<Finding> {
             ),
         });
     }
-    found.extend(streams(job, layout, when));
     if part(layout.empty_segment_bytes) >= 1.0 {
         found.push(Finding {
             kind: "cache",
             bytes: layout.empty_segment_bytes,
             text: format!(
                 "{} of the free memory lay in segments without a block: torch.cuda.empty_cache() \
-                 releases them.",
+                 releases them, and PyTorch does before a request fails.",
                 size(layout.empty_segment_bytes)
             ),
         });
     }
-    if part(layout.private_free_bytes) >= 1.0 {
+    if has_private_holes(job) {
         found.push(Finding {
             kind: "pools",
             bytes: layout.private_free_bytes,
             text: format!(
-                "{} of the free memory belonged to private pools, which serve only their CUDA graphs \
-                 or MemPool.",
+                "{} of the free memory belonged to private pools (CUDA graphs, torch.cuda.MemPool) \
+                 {when}: PyTorch does not use it for other requests. The replays share it, so what \
+                 fits by replay may not fit.",
                 size(layout.private_free_bytes)
             ),
         });
     }
+    found.extend(streams(job, layout, when));
     if part(layout.waiting_bytes) >= 1.0 {
         found.push(Finding {
             kind: "waiting",
@@ -353,6 +447,27 @@ fn findings(job: &Explanation) -> Vec<Finding> {
     found
 }
 
+/// Says that the job went on after a request failed, or that several did.
+fn retries(job: &Explanation) -> Option<Finding> {
+    let failure = job.failure.as_ref()?;
+    let (failures, after) = (job.recording.failures, job.recording.allocations_after_failure);
+    let first = Count(failure.event);
+    let several = (failures > 1).then(|| {
+        format!("{} requests failed. The first, at event {first}, is shown.", Count(failures))
+    });
+    let went_on = (after > 0).then(|| {
+        let allocations = plural(usize::try_from(after).unwrap_or(usize::MAX), "allocation");
+        let last = if failures > 1 { "last" } else { "request" };
+        format!("After the {last} failed, {allocations} followed: the program caught the error.")
+    });
+    let text: Vec<String> = [several, went_on].into_iter().flatten().collect();
+    (!text.is_empty()).then(|| Finding {
+        kind: "retries",
+        bytes: failure.size_bytes,
+        text: text.join(" "),
+    })
+}
+
 fn pinned(pinner: &crate::layout::Pinner) -> String {
     format!(
         "{} ({}) of {}",
@@ -367,18 +482,32 @@ fn streams(job: &Explanation, layout: &Layout, when: &str) -> Option<Finding> {
     if layout.streams.len() < 2 {
         return None;
     }
-    let moment = job.failure.as_ref().map_or(&job.peak, |failure| &failure.moment);
-    let main = moment.streams.first()?.stream;
+    // Without a failure, the stream that holds most.
+    let (main, which) = match &job.failure {
+        Some(failure) => (failure.stream, "that of the request"),
+        None => (job.peak.streams.first()?.stream, "the main one"),
+    };
     let others = layout.streams.iter().filter(|it| it.stream != main);
     let free: u64 = others.map(|it| it.free_bytes).sum();
     (free >= layout.reserved_bytes / 100).then(|| Finding {
         kind: "streams",
         bytes: free,
         text: format!(
-            "{} of the free memory belonged to other streams than the main one {when}: PyTorch does \
+            "{} of the free memory belonged to other streams than {which} {when}: PyTorch does \
              not share a segment between streams.",
             size(free)
         ),
+    })
+}
+
+/// Returns true if private pools had at least 1 % of the reserved memory free.
+fn has_private_holes(job: &Explanation) -> bool {
+    let layout = match &job.failure {
+        Some(failure) => failure.layout.as_ref(),
+        None => job.peak_layout.as_ref(),
+    };
+    layout.is_some_and(|it| {
+        it.private_free_bytes > 0 && it.private_free_bytes >= it.reserved_bytes / 100
     })
 }
 
@@ -392,7 +521,7 @@ fn name(fit: &Fit) -> String {
 
 /// Returns what was tried and fits. Without a failure: what reserves at least a tenth less than the
 /// recorded allocator.
-fn remedies(job: &Explanation, capacity: Capacity) -> Vec<String> {
+fn remedies(job: &Explanation, capacity: Capacity, cause: Cause) -> Vec<String> {
     let fits = job.fits.iter().filter_map(|fit| Some((fit, fit.line.as_ref()?)));
     let capacity = match capacity {
         Capacity::Unknown if job.failure.is_none() => {
@@ -416,7 +545,10 @@ fn remedies(job: &Explanation, capacity: Capacity) -> Vec<String> {
     };
     fits.filter_map(|(fit, line)| {
         let smallest = fit.smallest_limit_bytes.filter(|&limit| limit <= capacity)?;
-        Some(format!("{} fits from {} on: {line}", name(fit), size(smallest)))
+        // A job that grows fails a few steps later.
+        let what = if cause == Cause::Growth { "fits what was recorded" } else { "fits" };
+        let pools = if has_private_holes(job) { ", without the private pools" } else { "" };
+        Some(format!("{} {what} from {} on{pools}: {line}", name(fit), size(smallest)))
     })
     .collect()
 }

@@ -101,6 +101,19 @@ impl TorchConfig {
         size.checked_next_multiple_of(unit).map(Bytes::new)
     }
 
+    /// Returns how much memory of the card is surely enough for a request that no cached block serves,
+    /// or `None` if it is larger than the address space: a new segment, or all that it can add to an
+    /// expandable one.
+    pub fn memory_for(&self, size: Bytes) -> Option<Bytes> {
+        let rounded = self.round(size)?.count();
+        let segment = self.segment_size(rounded)?;
+        let unit = match self.expandable_segments && rounded > fixed::SMALL_LIMIT {
+            true => self.large_segment_size.count(),
+            false => fixed::OWN_SEGMENT_UNIT,
+        };
+        segment.checked_next_multiple_of(unit).map(Bytes::new)
+    }
+
     /// Returns the size of a new segment for a rounded size.
     pub(crate) fn segment_size(&self, rounded: u64) -> Option<u64> {
         if rounded <= fixed::SMALL_LIMIT {

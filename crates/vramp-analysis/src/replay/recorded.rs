@@ -4,6 +4,7 @@
 use std::fmt;
 
 use vramp::Bytes;
+use vramp::config::TorchConfig;
 use vramp_trace::{Coverage, Event, EventKind, OlderBlocks, Request, Trace, Workload};
 
 use super::initial::initial_segments;
@@ -30,6 +31,10 @@ pub struct Recorded {
     pub settings: Option<String>,
     /// The first request that failed for lack of memory.
     pub oom: Option<RecordedOom>,
+    /// Number of requests that failed.
+    pub ooms: u64,
+    /// Number of allocations after the last request that failed.
+    pub allocations_after_oom: u64,
 }
 
 /// What is known of the recorded allocator's peak of reserved bytes.
@@ -142,6 +147,8 @@ pub struct RecordedOom {
     pub request: usize,
     /// Requested bytes.
     pub size: Bytes,
+    /// Memory of the card that PyTorch lacked: that of the segment for the request.
+    pub segment: Bytes,
     /// Allocated bytes at that time.
     pub live: Bytes,
     /// Reserved bytes at that time; `None` if they were not recorded.
@@ -164,7 +171,7 @@ impl RecordedOom {
 
     /// Returns true if the card had enough free memory for the request: the job ran under a limit.
     pub fn is_limited(&self) -> bool {
-        self.free.is_some_and(|free| self.size <= free)
+        self.free.is_some_and(|free| self.segment <= free)
     }
 }
 
@@ -183,6 +190,8 @@ impl Recorded {
             settings: settings(&trace.allocator_settings),
             ..Recorded::default()
         };
+        let torch = recorded.settings.as_deref().map(TorchConfig::parse).and_then(Result::ok);
+        let torch = torch.unwrap_or_default();
         let mut change_at_oom = 0;
         // Relative to the beginning; signed and wide, as a recording may be inconsistent.
         let (mut change, mut highest, mut has_events) = (0i128, 0i128, false);
@@ -195,13 +204,24 @@ impl Recorded {
                 change += step;
                 highest = highest.max(change);
                 has_events = true;
-            } else if event.kind == EventKind::Oom && recorded.oom.is_none() {
+                continue;
+            }
+            match event.kind {
+                EventKind::Oom => {
+                    recorded.ooms += 1;
+                    recorded.allocations_after_oom = 0;
+                }
+                EventKind::Alloc if recorded.ooms > 0 => recorded.allocations_after_oom += 1,
+                _ => {}
+            }
+            if event.kind == EventKind::Oom && recorded.oom.is_none() {
                 change_at_oom = change;
                 let (request, live) = before(workload, index);
                 recorded.oom = Some(RecordedOom {
                     event: index - first_event,
                     request,
                     size: event.size,
+                    segment: torch.memory_for(event.size).unwrap_or(Bytes::new(u64::MAX)),
                     live,
                     reserved: None,
                     free: event.device_free(),
@@ -260,6 +280,7 @@ impl fmt::Display for RecordedOom {
     /// Says what was requested, and whether fragmentation was the cause.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let RecordedOom { event, size, live, reserved, free, .. } = *self;
+        let is_limited = self.is_limited();
         let event = Count(event as u64);
         write!(
             f,
@@ -277,7 +298,7 @@ impl fmt::Display for RecordedOom {
             );
         }
         let Some(free) = free else { return Ok(()) };
-        if size <= free {
+        if is_limited {
             write!(
                 f,
                 " With {reserved} reserved and {free} free on the card, the job ran under a limit."
@@ -427,6 +448,7 @@ mod tests {
                 event: 7,
                 request: 5,
                 size: Bytes::gib(size),
+                segment: Bytes::gib(size),
                 live: Bytes::gib(10),
                 reserved: Some(Bytes::gib(14)),
                 free: free.map(Bytes::gib),

@@ -173,3 +173,159 @@ fn free_memory_of_private_pools_is_a_finding() {
     let pools = found.verdict.findings.iter().find(|it| it.kind == "pools").unwrap();
     assert_eq!(pools.bytes, 290 * MIB);
 }
+
+fn finding<'a>(found: &'a Explanation, kind: &str) -> Option<&'a str> {
+    let findings = &found.verdict.findings;
+    findings.iter().find(|it| it.kind == kind).map(|it| it.text.as_str())
+}
+
+#[test]
+fn a_card_without_room_for_a_segment_is_no_limit() {
+    // PyTorch needs 20 MiB for a request of 5 MiB.
+    for (free, cause, words) in [
+        (
+            12,
+            Cause::Fragmentation,
+            "needed a segment of 20.00 MiB, with 12.00 MiB free on the card",
+        ),
+        (19, Cause::Fragmentation, "19.00 MiB free on the card and 0 B free in 0 holes of its own"),
+        (20, Cause::Limit, "while 20.00 MiB of the card were free"),
+    ] {
+        let mut made = Recording::new();
+        let line = made.line();
+        made.event(EventKind::SegmentAlloc, 1000, 600);
+        made.alloc(line, 1000, 600);
+        made.oom(5, free);
+        let found = made.explained(None);
+        assert_eq!(found.verdict.cause, cause, "{free}: {:?}", found.verdict);
+        assert!(found.verdict.headline.contains(words), "{:?}", found.verdict);
+        assert_eq!(found.failure.as_ref().unwrap().segment_bytes, 20 * MIB);
+    }
+}
+
+#[test]
+fn a_demand_of_nearly_everything_is_not_blamed_on_holes() {
+    let mut made = Recording::new();
+    let line = made.line();
+    made.event(EventKind::SegmentAlloc, 1000, 1000);
+    made.alloc(line, 1000, 998);
+    made.oom(500, 498);
+    let found = made.explained(None);
+    assert_eq!(found.verdict.cause, Cause::Demand, "{:?}", found.verdict);
+    assert!(found.verdict.headline.contains("0 B are left for rounding"), "{:?}", found.verdict);
+}
+
+#[test]
+fn a_leak_is_the_cause_also_where_the_last_request_failed_in_holes() {
+    let mut made = Recording::new();
+    let (work, leak) = (made.line(), made.line());
+    for step in 0..40 {
+        made.event(EventKind::SegmentAlloc, 100_000 + 100 * step, 40);
+        made.alloc(work, 1000, 200);
+        made.alloc(leak, 100_000 + 100 * step, 30);
+        made.free(1000, 200);
+    }
+    made.oom(200, 100);
+    let found = made.explained(None);
+    // 1400 MiB are needed, and 1700 MiB were usable.
+    assert_eq!(found.verdict.cause, Cause::Growth, "{:?}", found.verdict);
+    let words = ["keeps 30.00 MiB more with every step", "400.00 MiB lay free in 40 holes"];
+    assert!(words.iter().all(|it| found.verdict.headline.contains(it)), "{:?}", found.verdict);
+    let remedies = &found.verdict.remedies;
+    assert!(!remedies.is_empty());
+    assert!(remedies.iter().all(|it| it.contains("fits what was recorded")), "{remedies:?}");
+    assert!(finding(&found, "growth").unwrap().contains("(lowest points)"));
+}
+
+#[test]
+fn a_job_that_caught_the_error_and_went_on_is_named() {
+    let mut made = Recording::new();
+    let line = made.line();
+    made.event(EventKind::SegmentAlloc, 1000, 1000);
+    made.alloc(line, 1000, 1000);
+    made.oom(600, 500);
+    assert_eq!(finding(&made.explained(None), "retries"), None);
+    made.oom(900, 500);
+    made.free(1000, 1000);
+    made.alloc(line, 1000, 500);
+    made.alloc(line, 1500, 100);
+    let found = made.explained(None);
+    let text = finding(&found, "retries").unwrap();
+    assert!(text.contains("2 requests failed. The first, at event 2, is shown."), "{text}");
+    assert!(text.contains("2 allocations followed"), "{text}");
+    let headline = &found.verdict.headline;
+    assert!(headline.contains("1.86 GiB at once, with a request that failed later"), "{headline}");
+}
+
+#[test]
+fn free_memory_of_private_pools_is_a_finding_and_promises_less() {
+    let mut made = Recording::new();
+    let line = made.line();
+    let label = Label { pool: PoolId(0, 1), ..Label::default() };
+    made.event(EventKind::SegmentAlloc, 1000, 600);
+    made.trace.labels.label_event(0, label);
+    made.alloc(line, 1000, 600);
+    made.trace.labels.label_event(1, label);
+    made.event(EventKind::SegmentAlloc, 3000, 300);
+    made.alloc(line, 3000, 300);
+    made.free(1000, 600);
+    made.oom(400, 100);
+    let found = made.explained(None);
+    let layout = found.failure.as_ref().unwrap().layout.as_ref().unwrap();
+    assert_eq!((layout.private_free_bytes, layout.empty_segment_bytes), (600 * MIB, 0));
+    assert!(finding(&found, "pools").unwrap().starts_with("600.00 MiB of the free memory"));
+    let remedies = &found.verdict.remedies;
+    assert!(!remedies.is_empty());
+    assert!(remedies.iter().all(|it| it.contains("without the private pools")), "{remedies:?}");
+}
+
+#[test]
+fn the_stream_of_the_request_cannot_use_what_is_free_on_the_largest() {
+    let mut made = Recording::new();
+    let line = made.line();
+    made.event(EventKind::SegmentAlloc, 1000, 900);
+    made.alloc(line, 1000, 500);
+    made.event(EventKind::SegmentAlloc, 5000, 100).stream = StreamIndex(1);
+    made.event(EventKind::Alloc, 5000, 100).stream = StreamIndex(1);
+    made.event(EventKind::Oom, 50, 300).stream = StreamIndex(1);
+    let found = made.explained(None);
+    assert_eq!(found.verdict.cause, Cause::Fragmentation);
+    let text = finding(&found, "streams").unwrap();
+    assert!(text.starts_with("400.00 MiB") && text.contains("that of the request"), "{text}");
+}
+
+#[test]
+fn what_pytorch_only_caches_is_no_fragmentation_under_a_limit() {
+    let mut made = Recording::new();
+    let line = made.line();
+    for index in 0..8 {
+        let (at, mib) = (1000 + 1000 * index, 200 + 20 * index);
+        made.event(EventKind::SegmentAlloc, at, mib);
+        made.alloc(line, at, mib);
+        made.free(at, mib);
+    }
+    made.alloc(line, 8000, 340);
+    let found = made.explained(Some(Bytes::mib(400)));
+    assert_eq!(found.verdict.cause, Cause::None, "{:?}", found.verdict);
+    assert!(found.verdict.headline.contains("needs 340.00 MiB"), "{:?}", found.verdict);
+    let layout = found.peak_layout.as_ref().unwrap();
+    assert_eq!(layout.empty_segment_bytes, layout.free_bytes);
+}
+
+#[test]
+fn a_limit_is_said_to_fit_only_if_something_shows_it() {
+    // Without segments, nothing is known of the recorded allocator.
+    let mut made = Recording::new();
+    let line = made.line();
+    for index in 0..16 {
+        made.alloc(line, 1000 + 100 * index, 96);
+        made.alloc(line, 1096 + 100 * index, 4);
+    }
+    for index in 0..16 {
+        made.free(1000 + 100 * index, 96);
+    }
+    made.alloc(line, 9000, 1500);
+    let found = made.explained(Some(Bytes::mib(1610)));
+    assert_eq!(found.verdict.cause, Cause::Fragmentation, "{:?}", found.verdict);
+    assert!(found.verdict.headline.contains("a replay with PyTorch's defaults"), "{found:?}");
+}
