@@ -11,7 +11,7 @@ use vramp::Bytes;
 use vramp::device::Device;
 
 use crate::candidates::Candidate;
-use crate::fit::{in_parallel, run};
+use crate::fit::{in_parallel, is_decided_by_peak, run};
 use crate::job::Job;
 use crate::replay::{Outcome, ReplayError};
 
@@ -82,12 +82,15 @@ impl Run {
 }
 
 impl Advice {
-    /// Returns the candidates that fit into the limit at `index`: those that are not tight first, and
-    /// of these the one with the least driver time.
+    /// Returns the candidates that fit into the limit at `index`: those that are not tight first, each
+    /// kind with the least driver time first.
     pub fn fitting(&self, index: usize) -> Vec<&Tried> {
         let fits = |tried: &&Tried| tried.limited.get(index).is_some_and(|run| run.fits);
         let mut fitting: Vec<&Tried> = self.tried.iter().filter(fits).collect();
-        fitting.sort_by(|a, b| a.limited[index].driver_ms.total_cmp(&b.limited[index].driver_ms));
+        fitting.sort_by(|a, b| {
+            let [a, b] = [a, b].map(|tried| &tried.limited[index]);
+            a.tight.cmp(&b.tight).then(a.driver_ms.total_cmp(&b.driver_ms))
+        });
         fitting
     }
 }
@@ -133,12 +136,10 @@ fn try_candidate(
 ) -> Result<Tried, ReplayError> {
     let config = &candidate.config;
     let unlimited = Run::of(&run(job, device, config, None)?);
-    // These settings compare what is reserved with the limit.
-    let depends = config.torch.garbage_collection_threshold.is_some()
-        || config.torch.per_process_memory_fraction.is_some();
+    let decided = is_decided_by_peak(config);
     let try_limit = |limit: u64| {
         let below = unlimited.fits && unlimited.peak_reserved_bytes <= limit;
-        if below && !depends {
+        if below && decided {
             return Ok(unlimited);
         }
         run(job, device, config, Some(Bytes::new(limit))).map(|outcome| Run::of(&outcome))

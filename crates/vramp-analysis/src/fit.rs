@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use vramp::device::Device;
-use vramp::{Bytes, Config};
+use vramp::{Bytes, Config, Preset};
 
 use crate::job::Job;
 use crate::replay::{Options, Outcome, ReplayError, replay};
@@ -43,8 +43,8 @@ pub fn run(
 /// without a limit. The result is at most 2 MiB, or 0.5 % of the peak, above the smallest; 2 % for a
 /// job of more than 300,000 requests.
 ///
-/// About eight replays, each of which stops where it fails; none if the peak is as close to the
-/// demand.
+/// About eight replays, each of which stops where it fails; one if the peak is as close to the demand.
+/// The result was replayed and fits.
 ///
 /// # Errors
 /// Those of [`replay()`].
@@ -55,16 +55,41 @@ pub fn smallest_limit(
     peak: Bytes,
 ) -> Result<Bytes, ReplayError> {
     let demand = crate::replay::peak_demand(&job.workload).count();
-    // No limit below the demand fits; the peak does.
+    // No limit below the demand fits; the peak nearly always does.
     let (mut fails, mut fits) = ((demand / STEP).saturating_sub(1), peak.count().div_ceil(STEP));
     let part = if job.workload.requests.len() > LONG { 50 } else { 200 };
     let tolerance = (fits / part).max(1);
-    while fits.saturating_sub(fails) > tolerance {
-        let middle = fails + (fits - fails) / 2;
-        let outcome = run(job, device, config, Some(Bytes::new(middle * STEP)))?;
-        if outcome.oom_at_event.is_some() { fails = middle } else { fits = middle }
+    let fits_into = |steps: u64| -> Result<bool, ReplayError> {
+        let outcome = run(job, device, config, Some(Bytes::new(steps * STEP)))?;
+        Ok(outcome.oom_at_event.is_none())
+    };
+    let mut is_replayed = false;
+    loop {
+        while fits.saturating_sub(fails) > tolerance {
+            let middle = fails + (fits - fails) / 2;
+            match fits_into(middle)? {
+                true => (fits, is_replayed) = (middle, true),
+                false => fails = middle,
+            }
+        }
+        if is_replayed || fits_into(fits)? {
+            return Ok(Bytes::new(fits * STEP));
+        }
+        // A limit can be checked against more than is then reserved.
+        (fails, fits) = (fits, fits + fits / 10 + tolerance);
     }
-    Ok(Bytes::new(fits * STEP))
+}
+
+/// Returns true if a configuration fits into every limit from its peak without a limit on, because
+/// it decides the same below it.
+pub fn is_decided_by_peak(config: &Config) -> bool {
+    // PyTorch checks the limit for a whole segment, also where an expandable one has a part of it, and
+    // these settings compare what is reserved with the limit.
+    let torch = &config.torch;
+    config.preset != Preset::TorchExpandable
+        && !torch.expandable_segments
+        && torch.garbage_collection_threshold.is_none()
+        && torch.per_process_memory_fraction.is_none()
 }
 
 /// Calls `work` for each item on up to `threads` threads, and returns the results in the order of

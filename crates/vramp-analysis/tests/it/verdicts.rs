@@ -1,7 +1,12 @@
 //! The verdict on made recordings of which the cause is known.
+use std::num::NonZeroUsize;
+
 use vramp::device::Device;
-use vramp::{Bytes, DeviceAddr};
+use vramp::{Bytes, DeviceAddr, Preset};
+use vramp_analysis::advise::advise;
+use vramp_analysis::candidates::Candidate;
 use vramp_analysis::explain::{Explanation, Options, explain};
+use vramp_analysis::fit::run;
 use vramp_analysis::job::Job;
 use vramp_analysis::verdict::Cause;
 use vramp_trace::{Event, EventKind, Frame, Label, PoolId, StackId, StreamIndex, Trace};
@@ -328,4 +333,44 @@ fn a_limit_is_said_to_fit_only_if_something_shows_it() {
     let found = made.explained(Some(Bytes::mib(1610)));
     assert_eq!(found.verdict.cause, Cause::Fragmentation, "{:?}", found.verdict);
     assert!(found.verdict.headline.contains("a replay with PyTorch's defaults"), "{found:?}");
+}
+
+#[test]
+fn what_is_said_to_fit_was_replayed_and_lines_with_headroom_come_first() {
+    // The last segments of an expandable range do not fit under its own peak: PyTorch checks the limit
+    // for all of a request.
+    let mut made = Recording::new();
+    let line = made.line();
+    for index in 0..10 {
+        made.alloc(line, 1000 + 1000 * index, 200);
+    }
+    for index in 0..40 {
+        made.alloc(line, 20_000 + 1000 * index, 150);
+    }
+    let device = Device::open("sim").unwrap();
+    let job = Job::of(&made.trace, 0);
+    for fit in &made.explained(None).fits {
+        let candidate = match fit.allocator.as_str() {
+            "torch-expandable" => Candidate::preset(Preset::TorchExpandable),
+            "vramp" => Candidate::preset(Preset::Vramp),
+            _ => continue,
+        };
+        let limit = fit.smallest_limit_bytes.map(Bytes::new);
+        let replayed = run(&job, &device, &candidate.config, limit).unwrap();
+        assert_eq!(replayed.oom_at_event, None, "{fit:?}");
+    }
+    let candidates = Candidate::all(&job.recorded);
+    let limits = [8000, 8020, 8100, 8200, 9000].map(Bytes::mib);
+    let found = advise(&job, &device, &candidates, &limits, NonZeroUsize::MIN, || {}).unwrap();
+    for (tried, candidate) in found.tried.iter().zip(&candidates) {
+        for (said, &limit) in tried.limited.iter().zip(&limits) {
+            let replayed = run(&job, &device, &candidate.config, Some(limit)).unwrap();
+            let name = &tried.name;
+            assert_eq!(said.fits, replayed.oom_at_event.is_none(), "{name} under {limit}");
+        }
+    }
+    for index in 0..limits.len() {
+        let tight = found.fitting(index).into_iter().map(|tried| tried.limited[index].tight);
+        assert!(tight.is_sorted());
+    }
 }
