@@ -22,10 +22,23 @@ use vramp::inspect::Mark;
 pub(crate) struct PendingUses {
     /// For each stream, the number of blocks that hold each of its epochs.
     epochs: Vec<BTreeMap<Epoch, u32>>,
-    /// For each block with pending uses, the marks it holds: at most one for each stream.
-    blocks: HashMap<u32, Vec<Mark>>,
+    /// For each block with pending uses, the marks it holds.
+    blocks: HashMap<u32, Held>,
+    /// The blocks with pending uses, in the order in which they came.
+    order: BTreeMap<u64, u32>,
+    next: u64,
+    /// For each stream, the number from which on blocks may not hold it. All earlier ones do.
+    held_from: Vec<u64>,
     /// The latest complete epoch of each stream.
     progress: Arc<ExternalProgress>,
+}
+
+/// The marks of one block: at most one for each stream.
+#[derive(Debug)]
+struct Held {
+    /// Its place in [`PendingUses::order`].
+    number: u64,
+    marks: Vec<Mark>,
 }
 
 impl PendingUses {
@@ -47,7 +60,13 @@ impl PendingUses {
 
     /// Holds the stream of `mark` back at its epoch until the uses of `block` end.
     pub(crate) fn hold(&mut self, block: u32, mark: Mark) {
-        let marks = self.blocks.entry(block).or_default();
+        let held = self.blocks.entry(block).or_insert_with(|| {
+            let number = self.next;
+            self.next += 1;
+            self.order.insert(number, block);
+            Held { number, marks: Vec::new() }
+        });
+        let marks = &mut held.marks;
         let epochs = epochs_of(&mut self.epochs, mark.stream);
         match marks.iter_mut().find(|held| held.stream == mark.stream) {
             Some(held) if held.epoch <= mark.epoch => {}
@@ -65,10 +84,16 @@ impl PendingUses {
     }
 
     /// Holds the stream of `mark` back by all pending uses, as work from `mark` on waits for other
-    /// streams.
+    /// streams. O(log n) for each block that came since the last call for the stream.
     pub(crate) fn hold_by_all(&mut self, mark: Mark) {
         let epochs = epochs_of(&mut self.epochs, mark.stream);
-        for marks in self.blocks.values_mut() {
+        let stream = mark.stream.index();
+        if self.held_from.len() <= stream {
+            self.held_from.resize(stream + 1, 0);
+        }
+        let from = std::mem::replace(&mut self.held_from[stream], self.next);
+        for block in self.order.range(from..).map(|(_, block)| block) {
+            let Some(Held { marks, .. }) = self.blocks.get_mut(block) else { continue };
             if marks.iter().all(|held| held.stream != mark.stream) {
                 *epochs.entry(mark.epoch).or_default() += 1;
                 marks.push(mark);
@@ -79,7 +104,9 @@ impl PendingUses {
 
     /// Ends the uses of `block`.
     pub(crate) fn end(&mut self, block: u32) {
-        for mark in self.blocks.remove(&block).unwrap_or_default() {
+        let Some(held) = self.blocks.remove(&block) else { return };
+        self.order.remove(&held.number);
+        for mark in held.marks {
             remove(epochs_of(&mut self.epochs, mark.stream), mark.epoch);
             self.publish(mark.stream);
         }

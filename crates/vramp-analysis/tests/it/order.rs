@@ -170,3 +170,22 @@ fn a_request_that_failed_is_made_again() {
         assert_eq!(run(Bytes::tib(1), None).oom_at_event, Some(1), "{preset:?}");
     }
 }
+
+/// Returns the time of a replay of `blocks` blocks whose uses never end.
+fn time_of(blocks: u64) -> std::time::Duration {
+    use EventKind::{Alloc, FreeRequested};
+    let alloc = (1..=blocks).map(|at| event(Alloc, 0, at << 21, Bytes::mib(1)));
+    let free = (1..=blocks).map(|at| event(FreeRequested, 0, at << 21, Bytes::mib(1)));
+    let workload = workload(1, alloc.chain(free).collect());
+    let begun = std::time::Instant::now();
+    run(&workload, Preset::Torch, Options::default(), None).expect("the test has set this up");
+    begun.elapsed()
+}
+
+#[test]
+fn uses_that_never_end_take_linear_time() {
+    // Eight times as many took 64 times as long.
+    let ratio = || time_of(16_000).as_secs_f64() / time_of(2_000).as_secs_f64();
+    let least = (0..3).map(|_| ratio()).fold(f64::INFINITY, f64::min);
+    assert!(least < 24.0, "eight times as many blocks take {least:.1} times as long");
+}
