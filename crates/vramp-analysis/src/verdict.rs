@@ -122,21 +122,26 @@ fn capacity(job: &Explanation, limit: Option<Bytes>) -> Capacity {
 
 /// Says how the demand is made up.
 fn demand_of(job: &Explanation) -> String {
+    // What was before the recording may have needed more.
+    let needs = match job.recording.coverage {
+        "whole" => "needs",
+        _ => "needs at least",
+    };
     match &job.failure {
         Some(failure)
             if failure.live_bytes.saturating_add(failure.size_bytes) >= job.demand_bytes =>
         {
             format!(
-                "needs {} at once ({} allocated and {} requested)",
+                "{needs} {} at once ({} allocated and {} requested)",
                 size(job.demand_bytes),
                 size(failure.live_bytes),
                 size(failure.size_bytes)
             )
         }
         Some(_) if job.demand_bytes > job.peak_live_bytes => {
-            format!("needs {} at once, with a request that failed later", size(job.demand_bytes))
+            format!("{needs} {} at once, with a request that failed later", size(job.demand_bytes))
         }
-        _ => format!("needs {} at once", size(job.demand_bytes)),
+        _ => format!("{needs} {} at once", size(job.demand_bytes)),
     }
 }
 

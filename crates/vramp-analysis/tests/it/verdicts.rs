@@ -374,3 +374,15 @@ fn what_is_said_to_fit_was_replayed_and_lines_with_headroom_come_first() {
         assert!(tight.is_sorted());
     }
 }
+
+#[test]
+fn the_demand_of_a_recording_from_the_middle_is_a_lower_bound() {
+    let mut made = Recording::new();
+    let line = made.line();
+    made.free(500, 100);
+    made.event(EventKind::SegmentAlloc, 1000, 1000);
+    made.alloc(line, 1000, 1000);
+    made.oom(600, 500);
+    let found = made.explained(None);
+    assert!(found.verdict.headline.contains("needs at least 1.56 GiB at once"), "{found:?}");
+}
