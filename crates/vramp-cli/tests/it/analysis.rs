@@ -61,7 +61,10 @@ fn sums_and_stacks_equal_an_independent_computation() {
 
 #[test]
 fn a_job_that_would_fit_is_fragmented_and_what_fits_is_named() {
+    // PyTorch releases what it caches, and fits in 19.79 GiB.
     let found = json(&["explain", GNN, "--limit", "24GiB"]);
+    assert_eq!(found["verdict"]["cause"], "none");
+    let found = json(&["explain", GNN, "--limit", "18GiB"]);
     assert_eq!(found["verdict"]["cause"], "fragmentation");
     let remedies = found["verdict"]["remedies"].as_array().unwrap();
     assert!(remedies.iter().any(|it| it.as_str().unwrap().contains("vramp_torch.enable()")));

@@ -81,7 +81,7 @@ fn files() -> TempDir {
     write("pointer", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n");
     write("other.pickle", b"\x80\x04}\x94.");
     write("list.pickle", b"\x80\x04]\x94(K\x01K\x02e.");
-    write("noise", &(0..4000u32).map(|n| (n * n * 31 >> 3) as u8).collect::<Vec<u8>>());
+    write("noise", &(0..4000u32).map(|n| ((n * n * 31) >> 3) as u8).collect::<Vec<u8>>());
     write("wrong.toml", b"a = 1\n");
     write("nan.toml", b"name = \"x\"\n[fixed]\nrecord = nan\n");
     strange(folder.path());
